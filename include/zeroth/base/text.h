@@ -1,0 +1,22 @@
+// Small text helpers that several rooms need: sizes for people, nearest name for misspelt keys, joins.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroth {
+
+/// "512 B", "12.3 KiB", "102.2 MiB", "1.50 GiB".
+[[nodiscard]] std::string format_bytes(std::uint64_t bytes);
+/// "0x1.8p+1": the exact value of a double as C hexadecimal floating-point text.
+[[nodiscard]] std::string hex_float(double value);
+/// The candidate with the least edit distance (at most a third of the longer name), or "" if none is near.
+[[nodiscard]] std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
+[[nodiscard]] std::string join(std::span<const std::string> parts, std::string_view separator);
+/// 64-bit xxHash3 of a byte range: digests of structure, not security.
+[[nodiscard]] std::uint64_t digest64(std::string_view bytes, std::uint64_t seed = 0);
+
+}  // namespace zeroth

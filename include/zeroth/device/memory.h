@@ -1,0 +1,175 @@
+// Tagged memory: every byte that Zeroth holds has a Tag{unit, state}, counted at acquire and at release.
+//
+// MemoryLedger  counts. Live and peak bytes by state; what the plan promises is compared with its peak, exactly.
+// Arena         one mapping, sized once: private with huge pages, or shared through a memfd whose descriptor can be passed to
+//               another process. Nothing in the file system, so nothing is left after kill -9.
+// Buffer        a counted part of an arena.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/platform.h>
+
+namespace zeroth {
+
+/// What a byte is for. The report and the plan speak these words.
+enum class MemoryState : std::uint8_t {
+  kParameter,     ///< parameters at rest, in the dtype that computes and travels
+  kMaster,        ///< fp32 masters of 16-bit parameters
+  kOptimizer,     ///< moments, momentum
+  kBucket,        ///< local gradients of a unit, before reduction
+  kReduced,       ///< reduced gradients (this rank's shard, or all of them at stage 0)
+  kGathered,      ///< gathered parameters of units that rest sharded
+  kOverflow,      ///< gathered slots and spilled gradients beyond the plan
+  kControl,       ///< signals, epochs, tags, staging of the transport
+  kOther,
+};
+inline constexpr std::size_t kNumMemoryStates = 9;
+
+[[nodiscard]] std::string_view name_of(MemoryState state) noexcept;
+
+/// Unit index inside its engine, or -1 for what belongs to no unit.
+struct Tag {
+  std::int32_t unit = -1;
+  MemoryState state = MemoryState::kOther;
+};
+
+/// Bytes by state.
+struct MemorySnapshot {
+  std::array<std::uint64_t, kNumMemoryStates> bytes{};
+
+  [[nodiscard]] std::uint64_t operator[](MemoryState state) const { return bytes[static_cast<std::size_t>(state)]; }
+  [[nodiscard]] std::uint64_t total() const;
+  bool operator==(const MemorySnapshot&) const = default;
+};
+
+class MemoryLedger;
+
+/// Possession of counted bytes; releases them when destroyed. Move-only.
+class [[nodiscard]] MemoryHold {
+ public:
+  MemoryHold() = default;
+  MemoryHold(std::shared_ptr<MemoryLedger> ledger, Tag tag, std::size_t bytes);
+  MemoryHold(MemoryHold&& other) noexcept;
+  MemoryHold& operator=(MemoryHold&& other) noexcept;
+  MemoryHold(const MemoryHold&) = delete;
+  MemoryHold& operator=(const MemoryHold&) = delete;
+  ~MemoryHold();
+
+  [[nodiscard]] std::size_t bytes() const { return bytes_; }
+
+ private:
+  void release() noexcept;
+  std::shared_ptr<MemoryLedger> ledger_;
+  Tag tag_{};
+  std::size_t bytes_ = 0;
+};
+
+/// Counts live bytes by state, and the state of affairs at the moment of the highest total. Thread safe.
+class MemoryLedger : public std::enable_shared_from_this<MemoryLedger> {
+ public:
+  [[nodiscard]] static std::shared_ptr<MemoryLedger> create() { return std::shared_ptr<MemoryLedger>(new MemoryLedger); }
+
+  [[nodiscard]] MemoryHold hold(Tag tag, std::size_t bytes) { return {shared_from_this(), tag, bytes}; }
+
+  [[nodiscard]] MemorySnapshot live() const;
+  /// By state, at the moment when the total was highest since the last reset_peak().
+  [[nodiscard]] MemorySnapshot at_peak() const;
+  /// Highest value that each state ever had, by itself.
+  [[nodiscard]] MemorySnapshot state_peaks() const;
+  void reset_peak();
+
+ private:
+  friend class MemoryHold;
+  MemoryLedger() = default;
+  void acquire(Tag tag, std::size_t bytes);
+  void release(Tag tag, std::size_t bytes) noexcept;
+
+  mutable std::mutex mutex_;
+  MemorySnapshot live_;
+  MemorySnapshot at_peak_;
+  MemorySnapshot state_peaks_;
+};
+
+/// A counted part of an arena. Move-only; the arena must outlive it (Buffer keeps the arena's mapping alive).
+class [[nodiscard]] Buffer {
+ public:
+  Buffer() = default;
+  Buffer(std::shared_ptr<void> keep, std::span<std::byte> bytes, MemoryHold hold)
+      : keep_(std::move(keep)), bytes_(bytes), hold_(std::move(hold)) {}
+
+  [[nodiscard]] std::byte* data() const { return bytes_.data(); }
+  [[nodiscard]] std::size_t size() const { return bytes_.size(); }
+  [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
+  template <class T>
+  [[nodiscard]] T* as() const {
+    return reinterpret_cast<T*>(bytes_.data());
+  }
+
+ private:
+  std::shared_ptr<void> keep_;
+  std::span<std::byte> bytes_{};
+  MemoryHold hold_;
+};
+
+enum class ArenaKind : std::uint8_t { kPrivate, kShared };
+
+/// One anonymous mapping. Pages start as zero and cost nothing until touched.
+/// Forked children do not get private arenas' writes back, and see shared arenas as not mapped (MADV_DONTFORK), so that a
+/// DataLoader worker can never write into the trainer's parameters.
+class Arena {
+ public:
+  Arena() = default;
+
+  /// Throws kOutOfMemory or kResource with the reason. `name` shows in /proc/<pid>/maps ("zeroth:<name>") and in smaps.
+  [[nodiscard]] static Arena create(ArenaKind kind, std::size_t bytes, std::string_view name);
+
+  [[nodiscard]] std::byte* data() const { return bytes_.data(); }
+  [[nodiscard]] std::size_t capacity() const { return bytes_.size(); }
+  [[nodiscard]] std::size_t used() const;
+  [[nodiscard]] ArenaKind kind() const { return kind_; }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  /// The memfd of a shared arena (owned by the arena), -1 for a private one.
+  [[nodiscard]] int fd() const;
+  [[nodiscard]] std::shared_ptr<void> keep_alive() const { return mapping_; }
+
+  /// Next `bytes` of the arena at `alignment`; throws kInternal when the arena was sized too small (the plan is wrong).
+  [[nodiscard]] std::span<std::byte> reserve(std::size_t bytes, std::size_t alignment = kPageBytes);
+  /// reserve() and count it.
+  [[nodiscard]] Buffer allocate(std::size_t bytes, Tag tag, MemoryLedger& ledger, std::size_t alignment = kPageBytes);
+
+ private:
+  struct Mapping;
+  ArenaKind kind_ = ArenaKind::kPrivate;
+  std::string name_;
+  std::span<std::byte> bytes_{};
+  std::shared_ptr<Mapping> mapping_;
+};
+
+/// Maps another process's shared arena. `fd` stays the caller's. The mapping lives as long as the returned handle.
+struct ForeignMapping {
+  std::shared_ptr<void> keep;
+  std::span<std::byte> bytes{};
+};
+[[nodiscard]] ForeignMapping map_foreign(int fd, std::size_t bytes);
+
+[[nodiscard]] constexpr std::size_t align_up(std::size_t value, std::size_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
+
+/// Resident bytes (Rss) of all mappings whose name contains `name`, from /proc/self/smaps.
+[[nodiscard]] std::uint64_t resident_bytes(std::string_view name);
+/// Proportional set size of a process (smaps_rollup), 0 if it cannot be read. pid 0 is this process.
+[[nodiscard]] std::uint64_t pss_bytes(int pid = 0);
+/// Bytes that a new process may still use: the smaller of MemAvailable and what the cgroup leaves.
+[[nodiscard]] std::uint64_t available_memory_bytes();
+
+}  // namespace zeroth

@@ -1,0 +1,92 @@
+// Streams, events and works: when things happen, and how to wait for them.
+//
+// A Stream is an ordered queue of tasks. What "later" means is the device's execution mode:
+//   inline  production on CPU: a task runs at once on the caller's thread (a thread hand-off costs 11-49 us)
+//   chaos   tests: tasks wait in their queues and run in a seeded legal order, as late as an event, a wait or luck allows,
+//           so that every missing dependency shows as wrong data on some seed
+// CUDA implements the same interface with real streams.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <zeroth/base/deadline.h>
+
+namespace zeroth {
+
+namespace detail {
+struct Completion;  ///< one point in one stream's history; defined by the runtime
+class StreamRuntime;
+}  // namespace detail
+
+/// A point in a stream. Copyable; an empty event is complete.
+class Event {
+ public:
+  Event() = default;
+  explicit Event(std::shared_ptr<detail::Completion> completion) : completion_(std::move(completion)) {}
+
+  [[nodiscard]] bool ready() const;
+  /// Blocks the host until everything before the point has run (in chaos mode it runs what is needed, and by luck more).
+  void wait() const;
+
+ private:
+  friend class Stream;
+  std::shared_ptr<detail::Completion> completion_;
+};
+
+/// An ordered queue. Copyable handle; one thread at a time.
+class Stream {
+ public:
+  Stream() = default;
+  Stream(std::shared_ptr<detail::StreamRuntime> runtime, int index, std::string name);
+
+  /// Adds a task. It may run before this returns (inline) or later (chaos, CUDA); it owns what it captures.
+  /// An exception of the task rests in the stream and is thrown by the next wait on an event recorded after it.
+  void enqueue(std::function<void()> task) const;
+  /// The point after all tasks so far.
+  [[nodiscard]] Event record() const;
+  /// Tasks added from now on run after `event`.
+  void order_after(const Event& event) const;
+  /// record().wait()
+  void synchronize() const;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  /// True if a task has always run when enqueue() returns.
+  [[nodiscard]] bool runs_inline() const;
+
+ private:
+  std::shared_ptr<detail::StreamRuntime> runtime_;
+  int index_ = 0;
+  std::string name_;
+};
+
+/// What a Work was, for messages and traces.
+struct WorkInfo {
+  std::string what;
+  std::uint64_t bytes = 0;
+};
+
+/// One completion, two verbs. Owns (through its tasks) what must stay alive until done.
+class [[nodiscard]] Work {
+ public:
+  Work() = default;
+  Work(Event event, WorkInfo info) : event_(std::move(event)), info_(std::move(info)) {}
+
+  /// Blocks the host until done; throws what the work threw.
+  void wait() const { event_.wait(); }
+  /// Orders later tasks of `stream` after this work, without blocking the host.
+  void order_before(const Stream& stream) const { stream.order_after(event_); }
+  [[nodiscard]] const Event& event() const { return event_; }
+  [[nodiscard]] const WorkInfo& info() const { return info_; }
+
+ private:
+  Event event_;
+  WorkInfo info_;
+};
+
+}  // namespace zeroth

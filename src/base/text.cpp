@@ -1,0 +1,78 @@
+#include <zeroth/base/text.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+namespace zeroth {
+namespace {
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string format_bytes(std::uint64_t bytes) {
+  static constexpr std::array<const char*, 5> kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (value >= 1024.0 && unit + 1 < kUnits.size()) {
+    value /= 1024.0;
+    ++unit;
+  }
+  std::array<char, 48> text{};
+  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : (value < 10 ? "%.2f %s" : "%.1f %s"), value,
+                kUnits[unit]);
+  return text.data();
+}
+
+std::string hex_float(double value) {
+  std::array<char, 64> text{};
+  std::snprintf(text.data(), text.size(), "%a", value);
+  return text.data();
+}
+
+std::string nearest_name(std::string_view name, std::span<const std::string> candidates) {
+  std::string best;
+  std::size_t best_distance = ~std::size_t{0};
+  for (const std::string& candidate : candidates) {
+    const std::size_t distance = edit_distance(name, candidate);
+    const std::size_t allowed = std::max<std::size_t>(1, std::max(name.size(), candidate.size()) / 3);
+    if (distance < best_distance && distance <= allowed) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+std::string join(std::span<const std::string> parts, std::string_view separator) {
+  std::string text;
+  for (const std::string& part : parts) {
+    if (!text.empty() || &part != parts.data()) text += separator;
+    text += part;
+  }
+  return text;
+}
+
+std::uint64_t digest64(std::string_view bytes, std::uint64_t seed) {
+  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
+}
+
+}  // namespace zeroth
