@@ -1,0 +1,76 @@
+// FlatLayout: where each parameter of a unit lies in one flat buffer, and where ranks' shards begin. A pure value.
+//
+//   offset 0                                                             length (multiple of 1,024)
+//   | w1 ........ | pad | b1 . | pad | w2 ................ | tail padding |
+//   |<- rank 0: blocks 0..3 ->|<- rank 1: blocks 4..7 ->|<- rank 2: 8..10 ->|
+//
+// Offsets never depend on the world size; shard boundaries are multiples of the norm's block, and nobody computes total/shards.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <zeroth/base/dtype.h>
+#include <zeroth/shard/param_spec.h>
+
+namespace zeroth {
+
+/// Elements in a block: the grain of shard boundaries and of the exact norm.
+inline constexpr std::int64_t kBlockElements = 1024;
+
+/// A parameter's place in a flat buffer, in elements.
+struct Segment {
+  int param = -1;
+  std::int64_t offset = 0;  ///< multiple of 64 bytes in the parameter's dtype
+  std::int64_t numel = 0;
+  bool operator==(const Segment&) const = default;
+};
+
+/// Half-open range of elements.
+struct Range {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  [[nodiscard]] std::int64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+/// Parameters of one unit with one dtype and one trainability.
+struct FlatLayout {
+  int unit = 0;
+  DType dtype = DType::kFloat32;
+  bool trainable = true;
+  std::int64_t length = 0;  ///< elements, padded to whole blocks; padding is zero
+  std::vector<Segment> segments{};
+  std::vector<std::int64_t> boundaries{};  ///< world + 1 entries: rank r owns [boundaries[r], boundaries[r + 1])
+
+  [[nodiscard]] int world() const { return static_cast<int>(boundaries.size()) - 1; }
+  [[nodiscard]] Range shard(int rank) const {
+    return {boundaries[static_cast<std::size_t>(rank)], boundaries[static_cast<std::size_t>(rank) + 1]};
+  }
+  [[nodiscard]] std::vector<std::int64_t> counts() const;
+  [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(length) * size_of(dtype); }
+  /// Type of gradients, masters and sums: fp32 for bf16.
+  [[nodiscard]] DType accumulation() const { return accumulation_dtype(dtype); }
+  [[nodiscard]] std::size_t accumulation_bytes() const {
+    return static_cast<std::size_t>(length) * size_of(accumulation());
+  }
+  bool operator==(const FlatLayout&) const = default;
+};
+
+/// Whole blocks in rank order, sizes equal but for one block; `rotate` turns which ranks take the odd blocks, so that many
+/// small units spread over all ranks. length must be a multiple of kBlockElements.
+[[nodiscard]] std::vector<std::int64_t> shard_boundaries(std::int64_t length, int world, int rotate);
+
+/// Layouts of one unit: one per (dtype, trainable), in order of first appearance. Throws kModel on a shape that does not fit.
+[[nodiscard]] std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
+                                                        const UnitSpec& unit,
+                                                        int unit_index,
+                                                        int world);
+
+/// The part of `segment` inside `range`, in flat coordinates (empty if they do not meet).
+[[nodiscard]] Range intersect(const Segment& segment, const Range& range);
+
+}  // namespace zeroth

@@ -1,0 +1,39 @@
+// What the runtime knows of a model: parameters by name, and the units that are gathered and reduced together.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <zeroth/base/dtype.h>
+
+namespace zeroth {
+
+/// One distinct parameter. Tied weights are one spec with several names.
+struct ParamSpec {
+  std::string name{};
+  std::vector<std::int64_t> shape{};  ///< contiguous, row major; empty means a scalar
+  DType dtype = DType::kFloat32;      ///< fp64, fp32 or bf16
+  bool trainable = true;
+  int group = 0;                      ///< index into the optimizer's parameter groups
+  double grad_factor = 1.0;           ///< multiplies the gradient in the update (experts and the like)
+  std::vector<std::string> aliases{};  ///< other names of the same tensor
+
+  [[nodiscard]] std::int64_t numel() const {
+    std::int64_t count = 1;
+    for (const std::int64_t extent : shape) count *= extent;
+    return count;
+  }
+  bool operator==(const ParamSpec&) const = default;
+};
+
+/// Grain of communication: a transformer block by default. `params` index the model's ParamSpec list; every parameter
+/// belongs to exactly one unit.
+struct UnitSpec {
+  std::string name{};
+  std::vector<int> params{};
+  bool repeated = false;  ///< member of the repeated class: shares the ring of slots. Others have a slot of their own.
+  bool operator==(const UnitSpec&) const = default;
+};
+
+}  // namespace zeroth

@@ -1,0 +1,134 @@
+#include <zeroth/device/memory.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include <zeroth/base/text.h>
+
+namespace zeroth {
+namespace {
+
+constexpr int kSetVma = 0x53564d41;  // PR_SET_VMA, Linux 5.17; older headers lack it
+constexpr unsigned long kSetVmaAnonName = 0;
+
+[[noreturn]] void throw_memory(const std::string& what, std::size_t bytes, const std::string& name, int error_number) {
+  const bool refused = error_number == EPERM || error_number == ENOSYS || error_number == EACCES;
+  throw Error(refused ? ErrorCode::kResource : ErrorCode::kOutOfMemory,
+              what + " failed: " + errno_text(error_number),
+              {.where = "device.arena",
+               .which = name + ", " + format_bytes(bytes),
+               .hint = refused ? "the container refuses this system call: allow memfd_create and mmap in its seccomp profile"
+                               : "free memory, raise the limit (ulimit -v, cgroup), or choose a higher ZeRO stage"});
+}
+
+}  // namespace
+
+struct Arena::Mapping {
+  void* address = nullptr;
+  std::size_t bytes = 0;
+  int fd = -1;
+  std::size_t used = 0;
+
+  Mapping() = default;
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping() {
+    if (address != nullptr) ::munmap(address, bytes);
+    if (fd >= 0) ::close(fd);
+  }
+};
+
+Arena Arena::create(ArenaKind kind, std::size_t bytes, std::string_view name) {
+  Arena arena;
+  arena.kind_ = kind;
+  arena.name_ = std::string(name);
+  if (bytes == 0) return arena;
+  auto mapping = std::make_shared<Mapping>();
+  const std::string label = "zeroth:" + arena.name_;
+  if (kind == ArenaKind::kShared) {
+    mapping->bytes = align_up(bytes, kPageBytes);
+    mapping->fd = ::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (mapping->fd < 0) throw_memory("memfd_create", bytes, arena.name_, errno);
+    if (::ftruncate(mapping->fd, static_cast<off_t>(mapping->bytes)) != 0) {
+      throw_memory("ftruncate of a memfd", bytes, arena.name_, errno);
+    }
+    // A peer that could shrink the file would turn our next access into SIGBUS.
+    if (::fcntl(mapping->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+      throw_memory("sealing a memfd", bytes, arena.name_, errno);
+    }
+    void* address = ::mmap(nullptr, mapping->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, mapping->fd, 0);
+    if (address == MAP_FAILED) throw_memory("mmap", bytes, arena.name_, errno);
+    mapping->address = address;
+    ::madvise(address, mapping->bytes, MADV_DONTFORK);
+  } else {
+    // One huge page more, so that the usable part can start at a huge-page boundary.
+    mapping->bytes = align_up(bytes, kHugePageBytes) + kHugePageBytes;
+    void* address =
+        ::mmap(nullptr, mapping->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (address == MAP_FAILED) throw_memory("mmap", bytes, arena.name_, errno);
+    mapping->address = address;
+    // Both are hints: without huge pages everything works, slower; without names only the smaps check loses its label.
+    if (bytes >= kHugePageBytes) ::madvise(address, mapping->bytes, MADV_HUGEPAGE);
+    ::prctl(kSetVma, kSetVmaAnonName, address, mapping->bytes, label.c_str());
+  }
+  auto* base = static_cast<std::byte*>(mapping->address);
+  if (kind == ArenaKind::kPrivate) {
+    base = reinterpret_cast<std::byte*>(align_up(reinterpret_cast<std::uintptr_t>(base), kHugePageBytes));
+  }
+  arena.bytes_ = {base, align_up(bytes, kPageBytes)};
+  arena.mapping_ = std::move(mapping);
+  return arena;
+}
+
+std::size_t Arena::used() const { return mapping_ ? mapping_->used : 0; }
+
+int Arena::fd() const { return mapping_ ? mapping_->fd : -1; }
+
+std::span<std::byte> Arena::reserve(std::size_t bytes, std::size_t alignment) {
+  if (bytes == 0) return {};
+  const std::size_t offset = align_up(used(), alignment);
+  ZR_CHECK(offset + bytes <= capacity(),
+           ErrorCode::kInternal,
+           "an arena is smaller than what is put into it",
+           {.where = "device.arena",
+            .which = name_,
+            .expected = "at most " + std::to_string(capacity()) + " bytes",
+            .got = std::to_string(offset + bytes)});
+  mapping_->used = offset + bytes;
+  return bytes_.subspan(offset, bytes);
+}
+
+Buffer Arena::allocate(std::size_t bytes, Tag tag, MemoryLedger& ledger, std::size_t alignment) {
+  const std::span<std::byte> part = reserve(bytes, alignment);
+  return {mapping_, part, ledger.hold(tag, bytes)};
+}
+
+ForeignMapping map_foreign(int fd, std::size_t bytes) {
+  struct stat status {};
+  ZR_CHECK(::fstat(fd, &status) == 0, ErrorCode::kResource, "fstat of a peer's memory failed: " + errno_text(errno));
+  ZR_CHECK(status.st_size >= 0 && static_cast<std::size_t>(status.st_size) >= bytes,
+           ErrorCode::kMismatch,
+           "a peer's shared memory is smaller than it says",
+           {.where = "device.map_foreign",
+            .expected = std::to_string(bytes) + " bytes",
+            .got = std::to_string(status.st_size)});
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  ZR_CHECK(seals >= 0 && (seals & F_SEAL_SHRINK) != 0,
+           ErrorCode::kMismatch,
+           "a peer's shared memory is not sealed against shrinking",
+           {.where = "device.map_foreign"});
+  if (bytes == 0) return {};
+  void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ZR_CHECK(address != MAP_FAILED, ErrorCode::kOutOfMemory, "mmap of a peer's memory failed: " + errno_text(errno));
+  ::madvise(address, bytes, MADV_DONTFORK);
+  std::shared_ptr<void> keep(address, [bytes](void* mapped) { ::munmap(mapped, bytes); });
+  return {std::move(keep), {static_cast<std::byte*>(address), bytes}};
+}
+
+}  // namespace zeroth

@@ -1,0 +1,54 @@
+#include <utility>
+#include <vector>
+
+#include "device/stream_runtime.h"
+
+namespace zeroth::detail {
+namespace {
+
+/// Tasks run at once on the caller's thread. A failed stream stays failed until its error has been recorded once.
+class InlineRuntime final : public StreamRuntime {
+ public:
+  int add_stream() override {
+    errors_.emplace_back();
+    return static_cast<int>(errors_.size()) - 1;
+  }
+
+  void enqueue(int stream, std::function<void()> task) override {
+    std::exception_ptr& error = errors_[static_cast<std::size_t>(stream)];
+    if (error) return;  // nothing runs behind a failure, exactly as in the other modes
+    try {
+      task();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  }
+
+  std::shared_ptr<Completion> record(int stream) override {
+    std::exception_ptr& error = errors_[static_cast<std::size_t>(stream)];
+    if (!error) return nullptr;
+    auto completion = std::make_shared<Completion>();
+    completion->runtime = shared_from_this();
+    completion->done = true;
+    completion->error = std::exchange(error, nullptr);
+    return completion;
+  }
+
+  void order_after(int stream, std::shared_ptr<Completion> completion) override {
+    if (completion->error && !errors_[static_cast<std::size_t>(stream)]) {
+      errors_[static_cast<std::size_t>(stream)] = completion->error;
+    }
+  }
+
+  void run_until(Completion& /*completion*/) override {}
+  bool runs_inline() const override { return true; }
+
+ private:
+  std::vector<std::exception_ptr> errors_;
+};
+
+}  // namespace
+
+std::shared_ptr<StreamRuntime> make_inline_runtime() { return std::make_shared<InlineRuntime>(); }
+
+}  // namespace zeroth::detail

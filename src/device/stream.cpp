@@ -1,0 +1,32 @@
+#include <zeroth/device/stream.h>
+
+#include <utility>
+
+#include "device/stream_runtime.h"
+
+namespace zeroth {
+
+bool Event::ready() const { return !completion_ || completion_->done; }
+
+void Event::wait() const {
+  if (!completion_) return;
+  if (!completion_->done) completion_->runtime->run_until(*completion_);
+  if (completion_->error) std::rethrow_exception(completion_->error);
+}
+
+Stream::Stream(std::shared_ptr<detail::StreamRuntime> runtime, int index, std::string name)
+    : runtime_(std::move(runtime)), index_(index), name_(std::move(name)) {}
+
+void Stream::enqueue(std::function<void()> task) const { runtime_->enqueue(index_, std::move(task)); }
+
+Event Stream::record() const { return Event(runtime_->record(index_)); }
+
+void Stream::order_after(const Event& event) const {
+  if (event.completion_) runtime_->order_after(index_, event.completion_);
+}
+
+void Stream::synchronize() const { record().wait(); }
+
+bool Stream::runs_inline() const { return runtime_->runs_inline(); }
+
+}  // namespace zeroth

@@ -1,0 +1,103 @@
+#include <zeroth/device/thread_pool.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <zeroth/base/error.h>
+
+namespace zeroth {
+
+struct ThreadPool::State {
+  std::mutex mutex;
+  std::condition_variable start;
+  std::condition_variable finished;
+  std::uint64_t generation = 0;
+  int running = 0;
+  bool stop = false;
+  const std::function<void(std::size_t, std::size_t)>* body = nullptr;
+  std::vector<std::pair<std::size_t, std::size_t>> ranges;  // one a thread, the caller's first
+  std::exception_ptr error;
+  std::vector<std::thread> workers;
+};
+
+ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique<State>()) {
+  ZR_CHECK(threads >= 1 && threads <= 1024,
+           ErrorCode::kUsage,
+           "a thread pool needs 1 to 1024 threads",
+           {.where = "device.thread_pool", .got = std::to_string(threads)});
+  for (int index = 1; index < threads; ++index) {
+    state_->workers.emplace_back([state = state_.get(), index] {
+      std::uint64_t seen = 0;
+      std::unique_lock lock(state->mutex);
+      while (true) {
+        state->start.wait(lock, [&] { return state->stop || state->generation != seen; });
+        if (state->stop) return;
+        seen = state->generation;
+        const auto [begin, end] = state->ranges[static_cast<std::size_t>(index)];
+        lock.unlock();
+        std::exception_ptr error;
+        try {
+          if (begin < end) (*state->body)(begin, end);
+        } catch (...) {
+          error = std::current_exception();
+        }
+        lock.lock();
+        if (error && !state->error) state->error = error;
+        if (--state->running == 0) state->finished.notify_one();
+      }
+    });
+  }
+}
+
+ThreadPool::~ThreadPool() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stop = true;
+  }
+  state_->start.notify_all();
+  for (std::thread& worker : state_->workers) worker.join();
+}
+
+void ThreadPool::parallel_for(std::size_t count,
+                              std::size_t grain,
+                              const std::function<void(std::size_t, std::size_t)>& body) {
+  if (count == 0) return;
+  const std::size_t step = std::max<std::size_t>(1, grain);
+  const std::size_t pieces = (count + step - 1) / step;
+  const auto threads = static_cast<std::size_t>(threads_);
+  if (threads == 1 || pieces == 1) {
+    body(0, count);
+    return;
+  }
+  std::vector<std::pair<std::size_t, std::size_t>> ranges(threads);
+  for (std::size_t index = 0; index < threads; ++index) {
+    ranges[index] = {std::min(count, pieces * index / threads * step),
+                     std::min(count, pieces * (index + 1) / threads * step)};
+  }
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->body = &body;
+    state_->ranges = std::move(ranges);
+    state_->running = threads_ - 1;
+    state_->error = nullptr;
+    ++state_->generation;
+  }
+  state_->start.notify_all();
+  std::exception_ptr own;
+  try {
+    const auto [begin, end] = state_->ranges[0];
+    if (begin < end) body(begin, end);
+  } catch (...) {
+    own = std::current_exception();
+  }
+  std::unique_lock lock(state_->mutex);
+  state_->finished.wait(lock, [&] { return state_->running == 0; });
+  if (own) std::rethrow_exception(own);
+  if (state_->error) std::rethrow_exception(state_->error);
+}
+
+}  // namespace zeroth

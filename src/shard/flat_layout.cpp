@@ -1,0 +1,87 @@
+#include <zeroth/shard/flat_layout.h>
+
+#include <algorithm>
+#include <limits>
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/platform.h>
+
+namespace zeroth {
+namespace {
+
+std::int64_t align_elements(std::int64_t offset, DType dtype) {
+  const auto grain = static_cast<std::int64_t>(kSegmentAlignBytes / size_of(dtype));
+  return (offset + grain - 1) / grain * grain;
+}
+
+void check_shape(const ParamSpec& param) {
+  std::int64_t numel = 1;
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 16;
+  for (const std::int64_t extent : param.shape) {
+    ZR_CHECK(extent >= 0, ErrorCode::kModel, "a parameter has a negative extent", {.which = param.name});
+    ZR_CHECK(extent == 0 || numel <= kMost / extent,
+             ErrorCode::kModel,
+             "a parameter has more elements than can be addressed",
+             {.which = param.name});
+    numel *= extent;
+  }
+  ZR_CHECK(is_floating(param.dtype),
+           ErrorCode::kModel,
+           "parameters must be float64, float32 or bfloat16",
+           {.which = param.name, .got = std::string(name_of(param.dtype))});
+}
+
+}  // namespace
+
+std::vector<std::int64_t> FlatLayout::counts() const {
+  std::vector<std::int64_t> result;
+  for (int rank = 0; rank < world(); ++rank) result.push_back(shard(rank).size());
+  return result;
+}
+
+std::vector<std::int64_t> shard_boundaries(std::int64_t length, int world, int rotate) {
+  ZR_ASSERT(world >= 1 && length % kBlockElements == 0, "shards are whole blocks");
+  const std::int64_t blocks = length / kBlockElements;
+  const std::int64_t base = blocks / world;
+  const std::int64_t odd = blocks % world;
+  std::vector<std::int64_t> boundaries{0};
+  for (int rank = 0; rank < world; ++rank) {
+    const std::int64_t turn = ((rank - rotate) % world + world) % world;
+    boundaries.push_back(boundaries.back() + (base + (turn < odd ? 1 : 0)) * kBlockElements);
+  }
+  return boundaries;
+}
+
+std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
+                                          const UnitSpec& unit,
+                                          int unit_index,
+                                          int world) {
+  std::vector<FlatLayout> layouts;
+  for (const int index : unit.params) {
+    const ParamSpec& param = params[static_cast<std::size_t>(index)];
+    check_shape(param);
+    auto found = std::find_if(layouts.begin(), layouts.end(), [&](const FlatLayout& layout) {
+      return layout.dtype == param.dtype && layout.trainable == param.trainable;
+    });
+    if (found == layouts.end()) {
+      layouts.push_back({.unit = unit_index, .dtype = param.dtype, .trainable = param.trainable});
+      found = layouts.end() - 1;
+    }
+    const std::int64_t offset = align_elements(found->length, param.dtype);
+    found->segments.push_back({index, offset, param.numel()});
+    found->length = offset + param.numel();
+  }
+  for (FlatLayout& layout : layouts) {
+    layout.length = (layout.length + kBlockElements - 1) / kBlockElements * kBlockElements;
+    layout.boundaries = shard_boundaries(layout.length, world, unit_index);
+  }
+  return layouts;
+}
+
+Range intersect(const Segment& segment, const Range& range) {
+  const std::int64_t begin = std::max(segment.offset, range.begin);
+  const std::int64_t end = std::min(segment.offset + segment.numel, range.end);
+  return begin < end ? Range{begin, end} : Range{begin, begin};
+}
+
+}  // namespace zeroth
