@@ -1,0 +1,220 @@
+# The functions that every folder of Zeroth uses to declare what it builds.
+#
+#   zeroth_add_room(<room> SOURCES a.cpp ... [DEPS base device ...] [LIBS fmt::fmt ...] [TORCH])
+#       Static, position independent library `zeroth_<room>` with the alias `zeroth::<room>`.
+#       DEPS are rooms and must be lower (see ZEROTH_ROOM_LEVELS); LIBS are private outside libraries.
+#   zeroth_add_program(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
+#       Executable placed in ZEROTH_BIN_DIR and installed.
+#   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
+#                   [TIMEOUT seconds] [TORCH] [NO_MAIN])
+#       One GoogleTest executable that is one ctest test. The default label is unit, the default timeout 120 s.
+#   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds])
+#       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it.
+#   zeroth_add_benchmark(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
+#       Google Benchmark executable under <build>/benchmarks; without benchmark::benchmark_main with NO_MAIN.
+#
+# TORCH marks a target that uses LibTorch; where torch was not found it is left out.
+
+include_guard(GLOBAL)
+include(GNUInstallDirs)
+
+# Levels of the rooms: a room may depend on rooms of a lower level only. tests/layers holds the same order for includes.
+set(ZEROTH_ROOM_LEVELS
+  base=0 device=1 kernels=2 comm=2 shard=3 optim=3 zero=4 engine=5 libtorch=6 launcher=6)
+
+# Sets ${out} to the level of a room.
+function(zeroth_room_level out room)
+  foreach(pair IN LISTS ZEROTH_ROOM_LEVELS)
+    if(pair MATCHES "^${room}=([0-9]+)$")
+      set(${out} ${CMAKE_MATCH_1} PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  message(FATAL_ERROR "\"${room}\" is not a room; the rooms and their levels are ${ZEROTH_ROOM_LEVELS}")
+endfunction()
+
+# What all of our targets share: language, warnings, arithmetic, sanitizers, planted faults. Nothing of it is exported.
+function(zeroth_set_options target)
+  target_compile_features(${target} PRIVATE cxx_std_20)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
+  # -ffp-contract=off: a fused multiply-add that the compiler chooses would change bits between builds and machines.
+  # -Wno-restrict: g++ 12 warns of its own std::string::operator+ (GCC bug 105329).
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-restrict>)
+  if(ZEROTH_WERROR)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+  endif()
+  if(ZEROTH_MUTATION)
+    target_compile_definitions(${target} PRIVATE "ZEROTH_MUTATION=\"${ZEROTH_MUTATION}\"")
+  endif()
+  zeroth_set_sanitizers(${target})
+endfunction()
+
+# Rooms, outside libraries and include roots of an executable.
+function(zeroth_link_executable target rooms libs torch)
+  zeroth_set_options(${target})
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/csrc)
+  foreach(room IN LISTS rooms)
+    target_link_libraries(${target} PRIVATE zeroth::${room})
+  endforeach()
+  target_link_libraries(${target} PRIVATE ${libs})
+  if(torch)
+    zeroth_use_torch(${target})
+  endif()
+endfunction()
+
+# ${out} becomes a list of what a target needs and is not there; a target with such a list is left out, with a word.
+function(zeroth_find_missing out name torch)
+  set(missing)
+  if(torch AND NOT ZEROTH_TORCH_FOUND)
+    list(APPEND missing torch)
+  endif()
+  foreach(item IN LISTS ARGN)
+    if(item MATCHES "\\.(cpp|cu)$")
+      cmake_path(ABSOLUTE_PATH item BASE_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE file)
+      if(NOT EXISTS ${file})
+        list(APPEND missing ${item})
+      endif()
+    elseif(NOT TARGET zeroth_${item})
+      list(APPEND missing ${item})
+    endif()
+  endforeach()
+  if(missing)
+    list(JOIN missing ", " text)
+    message(STATUS "left out: ${name} (not there: ${text})")
+  endif()
+  set(${out} "${missing}" PARENT_SCOPE)
+endfunction()
+
+function(zeroth_add_room room)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "" "SOURCES;DEPS;LIBS")
+  zeroth_check_arguments(zeroth_add_room ${room} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
+  zeroth_room_level(level ${room})
+  foreach(dep IN LISTS arg_DEPS)
+    zeroth_room_level(dep_level ${dep})
+    if(NOT dep_level LESS level)
+      message(FATAL_ERROR "room ${room} (level ${level}) may not depend on ${dep} (level ${dep_level})")
+    endif()
+  endforeach()
+  zeroth_find_missing(missing "room ${room}" ${arg_TORCH} ${arg_SOURCES} ${arg_DEPS})
+  if(missing)
+    return()
+  endif()
+
+  set(target zeroth_${room})
+  add_library(${target} STATIC ${arg_SOURCES})
+  add_library(zeroth::${room} ALIAS ${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${room})
+  zeroth_set_options(${target})
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_include_directories(${target}
+    PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+           $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/csrc>
+           $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/zeroth-kernels>
+    PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  foreach(dep IN LISTS arg_DEPS)
+    target_link_libraries(${target} PRIVATE zeroth_${dep})
+  endforeach()
+  target_link_libraries(${target} PRIVATE ${arg_LIBS})
+  set(component core)
+  if(arg_TORCH)
+    set(component libtorch)
+    zeroth_use_torch(${target} PUBLIC)
+    target_compile_definitions(${target} PRIVATE "ZEROTH_TORCH_VERSION=\"${ZEROTH_TORCH_VERSION}\"")
+  endif()
+  install(TARGETS ${target} EXPORT zeroth-${component} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  set_property(GLOBAL APPEND PROPERTY ZEROTH_ROOMS ${room})
+  set_property(GLOBAL APPEND PROPERTY ZEROTH_ROOMS_${component} ${room})
+  set_property(GLOBAL APPEND PROPERTY ZEROTH_LIBS_${component} ${arg_LIBS})
+endfunction()
+
+function(zeroth_add_program name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "" "SOURCES;ROOMS;LIBS")
+  zeroth_check_arguments(zeroth_add_program ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
+  zeroth_find_missing(missing "program ${name}" ${arg_TORCH} ${arg_SOURCES} ${arg_ROOMS})
+  if(missing)
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  zeroth_link_executable(${name} "${arg_ROOMS}" "${arg_LIBS}" ${arg_TORCH})
+  set_target_properties(${name} PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${ZEROTH_BIN_DIR} INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endfunction()
+
+function(zeroth_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;NO_MAIN" "TIMEOUT" "SOURCES;ROOMS;LIBS;LABELS")
+  zeroth_check_arguments(zeroth_add_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
+  zeroth_find_missing(missing "test ${name}" ${arg_TORCH} ${arg_SOURCES} ${arg_ROOMS})
+  if(missing)
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  zeroth_link_executable(${name} "${arg_ROOMS}" "${arg_LIBS}" ${arg_TORCH})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE GTest::gmock)
+  if(NOT arg_NO_MAIN)
+    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+  endif()
+  # tools/run-tests finds the results by this argument and counts passed, failed and skipped cases from the file.
+  add_test(NAME ${name}
+    COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml")
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH})
+endfunction()
+
+function(zeroth_add_script_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "COMMAND;LABELS")
+  zeroth_check_arguments(zeroth_add_script_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_COMMAND}")
+  add_test(NAME ${name} COMMAND ${arg_COMMAND})
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE)
+  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+endfunction()
+
+function(zeroth_add_benchmark name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;NO_MAIN" "" "SOURCES;ROOMS;LIBS")
+  zeroth_check_arguments(zeroth_add_benchmark ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
+  zeroth_find_missing(missing "benchmark ${name}" ${arg_TORCH} ${arg_SOURCES} ${arg_ROOMS})
+  if(missing)
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  zeroth_link_executable(${name} "${arg_ROOMS}" "${arg_LIBS}" ${arg_TORCH})
+  target_link_libraries(${name} PRIVATE benchmark::benchmark)
+  if(NOT arg_NO_MAIN)
+    target_link_libraries(${name} PRIVATE benchmark::benchmark_main)
+  endif()
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/benchmarks)
+endfunction()
+
+# A misspelt keyword must not be read as one more source or be dropped.
+function(zeroth_check_arguments function name unparsed required)
+  if(unparsed)
+    message(FATAL_ERROR "${function}(${name}): what is \"${unparsed}\"?")
+  endif()
+  if(NOT required)
+    message(FATAL_ERROR "${function}(${name}): nothing to build or run is given")
+  endif()
+endfunction()
+
+# Labels, time limits and how many cores a test takes: tests that start processes run alone, because they freeze and
+# kill ranks and look at what is left on the machine.
+function(zeroth_set_test_properties name labels timeout torch)
+  if(NOT labels)
+    set(labels unit)
+  endif()
+  foreach(label IN LISTS labels)
+    if(NOT label MATCHES "^(unit|conformance|parity|process)$")
+      message(FATAL_ERROR "test ${name}: the labels are unit, conformance, parity and process, not \"${label}\"")
+    endif()
+  endforeach()
+  if(NOT timeout)
+    set(timeout 120)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout})
+  if(torch OR NOT labels STREQUAL "unit")
+    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+  endif()
+  if("process" IN_LIST labels)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+  endif()
+endfunction()
