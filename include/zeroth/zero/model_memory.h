@@ -1,0 +1,93 @@
+// ModelMemory: everything that a plan keeps in memory on one rank, allocated once, and where the peers' parts of it are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <zeroth/comm/backend.h>
+#include <zeroth/device/device.h>
+#include <zeroth/zero/memory_plan.h>
+
+namespace zeroth {
+
+class Signals;
+
+/// Offsets inside the arena that one rank shares with the others; every rank can compute everybody's.
+struct SharedLayout {
+  std::size_t signals = 0;
+  std::vector<std::size_t> parameters{};    ///< one a flat; kNone if not shared
+  std::vector<std::size_t> bucket_slots{};  ///< one a bucket slot
+  std::vector<std::size_t> reduced{};       ///< one a flat; kNone if not shared
+  std::size_t bytes = 0;
+
+  static constexpr std::size_t kNone = ~std::size_t{0};
+};
+
+[[nodiscard]] SharedLayout make_shared_layout(const ModelLayout& model,
+                                              const ShardingPlan& plan,
+                                              int rank,
+                                              int micro_steps);
+
+/// Owns the arenas. Addresses never change. Slots are counted from their first use on: a fixed arena gives nothing back.
+class ModelMemory {
+ public:
+  /// Collective: every rank attaches its shared arena. `optimizer_states` buffers of the update range per trainable flat.
+  ModelMemory(const ModelLayout& model,
+              const ShardingPlan& plan,
+              int optimizer_states,
+              int micro_steps,
+              Device& device,
+              CommBackend& backend);
+  ModelMemory(const ModelMemory&) = delete;
+  ModelMemory& operator=(const ModelMemory&) = delete;
+  ~ModelMemory();
+
+  /// Parameters at rest: the whole flat if replicated, else this rank's shard.
+  [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)]; }
+  /// Shard of `rank`, in the flat's dtype, wherever it rests.
+  [[nodiscard]] const std::byte* parameter_shard(int flat, int rank) const;
+  [[nodiscard]] std::byte* master(int flat) const { return at(masters_, flat); }
+  [[nodiscard]] std::byte* state(int flat, int which) const;
+  /// This rank's reduced shard (accumulation dtype).
+  [[nodiscard]] std::byte* reduced(int flat) const { return reduced_[index(flat)]; }
+  [[nodiscard]] const std::byte* peer_reduced(int flat, int rank) const;
+  /// Start of the flat inside its bucket slot / gathered slot; counts the slot on first use.
+  [[nodiscard]] std::byte* bucket(int flat);
+  [[nodiscard]] const std::byte* peer_bucket(int flat, int rank) const;
+  [[nodiscard]] std::byte* gathered(int flat);
+
+  [[nodiscard]] Signals signals(int rank) const;
+  [[nodiscard]] const SlotTable& bucket_table() const { return bucket_table_; }
+  [[nodiscard]] const SlotTable& gathered_table() const { return gathered_table_; }
+  /// Elements that this rank's optimizer updates.
+  [[nodiscard]] Range update_range(int flat) const;
+  [[nodiscard]] int rank() const { return rank_; }
+
+ private:
+  [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
+  [[nodiscard]] static std::byte* at(const std::vector<Buffer>& buffers, int flat) { return buffers[index(flat)].data(); }
+  void allocate_private(Device& device, int optimizer_states);
+
+  const ModelLayout& model_;
+  const ShardingPlan& plan_;
+  int rank_;
+  SlotTable bucket_table_;
+  SlotTable gathered_table_;
+  std::vector<SharedLayout> shared_layouts_;  // one a rank
+  Arena shared_;
+  Arena private_;
+  PeerWindow window_;
+  std::vector<std::byte*> parameters_;
+  std::vector<std::byte*> reduced_;
+  std::vector<Buffer> masters_;
+  std::vector<std::vector<Buffer>> states_;  // [flat][state]
+  std::vector<std::span<std::byte>> gathered_slots_;
+  std::vector<MemoryHold> gathered_holds_;
+  std::vector<MemoryHold> bucket_holds_;
+  std::vector<MemoryHold> holds_;
+  MemoryLedger& ledger_;
+};
+
+}  // namespace zeroth

@@ -1,0 +1,68 @@
+// ShardingPlan: a placement for each state. ZeRO 0-3 are four values of it, made in zero_plan() and read nowhere else as numbers.
+//
+//   stage   parameter   between forward and backward   gradient    optimizer
+//   0       Replicate   Replicate                       Replicate   Replicate
+//   1       Replicate   Replicate                       Partial     Flat
+//   2       Replicate   Replicate                       Flat        Flat
+//   3       Flat        Flat (or Replicate: reshard)    Flat        Flat
+//
+// Ref: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <zeroth/shard/placement.h>
+
+namespace zeroth {
+
+/// When gradients are reduced while micro-steps accumulate. Part of the numbers: changing it may change bits.
+enum class ReductionPolicy : std::uint8_t {
+  kPerMicroStep,  ///< sum over ranks after every backward, accumulate the sums (memory of a shard)
+  kPerStep,       ///< accumulate locally, sum over ranks once (memory of all gradients, less traffic)
+};
+
+/// Which units give their gathered parameters back after forward.
+enum class Reshard : std::uint8_t {
+  kDefault,  ///< all but the last repeated unit and the units outside the repeated class (they stay until backward has used them)
+  kAll,
+  kNone,     ///< everything stays gathered from forward to backward
+};
+
+[[nodiscard]] std::string_view name_of(ReductionPolicy policy) noexcept;
+[[nodiscard]] std::string_view name_of(Reshard reshard) noexcept;
+
+struct ShardingPlan {
+  std::string name{};               ///< for people: "zero-3"
+  std::vector<std::string> axes{};  ///< mesh axes that hold the shards
+  Placement parameter = Placement::kReplicate;
+  Placement gradient = Placement::kReplicate;
+  Placement optimizer = Placement::kReplicate;
+  ReductionPolicy policy = ReductionPolicy::kPerMicroStep;
+  Reshard reshard = Reshard::kDefault;
+  int ring_slots = 2;      ///< slots that units of the repeated class share, for gathered parameters and for buckets
+  int prefetch_units = 1;  ///< units gathered ahead where the device works asynchronously
+
+  /// Throws kUsage for combinations that have no meaning (say, a replicated optimizer over sharded gradients).
+  void validate() const;
+  /// A gathered copy is needed to compute.
+  [[nodiscard]] bool gathers_parameters() const { return parameter == Placement::kFlat; }
+  /// Updated shards travel to everybody at the end of a step.
+  [[nodiscard]] bool publishes_parameters() const {
+    return transition(optimizer, parameter) == Transition::kAllGather;
+  }
+  /// Reduced gradients travel to everybody before the update.
+  [[nodiscard]] bool gathers_gradients() const { return gradient == Placement::kReplicate; }
+  /// Every unit keeps a bucket of its own, because all local gradients are held at once.
+  [[nodiscard]] bool holds_all_buckets(int micro_steps) const {
+    return gradient != Placement::kFlat || (policy == ReductionPolicy::kPerStep && micro_steps > 1);
+  }
+  bool operator==(const ShardingPlan&) const = default;
+};
+
+/// The plan of ZeRO stage 0 to 3 over `axes`. Throws kConfig for other numbers.
+[[nodiscard]] ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes);
+
+}  // namespace zeroth

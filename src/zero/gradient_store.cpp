@@ -1,0 +1,323 @@
+#include <zeroth/zero/gradient_store.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <kernels/bucket/bucket.h>
+#include <kernels/reduce/reduce.h>
+
+#include "zero/signals.h"
+
+namespace zeroth {
+
+GradientStore::GradientStore(const ModelLayout& model,
+                             const ShardingPlan& plan,
+                             int micro_steps,
+                             ModelMemory& memory,
+                             CommBackend& backend,
+                             Stream reduce_stream,
+                             KernelContext kernels,
+                             MemoryLedger& ledger)
+    : model_(model),
+      plan_(plan),
+      micro_steps_(micro_steps),
+      memory_(memory),
+      backend_(backend),
+      reduce_stream_(std::move(reduce_stream)),
+      kernels_(kernels),
+      ledger_(ledger),
+      flats_(model.flats.size()),
+      ring_positions_(ring_positions(model)),
+      slot_holder_(memory.bucket_table().slot_bytes.size(), -1),
+      ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
+      touched_(model.params.size(), false),
+      has_sums_(model.flats.size(), false) {
+  for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
+    flats_[flat].filled.assign(model.flats[flat].segments.size(), false);
+    if (model.flats[flat].trainable && model.flats[flat].length > 0) trainable_flats_.push_back(static_cast<int>(flat));
+  }
+}
+
+bool GradientStore::publishes_now() const {
+  return plan_.policy == ReductionPolicy::kPerMicroStep || micro_step_ == micro_steps_ - 1;
+}
+
+void GradientStore::add(int param, ConstTensorView grad) {
+  const ParamPlace& place = model_.places[static_cast<std::size_t>(param)];
+  const FlatLayout& layout = model_.flat(place.flat);
+  const Segment& segment = model_.segment(param);
+  touched_[static_cast<std::size_t>(param)] = true;
+  if (segment.numel == 0) return;
+  FlatState& flat = state(place.flat);
+  if (!flat.open) open(place.flat);
+  const DType accumulation = layout.accumulation();
+  std::byte* target = memory_.bucket(place.flat) + static_cast<std::size_t>(segment.offset) * size_of(accumulation);
+  const bool first = !flat.filled[static_cast<std::size_t>(place.segment)];
+  flat.filled[static_cast<std::size_t>(place.segment)] = true;
+  std::atomic<std::int64_t> non_finite{0};
+  kernels_.for_ranges(segment.numel, [&](std::int64_t begin, std::int64_t end) {
+    std::byte* dst = target + static_cast<std::size_t>(begin) * size_of(accumulation);
+    const std::byte* src = grad.data + static_cast<std::size_t>(begin) * size_of(grad.dtype);
+    non_finite += first ? kernels::bucket_store(dst, src, grad.dtype, end - begin, kernels_.isa)
+                        : kernels::bucket_add(dst, src, grad.dtype, end - begin, kernels_.isa);
+  });
+  if (non_finite > 0 && offender_.param < 0) {
+    offender_ = {param, micro_step_, static_cast<std::uint64_t>(non_finite.load())};
+  }
+}
+
+void GradientStore::open(int flat) {
+  const int unit = model_.flat(flat).unit;
+  const auto unit_index = static_cast<std::size_t>(unit);
+  const bool accumulates_locally = plan_.policy == ReductionPolicy::kPerStep && micro_steps_ > 1;
+  if (ring_positions_[unit_index] >= 0 && !accumulates_locally) {
+    // The same rule under every plan, also where each unit has a bucket of its own: the list of events must not differ.
+    int& holder = ring_open_[static_cast<std::size_t>(ring_positions_[unit_index] % plan_.ring_slots)];
+    if (holder >= 0 && holder != unit) close_unit(holder);
+    holder = unit;
+  }
+  wait_for_slot(unit, static_cast<std::size_t>(memory_.bucket_table().unit_slot[unit_index]));
+  state(flat).open = true;
+}
+
+bool GradientStore::consumed_by_all(int flat) const {
+  const std::uint64_t code = flats_[static_cast<std::size_t>(flat)].last_code;
+  for (int owner = 0; code != 0 && owner < model_.world; ++owner) {
+    if (model_.flat(flat).shard(owner).size() > 0 && memory_.signals(owner).consumed(flat, memory_.rank()) < code) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void GradientStore::wait_for_slot(int unit, std::size_t slot) {
+  // A further event of the unit itself has to wait as well: its flats are closed one by one.
+  const int holder = slot_holder_[slot];
+  const auto is_free = [this](int of) {
+    return of < 0 || std::ranges::all_of(model_.unit_flats[static_cast<std::size_t>(of)],
+                                         [this](int flat) { return state(flat).open || consumed_by_all(flat); });
+  };
+  if (!is_free(holder)) {
+    SignalWord& pressure = memory_.signals(memory_.rank()).pressure();
+    pressure.store(static_cast<std::uint64_t>(holder) + 1);
+    backend_.ring();
+    wait("a bucket slot held by unit " + model_.units[static_cast<std::size_t>(holder)].name,
+         [&] { return is_free(holder); });
+    pressure.store(0);
+  }
+  slot_holder_[slot] = unit;
+}
+
+void GradientStore::close_unit(int unit) {
+  if (!publishes_now()) return;
+  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
+    if (state(flat).open) publish(flat);
+  }
+  const int position = ring_positions_[static_cast<std::size_t>(unit)];
+  if (position >= 0) {
+    int& holder = ring_open_[static_cast<std::size_t>(position % plan_.ring_slots)];
+    if (holder == unit) holder = -1;
+  }
+  progress_active();
+}
+
+void GradientStore::publish(int flat) {
+  FlatState& own = state(flat);
+  const FlatLayout& layout = model_.flat(flat);
+  const std::size_t element = size_of(layout.accumulation());
+  for (std::size_t segment = 0; segment < own.filled.size(); ++segment) {
+    if (own.filled[segment]) continue;
+    const Segment& hole = layout.segments[segment];
+    kernels::fill_zero(memory_.bucket(flat) + static_cast<std::size_t>(hole.offset) * element,
+                       hole.numel * static_cast<std::int64_t>(element),
+                       kernels_.isa);
+  }
+  own.filled.assign(own.filled.size(), false);
+  own.open = false;
+  own.last_code = reduction_code(backward_, own.events++);
+  reduce_stream_.enqueue([this, flat, code = own.last_code] {
+    memory_.signals(memory_.rank()).published(flat).store(code);
+    backend_.ring();
+  });
+  if (owns(flat) && !own.active) {
+    own.active = true;
+    active_.push_back(flat);
+  }
+}
+
+void GradientStore::close_backward() {
+  if (publishes_now()) {
+    for (const int flat : trainable_flats_) {
+      if (state(flat).open) publish(flat);
+    }
+    std::ranges::fill(ring_open_, -1);
+  }
+  advance_backward(backward_ + 1);
+  progress_active();
+}
+
+void GradientStore::advance_backward(std::uint64_t next) {
+  backward_ = next;
+  for (const int flat : trainable_flats_) state(flat).events = 0;
+  reduce_stream_.enqueue([this, next] {
+    memory_.signals(memory_.rank()).closed().store(next);
+    backend_.ring();
+  });
+}
+
+GradientStore::Part GradientStore::part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const {
+  const std::uint64_t code = reduction_code(backward, event);
+  if (!spilled_.empty() && spilled_.contains({flat, code, source})) return Part::kPublished;
+  const Signals signals = memory_.signals(source);
+  // Order matters: a rank publishes before it closes, so "closed" must be read first.
+  const std::uint64_t closed = signals.closed().load();
+  const std::uint64_t published = signals.published(flat).load();
+  if (published == code) return Part::kPublished;
+  // A later code means that this event was passed over: its bucket could not be reused while we had not taken it.
+  if (published > code || closed > backward) return Part::kAbsent;
+  return Part::kUnknown;
+}
+
+void GradientStore::progress(int flat) {
+  FlatState& own = state(flat);
+  while (true) {
+    const std::uint64_t code = reduction_code(own.next_backward, own.next_event);
+    bool any = false;
+    for (int source = 0; source < model_.world; ++source) {
+      const Part part = part_of(source, flat, own.next_backward, own.next_event);
+      if (part == Part::kUnknown) return;  // in the end always this rank itself, whose current backward is open
+      any = any || part == Part::kPublished;
+    }
+    if (any) {
+      reduce_event(flat, code);
+      ++own.next_event;
+      continue;
+    }
+    // Nobody took part: everybody has closed this backward. Closed first, published second, as in part_of(): what is not
+    // published by then belongs to a backward that was still open when `closed` was read.
+    std::uint64_t closed = ~std::uint64_t{0};
+    for (int source = 0; source < model_.world; ++source) {
+      closed = std::min(closed, memory_.signals(source).closed().load());
+    }
+    bool later = false;
+    for (int source = 0; source < model_.world; ++source) {
+      later = later || memory_.signals(source).published(flat).load() > code;
+    }
+    own.next_backward = later ? own.next_backward + 1 : std::max(own.next_backward + 1, closed);
+    own.next_event = 0;
+  }
+}
+
+void GradientStore::reduce_event(int flat, std::uint64_t code) {
+  const FlatLayout& layout = model_.flat(flat);
+  const Range shard = layout.shard(memory_.rank());
+  const std::size_t element = size_of(layout.accumulation());
+  const std::size_t offset = static_cast<std::size_t>(shard.begin) * element;
+  const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
+  std::vector<const void*> sources;
+  std::vector<int> ranks;
+  for (int source = 0; source < model_.world; ++source) {
+    const auto spill = spilled_.find({flat, code, source});
+    if (spill != spilled_.end()) {
+      sources.push_back(spill->second.bytes.data());
+    } else if (memory_.signals(source).published(flat).load() == code) {
+      sources.push_back(memory_.peer_bucket(flat, source) + offset);
+      ranks.push_back(source);
+    }
+  }
+  const bool accumulate = has_sums_[static_cast<std::size_t>(flat)];
+  kernels_.for_ranges(shard.size(), [&](std::int64_t begin, std::int64_t end) {
+    std::vector<const void*> parts;
+    for (const void* source : sources) {
+      parts.push_back(static_cast<const std::byte*>(source) + static_cast<std::size_t>(begin) * element);
+    }
+    kernels::sum_sources({.dst = memory_.reduced(flat) + static_cast<std::size_t>(begin) * element,
+                          .dst_dtype = layout.accumulation(),
+                          .accumulate = accumulate,
+                          .sources = parts.data(),
+                          .num_sources = static_cast<int>(parts.size()),
+                          .src_dtype = layout.accumulation(),
+                          .n = end - begin},
+                         kernels_.isa);
+  });
+  has_sums_[static_cast<std::size_t>(flat)] = true;
+  const Signals own = memory_.signals(memory_.rank());
+  for (const int source : ranks) {
+    own.consumed(flat, source).store(code);
+    if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
+  }
+  for (int source = 0; source < model_.world; ++source) spilled_.erase({flat, code, source});
+  backend_.ring();
+}
+
+void GradientStore::progress_active() {
+  std::erase_if(active_, [this](int flat) {
+    progress(flat);
+    FlatState& own = state(flat);
+    // Done with everything that this rank has published so far?
+    const bool pending = reduction_code(own.next_backward, own.next_event) <= own.last_code;
+    if (!pending) own.active = false;
+    return !pending;
+  });
+}
+
+void GradientStore::serve_pressure() {
+  const Signals own = memory_.signals(memory_.rank());
+  for (int source = 0; source < model_.world; ++source) {
+    const std::uint64_t pressed = memory_.signals(source).pressure().load();
+    if (pressed == 0 || pressed > model_.units.size()) continue;
+    for (const int flat : model_.unit_flats[pressed - 1]) {
+      const FlatLayout& layout = model_.flat(flat);
+      const Range shard = layout.shard(memory_.rank());
+      const std::uint64_t code = memory_.signals(source).published(flat).load();
+      if (!layout.trainable || shard.size() == 0 || code == 0 || own.consumed(flat, source).load() >= code) continue;
+      const std::size_t element = size_of(layout.accumulation());
+      const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
+      Spill spill{std::vector<std::byte>(bytes), ledger_.hold({layout.unit, MemoryState::kOverflow}, bytes)};
+      std::memcpy(spill.bytes.data(),
+                  memory_.peer_bucket(flat, source) + static_cast<std::size_t>(shard.begin) * element,
+                  bytes);
+      spilled_.emplace(std::tuple{flat, code, source}, std::move(spill));
+      ++spills_;
+      if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
+      own.consumed(flat, source).store(code);
+      backend_.ring();
+    }
+  }
+}
+
+void GradientStore::wait(const std::string& what, const std::function<bool()>& done) {
+  reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
+  backend_.wait_until(
+      [&] {
+        progress_active();
+        if (done()) return true;
+        serve_pressure();
+        return done();
+      },
+      {.what = what});
+}
+
+void GradientStore::complete() {
+  const std::uint64_t next_step = (backward_ / kBackwardsPerStep + 1) * kBackwardsPerStep;
+  ZR_CHECK(backward_ + 1 < next_step, ErrorCode::kUsage, "more than a million backwards in one step", {.where = "zero.reduce"});
+  advance_backward(next_step);
+  wait("the gradients of this step", [this, next_step] {
+    bool all = true;
+    for (const int flat : trainable_flats_) {
+      if (!owns(flat)) continue;
+      progress(flat);
+      all = all && state(flat).next_backward >= next_step;
+    }
+    return all;
+  });
+}
+
+void GradientStore::begin_step() {
+  std::fill(touched_.begin(), touched_.end(), false);
+  std::fill(has_sums_.begin(), has_sums_.end(), false);
+  offender_ = {};
+  micro_step_ = 0;
+}
+
+}  // namespace zeroth

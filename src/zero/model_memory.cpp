@@ -1,0 +1,178 @@
+#include <zeroth/zero/model_memory.h>
+
+#include "zero/signals.h"
+
+namespace zeroth {
+namespace {
+
+std::size_t paged(std::int64_t elements, DType dtype) {
+  return align_up(static_cast<std::size_t>(elements) * size_of(dtype), kPageBytes);
+}
+
+bool parameters_shared(const ShardingPlan& plan) { return plan.gathers_parameters() || plan.publishes_parameters(); }
+
+std::int64_t parameter_elements(const ShardingPlan& plan, const FlatLayout& flat, int rank) {
+  return plan.parameter == Placement::kFlat ? flat.shard(rank).size() : flat.length;
+}
+
+}  // namespace
+
+SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
+  SharedLayout layout;
+  std::size_t offset = 0;
+  const auto take = [&offset](std::size_t bytes) {
+    const std::size_t begin = offset;
+    offset += align_up(bytes, kPageBytes);
+    return begin;
+  };
+  layout.signals = take(control_bytes(model));
+  for (const FlatLayout& flat : model.flats) {
+    layout.parameters.push_back(parameters_shared(plan) ? take(paged(parameter_elements(plan, flat, rank), flat.dtype))
+                                                        : SharedLayout::kNone);
+    layout.reduced.push_back(flat.trainable && plan.gathers_gradients()
+                                 ? take(paged(flat.shard(rank).size(), flat.accumulation()))
+                                 : SharedLayout::kNone);
+  }
+  for (const std::size_t bytes : bucket_slots(model, plan, micro_steps).slot_bytes) {
+    layout.bucket_slots.push_back(take(bytes));
+  }
+  layout.bytes = offset;
+  return layout;
+}
+
+ModelMemory::ModelMemory(const ModelLayout& model,
+                         const ShardingPlan& plan,
+                         int optimizer_states,
+                         int micro_steps,
+                         Device& device,
+                         CommBackend& backend)
+    : model_(model),
+      plan_(plan),
+      rank_(backend.rank()),
+      bucket_table_(bucket_slots(model, plan, micro_steps)),
+      gathered_table_(gathered_slots(model, plan)),
+      bucket_holds_(bucket_table_.slot_bytes.size()),
+      ledger_(device.ledger()) {
+  for (int rank = 0; rank < model.world; ++rank) {
+    shared_layouts_.push_back(make_shared_layout(model, plan, rank, micro_steps));
+  }
+  const SharedLayout& own = shared_layouts_[static_cast<std::size_t>(rank_)];
+  shared_ = device.make_arena(backend.capabilities().window_kind, own.bytes, "shared");
+  const std::span<std::byte> block = shared_.reserve(own.bytes);
+  holds_.push_back(ledger_.hold({-1, MemoryState::kControl}, control_bytes(model)));
+  allocate_private(device, optimizer_states);
+  for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
+    if (own.parameters[flat] != SharedLayout::kNone) parameters_[flat] = block.data() + own.parameters[flat];
+    if (own.reduced[flat] != SharedLayout::kNone) reduced_[flat] = block.data() + own.reduced[flat];
+  }
+  window_ = backend.attach(shared_, "zero");
+}
+
+ModelMemory::~ModelMemory() = default;
+
+void ModelMemory::allocate_private(Device& device, int optimizer_states) {
+  struct Need {
+    std::int64_t parameters = 0;
+    std::int64_t update = 0;
+    std::int64_t shard = 0;
+  };
+  const bool own_parameters = !parameters_shared(plan_);
+  std::size_t bytes = gathered_table_.total_bytes();
+  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
+    const FlatLayout& layout = model_.flats[flat];
+    if (own_parameters) bytes += paged(layout.length, layout.dtype);
+    if (!layout.trainable) continue;
+    const std::int64_t updated = update_range(static_cast<int>(flat)).size();
+    const auto copies = static_cast<std::size_t>(optimizer_states + (layout.accumulation() != layout.dtype ? 1 : 0));
+    bytes += copies * paged(updated, layout.accumulation()) + paged(layout.shard(rank_).size(), layout.accumulation());
+  }
+  private_ = device.make_arena(ArenaKind::kPrivate, bytes, "private");
+  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
+    const FlatLayout& layout = model_.flats[flat];
+    const auto take = [&](std::int64_t elements, DType dtype, MemoryState state) {
+      return private_.allocate(paged(elements, dtype), {layout.unit, state}, ledger_);
+    };
+    const std::int64_t at_rest = parameter_elements(plan_, layout, rank_);
+    if (own_parameters) {
+      parameters_.push_back(private_.reserve(paged(at_rest, layout.dtype)).data());
+    } else {
+      parameters_.push_back(nullptr);
+    }
+    holds_.push_back(ledger_.hold({layout.unit, MemoryState::kParameter}, paged(at_rest, layout.dtype)));
+    masters_.emplace_back();
+    states_.emplace_back();
+    reduced_.push_back(nullptr);
+    if (!layout.trainable) continue;
+    const std::int64_t updated = update_range(static_cast<int>(flat)).size();
+    const DType accumulation = layout.accumulation();
+    if (accumulation != layout.dtype) masters_.back() = take(updated, accumulation, MemoryState::kMaster);
+    for (int state = 0; state < optimizer_states; ++state) {
+      states_.back().push_back(take(updated, accumulation, MemoryState::kOptimizer));
+    }
+    const std::size_t reduced_bytes = paged(layout.shard(rank_).size(), accumulation);
+    holds_.push_back(ledger_.hold({layout.unit, MemoryState::kReduced}, reduced_bytes));
+    if (!plan_.gathers_gradients()) reduced_.back() = private_.reserve(reduced_bytes).data();
+  }
+  for (const std::size_t slot_bytes : gathered_table_.slot_bytes) {
+    gathered_slots_.push_back(private_.reserve(slot_bytes));
+  }
+  gathered_holds_.resize(gathered_slots_.size());
+}
+
+const std::byte* ModelMemory::parameter_shard(int flat, int rank) const {
+  const FlatLayout& layout = model_.flat(flat);
+  const auto peer = static_cast<std::size_t>(rank);
+  const std::byte* base =
+      parameters_shared(plan_)
+          ? window_.ranks[peer].data() + shared_layouts_[peer].parameters[index(flat)]
+          : parameters_[index(flat)];
+  if (plan_.parameter == Placement::kFlat) return base;
+  return base + static_cast<std::size_t>(layout.shard(rank).begin) * size_of(layout.dtype);
+}
+
+std::byte* ModelMemory::state(int flat, int which) const {
+  return states_[index(flat)][static_cast<std::size_t>(which)].data();
+}
+
+const std::byte* ModelMemory::peer_reduced(int flat, int rank) const {
+  const auto peer = static_cast<std::size_t>(rank);
+  return window_.ranks[peer].data() + shared_layouts_[peer].reduced[index(flat)];
+}
+
+std::byte* ModelMemory::bucket(int flat) {
+  const int unit = model_.flat(flat).unit;
+  const auto slot = static_cast<std::size_t>(bucket_table_.unit_slot[static_cast<std::size_t>(unit)]);
+  if (bucket_holds_[slot].bytes() == 0) {
+    bucket_holds_[slot] = ledger_.hold({unit, MemoryState::kBucket}, bucket_table_.slot_bytes[slot]);
+  }
+  return const_cast<std::byte*>(peer_bucket(flat, rank_));
+}
+
+const std::byte* ModelMemory::peer_bucket(int flat, int rank) const {
+  const auto peer = static_cast<std::size_t>(rank);
+  const auto unit = static_cast<std::size_t>(model_.flat(flat).unit);
+  const auto slot = static_cast<std::size_t>(bucket_table_.unit_slot[unit]);
+  return window_.ranks[peer].data() + shared_layouts_[peer].bucket_slots[slot] + bucket_table_.flat_offset[index(flat)];
+}
+
+std::byte* ModelMemory::gathered(int flat) {
+  const int unit = model_.flat(flat).unit;
+  const auto slot = static_cast<std::size_t>(gathered_table_.unit_slot[static_cast<std::size_t>(unit)]);
+  if (gathered_holds_[slot].bytes() == 0) {
+    gathered_holds_[slot] = ledger_.hold({unit, MemoryState::kGathered}, gathered_table_.slot_bytes[slot]);
+  }
+  return gathered_slots_[slot].data() + gathered_table_.flat_offset[index(flat)];
+}
+
+Signals ModelMemory::signals(int rank) const {
+  const auto peer = static_cast<std::size_t>(rank);
+  return {window_.ranks[peer].subspan(shared_layouts_[peer].signals, control_bytes(model_)),
+          SignalLayout(static_cast<int>(model_.flats.size()), model_.world)};
+}
+
+Range ModelMemory::update_range(int flat) const {
+  const FlatLayout& layout = model_.flat(flat);
+  return plan_.optimizer == Placement::kFlat ? layout.shard(rank_) : Range{0, layout.length};
+}
+
+}  // namespace zeroth

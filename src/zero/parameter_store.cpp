@@ -1,0 +1,217 @@
+#include <zeroth/zero/parameter_store.h>
+
+#include <algorithm>
+
+#include <kernels/copy/copy.h>
+
+#include "zero/signals.h"
+
+namespace zeroth {
+
+ParameterStore::ParameterStore(const ModelLayout& model,
+                               const ShardingPlan& plan,
+                               ModelMemory& memory,
+                               CommBackend& backend,
+                               Device& device,
+                               Stream gather_stream,
+                               KernelContext kernels,
+                               ParameterBinder& binder)
+    : model_(model),
+      plan_(plan),
+      memory_(memory),
+      backend_(backend),
+      device_(device),
+      gather_stream_(std::move(gather_stream)),
+      kernels_(kernels),
+      binder_(binder),
+      units_(model.units.size()),
+      slot_user_(memory.gathered_table().slot_bytes.size(), -1),
+      ring_(ring_positions(model)) {
+  const Signals own = memory_.signals(memory_.rank());
+  for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
+    const FlatLayout& layout = model.flats[flat];
+    // Constant after this; visible to peers through the first epoch.
+    own.tag(static_cast<int>(flat)).store((static_cast<std::uint64_t>(layout.length) << 8U) | static_cast<std::uint64_t>(layout.dtype));
+  }
+}
+
+ParameterStore::~ParameterStore() = default;
+
+std::byte* ParameterStore::flat_data(int flat) {
+  UnitState& unit = units_[static_cast<std::size_t>(model_.flat(flat).unit)];
+  if (!unit.overflow.empty()) return unit.overflow.data() + memory_.gathered_table().flat_offset[static_cast<std::size_t>(flat)];
+  return memory_.gathered(flat);
+}
+
+void ParameterStore::acquire(int unit) {
+  UnitState& state = units_[static_cast<std::size_t>(unit)];
+  ++state.leases;
+  if (!sharded()) return;
+  note_order(unit);
+  try {
+    if (!state.gathered) start_gather(unit);
+    finish(unit);
+  } catch (...) {
+    release(unit);
+    throw;
+  }
+  if (device_.asynchronous() && plan_.prefetch_units > 0) prefetch_after(unit);
+}
+
+void ParameterStore::start_gather(int unit) {
+  UnitState& state = units_[static_cast<std::size_t>(unit)];
+  const auto slot = memory_.gathered_table().unit_slot[static_cast<std::size_t>(unit)];
+  if (slot >= 0) {
+    int& user = slot_user_[static_cast<std::size_t>(slot)];
+    // A prefetched unit that nobody took yet makes room; a leased one does not.
+    if (user >= 0 && user != unit && units_[static_cast<std::size_t>(user)].leases == 0) drop(user);
+    if (user >= 0 && user != unit) {
+      const std::size_t bytes = memory_.gathered_table().slot_bytes[static_cast<std::size_t>(slot)];
+      state.overflow.resize(bytes + kPageBytes);
+      state.overflow_hold = device_.ledger().hold({unit, MemoryState::kOverflow}, bytes);
+      ++counters_.overflow_slots;
+    } else {
+      user = unit;
+    }
+  }
+  state.gathered = true;
+  ++counters_.gathers;
+  if (ring_[static_cast<std::size_t>(unit)] >= 0) {
+    counters_.live_slots_peak = std::max(counters_.live_slots_peak, ++counters_.live_slots);
+  }
+  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
+    counters_.live_bytes += model_.flat(flat).bytes();
+    std::byte* out = flat_data(flat);
+    gather_stream_.enqueue([this, flat, out] { pull(flat, out, CollectiveKind::kAllGather); });
+  }
+  counters_.live_bytes_peak = std::max(counters_.live_bytes_peak, counters_.live_bytes);
+  state.ready = gather_stream_.record();
+}
+
+void ParameterStore::finish(int unit) {
+  UnitState& state = units_[static_cast<std::size_t>(unit)];
+  state.ready.wait();
+  if (state.bound) return;
+  state.bound = true;
+  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) binder_.bind(flat, flat_data(flat));
+}
+
+void ParameterStore::release(int unit) noexcept {
+  UnitState& state = units_[static_cast<std::size_t>(unit)];
+  if (--state.leases > 0 || !sharded()) return;
+  drop(unit);
+}
+
+void ParameterStore::drop(int unit) noexcept {
+  UnitState& state = units_[static_cast<std::size_t>(unit)];
+  if (!state.gathered) return;
+  try {
+    state.ready.wait();  // a prefetch nobody used; its slot must be quiet before it is reused
+  } catch (...) {        // NOLINT(bugprone-empty-catch): the error belongs to a gather whose result nobody wants
+  }
+  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
+    counters_.live_bytes -= model_.flat(flat).bytes();
+    if (state.bound) binder_.bind(flat, nullptr);
+  }
+  if (ring_[static_cast<std::size_t>(unit)] >= 0) --counters_.live_slots;
+  const auto slot = memory_.gathered_table().unit_slot[static_cast<std::size_t>(unit)];
+  if (state.overflow.empty()) {
+    if (slot >= 0) slot_user_[static_cast<std::size_t>(slot)] = -1;
+  } else {
+    state.overflow = {};
+    state.overflow_hold = {};
+  }
+  state.bound = false;
+  state.gathered = false;
+}
+
+void ParameterStore::pull(int flat, std::byte* out, CollectiveKind purpose) {
+  const FlatLayout& layout = model_.flat(flat);
+  const std::uint64_t tag = memory_.signals(memory_.rank()).tag(flat).load();
+  for (int rank = 0; rank < model_.world; ++rank) {
+    const Range shard = layout.shard(rank);
+    if (shard.size() == 0) continue;
+    const Signals peer = memory_.signals(rank);
+    SignalWord& epoch = peer.epoch(flat);
+    if (epoch.load() < epoch_) {
+      backend_.wait_until([&] { return epoch.load() >= epoch_; },
+                          {.what = "parameters of unit " + model_.units[static_cast<std::size_t>(layout.unit)].name,
+                           .ranks = {rank}});
+    }
+    ZR_CHECK(epoch.load() == epoch_ && peer.tag(flat).load() == tag,
+             ErrorCode::kMismatch,
+             "a rank offers another version of a shard than this rank needs",
+             {.where = "zero.gather",
+              .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
+              .which = "unit " + model_.units[static_cast<std::size_t>(layout.unit)].name,
+              .expected = "epoch " + std::to_string(epoch_) + ", layout " + std::to_string(tag),
+              .got = "epoch " + std::to_string(epoch.load()) + ", layout " + std::to_string(peer.tag(flat).load()) +
+                     " from rank " + std::to_string(rank),
+              .hint = "all ranks must call step() equally often"});
+    const std::size_t element = size_of(layout.dtype);
+    std::byte* target = out + static_cast<std::size_t>(shard.begin) * element;
+    const std::byte* source = memory_.parameter_shard(flat, rank);
+    if (target == source) continue;
+    kernels_.for_ranges(shard.size(), [&](std::int64_t begin, std::int64_t end) {
+      kernels::copy_stream(target + static_cast<std::size_t>(begin) * element,
+                           source + static_cast<std::size_t>(begin) * element,
+                           (end - begin) * static_cast<std::int64_t>(element),
+                           kernels_.isa);
+    });
+    if (rank != memory_.rank()) {
+      backend_.count_one_sided(purpose, static_cast<std::uint64_t>(shard.size()) * element);
+    }
+  }
+}
+
+void ParameterStore::publish() {
+  ++epoch_;
+  const Signals own = memory_.signals(memory_.rank());
+  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
+  backend_.ring();
+  last_order_ = std::move(order_);
+  order_.clear();
+  // Prefetched copies are of the old version.
+  for (std::size_t unit = 0; sharded() && unit < units_.size(); ++unit) {
+    ZR_CHECK(units_[unit].leases == 0,
+             ErrorCode::kUsage,
+             "parameters are updated while a unit is still in use",
+             {.where = "zero.publish", .which = "unit " + model_.units[unit].name});
+    drop(static_cast<int>(unit));
+  }
+  if (!plan_.publishes_parameters()) return;
+  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
+    if (model_.flats[flat].trainable) {
+      pull(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), CollectiveKind::kAllGather);
+    }
+  }
+}
+
+void ParameterStore::read(int flat, std::byte* out) { pull(flat, out, CollectiveKind::kAllGather); }
+
+void ParameterStore::note_order(int unit) {
+  order_.push_back(unit);
+  if (!last_order_.empty() && (order_.size() > last_order_.size() || last_order_[order_.size() - 1] != unit)) {
+    ++counters_.order_deviations;
+  }
+}
+
+void ParameterStore::prefetch_after(int /*unit*/) {
+  for (int ahead = 0; ahead < plan_.prefetch_units; ++ahead) {
+    const std::size_t next = order_.size() + static_cast<std::size_t>(ahead);
+    if (next >= last_order_.size()) return;
+    const int unit = last_order_[next];
+    const auto slot = memory_.gathered_table().unit_slot[static_cast<std::size_t>(unit)];
+    if (slot < 0 || units_[static_cast<std::size_t>(unit)].gathered) continue;
+    const int user = slot_user_[static_cast<std::size_t>(slot)];
+    if (user >= 0) continue;  // no room: it will be gathered on demand
+    start_gather(unit);
+  }
+}
+
+void ParameterStore::reset_peaks() {
+  counters_.live_slots_peak = counters_.live_slots;
+  counters_.live_bytes_peak = counters_.live_bytes;
+}
+
+}  // namespace zeroth

@@ -1,0 +1,72 @@
+// The words in shared memory by which ranks tell each other how far they are. One block a rank, written by that rank only.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/platform.h>
+
+namespace zeroth {
+
+using SignalWord = std::atomic<std::uint64_t>;
+static_assert(SignalWord::is_always_lock_free && sizeof(SignalWord) == 8, "signals are shared between processes");
+
+/// Code of the `event`-th reduction of a flat in the `backward`-th backward (both from 0): larger is later, 0 is "none yet".
+[[nodiscard]] constexpr std::uint64_t reduction_code(std::uint64_t backward, std::uint64_t event) {
+  return (backward << 16U) | (event + 1);
+}
+
+/// Where the words lie inside a rank's block.
+class SignalLayout {
+ public:
+  SignalLayout(int flats, int world) : flats_(static_cast<std::size_t>(flats)), world_(static_cast<std::size_t>(world)) {}
+
+  [[nodiscard]] std::size_t bytes() const {
+    const std::size_t words = kHeaderWords + flats_ * (3 + world_);
+    return (words * sizeof(SignalWord) + kPageBytes - 1) / kPageBytes * kPageBytes;
+  }
+  [[nodiscard]] std::size_t flats() const { return flats_; }
+  [[nodiscard]] std::size_t world() const { return world_; }
+
+  static constexpr std::size_t kHeaderWords = 2 * kCacheLineBytes / sizeof(SignalWord);
+
+ private:
+  std::size_t flats_;
+  std::size_t world_;
+};
+
+/// One rank's block, as seen by anyone.
+class Signals {
+ public:
+  Signals(std::span<std::byte> block, SignalLayout layout) : words_(reinterpret_cast<SignalWord*>(block.data())), layout_(layout) {
+    ZR_ASSERT(block.size() >= layout.bytes(), "signal block too small");
+  }
+
+  /// Backwards that this rank has closed.
+  [[nodiscard]] SignalWord& closed() const { return words_[0]; }
+  /// 1 + unit whose bucket slot this rank waits for, 0 if none: owners then copy its gradients aside.
+  [[nodiscard]] SignalWord& pressure() const { return words_[1]; }
+  /// Version of this rank's shard of `flat`: updates done, plus one.
+  [[nodiscard]] SignalWord& epoch(int flat) const { return word(0, flat); }
+  /// reduction_code() of the bucket that this rank has published last.
+  [[nodiscard]] SignalWord& published(int flat) const { return word(1, flat); }
+  /// Digest of the flat's layout: the tag that both sides compare.
+  [[nodiscard]] SignalWord& tag(int flat) const { return word(2, flat); }
+  /// reduction_code() up to which this rank, an owner, has taken the gradients of rank `source`.
+  [[nodiscard]] SignalWord& consumed(int flat, int source) const {
+    return words_[SignalLayout::kHeaderWords + 3 * layout_.flats() +
+                  static_cast<std::size_t>(flat) * layout_.world() + static_cast<std::size_t>(source)];
+  }
+
+ private:
+  [[nodiscard]] SignalWord& word(std::size_t kind, int flat) const {
+    return words_[SignalLayout::kHeaderWords + kind * layout_.flats() + static_cast<std::size_t>(flat)];
+  }
+  SignalWord* words_;
+  SignalLayout layout_;
+};
+
+}  // namespace zeroth

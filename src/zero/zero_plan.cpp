@@ -1,0 +1,59 @@
+#include <zeroth/base/error.h>
+#include <zeroth/zero/plan.h>
+
+namespace zeroth {
+
+std::string_view name_of(ReductionPolicy policy) noexcept {
+  return policy == ReductionPolicy::kPerStep ? "per_step" : "per_micro_step";
+}
+
+std::string_view name_of(Reshard reshard) noexcept {
+  switch (reshard) {
+    case Reshard::kDefault: return "default";
+    case Reshard::kAll: return "all";
+    case Reshard::kNone: return "none";
+  }
+  return "default";
+}
+
+void ShardingPlan::validate() const {
+  const auto refuse = [this](const char* text) {
+    throw Error(ErrorCode::kUsage,
+                text,
+                {.where = "zero.plan",
+                 .which = name,
+                 .got = "parameter " + std::string(name_of(parameter)) + ", gradient " +
+                        std::string(name_of(gradient)) + ", optimizer " + std::string(name_of(optimizer))});
+  };
+  if (parameter == Placement::kPartial || optimizer == Placement::kPartial) {
+    refuse("only gradients can be partial sums");
+  }
+  if (optimizer == Placement::kReplicate && gradient != Placement::kReplicate) {
+    refuse("a replicated optimizer needs replicated gradients");
+  }
+  if (parameter == Placement::kFlat && optimizer != Placement::kFlat) {
+    refuse("sharded parameters need a sharded optimizer");
+  }
+  ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096, ErrorCode::kUsage, "ring_slots must be 1 to 4096", {.which = name});
+  ZR_CHECK(prefetch_units >= 0, ErrorCode::kUsage, "prefetch_units must not be negative", {.which = name});
+}
+
+ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes) {
+  ZR_CHECK(zero_stage >= 0 && zero_stage <= 3,
+           ErrorCode::kConfig,
+           "there is no such ZeRO stage",
+           {.which = "zero_optimization.stage", .expected = "0, 1, 2 or 3", .got = std::to_string(zero_stage)});
+  ShardingPlan plan;
+  plan.name = "zero-" + std::to_string(zero_stage);
+  plan.axes = std::move(axes);
+  if (zero_stage >= 1) {
+    plan.gradient = Placement::kPartial;
+    plan.optimizer = Placement::kFlat;
+  }
+  if (zero_stage >= 2) plan.gradient = Placement::kFlat;
+  if (zero_stage >= 3) plan.parameter = Placement::kFlat;
+  plan.validate();
+  return plan;
+}
+
+}  // namespace zeroth
