@@ -1,0 +1,53 @@
+# Two commands for a newcomer: `make train` and `make test`. The work is done by tools/ and CMake.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup train test test-quick bench format clean
+export NINJA_STATUS := [%f/%t %es]
+
+# Compilers at a time: a file that includes torch takes up to 1.5 GB, and CMake holds those to what the memory allows.
+JOBS ?= $(shell nproc)
+BUILD = cmake --build build/$(1) -j $(JOBS)
+# `make format` takes our own files only.
+SOURCES = $$(git ls-files '*.h' '*.cpp' '*.cu')
+
+help:
+	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes)"
+	@echo "make test        prepare the machine, build, run every test (also under sanitizers)"
+	@echo "make test-quick  the unit tests of the core, without torch"
+	@echo "make bench       the benchmarks; results in build/benchmarks"
+	@echo "make format      clang-format on all sources"
+	@echo "make clean       remove the builds; the virtual environment stays"
+
+setup:
+	@tools/setup
+
+# A preset is configured once; after that ninja itself sees which CMake files changed.
+build/%/build.ninja: CMakePresets.json tools/requirements.txt | setup
+	cmake --preset $*
+	@touch $@
+
+train: setup build/release/build.ninja
+	@$(call BUILD,release) --target zeroth-run zeroth-gpt
+	@tools/train-main
+
+test: setup build/release/build.ninja build/asan/build.ninja build/tsan/build.ninja
+	$(call BUILD,release)
+	$(call BUILD,asan)
+	$(call BUILD,tsan)
+	tools/run-tests build/release build/asan:unit build/tsan:unit
+
+test-quick: export ZEROTH_SETUP_CORE := 1
+test-quick: setup build/core/build.ninja
+	$(call BUILD,core)
+	tools/run-tests build/core:unit
+
+bench: setup build/release/build.ninja
+	$(call BUILD,release)
+	tools/run-benchmarks build/release
+
+format:
+	clang-format -i $(SOURCES)
+
+clean:
+	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""tools/run-tests on builds made up for the purpose: nothing that goes wrong in a test may end as a pass."""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+PASSED = '<testcase name="a" classname="A" status="run" result="completed" />'
+FAILED = '<testcase name="b" classname="A" status="run"><failure message="f" /></testcase>'
+DISABLED = '<testcase name="DISABLED_c" classname="A" status="notrun" result="suppressed" />'
+
+
+def skipped(reason: str) -> str:
+    return f'<testcase name="d" classname="A" status="run"><skipped message="x.cpp:1&#x0A;{reason}" /></testcase>'
+
+
+class RunTests(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.build = pathlib.Path(folder.name)
+        self.lines: list[str] = []
+
+    def gtest(self, name: str, cases: str | None, code: int = 0, labels: str = "unit") -> None:
+        """A ctest test that writes `cases` where a GoogleTest would, or nothing for None, and exits with `code`."""
+        file = self.build / "test-results" / f"{name}.xml"
+        script = self.build / f"{name}.sh"
+        write = "" if cases is None else f"cat >'{file}' <<'END'\n<testsuites>{cases}</testsuites>\nEND\n"
+        script.write_text(f"{write}exit {code}\n")
+        self.lines.append(f'add_test({name} "sh" "{script}" "--gtest_output=xml:{file}")')
+        self.lines.append(f'set_tests_properties({name} PROPERTIES LABELS "{labels}" TIMEOUT 1)')
+
+    def script(self, name: str, text: str) -> None:
+        script = self.build / f"{name}.sh"
+        script.write_text(text + "\n")
+        self.lines.append(f'add_test({name} "sh" "{script}")')
+        self.lines.append(f"set_tests_properties({name} PROPERTIES SKIP_RETURN_CODE 77)")
+
+    def run_tests(self, label: str = "") -> tuple[int, str]:
+        """Exit code and last line."""
+        (self.build / "CMakeCache.txt").write_text("ZEROTH_SANITIZE:STRING=\n")
+        (self.build / "CTestTestfile.cmake").write_text("\n".join(self.lines) + "\n")
+        (self.build / "reasons.txt").write_text("no AVX2  # comment\n")
+        command = [ROOT / "tools" / "run-tests", f"{self.build}{label}", "--reasons", self.build / "reasons.txt"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        self.output = done.stdout + done.stderr
+        return done.returncode, done.stdout.strip().split("\n")[-1]
+
+    def test_counts_cases_not_executables(self) -> None:
+        self.gtest("one", PASSED + PASSED)
+        self.gtest("two", PASSED + skipped("no AVX2: this processor"))
+        self.script("three", "exit 0")
+        self.assertEqual(self.run_tests(), (0, "4 passed, 0 failed, 1 skipped"))
+        self.assertRegex(self.output, r"skipped +1  no AVX2\n")
+
+    def test_failed_case(self) -> None:
+        self.gtest("one", PASSED + FAILED, code=1)
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+        self.assertIn("one: A.b", self.output)
+
+    def test_unknown_reason_fails(self) -> None:
+        self.gtest("one", PASSED + skipped("did not feel like it"))
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_disabled_case_fails(self) -> None:
+        self.gtest("one", PASSED + DISABLED)
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_crash_without_results_fails(self) -> None:
+        self.gtest("one", None, code=139)
+        self.gtest("two", PASSED)
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_clean_exit_without_results_fails(self) -> None:
+        self.gtest("one", None)
+        self.gtest("two", PASSED)
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_stale_results_are_not_read(self) -> None:
+        self.gtest("one", None)
+        (self.build / "test-results").mkdir()
+        (self.build / "test-results" / "one.xml").write_text(f"<testsuites>{PASSED}</testsuites>")
+        self.assertEqual(self.run_tests(), (1, "0 passed, 1 failed, 0 skipped"))
+
+    def test_error_exit_after_passing_cases_fails(self) -> None:
+        self.gtest("one", PASSED, code=1)
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_executable_without_cases_fails(self) -> None:
+        self.gtest("one", "")
+        self.gtest("two", PASSED)
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_missing_executable_fails(self) -> None:
+        self.lines.append('add_test(one "/nowhere/test")')
+        self.gtest("two", PASSED)
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_time_out_fails(self) -> None:
+        self.script("one", "sleep 30")
+        self.lines.append("set_tests_properties(one PROPERTIES TIMEOUT 1)")
+        self.gtest("two", PASSED)
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_skipped_script_needs_a_reason(self) -> None:
+        self.script("one", "echo 'SKIPPED: no AVX2: here'; exit 77")
+        self.script("two", "exit 77")
+        self.gtest("three", PASSED)
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 1 skipped"))
+
+    def test_only_the_label(self) -> None:
+        self.gtest("one", PASSED)
+        self.gtest("two", FAILED, code=1, labels="process")
+        self.assertEqual(self.run_tests(":unit"), (0, "1 passed, 0 failed, 0 skipped"))
+
+    def test_nothing_run_fails(self) -> None:
+        self.gtest("one", PASSED)
+        code, line = self.run_tests(":parity")
+        self.assertEqual(code, 1)
+        self.assertRegex(line, re.compile("^0 passed, 1 failed"))
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main(verbosity=2))

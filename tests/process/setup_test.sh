@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# tools/setup against stand-ins for dpkg-query, apt-get, g++ and python3: what it installs, when it does nothing, and the
+# text and exit code of every refusal. Nothing is installed and nothing outside a temporary folder is written.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bin=$work/bin
+log=$work/log
+mkdir "$bin"
+failures=0
+
+stand_in() {
+  cat >"$bin/$1"
+  chmod +x "$bin/$1"
+}
+
+# A machine on which everything is there: the packages that $work/missing names are not.
+reset() {
+  rm -rf "$work/venv" "$work/missing" "$log"
+  touch "$work/missing" "$log"
+  printf 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nVERSION_ID="12"\nID=debian\n' >"$work/debian"
+  printf 'PRETTY_NAME="Fedora Linux 41"\nVERSION_ID=41\nID=fedora\n' >"$work/fedora"
+  export ZEROTH_SETUP_OS_RELEASE=$work/debian ZEROTH_SETUP_UID=0 ZEROTH_SETUP_VENV=$work/venv ZEROTH_SETUP_CORE=
+  export WORK=$work
+  unset PYTHON
+  # shellcheck disable=SC2016
+  stand_in dpkg-query <<'END'
+#!/bin/bash
+shift 3
+for name; do grep -qx "$name" "$WORK/missing" || echo "$name installed"; done
+END
+  stand_in apt-get <<'END'
+#!/bin/bash
+echo "apt-get $*" >>"$WORK/log"
+[[ ! -e $WORK/apt-fails ]] || exit 100
+[[ $1 == update ]] || : >"$WORK/missing"
+END
+  stand_in python3 <<'END'
+#!/bin/bash
+if [[ $1 == -m && $2 == venv ]]; then
+  echo "venv" >>"$WORK/log"
+  mkdir -p "$3/bin"
+  printf '#!/bin/bash\n[[ $3 != install ]] || echo "pip $*" >>"$WORK/log"\n[[ $3 != install || ! -e $WORK/pip-fails ]]\n' \
+    >"$3/bin/python"
+  chmod +x "$3/bin/python"
+elif [[ $1 == --version ]]; then
+  echo "Python 3.11.2"
+fi
+END
+  stand_in g++ <<'END'
+#!/bin/bash
+! grep -qF "$(sed 's/.*<\(.*\)>.*/\1/')" "$WORK/missing"
+END
+}
+
+setup() {
+  status=0
+  PATH=$bin:$PATH "$root/tools/setup" >"$work/out" 2>&1 || status=$?
+}
+
+check() { # NAME CONDITION...
+  local name=$1
+  shift
+  if "$@"; then
+    echo "ok      $name"
+  else
+    failures=$((failures + 1))
+    echo "FAILED  $name (status $status)"
+    sed 's/^/        output: /' "$work/out"
+    sed 's/^/        log:    /' "$log"
+  fi
+}
+says() { grep -qF -- "$1" "$work/out"; }
+did() { grep -qF -- "$1" "$log"; }
+refused() { [[ $status == 1 ]]; }
+done_well() { [[ $status == 0 ]]; }
+did_nothing() { [[ ! -s $log && ! -s $work/out ]]; }
+
+reset
+setup
+check "a fresh environment is made" done_well
+check "with the pinned packages" did "pip -m pip install --disable-pip-version-check --quiet -r tools/requirements.txt"
+: >"$log"
+setup
+check "the second run succeeds" done_well
+check "and does nothing" did_nothing
+echo "an older list" >"$work/venv/.zeroth-requirements"
+setup
+check "changed requirements are installed" did "pip"
+
+reset
+ZEROTH_SETUP_CORE=1
+setup
+check "the core needs no environment" did_nothing
+
+reset
+printf 'ninja-build\nlibcli11-dev\n' >"$work/missing"
+setup
+check "root installs" done_well
+check "exactly what is missing" grep -qx "apt-get install -q -y --no-install-recommends ninja-build libcli11-dev" "$log"
+
+reset
+echo ninja-build >"$work/missing"
+touch "$work/apt-fails"
+setup
+check "a failing apt-get is an error" refused
+check "after the list was refreshed" did "apt-get update"
+rm "$work/apt-fails"
+
+reset
+echo ninja-build >"$work/missing"
+ZEROTH_SETUP_UID=1000
+setup
+check "without root it stops" refused
+check "with the packages" says "apt-get install ninja-build"
+check "with the pip line" says "venv/bin/python -m pip install -r tools/requirements.txt"
+check "and installs nothing" [ ! -s "$log" ]
+
+reset
+ZEROTH_SETUP_UID=1000
+setup
+check "without root, nothing missing, it goes on" done_well
+
+reset
+ZEROTH_SETUP_OS_RELEASE=$work/fedora
+echo "CLI/CLI.hpp" >"$work/missing"
+setup
+check "another distribution is refused" refused
+check "by its name" says "this is Fedora Linux 41"
+check "with what is missing" says "the header <CLI/CLI.hpp>"
+check "with Debian's line" says "apt-get install make g++ cmake ninja-build"
+check "and apt-get is not called" [ ! -s "$log" ]
+
+reset
+ZEROTH_SETUP_OS_RELEASE=$work/fedora
+setup
+check "another distribution with everything there goes on" done_well
+
+reset
+printf 'PRETTY_NAME="Debian GNU/Linux 11"\nVERSION_ID="11"\nID=debian\n' >"$work/debian"
+echo "rapidcheck.h" >"$work/missing"
+setup
+check "another Debian is refused" says "this is Debian GNU/Linux 11"
+
+reset
+stand_in old-python <<'END'
+#!/bin/bash
+[[ $1 == --version ]] && echo "Python 3.9.2"
+exit 1
+END
+export PYTHON=$bin/old-python
+setup
+check "an old Python is refused" refused
+check "by its version" says "Python 3.11 or newer is needed; found Python 3.9.2"
+
+reset
+touch "$work/pip-fails"
+setup
+check "a failing pip is an error" refused
+check "with a reason" says "pip could not install"
+check "and is tried again next time" [ ! -e "$work/venv/.zeroth-requirements" ]
+rm "$work/pip-fails"
+
+if ((failures)); then
+  echo "$failures checks failed"
+  exit 1
+fi
