@@ -1,0 +1,60 @@
+#include <kernels/adamw/adamw.h>
+#include <kernels/adamw/adamw_variants.h>
+#include <kernels/common/fp_environment.h>
+#include <zeroth/base/error.h>
+#include <zeroth/base/platform.h>
+
+#include <cmath>
+#include <limits>
+#include <string_view>
+
+namespace zeroth::kernels {
+namespace {
+
+/// Planted fault of tests/mutations: the wide variants step a hair further than the scalar one.
+constexpr bool kPlantedFault = std::string_view(kMutation) == "kernel_dispatch";
+
+AdamWArgs with_planted_fault(AdamWArgs args) {
+  args.coefficients.step_size *= 1.0 + 2.0 * static_cast<double>(std::numeric_limits<float>::epsilon());
+  return args;
+}
+
+}  // namespace
+
+AdamWCoefficients adamw_coefficients(const AdamWHyper& hyper) noexcept {
+  const auto step = static_cast<double>(hyper.step);
+  AdamWCoefficients c;
+  c.factor = hyper.factor;
+  c.l2 = hyper.decoupled ? 0.0 : hyper.weight_decay;
+  c.decay = hyper.decoupled ? 1.0 - hyper.lr * hyper.weight_decay : 1.0;
+  c.one_minus_beta1 = 1.0 - hyper.beta1;
+  c.beta2 = hyper.beta2;
+  c.one_minus_beta2 = 1.0 - hyper.beta2;
+  c.inv_sqrt_correction2 = 1.0 / std::sqrt(1.0 - std::pow(hyper.beta2, step));
+  c.eps = hyper.eps;
+  c.step_size = hyper.lr / (1.0 - std::pow(hyper.beta1, step));
+  return c;
+}
+
+void adamw_step(const AdamWArgs& args, Isa isa) {
+  const ErrorContext where{.where = "kernels.adamw"};
+  ZR_CHECK(args.n >= 0, ErrorCode::kUsage, "negative element count", where);
+  ZR_CHECK(args.dtype == DType::kFloat32 || args.dtype == DType::kFloat64,
+           ErrorCode::kUsage,
+           "AdamW states are float32 or float64",
+           where);
+  ZR_CHECK(args.copy_out == nullptr || args.dtype == DType::kFloat32,
+           ErrorCode::kUsage,
+           "the 16-bit copy-out needs float32 states",
+           where);
+  detail::require_supported(isa, "adamw");
+  const detail::FpEnvironment environment;
+  const auto kernel = detail::select(isa, detail::adamw_scalar, detail::adamw_avx2, detail::adamw_avx512);
+  if constexpr (kPlantedFault) {
+    kernel(isa == Isa::kScalar ? args : with_planted_fault(args));
+  } else {
+    kernel(args);
+  }
+}
+
+}  // namespace zeroth::kernels

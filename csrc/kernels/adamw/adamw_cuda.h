@@ -1,0 +1,9 @@
+// AdamW on a CUDA device: the arithmetic of adamw_math.h, so the bits of the CPU variants.
+#pragma once
+
+#include <kernels/adamw/adamw.h>
+
+/// Enqueues adamw_step(args) on `stream` (a cudaStream_t); the pointers of args are device pointers. Returns
+/// a cudaError_t: 0, or why the launch failed; faults of the kernel itself surface at the stream's next
+/// synchronisation. Does not block.
+extern "C" int zeroth_cuda_adamw(const zeroth::kernels::AdamWArgs* args, void* stream);

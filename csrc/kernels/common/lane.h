@@ -1,0 +1,146 @@
+// Lane<T>: one element with the interface of a SIMD vector. It is the scalar variant of every kernel, the
+// tail loop of the wide ones and the element of the CUDA kernels, so that the arithmetic of an op is written
+// once.
+//
+// Rules that make all widths give the same bits (see also [Note: One definition per instruction set] in
+// arch.h):
+// - add, subtract, multiply, divide and square root are IEEE; a fused multiply-add is written fused(a, b, c)
+// = a * b + c with one
+//   rounding; the compiler may not make others (-ffp-contract=off, nvcc -fmad=false);
+// - which NaN comes out of an operation with NaN inputs depends on operand order, which compilers change, and
+// on the processor. So
+//   every result of arithmetic goes through canonical() before it is stored: any NaN becomes the positive
+//   quiet NaN without payload.
+#pragma once
+
+#include <kernels/common/arch.h>
+#include <zeroth/base/dtype.h>
+
+#include <cmath>
+#include <cstdint>
+
+namespace zeroth::kernels {
+namespace {  // NOLINT(google-build-namespaces): internal linkage is the point, see arch.h
+
+inline constexpr std::uint32_t kQuietNan32 = 0x7fc00000U;
+inline constexpr std::uint64_t kQuietNan64 = 0x7ff8000000000000ULL;
+
+template <class T>
+struct Lane;
+
+template <>
+struct Lane<float> {
+  using Value = float;
+  static constexpr std::int64_t kLanes = 1;
+  float v;
+
+  ZR_HOST_DEVICE static ZR_INLINE Lane splat(float x) { return {x}; }
+  ZR_HOST_DEVICE static ZR_INLINE Lane load(const float* p) { return {*p}; }
+  ZR_HOST_DEVICE static ZR_INLINE Lane load(const BFloat16* p) {
+    return {__builtin_bit_cast(float, static_cast<std::uint32_t>(p->bits) << 16U)};
+  }
+  ZR_HOST_DEVICE ZR_INLINE void store(float* p) const { *p = v; }
+  ZR_HOST_DEVICE ZR_INLINE void stream(float* p) const { *p = v; }
+  /// Rounds to nearest even; a NaN stays a NaN (quiet, upper payload bits kept).
+  ZR_HOST_DEVICE ZR_INLINE void store(BFloat16* p) const {
+    const auto x = __builtin_bit_cast(std::uint32_t, v);
+    const std::uint32_t rounded = (x + 0x7fffU + ((x >> 16U) & 1U)) >> 16U;
+    const std::uint32_t quiet = (x >> 16U) | 0x40U;
+    p->bits = static_cast<std::uint16_t>((x & 0x7fffffffU) > 0x7f800000U ? quiet : rounded);
+  }
+  ZR_HOST_DEVICE ZR_INLINE void stream(BFloat16* p) const { store(p); }
+  /// Number of lanes (0 or 1) that are infinite or NaN.
+  ZR_HOST_DEVICE ZR_INLINE int nonfinite() const {
+    return (__builtin_bit_cast(std::uint32_t, v) & 0x7f800000U) == 0x7f800000U ? 1 : 0;
+  }
+};
+
+template <>
+struct Lane<double> {
+  using Value = double;
+  static constexpr std::int64_t kLanes = 1;
+  double v;
+
+  ZR_HOST_DEVICE static ZR_INLINE Lane splat(double x) { return {x}; }
+  ZR_HOST_DEVICE static ZR_INLINE Lane load(const double* p) { return {*p}; }
+  ZR_HOST_DEVICE static ZR_INLINE Lane load(const float* p) { return {static_cast<double>(*p)}; }
+  ZR_HOST_DEVICE static ZR_INLINE Lane load(const BFloat16* p) {
+    return {static_cast<double>(Lane<float>::load(p).v)};
+  }
+  ZR_HOST_DEVICE ZR_INLINE void store(double* p) const { *p = v; }
+  ZR_HOST_DEVICE ZR_INLINE void store(float* p) const { *p = static_cast<float>(v); }
+  ZR_HOST_DEVICE ZR_INLINE void stream(double* p) const { *p = v; }
+  ZR_HOST_DEVICE ZR_INLINE void stream(float* p) const { store(p); }
+  ZR_HOST_DEVICE ZR_INLINE int nonfinite() const {
+    return (__builtin_bit_cast(std::uint64_t, v) & kInfinity64) == kInfinity64 ? 1 : 0;
+  }
+
+  static constexpr std::uint64_t kInfinity64 = 0x7ff0000000000000ULL;
+};
+
+/// Integers are summed as unsigned: overflow wraps in every variant.
+template <>
+struct Lane<std::uint32_t> {
+  using Value = std::uint32_t;
+  static constexpr std::int64_t kLanes = 1;
+  std::uint32_t v;
+
+  static ZR_INLINE Lane load(const std::uint32_t* p) { return {*p}; }
+  ZR_INLINE void store(std::uint32_t* p) const { *p = v; }
+  ZR_INLINE void stream(std::uint32_t* p) const { *p = v; }
+};
+
+template <>
+struct Lane<std::uint64_t> {
+  using Value = std::uint64_t;
+  static constexpr std::int64_t kLanes = 1;
+  std::uint64_t v;
+
+  static ZR_INLINE Lane load(const std::uint64_t* p) { return {*p}; }
+  ZR_INLINE void store(std::uint64_t* p) const { *p = v; }
+  ZR_INLINE void stream(std::uint64_t* p) const { *p = v; }
+};
+
+template <class T>
+ZR_HOST_DEVICE ZR_INLINE Lane<T> operator+(Lane<T> a, Lane<T> b) {
+  return {a.v + b.v};
+}
+template <class T>
+ZR_HOST_DEVICE ZR_INLINE Lane<T> operator-(Lane<T> a, Lane<T> b) {
+  return {a.v - b.v};
+}
+template <class T>
+ZR_HOST_DEVICE ZR_INLINE Lane<T> operator*(Lane<T> a, Lane<T> b) {
+  return {a.v * b.v};
+}
+template <class T>
+ZR_HOST_DEVICE ZR_INLINE Lane<T> operator/(Lane<T> a, Lane<T> b) {
+  return {a.v / b.v};
+}
+ZR_HOST_DEVICE ZR_INLINE Lane<float> fused(Lane<float> a, Lane<float> b, Lane<float> c) {
+  return {::fmaf(a.v, b.v, c.v)};
+}
+ZR_HOST_DEVICE ZR_INLINE Lane<double> fused(Lane<double> a, Lane<double> b, Lane<double> c) {
+  return {::fma(a.v, b.v, c.v)};
+}
+ZR_HOST_DEVICE ZR_INLINE Lane<float> root(Lane<float> a) {
+  return {::sqrtf(a.v)};
+}
+ZR_HOST_DEVICE ZR_INLINE Lane<double> root(Lane<double> a) {
+  return {::sqrt(a.v)};
+}
+ZR_HOST_DEVICE ZR_INLINE Lane<float> canonical(Lane<float> a) {
+  return {a.v != a.v ? __builtin_bit_cast(float, kQuietNan32) : a.v};
+}
+ZR_HOST_DEVICE ZR_INLINE Lane<double> canonical(Lane<double> a) {
+  return {a.v != a.v ? __builtin_bit_cast(double, kQuietNan64) : a.v};
+}
+ZR_INLINE Lane<std::uint32_t> canonical(Lane<std::uint32_t> a) {
+  return a;
+}
+ZR_INLINE Lane<std::uint64_t> canonical(Lane<std::uint64_t> a) {
+  return a;
+}
+
+}  // namespace
+}  // namespace zeroth::kernels

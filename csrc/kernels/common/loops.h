@@ -1,0 +1,90 @@
+// Loops over a range: wide vectors first, single lanes for the rest. Internal linkage, see arch.h.
+#pragma once
+
+#include <kernels/common/lane.h>
+
+#include <cstdint>
+
+namespace zeroth::kernels {
+namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
+
+/// Ranges of at least this many bytes are written past the caches where nobody reads them soon: below it they
+/// fit in the L2 cache, and the next reader finds them there. Measured with benchmarks/kernels/memory_bench.
+inline constexpr std::int64_t kStreamBytes = std::int64_t{256} << 10;
+inline constexpr std::int64_t kStreamAlign = 64;
+
+/// Names a vector type in a call of a generic lambda.
+template <class V>
+struct Width {
+  using Vector = V;
+};
+
+/// Calls body(Width<V<T>>{}, i) for every full vector of [begin, n) and body(Width<Lane<T>>{}, i) for the
+/// elements that remain.
+template <template <class> class V, class T, class Body>
+ZR_INLINE void for_each_vector(std::int64_t begin, std::int64_t n, const Body& body) {
+  std::int64_t i = begin;
+  for (; i + V<T>::kLanes <= n; i += V<T>::kLanes) {
+    body(Width<V<T>>{}, i);
+  }
+  for (; i < n; ++i) {
+    body(Width<Lane<T>>{}, i);
+  }
+}
+
+/// Elements of [p, p + n) before the first one at a multiple of 64 bytes, where streaming stores may start.
+template <class T>
+ZR_INLINE std::int64_t elements_until_aligned(const T* p, std::int64_t n) {
+  const auto misaligned = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p) % kStreamAlign);
+  const std::int64_t elements =
+      misaligned == 0 ? 0 : (kStreamAlign - misaligned) / static_cast<std::int64_t>(sizeof(T));
+  return elements < n ? elements : n;
+}
+
+/// True if `n` elements at `p` are worth streaming stores (and p is aligned to its own type, so that a line
+/// boundary is reached).
+template <class T>
+ZR_INLINE bool wants_streaming(const T* p, std::int64_t n) {
+  return n * static_cast<std::int64_t>(sizeof(T)) >= kStreamBytes &&
+         reinterpret_cast<std::uintptr_t>(p) % sizeof(T) == 0;
+}
+
+/// Streaming stores are weakly ordered: after this fence they are visible before any later store of this
+/// thread (an epoch, a flag).
+ZR_INLINE void stream_fence() {
+  __builtin_ia32_sfence();
+}
+
+/// for_each_vector for a body that writes dst[i] alone and never reads it. The body gets a third argument
+/// whose `kStream` says whether dst + i may be written with streaming stores.
+struct CachedStores {
+  static constexpr bool kStream = false;
+};
+struct StreamingStores {
+  static constexpr bool kStream = true;
+};
+template <template <class> class V, class T, class Out, class Body>
+ZR_INLINE void for_each_written(Out* dst, std::int64_t n, const Body& body) {
+  if (!wants_streaming(dst, n)) {
+    for_each_vector<V, T>(0, n, [&](auto width, std::int64_t i) { body(width, i, CachedStores{}); });
+    return;
+  }
+  const std::int64_t head = elements_until_aligned(dst, n);
+  for (std::int64_t i = 0; i < head; ++i) {
+    body(Width<Lane<T>>{}, i, CachedStores{});
+  }
+  for_each_vector<V, T>(head, n, [&](auto width, std::int64_t i) { body(width, i, StreamingStores{}); });
+  stream_fence();
+}
+
+template <bool kStream, class V, class T>
+ZR_INLINE void write(V value, T* p) {
+  if constexpr (kStream) {
+    value.stream(p);
+  } else {
+    value.store(p);
+  }
+}
+
+}  // namespace
+}  // namespace zeroth::kernels

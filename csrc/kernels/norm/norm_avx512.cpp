@@ -1,0 +1,10 @@
+#include <kernels/common/simd_avx512.h>
+#include <kernels/norm/norm_cpu.inl>
+
+namespace zeroth::kernels::detail {
+
+void norm_blocks_avx512(const void* src, DType dtype, std::int64_t n, double* sums) {
+  norm_blocks_any<Avx512>(src, dtype, n, sums);
+}
+
+}  // namespace zeroth::kernels::detail

@@ -1,0 +1,13 @@
+// The compiled variants behind sum_sources: contract as there, without its checks and its floating-point
+// environment.
+#pragma once
+
+#include <kernels/reduce/reduce.h>
+
+namespace zeroth::kernels::detail {
+
+void sum_sources_scalar(const SumSourcesArgs& args);
+void sum_sources_avx2(const SumSourcesArgs& args);
+void sum_sources_avx512(const SumSourcesArgs& args);
+
+}  // namespace zeroth::kernels::detail

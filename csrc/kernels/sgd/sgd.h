@@ -1,0 +1,49 @@
+// Fused SGD with momentum: unscale, L2 weight decay, momentum, update and 16-bit copy-out in one pass over
+// memory.
+//
+// Ref: Sutskever et al.: On the importance of initialization and momentum in deep learning, ICML 2013, in
+// torch.optim.SGD's form:
+//   g'  = factor * g + weight_decay * p
+//   b   = g' on the first step, else momentum * b + (1 - dampening) * g'        (only if momentum != 0)
+//   d   = g' + momentum * b if nesterov, else b; g' without momentum
+//   p   = p - lr * d
+#pragma once
+
+#include <kernels/common/dispatch.h>
+#include <zeroth/base/dtype.h>
+
+#include <cstdint>
+
+namespace zeroth::kernels {
+
+struct SgdHyper {
+  double lr = 1e-3;
+  double momentum = 0.0;
+  double dampening = 0.0;
+  double weight_decay = 0.0;
+  bool nesterov = false;
+  double factor = 1.0;      ///< what turns the accumulated sum into the gradient
+  bool first_step = false;  ///< the momentum buffer holds nothing yet: it becomes g'
+};
+
+/// One range of n elements. The arrays do not overlap; param and momentum are updated in place. Any alignment
+/// of the type is correct.
+struct SgdArgs {
+  void* param = nullptr;  ///< [n] of `dtype`
+  void* momentum =
+      nullptr;  ///< [n] of `dtype`; may be null if hyper.momentum == 0; not read on the first step
+  const void* grad = nullptr;  ///< [n] of `dtype`: the accumulated sum, not yet scaled
+  BFloat16* copy_out =
+      nullptr;  ///< [n] or null: the new parameter, rounded to nearest even (dtype kFloat32 only)
+  std::int64_t n = 0;
+  DType dtype = DType::kFloat32;  ///< kFloat32 or kFloat64
+  SgdHyper hyper{};               ///< each number is rounded once to `dtype`
+};
+
+/// Updates the range; runs on the calling thread. Traffic in fp32: 20 B an element with momentum, 12 B
+/// without (+2 B copy-out). Every split of a range into calls gives the same bits, and so does every `isa`; a
+/// NaN result is the positive quiet NaN. Throws Error{kUsage}: other dtype, copy_out with kFloat64, momentum
+/// without a buffer, n < 0, unsupported isa.
+void sgd_step(const SgdArgs& args, Isa isa);
+
+}  // namespace zeroth::kernels
