@@ -1,0 +1,81 @@
+#include "launcher/line_splitter.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace zeroth::launcher {
+namespace {
+
+constexpr std::string_view kErrorMark = "ZEROTH ERROR [";
+constexpr std::size_t kMaxErrorLine = 1000;
+
+/// Position of the first CR or LF. Two memchr are several times faster than find_first_of.
+std::size_t find_line_end(std::string_view bytes) {
+  const std::size_t feed = bytes.find('\n');
+  const std::size_t carriage = bytes.substr(0, feed).find('\r');
+  return carriage != std::string_view::npos ? carriage : feed;
+}
+
+}  // namespace
+
+void LineSplitter::feed(std::string_view bytes, std::string& out) {
+  if (style_.pass_through) {
+    out += bytes;
+  }
+  while (!bytes.empty()) {
+    if (!pending_.empty() && pending_.back() == '\r') {
+      if (bytes.front() == '\n') {
+        pending_ += '\n';
+        bytes.remove_prefix(1);
+      }
+      emit(out);
+      continue;
+    }
+    const std::size_t end = find_line_end(bytes);
+    const std::size_t room = kMaxLineBytes - pending_.size();
+    const std::size_t content = std::min(end, bytes.size());
+    if (content > room) {
+      pending_ += bytes.substr(0, room);
+      bytes.remove_prefix(room);
+      emit(out);
+      continue;
+    }
+    const std::size_t taken = end == std::string_view::npos ? bytes.size() : end + 1;
+    pending_ += bytes.substr(0, taken);
+    bytes.remove_prefix(taken);
+    if (pending_.back() == '\n') {
+      emit(out);
+    }
+  }
+}
+
+void LineSplitter::finish(std::string& out) {
+  if (!pending_.empty()) {
+    emit(out);
+  }
+}
+
+void LineSplitter::emit(std::string& out) {
+  if (!style_.pass_through) {
+    out += style_.prefix;
+    out += pending_;
+    if (pending_.back() != '\n' && pending_.back() != '\r') {
+      out += '\n';
+    }
+  }
+  if (const std::size_t mark = pending_.find(kErrorMark); mark != std::string::npos) {
+    last_error_line_ = pending_.substr(mark, kMaxErrorLine);
+    while (!last_error_line_.empty() &&
+           (last_error_line_.back() == '\n' || last_error_line_.back() == '\r')) {
+      last_error_line_.pop_back();
+    }
+    std::replace_if(
+        last_error_line_.begin(),
+        last_error_line_.end(),
+        [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; },
+        '?');
+  }
+  pending_.clear();
+}
+
+}  // namespace zeroth::launcher

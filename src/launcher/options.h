@@ -1,0 +1,38 @@
+// The command line of zeroth-run.
+#pragma once
+
+#include <zeroth/base/deadline.h>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zeroth::launcher {
+
+inline constexpr int kMaxRanks = 4096;
+
+struct Options {
+  int num_ranks = 0;
+  bool prefix = true;           ///< "[rank] " before every line
+  bool forward_stdin = false;   ///< rank 0 reads our standard input; all others read /dev/null
+  bool quiet = false;           ///< no informational lines (errors stay)
+  std::string tee_directory{};  ///< also write each rank's output there; "" = no
+  std::optional<Milliseconds> timeout{};
+  Milliseconds grace{2000};  ///< from a forwarded SIGINT or SIGTERM to SIGKILL
+  std::vector<std::pair<std::string, std::string>> environment{};  ///< --env, in order; names are valid
+  std::vector<std::string> command{};  ///< program and its arguments, at least one
+};
+
+/// Either a job to run, or a text (help, version) to print on standard output.
+struct CommandLine {
+  std::optional<Options> options{};
+  std::string text{};
+};
+
+/// Reads the arguments after the program's own name. Throws Error(kUsage) with one line that says what is
+/// wrong.
+[[nodiscard]] CommandLine parse_command_line(std::span<const char* const> arguments);
+
+}  // namespace zeroth::launcher

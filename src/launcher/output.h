@@ -1,0 +1,96 @@
+// Where the lines of the ranks go: queues in front of our own output, files beside it, and the relay of
+// standard input.
+#pragma once
+
+#include "launcher/line_splitter.h"
+#include "launcher/unique_fd.h"
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace zeroth::launcher {
+
+/// A queue in front of standard output or error. A reader that does not read must never stop the supervision
+/// of the ranks, and our descriptor may be shared with other programs, so it cannot be made non-blocking: a
+/// write happens only when poll promises room, and is no larger than what then fits without blocking
+/// (PIPE_BUF).
+class OutputSink {
+ public:
+  explicit OutputSink(int fd) : fd_(fd) {}
+
+  [[nodiscard]] int fd() const { return fd_; }
+  /// Text to be written goes to the end of this.
+  [[nodiscard]] std::string& queue() { return queue_; }
+  [[nodiscard]] std::size_t pending() const { return queue_.size() - offset_; }
+  /// So much is waiting that the ranks' pipes should not be read for now.
+  [[nodiscard]] bool congested() const { return pending() > kCongestedBytes; }
+  /// The reader has gone (EPIPE) or the file is full: `error_number` says why; nothing is queued any more.
+  [[nodiscard]] int error_number() const { return error_number_; }
+
+  /// Writes what can be written without blocking.
+  void flush_some();
+
+ private:
+  static constexpr std::size_t kCongestedBytes = std::size_t{1} << 20;
+
+  int fd_;
+  std::string queue_;
+  std::size_t offset_ = 0;
+  int error_number_ = 0;
+};
+
+/// One output stream of one rank on its way to a sink and, if asked for, to a file with the bytes as they
+/// came.
+class RankStream {
+ public:
+  /// `tee_path` "" = no file. Throws Error(kIo) if the file cannot be made.
+  RankStream(UniqueFd pipe, OutputSink& sink, LineStyle style, std::string tee_path);
+
+  [[nodiscard]] int fd() const { return pipe_.get(); }
+  [[nodiscard]] bool open() const { return pipe_.valid(); }
+  [[nodiscard]] const OutputSink& sink() const { return *sink_; }
+  [[nodiscard]] const std::string& last_error_line() const { return splitter_.last_error_line(); }
+
+  /// Reads at most one block and returns its bytes; 0 when there is nothing to read now or ever. Closes at
+  /// the end.
+  std::size_t read_some();
+  /// Reads what is in the pipe at this moment; bounded even if somebody keeps writing.
+  void drain();
+  /// Nothing more is wanted from this stream: what is left is passed on and the pipe is closed.
+  void close();
+
+ private:
+  void tee(std::string_view bytes);
+
+  UniqueFd pipe_;
+  OutputSink* sink_;
+  LineSplitter splitter_;
+  std::string tee_path_;
+  UniqueFd tee_file_;
+};
+
+/// Copies our standard input to rank 0 through a pipe. The rank cannot have the terminal itself: it is in
+/// another process group, and the terminal would stop it when it reads.
+class StdinRelay {
+ public:
+  /// Inactive.
+  StdinRelay() = default;
+  /// Copies from `source` (borrowed) to `pipe`.
+  StdinRelay(int source, UniqueFd pipe);
+
+  [[nodiscard]] bool active() const { return pipe_.valid(); }
+  /// The descriptor to poll, and for what: the source while nothing waits to be written, else the pipe.
+  [[nodiscard]] int poll_fd() const { return pending_.empty() ? source_ : pipe_.get(); }
+  [[nodiscard]] short poll_events() const;
+  /// To be called when poll_fd() is ready.
+  void advance();
+  void close() { pipe_.reset(); }
+
+ private:
+  int source_ = -1;
+  UniqueFd pipe_;
+  std::string pending_;
+};
+
+}  // namespace zeroth::launcher
