@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Plants violations of every rule in copies of the sources and of made-up libraries, and sees the checks turn red.
+
+usage: self_test.py ROOT CXX
+"""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = pathlib.Path(sys.argv[1])
+CXX = sys.argv[2]
+LEVELS = "base=0,device=1,kernels=2,comm=2,shard=3,optim=3,zero=4,engine=5,libtorch=6,launcher=6"
+
+# (rule, file, line appended to it). Files that are not there are made.
+PLANTED = [
+    ("layer", "include/zeroth/base/text.h", "#include <zeroth/device/memory.h>"),
+    ("layer", "src/comm/planted.cpp", "#include <zeroth/shard/flat_layout.h>"),
+    ("layer", "src/comm/planted.cpp", "#include <kernels/adamw/adamw.h>"),
+    ("layer", "csrc/kernels/adamw/planted.cpp", "#include <zeroth/comm/communicator.h>"),
+    ("layer", "src/shard/planted.cpp", '#include "zero/planted.h"'),
+    ("layer", "src/launcher/planted.cpp", "#include <zeroth/libtorch/engine.h>"),
+    ("layer", "src/surprise/planted.cpp", "int x;"),
+    ("torch", "src/engine/planted.cpp", "#include <ATen/core/Tensor.h>"),
+    ("torch", "csrc/kernels/planted.cpp", "#include <c10/util/Half.h>"),
+    ("torch", "tests/unit/zero/planted_test.cpp", "#include <torch/torch.h>"),
+    ("vendor", "include/zeroth/base/log.h", "#include <spdlog/spdlog.h>"),
+    ("vendor", "include/zeroth/engine/planted.h", "#include <nlohmann/json.hpp>"),
+    ("vendor", "include/zeroth/engine/planted.h", "#include <CLI/CLI.hpp>"),
+    ("private", "include/zeroth/device/memory.h", '#include "device/arena.h"'),
+    ("private", "src/device/planted.cpp", '#include "../base/planted.h"'),
+    ("if", "src/device/planted.cpp", "#if defined(__AVX2__)"),
+    ("if", "include/zeroth/base/planted.h", "#ifdef __cplusplus"),
+    ("if", "tests/unit/base/planted_test.cpp", "  #  ifndef NDEBUG"),
+    ("stage", "src/zero/planted.cpp", "bool f(int zero_stage) { return zero_stage == 3; }"),
+    ("stage", "src/engine/planted.cpp", "bool f(C c) { return 3 <= c.options.zero_stage; }"),
+    ("stage", "src/engine/planted.cpp", "void f(C c) { switch (c.zero_stage) {} }"),
+    ("stage", "src/engine/planted.cpp", "void f(C c) { if (g(c.zero_stage)) h(); }"),
+    ("stage", "src/libtorch/planted.cpp", "int f(C c) { return c.zero_stage ? 1 : 0; }"),
+]
+# What looks like a violation and is none.
+INNOCENT = [
+    ("src/engine/planted.cpp", "#include <zeroth/base/text.h>\n#include <zeroth/zero/plan.h>"),
+    ("src/engine/planted.cpp", "// #include <torch/torch.h>\n/* #if 0\n#if 1 */"),
+    ("src/engine/planted.cpp", '// zero_stage == 3 is decided in the plan\nauto s = "zero_stage == 3";'),
+    ("src/engine/planted.cpp", "auto r = R\"x(\n#if 1\nzero_stage > 2\n)x\";"),
+    ("src/engine/planted.cpp", "void f(C c) { out << c.zero_stage << '\\n'; auto p = zero_plan(c.zero_stage, {\"dp\"}); }"),
+    ("src/engine/planted.cpp", "void f(C* c) { int zero_stage = c->zero_stage; }"),
+    ("src/libtorch/planted.cpp", "#include <ATen/core/Tensor.h>"),
+    ("tests/unit/libtorch/planted_test.cpp", "#include <torch/torch.h>"),
+    ("examples/gpt_cpp/planted.cpp", "bool f(int zero_stage) { return zero_stage <= 3; }"),
+]
+
+
+class Includes(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.copy = pathlib.Path(folder.name)
+        for tree in ("include", "src", "csrc"):
+            shutil.copytree(ROOT / tree, self.copy / tree)
+
+    def check(self, file: str, line: str) -> tuple[int, str]:
+        path = self.copy / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.read_text() if path.exists() else None
+        path.write_text((before or "") + "\n" + line + "\n")
+        command = [sys.executable, HERE / "check_includes.py", self.copy, "--levels", LEVELS]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if before is None:
+            path.unlink()
+        else:
+            path.write_text(before)
+        return done.returncode, done.stdout
+
+    def test_planted_violations_are_found(self) -> None:
+        for rule, file, line in PLANTED:
+            with self.subTest(rule=rule, file=file, line=line):
+                code, output = self.check(file, line)
+                self.assertEqual(code, 1)
+                self.assertRegex(output, rf"(?m)^{file}:\d+: {rule}: ")
+
+    def test_innocent_lines_pass(self) -> None:
+        for file, line in INNOCENT:
+            with self.subTest(file=file, line=line):
+                code, output = self.check(file, line)
+                found = [text for text in output.splitlines() if text.startswith(file)]
+                self.assertEqual(found, [])
+
+
+class Symbols(unittest.TestCase):
+    """Libraries of three rooms: base, comm, and zero above them."""
+
+    SOURCES = {
+        "base": "namespace zeroth { inline int shared() { return 1; } int base() { return shared(); } }",
+        "comm": "namespace zeroth { int base(); int comm() { return base(); } }",
+        "zero": "namespace zeroth { inline int shared() { return 1; } int comm(); int zero() { return comm() + shared(); } }",
+    }
+
+    def check(self, **planted: str) -> tuple[int, str]:
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            libraries = []
+            for room, source in self.SOURCES.items():
+                source_file, object_file, library = (folder / f"{room}{end}" for end in (".cpp", ".o", ".a"))
+                source_file.write_text(f"{source}\n{planted.get(room, '')}\n")
+                subprocess.run([CXX, "-O0", "-c", source_file, "-o", object_file], check=True)
+                subprocess.run(["ar", "qc", library, object_file], check=True)
+                libraries.append(f"{room}={library}")
+            command = [sys.executable, HERE / "check_symbols.py", "--levels", LEVELS, *libraries]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            return done.returncode, done.stdout
+
+    def test_clean_libraries_pass(self) -> None:
+        self.assertEqual(self.check()[0], 0)
+
+    def test_a_symbol_from_above_is_found(self) -> None:
+        code, output = self.check(base="namespace zeroth { int zero(); int planted() { return zero(); } }")
+        self.assertEqual(code, 1)
+        self.assertIn("base (level 0): layer: wants zeroth::zero() of zero (level 4)", output)
+
+    def test_a_symbol_of_torch_is_found(self) -> None:
+        planted = {"torch": "namespace torch::autograd { void run(); }  void planted() { torch::autograd::run(); }",
+                   "at": "namespace at { struct T { int f() const; }; }  int planted(at::T* t) { return t->f(); }",
+                   "c10": "namespace c10 { struct T { T(); }; }  void planted() { c10::T t; }"}
+        for name, source in planted.items():
+            with self.subTest(name=name):
+                code, output = self.check(zero=source)
+                self.assertEqual(code, 1)
+                self.assertRegex(output, f"zero: torch: wants {name}::")
+
+    def test_std_vector_at_is_not_torch(self) -> None:
+        source = "namespace own { struct B { int at(int); }; }  int planted(own::B* b) { return b->at(1); }"
+        self.assertEqual(self.check(zero=source), (0, "the layers hold in 3 rooms\n"))
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main(argv=sys.argv[:1], verbosity=2))
