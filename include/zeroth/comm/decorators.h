@@ -1,0 +1,130 @@
+// Decorators of CommBackend: one counts, one breaks things on purpose. Both hold the seat that they wrap.
+#pragma once
+
+#include <zeroth/comm/backend.h>
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+namespace zeroth {
+
+/// Received from other ranks, by kind.
+struct TrafficRow {
+  std::uint64_t calls = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t one_sided_calls = 0;
+  std::uint64_t one_sided_bytes = 0;
+  TrafficRow& operator+=(const TrafficRow& other);
+  bool operator==(const TrafficRow&) const = default;
+};
+
+/// Traffic by group and kind. Thread safe; may be shared by several seats.
+class TrafficTable final : public TrafficObserver {
+ public:
+  void observe(const TrafficEvent& event) noexcept override;
+
+  [[nodiscard]] TrafficRow row(std::string_view group, CollectiveKind kind) const;
+  /// Sum over groups.
+  [[nodiscard]] TrafficRow row(CollectiveKind kind) const;
+  /// Payload bytes of all groups and kinds, matched and one-sided.
+  [[nodiscard]] std::uint64_t bytes() const;
+  [[nodiscard]] std::uint64_t control_bytes() const;
+  /// One line per group and kind.
+  [[nodiscard]] std::string text() const;
+  void reset();
+
+ private:
+  using Rows = std::array<TrafficRow, kNumCollectiveKinds>;
+  mutable std::mutex mutex_;
+  std::map<std::string, Rows, std::less<>> groups_;
+  std::uint64_t control_bytes_ = 0;
+};
+
+/// Passes everything on. Base of decorators.
+class ForwardingBackend : public CommBackend {
+ public:
+  explicit ForwardingBackend(std::unique_ptr<CommBackend> inner) : inner_(std::move(inner)) {}
+
+  [[nodiscard]] int rank() const override { return inner_->rank(); }
+  [[nodiscard]] int size() const override { return inner_->size(); }
+  [[nodiscard]] const std::string& group_name() const override { return inner_->group_name(); }
+  [[nodiscard]] std::string_view kind() const override { return inner_->kind(); }
+  [[nodiscard]] Capabilities capabilities() const override { return inner_->capabilities(); }
+  [[nodiscard]] std::size_t memory_bytes() const override { return inner_->memory_bytes(); }
+  Work submit(std::span<const Collective> collectives, const Stream& stream) override {
+    return inner_->submit(collectives, stream);
+  }
+  [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
+    return inner_->split(color, key, name);
+  }
+  [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
+    return inner_->attach(arena, name);
+  }
+  void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
+    inner_->wait_until(predicate, context);
+  }
+  void ring() override { inner_->ring(); }
+  void abort(const Error& error) noexcept override { inner_->abort(error); }
+  void count_one_sided(CollectiveKind kind, std::uint64_t bytes) override {
+    inner_->count_one_sided(kind, bytes);
+  }
+  void set_observer(std::shared_ptr<TrafficObserver> observer) override {
+    inner_->set_observer(std::move(observer));
+  }
+
+ protected:
+  [[nodiscard]] CommBackend& inner() const { return *inner_; }
+
+ private:
+  std::unique_ptr<CommBackend> inner_;
+};
+
+/// Counts into a table, which may outlive it. Parts made by split() count into the same table under their own
+/// group names.
+class CountingBackend final : public ForwardingBackend {
+ public:
+  CountingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<TrafficTable> table);
+  [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
+  [[nodiscard]] const TrafficTable& table() const { return *table_; }
+
+ private:
+  std::shared_ptr<TrafficTable> table_;
+};
+
+/// What goes wrong, and when. Probabilities are per matched call or wait; the same seed gives the same
+/// faults.
+struct FaultPlan {
+  std::uint64_t seed = 0;
+  double delay_probability = 0;  ///< sleep up to max_delay before a matched call, a wait or a ring
+  std::chrono::microseconds max_delay{200};
+  std::int64_t fail_at_call = -1;    ///< the matched call with this index throws kInternal "planted failure"
+  std::int64_t drop_call = -1;       ///< the matched call with this index is not made
+  std::int64_t freeze_at_call = -1;  ///< before this matched call the rank sleeps for `freeze`
+  std::chrono::milliseconds freeze{0};
+};
+
+/// Delays, fails, drops, freezes; seeded.
+class FaultyBackend final : public ForwardingBackend {
+ public:
+  FaultyBackend(std::unique_ptr<CommBackend> inner, FaultPlan plan);
+  Work submit(std::span<const Collective> collectives, const Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
+  void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override;
+  void ring() override;
+  [[nodiscard]] std::int64_t calls() const { return calls_; }
+
+ private:
+  void maybe_delay();
+
+  FaultPlan plan_;
+  std::uint64_t state_;
+  std::int64_t calls_ = 0;
+};
+
+}  // namespace zeroth

@@ -1,0 +1,54 @@
+// How a rank gets its seat in the world.
+#pragma once
+
+#include <zeroth/base/deadline.h>
+#include <zeroth/comm/backend.h>
+#include <zeroth/comm/system_calls.h>
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroth {
+
+struct CommOptions {
+  Milliseconds timeout{300'000};      ///< of every wait
+  Milliseconds frozen_after{10'000};  ///< a stopped peer without a heartbeat for this long is lost
+  /// Polling before sleep; unset: 20 us if every rank of the host has a core, else none.
+  std::optional<std::chrono::microseconds> spin{};
+  std::size_t staging_bytes = std::size_t{1}
+                              << 20U;  ///< per rank and group, for buffers that are not attached; >= 64 KiB
+  std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
+  std::shared_ptr<SystemCalls> system{};   ///< the kernel, or a test's substitute; unset: the kernel
+};
+
+/// Meeting point of ranks that are threads of one process. Hand the same hub to every rank's backend.
+class InprocHub;
+[[nodiscard]] std::shared_ptr<InprocHub> make_inproc_hub(int world_size);
+
+struct WorldSpec {
+  int rank = 0;
+  int size = 1;
+  std::string job{};  ///< shm: equal on all ranks of a job, unique on the host; empty: job_from_environment()
+  std::shared_ptr<InprocHub> hub{};  ///< inproc only
+  CommOptions options{};
+};
+
+/// ZEROTH_JOB_ID, or MASTER_ADDR:MASTER_PORT with TORCHELASTIC_RUN_ID; throws kEnvironment if neither is set.
+[[nodiscard]] std::string job_from_environment();
+
+/// Blocks until all ranks are there. "self", "inproc", "shm"; throws kConfig naming what is built for another
+/// name, kTimeout naming the ranks that did not come, kMismatch for a wrong world size, a rank that came
+/// twice or another version of Zeroth, kResource if memfd or pidfd is refused.
+[[nodiscard]] std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec);
+/// Names that make_backend knows in this build.
+[[nodiscard]] std::vector<std::string> backend_names();
+
+/// What memory_bytes() of a seat in a group of `size` ranks will be.
+[[nodiscard]] std::size_t transport_bytes(std::string_view name, int size, const CommOptions& options);
+
+}  // namespace zeroth

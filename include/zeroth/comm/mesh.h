@@ -1,0 +1,62 @@
+// Mesh: the world's ranks as a grid with named axes, and the order in which sums are formed.
+#pragma once
+
+#include <zeroth/comm/communicator.h>
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroth {
+
+struct MeshAxis {
+  std::string name{};
+  int size = 1;
+  bool operator==(const MeshAxis&) const = default;
+};
+
+/// Axes from outer to inner, as in a C array: rank = ((c0 * s1) + c1) * s2 + ...
+struct MeshSpec {
+  std::vector<MeshAxis> axes{};
+  /// [Note: Order of summation] Sizes of the levels along which sums over the whole mesh are formed, inner
+  /// first: partial sums over groups of levels[0] ranks, then over levels[1] of those, and so on; their
+  /// product is the world. Default, and the only order that the backends of this version can keep: one level,
+  /// rank order.
+  std::vector<int> levels{};
+  bool operator==(const MeshSpec&) const = default;
+};
+
+/// Groups of one rank. Move-only. Holds the world's seat and one seat for every axis that is not the whole
+/// world.
+class Mesh {
+ public:
+  /// Matched, blocks. Throws kConfig if the sizes do not multiply to the world, names repeat, or more than
+  /// one level is asked for.
+  Mesh(std::shared_ptr<CommBackend> world, MeshSpec spec);
+
+  [[nodiscard]] const MeshSpec& spec() const { return spec_; }
+  [[nodiscard]] int size(std::string_view axis) const;
+  /// This rank's place along the axis.
+  [[nodiscard]] int coordinate(std::string_view axis) const;
+  [[nodiscard]] Communicator world() const { return Communicator(world_); }
+  /// The ranks that differ from this one along `axis` only. Throws kUsage naming the axes there are.
+  [[nodiscard]] Communicator axis(std::string_view axis) const;
+  /// The ranks that differ along these axes only, as one flat group; order of ranks is that of the world. The
+  /// first call with a list is matched over the world and blocks.
+  [[nodiscard]] Communicator axes(std::span<const std::string> names);
+
+ private:
+  [[nodiscard]] std::size_t index_of(std::string_view axis) const;
+  [[nodiscard]] std::shared_ptr<CommBackend> make_group(const std::vector<bool>& chosen,
+                                                        std::string_view name);
+
+  std::shared_ptr<CommBackend> world_;
+  MeshSpec spec_;
+  std::vector<int> coordinates_;
+  std::map<std::vector<bool>, std::shared_ptr<CommBackend>> groups_;
+};
+
+}  // namespace zeroth

@@ -1,0 +1,44 @@
+// Store: a small table of strings that the ranks of a job share, for meeting and configuration, not for data.
+#pragma once
+
+#include <zeroth/base/deadline.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace zeroth {
+
+/// Thread safe. Keys and values are any bytes, together at most 1 MiB. Every wait has a deadline: kTimeout
+/// names what is missing.
+class Store {
+ public:
+  Store() = default;
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+  virtual ~Store() = default;
+
+  virtual void set(std::string_view key, std::string_view value) = 0;
+  /// Blocks until the key is there.
+  [[nodiscard]] virtual std::string get(std::string_view key, Milliseconds timeout) = 0;
+  /// Adds to a number that starts as 0, and returns the sum. The value is its decimal text. kUsage if the
+  /// value is no number.
+  virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;
+  /// Blocks until all keys are there.
+  virtual void wait(std::span<const std::string> keys, Milliseconds timeout) = 0;
+};
+
+/// For ranks that are threads: share the pointer.
+[[nodiscard]] std::shared_ptr<Store> make_inproc_store();
+
+/// The process that serves; the table lives here, and a thread that ends with the object. `name` is that of
+/// an abstract unix socket
+/// ("zeroth-store-" and the user id are put before it): nothing is left in the file system. Only processes of
+/// the same user may connect. Throws kResource if the name is taken.
+[[nodiscard]] std::shared_ptr<Store> serve_store(std::string_view name);
+/// A client; tries until the deadline. Requests throw kPeerLost once the server has gone.
+[[nodiscard]] std::shared_ptr<Store> connect_store(std::string_view name, Milliseconds timeout);
+
+}  // namespace zeroth
