@@ -42,6 +42,8 @@ function(zeroth_add_cuda_module)
   add_library(zeroth_cuda MODULE ${arg_SOURCES})
   set_target_properties(zeroth_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static POSITION_INDEPENDENT_CODE ON)
   target_include_directories(zeroth_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/csrc)
+  # A module may be linked with symbols missing; then it could not be loaded.
+  target_link_options(zeroth_cuda PRIVATE -Wl,-z,defs)
   # -fmad=false: the same bits as the CPU kernels, which are built with -ffp-contract=off.
   target_compile_options(zeroth_cuda PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;-Xcompiler=-ffp-contract=off,-Wall,-Wextra>)

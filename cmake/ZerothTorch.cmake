@@ -4,7 +4,7 @@
 # CMake 3.25 and CUDA 13. Torch is not imported either (seconds, and half a gigabyte); its folder and version are read.
 #
 # Python: -DPython_EXECUTABLE=..., else build/venv/bin/python of this source tree, else python3.
-# In: ZEROTH_TORCH (ON, OFF, AUTO). Out: ZEROTH_TORCH_FOUND, ZEROTH_TORCH_VERSION, ZEROTH_TORCH_DIR.
+# In: ZEROTH_TORCH (ON, OFF, AUTO). Out: ZEROTH_TORCH_FOUND, _VERSION, _DIR, _PYTHON.
 # This file is installed beside ZerothConfig.cmake and used there too.
 include_guard(GLOBAL)
 
@@ -15,26 +15,26 @@ endif()
 
 if(NOT Python_EXECUTABLE)
   if(EXISTS ${CMAKE_CURRENT_LIST_DIR}/../build/venv/bin/python)
-    cmake_path(SET zeroth_python NORMALIZE ${CMAKE_CURRENT_LIST_DIR}/../build/venv/bin/python)
+    cmake_path(SET ZEROTH_TORCH_PYTHON NORMALIZE ${CMAKE_CURRENT_LIST_DIR}/../build/venv/bin/python)
   else()
-    find_program(zeroth_python3 python3 NO_CACHE)
-    set(zeroth_python ${zeroth_python3})
+    find_program(zeroth_found_python python3 NO_CACHE)
+    set(ZEROTH_TORCH_PYTHON ${zeroth_found_python})
   endif()
 else()
-  set(zeroth_python ${Python_EXECUTABLE})
+  set(ZEROTH_TORCH_PYTHON ${Python_EXECUTABLE})
 endif()
 
 execute_process(
-  COMMAND ${zeroth_python} -c "import importlib.util as u, pathlib, runpy
+  COMMAND ${ZEROTH_TORCH_PYTHON} -c "import importlib.util as u, pathlib, runpy
 p = pathlib.Path(u.find_spec('torch').submodule_search_locations[0])
 print(p, runpy.run_path(str(p / 'version.py'))['__version__'], sep=';', end='')"
   OUTPUT_VARIABLE zeroth_torch_answer RESULT_VARIABLE zeroth_torch_status ERROR_QUIET)
 if(NOT zeroth_torch_status EQUAL 0)
   if(ZEROTH_TORCH STREQUAL "ON")
-    message(FATAL_ERROR "ZEROTH_TORCH is ON, but ${zeroth_python} has no torch. Run tools/setup, or give the Python "
+    message(FATAL_ERROR "ZEROTH_TORCH is ON, but ${ZEROTH_TORCH_PYTHON} has no torch. Run tools/setup, or give the Python "
       "that has it by -DPython_EXECUTABLE=..., or build the core alone with -DZEROTH_TORCH=OFF.")
   endif()
-  message(STATUS "torch: not found by ${zeroth_python}; the core is built without the LibTorch adapter")
+  message(STATUS "torch: not found by ${ZEROTH_TORCH_PYTHON}; the core is built without the LibTorch adapter")
   return()
 endif()
 list(GET zeroth_torch_answer 0 ZEROTH_TORCH_DIR)

@@ -20,7 +20,7 @@ import pathlib
 import re
 import sys
 
-SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
+SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".inl"}
 TREES = ("include", "src", "csrc", "examples", "tests", "benchmarks")
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 VENDORS = re.compile(r"^(spdlog|fmt|nlohmann|CLI|gtest|gmock|benchmark|rapidcheck|cuda)(/|\.h|_)|^xxhash")

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Holds the layers in what was compiled.
 
-usage: check_symbols.py --levels base=0,device=1,... [--nm NM] ROOM=LIBRARY.a ...
+usage: check_symbols.py --levels base=0,device=1,... [--nm NM] [--optimised] ROOM=LIBRARY.a ...
 
 By the undefined symbols of each room's static library:
   torch  no room below libtorch (nor the launcher) wants a symbol of the namespaces at, c10, torch, caffe2
   layer  no room wants a symbol that only a room of the same or a higher level defines
+  wide   (--optimised) no object that is compiled for AVX2 or AVX-512 defines an inline function that the linker may
+         choose for everybody: it would run those instructions on a processor that lacks them
 This catches what includes do not show: a function declared by hand, or a header that reaches across.
 Prints one line for each violation; exit code 1 if there is one.
 """
@@ -18,6 +20,8 @@ import re
 import subprocess
 import sys
 
+# An object for wide instructions and a weak symbol in it, as nm prints them.
+WIDE = re.compile(r"\[(\w*_avx(?:2|512)\w*)\.cpp\.o\]: (\S+) [WVu] ")
 # A nested name of the Itanium ABI that begins in one of torch's namespaces.
 TORCH = re.compile(r"N[VKRO]*(2at|3c10|5torch|6caffe2)[0-9]")
 
@@ -53,6 +57,14 @@ def check(nm: str, levels: dict[str, int], libraries: dict[str, pathlib.Path]) -
     return violations
 
 
+def check_wide(nm: str, room: str, library: pathlib.Path) -> list[str]:
+    command = [nm, "--format=posix", "--print-file-name", "--defined-only", str(library)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found = WIDE.findall(done.stdout)
+    names = demangled([name for _, name in found])
+    return [f"{room}: wide: {member} defines the inline function {name}" for (member, _), name in zip(found, names)]
+
+
 def parse_levels(text: str) -> dict[str, int]:
     return {name: int(level) for name, level in (pair.split("=") for pair in text.split(","))}
 
@@ -67,8 +79,12 @@ def main() -> int:
     parser.add_argument("libraries", nargs="+", type=parse_library, metavar="ROOM=LIBRARY")
     parser.add_argument("--levels", required=True, type=parse_levels)
     parser.add_argument("--nm", default="nm")
+    parser.add_argument("--optimised", action="store_true", help="inline functions were inlined: check the rule wide")
     arguments = parser.parse_args()
     violations = check(arguments.nm, arguments.levels, dict(arguments.libraries))
+    if arguments.optimised:
+        for room, library in arguments.libraries:
+            violations += check_wide(arguments.nm, room, library)
     print("\n".join(violations) if violations else f"the layers hold in {len(arguments.libraries)} rooms")
     return 1 if violations else 0
 

@@ -103,17 +103,18 @@ class Symbols(unittest.TestCase):
         "zero": "namespace zeroth { inline int shared() { return 1; } int comm(); int zero() { return comm() + shared(); } }",
     }
 
-    def check(self, **planted: str) -> tuple[int, str]:
+    def check(self, object_name: str = "{}.o", **planted: str) -> tuple[int, str]:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             libraries = []
             for room, source in self.SOURCES.items():
-                source_file, object_file, library = (folder / f"{room}{end}" for end in (".cpp", ".o", ".a"))
+                source_file, object_file, library = (
+                    folder / name.format(room) for name in ("{}.cpp", object_name, "{}.a"))
                 source_file.write_text(f"{source}\n{planted.get(room, '')}\n")
                 subprocess.run([CXX, "-O0", "-c", source_file, "-o", object_file], check=True)
                 subprocess.run(["ar", "qc", library, object_file], check=True)
                 libraries.append(f"{room}={library}")
-            command = [sys.executable, HERE / "check_symbols.py", "--levels", LEVELS, *libraries]
+            command = [sys.executable, HERE / "check_symbols.py", "--levels", LEVELS, "--optimised", *libraries]
             done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             return done.returncode, done.stdout
 
@@ -134,6 +135,11 @@ class Symbols(unittest.TestCase):
                 code, output = self.check(zero=source)
                 self.assertEqual(code, 1)
                 self.assertRegex(output, f"zero: torch: wants {name}::")
+
+    def test_an_inline_function_in_a_wide_object_is_found(self) -> None:
+        code, output = self.check("{}_avx2.cpp.o")
+        self.assertEqual(code, 1)
+        self.assertIn("base: wide: base_avx2 defines the inline function zeroth::shared()", output)
 
     def test_std_vector_at_is_not_torch(self) -> None:
         source = "namespace own { struct B { int at(int); }; }  int planted(own::B* b) { return b->at(1); }"

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Installs a build into a folder of its own and builds a project outside the tree against it with find_package(Zeroth).
+# usage: package_test.sh BUILD WORK CXX PYTHON|none
+# With a PYTHON that has torch, the LibTorch adapter is linked too, and another torch version must be refused.
+set -euo pipefail
+build=$1 work=$2 compiler=$3 python=$4
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+rm -rf "$work"
+mkdir -p "$work"
+cmake --install "$build" --prefix "$work/prefix" >"$work/install.log"
+
+configure() { # FOLDER OPTIONS...
+  local folder=$1
+  shift
+  cmake -G Ninja -S "$here/consumer" -B "$work/$folder" -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_PREFIX_PATH="$work/prefix" "$@"
+}
+build_and_run() { # FOLDER
+  cmake --build "$work/$1"
+  "$work/$1/consumer" | grep -x "consumer works"
+}
+
+# Headers and libraries must be found in the prefix alone.
+! grep -rn "$here/../../\|$build/" "$work/prefix/lib" --include='*.cmake' ||
+  { echo "FAILED: an installed CMake file names the source or build tree"; exit 1; }
+
+configure core
+build_and_run core
+
+if [[ $python != none ]]; then
+  configure libtorch -DWITH_LIBTORCH=ON -DPython_EXECUTABLE="$python"
+  build_and_run libtorch
+
+  printf '#!/bin/sh\nprintf "/nowhere;9.9.9"\n' >"$work/other-python"
+  chmod +x "$work/other-python"
+  if configure refused -DWITH_LIBTORCH=ON -DPython_EXECUTABLE="$work/other-python" >"$work/refused.log" 2>&1; then
+    echo "FAILED: another torch version was accepted"
+    exit 1
+  fi
+  tr -s ' \n' '  ' <"$work/refused.log" | grep -o "Zeroth was built against torch [^ ]*, the torch found here is 9.9.9" ||
+    { cat "$work/refused.log"; exit 1; }
+fi
