@@ -61,10 +61,11 @@ std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
     const ParamSpec& param = params[static_cast<std::size_t>(index)];
     check_shape(param);
     auto found = std::find_if(layouts.begin(), layouts.end(), [&](const FlatLayout& layout) {
-      return layout.dtype == param.dtype && layout.trainable == param.trainable;
+      return layout.dtype == param.dtype && layout.trainable == param.trainable &&
+             layout.grad_factor == param.grad_factor;
     });
     if (found == layouts.end()) {
-      layouts.push_back({.unit = unit_index, .dtype = param.dtype, .trainable = param.trainable});
+      layouts.push_back({.unit = unit_index, .dtype = param.dtype, .trainable = param.trainable, .grad_factor = param.grad_factor});
       found = layouts.end() - 1;
     }
     const std::int64_t offset = align_elements(found->length, param.dtype);

@@ -125,13 +125,20 @@ void GradientStore::publish(int flat) {
   FlatState& own = state(flat);
   const FlatLayout& layout = model_.flat(flat);
   const std::size_t element = size_of(layout.accumulation());
-  for (std::size_t segment = 0; segment < own.filled.size(); ++segment) {
-    if (own.filled[segment]) continue;
-    const Segment& hole = layout.segments[segment];
-    kernels::fill_zero(memory_.bucket(flat) + static_cast<std::size_t>(hole.offset) * element,
-                       hole.numel * static_cast<std::int64_t>(element),
+  // Zeros for what was not touched and for padding: a shared slot may still hold another unit's gradients there.
+  std::int64_t written_end = 0;
+  const auto fill_until = [&](std::int64_t end) {
+    if (end <= written_end) return;
+    kernels::fill_zero(memory_.bucket(flat) + static_cast<std::size_t>(written_end) * element,
+                       (end - written_end) * static_cast<std::int64_t>(element),
                        kernels_.isa);
+  };
+  for (std::size_t segment = 0; segment < own.filled.size(); ++segment) {
+    if (!own.filled[segment]) continue;
+    fill_until(layout.segments[segment].offset);
+    written_end = layout.segments[segment].offset + layout.segments[segment].numel;
   }
+  fill_until(layout.length);
   own.filled.assign(own.filled.size(), false);
   own.open = false;
   own.last_code = reduction_code(backward_, own.events++);

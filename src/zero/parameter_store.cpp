@@ -39,7 +39,7 @@ ParameterStore::~ParameterStore() = default;
 
 std::byte* ParameterStore::flat_data(int flat) {
   UnitState& unit = units_[static_cast<std::size_t>(model_.flat(flat).unit)];
-  if (!unit.overflow.empty()) return unit.overflow.data() + memory_.gathered_table().flat_offset[static_cast<std::size_t>(flat)];
+  if (unit.overflow.capacity() > 0) return unit.overflow.data() + memory_.gathered_table().flat_offset[static_cast<std::size_t>(flat)];
   return memory_.gathered(flat);
 }
 
@@ -55,7 +55,7 @@ void ParameterStore::acquire(int unit) {
     release(unit);
     throw;
   }
-  if (device_.asynchronous() && plan_.prefetch_units > 0) prefetch_after(unit);
+  if (device_.asynchronous() && plan_.prefetch_units > 0) prefetch_next();
 }
 
 void ParameterStore::start_gather(int unit) {
@@ -67,7 +67,7 @@ void ParameterStore::start_gather(int unit) {
     if (user >= 0 && user != unit && units_[static_cast<std::size_t>(user)].leases == 0) drop(user);
     if (user >= 0 && user != unit) {
       const std::size_t bytes = memory_.gathered_table().slot_bytes[static_cast<std::size_t>(slot)];
-      state.overflow.resize(bytes + kPageBytes);
+      state.overflow = device_.make_arena(ArenaKind::kPrivate, bytes, "overflow");
       state.overflow_hold = device_.ledger().hold({unit, MemoryState::kOverflow}, bytes);
       ++counters_.overflow_slots;
     } else {
@@ -115,7 +115,7 @@ void ParameterStore::drop(int unit) noexcept {
   }
   if (ring_[static_cast<std::size_t>(unit)] >= 0) --counters_.live_slots;
   const auto slot = memory_.gathered_table().unit_slot[static_cast<std::size_t>(unit)];
-  if (state.overflow.empty()) {
+  if (state.overflow.capacity() == 0) {
     if (slot >= 0) slot_user_[static_cast<std::size_t>(slot)] = -1;
   } else {
     state.overflow = {};
@@ -164,6 +164,16 @@ void ParameterStore::pull(int flat, std::byte* out, CollectiveKind purpose) {
   }
 }
 
+void ParameterStore::quiesce() {
+  for (std::size_t unit = 0; sharded() && unit < units_.size(); ++unit) {
+    ZR_CHECK(units_[unit].leases == 0,
+             ErrorCode::kUsage,
+             "the step ends while a unit is still in use",
+             {.where = "zero.parameters", .which = "unit " + model_.units[unit].name});
+    drop(static_cast<int>(unit));
+  }
+}
+
 void ParameterStore::publish() {
   ++epoch_;
   const Signals own = memory_.signals(memory_.rank());
@@ -171,14 +181,6 @@ void ParameterStore::publish() {
   backend_.ring();
   last_order_ = std::move(order_);
   order_.clear();
-  // Prefetched copies are of the old version.
-  for (std::size_t unit = 0; sharded() && unit < units_.size(); ++unit) {
-    ZR_CHECK(units_[unit].leases == 0,
-             ErrorCode::kUsage,
-             "parameters are updated while a unit is still in use",
-             {.where = "zero.publish", .which = "unit " + model_.units[unit].name});
-    drop(static_cast<int>(unit));
-  }
   if (!plan_.publishes_parameters()) return;
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
     if (model_.flats[flat].trainable) {
@@ -196,7 +198,7 @@ void ParameterStore::note_order(int unit) {
   }
 }
 
-void ParameterStore::prefetch_after(int /*unit*/) {
+void ParameterStore::prefetch_next() {
   for (int ahead = 0; ahead < plan_.prefetch_units; ++ahead) {
     const std::size_t next = order_.size() + static_cast<std::size_t>(ahead);
     if (next >= last_order_.size()) return;

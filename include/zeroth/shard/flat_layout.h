@@ -37,11 +37,12 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// Parameters of one unit with one dtype and one trainability.
+/// Parameters of one unit with one dtype, one trainability and one gradient factor.
 struct FlatLayout {
   int unit = 0;
   DType dtype = DType::kFloat32;
   bool trainable = true;
+  double grad_factor = 1.0;  ///< a block of the norm must not mix factors
   std::int64_t length = 0;  ///< elements, padded to whole blocks; padding is zero
   std::vector<Segment> segments{};
   std::vector<std::int64_t> boundaries{};  ///< world + 1 entries: rank r owns [boundaries[r], boundaries[r + 1])
@@ -64,7 +65,7 @@ struct FlatLayout {
 /// small units spread over all ranks. length must be a multiple of kBlockElements.
 [[nodiscard]] std::vector<std::int64_t> shard_boundaries(std::int64_t length, int world, int rotate);
 
-/// Layouts of one unit: one per (dtype, trainable), in order of first appearance. Throws kModel on a shape that does not fit.
+/// Layouts of one unit: one per (dtype, trainable, grad_factor), in order of first appearance. Throws kModel on a shape that does not fit.
 [[nodiscard]] std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
                                                         const UnitSpec& unit,
                                                         int unit_index,

@@ -7,7 +7,7 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <utility>
 #include <vector>
 
 #include <zeroth/comm/backend.h>
@@ -48,8 +48,10 @@ class ParameterStore {
   void release(int unit) noexcept;
   [[nodiscard]] int leases(int unit) const { return units_[static_cast<std::size_t>(unit)].leases; }
 
+  /// Ends all use of the current version: gives prefetched units back. Throws kUsage if a lease of a sharded unit is out.
+  /// Must come before the judge of the step, after which peers overwrite their shards.
+  void quiesce();
   /// Marks this rank's shards as updated, and brings replicated parameters up to date where updates were sharded (blocks).
-  /// No lease of a sharded unit may be out.
   void publish();
   /// Version of the parameters: 1 after initialisation, +1 a step.
   [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
@@ -75,7 +77,7 @@ class ParameterStore {
     bool gathered = false;             ///< its slot holds (or is being filled with) its parameters
     bool bound = false;
     Event ready{};                     ///< of the gather
-    std::vector<std::byte> overflow{};
+    Arena overflow{};
     MemoryHold overflow_hold{};
   };
 
@@ -84,7 +86,7 @@ class ParameterStore {
   void finish(int unit);
   void drop(int unit) noexcept;
   void note_order(int unit);
-  void prefetch_after(int unit);
+  void prefetch_next();
   [[nodiscard]] std::byte* flat_data(int flat);
   [[nodiscard]] bool sharded() const { return plan_.gathers_parameters(); }
 

@@ -1,0 +1,157 @@
+// Engine: composition root of the torch-free core. Settings -> plan -> memory -> steps.
+//
+// A front end (the LibTorch adapter, the toy models of the tests) owes it five events and implements ParameterBinder:
+//   pre_forward, post_forward, pre_backward, post_backward (unit), grad_ready (parameter); and end_backward().
+// One engine belongs to one thread at a time. Several engines may live in one process.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zeroth/base/log.h>
+#include <zeroth/base/tensor_view.h>
+#include <zeroth/comm/communicator.h>
+#include <zeroth/device/device.h>
+#include <zeroth/engine/step_result.h>
+#include <zeroth/optim/optimizer.h>
+#include <zeroth/optim/schedule.h>
+#include <zeroth/zero/memory_plan.h>
+#include <zeroth/zero/parameter_store.h>
+
+namespace zeroth {
+
+class GradientStore;
+
+/// Everything that decides what is trained and how it is placed: resolved, no defaults left open.
+struct EngineSettings {
+  ShardingPlan plan{};
+  int micro_steps = 1;
+  double gradient_clipping = 0.0;       ///< largest norm; 0: off
+  OptimizerOptions optimizer{};
+  std::vector<GroupHyper> groups{1};    ///< indexed by ParamSpec::group
+  LearningRateSchedule schedule{};
+  int max_nonfinite_steps = 10;         ///< so many skipped steps in a row end the training
+  int threads = 1;                      ///< for kernels; the same on all ranks
+  std::uint64_t memory_limit_bytes = 0;  ///< for all ranks of this host together; 0: what the system says is available
+  std::uint64_t config_digest = 0;      ///< compared between ranks
+};
+
+/// One use of a unit. Several forwards may be outstanding.
+struct Invocation {
+  int unit = 0;
+  std::uint64_t forward_seq = 0;
+  std::int64_t micro_step = 0;
+};
+
+/// Planned and measured, so that they can be compared.
+struct MemoryReport {
+  MemorySnapshot planned{};
+  MemorySnapshot measured_peak{};    ///< live tagged bytes at the moment of the highest total
+  MemorySnapshot live{};
+  std::uint64_t construction_peak = 0;  ///< bytes of the largest temporary buffer while values were brought in
+  std::uint64_t live_gathered_peak = 0;  ///< bytes of gathered parameters in use at once
+  int live_slots_peak = 0;           ///< ring slots in use at once
+  std::uint64_t overflow_slots = 0;
+  std::uint64_t spills = 0;
+  std::uint64_t pss = 0;             ///< this process, from smaps_rollup
+};
+
+/// Table with one line a state. Several lines, no trailing newline.
+[[nodiscard]] std::string to_text(const MemoryReport& report);
+
+class Engine {
+ public:
+  /// Collective. Checks that all ranks have the same structure and settings (kMismatch names rank and parameter) and that the
+  /// plan fits (kOutOfMemory, with the table and the smallest plan that fits), before anything is allocated.
+  /// `device` and `binder` must outlive the engine.
+  Engine(std::vector<ParamSpec> params,
+         std::vector<UnitSpec> units,
+         EngineSettings settings,
+         Device& device,
+         std::shared_ptr<CommBackend> backend,
+         ParameterBinder& binder,
+         Logger logger);
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+  ~Engine();
+
+  /// Collective. Brings rank 0's values to all ranks; `values(param)` is this rank's dense data. `release(unit)` is called when the
+  /// values of a unit are no longer needed. Replicated units are bound when this returns.
+  void initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
+
+  [[nodiscard]] Invocation begin_forward(int unit);  ///< numbers an invocation
+  void pre_forward(const Invocation& use);
+  /// `awaits_backward`: a backward of this use will come, so its unit may stay gathered (see Reshard).
+  void post_forward(const Invocation& use, bool awaits_backward);
+  void pre_backward(int unit);
+  /// Nothing of the unit is needed any more in this backward. Idempotent.
+  void post_backward(int unit);
+  /// `grad` is dense, of the whole parameter, in the parameter's or the accumulation dtype; free to reuse on return.
+  void grad_ready(int param, ConstTensorView grad);
+  /// True once every trainable parameter of the unit has had its gradient in this backward.
+  [[nodiscard]] bool gradients_complete(int unit) const;
+  void end_backward();
+  /// A forward or backward threw: gives back what it held. A broken backward makes the step be skipped on all ranks.
+  void abandon(bool in_backward);
+
+  /// Boundary of a micro-step; on the last one judges and updates. Blocks for all ranks then. Throws kUsage without a backward,
+  /// kNonFinite after max_nonfinite_steps skipped steps in a row, and whatever the transport reports.
+  StepResult step();
+
+  /// Changes a group's hyper-parameters from the next update on. Must be done alike on all ranks.
+  void set_group(int group, const GroupHyper& hyper);
+  /// Mean over ranks. Blocking, collective.
+  [[nodiscard]] double average(double value);
+  /// Whole values of a flat (flat.bytes()) as they are now; every rank may call it at any time between steps, alone.
+  void read_flat(int flat, std::byte* out) { parameters_->read(flat, out); }
+  /// Blocks until all ranks are here.
+  void barrier();
+
+  [[nodiscard]] const ModelLayout& layout() const { return layout_; }
+  [[nodiscard]] const EngineSettings& settings() const { return settings_; }
+  [[nodiscard]] MemoryReport memory_report() const;
+  [[nodiscard]] WireBytes planned_wire() const;
+  [[nodiscard]] const ParameterStore::Counters& counters() const { return parameters_->counters(); }
+  /// Forgets peaks, so that a phase can be measured by itself.
+  void reset_peaks();
+  [[nodiscard]] std::int64_t committed_steps() const { return committed_steps_; }
+  [[nodiscard]] int rank() const { return communicator_.rank(); }
+  [[nodiscard]] int world() const { return communicator_.size(); }
+  [[nodiscard]] const Communicator& communicator() const { return communicator_; }
+
+ private:
+  struct UnitUse;
+  class Updater;
+
+  void build_stores();
+  void store_initial(int flat, const std::byte* values);
+  void release_leases();
+  StepResult finish_step();
+  void gather_gradients();
+
+  EngineSettings settings_;
+  Device& device_;
+  Communicator communicator_;
+  ParameterBinder& binder_;
+  Logger log_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<ThreadPool> pool_;
+  ModelLayout layout_;
+  std::unique_ptr<ModelMemory> memory_;
+  std::unique_ptr<ParameterStore> parameters_;
+  std::unique_ptr<GradientStore> gradients_;
+  std::unique_ptr<Updater> updater_;
+  std::vector<UnitUse> uses_;
+  std::uint64_t forward_seq_ = 0;
+  int micro_step_ = 0;
+  bool had_backward_ = false;
+  bool backward_failed_ = false;
+  int nonfinite_in_a_row_ = 0;
+  std::int64_t committed_steps_ = 0;
+  std::uint64_t construction_peak_ = 0;
+};
+
+}  // namespace zeroth

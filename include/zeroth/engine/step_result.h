@@ -1,0 +1,29 @@
+// What a step did: the same on every rank.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace zeroth {
+
+/// Where the first non-finite gradient of a step came from.
+struct FirstOffender {
+  std::string param{};           ///< "" if every local gradient was finite and only the sum over ranks was not
+  int rank = -1;
+  std::int64_t micro_step = 0;
+  std::uint64_t count = 0;       ///< non-finite elements of that gradient
+};
+
+struct StepResult {
+  bool boundary = false;         ///< false: a micro-step that is not the last one; nothing below is set
+  bool committed = false;        ///< parameters were updated
+  std::string reason{};          ///< why not, if not
+  std::int64_t step = 0;         ///< committed steps so far
+  double grad_norm = 0.0;        ///< L2 norm of the averaged, unclipped gradient; exact, see kernels/norm
+  double clip_coefficient = 1.0;  ///< what clipping multiplied the gradient with
+  double lr = 0.0;               ///< of the first parameter group
+  std::optional<FirstOffender> first_offender{};
+};
+
+}  // namespace zeroth

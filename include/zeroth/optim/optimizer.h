@@ -1,0 +1,68 @@
+// Optimizer: declares its states and updates ranges. It knows nothing of ranks, shards or tiers.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <kernels/common/dispatch.h>
+#include <zeroth/base/dtype.h>
+
+namespace zeroth {
+
+/// Hyper-parameters of one parameter group at one step, as users give them.
+struct GroupHyper {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0.0;
+  double momentum = 0.0;
+  double dampening = 0.0;
+  bool nesterov = false;
+  bool operator==(const GroupHyper&) const = default;
+};
+
+/// A state that the optimizer keeps beside each parameter, in accumulation dtype, zero at first.
+struct StateDeclaration {
+  std::string name;
+};
+
+/// Any range of one parameter: n elements of the accumulation dtype. Ranges of different blocks do not overlap.
+struct StepBlock {
+  std::byte* param = nullptr;                ///< [n] masters (the parameters themselves for fp32 and fp64)
+  std::span<std::byte* const> states{};      ///< one [n] pointer per declared state, in order of declaration
+  const std::byte* grad = nullptr;           ///< [n] sums over ranks and micro-steps, not scaled
+  BFloat16* copy_out = nullptr;              ///< [n] or null: the new value for computing, rounded to nearest even
+  std::int64_t n = 0;
+  DType dtype = DType::kFloat32;             ///< fp32 or fp64
+  double factor = 1.0;                       ///< what turns the sum into the gradient: averaging, clipping, grad_factor
+  std::int64_t step = 1;                     ///< updates of this parameter including this one, from 1
+  GroupHyper hyper{};
+};
+
+class Optimizer {
+ public:
+  Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+  virtual ~Optimizer() = default;
+
+  [[nodiscard]] virtual std::string_view name() const = 0;
+  [[nodiscard]] virtual std::vector<StateDeclaration> states() const = 0;
+  /// Updates one block on the calling thread. Any split of a parameter into blocks gives the same bits.
+  virtual void step(const StepBlock& block, kernels::Isa isa) const = 0;
+};
+
+/// What is built: "AdamW", "Adam", "SGD". `momentum` decides whether SGD keeps a momentum buffer.
+/// Throws kConfig naming what is built for any other name.
+struct OptimizerOptions {
+  std::string type = "AdamW";
+  bool momentum = false;
+};
+[[nodiscard]] std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options);
+[[nodiscard]] std::vector<std::string> optimizer_names();
+
+}  // namespace zeroth

@@ -1,0 +1,139 @@
+#include "engine/agreement.h"
+
+#include <algorithm>
+#include <limits>
+#include <sstream>
+
+#include <zeroth/base/text.h>
+
+namespace zeroth {
+namespace {
+
+/// One line for each thing that must agree, in a form that people can compare.
+std::string describe(const ModelLayout& model, const EngineSettings& settings) {
+  std::ostringstream text;
+  text << "plan " << name_of(settings.plan.parameter) << " " << name_of(settings.plan.gradient) << " "
+       << name_of(settings.plan.optimizer) << " " << name_of(settings.plan.policy) << " reshard "
+       << name_of(settings.plan.reshard) << " ring_slots " << settings.plan.ring_slots << "\n";
+  text << "micro_steps " << settings.micro_steps << "\n";
+  text << "gradient_clipping " << hex_float(settings.gradient_clipping) << "\n";
+  text << "optimizer " << settings.optimizer.type << "\n";
+  text << "threads " << settings.threads << "\n";
+  text << "schedule " << name_of(settings.schedule.kind) << " " << settings.schedule.warmup_steps << " "
+       << settings.schedule.total_steps << " " << hex_float(settings.schedule.floor) << "\n";
+  for (std::size_t group = 0; group < settings.groups.size(); ++group) {
+    const GroupHyper& hyper = settings.groups[group];
+    text << "group " << group << " lr " << hex_float(hyper.lr) << " betas " << hex_float(hyper.beta1) << " "
+         << hex_float(hyper.beta2) << " eps " << hex_float(hyper.eps) << " weight_decay "
+         << hex_float(hyper.weight_decay) << " momentum " << hex_float(hyper.momentum) << "\n";
+  }
+  text << "config digest " << settings.config_digest << "\n";
+  for (std::size_t param = 0; param < model.params.size(); ++param) {
+    text << "parameter " << model.describe_param(static_cast<int>(param)) << "\n";
+  }
+  return text.str();
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+/// Every rank's text, in rank order.
+std::vector<std::string> gather_texts(const std::string& own, const Communicator& communicator) {
+  const auto world = static_cast<std::size_t>(communicator.size());
+  std::vector<std::int64_t> sizes(world);
+  const auto own_size = static_cast<std::int64_t>(own.size());
+  communicator.all_gather(std::span(&own_size, 1), std::span(sizes));
+  constexpr std::int64_t kMost = std::int64_t{1} << 30;
+  std::int64_t total = 0;
+  for (const std::int64_t size : sizes) {
+    ZR_CHECK(size >= 0 && size <= kMost, ErrorCode::kMismatch, "a rank's description has an absurd size", {.where = "engine.agreement"});
+    total += size;
+  }
+  std::vector<std::uint8_t> all(static_cast<std::size_t>(total));
+  communicator.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(own.data()), own.size()), std::span(all), sizes);
+  std::vector<std::string> texts;
+  std::size_t offset = 0;
+  for (const std::int64_t size : sizes) {
+    texts.emplace_back(reinterpret_cast<const char*>(all.data()) + offset, static_cast<std::size_t>(size));
+    offset += static_cast<std::size_t>(size);
+  }
+  return texts;
+}
+
+}  // namespace
+
+void require_same_structure(const ModelLayout& model, const EngineSettings& settings, const Communicator& communicator) {
+  const std::string own = describe(model, settings);
+  const auto world = static_cast<std::size_t>(communicator.size());
+  std::vector<std::int64_t> digests(world);
+  const auto digest = static_cast<std::int64_t>(digest64(own) >> 1U);
+  communicator.all_gather(std::span(&digest, 1), std::span(digests));
+  if (std::ranges::all_of(digests, [&](std::int64_t other) { return other == digests[0]; })) return;
+
+  const std::vector<std::string> texts = gather_texts(own, communicator);
+  const std::vector<std::string> expected = lines_of(texts[0]);
+  for (std::size_t rank = 1; rank < world; ++rank) {
+    const std::vector<std::string> got = lines_of(texts[rank]);
+    for (std::size_t line = 0; line < std::max(expected.size(), got.size()); ++line) {
+      const std::string ours = line < expected.size() ? expected[line] : "nothing more";
+      const std::string theirs = line < got.size() ? got[line] : "nothing more";
+      if (ours == theirs) continue;
+      throw Error(ErrorCode::kMismatch,
+                  "ranks do not train the same thing",
+                  {.where = "engine",
+                   .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
+                   .expected = ours + " (rank 0)",
+                   .got = theirs + " (rank " + std::to_string(rank) + ")",
+                   .hint = "build the same model from the same configuration on every rank"});
+    }
+  }
+  throw Error(ErrorCode::kInternal, "ranks' digests differ but their descriptions do not", {.where = "engine"});
+}
+
+void require_plan_fits(const ModelLayout& model,
+                       const EngineSettings& settings,
+                       int optimizer_states,
+                       const Communicator& communicator) {
+  const auto world = static_cast<std::size_t>(communicator.size());
+  const auto own = static_cast<std::int64_t>(std::min<std::uint64_t>(
+      settings.memory_limit_bytes > 0 ? settings.memory_limit_bytes : available_memory_bytes(),
+      std::uint64_t{std::numeric_limits<std::int64_t>::max()}));
+  std::vector<std::int64_t> limits(world);
+  communicator.all_gather(std::span(&own, 1), std::span(limits));
+  const auto limit = static_cast<std::uint64_t>(*std::ranges::min_element(limits));
+
+  const auto need = [&](const ShardingPlan& plan) {
+    std::uint64_t total = 0;
+    for (int rank = 0; rank < communicator.size(); ++rank) {
+      total += plan_memory(model, plan, rank, optimizer_states, settings.micro_steps).total();
+    }
+    return total;
+  };
+  const std::uint64_t asked = need(settings.plan);
+  if (asked <= limit) return;
+
+  std::string table;
+  std::string fits;
+  for (int stage = 0; stage <= 3; ++stage) {
+    ShardingPlan plan = zero_plan(stage, settings.plan.axes);
+    plan.policy = settings.plan.policy;
+    plan.ring_slots = settings.plan.ring_slots;
+    const std::uint64_t bytes = need(plan);
+    table += (stage == 0 ? "" : ", ") + plan.name + " " + format_bytes(bytes);
+    if (bytes <= limit && fits.empty()) fits = plan.name;
+  }
+  throw Error(ErrorCode::kOutOfMemory,
+              "the plan does not fit the memory that is there",
+              {.where = "engine.plan",
+               .which = settings.plan.name + " on " + std::to_string(world) + " ranks",
+               .expected = "at most " + format_bytes(limit) + " for all ranks, activations not counted",
+               .got = format_bytes(asked) + " [" + table + "]",
+               .hint = fits.empty() ? "no ZeRO stage fits: use more hosts or a smaller model"
+                                    : "smallest change that fits: " + fits});
+}
+
+}  // namespace zeroth

@@ -1,0 +1,21 @@
+// What must hold before anything is allocated: ranks agree, and the plan fits.
+#pragma once
+
+#include <string>
+
+#include <zeroth/comm/communicator.h>
+#include <zeroth/engine/engine.h>
+
+namespace zeroth {
+
+/// Blocking. Throws kMismatch on every rank, naming the first rank that differs from rank 0, and the parameter or setting.
+void require_same_structure(const ModelLayout& model, const EngineSettings& settings, const Communicator& communicator);
+
+/// Blocking. Throws kOutOfMemory on every rank if the plans of all ranks of this host together exceed what is available; the
+/// message holds the table of stages 0 to 3 and names the smallest plan that fits.
+void require_plan_fits(const ModelLayout& model,
+                       const EngineSettings& settings,
+                       int optimizer_states,
+                       const Communicator& communicator);
+
+}  // namespace zeroth

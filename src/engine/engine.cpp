@@ -1,0 +1,341 @@
+#include <zeroth/engine/engine.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <kernels/cast/cast.h>
+#include <kernels/copy/copy.h>
+#include <zeroth/base/text.h>
+#include <zeroth/zero/gradient_store.h>
+
+#include "engine/agreement.h"
+#include "engine/judge.h"
+#include "engine/updater.h"
+
+namespace zeroth {
+
+/// Leases on one unit, by why they are held.
+struct Engine::UnitUse {
+  std::vector<UnshardLease> forward;  ///< one a running forward
+  UnshardLease kept;                  ///< from forward to backward
+  UnshardLease backward;
+  int trainable = 0;                  ///< trainable parameters
+  int arrived = 0;                    ///< of them, with a gradient in this backward
+  std::vector<bool> seen;             ///< one a parameter of the unit's spec
+};
+
+Engine::Engine(std::vector<ParamSpec> params,
+               std::vector<UnitSpec> units,
+               EngineSettings settings,
+               Device& device,
+               std::shared_ptr<CommBackend> backend,
+               ParameterBinder& binder,
+               Logger logger)
+    : settings_(std::move(settings)),
+      device_(device),
+      communicator_(std::move(backend)),
+      binder_(binder),
+      log_(std::move(logger)),
+      optimizer_(make_optimizer(settings_.optimizer)),
+      pool_(std::make_unique<ThreadPool>(settings_.threads)),
+      layout_(make_model_layout(std::move(params), std::move(units), communicator_.size())) {
+  settings_.plan.validate();
+  ZR_CHECK(settings_.micro_steps >= 1, ErrorCode::kUsage, "micro_steps must be at least 1", {.where = "engine"});
+  for (const ParamSpec& param : layout_.params) {
+    ZR_CHECK(param.group >= 0 && static_cast<std::size_t>(param.group) < settings_.groups.size(),
+             ErrorCode::kUsage,
+             "a parameter belongs to a parameter group that does not exist",
+             {.where = "engine", .which = param.name, .got = std::to_string(param.group)});
+  }
+  require_same_structure(layout_, settings_, communicator_);
+  ZR_CHECK(std::ranges::any_of(layout_.params, [](const ParamSpec& param) { return param.trainable; }),
+           ErrorCode::kModel,
+           "the model has no trainable parameter",
+           {.where = "engine",
+            .got = std::to_string(layout_.params.size()) + " parameters, all frozen",
+            .hint = "set requires_grad on what should be trained before the engine is built"});
+  require_plan_fits(layout_, settings_, static_cast<int>(optimizer_->states().size()), communicator_);
+  build_stores();
+}
+
+void Engine::build_stores() {
+  CommBackend& backend = communicator_.backend();
+  const int states = static_cast<int>(optimizer_->states().size());
+  const KernelContext kernels{pool_.get(), kernels::best_isa()};
+  memory_ = std::make_unique<ModelMemory>(layout_, settings_.plan, states, settings_.micro_steps, device_, backend);
+  parameters_ = std::make_unique<ParameterStore>(
+      layout_, settings_.plan, *memory_, backend, device_, device_.make_stream("gather"), kernels, binder_);
+  gradients_ = std::make_unique<GradientStore>(layout_,
+                                               settings_.plan,
+                                               settings_.micro_steps,
+                                               *memory_,
+                                               backend,
+                                               device_.make_stream("reduce"),
+                                               kernels,
+                                               device_.ledger());
+  updater_ = std::make_unique<Updater>(layout_, settings_.plan, *optimizer_, *memory_, kernels);
+  uses_.resize(layout_.units.size());
+  for (std::size_t unit = 0; unit < uses_.size(); ++unit) {
+    for (const int param : layout_.units[unit].params) {
+      if (layout_.params[static_cast<std::size_t>(param)].trainable) ++uses_[unit].trainable;
+    }
+    uses_[unit].seen.assign(layout_.units[unit].params.size(), false);
+  }
+}
+
+Engine::~Engine() { uses_.clear(); }
+
+void Engine::initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release) {
+  int differing = -1;
+  for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
+    for (const int flat : layout_.unit_flats[unit]) {
+      const FlatLayout& layout = layout_.flat(flat);
+      if (layout.length == 0) continue;
+      Arena staging = device_.make_arena(ArenaKind::kPrivate, layout.bytes(), "construction");
+      const Buffer whole = staging.allocate(layout.bytes(), {layout.unit, MemoryState::kOther}, device_.ledger());
+      construction_peak_ = std::max<std::uint64_t>(construction_peak_, layout.bytes());
+      for (const Segment& segment : layout.segments) {
+        const ConstTensorView value = values(segment.param);
+        std::memcpy(whole.data() + static_cast<std::size_t>(segment.offset) * size_of(layout.dtype), value.data, value.bytes());
+      }
+      const std::string_view text(reinterpret_cast<const char*>(whole.data()), whole.size());
+      const std::uint64_t before = digest64(text);
+      communicator_.broadcast(std::span(whole.as<std::uint8_t>(), whole.size()), 0, {.unit = layout.unit});
+      if (digest64(text) != before && differing < 0) differing = static_cast<int>(unit);
+      store_initial(flat, whole.data());
+    }
+    release(static_cast<int>(unit));
+  }
+  if (differing >= 0) {
+    log_.warn("initial values differed from rank 0's (first in unit " + layout_.units[static_cast<std::size_t>(differing)].name +
+              "); rank 0's are used");
+  }
+  device_.ledger().reset_peak();
+  parameters_->publish();
+  if (settings_.plan.gathers_parameters()) return;
+  for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
+    binder_.bind(static_cast<int>(flat), memory_->parameters(static_cast<int>(flat)));
+  }
+}
+
+void Engine::store_initial(int flat, const std::byte* values) {
+  const FlatLayout& layout = layout_.flat(flat);
+  const std::size_t element = size_of(layout.dtype);
+  const Range rest = settings_.plan.parameter == Placement::kFlat ? layout.shard(rank()) : Range{0, layout.length};
+  std::memcpy(memory_->parameters(flat),
+              values + static_cast<std::size_t>(rest.begin) * element,
+              static_cast<std::size_t>(rest.size()) * element);
+  if (!layout.trainable || layout.accumulation() == layout.dtype) return;
+  const Range range = memory_->update_range(flat);
+  kernels::cast_range(memory_->master(flat),
+                      layout.accumulation(),
+                      values + static_cast<std::size_t>(range.begin) * element,
+                      layout.dtype,
+                      range.size(),
+                      kernels::best_isa());
+}
+
+Invocation Engine::begin_forward(int unit) { return {unit, ++forward_seq_, micro_step_}; }
+
+void Engine::pre_forward(const Invocation& use) {
+  uses_[static_cast<std::size_t>(use.unit)].forward.emplace_back(*parameters_, use.unit);
+}
+
+void Engine::post_forward(const Invocation& use, bool awaits_backward) {
+  UnitUse& unit = uses_[static_cast<std::size_t>(use.unit)];
+  ZR_CHECK(!unit.forward.empty(),
+           ErrorCode::kUsage,
+           "post_forward without pre_forward",
+           {.where = "engine", .which = "unit " + layout_.units[static_cast<std::size_t>(use.unit)].name});
+  UnshardLease lease = std::move(unit.forward.back());
+  unit.forward.pop_back();
+  if (awaits_backward && !unit.kept && keeps_gathered(layout_, settings_.plan, use.unit)) unit.kept = std::move(lease);
+}
+
+void Engine::pre_backward(int unit) {
+  UnitUse& use = uses_[static_cast<std::size_t>(unit)];
+  if (!use.backward) use.backward = UnshardLease(*parameters_, unit);
+}
+
+void Engine::post_backward(int unit) {
+  UnitUse& use = uses_[static_cast<std::size_t>(unit)];
+  use.kept.reset();
+  use.backward.reset();
+}
+
+void Engine::grad_ready(int param, ConstTensorView grad) {
+  const int unit = layout_.places[static_cast<std::size_t>(param)].unit;
+  UnitUse& use = uses_[static_cast<std::size_t>(unit)];
+  gradients_->add(param, grad);
+  const std::vector<int>& params = layout_.units[static_cast<std::size_t>(unit)].params;
+  const auto position = static_cast<std::size_t>(std::ranges::find(params, param) - params.begin());
+  if (!use.seen[position]) {
+    use.seen[position] = true;
+    ++use.arrived;
+  }
+  if (use.arrived == use.trainable) gradients_->close_unit(unit);
+}
+
+bool Engine::gradients_complete(int unit) const {
+  const UnitUse& use = uses_[static_cast<std::size_t>(unit)];
+  return use.arrived == use.trainable;
+}
+
+void Engine::end_backward() {
+  gradients_->close_backward();
+  had_backward_ = true;
+  for (UnitUse& use : uses_) {
+    use.kept.reset();
+    use.backward.reset();
+    use.arrived = 0;
+    use.seen.assign(use.seen.size(), false);
+  }
+}
+
+void Engine::abandon(bool in_backward) {
+  release_leases();
+  if (!in_backward) return;
+  backward_failed_ = true;
+  end_backward();
+}
+
+void Engine::release_leases() {
+  for (UnitUse& use : uses_) {
+    use.forward.clear();
+    use.kept.reset();
+    use.backward.reset();
+  }
+}
+
+StepResult Engine::step() {
+  ZR_CHECK(had_backward_,
+           ErrorCode::kUsage,
+           "step() without a backward since the last step()",
+           {.where = "engine.step",
+            .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
+            .hint = "call backward(loss) on every rank in every micro-step"});
+  had_backward_ = false;
+  if (++micro_step_ < settings_.micro_steps) {
+    gradients_->set_micro_step(micro_step_);
+    return {.step = committed_steps_};
+  }
+  micro_step_ = 0;
+  return finish_step();
+}
+
+StepResult Engine::finish_step() {
+  for (UnitUse& use : uses_) use.kept.reset();
+  parameters_->quiesce();
+  gradients_->complete();
+
+  Evidence evidence{.touched = std::vector<bool>(layout_.params.size()),
+                    .offender = gradients_->offender(),
+                    .failed = backward_failed_};
+  for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
+    if (!gradients_->has_sums(static_cast<int>(flat))) continue;
+    const FlatLayout& layout = layout_.flats[flat];
+    evidence.norm.add(memory_->reduced(static_cast<int>(flat)),
+                      layout.accumulation(),
+                      layout.shard(rank()).size(),
+                      kernels::best_isa());
+  }
+  for (std::size_t param = 0; param < layout_.params.size(); ++param) {
+    evidence.touched[param] = gradients_->touched(static_cast<int>(param));
+  }
+  const Verdict verdict = judge(evidence, communicator_);
+
+  const double average = 1.0 / (static_cast<double>(world()) * settings_.micro_steps);
+  const double lr_factor = settings_.schedule.factor(committed_steps_);
+  StepResult result{.boundary = true, .step = committed_steps_};
+  result.grad_norm = verdict.norm.l2_norm() * average;
+  result.lr = settings_.groups[0].lr * lr_factor;
+  if (verdict.offender_rank >= 0) {
+    result.first_offender = FirstOffender{layout_.params[static_cast<std::size_t>(verdict.offender.param)].name,
+                                          verdict.offender_rank,
+                                          verdict.offender.micro_step,
+                                          verdict.offender.count};
+  }
+  const bool finite = verdict.offender_rank < 0 && verdict.norm.nonfinite_blocks() == 0;
+  if (verdict.failed_rank >= 0) {
+    result.reason = "backward failed on rank " + std::to_string(verdict.failed_rank);
+  } else if (!finite) {
+    result.reason = result.first_offender
+                        ? "non-finite gradient: parameter " + result.first_offender->param + ", rank " +
+                              std::to_string(result.first_offender->rank) + ", micro-step " +
+                              std::to_string(result.first_offender->micro_step) + ", " +
+                              std::to_string(result.first_offender->count) + " elements"
+                        : "the sum of gradients over ranks is not finite though each of them is";
+  } else {
+    if (settings_.gradient_clipping > 0) {
+      result.clip_coefficient = std::min(1.0, settings_.gradient_clipping / (result.grad_norm + 1e-6));
+    }
+    if (settings_.plan.gathers_gradients()) gather_gradients();
+    updater_->update(verdict.touched, average * result.clip_coefficient, settings_.groups, lr_factor);
+    parameters_->publish();
+    result.committed = true;
+    result.step = ++committed_steps_;
+  }
+  gradients_->begin_step();
+  backward_failed_ = false;
+  nonfinite_in_a_row_ = finite ? 0 : nonfinite_in_a_row_ + 1;
+  if (!result.committed) log_.progress("step skipped on all ranks: " + result.reason);
+  ZR_CHECK(nonfinite_in_a_row_ < settings_.max_nonfinite_steps,
+           ErrorCode::kNonFinite,
+           std::to_string(nonfinite_in_a_row_) + " steps in a row had no finite gradient",
+           {.where = "engine.step",
+            .which = result.first_offender ? result.first_offender->param : "",
+            .got = result.reason,
+            .hint = "lower the learning rate, clip gradients, or look at the named parameter's inputs"});
+  return result;
+}
+
+void Engine::gather_gradients() {
+  for (std::size_t index = 0; index < layout_.flats.size(); ++index) {
+    const int flat = static_cast<int>(index);
+    const FlatLayout& layout = layout_.flats[index];
+    if (!layout.trainable || layout.length == 0) continue;
+    const std::size_t element = size_of(layout.accumulation());
+    std::byte* bucket = memory_->bucket(flat);
+    for (int peer = 0; peer < world(); ++peer) {
+      const Range shard = layout.shard(peer);
+      const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
+      kernels::copy_stream(bucket + static_cast<std::size_t>(shard.begin) * element,
+                           memory_->peer_reduced(flat, peer),
+                           static_cast<std::int64_t>(bytes),
+                           kernels::best_isa());
+      if (peer != rank()) communicator_.backend().count_one_sided(CollectiveKind::kAllGather, bytes);
+    }
+  }
+}
+
+void Engine::set_group(int group, const GroupHyper& hyper) { settings_.groups.at(static_cast<std::size_t>(group)) = hyper; }
+
+double Engine::average(double value) {
+  communicator_.all_reduce(std::span(&value, 1));
+  return value / static_cast<double>(world());
+}
+
+void Engine::barrier() { communicator_.barrier(); }
+
+MemoryReport Engine::memory_report() const {
+  const ParameterStore::Counters& counters = parameters_->counters();
+  const int states = static_cast<int>(optimizer_->states().size());
+  return {.planned = plan_memory(layout_, settings_.plan, rank(), states, settings_.micro_steps),
+          .measured_peak = device_.ledger().at_peak(),
+          .live = device_.ledger().live(),
+          .construction_peak = construction_peak_,
+          .live_gathered_peak = counters.live_bytes_peak,
+          .live_slots_peak = counters.live_slots_peak,
+          .overflow_slots = counters.overflow_slots,
+          .spills = gradients_->spills(),
+          .pss = pss_bytes()};
+}
+
+WireBytes Engine::planned_wire() const { return plan_wire(layout_, settings_.plan, rank(), settings_.micro_steps); }
+
+void Engine::reset_peaks() {
+  device_.ledger().reset_peak();
+  parameters_->reset_peaks();
+}
+
+}  // namespace zeroth

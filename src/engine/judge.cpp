@@ -1,0 +1,54 @@
+#include "engine/judge.h"
+
+#include <algorithm>
+
+namespace zeroth {
+namespace {
+
+constexpr std::size_t kNormWords = kernels::NormAccumulator::kWords;
+constexpr std::size_t kFieldsPerWord = 4;
+constexpr unsigned kFieldBits = 16;
+constexpr std::size_t kWordsPerRank = 4;
+
+}  // namespace
+
+Verdict judge(const Evidence& evidence, const Communicator& communicator) {
+  const std::size_t params = evidence.touched.size();
+  const std::size_t touched_words = (params + kFieldsPerWord - 1) / kFieldsPerWord;
+  const auto world = static_cast<std::size_t>(communicator.size());
+  std::vector<std::int64_t> message(kNormWords + touched_words + world * kWordsPerRank, 0);
+  std::ranges::copy(evidence.norm.words(), message.begin());
+  for (std::size_t param = 0; param < params; ++param) {
+    if (!evidence.touched[param]) continue;
+    message[kNormWords + param / kFieldsPerWord] += std::int64_t{1} << (kFieldBits * (param % kFieldsPerWord));
+  }
+  const std::size_t ranks_begin = kNormWords + touched_words;
+  std::int64_t* own = message.data() + ranks_begin + static_cast<std::size_t>(communicator.rank()) * kWordsPerRank;
+  own[0] = evidence.offender.param + 1;
+  own[1] = evidence.offender.micro_step;
+  own[2] = static_cast<std::int64_t>(evidence.offender.count);
+  own[3] = evidence.failed ? 1 : 0;
+
+  communicator.all_reduce(std::span<std::int64_t>(message));
+
+  Verdict verdict;
+  std::copy_n(message.begin(), kNormWords, verdict.norm.words().begin());
+  verdict.touched.resize(params);
+  for (std::size_t param = 0; param < params; ++param) {
+    const auto word = static_cast<std::uint64_t>(message[kNormWords + param / kFieldsPerWord]);
+    verdict.touched[param] = ((word >> (kFieldBits * (param % kFieldsPerWord))) & 0xffffU) != 0;
+  }
+  for (std::size_t rank = 0; rank < world; ++rank) {
+    const std::int64_t* theirs = message.data() + ranks_begin + rank * kWordsPerRank;
+    if (theirs[3] != 0 && verdict.failed_rank < 0) verdict.failed_rank = static_cast<int>(rank);
+    if (theirs[0] == 0) continue;
+    // The earliest micro-step; among equals the lowest rank.
+    if (verdict.offender_rank < 0 || theirs[1] < verdict.offender.micro_step) {
+      verdict.offender = {static_cast<int>(theirs[0] - 1), theirs[1], static_cast<std::uint64_t>(theirs[2])};
+      verdict.offender_rank = static_cast<int>(rank);
+    }
+  }
+  return verdict;
+}
+
+}  // namespace zeroth

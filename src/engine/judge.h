@@ -1,0 +1,35 @@
+// The judge: one small integer all_reduce a step, from which every rank takes the same decision.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <kernels/norm/norm.h>
+#include <zeroth/comm/communicator.h>
+#include <zeroth/engine/step_result.h>
+#include <zeroth/zero/gradient_store.h>
+
+namespace zeroth {
+
+/// One rank's evidence.
+struct Evidence {
+  kernels::NormAccumulator norm{};  ///< over this rank's reduced shards
+  std::vector<bool> touched{};      ///< one a parameter: a gradient arrived on this rank
+  Offender offender{};
+  bool failed = false;              ///< a backward threw on this rank
+};
+
+/// What all ranks agree on.
+struct Verdict {
+  kernels::NormAccumulator norm{};
+  std::vector<bool> touched{};      ///< by any rank
+  Offender offender{};
+  int offender_rank = -1;
+  int failed_rank = -1;
+};
+
+/// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), four words a rank.
+[[nodiscard]] Verdict judge(const Evidence& evidence, const Communicator& communicator);
+
+}  // namespace zeroth

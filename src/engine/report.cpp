@@ -1,0 +1,37 @@
+#include <zeroth/engine/engine.h>
+
+#include <array>
+#include <cstdio>
+
+#include <zeroth/base/text.h>
+
+namespace zeroth {
+
+std::string to_text(const MemoryReport& report) {
+  std::string text;
+  const auto row = [&text](std::string_view name, std::uint64_t planned, std::uint64_t measured) {
+    std::array<char, 128> line{};
+    std::snprintf(line.data(),
+                  line.size(),
+                  "  %-12.*s %14llu %14llu  %s\n",
+                  static_cast<int>(name.size()),
+                  name.data(),
+                  static_cast<unsigned long long>(planned),
+                  static_cast<unsigned long long>(measured),
+                  planned == measured ? "" : "differs");
+    text += line.data();
+  };
+  text += "  state           planned (B)   measured (B)\n";
+  for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
+    const auto kind = static_cast<MemoryState>(state);
+    if (report.planned[kind] == 0 && report.measured_peak[kind] == 0) continue;
+    row(name_of(kind), report.planned[kind], report.measured_peak[kind]);
+  }
+  row("sum", report.planned.total(), report.measured_peak.total());
+  text += "  gathered at once " + format_bytes(report.live_gathered_peak) + ", ring slots at once " +
+          std::to_string(report.live_slots_peak) + ", overflow slots " + std::to_string(report.overflow_slots) +
+          ", construction " + format_bytes(report.construction_peak) + ", PSS " + format_bytes(report.pss);
+  return text;
+}
+
+}  // namespace zeroth

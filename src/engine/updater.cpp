@@ -1,0 +1,94 @@
+#include "engine/updater.h"
+
+#include <array>
+
+namespace zeroth {
+
+Engine::Updater::Updater(const ModelLayout& layout,
+                         const ShardingPlan& plan,
+                         const Optimizer& optimizer,
+                         ModelMemory& memory,
+                         KernelContext kernels)
+    : layout_(layout),
+      plan_(plan),
+      optimizer_(optimizer),
+      memory_(memory),
+      kernels_(kernels),
+      steps_(layout.params.size(), 0) {}
+
+std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::vector<bool>& touched) const {
+  const FlatLayout& layout = layout_.flat(flat);
+  const Range range = memory_.update_range(flat);
+  std::vector<Run> runs;
+  bool joinable = false;  // the run before ends where this parameter begins, padding included
+  for (const Segment& segment : layout.segments) {
+    const Range part = intersect(segment, range);
+    if (part.size() == 0) continue;
+    const auto param = static_cast<std::size_t>(segment.param);
+    if (!touched[param]) {
+      joinable = false;
+      continue;
+    }
+    const Run run{part, layout_.params[param].group, steps_[param] + 1};
+    if (joinable && runs.back().group == run.group && runs.back().step == run.step) {
+      // Padding in between is zero in values, gradients and states, and stays zero.
+      runs.back().range.end = part.end;
+    } else {
+      runs.push_back(run);
+    }
+    joinable = true;
+  }
+  return runs;
+}
+
+void Engine::Updater::update_run(int flat, const Run& run, double factor, GroupHyper hyper) {
+  const FlatLayout& layout = layout_.flat(flat);
+  const DType accumulation = layout.accumulation();
+  const std::size_t element = size_of(accumulation);
+  const Range range = memory_.update_range(flat);
+  const std::int64_t in_states = run.range.begin - range.begin;
+  // Replicated parameters are addressed in flat coordinates, sharded ones (like states) from the shard's begin.
+  const std::int64_t in_parameters = plan_.parameter == Placement::kFlat ? in_states : run.range.begin;
+  const std::int64_t in_gradients = plan_.gathers_gradients() ? run.range.begin : in_states;
+  const std::byte* grad = plan_.gathers_gradients() ? memory_.bucket(flat) : memory_.reduced(flat);
+  std::byte* master = memory_.master(flat);
+  std::byte* resting = memory_.parameters(flat) + static_cast<std::size_t>(in_parameters) * size_of(layout.dtype);
+
+  const auto at = [element](auto* base, std::int64_t index) { return base + static_cast<std::size_t>(index) * element; };
+  const std::size_t num_states = optimizer_.states().size();
+  kernels_.for_ranges(run.range.size(), [&](std::int64_t begin, std::int64_t end) {
+    std::array<std::byte*, 4> states{};
+    for (std::size_t state = 0; state < num_states; ++state) {
+      states[state] = at(memory_.state(flat, static_cast<int>(state)), in_states + begin);
+    }
+    StepBlock block{.param = master != nullptr ? at(master, in_states + begin) : at(resting, begin),
+                    .states = std::span(states.data(), num_states),
+                    .grad = at(grad, in_gradients + begin),
+                    .n = end - begin,
+                    .dtype = accumulation,
+                    .factor = factor * layout.grad_factor,
+                    .step = run.step,
+                    .hyper = hyper};
+    if (master != nullptr) block.copy_out = reinterpret_cast<BFloat16*>(resting) + begin;
+    optimizer_.step(block, kernels_.isa);
+  });
+}
+
+void Engine::Updater::update(const std::vector<bool>& touched,
+                             double factor,
+                             const std::vector<GroupHyper>& groups,
+                             double lr_factor) {
+  for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
+    if (!layout_.flats[flat].trainable) continue;
+    for (const Run& run : runs_of(static_cast<int>(flat), touched)) {
+      GroupHyper hyper = groups[static_cast<std::size_t>(run.group)];
+      hyper.lr *= lr_factor;
+      update_run(static_cast<int>(flat), run, factor, hyper);
+    }
+  }
+  for (std::size_t param = 0; param < touched.size(); ++param) {
+    if (touched[param]) ++steps_[param];
+  }
+}
+
+}  // namespace zeroth

@@ -1,0 +1,45 @@
+// The update: walks this rank's ranges, finds runs of parameters that are alike, and hands blocks to the optimizer.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <zeroth/engine/engine.h>
+#include <zeroth/zero/kernel_context.h>
+#include <zeroth/zero/model_memory.h>
+
+namespace zeroth {
+
+class Engine::Updater {
+ public:
+  Updater(const ModelLayout& layout,
+          const ShardingPlan& plan,
+          const Optimizer& optimizer,
+          ModelMemory& memory,
+          KernelContext kernels);
+
+  /// Updates every parameter with touched[param]; the others keep value, moments and step count.
+  /// `factor` averages and clips; learning rates are groups' times `lr_factor`.
+  void update(const std::vector<bool>& touched,
+              double factor,
+              const std::vector<GroupHyper>& groups,
+              double lr_factor);
+
+ private:
+  struct Run {
+    Range range;         ///< flat coordinates, inside the update range
+    int group = 0;
+    std::int64_t step = 0;
+  };
+  [[nodiscard]] std::vector<Run> runs_of(int flat, const std::vector<bool>& touched) const;
+  void update_run(int flat, const Run& run, double factor, GroupHyper hyper);
+
+  const ModelLayout& layout_;
+  const ShardingPlan& plan_;
+  const Optimizer& optimizer_;
+  ModelMemory& memory_;
+  KernelContext kernels_;
+  std::vector<std::int64_t> steps_;  ///< updates so far, one a parameter
+};
+
+}  // namespace zeroth

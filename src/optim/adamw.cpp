@@ -1,0 +1,52 @@
+// Adam and AdamW differ in where weight decay enters; both keep two moments.
+#include <kernels/adamw/adamw.h>
+#include <zeroth/optim/optimizer.h>
+
+#include "optim/optimizer_table.h"
+
+namespace zeroth {
+namespace {
+
+class AdamFamily final : public Optimizer {
+ public:
+  AdamFamily(std::string_view name, bool decoupled) : name_(name), decoupled_(decoupled) {}
+
+  std::string_view name() const override { return name_; }
+  std::vector<StateDeclaration> states() const override { return {{"exp_avg"}, {"exp_avg_sq"}}; }
+
+  void step(const StepBlock& block, kernels::Isa isa) const override {
+    const kernels::AdamWHyper hyper{.lr = block.hyper.lr,
+                                    .beta1 = block.hyper.beta1,
+                                    .beta2 = block.hyper.beta2,
+                                    .eps = block.hyper.eps,
+                                    .weight_decay = block.hyper.weight_decay,
+                                    .decoupled = decoupled_,
+                                    .factor = block.factor,
+                                    .step = block.step};
+    kernels::adamw_step({.param = block.param,
+                         .exp_avg = block.states[0],
+                         .exp_avg_sq = block.states[1],
+                         .grad = block.grad,
+                         .copy_out = block.copy_out,
+                         .n = block.n,
+                         .dtype = block.dtype,
+                         .coefficients = kernels::adamw_coefficients(hyper)},
+                        isa);
+  }
+
+ private:
+  std::string_view name_;
+  bool decoupled_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_adamw(const OptimizerOptions& /*options*/) {
+  return std::make_unique<AdamFamily>("AdamW", true);
+}
+
+std::unique_ptr<Optimizer> make_adam(const OptimizerOptions& /*options*/) {
+  return std::make_unique<AdamFamily>("Adam", false);
+}
+
+}  // namespace zeroth

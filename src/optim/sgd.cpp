@@ -1,0 +1,43 @@
+#include <kernels/sgd/sgd.h>
+#include <zeroth/optim/optimizer.h>
+
+#include "optim/optimizer_table.h"
+
+namespace zeroth {
+namespace {
+
+class Sgd final : public Optimizer {
+ public:
+  explicit Sgd(bool momentum) : momentum_(momentum) {}
+
+  std::string_view name() const override { return "SGD"; }
+  std::vector<StateDeclaration> states() const override {
+    return momentum_ ? std::vector<StateDeclaration>{{"momentum_buffer"}} : std::vector<StateDeclaration>{};
+  }
+
+  void step(const StepBlock& block, kernels::Isa isa) const override {
+    kernels::sgd_step({.param = block.param,
+                       .momentum = momentum_ ? block.states[0] : nullptr,
+                       .grad = block.grad,
+                       .copy_out = block.copy_out,
+                       .n = block.n,
+                       .dtype = block.dtype,
+                       .hyper = {.lr = block.hyper.lr,
+                                 .momentum = momentum_ ? block.hyper.momentum : 0.0,
+                                 .dampening = block.hyper.dampening,
+                                 .weight_decay = block.hyper.weight_decay,
+                                 .nesterov = block.hyper.nesterov,
+                                 .factor = block.factor,
+                                 .first_step = block.step == 1}},
+                      isa);
+  }
+
+ private:
+  bool momentum_;
+};
+
+}  // namespace
+
+std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options) { return std::make_unique<Sgd>(options.momentum); }
+
+}  // namespace zeroth
