@@ -5,6 +5,7 @@
 #include <zeroth/base/platform.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string_view>
 
@@ -14,6 +15,30 @@ namespace {
 /// Planted fault of tests/mutations: the wide variants step a hair further than the scalar one.
 constexpr bool kPlantedFault = std::string_view(kMutation) == "kernel_dispatch";
 
+/// 1 - base^exponent. Not std::pow: its last bit depends on libm and on which of its variants the processor selects. The power is
+/// built by repeated squaring in pairs of doubles (head + tail), so that only the last subtraction rounds visibly.
+/// Ref: Dekker: A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971.
+double one_minus_power(double base, std::int64_t exponent) {
+  struct Pair {
+    double head, tail;
+  };
+  const auto product = [](Pair a, Pair b) {
+    const double head = a.head * b.head;
+    const double tail = std::fma(a.head, b.head, -head) + (a.head * b.tail + a.tail * b.head);
+    const double sum = head + tail;
+    return Pair{sum, tail - (sum - head)};
+  };
+  Pair power{1.0, 0.0};
+  Pair square{base, 0.0};
+  for (std::int64_t e = exponent; e > 0; e /= 2) {
+    if (e % 2 == 1) {
+      power = product(power, square);
+    }
+    square = product(square, square);
+  }
+  return (1.0 - power.head) - power.tail;
+}
+
 AdamWArgs with_planted_fault(AdamWArgs args) {
   args.coefficients.step_size *= 1.0 + 2.0 * static_cast<double>(std::numeric_limits<float>::epsilon());
   return args;
@@ -22,7 +47,6 @@ AdamWArgs with_planted_fault(AdamWArgs args) {
 }  // namespace
 
 AdamWCoefficients adamw_coefficients(const AdamWHyper& hyper) noexcept {
-  const auto step = static_cast<double>(hyper.step);
   AdamWCoefficients c;
   c.factor = hyper.factor;
   c.l2 = hyper.decoupled ? 0.0 : hyper.weight_decay;
@@ -30,9 +54,9 @@ AdamWCoefficients adamw_coefficients(const AdamWHyper& hyper) noexcept {
   c.one_minus_beta1 = 1.0 - hyper.beta1;
   c.beta2 = hyper.beta2;
   c.one_minus_beta2 = 1.0 - hyper.beta2;
-  c.inv_sqrt_correction2 = 1.0 / std::sqrt(1.0 - std::pow(hyper.beta2, step));
+  c.inv_sqrt_correction2 = 1.0 / std::sqrt(one_minus_power(hyper.beta2, hyper.step));
   c.eps = hyper.eps;
-  c.step_size = hyper.lr / (1.0 - std::pow(hyper.beta1, step));
+  c.step_size = hyper.lr / one_minus_power(hyper.beta1, hyper.step);
   return c;
 }
 

@@ -17,8 +17,6 @@ __extension__ using Wide = unsigned __int128;
 constexpr int kLimbBits = 32;
 constexpr std::int64_t kLimbMask = (std::int64_t{1} << kLimbBits) - 1;
 constexpr int kMantissaBits = 53;
-/// Exponent of the lowest bit of the fixed-point number: the smallest denormal double.
-constexpr int kLowestExponent = -1074;
 /// Blocks per call of a variant: their sums stay in registers and L1.
 constexpr std::int64_t kBatchBlocks = 64;
 /// Batches between two carries: limbs stay far below 2^63.
@@ -127,8 +125,13 @@ double NormAccumulator::sum_of_squares() const noexcept {
     const bool up = remainder > half || (remainder == half && (rest || (mantissa & 1U) != 0));
     mantissa += up ? 1 : 0;
   }
-  return std::ldexp(static_cast<double>(mantissa),
-                    static_cast<int>(dropped) + kLimbBits * lowest + kLowestExponent);
+  // Put together by bits: arithmetic on denormals would depend on the caller's MXCSR. The hidden bit of the
+  // mantissa adds one to the exponent field, a mantissa that was rounded up to 2^53 adds two; below 2^52 the
+  // position is zero and the number is denormal.
+  const std::uint64_t position = dropped + static_cast<std::uint64_t>(kLimbBits * lowest);
+  const std::uint64_t bits = (position << 52U) + mantissa;
+  constexpr std::uint64_t kInfinity = 0x7ff0000000000000ULL;
+  return std::bit_cast<double>(std::min(bits, kInfinity));
 }
 
 double NormAccumulator::l2_norm() const noexcept {

@@ -1,0 +1,236 @@
+#include "kernel_test_support.h"
+
+#include <kernels/reduce/reduce.h>
+#include <zeroth/base/error.h>
+
+#include <cmath>
+#include <tuple>
+
+namespace zeroth::kernels {
+namespace {
+
+using namespace testing;  // NOLINT(google-build-using-namespace)
+
+template <class In, class Out>
+struct Pair {
+  using Source = In;
+  using Result = Out;
+};
+
+template <class T>
+class SumSources : public ::testing::Test {};
+using Pairs = ::testing::Types<Pair<float, float>,
+                               Pair<BFloat16, float>,
+                               Pair<BFloat16, BFloat16>,
+                               Pair<float, BFloat16>,
+                               Pair<double, double>,
+                               Pair<std::int64_t, std::int64_t>,
+                               Pair<std::int32_t, std::int32_t>>;
+TYPED_TEST_SUITE(SumSources, Pairs);
+
+/// The type in which an element is summed; unsigned for integers, whose overflow wraps.
+template <class T>
+auto term(T value) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return static_cast<float>(value);
+  } else if constexpr (std::is_integral_v<T>) {
+    return static_cast<std::make_unsigned_t<T>>(value);
+  } else {
+    return value;
+  }
+}
+
+template <class Out, class Sum>
+Out result(Sum sum) {
+  if constexpr (std::is_floating_point_v<Sum>) {
+    sum = std::isnan(sum) ? std::numeric_limits<Sum>::quiet_NaN() : sum;
+  }
+  return static_cast<Out>(sum);
+}
+
+template <class In, class Out>
+struct Problem {
+  std::vector<GuardedArray<In>> sources;
+  std::vector<const void*> pointers;
+  GuardedArray<Out> dst;
+
+  Problem(std::int64_t n, int num_sources, std::int64_t misalign = 0) : dst(n, misalign) {
+    for (int k = 0; k < num_sources; ++k) {
+      sources.emplace_back(n, (misalign + k) % 5);
+    }
+    for (const auto& source : sources) {
+      pointers.push_back(source.data());
+    }
+  }
+
+  void fill_random(RandomPatterns& random) {
+    for (auto& source : sources) {
+      random.fill(source);
+    }
+    random.fill(dst);
+  }
+
+  SumSourcesArgs args(void* out, bool accumulate) const {
+    return {.dst = out,
+            .dst_dtype = DTypeOf<Out>::value,
+            .accumulate = accumulate,
+            .sources = pointers.data(),
+            .num_sources = static_cast<int>(pointers.size()),
+            .src_dtype = DTypeOf<In>::value,
+            .n = dst.size()};
+  }
+
+  /// What reduce.h promises, element by element.
+  GuardedArray<Out> expected(bool accumulate) const {
+    GuardedArray<Out> want(dst.size());
+    for (std::int64_t i = 0; i < dst.size(); ++i) {
+      auto sum = term(sources[0][i]);
+      for (std::size_t k = 1; k < sources.size(); ++k) {
+        sum = sum + term(sources[k][i]);
+      }
+      if (accumulate) {
+        sum = term(dst[i]) + sum;
+      }
+      want[i] = result<Out>(sum);
+    }
+    return want;
+  }
+};
+
+TYPED_TEST(SumSources, AddsInSourceOrderWithTheSameBitsOnRandomPatterns) {
+  using In = typename TypeParam::Source;
+  using Out = typename TypeParam::Result;
+  constexpr std::int64_t kN = 140'009;  // streams in all types but the narrow ones
+  RandomPatterns random(kSeed);
+  std::int64_t done = 0;
+  for (int round = 0; done < 10'000'000; ++round) {
+    const int num_sources = std::array{1, 2, 3, 4, 5, 8, 9, 16}[static_cast<std::size_t>(round % 8)];
+    const bool accumulate = round / 8 % 2 == 1;
+    Problem<In, Out> problem(kN, num_sources);
+    problem.fill_random(random);
+    const GuardedArray<Out> want = problem.expected(accumulate);
+    for (const Isa isa : supported_isas()) {
+      GuardedArray<Out> got = problem.dst;
+      sum_sources(problem.args(got.data(), accumulate), isa);
+      ASSERT_TRUE(same_bits(want, got))
+          << name_of(isa) << " sources " << num_sources << " accumulate " << accumulate << " seed " << kSeed;
+    }
+    done += kN * num_sources;
+  }
+}
+
+TYPED_TEST(SumSources, EveryTailLengthMisalignmentAndSourceCount) {
+  using In = typename TypeParam::Source;
+  using Out = typename TypeParam::Result;
+  RandomPatterns random(kSeed);
+  for (const std::int64_t misalign : {0, 1, 3}) {
+    for (std::int64_t n = 0; n <= 130; ++n) {
+      for (const int num_sources : {1, 2, 3, 4, 5, 7, 64}) {
+        Problem<In, Out> problem(n, num_sources, misalign);
+        problem.fill_random(random);
+        for (const bool accumulate : {false, true}) {
+          const GuardedArray<Out> want = problem.expected(accumulate);
+          for (const Isa isa : supported_isas()) {
+            GuardedArray<Out> got(n, misalign);
+            std::copy_n(problem.dst.data(), n, got.data());
+            sum_sources(problem.args(got.data(), accumulate), isa);
+            ASSERT_TRUE(same_bits(want, got)) << name_of(isa) << " n " << n << " sources " << num_sources;
+          }
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(SumSources, SplittingTheRangeChangesNothing) {
+  using In = typename TypeParam::Source;
+  using Out = typename TypeParam::Result;
+  constexpr std::int64_t kN = 9001;
+  RandomPatterns random(kSeed);
+  Problem<In, Out> problem(kN, 6);
+  problem.fill_random(random);
+  const GuardedArray<Out> want = problem.expected(true);
+  for (const Isa isa : supported_isas()) {
+    GuardedArray<Out> got = problem.dst;
+    for (std::int64_t at = 0, length = 0; at < kN; at += length) {
+      length = std::min(2 * length + 1, kN - at);
+      std::vector<const void*> pointers;
+      for (const auto& source : problem.sources) {
+        pointers.push_back(source.data() + at);
+      }
+      SumSourcesArgs args = problem.args(got.data() + at, true);
+      args.sources = pointers.data();
+      args.n = length;
+      sum_sources(args, isa);
+    }
+    EXPECT_TRUE(same_bits(want, got)) << name_of(isa);
+  }
+}
+
+TYPED_TEST(SumSources, DestinationMayBeOneOfTheSources) {
+  using In = typename TypeParam::Source;
+  using Out = typename TypeParam::Result;
+  if constexpr (std::is_same_v<In, Out>) {
+    for (const Isa isa : supported_isas()) {
+      for (std::size_t k = 0; k < 7; ++k) {
+        RandomPatterns random(kSeed);
+        Problem<In, Out> problem(150'001, 7);
+        problem.fill_random(random);
+        const GuardedArray<Out> want = problem.expected(false);
+        sum_sources(problem.args(problem.sources[k].data(), false), isa);
+        EXPECT_TRUE(same_bits(want, problem.sources[k])) << name_of(isa) << " source " << k;
+      }
+    }
+  }
+}
+
+// n - 1 additions of numbers of one sign: each rounds by at most half a unit, relative to a sum that only
+// grows.
+TEST(SumSourcesError, StaysWithinItsBoundAgainstLongDouble) {
+  constexpr int kSources = 64;
+  Problem<float, float> problem(1009, kSources);
+  for (std::size_t k = 0; k < kSources; ++k) {
+    fill_moderate(problem.sources[k], 1.0, kSeed + k);
+    for (std::int64_t i = 0; i < 1009; ++i) {
+      problem.sources[k][i] = std::abs(problem.sources[k][i]);
+    }
+  }
+  sum_sources(problem.args(problem.dst.data(), false), best_isa());
+  for (std::int64_t i = 0; i < 1009; ++i) {
+    long double want = 0;
+    for (const auto& source : problem.sources) {
+      want += static_cast<long double>(source[i]);
+    }
+    ASSERT_LE(ulp_error(problem.dst[i], want), kSources - 1);
+  }
+}
+
+TEST(SumSourcesEnvironment, CallersFloatingPointEnvironmentChangesNothing) {
+  for (const Isa isa : supported_isas()) {
+    RandomPatterns random(kSeed);
+    Problem<float, float> problem(4099, 5);
+    problem.fill_random(random);
+    const GuardedArray<float> want = problem.expected(true);
+    {
+      const HostileEnvironment hostile;
+      sum_sources(problem.args(problem.dst.data(), true), isa);
+    }
+    EXPECT_TRUE(same_bits(want, problem.dst)) << name_of(isa);
+  }
+}
+
+TEST(SumSourcesErrors, RefusesWhatItCannotDo) {
+  Problem<float, float> problem(8, 2);
+  const auto refused = [&](auto change) {
+    SumSourcesArgs args = problem.args(problem.dst.data(), false);
+    change(args);
+    EXPECT_THROW(sum_sources(args, Isa::kScalar), Error);
+  };
+  refused([](SumSourcesArgs& args) { args.n = -1; });
+  refused([](SumSourcesArgs& args) { args.num_sources = 0; });
+  refused([](SumSourcesArgs& args) { args.dst_dtype = DType::kFloat64; });
+  refused([](SumSourcesArgs& args) { args.src_dtype = DType::kUInt8; });
+}
+
+}  // namespace
+}  // namespace zeroth::kernels
