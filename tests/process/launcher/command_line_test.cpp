@@ -1,0 +1,126 @@
+// What zeroth-run says to bad and unusual command lines, as a user sees it.
+#include "process/launcher/job.h"
+#include "process/launcher/scratch.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace zeroth::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Refusal {
+  std::vector<std::string> arguments;
+  int exit_code;
+  std::vector<std::string> said;
+};
+
+void expect_refusal(const Refusal& refusal, const JobSetup& setup = {}) {
+  SCOPED_TRACE(::testing::PrintToString(refusal.arguments));
+  Job job(refusal.arguments, setup);
+  const JobResult result = job.wait();
+  EXPECT_EQ(result.exit_code, refusal.exit_code);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
+  EXPECT_THAT(result.err, ::testing::StartsWith("zeroth-run: ["));
+  for (const std::string& text : refusal.said) EXPECT_THAT(result.err, HasSubstr(text));
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST(CommandLine, RefusesWhatItCannotUse) {
+  const std::vector<Refusal> refusals{
+      {{}, 64, {"[USAGE]", "no program", "--help"}},
+      {{"true"}, 64, {"[USAGE]", "-n N"}},
+      {{"-n", "2"}, 64, {"[USAGE]", "no program"}},
+      {{"-n", "2", "--"}, 64, {"no program"}},
+      {{"-n", "2", ""}, 64, {"no program"}},
+      {{"-n", "0", "true"}, 64, {"1 to 4096", "'0'"}},
+      {{"-n", "-1", "true"}, 64, {"1 to 4096", "'-1'"}},
+      {{"-n", "4097", "true"}, 64, {"1 to 4096", "'4097'"}},
+      {{"-n", "99999999999999999999", "true"}, 64, {"1 to 4096"}},
+      {{"-n", "2x", "true"}, 64, {"1 to 4096", "'2x'"}},
+      {{"-n", "", "true"}, 64, {"[USAGE]"}},
+      {{"-n", "2", "-n", "3", "true"}, 64, {"[USAGE]", "once"}},
+      {{"-n", "2", "--tea", "d", "true"}, 64, {"--tea", "did you mean --tee?"}},
+      {{"-n", "2", "--timeout", "0", "true"}, 64, {"--timeout", "'0'"}},
+      {{"-n", "2", "--timeout", "soon", "true"}, 64, {"--timeout", "'soon'"}},
+      {{"-n", "2", "--grace", "nan", "true"}, 64, {"--grace", "'nan'"}},
+      {{"-n", "2", "--env", "1A=b", "true"}, 64, {"NAME=VALUE", "'1A=b'"}},
+      {{"-n", "2", "--env", "A-B=b", "true"}, 64, {"NAME=VALUE"}},
+      {{"-n", "2", "--env", "A", "true"}, 64, {"NAME=VALUE"}},
+      {{"-n", "2", "--env", "=b", "true"}, 64, {"NAME=VALUE"}},
+      {{"-n", "2", "--env", "WORLD_SIZE=9", "true"}, 64, {"WORLD_SIZE", "set by zeroth-run"}},
+      {{"-n", "2", "line\nbreak"}, 64, {"No such file"}},
+  };
+  for (const Refusal& refusal : refusals) expect_refusal(refusal);
+}
+
+TEST(CommandLine, SaysWhyAProgramCannotStart) {
+  const Scratch scratch;
+  const std::string script = scratch.file("train.py", "print()\n");
+  const std::string text = scratch.file("text", "no interpreter line\n", 0755);
+  const std::string lost = scratch.file("lost", "#!/no/such/interpreter\n", 0755);
+  expect_refusal(
+      {{"-n", "2", "no-such-program"}, 64, {"cannot start no-such-program: No such file or directory"}});
+  expect_refusal({{"-n", "2", "/no/such"}, 64, {"cannot start /no/such: No such file or directory"}});
+  expect_refusal({{"-n", "2", "/dev/null/x"}, 64, {"cannot start /dev/null/x: Not a directory"}});
+  expect_refusal({{"-n", "2", "/tmp"}, 77, {"[ENVIRONMENT]", "/tmp: Is a directory"}});
+  expect_refusal({{"-n", "2", script}, 77, {"[ENVIRONMENT]", "Permission denied", "python3 " + script}});
+  expect_refusal({{"-n", "2", text}, 77, {"Exec format error", "#!"}});
+  expect_refusal({{"-n", "2", lost}, 64, {"No such file", "interpreter"}});
+}
+
+TEST(CommandLine, FindsProgramsAsAShellDoes) {
+  const Scratch scratch;
+  scratch.file("tool", "#!/bin/sh\necho first\n", 0755);
+  scratch.file("second/tool", "#!/bin/sh\necho second\n", 0755);
+  scratch.file("zero/tool", "not executable\n", 0644);
+  const std::string path =
+      scratch.path("zero") + ":" + scratch.path("second") + ":" + scratch.path("") + ":/bin";
+  Job job({"-q", "-n", "1", "tool"}, {.environment = {{"PATH", path}}});
+  EXPECT_EQ(job.wait().out, "[0] second\n");
+}
+
+TEST(CommandLine, RefusesMoreRanksThanFilesCanBeOpened) {
+  expect_refusal({{"-n", "200", "true"}, 71, {"[RESOURCE]", "too many open files", "64"}},
+                 {.descriptor_limit = 64});
+}
+
+TEST(CommandLine, PrintsHelpAndVersion) {
+  Job help({"--help"});
+  const JobResult helped = help.wait();
+  EXPECT_EQ(helped.exit_code, 0);
+  EXPECT_THAT(helped.out, HasSubstr("Usage: zeroth-run -n N [options] PROGRAM"));
+  EXPECT_THAT(helped.out, HasSubstr("Examples:"));
+  EXPECT_EQ(helped.err, "");
+  Job version({"--version"});
+  const JobResult versioned = version.wait();
+  EXPECT_EQ(versioned.exit_code, 0);
+  EXPECT_THAT(versioned.out, ::testing::MatchesRegex("zeroth-run [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+}
+
+TEST(CommandLine, LeavesTheArgumentsOfTheProgramAlone) {
+  const std::vector<std::string> odd{
+      "-n", "7", "--help", "--", "", "a b", "$(touch x)", "`x`", "\"'", "*", "--env"};
+  std::string expected;
+  for (const std::string& argument : odd) expected += "[0] <" + argument + ">\n";
+  std::vector<std::string> arguments{"args"};
+  arguments.insert(arguments.end(), odd.begin(), odd.end());
+  Job plain(Job::probe(1, arguments));
+  EXPECT_EQ(plain.wait().out, expected);
+  Job separated(Job::probe(1, arguments, {"--"}));
+  EXPECT_EQ(separated.wait().out, expected);
+}
+
+}  // namespace
+}  // namespace zeroth::testing

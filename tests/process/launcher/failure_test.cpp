@@ -1,0 +1,208 @@
+// One rank fails: all are ended, the right one is named, nothing is left.
+#include "process/launcher/job.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <map>
+#include <string>
+#include <thread>
+
+namespace zeroth::testing {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+std::string pid_text(pid_t pid) {
+  return " (pid " + std::to_string(pid) + ") ";
+}
+
+TEST(Failure, AllRanksThatEndWithZeroIsSuccess) {
+  Job job(Job::probe(4, {"args", "x"}));
+  const JobResult result = job.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err, "");
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST(Failure, ARankThatEndsEarlyWithZeroIsNoFailure) {
+  Job job(Job::probe(3, {"wait"}));
+  const auto pids = job.wait_for("READY", 3);
+  ::kill(pids.at(1), SIGUSR1);
+  ASSERT_TRUE(all_gone_within({{1, pids.at(1)}}, kEndDeadline));
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // longer than the window for better causes
+  EXPECT_TRUE(is_alive(pids.at(0)));
+  EXPECT_TRUE(is_alive(pids.at(2)));
+  ::kill(pids.at(0), SIGUSR1);
+  ::kill(pids.at(2), SIGUSR1);
+  EXPECT_EQ(job.wait().exit_code, 0);
+}
+
+TEST(Failure, ExitCodeOfTheFailedRankIsTheJobs) {
+  for (const int code : {1, 2, 64, 70, 76, 78, 255}) {
+    Job job(Job::probe(4, {"wait", "exit=" + std::to_string(code)}));
+    const auto pids = job.wait_for("READY", 4);
+    ::kill(pids.at(2), SIGUSR1);
+    const JobResult result = job.wait(kEndDeadline);
+    EXPECT_EQ(result.exit_code, code);
+    EXPECT_EQ(result.err,
+              "zeroth-run: rank 2" + pid_text(pids.at(2)) + "exited with code " + std::to_string(code) +
+                  "; the other 3 ranks were ended.\n");
+    EXPECT_FALSE(result.anything_left);
+  }
+}
+
+TEST(Failure, ASignalIsNamed) {
+  const std::map<int, std::string> names{{SIGKILL, "SIGKILL"},
+                                         {SIGABRT, "SIGABRT"},
+                                         {SIGSEGV, "SIGSEGV"},
+                                         {SIGBUS, "SIGBUS"},
+                                         {SIGFPE, "SIGFPE"},
+                                         {SIGTERM, "SIGTERM"}};
+  for (const auto& [signal, name] : names) {
+    Job job(Job::probe(2, {"wait", "signal=" + std::to_string(signal)}));
+    const auto pids = job.wait_for("READY", 2);
+    ::kill(pids.at(0), SIGUSR1);
+    const JobResult result = job.wait(kEndDeadline);
+    EXPECT_EQ(result.exit_code, 128 + signal);
+    EXPECT_THAT(result.err,
+                HasSubstr("zeroth-run: rank 0" + pid_text(pids.at(0)) + "was killed by signal " +
+                          std::to_string(signal) + " (" + name + ")"));
+    EXPECT_THAT(result.err, EndsWith("; the other rank was ended.\n"));
+    EXPECT_FALSE(result.anything_left);
+  }
+}
+
+TEST(Failure, ASingleRankHasNoOthers) {
+  Job job(Job::probe(1, {"wait", "exit=9", "now=0"}));
+  const auto pids = job.wait_for("READY", 1);
+  const JobResult result = job.wait();
+  EXPECT_EQ(result.exit_code, 9);
+  EXPECT_EQ(result.err, "zeroth-run: rank 0" + pid_text(pids.at(0)) + "exited with code 9.\n");
+}
+
+TEST(Failure, RanksThatIgnoreSigtermAreKilled) {
+  Job job(Job::probe(3, {"wait", "ignore", "exit=5"}));
+  const auto pids = job.wait_for("READY", 3);
+  ::kill(pids.at(0), SIGUSR1);
+  EXPECT_TRUE(all_gone_within(pids, kEndDeadline));
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST(Failure, RanksThatObeySigtermMayCleanUp) {
+  Job job(Job::probe(3, {"wait", "catch", "exit=5"}));
+  const auto pids = job.wait_for("READY", 3);
+  ::kill(pids.at(0), SIGUSR1);
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.out, HasSubstr("[1] CAUGHT 1 15\n"));
+  EXPECT_THAT(result.out, HasSubstr("[2] CAUGHT 2 15\n"));
+}
+
+TEST(Failure, FrozenRanksAreEnded) {
+  Job job(Job::probe(3, {"wait", "exit=5"}));
+  const auto pids = job.wait_for("READY", 3);
+  ::kill(pids.at(1), SIGSTOP);
+  ::kill(pids.at(2), SIGSTOP);
+  ::kill(pids.at(0), SIGUSR1);
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST(Failure, GrandchildrenAreEndedWithTheirRanks) {
+  Job job(Job::probe(3, {"wait", "child", "ignore", "exit=5"}));
+  const auto pids = job.wait_for("READY", 3);
+  const auto children = job.wait_for("CHILD", 3);
+  ::kill(pids.at(1), SIGUSR1);
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_FALSE(result.anything_left);
+  EXPECT_TRUE(all_gone_within(children, std::chrono::milliseconds{0}));
+}
+
+TEST(Failure, GrandchildrenAreEndedAfterSuccessToo) {
+  Job job(Job::probe(2, {"wait", "child"}));
+  const auto pids = job.wait_for("READY", 2);
+  const auto children = job.wait_for("CHILD", 2);
+  for (const auto& [rank, pid] : pids) ::kill(pid, SIGUSR1);
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST(Failure, AGrandchildThatWritesWithoutEndCannotHoldTheJob) {
+  Job job({"-q", "-n", "2", "/bin/sh", "-c", "yes & exit 3"});
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST(Failure, OutputOfAGrandchildThatEndsSoonIsKept) {
+  Job job({"-q", "-n", "1", "/bin/sh", "-c", "(sleep 0.1; echo late) & exit 0"});
+  EXPECT_EQ(job.wait().out, "[0] late\n");
+}
+
+TEST(Failure, TheLastErrorLineIsPartOfTheReport) {
+  const std::string error = "ZEROTH ERROR [CONFIG] rank=1/3: unknown key. hint";
+  Job job(Job::probe(3, {"wait", "exit=78", "error=[zeroth 1/3] error: " + error}));
+  const auto pids = job.wait_for("READY", 3);
+  ::kill(pids.at(1), SIGUSR1);
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 78);
+  EXPECT_THAT(result.err,
+              EndsWith("zeroth-run: rank 1" + pid_text(pids.at(1)) + "exited with code 78: " + error +
+                       "; the other 2 ranks were ended.\n"));
+}
+
+TEST(Failure, TheCauseIsNamedAndNotTheEcho) {
+  // Rank 0 notices first that a peer is lost (76); the peer's own death follows within the window.
+  Job job(Job::probe(3, {"wait", "exit=76", "error=ZEROTH ERROR [PEER_LOST] rank 2 is gone"}));
+  const auto pids = job.wait_for("READY", 3);
+  ::kill(pids.at(0), SIGUSR1);
+  ASSERT_TRUE(all_gone_within({{0, pids.at(0)}}, kEndDeadline));
+  ::kill(pids.at(2), SIGKILL);
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 137);
+  EXPECT_THAT(result.err,
+              HasSubstr("zeroth-run: rank 2" + pid_text(pids.at(2)) +
+                        "was killed by signal 9 (SIGKILL); "
+                        "the other 2 ranks were ended.\n"));
+}
+
+TEST(Failure, DeathsByOurOwnHandAreNotTheCause) {
+  Job job(Job::probe(4, {"wait", "exit=76"}));
+  const auto pids = job.wait_for("READY", 4);
+  ::kill(pids.at(3), SIGUSR1);
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 76);
+  EXPECT_THAT(result.err, HasSubstr("rank 3"));
+}
+
+TEST(Failure, AllRanksMayFailAtOnce) {
+  Job job({"-q", "-n", "7", "/bin/sh", "-c", "exit 11"});
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 11);
+  EXPECT_THAT(result.err, HasSubstr("exited with code 11"));
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST(Failure, TimeoutEndsTheJob) {
+  Job job(Job::probe(2, {"wait", "ignore", "child"}, {"--timeout", "0.3"}));
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 76);
+  EXPECT_EQ(result.err, "zeroth-run: [TIMEOUT] the job took longer than 0.3 s; 2 ranks were ended.\n");
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST(Failure, AJobInTimeDoesNotWaitForItsTimeout) {
+  Job job(Job::probe(2, {"args"}, {"--timeout", "3600"}));
+  EXPECT_EQ(job.wait().exit_code, 0);
+}
+
+}  // namespace
+}  // namespace zeroth::testing
