@@ -1,0 +1,189 @@
+// Config: one JSON document with DeepSpeed's key names wherever the thing exists there; what is ours is under
+// "zeroth".
+//
+// Every key is of one of three classes (docs/configuration.md lists them all):
+//   honoured  does what it says;
+//   hint      accepted and reported once, with what Zeroth does instead; never changes a number;
+//   refused   would change what is trained, where memory lies or what is written, and is not built: an error,
+//   unless its
+//             value is the harmless one ("fp16": {"enabled": false}).
+// A key of no class is an error with the nearest name. All problems of a document are reported together.
+#pragma once
+
+#include <zeroth/base/error.h>
+#include <zeroth/device/device.h>
+#include <zeroth/optim/schedule.h>
+#include <zeroth/zero/plan.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroth {
+
+/// Section "optimizer". Keys under "params" that the type does not know are errors.
+struct OptimizerConfig {
+  std::string type = "AdamW";  ///< "AdamW", "Adam" or "SGD"
+  double lr = 1e-3;
+  std::array<double, 2> betas{0.9, 0.999};
+  double eps = 1e-8;
+  std::optional<double> weight_decay{};  ///< unset: what decay() says
+  bool adam_w_mode =
+      true;  ///< Adam only: decoupled decay, as DeepSpeed's "Adam" does; false: decay in the gradient
+  double momentum = 0.0;   ///< SGD
+  double dampening = 0.0;  ///< SGD
+  bool nesterov = false;   ///< SGD
+
+  /// weight_decay, or 0.01 for AdamW and 0 for Adam and SGD, as in torch.
+  [[nodiscard]] double decay() const;
+  /// The update rule behind the type: "Adam" with adam_w_mode is "AdamW". Fits make_optimizer().
+  [[nodiscard]] std::string rule() const;
+};
+
+/// Section "scheduler", the fields of DeepSpeed's schedules.
+struct SchedulerConfig {
+  std::string type{};             ///< "" (constant), "WarmupLR", "WarmupDecayLR" (linear) or "WarmupCosineLR"
+  double warmup_min_lr = 0.0;     ///< WarmupLR, WarmupDecayLR
+  double warmup_max_lr = 1e-3;    ///< WarmupLR, WarmupDecayLR: takes the place of optimizer.lr
+  double warmup_min_ratio = 0.0;  ///< WarmupCosineLR
+  double cos_min_ratio = 1e-4;    ///< WarmupCosineLR
+  std::int64_t warmup_num_steps = 1000;
+  std::int64_t total_num_steps = 0;  ///< WarmupDecayLR, WarmupCosineLR; required there
+  std::string warmup_type = "log";   ///< "log" or "linear"
+
+  /// The same as factors of the base learning rate.
+  [[nodiscard]] LearningRateSchedule schedule() const;
+  /// The learning rate that schedule() multiplies: warmup_max_lr where the type has it, else `optimizer_lr`.
+  [[nodiscard]] double base_lr(double optimizer_lr) const;
+};
+
+/// Section "zero_optimization", and what decides about the plan in section "zeroth".
+struct ZeroConfig {
+  int stage = 0;
+  ReductionPolicy reduction_policy = ReductionPolicy::kPerMicroStep;
+  Reshard reshard = Reshard::kDefault;
+  int ring_slots = 2;
+  int prefetch_units = 1;
+};
+
+/// The rest of section "zeroth".
+struct RuntimeConfig {
+  int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
+  std::int64_t timeout_ms = 600'000;      ///< longest wait for a peer that is alive
+  std::int64_t frozen_after_ms = 60'000;  ///< a peer that shows no life for so long is lost
+  int max_nonfinite_steps = 10;           ///< training stops after so many in a row
+  ExecutionMode execution = ExecutionMode::kInline;
+  std::int64_t chaos_seed = 0;
+  std::int64_t memory_limit_bytes = 0;  ///< for the plan of one host; 0: what the host and its cgroup have
+};
+
+/// train == micro * accumulate * data ranks.
+struct BatchSizes {
+  std::int64_t train = 0;       ///< sequences per step over all ranks
+  std::int64_t micro = 0;       ///< sequences per rank and micro-step
+  std::int64_t accumulate = 1;  ///< micro-steps per step
+  bool operator==(const BatchSizes&) const = default;
+};
+
+/// A hint that a document held: accepted, not followed, told once.
+struct HintNote {
+  std::string pointer{};  ///< "/zero_optimization/overlap_comm"
+  std::string given{};    ///< its value as JSON
+  std::string instead{};  ///< what Zeroth does
+  std::string origin{};   ///< "zero3.json:7"
+  /// "/zero_optimization/overlap_comm = true (zero3.json:7): ..."
+  [[nodiscard]] std::string text() const;
+};
+
+/// A value from elsewhere than the document, say a command line. It wins over the document, "auto" included.
+struct ConfigOverride {
+  std::string pointer{};  ///< JSON pointer of the key
+  std::string json{};     ///< the value as JSON: `3`, `"AdamW"`, `[0.9, 0.95]`
+  std::string origin{};   ///< for people: "--zero-stage"
+};
+
+/// One thing that is wrong.
+struct ConfigProblem {
+  std::string pointer{};  ///< JSON pointer of the key; empty for the document as a whole
+  std::string origin{};   ///< "zero3.json:4"
+  std::string what{};     ///< "unknown key"
+  std::string expected{};
+  std::string got{};
+  std::string hint{};
+  /// "zero3.json:4: /zero_optimization/stge: unknown key; hint: did you mean "stage"?"
+  [[nodiscard]] std::string text() const;
+};
+
+/// kConfig with everything that is wrong. what() lists up to 50 problems and counts the rest.
+class ConfigError : public Error {
+ public:
+  /// `total` counts also the problems that are not in the list.
+  ConfigError(std::string_view origin, std::vector<ConfigProblem> problems, std::size_t total);
+  [[nodiscard]] const std::vector<ConfigProblem>& problems() const noexcept { return problems_; }
+
+ private:
+  std::vector<ConfigProblem> problems_;
+};
+
+struct Config {
+  std::optional<std::int64_t> train_batch_size{};
+  std::optional<std::int64_t> train_micro_batch_size_per_gpu{};
+  std::optional<std::int64_t> gradient_accumulation_steps{};
+  std::optional<std::int64_t> data_parallel_size{};  ///< checked against the world by resolve()
+  double gradient_clipping = 0.0;  ///< bound of the global norm; 0 or absent: off (DeepSpeed: 1.0)
+  bool bf16 = false;               ///< "bf16": {"enabled": ...}
+  OptimizerConfig optimizer{};
+  SchedulerConfig scheduler{};
+  ZeroConfig zero{};
+  RuntimeConfig runtime{};
+  std::vector<HintNote> hints{};  ///< in the order of the keys; not part of the comparison
+
+  /// Reads a regular file of at most 16 MiB. Throws ConfigError.
+  [[nodiscard]] static Config from_file(const std::filesystem::path& path,
+                                        std::span<const ConfigOverride> overrides = {});
+  /// `origin` names the source in messages. Strict JSON in UTF-8: no comments, no duplicate keys, nothing
+  /// after the end.
+  [[nodiscard]] static Config from_json_text(std::string_view text,
+                                             std::string_view origin,
+                                             std::span<const ConfigOverride> overrides = {});
+
+  /// The whole configuration, defaults included, keys sorted; from_json_text() gives an equal Config back.
+  /// Hints are left out, for nothing follows them. Throws kConfig for a value that is not finite.
+  [[nodiscard]] std::string to_json() const;
+  /// Holds a Config that a program filled in to the rules of the documents. Throws ConfigError.
+  void validate() const;
+
+  /// Completes the batch sizes for a world: any two give the third; one alone means one micro-step. All three
+  /// must agree. Throws kConfig with the nearest sizes that work.
+  [[nodiscard]] BatchSizes resolve(std::int64_t data_ranks) const;
+
+  /// What must be the same on all ranks, as canonical JSON: all honoured keys but timeouts, the execution
+  /// mode, its seed and the memory limit.
+  [[nodiscard]] std::string shared_json() const;
+  /// digest64 of shared_json().
+  [[nodiscard]] std::uint64_t digest() const;
+
+  /// Where a value came from: "zero3.json:4", the origin of an override, or "default".
+  [[nodiscard]] std::string origin_of(std::string_view pointer) const;
+  /// One line a value for the log: "/zero_optimization/stage = 3 (zero3.json:4)".
+  [[nodiscard]] std::vector<std::string> describe() const;
+
+  /// Same values; origins and hints may differ.
+  bool operator==(const Config& other) const;
+
+ private:
+  std::map<std::string, std::string, std::less<>> origins_{};
+};
+
+/// Differences between two shared_json() texts: "/zero_optimization/stage: 3 here, 2 there". For the error
+/// that names the key when ranks disagree.
+[[nodiscard]] std::vector<std::string> shared_differences(std::string_view here, std::string_view there);
+
+}  // namespace zeroth
