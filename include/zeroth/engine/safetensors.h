@@ -1,0 +1,51 @@
+// Writing safetensors files: one tensor after the other, never torn.
+// Format: https://github.com/huggingface/safetensors (8-byte little-endian header length, JSON header, data).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <zeroth/base/dtype.h>
+
+namespace zeroth {
+
+struct SafetensorsEntry {
+  std::string name{};
+  std::string dtype{};  ///< "F64", "F32", "BF16", "I64", ...; see safetensors_dtype()
+  std::vector<std::int64_t> shape{};
+  std::uint64_t bytes = 0;
+};
+
+[[nodiscard]] std::string safetensors_dtype(DType dtype);
+
+/// Writes to "<path>.tmp-<pid>-<random>" in the same folder; commit() syncs it, renames it to `path` and syncs the folder. Destroyed before
+/// commit(), it removes the temporary file and leaves `path` as it was.
+class SafetensorsWriter {
+ public:
+  /// Throws kIo if the file cannot be made, kUsage for two entries of one name.
+  SafetensorsWriter(std::string path,
+                    std::vector<SafetensorsEntry> entries,
+                    const std::map<std::string, std::string>& metadata);
+  SafetensorsWriter(const SafetensorsWriter&) = delete;
+  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+  ~SafetensorsWriter();
+
+  /// Appends data, in the order of the entries; pieces may be of any size. Throws kIo (disk full and the like).
+  void write(std::span<const std::byte> data);
+  /// Throws kIo, or kUsage if not all data has been written.
+  void commit();
+
+ private:
+  void write_all(const void* data, std::size_t bytes);
+  std::string path_;
+  std::string temporary_;
+  int fd_ = -1;
+  std::uint64_t expected_ = 0;
+  std::uint64_t written_ = 0;
+};
+
+}  // namespace zeroth

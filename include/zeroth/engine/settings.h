@@ -1,0 +1,21 @@
+// From a Config to what an engine runs with.
+#pragma once
+
+#include <vector>
+
+#include <zeroth/comm/factory.h>
+#include <zeroth/engine/config.h>
+#include <zeroth/engine/engine.h>
+
+namespace zeroth {
+
+/// Hyper-parameters of one parameter group as `config` gives them (learning rate before the schedule).
+[[nodiscard]] GroupHyper group_hyper(const Config& config);
+
+/// Settings for a world of `world` ranks. `groups` are the parameter groups in order; threads are config.runtime.threads, or
+/// the cores of this host shared by `world` ranks. Throws kConfig where the batch sizes do not fit the world.
+[[nodiscard]] EngineSettings make_settings(const Config& config, int world, std::vector<GroupHyper> groups);
+
+[[nodiscard]] CommOptions make_comm_options(const Config& config);
+
+}  // namespace zeroth

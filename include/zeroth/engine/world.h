@@ -1,0 +1,53 @@
+// World: who this process is among the ranks of a job, from any launcher's variables.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <zeroth/comm/decorators.h>
+#include <zeroth/comm/factory.h>
+
+namespace zeroth {
+
+/// Rank and size are known at once; the connection to the other ranks is made by the first connect(). Copies share it.
+///
+/// Reads RANK and WORLD_SIZE (zeroth-run, torchrun), else OMPI_COMM_WORLD_RANK / _SIZE (mpirun), else SLURM_PROCID /
+/// SLURM_NTASKS (srun); a bare process is a world of one. All ranks must be on this host.
+class World {
+ public:
+  /// Throws kEnvironment for variables that make no sense: which, expected, got.
+  [[nodiscard]] static World from_environment();
+  /// For tests and embedders: `lookup` stands for getenv.
+  [[nodiscard]] static World from_variables(const std::function<std::optional<std::string>(std::string_view)>& lookup);
+  /// Ranks that are threads of this process.
+  [[nodiscard]] static World from_hub(std::shared_ptr<InprocHub> hub, int rank, int size);
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] int local_rank() const { return local_rank_; }
+  /// "self", "shm" or "inproc".
+  [[nodiscard]] const std::string& backend_name() const { return backend_name_; }
+  [[nodiscard]] const std::string& job() const { return job_; }
+
+  /// A new group of all ranks, for one engine. Matched, blocks until all ranks are there. The first call decides the options.
+  /// Traffic of the group is counted in `table`.
+  [[nodiscard]] std::shared_ptr<CommBackend> connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const;
+  /// Tells every rank that this one has failed, if it ever connected. Never throws.
+  void abort(const Error& error) const noexcept;
+
+ private:
+  struct Connection;
+  World();
+  int rank_ = 0;
+  int size_ = 1;
+  int local_rank_ = 0;
+  std::string backend_name_ = "self";
+  std::string job_;
+  std::shared_ptr<InprocHub> hub_;
+  std::shared_ptr<Connection> connection_;
+};
+
+}  // namespace zeroth

@@ -1,0 +1,116 @@
+// The engine for native LibTorch trainers.
+//
+//   auto world  = zeroth::World::from_environment();
+//   auto engine = zeroth::libtorch::Engine(model, zeroth::Config::from_file("zero3.json"), world);
+//   auto loss = engine.forward(batch);  engine.backward(loss);  auto result = engine.step();
+//
+// The user's tensors keep their identity: a parameter is the same object before and after, with the same shape; only its storage
+// comes and goes. While a parameter is not gathered, every access is an error with its name.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <zeroth/engine/config.h>
+#include <zeroth/engine/engine.h>
+#include <zeroth/engine/world.h>
+#include <zeroth/libtorch/unit.h>
+
+namespace zeroth::libtorch {
+
+/// Parameters with hyper-parameters of their own. The first group that matches a parameter takes it; what none matches has the
+/// configuration's.
+struct ParamGroup {
+  std::function<bool(const std::string& name, const at::Tensor& parameter)> match{};
+  std::optional<double> lr{};
+  std::optional<double> weight_decay{};
+};
+
+struct EngineOptions {
+  std::vector<ParamGroup> groups{};
+  LogLevel log_level = LogLevel::kInfo;
+};
+
+/// Bytes received from other ranks since the last reset, counted at the copy.
+struct WireReport {
+  WireBytes planned_per_step{};         ///< formula of one step
+  std::uint64_t all_gather = 0;         ///< gathered parameters, published parameters, gathered gradients
+  std::uint64_t reduce_scatter = 0;     ///< gradients
+  std::uint64_t control = 0;            ///< judge, averages, initial values, descriptions of calls
+};
+
+/// Everything that does not depend on the model's type. Collective where it says so.
+class EngineBase {
+ public:
+  EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world, EngineOptions options);
+  EngineBase(const EngineBase&) = delete;
+  EngineBase& operator=(const EngineBase&) = delete;
+  EngineBase(EngineBase&&) noexcept;
+  EngineBase& operator=(EngineBase&&) noexcept;
+  ~EngineBase();
+
+  /// loss.backward() and nothing else; throws kModel if no gradient can flow. Plain loss.backward() does the same.
+  void backward(const at::Tensor& loss);
+  /// Boundary of a micro-step; see zeroth::Engine::step(). Collective on the last micro-step.
+  StepResult step();
+  /// Mean over ranks. Collective, blocks.
+  [[nodiscard]] double average(double value);
+  /// Collective. Writes all weights and buffers as rank 0 has them, one unit at a time, to a temporary file that is synced and
+  /// renamed: `path` is either the old file or the whole new one. Tied weights are written once; the other names are in the
+  /// metadata. Throws kIo on every rank.
+  void export_safetensors(const std::string& path);
+
+  [[nodiscard]] MemoryReport memory_report() const;
+  [[nodiscard]] WireReport wire_report() const;
+  /// Forgets peaks and traffic, so that a phase can be measured by itself.
+  void reset_counters();
+  [[nodiscard]] const Config& config() const;
+  [[nodiscard]] zeroth::Engine& core();
+  [[nodiscard]] int rank() const;
+  [[nodiscard]] int world_size() const;
+
+ protected:
+  [[nodiscard]] const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
+
+ private:
+  std::shared_ptr<Runtime> runtime_;
+};
+
+template <class Model>
+class Engine : public EngineBase {
+ public:
+  using Holder = torch::nn::ModuleHolder<Model>;
+
+  /// Collective. `model` has been built alike on all ranks; rank 0's values are everybody's. Wrapped Units become units, all other
+  /// parameters the root unit. Throws kModel, kMismatch, kOutOfMemory, kEnvironment before anything is changed.
+  Engine(Holder model, Config config, const World& world, EngineOptions options = {})
+      : EngineBase(model.ptr(), std::move(config), world, std::move(options)), model_(std::move(model)) {}
+
+  /// The model's own forward, with the root unit's parameters gathered.
+  template <class... Args>
+  auto forward(Args&&... args) {
+    return run_as_unit(
+        runtime(),
+        0,
+        [this](auto&&... inner) { return model_->forward(std::forward<decltype(inner)>(inner)...); },
+        std::forward<Args>(args)...);
+  }
+  [[nodiscard]] Holder& model() { return model_; }
+
+ private:
+  Holder model_;
+};
+
+template <class Holder>
+Engine(Holder, Config, const World&) -> Engine<typename Holder::ContainedType>;
+template <class Holder>
+Engine(Holder, Config, const World&, EngineOptions) -> Engine<typename Holder::ContainedType>;
+
+}  // namespace zeroth::libtorch

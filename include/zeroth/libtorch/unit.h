@@ -1,0 +1,130 @@
+// Unit: the grain of gathering and reducing, as a wrapper around any LibTorch module (they have no forward hooks).
+//
+//   struct BlockImpl : torch::nn::Module { torch::Tensor forward(torch::Tensor x_BTD); ... };  TORCH_MODULE(Block);
+//   zeroth::libtorch::Unit<Block> unit{Block(...)};      // a module holder: register it, call unit->forward(x)
+//
+// Without an engine a Unit only passes calls on. Parameter names stay those of the plain model.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace zeroth::libtorch {
+
+class Runtime;
+
+/// Name under which a Unit registers the module it wraps; the engine leaves it out of parameter names.
+inline constexpr const char* kInnerName = "zeroth_inner";
+
+/// One running forward of a unit: pre_forward when made, post_forward when finished or, after an exception, destroyed.
+class UnitScope {
+ public:
+  /// A null runtime makes everything here do nothing. `inputs` are the tensors that the forward takes.
+  UnitScope(std::shared_ptr<Runtime> runtime, int unit, std::vector<at::Tensor> inputs);
+  UnitScope(const UnitScope&) = delete;
+  UnitScope& operator=(const UnitScope&) = delete;
+  ~UnitScope();
+  /// Attaches what must happen before and after the backward of `outputs`.
+  void finish(const std::vector<at::Tensor>& outputs);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Tensors inside the arguments or results of a forward: tensors, optionals, pairs, tuples, vectors of them. Other types hold none.
+template <class T>
+void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
+  if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
+    const at::Tensor& tensor = value;
+    if (tensor.defined()) into.push_back(tensor);
+  } else if constexpr (requires { std::tuple_size<T>::value; }) {
+    std::apply([&into](const auto&... parts) { (collect_tensors(parts, into), ...); }, value);
+  } else if constexpr (requires { value.has_value(); *value; }) {
+    if (value.has_value()) collect_tensors(*value, into);
+  } else if constexpr (requires { value.begin(); value.end(); typename T::value_type; } &&
+                       !std::is_same_v<T, std::string>) {
+    for (const auto& part : value) collect_tensors(part, into);
+  }
+}
+
+/// Runs `body` as one forward of the unit.
+template <class Body, class... Args>
+auto run_as_unit(std::shared_ptr<Runtime> runtime, int unit, Body&& body, Args&&... args) {
+  std::vector<at::Tensor> inputs;
+  (collect_tensors(args, inputs), ...);
+  UnitScope scope(std::move(runtime), unit, std::move(inputs));
+  auto result = std::forward<Body>(body)(std::forward<Args>(args)...);
+  std::vector<at::Tensor> outputs;
+  collect_tensors(result, outputs);
+  scope.finish(outputs);
+  return result;
+}
+
+/// What the engine sees of a Unit.
+class UnitBase {
+ public:
+  UnitBase() = default;
+  UnitBase(const UnitBase&) = delete;
+  UnitBase& operator=(const UnitBase&) = delete;
+  virtual ~UnitBase() = default;
+
+  /// Type of the wrapped module, to find the repeated class.
+  [[nodiscard]] virtual const std::type_info& inner_type() const = 0;
+  void connect(std::weak_ptr<Runtime> runtime, int unit) {
+    runtime_ = std::move(runtime);
+    unit_ = unit;
+  }
+
+ protected:
+  std::weak_ptr<Runtime> runtime_;
+  int unit_ = -1;
+};
+
+/// Module that wraps `Holder` (a TORCH_MODULE holder) and has the same forward. `Holder::Impl::forward` must not be a template or
+/// overloaded; call run_as_unit() by hand for such modules.
+template <class Holder, class Signature = decltype(&Holder::ContainedType::forward)>
+class UnitImpl;
+
+template <class Holder, class C, class R, class... Args>
+class UnitImpl<Holder, R (C::*)(Args...)> : public torch::nn::Module, public UnitBase {
+ public:
+  explicit UnitImpl(Holder inner) : inner_(register_module(kInnerName, std::move(inner))) {}
+
+  R forward(Args... args) {
+    return run_as_unit(
+        runtime_.lock(), unit_, [this](Args... inner_args) { return inner_->forward(inner_args...); }, args...);
+  }
+  Holder& inner() { return inner_; }
+  [[nodiscard]] const std::type_info& inner_type() const override { return typeid(typename Holder::ContainedType); }
+
+ private:
+  Holder inner_;
+};
+
+template <class Holder, class C, class R, class... Args>
+class UnitImpl<Holder, R (C::*)(Args...) const> : public UnitImpl<Holder, R (C::*)(Args...)> {
+ public:
+  using UnitImpl<Holder, R (C::*)(Args...)>::UnitImpl;
+};
+
+/// Holder of a UnitImpl; use it like any module holder.
+template <class Holder>
+class Unit : public torch::nn::ModuleHolder<UnitImpl<Holder>> {
+ public:
+  Unit(std::nullptr_t) : torch::nn::ModuleHolder<UnitImpl<Holder>>(nullptr) {}  // NOLINT: as torch's own holders
+  explicit Unit(Holder inner)
+      : torch::nn::ModuleHolder<UnitImpl<Holder>>(std::make_shared<UnitImpl<Holder>>(std::move(inner))) {}
+  explicit Unit(std::shared_ptr<UnitImpl<Holder>> impl) : torch::nn::ModuleHolder<UnitImpl<Holder>>(std::move(impl)) {}
+};
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,129 @@
+#include <zeroth/engine/safetensors.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <random>
+#include <set>
+
+#include <nlohmann/json.hpp>
+
+#include <zeroth/base/error.h>
+
+namespace zeroth {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, const std::string& path) {
+  throw Error(ErrorCode::kIo,
+              what + ": " + errno_text(errno),
+              {.where = "engine.safetensors", .which = path, .hint = "the previous file, if any, is unchanged"});
+}
+
+}  // namespace
+
+std::string safetensors_dtype(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat64: return "F64";
+    case DType::kFloat32: return "F32";
+    case DType::kBFloat16: return "BF16";
+    case DType::kInt64: return "I64";
+    case DType::kInt32: return "I32";
+    case DType::kUInt8: return "U8";
+  }
+  return "U8";
+}
+
+SafetensorsWriter::SafetensorsWriter(std::string path,
+                                     std::vector<SafetensorsEntry> entries,
+                                     const std::map<std::string, std::string>& metadata)
+    : path_(std::move(path)) {
+  nlohmann::json header;
+  std::set<std::string> names;
+  for (const SafetensorsEntry& entry : entries) {
+    ZR_CHECK(names.insert(entry.name).second && entry.name != "__metadata__",
+             ErrorCode::kUsage,
+             "two tensors of one name cannot be written to one file",
+             {.where = "engine.safetensors", .which = entry.name});
+    header[entry.name] = {{"dtype", entry.dtype},
+                          {"shape", entry.shape},
+                          {"data_offsets", {expected_, expected_ + entry.bytes}}};
+    expected_ += entry.bytes;
+  }
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::string text = header.is_null() ? "{}" : header.dump();
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // data starts at a multiple of 8
+
+  std::random_device random;
+  temporary_ = path_ + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(random());
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
+  if (fd_ < 0) fail("the file cannot be made", temporary_);
+  const auto length = static_cast<std::uint64_t>(text.size());
+  try {
+    write_all(&length, sizeof(length));
+    write_all(text.data(), text.size());
+  } catch (...) {
+    ::close(fd_);
+    ::unlink(temporary_.c_str());
+    throw;
+  }
+}
+
+SafetensorsWriter::~SafetensorsWriter() {
+  if (fd_ < 0) return;
+  ::close(fd_);
+  ::unlink(temporary_.c_str());
+}
+
+void SafetensorsWriter::write_all(const void* data, std::size_t bytes) {
+  const auto* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t count = ::write(fd_, next, std::min<std::size_t>(bytes, std::size_t{1} << 30U));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("writing failed", temporary_);
+    next += count;
+    bytes -= static_cast<std::size_t>(count);
+  }
+}
+
+void SafetensorsWriter::write(std::span<const std::byte> data) {
+  ZR_CHECK(written_ + data.size() <= expected_,
+           ErrorCode::kUsage,
+           "more data than the entries say",
+           {.where = "engine.safetensors", .which = path_});
+  write_all(data.data(), data.size());
+  written_ += data.size();
+}
+
+void SafetensorsWriter::commit() {
+  ZR_CHECK(written_ == expected_,
+           ErrorCode::kUsage,
+           "less data than the entries say",
+           {.where = "engine.safetensors",
+            .which = path_,
+            .expected = std::to_string(expected_) + " bytes",
+            .got = std::to_string(written_)});
+  if (::fsync(fd_) != 0) fail("syncing failed", temporary_);
+  if (::close(std::exchange(fd_, -1)) != 0) {
+    ::unlink(temporary_.c_str());
+    fail("closing failed", temporary_);
+  }
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
+    const int saved = errno;
+    ::unlink(temporary_.c_str());
+    errno = saved;
+    fail("renaming failed", path_);
+  }
+  const std::string folder = std::filesystem::path(path_).parent_path().string();
+  const int folder_fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder_fd < 0) fail("the folder cannot be opened to be synced", folder);
+  const int synced = ::fsync(folder_fd);
+  const int saved = errno;
+  ::close(folder_fd);
+  errno = saved;
+  if (synced != 0) fail("syncing the folder failed", folder);
+}
+
+}  // namespace zeroth

@@ -1,0 +1,50 @@
+#include <zeroth/engine/settings.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace zeroth {
+
+GroupHyper group_hyper(const Config& config) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  return {.lr = config.scheduler.base_lr(optimizer.lr),
+          .beta1 = optimizer.betas[0],
+          .beta2 = optimizer.betas[1],
+          .eps = optimizer.eps,
+          .weight_decay = optimizer.decay(),
+          .momentum = optimizer.momentum,
+          .dampening = optimizer.dampening,
+          .nesterov = optimizer.nesterov};
+}
+
+EngineSettings make_settings(const Config& config, int world, std::vector<GroupHyper> groups) {
+  EngineSettings settings;
+  settings.plan = zero_plan(config.zero.stage, {"dp"});
+  settings.plan.policy = config.zero.reduction_policy;
+  settings.plan.reshard = config.zero.reshard;
+  settings.plan.ring_slots = config.zero.ring_slots;
+  settings.plan.prefetch_units = config.zero.prefetch_units;
+  // Without any batch size in the document there is one micro-step; else the sizes must fit the world.
+  const bool sized = config.train_batch_size || config.train_micro_batch_size_per_gpu;
+  settings.micro_steps = static_cast<int>(sized ? config.resolve(world).accumulate
+                                                : config.gradient_accumulation_steps.value_or(1));
+  settings.gradient_clipping = config.gradient_clipping;
+  settings.optimizer = {.type = config.optimizer.rule(), .momentum = config.optimizer.momentum != 0.0};
+  settings.groups = std::move(groups);
+  settings.schedule = config.scheduler.schedule();
+  settings.max_nonfinite_steps = config.runtime.max_nonfinite_steps;
+  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  settings.threads = config.runtime.threads > 0 ? config.runtime.threads : std::max(1, cores / world);
+  settings.memory_limit_bytes = static_cast<std::uint64_t>(config.runtime.memory_limit_bytes);
+  settings.config_digest = config.digest();
+  return settings;
+}
+
+CommOptions make_comm_options(const Config& config) {
+  CommOptions options;
+  options.timeout = Milliseconds(config.runtime.timeout_ms);
+  options.frozen_after = Milliseconds(config.runtime.frozen_after_ms);
+  return options;
+}
+
+}  // namespace zeroth

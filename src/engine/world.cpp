@@ -1,0 +1,121 @@
+#include <zeroth/engine/world.h>
+
+#include <charconv>
+#include <cstdlib>
+#include <utility>
+
+#include <zeroth/base/error.h>
+
+namespace zeroth {
+
+struct World::Connection {
+  std::unique_ptr<CommBackend> base;
+  int groups = 0;
+};
+
+World::World() : connection_(std::make_shared<Connection>()) {}
+
+namespace {
+
+using Lookup = std::function<std::optional<std::string>(std::string_view)>;
+
+constexpr int kMostRanks = 4096;
+
+int number(const std::string& name, const std::string& text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  ZR_CHECK(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= kMostRanks,
+           ErrorCode::kEnvironment,
+           "a world variable is not a sensible number",
+           {.where = "world",
+            .which = name,
+            .expected = "0 to " + std::to_string(kMostRanks),
+            .got = "\"" + text + "\"",
+            .hint = "start the ranks with zeroth-run -n N PROGRAM, or unset it"});
+  return value;
+}
+
+/// Variable names of one launcher.
+struct Launcher {
+  std::string_view rank, size, local_rank, local_size, job;
+};
+constexpr Launcher kLaunchers[] = {
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ZEROTH_JOB_ID"},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+     "PMIX_NAMESPACE"},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID"},
+};
+
+}  // namespace
+
+World World::from_variables(const Lookup& lookup) {
+  World world;
+  for (const Launcher& launcher : kLaunchers) {
+    const auto rank = lookup(launcher.rank);
+    const auto size = lookup(launcher.size);
+    if (!rank && !size) continue;
+    ZR_CHECK(rank && size,
+             ErrorCode::kEnvironment,
+             "one of two world variables is missing",
+             {.where = "world",
+              .which = std::string(rank ? launcher.size : launcher.rank),
+              .expected = "set together with " + std::string(rank ? launcher.rank : launcher.size),
+              .got = "unset",
+              .hint = "start the ranks with zeroth-run -n N PROGRAM, or unset both"});
+    world.rank_ = number(std::string(launcher.rank), *rank);
+    world.size_ = number(std::string(launcher.size), *size);
+    ZR_CHECK(world.size_ >= 1 && world.rank_ < world.size_,
+             ErrorCode::kEnvironment,
+             "the rank does not exist in this world",
+             {.where = "world",
+              .which = std::string(launcher.rank) + ", " + std::string(launcher.size),
+              .expected = "0 <= rank < size",
+              .got = "rank " + *rank + ", size " + *size});
+    const auto local = lookup(launcher.local_rank);
+    world.local_rank_ = local ? number(std::string(launcher.local_rank), *local) : world.rank_;
+    const auto local_size = lookup(launcher.local_size);
+    ZR_CHECK(!local_size || number(std::string(launcher.local_size), *local_size) == world.size_,
+             ErrorCode::kEnvironment,
+             "the ranks are on several hosts, and this build has no transport between hosts",
+             {.where = "world",
+              .which = std::string(launcher.local_size),
+              .expected = std::to_string(world.size_) + ", all ranks on this host",
+              .got = *local_size});
+    if (const auto job = lookup(launcher.job)) world.job_ = *job;
+    break;
+  }
+  if (world.size_ > 1) world.backend_name_ = "shm";
+  return world;
+}
+
+World World::from_environment() {
+  return from_variables([](std::string_view name) -> std::optional<std::string> {
+    const char* value = std::getenv(std::string(name).c_str());
+    return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+  });
+}
+
+World World::from_hub(std::shared_ptr<InprocHub> hub, int rank, int size) {
+  World world;
+  world.rank_ = rank;
+  world.size_ = size;
+  world.local_rank_ = rank;
+  world.backend_name_ = "inproc";
+  world.hub_ = std::move(hub);
+  return world;
+}
+
+std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const {
+  if (!connection_->base) {
+    connection_->base =
+        make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = options});
+  }
+  const std::string name = "engine" + std::to_string(connection_->groups++);
+  return std::make_shared<CountingBackend>(connection_->base->split(0, rank_, name), std::move(table));
+}
+
+void World::abort(const Error& error) const noexcept {
+  if (connection_ && connection_->base) connection_->base->abort(error);
+}
+
+}  // namespace zeroth

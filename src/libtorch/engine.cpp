@@ -1,0 +1,26 @@
+#include <zeroth/libtorch/engine.h>
+
+#include "libtorch/runtime.h"
+
+namespace zeroth::libtorch {
+
+EngineBase::EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world, EngineOptions options)
+    : runtime_(Runtime::create(std::move(model), std::move(config), world, std::move(options))) {}
+
+EngineBase::EngineBase(EngineBase&&) noexcept = default;
+EngineBase& EngineBase::operator=(EngineBase&&) noexcept = default;
+EngineBase::~EngineBase() = default;
+
+void EngineBase::backward(const at::Tensor& loss) { runtime_->backward(loss); }
+StepResult EngineBase::step() { return runtime_->step(); }
+double EngineBase::average(double value) { return runtime_->core().average(value); }
+void EngineBase::export_safetensors(const std::string& path) { runtime_->export_safetensors(path); }
+MemoryReport EngineBase::memory_report() const { return runtime_->core().memory_report(); }
+WireReport EngineBase::wire_report() const { return runtime_->wire_report(); }
+void EngineBase::reset_counters() { runtime_->reset_counters(); }
+const Config& EngineBase::config() const { return runtime_->config(); }
+zeroth::Engine& EngineBase::core() { return runtime_->core(); }
+int EngineBase::rank() const { return runtime_->core().rank(); }
+int EngineBase::world_size() const { return runtime_->core().world(); }
+
+}  // namespace zeroth::libtorch

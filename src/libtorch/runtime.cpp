@@ -1,0 +1,244 @@
+#include "libtorch/runtime.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include <zeroth/base/error.h>
+#include <zeroth/engine/settings.h>
+
+#include "libtorch/safetensors_export.h"
+#include "libtorch/version_check.h"
+
+namespace zeroth::libtorch {
+namespace {
+
+/// Runs when a parameter's gradient is complete in `.grad`; chains what was there before.
+class GradientHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  GradientHook(std::weak_ptr<Runtime> runtime,
+               int param,
+               std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous)
+      : runtime_(std::move(runtime)), param_(param), previous_(std::move(previous)) {}
+
+  void operator()(const at::Tensor& parameter) override {
+    if (previous_) (*previous_)(parameter);
+    if (const auto runtime = runtime_.lock()) runtime->gradient(param_, parameter);
+  }
+  [[nodiscard]] std::unique_ptr<torch::autograd::PostAccumulateGradHook> take_previous() { return std::move(previous_); }
+
+ private:
+  std::weak_ptr<Runtime> runtime_;
+  int param_;
+  std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous_;
+};
+
+/// Two or more groups: the configuration's, then one for each of the user's.
+std::vector<GroupHyper> group_hypers(const Config& config, const std::vector<ParamGroup>& groups) {
+  std::vector<GroupHyper> hypers{group_hyper(config)};
+  for (const ParamGroup& group : groups) {
+    GroupHyper hyper = hypers[0];
+    if (group.lr) hyper.lr = *group.lr;
+    if (group.weight_decay) hyper.weight_decay = *group.weight_decay;
+    hypers.push_back(hyper);
+  }
+  return hypers;
+}
+
+}  // namespace
+
+Runtime::Runtime(Config config, ScannedModel scanned)
+    : config_(std::move(config)), scanned_(std::move(scanned)), slots_(scanned_.tensors, scanned_.params) {}
+
+std::shared_ptr<Runtime> Runtime::create(std::shared_ptr<torch::nn::Module> model,
+                                         Config config,
+                                         const World& world,
+                                         EngineOptions options) {
+  require_same_torch();
+  config.validate();
+  std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), scan_model(*model, options.groups)));
+  runtime->model_ = std::move(model);
+  runtime->log_ = Logger(world.rank(), world.size(), options.log_level);
+  for (const HintNote& hint : runtime->config_.hints) runtime->log_.progress(hint.text());
+  runtime->device_ = make_cpu_device(runtime->config_.runtime.execution,
+                                     static_cast<std::uint64_t>(runtime->config_.runtime.chaos_seed) +
+                                         static_cast<std::uint64_t>(world.rank()));
+  runtime->traffic_ = std::make_shared<TrafficTable>();
+  const EngineSettings settings =
+      make_settings(runtime->config_, world.size(), group_hypers(runtime->config_, options.groups));
+  runtime->core_ = std::make_unique<zeroth::Engine>(runtime->scanned_.params,
+                                                    runtime->scanned_.units,
+                                                    settings,
+                                                    *runtime->device_,
+                                                    world.connect(make_comm_options(runtime->config_), runtime->traffic_),
+                                                    runtime->slots_,
+                                                    runtime->log_);
+  runtime->slots_.set_layout(runtime->core_->layout());
+  ParameterSlots& slots = runtime->slots_;
+  runtime->core_->initialize([&slots](int param) { return slots.initial_value(param); },
+                             [&slots](int unit) { slots.drop_initial(unit); });
+  runtime->traffic_->reset();
+  runtime->install_hooks();
+  return runtime;
+}
+
+void Runtime::install_hooks() {
+  active_uses_.assign(scanned_.units.size(), 0);
+  for (std::size_t unit = 0; unit < scanned_.wrappers.size(); ++unit) {
+    if (scanned_.wrappers[unit] != nullptr) scanned_.wrappers[unit]->connect(weak_from_this(), static_cast<int>(unit));
+  }
+  for (std::size_t param = 0; param < scanned_.params.size(); ++param) {
+    if (!scanned_.params[param].trainable) continue;
+    const at::Tensor& tensor = scanned_.tensors[param];
+    trainable_.push_back(static_cast<int>(param));
+    // Gradients of 16-bit parameters arrive and accumulate in fp32, so that several uses sum in fp32.
+    if (scanned_.params[param].dtype == DType::kBFloat16) tensor.set_grad_dtype(at::kFloat);
+    tensor.mutable_grad().reset();
+    auto previous = std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        tensor, std::make_unique<GradientHook>(weak_from_this(), static_cast<int>(param), std::move(previous)));
+  }
+}
+
+Runtime::~Runtime() {
+  for (const int param : trainable_) {
+    auto& slot = torch::autograd::impl::post_acc_grad_hooks(slots_.tensor(param));
+    if (auto* ours = dynamic_cast<GradientHook*>(slot.get())) {
+      auto previous = ours->take_previous();
+      slot = std::move(previous);
+    }
+  }
+  // The arenas go away with the engine: parameters keep their shape and say so when they are touched.
+  if (core_) {
+    for (std::size_t unit = 0; unit < scanned_.units.size(); ++unit) slots_.drop_initial(static_cast<int>(unit));
+  }
+}
+
+std::shared_ptr<UnitUse> Runtime::begin(int unit) {
+  if (unit == 0) settle();
+  auto use = std::make_shared<UnitUse>();
+  use->invocation = core_->begin_forward(unit);
+  core_->pre_forward(use->invocation);
+  return use;
+}
+
+void Runtime::end(const UnitUse& use, bool awaits_backward) { core_->post_forward(use.invocation, awaits_backward); }
+
+void Runtime::enter_backward() {
+  if (in_backward_) return;
+  in_backward_ = true;
+  ++backward_seq_;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto runtime = weak.lock()) runtime->leave_backward();
+  });
+}
+
+void Runtime::leave_backward() {
+  if (!in_backward_) return;
+  in_backward_ = false;
+  active_uses_.assign(active_uses_.size(), 0);
+  core_->end_backward();
+}
+
+void Runtime::settle() {
+  if (!in_backward_) return;
+  in_backward_ = false;
+  active_uses_.assign(active_uses_.size(), 0);
+  for (const int param : trainable_) slots_.tensor(param).mutable_grad().reset();
+  core_->abandon(/*in_backward=*/true);
+}
+
+void Runtime::before_backward(UnitUse& use) {
+  enter_backward();
+  const int unit = use.invocation.unit;
+  if (use.active_in != backward_seq_) {
+    use.active_in = backward_seq_;
+    use.inputs_left = use.inputs_pending;
+    if (use.inputs_left > 0) ++active_uses_[static_cast<std::size_t>(unit)];
+  }
+  core_->pre_backward(unit);
+}
+
+void Runtime::inputs_done(UnitUse& use) {
+  if (use.active_in != backward_seq_ || use.inputs_left == 0 || --use.inputs_left > 0) return;
+  --active_uses_[static_cast<std::size_t>(use.invocation.unit)];
+  finish_unit(use.invocation.unit);
+}
+
+void Runtime::finish_unit(int unit) {
+  // Gathered parameters may be read until every node of the unit has run: all gradients are there, and every running use has
+  // handed its inputs' gradients on.
+  if (active_uses_[static_cast<std::size_t>(unit)] == 0 && core_->gradients_complete(unit)) core_->post_backward(unit);
+}
+
+void Runtime::gradient(int param, const at::Tensor& parameter) {
+  enter_backward();
+  at::Tensor grad = parameter.grad();
+  if (!grad.defined()) return;  // a function returned no gradient
+  const ParamSpec& spec = scanned_.params[static_cast<std::size_t>(param)];
+  ZR_CHECK(grad.layout() == at::kStrided,
+           ErrorCode::kModel,
+           "a gradient is not dense",
+           {.where = "libtorch.gradient",
+            .which = spec.name,
+            .expected = "a strided gradient",
+            .got = "a sparse one",
+            .hint = "set sparse=false in the embedding"});
+  if (grad.strides() != parameter.strides() && grad.numel() > 0) {
+    at::Tensor dense = at::empty_strided(parameter.sizes(), parameter.strides(), grad.options());
+    dense.copy_(grad);
+    grad = dense;
+  }
+  core_->grad_ready(param, {static_cast<const std::byte*>(grad.const_data_ptr()), spec.shape, dtype_of(grad, spec.name)});
+  parameter.mutable_grad().reset();
+  finish_unit(core_->layout().places[static_cast<std::size_t>(param)].unit);
+}
+
+void Runtime::backward(const at::Tensor& loss) {
+  settle();
+  ZR_CHECK(loss.defined() && loss.requires_grad(),
+           ErrorCode::kModel,
+           "no gradient can flow from this loss",
+           {.where = "libtorch.backward",
+            .expected = "a tensor that requires grad",
+            .got = loss.defined() ? "requires_grad is false" : "an undefined tensor",
+            .hint = "compute it from the model's output, outside NoGradGuard, and do not detach() it"});
+  try {
+    loss.backward();
+  } catch (...) {
+    settle();
+    throw;
+  }
+}
+
+StepResult Runtime::step() {
+  settle();
+  StepResult result = core_->step();
+  if (result.committed) slots_.bump_versions(trainable_);
+  return result;
+}
+
+void Runtime::export_safetensors(const std::string& path) {
+  settle();
+  libtorch::export_safetensors(path, *core_, scanned_);
+}
+
+WireReport Runtime::wire_report() const {
+  const auto bytes = [this](CollectiveKind kind) { return traffic_->row(kind); };
+  WireReport report{.planned_per_step = core_->planned_wire()};
+  report.all_gather = bytes(CollectiveKind::kAllGather).one_sided_bytes;
+  report.reduce_scatter = bytes(CollectiveKind::kReduceScatter).one_sided_bytes;
+  report.control = traffic_->bytes() - report.all_gather - report.reduce_scatter + traffic_->control_bytes();
+  return report;
+}
+
+void Runtime::reset_counters() {
+  traffic_->reset();
+  core_->reset_peaks();
+}
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,75 @@
+// Runtime: turns LibTorch's hooks into the five events of the core engine. One a LibTorch engine.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zeroth/engine/world.h>
+#include <zeroth/libtorch/engine.h>
+
+#include "libtorch/model_scan.h"
+#include "libtorch/slots.h"
+
+namespace zeroth::libtorch {
+
+/// One forward of a unit, as its backward sees it.
+struct UnitUse {
+  Invocation invocation{};
+  int inputs_pending = 0;          ///< distinct producers of inputs that need a gradient
+  std::uint64_t active_in = 0;     ///< backward in which the outputs' nodes ran
+  int inputs_left = 0;             ///< producers that have not yet run in that backward
+};
+
+class Runtime : public std::enable_shared_from_this<Runtime> {
+ public:
+  /// Makes the core engine, brings rank 0's values and installs the hooks. Collective.
+  static std::shared_ptr<Runtime> create(std::shared_ptr<torch::nn::Module> model,
+                                         Config config,
+                                         const World& world,
+                                         EngineOptions options);
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+  ~Runtime();
+
+  [[nodiscard]] std::shared_ptr<UnitUse> begin(int unit);
+  void end(const UnitUse& use, bool awaits_backward);
+  void before_backward(UnitUse& use);   ///< the nodes of the unit's outputs are about to run
+  void inputs_done(UnitUse& use);       ///< everything between the outputs and one producer of an input has run
+  void gradient(int param, const at::Tensor& parameter);
+  /// A backward is still open after its call returned: it threw. Ends it.
+  void settle();
+
+  void backward(const at::Tensor& loss);
+  StepResult step();
+  void export_safetensors(const std::string& path);
+  [[nodiscard]] WireReport wire_report() const;
+  void reset_counters();
+  [[nodiscard]] zeroth::Engine& core() { return *core_; }
+  [[nodiscard]] const Config& config() const { return config_; }
+
+ private:
+  Runtime(Config config, ScannedModel scanned);
+  void install_hooks();
+  void enter_backward();
+  void leave_backward();
+  void finish_unit(int unit);
+
+  Config config_;
+  ScannedModel scanned_;
+  Logger log_;
+  std::shared_ptr<torch::nn::Module> model_;
+  std::unique_ptr<Device> device_;
+  std::shared_ptr<TrafficTable> traffic_;
+  ParameterSlots slots_;
+  std::unique_ptr<zeroth::Engine> core_;
+  std::vector<int> active_uses_;        // per unit, in this backward
+  std::vector<int> trainable_;
+  bool in_backward_ = false;
+  std::uint64_t backward_seq_ = 0;
+};
+
+}  // namespace zeroth::libtorch

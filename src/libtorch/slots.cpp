@@ -1,0 +1,79 @@
+#include "libtorch/slots.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/StorageImpl.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <zeroth/base/error.h>
+
+namespace zeroth::libtorch {
+namespace {
+
+at::Tensor tensor_on(c10::Storage storage, const at::Tensor& like, std::int64_t offset) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), at::scalarTypeToTypeMeta(like.scalar_type()));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), offset);
+  return tensor;
+}
+
+c10::Storage empty_storage(std::size_t bytes) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                               static_cast<std::int64_t>(bytes),
+                                               at::DataPtr(nullptr, at::kCPU),
+                                               nullptr,
+                                               /*resizable=*/false);
+}
+
+}  // namespace
+
+ParameterSlots::ParameterSlots(std::vector<at::Tensor> tensors, std::vector<ParamSpec> specs)
+    : tensors_(std::move(tensors)), specs_(std::move(specs)) {}
+
+void ParameterSlots::set_layout(const ModelLayout& layout) {
+  layout_ = &layout;
+  for (const FlatLayout& flat : layout.flats) storages_.push_back(empty_storage(flat.bytes()));
+  for (std::size_t param = 0; param < tensors_.size(); ++param) {
+    const ParamPlace& place = layout.places[param];
+    const Segment& segment = layout.segment(static_cast<int>(param));
+    views_.push_back(tensor_on(storages_[static_cast<std::size_t>(place.flat)], tensors_[param], segment.offset));
+    c10::Storage storage = empty_storage(tensors_[param].nbytes());
+    storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "zeroth: parameter '" + specs_[param].name +
+        "' is not gathered now, so it has no memory. Use it inside the forward or backward of its unit (" +
+        layout.units[static_cast<std::size_t>(place.unit)].name + "), or read it through the engine.");
+    guards_.push_back(tensor_on(std::move(storage), tensors_[param], 0));
+  }
+}
+
+ConstTensorView ParameterSlots::initial_value(int param) const {
+  const at::Tensor& tensor = tensors_[static_cast<std::size_t>(param)];
+  const ParamSpec& spec = specs_[static_cast<std::size_t>(param)];
+  if (spec.numel() == 0) return {nullptr, spec.shape, spec.dtype};
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()), spec.shape, spec.dtype};
+}
+
+void ParameterSlots::drop_initial(int unit) {
+  const at::NoGradGuard no_grad;
+  for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
+    tensors_[static_cast<std::size_t>(param)].set_data(guards_[static_cast<std::size_t>(param)]);
+  }
+}
+
+void ParameterSlots::bind(int flat, std::byte* data) {
+  const at::NoGradGuard no_grad;
+  const FlatLayout& layout = layout_->flat(flat);
+  c10::StorageImpl* storage = storages_[static_cast<std::size_t>(flat)].unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(data != nullptr ? at::DataPtr(data, data, [](void*) {}, at::kCPU)
+                                               : at::DataPtr(nullptr, at::kCPU));
+  storage->set_nbytes(data != nullptr ? layout.bytes() : 0);
+  for (const Segment& segment : layout.segments) {
+    const auto param = static_cast<std::size_t>(segment.param);
+    tensors_[param].set_data(data != nullptr ? views_[param] : guards_[param]);
+  }
+}
+
+void ParameterSlots::bump_versions(const std::vector<int>& params) {
+  for (const int param : params) torch::autograd::impl::bump_version(tensors_[static_cast<std::size_t>(param)]);
+}
+
+}  // namespace zeroth::libtorch

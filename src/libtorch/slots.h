@@ -1,0 +1,45 @@
+// ParameterSlots: binds the user's parameters to flat storages that come and go.
+//
+// Every flat has one at::Storage. Gathered, it points at the slot; else at nothing, and each parameter carries a guard instead:
+// full shape, no memory, any access is an error with the parameter's name. Views that autograd saved alias the storage, so nothing
+// leaks and nothing dangles while a lease is out. See docs/life-of-a-parameter.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+
+#include <vector>
+
+#include <zeroth/base/tensor_view.h>
+#include <zeroth/zero/model_layout.h>
+#include <zeroth/zero/parameter_store.h>
+
+namespace zeroth::libtorch {
+
+class ParameterSlots final : public ParameterBinder {
+ public:
+  /// `tensors`: one a parameter, the user's own. They are kept, and changed only by bind().
+  ParameterSlots(std::vector<at::Tensor> tensors, std::vector<ParamSpec> specs);
+
+  /// Call once the layout is known, before the first bind().
+  void set_layout(const ModelLayout& layout);
+  /// Dense memory of a parameter as the user made it.
+  [[nodiscard]] ConstTensorView initial_value(int param) const;
+  /// Drops the user's original memory of a unit's parameters: they become guards.
+  void drop_initial(int unit);
+
+  void bind(int flat, std::byte* data) override;
+  /// Tells autograd that every listed parameter has new values, so that a stale graph is an error, as in plain torch.
+  void bump_versions(const std::vector<int>& params);
+  [[nodiscard]] const at::Tensor& tensor(int param) const { return tensors_[static_cast<std::size_t>(param)]; }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  std::vector<ParamSpec> specs_;
+  const ModelLayout* layout_ = nullptr;
+  std::vector<c10::Storage> storages_;    // one a flat
+  std::vector<at::Tensor> views_;         // one a parameter, into its flat's storage
+  std::vector<at::Tensor> guards_;        // one a parameter
+};
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,81 @@
+// A torch-free model with a hand-written backward, driven through the five events of the engine.
+//
+//   h = act(W_in x + b_in);  for each block: h = h + act(W_k h + b_k);  y = W_out h;  loss = mean (y - target)^2 / 2
+//   act(z) = z / (1 + |z|): IEEE operations only, so that losses have the same bits on every machine.
+//
+// The blocks are the repeated units; in and out are one root unit. Options give frozen parameters, a block that is used twice, a
+// tied weight (block 0 and block 1 share W), and blocks that some ranks skip in some steps.
+// Compute type: double for fp64 parameters, float otherwise; gradients are handed over in that type.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <zeroth/engine/engine.h>
+
+namespace zeroth::testing {
+
+struct ToyOptions {
+  int inputs = 5;
+  int width = 7;
+  int blocks = 4;
+  DType dtype = DType::kFloat32;
+  bool reuse_last = false;           ///< the last block is applied twice in a row
+  bool tie_first_two = false;        ///< W of block 1 is W of block 0
+  std::vector<int> frozen_blocks{};  ///< their W is frozen (b stays trainable)
+  int batch = 3;
+};
+
+/// Values and structure; a pure function of options and seed.
+struct ToyStructure {
+  std::vector<ParamSpec> params{};
+  std::vector<UnitSpec> units{};  ///< 0: root, 1..: blocks
+  std::vector<std::vector<double>> values{};
+};
+[[nodiscard]] ToyStructure make_toy(const ToyOptions& options, std::uint64_t seed);
+
+/// Skips block `block` on this rank in this micro-step.
+using SkipRule = std::function<bool(int rank, std::int64_t step, int block)>;
+
+/// The model bound to an engine.
+class ToyModel final : public ParameterBinder {
+ public:
+  ToyModel(const ToyOptions& options, std::uint64_t seed);
+
+  [[nodiscard]] const ToyStructure& structure() const { return structure_; }
+  void bind(int flat, std::byte* data) override;
+
+  /// Collective: builds the engine's values from this model's.
+  void attach(Engine& engine);
+  /// Forward and backward of one micro-batch with data of (rank, step, micro_step); returns the loss of this rank.
+  double forward_backward(std::int64_t step, int micro_step, const SkipRule& skip = {});
+  /// Forward alone, without a backward to come.
+  double evaluate(std::int64_t step, int micro_step);
+  /// The current value of a parameter, from the engine.
+  [[nodiscard]] std::vector<double> value(int param);
+
+ private:
+  template <class T>
+  double run(std::int64_t step, int micro_step, const SkipRule& skip, bool backward);
+  template <class T>
+  [[nodiscard]] std::vector<T> load(int param) const;
+  template <class T>
+  void give(int param, const std::vector<T>& grad);
+
+  ToyOptions options_;
+  ToyStructure structure_;
+  Engine* engine_ = nullptr;
+  std::vector<std::byte*> flats_;
+};
+
+/// Data of one micro-batch.
+struct ToyBatch {
+  std::vector<double> x{};       ///< [batch, inputs]
+  std::vector<double> target{};  ///< [batch]
+};
+[[nodiscard]] ToyBatch toy_batch(const ToyOptions& options, int rank, std::int64_t step, int micro_step);
+
+}  // namespace zeroth::testing
