@@ -11,7 +11,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
-#include <regex>
 #include <sstream>
 
 namespace zeroth::testing {
@@ -74,6 +73,8 @@ Job::Job(const std::vector<std::string>& arguments, const JobSetup& setup) : sta
     for (const int signal : setup.ignored_signals) std::signal(signal, SIG_IGN);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (const auto& [name, value] : setup.environment) ::setenv(name.c_str(), value.c_str(), 1);
+    const rlimit no_core{0, 0};
+    ::setrlimit(RLIMIT_CORE, &no_core);
     if (setup.descriptor_limit) {
       const rlimit limit{*setup.descriptor_limit, *setup.descriptor_limit};
       ::setrlimit(RLIMIT_NOFILE, &limit);
@@ -154,13 +155,20 @@ void Job::collect(int fd, std::string& text) {
 }
 
 std::map<int, pid_t> Job::wait_for(const std::string& word, int count) {
-  const std::regex pattern(word + " (\\d+) (\\d+)\n");
   std::map<int, pid_t> result;
   std::unique_lock lock(mutex_);
   const bool complete = changed_.wait_for(lock, kPatience, [&] {
     result.clear();
-    for (std::sregex_iterator match(out_.begin(), out_.end(), pattern), end; match != end; ++match) {
-      result[std::stoi((*match)[1])] = std::stoi((*match)[2]);
+    std::istringstream lines(out_.substr(0, out_.rfind('\n') + 1));
+    for (std::string line; std::getline(lines, line);) {
+      std::istringstream words(line);
+      std::string prefix;
+      std::string name;
+      int rank = 0;
+      pid_t number = 0;
+      if (words >> prefix >> name >> rank >> number && name == word) {
+        result[rank] = number;
+      }
     }
     return static_cast<int>(result.size()) >= count;
   });

@@ -62,8 +62,8 @@ class Job {
   void close_stdout();
   [[nodiscard]] std::string out() const;
 
-  /// Waits until `count` lines "<word> <rank> <pid>" have come and returns rank -> number; fails the test at
-  /// the deadline.
+  /// Waits until `count` lines "[rank] <word> <rank> <number>" have come and returns rank -> number; fails
+  /// the test at the deadline.
   std::map<int, pid_t> wait_for(const std::string& word, int count);
   /// Waits for the end of zeroth-run; if it does not come in time the test fails and the job is killed.
   JobResult wait(std::chrono::milliseconds deadline = kPatience);

@@ -65,7 +65,9 @@ int print_self() {
     if (option.starts_with("error=")) {
       std::fprintf(stderr, "%s\n", option.substr(6).data());
     } else if (option.starts_with("signal=")) {
-      raise(std::atoi(option.substr(7).data()));
+      const int number = std::atoi(option.substr(7).data());
+      std::signal(number, SIG_DFL);  // sanitizers have handlers of their own
+      raise(number);
     } else if (option.starts_with("exit=")) {
       code = std::atoi(option.substr(5).data());
     }
