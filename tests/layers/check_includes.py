@@ -26,13 +26,15 @@ TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 VENDORS = re.compile(r"^(spdlog|fmt|nlohmann|CLI|gtest|gmock|benchmark|rapidcheck|cuda)(/|\.h|_)|^xxhash")
 CONDITION_FILES = {"include/zeroth/base/platform.h", "csrc/kernels/common/arch.h"}
 # Where the stage may be compared: the plan; and where a configuration is read, to refuse a stage that does not exist.
-STAGE_FILES = {"src/zero/zero_plan.cpp", "src/engine/config.cpp", "src/engine/config_schema.cpp"}
+STAGE_FILES = {"src/zero/zero_plan.cpp", "src/engine/config_check.cpp", "src/engine/config_schema_honoured.cpp"}
+# zero_stage, my_zero_stage, config.zero.stage, zero_optimization->stage
+STAGE = r"(?:zero_stage\w*|zero\w*(?:\.|->)stage)\b(?:\(\))?"
 COMPARISON = r"(?:==|!=|<=|>=|<(?!<)|>(?!>))"
 STAGE_USES = re.compile(
-    rf"\bzero_stage\w*(?:\(\))?\s*{COMPARISON}"
-    rf"|(?<!-)(?<![<>]){COMPARISON}\s*(?:\w+(?:\.|->|::))*zero_stage"
-    r"|\b(?:switch|if|while)\s*\([^;{]*\bzero_stage"
-    r"|\bzero_stage\w*(?:\(\))?\s*\?"
+    rf"\b{STAGE}\s*{COMPARISON}"
+    rf"|(?<!-)(?<![<>]){COMPARISON}\s*(?:\w+(?:\.|->|::))*{STAGE}"
+    rf"|\b(?:switch|if|while)\s*\([^;{{]*\b{STAGE}"
+    rf"|\b{STAGE}\s*\?"
 )
 # Tests of the core: without torch also where torch is there.
 TORCH_FREE_TESTS = re.compile(

@@ -42,6 +42,8 @@ PLANTED = [
     ("stage", "src/engine/planted.cpp", "bool f(C c) { return 3 <= c.options.zero_stage; }"),
     ("stage", "src/engine/planted.cpp", "void f(C c) { switch (c.zero_stage) {} }"),
     ("stage", "src/engine/planted.cpp", "void f(C c) { if (g(c.zero_stage)) h(); }"),
+    ("stage", "src/engine/planted.cpp", "bool f(C c) { return c.zero.stage >= 2; }"),
+    ("stage", "src/engine/planted.cpp", "bool f(C* c) { return 2 < c->zero_optimization->stage; }"),
     ("stage", "src/libtorch/planted.cpp", "int f(C c) { return c.zero_stage ? 1 : 0; }"),
 ]
 # What looks like a violation and is none.
@@ -50,7 +52,7 @@ INNOCENT = [
     ("src/engine/planted.cpp", "// #include <torch/torch.h>\n/* #if 0\n#if 1 */"),
     ("src/engine/planted.cpp", '// zero_stage == 3 is decided in the plan\nauto s = "zero_stage == 3";'),
     ("src/engine/planted.cpp", "auto r = R\"x(\n#if 1\nzero_stage > 2\n)x\";"),
-    ("src/engine/planted.cpp", "void f(C c) { out << c.zero_stage << '\\n'; auto p = zero_plan(c.zero_stage, {\"dp\"}); }"),
+    ("src/engine/planted.cpp", "void f(C c) { out << c.zero_stage << '\\n'; auto p = zero_plan(c.zero.stage, {\"dp\"}); }"),
     ("src/engine/planted.cpp", "void f(C* c) { int zero_stage = c->zero_stage; }"),
     ("src/libtorch/planted.cpp", "#include <ATen/core/Tensor.h>"),
     ("tests/unit/libtorch/planted_test.cpp", "#include <torch/torch.h>"),
