@@ -16,8 +16,9 @@ namespace zeroth {
 /// Work would throw.
 class Communicator {
  public:
-  /// `stream` runs the blocking calls; by default an inline stream of its own.
-  explicit Communicator(std::shared_ptr<CommBackend> backend, Stream stream = {});
+  /// Blocking calls run on an inline stream of its own, or on `stream`.
+  explicit Communicator(std::shared_ptr<CommBackend> backend);
+  Communicator(std::shared_ptr<CommBackend> backend, Stream stream);
 
   [[nodiscard]] int rank() const { return backend_->rank(); }
   [[nodiscard]] int size() const { return backend_->size(); }

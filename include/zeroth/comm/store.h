@@ -11,7 +11,7 @@
 
 namespace zeroth {
 
-/// Thread safe. Keys and values are any bytes, together at most 1 MiB. Every wait has a deadline: kTimeout
+/// Thread safe. Keys and values are any bytes, together at most 64 KiB. Every wait has a deadline: kTimeout
 /// names what is missing.
 class Store {
  public:

@@ -1,0 +1,77 @@
+#include "comm/call_descriptor.h"
+
+#include <zeroth/base/platform.h>
+#include <zeroth/base/text.h>
+
+#include <fmt/format.h>
+
+#include <numeric>
+#include <string_view>
+
+namespace zeroth::detail {
+namespace {
+
+std::string_view name_of_post(PostKind kind) {
+  switch (kind) {
+    case PostKind::kAttach:
+      return "attach";
+    case PostKind::kSplit:
+      return "split";
+    default:
+      break;
+  }
+  return kind <= PostKind::kBarrier ? name_of(static_cast<CollectiveKind>(kind)) : "unknown call";
+}
+
+/// Peers write descriptors: a byte that is no dtype must not break the text of an error.
+std::string dtype_text(std::uint8_t in, std::uint8_t out) {
+  if (in > static_cast<std::uint8_t>(DType::kUInt8) || out > static_cast<std::uint8_t>(DType::kUInt8))
+    return "unknown dtype";
+  if (in == out) return std::string(name_of(static_cast<DType>(in)));
+  return fmt::format("{}->{}", name_of(static_cast<DType>(in)), name_of(static_cast<DType>(out)));
+}
+
+}  // namespace
+
+CallDescriptor describe_call(const Collective& collective, std::uint64_t sequence) {
+  CallDescriptor call;
+  call.sequence = sequence;
+  call.kind = static_cast<PostKind>(collective.kind);
+  call.in_dtype = static_cast<std::uint8_t>(collective.in_dtype);
+  call.out_dtype = static_cast<std::uint8_t>(collective.out_dtype);
+  call.root = collective.root;
+  call.unit = collective.tag.unit;
+  call.label = collective.tag.label;
+  call.counts_digest = digest64({reinterpret_cast<const char*>(collective.counts.data()),
+                                 collective.counts.size() * sizeof(std::int64_t)});
+  call.elements = std::accumulate(collective.counts.begin(), collective.counts.end(), std::int64_t{0});
+  return call;
+}
+
+bool same_call(const CallDescriptor& a, const CallDescriptor& b) {
+  if constexpr (std::string_view(kMutation) == "tag_compare") return true;
+  return a.sequence == b.sequence && a.kind == b.kind && a.in_dtype == b.in_dtype &&
+         a.out_dtype == b.out_dtype && a.root == b.root && a.unit == b.unit && a.label == b.label &&
+         a.counts_digest == b.counts_digest && a.elements == b.elements;
+}
+
+std::string text_of(const CallDescriptor& call) {
+  std::string text = fmt::format("{}#{}", name_of_post(call.kind), call.sequence);
+  if (call.kind < PostKind::kBarrier) {
+    const std::uint64_t element = call.in_dtype <= static_cast<std::uint8_t>(DType::kUInt8)
+                                      ? size_of(static_cast<DType>(call.in_dtype))
+                                      : 0;
+    text += fmt::format(" {}, {} elements ({} B)",
+                        dtype_text(call.in_dtype, call.out_dtype),
+                        call.elements,
+                        static_cast<std::uint64_t>(call.elements) * element);
+    if (call.kind != PostKind::kBroadcast && call.kind != PostKind::kAllReduce) {
+      text += fmt::format(" in parts {:08x}", call.counts_digest & 0xffffffffU);
+    }
+  }
+  if (call.kind == PostKind::kBroadcast) text += fmt::format(", root {}", call.root);
+  if (call.kind >= PostKind::kAttach) text += fmt::format(" name {:08x}", call.counts_digest & 0xffffffffU);
+  return text + fmt::format(", unit {}, label {}", call.unit, call.label);
+}
+
+}  // namespace zeroth::detail

@@ -1,0 +1,104 @@
+// What ranks see of each other: words and slots in memory that every rank of a group maps. Fresh pages are
+// zero, which is the initial state of everything here.
+//
+// [Note: Shared atomics] Every word that more than one rank touches is a lock-free std::atomic, used with
+// sequential consistency: the doorbell protocol below needs store-then-load order, and thread sanitizer
+// understands atomics but no fences.
+#pragma once
+
+#include <zeroth/base/platform.h>
+#include <zeroth/device/memory.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace zeroth::detail {
+
+using SharedWord = std::atomic<std::uint64_t>;
+using SharedFlag = std::atomic<std::uint32_t>;
+static_assert(SharedWord::is_always_lock_free && SharedFlag::is_always_lock_free,
+              "atomics with locks do not work between processes");
+
+inline constexpr std::size_t kAbortTextBytes = 1024;
+
+/// One per rank of the job, at the start of its world segment.
+///
+/// [Note: Doorbell] A sleeper adds 1 to `waiting`, reads `doorbell`, looks once more at what it waits for,
+/// and sleeps in a futex as long as `doorbell` has that value. A writer stores its data, reads `waiting`, and
+/// if that is not 0 adds 1 to `doorbell` and wakes. All four accesses are sequentially consistent, so one of
+/// the two sees the other: no wake-up is lost, and a writer pays one load per peer while nobody sleeps.
+struct JobControl {
+  alignas(kCacheLineBytes) SharedFlag doorbell;
+  SharedFlag waiting;
+  alignas(kCacheLineBytes) SharedWord heartbeat;  ///< grows every 100 ms while the process runs
+  alignas(kCacheLineBytes)
+      SharedFlag first_abort;  ///< used in rank 0's block: 1 + the rank that called abort first
+  alignas(kCacheLineBytes) SharedFlag abort_claimed;  ///< set by the thread that writes the next two
+  std::int32_t abort_code;
+  char abort_text[kAbortTextBytes];
+};
+
+/// Which entry point posted a call. Values are those of CollectiveKind, then our own.
+enum class PostKind : std::uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kBarrier,
+  kAttach,
+  kSplit,
+};
+
+/// A matched call as its rank describes it to the others.
+struct CallDescriptor {
+  std::uint64_t sequence = 0;
+  PostKind kind = PostKind::kBarrier;
+  std::uint8_t in_dtype = 0;
+  std::uint8_t out_dtype = 0;
+  std::int32_t root = 0;
+  std::int32_t unit = -1;
+  std::uint32_t label = 0;
+  std::uint64_t counts_digest = 0;  ///< of the counts, or of the name of an attached arena or a new group
+  std::int64_t elements = 0;        ///< sum of the counts
+  // The rest differs between ranks and is not compared.
+  std::int32_t send_window = -1;  ///< index of the attached arena that holds the send buffer, -1: none
+  std::int32_t recv_window = -1;
+  std::uint64_t send_offset = 0;
+  std::uint64_t recv_offset = 0;
+  std::int64_t color = 0;  ///< kSplit
+  std::int64_t key = 0;
+};
+
+inline constexpr std::size_t kInlineBytes = 8192;
+
+/// One call with its payload, if that is small.
+struct alignas(kCacheLineBytes) CallSlot {
+  CallDescriptor descriptor;
+  alignas(kCacheLineBytes) std::byte payload[kInlineBytes];
+};
+
+/// One per rank and group, at the start of the group's segment (after JobControl in the world's). Only its
+/// owner writes it.
+///
+/// [Note: Two slots] Call s lies in slot s % 2. A rank writes slot s % 2 again for call s + 2, after it has
+/// seen every rank's post of call s + 1; a rank posts s + 1 after it has read everything of call s. So two
+/// slots are enough.
+struct GroupControl {
+  alignas(kCacheLineBytes) SharedWord posted;    ///< calls posted
+  alignas(kCacheLineBytes) SharedWord staged;    ///< rounds of staging filled, over all calls
+  alignas(kCacheLineBytes) SharedWord consumed;  ///< rounds of staging of the others that this rank has used
+  alignas(kCacheLineBytes)
+      SharedWord reduced;  ///< 1 + last call whose own part of an all_reduce is ready to be pulled
+  alignas(kCacheLineBytes)
+      SharedWord finished;  ///< 1 + last call whose peers' windows this rank no longer reads
+  alignas(kCacheLineBytes) SharedFlag departed;  ///< the seat was given up
+  CallSlot slots[2];
+};
+
+inline constexpr std::size_t kJobControlBytes =
+    (sizeof(JobControl) + kPageBytes - 1) / kPageBytes * kPageBytes;
+inline constexpr std::size_t kGroupControlBytes =
+    (sizeof(GroupControl) + kPageBytes - 1) / kPageBytes * kPageBytes;
+
+}  // namespace zeroth::detail

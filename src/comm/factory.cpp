@@ -1,0 +1,136 @@
+#include "comm/inproc_exchange.h"
+#include "comm/rendezvous.h"
+#include "comm/segment_backend.h"
+#include "comm/self_backend.h"
+#include "comm/shm_exchange.h"
+
+#include <zeroth/base/text.h>
+#include <zeroth/comm/factory.h>
+
+#include <fmt/format.h>
+
+#include <array>
+#include <cstdlib>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+std::unique_ptr<CommBackend> make_self(const WorldSpec& spec) {
+  ZR_CHECK(spec.size == 1,
+           ErrorCode::kUsage,
+           "backend self is for a world of one rank",
+           {.where = "comm.self",
+            .got = fmt::format("{} ranks", spec.size),
+            .hint = "use shm, or inproc for threads"});
+  return detail::make_self_backend(spec.options);
+}
+
+std::unique_ptr<CommBackend> make_inproc(const WorldSpec& spec) {
+  ZR_CHECK(spec.hub != nullptr,
+           ErrorCode::kUsage,
+           "ranks that are threads need a hub",
+           {.where = "comm.inproc", .hint = "make_inproc_hub(world_size), the same for every rank"});
+  ZR_CHECK(spec.hub->world_size() == spec.size,
+           ErrorCode::kMismatch,
+           "world sizes differ",
+           {.where = "comm.inproc",
+            .who = fmt::format("rank {}/{}", spec.rank, spec.size),
+            .expected = fmt::format("{} ranks, as the hub was made for", spec.hub->world_size()),
+            .got = fmt::format("{} ranks", spec.size)});
+  spec.hub->claim(spec.rank);
+  return std::make_unique<detail::SegmentBackend>(detail::SharedMemoryEngine::make_world(
+      std::make_unique<detail::InprocExchange>(spec.hub, "world", spec.rank, spec.size),
+      spec.rank,
+      spec.size,
+      spec.options));
+}
+
+std::unique_ptr<CommBackend> make_shm(const WorldSpec& spec) {
+  ZR_CHECK(spec.size <= detail::kMaxShmRanks,
+           ErrorCode::kConfig,
+           "too many ranks on one host",
+           {.where = "comm.shm",
+            .expected = fmt::format("at most {}", detail::kMaxShmRanks),
+            .got = fmt::format("{}", spec.size)});
+  const std::shared_ptr<SystemCalls> system = spec.options.system ? spec.options.system : make_system_calls();
+  detail::require_system_calls(*system, spec.rank, spec.size);
+  detail::RendezvousSpec rendezvous{
+      .job = spec.job.empty() && spec.size > 1 ? job_from_environment() : spec.job,
+      .rank = spec.rank,
+      .size = spec.size,
+      .timeout = spec.options.timeout};
+  if (rendezvous.job.empty()) rendezvous.job = fmt::format("alone-{}", ::getpid());
+  auto exchange = std::make_unique<detail::ShmExchange>(std::move(rendezvous), spec.options, system, [] {});
+  return std::make_unique<detail::SegmentBackend>(
+      detail::SharedMemoryEngine::make_world(std::move(exchange), spec.rank, spec.size, spec.options));
+}
+
+/// What is built. A new backend adds its line here.
+struct Entry {
+  std::string_view name;
+  std::unique_ptr<CommBackend> (*make)(const WorldSpec&);
+  bool has_segment;
+};
+constexpr std::array<Entry, 3> kBackends{{
+    {"self", make_self, false},
+    {"inproc", make_inproc, true},
+    {"shm", make_shm, true},
+}};
+
+const Entry& find_backend(std::string_view name) {
+  for (const Entry& entry : kBackends) {
+    if (entry.name == name) return entry;
+  }
+  const std::vector<std::string> names = backend_names();
+  const std::string nearest = nearest_name(name, names);
+  throw Error(ErrorCode::kConfig,
+              "no such communication backend",
+              {.where = "comm",
+               .which = std::string(name),
+               .expected = "one of those in this build: " + join(names, ", "),
+               .hint = nearest.empty() ? "" : "did you mean " + nearest + "?"});
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+std::string job_from_environment() {
+  if (std::string job = variable("ZEROTH_JOB_ID"); !job.empty()) return job;
+  const std::string address = variable("MASTER_ADDR");
+  const std::string port = variable("MASTER_PORT");
+  ZR_CHECK(!address.empty() && !port.empty(),
+           ErrorCode::kEnvironment,
+           "the ranks of this job have no common name",
+           {.where = "comm.shm",
+            .expected = "ZEROTH_JOB_ID, or MASTER_ADDR and MASTER_PORT",
+            .hint = "start the ranks with zeroth-run or torchrun"});
+  return address + ":" + port + "/" + variable("TORCHELASTIC_RUN_ID");
+}
+
+std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec) {
+  const Entry& entry = find_backend(name);
+  ZR_CHECK(spec.size >= 1 && spec.rank >= 0 && spec.rank < spec.size,
+           ErrorCode::kUsage,
+           "the rank is not in the world",
+           {.where = "comm." + std::string(name),
+            .expected = "0 <= rank < world size",
+            .got = fmt::format("rank {}, world size {}", spec.rank, spec.size)});
+  return entry.make(spec);
+}
+
+std::vector<std::string> backend_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : kBackends) names.emplace_back(entry.name);
+  return names;
+}
+
+std::size_t transport_bytes(std::string_view name, int /*size*/, const CommOptions& options) {
+  return find_backend(name).has_segment ? detail::SharedMemoryEngine::segment_bytes(options, true) : 0;
+}
+
+}  // namespace zeroth

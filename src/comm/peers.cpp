@@ -1,0 +1,210 @@
+#include "comm/peers.h"
+
+#include <fmt/format.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <utility>
+
+namespace zeroth::detail {
+namespace {
+
+static_assert(sizeof(SharedFlag) == 4, "a futex word has 32 bits");
+
+/// Tells the processor that this is a polling loop: less power, more for the sibling thread.
+void relax() noexcept {
+  __builtin_ia32_pause();
+}
+
+std::string rank_list(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "the other ranks";
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+bool awaits(const WaitContext& context, int rank) {
+  return context.ranks.empty() || std::ranges::find(context.ranks, rank) != context.ranks.end();
+}
+
+/// Counts this rank among the sleepers as long as it lives.
+class SleeperMark {
+ public:
+  explicit SleeperMark(SharedFlag& waiting) : waiting_(waiting) { waiting_.fetch_add(1); }
+  SleeperMark(const SleeperMark&) = delete;
+  SleeperMark& operator=(const SleeperMark&) = delete;
+  ~SleeperMark() { waiting_.fetch_sub(1); }
+
+ private:
+  SharedFlag& waiting_;
+};
+
+}  // namespace
+
+void futex_wait(SharedFlag& word, std::uint32_t value, Milliseconds timeout) noexcept {
+  const auto count = timeout.count();
+  const timespec limit{.tv_sec = static_cast<time_t>(count / 1000),
+                       .tv_nsec = static_cast<long>(count % 1000) * 1'000'000};
+  // Wake-ups, timeouts and signals all mean the same to the caller: look again.
+  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAIT, value, &limit, nullptr, 0);
+}
+
+void futex_wake_all(SharedFlag& word) noexcept {
+  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, 0x7fffffff, nullptr, nullptr, 0);
+}
+
+std::chrono::microseconds default_spin(int ranks_on_host) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return std::chrono::microseconds{0};
+  return std::chrono::microseconds{CPU_COUNT(&allowed) >= ranks_on_host ? 20 : 0};
+}
+
+Peers::Peers(Setup setup) : setup_(std::move(setup)) {}
+
+Peers::~Peers() = default;
+
+void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionRef<WaitContext()> context) {
+  if (predicate()) return;
+  const Deadline deadline(setup_.timeout);
+  if (setup_.spin.count() > 0) {
+    const auto spin_end = SteadyClock::now() + setup_.spin;
+    do {
+      for (int poll = 0; poll < 32; ++poll) {
+        relax();
+        if (predicate()) return;
+      }
+    } while (SteadyClock::now() < spin_end);
+  }
+  JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
+  const SleeperMark mark(own.waiting);
+  for (;;) {
+    const std::uint32_t rung = own.doorbell.load();
+    if (predicate()) return;
+    try {
+      raise_failure(view, deadline, context);
+    } catch (const Error&) {
+      // The peer may have done what we wait for and left in the meantime.
+      if (predicate()) return;
+      throw;
+    }
+    futex_wait(own.doorbell, rung, deadline.slice());
+  }
+}
+
+void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) const {
+  raise_failure(view, deadline, context);
+}
+
+void Peers::throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const {
+  const std::uint32_t first = setup_.controls.front()->first_abort.load();
+  if (first == 0) return;
+  const auto rank = static_cast<int>(first) - 1;
+  const JobControl& cause = *setup_.controls[static_cast<std::size_t>(rank)];
+  const std::string text(cause.abort_text, ::strnlen(cause.abort_text, kAbortTextBytes));
+  const WaitContext waited = context();
+  throw Error(ErrorCode::kAborted,
+              fmt::format("rank {} stopped the job: {}", rank, text),
+              {.where = fmt::format("{} group={}", view.where, view.group),
+               .who = fmt::format("rank {}/{}", view.rank, view.world_ranks.size()),
+               .which = waited.unit,
+               .expected = waited.what});
+}
+
+void Peers::raise_failure(const GroupView& view,
+                          const Deadline& deadline,
+                          FunctionRef<WaitContext()> context) const {
+  throw_if_aborted(view, context);
+  WaitContext waited;  // filled once something is wrong
+  const auto describe = [&](ErrorCode code, const std::string& message, std::string hint) {
+    return Error(
+        code,
+        message,
+        {.where = fmt::format("{} group={}", view.where, view.group),
+         .who = fmt::format("rank {}/{}", view.rank, view.world_ranks.size()),
+         .which = waited.unit,
+         .expected = fmt::format("{} from {}", waited.what, rank_list(waited.ranks)),
+         .got = fmt::format("{}{}nothing for {:.1f} s",
+                            waited.progress ? waited.progress() : "",
+                            waited.progress ? ", " : "",
+                            std::chrono::duration<double>(deadline.timeout() - deadline.remaining()).count()),
+         .hint = std::move(hint)});
+  };
+  const auto name = [&](int rank) {
+    const std::string identity =
+        setup_.liveness ? setup_.liveness->identity(view.world_ranks[static_cast<std::size_t>(rank)]) : "";
+    return fmt::format(
+        "rank {}{}{}{}", rank, identity.empty() ? "" : " (", identity, identity.empty() ? "" : ")");
+  };
+  bool anybody_departed = false;
+  for (std::size_t rank = 0; rank < view.controls.size(); ++rank) {
+    const int group_rank = static_cast<int>(rank);
+    if (group_rank == view.rank) continue;
+    const bool departed = view.controls[rank]->departed.load() != 0;
+    anybody_departed = anybody_departed || departed;
+    if (departed || !setup_.liveness) continue;
+    if (const std::string death = setup_.liveness->death(view.world_ranks[rank]); !death.empty()) {
+      if (view.controls[rank]->departed.load() != 0) {  // it left in order between our two looks
+        anybody_departed = true;
+        continue;
+      }
+      waited = context();
+      throw describe(ErrorCode::kPeerLost, name(group_rank) + " " + death, "look at the output of that rank");
+    }
+    if (const std::string freeze = setup_.liveness->freeze(view.world_ranks[rank]); !freeze.empty()) {
+      waited = context();
+      if (awaits(waited, group_rank)) {
+        throw describe(ErrorCode::kPeerLost,
+                       name(group_rank) + " " + freeze,
+                       "the process was stopped or its host hangs");
+      }
+    }
+  }
+  if (anybody_departed) {
+    waited = context();
+    for (std::size_t rank = 0; rank < view.controls.size(); ++rank) {
+      const int group_rank = static_cast<int>(rank);
+      if (group_rank == view.rank || !awaits(waited, group_rank)) continue;
+      if (view.controls[rank]->departed.load() != 0) {
+        throw describe(ErrorCode::kPeerLost,
+                       name(group_rank) + " left early",
+                       "every rank must make the same calls; see where that rank returned or threw");
+      }
+    }
+  }
+  if (deadline.passed()) {
+    waited = context();
+    throw describe(ErrorCode::kTimeout,
+                   fmt::format("no answer within {:.1f} s, and every peer is alive",
+                               std::chrono::duration<double>(deadline.timeout()).count()),
+                   "another rank computes longer than the timeout, hangs, or takes another path");
+  }
+}
+
+void Peers::ring(std::span<const int> world_ranks) noexcept {
+  for (const int rank : world_ranks) {
+    JobControl& peer = *setup_.controls[static_cast<std::size_t>(rank)];
+    if (peer.waiting.load() == 0 || rank == setup_.rank) continue;
+    peer.doorbell.fetch_add(1);
+    futex_wake_all(peer.doorbell);
+  }
+}
+
+void Peers::abort(const Error& error) noexcept {
+  JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
+  if (own.abort_claimed.exchange(1) != 0) return;
+  own.abort_code = static_cast<std::int32_t>(error.code());
+  std::strncpy(own.abort_text, error.what(), kAbortTextBytes - 1);
+  std::uint32_t none = 0;
+  setup_.controls.front()->first_abort.compare_exchange_strong(none,
+                                                               static_cast<std::uint32_t>(setup_.rank) + 1);
+  for (JobControl* peer : setup_.controls) {
+    peer->doorbell.fetch_add(1);
+    futex_wake_all(peer->doorbell);
+  }
+}
+
+}  // namespace zeroth::detail

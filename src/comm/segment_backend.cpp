@@ -1,0 +1,49 @@
+#include "comm/segment_backend.h"
+
+#include <utility>
+#include <vector>
+
+namespace zeroth::detail {
+
+Work SegmentBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
+  WorkInfo info;
+  for (const Collective& collective : collectives) {
+    validate(collective, rank(), size(), engine_->where());
+    for (const std::int64_t count : collective.counts) {
+      info.bytes += static_cast<std::uint64_t>(count) * size_of(collective.in_dtype);
+    }
+  }
+  if (!collectives.empty()) info.what = name_of(collectives.front().kind);
+  Peers& peers = engine_->peers();
+  stream.order_after(peers.last_call);
+  if (stream.runs_inline() && collectives.size() == 1) {
+    // The task runs before enqueue() returns: no copy of the call is needed.
+    stream.enqueue([engine = engine_.get(), call = &collectives.front()] { engine->run(*call); });
+  } else {
+    stream.enqueue(
+        [engine = engine_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] {
+          for (const Collective& call : calls) engine->run(call);
+        });
+  }
+  peers.last_call = stream.record();
+  return {peers.last_call, std::move(info)};
+}
+
+/// attach() and split() are matched calls too: they come after what this rank has already enqueued.
+void SegmentBackend::finish_earlier_calls() {
+  engine_->peers().last_call.wait();
+}
+
+std::unique_ptr<CommBackend> SegmentBackend::split(int color, int key, std::string_view name) {
+  finish_earlier_calls();
+  std::shared_ptr<SharedMemoryEngine> part = engine_->split(color, key, name);
+  if (!part) return nullptr;
+  return std::make_unique<SegmentBackend>(std::move(part));
+}
+
+PeerWindow SegmentBackend::attach(const Arena& arena, std::string_view name) {
+  finish_earlier_calls();
+  return engine_->attach(arena, name);
+}
+
+}  // namespace zeroth::detail

@@ -1,0 +1,385 @@
+#include "comm/shared_memory_engine.h"
+
+#include "comm/call_descriptor.h"
+
+#include <kernels/copy/copy.h>
+#include <kernels/reduce/reduce.h>
+#include <zeroth/base/platform.h>
+#include <zeroth/base/text.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+namespace zeroth::detail {
+namespace {
+
+constexpr std::size_t kMinStagingBytes = std::size_t{64} << 10U;
+
+WaitContext context_of(const CallDescriptor& call, std::vector<int> ranks) {
+  return {.what = text_of(call),
+          .ranks = std::move(ranks),
+          .unit = call.unit >= 0 ? fmt::format("unit {}", call.unit) : "",
+          .progress = {}};
+}
+
+/// A planted fault: the sum of rank 1 is one unit in the last place off.
+void plant_ulp(std::byte* sum, DType dtype) {
+  if (!is_floating(dtype)) return;
+  const auto raise = [sum](auto bits) {
+    std::memcpy(&bits, sum, sizeof bits);
+    ++bits;
+    std::memcpy(sum, &bits, sizeof bits);
+  };
+  if (size_of(dtype) == 8) raise(std::uint64_t{0});
+  if (size_of(dtype) == 4) raise(std::uint32_t{0});
+  if (size_of(dtype) == 2) raise(std::uint16_t{0});
+}
+
+}  // namespace
+
+SharedMemoryEngine::SharedMemoryEngine(std::unique_ptr<SegmentExchange> exchange,
+                                       std::string group,
+                                       int rank,
+                                       std::vector<int> world_ranks)
+    : exchange_(std::move(exchange)),
+      group_(std::move(group)),
+      where_("comm." + std::string(exchange_->kind())),
+      rank_(rank),
+      size_(static_cast<int>(world_ranks.size())),
+      world_ranks_(std::move(world_ranks)),
+      isa_(kernels::best_isa()) {}
+
+SharedMemoryEngine::~SharedMemoryEngine() = default;
+
+std::size_t SharedMemoryEngine::segment_bytes(const CommOptions& options, bool world) {
+  return (world ? kJobControlBytes : 0) + kGroupControlBytes + align_up(options.staging_bytes, kPageBytes);
+}
+
+std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_ptr<SegmentExchange> exchange,
+                                                                   int rank,
+                                                                   int size,
+                                                                   const CommOptions& options) {
+  std::vector<int> world_ranks(static_cast<std::size_t>(size));
+  std::iota(world_ranks.begin(), world_ranks.end(), 0);
+  std::shared_ptr<SharedMemoryEngine> engine(
+      new SharedMemoryEngine(std::move(exchange), "world", rank, std::move(world_ranks)));
+  const Deadline deadline(options.timeout);
+  engine->create_segment(options, true, [&] {
+    ZR_CHECK(!deadline.passed(),
+             ErrorCode::kTimeout,
+             "not all ranks handed over their memory",
+             {.where = engine->where_, .who = fmt::format("rank {}/{}", rank, size)});
+  });
+  Peers::Setup setup{.rank = rank,
+                     .controls = {},
+                     .keep = {},
+                     .liveness = nullptr,
+                     .timeout = options.timeout,
+                     .spin = options.spin.value_or(default_spin(size))};
+  for (const SharedSpan& segment : engine->segments_) {
+    setup.controls.push_back(reinterpret_cast<JobControl*>(segment.bytes.data()));
+    setup.keep.push_back(segment.keep);
+  }
+  setup.liveness = engine->exchange_->watch(setup.controls);
+  engine->peers_ = std::make_shared<Peers>(std::move(setup));
+  return engine;
+}
+
+void SharedMemoryEngine::create_segment(const CommOptions& options, bool world, FunctionRef<void()> check) {
+  options_ = options;
+  ZR_CHECK(options.staging_bytes >= kMinStagingBytes,
+           ErrorCode::kUsage,
+           "too little staging memory",
+           {.where = where_,
+            .expected = std::to_string(kMinStagingBytes) + " bytes",
+            .got = std::to_string(options.staging_bytes)});
+  const std::size_t bytes = segment_bytes(options, world);
+  arena_ = Arena::create(exchange_->capabilities().window_kind, bytes, "comm." + group_);
+  if (options.ledger) hold_ = options.ledger->hold({-1, MemoryState::kControl}, bytes);
+  segments_ = exchange_->exchange(arena_, check);
+  const std::size_t control_offset = world ? kJobControlBytes : 0;
+  const std::size_t staging_offset = control_offset + kGroupControlBytes;
+  std::size_t smallest = SIZE_MAX;
+  for (std::size_t peer = 0; peer < segments_.size(); ++peer) {
+    const std::span<std::byte> segment = segments_[peer].bytes;
+    ZR_CHECK(segment.size() >= staging_offset + kMinStagingBytes,
+             ErrorCode::kMismatch,
+             fmt::format("the control memory of rank {} is too small", peer),
+             {.where = where_, .expected = std::to_string(bytes), .got = std::to_string(segment.size())});
+    controls_.push_back(reinterpret_cast<GroupControl*>(segment.data() + control_offset));
+    staging_.push_back(segment.data() + staging_offset);
+    smallest = std::min(smallest, segment.size() - staging_offset);
+  }
+  half_bytes_ = smallest / 2 / kCacheLineBytes * kCacheLineBytes;
+}
+
+template <class Body>
+auto SharedMemoryEngine::guarded(Body&& body) {
+  if (broken_) std::rethrow_exception(broken_);
+  try {
+    return body();
+  } catch (...) {
+    broken_ = std::current_exception();
+    throw;
+  }
+}
+
+void SharedMemoryEngine::run(const Collective& collective) {
+  guarded([&] { run_posted(collective); });
+}
+
+void SharedMemoryEngine::run_posted(const Collective& collective) {
+  Call call{.collective = collective, .descriptor = describe_call(collective, next_sequence_)};
+  peers_->throw_if_aborted(view(), [&] { return context_of(call.descriptor, {}); });
+  call.offsets.reserve(collective.counts.size() + 1);
+  call.offsets.push_back(0);
+  for (const std::int64_t count : collective.counts) call.offsets.push_back(call.offsets.back() + count);
+
+  const bool small = inline_bytes(call) <= static_cast<std::int64_t>(kInlineBytes);
+  std::span<const std::byte> payload;
+  if (small) {
+    const bool sends = collective.kind != CollectiveKind::kBroadcast || rank_ == collective.root;
+    const std::int64_t elements = collective.kind == CollectiveKind::kAllGather
+                                      ? collective.counts[static_cast<std::size_t>(rank_)]
+                                      : call.descriptor.elements;
+    if (sends) payload = {collective.send, static_cast<std::size_t>(elements) * size_of(collective.in_dtype)};
+  } else {
+    locate(call);
+  }
+  post(call.descriptor, payload);
+  await_posts(call.descriptor);
+  if (small) {
+    run_inline(call);
+  } else if (is_direct(call)) {
+    run_direct(call);
+  } else {
+    run_staged(call);
+  }
+  report(collective.kind,
+         false,
+         1,
+         call.received,
+         static_cast<std::uint64_t>(size_ - 1) * sizeof(CallDescriptor));
+}
+
+void SharedMemoryEngine::post(const CallDescriptor& descriptor, std::span<const std::byte> payload) {
+  CallSlot& slot = own().slots[descriptor.sequence % 2];
+  slot.descriptor = descriptor;
+  if (!payload.empty()) std::memcpy(slot.payload, payload.data(), payload.size());
+  own().posted.store(descriptor.sequence + 1);
+  ++next_sequence_;
+  ring();
+}
+
+void SharedMemoryEngine::await_posts(const CallDescriptor& descriptor) {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    const SharedWord& posted = controls_[static_cast<std::size_t>(peer)]->posted;
+    wait_for(peer, descriptor, [&] { return posted.load() > descriptor.sequence; });
+    const CallDescriptor& theirs = slot_of(peer, descriptor.sequence).descriptor;
+    if (same_call(descriptor, theirs)) [[likely]]
+      continue;
+    throw Error(
+        ErrorCode::kMismatch,
+        "ranks make different calls",
+        {.where = fmt::format("{} group={}", where_, group_),
+         .who = fmt::format("rank {}/{}", rank_, size_),
+         .which =
+             descriptor.unit >= 0 || theirs.unit >= 0
+                 ? fmt::format(
+                       "unit {} on rank {}, unit {} on rank {}", descriptor.unit, rank_, theirs.unit, peer)
+                 : "",
+         .expected = fmt::format("{} (rank {})", text_of(descriptor), rank_),
+         .got = fmt::format("{} (rank {})", text_of(theirs), peer),
+         .hint = "a rank skipped, swapped or resized a call; all ranks must make the same calls in the same "
+                 "order"});
+  }
+}
+
+void SharedMemoryEngine::wait_for(int peer, const CallDescriptor& descriptor, FunctionRef<bool()> predicate) {
+  peers_->wait(view(), predicate, [&] { return context_of(descriptor, {peer}); });
+}
+
+void SharedMemoryEngine::wait_all(const CallDescriptor& descriptor,
+                                  FunctionRef<bool(const GroupControl&)> predicate) {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    const GroupControl& control = *controls_[static_cast<std::size_t>(peer)];
+    wait_for(peer, descriptor, [&] { return predicate(control); });
+  }
+}
+
+std::int64_t SharedMemoryEngine::inline_bytes(const Call& call) const {
+  const Collective& collective = call.collective;
+  if (collective.kind == CollectiveKind::kBarrier) return 0;
+  const std::int64_t elements = collective.kind == CollectiveKind::kAllGather
+                                    ? *std::max_element(collective.counts.begin(), collective.counts.end())
+                                    : call.descriptor.elements;
+  return elements * static_cast<std::int64_t>(size_of(collective.in_dtype));
+}
+
+void SharedMemoryEngine::run_inline(Call& call) {
+  const Collective& collective = call.collective;
+  const auto in_size = static_cast<std::int64_t>(size_of(collective.in_dtype));
+  const std::uint64_t sequence = call.descriptor.sequence;
+  switch (collective.kind) {
+    case CollectiveKind::kBarrier:
+      return;
+    case CollectiveKind::kAllGather:
+      for (int peer = 0; peer < size_; ++peer) {
+        const auto index = static_cast<std::size_t>(peer);
+        std::byte* to = collective.recv + call.offsets[index] * in_size;
+        const auto bytes = static_cast<std::size_t>(collective.counts[index] * in_size);
+        if (bytes == 0 || to == collective.send) continue;
+        std::memcpy(to, slot_of(peer, sequence).payload, bytes);
+        if (peer != rank_) call.received += bytes;
+      }
+      return;
+    case CollectiveKind::kBroadcast:
+      if (collective.recv != collective.send || rank_ != collective.root) {
+        const auto bytes = static_cast<std::size_t>(call.descriptor.elements * in_size);
+        if (bytes > 0) std::memcpy(collective.recv, slot_of(collective.root, sequence).payload, bytes);
+        if (rank_ != collective.root) call.received += bytes;
+      }
+      return;
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kAllReduce: {
+      const bool all = collective.kind == CollectiveKind::kAllReduce;
+      const auto index = static_cast<std::size_t>(rank_);
+      const std::int64_t elements = all ? call.descriptor.elements : collective.counts[index];
+      const std::int64_t first = all ? 0 : call.offsets[index];
+      std::vector<const std::byte*> sources;
+      sources.reserve(static_cast<std::size_t>(size_));
+      for (int peer = 0; peer < size_; ++peer)
+        sources.push_back(slot_of(peer, sequence).payload + first * in_size);
+      sum(collective, collective.recv, sources, elements);
+      call.received += static_cast<std::uint64_t>(size_ - 1) * static_cast<std::uint64_t>(elements * in_size);
+      return;
+    }
+  }
+}
+
+void SharedMemoryEngine::copy_in(std::byte* to, const std::byte* from, std::int64_t bytes, Call& call) const {
+  if (bytes <= 0) return;
+  kernels::copy_stream(to, from, bytes, isa_);
+  call.received += static_cast<std::uint64_t>(bytes);
+}
+
+void SharedMemoryEngine::sum(const Collective& collective,
+                             std::byte* to,
+                             const std::vector<const std::byte*>& sources,
+                             std::int64_t elements) const {
+  if (elements == 0) return;
+  kernels::sum_sources({.dst = to,
+                        .dst_dtype = collective.out_dtype,
+                        .accumulate = false,
+                        .sources = reinterpret_cast<const void* const*>(sources.data()),
+                        .num_sources = static_cast<int>(sources.size()),
+                        .src_dtype = collective.in_dtype,
+                        .n = elements},
+                       isa_);
+  if constexpr (std::string_view(kMutation) == "reduction_ulp") {
+    if (rank_ == 1) plant_ulp(to, collective.out_dtype);
+  }
+}
+
+PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name) {
+  const ArenaKind kind = exchange_->capabilities().window_kind;
+  ZR_CHECK(arena.capacity() == 0 || arena.kind() == kind || kind == ArenaKind::kPrivate,
+           ErrorCode::kUsage,
+           "processes can attach shared arenas only",
+           {.where = where_ + ".attach",
+            .who = fmt::format("rank {}/{}", rank_, size_),
+            .which = std::string(name)});
+  return guarded([&] {
+    CallDescriptor descriptor;
+    descriptor.sequence = next_sequence_;
+    descriptor.kind = PostKind::kAttach;
+    descriptor.counts_digest = digest64(name);
+    const auto context = [&] {
+      WaitContext waited = context_of(descriptor, {});
+      waited.what = fmt::format("attach of \"{}\", call {}", name, descriptor.sequence);
+      return waited;
+    };
+    peers_->throw_if_aborted(view(), context);
+    post(descriptor, {});
+    await_posts(descriptor);
+    const Deadline deadline(options_.timeout);
+    const std::vector<SharedSpan> spans =
+        exchange_->exchange(arena, [&] { peers_->check(view(), deadline, context); });
+    PeerWindow window;
+    for (const SharedSpan& span : spans) {
+      window.ranks.push_back(span.bytes);
+      window.keep.push_back(span.keep);
+    }
+    windows_.push_back({window, {arena.data(), arena.capacity()}, arena.keep_alive()});
+    return window;
+  });
+}
+
+std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::split(int color, int key, std::string_view name) {
+  return guarded([&]() -> std::shared_ptr<SharedMemoryEngine> {
+    CallDescriptor descriptor;
+    descriptor.sequence = next_sequence_;
+    descriptor.kind = PostKind::kSplit;
+    descriptor.counts_digest = digest64(name);
+    descriptor.color = color;
+    descriptor.key = key;
+    const auto context = [&] { return context_of(descriptor, {}); };
+    peers_->throw_if_aborted(view(), context);
+    post(descriptor, {});
+    await_posts(descriptor);
+    if (color < 0) return nullptr;
+    std::vector<std::pair<std::int64_t, int>> order;  // (key, rank)
+    for (int peer = 0; peer < size_; ++peer) {
+      const CallDescriptor& theirs = slot_of(peer, descriptor.sequence).descriptor;
+      if (theirs.color == color) order.emplace_back(theirs.key, peer);
+    }
+    std::ranges::sort(order);
+    SubgroupSpec spec{
+        .members = {}, .rank = 0, .token = fmt::format("{}.{}.{}", group_, descriptor.sequence, color)};
+    std::vector<int> world_ranks;
+    for (const auto& [unused, peer] : order) {
+      if (peer == rank_) spec.rank = static_cast<int>(spec.members.size());
+      spec.members.push_back(peer);
+      world_ranks.push_back(world_ranks_[static_cast<std::size_t>(peer)]);
+    }
+    const Deadline deadline(options_.timeout);
+    const auto check = [&] { peers_->check(view(), deadline, context); };
+    std::shared_ptr<SharedMemoryEngine> part(new SharedMemoryEngine(
+        exchange_->split(spec, check), group_ + "/" + std::string(name), spec.rank, std::move(world_ranks)));
+    part->create_segment(options_, false, check);
+    part->peers_ = peers_;
+    part->observer_ = observer_;
+    return part;
+  });
+}
+
+void SharedMemoryEngine::wait_until(const std::function<bool()>& predicate, const WaitContext& context) {
+  peers_->wait(view(), predicate, [&] { return context; });
+}
+
+void SharedMemoryEngine::depart() noexcept {
+  own().departed.store(1);
+  ring();
+}
+
+void SharedMemoryEngine::report(CollectiveKind kind,
+                                bool one_sided,
+                                std::uint64_t calls,
+                                std::uint64_t bytes,
+                                std::uint64_t control) noexcept {
+  if (!observer_) return;
+  observer_->observe({.group = group_,
+                      .kind = kind,
+                      .one_sided = one_sided,
+                      .calls = calls,
+                      .bytes = bytes,
+                      .control_bytes = control});
+}
+
+}  // namespace zeroth::detail

@@ -1,0 +1,159 @@
+// SharedMemoryEngine: matched calls and one-sided windows over memory that every rank of a group has mapped.
+//
+// A matched call is posted: its description goes into this rank's slot, everybody reads everybody's and
+// compares. Then, by size and place of the data, which all ranks judge alike because they see the same posts:
+//   inline   at most 8 KiB a rank: the data lies beside the description; one phase, nobody waits twice
+//   direct   every buffer that peers read lies in an attached arena: they read it in place
+//   staged   else: through the shared staging area of each rank, in chunks that stay in the cache, double
+//   buffered
+#pragma once
+
+#include "comm/control_block.h"
+#include "comm/peers.h"
+#include "comm/segment_exchange.h"
+
+#include <kernels/common/dispatch.h>
+#include <zeroth/comm/backend.h>
+#include <zeroth/comm/factory.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace zeroth::detail {
+
+class SharedMemoryEngine {
+ public:
+  /// Blocks until every rank's memory is mapped. `rank` of `size` in the world.
+  [[nodiscard]] static std::shared_ptr<SharedMemoryEngine> make_world(
+      std::unique_ptr<SegmentExchange> exchange, int rank, int size, const CommOptions& options);
+  SharedMemoryEngine(const SharedMemoryEngine&) = delete;
+  SharedMemoryEngine& operator=(const SharedMemoryEngine&) = delete;
+  ~SharedMemoryEngine();
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] const std::string& group() const { return group_; }
+  [[nodiscard]] const std::string& where() const { return where_; }
+  [[nodiscard]] const SegmentExchange& exchange() const { return *exchange_; }
+  [[nodiscard]] std::size_t memory_bytes() const { return arena_.capacity(); }
+  [[nodiscard]] Peers& peers() { return *peers_; }
+
+  void run(const Collective& collective);
+  [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name);
+  [[nodiscard]] std::shared_ptr<SharedMemoryEngine> split(int color, int key, std::string_view name);
+  void wait_until(const std::function<bool()>& predicate, const WaitContext& context);
+  void ring() noexcept { peers_->ring(world_ranks_); }
+  void depart() noexcept;
+  void set_observer(std::shared_ptr<TrafficObserver> observer) { observer_ = std::move(observer); }
+  void report(CollectiveKind kind,
+              bool one_sided,
+              std::uint64_t calls,
+              std::uint64_t bytes,
+              std::uint64_t control) noexcept;
+
+  /// Bytes of one seat; the world's seat holds the job control too.
+  [[nodiscard]] static std::size_t segment_bytes(const CommOptions& options, bool world);
+
+ private:
+  /// A call in progress: offsets in elements, and what its waits are for.
+  struct Call {
+    const Collective& collective;
+    CallDescriptor descriptor;
+    std::vector<std::int64_t> offsets{};  ///< [size + 1] of the parts
+    std::uint64_t received = 0;           ///< payload bytes read from others
+  };
+  struct Location {
+    std::int32_t window = -1;  ///< -1: in no attached arena
+    std::uint64_t offset = 0;
+  };
+  struct Rounds {
+    std::uint64_t count = 0;
+    bool ahead = true;  ///< what a round stages does not depend on what the one before consumes
+  };
+  struct Window {
+    PeerWindow window;
+    std::span<std::byte> own;
+    std::shared_ptr<void> keep;
+  };
+
+  SharedMemoryEngine(std::unique_ptr<SegmentExchange> exchange,
+                     std::string group,
+                     int rank,
+                     std::vector<int> world_ranks);
+  void create_segment(const CommOptions& options, bool world, FunctionRef<void()> check);
+  [[nodiscard]] GroupView view() const { return {where_, group_, rank_, world_ranks_, controls_}; }
+
+  void run_posted(const Collective& collective);
+  void post(const CallDescriptor& descriptor, std::span<const std::byte> payload);
+  void await_posts(const CallDescriptor& descriptor);
+  template <class Body>
+  auto guarded(Body&& body);
+  /// Waits until predicate(control of rank p) holds for all other ranks.
+  void wait_all(const CallDescriptor& descriptor, FunctionRef<bool(const GroupControl&)> predicate);
+  void wait_for(int peer, const CallDescriptor& descriptor, FunctionRef<bool()> predicate);
+
+  [[nodiscard]] std::int64_t inline_bytes(const Call& call) const;
+  void run_inline(Call& call);
+
+  [[nodiscard]] bool is_direct(const Call& call) const;
+  void locate(Call& call) const;
+  [[nodiscard]] Location find_window(const std::byte* data, std::uint64_t bytes) const;
+  [[nodiscard]] const std::byte* peer_data(int peer,
+                                           bool recv,
+                                           std::int64_t first_byte,
+                                           std::int64_t bytes) const;
+  void run_direct(Call& call);
+  void direct_gather(Call& call);
+  void direct_reduce_scatter(Call& call);
+  void direct_all_reduce(Call& call);
+  void direct_broadcast(Call& call);
+
+  void run_staged(Call& call);
+  void staged_rounds(const Call& call,
+                     Rounds rounds,
+                     FunctionRef<void(std::uint64_t, std::byte*)> stage,
+                     FunctionRef<void(std::uint64_t)> consume);
+  [[nodiscard]] const std::byte* peer_half(int peer, std::uint64_t round) const;
+  [[nodiscard]] std::int64_t piece_bytes() const;
+  void staged_gather(Call& call);
+  void staged_reduce_scatter(Call& call);
+  void staged_all_reduce(Call& call);
+  void staged_broadcast(Call& call);
+
+  void copy_in(std::byte* to, const std::byte* from, std::int64_t bytes, Call& call) const;
+  void sum(const Collective& collective,
+           std::byte* to,
+           const std::vector<const std::byte*>& sources,
+           std::int64_t elements) const;
+  [[nodiscard]] const CallSlot& slot_of(int peer, std::uint64_t sequence) const {
+    return controls_[static_cast<std::size_t>(peer)]->slots[sequence % 2];
+  }
+  [[nodiscard]] GroupControl& own() const { return *controls_[static_cast<std::size_t>(rank_)]; }
+
+  std::unique_ptr<SegmentExchange> exchange_;
+  std::string group_;
+  std::string where_;
+  int rank_;
+  int size_;
+  std::vector<int> world_ranks_;
+  CommOptions options_;
+  Arena arena_;
+  MemoryHold hold_;
+  std::vector<SharedSpan> segments_;
+  std::vector<GroupControl*> controls_;
+  std::vector<std::byte*> staging_;  ///< of each rank
+  std::size_t half_bytes_ = 0;       ///< half of the smallest staging area
+  std::shared_ptr<Peers> peers_;
+  std::vector<Window> windows_;
+  std::shared_ptr<TrafficObserver> observer_;
+  std::uint64_t next_sequence_ = 0;
+  std::uint64_t rounds_ = 0;  ///< rounds of staging so far, equal on all ranks
+  std::exception_ptr broken_;
+  kernels::Isa isa_;
+};
+
+}  // namespace zeroth::detail
