@@ -16,7 +16,7 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = pathlib.Path(sys.argv[1])
 CXX = sys.argv[2]
-LEVELS = "base=0,device=1,kernels=2,comm=2,shard=3,optim=3,zero=4,engine=5,libtorch=6,launcher=6"
+LEVELS = "base=0,device=1,kernels=2,comm=3,shard=4,optim=4,zero=5,engine=6,libtorch=7,launcher=7"
 
 # (rule, file, line appended to it). Files that are not there are made.
 PLANTED = [
