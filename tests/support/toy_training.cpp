@@ -1,0 +1,125 @@
+#include "support/toy_training.h"
+
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include <zeroth/base/text.h>
+#include <zeroth/comm/decorators.h>
+#include <zeroth/comm/factory.h>
+
+namespace zeroth::testing {
+namespace {
+
+EngineSettings settings_of(const ToyTraining& training) {
+  EngineSettings settings;
+  settings.plan = training.plan;
+  settings.micro_steps = training.micro_steps;
+  settings.gradient_clipping = training.clipping;
+  settings.optimizer = {.type = training.optimizer, .momentum = training.optimizer == "SGD"};
+  settings.groups = {GroupHyper{.lr = 0.02, .weight_decay = 0.1, .momentum = 0.9}, GroupHyper{.lr = 0.05, .momentum = 0.9}};
+  settings.threads = training.threads;
+  return settings;
+}
+
+struct Shared {
+  std::mutex mutex;
+  std::exception_ptr first;
+  ToyOutcome outcome;
+};
+
+void run_rank(const ToyTraining& training, const std::shared_ptr<InprocHub>& hub, int rank, Shared& shared) {
+  auto table = std::make_shared<TrafficTable>();
+  CommOptions options;
+  options.timeout = Milliseconds(60'000);
+  std::unique_ptr<CommBackend> base = make_backend(
+      training.world == 1 && !hub ? "self" : "inproc", {.rank = rank, .size = training.world, .hub = hub, .options = options});
+  CommBackend* seat = base.get();
+  try {
+    if (training.decorate) base = training.decorate(std::move(base), rank);
+    auto backend = std::make_shared<CountingBackend>(std::move(base), table);
+    const auto device = make_cpu_device(training.mode, training.chaos_seed * 131 + static_cast<std::uint64_t>(rank));
+    ToyModel model(training.model, 7);
+    Engine engine(model.structure().params, model.structure().units, settings_of(training), *device, backend, model, Logger());
+    model.attach(engine);
+    ToyOutcome own;
+    for (int step = 0; step < training.steps; ++step) {
+      table->reset();
+      double loss = 0;
+      StepResult result;
+      for (int micro = 0; micro < training.micro_steps; ++micro) {
+        loss += model.forward_backward(step, micro, training.skip);
+        result = engine.step();
+      }
+      own.gather_bytes = {table->row(CollectiveKind::kAllGather).one_sided_bytes};
+      own.reduce_bytes = {table->row(CollectiveKind::kReduceScatter).one_sided_bytes};
+      if (training.after_step) training.after_step(engine, model, result);
+      own.losses.push_back(hex_float(engine.average(loss)));
+      own.norms.push_back(hex_float(result.grad_norm));
+    }
+    for (std::size_t param = 0; param < model.structure().params.size(); ++param) {
+      own.values.push_back(model.value(static_cast<int>(param)));
+    }
+    const MemoryReport memory = engine.memory_report();
+    const WireBytes wire = engine.planned_wire();
+    engine.barrier();
+
+    const std::lock_guard lock(shared.mutex);
+    ToyOutcome& all = shared.outcome;
+    const auto index = static_cast<std::size_t>(rank);
+    all.memory[index] = memory;
+    all.planned_wire[index] = wire;
+    all.gather_bytes[index] = own.gather_bytes[0];
+    all.reduce_bytes[index] = own.reduce_bytes[0];
+    if (all.losses.empty()) {
+      all.losses = own.losses;
+      all.norms = own.norms;
+      all.values = own.values;
+    }
+    ZR_CHECK(all.losses == own.losses && all.norms == own.norms && all.values == own.values,
+             ErrorCode::kInternal,
+             "ranks of one toy training differ from each other",
+             {.who = "rank " + std::to_string(rank)});
+  } catch (const std::exception& caught) {
+    seat->abort(Error(ErrorCode::kAborted, caught.what()));
+    const std::lock_guard lock(shared.mutex);
+    if (!shared.first) shared.first = std::current_exception();
+  }
+}
+
+}  // namespace
+
+ToyOutcome train_toy(const ToyTraining& training) {
+  const auto world = static_cast<std::size_t>(training.world);
+  Shared shared;
+  shared.outcome.memory.resize(world);
+  shared.outcome.planned_wire.resize(world);
+  shared.outcome.gather_bytes.resize(world);
+  shared.outcome.reduce_bytes.resize(world);
+  const std::shared_ptr<InprocHub> hub = make_inproc_hub(training.world);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < training.world; ++rank) {
+    threads.emplace_back([&, rank] { run_rank(training, hub, rank, shared); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  if (shared.first) std::rethrow_exception(shared.first);
+  return std::move(shared.outcome);
+}
+
+std::string difference(const ToyOutcome& expected, const ToyOutcome& got) {
+  for (std::size_t step = 0; step < expected.losses.size(); ++step) {
+    if (step >= got.losses.size() || expected.losses[step] != got.losses[step]) {
+      return "loss of step " + std::to_string(step) + ": " + expected.losses[step] + " against " +
+             (step < got.losses.size() ? got.losses[step] : "nothing");
+    }
+    if (expected.norms[step] != got.norms[step]) {
+      return "norm of step " + std::to_string(step) + ": " + expected.norms[step] + " against " + got.norms[step];
+    }
+  }
+  for (std::size_t param = 0; param < expected.values.size(); ++param) {
+    if (expected.values[param] != got.values[param]) return "values of parameter " + std::to_string(param);
+  }
+  return "";
+}
+
+}  // namespace zeroth::testing

@@ -1,0 +1,53 @@
+// Trains the toy model on ranks that are threads, and returns everything that could differ.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <zeroth/engine/engine.h>
+
+#include "support/toy_model.h"
+
+namespace zeroth::testing {
+
+struct ToyTraining {
+  ToyOptions model{};
+  ShardingPlan plan = zero_plan(0, {"dp"});
+  int world = 1;
+  int micro_steps = 1;
+  int steps = 6;
+  double clipping = 0.5;
+  std::string optimizer = "AdamW";
+  ExecutionMode mode = ExecutionMode::kInline;
+  std::uint64_t chaos_seed = 0;
+  int threads = 1;
+  SkipRule skip{};
+  /// Runs on every rank after each step; for what a single test wants to do or look at.
+  std::function<void(Engine&, ToyModel&, const StepResult&)> after_step{};
+  /// Replaces the backend that a rank talks through: delays, faults.
+  std::function<std::unique_ptr<CommBackend>(std::unique_ptr<CommBackend>, int rank)> decorate{};
+};
+
+/// Same on every rank, or the run throws.
+struct ToyOutcome {
+  std::vector<std::string> losses{};  ///< mean over ranks and micro-steps, as hexadecimal floats, one a step
+  std::vector<std::string> norms{};
+  std::vector<std::vector<double>> values{};  ///< parameters at the end
+  std::vector<MemoryReport> memory{};         ///< one a rank
+  std::vector<std::uint64_t> gather_bytes{};  ///< one a rank: one-sided all_gather bytes of the last step
+  std::vector<std::uint64_t> reduce_bytes{};
+  std::vector<WireBytes> planned_wire{};
+
+  /// What must not depend on the plan.
+  [[nodiscard]] bool same_numbers(const ToyOutcome& other) const {
+    return losses == other.losses && norms == other.norms && values == other.values;
+  }
+};
+
+[[nodiscard]] ToyOutcome train_toy(const ToyTraining& training);
+/// First difference in words, for assertion messages.
+[[nodiscard]] std::string difference(const ToyOutcome& expected, const ToyOutcome& got);
+
+}  // namespace zeroth::testing
