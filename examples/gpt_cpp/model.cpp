@@ -1,0 +1,157 @@
+#include "model.h"
+
+#include "random.h"
+
+#include <zeroth/base/text.h>
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+#include <string>
+#include <utility>
+
+namespace gpt {
+namespace {
+
+constexpr double kDeviation = 0.02;
+constexpr double kRotaryBase = 10000.0;
+constexpr double kNormEpsilon = 1e-6;
+
+// Projections that write into the residual stream start smaller, so that its variance does not grow with the
+// depth. Ref: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3.
+double residual_deviation(std::int64_t layers) {
+  return kDeviation / std::sqrt(2.0 * static_cast<double>(layers));
+}
+
+void fill(torch::Tensor& weight, std::uint64_t key, double deviation) {
+  const auto count = static_cast<std::size_t>(weight.numel());
+  if (weight.scalar_type() == torch::kFloat64) {
+    fill_scaled_uniform(std::span(weight.data_ptr<double>(), count), key, deviation);
+  } else {
+    fill_scaled_uniform(std::span(weight.data_ptr<float>(), count), key, deviation);
+  }
+}
+
+}  // namespace
+
+std::int64_t hidden_width(std::int64_t d_model) {
+  return std::max<std::int64_t>(32, (d_model * 8 / 3 + 16) / 32 * 32);
+}
+
+ProjectionImpl::ProjectionImpl(std::int64_t in,
+                               std::int64_t out,
+                               double initial_deviation,
+                               torch::Dtype dtype)
+    : deviation(initial_deviation) {
+  weight = register_parameter("weight", torch::empty({out, in}, dtype));
+}
+
+RmsNormImpl::RmsNormImpl(std::int64_t width, torch::Dtype dtype) {
+  weight = register_parameter("weight", torch::ones({width}, dtype));
+}
+
+torch::Tensor RmsNormImpl::forward(const torch::Tensor& x) {
+  return torch::rms_norm(x, weight.sizes(), weight, kNormEpsilon);
+}
+
+Rotary::Rotary(std::int64_t head_width, std::int64_t seq, torch::Dtype dtype) {
+  const torch::Tensor position_T = torch::arange(seq, torch::kFloat64);
+  const torch::Tensor exponent_h =
+      torch::arange(0, head_width, 2, torch::kFloat64) / static_cast<double>(head_width);
+  const torch::Tensor angle_T11h =
+      torch::outer(position_T, torch::pow(kRotaryBase, -exponent_h)).view({seq, 1, 1, -1});
+  cos_T11h_ = angle_T11h.cos().to(dtype);
+  sin_T11h_ = angle_T11h.sin().to(dtype);
+}
+
+torch::Tensor Rotary::rotate(const torch::Tensor& x_BT2NH) const {
+  const std::int64_t length = x_BT2NH.size(1);
+  const torch::Tensor cos = cos_T11h_.narrow(0, 0, length);
+  const torch::Tensor sin = sin_T11h_.narrow(0, 0, length);
+  const auto halves = x_BT2NH.chunk(2, -1);
+  return torch::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);
+}
+
+AttentionImpl::AttentionImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary)
+    : heads_(options.heads),
+      rotary_(std::move(rotary)),
+      qkv_(register_module("qkv",
+                           Projection(options.d_model, 3 * options.d_model, kDeviation, options.dtype))),
+      out_(register_module(
+          "out",
+          Projection(options.d_model, options.d_model, residual_deviation(options.layers), options.dtype))) {}
+
+torch::Tensor AttentionImpl::forward(const torch::Tensor& x_BTD) {
+  const std::int64_t B = x_BTD.size(0);
+  const std::int64_t T = x_BTD.size(1);
+  const std::int64_t D = x_BTD.size(2);
+  const torch::Tensor qkv_BT3NH = qkv_->forward(x_BTD).view({B, T, 3, heads_, D / heads_});
+  const torch::Tensor qk_BT2NH = rotary_->rotate(qkv_BT3NH.narrow(2, 0, 2));
+  const torch::Tensor q_BNTH = qk_BT2NH.select(2, 0).transpose(1, 2);
+  const torch::Tensor k_BNTH = qk_BT2NH.select(2, 1).transpose(1, 2);
+  const torch::Tensor v_BNTH = qkv_BT3NH.select(2, 2).transpose(1, 2);
+  const torch::Tensor y_BNTH =
+      torch::scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, {}, /*dropout_p=*/0.0, /*is_causal=*/true);
+  return out_->forward(y_BNTH.transpose(1, 2).reshape({B, T, D}));
+}
+
+MlpImpl::MlpImpl(const ModelOptions& options)
+    : gate_up_(register_module(
+          "gate_up",
+          Projection(options.d_model, 2 * hidden_width(options.d_model), kDeviation, options.dtype))),
+      down_(register_module("down",
+                            Projection(hidden_width(options.d_model),
+                                       options.d_model,
+                                       residual_deviation(options.layers),
+                                       options.dtype))) {}
+
+torch::Tensor MlpImpl::forward(const torch::Tensor& x_BTD) {
+  const auto gate_and_up_BTF = gate_up_->forward(x_BTD).chunk(2, -1);
+  return down_->forward(torch::silu(gate_and_up_BTF[0]) * gate_and_up_BTF[1]);
+}
+
+BlockImpl::BlockImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary)
+    : attention_norm_(register_module("attention_norm", RmsNorm(options.d_model, options.dtype))),
+      attention_(register_module("attention", Attention(options, std::move(rotary)))),
+      mlp_norm_(register_module("mlp_norm", RmsNorm(options.d_model, options.dtype))),
+      mlp_(register_module("mlp", Mlp(options))) {}
+
+torch::Tensor BlockImpl::forward(const torch::Tensor& x_BTD) {
+  const torch::Tensor h_BTD = x_BTD + attention_->forward(attention_norm_->forward(x_BTD));
+  return h_BTD + mlp_->forward(mlp_norm_->forward(h_BTD));
+}
+
+GptImpl::GptImpl(const ModelOptions& options) : last_norm_(RmsNorm(options.d_model, options.dtype)) {
+  torch::NoGradGuard no_grad;
+  embedding_VD_ =
+      register_parameter("embedding", torch::empty({options.vocab, options.d_model}, options.dtype));
+  blocks_ = register_module("blocks", torch::nn::ModuleList());
+  register_module("last_norm", last_norm_);
+  const auto rotary =
+      std::make_shared<const Rotary>(options.d_model / options.heads, options.seq, options.dtype);
+  for (std::int64_t i = 0; i < options.layers; ++i) {
+    units_.emplace_back(Block(options, rotary));
+    blocks_->push_back(units_.back());
+  }
+  fill(embedding_VD_, key_of(options.seed, zeroth::digest64("embedding")), kDeviation);
+  apply([&](const std::string& name, torch::nn::Module& module) {
+    if (auto* projection = module.as<Projection>()) {
+      fill(projection->weight, key_of(options.seed, zeroth::digest64(name)), projection->deviation);
+    }
+  });
+}
+
+torch::Tensor GptImpl::forward(const torch::Tensor& x_BT, const torch::Tensor& y_BT) {
+  torch::Tensor h_BTD = torch::embedding(embedding_VD_, x_BT);
+  for (auto& unit : units_) {
+    h_BTD = unit->forward(h_BTD);
+  }
+  torch::Tensor logits_BTV = torch::linear(last_norm_->forward(h_BTD), embedding_VD_);
+  if (logits_BTV.scalar_type() == torch::kBFloat16) {
+    logits_BTV =
+        logits_BTV.to(torch::kFloat32);  // eight bits of mantissa are too few for a sum over the vocabulary
+  }
+  return y_BT.defined() ? torch::cross_entropy_loss(logits_BTV.flatten(0, 1), y_BT.flatten()) : logits_BTV;
+}
+
+}  // namespace gpt

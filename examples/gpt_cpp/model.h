@@ -1,0 +1,125 @@
+// A decoder-only transformer for byte tokens: pre-norm RMSNorm, rotary positions, SwiGLU, tied embedding.
+//
+// Shape letters: B batch, T sequence, D model width, N heads, H head width (D / N), F hidden width of the
+// MLP, V vocabulary. Every block is a Unit: the grain in which Zeroth gathers parameters and reduces
+// gradients. Embedding and last norm belong to the root unit.
+#pragma once
+
+#include <zeroth/libtorch/engine.h>
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace gpt {
+
+struct ModelOptions {
+  std::int64_t vocab = 256;
+  std::int64_t layers = 4;
+  std::int64_t d_model = 256;
+  std::int64_t heads = 4;
+  std::int64_t seq = 128;  ///< longest sequence
+  std::uint64_t seed = 0;  ///< of the initial values
+  torch::Dtype dtype = torch::kFloat32;
+};
+
+/// Hidden width of the SwiGLU MLP: 8/3 of D, rounded to a multiple of 32, so that a block holds about 12 D^2
+/// numbers.
+[[nodiscard]] std::int64_t hidden_width(std::int64_t d_model);
+
+/// A matrix without bias and without torch's own (slow) initialisation; `model.cpp` fills it.
+class ProjectionImpl : public torch::nn::Module {
+ public:
+  /// Weight [out, in]; initial standard deviation `deviation`.
+  ProjectionImpl(std::int64_t in, std::int64_t out, double deviation, torch::Dtype dtype);
+  torch::Tensor forward(const torch::Tensor& x) { return torch::linear(x, weight); }
+
+  torch::Tensor weight{};
+  double deviation;
+};
+TORCH_MODULE(Projection);
+
+/// x / rms(x) * weight over the last dimension. Ref: Zhang, Sennrich, "Root Mean Square Layer Normalization",
+/// 2019, eq. 4.
+class RmsNormImpl : public torch::nn::Module {
+ public:
+  RmsNormImpl(std::int64_t width, torch::Dtype dtype);
+  torch::Tensor forward(const torch::Tensor& x);
+
+  torch::Tensor weight{};
+};
+TORCH_MODULE(RmsNorm);
+
+/// Tables of rotary positions, shared by all blocks; not parameters.
+/// Ref: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021, eq. 34.
+class Rotary {
+ public:
+  Rotary(std::int64_t head_width, std::int64_t seq, torch::Dtype dtype);
+  /// Rotates the pairs (h, h + H/2) of x [B, T, 2, N, H] (queries and keys).
+  [[nodiscard]] torch::Tensor rotate(const torch::Tensor& x_BT2NH) const;
+
+ private:
+  torch::Tensor cos_T11h_{};  // h = H / 2
+  torch::Tensor sin_T11h_{};
+};
+
+/// Causal self-attention with queries, keys and values from one matrix.
+class AttentionImpl : public torch::nn::Module {
+ public:
+  AttentionImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary);
+  torch::Tensor forward(const torch::Tensor& x_BTD);
+
+ private:
+  std::int64_t heads_;
+  std::shared_ptr<const Rotary> rotary_;
+  Projection qkv_;
+  Projection out_;
+};
+TORCH_MODULE(Attention);
+
+/// down(silu(gate(x)) * up(x)). Ref: Shazeer, "GLU Variants Improve Transformer", 2020, eq. 6.
+class MlpImpl : public torch::nn::Module {
+ public:
+  explicit MlpImpl(const ModelOptions& options);
+  torch::Tensor forward(const torch::Tensor& x_BTD);
+
+ private:
+  Projection gate_up_;
+  Projection down_;
+};
+TORCH_MODULE(Mlp);
+
+class BlockImpl : public torch::nn::Module {
+ public:
+  BlockImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary);
+  torch::Tensor forward(const torch::Tensor& x_BTD);
+
+ private:
+  RmsNorm attention_norm_;
+  Attention attention_;
+  RmsNorm mlp_norm_;
+  Mlp mlp_;
+};
+TORCH_MODULE(Block);
+
+class GptImpl : public torch::nn::Module {
+ public:
+  /// Initial values are a function of `options.seed` and the parameter's name only; no torch generator is
+  /// touched.
+  explicit GptImpl(const ModelOptions& options);
+  /// @param x_BT int64 tokens. @param y_BT int64 next tokens, or undefined.
+  /// @return mean cross entropy in nats (a scalar; fp32, or fp64 in an fp64 model), or without y the logits
+  /// [B, T, V].
+  torch::Tensor forward(const torch::Tensor& x_BT, const torch::Tensor& y_BT);
+
+ private:
+  torch::Tensor embedding_VD_{};
+  torch::nn::ModuleList blocks_{};
+  std::vector<zeroth::libtorch::Unit<Block>> units_{};
+  RmsNorm last_norm_;
+};
+TORCH_MODULE(Gpt);
+
+}  // namespace gpt
