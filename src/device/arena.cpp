@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kSetVma = 0x53564d41;  // PR_SET_VMA, Linux 5.17; older headers lack it
 constexpr unsigned long kSetVmaAnonName = 0;
+constexpr std::size_t kMostBytes = std::size_t{1} << 56U;
 
 [[noreturn]] void throw_memory(const std::string& what, std::size_t bytes, const std::string& name, int error_number) {
   const bool refused = error_number == EPERM || error_number == ENOSYS || error_number == EACCES;
@@ -49,10 +50,14 @@ Arena Arena::create(ArenaKind kind, std::size_t bytes, std::string_view name) {
   arena.kind_ = kind;
   arena.name_ = std::string(name);
   if (bytes == 0) return arena;
+  // More than any address space has; it would wrap around below.
+  if (bytes > kMostBytes) throw_memory("an arena of this size", bytes, arena.name_, ENOMEM);
+  const std::size_t capacity = align_up(bytes, kPageBytes);
+  std::byte* base = nullptr;
   auto mapping = std::make_shared<Mapping>();
   const std::string label = "zeroth:" + arena.name_;
   if (kind == ArenaKind::kShared) {
-    mapping->bytes = align_up(bytes, kPageBytes);
+    mapping->bytes = capacity;
     mapping->fd = ::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (mapping->fd < 0) throw_memory("memfd_create", bytes, arena.name_, errno);
     if (::ftruncate(mapping->fd, static_cast<off_t>(mapping->bytes)) != 0) {
@@ -65,23 +70,24 @@ Arena Arena::create(ArenaKind kind, std::size_t bytes, std::string_view name) {
     void* address = ::mmap(nullptr, mapping->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, mapping->fd, 0);
     if (address == MAP_FAILED) throw_memory("mmap", bytes, arena.name_, errno);
     mapping->address = address;
-    ::madvise(address, mapping->bytes, MADV_DONTFORK);
+    base = static_cast<std::byte*>(address);
+    // Without it a forked child could write into the parameters of its parent.
+    if (::madvise(address, mapping->bytes, MADV_DONTFORK) != 0) throw_memory("madvise", bytes, arena.name_, errno);
   } else {
-    // One huge page more, so that the usable part can start at a huge-page boundary.
-    mapping->bytes = align_up(bytes, kHugePageBytes) + kHugePageBytes;
-    void* address =
-        ::mmap(nullptr, mapping->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    // The usable part starts at a huge-page boundary and ends at its capacity; at least a page on either side stays without
+    // access. So no neighbour merges with it, no huge page reaches beyond it, and its resident bytes are its own.
+    mapping->bytes = capacity + kHugePageBytes + kPageBytes;
+    void* address = ::mmap(nullptr, mapping->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (address == MAP_FAILED) throw_memory("mmap", bytes, arena.name_, errno);
     mapping->address = address;
-    // Both are hints: without huge pages everything works, slower; without names only the smaps check loses its label.
-    if (bytes >= kHugePageBytes) ::madvise(address, mapping->bytes, MADV_HUGEPAGE);
-    ::prctl(kSetVma, kSetVmaAnonName, address, mapping->bytes, label.c_str());
+    base = reinterpret_cast<std::byte*>(
+        align_up(reinterpret_cast<std::uintptr_t>(address) + kPageBytes, kHugePageBytes));
+    if (::mprotect(base, capacity, PROT_READ | PROT_WRITE) != 0) throw_memory("mprotect", bytes, arena.name_, errno);
+    // Both are hints: without huge pages everything works, slower; without names resident_bytes(name) does not see it.
+    if (capacity >= kHugePageBytes) ::madvise(base, capacity, MADV_HUGEPAGE);
+    ::prctl(kSetVma, kSetVmaAnonName, base, capacity, label.c_str());
   }
-  auto* base = static_cast<std::byte*>(mapping->address);
-  if (kind == ArenaKind::kPrivate) {
-    base = reinterpret_cast<std::byte*>(align_up(reinterpret_cast<std::uintptr_t>(base), kHugePageBytes));
-  }
-  arena.bytes_ = {base, align_up(bytes, kPageBytes)};
+  arena.bytes_ = {base, capacity};
   arena.mapping_ = std::move(mapping);
   return arena;
 }
@@ -93,13 +99,13 @@ int Arena::fd() const { return mapping_ ? mapping_->fd : -1; }
 std::span<std::byte> Arena::reserve(std::size_t bytes, std::size_t alignment) {
   if (bytes == 0) return {};
   const std::size_t offset = align_up(used(), alignment);
-  ZR_CHECK(offset + bytes <= capacity(),
+  ZR_CHECK(offset <= capacity() && bytes <= capacity() - offset,
            ErrorCode::kInternal,
            "an arena is smaller than what is put into it",
            {.where = "device.arena",
             .which = name_,
             .expected = "at most " + std::to_string(capacity()) + " bytes",
-            .got = std::to_string(offset + bytes)});
+            .got = std::to_string(offset) + " and " + std::to_string(bytes) + " more"});
   mapping_->used = offset + bytes;
   return bytes_.subspan(offset, bytes);
 }

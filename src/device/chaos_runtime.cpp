@@ -48,6 +48,25 @@ class ChaosRuntime final : public StreamRuntime {
     }
   }
 
+  void close() noexcept override {
+    std::deque<Item> dropped;  // destroyed last: what a task owns may speak to this runtime when it goes
+    for (Queue& queue : queues_) {
+      std::exception_ptr error = std::exchange(queue.error, nullptr);
+      for (Item& item : queue.items) {
+        if (item.task && !error) {
+          error = std::make_exception_ptr(Error(
+              ErrorCode::kAborted, "the device was closed before this work ran", {.where = "device.chaos"}));
+        }
+        if (item.completes) {
+          item.completes->error = std::exchange(error, nullptr);
+          item.completes->done = true;
+        }
+        dropped.push_back(std::move(item));
+      }
+      queue.items.clear();
+    }
+  }
+
   bool runs_inline() const override { return false; }
 
  private:

@@ -11,6 +11,8 @@ class CpuDevice final : public Device {
       : mode_(mode),
         runtime_(mode == ExecutionMode::kInline ? detail::make_inline_runtime() : detail::make_chaos_runtime(seed)) {}
 
+  ~CpuDevice() override { runtime_->close(); }
+
   std::string_view kind() const override { return "cpu"; }
   Arena make_arena(ArenaKind kind, std::size_t bytes, std::string_view name) override {
     return Arena::create(kind, bytes, name);

@@ -1,5 +1,5 @@
+#include <deque>
 #include <utility>
-#include <vector>
 
 #include "device/stream_runtime.h"
 
@@ -44,7 +44,7 @@ class InlineRuntime final : public StreamRuntime {
   bool runs_inline() const override { return true; }
 
  private:
-  std::vector<std::exception_ptr> errors_;
+  std::deque<std::exception_ptr> errors_;  // references stay valid while a task makes a further stream
 };
 
 }  // namespace

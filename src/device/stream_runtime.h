@@ -29,6 +29,9 @@ class StreamRuntime : public std::enable_shared_from_this<StreamRuntime> {
   virtual void order_after(int stream, std::shared_ptr<Completion> completion) = 0;
   /// Runs what is needed until `completion` is done.
   virtual void run_until(Completion& completion) = 0;
+  /// The device goes: tasks that have not run are dropped, and who waits for them gets kAborted. Also what ends the circle of
+  /// runtime -> task or completion -> runtime.
+  virtual void close() noexcept {}
   [[nodiscard]] virtual bool runs_inline() const = 0;
 };
 

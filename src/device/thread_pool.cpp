@@ -4,7 +4,10 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <zeroth/base/error.h>
@@ -22,45 +25,61 @@ struct ThreadPool::State {
   std::vector<std::pair<std::size_t, std::size_t>> ranges;  // one a thread, the caller's first
   std::exception_ptr error;
   std::vector<std::thread> workers;
+
+  void join() {
+    {
+      const std::lock_guard lock(mutex);
+      stop = true;
+    }
+    start.notify_all();
+    for (std::thread& worker : workers) worker.join();
+    workers.clear();
+  }
+  void work(std::size_t index);
 };
+
+void ThreadPool::State::work(std::size_t index) {
+  std::uint64_t seen = 0;
+  std::unique_lock lock(mutex);
+  while (true) {
+    start.wait(lock, [&] { return stop || generation != seen; });
+    if (stop) return;
+    seen = generation;
+    const auto [begin, end] = ranges[index];
+    lock.unlock();
+    std::exception_ptr thrown;
+    try {
+      if (begin < end) (*body)(begin, end);
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    lock.lock();
+    if (thrown && !error) error = std::move(thrown);
+    if (--running == 0) finished.notify_one();
+  }
+}
 
 ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique<State>()) {
   ZR_CHECK(threads >= 1 && threads <= 1024,
            ErrorCode::kUsage,
            "a thread pool needs 1 to 1024 threads",
            {.where = "device.thread_pool", .got = std::to_string(threads)});
-  for (int index = 1; index < threads; ++index) {
-    state_->workers.emplace_back([state = state_.get(), index] {
-      std::uint64_t seen = 0;
-      std::unique_lock lock(state->mutex);
-      while (true) {
-        state->start.wait(lock, [&] { return state->stop || state->generation != seen; });
-        if (state->stop) return;
-        seen = state->generation;
-        const auto [begin, end] = state->ranges[static_cast<std::size_t>(index)];
-        lock.unlock();
-        std::exception_ptr error;
-        try {
-          if (begin < end) (*state->body)(begin, end);
-        } catch (...) {
-          error = std::current_exception();
-        }
-        lock.lock();
-        if (error && !state->error) state->error = error;
-        if (--state->running == 0) state->finished.notify_one();
-      }
-    });
+  state_->workers.reserve(static_cast<std::size_t>(threads));
+  try {
+    for (int index = 1; index < threads; ++index) {
+      state_->workers.emplace_back([state = state_.get(), index] { state->work(static_cast<std::size_t>(index)); });
+    }
+  } catch (const std::system_error& error) {
+    state_->join();  // those that did start: a thread must not be destroyed while it can be joined
+    throw Error(ErrorCode::kResource,
+                std::string("a thread cannot be started: ") + error.what(),
+                {.where = "device.thread_pool",
+                 .expected = std::to_string(threads) + " threads",
+                 .hint = "raise the limit of processes (ulimit -u, pids.max) or memory, or ask for fewer threads"});
   }
 }
 
-ThreadPool::~ThreadPool() {
-  {
-    const std::lock_guard lock(state_->mutex);
-    state_->stop = true;
-  }
-  state_->start.notify_all();
-  for (std::thread& worker : state_->workers) worker.join();
-}
+ThreadPool::~ThreadPool() { state_->join(); }
 
 void ThreadPool::parallel_for(std::size_t count,
                               std::size_t grain,
@@ -83,7 +102,6 @@ void ThreadPool::parallel_for(std::size_t count,
     state_->body = &body;
     state_->ranges = std::move(ranges);
     state_->running = threads_ - 1;
-    state_->error = nullptr;
     ++state_->generation;
   }
   state_->start.notify_all();
@@ -96,8 +114,10 @@ void ThreadPool::parallel_for(std::size_t count,
   }
   std::unique_lock lock(state_->mutex);
   state_->finished.wait(lock, [&] { return state_->running == 0; });
+  std::exception_ptr error = std::exchange(state_->error, nullptr);
+  lock.unlock();
   if (own) std::rethrow_exception(own);
-  if (state_->error) std::rethrow_exception(state_->error);
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace zeroth

@@ -13,7 +13,8 @@ namespace zeroth {
 
 enum class ExecutionMode : std::uint8_t { kInline, kChaos };
 
-/// One device as seen by one rank. Ranks that are threads have one each.
+/// One device as seen by one rank. Ranks that are threads have one each. Its streams end with it: tasks that have not run by
+/// then never do, and who waits for them gets kAborted.
 class Device {
  public:
   Device() = default;

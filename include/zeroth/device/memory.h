@@ -99,7 +99,7 @@ class MemoryLedger : public std::enable_shared_from_this<MemoryLedger> {
   MemorySnapshot state_peaks_;
 };
 
-/// A counted part of an arena. Move-only; the arena must outlive it (Buffer keeps the arena's mapping alive).
+/// A counted part of an arena. Move-only; keeps the arena's mapping alive.
 class [[nodiscard]] Buffer {
  public:
   Buffer() = default;
@@ -129,7 +129,8 @@ class Arena {
  public:
   Arena() = default;
 
-  /// Throws kOutOfMemory or kResource with the reason. `name` shows in /proc/<pid>/maps ("zeroth:<name>") and in smaps.
+  /// Throws kOutOfMemory or kResource with the reason. `name` shows in /proc/<pid>/maps and smaps as "zeroth:<name>": shared
+  /// arenas always, private ones where the kernel names anonymous memory (Linux 5.17, CONFIG_ANON_VMA_NAME).
   [[nodiscard]] static Arena create(ArenaKind kind, std::size_t bytes, std::string_view name);
 
   [[nodiscard]] std::byte* data() const { return bytes_.data(); }
@@ -140,8 +141,10 @@ class Arena {
   /// The memfd of a shared arena (owned by the arena), -1 for a private one.
   [[nodiscard]] int fd() const;
   [[nodiscard]] std::shared_ptr<void> keep_alive() const { return mapping_; }
+  /// Bytes of it that are resident in this process (Rss of exactly this mapping, on every kernel). Slow: reads smaps.
+  [[nodiscard]] std::uint64_t resident_bytes() const;
 
-  /// Next `bytes` of the arena at `alignment`; throws kInternal when the arena was sized too small (the plan is wrong).
+  /// Next `bytes` of the arena at an offset that is a multiple of `alignment`; throws kInternal when the arena was sized too small (the plan is wrong).
   [[nodiscard]] std::span<std::byte> reserve(std::size_t bytes, std::size_t alignment = kPageBytes);
   /// reserve() and count it.
   [[nodiscard]] Buffer allocate(std::size_t bytes, Tag tag, MemoryLedger& ledger, std::size_t alignment = kPageBytes);
@@ -165,11 +168,12 @@ struct ForeignMapping {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-/// Resident bytes (Rss) of all mappings whose name contains `name`, from /proc/self/smaps.
+/// Resident bytes (Rss) of all mappings whose name contains `name`, from /proc/self/smaps; see Arena::create for which have one.
 [[nodiscard]] std::uint64_t resident_bytes(std::string_view name);
 /// Proportional set size of a process (smaps_rollup), 0 if it cannot be read. pid 0 is this process.
 [[nodiscard]] std::uint64_t pss_bytes(int pid = 0);
-/// Bytes that a new process may still use: the smaller of MemAvailable and what the cgroup leaves.
+/// Bytes that a new process may still use: the smallest of MemAvailable and what the cgroups of this process (v1 or v2, all
+/// levels) leave; page cache that the kernel would give up counts as free.
 [[nodiscard]] std::uint64_t available_memory_bytes();
 
 }  // namespace zeroth

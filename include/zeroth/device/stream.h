@@ -46,7 +46,10 @@ class Stream {
   Stream(std::shared_ptr<detail::StreamRuntime> runtime, int index, std::string name);
 
   /// Adds a task. It may run before this returns (inline) or later (chaos, CUDA); it owns what it captures.
-  /// An exception of the task rests in the stream and is thrown by the next wait on an event recorded after it.
+  /// After an exception of a task nothing runs in the stream until the next record(): that event (or Work) carries the exception,
+  /// every wait on it throws it, streams ordered after it fail in turn, and the stream itself goes on.
+  /// A task may enqueue, and wait for events of other streams; what it adds to its own stream runs in place in inline mode, else
+  /// after it, so it must not wait for that (chaos: kInternal).
   void enqueue(std::function<void()> task) const;
   /// The point after all tasks so far.
   [[nodiscard]] Event record() const;
