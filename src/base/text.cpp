@@ -32,12 +32,13 @@ std::string format_bytes(std::uint64_t bytes) {
   static constexpr std::array<const char*, 5> kUnits{"B", "KiB", "MiB", "GiB", "TiB"};
   double value = static_cast<double>(bytes);
   std::size_t unit = 0;
-  while (value >= 1024.0 && unit + 1 < kUnits.size()) {
+  // 1023.95 and more would be printed as 1024.0.
+  while (value >= (unit == 0 ? 1024.0 : 1023.95) && unit + 1 < kUnits.size()) {
     value /= 1024.0;
     ++unit;
   }
   std::array<char, 48> text{};
-  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : (value < 10 ? "%.2f %s" : "%.1f %s"), value,
+  std::snprintf(text.data(), text.size(), unit == 0 ? "%.0f %s" : (value < 9.995 ? "%.2f %s" : "%.1f %s"), value,
                 kUnits[unit]);
   return text.data();
 }

@@ -28,8 +28,8 @@ enum class ErrorCode {
 
 /// "USAGE", "CONFIG", "PEER_LOST", ...
 [[nodiscard]] std::string_view slug(ErrorCode code) noexcept;
-/// Process exit code of a failure (sysexits.h): 64 usage, 65 model, 70 internal, 71 memory or resource, 74 I/O,
-/// 76 peer lost, mismatch or timeout, 77 environment, 78 configuration.
+/// Process exit code of a failure (sysexits.h): 64 usage, 65 model or non-finite, 69 launch, 70 internal, 71 memory or resource,
+/// 74 I/O, 76 peer lost, mismatch, timeout or aborted, 77 environment, 78 configuration.
 [[nodiscard]] int exit_code(ErrorCode code) noexcept;
 
 /// The six questions a reader of an error asks. Empty fields are left out of the text.
@@ -42,7 +42,8 @@ struct ErrorContext {
   std::string hint{};
 };
 
-/// The one exception type. what() is "[CODE] message; where=...; who=...; which=...; expected ...; got ...; hint: ...".
+/// The one exception type. what() is
+/// "[CODE] message; where: ...; who: ...; which: ...; expected: ...; got: ...; hint: ...".
 class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& message, ErrorContext context = {});

@@ -9,11 +9,12 @@
 
 namespace zeroth {
 
-/// "512 B", "12.3 KiB", "102.2 MiB", "1.50 GiB".
+/// "512 B", "12.3 KiB", "102.2 MiB", "1.50 GiB": three digits or more, never "1024.0" of a unit that has a next one.
 [[nodiscard]] std::string format_bytes(std::uint64_t bytes);
 /// "0x1.8p+1": the exact value of a double as C hexadecimal floating-point text.
 [[nodiscard]] std::string hex_float(double value);
-/// The candidate with the least edit distance (at most a third of the longer name), or "" if none is near.
+/// The candidate with the least edit distance (at most a third of the longer name, but one is always
+/// allowed; the first among equals), or "" if none is near.
 [[nodiscard]] std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
 [[nodiscard]] std::string join(std::span<const std::string> parts, std::string_view separator);
 /// 64-bit xxHash3 of a byte range: digests of structure, not security.
