@@ -1,7 +1,8 @@
 #include <zeroth/shard/flat_layout.h>
 
 #include <algorithm>
-#include <limits>
+#include <cmath>
+#include <string>
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/platform.h>
@@ -14,12 +15,14 @@ std::int64_t align_elements(std::int64_t offset, DType dtype) {
   return (offset + grain - 1) / grain * grain;
 }
 
+/// No address space holds more; far below what would overflow in sums of lengths and bytes.
+constexpr std::int64_t kMost = std::int64_t{1} << 48U;
+
 void check_shape(const ParamSpec& param) {
   std::int64_t numel = 1;
-  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max() / 16;
   for (const std::int64_t extent : param.shape) {
     ZR_CHECK(extent >= 0, ErrorCode::kModel, "a parameter has a negative extent", {.which = param.name});
-    ZR_CHECK(extent == 0 || numel <= kMost / extent,
+    ZR_CHECK(extent <= kMost && (extent == 0 || numel <= kMost / extent),
              ErrorCode::kModel,
              "a parameter has more elements than can be addressed",
              {.which = param.name});
@@ -29,6 +32,10 @@ void check_shape(const ParamSpec& param) {
            ErrorCode::kModel,
            "parameters must be float64, float32 or bfloat16",
            {.which = param.name, .got = std::string(name_of(param.dtype))});
+  ZR_CHECK(std::isfinite(param.grad_factor),
+           ErrorCode::kModel,
+           "the gradient factor of a parameter is not finite",
+           {.which = param.name, .got = std::to_string(param.grad_factor)});
 }
 
 }  // namespace
@@ -71,6 +78,10 @@ std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
     const std::int64_t offset = align_elements(found->length, param.dtype);
     found->segments.push_back({index, offset, param.numel()});
     found->length = offset + param.numel();
+    ZR_CHECK(found->length <= kMost,
+             ErrorCode::kModel,
+             "a unit has more elements than can be addressed",
+             {.which = unit.name, .got = param.name + " and those before it"});
   }
   for (FlatLayout& layout : layouts) {
     layout.length = (layout.length + kBlockElements - 1) / kBlockElements * kBlockElements;

@@ -65,7 +65,9 @@ struct FlatLayout {
 /// small units spread over all ranks. length must be a multiple of kBlockElements.
 [[nodiscard]] std::vector<std::int64_t> shard_boundaries(std::int64_t length, int world, int rotate);
 
-/// Layouts of one unit: one per (dtype, trainable, grad_factor), in order of first appearance. Throws kModel on a shape that does not fit.
+/// Layouts of one unit: one per (dtype, trainable, grad_factor), in order of first appearance. `unit.params` must
+/// index `params`. Throws kModel on a shape that cannot be (negative, more than 2^48 elements in a unit), a dtype that is not
+/// floating, or a gradient factor that is not finite.
 [[nodiscard]] std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
                                                         const UnitSpec& unit,
                                                         int unit_index,
