@@ -34,14 +34,14 @@ struct Arrays {
 
 /// One thread a pack: neighbouring threads touch neighbouring 16-byte words, so every warp reads whole lines.
 /// The last thread's pack may be short; unaligned ranges run with packs of one element.
-template <class T, int kElements, class P, class H>
+template <bool kL2, class T, int kElements, class P, class H>
 __global__ void __launch_bounds__(kThreads)
     adamw_kernel(Arrays<T> a, std::int64_t n, AdamWCoefficients coefficients) {
   const auto factors = AdamWFactors<Lane<T>>::from(coefficients);
   const std::int64_t stride = static_cast<std::int64_t>(gridDim.x) * kThreads;
   const auto update = [&](T& param, T& exp_avg, T& exp_avg_sq, T grad) {
     const AdamWState<Lane<T>> next =
-        adamw_element(factors, Lane<T>{grad}, {{param}, {exp_avg}, {exp_avg_sq}});
+        adamw_element<kL2>(factors, Lane<T>{grad}, {{param}, {exp_avg}, {exp_avg_sq}});
     param = next.param.v;
     exp_avg = next.exp_avg.v;
     exp_avg_sq = next.exp_avg_sq.v;
@@ -87,7 +87,7 @@ bool is_aligned(const void* p, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(p) % bytes == 0;
 }
 
-template <class T>
+template <bool kL2, class T>
 cudaError_t launch(const AdamWArgs& args, cudaStream_t stream) {
   const Arrays<T> arrays{static_cast<T*>(args.param),
                          static_cast<T*>(args.exp_avg),
@@ -101,10 +101,10 @@ cudaError_t launch(const AdamWArgs& args, cudaStream_t stream) {
   const std::int64_t threads = packed ? (args.n + kPack - 1) / kPack : args.n;
   const auto blocks = static_cast<unsigned>(std::min((threads + kThreads - 1) / kThreads, kMaxBlocks));
   if (packed) {
-    adamw_kernel<T, kPack, Pack<T>, HalfPack>
+    adamw_kernel<kL2, T, kPack, Pack<T>, HalfPack>
         <<<blocks, kThreads, 0, stream>>>(arrays, args.n, args.coefficients);
   } else {
-    adamw_kernel<T, 1, T, BFloat16><<<blocks, kThreads, 0, stream>>>(arrays, args.n, args.coefficients);
+    adamw_kernel<kL2, T, 1, T, BFloat16><<<blocks, kThreads, 0, stream>>>(arrays, args.n, args.coefficients);
   }
   return cudaGetLastError();
 }
@@ -123,6 +123,9 @@ extern "C" int zeroth_cuda_adamw(const zeroth::kernels::AdamWArgs* args, void* s
     return cudaSuccess;
   }
   auto* const cuda_stream = static_cast<cudaStream_t>(stream);
-  return args->dtype == DType::kFloat32 ? launch<float>(*args, cuda_stream)
-                                        : launch<double>(*args, cuda_stream);
+  const bool l2 = args->coefficients.l2 != 0.0;
+  if (args->dtype == DType::kFloat32) {
+    return l2 ? launch<true, float>(*args, cuda_stream) : launch<false, float>(*args, cuda_stream);
+  }
+  return l2 ? launch<true, double>(*args, cuda_stream) : launch<false, double>(*args, cuda_stream);
 }

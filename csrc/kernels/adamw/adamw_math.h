@@ -12,7 +12,6 @@ namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per i
 template <class V>
 struct AdamWFactors {
   V factor, l2, decay, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_correction2, eps, minus_step_size;
-  bool has_l2;
 
   ZR_HOST_DEVICE static ZR_INLINE AdamWFactors from(const AdamWCoefficients& c) {
     using T = typename V::Value;
@@ -24,8 +23,7 @@ struct AdamWFactors {
             V::splat(static_cast<T>(c.one_minus_beta2)),
             V::splat(static_cast<T>(c.inv_sqrt_correction2)),
             V::splat(static_cast<T>(c.eps)),
-            V::splat(static_cast<T>(-c.step_size)),
-            c.l2 != 0.0};
+            V::splat(static_cast<T>(-c.step_size))};
   }
 };
 
@@ -34,10 +32,11 @@ struct AdamWState {
   V param, exp_avg, exp_avg_sq;
 };
 
-template <class V>
+/// kL2: weight decay is added to the gradient.
+template <bool kL2, class V>
 ZR_HOST_DEVICE ZR_INLINE AdamWState<V> adamw_element(const AdamWFactors<V>& f, V sum, AdamWState<V> old) {
   V grad = sum * f.factor;
-  if (f.has_l2) {
+  if constexpr (kL2) {
     grad = fused(f.l2, old.param, grad);
   }
   const V exp_avg = fused(f.one_minus_beta1, grad - old.exp_avg, old.exp_avg);

