@@ -136,6 +136,8 @@ class Checker {
     for (const KeySpec* key : given_) {
       const std::string_view section = key->pointer.substr(0, key->pointer.find('/', 1));
       if (problems_.touches(std::string(section) + "/type")) continue;
+      if (section == "/scheduler" && config_.scheduler.type.empty())
+        continue;  // check_together() asks for the type
       if (key->applies != nullptr && !key->applies(config_)) {
         add(key->pointer,
             "the key has no meaning here",
@@ -352,8 +354,8 @@ bool is_off(const KeySpec& key, const Json& value) {
 }
 
 void check_together(const Config& config, const Document& document, Problems& problems) {
-  const auto given = [&document](const char* pointer) {
-    const Json::json_pointer at{pointer};
+  const auto given = [&document](std::string_view pointer) {
+    const Json::json_pointer at{std::string(pointer)};
     return document.root.contains(at) && !document.root.at(at).is_null();
   };
   const AddProblem add =
@@ -367,8 +369,11 @@ void check_together(const Config& config, const Document& document, Problems& pr
       };
   if (!problems.touches("/optimizer")) check_optimizer(config.optimizer, add);
   if (!problems.touches("/scheduler")) {
-    if (config.scheduler.type.empty() && given("/scheduler/params") &&
-        !document.root["scheduler"]["params"].empty()) {
+    const std::span<const KeySpec> keys = honoured_keys();
+    const bool has_params = std::any_of(keys.begin(), keys.end(), [&given](const KeySpec& key) {
+      return key.pointer.starts_with("/scheduler/params/") && given(key.pointer);
+    });
+    if (config.scheduler.type.empty() && has_params) {
       add("/scheduler",
           "there are params but no type",
           "a type",

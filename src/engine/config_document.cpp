@@ -276,6 +276,7 @@ void rename_aliases(Document& document, Problems& problems) {
                     .what = "the same thing is given under two names",
                     .hint = "it is also at " + document.origin_of(alias.pointer, problems.origin()) + " as " +
                             std::string(alias.pointer) + "; leave one of them"});
+      document.root.at(from.parent_pointer()).erase(from.back());
       continue;
     }
     document.root[to] = document.root.at(from);

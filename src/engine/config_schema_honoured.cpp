@@ -54,17 +54,11 @@ Json to_value(const std::optional<T>& field) {
   return field ? Json(*field) : Json();
 }
 
-// One accessor serves both directions; write may be replaced where absence has a meaning.
-template <auto Access>
-constexpr void (*kRead)(Config&, const Json&) =
-    [](Config& c, const Json& value) { assign(Access(c), value); };
-template <auto Access>
-constexpr Json (*kWrite)(const Config&) = [](const Config& c) { return to_value(Access(c)); };
-
-template <auto Access>
+// A path of members serves both directions; write may be replaced where absence has a meaning.
+template <auto... Path>
 constexpr KeySpec bind(KeySpec key) {
-  key.read = kRead<Access>;
-  if (key.write == nullptr) key.write = kWrite<Access>;
+  key.read = [](Config& config, const Json& value) { assign((config.*....*Path), value); };
+  if (key.write == nullptr) key.write = [](const Config& config) { return to_value((config.*....*Path)); };
   return key;
 }
 
@@ -86,312 +80,232 @@ constexpr Bounds kPositive{.low = 0.0, .low_open = true};
 constexpr Bounds kRatio{.low = 0.0, .high = 1.0};
 constexpr Bounds kBelowOne{.low = 0.0, .high = 1.0, .high_open = true};
 
-constexpr std::array kKeys{bind < [](auto& c) -> auto& {return c.train_batch_size;
-}  // namespace
-> ({.pointer = "/train_batch_size",
-    .kind = KeyKind::kInteger,
-    .text = "Sequences per step over all ranks. Two of the three batch keys give the third; one alone means "
-            "one micro-step; given together they must satisfy train = micro x accumulation x data ranks.",
-    .nullable = true,
-    .lowest = 1}),
-    bind < [](auto& c) -> auto& {
-  return c.train_micro_batch_size_per_gpu;
-}
-> ({.pointer = "/train_micro_batch_size_per_gpu",
-    .kind = KeyKind::kInteger,
-    .text = "Sequences per rank and micro-step.",
-    .nullable = true,
-    .lowest = 1}),
-    bind < [](auto& c) -> auto& {
-  return c.gradient_accumulation_steps;
-}
-> ({.pointer = "/gradient_accumulation_steps",
-    .kind = KeyKind::kInteger,
-    .text = "Micro-steps per step.",
-    .nullable = true,
-    .lowest = 1}),
-    bind < [](auto& c) -> auto& {
-  return c.data_parallel_size;
-}
-> ({.pointer = "/data_parallel_size",
-    .kind = KeyKind::kInteger,
-    .text = "The number of data ranks that the document was written for; another world is an error.",
-    .nullable = true,
-    .lowest = 1}),
-    bind < [](auto& c) -> auto& {
-  return c.gradient_clipping;
-}
-> ({.pointer = "/gradient_clipping",
-    .kind = KeyKind::kNumber,
-    .text =
-        "Bound of the global gradient norm. Absent or 0 means off, and the log says so; DeepSpeed clips at "
-        "1.0 when the key is absent.",
-    .default_text = "off",
-    .nullable = true,
-    .bounds = kNotNegative}),
-    bind < [](auto& c) -> auto& {
-  return c.bf16;
-}
-> ({.pointer = "/bf16/enabled",
-    .text =
-        "Compute in bfloat16; masters, accumulation and reduction stay fp32. The section may also be called "
-        "`bfloat16`."}),
+constexpr std::array kKeys{
+    bind<&Config::train_batch_size>(
+        {.pointer = "/train_batch_size",
+         .kind = KeyKind::kInteger,
+         .text =
+             "Sequences per step over all ranks. Two of the three batch keys give the third; one alone means "
+             "one micro-step; given together they must satisfy train = micro x accumulation x data ranks.",
+         .nullable = true,
+         .lowest = 1}),
+    bind<&Config::train_micro_batch_size_per_gpu>({.pointer = "/train_micro_batch_size_per_gpu",
+                                                   .kind = KeyKind::kInteger,
+                                                   .text = "Sequences per rank and micro-step.",
+                                                   .nullable = true,
+                                                   .lowest = 1}),
+    bind<&Config::gradient_accumulation_steps>({.pointer = "/gradient_accumulation_steps",
+                                                .kind = KeyKind::kInteger,
+                                                .text = "Micro-steps per step.",
+                                                .nullable = true,
+                                                .lowest = 1}),
+    bind<&Config::data_parallel_size>(
+        {.pointer = "/data_parallel_size",
+         .kind = KeyKind::kInteger,
+         .text = "The number of data ranks that the document was written for; another world is an error.",
+         .nullable = true,
+         .lowest = 1}),
+    bind<&Config::gradient_clipping>(
+        {.pointer = "/gradient_clipping",
+         .kind = KeyKind::kNumber,
+         .text = "Bound of the global gradient norm. Absent or 0 means off, and the log says so; DeepSpeed "
+                 "clips at 1.0 when the key is absent.",
+         .default_text = "off",
+         .nullable = true,
+         .bounds = kNotNegative}),
+    bind<&Config::bf16>({.pointer = "/bf16/enabled",
+                         .text = "Compute in bfloat16; masters, accumulation and reduction stay fp32. The "
+                                 "section may also be called `bfloat16`."}),
 
-    bind < [](auto& c) -> auto& {
-  return c.optimizer.type;
-}
-> ({.pointer = "/optimizer/type",
-    .kind = KeyKind::kChoice,
-    .text =
-        "The optimizer. As in DeepSpeed, Adam means decoupled weight decay unless `adam_w_mode` is false.",
-    .choices = "AdamW|Adam|SGD",
-    .elsewhere = "Adagrad|Lamb|OneBitAdam|OneBitLamb|ZeroOneAdam|Lion|Muon|MuAdam|MuAdamW|MuSGD"}),
-    bind < [](auto& c) -> auto& {
-  return c.optimizer.lr;
-}
-> ({.pointer = "/optimizer/params/lr",
-    .kind = KeyKind::kNumber,
-    .text = "Learning rate. WarmupLR and WarmupDecayLR put `warmup_max_lr` in its place.",
-    .bounds = kNotNegative}),
-    bind < [](auto& c) -> auto& {
-  return c.optimizer.betas;
-}
-> ({.pointer = "/optimizer/params/betas",
-    .kind = KeyKind::kNumberPair,
-    .text = "Decay rates of the two moments.",
-    .bounds = kBelowOne,
-    .applies = kAdaptive,
-    .applies_text = "optimizers AdamW and Adam"}),
-    bind < [](auto& c) -> auto& {
-  return c.optimizer.eps;
-}
-> ({.pointer = "/optimizer/params/eps",
-    .kind = KeyKind::kNumber,
-    .text = "Added to the root of the second moment.",
-    .bounds = kPositive,
-    .applies = kAdaptive,
-    .applies_text = "optimizers AdamW and Adam"}),
-    bind < [](auto& c) -> auto& {
-  return c.optimizer.weight_decay;
-}
-> ({.pointer = "/optimizer/params/weight_decay",
-    .kind = KeyKind::kNumber,
-    .text = "Weight decay. The default is torch's; DeepSpeed's fused optimizers take 0 for AdamW too.",
-    .default_text = "0.01 (AdamW), 0 (Adam, SGD)",
-    .bounds = kNotNegative,
-    .write = [](const Config& c) { return Json(c.optimizer.decay()); }}),
-    bind < [](auto& c) -> auto& {
-  return c.optimizer.adam_w_mode;
-}
-> ({.pointer = "/optimizer/params/adam_w_mode",
-    .text = "Decay the weights (true) or add the decay to the gradient (false, with type Adam only).",
-    .applies = kAdaptive,
-    .applies_text = "optimizers AdamW and Adam"}),
-    bind < [](auto& c) -> auto& {
-  return c.optimizer.momentum;
-}
-> ({.pointer = "/optimizer/params/momentum",
-    .kind = KeyKind::kNumber,
-    .text = "Momentum.",
-    .bounds = kNotNegative,
-    .applies = kSgd,
-    .applies_text = "optimizer SGD"}),
-    bind < [](auto& c) -> auto& {
-  return c.optimizer.dampening;
-}
-> ({.pointer = "/optimizer/params/dampening",
-    .kind = KeyKind::kNumber,
-    .text = "Dampening of the momentum.",
-    .applies = kSgd,
-    .applies_text = "optimizer SGD"}),
-    bind < [](auto& c) -> auto& {
-  return c.optimizer.nesterov;
-}
-> ({.pointer = "/optimizer/params/nesterov",
-    .text = "Nesterov momentum; needs momentum above 0 and no dampening.",
-    .applies = kSgd,
-    .applies_text = "optimizer SGD"}),
+    bind<&Config::optimizer, &OptimizerConfig::type>(
+        {.pointer = "/optimizer/type",
+         .kind = KeyKind::kChoice,
+         .text = "The optimizer. As in DeepSpeed, Adam means decoupled weight decay unless `adam_w_mode` is "
+                 "false.",
+         .choices = "AdamW|Adam|SGD",
+         .elsewhere = "Adagrad|Lamb|OneBitAdam|OneBitLamb|ZeroOneAdam|Lion|Muon|MuAdam|MuAdamW|MuSGD"}),
+    bind<&Config::optimizer, &OptimizerConfig::lr>(
+        {.pointer = "/optimizer/params/lr",
+         .kind = KeyKind::kNumber,
+         .text = "Learning rate. WarmupLR and WarmupDecayLR put `warmup_max_lr` in its place.",
+         .bounds = kNotNegative}),
+    bind<&Config::optimizer, &OptimizerConfig::betas>({.pointer = "/optimizer/params/betas",
+                                                       .kind = KeyKind::kNumberPair,
+                                                       .text = "Decay rates of the two moments.",
+                                                       .bounds = kBelowOne,
+                                                       .applies = kAdaptive,
+                                                       .applies_text = "optimizers AdamW and Adam"}),
+    bind<&Config::optimizer, &OptimizerConfig::eps>({.pointer = "/optimizer/params/eps",
+                                                     .kind = KeyKind::kNumber,
+                                                     .text = "Added to the root of the second moment.",
+                                                     .bounds = kPositive,
+                                                     .applies = kAdaptive,
+                                                     .applies_text = "optimizers AdamW and Adam"}),
+    bind<&Config::optimizer, &OptimizerConfig::weight_decay>(
+        {.pointer = "/optimizer/params/weight_decay",
+         .kind = KeyKind::kNumber,
+         .text = "Weight decay. The default is torch's; DeepSpeed's fused optimizers take 0 for AdamW too.",
+         .default_text = "0.01 (AdamW), 0 (Adam, SGD)",
+         .bounds = kNotNegative,
+         .write = [](const Config& c) { return Json(c.optimizer.decay()); }}),
+    bind<&Config::optimizer, &OptimizerConfig::adam_w_mode>(
+        {.pointer = "/optimizer/params/adam_w_mode",
+         .text = "Decay the weights (true) or add the decay to the gradient (false, with type Adam only).",
+         .applies = kAdaptive,
+         .applies_text = "optimizers AdamW and Adam"}),
+    bind<&Config::optimizer, &OptimizerConfig::momentum>({.pointer = "/optimizer/params/momentum",
+                                                          .kind = KeyKind::kNumber,
+                                                          .text = "Momentum.",
+                                                          .bounds = kNotNegative,
+                                                          .applies = kSgd,
+                                                          .applies_text = "optimizer SGD"}),
+    bind<&Config::optimizer, &OptimizerConfig::dampening>({.pointer = "/optimizer/params/dampening",
+                                                           .kind = KeyKind::kNumber,
+                                                           .text = "Dampening of the momentum.",
+                                                           .applies = kSgd,
+                                                           .applies_text = "optimizer SGD"}),
+    bind<&Config::optimizer, &OptimizerConfig::nesterov>(
+        {.pointer = "/optimizer/params/nesterov",
+         .text = "Nesterov momentum; needs momentum above 0 and no dampening.",
+         .applies = kSgd,
+         .applies_text = "optimizer SGD"}),
 
-    bind < [](auto& c) -> auto& {
-  return c.scheduler.type;
-}
-> ({.pointer = "/scheduler/type",
-    .kind = KeyKind::kChoice,
-    .text = "The schedule of the learning rate; absent means constant.",
-    .default_text = "constant",
-    .nullable = true,
-    .choices = "WarmupLR|WarmupDecayLR|WarmupCosineLR",
-    .elsewhere = "LRRangeTest|OneCycle",
-    .write = [](const Config& c) { return c.scheduler.type.empty() ? Json() : Json(c.scheduler.type); }}),
-    bind < [](auto& c) -> auto& {
-  return c.scheduler.warmup_min_lr;
-}
-> ({.pointer = "/scheduler/params/warmup_min_lr",
-    .kind = KeyKind::kNumber,
-    .text = "Learning rate at the first step.",
-    .bounds = kNotNegative,
-    .applies = kAbsoluteRates,
-    .applies_text = "schedulers WarmupLR and WarmupDecayLR"}),
-    bind < [](auto& c) -> auto& {
-  return c.scheduler.warmup_max_lr;
-}
-> ({.pointer = "/scheduler/params/warmup_max_lr",
-    .kind = KeyKind::kNumber,
-    .text = "Learning rate after the warmup, in place of the optimizer's.",
-    .bounds = kPositive,
-    .applies = kAbsoluteRates,
-    .applies_text = "schedulers WarmupLR and WarmupDecayLR"}),
-    bind < [](auto& c) -> auto& {
-  return c.scheduler.warmup_num_steps;
-}
-> ({.pointer = "/scheduler/params/warmup_num_steps",
-    .kind = KeyKind::kInteger,
-    .text = "Steps of the warmup.",
-    .highest = kMaxInt,
-    .applies = kScheduled,
-    .applies_text = "a scheduler with a type"}),
-    bind < [](auto& c) -> auto& {
-  return c.scheduler.warmup_type;
-}
-> ({.pointer = "/scheduler/params/warmup_type",
-    .kind = KeyKind::kChoice,
-    .text = "Shape of the warmup.",
-    .choices = "log|linear",
-    .applies = kScheduled,
-    .applies_text = "a scheduler with a type"}),
-    bind < [](auto& c) -> auto& {
-  return c.scheduler.total_num_steps;
-}
-> ({.pointer = "/scheduler/params/total_num_steps",
-    .kind = KeyKind::kInteger,
-    .text = "Steps until the rate is at its end; required, and not below `warmup_num_steps`.",
-    .default_text = "required",
-    .lowest = 1,
-    .highest = kMaxInt,
-    .applies = kTotal,
-    .applies_text = "schedulers WarmupDecayLR and WarmupCosineLR"}),
-    bind < [](auto& c) -> auto& {
-  return c.scheduler.warmup_min_ratio;
-}
-> ({.pointer = "/scheduler/params/warmup_min_ratio",
-    .kind = KeyKind::kNumber,
-    .text = "Rate at the first step as a part of the optimizer's.",
-    .bounds = kRatio,
-    .applies = kCosine,
-    .applies_text = "scheduler WarmupCosineLR"}),
-    bind < [](auto& c) -> auto& {
-  return c.scheduler.cos_min_ratio;
-}
-> ({.pointer = "/scheduler/params/cos_min_ratio",
-    .kind = KeyKind::kNumber,
-    .text = "Rate at the last step as a part of the optimizer's.",
-    .bounds = kRatio,
-    .applies = kCosine,
-    .applies_text = "scheduler WarmupCosineLR"}),
+    bind<&Config::scheduler, &SchedulerConfig::type>(
+        {.pointer = "/scheduler/type",
+         .kind = KeyKind::kChoice,
+         .text = "The schedule of the learning rate; absent means constant.",
+         .default_text = "constant",
+         .nullable = true,
+         .choices = "WarmupLR|WarmupDecayLR|WarmupCosineLR",
+         .elsewhere = "LRRangeTest|OneCycle",
+         .write =
+             [](const Config& c) { return c.scheduler.type.empty() ? Json() : Json(c.scheduler.type); }}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_min_lr>(
+        {.pointer = "/scheduler/params/warmup_min_lr",
+         .kind = KeyKind::kNumber,
+         .text = "Learning rate at the first step.",
+         .bounds = kNotNegative,
+         .applies = kAbsoluteRates,
+         .applies_text = "schedulers WarmupLR and WarmupDecayLR"}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_max_lr>(
+        {.pointer = "/scheduler/params/warmup_max_lr",
+         .kind = KeyKind::kNumber,
+         .text = "Learning rate after the warmup, in place of the optimizer's.",
+         .bounds = kPositive,
+         .applies = kAbsoluteRates,
+         .applies_text = "schedulers WarmupLR and WarmupDecayLR"}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_num_steps>(
+        {.pointer = "/scheduler/params/warmup_num_steps",
+         .kind = KeyKind::kInteger,
+         .text = "Steps of the warmup.",
+         .highest = kMaxInt,
+         .applies = kScheduled,
+         .applies_text = "a scheduler with a type"}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_type>({.pointer = "/scheduler/params/warmup_type",
+                                                             .kind = KeyKind::kChoice,
+                                                             .text = "Shape of the warmup.",
+                                                             .choices = "log|linear",
+                                                             .applies = kScheduled,
+                                                             .applies_text = "a scheduler with a type"}),
+    bind<&Config::scheduler, &SchedulerConfig::total_num_steps>(
+        {.pointer = "/scheduler/params/total_num_steps",
+         .kind = KeyKind::kInteger,
+         .text = "Steps until the rate is at its end; required, and not below `warmup_num_steps`.",
+         .default_text = "required",
+         .lowest = 1,
+         .highest = kMaxInt,
+         .applies = kTotal,
+         .applies_text = "schedulers WarmupDecayLR and WarmupCosineLR"}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_min_ratio>(
+        {.pointer = "/scheduler/params/warmup_min_ratio",
+         .kind = KeyKind::kNumber,
+         .text = "Rate at the first step as a part of the optimizer's.",
+         .bounds = kRatio,
+         .applies = kCosine,
+         .applies_text = "scheduler WarmupCosineLR"}),
+    bind<&Config::scheduler, &SchedulerConfig::cos_min_ratio>(
+        {.pointer = "/scheduler/params/cos_min_ratio",
+         .kind = KeyKind::kNumber,
+         .text = "Rate at the last step as a part of the optimizer's.",
+         .bounds = kRatio,
+         .applies = kCosine,
+         .applies_text = "scheduler WarmupCosineLR"}),
 
-    bind < [](auto& c) -> auto& {
-  return c.zero.stage;
-}
-> ({.pointer = "/zero_optimization/stage",
-    .kind = KeyKind::kInteger,
-    .text =
-        "What ranks share out: nothing (0), optimizer state (1), also gradients (2), also parameters (3). "
-        "Changes memory and traffic, never a number.",
-    .highest = 3}),
-    bind < [](auto& c) -> auto& {
-  return c.zero.reduction_policy;
-}
-> ({.pointer = "/zeroth/reduction_policy",
-    .kind = KeyKind::kChoice,
-    .text = "When gradients are summed over ranks while micro-steps accumulate. Part of the numbers.",
-    .choices = kEnumNames<ReductionPolicy>}),
-    bind < [](auto& c) -> auto& {
-  return c.zero.reshard;
-}
-> ({.pointer = "/zeroth/reshard",
-    .kind = KeyKind::kChoice,
-    .text =
-        "Stage 3: which units give their gathered parameters back after forward. `default` keeps the last "
-        "repeated unit and all units outside the repeated class until backward has used them.",
-    .choices = kEnumNames<Reshard>}),
-    bind < [](auto& c) -> auto& {
-  return c.zero.ring_slots;
-}
-> ({.pointer = "/zeroth/ring_slots",
-    .kind = KeyKind::kInteger,
-    .text = "Slots that the repeated units share for gathered parameters and gradient buckets.",
-    .lowest = 1,
-    .highest = 4096}),
-    bind < [](auto& c) -> auto& {
-  return c.zero.prefetch_units;
-}
-> ({.pointer = "/zeroth/prefetch_units",
-    .kind = KeyKind::kInteger,
-    .text = "Units gathered ahead where the device works asynchronously; on the CPU none are.",
-    .highest = 4096}),
+    bind<&Config::zero, &ZeroConfig::stage>(
+        {.pointer = "/zero_optimization/stage",
+         .kind = KeyKind::kInteger,
+         .text = "What ranks share out: nothing (0), optimizer state (1), also gradients (2), also "
+                 "parameters (3). Changes memory and traffic, never a number.",
+         .highest = 3}),
+    bind<&Config::zero, &ZeroConfig::reduction_policy>(
+        {.pointer = "/zeroth/reduction_policy",
+         .kind = KeyKind::kChoice,
+         .text = "When gradients are summed over ranks while micro-steps accumulate. Part of the numbers.",
+         .choices = kEnumNames<ReductionPolicy>}),
+    bind<&Config::zero, &ZeroConfig::reshard>(
+        {.pointer = "/zeroth/reshard",
+         .kind = KeyKind::kChoice,
+         .text =
+             "Stage 3: which units give their gathered parameters back after forward. `default` keeps the "
+             "last repeated unit and all units outside the repeated class until backward has used them.",
+         .choices = kEnumNames<Reshard>}),
+    bind<&Config::zero, &ZeroConfig::ring_slots>(
+        {.pointer = "/zeroth/ring_slots",
+         .kind = KeyKind::kInteger,
+         .text = "Slots that the repeated units share for gathered parameters and gradient buckets.",
+         .lowest = 1,
+         .highest = 4096}),
+    bind<&Config::zero, &ZeroConfig::prefetch_units>(
+        {.pointer = "/zeroth/prefetch_units",
+         .kind = KeyKind::kInteger,
+         .text = "Units gathered ahead where the device works asynchronously; on the CPU none are.",
+         .highest = 4096}),
 
-    bind < [](auto& c) -> auto& {
-  return c.runtime.threads;
-}
-> ({.pointer = "/zeroth/threads",
-    .kind = KeyKind::kInteger,
-    .text = "Threads of the CPU kernels per rank; 0 shares the cores of the host out among its ranks.",
-    .highest = 4096}),
-    bind < [](auto& c) -> auto& {
-  return c.runtime.timeout_ms;
-}
-> ({.pointer = "/zeroth/timeout_ms",
-    .kind = KeyKind::kInteger,
-    .text = "Milliseconds that a rank waits for a peer that is alive.",
-    .lowest = 1,
-    .highest = kMaxMilliseconds,
-    .shared = false}),
-    bind < [](auto& c) -> auto& {
-  return c.runtime.frozen_after_ms;
-}
-> ({.pointer = "/zeroth/frozen_after_ms",
-    .kind = KeyKind::kInteger,
-    .text = "Milliseconds without a sign of life after which a peer counts as frozen; above `timeout_ms` it "
-            "has no effect.",
-    .lowest = 1,
-    .highest = kMaxMilliseconds,
-    .shared = false}),
-    bind < [](auto& c) -> auto& {
-  return c.runtime.max_nonfinite_steps;
-}
-> ({.pointer = "/zeroth/max_nonfinite_steps",
-    .kind = KeyKind::kInteger,
-    .text = "Steps in a row that may be skipped for a non-finite gradient before training stops.",
-    .lowest = 1}),
-    bind < [](auto& c) -> auto& {
-  return c.runtime.execution;
-}
-> ({.pointer = "/zeroth/execution",
-    .kind = KeyKind::kChoice,
-    .text =
-        "`inline`: work runs on the caller's thread. `chaos`: in a seeded legal order with delays, to find "
-        "missing synchronisation. The numbers are the same.",
-    .choices = kEnumNames<ExecutionMode>,
-    .shared = false}),
-    bind < [](auto& c) -> auto& {
-  return c.runtime.chaos_seed;
-}
-> ({.pointer = "/zeroth/chaos_seed",
-    .kind = KeyKind::kInteger,
-    .text = "Seed of the chaos mode.",
-    .highest = std::numeric_limits<std::int64_t>::max(),
-    .shared = false}),
-    bind < [](auto& c) -> auto& {
-  return c.runtime.memory_limit_bytes;
-}
-> ({.pointer = "/zeroth/memory_limit_bytes",
-    .kind = KeyKind::kInteger,
-    .text =
-        "Bytes that the plans of all ranks of a host may take; a plan above it is an error before the run. 0 "
-        "takes what the host and its cgroup have.",
-    .highest = kMaxBytes,
-    .shared = false}),
-};  // namespace zeroth::config
+    bind<&Config::runtime, &RuntimeConfig::threads>(
+        {.pointer = "/zeroth/threads",
+         .kind = KeyKind::kInteger,
+         .text = "Threads of the CPU kernels per rank; 0 shares the cores of the host out among its ranks.",
+         .highest = 4096}),
+    bind<&Config::runtime, &RuntimeConfig::timeout_ms>(
+        {.pointer = "/zeroth/timeout_ms",
+         .kind = KeyKind::kInteger,
+         .text = "Milliseconds that a rank waits for a peer that is alive.",
+         .lowest = 1,
+         .highest = kMaxMilliseconds,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::frozen_after_ms>(
+        {.pointer = "/zeroth/frozen_after_ms",
+         .kind = KeyKind::kInteger,
+         .text = "Milliseconds without a sign of life after which a peer counts as frozen; above "
+                 "`timeout_ms` it has no effect.",
+         .lowest = 1,
+         .highest = kMaxMilliseconds,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::max_nonfinite_steps>(
+        {.pointer = "/zeroth/max_nonfinite_steps",
+         .kind = KeyKind::kInteger,
+         .text = "Steps in a row that may be skipped for a non-finite gradient before training stops.",
+         .lowest = 1}),
+    bind<&Config::runtime, &RuntimeConfig::execution>(
+        {.pointer = "/zeroth/execution",
+         .kind = KeyKind::kChoice,
+         .text = "`inline`: work runs on the caller's thread. `chaos`: in a seeded legal order with delays, "
+                 "to find missing synchronisation. The numbers are the same.",
+         .choices = kEnumNames<ExecutionMode>,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::chaos_seed>({.pointer = "/zeroth/chaos_seed",
+                                                        .kind = KeyKind::kInteger,
+                                                        .text = "Seed of the chaos mode.",
+                                                        .highest = std::numeric_limits<std::int64_t>::max(),
+                                                        .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::memory_limit_bytes>(
+        {.pointer = "/zeroth/memory_limit_bytes",
+         .kind = KeyKind::kInteger,
+         .text = "Bytes that the plans of all ranks of a host may take; a plan above it is an error before "
+                 "the run. 0 takes what the host and its cgroup have.",
+         .highest = kMaxBytes,
+         .shared = false}),
+};
 
 }  // namespace
 

@@ -54,9 +54,8 @@ constexpr std::array kKeys{
     flag("/use_data_before_expert_parallelism", kParallel),
 
     section("/fp16",
-            "enabled|auto_cast|loss_scale|initial_scale_power|loss_scale_window|hysteresis|consecutive_"
-            "hysteresis|"
-            "min_loss_scale|fp16_master_weights_and_grads",
+            "enabled|auto_cast|loss_scale|initial_scale_power|loss_scale_window|hysteresis|"
+            "consecutive_hysteresis|min_loss_scale|fp16_master_weights_and_grads",
             "training in fp16 and its loss scaling are not built; bf16 needs no scaling"),
     flag("/bf16/bf16_master_weights_and_grads", kMasters),
     flag("/bf16/bf16_optimizer_states", kMasters),

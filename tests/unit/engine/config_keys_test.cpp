@@ -1,0 +1,495 @@
+// Every key of the schema: what it reads, what it refuses, that it comes back from to_json().
+#include "engine/config_schema.h"
+#include "unit/engine/config_test_support.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace zeroth::test {
+namespace {
+
+using config::Json;
+using config::KeyKind;
+using config::KeySpec;
+using ::testing::HasSubstr;
+
+struct Good {
+  std::string json{};
+  std::function<bool(const Config&)> reads{};
+};
+
+struct KeyCase {
+  std::string pointer{};
+  std::string beside{};  ///< JSON object that the key needs around it
+  std::vector<Good> good{};
+  std::vector<std::string> bad{};
+};
+
+const std::string kAdam = R"({"optimizer": {"type": "Adam"}})";
+const std::string kSgd = R"({"optimizer": {"type": "SGD", "params": {"momentum": 0.5}}})";
+const std::string kWarmup = R"({"scheduler": {"type": "WarmupLR"}})";
+const std::string kCosine =
+    R"({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 3, "total_num_steps": 90}}})";
+const std::vector<std::string> kNotInteger{
+    "\"3\"", "true", "1.5", "[]", "{}", "1e30", "99999999999999999999", "-1"};
+const std::vector<std::string> kNotNumber{"\"3\"", "true", "[]", "{}"};
+const std::vector<std::string> kNotFlag{"\"true\"", "1", "0", "[]", "{}"};
+
+std::vector<std::string> operator+(std::vector<std::string> list, const std::vector<std::string>& more) {
+  list.insert(list.end(), more.begin(), more.end());
+  return list;
+}
+
+std::vector<KeyCase> cases() {
+  return {
+      {"/train_batch_size",
+       "{}",
+       {{"8", [](auto& c) { return c.train_batch_size == 8; }},
+        {"8.0", [](auto& c) { return c.train_batch_size == 8; }},
+        {"2147483647", [](auto& c) { return c.train_batch_size == 2147483647; }},
+        {"null", [](auto& c) { return !c.train_batch_size; }}},
+       kNotInteger + std::vector<std::string>{"0", "2147483648"}},
+      {"/train_micro_batch_size_per_gpu",
+       "{}",
+       {{"2", [](auto& c) { return c.train_micro_batch_size_per_gpu == 2; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
+      {"/gradient_accumulation_steps",
+       "{}",
+       {{"3", [](auto& c) { return c.gradient_accumulation_steps == 3; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
+      {"/data_parallel_size",
+       "{}",
+       {{"5", [](auto& c) { return c.data_parallel_size == 5; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
+      {"/gradient_clipping",
+       "{}",
+       {{"0", [](auto& c) { return c.gradient_clipping == 0.0; }},
+        {"1", [](auto& c) { return c.gradient_clipping == 1.0; }},
+        {"0.25", [](auto& c) { return c.gradient_clipping == 0.25; }},
+        {"null", [](auto& c) { return c.gradient_clipping == 0.0; }}},
+       kNotNumber + std::vector<std::string>{"-0.5"}},
+      {"/bf16/enabled",
+       "{}",
+       {{"true", [](auto& c) { return c.bf16; }}, {"false", [](auto& c) { return !c.bf16; }}},
+       kNotFlag + std::vector<std::string>{"null"}},
+      {"/optimizer/type",
+       "{}",
+       {{"\"AdamW\"", [](auto& c) { return c.optimizer.type == "AdamW"; }},
+        {"\"adam\"", [](auto& c) { return c.optimizer.type == "Adam"; }},
+        {"\"SGD\"", [](auto& c) { return c.optimizer.type == "SGD"; }}},
+       {"\"Lamb\"", "\"\"", "3", "null", "\"AdamWW\""}},
+      {"/optimizer/params/lr",
+       "{}",
+       {{"0.5", [](auto& c) { return c.optimizer.lr == 0.5; }},
+        {"0", [](auto& c) { return c.optimizer.lr == 0.0; }},
+        {"3e-4", [](auto& c) { return c.optimizer.lr == 3e-4; }}},
+       kNotNumber + std::vector<std::string>{"-1e-9", "null"}},
+      {"/optimizer/params/betas",
+       "{}",
+       {{"[0.9, 0.95]",
+         [](auto& c) {
+           return c.optimizer.betas == std::array{0.9, 0.95};
+         }},
+        {"[0, 0]",
+         [](auto& c) {
+           return c.optimizer.betas == std::array{0.0, 0.0};
+         }}},
+       {"[0.9]",
+        "[0.9, 0.95, 0.99]",
+        "[0.9, 1.0]",
+        "[1, 0.9]",
+        "[-0.1, 0.9]",
+        "[0.9, \"0.9\"]",
+        "[true, false]",
+        "0.9",
+        "[]",
+        "[[0.9], 0.9]",
+        "null"}},
+      {"/optimizer/params/eps",
+       "{}",
+       {{"1e-6", [](auto& c) { return c.optimizer.eps == 1e-6; }}},
+       kNotNumber + std::vector<std::string>{"0", "-1e-8"}},
+      {"/optimizer/params/weight_decay",
+       "{}",
+       {{"0.1", [](auto& c) { return c.optimizer.decay() == 0.1; }},
+        {"0", [](auto& c) { return c.optimizer.decay() == 0.0; }}},
+       kNotNumber + std::vector<std::string>{"-0.1"}},
+      {"/optimizer/params/adam_w_mode",
+       kAdam,
+       {{"true", [](auto& c) { return c.optimizer.rule() == "AdamW"; }},
+        {"false", [](auto& c) { return c.optimizer.rule() == "Adam"; }}},
+       kNotFlag},
+      {"/optimizer/params/momentum",
+       kSgd,
+       {{"0.9", [](auto& c) { return c.optimizer.momentum == 0.9; }}},
+       kNotNumber + std::vector<std::string>{"-0.1"}},
+      {"/optimizer/params/dampening",
+       kSgd,
+       {{"0.25", [](auto& c) { return c.optimizer.dampening == 0.25; }}},
+       kNotNumber},
+      {"/optimizer/params/nesterov",
+       kSgd,
+       {{"true", [](auto& c) { return c.optimizer.nesterov; }}},
+       kNotFlag},
+      {"/scheduler/type",
+       "{}",
+       {{"\"WarmupLR\"", [](auto& c) { return c.scheduler.type == "WarmupLR"; }},
+        {"\"warmuplr\"", [](auto& c) { return c.scheduler.type == "WarmupLR"; }},
+        {"null", [](auto& c) { return c.scheduler.type.empty(); }}},
+       {"\"OneCycle\"", "\"\"", "1", "\"Warmup\""}},
+      {"/scheduler/params/warmup_min_lr",
+       kWarmup,
+       {{"1e-5", [](auto& c) { return c.scheduler.warmup_min_lr == 1e-5; }}},
+       kNotNumber + std::vector<std::string>{"-1"}},
+      {"/scheduler/params/warmup_max_lr",
+       kWarmup,
+       {{"2e-3", [](auto& c) { return c.scheduler.warmup_max_lr == 2e-3; }}},
+       kNotNumber + std::vector<std::string>{"0", "-1", "[1e-3, 1e-4]"}},
+      {"/scheduler/params/warmup_num_steps",
+       kWarmup,
+       {{"0", [](auto& c) { return c.scheduler.warmup_num_steps == 0; }},
+        {"17", [](auto& c) { return c.scheduler.warmup_num_steps == 17; }}},
+       kNotInteger},
+      {"/scheduler/params/warmup_type",
+       kWarmup,
+       {{"\"linear\"", [](auto& c) { return c.scheduler.warmup_type == "linear"; }},
+        {"\"log\"", [](auto& c) { return c.scheduler.warmup_type == "log"; }}},
+       {"\"cosine\"", "1", "null"}},
+      {"/scheduler/params/total_num_steps",
+       kCosine,
+       {{"100", [](auto& c) { return c.scheduler.total_num_steps == 100; }},
+        {"3", [](auto& c) { return c.scheduler.total_num_steps == 3; }}},
+       kNotInteger + std::vector<std::string>{"0", "2"}},
+      {"/scheduler/params/warmup_min_ratio",
+       kCosine,
+       {{"0.5", [](auto& c) { return c.scheduler.warmup_min_ratio == 0.5; }}},
+       kNotNumber + std::vector<std::string>{"-0.1", "1.1"}},
+      {"/scheduler/params/cos_min_ratio",
+       kCosine,
+       {{"0.1", [](auto& c) { return c.scheduler.cos_min_ratio == 0.1; }}},
+       kNotNumber + std::vector<std::string>{"-0.1", "1.1"}},
+      {"/zero_optimization/stage",
+       "{}",
+       {{"0", [](auto& c) { return c.zero.stage == 0; }},
+        {"1", [](auto& c) { return c.zero.stage == 1; }},
+        {"2", [](auto& c) { return c.zero.stage == 2; }},
+        {"3.0", [](auto& c) { return c.zero.stage == 3; }}},
+       kNotInteger + std::vector<std::string>{"4", "\"auto\""}},
+      {"/zeroth/reduction_policy",
+       "{}",
+       {{"\"per_step\"", [](auto& c) { return c.zero.reduction_policy == ReductionPolicy::kPerStep; }},
+        {"\"per_micro_step\"",
+         [](auto& c) { return c.zero.reduction_policy == ReductionPolicy::kPerMicroStep; }}},
+       {"\"\"", "0", "\"per_microstep\""}},
+      {"/zeroth/reshard",
+       "{}",
+       {{"\"default\"", [](auto& c) { return c.zero.reshard == Reshard::kDefault; }},
+        {"\"all\"", [](auto& c) { return c.zero.reshard == Reshard::kAll; }},
+        {"\"none\"", [](auto& c) { return c.zero.reshard == Reshard::kNone; }}},
+       {"true", "\"some\"", "null"}},
+      {"/zeroth/ring_slots",
+       "{}",
+       {{"3", [](auto& c) { return c.zero.ring_slots == 3; }}},
+       kNotInteger + std::vector<std::string>{"0", "4097"}},
+      {"/zeroth/prefetch_units",
+       "{}",
+       {{"0", [](auto& c) { return c.zero.prefetch_units == 0; }},
+        {"4", [](auto& c) { return c.zero.prefetch_units == 4; }}},
+       kNotInteger + std::vector<std::string>{"4097"}},
+      {"/zeroth/threads",
+       "{}",
+       {{"7", [](auto& c) { return c.runtime.threads == 7; }}},
+       kNotInteger + std::vector<std::string>{"4097"}},
+      {"/zeroth/timeout_ms",
+       "{}",
+       {{"250", [](auto& c) { return c.runtime.timeout_ms == 250; }}},
+       kNotInteger + std::vector<std::string>{"0", "604800001"}},
+      {"/zeroth/frozen_after_ms",
+       "{}",
+       {{"250", [](auto& c) { return c.runtime.frozen_after_ms == 250; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
+      {"/zeroth/max_nonfinite_steps",
+       "{}",
+       {{"1", [](auto& c) { return c.runtime.max_nonfinite_steps == 1; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
+      {"/zeroth/execution",
+       "{}",
+       {{"\"chaos\"", [](auto& c) { return c.runtime.execution == ExecutionMode::kChaos; }},
+        {"\"inline\"", [](auto& c) { return c.runtime.execution == ExecutionMode::kInline; }}},
+       {"\"threaded\"", "1"}},
+      {"/zeroth/chaos_seed",
+       "{}",
+       {{"9223372036854775807", [](auto& c) { return c.runtime.chaos_seed == 9223372036854775807; }}},
+       {"-1", "9223372036854775808", "1.5", "\"1\""}},
+      {"/zeroth/memory_limit_bytes",
+       "{}",
+       {{"5e9", [](auto& c) { return c.runtime.memory_limit_bytes == 5'000'000'000; }}},
+       {"-1", "1.5", "\"1\"", "9223372036854775807"}},
+  };
+}
+
+std::string with(const KeyCase& key, const std::string& json) {
+  Json document = Json::parse(key.beside);
+  document[Json::json_pointer(key.pointer)] = Json::parse(json);
+  return document.dump();
+}
+
+TEST(ConfigKeys, EachHonouredKeyReadsItsValuesAndComesBack) {
+  for (const KeyCase& key : cases()) {
+    for (const Good& good : key.good) {
+      const std::string text = with(key, good.json);
+      const Config config = read(text);
+      EXPECT_TRUE(good.reads(config)) << text;
+      EXPECT_TRUE(config.hints.empty()) << text;
+      const Config back = read(config.to_json());
+      EXPECT_EQ(back, config) << text;
+      EXPECT_TRUE(good.reads(back)) << text;
+      EXPECT_NO_THROW(config.validate()) << text;
+      EXPECT_EQ(config.origin_of(key.pointer), "test.json:1");
+    }
+  }
+}
+
+TEST(ConfigKeys, EachHonouredKeyRefusesOtherValues) {
+  for (const KeyCase& key : cases()) {
+    for (const std::string& bad : key.bad) {
+      const ConfigProblem problem = problem_of(with(key, bad));
+      EXPECT_EQ(problem.pointer, key.pointer) << bad;
+      EXPECT_FALSE(problem.expected.empty()) << key.pointer << " " << bad;
+      EXPECT_FALSE(problem.got.empty()) << key.pointer << " " << bad;
+    }
+    EXPECT_EQ(problem_of(with(key, "\"auto\"")).pointer, key.pointer);
+  }
+}
+
+TEST(ConfigKeys, EachHonouredKeyHasACase) {
+  std::set<std::string> tested;
+  for (const KeyCase& key : cases()) EXPECT_TRUE(tested.insert(key.pointer).second) << key.pointer;
+  std::set<std::string> known;
+  for (const KeySpec& key : config::honoured_keys())
+    EXPECT_TRUE(known.emplace(key.pointer).second) << key.pointer;
+  EXPECT_EQ(tested, known);
+}
+
+TEST(ConfigKeys, TheSchemaIsConsistent) {
+  std::set<std::string_view> pointers;
+  for (const KeySpec* key : config::all_keys()) {
+    EXPECT_TRUE(pointers.insert(key->pointer).second) << key->pointer << " is there twice";
+    EXPECT_TRUE(key->pointer.starts_with('/')) << key->pointer;
+    EXPECT_FALSE(key->text.empty()) << key->pointer;
+    EXPECT_FALSE(config::expected_text(*key).empty()) << key->pointer;
+    EXPECT_EQ(key->key_class == config::KeyClass::kHonoured, key->read != nullptr && key->write != nullptr);
+    EXPECT_EQ(key->applies == nullptr, key->applies_text.empty()) << key->pointer;
+  }
+  for (const std::string_view pointer : pointers) {
+    // No key is at the same time a section of another one.
+    for (const std::string_view other : pointers) {
+      EXPECT_FALSE(other.starts_with(std::string(pointer) + "/")) << pointer << " and " << other;
+    }
+  }
+  for (const config::KeyAlias& alias : config::key_aliases()) EXPECT_FALSE(pointers.contains(alias.alias));
+}
+
+TEST(ConfigKeys, AutoTellsWhereItIsResolved) {
+  const ConfigProblem problem = problem_of(R"({"train_batch_size": "auto"})");
+  EXPECT_EQ(problem.what, "\"auto\" is left over");
+  EXPECT_THAT(problem.hint, HasSubstr("override"));
+  EXPECT_EQ(problem_of(R"({"zero_optimization": {"reduce_bucket_size": "auto"}})").what,
+            "\"auto\" is left over");
+}
+
+TEST(ConfigKeys, WhatIsBuiltElsewhereIsNamedAsSuch) {
+  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "lamb"}})").hint, "lamb is not built");
+  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "Lamb"}})").expected, "\"AdamW\", \"Adam\" or \"SGD\"");
+  EXPECT_EQ(problem_of(R"({"scheduler": {"type": "OneCycle"}})").hint, "OneCycle is not built");
+}
+
+TEST(ConfigKeys, DefaultsOfWeightDecayFollowTheType) {
+  EXPECT_EQ(read("{}").optimizer.decay(), 0.01);
+  EXPECT_EQ(read(R"({"optimizer": {"type": "Adam"}})").optimizer.decay(), 0.0);
+  EXPECT_EQ(read(R"({"optimizer": {"type": "SGD"}})").optimizer.decay(), 0.0);
+  // Saying the default is the same as leaving it out, also for the digest.
+  EXPECT_EQ(read("{}").digest(), read(R"({"optimizer": {"params": {"weight_decay": 0.01}}})").digest());
+}
+
+struct Contradiction {
+  std::string text{};
+  std::string pointer{};
+};
+
+TEST(ConfigKeys, ContradictionsBetweenKeysAreErrors) {
+  for (
+      const Contradiction& c : std::vector<Contradiction>{
+          {R"({"optimizer": {"params": {"momentum": 0.9}}})", "/optimizer/params/momentum"},
+          {R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.9]}}})", "/optimizer/params/betas"},
+          {R"({"optimizer": {"type": "SGD", "params": {"adam_w_mode": true}}})",
+           "/optimizer/params/adam_w_mode"},
+          {R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})",
+           "/optimizer/params/adam_w_mode"},
+          {R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", "/optimizer/params/nesterov"},
+          {R"({"optimizer": {"type": "SGD", "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})",
+           "/optimizer/params/nesterov"},
+          {R"({"scheduler": {"params": {"warmup_num_steps": 3}}})", "/scheduler"},
+          {R"({"scheduler": {"type": "WarmupDecayLR"}})", "/scheduler/params/total_num_steps"},
+          {R"({"scheduler": {"type": "WarmupCosineLR"}})", "/scheduler/params/total_num_steps"},
+          {R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 10}}})",
+           "/scheduler/params/total_num_steps"},
+          {R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 10}}})",
+           "/scheduler/params/total_num_steps"},
+          {R"({"scheduler": {"type": "WarmupLR", "params": {"cos_min_ratio": 0.1}}})",
+           "/scheduler/params/cos_min_ratio"},
+      }) {
+    EXPECT_EQ(problem_of(c.text).pointer, c.pointer) << c.text;
+  }
+  // A type that cannot be read accuses no other key.
+  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "Lamb", "params": {"momentum": 0.9}}})").pointer,
+            "/optimizer/type");
+}
+
+TEST(ConfigKeys, SchedulesAreFactorsOfTheBaseRate) {
+  using Kind = LearningRateSchedule::Kind;
+  EXPECT_EQ(read("{}").scheduler.schedule(), LearningRateSchedule{});
+  EXPECT_EQ(read("{}").scheduler.base_lr(0.5), 0.5);
+  const SchedulerConfig cosine =
+      read(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 7,
+      "total_num_steps": 90, "warmup_min_ratio": 0.25, "cos_min_ratio": 0.125, "warmup_type": "linear"}}})")
+          .scheduler;
+  EXPECT_EQ(cosine.schedule(),
+            (LearningRateSchedule{.kind = Kind::kWarmupCosine,
+                                  .warmup_steps = 7,
+                                  .total_steps = 90,
+                                  .warmup_start = 0.25,
+                                  .logarithmic = false,
+                                  .floor = 0.125}));
+  EXPECT_EQ(cosine.base_lr(0.5), 0.5);
+  const SchedulerConfig linear =
+      read(R"({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 7,
+      "total_num_steps": 90, "warmup_min_lr": 0.25, "warmup_max_lr": 2.0}}})")
+          .scheduler;
+  EXPECT_EQ(linear.schedule(),
+            (LearningRateSchedule{.kind = Kind::kWarmupLinear,
+                                  .warmup_steps = 7,
+                                  .total_steps = 90,
+                                  .warmup_start = 0.125,
+                                  .logarithmic = true}));
+  EXPECT_EQ(linear.base_lr(0.5), 2.0);
+}
+
+// A value of the right type for a key that is not honoured.
+std::string sample_of(const KeySpec& key) {
+  switch (key.kind) {
+    case KeyKind::kBool:
+      return "true";
+    case KeyKind::kInteger:
+      return "500000000";
+    case KeyKind::kNumber:
+      return "2.5";
+    case KeyKind::kText:
+      return "\"text\"";
+    case KeyKind::kSection:
+      return "{}";
+    default:
+      return "0";
+  }
+}
+
+TEST(ConfigKeys, HintsAreNotedAndChangeNothing) {
+  const Config plain = read("{}");
+  for (const KeySpec& key : config::hint_keys()) {
+    const std::string text = document_with(key.pointer, sample_of(key));
+    const Config config = read(text);
+    ASSERT_EQ(config.hints.size(), 1U) << text;
+    EXPECT_EQ(config.hints[0].pointer, key.pointer);
+    EXPECT_EQ(config.hints[0].given, sample_of(key));
+    EXPECT_EQ(config.hints[0].origin, "test.json:1");
+    EXPECT_THAT(config.hints[0].text(), HasSubstr(std::string(key.text)));
+    EXPECT_EQ(config.to_json(), plain.to_json()) << text;
+    EXPECT_EQ(config.digest(), plain.digest()) << text;
+    EXPECT_TRUE(read(document_with(key.pointer, "null")).hints.empty()) << text;
+    // A slip in a hint is found as well.
+    const std::string wrong = key.kind == KeyKind::kText ? "[]" : "\"yes\"";
+    EXPECT_EQ(problem_of(document_with(key.pointer, wrong)).pointer, key.pointer);
+  }
+}
+
+TEST(ConfigKeys, RefusedKeysAreErrorsUnlessTheyAskForNothing) {
+  const Config plain = read("{}");
+  for (const KeySpec& key : config::refused_keys()) {
+    if (key.kind != KeyKind::kSection) {
+      for (const std::string& off : config::split_list(key.off)) {
+        const Config config = read(document_with(key.pointer, off));
+        EXPECT_TRUE(config.hints.empty()) << key.pointer;
+        EXPECT_EQ(config.to_json(), plain.to_json()) << key.pointer;
+      }
+      for (const char* on : {"\"something\"", "17", "[1]"}) {
+        EXPECT_EQ(problem_of(document_with(key.pointer, on)).pointer, key.pointer) << on;
+      }
+    } else {
+      EXPECT_TRUE(problems_of(document_with(key.pointer, "null")).empty()) << key.pointer;
+    }
+  }
+}
+
+struct Refusal {
+  std::string pointer{};
+  std::vector<std::string> off{};
+  std::vector<std::string> on{};
+};
+
+TEST(ConfigKeys, RefusedSectionsAreJudgedByTheirSwitch) {
+  const std::vector<std::string> switch_off{R"({"enabled": false})", "{}"};
+  const std::vector<std::string> switch_on{
+      R"({"enabled": true})", R"({"enabled": "auto"})", R"({"enabled": 1})", "true", "[]"};
+  std::vector<Refusal> list{
+      {"/fp16", {R"({"enabled": false, "loss_scale": "auto"})", R"({"loss_scale": 0, "hysteresis": 2})"}, {}},
+      {"/zero_optimization/offload_optimizer",
+       {R"({"device": "none", "pin_memory": true})", "{}", R"({"device": null})"},
+       {R"({"device": "cpu"})", R"({"device": "nvme", "nvme_path": "/tmp"})", R"({"device": "auto"})"}},
+      {"/zero_optimization/offload_param",
+       {R"({"device": "none", "max_in_cpu": 1e9})"},
+       {R"({"device": "cpu"})"}},
+      {"/pipeline",
+       {R"({"stages": 1, "partition": "best"})", "{}"},
+       {R"({"stages": 2})", R"({"stages": "auto"})"}},
+      {"/tensor_parallel",
+       {R"({"autotp_size": 1})", R"({"autotp_size": 0, "tp": {"tp_size": 1}})"},
+       {R"({"autotp_size": 2})", R"({"autotp_size": 1, "tp": {"tp_size": 2}})"}},
+      {"/compile", {R"({"deepcompile": false, "passes": null})"}, {R"({"deepcompile": true})"}},
+      {"/sparse_attention", {R"({"mode": "dense"})"}, {R"({"mode": "fixed"})", "{}"}},
+      {"/compression_training",
+       {"{}",
+        R"({"weight_quantization": {"shared_parameters": {"enabled": false}, "different_groups": {"a": 1}}})",
+        R"({"layer_reduction": {"enabled": false, "keep": 3}})"},
+       {R"({"layer_reduction": {"enabled": true}})",
+        R"({"weight_quantization": {"shared_parameters": {"enabled": true}}})",
+        R"({"head_pruning": {"x": 1}})"}},
+      {"/datastates_ckpt", {"{}"}, {R"({"host_cache_size": 16})"}},
+  };
+  for (const KeySpec& key : config::refused_keys()) {
+    if (key.kind == KeyKind::kSection && key.off == "?enabled=false") {
+      list.push_back({std::string(key.pointer), switch_off, switch_on});
+    }
+  }
+  for (const Refusal& refusal : list) {
+    for (const std::string& off : refusal.off) {
+      EXPECT_TRUE(problems_of(document_with(refusal.pointer, off)).empty()) << refusal.pointer << " " << off;
+    }
+    for (const std::string& on : refusal.on) {
+      const ConfigProblem problem = problem_of(document_with(refusal.pointer, on));
+      EXPECT_EQ(problem.pointer, refusal.pointer) << on;
+      EXPECT_FALSE(problem.expected.empty()) << refusal.pointer;
+    }
+  }
+  // A misspelt switch must not pass for "off".
+  EXPECT_EQ(problem_of(R"({"wandb": {"enable": true}})").pointer, "/wandb/enable");
+  EXPECT_EQ(problem_of(R"({"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}})").hint,
+            "did you mean \"device\"?");
+  // true is not 1.
+  EXPECT_EQ(problem_of(R"({"zero_optimization": {"zero_hpz_partition_size": true}})").what,
+            "Zeroth cannot do this");
+}
+
+}  // namespace
+}  // namespace zeroth::test
