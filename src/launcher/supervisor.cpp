@@ -220,7 +220,7 @@ void Supervisor::settle_ranks() {
       rank.started.out.drain();
       rank.started.err.drain();
       rank.state = RankState::kEnding;
-      rank.until = SteadyClock::now() + kLinger;
+      rank.until = SteadyClock::now() + kStuck;
       reap_orphans();
     }
     if (rank.state == RankState::kEnding && (process.group_is_gone() || SteadyClock::now() >= rank.until)) {

@@ -103,14 +103,16 @@ TEST(Failure, RanksThatObeySigtermMayCleanUp) {
   EXPECT_THAT(result.out, HasSubstr("[2] CAUGHT 2 15\n"));
 }
 
-TEST(Failure, FrozenRanksAreEnded) {
-  Job job(Job::probe(3, {"wait", "exit=5"}));
+TEST(Failure, FrozenRanksAreToldAndEnded) {
+  Job job(Job::probe(3, {"wait", "catch", "exit=5"}));
   const auto pids = job.wait_for("READY", 3);
   ::kill(pids.at(1), SIGSTOP);
   ::kill(pids.at(2), SIGSTOP);
   ::kill(pids.at(0), SIGUSR1);
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.out, HasSubstr("[1] CAUGHT 1 15\n"));
+  EXPECT_THAT(result.out, HasSubstr("[2] CAUGHT 2 15\n"));
   EXPECT_FALSE(result.anything_left);
 }
 
@@ -130,6 +132,16 @@ TEST(Failure, GrandchildrenAreEndedAfterSuccessToo) {
   const auto pids = job.wait_for("READY", 2);
   const auto children = job.wait_for("CHILD", 2);
   for (const auto& [rank, pid] : pids) ::kill(pid, SIGUSR1);
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST(Failure, TheEndOfGrandchildrenIsWaitedFor) {
+  Job job(Job::probe(1, {"wait", "child", "heavy"}));
+  const auto pids = job.wait_for("READY", 1);
+  const auto children = job.wait_for("HELD", 1);
+  ::kill(pids.at(0), SIGUSR1);
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_FALSE(result.anything_left);
@@ -157,6 +169,13 @@ TEST(Failure, TheLastErrorLineIsPartOfTheReport) {
   EXPECT_THAT(result.err,
               EndsWith("zeroth-run: rank 1" + pid_text(pids.at(1)) + "exited with code 78: " + error +
                        "; the other 2 ranks were ended.\n"));
+}
+
+TEST(Failure, RanksThatFailBeforeTheLastIsStartedAreReportedInFull) {
+  Job job({"-q", "-n", "16", "/bin/sh", "-c", "echo 'ZEROTH ERROR [CONFIG] at once' >&2; exit 78"});
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 78);
+  EXPECT_THAT(result.err, HasSubstr("exited with code 78: ZEROTH ERROR [CONFIG] at once"));
 }
 
 TEST(Failure, TheCauseIsNamedAndNotTheEcho) {

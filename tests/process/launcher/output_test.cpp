@@ -4,9 +4,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -33,6 +36,14 @@ std::string all_bytes(std::size_t count) {
     result.push_back(static_cast<char>(state >> 24U));
   }
   return result;
+}
+
+long resident_mib(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/statm");
+  long size_pages = 0;
+  long resident_pages = 0;
+  file >> size_pages >> resident_pages;
+  return resident_pages * ::sysconf(_SC_PAGESIZE) >> 20;
 }
 
 TEST(Output, EveryLineNamesItsRankAndKeepsItsOrder) {
@@ -134,6 +145,7 @@ TEST(Output, AFullDiskUnderTheFilesIsSaidAndTheJobGoesOn) {
 TEST(Output, AReaderThatDoesNotReadStopsNeitherSupervisionNorSignals) {
   Job job(Job::probe(2, {"wait", "flood"}), {.read_output = false});
   std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the pipes fill; correct at any length
+  EXPECT_LT(resident_mib(job.pid()), 128) << "what nobody reads must not pile up";
   job.signal(SIGTERM);
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   job.start_reading();

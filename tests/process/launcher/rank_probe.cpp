@@ -12,6 +12,7 @@
 //       ignore                      SIGTERM and SIGINT have no effect
 //       catch                       SIGTERM and SIGINT print "CAUGHT <rank> <signal>" and end with 0
 //       child                       a child of its own that sleeps; prints "CHILD <rank> <pid>"
+//       heavy                       with child: it holds 128 MiB, so that its end takes a while
 //       flood                       after READY writes to standard output without end
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -97,6 +98,13 @@ int wait_and_act(const std::vector<std::string_view>& options) {
   if (has("child")) {
     const pid_t child = fork();
     if (child == 0) {
+      if (has("heavy")) {
+        const std::vector<char> held(std::size_t{128} << 20, 'h');
+        std::printf("HELD %d %d\n", rank(), getpid());
+        std::fflush(stdout);
+        sleep(60);
+        _exit(held.back() == 'h' ? 0 : 1);
+      }
       sleep(60);
       _exit(0);
     }
