@@ -52,7 +52,8 @@ std::vector<SharedSpan> InprocExchange::exchange(const Arena& arena, FunctionRef
 
 std::unique_ptr<SegmentExchange> InprocExchange::split(const SubgroupSpec& spec,
                                                        FunctionRef<void()> /*check*/) {
-  return std::make_unique<InprocExchange>(hub_, spec.token, spec.rank, static_cast<int>(spec.members.size()));
+  return std::make_unique<InprocExchange>(
+      hub_, token_ + "/" + spec.token, spec.rank, static_cast<int>(spec.members.size()));
 }
 
 std::unique_ptr<Liveness> InprocExchange::watch(const std::vector<JobControl*>& /*controls*/) {

@@ -234,7 +234,7 @@ void SharedMemoryEngine::run_inline(Call& call) {
         const auto index = static_cast<std::size_t>(peer);
         std::byte* to = collective.recv + call.offsets[index] * in_size;
         const auto bytes = static_cast<std::size_t>(collective.counts[index] * in_size);
-        if (bytes == 0 || to == collective.send) continue;
+        if (bytes == 0 || (peer == rank_ && to == collective.send)) continue;
         std::memcpy(to, slot_of(peer, sequence).payload, bytes);
         if (peer != rank_) call.received += bytes;
       }
@@ -341,7 +341,7 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::split(int color, int key
     }
     std::ranges::sort(order);
     SubgroupSpec spec{
-        .members = {}, .rank = 0, .token = fmt::format("{}.{}.{}", group_, descriptor.sequence, color)};
+        .members = {}, .rank = 0, .token = fmt::format("{}.{}.{}", name, descriptor.sequence, color)};
     std::vector<int> world_ranks;
     for (const auto& [unused, peer] : order) {
       if (peer == rank_) spec.rank = static_cast<int>(spec.members.size());
@@ -349,7 +349,10 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::split(int color, int key
       world_ranks.push_back(world_ranks_[static_cast<std::size_t>(peer)]);
     }
     const Deadline deadline(options_.timeout);
-    const auto check = [&] { peers_->check(view(), deadline, context); };
+    // Only members matter: ranks of other colors may be done and gone before this part has met.
+    const auto check = [&] {
+      peers_->check(view(), deadline, [&] { return context_of(descriptor, spec.members); });
+    };
     std::shared_ptr<SharedMemoryEngine> part(new SharedMemoryEngine(
         exchange_->split(spec, check), group_ + "/" + std::string(name), spec.rank, std::move(world_ranks)));
     part->create_segment(options_, false, check);

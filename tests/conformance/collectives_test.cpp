@@ -1,0 +1,365 @@
+// Every matched call on every backend: values against an oracle in double, bits against a sum in rank order.
+#include "conformance/world_runner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+
+namespace zeroth::test {
+namespace {
+
+class Collectives : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends, Collectives, ::testing::ValuesIn(all_worlds()), name_of_param);
+
+/// Where the buffers of a case lie: ordinary memory is staged, attached memory is read in place.
+enum class Place { kOrdinary, kAttached };
+
+constexpr std::int64_t kCounts[] = {0, 1, 7, 64, 1023, 2049, 4099, 70'001, 300'007};
+
+template <class T>
+T value_of(int rank, std::int64_t index, std::uint64_t seed) {
+  std::uint64_t bits = (static_cast<std::uint64_t>(index) + 1) * 0x9e3779b97f4a7c15U + seed * 77 +
+                       static_cast<std::uint64_t>(rank) * 13;
+  bits ^= bits >> 29U;
+  bits *= 0xbf58476d1ce4e5b9U;
+  bits ^= bits >> 32U;
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(bits);
+  } else {
+    return static_cast<T>(static_cast<float>(static_cast<std::int64_t>(bits % 20001) - 10000) / 777.0F);
+  }
+}
+
+/// The promise of the header: rank order, one rounding an addition, in the accumulation dtype; integers wrap.
+template <class In, class Out>
+Out rank_order_sum(int size, std::int64_t index, std::uint64_t seed) {
+  if constexpr (std::is_integral_v<In>) {
+    std::make_unsigned_t<In> sum = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      sum = static_cast<decltype(sum)>(
+          sum + static_cast<std::make_unsigned_t<In>>(value_of<In>(rank, index, seed)));
+    }
+    return static_cast<Out>(sum);
+  } else {
+    using Accumulator = std::conditional_t<std::is_same_v<In, double>, double, float>;
+    auto sum = static_cast<Accumulator>(value_of<In>(0, index, seed));
+    for (int rank = 1; rank < size; ++rank) sum += static_cast<Accumulator>(value_of<In>(rank, index, seed));
+    return static_cast<Out>(sum);
+  }
+}
+
+template <class T>
+double as_double(T value) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    return static_cast<double>(static_cast<float>(value));
+  } else {
+    return static_cast<double>(value);
+  }
+}
+
+template <class In, class Out>
+void expect_sum(const Out& got, int size, std::int64_t index, std::uint64_t seed) {
+  const Out expected = rank_order_sum<In, Out>(size, index, seed);
+  if (std::memcmp(&got, &expected, sizeof got) != 0) {
+    throw std::runtime_error(
+        fmt::format("element {}: {} instead of {}", index, as_double(got), as_double(expected)));
+  }
+  if constexpr (!std::is_integral_v<In>) {
+    double exact = 0;
+    double magnitude = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      exact += as_double(value_of<In>(rank, index, seed));
+      magnitude += std::abs(as_double(value_of<In>(rank, index, seed)));
+    }
+    // One rounding an addition (2^-24 relative each, 2^-53 in double), one more to bf16 (2^-9).
+    const double unit = std::is_same_v<In, double> ? 0x1p-53 : 0x1p-24;
+    const double output = std::is_same_v<Out, BFloat16> ? 0x1p-8 : 0;
+    if (std::abs(as_double(got) - exact) > magnitude * (size * unit + output)) {
+      throw std::runtime_error(
+          fmt::format("element {}: {} is too far from {}", index, as_double(got), exact));
+    }
+  }
+}
+
+/// Two buffers of one rank, in ordinary memory or in one attached arena.
+class Buffers {
+ public:
+  Buffers(CommBackend& backend, Place place, std::size_t bytes) : half_(align_up(bytes + 64, kPageBytes)) {
+    arena_ =
+        Arena::create(place == Place::kAttached ? backend.capabilities().window_kind : ArenaKind::kPrivate,
+                      2 * half_,
+                      "test");
+    if (place == Place::kAttached) window_ = backend.attach(arena_, "test");
+  }
+  template <class T>
+  std::span<T> send(std::int64_t count) const {
+    return {reinterpret_cast<T*>(arena_.data()), static_cast<std::size_t>(count)};
+  }
+  template <class T>
+  std::span<T> recv(std::int64_t count) const {
+    return {reinterpret_cast<T*>(arena_.data() + half_), static_cast<std::size_t>(count)};
+  }
+
+ private:
+  std::size_t half_;
+  Arena arena_;
+  PeerWindow window_;
+};
+
+constexpr std::size_t kBufferBytes = std::size_t{8} * 300'007 * 7;
+
+/// Parts that differ between ranks, some empty, of about `total` elements.
+std::vector<std::int64_t> uneven_parts(std::int64_t total, int size, std::uint64_t seed) {
+  std::vector<std::int64_t> parts(static_cast<std::size_t>(size), total / size);
+  parts[seed % parts.size()] += total % size;
+  if (size > 2) {
+    parts[(seed + 1) % parts.size()] += parts[(seed + 2) % parts.size()];
+    parts[(seed + 2) % parts.size()] = 0;
+  }
+  return parts;
+}
+
+template <class In, class Out>
+void check_all_reduce(const Communicator& comm, const Buffers& buffers, std::int64_t count, bool in_place) {
+  const auto seed = static_cast<std::uint64_t>(count);
+  const std::span<In> in = buffers.send<In>(count);
+  for (std::int64_t i = 0; i < count; ++i)
+    in[static_cast<std::size_t>(i)] = value_of<In>(comm.rank(), i, seed);
+  std::span<Out> out = buffers.recv<Out>(count);
+  if constexpr (std::is_same_v<In, Out>) {
+    if (in_place) out = in;
+  }
+  comm.all_reduce(std::span<const In>(in), out);
+  for (std::int64_t i = 0; i < count; ++i)
+    expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm.size(), i, seed);
+}
+
+template <class In, class Out>
+void check_reduce_scatter(const Communicator& comm,
+                          const Buffers& buffers,
+                          std::int64_t total,
+                          bool in_place) {
+  const auto seed = static_cast<std::uint64_t>(total);
+  const std::vector<std::int64_t> counts = uneven_parts(total, comm.size(), seed);
+  const auto rank = static_cast<std::ptrdiff_t>(comm.rank());
+  const std::int64_t first = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+  const std::int64_t own = counts[static_cast<std::size_t>(rank)];
+  const std::span<In> in = buffers.send<In>(total);
+  for (std::int64_t i = 0; i < total; ++i)
+    in[static_cast<std::size_t>(i)] = value_of<In>(comm.rank(), i, seed);
+  std::span<Out> out = buffers.recv<Out>(own);
+  if constexpr (std::is_same_v<In, Out>) {
+    if (in_place) out = in.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));
+  }
+  comm.reduce_scatter(std::span<const In>(in), out, counts);
+  for (std::int64_t i = 0; i < own; ++i)
+    expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm.size(), first + i, seed);
+}
+
+template <class T>
+void check_all_gather(const Communicator& comm, const Buffers& buffers, std::int64_t total, bool in_place) {
+  const auto seed = static_cast<std::uint64_t>(total);
+  const std::vector<std::int64_t> counts = uneven_parts(total, comm.size(), seed);
+  const auto rank = static_cast<std::ptrdiff_t>(comm.rank());
+  const std::int64_t first = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+  const std::int64_t own = counts[static_cast<std::size_t>(rank)];
+  const std::span<T> out = buffers.recv<T>(total);
+  std::span<T> in = buffers.send<T>(own);
+  if (in_place) in = out.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));
+  for (std::int64_t i = 0; i < own; ++i) in[static_cast<std::size_t>(i)] = value_of<T>(0, first + i, seed);
+  comm.all_gather(std::span<const T>(in), out, counts);
+  for (std::int64_t i = 0; i < total; ++i) {
+    const T expected = value_of<T>(0, i, seed);
+    if (std::memcmp(&out[static_cast<std::size_t>(i)], &expected, sizeof expected) != 0) {
+      throw std::runtime_error(fmt::format("gathered element {} of {} is wrong", i, total));
+    }
+  }
+}
+
+template <class T>
+void check_broadcast(const Communicator& comm, const Buffers& buffers, std::int64_t count) {
+  const int root = static_cast<int>(count % comm.size());
+  const std::span<T> data = buffers.send<T>(count);
+  for (std::int64_t i = 0; i < count; ++i) data[static_cast<std::size_t>(i)] = value_of<T>(comm.rank(), i, 5);
+  comm.broadcast(data, root);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const T expected = value_of<T>(root, i, 5);
+    if (std::memcmp(&data[static_cast<std::size_t>(i)], &expected, sizeof expected) != 0) {
+      throw std::runtime_error(fmt::format("broadcast element {} of {} is wrong", i, count));
+    }
+  }
+}
+
+template <class Check>
+void for_all_places_and_counts(const WorldParam& param, const Check& check) {
+  const RankReport report = run_world(param, [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+    const Communicator comm(backend);
+    for (const Place place : {Place::kOrdinary, Place::kAttached}) {
+      const Buffers buffers(*backend, place, kBufferBytes);
+      for (const std::int64_t count : kCounts) {
+        for (const bool in_place : {false, true}) {
+          try {
+            check(comm, buffers, count, in_place);
+          } catch (const Error&) {
+            throw;
+          } catch (const std::runtime_error& error) {
+            throw std::runtime_error(fmt::format("{} memory, {} elements, in place {}: {}",
+                                                 place == Place::kAttached ? "attached" : "ordinary",
+                                                 count,
+                                                 in_place,
+                                                 error.what()));
+          }
+        }
+      }
+    }
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+TEST_P(Collectives, AllReduceSumsInRankOrder) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for_all_places_and_counts(GetParam(),
+                            [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+                              check_all_reduce<float, float>(comm, buffers, count, in_place);
+                              check_all_reduce<double, double>(comm, buffers, count, in_place);
+                              check_all_reduce<BFloat16, BFloat16>(comm, buffers, count, in_place);
+                              check_all_reduce<BFloat16, float>(comm, buffers, count, in_place);
+                              check_all_reduce<float, BFloat16>(comm, buffers, count, in_place);
+                              check_all_reduce<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
+                              check_all_reduce<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
+                            });
+}
+
+TEST_P(Collectives, ReduceScatterSumsUnevenParts) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for_all_places_and_counts(
+      GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+        check_reduce_scatter<float, float>(comm, buffers, count, in_place);
+        check_reduce_scatter<double, double>(comm, buffers, count, in_place);
+        check_reduce_scatter<BFloat16, BFloat16>(comm, buffers, count, in_place);
+        check_reduce_scatter<BFloat16, float>(comm, buffers, count, in_place);
+        check_reduce_scatter<float, BFloat16>(comm, buffers, count, in_place);
+        check_reduce_scatter<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
+        check_reduce_scatter<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
+      });
+}
+
+TEST_P(Collectives, AllGatherPutsUnevenPartsInOrder) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for_all_places_and_counts(GetParam(),
+                            [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+                              check_all_gather<double>(comm, buffers, count, in_place);
+                              check_all_gather<float>(comm, buffers, count, in_place);
+                              check_all_gather<BFloat16>(comm, buffers, count, in_place);
+                              check_all_gather<std::int64_t>(comm, buffers, count, in_place);
+                              check_all_gather<std::int32_t>(comm, buffers, count, in_place);
+                              check_all_gather<std::uint8_t>(comm, buffers, count, in_place);
+                            });
+}
+
+TEST_P(Collectives, BroadcastFromEveryRoot) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for_all_places_and_counts(GetParam(),
+                            [](const auto& comm, const auto& buffers, std::int64_t count, bool /*in_place*/) {
+                              check_broadcast<double>(comm, buffers, count);
+                              check_broadcast<BFloat16>(comm, buffers, count);
+                              check_broadcast<std::uint8_t>(comm, buffers, count);
+                            });
+}
+
+TEST_P(Collectives, AllReduceHasTheBitsOfReduceScatterAndGather) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const Communicator comm(backend);
+    for (const std::size_t part : {std::size_t{3}, std::size_t{1001}, std::size_t{50'003}}) {
+      std::vector<float> in(part * static_cast<std::size_t>(comm.size()));
+      for (std::size_t i = 0; i < in.size(); ++i)
+        in[i] = value_of<float>(rank, static_cast<std::int64_t>(i), 9);
+      std::vector<float> whole(in.size());
+      std::vector<float> own(part);
+      std::vector<float> gathered(in.size());
+      comm.all_reduce(std::span<const float>(in), std::span(whole));
+      comm.reduce_scatter(std::span<const float>(in), std::span(own));
+      comm.all_gather(std::span<const float>(own), std::span(gathered));
+      require(std::memcmp(whole.data(), gathered.data(), whole.size() * sizeof(float)) == 0, "bits differ");
+    }
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+TEST_P(Collectives, NanAndInfinityArriveOnAllRanks) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const Communicator comm(backend);
+    const bool last = rank == comm.size() - 1;
+    std::vector<float> data{last ? std::numeric_limits<float>::quiet_NaN() : 1.0F,
+                            last ? std::numeric_limits<float>::infinity() : 1.0F,
+                            std::numeric_limits<float>::denorm_min()};
+    comm.all_reduce(std::span(data));
+    require(std::isnan(data[0]) && std::isinf(data[1]), "a non-finite value was lost");
+    require(data[2] == static_cast<float>(comm.size()) * std::numeric_limits<float>::denorm_min(),
+            "denormals were flushed");
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+TEST_P(Collectives, BarrierWaitsForTheLastRank) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const Communicator comm(backend);
+    const Arena arena = Arena::create(backend->capabilities().window_kind, kPageBytes, "flags");
+    const PeerWindow window = backend->attach(arena, "flags");
+    const auto flag = [&](int peer) {
+      return std::atomic_ref<std::uint64_t>(
+          *reinterpret_cast<std::uint64_t*>(window.ranks[static_cast<std::size_t>(peer)].data()));
+    };
+    for (std::uint64_t round = 1; round <= 50; ++round) {
+      if (round % 10 == static_cast<std::uint64_t>(rank)) std::this_thread::sleep_for(Milliseconds{2});
+      flag(rank).store(round);
+      comm.barrier();
+      for (int peer = 0; peer < comm.size(); ++peer)
+        require(flag(peer).load() >= round, "a rank passed the barrier too early");
+      comm.barrier();
+    }
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+TEST_P(Collectives, SplitGroupsAreIndependent) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const int size = backend->size();
+    // Keys turn the order around; the last rank stays outside in one of the rounds.
+    for (const bool outsider : {false, true}) {
+      const int color = outsider && rank == size - 1 ? -1 : rank % 2;
+      const std::shared_ptr<CommBackend> part = backend->split(color, -rank, outsider ? "some" : "all");
+      require((part == nullptr) == (color < 0), "membership is wrong");
+      if (!part) continue;
+      const Communicator comm(part);
+      std::vector<int> expected;
+      for (int peer = size - 1; peer >= 0; --peer) {
+        if (peer % 2 == color && !(outsider && peer == size - 1)) expected.push_back(peer);
+      }
+      std::vector<std::int32_t> members(expected.size());
+      const std::int32_t own = rank;
+      require(comm.size() == static_cast<int>(expected.size()), "size of the part is wrong");
+      comm.all_gather(std::span<const std::int32_t>(&own, 1), std::span(members));
+      require(std::equal(members.begin(), members.end(), expected.begin()), "members are out of order");
+      const std::shared_ptr<CommBackend> nested = part->split(0, comm.rank(), "nested");
+      std::vector<float> data(5000, 1.0F);
+      Communicator(nested).all_reduce(std::span(data));
+      require(data.back() == static_cast<float>(comm.size()), "the nested group sums wrongly");
+    }
+    Communicator(backend).barrier();
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+}  // namespace
+}  // namespace zeroth::test

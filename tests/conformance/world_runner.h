@@ -1,0 +1,101 @@
+// One conformance suite for all backends: a test body runs on every rank of a world of any kind.
+#pragma once
+
+#include "support/fork_ranks.h"
+#include "support/thread_ranks.h"
+
+#include <zeroth/comm/communicator.h>
+#include <zeroth/comm/factory.h>
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+namespace zeroth::test {
+
+struct WorldParam {
+  std::string backend{};
+  int size = 1;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const WorldParam& param) {
+  return out << param.backend << " x " << param.size;
+}
+
+struct WorldOptions {
+  CommOptions comm = quick_options();
+  Milliseconds deadline{100'000};
+  bool abort_on_failure = true;
+  std::function<bool(const std::vector<pid_t>& pids, Milliseconds since)> meanwhile{};  ///< shm only
+};
+
+/// Runs body(rank, backend) on every rank and returns what failed.
+[[nodiscard]] inline RankReport run_world(const WorldParam& param,
+                                          const RankBody& body,
+                                          const WorldOptions& options = {}) {
+  if (param.backend == "inproc") {
+    return try_ranks(
+        param.size,
+        body,
+        {.comm = options.comm, .abort_on_failure = options.abort_on_failure, .deadline = options.deadline});
+  }
+  const std::string job = unique_job();
+  const auto run = [&](int rank) {
+    const std::shared_ptr<CommBackend> backend =
+        make_backend(param.backend,
+                     {.rank = rank, .size = param.size, .job = job, .hub = nullptr, .options = options.comm});
+    try {
+      body(rank, backend);
+    } catch (const Error& error) {
+      if (options.abort_on_failure) backend->abort(error);
+      throw;
+    } catch (const std::exception& error) {
+      if (options.abort_on_failure) backend->abort(Error(ErrorCode::kInternal, error.what()));
+      throw;
+    }
+  };
+  if (param.backend == "shm") {
+    return fork_ranks(param.size, run, {.deadline = options.deadline, .meanwhile = options.meanwhile});
+  }
+  RankReport report;
+  try {
+    run(0);
+  } catch (const Error& error) {
+    report.failures.push_back({.rank = 0, .text = error.what(), .code = error.code()});
+  } catch (const std::exception& error) {
+    report.failures.push_back({.rank = 0, .text = error.what(), .code = std::nullopt});
+  }
+  return report;
+}
+
+[[nodiscard]] inline std::vector<WorldParam> all_worlds() {
+  std::vector<WorldParam> worlds{{"self", 1}};
+  for (const char* backend : {"inproc", "shm"}) {
+    for (const int size : {1, 2, 3, 4, 7}) worlds.push_back({backend, size});
+  }
+  return worlds;
+}
+
+/// Worlds in which a rank can miss another one.
+[[nodiscard]] inline std::vector<WorldParam> several_ranks() {
+  return {{"inproc", 2}, {"inproc", 3}, {"inproc", 4}, {"shm", 2}, {"shm", 3}, {"shm", 4}};
+}
+
+inline std::string name_of_param(const ::testing::TestParamInfo<WorldParam>& info) {
+  return info.param.backend + "_" + std::to_string(info.param.size);
+}
+
+/// Thread sanitizer does not follow forked children of a process that once had threads; shm is covered by the
+/// other builds.
+[[nodiscard]] inline bool runs_here(const WorldParam& param) {
+  return !(kThreadSanitizer && param.backend == "shm");
+}
+
+}  // namespace zeroth::test
+
+#define ZR_SKIP_UNDER_TSAN(param) \
+  if (!::zeroth::test::runs_here(param)) GTEST_SKIP() << "not under sanitizers: forked ranks"
