@@ -1,19 +1,15 @@
-// What the kernel benchmarks share: memory like the runtime's, a team of threads, paired blocks, JSON.
+// What the kernel benchmarks share: memory like the runtime's, a team of threads, paired blocks.
 #pragma once
 
 #include <nlohmann/json.hpp>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <fstream>
 #include <functional>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -141,38 +137,10 @@ class Team {
   std::vector<std::thread> threads_;
 };
 
-inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const std::size_t half = values.size() / 2;
-  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
-}
-
-/// Two things timed in blocks A B B A: drifts of the machine hit both alike.
+/// Two things timed in blocks A B B A: drifts of the machine hit both alike. Milliseconds, and one quotient a
+/// block.
 struct Paired {
   std::vector<double> a, b, ratio;
-
-  [[nodiscard]] nlohmann::json to_json(std::string_view name_a, std::string_view name_b) const {
-    std::mt19937_64 engine(1);
-    std::vector<double> medians;
-    for (int draw = 0; draw < 2000; ++draw) {
-      std::vector<double> sample;
-      for (std::size_t k = 0; k < ratio.size(); ++k) {
-        sample.push_back(ratio[engine() % ratio.size()]);
-      }
-      medians.push_back(median(sample));
-    }
-    std::sort(medians.begin(), medians.end());
-    const auto summary = [](const std::vector<double>& v) {
-      return nlohmann::json{{"median_ms", median(v)}, {"min_ms", *std::min_element(v.begin(), v.end())}};
-    };
-    return {
-        {std::string(name_a), summary(a)},
-        {std::string(name_b), summary(b)},
-        {"ratio_median", median(ratio)},
-        {"ratio_interval_95", {medians[50], medians[1949]}},
-        {"ratio_of_minima", *std::min_element(a.begin(), a.end()) / *std::min_element(b.begin(), b.end())},
-        {"rounds", ratio.size()}};
-  }
 };
 
 template <class TimeA, class TimeB>
@@ -190,26 +158,6 @@ Paired run_paired(int rounds, const TimeA& time_a, const TimeB& time_b) {
     result.ratio.push_back((a1 + a2) / (b1 + b2));
   }
   return result;
-}
-
-/// Processor model, for the record beside every number.
-inline std::string cpu_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("model name", 0) == 0) {
-      return line.substr(line.find(':') + 2);
-    }
-  }
-  return "unknown";
-}
-
-/// Writes to `path`, or to standard output if it is empty.
-inline void write_json(const nlohmann::json& json, const std::string& path) {
-  if (path.empty()) {
-    std::printf("%s\n", json.dump(2).c_str());
-    return;
-  }
-  std::ofstream(path) << json.dump(2) << '\n';
 }
 
 }  // namespace zeroth::benchmarks

@@ -1,13 +1,15 @@
 // Copies and bucket stores on the pages that the runtime uses, cached against streaming stores: where
 // kCopyStreamBytes and kStreamBytes come from. Each size is copied round and round through arenas of 256 MiB,
 // so that source and destination are not in the caches. Run: memory_bench [--seconds S] [--json FILE]
-#include "bench_support.h"
+#include "kernels/bench_support.h"
+#include "support/record.h"
 
 #include <kernels/bucket/bucket.h>
 #include <kernels/copy/copy.h>
 
 #include <CLI/CLI.hpp>
 
+#include <cstdio>
 #include <cstring>
 
 namespace {
@@ -19,13 +21,14 @@ constexpr std::int64_t kArenaBytes = std::int64_t{256} << 20;
 
 using CopyFunction = std::function<void(std::byte*, const std::byte*, std::int64_t)>;
 
-/// Alternates the functions over the whole arenas in pieces of `bytes`; GB/s of payload of each: median and
-/// best decile of the pieces.
-nlohmann::json compare(const std::vector<std::pair<std::string, CopyFunction>>& functions,
-                       Arena& to,
-                       Arena& from,
-                       std::int64_t bytes,
-                       double seconds) {
+/// Alternates the functions over the whole arenas in pieces of `bytes`; one row a function: GB/s of payload.
+void compare(const std::vector<std::pair<std::string, CopyFunction>>& functions,
+             Arena& to,
+             Arena& from,
+             std::int64_t bytes,
+             double seconds,
+             const std::string& suffix,
+             Record& record) {
   std::vector<std::vector<double>> rates(functions.size());
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   std::size_t which = 0;
@@ -38,13 +41,9 @@ nlohmann::json compare(const std::vector<std::pair<std::string, CopyFunction>>& 
     which = (which + 1) % functions.size();
     at = at + 2 * bytes <= kArenaBytes ? at + bytes : 0;
   }
-  nlohmann::json row{{"bytes", bytes}};
   for (std::size_t k = 0; k < functions.size(); ++k) {
-    std::sort(rates[k].begin(), rates[k].end());
-    row[functions[k].first] = {{"median_gb_per_s", rates[k][rates[k].size() / 2]},
-                               {"best_decile_gb_per_s", rates[k][rates[k].size() * 9 / 10]}};
+    record.add({functions[k].first + suffix, "GB/s", summarise(rates[k]), Better::kHigher, {}});
   }
-  return row;
 }
 
 }  // namespace
@@ -54,7 +53,7 @@ int main(int argc, char** argv) {
   std::string json;
   CLI::App app{"cached and streaming copies"};
   app.add_option("--seconds", seconds, "time for each row")->check(CLI::PositiveNumber);
-  app.add_option("--json", json, "file for the result; default: standard output");
+  app.add_option("--json", json, "file for the result");
   CLI11_PARSE(app, argc, argv);
 
   const kernels::Isa isa = kernels::best_isa();
@@ -70,7 +69,9 @@ int main(int argc, char** argv) {
       {"bucket_store", [isa](std::byte* to, const std::byte* from, std::int64_t bytes) {
          (void)kernels::bucket_store(to, from, DType::kFloat32, bytes / 4, isa);
        }}};
-  nlohmann::json rows = nlohmann::json::array();
+  Record record("kernels/memory", argc, argv);
+  record.setting("isa", kernels::describe_isa());
+  record.note("GB/s of payload; source and destination are not in the caches");
   for (const auto& [from_pages, to_pages] : {std::pair{Pages::kShared, Pages::kHuge},
                                              std::pair{Pages::kHuge, Pages::kShared},
                                              std::pair{Pages::kShared, Pages::kShared}}) {
@@ -79,16 +80,12 @@ int main(int argc, char** argv) {
     std::memset(from.as<std::byte>(), 1, kArenaBytes);
     std::memset(to.as<std::byte>(), 1, kArenaBytes);
     for (std::int64_t bytes = std::int64_t{32} << 10; bytes <= std::int64_t{64} << 20; bytes *= 2) {
-      nlohmann::json row = compare(functions, to, from, bytes, seconds);
-      row["from"] = name_of(from_pages);
-      row["to"] = name_of(to_pages);
-      rows.push_back(row);
+      const std::string suffix = ", " + std::to_string(bytes >> 10) + " KiB, " +
+                                 std::string(name_of(from_pages)) + " -> " + std::string(name_of(to_pages));
+      compare(functions, to, from, bytes, seconds, suffix, record);
     }
   }
-  write_json({{"benchmark", "kernels/memory"},
-              {"isa", kernels::describe_isa()},
-              {"cpu", cpu_model()},
-              {"rows", rows}},
-             json);
+  std::printf("%s", record.table().c_str());
+  record.write(json);
   return 0;
 }
