@@ -1,0 +1,139 @@
+// Luck against the transport: random delays, streams in chaos mode, ranks that are stopped and continued.
+// Values must hold.
+#include "conformance/world_runner.h"
+
+#include <zeroth/comm/decorators.h>
+#include <zeroth/device/device.h>
+
+#include <csignal>
+#include <random>
+#include <vector>
+
+namespace zeroth::test {
+namespace {
+
+/// A few calls of random kinds and sizes, the same on all ranks; checks every result.
+void random_calls(const std::shared_ptr<CommBackend>& backend,
+                  std::uint64_t seed,
+                  int calls,
+                  std::size_t largest) {
+  const Communicator comm(backend);
+  const auto size = static_cast<std::size_t>(comm.size());
+  const auto rank = static_cast<std::size_t>(comm.rank());
+  std::mt19937_64 random(seed);  // the same stream of numbers on every rank
+  for (int call = 0; call < calls; ++call) {
+    const std::uint64_t kind = random() % 5;
+    const std::size_t part = random() % (random() % 4 == 0 ? largest : 40);
+    const auto base = static_cast<std::int64_t>(random() % 1000);
+    const MessageTag tag{.unit = static_cast<std::int32_t>(random() % 5),
+                         .label = static_cast<std::uint32_t>(call)};
+    const std::string where = "seed " + std::to_string(seed) + " call " + std::to_string(call);
+    const std::int64_t rank_sum = static_cast<std::int64_t>(size * (size - 1) / 2);
+    if (kind == 0) {
+      std::vector<std::int64_t> data(part, base + static_cast<std::int64_t>(rank));
+      comm.all_reduce(std::span(data), tag);
+      for (const std::int64_t value : data)
+        require(value == base * comm.size() + rank_sum, "all_reduce " + where);
+    } else if (kind == 1) {
+      const std::vector<std::int32_t> own(part, static_cast<std::int32_t>(base) + comm.rank());
+      std::vector<std::int32_t> all(part * size);
+      comm.all_gather(std::span<const std::int32_t>(own), std::span(all), tag);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        if (all[i] != static_cast<std::int32_t>(base) + static_cast<std::int32_t>(i / part))
+          require(false, "all_gather " + where);
+      }
+    } else if (kind == 2) {
+      std::vector<double> in(part * size);
+      for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<double>(i + rank);
+      std::vector<double> own(part);
+      comm.reduce_scatter(std::span<const double>(in), std::span(own), tag);
+      for (std::size_t i = 0; i < part; ++i) {
+        const double expected = static_cast<double>((rank * part + i) * size) + static_cast<double>(rank_sum);
+        if (own[i] != expected) require(false, "reduce_scatter " + where);
+      }
+    } else if (kind == 3) {
+      const int root = static_cast<int>(random() % size);
+      std::vector<std::uint8_t> data(part, static_cast<std::uint8_t>(comm.rank() == root ? base : 77));
+      comm.broadcast(std::span(data), root, tag);
+      for (const std::uint8_t value : data) {
+        if (value != static_cast<std::uint8_t>(base)) require(false, "broadcast " + where);
+      }
+    } else {
+      comm.barrier(tag);
+    }
+  }
+}
+
+TEST(Chaos, AThousandSeedsOfThreadsWithRandomDelays) {
+  const int seeds = kThreadSanitizer ? 300 : 1000;
+  for (int seed = 0; seed < seeds; ++seed) {
+    const int world = std::vector<int>{2, 3, 4, 7}[static_cast<std::size_t>(seed) % 4];
+    const RankReport report = try_ranks(world, [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+      (void)rank;
+      // The seat inside the decorator belongs to the harness: wrap a part of it.
+      const std::shared_ptr<CommBackend> faulty =
+          std::make_shared<FaultyBackend>(backend->split(0, backend->rank(), "faulty"),
+                                          FaultPlan{.seed = static_cast<std::uint64_t>(seed),
+                                                    .delay_probability = 0.2,
+                                                    .max_delay = std::chrono::microseconds{100}});
+      random_calls(faulty, static_cast<std::uint64_t>(seed), 12, 5000);
+    });
+    ASSERT_TRUE(report.ok()) << "seed " << seed << "\n" << report.text();
+  }
+}
+
+TEST(Chaos, CallsOnSeveralStreamsKeepProgramOrder) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    const RankReport report = try_ranks(3, [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+      const auto device =
+          make_cpu_device(ExecutionMode::kChaos, seed * 10 + static_cast<std::uint64_t>(rank));
+      const std::vector<Stream> streams{
+          device->make_stream("gather"), device->make_stream("reduce"), device->make_stream("host")};
+      const Communicator comm(backend);
+      std::vector<std::vector<std::int64_t>> data;
+      std::vector<Work> works;
+      for (std::size_t call = 0; call < 20; ++call) data.emplace_back(50 * call, rank + 1);
+      for (std::size_t call = 0; call < data.size(); ++call) {
+        // The stream is each rank's own choice: order is that of the program all the same.
+        const Stream& stream = streams[(call * 7 + seed + static_cast<std::size_t>(rank)) % streams.size()];
+        works.push_back(comm.all_reduce_async(std::span<const std::int64_t>(data[call]),
+                                              std::span(data[call]),
+                                              stream,
+                                              {.unit = static_cast<std::int32_t>(call), .label = 0}));
+      }
+      works.back().wait();
+      for (const Work& work : works) work.wait();
+      for (const auto& values : data) {
+        for (const std::int64_t value : values) require(value == 6, "wrong sum");
+      }
+    });
+    ASSERT_TRUE(report.ok()) << "seed " << seed << "\n" << report.text();
+  }
+}
+
+TEST(Chaos, StoppedAndContinuedProcesses) {
+  if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: forked ranks";
+  for (const int size : {2, 4}) {
+    std::mt19937_64 random(static_cast<std::uint64_t>(size));
+    std::size_t stopped = SIZE_MAX;
+    int stops = 0;
+    WorldOptions options;
+    options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds) {
+      if (stopped != SIZE_MAX) ::kill(pids[stopped], SIGCONT);
+      if (++stops > 150) return false;
+      stopped = random() % pids.size();
+      ::kill(pids[stopped], SIGSTOP);
+      return true;
+    };
+    const RankReport report = run_world(
+        {"shm", size},
+        [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+          random_calls(backend, 42, 1500, 60'000);
+        },
+        options);
+    EXPECT_TRUE(report.ok()) << report.text();
+  }
+}
+
+}  // namespace
+}  // namespace zeroth::test

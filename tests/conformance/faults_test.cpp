@@ -1,0 +1,293 @@
+// Ranks that die, leave, freeze, abort or never come: the others end with an error that names them.
+#include "conformance/world_runner.h"
+
+#include <zeroth/comm/decorators.h>
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <vector>
+
+namespace zeroth::test {
+namespace {
+
+struct Operation {
+  std::string name{};
+  std::function<void(const Communicator&)> run{};
+};
+
+std::vector<Operation> operations() {
+  const auto gather = [](std::size_t part) {
+    return [part](const Communicator& comm) {
+      const std::vector<float> in(part);
+      std::vector<float> out(part * static_cast<std::size_t>(comm.size()));
+      comm.all_gather(std::span<const float>(in), std::span(out));
+    };
+  };
+  const auto scatter = [](std::size_t part) {
+    return [part](const Communicator& comm) {
+      const std::vector<float> in(part * static_cast<std::size_t>(comm.size()));
+      std::vector<float> out(part);
+      comm.reduce_scatter(std::span<const float>(in), std::span(out));
+    };
+  };
+  const auto reduce = [](std::size_t count) {
+    return [count](const Communicator& comm) {
+      std::vector<float> data(count);
+      comm.all_reduce(std::span(data));
+    };
+  };
+  const auto broadcast = [](std::size_t count) {
+    return [count](const Communicator& comm) {
+      std::vector<float> data(count);
+      comm.broadcast(std::span(data), comm.size() - 1);
+    };
+  };
+  return {
+      {"barrier", [](const Communicator& comm) { comm.barrier(); }},
+      {"all_gather", gather(10)},
+      {"all_gather", gather(300'000)},
+      {"reduce_scatter", scatter(10)},
+      {"reduce_scatter", scatter(300'000)},
+      {"all_reduce", reduce(10)},
+      {"all_reduce", reduce(1'000'000)},
+      {"broadcast", broadcast(10)},
+      {"broadcast", broadcast(1'000'000)},
+      {"attach",
+       [](const Communicator& comm) {
+         const Arena arena = Arena::create(comm.backend().capabilities().window_kind, kPageBytes, "test");
+         [[maybe_unused]] const PeerWindow window = comm.backend().attach(arena, "test");
+       }},
+      {"split",
+       [](const Communicator& comm) {
+         [[maybe_unused]] const auto part = comm.backend().split(0, 0, "part");
+       }},
+      {"parameters of unit block.3",
+       [](const Communicator& comm) {
+         comm.backend().wait_until([] { return false; },
+                                   {.what = "parameters of unit block.3",
+                                    .ranks = {comm.size() - 1},
+                                    .unit = "block.3",
+                                    .progress = [] { return "epoch 6"; }});
+       }},
+  };
+}
+
+WorldOptions impatient() {
+  WorldOptions options;
+  options.comm.frozen_after = Milliseconds{500};
+  options.abort_on_failure = false;
+  return options;
+}
+
+/// The last rank does `misdeed` where the others make the call; every other rank must end with `code` and all
+/// `texts`.
+void expect_lost(const WorldParam& param,
+                 const std::function<void(const Operation&, const std::shared_ptr<CommBackend>&)>& misdeed,
+                 ErrorCode code,
+                 const std::vector<std::string>& texts,
+                 const WorldOptions& options) {
+  for (const Operation& operation : operations()) {
+    SCOPED_TRACE(operation.name);
+    const int culprit = param.size - 1;
+    const RankReport report = run_world(
+        param,
+        [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+          const Communicator comm(backend);
+          comm.barrier();
+          if (rank == culprit) {
+            misdeed(operation, backend);
+          } else {
+            operation.run(comm);
+            throw std::runtime_error("the call succeeded without a rank");
+          }
+        },
+        options);
+    for (int rank = 0; rank < culprit; ++rank) {
+      const RankFailure* failure = report.of(rank);
+      ASSERT_NE(failure, nullptr) << "rank " << rank << " saw nothing\n" << report.text();
+      EXPECT_EQ(failure->code, code) << failure->text;
+      for (const std::string& text : texts)
+        EXPECT_NE(failure->text.find(text), std::string::npos) << failure->text;
+      EXPECT_NE(failure->text.find("rank " + std::to_string(culprit)), std::string::npos) << failure->text;
+      EXPECT_NE(failure->text.find(operation.name), std::string::npos) << failure->text;
+    }
+  }
+}
+
+class Faults : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends, Faults, ::testing::ValuesIn(several_ranks()), name_of_param);
+
+class ProcessFaults : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         ProcessFaults,
+                         ::testing::Values(WorldParam{"shm", 2}, WorldParam{"shm", 4}),
+                         name_of_param);
+
+TEST_P(Faults, ARankThatLeavesEarlyIsNamed) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_lost(
+      GetParam(), [](const auto&, const auto&) {}, ErrorCode::kPeerLost, {"left early"}, impatient());
+}
+
+TEST_P(Faults, AnAbortReachesEveryWait) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_lost(
+      GetParam(),
+      [](const auto&, const auto& backend) {
+        backend->abort(Error(ErrorCode::kNonFinite, "the loss is gone", {.which = "parameter w"}));
+      },
+      ErrorCode::kAborted,
+      {"the loss is gone", "NONFINITE", "parameter w"},
+      impatient());
+}
+
+TEST_P(Faults, ARankThatNeverCallsIsATimeout) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  WorldOptions options = impatient();
+  options.comm.timeout = Milliseconds{250};
+  expect_lost(
+      GetParam(),
+      [](const auto&, const auto& backend) {
+        // Alive until all others have given up.
+        for (int rank = 0; rank + 1 < backend->size();) {
+          try {
+            backend->wait_until([] { return false; }, {.what = "the end of the others", .ranks = {rank}});
+          } catch (const Error& error) {
+            if (error.code() == ErrorCode::kPeerLost) ++rank;
+          }
+        }
+      },
+      ErrorCode::kTimeout,
+      {"every peer is alive"},
+      options);
+}
+
+TEST_P(Faults, AbortWakesASleeperAndIsFirstComeFirstServed) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const RankReport report =
+      run_world(GetParam(),
+                [](int rank, const std::shared_ptr<CommBackend>& backend) {
+                  const Communicator comm(backend);
+                  comm.barrier();
+                  backend->abort(Error(ErrorCode::kModel, "cause " + std::to_string(rank)));
+                  try {
+                    comm.barrier();
+                  } catch (const Error& error) {
+                    require(error.code() == ErrorCode::kAborted, error.what());
+                    // All ranks tell the same cause: write it where the parent can compare.
+                    throw std::runtime_error(error.message());
+                  }
+                },
+                {.abort_on_failure = false});
+  ASSERT_EQ(report.failures.size(), static_cast<std::size_t>(GetParam().size));
+  for (const RankFailure& failure : report.failures) {
+    EXPECT_NE(failure.text.find("cause"), std::string::npos) << failure.text;
+    EXPECT_EQ(failure.text, report.failures.front().text);
+  }
+}
+
+TEST_P(ProcessFaults, AKilledRankIsNamedWithItsSignal) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_lost(
+      GetParam(),
+      [](const auto&, const auto&) { ::raise(SIGKILL); },
+      ErrorCode::kPeerLost,
+      {"SIGKILL (signal 9)", "pid "},
+      impatient());
+}
+
+TEST_P(ProcessFaults, AnExitWithoutGoodbyeIsNamedWithItsCode) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_lost(
+      GetParam(),
+      [](const auto&, const auto&) { ::_exit(3); },
+      ErrorCode::kPeerLost,
+      {"exited with code 3"},
+      impatient());
+}
+
+TEST_P(ProcessFaults, AStoppedRankIsFrozen) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  WorldOptions options = impatient();
+  options.meanwhile = [](const std::vector<pid_t>& pids, Milliseconds) {
+    // The others have gone (and were collected): end the stopped one.
+    for (std::size_t rank = 0; rank + 1 < pids.size(); ++rank) {
+      if (::kill(pids[rank], 0) == 0) return true;
+    }
+    ::kill(pids.back(), SIGKILL);
+    return false;
+  };
+  expect_lost(
+      GetParam(),
+      [](const auto&, const auto&) { ::raise(SIGSTOP); },
+      ErrorCode::kPeerLost,
+      {"frozen", "process state T"},
+      options);
+}
+
+TEST_P(ProcessFaults, ARankKilledInTheMiddleOfCalls) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for (int attempt = 0; attempt < 6; ++attempt) {
+    WorldOptions options = impatient();
+    const std::size_t victim = static_cast<std::size_t>(attempt) % static_cast<std::size_t>(GetParam().size);
+    options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds since) {
+      if (since < Milliseconds{150 + 13 * attempt}) return true;
+      ::kill(pids[victim], SIGKILL);
+      return false;
+    };
+    const RankReport report = run_world(
+        GetParam(),
+        [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+          const Communicator comm(backend);
+          const std::vector<Operation> calls = operations();
+          for (;;) {
+            for (std::size_t call = 0; call < 9; ++call) calls[call].run(comm);
+          }
+        },
+        options);
+    ASSERT_EQ(report.failures.size(), static_cast<std::size_t>(GetParam().size));
+    for (const RankFailure& failure : report.failures) {
+      if (failure.rank == static_cast<int>(victim)) {
+        EXPECT_EQ(failure.text, "killed by signal 9");
+        continue;
+      }
+      EXPECT_EQ(failure.code, ErrorCode::kPeerLost) << failure.text;
+    }
+  }
+}
+
+TEST(ProcessLeavings, NothingIsLeftBehind) {
+  if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: forked ranks";
+  const int descriptors = open_descriptors();
+  const std::vector<std::string> files = shared_memory_files();
+  for (const bool killed : {false, true}) {
+    [[maybe_unused]] const RankReport report = run_world(
+        {"shm", 3},
+        [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+          const Communicator comm(backend);
+          comm.barrier();
+          if (killed && rank == 1) ::raise(SIGKILL);
+          std::vector<float> data(100'000);
+          comm.all_reduce(std::span(data));
+          const int before = open_descriptors();
+          {
+            const std::shared_ptr<CommBackend> part = backend->split(0, rank, "part");
+            const Arena arena = Arena::create(ArenaKind::kShared, kPageBytes, "test");
+            [[maybe_unused]] const PeerWindow window = part->attach(arena, "test");
+            Communicator(part).barrier();
+          }
+          require(open_descriptors() == before, "a group that has gone keeps descriptors");
+        },
+        impatient());
+    EXPECT_EQ(report.ok(), !killed) << report.text();
+    EXPECT_EQ(open_descriptors(), descriptors);
+    EXPECT_EQ(shared_memory_files(), files);
+    EXPECT_EQ(child_processes(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace zeroth::test

@@ -1,0 +1,50 @@
+// More than 2^31 bytes in one call, on every backend: no count, offset or length may be an int.
+#include "conformance/world_runner.h"
+
+#include <zeroth/device/memory.h>
+
+namespace zeroth::test {
+namespace {
+
+class Large : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         Large,
+                         ::testing::Values(WorldParam{"self", 1},
+                                           WorldParam{"inproc", 2},
+                                           WorldParam{"shm", 2}),
+                         name_of_param);
+
+TEST_P(Large, MoreThanTwoGibibytesInOneGather) {
+  if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: shadow memory of gigabytes";
+  constexpr std::int64_t kTotal = (std::int64_t{1} << 31U) + 4099;
+  constexpr std::uint64_t kNeeded = std::uint64_t{6} << 30U;
+  if (available_memory_bytes() < kNeeded) GTEST_SKIP() << "not enough memory: 6 GiB";
+  const RankReport report = run_world(
+      GetParam(),
+      [](int rank, const std::shared_ptr<CommBackend>& backend) {
+        const Communicator comm(backend);
+        const int size = comm.size();
+        std::vector<std::int64_t> counts(static_cast<std::size_t>(size), 1000);
+        counts.front() += kTotal - 1000 * size;
+        const Arena arena = Arena::create(ArenaKind::kPrivate, static_cast<std::size_t>(kTotal), "large");
+        auto* bytes = reinterpret_cast<std::uint8_t*>(arena.data());
+        const auto value = [](std::int64_t index) {
+          return static_cast<std::uint8_t>(index / 4096 * 31 + index);
+        };
+        const std::int64_t first = rank == 0 ? 0 : counts.front() + (rank - 1) * 1000;
+        const std::int64_t own = counts[static_cast<std::size_t>(rank)];
+        for (std::int64_t index = 0; index < own; ++index) bytes[first + index] = value(first + index);
+        comm.all_gather(std::span<const std::uint8_t>(bytes + first, static_cast<std::size_t>(own)),
+                        std::span(bytes, static_cast<std::size_t>(kTotal)),
+                        counts);
+        for (std::int64_t index = 0; index < kTotal; ++index) {
+          if (bytes[index] != value(index)) require(false, "byte " + std::to_string(index));
+        }
+        comm.barrier();
+      },
+      {.deadline = Milliseconds{200'000}});
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+}  // namespace
+}  // namespace zeroth::test

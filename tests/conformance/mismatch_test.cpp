@@ -1,0 +1,161 @@
+// Ranks that make different calls: an error at once, on every rank, with both sides in it.
+#include "conformance/world_runner.h"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace zeroth::test {
+namespace {
+
+struct Case {
+  std::string name{};
+  std::function<void(const Communicator&)> most{};  ///< what all ranks but the last do
+  std::function<void(const Communicator&)> last{};  ///< what the last one does
+  std::vector<std::string> both_sides{};            ///< texts that every rank's error must hold
+};
+
+std::vector<Case> cases() {
+  const auto reduce = [](std::size_t count, MessageTag tag) {
+    return [count, tag](const Communicator& comm) {
+      std::vector<float> data(count, 1.0F);
+      comm.all_reduce(std::span(data), tag);
+    };
+  };
+  const auto both = [](const auto& first, const auto& second) {
+    return [first, second](const Communicator& comm) {
+      first(comm);
+      second(comm);
+    };
+  };
+  const auto gather = [](std::vector<std::int64_t> shape) {
+    return [shape](const Communicator& comm) {
+      std::vector<std::int64_t> counts(static_cast<std::size_t>(comm.size()), 5);
+      counts.front() += shape[0];
+      counts.back() += shape[1];
+      std::int64_t total = 0;
+      for (const std::int64_t count : counts) total += count;
+      const std::vector<float> in(static_cast<std::size_t>(counts[static_cast<std::size_t>(comm.rank())]));
+      std::vector<float> out(static_cast<std::size_t>(total));
+      comm.all_gather(std::span<const float>(in), std::span(out), counts);
+    };
+  };
+  const auto broadcast = [](int root) {
+    return [root](const Communicator& comm) {
+      std::vector<float> data(10);
+      comm.broadcast(std::span(data), root);
+    };
+  };
+  const auto attach = [](std::string name) {
+    return [name](const Communicator& comm) {
+      const Arena arena = Arena::create(comm.backend().capabilities().window_kind, kPageBytes, "test");
+      [[maybe_unused]] const PeerWindow window = comm.backend().attach(arena, name);
+    };
+  };
+  const auto integers = [](const Communicator& comm) {
+    std::vector<std::int32_t> data(64);
+    comm.all_reduce(std::span(data), {.unit = 1, .label = 0});
+  };
+  const auto barrier = [](const Communicator& comm) { comm.barrier(); };
+  const MessageTag one{.unit = 1, .label = 0};
+  const MessageTag two{.unit = 2, .label = 0};
+  const MessageTag later{.unit = 1, .label = 7};
+  return {
+      {"Skipped", both(reduce(64, one), reduce(64, two)), reduce(64, two), {"unit 1", "unit 2"}},
+      {"SwappedEqualShapes",
+       both(reduce(64, one), reduce(64, two)),
+       both(reduce(64, two), reduce(64, one)),
+       {"unit 1", "unit 2"}},
+      {"SwappedPhases",
+       both(reduce(64, one), reduce(64, later)),
+       both(reduce(64, later), reduce(64, one)),
+       {"label 0", "label 7"}},
+      {"OtherSize", reduce(64, one), reduce(65, one), {"256 B", "260 B"}},
+      {"OtherSizeLarge", reduce(100'000, one), reduce(100'001, one), {"400000 B", "400004 B"}},
+      {"OneInlineOneStaged", reduce(64, one), reduce(100'000, one), {"256 B", "400000 B"}},
+      {"OtherDtype", reduce(64, one), integers, {"float32", "int32"}},
+      {"OtherOperation", reduce(64, one), barrier, {"all_reduce", "barrier"}},
+      {"OtherParts", gather({1, 2}), gather({2, 1}), {"parts"}},
+      {"OtherRoot", broadcast(0), broadcast(1), {"root 0", "root 1"}},
+      {"OtherUnit", reduce(64, one), reduce(64, two), {"unit 1", "unit 2"}},
+      {"OtherWindow", attach("a"), attach("b"), {"attach"}},
+      {"CallAgainstAttach", reduce(64, one), attach("b"), {"attach", "all_reduce"}},
+  };
+}
+
+class Mismatch : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends, Mismatch, ::testing::ValuesIn(several_ranks()), name_of_param);
+
+TEST_P(Mismatch, EveryRankPrintsBothSides) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for (const Case& item : cases()) {
+    SCOPED_TRACE(item.name);
+    const RankReport report = run_world(GetParam(),
+                                        [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+                                          const Communicator comm(backend);
+                                          comm.barrier();
+                                          (rank == comm.size() - 1 ? item.last : item.most)(comm);
+                                        },
+                                        {.abort_on_failure = false});
+    ASSERT_EQ(report.failures.size(), static_cast<std::size_t>(GetParam().size)) << report.text();
+    for (const RankFailure& failure : report.failures) {
+      EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
+      for (const std::string& side : item.both_sides)
+        EXPECT_NE(failure.text.find(side), std::string::npos) << failure.text;
+      const std::string own = "(rank " + std::to_string(failure.rank) + ")";
+      EXPECT_NE(failure.text.find(own), std::string::npos) << failure.text;
+      const int last = GetParam().size - 1;
+      const std::string other = "(rank " + std::to_string(failure.rank == last ? 0 : last) + ")";
+      EXPECT_NE(failure.text.find(other), std::string::npos) << failure.text;
+    }
+  }
+}
+
+TEST_P(Mismatch, ABrokenSeatStaysBroken) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const RankReport report = run_world(GetParam(),
+                                      [](int rank, const std::shared_ptr<CommBackend>& backend) {
+                                        const Communicator comm(backend);
+                                        std::vector<float> data(4);
+                                        for (int attempt = 0; attempt < 3; ++attempt) {
+                                          try {
+                                            comm.all_reduce(std::span(data), {.unit = rank, .label = 0});
+                                          } catch (const Error& error) {
+                                            require(error.code() == ErrorCode::kMismatch, error.what());
+                                            continue;
+                                          }
+                                          throw std::runtime_error("a broken seat made a call");
+                                        }
+                                      },
+                                      {.abort_on_failure = false});
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+TEST_P(Mismatch, UsageErrorsAreLocalAndLeaveTheSeatWhole) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const RankReport report =
+      run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+        const Communicator comm(backend);
+        std::vector<float> data(4, 1.0F);
+        std::vector<float> wrong(3);
+        try {
+          comm.all_reduce(std::span<const float>(data), std::span(wrong));
+          throw std::runtime_error("a span of the wrong size was taken");
+        } catch (const Error& error) {
+          require(error.code() == ErrorCode::kUsage, error.what());
+        }
+        try {
+          comm.broadcast(std::span(data), comm.size());
+          throw std::runtime_error("a root outside the group was taken");
+        } catch (const Error& error) {
+          require(error.code() == ErrorCode::kUsage, error.what());
+        }
+        comm.all_reduce(std::span(data));
+        require(data[0] == static_cast<float>(comm.size()), "the seat was harmed");
+      });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+}  // namespace
+}  // namespace zeroth::test
