@@ -1,0 +1,105 @@
+#include <zeroth/base/dtype.h>
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <string>
+
+namespace zeroth {
+namespace {
+
+constexpr std::array<DType, 6> kAll{
+    DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kInt32, DType::kUInt8};
+
+TEST(DType, SizesAndNamesAreThoseOfTheTypes) {
+  EXPECT_EQ(size_of(DType::kFloat64), sizeof(double));
+  EXPECT_EQ(size_of(DType::kFloat32), sizeof(float));
+  EXPECT_EQ(size_of(DType::kBFloat16), sizeof(BFloat16));
+  EXPECT_EQ(size_of(DType::kInt64), sizeof(std::int64_t));
+  EXPECT_EQ(size_of(DType::kInt32), sizeof(std::int32_t));
+  EXPECT_EQ(size_of(DType::kUInt8), sizeof(std::uint8_t));
+  std::set<std::string_view> names;
+  for (const DType dtype : kAll) names.insert(name_of(dtype));
+  EXPECT_EQ(names, (std::set<std::string_view>{"float64", "float32", "bfloat16", "int64", "int32", "uint8"}));
+}
+
+TEST(DType, AccumulatesInAtLeastFloat32) {
+  EXPECT_EQ(accumulation_dtype(DType::kBFloat16), DType::kFloat32);
+  for (const DType dtype : kAll) {
+    EXPECT_TRUE(dtype == DType::kBFloat16 || accumulation_dtype(dtype) == dtype);
+    EXPECT_EQ(is_floating(dtype), name_of(dtype).find("float") != std::string_view::npos);
+  }
+}
+
+/// The neighbour of `x` on the grid of bfloat16 by exact arithmetic: no bit tricks shared with the code under
+/// test.
+std::uint16_t nearest_even(float x) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
+  const auto down = static_cast<std::uint16_t>(bits >> 16U);  // toward zero
+  const auto value = [](std::uint32_t pattern) {  // of a finite pattern, or of the "2^128" above the largest
+    if ((pattern & 0x7fffU) == 0x7f80U)
+      return std::copysign(std::ldexp(1.0, 128), pattern & 0x8000U ? -1.0 : 1.0);
+    return static_cast<double>(std::bit_cast<float>(pattern << 16U));
+  };
+  const auto up = static_cast<std::uint16_t>(down + 1U);
+  const double below = std::fabs(static_cast<double>(x) - value(down));
+  const double above = std::fabs(value(up) - static_cast<double>(x));
+  if (below != above) return below < above ? down : up;
+  return (down & 1U) == 0 ? down : up;
+}
+
+TEST(BFloat16, RoundsEveryUpperHalfWithEveryInterestingLowerHalf) {
+  constexpr std::array<std::uint32_t, 11> kLows{
+      0x0000, 0x0001, 0x0002, 0x3fff, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xc000, 0xfffe, 0xffff};
+  for (std::uint32_t high = 0; high < 65536; ++high) {
+    for (const std::uint32_t low : kLows) {
+      const std::uint32_t bits = (high << 16U) | low;
+      const std::uint16_t rounded = BFloat16::round_bits(bits);
+      if ((bits & 0x7fffffffU) > 0x7f800000U) {
+        ASSERT_GT(rounded & 0x7fffU, 0x7f80U) << std::hex << bits << ": NaN must stay NaN";
+        ASSERT_EQ(rounded & 0x40U, 0x40U) << std::hex << bits << ": and become quiet";
+        ASSERT_EQ(rounded >> 15U, high >> 15U) << std::hex << bits << ": and keep its sign";
+      } else if ((bits & 0x7fffffffU) == 0x7f800000U) {
+        ASSERT_EQ(rounded, high) << std::hex << bits;
+      } else {
+        ASSERT_EQ(rounded, nearest_even(std::bit_cast<float>(bits))) << std::hex << bits;
+      }
+    }
+  }
+}
+
+TEST(BFloat16, WideningAndNarrowingGivesEveryPatternBack) {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    BFloat16 value;
+    value.bits = static_cast<std::uint16_t>(bits);
+    const auto wide = static_cast<float>(value);
+    const BFloat16 back(wide);
+    if (std::isnan(wide)) {
+      EXPECT_EQ(back.bits, bits | 0x40U);
+    } else {
+      EXPECT_EQ(back.bits, bits);
+    }
+  }
+}
+
+TEST(BFloat16, LargeFloatsRoundToInfinity) {
+  EXPECT_EQ(BFloat16(std::numeric_limits<float>::max()).bits, 0x7f80);
+  EXPECT_EQ(BFloat16(-std::numeric_limits<float>::max()).bits, 0xff80);
+  EXPECT_EQ(BFloat16(std::numeric_limits<float>::denorm_min()).bits, 0);
+  EXPECT_EQ(BFloat16(-0.0F).bits, 0x8000);
+}
+
+RC_GTEST_PROP(BFloat16Property, RoundsAnyFiniteFloatToNearestEven, ()) {
+  const auto bits = *rc::gen::arbitrary<std::uint32_t>();
+  RC_PRE((bits & 0x7f800000U) != 0x7f800000U);
+  RC_ASSERT(BFloat16::round_bits(bits) == nearest_even(std::bit_cast<float>(bits)));
+}
+
+}  // namespace
+}  // namespace zeroth

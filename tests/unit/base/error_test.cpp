@@ -1,0 +1,115 @@
+#include "error_codes.h"
+
+#include <zeroth/base/error.h>
+
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <set>
+#include <string>
+
+namespace zeroth {
+namespace {
+
+using testing::kCodes;
+
+TEST(ErrorCode, SlugsAndExitCodesAreStable) {
+  for (const auto& facts : kCodes) {
+    EXPECT_EQ(slug(facts.code), facts.slug);
+    EXPECT_EQ(exit_code(facts.code), facts.exit_code) << facts.slug;
+  }
+}
+
+TEST(ErrorCode, EveryCodeIsInTheTable) {
+  // kInternal is the last one; a new code must come before it and into the table.
+  EXPECT_EQ(kCodes.size(), static_cast<std::size_t>(ErrorCode::kInternal) + 1);
+  std::set<ErrorCode> codes;
+  std::set<std::string_view> slugs;
+  for (const auto& facts : kCodes) {
+    codes.insert(facts.code);
+    slugs.insert(facts.slug);
+  }
+  EXPECT_EQ(codes.size(), kCodes.size());
+  EXPECT_EQ(slugs.size(), kCodes.size());
+}
+
+TEST(ErrorCode, ExitCodesTellFailureFromSignalAndShell) {
+  for (const auto& facts : kCodes) {
+    EXPECT_GE(exit_code(facts.code), 64);
+    EXPECT_LE(exit_code(facts.code), 78);
+  }
+}
+
+TEST(ErrorText, NamesEveryFieldInOneOrder) {
+  const Error error(ErrorCode::kMismatch,
+                    "sizes differ",
+                    {.where = "comm.shm all_gather#841",
+                     .who = "rank 3/8",
+                     .which = "block.2",
+                     .expected = "4 KiB",
+                     .got = "8 KiB",
+                     .hint = "call alike"});
+  EXPECT_STREQ(error.what(),
+               "[MISMATCH] sizes differ; where: comm.shm all_gather#841; who: rank 3/8; which: block.2; "
+               "expected: 4 KiB; got: 8 KiB; hint: call alike");
+}
+
+TEST(ErrorText, LeavesEmptyFieldsOut) {
+  EXPECT_STREQ(Error(ErrorCode::kIo, "gone").what(), "[IO] gone");
+  EXPECT_STREQ(Error(ErrorCode::kIo, "gone", {.got = "x"}).what(), "[IO] gone; got: x");
+  EXPECT_STREQ(Error(ErrorCode::kIo, "").what(), "[IO] ");
+}
+
+TEST(Error, KeepsItsPartsAndCopies) {
+  const Error error(ErrorCode::kModel, "no", {.which = "w"});
+  const Error copy = error;  // NOLINT(performance-unnecessary-copy-initialization): exceptions are copied
+  EXPECT_EQ(copy.code(), ErrorCode::kModel);
+  EXPECT_EQ(copy.message(), "no");
+  EXPECT_EQ(copy.context().which, "w");
+  EXPECT_STREQ(copy.what(), error.what());
+}
+
+TEST(Check, ThrowsOnlyWhenFalseAndEvaluatesOnce) {
+  int evaluated = 0;
+  EXPECT_NO_THROW(ZR_CHECK(++evaluated == 1, ErrorCode::kUsage, "never"));
+  EXPECT_EQ(evaluated, 1);
+  try {
+    ZR_CHECK(++evaluated == 1, ErrorCode::kUsage, "now", ErrorContext{.who = "rank 1/2"});
+    FAIL() << "did not throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    EXPECT_EQ(error.context().who, "rank 1/2");
+  }
+  EXPECT_EQ(evaluated, 2);
+}
+
+TEST(Check, IsOneStatement) {
+  bool reached = false;
+  if (reached)
+    ZR_CHECK(false, ErrorCode::kUsage, "dangling");
+  else
+    reached = true;
+  EXPECT_TRUE(reached);
+}
+
+TEST(Assert, NamesExpressionFileAndNote) {
+  try {
+    ZR_ASSERT(1 + 1 == 3, "arithmetic broke");
+    FAIL() << "did not throw";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInternal);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("1 + 1 == 3"), std::string::npos) << text;
+    EXPECT_NE(text.find("error_test.cpp"), std::string::npos) << text;
+    EXPECT_NE(text.find("arithmetic broke"), std::string::npos) << text;
+  }
+}
+
+TEST(ErrnoText, NamesNumberAndMeaning) {
+  EXPECT_NE(errno_text(ENOENT).find("No such file"), std::string::npos);
+  EXPECT_NE(errno_text(ENOENT).find(std::to_string(ENOENT)), std::string::npos);
+  EXPECT_FALSE(errno_text(-7).empty());
+}
+
+}  // namespace
+}  // namespace zeroth
