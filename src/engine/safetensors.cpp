@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <random>
 #include <set>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -16,10 +17,35 @@
 namespace zeroth {
 namespace {
 
-[[noreturn]] void fail(const std::string& what, const std::string& path) {
+constexpr const char* kUnchanged = "the previous file, if any, is unchanged";
+constexpr const char* kRenamed = "the file is complete and in its place, but a power failure could still undo that";
+
+[[noreturn]] void fail(const char* what, const std::string& path, const char* hint = kUnchanged) {
+  const int error_number = errno;
   throw Error(ErrorCode::kIo,
-              what + ": " + errno_text(errno),
-              {.where = "engine.safetensors", .which = path, .hint = "the previous file, if any, is unchanged"});
+              what + (": " + errno_text(error_number)),
+              {.where = "engine.safetensors", .which = path, .hint = hint});
+}
+
+/// Every reader refuses a file whose tensors do not fill their ranges; better not to write it.
+void check_size(const SafetensorsEntry& entry) {
+  static const std::map<std::string, std::uint64_t, std::less<>> kBytes{
+      {"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2}, {"I64", 8}, {"I32", 4},
+      {"I16", 2}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
+  const auto element = kBytes.find(entry.dtype);
+  ZR_CHECK(element != kBytes.end(),
+           ErrorCode::kUsage,
+           "an unknown dtype",
+           {.where = "engine.safetensors", .which = entry.name, .got = entry.dtype});
+  std::uint64_t bytes = element->second;
+  for (const std::int64_t extent : entry.shape) bytes *= static_cast<std::uint64_t>(extent);
+  ZR_CHECK(bytes == entry.bytes,
+           ErrorCode::kUsage,
+           "the size of a tensor does not fit its shape and dtype",
+           {.where = "engine.safetensors",
+            .which = entry.name,
+            .expected = std::to_string(bytes) + " bytes",
+            .got = std::to_string(entry.bytes)});
 }
 
 }  // namespace
@@ -43,17 +69,29 @@ SafetensorsWriter::SafetensorsWriter(std::string path,
   nlohmann::json header;
   std::set<std::string> names;
   for (const SafetensorsEntry& entry : entries) {
-    ZR_CHECK(names.insert(entry.name).second && entry.name != "__metadata__",
+    ZR_CHECK(names.insert(entry.name).second,
              ErrorCode::kUsage,
              "two tensors of one name cannot be written to one file",
              {.where = "engine.safetensors", .which = entry.name});
+    ZR_CHECK(entry.name != "__metadata__",
+             ErrorCode::kUsage,
+             "the format keeps this name for itself",
+             {.where = "engine.safetensors", .which = entry.name});
+    check_size(entry);
     header[entry.name] = {{"dtype", entry.dtype},
                           {"shape", entry.shape},
                           {"data_offsets", {expected_, expected_ + entry.bytes}}};
     expected_ += entry.bytes;
   }
   if (!metadata.empty()) header["__metadata__"] = metadata;
-  std::string text = header.is_null() ? "{}" : header.dump();
+  std::string text;
+  try {
+    text = header.is_null() ? "{}" : header.dump();
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorCode::kUsage,
+                "a name or the metadata is not UTF-8",
+                {.where = "engine.safetensors", .which = path_, .got = error.what()});
+  }
   text.resize((text.size() + 7) / 8 * 8, ' ');  // data starts at a multiple of 8
 
   std::random_device random;
@@ -98,6 +136,7 @@ void SafetensorsWriter::write(std::span<const std::byte> data) {
 }
 
 void SafetensorsWriter::commit() {
+  ZR_CHECK(fd_ >= 0, ErrorCode::kUsage, "the file has been committed", {.where = "engine.safetensors", .which = path_});
   ZR_CHECK(written_ == expected_,
            ErrorCode::kUsage,
            "less data than the entries say",
@@ -107,7 +146,9 @@ void SafetensorsWriter::commit() {
             .got = std::to_string(written_)});
   if (::fsync(fd_) != 0) fail("syncing failed", temporary_);
   if (::close(std::exchange(fd_, -1)) != 0) {
+    const int saved = errno;
     ::unlink(temporary_.c_str());
+    errno = saved;
     fail("closing failed", temporary_);
   }
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
@@ -118,12 +159,12 @@ void SafetensorsWriter::commit() {
   }
   const std::string folder = std::filesystem::path(path_).parent_path().string();
   const int folder_fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder_fd < 0) fail("the folder cannot be opened to be synced", folder);
+  if (folder_fd < 0) fail("the folder cannot be opened to be synced", folder, kRenamed);
   const int synced = ::fsync(folder_fd);
   const int saved = errno;
   ::close(folder_fd);
   errno = saved;
-  if (synced != 0) fail("syncing the folder failed", folder);
+  if (synced != 0) fail("syncing the folder failed", folder, kRenamed);
 }
 
 }  // namespace zeroth

@@ -37,14 +37,27 @@ int number(const std::string& name, const std::string& text) {
 
 /// Variable names of one launcher.
 struct Launcher {
-  std::string_view rank, size, local_rank, local_size, job;
+  std::string_view rank, size, local_rank;
+  std::string_view local_size;  ///< ranks on this host, "" if the launcher has no such variable
+  std::string_view hosts;       ///< hosts of the job, likewise
+  std::string_view job, step;   ///< together unique on the host
 };
+// Slurm's SLURM_NTASKS_PER_NODE is what was asked for at most, not what there is: its number of nodes decides.
 constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ZEROTH_JOB_ID"},
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
-     "PMIX_NAMESPACE"},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID"},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "ZEROTH_JOB_ID", ""},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "",
+     "PMIX_NAMESPACE", ""},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_STEP_ID"},
 };
+
+/// Throws unless the variable `name` (if there is one, and if it is set) says `expected`.
+void require_one_host(const Lookup& lookup, std::string_view name, int expected, const std::string& meaning) {
+  const auto text = name.empty() ? std::nullopt : lookup(name);
+  ZR_CHECK(!text || number(std::string(name), *text) == expected,
+           ErrorCode::kEnvironment,
+           "the ranks are on several hosts, and this build has no transport between hosts",
+           {.where = "world", .which = std::string(name), .expected = meaning, .got = *text});
+}
 
 }  // namespace
 
@@ -71,17 +84,20 @@ World World::from_variables(const Lookup& lookup) {
               .which = std::string(launcher.rank) + ", " + std::string(launcher.size),
               .expected = "0 <= rank < size",
               .got = "rank " + *rank + ", size " + *size});
+    require_one_host(lookup, launcher.local_size, world.size_, std::to_string(world.size_) + ", all ranks on this host");
+    require_one_host(lookup, launcher.hosts, 1, "1 host");
     const auto local = lookup(launcher.local_rank);
     world.local_rank_ = local ? number(std::string(launcher.local_rank), *local) : world.rank_;
-    const auto local_size = lookup(launcher.local_size);
-    ZR_CHECK(!local_size || number(std::string(launcher.local_size), *local_size) == world.size_,
+    ZR_CHECK(world.local_rank_ < world.size_,
              ErrorCode::kEnvironment,
-             "the ranks are on several hosts, and this build has no transport between hosts",
+             "the local rank does not exist in this world",
              {.where = "world",
-              .which = std::string(launcher.local_size),
-              .expected = std::to_string(world.size_) + ", all ranks on this host",
-              .got = *local_size});
-    if (const auto job = lookup(launcher.job)) world.job_ = *job;
+              .which = std::string(launcher.local_rank),
+              .expected = "below the size, " + *size,
+              .got = local.value_or("")});
+    const auto job = lookup(launcher.job);
+    const auto step = launcher.step.empty() ? std::nullopt : lookup(launcher.step);
+    if (job) world.job_ = step ? *job + "." + *step : *job;
     break;
   }
   if (world.size_ > 1) world.backend_name_ = "shm";

@@ -15,18 +15,19 @@ namespace zeroth {
 
 struct SafetensorsEntry {
   std::string name{};
-  std::string dtype{};  ///< "F64", "F32", "BF16", "I64", ...; see safetensors_dtype()
+  std::string dtype{};  ///< F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL; see safetensors_dtype()
   std::vector<std::int64_t> shape{};
   std::uint64_t bytes = 0;
 };
 
 [[nodiscard]] std::string safetensors_dtype(DType dtype);
 
-/// Writes to "<path>.tmp-<pid>-<random>" in the same folder; commit() syncs it, renames it to `path` and syncs the folder. Destroyed before
-/// commit(), it removes the temporary file and leaves `path` as it was.
+/// Writes to "<path>.tmp-<pid>-<random>" in the same folder; commit() syncs it, renames it to `path` and syncs the folder.
+/// Destroyed before commit(), it removes the temporary file and leaves `path` as it was.
 class SafetensorsWriter {
  public:
-  /// Throws kIo if the file cannot be made, kUsage for two entries of one name.
+  /// Throws kIo if the file cannot be made; kUsage for two entries of one name, a name that is "__metadata__" or not UTF-8, and
+  /// an entry whose bytes do not fit its shape and dtype.
   SafetensorsWriter(std::string path,
                     std::vector<SafetensorsEntry> entries,
                     const std::map<std::string, std::string>& metadata);
@@ -36,7 +37,7 @@ class SafetensorsWriter {
 
   /// Appends data, in the order of the entries; pieces may be of any size. Throws kIo (disk full and the like).
   void write(std::span<const std::byte> data);
-  /// Throws kIo, or kUsage if not all data has been written.
+  /// Throws kIo, or kUsage if not all data has been written or it was called before.
   void commit();
 
  private:
