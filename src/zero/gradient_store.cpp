@@ -160,7 +160,7 @@ void GradientStore::close_backward() {
     std::ranges::fill(ring_open_, -1);
   }
   advance_backward(backward_ + 1);
-  progress_active();
+  progress_all();
 }
 
 void GradientStore::advance_backward(std::uint64_t next) {
@@ -257,6 +257,13 @@ void GradientStore::reduce_event(int flat, std::uint64_t code) {
   backend_.ring();
 }
 
+void GradientStore::progress_all() {
+  // Also what others published and this rank did not: they may be waiting for the slot.
+  for (const int flat : trainable_flats_) {
+    if (owns(flat)) progress(flat);
+  }
+}
+
 void GradientStore::progress_active() {
   std::erase_if(active_, [this](int flat) {
     progress(flat);
@@ -268,36 +275,66 @@ void GradientStore::progress_active() {
   });
 }
 
+std::vector<int> GradientStore::stuck_ranks() const {
+  // [Note: Stuck] A rank is stuck if it waits for a slot whose bucket some owner cannot take, because another stuck rank has not
+  // said yet whether it takes part in that event. The largest such set: start with all that wait, drop whoever will get on.
+  // Ranks that go through the model in one order are never stuck, however slow one of them is.
+  std::vector<int> stuck;
+  for (int rank = 0; rank < model_.world; ++rank) {
+    const std::uint64_t pressed = memory_.signals(rank).pressure().load();
+    if (pressed != 0 && pressed <= model_.units.size()) stuck.push_back(rank);
+  }
+  const auto waits_for = [this](int rank, int other) {
+    const std::uint64_t pressed = memory_.signals(rank).pressure().load();
+    if (other == rank || pressed == 0 || pressed > model_.units.size()) return false;
+    return std::ranges::any_of(model_.unit_flats[pressed - 1], [&](int flat) {
+      const std::uint64_t code = memory_.signals(rank).published(flat).load();
+      if (code == 0 || !model_.flat(flat).trainable) return false;
+      const std::uint64_t closed = memory_.signals(other).closed().load();
+      return memory_.signals(other).published(flat).load() < code && closed <= backward_of(code);
+    });
+  };
+  for (bool shrinking = true; shrinking;) {
+    const std::vector<int> before = stuck;
+    shrinking = std::erase_if(stuck, [&](int rank) {
+                  return std::ranges::none_of(before, [&](int other) { return waits_for(rank, other); });
+                }) > 0;
+  }
+  return stuck;
+}
+
 void GradientStore::serve_pressure() {
   const Signals own = memory_.signals(memory_.rank());
-  for (int source = 0; source < model_.world; ++source) {
+  for (const int source : stuck_ranks()) {
     const std::uint64_t pressed = memory_.signals(source).pressure().load();
     if (pressed == 0 || pressed > model_.units.size()) continue;
     for (const int flat : model_.unit_flats[pressed - 1]) {
-      const FlatLayout& layout = model_.flat(flat);
-      const Range shard = layout.shard(memory_.rank());
       const std::uint64_t code = memory_.signals(source).published(flat).load();
-      if (!layout.trainable || shard.size() == 0 || code == 0 || own.consumed(flat, source).load() >= code) continue;
-      const std::size_t element = size_of(layout.accumulation());
-      const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
-      Spill spill{std::vector<std::byte>(bytes), ledger_.hold({layout.unit, MemoryState::kOverflow}, bytes)};
-      std::memcpy(spill.bytes.data(),
-                  memory_.peer_bucket(flat, source) + static_cast<std::size_t>(shard.begin) * element,
-                  bytes);
-      spilled_.emplace(std::tuple{flat, code, source}, std::move(spill));
-      ++spills_;
-      if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
-      own.consumed(flat, source).store(code);
-      backend_.ring();
+      if (!model_.flat(flat).trainable || !owns(flat) || code == 0 || own.consumed(flat, source).load() >= code) continue;
+      spill(flat, source, code);
     }
   }
+}
+
+void GradientStore::spill(int flat, int source, std::uint64_t code) {
+  const FlatLayout& layout = model_.flat(flat);
+  const Range shard = layout.shard(memory_.rank());
+  const std::size_t element = size_of(layout.accumulation());
+  const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
+  Spill copy{std::vector<std::byte>(bytes), ledger_.hold({layout.unit, MemoryState::kOverflow}, bytes)};
+  std::memcpy(copy.bytes.data(), memory_.peer_bucket(flat, source) + static_cast<std::size_t>(shard.begin) * element, bytes);
+  spilled_.emplace(std::tuple{flat, code, source}, std::move(copy));
+  ++spills_;
+  if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
+  memory_.signals(memory_.rank()).consumed(flat, source).store(code);
+  backend_.ring();
 }
 
 void GradientStore::wait(const std::string& what, const std::function<bool()>& done) {
   reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
   backend_.wait_until(
       [&] {
-        progress_active();
+        progress_all();
         if (done()) return true;
         serve_pressure();
         return done();
@@ -310,13 +347,9 @@ void GradientStore::complete() {
   ZR_CHECK(backward_ + 1 < next_step, ErrorCode::kUsage, "more than a million backwards in one step", {.where = "zero.reduce"});
   advance_backward(next_step);
   wait("the gradients of this step", [this, next_step] {
-    bool all = true;
-    for (const int flat : trainable_flats_) {
-      if (!owns(flat)) continue;
-      progress(flat);
-      all = all && state(flat).next_backward >= next_step;
-    }
-    return all;
+    return std::ranges::all_of(trainable_flats_, [this, next_step](int flat) {
+      return !owns(flat) || state(flat).next_backward >= next_step;
+    });
   });
 }
 

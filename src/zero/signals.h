@@ -19,6 +19,8 @@ static_assert(SignalWord::is_always_lock_free && sizeof(SignalWord) == 8, "signa
   return (backward << 16U) | (event + 1);
 }
 
+[[nodiscard]] constexpr std::uint64_t backward_of(std::uint64_t code) { return code >> 16U; }
+
 /// Where the words lie inside a rank's block.
 class SignalLayout {
  public:

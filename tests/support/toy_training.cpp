@@ -34,10 +34,9 @@ void run_rank(const ToyTraining& training, const std::shared_ptr<InprocHub>& hub
   options.timeout = Milliseconds(60'000);
   std::unique_ptr<CommBackend> base = make_backend(
       training.world == 1 && !hub ? "self" : "inproc", {.rank = rank, .size = training.world, .hub = hub, .options = options});
-  CommBackend* seat = base.get();
+  if (training.decorate) base = training.decorate(std::move(base), rank);
+  const auto backend = std::make_shared<CountingBackend>(std::move(base), table);
   try {
-    if (training.decorate) base = training.decorate(std::move(base), rank);
-    auto backend = std::make_shared<CountingBackend>(std::move(base), table);
     const auto device = make_cpu_device(training.mode, training.chaos_seed * 131 + static_cast<std::uint64_t>(rank));
     ToyModel model(training.model, 7);
     Engine engine(model.structure().params, model.structure().units, settings_of(training), *device, backend, model, Logger());
@@ -81,7 +80,7 @@ void run_rank(const ToyTraining& training, const std::shared_ptr<InprocHub>& hub
              "ranks of one toy training differ from each other",
              {.who = "rank " + std::to_string(rank)});
   } catch (const std::exception& caught) {
-    seat->abort(Error(ErrorCode::kAborted, caught.what()));
+    backend->abort(Error(ErrorCode::kAborted, caught.what()));
     const std::lock_guard lock(shared.mutex);
     if (!shared.first) shared.first = std::current_exception();
   }

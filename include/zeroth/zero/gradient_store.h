@@ -11,7 +11,8 @@
 // The list of events does not depend on the plan, and each sum is formed in rank order: ((g0 + g1) + g2) ..., then added to
 // what earlier events of the step left. Hence the same bits under every plan.
 //
-// Deadlock freedom: a rank that waits for a slot says so (pressure); owners that wait for anything copy such a slot's range aside.
+// Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way, owners copy the
+// ranges of their slots aside (spill); ranks that go through the model in one order never need it.
 #pragma once
 
 #include <cstdint>
@@ -93,7 +94,10 @@ class GradientStore {
   [[nodiscard]] bool consumed_by_all(int flat) const;
   void progress(int flat);
   void progress_active();
+  void progress_all();
+  [[nodiscard]] std::vector<int> stuck_ranks() const;
   void serve_pressure();
+  void spill(int flat, int source, std::uint64_t code);
   [[nodiscard]] Part part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const;
   void reduce_event(int flat, std::uint64_t code);
   [[nodiscard]] bool owns(int flat) const { return model_.flat(flat).shard(memory_.rank()).size() > 0; }
