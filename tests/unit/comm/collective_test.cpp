@@ -1,0 +1,139 @@
+#include <zeroth/base/error.h>
+#include <zeroth/comm/collective.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace zeroth {
+namespace {
+
+alignas(64) std::array<std::byte, 4096> memory;
+
+Collective good(CollectiveKind kind) {
+  Collective collective{.kind = kind,
+                        .in_dtype = DType::kFloat32,
+                        .out_dtype = DType::kFloat32,
+                        .send = memory.data(),
+                        .recv = memory.data() + 2048,
+                        .counts = {3, 4},
+                        .root = 0,
+                        .tag = {.unit = 2, .label = 5}};
+  if (kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kBroadcast) collective.counts = {7};
+  if (kind == CollectiveKind::kBarrier) collective.counts = {};
+  return collective;
+}
+
+std::string problem(const Collective& collective, int rank = 1) {
+  try {
+    validate(collective, rank, 2, "test");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    return error.message();
+  }
+  return "";
+}
+
+constexpr CollectiveKind kKinds[] = {CollectiveKind::kAllGather,
+                                     CollectiveKind::kReduceScatter,
+                                     CollectiveKind::kAllReduce,
+                                     CollectiveKind::kBroadcast,
+                                     CollectiveKind::kBarrier};
+
+TEST(Collective, GoodCallsPass) {
+  for (const CollectiveKind kind : kKinds) EXPECT_EQ(problem(good(kind)), "") << name_of(kind);
+}
+
+TEST(Collective, WhatOneRankCanSeeIsRefused) {
+  using Change = std::function<void(Collective&)>;
+  const std::vector<std::pair<std::string, Change>> changes{
+      {"wrong number of counts", [](Collective& c) { c.counts.push_back(1); }},
+      {"a count is negative or too large", [](Collective& c) { c.counts[0] = -1; }},
+      {"a count is negative or too large", [](Collective& c) { c.counts[0] = std::int64_t{1} << 62U; }},
+      {"the root is not in the group", [](Collective& c) { c.root = 2; }},
+      {"recv is null", [](Collective& c) { c.recv = nullptr; }},
+      {"recv is not aligned to its dtype", [](Collective& c) { c.recv += 2; }},
+  };
+  for (const auto& [text, change] : changes) {
+    for (const CollectiveKind kind : kKinds) {
+      if (kind == CollectiveKind::kBarrier) continue;
+      Collective collective = good(kind);
+      change(collective);
+      EXPECT_EQ(problem(collective), text) << name_of(kind);
+    }
+  }
+  Collective barrier = good(CollectiveKind::kBarrier);
+  barrier.counts = {1};
+  EXPECT_EQ(problem(barrier), "a barrier has no data");
+}
+
+TEST(Collective, SumsKnowTheirDtypes) {
+  const std::vector<std::pair<DType, DType>> sums{{DType::kFloat64, DType::kFloat64},
+                                                  {DType::kFloat32, DType::kFloat32},
+                                                  {DType::kBFloat16, DType::kBFloat16},
+                                                  {DType::kBFloat16, DType::kFloat32},
+                                                  {DType::kFloat32, DType::kBFloat16},
+                                                  {DType::kInt64, DType::kInt64},
+                                                  {DType::kInt32, DType::kInt32}};
+  for (int in = 0; in <= static_cast<int>(DType::kUInt8); ++in) {
+    for (int out = 0; out <= static_cast<int>(DType::kUInt8); ++out) {
+      Collective collective = good(CollectiveKind::kAllReduce);
+      collective.in_dtype = static_cast<DType>(in);
+      collective.out_dtype = static_cast<DType>(out);
+      const bool allowed =
+          std::ranges::find(sums, std::pair{collective.in_dtype, collective.out_dtype}) != sums.end();
+      EXPECT_EQ(problem(collective).empty(), allowed) << describe(collective);
+      collective.kind = CollectiveKind::kBroadcast;
+      EXPECT_EQ(problem(collective).empty(), in == out) << describe(collective);
+    }
+  }
+}
+
+TEST(Collective, OverlapsOtherThanInPlaceAreRefused) {
+  for (const int shift : {0, 4, 12, 16}) {
+    Collective gather = good(CollectiveKind::kAllGather);
+    gather.recv = memory.data();
+    gather.send = memory.data() + shift;
+    EXPECT_EQ(problem(gather).empty(), shift == 12) << shift;  // rank 1's part begins behind 3 elements
+    Collective scatter = good(CollectiveKind::kReduceScatter);
+    scatter.send = memory.data();
+    scatter.recv = memory.data() + shift;
+    EXPECT_EQ(problem(scatter).empty(), shift == 12) << shift;
+    Collective reduce = good(CollectiveKind::kAllReduce);
+    reduce.send = memory.data();
+    reduce.recv = memory.data() + shift;
+    EXPECT_EQ(problem(reduce).empty(), shift == 0) << shift;
+  }
+  Collective cast = good(CollectiveKind::kAllReduce);
+  cast.recv = memory.data();
+  cast.out_dtype = DType::kBFloat16;
+  EXPECT_EQ(problem(cast), "send and recv overlap");
+}
+
+TEST(Collective, SendMayBeNullWhereNothingIsSent) {
+  Collective gather = good(CollectiveKind::kAllGather);
+  gather.counts = {7, 0};
+  gather.send = nullptr;
+  EXPECT_EQ(problem(gather), "");
+  Collective broadcast = good(CollectiveKind::kBroadcast);
+  broadcast.send = nullptr;
+  EXPECT_EQ(problem(broadcast), "");
+  EXPECT_EQ(problem(broadcast, 0), "send is null");
+}
+
+TEST(Collective, DescriptionsAreShort) {
+  Collective collective = good(CollectiveKind::kReduceScatter);
+  EXPECT_EQ(describe(collective), "reduce_scatter float32 [3, 4] unit=2 label=5");
+  collective.counts.assign(100, 1);
+  collective.out_dtype = DType::kBFloat16;
+  EXPECT_EQ(describe(collective),
+            "reduce_scatter float32->bfloat16 [1, 1, 1, 1, 1, 1, 1, 1, ...] unit=2 label=5");
+  EXPECT_EQ(describe(good(CollectiveKind::kBarrier)), "barrier unit=2 label=5");
+}
+
+}  // namespace
+}  // namespace zeroth
