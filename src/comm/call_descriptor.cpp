@@ -49,7 +49,7 @@ CallDescriptor describe_call(const Collective& collective, std::uint64_t sequenc
 }
 
 bool same_call(const CallDescriptor& a, const CallDescriptor& b) {
-  if constexpr (std::string_view(kMutation) == "tag_compare") return true;
+  if (planted("tag_compare")) return true;
   return a.sequence == b.sequence && a.kind == b.kind && a.in_dtype == b.in_dtype &&
          a.out_dtype == b.out_dtype && a.root == b.root && a.unit == b.unit && a.label == b.label &&
          a.counts_digest == b.counts_digest && a.elements == b.elements;

@@ -282,9 +282,7 @@ void SharedMemoryEngine::sum(const Collective& collective,
                         .src_dtype = collective.in_dtype,
                         .n = elements},
                        isa_);
-  if constexpr (std::string_view(kMutation) == "reduction_ulp") {
-    if (rank_ == 1) plant_ulp(to, collective.out_dtype);
-  }
+  if (planted("reduction_ulp") && rank_ == 1) plant_ulp(to, collective.out_dtype);
 }
 
 PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name) {

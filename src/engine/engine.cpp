@@ -224,6 +224,9 @@ StepResult Engine::step() {
 }
 
 StepResult Engine::finish_step() {
+  if (planted("leaked_buffer")) {
+    static_cast<void>(new MemoryHold(device_.ledger().hold({-1, MemoryState::kReduced}, std::size_t{64} << 10U)));
+  }
   for (UnitUse& use : uses_) use.kept.reset();
   parameters_->quiesce();
   gradients_->complete();

@@ -1,6 +1,7 @@
 #include <zeroth/zero/gradient_store.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include <kernels/bucket/bucket.h>
@@ -247,6 +248,10 @@ void GradientStore::reduce_event(int flat, std::uint64_t code) {
                           .n = end - begin},
                          kernels_.isa);
   });
+  if (planted("pull_reduction_ulp") && memory_.rank() == 1 && layout.dtype == DType::kFloat32) {
+    auto* first = reinterpret_cast<float*>(memory_.reduced(flat));
+    *first = std::nextafter(*first, 1e30F);
+  }
   has_sums_[static_cast<std::size_t>(flat)] = true;
   const Signals own = memory_.signals(memory_.rank());
   for (const int source : ranks) {

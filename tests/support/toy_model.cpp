@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <type_traits>
 
@@ -163,7 +164,9 @@ template <class T>
 void ToyModel::give(int param, const std::vector<T>& grad) {
   const ParamSpec& spec = structure_.params[static_cast<std::size_t>(param)];
   if (!spec.trainable || grad.empty()) return;
-  engine_->grad_ready(param, {reinterpret_cast<const std::byte*>(grad.data()), spec.shape, DTypeOf<T>::value});
+  std::vector<T> given = grad;
+  if (poison_ && poison_(engine_->rank(), step_, micro_step_, param)) given.back() = std::numeric_limits<T>::quiet_NaN();
+  engine_->grad_ready(param, {reinterpret_cast<const std::byte*>(given.data()), spec.shape, DTypeOf<T>::value});
 }
 
 template <class T>
@@ -171,6 +174,8 @@ double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bo
   const auto width = static_cast<std::size_t>(options_.width);
   const auto inputs = static_cast<std::size_t>(options_.inputs);
   const ToyBatch batch = toy_batch(options_, engine_->rank(), step, micro_step);
+  step_ = step;
+  micro_step_ = micro_step;
   // Which blocks run, in order; the last one twice if asked.
   std::vector<int> path;
   for (int block = 0; block < options_.blocks; ++block) {

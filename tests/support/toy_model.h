@@ -54,6 +54,9 @@ class ToyModel final : public ParameterBinder {
   double forward_backward(std::int64_t step, int micro_step, const SkipRule& skip = {});
   /// Forward alone, without a backward to come.
   double evaluate(std::int64_t step, int micro_step);
+  /// Gradients of parameter `param` become NaN where the rule says so.
+  using PoisonRule = std::function<bool(int rank, std::int64_t step, int micro_step, int param)>;
+  void set_poison(PoisonRule rule) { poison_ = std::move(rule); }
   /// The current value of a parameter, from the engine.
   [[nodiscard]] std::vector<double> value(int param);
 
@@ -69,6 +72,9 @@ class ToyModel final : public ParameterBinder {
   ToyStructure structure_;
   Engine* engine_ = nullptr;
   std::vector<std::byte*> flats_;
+  PoisonRule poison_;
+  std::int64_t step_ = 0;
+  int micro_step_ = 0;
 };
 
 /// Data of one micro-batch.

@@ -19,6 +19,8 @@ EngineSettings settings_of(const ToyTraining& training) {
   settings.optimizer = {.type = training.optimizer, .momentum = training.optimizer == "SGD"};
   settings.groups = {GroupHyper{.lr = 0.02, .weight_decay = 0.1, .momentum = 0.9}, GroupHyper{.lr = 0.05, .momentum = 0.9}};
   settings.threads = training.threads;
+  settings.max_nonfinite_steps = training.max_nonfinite_steps;
+  settings.memory_limit_bytes = training.memory_limit_bytes;
   return settings;
 }
 
@@ -39,7 +41,11 @@ void run_rank(const ToyTraining& training, const std::shared_ptr<InprocHub>& hub
   try {
     const auto device = make_cpu_device(training.mode, training.chaos_seed * 131 + static_cast<std::uint64_t>(rank));
     ToyModel model(training.model, 7);
-    Engine engine(model.structure().params, model.structure().units, settings_of(training), *device, backend, model, Logger());
+    model.set_poison(training.poison);
+    ToyStructure structure = model.structure();
+    EngineSettings settings = settings_of(training);
+    if (training.tamper) training.tamper(rank, structure, settings);
+    Engine engine(structure.params, structure.units, settings, *device, backend, model, Logger());
     model.attach(engine);
     ToyOutcome own;
     for (int step = 0; step < training.steps; ++step) {
@@ -55,6 +61,7 @@ void run_rank(const ToyTraining& training, const std::shared_ptr<InprocHub>& hub
       if (training.after_step) training.after_step(engine, model, result);
       own.losses.push_back(hex_float(engine.average(loss)));
       own.norms.push_back(hex_float(result.grad_norm));
+      own.results.push_back(result);
     }
     for (std::size_t param = 0; param < model.structure().params.size(); ++param) {
       own.values.push_back(model.value(static_cast<int>(param)));
@@ -74,6 +81,7 @@ void run_rank(const ToyTraining& training, const std::shared_ptr<InprocHub>& hub
       all.losses = own.losses;
       all.norms = own.norms;
       all.values = own.values;
+      all.results = own.results;
     }
     ZR_CHECK(all.losses == own.losses && all.norms == own.norms && all.values == own.values,
              ErrorCode::kInternal,

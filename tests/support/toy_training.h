@@ -23,7 +23,12 @@ struct ToyTraining {
   ExecutionMode mode = ExecutionMode::kInline;
   std::uint64_t chaos_seed = 0;
   int threads = 1;
+  int max_nonfinite_steps = 10;
+  std::uint64_t memory_limit_bytes = 0;
   SkipRule skip{};
+  ToyModel::PoisonRule poison{};
+  /// Changes what one rank asks for, to make ranks disagree.
+  std::function<void(int rank, ToyStructure&, EngineSettings&)> tamper{};
   /// Runs on every rank after each step; for what a single test wants to do or look at.
   std::function<void(Engine&, ToyModel&, const StepResult&)> after_step{};
   /// Replaces the backend that a rank talks through: delays, faults.
@@ -39,6 +44,7 @@ struct ToyOutcome {
   std::vector<std::uint64_t> gather_bytes{};  ///< one a rank: one-sided all_gather bytes of the last step
   std::vector<std::uint64_t> reduce_bytes{};
   std::vector<WireBytes> planned_wire{};
+  std::vector<StepResult> results{};          ///< one a step
 
   /// What must not depend on the plan.
   [[nodiscard]] bool same_numbers(const ToyOutcome& other) const {

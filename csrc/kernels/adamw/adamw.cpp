@@ -12,9 +12,6 @@
 namespace zeroth::kernels {
 namespace {
 
-/// Planted fault of tests/mutations: the wide variants step a hair further than the scalar one.
-constexpr bool kPlantedFault = std::string_view(kMutation) == "kernel_dispatch";
-
 /// 1 - base^exponent. Not std::pow: its last bit depends on libm and on which of its variants the processor selects. The power is
 /// built by repeated squaring in pairs of doubles (head + tail), so that only the last subtraction rounds visibly.
 /// Ref: Dekker: A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971.
@@ -74,7 +71,7 @@ void adamw_step(const AdamWArgs& args, Isa isa) {
   detail::require_supported(isa, "adamw");
   const detail::FpEnvironment environment;
   const auto kernel = detail::select(isa, detail::adamw_scalar, detail::adamw_avx2, detail::adamw_avx512);
-  if constexpr (kPlantedFault) {
+  if (planted("kernel_dispatch")) {
     kernel(isa == Isa::kScalar ? args : with_planted_fault(args));
   } else {
     kernel(args);

@@ -6,6 +6,8 @@
 #endif
 
 #include <cstddef>
+#include <cstdlib>
+#include <string_view>
 
 namespace zeroth {
 
@@ -18,11 +20,15 @@ inline constexpr std::size_t kPageBytes = 4096;
 /// Size of a transparent huge page on x86-64; private arenas are rounded to it.
 inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
-#if defined(ZEROTH_MUTATION)
-/// Name of the planted fault that tests/mutations compiles in ("" in every real build).
-inline constexpr const char* kMutation = ZEROTH_MUTATION;
+#if defined(ZEROTH_MUTATIONS)
+/// Whether the planted fault `name` is on: the environment variable ZEROTH_MUTATION chooses it. Only tests/mutations builds this.
+[[nodiscard]] inline bool planted(std::string_view name) noexcept {
+  const char* chosen = std::getenv("ZEROTH_MUTATION");
+  return chosen != nullptr && name == chosen;
+}
 #else
-inline constexpr const char* kMutation = "";
+/// No fault is planted in a real build, and the compiler drops what asks.
+[[nodiscard]] constexpr bool planted(std::string_view /*name*/) noexcept { return false; }
 #endif
 
 #if defined(__SANITIZE_THREAD__)

@@ -1,0 +1,324 @@
+// The engine on the toy model: what it uses, what it says, what it refuses, and what must not disturb it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <sstream>
+#include <string>
+
+#include <zeroth/comm/decorators.h>
+
+#include "support/toy_training.h"
+
+namespace zeroth::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+ToyTraining small(int zero_stage, int world) {
+  ToyTraining training;
+  training.model = {.width = 40, .blocks = 5};
+  training.world = world;
+  training.plan = zero_plan(zero_stage, {"dp"});
+  return training;
+}
+
+std::string message_of(const ToyTraining& training) {
+  try {
+    (void)train_toy(training);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ToyEngine, MeasuredMemoryIsThePlannedMemory) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const int world : {1, 2, 3}) {
+      const ToyOutcome outcome = train_toy(small(stage, world));
+      for (const MemoryReport& report : outcome.memory) {
+        EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n" << to_text(report);
+        EXPECT_EQ(report.live.total(), report.measured_peak.total());
+        EXPECT_EQ(report.overflow_slots, 0U);
+        EXPECT_EQ(report.spills, 0U);
+      }
+    }
+  }
+}
+
+TEST(ToyEngine, WireBytesAreTheFormula) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const int world : {1, 2, 3}) {
+      for (const int micro_steps : {1, 2}) {
+        for (const ReductionPolicy policy : {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep}) {
+          ToyTraining training = small(stage, world);
+          training.micro_steps = micro_steps;
+          training.plan.policy = policy;
+          const ToyOutcome outcome = train_toy(training);
+          for (std::size_t rank = 0; rank < outcome.memory.size(); ++rank) {
+            const WireBytes& planned = outcome.planned_wire[rank];
+            EXPECT_EQ(outcome.reduce_bytes[rank], planned.reduce_gradients);
+            EXPECT_EQ(outcome.gather_bytes[rank],
+                      planned.gather_parameters + planned.gather_gradients + planned.publish_parameters)
+                << "stage " << stage << " world " << world << " micro-steps " << micro_steps;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ToyEngine, TrafficSumsToTheTextbookFactors) {
+  // 2S (n-1)/n at stages 0 to 2 and 3S (n-1)/n at stage 3 with everything resharded; sums over ranks, S with tail padding.
+  for (int stage = 0; stage <= 3; ++stage) {
+    ToyTraining training = small(stage, 3);
+    training.plan.reshard = Reshard::kAll;
+    std::uint64_t padded_bytes = 0;
+    training.after_step = [&](Engine& engine, ToyModel&, const StepResult&) {
+      if (engine.rank() != 0) return;
+      padded_bytes = 0;
+      for (const FlatLayout& flat : engine.layout().flats) padded_bytes += flat.bytes();
+    };
+    const ToyOutcome outcome = train_toy(training);
+    std::uint64_t total = 0;
+    for (std::size_t rank = 0; rank < 3; ++rank) total += outcome.gather_bytes[rank] + outcome.reduce_bytes[rank];
+    EXPECT_EQ(total, padded_bytes * (stage == 3 ? 3 : 2) * 2) << "stage " << stage;
+  }
+}
+
+TEST(ToyEngine, RingOfThreeHoldsThreeOfTwentyFourLayers) {
+  for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
+    ToyTraining training = small(3, 2);
+    training.model.blocks = 24;
+    training.plan.ring_slots = 3;
+    training.mode = mode;
+    std::uint64_t parameters = 0;
+    training.after_step = [&](Engine& engine, ToyModel&, const StepResult&) {
+      if (engine.rank() != 0) return;
+      parameters = 0;
+      for (const FlatLayout& flat : engine.layout().flats) parameters += flat.bytes();
+    };
+    const ToyOutcome outcome = train_toy(training);
+    for (const MemoryReport& report : outcome.memory) {
+      EXPECT_LE(report.live_slots_peak, 3);
+      EXPECT_GE(report.live_slots_peak, 1);
+      EXPECT_LT(report.live_gathered_peak * 5, parameters);
+      EXPECT_EQ(report.overflow_slots, 0U);
+    }
+  }
+}
+
+TEST(ToyEngine, NothingGrowsOverTwoHundredSteps) {
+  ToyTraining training = small(3, 2);
+  training.steps = 200;
+  std::array<std::uint64_t, 2> after_first{};
+  training.after_step = [&](Engine& engine, ToyModel&, const StepResult& result) {
+    const auto rank = static_cast<std::size_t>(engine.rank());
+    const std::uint64_t live = engine.memory_report().live.total();
+    if (result.step == 1) after_first[rank] = live;
+    ASSERT_EQ(live, after_first[rank]) << "step " << result.step;
+  };
+  (void)train_toy(training);
+}
+
+TEST(ToyEngine, OptimizersAndThreadsGiveTheSameBitsAtEveryStage) {
+  for (const char* optimizer : {"AdamW", "Adam", "SGD"}) {
+    ToyTraining training = small(0, 2);
+    training.optimizer = optimizer;
+    const ToyOutcome expected = train_toy(training);
+    for (int stage = 0; stage <= 3; ++stage) {
+      for (const int threads : {1, 2}) {
+        training.plan = zero_plan(stage, {"dp"});
+        training.threads = threads;
+        EXPECT_EQ(difference(expected, train_toy(training)), "") << optimizer << " stage " << stage << " threads " << threads;
+      }
+    }
+  }
+}
+
+TEST(ToyEngine, RunsAreRepeatable) {
+  const ToyTraining training = small(3, 3);
+  EXPECT_EQ(difference(train_toy(training), train_toy(training)), "");
+}
+
+TEST(ToyEngine, LossFalls) {
+  ToyTraining training = small(3, 2);
+  training.steps = 40;
+  const ToyOutcome outcome = train_toy(training);
+  EXPECT_LT(std::stod(outcome.losses.back()), 0.5 * std::stod(outcome.losses.front()));
+  EXPECT_GT(std::stod(outcome.norms.front()), 0.0);
+}
+
+TEST(ToyEngine, LossesHaveTheGoldenBits) {
+  // Our own kernels and IEEE operations only: the same bits on every machine and instruction set. If a change of numbers is meant,
+  // the new file is what this test prints.
+  std::map<std::string, std::string> golden;
+  std::ifstream file(ZEROTH_GOLDEN_FILE);
+  for (std::string name, losses; file >> name && std::getline(file, losses);) golden[name] = losses;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
+    for (const int world : {1, 2, 3}) {
+      ToyTraining training = small(3, world);
+      training.model.dtype = dtype;
+      std::ostringstream line;
+      for (const std::string& loss : train_toy(training).losses) line << " " << loss;
+      const std::string name = std::string(name_of(dtype)) + "_world" + std::to_string(world);
+      EXPECT_EQ(line.str(), golden[name]) << name;
+    }
+  }
+}
+
+TEST(ToyEngine, NonFiniteGradientSkipsTheStepOnAllRanksAndNamesTheFirstOffender) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    ToyTraining training = small(stage, 3);
+    training.micro_steps = 2;
+    training.poison = [](int rank, std::int64_t step, int micro_step, int param) {
+      return step == 2 && ((rank == 2 && micro_step == 0 && param == 4) || (rank == 0 && micro_step == 1 && param == 1));
+    };
+    const ToyOutcome outcome = train_toy(training);
+    const StepResult& skipped = outcome.results[2];
+    EXPECT_FALSE(skipped.committed);
+    ASSERT_TRUE(skipped.first_offender);
+    EXPECT_EQ(skipped.first_offender->param, "blocks.0.bias");
+    EXPECT_EQ(skipped.first_offender->rank, 2);
+    EXPECT_EQ(skipped.first_offender->micro_step, 0);
+    EXPECT_EQ(skipped.first_offender->count, 1U);
+    EXPECT_TRUE(outcome.results[3].committed);
+    EXPECT_EQ(outcome.results.back().step, training.steps - 1);
+  }
+}
+
+TEST(ToyEngine, TrainingStopsAfterTooManyNonFiniteSteps) {
+  ToyTraining training = small(2, 2);
+  training.max_nonfinite_steps = 3;
+  training.poison = [](int rank, std::int64_t, int, int param) { return rank == 1 && param == 3; };
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[NONFINITE] 3 steps in a row"), HasSubstr("blocks.0.weight"), HasSubstr("rank 1")));
+}
+
+TEST(ToyEngine, RanksThatDifferAreNamedWithTheParameter) {
+  ToyTraining training = small(1, 3);
+  training.tamper = [](int rank, ToyStructure& structure, EngineSettings&) {
+    if (rank == 2) structure.params[4].dtype = DType::kFloat64;
+  };
+  EXPECT_THAT(message_of(training),
+              AllOf(HasSubstr("[MISMATCH]"), HasSubstr("rank 2/3"), HasSubstr("blocks.0.bias float32"), HasSubstr("float64")));
+  training.tamper = [](int rank, ToyStructure&, EngineSettings& settings) {
+    if (rank == 1) settings.groups[1].lr = 0.5;
+  };
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("rank 1/3"), HasSubstr("group 1 lr")));
+  training.tamper = [](int rank, ToyStructure&, EngineSettings& settings) {
+    if (rank == 1) settings.plan = zero_plan(3, {"dp"});
+  };
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("rank 1/3"), HasSubstr("plan Flat")));
+}
+
+TEST(ToyEngine, ModelsThatCannotBeTrainedAreRefused) {
+  ToyTraining training = small(1, 2);
+  training.tamper = [](int, ToyStructure& structure, EngineSettings&) {
+    for (ParamSpec& param : structure.params) param.trainable = false;
+  };
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[MODEL]"), HasSubstr("no trainable parameter")));
+}
+
+TEST(ToyEngine, APlanThatDoesNotFitIsRefusedWithTheTable) {
+  ToyTraining training = small(0, 2);
+  training.model.width = 200;
+  const std::uint64_t stage0 = train_toy(training).memory[0].planned.total();
+  training.memory_limit_bytes = stage0 * 3 / 2;
+  EXPECT_THAT(message_of(training),
+              AllOf(HasSubstr("[OUT_OF_MEMORY]"), HasSubstr("zero-0"), HasSubstr("zero-3"), HasSubstr("smallest change that fits: zero-")));
+  training.memory_limit_bytes = 1000;
+  EXPECT_THAT(message_of(training), HasSubstr("no ZeRO stage fits"));
+}
+
+TEST(ToyEngine, StepWithoutBackwardIsAnError) {
+  ToyTraining training = small(3, 1);
+  training.after_step = [](Engine& engine, ToyModel&, const StepResult&) { (void)engine.step(); };
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[USAGE]"), HasSubstr("step() without a backward")));
+}
+
+TEST(ToyEngine, EvaluationBetweenStepsChangesNothing) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    ToyTraining training = small(stage, 2);
+    const ToyOutcome expected = train_toy(training);
+    training.after_step = [](Engine& engine, ToyModel& model, const StepResult&) {
+      // One rank alone: a gather asks nothing of the others.
+      if (engine.rank() == 1) (void)model.evaluate(100, 0);
+      engine.barrier();
+    };
+    const ToyOutcome got = train_toy(training);
+    EXPECT_EQ(difference(expected, got), "") << "stage " << stage;
+  }
+}
+
+TEST(ToyEngine, RanksThatTakeOppositePathsNeitherWaitNorDiffer) {
+  // Even blocks on even ranks, odd blocks on odd ranks, and slots for two: each rank needs slots that wait for the others.
+  for (const int world : {2, 3, 4}) {
+    ToyTraining training = small(0, world);
+    training.model.blocks = 8;
+    training.skip = [](int rank, std::int64_t, int block) { return (rank + block) % 2 == 0; };
+    const ToyOutcome expected = train_toy(training);
+    for (int stage = 1; stage <= 3; ++stage) {
+      training.plan = zero_plan(stage, {"dp"});
+      const ToyOutcome got = train_toy(training);
+      EXPECT_EQ(difference(expected, got), "") << "stage " << stage << " world " << world;
+      if (stage >= 2) {
+        std::uint64_t spills = 0;
+        for (const MemoryReport& report : got.memory) spills += report.spills;
+        EXPECT_GT(spills, 0U) << "stage " << stage << " world " << world;
+      }
+    }
+  }
+}
+
+TEST(ToyEngine, ABrokenBackwardSkipsTheStepOnAllRanks) {
+  ToyTraining training = small(3, 2);
+  training.steps = 3;
+  training.after_step = [](Engine& engine, ToyModel& model, const StepResult& result) {
+    if (result.step != 1) return;
+    (void)model.forward_backward(50, 0);
+    if (engine.rank() == 1) engine.abandon(/*in_backward=*/true);
+    const StepResult broken = engine.step();
+    EXPECT_FALSE(broken.committed);
+    EXPECT_EQ(broken.reason, "backward failed on rank 1");
+  };
+  EXPECT_TRUE(train_toy(training).results.back().committed);
+}
+
+TEST(ToyEngine, DelaysChangeNothing) {
+  ToyTraining training = small(0, 3);
+  const ToyOutcome expected = train_toy(training);
+  for (std::uint64_t seed = 1; seed <= 12; ++seed) {
+    training.plan = zero_plan(static_cast<int>(seed % 4), {"dp"});
+    training.mode = ExecutionMode::kChaos;
+    training.chaos_seed = seed;
+    training.decorate = [seed](std::unique_ptr<CommBackend> inner, int rank) -> std::unique_ptr<CommBackend> {
+      return std::make_unique<FaultyBackend>(
+          std::move(inner), FaultPlan{.seed = seed * 100 + static_cast<std::uint64_t>(rank), .delay_probability = 0.3});
+    };
+    EXPECT_EQ(difference(expected, train_toy(training)), "") << "seed " << seed;
+  }
+}
+
+TEST(ToyEngine, AThousandSeedsOfChaosGiveTheSameBits) {
+  ToyTraining training;
+  training.model = {.inputs = 2, .width = 3, .blocks = 3, .batch = 1};
+  training.steps = 2;
+  std::map<int, ToyOutcome> expected;
+  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+    training.world = 1 + static_cast<int>(seed % 3);
+    training.mode = ExecutionMode::kChaos;
+    training.chaos_seed = seed;
+    training.plan = zero_plan(static_cast<int>(seed / 3 % 4), {"dp"});
+    training.plan.prefetch_units = 1 + static_cast<int>(seed / 12 % 2);
+    training.plan.ring_slots = 2 + static_cast<int>(seed / 24 % 2);
+    training.skip = [](int rank, std::int64_t step, int block) { return (rank * 7 + step * 3 + block) % 5 == 0; };
+    ToyOutcome got = train_toy(training);
+    const auto [first, fresh] = expected.try_emplace(training.world, got);
+    ASSERT_EQ(difference(first->second, got), "") << "chaos seed " << seed;
+  }
+}
+
+}  // namespace
+}  // namespace zeroth::testing
