@@ -255,7 +255,13 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
               peer == rank_ ? collective.send + mine.first * in_size
                             : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride;
         }
-        sum(collective, collective.recv + mine.first * out_size, sources, mine.elements);
+        // Below the size of streaming stores: the sum is staged next and should still be in the cache then.
+        constexpr std::int64_t kCachedBytes = std::int64_t{128} << 10U;
+        for (std::int64_t done = 0; done < mine.elements; done += kCachedBytes / out_size) {
+          const std::int64_t elements = std::min(mine.elements - done, kCachedBytes / out_size);
+          sum(collective, collective.recv + (mine.first + done) * out_size, sources, elements);
+          for (const std::byte*& source : sources) source += elements * in_size;
+        }
         call.received += static_cast<std::uint64_t>((size_ - 1) * mine.elements * in_size);
       });
 }

@@ -20,8 +20,9 @@ struct CommOptions {
   Milliseconds frozen_after{10'000};  ///< a stopped peer without a heartbeat for this long is lost
   /// Polling before sleep; unset: 20 us if every rank of the host has a core, else none.
   std::optional<std::chrono::microseconds> spin{};
-  std::size_t staging_bytes = std::size_t{1}
-                              << 20U;  ///< per rank and group, for buffers that are not attached; >= 64 KiB
+  /// Per rank and group, for buffers that are not attached; at least 64 KiB. Small enough that two halves
+  /// stay in a core's cache.
+  std::size_t staging_bytes = std::size_t{256} << 10U;
   std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
   std::shared_ptr<SystemCalls> system{};   ///< the kernel, or a test's substitute; unset: the kernel
 };
