@@ -1,0 +1,161 @@
+#include <zeroth/base/error.h>
+#include <zeroth/engine/world.h>
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace zeroth {
+namespace {
+
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+World world_of(const Variables& variables) {
+  return World::from_variables([&variables](std::string_view name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  });
+}
+
+struct Good {
+  std::string name;
+  Variables variables;
+  int rank;
+  int size;
+  int local_rank;
+  std::string backend;
+  std::string job;
+};
+
+TEST(World, ReadsEveryLauncher) {
+  const std::vector<Good> table{
+      {"bare", {}, 0, 1, 0, "self", ""},
+      {"alone", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, 0, 1, 0, "self", ""},
+      {"by hand", {{"RANK", "2"}, {"WORLD_SIZE", "3"}}, 2, 3, 2, "shm", ""},
+      {"zeroth-run",
+       {{"RANK", "1"},
+        {"WORLD_SIZE", "4"},
+        {"LOCAL_RANK", "1"},
+        {"LOCAL_WORLD_SIZE", "4"},
+        {"ZEROTH_JOB_ID", "j7"}},
+       1,
+       4,
+       1,
+       "shm",
+       "j7"},
+      {"Open MPI",
+       {{"OMPI_COMM_WORLD_RANK", "3"},
+        {"OMPI_COMM_WORLD_SIZE", "4"},
+        {"OMPI_COMM_WORLD_LOCAL_RANK", "3"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+        {"PMIX_NAMESPACE", "prte-1@2"}},
+       3,
+       4,
+       3,
+       "shm",
+       "prte-1@2"},
+      {"Slurm step",
+       {{"SLURM_PROCID", "1"},
+        {"SLURM_NTASKS", "2"},
+        {"SLURM_LOCALID", "1"},
+        {"SLURM_STEP_NUM_NODES", "1"},
+        {"SLURM_NTASKS_PER_NODE", "8"},  // what the allocation allows, not what the step has
+        {"SLURM_JOB_ID", "4711"},
+        {"SLURM_STEP_ID", "3"}},
+       1,
+       2,
+       1,
+       "shm",
+       "4711.3"},
+      {"torchrun's come first",
+       {{"RANK", "0"},
+        {"WORLD_SIZE", "2"},
+        {"SLURM_PROCID", "7"},
+        {"SLURM_NTASKS", "9"},
+        {"OMPI_COMM_WORLD_SIZE", "x"}},
+       0,
+       2,
+       0,
+       "shm",
+       ""},
+      {"the most", {{"RANK", "4095"}, {"WORLD_SIZE", "4096"}}, 4095, 4096, 4095, "shm", ""},
+  };
+  for (const Good& row : table) {
+    const World world = world_of(row.variables);
+    EXPECT_EQ(world.rank(), row.rank) << row.name;
+    EXPECT_EQ(world.size(), row.size) << row.name;
+    EXPECT_EQ(world.local_rank(), row.local_rank) << row.name;
+    EXPECT_EQ(world.backend_name(), row.backend) << row.name;
+    EXPECT_EQ(world.job(), row.job) << row.name;
+  }
+}
+
+struct Bad {
+  std::string name;
+  Variables variables;
+  std::string which;
+};
+
+TEST(World, RefusesEverythingElseByName) {
+  const std::vector<Bad> table{
+      {"rank without size", {{"RANK", "0"}}, "WORLD_SIZE"},
+      {"size without rank", {{"WORLD_SIZE", "2"}}, "RANK"},
+      {"negative rank", {{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK"},
+      {"negative size", {{"RANK", "0"}, {"WORLD_SIZE", "-2"}}, "WORLD_SIZE"},
+      {"no ranks", {{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "RANK, WORLD_SIZE"},
+      {"rank at size", {{"RANK", "2"}, {"WORLD_SIZE", "2"}}, "RANK, WORLD_SIZE"},
+      {"word", {{"RANK", "one"}, {"WORLD_SIZE", "2"}}, "RANK"},
+      {"nothing", {{"RANK", ""}, {"WORLD_SIZE", "2"}}, "RANK"},
+      {"trailing", {{"RANK", "1x"}, {"WORLD_SIZE", "2"}}, "RANK"},
+      {"space", {{"RANK", " 1"}, {"WORLD_SIZE", "2"}}, "RANK"},
+      {"plus", {{"RANK", "+1"}, {"WORLD_SIZE", "2"}}, "RANK"},
+      {"fraction", {{"RANK", "0"}, {"WORLD_SIZE", "2.0"}}, "WORLD_SIZE"},
+      {"hexadecimal", {{"RANK", "0"}, {"WORLD_SIZE", "0x2"}}, "WORLD_SIZE"},
+      {"too many", {{"RANK", "0"}, {"WORLD_SIZE", "4097"}}, "WORLD_SIZE"},
+      {"beyond int", {{"RANK", "0"}, {"WORLD_SIZE", "99999999999999999999"}}, "WORLD_SIZE"},
+      {"local rank", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "x"}}, "LOCAL_RANK"},
+      {"local rank at size", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "2"}}, "LOCAL_RANK"},
+      {"two hosts", {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}}, "LOCAL_WORLD_SIZE"},
+      {"local size", {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "four"}}, "LOCAL_WORLD_SIZE"},
+      {"Open MPI half", {{"OMPI_COMM_WORLD_RANK", "0"}}, "OMPI_COMM_WORLD_SIZE"},
+      {"Open MPI on two hosts",
+       {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+       "OMPI_COMM_WORLD_LOCAL_SIZE"},
+      {"Slurm half", {{"SLURM_NTASKS", "2"}}, "SLURM_PROCID"},
+      {"Slurm on two hosts",
+       {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_NUM_NODES", "2"}},
+       "SLURM_STEP_NUM_NODES"},
+  };
+  for (const Bad& row : table) {
+    try {
+      (void)world_of(row.variables);
+      ADD_FAILURE() << row.name << " was accepted";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kEnvironment) << row.name;
+      EXPECT_EQ(error.context().which, row.which) << row.name;
+      EXPECT_FALSE(error.context().expected.empty()) << row.name;
+      EXPECT_FALSE(error.context().got.empty() && row.name != "nothing") << row.name;
+    }
+  }
+}
+
+TEST(World, ABareProcessConnectsToItselfManyTimes) {
+  const World world = world_of({});
+  const auto table = std::make_shared<TrafficTable>();
+  const auto first = world.connect({}, table);
+  const World copy = world;
+  const auto second = copy.connect({}, table);
+  EXPECT_EQ(first->size(), 1);
+  EXPECT_EQ(second->rank(), 0);
+  EXPECT_NE(first->group_name(), second->group_name()) << "every engine has a group of its own";
+}
+
+TEST(World, AbortBeforeAnyConnectionIsNothing) {
+  world_of({}).abort(Error(ErrorCode::kInternal, "early"));
+}
+
+}  // namespace
+}  // namespace zeroth
