@@ -30,12 +30,40 @@ struct Shared {
   ToyOutcome outcome;
 };
 
-void run_rank(const ToyTraining& training, const std::shared_ptr<InprocHub>& hub, int rank, Shared& shared) {
+void run_thread(const ToyTraining& training, const std::shared_ptr<InprocHub>& hub, int rank, Shared& shared) {
+  try {
+    CommOptions options;
+    options.timeout = Milliseconds(60'000);
+    const ToyOutcome own =
+        train_toy_rank(training, make_backend("inproc", {.rank = rank, .size = training.world, .hub = hub, .options = options}));
+    const std::lock_guard lock(shared.mutex);
+    ToyOutcome& all = shared.outcome;
+    const auto index = static_cast<std::size_t>(rank);
+    all.memory[index] = own.memory[0];
+    all.planned_wire[index] = own.planned_wire[0];
+    all.gather_bytes[index] = own.gather_bytes[0];
+    all.reduce_bytes[index] = own.reduce_bytes[0];
+    if (all.losses.empty()) {
+      all.losses = own.losses;
+      all.norms = own.norms;
+      all.values = own.values;
+      all.results = own.results;
+    }
+    ZR_CHECK(all.same_numbers(own),
+             ErrorCode::kInternal,
+             "ranks of one toy training differ from each other",
+             {.who = "rank " + std::to_string(rank)});
+  } catch (...) {
+    const std::lock_guard lock(shared.mutex);
+    if (!shared.first) shared.first = std::current_exception();
+  }
+}
+
+}  // namespace
+
+ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBackend> base) {
+  const int rank = base->rank();
   auto table = std::make_shared<TrafficTable>();
-  CommOptions options;
-  options.timeout = Milliseconds(60'000);
-  std::unique_ptr<CommBackend> base = make_backend(
-      training.world == 1 && !hub ? "self" : "inproc", {.rank = rank, .size = training.world, .hub = hub, .options = options});
   if (training.decorate) base = training.decorate(std::move(base), rank);
   const auto backend = std::make_shared<CountingBackend>(std::move(base), table);
   try {
@@ -66,35 +94,18 @@ void run_rank(const ToyTraining& training, const std::shared_ptr<InprocHub>& hub
     for (std::size_t param = 0; param < model.structure().params.size(); ++param) {
       own.values.push_back(model.value(static_cast<int>(param)));
     }
-    const MemoryReport memory = engine.memory_report();
-    const WireBytes wire = engine.planned_wire();
+    own.memory = {engine.memory_report()};
+    own.planned_wire = {engine.planned_wire()};
     engine.barrier();
-
-    const std::lock_guard lock(shared.mutex);
-    ToyOutcome& all = shared.outcome;
-    const auto index = static_cast<std::size_t>(rank);
-    all.memory[index] = memory;
-    all.planned_wire[index] = wire;
-    all.gather_bytes[index] = own.gather_bytes[0];
-    all.reduce_bytes[index] = own.reduce_bytes[0];
-    if (all.losses.empty()) {
-      all.losses = own.losses;
-      all.norms = own.norms;
-      all.values = own.values;
-      all.results = own.results;
-    }
-    ZR_CHECK(all.losses == own.losses && all.norms == own.norms && all.values == own.values,
-             ErrorCode::kInternal,
-             "ranks of one toy training differ from each other",
-             {.who = "rank " + std::to_string(rank)});
+    return own;
+  } catch (const Error& error) {
+    backend->abort(error);
+    throw;
   } catch (const std::exception& caught) {
     backend->abort(Error(ErrorCode::kAborted, caught.what()));
-    const std::lock_guard lock(shared.mutex);
-    if (!shared.first) shared.first = std::current_exception();
+    throw;
   }
 }
-
-}  // namespace
 
 ToyOutcome train_toy(const ToyTraining& training) {
   const auto world = static_cast<std::size_t>(training.world);
@@ -106,7 +117,7 @@ ToyOutcome train_toy(const ToyTraining& training) {
   const std::shared_ptr<InprocHub> hub = make_inproc_hub(training.world);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < training.world; ++rank) {
-    threads.emplace_back([&, rank] { run_rank(training, hub, rank, shared); });
+    threads.emplace_back([&, rank] { run_thread(training, hub, rank, shared); });
   }
   for (std::thread& thread : threads) thread.join();
   if (shared.first) std::rethrow_exception(shared.first);

@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""zeroth-gpt as a user starts it, with small models: bits across stages, records, exported weights, bad input.
+
+usage: gpt_test.py ZEROTH_RUN ZEROTH_GPT
+"""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from typing import Any
+
+RUN, GPT = sys.argv[1:3]
+SEQ = 32
+MODEL = ["--layers", "3", "--d-model", "32", "--heads", "2", "--seq", str(SEQ), "--batch", "2", "--eval-windows", "5"]
+WORDS = "def return if else for in while class import from self none true false and or not with as pass".split()
+
+
+def text(seed: int, length: int) -> str:
+    source = random.Random(seed)
+    words = []
+    while len(words) * 4 < length:
+        words.append(source.choice(WORDS) + source.choice([" ", " ", "\n", "(", "): "]))
+    return "".join(words)[:length]
+
+
+class GptTest(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.data = self.folder / "data"
+        self.data.mkdir()
+        for i in range(3):
+            (self.data / f"{i}.txt").write_text(text(i, 2500))
+
+    def start(self, ranks: int, *arguments: str, env: dict[str, str] | None = None, data: bool = True) -> Any:
+        command = [RUN, "-n", str(ranks), GPT] if ranks > 0 else [GPT]
+        command += ["--data", str(self.data), *MODEL] if data else []
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        return subprocess.run(command + list(arguments), capture_output=True, text=True, timeout=60, env=environment)
+
+    def train(self, ranks: int, *arguments: str, **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """Records of the steps and the final one."""
+        path = self.folder / "records"
+        done = self.start(ranks, "--json", str(path), *arguments, **options)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.output = done.stdout
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        return records[:-1], records[-1]
+
+    def fails(self, ranks: int, code: int, *arguments: str, **options: Any) -> str:
+        done = self.start(ranks, *arguments, **options)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done.stderr
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def test_all_stages_give_the_same_bits(self) -> None:
+        for dtype in ("fp32", "bf16", "fp64"):
+            for accumulate in ("1", "2"):
+                traces = {}
+                for stage in range(4):
+                    arguments = ["--zero-stage", str(stage), "--dtype", dtype, "--accumulate", accumulate, "--steps", "4"]
+                    steps, final = self.train(2, *arguments)
+                    traces[stage] = [(step["loss_hex"], step["grad_norm"]) for step in steps] + [final["validation_loss"]]
+                with self.subTest(dtype=dtype, accumulate=accumulate):
+                    self.assertEqual(len(traces[0]), 5)
+                    for stage in range(1, 4):
+                        self.assertEqual(traces[stage], traces[0], f"stage {stage}")
+
+    def test_records_say_what_was_asked_for(self) -> None:
+        steps, final = self.train(2, "--steps", "3", "--accumulate", "2", "--zero-stage", "3")
+        self.assertEqual([step["step"] for step in steps], [1, 2, 3])
+        for step in steps:
+            self.assertEqual(float.fromhex(step["loss_hex"]), step["loss"])
+            self.assertEqual(step["tokens"], 2 * 2 * 2 * SEQ)
+            self.assertGreater(step["grad_norm"], 0)
+            self.assertGreater(step["seconds"], 0)
+        self.assertEqual(final["steps"], 3)
+        self.assertEqual(final["world_size"], 2)
+        self.assertEqual(final["planned_bytes"], final["measured_bytes"])
+        self.assertEqual(final["wire_bytes"], final["wire_formula_bytes"])
+        self.assertGreater(final["wire_bytes"]["all_gather"], 0)
+        self.assertGreater(final["pss_peak_bytes"], 0)
+        self.assertGreater(final["live_slots_peak"], 0)
+
+    def test_loss_falls_on_every_kind_of_world(self) -> None:
+        for ranks in (0, 1, 2, 3):
+            steps, final = self.train(ranks, "--steps", "60", "--lr", "0.01", "--zero-stage", "3")
+            with self.subTest(ranks=ranks):
+                self.assertEqual(final["world_size"], max(1, ranks))
+                self.assertLess(steps[-1]["loss"], 0.7 * steps[0]["loss"])
+                self.assertLess(final["validation_loss"], 0.7 * steps[0]["loss"])
+
+    def test_a_run_is_repeated_bit_by_bit_and_seeds_differ(self) -> None:
+        first, _ = self.train(2, "--steps", "3")
+        again, _ = self.train(2, "--steps", "3")
+        other, _ = self.train(2, "--steps", "3", "--seed", "2")
+        losses = [[step["loss_hex"] for step in run] for run in (first, again, other)]
+        self.assertEqual(losses[0], losses[1])
+        self.assertNotEqual(losses[0], losses[2])
+
+    def test_the_sample_does_not_depend_on_the_stage(self) -> None:
+        samples = []
+        for stage in ("0", "3"):
+            self.train(2, "--zero-stage", stage, "--steps", "2", "--sample", "50", "--prompt", "def ")
+            samples.append([line for line in self.output.splitlines() if "step" not in line and "ZeRO" not in line])
+            self.assertIn('after the prompt "def "', self.output)
+        begin = [next(i for i, line in enumerate(lines) if "--- sample" in line) for lines in samples]
+        end = [next(i for i, line in enumerate(lines) if "--- end" in line) for lines in samples]
+        self.assertEqual(samples[0][begin[0] : end[0]], samples[1][begin[1] : end[1]])
+
+    def test_stops_at_the_target_and_at_the_time(self) -> None:
+        steps, final = self.train(2, "--steps", "400", "--lr", "0.01", "--target", "4.5", "--eval-every", "5")
+        self.assertTrue(final["target_reached"])
+        self.assertLess(len(steps), 400)
+        self.assertEqual(len(steps) % 5, 0)
+        steps, final = self.train(2, "--steps", "1000000", "--max-seconds", "1")
+        self.assertFalse(final["target_reached"])
+        self.assertLess(len(steps), 1000000)
+
+    def test_exported_weights_give_the_same_loss_in_plain_pytorch(self) -> None:
+        import torch
+
+        import reference_model
+
+        path = self.folder / "weights.safetensors"
+        _, final = self.train(2, "--steps", "30", "--lr", "0.01", "--zero-stage", "3", "--export", str(path))
+        weights = reference_model.read_safetensors(path)
+        self.assertEqual(sum(tensor.numel() for tensor in weights.values()), final["parameters"])
+        held_out = b"".join(file.read_bytes() for file in sorted(self.data.iterdir()))[-750:]
+        available = len(held_out) // (SEQ + 1)
+        starts = [i * available // 5 * (SEQ + 1) for i in range(5)]
+        windows = torch.tensor([list(held_out[start : start + SEQ + 1]) for start in starts])
+        self.assertAlmostEqual(reference_model.loss(weights, windows, heads=2), final["validation_loss"], delta=1e-5)
+
+    def test_a_configuration_file_is_followed_and_overridden(self) -> None:
+        config = self.folder / "zero.json"
+        config.write_text('{"zero_optimization": {"stage": 1}, "optimizer": {"type": "SGD", "params": {"lr": 0.0}}}')
+        steps, final = self.train(2, "--config", str(config), "--steps", "3")
+        self.assertEqual(final["zero_stage"], 1)
+        self.assertEqual([step["lr"] for step in steps], [0.0] * 3)
+        _, final = self.train(2, "--config", str(config), "--steps", "1", "--zero-stage", "2")
+        self.assertEqual(final["zero_stage"], 2)
+        self.assertIn("--zero-stage: /zero_optimization/stage = 2 replaces 1", self.output)
+
+    # --- bad input ------------------------------------------------------------------------------------------------
+
+    def test_help_needs_nothing(self) -> None:
+        done = self.start(0, "--help", data=False)
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("--zero-stage", done.stdout)
+
+    def test_bad_input_ends_every_rank_with_its_code(self) -> None:
+        for code, slug, arguments in (
+            (74, "IO", ["--data", str(self.folder / "missing")]),
+            (64, "USAGE", ["--data", str(self.data), "--seq", "100000"]),
+            (64, "USAGE", ["--data", str(self.data), "--layer", "2"]),
+            (64, "USAGE", ["--data", str(self.data), "--zero-stage", "4"]),
+            (64, "USAGE", []),
+        ):
+            with self.subTest(arguments=arguments):
+                stderr = self.fails(2, code, *arguments, data=False)
+                self.assertIn(f"ZEROTH ERROR [{slug}] rank=", stderr)
+
+    def test_a_misspelt_key_names_file_line_and_neighbour(self) -> None:
+        config = self.folder / "zero.json"
+        config.write_text('{\n"gradient_cliping": 1.0\n}')
+        stderr = self.fails(2, 78, "--config", str(config))
+        self.assertIn("zero.json:2", stderr)
+        self.assertIn("gradient_clipping", stderr)
+
+    def test_ranks_with_different_text_or_threads_stop(self) -> None:
+        wrapper = self.folder / "wrapper"
+        other = self.folder / "other"
+        other.mkdir()
+        (other / "0.txt").write_text(text(9, 5000))
+        command = f'exec {GPT} --data $([ "$RANK" = 1 ] && echo {other} || echo {self.data}) {" ".join(MODEL)} --steps 2\n'
+        wrapper.write_text("#!/bin/sh\n" + command)
+        wrapper.chmod(0o755)
+        done = subprocess.run([RUN, "-n", "3", wrapper], capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 76, done.stdout + done.stderr)
+        self.assertIn("the ranks differ in the text", done.stderr)
+
+    def test_a_bare_world_variable_is_refused(self) -> None:
+        done = self.start(0, env={"RANK": "3", "WORLD_SIZE": "2"})
+        self.assertEqual(done.returncode, 77)
+        self.assertIn("ZEROTH ERROR [ENVIRONMENT] rank=?/?", done.stderr)
+
+    def test_a_failing_export_is_an_error_on_every_rank(self) -> None:
+        stderr = self.fails(2, 74, "--steps", "1", "--export", str(self.folder / "no" / "where.safetensors"))
+        self.assertIn("where.safetensors", stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
