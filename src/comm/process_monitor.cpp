@@ -22,7 +22,9 @@ namespace {
 /// cannot be read.
 std::vector<std::string> stat_fields(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  // getline, not iterators over the buffer: those throw if the process goes away between opening and reading.
+  std::string text;
+  std::getline(file, text, '\0');
   const std::size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return {};
   std::istringstream rest(text.substr(name_end + 1));
