@@ -66,8 +66,8 @@ Rotary::Rotary(std::int64_t head_width, std::int64_t seq, torch::Dtype dtype) {
 
 torch::Tensor Rotary::rotate(const torch::Tensor& x_BT2NH) const {
   const std::int64_t length = x_BT2NH.size(1);
-  const torch::Tensor cos = cos_T11h_.narrow(0, 0, length);
-  const torch::Tensor sin = sin_T11h_.narrow(0, 0, length);
+  const torch::Tensor cos = cos_T11h_.narrow(0, 0, length).to(x_BT2NH.scalar_type());
+  const torch::Tensor sin = sin_T11h_.narrow(0, 0, length).to(x_BT2NH.scalar_type());
   const auto halves = x_BT2NH.chunk(2, -1);
   return torch::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);
 }

@@ -57,7 +57,7 @@ TORCH_MODULE(RmsNorm);
 class Rotary {
  public:
   Rotary(std::int64_t head_width, std::int64_t seq, torch::Dtype dtype);
-  /// Rotates the pairs (h, h + H/2) of x [B, T, 2, N, H] (queries and keys).
+  /// Rotates the pairs (h, h + H/2) of x [B, T, 2, N, H] (queries and keys), in the dtype of x.
   [[nodiscard]] torch::Tensor rotate(const torch::Tensor& x_BT2NH) const;
 
  private:

@@ -52,8 +52,9 @@ void add_run_arguments(CLI::App& app, Options& options, std::string& target) {
   app.add_option("--eval-every", options.eval_every, "steps between validations; 0: at the end only")
       ->check(count)
       ->capture_default_str();
-  app.add_option("--eval-windows", options.eval_windows, "held-out sequences of a validation")
-      ->check(CLI::PositiveNumber)
+  app.add_option(
+         "--eval-windows", options.eval_windows, "held-out sequences of a validation; 0: never validate")
+      ->check(count)
       ->capture_default_str();
   app.add_option("--target,--target-loss",
                  target,
@@ -116,7 +117,11 @@ void check_combinations(Options& options) {
                 "--heads",
                 fmt::format("--d-model {} --heads {}", options.d_model, options.heads));
   }
-  if ((options.target_bigram || options.target_loss) && options.eval_every == 0) {
+  const bool has_target = options.target_bigram || options.target_loss.has_value();
+  if (options.eval_windows == 0 && (has_target || options.eval_every > 0)) {
+    usage_error("a target and --eval-every need validations", "--eval-windows", "0");
+  }
+  if (has_target && options.eval_every == 0) {
     options.eval_every = 10;
   }
   if (options.sample_bytes > 0 && options.prompt.empty()) {

@@ -27,7 +27,7 @@ struct Options {
   std::int64_t steps = 100;
   std::uint64_t seed = 1;
   std::int64_t eval_every = 0;     ///< steps between validations; 0: at the end only
-  std::int64_t eval_windows = 64;  ///< held-out windows of a validation
+  std::int64_t eval_windows = 64;  ///< held-out windows of a validation; 0: never validate
   std::optional<double> target_loss{};
   bool target_bigram = false;  ///< the target is the bigram entropy of the held-out text
   double max_seconds = 0.0;    ///< of training; 0: no limit

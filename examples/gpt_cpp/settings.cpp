@@ -136,6 +136,7 @@ void merge_optimizer(const Options& options, Overrides& overrides) {
     overrides.fallback("/scheduler/type", "WarmupCosineLR");
     overrides.fallback("/scheduler/params/total_num_steps", total);
     overrides.fallback("/scheduler/params/warmup_num_steps", warmup);
+    overrides.fallback("/scheduler/params/warmup_min_ratio", 0.1);  // the first step trains, too
     overrides.fallback("/scheduler/params/cos_min_ratio", 0.1);
     return;
   }

@@ -131,7 +131,7 @@ class Trainer {
     check_agreement("the text of --data (its digest)", corpus_.digest);
     check_agreement("the number of threads (OMP_NUM_THREADS)", static_cast<std::uint64_t>(threads_));
     train_steps();
-    if (validated_step_ != summary_.steps) {
+    if (options_.eval_windows > 0 && validated_step_ != summary_.steps) {
       validate();
     }
     if (options_.sample_bytes > 0) {

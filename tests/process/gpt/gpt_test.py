@@ -176,16 +176,22 @@ class GptTest(unittest.TestCase):
         self.assertIn("gradient_clipping", stderr)
 
     def test_ranks_with_different_text_or_threads_stop(self) -> None:
-        wrapper = self.folder / "wrapper"
         other = self.folder / "other"
         other.mkdir()
         (other / "0.txt").write_text(text(9, 5000))
-        command = f'exec {GPT} --data $([ "$RANK" = 1 ] && echo {other} || echo {self.data}) {" ".join(MODEL)} --steps 2\n'
-        wrapper.write_text("#!/bin/sh\n" + command)
-        wrapper.chmod(0o755)
-        done = subprocess.run([RUN, "-n", "3", wrapper], capture_output=True, text=True, timeout=60)
-        self.assertEqual(done.returncode, 76, done.stdout + done.stderr)
-        self.assertIn("the ranks differ in the text", done.stderr)
+        wrapper = self.folder / "wrapper"
+        for what, line in (
+            ("text", f'[ "$RANK" = 1 ] && data={other}'),
+            ("number of threads", '[ "$RANK" = 1 ] && export OMP_NUM_THREADS=2'),
+        ):
+            model = " ".join(MODEL)
+            wrapper.write_text(f"#!/bin/sh\ndata={self.data}\n{line}\nexec {GPT} --data $data {model} --steps 2\n")
+            wrapper.chmod(0o755)
+            command = [RUN, "-n", "3", "--env", "OMP_NUM_THREADS=1", wrapper]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+            with self.subTest(what=what):
+                self.assertEqual(done.returncode, 76, done.stdout + done.stderr)
+                self.assertIn(f"ZEROTH ERROR [MISMATCH] rank=1/3: the ranks differ in the {what}", done.stderr)
 
     def test_a_bare_world_variable_is_refused(self) -> None:
         done = self.start(0, env={"RANK": "3", "WORLD_SIZE": "2"})

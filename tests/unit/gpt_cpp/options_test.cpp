@@ -77,6 +77,7 @@ TEST(CommandLine, RefusesWhatCannotBeMeant) {
   EXPECT_THAT(usage_error_of({"--target", "unigram"}), HasSubstr("bigram"));
   EXPECT_THAT(usage_error_of({"--d-model", "100", "--heads", "3"}), HasSubstr("--heads"));
   EXPECT_THAT(usage_error_of({"--d-model", "9", "--heads", "3"}), HasSubstr("even"));
+  EXPECT_THAT(usage_error_of({"--target", "2", "--eval-windows", "0"}), HasSubstr("--eval-windows"));
   EXPECT_THAT(usage_error_of({"--sample", "9", "--prompt", ""}), HasSubstr("--prompt"));
   const char* only_program[] = {"zeroth-gpt"};
   EXPECT_THROW(static_cast<void>(parse_command_line(1, only_program)), Error) << "--data is required";
