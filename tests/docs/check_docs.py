@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Holds the pages of docs/ and README.md to what is in the repository.
+
+usage: check_docs.py ROOT
+
+Rules, each named in its messages:
+  link     a relative link leads to a file or folder that is there, and its #anchor to a heading of it
+  path     a `path/in/backticks` that begins like a path of the repository is there; `*` may stand for a part of a name
+  short    a how-to page has fewer than 40 lines
+  machine  no line names a path of somebody's machine
+  fence    code fences are closed
+  reach    every page of docs/ is linked from docs/index.md, directly or through a page or folder that is
+Prints one line for each violation; exit code 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+
+HOW_TO_LINES = 40
+TOP_LEVEL = (r"(?:include|src|csrc|tests|tools|docs|examples|benchmarks|cmake|\.ci)/|"
+             r"(?:CMakeLists\.txt|CMakePresets\.json|Makefile|pyproject\.toml|LICENSE|README\.md)$")
+MACHINE = re.compile(r"(?<![\w./<>-])/(?:home|root|work|Users|mnt|media|opt|srv|tmp|usr|var)(?:/|\b)")
+# Files that a how-to page tells its reader to write.
+TO_BE_WRITTEN = {
+    "docs/how-to-add-an-optimizer.md": {"src/optim/lion.cpp", "csrc/kernels/lion/"},
+    "docs/how-to-add-a-backend.md": {"src/comm/traced_backend.cpp"},
+}
+
+
+def without_fences(text: str) -> str:
+    """The text with fenced code blanked; line numbers stay."""
+    lines, inside = [], False
+    for line in text.split("\n"):
+        fence = line.lstrip().startswith("```")
+        lines.append("" if inside or fence else line)
+        inside = inside != fence
+    return "\n".join(lines)
+
+
+def anchors_of(text: str) -> set[str]:
+    """Names that GitHub gives to the headings."""
+    headings = re.findall(r"^#+\s+(.*?)\s*$", without_fences(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-") for heading in headings}
+
+
+def links_of(text: str) -> list[tuple[int, str]]:
+    """(line, target) of every link that is no address."""
+    plain = re.sub(r"`[^`\n]*`", lambda code: " " * len(code.group()), without_fences(text))
+    found = [(plain.count("\n", 0, link.start()) + 1, link.group(1)) for link in re.finditer(r"\]\(([^()\s]+)\)", plain)]
+    return [(line, target) for line, target in found if not re.match(r"[a-z]+:", target)]
+
+
+class Checker:
+    def __init__(self, root: pathlib.Path) -> None:
+        self.root = root.resolve()
+        self.violations: list[str] = []
+        self.links: dict[str, set[str]] = {}  # page -> pages and folders it leads to
+
+    def report(self, page: str, line: int, rule: str, text: str) -> None:
+        self.violations.append(f"{page}:{line}: {rule}: {text}")
+
+    def run(self) -> list[str]:
+        pages = sorted((self.root / "docs").rglob("*.md"))
+        readme = self.root / "README.md"
+        for page in pages + ([readme] if readme.exists() else []):
+            self.check(page.relative_to(self.root).as_posix(), page.read_text(encoding="utf-8"))
+        self.check_reach([page.relative_to(self.root).as_posix() for page in pages])
+        return self.violations
+
+    def check(self, page: str, text: str) -> None:
+        lines = text.split("\n")
+        if sum(line.lstrip().startswith("```") for line in lines) % 2 != 0:
+            self.report(page, 1, "fence", "a code fence is not closed")
+        if page.startswith("docs/how-to") and len(text.splitlines()) >= HOW_TO_LINES:
+            self.report(page, len(text.splitlines()), "short", f"a how-to page has fewer than {HOW_TO_LINES} lines")
+        for number, line in enumerate(lines, 1):
+            for place in MACHINE.findall(line):
+                self.report(page, number, "machine", f"names {place}")
+        self.links[page] = {target for line, link in links_of(text) if (target := self.resolve(page, line, link))}
+        for number, line in enumerate(without_fences(text).split("\n"), 1):
+            for code in re.findall(r"`([^`]+)`", line):
+                self.check_path(page, number, code)
+
+    def resolve(self, page: str, line: int, link: str) -> str | None:
+        """Where a link leads, from the root; None (and a report) if nowhere."""
+        name, _, anchor = link.partition("#")
+        target = ((self.root / page).parent / name).resolve() if name else self.root / page
+        if not target.exists() or not target.is_relative_to(self.root):
+            self.report(page, line, "link", f"{link} leads nowhere")
+            return None
+        if anchor and target.is_file() and anchor not in anchors_of(target.read_text(encoding="utf-8")):
+            self.report(page, line, "link", f"{name or page} has no heading #{anchor}")
+        return target.relative_to(self.root).as_posix()
+
+    def check_path(self, page: str, line: int, path: str) -> None:
+        if not re.match(TOP_LEVEL, path) or re.search(r"[\s<>{}|$]", path):
+            return
+        there = any(self.root.glob(path.rstrip("/"))) if "*" in path else (self.root / path).exists()
+        planned = path in TO_BE_WRITTEN.get(page, set())
+        if there and planned:
+            self.report(page, line, "path", f"{path} is there; take it out of TO_BE_WRITTEN")
+        elif not there and not planned:
+            self.report(page, line, "path", f"{path} is not there")
+
+    def check_reach(self, pages: list[str]) -> None:
+        reached, todo = set(), ["docs/index.md"]
+        while todo:
+            page = todo.pop()
+            if page in reached:
+                continue
+            reached.add(page)
+            todo += self.links.get(page, set())
+            todo += [other for other in pages if other.startswith(page + "/")]  # a link to a folder leads to its pages
+        for page in pages:
+            if page not in reached:
+                self.report(page, 1, "reach", "no link leads here from docs/index.md")
+
+
+def main() -> int:
+    violations = Checker(pathlib.Path(sys.argv[1])).run()
+    print("\n".join(violations) if violations else "the pages agree with the repository")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
