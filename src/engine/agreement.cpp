@@ -5,13 +5,17 @@
 #include <sstream>
 
 #include <zeroth/base/text.h>
+#include <zeroth/engine/config.h>
 
 namespace zeroth {
 namespace {
 
+constexpr std::string_view kConfigurationLine = "configuration ";
+
 /// One line for each thing that must agree, in a form that people can compare.
 std::string describe(const ModelLayout& model, const EngineSettings& settings) {
   std::ostringstream text;
+  text << kConfigurationLine << settings.configuration << "\n";
   text << "plan " << name_of(settings.plan.parameter) << " " << name_of(settings.plan.gradient) << " "
        << name_of(settings.plan.optimizer) << " " << name_of(settings.plan.policy) << " reshard "
        << name_of(settings.plan.reshard) << " ring_slots " << settings.plan.ring_slots << "\n";
@@ -27,7 +31,6 @@ std::string describe(const ModelLayout& model, const EngineSettings& settings) {
          << hex_float(hyper.beta2) << " eps " << hex_float(hyper.eps) << " weight_decay "
          << hex_float(hyper.weight_decay) << " momentum " << hex_float(hyper.momentum) << "\n";
   }
-  text << "config digest " << settings.config_digest << "\n";
   for (std::size_t param = 0; param < model.params.size(); ++param) {
     text << "parameter " << model.describe_param(static_cast<int>(param)) << "\n";
   }
@@ -82,6 +85,18 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
       const std::string ours = line < expected.size() ? expected[line] : "nothing more";
       const std::string theirs = line < got.size() ? got[line] : "nothing more";
       if (ours == theirs) continue;
+      if (ours.starts_with(kConfigurationLine) && theirs.starts_with(kConfigurationLine)) {
+        throw Error(ErrorCode::kMismatch,
+                    "ranks do not have the same configuration",
+                    {.where = "engine",
+                     .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
+                     .which = join(shared_differences(ours.substr(kConfigurationLine.size()),
+                                                      theirs.substr(kConfigurationLine.size())),
+                                   "; "),
+                     .expected = "the values of rank 0 (\"here\")",
+                     .got = "those of rank " + std::to_string(rank) + " (\"there\")",
+                     .hint = "start every rank with the same configuration file and arguments"});
+      }
       throw Error(ErrorCode::kMismatch,
                   "ranks do not train the same thing",
                   {.where = "engine",
@@ -118,12 +133,11 @@ void require_plan_fits(const ModelLayout& model,
 
   std::string table;
   std::string fits;
-  for (int stage = 0; stage <= 3; ++stage) {
-    ShardingPlan plan = zero_plan(stage, settings.plan.axes);
+  for (ShardingPlan plan : all_zero_plans(settings.plan.axes)) {
     plan.policy = settings.plan.policy;
     plan.ring_slots = settings.plan.ring_slots;
     const std::uint64_t bytes = need(plan);
-    table += (stage == 0 ? "" : ", ") + plan.name + " " + format_bytes(bytes);
+    table += (table.empty() ? "" : ", ") + plan.name + " " + format_bytes(bytes);
     if (bytes <= limit && fits.empty()) fits = plan.name;
   }
   throw Error(ErrorCode::kOutOfMemory,

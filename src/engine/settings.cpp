@@ -36,7 +36,7 @@ EngineSettings make_settings(const Config& config, int world, std::vector<GroupH
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   settings.threads = config.runtime.threads > 0 ? config.runtime.threads : std::max(1, cores / world);
   settings.memory_limit_bytes = static_cast<std::uint64_t>(config.runtime.memory_limit_bytes);
-  settings.config_digest = config.digest();
+  settings.configuration = config.shared_json();
   return settings;
 }
 

@@ -1,12 +1,13 @@
 #include "libtorch/runtime.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <sstream>
+#include <set>
 
 #include <zeroth/base/error.h>
 #include <zeroth/engine/settings.h>
@@ -63,7 +64,7 @@ std::shared_ptr<Runtime> Runtime::create(std::shared_ptr<torch::nn::Module> mode
   std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), scan_model(*model, options.groups)));
   runtime->model_ = std::move(model);
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level);
-  for (const HintNote& hint : runtime->config_.hints) runtime->log_.progress(hint.text());
+  runtime->announce();
   runtime->device_ = make_cpu_device(runtime->config_.runtime.execution,
                                      static_cast<std::uint64_t>(runtime->config_.runtime.chaos_seed) +
                                          static_cast<std::uint64_t>(world.rank()));
@@ -84,6 +85,24 @@ std::shared_ptr<Runtime> Runtime::create(std::shared_ptr<torch::nn::Module> mode
   runtime->traffic_->reset();
   runtime->install_hooks();
   return runtime;
+}
+
+void Runtime::announce() const {
+  for (const std::string& line : config_.describe()) {
+    if (!line.ends_with("(default)")) log_.progress("config " + line);
+  }
+  for (const HintNote& hint : config_.hints) log_.progress("hint " + hint.text());
+  if (config_.gradient_clipping == 0) log_.progress("gradient clipping is off");
+  for (const ParamSpec& spec : scanned_.params) {
+    for (const std::string& alias : spec.aliases) log_.progress("tied: " + alias + " -> " + spec.name);
+  }
+  std::set<std::string> dtypes;
+  for (const ParamSpec& spec : scanned_.params) {
+    if (!spec.trainable) continue;
+    const std::string wide(name_of(accumulation_dtype(spec.dtype)));
+    dtypes.insert("precision: parameters " + std::string(name_of(spec.dtype)) + ", masters, gradients, sums and moments " + wide);
+  }
+  for (const std::string& line : dtypes) log_.progress(line);
 }
 
 void Runtime::install_hooks() {
@@ -112,10 +131,8 @@ Runtime::~Runtime() {
       slot = std::move(previous);
     }
   }
-  // The arenas go away with the engine: parameters keep their shape and say so when they are touched.
-  if (core_) {
-    for (std::size_t unit = 0; unit < scanned_.units.size(); ++unit) slots_.drop_initial(static_cast<int>(unit));
-  }
+  // The arenas go away with the engine: parameters, and what graphs saved of them, keep their shape and say so when touched.
+  if (core_) slots_.retire();
 }
 
 std::shared_ptr<UnitUse> Runtime::begin(int unit) {
@@ -152,9 +169,25 @@ void Runtime::settle() {
   core_->abandon(/*in_backward=*/true);
 }
 
+bool Runtime::ends_with_gradients(int unit) const {
+  // The root's nodes lie around those of all units, so its gradients tell nothing about the rest of its backward.
+  return unit != 0 && std::ranges::all_of(scanned_.units[static_cast<std::size_t>(unit)].params, [this](int param) {
+    return scanned_.params[static_cast<std::size_t>(param)].trainable;
+  });
+}
+
 void Runtime::before_backward(UnitUse& use) {
-  enter_backward();
   const int unit = use.invocation.unit;
+  // Within backward, grad mode is on only for create_graph.
+  ZR_CHECK(!at::GradMode::is_enabled() || !core_->settings().plan.gathers_parameters(),
+           ErrorCode::kModel,
+           "backward with create_graph does not work while parameters are sharded",
+           {.where = "libtorch.backward",
+            .which = "unit " + scanned_.units[static_cast<std::size_t>(unit)].name,
+            .expected = "a backward without create_graph",
+            .got = "create_graph",
+            .hint = "use a plan that keeps parameters whole (zero_optimization.stage at most 2)"});
+  enter_backward();
   if (use.active_in != backward_seq_) {
     use.active_in = backward_seq_;
     use.inputs_left = use.inputs_pending;

@@ -40,6 +40,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void before_backward(UnitUse& use);   ///< the nodes of the unit's outputs are about to run
   void inputs_done(UnitUse& use);       ///< everything between the outputs and one producer of an input has run
   void gradient(int param, const at::Tensor& parameter);
+  /// Whether no parameter of the unit can be read after the last gradient of its own parameters.
+  [[nodiscard]] bool ends_with_gradients(int unit) const;
   /// A backward is still open after its call returned: it threw. Ends it.
   void settle();
 
@@ -53,6 +55,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
  private:
   Runtime(Config config, ScannedModel scanned);
+  void announce() const;
   void install_hooks();
   void enter_backward();
   void leave_backward();

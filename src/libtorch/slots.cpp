@@ -72,6 +72,23 @@ void ParameterSlots::bind(int flat, std::byte* data) {
   }
 }
 
+void ParameterSlots::retire() {
+  const at::NoGradGuard no_grad;
+  if (layout_ == nullptr) return;
+  for (std::size_t flat = 0; flat < storages_.size(); ++flat) {
+    const FlatLayout& layout = layout_->flats[flat];
+    for (const Segment& segment : layout.segments) {
+      tensors_[static_cast<std::size_t>(segment.param)].set_data(guards_[static_cast<std::size_t>(segment.param)]);
+    }
+    c10::StorageImpl* storage = storages_[flat].unsafeGetStorageImpl();
+    storage->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+    storage->set_nbytes(layout.bytes());
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "zeroth: the engine that held the parameters of unit '" +
+        layout_->units[static_cast<std::size_t>(layout.unit)].name + "' is gone, so this view of them has no memory.");
+  }
+}
+
 void ParameterSlots::bump_versions(const std::vector<int>& params) {
   for (const int param : params) torch::autograd::impl::bump_version(tensors_[static_cast<std::size_t>(param)]);
 }

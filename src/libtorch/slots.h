@@ -29,6 +29,8 @@ class ParameterSlots final : public ParameterBinder {
   void drop_initial(int unit);
 
   void bind(int flat, std::byte* data) override;
+  /// The memory behind the parameters goes away: they, and all views that graphs saved of them, become guards for ever.
+  void retire();
   /// Tells autograd that every listed parameter has new values, so that a stale graph is an error, as in plain torch.
   void bump_versions(const std::vector<int>& params);
   [[nodiscard]] const at::Tensor& tensor(int param) const { return tensors_[static_cast<std::size_t>(param)]; }

@@ -29,11 +29,13 @@ class UseHook final : public torch::autograd::FunctionPreHook {
   std::shared_ptr<UnitUse> use_;
 };
 
-std::vector<Node*> producers(const std::vector<at::Tensor>& tensors) {
-  std::vector<Node*> nodes;
+using Nodes = std::vector<std::shared_ptr<Node>>;
+
+Nodes producers(const std::vector<at::Tensor>& tensors) {
+  Nodes nodes;
   for (const at::Tensor& tensor : tensors) {
-    Node* node = tensor.requires_grad() ? tensor.grad_fn().get() : nullptr;
-    if (node != nullptr && std::ranges::find(nodes, node) == nodes.end()) nodes.push_back(node);
+    std::shared_ptr<Node> node = tensor.requires_grad() ? tensor.grad_fn() : nullptr;
+    if (node && std::ranges::find(nodes, node) == nodes.end()) nodes.push_back(std::move(node));
   }
   return nodes;
 }
@@ -43,13 +45,16 @@ std::vector<Node*> producers(const std::vector<at::Tensor>& tensors) {
 struct UnitScope::State {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<UnitUse> use;
-  std::vector<at::Tensor> inputs;
+  Nodes inputs;                ///< producers, as they were before the forward could change an input in place
+  bool takes_leaves = false;   ///< an input is a leaf that needs a gradient: nothing runs after the unit that could tell
 };
 
 UnitScope::UnitScope(std::shared_ptr<Runtime> runtime, int unit, std::vector<at::Tensor> inputs) {
   if (!runtime) return;
   auto use = runtime->begin(unit);
-  state_ = std::make_unique<State>(State{std::move(runtime), std::move(use), std::move(inputs)});
+  const bool takes_leaves =
+      std::ranges::any_of(inputs, [](const at::Tensor& input) { return input.requires_grad() && !input.grad_fn(); });
+  state_ = std::make_unique<State>(State{std::move(runtime), std::move(use), producers(inputs), takes_leaves});
 }
 
 UnitScope::~UnitScope() {
@@ -60,18 +65,22 @@ UnitScope::~UnitScope() {
 void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
   if (!state_) return;
   const std::unique_ptr<State> state = std::move(state_);
-  const std::vector<Node*> before = producers(state->inputs);
+  const Nodes& before = state->inputs;
   bool awaits_backward = false;
-  for (Node* node : producers(outputs)) {
+  for (const std::shared_ptr<Node>& node : producers(outputs)) {
     if (std::ranges::find(before, node) != before.end()) continue;  // an input that was passed through
     node->add_pre_hook(std::make_unique<UseHook<&Runtime::before_backward>>(state->runtime, state->use));
     awaits_backward = true;
   }
   if (awaits_backward) {
-    for (Node* node : before) {
+    for (const std::shared_ptr<Node>& node : before) {
       node->add_pre_hook(std::make_unique<UseHook<&Runtime::inputs_done>>(state->runtime, state->use));
     }
-    state->use->inputs_pending = static_cast<int>(before.size());
+    // [Note: End of a unit's backward] A use is over when every producer of an input has got its gradient: all nodes of the
+    // unit lie before that. Leaves have no producer, and without any input there is only the unit's own gradients to go by, which
+    // say nothing of frozen parameters. Such a use lasts until the end of backward.
+    const bool open_ended = state->takes_leaves || (before.empty() && !state->runtime->ends_with_gradients(state->use->invocation.unit));
+    state->use->inputs_pending = static_cast<int>(before.size()) + (open_ended ? 1 : 0);
   }
   state->runtime->end(*state->use, awaits_backward);
 }

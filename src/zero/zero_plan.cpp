@@ -56,4 +56,10 @@ ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes) {
   return plan;
 }
 
+std::vector<ShardingPlan> all_zero_plans(const std::vector<std::string>& axes) {
+  std::vector<ShardingPlan> plans;
+  for (int zero_stage : {0, 1, 2, 3}) plans.push_back(zero_plan(zero_stage, axes));
+  return plans;
+}
+
 }  // namespace zeroth

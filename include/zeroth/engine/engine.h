@@ -36,7 +36,7 @@ struct EngineSettings {
   int max_nonfinite_steps = 10;         ///< so many skipped steps in a row end the training
   int threads = 1;                      ///< for kernels; the same on all ranks
   std::uint64_t memory_limit_bytes = 0;  ///< for all ranks of this host together; 0: what the system says is available
-  std::uint64_t config_digest = 0;      ///< compared between ranks
+  std::string configuration{};          ///< Config::shared_json(), compared between ranks; may be empty
 };
 
 /// One use of a unit. Several forwards may be outstanding.

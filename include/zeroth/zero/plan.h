@@ -64,5 +64,7 @@ struct ShardingPlan {
 
 /// The plan of ZeRO stage 0 to 3 over `axes`. Throws kConfig for other numbers.
 [[nodiscard]] ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes);
+/// The plans of all stages, lowest first.
+[[nodiscard]] std::vector<ShardingPlan> all_zero_plans(const std::vector<std::string>& axes);
 
 }  // namespace zeroth
