@@ -1,7 +1,9 @@
-// Unit: the grain of gathering and reducing, as a wrapper around any LibTorch module (they have no forward hooks).
+// Unit: the grain of gathering and reducing, as a wrapper around any LibTorch module (they have no forward
+// hooks).
 //
-//   struct BlockImpl : torch::nn::Module { torch::Tensor forward(torch::Tensor x_BTD); ... };  TORCH_MODULE(Block);
-//   zeroth::libtorch::Unit<Block> unit{Block(...)};      // a module holder: register it, call unit->forward(x)
+//   struct BlockImpl : torch::nn::Module { torch::Tensor forward(torch::Tensor x_BTD); ... };
+//   TORCH_MODULE(Block); zeroth::libtorch::Unit<Block> unit{Block(...)};      // a module holder: register
+//   it, call unit->forward(x)
 //
 // Without an engine a Unit only passes calls on. Parameter names stay those of the plain model.
 #pragma once
@@ -13,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -25,7 +28,8 @@ class Runtime;
 /// Name under which a Unit registers the module it wraps; the engine leaves it out of parameter names.
 inline constexpr const char* kInnerName = "zeroth_inner";
 
-/// One running forward of a unit: pre_forward when made, post_forward when finished or, after an exception, destroyed.
+/// One running forward of a unit: pre_forward when made, post_forward when finished or, after an exception,
+/// destroyed.
 class UnitScope {
  public:
   /// A null runtime makes everything here do nothing. `inputs` are the tensors that the forward takes.
@@ -41,19 +45,36 @@ class UnitScope {
   std::unique_ptr<State> state_;
 };
 
-/// Tensors inside the arguments or results of a forward: tensors, optionals, pairs, tuples, vectors of them. Other types hold none.
-template <class T>
+/// What a forward takes: types that are not looked into count as holding no tensor that needs a gradient.
+/// What it returns: such types do not compile, for a tensor that is not seen would have its unit's parameters
+/// missing in backward.
+enum class TensorsOf { kArguments, kResult };
+
+/// Tensors inside the arguments or the result of a forward: tensors, optionals, pairs, tuples, vectors and
+/// maps of them.
+template <TensorsOf kOf, class T>
 void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
     const at::Tensor& tensor = value;
     if (tensor.defined()) into.push_back(tensor);
   } else if constexpr (requires { std::tuple_size<T>::value; }) {
-    std::apply([&into](const auto&... parts) { (collect_tensors(parts, into), ...); }, value);
-  } else if constexpr (requires { value.has_value(); *value; }) {
-    if (value.has_value()) collect_tensors(*value, into);
-  } else if constexpr (requires { value.begin(); value.end(); typename T::value_type; } &&
+    std::apply([&into](const auto&... parts) { (collect_tensors<kOf>(parts, into), ...); }, value);
+  } else if constexpr (requires {
+                         value.has_value();
+                         *value;
+                       }) {
+    if (value.has_value()) collect_tensors<kOf>(*value, into);
+  } else if constexpr (requires {
+                         value.begin();
+                         value.end();
+                         typename T::value_type;
+                       } &&
                        !std::is_same_v<T, std::string>) {
-    for (const auto& part : value) collect_tensors(part, into);
+    for (const auto& part : value) collect_tensors<kOf>(part, into);
+  } else if constexpr (kOf == TensorsOf::kResult) {
+    static_assert(
+        std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_convertible_v<const T&, std::string_view>,
+        "a unit's forward returns tensors, or optionals, pairs, tuples, vectors or maps of them");
   }
 }
 
@@ -61,11 +82,11 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
 template <class Body, class... Args>
 auto run_as_unit(std::shared_ptr<Runtime> runtime, int unit, Body&& body, Args&&... args) {
   std::vector<at::Tensor> inputs;
-  (collect_tensors(args, inputs), ...);
+  (collect_tensors<TensorsOf::kArguments>(args, inputs), ...);
   UnitScope scope(std::move(runtime), unit, std::move(inputs));
   auto result = std::forward<Body>(body)(std::forward<Args>(args)...);
   std::vector<at::Tensor> outputs;
-  collect_tensors(result, outputs);
+  collect_tensors<TensorsOf::kResult>(result, outputs);
   scope.finish(outputs);
   return result;
 }
@@ -90,8 +111,8 @@ class UnitBase {
   int unit_ = -1;
 };
 
-/// Module that wraps `Holder` (a TORCH_MODULE holder) and has the same forward. `Holder::Impl::forward` must not be a template or
-/// overloaded; call run_as_unit() by hand for such modules.
+/// Module that wraps `Holder` (a TORCH_MODULE holder) and has the same forward. `Holder::Impl::forward` must
+/// not be a template or overloaded; call run_as_unit() by hand for such modules.
 template <class Holder, class Signature = decltype(&Holder::ContainedType::forward)>
 class UnitImpl;
 
@@ -102,10 +123,15 @@ class UnitImpl<Holder, R (C::*)(Args...)> : public torch::nn::Module, public Uni
 
   R forward(Args... args) {
     return run_as_unit(
-        runtime_.lock(), unit_, [this](Args... inner_args) { return inner_->forward(inner_args...); }, args...);
+        runtime_.lock(),
+        unit_,
+        [this](Args... inner_args) { return inner_->forward(inner_args...); },
+        args...);
   }
   Holder& inner() { return inner_; }
-  [[nodiscard]] const std::type_info& inner_type() const override { return typeid(typename Holder::ContainedType); }
+  [[nodiscard]] const std::type_info& inner_type() const override {
+    return typeid(typename Holder::ContainedType);
+  }
 
  private:
   Holder inner_;
@@ -121,10 +147,12 @@ class UnitImpl<Holder, R (C::*)(Args...) const> : public UnitImpl<Holder, R (C::
 template <class Holder>
 class Unit : public torch::nn::ModuleHolder<UnitImpl<Holder>> {
  public:
-  Unit(std::nullptr_t) : torch::nn::ModuleHolder<UnitImpl<Holder>>(nullptr) {}  // NOLINT: as torch's own holders
+  Unit(std::nullptr_t)
+      : torch::nn::ModuleHolder<UnitImpl<Holder>>(nullptr) {}  // NOLINT: as torch's own holders
   explicit Unit(Holder inner)
       : torch::nn::ModuleHolder<UnitImpl<Holder>>(std::make_shared<UnitImpl<Holder>>(std::move(inner))) {}
-  explicit Unit(std::shared_ptr<UnitImpl<Holder>> impl) : torch::nn::ModuleHolder<UnitImpl<Holder>>(std::move(impl)) {}
+  Unit(std::shared_ptr<UnitImpl<Holder>> impl)  // NOLINT: as torch's own holders
+      : torch::nn::ModuleHolder<UnitImpl<Holder>>(std::move(impl)) {}
 };
 
 }  // namespace zeroth::libtorch
