@@ -30,7 +30,8 @@ std::string to_text(const MemoryReport& report) {
   row("sum", report.planned.total(), report.measured_peak.total());
   text += "  gathered at once " + format_bytes(report.live_gathered_peak) + ", ring slots at once " +
           std::to_string(report.live_slots_peak) + ", overflow slots " + std::to_string(report.overflow_slots) +
-          ", construction " + format_bytes(report.construction_peak) + ", PSS " + format_bytes(report.pss);
+          ", spills " + std::to_string(report.spills) + ", construction " + format_bytes(report.construction_peak) +
+          ", transport " + format_bytes(report.transport) + ", PSS " + format_bytes(report.pss);
   return text;
 }
 

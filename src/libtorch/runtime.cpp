@@ -50,6 +50,19 @@ std::vector<GroupHyper> group_hypers(const Config& config, const std::vector<Par
   return hypers;
 }
 
+/// The engine converts nothing: the model's own dtypes decide, and the document must not say something else.
+void require_dtype_of_config(const Config& config, const ScannedModel& model) {
+  const bool any = std::ranges::any_of(model.params, [](const ParamSpec& spec) { return spec.dtype == DType::kBFloat16; });
+  ZR_CHECK(!config.bf16 || any,
+           ErrorCode::kConfig,
+           "bf16 is enabled, but the model has no bfloat16 parameter",
+           {.where = "libtorch",
+            .which = "bf16.enabled",
+            .expected = "a model in bfloat16",
+            .got = model.params.empty() ? "no parameters" : std::string(name_of(model.params[0].dtype)),
+            .hint = "call model->to(torch::kBFloat16) before the engine is built; masters and sums stay float32"});
+}
+
 }  // namespace
 
 Runtime::Runtime(Config config, ScannedModel scanned)
@@ -62,6 +75,7 @@ std::shared_ptr<Runtime> Runtime::create(std::shared_ptr<torch::nn::Module> mode
   require_same_torch();
   config.validate();
   std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), scan_model(*model, options.groups)));
+  require_dtype_of_config(runtime->config_, runtime->scanned_);
   runtime->model_ = std::move(model);
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level);
   runtime->announce();

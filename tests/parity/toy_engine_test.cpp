@@ -138,6 +138,31 @@ TEST(ToyEngine, OptimizersAndThreadsGiveTheSameBitsAtEveryStage) {
   }
 }
 
+TEST(ToyEngine, GradientFactorsEnterNormAndUpdateAlike) {
+  const auto with_factor = [](double factor, int stage) {
+    ToyTraining training = small(stage, 2);
+    training.optimizer = "SGD";
+    training.tamper = [factor](int, ToyStructure& structure, EngineSettings& settings) {
+      for (ParamSpec& param : structure.params) param.grad_factor = factor;
+      for (GroupHyper& group : settings.groups) {
+        group.lr /= factor;
+        group.weight_decay *= factor;
+      }
+      settings.gradient_clipping = 0;
+    };
+    return train_toy(training);
+  };
+  // Half the gradient at twice the rate is the same training, to the bit, for a power of two; the norm is half.
+  const ToyOutcome whole = with_factor(1.0, 0);
+  for (int stage = 0; stage <= 3; ++stage) {
+    const ToyOutcome half = with_factor(0.5, stage);
+    EXPECT_EQ(half.losses, whole.losses) << "stage " << stage;
+    for (std::size_t step = 0; step < half.norms.size(); ++step) {
+      EXPECT_EQ(2 * std::stod(half.norms[step]), std::stod(whole.norms[step])) << "stage " << stage;
+    }
+  }
+}
+
 TEST(ToyEngine, RunsAreRepeatable) {
   const ToyTraining training = small(3, 3);
   EXPECT_EQ(difference(train_toy(training), train_toy(training)), "");

@@ -56,6 +56,7 @@ struct MemoryReport {
   int live_slots_peak = 0;           ///< ring slots in use at once
   std::uint64_t overflow_slots = 0;
   std::uint64_t spills = 0;
+  std::uint64_t transport = 0;       ///< control blocks and staging of this engine's group; in no plan
   std::uint64_t pss = 0;             ///< this process, from smaps_rollup
 };
 

@@ -36,7 +36,7 @@ struct WireBytes {
 
 /// Formula for a step in which every unit runs once forward and once backward in each of `micro_steps`:
 /// sum over flats of (gathers x parameter bytes + reductions x gradient bytes) x (everything but the own shard).
-/// A unit that stays gathered (see Reshard) counts one gather a micro-step, or one a step if it is never given back in between.
+/// A unit that stays gathered from forward to backward (see Reshard) counts one gather a micro-step, the others two.
 [[nodiscard]] WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps);
 
 /// Whether a unit keeps its gathered parameters from forward to backward under this plan.
