@@ -80,7 +80,7 @@ ProcessMonitor::ProcessMonitor(int rank,
                                std::vector<pid_t> pids,
                                Milliseconds frozen_after,
                                SystemCalls& system)
-    : rank_(rank), controls_(std::move(controls)), frozen_after_(frozen_after) {
+    : rank_(rank), controls_(std::move(controls)), frozen_after_(frozen_after), owner_(::getpid()) {
   for (std::size_t peer_rank = 0; peer_rank < pids.size(); ++peer_rank) {
     auto peer = std::make_unique<Peer>();
     peer->pid = pids[peer_rank];
@@ -119,6 +119,11 @@ ProcessMonitor::ProcessMonitor(int rank,
 }
 
 ProcessMonitor::~ProcessMonitor() {
+  if (::getpid() !=
+      owner_) {  // a forked child has the object but not the thread: waiting for it would never end
+    thread_.detach();
+    return;
+  }
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof one);
   thread_.join();

@@ -57,6 +57,7 @@ class ProcessMonitor final : public Liveness {
   std::vector<JobControl*> controls_;
   Milliseconds frozen_after_;
   std::vector<std::unique_ptr<Peer>> peers_;
+  pid_t owner_;  ///< the process in which the thread runs
   UniqueFd stop_;
   std::thread thread_;
 };

@@ -144,6 +144,9 @@ class Host {
                             hello.size,
                             ::getpid(),
                             spec_.size);
+    } else if (pid <= 0) {
+      problem = fmt::format(
+          "rank {} is in another process namespace than rank 0: they cannot watch each other", hello.rank);
     } else if (hello.rank < 1 || hello.rank >= spec_.size) {
       problem = fmt::format("pid {} calls itself rank {} of {}", pid, hello.rank, spec_.size);
     } else if (const auto index = static_cast<std::size_t>(hello.rank); result.connections[index]) {

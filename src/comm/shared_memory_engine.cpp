@@ -8,6 +8,7 @@
 #include <zeroth/base/text.h>
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -51,7 +52,8 @@ SharedMemoryEngine::SharedMemoryEngine(std::unique_ptr<SegmentExchange> exchange
       rank_(rank),
       size_(static_cast<int>(world_ranks.size())),
       world_ranks_(std::move(world_ranks)),
-      isa_(kernels::best_isa()) {}
+      isa_(kernels::best_isa()),
+      owner_(::getpid()) {}
 
 SharedMemoryEngine::~SharedMemoryEngine() = default;
 
@@ -365,6 +367,9 @@ void SharedMemoryEngine::wait_until(const std::function<bool()>& predicate, cons
 }
 
 void SharedMemoryEngine::depart() noexcept {
+  // A forked child that drops its copy of the seat has not left: it never was a rank, and has no mapping of
+  // ours.
+  if (::getpid() != owner_) return;
   own().departed.store(1);
   ring();
 }

@@ -16,6 +16,8 @@
 #include <zeroth/comm/backend.h>
 #include <zeroth/comm/factory.h>
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -154,6 +156,7 @@ class SharedMemoryEngine {
   std::uint64_t rounds_ = 0;  ///< rounds of staging so far, equal on all ranks
   std::exception_ptr broken_;
   kernels::Isa isa_;
+  pid_t owner_;  ///< the process that made this; its forked children hold a copy
 };
 
 }  // namespace zeroth::detail

@@ -3,6 +3,7 @@
 
 #include <zeroth/comm/decorators.h>
 
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -287,6 +288,35 @@ TEST(ProcessLeavings, NothingIsLeftBehind) {
     EXPECT_EQ(shared_memory_files(), files);
     EXPECT_EQ(child_processes(), 0);
   }
+}
+
+TEST(ProcessLeavings, AForkedChildThatDropsItsCopyHarmsNobody) {
+  if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: forked ranks";
+  const RankReport report = run_world({"shm", 2}, [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    std::shared_ptr<CommBackend> part = backend->split(0, rank, "part");
+    const pid_t child = ::fork();
+    if (child == 0) {
+      // As a worker of a data loader does that cleans up; the last reference to everything goes here.
+      auto& world = const_cast<std::shared_ptr<CommBackend>&>(backend);
+      part.reset();
+      world.reset();
+      ::_exit(0);
+    }
+    int status = -1;
+    const auto start = SteadyClock::now();
+    while (::waitpid(child, &status, WNOHANG) == 0) {
+      if (SteadyClock::now() - start > Milliseconds{20'000}) {
+        ::kill(child, SIGKILL);
+        ::waitpid(child, &status, 0);
+        throw std::runtime_error("the child hangs");
+      }
+      std::this_thread::sleep_for(Milliseconds{2});
+    }
+    require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child crashed");
+    Communicator(part).barrier();
+    Communicator(backend).barrier();
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
 }
 
 }  // namespace
