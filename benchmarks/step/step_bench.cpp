@@ -150,6 +150,7 @@ int main(int argc, char** argv) {
   using namespace zeroth::benchmarks;
   Options options;
   CLI::App app{"Overhead of a Zeroth step over plain torch"};
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--size", options.gpt_case.size, "parameters")->check(CLI::IsMember({"3m", "25m", "120m"}));
   app.add_option("--dtype", options.gpt_case.dtype)->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--micro-batch", options.gpt_case.micro_batch, "sequences")->check(CLI::PositiveNumber);
@@ -158,6 +159,7 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   app.add_option("--reshard", options.gpt_case.reshard)->check(CLI::IsMember({"default", "all", "none"}));
   app.add_option("--plans,--zero-stage", options.plans, "ZeRO stages, each in an engine of its own")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->delimiter(',')
       ->check(CLI::Range(0, 3));
   app.add_option("--cycles,--blocks", options.paired.cycles, "cycles A B C C B A")

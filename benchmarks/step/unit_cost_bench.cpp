@@ -221,8 +221,12 @@ int main(int argc, char** argv) {
   using namespace zeroth::benchmarks;
   Options options;
   CLI::App app{"Cost of a unit beyond plain torch"};
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--units", options.units)->check(CLI::PositiveNumber);
-  app.add_option("--plans,--zero-stage", options.plans)->delimiter(',')->check(CLI::Range(0, 3));
+  app.add_option("--plans,--zero-stage", options.plans)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->delimiter(',')
+      ->check(CLI::Range(0, 3));
   app.add_option("--cycles,--blocks", options.paired.cycles)->check(CLI::PositiveNumber);
   app.add_option("--steps-per-block", options.paired.steps_per_block)->check(CLI::PositiveNumber);
   app.add_option("--max-seconds", options.paired.max_seconds, "start no new cycle after this time");

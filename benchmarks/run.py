@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Runs benchmarks of a build one after another and checks what they write.
+
+  run.py [--build DIR] [--out DIR] [--quick] [--only NAME ...] [--list]
+
+--list prints the names, their commands and about how long each takes on two quiet cores; --quick shortens every run until it
+only shows that it works. Plain Python 3; the peers need the Python that has torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.insert(0, str(ROOT / "benchmarks/support"))
+import compare  # noqa: E402
+from record import Record  # noqa: E402
+
+
+@dataclasses.dataclass(kw_only=True, frozen=True)
+class Run:
+    name: str
+    """also the result's file name"""
+    command: str
+    """{build}, {python} and {root} are filled in; --json FILE is appended"""
+    quick: str
+    """appended for --quick"""
+    minutes: float
+    """on two quiet cores"""
+    wrap: str = ""
+    """name of the benchmark, for a program that writes bare rows"""
+
+
+LAUNCH = "{build}/bin/zeroth-run -n"
+STEP = "{build}/benchmarks/step_bench"
+QUICK_STEP = "--size 3m --cycles 2 --steps-per-block 1"
+PEERS = LAUNCH + " 2 {python} {root}/benchmarks/peers/peers_bench.py"
+
+RUNS = [
+    Run(name="step-25m", command=f"{LAUNCH} 2 {STEP} --cycles 20 --noise", quick=QUICK_STEP, minutes=8.5),
+    Run(name="step-25m-keep-pages", command=f"{LAUNCH} 2 {STEP} --cycles 12 --keep-pages", quick=QUICK_STEP, minutes=4.5),
+    Run(
+        name="step-25m-reshard-all",
+        command=f"{LAUNCH} 2 {STEP} --cycles 12 --plans 3 --reshard all",
+        quick=QUICK_STEP,
+        minutes=2,
+    ),
+    Run(
+        name="step-25m-accumulate-4",
+        command=f"{LAUNCH} 2 {STEP} --cycles 8 --accumulate 4 --steps-per-block 1",
+        quick=QUICK_STEP,
+        minutes=6,
+    ),
+    Run(name="step-25m-bf16", command=f"{LAUNCH} 2 {STEP} --cycles 15 --dtype bf16", quick=QUICK_STEP, minutes=4),
+    Run(
+        name="step-25m-4-ranks",
+        command=f"{LAUNCH} 4 {STEP} --cycles 8 --steps-per-block 1",
+        quick=QUICK_STEP,
+        minutes=4,
+    ),
+    Run(
+        name="step-120m-stages-0-3",
+        command=f"{LAUNCH} 2 {STEP} --size 120m --cycles 6 --steps-per-block 1 --plans 0,3",
+        quick=QUICK_STEP,
+        minutes=3.5,
+    ),
+    Run(
+        name="step-120m-stages-1-2",
+        command=f"{LAUNCH} 2 {STEP} --size 120m --cycles 6 --steps-per-block 1 --plans 1,2",
+        quick=QUICK_STEP,
+        minutes=3.5,
+    ),
+    Run(name="unit-cost-1-rank", command="{build}/benchmarks/unit_cost_bench", quick="--cycles 2", minutes=1),
+    Run(name="unit-cost-2-ranks", command=LAUNCH + " 2 {build}/benchmarks/unit_cost_bench", quick="--cycles 2", minutes=1),
+    Run(
+        name="startup",
+        command="{python} {root}/benchmarks/step/startup_bench.py --build {build}",
+        quick="--rounds 2",
+        minutes=1,
+    ),
+    Run(
+        name="memory-25m",
+        command="{python} {root}/benchmarks/memory/memory_table.py --build {build}",
+        quick="--steps 2 --ranks 2",
+        minutes=1.5,
+    ),
+    Run(name="peers-25m", command=f"{PEERS} --cycles 8", quick="--size 3m --cycles 2", minutes=3.5),
+    Run(
+        name="peers-25m-bf16",
+        command=f"{PEERS} --cycles 8 --dtype bf16 --peers fsdp2,fsdp2_keep",
+        quick="--size 3m --cycles 2",
+        minutes=2,
+    ),
+    Run(
+        name="collectives-2-ranks",
+        command="{build}/benchmarks/collectives_bench --ranks 2",
+        quick="--rounds 3",
+        minutes=1,
+        wrap="comm/collectives",
+    ),
+    Run(
+        name="collectives-4-ranks",
+        command="{build}/benchmarks/collectives_bench --ranks 4",
+        quick="--rounds 3",
+        minutes=2,
+        wrap="comm/collectives",
+    ),
+    Run(name="adamw", command="{build}/benchmarks/adamw_bench", quick="--params 8388608 --rounds 2", minutes=1),
+    Run(name="memory-copies", command="{build}/benchmarks/memory_bench", quick="--seconds 0.02", minutes=1),
+]
+
+
+def wrap_rows(path: pathlib.Path, run: Run, command: str, load_before: float) -> None:
+    """Makes a whole record of bare rows."""
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(rows, list):
+        record = Record(benchmark=run.wrap, rows=rows, command=command, load_before=load_before)
+        path.write_text(json.dumps(record.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def execute(run: Run, arguments: argparse.Namespace) -> bool:
+    """True if the run ended well and its result fits the schema."""
+    path = arguments.out / f"{run.name}.json"
+    places = {"build": arguments.build, "python": arguments.python, "root": ROOT}
+    command = run.command.format(**places).split() + (run.quick.split() if arguments.quick else [])
+    plain = " ".join(word.rsplit("/", 1)[-1] for word in command)
+    print(f"== {run.name}: {plain}", flush=True)
+    load = os.getloadavg()[0]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    if subprocess.run([*command, "--json", str(path)], env=environment, check=False).returncode != 0:
+        print(f"{run.name}: failed", file=sys.stderr)
+        return False
+    if run.wrap:
+        wrap_rows(path, run, plain, load)
+    result, found = compare.load(str(path))
+    if result is None:
+        print(f"{path}: does not fit schema.json", *found, sep="\n  ", file=sys.stderr)
+    return result is not None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
+    parser.add_argument("--out", type=pathlib.Path, help="folder for the results (default: BUILD/benchmarks/results)")
+    parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS], metavar="NAME")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    venv = ROOT / "build/venv/bin/python"
+    parser.add_argument("--python", default=str(venv) if venv.exists() else sys.executable, help="has torch, for the peers")
+    arguments = parser.parse_args()
+    runs = [run for run in RUNS if not arguments.only or run.name in arguments.only]
+    if arguments.list:
+        for run in runs:
+            print(f"{run.name:<24} {run.minutes:4.1f} min  {run.command}")
+        print(f"all: {sum(run.minutes for run in runs):.0f} min")
+        return 0
+    arguments.build = arguments.build.resolve()
+    arguments.out = arguments.out or arguments.build / "benchmarks/results"
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    failed = [run.name for run in runs if not execute(run, arguments)]
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
