@@ -198,26 +198,29 @@ TEST_F(Safetensors, ATargetThatIsAFolderIsAnErrorAndLeavesNothing) {
 
 TEST_F(Safetensors, AFullDiskIsAnErrorAndLeavesWhatWasThere) {
   std::ofstream(path()) << "previous";
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(20);
-    ::signal(SIGXFSZ, SIG_IGN);
-    const rlimit limit{4096, 4096};  // writes beyond fail, as they do on a full disk
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-    int code = 10;
-    try {
-      SafetensorsWriter writer(path(), {{"w", "U8", {100000}, 100000}}, {});
-      writer.write(bytes(std::string(100000, 'x')));
-    } catch (const Error& error) {
-      code = error.code() == ErrorCode::kIo ? 0 : 11;
+  // Full at once, inside the header, and inside the data.
+  for (const rlim_t room : {rlim_t{0}, rlim_t{20}, rlim_t{4096}}) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      ::alarm(20);
+      ::signal(SIGXFSZ, SIG_IGN);
+      const rlimit limit{room, room};  // writes beyond fail, as they do on a full disk
+      ::setrlimit(RLIMIT_FSIZE, &limit);
+      int code = 10;
+      try {
+        SafetensorsWriter writer(path(), {{"w", "U8", {100000}, 100000}}, {});
+        writer.write(bytes(std::string(100000, 'x')));
+      } catch (const Error& error) {
+        code = error.code() == ErrorCode::kIo ? 0 : 11;
+      }
+      ::_exit(code);
     }
-    ::_exit(code);
+    int status = -1;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    EXPECT_EQ(files(), std::vector<std::string>{"model.safetensors"}) << room;
+    EXPECT_EQ(read(path()), "previous");
   }
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
-  EXPECT_EQ(files(), std::vector<std::string>{"model.safetensors"});
-  EXPECT_EQ(read(path()), "previous");
 }
 
 TEST_F(Safetensors, TwoWritersOfOnePathDoNotMix) {
