@@ -39,9 +39,11 @@ void add_model_arguments(CLI::App& app, Options& options) {
 
 void add_data_arguments(CLI::App& app, Options& options) {
   app.add_option("--data", options.corpus.folder, "folder with text files, read recursively")->required();
-  app.add_option("--suffix", options.corpus.suffixes, "take only files whose names end so; may be repeated");
+  app.add_option("--suffix", options.corpus.suffixes, "take only files whose names end so; may be repeated")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option(
-      "--exclude", options.corpus.exclude, "leave out files and folders of this name; may be repeated");
+         "--exclude", options.corpus.exclude, "leave out files and folders of this name; may be repeated")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_flag("--list-files", options.list_files, "print name, size and xxHash3 of every file");
 }
 
@@ -139,6 +141,8 @@ CommandLine parse_command_line(int argc, const char* const* argv) {
       "Trains a byte-level GPT on the text of a folder, with ZeRO 0-3 over the ranks that started it.\n"
       "  zeroth-run -n 2 zeroth-gpt --data FOLDER --steps 200 --sample 400",
       "zeroth-gpt");
+  // A script's user has the last word.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   add_data_arguments(app, options);
   add_model_arguments(app, options);
   add_run_arguments(app, options, target);

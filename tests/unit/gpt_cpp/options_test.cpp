@@ -66,6 +66,25 @@ TEST(CommandLine, DerivesHeadsFromTheWidth) {
   EXPECT_EQ(parse({"--d-model", "32"}).options.heads, 1);
 }
 
+TEST(CommandLine, TheLastOfRepeatedValuesWinsAndListsGrow) {
+  const Options options = parse({"--steps",
+                                 "5",
+                                 "--suffix",
+                                 ".py",
+                                 "--batch",
+                                 "2",
+                                 "--suffix",
+                                 ".h",
+                                 "--steps",
+                                 "6",
+                                 "--batch",
+                                 "3"})
+                              .options;
+  EXPECT_EQ(options.steps, 6);
+  EXPECT_EQ(options.batch, 3);
+  EXPECT_THAT(options.corpus.suffixes, ElementsAre(".py", ".h"));
+}
+
 TEST(CommandLine, RefusesWhatCannotBeMeant) {
   EXPECT_THAT(usage_error_of({"--layer", "3"}), HasSubstr("--layer"));
   EXPECT_THAT(usage_error_of({"--zero-stage", "4"}), HasSubstr("--zero-stage"));
