@@ -1,0 +1,152 @@
+// The stage changes memory, never numbers, also under LibTorch: a transformer and a foreign model on ranks
+// that are threads, every plan in both execution modes, compared by bits.
+#include "support/torch_training.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <iostream>
+#include <string>
+#include <vector>
+
+namespace zeroth::testing {
+namespace {
+
+struct Place {
+  int stage;
+  Reshard reshard;
+};
+constexpr Place kPlaces[] = {
+    {0, Reshard::kDefault},
+    {1, Reshard::kDefault},
+    {2, Reshard::kDefault},
+    {3, Reshard::kDefault},
+    {3, Reshard::kAll},
+    {3, Reshard::kNone},
+};
+
+class TorchParity : public ::testing::TestWithParam<int> {
+ protected:
+  /// Everything that must not change a bit, against stage 0 inline.
+  static void expect_equal_under_all_plans(TorchTraining training) {
+    const TorchOutcome expected = train_torch(training);
+    ASSERT_EQ(expected.losses.size(), static_cast<std::size_t>(training.steps));
+    for (const double norm : expected.norms) EXPECT_TRUE(std::isfinite(norm) && norm > 0) << norm;
+    for (const Place& place : kPlaces) {
+      for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
+        training.zero_stage = place.stage;
+        training.reshard = place.reshard;
+        training.mode = mode;
+        ++training.chaos_seed;
+        EXPECT_EQ(difference(expected, train_torch(training)), "") << training.text();
+      }
+    }
+  }
+
+  static void expect_parity(TorchNet net, DType dtype) {
+    for (const int micro_steps : {1, 3}) {
+      for (const ReductionPolicy policy : {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep}) {
+        TorchTraining training;
+        training.net = net;
+        training.dtype = dtype;
+        training.world = GetParam();
+        training.micro_steps = micro_steps;
+        training.policy = policy;
+        training.steps = 3;
+        expect_equal_under_all_plans(training);
+      }
+    }
+  }
+};
+
+TEST_P(TorchParity, GptFloat32) {
+  expect_parity(TorchNet::kGpt, DType::kFloat32);
+}
+TEST_P(TorchParity, GptFloat64) {
+  expect_parity(TorchNet::kGpt, DType::kFloat64);
+}
+TEST_P(TorchParity, GptBFloat16) {
+  expect_parity(TorchNet::kGpt, DType::kBFloat16);
+}
+TEST_P(TorchParity, ForeignFloat32) {
+  expect_parity(TorchNet::kForeign, DType::kFloat32);
+}
+TEST_P(TorchParity, ForeignFloat64) {
+  expect_parity(TorchNet::kForeign, DType::kFloat64);
+}
+TEST_P(TorchParity, ForeignBFloat16) {
+  expect_parity(TorchNet::kForeign, DType::kBFloat16);
+}
+
+TEST_P(TorchParity, TheComparisonSeesOneBitOfTheLearningRate) {
+  TorchTraining training;
+  training.world = GetParam();
+  const TorchOutcome expected = train_torch(training);
+  training.lr = std::nextafter(static_cast<float>(training.lr), 1.0F);
+  EXPECT_NE(difference(expected, train_torch(training)), "");
+}
+
+TEST_P(TorchParity, RunToRunIdentical) {
+  TorchTraining training;
+  training.world = GetParam();
+  training.zero_stage = 3;
+  EXPECT_EQ(difference(train_torch(training), train_torch(training)), "");
+}
+
+INSTANTIATE_TEST_SUITE_P(World,
+                         TorchParity,
+                         ::testing::Values(1, 2, 3, 4),
+                         ::testing::PrintToStringParamName());
+
+/// Against plain torch in one process: a missing factor shows in float64 at 1e-12.
+void expect_as_plain_torch(TorchTraining training, double tolerance) {
+  training.steps = 20;
+  const std::vector<double> expected = train_plain_torch(training);
+  for (const int stage : {0, 3}) {
+    training.zero_stage = stage;
+    const TorchOutcome got = train_torch(training);
+    double worst = 0;
+    for (std::size_t step = 0; step < expected.size(); ++step) {
+      worst = std::max(worst, std::abs(got.losses[step] - expected[step]) / std::abs(expected[step]));
+    }
+    EXPECT_LE(worst, tolerance) << training.text();
+    std::cout << "  largest relative difference of a loss: " << worst << " (" << training.text() << ")\n";
+  }
+}
+
+TEST(TorchReference, GptFloat64) {
+  for (const double clipping : {0.0, 0.5}) {
+    expect_as_plain_torch({.dtype = DType::kFloat64, .world = 3, .micro_steps = 2, .clipping = clipping},
+                          1e-12);
+  }
+}
+
+TEST(TorchReference, ForeignFloat64) {
+  for (const double clipping : {0.0, 0.5}) {
+    expect_as_plain_torch({.net = TorchNet::kForeign,
+                           .dtype = DType::kFloat64,
+                           .world = 3,
+                           .micro_steps = 2,
+                           .clipping = clipping},
+                          1e-12);
+  }
+}
+
+TEST(TorchReference, ForeignFloat32) {
+  expect_as_plain_torch({.net = TorchNet::kForeign, .world = 2, .micro_steps = 2, .lr = 1e-3}, 1e-6);
+}
+
+TEST(TorchReference, AMissingFactorWouldShow) {
+  TorchTraining training{.dtype = DType::kFloat64, .world = 2, .steps = 20};
+  const std::vector<double> expected = train_plain_torch(training);
+  training.clipping *= 1.0 + 1e-9;
+  const TorchOutcome got = train_torch(training);
+  EXPECT_GT(std::abs(got.losses.back() - expected.back()) / expected.back(), 1e-12);
+}
+
+TEST(TorchReference, GptFloat32) {
+  expect_as_plain_torch({.dtype = DType::kFloat32, .world = 2, .micro_steps = 2, .lr = 1e-3}, 1e-6);
+}
+
+}  // namespace
+}  // namespace zeroth::testing
