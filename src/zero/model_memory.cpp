@@ -157,7 +157,10 @@ const std::byte* ModelMemory::peer_bucket(int flat, int rank) const {
 
 std::byte* ModelMemory::gathered(int flat) {
   const int unit = model_.flat(flat).unit;
-  const auto slot = static_cast<std::size_t>(gathered_table_.unit_slot[static_cast<std::size_t>(unit)]);
+  const int index_of_slot = gathered_table_.unit_slot[static_cast<std::size_t>(unit)];
+  // Nothing but empty parameters: any address will do, and it is never followed.
+  if (index_of_slot < 0) return shared_.data();
+  const auto slot = static_cast<std::size_t>(index_of_slot);
   if (gathered_holds_[slot].bytes() == 0) {
     gathered_holds_[slot] = ledger_.hold({unit, MemoryState::kGathered}, gathered_table_.slot_bytes[slot]);
   }
