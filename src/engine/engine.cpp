@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include <kernels/cast/cast.h>
 #include <kernels/copy/copy.h>
@@ -166,6 +167,10 @@ void Engine::store_initial(int flat, const std::byte* values) {
 Invocation Engine::begin_forward(int unit) { return {unit, ++forward_seq_, micro_step_}; }
 
 void Engine::pre_forward(const Invocation& use) {
+  // Another way through the ring begins: what is kept for a backward yet to come gives its slot up and is gathered again then.
+  if (kept_in_ring_ >= 0 && kept_in_ring_ != use.unit && layout_.units[static_cast<std::size_t>(use.unit)].repeated) {
+    uses_[static_cast<std::size_t>(std::exchange(kept_in_ring_, -1))].kept.reset();
+  }
   uses_[static_cast<std::size_t>(use.unit)].forward.emplace_back(*parameters_, use.unit);
 }
 
@@ -177,7 +182,10 @@ void Engine::post_forward(const Invocation& use, bool awaits_backward) {
            {.where = "engine", .which = "unit " + layout_.units[static_cast<std::size_t>(use.unit)].name});
   UnshardLease lease = std::move(unit.forward.back());
   unit.forward.pop_back();
-  if (awaits_backward && !unit.kept && keeps_gathered(layout_, settings_.plan, use.unit)) unit.kept = std::move(lease);
+  if (!awaits_backward || unit.kept || !keeps_gathered(layout_, settings_.plan, use.unit)) return;
+  unit.kept = std::move(lease);
+  const bool shares_slot = settings_.plan.reshard == Reshard::kDefault && settings_.plan.gathers_parameters();
+  if (shares_slot && layout_.units[static_cast<std::size_t>(use.unit)].repeated) kept_in_ring_ = use.unit;
 }
 
 void Engine::pre_backward(int unit) {

@@ -146,6 +146,7 @@ class Engine {
   std::unique_ptr<GradientStore> gradients_;
   std::unique_ptr<Updater> updater_;
   std::vector<UnitUse> uses_;
+  int kept_in_ring_ = -1;  ///< repeated unit that stays gathered in a shared slot, -1
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
   bool had_backward_ = false;
