@@ -94,8 +94,9 @@ ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>&
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     auto* wrapper = dynamic_cast<UnitBase*>(item.value().get());
     if (wrapper == nullptr) continue;
-    if (std::ranges::find(scanned.wrappers, wrapper) != scanned.wrappers.end()) continue;  // the same module twice
-    prefixes.emplace_back(item.key() + ".", static_cast<int>(scanned.units.size()));
+    const auto known_as = std::ranges::find(scanned.wrappers, wrapper);  // the same module under two names is one unit
+    prefixes.emplace_back(item.key() + ".", static_cast<int>(known_as - scanned.wrappers.begin()));
+    if (known_as != scanned.wrappers.end()) continue;
     scanned.units.push_back({.name = plain_name(item.key())});
     scanned.wrappers.push_back(wrapper);
   }

@@ -12,6 +12,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/engine/settings.h>
 
+#include "libtorch/buffers.h"
 #include "libtorch/safetensors_export.h"
 #include "libtorch/version_check.h"
 
@@ -96,6 +97,9 @@ std::shared_ptr<Runtime> Runtime::create(std::shared_ptr<torch::nn::Module> mode
   ParameterSlots& slots = runtime->slots_;
   runtime->core_->initialize([&slots](int param) { return slots.initial_value(param); },
                              [&slots](int unit) { slots.drop_initial(unit); });
+  if (const std::string buffer = share_buffers(runtime->scanned_, runtime->core_->communicator()); !buffer.empty()) {
+    runtime->log_.warn("buffers differed from rank 0's (first: " + buffer + "); rank 0's are used");
+  }
   runtime->traffic_->reset();
   runtime->install_hooks();
   return runtime;
@@ -146,7 +150,10 @@ Runtime::~Runtime() {
     }
   }
   // The arenas go away with the engine: parameters, and what graphs saved of them, keep their shape and say so when touched.
-  if (core_) slots_.retire();
+  if (core_) {
+    core_->abandon(/*in_backward=*/false);  // leases of forwards that never had their backward
+    slots_.retire();
+  }
 }
 
 std::shared_ptr<UnitUse> Runtime::begin(int unit) {

@@ -1,0 +1,86 @@
+#include "libtorch/buffers.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+namespace zeroth::libtorch {
+namespace {
+
+/// One digest a buffer: what must be alike, in order.
+std::vector<std::int64_t> structure_of(const ScannedModel& model) {
+  std::vector<std::int64_t> digests;
+  for (const auto& [name, buffer] : model.buffers) {
+    ZR_CHECK(buffer.is_cpu() && buffer.layout() == at::kStrided,
+             ErrorCode::kModel,
+             "a buffer cannot be shared between ranks",
+             {.where = "libtorch.buffers",
+              .which = name,
+              .expected = "a dense CPU tensor",
+              .got = buffer.toString()});
+    std::string text = name + " " + c10::toString(buffer.scalar_type());
+    for (const std::int64_t extent : buffer.sizes()) text += " " + std::to_string(extent);
+    digests.push_back(static_cast<std::int64_t>(digest64(text) >> 1U));
+  }
+  return digests;
+}
+
+void require_same_structure(const ScannedModel& model, const Communicator& communicator) {
+  const auto world = static_cast<std::size_t>(communicator.size());
+  const std::vector<std::int64_t> own = structure_of(model);
+  const auto refuse =
+      [&](std::size_t rank, const std::string& which, std::int64_t expected, std::int64_t got) {
+        throw Error(ErrorCode::kMismatch,
+                    "ranks do not have the same buffers",
+                    {.where = "libtorch.buffers",
+                     .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
+                     .which = which,
+                     .expected = std::to_string(expected) + " (rank 0)",
+                     .got = std::to_string(got) + " (rank " + std::to_string(rank) + ")",
+                     .hint = "build the same model on every rank"});
+      };
+  std::vector<std::int64_t> counts(world);
+  const auto count = static_cast<std::int64_t>(own.size());
+  communicator.all_gather(std::span(&count, 1), std::span(counts));
+  for (std::size_t rank = 1; rank < world; ++rank) {
+    if (counts[rank] != counts[0]) refuse(rank, "number of buffers", counts[0], counts[rank]);
+  }
+  if (own.empty()) return;
+  std::vector<std::int64_t> all(world * own.size());
+  communicator.all_gather(std::span(own), std::span(all));
+  for (std::size_t rank = 1; rank < world; ++rank) {
+    for (std::size_t index = 0; index < own.size(); ++index) {
+      const std::int64_t expected = all[index];
+      const std::int64_t got = all[rank * own.size() + index];
+      if (expected != got)
+        refuse(rank, model.buffers[index].first + " (name, shape or dtype)", expected, got);
+    }
+  }
+}
+
+}  // namespace
+
+std::string share_buffers(const ScannedModel& model, const Communicator& communicator) {
+  const at::NoGradGuard no_grad;
+  require_same_structure(model, communicator);
+  std::string differing;
+  for (const auto& [name, buffer] : model.buffers) {
+    if (buffer.nbytes() == 0) continue;
+    const at::Tensor dense = buffer.contiguous();
+    const std::span<std::uint8_t> bytes(static_cast<std::uint8_t*>(dense.mutable_data_ptr()), dense.nbytes());
+    const auto digest = [&bytes] {
+      return digest64({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    };
+    const std::uint64_t before = digest();
+    communicator.broadcast(bytes, 0);
+    if (digest() == before) continue;
+    if (differing.empty()) differing = name;
+    if (!dense.is_same(buffer)) buffer.copy_(dense);
+  }
+  return differing;
+}
+
+}  // namespace zeroth::libtorch

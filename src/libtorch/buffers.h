@@ -1,0 +1,15 @@
+// Buffers (running statistics, tables): not partitioned, but everybody starts with rank 0's.
+#pragma once
+
+#include "libtorch/model_scan.h"
+
+#include <zeroth/comm/communicator.h>
+
+namespace zeroth::libtorch {
+
+/// Collective. Gives every rank rank 0's buffers; returns the name of the first one whose values differed
+/// here, or "". Throws kMismatch on every rank if names, shapes or dtypes are not alike, kModel for buffers
+/// that are not dense CPU tensors. Wire: the bytes of all buffers.
+[[nodiscard]] std::string share_buffers(const ScannedModel& model, const Communicator& communicator);
+
+}  // namespace zeroth::libtorch
