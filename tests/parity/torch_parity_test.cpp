@@ -136,10 +136,26 @@ TEST(TorchReference, ForeignFloat32) {
   expect_as_plain_torch({.net = TorchNet::kForeign, .world = 2, .micro_steps = 2, .lr = 1e-3}, 1e-6);
 }
 
-TEST(TorchReference, AMissingFactorWouldShow) {
-  TorchTraining training{.dtype = DType::kFloat64, .world = 2, .steps = 20};
+TEST(TorchReference, SgdFloat64) {
+  for (const TorchNet net : {TorchNet::kGpt, TorchNet::kForeign}) {
+    for (const double clipping : {0.0, 0.5}) {
+      expect_as_plain_torch({.net = net,
+                             .dtype = DType::kFloat64,
+                             .world = 3,
+                             .micro_steps = 2,
+                             .clipping = clipping,
+                             .lr = 3e-2,
+                             .sgd = true},
+                            1e-12);
+    }
+  }
+}
+
+TEST(TorchReference, AWrongFactorWouldShow) {
+  TorchTraining training{
+      .dtype = DType::kFloat64, .world = 2, .steps = 20, .clipping = 0.0, .lr = 3e-2, .sgd = true};
   const std::vector<double> expected = train_plain_torch(training);
-  training.clipping *= 1.0 + 1e-9;
+  training.lr *= 1.0 + 1e-9;
   const TorchOutcome got = train_torch(training);
   EXPECT_GT(std::abs(got.losses.back() - expected.back()) / expected.back(), 1e-12);
 }

@@ -9,8 +9,10 @@
 #include <ATen/Parallel.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
 #include <torch/types.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <mutex>
@@ -231,6 +233,10 @@ Config config_of(const TorchTraining& training) {
   Config config;
   config.gradient_accumulation_steps = training.micro_steps;
   config.gradient_clipping = training.clipping;
+  if (training.sgd) {
+    config.optimizer.type = "SGD";
+    config.optimizer.momentum = 0.9;
+  }
   config.optimizer.lr = training.lr;
   config.optimizer.weight_decay = 0.1;
   config.zero.stage = training.zero_stage;
@@ -326,25 +332,43 @@ void run_rank(const TorchTraining& training, const World& world, TorchOutcome& a
            "ranks of one training differ: " + difference(all, own));
 }
 
+/// Weight decay for matrices only, as engine_options() has it.
+std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const TorchTraining& training,
+                                                         const std::vector<Tensor>& decayed,
+                                                         const std::vector<Tensor>& plain) {
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  if (training.sgd) {
+    const auto options = torch::optim::SGDOptions(training.lr).momentum(0.9);
+    groups.emplace_back(
+        decayed,
+        std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(options).weight_decay(0.1)));
+    groups.emplace_back(plain, std::make_unique<torch::optim::SGDOptions>(options));
+    return std::make_unique<torch::optim::SGD>(groups, options);
+  }
+  const auto options = torch::optim::AdamWOptions(training.lr).weight_decay(0.0);
+  groups.emplace_back(
+      decayed,
+      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(options).weight_decay(0.1)));
+  groups.emplace_back(plain, std::make_unique<torch::optim::AdamWOptions>(options));
+  return std::make_unique<torch::optim::AdamW>(groups, options);
+}
+
 template <class Net>
 std::vector<double> run_plain(const TorchTraining& training) {
   at::set_num_threads(1);
   Net model(training);
   std::vector<Tensor> decayed, plain, trainable;
   for (const Tensor& parameter : model->parameters()) {
-    if (!parameter.requires_grad()) continue;
+    const auto same = [&](const Tensor& other) { return other.is_same(parameter); };
+    if (!parameter.requires_grad() || std::ranges::any_of(trainable, same))
+      continue;  // tied weights come twice
     trainable.push_back(parameter);
     (parameter.dim() < 2 ? plain : decayed).push_back(parameter);
   }
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(decayed, std::make_unique<torch::optim::AdamWOptions>(training.lr));
-  groups.emplace_back(plain, std::make_unique<torch::optim::AdamWOptions>(training.lr));
-  static_cast<torch::optim::AdamWOptions&>(groups[0].options()).weight_decay(0.1);
-  static_cast<torch::optim::AdamWOptions&>(groups[1].options()).weight_decay(0.0);
-  torch::optim::AdamW optimizer(groups, torch::optim::AdamWOptions(training.lr));
+  const std::unique_ptr<torch::optim::Optimizer> optimizer = plain_optimizer(training, decayed, plain);
   std::vector<double> losses;
   for (int step = 0; step < training.steps; ++step) {
-    optimizer.zero_grad();
+    optimizer->zero_grad();
     double sum = 0;
     for (int micro = 0; micro < training.micro_steps; ++micro) {
       for (int rank = 0; rank < training.world; ++rank) {
@@ -354,7 +378,7 @@ std::vector<double> run_plain(const TorchTraining& training) {
       }
     }
     if (training.clipping > 0) torch::nn::utils::clip_grad_norm_(trainable, training.clipping);
-    optimizer.step();
+    optimizer->step();
     losses.push_back(sum / (training.world * training.micro_steps));
   }
   return losses;

@@ -28,6 +28,8 @@ struct TorchTraining {
   int steps = 4;
   double clipping = 0.5;
   double lr = 1e-2;
+  bool sgd =
+      false;  ///< SGD with momentum, which does not forgive a wrong factor of the gradient, instead of AdamW
   double dropout = 0.2;
   int zero_stage = 0;
   Reshard reshard = Reshard::kDefault;
