@@ -345,10 +345,9 @@ TEST(Adapter, FrozenUnitsAndEndsStayAsTheyAre) {
 }
 
 TEST(Adapter, AFrozenParameterIsThereUntilTheUnitsBackwardEnds) {
-  // LoRA on the first unit: the adapter's gradients are there before the frozen matrix has been used for the
-  // leaf input.
+  // The root's head has its gradient long before the root's frozen matrix is used for that of a leaf input.
   expect_equal_at_all_stages(2, [](int stage, const World& seat) {
-    Trainee trainee(NetOptions{.layers = 3, .frozen = {0}, .freeze_ends = true}, config_of(stage), seat);
+    Trainee trainee(NetOptions{.layers = 3, .frozen = {0}, .freeze_first = true}, config_of(stage), seat);
     for (int step = 0; step < 2; ++step) {
       const Tensor prompt = batch(seat.rank(), step).requires_grad_();
       trainee.engine.backward(trainee.engine.forward(prompt));

@@ -26,8 +26,9 @@ struct NetOptions {
   std::uint64_t seed = 3;
   torch::Dtype dtype = torch::kFloat64;
   std::vector<int> frozen{};  ///< layers whose parameters are all frozen
-  bool freeze_ends = false;   ///< `first` and `head`
-  double dropout = 0;         ///< with torch's default generator
+  bool freeze_first = false;
+  bool freeze_ends = false;  ///< `first` and `head`
+  double dropout = 0;        ///< with torch's default generator
   std::vector<std::int64_t>
       extra{};  ///< if not empty, each layer has a parameter `extra` of this shape that it does not use
 };
@@ -57,8 +58,9 @@ TORCH_MODULE(Layer);
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(const NetOptions& options) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
-    first = register_parameter(
-        "first", torch::randn({kWidth, 5}, generator, options.dtype), !options.freeze_ends);
+    first = register_parameter("first",
+                               torch::randn({kWidth, 5}, generator, options.dtype),
+                               !options.freeze_ends && !options.freeze_first);
     head = register_parameter(
         "head", torch::randn({2, kWidth}, generator, options.dtype) * 0.3, !options.freeze_ends);
     for (int layer = 0; layer < options.layers; ++layer) {
