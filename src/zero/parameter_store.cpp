@@ -158,7 +158,8 @@ void ParameterStore::pull(int flat, std::byte* out, CollectiveKind purpose) {
                            (end - begin) * static_cast<std::int64_t>(element),
                            kernels_.isa);
     });
-    if (rank != memory_.rank()) {
+    // Replicated parameters that nobody publishes are read from this rank's own memory.
+    if (rank != memory_.rank() && (plan_.gathers_parameters() || plan_.publishes_parameters())) {
       backend_.count_one_sided(purpose, static_cast<std::uint64_t>(shard.size()) * element);
     }
   }
