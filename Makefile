@@ -15,7 +15,7 @@ help:
 	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes)"
 	@echo "make test        prepare the machine, build, run every test (also under sanitizers)"
 	@echo "make test-quick  the unit tests of the core, without torch"
-	@echo "make bench       the benchmarks; results in build/benchmarks"
+	@echo "make bench       the benchmarks; about 50 minutes; results in build/release/benchmarks/results"
 	@echo "make format      clang-format on all sources"
 	@echo "make clean       remove the builds; the virtual environment stays"
 
@@ -44,7 +44,7 @@ test-quick: setup build/core/build.ninja
 
 bench: setup build/release/build.ninja
 	$(call BUILD,release)
-	tools/run-benchmarks build/release
+	benchmarks/run.py --build build/release
 
 format:
 	clang-format -i $(SOURCES)

@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 sys.path.insert(0, str(ROOT / "benchmarks/support"))
 import compare  # noqa: E402
-from record import Record  # noqa: E402
+from record import Record, program  # noqa: E402
 
 
 @dataclasses.dataclass(kw_only=True, frozen=True)
@@ -29,7 +29,7 @@ class Run:
     name: str
     """also the result's file name"""
     command: str
-    """{build}, {python} and {root} are filled in; --json FILE is appended"""
+    """{build}, {launcher}, {python} and {root} are filled in; --json FILE is appended"""
     quick: str
     """appended for --quick"""
     minutes: float
@@ -38,7 +38,7 @@ class Run:
     """name of the benchmark, for a program that writes bare rows"""
 
 
-LAUNCH = "{build}/bin/zeroth-run -n"
+LAUNCH = "{launcher} -n"
 STEP = "{build}/benchmarks/step_bench"
 QUICK_STEP = "--size 3m --cycles 2 --steps-per-block 1"
 PEERS = LAUNCH + " 2 {python} {root}/benchmarks/peers/peers_bench.py"
@@ -128,7 +128,7 @@ def wrap_rows(path: pathlib.Path, run: Run, command: str, load_before: float) ->
 def execute(run: Run, arguments: argparse.Namespace) -> bool:
     """True if the run ended well and its result fits the schema."""
     path = arguments.out / f"{run.name}.json"
-    places = {"build": arguments.build, "python": arguments.python, "root": ROOT}
+    places = {"build": arguments.build, "launcher": program(arguments.build, "zeroth-run"), "python": arguments.python, "root": ROOT}
     command = run.command.format(**places).split() + (run.quick.split() if arguments.quick else [])
     plain = " ".join(word.rsplit("/", 1)[-1] for word in command)
     print(f"== {run.name}: {plain}", flush=True)

@@ -21,7 +21,7 @@ import time
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from record import Record  # noqa: E402
+from record import Record, program  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MIB = 2**20
@@ -53,7 +53,9 @@ def run(stage: int, ranks: int, arguments: argparse.Namespace, folder: pathlib.P
     """The trainer's final record, with "pss_seen" (peak of the sum over ranks)."""
     records = folder / "records.json"
     records.unlink(missing_ok=True)
-    command: list[Any] = [arguments.build / "bin/zeroth-run", "-n", ranks, arguments.build / "bin/zeroth-gpt"]
+    command: list[Any] = [
+        program(arguments.build, "zeroth-run"), "-n", ranks, program(arguments.build, "zeroth-gpt")
+    ]
     command += ["--data", arguments.data, "--suffix", ".py", "--layers", 8, "--d-model", 512]
     command += ["--seq", arguments.seq, "--batch", arguments.batch, "--steps", arguments.steps]
     command += ["--eval-windows", 1, "--zero-stage", stage, "--json", records]

@@ -20,7 +20,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
-from record import Record  # noqa: E402
+from record import Record, program  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -29,7 +29,7 @@ def one_round(build: pathlib.Path, arguments: argparse.Namespace, folder: pathli
     """Seconds: until step 1 was reported, of step 1, of step 2, until everything had ended."""
     records = folder / "records.json"
     records.unlink(missing_ok=True)
-    command = [build / "bin/zeroth-run", "-n", str(arguments.ranks), build / "bin/zeroth-gpt"]
+    command = [program(build, "zeroth-run"), "-n", str(arguments.ranks), program(build, "zeroth-gpt")]
     command += ["--data", arguments.data, "--suffix", ".py", "--layers", "8", "--d-model", "512", "--seq", "128"]
     command += ["--batch", "4", "--steps", "2", "--log-every", "1", "--eval-windows", "2", "--json", records]
     command += ["--zero-stage", str(arguments.zero_stage)]

@@ -35,6 +35,14 @@ def busy_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def program(build: pathlib.Path, name: str) -> pathlib.Path:
+    """zeroth-run or zeroth-gpt of a build: below it, or beside it, where the release preset puts them."""
+    for folder in (build / "bin", build.parent / "bin"):
+        if (folder / name).is_file():
+            return folder / name
+    sys.exit(f"there is no {name} in {build / 'bin'} or {build.parent / 'bin'}; build it first")
+
+
 @dataclasses.dataclass(kw_only=True)
 class Record:
     benchmark: str
