@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstring>
 #include <string_view>
@@ -13,7 +14,16 @@
 namespace zeroth::launcher {
 namespace {
 
-constexpr int kUncaughtException = 1;
+// [Note: Cause and echo] When one rank fails, the others fail too, each in its own way, and the launcher sees
+// their ends in any order. Which one explains the job:
+//
+// 1. An error of Zeroth about the rank itself, or a death by signal, whichever came first. Neither is made by
+//    the failure of another rank, so time decides between them.
+// 2. An end without explanation (the program's own exit code, SIGABRT) is either: a user's exception that
+//    made the others lose a peer, or what a program does after it has caught PEER_LOST. It is the cause only
+//    if it came before every death by signal, mismatch and timeout. An error of Zeroth about a rank always
+//    explains more, however late that rank gets to its exit.
+// 3. Else mismatch, timeout, peer lost, aborted, in this order: each may be an echo of those before it.
 
 /// "PEER_LOST" from "... ZEROTH ERROR [PEER_LOST] ...", or "".
 std::string_view code_in(std::string_view line) {
@@ -27,14 +37,57 @@ std::string_view code_in(std::string_view line) {
   return end == std::string_view::npos ? std::string_view{} : rest.substr(0, end);
 }
 
+constexpr std::array kOwnFaults{ErrorCode::kUsage,
+                                ErrorCode::kConfig,
+                                ErrorCode::kModel,
+                                ErrorCode::kNonFinite,
+                                ErrorCode::kOutOfMemory,
+                                ErrorCode::kResource,
+                                ErrorCode::kIo,
+                                ErrorCode::kLaunch,
+                                ErrorCode::kEnvironment,
+                                ErrorCode::kInternal};
+
+/// Where a record stands in [Note: Cause and echo]; smaller explains more.
+enum class Standing { kFirstOfAll, kCause, kMismatch, kTimeout, kPeerLost, kAborted, kEcho };
+
+Standing standing_of(const FailureRecord& record,
+                     bool any_own_fault,
+                     SteadyClock::time_point explained_since) {
+  switch (classify(record)) {
+    case FailureClass::kOwnFault:
+    case FailureClass::kSignal:
+      return Standing::kCause;
+    case FailureClass::kUnexplained:
+      return !any_own_fault && record.when + kOneLook < explained_since ? Standing::kFirstOfAll
+                                                                        : Standing::kEcho;
+    case FailureClass::kMismatch:
+      return Standing::kMismatch;
+    case FailureClass::kTimeout:
+      return Standing::kTimeout;
+    case FailureClass::kPeerLost:
+      return Standing::kPeerLost;
+    case FailureClass::kAborted:
+      return Standing::kAborted;
+  }
+  return Standing::kEcho;
+}
+
+/// Among records seen in one look: a rank that says what is wrong with it, a death by signal, the rest.
+int weight_of(const FailureRecord& record) {
+  if (classify(record) == FailureClass::kOwnFault) return 0;
+  return record.signal != 0 ? 1 : 2;
+}
+
 }  // namespace
 
 FailureClass classify(const FailureRecord& record) {
-  if (record.signal != 0) {
+  const bool aborted_itself = record.signal == SIGABRT;
+  if (record.signal != 0 && !aborted_itself) {
     return FailureClass::kSignal;
   }
-  const bool shared_code = record.exit_code == exit_code(ErrorCode::kPeerLost);
-  if (!shared_code && record.exit_code != kUncaughtException) {
+  const auto has_code = [&record](ErrorCode code) { return record.exit_code == exit_code(code); };
+  if (!aborted_itself && std::ranges::any_of(kOwnFaults, has_code)) {
     return FailureClass::kOwnFault;
   }
   const std::string_view code = code_in(record.error_line);
@@ -42,15 +95,40 @@ FailureClass classify(const FailureRecord& record) {
   if (code == slug(ErrorCode::kTimeout)) return FailureClass::kTimeout;
   if (code == slug(ErrorCode::kPeerLost)) return FailureClass::kPeerLost;
   if (code == slug(ErrorCode::kAborted)) return FailureClass::kAborted;
-  return shared_code ? FailureClass::kPeerLost : FailureClass::kOwnFault;
+  if (!aborted_itself && has_code(ErrorCode::kPeerLost)) {
+    return FailureClass::kPeerLost;
+  }
+  const bool names_own_fault =
+      std::ranges::any_of(kOwnFaults, [code](ErrorCode own) { return code == slug(own); });
+  return names_own_fault ? FailureClass::kOwnFault : FailureClass::kUnexplained;
 }
 
 std::optional<std::size_t> first_cause(std::span<const FailureRecord> records) {
   if (records.empty()) {
     return std::nullopt;
   }
-  const auto key = [](const FailureRecord& record) {
-    return std::tuple(classify(record), record.when, record.rank);
+  bool any_own_fault = false;
+  auto explained_since = SteadyClock::time_point::max();
+  for (const FailureRecord& record : records) {
+    const FailureClass failure_class = classify(record);
+    any_own_fault = any_own_fault || failure_class == FailureClass::kOwnFault;
+    if (failure_class == FailureClass::kSignal || failure_class == FailureClass::kMismatch ||
+        failure_class == FailureClass::kTimeout) {
+      explained_since = std::min(explained_since, record.when);
+    }
+  }
+  const auto standing = [&](const FailureRecord& record) {
+    return standing_of(record, any_own_fault, explained_since);
+  };
+  Standing best_standing = Standing::kEcho;
+  for (const FailureRecord& record : records) best_standing = std::min(best_standing, standing(record));
+  auto first_seen = SteadyClock::time_point::max();
+  for (const FailureRecord& record : records) {
+    if (standing(record) == best_standing) first_seen = std::min(first_seen, record.when);
+  }
+  const auto key = [&](const FailureRecord& record) {
+    const bool in_first_look = standing(record) == best_standing && record.when <= first_seen + kOneLook;
+    return std::tuple(!in_first_look, weight_of(record), record.when, record.rank);
   };
   const auto best =
       std::min_element(records.begin(), records.end(), [&](const FailureRecord& a, const FailureRecord& b) {

@@ -23,18 +23,25 @@ struct FailureRecord {
   std::string error_line{};        ///< the rank's last line with "ZEROTH ERROR [CODE] ...", if it wrote one
 };
 
-/// Causes before consequences: a smaller class explains a larger one.
+/// What a record says about its rank. [Note: Cause and echo] in first_cause.cpp tells which of several
+/// explains a job.
 enum class FailureClass {
-  kOwnFault,  ///< configuration, user exception, memory, I/O, numerics: the rank itself says no
+  kOwnFault,  ///< an error of Zeroth about the rank itself: configuration, model, memory, I/O, numerics ...
   kSignal,    ///< killed
-  kMismatch,  ///< ranks disagree: somebody else took the other path
-  kTimeout,   ///< nothing came in time
-  kPeerLost,  ///< another rank went first
-  kAborted,   ///< told to stop by another rank
+  kUnexplained,  ///< an exit code of the program's own, or SIGABRT (it ends uncaught exceptions): cause or
+                 ///< echo
+  kMismatch,     ///< ranks disagree: somebody else took the other path
+  kTimeout,      ///< nothing came in time
+  kPeerLost,     ///< another rank went first
+  kAborted,      ///< told to stop by another rank
 };
 
-/// From the signal, the exit code, and for the exit codes that several errors share (1 of an uncaught
-/// exception, 76) the code in the error line.
+/// Failures this close together are seen in one look, in the order of their ranks: which came first is not
+/// known.
+inline constexpr Milliseconds kOneLook{10};
+
+/// From the signal and the exit code, and where they leave it open (76 is shared by several errors; 1, 2 and
+/// SIGABRT by all programs) from the code in the error line.
 [[nodiscard]] FailureClass classify(const FailureRecord& record);
 
 /// Nothing that happens later can explain the job better than a record of this class.
@@ -42,7 +49,7 @@ enum class FailureClass {
   return failure_class == FailureClass::kOwnFault;
 }
 
-/// Index of the record that explains the job: least class, then earliest, then lowest rank; none if empty.
+/// Index of the record that explains the job; none if empty. Does not depend on the order of the records.
 [[nodiscard]] std::optional<std::size_t> first_cause(std::span<const FailureRecord> records);
 
 /// The job's exit code for that record: the rank's own, or 128 + signal.

@@ -30,11 +30,13 @@ TEST(FirstCause, ClassesFollowSignalCodeAndErrorLine) {
   };
   const std::vector<Row> rows{
       {78, 0, "", FailureClass::kOwnFault},
-      {1, 0, "", FailureClass::kOwnFault},
+      {64, 0, "", FailureClass::kOwnFault},
+      {65, 0, "", FailureClass::kOwnFault},
+      {69, 0, "", FailureClass::kOwnFault},
+      {70, 0, "", FailureClass::kOwnFault},
       {71, 0, "", FailureClass::kOwnFault},
       {74, 0, "", FailureClass::kOwnFault},
-      {70, 0, "", FailureClass::kOwnFault},
-      {255, 0, "", FailureClass::kOwnFault},
+      {77, 0, "", FailureClass::kOwnFault},
       {0, SIGKILL, "", FailureClass::kSignal},
       {0, SIGSEGV, "ZEROTH ERROR [PEER_LOST] x", FailureClass::kSignal},
       {76, 0, "", FailureClass::kPeerLost},
@@ -44,9 +46,18 @@ TEST(FirstCause, ClassesFollowSignalCodeAndErrorLine) {
       {76, 0, "ZEROTH ERROR [ABORTED] x", FailureClass::kAborted},
       {76, 0, "ZEROTH ERROR [CONFIG] x", FailureClass::kPeerLost},
       {76, 0, "ZEROTH ERROR [MISMATCH", FailureClass::kPeerLost},
-      // An uncaught Python exception always exits with 1; the line tells what it was.
+      // Exit codes of the program's own say nothing; the line tells what it was.
+      {1, 0, "", FailureClass::kUnexplained},
+      {2, 0, "", FailureClass::kUnexplained},
+      {255, 0, "", FailureClass::kUnexplained},
+      {1, 0, "ZEROTH ERROR [NOBODY KNOWS] x", FailureClass::kUnexplained},
       {1, 0, "ZEROTH ERROR [PEER_LOST] x", FailureClass::kPeerLost},
+      {2, 0, "ZEROTH ERROR [ABORTED] x", FailureClass::kAborted},
       {1, 0, "ZEROTH ERROR [CONFIG] x", FailureClass::kOwnFault},
+      // abort() is where an uncaught C++ exception ends, also one that tells of a lost peer.
+      {0, SIGABRT, "", FailureClass::kUnexplained},
+      {0, SIGABRT, "ZEROTH ERROR [PEER_LOST] x", FailureClass::kPeerLost},
+      {0, SIGABRT, "ZEROTH ERROR [OUT_OF_MEMORY] x", FailureClass::kOwnFault},
       // A caught error of the past says nothing about an end of another kind.
       {78, 0, "ZEROTH ERROR [PEER_LOST] x", FailureClass::kOwnFault},
   };
@@ -56,32 +67,90 @@ TEST(FirstCause, ClassesFollowSignalCodeAndErrorLine) {
   }
 }
 
-TEST(FirstCause, ClassComesBeforeTimeAndTimeBeforeRank) {
-  struct Row {
-    std::vector<FailureRecord> records;
-    int expected_rank;
-  };
-  const std::vector<Row> rows{
-      {{at(3, 5, 78)}, 3},
-      {{at(0, 1, 76), at(1, 150, 0, SIGKILL)}, 1},
-      {{at(0, 1, 76), at(1, 100, 0, SIGKILL), at(2, 190, 78)}, 2},
-      {{at(0, 9, 78), at(1, 3, 1)}, 1},
-      {{at(2, 3, 78), at(1, 3, 1)}, 1},
-      {{at(2, 3, 76), at(1, 4, 76), at(0, 5, 76)}, 2},
-      {{at(0, 1, 76, 0, "ZEROTH ERROR [PEER_LOST]"), at(1, 2, 76, 0, "ZEROTH ERROR [MISMATCH]")}, 1},
-      {{at(0, 1, 76, 0, "ZEROTH ERROR [TIMEOUT]"), at(1, 2, 76, 0, "ZEROTH ERROR [MISMATCH]")}, 1},
-      {{at(0, 1, 76, 0, "ZEROTH ERROR [ABORTED]"), at(1, 2, 76, 0, "ZEROTH ERROR [PEER_LOST]")}, 1},
-      {{at(0, 1, 76, 0, "ZEROTH ERROR [MISMATCH]"), at(1, 2, 0, SIGBUS)}, 1},
-  };
-  for (const Row& row : rows) {
-    EXPECT_EQ(row.records[*first_cause(row.records)].rank, row.expected_rank);
+struct Story {
+  const char* what;
+  std::vector<FailureRecord> records;
+  int expected_rank;
+};
+
+void expect_causes(const std::vector<Story>& stories) {
+  for (const Story& story : stories) {
+    EXPECT_EQ(story.records[*first_cause(story.records)].rank, story.expected_rank) << story.what;
+    std::vector<FailureRecord> reversed(story.records.rbegin(), story.records.rend());
+    EXPECT_EQ(reversed[*first_cause(reversed)].rank, story.expected_rank) << story.what << ", reversed";
   }
+}
+
+const std::string kPeerLost = "ZEROTH ERROR [PEER_LOST] x";
+const std::string kAborted = "ZEROTH ERROR [ABORTED] x";
+const std::string kMismatch = "ZEROTH ERROR [MISMATCH] x";
+const std::string kTimeout = "ZEROTH ERROR [TIMEOUT] x";
+
+TEST(FirstCause, TheFirstDeathBySignalIsTheCauseAndNotWhatFollowsFromIt) {
+  expect_causes({
+      {"the others catch it and return a code of their own", {at(1, 0, 0, SIGKILL), at(0, 90, 2)}, 1},
+      {"seen in one look, in the order of ranks", {at(0, 0, 2), at(1, 1, 0, SIGKILL), at(2, 2, 1)}, 1},
+      {"a segmentation fault, and lost peers",
+       {at(0, 20, 76, 0, kPeerLost), at(2, 0, 0, SIGSEGV), at(1, 21, 76)},
+       2},
+      {"the lost peers were quicker", {at(0, 0, 76, 0, kPeerLost), at(1, 150, 0, SIGKILL)}, 1},
+      {"two deaths: the first", {at(0, 60, 0, SIGSEGV), at(1, 0, 0, SIGKILL)}, 1},
+      {"uncaught echoes end in abort()",
+       {at(0, 30, 0, SIGABRT), at(1, 0, 0, SIGBUS), at(2, 40, 0, SIGABRT)},
+       1},
+      {"somebody runs out of memory later", {at(0, 100, 71), at(1, 0, 0, SIGKILL)}, 1},
+      {"a mismatch is what it looks like to the others",
+       {at(0, 1, 76, 0, kMismatch), at(1, 2, 0, SIGBUS)},
+       1},
+  });
+}
+
+TEST(FirstCause, AnOwnFaultKeepsItsMeaningWhateverElseHappens) {
+  expect_causes({
+      {"alone", {at(3, 5, 78)}, 3},
+      {"a signal after it", {at(0, 0, 78), at(1, 50, 0, SIGSEGV)}, 0},
+      {"in one look with a signal", {at(0, 0, 0, SIGTERM), at(1, 5, 78)}, 1},
+      {"the others gave up before it got to its exit", {at(0, 0, 2), at(1, 120, 78)}, 1},
+      {"the others ended in abort() before", {at(0, 0, 0, SIGABRT), at(1, 120, 78)}, 1},
+      {"the others said so before",
+       {at(0, 0, 76, 0, kAborted), at(1, 1, 76, 0, kMismatch), at(2, 190, 65)},
+       2},
+      {"exit code 1 with the line of it", {at(0, 0, 2), at(1, 60, 1, 0, "ZEROTH ERROR [CONFIG] x")}, 1},
+      {"two: the first", {at(0, 90, 78), at(1, 3, 74)}, 1},
+      {"two at once: the lower rank", {at(2, 3, 78), at(1, 3, 74)}, 1},
+  });
+}
+
+TEST(FirstCause, AnUnexplainedEndIsTheCauseUnlessSomethingExplainsItself) {
+  expect_causes({
+      {"a traceback, then lost peers", {at(1, 0, 1), at(0, 40, 76, 0, kPeerLost), at(2, 41, 76)}, 1},
+      {"lost peers, then the traceback", {at(0, 0, 76, 0, kPeerLost), at(1, 100, 1)}, 1},
+      {"a traceback, and peers that caught what came of it", {at(1, 0, 1), at(0, 40, 2), at(2, 60, 1)}, 1},
+      {"a traceback, then a death by signal", {at(1, 0, 1), at(0, 100, 0, SIGSEGV)}, 1},
+      {"a traceback, then uncaught echoes", {at(1, 0, 1), at(0, 100, 0, SIGABRT)}, 1},
+      {"abort() of one rank, others return a code", {at(0, 3, 2), at(1, 5, 0, SIGABRT), at(2, 90, 2)}, 1},
+      {"abort() and lost peers", {at(0, 0, 76, 0, kPeerLost), at(1, 60, 0, SIGABRT)}, 1},
+      {"a mismatch that one rank caught", {at(0, 3, 2), at(1, 5, 76, 0, kMismatch)}, 1},
+      {"a timeout that one rank caught", {at(0, 80, 2), at(1, 0, 76, 0, kTimeout)}, 1},
+      {"a traceback long before a mismatch", {at(0, 0, 1), at(1, 100, 76, 0, kMismatch)}, 0},
+      {"all caught the same", {at(2, 0, 2), at(0, 20, 2), at(1, 21, 2)}, 2},
+  });
+}
+
+TEST(FirstCause, AmongEchoesTheLeastIsNamed) {
+  expect_causes({
+      {"time, then rank", {at(2, 3, 76), at(1, 4, 76), at(0, 50, 76)}, 2},
+      {"mismatch", {at(0, 1, 76, 0, kPeerLost), at(1, 99, 76, 0, kMismatch)}, 1},
+      {"mismatch before timeout", {at(0, 1, 76, 0, kTimeout), at(1, 99, 76, 0, kMismatch)}, 1},
+      {"peer lost before aborted", {at(0, 1, 76, 0, kAborted), at(1, 99, 76, 0, kPeerLost)}, 1},
+      {"whatever their exit code", {at(0, 1, 2, 0, kAborted), at(1, 99, 76, 0, kTimeout)}, 1},
+  });
   EXPECT_FALSE(first_cause({}).has_value());
 }
 
 TEST(FirstCause, DoesNotDependOnTheOrderOfTheRecords) {
   EXPECT_TRUE(rc::check([](std::vector<std::tuple<std::uint8_t, std::uint8_t, std::uint8_t>> raw) {
-    const std::vector<int> codes{1, 71, 74, 76, 78};
+    const std::vector<int> codes{1, 2, 74, 76, 78};
     std::vector<FailureRecord> records;
     for (std::size_t i = 0; i < raw.size(); ++i) {
       const auto [when, kind, text] = raw[i];
@@ -89,9 +158,9 @@ TEST(FirstCause, DoesNotDependOnTheOrderOfTheRecords) {
       const std::vector<std::string> lines{
           "", "ZEROTH ERROR [MISMATCH]", "ZEROTH ERROR [TIMEOUT]", "ZEROTH ERROR [ABORTED]"};
       records.push_back(at(static_cast<int>(i),
-                           when % 8,
+                           when,
                            by_signal ? 0 : codes[kind % 5],
-                           by_signal ? 9 : 0,
+                           by_signal ? (when % 3 == 0 ? SIGABRT : SIGKILL) : 0,
                            lines[text % 4]));
     }
     RC_PRE(!records.empty());
@@ -107,6 +176,7 @@ TEST(FirstCause, DoesNotDependOnTheOrderOfTheRecords) {
 TEST(FirstCause, OnlyTheOwnFaultOfARankIsFinal) {
   EXPECT_TRUE(is_final(FailureClass::kOwnFault));
   for (const FailureClass other : {FailureClass::kSignal,
+                                   FailureClass::kUnexplained,
                                    FailureClass::kMismatch,
                                    FailureClass::kTimeout,
                                    FailureClass::kPeerLost,
