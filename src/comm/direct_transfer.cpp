@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace zeroth::detail {
 namespace {
@@ -86,15 +87,26 @@ const std::byte* SharedMemoryEngine::peer_data(int peer,
   const std::uint64_t offset =
       (recv ? theirs.recv_offset : theirs.send_offset) + static_cast<std::uint64_t>(first_byte);
   const auto index = static_cast<std::size_t>(window);
-  ZR_CHECK(window >= 0 && index < windows_.size(),
-           ErrorCode::kMismatch,
-           "a peer names an arena that is not attached");
+  const auto context = [&](std::string expected, std::string got) {
+    return ErrorContext{.where = fmt::format("{} group={}", where_, group_),
+                        .who = fmt::format("rank {}/{}", rank_, size_),
+                        .which = text_of(theirs),
+                        .expected = std::move(expected),
+                        .got = std::move(got),
+                        .hint = "all ranks must attach the same arenas in the same order"};
+  };
+  ZR_CHECK(
+      window >= 0 && index < windows_.size(),
+      ErrorCode::kMismatch,
+      fmt::format("rank {} names an arena that is not attached", peer),
+      context(fmt::format("one of {} attached arenas", windows_.size()), fmt::format("arena {}", window)));
   const std::span<std::byte> bytes_there = windows_[index].window.ranks[static_cast<std::size_t>(peer)];
   const auto length = static_cast<std::uint64_t>(bytes);
   ZR_CHECK(offset <= bytes_there.size() && length <= bytes_there.size() - offset,
            ErrorCode::kMismatch,
            fmt::format("rank {} names bytes outside its attached arena", peer),
-           {.where = where_, .which = text_of(theirs)});
+           context(fmt::format("bytes of arena {}, which has {}", window, bytes_there.size()),
+                   fmt::format("{} bytes at {}", length, offset)));
   return bytes_there.data() + offset;
 }
 

@@ -1,15 +1,18 @@
-// A store over a unix socket: one process serves its table, the others ask. A request is one message {op, key
-// length, key, value}, an answer is {status, value}. Waiting is done by the client, which asks again: meeting
-// is rare, and a server without memory of waits cannot leak them.
+// A store over a unix socket: one process serves its table, the others ask. A request is one message {head,
+// key, value}, an answer is {head, value}. Waiting is done by the client, which asks again: meeting is rare,
+// and a server without memory of waits cannot leak them. An answer carries the number of its request, so that
+// one that comes after its client has given up is not taken for the answer to the next.
 #include "comm/store_table.h"
 #include "comm/unix_socket.h"
 
 #include <zeroth/base/error.h>
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
@@ -25,7 +28,23 @@ namespace {
 enum class Request : char { kSet, kFind, kAdd };
 enum class Answer : char { kOk, kMissing, kError };
 
+struct RequestHead {
+  std::uint64_t number = 0;  ///< counted by the client
+  std::uint32_t key_bytes = 0;
+  Request op = Request::kSet;
+  std::array<char, 3> unused{};
+};
+struct AnswerHead {
+  std::uint64_t number = 0;  ///< of the request
+  Answer status = Answer::kOk;
+  std::array<char, 7> unused{};
+};
+
 constexpr std::size_t kMaxMessageBytes = kMaxEntryBytes + 64;
+/// What an answer may take at most, however long a client was ready to wait for the server to appear.
+constexpr Milliseconds kMostPatience{30'000};
+/// And what it may take in any case: a server that is alive needs microseconds, but the machine may be busy.
+constexpr Milliseconds kLeastPatience{1'000};
 
 std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
@@ -34,12 +53,21 @@ std::span<const std::byte> bytes_of_text(std::string_view text) {
   return std::as_bytes(std::span<const char>(text.data(), text.size()));
 }
 
-std::string make_request(Request op, std::string_view key, std::string_view value) {
-  const auto length = static_cast<std::uint32_t>(key.size());
-  std::string message(1 + sizeof length, '\0');
-  message[0] = static_cast<char>(op);
-  std::memcpy(message.data() + 1, &length, sizeof length);
-  return message.append(key).append(value);
+template <class Head>
+std::string make_message(const Head& head, std::string_view first, std::string_view second = {}) {
+  std::string message(sizeof head, '\0');
+  std::memcpy(message.data(), &head, sizeof head);
+  return message.append(first).append(second);
+}
+
+/// The head of a message, and what follows it; empty if the message is too short to have one.
+template <class Head>
+std::optional<std::pair<Head, std::string_view>> parse(const Message& message) {
+  Head head;
+  const std::string_view text = text_of(message.bytes);
+  if (text.size() < sizeof head) return std::nullopt;
+  std::memcpy(&head, text.data(), sizeof head);
+  return std::pair(head, text.substr(sizeof head));
 }
 
 class ServedStore final : public Store {
@@ -101,41 +129,45 @@ class ServedStore final : public Store {
     }
   }
 
-  /// False if the client has gone or talks nonsense.
+  /// False if the client has gone, talks nonsense, or asks without reading the answers: the others must not
+  /// wait for it.
   bool answer(int client) {
     try {
-      const std::optional<Message> message = receive_message(client, kMaxMessageBytes, [] {});
-      std::uint32_t length = 0;
-      if (!message || message->bytes.size() < 1 + sizeof length) return false;
-      const std::string_view text = text_of(message->bytes);
-      std::memcpy(&length, text.data() + 1, sizeof length);
-      const std::string_view rest = text.substr(1 + sizeof length);
-      if (length > rest.size()) return false;
-      return send_message(client,
-                          bytes_of_text(perform(text[0], rest.substr(0, length), rest.substr(length))));
+      const std::optional<Message> message = receive_message(client, kMaxMessageBytes, [] {
+        throw Error(ErrorCode::kInternal, "the message that woke the store is gone", {.where = "comm.store"});
+      });
+      const auto request = message ? parse<RequestHead>(*message) : std::nullopt;
+      if (!request || request->first.key_bytes > request->second.size()) return false;
+      const auto& [head, rest] = *request;
+      const auto [status, value] =
+          perform(head.op, rest.substr(0, head.key_bytes), rest.substr(head.key_bytes));
+      const std::string text = make_message(AnswerHead{.number = head.number, .status = status}, value);
+      return send_message(client, bytes_of_text(text), {}, [] {
+        throw Error(ErrorCode::kTimeout, "a client does not read its answers", {.where = "comm.store"});
+      });
     } catch (const Error&) {
       return false;
     }
   }
 
-  std::string perform(char op, std::string_view key, std::string_view value) {
+  std::pair<Answer, std::string> perform(Request op, std::string_view key, std::string_view value) {
     try {
-      switch (static_cast<Request>(op)) {
+      switch (op) {
         case Request::kSet:
           table_.set(key, value);
-          return {static_cast<char>(Answer::kOk)};
+          return {Answer::kOk, {}};
         case Request::kFind:
-          if (const auto found = table_.find(key)) return static_cast<char>(Answer::kOk) + *found;
-          return {static_cast<char>(Answer::kMissing)};
+          if (auto found = table_.find(key)) return {Answer::kOk, *std::move(found)};
+          return {Answer::kMissing, {}};
         case Request::kAdd: {
           std::int64_t delta = 0;
           if (value.size() == sizeof delta) std::memcpy(&delta, value.data(), sizeof delta);
-          return static_cast<char>(Answer::kOk) + std::to_string(table_.add(key, delta));
+          return {Answer::kOk, std::to_string(table_.add(key, delta))};
         }
       }
-      return static_cast<char>(Answer::kError) + std::string("unknown request");
+      return {Answer::kError, "unknown request"};
     } catch (const Error& error) {
-      return static_cast<char>(Answer::kError) + error.message();
+      return {Answer::kError, error.message()};
     }
   }
 
@@ -147,7 +179,8 @@ class ServedStore final : public Store {
 
 class ClientStore final : public Store {
  public:
-  ClientStore(std::string_view name, Milliseconds timeout) : name_(name) {
+  ClientStore(std::string_view name, Milliseconds timeout)
+      : name_(name), patience_(std::clamp(timeout, kLeastPatience, kMostPatience)) {
     const Deadline deadline(timeout);
     socket_ = connect_to(socket_name("store", name), [&] {
       ZR_CHECK(!deadline.passed(),
@@ -159,15 +192,15 @@ class ClientStore final : public Store {
 
   void set(std::string_view key, std::string_view value) override {
     check_entry(key, value);
-    [[maybe_unused]] const auto answer = ask(Request::kSet, key, value, request_timeout());
+    [[maybe_unused]] const auto answer = ask(Request::kSet, key, value, patience_);
   }
 
   [[nodiscard]] std::string get(std::string_view key, Milliseconds timeout) override {
     check_entry(key, {});
     const Deadline deadline(timeout);
     for (Milliseconds pause{1};; pause = std::min(pause * 2, Milliseconds{20})) {
-      if (std::optional<std::string> value = ask(Request::kFind, key, {}, request_timeout()))
-        return *std::move(value);
+      const Milliseconds patience = std::min(patience_, std::max(deadline.remaining(), kLeastPatience));
+      if (std::optional<std::string> value = ask(Request::kFind, key, {}, patience)) return *std::move(value);
       if (deadline.passed()) throw_missing(key, timeout);
       std::this_thread::sleep_for(std::min(pause, deadline.slice()));
     }
@@ -176,7 +209,7 @@ class ClientStore final : public Store {
   std::int64_t add(std::string_view key, std::int64_t delta) override {
     check_entry(key, {});
     const std::string text =
-        ask(Request::kAdd, key, {reinterpret_cast<const char*>(&delta), sizeof delta}, request_timeout())
+        ask(Request::kAdd, key, {reinterpret_cast<const char*>(&delta), sizeof delta}, patience_)
             .value_or("0");
     std::int64_t sum = 0;
     std::from_chars(text.data(), text.data() + text.size(), sum);
@@ -190,9 +223,6 @@ class ClientStore final : public Store {
   }
 
  private:
-  /// For one question and its answer; a server that is alive needs microseconds.
-  static Milliseconds request_timeout() { return Milliseconds{30'000}; }
-
   /// The value, or empty if the key is missing.
   std::optional<std::string> ask(Request op,
                                  std::string_view key,
@@ -200,33 +230,52 @@ class ClientStore final : public Store {
                                  Milliseconds timeout) {
     const Deadline deadline(timeout);
     const std::lock_guard lock(mutex_);
-    const bool sent = send_message(socket_.get(), bytes_of_text(make_request(op, key, value)));
-    const std::optional<Message> message =
-        sent ? receive_message(socket_.get(),
-                               kMaxMessageBytes,
-                               [&] {
-                                 ZR_CHECK(!deadline.passed(),
-                                          ErrorCode::kTimeout,
-                                          "the store does not answer",
-                                          ErrorContext{.where = "comm.store", .which = name_});
-                               })
-             : std::nullopt;
-    ZR_CHECK(message && !message->bytes.empty(),
-             ErrorCode::kPeerLost,
-             "the process that serves the store has gone",
-             {.where = "comm.store", .which = name_});
-    const std::string_view text = text_of(message->bytes);
-    const auto status = static_cast<Answer>(text.front());
-    if (status == Answer::kMissing) return std::nullopt;
-    std::string rest(text.substr(1));
-    ZR_CHECK(
-        status == Answer::kOk, ErrorCode::kUsage, rest, {.where = "comm.store", .which = std::string(key)});
-    return rest;
+    const auto impatient = [&] {
+      ZR_CHECK(
+          !deadline.passed(),
+          ErrorCode::kTimeout,
+          "the store does not answer",
+          ErrorContext{.where = "comm.store",
+                       .which = name_,
+                       .expected = fmt::format("an answer about \"{}\" within {} ms", key, timeout.count()),
+                       .hint = "whether the request has been carried out is not known"});
+    };
+    const RequestHead head{
+        .number = ++requests_, .key_bytes = static_cast<std::uint32_t>(key.size()), .op = op};
+    const std::string request = make_message(head, key, value);
+    const bool sent = send_message(socket_.get(), bytes_of_text(request), {}, impatient);
+    for (;;) {
+      const std::optional<Message> message =
+          sent ? receive_message(socket_.get(), kMaxMessageBytes, impatient) : std::nullopt;
+      ZR_CHECK(message.has_value(),
+               ErrorCode::kPeerLost,
+               "the process that serves the store has gone",
+               {.where = "comm.store", .which = name_});
+      const auto answer = parse<AnswerHead>(*message);
+      ZR_CHECK(answer.has_value(),
+               ErrorCode::kMismatch,
+               "the process that serves the store answers in another protocol",
+               {.where = "comm.store",
+                .which = name_,
+                .expected = fmt::format("at least {} bytes", sizeof(AnswerHead)),
+                .got = std::to_string(message->bytes.size()),
+                .hint = "all ranks must run the same build of Zeroth"});
+      if (answer->first.number != head.number) continue;  // to a request that this client gave up
+      if (answer->first.status == Answer::kMissing) return std::nullopt;
+      std::string text(answer->second);
+      ZR_CHECK(answer->first.status == Answer::kOk,
+               ErrorCode::kUsage,
+               text,
+               {.where = "comm.store", .which = std::string(key)});
+      return text;
+    }
   }
 
   std::string name_;
+  Milliseconds patience_;  ///< for one answer
   std::mutex mutex_;
   UniqueFd socket_;
+  std::uint64_t requests_ = 0;
 };
 
 }  // namespace

@@ -34,8 +34,9 @@ Address abstract_address(const std::string& name) {
   return result;
 }
 
+/// No call on it blocks: what has to be waited for is waited for in poll() or in a loop, with a deadline.
 UniqueFd make_socket() {
-  UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   ZR_CHECK(
       socket, ErrorCode::kResource, "socket failed: " + errno_text(errno), {.where = "comm.unix_socket"});
   return socket;
@@ -95,10 +96,13 @@ UniqueFd connect_to(const std::string& name, FunctionRef<void()> check) {
 }
 
 UniqueFd accept_from(int listener) {
-  return UniqueFd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  return UniqueFd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
 }
 
-bool send_message(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {
+bool send_message(int socket,
+                  std::span<const std::byte> bytes,
+                  std::span<const int> descriptors,
+                  FunctionRef<void()> check) {
   ZR_ASSERT(descriptors.size() <= kMaxDescriptors, "too many descriptors for one message");
   iovec part{.iov_base = const_cast<std::byte*>(bytes.data()), .iov_len = bytes.size()};
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
@@ -115,17 +119,33 @@ bool send_message(int socket, std::span<const std::byte> bytes, std::span<const 
     std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
   }
   for (;;) {
-    const ssize_t sent = ::sendmsg(socket, &message, MSG_NOSIGNAL);
+    const ssize_t sent = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) return true;
     if (errno == EINTR) continue;
     if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return false;
-    throw Error(ErrorCode::kResource, "sendmsg failed: " + errno_text(errno), {.where = "comm.unix_socket"});
+    ZR_CHECK(errno == EAGAIN || errno == EWOULDBLOCK,
+             ErrorCode::kResource,
+             "sendmsg failed: " + errno_text(errno),
+             {.where = "comm.unix_socket"});
+    // The other side has not read what it was sent before.
+    pollfd watched{.fd = socket, .events = POLLOUT, .revents = 0};
+    if (::poll(&watched, 1, static_cast<int>(kWaitSlice.count())) <= 0) check();
   }
 }
 
+bool send_message(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {
+  const Deadline deadline(kSendPatience);
+  return send_message(socket, bytes, descriptors, [&] {
+    ZR_CHECK(!deadline.passed(),
+             ErrorCode::kTimeout,
+             "the other side of a connection does not read",
+             ErrorContext{.where = "comm.unix_socket",
+                          .which = fmt::format("a message of {} bytes", bytes.size()),
+                          .expected = fmt::format("room for it within {} ms", kSendPatience.count())});
+  });
+}
+
 std::optional<Message> receive_message(int socket, std::size_t limit, FunctionRef<void()> check) {
-  pollfd watched{.fd = socket, .events = POLLIN, .revents = 0};
-  while (::poll(&watched, 1, static_cast<int>(kWaitSlice.count())) <= 0) check();
   Message result;
   result.bytes.resize(limit);
   iovec part{.iov_base = result.bytes.data(), .iov_len = limit};
@@ -136,9 +156,12 @@ std::optional<Message> receive_message(int socket, std::size_t limit, FunctionRe
   message.msg_control = control;
   message.msg_controllen = sizeof control;
   ssize_t received = -1;
-  do {
-    received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (received < 0 && errno == EINTR);
+  for (;;) {
+    received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (received >= 0 || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) break;
+    pollfd watched{.fd = socket, .events = POLLIN, .revents = 0};
+    if (::poll(&watched, 1, static_cast<int>(kWaitSlice.count())) <= 0) check();
+  }
   if (received == 0 || (received < 0 && (errno == ECONNRESET || errno == EPIPE))) return std::nullopt;
   ZR_CHECK(received > 0,
            ErrorCode::kResource,

@@ -116,22 +116,35 @@ Buffer Arena::allocate(std::size_t bytes, Tag tag, MemoryLedger& ledger, std::si
 }
 
 ForeignMapping map_foreign(int fd, std::size_t bytes) {
+  const auto context = [fd, bytes](std::string expected, std::string got, std::string hint = {}) {
+    return ErrorContext{.where = "device.map_foreign",
+                        .which = format_bytes(bytes) + " behind descriptor " + std::to_string(fd),
+                        .expected = std::move(expected),
+                        .got = std::move(got),
+                        .hint = std::move(hint)};
+  };
   struct stat status {};
-  ZR_CHECK(::fstat(fd, &status) == 0, ErrorCode::kResource, "fstat of a peer's memory failed: " + errno_text(errno));
+  ZR_CHECK(::fstat(fd, &status) == 0,
+           ErrorCode::kResource,
+           "fstat of a peer's memory failed: " + errno_text(errno),
+           context("an open descriptor of a memfd", std::to_string(fd)));
   ZR_CHECK(status.st_size >= 0 && static_cast<std::size_t>(status.st_size) >= bytes,
            ErrorCode::kMismatch,
            "a peer's shared memory is smaller than it says",
-           {.where = "device.map_foreign",
-            .expected = std::to_string(bytes) + " bytes",
-            .got = std::to_string(status.st_size)});
+           context(std::to_string(bytes) + " bytes", std::to_string(status.st_size)));
   const int seals = ::fcntl(fd, F_GET_SEALS);
   ZR_CHECK(seals >= 0 && (seals & F_SEAL_SHRINK) != 0,
            ErrorCode::kMismatch,
            "a peer's shared memory is not sealed against shrinking",
-           {.where = "device.map_foreign"});
+           context("F_SEAL_SHRINK", seals < 0 ? "no memfd" : "seals " + std::to_string(seals)));
   if (bytes == 0) return {};
   void* address = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  ZR_CHECK(address != MAP_FAILED, ErrorCode::kOutOfMemory, "mmap of a peer's memory failed: " + errno_text(errno));
+  ZR_CHECK(address != MAP_FAILED,
+           ErrorCode::kOutOfMemory,
+           "mmap of a peer's memory failed: " + errno_text(errno),
+           context(std::to_string(bytes) + " bytes of address space",
+                   "none",
+                   "every rank maps the shared memory of all: raise the limit (ulimit -v) or use fewer ranks a host"));
   ::madvise(address, bytes, MADV_DONTFORK);
   std::shared_ptr<void> keep(address, [bytes](void* mapped) { ::munmap(mapped, bytes); });
   return {std::move(keep), {static_cast<std::byte*>(address), bytes}};

@@ -1,3 +1,4 @@
+#include "comm/unix_socket.h"
 #include "support/fork_ranks.h"
 
 #include <zeroth/base/error.h>
@@ -5,9 +6,11 @@
 #include <zeroth/comm/store.h>
 
 #include <gtest/gtest.h>
+#include <poll.h>
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -120,6 +123,105 @@ TEST(SocketStore, AServerThatGoesIsAnError) {
   server.reset();
   EXPECT_EQ(code_of([&] { client->set("a", "c"); }), ErrorCode::kPeerLost);
   EXPECT_EQ(code_of([&] { (void)connect_store(name, kShort); }), ErrorCode::kTimeout);
+}
+
+/// Stands between a client and the store `name`: holds the first answer back for `delay`, passes all else on.
+class LateStore {
+ public:
+  LateStore(const std::string& name, Milliseconds delay)
+      : listener_(*detail::listen_at(detail::socket_name("store", outer_))), relay_([this, name, delay] {
+          pollfd watched{.fd = listener_.get(), .events = POLLIN, .revents = 0};
+          if (::poll(&watched, 1, 20'000) <= 0) return;
+          const detail::UniqueFd client = detail::accept_from(listener_.get());
+          const detail::UniqueFd store =
+              detail::connect_to(detail::socket_name("store", name), give_up_later());
+          for (bool first = true;; first = false) {
+            const auto request = detail::receive_message(client.get(), 70'000, give_up_later());
+            if (!request || !detail::send_message(store.get(), request->bytes)) return;
+            const auto answer = detail::receive_message(store.get(), 70'000, give_up_later());
+            if (first) std::this_thread::sleep_for(delay);
+            if (!answer || !detail::send_message(client.get(), answer->bytes)) return;
+          }
+        }) {}
+  ~LateStore() { relay_.join(); }  // it ends when the client has closed
+  LateStore(const LateStore&) = delete;
+  LateStore& operator=(const LateStore&) = delete;
+
+  [[nodiscard]] const std::string& name() const { return outer_; }
+
+ private:
+  struct GiveUp {
+    Deadline deadline{kLong};
+    void operator()() const {
+      ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "nobody talks to the relay");
+    }
+  };
+  static GiveUp give_up_later() { return {}; }
+
+  std::string outer_ = test::unique_job();
+  detail::UniqueFd listener_;
+  std::thread relay_;
+};
+
+TEST(SocketStore, ALateAnswerIsNotTakenForTheAnswerToTheNextQuestion) {
+  const std::string name = test::unique_job();
+  const auto server = serve_store(name);
+  server->set("first", "1");
+  server->set("second", "2");
+  const LateStore late(name, Milliseconds{1'600});  // longer than the patience of its client
+  const auto client = connect_store(late.name(), kShort);
+  try {
+    (void)client->get("first", kShort);
+    FAIL() << "the answer was not late";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+    for (const char* part : {"does not answer", "\"first\"", "not known"})
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(client->get("second", kLong), "2");
+  EXPECT_EQ(client->add("count", 5), 5);
+  EXPECT_EQ(client->get("first", kLong), "1");
+}
+
+/// What a client of the store `name` sends to ask for `key`.
+std::vector<std::byte> recorded_request(const std::string& key) {
+  const std::string name = test::unique_job();
+  const detail::UniqueFd listener = *detail::listen_at(detail::socket_name("store", name));
+  std::thread asking([&] {
+    EXPECT_EQ(code_of([&] { (void)connect_store(name, kLong)->get(key, kLong); }), ErrorCode::kPeerLost);
+  });
+  pollfd watched{.fd = listener.get(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(::poll(&watched, 1, 20'000), 1);
+  std::vector<std::byte> request;
+  {
+    const detail::UniqueFd client = detail::accept_from(listener.get());
+    const Deadline deadline(kLong);
+    const auto message = detail::receive_message(
+        client.get(), 70'000, [&] { ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "no request"); });
+    if (message) request = message->bytes;
+  }
+  asking.join();
+  return request;
+}
+
+TEST(SocketStore, AClientThatDoesNotReadHoldsNobodyUp) {
+  const std::vector<std::byte> request = recorded_request("long");
+  const std::string name = test::unique_job();
+  const auto server = serve_store(name);
+  server->set("long", std::string(60'000, 'x'));
+  const detail::UniqueFd rude = detail::connect_to(detail::socket_name("store", name), [] {});
+  constexpr int kQuestions = 20;  // their answers are more than a socket holds
+  for (int question = 0; question < kQuestions; ++question) {
+    if (!detail::send_message(rude.get(), request)) break;
+  }
+  std::this_thread::sleep_for(Milliseconds{50});  // by now the store cannot send the next one
+  const auto polite = connect_store(name, Milliseconds{5'000});
+  polite->set("key", "value");
+  EXPECT_EQ(polite->get("key", kLong), "value");
+  int answers = 0;
+  while (detail::receive_message(rude.get(), 70'000, [] { FAIL() << "the store has not turned it away"; }))
+    ++answers;
+  EXPECT_LT(answers, kQuestions);
 }
 
 TEST(SocketStore, ServesOtherProcesses) {

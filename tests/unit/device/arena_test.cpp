@@ -237,6 +237,33 @@ TEST(MapForeign, RefusesWhatCouldTakeMemoryAwayLater) {
   EXPECT_EQ(code_of([&] { (void)map_foreign(-1, 1); }), ErrorCode::kResource) << "no descriptor";
 }
 
+TEST(MapForeign, ErrorsSayWhereAndWhichAndHowMuch) {
+  const auto text_of = [](int fd, std::size_t bytes) {
+    try {
+      (void)map_foreign(fd, bytes);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const auto expect_parts = [](const std::string& text, const std::vector<std::string>& parts) {
+    for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  expect_parts(text_of(-1, 8192),
+               {"[RESOURCE] fstat", "where: device.map_foreign", "8.00 KiB behind descriptor -1"});
+  // More than the address space has: the file is sparse and costs nothing.
+  constexpr std::size_t kTooMuch = std::size_t{1} << 48;
+  const Fd large(::memfd_create("large", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(large.get(), kTooMuch), 0) << std::strerror(errno);
+  ASSERT_EQ(::fcntl(large.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  expect_parts(text_of(large.get(), kTooMuch),
+               {"[OUT_OF_MEMORY] mmap",
+                "where: device.map_foreign",
+                "behind descriptor " + std::to_string(large.get()),
+                "expected: 281474976710656 bytes of address space",
+                "ulimit -v"});
+}
+
 TEST(MapForeign, NothingOfAPeerIsNothing) {
   const Arena arena = Arena::create(ArenaKind::kShared, kPageBytes, "none");
   EXPECT_TRUE(map_foreign(arena.fd(), 0).bytes.empty());
