@@ -1,5 +1,6 @@
 #include "engine/updater.h"
 
+#include <algorithm>
 #include <array>
 
 namespace zeroth {
@@ -8,11 +9,13 @@ Engine::Updater::Updater(const ModelLayout& layout,
                          const ShardingPlan& plan,
                          const Optimizer& optimizer,
                          ModelMemory& memory,
+                         CommBackend& backend,
                          KernelContext kernels)
     : layout_(layout),
       plan_(plan),
       optimizer_(optimizer),
       memory_(memory),
+      backend_(backend),
       kernels_(kernels),
       steps_(layout.params.size(), 0) {}
 
@@ -20,18 +23,21 @@ std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::
   const FlatLayout& layout = layout_.flat(flat);
   const Range range = memory_.update_range(flat);
   std::vector<Run> runs;
-  bool joinable = false;  // the run before ends where this parameter begins, padding included
-  for (const Segment& segment : layout.segments) {
-    const Range part = intersect(segment, range);
-    if (part.size() == 0) continue;
-    const auto param = static_cast<std::size_t>(segment.param);
+  bool joinable = false;  // the run before ends where this parameter begins
+  for (auto segment = layout.segments.begin(); segment != layout.segments.end(); ++segment) {
+    if (segment->numel == 0) continue;
+    // Padding is zero in values, gradients and states, and stays zero under every update: it goes with the parameter before it.
+    const auto next = std::find_if(segment + 1, layout.segments.end(), [](const Segment& other) { return other.numel > 0; });
+    const std::int64_t end = next == layout.segments.end() ? layout.length : next->offset;
+    const Range part{std::max(segment->offset, range.begin), std::min(end, range.end)};
+    if (part.size() <= 0) continue;
+    const auto param = static_cast<std::size_t>(segment->param);
     if (!touched[param]) {
       joinable = false;
       continue;
     }
     const Run run{part, layout_.params[param].group, steps_[param] + 1};
     if (joinable && runs.back().group == run.group && runs.back().step == run.step) {
-      // Padding in between is zero in values, gradients and states, and stays zero.
       runs.back().range.end = part.end;
     } else {
       runs.push_back(run);
@@ -41,33 +47,49 @@ std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::
   return runs;
 }
 
-void Engine::Updater::update_run(int flat, const Run& run, double factor, GroupHyper hyper) {
+void Engine::Updater::update_run(int flat, const Run& run, double factor, const GroupHyper& hyper) {
+  const FlatLayout& layout = layout_.flat(flat);
+  const std::size_t element = size_of(layout.accumulation());
+  for (int owner = 0; owner < layout.world(); ++owner) {
+    const Range shard = layout.shard(owner);
+    const Range part{std::max(run.range.begin, shard.begin), std::min(run.range.end, shard.end)};
+    if (part.size() <= 0) continue;
+    const bool own = owner == memory_.rank();
+    const std::byte* sums = own ? memory_.reduced(flat) : memory_.peer_reduced(flat, owner);
+    update_range(flat, part, run.step, sums + static_cast<std::size_t>(part.begin - shard.begin) * element, factor, hyper);
+    if (!own) backend_.count_one_sided(CollectiveKind::kAllGather, static_cast<std::size_t>(part.size()) * element);
+  }
+}
+
+void Engine::Updater::update_range(int flat,
+                                   const Range& updated,
+                                   std::int64_t step,
+                                   const std::byte* grad,
+                                   double factor,
+                                   const GroupHyper& hyper) {
   const FlatLayout& layout = layout_.flat(flat);
   const DType accumulation = layout.accumulation();
   const std::size_t element = size_of(accumulation);
-  const Range range = memory_.update_range(flat);
-  const std::int64_t in_states = run.range.begin - range.begin;
+  const std::int64_t in_states = updated.begin - memory_.update_range(flat).begin;
   // Replicated parameters are addressed in flat coordinates, sharded ones (like states) from the shard's begin.
-  const std::int64_t in_parameters = plan_.parameter == Placement::kFlat ? in_states : run.range.begin;
-  const std::int64_t in_gradients = plan_.gathers_gradients() ? run.range.begin : in_states;
-  const std::byte* grad = plan_.gathers_gradients() ? memory_.bucket(flat) : memory_.reduced(flat);
+  const std::int64_t in_parameters = plan_.parameter == Placement::kFlat ? in_states : updated.begin;
   std::byte* master = memory_.master(flat);
   std::byte* resting = memory_.parameters(flat) + static_cast<std::size_t>(in_parameters) * size_of(layout.dtype);
 
   const auto at = [element](auto* base, std::int64_t index) { return base + static_cast<std::size_t>(index) * element; };
   const std::size_t num_states = optimizer_.states().size();
-  kernels_.for_ranges(run.range.size(), [&](std::int64_t begin, std::int64_t end) {
+  kernels_.for_ranges(updated.size(), [&](std::int64_t begin, std::int64_t end) {
     std::array<std::byte*, 4> states{};
     for (std::size_t state = 0; state < num_states; ++state) {
       states[state] = at(memory_.state(flat, static_cast<int>(state)), in_states + begin);
     }
     StepBlock block{.param = master != nullptr ? at(master, in_states + begin) : at(resting, begin),
                     .states = std::span(states.data(), num_states),
-                    .grad = at(grad, in_gradients + begin),
+                    .grad = at(grad, begin),
                     .n = end - begin,
                     .dtype = accumulation,
                     .factor = factor * layout.grad_factor,
-                    .step = run.step,
+                    .step = step,
                     .hyper = hyper};
     if (master != nullptr) block.copy_out = reinterpret_cast<BFloat16*>(resting) + begin;
     optimizer_.step(block, kernels_.isa);

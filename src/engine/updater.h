@@ -16,10 +16,13 @@ class Engine::Updater {
           const ShardingPlan& plan,
           const Optimizer& optimizer,
           ModelMemory& memory,
+          CommBackend& backend,
           KernelContext kernels);
 
-  /// Updates every parameter with touched[param]; the others keep value, moments and step count.
+  /// Updates every parameter with touched[param], its padding with it; the others keep value, moments and step count.
   /// `factor` averages and clips; learning rates are groups' times `lr_factor`.
+  /// Where every rank updates everything, the sums are read in place from the ranks that own them (counted as all_gather): nobody
+  /// writes its sums again before it knows of this rank's next backward.
   void update(const std::vector<bool>& touched,
               double factor,
               const std::vector<GroupHyper>& groups,
@@ -32,12 +35,14 @@ class Engine::Updater {
     std::int64_t step = 0;
   };
   [[nodiscard]] std::vector<Run> runs_of(int flat, const std::vector<bool>& touched) const;
-  void update_run(int flat, const Run& run, double factor, GroupHyper hyper);
+  void update_run(int flat, const Run& run, double factor, const GroupHyper& hyper);
+  void update_range(int flat, const Range& range, std::int64_t step, const std::byte* grad, double factor, const GroupHyper& hyper);
 
   const ModelLayout& layout_;
   const ShardingPlan& plan_;
   const Optimizer& optimizer_;
   ModelMemory& memory_;
+  CommBackend& backend_;
   KernelContext kernels_;
   std::vector<std::int64_t> steps_;  ///< updates so far, one a parameter
 };

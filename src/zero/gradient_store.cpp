@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
+#include <optional>
 
 #include <kernels/bucket/bucket.h>
 #include <kernels/reduce/reduce.h>
@@ -10,6 +12,30 @@
 #include "zero/signals.h"
 
 namespace zeroth {
+namespace {
+
+/// Before a bucket of rank `source` is read: both ranks must see the same things at the same places of it.
+void check_layout_tag(const ModelLayout& model, const ModelMemory& memory, int flat, int source) {
+  const std::uint64_t own = memory.signals(memory.rank()).tag(flat).load();
+  const std::uint64_t theirs = memory.signals(source).tag(flat).load();
+  const auto text = [](std::uint64_t tag, int rank) {
+    char line[64];
+    std::snprintf(line, sizeof line, "layout %016llx on rank %d", static_cast<unsigned long long>(tag), rank);
+    return std::string(line);
+  };
+  ZR_CHECK(own == theirs || planted("tag_compare"),
+           ErrorCode::kMismatch,
+           "ranks lay out the gradients of a unit in different ways",
+           {.where = "zero.reduce",
+            .who = "rank " + std::to_string(memory.rank()) + "/" + std::to_string(model.world),
+            .which = "unit " + model.units[static_cast<std::size_t>(model.flat(flat).unit)].name + ", bucket of rank " +
+                     std::to_string(source),
+            .expected = text(own, memory.rank()),
+            .got = text(theirs, source),
+            .hint = "all ranks must build the same model: the same units, names, shapes and dtypes in the same order"});
+}
+
+}  // namespace
 
 GradientStore::GradientStore(const ModelLayout& model,
                              const ShardingPlan& plan,
@@ -100,11 +126,10 @@ void GradientStore::wait_for_slot(int unit, std::size_t slot) {
   };
   if (!is_free(holder)) {
     SignalWord& pressure = memory_.signals(memory_.rank()).pressure();
-    pressure.store(static_cast<std::uint64_t>(holder) + 1);
-    backend_.ring();
+    announce(pressure, static_cast<std::uint64_t>(holder) + 1);
     wait("a bucket slot held by unit " + model_.units[static_cast<std::size_t>(holder)].name,
          [&] { return is_free(holder); });
-    pressure.store(0);
+    announce(pressure, 0);
   }
   slot_holder_[slot] = unit;
 }
@@ -143,10 +168,8 @@ void GradientStore::publish(int flat) {
   own.filled.assign(own.filled.size(), false);
   own.open = false;
   own.last_code = reduction_code(backward_, own.events++);
-  reduce_stream_.enqueue([this, flat, code = own.last_code] {
-    memory_.signals(memory_.rank()).published(flat).store(code);
-    backend_.ring();
-  });
+  reduce_stream_.enqueue(
+      [this, flat, code = own.last_code] { announce(memory_.signals(memory_.rank()).published(flat), code); });
   if (owns(flat) && !own.active) {
     own.active = true;
     active_.push_back(flat);
@@ -167,16 +190,13 @@ void GradientStore::close_backward() {
 void GradientStore::advance_backward(std::uint64_t next) {
   backward_ = next;
   for (const int flat : trainable_flats_) state(flat).events = 0;
-  reduce_stream_.enqueue([this, next] {
-    memory_.signals(memory_.rank()).closed().store(next);
-    backend_.ring();
-  });
+  reduce_stream_.enqueue([this, next] { announce(memory_.signals(memory_.rank()).closed(), next); });
 }
 
 GradientStore::Part GradientStore::part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const {
   const std::uint64_t code = reduction_code(backward, event);
   if (!spilled_.empty() && spilled_.contains({flat, code, source})) return Part::kPublished;
-  const Signals signals = memory_.signals(source);
+  const Signals& signals = memory_.signals(source);
   // Order matters: a rank publishes before it closes, so "closed" must be read first.
   const std::uint64_t closed = signals.closed().load();
   const std::uint64_t published = signals.published(flat).load();
@@ -229,6 +249,7 @@ void GradientStore::reduce_event(int flat, std::uint64_t code) {
     if (spill != spilled_.end()) {
       sources.push_back(spill->second.bytes.data());
     } else if (memory_.signals(source).published(flat).load() == code) {
+      check_layout_tag(model_, memory_, flat, source);
       sources.push_back(memory_.peer_bucket(flat, source) + offset);
       ranks.push_back(source);
     }
@@ -253,12 +274,13 @@ void GradientStore::reduce_event(int flat, std::uint64_t code) {
     *first = std::nextafter(*first, 1e30F);
   }
   has_sums_[static_cast<std::size_t>(flat)] = true;
-  const Signals own = memory_.signals(memory_.rank());
+  const Signals& own = memory_.signals(memory_.rank());
   for (const int source : ranks) {
     own.consumed(flat, source).store(code);
     if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
   }
   for (int source = 0; source < model_.world; ++source) spilled_.erase({flat, code, source});
+  own.news().fetch_add(1);
   backend_.ring();
 }
 
@@ -309,7 +331,7 @@ std::vector<int> GradientStore::stuck_ranks() const {
 }
 
 void GradientStore::serve_pressure() {
-  const Signals own = memory_.signals(memory_.rank());
+  const Signals& own = memory_.signals(memory_.rank());
   for (const int source : stuck_ranks()) {
     const std::uint64_t pressed = memory_.signals(source).pressure().load();
     if (pressed == 0 || pressed > model_.units.size()) continue;
@@ -322,6 +344,7 @@ void GradientStore::serve_pressure() {
 }
 
 void GradientStore::spill(int flat, int source, std::uint64_t code) {
+  check_layout_tag(model_, memory_, flat, source);
   const FlatLayout& layout = model_.flat(flat);
   const Range shard = layout.shard(memory_.rank());
   const std::size_t element = size_of(layout.accumulation());
@@ -331,14 +354,30 @@ void GradientStore::spill(int flat, int source, std::uint64_t code) {
   spilled_.emplace(std::tuple{flat, code, source}, std::move(copy));
   ++spills_;
   if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
-  memory_.signals(memory_.rank()).consumed(flat, source).store(code);
+  announce(memory_.signals(memory_.rank()).consumed(flat, source), code);
+}
+
+void GradientStore::announce(SignalWord& word, std::uint64_t value) {
+  word.store(value);
+  memory_.signals(memory_.rank()).news().fetch_add(1);  // second, so that who sees it sees the word
   backend_.ring();
+}
+
+std::uint64_t GradientStore::news() const {
+  std::uint64_t sum = 0;
+  for (int rank = 0; rank < model_.world; ++rank) sum += memory_.signals(rank).news().load();
+  return sum;
 }
 
 void GradientStore::wait(const std::string& what, const std::function<bool()>& done) {
   reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
+  std::optional<std::uint64_t> seen;
   backend_.wait_until(
       [&] {
+        // Read before the words: what changes after this look is news at the next one.
+        const std::uint64_t now = news();
+        if (now == seen) return false;
+        seen = now;
         progress_all();
         if (done()) return true;
         serve_pressure();

@@ -66,6 +66,11 @@ ModelMemory::ModelMemory(const ModelLayout& model,
     if (own.reduced[flat] != SharedLayout::kNone) reduced_[flat] = block.data() + own.reduced[flat];
   }
   window_ = backend.attach(shared_, "zero");
+  const SignalLayout signals(static_cast<int>(model.flats.size()), model.world);
+  for (int rank = 0; rank < model.world; ++rank) {
+    const auto peer = static_cast<std::size_t>(rank);
+    signals_.emplace_back(window_.ranks[peer].subspan(shared_layouts_[peer].signals, control_bytes(model)), signals);
+  }
 }
 
 ModelMemory::~ModelMemory() = default;
@@ -167,11 +172,7 @@ std::byte* ModelMemory::gathered(int flat) {
   return gathered_slots_[slot].data() + gathered_table_.flat_offset[index(flat)];
 }
 
-Signals ModelMemory::signals(int rank) const {
-  const auto peer = static_cast<std::size_t>(rank);
-  return {window_.ranks[peer].subspan(shared_layouts_[peer].signals, control_bytes(model_)),
-          SignalLayout(static_cast<int>(model_.flats.size()), model_.world)};
-}
+const Signals& ModelMemory::signals(int rank) const { return signals_[static_cast<std::size_t>(rank)]; }
 
 Range ModelMemory::update_range(int flat) const {
   const FlatLayout& layout = model_.flat(flat);

@@ -1,12 +1,43 @@
 #include <zeroth/zero/parameter_store.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstdio>
 
 #include <kernels/copy/copy.h>
+#include <zeroth/base/platform.h>
+#include <zeroth/base/text.h>
 
 #include "zero/signals.h"
 
 namespace zeroth {
+namespace {
+
+/// Of all that must agree before one rank may read what another has written for `flat`; never 0, which is the tag of a rank
+/// that has not said anything.
+std::uint64_t layout_digest(const ModelLayout& model, const FlatLayout& flat) {
+  std::vector<std::int64_t> words{flat.unit,
+                                  static_cast<std::int64_t>(flat.dtype),
+                                  flat.trainable ? 1 : 0,
+                                  std::bit_cast<std::int64_t>(flat.grad_factor),
+                                  flat.length,
+                                  static_cast<std::int64_t>(flat.segments.size())};
+  for (const Segment& segment : flat.segments) {
+    words.insert(words.end(), {segment.param, segment.offset, segment.numel});
+  }
+  words.insert(words.end(), flat.boundaries.begin(), flat.boundaries.end());
+  const std::uint64_t digest = digest64({reinterpret_cast<const char*>(words.data()), words.size() * sizeof(std::int64_t)},
+                                        digest64(model.units[static_cast<std::size_t>(flat.unit)].name));
+  return digest != 0 ? digest : 1;
+}
+
+std::string layout_text(std::uint64_t digest, int rank) {
+  char text[64];
+  std::snprintf(text, sizeof text, "layout %016llx on rank %d", static_cast<unsigned long long>(digest), rank);
+  return text;
+}
+
+}  // namespace
 
 ParameterStore::ParameterStore(const ModelLayout& model,
                                const ShardingPlan& plan,
@@ -27,11 +58,10 @@ ParameterStore::ParameterStore(const ModelLayout& model,
       units_(model.units.size()),
       slot_user_(memory.gathered_table().slot_bytes.size(), -1),
       ring_(ring_positions(model)) {
-  const Signals own = memory_.signals(memory_.rank());
+  const Signals& own = memory_.signals(memory_.rank());
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
-    const FlatLayout& layout = model.flats[flat];
-    // Constant after this; visible to peers through the first epoch.
-    own.tag(static_cast<int>(flat)).store((static_cast<std::uint64_t>(layout.length) << 8U) | static_cast<std::uint64_t>(layout.dtype));
+    // Constant after this; visible to peers through the first epoch, and through the first bucket that is published.
+    own.tag(static_cast<int>(flat)).store(layout_digest(model, model.flats[flat]));
   }
 }
 
@@ -131,23 +161,36 @@ void ParameterStore::pull(int flat, std::byte* out, CollectiveKind purpose) {
   for (int rank = 0; rank < model_.world; ++rank) {
     const Range shard = layout.shard(rank);
     if (shard.size() == 0) continue;
-    const Signals peer = memory_.signals(rank);
+    const Signals& peer = memory_.signals(rank);
     SignalWord& epoch = peer.epoch(flat);
     if (epoch.load() < epoch_) {
       backend_.wait_until([&] { return epoch.load() >= epoch_; },
                           {.what = "parameters of unit " + model_.units[static_cast<std::size_t>(layout.unit)].name,
                            .ranks = {rank}});
     }
-    ZR_CHECK(epoch.load() == epoch_ && peer.tag(flat).load() == tag,
+    const auto context = [&](std::string expected, std::string got, std::string hint) {
+      return ErrorContext{.where = "zero.gather",
+                          .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
+                          .which = "unit " + model_.units[static_cast<std::size_t>(layout.unit)].name + ", shard of rank " +
+                                   std::to_string(rank),
+                          .expected = std::move(expected),
+                          .got = std::move(got),
+                          .hint = std::move(hint)};
+    };
+    const std::uint64_t their_tag = peer.tag(flat).load();
+    ZR_CHECK(their_tag == tag || planted("tag_compare"),
+             ErrorCode::kMismatch,
+             "ranks lay out the parameters of a unit in different ways",
+             context(layout_text(tag, memory_.rank()),
+                     layout_text(their_tag, rank),
+                     "all ranks must build the same model: the same units, names, shapes and dtypes in the same order"));
+    const std::uint64_t their_epoch = epoch.load();
+    ZR_CHECK(their_epoch == epoch_,
              ErrorCode::kMismatch,
              "a rank offers another version of a shard than this rank needs",
-             {.where = "zero.gather",
-              .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
-              .which = "unit " + model_.units[static_cast<std::size_t>(layout.unit)].name,
-              .expected = "epoch " + std::to_string(epoch_) + ", layout " + std::to_string(tag),
-              .got = "epoch " + std::to_string(epoch.load()) + ", layout " + std::to_string(peer.tag(flat).load()) +
-                     " from rank " + std::to_string(rank),
-              .hint = "all ranks must call step() equally often"});
+             context("epoch " + std::to_string(epoch_) + " on rank " + std::to_string(memory_.rank()),
+                     "epoch " + std::to_string(their_epoch) + " on rank " + std::to_string(rank),
+                     "all ranks must call step() equally often"));
     const std::size_t element = size_of(layout.dtype);
     std::byte* target = out + static_cast<std::size_t>(shard.begin) * element;
     const std::byte* source = memory_.parameter_shard(flat, rank);
@@ -177,7 +220,7 @@ void ParameterStore::quiesce() {
 
 void ParameterStore::publish() {
   ++epoch_;
-  const Signals own = memory_.signals(memory_.rank());
+  const Signals& own = memory_.signals(memory_.rank());
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
   backend_.ring();
   last_order_ = std::move(order_);

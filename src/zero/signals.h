@@ -51,11 +51,15 @@ class Signals {
   [[nodiscard]] SignalWord& closed() const { return words_[0]; }
   /// 1 + unit whose bucket slot this rank waits for, 0 if none: owners then copy its gradients aside.
   [[nodiscard]] SignalWord& pressure() const { return words_[1]; }
+  /// Counts this rank's news: grows after every change of a word above or below but `epoch` and `tag`, so that who waits for any of them polls
+  /// one word a rank. A cache line of its own.
+  [[nodiscard]] SignalWord& news() const { return words_[kCacheLineBytes / sizeof(SignalWord)]; }
   /// Version of this rank's shard of `flat`: updates done, plus one.
   [[nodiscard]] SignalWord& epoch(int flat) const { return word(0, flat); }
   /// reduction_code() of the bucket that this rank has published last.
   [[nodiscard]] SignalWord& published(int flat) const { return word(1, flat); }
-  /// Digest of the flat's layout: the tag that both sides compare.
+  /// Digest of the flat's layout, constant from the construction of the stores on and never 0 then: compared before a rank reads
+  /// another rank's shard or bucket of the flat.
   [[nodiscard]] SignalWord& tag(int flat) const { return word(2, flat); }
   /// reduction_code() up to which this rank, an owner, has taken the gradients of rank `source`.
   [[nodiscard]] SignalWord& consumed(int flat, int source) const {

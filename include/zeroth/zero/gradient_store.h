@@ -15,6 +15,7 @@
 // ranges of their slots aside (spill); ranks that go through the model in one order never need it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -91,6 +92,8 @@ class GradientStore {
   void advance_backward(std::uint64_t next);
   void wait_for_slot(int unit, std::size_t slot);
   void wait(const std::string& what, const std::function<bool()>& done);
+  void announce(std::atomic<std::uint64_t>& word, std::uint64_t value);
+  [[nodiscard]] std::uint64_t news() const;
   [[nodiscard]] bool consumed_by_all(int flat) const;
   void progress(int flat);
   void progress_active();

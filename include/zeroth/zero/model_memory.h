@@ -58,12 +58,14 @@ class ModelMemory {
   [[nodiscard]] const std::byte* peer_bucket(int flat, int rank) const;
   [[nodiscard]] std::byte* gathered(int flat);
 
-  [[nodiscard]] Signals signals(int rank) const;
+  [[nodiscard]] const Signals& signals(int rank) const;
   [[nodiscard]] const SlotTable& bucket_table() const { return bucket_table_; }
   [[nodiscard]] const SlotTable& gathered_table() const { return gathered_table_; }
   /// Elements that this rank's optimizer updates.
   [[nodiscard]] Range update_range(int flat) const;
   [[nodiscard]] int rank() const { return rank_; }
+  /// Of the arenas, on this rank. Slow: reads smaps.
+  [[nodiscard]] std::uint64_t resident_bytes() const { return shared_.resident_bytes() + private_.resident_bytes(); }
 
  private:
   [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
@@ -79,6 +81,7 @@ class ModelMemory {
   Arena shared_;
   Arena private_;
   PeerWindow window_;
+  std::vector<Signals> signals_;  // one a rank
   std::vector<std::byte*> parameters_;
   std::vector<std::byte*> reduced_;
   std::vector<Buffer> masters_;
