@@ -8,6 +8,8 @@
 #   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
 #                   [TIMEOUT seconds] [TORCH] [NO_MAIN])
 #       One GoogleTest executable that is one ctest test. The default label is unit, the default timeout 120 s.
+#   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...])
+#       Some cases of a test once more, with variables set; a ctest test of its own.
 #   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds])
 #       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it.
 #   zeroth_add_benchmark(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
@@ -146,6 +148,16 @@ function(zeroth_add_test name)
   add_test(NAME ${name}
     COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml")
   zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH})
+endfunction()
+
+# Some cases of a test once more, with variables set.
+function(zeroth_add_test_variant name test)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "FILTER" "ENVIRONMENT;LABELS")
+  zeroth_check_arguments(zeroth_add_test_variant ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_FILTER}")
+  add_test(NAME ${name}
+    COMMAND ${test} "--gtest_filter=${arg_FILTER}" "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml")
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "" FALSE)
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "${arg_ENVIRONMENT}")
 endfunction()
 
 function(zeroth_add_script_test name)

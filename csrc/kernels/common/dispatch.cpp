@@ -2,6 +2,10 @@
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/error.h>
 
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+
 namespace zeroth::kernels {
 namespace {
 
@@ -15,13 +19,50 @@ bool has_avx512() noexcept {
          __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512vl") != 0;
 }
 
-}  // namespace
+constexpr const char* kVariable = "ZEROTH_ISA";
 
-Isa best_isa() noexcept {
+Isa widest_isa() noexcept {
   if (has_avx512()) {
     return Isa::kAvx512;
   }
   return has_avx2() ? Isa::kAvx2 : Isa::kScalar;
+}
+
+/// What the environment asks for, if it is one of the three.
+std::optional<Isa> asked_isa() noexcept {
+  const char* asked = std::getenv(kVariable);
+  if (asked == nullptr) {
+    return std::nullopt;
+  }
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+    if (name_of(isa) == asked) {
+      return isa;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Isa best_isa() noexcept {
+  static const Isa chosen = std::min(widest_isa(), asked_isa().value_or(Isa::kAvx512));
+  return chosen;
+}
+
+void require_isa_override() {
+  const char* asked = std::getenv(kVariable);
+  if (asked == nullptr) {
+    return;
+  }
+  const std::optional<Isa> isa = asked_isa();
+  ZR_CHECK(isa.has_value() && *isa <= widest_isa(),
+           ErrorCode::kEnvironment,
+           isa.has_value() ? "this processor lacks the instruction set that is asked for" : "no such instruction set",
+           ErrorContext{.where = "kernels",
+                        .which = kVariable,
+                        .expected = "scalar, avx2 or avx512, at most " + std::string(name_of(widest_isa())) + " here",
+                        .got = asked,
+                        .hint = "unset it: the widest set is chosen by itself, and all give the same bits"});
 }
 
 bool is_supported(Isa isa) noexcept {
@@ -62,7 +103,9 @@ std::string describe_isa() {
   note(__builtin_cpu_supports("avx512dq") != 0, "avx512dq");
   note(__builtin_cpu_supports("avx512bw") != 0, "avx512bw");
   note(__builtin_cpu_supports("avx512vl") != 0, "avx512vl");
-  return std::string(name_of(best_isa())) + " (" + (features.empty() ? "no AVX2" : features) + ")";
+  const bool asked = std::getenv(kVariable) != nullptr;
+  return std::string(name_of(best_isa())) + (asked ? ", as " + std::string(kVariable) + " says" : "") + " (" +
+         (features.empty() ? "no AVX2" : features) + ")";
 }
 
 namespace detail {

@@ -11,8 +11,12 @@ namespace zeroth::kernels {
 /// registers).
 enum class Isa : std::uint8_t { kScalar, kAvx2, kAvx512 };
 
-/// The widest instruction set that this processor runs. A processor without AVX2 and FMA runs kScalar.
+/// The widest instruction set that this processor runs, at most the one that the environment variable ZEROTH_ISA names
+/// ("scalar", "avx2", "avx512"; read once). A processor without AVX2 and FMA runs kScalar.
 [[nodiscard]] Isa best_isa() noexcept;
+
+/// Throws Error{kEnvironment} if ZEROTH_ISA holds another word, or a set that this processor lacks.
+void require_isa_override();
 
 /// True if this processor runs `isa`. Every kernel throws Error{kUsage} when told to use one that is not
 /// supported.
@@ -22,7 +26,7 @@ enum class Isa : std::uint8_t { kScalar, kAvx2, kAvx512 };
 [[nodiscard]] std::string_view name_of(Isa isa) noexcept;
 
 /// For start-up logs: the chosen set and the features that were looked for, "avx512 (avx2 fma avx512f
-/// avx512dq avx512bw avx512vl)".
+/// avx512dq avx512bw avx512vl)"; says so if ZEROTH_ISA chose it.
 [[nodiscard]] std::string describe_isa();
 
 namespace detail {

@@ -1,6 +1,9 @@
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/error.h>
 
+#include <cstdlib>
+#include <string>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,6 +20,28 @@ TEST(Dispatch, ScalarIsAlwaysThereAndTheBestSetIsSupported) {
 
 TEST(Dispatch, DescriptionNamesTheChosenSet) {
   EXPECT_THAT(describe_isa(), ::testing::StartsWith(std::string(name_of(best_isa())) + " ("));
+}
+
+TEST(Dispatch, TheEnvironmentMayAskForLessAndNothingElse) {
+  const char* before = std::getenv("ZEROTH_ISA");
+  const std::string kept = before == nullptr ? "" : before;
+  ::setenv("ZEROTH_ISA", "scalar", 1);
+  EXPECT_NO_THROW(require_isa_override());
+  for (const char* wrong : {"", "AVX2", "sse2", "avx5120"}) {
+    ::setenv("ZEROTH_ISA", wrong, 1);
+    try {
+      require_isa_override();
+      ADD_FAILURE() << '"' << wrong << "\" was taken";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kEnvironment);
+      EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("ZEROTH_ISA"), ::testing::HasSubstr("scalar, avx2 or avx512")));
+    }
+  }
+  if (before == nullptr) {
+    ::unsetenv("ZEROTH_ISA");
+  } else {
+    ::setenv("ZEROTH_ISA", kept.c_str(), 1);
+  }
 }
 
 TEST(Dispatch, RefusesASetThatDoesNotExist) {
