@@ -54,12 +54,14 @@ std::unique_ptr<CommBackend> make_shm(const WorldSpec& spec) {
             .expected = fmt::format("at most {}", detail::kMaxShmRanks),
             .got = fmt::format("{}", spec.size)});
   const std::shared_ptr<SystemCalls> system = spec.options.system ? spec.options.system : make_system_calls();
-  detail::require_system_calls(*system, spec.rank, spec.size);
+  const detail::Refusal refused = detail::probe_system_calls(*system);
+  if (refused.call != 0 && spec.size == 1) throw detail::refusal_error(refused, spec.rank, spec.size);
   detail::RendezvousSpec rendezvous{
       .job = spec.job.empty() && spec.size > 1 ? job_from_environment() : spec.job,
       .rank = spec.rank,
       .size = spec.size,
-      .timeout = spec.options.timeout};
+      .timeout = spec.options.timeout,
+      .refused = refused};
   if (rendezvous.job.empty()) rendezvous.job = fmt::format("alone-{}", ::getpid());
   auto exchange = std::make_unique<detail::ShmExchange>(std::move(rendezvous), spec.options, system, [] {});
   return std::make_unique<detail::SegmentBackend>(
@@ -72,11 +74,11 @@ struct Entry {
   std::unique_ptr<CommBackend> (*make)(const WorldSpec&);
   bool has_segment;
 };
-constexpr std::array<Entry, 3> kBackends{{
+constexpr auto kBackends = std::to_array<Entry>({
     {"self", make_self, false},
     {"inproc", make_inproc, true},
     {"shm", make_shm, true},
-}};
+});
 
 const Entry& find_backend(std::string_view name) {
   for (const Entry& entry : kBackends) {

@@ -73,10 +73,8 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
   if (setup_.spin.count() > 0) {
     const auto spin_end = SteadyClock::now() + setup_.spin;
     do {
-      for (int poll = 0; poll < 32; ++poll) {
-        relax();
-        if (predicate()) return;
-      }
+      relax();
+      if (predicate()) return;  // it may be long: so the clock is looked at after each
     } while (SteadyClock::now() < spin_end);
   }
   JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
@@ -102,10 +100,20 @@ void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<W
 void Peers::throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const {
   const std::uint32_t first = setup_.controls.front()->first_abort.load();
   if (first == 0) return;
-  const auto rank = static_cast<int>(first) - 1;
-  const JobControl& cause = *setup_.controls[static_cast<std::size_t>(rank)];
-  const std::string text(cause.abort_text, ::strnlen(cause.abort_text, kAbortTextBytes));
   const WaitContext waited = context();
+  // The word lies in memory that every rank can write.
+  ZR_CHECK(first <= setup_.controls.size(),
+           ErrorCode::kAborted,
+           "the job was stopped, and the word that says by whom is damaged",
+           {.where = fmt::format("{} group={}", view.where, view.group),
+            .who = fmt::format("rank {}/{}", view.rank, view.world_ranks.size()),
+            .which = waited.unit,
+            .expected = fmt::format("a rank below {}", setup_.controls.size()),
+            .got = fmt::format("{}", first - 1),
+            .hint = "something wrote where it should not: run the program under an address sanitizer"});
+  const std::size_t rank = first - 1;
+  const JobControl& cause = *setup_.controls[rank];
+  const std::string text(cause.abort_text, ::strnlen(cause.abort_text, kAbortTextBytes));
   throw Error(ErrorCode::kAborted,
               fmt::format("rank {} stopped the job: {}", rank, text),
               {.where = fmt::format("{} group={}", view.where, view.group),

@@ -16,15 +16,16 @@ namespace zeroth::detail {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x5a65726f74682031U;
-constexpr std::uint32_t kProtocol = 1;  ///< changes with every change of control_block.h or of the messages
+constexpr std::uint32_t kProtocol = 2;  ///< changes with every change of control_block.h or of the messages
 
 struct Hello {
   std::uint64_t magic = kMagic;
   std::uint32_t protocol = kProtocol;
   std::int32_t rank = 0;
   std::int32_t size = 0;
-  std::int32_t unused = 0;
+  Refusal refused{};
 };
+static_assert(sizeof(Hello) == 24, "another version must still be able to read which version this is");
 
 struct Answer {
   std::uint64_t magic = kMagic;
@@ -66,6 +67,7 @@ class Host {
     result.connections.resize(static_cast<std::size_t>(spec_.size));
     result.pids.resize(static_cast<std::size_t>(spec_.size));
     result.pids[0] = ::getpid();
+    if (spec_.refused.call != 0) refusal_ = refusal_error(spec_.refused, 0, spec_.size);
     const Deadline deadline(spec_.timeout);
     for (int missing = spec_.size - 1; missing > 0;) {
       check_();
@@ -79,6 +81,7 @@ class Host {
       missing -= hear_guests(result);
       notice_leavers(result);
     }
+    if (refusal_) refuse(refusal_->code(), refusal_->message(), result, refusal_->context().hint);
     // From here on the name is free: another world of the same job may meet under it.
     listener->reset();
     Answer answer;
@@ -156,6 +159,7 @@ class Host {
       waiting_.push_back(std::move(guest));  // it hears the answer too
       refuse(ErrorCode::kMismatch, problem, result);
     }
+    if (hello.refused.call != 0 && !refusal_) refusal_ = refusal_error(hello.refused, hello.rank, spec_.size);
     result.connections[static_cast<std::size_t>(hello.rank)] = std::move(guest);
     result.pids[static_cast<std::size_t>(hello.rank)] = pid;
   }
@@ -181,22 +185,27 @@ class Host {
   }
 
   /// Tells everybody who has come, and throws.
-  [[noreturn]] void refuse(ErrorCode code, const std::string& text, const Rendezvous& result) const {
+  [[noreturn]] void refuse(ErrorCode code,
+                           const std::string& text,
+                           const Rendezvous& result,
+                           const std::string& hint = {}) const {
     Answer answer;
     answer.code = static_cast<std::int32_t>(code);
-    std::memcpy(answer.text.data(), text.data(), std::min(text.size(), answer.text.size() - 1));
+    const std::string told = hint.empty() ? text : fmt::format("{} ({})", text, hint);
+    std::memcpy(answer.text.data(), told.data(), std::min(told.size(), answer.text.size() - 1));
     const auto tell = [&answer](const UniqueFd& guest) {
       if (guest) [[maybe_unused]]
         const bool heard = send_message(guest.get(), bytes_of(answer));
     };
     std::ranges::for_each(result.connections, tell);
     std::ranges::for_each(waiting_, tell);
-    throw Error(code, text, context_of(spec_));
+    throw Error(code, told, context_of(spec_));
   }
 
   const RendezvousSpec& spec_;
   FunctionRef<void()> check_;
   std::vector<UniqueFd> waiting_;  ///< connected, not yet heard
+  std::optional<Error> refusal_;   ///< of the first rank that cannot take part
 };
 
 Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) {
@@ -210,6 +219,7 @@ Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) 
   Hello hello;
   hello.rank = spec.rank;
   hello.size = spec.size;
+  hello.refused = spec.refused;
   const bool sent = send_message(connection.get(), bytes_of(hello));
   const std::optional<Message> message =
       sent ? receive_message(connection.get(), sizeof(Answer) + 1, impatient) : std::nullopt;
@@ -233,6 +243,17 @@ Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) 
 }
 
 }  // namespace
+
+Error refusal_error(Refusal refusal, int rank, int size) {
+  const std::string_view call = refusal.call == 1 ? "memfd_create" : "pidfd_open";
+  return {ErrorCode::kResource,
+          fmt::format("{} failed on rank {}: {}", call, rank, errno_text(refusal.reason)),
+          {.where = "comm.shm",
+           .who = fmt::format("rank {}/{}", rank, size),
+           .hint = fmt::format(
+               "the kernel or container refuses this system call: allow {} in its seccomp profile (Linux 5.3 or newer)",
+               call)}};
+}
 
 Rendezvous meet(const RendezvousSpec& spec, FunctionRef<void()> check) {
   if (spec.rank == 0) return Host(spec, check).run();

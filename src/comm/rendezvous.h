@@ -6,9 +6,11 @@
 #include "comm/unique_fd.h"
 
 #include <zeroth/base/deadline.h>
+#include <zeroth/base/error.h>
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,11 +20,21 @@ namespace zeroth::detail {
 /// limit of 253.
 inline constexpr int kMaxShmRanks = 128;
 
+/// A system call that the kernel or container refuses to a rank. Travels in the hello.
+struct Refusal {
+  std::int16_t call = 0;    ///< 0: nothing is refused, 1: memfd_create, 2: pidfd_open
+  std::int16_t reason = 0;  ///< errno
+};
+
+/// kResource, naming rank, call and what to allow.
+[[nodiscard]] Error refusal_error(Refusal refusal, int rank, int size);
+
 struct RendezvousSpec {
   std::string job{};  ///< unique on the host
   int rank = 0;
   int size = 1;
   Milliseconds timeout{};
+  Refusal refused{};  ///< this rank cannot take part, and comes to say so
 };
 
 struct Rendezvous {
@@ -33,7 +45,8 @@ struct Rendezvous {
 
 /// Blocks until all ranks are there. Strangers (other users, other protocols' bytes) are turned away in
 /// silence. A wrong world size, a rank that comes twice or another version is kMismatch on every rank that
-/// has come; a missing rank is kTimeout, a rank that went away kPeerLost.
+/// has come; a missing rank is kTimeout, a rank that went away kPeerLost; a system call that is refused to a
+/// rank is kResource on every rank, after all have come.
 [[nodiscard]] Rendezvous meet(const RendezvousSpec& spec, FunctionRef<void()> check);
 
 }  // namespace zeroth::detail

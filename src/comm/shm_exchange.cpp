@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -20,6 +21,40 @@ struct Sizes {
   std::array<std::uint64_t, kMaxShmRanks> bytes{};
 };
 
+std::string name_of_rank(const Rendezvous& rendezvous, int rank) {
+  return fmt::format("rank {} (pid {})", rank, rendezvous.pids[static_cast<std::size_t>(rank)]);
+}
+
+/// Of a message about memory that does not say what it should.
+ErrorContext context_of_offer(const RendezvousSpec& spec,
+                              const Rendezvous& rendezvous,
+                              int from,
+                              std::string expected,
+                              std::string got) {
+  return {.where = "comm.shm",
+          .who = fmt::format("rank {}/{}", spec.rank, spec.size),
+          .which = fmt::format("job {}, from {}", spec.job, name_of_rank(rendezvous, from)),
+          .expected = std::move(expected),
+          .got = std::move(got),
+          .hint = "all ranks must run the same build of Zeroth"};
+}
+
+SharedSpan map_memory_of(
+    const RendezvousSpec& spec, const Rendezvous& rendezvous, int owner, int fd, std::uint64_t bytes) {
+  try {
+    ForeignMapping mapping = map_foreign(fd, bytes);
+    return {.bytes = mapping.bytes, .keep = std::move(mapping.keep)};
+  } catch (const Error& error) {  // it knows the memory, but not whose it is
+    ErrorContext context = error.context();
+    context.who = fmt::format("rank {}/{}", spec.rank, spec.size);
+    context.which = fmt::format("job {}, {} of {}",
+                                spec.job,
+                                context.which.empty() ? "memory" : context.which,
+                                name_of_rank(rendezvous, owner));
+    throw Error(error.code(), error.message(), std::move(context));
+  }
+}
+
 }  // namespace
 
 struct ShmExchange::Offers {
@@ -27,22 +62,12 @@ struct ShmExchange::Offers {
   std::vector<UniqueFd> descriptors;  ///< by rank; empty for the own rank and for empty arenas
 };
 
-void require_system_calls(SystemCalls& system, int rank, int size) {
-  const auto require = [&](int fd, std::string_view call) {
-    const int refused = errno;
-    const UniqueFd owner(fd);
-    ZR_CHECK(owner,
-             ErrorCode::kResource,
-             fmt::format("{} failed: {}", call, errno_text(refused)),
-             {.where = "comm.shm",
-              .who = fmt::format("rank {}/{}", rank, size),
-              .hint = fmt::format(
-                  "the kernel or container refuses this system call: allow {} in its seccomp profile "
-                  "(Linux 5.3 or newer)",
-                  call)});
-  };
-  require(system.memfd_create("zeroth:probe", MFD_CLOEXEC | MFD_ALLOW_SEALING), "memfd_create");
-  require(system.pidfd_open(::getpid()), "pidfd_open");
+Refusal probe_system_calls(SystemCalls& system) {
+  const UniqueFd memory(system.memfd_create("zeroth:probe", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!memory) return {.call = 1, .reason = static_cast<std::int16_t>(errno)};
+  const UniqueFd process(system.pidfd_open(::getpid()));
+  if (!process) return {.call = 2, .reason = static_cast<std::int16_t>(errno)};
+  return {};
 }
 
 ShmExchange::ShmExchange(RendezvousSpec spec,
@@ -56,9 +81,7 @@ ShmExchange::ShmExchange(RendezvousSpec spec,
 
 void ShmExchange::lost(int rank) const {
   throw Error(ErrorCode::kPeerLost,
-              fmt::format("rank {} (pid {}) went away while memory was handed over",
-                          rank,
-                          rendezvous_.pids[static_cast<std::size_t>(rank)]),
+              name_of_rank(rendezvous_, rank) + " went away while memory was handed over",
               {.where = "comm.shm", .who = fmt::format("rank {}/{}", spec_.rank, spec_.size)});
 }
 
@@ -72,8 +95,8 @@ std::vector<SharedSpan> ShmExchange::exchange(const Arena& arena, FunctionRef<vo
     } else if (offers.sizes.bytes[index] == 0) {
       spans.emplace_back();
     } else {
-      ForeignMapping mapping = map_foreign(offers.descriptors[index].get(), offers.sizes.bytes[index]);
-      spans.push_back({.bytes = mapping.bytes, .keep = std::move(mapping.keep)});
+      spans.push_back(map_memory_of(
+          spec_, rendezvous_, rank, offers.descriptors[index].get(), offers.sizes.bytes[index]));
     }
   }
   return spans;
@@ -93,12 +116,24 @@ ShmExchange::Offers ShmExchange::collect(const Arena& arena, FunctionRef<void()>
       lost(rank);
     }
     std::uint64_t bytes = 0;
-    ZR_CHECK(
-        message->bytes.size() == sizeof bytes, ErrorCode::kInternal, "a memory offer of the wrong length");
-    std::memcpy(&bytes, message->bytes.data(), sizeof bytes);
-    ZR_CHECK(message->descriptors.size() == (bytes > 0 ? 1U : 0U),
+    ZR_CHECK(message->bytes.size() == sizeof bytes,
              ErrorCode::kInternal,
-             "a memory offer without memory");
+             "a memory offer of the wrong length",
+             context_of_offer(spec_,
+                              rendezvous_,
+                              rank,
+                              fmt::format("{} bytes", sizeof bytes),
+                              fmt::format("{}", message->bytes.size())));
+    std::memcpy(&bytes, message->bytes.data(), sizeof bytes);
+    const std::size_t expected_descriptors = bytes > 0 ? 1 : 0;
+    ZR_CHECK(message->descriptors.size() == expected_descriptors,
+             ErrorCode::kInternal,
+             "a memory offer and its memory do not fit",
+             context_of_offer(spec_,
+                              rendezvous_,
+                              rank,
+                              fmt::format("{} descriptors for {} bytes", expected_descriptors, bytes),
+                              fmt::format("{}", message->descriptors.size())));
     offers.sizes.bytes[index] = bytes;
     if (bytes > 0) offers.descriptors[index] = std::move(message->descriptors.front());
   }
@@ -110,7 +145,8 @@ ShmExchange::Offers ShmExchange::collect(const Arena& arena, FunctionRef<void()>
   for (int rank = 1; rank < spec_.size; ++rank) {
     if (!send_message(rendezvous_.connections[static_cast<std::size_t>(rank)].get(),
                       bytes_of(offers.sizes),
-                      descriptors)) {
+                      descriptors,
+                      check)) {
       check();
       lost(rank);
     }
@@ -123,7 +159,7 @@ ShmExchange::Offers ShmExchange::offer(const Arena& arena, FunctionRef<void()> c
   const std::uint64_t bytes = arena.capacity();
   const int fd = arena.fd();
   const bool sent = send_message(
-      broker, bytes_of(bytes), bytes > 0 ? std::span<const int>(&fd, 1) : std::span<const int>());
+      broker, bytes_of(bytes), bytes > 0 ? std::span<const int>(&fd, 1) : std::span<const int>(), check);
   std::optional<Message> message = sent ? receive_message(broker, sizeof(Sizes), check) : std::nullopt;
   if (!message) {
     check();
@@ -132,15 +168,30 @@ ShmExchange::Offers ShmExchange::offer(const Arena& arena, FunctionRef<void()> c
   Offers offers;
   ZR_CHECK(message->bytes.size() == sizeof offers.sizes,
            ErrorCode::kInternal,
-           "a list of memory offers of the wrong length");
+           "a list of memory offers of the wrong length",
+           context_of_offer(spec_,
+                            rendezvous_,
+                            0,
+                            fmt::format("{} bytes", sizeof offers.sizes),
+                            fmt::format("{}", message->bytes.size())));
   std::memcpy(&offers.sizes, message->bytes.data(), sizeof offers.sizes);
   offers.descriptors.resize(static_cast<std::size_t>(spec_.size));
+  const std::size_t num_ranks = offers.descriptors.size();
+  const auto non_empty = static_cast<std::size_t>(
+      std::count_if(offers.sizes.bytes.begin(),
+                    offers.sizes.bytes.begin() + static_cast<std::ptrdiff_t>(num_ranks),
+                    [](std::uint64_t size) { return size > 0; }));
+  ZR_CHECK(message->descriptors.size() == non_empty,
+           ErrorCode::kInternal,
+           "a list of memory offers and its memory do not fit",
+           context_of_offer(spec_,
+                            rendezvous_,
+                            0,
+                            fmt::format("{} descriptors", non_empty),
+                            fmt::format("{}", message->descriptors.size())));
   std::size_t next = 0;
-  for (std::size_t rank = 0; rank < offers.descriptors.size(); ++rank) {
-    if (offers.sizes.bytes[rank] == 0) continue;
-    ZR_CHECK(
-        next < message->descriptors.size(), ErrorCode::kInternal, "fewer descriptors than memory offers");
-    offers.descriptors[rank] = std::move(message->descriptors[next++]);
+  for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+    if (offers.sizes.bytes[rank] > 0) offers.descriptors[rank] = std::move(message->descriptors[next++]);
   }
   return offers;
 }

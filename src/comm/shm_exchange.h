@@ -40,8 +40,7 @@ class ShmExchange final : public SegmentExchange {
   Rendezvous rendezvous_;
 };
 
-/// Throws kResource, naming the call and what to allow, if the kernel or container refuses memfd_create or
-/// pidfd_open.
-void require_system_calls(SystemCalls& system, int rank, int size);
+/// Tries memfd_create and pidfd_open: what the kernel or container refuses, if anything.
+[[nodiscard]] Refusal probe_system_calls(SystemCalls& system);
 
 }  // namespace zeroth::detail

@@ -105,7 +105,7 @@ TEST(BackendFactory, RefusedSystemCallsAreNamedWithWhatToAllow) {
     options.system = std::make_shared<Refusing>(memfd, !memfd);
     const std::string text = error_of(
         ErrorCode::kResource, [&] { (void)make_backend("shm", {.job = "refused", .options = options}); });
-    EXPECT_NE(text.find(memfd ? "memfd_create failed" : "pidfd_open failed"), std::string::npos) << text;
+    EXPECT_NE(text.find(memfd ? "memfd_create failed on rank 0" : "pidfd_open failed on rank 0"), std::string::npos) << text;
     EXPECT_NE(text.find("seccomp"), std::string::npos) << text;
   }
 }

@@ -161,7 +161,7 @@ TEST(Rendezvous, StrangersAndOtherVersionsAreToldApart) {
     std::uint32_t protocol = 999;
     std::int32_t rank = 1;
     std::int32_t size = 2;
-    std::int32_t unused = 0;
+    std::int32_t refused = 0;
   };
   const std::string other = unique_job();
   const ForkReport versions = fork_ranks(2, [&](int process) {
@@ -174,6 +174,50 @@ TEST(Rendezvous, StrangersAndOtherVersionsAreToldApart) {
   ASSERT_NE(versions.of(0), nullptr);
   EXPECT_EQ(versions.of(0)->code, ErrorCode::kMismatch);
   EXPECT_NE(versions.of(0)->text.find("protocol 999"), std::string::npos) << versions.text();
+}
+
+/// A kernel that refuses one of the calls.
+class RefusingKernel final : public SystemCalls {
+ public:
+  explicit RefusingKernel(bool memfd) : memfd_(memfd) {}
+  int memfd_create(const char* name, unsigned flags) override {
+    return memfd_ ? refuse() : kernel_->memfd_create(name, flags);
+  }
+  int pidfd_open(pid_t pid) override { return memfd_ ? kernel_->pidfd_open(pid) : refuse(); }
+
+ private:
+  static int refuse() {
+    errno = EPERM;
+    return -1;
+  }
+  bool memfd_;
+  std::shared_ptr<SystemCalls> kernel_ = make_system_calls();
+};
+
+TEST(Rendezvous, ACallRefusedToOneRankEndsAllAtOnce) {
+  ZR_SKIP_UNDER_TSAN();
+  for (const bool memfd : {true, false}) {
+    for (const int victim : {0, 2}) {
+      const std::string job = unique_job();
+      const auto begin = std::chrono::steady_clock::now();
+      const ForkReport report = fork_ranks(3, [&](int rank) {
+        CommOptions options;
+        options.timeout = Milliseconds{30'000};
+        if (rank == victim) options.system = std::make_shared<RefusingKernel>(memfd);
+        if (rank == 1) std::this_thread::sleep_for(Milliseconds{200});  // comes after the refusal
+        join_world(job, rank, 3, options);
+      });
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds{15}) << "ended by the timeout";
+      const std::string call = memfd ? "memfd_create" : "pidfd_open";
+      for (int rank = 0; rank < 3; ++rank) {
+        ASSERT_NE(report.of(rank), nullptr) << "rank " << rank << " met";
+        EXPECT_EQ(report.of(rank)->code, ErrorCode::kResource) << report.text();
+        EXPECT_NE(report.of(rank)->text.find(call + " failed on rank " + std::to_string(victim)), std::string::npos)
+            << report.text();
+        EXPECT_NE(report.of(rank)->text.find("seccomp"), std::string::npos) << report.text();
+      }
+    }
+  }
 }
 
 TEST(Rendezvous, TheNameIsFreeAgainForTheNextWorld) {
