@@ -21,15 +21,18 @@ std::string describe(const ModelLayout& model, const EngineSettings& settings) {
        << name_of(settings.plan.reshard) << " ring_slots " << settings.plan.ring_slots << "\n";
   text << "micro_steps " << settings.micro_steps << "\n";
   text << "gradient_clipping " << hex_float(settings.gradient_clipping) << "\n";
-  text << "optimizer " << settings.optimizer.type << "\n";
+  text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";
+  text << "max_nonfinite_steps " << settings.max_nonfinite_steps << "\n";
   text << "threads " << settings.threads << "\n";
   text << "schedule " << name_of(settings.schedule.kind) << " " << settings.schedule.warmup_steps << " "
-       << settings.schedule.total_steps << " " << hex_float(settings.schedule.floor) << "\n";
+       << settings.schedule.total_steps << " from " << hex_float(settings.schedule.warmup_start)
+       << (settings.schedule.logarithmic ? " along a logarithm" : "") << " to " << hex_float(settings.schedule.floor) << "\n";
   for (std::size_t group = 0; group < settings.groups.size(); ++group) {
     const GroupHyper& hyper = settings.groups[group];
     text << "group " << group << " lr " << hex_float(hyper.lr) << " betas " << hex_float(hyper.beta1) << " "
          << hex_float(hyper.beta2) << " eps " << hex_float(hyper.eps) << " weight_decay "
-         << hex_float(hyper.weight_decay) << " momentum " << hex_float(hyper.momentum) << "\n";
+         << hex_float(hyper.weight_decay) << " momentum " << hex_float(hyper.momentum) << " dampening "
+         << hex_float(hyper.dampening) << (hyper.nesterov ? " nesterov" : "") << "\n";
   }
   for (std::size_t param = 0; param < model.params.size(); ++param) {
     text << "parameter " << model.describe_param(static_cast<int>(param)) << "\n";
@@ -53,7 +56,12 @@ std::vector<std::string> gather_texts(const std::string& own, const Communicator
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   std::int64_t total = 0;
   for (const std::int64_t size : sizes) {
-    ZR_CHECK(size >= 0 && size <= kMost, ErrorCode::kMismatch, "a rank's description has an absurd size", {.where = "engine.agreement"});
+    ZR_CHECK(size >= 0 && size <= kMost, ErrorCode::kMismatch,
+             "a rank's description has an absurd size",
+             {.where = "engine.agreement",
+              .who = "rank " + std::to_string(&size - sizes.data()) + "/" + std::to_string(world),
+              .expected = "at most " + std::to_string(kMost) + " bytes",
+              .got = std::to_string(size)});
     total += size;
   }
   std::vector<std::uint8_t> all(static_cast<std::size_t>(total));
@@ -136,9 +144,15 @@ void require_plan_fits(const ModelLayout& model,
   for (ShardingPlan plan : all_zero_plans(settings.plan.axes)) {
     plan.policy = settings.plan.policy;
     plan.ring_slots = settings.plan.ring_slots;
-    const std::uint64_t bytes = need(plan);
-    table += (table.empty() ? "" : ", ") + plan.name + " " + format_bytes(bytes);
-    if (bytes <= limit && fits.empty()) fits = plan.name;
+    std::vector<Reshard> choices{settings.plan.reshard};
+    if (plan.gathers_parameters() && plan.reshard != settings.plan.reshard) choices.push_back(plan.reshard);
+    for (const Reshard reshard : choices) {
+      plan.reshard = reshard;
+      const std::uint64_t bytes = need(plan);
+      const std::string name = plan.name + (choices.size() > 1 ? " with reshard " + std::string(name_of(reshard)) : "");
+      table += (table.empty() ? "" : ", ") + name + " " + format_bytes(bytes);
+      if (bytes <= limit && fits.empty()) fits = name;
+    }
   }
   throw Error(ErrorCode::kOutOfMemory,
               "the plan does not fit the memory that is there",

@@ -252,8 +252,9 @@ constexpr std::array kKeys{
     bind<&Config::zero, &ZeroConfig::ring_slots>(
         {.pointer = "/zeroth/ring_slots",
          .kind = KeyKind::kInteger,
-         .text = "Slots that the repeated units share for gathered parameters and gradient buckets.",
-         .lowest = 1,
+         .text = "Slots that the repeated units share for gathered parameters and gradient buckets; two, so that "
+                 "backward can take a unit while the one after it is still in use.",
+         .lowest = 2,
          .highest = 4096}),
     bind<&Config::zero, &ZeroConfig::prefetch_units>(
         {.pointer = "/zeroth/prefetch_units",

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include <kernels/cast/cast.h>
-#include <kernels/copy/copy.h>
+#include <kernels/common/dispatch.h>
 #include <zeroth/base/text.h>
 #include <zeroth/zero/gradient_store.h>
 
@@ -68,7 +68,17 @@ Engine::Engine(std::vector<ParamSpec> params,
       optimizer_(make_optimizer(settings_.optimizer)),
       pool_(std::make_unique<ThreadPool>(settings_.threads)),
       layout_(make_model_layout(std::move(params), std::move(units), communicator_.size())) {
+  kernels::require_isa_override();
+  if (kernels::best_isa() == kernels::Isa::kScalar) {
+    log_.warn("kernels run scalar code, several times slower, with the same bits: " + kernels::describe_isa());
+  }
   settings_.plan.validate();
+  ZR_CHECK(communicator_.backend().capabilities().one_sided,
+           ErrorCode::kUsage,
+           "this transport has no memory that peers can read",
+           {.where = "engine",
+            .expected = "a backend with one-sided windows: self, inproc or shm",
+            .got = std::string(communicator_.backend().kind())});
   ZR_CHECK(settings_.micro_steps >= 1, ErrorCode::kUsage, "micro_steps must be at least 1", {.where = "engine"});
   for (const ParamSpec& param : layout_.params) {
     ZR_CHECK(param.group >= 0 && static_cast<std::size_t>(param.group) < settings_.groups.size(),
@@ -102,7 +112,7 @@ void Engine::build_stores() {
                                                device_.make_stream("reduce"),
                                                kernels,
                                                device_.ledger());
-  updater_ = std::make_unique<Updater>(layout_, settings_.plan, *optimizer_, *memory_, kernels);
+  updater_ = std::make_unique<Updater>(layout_, settings_.plan, *optimizer_, *memory_, backend, kernels);
   uses_.resize(layout_.units.size());
   for (std::size_t unit = 0; unit < uses_.size(); ++unit) {
     for (const int param : layout_.units[unit].params) {
@@ -115,26 +125,7 @@ void Engine::build_stores() {
 Engine::~Engine() { uses_.clear(); }
 
 void Engine::initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release) {
-  int differing = -1;
-  for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
-    for (const int flat : layout_.unit_flats[unit]) {
-      const FlatLayout& layout = layout_.flat(flat);
-      if (layout.length == 0) continue;
-      Arena staging = device_.make_arena(ArenaKind::kPrivate, layout.bytes(), "construction");
-      const Buffer whole = staging.allocate(layout.bytes(), {layout.unit, MemoryState::kOther}, device_.ledger());
-      construction_peak_ = std::max<std::uint64_t>(construction_peak_, layout.bytes());
-      for (const Segment& segment : layout.segments) {
-        const ConstTensorView value = values(segment.param);
-        std::memcpy(whole.data() + static_cast<std::size_t>(segment.offset) * size_of(layout.dtype), value.data, value.bytes());
-      }
-      const std::string_view text(reinterpret_cast<const char*>(whole.data()), whole.size());
-      const std::uint64_t before = digest64(text);
-      communicator_.broadcast(std::span(whole.as<std::uint8_t>(), whole.size()), 0, {.unit = layout.unit});
-      if (digest64(text) != before && differing < 0) differing = static_cast<int>(unit);
-      store_initial(flat, whole.data());
-    }
-    release(static_cast<int>(unit));
-  }
+  const int differing = take_values(values, release);
   if (differing >= 0) {
     log_.warn("initial values differed from rank 0's (first in unit " + layout_.units[static_cast<std::size_t>(differing)].name +
               "); rank 0's are used");
@@ -145,6 +136,42 @@ void Engine::initialize(const std::function<ConstTensorView(int)>& values, const
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     binder_.bind(static_cast<int>(flat), memory_->parameters(static_cast<int>(flat)));
   }
+}
+
+int Engine::take_values(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release) {
+  int differing = -1;
+  std::size_t largest = 0;
+  for (const FlatLayout& layout : layout_.flats) largest = std::max(largest, layout.bytes());
+  // One for all: pages are touched once, not once a flat.
+  const Arena staging = device_.make_arena(ArenaKind::kPrivate, largest, "construction");
+  const MemoryHold staging_hold = device_.ledger().hold({-1, MemoryState::kOther}, largest);
+  construction_peak_ = largest;
+  for (std::size_t unit = 0; unit < layout_.units.size(); ++unit) {
+    for (const int flat : layout_.unit_flats[unit]) {
+      const FlatLayout& layout = layout_.flat(flat);
+      if (layout.length == 0) continue;
+      const std::span<std::byte> whole(staging.data(), layout.bytes());
+      const std::size_t element = size_of(layout.dtype);
+      std::int64_t written = 0;
+      const auto fill_until = [&](std::int64_t end) {  // padding, over what the flat before left there
+        std::memset(whole.data() + static_cast<std::size_t>(written) * element, 0, static_cast<std::size_t>(end - written) * element);
+      };
+      for (const Segment& segment : layout.segments) {
+        const ConstTensorView value = values(segment.param);
+        fill_until(segment.offset);
+        std::memcpy(whole.data() + static_cast<std::size_t>(segment.offset) * element, value.data, value.bytes());
+        written = segment.offset + segment.numel;
+      }
+      fill_until(layout.length);
+      const std::string_view text(reinterpret_cast<const char*>(whole.data()), whole.size());
+      const std::uint64_t before = digest64(text);
+      communicator_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(whole.data()), whole.size()), 0, {.unit = layout.unit});
+      if (digest64(text) != before && differing < 0) differing = static_cast<int>(unit);
+      store_initial(flat, whole.data());
+    }
+    release(static_cast<int>(unit));
+  }
+  return differing;
 }
 
 void Engine::store_initial(int flat, const std::byte* values) {
@@ -244,12 +271,10 @@ void Engine::release_leases() {
 }
 
 StepResult Engine::step() {
-  ZR_CHECK(had_backward_,
-           ErrorCode::kUsage,
-           "step() without a backward since the last step()",
-           {.where = "engine.step",
-            .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
-            .hint = "call backward(loss) on every rank in every micro-step"});
+  // Where the others wait for this rank, they hear of it from the judge.
+  const bool judged = world() > 1 && micro_step_ + 1 == settings_.micro_steps;
+  if (!had_backward_ && !judged) throw_idle(rank());
+  idle_ = !had_backward_;
   had_backward_ = false;
   if (++micro_step_ < settings_.micro_steps) {
     gradients_->set_micro_step(micro_step_);
@@ -259,9 +284,20 @@ StepResult Engine::step() {
   return finish_step();
 }
 
+void Engine::throw_idle(int idle_rank) const {
+  throw Error(ErrorCode::kUsage,
+              "step() without a backward since the last step()",
+              {.where = "engine.step",
+               .who = "rank " + std::to_string(idle_rank) + "/" + std::to_string(world()),
+               .hint = "call backward(loss) on every rank in every micro-step; nothing was changed"});
+}
+
 StepResult Engine::finish_step() {
   if (planted("leaked_buffer")) {
-    static_cast<void>(new MemoryHold(device_.ledger().hold({-1, MemoryState::kReduced}, std::size_t{64} << 10U)));
+    constexpr std::size_t kLeaked = std::size_t{64} << 10U;
+    Arena arena = device_.make_arena(ArenaKind::kPrivate, kLeaked, "leaked");
+    auto* const leaked = new Buffer(arena.allocate(kLeaked, {-1, MemoryState::kReduced}, device_.ledger()));
+    std::memset(leaked->data(), 1, leaked->size());
   }
   for (UnitUse& use : uses_) use.kept.reset();
   parameters_->quiesce();
@@ -269,7 +305,8 @@ StepResult Engine::finish_step() {
 
   Evidence evidence{.touched = std::vector<bool>(layout_.params.size()),
                     .offender = gradients_->offender(),
-                    .failed = backward_failed_};
+                    .failed = backward_failed_,
+                    .idle = idle_};
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!gradients_->has_sums(static_cast<int>(flat))) continue;
     const FlatLayout& layout = layout_.flats[flat];
@@ -279,6 +316,11 @@ StepResult Engine::finish_step() {
     evidence.touched[param] = gradients_->touched(static_cast<int>(param));
   }
   const Verdict verdict = judge(evidence, communicator_);
+  if (verdict.idle_rank >= 0) {
+    gradients_->begin_step();
+    backward_failed_ = false;
+    throw_idle(verdict.idle_rank);
+  }
 
   const double average = 1.0 / (static_cast<double>(world()) * settings_.micro_steps);
   const double lr_factor = settings_.schedule.factor(committed_steps_);
@@ -305,7 +347,6 @@ StepResult Engine::finish_step() {
     if (settings_.gradient_clipping > 0) {
       result.clip_coefficient = std::min(1.0, settings_.gradient_clipping / (result.grad_norm + 1e-6));
     }
-    if (settings_.plan.gathers_gradients()) gather_gradients();
     updater_->update(verdict.touched, average * result.clip_coefficient, settings_.groups, lr_factor);
     parameters_->publish();
     result.committed = true;
@@ -323,25 +364,6 @@ StepResult Engine::finish_step() {
             .got = result.reason,
             .hint = "lower the learning rate, clip gradients, or look at the named parameter's inputs"});
   return result;
-}
-
-void Engine::gather_gradients() {
-  for (std::size_t index = 0; index < layout_.flats.size(); ++index) {
-    const int flat = static_cast<int>(index);
-    const FlatLayout& layout = layout_.flats[index];
-    if (!layout.trainable || layout.length == 0) continue;
-    const std::size_t element = size_of(layout.accumulation());
-    std::byte* bucket = memory_->bucket(flat);
-    for (int peer = 0; peer < world(); ++peer) {
-      const Range shard = layout.shard(peer);
-      const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
-      kernels::copy_stream(bucket + static_cast<std::size_t>(shard.begin) * element,
-                           memory_->peer_reduced(flat, peer),
-                           static_cast<std::int64_t>(bytes),
-                           kernels::best_isa());
-      if (peer != rank()) communicator_.backend().count_one_sided(CollectiveKind::kAllGather, bytes);
-    }
-  }
 }
 
 void Engine::set_group(int group, const GroupHyper& hyper) { settings_.groups.at(static_cast<std::size_t>(group)) = hyper; }
@@ -364,6 +386,7 @@ MemoryReport Engine::memory_report() const {
           .live_slots_peak = counters.live_slots_peak,
           .overflow_slots = counters.overflow_slots,
           .spills = gradients_->spills(),
+          .resident = memory_->resident_bytes(),
           .transport = communicator_.backend().memory_bytes(),
           .pss = pss_bytes()};
 }

@@ -18,6 +18,7 @@ struct Evidence {
   std::vector<bool> touched{};      ///< one a parameter: a gradient arrived on this rank
   Offender offender{};
   bool failed = false;              ///< a backward threw on this rank
+  bool idle = false;                ///< no backward ran on this rank since its last step()
 };
 
 /// What all ranks agree on.
@@ -27,6 +28,7 @@ struct Verdict {
   Offender offender{};
   int offender_rank = -1;
   int failed_rank = -1;
+  int idle_rank = -1;
 };
 
 /// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), four words a rank.

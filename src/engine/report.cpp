@@ -1,5 +1,6 @@
 #include <zeroth/engine/engine.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -28,6 +29,9 @@ std::string to_text(const MemoryReport& report) {
     row(name_of(kind), report.planned[kind], report.measured_peak[kind]);
   }
   row("sum", report.planned.total(), report.measured_peak.total());
+  const std::uint64_t planned = report.planned.total();
+  text += "  resident " + format_bytes(report.resident) + ", reserved and never used " +
+          format_bytes(planned - std::min(planned, report.resident)) + "\n";
   text += "  gathered at once " + format_bytes(report.live_gathered_peak) + ", ring slots at once " +
           std::to_string(report.live_slots_peak) + ", overflow slots " + std::to_string(report.overflow_slots) +
           ", spills " + std::to_string(report.spills) + ", construction " + format_bytes(report.construction_peak) +

@@ -5,12 +5,15 @@
 #include <utility>
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/log.h>
 
 namespace zeroth {
 
 struct World::Connection {
   std::unique_ptr<CommBackend> base;
   int groups = 0;
+  Milliseconds timeout{};
+  Milliseconds frozen_after{};
 };
 
 World::World() : connection_(std::make_shared<Connection>()) {}
@@ -125,6 +128,12 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
   if (!connection_->base) {
     connection_->base =
         make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = options});
+    connection_->timeout = options.timeout;
+    connection_->frozen_after = options.frozen_after;
+  } else if (connection_->timeout != options.timeout || connection_->frozen_after != options.frozen_after) {
+    Logger(rank_, size_).warn("the timeouts of this process's first engine hold for this one too: " +
+                              std::to_string(connection_->timeout.count()) + " ms, frozen after " +
+                              std::to_string(connection_->frozen_after.count()) + " ms");
   }
   const std::string name = "engine" + std::to_string(connection_->groups++);
   return std::make_shared<CountingBackend>(connection_->base->split(0, rank_, name), std::move(table));

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 
 namespace zeroth {
 
@@ -16,6 +17,7 @@ std::string ModelLayout::describe_param(int param) const {
   }
   text += spec.trainable ? "] trainable" : "] frozen";
   text += " group " + std::to_string(spec.group);
+  if (spec.grad_factor != 1.0) text += " grad_factor " + hex_float(spec.grad_factor);
   text += " unit " + units[static_cast<std::size_t>(places[static_cast<std::size_t>(param)].unit)].name;
   return text;
 }

@@ -51,11 +51,12 @@ struct MemoryReport {
   MemorySnapshot planned{};
   MemorySnapshot measured_peak{};    ///< live tagged bytes at the moment of the highest total
   MemorySnapshot live{};
-  std::uint64_t construction_peak = 0;  ///< bytes of the largest temporary buffer while values were brought in
+  std::uint64_t construction_peak = 0;  ///< bytes of the temporary buffer while values were brought in: the largest flat
   std::uint64_t live_gathered_peak = 0;  ///< bytes of gathered parameters in use at once
   int live_slots_peak = 0;           ///< ring slots in use at once
   std::uint64_t overflow_slots = 0;
   std::uint64_t spills = 0;
+  std::uint64_t resident = 0;        ///< of the engine's own two mappings (Rss, from smaps): what is planned and was touched
   std::uint64_t transport = 0;       ///< control blocks and staging of this engine's group; in no plan
   std::uint64_t pss = 0;             ///< this process, from smaps_rollup
 };
@@ -98,8 +99,9 @@ class Engine {
   /// A forward or backward threw: gives back what it held. A broken backward makes the step be skipped on all ranks.
   void abandon(bool in_backward);
 
-  /// Boundary of a micro-step; on the last one judges and updates. Blocks for all ranks then. Throws kUsage without a backward,
-  /// kNonFinite after max_nonfinite_steps skipped steps in a row, and whatever the transport reports.
+  /// Boundary of a micro-step; on the last one judges and updates. Blocks for all ranks then. Throws kUsage without a backward since
+  /// the last step(): on the last micro-step on every rank, naming the first rank that had none, and all gradients of the step are
+  /// dropped; else on this rank at once, and nothing has changed. Throws kNonFinite after max_nonfinite_steps skipped steps in a row, and whatever the transport reports.
   StepResult step();
 
   /// Changes a group's hyper-parameters from the next update on. Must be done alike on all ranks.
@@ -131,7 +133,9 @@ class Engine {
   void store_initial(int flat, const std::byte* values);
   void release_leases();
   StepResult finish_step();
-  void gather_gradients();
+  [[noreturn]] void throw_idle(int idle_rank) const;
+  /// Rank 0's values into the stores, flat by flat; the first unit whose values differed here, or -1.
+  int take_values(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
 
   EngineSettings settings_;
   Device& device_;
@@ -150,6 +154,7 @@ class Engine {
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
   bool had_backward_ = false;
+  bool idle_ = false;  ///< the step that is being judged had none
   bool backward_failed_ = false;
   int nonfinite_in_a_row_ = 0;
   std::int64_t committed_steps_ = 0;

@@ -192,7 +192,7 @@ std::vector<KeyCase> cases() {
       {"/zeroth/ring_slots",
        "{}",
        {{"3", [](auto& c) { return c.zero.ring_slots == 3; }}},
-       kNotInteger + std::vector<std::string>{"0", "4097"}},
+       kNotInteger + std::vector<std::string>{"0", "1", "4097"}},
       {"/zeroth/prefetch_units",
        "{}",
        {{"0", [](auto& c) { return c.zero.prefetch_units == 0; }},
