@@ -135,6 +135,13 @@ void SafetensorsWriter::write(std::span<const std::byte> data) {
   written_ += data.size();
 }
 
+void SafetensorsWriter::flush() {
+  constexpr std::uint64_t kWorthIt = std::uint64_t{64} << 20U;
+  if (written_ - flushed_ < kWorthIt) return;
+  if (::fdatasync(fd_) != 0) fail("syncing failed", temporary_);
+  flushed_ = written_;
+}
+
 void SafetensorsWriter::commit() {
   ZR_CHECK(fd_ >= 0, ErrorCode::kUsage, "the file has been committed", {.where = "engine.safetensors", .which = path_});
   ZR_CHECK(written_ == expected_,

@@ -85,6 +85,13 @@ DType dtype_of(const at::Tensor& tensor, const std::string& name) {
                .got = c10::toString(tensor.scalar_type())});
 }
 
+/// The longest common prefix that ends with a dot, or "".
+std::string common_path(const std::string& one, const std::string& other) {
+  const auto differ = std::ranges::mismatch(one, other);
+  const std::string shared(one.begin(), differ.in1);
+  return shared.substr(0, shared.rfind('.') + 1);
+}
+
 ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>& groups) {
   ScannedModel scanned;
   scanned.units.push_back({.name = "root"});
@@ -114,6 +121,7 @@ ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>&
 
   std::unordered_map<at::TensorImpl*, std::size_t> known;
   std::vector<int> unit_of_param;
+  std::vector<std::string> path_of_param;  // what all its names begin with, up to a dot
   for (const auto& item : model.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
     const std::string name = plain_name(item.key());
@@ -123,7 +131,12 @@ ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>&
     if (!fresh) {
       ParamSpec& spec = scanned.params[found->second];
       if (name != spec.name && std::ranges::find(spec.aliases, name) == spec.aliases.end()) spec.aliases.push_back(name);
-      if (unit_of_param[found->second] != unit) unit_of_param[found->second] = 0;
+      if (unit_of_param[found->second] != unit) {
+        // The lowest unit around all its uses.
+        std::string& path = path_of_param[found->second];
+        path = common_path(path, item.key());
+        unit_of_param[found->second] = unit_of(path);
+      }
       continue;
     }
     check_trainable_kind(tensor, name);
@@ -134,6 +147,7 @@ ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>&
                               .group = group_of(groups, name, tensor)});
     scanned.tensors.push_back(tensor);
     unit_of_param.push_back(unit);
+    path_of_param.push_back(item.key());
   }
   for (std::size_t param = 0; param < unit_of_param.size(); ++param) {
     scanned.units[static_cast<std::size_t>(unit_of_param[param])].params.push_back(static_cast<int>(param));

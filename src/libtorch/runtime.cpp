@@ -261,12 +261,15 @@ void Runtime::backward(const at::Tensor& loss) {
             .expected = "a tensor that requires grad",
             .got = loss.defined() ? "requires_grad is false" : "an undefined tensor",
             .hint = "compute it from the model's output, outside NoGradGuard, and do not detach() it"});
+  const std::uint64_t seen = backward_seq_;
   try {
     loss.backward();
   } catch (...) {
     settle();
     throw;
   }
+  // A loss that none of the engine's parameters was part of: this rank contributes nothing.
+  if (backward_seq_ == seen) core_->end_backward();
 }
 
 StepResult Runtime::step() {

@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -35,7 +36,11 @@ std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
   return {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()};
 }
 
-void write_file(const std::string& path, zeroth::Engine& engine, const ScannedModel& model) {
+/// `pulse` tells the waiting ranks that this one is at work; called after each flat.
+void write_file(const std::string& path,
+                zeroth::Engine& engine,
+                const ScannedModel& model,
+                const std::function<void()>& pulse) {
   const at::NoGradGuard no_grad;
   const ModelLayout& layout = engine.layout();
   std::vector<SafetensorsEntry> entries;
@@ -69,6 +74,8 @@ void write_file(const std::string& path, zeroth::Engine& engine, const ScannedMo
                                              like.options().requires_grad(false));
       writer.write(bytes_of(value.contiguous()));
     }
+    writer.flush();
+    pulse();
   }
   for (const auto& [name, buffer] : model.buffers) writer.write(bytes_of(buffer.contiguous()));
   writer.commit();
@@ -77,20 +84,30 @@ void write_file(const std::string& path, zeroth::Engine& engine, const ScannedMo
 }  // namespace
 
 void export_safetensors(const std::string& path, zeroth::Engine& engine, const ScannedModel& model) {
+  // [Note: Export] One word from rank 0 after each flat, so that a long export is no silence; then how it ended: kWritten, or the
+  // length of the error's text.
+  constexpr std::int64_t kAtWork = -1;
+  constexpr std::int64_t kWritten = 0;
+  const Communicator& communicator = engine.communicator();
+  const auto tell = [&communicator](std::int64_t word) {
+    communicator.broadcast(std::span(&word, 1), 0);
+    return word;
+  };
   std::optional<Error> error;
   if (engine.rank() == 0) {
     try {
-      write_file(path, engine, model);
+      write_file(path, engine, model, [&tell] { tell(kAtWork); });
     } catch (const Error& caught) {
       error = caught;
     } catch (const std::exception& caught) {
       error = Error(ErrorCode::kIo, caught.what(), {.where = "libtorch.export", .which = path});
     }
   }
-  const Communicator& communicator = engine.communicator();
-  std::int64_t length = error ? static_cast<std::int64_t>(std::string(error->what()).size()) + 1 : 0;
-  communicator.broadcast(std::span(&length, 1), 0);
-  if (length == 0) return;
+  std::int64_t length = error ? static_cast<std::int64_t>(std::string(error->what()).size()) + 1 : kWritten;
+  do {
+    length = tell(engine.rank() == 0 ? length : kAtWork);
+  } while (length == kAtWork);
+  if (length == kWritten) return;
   std::vector<std::uint8_t> text(static_cast<std::size_t>(length), 0);
   if (error) std::copy_n(error->what(), static_cast<std::size_t>(length) - 1, text.begin());
   communicator.broadcast(std::span(text), 0);

@@ -37,6 +37,8 @@ class SafetensorsWriter {
 
   /// Appends data, in the order of the entries; pieces may be of any size. Throws kIo (disk full and the like).
   void write(std::span<const std::byte> data);
+  /// Brings what has been written to the disk, so that commit() has little left to wait for. Blocks; throws kIo.
+  void flush();
   /// Throws kIo, or kUsage if not all data has been written or it was called before.
   void commit();
 
@@ -47,6 +49,7 @@ class SafetensorsWriter {
   int fd_ = -1;
   std::uint64_t expected_ = 0;
   std::uint64_t written_ = 0;
+  std::uint64_t flushed_ = 0;
 };
 
 }  // namespace zeroth
