@@ -31,8 +31,8 @@ using zeroth::ErrorContext;
 using Clock = std::chrono::steady_clock;
 using GptEngine = zeroth::libtorch::Engine<GptImpl>;
 
-// Where the process is measured from outside: once, for it takes milliseconds.
-constexpr std::int64_t kMeasuredStep = 2;
+// Steps, from 1, in which the process is measured from outside: a few, for it takes milliseconds.
+constexpr std::int64_t kMeasuredSteps = 3;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -147,6 +147,7 @@ class Trainer {
  private:
   void introduce();
   void check_agreement(const std::string& what, std::uint64_t value);
+  void sample_memory(std::int64_t step);
   void train_steps();
   void add_traffic(const zeroth::libtorch::WireReport& before);
   StepRecord train_step(std::int64_t step);
@@ -190,7 +191,17 @@ void Trainer::check_agreement(const std::string& what, std::uint64_t value) {
   ZR_CHECK(engine_.average(differs ? 1.0 : 0.0) == 0.0,
            ErrorCode::kMismatch,
            "the ranks differ in " + what,
-           ErrorContext{.where = "zeroth-gpt", .got = "on this rank " + std::to_string(value)});
+           ErrorContext{.where = "zeroth-gpt",
+                        .who = "rank " + std::to_string(world_.rank()) + "/" + std::to_string(world_.size()),
+                        .which = what,
+                        .expected = "one value on all ranks",
+                        .got = "on this rank " + std::to_string(value) + (differs ? "" : ", which may be the others' too"),
+                        .hint = "give every rank the same arguments and the same files"});
+}
+
+void Trainer::sample_memory(std::int64_t step) {
+  // All that stays is there from step 1 on; smaps is too slow to be read in every step.
+  if (step <= kMeasuredSteps) pss_peak_ = std::max(pss_peak_, zeroth::pss_bytes());
 }
 
 StepRecord Trainer::train_step(std::int64_t step) {
@@ -204,12 +215,11 @@ StepRecord Trainer::train_step(std::int64_t step) {
         train_windows(corpus_.train().size(), seq, static_cast<std::size_t>(settings_.batch.micro), key);
     const Batch batch = make_batch(corpus_.train(), starts, options_.seq);
     const torch::Tensor loss = engine_.forward(batch.x_BT, batch.y_BT);
-    if (step == kMeasuredStep) {  // activations are at their peak now, and the optimizer's state is there
-                                  // since step 1
-      pss_peak_ = std::max(pss_peak_, zeroth::pss_bytes());
-    }
+    sample_memory(step);  // activations are at their peak
     engine_.backward(loss);
+    sample_memory(step);  // gradients are
     result = engine_.step();
+    sample_memory(step);
     loss_sum += loss.item<double>();
   }
   StepRecord record;
