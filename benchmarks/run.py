@@ -112,7 +112,14 @@ RUNS = [
         minutes=2,
         wrap="comm/collectives",
     ),
+    Run(name="step-phase", command="{build}/benchmarks/step_phase_bench", quick="--params 8388608 --rounds 2", minutes=2),
     Run(name="adamw", command="{build}/benchmarks/adamw_bench", quick="--params 8388608 --rounds 2", minutes=1),
+    Run(
+        name="adamw-torch",
+        command="{python} {root}/benchmarks/kernels/adamw_torch.py --bench {build}/benchmarks/adamw_bench",
+        quick="--params 8388608 --turns 1 --steps 2",
+        minutes=1.5,
+    ),
     Run(name="memory-copies", command="{build}/benchmarks/memory_bench", quick="--seconds 0.02", minutes=1),
 ]
 

@@ -244,13 +244,13 @@ void add_rows(Record& record,
                 .summary = summarise(cpu),
                 .better = Better::kLower});
     if (ratio.empty()) continue;
-    // The bar is for data in place; staging moves every byte twice.
-    const bool in_place = name.find("staged") == std::string::npos;
+    // The bar is for data in place, with a core for each rank; staging moves every byte twice.
+    const bool has_bar = name.find("staged") == std::string::npos && settings.ranks == 2;
     record.add({.name = row + " / roof",
                 .unit = "x",
                 .summary = summarise(ratio),
                 .better = Better::kLower,
-                .bar = in_place ? std::optional<double>(1.6) : std::nullopt});
+                .bar = has_bar ? std::optional<double>(1.6) : std::nullopt});
     record.add({.name = row + " / roof, least",
                 .unit = "x",
                 .summary = summarise({least(ratio)}),

@@ -8,6 +8,7 @@
 //
 // Run: adamw_bench [--params N] [--rounds N] [--threads T ...] [--isa scalar|avx2|avx512] [--json FILE]
 #include "kernels/bench_support.h"
+#include "kernels/stream.h"
 #include "support/record.h"
 
 #include <kernels/adamw/adamw.h>
@@ -25,41 +26,6 @@ using namespace zeroth::benchmarks;  // NOLINT(google-build-using-namespace)
 using kernels::Isa;
 
 constexpr std::int64_t kPiece = std::int64_t{1} << 20;
-
-struct Arrays {
-  float* param;
-  float* exp_avg;
-  float* exp_avg_sq;
-  float* grad;
-  BFloat16* copy_out;
-  float zero = 0.0F;
-};
-
-// The roof, compiled for each instruction set by the attribute. It adds g * 0, with a zero that the compiler
-// does not know, so that the values stay what they are.
-[[gnu::always_inline]] inline void stream_body(const Arrays& a, std::int64_t begin, std::int64_t end) {
-  const float zero = a.zero;
-  float* __restrict__ p = a.param;
-  float* __restrict__ m = a.exp_avg;
-  float* __restrict__ v = a.exp_avg_sq;
-  const float* __restrict__ g = a.grad;
-  for (std::int64_t i = begin; i < end; ++i) {
-    p[i] += g[i] * zero;
-    m[i] += g[i] * zero;
-    v[i] += g[i] * zero;
-  }
-}
-void stream_scalar(const Arrays& a, std::int64_t begin, std::int64_t end) {
-  stream_body(a, begin, end);
-}
-[[gnu::target("avx2")]] void stream_avx2(const Arrays& a, std::int64_t begin, std::int64_t end) {
-  stream_body(a, begin, end);
-}
-[[gnu::target("avx512f,avx512vl,prefer-vector-width=512")]] void stream_avx512(const Arrays& a,
-                                                                               std::int64_t begin,
-                                                                               std::int64_t end) {
-  stream_body(a, begin, end);
-}
 
 using RangeFunction = std::function<void(std::int64_t, std::int64_t)>;
 
@@ -114,35 +80,35 @@ void measure(const Options& options, Isa isa, Record& record) {
   Arena states(4 * bytes, Pages::kHuge);
   Arena copies(bytes / 2, Pages::kShared);
   const volatile float hidden_zero = 0.0F;
-  const Arrays a{states.as<float>(),
-                 states.as<float>(bytes),
-                 states.as<float>(2 * bytes),
-                 states.as<float>(3 * bytes),
-                 copies.as<BFloat16>(),
-                 hidden_zero};
+  const StreamArrays a{states.as<float>(),
+                       states.as<float>(bytes),
+                       states.as<float>(2 * bytes),
+                       states.as<float>(3 * bytes),
+                       hidden_zero};
+  auto* const copy_out = copies.as<BFloat16>();
   for (std::int64_t i = 0; i < n; ++i) {
     a.param[i] = 0.01F * static_cast<float>(i % 97);
     a.grad[i] = 1e-3F * static_cast<float>(i % 31 - 15);
     a.exp_avg[i] = 1e-3F;
     a.exp_avg_sq[i] = 1e-4F;
-    a.copy_out[i] = BFloat16{};
+    copy_out[i] = BFloat16{};
   }
   const auto coefficients = kernels::adamw_coefficients({.lr = 1e-5, .weight_decay = 0.1, .step = 10});
-  const auto adamw = [&](BFloat16* copy_out) -> RangeFunction {
+  const auto adamw = [&](BFloat16* copy) -> RangeFunction {
     return [=](std::int64_t begin, std::int64_t end) {
       kernels::adamw_step({.param = a.param + begin,
                            .exp_avg = a.exp_avg + begin,
                            .exp_avg_sq = a.exp_avg_sq + begin,
                            .grad = a.grad + begin,
-                           .copy_out = copy_out == nullptr ? nullptr : copy_out + begin,
+                           .copy_out = copy == nullptr ? nullptr : copy + begin,
                            .n = end - begin,
                            .coefficients = coefficients},
                           isa);
     };
   };
-  const auto stream = kernels::detail::select(isa, stream_scalar, stream_avx2, stream_avx512);
+  const auto stream = stream_kernel(isa);
   const std::vector<RangeFunction> kernels{
-      adamw(nullptr), adamw(a.copy_out), [=](std::int64_t begin, std::int64_t end) {
+      adamw(nullptr), adamw(copy_out), [=](std::int64_t begin, std::int64_t end) {
         stream(a, begin, end);
       }};
   const std::string names[] = {"adamw", "adamw + bf16 copy-out"};

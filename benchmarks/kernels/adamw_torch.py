@@ -1,7 +1,7 @@
 """AdamW of adamw_bench beside torch's fused AdamW: one flat fp32 tensor, 1 and 2 threads.
 
 Page placement decides between two speeds of one process (by up to 1.5x with 2 threads), so processes of both kinds take turns and every
-turn starts afresh; the table shows the median and the fastest turn.
+turn starts afresh.
 
 Run: python benchmarks/kernels/adamw_torch.py --bench BUILD/benchmarks/adamw_bench [--params N] [--turns N] [--threads 1 2] [--json FILE]
 """
@@ -15,6 +15,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+from record import Record  # noqa: E402
 
 TORCH_TURN = """
 import sys, time, torch
@@ -57,37 +60,25 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5, help="processes of each kind")
     parser.add_argument("--steps", type=int, default=10, help="steps of a torch process, blocks of an adamw_bench process")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--json", type=Path, help="file for the numbers")
+    parser.add_argument("--json", help="file for the result")
     arguments = parser.parse_args()
 
-    results = []
+    record = Record(benchmark="kernels/adamw_torch", settings={"params": arguments.params, "steps": arguments.steps})
     for threads in arguments.threads:
         suffix = f", {threads} thread" + ("s" if threads > 1 else "")
         medians: dict[str, list[float]] = {"zeroth": [], "stream": [], "torch": []}
-        fastest: dict[str, list[float]] = {"zeroth": [], "stream": [], "torch": []}
-        version = ""
         for _ in range(arguments.turns):
             rows = zeroth_turn(arguments.bench, arguments.params, threads, arguments.steps)
             for key, name in (("zeroth", "adamw"), ("stream", "stream")):
                 medians[key].append(rows[name + suffix])
-                fastest[key].append(rows["fastest " + name + suffix])
-            version, times = torch_turn(arguments.params, threads, arguments.steps)
+            record.versions["torch"], times = torch_turn(arguments.params, threads, arguments.steps)
             medians["torch"].append(statistics.median(times))
-            fastest["torch"].append(min(times))
-        for key in medians:
-            results.append(
-                {
-                    "name": key,
-                    "threads": threads,
-                    "median_ms": statistics.median(medians[key]),
-                    "fastest_ms": min(fastest[key]),
-                }
-            )
-        print(f"{arguments.params} parameters{suffix}, torch {version}, {arguments.turns} processes each:")
-        for row in results[-3:]:
-            print(f"  {row['name']:8s} median {row['median_ms']:7.2f} ms   fastest {row['fastest_ms']:7.2f} ms")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n")
+        for key, values in medians.items():
+            record.add(key + suffix, "ms", values, better="none" if key == "stream" else "lower")
+        over_torch = [ours / theirs for ours, theirs in zip(medians["zeroth"], medians["torch"], strict=True)]
+        record.add(f"zeroth / torch fused{suffix}", "ratio", over_torch, better="lower", bar=1.0)
+    record.notes.append("a sample is the median of one process; processes of both kinds take turns")
+    record.write(arguments.json)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def run(stage: int, ranks: int, arguments: argparse.Namespace, folder: pathlib.P
         if process.returncode != 0:
             output.seek(0)
             sys.exit(f"stage {stage}, {ranks} ranks: the trainer failed\n{output.read()}")
-    final = json.loads(records.read_text(encoding="utf-8").splitlines()[-1])
+    final: dict[str, Any] = json.loads(records.read_text(encoding="utf-8").splitlines()[-1])
     return final | {"pss_seen": peak}
 
 
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def wire(final: dict[str, Any]) -> float:
-    return sum(final["wire_bytes"].values()) / max(1, final["steps"])
+    return float(sum(final["wire_bytes"].values()) / max(1, final["steps"]))
 
 
 def print_states(ranks: int, states: list[str], finals: dict[int, dict[str, Any]]) -> None:

@@ -1,0 +1,129 @@
+// The whole step phase of one rank, Engine::step(): exact norm, judge, AdamW, publication. Against the streaming kernel of AdamW's own
+// traffic in the same process, in paired blocks. What it takes longer is given in bytes a parameter at the speed of that kernel: the
+// norm reads the gradients once (4 B), the 16-bit copy is written once (2 B).
+//
+// Run: step_phase_bench [--params N] [--units N] [--rounds N] [--threads T ...] [--json FILE]
+#include "kernels/bench_support.h"
+#include "kernels/stream.h"
+#include "support/record.h"
+
+#include <zeroth/comm/factory.h>
+#include <zeroth/engine/engine.h>
+
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+
+namespace {
+
+using namespace zeroth;              // NOLINT(google-build-using-namespace)
+using namespace zeroth::benchmarks;  // NOLINT(google-build-using-namespace)
+
+struct Options {
+  std::int64_t params = 50'331'648;
+  int units = 16;
+  int rounds = 15;
+  std::vector<int> threads{1, 2};
+  std::string json;
+};
+
+class NoBinder final : public ParameterBinder {
+ public:
+  void bind(int /*flat*/, std::byte* /*data*/) override {}
+};
+
+/// One rank, `units` parameters of equal size, whose gradients are made here.
+class FlatTraining {
+ public:
+  FlatTraining(const Options& options, DType dtype, int zero_stage, int threads)
+      : device_(make_cpu_device()), size_(options.params / options.units), shape_{size_} {
+    std::vector<ParamSpec> params;
+    std::vector<UnitSpec> units;
+    for (int unit = 0; unit < options.units; ++unit) {
+      params.push_back({.name = "weight" + std::to_string(unit), .shape = {size_}, .dtype = dtype});
+      units.push_back({.name = "unit" + std::to_string(unit), .params = {unit}, .repeated = true});
+    }
+    EngineSettings settings;
+    settings.plan = zero_plan(zero_stage, {"dp"});
+    settings.groups = {GroupHyper{.lr = 1e-5, .weight_decay = 0.1}};
+    settings.threads = threads;
+    engine_ = std::make_unique<Engine>(
+        std::move(params), std::move(units), settings, *device_, make_backend("self", {.rank = 0, .size = 1}), binder_, Logger());
+    const std::vector<std::byte> zeros(static_cast<std::size_t>(size_) * size_of(dtype));
+    engine_->initialize([&](int) { return ConstTensorView{zeros.data(), shape_, dtype}; }, [](int) {});
+    gradient_.resize(static_cast<std::size_t>(size_));
+    for (std::size_t i = 0; i < gradient_.size(); ++i) gradient_[i] = 1e-3F * static_cast<float>(i % 31) - 0.015F;
+  }
+
+  /// Milliseconds of step() after a backward.
+  double time_step() {
+    for (int param = static_cast<int>(engine_->layout().params.size()); param-- > 0;) {
+      engine_->grad_ready(param, {reinterpret_cast<const std::byte*>(gradient_.data()), shape_, DType::kFloat32});
+    }
+    engine_->end_backward();
+    const auto start = std::chrono::steady_clock::now();
+    const StepResult result = engine_->step();
+    const auto stop = std::chrono::steady_clock::now();
+    ZR_CHECK(result.committed, ErrorCode::kInternal, "a step was skipped: " + result.reason);
+    return std::chrono::duration<double, std::milli>(stop - start).count();
+  }
+
+ private:
+  std::unique_ptr<Device> device_;
+  std::int64_t size_;
+  std::vector<std::int64_t> shape_;
+  NoBinder binder_;
+  std::unique_ptr<Engine> engine_;
+  std::vector<float> gradient_;
+};
+
+void measure(const Options& options, Record& record) {
+  const auto bytes = static_cast<std::size_t>(options.params) * sizeof(float);
+  benchmarks::Arena arrays(4 * bytes, Pages::kHuge);
+  const volatile float hidden_zero = 0.0F;
+  const StreamArrays a{
+      arrays.as<float>(), arrays.as<float>(bytes), arrays.as<float>(2 * bytes), arrays.as<float>(3 * bytes), hidden_zero};
+  std::fill_n(arrays.as<float>(), 4 * options.params, 0.5F);
+  StreamKernel* const stream = stream_kernel(kernels::best_isa());
+  for (const int num_threads : options.threads) {
+    Team team(num_threads);
+    const std::int64_t share = options.params / team.size();
+    const auto time_stream = [&] {
+      return team.time([&](int rank) { stream(a, rank * share, (rank + 1) * share); });
+    };
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+      for (const int zero_stage : {0, 3}) {
+        FlatTraining training(options, dtype, zero_stage, num_threads);
+        const Paired paired = run_paired(options.rounds, [&] { return training.time_step(); }, time_stream);
+        std::vector<double> above;
+        for (const double ratio : paired.ratio) above.push_back(kStreamBytes * (ratio - 1));
+        const std::string name = "step phase, stage " + std::to_string(zero_stage) + ", " + std::string(name_of(dtype)) + ", " +
+                                 std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
+        record.add({name, "ms", summarise(paired.a), Better::kLower, {}});
+        record.add({name + ", stream beside it", "ms", summarise(paired.b), Better::kNone, {}});
+        record.add({name + ", above the stream", "B/parameter", summarise(above), Better::kLower, dtype == DType::kFloat32 ? 4.0 : 6.0});
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app{"The step phase against a streaming kernel of AdamW's traffic"};
+  app.add_option("--params", options.params, "elements")->check(CLI::Range(std::int64_t{1} << 20, std::int64_t{1} << 34));
+  app.add_option("--units", options.units, "units of equal size")->check(CLI::Range(1, 1000));
+  app.add_option("--rounds", options.rounds, "A B B A blocks")->check(CLI::Range(1, 1000));
+  app.add_option("--threads", options.threads, "numbers of threads");
+  app.add_option("--json", options.json, "file for the result");
+  CLI11_PARSE(app, argc, argv);
+  Record record("step/phase", argc, argv);
+  record.setting("params", options.params);
+  record.setting("units", options.units);
+  record.note("above the stream: 28 B x (step phase / stream - 1); the stream moves 28 B a parameter; one rank, no clipping");
+  measure(options, record);
+  std::printf("%s", record.table().c_str());
+  record.write(options.json);
+  return 0;
+}
