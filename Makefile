@@ -13,7 +13,7 @@ SOURCES = $$(git ls-files '*.h' '*.cpp' '*.cu')
 
 help:
 	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes)"
-	@echo "make test        prepare the machine, build, run every test (also under sanitizers)"
+	@echo "make test        prepare the machine, build, run every test (the core also under sanitizers)"
 	@echo "make test-quick  the unit tests of the core, without torch"
 	@echo "make bench       the benchmarks; about 50 minutes; results in build/release/benchmarks/results"
 	@echo "make format      clang-format on all sources"
@@ -35,7 +35,7 @@ test: setup build/release/build.ninja build/asan/build.ninja build/tsan/build.ni
 	$(call BUILD,release)
 	$(call BUILD,asan)
 	$(call BUILD,tsan)
-	tools/run-tests build/release build/asan:unit build/tsan:unit
+	tools/run-tests build/release build/asan:unit,conformance,parity build/tsan:unit,conformance,parity
 
 test-quick: export ZEROTH_SETUP_CORE := 1
 test-quick: setup build/core/build.ninja
