@@ -1,0 +1,78 @@
+#include "comm/peers.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <string>
+
+namespace zeroth::detail {
+namespace {
+
+/// Two ranks of a job, without transport: this one is rank 0.
+struct Job {
+  std::array<JobControl, 2> controls{};
+  std::array<GroupControl, 2> groups{};
+  std::array<GroupControl*, 2> group_pointers{&groups[0], &groups[1]};
+  std::array<int, 2> world_ranks{0, 1};
+  Peers peers{{.rank = 0,
+               .controls = {&controls[0], &controls[1]},
+               .keep = {},
+               .liveness = nullptr,
+               .timeout = Milliseconds{10'000},
+               .spin = {}}};
+
+  [[nodiscard]] GroupView view() const {
+    return {.where = "comm.test",
+            .group = "world",
+            .rank = 0,
+            .world_ranks = world_ranks,
+            .controls = group_pointers};
+  }
+  [[nodiscard]] Error wait_for_nothing() {
+    try {
+      peers.wait(
+          view(), [] { return false; }, [] { return WaitContext{.what = "nothing"}; });
+    } catch (const Error& error) {
+      return error;
+    }
+    return {ErrorCode::kInternal, "no error"};
+  }
+};
+
+TEST(Peers, AnAbortNamesItsRankAndText) {
+  const auto job = std::make_unique<Job>();
+  std::strncpy(job->controls[1].abort_text, "[CONFIG] no such key", kAbortTextBytes - 1);
+  job->controls[0].first_abort.store(2);
+  const Error error = job->wait_for_nothing();
+  EXPECT_EQ(error.code(), ErrorCode::kAborted);
+  EXPECT_EQ(error.message(), "rank 1 stopped the job: [CONFIG] no such key");
+}
+
+TEST(Peers, AnAbortByARankThatDoesNotExistIsAnErrorAndNoWildRead) {
+  for (const std::uint32_t word : {3U, 77U, 0x80000000U, 0xffffffffU}) {
+    const auto job = std::make_unique<Job>();
+    job->controls[0].first_abort.store(word);
+    const Error error = job->wait_for_nothing();
+    EXPECT_EQ(error.code(), ErrorCode::kAborted);
+    const std::string text = error.what();
+    for (const std::string& part : {std::string("damaged"),
+                                    std::string("a rank below 2"),
+                                    "got: " + std::to_string(word - 1),
+                                    std::string("rank 0/2")}) {
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+    }
+  }
+}
+
+TEST(Peers, ATextWithoutAnEndIsCutAtItsField) {
+  const auto job = std::make_unique<Job>();
+  std::memset(job->controls[1].abort_text, 'x', kAbortTextBytes);
+  job->controls[0].first_abort.store(2);
+  EXPECT_EQ(job->wait_for_nothing().message(),
+            "rank 1 stopped the job: " + std::string(kAbortTextBytes, 'x'));
+}
+
+}  // namespace
+}  // namespace zeroth::detail
