@@ -1,0 +1,264 @@
+// The CUDA kernel of AdamW on a device: every bit is that of the CPU kernel.
+#include "unit/kernels/kernel_test_support.h"
+
+#include <kernels/adamw/adamw.h>
+#include <kernels/adamw/adamw_cuda.h>
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace zeroth::kernels {
+namespace {
+
+using namespace testing;  // NOLINT(google-build-using-namespace)
+
+using AdamWOnDevice = decltype(&zeroth_cuda_adamw);
+
+/// The module is loaded as a program would load it; it stays until the end.
+AdamWOnDevice load_kernel() {
+  void* const module = ::dlopen(ZEROTH_CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
+  if (module == nullptr) throw std::runtime_error(::dlerror());
+  void* const entry = ::dlsym(module, "zeroth_cuda_adamw");
+  if (entry == nullptr) throw std::runtime_error(::dlerror());
+  return reinterpret_cast<AdamWOnDevice>(entry);
+}
+
+void require_ok(int status, const std::string& what) {
+  if (status == cudaSuccess) return;
+  throw std::runtime_error(what + ": " + cudaGetErrorString(static_cast<cudaError_t>(status)));
+}
+
+/// Why nothing can run here, or "".
+std::string why_no_device() {
+  int devices = 0;
+  const cudaError_t status = cudaGetDeviceCount(&devices);
+  if (status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver ||
+      status == cudaErrorStubLibrary) {
+    return cudaGetErrorString(status);
+  }
+  require_ok(status, "cudaGetDeviceCount");
+  if (devices == 0) return "none is visible";
+  int major = 0;
+  require_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
+  return major >= 8 ? ""
+                    : "the kernels are built for compute capability 8.0 and up, this one has " +
+                          std::to_string(major);
+}
+
+/// n elements on the device, `misalign` elements past what cudaMalloc aligns, between guards.
+template <class T>
+class DeviceArray {
+ public:
+  DeviceArray(const GuardedArray<T>& from, std::int64_t misalign)
+      : n_(static_cast<std::size_t>(from.size())), first_(kGuard + static_cast<std::size_t>(misalign)) {
+    require_ok(cudaMalloc(&data_, bytes()), "cudaMalloc");
+    require_ok(cudaMemset(data_, kPattern, bytes()), "cudaMemset");
+    require_ok(cudaMemcpy(data(), from.data(), n_ * sizeof(T), cudaMemcpyHostToDevice), "copy to the device");
+  }
+  DeviceArray(const DeviceArray&) = delete;
+  DeviceArray& operator=(const DeviceArray&) = delete;
+  ~DeviceArray() { cudaFree(data_); }
+
+  [[nodiscard]] T* data() const { return static_cast<T*>(data_) + first_; }
+
+  /// Success if the elements have the bits of `want` and nothing beside them was written.
+  [[nodiscard]] ::testing::AssertionResult has_bits_of(const GuardedArray<T>& want) const {
+    std::vector<Bits<T>> all(n_ + 2 * kGuard + kMostMisalign);
+    require_ok(cudaMemcpy(all.data(), data_, bytes(), cudaMemcpyDeviceToHost), "copy from the device");
+    const Bits<T> pattern = static_cast<Bits<T>>(0x5a5a5a5a5a5a5a5aULL);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (i >= first_ && i < first_ + n_) {
+        const Bits<T> expected = bits_of(want[static_cast<std::int64_t>(i - first_)]);
+        if (all[i] == expected) continue;
+        return ::testing::AssertionFailure() << "element " << i - first_ << " of " << n_ << ": want 0x"
+                                             << std::hex << expected << ", got 0x" << all[i];
+      }
+      if (all[i] != pattern) return ::testing::AssertionFailure() << "wrote outside the range";
+    }
+    return ::testing::AssertionSuccess();
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 32;  // keeps what cudaMalloc aligns aligned
+  static constexpr std::size_t kMostMisalign = 4;
+  static constexpr int kPattern = 0x5a;
+
+  [[nodiscard]] std::size_t bytes() const { return (n_ + 2 * kGuard + kMostMisalign) * sizeof(T); }
+
+  std::size_t n_;
+  std::size_t first_;
+  void* data_ = nullptr;
+};
+
+AdamWHyper usual_hyper() {
+  return {.lr = 3e-4,
+          .beta1 = 0.9,
+          .beta2 = 0.95,
+          .eps = 1e-8,
+          .weight_decay = 0.1,
+          .factor = 1.0 / 6.0,
+          .step = 7};
+}
+
+template <class T>
+struct Problem {
+  explicit Problem(std::int64_t n) : param(n), exp_avg(n), exp_avg_sq(n), grad(n), copy_out(n) {}
+
+  template <class Random>
+  static Problem filled(std::int64_t n, Random& random) {
+    Problem problem(n);
+    for (GuardedArray<T>* array : {&problem.param, &problem.exp_avg, &problem.exp_avg_sq, &problem.grad}) {
+      random.fill(*array);
+    }
+    return problem;
+  }
+
+  GuardedArray<T> param, exp_avg, exp_avg_sq, grad;
+  GuardedArray<BFloat16> copy_out;
+};
+
+struct Options {
+  AdamWHyper hyper = usual_hyper();
+  std::int64_t misalign = 0;
+  bool copies_out = true;
+};
+
+/// One step on the device and one on the CPU from the same start.
+template <class T>
+::testing::AssertionResult same_step(const Problem<T>& start, const Options& options) {
+  constexpr bool kIsFloat = sizeof(T) == sizeof(float);
+  const bool copies_out = kIsFloat && options.copies_out;
+  DeviceArray<T> param(start.param, options.misalign);
+  DeviceArray<T> exp_avg(start.exp_avg, options.misalign);
+  DeviceArray<T> exp_avg_sq(start.exp_avg_sq, options.misalign);
+  DeviceArray<T> grad(start.grad, options.misalign);
+  DeviceArray<BFloat16> copy_out(start.copy_out, options.misalign);
+  AdamWArgs args{.param = param.data(),
+                 .exp_avg = exp_avg.data(),
+                 .exp_avg_sq = exp_avg_sq.data(),
+                 .grad = grad.data(),
+                 .copy_out = copies_out ? copy_out.data() : nullptr,
+                 .n = start.param.size(),
+                 .dtype = DTypeOf<T>::value,
+                 .coefficients = adamw_coefficients(options.hyper)};
+  require_ok(load_kernel()(&args, nullptr), "zeroth_cuda_adamw");
+  require_ok(cudaDeviceSynchronize(), "the kernel");
+
+  Problem<T> want = start;
+  args.param = want.param.data();
+  args.exp_avg = want.exp_avg.data();
+  args.exp_avg_sq = want.exp_avg_sq.data();
+  args.grad = want.grad.data();
+  args.copy_out = copies_out ? want.copy_out.data() : nullptr;
+  adamw_step(args, best_isa());
+  if (auto result = param.has_bits_of(want.param); !result) return result << " in param";
+  if (auto result = exp_avg.has_bits_of(want.exp_avg); !result) return result << " in exp_avg";
+  if (auto result = exp_avg_sq.has_bits_of(want.exp_avg_sq); !result) return result << " in exp_avg_sq";
+  if (auto result = grad.has_bits_of(start.grad); !result) return result << " in grad, which is only read";
+  if (auto result = copy_out.has_bits_of(want.copy_out); !result) return result << " in copy_out";
+  return ::testing::AssertionSuccess();
+}
+
+template <class T>
+class AdamWDevice : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = why_no_device();
+    if (!reason.empty()) GTEST_SKIP() << "no CUDA device: " << reason;
+  }
+};
+using StateTypes = ::testing::Types<float, double>;
+TYPED_TEST_SUITE(AdamWDevice, StateTypes);
+
+TYPED_TEST(AdamWDevice, GivesTheBitsOfTheCpuOnRandomPatterns) {
+  constexpr std::int64_t kChunk = 1'000'003;
+  RandomPatterns random(kSeed);
+  for (int round = 0; round < 12; ++round) {
+    Options options;
+    options.hyper.decoupled = round % 2 == 0;
+    options.hyper.step = 1 + round;
+    options.hyper.eps = round % 3 == 0 ? 0.0 : 1e-8;
+    options.copies_out = round % 4 != 3;
+    ASSERT_TRUE(same_step(Problem<TypeParam>::filled(kChunk, random), options))
+        << "seed " << kSeed << ", round " << round;
+  }
+}
+
+/// Every pair of values where arithmetic is delicate, as parameter and as gradient.
+TYPED_TEST(AdamWDevice, GivesTheBitsOfTheCpuOnDelicateValues) {
+  using Limits = std::numeric_limits<TypeParam>;
+  std::vector<TypeParam> values;
+  for (const TypeParam value : {TypeParam{0},
+                                TypeParam{1},
+                                Limits::denorm_min(),
+                                Limits::min() - Limits::denorm_min(),
+                                Limits::min(),
+                                Limits::epsilon(),
+                                Limits::max(),
+                                Limits::infinity(),
+                                Limits::quiet_NaN(),
+                                Limits::signaling_NaN()}) {
+    values.push_back(value);
+    values.push_back(-value);
+  }
+  const auto count = static_cast<std::int64_t>(values.size());
+  Problem<TypeParam> start(count * count * count);
+  for (std::int64_t i = 0; i < start.param.size(); ++i) {
+    start.param[i] = values[static_cast<std::size_t>(i % count)];
+    start.grad[i] = values[static_cast<std::size_t>(i / count % count)];
+    start.exp_avg[i] = values[static_cast<std::size_t>(i / (count * count))];
+    start.exp_avg_sq[i] = values[static_cast<std::size_t>((i / 7) % count)];
+  }
+  for (const bool decoupled : {true, false}) {
+    Options options;
+    options.hyper.decoupled = decoupled;
+    ASSERT_TRUE(same_step(start, options)) << (decoupled ? "AdamW" : "Adam");
+  }
+}
+
+TYPED_TEST(AdamWDevice, EveryTailLengthAndMisalignmentGivesTheBitsOfTheCpu) {
+  RandomPatterns random(kSeed);
+  for (std::int64_t n = 0; n <= 130; ++n) {
+    for (const std::int64_t misalign : {0, 1, 3}) {
+      ASSERT_TRUE(same_step(Problem<TypeParam>::filled(n, random), {.misalign = misalign}))
+          << "n " << n << " misalign " << misalign << ", seed " << kSeed;
+    }
+  }
+}
+
+// More packs than the largest grid has threads, so that threads go round again, and a tail.
+TYPED_TEST(AdamWDevice, ARangeLongerThanTheGridGivesTheBitsOfTheCpu) {
+  constexpr std::int64_t kGridElements = std::int64_t{16384} * 256 * 4;
+  RandomPatterns random(kSeed);
+  ASSERT_TRUE(same_step(Problem<TypeParam>::filled(kGridElements + 12'347, random), {})) << "seed " << kSeed;
+}
+
+// Needs no device: nothing is launched.
+TEST(AdamWModule, LoadsAndRefusesWhatItCannotDo) {
+  const AdamWOnDevice kernel = load_kernel();
+  EXPECT_EQ(kernel(nullptr, nullptr), cudaErrorInvalidValue);
+  const auto refused = [&](auto change) {
+    AdamWArgs args{.n = 8};
+    change(args);
+    EXPECT_EQ(kernel(&args, nullptr), cudaErrorInvalidValue);
+  };
+  BFloat16 half{};
+  refused([](AdamWArgs& args) { args.n = -1; });
+  refused([](AdamWArgs& args) { args.dtype = DType::kBFloat16; });
+  refused([&half](AdamWArgs& args) {
+    args.dtype = DType::kFloat64;
+    args.copy_out = &half;
+  });
+  const AdamWArgs nothing{.n = 0};
+  EXPECT_EQ(kernel(&nothing, nullptr), cudaSuccess);
+}
+
+}  // namespace
+}  // namespace zeroth::kernels
