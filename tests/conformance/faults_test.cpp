@@ -1,5 +1,6 @@
 // Ranks that die, leave, freeze, abort or never come: the others end with an error that names them.
 #include "conformance/world_runner.h"
+#include "support/left_behind.h"
 
 #include <zeroth/comm/decorators.h>
 
@@ -9,6 +10,8 @@
 #include <csignal>
 #include <cstdlib>
 #include <functional>
+#include <set>
+#include <string>
 #include <vector>
 
 namespace zeroth::test {
@@ -262,9 +265,8 @@ TEST_P(ProcessFaults, ARankKilledInTheMiddleOfCalls) {
 
 TEST(ProcessLeavings, NothingIsLeftBehind) {
   if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: forked ranks";
-  const int descriptors = open_descriptors();
-  const std::vector<std::string> files = shared_memory_files();
   for (const bool killed : {false, true}) {
+    const LeftBehind left;
     [[maybe_unused]] const RankReport report = run_world(
         {"shm", 3},
         [&](int rank, const std::shared_ptr<CommBackend>& backend) {
@@ -273,20 +275,19 @@ TEST(ProcessLeavings, NothingIsLeftBehind) {
           if (killed && rank == 1) ::raise(SIGKILL);
           std::vector<float> data(100'000);
           comm.all_reduce(std::span(data));
-          const int before = open_descriptors();
+          const std::set<std::string> before = holdings();
           {
             const std::shared_ptr<CommBackend> part = backend->split(0, rank, "part");
             const Arena arena = Arena::create(ArenaKind::kShared, kPageBytes, "test");
             [[maybe_unused]] const PeerWindow window = part->attach(arena, "test");
             Communicator(part).barrier();
           }
-          require(open_descriptors() == before, "a group that has gone keeps descriptors");
+          const std::string kept = still_held(before);
+          require(kept.empty(), "a group that has gone keeps\n" + kept);
         },
         impatient());
     EXPECT_EQ(report.ok(), !killed) << report.text();
-    EXPECT_EQ(open_descriptors(), descriptors);
-    EXPECT_EQ(shared_memory_files(), files);
-    EXPECT_EQ(child_processes(), 0);
+    EXPECT_EQ(left.text(), "") << report.text();
   }
 }
 

@@ -1,5 +1,5 @@
-// A rank is killed, frozen, leaves, throws or is interrupted in any phase of a step: all ranks end in time, nothing is left.
-// Phases are found by counting: the fault strikes at the n-th call that the engine makes to its transport, for n over a whole step.
+// A rank is killed, frozen, leaves, throws or is interrupted at the n-th call that the engine makes to its transport, for n over a
+// whole step: all ranks end in time, nothing is left. And ranks that are processes give the bits of ranks that are threads.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -10,24 +10,10 @@
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
 
-#include "support/fork_ranks.h"
-#include "support/toy_training.h"
+#include "process/engine_ranks.h"
 
 namespace zeroth::testing {
 namespace {
-
-enum class Fault { kKill, kFreeze, kExit, kThrow, kInterrupt };
-
-constexpr const char* name_of(Fault fault) {
-  switch (fault) {
-    case Fault::kKill: return "Kill";
-    case Fault::kFreeze: return "Freeze";
-    case Fault::kExit: return "Exit";
-    case Fault::kThrow: return "Throw";
-    case Fault::kInterrupt: return "Interrupt";
-  }
-  return "";
-}
 
 /// Strikes at the n-th call.
 class TripBackend final : public ForwardingBackend {
@@ -50,92 +36,43 @@ class TripBackend final : public ForwardingBackend {
  private:
   void count() {
     if (--left_ != 0) return;
-    switch (fault_) {
-      case Fault::kKill: ::raise(SIGKILL); break;
-      case Fault::kFreeze: ::raise(SIGSTOP); break;
-      case Fault::kExit: ::_exit(0);
-      case Fault::kInterrupt: ::raise(SIGINT); break;
-      case Fault::kThrow: throw std::runtime_error("planted exception");
-    }
+    strike(fault_);
   }
   Fault fault_;
   int left_;
 };
 
-constexpr int kWorld = 3;
 constexpr int kVictim = 1;
-
-CommOptions process_options() {
-  CommOptions options;
-  options.timeout = Milliseconds(20'000);
-  options.frozen_after = Milliseconds(400);
-  return options;
-}
-
-ToyTraining process_training(int zero_stage) {
-  ToyTraining training;
-  training.model = {.width = 40, .blocks = 4};
-  training.world = kWorld;
-  training.plan = zero_plan(zero_stage, {"dp"});
-  return training;
-}
 
 class EngineFaults : public ::testing::TestWithParam<std::tuple<Fault, int>> {};
 
 TEST_P(EngineFaults, EveryRankEndsInTimeAndNothingIsLeft) {
   const auto [fault, stage] = GetParam();
-  const std::vector<std::string> files_before = test::shared_memory_files();
-  const int descriptors_before = test::open_descriptors();
   for (int at = 1; at <= 40; at += fault == Fault::kFreeze ? 9 : 3) {
     SCOPED_TRACE("call " + std::to_string(at));
+    const test::LeftBehind left;
     const std::string job = test::unique_job();
     test::ForkRanksOptions options;
-    options.deadline = Milliseconds(15'000);
-    bool woken = false;
-    options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds since) {
-      // A frozen rank is woken after the others have given it up, so that it can find out and end as well.
-      if (fault == Fault::kFreeze && !woken && since > Milliseconds(1'500)) {
-        ::kill(pids[kVictim], SIGCONT);
-        woken = true;
-      }
-      return true;
+    options.deadline = kHangs;
+    if (fault == Fault::kFreeze) {
+      options.meanwhile = [](const std::vector<pid_t>& pids, Milliseconds) { return wait_to_wake(pids, kVictim); };
+    }
+    ToyTraining training = process_training(stage);
+    training.steps = 50;
+    training.decorate = [at, kind = fault](std::unique_ptr<CommBackend> inner, int of) -> std::unique_ptr<CommBackend> {
+      if (of != kVictim) return inner;
+      return std::make_unique<TripBackend>(std::move(inner), kind, at);
     };
-    const int zero_stage = stage;
-    const Fault kind = fault;
-    const test::ForkReport report = test::fork_ranks(
-        kWorld,
-        [&](int rank) {
-          ToyTraining training = process_training(zero_stage);
-          training.steps = 50;
-          training.decorate = [&](std::unique_ptr<CommBackend> inner, int of) -> std::unique_ptr<CommBackend> {
-            if (of != kVictim) return inner;
-            return std::make_unique<TripBackend>(std::move(inner), kind, at);
-          };
-          (void)train_toy_rank(training,
-                               make_backend("shm", {.rank = rank, .size = kWorld, .job = job, .options = process_options()}));
-        },
-        options);
-    for (const test::ProcessEnd& end : report.ends) {
-      EXPECT_FALSE(end.killed_at_deadline) << "rank " << end.rank << "\n" << report.text();
-    }
-    for (int rank = 0; rank < kWorld; ++rank) {
-      if (rank == kVictim) continue;
-      const test::RankFailure* failure = report.of(rank);
-      ASSERT_NE(failure, nullptr) << "rank " << rank << " ended well";
-      EXPECT_TRUE(failure->text.find("PEER_LOST") != std::string::npos || failure->text.find("ABORTED") != std::string::npos)
-          << failure->text;
-      EXPECT_NE(failure->text.find("rank 1"), std::string::npos) << failure->text;
-    }
+    const test::ForkReport report = test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
+    expect_victim_is_named(report, fault, kVictim);
+    EXPECT_EQ(left.text(), "") << report.text();
   }
-  EXPECT_EQ(test::shared_memory_files(), files_before);
-  EXPECT_EQ(test::open_descriptors(), descriptors_before);
-  EXPECT_EQ(test::child_processes(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(AllFaults,
                          EngineFaults,
                          ::testing::Combine(::testing::Values(Fault::kKill, Fault::kFreeze, Fault::kExit, Fault::kThrow, Fault::kInterrupt),
-                                            ::testing::Values(0, 2, 3)),
+                                            ::testing::Values(0, 1, 2, 3)),
                          [](const auto& param_info) {
                            return std::string(name_of(std::get<0>(param_info.param))) + "Stage" + std::to_string(std::get<1>(param_info.param));
                          });
@@ -175,6 +112,25 @@ TEST(EngineProcesses, GiveTheBitsOfThreadsAtEveryStage) {
       training.plan = zero_plan(stage, {"dp"});
       EXPECT_EQ(train_in_processes(training), expected) << "stage " << stage << " world " << world;
     }
+  }
+}
+
+TEST(EngineProcesses, AreResidentWithinAPageOfThePlan) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    ToyTraining training = process_training(stage);
+    training.model = {.width = 200, .blocks = 6};  // some arenas above a huge page, some below
+    const std::string job = test::unique_job();
+    const test::ForkReport report = test::fork_ranks(training.world, [&](int rank) {
+      const ToyOutcome own = train_toy_rank(
+          training, make_backend("shm", {.rank = rank, .size = training.world, .job = job, .options = process_options()}));
+      const MemoryReport& memory = own.memory.front();
+      // Both mappings hold whole pages only, and all of them are used: what is not resident was planned in vain.
+      if (memory.resident > memory.planned.total() || memory.resident + 2 * kPageBytes < memory.planned.total() ||
+          memory.measured_peak != memory.planned) {
+        throw std::runtime_error(to_text(memory));
+      }
+    });
+    EXPECT_TRUE(report.ok()) << "stage " << stage << "\n" << report.text();
   }
 }
 

@@ -139,22 +139,4 @@ int open_descriptors() {
   return count;
 }
 
-std::vector<std::string> shared_memory_files() {
-  std::vector<std::string> names;
-  std::error_code problem;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", problem))
-    names.push_back(entry.path().filename());
-  std::ranges::sort(names);
-  return names;
-}
-
-int child_processes() {
-  int count = 0;
-  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::ifstream file(thread.path() / "children");
-    for (pid_t pid = 0; file >> pid;) ++count;
-  }
-  return count;
-}
-
 }  // namespace zeroth::test

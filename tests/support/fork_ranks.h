@@ -44,9 +44,5 @@ struct ForkRanksOptions {
 
 /// Number of open descriptors of this process.
 [[nodiscard]] int open_descriptors();
-/// Names in /dev/shm, sorted.
-[[nodiscard]] std::vector<std::string> shared_memory_files();
-/// Processes whose parent is this one.
-[[nodiscard]] int child_processes();
 
 }  // namespace zeroth::test

@@ -1,0 +1,207 @@
+// The checks for what a job leaves behind can fail: here everything is left behind on purpose, and must be reported.
+#include "support/left_behind.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstddef>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "support/fork_ranks.h"
+
+namespace zeroth::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kSoon{50};  ///< what was left on purpose does not go away
+
+/// Descriptor of a listening abstract socket, named as those of the transport are.
+int listen_as_zeroth(const std::string& job) {
+  const std::string name = "zeroth-comm-" + std::to_string(::getuid()) + "-" + job;
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), std::min(name.size(), sizeof address.sun_path - 1));
+  const int descriptor = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  if (::bind(descriptor, reinterpret_cast<const sockaddr*>(&address), length) != 0 || ::listen(descriptor, 1) != 0) return -1;
+  return descriptor;
+}
+
+/// Maps shared memory under a name of Zeroth; keeps the descriptor, too.
+void hold_shared_memory() {
+  const int descriptor = ::memfd_create("zeroth:left", MFD_CLOEXEC);
+  if (::ftruncate(descriptor, 4096) != 0) ::_exit(3);
+  if (::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0) == MAP_FAILED) ::_exit(3);
+}
+
+/// Pid of a process that does something and then stays until it is killed; its parent may have ended by then.
+pid_t stay(const std::function<void()>& something, bool as_orphan) {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return -1;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const pid_t parent = ::getpid();
+    if (as_orphan && ::fork() != 0) ::_exit(0);
+    while (as_orphan && ::getppid() == parent) ::usleep(1'000);
+    something();
+    const pid_t own = ::getpid();
+    if (::write(ends[1], &own, sizeof own) != sizeof own) ::_exit(3);
+    for (;;) ::pause();
+  }
+  pid_t pid = -1;
+  if (::read(ends[0], &pid, sizeof pid) != sizeof pid) pid = -1;
+  ::close(ends[0]);
+  ::close(ends[1]);
+  if (as_orphan) ::waitpid(child, nullptr, 0);
+  return pid;
+}
+
+void end(pid_t pid) {
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+}
+
+TEST(LeftBehind, NothingIsNothing) {
+  const LeftBehind left;
+  ASSERT_TRUE(fork_ranks(2, [](int) { hold_shared_memory(); }).ok());
+  EXPECT_EQ(left.text(), "");
+}
+
+TEST(LeftBehind, ReportsAnOrphanWithItsSharedMemory) {
+  const LeftBehind left;
+  const pid_t orphan = stay(hold_shared_memory, /*as_orphan=*/true);
+  const std::string who = "process " + std::to_string(orphan) + " ";
+  EXPECT_THAT(left.text(kSoon),
+              AllOf(HasSubstr(who), HasSubstr("mapping of /memfd:zeroth:left"), ContainsRegex(": descriptor [0-9]+ of /memfd:zeroth:left")));
+  end(orphan);
+  EXPECT_EQ(left.text(), "");
+}
+
+TEST(LeftBehind, ReportsADescendantOfAnyDepth) {
+  const LeftBehind left;
+  pid_t* shared = static_cast<pid_t*>(
+      ::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  const pid_t child = stay([shared] { *shared = stay([] {}, /*as_orphan=*/false); }, /*as_orphan=*/false);
+  EXPECT_THAT(left.text(kSoon), HasSubstr("process " + std::to_string(*shared) + " "));
+  end(child);
+  end(*shared);  // adopted
+  ::munmap(shared, sizeof(pid_t));
+  EXPECT_EQ(left.text(), "");
+}
+
+TEST(LeftBehind, ReportsAListeningSocketInTheTest) {
+  const LeftBehind left;
+  const int descriptor = listen_as_zeroth("left1");
+  EXPECT_THAT(left.text(kSoon), AllOf(HasSubstr("socket @zeroth-comm-"), HasSubstr("-left1 "), HasSubstr("descriptor ")));
+  ::close(descriptor);
+  EXPECT_EQ(left.text(), "");
+}
+
+TEST(LeftBehind, ReportsAListeningSocketOfAnOrphan) {
+  const LeftBehind left;
+  const pid_t orphan = stay([] { (void)listen_as_zeroth("left2"); }, /*as_orphan=*/true);
+  EXPECT_THAT(left.text(kSoon), AllOf(HasSubstr("socket @zeroth-comm-"), HasSubstr("-left2 ")));
+  end(orphan);
+  EXPECT_EQ(left.text(), "");
+}
+
+TEST(LeftBehind, ReportsFilesInTheFolderForTemporaryFiles) {
+  const LeftBehind left;
+  const std::string path = std::filesystem::temp_directory_path() / "forgotten";
+  EXPECT_EQ(std::filesystem::path(path).parent_path(), left.folder());
+  std::ofstream(path) << "text";
+  EXPECT_THAT(left.text(kSoon), HasSubstr("file " + path));
+  ::unlink(path.c_str());
+  EXPECT_EQ(left.text(), "");
+}
+
+TEST(LeftBehind, ReportsFilesInSharedMemory) {
+  const LeftBehind left;
+  const std::string name = "/zeroth-left-" + std::to_string(::getpid());
+  const int descriptor = ::shm_open(name.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+  ASSERT_GE(descriptor, 0);
+  ::close(descriptor);
+  EXPECT_THAT(left.text(kSoon), HasSubstr("file /dev/shm" + name));
+  ::shm_unlink(name.c_str());
+  EXPECT_EQ(left.text(), "");
+}
+
+TEST(LeftBehind, WaitsForWhatIsGoingAway) {
+  const LeftBehind left;
+  std::thread passing([] { std::this_thread::sleep_for(milliseconds{60}); });
+  EXPECT_EQ(left.text(), "");
+  passing.join();
+}
+
+TEST(LeftBehind, DoesNotSeeWhatBelongsToATestBesideIt) {
+  // The forked rank looks; this process is the neighbour: it has a child with memory, and opens a socket after the other's beginning.
+  const LeftBehind cleanup;
+  auto* moves = static_cast<std::atomic<int>*>(
+      ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  const auto wait_for = [moves](int move) {
+    while (*moves < move) std::this_thread::sleep_for(milliseconds{1});
+  };
+  pid_t child = -1;
+  int descriptor = -1;
+  const ForkReport report = fork_ranks(
+      1,
+      [&](int) {
+        const std::set<std::string> before = holdings();
+        const LeftBehind left;
+        *moves = 1;
+        wait_for(2);
+        const std::string text = left.text(kSoon);
+        require(text.empty(), text);
+        require(holdings() == before, "the check itself holds something");
+      },
+      {.meanwhile = [&](const std::vector<pid_t>&, milliseconds) {
+        if (*moves < 1) return true;
+        child = stay(hold_shared_memory, /*as_orphan=*/false);
+        descriptor = listen_as_zeroth("neighbour");
+        *moves = 2;
+        return false;
+      }});
+  EXPECT_TRUE(report.ok()) << report.text();
+  EXPECT_THAT(cleanup.text(kSoon), AllOf(HasSubstr("process " + std::to_string(child)), HasSubstr("-neighbour ")));
+  ::close(descriptor);
+  end(child);
+  ::munmap(moves, sizeof(std::atomic<int>));
+  EXPECT_EQ(cleanup.text(), "");
+}
+
+TEST(Holdings, ReportDescriptorsMemoryAndThreadsUntilTheyAreGivenBack) {
+  const std::set<std::string> before = holdings();
+  EXPECT_EQ(still_held(before), "");
+  const int descriptor = ::memfd_create("zeroth:left", MFD_CLOEXEC);
+  ASSERT_EQ(::ftruncate(descriptor, 4096), 0);
+  void* memory = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, descriptor, 0);
+  EXPECT_THAT(still_held(before, kSoon), AllOf(HasSubstr("descriptor "), HasSubstr("mapping of /memfd:zeroth:left")));
+  ::close(descriptor);
+  EXPECT_THAT(still_held(before, kSoon), AllOf(Not(HasSubstr("descriptor ")), HasSubstr("mapping of /memfd:zeroth:left")));
+  ::munmap(memory, 4096);
+  EXPECT_EQ(still_held(before), "");
+  std::thread thread([] { std::this_thread::sleep_for(milliseconds{500}); });
+  EXPECT_THAT(still_held(before, kSoon), HasSubstr("thread "));
+  thread.join();
+  EXPECT_EQ(still_held(before), "");
+}
+
+}  // namespace
+}  // namespace zeroth::test
