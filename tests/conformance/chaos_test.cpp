@@ -5,8 +5,12 @@
 #include <zeroth/comm/decorators.h>
 #include <zeroth/device/device.h>
 
+#include <unistd.h>
+
+#include <chrono>
 #include <csignal>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace zeroth::test {
@@ -111,27 +115,52 @@ TEST(Chaos, CallsOnSeveralStreamsKeepProgramOrder) {
   }
 }
 
+/// The same calls in processes: one start, a group of its own for each seed.
+void random_calls_of_seeds(const std::shared_ptr<CommBackend>& backend, int seeds, int calls, std::size_t largest) {
+  for (int seed = 0; seed < seeds; ++seed) {
+    const FaultPlan plan{.seed = static_cast<std::uint64_t>(seed),
+                         .delay_probability = 0.2,
+                         .max_delay = std::chrono::microseconds{200}};
+    const std::string name = "seed" + std::to_string(seed);
+    const std::shared_ptr<CommBackend> faulty =
+        std::make_shared<FaultyBackend>(backend->split(0, backend->rank(), name), plan);
+    random_calls(faulty, plan.seed, calls, largest);
+  }
+}
+
+TEST(Chaos, AHundredSeedsOfProcessesWithRandomDelays) {
+  if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: forked ranks";
+  for (const int size : {2, 3, 4}) {
+    const RankReport report = run_world({"shm", size}, [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+      random_calls_of_seeds(backend, 100, 12, 5000);
+    });
+    EXPECT_TRUE(report.ok()) << size << " ranks\n" << report.text();
+  }
+}
+
 TEST(Chaos, StoppedAndContinuedProcesses) {
   if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: forked ranks";
-  for (const int size : {2, 4}) {
+  constexpr int kSeeds = 25;
+  for (const int size : {2, 3, 4}) {
     std::mt19937_64 random(static_cast<std::uint64_t>(size));
     std::size_t stopped = SIZE_MAX;
-    int stops = 0;
     WorldOptions options;
     options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds) {
+      // Until the end: a rank that is stopped is continued at the next look, some milliseconds later.
       if (stopped != SIZE_MAX) ::kill(pids[stopped], SIGCONT);
-      if (++stops > 150) return false;
       stopped = random() % pids.size();
+      if (::kill(pids[stopped], 0) != 0) return false;  // collected
+      ::usleep(static_cast<useconds_t>(random() % 2'000));
       ::kill(pids[stopped], SIGSTOP);
       return true;
     };
     const RankReport report = run_world(
         {"shm", size},
         [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
-          random_calls(backend, 42, 1500, 60'000);
+          for (std::uint64_t seed = 0; seed < kSeeds; ++seed) random_calls(backend, seed, 80, 60'000);
         },
         options);
-    EXPECT_TRUE(report.ok()) << report.text();
+    EXPECT_TRUE(report.ok()) << size << " ranks\n" << report.text();
   }
 }
 

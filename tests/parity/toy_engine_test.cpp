@@ -326,22 +326,24 @@ TEST(ToyEngine, DelaysChangeNothing) {
   }
 }
 
-TEST(ToyEngine, AThousandSeedsOfChaosGiveTheSameBits) {
+TEST(ToyEngine, AThousandSeedsOfChaosGiveTheBitsOfAnInlineRun) {
   ToyTraining training;
   training.model = {.inputs = 2, .width = 3, .blocks = 3, .batch = 1};
   training.steps = 2;
+  training.skip = [](int rank, std::int64_t step, int block) { return (rank * 7 + step * 3 + block) % 5 == 0; };
   std::map<int, ToyOutcome> expected;
+  for (const int world : {1, 2, 3}) {
+    training.world = world;
+    expected[world] = train_toy(training);  // stage 0, inline: nothing of it is left to luck
+  }
+  training.mode = ExecutionMode::kChaos;
   for (std::uint64_t seed = 0; seed < 1000; ++seed) {
     training.world = 1 + static_cast<int>(seed % 3);
-    training.mode = ExecutionMode::kChaos;
     training.chaos_seed = seed;
     training.plan = zero_plan(static_cast<int>(seed / 3 % 4), {"dp"});
     training.plan.prefetch_units = 1 + static_cast<int>(seed / 12 % 2);
     training.plan.ring_slots = 2 + static_cast<int>(seed / 24 % 2);
-    training.skip = [](int rank, std::int64_t step, int block) { return (rank * 7 + step * 3 + block) % 5 == 0; };
-    ToyOutcome got = train_toy(training);
-    const auto [first, fresh] = expected.try_emplace(training.world, got);
-    ASSERT_EQ(difference(first->second, got), "") << "chaos seed " << seed;
+    ASSERT_EQ(difference(expected[training.world], train_toy(training)), "") << "chaos seed " << seed;
   }
 }
 

@@ -134,6 +134,24 @@ TEST(EngineProcesses, AreResidentWithinAPageOfThePlan) {
   }
 }
 
+TEST(EngineProcesses, DelaysChangeNoBit) {
+  for (std::uint64_t seed = 1; seed <= 24; ++seed) {
+    ToyTraining training = process_training(3);
+    training.world = 2 + static_cast<int>(seed % 3);
+    training.skip = [seed](int rank, std::int64_t step, int block) {
+      return (static_cast<std::uint64_t>(rank + step + block) + seed) % 5 == 0;
+    };
+    const std::string expected = text_of(train_toy(training));
+    training.mode = ExecutionMode::kChaos;
+    training.chaos_seed = seed;
+    training.plan.prefetch_units = 1 + static_cast<int>(seed % 2);
+    training.decorate = [seed](std::unique_ptr<CommBackend> inner, int) -> std::unique_ptr<CommBackend> {
+      return std::make_unique<FaultyBackend>(std::move(inner), FaultPlan{.seed = seed, .delay_probability = 0.3});
+    };
+    EXPECT_EQ(train_in_processes(training), expected) << "seed " << seed;
+  }
+}
+
 TEST(EngineProcesses, SurviveShortFreezes) {
   ToyTraining training = process_training(0);
   training.steps = 300;
