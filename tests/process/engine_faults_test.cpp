@@ -134,6 +134,37 @@ TEST(EngineProcesses, AreResidentWithinAPageOfThePlan) {
   }
 }
 
+/// Resident bytes of this process, whatever they are for.
+std::uint64_t resident_bytes_of_process() {
+  std::ifstream file("/proc/self/statm");
+  std::uint64_t size_pages = 0;
+  std::uint64_t resident_pages = 0;
+  file >> size_pages >> resident_pages;
+  return resident_pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+TEST(EngineProcesses, ResidentMemoryDoesNotGrowOverTwoHundredSteps) {
+  // Also what no ledger counts. A page a step would be 0.8 MiB; what is lost less often than that stays below the limit.
+  constexpr std::uint64_t kLimitBytes = std::uint64_t{1} << 20U;
+  constexpr int kWarmSteps = 20;
+  for (const int stage : {0, 3}) {
+    ToyTraining training = process_training(stage);
+    training.steps = kWarmSteps + 200;
+    std::uint64_t warm_bytes = 0;
+    training.after_step = [&](Engine&, ToyModel&, const StepResult& result) {
+      if (result.step == kWarmSteps) warm_bytes = resident_bytes_of_process();
+      if (result.step != training.steps) return;
+      const std::uint64_t bytes = resident_bytes_of_process();
+      test::require(bytes < warm_bytes + kLimitBytes,
+                    "resident after " + std::to_string(kWarmSteps) + " steps " + std::to_string(warm_bytes) + " bytes, after 200 more " +
+                        std::to_string(bytes));
+    };
+    const std::string job = test::unique_job();
+    const test::ForkReport report = test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); });
+    EXPECT_TRUE(report.ok()) << "stage " << stage << "\n" << report.text();
+  }
+}
+
 TEST(EngineProcesses, DelaysChangeNoBit) {
   for (std::uint64_t seed = 1; seed <= 24; ++seed) {
     ToyTraining training = process_training(3);
