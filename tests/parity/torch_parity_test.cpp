@@ -1,59 +1,26 @@
 // The stage changes memory, never numbers, also under LibTorch: a transformer and a foreign model on ranks
 // that are threads, every plan in both execution modes, compared by bits.
-#include "support/torch_training.h"
+#include "parity/torch_parity_list.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iostream>
-#include <string>
 #include <vector>
 
 namespace zeroth::testing {
 namespace {
 
-struct Place {
-  int stage;
-  Reshard reshard;
-};
-constexpr Place kPlaces[] = {
-    {0, Reshard::kDefault},
-    {1, Reshard::kDefault},
-    {2, Reshard::kDefault},
-    {3, Reshard::kDefault},
-    {3, Reshard::kAll},
-    {3, Reshard::kNone},
-};
-
 class TorchParity : public ::testing::TestWithParam<int> {
  protected:
-  /// Everything that must not change a bit, against stage 0 inline.
-  static void expect_equal_under_all_plans(TorchTraining training) {
-    const TorchOutcome expected = train_torch(training);
-    ASSERT_EQ(expected.losses.size(), static_cast<std::size_t>(training.steps));
-    for (const double norm : expected.norms) EXPECT_TRUE(std::isfinite(norm) && norm > 0) << norm;
-    for (const Place& place : kPlaces) {
-      for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
-        training.zero_stage = place.stage;
-        training.reshard = place.reshard;
-        training.mode = mode;
-        ++training.chaos_seed;
-        EXPECT_EQ(difference(expected, train_torch(training)), "") << training.text();
-      }
-    }
-  }
-
   static void expect_parity(TorchNet net, DType dtype) {
-    for (const int micro_steps : {1, 3}) {
-      for (const ReductionPolicy policy : {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep}) {
-        TorchTraining training;
-        training.net = net;
-        training.dtype = dtype;
-        training.world = GetParam();
-        training.micro_steps = micro_steps;
-        training.policy = policy;
-        training.steps = 3;
-        expect_equal_under_all_plans(training);
+    for (const TorchTraining& reference : parity_references(net, dtype, GetParam())) {
+      const TorchOutcome expected = train_torch(reference);
+      ASSERT_EQ(expected.losses.size(), static_cast<std::size_t>(reference.steps));
+      for (const double norm : expected.norms) EXPECT_TRUE(std::isfinite(norm) && norm > 0) << norm;
+      for (const TorchTraining& variant : parity_variants(reference)) {
+        EXPECT_EQ(difference(expected, train_torch(variant)), "") << variant.text();
       }
     }
   }

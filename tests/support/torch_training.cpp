@@ -13,9 +13,11 @@
 #include <torch/types.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <sstream>
 
 // Shape letters: B batch, T sequence, D width, N heads, H head width, F hidden width, V vocabulary, C
 // channels, Y and X image.
@@ -259,8 +261,8 @@ libtorch::EngineOptions engine_options() {
   return options;
 }
 
-std::map<std::string, std::vector<std::byte>> values_of(Engine& engine) {
-  std::map<std::string, std::vector<std::byte>> values;
+std::map<std::string, TorchValue> values_of(Engine& engine) {
+  std::map<std::string, TorchValue> values;
   const ModelLayout& layout = engine.layout();
   for (std::size_t index = 0; index < layout.flats.size(); ++index) {
     const FlatLayout& flat = layout.flats[index];
@@ -268,8 +270,9 @@ std::map<std::string, std::vector<std::byte>> values_of(Engine& engine) {
     engine.read_flat(static_cast<int>(index), whole.data());
     for (const Segment& segment : flat.segments) {
       const auto begin = whole.begin() + segment.offset * static_cast<std::int64_t>(size_of(flat.dtype));
-      values[layout.params[static_cast<std::size_t>(segment.param)].name].assign(
-          begin, begin + segment.numel * static_cast<std::int64_t>(size_of(flat.dtype)));
+      TorchValue& value = values[layout.params[static_cast<std::size_t>(segment.param)].name];
+      value.dtype = flat.dtype;
+      value.bytes.assign(begin, begin + segment.numel * static_cast<std::int64_t>(size_of(flat.dtype)));
     }
   }
   return values;
@@ -288,16 +291,14 @@ std::string buffers_of(Net& model) {
 }
 
 template <class Net>
-void run_rank(const TorchTraining& training, const World& world, TorchOutcome& all, std::mutex& mutex) {
+TorchOutcome run_rank(const TorchTraining& training, const World& world) {
   at::set_num_threads(1);
   Net model(training);
   auto engine = libtorch::Engine(model, config_of(training), world, engine_options());
-  const auto rank = static_cast<std::size_t>(world.rank());
   TorchOutcome own;
-  MemoryReport memory;
   for (int step = 0; step < training.steps; ++step) {
     if (step + 1 == training.steps) {
-      memory = engine.memory_report();
+      own.memory = {training.reports_memory ? engine.memory_report() : MemoryReport{}};
       engine.reset_counters();
     }
     double loss_sum = 0;
@@ -316,20 +317,51 @@ void run_rank(const TorchTraining& training, const World& world, TorchOutcome& a
   }
   own.values = values_of(engine.core());
   engine.core().barrier();
+  own.buffers = {buffers_of(model)};
+  return own;
+}
 
-  const std::lock_guard lock(mutex);
-  all.memory[rank] = memory;
+/// Element of a parameter, as a number that shows every bit.
+std::string element_text(const TorchValue& value, std::size_t index) {
+  const std::byte* bytes = value.bytes.data() + index * size_of(value.dtype);
+  if (value.dtype == DType::kFloat64) {
+    double element = 0;
+    std::memcpy(&element, bytes, sizeof element);
+    return hex_float(element);
+  }
+  std::uint32_t bits = 0;
+  if (value.dtype == DType::kBFloat16) {
+    std::uint16_t high = 0;
+    std::memcpy(&high, bytes, sizeof high);
+    bits = std::uint32_t{high} << 16U;
+  } else {
+    std::memcpy(&bits, bytes, sizeof bits);
+  }
+  return hex_float(std::bit_cast<float>(bits));
+}
+
+/// Of two parameters that are not equal.
+std::string element_difference(const TorchValue& expected, const TorchValue& got) {
+  if (expected.dtype != got.dtype || expected.bytes.size() != got.bytes.size()) return ": dtype or size";
+  const auto first = std::ranges::mismatch(expected.bytes, got.bytes).in1 - expected.bytes.begin();
+  const std::size_t index = static_cast<std::size_t>(first) / size_of(expected.dtype);
+  return " element " + std::to_string(index) + ": " + element_text(expected, index) + " against " +
+         element_text(got, index);
+}
+
+/// Puts what one of the ranks has seen to what the others have; what they share must be equal.
+void add_rank(TorchOutcome& all, TorchOutcome own, std::size_t rank) {
+  all.memory[rank] = own.memory[0];
   all.wire[rank] = own.wire[0];
-  all.buffers[rank] = buffers_of(model);
+  all.buffers[rank] = std::move(own.buffers[0]);
   if (all.losses.empty()) {
     all.losses = own.losses;
     all.norms = own.norms;
     all.values = own.values;
   }
   own.buffers = all.buffers;
-  ZR_CHECK(difference(all, own).empty(),
-           ErrorCode::kInternal,
-           "ranks of one training differ: " + difference(all, own));
+  const std::string different = difference(all, own);
+  ZR_CHECK(different.empty(), ErrorCode::kInternal, "ranks of one training differ: " + different);
 }
 
 /// Weight decay for matrices only, as engine_options() has it.
@@ -402,13 +434,16 @@ TorchOutcome train_torch(const TorchTraining& training) {
   all.wire.resize(world_size);
   all.buffers.resize(world_size);
   test::run_world(training.world, [&](const World& world) {
-    if (training.net == TorchNet::kGpt) {
-      run_rank<Gpt>(training, world, all, mutex);
-    } else {
-      run_rank<Foreign>(training, world, all, mutex);
-    }
+    TorchOutcome own = train_torch_as_rank(training, world);
+    const std::lock_guard lock(mutex);
+    add_rank(all, std::move(own), static_cast<std::size_t>(world.rank()));
   });
   return all;
+}
+
+TorchOutcome train_torch_as_rank(const TorchTraining& training, const World& world) {
+  ZR_CHECK(training.world == world.size(), ErrorCode::kUsage, "the training is for another number of ranks");
+  return training.net == TorchNet::kGpt ? run_rank<Gpt>(training, world) : run_rank<Foreign>(training, world);
 }
 
 std::string difference(const TorchOutcome& expected, const TorchOutcome& got) {
@@ -425,11 +460,21 @@ std::string difference(const TorchOutcome& expected, const TorchOutcome& got) {
   };
   if (const std::string text = compare(expected.losses, got.losses, "loss"); !text.empty()) return text;
   if (const std::string text = compare(expected.norms, got.norms, "norm"); !text.empty()) return text;
+  if (expected.values.size() != got.values.size()) return "number of parameters";
   for (const auto& [name, value] : expected.values) {
     const auto found = got.values.find(name);
-    if (found == got.values.end() || found->second != value) return "values of parameter " + name;
+    if (found == got.values.end()) return "no parameter " + name;
+    if (found->second != value) return "parameter " + name + element_difference(value, found->second);
   }
-  return expected.buffers == got.buffers ? "" : "buffers";
+  if (expected.buffers.size() != got.buffers.size()) return "number of ranks with buffers";
+  for (std::size_t rank = 0; rank < expected.buffers.size(); ++rank) {
+    if (expected.buffers[rank] == got.buffers[rank]) continue;
+    std::istringstream one(expected.buffers[rank]), other(got.buffers[rank]);
+    std::string a, b;
+    while (std::getline(one, a) && std::getline(other, b) && a == b) continue;
+    return "digest of buffer " + a + " against " + b;
+  }
+  return "";
 }
 
 std::vector<double> train_plain_torch(const TorchTraining& training) {

@@ -1,14 +1,20 @@
-// Trains two small LibTorch models on ranks that are threads, and returns everything that could differ. No
-// torch in this header, so that the tests which only compare compile in a second.
+// Trains two small LibTorch models on ranks that are threads, or on the one rank that this process is, and
+// returns everything that could differ. No torch in this header, so that the tests which only compare compile
+// in a second.
 #pragma once
 
 #include <zeroth/engine/engine.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
+
+namespace zeroth {
+class World;
+}
 
 namespace zeroth::testing {
 
@@ -37,6 +43,8 @@ struct TorchTraining {
   int ring_slots = 2;
   ExecutionMode mode = ExecutionMode::kInline;
   std::int64_t chaos_seed = 1;
+  /// Reports read the process's smaps, which takes longer than a training as small as this.
+  bool reports_memory = true;
   /// Runs on every rank after each step.
   std::function<void(Engine& engine, int step)> after_step{};
 
@@ -50,18 +58,27 @@ struct TorchWire {
   std::uint64_t reduce_scatter = 0;
 };
 
+struct TorchValue {
+  DType dtype = DType::kFloat32;
+  std::vector<std::byte> bytes{};
+
+  bool operator==(const TorchValue&) const = default;
+};
+
 struct TorchOutcome {
   std::vector<double> losses{};  ///< mean over ranks and micro-steps, one a step; compared by bits
   std::vector<double> norms{};
-  std::map<std::string, std::vector<std::byte>> values{};  ///< parameters at the end
-  std::vector<std::string> buffers{};  ///< digests of a rank's buffers at the end, one a rank
-  std::vector<MemoryReport> memory{};  ///< one a rank, of everything but the last step's peaks
-  std::vector<TorchWire> wire{};       ///< one a rank
+  std::map<std::string, TorchValue> values{};  ///< parameters at the end
+  std::vector<std::string> buffers{};          ///< digests of a rank's buffers at the end, one a rank
+  std::vector<MemoryReport> memory{};          ///< one a rank, of everything but the last step's peaks
+  std::vector<TorchWire> wire{};               ///< one a rank
 };
 
-/// Throws if the ranks do not agree with each other.
+/// Ranks as threads. Throws if they do not agree with each other.
 [[nodiscard]] TorchOutcome train_torch(const TorchTraining& training);
-/// First difference in words, "" if every bit is equal.
+/// The part of one rank, all of which call it: buffers, memory and wire hold one entry, that of this rank.
+[[nodiscard]] TorchOutcome train_torch_as_rank(const TorchTraining& training, const World& world);
+/// First difference in words with both values, "" if every bit is equal.
 [[nodiscard]] std::string difference(const TorchOutcome& expected, const TorchOutcome& got);
 
 /// Losses of the same training in one process without an engine: torch's own backward over all ranks' and

@@ -216,7 +216,7 @@ TEST(TorchMemory, TwentyFourLayersLiveInThreeSlots) {
                                    .mode = mode};
       const TorchOutcome got = train_torch(training);
       std::uint64_t parameters = 0;
-      for (const auto& [name, value] : got.values) parameters += value.size();
+      for (const auto& [name, value] : got.values) parameters += value.bytes.size();
       for (const MemoryReport& report : got.memory) {
         EXPECT_LE(report.live_slots_peak, 3) << training.text();
         EXPECT_GE(report.live_slots_peak, 1);
