@@ -1,56 +1,18 @@
-// What the adapter promises about a user's model: identity, guards, hooks, unusual forwards and backwards,
-// errors in the middle. Stages are compared by bits.
-#include "test_nets.h"
+// What the adapter promises about a user's model: its tensors stay the user's, guards, hooks, frozen and
+// empty parameters, buffers, several engines. Stages are compared by bits.
+#include "adapter_checks.h"
 
-#include <c10/core/InferenceMode.h>
-#include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <optional>
 
 namespace zeroth::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr int kStages[] = {0, 1, 2, 3};
-
-/// Text of what `body` throws, without torch's backtrace; "" if nothing.
-std::string thrown_by(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
-}
-
-/// The same training at every stage gives the same bits; returns them.
-Values expect_equal_at_all_stages(int world,
-                                  const std::function<Values(int stage, const World& seat)>& body) {
-  Values expected;
-  for (const int stage : kStages) {
-    const Values got = values_at_stage(world, [&](const World& seat) { return body(stage, seat); });
-    if (stage == 0) expected = got;
-    EXPECT_EQ(expected == got, true) << "stage " << stage;
-  }
-  return expected;
-}
-
-/// Plain training, nothing unusual.
-Values plain_values(int world, const NetOptions& options, int steps) {
-  return expect_equal_at_all_stages(world, [&](int stage, const World& seat) {
-    Trainee trainee(options, config_of(stage), seat);
-    for (int step = 0; step < steps; ++step) trainee.train(step);
-    return trainee.values();
-  });
-}
 
 TEST(Adapter, KeepsTheUsersTensorsAndGuardsThem) {
   for (const int stage : kStages) {
@@ -114,39 +76,6 @@ TEST(Adapter, AddressesAreStable) {
   }
 }
 
-TEST(Adapter, OutstandingGraphsHoldNoParameterMemory) {
-  for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
-      trainee.train(0);
-      const MemorySnapshot before = trainee.engine.memory_report().live;
-      std::vector<Tensor> graphs;
-      for (int step = 1; step < 10; ++step) {
-        graphs.push_back(trainee.loss(step));
-        trainee.train(step);
-      }
-      const MemoryReport after = trainee.engine.memory_report();
-      test::require(after.live == before, "saved views hold memory");
-      test::require(after.measured_peak == after.planned, to_text(after));
-      trainee.engine.core().barrier();
-    });
-  }
-}
-
-TEST(Adapter, AStaleGraphIsAnErrorAtEveryStage) {
-  expect_equal_at_all_stages(2, [&](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
-    const Tensor stale = trainee.loss(0);
-    trainee.train(1);
-    const std::string text = thrown_by([&] { trainee.engine.backward(stale); });
-    test::require(text.find("modified by an inplace operation") != std::string::npos, "stale graph: " + text);
-    const StepResult skipped = trainee.engine.step();
-    test::require(!skipped.committed && skipped.reason == "backward failed on rank 0", skipped.reason);
-    test::require(trainee.train(2).committed, "the step after it is not committed");
-    return trainee.values();
-  });
-}
-
 struct CountingHook final : torch::autograd::PostAccumulateGradHook {
   explicit CountingHook(int& calls) : calls_(calls) {}
   void operator()(const Tensor& parameter) override { calls_ += parameter.grad().defined() ? 1 : 0; }
@@ -179,50 +108,6 @@ TEST(Adapter, UserHooksFireBeforeDuringAndAfterTheEngine) {
   }
 }
 
-TEST(Adapter, SeveralForwardsAndBackwardsInOneStep) {
-  const auto together = expect_equal_at_all_stages(2, [](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
-    for (int step = 0; step < 3; ++step) {
-      const Tensor one = trainee.loss(2 * step);
-      const Tensor two = trainee.loss(2 * step + 1);
-      trainee.engine.backward(one + two);
-      trainee.engine.step();
-    }
-    return trainee.values();
-  });
-  const auto one_by_one = expect_equal_at_all_stages(2, [](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
-    for (int step = 0; step < 3; ++step) {
-      const Tensor one = trainee.loss(2 * step);
-      const Tensor two = trainee.loss(2 * step + 1);
-      two.backward();  // plain torch does the same as engine.backward
-      trainee.engine.backward(one);
-      trainee.engine.step();
-    }
-    return trainee.values();
-  });
-  for (const auto& [name, bytes] : together) {
-    const auto* a = reinterpret_cast<const double*>(bytes.data());
-    const auto* b = reinterpret_cast<const double*>(one_by_one.at(name).data());
-    for (std::size_t i = 0; i < bytes.size() / sizeof(double); ++i) ASSERT_NEAR(a[i], b[i], 1e-9) << name;
-  }
-}
-
-TEST(Adapter, BackwardTwiceOverOneGraphDoublesTheGradient) {
-  for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
-      const Tensor loss = trainee.loss(0);
-      loss.backward({}, /*retain_graph=*/true);
-      trainee.engine.backward(loss);
-      const StepResult twice = trainee.engine.step();
-      Trainee other({}, config_of(stage), seat);
-      const StepResult once = other.train(0);
-      test::require(twice.grad_norm == 2 * once.grad_norm, "not twice the norm");
-    });
-  }
-}
-
 TEST(Adapter, ConsumesTheSameRandomNumbersAtEveryStage) {
   const auto state_after = [](int stage) {
     Tensor state;
@@ -249,80 +134,6 @@ TEST(Adapter, ConsumesTheSameRandomNumbersAtEveryStage) {
     const auto [state, values] = state_after(stage);
     EXPECT_TRUE(torch::equal(state, expected_state)) << "stage " << stage;
     EXPECT_EQ(values == expected, true) << "stage " << stage;
-  }
-}
-
-TEST(Adapter, EvaluationBetweenForwardAndBackwardChangesNothing) {
-  const Values expected = plain_values(2, {}, 3);
-  const Values got = expect_equal_at_all_stages(2, [](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
-    for (int step = 0; step < 3; ++step) {
-      const Tensor loss = trainee.loss(step);
-      {
-        const torch::NoGradGuard no_grad;
-        std::optional<c10::InferenceMode> inference;
-        if (step == 1) inference.emplace();
-        // Ranks evaluate different amounts.
-        for (int i = 0; i <= seat.rank(); ++i)
-          test::require(!trainee.loss(100 + i).requires_grad(), "a graph under NoGradGuard");
-      }
-      trainee.engine.backward(loss);
-      trainee.engine.step();
-    }
-    return trainee.values();
-  });
-  EXPECT_EQ(expected == got, true);
-}
-
-TEST(Adapter, GoesOnAfterAnExceptionInForward) {
-  const Values expected = plain_values(2, {}, 3);
-  const Values got = expect_equal_at_all_stages(2, [](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
-    for (int step = 0; step < 3; ++step) {
-      if (step == 1 && seat.rank() == 1) {
-        trainee.model->layer(1).probe = [](LayerImpl&, const Tensor&) {
-          throw std::runtime_error("user error");
-        };
-        for (int attempt = 0; attempt < 2; ++attempt) {
-          const std::string text = thrown_by([&] { static_cast<void>(trainee.loss(step)); });
-          test::require(text == "user error", "got " + text);
-        }
-        trainee.model->layer(1).probe = {};
-      }
-      test::require(trainee.train(step).committed, "not committed");
-    }
-    return trainee.values();
-  });
-  EXPECT_EQ(expected == got, true);
-}
-
-TEST(Adapter, AnExceptionInBackwardSkipsTheStepOnAllRanks) {
-  for (const bool plain : {false, true}) {
-    expect_equal_at_all_stages(2, [plain](int stage, const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
-      trainee.train(0);
-      const Values before = trainee.values();
-      if (seat.rank() == 1) {
-        trainee.model->layer(1).probe = [](LayerImpl&, const Tensor& y) {
-          y.register_hook([](const Tensor& grad) -> Tensor {
-            if (grad.defined()) throw std::runtime_error("user error");
-            return grad;
-          });
-        };
-      }
-      const Tensor loss = trainee.loss(1);
-      const std::string text = thrown_by([&] { plain ? loss.backward() : trainee.engine.backward(loss); });
-      test::require(text.find("user error") != std::string::npos ? seat.rank() == 1 : seat.rank() == 0,
-                    "got " + text);
-      trainee.model->layer(1).probe = {};
-      const StepResult result = trainee.engine.step();
-      test::require(!result.committed && result.reason == "backward failed on rank 1",
-                    "reason: " + result.reason);
-      test::require(trainee.values() == before, "a skipped step changed parameters");
-      test::require(trainee.train(2).committed && trainee.train(3).committed, "training does not go on");
-      test::require(trainee.engine.core().committed_steps() == 3, "steps are counted wrongly");
-      return trainee.values();
-    });
   }
 }
 
@@ -363,26 +174,6 @@ TEST(Adapter, ParametersWithoutElements) {
   for (const std::vector<std::int64_t>& shape :
        {std::vector<std::int64_t>{0}, std::vector<std::int64_t>{3, 0, 2}}) {
     plain_values(3, NetOptions{.extra = shape}, 2);
-  }
-}
-
-TEST(Adapter, OutputsAndInputsChangedInPlace) {
-  // Views and slices of a unit's output that the user changes, and an input that a unit changes.
-  using Between = std::function<Tensor(Tensor)>;
-  for (const Between& between : {Between([](Tensor h) { return h.mul_(0.5); }),
-                                 Between([](Tensor h) {
-                                   h.narrow(1, 0, 7).mul_(2.0);
-                                   return h;
-                                 }),
-                                 Between([](Tensor h) {
-                                   return h.view({-1, kWidth}).add_(1.0);
-                                 })}) {
-    expect_equal_at_all_stages(2, [&](int stage, const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
-      trainee.model->between = between;
-      for (int step = 0; step < 2; ++step) trainee.train(step);
-      return trainee.values();
-    });
   }
 }
 
@@ -488,17 +279,6 @@ TEST(Adapter, AUnitRegisteredTwiceIsOneUnit) {
         test::require(engine.step().committed, "not committed");
       }
       engine.core().barrier();
-    });
-  }
-}
-
-TEST(Adapter, CreateGraphIsRefusedWhereParametersAreSharded) {
-  for (const int stage : kStages) {
-    test::run_world(1, [&](const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
-      const Tensor loss = trainee.loss(0);
-      const std::string text = thrown_by([&] { loss.backward({}, true, /*create_graph=*/true); });
-      test::require((text.find("create_graph does not work") != std::string::npos) == (stage == 3), text);
     });
   }
 }

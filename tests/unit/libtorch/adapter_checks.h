@@ -1,0 +1,49 @@
+// What the tests of the adapter compare: the same body at every stage, and what a body throws.
+#pragma once
+
+#include "test_nets.h"
+
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+namespace zeroth::testing {
+
+inline constexpr int kStages[] = {0, 1, 2, 3};
+
+/// Text of what `body` throws, without torch's backtrace; "" if nothing.
+inline std::string thrown_by(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// The same training at every stage gives the same bits; returns them.
+inline Values expect_equal_at_all_stages(int world,
+                                         const std::function<Values(int stage, const World& seat)>& body) {
+  Values expected;
+  for (const int stage : kStages) {
+    const Values got = values_at_stage(world, [&](const World& seat) { return body(stage, seat); });
+    if (stage == 0) expected = got;
+    EXPECT_EQ(expected == got, true) << "stage " << stage;
+  }
+  return expected;
+}
+
+/// Plain training, nothing unusual.
+inline Values plain_values(int world, const NetOptions& options, int steps) {
+  return expect_equal_at_all_stages(world, [&](int stage, const World& seat) {
+    Trainee trainee(options, config_of(stage), seat);
+    for (int step = 0; step < steps; ++step) trainee.train(step);
+    return trainee.values();
+  });
+}
+
+}  // namespace zeroth::testing
