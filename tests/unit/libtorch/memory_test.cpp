@@ -4,7 +4,8 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -52,6 +53,15 @@ std::vector<std::vector<Flat>> gpt_units(const TorchTraining& training) {
 
 std::uint64_t paged(std::uint64_t bytes) {
   return (bytes + kPage - 1) / kPage * kPage;
+}
+
+/// Bytes of the buffer through which every flat comes in at construction.
+std::uint64_t largest_flat(const TorchTraining& training) {
+  std::uint64_t largest = 0;
+  for (const std::vector<Flat>& unit : gpt_units(training)) {
+    for (const Flat& flat : unit) largest = std::max(largest, flat.length * flat.element);
+  }
+  return largest;
 }
 
 /// Sum over ranks of the pages that hold a flat cut into `world` shards of whole blocks.
@@ -130,6 +140,10 @@ TEST(TorchMemory, PlannedEqualsFormulaEqualsMeasured) {
             for (const MemoryReport& report : got.memory) {
               EXPECT_EQ(report.planned, report.measured_peak) << training.text() << "\n" << to_text(report);
               EXPECT_EQ(report.overflow_slots, 0U);
+              EXPECT_EQ(report.construction_peak, largest_flat(training)) << training.text();
+              // Everything planned was touched, and nothing else: within a page for each of the two mappings.
+              EXPECT_LE(report.resident, report.planned.total()) << training.text();
+              EXPECT_GE(report.resident + 2 * kPage, report.planned.total()) << training.text();
               for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
                 planned.bytes[state] += report.planned.bytes[state];
                 measured.bytes[state] += report.measured_peak.bytes[state];
@@ -149,7 +163,7 @@ TEST(TorchMemory, PlannedEqualsFormulaEqualsMeasured) {
 }
 
 TEST(TorchMemory, WireEqualsFormula) {
-  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const int micro_steps : {1, 3}) {
         for (const ReductionPolicy policy : {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep}) {
