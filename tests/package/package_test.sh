@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs a build into a folder of its own and builds a project outside the tree against it with find_package(Zeroth).
 # usage: package_test.sh BUILD WORK CXX PYTHON|none
-# With a PYTHON that has torch, the LibTorch adapter is linked too, and another torch version must be refused.
+# The project trains one step with the engine of the core; with a PYTHON that has torch, one with the LibTorch adapter too,
+# and another torch version must be refused.
 set -euo pipefail
 build=$1 work=$2 compiler=$3 python=$4
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
