@@ -1,0 +1,119 @@
+"""What a job of a test may leave: processes, shared memory, sockets, files. Sees what belongs to this test only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pathlib
+import time
+
+PR_SET_CHILD_SUBREAPER = 36
+PATIENCE_S = 2.0
+PROC = pathlib.Path("/proc")
+
+
+def adopt_orphans() -> None:
+    """From here on, whatever a job leaves becomes a child of this process and is found below it."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+def read(path: pathlib.Path) -> str:
+    """Text of a file of /proc, "" if its process has gone."""
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for task in (PROC / str(pid) / "task").iterdir():
+            found += [int(child) for child in read(task / "children").split()]
+    except OSError:
+        pass
+    return found
+
+
+def state_of(pid: int) -> str:
+    """Letter of proc(5), X if it has gone."""
+    fields = read(PROC / str(pid) / "stat").rpartition(")")[2].split()
+    return fields[0] if fields else "X"
+
+
+def living_descendants() -> set[int]:
+    """Collects orphans that have ended, too: nobody else does."""
+    living: set[int] = set()
+    waiting = [os.getpid()]
+    while waiting:
+        parent = waiting.pop()
+        for child in children_of(parent):
+            state = state_of(child)
+            if state == "Z" and parent == os.getpid():
+                try:
+                    os.waitpid(child, os.WNOHANG)
+                except ChildProcessError:
+                    pass
+            elif state not in "ZX" and child not in living:
+                living.add(child)
+                waiting.append(child)
+    return living
+
+
+def targets(pid: int) -> set[str]:
+    """What the descriptors of a process lead to."""
+    found = set()
+    try:
+        for link in (PROC / str(pid) / "fd").iterdir():
+            try:
+                found.add(os.readlink(link))
+            except OSError:
+                pass
+    except OSError:
+        pass
+    return found
+
+
+def named_sockets() -> dict[str, str]:
+    """Names of Zeroth's abstract sockets of this user, by "socket:[inode]"."""
+    found = {}
+    for line in read(PROC / "net" / "unix").splitlines():
+        fields = line.split()
+        if len(fields) > 7 and fields[7].startswith("@zeroth-") and f"-{os.getuid()}-" in fields[7]:
+            found[f"socket:[{fields[6]}]"] = fields[7]
+    return found
+
+
+class LeftBehind:
+    """Compares with what was there at its construction. `folder` is the TMPDIR that the job is given."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.sockets_before = set(named_sockets())
+
+    def look(self) -> set[str]:
+        family = living_descendants()
+        lines = set()
+        for pid in family:
+            who = f"process {pid} ({read(PROC / str(pid) / 'comm').strip()})"
+            lines.add(who)
+            if "/memfd:zeroth" in read(PROC / str(pid) / "maps"):
+                lines.add(f"{who} maps shared memory")
+        sockets = {inode: name for inode, name in named_sockets().items() if inode not in self.sockets_before}
+        if sockets:
+            strangers = {int(path.name) for path in PROC.iterdir() if path.name.isdigit()} - family - {os.getpid()}
+            held = set().union(*(targets(pid) for pid in strangers))
+            lines |= {f"socket {name} {inode}" for inode, name in sockets.items() if inode not in held}
+        lines |= {f"file {path}" for path in self.folder.rglob("*")}
+        lines |= {f"file {path}" for path in pathlib.Path("/dev/shm").glob("*zeroth*")}
+        return lines
+
+    def text(self, patience_s: float = PATIENCE_S) -> str:
+        """One line for each thing that stays, "" if nothing does."""
+        end = time.monotonic() + patience_s
+        staying = self.look()
+        while staying and time.monotonic() < end:
+            time.sleep(0.01)
+            staying &= self.look()
+        return "\n".join(sorted(staying))
