@@ -8,6 +8,7 @@
 
 #include <kernels/bucket/bucket.h>
 #include <kernels/reduce/reduce.h>
+#include <zeroth/base/platform.h>
 
 #include "zero/signals.h"
 

@@ -51,8 +51,8 @@ class Signals {
   [[nodiscard]] SignalWord& closed() const { return words_[0]; }
   /// 1 + unit whose bucket slot this rank waits for, 0 if none: owners then copy its gradients aside.
   [[nodiscard]] SignalWord& pressure() const { return words_[1]; }
-  /// Counts this rank's news: grows after every change of a word above or below but `epoch` and `tag`, so that who waits for any of them polls
-  /// one word a rank. A cache line of its own.
+  /// Counts this rank's news: grows after every change of a word above or below but `epoch` and `tag`, so that who waits for any
+  /// of them polls one word a rank. A cache line of its own.
   [[nodiscard]] SignalWord& news() const { return words_[kCacheLineBytes / sizeof(SignalWord)]; }
   /// Version of this rank's shard of `flat`: updates done, plus one.
   [[nodiscard]] SignalWord& epoch(int flat) const { return word(0, flat); }

@@ -1,0 +1,478 @@
+// The stores of one rank each, on ranks that are threads: what a gather brings, what it refuses, and what it
+// counts.
+#include "support/thread_ranks.h"
+#include "zero/signals.h"
+
+#include <zeroth/comm/communicator.h>
+#include <zeroth/zero/gradient_store.h>
+#include <zeroth/zero/parameter_store.h>
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zeroth::testing {
+namespace {
+
+using test::RankReport;
+using test::try_ranks;
+
+using Backend = std::shared_ptr<CommBackend>;
+
+/// Unit 0 is outside the repeated class and has flats of three dtypes; units 1 to 3 are blocks of different
+/// sizes.
+ModelLayout make_model(int world) {
+  std::vector<ParamSpec> params{{.name = "embed", .shape = {37, 61}},
+                                {.name = "scale", .shape = {}, .dtype = DType::kFloat64},
+                                {.name = "head", .shape = {1500}, .dtype = DType::kBFloat16},
+                                {.name = "frozen", .shape = {5000}, .trainable = false}};
+  std::vector<UnitSpec> units{{.name = "root", .params = {0, 1, 2, 3}}};
+  for (int block = 0; block < 3; ++block) {
+    const std::string name = "blocks." + std::to_string(block);
+    const int first = static_cast<int>(params.size());
+    params.push_back({.name = name + ".weight", .shape = {70 + block, 71}});
+    params.push_back({.name = name + ".bias", .shape = {70 + block}});
+    units.push_back({.name = name, .params = {first, first + 1}, .repeated = true});
+  }
+  return make_model_layout(std::move(params), std::move(units), world);
+}
+constexpr int kBlock0 = 1;
+constexpr int kBlock1 = 2;
+constexpr int kBlock2 = 3;
+
+ShardingPlan make_plan(int ring_slots = 2) {
+  ShardingPlan plan = zero_plan(3, {"dp"});
+  plan.ring_slots = ring_slots;
+  return plan;
+}
+
+/// The value that byte `index` of a flat must have in version `epoch`.
+std::byte byte_of(int flat, std::size_t index, std::uint64_t epoch) {
+  const std::uint64_t mixed =
+      (index + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(flat) * 131 + epoch * 17;
+  return static_cast<std::byte>(mixed >> 40U);
+}
+
+std::vector<std::byte> whole_flat(const ModelLayout& model, int flat, std::uint64_t epoch) {
+  std::vector<std::byte> bytes(model.flat(flat).bytes());
+  for (std::size_t index = 0; index < bytes.size(); ++index) bytes[index] = byte_of(flat, index, epoch);
+  return bytes;
+}
+
+/// Where the store has bound each flat.
+class Bound final : public ParameterBinder {
+ public:
+  void bind(int flat, std::byte* data) override {
+    data_[flat] = data;
+    ++binds;
+  }
+  [[nodiscard]] std::byte* at(int flat) const {
+    const auto found = data_.find(flat);
+    return found == data_.end() ? nullptr : found->second;
+  }
+  int binds = 0;
+
+ private:
+  std::map<int, std::byte*> data_;
+};
+
+/// What one rank of an engine has, without the engine.
+struct Stores {
+  explicit Stores(Backend seat, ShardingPlan chosen = make_plan())
+      : backend(std::move(seat)),
+        plan(std::move(chosen)),
+        model(make_model(backend->size())),
+        memory(model, plan, 2, 1, *device, *backend),
+        parameters(model,
+                   plan,
+                   memory,
+                   *backend,
+                   *device,
+                   device->make_stream("gather"),
+                   {&pool, kernels::best_isa()},
+                   bound),
+        gradients(model,
+                  plan,
+                  1,
+                  memory,
+                  *backend,
+                  device->make_stream("reduce"),
+                  {&pool, kernels::best_isa()},
+                  device->ledger()) {}
+
+  /// Gives the shards of this rank the values of the next version, and waits until all ranks have.
+  void publish_next() {
+    const std::uint64_t next = parameters.epoch() + 1;
+    for (int flat = 0; flat < static_cast<int>(model.flats.size()); ++flat) {
+      const Range shard = model.flat(flat).shard(memory.rank());
+      const std::size_t element = size_of(model.flat(flat).dtype);
+      for (std::size_t index = 0; index < static_cast<std::size_t>(shard.size()) * element; ++index) {
+        memory.parameters(flat)[index] =
+            byte_of(flat, static_cast<std::size_t>(shard.begin) * element + index, next);
+      }
+    }
+    parameters.publish();
+    barrier();
+  }
+  void barrier() const { Communicator(backend).barrier(); }
+
+  /// Throws if a unit is not bound to exactly the current version.
+  void require_values(int unit) const {
+    for (const int flat : model.unit_flats[static_cast<std::size_t>(unit)]) {
+      const std::vector<std::byte> expected = whole_flat(model, flat, parameters.epoch());
+      test::require(bound.at(flat) != nullptr, "flat " + std::to_string(flat) + " is not bound");
+      test::require(std::memcmp(bound.at(flat), expected.data(), expected.size()) == 0,
+                    "flat " + std::to_string(flat) + " of unit " + std::to_string(unit) + " has wrong bytes");
+    }
+  }
+  void require_unbound(int unit) const {
+    for (const int flat : model.unit_flats[static_cast<std::size_t>(unit)]) {
+      test::require(bound.at(flat) == nullptr, "flat " + std::to_string(flat) + " is still bound");
+    }
+  }
+  [[nodiscard]] std::uint64_t unit_bytes(int unit) const {
+    std::uint64_t bytes = 0;
+    for (const int flat : model.unit_flats[static_cast<std::size_t>(unit)]) bytes += model.flat(flat).bytes();
+    return bytes;
+  }
+  [[nodiscard]] std::uint64_t live(MemoryState state) const { return device->ledger().live()[state]; }
+
+  Backend backend;
+  ShardingPlan plan;
+  ModelLayout model;
+  std::unique_ptr<Device> device = make_cpu_device();
+  ThreadPool pool{1};
+  Bound bound;
+  ModelMemory memory;
+  ParameterStore parameters;
+  GradientStore gradients;
+};
+
+void require_equal(std::uint64_t expected, std::uint64_t got, const std::string& what) {
+  test::require(expected == got,
+                what + ": expected " + std::to_string(expected) + ", got " + std::to_string(got));
+}
+
+class ParameterStoreWorlds : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, ParameterStoreWorlds, ::testing::Values(1, 2, 3), [](const auto& world) {
+  return "of" + std::to_string(world.param);
+});
+
+TEST_P(ParameterStoreWorlds, AGatherBringsTheShardsOfAllRanksInEveryVersion) {
+  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+    Stores stores(backend);
+    for (int version = 1; version <= 3; ++version) {
+      stores.publish_next();
+      for (const int unit : {0, kBlock0, kBlock1, kBlock2, kBlock1, 0}) {
+        stores.parameters.acquire(unit);
+        stores.require_values(unit);
+        stores.parameters.release(unit);
+        stores.require_unbound(unit);
+      }
+      stores.parameters.quiesce();
+      stores.barrier();  // nobody overwrites a shard that somebody reads
+    }
+    require_equal(18, stores.parameters.counters().gathers, "gathers");
+    require_equal(0, stores.parameters.counters().overflow_slots, "overflow slots");
+  });
+}
+
+TEST_P(ParameterStoreWorlds, AWholeFlatIsReadWithoutALease) {
+  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+    Stores stores(backend);
+    stores.publish_next();
+    for (int flat = 0; flat < static_cast<int>(stores.model.flats.size()); ++flat) {
+      std::vector<std::byte> out(stores.model.flat(flat).bytes());
+      stores.parameters.read(flat, out.data());
+      test::require(out == whole_flat(stores.model, flat, 1), "flat " + std::to_string(flat));
+    }
+    require_equal(0, stores.live(MemoryState::kGathered), "gathered bytes");
+    require_equal(0, static_cast<std::uint64_t>(stores.bound.binds), "binds");
+    stores.barrier();
+  });
+}
+
+TEST_P(ParameterStoreWorlds, LeasesAreCountedAndTheLastOneUnbinds) {
+  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+    Stores stores(backend);
+    stores.publish_next();
+    UnshardLease first(stores.parameters, kBlock1);
+    stores.parameters.acquire(kBlock1);
+    require_equal(2, static_cast<std::uint64_t>(stores.parameters.leases(kBlock1)), "leases");
+    require_equal(1, stores.parameters.counters().gathers, "gathers");
+    UnshardLease second = std::move(first);
+    first.reset();  // NOLINT(bugprone-use-after-move): an empty lease gives nothing back
+    require_equal(2, static_cast<std::uint64_t>(stores.parameters.leases(kBlock1)), "leases after a move");
+    second.reset();
+    second.reset();
+    require_equal(
+        1, static_cast<std::uint64_t>(stores.parameters.leases(kBlock1)), "leases after one release");
+    stores.require_values(kBlock1);
+    stores.parameters.release(kBlock1);
+    stores.require_unbound(kBlock1);
+    require_equal(0, static_cast<std::uint64_t>(stores.parameters.leases(kBlock1)), "leases at the end");
+    require_equal(1, stores.parameters.counters().gathers, "gathers at the end");
+    stores.barrier();
+  });
+}
+
+TEST_P(ParameterStoreWorlds, TwoUnitsOfOneSlotAtOnceGetMemoryBeyondThePlan) {
+  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+    Stores stores(backend, make_plan(1));
+    const SlotTable& table = stores.memory.gathered_table();
+    test::require(table.unit_slot[kBlock0] == table.unit_slot[kBlock2], "the blocks have slots of their own");
+    const std::size_t slot_bytes = table.slot_bytes[static_cast<std::size_t>(table.unit_slot[kBlock0])];
+    stores.publish_next();
+    stores.parameters.acquire(kBlock0);
+    stores.parameters.acquire(kBlock2);
+    stores.require_values(kBlock0);
+    stores.require_values(kBlock2);
+    const ParameterStore::Counters& counters = stores.parameters.counters();
+    require_equal(1, counters.overflow_slots, "overflow slots");
+    require_equal(slot_bytes, stores.live(MemoryState::kOverflow), "overflow bytes");
+    require_equal(2, static_cast<std::uint64_t>(counters.live_slots), "live slots");
+    require_equal(stores.unit_bytes(kBlock0) + stores.unit_bytes(kBlock2), counters.live_bytes, "live bytes");
+
+    stores.parameters.release(kBlock0);  // the owner of the slot goes first: the other must not notice
+    stores.require_values(kBlock2);
+    stores.parameters.acquire(kBlock1);
+    stores.require_values(kBlock1);
+    stores.require_values(kBlock2);
+    require_equal(1, counters.overflow_slots, "the slot is free again");
+    stores.parameters.release(kBlock2);
+    stores.parameters.release(kBlock1);
+
+    require_equal(0, stores.live(MemoryState::kOverflow), "overflow bytes after the release");
+    require_equal(
+        slot_bytes, stores.device->ledger().state_peaks()[MemoryState::kOverflow], "peak of overflow bytes");
+    require_equal(0, static_cast<std::uint64_t>(counters.live_slots), "live slots at the end");
+    require_equal(0, counters.live_bytes, "live bytes at the end");
+    require_equal(2, static_cast<std::uint64_t>(counters.live_slots_peak), "peak of live slots");
+    require_equal(stores.unit_bytes(kBlock1) + stores.unit_bytes(kBlock2),
+                  counters.live_bytes_peak,
+                  "peak of live bytes");
+    stores.parameters.reset_peaks();
+    require_equal(0, static_cast<std::uint64_t>(counters.live_slots_peak), "peak of live slots, forgotten");
+    require_equal(0, counters.live_bytes_peak, "peak of live bytes, forgotten");
+    stores.barrier();
+  });
+}
+
+TEST_P(ParameterStoreWorlds, UnitsInAnotherOrderThanInTheStepBeforeAreCounted) {
+  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+    Stores stores(backend);
+    const auto step = [&stores](const std::vector<int>& units) {
+      for (const int unit : units) {
+        stores.parameters.acquire(unit);
+        stores.parameters.release(unit);
+      }
+      stores.parameters.quiesce();
+      stores.barrier();
+      stores.publish_next();
+      return stores.parameters.counters().order_deviations;
+    };
+    stores.publish_next();
+    require_equal(0, step({0, kBlock0, kBlock1, kBlock2}), "nothing to compare with");
+    require_equal(0, step({0, kBlock0, kBlock1, kBlock2}), "the same order");
+    require_equal(2, step({0, kBlock1, kBlock0, kBlock2}), "two changed places");
+    require_equal(2, step({0, kBlock1, kBlock0}), "the last one is left out");
+    require_equal(3, step({0, kBlock1, kBlock0, kBlock2}), "one more than before");
+  });
+}
+
+TEST_P(ParameterStoreWorlds, TheStepCannotEndWhileAUnitIsInUse) {
+  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+    Stores stores(backend);
+    stores.publish_next();
+    stores.parameters.acquire(kBlock1);
+    try {
+      stores.parameters.quiesce();
+      throw std::runtime_error("quiesce() let it pass");
+    } catch (const Error& error) {
+      test::require(error.code() == ErrorCode::kUsage, error.what());
+      test::require(error.context().which == "unit blocks.1", error.what());
+    }
+    stores.require_values(kBlock1);
+    stores.parameters.release(kBlock1);
+    stores.parameters.quiesce();
+    stores.barrier();
+  });
+}
+
+/// Every rank finds out by itself.
+test::ThreadRanksOptions alone() {
+  test::ThreadRanksOptions options;
+  options.abort_on_failure = false;
+  return options;
+}
+
+void expect_mismatch_of_all(const RankReport& report, int world, const std::vector<std::string>& texts) {
+  EXPECT_EQ(report.failures.size(), static_cast<std::size_t>(world)) << report.text();
+  for (const test::RankFailure& failure : report.failures) {
+    EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
+    // Who finds another rank at fault names it; the rank at fault finds the others.
+    const std::string culprit = failure.rank == 1 ? "rank 0" : "rank 1";
+    for (const std::string& text : texts)
+      EXPECT_NE(failure.text.find(text), std::string::npos) << failure.text;
+    EXPECT_NE(failure.text.find("on " + culprit), std::string::npos) << failure.text;
+    EXPECT_NE(failure.text.find("who: rank " + std::to_string(failure.rank)), std::string::npos)
+        << failure.text;
+  }
+}
+
+int flat_of(const ModelLayout& model, int unit) {
+  return model.unit_flats[static_cast<std::size_t>(unit)].front();
+}
+
+TEST(ParameterStore, AnotherLayoutOfAUnitIsAMismatchThatNamesUnitAndRank) {
+  for (const int world : {2, 3}) {
+    const RankReport report = try_ranks(
+        world,
+        [](int rank, const Backend& backend) {
+          Stores stores(backend);
+          SignalWord& tag = stores.memory.signals(rank).tag(flat_of(stores.model, kBlock1));
+          test::require(tag.load() != 0, "a tag is 0");
+          if (rank == 1) tag.fetch_xor(1);
+          stores.publish_next();
+          stores.parameters.acquire(kBlock0);  // only what differs is refused
+          stores.parameters.release(kBlock0);
+          try {
+            stores.parameters.acquire(kBlock1);
+          } catch (const Error&) {
+            stores.require_unbound(kBlock1);
+            require_equal(0, static_cast<std::uint64_t>(stores.parameters.leases(kBlock1)), "leases");
+            stores.barrier();  // before somebody leaves
+            throw;
+          }
+        },
+        alone());
+    expect_mismatch_of_all(
+        report,
+        world,
+        {"different ways", "where: zero.gather", "unit blocks.1", "expected: layout ", "got: layout "});
+  }
+}
+
+TEST(ParameterStore, AShardOfAnotherVersionIsAMismatchThatNamesUnitAndRank) {
+  const RankReport report = try_ranks(
+      3,
+      [](int rank, const Backend& backend) {
+        Stores stores(backend);
+        stores.publish_next();
+        const int flat = flat_of(stores.model, kBlock2);
+        // Rank 1 runs ahead of the others, in its shard and in what it asks of them.
+        if (rank == 1) stores.memory.signals(rank).epoch(flat).store(5);
+        stores.barrier();
+        try {
+          stores.parameters.acquire(kBlock2);
+        } catch (const Error&) {
+          stores.barrier();
+          throw;
+        }
+      },
+      alone());
+  EXPECT_EQ(report.failures.size(), 3U) << report.text();
+  for (const test::RankFailure& failure : report.failures) {
+    EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
+    for (const char* text : {"where: zero.gather",
+                             "unit blocks.2",
+                             "shard of rank 1",
+                             "expected: epoch 1",
+                             "got: epoch 5 on rank 1"}) {
+      EXPECT_NE(failure.text.find(text), std::string::npos) << failure.text;
+    }
+  }
+}
+
+TEST(ParameterStore, TagsDependOnEverythingThatALayoutHolds) {
+  // One rank, one tag a model: any change of what is laid out must change it.
+  const auto tag_of = [](const std::vector<ParamSpec>& params, const std::string& unit) {
+    std::uint64_t tag = 0;
+    test::run_ranks(1, [&](int /*rank*/, const Backend& backend) {
+      std::vector<int> all;
+      for (std::size_t param = 0; param < params.size(); ++param) all.push_back(static_cast<int>(param));
+      const ModelLayout model = make_model_layout(params, {{.name = unit, .params = all}}, 1);
+      const ShardingPlan plan = make_plan();
+      const auto device = make_cpu_device();
+      ModelMemory memory(model, plan, 2, 1, *device, *backend);
+      ThreadPool pool(1);
+      Bound bound;
+      const ParameterStore store(model,
+                                 plan,
+                                 memory,
+                                 *backend,
+                                 *device,
+                                 device->make_stream("gather"),
+                                 {&pool, kernels::best_isa()},
+                                 bound);
+      tag = memory.signals(0).tag(0).load();
+    });
+    return tag;
+  };
+  const std::vector<ParamSpec> base{{.name = "a", .shape = {100}}, {.name = "b", .shape = {200}}};
+  const auto changed = [&base](auto change) {
+    std::vector<ParamSpec> params = base;
+    change(params);
+    return params;
+  };
+  const std::uint64_t tag = tag_of(base, "unit");
+  EXPECT_EQ(tag_of(base, "unit"), tag);
+  EXPECT_NE(tag_of(base, "other"), tag);
+  // Both have 1,024 elements of float32 in the end: only the segments differ.
+  EXPECT_NE(tag_of(changed([](auto& params) { std::swap(params[0].shape, params[1].shape); }), "unit"), tag);
+  EXPECT_NE(tag_of(changed([](auto& params) { params[1].shape = {201}; }), "unit"), tag);
+  EXPECT_NE(tag_of(changed([](auto& params) {
+                     for (auto& param : params) param.dtype = DType::kFloat64;
+                   }),
+                   "unit"),
+            tag);
+  EXPECT_NE(tag_of(changed([](auto& params) {
+                     for (auto& param : params) param.trainable = false;
+                   }),
+                   "unit"),
+            tag);
+  EXPECT_NE(tag_of(changed([](auto& params) {
+                     for (auto& param : params) param.grad_factor = 0.5;
+                   }),
+                   "unit"),
+            tag);
+}
+
+TEST(GradientStore, ABucketOfAnotherLayoutIsAMismatchThatNamesUnitAndRank) {
+  for (const int zero_stage : {0, 1, 2, 3}) {
+    const RankReport report = try_ranks(
+        2,
+        [zero_stage](int rank, const Backend& backend) {
+          Stores stores(backend, zero_plan(zero_stage, {"dp"}));
+          const int flat = flat_of(stores.model, kBlock1);
+          if (rank == 1) stores.memory.signals(rank).tag(flat).fetch_xor(1);
+          stores.barrier();
+          const int param = stores.model.units[kBlock1].params.front();
+          const ParamSpec& spec = stores.model.params[static_cast<std::size_t>(param)];
+          const std::vector<float> grad(static_cast<std::size_t>(spec.numel()), 1.0F);
+          try {
+            stores.gradients.add(param,
+                                 {reinterpret_cast<const std::byte*>(grad.data()), spec.shape, spec.dtype});
+            stores.gradients.close_backward();
+            stores.gradients.complete();
+          } catch (const Error&) {
+            stores.barrier();
+            throw;
+          }
+        },
+        alone());
+    expect_mismatch_of_all(
+        report,
+        2,
+        {"different ways", "where: zero.reduce", "unit blocks.1", "expected: layout ", "got: layout "});
+  }
+}
+
+}  // namespace
+}  // namespace zeroth::testing
