@@ -44,7 +44,7 @@ void add_data_arguments(CLI::App& app, Options& options) {
   app.add_option(
          "--exclude", options.corpus.exclude, "leave out files and folders of this name; may be repeated")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_flag("--list-files", options.list_files, "print name, size and xxHash3 of every file");
+  app.add_flag("--list-files", options.list_files, "print name, size and xxHash3 of every file (few are printed anyway)");
 }
 
 void add_run_arguments(CLI::App& app, Options& options, std::string& target) {

@@ -34,6 +34,9 @@ using GptEngine = zeroth::libtorch::Engine<GptImpl>;
 // Steps, from 1, in which the process is measured from outside: a few, for it takes milliseconds.
 constexpr std::int64_t kMeasuredSteps = 3;
 
+// So many files are listed without being asked for.
+constexpr std::size_t kListedFiles = 32;
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -175,7 +178,7 @@ void Trainer::introduce() {
   for (const std::string& note : settings_.notes) {
     report_.line(note);
   }
-  if (options_.list_files) {
+  if (options_.list_files || corpus_.files.size() <= kListedFiles) {
     for (const CorpusFile& file : corpus_.files) {
       report_.line(describe(file));
     }
