@@ -6,8 +6,9 @@
 #   zeroth_add_program(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
 #       Executable placed in ZEROTH_BIN_DIR and installed.
 #   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
-#                   [TIMEOUT seconds] [TORCH] [NO_MAIN])
+#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [TORCH] [NO_MAIN])
 #       One GoogleTest executable that is one ctest test. The default label is unit, the default timeout 120 s.
+#       Under a sanitizer SANITIZED_FILTER says which cases are enough.
 #   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...])
 #       Some cases of a test once more, with variables set; a ctest test of its own.
 #   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds])
@@ -131,7 +132,7 @@ function(zeroth_add_program name)
 endfunction()
 
 function(zeroth_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;NO_MAIN" "TIMEOUT" "SOURCES;ROOMS;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;NO_MAIN" "TIMEOUT;SANITIZED_FILTER" "SOURCES;ROOMS;LIBS;LABELS")
   zeroth_check_arguments(zeroth_add_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
   zeroth_leave_out(left_out "test ${name}" ${arg_TORCH})
   if(left_out)
@@ -145,8 +146,12 @@ function(zeroth_add_test name)
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
   endif()
   # tools/run-tests finds the results by this argument and counts passed, failed and skipped cases from the file.
+  set(filter)
+  if(ZEROTH_SANITIZE AND arg_SANITIZED_FILTER)
+    set(filter "--gtest_filter=${arg_SANITIZED_FILTER}")
+  endif()
   add_test(NAME ${name}
-    COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml")
+    COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml" ${filter})
   zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH})
 endfunction()
 

@@ -2,11 +2,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <sstream>
 #include <string>
 
+#include <kernels/common/dispatch.h>
 #include <zeroth/comm/decorators.h>
 
 #include "support/toy_training.h"
@@ -177,6 +180,14 @@ TEST(ToyEngine, LossFalls) {
 }
 
 TEST(ToyEngine, LossesHaveTheGoldenBits) {
+  // The build runs this once for each instruction set; the variable is then what decides.
+  if (const char* asked = std::getenv("ZEROTH_ISA"); asked != nullptr) {
+    for (const kernels::Isa isa : {kernels::Isa::kScalar, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
+      if (asked != kernels::name_of(isa)) continue;
+      if (!kernels::is_supported(isa)) GTEST_SKIP() << "no " << (isa == kernels::Isa::kAvx2 ? "AVX2" : "AVX-512");
+      ASSERT_EQ(kernels::best_isa(), isa);
+    }
+  }
   // Our own kernels and IEEE operations only: the same bits on every machine and instruction set. If a change of numbers is meant,
   // the new file is what this test prints.
   std::map<std::string, std::string> golden;
@@ -238,6 +249,34 @@ TEST(ToyEngine, RanksThatDifferAreNamedWithTheParameter) {
   EXPECT_THAT(message_of(training), AllOf(HasSubstr("rank 1/3"), HasSubstr("plan Flat")));
 }
 
+TEST(ToyEngine, EverySettingThatDecidesNumbersIsCompared) {
+  using Change = std::function<void(ToyStructure&, EngineSettings&)>;
+  const std::vector<std::pair<std::string, Change>> changes{
+      {"grad_factor", [](ToyStructure& structure, EngineSettings&) { structure.params[3].grad_factor = 0.5; }},
+      {"dampening", [](ToyStructure&, EngineSettings& settings) { settings.groups[0].dampening = 0.1; }},
+      {"nesterov", [](ToyStructure&, EngineSettings& settings) { settings.groups[0].nesterov = true; }},
+      {"betas", [](ToyStructure&, EngineSettings& settings) { settings.groups[0].beta2 = 0.5; }},
+      {"eps", [](ToyStructure&, EngineSettings& settings) { settings.groups[0].eps = 0.5; }},
+      {"weight_decay", [](ToyStructure&, EngineSettings& settings) { settings.groups[1].weight_decay = 0.5; }},
+      {"optimizer", [](ToyStructure&, EngineSettings& settings) { settings.optimizer.momentum = true; }},
+      {"schedule", [](ToyStructure&, EngineSettings& settings) { settings.schedule.warmup_start = 0.5; }},
+      {"schedule", [](ToyStructure&, EngineSettings& settings) { settings.schedule.logarithmic = true; }},
+      {"schedule", [](ToyStructure&, EngineSettings& settings) { settings.schedule.floor = 0.5; }},
+      {"max_nonfinite_steps", [](ToyStructure&, EngineSettings& settings) { settings.max_nonfinite_steps = 3; }},
+      {"gradient_clipping", [](ToyStructure&, EngineSettings& settings) { settings.gradient_clipping = 2.0; }},
+      {"micro_steps", [](ToyStructure&, EngineSettings& settings) { settings.micro_steps = 2; }},
+      {"threads", [](ToyStructure&, EngineSettings& settings) { settings.threads = 2; }},
+      {"ring_slots", [](ToyStructure&, EngineSettings& settings) { settings.plan.ring_slots = 3; }},
+  };
+  for (const auto& [word, change] : changes) {
+    ToyTraining training = small(1, 2);
+    training.tamper = [&change](int rank, ToyStructure& structure, EngineSettings& settings) {
+      if (rank == 1) change(structure, settings);
+    };
+    EXPECT_THAT(message_of(training), AllOf(HasSubstr("[MISMATCH]"), HasSubstr("rank 1/2"), HasSubstr(word)));
+  }
+}
+
 TEST(ToyEngine, ModelsThatCannotBeTrainedAreRefused) {
   ToyTraining training = small(1, 2);
   training.tamper = [](int, ToyStructure& structure, EngineSettings&) {
@@ -257,10 +296,50 @@ TEST(ToyEngine, APlanThatDoesNotFitIsRefusedWithTheTable) {
   EXPECT_THAT(message_of(training), HasSubstr("no ZeRO stage fits"));
 }
 
+TEST(ToyEngine, APlanThatDoesNotFitForItsReshardSaysSo) {
+  ToyTraining training = small(3, 2);
+  training.model = {.width = 200, .blocks = 12};
+  const std::uint64_t sharded = train_toy(training).memory[0].planned.total();
+  training.plan.reshard = Reshard::kNone;
+  const std::uint64_t kept = train_toy(training).memory[0].planned.total();
+  training.memory_limit_bytes = sharded + kept;  // two ranks of either, on average
+  EXPECT_THAT(message_of(training),
+              AllOf(HasSubstr("[OUT_OF_MEMORY]"), HasSubstr("zero-3 with reshard none"), HasSubstr("zero-3 with reshard default")));
+}
+
 TEST(ToyEngine, StepWithoutBackwardIsAnError) {
   ToyTraining training = small(3, 1);
   training.after_step = [](Engine& engine, ToyModel&, const StepResult&) { (void)engine.step(); };
   EXPECT_THAT(message_of(training), AllOf(HasSubstr("[USAGE]"), HasSubstr("step() without a backward")));
+}
+
+TEST(ToyEngine, StepWithoutBackwardOnOneRankIsAnErrorOnAllAndChangesNothing) {
+  for (const int micro_steps : {1, 2}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      ToyTraining training = small(stage, 3);
+      training.micro_steps = micro_steps;
+      const ToyOutcome expected = train_toy(training);
+      std::atomic<int> refusals{0};
+      training.after_step = [&refusals, micro_steps](Engine& engine, ToyModel& model, const StepResult& result) {
+        if (!result.boundary || result.step != 3) return;
+        for (int micro_step = 0; micro_step + 1 < micro_steps; ++micro_step) {
+          (void)model.forward_backward(70, micro_step);
+          (void)engine.step();
+        }
+        if (engine.rank() != 1) (void)model.forward_backward(70, micro_steps - 1);
+        try {
+          (void)engine.step();
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::kUsage);
+          EXPECT_THAT(error.what(), AllOf(HasSubstr("without a backward"), HasSubstr("rank 1/3")));
+          ++refusals;
+        }
+      };
+      const ToyOutcome got = train_toy(training);
+      EXPECT_EQ(refusals, 3) << "stage " << stage;
+      EXPECT_TRUE(expected.same_numbers(got)) << "stage " << stage << "\n" << difference(expected, got);
+    }
+  }
 }
 
 TEST(ToyEngine, EvaluationBetweenStepsChangesNothing) {
