@@ -6,12 +6,15 @@
 
 #include <csignal>
 #include <exception>
+#include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <zeroth/comm/factory.h>
+#include <zeroth/device/device.h>
 
 #include "support/fork_ranks.h"
 #include "support/left_behind.h"
@@ -70,8 +73,12 @@ inline void train_as_rank(const ToyTraining& training, int rank, const std::stri
   const std::set<std::string> before = test::holdings();
   std::exception_ptr failure;
   try {
-    (void)train_toy_rank(training,
-                         make_backend("shm", {.rank = rank, .size = training.world, .job = job, .options = process_options()}));
+    const WorldSpec spec{.rank = rank, .size = training.world, .job = job, .options = process_options()};
+    std::unique_ptr<CommBackend> backend = make_backend("shm", spec);
+    // Who still meets the others may see the end of a survivor before it can hear of the victim, and name that one.
+    const Collective barrier{.kind = CollectiveKind::kBarrier};
+    backend->submit({&barrier, 1}, make_cpu_device()->make_stream("meeting")).wait();
+    (void)train_toy_rank(training, std::move(backend));
   } catch (...) {
     failure = std::current_exception();
   }
