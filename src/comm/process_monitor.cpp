@@ -87,11 +87,12 @@ ProcessMonitor::ProcessMonitor(int rank,
     if (static_cast<int>(peer_rank) != rank) {
       peer->pidfd = UniqueFd(system.pidfd_open(peer->pid));
       const int refused = errno;
-      ZR_CHECK(peer->pidfd || refused != ESRCH,
-               ErrorCode::kPeerLost,
-               fmt::format("rank {} (pid {}) has ended while the job was starting", peer_rank, peer->pid),
-               {.where = "comm.shm", .who = fmt::format("rank {}/{}", rank, pids.size())});
-      ZR_CHECK(peer->pidfd,
+      // Who waits for it will say so, or name the rank whose failure it ended with.
+      if (!peer->pidfd && refused == ESRCH) {
+        peer->death = "has ended while the job was starting";
+        peer->dead.store(true);
+      }
+      ZR_CHECK(peer->pidfd || peer->dead.load(),
                ErrorCode::kResource,
                "pidfd_open failed: " + errno_text(refused),
                {.where = "comm.shm",

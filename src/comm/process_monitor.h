@@ -26,8 +26,8 @@ namespace zeroth::detail {
 /// three times as long.
 class ProcessMonitor final : public Liveness {
  public:
-  /// `controls` must stay mapped as long as this lives. Throws kResource if pidfd_open is refused, kPeerLost
-  /// if a process is gone.
+  /// `controls` must stay mapped as long as this lives. Throws kResource if pidfd_open is refused. A
+  /// process that is gone already counts as dead.
   ProcessMonitor(int rank,
                  std::vector<JobControl*> controls,
                  std::vector<pid_t> pids,

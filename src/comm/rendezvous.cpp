@@ -209,13 +209,16 @@ class Host {
 };
 
 Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) {
-  const Deadline deadline(spec.timeout);
+  Deadline deadline(spec.timeout);
   const auto impatient = [&] {
     check();
     ZR_CHECK(
         !deadline.passed(), ErrorCode::kTimeout, "rank 0 did not gather all ranks in time", context_of(spec));
   };
   UniqueFd connection = connect_to(socket_name("comm", spec.job), impatient);
+  // The host, who knows which ranks are missing, began before; it shall be the one to say so.
+  constexpr Milliseconds kForTheAnswer{1'000};
+  deadline = Deadline(spec.timeout + kForTheAnswer);
   Hello hello;
   hello.rank = spec.rank;
   hello.size = spec.size;
