@@ -1,6 +1,8 @@
 #include <zeroth/device/thread_pool.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -18,8 +20,8 @@ struct ThreadPool::State {
   std::mutex mutex;
   std::condition_variable start;
   std::condition_variable finished;
-  std::uint64_t generation = 0;
-  int running = 0;
+  std::atomic<std::uint64_t> generation{0};  // changed under the mutex
+  std::atomic<int> running{0};               // likewise
   bool stop = false;
   const std::function<void(std::size_t, std::size_t)>* body = nullptr;
   std::vector<std::pair<std::size_t, std::size_t>> ranges;  // one a thread, the caller's first
@@ -38,10 +40,20 @@ struct ThreadPool::State {
   void work(std::size_t index);
 };
 
+/// Looks for a moment before it sleeps: one call after another finds its threads awake.
+template <class Predicate>
+void spin_for(const Predicate& predicate) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(20);
+  while (!predicate() && std::chrono::steady_clock::now() < end) __builtin_ia32_pause();
+}
+
 void ThreadPool::State::work(std::size_t index) {
   std::uint64_t seen = 0;
   std::unique_lock lock(mutex);
   while (true) {
+    lock.unlock();
+    spin_for([&] { return generation.load() != seen; });
+    lock.lock();
     start.wait(lock, [&] { return stop || generation != seen; });
     if (stop) return;
     seen = generation;
@@ -112,6 +124,7 @@ void ThreadPool::parallel_for(std::size_t count,
   } catch (...) {
     own = std::current_exception();
   }
+  spin_for([&] { return state_->running.load() == 0; });
   std::unique_lock lock(state_->mutex);
   state_->finished.wait(lock, [&] { return state_->running == 0; });
   std::exception_ptr error = std::exchange(state_->error, nullptr);

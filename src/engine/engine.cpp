@@ -15,34 +15,6 @@
 
 namespace zeroth {
 
-namespace {
-
-template <class T>
-void add_scaled(kernels::NormAccumulator& norm, const std::byte* data, std::int64_t n, double factor) {
-  constexpr std::int64_t kPiece = 16 * kBlockElements;
-  std::vector<T> scaled(static_cast<std::size_t>(std::min(n, kPiece)));
-  const auto scale = static_cast<T>(factor);
-  for (std::int64_t begin = 0; begin < n; begin += kPiece) {
-    const std::int64_t count = std::min(kPiece, n - begin);
-    const T* from = reinterpret_cast<const T*>(data) + begin;
-    for (std::int64_t i = 0; i < count; ++i) scaled[static_cast<std::size_t>(i)] = from[i] * scale;
-    norm.add(scaled.data(), DTypeOf<T>::value, count, kernels::best_isa());
-  }
-}
-
-/// Adds the squares of a shard's gradients, times the flat's factor: the norm is that of what the update sees.
-void add_to_norm(kernels::NormAccumulator& norm, const std::byte* data, const FlatLayout& layout, std::int64_t n) {
-  if (layout.grad_factor == 1.0) {
-    norm.add(data, layout.accumulation(), n, kernels::best_isa());
-  } else if (layout.accumulation() == DType::kFloat64) {
-    add_scaled<double>(norm, data, n, layout.grad_factor);
-  } else {
-    add_scaled<float>(norm, data, n, layout.grad_factor);
-  }
-}
-
-}  // namespace
-
 /// Leases on one unit, by why they are held.
 struct Engine::UnitUse {
   std::vector<UnshardLease> forward;  ///< one a running forward
@@ -309,8 +281,7 @@ StepResult Engine::finish_step() {
                     .idle = idle_};
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!gradients_->has_sums(static_cast<int>(flat))) continue;
-    const FlatLayout& layout = layout_.flats[flat];
-    add_to_norm(evidence.norm, memory_->reduced(static_cast<int>(flat)), layout, layout.shard(rank()).size());
+    evidence.norm.merge(gradients_->norm(static_cast<int>(flat)));
   }
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
     evidence.touched[param] = gradients_->touched(static_cast<int>(param));

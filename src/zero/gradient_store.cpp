@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <optional>
 
 #include <kernels/bucket/bucket.h>
@@ -14,6 +15,30 @@
 
 namespace zeroth {
 namespace {
+
+template <class T>
+void add_scaled(kernels::NormAccumulator& norm, const std::byte* data, std::int64_t n, double factor, kernels::Isa isa) {
+  constexpr std::int64_t kPiece = 16 * kBlockElements;
+  std::vector<T> scaled(static_cast<std::size_t>(std::min(n, kPiece)));
+  const auto scale = static_cast<T>(factor);
+  for (std::int64_t begin = 0; begin < n; begin += kPiece) {
+    const std::int64_t count = std::min(kPiece, n - begin);
+    const T* from = reinterpret_cast<const T*>(data) + begin;
+    for (std::int64_t i = 0; i < count; ++i) scaled[static_cast<std::size_t>(i)] = from[i] * scale;
+    norm.add(scaled.data(), DTypeOf<T>::value, count, isa);
+  }
+}
+
+/// Adds the squares of a range of gradients, times the flat's factor: the norm is that of what the update sees.
+void add_to_norm(kernels::NormAccumulator& norm, const std::byte* data, const FlatLayout& layout, std::int64_t n, kernels::Isa isa) {
+  if (layout.grad_factor == 1.0) {
+    norm.add(data, layout.accumulation(), n, isa);
+  } else if (layout.accumulation() == DType::kFloat64) {
+    add_scaled<double>(norm, data, n, layout.grad_factor, isa);
+  } else {
+    add_scaled<float>(norm, data, n, layout.grad_factor, isa);
+  }
+}
 
 /// Before a bucket of rank `source` is read: both ranks must see the same things at the same places of it.
 void check_layout_tag(const ModelLayout& model, const ModelMemory& memory, int flat, int source) {
@@ -59,7 +84,8 @@ GradientStore::GradientStore(const ModelLayout& model,
       slot_holder_(memory.bucket_table().slot_bytes.size(), -1),
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
       touched_(model.params.size(), false),
-      has_sums_(model.flats.size(), false) {
+      has_sums_(model.flats.size(), false),
+      norms_(model.flats.size()) {
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     flats_[flat].filled.assign(model.flats[flat].segments.size(), false);
     if (model.flats[flat].trainable && model.flats[flat].length > 0) trainable_flats_.push_back(static_cast<int>(flat));
@@ -256,20 +282,34 @@ void GradientStore::reduce_event(int flat, std::uint64_t code) {
     }
   }
   const bool accumulate = has_sums_[static_cast<std::size_t>(flat)];
+  // [Note: Norm at the sum] Squares are added while a piece of the sum is still in the cache, so that the step phase need not read
+  // it once more. A later event changes the sum: it begins anew. Pieces may be added in any order: the norm is exact.
+  constexpr std::int64_t kPiece = 16 * kBlockElements;
+  kernels::NormAccumulator norm;
+  std::mutex merging;
   kernels_.for_ranges(shard.size(), [&](std::int64_t begin, std::int64_t end) {
-    std::vector<const void*> parts;
-    for (const void* source : sources) {
-      parts.push_back(static_cast<const std::byte*>(source) + static_cast<std::size_t>(begin) * element);
+    kernels::NormAccumulator part_norm;
+    std::vector<const void*> parts(sources.size());
+    for (std::int64_t at = begin; at < end; at += kPiece) {
+      const std::int64_t n = std::min(kPiece, end - at);
+      std::byte* const sum = memory_.reduced(flat) + static_cast<std::size_t>(at) * element;
+      for (std::size_t part = 0; part < sources.size(); ++part) {
+        parts[part] = static_cast<const std::byte*>(sources[part]) + static_cast<std::size_t>(at) * element;
+      }
+      kernels::sum_sources({.dst = sum,
+                            .dst_dtype = layout.accumulation(),
+                            .accumulate = accumulate,
+                            .sources = parts.data(),
+                            .num_sources = static_cast<int>(parts.size()),
+                            .src_dtype = layout.accumulation(),
+                            .n = n},
+                           kernels_.isa);
+      add_to_norm(part_norm, sum, layout, n, kernels_.isa);
     }
-    kernels::sum_sources({.dst = memory_.reduced(flat) + static_cast<std::size_t>(begin) * element,
-                          .dst_dtype = layout.accumulation(),
-                          .accumulate = accumulate,
-                          .sources = parts.data(),
-                          .num_sources = static_cast<int>(parts.size()),
-                          .src_dtype = layout.accumulation(),
-                          .n = end - begin},
-                         kernels_.isa);
+    const std::lock_guard lock(merging);
+    norm.merge(part_norm);
   });
+  norms_[static_cast<std::size_t>(flat)] = norm;
   if (planted("pull_reduction_ulp") && memory_.rank() == 1 && layout.dtype == DType::kFloat32) {
     auto* first = reinterpret_cast<float*>(memory_.reduced(flat));
     *first = std::nextafter(*first, 1e30F);

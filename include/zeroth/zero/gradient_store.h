@@ -23,6 +23,7 @@
 #include <tuple>
 #include <vector>
 
+#include <kernels/norm/norm.h>
 #include <zeroth/base/tensor_view.h>
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
@@ -69,6 +70,8 @@ class GradientStore {
   [[nodiscard]] bool touched(int param) const { return touched_[static_cast<std::size_t>(param)]; }
   /// Whether this rank's reduced shard of the flat holds the sums of this step (valid after complete()).
   [[nodiscard]] bool has_sums(int flat) const { return has_sums_[static_cast<std::size_t>(flat)]; }
+  /// Sum of squares of the flat's reduced shard, each times the flat's grad_factor (valid after complete(), if has_sums()).
+  [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const { return norms_[static_cast<std::size_t>(flat)]; }
   [[nodiscard]] const Offender& offender() const { return offender_; }
   /// Backwards closed since begin_step().
   [[nodiscard]] std::uint64_t backwards_in_step() const { return backward_ & (kBackwardsPerStep - 1); }
@@ -123,6 +126,7 @@ class GradientStore {
   std::vector<int> trainable_flats_;
   std::vector<bool> touched_;
   std::vector<bool> has_sums_;
+  std::vector<kernels::NormAccumulator> norms_;  ///< one a flat, of its last event
   Offender offender_;
   std::uint64_t backward_ = 0;          ///< step << 20 | backward within the step
   int micro_step_ = 0;
