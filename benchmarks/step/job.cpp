@@ -1,6 +1,7 @@
 #include "step/job.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/engine/settings.h>
 
 #include <malloc.h>
 #include <torch/torch.h>
@@ -23,7 +24,7 @@ std::string launcher_prefix(const World& world) {
 }
 
 Communicator make_bench_communicator(const World& world) {
-  return Communicator(world.connect({}, std::make_shared<TrafficTable>()));
+  return Communicator(world.connect(make_comm_options(Config{}), std::make_shared<TrafficTable>()));
 }
 
 int run_job(const std::function<void(const World&)>& body) {

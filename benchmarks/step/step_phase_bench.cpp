@@ -86,9 +86,9 @@ void measure(const Options& options, Record& record) {
   std::fill_n(arrays.as<float>(), 4 * options.params, 0.5F);
   StreamKernel* const stream = stream_kernel(kernels::best_isa());
   for (const int num_threads : options.threads) {
-    Team team(num_threads);
-    const std::int64_t share = options.params / team.size();
+    const std::int64_t share = options.params / num_threads;
     const auto time_stream = [&] {
+      Team team(num_threads);  // its threads spin: they must not be there while the engine works
       return team.time([&](int rank) { stream(a, rank * share, (rank + 1) * share); });
     };
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
