@@ -131,9 +131,9 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
     connection_->timeout = options.timeout;
     connection_->frozen_after = options.frozen_after;
   } else if (connection_->timeout != options.timeout || connection_->frozen_after != options.frozen_after) {
-    Logger(rank_, size_).warn("the timeouts of this process's first engine hold for this one too: " +
-                              std::to_string(connection_->timeout.count()) + " ms, frozen after " +
-                              std::to_string(connection_->frozen_after.count()) + " ms");
+    Logger(rank_, size_).progress("the timeouts of this process's first engine hold for this one too: " +
+                                  std::to_string(connection_->timeout.count()) + " ms, frozen after " +
+                                  std::to_string(connection_->frozen_after.count()) + " ms");
   }
   const std::string name = "engine" + std::to_string(connection_->groups++);
   return std::make_shared<CountingBackend>(connection_->base->split(0, rank_, name), std::move(table));

@@ -86,8 +86,21 @@ class GptTest(unittest.TestCase):
         self.assertEqual(final["planned_bytes"], final["measured_bytes"])
         self.assertEqual(final["wire_bytes"], final["wire_formula_bytes"])
         self.assertGreater(final["wire_bytes"]["all_gather"], 0)
-        self.assertGreater(final["pss_peak_bytes"], 0)
+        # Both ranks' engines are in it, and torch besides.
+        self.assertGreater(final["pss_peak_bytes"], 2 * final["measured_bytes"]["total"])
         self.assertGreater(final["live_slots_peak"], 0)
+
+    def test_a_processor_without_avx2_is_told_and_computes_the_same(self) -> None:
+        arguments = ["--steps", "3", "--zero-stage", "3"]
+        expected, _ = self.train(2, *arguments)
+        done = self.start(2, *arguments, env={"ZEROTH_ISA": "scalar"})
+        self.assertIn("kernels run scalar code", done.stdout + done.stderr)
+        got, _ = self.train(2, *arguments, env={"ZEROTH_ISA": "scalar"})
+        self.assertEqual([step["loss_hex"] for step in got], [step["loss_hex"] for step in expected])
+        self.assertEqual([step["grad_norm"] for step in got], [step["grad_norm"] for step in expected])
+        error = self.fails(2, 77, *arguments, env={"ZEROTH_ISA": "avx"})
+        self.assertIn("ENVIRONMENT", error)
+        self.assertIn("ZEROTH_ISA", error)
 
     def test_loss_falls_on_every_kind_of_world(self) -> None:
         for ranks in (0, 1, 2, 3):
