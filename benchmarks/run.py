@@ -132,6 +132,13 @@ def wrap_rows(path: pathlib.Path, run: Run, command: str, load_before: float) ->
         path.write_text(json.dumps(record.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
+def forget_places(path: pathlib.Path, command: str) -> None:
+    """A result names the command as anybody would type it, without this machine's folders."""
+    record = json.loads(path.read_text(encoding="utf-8"))
+    record["command"] = command
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
 def execute(run: Run, arguments: argparse.Namespace) -> bool:
     """True if the run ended well and its result fits the schema."""
     path = arguments.out / f"{run.name}.json"
@@ -146,6 +153,7 @@ def execute(run: Run, arguments: argparse.Namespace) -> bool:
         return False
     if run.wrap:
         wrap_rows(path, run, plain, load)
+    forget_places(path, plain)
     result, found = compare.load(str(path))
     if result is None:
         print(f"{path}: does not fit schema.json", *found, sep="\n  ", file=sys.stderr)
