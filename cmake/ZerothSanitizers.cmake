@@ -12,6 +12,6 @@ function(zeroth_set_sanitizers target)
     return()
   endif()
   target_compile_options(${target} PRIVATE
-    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${ZEROTH_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all;-g;-O1>)
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${ZEROTH_SANITIZE};-fno-omit-frame-pointer;-fno-sanitize-recover=all;-g1;-O1>)
   target_link_options(${target} PRIVATE -fsanitize=${ZEROTH_SANITIZE})
 endfunction()

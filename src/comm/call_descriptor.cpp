@@ -1,6 +1,6 @@
 #include "comm/call_descriptor.h"
 
-#include <zeroth/base/platform.h>
+#include <zeroth/base/planted.h>
 #include <zeroth/base/text.h>
 
 #include <fmt/format.h>

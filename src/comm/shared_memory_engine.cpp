@@ -4,6 +4,7 @@
 
 #include <kernels/copy/copy.h>
 #include <kernels/reduce/reduce.h>
+#include <zeroth/base/planted.h>
 #include <zeroth/base/platform.h>
 #include <zeroth/base/text.h>
 

@@ -6,6 +6,7 @@
 
 #include <kernels/cast/cast.h>
 #include <kernels/common/dispatch.h>
+#include <zeroth/base/planted.h>
 #include <zeroth/base/text.h>
 #include <zeroth/zero/gradient_store.h>
 

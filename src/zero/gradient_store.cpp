@@ -9,7 +9,7 @@
 
 #include <kernels/bucket/bucket.h>
 #include <kernels/reduce/reduce.h>
-#include <zeroth/base/platform.h>
+#include <zeroth/base/planted.h>
 
 #include "zero/signals.h"
 

@@ -5,7 +5,7 @@
 #include <cstdio>
 
 #include <kernels/copy/copy.h>
-#include <zeroth/base/platform.h>
+#include <zeroth/base/planted.h>
 #include <zeroth/base/text.h>
 
 #include "zero/signals.h"

@@ -8,7 +8,7 @@ Rules, each named in its messages:
   torch    torch, ATen and c10 are included by the room libtorch only, and by examples and tests that are about it
   vendor   public headers include no outside library
   private  public headers include public headers only; nobody includes by a path with ".."
-  if       preprocessor conditions are in base/platform.h and kernels/common/arch.h only
+  if       preprocessor conditions are in base/platform.h, base/planted.h and kernels/common/arch.h only
   stage    the number of the ZeRO stage is turned into a plan in one place and compared nowhere else
 Prints one line for each violation; exit code 1 if there is one.
 """
@@ -24,7 +24,7 @@ SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".inl"}
 TREES = ("include", "src", "csrc", "examples", "tests", "benchmarks")
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 VENDORS = re.compile(r"^(spdlog|fmt|nlohmann|CLI|gtest|gmock|benchmark|rapidcheck|cuda)(/|\.h|_)|^xxhash")
-CONDITION_FILES = {"include/zeroth/base/platform.h", "csrc/kernels/common/arch.h"}
+CONDITION_FILES = {"include/zeroth/base/platform.h", "include/zeroth/base/planted.h", "csrc/kernels/common/arch.h"}
 # Where the stage may be compared: the plan; and where a configuration is read, to refuse a stage that does not exist.
 STAGE_FILES = {"src/zero/zero_plan.cpp", "src/engine/config_check.cpp", "src/engine/config_schema_honoured.cpp"}
 # zero_stage, my_zero_stage, config.zero.stage, zero_optimization->stage
@@ -96,7 +96,7 @@ class Checker:
                 self.check_include(path, number, room, include.group(2), include.group(1) == '"')
             condition = re.match(r"\s*#\s*(if|ifdef|ifndef|elif)\b", code_lines[number - 1])
             if condition and path not in CONDITION_FILES:
-                self.report(path, number, "if", f"#{condition.group(1)} outside base/platform.h and common/arch.h")
+                self.report(path, number, "if", f"#{condition.group(1)} outside base/platform.h, base/planted.h and common/arch.h")
         if room is not None and path not in STAGE_FILES:
             for use in STAGE_USES.finditer(code):
                 line = code.count("\n", 0, use.start()) + 1

@@ -35,7 +35,7 @@ PLANTED = [
     ("private", "include/zeroth/device/memory.h", '#include "device/arena.h"'),
     ("private", "src/device/planted.cpp", '#include "../base/planted.h"'),
     ("if", "src/device/planted.cpp", "#if defined(__AVX2__)"),
-    ("if", "include/zeroth/base/planted.h", "#ifdef __cplusplus"),
+    ("if", "include/zeroth/base/foreign.h", "#ifdef __cplusplus"),
     ("if", "tests/unit/base/planted_test.cpp", "  #  ifndef NDEBUG"),
     ("stage", "src/zero/planted.cpp", "bool f(int zero_stage) { return zero_stage == 3; }"),
     ("stage", "src/engine/planted.cpp", "bool f(C c) { return 3 <= c.options.zero_stage; }"),

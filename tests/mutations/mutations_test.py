@@ -103,7 +103,8 @@ def problem_of(guard: Guard, program: pathlib.Path, pattern: str) -> str | None:
 def main() -> int:
     source, build = (pathlib.Path(argument) for argument in sys.argv[1:3])
     configure = run(["cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Release",
-                     "-DZEROTH_TORCH=OFF", "-DZEROTH_CUDA=OFF", "-DZEROTH_BENCHMARKS=OFF", "-DZEROTH_MUTATIONS=ON"])
+                     "-DZEROTH_TORCH=OFF", "-DZEROTH_CUDA=OFF", "-DZEROTH_BENCHMARKS=OFF", "-DZEROTH_MUTATIONS=ON",
+                     "-DZEROTH_WERROR=ON"])  # as in the release preset: what asks for no fault comes from ccache
     if configure.returncode != 0:
         print(configure.stdout)
         return 1

@@ -2,7 +2,7 @@
 #include <kernels/adamw/adamw_variants.h>
 #include <kernels/common/fp_environment.h>
 #include <zeroth/base/error.h>
-#include <zeroth/base/platform.h>
+#include <zeroth/base/planted.h>
 
 #include <cmath>
 #include <cstdint>

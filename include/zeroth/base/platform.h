@@ -1,4 +1,4 @@
-// Compiler and platform facts. The only header below csrc/kernels that may hold an #if.
+// Compiler and platform facts.
 #pragma once
 
 #if !defined(__linux__)
@@ -6,8 +6,6 @@
 #endif
 
 #include <cstddef>
-#include <cstdlib>
-#include <string_view>
 
 namespace zeroth {
 
@@ -19,17 +17,6 @@ inline constexpr std::size_t kSegmentAlignBytes = 64;
 inline constexpr std::size_t kPageBytes = 4096;
 /// Size of a transparent huge page on x86-64; private arenas are rounded to it.
 inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
-
-#if defined(ZEROTH_MUTATIONS)
-/// Whether the planted fault `name` is on: the environment variable ZEROTH_MUTATION chooses it. Only tests/mutations builds this.
-[[nodiscard]] inline bool planted(std::string_view name) noexcept {
-  const char* chosen = std::getenv("ZEROTH_MUTATION");
-  return chosen != nullptr && name == chosen;
-}
-#else
-/// No fault is planted in a real build, and the compiler drops what asks.
-[[nodiscard]] constexpr bool planted(std::string_view /*name*/) noexcept { return false; }
-#endif
 
 #if defined(__SANITIZE_THREAD__)
 inline constexpr bool kThreadSanitizer = true;
