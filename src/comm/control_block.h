@@ -21,6 +21,7 @@ static_assert(SharedWord::is_always_lock_free && SharedFlag::is_always_lock_free
               "atomics with locks do not work between processes");
 
 inline constexpr std::size_t kAbortTextBytes = 1024;
+inline constexpr std::size_t kLossTextBytes = 512;
 
 /// One per rank of the job, at the start of its world segment.
 ///
@@ -37,6 +38,9 @@ struct JobControl {
   alignas(kCacheLineBytes) SharedFlag abort_claimed;  ///< set by the thread that writes the next two
   std::int32_t abort_code;
   char abort_text[kAbortTextBytes];
+  /// The lost peer that made this rank give up, as a sentence; written before `loss_told`, and that before `departed`.
+  char loss_text[kLossTextBytes];
+  SharedFlag loss_told;
 };
 
 /// Which entry point posted a call. Values are those of CollectiveKind, then our own.

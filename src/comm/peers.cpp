@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <ctime>
+#include <optional>
 #include <utility>
 
 namespace zeroth::detail {
@@ -82,50 +83,55 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
   for (;;) {
     const std::uint32_t rung = own.doorbell.load();
     if (predicate()) return;
-    try {
-      raise_failure(view, deadline, context);
-    } catch (const Error&) {
+    if (const std::optional<Failure> failure = find_failure(view, deadline, context)) {
       // The peer may have done what we wait for and left in the meantime.
       if (predicate()) return;
-      throw;
+      raise(*failure);
     }
     futex_wait(own.doorbell, rung, deadline.slice());
   }
 }
 
-void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) const {
-  raise_failure(view, deadline, context);
+void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) {
+  if (const std::optional<Failure> failure = find_failure(view, deadline, context)) raise(*failure);
+}
+
+void Peers::raise(const Failure& failure) {
+  if (!failure.loss.empty()) tell_loss(failure.loss);
+  throw Error(failure.error);
 }
 
 void Peers::throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const {
+  if (const std::optional<Error> error = find_abort(view, context)) throw Error(*error);
+}
+
+std::optional<Error> Peers::find_abort(const GroupView& view, FunctionRef<WaitContext()> context) const {
   const std::uint32_t first = setup_.controls.front()->first_abort.load();
-  if (first == 0) return;
+  if (first == 0) return std::nullopt;
   const WaitContext waited = context();
+  const ErrorContext here{.where = fmt::format("{} group={}", view.where, view.group),
+                          .who = fmt::format("rank {}/{}", view.rank, view.world_ranks.size()),
+                          .which = waited.unit};
   // The word lies in memory that every rank can write.
-  ZR_CHECK(first <= setup_.controls.size(),
-           ErrorCode::kAborted,
-           "the job was stopped, and the word that says by whom is damaged",
-           {.where = fmt::format("{} group={}", view.where, view.group),
-            .who = fmt::format("rank {}/{}", view.rank, view.world_ranks.size()),
-            .which = waited.unit,
-            .expected = fmt::format("a rank below {}", setup_.controls.size()),
-            .got = fmt::format("{}", first - 1),
-            .hint = "something wrote where it should not: run the program under an address sanitizer"});
+  if (first > setup_.controls.size()) {
+    ErrorContext damaged = here;
+    damaged.expected = fmt::format("a rank below {}", setup_.controls.size());
+    damaged.got = fmt::format("{}", first - 1);
+    damaged.hint = "something wrote where it should not: run the program under an address sanitizer";
+    return Error(ErrorCode::kAborted, "the job was stopped, and the word that says by whom is damaged", std::move(damaged));
+  }
   const std::size_t rank = first - 1;
   const JobControl& cause = *setup_.controls[rank];
   const std::string text(cause.abort_text, ::strnlen(cause.abort_text, kAbortTextBytes));
-  throw Error(ErrorCode::kAborted,
-              fmt::format("rank {} stopped the job: {}", rank, text),
-              {.where = fmt::format("{} group={}", view.where, view.group),
-               .who = fmt::format("rank {}/{}", view.rank, view.world_ranks.size()),
-               .which = waited.unit,
-               .expected = waited.what});
+  ErrorContext stopped = here;
+  stopped.expected = waited.what;
+  return Error(ErrorCode::kAborted, fmt::format("rank {} stopped the job: {}", rank, text), std::move(stopped));
 }
 
-void Peers::raise_failure(const GroupView& view,
-                          const Deadline& deadline,
-                          FunctionRef<WaitContext()> context) const {
-  throw_if_aborted(view, context);
+std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
+                                                  const Deadline& deadline,
+                                                  FunctionRef<WaitContext()> context) const {
+  if (std::optional<Error> abort = find_abort(view, context)) return Failure{*std::move(abort)};
   WaitContext waited;  // filled once something is wrong
   const auto describe = [&](ErrorCode code, const std::string& message, std::string hint) {
     return Error(
@@ -147,6 +153,14 @@ void Peers::raise_failure(const GroupView& view,
     return fmt::format(
         "rank {}{}{}{}", rank, identity.empty() ? "" : " (", identity, identity.empty() ? "" : ")");
   };
+  const auto lost = [&](int group_rank, const std::string& what, std::string hint) {
+    const std::string sentence = name(group_rank) + " " + what;
+    const std::string told = told_loss(view.world_ranks[static_cast<std::size_t>(group_rank)]);
+    if (told.empty()) {
+      return Failure{describe(ErrorCode::kPeerLost, sentence, std::move(hint)), fmt::format("in group {} {}", view.group, sentence)};
+    }
+    return Failure{describe(ErrorCode::kPeerLost, sentence + " after it saw that " + told, "look at the rank that was lost first"), told};
+  };
   bool anybody_departed = false;
   for (std::size_t rank = 0; rank < view.controls.size(); ++rank) {
     const int group_rank = static_cast<int>(rank);
@@ -160,14 +174,12 @@ void Peers::raise_failure(const GroupView& view,
         continue;
       }
       waited = context();
-      throw describe(ErrorCode::kPeerLost, name(group_rank) + " " + death, "look at the output of that rank");
+      return lost(group_rank, death, "look at the output of that rank");
     }
     if (const std::string freeze = setup_.liveness->freeze(view.world_ranks[rank]); !freeze.empty()) {
       waited = context();
       if (awaits(waited, group_rank)) {
-        throw describe(ErrorCode::kPeerLost,
-                       name(group_rank) + " " + freeze,
-                       "the process was stopped or its host hangs");
+        return lost(group_rank, freeze, "the process was stopped or its host hangs");
       }
     }
   }
@@ -177,19 +189,30 @@ void Peers::raise_failure(const GroupView& view,
       const int group_rank = static_cast<int>(rank);
       if (group_rank == view.rank || !awaits(waited, group_rank)) continue;
       if (view.controls[rank]->departed.load() != 0) {
-        throw describe(ErrorCode::kPeerLost,
-                       name(group_rank) + " left early",
-                       "every rank must make the same calls; see where that rank returned or threw");
+        return lost(group_rank, "left early", "every rank must make the same calls; see where that rank returned or threw");
       }
     }
   }
   if (deadline.passed()) {
     waited = context();
-    throw describe(ErrorCode::kTimeout,
-                   fmt::format("no answer within {:.1f} s, and every peer is alive",
-                               std::chrono::duration<double>(deadline.timeout()).count()),
-                   "another rank computes longer than the timeout, hangs, or takes another path");
+    return Failure{describe(ErrorCode::kTimeout,
+                            fmt::format("no answer within {:.1f} s, and every peer is alive",
+                                        std::chrono::duration<double>(deadline.timeout()).count()),
+                            "another rank computes longer than the timeout, hangs, or takes another path")};
   }
+  return std::nullopt;
+}
+
+void Peers::tell_loss(const std::string& loss) noexcept {
+  JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
+  if (own.loss_told.load() != 0) return;  // the first one explains the others
+  std::strncpy(own.loss_text, loss.c_str(), kLossTextBytes - 1);
+  own.loss_told.store(1);
+}
+
+std::string Peers::told_loss(int world_rank) const {
+  const JobControl& peer = *setup_.controls[static_cast<std::size_t>(world_rank)];
+  return peer.loss_told.load() == 0 ? "" : std::string(peer.loss_text, ::strnlen(peer.loss_text, kLossTextBytes));
 }
 
 void Peers::ring(std::span<const int> world_ranks) noexcept {

@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -65,7 +66,7 @@ class Peers {
   /// describe a failure.
   void wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionRef<WaitContext()> context);
   /// Throws if somebody whom the context awaits is lost, or the job is aborted, or the deadline has passed.
-  void check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) const;
+  void check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context);
   /// Wakes sleepers among these ranks.
   void ring(std::span<const int> world_ranks) noexcept;
   void throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const;
@@ -77,10 +78,20 @@ class Peers {
   Event last_call{};
 
  private:
-  [[nodiscard]] bool aborted() const { return setup_.controls.front()->first_abort.load() != 0; }
-  void raise_failure(const GroupView& view,
-                     const Deadline& deadline,
-                     FunctionRef<WaitContext()> context) const;
+  struct Failure {
+    Error error;
+    std::string loss{};  ///< the peer that was lost first, as a sentence; empty for other failures
+  };
+  /// Whether somebody whom the context awaits is lost, or the job is aborted, or the deadline has passed.
+  [[nodiscard]] std::optional<Failure> find_failure(const GroupView& view,
+                                                    const Deadline& deadline,
+                                                    FunctionRef<WaitContext()> context) const;
+  [[nodiscard]] std::optional<Error> find_abort(const GroupView& view, FunctionRef<WaitContext()> context) const;
+  [[noreturn]] void raise(const Failure& failure);
+  /// [Note: Told losses] A rank that ends because it has lost a peer is lost to the others in turn, and they may notice only that.
+  /// So it leaves word of whom it has lost: every rank names the first loss, whichever of them the user looks at.
+  void tell_loss(const std::string& loss) noexcept;
+  [[nodiscard]] std::string told_loss(int world_rank) const;
 
   Setup setup_;
 };

@@ -74,5 +74,33 @@ TEST(Peers, ATextWithoutAnEndIsCutAtItsField) {
             "rank 1 stopped the job: " + std::string(kAbortTextBytes, 'x'));
 }
 
+TEST(Peers, ARankThatLeftBecauseItLostAnotherIsNotTheCause) {
+  const auto job = std::make_unique<Job>();
+  std::strncpy(job->controls[1].loss_text, "in group world/dp rank 2 (pid 77) is frozen", kLossTextBytes - 1);
+  job->controls[1].loss_told.store(1);
+  job->groups[1].departed.store(1);
+  const Error error = job->wait_for_nothing();
+  EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(error.message(), "rank 1 left early after it saw that in group world/dp rank 2 (pid 77) is frozen");
+  EXPECT_STREQ(job->controls[0].loss_text, "in group world/dp rank 2 (pid 77) is frozen");  // for whoever loses this rank
+}
+
+TEST(Peers, ARankTellsWhomItHasLostFirst) {
+  const auto job = std::make_unique<Job>();
+  job->groups[1].departed.store(1);
+  EXPECT_EQ(job->wait_for_nothing().message(), "rank 1 left early");
+  EXPECT_EQ(job->controls[0].loss_told.load(), 1U);
+  EXPECT_STREQ(job->controls[0].loss_text, "in group world rank 1 left early");
+}
+
+TEST(Peers, NothingIsToldOfAPeerThatDidItsPartAndLeft) {
+  const auto job = std::make_unique<Job>();
+  job->groups[1].departed.store(1);
+  int looks = 0;
+  job->peers.wait(
+      job->view(), [&] { return ++looks > 2; }, [] { return WaitContext{.what = "something"}; });
+  EXPECT_EQ(job->controls[0].loss_told.load(), 0U);
+}
+
 }  // namespace
 }  // namespace zeroth::detail
