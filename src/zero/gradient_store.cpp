@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -11,25 +10,25 @@
 #include <kernels/reduce/reduce.h>
 #include <zeroth/base/planted.h>
 
+#include "zero/layout_tag.h"
 #include "zero/signals.h"
 
 namespace zeroth {
 namespace {
 
+/// Elements that are summed and then measured at a time: they stay in the cache.
+constexpr std::int64_t kPiece = 16 * kBlockElements;
+
 template <class T>
 void add_scaled(kernels::NormAccumulator& norm, const std::byte* data, std::int64_t n, double factor, kernels::Isa isa) {
-  constexpr std::int64_t kPiece = 16 * kBlockElements;
-  std::vector<T> scaled(static_cast<std::size_t>(std::min(n, kPiece)));
   const auto scale = static_cast<T>(factor);
-  for (std::int64_t begin = 0; begin < n; begin += kPiece) {
-    const std::int64_t count = std::min(kPiece, n - begin);
-    const T* from = reinterpret_cast<const T*>(data) + begin;
-    for (std::int64_t i = 0; i < count; ++i) scaled[static_cast<std::size_t>(i)] = from[i] * scale;
-    norm.add(scaled.data(), DTypeOf<T>::value, count, isa);
-  }
+  const T* from = reinterpret_cast<const T*>(data);
+  std::vector<T> scaled(from, from + n);
+  for (T& value : scaled) value *= scale;
+  norm.add(scaled.data(), DTypeOf<T>::value, n, isa);
 }
 
-/// Adds the squares of a range of gradients, times the flat's factor: the norm is that of what the update sees.
+/// Adds the squares of a piece of gradients, times the flat's factor: the norm is that of what the update sees.
 void add_to_norm(kernels::NormAccumulator& norm, const std::byte* data, const FlatLayout& layout, std::int64_t n, kernels::Isa isa) {
   if (layout.grad_factor == 1.0) {
     norm.add(data, layout.accumulation(), n, isa);
@@ -38,27 +37,6 @@ void add_to_norm(kernels::NormAccumulator& norm, const std::byte* data, const Fl
   } else {
     add_scaled<float>(norm, data, n, layout.grad_factor, isa);
   }
-}
-
-/// Before a bucket of rank `source` is read: both ranks must see the same things at the same places of it.
-void check_layout_tag(const ModelLayout& model, const ModelMemory& memory, int flat, int source) {
-  const std::uint64_t own = memory.signals(memory.rank()).tag(flat).load();
-  const std::uint64_t theirs = memory.signals(source).tag(flat).load();
-  const auto text = [](std::uint64_t tag, int rank) {
-    char line[64];
-    std::snprintf(line, sizeof line, "layout %016llx on rank %d", static_cast<unsigned long long>(tag), rank);
-    return std::string(line);
-  };
-  ZR_CHECK(own == theirs || planted("tag_compare"),
-           ErrorCode::kMismatch,
-           "ranks lay out the gradients of a unit in different ways",
-           {.where = "zero.reduce",
-            .who = "rank " + std::to_string(memory.rank()) + "/" + std::to_string(model.world),
-            .which = "unit " + model.units[static_cast<std::size_t>(model.flat(flat).unit)].name + ", bucket of rank " +
-                     std::to_string(source),
-            .expected = text(own, memory.rank()),
-            .got = text(theirs, source),
-            .hint = "all ranks must build the same model: the same units, names, shapes and dtypes in the same order"});
 }
 
 }  // namespace
@@ -276,7 +254,7 @@ void GradientStore::reduce_event(int flat, std::uint64_t code) {
     if (spill != spilled_.end()) {
       sources.push_back(spill->second.bytes.data());
     } else if (memory_.signals(source).published(flat).load() == code) {
-      check_layout_tag(model_, memory_, flat, source);
+      require_same_layout(model_, memory_, flat, source, "zero.reduce", "gradients", "bucket");
       sources.push_back(memory_.peer_bucket(flat, source) + offset);
       ranks.push_back(source);
     }
@@ -284,7 +262,6 @@ void GradientStore::reduce_event(int flat, std::uint64_t code) {
   const bool accumulate = has_sums_[static_cast<std::size_t>(flat)];
   // [Note: Norm at the sum] Squares are added while a piece of the sum is still in the cache, so that the step phase need not read
   // it once more. A later event changes the sum: it begins anew. Pieces may be added in any order: the norm is exact.
-  constexpr std::int64_t kPiece = 16 * kBlockElements;
   kernels::NormAccumulator norm;
   std::mutex merging;
   kernels_.for_ranges(shard.size(), [&](std::int64_t begin, std::int64_t end) {
@@ -385,7 +362,7 @@ void GradientStore::serve_pressure() {
 }
 
 void GradientStore::spill(int flat, int source, std::uint64_t code) {
-  check_layout_tag(model_, memory_, flat, source);
+  require_same_layout(model_, memory_, flat, source, "zero.reduce", "gradients", "bucket");
   const FlatLayout& layout = model_.flat(flat);
   const Range shard = layout.shard(memory_.rank());
   const std::size_t element = size_of(layout.accumulation());

@@ -1,43 +1,13 @@
 #include <zeroth/zero/parameter_store.h>
 
 #include <algorithm>
-#include <bit>
-#include <cstdio>
 
 #include <kernels/copy/copy.h>
-#include <zeroth/base/planted.h>
-#include <zeroth/base/text.h>
 
+#include "zero/layout_tag.h"
 #include "zero/signals.h"
 
 namespace zeroth {
-namespace {
-
-/// Of all that must agree before one rank may read what another has written for `flat`; never 0, which is the tag of a rank
-/// that has not said anything.
-std::uint64_t layout_digest(const ModelLayout& model, const FlatLayout& flat) {
-  std::vector<std::int64_t> words{flat.unit,
-                                  static_cast<std::int64_t>(flat.dtype),
-                                  flat.trainable ? 1 : 0,
-                                  std::bit_cast<std::int64_t>(flat.grad_factor),
-                                  flat.length,
-                                  static_cast<std::int64_t>(flat.segments.size())};
-  for (const Segment& segment : flat.segments) {
-    words.insert(words.end(), {segment.param, segment.offset, segment.numel});
-  }
-  words.insert(words.end(), flat.boundaries.begin(), flat.boundaries.end());
-  const std::uint64_t digest = digest64({reinterpret_cast<const char*>(words.data()), words.size() * sizeof(std::int64_t)},
-                                        digest64(model.units[static_cast<std::size_t>(flat.unit)].name));
-  return digest != 0 ? digest : 1;
-}
-
-std::string layout_text(std::uint64_t digest, int rank) {
-  char text[64];
-  std::snprintf(text, sizeof text, "layout %016llx on rank %d", static_cast<unsigned long long>(digest), rank);
-  return text;
-}
-
-}  // namespace
 
 ParameterStore::ParameterStore(const ModelLayout& model,
                                const ShardingPlan& plan,
@@ -61,7 +31,7 @@ ParameterStore::ParameterStore(const ModelLayout& model,
   const Signals& own = memory_.signals(memory_.rank());
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     // Constant after this; visible to peers through the first epoch, and through the first bucket that is published.
-    own.tag(static_cast<int>(flat)).store(layout_digest(model, model.flats[flat]));
+    own.tag(static_cast<int>(flat)).store(layout_tag(model, model.flats[flat]));
   }
 }
 
@@ -157,7 +127,6 @@ void ParameterStore::drop(int unit) noexcept {
 
 void ParameterStore::pull(int flat, std::byte* out, CollectiveKind purpose) {
   const FlatLayout& layout = model_.flat(flat);
-  const std::uint64_t tag = memory_.signals(memory_.rank()).tag(flat).load();
   for (int rank = 0; rank < model_.world; ++rank) {
     const Range shard = layout.shard(rank);
     if (shard.size() == 0) continue;
@@ -168,29 +137,15 @@ void ParameterStore::pull(int flat, std::byte* out, CollectiveKind purpose) {
                           {.what = "parameters of unit " + model_.units[static_cast<std::size_t>(layout.unit)].name,
                            .ranks = {rank}});
     }
-    const auto context = [&](std::string expected, std::string got, std::string hint) {
-      return ErrorContext{.where = "zero.gather",
-                          .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
-                          .which = "unit " + model_.units[static_cast<std::size_t>(layout.unit)].name + ", shard of rank " +
-                                   std::to_string(rank),
-                          .expected = std::move(expected),
-                          .got = std::move(got),
-                          .hint = std::move(hint)};
-    };
-    const std::uint64_t their_tag = peer.tag(flat).load();
-    ZR_CHECK(their_tag == tag || planted("tag_compare"),
-             ErrorCode::kMismatch,
-             "ranks lay out the parameters of a unit in different ways",
-             context(layout_text(tag, memory_.rank()),
-                     layout_text(their_tag, rank),
-                     "all ranks must build the same model: the same units, names, shapes and dtypes in the same order"));
+    require_same_layout(model_, memory_, flat, rank, "zero.gather", "parameters", "shard");
     const std::uint64_t their_epoch = epoch.load();
-    ZR_CHECK(their_epoch == epoch_,
-             ErrorCode::kMismatch,
-             "a rank offers another version of a shard than this rank needs",
-             context("epoch " + std::to_string(epoch_) + " on rank " + std::to_string(memory_.rank()),
-                     "epoch " + std::to_string(their_epoch) + " on rank " + std::to_string(rank),
-                     "all ranks must call step() equally often"));
+    if (their_epoch != epoch_) {
+      ErrorContext context = pull_context(model_, memory_, flat, rank, "zero.gather", "shard");
+      context.expected = "epoch " + std::to_string(epoch_) + " on rank " + std::to_string(memory_.rank());
+      context.got = "epoch " + std::to_string(their_epoch) + " on rank " + std::to_string(rank);
+      context.hint = "all ranks must call step() equally often";
+      throw Error(ErrorCode::kMismatch, "a rank offers another version of a shard than this rank needs", std::move(context));
+    }
     const std::size_t element = size_of(layout.dtype);
     std::byte* target = out + static_cast<std::size_t>(shard.begin) * element;
     const std::byte* source = memory_.parameter_shard(flat, rank);
