@@ -11,8 +11,6 @@ namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per i
 /// Independent sums of a block: enough to hide the latency of a fused multiply-add at every width.
 constexpr std::int64_t kNormLanes = 32;
 constexpr std::int64_t kNormRows = 32;
-/// Elements that are asked for before they are needed; past the end it is a hint that nobody follows.
-constexpr std::int64_t kNormAhead = 2048;
 
 /// D: the vector of doubles; In: element type in memory.
 template <class D, class In>
@@ -23,10 +21,6 @@ ZR_INLINE double norm_block(const In* block) {
     sum[k] = D::splat(0.0);
   }
   for (std::int64_t row = 0; row < kNormRows; ++row) {
-    // A block is too short for the processor to see a stream in it by itself.
-    for (std::int64_t line = 0; line < kNormLanes; line += 64 / static_cast<std::int64_t>(sizeof(In))) {
-      __builtin_prefetch(block + kNormAhead + row * kNormLanes + line);
-    }
     for (std::int64_t k = 0; k < kVectors; ++k) {
       const D x = D::load(block + row * kNormLanes + k * D::kLanes);
       sum[k] = fused(x, x, sum[k]);
