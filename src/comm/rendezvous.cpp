@@ -81,7 +81,9 @@ class Host {
       missing -= hear_guests(result);
       notice_leavers(result);
     }
-    if (refusal_) refuse(refusal_->code(), refusal_->message(), result, refusal_->context().hint);
+    if (refusal_) {
+      refuse(refusal_->code(), fmt::format("{} ({})", refusal_->message(), refusal_->context().hint), result);
+    }
     // From here on the name is free: another world of the same job may meet under it.
     listener->reset();
     Answer answer;
@@ -185,21 +187,17 @@ class Host {
   }
 
   /// Tells everybody who has come, and throws.
-  [[noreturn]] void refuse(ErrorCode code,
-                           const std::string& text,
-                           const Rendezvous& result,
-                           const std::string& hint = {}) const {
+  [[noreturn]] void refuse(ErrorCode code, const std::string& text, const Rendezvous& result) const {
     Answer answer;
     answer.code = static_cast<std::int32_t>(code);
-    const std::string told = hint.empty() ? text : fmt::format("{} ({})", text, hint);
-    std::memcpy(answer.text.data(), told.data(), std::min(told.size(), answer.text.size() - 1));
+    std::memcpy(answer.text.data(), text.data(), std::min(text.size(), answer.text.size() - 1));
     const auto tell = [&answer](const UniqueFd& guest) {
       if (guest) [[maybe_unused]]
         const bool heard = send_message(guest.get(), bytes_of(answer));
     };
     std::ranges::for_each(result.connections, tell);
     std::ranges::for_each(waiting_, tell);
-    throw Error(code, told, context_of(spec_));
+    throw Error(code, text, context_of(spec_));
   }
 
   const RendezvousSpec& spec_;
