@@ -68,6 +68,13 @@ void mark_repeated(ScannedModel& scanned) {
   for (const std::size_t unit : largest->second) scanned.units[unit].repeated = true;
 }
 
+/// The longest common prefix that ends with a dot, or "".
+std::string common_path(const std::string& one, const std::string& other) {
+  const auto differ = std::ranges::mismatch(one, other);
+  const std::string shared(one.begin(), differ.in1);
+  return shared.substr(0, shared.rfind('.') + 1);
+}
+
 }  // namespace
 
 DType dtype_of(const at::Tensor& tensor, const std::string& name) {
@@ -83,13 +90,6 @@ DType dtype_of(const at::Tensor& tensor, const std::string& name) {
                .which = name,
                .expected = "float64, float32 or bfloat16",
                .got = c10::toString(tensor.scalar_type())});
-}
-
-/// The longest common prefix that ends with a dot, or "".
-std::string common_path(const std::string& one, const std::string& other) {
-  const auto differ = std::ranges::mismatch(one, other);
-  const std::string shared(one.begin(), differ.in1);
-  return shared.substr(0, shared.rfind('.') + 1);
 }
 
 ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>& groups) {
@@ -121,7 +121,7 @@ ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>&
 
   std::unordered_map<at::TensorImpl*, std::size_t> known;
   std::vector<int> unit_of_param;
-  std::vector<std::string> path_of_param;  // what all its names begin with, up to a dot
+  std::vector<std::string> path_of_param;  // a name, or what names in different units have in common
   for (const auto& item : model.named_parameters(/*recurse=*/true)) {
     const at::Tensor& tensor = item.value();
     const std::string name = plain_name(item.key());
