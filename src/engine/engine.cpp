@@ -247,14 +247,13 @@ StepResult Engine::step() {
   // Where the others wait for this rank, they hear of it from the judge.
   const bool judged = world() > 1 && micro_step_ + 1 == settings_.micro_steps;
   if (!had_backward_ && !judged) throw_idle(rank());
-  idle_ = !had_backward_;
-  had_backward_ = false;
+  const bool idle = !std::exchange(had_backward_, false);
   if (++micro_step_ < settings_.micro_steps) {
     gradients_->set_micro_step(micro_step_);
     return {.step = committed_steps_};
   }
   micro_step_ = 0;
-  return finish_step();
+  return finish_step(idle);
 }
 
 void Engine::throw_idle(int idle_rank) const {
@@ -265,7 +264,7 @@ void Engine::throw_idle(int idle_rank) const {
                .hint = "call backward(loss) on every rank in every micro-step; nothing was changed"});
 }
 
-StepResult Engine::finish_step() {
+StepResult Engine::finish_step(bool idle) {
   if (planted("leaked_buffer")) {
     constexpr std::size_t kLeaked = std::size_t{64} << 10U;
     Arena arena = device_.make_arena(ArenaKind::kPrivate, kLeaked, "leaked");
@@ -279,7 +278,7 @@ StepResult Engine::finish_step() {
   Evidence evidence{.touched = std::vector<bool>(layout_.params.size()),
                     .offender = gradients_->offender(),
                     .failed = backward_failed_,
-                    .idle = idle_};
+                    .idle = idle};
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!gradients_->has_sums(static_cast<int>(flat))) continue;
     evidence.norm.merge(gradients_->norm(static_cast<int>(flat)));

@@ -29,8 +29,8 @@ std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::
     // Padding is zero in values, gradients and states, and stays zero under every update: it goes with the parameter before it.
     const auto next = std::find_if(segment + 1, layout.segments.end(), [](const Segment& other) { return other.numel > 0; });
     const std::int64_t end = next == layout.segments.end() ? layout.length : next->offset;
-    const Range part{std::max(segment->offset, range.begin), std::min(end, range.end)};
-    if (part.size() <= 0) continue;
+    const Range part = intersect({segment->offset, end}, range);
+    if (part.size() == 0) continue;
     const auto param = static_cast<std::size_t>(segment->param);
     if (!touched[param]) {
       joinable = false;
@@ -52,8 +52,8 @@ void Engine::Updater::update_run(int flat, const Run& run, double factor, const 
   const std::size_t element = size_of(layout.accumulation());
   for (int owner = 0; owner < layout.world(); ++owner) {
     const Range shard = layout.shard(owner);
-    const Range part{std::max(run.range.begin, shard.begin), std::min(run.range.end, shard.end)};
-    if (part.size() <= 0) continue;
+    const Range part = intersect(run.range, shard);
+    if (part.size() == 0) continue;
     const bool own = owner == memory_.rank();
     const std::byte* sums = own ? memory_.reduced(flat) : memory_.peer_reduced(flat, owner);
     update_range(flat, part, run.step, sums + static_cast<std::size_t>(part.begin - shard.begin) * element, factor, hyper);

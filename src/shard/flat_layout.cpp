@@ -90,9 +90,9 @@ std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
   return layouts;
 }
 
-Range intersect(const Segment& segment, const Range& range) {
-  const std::int64_t begin = std::max(segment.offset, range.begin);
-  const std::int64_t end = std::min(segment.offset + segment.numel, range.end);
+Range intersect(const Range& one, const Range& other) {
+  const std::int64_t begin = std::max(one.begin, other.begin);
+  const std::int64_t end = std::min(one.end, other.end);
   return begin < end ? Range{begin, end} : Range{begin, begin};
 }
 

@@ -132,7 +132,7 @@ class Engine {
   void build_stores();
   void store_initial(int flat, const std::byte* values);
   void release_leases();
-  StepResult finish_step();
+  StepResult finish_step(bool idle);
   [[noreturn]] void throw_idle(int idle_rank) const;
   /// Rank 0's values into the stores, flat by flat; the first unit whose values differed here, or -1.
   int take_values(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
@@ -154,7 +154,6 @@ class Engine {
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
   bool had_backward_ = false;
-  bool idle_ = false;  ///< the step that is being judged had none
   bool backward_failed_ = false;
   int nonfinite_in_a_row_ = 0;
   std::int64_t committed_steps_ = 0;

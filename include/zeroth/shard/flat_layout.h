@@ -21,20 +21,21 @@ namespace zeroth {
 /// Elements in a block: the grain of shard boundaries and of the exact norm.
 inline constexpr std::int64_t kBlockElements = 1024;
 
-/// A parameter's place in a flat buffer, in elements.
-struct Segment {
-  int param = -1;
-  std::int64_t offset = 0;  ///< multiple of 64 bytes in the parameter's dtype
-  std::int64_t numel = 0;
-  bool operator==(const Segment&) const = default;
-};
-
 /// Half-open range of elements.
 struct Range {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   [[nodiscard]] std::int64_t size() const { return end - begin; }
   bool operator==(const Range&) const = default;
+};
+
+/// A parameter's place in a flat buffer, in elements.
+struct Segment {
+  int param = -1;
+  std::int64_t offset = 0;  ///< multiple of 64 bytes in the parameter's dtype
+  std::int64_t numel = 0;
+  [[nodiscard]] Range range() const { return {offset, offset + numel}; }
+  bool operator==(const Segment&) const = default;
 };
 
 /// Parameters of one unit with one dtype, one trainability and one gradient factor.
@@ -73,7 +74,7 @@ struct FlatLayout {
                                                         int unit_index,
                                                         int world);
 
-/// The part of `segment` inside `range`, in flat coordinates (empty if they do not meet).
-[[nodiscard]] Range intersect(const Segment& segment, const Range& range);
+/// What two ranges share (empty if they do not meet).
+[[nodiscard]] Range intersect(const Range& one, const Range& other);
 
 }  // namespace zeroth
