@@ -60,6 +60,12 @@ RUNS = [
     ),
     Run(name="step-25m-bf16", command=f"{LAUNCH} 2 {STEP} --cycles 15 --dtype bf16", quick=QUICK_STEP, minutes=4),
     Run(
+        name="step-25m-bf16-keep-pages",
+        command=f"{LAUNCH} 2 {STEP} --cycles 12 --dtype bf16 --keep-pages",
+        quick=QUICK_STEP,
+        minutes=2,
+    ),
+    Run(
         name="step-25m-4-ranks",
         command=f"{LAUNCH} 4 {STEP} --cycles 8 --steps-per-block 1",
         quick=QUICK_STEP,

@@ -132,9 +132,11 @@ void Runtime::install_hooks() {
     if (!scanned_.params[param].trainable) continue;
     const at::Tensor& tensor = scanned_.tensors[param];
     trainable_.push_back(static_cast<int>(param));
-    // Gradients of 16-bit parameters arrive and accumulate in fp32, so that several uses sum in fp32.
-    if (scanned_.params[param].dtype == DType::kBFloat16) tensor.set_grad_dtype(at::kFloat);
     tensor.mutable_grad().reset();
+    if (scanned_.params[param].dtype == DType::kBFloat16) {
+      narrow_.push_back({.param = static_cast<int>(param), .grad_dtype = tensor.grad_dtype()});
+      widen(static_cast<int>(param));
+    }
     auto previous = std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
     torch::autograd::impl::set_post_acc_grad_hooks(
         tensor, std::make_unique<GradientHook>(weak_from_this(), static_cast<int>(param), std::move(previous)));
@@ -149,6 +151,7 @@ Runtime::~Runtime() {
       slot = std::move(previous);
     }
   }
+  for (const auto& [param, grad_dtype] : narrow_) slots_.tensor(param).set_grad_dtype(grad_dtype);
   // The arenas go away with the engine: parameters, and what graphs saved of them, keep their shape and say so when touched.
   if (core_) {
     core_->abandon(/*in_backward=*/false);  // leases of forwards that never had their backward
@@ -156,8 +159,34 @@ Runtime::~Runtime() {
   }
 }
 
+// [Note: Width of a gradient] Gradients of several uses of a 16-bit parameter are summed by torch, and that sum must be one in fp32:
+// a grad_dtype of float makes torch widen each term before it adds. A parameter used once has no sum, and widening it early is only
+// traffic: a temporary of twice the size, whose fresh pages cost more than the cast. So its gradient comes as it was computed,
+// and the bucket widens it, with the same bits. Uses are edges to the parameter's accumulator: known when backward begins, and never
+// counted too low. Whoever else holds the accumulator, a graph of an earlier step for one, counts as a use more: dearer, not wrong.
+void Runtime::narrow_single_uses() {
+  for (const auto& [param, _] : narrow_) {
+    const at::Tensor& tensor = slots_.tensor(param);
+    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
+    constexpr long kOneEdge = 2;  // and `accumulator` here
+    if (accumulator != nullptr && accumulator.use_count() == kOneEdge) tensor.set_grad_dtype(std::nullopt);
+  }
+}
+
+void Runtime::widen_all() {
+  for (const auto& [param, _] : narrow_) widen(param);
+}
+
+void Runtime::widen(int param) { slots_.tensor(param).set_grad_dtype(at::kFloat); }
+
 std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   if (unit == 0) settle();
+  if (in_backward_) {  // a checkpoint computes the unit again: how often it uses a parameter, nobody has counted
+    for (const int param : scanned_.units[static_cast<std::size_t>(unit)].params) {
+      const ParamSpec& spec = scanned_.params[static_cast<std::size_t>(param)];
+      if (spec.trainable && spec.dtype == DType::kBFloat16) widen(param);
+    }
+  }
   auto use = std::make_shared<UnitUse>();
   use->invocation = core_->begin_forward(unit);
   core_->pre_forward(use->invocation);
@@ -170,6 +199,7 @@ void Runtime::enter_backward() {
   if (in_backward_) return;
   in_backward_ = true;
   ++backward_seq_;
+  narrow_single_uses();
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto runtime = weak.lock()) runtime->leave_backward();
   });
@@ -179,6 +209,7 @@ void Runtime::leave_backward() {
   if (!in_backward_) return;
   in_backward_ = false;
   active_uses_.assign(active_uses_.size(), 0);
+  widen_all();
   core_->end_backward();
 }
 
@@ -187,6 +218,7 @@ void Runtime::settle() {
   in_backward_ = false;
   active_uses_.assign(active_uses_.size(), 0);
   for (const int param : trainable_) slots_.tensor(param).mutable_grad().reset();
+  widen_all();
   core_->abandon(/*in_backward=*/true);
 }
 
@@ -242,6 +274,7 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
             .expected = "a strided gradient",
             .got = "a sparse one",
             .hint = "set sparse=false in the embedding"});
+  if (grad.scalar_type() != parameter.scalar_type()) grad = grad.to(at::kFloat);  // what a function of the user's own may return
   if (grad.strides() != parameter.strides() && grad.numel() > 0) {
     at::Tensor dense = at::empty_strided(parameter.sizes(), parameter.strides(), grad.options());
     dense.copy_(grad);

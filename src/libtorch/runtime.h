@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,6 +61,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void enter_backward();
   void leave_backward();
   void finish_unit(int unit);
+  /// 16-bit parameters whose gradient is no sum: it comes as it was computed.
+  void narrow_single_uses();
+  void widen(int param);  ///< its gradients come in fp32, as at all other times
+  void widen_all();
 
   Config config_;
   ScannedModel scanned_;
@@ -71,6 +76,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unique_ptr<zeroth::Engine> core_;
   std::vector<int> active_uses_;        // per unit, in this backward
   std::vector<int> trainable_;
+  struct Narrow {
+    int param;
+    std::optional<at::ScalarType> grad_dtype;  // the user's
+  };
+  std::vector<Narrow> narrow_;          // trainable 16-bit parameters
   bool in_backward_ = false;
   std::uint64_t backward_seq_ = 0;
 };
