@@ -7,7 +7,7 @@
 #include <zeroth/engine/world.h>
 #include <zeroth/libtorch/engine.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <memory>

@@ -3,8 +3,8 @@
 #include <zeroth/base/error.h>
 #include <zeroth/engine/settings.h>
 
+#include <ATen/Parallel.h>
 #include <malloc.h>
-#include <torch/torch.h>
 
 #include <cstdlib>
 #include <iostream>
@@ -31,7 +31,7 @@ int run_job(const std::function<void(const World&)>& body) {
   try {
     const World world = World::from_environment();
     try {
-      torch::set_num_threads(1);
+      at::set_num_threads(1);
       body(world);
       return EXIT_SUCCESS;
     } catch (const Error& error) {

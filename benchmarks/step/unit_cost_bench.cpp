@@ -14,7 +14,9 @@
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <CLI/CLI.hpp>
-#include <torch/torch.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 #include <torch/version.h>
 
 #include <cstdint>

@@ -7,7 +7,8 @@
 
 #include <zeroth/libtorch/engine.h>
 
-#include <torch/torch.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <memory>

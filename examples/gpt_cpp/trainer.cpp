@@ -11,7 +11,8 @@
 #include <zeroth/device/memory.h>
 #include <zeroth/libtorch/engine.h>
 
-#include <torch/torch.h>
+#include <ATen/Parallel.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <chrono>
@@ -52,7 +53,7 @@ int use_threads(int world_size) {
       ErrorCode::kEnvironment,
       "OMP_NUM_THREADS is no positive number",
       ErrorContext{.where = "zeroth-gpt", .which = "OMP_NUM_THREADS", .got = text != nullptr ? text : ""});
-  torch::set_num_threads(threads);
+  at::set_num_threads(threads);
   return threads;
 }
 
