@@ -6,9 +6,10 @@
 #   zeroth_add_program(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
 #       Executable placed in ZEROTH_BIN_DIR and installed.
 #   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
-#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [TORCH] [NO_MAIN])
+#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [ONE_THREAD] [TORCH] [NO_MAIN])
 #       One GoogleTest executable that is one ctest test. The default label is unit, the default timeout 120 s.
-#       Under a sanitizer SANITIZED_FILTER says which cases are enough.
+#       Under a sanitizer SANITIZED_FILTER says which cases are enough, and the thread sanitizer needs no test that is ONE_THREAD:
+#       nothing in it is touched by a second thread.
 #   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...])
 #       Some cases of a test once more, with variables set; a ctest test of its own.
 #   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds])
@@ -132,14 +133,20 @@ function(zeroth_add_program name)
 endfunction()
 
 function(zeroth_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH;NO_MAIN" "TIMEOUT;SANITIZED_FILTER" "SOURCES;ROOMS;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;TORCH;NO_MAIN" "TIMEOUT;SANITIZED_FILTER" "SOURCES;ROOMS;LIBS;LABELS")
   zeroth_check_arguments(zeroth_add_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
   zeroth_leave_out(left_out "test ${name}" ${arg_TORCH})
-  if(left_out)
+  if(left_out OR (arg_ONE_THREAD AND ZEROTH_SANITIZE STREQUAL "thread"))
     return()
   endif()
   add_executable(${name} ${arg_SOURCES})
   zeroth_link_executable(${name} "${arg_ROOMS}" "${arg_LIBS}" ${arg_TORCH})
+  # Half the time to compile, and a test of ours computes little; what it tests, the rooms, keeps the build's level.
+  if(ZEROTH_SANITIZE)
+    target_compile_options(${name} PRIVATE -O0)
+  else()
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE GTest::gmock)
   if(NOT arg_NO_MAIN)
