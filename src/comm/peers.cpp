@@ -1,5 +1,7 @@
 #include "comm/peers.h"
 
+#include <zeroth/base/interrupt.h>
+
 #include <fmt/format.h>
 #include <linux/futex.h>
 #include <sched.h>
@@ -80,6 +82,7 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
   }
   JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
   const SleeperMark mark(own.waiting);
+  auto look_up = SteadyClock::now() + kWaitSlice;
   for (;;) {
     const std::uint32_t rung = own.doorbell.load();
     if (predicate()) return;
@@ -89,11 +92,15 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
       raise(*failure);
     }
     futex_wait(own.doorbell, rung, deadline.slice());
+    if (SteadyClock::now() < look_up) continue;
+    check_interrupt();
+    look_up = SteadyClock::now() + kWaitSlice;
   }
 }
 
 void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) {
   if (const std::optional<Failure> failure = find_failure(view, deadline, context)) raise(*failure);
+  check_interrupt();
 }
 
 void Peers::raise(const Failure& failure) {

@@ -2,6 +2,8 @@
 
 #include "comm/unix_socket.h"
 
+#include <zeroth/base/interrupt.h>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <poll.h>
@@ -112,6 +114,7 @@ class Host {
     for (const UniqueFd& guest : waiting_)
       watched.push_back({.fd = guest.get(), .events = POLLIN, .revents = 0});
     ::poll(watched.data(), watched.size(), static_cast<int>(kWaitSlice.count()));
+    check_interrupt();
   }
 
   /// Reads the first message of those who connected; returns how many ranks that added.

@@ -4,6 +4,7 @@
 
 #include <kernels/copy/copy.h>
 #include <kernels/reduce/reduce.h>
+#include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
 
@@ -82,6 +83,7 @@ class SelfBackend final : public CommBackend {
            .got = context.progress ? context.progress() : "",
            .hint = "this rank is alone: nobody else can fulfil what it waits for"});
       futex_wait(doorbell, rung, deadline.slice());
+      check_interrupt();
     }
   }
 

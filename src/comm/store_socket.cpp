@@ -6,6 +6,7 @@
 #include "comm/unix_socket.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -203,6 +204,7 @@ class ClientStore final : public Store {
       if (std::optional<std::string> value = ask(Request::kFind, key, {}, patience)) return *std::move(value);
       if (deadline.passed()) throw_missing(key, timeout);
       std::this_thread::sleep_for(std::min(pause, deadline.slice()));
+      check_interrupt();
     }
   }
 

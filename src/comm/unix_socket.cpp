@@ -1,6 +1,7 @@
 #include "comm/unix_socket.h"
 
 #include <zeroth/base/deadline.h>
+#include <zeroth/base/interrupt.h>
 #include <zeroth/base/text.h>
 
 #include <fmt/format.h>
@@ -91,6 +92,7 @@ UniqueFd connect_to(const std::string& name, FunctionRef<void()> check) {
              "connect failed: " + errno_text(errno),
              {.where = "comm.unix_socket"});
     check();
+    check_interrupt();
     std::this_thread::sleep_for(pause);
   }
 }
@@ -129,7 +131,9 @@ bool send_message(int socket,
              {.where = "comm.unix_socket"});
     // The other side has not read what it was sent before.
     pollfd watched{.fd = socket, .events = POLLOUT, .revents = 0};
-    if (::poll(&watched, 1, static_cast<int>(kWaitSlice.count())) <= 0) check();
+    if (::poll(&watched, 1, static_cast<int>(kWaitSlice.count())) > 0) continue;
+    check();
+    check_interrupt();
   }
 }
 
@@ -160,7 +164,9 @@ std::optional<Message> receive_message(int socket, std::size_t limit, FunctionRe
     received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (received >= 0 || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) break;
     pollfd watched{.fd = socket, .events = POLLIN, .revents = 0};
-    if (::poll(&watched, 1, static_cast<int>(kWaitSlice.count())) <= 0) check();
+    if (::poll(&watched, 1, static_cast<int>(kWaitSlice.count())) > 0) continue;
+    check();
+    check_interrupt();
   }
   if (received == 0 || (received < 0 && (errno == ECONNRESET || errno == EPIPE))) return std::nullopt;
   ZR_CHECK(received > 0,

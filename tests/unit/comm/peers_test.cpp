@@ -1,5 +1,7 @@
 #include "comm/peers.h"
 
+#include <zeroth/base/interrupt.h>
+
 #include <gtest/gtest.h>
 
 #include <array>
@@ -72,6 +74,21 @@ TEST(Peers, ATextWithoutAnEndIsCutAtItsField) {
   job->controls[0].first_abort.store(2);
   EXPECT_EQ(job->wait_for_nothing().message(),
             "rank 1 stopped the job: " + std::string(kAbortTextBytes, 'x'));
+}
+
+TEST(Peers, AWaitAsksForInterruptsAndEndsWithWhatTheCheckThrows) {
+  struct Stop {};
+  static int asked = 0;
+  asked = 0;
+  set_interrupt_check([] {
+    if (++asked == 2) throw Stop();
+  });
+  const auto job = std::make_unique<Job>();
+  const auto begin = SteadyClock::now();
+  EXPECT_THROW(job->wait_for_nothing(), Stop);
+  set_interrupt_check(nullptr);
+  EXPECT_LT(SteadyClock::now() - begin, Milliseconds{5'000});  // long before the timeout
+  EXPECT_EQ(job->controls[0].loss_told.load(), 0U);
 }
 
 TEST(Peers, ARankThatLeftBecauseItLostAnotherIsNotTheCause) {
