@@ -11,7 +11,7 @@ namespace zeroth::libtorch {
 namespace {
 
 /// One digest a buffer: what must be alike, in order.
-std::vector<std::int64_t> structure_of(const ScannedModel& model) {
+std::vector<std::int64_t> structure_of(const ModelDescription& model) {
   std::vector<std::int64_t> digests;
   for (const auto& [name, buffer] : model.buffers) {
     ZR_CHECK(buffer.is_cpu() && buffer.layout() == at::kStrided,
@@ -28,7 +28,7 @@ std::vector<std::int64_t> structure_of(const ScannedModel& model) {
   return digests;
 }
 
-void require_same_structure(const ScannedModel& model, const Communicator& communicator) {
+void require_same_structure(const ModelDescription& model, const Communicator& communicator) {
   const auto world = static_cast<std::size_t>(communicator.size());
   const std::vector<std::int64_t> own = structure_of(model);
   const auto refuse =
@@ -56,14 +56,14 @@ void require_same_structure(const ScannedModel& model, const Communicator& commu
       const std::int64_t expected = all[index];
       const std::int64_t got = all[rank * own.size() + index];
       if (expected != got)
-        refuse(rank, model.buffers[index].first + " (name, shape or dtype)", expected, got);
+        refuse(rank, model.buffers[index].name + " (name, shape or dtype)", expected, got);
     }
   }
 }
 
 }  // namespace
 
-std::string share_buffers(const ScannedModel& model, const Communicator& communicator) {
+std::string share_buffers(const ModelDescription& model, const Communicator& communicator) {
   const at::NoGradGuard no_grad;
   require_same_structure(model, communicator);
   std::string differing;

@@ -1,7 +1,7 @@
 // Buffers (running statistics, tables): not partitioned, but everybody starts with rank 0's.
 #pragma once
 
-#include "libtorch/model_scan.h"
+#include <zeroth/libtorch/model_description.h>
 
 #include <zeroth/comm/communicator.h>
 
@@ -10,6 +10,6 @@ namespace zeroth::libtorch {
 /// Collective. Gives every rank rank 0's buffers; returns the name of the first one whose values differed
 /// here, or "". Throws kMismatch on every rank if names, shapes or dtypes are not alike, kModel for buffers
 /// that are not dense CPU tensors. Wire: the bytes of all buffers.
-[[nodiscard]] std::string share_buffers(const ScannedModel& model, const Communicator& communicator);
+[[nodiscard]] std::string share_buffers(const ModelDescription& model, const Communicator& communicator);
 
 }  // namespace zeroth::libtorch

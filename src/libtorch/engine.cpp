@@ -1,10 +1,20 @@
 #include <zeroth/libtorch/engine.h>
 
+#include "libtorch/model_scan.h"
 #include "libtorch/runtime.h"
 
 namespace zeroth::libtorch {
 
 EngineBase::EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world, EngineOptions options)
+    : owner_(model) {
+  ScannedModel scanned = scan_model(*model, options.groups);
+  runtime_ = Runtime::create(std::move(scanned.model), std::move(config), world, std::move(options));
+  for (std::size_t unit = 0; unit < scanned.wrappers.size(); ++unit) {
+    if (scanned.wrappers[unit] != nullptr) scanned.wrappers[unit]->connect(runtime_, static_cast<int>(unit));
+  }
+}
+
+EngineBase::EngineBase(ModelDescription model, Config config, const World& world, EngineOptions options)
     : runtime_(Runtime::create(std::move(model), std::move(config), world, std::move(options))) {}
 
 EngineBase::EngineBase(EngineBase&&) noexcept = default;
@@ -12,6 +22,10 @@ EngineBase& EngineBase::operator=(EngineBase&&) noexcept = default;
 EngineBase::~EngineBase() = default;
 
 void EngineBase::backward(const at::Tensor& loss) { runtime_->backward(loss); }
+std::uint64_t EngineBase::open_backward(const at::Tensor& loss) { return runtime_->open_backward(loss); }
+void EngineBase::close_backward(std::uint64_t seen) { runtime_->close_backward(seen); }
+void EngineBase::settle() { runtime_->settle(); }
+void EngineBase::release_parameters() { runtime_->release_parameters(); }
 StepResult EngineBase::step() { return runtime_->step(); }
 double EngineBase::average(double value) { return runtime_->core().average(value); }
 void EngineBase::export_safetensors(const std::string& path) { runtime_->export_safetensors(path); }

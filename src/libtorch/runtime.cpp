@@ -7,12 +7,14 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <cstring>
 #include <set>
 
 #include <zeroth/base/error.h>
 #include <zeroth/engine/settings.h>
 
 #include "libtorch/buffers.h"
+#include "libtorch/model_scan.h"
 #include "libtorch/safetensors_export.h"
 #include "libtorch/version_check.h"
 
@@ -52,7 +54,7 @@ std::vector<GroupHyper> group_hypers(const Config& config, const std::vector<Par
 }
 
 /// The engine converts nothing: the model's own dtypes decide, and the document must not say something else.
-void require_dtype_of_config(const Config& config, const ScannedModel& model) {
+void require_dtype_of_config(const Config& config, const ModelDescription& model) {
   const bool any = std::ranges::any_of(model.params, [](const ParamSpec& spec) { return spec.dtype == DType::kBFloat16; });
   ZR_CHECK(!config.bf16 || any,
            ErrorCode::kConfig,
@@ -66,18 +68,14 @@ void require_dtype_of_config(const Config& config, const ScannedModel& model) {
 
 }  // namespace
 
-Runtime::Runtime(Config config, ScannedModel scanned)
-    : config_(std::move(config)), scanned_(std::move(scanned)), slots_(scanned_.tensors, scanned_.params) {}
+Runtime::Runtime(Config config, ModelDescription model)
+    : config_(std::move(config)), model_(std::move(model)), slots_(model_.tensors, model_.params) {}
 
-std::shared_ptr<Runtime> Runtime::create(std::shared_ptr<torch::nn::Module> model,
-                                         Config config,
-                                         const World& world,
-                                         EngineOptions options) {
+std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, const World& world, EngineOptions options) {
   require_same_torch();
   config.validate();
-  std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), scan_model(*model, options.groups)));
-  require_dtype_of_config(runtime->config_, runtime->scanned_);
-  runtime->model_ = std::move(model);
+  std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), std::move(model)));
+  require_dtype_of_config(runtime->config_, runtime->model_);
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level);
   runtime->announce();
   runtime->device_ = make_cpu_device(runtime->config_.runtime.execution,
@@ -86,8 +84,8 @@ std::shared_ptr<Runtime> Runtime::create(std::shared_ptr<torch::nn::Module> mode
   runtime->traffic_ = std::make_shared<TrafficTable>();
   const EngineSettings settings =
       make_settings(runtime->config_, world.size(), group_hypers(runtime->config_, options.groups));
-  runtime->core_ = std::make_unique<zeroth::Engine>(runtime->scanned_.params,
-                                                    runtime->scanned_.units,
+  runtime->core_ = std::make_unique<zeroth::Engine>(runtime->model_.params,
+                                                    runtime->model_.units,
                                                     settings,
                                                     *runtime->device_,
                                                     world.connect(make_comm_options(runtime->config_), runtime->traffic_),
@@ -97,7 +95,7 @@ std::shared_ptr<Runtime> Runtime::create(std::shared_ptr<torch::nn::Module> mode
   ParameterSlots& slots = runtime->slots_;
   runtime->core_->initialize([&slots](int param) { return slots.initial_value(param); },
                              [&slots](int unit) { slots.drop_initial(unit); });
-  if (const std::string buffer = share_buffers(runtime->scanned_, runtime->core_->communicator()); !buffer.empty()) {
+  if (const std::string buffer = share_buffers(runtime->model_, runtime->core_->communicator()); !buffer.empty()) {
     runtime->log_.warn("buffers differed from rank 0's (first: " + buffer + "); rank 0's are used");
   }
   runtime->traffic_->reset();
@@ -111,11 +109,11 @@ void Runtime::announce() const {
   }
   for (const HintNote& hint : config_.hints) log_.progress("hint " + hint.text());
   if (config_.gradient_clipping == 0) log_.progress("gradient clipping is off");
-  for (const ParamSpec& spec : scanned_.params) {
+  for (const ParamSpec& spec : model_.params) {
     for (const std::string& alias : spec.aliases) log_.progress("tied: " + alias + " -> " + spec.name);
   }
   std::set<std::string> dtypes;
-  for (const ParamSpec& spec : scanned_.params) {
+  for (const ParamSpec& spec : model_.params) {
     if (!spec.trainable) continue;
     const std::string wide(name_of(accumulation_dtype(spec.dtype)));
     dtypes.insert("precision: parameters " + std::string(name_of(spec.dtype)) + ", masters, gradients, sums and moments " + wide);
@@ -124,16 +122,13 @@ void Runtime::announce() const {
 }
 
 void Runtime::install_hooks() {
-  active_uses_.assign(scanned_.units.size(), 0);
-  for (std::size_t unit = 0; unit < scanned_.wrappers.size(); ++unit) {
-    if (scanned_.wrappers[unit] != nullptr) scanned_.wrappers[unit]->connect(weak_from_this(), static_cast<int>(unit));
-  }
-  for (std::size_t param = 0; param < scanned_.params.size(); ++param) {
-    if (!scanned_.params[param].trainable) continue;
-    const at::Tensor& tensor = scanned_.tensors[param];
+  active_uses_.assign(model_.units.size(), 0);
+  for (std::size_t param = 0; param < model_.params.size(); ++param) {
+    if (!model_.params[param].trainable) continue;
+    const at::Tensor& tensor = model_.tensors[param];
     trainable_.push_back(static_cast<int>(param));
     tensor.mutable_grad().reset();
-    if (scanned_.params[param].dtype == DType::kBFloat16) {
+    if (model_.params[param].dtype == DType::kBFloat16) {
       narrow_.push_back({.param = static_cast<int>(param), .grad_dtype = tensor.grad_dtype()});
       widen(static_cast<int>(param));
     }
@@ -182,8 +177,8 @@ void Runtime::widen(int param) { slots_.tensor(param).set_grad_dtype(at::kFloat)
 std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   if (unit == 0) settle();
   if (in_backward_) {  // a checkpoint computes the unit again: how often it uses a parameter, nobody has counted
-    for (const int param : scanned_.units[static_cast<std::size_t>(unit)].params) {
-      const ParamSpec& spec = scanned_.params[static_cast<std::size_t>(param)];
+    for (const int param : model_.units[static_cast<std::size_t>(unit)].params) {
+      const ParamSpec& spec = model_.params[static_cast<std::size_t>(param)];
       if (spec.trainable && spec.dtype == DType::kBFloat16) widen(param);
     }
   }
@@ -224,8 +219,8 @@ void Runtime::settle() {
 
 bool Runtime::ends_with_gradients(int unit) const {
   // The root's nodes lie around those of all units, so its gradients tell nothing about the rest of its backward.
-  return unit != 0 && std::ranges::all_of(scanned_.units[static_cast<std::size_t>(unit)].params, [this](int param) {
-    return scanned_.params[static_cast<std::size_t>(param)].trainable;
+  return unit != 0 && std::ranges::all_of(model_.units[static_cast<std::size_t>(unit)].params, [this](int param) {
+    return model_.params[static_cast<std::size_t>(param)].trainable;
   });
 }
 
@@ -236,7 +231,7 @@ void Runtime::before_backward(UnitUse& use) {
            ErrorCode::kModel,
            "backward with create_graph does not work while parameters are sharded",
            {.where = "libtorch.backward",
-            .which = "unit " + scanned_.units[static_cast<std::size_t>(unit)].name,
+            .which = "unit " + model_.units[static_cast<std::size_t>(unit)].name,
             .expected = "a backward without create_graph",
             .got = "create_graph",
             .hint = "use a plan that keeps parameters whole (zero_optimization.stage at most 2)"});
@@ -265,7 +260,7 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
   enter_backward();
   at::Tensor grad = parameter.grad();
   if (!grad.defined()) return;  // a function returned no gradient
-  const ParamSpec& spec = scanned_.params[static_cast<std::size_t>(param)];
+  const ParamSpec& spec = model_.params[static_cast<std::size_t>(param)];
   ZR_CHECK(grad.layout() == at::kStrided,
            ErrorCode::kModel,
            "a gradient is not dense",
@@ -286,6 +281,17 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
 }
 
 void Runtime::backward(const at::Tensor& loss) {
+  const std::uint64_t seen = open_backward(loss);
+  try {
+    loss.backward();
+  } catch (...) {
+    settle();
+    throw;
+  }
+  close_backward(seen);
+}
+
+std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
   settle();
   ZR_CHECK(loss.defined() && loss.requires_grad(),
            ErrorCode::kModel,
@@ -294,13 +300,10 @@ void Runtime::backward(const at::Tensor& loss) {
             .expected = "a tensor that requires grad",
             .got = loss.defined() ? "requires_grad is false" : "an undefined tensor",
             .hint = "compute it from the model's output, outside NoGradGuard, and do not detach() it"});
-  const std::uint64_t seen = backward_seq_;
-  try {
-    loss.backward();
-  } catch (...) {
-    settle();
-    throw;
-  }
+  return backward_seq_;
+}
+
+void Runtime::close_backward(std::uint64_t seen) {
   // A loss that none of the engine's parameters was part of: this rank contributes nothing.
   if (backward_seq_ == seen) core_->end_backward();
 }
@@ -312,9 +315,30 @@ StepResult Runtime::step() {
   return result;
 }
 
+void Runtime::release_parameters() {
+  settle();
+  core_->abandon(/*in_backward=*/false);
+  const ModelLayout& layout = core_->layout();
+  std::vector<at::Tensor> whole(model_.tensors.size());
+  for (std::size_t index = 0; index < layout.flats.size(); ++index) {
+    const FlatLayout& flat = layout.flats[index];
+    std::vector<std::byte> values(flat.bytes());
+    core_->read_flat(static_cast<int>(index), values.data());
+    for (const Segment& segment : flat.segments) {
+      const at::Tensor& like = slots_.tensor(segment.param);
+      at::Tensor& own = whole[static_cast<std::size_t>(segment.param)];
+      own = at::empty_strided(like.sizes(), like.strides(), like.options().requires_grad(false));
+      if (own.nbytes() == 0) continue;
+      std::memcpy(own.mutable_data_ptr(), values.data() + static_cast<std::size_t>(segment.offset) * size_of(flat.dtype), own.nbytes());
+    }
+  }
+  core_->barrier();  // nobody reads another rank's shards after this
+  slots_.give_back(whole);
+}
+
 void Runtime::export_safetensors(const std::string& path) {
   settle();
-  libtorch::export_safetensors(path, *core_, scanned_);
+  libtorch::export_safetensors(path, *core_, model_);
 }
 
 WireReport Runtime::wire_report() const {

@@ -11,8 +11,8 @@
 
 #include <zeroth/engine/world.h>
 #include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/model_description.h>
 
-#include "libtorch/model_scan.h"
 #include "libtorch/slots.h"
 
 namespace zeroth::libtorch {
@@ -28,7 +28,7 @@ struct UnitUse {
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   /// Makes the core engine, brings rank 0's values and installs the hooks. Collective.
-  static std::shared_ptr<Runtime> create(std::shared_ptr<torch::nn::Module> model,
+  static std::shared_ptr<Runtime> create(ModelDescription model,
                                          Config config,
                                          const World& world,
                                          EngineOptions options);
@@ -47,6 +47,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void settle();
 
   void backward(const at::Tensor& loss);
+  [[nodiscard]] std::uint64_t open_backward(const at::Tensor& loss);
+  void close_backward(std::uint64_t seen);
+  void release_parameters();
   StepResult step();
   void export_safetensors(const std::string& path);
   [[nodiscard]] WireReport wire_report() const;
@@ -55,7 +58,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] const Config& config() const { return config_; }
 
  private:
-  Runtime(Config config, ScannedModel scanned);
+  Runtime(Config config, ModelDescription model);
   void announce() const;
   void install_hooks();
   void enter_backward();
@@ -67,9 +70,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void widen_all();
 
   Config config_;
-  ScannedModel scanned_;
+  ModelDescription model_;
   Logger log_;
-  std::shared_ptr<torch::nn::Module> model_;
   std::unique_ptr<Device> device_;
   std::shared_ptr<TrafficTable> traffic_;
   ParameterSlots slots_;

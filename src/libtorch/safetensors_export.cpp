@@ -39,7 +39,7 @@ std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
 /// `pulse` tells the waiting ranks that this one is at work; called after each flat.
 void write_file(const std::string& path,
                 zeroth::Engine& engine,
-                const ScannedModel& model,
+                const ModelDescription& model,
                 const std::function<void()>& pulse) {
   const at::NoGradGuard no_grad;
   const ModelLayout& layout = engine.layout();
@@ -83,7 +83,7 @@ void write_file(const std::string& path,
 
 }  // namespace
 
-void export_safetensors(const std::string& path, zeroth::Engine& engine, const ScannedModel& model) {
+void export_safetensors(const std::string& path, zeroth::Engine& engine, const ModelDescription& model) {
   // [Note: Export] One word from rank 0 after each flat, so that a long export is no silence; then how it ended: kWritten, or the
   // length of the error's text.
   constexpr std::int64_t kAtWork = -1;

@@ -5,11 +5,11 @@
 
 #include <zeroth/engine/engine.h>
 
-#include "libtorch/model_scan.h"
+#include <zeroth/libtorch/model_description.h>
 
 namespace zeroth::libtorch {
 
 /// Collective. Rank 0 reads one flat at a time and writes; all ranks return when the file is there, or throw rank 0's error.
-void export_safetensors(const std::string& path, zeroth::Engine& engine, const ScannedModel& model);
+void export_safetensors(const std::string& path, zeroth::Engine& engine, const ModelDescription& model);
 
 }  // namespace zeroth::libtorch

@@ -60,6 +60,7 @@ void ParameterSlots::drop_initial(int unit) {
 }
 
 void ParameterSlots::bind(int flat, std::byte* data) {
+  if (given_back_) return;
   const at::NoGradGuard no_grad;
   const FlatLayout& layout = layout_->flat(flat);
   c10::StorageImpl* storage = storages_[static_cast<std::size_t>(flat)].unsafeGetStorageImpl();
@@ -72,12 +73,19 @@ void ParameterSlots::bind(int flat, std::byte* data) {
   }
 }
 
+void ParameterSlots::give_back(const std::vector<at::Tensor>& own) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t param = 0; param < tensors_.size(); ++param) tensors_[param].set_data(own[param]);
+  given_back_ = true;
+}
+
 void ParameterSlots::retire() {
   const at::NoGradGuard no_grad;
   if (layout_ == nullptr) return;
   for (std::size_t flat = 0; flat < storages_.size(); ++flat) {
     const FlatLayout& layout = layout_->flats[flat];
     for (const Segment& segment : layout.segments) {
+      if (given_back_) break;
       tensors_[static_cast<std::size_t>(segment.param)].set_data(guards_[static_cast<std::size_t>(segment.param)]);
     }
     c10::StorageImpl* storage = storages_[flat].unsafeGetStorageImpl();

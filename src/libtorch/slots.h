@@ -29,6 +29,8 @@ class ParameterSlots final : public ParameterBinder {
   void drop_initial(int unit);
 
   void bind(int flat, std::byte* data) override;
+  /// The parameters take `own`, one a parameter, for their data; the engine binds none of them any more.
+  void give_back(const std::vector<at::Tensor>& own);
   /// The memory behind the parameters goes away: they, and all views that graphs saved of them, become guards for ever.
   void retire();
   /// Tells autograd that every listed parameter has new values, so that a stale graph is an error, as in plain torch.
@@ -42,6 +44,7 @@ class ParameterSlots final : public ParameterBinder {
   std::vector<c10::Storage> storages_;    // one a flat
   std::vector<at::Tensor> views_;         // one a parameter, into its flat's storage
   std::vector<at::Tensor> guards_;        // one a parameter
+  bool given_back_ = false;
 };
 
 }  // namespace zeroth::libtorch

@@ -12,6 +12,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -21,6 +22,7 @@
 #include <zeroth/engine/config.h>
 #include <zeroth/engine/engine.h>
 #include <zeroth/engine/world.h>
+#include <zeroth/libtorch/model_description.h>
 #include <zeroth/libtorch/unit.h>
 
 namespace zeroth::libtorch {
@@ -50,6 +52,9 @@ struct WireReport {
 class EngineBase {
  public:
   EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world, EngineOptions options);
+  /// For front ends that run the forward by themselves: around each forward of unit u they keep a UnitScope(runtime(), u, inputs)
+  /// and finish() it. Groups are those of the description; `options.groups` holds their hyper-parameters.
+  EngineBase(ModelDescription model, Config config, const World& world, EngineOptions options);
   EngineBase(const EngineBase&) = delete;
   EngineBase& operator=(const EngineBase&) = delete;
   EngineBase(EngineBase&&) noexcept;
@@ -58,6 +63,11 @@ class EngineBase {
 
   /// loss.backward() and nothing else; throws kModel if no gradient can flow. Plain loss.backward() does the same.
   void backward(const at::Tensor& loss);
+  /// The two ends of backward(), for front ends whose language runs it: between them comes loss.backward(), and settle() instead of
+  /// the second where that threw. `seen` is what the first returned.
+  [[nodiscard]] std::uint64_t open_backward(const at::Tensor& loss);
+  void close_backward(std::uint64_t seen);
+  void settle();
   /// Boundary of a micro-step; see zeroth::Engine::step(). Collective on the last micro-step.
   StepResult step();
   /// Mean over ranks. Collective, blocks.
@@ -66,6 +76,10 @@ class EngineBase {
   /// renamed: `path` is either the old file or the whole new one. Tied weights are written once; the other names are in the
   /// metadata. Throws kIo on every rank.
   void export_safetensors(const std::string& path);
+
+  /// Collective, between steps, the last call before the end: every parameter gets ordinary memory of its own again, with the values
+  /// of now. Needs the memory of the whole model on every rank.
+  void release_parameters();
 
   [[nodiscard]] MemoryReport memory_report() const;
   [[nodiscard]] WireReport wire_report() const;
@@ -76,10 +90,10 @@ class EngineBase {
   [[nodiscard]] int rank() const;
   [[nodiscard]] int world_size() const;
 
- protected:
   [[nodiscard]] const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
 
  private:
+  std::shared_ptr<void> owner_;  // the module whose tensors the runtime binds
   std::shared_ptr<Runtime> runtime_;
 };
 

@@ -1,0 +1,141 @@
+#include <zeroth/libtorch/model_description.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+
+#include <zeroth/base/error.h>
+
+#include "libtorch/model_scan.h"
+
+namespace zeroth::libtorch {
+namespace {
+
+void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
+  const auto refuse = [&name](const std::string& got, const std::string& hint) {
+    throw Error(ErrorCode::kModel,
+                "a parameter cannot be partitioned",
+                {.where = "libtorch.scan", .which = name, .expected = "a dense CPU tensor", .got = got, .hint = hint});
+  };
+  if (tensor.is_meta()) refuse("a meta tensor (shape without memory)", "materialise it before the engine is built");
+  if (tensor.layout() != at::kStrided) {
+    refuse(std::string("layout ") + (tensor.layout() == at::kSparse ? "sparse" : "not strided"),
+           "use to_dense(), or sparse=false in the embedding");
+  }
+  if (!tensor.is_cpu()) refuse("device " + tensor.device().str(), "this build trains on the CPU; move the model there");
+  if (!tensor.is_non_overlapping_and_dense()) {
+    refuse("strides with gaps or overlap", "make it contiguous() before it becomes a parameter");
+  }
+}
+
+std::vector<std::int64_t> shape_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
+
+/// The units with most that look alike, by class and parameters; they share the ring of slots.
+void mark_repeated(ModelDescription& model, const std::vector<std::string>& types) {
+  std::map<std::string, std::vector<std::size_t>> classes;
+  for (std::size_t unit = 1; unit < model.units.size(); ++unit) {
+    std::string look = types[unit];
+    for (const int param : model.units[unit].params) {
+      const ParamSpec& spec = model.params[static_cast<std::size_t>(param)];
+      look += "|" + std::string(name_of(spec.dtype));
+      for (const std::int64_t extent : spec.shape) look += "," + std::to_string(extent);
+    }
+    classes[look].push_back(unit);
+  }
+  const auto largest = std::ranges::max_element(
+      classes, [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
+  if (largest == classes.end() || largest->second.size() < 2) return;
+  for (const std::size_t unit : largest->second) model.units[unit].repeated = true;
+}
+
+/// The longest common prefix that ends with a dot, or "".
+std::string common_path(const std::string& one, const std::string& other) {
+  const auto differ = std::ranges::mismatch(one, other);
+  const std::string shared(one.begin(), differ.in1);
+  return shared.substr(0, shared.rfind('.') + 1);
+}
+
+}  // namespace
+
+DType dtype_of(const at::Tensor& tensor, const std::string& name) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble: return DType::kFloat64;
+    case at::kFloat: return DType::kFloat32;
+    case at::kBFloat16: return DType::kBFloat16;
+    default: break;
+  }
+  throw Error(ErrorCode::kModel,
+              "a parameter has a dtype that is not trained here",
+              {.where = "libtorch.scan",
+               .which = name,
+               .expected = "float64, float32 or bfloat16",
+               .got = c10::toString(tensor.scalar_type())});
+}
+
+ModelDescription describe_model(const std::vector<UnitPath>& units,
+                                const std::vector<NamedTensor>& parameters,
+                                std::vector<NamedTensor> buffers,
+                                const GroupOf& group_of) {
+  ModelDescription model;
+  model.units.push_back({.name = "root"});
+  std::vector<const void*> identities{nullptr};
+  std::vector<std::string> types{""};
+  // Paths, so that the innermost unit around a name is the one with the longest.
+  std::vector<std::pair<std::string, int>> prefixes;
+  for (const UnitPath& unit : units) {
+    const auto known_as = std::find(identities.begin() + 1, identities.end(), unit.identity);
+    prefixes.emplace_back(unit.path + ".", static_cast<int>(known_as - identities.begin()));
+    if (known_as != identities.end()) continue;
+    model.units.push_back({.name = unit.path});
+    identities.push_back(unit.identity);
+    types.push_back(unit.type);
+  }
+  const auto unit_of = [&](const std::string& name) {
+    int unit = 0;
+    std::size_t longest = 0;
+    for (const auto& [prefix, index] : prefixes) {
+      if (prefix.size() > longest && name.starts_with(prefix)) {
+        longest = prefix.size();
+        unit = index;
+      }
+    }
+    return unit;
+  };
+
+  std::unordered_map<at::TensorImpl*, std::size_t> known;
+  std::vector<int> unit_of_param;
+  std::vector<std::string> path_of_param;  // a name, or what names in different units have in common
+  for (const auto& [name, tensor] : parameters) {
+    if (!tensor.defined()) continue;
+    const int unit = unit_of(name);
+    const auto [found, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), model.params.size());
+    if (!fresh) {
+      ParamSpec& spec = model.params[found->second];
+      if (name != spec.name && std::ranges::find(spec.aliases, name) == spec.aliases.end()) spec.aliases.push_back(name);
+      if (unit_of_param[found->second] != unit) {
+        // The lowest unit around all its uses.
+        std::string& path = path_of_param[found->second];
+        path = common_path(path, name);
+        unit_of_param[found->second] = unit_of(path);
+      }
+      continue;
+    }
+    check_trainable_kind(tensor, name);
+    model.params.push_back({.name = name,
+                            .shape = shape_of(tensor),
+                            .dtype = dtype_of(tensor, name),
+                            .trainable = tensor.requires_grad(),
+                            .group = group_of(name, tensor)});
+    model.tensors.push_back(tensor);
+    unit_of_param.push_back(unit);
+    path_of_param.push_back(name);
+  }
+  for (std::size_t param = 0; param < unit_of_param.size(); ++param) {
+    model.units[static_cast<std::size_t>(unit_of_param[param])].params.push_back(static_cast<int>(param));
+  }
+  model.buffers = std::move(buffers);
+  mark_repeated(model, types);
+  return model;
+}
+
+}  // namespace zeroth::libtorch
