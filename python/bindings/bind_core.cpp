@@ -1,0 +1,94 @@
+#include "bindings.h"
+
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
+
+#include <zeroth/device/memory.h>
+#include <zeroth/engine/config.h>
+#include <zeroth/engine/engine.h>
+#include <zeroth/engine/world.h>
+
+#include <map>
+#include <string>
+
+namespace zeroth::python {
+namespace {
+
+using Bytes = std::map<std::string, std::uint64_t>;
+
+/// Bytes by state; states without any are left out.
+Bytes by_state(const MemorySnapshot& snapshot) {
+  Bytes bytes;
+  for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
+    if (snapshot.bytes[state] != 0) bytes[std::string(name_of(static_cast<MemoryState>(state)))] = snapshot.bytes[state];
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void bind_core(py::module_& module) {
+  py::class_<Config>(module, "Config")
+      .def_static("from_file", [](const std::filesystem::path& path) { return Config::from_file(path); }, py::arg("path"))
+      .def_static(
+          "from_json",
+          [](const std::string& text, const std::string& origin) { return Config::from_json_text(text, origin); },
+          py::arg("text"),
+          py::arg("origin") = "a dict")
+      .def("to_json", &Config::to_json)
+      .def("describe", &Config::describe)
+      .def("__eq__", [](const Config& one, const Config& other) { return one == other; })
+      .def("__repr__", [](const Config& config) { return "zeroth.Config(" + config.to_json() + ")"; })
+      .def_property_readonly("zero_stage", [](const Config& config) { return config.zero.stage; })
+      .def_property_readonly("gradient_accumulation_steps",
+                             [](const Config& config) { return config.gradient_accumulation_steps; })
+      .def_property_readonly("train_micro_batch_size_per_gpu",
+                             [](const Config& config) { return config.train_micro_batch_size_per_gpu; });
+
+  py::class_<World>(module, "World")
+      .def_static("from_environment", &World::from_environment)
+      .def_property_readonly("rank", &World::rank)
+      .def_property_readonly("size", &World::size)
+      .def_property_readonly("local_rank", &World::local_rank)
+      .def_property_readonly("backend", &World::backend_name)
+      .def("__repr__", [](const World& world) {
+        return "zeroth.World(rank=" + std::to_string(world.rank()) + ", size=" + std::to_string(world.size()) + ", backend='" +
+               world.backend_name() + "')";
+      });
+
+  py::class_<FirstOffender>(module, "FirstOffender")
+      .def_readonly("param", &FirstOffender::param)
+      .def_readonly("rank", &FirstOffender::rank)
+      .def_readonly("micro_step", &FirstOffender::micro_step)
+      .def_readonly("count", &FirstOffender::count);
+  py::class_<StepResult>(module, "StepResult")
+      .def_readonly("boundary", &StepResult::boundary)
+      .def_readonly("committed", &StepResult::committed)
+      .def_readonly("reason", &StepResult::reason)
+      .def_readonly("step", &StepResult::step)
+      .def_readonly("grad_norm", &StepResult::grad_norm)
+      .def_readonly("clip_coefficient", &StepResult::clip_coefficient)
+      .def_readonly("lr", &StepResult::lr)
+      .def_readonly("first_offender", &StepResult::first_offender)
+      .def("__repr__", [](const StepResult& result) {
+        if (!result.boundary) return std::string("zeroth.StepResult(boundary=False)");
+        if (!result.committed) return "zeroth.StepResult(committed=False, reason='" + result.reason + "')";
+        return "zeroth.StepResult(step=" + std::to_string(result.step) + ", grad_norm=" + std::to_string(result.grad_norm) + ")";
+      });
+
+  py::class_<MemoryReport>(module, "MemoryReport")
+      .def_property_readonly("planned", [](const MemoryReport& report) { return by_state(report.planned); })
+      .def_property_readonly("measured_peak", [](const MemoryReport& report) { return by_state(report.measured_peak); })
+      .def_property_readonly("live", [](const MemoryReport& report) { return by_state(report.live); })
+      .def_readonly("construction_peak", &MemoryReport::construction_peak)
+      .def_readonly("live_gathered_peak", &MemoryReport::live_gathered_peak)
+      .def_readonly("live_slots_peak", &MemoryReport::live_slots_peak)
+      .def_readonly("overflow_slots", &MemoryReport::overflow_slots)
+      .def_readonly("spills", &MemoryReport::spills)
+      .def_readonly("resident", &MemoryReport::resident)
+      .def_readonly("transport", &MemoryReport::transport)
+      .def_readonly("pss", &MemoryReport::pss)
+      .def("__str__", [](const MemoryReport& report) { return to_text(report); });
+}
+
+}  // namespace zeroth::python

@@ -1,0 +1,264 @@
+#include "bindings.h"
+
+#include <zeroth/base/interrupt.h>
+#include <zeroth/libtorch/engine.h>
+
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace zeroth::python {
+namespace {
+
+using libtorch::EngineBase;
+using libtorch::ModelDescription;
+using libtorch::NamedTensor;
+using libtorch::UnitScope;
+
+/// Objects inside objects that are worth following; deeper ones are a mistake, most likely a cycle.
+constexpr int kDeepest = 64;
+
+/// zeroth._tree.parts: what lies inside an object that is no tuple, list or dict.
+py::object& parts_of() {
+  static auto* function = new py::object(py::module_::import("zeroth._tree").attr("parts"));  // outlives the interpreter
+  return *function;
+}
+
+/// Tensors in a nest of Python objects, in order.
+void collect(PyObject* object, std::vector<at::Tensor>& into, int depth = 0) {
+  if (depth > kDeepest) {
+    throw Error(ErrorCode::kModel,
+                "what goes into or comes out of a unit is nested too deeply",
+                {.where = "python.unit", .expected = std::to_string(kDeepest) + " levels at most", .hint = "is there a cycle in it?"});
+  }
+  if (THPVariable_Check(object)) {
+    into.push_back(THPVariable_Unpack(object));
+  } else if (object == Py_None || PyBool_Check(object) || PyLong_Check(object) || PyFloat_Check(object) ||
+             PyUnicode_Check(object) || PyBytes_Check(object)) {
+    return;
+  } else if (PyTuple_Check(object)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) collect(PyTuple_GET_ITEM(object, i), into, depth + 1);
+  } else if (PyList_Check(object)) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) collect(PyList_GET_ITEM(object, i), into, depth + 1);
+  } else if (PyDict_Check(object)) {
+    PyObject *key = nullptr, *value = nullptr;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(object, &position, &key, &value) != 0) collect(value, into, depth + 1);
+  } else {
+    const py::object parts = parts_of()(py::reinterpret_borrow<py::object>(object));
+    for (const py::handle part : parts) collect(part.ptr(), into, depth + 1);
+  }
+}
+
+/// An engine, and the forwards of its units that are running.
+class Engine {
+ public:
+  Engine(ModelDescription model, Config config, const World& world, libtorch::EngineOptions options)
+      : running_(model.units.size()), base_(std::in_place, std::move(model), std::move(config), world, std::move(options)) {}
+
+  [[nodiscard]] EngineBase& base() {
+    ZR_CHECK(base_.has_value(),
+             ErrorCode::kUsage,
+             "the engine is closed",
+             {.where = "python.engine", .hint = "make a new one, or use it before close()"});
+    return *base_;
+  }
+  void close(bool keep_parameters) {
+    if (!base_) return;
+    drop_forwards();
+    if (keep_parameters) base_->release_parameters();
+    base_.reset();
+  }
+  void begin(std::size_t unit, std::vector<at::Tensor> inputs) {
+    running_[unit].push_back(std::make_unique<UnitScope>(base().runtime(), static_cast<int>(unit), std::move(inputs)));
+  }
+  void end(std::size_t unit, const std::vector<at::Tensor>& outputs) {
+    if (running_[unit].empty()) return;  // dropped: its forward failed before
+    const std::unique_ptr<UnitScope> scope = std::move(running_[unit].back());
+    running_[unit].pop_back();
+    if (!outputs.empty()) scope->finish(outputs);
+  }
+  /// Forwards that ended without their hook (KeyboardInterrupt is no Exception to torch) left their scopes here.
+  void drop_forwards() {
+    for (auto& scopes : running_) scopes.clear();
+  }
+
+ private:
+  std::vector<std::vector<std::unique_ptr<UnitScope>>> running_;  // by unit, innermost last
+  std::optional<EngineBase> base_;
+};
+
+/// What a unit's module calls before and after its forward.
+class UnitHooks {
+ public:
+  UnitHooks(std::shared_ptr<Engine> engine, std::size_t unit) : engine_(std::move(engine)), unit_(unit) {}
+
+  void before(const py::handle& /*module*/, const py::tuple& args, const py::dict& kwargs) {
+    std::vector<at::Tensor> inputs;
+    collect(args.ptr(), inputs);
+    collect(kwargs.ptr(), inputs);
+    const py::gil_scoped_release no_gil;
+    engine_->begin(unit_, std::move(inputs));
+  }
+  void after(const py::handle& /*module*/, const py::handle& /*args*/, const py::handle& output) {
+    std::vector<at::Tensor> outputs;
+    collect(output.ptr(), outputs);
+    const py::gil_scoped_release no_gil;
+    engine_->end(unit_, outputs);
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  std::size_t unit_;
+};
+
+std::thread::id main_thread;
+
+/// Ends a wait with KeyboardInterrupt, or whatever the user's signal handler raises. Only the main thread runs handlers.
+void check_signals() {
+  if (std::this_thread::get_id() != main_thread) return;
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() == 0) return;
+  // Torch's own type: it crosses backward() unharmed, and is raised again as what it was.
+  python_error error;
+  error.persist();
+  throw error;
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (python_error& error) {
+    error.restore();
+  }
+}
+
+LogLevel log_level_of(const std::string& name) {
+  const std::pair<const char*, LogLevel> levels[] = {{"debug", LogLevel::kDebug},
+                                                     {"info", LogLevel::kInfo},
+                                                     {"warning", LogLevel::kWarning},
+                                                     {"error", LogLevel::kError},
+                                                     {"off", LogLevel::kOff}};
+  for (const auto& [text, level] : levels) {
+    if (name == text) return level;
+  }
+  throw Error(ErrorCode::kUsage,
+              "there is no such log level",
+              {.where = "python.engine", .which = "log_level", .expected = "debug, info, warning, error or off", .got = name});
+}
+
+using UnitTuple = std::tuple<std::string, std::uintptr_t, std::string>;  // path, id of the module, class
+using TensorTuple = std::tuple<std::string, at::Tensor>;
+using GroupTuple = std::tuple<std::optional<double>, std::optional<double>>;  // lr, weight decay
+
+std::vector<NamedTensor> named(std::vector<TensorTuple> tensors) {
+  std::vector<NamedTensor> result;
+  for (auto& [name, tensor] : tensors) result.push_back({std::move(name), std::move(tensor)});
+  return result;
+}
+
+std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
+                                    std::vector<TensorTuple> parameters,
+                                    std::vector<TensorTuple> buffers,
+                                    const std::vector<GroupTuple>& groups,
+                                    const std::map<std::string, int>& group_of,
+                                    Config config,
+                                    const World& world,
+                                    const std::string& log_level) {
+  std::vector<libtorch::UnitPath> paths;
+  for (const auto& [path, identity, type] : units) {
+    paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type});
+  }
+  libtorch::EngineOptions options{.log_level = log_level_of(log_level)};
+  for (const auto& [lr, weight_decay] : groups) options.groups.push_back({.lr = lr, .weight_decay = weight_decay});
+  const py::gil_scoped_release no_gil;
+  ModelDescription model = libtorch::describe_model(
+      paths, named(std::move(parameters)), named(std::move(buffers)), [&group_of](const std::string& name, const at::Tensor&) {
+        const auto found = group_of.find(name);
+        return found != group_of.end() ? found->second : 0;
+      });
+  return std::make_shared<Engine>(std::move(model), std::move(config), world, std::move(options));
+}
+
+}  // namespace
+
+void bind_engine(py::module_& module) {
+  main_thread = std::this_thread::get_id();
+  set_interrupt_check(&check_signals);
+  py::register_exception_translator(&translate);
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+
+  py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
+      .def(py::init(&make_engine),
+           py::arg("units"),
+           py::arg("parameters"),
+           py::arg("buffers"),
+           py::arg("groups"),
+           py::arg("group_of"),
+           py::arg("config"),
+           py::arg("world"),
+           py::arg("log_level"))
+      .def("open_backward", [](Engine& self, const at::Tensor& loss) { return self.base().open_backward(loss); }, NoGil())
+      .def("close_backward", [](Engine& self, std::uint64_t seen) { self.base().close_backward(seen); }, NoGil())
+      .def("settle", [](Engine& self) { self.base().settle(); }, NoGil())
+      .def("drop_forwards", &Engine::drop_forwards, NoGil())
+      .def(
+          "step",
+          [](Engine& self) {
+            self.drop_forwards();
+            return self.base().step();
+          },
+          NoGil())
+      .def("average", [](Engine& self, double value) { return self.base().average(value); }, NoGil())
+      .def("barrier", [](Engine& self) { self.base().core().barrier(); }, NoGil())
+      .def("export_safetensors",
+           [](Engine& self, const std::string& path) { self.base().export_safetensors(path); }, NoGil())
+      .def("memory_report", [](Engine& self) { return self.base().memory_report(); }, NoGil())
+      .def("wire_report",
+           [](Engine& self) {
+             const libtorch::WireReport report = self.base().wire_report();
+             const WireBytes& planned = report.planned_per_step;
+             return std::map<std::string, std::uint64_t>{{"planned_all_gather", planned.total() - planned.reduce_gradients},
+                                                         {"planned_reduce_scatter", planned.reduce_gradients},
+                                                         {"all_gather", report.all_gather},
+                                                         {"reduce_scatter", report.reduce_scatter},
+                                                         {"control", report.control}};
+           })
+      .def("reset_counters", [](Engine& self) { self.base().reset_counters(); })
+      .def("close", &Engine::close, py::arg("keep_parameters"), NoGil())
+      .def_property_readonly("rank", [](Engine& self) { return self.base().rank(); })
+      .def_property_readonly("world_size", [](Engine& self) { return self.base().world_size(); })
+      .def_property_readonly("steps", [](Engine& self) { return self.base().core().committed_steps(); })
+      .def_property_readonly("config", [](Engine& self) { return self.base().config(); })
+      .def_property_readonly("gathers_parameters",
+                             [](Engine& self) { return self.base().core().settings().plan.gathers_parameters(); })
+      .def_property_readonly("units", [](Engine& self) {
+        std::vector<std::tuple<std::string, bool, std::vector<std::string>>> result;
+        const ModelLayout& layout = self.base().core().layout();
+        for (const UnitSpec& unit : layout.units) {
+          std::vector<std::string> names;
+          for (const int param : unit.params) names.push_back(layout.params[static_cast<std::size_t>(param)].name);
+          result.emplace_back(unit.name, unit.repeated, std::move(names));
+        }
+        return result;
+      });
+
+  py::class_<UnitHooks>(module, "UnitHooks")
+      .def(py::init<std::shared_ptr<Engine>, std::size_t>(), py::arg("engine"), py::arg("unit"))
+      .def("before", &UnitHooks::before)
+      .def("after", &UnitHooks::after);
+}
+
+}  // namespace zeroth::python

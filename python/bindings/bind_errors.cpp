@@ -1,0 +1,59 @@
+#include "bindings.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/engine/config.h>
+
+#include <exception>
+#include <string>
+
+namespace zeroth::python {
+namespace {
+
+// Owned for the life of the interpreter: a translator may run at any time.
+PyObject* error_type = nullptr;
+PyObject* config_error_type = nullptr;
+
+void raise(PyObject* type, const Error& error) {
+  const py::object instance = py::reinterpret_borrow<py::object>(type)(error.what());
+  instance.attr("code") = std::string(slug(error.code()));
+  instance.attr("exit_code") = exit_code(error.code());
+  instance.attr("message") = error.message();
+  const ErrorContext& context = error.context();
+  instance.attr("where") = context.where;
+  instance.attr("who") = context.who;
+  instance.attr("which") = context.which;
+  instance.attr("expected") = context.expected;
+  instance.attr("got") = context.got;
+  instance.attr("hint") = context.hint;
+  PyErr_SetObject(type, instance.ptr());
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    if (pointer) std::rethrow_exception(pointer);
+  } catch (const ConfigError& error) {
+    raise(config_error_type, error);
+  } catch (const Error& error) {
+    raise(error_type, error);
+  }
+}
+
+PyObject* new_type(py::module_& module, const char* name, const char* text, PyObject* base) {
+  PyObject* type = PyErr_NewExceptionWithDoc((std::string("zeroth.") + name).c_str(), text, base, nullptr);
+  if (type == nullptr) throw py::error_already_set();
+  module.attr(name) = py::reinterpret_borrow<py::object>(type);
+  return type;
+}
+
+}  // namespace
+
+void bind_errors(py::module_& module) {
+  error_type = new_type(module,
+                        "Error",
+                        "Everything that Zeroth refuses or reports: code, exit_code, message, where, who, which, expected, got, hint.",
+                        PyExc_RuntimeError);
+  config_error_type = new_type(module, "ConfigError", "Everything that is wrong with a configuration, at once.", error_type);
+  py::register_exception_translator(&translate);
+}
+
+}  // namespace zeroth::python

@@ -1,0 +1,16 @@
+// What the files of the shim share. The shim holds no logic of training: it turns Python objects into the C++ API's and back, and
+// releases the GIL around everything that may wait for another rank.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace zeroth::python {
+
+namespace py = pybind11;
+
+/// zeroth.Error with the attributes code, message, where, who, which, expected, got, hint; ConfigError below it.
+void bind_errors(py::module_& module);
+void bind_core(py::module_& module);    ///< Config, World, StepResult, MemoryReport
+void bind_engine(py::module_& module);  ///< Engine and the hooks of its units: the only file that includes torch
+
+}  // namespace zeroth::python

@@ -1,0 +1,9 @@
+#include "bindings.h"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "C++ side of zeroth; private, see _C.pyi";
+  module.attr("torch_version") = ZEROTH_TORCH_VERSION;
+  zeroth::python::bind_errors(module);
+  zeroth::python::bind_core(module);
+  zeroth::python::bind_engine(module);
+}

@@ -1,0 +1,33 @@
+"""ZeRO 0-3 under any PyTorch module: the stage changes memory, never numbers.
+
+    engine = zeroth.Engine(model, "zero3.json")
+    for batch in batches:
+        loss = engine(batch)
+        engine.backward(loss)          # loss.backward() does the same
+        engine.step()
+
+Start the ranks with `zeroth-run -n N train.py`, torchrun, mpirun or srun; a bare process is a world of one.
+"""
+
+from zeroth import _preflight as _preflight  # first: it imports torch, and says so if it is another one
+from zeroth._C import ConfigError, Error, FirstOffender, MemoryReport, StepResult, World
+from zeroth._config import Config
+from zeroth._engine import Engine, initialize
+from zeroth._units import Unit, units
+
+__version__ = _preflight.VERSION
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Engine",
+    "Error",
+    "FirstOffender",
+    "MemoryReport",
+    "StepResult",
+    "Unit",
+    "World",
+    "__version__",
+    "initialize",
+    "units",
+]

@@ -1,0 +1,28 @@
+"""Configurations: one JSON document with DeepSpeed's key names, see docs/configuration.md."""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from zeroth import _C
+from zeroth._C import Config
+
+__all__ = ["Config", "ConfigLike", "to_config"]
+
+ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str] | None
+
+
+def to_config(config: ConfigLike) -> Config:
+    """A path is read, a mapping is taken as the document; None is an empty document: all defaults. Raises ConfigError."""
+    if isinstance(config, Config):
+        return config
+    if config is None:
+        return Config.from_json("{}", "the defaults")
+    if isinstance(config, Mapping):
+        try:
+            text = json.dumps(config, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise _C.ConfigError(f"[CONFIG] the configuration is no JSON document: {error}") from error
+        return Config.from_json(text, "a dict")
+    return Config.from_file(os.fspath(config))

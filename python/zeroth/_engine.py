@@ -1,0 +1,244 @@
+"""The engine around an nn.Module."""
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from zeroth import _C, _units
+from zeroth._config import ConfigLike, to_config
+
+__all__ = ["Engine", "initialize"]
+
+ParamGroups = Sequence[Mapping[str, Any]] | Iterable[nn.Parameter]
+
+_engine_of: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]" = weakref.WeakKeyDictionary()
+
+
+class Engine:
+    """Partitions a module's parameters, gradients and optimizer state over the ranks of the job, as the configuration says.
+
+    The module stays the user's: its parameters are the same objects, and calling it directly is the same as calling the engine.
+    Collective: all ranks make it with the same model and configuration; rank 0's values become everybody's.
+    Raises Error, with nothing changed, for what cannot be trained as asked.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ConfigLike = None,
+        *,
+        params: ParamGroups | None = None,
+        units: Iterable[nn.Module] | None = None,
+        world: _C.World | None = None,
+        log_level: str = "info",
+    ) -> None:
+        """`params`: groups as torch's optimizers take them, with "lr" and "weight_decay" of their own. `units`: modules that are
+        gathered and reduced as one, instead of those that zeroth.units(model) finds. `world`: from the environment by default."""
+        _refuse_second(model)
+        self._model = model
+        found = _units.find_units(model) if units is None else _units.named_units(model, units)
+        hypers, group_of = _groups(model, params)
+        for parameter in model.parameters():
+            _make_hook_dict(parameter)
+        modules = list(dict.fromkeys(found.values()))  # one a unit, in the order in which C++ numbers them
+        self._core: _C.Engine = _C.Engine(
+            units=[(path, id(module), type(module).__qualname__) for path, module in found.items()],
+            parameters=list(model.named_parameters(remove_duplicate=False)),
+            buffers=list(model.named_buffers(remove_duplicate=False)),
+            groups=hypers,
+            group_of=group_of,
+            config=to_config(config),
+            world=world if world is not None else _C.World.from_environment(),
+            log_level=log_level,
+        )
+        self._handles: list[RemovableHandle] = []
+        for index, module in enumerate([model, *modules]):
+            hooks = _C.UnitHooks(self._core, index)
+            self._handles.append(module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(hooks.after, always_call=True))
+        self._handles.append(model.register_state_dict_pre_hook(self._before_state_dict))
+        _engine_of[model] = weakref.ref(self)
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own forward."""
+        try:
+            return self._model(*args, **kwargs)
+        except BaseException:  # torch's hooks see an Exception, but no KeyboardInterrupt
+            self._core.drop_forwards()
+            raise
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """loss.backward(). Raises Error if no gradient can flow from `loss`."""
+        seen = self._core.open_backward(loss)
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._core.settle()
+            raise
+        self._core.close_backward(seen)
+
+    def step(self) -> _C.StepResult:
+        """Boundary of a micro-step; on the last one updates the parameters, on all ranks at once. Collective then."""
+        result = self._core.step()
+        if result.boundary:
+            torch.clear_autocast_cache()  # it holds casts of the old values
+        return result
+
+    def train(self, mode: bool = True) -> "Engine":
+        """The module's train()."""
+        self._model.train(mode)
+        return self
+
+    def eval(self) -> "Engine":
+        """The module's eval()."""
+        return self.train(False)
+
+    @property
+    def training(self) -> bool:
+        """Whether the module trains."""
+        return self._model.training
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's module."""
+        return self._model
+
+    @property
+    def config(self) -> _C.Config:
+        """The configuration, defaults included."""
+        return self._core.config
+
+    @property
+    def rank(self) -> int:
+        """This rank among all of the job."""
+        return self._core.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self._core.world_size
+
+    @property
+    def steps(self) -> int:
+        """Committed updates so far."""
+        return self._core.steps
+
+    def memory_report(self) -> _C.MemoryReport:
+        """Bytes of this rank by state: planned, and measured at their peak."""
+        return self._core.memory_report()
+
+    def wire_report(self) -> dict[str, int]:
+        """Bytes received from other ranks since reset_counters(), and what the formula says of one step."""
+        return self._core.wire_report()
+
+    def reset_counters(self) -> None:
+        """Forgets peaks and traffic, so that a phase can be measured by itself."""
+        self._core.reset_counters()
+
+    def average(self, value: float) -> float:
+        """Mean over ranks. Collective."""
+        return self._core.average(value)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def export_safetensors(self, path: str) -> None:
+        """Collective. All weights and buffers to one file, written by rank 0: the whole new file or none."""
+        self._core.export_safetensors(path)
+
+    def close(self, *, keep_parameters: bool = True) -> None:
+        """Collective with `keep_parameters`: the module gets ordinary memory back, with the values of now, and works by itself
+        again. Without, and where an engine is only dropped, its parameters are gone: reading one is an error with its name."""
+        self._core.close(keep_parameters=keep_parameters)
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        _engine_of.pop(self._model, None)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handles"):
+            self.close(keep_parameters=False)
+
+    def _before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        if self._core.gathers_parameters:
+            raise _C.Error(
+                "[USAGE] a module with sharded parameters has no state_dict(); where: python.engine; "
+                f"which: {type(module).__name__}; hint: engine.export_safetensors(path) writes the whole weights on rank 0"
+            )
+
+
+def initialize(
+    *,
+    model: nn.Module,
+    config: ConfigLike = None,
+    model_parameters: ParamGroups | None = None,
+    optimizer: None = None,
+    training_data: None = None,
+    lr_scheduler: None = None,
+) -> tuple[Engine, Engine, None, None]:
+    """The shape that DeepSpeed users know: (engine, optimizer, loader, scheduler). The engine is the optimizer, too: step() is on it.
+    Optimizer and schedule come from the configuration; objects of torch's are refused."""
+    for name, value in (("optimizer", optimizer), ("training_data", training_data), ("lr_scheduler", lr_scheduler)):
+        if value is not None:
+            raise _C.Error(f"[USAGE] {name} is not taken here; hint: say it in the configuration, see docs/configuration.md")
+    engine = Engine(model, config, params=model_parameters)
+    return engine, engine, None, None
+
+
+def _refuse_second(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        known = _engine_of.get(module)
+        if known is not None and known() is not None:
+            raise _C.Error(
+                "[USAGE] the module is in an engine already; where: python.engine; "
+                f"which: {name or type(module).__name__}; hint: close() that engine first"
+            )
+
+
+def _make_hook_dict(parameter: nn.Parameter) -> None:
+    """Python's hooks after accumulation replace a C++ hook, unless their dictionary was there before it."""
+    if parameter.requires_grad and parameter.is_leaf:
+        parameter.register_post_accumulate_grad_hook(lambda _: None).remove()
+
+
+def _groups(
+    model: nn.Module, params: ParamGroups | None
+) -> tuple[list[tuple[float | None, float | None]], dict[str, int]]:
+    """Hyper-parameters of each group, and the group of each parameter, counted from 1. Raises Error for keys that are not known, and
+    for trainable parameters in no group or in two."""
+    if params is None:
+        return [], {}
+    entries = list(params)
+    groups: list[Mapping[str, Any]] = (
+        [{"params": entries}] if entries and isinstance(entries[0], torch.Tensor) else entries  # type: ignore[assignment]
+    )
+    hypers: list[tuple[float | None, float | None]] = []
+    index_of: dict[int, int] = {}
+    for number, group in enumerate(groups, start=1):
+        unknown = set(group) - {"params", "lr", "weight_decay", "name"}
+        if unknown:
+            raise _C.Error(
+                f"[USAGE] a parameter group has a key that is not known; which: group {number}, {sorted(unknown)[0]!r}; "
+                "expected: params, lr, weight_decay, name"
+            )
+        hypers.append((group.get("lr"), group.get("weight_decay")))
+        members = group["params"]
+        for parameter in [members] if isinstance(members, torch.Tensor) else members:
+            if index_of.setdefault(id(parameter), number) != number:
+                raise _C.Error(f"[USAGE] a parameter is in two groups; which: groups {index_of[id(parameter)]} and {number}")
+    group_of: dict[str, int] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in index_of:
+            group_of[name] = index_of[id(parameter)]
+        elif parameter.requires_grad:
+            raise _C.Error(
+                f"[USAGE] a trainable parameter is in no group; which: {name}; hint: put it into one, or call requires_grad_(False)"
+            )
+    return hypers, group_of

@@ -1,0 +1,23 @@
+"""Imports torch before our C++ side, which needs its libraries, and only the version that it was built with."""
+
+import importlib
+
+import torch
+
+from zeroth._build import TORCH_VERSION, VERSION
+
+__all__ = ["VERSION", "check_torch"]
+
+
+def check_torch(found: str, built: str) -> None:
+    """Raises ImportError unless both are the same release; what follows a '+' is not compared."""
+    if found.split("+")[0] != built.split("+")[0]:
+        raise ImportError(
+            f"zeroth {VERSION} was built with torch {built}, and this is torch {found}: LibTorch has no stable C++ interface. "
+            f"Install torch=={built.split('+')[0]}, or build zeroth again beside this torch: "
+            "pip install --no-build-isolation --force-reinstall zeroth"
+        )
+
+
+check_torch(torch.__version__, TORCH_VERSION)
+importlib.import_module("zeroth._C")

@@ -1,0 +1,22 @@
+"""Tensors in what modules take and return, where it is no tuple, list or dict: those are looked into by the C++ side."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch.utils import _pytree
+
+__all__ = ["parts"]
+
+
+def parts(value: Any) -> Collection[Any]:
+    """What lies directly inside `value`; empty for what holds nothing."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if type(value) in _pytree.SUPPORTED_NODES:
+        return _pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0]
+    return list(vars(value).values()) if hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value) else []

@@ -1,0 +1,448 @@
+"""The Python engine in a world of one, and how its ranks end: what it promises about a module, and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import job
+import torch
+import zoo
+from safetensors.torch import load_file
+from torch import nn
+
+import zeroth
+
+BATCH = (torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1]))
+
+
+def config(stage: int = 3, **more: object) -> dict[str, object]:
+    return {"zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, **more}
+
+
+def make(name: str = "plain", stage: int = 3) -> tuple[nn.Module, zeroth.Engine]:
+    model = zoo.make(name)
+    return model, zeroth.Engine(model, config(stage), log_level="off")
+
+
+def train(engine: zeroth.Engine, steps: int = 1) -> zeroth.StepResult:
+    for _ in range(steps):
+        engine.backward(engine(*BATCH))
+        result = engine.step()
+    return result
+
+
+class Package(unittest.TestCase):
+    def test_another_torch_is_refused_by_name(self) -> None:
+        check = sys.modules["zeroth._preflight"].check_torch
+        check("2.11.0+cu130", "2.11.0")
+        with self.assertRaisesRegex(ImportError, r"built with torch 2\.11\.0\+cu130, and this is torch 2\.13\.0.*pip install"):
+            check("2.13.0+cpu", "2.11.0+cu130")
+
+    def test_the_version_is_that_of_the_project(self) -> None:
+        self.assertRegex(zeroth.__version__, r"^\d+\.\d+\.\d+$")
+
+
+class Units(unittest.TestCase):
+    def test_the_longest_repeated_list_is_found(self) -> None:
+        self.assertEqual([(unit.name, unit.type) for unit in zeroth.units(zoo.make("plain"))],
+                         [("root", "Plain"), ("blocks.0", "Block"), ("blocks.1", "Block"), ("blocks.2", "Block")])
+        self.assertEqual([unit.name for unit in zeroth.units(zoo.make("sequential"))],
+                         ["root", "body.1", "body.2", "body.3"])
+        self.assertEqual([unit.name for unit in zeroth.units(nn.Linear(2, 2))], ["root"])
+
+    def test_sizes_are_those_of_the_engine(self) -> None:
+        for name in zoo.MODELS:
+            model = zoo.make(name)
+            described = zeroth.units(model)
+            sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
+            engine = zeroth.Engine(model, config(), log_level="off")
+            got = [(unit, sum(sizes[key] for key in names)) for unit, _, names in engine._core.units]
+            self.assertEqual(got, [(unit.name, unit.num_params) for unit in described], name)
+            engine.close()
+
+    def test_the_user_may_choose(self) -> None:
+        model = zoo.make("plain")
+        engine = zeroth.Engine(model, config(), units=[model.blocks[1], model.head], log_level="off")
+        self.assertEqual([name for name, _, _ in engine._core.units], ["root", "blocks.1", "head"])
+        train(engine)
+        with self.assertRaisesRegex(zeroth.Error, "not a module inside the model"):
+            zeroth.Engine(zoo.make("plain"), config(), units=[nn.Linear(2, 2)], log_level="off")
+
+
+class Module(unittest.TestCase):
+    def test_parameters_stay_the_users_and_are_guarded(self) -> None:
+        model, engine = make()
+        before = {name: id(parameter) for name, parameter in model.named_parameters()}
+        train(engine)
+        self.assertEqual(before, {name: id(parameter) for name, parameter in model.named_parameters()})
+        weight = model.blocks[1].linear.weight
+        self.assertEqual(weight.shape, (zoo.WIDTH, zoo.WIDTH))
+        for touch in (lambda: weight.sum(), lambda: weight.zero_(), lambda: weight.numpy(force=True), lambda: weight.tolist(),
+                      lambda: weight.clone(), lambda: torch.save(weight, os.devnull)):
+            with torch.no_grad(), self.assertRaisesRegex(RuntimeError, r"parameter 'blocks\.1\.linear\.weight' is not gathered"):
+                touch()
+
+    def test_state_dict_is_refused_where_parameters_are_sharded(self) -> None:
+        model, engine = make(stage=3)
+        with self.assertRaisesRegex(zeroth.Error, "has no state_dict.*export_safetensors"):
+            model.state_dict()
+        engine.close()
+        self.assertIn("head.weight", model.state_dict())
+        model, engine = make(stage=2)
+        self.assertEqual(model.state_dict()["head.weight"].shape, (zoo.CLASSES, zoo.WIDTH))
+
+    def test_hooks_of_the_user_run_before_and_after_ours(self) -> None:
+        model = zoo.make("plain")
+        seen: list[str] = []
+        block = model.blocks[1]
+
+        def note(text: str, value: torch.Tensor | None = None) -> None:
+            seen.append(text if value is None else f"{text} {value.sum().isfinite().item()}")
+
+        block.register_forward_pre_hook(lambda module, args: note("pre early", module.linear.weight))
+        block.register_forward_hook(lambda module, args, output: note("post early", module.linear.weight))
+        block.linear.weight.register_hook(lambda grad: note("grad early"))
+        block.linear.bias.register_post_accumulate_grad_hook(lambda parameter: note("accumulated early", parameter.grad))
+        engine = zeroth.Engine(model, config(), log_level="off")
+        block.register_forward_pre_hook(lambda module, args: note("pre late", module.linear.weight))
+        block.register_forward_hook(lambda module, args, output: note("post late", output))
+        block.linear.weight.register_hook(lambda grad: note("grad late"))
+        block.register_full_backward_hook(lambda module, grads, outs: note("backward late"))
+        train(engine)
+        for text in ("pre early True", "post early True", "grad early", "accumulated early True", "pre late True", "post late True",
+                     "grad late", "backward late"):
+            self.assertEqual(seen.count(text), 1, (text, seen))
+
+    def test_a_hook_after_accumulation_that_comes_later_leaves_ours(self) -> None:
+        model, engine = make()
+        calls: list[str] = []
+        handle = model.head.weight.register_post_accumulate_grad_hook(lambda parameter: calls.append("late"))
+        first = train(engine)
+        handle.remove()
+        second = train(engine)
+        self.assertTrue(first.committed and second.committed)
+        self.assertGreater(second.grad_norm, 0)
+        self.assertEqual(len(calls), 1)
+
+    def test_training_goes_on_after_an_exception_in_forward(self) -> None:
+        for stage in (0, 3):
+            model, engine = make(stage=stage)
+            reference_model, reference = make(stage=stage)
+            self.assertTrue(train(reference, 2).committed)
+            train(engine)
+
+            def refuse(module: nn.Module, args: object) -> None:
+                raise ValueError("not today")
+
+            handle = model.blocks[1].linear.register_forward_pre_hook(refuse)
+            with self.assertRaisesRegex(ValueError, "not today"):
+                engine(*BATCH)
+            handle.remove()
+
+            def interrupt(module: nn.Module, args: object) -> None:
+                raise KeyboardInterrupt
+
+            handle = model.blocks[1].linear.register_forward_pre_hook(interrupt)
+            for forward in (engine, model):
+                with self.assertRaises(KeyboardInterrupt):
+                    forward(*BATCH)
+            handle.remove()
+            train(engine)
+            engine.close()
+            reference.close()
+            for mine, theirs in zip(model.parameters(), reference_model.parameters(), strict=True):
+                self.assertTrue(torch.equal(mine, theirs))
+
+    def test_an_exception_in_backward_skips_the_step(self) -> None:
+        model, engine = make()
+
+        def fail(grad: torch.Tensor) -> None:
+            raise ValueError("bad gradient")
+
+        handle = model.blocks[0].linear.weight.register_hook(fail)
+        with self.assertRaisesRegex(ValueError, "bad gradient"):
+            engine.backward(engine(*BATCH))
+        self.assertFalse(engine.step().committed)
+        with self.assertRaisesRegex(ValueError, "bad gradient"):
+            engine(*BATCH).backward()
+        handle.remove()
+        self.assertFalse(engine.step().committed)
+        self.assertTrue(train(engine).committed)
+
+    def test_evaluation_in_between_changes_nothing(self) -> None:
+        model, engine = make()
+        other_model, other = make()
+        for _ in range(3):
+            loss = engine(*BATCH)
+            engine.eval()
+            with torch.no_grad():
+                engine(*BATCH)
+            with torch.inference_mode():
+                engine(*BATCH)
+            engine.train()
+            self.assertTrue(engine.training)
+            engine.backward(loss)
+            engine.step()
+            train(other)
+        engine.close()
+        other.close()
+        for mine, theirs in zip(model.parameters(), other_model.parameters(), strict=True):
+            self.assertTrue(torch.equal(mine, theirs))
+
+    def test_autocast_sees_the_new_values_in_every_step(self) -> None:
+        # One region around many steps: its cache of casts must not outlive an update.
+        def losses(one_region: bool) -> list[float]:
+            model = zoo.make("plain", torch.float32)
+            engine = zeroth.Engine(model, config(), log_level="off")
+            x, y = BATCH[0].float(), BATCH[1]
+            values = []
+            if one_region:
+                with torch.autocast("cpu", torch.bfloat16):
+                    for _ in range(4):
+                        loss = engine(x, y)
+                        values.append(loss.item())
+                        engine.backward(loss)
+                        engine.step()
+            else:
+                for _ in range(4):
+                    with torch.autocast("cpu", torch.bfloat16):
+                        loss = engine(x, y)
+                    values.append(loss.item())
+                    engine.backward(loss)
+                    engine.step()
+            return values
+
+        self.assertEqual(losses(True), losses(False))
+        self.assertGreater(len(set(losses(True))), 1)
+
+
+class Lifetime(unittest.TestCase):
+    def test_a_closed_engine_gives_the_values_back_and_another_stage_goes_on(self) -> None:
+        model = zoo.make("tied")
+        reference_model, reference = make("tied", 0)
+        train(reference, 2)
+        reference.close()
+        for stage in (3, 0, 2, 1):
+            engine = zeroth.Engine(model, config(stage), log_level="off")
+            if stage == 3:
+                train(engine, 2)
+            engine.close()
+            for mine, theirs in zip(model.parameters(), reference_model.parameters(), strict=True):
+                self.assertTrue(torch.equal(mine, theirs), stage)
+        self.assertIs(model.head.weight, model.embedding.weight)
+        nn.functional.mse_loss(model(*BATCH), torch.zeros((), dtype=torch.float64)).backward()  # works by itself again
+        self.assertIsNotNone(model.head.weight.grad)
+
+    def test_a_dropped_engine_says_so(self) -> None:
+        model, engine = make()
+        del engine
+        gc.collect()
+        with self.assertRaisesRegex(RuntimeError, "is not gathered"):
+            model.head.weight.sum()
+
+    def test_use_after_close(self) -> None:
+        _, engine = make()
+        engine.close()
+        engine.close()
+        for use in (engine.step, engine.memory_report, lambda: engine.export_safetensors("x")):
+            with self.assertRaisesRegex(zeroth.Error, "the engine is closed"):
+                use()
+
+    def test_a_second_engine_on_a_module_is_refused(self) -> None:
+        model, engine = make()
+        with self.assertRaisesRegex(zeroth.Error, "in an engine already"):
+            zeroth.Engine(model, config(), log_level="off")
+        with self.assertRaisesRegex(zeroth.Error, "in an engine already.*which: 0"):
+            zeroth.Engine(nn.Sequential(model), config(), log_level="off")
+        self.assertTrue(train(engine).committed)
+
+    def test_two_engines_alternate(self) -> None:
+        model, engine = make("plain", 3)
+        other_model, other = make("nested", 2)
+        for _ in range(2):
+            loss, other_loss = engine(*BATCH), other(*BATCH)
+            engine.backward(loss)
+            other.backward(other_loss)
+            self.assertTrue(other.step().committed and engine.step().committed)
+
+
+class Results(unittest.TestCase):
+    def test_export_loads_in_plain_torch_with_equal_losses(self) -> None:
+        for name in ("plain", "tied", "odd"):
+            model, engine = make(name)
+            train(engine, 2)
+            with torch.no_grad():
+                expected = engine(*BATCH)
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "model.safetensors")
+                engine.export_safetensors(path)
+                weights = load_file(path)
+            fresh = zoo.make(name)
+            fresh.load_state_dict(weights, strict=name != "tied")
+            self.assertTrue(torch.equal(fresh(*BATCH), expected), name)
+
+    def test_reports(self) -> None:
+        _, engine = make()
+        result = train(engine)
+        self.assertTrue(result.boundary and result.committed)
+        self.assertEqual((result.step, engine.steps, engine.rank, engine.world_size), (1, 1, 0, 1))
+        self.assertIsNone(result.first_offender)
+        report = engine.memory_report()
+        self.assertEqual(report.planned, report.measured_peak)
+        self.assertGreater(report.planned["optimizer"], 0)
+        self.assertIn("optimizer", str(report))
+        self.assertEqual(engine.wire_report()["all_gather"], 0)
+
+    def test_a_gradient_that_is_not_finite_is_named(self) -> None:
+        model, engine = make()
+        handle = model.blocks[1].linear.weight.register_hook(lambda grad: grad * float("nan"))
+        result = train(engine)
+        handle.remove()
+        self.assertFalse(result.committed)
+        self.assertEqual(result.first_offender.param, "blocks.1.linear.weight")
+        self.assertEqual(result.first_offender.count, zoo.WIDTH**2)
+
+
+class Groups(unittest.TestCase):
+    def test_groups_are_those_of_torch(self) -> None:
+        model, reference = zoo.make("plain"), zoo.make("plain")
+
+        def groups(of: nn.Module) -> list[dict[str, object]]:
+            return [{"params": [p for p in of.parameters() if p.dim() < 2], "weight_decay": 0.0},
+                    {"params": [p for p in of.parameters() if p.dim() >= 2], "weight_decay": 0.5, "lr": 0.02}]
+
+        engine = zeroth.Engine(model, config(), params=groups(model), log_level="off")
+        optimizer = torch.optim.AdamW(groups(reference), lr=0.01)
+        for _ in range(3):
+            train(engine)
+            optimizer.zero_grad()
+            reference(*BATCH).backward()
+            optimizer.step()
+        engine.close()
+        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+    def test_groups_that_do_not_fit_are_refused(self) -> None:
+        model = zoo.make("plain")
+        everything = list(model.parameters())
+        for params, text in (
+            ([{"params": everything[:-1]}], "trainable parameter is in no group; which: head.bias"),
+            ([{"params": everything, "betas": (0, 0)}], "not known; which: group 1, 'betas'"),
+            ([{"params": everything}, {"params": everything[0]}], "in two groups"),
+        ):
+            with self.assertRaisesRegex(zeroth.Error, text):
+                zeroth.Engine(model, config(), params=params, log_level="off")
+        self.assertEqual(zeroth.Engine(model, config(), params=model.parameters(), log_level="off").rank, 0)
+
+
+class Configs(unittest.TestCase):
+    def test_a_path_a_dict_and_a_config_are_one(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "zero.json"
+            path.write_text(json.dumps(config(2)))
+            from_path = zeroth.Engine(zoo.make("plain"), path, log_level="off").config
+        from_dict = zeroth.Engine(zoo.make("plain"), config(2), log_level="off").config
+        self.assertEqual(from_path, from_dict)
+        self.assertEqual(zeroth.Engine(zoo.make("plain"), from_dict, log_level="off").config, from_dict)
+        self.assertEqual(zeroth.Engine(zoo.make("plain"), log_level="off").config.zero_stage, 0)
+
+    def test_mistakes_are_named(self) -> None:
+        with self.assertRaisesRegex(zeroth.ConfigError, 'unknown key.*did you mean "stage"') as caught:
+            zeroth.Engine(zoo.make("plain"), {"zero_optimization": {"stge": 3}})
+        self.assertEqual((caught.exception.code, caught.exception.exit_code), ("CONFIG", 78))
+        with self.assertRaisesRegex(zeroth.ConfigError, "no JSON document"):
+            zeroth.Engine(zoo.make("plain"), {"optimizer": object()})
+        with self.assertRaisesRegex(zeroth.Error, "no such log level"):
+            zeroth.Engine(zoo.make("plain"), log_level="loud")
+
+    def test_initialize_gives_four(self) -> None:
+        model = zoo.make("plain")
+        engine, optimizer, loader, scheduler = zeroth.initialize(model=model, config=config())
+        self.assertEqual((loader, scheduler), (None, None))
+        loss = engine(*BATCH)
+        engine.backward(loss)
+        self.assertTrue(optimizer.step().committed)
+        with self.assertRaisesRegex(zeroth.Error, "lr_scheduler is not taken here"):
+            zeroth.initialize(model=zoo.make("plain"), lr_scheduler=object())
+
+
+class Refusals(unittest.TestCase):
+    def test_losses_without_a_gradient(self) -> None:
+        _, engine = make()
+        with self.assertRaisesRegex(zeroth.Error, "no gradient can flow"), torch.no_grad():
+            engine.backward(engine(*BATCH))
+        with self.assertRaisesRegex(zeroth.Error, "without a backward"):
+            engine.step()
+
+    def test_models_that_cannot_be_partitioned(self) -> None:
+        for model, text in (
+            (nn.Linear(2, 2, device="meta"), "meta tensor"),
+            (nn.Linear(2, 2).to(torch.float16), "dtype"),
+            (nn.Linear(2, 2).requires_grad_(False), "train"),
+        ):
+            with self.assertRaisesRegex(zeroth.Error, text):
+                zeroth.Engine(model, config(), log_level="off")
+
+    def test_a_cycle_in_an_output_is_an_error(self) -> None:
+        class Looped(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(2, 2)
+
+            def forward(self, x: torch.Tensor) -> list[object]:
+                out: list[object] = [self.linear(x)]
+                out.append(out)
+                return out
+
+        engine = zeroth.Engine(Looped(), config(), log_level="off")
+        with self.assertRaisesRegex(zeroth.Error, "nested too deeply"):
+            engine(torch.ones(2))
+
+
+class Processes(unittest.TestCase):
+    def test_an_exception_on_one_rank_is_named_first(self) -> None:
+        done = job.run(3, "trouble_rank.py", "exception")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr.strip().splitlines()[-1], r"zeroth-run: rank 1 \(pid \d+\) exited with code 1")
+
+    def test_ranks_that_disagree_are_told_on_all_ranks(self) -> None:
+        done = job.run(2, "trouble_rank.py", "disagree")
+        self.assertNotEqual(done.returncode, 0)
+        for rank in (0, 1):
+            self.assertRegex(done.stderr, rf"\[{rank}\].*\[MISMATCH\]")
+
+    def test_ctrl_c_ends_a_wait_and_the_rank_can_go_on(self) -> None:
+        # Rank 0 waits for rank 1, in forward, backward, step and construction in turn; each time it gets SIGINT.
+        for where in ("construction", "forward", "backward", "step"):
+            with self.subTest(where=where):
+                done = job.run(2, "trouble_rank.py", "interrupt", where, limit_s=120)
+                text = done.stdout + done.stderr
+                taken = re.search(r"KeyboardInterrupt after (\d+\.\d+) s", text)
+                self.assertIsNotNone(taken, text)
+
+    def test_a_killed_rank_is_named(self) -> None:
+        done = job.run(2, "trouble_rank.py", "kill")
+        self.assertEqual(done.returncode, 128 + signal.SIGKILL)
+        self.assertRegex(done.stderr.strip().splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
+
+    def test_a_bare_process_is_a_world_of_one(self) -> None:
+        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        begin = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", "import zeroth; print(zeroth.World.from_environment())"],
+                              env=environment, capture_output=True, text=True, timeout=120, check=True)
+        self.assertEqual(done.stdout.strip(), "zeroth.World(rank=0, size=1, backend='self')")
+        self.assertLess(time.monotonic() - begin, 120)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,21 @@
+"""Runs rank programs under zeroth-run and looks at how they end."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+RUN = os.environ["ZEROTH_RUN"]
+"""path of zeroth-run, from CMake"""
+TIME_LIMIT_S = 300
+
+
+def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S) -> subprocess.CompletedProcess[str]:
+    """`program` is a file of this folder."""
+    return subprocess.run(
+        [RUN, "-n", str(ranks), "--env", "OMP_NUM_THREADS=1", sys.executable, str(HERE / program), *arguments],
+        capture_output=True, text=True, timeout=limit_s, check=False,
+    )
