@@ -2,14 +2,11 @@
 
 #include <algorithm>
 
+#include "zero/pages.h"
 #include "zero/signals.h"
 
 namespace zeroth {
 namespace {
-
-std::size_t paged(std::int64_t elements, DType dtype) {
-  return align_up(static_cast<std::size_t>(elements) * size_of(dtype), kPageBytes);
-}
 
 std::uint64_t others_bytes(const FlatLayout& flat, int rank, DType dtype) {
   return static_cast<std::uint64_t>(flat.length - flat.shard(rank).size()) * size_of(dtype);

@@ -1,13 +1,10 @@
 #include <zeroth/zero/model_memory.h>
 
+#include "zero/pages.h"
 #include "zero/signals.h"
 
 namespace zeroth {
 namespace {
-
-std::size_t paged(std::int64_t elements, DType dtype) {
-  return align_up(static_cast<std::size_t>(elements) * size_of(dtype), kPageBytes);
-}
 
 bool parameters_shared(const ShardingPlan& plan) { return plan.gathers_parameters() || plan.publishes_parameters(); }
 

@@ -48,7 +48,7 @@ def kill(rank: int) -> None:
 def interrupt(rank: int, where: str) -> None:
     """Rank 1 does not come; rank 0 waits, gets SIGINT and must have a KeyboardInterrupt soon."""
     if rank == 1 and where == "construction":
-        time.sleep(5)
+        time.sleep(2.5)
         return
     model = zoo.make("plain")
     engine = None if rank == 0 and where == "construction" else zeroth.Engine(model, config())
@@ -60,7 +60,7 @@ def interrupt(rank: int, where: str) -> None:
             engine(X, Y)
         if where == "step":
             engine.backward(engine(X, Y))
-        time.sleep(5)
+        time.sleep(2.5)
         os._exit(0)
     sent = [0.0]
 
