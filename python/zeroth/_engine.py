@@ -60,7 +60,7 @@ class Engine:
             hooks = _C.UnitHooks(self._core, index)
             self._handles.append(module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(hooks.after, always_call=True))
-        self._handles.append(model.register_state_dict_pre_hook(self._before_state_dict))
+        self._handles.append(model.register_state_dict_pre_hook(self._before_state_dict))  # type: ignore[no-untyped-call]
         _engine_of[model] = weakref.ref(self)
 
     # --- training ---------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def _refuse_second(model: nn.Module) -> None:
 def _make_hook_dict(parameter: nn.Parameter) -> None:
     """Python's hooks after accumulation replace a C++ hook, unless their dictionary was there before it."""
     if parameter.requires_grad and parameter.is_leaf:
-        parameter.register_post_accumulate_grad_hook(lambda _: None).remove()
+        parameter.register_post_accumulate_grad_hook(lambda _: None).remove()  # type: ignore[no-untyped-call]
 
 
 def _groups(

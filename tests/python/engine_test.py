@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 import json
 import os
@@ -47,6 +48,24 @@ class Package(unittest.TestCase):
         check("2.11.0+cu130", "2.11.0")
         with self.assertRaisesRegex(ImportError, r"built with torch 2\.11\.0\+cu130, and this is torch 2\.13\.0.*pip install"):
             check("2.13.0+cpu", "2.11.0+cu130")
+
+    def test_the_stub_names_what_is_there(self) -> None:
+        module = sys.modules["zeroth._C"]
+        stub = ast.parse((pathlib.Path(zeroth.__file__).parent / "_C.pyi").read_text())
+        classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+        self.assertEqual(set(classes), {name for name in vars(module) if isinstance(getattr(module, name), type)})
+        for name, node in classes.items():
+            if issubclass(getattr(module, name), Exception):
+                continue  # attributes of instances
+            there = {member for member in vars(getattr(module, name)) if not member.startswith("_")}
+            self.assertEqual({item.name for item in node.body if isinstance(item, ast.FunctionDef) and item.name != "__init__"}, there, name)
+
+    def test_the_types_are_strict(self) -> None:
+        package = pathlib.Path(zeroth.__file__).parent
+        with tempfile.TemporaryDirectory() as cache:
+            done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache, "-p", "zeroth"], cwd=package.parent,
+                                  env={**os.environ, "MYPYPATH": str(package.parent)}, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_the_version_is_that_of_the_project(self) -> None:
         self.assertRegex(zeroth.__version__, r"^\d+\.\d+\.\d+$")
