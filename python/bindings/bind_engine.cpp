@@ -181,7 +181,7 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
   for (const auto& [path, identity, type] : units) {
     paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type});
   }
-  libtorch::EngineOptions options{.log_level = log_level_of(log_level)};
+  libtorch::EngineOptions options{.log_level = log_level_of(log_level), .guard_gradients = true};
   for (const auto& [lr, weight_decay] : groups) options.groups.push_back({.lr = lr, .weight_decay = weight_decay});
   const py::gil_scoped_release no_gil;
   ModelDescription model = libtorch::describe_model(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from zeroth import _C, _units
@@ -16,6 +17,19 @@ __all__ = ["Engine", "initialize"]
 ParamGroups = Sequence[Mapping[str, Any]] | Iterable[nn.Parameter]
 
 _engine_of: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]" = weakref.WeakKeyDictionary()
+
+
+def _refuse_foreign_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    owned = {id(parameter) for module in list(_engine_of) for parameter in module.parameters() if parameter.requires_grad}
+    for group in optimizer.param_groups:
+        if any(id(parameter) in owned for parameter in group["params"]):
+            raise _C.Error(
+                "[USAGE] an optimizer of torch's steps over parameters that an engine owns; where: python.engine; "
+                f"which: {type(optimizer).__name__}; hint: engine.step() updates them, with the optimizer of the configuration"
+            )
+
+
+register_optimizer_step_pre_hook(_refuse_foreign_step)
 
 
 class Engine:

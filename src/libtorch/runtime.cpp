@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <utility>
 
 #include <zeroth/base/error.h>
 #include <zeroth/engine/settings.h>
@@ -100,6 +101,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   }
   runtime->traffic_->reset();
   runtime->install_hooks();
+  if (options.guard_gradients) runtime->make_gradient_guards();
   return runtime;
 }
 
@@ -138,7 +140,31 @@ void Runtime::install_hooks() {
   }
 }
 
+void Runtime::make_gradient_guards() {
+  for (const int param : trainable_) {
+    gradient_guards_.push_back(slots_.make_guard(
+        param,
+        "zeroth: the gradient of '" + model_.params[static_cast<std::size_t>(param)].name +
+            "' is in the engine, not here. engine.step() clips it (gradient_clipping in the configuration), reports its norm "
+            "(StepResult.grad_norm) and updates the parameter; a hook on the parameter sees it as it arrives."));
+  }
+}
+
+void Runtime::guard_gradients() {
+  if (gradient_guards_.empty()) return;
+  for (std::size_t index = 0; index < trainable_.size(); ++index) {
+    slots_.tensor(trainable_[index]).mutable_grad() = gradient_guards_[index];
+  }
+  gradients_guarded_ = true;
+}
+
+void Runtime::clear_gradients() {
+  if (!std::exchange(gradients_guarded_, false)) return;
+  for (const int param : trainable_) slots_.tensor(param).mutable_grad().reset();
+}
+
 Runtime::~Runtime() {
+  clear_gradients();
   for (const int param : trainable_) {
     auto& slot = torch::autograd::impl::post_acc_grad_hooks(slots_.tensor(param));
     if (auto* ours = dynamic_cast<GradientHook*>(slot.get())) {
@@ -176,6 +202,7 @@ void Runtime::widen(int param) { slots_.tensor(param).set_grad_dtype(at::kFloat)
 
 std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   if (unit == 0) settle();
+  clear_gradients();
   if (in_backward_) {  // a checkpoint computes the unit again: how often it uses a parameter, nobody has counted
     for (const int param : model_.units[static_cast<std::size_t>(unit)].params) {
       const ParamSpec& spec = model_.params[static_cast<std::size_t>(param)];
@@ -193,6 +220,7 @@ void Runtime::end(const UnitUse& use, bool awaits_backward) { core_->post_forwar
 void Runtime::enter_backward() {
   if (in_backward_) return;
   in_backward_ = true;
+  clear_gradients();
   ++backward_seq_;
   narrow_single_uses();
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
@@ -205,6 +233,7 @@ void Runtime::leave_backward() {
   in_backward_ = false;
   active_uses_.assign(active_uses_.size(), 0);
   widen_all();
+  guard_gradients();
   core_->end_backward();
 }
 
@@ -293,6 +322,7 @@ void Runtime::backward(const at::Tensor& loss) {
 
 std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
   settle();
+  clear_gradients();
   ZR_CHECK(loss.defined() && loss.requires_grad(),
            ErrorCode::kModel,
            "no gradient can flow from this loss",

@@ -61,6 +61,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Runtime(Config config, ModelDescription model);
   void announce() const;
   void install_hooks();
+  void make_gradient_guards();
+  /// `.grad` of all trainable parameters: guards, or undefined.
+  void guard_gradients();
+  void clear_gradients();
   void enter_backward();
   void leave_backward();
   void finish_unit(int unit);
@@ -83,6 +87,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     std::optional<at::ScalarType> grad_dtype;  // the user's
   };
   std::vector<Narrow> narrow_;          // trainable 16-bit parameters
+  std::vector<at::Tensor> gradient_guards_;  // one a trainable parameter, or none
+  bool gradients_guarded_ = false;
   bool in_backward_ = false;
   std::uint64_t backward_seq_ = 0;
 };

@@ -36,13 +36,18 @@ void ParameterSlots::set_layout(const ModelLayout& layout) {
     const ParamPlace& place = layout.places[param];
     const Segment& segment = layout.segment(static_cast<int>(param));
     views_.push_back(tensor_on(storages_[static_cast<std::size_t>(place.flat)], tensors_[param], segment.offset));
-    c10::Storage storage = empty_storage(tensors_[param].nbytes());
-    storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-        "zeroth: parameter '" + specs_[param].name +
-        "' is not gathered now, so it has no memory. Use it inside the forward or backward of its unit (" +
-        layout.units[static_cast<std::size_t>(place.unit)].name + "), or read it through the engine.");
-    guards_.push_back(tensor_on(std::move(storage), tensors_[param], 0));
+    guards_.push_back(make_guard(static_cast<int>(param),
+                                 "zeroth: parameter '" + specs_[param].name +
+                                     "' is not gathered now, so it has no memory. Use it inside the forward or backward of its unit (" +
+                                     layout.units[static_cast<std::size_t>(place.unit)].name + "), or read it through the engine."));
   }
+}
+
+at::Tensor ParameterSlots::make_guard(int param, std::string text) const {
+  const at::Tensor& like = tensor(param);
+  c10::Storage storage = empty_storage(like.nbytes());
+  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text));
+  return tensor_on(std::move(storage), like, 0);
 }
 
 ConstTensorView ParameterSlots::initial_value(int param) const {

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
+#include <string>
 #include <vector>
 
 #include <zeroth/base/tensor_view.h>
@@ -36,6 +37,9 @@ class ParameterSlots final : public ParameterBinder {
   /// Tells autograd that every listed parameter has new values, so that a stale graph is an error, as in plain torch.
   void bump_versions(const std::vector<int>& params);
   [[nodiscard]] const at::Tensor& tensor(int param) const { return tensors_[static_cast<std::size_t>(param)]; }
+
+  /// Something with the shape of a parameter and no memory: any access is an error with this text.
+  [[nodiscard]] at::Tensor make_guard(int param, std::string text) const;
 
  private:
   std::vector<at::Tensor> tensors_;

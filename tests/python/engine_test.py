@@ -396,6 +396,33 @@ class Configs(unittest.TestCase):
 
 
 class Refusals(unittest.TestCase):
+    def test_gradients_that_somebody_looks_for_are_refused_by_name(self) -> None:
+        for stage in (0, 3):
+            model, engine = make(stage=stage)
+            engine.backward(engine(*BATCH))
+            with self.assertRaisesRegex(RuntimeError, r"gradient of 'first\.weight' is in the engine.*gradient_clipping"):
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with self.assertRaisesRegex(RuntimeError, r"gradient of 'head\.bias' is in the engine"):
+                model.head.bias.grad.norm()
+            engine.backward(engine(*BATCH))  # and they are out of the way of the next ones
+            loss = engine(*BATCH)
+            loss.backward(retain_graph=True)
+            loss.backward()
+            model.zero_grad()
+            self.assertTrue(engine.step().committed)
+            self.assertTrue(train(engine).committed)
+
+    def test_an_optimizer_of_torchs_is_refused(self) -> None:
+        model, engine = make()
+        other = nn.Linear(2, 2)
+        train(engine)
+        with self.assertRaisesRegex(zeroth.Error, "steps over parameters that an engine owns.*which: SGD"):
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+        engine.close()
+        model(*BATCH).backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
     def test_losses_without_a_gradient(self) -> None:
         _, engine = make()
         with self.assertRaisesRegex(zeroth.Error, "no gradient can flow"), torch.no_grad():

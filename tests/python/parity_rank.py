@@ -18,8 +18,9 @@ DECAY = 0.1
 TOLERANCE = 1e-12
 
 
-def config(stage: int, micro_steps: int) -> dict[str, object]:
+def config(stage: int, micro_steps: int, dtype: torch.dtype) -> dict[str, object]:
     return {
+        "bf16": {"enabled": dtype == torch.bfloat16},
         "train_micro_batch_size_per_gpu": 3,
         "gradient_accumulation_steps": micro_steps,
         "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": DECAY}},
@@ -28,11 +29,13 @@ def config(stage: int, micro_steps: int) -> dict[str, object]:
     }
 
 
-def trained_by_zeroth(name: str, stage: int, micro_steps: int, world: zeroth.World) -> tuple[list[float], dict[str, torch.Tensor]]:
-    model = zoo.make(name)
-    engine = zeroth.Engine(model, config(stage, micro_steps), world=world, log_level="off")
+def trained_by_zeroth(
+    name: str, stage: int, micro_steps: int, world: zeroth.World, dtype: torch.dtype = torch.float64
+) -> tuple[list[float], dict[str, torch.Tensor]]:
+    model = zoo.make(name, dtype)
+    engine = zeroth.Engine(model, config(stage, micro_steps, dtype), world=world, log_level="off")
     losses = []
-    for step, micro_batches in enumerate(zoo.batches(world.size, micro_steps, STEPS)):
+    for step, micro_batches in enumerate(zoo.batches(world.size, micro_steps, STEPS, dtype)):
         for of_ranks in micro_batches:
             x, y = of_ranks[world.rank]
             loss = engine(x, y)
@@ -65,7 +68,7 @@ def trained_by_torch(name: str, micro_steps: int, world_size: int) -> tuple[list
 
 
 def bits(losses: list[float], weights: dict[str, torch.Tensor]) -> tuple[object, ...]:
-    return (tuple(loss.hex() for loss in losses), tuple((key, value.numpy().tobytes()) for key, value in sorted(weights.items())))
+    return (tuple(loss.hex() for loss in losses), tuple((key, value.double().numpy().tobytes()) for key, value in sorted(weights.items())))
 
 
 def main() -> None:
@@ -87,6 +90,8 @@ def main() -> None:
                     assert value.stride() == expected[key].stride(), f"{what}: strides of {key}"
                 first = first or bits(losses, weights)
                 assert bits(losses, weights) == first, f"{what}: other bits than at stage 0"
+        narrow = [bits(*trained_by_zeroth(name, stage, 2, world, torch.bfloat16)) for stage in (0, 1, 2, 3)]
+        assert all(one == narrow[0] for one in narrow), f"{name}: stages differ in bfloat16"
         if world.rank == 0:
             print(f"{name}: ok", flush=True)
 

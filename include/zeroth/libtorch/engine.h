@@ -38,6 +38,9 @@ struct ParamGroup {
 struct EngineOptions {
   std::vector<ParamGroup> groups{};
   LogLevel log_level = LogLevel::kInfo;
+  /// Between a backward and the next forward each `.grad` is not undefined but a guard: full shape, no memory, any access an error
+  /// that says where the gradient is. For languages whose habits read gradients, and would find none without a word.
+  bool guard_gradients = false;
 };
 
 /// Bytes received from other ranks since the last reset, counted at the copy.
