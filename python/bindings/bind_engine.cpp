@@ -105,11 +105,13 @@ class UnitHooks {
  public:
   UnitHooks(std::shared_ptr<Engine> engine, std::size_t unit) : engine_(std::move(engine)), unit_(unit) {}
 
-  void before(const py::handle& /*module*/, const py::tuple& args, const py::dict& kwargs) {
+  void before(const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
     std::vector<at::Tensor> inputs;
     collect(args.ptr(), inputs);
     collect(kwargs.ptr(), inputs);
+    const bool trains = unit_ == 0 && module.attr("training").cast<bool>();
     const py::gil_scoped_release no_gil;
+    if (trains) engine_->base().share_buffers();
     engine_->begin(unit_, std::move(inputs));
   }
   void after(const py::handle& /*module*/, const py::handle& /*args*/, const py::handle& output) {

@@ -287,6 +287,10 @@ constexpr std::array kKeys{
          .kind = KeyKind::kInteger,
          .text = "Steps in a row that may be skipped for a non-finite gradient before training stops.",
          .lowest = 1}),
+    bind<&Config::runtime, &RuntimeConfig::broadcast_buffers>(
+        {.pointer = "/zeroth/broadcast_buffers",
+         .text = "Before each forward in training every rank takes rank 0's buffers (running statistics and the like), "
+                 "so that a model does not depend on which rank exports it."}),
     bind<&Config::runtime, &RuntimeConfig::execution>(
         {.pointer = "/zeroth/execution",
          .kind = KeyKind::kChoice,

@@ -339,12 +339,18 @@ StepResult Engine::finish_step(bool idle) {
 
 void Engine::set_group(int group, const GroupHyper& hyper) { settings_.groups.at(static_cast<std::size_t>(group)) = hyper; }
 
+void Engine::meet(Meeting what) { gradients_->meet(what); }
+
 double Engine::average(double value) {
+  meet(Meeting::kAverage);
   communicator_.all_reduce(std::span(&value, 1));
   return value / static_cast<double>(world());
 }
 
-void Engine::barrier() { communicator_.barrier(); }
+void Engine::barrier() {
+  meet(Meeting::kBarrier);
+  communicator_.barrier();
+}
 
 MemoryReport Engine::memory_report() const {
   const ParameterStore::Counters& counters = parameters_->counters();

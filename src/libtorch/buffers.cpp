@@ -61,26 +61,43 @@ void require_same_structure(const ModelDescription& model, const Communicator& c
   }
 }
 
+std::span<std::uint8_t> bytes_of(const at::Tensor& dense) {
+  return {static_cast<std::uint8_t*>(dense.mutable_data_ptr()), dense.nbytes()};
+}
+
 }  // namespace
 
 std::string share_buffers(const ModelDescription& model, const Communicator& communicator) {
-  const at::NoGradGuard no_grad;
   require_same_structure(model, communicator);
-  std::string differing;
+  const auto digests = [&model] {
+    std::vector<std::uint64_t> result;
+    for (const auto& [name, buffer] : model.buffers) {
+      if (buffer.nbytes() == 0) continue;
+      const at::Tensor dense = buffer.contiguous();
+      result.push_back(digest64({reinterpret_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}));
+    }
+    return result;
+  };
+  const std::vector<std::uint64_t> before = digests();
+  send_buffers(model, communicator);
+  const std::vector<std::uint64_t> after = digests();
+  std::size_t index = 0;
+  for (const auto& [name, buffer] : model.buffers) {
+    if (buffer.nbytes() == 0) continue;
+    if (before[index] != after[index]) return name;
+    ++index;
+  }
+  return "";
+}
+
+void send_buffers(const ModelDescription& model, const Communicator& communicator) {
+  const at::NoGradGuard no_grad;
   for (const auto& [name, buffer] : model.buffers) {
     if (buffer.nbytes() == 0) continue;
     const at::Tensor dense = buffer.contiguous();
-    const std::span<std::uint8_t> bytes(static_cast<std::uint8_t*>(dense.mutable_data_ptr()), dense.nbytes());
-    const auto digest = [&bytes] {
-      return digest64({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-    };
-    const std::uint64_t before = digest();
-    communicator.broadcast(bytes, 0);
-    if (digest() == before) continue;
-    if (differing.empty()) differing = name;
+    communicator.broadcast(bytes_of(dense), 0);
     if (!dense.is_same(buffer)) buffer.copy_(dense);
   }
-  return differing;
 }
 
 }  // namespace zeroth::libtorch

@@ -12,4 +12,7 @@ namespace zeroth::libtorch {
 /// that are not dense CPU tensors. Wire: the bytes of all buffers.
 [[nodiscard]] std::string share_buffers(const ModelDescription& model, const Communicator& communicator);
 
+/// Collective. The same without the comparison of structures, for buffers that have been shared before.
+void send_buffers(const ModelDescription& model, const Communicator& communicator);
+
 }  // namespace zeroth::libtorch

@@ -24,6 +24,7 @@ EngineBase::~EngineBase() = default;
 void EngineBase::backward(const at::Tensor& loss) { runtime_->backward(loss); }
 std::uint64_t EngineBase::open_backward(const at::Tensor& loss) { return runtime_->open_backward(loss); }
 void EngineBase::close_backward(std::uint64_t seen) { runtime_->close_backward(seen); }
+void EngineBase::share_buffers() { runtime_->share_buffers(); }
 void EngineBase::settle() { runtime_->settle(); }
 void EngineBase::release_parameters() { runtime_->release_parameters(); }
 StepResult EngineBase::step() { return runtime_->step(); }

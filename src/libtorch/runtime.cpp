@@ -13,6 +13,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/engine/settings.h>
+#include <zeroth/zero/gradient_store.h>
 
 #include "libtorch/buffers.h"
 #include "libtorch/model_scan.h"
@@ -96,7 +97,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   ParameterSlots& slots = runtime->slots_;
   runtime->core_->initialize([&slots](int param) { return slots.initial_value(param); },
                              [&slots](int unit) { slots.drop_initial(unit); });
-  if (const std::string buffer = share_buffers(runtime->model_, runtime->core_->communicator()); !buffer.empty()) {
+  if (const std::string buffer = libtorch::share_buffers(runtime->model_, runtime->core_->communicator()); !buffer.empty()) {
     runtime->log_.warn("buffers differed from rank 0's (first: " + buffer + "); rank 0's are used");
   }
   runtime->traffic_->reset();
@@ -213,6 +214,14 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   use->invocation = core_->begin_forward(unit);
   core_->pre_forward(use->invocation);
   return use;
+}
+
+void Runtime::share_buffers() {
+  // Without gradients a forward is one of evaluation, which some ranks may do alone; in backward it is a checkpoint's, done before.
+  if (!config_.runtime.broadcast_buffers || !at::GradMode::is_enabled() || in_backward_ || core_->world() == 1) return;
+  if (model_.buffers.empty()) return;
+  core_->meet(Meeting::kBuffers);
+  send_buffers(model_, core_->communicator());
 }
 
 void Runtime::end(const UnitUse& use, bool awaits_backward) { core_->post_forward(use.invocation, awaits_backward); }

@@ -38,6 +38,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   [[nodiscard]] std::shared_ptr<UnitUse> begin(int unit);
   void end(const UnitUse& use, bool awaits_backward);
+  /// Collective where there are buffers: before a forward of the whole model that trains.
+  void share_buffers();
   void before_backward(UnitUse& use);   ///< the nodes of the unit's outputs are about to run
   void inputs_done(UnitUse& use);       ///< everything between the outputs and one producer of an input has run
   void gradient(int param, const at::Tensor& parameter);

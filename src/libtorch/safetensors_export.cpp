@@ -9,6 +9,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/engine/safetensors.h>
+#include <zeroth/zero/gradient_store.h>
 
 namespace zeroth::libtorch {
 namespace {
@@ -88,6 +89,7 @@ void export_safetensors(const std::string& path, zeroth::Engine& engine, const M
   // length of the error's text.
   constexpr std::int64_t kAtWork = -1;
   constexpr std::int64_t kWritten = 0;
+  engine.meet(Meeting::kExport);
   const Communicator& communicator = engine.communicator();
   const auto tell = [&communicator](std::int64_t word) {
     communicator.broadcast(std::span(&word, 1), 0);

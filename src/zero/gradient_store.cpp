@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <optional>
 
@@ -322,14 +323,19 @@ void GradientStore::progress_active() {
 
 std::vector<int> GradientStore::stuck_ranks() const {
   // [Note: Stuck] A rank is stuck if it waits for a slot whose bucket some owner cannot take, because another stuck rank has not
-  // said yet whether it takes part in that event. The largest such set: start with all that wait, drop whoever will get on.
+  // said yet whether it takes part in that event; or if it has come to a matched call and another stuck rank has not. The largest
+  // such set: start with all that wait, drop whoever will get on.
   // Ranks that go through the model in one order are never stuck, however slow one of them is.
+  const auto calls_of = [this](int rank) { return memory_.signals(rank).meeting().load() >> 8U; };
+  std::uint64_t fewest_calls = calls_of(0);
+  for (int rank = 1; rank < model_.world; ++rank) fewest_calls = std::min(fewest_calls, calls_of(rank));
   std::vector<int> stuck;
   for (int rank = 0; rank < model_.world; ++rank) {
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
-    if (pressed != 0 && pressed <= model_.units.size()) stuck.push_back(rank);
+    if ((pressed != 0 && pressed <= model_.units.size()) || calls_of(rank) > fewest_calls) stuck.push_back(rank);
   }
-  const auto waits_for = [this](int rank, int other) {
+  const auto waits_for = [&](int rank, int other) {
+    if (calls_of(rank) > calls_of(other)) return true;
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
     if (other == rank || pressed == 0 || pressed > model_.units.size()) return false;
     return std::ranges::any_of(model_.unit_flats[pressed - 1], [&](int flat) {
@@ -404,10 +410,38 @@ void GradientStore::wait(const std::string& what, const std::function<bool()>& d
       {.what = what});
 }
 
+void GradientStore::meet(Meeting what) {
+  if (model_.world == 1) return;
+  static constexpr const char* kNames[] = {"step()", "average()", "barrier()", "a forward that shares buffers", "an export"};
+  const auto name = [](std::uint64_t word) {
+    const std::uint64_t kind = word & 0xffU;
+    return kind < std::size(kNames) ? kNames[kind] : "an unknown call";
+  };
+  const std::uint64_t own = (++meetings_ << 8U) | static_cast<std::uint64_t>(what);
+  announce(memory_.signals(memory_.rank()).meeting(), own);
+  wait(std::string(name(own)) + " of all ranks", [&] {
+    for (int rank = 0; rank < model_.world; ++rank) {
+      const std::uint64_t theirs = memory_.signals(rank).meeting().load();
+      if (theirs >> 8U < meetings_) return false;
+      ZR_CHECK(theirs >> 8U > meetings_ || theirs == own || planted("tag_compare"),
+               ErrorCode::kMismatch,
+               "ranks come to different calls of the engine",
+               {.where = "zero.meet",
+                .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
+                .which = "matched call " + std::to_string(meetings_),
+                .expected = std::string(name(own)) + " on rank " + std::to_string(memory_.rank()),
+                .got = std::string(name(theirs)) + " on rank " + std::to_string(rank),
+                .hint = "all ranks must make the same calls in the same order"});
+    }
+    return true;
+  });
+}
+
 void GradientStore::complete() {
   const std::uint64_t next_step = (backward_ / kBackwardsPerStep + 1) * kBackwardsPerStep;
   ZR_CHECK(backward_ + 1 < next_step, ErrorCode::kUsage, "more than a million backwards in one step", {.where = "zero.reduce"});
-  advance_backward(next_step);
+  advance_backward(next_step);  // first: it tells the others what this rank has no gradients for
+  meet(Meeting::kStep);
   wait("the gradients of this step", [this, next_step] {
     return std::ranges::all_of(trainable_flats_, [this, next_step](int flat) {
       return !owns(flat) || state(flat).next_backward >= next_step;

@@ -51,6 +51,8 @@ class Signals {
   [[nodiscard]] SignalWord& closed() const { return words_[0]; }
   /// 1 + unit whose bucket slot this rank waits for, 0 if none: owners then copy its gradients aside.
   [[nodiscard]] SignalWord& pressure() const { return words_[1]; }
+  /// Number of matched calls of the engine that this rank has come to, times 256, plus the kind of the last one.
+  [[nodiscard]] SignalWord& meeting() const { return words_[2]; }
   /// Counts this rank's news: grows after every change of a word above or below but `epoch` and `tag`, so that who waits for any
   /// of them polls one word a rank. A cache line of its own.
   [[nodiscard]] SignalWord& news() const { return words_[kCacheLineBytes / sizeof(SignalWord)]; }

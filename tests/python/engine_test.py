@@ -476,6 +476,10 @@ class Processes(unittest.TestCase):
                 taken = re.search(r"KeyboardInterrupt after (\d+\.\d+) s", text)
                 self.assertIsNotNone(taken, text)
 
+    def test_buffers_are_rank_zeros_in_every_training_forward(self) -> None:
+        done = job.run(3, "buffers_rank.py")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "trouble_rank.py", "kill")
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)

@@ -79,6 +79,7 @@ struct RuntimeConfig {
   std::int64_t timeout_ms = 600'000;      ///< longest wait for a peer that is alive
   std::int64_t frozen_after_ms = 60'000;  ///< a peer that shows no life for so long is lost
   int max_nonfinite_steps = 10;           ///< training stops after so many in a row
+  bool broadcast_buffers = true;          ///< rank 0's before each training forward
   ExecutionMode execution = ExecutionMode::kInline;
   std::int64_t chaos_seed = 0;
   std::int64_t memory_limit_bytes = 0;  ///< for the plan of one host; 0: what the host and its cgroup have

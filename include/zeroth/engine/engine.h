@@ -24,6 +24,7 @@
 namespace zeroth {
 
 class GradientStore;
+enum class Meeting : std::uint8_t;
 
 /// Everything that decides what is trained and how it is placed: resolved, no defaults left open.
 struct EngineSettings {
@@ -112,6 +113,9 @@ class Engine {
   void read_flat(int flat, std::byte* out) { parameters_->read(flat, out); }
   /// Blocks until all ranks are here.
   void barrier();
+  /// Blocks until all ranks have come to this call, and reduces gradients meanwhile. Must come before every matched call on
+  /// communicator() once training has begun: else a rank that is still in backward could wait for one that is in that call.
+  void meet(Meeting what);
 
   [[nodiscard]] const ModelLayout& layout() const { return layout_; }
   [[nodiscard]] const EngineSettings& settings() const { return settings_; }

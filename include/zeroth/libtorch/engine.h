@@ -66,6 +66,9 @@ class EngineBase {
 
   /// loss.backward() and nothing else; throws kModel if no gradient can flow. Plain loss.backward() does the same.
   void backward(const at::Tensor& loss);
+  /// Rank 0's buffers for all, as zeroth.broadcast_buffers says; before each forward of the whole model in training. Collective where
+  /// there are buffers; does nothing without gradients, or inside backward.
+  void share_buffers();
   /// The two ends of backward(), for front ends whose language runs it: between them comes loss.backward(), and settle() instead of
   /// the second where that threw. `seen` is what the first returned.
   [[nodiscard]] std::uint64_t open_backward(const at::Tensor& loss);
@@ -113,6 +116,7 @@ class Engine : public EngineBase {
   /// The model's own forward, with the root unit's parameters gathered.
   template <class... Args>
   auto forward(Args&&... args) {
+    if (model_->is_training()) share_buffers();
     return run_as_unit(
         runtime(),
         0,

@@ -39,6 +39,9 @@ struct Offender {
   std::uint64_t count = 0;   ///< non-finite elements of that gradient
 };
 
+/// Calls of an engine that all ranks make together.
+enum class Meeting : std::uint8_t { kStep, kAverage, kBarrier, kBuffers, kExport };
+
 class GradientStore {
  public:
   GradientStore(const ModelLayout& model,
@@ -60,6 +63,9 @@ class GradientStore {
   /// Which of the step's micro-steps (from 0) is running; with reduction per step only the last one publishes.
   void set_micro_step(int micro_step) { micro_step_ = micro_step; }
 
+  /// Blocks until all ranks have come to this call, and reduces meanwhile: a rank that is still in backward may need this one to take
+  /// its gradients. Comes before every matched call but that of complete(), which has its own. Throws kMismatch if another rank comes to another call.
+  void meet(Meeting what);
   /// Blocks until every reduction event of all closed backwards has arrived in the reduced shards. Ends the step's accumulation:
   /// the next event stores instead of adding.
   void complete();
@@ -131,6 +137,7 @@ class GradientStore {
   std::uint64_t backward_ = 0;          ///< step << 20 | backward within the step
   int micro_step_ = 0;
   std::uint64_t spills_ = 0;
+  std::uint64_t meetings_ = 0;
   struct Spill {
     std::vector<std::byte> bytes;
     MemoryHold hold;

@@ -5,8 +5,10 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <optional>
 #include <stdexcept>
+#include <thread>
 
 namespace zeroth::testing {
 namespace {
@@ -70,6 +72,55 @@ TEST(Autograd, SeveralForwardsAndBackwardsInOneStep) {
     const auto* a = reinterpret_cast<const double*>(bytes.data());
     const auto* b = reinterpret_cast<const double*>(one_by_one.at(name).data());
     for (std::size_t i = 0; i < bytes.size() / sizeof(double); ++i) ASSERT_NEAR(a[i], b[i], 1e-9) << name;
+  }
+}
+
+TEST(Autograd, CallsOfAllRanksServeRanksThatAreStillInBackward) {
+  // Layers share two buckets: a rank cannot go on in backward until the others have taken its gradients, and those are in the call,
+  // with their backward behind them or before them.
+  for (const bool before : {false, true}) {
+    (void)expect_equal_at_all_stages(3, [before](int stage, const World& seat) {
+      Config config = config_of(stage, 2);
+      config.runtime.timeout_ms = 10'000;
+      Trainee trainee(NetOptions{.layers = 7}, config, seat);
+      const Tensor own = torch::ones({3}, torch::TensorOptions().dtype(torch::kFloat64).requires_grad(true));
+      for (int step = 0; step < 6; ++step) {
+        const auto call = [&] {
+          if (step % 2 == 0) {
+            test::require(trainee.engine.average(seat.rank()) == 1, "the mean of 0, 1, 2");
+          } else {
+            trainee.engine.core().barrier();
+          }
+        };
+        const bool calls_first = before && seat.rank() == 2;
+        if (calls_first) call();
+        if (seat.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        // Rank 0 has no gradients of the model: it is through at once.
+        trainee.engine.backward(seat.rank() == 0 ? own.sum() : trainee.loss(step));
+        if (!calls_first) call();
+        (void)trainee.engine.step();
+      }
+      return trainee.values();
+    });
+  }
+}
+
+TEST(Autograd, DifferentCallsOfAllRanksAreAMismatchAtOnce) {
+  for (const int stage : kStages) {
+    test::run_world(3, [&](const World& seat) {
+      Trainee trainee({}, config_of(stage), seat);
+      trainee.engine.backward(trainee.loss(0));
+      const std::string text = thrown_by([&] {
+        if (seat.rank() == 1) {
+          (void)trainee.engine.average(1.0);
+        } else {
+          (void)trainee.engine.step();
+        }
+      });
+      test::require(text.find("[MISMATCH] ranks come to different calls") != std::string::npos &&
+                        text.find("average() on rank 1") != std::string::npos && text.find("step() on rank") != std::string::npos,
+                    "stage " + std::to_string(stage) + ": " + text);
+    });
   }
 }
 
