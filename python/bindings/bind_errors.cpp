@@ -5,6 +5,7 @@
 
 #include <exception>
 #include <string>
+#include <utility>
 
 namespace zeroth::python {
 namespace {
@@ -13,8 +14,8 @@ namespace {
 PyObject* error_type = nullptr;
 PyObject* config_error_type = nullptr;
 
-void raise(PyObject* type, const Error& error) {
-  const py::object instance = py::reinterpret_borrow<py::object>(type)(error.what());
+py::object to_python(PyObject* type, const Error& error) {
+  py::object instance = py::reinterpret_borrow<py::object>(type)(error.what());
   instance.attr("code") = std::string(slug(error.code()));
   instance.attr("exit_code") = exit_code(error.code());
   instance.attr("message") = error.message();
@@ -25,7 +26,16 @@ void raise(PyObject* type, const Error& error) {
   instance.attr("expected") = context.expected;
   instance.attr("got") = context.got;
   instance.attr("hint") = context.hint;
-  PyErr_SetObject(type, instance.ptr());
+  return instance;
+}
+
+void raise(PyObject* type, const Error& error) { PyErr_SetObject(type, to_python(type, error).ptr()); }
+
+ErrorCode code_of(const std::string& text) {
+  for (int code = 0; code <= static_cast<int>(ErrorCode::kInternal); ++code) {
+    if (slug(static_cast<ErrorCode>(code)) == text) return static_cast<ErrorCode>(code);
+  }
+  throw Error(ErrorCode::kInternal, "there is no such error code", {.where = "python.errors", .got = text});
 }
 
 void translate(std::exception_ptr pointer) {
@@ -54,6 +64,29 @@ void bind_errors(py::module_& module) {
                         PyExc_RuntimeError);
   config_error_type = new_type(module, "ConfigError", "Everything that is wrong with a configuration, at once.", error_type);
   py::register_exception_translator(&translate);
+  module.def(
+      "make_error",
+      [](const std::string& code,
+         const std::string& message,
+         std::string where,
+         std::string which,
+         std::string expected,
+         std::string hint) {
+        const Error error(code_of(code),
+                          message,
+                          {.where = std::move(where),
+                           .which = std::move(which),
+                           .expected = std::move(expected),
+                           .hint = std::move(hint)});
+        return to_python(error.code() == ErrorCode::kConfig ? config_error_type : error_type, error);
+      },
+      py::arg("code"),
+      py::arg("message"),
+      py::kw_only(),
+      py::arg("where") = "",
+      py::arg("which") = "",
+      py::arg("expected") = "",
+      py::arg("hint") = "");
 }
 
 }  // namespace zeroth::python

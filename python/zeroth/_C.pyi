@@ -27,6 +27,11 @@ class Error(RuntimeError):
 class ConfigError(Error):
     """Everything that is wrong with a configuration, at once."""
 
+def make_error(
+    code: str, message: str, *, where: str = "", which: str = "", expected: str = "", hint: str = ""
+) -> Error:
+    """An Error, or a ConfigError for "CONFIG", to be raised: with the text and the attributes of one that C++ throws."""
+
 class Config:
     """A configuration with all defaults filled in."""
 

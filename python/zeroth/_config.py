@@ -23,6 +23,6 @@ def to_config(config: ConfigLike) -> Config:
         try:
             text = json.dumps(config, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise _C.ConfigError(f"[CONFIG] the configuration is no JSON document: {error}") from error
+            raise _C.make_error("CONFIG", f"the configuration is no JSON document: {error}") from error
         return Config.from_json(text, "a dict")
     return Config.from_file(os.fspath(config))

@@ -1,6 +1,5 @@
 """The engine around an nn.Module."""
 
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,16 +15,19 @@ __all__ = ["Engine", "initialize"]
 
 ParamGroups = Sequence[Mapping[str, Any]] | Iterable[nn.Parameter]
 
-_engine_of: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]" = weakref.WeakKeyDictionary()
+_owned: set[int] = set()
+"""ids of the parameters of all open engines, which keep them alive"""
 
 
 def _refuse_foreign_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    owned = {id(parameter) for module in list(_engine_of) for parameter in module.parameters() if parameter.requires_grad}
     for group in optimizer.param_groups:
-        if any(id(parameter) in owned for parameter in group["params"]):
-            raise _C.Error(
-                "[USAGE] an optimizer of torch's steps over parameters that an engine owns; where: python.engine; "
-                f"which: {type(optimizer).__name__}; hint: engine.step() updates them, with the optimizer of the configuration"
+        if any(parameter.requires_grad and id(parameter) in _owned for parameter in group["params"]):
+            raise _C.make_error(
+                "USAGE",
+                "an optimizer of torch's steps over parameters that an engine owns",
+                where="python.engine",
+                which=type(optimizer).__name__,
+                hint="engine.step() updates them, with the optimizer of the configuration",
             )
 
 
@@ -69,13 +71,14 @@ class Engine:
             world=world if world is not None else _C.World.from_environment(),
             log_level=log_level,
         )
+        self._parameters = list(model.parameters())
+        _owned.update(map(id, self._parameters))
         self._handles: list[RemovableHandle] = []
         for index, module in enumerate([model, *modules]):
             hooks = _C.UnitHooks(self._core, index)
             self._handles.append(module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(hooks.after, always_call=True))
         self._handles.append(model.register_state_dict_pre_hook(self._before_state_dict))  # type: ignore[no-untyped-call]
-        _engine_of[model] = weakref.ref(self)
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -174,7 +177,8 @@ class Engine:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        _engine_of.pop(self._model, None)
+        _owned.difference_update(map(id, self._parameters))
+        self._parameters.clear()
 
     def __del__(self) -> None:
         if hasattr(self, "_handles"):
@@ -182,9 +186,12 @@ class Engine:
 
     def _before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
         if self._core.gathers_parameters:
-            raise _C.Error(
-                "[USAGE] a module with sharded parameters has no state_dict(); where: python.engine; "
-                f"which: {type(module).__name__}; hint: engine.export_safetensors(path) writes the whole weights on rank 0"
+            raise _C.make_error(
+                "USAGE",
+                "a module with sharded parameters has no state_dict()",
+                where="python.engine",
+                which=type(module).__name__,
+                hint="engine.export_safetensors(path) writes the whole weights on rank 0",
             )
 
 
@@ -201,18 +208,16 @@ def initialize(
     Optimizer and schedule come from the configuration; objects of torch's are refused."""
     for name, value in (("optimizer", optimizer), ("training_data", training_data), ("lr_scheduler", lr_scheduler)):
         if value is not None:
-            raise _C.Error(f"[USAGE] {name} is not taken here; hint: say it in the configuration, see docs/configuration.md")
+            raise _C.make_error("USAGE", f"{name} is not taken here", hint="say it in the configuration, see docs/configuration.md")
     engine = Engine(model, config, params=model_parameters)
     return engine, engine, None, None
 
 
 def _refuse_second(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        known = _engine_of.get(module)
-        if known is not None and known() is not None:
-            raise _C.Error(
-                "[USAGE] the module is in an engine already; where: python.engine; "
-                f"which: {name or type(module).__name__}; hint: close() that engine first"
+    for name, parameter in model.named_parameters():
+        if id(parameter) in _owned:
+            raise _C.make_error(
+                "USAGE", "the module is in an engine already", where="python.engine", which=name, hint="close() that engine first"
             )
 
 
@@ -238,21 +243,25 @@ def _groups(
     for number, group in enumerate(groups, start=1):
         unknown = set(group) - {"params", "lr", "weight_decay", "name"}
         if unknown:
-            raise _C.Error(
-                f"[USAGE] a parameter group has a key that is not known; which: group {number}, {sorted(unknown)[0]!r}; "
-                "expected: params, lr, weight_decay, name"
+            raise _C.make_error(
+                "USAGE",
+                "a parameter group has a key that is not known",
+                which=f"group {number}, {sorted(unknown)[0]!r}",
+                expected="params, lr, weight_decay, name",
             )
         hypers.append((group.get("lr"), group.get("weight_decay")))
         members = group["params"]
         for parameter in [members] if isinstance(members, torch.Tensor) else members:
             if index_of.setdefault(id(parameter), number) != number:
-                raise _C.Error(f"[USAGE] a parameter is in two groups; which: groups {index_of[id(parameter)]} and {number}")
+                raise _C.make_error(
+                    "USAGE", "a parameter is in two groups", which=f"groups {index_of[id(parameter)]} and {number}"
+                )
     group_of: dict[str, int] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) in index_of:
             group_of[name] = index_of[id(parameter)]
         elif parameter.requires_grad:
-            raise _C.Error(
-                f"[USAGE] a trainable parameter is in no group; which: {name}; hint: put it into one, or call requires_grad_(False)"
+            raise _C.make_error(
+                "USAGE", "a trainable parameter is in no group", which=name, hint="put it into one, or call requires_grad_(False)"
             )
     return hypers, group_of

@@ -1,7 +1,5 @@
 """Imports torch before our C++ side, which needs its libraries, and only the version that it was built with."""
 
-import importlib
-
 import torch
 
 from zeroth._build import TORCH_VERSION, VERSION
@@ -20,4 +18,3 @@ def check_torch(found: str, built: str) -> None:
 
 
 check_torch(torch.__version__, TORCH_VERSION)
-importlib.import_module("zeroth._C")

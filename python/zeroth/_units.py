@@ -45,7 +45,7 @@ def named_units(model: nn.Module, chosen: Iterable[nn.Module]) -> dict[str, nn.M
     found = {name: module for name, module in model.named_modules(remove_duplicate=False) if id(module) in wanted and name}
     missing = [module for key, module in wanted.items() if all(module is not other for other in found.values())]
     if missing:
-        raise _C.Error(f"[MODEL] a unit is not a module inside the model: {type(missing[0]).__name__}")
+        raise _C.make_error("MODEL", f"a unit is not a module inside the model: {type(missing[0]).__name__}")
     return found
 
 

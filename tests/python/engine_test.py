@@ -35,6 +35,10 @@ def make(name: str = "plain", stage: int = 3) -> tuple[nn.Module, zeroth.Engine]
     return model, zeroth.Engine(model, config(stage), log_level="off")
 
 
+def same_parameters(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(one.parameters(), other.parameters(), strict=True))
+
+
 def train(engine: zeroth.Engine, steps: int = 1) -> zeroth.StepResult:
     for _ in range(steps):
         engine.backward(engine(*BATCH))
@@ -179,8 +183,7 @@ class Module(unittest.TestCase):
             train(engine)
             engine.close()
             reference.close()
-            for mine, theirs in zip(model.parameters(), reference_model.parameters(), strict=True):
-                self.assertTrue(torch.equal(mine, theirs))
+            self.assertTrue(same_parameters(model, reference_model))
 
     def test_an_exception_in_backward_skips_the_step(self) -> None:
         model, engine = make()
@@ -215,8 +218,7 @@ class Module(unittest.TestCase):
             train(other)
         engine.close()
         other.close()
-        for mine, theirs in zip(model.parameters(), other_model.parameters(), strict=True):
-            self.assertTrue(torch.equal(mine, theirs))
+        self.assertTrue(same_parameters(model, other_model))
 
     def test_autocast_sees_the_new_values_in_every_step(self) -> None:
         # One region around many steps: its cache of casts must not outlive an update.
@@ -256,8 +258,7 @@ class Lifetime(unittest.TestCase):
             if stage == 3:
                 train(engine, 2)
             engine.close()
-            for mine, theirs in zip(model.parameters(), reference_model.parameters(), strict=True):
-                self.assertTrue(torch.equal(mine, theirs), stage)
+            self.assertTrue(same_parameters(model, reference_model), stage)
         self.assertIs(model.head.weight, model.embedding.weight)
         nn.functional.mse_loss(model(*BATCH), torch.zeros((), dtype=torch.float64)).backward()  # works by itself again
         self.assertIsNotNone(model.head.weight.grad)
@@ -283,6 +284,9 @@ class Lifetime(unittest.TestCase):
             zeroth.Engine(model, config(), log_level="off")
         with self.assertRaisesRegex(zeroth.Error, "in an engine already.*which: 0"):
             zeroth.Engine(nn.Sequential(model), config(), log_level="off")
+        with self.assertRaisesRegex(zeroth.Error, "in an engine already.*which: linear") as caught:
+            zeroth.Engine(model.blocks[0], config(), log_level="off")
+        self.assertEqual((caught.exception.code, caught.exception.where), ("USAGE", "python.engine"))
         self.assertTrue(train(engine).committed)
 
     def test_two_engines_alternate(self) -> None:
