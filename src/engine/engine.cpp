@@ -347,10 +347,7 @@ double Engine::average(double value) {
   return value / static_cast<double>(world());
 }
 
-void Engine::barrier() {
-  meet(Meeting::kBarrier);
-  communicator_.barrier();
-}
+void Engine::barrier() { meet(Meeting::kBarrier); }
 
 MemoryReport Engine::memory_report() const {
   const ParameterStore::Counters& counters = parameters_->counters();

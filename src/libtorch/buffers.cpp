@@ -61,33 +61,25 @@ void require_same_structure(const ModelDescription& model, const Communicator& c
   }
 }
 
-std::span<std::uint8_t> bytes_of(const at::Tensor& dense) {
-  return {static_cast<std::uint8_t*>(dense.mutable_data_ptr()), dense.nbytes()};
+/// One digest a buffer, of its values.
+std::vector<std::uint64_t> values_of(const ModelDescription& model) {
+  std::vector<std::uint64_t> digests;
+  for (const auto& [name, buffer] : model.buffers) {
+    const at::Tensor dense = buffer.contiguous();
+    digests.push_back(digest64({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}));
+  }
+  return digests;
 }
 
 }  // namespace
 
 std::string share_buffers(const ModelDescription& model, const Communicator& communicator) {
   require_same_structure(model, communicator);
-  const auto digests = [&model] {
-    std::vector<std::uint64_t> result;
-    for (const auto& [name, buffer] : model.buffers) {
-      if (buffer.nbytes() == 0) continue;
-      const at::Tensor dense = buffer.contiguous();
-      result.push_back(digest64({reinterpret_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}));
-    }
-    return result;
-  };
-  const std::vector<std::uint64_t> before = digests();
+  const std::vector<std::uint64_t> before = values_of(model);
   send_buffers(model, communicator);
-  const std::vector<std::uint64_t> after = digests();
-  std::size_t index = 0;
-  for (const auto& [name, buffer] : model.buffers) {
-    if (buffer.nbytes() == 0) continue;
-    if (before[index] != after[index]) return name;
-    ++index;
-  }
-  return "";
+  const std::vector<std::uint64_t> after = values_of(model);
+  const auto differ = std::ranges::mismatch(before, after).in1;
+  return differ != before.end() ? model.buffers[static_cast<std::size_t>(differ - before.begin())].name : "";
 }
 
 void send_buffers(const ModelDescription& model, const Communicator& communicator) {
@@ -95,7 +87,7 @@ void send_buffers(const ModelDescription& model, const Communicator& communicato
   for (const auto& [name, buffer] : model.buffers) {
     if (buffer.nbytes() == 0) continue;
     const at::Tensor dense = buffer.contiguous();
-    communicator.broadcast(bytes_of(dense), 0);
+    communicator.broadcast(std::span(static_cast<std::uint8_t*>(dense.mutable_data_ptr()), dense.nbytes()), 0);
     if (!dense.is_same(buffer)) buffer.copy_(dense);
   }
 }

@@ -89,9 +89,10 @@ void ParameterSlots::retire() {
   if (layout_ == nullptr) return;
   for (std::size_t flat = 0; flat < storages_.size(); ++flat) {
     const FlatLayout& layout = layout_->flats[flat];
-    for (const Segment& segment : layout.segments) {
-      if (given_back_) break;
-      tensors_[static_cast<std::size_t>(segment.param)].set_data(guards_[static_cast<std::size_t>(segment.param)]);
+    if (!given_back_) {
+      for (const Segment& segment : layout.segments) {
+        tensors_[static_cast<std::size_t>(segment.param)].set_data(guards_[static_cast<std::size_t>(segment.param)]);
+      }
     }
     c10::StorageImpl* storage = storages_[flat].unsafeGetStorageImpl();
     storage->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
