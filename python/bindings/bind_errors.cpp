@@ -4,6 +4,7 @@
 #include <zeroth/engine/config.h>
 
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -32,9 +33,7 @@ py::object to_python(PyObject* type, const Error& error) {
 void raise(PyObject* type, const Error& error) { PyErr_SetObject(type, to_python(type, error).ptr()); }
 
 ErrorCode code_of(const std::string& text) {
-  for (int code = 0; code <= static_cast<int>(ErrorCode::kInternal); ++code) {
-    if (slug(static_cast<ErrorCode>(code)) == text) return static_cast<ErrorCode>(code);
-  }
+  if (const std::optional<ErrorCode> code = code_of_slug(text)) return *code;
   throw Error(ErrorCode::kInternal, "there is no such error code", {.where = "python.errors", .got = text});
 }
 

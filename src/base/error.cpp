@@ -45,6 +45,13 @@ std::string_view slug(ErrorCode code) noexcept {
   return "INTERNAL";
 }
 
+std::optional<ErrorCode> code_of_slug(std::string_view text) noexcept {
+  for (int code = 0; code <= static_cast<int>(ErrorCode::kInternal); ++code) {
+    if (slug(static_cast<ErrorCode>(code)) == text) return static_cast<ErrorCode>(code);
+  }
+  return std::nullopt;
+}
+
 int exit_code(ErrorCode code) noexcept {
   switch (code) {
     case ErrorCode::kUsage: return 64;

@@ -1,5 +1,7 @@
 #include "launcher/first_cause.h"
 
+#include "launcher/error_line.h"
+
 #include <zeroth/base/error.h>
 
 #include <fmt/format.h>
@@ -24,18 +26,6 @@ namespace {
 //    if it came before every death by signal, mismatch and timeout. An error of Zeroth about a rank always
 //    explains more, however late that rank gets to its exit.
 // 3. Else mismatch, timeout, peer lost, aborted, in this order: each may be an echo of those before it.
-
-/// "PEER_LOST" from "... ZEROTH ERROR [PEER_LOST] ...", or "".
-std::string_view code_in(std::string_view line) {
-  constexpr std::string_view kMark = "ZEROTH ERROR [";
-  const std::size_t mark = line.find(kMark);
-  if (mark == std::string_view::npos) {
-    return {};
-  }
-  const std::string_view rest = line.substr(mark + kMark.size());
-  const std::size_t end = rest.find(']');
-  return end == std::string_view::npos ? std::string_view{} : rest.substr(0, end);
-}
 
 constexpr std::array kOwnFaults{ErrorCode::kUsage,
                                 ErrorCode::kConfig,
@@ -90,7 +80,7 @@ FailureClass classify(const FailureRecord& record) {
   if (!aborted_itself && std::ranges::any_of(kOwnFaults, has_code)) {
     return FailureClass::kOwnFault;
   }
-  const std::string_view code = code_in(record.error_line);
+  const std::string_view code = find_error_mark(record.error_line).value_or(ErrorMark{}).code;
   if (code == slug(ErrorCode::kMismatch)) return FailureClass::kMismatch;
   if (code == slug(ErrorCode::kTimeout)) return FailureClass::kTimeout;
   if (code == slug(ErrorCode::kPeerLost)) return FailureClass::kPeerLost;

@@ -20,7 +20,7 @@ struct FailureRecord {
   int signal = 0;     ///< 0 when the rank exited by itself
   bool core_dumped = false;
   SteadyClock::time_point when{};  ///< when the launcher saw it
-  std::string error_line{};        ///< the rank's last line with "ZEROTH ERROR [CODE] ...", if it wrote one
+  std::string error_line{};        ///< the rank's last line with an error of Zeroth (error_line.h), if it wrote one
 };
 
 /// What a record says about its rank. [Note: Cause and echo] in first_cause.cpp tells which of several
@@ -47,6 +47,11 @@ inline constexpr Milliseconds kOneLook{10};
 /// Nothing that happens later can explain the job better than a record of this class.
 [[nodiscard]] constexpr bool is_final(FailureClass failure_class) {
   return failure_class == FailureClass::kOwnFault;
+}
+
+/// A rank that ends so names another one, which therefore failed before it, seen or not yet.
+[[nodiscard]] constexpr bool is_echo(FailureClass failure_class) {
+  return failure_class == FailureClass::kPeerLost || failure_class == FailureClass::kAborted;
 }
 
 /// Index of the record that explains the job; none if empty. Does not depend on the order of the records.

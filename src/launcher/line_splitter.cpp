@@ -1,12 +1,14 @@
 #include "launcher/line_splitter.h"
 
+#include "launcher/error_line.h"
+
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 namespace zeroth::launcher {
 namespace {
 
-constexpr std::string_view kErrorMark = "ZEROTH ERROR [";
 constexpr std::size_t kMaxErrorLine = 1000;
 
 /// Position of the first CR or LF. Two memchr are several times faster than find_first_of.
@@ -63,8 +65,8 @@ void LineSplitter::emit(std::string& out) {
       out += '\n';
     }
   }
-  if (const std::size_t mark = pending_.find(kErrorMark); mark != std::string::npos) {
-    last_error_line_ = pending_.substr(mark, kMaxErrorLine);
+  if (const std::optional<ErrorMark> mark = find_error_mark(pending_)) {
+    last_error_line_ = pending_.substr(mark->begin, kMaxErrorLine);
     while (!last_error_line_.empty() &&
            (last_error_line_.back() == '\n' || last_error_line_.back() == '\r')) {
       last_error_line_.pop_back();

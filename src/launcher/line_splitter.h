@@ -28,8 +28,8 @@ class LineSplitter {
   /// The stream has ended: appends what is left.
   void finish(std::string& out);
 
-  /// The last line that held "ZEROTH ERROR [", from that word on, control characters replaced, at most 1,000
-  /// bytes.
+  /// The last line that held an error of Zeroth (error_line.h), from there on, control characters replaced, at
+  /// most 1,000 bytes.
   [[nodiscard]] const std::string& last_error_line() const { return last_error_line_; }
 
  private:

@@ -18,12 +18,13 @@ namespace zeroth::launcher {
 // kEnding (its group got SIGKILL, the leader is reaped, members that became our children are being reaped) ->
 // kGone. The launcher is a subreaper, so the orphans of a group are its children and "nothing is left" is
 // something that it can wait for. The job as a whole is stopped for one reason (Stop), the first that comes:
-//   failure        a rank ended badly: wait for a better explanation (kCauseWindow, not if there can be
-//   none), SIGTERM to all,
-//                  SIGKILL kFailureGrace after the failure
+//   failure        a rank ended badly: wait for a better explanation (kCauseWindow; kEchoWindow while all
+//                  failures name another rank; not at all if there can be none), SIGTERM to all, SIGKILL
+//                  kTerminateGrace later
 //   signal         Ctrl-C, SIGTERM, SIGHUP, SIGQUIT to us: passed on, SIGKILL after options.grace or at the
-//   next such signal timeout        SIGTERM, SIGKILL after kFailureGrace output closed  nobody reads our
-//   output any more: the same
+//                  next such signal
+//   timeout        SIGTERM, SIGKILL after kTerminateGrace
+//   output closed  nobody reads our output any more: the same
 // A rank that exits with 0 early is no failure here; its peers notice and say so.
 
 Supervisor::Supervisor(const Options& options, SignalInbox& inbox, OutputSink& out, OutputSink& err)
@@ -190,9 +191,18 @@ void Supervisor::record_exit(std::size_t index, const ExitStatus& status) {
   if (stop_ == Stop::kNone) {
     begin_stop(Stop::kFailure);
   }
-  if (is_final(classify(failures_.back()))) {
-    terminate_at_ = now;
-  }
+  await_cause();
+}
+
+/// Sets when a failing job is told to stop, from the failures that are known.
+void Supervisor::await_cause() {
+  const auto any = [this](auto&& is) {
+    return std::ranges::any_of(failures_, [&](const FailureRecord& failure) { return is(classify(failure)); });
+  };
+  const bool only_echoes = !any([](FailureClass failure_class) { return !is_echo(failure_class); });
+  terminate_at_ = failures_.front().when + (only_echoes ? kEchoWindow : kCauseWindow);
+  if (any(is_final)) terminate_at_ = failures_.back().when;
+  kill_at_ = *terminate_at_ + kTerminateGrace;
 }
 
 /// Grandchildren whose parents have ended are our children (subreaper). Ranks are left to their own states.
@@ -283,13 +293,13 @@ void Supervisor::begin_stop(Stop reason) {
   num_running_at_stop_ = static_cast<int>(std::count_if(
       ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.state == RankState::kRunning; }));
   if (reason == Stop::kFailure) {
-    terminate_at_ = now + kCauseWindow;
-    kill_at_ = now + kFailureGrace;
-  } else if (reason == Stop::kSignal) {
+    return;  // await_cause() says until when
+  }
+  if (reason == Stop::kSignal) {
     kill_at_ = now + options_.grace;
     terminate(stop_signal_);
   } else {
-    kill_at_ = now + kFailureGrace;
+    kill_at_ = now + kTerminateGrace;
     terminate(SIGTERM);
   }
 }

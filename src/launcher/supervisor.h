@@ -24,8 +24,10 @@ namespace zeroth::launcher {
 inline constexpr Milliseconds kLinger{500};
 /// After the first failure better explanations are awaited for this long before the others are told to stop.
 inline constexpr Milliseconds kCauseWindow{200};
-/// From the first failure to SIGKILL; together with the time to die below two seconds.
-inline constexpr Milliseconds kFailureGrace{1500};
+/// The same while all failures name another rank: a Python process that has raised takes its time to end.
+inline constexpr Milliseconds kEchoWindow{2000};
+/// From SIGTERM to SIGKILL.
+inline constexpr Milliseconds kTerminateGrace{1300};
 /// A process that SIGKILL does not end within this time is stuck in the kernel; nobody waits for it any
 /// longer.
 inline constexpr Milliseconds kStuck{5000};
@@ -81,6 +83,7 @@ class Supervisor {
   void check_sinks();
   void suspend();
   void begin_stop(Stop reason);
+  void await_cause();
   void terminate(int signal);
   void kill_all();
   void signal_groups(int signal);

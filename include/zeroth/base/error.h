@@ -1,6 +1,7 @@
 // Errors: one type, stable codes, and a context that says where, who, which, what was expected, what came, what to do.
 #pragma once
 
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -28,6 +29,8 @@ enum class ErrorCode {
 
 /// "USAGE", "CONFIG", "PEER_LOST", ...
 [[nodiscard]] std::string_view slug(ErrorCode code) noexcept;
+/// The code that has this text form; none if there is no such code.
+[[nodiscard]] std::optional<ErrorCode> code_of_slug(std::string_view text) noexcept;
 /// Process exit code of a failure (sysexits.h): 64 usage, 65 model or non-finite, 69 launch, 70 internal, 71 memory or resource,
 /// 74 I/O, 76 peer lost, mismatch, timeout or aborted, 77 environment, 78 configuration.
 [[nodiscard]] int exit_code(ErrorCode code) noexcept;

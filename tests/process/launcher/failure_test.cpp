@@ -193,6 +193,17 @@ TEST(Failure, TheCauseIsNamedAndNotTheEcho) {
                         "the other 2 ranks were ended.\n"));
 }
 
+TEST(Failure, ARankThatEndsSlowlyAfterItsErrorIsNamed) {
+  // The others lose it at once and say so as Python does; the interpreter of the culprit takes its time.
+  const std::string script =
+      "if [ $RANK = 1 ]; then sleep 0.7; exit 1; fi; echo 'RuntimeError: [PEER_LOST] rank 1 left early' >&2; exit 1";
+  Job job({"-q", "-n", "3", "/bin/sh", "-c", script});
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("zeroth-run: rank 1 (pid "));
+  EXPECT_THAT(result.err, EndsWith(" exited with code 1; the other 2 ranks were ended.\n"));
+}
+
 TEST(Failure, DeathsByOurOwnHandAreNotTheCause) {
   Job job(Job::probe(4, {"wait", "exit=76"}));
   const auto pids = job.wait_for("READY", 4);

@@ -86,6 +86,10 @@ TEST(LineSplitter, RemembersTheLastErrorLine) {
     EXPECT_EQ(splitter.last_error_line(), "ZEROTH ERROR [USAGE] without end");
     splitter.feed("ZEROTH ERROR [IO] " + std::string(5000, 'x') + "\n", out);
     EXPECT_EQ(splitter.last_error_line().size(), 1000U);
+    splitter.feed("zeroth.Error: [IO] of Python\n", out);
+    EXPECT_EQ(splitter.last_error_line(), "zeroth.Error: [IO] of Python");
+    splitter.feed("[9] RuntimeError: [PEER_LOST] through torch\nValueError: [1, 2] is not ours\n", out);
+    EXPECT_EQ(splitter.last_error_line(), "RuntimeError: [PEER_LOST] through torch");
   }
 }
 
