@@ -74,4 +74,25 @@ std::string text_of(const CallDescriptor& call) {
   return text + fmt::format(", unit {}, label {}", call.unit, call.label);
 }
 
+std::string meaning_of(const CallDescriptor& call, const TagNames& names) {
+  if (names) return names({.unit = call.unit, .label = call.label});
+  return call.unit >= 0 ? fmt::format("unit {}", call.unit) : "";
+}
+
+Error mismatch_error(const CallSide& own, const CallSide& theirs, int size, std::string where, const TagNames& names) {
+  const std::string mine = meaning_of(own.call, names);
+  const std::string others = meaning_of(theirs.call, names);
+  const auto or_none = [](const std::string& text) { return text.empty() ? "no unit" : text; };
+  return Error(ErrorCode::kMismatch,
+               "ranks make different calls",
+               {.where = std::move(where),
+                .who = fmt::format("rank {}/{}", own.rank, size),
+                .which = mine.empty() && others.empty()
+                             ? ""
+                             : fmt::format("{} on rank {}, {} on rank {}", or_none(mine), own.rank, or_none(others), theirs.rank),
+                .expected = fmt::format("{} (rank {})", text_of(own.call), own.rank),
+                .got = fmt::format("{} (rank {})", text_of(theirs.call), theirs.rank),
+                .hint = "a rank skipped, swapped or resized a call; all ranks must make the same calls in the same order"});
+}
+
 }  // namespace zeroth::detail

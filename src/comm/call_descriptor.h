@@ -4,7 +4,8 @@
 
 #include "comm/control_block.h"
 
-#include <zeroth/comm/collective.h>
+#include <zeroth/base/error.h>
+#include <zeroth/comm/backend.h>
 
 #include <string>
 
@@ -18,5 +19,17 @@ namespace zeroth::detail {
 
 /// "all_gather#12 float32, 23 elements (92 B), unit 3, label 0".
 [[nodiscard]] std::string text_of(const CallDescriptor& call);
+
+/// What the unit and label of a call mean: by `names`, else "unit 3", or "" without a unit.
+[[nodiscard]] std::string meaning_of(const CallDescriptor& call, const TagNames& names);
+
+/// One side of a mismatch.
+struct CallSide {
+  const CallDescriptor& call;
+  int rank = 0;
+};
+
+/// kMismatch with both sides. `where` is "comm.shm group=world".
+[[nodiscard]] Error mismatch_error(const CallSide& own, const CallSide& theirs, int size, std::string where, const TagNames& names);
 
 }  // namespace zeroth::detail

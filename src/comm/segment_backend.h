@@ -34,6 +34,7 @@ class SegmentBackend final : public CommBackend {
   void set_observer(std::shared_ptr<TrafficObserver> observer) override {
     engine_->set_observer(std::move(observer));
   }
+  void set_tag_names(TagNames names) override { engine_->set_tag_names(std::move(names)); }
 
  private:
   void finish_earlier_calls();

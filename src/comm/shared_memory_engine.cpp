@@ -186,20 +186,7 @@ void SharedMemoryEngine::await_posts(const CallDescriptor& descriptor) {
     const CallDescriptor& theirs = slot_of(peer, descriptor.sequence).descriptor;
     if (same_call(descriptor, theirs)) [[likely]]
       continue;
-    throw Error(
-        ErrorCode::kMismatch,
-        "ranks make different calls",
-        {.where = fmt::format("{} group={}", where_, group_),
-         .who = fmt::format("rank {}/{}", rank_, size_),
-         .which =
-             descriptor.unit >= 0 || theirs.unit >= 0
-                 ? fmt::format(
-                       "unit {} on rank {}, unit {} on rank {}", descriptor.unit, rank_, theirs.unit, peer)
-                 : "",
-         .expected = fmt::format("{} (rank {})", text_of(descriptor), rank_),
-         .got = fmt::format("{} (rank {})", text_of(theirs), peer),
-         .hint = "a rank skipped, swapped or resized a call; all ranks must make the same calls in the same "
-                 "order"});
+    throw mismatch_error({descriptor, rank_}, {theirs, peer}, size_, fmt::format("{} group={}", where_, group_), tag_names_);
   }
 }
 

@@ -51,6 +51,7 @@ class SharedMemoryEngine {
   void ring() noexcept { peers_->ring(world_ranks_); }
   void depart() noexcept;
   void set_observer(std::shared_ptr<TrafficObserver> observer) { observer_ = std::move(observer); }
+  void set_tag_names(TagNames names) { tag_names_ = std::move(names); }
   void report(CollectiveKind kind,
               bool one_sided,
               std::uint64_t calls,
@@ -152,6 +153,7 @@ class SharedMemoryEngine {
   std::shared_ptr<Peers> peers_;
   std::vector<Window> windows_;
   std::shared_ptr<TrafficObserver> observer_;
+  TagNames tag_names_;
   std::uint64_t next_sequence_ = 0;
   std::uint64_t rounds_ = 0;  ///< rounds of staging so far, equal on all ranks
   std::exception_ptr broken_;

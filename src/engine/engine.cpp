@@ -8,6 +8,7 @@
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/planted.h>
 #include <zeroth/base/text.h>
+#include <zeroth/zero/call_tags.h>
 #include <zeroth/zero/gradient_store.h>
 
 #include "engine/agreement.h"
@@ -46,12 +47,6 @@ Engine::Engine(std::vector<ParamSpec> params,
     log_.warn("kernels run scalar code, several times slower, with the same bits: " + kernels::describe_isa());
   }
   settings_.plan.validate();
-  ZR_CHECK(communicator_.backend().capabilities().one_sided,
-           ErrorCode::kUsage,
-           "this transport has no memory that peers can read",
-           {.where = "engine",
-            .expected = "a backend with one-sided windows: self, inproc or shm",
-            .got = std::string(communicator_.backend().kind())});
   ZR_CHECK(settings_.micro_steps >= 1, ErrorCode::kUsage, "micro_steps must be at least 1", {.where = "engine"});
   for (const ParamSpec& param : layout_.params) {
     ZR_CHECK(param.group >= 0 && static_cast<std::size_t>(param.group) < settings_.groups.size(),
@@ -72,6 +67,7 @@ Engine::Engine(std::vector<ParamSpec> params,
 
 void Engine::build_stores() {
   CommBackend& backend = communicator_.backend();
+  backend.set_tag_names(tag_names(layout_));
   const int states = static_cast<int>(optimizer_->states().size());
   const KernelContext kernels{pool_.get(), kernels::best_isa()};
   memory_ = std::make_unique<ModelMemory>(layout_, settings_.plan, states, settings_.micro_steps, device_, backend);
@@ -95,7 +91,10 @@ void Engine::build_stores() {
   }
 }
 
-Engine::~Engine() { uses_.clear(); }
+Engine::~Engine() {
+  uses_.clear();
+  communicator_.backend().set_tag_names({});  // they speak of this engine's layout
+}
 
 void Engine::initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release) {
   const int differing = take_values(values, release);
@@ -318,6 +317,7 @@ StepResult Engine::finish_step(bool idle) {
     if (settings_.gradient_clipping > 0) {
       result.clip_coefficient = std::min(1.0, settings_.gradient_clipping / (result.grad_norm + 1e-6));
     }
+    if (settings_.plan.gathers_gradients()) gradients_->share_sums();
     updater_->update(verdict.touched, average * result.clip_coefficient, settings_.groups, lr_factor);
     parameters_->publish();
     result.committed = true;

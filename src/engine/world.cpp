@@ -58,8 +58,12 @@ void require_one_host(const Lookup& lookup, std::string_view name, int expected,
   const auto text = name.empty() ? std::nullopt : lookup(name);
   ZR_CHECK(!text || number(std::string(name), *text) == expected,
            ErrorCode::kEnvironment,
-           "the ranks are on several hosts, and this build has no transport between hosts",
-           {.where = "world", .which = std::string(name), .expected = meaning, .got = *text});
+           "the ranks are on several hosts, and the shared memory of one does not reach them",
+           {.where = "world",
+            .which = std::string(name),
+            .expected = meaning,
+            .got = *text,
+            .hint = "in Python: torch.distributed.init_process_group(\"gloo\"), then Engine(..., world=zeroth.World.from_group())"});
 }
 
 }  // namespace
@@ -124,10 +128,21 @@ World World::from_hub(std::shared_ptr<InprocHub> hub, int rank, int size) {
   return world;
 }
 
+World World::from_transport(std::shared_ptr<MessageTransport> transport) {
+  World world;
+  world.rank_ = transport->rank();
+  world.size_ = transport->size();
+  world.local_rank_ = world.rank_;
+  world.backend_name_ = transport->kind();
+  world.transport_ = std::move(transport);
+  return world;
+}
+
 std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const {
   if (!connection_->base) {
     connection_->base =
-        make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = options});
+        transport_ ? make_message_backend(transport_, options)
+                   : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = options});
     connection_->timeout = options.timeout;
     connection_->frozen_after = options.frozen_after;
   } else if (connection_->timeout != options.timeout || connection_->frozen_after != options.frozen_after) {

@@ -357,6 +357,7 @@ StepResult Runtime::step() {
 void Runtime::release_parameters() {
   settle();
   core_->abandon(/*in_backward=*/false);
+  core_->meet(Meeting::kClose);
   const ModelLayout& layout = core_->layout();
   std::vector<at::Tensor> whole(model_.tensors.size());
   for (std::size_t index = 0; index < layout.flats.size(); ++index) {
@@ -383,8 +384,9 @@ void Runtime::export_safetensors(const std::string& path) {
 WireReport Runtime::wire_report() const {
   const auto bytes = [this](CollectiveKind kind) { return traffic_->row(kind); };
   WireReport report{.planned_per_step = core_->planned_wire()};
-  report.all_gather = bytes(CollectiveKind::kAllGather).one_sided_bytes;
-  report.reduce_scatter = bytes(CollectiveKind::kReduceScatter).one_sided_bytes;
+  // Matched calls of these kinds carry nothing else once the engine is built.
+  report.all_gather = bytes(CollectiveKind::kAllGather).one_sided_bytes + bytes(CollectiveKind::kAllGather).bytes;
+  report.reduce_scatter = bytes(CollectiveKind::kReduceScatter).one_sided_bytes + bytes(CollectiveKind::kReduceScatter).bytes;
   report.control = traffic_->bytes() - report.all_gather - report.reduce_scatter + traffic_->control_bytes();
   return report;
 }

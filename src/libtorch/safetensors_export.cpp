@@ -37,11 +37,11 @@ std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
   return {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()};
 }
 
-/// `pulse` tells the waiting ranks that this one is at work; called after each flat.
+/// `announce` tells the other ranks that this one is going to read a flat; called before each.
 void write_file(const std::string& path,
                 zeroth::Engine& engine,
                 const ModelDescription& model,
-                const std::function<void()>& pulse) {
+                const std::function<void()>& announce) {
   const at::NoGradGuard no_grad;
   const ModelLayout& layout = engine.layout();
   std::vector<SafetensorsEntry> entries;
@@ -64,6 +64,7 @@ void write_file(const std::string& path,
   for (std::size_t index = 0; index < layout.flats.size(); ++index) {
     const FlatLayout& flat = layout.flats[index];
     staging.resize(flat.bytes());
+    announce();
     engine.read_flat(static_cast<int>(index), staging.data());
     for (const Segment& segment : flat.segments) {
       if (segment.numel == 0) continue;
@@ -76,7 +77,6 @@ void write_file(const std::string& path,
       writer.write(bytes_of(value.contiguous()));
     }
     writer.flush();
-    pulse();
   }
   for (const auto& [name, buffer] : model.buffers) writer.write(bytes_of(buffer.contiguous()));
   writer.commit();
@@ -85,8 +85,8 @@ void write_file(const std::string& path,
 }  // namespace
 
 void export_safetensors(const std::string& path, zeroth::Engine& engine, const ModelDescription& model) {
-  // [Note: Export] One word from rank 0 after each flat, so that a long export is no silence; then how it ended: kWritten, or the
-  // length of the error's text.
+  // [Note: Export] One word from rank 0 before each flat, which all ranks then read together, so that a long export is no silence and
+  // no rank reads alone; then how it ended: kWritten, or the length of the error's text.
   constexpr std::int64_t kAtWork = -1;
   constexpr std::int64_t kWritten = 0;
   engine.meet(Meeting::kExport);
@@ -106,9 +106,11 @@ void export_safetensors(const std::string& path, zeroth::Engine& engine, const M
     }
   }
   std::int64_t length = error ? static_cast<std::int64_t>(std::string(error->what()).size()) + 1 : kWritten;
-  do {
+  for (int flat = 0;; ++flat) {
     length = tell(engine.rank() == 0 ? length : kAtWork);
-  } while (length == kAtWork);
+    if (length != kAtWork) break;
+    engine.read_flat(flat, nullptr);
+  }
   if (length == kWritten) return;
   std::vector<std::uint8_t> text(static_cast<std::size_t>(length), 0);
   if (error) std::copy_n(error->what(), static_cast<std::size_t>(length) - 1, text.begin());

@@ -46,6 +46,7 @@ ModelMemory::ModelMemory(const ModelLayout& model,
     : model_(model),
       plan_(plan),
       rank_(backend.rank()),
+      one_sided_(backend.capabilities().one_sided),
       bucket_table_(bucket_slots(model, plan, micro_steps)),
       gathered_table_(gathered_slots(model, plan)),
       bucket_holds_(bucket_table_.slot_bytes.size()),
@@ -62,9 +63,15 @@ ModelMemory::ModelMemory(const ModelLayout& model,
     if (own.parameters[flat] != SharedLayout::kNone) parameters_[flat] = block.data() + own.parameters[flat];
     if (own.reduced[flat] != SharedLayout::kNone) reduced_[flat] = block.data() + own.reduced[flat];
   }
-  window_ = backend.attach(shared_, "zero");
   const SignalLayout signals(static_cast<int>(model.flats.size()), model.world);
+  if (one_sided_) {
+    window_ = backend.attach(shared_, "zero");
+  } else {
+    window_.ranks.resize(static_cast<std::size_t>(model.world));
+    window_.ranks[static_cast<std::size_t>(rank_)] = block;
+  }
   for (int rank = 0; rank < model.world; ++rank) {
+    if (!one_sided_ && rank != rank_) continue;
     const auto peer = static_cast<std::size_t>(rank);
     signals_.emplace_back(window_.ranks[peer].subspan(shared_layouts_[peer].signals, control_bytes(model)), signals);
   }
@@ -137,6 +144,10 @@ std::byte* ModelMemory::state(int flat, int which) const {
 }
 
 const std::byte* ModelMemory::peer_reduced(int flat, int rank) const {
+  if (!one_sided_) {
+    const FlatLayout& layout = model_.flat(flat);
+    return peer_bucket(flat, rank_) + static_cast<std::size_t>(layout.shard(rank).begin) * size_of(layout.accumulation());
+  }
   const auto peer = static_cast<std::size_t>(rank);
   return window_.ranks[peer].data() + shared_layouts_[peer].reduced[index(flat)];
 }
@@ -169,7 +180,10 @@ std::byte* ModelMemory::gathered(int flat) {
   return gathered_slots_[slot].data() + gathered_table_.flat_offset[index(flat)];
 }
 
-const Signals& ModelMemory::signals(int rank) const { return signals_[static_cast<std::size_t>(rank)]; }
+const Signals& ModelMemory::signals(int rank) const {
+  ZR_ASSERT(one_sided_ || rank == rank_, "signals of a peer without one-sided memory");
+  return signals_[one_sided_ ? static_cast<std::size_t>(rank) : 0];
+}
 
 Range ModelMemory::update_range(int flat) const {
   const FlatLayout& layout = model_.flat(flat);

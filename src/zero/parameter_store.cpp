@@ -4,6 +4,8 @@
 
 #include <kernels/copy/copy.h>
 
+#include <zeroth/zero/call_tags.h>
+
 #include "zero/layout_tag.h"
 #include "zero/signals.h"
 
@@ -82,7 +84,7 @@ void ParameterStore::start_gather(int unit) {
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
     counters_.live_bytes += model_.flat(flat).bytes();
     std::byte* out = flat_data(flat);
-    gather_stream_.enqueue([this, flat, out] { pull(flat, out, CollectiveKind::kAllGather); });
+    fetch(flat, out, CallPurpose::kGatherParameters);
   }
   counters_.live_bytes_peak = std::max(counters_.live_bytes_peak, counters_.live_bytes);
   state.ready = gather_stream_.record();
@@ -125,7 +127,31 @@ void ParameterStore::drop(int unit) noexcept {
   state.gathered = false;
 }
 
-void ParameterStore::pull(int flat, std::byte* out, CollectiveKind purpose) {
+void ParameterStore::fetch(int flat, std::byte* out, CallPurpose purpose) {
+  const FlatLayout& layout = model_.flat(flat);
+  if (layout.length == 0) return;
+  if (!plan_.gathers_parameters() && !plan_.publishes_parameters()) {  // everything is in this rank's own memory
+    gather_stream_.enqueue([this, &layout, flat, out] {
+      kernels::copy_stream(out, memory_.parameters(flat), static_cast<std::int64_t>(layout.bytes()), kernels_.isa);
+    });
+    return;
+  }
+  if (memory_.one_sided()) {
+    gather_stream_.enqueue([this, flat, out] { pull(flat, out); });
+    return;
+  }
+  Collective gather{.kind = CollectiveKind::kAllGather,
+                    .in_dtype = layout.dtype,
+                    .out_dtype = layout.dtype,
+                    .send = memory_.parameter_shard(flat, memory_.rank()),
+                    .recv = out,
+                    .tag = tag_of(purpose, layout.unit)};
+  for (int rank = 0; rank < model_.world; ++rank) gather.counts.push_back(layout.shard(rank).size());
+  // The call is submitted here, on the caller's thread: so all ranks submit theirs in one order.
+  gather_stream_.enqueue([work = backend_.submit({&gather, 1}, gather_stream_)] { work.wait(); });
+}
+
+void ParameterStore::pull(int flat, std::byte* out) {
   const FlatLayout& layout = model_.flat(flat);
   for (int rank = 0; rank < model_.world; ++rank) {
     const Range shard = layout.shard(rank);
@@ -156,9 +182,8 @@ void ParameterStore::pull(int flat, std::byte* out, CollectiveKind purpose) {
                            (end - begin) * static_cast<std::int64_t>(element),
                            kernels_.isa);
     });
-    // Replicated parameters that nobody publishes are read from this rank's own memory.
-    if (rank != memory_.rank() && (plan_.gathers_parameters() || plan_.publishes_parameters())) {
-      backend_.count_one_sided(purpose, static_cast<std::uint64_t>(shard.size()) * element);
+    if (rank != memory_.rank()) {
+      backend_.count_one_sided(CollectiveKind::kAllGather, static_cast<std::uint64_t>(shard.size()) * element);
     }
   }
 }
@@ -183,12 +208,22 @@ void ParameterStore::publish() {
   if (!plan_.publishes_parameters()) return;
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
     if (model_.flats[flat].trainable) {
-      pull(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), CollectiveKind::kAllGather);
+      fetch(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), CallPurpose::kPublishParameters);
     }
   }
+  gather_stream_.synchronize();
 }
 
-void ParameterStore::read(int flat, std::byte* out) { pull(flat, out, CollectiveKind::kAllGather); }
+void ParameterStore::read(int flat, std::byte* out) {
+  std::vector<std::byte> unwanted;
+  if (out == nullptr) {
+    if (memory_.one_sided()) return;
+    unwanted.resize(model_.flat(flat).bytes());
+    out = unwanted.data();
+  }
+  fetch(flat, out, CallPurpose::kReadParameters);
+  gather_stream_.synchronize();
+}
 
 void ParameterStore::note_order(int unit) {
   order_.push_back(unit);

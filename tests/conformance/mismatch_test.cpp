@@ -85,12 +85,14 @@ std::vector<Case> cases() {
 }
 
 class Mismatch : public ::testing::TestWithParam<WorldParam> {};
-INSTANTIATE_TEST_SUITE_P(Backends, Mismatch, ::testing::ValuesIn(several_ranks()), name_of_param);
+INSTANTIATE_TEST_SUITE_P(Backends, Mismatch, ::testing::ValuesIn(several_matched_ranks()), name_of_param);
 
 TEST_P(Mismatch, EveryRankPrintsBothSides) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   for (const Case& item : cases()) {
     SCOPED_TRACE(item.name);
+    const bool attaches = item.both_sides.front() == "attach";
+    if (attaches && GetParam().backend == "messages") continue;  // it has no windows
     const RankReport report = run_world(GetParam(),
                                         [&](int rank, const std::shared_ptr<CommBackend>& backend) {
                                           const Communicator comm(backend);

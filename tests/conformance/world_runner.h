@@ -37,11 +37,13 @@ struct WorldOptions {
 [[nodiscard]] inline RankReport run_world(const WorldParam& param,
                                           const RankBody& body,
                                           const WorldOptions& options = {}) {
-  if (param.backend == "inproc") {
-    return try_ranks(
-        param.size,
-        body,
-        {.comm = options.comm, .abort_on_failure = options.abort_on_failure, .deadline = options.deadline});
+  if (param.backend == "inproc" || param.backend == "messages") {
+    return try_ranks(param.size,
+                     body,
+                     {.comm = options.comm,
+                      .abort_on_failure = options.abort_on_failure,
+                      .messages = param.backend == "messages",
+                      .deadline = options.deadline});
   }
   const std::string job = unique_job();
   const auto run = [&](int rank) {
@@ -80,9 +82,22 @@ struct WorldOptions {
   return worlds;
 }
 
+/// All worlds for what needs no memory that peers can read.
+[[nodiscard]] inline std::vector<WorldParam> matched_worlds() {
+  std::vector<WorldParam> worlds = all_worlds();
+  for (const int size : {1, 2, 3, 5}) worlds.push_back({"messages", size});
+  return worlds;
+}
+
 /// Worlds in which a rank can miss another one.
 [[nodiscard]] inline std::vector<WorldParam> several_ranks() {
   return {{"inproc", 2}, {"inproc", 3}, {"inproc", 4}, {"shm", 2}, {"shm", 3}, {"shm", 4}};
+}
+
+[[nodiscard]] inline std::vector<WorldParam> several_matched_ranks() {
+  std::vector<WorldParam> worlds = several_ranks();
+  for (const int size : {2, 3, 4}) worlds.push_back({"messages", size});
+  return worlds;
 }
 
 inline std::string name_of_param(const ::testing::TestParamInfo<WorldParam>& info) {

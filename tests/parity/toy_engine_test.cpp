@@ -28,6 +28,9 @@ ToyTraining small(int zero_stage, int world) {
   return training;
 }
 
+/// Ranks, and whether they make matched calls over messages.
+constexpr std::pair<int, bool> kTransports[] = {{1, false}, {2, false}, {3, false}, {1, true}, {2, true}, {3, true}};
+
 std::string message_of(const ToyTraining& training) {
   try {
     (void)train_toy(training);
@@ -39,8 +42,10 @@ std::string message_of(const ToyTraining& training) {
 
 TEST(ToyEngine, MeasuredMemoryIsThePlannedMemory) {
   for (int stage = 0; stage <= 3; ++stage) {
-    for (const int world : {1, 2, 3}) {
-      const ToyOutcome outcome = train_toy(small(stage, world));
+    for (const auto& [world, messages] : kTransports) {
+      ToyTraining training = small(stage, world);
+      training.messages = messages;
+      const ToyOutcome outcome = train_toy(training);
       for (const MemoryReport& report : outcome.memory) {
         EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n" << to_text(report);
         EXPECT_EQ(report.live.total(), report.measured_peak.total());
@@ -53,10 +58,11 @@ TEST(ToyEngine, MeasuredMemoryIsThePlannedMemory) {
 
 TEST(ToyEngine, WireBytesAreTheFormula) {
   for (int stage = 0; stage <= 3; ++stage) {
-    for (const int world : {1, 2, 3}) {
+    for (const auto& [world, messages] : kTransports) {
       for (const int micro_steps : {1, 2}) {
         for (const ReductionPolicy policy : {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep}) {
           ToyTraining training = small(stage, world);
+          training.messages = messages;
           training.micro_steps = micro_steps;
           training.plan.policy = policy;
           const ToyOutcome outcome = train_toy(training);
@@ -71,6 +77,32 @@ TEST(ToyEngine, WireBytesAreTheFormula) {
       }
     }
   }
+}
+
+TEST(ToyEngine, AUnitThatSomeRanksSkipIsNamedWhereCallsAreMatched) {
+  for (const int stage : {0, 1, 3}) {
+    ToyTraining training = small(stage, 3);
+    training.messages = true;
+    training.skip = [](int rank, std::int64_t step, int block) { return rank == 1 && step == 2 && block == 3; };
+    const std::string message = message_of(training);
+    EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks make different calls"));
+    EXPECT_THAT(message, HasSubstr(stage == 3 ? "the parameters of unit blocks.3" : "the gradients of unit blocks.3"));
+    EXPECT_THAT(message, HasSubstr("on rank 1"));
+  }
+}
+
+TEST(ToyEngine, ARankThatComesToAnotherCallIsNamedWhereCallsAreMatched) {
+  ToyTraining training = small(1, 2);
+  training.messages = true;
+  training.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {
+    if (result.step != 2) return;
+    if (engine.rank() == 0) engine.barrier();
+    (void)engine.average(1.0);
+  };
+  const std::string message = message_of(training);
+  EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks make different calls"));
+  EXPECT_THAT(message, HasSubstr("barrier() on rank 0"));
+  EXPECT_THAT(message, HasSubstr("average() on rank 1"));
 }
 
 TEST(ToyEngine, TrafficSumsToTheTextbookFactors) {

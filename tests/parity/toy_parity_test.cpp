@@ -91,7 +91,36 @@ TEST_P(ToyParity, ReusedTiedFrozenAndSkipped) {
   expect_all_plans_equal(odd);
 }
 
+/// Each message is a meeting of two threads: fewer ranks than above.
+std::vector<Case> matched_cases() {
+  std::vector<Case> cases = all_cases();
+  std::erase_if(cases, [](const Case& value) { return value.world == 7; });
+  return cases;
+}
+
+class MatchedParity : public ToyParity {};
+
+TEST_P(MatchedParity, MatchedCallsGiveTheBitsOfSharedMemory) {
+  ToyTraining odd = training();
+  odd.model.reuse_last = true;
+  odd.model.tie_first_two = true;
+  odd.model.frozen_blocks = {2};
+  odd.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };  // on all ranks alike
+  odd.plan.policy = GetParam().policy;
+  const ToyOutcome expected = train_toy(odd);
+  odd.messages = true;
+  for (const ShardingPlan& plan : all_plans(GetParam().policy)) {
+    for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
+      odd.plan = plan;
+      odd.mode = mode;
+      odd.chaos_seed += 1;
+      EXPECT_EQ(difference(expected, train_toy(odd)), "") << plan.name << " " << static_cast<int>(mode);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(AllCases, ToyParity, ::testing::ValuesIn(all_cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(AllCases, MatchedParity, ::testing::ValuesIn(matched_cases()), name_of_case);
 
 }  // namespace
 }  // namespace zeroth::testing

@@ -8,6 +8,8 @@
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
 
+#include "support/message_hub.h"
+
 namespace zeroth::testing {
 namespace {
 
@@ -24,18 +26,32 @@ EngineSettings settings_of(const ToyTraining& training) {
   return settings;
 }
 
+std::uint64_t bytes_of(const TrafficTable& table, CollectiveKind kind) {
+  const TrafficRow row = table.row(kind);
+  return row.bytes + row.one_sided_bytes;
+}
+
 struct Shared {
   std::mutex mutex;
   std::exception_ptr first;
   ToyOutcome outcome;
 };
 
-void run_thread(const ToyTraining& training, const std::shared_ptr<InprocHub>& hub, int rank, Shared& shared) {
+/// Where the ranks of one training meet.
+struct Hubs {
+  std::shared_ptr<InprocHub> memory;
+  std::shared_ptr<test::MessageHub> messages;
+};
+
+void run_thread(const ToyTraining& training, const Hubs& hubs, int rank, Shared& shared) {
   try {
     CommOptions options;
     options.timeout = Milliseconds(60'000);
-    const ToyOutcome own =
-        train_toy_rank(training, make_backend("inproc", {.rank = rank, .size = training.world, .hub = hub, .options = options}));
+    const ToyOutcome own = train_toy_rank(
+        training,
+        training.messages
+            ? make_message_backend(hubs.messages->transport(rank), options)
+            : make_backend("inproc", {.rank = rank, .size = training.world, .hub = hubs.memory, .options = options}));
     const std::lock_guard lock(shared.mutex);
     ToyOutcome& all = shared.outcome;
     const auto index = static_cast<std::size_t>(rank);
@@ -84,8 +100,8 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
         loss += model.forward_backward(step, micro, training.skip);
         result = engine.step();
       }
-      own.gather_bytes = {table->row(CollectiveKind::kAllGather).one_sided_bytes};
-      own.reduce_bytes = {table->row(CollectiveKind::kReduceScatter).one_sided_bytes};
+      own.gather_bytes = {bytes_of(*table, CollectiveKind::kAllGather)};
+      own.reduce_bytes = {bytes_of(*table, CollectiveKind::kReduceScatter)};
       if (training.after_step) training.after_step(engine, model, result);
       own.losses.push_back(hex_float(engine.average(loss)));
       own.norms.push_back(hex_float(result.grad_norm));
@@ -114,10 +130,10 @@ ToyOutcome train_toy(const ToyTraining& training) {
   shared.outcome.planned_wire.resize(world);
   shared.outcome.gather_bytes.resize(world);
   shared.outcome.reduce_bytes.resize(world);
-  const std::shared_ptr<InprocHub> hub = make_inproc_hub(training.world);
+  const Hubs hubs{make_inproc_hub(training.world), std::make_shared<test::MessageHub>(training.world)};
   std::vector<std::thread> threads;
   for (int rank = 0; rank < training.world; ++rank) {
-    threads.emplace_back([&, rank] { run_thread(training, hub, rank, shared); });
+    threads.emplace_back([&, rank] { run_thread(training, hubs, rank, shared); });
   }
   for (std::thread& thread : threads) thread.join();
   if (shared.first) std::rethrow_exception(shared.first);

@@ -16,6 +16,7 @@ struct ToyTraining {
   ToyOptions model{};
   ShardingPlan plan = zero_plan(0, {"dp"});
   int world = 1;
+  bool messages = false;  ///< ranks make matched calls over messages, instead of reading each other's memory
   int micro_steps = 1;
   int steps = 6;
   double clipping = 0.5;
@@ -41,7 +42,7 @@ struct ToyOutcome {
   std::vector<std::string> norms{};
   std::vector<std::vector<double>> values{};  ///< parameters at the end
   std::vector<MemoryReport> memory{};         ///< one a rank
-  std::vector<std::uint64_t> gather_bytes{};  ///< one a rank: one-sided all_gather bytes of the last step
+  std::vector<std::uint64_t> gather_bytes{};  ///< one a rank: all_gather bytes of the last step, matched and one-sided
   std::vector<std::uint64_t> reduce_bytes{};
   std::vector<WireBytes> planned_wire{};
   std::vector<StepResult> results{};          ///< one a step

@@ -57,6 +57,9 @@ struct WaitContext {
       progress{};  ///< expected and got at the moment of failure: "epoch 7, rank 1 is at 6"
 };
 
+/// Text of a tag in errors: "the gradients of unit block.3"; empty for one that means nothing.
+using TagNames = std::function<std::string(const MessageTag&)>;
+
 class CommBackend {
  public:
   CommBackend() = default;
@@ -107,6 +110,8 @@ class CommBackend {
   /// Bytes that the caller copied out of peers' windows, for the observer.
   virtual void count_one_sided(CollectiveKind kind, std::uint64_t bytes) = 0;
   virtual void set_observer(std::shared_ptr<TrafficObserver> observer) = 0;
+  /// How the tags of this group's calls read in errors; without it, and in groups split from this one, numbers.
+  virtual void set_tag_names(TagNames names) = 0;
 };
 
 }  // namespace zeroth

@@ -77,6 +77,7 @@ class ForwardingBackend : public CommBackend {
   void set_observer(std::shared_ptr<TrafficObserver> observer) override {
     inner_->set_observer(std::move(observer));
   }
+  void set_tag_names(TagNames names) override { inner_->set_tag_names(std::move(names)); }
 
  protected:
   [[nodiscard]] CommBackend& inner() const { return *inner_; }

@@ -109,7 +109,8 @@ class Engine {
   void set_group(int group, const GroupHyper& hyper);
   /// Mean over ranks. Blocking, collective.
   [[nodiscard]] double average(double value);
-  /// Whole values of a flat (flat.bytes()) as they are now; every rank may call it at any time between steps, alone.
+  /// Whole values of a flat (flat.bytes()) as they are now, between steps. Collective; null on ranks that do not want them. Where the
+  /// transport is one-sided a rank may call it alone.
   void read_flat(int flat, std::byte* out) { parameters_->read(flat, out); }
   /// Blocks until all ranks are here.
   void barrier();

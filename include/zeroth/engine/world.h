@@ -9,6 +9,7 @@
 
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
+#include <zeroth/comm/messages.h>
 
 namespace zeroth {
 
@@ -26,10 +27,13 @@ class World {
   /// Ranks that are threads of this process.
   [[nodiscard]] static World from_hub(std::shared_ptr<InprocHub> hub, int rank, int size);
 
+  /// Ranks that send each other messages: those of the transport.
+  [[nodiscard]] static World from_transport(std::shared_ptr<MessageTransport> transport);
+
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
   [[nodiscard]] int local_rank() const { return local_rank_; }
-  /// "self", "shm" or "inproc".
+  /// "self", "shm", "inproc", or the kind of the transport: "c10d gloo".
   [[nodiscard]] const std::string& backend_name() const { return backend_name_; }
   [[nodiscard]] const std::string& job() const { return job_; }
 
@@ -48,6 +52,7 @@ class World {
   std::string backend_name_ = "self";
   std::string job_;
   std::shared_ptr<InprocHub> hub_;
+  std::shared_ptr<MessageTransport> transport_;
   std::shared_ptr<Connection> connection_;
 };
 

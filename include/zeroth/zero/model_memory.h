@@ -33,7 +33,7 @@ struct SharedLayout {
 /// Owns the arenas. Addresses never change. Slots are counted from their first use on: a fixed arena gives nothing back.
 class ModelMemory {
  public:
-  /// Collective: every rank attaches its shared arena. `optimizer_states` buffers of the update range per trainable flat.
+  /// Collective where the transport is one-sided: every rank attaches its shared arena. `optimizer_states` buffers of the update range per trainable flat.
   ModelMemory(const ModelLayout& model,
               const ShardingPlan& plan,
               int optimizer_states,
@@ -46,19 +46,23 @@ class ModelMemory {
 
   /// Parameters at rest: the whole flat if replicated, else this rank's shard.
   [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)]; }
-  /// Shard of `rank`, in the flat's dtype, wherever it rests.
+  /// Shard of `rank`, in the flat's dtype, wherever it rests. Other ranks' only where the transport is one-sided, or parameters are
+  /// replicated and not published.
   [[nodiscard]] const std::byte* parameter_shard(int flat, int rank) const;
   [[nodiscard]] std::byte* master(int flat) const { return at(masters_, flat); }
   [[nodiscard]] std::byte* state(int flat, int which) const;
   /// This rank's reduced shard (accumulation dtype).
   [[nodiscard]] std::byte* reduced(int flat) const { return reduced_[index(flat)]; }
+  /// Another rank's, after GradientStore::share_sums().
   [[nodiscard]] const std::byte* peer_reduced(int flat, int rank) const;
   /// Start of the flat inside its bucket slot / gathered slot; counts the slot on first use.
   [[nodiscard]] std::byte* bucket(int flat);
   [[nodiscard]] const std::byte* peer_bucket(int flat, int rank) const;
   [[nodiscard]] std::byte* gathered(int flat);
 
+  /// Words of a rank; other ranks' only where the transport is one-sided.
   [[nodiscard]] const Signals& signals(int rank) const;
+  [[nodiscard]] bool one_sided() const { return one_sided_; }
   [[nodiscard]] const SlotTable& bucket_table() const { return bucket_table_; }
   [[nodiscard]] const SlotTable& gathered_table() const { return gathered_table_; }
   /// Elements that this rank's optimizer updates.
@@ -75,13 +79,14 @@ class ModelMemory {
   const ModelLayout& model_;
   const ShardingPlan& plan_;
   int rank_;
+  bool one_sided_;
   SlotTable bucket_table_;
   SlotTable gathered_table_;
   std::vector<SharedLayout> shared_layouts_;  // one a rank
   Arena shared_;
   Arena private_;
   PeerWindow window_;
-  std::vector<Signals> signals_;  // one a rank
+  std::vector<Signals> signals_;  // one a rank; only the own one where nobody reads the others'
   std::vector<std::byte*> parameters_;
   std::vector<std::byte*> reduced_;
   std::vector<Buffer> masters_;

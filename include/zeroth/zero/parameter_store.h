@@ -2,8 +2,9 @@
 //
 // A unit that rests sharded is gathered into its slot while at least one lease on it is out; a unit that rests replicated is
 // always there and a lease costs nothing. "Gathered" is a count, not a state: several forwards may be outstanding.
-// A gather is a pull: wait until each rank's shard has this rank's epoch, copy. No rank overwrites a shard before the judge of
-// the step, which every rank passes after its last gather.
+// Where peers read each other's memory (Capabilities::one_sided) a gather is a pull: wait until each rank's shard has this rank's epoch, copy. No rank overwrites a shard before the judge of
+// the step, which every rank passes after its last gather. Elsewhere a gather is a matched all_gather: all ranks take the same units
+// in the same order, or hear by name what the others took.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,8 @@
 #include <zeroth/zero/model_memory.h>
 
 namespace zeroth {
+
+enum class CallPurpose : std::uint8_t;
 
 /// Told where the parameters of a flat are. `data` is the start of the flat buffer, or null when it may no longer be touched.
 /// Called on the caller's thread, from unshard and release.
@@ -56,7 +59,8 @@ class ParameterStore {
   /// Version of the parameters: 1 after initialisation, +1 a step.
   [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
 
-  /// Copies the whole flat into `out` (flat.bytes()), without a lease or a slot. Blocks for peers.
+  /// Copies the whole flat into `out` (flat.bytes()), without a lease or a slot. Blocks for peers. Collective; `out` is null on ranks that
+  /// do not want it. Where the transport is one-sided, the others need not call.
   void read(int flat, std::byte* out);
 
   struct Counters {
@@ -82,7 +86,8 @@ class ParameterStore {
   };
 
   void start_gather(int unit);
-  void pull(int flat, std::byte* out, CollectiveKind purpose);
+  void fetch(int flat, std::byte* out, CallPurpose purpose);
+  void pull(int flat, std::byte* out);
   void finish(int unit);
   void drop(int unit) noexcept;
   void note_order(int unit);

@@ -1,0 +1,21 @@
+// An existing torch.distributed group as a world of Zeroth: several hosts, whatever started the ranks.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <zeroth/comm/messages.h>
+#include <zeroth/engine/world.h>
+
+namespace zeroth::libtorch {
+
+/// Sends and receives through the process group that torch has registered under `group_name` (ProcessGroup.group_name in Python).
+/// The group must stay initialised as long as an engine uses it; its own send and recv may be used beside it with tags below 2^30.
+/// Buffers are CPU memory: the group needs a backend for CPU tensors, such as gloo. Throws kUsage for a name that is not registered.
+///
+/// Torch's own timeout of the group (30 minutes by default) ends waits that are longer than comm.timeout_s says.
+[[nodiscard]] std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_name);
+
+[[nodiscard]] World world_from_c10d(const std::string& group_name);
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,23 @@
+// What the matched calls of an engine are about: the tags that ranks compare, and how they read in errors.
+#pragma once
+
+#include <string>
+
+#include <zeroth/comm/backend.h>
+#include <zeroth/zero/gradient_store.h>
+#include <zeroth/zero/model_layout.h>
+
+namespace zeroth {
+
+enum class CallPurpose : std::uint8_t { kOther, kGatherParameters, kPublishParameters, kReadParameters, kReduceGradients, kShareGradients };
+
+[[nodiscard]] MessageTag tag_of(CallPurpose purpose, int unit);
+[[nodiscard]] MessageTag tag_of(Meeting what);
+
+/// "the gradients of unit blocks.3", "step()"; "" for tags of other calls. `model` must outlive it.
+[[nodiscard]] TagNames tag_names(const ModelLayout& model);
+
+/// "step()", "an export": what the ranks come together for.
+[[nodiscard]] const char* name_of(Meeting what) noexcept;
+
+}  // namespace zeroth

@@ -1,0 +1,444 @@
+#include "comm/call_descriptor.h"
+
+#include <kernels/common/dispatch.h>
+#include <kernels/copy/copy.h>
+#include <kernels/reduce/reduce.h>
+#include <zeroth/base/interrupt.h>
+#include <zeroth/base/text.h>
+#include <zeroth/comm/messages.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zeroth::detail {
+namespace {
+
+/// What all groups of the rank share.
+struct Job {
+  std::shared_ptr<MessageTransport> transport;
+  CommOptions options;
+  Event last_call{};            ///< matched calls run in the order of their submission, across groups
+  std::uint32_t next_group = 1;  ///< number of the next group, not below any that this rank has seen
+  std::mutex mutex;
+  std::string abort_text;  ///< under mutex
+};
+
+/// Splits `elements` into `parts` as evenly as it goes.
+std::vector<std::int64_t> even_parts(std::int64_t elements, int parts) {
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(parts), elements / parts);
+  for (std::int64_t rest = 0; rest < elements % parts; ++rest) ++counts[static_cast<std::size_t>(rest)];
+  return counts;
+}
+
+std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts) {
+  std::vector<std::int64_t> offsets(counts.size() + 1, 0);
+  std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
+  return offsets;
+}
+
+/// One group: its members, and the two kinds of messages that go between them. Run by one thread at a time.
+class MessageGroup {
+ public:
+  MessageGroup(std::shared_ptr<Job> job, std::string name, std::uint32_t number, std::vector<int> members, int rank)
+      : job_(std::move(job)),
+        name_(std::move(name)),
+        number_(number),
+        members_(std::move(members)),
+        rank_(rank),
+        isa_(kernels::best_isa()) {}
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] Job& job() const { return *job_; }
+  [[nodiscard]] std::string where() const { return "comm." + std::string(job_->transport->kind()); }
+  [[nodiscard]] std::size_t staging_bytes() const { return staging_.size(); }
+  void set_observer(std::shared_ptr<TrafficObserver> observer) { observer_ = std::move(observer); }
+  void set_tag_names(TagNames names) { tag_names_ = std::move(names); }
+
+  template <class Body>
+  auto guarded(Body&& body) {
+    if (broken_) std::rethrow_exception(broken_);
+    try {
+      throw_if_aborted();
+      return body();
+    } catch (...) {
+      broken_ = std::current_exception();
+      throw;
+    }
+  }
+
+  void run(const Collective& call) {
+    guarded([&] {
+      call_ = describe_call(call, next_sequence_);
+      received_ = 0;
+      agree();
+      move(call);
+      report({.group = name_,
+              .kind = call.kind,
+              .calls = 1,
+              .bytes = received_,
+              .control_bytes = static_cast<std::uint64_t>(size() - 1) * sizeof(CallDescriptor)});
+    });
+  }
+
+  [[nodiscard]] std::shared_ptr<MessageGroup> split(int color, int key, std::string_view name) {
+    return guarded([&]() -> std::shared_ptr<MessageGroup> {
+      call_ = {};
+      call_.sequence = next_sequence_;
+      call_.kind = PostKind::kSplit;
+      call_.counts_digest = digest64(name);
+      call_.color = color;
+      call_.key = key;
+      call_.send_offset = job_->next_group;
+      const std::vector<CallDescriptor> all = agree();
+      // Above every number that a member has seen: so no two groups of two ranks have the same.
+      std::uint64_t number = 0;
+      for (const CallDescriptor& theirs : all) number = std::max(number, theirs.send_offset);
+      job_->next_group = static_cast<std::uint32_t>(number) + 1;
+      if (color < 0) return nullptr;
+      std::vector<std::pair<std::int64_t, int>> order;  // (key, rank)
+      for (int peer = 0; peer < size(); ++peer) {
+        const CallDescriptor& theirs = all[static_cast<std::size_t>(peer)];
+        if (theirs.color == color) order.emplace_back(theirs.key, peer);
+      }
+      std::ranges::sort(order);
+      std::vector<int> members;
+      int rank = 0;
+      for (const auto& [unused, peer] : order) {
+        if (peer == rank_) rank = static_cast<int>(members.size());
+        members.push_back(members_[static_cast<std::size_t>(peer)]);
+      }
+      auto part = std::make_shared<MessageGroup>(
+          job_, name_ + "/" + std::string(name), static_cast<std::uint32_t>(number), std::move(members), rank);
+      part->observer_ = observer_;
+      return part;
+    });
+  }
+
+  void throw_if_aborted() const {
+    const std::lock_guard lock(job_->mutex);
+    if (job_->abort_text.empty()) return;
+    throw Error(ErrorCode::kAborted,
+                "this rank stopped the job: " + job_->abort_text,
+                {.where = fmt::format("{} group={}", where(), name_), .who = fmt::format("rank {}/{}", rank_, size())});
+  }
+
+  void report(const TrafficEvent& event) noexcept {
+    if (observer_) observer_->observe(event);
+  }
+
+ private:
+  using Transfers = std::vector<std::pair<int, std::unique_ptr<Transfer>>>;  // with the peer's rank
+  enum class Kind : std::uint32_t { kDescription, kData };
+
+  void send(Transfers& into, int peer, Kind kind, std::span<const std::byte> bytes) {
+    if (bytes.empty()) return;
+    const int to = members_[static_cast<std::size_t>(peer)];
+    into.emplace_back(peer, job_->transport->send(to, 2 * number_ + static_cast<std::uint32_t>(kind), bytes));
+  }
+
+  void receive(Transfers& into, int peer, Kind kind, std::span<std::byte> bytes) {
+    if (bytes.empty()) return;
+    const int from = members_[static_cast<std::size_t>(peer)];
+    into.emplace_back(peer, job_->transport->receive(from, 2 * number_ + static_cast<std::uint32_t>(kind), bytes));
+    if (kind == Kind::kData) received_ += bytes.size();
+  }
+
+  void await(Transfers& transfers) {
+    const Deadline deadline(job_->options.timeout);
+    for (auto& [peer, transfer] : transfers) {
+      while (!transfer->wait(deadline.slice())) {
+        throw_if_aborted();
+        check_interrupt();
+        ZR_CHECK(!deadline.passed(),
+                 ErrorCode::kTimeout,
+                 fmt::format("no answer within {:.1f} s", std::chrono::duration<double>(deadline.timeout()).count()),
+                 {.where = fmt::format("{} group={}", where(), name_),
+                  .who = fmt::format("rank {}/{}", rank_, size()),
+                  .which = meaning_of(call_, tag_names_),
+                  .expected = fmt::format("{} from rank {}", text_of(call_), peer),
+                  .got = "nothing",
+                  .hint = "that rank computes longer than the timeout, hangs, or takes another path"});
+      }
+    }
+    transfers.clear();
+  }
+
+  /// Everybody's description of this call, once all are the same.
+  std::vector<CallDescriptor> agree() {
+    ++next_sequence_;
+    std::vector<CallDescriptor> all(members_.size(), call_);
+    Transfers transfers;
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank_) continue;
+      send(transfers, peer, Kind::kDescription, std::as_bytes(std::span(&call_, 1)));
+      receive(transfers, peer, Kind::kDescription, std::as_writable_bytes(std::span(&all[static_cast<std::size_t>(peer)], 1)));
+    }
+    await(transfers);
+    for (int peer = 0; peer < size(); ++peer) {
+      const CallDescriptor& theirs = all[static_cast<std::size_t>(peer)];
+      if (same_call(call_, theirs)) [[likely]]
+        continue;
+      throw mismatch_error({call_, rank_}, {theirs, peer}, size(), fmt::format("{} group={}", where(), name_), tag_names_);
+    }
+    return all;
+  }
+
+  void move(const Collective& call) {
+    switch (call.kind) {
+      case CollectiveKind::kBarrier: return;
+      case CollectiveKind::kAllGather: return gather(call.send, call.recv, call.counts, size_of(call.in_dtype));
+      case CollectiveKind::kReduceScatter: return reduce_scatter(call, call.recv, call.counts);
+      case CollectiveKind::kAllReduce: return all_reduce(call);
+      case CollectiveKind::kBroadcast: return broadcast(call);
+    }
+  }
+
+  /// Own part from `own` to everybody, everybody's part to its place in `whole`.
+  void gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
+    const std::vector<std::int64_t> offsets = offsets_of(counts);
+    const auto part = [&](int rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      return std::span(whole + static_cast<std::size_t>(offsets[index]) * element, static_cast<std::size_t>(counts[index]) * element);
+    };
+    Transfers transfers;
+    for (int distance = 1; distance < size(); ++distance) {  // every rank begins with another one
+      const int peer = (rank_ + distance) % size();
+      send(transfers, peer, Kind::kData, {own, part(rank_).size()});
+      receive(transfers, peer, Kind::kData, part(peer));
+    }
+    if (part(rank_).data() != own) copy(part(rank_).data(), own, part(rank_).size());
+    await(transfers);
+  }
+
+  /// [Note: Pieces] Parts are exchanged in pieces of staging_bytes; all messages of a piece are posted before the piece before it is
+  /// awaited and summed, so that no rank waits for a message that another one would send only later.
+  void reduce_scatter(const Collective& call, std::byte* to, const std::vector<std::int64_t>& counts) {
+    const std::size_t in_size = size_of(call.in_dtype);
+    const auto piece = static_cast<std::int64_t>(job_->options.staging_bytes / in_size);
+    const std::int64_t pieces = (*std::ranges::max_element(counts) + piece - 1) / piece;
+    const std::vector<std::int64_t> offsets = offsets_of(counts);
+    reserve_staging();
+    Transfers posted[2];
+    const auto range = [&](int owner, std::int64_t number) {  // first element and length, in the owner's part
+      const std::int64_t first = std::min(number * piece, counts[static_cast<std::size_t>(owner)]);
+      return std::pair(first, std::min(piece, counts[static_cast<std::size_t>(owner)] - first));
+    };
+    const auto post = [&](std::int64_t number) {
+      Transfers& transfers = posted[number % 2];
+      const auto own = static_cast<std::size_t>(range(rank_, number).second) * in_size;
+      for (int distance = 1; distance < size(); ++distance) {
+        const int peer = (rank_ + distance) % size();
+        const auto [first, length] = range(peer, number);
+        const std::int64_t begin = offsets[static_cast<std::size_t>(peer)] + first;
+        send(transfers,
+             peer,
+             Kind::kData,
+             {call.send + static_cast<std::size_t>(begin) * in_size, static_cast<std::size_t>(length) * in_size});
+        receive(transfers, peer, Kind::kData, {staging(peer, number), own});
+      }
+    };
+    if (pieces > 0) post(0);
+    for (std::int64_t number = 0; number < pieces; ++number) {
+      if (number + 1 < pieces) post(number + 1);
+      await(posted[number % 2]);
+      const auto [first, length] = range(rank_, number);
+      std::vector<const std::byte*> sources;
+      for (int peer = 0; peer < size(); ++peer) {
+        const std::int64_t begin = offsets[static_cast<std::size_t>(rank_)] + first;
+        sources.push_back(peer == rank_ ? call.send + static_cast<std::size_t>(begin) * in_size : staging(peer, number));
+      }
+      sum(call, to + static_cast<std::size_t>(first) * size_of(call.out_dtype), sources, length);
+    }
+  }
+
+  void all_reduce(const Collective& call) {
+    const std::size_t in_size = size_of(call.in_dtype);
+    const auto elements = call.counts.front();
+    const auto bytes = static_cast<std::size_t>(elements) * in_size;
+    if (bytes <= kInlineBytes) {
+      std::vector<std::byte> all(bytes * members_.size());
+      gather(call.send, all.data(), std::vector<std::int64_t>(members_.size(), elements), in_size);
+      std::vector<const std::byte*> sources;
+      for (std::size_t peer = 0; peer < members_.size(); ++peer) sources.push_back(all.data() + peer * bytes);
+      sum(call, call.recv, sources, elements);
+      return;
+    }
+    // A rank's own part is sent to nobody, so its sum may take that place while others' parts are still under way.
+    const std::vector<std::int64_t> counts = even_parts(elements, size());
+    const std::size_t out_size = size_of(call.out_dtype);
+    std::byte* own = call.recv + static_cast<std::size_t>(offsets_of(counts)[static_cast<std::size_t>(rank_)]) * out_size;
+    reduce_scatter(call, own, counts);
+    gather(own, call.recv, counts, out_size);
+  }
+
+  /// A large message leaves the root once, in parts that the others pass on.
+  void broadcast(const Collective& call) {
+    const std::size_t element = size_of(call.in_dtype);
+    const auto bytes = static_cast<std::size_t>(call.counts.front()) * element;
+    const bool root = rank_ == call.root;
+    if (root && call.recv != call.send) copy(call.recv, call.send, bytes);
+    Transfers transfers;
+    if (bytes <= kInlineBytes || size() == 2) {
+      for (int peer = 0; root && peer < size(); ++peer) {
+        if (peer != rank_) send(transfers, peer, Kind::kData, {call.recv, bytes});
+      }
+      if (!root) receive(transfers, call.root, Kind::kData, {call.recv, bytes});
+      return await(transfers);
+    }
+    const std::vector<std::int64_t> counts = even_parts(call.counts.front(), size());
+    const std::vector<std::int64_t> offsets = offsets_of(counts);
+    const auto part = [&](int rank) {
+      const auto index = static_cast<std::size_t>(rank);
+      return std::span(call.recv + static_cast<std::size_t>(offsets[index]) * element, static_cast<std::size_t>(counts[index]) * element);
+    };
+    for (int peer = 0; root && peer < size(); ++peer) {
+      if (peer != rank_) send(transfers, peer, Kind::kData, part(peer));
+    }
+    if (!root) receive(transfers, call.root, Kind::kData, part(rank_));
+    await(transfers);
+    // The root has everything: nobody sends to it, and it sends its own part only.
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank_) continue;
+      if (peer != call.root) send(transfers, peer, Kind::kData, part(rank_));
+      if (!root) receive(transfers, peer, Kind::kData, part(peer));
+    }
+    await(transfers);
+  }
+
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
+    if (bytes > 0) kernels::copy_stream(to, from, static_cast<std::int64_t>(bytes), isa_);
+  }
+
+  void sum(const Collective& call, std::byte* to, const std::vector<const std::byte*>& sources, std::int64_t elements) const {
+    if (elements <= 0) return;
+    kernels::sum_sources({.dst = to,
+                          .dst_dtype = call.out_dtype,
+                          .accumulate = false,
+                          .sources = reinterpret_cast<const void* const*>(sources.data()),
+                          .num_sources = static_cast<int>(sources.size()),
+                          .src_dtype = call.in_dtype,
+                          .n = elements},
+                         isa_);
+  }
+
+  void reserve_staging() {
+    const std::size_t bytes = 2 * static_cast<std::size_t>(size() - 1) * job_->options.staging_bytes;
+    if (staging_.size() >= bytes) return;
+    staging_.resize(bytes);
+    if (job_->options.ledger) staging_hold_ = job_->options.ledger->hold({-1, MemoryState::kControl}, bytes);
+  }
+
+  /// Where the peer's contribution to piece `number` lies; two pieces at a time.
+  [[nodiscard]] std::byte* staging(int peer, std::int64_t number) {
+    const int place = (peer < rank_ ? peer : peer - 1) + static_cast<int>(number % 2) * (size() - 1);
+    return staging_.data() + static_cast<std::size_t>(place) * job_->options.staging_bytes;
+  }
+
+  std::shared_ptr<Job> job_;
+  std::string name_;
+  std::uint32_t number_;
+  std::vector<int> members_;  // ranks of the transport, in the order of the group
+  int rank_;
+  kernels::Isa isa_;
+  std::shared_ptr<TrafficObserver> observer_;
+  TagNames tag_names_;
+  CallDescriptor call_{};     // the one that runs
+  std::uint64_t received_ = 0;  // by it
+  std::uint64_t next_sequence_ = 0;
+  std::vector<std::byte> staging_;
+  MemoryHold staging_hold_;
+  std::exception_ptr broken_;
+};
+
+class MessageBackend final : public CommBackend {
+ public:
+  explicit MessageBackend(std::shared_ptr<MessageGroup> group) : group_(std::move(group)) {}
+
+  [[nodiscard]] int rank() const override { return group_->rank(); }
+  [[nodiscard]] int size() const override { return group_->size(); }
+  [[nodiscard]] const std::string& group_name() const override { return group_->name(); }
+  [[nodiscard]] std::string_view kind() const override { return group_->job().transport->kind(); }
+  [[nodiscard]] Capabilities capabilities() const override {
+    return {.one_sided = false, .window_kind = ArenaKind::kPrivate, .separate_processes = true};
+  }
+  [[nodiscard]] std::size_t memory_bytes() const override { return group_->staging_bytes(); }
+
+  Work submit(std::span<const Collective> collectives, const Stream& stream) override {
+    WorkInfo info;
+    for (const Collective& collective : collectives) {
+      validate(collective, rank(), size(), group_->where());
+      for (const std::int64_t count : collective.counts) info.bytes += static_cast<std::uint64_t>(count) * size_of(collective.in_dtype);
+    }
+    if (!collectives.empty()) info.what = name_of(collectives.front().kind);
+    Event& last_call = group_->job().last_call;
+    stream.order_after(last_call);
+    stream.enqueue([group = group_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] {
+      for (const Collective& call : calls) group->run(call);
+    });
+    last_call = stream.record();
+    return {last_call, std::move(info)};
+  }
+
+  [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
+    group_->job().last_call.wait();
+    std::shared_ptr<MessageGroup> part = group_->split(color, key, name);
+    return part ? std::make_unique<MessageBackend>(std::move(part)) : nullptr;
+  }
+
+  [[nodiscard]] PeerWindow attach(const Arena& /*arena*/, std::string_view name) override {
+    throw Error(ErrorCode::kUsage,
+                "this transport has no memory that peers can read",
+                {.where = group_->where() + ".attach",
+                 .which = std::string(name),
+                 .hint = "look at capabilities().one_sided, and make matched calls"});
+  }
+  void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& context) override {
+    throw Error(ErrorCode::kUsage,
+                "this transport has no memory that peers can write",
+                {.where = group_->where() + ".wait_until", .which = context.what});
+  }
+  void ring() override {}
+
+  void abort(const Error& error) noexcept override {
+    Job& job = group_->job();
+    const std::lock_guard lock(job.mutex);
+    if (job.abort_text.empty()) job.abort_text = error.what();
+  }
+
+  void count_one_sided(CollectiveKind kind, std::uint64_t bytes) override {
+    group_->report({.group = group_->name(), .kind = kind, .one_sided = true, .calls = 1, .bytes = bytes});
+  }
+  void set_observer(std::shared_ptr<TrafficObserver> observer) override { group_->set_observer(std::move(observer)); }
+  void set_tag_names(TagNames names) override { group_->set_tag_names(std::move(names)); }
+
+ private:
+  std::shared_ptr<MessageGroup> group_;
+};
+
+}  // namespace
+}  // namespace zeroth::detail
+
+namespace zeroth {
+
+std::unique_ptr<CommBackend> make_message_backend(std::shared_ptr<MessageTransport> transport, const CommOptions& options) {
+  std::vector<int> members(static_cast<std::size_t>(transport->size()));
+  std::iota(members.begin(), members.end(), 0);
+  const int rank = transport->rank();
+  auto job = std::make_shared<detail::Job>();
+  job->transport = std::move(transport);
+  job->options = options;
+  return std::make_unique<detail::MessageBackend>(
+      std::make_shared<detail::MessageGroup>(std::move(job), "world", 0, std::move(members), rank));
+}
+
+}  // namespace zeroth

@@ -1,0 +1,56 @@
+// GradientExchange: how the buckets that ranks publish become reduced shards. Two ways, by the capability of the transport:
+// one_sided_exchange.h where peers read each other's memory, matched_exchange.h where they make matched calls. The same sums in the
+// same order, so the same bits.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <zeroth/comm/backend.h>
+#include <zeroth/device/device.h>
+#include <zeroth/zero/gradient_store.h>
+
+#include "zero/reduced_shards.h"
+
+namespace zeroth {
+
+class GradientExchange {
+ public:
+  GradientExchange() = default;
+  GradientExchange(const GradientExchange&) = delete;
+  GradientExchange& operator=(const GradientExchange&) = delete;
+  virtual ~GradientExchange() = default;
+
+  /// Blocks until nobody needs what `unit` has published in its bucket slot. `skip(flat)` is true for flats that have published nothing
+  /// which still lies there.
+  virtual void await_slot(int unit, const std::function<bool(int flat)>& skip) = 0;
+  /// The flat's bucket is full: everybody may take it. One reduction event.
+  virtual void publish(int flat) = 0;
+  /// A good moment to take what has been published: a unit is closed.
+  virtual void progress() = 0;
+  /// This rank publishes nothing more in its backwards before number `next`.
+  virtual void close_backward(std::uint64_t next) = 0;
+  /// See GradientStore::meet().
+  virtual void meet(Meeting what) = 0;
+  /// Blocks until this rank's shards hold the sums of all backwards before number `next`.
+  virtual void await_sums(std::uint64_t next) = 0;
+  /// Replicated gradients: makes all shards readable through ModelMemory::peer_reduced().
+  virtual void share_sums() = 0;
+  virtual void begin_step() = 0;
+  [[nodiscard]] virtual std::uint64_t spills() const = 0;
+};
+
+/// What both ways work on; all outlive the exchange.
+struct ExchangeContext {
+  const ModelLayout& model;
+  ModelMemory& memory;
+  CommBackend& backend;
+  Stream reduce_stream;
+  MemoryLedger& ledger;
+  ReducedShards& shards;
+};
+
+[[nodiscard]] std::unique_ptr<GradientExchange> make_one_sided_exchange(ExchangeContext context);
+[[nodiscard]] std::unique_ptr<GradientExchange> make_matched_exchange(ExchangeContext context);
+
+}  // namespace zeroth

@@ -1,0 +1,89 @@
+// Gradients where every rank makes the same calls: a published bucket is one reduce_scatter, in the order in which the unit buckets
+// close, which is that of the model's backward on all ranks.
+#include <utility>
+#include <vector>
+
+#include <zeroth/zero/call_tags.h>
+
+#include "zero/gradient_exchange.h"
+
+namespace zeroth {
+namespace {
+
+class MatchedExchange final : public GradientExchange {
+ public:
+  explicit MatchedExchange(ExchangeContext context)
+      : model_(context.model),
+        memory_(context.memory),
+        backend_(context.backend),
+        reduce_stream_(std::move(context.reduce_stream)),
+        shards_(context.shards),
+        published_(model_.flats.size(), false) {}
+
+  void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override { reduce_stream_.synchronize(); }
+
+  void publish(int flat) override {
+    const FlatLayout& layout = model_.flat(flat);
+    std::byte* bucket = memory_.bucket(flat);
+    std::byte* own = bucket + static_cast<std::size_t>(layout.shard(memory_.rank()).begin) * size_of(layout.accumulation());
+    published_[static_cast<std::size_t>(flat)] = true;
+    const Work work = call(CollectiveKind::kReduceScatter, CallPurpose::kReduceGradients, layout, bucket, own);
+    if (layout.shard(memory_.rank()).size() == 0) return;
+    reduce_stream_.enqueue([this, flat, own, work] {
+      work.wait();
+      const void* const sum[] = {own};
+      shards_.add(flat, sum);
+    });
+    if (reduce_stream_.runs_inline()) reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
+  }
+
+  void progress() override {}
+  void close_backward(std::uint64_t /*next*/) override {}
+
+  void meet(Meeting what) override {
+    reduce_stream_.synchronize();
+    const Collective barrier{.kind = CollectiveKind::kBarrier, .tag = tag_of(what)};
+    backend_.submit({&barrier, 1}, reduce_stream_).wait();
+  }
+
+  void await_sums(std::uint64_t /*next*/) override { reduce_stream_.synchronize(); }
+
+  void share_sums() override {
+    // Into the buckets, which are free until the next backward and hold the whole flat where gradients are replicated.
+    for (std::size_t flat = 0; flat < published_.size(); ++flat) {
+      if (!published_[flat]) continue;
+      const int index = static_cast<int>(flat);
+      call(CollectiveKind::kAllGather, CallPurpose::kShareGradients, model_.flats[flat], memory_.reduced(index), memory_.bucket(index)).wait();
+    }
+  }
+
+  void begin_step() override { published_.assign(published_.size(), false); }
+  [[nodiscard]] std::uint64_t spills() const override { return 0; }
+
+ private:
+  Work call(CollectiveKind kind, CallPurpose purpose, const FlatLayout& layout, const std::byte* send, std::byte* recv) {
+    Collective collective{.kind = kind,
+                          .in_dtype = layout.accumulation(),
+                          .out_dtype = layout.accumulation(),
+                          .send = send,
+                          .recv = recv,
+                          .tag = tag_of(purpose, layout.unit)};
+    for (int rank = 0; rank < model_.world; ++rank) collective.counts.push_back(layout.shard(rank).size());
+    return backend_.submit({&collective, 1}, reduce_stream_);
+  }
+
+  const ModelLayout& model_;
+  ModelMemory& memory_;
+  CommBackend& backend_;
+  Stream reduce_stream_;
+  ReducedShards& shards_;
+  std::vector<bool> published_;  ///< one a flat: reduced in this step
+};
+
+}  // namespace
+
+std::unique_ptr<GradientExchange> make_matched_exchange(ExchangeContext context) {
+  return std::make_unique<MatchedExchange>(std::move(context));
+}
+
+}  // namespace zeroth

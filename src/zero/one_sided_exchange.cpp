@@ -1,0 +1,352 @@
+// Gradients where peers read each other's memory.
+//
+//   bucket slot (shared) --publish--> every owner pulls its range from all ranks, in rank order -> reduced shard
+//
+// One reduction event is one published bucket: reduction_code(backward, event). An owner knows for each rank whether it took
+// part in an event: it has published it, or it has published a later one, or it has closed the backward. So nobody waits for a
+// rank that takes another path through the model, until the step is judged.
+//
+// Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way, owners copy the
+// ranges of their slots aside (spill); ranks that go through the model in one order never need it.
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <zeroth/base/planted.h>
+#include <zeroth/zero/call_tags.h>
+
+#include "zero/gradient_exchange.h"
+#include "zero/layout_tag.h"
+#include "zero/signals.h"
+
+namespace zeroth {
+namespace {
+
+class OneSidedExchange final : public GradientExchange {
+ public:
+  explicit OneSidedExchange(ExchangeContext context)
+      : model_(context.model),
+        memory_(context.memory),
+        backend_(context.backend),
+        reduce_stream_(std::move(context.reduce_stream)),
+        ledger_(context.ledger),
+        shards_(context.shards),
+        flats_(model_.flats.size()) {
+    for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
+      if (model_.flats[flat].trainable && model_.flats[flat].length > 0) trainable_flats_.push_back(static_cast<int>(flat));
+    }
+  }
+
+  void await_slot(int unit, const std::function<bool(int)>& skip) override;
+  void publish(int flat) override;
+  void progress() override;
+  void close_backward(std::uint64_t next) override;
+  void meet(Meeting what) override;
+  void await_sums(std::uint64_t next) override;
+  void share_sums() override {}  // they lie where peers can read them
+  void begin_step() override {}
+  [[nodiscard]] std::uint64_t spills() const override { return spills_; }
+
+ private:
+  struct FlatState {
+    std::uint64_t events = 0;         ///< events published in this backward
+    std::uint64_t last_code = 0;      ///< code of the last published event
+    std::uint64_t next_backward = 0;  ///< owner: next event to reduce
+    std::uint64_t next_event = 0;
+    bool active = false;              ///< owner: in active_
+  };
+  struct Spill {
+    std::vector<std::byte> bytes;
+    MemoryHold hold;
+  };
+  enum class Part : std::uint8_t { kPublished, kAbsent, kUnknown };
+
+  void wait(const std::string& what, const std::function<bool()>& done);
+  void announce(SignalWord& word, std::uint64_t value);
+  [[nodiscard]] std::uint64_t news() const;
+  [[nodiscard]] bool consumed_by_all(int flat) const;
+  void progress(int flat);
+  void progress_all();
+  [[nodiscard]] std::vector<int> stuck_ranks() const;
+  void serve_pressure();
+  void spill(int flat, int source, std::uint64_t code);
+  [[nodiscard]] Part part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const;
+  void reduce_event(int flat, std::uint64_t code);
+  [[nodiscard]] bool owns(int flat) const { return model_.flat(flat).shard(memory_.rank()).size() > 0; }
+  FlatState& state(int flat) { return flats_[static_cast<std::size_t>(flat)]; }
+
+  const ModelLayout& model_;
+  ModelMemory& memory_;
+  CommBackend& backend_;
+  Stream reduce_stream_;
+  MemoryLedger& ledger_;
+  ReducedShards& shards_;
+  std::vector<FlatState> flats_;
+  std::vector<int> active_;  ///< owned flats that this rank has published and not yet reduced
+  std::vector<int> trainable_flats_;
+  std::uint64_t backward_ = 0;
+  std::uint64_t spills_ = 0;
+  std::uint64_t meetings_ = 0;
+  std::map<std::tuple<int, std::uint64_t, int>, Spill> spilled_;  ///< (flat, code, source)
+};
+
+bool OneSidedExchange::consumed_by_all(int flat) const {
+  const std::uint64_t code = flats_[static_cast<std::size_t>(flat)].last_code;
+  for (int owner = 0; code != 0 && owner < model_.world; ++owner) {
+    if (model_.flat(flat).shard(owner).size() > 0 && memory_.signals(owner).consumed(flat, memory_.rank()) < code) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void OneSidedExchange::await_slot(int unit, const std::function<bool(int)>& skip) {
+  const auto is_free = [&] {
+    return std::ranges::all_of(model_.unit_flats[static_cast<std::size_t>(unit)],
+                               [&](int flat) { return skip(flat) || consumed_by_all(flat); });
+  };
+  if (is_free()) return;
+  SignalWord& pressure = memory_.signals(memory_.rank()).pressure();
+  announce(pressure, static_cast<std::uint64_t>(unit) + 1);
+  wait("a bucket slot held by unit " + model_.units[static_cast<std::size_t>(unit)].name, is_free);
+  announce(pressure, 0);
+}
+
+void OneSidedExchange::publish(int flat) {
+  FlatState& own = state(flat);
+  own.last_code = reduction_code(backward_, own.events++);
+  reduce_stream_.enqueue(
+      [this, flat, code = own.last_code] { announce(memory_.signals(memory_.rank()).published(flat), code); });
+  if (owns(flat) && !own.active) {
+    own.active = true;
+    active_.push_back(flat);
+  }
+}
+
+void OneSidedExchange::close_backward(std::uint64_t next) {
+  backward_ = next;
+  for (const int flat : trainable_flats_) state(flat).events = 0;
+  reduce_stream_.enqueue([this, next] { announce(memory_.signals(memory_.rank()).closed(), next); });
+  progress_all();
+}
+
+OneSidedExchange::Part OneSidedExchange::part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const {
+  const std::uint64_t code = reduction_code(backward, event);
+  if (!spilled_.empty() && spilled_.contains({flat, code, source})) return Part::kPublished;
+  const Signals& signals = memory_.signals(source);
+  // Order matters: a rank publishes before it closes, so "closed" must be read first.
+  const std::uint64_t closed = signals.closed().load();
+  const std::uint64_t published = signals.published(flat).load();
+  if (published == code) return Part::kPublished;
+  // A later code means that this event was passed over: its bucket could not be reused while we had not taken it.
+  if (published > code || closed > backward) return Part::kAbsent;
+  return Part::kUnknown;
+}
+
+void OneSidedExchange::progress(int flat) {
+  FlatState& own = state(flat);
+  while (true) {
+    const std::uint64_t code = reduction_code(own.next_backward, own.next_event);
+    bool any = false;
+    for (int source = 0; source < model_.world; ++source) {
+      const Part part = part_of(source, flat, own.next_backward, own.next_event);
+      if (part == Part::kUnknown) return;  // in the end always this rank itself, whose current backward is open
+      any = any || part == Part::kPublished;
+    }
+    if (any) {
+      reduce_event(flat, code);
+      ++own.next_event;
+      continue;
+    }
+    // Nobody took part: everybody has closed this backward. Closed first, published second, as in part_of(): what is not
+    // published by then belongs to a backward that was still open when `closed` was read.
+    std::uint64_t closed = ~std::uint64_t{0};
+    for (int source = 0; source < model_.world; ++source) {
+      closed = std::min(closed, memory_.signals(source).closed().load());
+    }
+    bool later = false;
+    for (int source = 0; source < model_.world; ++source) {
+      later = later || memory_.signals(source).published(flat).load() > code;
+    }
+    own.next_backward = later ? own.next_backward + 1 : std::max(own.next_backward + 1, closed);
+    own.next_event = 0;
+  }
+}
+
+void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
+  const FlatLayout& layout = model_.flat(flat);
+  const Range shard = layout.shard(memory_.rank());
+  const std::size_t element = size_of(layout.accumulation());
+  const std::size_t offset = static_cast<std::size_t>(shard.begin) * element;
+  const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
+  std::vector<const void*> sources;
+  std::vector<int> ranks;
+  for (int source = 0; source < model_.world; ++source) {
+    const auto spill = spilled_.find({flat, code, source});
+    if (spill != spilled_.end()) {
+      sources.push_back(spill->second.bytes.data());
+    } else if (memory_.signals(source).published(flat).load() == code) {
+      require_same_layout(model_, memory_, flat, source, "zero.reduce", "gradients", "bucket");
+      sources.push_back(memory_.peer_bucket(flat, source) + offset);
+      ranks.push_back(source);
+    }
+  }
+  shards_.add(flat, sources);
+  const Signals& own = memory_.signals(memory_.rank());
+  for (const int source : ranks) {
+    own.consumed(flat, source).store(code);
+    if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
+  }
+  for (int source = 0; source < model_.world; ++source) spilled_.erase({flat, code, source});
+  own.news().fetch_add(1);
+  backend_.ring();
+}
+
+void OneSidedExchange::progress_all() {
+  // Also what others published and this rank did not: they may be waiting for the slot.
+  for (const int flat : trainable_flats_) {
+    if (owns(flat)) progress(flat);
+  }
+}
+
+void OneSidedExchange::progress() {
+  std::erase_if(active_, [this](int flat) {
+    progress(flat);
+    FlatState& own = state(flat);
+    // Done with everything that this rank has published so far?
+    const bool pending = reduction_code(own.next_backward, own.next_event) <= own.last_code;
+    if (!pending) own.active = false;
+    return !pending;
+  });
+}
+
+std::vector<int> OneSidedExchange::stuck_ranks() const {
+  // [Note: Stuck] A rank is stuck if it waits for a slot whose bucket some owner cannot take, because another stuck rank has not
+  // said yet whether it takes part in that event; or if it has come to a matched call and another stuck rank has not. The largest
+  // such set: start with all that wait, drop whoever will get on.
+  // Ranks that go through the model in one order are never stuck, however slow one of them is.
+  const auto calls_of = [this](int rank) { return memory_.signals(rank).meeting().load() >> 8U; };
+  std::uint64_t fewest_calls = calls_of(0);
+  for (int rank = 1; rank < model_.world; ++rank) fewest_calls = std::min(fewest_calls, calls_of(rank));
+  std::vector<int> stuck;
+  for (int rank = 0; rank < model_.world; ++rank) {
+    const std::uint64_t pressed = memory_.signals(rank).pressure().load();
+    if ((pressed != 0 && pressed <= model_.units.size()) || calls_of(rank) > fewest_calls) stuck.push_back(rank);
+  }
+  const auto waits_for = [&](int rank, int other) {
+    if (calls_of(rank) > calls_of(other)) return true;
+    const std::uint64_t pressed = memory_.signals(rank).pressure().load();
+    if (other == rank || pressed == 0 || pressed > model_.units.size()) return false;
+    return std::ranges::any_of(model_.unit_flats[pressed - 1], [&](int flat) {
+      const std::uint64_t code = memory_.signals(rank).published(flat).load();
+      if (code == 0 || !model_.flat(flat).trainable) return false;
+      const std::uint64_t closed = memory_.signals(other).closed().load();
+      return memory_.signals(other).published(flat).load() < code && closed <= backward_of(code);
+    });
+  };
+  for (bool shrinking = true; shrinking;) {
+    const std::vector<int> before = stuck;
+    shrinking = std::erase_if(stuck, [&](int rank) {
+                  return std::ranges::none_of(before, [&](int other) { return waits_for(rank, other); });
+                }) > 0;
+  }
+  return stuck;
+}
+
+void OneSidedExchange::serve_pressure() {
+  const Signals& own = memory_.signals(memory_.rank());
+  for (const int source : stuck_ranks()) {
+    const std::uint64_t pressed = memory_.signals(source).pressure().load();
+    if (pressed == 0 || pressed > model_.units.size()) continue;
+    for (const int flat : model_.unit_flats[pressed - 1]) {
+      const std::uint64_t code = memory_.signals(source).published(flat).load();
+      if (!model_.flat(flat).trainable || !owns(flat) || code == 0 || own.consumed(flat, source).load() >= code) continue;
+      spill(flat, source, code);
+    }
+  }
+}
+
+void OneSidedExchange::spill(int flat, int source, std::uint64_t code) {
+  require_same_layout(model_, memory_, flat, source, "zero.reduce", "gradients", "bucket");
+  const FlatLayout& layout = model_.flat(flat);
+  const Range shard = layout.shard(memory_.rank());
+  const std::size_t element = size_of(layout.accumulation());
+  const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
+  Spill copy{std::vector<std::byte>(bytes), ledger_.hold({layout.unit, MemoryState::kOverflow}, bytes)};
+  std::memcpy(copy.bytes.data(), memory_.peer_bucket(flat, source) + static_cast<std::size_t>(shard.begin) * element, bytes);
+  spilled_.emplace(std::tuple{flat, code, source}, std::move(copy));
+  ++spills_;
+  if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
+  announce(memory_.signals(memory_.rank()).consumed(flat, source), code);
+}
+
+void OneSidedExchange::announce(SignalWord& word, std::uint64_t value) {
+  word.store(value);
+  memory_.signals(memory_.rank()).news().fetch_add(1);  // second, so that who sees it sees the word
+  backend_.ring();
+}
+
+std::uint64_t OneSidedExchange::news() const {
+  std::uint64_t sum = 0;
+  for (int rank = 0; rank < model_.world; ++rank) sum += memory_.signals(rank).news().load();
+  return sum;
+}
+
+void OneSidedExchange::wait(const std::string& what, const std::function<bool()>& done) {
+  reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
+  std::optional<std::uint64_t> seen;
+  backend_.wait_until(
+      [&] {
+        // Read before the words: what changes after this look is news at the next one.
+        const std::uint64_t now = news();
+        if (now == seen) return false;
+        seen = now;
+        progress_all();
+        if (done()) return true;
+        serve_pressure();
+        return done();
+      },
+      {.what = what});
+}
+
+void OneSidedExchange::meet(Meeting what) {
+  if (model_.world == 1) return;
+  const auto name = [](std::uint64_t word) { return name_of(static_cast<Meeting>(word & 0xffU)); };
+  const std::uint64_t own = (++meetings_ << 8U) | static_cast<std::uint64_t>(what);
+  announce(memory_.signals(memory_.rank()).meeting(), own);
+  wait(std::string(name(own)) + " of all ranks", [&] {
+    for (int rank = 0; rank < model_.world; ++rank) {
+      const std::uint64_t theirs = memory_.signals(rank).meeting().load();
+      if (theirs >> 8U < meetings_) return false;
+      ZR_CHECK(theirs >> 8U > meetings_ || theirs == own || planted("tag_compare"),
+               ErrorCode::kMismatch,
+               "ranks come to different calls of the engine",
+               {.where = "zero.meet",
+                .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
+                .which = "matched call " + std::to_string(meetings_),
+                .expected = std::string(name(own)) + " on rank " + std::to_string(memory_.rank()),
+                .got = std::string(name(theirs)) + " on rank " + std::to_string(rank),
+                .hint = "all ranks must make the same calls in the same order"});
+    }
+    return true;
+  });
+}
+
+void OneSidedExchange::await_sums(std::uint64_t next) {
+  wait("the gradients of this step", [this, next] {
+    return std::ranges::all_of(trainable_flats_,
+                               [this, next](int flat) { return !owns(flat) || state(flat).next_backward >= next; });
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<GradientExchange> make_one_sided_exchange(ExchangeContext context) {
+  return std::make_unique<OneSidedExchange>(std::move(context));
+}
+
+}  // namespace zeroth

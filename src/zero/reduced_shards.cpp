@@ -1,0 +1,82 @@
+#include "zero/reduced_shards.h"
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include <kernels/reduce/reduce.h>
+#include <zeroth/base/planted.h>
+
+namespace zeroth {
+namespace {
+
+/// Elements that are summed and then measured at a time: they stay in the cache.
+constexpr std::int64_t kPiece = 16 * kBlockElements;
+
+template <class T>
+void add_scaled(kernels::NormAccumulator& norm, const std::byte* data, std::int64_t n, double factor, kernels::Isa isa) {
+  const auto scale = static_cast<T>(factor);
+  const T* from = reinterpret_cast<const T*>(data);
+  std::vector<T> scaled(from, from + n);
+  for (T& value : scaled) value *= scale;
+  norm.add(scaled.data(), DTypeOf<T>::value, n, isa);
+}
+
+/// Adds the squares of a piece of gradients, times the flat's factor: the norm is that of what the update sees.
+void add_to_norm(kernels::NormAccumulator& norm, const std::byte* data, const FlatLayout& layout, std::int64_t n, kernels::Isa isa) {
+  if (layout.grad_factor == 1.0) {
+    norm.add(data, layout.accumulation(), n, isa);
+  } else if (layout.accumulation() == DType::kFloat64) {
+    add_scaled<double>(norm, data, n, layout.grad_factor, isa);
+  } else {
+    add_scaled<float>(norm, data, n, layout.grad_factor, isa);
+  }
+}
+
+}  // namespace
+
+ReducedShards::ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels)
+    : model_(model), memory_(memory), kernels_(kernels), has_sums_(model.flats.size(), false), norms_(model.flats.size()) {}
+
+void ReducedShards::add(int flat, std::span<const void* const> sources) {
+  const FlatLayout& layout = model_.flat(flat);
+  const Range shard = layout.shard(memory_.rank());
+  const std::size_t element = size_of(layout.accumulation());
+  const bool accumulate = has_sums_[static_cast<std::size_t>(flat)];
+  // [Note: Norm at the sum] Squares are added while a piece of the sum is still in the cache, so that the step phase need not read
+  // it once more. A later event changes the sum: it begins anew. Pieces may be added in any order: the norm is exact.
+  kernels::NormAccumulator norm;
+  std::mutex merging;
+  kernels_.for_ranges(shard.size(), [&](std::int64_t begin, std::int64_t end) {
+    kernels::NormAccumulator part_norm;
+    std::vector<const void*> parts(sources.size());
+    for (std::int64_t at = begin; at < end; at += kPiece) {
+      const std::int64_t n = std::min(kPiece, end - at);
+      std::byte* const sum = memory_.reduced(flat) + static_cast<std::size_t>(at) * element;
+      for (std::size_t part = 0; part < sources.size(); ++part) {
+        parts[part] = static_cast<const std::byte*>(sources[part]) + static_cast<std::size_t>(at) * element;
+      }
+      kernels::sum_sources({.dst = sum,
+                            .dst_dtype = layout.accumulation(),
+                            .accumulate = accumulate,
+                            .sources = parts.data(),
+                            .num_sources = static_cast<int>(parts.size()),
+                            .src_dtype = layout.accumulation(),
+                            .n = n},
+                           kernels_.isa);
+      add_to_norm(part_norm, sum, layout, n, kernels_.isa);
+    }
+    const std::lock_guard lock(merging);
+    norm.merge(part_norm);
+  });
+  norms_[static_cast<std::size_t>(flat)] = norm;
+  if (planted("pull_reduction_ulp") && memory_.rank() == 1 && layout.dtype == DType::kFloat32) {
+    auto* first = reinterpret_cast<float*>(memory_.reduced(flat));
+    *first = std::nextafter(*first, 1e30F);
+  }
+  has_sums_[static_cast<std::size_t>(flat)] = true;
+}
+
+void ReducedShards::begin_step() { std::fill(has_sums_.begin(), has_sums_.end(), false); }
+
+}  // namespace zeroth
