@@ -7,6 +7,7 @@
 #include <zeroth/engine/config.h>
 #include <zeroth/engine/engine.h>
 #include <zeroth/engine/world.h>
+#include <zeroth/libtorch/c10d.h>
 
 #include <map>
 #include <string>
@@ -23,6 +24,24 @@ Bytes by_state(const MemorySnapshot& snapshot) {
     if (snapshot.bytes[state] != 0) bytes[std::string(name_of(static_cast<MemoryState>(state)))] = snapshot.bytes[state];
   }
   return bytes;
+}
+
+/// `group`: a torch.distributed.ProcessGroup, or None for the default one.
+World world_from_group(py::object group) {
+  const py::module_ distributed = py::module_::import("torch.distributed");
+  ZR_CHECK(distributed.attr("is_available")().cast<bool>() && distributed.attr("is_initialized")().cast<bool>(),
+           ErrorCode::kUsage,
+           "torch.distributed is not initialised",
+           {.where = "python.world", .hint = "call torch.distributed.init_process_group(\"gloo\") first"});
+  if (group.is_none()) group = distributed.attr("group").attr("WORLD");
+  ZR_CHECK(py::hasattr(group, "group_name"),
+           ErrorCode::kUsage,
+           "this rank is not in the group, or it is none",
+           {.where = "python.world",
+            .expected = "a torch.distributed.ProcessGroup",
+            .got = py::repr(group).cast<std::string>(),
+            .hint = "make the engine on the members of the group only"});
+  return libtorch::world_from_c10d(group.attr("group_name").cast<std::string>());
 }
 
 }  // namespace
@@ -47,6 +66,7 @@ void bind_core(py::module_& module) {
 
   py::class_<World>(module, "World")
       .def_static("from_environment", &World::from_environment)
+      .def_static("from_group", &world_from_group, py::arg("group") = py::none())
       .def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)
       .def_property_readonly("local_rank", &World::local_rank)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import ProcessGroup
 
 torch_version: str
 
@@ -53,6 +54,10 @@ class World:
 
     @staticmethod
     def from_environment() -> World: ...
+    @staticmethod
+    def from_group(group: ProcessGroup | None = None) -> World:
+        """The ranks of an existing torch.distributed group (None: the default one), which carries every message: on several
+        hosts, whatever started them. It needs a backend for CPU tensors, such as gloo."""
     @property
     def rank(self) -> int: ...
     @property

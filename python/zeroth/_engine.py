@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -68,7 +69,7 @@ class Engine:
             groups=hypers,
             group_of=group_of,
             config=to_config(config),
-            world=world if world is not None else _C.World.from_environment(),
+            world=world if world is not None else _world(),
             log_level=log_level,
         )
         self._parameters = list(model.parameters())
@@ -219,6 +220,23 @@ def _refuse_second(model: nn.Module) -> None:
             raise _C.make_error(
                 "USAGE", "the module is in an engine already", where="python.engine", which=name, hint="close() that engine first"
             )
+
+
+def _world() -> _C.World:
+    """The environment's, which must be the one that torch.distributed speaks of, if that is in use."""
+    world = _C.World.from_environment()
+    if dist.is_available() and dist.is_initialized():
+        theirs = (dist.get_rank(), dist.get_world_size())
+        if theirs != (world.rank, world.size):
+            raise _C.make_error(
+                "ENVIRONMENT",
+                "torch.distributed and the environment speak of different worlds",
+                where="python.engine",
+                which=f"torch.distributed: rank {theirs[0]} of {theirs[1]}",
+                expected=f"rank {world.rank} of {world.size}, as the variables of the launcher say",
+                hint="start the ranks with a launcher, or pass world=zeroth.World.from_group()",
+            )
+    return world
 
 
 def _make_hook_dict(parameter: nn.Parameter) -> None:

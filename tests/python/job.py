@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import socket
 import subprocess
 import sys
 
@@ -19,3 +20,10 @@ def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S
         [RUN, "-n", str(ranks), "--env", "OMP_NUM_THREADS=1", sys.executable, str(HERE / program), *arguments],
         capture_output=True, text=True, timeout=limit_s, check=False,
     )
+
+
+def free_port() -> int:
+    """A port that nobody has at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

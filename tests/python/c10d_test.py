@@ -1,0 +1,118 @@
+"""Engines over torch's gloo group: the bits of shared memory, and what happens when ranks do not do the same."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import job
+
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+class Parity(unittest.TestCase):
+    def check(self, ranks: int, *models: str) -> None:
+        done = job.run(ranks, "c10d_rank.py", *models)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_two_ranks(self) -> None:
+        self.check(2, "plain", "nested", "tied", "checkpoint", "frozen", "odd", "unused")
+
+    def test_three_ranks(self) -> None:
+        self.check(3, "nested", "reused", "odd")
+
+    def test_four_ranks(self) -> None:
+        self.check(4, "odd")
+
+
+class Trouble(unittest.TestCase):
+    def test_a_unit_that_one_rank_skips_is_named_on_all(self) -> None:
+        for stage in (1, 3):
+            with self.subTest(stage=stage):
+                done = job.run(3, "c10d_trouble_rank.py", "skip", str(stage))
+                self.assertNotEqual(done.returncode, 0)
+                for rank in range(3):
+                    self.assertRegex(done.stderr, rf"\[{rank}\].*\[MISMATCH\] ranks make different calls.*unit blocks\.2 on rank")
+
+    def test_a_killed_rank_is_named(self) -> None:
+        done = job.run(2, "c10d_trouble_rank.py", "kill")
+        self.assertEqual(done.returncode, 128 + signal.SIGKILL)
+        self.assertRegex(done.stderr, r"\[0\].*\[PEER_LOST\] torch's group lost rank 1")
+        self.assertRegex(done.stderr.strip().splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
+
+    def test_an_exception_on_one_rank_is_named_first(self) -> None:
+        done = job.run(3, "c10d_trouble_rank.py", "exception")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr.strip().splitlines()[-1], r"zeroth-run: rank 1 \(pid \d+\) exited with code 1")
+
+    def test_ctrl_c_ends_a_wait(self) -> None:
+        done = job.run(2, "c10d_trouble_rank.py", "interrupt")
+        self.assertRegex(done.stdout, r"KeyboardInterrupt after \d+\.\d+ s", done.stderr)
+        self.assertIn("the engine stays broken", done.stdout, done.stderr)
+
+
+class Groups(unittest.TestCase):
+    def ok(self, ranks: int, *arguments: str) -> None:
+        done = job.run(ranks, "c10d_trouble_rank.py", *arguments)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_exports_are_the_same_files(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.ok(2, "export", folder)
+
+    def test_a_group_of_some_ranks(self) -> None:
+        self.ok(3, "subgroup")
+
+    def test_wire_and_memory_are_the_plan(self) -> None:
+        self.ok(2, "wire")
+
+    def test_ranks_of_two_hosts(self) -> None:
+        # Two nodes of one rank each, as torchrun would start them on two hosts.
+        variables = {name: value for name, value in os.environ.items() if name != "ZEROTH_JOB_ID"}
+        port = job.free_port()
+        program = [sys.executable, str(HERE / "c10d_trouble_rank.py"), "wire"]
+        ranks = [
+            subprocess.Popen(
+                program,
+                env=variables | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+                                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            with rank:
+                output = rank.communicate(timeout=120)[0]
+                self.assertEqual(rank.returncode, 0, output)
+
+
+class Refusals(unittest.TestCase):
+    def run_python(self, text: str, **variables: str) -> str:
+        done = subprocess.run([sys.executable, "-c", "import torch, zeroth, torch.distributed as dist\n" + text],
+                              env=os.environ | variables, capture_output=True, text=True, timeout=120, check=False)
+        self.assertNotEqual(done.returncode, 0, done.stdout)
+        return re.sub(r"\s+", " ", done.stderr)
+
+    def test_several_hosts_are_told_about_groups(self) -> None:
+        text = self.run_python("zeroth.World.from_environment()", RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="1")
+        self.assertRegex(text, r"\[ENVIRONMENT\] the ranks are on several hosts.*World\.from_group\(\)")
+
+    def test_a_group_must_be_there(self) -> None:
+        self.assertRegex(self.run_python("zeroth.World.from_group()"), r"\[USAGE\] torch\.distributed is not initialised")
+
+    def test_two_worlds_are_refused(self) -> None:
+        text = self.run_python(
+            "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+            "zeroth.Engine(torch.nn.Linear(2, 2), {'optimizer': {'type': 'AdamW', 'params': {'lr': 1e-3}}})",
+            RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+        self.assertRegex(text, r"\[ENVIRONMENT\] torch\.distributed and the environment speak of different worlds")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,160 @@
+"""One rank over torch's gloo group that gets into trouble, or asks for what there is not. Started by zeroth-run; see c10d_test.py."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+import zoo
+from torch import nn
+
+import zeroth
+
+X, Y = next(iter(zoo.batches(1, 1, 1, torch.float64)))[0][0]
+
+
+def config(stage: int = 3) -> dict[str, object]:
+    return {
+        "train_micro_batch_size_per_gpu": 3,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "zero_optimization": {"stage": stage},
+        "zeroth": {"threads": 1, "timeout_ms": 60_000},
+    }
+
+
+class Skipping(nn.Module):
+    """Four blocks; the one with the number `skipped` is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.skipped = -1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, block in enumerate(self.blocks):
+            if number != self.skipped:
+                x = torch.tanh(block(x))
+        return x.square().mean()
+
+
+def train(engine: zeroth.Engine) -> None:
+    engine.backward(engine(X, Y))
+    engine.step()
+
+
+def skip(world: zeroth.World, stage: str) -> None:
+    model = Skipping()
+    engine = zeroth.Engine(model, config(int(stage)), world=world, log_level="off")
+    for step in range(4):
+        if step == 2 and world.rank == 1:
+            model.skipped = 2
+        engine.backward(engine(torch.ones(3, 8)))
+        engine.step()
+
+
+def kill(world: zeroth.World) -> None:
+    engine = zeroth.Engine(zoo.make("plain"), config(), world=world, log_level="off")
+    while True:
+        train(engine)
+        if world.rank == 1 and engine.steps == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exception(world: zeroth.World) -> None:
+    engine = zeroth.Engine(zoo.make("plain"), config(), world=world, log_level="off")
+    for step in range(100):
+        if world.rank == 1 and step == 3:
+            raise ValueError("a mistake of the user's")
+        train(engine)
+
+
+def interrupt(world: zeroth.World) -> None:
+    """Rank 1 does not come; rank 0 waits, gets SIGINT and must have a KeyboardInterrupt soon."""
+    engine = zeroth.Engine(zoo.make("plain"), config(), world=world, log_level="off")
+    train(engine)
+    if world.rank == 1:
+        time.sleep(2.5)
+        return
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begin = time.monotonic()
+    try:
+        train(engine)
+    except KeyboardInterrupt:
+        late = time.monotonic() - begin - 1.0
+        print(f"KeyboardInterrupt after {late:.2f} s", flush=True)
+        assert late <= 0.5, late
+    try:  # the call was cut in the middle: the ranks no longer fit together
+        engine.average(1.0)
+    except KeyboardInterrupt:
+        print("the engine stays broken", flush=True)
+
+
+def export(world: zeroth.World, folder: str) -> None:
+    written = []
+    for name, where in (("group", world), ("memory", zeroth.World.from_environment())):
+        engine = zeroth.Engine(zoo.make("odd"), config(), world=where, log_level="off")
+        train(engine)
+        path = pathlib.Path(folder) / f"{name}.safetensors"
+        engine.export_safetensors(str(path))
+        engine.close()
+        written.append(path.read_bytes())
+    assert written[0] == written[1], "another file than over shared memory"
+    try:
+        engine = zeroth.Engine(zoo.make("plain"), config(), world=world, log_level="off")
+        engine.export_safetensors(folder + "/not/there")
+        raise AssertionError("an export to nowhere")
+    except zeroth.Error as error:
+        assert error.code == "IO", error
+    train(engine)
+
+
+def subgroup(world: zeroth.World) -> None:
+    group = dist.new_group([0, 2])
+    if world.rank == 1:
+        try:
+            zeroth.World.from_group(group)
+            raise AssertionError("rank 1 is no member")
+        except zeroth.Error as error:
+            assert error.code == "USAGE", error
+    else:
+        part = zeroth.World.from_group(group)
+        assert (part.rank, part.size) == (world.rank // 2, 2), part
+        engine = zeroth.Engine(zoo.make("plain"), config(), world=part, log_level="off")
+        train(engine)
+        engine.close()
+    whole = zeroth.Engine(zoo.make("plain"), config(), world=world, log_level="off")
+    train(whole)
+    whole.close()
+
+
+def wire(world: zeroth.World) -> None:
+    for stage in (0, 1, 2, 3):
+        engine = zeroth.Engine(zoo.make("plain"), config(stage), world=world, log_level="off")
+        train(engine)
+        engine.reset_counters()
+        train(engine)
+        report, memory = engine.wire_report(), engine.memory_report()
+        assert report["all_gather"] == report["planned_all_gather"], (stage, report)
+        assert report["reduce_scatter"] == report["planned_reduce_scatter"] > 0, (stage, report)
+        assert memory.measured_peak == memory.planned, (stage, memory)
+        engine.close()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    tests = {"skip": skip, "kill": kill, "exception": exception, "interrupt": interrupt, "export": export,
+             "subgroup": subgroup, "wire": wire}
+    tests[sys.argv[1]](zeroth.World.from_group(), *sys.argv[2:])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
