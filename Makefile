@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup train test test-quick bench format clean
+.PHONY: help setup train train-cpp test test-quick bench format clean
 export NINJA_STATUS := [%f/%t %es]
 
 # Compilers at a time: a file that includes torch takes up to 1.5 GB, and CMake holds those to what the memory allows.
@@ -12,7 +12,8 @@ BUILD = cmake --build build/$(1) -j $(JOBS)
 SOURCES = $$(git ls-files '*.h' '*.cpp' '*.cu')
 
 help:
-	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes)"
+	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes); pictures in build/train"
+	@echo "make train-cpp   the same with the trainer in C++"
 	@echo "make test        prepare the machine, build, run every test (the core also under sanitizers)"
 	@echo "make test-quick  the unit tests of the core, without torch"
 	@echo "make bench       the benchmarks; about 50 minutes; results in build/release/benchmarks/results"
@@ -28,8 +29,12 @@ build/%/build.ninja: CMakePresets.json tools/requirements.txt | setup
 	@touch $@
 
 train: setup build/release/build.ninja
-	@$(call BUILD,release) --target zeroth-run zeroth-gpt
+	@$(call BUILD,release) --target zeroth-run zeroth_python
 	@tools/train-main
+
+train-cpp: setup build/release/build.ninja
+	@$(call BUILD,release) --target zeroth-run zeroth-gpt
+	@tools/train-main --cpp
 
 test: setup build/release/build.ninja build/asan/build.ninja build/tsan/build.ninja
 	$(call BUILD,release)

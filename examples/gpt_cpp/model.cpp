@@ -129,16 +129,18 @@ GptImpl::GptImpl(const ModelOptions& options) : last_norm_(RmsNorm(options.d_mod
   register_module("last_norm", last_norm_);
   const auto rotary =
       std::make_shared<const Rotary>(options.d_model / options.heads, options.seq, options.dtype);
-  for (std::int64_t i = 0; i < options.layers; ++i) {
-    units_.emplace_back(Block(options, rotary));
-    blocks_->push_back(units_.back());
-  }
   fill(embedding_VD_, key_of(options.seed, zeroth::digest64("embedding")), kDeviation);
-  apply([&](const std::string& name, torch::nn::Module& module) {
+  const auto fill_projection = [&](const std::string& name, torch::nn::Module& module) {
     if (auto* projection = module.as<Projection>()) {
       fill(projection->weight, key_of(options.seed, zeroth::digest64(name)), projection->deviation);
     }
-  });
+  };
+  for (std::int64_t i = 0; i < options.layers; ++i) {
+    Block block(options, rotary);
+    block->apply(fill_projection, "blocks." + std::to_string(i));
+    units_.emplace_back(std::move(block));
+    blocks_->push_back(units_.back());
+  }
 }
 
 torch::Tensor GptImpl::forward(const torch::Tensor& x_BT, const torch::Tensor& y_BT) {

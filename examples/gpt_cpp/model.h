@@ -107,8 +107,8 @@ TORCH_MODULE(Block);
 
 class GptImpl : public torch::nn::Module {
  public:
-  /// Initial values are a function of `options.seed` and the parameter's name only; no torch generator is
-  /// touched.
+  /// Initial values are a function of `options.seed` and the name of the parameter's module only
+  /// ("embedding", "blocks.0.attention.qkv"); no torch generator is touched.
   explicit GptImpl(const ModelOptions& options);
   /// @param x_BT int64 tokens. @param y_BT int64 next tokens, or undefined.
   /// @return mean cross entropy in nats (a scalar; fp32, or fp64 in an fp64 model), or without y the logits

@@ -35,6 +35,7 @@ void add_model_arguments(CLI::App& app, Options& options) {
   app.add_option("--seq", options.seq, "sequence length in bytes of text")
       ->check(size)
       ->capture_default_str();
+  app.add_option("--init", options.init_path, "begin with the weights of this safetensors file");
 }
 
 void add_data_arguments(CLI::App& app, Options& options) {

@@ -37,6 +37,7 @@ struct Options {
   double temperature = 0.8;
   bool table = true;  ///< planned and measured memory and traffic at the end
 
+  std::filesystem::path init_path{};  ///< of the initial weights; empty: drawn from the seed
   std::filesystem::path json_path{};
   std::filesystem::path export_path{};
   std::filesystem::path config_path{};

@@ -5,6 +5,7 @@
 #include "random.h"
 #include "report.h"
 #include "sampling.h"
+#include "weights.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
@@ -66,6 +67,9 @@ Gpt make_model(const Options& options, const std::string& dtype) {
                          .dtype = dtype == "fp64" ? torch::kFloat64 : torch::kFloat32});
   if (dtype == "bf16") {
     model->to(torch::kBFloat16);
+  }
+  if (!options.init_path.empty()) {
+    load_weights(model, options.init_path);
   }
   return model;
 }

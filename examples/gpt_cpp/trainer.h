@@ -1,5 +1,5 @@
-// The training run: text, model and engine put together. Its .cpp is one of the two files here that include
-// torch.
+// The training run: text, model and engine put together. Its .cpp, weights.cpp and model.cpp are the files
+// here that include torch.
 #pragma once
 
 #include "options.h"

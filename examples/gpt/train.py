@@ -1,0 +1,51 @@
+"""Trains a byte-level GPT on the text of a folder, with ZeRO 0-3 over the ranks that were started.
+
+    zeroth-run -n 2 python examples/gpt/train.py --data FOLDER --suffix .py --steps 100 --sample 300 --plot FOLDER
+
+Prints the size and digest of the text, progress, the validation loss beside the byte-bigram entropy of the held-out text, a text
+sample, and what memory and traffic were planned and measured. A bare process works too.
+
+Arguments, lines and records (--json) are those of zeroth-gpt, the same trainer in C++ (examples/gpt_cpp); --bar and --plot are here
+only. From the same arguments both give the same losses, gradient norms, samples and weights, bit for bit, at every ZeRO stage: with
+the initial weights of one --init file, and without, for both draw them from --seed alike.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from errors import error_line
+from options import HelpRequested, parse_command_line
+from trainer import train
+
+import zeroth
+
+INTERRUPTED = 130
+"""128 + SIGINT"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code; an error of Zeroth is one line on stderr, written at once, so that ranks do not mix."""
+    who = "rank=?/?"
+    rank = 0
+    try:
+        world = zeroth.World.from_environment()
+        rank, who = world.rank, f"rank={world.rank}/{world.size}"
+        train(parse_command_line(arguments), world)
+    except HelpRequested as help_text:
+        if rank == 0:
+            print(help_text, end="")
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except RuntimeError as error:
+        line = error_line(error, who)
+        if line is None:
+            raise
+        text, code = line
+        sys.stderr.write(text)
+        return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]  # names of files are bytes
+    sys.exit(main(sys.argv[1:]))

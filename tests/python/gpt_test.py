@@ -1,0 +1,336 @@
+"""The trainer examples/gpt beside its twin in C++, as a user starts them, with small models: the same arguments, records, lines and
+bits; its own pictures and progress bar; and how bad input ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from typing import Any
+
+import job
+import torch
+from safetensors.torch import load_file, save_file
+
+import zeroth
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "gpt"
+TRAIN = EXAMPLE / "train.py"
+CPP = os.environ["ZEROTH_GPT"]
+"""path of zeroth-gpt, from CMake"""
+sys.path.insert(0, str(EXAMPLE))
+import data  # noqa: E402
+import errors  # noqa: E402
+import options  # noqa: E402
+import report  # noqa: E402
+import settings  # noqa: E402
+import weights  # noqa: E402
+from model import Gpt, ModelOptions  # noqa: E402
+
+SEQ = 32
+MODEL = ["--layers", "2", "--d-model", "32", "--heads", "2", "--seq", str(SEQ), "--batch", "2", "--eval-windows", "5"]
+ONLY_IN_PYTHON = {"--bar", "--no-bar", "--plot"}
+MEASURED = {"seconds", "tokens_per_second", "pss_peak_bytes"}
+"""keys of the records that differ from run to run"""
+Records = list[dict[str, Any]]
+
+
+def text(seed: int, length: int) -> str:
+    source = random.Random(seed)
+    words = "def return if else for in while class import from self none true false".split()
+    return "".join(source.choice(words) + source.choice(" \n(:") for _ in range(length))[:length]
+
+
+def exact(records: Records) -> list[list[tuple[str, Any]]]:
+    """Keys in their order, and all values that are computed."""
+    return [[(key, None if key in MEASURED else value) for key, value in record.items()] for record in records]
+
+
+def lines(output: str) -> list[str]:
+    """What both trainers say of the same run: without the origins of the configuration and what is measured."""
+    said = [re.sub(r"[\d,]+ tokens/s|PSS of all ranks: .*|written to .*", "~", line) for line in output.splitlines()]
+    return [line for line in said if "info: config" not in line and "pictures" not in line]
+
+
+class Trainers(unittest.TestCase):
+    """Runs of both trainers on one small text."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        cls.text = cls.folder / "text"
+        for index, name in enumerate(("b.txt", "B.txt", "deep/c.txt", "skip/d.txt", "e.md")):
+            path = cls.text / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text(index, 2000))
+        (cls.text / "binary.txt").write_bytes(b"x\0" * 50)
+        (cls.text / "empty.txt").touch()
+        (cls.text / "nowhere.txt").symlink_to("missing")
+        cls.arguments = ["--data", str(cls.text), "--suffix", ".txt", "--exclude", "skip", *MODEL]
+
+    def start(self, trainer: str, ranks: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """`trainer`: "cpp" or "python"; 0 ranks: a bare process."""
+        program = [CPP] if trainer == "cpp" else [sys.executable, str(TRAIN)]
+        launcher = [job.RUN, "-n", str(ranks)] if ranks else []
+        return subprocess.run([*launcher, *program, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+                              capture_output=True, text=True, timeout=job.TIME_LIMIT_S, check=False)
+
+    def train(self, trainer: str, *arguments: str) -> tuple[Records, str]:
+        """Records and output of a run on two ranks."""
+        path = self.folder / f"{trainer}.records"
+        done = self.start(trainer, 2, *self.arguments, "--json", str(path), *arguments)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return [json.loads(line) for line in path.read_text().splitlines()], done.stdout
+
+    def assert_picture(self, path: pathlib.Path) -> None:
+        from matplotlib.image import imread
+
+        pixels = imread(path)
+        self.assertGreater(min(pixels.shape[:2]), 300)
+        self.assertGreater(pixels.std(), 0.05, f"{path} is empty")
+
+    # --- the same bits ----------------------------------------------------------------------------------------------
+
+    def test_the_same_initial_weights_give_the_same_bits(self) -> None:
+        path = self.folder / "initial.safetensors"
+        torch.manual_seed(5)
+        save_file({name: torch.randn(value.shape) / 8 for name, value in small_model().state_dict().items()}, path)
+        of_stages = []
+        for dtype in ("fp32", "bf16"):
+            for stage in ("0", "3"):
+                arguments = ("--init", str(path), "--dtype", dtype, "--zero-stage", stage, "--steps", "4", "--accumulate", "2",
+                             "--eval-every", "2", "--no-train-table")
+                with self.subTest(dtype=dtype, stage=stage):
+                    cpp, _ = self.train("cpp", *arguments)
+                    python, _ = self.train("python", *arguments)
+                    self.assertEqual(len(python), 5)
+                    self.assertGreater(python[0]["grad_norm"], 0)
+                    self.assertEqual(exact(python), exact(cpp))
+                    of_stages.append([(step["loss_hex"], step["grad_norm"]) for step in python[:-1]])
+        self.assertEqual(of_stages[0], of_stages[1])
+        self.assertEqual(of_stages[2], of_stages[3])
+        self.assertNotEqual(of_stages[0], of_stages[2])
+
+    def test_a_seed_alone_gives_the_same_weights_lines_and_sample(self) -> None:
+        arguments = ["--seed", "9", "--steps", "6", "--log-every", "2", "--eval-every", "3", "--sample", "40", "--list-files"]
+        exports = {trainer: self.folder / f"{trainer}.safetensors" for trainer in ("cpp", "python")}
+        cpp, cpp_output = self.train("cpp", *arguments, "--export", str(exports["cpp"]))
+        pictures = self.folder / "new" / "pictures"
+        python, output = self.train("python", *arguments, "--export", str(exports["python"]), "--plot", str(pictures))
+        self.assertEqual(exact(python), exact(cpp))
+        self.assertEqual(lines(output), lines(cpp_output))
+        self.assertIn("3 files", output)
+        self.assertIn("1 binary files left out", output)
+        self.assertEqual(exports["python"].read_bytes(), exports["cpp"].read_bytes())
+        for name in ("loss.png", "memory.png"):
+            self.assert_picture(pictures / name)
+
+    def test_stages_are_compared_and_drawn(self) -> None:
+        records = [self.folder / f"stage{stage}" for stage in range(4)]
+        for stage, path in enumerate(records):
+            done = self.start("cpp", 2, *self.arguments, "--zero-stage", str(stage), "--steps", "2", "--json", str(path))
+            self.assertEqual(done.returncode, 0, done.stderr)
+        picture = self.folder / "stages.png"
+        done = subprocess.run([sys.executable, ROOT / "tools" / "compare-stages", "--plot", picture, *records], capture_output=True,
+                              text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("the same, bit for bit", done.stdout)
+        self.assert_picture(picture)
+
+    # --- arguments --------------------------------------------------------------------------------------------------
+
+    def test_the_arguments_are_those_of_the_twin(self) -> None:
+        cpp, python = (self.start(trainer, ranks, "--help") for trainer, ranks in (("cpp", 0), ("python", 2)))
+        self.assertEqual((cpp.returncode, python.returncode), (0, 0), python.stderr)
+        names = [set(re.findall(r"--[a-z][a-z-]+", done.stdout)) for done in (cpp, python)]
+        self.assertEqual(names[1] - ONLY_IN_PYTHON, names[0])
+        self.assertTrue(ONLY_IN_PYTHON <= names[1])
+        self.assertEqual(python.stdout.count("--zero-stage"), 1, "rank 0 alone speaks")
+
+    def test_bad_input_ends_every_rank_with_its_code(self) -> None:
+        config = self.folder / "misspelt.json"
+        config.write_text('{\n"gradient_cliping": 1.0\n}')
+        good = self.arguments
+        cases: list[tuple[int, str, list[str]]] = [
+            (64, "USAGE", []),
+            (64, "USAGE", [*good, "--layer", "2"]),
+            (74, "IO", ["--data", str(self.folder / "missing")]),
+            (64, "USAGE", [*good, "--seq", "100000"]),
+            (74, "IO", [*good, "--json", str(self.folder / "no" / "where")]),
+            (78, "CONFIG", [*good, "--config", str(config)]),
+        ]
+        for code, slug, arguments in cases:
+            for trainer in ("cpp", "python"):
+                with self.subTest(trainer=trainer, arguments=arguments[len(good):]):
+                    done = self.start(trainer, 1, *arguments)
+                    self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+                    self.assertRegex(done.stderr, rf"\[0\] ZEROTH ERROR \[{slug}\] rank=0/1: ")
+                    self.assertNotIn("Traceback", done.stderr)
+                    if slug == "CONFIG":
+                        self.assertRegex(done.stderr, r"misspelt\.json:2.*gradient_clipping")
+
+    def test_a_bare_rank_without_its_job_is_refused(self) -> None:
+        done = self.start("python", 0, RANK="3", WORLD_SIZE="2")
+        self.assertEqual(done.returncode, 77)
+        self.assertIn("ZEROTH ERROR [ENVIRONMENT] rank=?/?: ", done.stderr)
+
+    def test_ranks_with_different_text_stop(self) -> None:
+        other = self.folder / "other"
+        other.mkdir()
+        (other / "b.txt").write_text(text(9, 6000))
+        script = f'import os, sys; rank = os.environ["RANK"]; data = [{str(self.text)!r}, {str(other)!r}][int(rank)]; ' \
+                 f'os.execv(sys.executable, [sys.executable, {str(TRAIN)!r}, "--data", data, *sys.argv[1:]])'
+        done = subprocess.run([job.RUN, "-n", "2", sys.executable, "-c", script, *MODEL], capture_output=True, text=True,
+                              timeout=job.TIME_LIMIT_S, check=False)
+        self.assertEqual(done.returncode, 76, done.stdout + done.stderr)
+        for rank in (0, 1):
+            self.assertRegex(done.stderr, rf"ZEROTH ERROR \[MISMATCH\] rank={rank}/2: the ranks differ in the text")
+
+    # --- the bar ----------------------------------------------------------------------------------------------------
+
+    def test_a_bar_stands_for_the_progress_lines(self) -> None:
+        for flag, shown in (("--bar", True), ("--no-bar", False)):
+            done = self.start("python", 0, *self.arguments, "--steps", "3", "--log-every", "1", "--eval-every", "2", flag)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("3/3" in done.stdout and "100%" in done.stdout, shown, done.stdout)
+            self.assertEqual("step 2/3  loss" in done.stdout, not shown)
+            self.assertIn("step 2  validation loss", done.stdout)
+
+
+def small_model() -> Gpt:
+    return Gpt(ModelOptions(layers=2, d_model=32, heads=2, seq=SEQ, seed=1, dtype=torch.float32))
+
+
+class InitialWeights(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name) / "initial.safetensors"
+        self.model = small_model()
+        self.values = {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def refusal(self) -> zeroth.Error:
+        before = self.values["embedding"].clone()
+        with self.assertRaises(zeroth.Error) as caught:
+            weights.load_weights(self.model, self.path)
+        self.assertTrue(torch.equal(self.model.embedding, before), "nothing is changed by a refusal")
+        self.assertIn(str(self.path), caught.exception.which)
+        return caught.exception
+
+    def test_names_shapes_and_dtypes_are_checked_and_named(self) -> None:
+        changed = dict(self.values)
+        del changed["blocks.1.mlp.down.weight"]
+        changed["lm_head.weight"] = torch.zeros(3)
+        changed["last_norm.weight"] = torch.ones(7)
+        changed["blocks.0.mlp_norm.weight"] = torch.ones(32, dtype=torch.int64)
+        save_file(changed, self.path)
+        error = self.refusal()
+        self.assertEqual((error.code, error.exit_code), ("USAGE", 64))
+        self.assertEqual(
+            error.got,
+            "missing: blocks.1.mlp.down.weight; not in the model: lm_head.weight; of another shape: last_norm.weight [7] instead of "
+            "[32]; no floating-point numbers: blocks.0.mlp_norm.weight (torch.int64)",
+        )
+
+    def test_many_names_are_counted(self) -> None:
+        save_file({"embedding": self.values["embedding"]}, self.path)
+        self.assertRegex(self.refusal().got, r"^missing: (blocks[\w.]+, ){4}blocks[\w.]+ and 8 more$")
+
+    def test_a_file_that_is_none_is_an_io_error(self) -> None:
+        self.assertEqual(self.refusal().code, "IO")
+        self.path.write_bytes(b"no weights")
+        self.assertEqual(self.refusal().code, "IO")
+        save_file(self.values, self.path)
+        self.path.write_bytes(self.path.read_bytes()[:-1])
+        self.assertEqual(self.refusal().code, "IO")
+
+    def test_values_are_rounded_to_the_dtype_of_the_run(self) -> None:
+        save_file({name: value.double() + 1 / 3 for name, value in self.values.items()}, self.path)
+        self.model.to(torch.bfloat16)
+        weights.load_weights(self.model, self.path)
+        loaded = load_file(self.path)
+        for name, parameter in self.model.named_parameters():
+            self.assertTrue(torch.equal(parameter, loaded[name].to(torch.bfloat16)), name)
+
+    def test_the_twin_refuses_the_same(self) -> None:
+        save_file({**self.values, "lm_head.weight": torch.zeros(3)}, self.path)
+        done = subprocess.run([CPP, "--data", str(EXAMPLE), *MODEL, "--init", str(self.path)], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 64, done.stderr)
+        self.assertIn(f"got: {self.refusal().got}; ", done.stderr)
+
+
+class Parts(unittest.TestCase):
+    def parse(self, *arguments: str) -> options.Options:
+        return options.parse_command_line(["--data", "text", *arguments])
+
+    def test_arguments_that_cannot_be_meant_are_named(self) -> None:
+        for arguments, named in (
+            (["--layers", "0"], "--layers.*from 1 to"),
+            (["--layers", "three"], "--layers.*'three'"),
+            (["--seed", "-1"], "--seed"),
+            (["--lr", "-1"], "--lr"),
+            (["--lr", "nan"], "--lr.*'nan'"),
+            (["--dtype", "fp16"], "--dtype.*fp16"),
+            (["--zero-stage", "4"], "--zero-stage"),
+            (["--target", "low"], "--target.*low"),
+            (["--heads", "3"], "--heads.*--d-model 256 --heads 3"),
+            (["--eval-windows", "0", "--target", "bigram"], "--eval-windows"),
+            (["--sample", "3", "--prompt", ""], "--prompt"),
+            (["stray"], "stray"),
+        ):
+            with self.subTest(arguments=arguments), self.assertRaisesRegex(zeroth.Error, named) as caught:
+                self.parse(*arguments)
+            self.assertEqual(caught.exception.exit_code, 64)
+
+    def test_arguments_derive_what_is_not_said(self) -> None:
+        self.assertEqual(self.parse("--d-model", "320").heads, 5)
+        parsed = self.parse("--steps", "5", "--suffix", ".py", ".pyi", "--steps", "6", "--suffix", ".h", "--target-loss", "2.5")
+        self.assertEqual((parsed.steps, parsed.suffix, parsed.target_loss, parsed.eval_every), (6, [".py", ".pyi", ".h"], 2.5, 10))
+
+    def test_a_file_an_argument_and_a_default_are_merged(self) -> None:
+        def batch(document: str, world_size: int, *arguments: str) -> tuple[int, int, int]:
+            path.write_text(document)
+            merged = settings.make_settings(self.parse("--config", str(path), *arguments), world_size)
+            return merged.batch, merged.micro_batch, merged.accumulate
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "zero.json"
+            self.assertEqual(batch('{"train_batch_size": 24}', 3), (24, 8, 1))
+            self.assertEqual(batch('{"train_batch_size": 24, "gradient_accumulation_steps": 4}', 3), (24, 2, 4))
+            self.assertEqual(batch('{"train_batch_size": "auto", "gradient_accumulation_steps": 5}', 3), (120, 8, 5))
+            self.assertEqual(batch('{"train_batch_size": 24}', 3, "--accumulate", "2"), (48, 8, 2))
+            path.write_text('{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}, "optimizer": '
+                            '{"type": "SGD", "params": {"lr": "auto"}}}')
+            merged = settings.make_settings(self.parse("--config", str(path), "--zero-stage", "2"), 1)
+            self.assertEqual(merged.notes, [f"--zero-stage: /zero_optimization/stage = 2 replaces 1 of {path}"])
+            self.assertEqual((merged.dtype, merged.config.zero_stage), ("bf16", 2))
+            self.assertEqual(json.loads(merged.config.to_json())["optimizer"]["params"]["lr"], 1e-3)
+            for wrong in ("", "[1]", '{"a": ', '{"bf16": {}, "bf16": {}}', '{"optimizer": 3}'):
+                path.write_text(wrong)
+                with self.subTest(wrong=wrong), self.assertRaisesRegex(zeroth.ConfigError, r"zero\.json"):
+                    settings.make_settings(self.parse("--config", str(path), "--lr", "1"), 1)
+
+    def test_numbers_are_written_as_in_c(self) -> None:
+        self.assertEqual([report.hex_float(value) for value in (0.0, 1.0, -2.5, 5e-324, float("inf"))],
+                         ["0x0p+0", "0x1p+0", "-0x1.4p+1", "0x0.0000000000001p-1022", "inf"])
+        self.assertEqual([data.format_bytes(value) for value in (0, 1023, 1536, 12 << 20, (1 << 20) - 1)],
+                         ["0 B", "1023 B", "1.50 KiB", "12.0 MiB", "1.00 MiB"])
+
+    def test_an_error_that_torch_passed_on_keeps_its_code(self) -> None:
+        passed_on = RuntimeError("[PEER_LOST] rank 1 died; hint: look there\nException raised from step")
+        self.assertEqual(errors.error_line(passed_on, "rank=0/2"),
+                         ("ZEROTH ERROR [PEER_LOST] rank=0/2: rank 1 died; hint: look there\n", 76))
+        self.assertIsNone(errors.error_line(RuntimeError("[enforce fail] somewhere"), "rank=0/2"))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
