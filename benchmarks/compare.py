@@ -123,6 +123,8 @@ def show(path: str, result: dict[str, Any]) -> None:
         for row in result["rows"]
     ]
     print_table(["", "median", "unit", "95 %", "n", "bar", ""], lines)
+    for name, reason in result.get("failures", {}).items():
+        print(f"  FAILED: {name}: {reason}")
     for note in result["notes"]:
         print(f"  note: {note}")
     print()

@@ -3,14 +3,15 @@
 
   run.py [--build DIR] [--out DIR] [--quick] [--only NAME ...] [--list]
 
---list prints the names, their commands and about how long each takes on two quiet cores; --quick shortens every run until it
-only shows that it works. Plain Python 3; the peers need the Python that has torch.
+A NAME may be a pattern: --only 'peers-*'. --list prints the names, their commands and about how long each takes on two quiet
+cores; --quick shortens every run until it only shows that it works. Plain Python 3; the peers need the Python that has torch.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import fnmatch
 import json
 import os
 import pathlib
@@ -20,7 +21,9 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 sys.path.insert(0, str(ROOT / "benchmarks/support"))
+sys.path.insert(0, str(ROOT / "benchmarks/peers"))
 import compare  # noqa: E402
+from cells import CELLS  # noqa: E402
 from record import Record, program  # noqa: E402
 
 
@@ -34,6 +37,8 @@ class Run:
     """appended for --quick"""
     minutes: float
     """on two quiet cores"""
+    on_demand: bool = False
+    """run only if --only names it"""
     wrap: str = ""
     """name of the benchmark, for a program that writes bare rows"""
 
@@ -41,7 +46,7 @@ class Run:
 LAUNCH = "{launcher} -n"
 STEP = "{build}/benchmarks/step_bench"
 QUICK_STEP = "--size 3m --cycles 2 --steps-per-block 1"
-PEERS = LAUNCH + " 2 {python} {root}/benchmarks/peers/peers_bench.py"
+PEERS = "{python} {root}/benchmarks/peers/peers.py --build {build} --python {python} --cells"
 
 RUNS = [
     Run(name="step-25m", command=f"{LAUNCH} 2 {STEP} --cycles 20 --noise", quick=QUICK_STEP, minutes=8.5),
@@ -97,12 +102,9 @@ RUNS = [
         quick="--steps 2 --ranks 2",
         minutes=1.5,
     ),
-    Run(name="peers-25m", command=f"{PEERS} --cycles 8", quick="--size 3m --cycles 2", minutes=3.5),
-    Run(
-        name="peers-25m-bf16",
-        command=f"{PEERS} --cycles 8 --dtype bf16 --peers fsdp2,fsdp2_keep",
-        quick="--size 3m --cycles 2",
-        minutes=2,
+    *(
+        Run(name=cell.name, command=f"{PEERS} {cell.name}", quick="--quick", minutes=cell.minutes, on_demand=True)
+        for cell in CELLS
     ),
     Run(
         name="collectives-2-ranks",
@@ -166,22 +168,30 @@ def execute(run: Run, arguments: argparse.Namespace) -> bool:
     return result is not None
 
 
+def chosen(run: Run, patterns: list[str] | None) -> bool:
+    return not run.on_demand if patterns is None else any(fnmatch.fnmatch(run.name, pattern) for pattern in patterns)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build/release")
     parser.add_argument("--out", type=pathlib.Path, help="folder for the results (default: BUILD/benchmarks/results)")
-    parser.add_argument("--only", nargs="+", choices=[run.name for run in RUNS], metavar="NAME")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="names or patterns; default: all but the peers")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--list", action="store_true")
     venv = ROOT / "build/venv/bin/python"
     parser.add_argument("--python", default=str(venv) if venv.exists() else sys.executable, help="has torch, for the peers")
     arguments = parser.parse_args()
-    runs = [run for run in RUNS if not arguments.only or run.name in arguments.only]
+    for pattern in arguments.only or []:
+        if not any(fnmatch.fnmatch(run.name, pattern) for run in RUNS):
+            parser.error(f"no benchmark is called {pattern}; --list prints their names")
     if arguments.list:
-        for run in runs:
-            print(f"{run.name:<24} {run.minutes:4.1f} min  {run.command}")
-        print(f"all: {sum(run.minutes for run in runs):.0f} min")
+        for run in RUNS:
+            print(f"{run.name:<26} {run.minutes:4.1f} min  {run.command}")
+        for what, on_demand in (("all but the peers", False), ("the peers", True)):
+            print(f"{what}: {sum(run.minutes for run in RUNS if run.on_demand == on_demand):.0f} min")
         return 0
+    runs = [run for run in RUNS if chosen(run, arguments.only)]
     arguments.build = arguments.build.resolve()
     arguments.out = arguments.out or arguments.build / "benchmarks/results"
     arguments.out.mkdir(parents=True, exist_ok=True)

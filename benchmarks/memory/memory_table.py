@@ -21,32 +21,11 @@ import time
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+from processes import children, pss  # noqa: E402
 from record import Record, program  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MIB = 2**20
-
-
-def children(pid: int) -> list[int]:
-    """Direct and indirect children."""
-    found: list[int] = []
-    try:
-        for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
-            for word in (task / "children").read_text(encoding="utf-8").split():
-                found += [int(word), *children(int(word))]
-    except OSError:
-        pass  # it has ended
-    return found
-
-
-def pss(pid: int) -> int:
-    try:
-        for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
 
 
 def run(stage: int, ranks: int, arguments: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:

@@ -53,12 +53,14 @@ class Block(nn.Module):
         q_BNTH, k_BNTH = qk[:, :, 0].transpose(1, 2), qk[:, :, 1].transpose(1, 2)
         v_BNTH = qkv_BT3NH[:, :, 2].transpose(1, 2)
         y_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=True)
-        return self.out(y_BNTH.transpose(1, 2).reshape(B, T, D))
+        out_BTD: Tensor = self.out(y_BNTH.transpose(1, 2).reshape(B, T, D))
+        return out_BTD
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         h_BTD = x_BTD + self.attention(self.attention_norm(x_BTD))
         gate, up = self.gate_up(self.mlp_norm(h_BTD)).chunk(2, -1)
-        return h_BTD + self.down(F.silu(gate) * up)
+        down_BTD: Tensor = self.down(F.silu(gate) * up)
+        return h_BTD + down_BTD
 
 
 class Gpt(nn.Module):

@@ -35,6 +35,11 @@ def busy_seconds() -> float:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
+def own_seconds() -> float:
+    """CPU time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
 def program(build: pathlib.Path, name: str) -> pathlib.Path:
     """zeroth-run or zeroth-gpt of a build: below it, or beside it, where the release preset puts them."""
     for folder in (build / "bin", build.parent / "bin"):
@@ -58,6 +63,10 @@ class Record:
         default_factory=lambda: datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     )
     load_before: float = dataclasses.field(default_factory=lambda: os.getloadavg()[0])
+    failures: dict[str, str] = dataclasses.field(default_factory=dict)
+    """why rows are not there: contestant, and what of it -> reason"""
+    foreign_before: float = dataclasses.field(default_factory=lambda: busy_seconds() - own_seconds())
+    foreign_cpu_seconds: float | None = None
 
     def add(self, name: str, unit: str, values: list[float], better: str = "none", bar: float | None = None) -> None:
         """A row from samples."""
@@ -68,26 +77,34 @@ class Record:
             row["bar"] = bar
         self.rows.append(row)
 
+    def count_foreign(self) -> None:
+        """What others spent since this record was made; all that belongs to the run has ended."""
+        self.foreign_cpu_seconds = max(0.0, busy_seconds() - own_seconds() - self.foreign_before)
+
     def to_dict(self) -> dict[str, Any]:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-        return {
+        machine = {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "memory_gib": memory,
+            "kernel": platform.release(),
+            "load_before": self.load_before,
+            "load_after": os.getloadavg()[0],
+        }
+        if self.foreign_cpu_seconds is not None:
+            machine["foreign_cpu_seconds"] = self.foreign_cpu_seconds
+        result = {
             "schema": 1,
             "benchmark": self.benchmark,
             "date": self.date,
             "command": self.command,
-            "machine": {
-                "cpu": cpu_model(),
-                "cores": os.cpu_count(),
-                "memory_gib": memory,
-                "kernel": platform.release(),
-                "load_before": self.load_before,
-                "load_after": os.getloadavg()[0],
-            },
+            "machine": machine,
             "versions": self.versions,
             "settings": self.settings,
             "rows": self.rows,
             "notes": self.notes,
         }
+        return result | ({"failures": self.failures} if self.failures else {})
 
     def write(self, path: str | None) -> None:
         """Prints the rows and writes the file, if one is named."""
@@ -98,6 +115,8 @@ class Record:
                 f"{row['name']:<{width}} {row['median']:12,.3f} {row['unit']:<6} "
                 f"[{row['low']:,.3f}, {row['high']:,.3f}] of {row['samples']}{bar}"
             )
+        for name, reason in self.failures.items():
+            print(f"FAILED: {name}: {reason}")
         for note in self.notes:
             print(f"note: {note}")
         if path:
