@@ -24,6 +24,7 @@ namespace {
 
 using libtorch::EngineBase;
 using libtorch::ModelDescription;
+using libtorch::NamedParameter;
 using libtorch::NamedTensor;
 using libtorch::UnitScope;
 
@@ -105,10 +106,19 @@ class UnitHooks {
  public:
   UnitHooks(std::shared_ptr<Engine> engine, std::size_t unit) : engine_(std::move(engine)), unit_(unit) {}
 
+  /// Watches entries of modules' `_parameters`: the dictionary, the key, the parameter's name.
+  void watch(const std::vector<std::tuple<py::dict, py::str, std::string>>& places) {
+    for (const auto& [dictionary, key, name] : places) {
+      watched_.push_back({dictionary, key, PyDict_GetItemWithError(dictionary.ptr(), key.ptr()), name});
+    }
+  }
+
   void before(const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
+    require_same_parameters();
     std::vector<at::Tensor> inputs;
     collect(args.ptr(), inputs);
     collect(kwargs.ptr(), inputs);
+    if (unit_ == 0) require_cpu(inputs);
     const bool trains = unit_ == 0 && module.attr("training").cast<bool>();
     const py::gil_scoped_release no_gil;
     if (trains) engine_->base().share_buffers();
@@ -122,8 +132,42 @@ class UnitHooks {
   }
 
  private:
+  struct Watched {
+    py::dict dictionary;
+    py::str key;
+    PyObject* parameter;  // kept by the engine
+    std::string name;
+  };
+
+  /// A parameter that took another one's place would never be trained.
+  void require_same_parameters() const {
+    for (const Watched& place : watched_) {
+      if (PyDict_GetItemWithError(place.dictionary.ptr(), place.key.ptr()) == place.parameter) continue;
+      throw Error(ErrorCode::kModel,
+                  "a parameter was replaced or removed after the engine was built",
+                  {.where = "python.forward",
+                   .which = place.name,
+                   .expected = "the nn.Parameter that the engine was built with",
+                   .hint = "change the module before the engine is built, or close() the engine and build another one"});
+    }
+  }
+
+  static void require_cpu(const std::vector<at::Tensor>& inputs) {
+    for (std::size_t index = 0; index < inputs.size(); ++index) {
+      if (inputs[index].is_cpu()) continue;
+      throw Error(ErrorCode::kUsage,
+                  "an input is on another device than the parameters",
+                  {.where = "python.forward",
+                   .which = "input tensor " + std::to_string(index) + ", counted through nested arguments",
+                   .expected = "cpu",
+                   .got = inputs[index].device().str(),
+                   .hint = "move it with .to(\"cpu\"), or the model before the engine is built"});
+    }
+  }
+
   std::shared_ptr<Engine> engine_;
   std::size_t unit_;
+  std::vector<Watched> watched_;
 };
 
 std::thread::id main_thread;
@@ -171,6 +215,13 @@ std::vector<NamedTensor> named(std::vector<TensorTuple> tensors) {
   return result;
 }
 
+/// A parameter in a group may train, now or later.
+std::vector<NamedParameter> named_parameters(std::vector<TensorTuple> tensors, const std::map<std::string, int>& group_of) {
+  std::vector<NamedParameter> result;
+  for (auto& [name, tensor] : tensors) result.push_back({name, std::move(tensor), group_of.contains(name)});
+  return result;
+}
+
 std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
                                     std::vector<TensorTuple> parameters,
                                     std::vector<TensorTuple> buffers,
@@ -187,7 +238,7 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
   for (const auto& [lr, weight_decay] : groups) options.groups.push_back({.lr = lr, .weight_decay = weight_decay});
   const py::gil_scoped_release no_gil;
   ModelDescription model = libtorch::describe_model(
-      paths, named(std::move(parameters)), named(std::move(buffers)), [&group_of](const std::string& name, const at::Tensor&) {
+      paths, named_parameters(std::move(parameters), group_of), named(std::move(buffers)), [&group_of](const std::string& name, const at::Tensor&) {
         const auto found = group_of.find(name);
         return found != group_of.end() ? found->second : 0;
       });
@@ -244,6 +295,30 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("world_size", [](Engine& self) { return self.base().world_size(); })
       .def_property_readonly("steps", [](Engine& self) { return self.base().core().committed_steps(); })
       .def_property_readonly("config", [](Engine& self) { return self.base().config(); })
+      .def_property_readonly("learning_rates", [](Engine& self) { return self.base().core().learning_rates(); })
+      .def(
+          "set_group",
+          [](Engine& self, int group, double lr, double weight_decay) {
+            zeroth::Engine& core = self.base().core();
+            const std::vector<GroupHyper>& groups = core.settings().groups;
+            GroupHyper hyper = groups.at(static_cast<std::size_t>(group));
+            hyper.lr = lr;
+            hyper.weight_decay = weight_decay;
+            core.set_group(group, hyper);
+          },
+          py::arg("group"),
+          py::arg("lr"),
+          py::arg("weight_decay"))
+      .def_property_readonly("groups",
+                             [](Engine& self) {
+                               std::vector<std::tuple<double, double>> groups;  // lr, weight decay
+                               for (const GroupHyper& hyper : self.base().core().settings().groups) {
+                                 groups.emplace_back(hyper.lr, hyper.weight_decay);
+                               }
+                               return groups;
+                             })
+      .def_property_readonly("has_schedule",
+                             [](Engine& self) { return self.base().core().settings().schedule.kind != LearningRateSchedule::Kind::kConstant; })
       .def_property_readonly("gathers_parameters",
                              [](Engine& self) { return self.base().core().settings().plan.gathers_parameters(); })
       .def_property_readonly("units", [](Engine& self) {
@@ -259,6 +334,7 @@ void bind_engine(py::module_& module) {
 
   py::class_<UnitHooks>(module, "UnitHooks")
       .def(py::init<std::shared_ptr<Engine>, std::size_t>(), py::arg("engine"), py::arg("unit"))
+      .def("watch", &UnitHooks::watch, py::arg("places"))
       .def("before", &UnitHooks::before)
       .def("after", &UnitHooks::after);
 }

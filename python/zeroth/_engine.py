@@ -1,16 +1,18 @@
 """The engine around an nn.Module."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
 from zeroth import _C, _units
 from zeroth._config import ConfigLike, to_config
+from zeroth._optimizer import Optimizer
 
 __all__ = ["Engine", "initialize"]
 
@@ -21,6 +23,8 @@ _owned: set[int] = set()
 
 
 def _refuse_foreign_step(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if isinstance(optimizer, Optimizer):
+        return
     for group in optimizer.param_groups:
         if any(parameter.requires_grad and id(parameter) in _owned for parameter in group["params"]):
             raise _C.make_error(
@@ -56,6 +60,7 @@ class Engine:
         """`params`: groups as torch's optimizers take them, with "lr" and "weight_decay" of their own. `units`: modules that are
         gathered and reduced as one, instead of those that zeroth.units(model) finds. `world`: from the environment by default."""
         _refuse_second(model)
+        _refuse_subclasses(model)
         self._model = model
         found = _units.find_units(model) if units is None else _units.named_units(model, units)
         hypers, group_of = _groups(model, params)
@@ -72,11 +77,18 @@ class Engine:
             world=world if world is not None else _world(),
             log_level=log_level,
         )
+        self._rank, self._world_size, self._config = self._core.rank, self._core.world_size, self._core.config
+        self._steps = 0
+        self._optimizer: Optimizer | None = None
+        self._scheduler: Any = None
+        self._group_members = _members(model, group_of, len(hypers))
         self._parameters = list(model.parameters())
         _owned.update(map(id, self._parameters))
         self._handles: list[RemovableHandle] = []
         for index, module in enumerate([model, *modules]):
             hooks = _C.UnitHooks(self._core, index)
+            if index == 0:
+                hooks.watch(_places(model))
             self._handles.append(module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(hooks.after, always_call=True))
         self._handles.append(model.register_state_dict_pre_hook(self._before_state_dict))  # type: ignore[no-untyped-call]
@@ -103,10 +115,41 @@ class Engine:
 
     def step(self) -> _C.StepResult:
         """Boundary of a micro-step; on the last one updates the parameters, on all ranks at once. Collective then."""
+        if self._optimizer is None:
+            return self._step()
+        return self._optimizer.step()  # type: ignore[no-any-return]  # through it, so that torch's schedulers see a step
+
+    def _step(self) -> _C.StepResult:
+        if self._optimizer is not None:
+            self._optimizer.push()
         result = self._core.step()
         if result.boundary:
+            self._steps = result.step
             torch.clear_autocast_cache()  # it holds casts of the old values
+        if result.committed and self._scheduler is not None:
+            self._scheduler.step()
         return result
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """For torch.optim.lr_scheduler: its `param_groups` hold "lr" and "weight_decay", which every step() takes from there. Beside a
+        scheduler of the configuration they must not be changed."""
+        if self._optimizer is None:
+            hypers = self._core.groups
+            groups = [
+                (number, {"params": members, "lr": hypers[number][0], "weight_decay": hypers[number][1]})
+                for number, members in self._group_members.items()
+            ]
+            self._optimizer = Optimizer(self, self._core, groups)
+        return self._optimizer
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """What the next update takes, one a parameter group."""
+        if self._optimizer is not None:
+            self._optimizer.push()
+        rates = self._core.learning_rates
+        return [rates[number] for number in self._group_members]
 
     def train(self, mode: bool = True) -> "Engine":
         """The module's train()."""
@@ -132,22 +175,22 @@ class Engine:
     @property
     def config(self) -> _C.Config:
         """The configuration, defaults included."""
-        return self._core.config
+        return self._config
 
     @property
     def rank(self) -> int:
         """This rank among all of the job."""
-        return self._core.rank
+        return self._rank
 
     @property
     def world_size(self) -> int:
         """Ranks of the job."""
-        return self._core.world_size
+        return self._world_size
 
     @property
     def steps(self) -> int:
         """Committed updates so far."""
-        return self._core.steps
+        return self._steps
 
     def memory_report(self) -> _C.MemoryReport:
         """Bytes of this rank by state: planned, and measured at their peak."""
@@ -203,15 +246,25 @@ def initialize(
     model_parameters: ParamGroups | None = None,
     optimizer: None = None,
     training_data: None = None,
-    lr_scheduler: None = None,
-) -> tuple[Engine, Engine, None, None]:
-    """The shape that DeepSpeed users know: (engine, optimizer, loader, scheduler). The engine is the optimizer, too: step() is on it.
-    Optimizer and schedule come from the configuration; objects of torch's are refused."""
-    for name, value in (("optimizer", optimizer), ("training_data", training_data), ("lr_scheduler", lr_scheduler)):
+    lr_scheduler: Callable[[Optimizer], Any] | None = None,
+) -> tuple[Engine, Optimizer, None, Any]:
+    """The shape that DeepSpeed users know: (engine, optimizer, loader, scheduler). The optimizer is engine.optimizer, the scheduler what
+    `lr_scheduler(optimizer)` made: engine.step() steps it after each update. The optimizer's type comes from the configuration; objects
+    of torch's, and data sets, are refused."""
+    for name, value in (("optimizer", optimizer), ("training_data", training_data)):
         if value is not None:
             raise _C.make_error("USAGE", f"{name} is not taken here", hint="say it in the configuration, see docs/configuration.md")
+    if lr_scheduler is not None and not callable(lr_scheduler):
+        raise _C.make_error(
+            "USAGE",
+            "lr_scheduler is not taken as an object",
+            expected="a function that makes it: lambda optimizer: StepLR(optimizer, 10)",
+            hint="an object is bound to another optimizer already",
+        )
     engine = Engine(model, config, params=model_parameters)
-    return engine, engine, None, None
+    if lr_scheduler is not None:
+        engine._scheduler = lr_scheduler(engine.optimizer)
+    return engine, engine.optimizer, None, engine._scheduler
 
 
 def _refuse_second(model: nn.Module) -> None:
@@ -220,6 +273,41 @@ def _refuse_second(model: nn.Module) -> None:
             raise _C.make_error(
                 "USAGE", "the module is in an engine already", where="python.engine", which=name, hint="close() that engine first"
             )
+
+
+def _refuse_subclasses(model: nn.Module) -> None:
+    """Tensors that stand for others, DTensors above all: their memory is not their own."""
+    for name, parameter in model.named_parameters():
+        if is_traceable_wrapper_subclass(parameter) or is_traceable_wrapper_subclass(parameter.data):
+            raise _C.make_error(
+                "MODEL",
+                "a parameter is a tensor subclass",
+                where="python.engine",
+                which=name,
+                expected="an ordinary nn.Parameter",
+                hint=f"it is a {type(parameter).__name__}: the engine does the sharding, give it the module before "
+                "fully_shard(), distribute_module() or quantisation",
+            )
+
+
+def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
+    """Where modules keep their parameters: dictionary, key, name."""
+    places: list[tuple[dict[str, Any], str, str]] = []
+    for path, module in model.named_modules():
+        prefix = path + "." if path else ""
+        places.extend((module._parameters, key, prefix + key) for key, value in module._parameters.items() if value is not None)
+    return places
+
+
+def _members(model: nn.Module, group_of: Mapping[str, int], groups: int) -> dict[int, list[nn.Parameter]]:
+    """Parameters of each group by its number; 0 is the configuration's, which has those that train where there are no others."""
+    if groups == 0:
+        return {0: [parameter for parameter in model.parameters() if parameter.requires_grad]}
+    members: dict[int, list[nn.Parameter]] = {number: [] for number in range(1, groups + 1)}
+    for name, parameter in model.named_parameters():
+        if name in group_of:
+            members[group_of[name]].append(parameter)
+    return members
 
 
 def _world() -> _C.World:
@@ -241,8 +329,12 @@ def _world() -> _C.World:
 
 def _make_hook_dict(parameter: nn.Parameter) -> None:
     """Python's hooks after accumulation replace a C++ hook, unless their dictionary was there before it."""
-    if parameter.requires_grad and parameter.is_leaf:
-        parameter.register_post_accumulate_grad_hook(lambda _: None).remove()  # type: ignore[no-untyped-call]
+    if not parameter.is_leaf or not (parameter.is_floating_point() or parameter.is_complex()):
+        return
+    trains = parameter.requires_grad
+    parameter.requires_grad_(True)  # torch refuses the hook else; a frozen parameter may become trainable later
+    parameter.register_post_accumulate_grad_hook(lambda _: None).remove()  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(trains)
 
 
 def _groups(

@@ -17,6 +17,21 @@
 
 namespace zeroth {
 
+namespace {
+
+/// Digest of every hyper-parameter.
+std::int64_t digest_of(const std::vector<GroupHyper>& groups) {
+  std::vector<double> values;
+  for (const GroupHyper& group : groups) {
+    values.insert(values.end(),
+                  {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum, group.dampening,
+                   group.nesterov ? 1.0 : 0.0});
+  }
+  return static_cast<std::int64_t>(digest64({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)}) >> 1U);
+}
+
+}  // namespace
+
 /// Leases on one unit, by why they are held.
 struct Engine::UnitUse {
   std::vector<UnshardLease> forward;  ///< one a running forward
@@ -55,6 +70,13 @@ Engine::Engine(std::vector<ParamSpec> params,
              {.where = "engine", .which = param.name, .got = std::to_string(param.group)});
   }
   require_same_structure(layout_, settings_, communicator_);
+  expected_.resize(layout_.params.size());
+  int reported = static_cast<int>(settings_.groups.size());
+  for (std::size_t param = 0; param < layout_.params.size(); ++param) {
+    expected_[param] = layout_.params[param].trainable;
+    if (layout_.params[param].trainable) reported = std::min(reported, layout_.params[param].group);
+  }
+  reported_group_ = static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
   ZR_CHECK(std::ranges::any_of(layout_.params, [](const ParamSpec& param) { return param.trainable; }),
            ErrorCode::kModel,
            "the model has no trainable parameter",
@@ -211,6 +233,13 @@ void Engine::grad_ready(int param, ConstTensorView grad) {
   if (use.arrived == use.trainable) gradients_->close_unit(unit);
 }
 
+void Engine::expect_gradient(int param, bool expected) {
+  const auto index = static_cast<std::size_t>(param);
+  if (!layout_.params[index].trainable || expected_[index] == expected) return;
+  expected_[index] = expected;
+  uses_[static_cast<std::size_t>(layout_.places[index].unit)].trainable += expected ? 1 : -1;
+}
+
 bool Engine::gradients_complete(int unit) const {
   const UnitUse& use = uses_[static_cast<std::size_t>(unit)];
   return use.arrived == use.trainable;
@@ -249,7 +278,7 @@ StepResult Engine::step() {
   const bool idle = !std::exchange(had_backward_, false);
   if (++micro_step_ < settings_.micro_steps) {
     gradients_->set_micro_step(micro_step_);
-    return {.step = committed_steps_};
+    return {.step = committed_steps_, .lr = learning_rates()[reported_group_]};
   }
   micro_step_ = 0;
   return finish_step(idle);
@@ -274,7 +303,8 @@ StepResult Engine::finish_step(bool idle) {
   parameters_->quiesce();
   gradients_->complete();
 
-  Evidence evidence{.touched = std::vector<bool>(layout_.params.size()),
+  Evidence evidence{.groups = digest_of(settings_.groups),
+                    .touched = std::vector<bool>(layout_.params.size()),
                     .offender = gradients_->offender(),
                     .failed = backward_failed_,
                     .idle = idle};
@@ -291,12 +321,22 @@ StepResult Engine::finish_step(bool idle) {
     backward_failed_ = false;
     throw_idle(verdict.idle_rank);
   }
+  if (verdict.other_groups_rank >= 0) {
+    gradients_->begin_step();
+    backward_failed_ = false;
+    throw Error(ErrorCode::kMismatch,
+                "ranks set different learning rates or weight decays",
+                {.where = "engine.step",
+                 .who = "rank " + std::to_string(verdict.other_groups_rank) + "/" + std::to_string(world()),
+                 .expected = "the hyper-parameters of rank 0, group by group",
+                 .hint = "change groups alike on all ranks, before step(); nothing was updated"});
+  }
 
   const double average = 1.0 / (static_cast<double>(world()) * settings_.micro_steps);
   const double lr_factor = settings_.schedule.factor(committed_steps_);
   StepResult result{.boundary = true, .step = committed_steps_};
   result.grad_norm = verdict.norm.l2_norm() * average;
-  result.lr = settings_.groups[0].lr * lr_factor;
+  result.lr = settings_.groups[reported_group_].lr * lr_factor;
   if (verdict.offender_rank >= 0) {
     result.first_offender = FirstOffender{layout_.params[static_cast<std::size_t>(verdict.offender.param)].name,
                                           verdict.offender_rank,
@@ -337,7 +377,22 @@ StepResult Engine::finish_step(bool idle) {
   return result;
 }
 
-void Engine::set_group(int group, const GroupHyper& hyper) { settings_.groups.at(static_cast<std::size_t>(group)) = hyper; }
+void Engine::set_group(int group, const GroupHyper& hyper) {
+  ZR_CHECK(group >= 0 && static_cast<std::size_t>(group) < settings_.groups.size(),
+           ErrorCode::kUsage,
+           "there is no such parameter group",
+           {.where = "engine.set_group",
+            .expected = "0 to " + std::to_string(settings_.groups.size() - 1),
+            .got = std::to_string(group)});
+  settings_.groups[static_cast<std::size_t>(group)] = hyper;
+}
+
+std::vector<double> Engine::learning_rates() const {
+  const double factor = settings_.schedule.factor(committed_steps_);
+  std::vector<double> rates;
+  for (const GroupHyper& group : settings_.groups) rates.push_back(group.lr * factor);
+  return rates;
+}
 
 void Engine::meet(Meeting what) { gradients_->meet(what); }
 

@@ -14,6 +14,7 @@ namespace zeroth {
 
 /// One rank's evidence.
 struct Evidence {
+  std::int64_t groups = 0;          ///< digest of the hyper-parameters that this rank would update with
   kernels::NormAccumulator norm{};  ///< over this rank's reduced shards
   std::vector<bool> touched{};      ///< one a parameter: a gradient arrived on this rank
   Offender offender{};
@@ -29,9 +30,10 @@ struct Verdict {
   int offender_rank = -1;
   int failed_rank = -1;
   int idle_rank = -1;
+  int other_groups_rank = -1;       ///< first rank whose hyper-parameters are not rank 0's
 };
 
-/// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), four words a rank.
+/// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), five words a rank.
 [[nodiscard]] Verdict judge(const Evidence& evidence, const Communicator& communicator);
 
 }  // namespace zeroth

@@ -73,7 +73,7 @@ DType dtype_of(const at::Tensor& tensor, const std::string& name) {
 }
 
 ModelDescription describe_model(const std::vector<UnitPath>& units,
-                                const std::vector<NamedTensor>& parameters,
+                                const std::vector<NamedParameter>& parameters,
                                 std::vector<NamedTensor> buffers,
                                 const GroupOf& group_of) {
   ModelDescription model;
@@ -105,7 +105,7 @@ ModelDescription describe_model(const std::vector<UnitPath>& units,
   std::unordered_map<at::TensorImpl*, std::size_t> known;
   std::vector<int> unit_of_param;
   std::vector<std::string> path_of_param;  // a name, or what names in different units have in common
-  for (const auto& [name, tensor] : parameters) {
+  for (const auto& [name, tensor, may_train] : parameters) {
     if (!tensor.defined()) continue;
     const int unit = unit_of(name);
     const auto [found, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), model.params.size());
@@ -124,7 +124,7 @@ ModelDescription describe_model(const std::vector<UnitPath>& units,
     model.params.push_back({.name = name,
                             .shape = shape_of(tensor),
                             .dtype = dtype_of(tensor, name),
-                            .trainable = tensor.requires_grad(),
+                            .trainable = tensor.requires_grad() || may_train,
                             .group = group_of(name, tensor)});
     model.tensors.push_back(tensor);
     unit_of_param.push_back(unit);

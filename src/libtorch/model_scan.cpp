@@ -36,9 +36,10 @@ ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>&
     paths.push_back({.path = plain_name(item.key()), .identity = wrapper, .type = wrapper->inner_type().name()});
     if (std::ranges::find(wrappers, wrapper) == wrappers.end()) wrappers.push_back(wrapper);
   }
-  std::vector<NamedTensor> parameters;
+  std::vector<NamedParameter> parameters;
   for (const auto& item : model.named_parameters(/*recurse=*/true)) {
-    parameters.push_back({plain_name(item.key()), item.value()});
+    const std::string name = plain_name(item.key());
+    parameters.push_back({name, item.value(), item.value().defined() && group_of(groups, name, item.value()) > 0});
   }
   std::vector<NamedTensor> buffers;
   for (const auto& item : model.named_buffers(/*recurse=*/true)) {

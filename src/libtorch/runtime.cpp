@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -21,6 +23,16 @@
 #include "libtorch/version_check.h"
 
 namespace zeroth::libtorch {
+
+void refuse_compiled_autograd() {
+  throw Error(ErrorCode::kModel,
+              "a compiled backward does not run the engine's hooks",
+              {.where = "libtorch.backward",
+               .expected = "the ordinary autograd engine",
+               .got = "compiled autograd",
+               .hint = "leave torch._dynamo.config.compiled_autograd off; torch.compile of the forward is no trouble"});
+}
+
 namespace {
 
 /// Runs when a parameter's gradient is complete in `.grad`; chains what was there before.
@@ -35,6 +47,7 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
     if (previous_) (*previous_)(parameter);
     if (const auto runtime = runtime_.lock()) runtime->gradient(param_, parameter);
   }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
   [[nodiscard]] std::unique_ptr<torch::autograd::PostAccumulateGradHook> take_previous() { return std::move(previous_); }
 
  private:
@@ -71,7 +84,32 @@ void require_dtype_of_config(const Config& config, const ModelDescription& model
 }  // namespace
 
 Runtime::Runtime(Config config, ModelDescription model)
-    : config_(std::move(config)), model_(std::move(model)), slots_(model_.tensors, model_.params) {}
+    : config_(std::move(config)), model_(std::move(model)), slots_(model_.tensors, model_.params), owner_(::getpid()) {}
+
+void Runtime::require_own_process() const {
+  ZR_CHECK(::getpid() == owner_,
+           ErrorCode::kUsage,
+           "a forked child uses the engine of its parent",
+           {.where = "libtorch",
+            .expected = "process " + std::to_string(owner_),
+            .got = "process " + std::to_string(::getpid()),
+            .hint = "only the process that made the engine can train; start helpers before it, or let them work on copies"});
+}
+
+void Runtime::look_at_trainability() {
+  for (std::size_t param = 0; param < model_.params.size(); ++param) {
+    const bool now = slots_.tensor(static_cast<int>(param)).requires_grad();
+    ZR_CHECK(!now || model_.params[param].trainable,
+             ErrorCode::kModel,
+             "a parameter became trainable that has no place for its gradient",
+             {.where = "libtorch.forward",
+              .which = model_.params[param].name,
+              .expected = "requires_grad as when the engine was built",
+              .got = "requires_grad is true now",
+              .hint = "name it in a parameter group when the engine is built, frozen or not: then it may become trainable at any step"});
+    core_->expect_gradient(static_cast<int>(param), now);
+  }
+}
 
 std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, const World& world, EngineOptions options) {
   require_same_torch();
@@ -154,7 +192,8 @@ void Runtime::make_gradient_guards() {
 void Runtime::guard_gradients() {
   if (gradient_guards_.empty()) return;
   for (std::size_t index = 0; index < trainable_.size(); ++index) {
-    slots_.tensor(trainable_[index]).mutable_grad() = gradient_guards_[index];
+    const at::Tensor& tensor = slots_.tensor(trainable_[index]);
+    if (tensor.requires_grad()) tensor.mutable_grad() = gradient_guards_[index];
   }
   gradients_guarded_ = true;
 }
@@ -165,6 +204,13 @@ void Runtime::clear_gradients() {
 }
 
 Runtime::~Runtime() {
+  if (::getpid() != owner_) {
+    // A forked child, a worker of a DataLoader for one: it has no copy of the pool's threads, so waiting for their end would take for
+    // ever. Memory and transport are the parent's; the child keeps its view of them until it ends.
+    (void)core_.release();
+    (void)device_.release();
+    return;
+  }
   clear_gradients();
   for (const int param : trainable_) {
     auto& slot = torch::autograd::impl::post_acc_grad_hooks(slots_.tensor(param));
@@ -202,8 +248,11 @@ void Runtime::widen_all() {
 void Runtime::widen(int param) { slots_.tensor(param).set_grad_dtype(at::kFloat); }
 
 std::shared_ptr<UnitUse> Runtime::begin(int unit) {
+  require_own_process();
   if (unit == 0) settle();
   clear_gradients();
+  if (unit == 0 && !in_backward_) look_at_trainability();
+  slots_.require_bound(unit);
   if (in_backward_) {  // a checkpoint computes the unit again: how often it uses a parameter, nobody has counted
     for (const int param : model_.units[static_cast<std::size_t>(unit)].params) {
       const ParamSpec& spec = model_.params[static_cast<std::size_t>(param)];
@@ -258,7 +307,7 @@ void Runtime::settle() {
 bool Runtime::ends_with_gradients(int unit) const {
   // The root's nodes lie around those of all units, so its gradients tell nothing about the rest of its backward.
   return unit != 0 && std::ranges::all_of(model_.units[static_cast<std::size_t>(unit)].params, [this](int param) {
-    return model_.params[static_cast<std::size_t>(param)].trainable;
+    return slots_.tensor(param).requires_grad();
   });
 }
 
@@ -330,6 +379,7 @@ void Runtime::backward(const at::Tensor& loss) {
 }
 
 std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
+  require_own_process();
   settle();
   clear_gradients();
   ZR_CHECK(loss.defined() && loss.requires_grad(),
@@ -348,6 +398,7 @@ void Runtime::close_backward(std::uint64_t seen) {
 }
 
 StepResult Runtime::step() {
+  require_own_process();
   settle();
   StepResult result = core_->step();
   if (result.committed) slots_.bump_versions(trainable_);
@@ -355,6 +406,7 @@ StepResult Runtime::step() {
 }
 
 void Runtime::release_parameters() {
+  require_own_process();
   settle();
   core_->abandon(/*in_backward=*/false);
   core_->meet(Meeting::kClose);
@@ -377,6 +429,7 @@ void Runtime::release_parameters() {
 }
 
 void Runtime::export_safetensors(const std::string& path) {
+  require_own_process();
   settle();
   libtorch::export_safetensors(path, *core_, model_);
 }

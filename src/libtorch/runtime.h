@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,6 +18,9 @@
 #include "libtorch/slots.h"
 
 namespace zeroth::libtorch {
+
+/// What a hook says when compiled autograd asks how to compile it. Throws kModel.
+[[noreturn]] void refuse_compiled_autograd();
 
 /// One forward of a unit, as its backward sees it.
 struct UnitUse {
@@ -56,12 +61,19 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void export_safetensors(const std::string& path);
   [[nodiscard]] WireReport wire_report() const;
   void reset_counters();
-  [[nodiscard]] zeroth::Engine& core() { return *core_; }
+  [[nodiscard]] zeroth::Engine& core() {
+    require_own_process();
+    return *core_;
+  }
   [[nodiscard]] const Config& config() const { return config_; }
 
  private:
   Runtime(Config config, ModelDescription model);
   void announce() const;
+  /// Throws kUsage in a forked child: memory and transport belong to the process that made the engine.
+  void require_own_process() const;
+  /// Tells the core which parameters get gradients now. Throws kModel for one that was frozen for good and now wants one.
+  void look_at_trainability();
   void install_hooks();
   void make_gradient_guards();
   /// `.grad` of all trainable parameters: guards, or undefined.
@@ -93,6 +105,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool gradients_guarded_ = false;
   bool in_backward_ = false;
   std::uint64_t backward_seq_ = 0;
+  pid_t owner_;
 };
 
 }  // namespace zeroth::libtorch

@@ -78,6 +78,24 @@ void ParameterSlots::bind(int flat, std::byte* data) {
   }
 }
 
+void ParameterSlots::require_bound(int unit) const {
+  for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
+    const auto index = static_cast<std::size_t>(param);
+    const at::Tensor& tensor = tensors_[index];
+    const c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    const bool ours = storage == storages_[static_cast<std::size_t>(layout_->places[index].flat)].unsafeGetStorageImpl() ||
+                      storage == guards_[index].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    ZR_CHECK(ours && tensor.scalar_type() == views_[index].scalar_type() && tensor.sizes() == views_[index].sizes(),
+             ErrorCode::kModel,
+             "a parameter was moved, cast or given other data after the engine was built",
+             {.where = "libtorch.forward",
+              .which = specs_[index].name,
+              .expected = views_[index].toString() + " in the engine's memory",
+              .got = tensor.toString() + " elsewhere",
+              .hint = "move and cast the module before the engine is built, or close() the engine first"});
+  }
+}
+
 void ParameterSlots::give_back(const std::vector<at::Tensor>& own) {
   const at::NoGradGuard no_grad;
   for (std::size_t param = 0; param < tensors_.size(); ++param) tensors_[param].set_data(own[param]);

@@ -34,6 +34,8 @@ class ParameterSlots final : public ParameterBinder {
   void give_back(const std::vector<at::Tensor>& own);
   /// The memory behind the parameters goes away: they, and all views that graphs saved of them, become guards for ever.
   void retire();
+  /// Throws kModel if a parameter of the unit no longer has the memory or dtype that it was given: module.to(), .data = ...
+  void require_bound(int unit) const;
   /// Tells autograd that every listed parameter has new values, so that a stale graph is an error, as in plain torch.
   void bump_versions(const std::vector<int>& params);
   [[nodiscard]] const at::Tensor& tensor(int param) const { return tensors_[static_cast<std::size_t>(param)]; }

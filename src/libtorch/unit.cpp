@@ -23,6 +23,7 @@ class UseHook final : public torch::autograd::FunctionPreHook {
     if (const auto runtime = runtime_.lock()) ((*runtime).*Call)(*use_);
     return grads;
   }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
 
  private:
   std::weak_ptr<Runtime> runtime_;

@@ -105,6 +105,20 @@ TEST(ToyEngine, ARankThatComesToAnotherCallIsNamedWhereCallsAreMatched) {
   EXPECT_THAT(message, HasSubstr("average() on rank 1"));
 }
 
+TEST(ToyEngine, RanksThatSetOtherLearningRatesAreNamed) {
+  ToyTraining training = small(2, 3);
+  training.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {
+    GroupHyper hyper = engine.settings().groups[0];
+    hyper.lr *= engine.rank() == 2 && result.step == 3 ? 0.5 : 0.9;
+    engine.set_group(0, hyper);
+  };
+  const std::string message = message_of(training);
+  EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks set different learning rates"));
+  EXPECT_THAT(message, HasSubstr("who: rank 2/3"));
+  training.after_step = [](Engine& engine, ToyModel&, const StepResult&) { engine.set_group(2, {}); };
+  EXPECT_THAT(message_of(training), HasSubstr("[USAGE] there is no such parameter group"));
+}
+
 TEST(ToyEngine, TrafficSumsToTheTextbookFactors) {
   // 2S (n-1)/n at stages 0 to 2 and 3S (n-1)/n at stage 3 with everything resharded; sums over ranks, S with tail padding.
   for (int stage = 0; stage <= 3; ++stage) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import gc
 import json
 import os
@@ -14,12 +15,17 @@ import sys
 import tempfile
 import time
 import unittest
+import warnings
 
 import job
 import torch
+import torch.distributed as dist
 import zoo
 from safetensors.torch import load_file
 from torch import nn
+from torch._dynamo import compiled_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import zeroth
 
@@ -66,10 +72,13 @@ class Package(unittest.TestCase):
 
     def test_the_types_are_strict(self) -> None:
         package = pathlib.Path(zeroth.__file__).parent
+        trainer = [str(path) for path in sorted((pathlib.Path(__file__).resolve().parents[2] / "examples/gpt").glob("*.py"))]
+        self.assertTrue(trainer)
         with tempfile.TemporaryDirectory() as cache:
-            done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache, "-p", "zeroth"], cwd=package.parent,
-                                  env={**os.environ, "MYPYPATH": str(package.parent)}, capture_output=True, text=True, check=False)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            for checked in (["-p", "zeroth"], trainer):
+                done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache, *checked], cwd=package.parent,
+                                      env={**os.environ, "MYPYPATH": str(package.parent)}, capture_output=True, text=True, check=False)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_the_version_is_that_of_the_project(self) -> None:
         self.assertRegex(zeroth.__version__, r"^\d+\.\d+\.\d+$")
@@ -299,6 +308,108 @@ class Lifetime(unittest.TestCase):
             self.assertTrue(other.step().committed and engine.step().committed)
 
 
+class Rates(unittest.TestCase):
+    """Learning rates that the user sets."""
+
+    def test_a_scheduler_of_torchs_drives_the_engine(self) -> None:
+        for stage in (0, 3):
+            plain = zoo.make("plain")
+            groups = lambda model: [{"params": model.first.parameters(), "lr": 0.02},  # noqa: E731
+                                    {"params": [*model.blocks.parameters(), *model.head.parameters()]}]
+            optimizer = torch.optim.AdamW(groups(plain), lr=0.01)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+            model = zoo.make("plain")
+            engine = zeroth.Engine(model, config(stage), params=groups(model), log_level="off")
+            ours = torch.optim.lr_scheduler.StepLR(engine.optimizer, 2, 0.5)
+            for _ in range(6):
+                plain(*BATCH).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                engine.backward(engine(*BATCH))
+                self.assertEqual(engine.learning_rates, [group["lr"] for group in optimizer.param_groups])
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    self.assertEqual(engine.step().lr, engine.optimizer.param_groups[0]["lr"])
+                    ours.step()
+                    scheduler.step()
+            engine.close()
+            for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                self.assertLess((mine - theirs).abs().max().item(), 1e-12)
+
+    def test_initialize_makes_and_steps_a_scheduler(self) -> None:
+        engine, optimizer, _, scheduler = zeroth.initialize(
+            model=zoo.make("plain"), config=config(), lr_scheduler=lambda of: torch.optim.lr_scheduler.ExponentialLR(of, 0.5))
+        self.assertIs(optimizer, engine.optimizer)
+        self.assertEqual([train(engine).lr for _ in range(3)], [0.01, 0.005, 0.0025])
+        self.assertEqual(scheduler.get_last_lr(), [0.00125])
+
+    def test_rates_have_one_master(self) -> None:
+        schedule = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_max_lr": 0.01}}}
+        engine = zeroth.Engine(zoo.make("plain"), config(**schedule), log_level="off")
+        train(engine)
+        engine.optimizer.param_groups[0]["lr"] = 1.0
+        with self.assertRaisesRegex(zeroth.Error, "the configuration has a scheduler"):
+            train(engine)
+
+    def test_the_optimizer_refuses_what_it_is_not(self) -> None:
+        model, engine = make()
+        with self.assertRaisesRegex(zeroth.Error, "no further parameter groups"):
+            engine.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+        with self.assertRaisesRegex(zeroth.Error, "no closure"):
+            engine.optimizer.step(lambda: None)
+        engine.backward(engine(*BATCH))
+        engine.optimizer.zero_grad()
+        self.assertTrue(engine.optimizer.step().committed)
+        self.assertEqual(engine.steps, 1)
+        engine.close()
+        self.assertEqual((engine.rank, engine.world_size, engine.steps), (0, 1, 1))
+
+
+class Trainability(unittest.TestCase):
+    """Parameters that are frozen and thawed between steps."""
+
+    def trained(self, stage: int | None, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+        """By torch if `stage` is None. Blocks thaw one after the other; the first layer is frozen again."""
+        model = zoo.make("plain", dtype)
+        model.blocks.requires_grad_(False)
+        groups = [{"params": list(model.parameters())}]
+        engine = None if stage is None else zeroth.Engine(
+            model, config(stage, bf16={"enabled": dtype == torch.bfloat16}), params=groups, log_level="off")
+        optimizer = torch.optim.AdamW(groups, lr=0.01) if engine is None else None
+        x, y = BATCH[0].to(dtype), BATCH[1]
+        for step in range(6):
+            if step in (2, 3):
+                model.blocks[step - 1].requires_grad_(True)
+            if step == 4:
+                model.first.requires_grad_(False)
+            model(x, y).backward()
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                self.assertTrue(engine.step().committed)
+        if engine is not None:
+            engine.close()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    def test_thawed_parameters_train_as_in_torch(self) -> None:
+        expected = self.trained(None)
+        for stage in (0, 1, 2, 3):
+            for mine, theirs in zip(self.trained(stage), expected, strict=True):
+                self.assertLess((mine - theirs).abs().max().item(), 1e-12)
+        narrow = [self.trained(stage, torch.bfloat16) for stage in (0, 3)]
+        self.assertTrue(all(torch.equal(one, other) for one, other in zip(*narrow, strict=True)))
+
+    def test_one_that_was_in_no_group_is_named(self) -> None:
+        model = zoo.make("plain")
+        model.blocks[1].requires_grad_(False)
+        engine = zeroth.Engine(model, config(), log_level="off")
+        train(engine)
+        model.blocks[1].requires_grad_(True)
+        with self.assertRaisesRegex(zeroth.Error, r"became trainable.*which: blocks\.1\.linear\.weight.*parameter group"):
+            engine(*BATCH)
+
+
 class Results(unittest.TestCase):
     def test_export_loads_in_plain_torch_with_equal_losses(self) -> None:
         for name in ("plain", "tied", "odd"):
@@ -395,7 +506,7 @@ class Configs(unittest.TestCase):
         loss = engine(*BATCH)
         engine.backward(loss)
         self.assertTrue(optimizer.step().committed)
-        with self.assertRaisesRegex(zeroth.Error, "lr_scheduler is not taken here"):
+        with self.assertRaisesRegex(zeroth.Error, "lr_scheduler is not taken as an object"):
             zeroth.initialize(model=zoo.make("plain"), lr_scheduler=object())
 
 
@@ -442,6 +553,83 @@ class Refusals(unittest.TestCase):
         ):
             with self.assertRaisesRegex(zeroth.Error, text):
                 zeroth.Engine(model, config(), log_level="off")
+
+    def test_a_module_that_was_moved_cast_or_refilled_is_named(self) -> None:
+        def cast(model: nn.Module) -> None:
+            with contextlib.suppress(RuntimeError):  # where a step has left guards in the gradients, these speak first
+                model.float()
+
+        def refill(model: nn.Module) -> None:
+            model.blocks[1].linear.weight.data = torch.zeros(12, 12, dtype=torch.float64)
+
+        for stage in (0, 2):
+            for change, name in ((cast, r"first\.weight"), (refill, r"blocks\.1\.linear\.weight")):
+                model, engine = make(stage=stage)
+                train(engine)
+                change(model)
+                with self.assertRaisesRegex(zeroth.Error, rf"moved, cast or given other data.*which: {name}"):
+                    engine(*BATCH)
+        model, engine = make(stage=3)
+        with self.assertRaisesRegex(RuntimeError, "is not gathered"):
+            model.float()
+
+    def test_a_parameter_that_was_replaced_is_named(self) -> None:
+        for stage in (0, 3):
+            model, engine = make(stage=stage)
+            train(engine)
+            model.blocks[2].linear.bias = nn.Parameter(torch.zeros(12, dtype=torch.float64))
+            with self.assertRaisesRegex(zeroth.Error, r"replaced or removed.*which: blocks\.2\.linear\.bias"):
+                engine(*BATCH)
+
+    def test_an_input_on_another_device_is_named(self) -> None:
+        _, engine = make()
+        with self.assertRaisesRegex(zeroth.Error, r"input is on another device.*input tensor 1.*expected: cpu; got: meta"):
+            engine(BATCH[0], y=BATCH[1].to("meta"))
+        self.assertTrue(train(engine).committed)
+
+    def test_tensors_that_stand_for_others_are_refused(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            mesh = init_device_mesh("cpu", (1,))
+            model[1].weight = nn.Parameter(distribute_tensor(model[1].weight.data, mesh, [Shard(0)]))
+            with self.assertRaisesRegex(zeroth.Error, r"tensor subclass; where: python\.engine; which: 1\.weight.*before fully_shard"):
+                zeroth.Engine(model, config(), log_level="off")
+        finally:
+            dist.destroy_process_group()
+
+    def test_compiled_autograd_is_refused(self) -> None:
+        for stage in (0, 3):
+            _, engine = make(stage=stage)
+            with compiled_autograd._enable(lambda graph: graph), self.assertRaisesRegex(RuntimeError, "compiled autograd.*leave"):
+                engine.backward(engine(*BATCH))
+            self.assertTrue(train(engine).committed)
+
+    def test_a_forked_child_is_told_and_the_parent_goes_on(self) -> None:
+        for stage in (0, 3):
+            model, engine = make(stage=stage)
+            train(engine)
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                told = []
+                for use in (lambda: model(*BATCH), lambda: train(engine), engine.step, engine.close, lambda: engine.average(1.0),
+                            engine.memory_report):
+                    try:
+                        use()
+                        told.append("nothing")
+                    except zeroth.Error as error:
+                        told.append(error.message)
+                os.write(writer, json.dumps(told).encode())
+                del engine
+                gc.collect()
+                os._exit(0)
+            os.close(writer)
+            with os.fdopen(reader) as answers:
+                told = json.loads(answers.read())
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            self.assertEqual(told, ["a forked child uses the engine of its parent"] * 6)
+            self.assertTrue(train(engine).committed)
 
     def test_a_cycle_in_an_output_is_an_error(self) -> None:
         class Looped(nn.Module):

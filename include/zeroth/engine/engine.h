@@ -105,8 +105,14 @@ class Engine {
   /// dropped; else on this rank at once, and nothing has changed. Throws kNonFinite after max_nonfinite_steps skipped steps in a row, and whatever the transport reports.
   StepResult step();
 
-  /// Changes a group's hyper-parameters from the next update on. Must be done alike on all ranks.
+  /// Whether the backwards from now on bring a gradient of a trainable parameter; at first they do. Units whose expected gradients are all
+  /// there are reduced at once. Must be done alike on all ranks, outside backward.
+  void expect_gradient(int param, bool expected);
+  /// Changes a group's hyper-parameters from the next update on. Must be done alike on all ranks: the next step throws kMismatch if not.
+  /// Throws kUsage for a group that does not exist.
   void set_group(int group, const GroupHyper& hyper);
+  /// Learning rate that the next update takes, one a group.
+  [[nodiscard]] std::vector<double> learning_rates() const;
   /// Mean over ranks. Blocking, collective.
   [[nodiscard]] double average(double value);
   /// Whole values of a flat (flat.bytes()) as they are now, between steps. Collective; null on ranks that do not want them. Where the
@@ -155,6 +161,8 @@ class Engine {
   std::unique_ptr<GradientStore> gradients_;
   std::unique_ptr<Updater> updater_;
   std::vector<UnitUse> uses_;
+  std::vector<bool> expected_;  ///< one a parameter: backwards bring its gradient
+  std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr
   int kept_in_ring_ = -1;  ///< repeated unit that stays gathered in a shared slot, -1
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;

@@ -28,7 +28,8 @@
 namespace zeroth::libtorch {
 
 /// Parameters with hyper-parameters of their own. The first group that matches a parameter takes it; what none matches has the
-/// configuration's.
+/// configuration's. A frozen parameter in a group may become trainable at any step: its moments and bucket are there from the
+/// beginning. A frozen one in no group stays frozen.
 struct ParamGroup {
   std::function<bool(const std::string& name, const at::Tensor& parameter)> match{};
   std::optional<double> lr{};

@@ -16,6 +16,13 @@ struct NamedTensor {
   at::Tensor tensor{};
 };
 
+struct NamedParameter {
+  std::string name{};
+  at::Tensor tensor{};
+  /// Of a parameter that is frozen now: it may become trainable later, and has its bucket, moments and master from the beginning.
+  bool may_train = false;
+};
+
 /// A module that is gathered and reduced as one.
 struct UnitPath {
   std::string path{};              ///< "blocks.3": parameters below it are the unit's
@@ -37,7 +44,7 @@ using GroupOf = std::function<int(const std::string& name, const at::Tensor& par
 /// around it; one with several names to the innermost unit around all of them. Throws kModel naming what cannot be trained: sparse,
 /// meta, overlapping, off-CPU or oddly typed parameters.
 [[nodiscard]] ModelDescription describe_model(const std::vector<UnitPath>& units,
-                                              const std::vector<NamedTensor>& parameters,
+                                              const std::vector<NamedParameter>& parameters,
                                               std::vector<NamedTensor> buffers,
                                               const GroupOf& group_of);
 
