@@ -67,7 +67,7 @@ def make_engine(model: Gpt, settings: Settings, world: zeroth.World) -> zeroth.E
         {"params": [parameter for parameter in parameters if parameter.dim() >= 2]},
         {"params": [parameter for parameter in parameters if parameter.dim() < 2], "weight_decay": 0.0},
     ]
-    return zeroth.Engine(model, settings.config, params=groups, units=model.blocks, world=world)
+    return zeroth.Engine(model, settings.config, params=groups, units=model.blocks, world=world, progress_every_s=0)
 
 
 def pss_bytes() -> int:

@@ -71,6 +71,7 @@ void bind_core(py::module_& module) {
       .def_property_readonly("size", &World::size)
       .def_property_readonly("local_rank", &World::local_rank)
       .def_property_readonly("backend", &World::backend_name)
+      .def_property_readonly("origin", &World::origin)
       .def("__repr__", [](const World& world) {
         return "zeroth.World(rank=" + std::to_string(world.rank()) + ", size=" + std::to_string(world.size()) + ", backend='" +
                world.backend_name() + "')";

@@ -229,12 +229,17 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
                                     const std::map<std::string, int>& group_of,
                                     Config config,
                                     const World& world,
-                                    const std::string& log_level) {
+                                    const std::string& log_level,
+                                    double progress_every_s,
+                                    std::string json_log) {
   std::vector<libtorch::UnitPath> paths;
   for (const auto& [path, identity, type] : units) {
     paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type});
   }
-  libtorch::EngineOptions options{.log_level = log_level_of(log_level), .guard_gradients = true};
+  libtorch::EngineOptions options{.log_level = log_level_of(log_level),
+                                  .progress_every = Milliseconds(static_cast<std::int64_t>(progress_every_s * 1000)),
+                                  .json_log = std::move(json_log),
+                                  .guard_gradients = true};
   for (const auto& [lr, weight_decay] : groups) options.groups.push_back({.lr = lr, .weight_decay = weight_decay});
   const py::gil_scoped_release no_gil;
   ModelDescription model = libtorch::describe_model(
@@ -262,7 +267,9 @@ void bind_engine(py::module_& module) {
            py::arg("group_of"),
            py::arg("config"),
            py::arg("world"),
-           py::arg("log_level"))
+           py::arg("log_level"),
+           py::arg("progress_every_s"),
+           py::arg("json_log"))
       .def("open_backward", [](Engine& self, const at::Tensor& loss) { return self.base().open_backward(loss); }, NoGil())
       .def("close_backward", [](Engine& self, std::uint64_t seen) { self.base().close_backward(seen); }, NoGil())
       .def("settle", [](Engine& self) { self.base().settle(); }, NoGil())

@@ -56,9 +56,13 @@ class Engine:
         units: Iterable[nn.Module] | None = None,
         world: _C.World | None = None,
         log_level: str = "info",
+        progress_every_s: float = 1.0,
+        json_log: str = "",
     ) -> None:
         """`params`: groups as torch's optimizers take them, with "lr" and "weight_decay" of their own. `units`: modules that are
-        gathered and reduced as one, instead of those that zeroth.units(model) finds. `world`: from the environment by default."""
+        gathered and reduced as one, instead of those that zeroth.units(model) finds. `world`: from the environment by default.
+        `progress_every_s`: rank 0 logs how far it is, at most so often; 0: never. `json_log`: a file that gets the log and every step as
+        JSON lines (default: that of ZEROTH_JSON_LOG)."""
         _refuse_second(model)
         _refuse_subclasses(model)
         self._model = model
@@ -76,6 +80,8 @@ class Engine:
             config=to_config(config),
             world=world if world is not None else _world(),
             log_level=log_level,
+            progress_every_s=progress_every_s,
+            json_log=json_log,
         )
         self._rank, self._world_size, self._config = self._core.rank, self._core.world_size, self._core.config
         self._steps = 0

@@ -1,15 +1,76 @@
 #include <zeroth/base/log.h>
 
+#include <fcntl.h>
+#include <fmt/chrono.h>
+#include <nlohmann/json.hpp>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
-#include <string>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include <zeroth/base/error.h>
 
 namespace zeroth {
+namespace {
+
+/// "2026-11-21T23:20:43.123Z"
+std::string now_text() {
+  const auto now = std::chrono::system_clock::now();
+  const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+  return fmt::format("{:%FT%T}.{:03}Z", fmt::gmtime(std::chrono::system_clock::to_time_t(now)), milliseconds);
+}
+
+/// A file to which lines are appended, each with one write: so the lines of several processes stay whole.
+class JsonFile {
+ public:
+  JsonFile(std::string path, int rank) : path_(std::move(path)), rank_(rank) {
+    if (path_.empty()) return;
+    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    ZR_CHECK(descriptor_ >= 0,
+             ErrorCode::kIo,
+             "the JSON log cannot be opened",
+             {.where = "base.log", .which = path_, .got = std::strerror(errno)});
+  }
+  JsonFile(const JsonFile&) = delete;
+  JsonFile& operator=(const JsonFile&) = delete;
+  ~JsonFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+
+  [[nodiscard]] bool open() const { return descriptor_ >= 0; }
+
+  /// Why it could not be written, at the first time; else "".
+  [[nodiscard]] std::string append(std::string_view event, nlohmann::ordered_json fields) {
+    nlohmann::ordered_json object{{"time", now_text()}, {"rank", rank_}, {"event", event}};
+    object.update(fields);
+    // Whatever bytes a text holds, the line is JSON.
+    const std::string line = object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+    const std::lock_guard lock(mutex_);
+    if (descriptor_ < 0) return "";
+    const ssize_t written = ::write(descriptor_, line.data(), line.size());
+    if (written == static_cast<ssize_t>(line.size())) return "";
+    const std::string why = written < 0 ? std::strerror(errno) : "only a part of a line was written";
+    ::close(std::exchange(descriptor_, -1));
+    return "the JSON log " + path_ + " ends here: " + why;
+  }
+
+ private:
+  std::string path_;
+  int rank_;
+  int descriptor_ = -1;
+  std::mutex mutex_;
+};
+
+}  // namespace
 
 struct Logger::Sink {
-  Sink(int rank_in, const std::string& name, LogLevel level)
-      : rank(rank_in), logger(name, std::make_shared<spdlog::sinks::stderr_sink_mt>()) {
+  Sink(int rank_in, const std::string& name, LogLevel level, const std::string& json_path)
+      : rank(rank_in), json(json_path, rank_in), logger(name, std::make_shared<spdlog::sinks::stderr_sink_mt>()) {
     logger.set_pattern("[%n] %l: %v");
     logger.flush_on(spdlog::level::trace);
     switch (level) {
@@ -21,30 +82,54 @@ struct Logger::Sink {
     }
   }
 
+  void append(std::string_view event, nlohmann::ordered_json fields) {
+    if (!json.open()) return;
+    if (const std::string trouble = json.append(event, std::move(fields)); !trouble.empty()) logger.warn("{}", trouble);
+  }
+  void append_line(std::string_view level, std::string_view text) { append("log", {{"level", level}, {"text", text}}); }
+
   int rank;
+  JsonFile json;
   spdlog::logger logger;
 };
 
 Logger::Logger() = default;
 
-Logger::Logger(int rank, int world_size, LogLevel level)
+Logger::Logger(int rank, int world_size, LogLevel level, const std::string& json_path)
     : sink_(std::make_shared<Sink>(
-          rank, "zeroth " + std::to_string(rank) + "/" + std::to_string(world_size), level)) {}
+          rank, "zeroth " + std::to_string(rank) + "/" + std::to_string(world_size), level, json_path)) {}
 
 void Logger::debug(std::string_view text) const {
-  if (sink_) sink_->logger.debug("{}", text);
+  if (!sink_) return;
+  sink_->logger.debug("{}", text);
+  sink_->append_line("debug", text);
 }
 
 void Logger::progress(std::string_view text) const {
-  if (sink_ && sink_->rank == 0) sink_->logger.info("{}", text);
+  if (!sink_ || sink_->rank != 0) return;
+  sink_->logger.info("{}", text);
+  sink_->append_line("info", text);
 }
 
 void Logger::warn(std::string_view text) const {
-  if (sink_) sink_->logger.warn("{}", text);
+  if (!sink_) return;
+  sink_->logger.warn("{}", text);
+  sink_->append_line("warning", text);
 }
 
 void Logger::error(std::string_view text) const {
-  if (sink_) sink_->logger.error("{}", text);
+  if (!sink_) return;
+  sink_->logger.error("{}", text);
+  sink_->append_line("error", text);
+}
+
+void Logger::record(std::string_view event, std::initializer_list<LogField> fields) const {
+  if (!sink_ || !sink_->json.open()) return;
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  for (const LogField& field : fields) {
+    std::visit([&](const auto& value) { object[std::string(field.name)] = value; }, field.value);
+  }
+  sink_->append(event, std::move(object));
 }
 
 }  // namespace zeroth

@@ -1,4 +1,5 @@
 #include "comm/call_descriptor.h"
+#include "comm/planted_sum.h"
 
 #include <kernels/common/dispatch.h>
 #include <kernels/copy/copy.h>
@@ -329,6 +330,7 @@ class MessageGroup {
                           .src_dtype = call.in_dtype,
                           .n = elements},
                          isa_);
+    plant_ulp(rank_, to, call.out_dtype);
   }
 
   void reserve_staging() {

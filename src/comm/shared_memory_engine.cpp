@@ -1,10 +1,10 @@
 #include "comm/shared_memory_engine.h"
 
 #include "comm/call_descriptor.h"
+#include "comm/planted_sum.h"
 
 #include <kernels/copy/copy.h>
 #include <kernels/reduce/reduce.h>
-#include <zeroth/base/planted.h>
 #include <zeroth/base/platform.h>
 #include <zeroth/base/text.h>
 
@@ -26,19 +26,6 @@ WaitContext context_of(const CallDescriptor& call, std::vector<int> ranks) {
           .ranks = std::move(ranks),
           .unit = call.unit >= 0 ? fmt::format("unit {}", call.unit) : "",
           .progress = {}};
-}
-
-/// A planted fault: the sum of rank 1 is one unit in the last place off.
-void plant_ulp(std::byte* sum, DType dtype) {
-  if (!is_floating(dtype)) return;
-  const auto raise = [sum](auto bits) {
-    std::memcpy(&bits, sum, sizeof bits);
-    ++bits;
-    std::memcpy(sum, &bits, sizeof bits);
-  };
-  if (size_of(dtype) == 8) raise(std::uint64_t{0});
-  if (size_of(dtype) == 4) raise(std::uint32_t{0});
-  if (size_of(dtype) == 2) raise(std::uint16_t{0});
 }
 
 }  // namespace
@@ -272,7 +259,7 @@ void SharedMemoryEngine::sum(const Collective& collective,
                         .src_dtype = collective.in_dtype,
                         .n = elements},
                        isa_);
-  if (planted("reduction_ulp") && rank_ == 1) plant_ulp(to, collective.out_dtype);
+  plant_ulp(rank_, to, collective.out_dtype);
 }
 
 PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name) {

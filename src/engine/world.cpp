@@ -44,13 +44,15 @@ struct Launcher {
   std::string_view local_size;  ///< ranks on this host, "" if the launcher has no such variable
   std::string_view hosts;       ///< hosts of the job, likewise
   std::string_view job, step;   ///< together unique on the host
+  std::string_view name;
 };
 // Slurm's SLURM_NTASKS_PER_NODE is what was asked for at most, not what there is: its number of nodes decides.
 constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "ZEROTH_JOB_ID", ""},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "ZEROTH_JOB_ID", "", "zeroth-run, torchrun"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "",
-     "PMIX_NAMESPACE", ""},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_STEP_ID"},
+     "PMIX_NAMESPACE", "", "mpirun"},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_STEP_ID",
+     "srun"},
 };
 
 /// Throws unless the variable `name` (if there is one, and if it is set) says `expected`.
@@ -105,6 +107,7 @@ World World::from_variables(const Lookup& lookup) {
     const auto job = lookup(launcher.job);
     const auto step = launcher.step.empty() ? std::nullopt : lookup(launcher.step);
     if (job) world.job_ = step ? *job + "." + *step : *job;
+    world.origin_ = std::string(launcher.rank) + " and " + std::string(launcher.size) + " (" + std::string(launcher.name) + ")";
     break;
   }
   if (world.size_ > 1) world.backend_name_ = "shm";
@@ -124,6 +127,7 @@ World World::from_hub(std::shared_ptr<InprocHub> hub, int rank, int size) {
   world.size_ = size;
   world.local_rank_ = rank;
   world.backend_name_ = "inproc";
+  world.origin_ = "threads of this process";
   world.hub_ = std::move(hub);
   return world;
 }
@@ -134,6 +138,7 @@ World World::from_transport(std::shared_ptr<MessageTransport> transport) {
   world.size_ = transport->size();
   world.local_rank_ = world.rank_;
   world.backend_name_ = transport->kind();
+  world.origin_ = "a transport of the caller's";
   world.transport_ = std::move(transport);
   return world;
 }

@@ -75,7 +75,7 @@ StartedRank start_rank(const Options& options,
                        const SignalInbox& inbox,
                        OutputSink& out,
                        OutputSink& err) {
-  const LineStyle style{.prefix = options.prefix ? fmt::format("[{}] ", rank) : "",
+  const LineStyle style{.prefix = options.prefix && !options.merge ? fmt::format("[{}] ", rank) : "",
                         .pass_through = !options.prefix && options.num_ranks == 1};
   SpawnedRank spawned = spawn_rank(plan, inbox.inherited());
   return {.process = std::move(spawned.process),
@@ -123,7 +123,12 @@ void start_ranks(
       job.set_stdin(StdinRelay(STDIN_FILENO, UniqueFd(ends[1])));
       plan.stdin_fd = relay_read.get();
     }
-    job.add(start_rank(options, rank, plan, inbox, out, err));
+    StartedRank started = start_rank(options, rank, plan, inbox, out, err);
+    if (options.merge) {
+      started.out.merge_into(job.merger(out), rank);
+      started.err.merge_into(job.merger(err), rank);
+    }
+    job.add(std::move(started));
   }
 }
 

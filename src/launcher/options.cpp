@@ -127,6 +127,7 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   std::string grace;
   std::vector<std::string> assignments;
   bool no_prefix = false;
+  bool no_merge = false;
 
   CLI::App app{kDescription, "zeroth-run"};
   app.formatter(std::make_shared<UsageFormatter>());
@@ -136,6 +137,7 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   app.set_version_flag("--version", std::string("zeroth-run ") + ZEROTH_VERSION_TEXT);
   app.add_option("-n,--ranks", num_ranks, "Number of ranks to start, 1 to 4096")->type_name("N");
   app.add_flag("--no-prefix", no_prefix, "Do not put '[rank] ' before each line of output");
+  app.add_flag("--no-merge", no_merge, "Write a line that several ranks write as often as it comes");
   app.add_option(
          "--tee", options.tee_directory, "Also write DIR/rank<r>.stdout.log and .stderr.log, unchanged")
       ->type_name("DIR");
@@ -170,6 +172,7 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   }
   options.num_ranks = parse_num_ranks(num_ranks);
   options.prefix = !no_prefix;
+  options.merge = options.prefix && !no_merge && options.num_ranks > 1;
   if (app.count("--tee") != 0 && options.tee_directory.empty()) {
     refuse("an empty directory name", {.which = "--tee"});
   }

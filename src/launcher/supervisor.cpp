@@ -28,7 +28,10 @@ namespace zeroth::launcher {
 // A rank that exits with 0 early is no failure here; its peers notice and say so.
 
 Supervisor::Supervisor(const Options& options, SignalInbox& inbox, OutputSink& out, OutputSink& err)
-    : options_(options), inbox_(&inbox), sinks_{&out, &err} {
+    : options_(options),
+      inbox_(&inbox),
+      sinks_{&out, &err},
+      mergers_{LineMerger(out, options.num_ranks), LineMerger(err, options.num_ranks)} {
   if (options.timeout) {
     timeout_at_ = SteadyClock::now() + *options.timeout;
   }
@@ -39,6 +42,7 @@ void Supervisor::add(StartedRank rank) {
 }
 
 void Supervisor::say(std::string_view text) {
+  for (LineMerger& merger : mergers_) merger.flush_all();
   sinks_[1]->queue() += fmt::format("zeroth-run: {}\n", text);
 }
 
@@ -55,6 +59,7 @@ int Supervisor::run() {
     settle_ranks();
   }
   const int code = conclude();
+  for (LineMerger& merger : mergers_) merger.flush_all();
   flush_sinks();
   while (!abandon_output_ && (sinks_[0]->pending() > 0 || sinks_[1]->pending() > 0)) {
     wait_for_events();
@@ -64,6 +69,8 @@ int Supervisor::run() {
 }
 
 void Supervisor::flush_sinks() {
+  const TimePoint now = SteadyClock::now();
+  for (LineMerger& merger : mergers_) merger.flush(now);
   for (OutputSink* sink : sinks_) {
     sink->flush_some();
   }
@@ -125,6 +132,7 @@ int Supervisor::poll_timeout_ms() const {
   consider(terminate_at_);
   consider(kill_at_);
   consider(stuck_at_);
+  for (const LineMerger& merger : mergers_) consider(merger.next());
   for (const Rank& rank : ranks_) {
     if (rank.state == RankState::kLingering || rank.state == RankState::kEnding) consider(rank.until);
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "launcher/first_cause.h"
+#include "launcher/line_merger.h"
 #include "launcher/options.h"
 #include "launcher/output.h"
 #include "launcher/rank_process.h"
@@ -49,6 +50,8 @@ class Supervisor {
 
   /// Ranks in order, before `run`.
   void add(StartedRank rank);
+  /// Where the lines of the ranks wait for their likes before they go to `sink`, one of the two.
+  [[nodiscard]] LineMerger& merger(const OutputSink& sink) { return mergers_[&sink == sinks_[0] ? 0 : 1]; }
   void set_stdin(StdinRelay relay) { relay_ = std::move(relay); }
   /// A line of our own, "zeroth-run: " before it, on standard error.
   void say(std::string_view text);
@@ -92,6 +95,7 @@ class Supervisor {
   Options options_;
   SignalInbox* inbox_;
   std::array<OutputSink*, 2> sinks_;
+  std::array<LineMerger, 2> mergers_;  // of the sinks; where both are one, the second is not used
   StdinRelay relay_;
   std::vector<Rank> ranks_;
   std::vector<FailureRecord> failures_;

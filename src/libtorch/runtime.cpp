@@ -9,6 +9,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -68,6 +70,11 @@ std::vector<GroupHyper> group_hypers(const Config& config, const std::vector<Par
   return hypers;
 }
 
+std::string json_log_of(const EngineOptions& options) {
+  const char* variable = std::getenv("ZEROTH_JSON_LOG");
+  return options.json_log.empty() && variable != nullptr ? variable : options.json_log;
+}
+
 /// The engine converts nothing: the model's own dtypes decide, and the document must not say something else.
 void require_dtype_of_config(const Config& config, const ModelDescription& model) {
   const bool any = std::ranges::any_of(model.params, [](const ParamSpec& spec) { return spec.dtype == DType::kBFloat16; });
@@ -116,8 +123,9 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   config.validate();
   std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), std::move(model)));
   require_dtype_of_config(runtime->config_, runtime->model_);
-  runtime->log_ = Logger(world.rank(), world.size(), options.log_level);
-  runtime->announce();
+  runtime->log_ = Logger(world.rank(), world.size(), options.log_level, json_log_of(options));
+  runtime->progress_every_ = options.progress_every;
+  runtime->announce(world);
   runtime->device_ = make_cpu_device(runtime->config_.runtime.execution,
                                      static_cast<std::uint64_t>(runtime->config_.runtime.chaos_seed) +
                                          static_cast<std::uint64_t>(world.rank()));
@@ -144,7 +152,9 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   return runtime;
 }
 
-void Runtime::announce() const {
+void Runtime::announce(const World& world) const {
+  log_.progress(std::to_string(world.size()) + (world.size() == 1 ? " rank" : " ranks") + " over " + world.backend_name() + ", says " +
+                world.origin());
   for (const std::string& line : config_.describe()) {
     if (!line.ends_with("(default)")) log_.progress("config " + line);
   }
@@ -402,7 +412,34 @@ StepResult Runtime::step() {
   settle();
   StepResult result = core_->step();
   if (result.committed) slots_.bump_versions(trainable_);
+  if (result.boundary && core_->rank() == 0) report(result);
   return result;
+}
+
+void Runtime::report(const StepResult& result) {
+  const auto now = SteadyClock::now();
+  const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
+  log_.record("step",
+              {{"step", result.step},
+               {"committed", result.committed},
+               {"reason", std::string_view(result.reason)},
+               {"grad_norm", result.grad_norm},
+               {"clip_coefficient", result.clip_coefficient},
+               {"lr", result.lr},
+               {"seconds", seconds(now - stepped_at_)}});
+  stepped_at_ = now;
+  if (progress_every_.count() == 0 || now - reported_at_ < progress_every_) return;
+  char line[160];
+  std::snprintf(line,
+                sizeof line,
+                "step %lld: gradient norm %.4g, lr %.4g, %.3g steps/s",
+                static_cast<long long>(result.step),
+                result.grad_norm,
+                result.lr,
+                static_cast<double>(result.step - reported_step_) / seconds(now - reported_at_));
+  log_.progress(line);
+  reported_at_ = now;
+  reported_step_ = result.step;
 }
 
 void Runtime::release_parameters() {

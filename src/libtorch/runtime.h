@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include <zeroth/base/deadline.h>
 #include <zeroth/engine/world.h>
 #include <zeroth/libtorch/engine.h>
 #include <zeroth/libtorch/model_description.h>
@@ -69,7 +70,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
  private:
   Runtime(Config config, ModelDescription model);
-  void announce() const;
+  void announce(const World& world) const;
+  /// The line of progress, if one is due, and the record of the step.
+  void report(const StepResult& result);
   /// Throws kUsage in a forked child: memory and transport belong to the process that made the engine.
   void require_own_process() const;
   /// Tells the core which parameters get gradients now. Throws kModel for one that was frozen for good and now wants one.
@@ -106,6 +109,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool in_backward_ = false;
   std::uint64_t backward_seq_ = 0;
   pid_t owner_;
+  Milliseconds progress_every_{0};
+  SteadyClock::time_point reported_at_ = SteadyClock::now();  // the last line of progress, or the beginning
+  std::int64_t reported_step_ = 0;
+  SteadyClock::time_point stepped_at_ = SteadyClock::now();
 };
 
 }  // namespace zeroth::libtorch

@@ -308,6 +308,30 @@ class Lifetime(unittest.TestCase):
             self.assertTrue(other.step().committed and engine.step().committed)
 
 
+class Log(unittest.TestCase):
+    def test_the_world_comes_first_and_progress_at_most_so_often(self) -> None:
+        text = ("import sys, torch, zeroth\nengine = zeroth.Engine(torch.nn.Linear(2, 2), {}, progress_every_s=float(sys.argv[1]))\n"
+                "for _ in range(50):\n    engine.backward(engine(torch.ones(1, 2)).sum())\n    engine.step()\n")
+        for every_s, lines in (("0", 0), ("100", 0), ("0.001", 1)):
+            done = subprocess.run([sys.executable, "-c", text, every_s], capture_output=True, text=True, timeout=120, check=True)
+            self.assertRegex(done.stderr.splitlines()[0], r"^\[zeroth 0/1\] info: 1 rank over self, says no launcher's variables$")
+            found = re.findall(r"step \d+: gradient norm [\d.e+-]+, lr 0.001, [\d.e+-]+ steps/s", done.stderr)
+            self.assertEqual(min(len(found), 1), lines, done.stderr)
+
+    def test_json_lines(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "log.jsonl"
+            engine = zeroth.Engine(zoo.make("plain"), config(), log_level="off", json_log=str(path))
+            result = train(engine, 2)
+            events = [json.loads(line) for line in path.read_text().splitlines()]
+            steps = [event for event in events if event["event"] == "step"]
+            self.assertEqual([step["step"] for step in steps], [1, 2])
+            self.assertEqual((steps[1]["grad_norm"], steps[1]["lr"], steps[1]["committed"]), (result.grad_norm, 0.01, True))
+            self.assertTrue(any("gradient clipping is off" in event.get("text", "") for event in events))
+            with self.assertRaisesRegex(zeroth.Error, "JSON log cannot be opened"):
+                zeroth.Engine(zoo.make("plain"), config(), json_log=folder + "/not/there")
+
+
 class Rates(unittest.TestCase):
     """Learning rates that the user sets."""
 

@@ -17,7 +17,7 @@ TIME_LIMIT_S = 300
 def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S) -> subprocess.CompletedProcess[str]:
     """`program` is a file of this folder."""
     return subprocess.run(
-        [RUN, "-n", str(ranks), "--env", "OMP_NUM_THREADS=1", sys.executable, str(HERE / program), *arguments],
+        [RUN, "-n", str(ranks), "--no-merge", "--env", "OMP_NUM_THREADS=1", sys.executable, str(HERE / program), *arguments],
         capture_output=True, text=True, timeout=limit_s, check=False,
     )
 

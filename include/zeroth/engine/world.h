@@ -36,6 +36,8 @@ class World {
   /// "self", "shm", "inproc", or the kind of the transport: "c10d gloo".
   [[nodiscard]] const std::string& backend_name() const { return backend_name_; }
   [[nodiscard]] const std::string& job() const { return job_; }
+  /// What said so: "RANK and WORLD_SIZE (zeroth-run, torchrun)", "no launcher's variables", "a group of torch.distributed".
+  [[nodiscard]] const std::string& origin() const { return origin_; }
 
   /// A new group of all ranks, for one engine. Matched, blocks until all ranks are there. The first call decides the options.
   /// Traffic of the group is counted in `table`.
@@ -51,6 +53,7 @@ class World {
   int local_rank_ = 0;
   std::string backend_name_ = "self";
   std::string job_;
+  std::string origin_ = "no launcher's variables";
   std::shared_ptr<InprocHub> hub_;
   std::shared_ptr<MessageTransport> transport_;
   std::shared_ptr<Connection> connection_;

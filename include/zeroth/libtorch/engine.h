@@ -39,6 +39,10 @@ struct ParamGroup {
 struct EngineOptions {
   std::vector<ParamGroup> groups{};
   LogLevel log_level = LogLevel::kInfo;
+  /// Rank 0 says how far training is, at most once in this time; 0: never.
+  Milliseconds progress_every{0};
+  /// File for the log as JSON lines, see Logger; "": that of the variable ZEROTH_JSON_LOG, if it is set.
+  std::string json_log{};
   /// Between a backward and the next forward each `.grad` is not undefined but a guard: full shape, no memory, any access an error
   /// that says where the gradient is. For languages whose habits read gradients, and would find none without a word.
   bool guard_gradients = false;

@@ -62,6 +62,7 @@ Job::Job(const std::vector<std::string>& arguments, const JobSetup& setup) : sta
   const auto out = make_pipe();
   const auto err = make_pipe();
   std::vector<std::string> command{ZEROTH_RUN_PATH};
+  if (!setup.merge) command.emplace_back("--no-merge");
   command.insert(command.end(), arguments.begin(), arguments.end());
   std::vector<char*> argv;
   for (std::string& word : command) argv.push_back(word.data());

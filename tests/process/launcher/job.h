@@ -24,6 +24,7 @@ inline constexpr std::chrono::seconds kEndDeadline{5};
 inline constexpr std::chrono::seconds kPatience{30};
 
 struct JobSetup {
+  bool merge = false;  ///< lines of several ranks as one, which is what users get; most tests look at every rank
   std::string stdin_text{};                                        ///< given through a pipe, then closed
   std::vector<std::pair<std::string, std::string>> environment{};  ///< over the test's own
   std::optional<rlim_t> descriptor_limit{};

@@ -79,6 +79,22 @@ TEST(Output, LastLineWithoutAnEndIsNotLost) {
   EXPECT_THAT(lines_with(job.wait().out, "["), ::testing::UnorderedElementsAre("0] end", "1] end"));
 }
 
+TEST(Output, ALineOfSeveralRanksIsWrittenOnce) {
+  Job job({"-q", "-n", "3", "/bin/sh", "-c", "echo same; echo own $RANK; echo same >&2"}, {.merge = true});
+  const JobResult result = job.wait();
+  EXPECT_EQ(result.out.substr(0, 11), "[0-2] same\n");
+  for (const char* rank : {"0", "1", "2"}) {
+    EXPECT_THAT(result.out, HasSubstr(std::string("[") + rank + "] own " + rank + "\n"));
+  }
+  EXPECT_EQ(result.err, "[0-2] same\n");
+}
+
+TEST(Output, AMergedLineComesBeforeTheReportOfTheEnd) {
+  Job job({"-q", "-n", "2", "/bin/sh", "-c", "if [ $RANK = 0 ]; then sleep 9; fi; echo last >&2; exit 3"}, {.merge = true});
+  const JobResult result = job.wait();
+  EXPECT_THAT(result.err, ::testing::StartsWith("[1] last\nzeroth-run: rank 1"));
+}
+
 TEST(Output, VeryLongLinesAreSplit) {
   constexpr std::size_t kPiece = 64 << 10;
   Job job(Job::probe(1, {"long", std::to_string(2 * kPiece + 5)}));

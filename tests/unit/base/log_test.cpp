@@ -1,7 +1,15 @@
+#include <zeroth/base/error.h>
 #include <zeroth/base/log.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
 
 #include <string>
 #include <thread>
@@ -88,6 +96,79 @@ TEST(Logger, TwoLoggersOfOneNameLiveSideBySide) {
               a.warn("yes");
             }),
             "[zeroth 0/1] warning: yes\n");
+}
+
+class JsonLog : public ::testing::Test {
+ protected:
+  JsonLog() {
+    char name[] = "/tmp/zeroth-log-XXXXXX";
+    const int file = ::mkstemp(name);
+    if (file >= 0) ::close(file);
+    path = name;
+  }
+  ~JsonLog() override { std::filesystem::remove(path); }
+  [[nodiscard]] std::vector<nlohmann::json> lines() const {
+    std::ifstream file(path);
+    std::vector<nlohmann::json> objects;
+    for (std::string line; std::getline(file, line);) objects.push_back(nlohmann::json::parse(line));
+    return objects;
+  }
+  std::string path;
+};
+
+TEST_F(JsonLog, HoldsEveryLineAndRecordWhateverTheLevel) {
+  const Logger log(1, 2, LogLevel::kOff, path);
+  log.debug("small \"things\"");
+  log.progress("rank 0's");  // not this rank's
+  log.warn("bytes \xff");
+  log.record("step", {{"step", std::int64_t{3}}, {"norm", 0.5}, {"bad", std::nan("")}, {"committed", true}, {"reason", std::string_view("none")}});
+  const std::vector<nlohmann::json> objects = lines();
+  ASSERT_EQ(objects.size(), 3U);
+  EXPECT_EQ(objects[0]["text"], "small \"things\"");
+  EXPECT_EQ(objects[0]["event"], "log");
+  EXPECT_EQ(objects[0]["level"], "debug");
+  EXPECT_EQ(objects[1]["level"], "warning");
+  EXPECT_EQ(objects[2]["event"], "step");
+  EXPECT_EQ(objects[2]["step"], 3);
+  EXPECT_EQ(objects[2]["norm"], 0.5);
+  EXPECT_TRUE(objects[2]["bad"].is_null());
+  EXPECT_EQ(objects[2]["committed"], true);
+  EXPECT_EQ(objects[2]["reason"], "none");
+  for (const nlohmann::json& object : objects) {
+    EXPECT_EQ(object["rank"], 1);
+    EXPECT_THAT(object["time"].get<std::string>(), ::testing::MatchesRegex("....-..-..T..:..:......Z"));
+  }
+}
+
+TEST_F(JsonLog, RanksMayShareAFile) {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    ranks.emplace_back([this, rank] {
+      const Logger log(rank, 4, LogLevel::kOff, path);
+      for (int line = 0; line < 200; ++line) log.warn(std::string(300, static_cast<char>('a' + rank)));
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  EXPECT_EQ(lines().size(), 800U);  // each of them whole: it parses
+}
+
+TEST_F(JsonLog, OneThatCannotBeOpenedIsNamed) {
+  try {
+    const Logger log(0, 1, LogLevel::kInfo, path + "/not/there");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kIo);
+    EXPECT_THAT(error.what(), HasSubstr(path + "/not/there"));
+  }
+}
+
+TEST_F(JsonLog, AFullDiskEndsItWithOneLine) {
+  const std::string text = captured([] {
+    const Logger log(0, 1, LogLevel::kInfo, "/dev/full");
+    log.record("step", {});
+    log.record("step", {});
+  });
+  EXPECT_EQ(text, "[zeroth 0/1] warning: the JSON log /dev/full ends here: No space left on device\n");
 }
 
 }  // namespace

@@ -1,0 +1,52 @@
+// Holds the lines of the ranks for a moment, so that a line that several of them write is written once.
+#pragma once
+
+#include "launcher/output.h"
+
+#include <zeroth/base/deadline.h>
+
+#include <cstddef>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroth::launcher {
+
+/// "0-3,7" for sorted ranks {0, 1, 2, 3, 7}.
+[[nodiscard]] std::string describe_ranks(const std::vector<int>& ranks);
+
+/// Lines leave as "[0-3,7] text". The order of each rank's lines is kept; between ranks a line may leave up to kMergeWindow later than
+/// it came. A line of all ranks leaves at once.
+class LineMerger {
+ public:
+  using TimePoint = SteadyClock::time_point;
+
+  LineMerger(OutputSink& sink, int num_ranks) : sink_(&sink), num_ranks_(static_cast<std::size_t>(num_ranks)) {}
+
+  /// `line` with its end, which stays as it is.
+  void add(int rank, std::string_view line, TimePoint now);
+  /// Writes what is complete or has waited long enough.
+  void flush(TimePoint now);
+  void flush_all();
+  /// When flush() is due next; none if nothing waits.
+  [[nodiscard]] std::optional<TimePoint> next() const;
+
+ private:
+  struct Entry {
+    std::string line;
+    std::vector<int> ranks;  // in the order in which they wrote it
+    TimePoint due;
+  };
+
+  void write_first();
+
+  OutputSink* sink_;
+  std::size_t num_ranks_;
+  std::deque<Entry> waiting_;
+};
+
+inline constexpr Milliseconds kMergeWindow{100};
+
+}  // namespace zeroth::launcher
