@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup train train-cpp test test-quick bench format clean
+.PHONY: test-shim help setup train train-cpp test test-quick bench format clean
 export NINJA_STATUS := [%f/%t %es]
 
 # Compilers at a time: a file that includes torch takes up to 1.5 GB, and CMake holds those to what the memory allows.
@@ -16,6 +16,7 @@ help:
 	@echo "make train-cpp   the same with the trainer in C++"
 	@echo "make test        prepare the machine, build, run every test (the core also under sanitizers)"
 	@echo "make test-quick  the unit tests of the core, without torch"
+	@echo "make test-shim   the tests of the Python package with a shim under the address sanitizer"
 	@echo "make bench       the benchmarks; about 50 minutes; results in build/release/benchmarks/results"
 	@echo "make format      clang-format on all sources"
 	@echo "make clean       remove the builds; the virtual environment stays"
@@ -46,6 +47,11 @@ test-quick: export ZEROTH_SETUP_CORE := 1
 test-quick: setup build/core/build.ninja
 	$(call BUILD,core)
 	tools/run-tests build/core:unit
+
+test-shim: setup build/release/build.ninja build/asan-shim/build.ninja
+	$(call BUILD,release) --target zeroth-run
+	$(call BUILD,asan-shim) --target zeroth_python
+	tools/test-shim $(CURDIR)/build/asan-shim
 
 bench: setup build/release/build.ninja
 	$(call BUILD,release)

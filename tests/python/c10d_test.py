@@ -39,13 +39,17 @@ class Trouble(unittest.TestCase):
                 done = job.run(3, "c10d_trouble_rank.py", "skip", str(stage))
                 self.assertNotEqual(done.returncode, 0)
                 for rank in range(3):
-                    self.assertRegex(done.stderr, rf"\[{rank}\].*\[MISMATCH\] ranks make different calls.*unit blocks\.2 on rank")
+                    self.assertRegex(done.stdout, rf"rank {rank} is told: \[MISMATCH\] ranks make different calls.*unit blocks\.2 on rank")
 
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "c10d_trouble_rank.py", "kill")
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)
-        self.assertRegex(done.stderr, r"\[0\].*\[PEER_LOST\] torch's group lost rank 1")
         self.assertRegex(done.stderr.strip().splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
+
+    def test_a_rank_that_left_is_named(self) -> None:
+        done = job.run(2, "c10d_trouble_rank.py", "leave")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"\[PEER_LOST\] torch's group lost rank 1")
 
     def test_an_exception_on_one_rank_is_named_first(self) -> None:
         done = job.run(3, "c10d_trouble_rank.py", "exception")

@@ -52,11 +52,16 @@ def train(engine: zeroth.Engine) -> None:
 def skip(world: zeroth.World, stage: str) -> None:
     model = Skipping()
     engine = zeroth.Engine(model, config(int(stage)), world=world, log_level="off")
-    for step in range(4):
-        if step == 2 and world.rank == 1:
-            model.skipped = 2
-        engine.backward(engine(torch.ones(3, 8)))
-        engine.step()
+    try:
+        for step in range(4):
+            if step == 2 and world.rank == 1:
+                model.skipped = 2
+            engine.backward(engine(torch.ones(3, 8)))
+            engine.step()
+    except RuntimeError as error:
+        print(f"rank {world.rank} is told: {error}", flush=True)
+        time.sleep(1.0)  # the launcher ends the others soon after the first: each shall have spoken
+        sys.exit(1)
 
 
 def kill(world: zeroth.World) -> None:
@@ -65,6 +70,15 @@ def kill(world: zeroth.World) -> None:
         train(engine)
         if world.rank == 1 and engine.steps == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave(world: zeroth.World) -> None:
+    """An end that the launcher takes for a good one: the other rank has to notice."""
+    engine = zeroth.Engine(zoo.make("plain"), config(), world=world, log_level="off")
+    while True:
+        train(engine)
+        if world.rank == 1 and engine.steps == 3:
+            os._exit(0)
 
 
 def exception(world: zeroth.World) -> None:
@@ -150,7 +164,7 @@ def wire(world: zeroth.World) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    tests = {"skip": skip, "kill": kill, "exception": exception, "interrupt": interrupt, "export": export,
+    tests = {"skip": skip, "kill": kill, "leave": leave, "exception": exception, "interrupt": interrupt, "export": export,
              "subgroup": subgroup, "wire": wire}
     tests[sys.argv[1]](zeroth.World.from_group(), *sys.argv[2:])
     dist.destroy_process_group()

@@ -34,7 +34,12 @@ def exception(rank: int) -> None:
 
 
 def disagree(rank: int) -> None:
-    zeroth.Engine(zoo.make("plain"), config(stage=rank))
+    try:
+        zeroth.Engine(zoo.make("plain"), config(stage=rank))
+    except zeroth.Error as error:
+        print(f"rank {rank} is told: {error}", flush=True)
+        time.sleep(1.0)  # the launcher ends the others soon after the first: each shall have spoken
+        raise
 
 
 def kill(rank: int) -> None:
