@@ -23,7 +23,7 @@ namespace zeroth::detail {
 namespace {
 
 /// What all groups of the rank share.
-struct Job {
+struct MessageJob {
   std::shared_ptr<MessageTransport> transport;
   CommOptions options;
   Event last_call{};            ///< matched calls run in the order of their submission, across groups
@@ -48,7 +48,7 @@ std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts) {
 /// One group: its members, and the two kinds of messages that go between them. Run by one thread at a time.
 class MessageGroup {
  public:
-  MessageGroup(std::shared_ptr<Job> job, std::string name, std::uint32_t number, std::vector<int> members, int rank)
+  MessageGroup(std::shared_ptr<MessageJob> job, std::string name, std::uint32_t number, std::vector<int> members, int rank)
       : job_(std::move(job)),
         name_(std::move(name)),
         number_(number),
@@ -59,7 +59,7 @@ class MessageGroup {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
   [[nodiscard]] const std::string& name() const { return name_; }
-  [[nodiscard]] Job& job() const { return *job_; }
+  [[nodiscard]] MessageJob& job() const { return *job_; }
   [[nodiscard]] std::string where() const { return "comm." + std::string(job_->transport->kind()); }
   [[nodiscard]] std::size_t staging_bytes() const { return staging_.size(); }
   void set_observer(std::shared_ptr<TrafficObserver> observer) { observer_ = std::move(observer); }
@@ -346,7 +346,7 @@ class MessageGroup {
     return staging_.data() + static_cast<std::size_t>(place) * job_->options.staging_bytes;
   }
 
-  std::shared_ptr<Job> job_;
+  std::shared_ptr<MessageJob> job_;
   std::string name_;
   std::uint32_t number_;
   std::vector<int> members_;  // ranks of the transport, in the order of the group
@@ -412,7 +412,7 @@ class MessageBackend final : public CommBackend {
   void ring() override {}
 
   void abort(const Error& error) noexcept override {
-    Job& job = group_->job();
+    MessageJob& job = group_->job();
     const std::lock_guard lock(job.mutex);
     if (job.abort_text.empty()) job.abort_text = error.what();
   }
@@ -436,7 +436,7 @@ std::unique_ptr<CommBackend> make_message_backend(std::shared_ptr<MessageTranspo
   std::vector<int> members(static_cast<std::size_t>(transport->size()));
   std::iota(members.begin(), members.end(), 0);
   const int rank = transport->rank();
-  auto job = std::make_shared<detail::Job>();
+  auto job = std::make_shared<detail::MessageJob>();
   job->transport = std::move(transport);
   job->options = options;
   return std::make_unique<detail::MessageBackend>(
