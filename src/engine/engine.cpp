@@ -151,6 +151,7 @@ int Engine::take_values(const std::function<ConstTensorView(int)>& values, const
         std::memset(whole.data() + static_cast<std::size_t>(written) * element, 0, static_cast<std::size_t>(end - written) * element);
       };
       for (const Segment& segment : layout.segments) {
+        if (segment.numel == 0) continue;  // it may have no address
         const ConstTensorView value = values(segment.param);
         fill_until(segment.offset);
         std::memcpy(whole.data() + static_cast<std::size_t>(segment.offset) * element, value.data, value.bytes());
