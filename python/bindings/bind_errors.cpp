@@ -68,14 +68,18 @@ void bind_errors(py::module_& module) {
       [](const std::string& code,
          const std::string& message,
          std::string where,
+         std::string who,
          std::string which,
          std::string expected,
+         std::string got,
          std::string hint) {
         const Error error(code_of(code),
                           message,
                           {.where = std::move(where),
+                           .who = std::move(who),
                            .which = std::move(which),
                            .expected = std::move(expected),
+                           .got = std::move(got),
                            .hint = std::move(hint)});
         return to_python(error.code() == ErrorCode::kConfig ? config_error_type : error_type, error);
       },
@@ -83,8 +87,10 @@ void bind_errors(py::module_& module) {
       py::arg("message"),
       py::kw_only(),
       py::arg("where") = "",
+      py::arg("who") = "",
       py::arg("which") = "",
       py::arg("expected") = "",
+      py::arg("got") = "",
       py::arg("hint") = "");
 }
 

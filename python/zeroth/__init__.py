@@ -10,7 +10,7 @@ Start the ranks with `zeroth-run -n N train.py`, torchrun, mpirun or srun; a bar
 """
 
 from zeroth import _preflight as _preflight  # first: it imports torch, and says so if it is another one
-from zeroth._C import ConfigError, Error, FirstOffender, MemoryReport, StepResult, World
+from zeroth._C import ConfigError, Error, FirstOffender, MemoryReport, StepResult, World, make_error
 from zeroth._config import Config
 from zeroth._engine import Engine, initialize
 from zeroth._units import Unit, units
@@ -29,5 +29,6 @@ __all__ = [
     "World",
     "__version__",
     "initialize",
+    "make_error",
     "units",
 ]

@@ -42,7 +42,7 @@ class JsonFile {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
 
-  [[nodiscard]] bool open() const { return descriptor_ >= 0; }
+  [[nodiscard]] bool wanted() const { return !path_.empty(); }
 
   /// Why it could not be written, at the first time; else "".
   [[nodiscard]] std::string append(std::string_view event, nlohmann::ordered_json fields) {
@@ -83,10 +83,11 @@ struct Logger::Sink {
   }
 
   void append(std::string_view event, nlohmann::ordered_json fields) {
-    if (!json.open()) return;
     if (const std::string trouble = json.append(event, std::move(fields)); !trouble.empty()) logger.warn("{}", trouble);
   }
-  void append_line(std::string_view level, std::string_view text) { append("log", {{"level", level}, {"text", text}}); }
+  void append_line(std::string_view level, std::string_view text) {
+    if (json.wanted()) append("log", {{"level", level}, {"text", text}});
+  }
 
   int rank;
   JsonFile json;
@@ -124,7 +125,7 @@ void Logger::error(std::string_view text) const {
 }
 
 void Logger::record(std::string_view event, std::initializer_list<LogField> fields) const {
-  if (!sink_ || !sink_->json.open()) return;
+  if (!sink_ || !sink_->json.wanted()) return;
   nlohmann::ordered_json object = nlohmann::ordered_json::object();
   for (const LogField& field : fields) {
     std::visit([&](const auto& value) { object[std::string(field.name)] = value; }, field.value);

@@ -1,9 +1,8 @@
 #include "comm/call_descriptor.h"
-#include "comm/planted_sum.h"
+#include "comm/matched_calls.h"
 
 #include <kernels/common/dispatch.h>
 #include <kernels/copy/copy.h>
-#include <kernels/reduce/reduce.h>
 #include <zeroth/base/interrupt.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/messages.h>
@@ -44,6 +43,24 @@ std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts) {
   std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
   return offsets;
 }
+
+/// A buffer that holds the parts of all ranks, one after the other.
+class Parts {
+ public:
+  Parts(std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element)
+      : whole_(whole), offsets_(offsets_of(counts)), element_(element) {}
+
+  [[nodiscard]] std::span<std::byte> operator()(int rank) const {
+    const auto index = static_cast<std::size_t>(rank);
+    return {whole_ + static_cast<std::size_t>(offsets_[index]) * element_,
+            static_cast<std::size_t>(offsets_[index + 1] - offsets_[index]) * element_};
+  }
+
+ private:
+  std::byte* whole_;
+  std::vector<std::int64_t> offsets_;
+  std::size_t element_;
+};
 
 /// One group: its members, and the two kinds of messages that go between them. Run by one thread at a time.
 class MessageGroup {
@@ -106,18 +123,11 @@ class MessageGroup {
       for (const CallDescriptor& theirs : all) number = std::max(number, theirs.send_offset);
       job_->next_group = static_cast<std::uint32_t>(number) + 1;
       if (color < 0) return nullptr;
-      std::vector<std::pair<std::int64_t, int>> order;  // (key, rank)
-      for (int peer = 0; peer < size(); ++peer) {
-        const CallDescriptor& theirs = all[static_cast<std::size_t>(peer)];
-        if (theirs.color == color) order.emplace_back(theirs.key, peer);
-      }
-      std::ranges::sort(order);
+      const std::vector<int> ranks =
+          members_of(color, size(), [&](int peer) -> const CallDescriptor& { return all[static_cast<std::size_t>(peer)]; });
+      const auto rank = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
       std::vector<int> members;
-      int rank = 0;
-      for (const auto& [unused, peer] : order) {
-        if (peer == rank_) rank = static_cast<int>(members.size());
-        members.push_back(members_[static_cast<std::size_t>(peer)]);
-      }
+      for (const int peer : ranks) members.push_back(members_[static_cast<std::size_t>(peer)]);
       auto part = std::make_shared<MessageGroup>(
           job_, name_ + "/" + std::string(name), static_cast<std::uint32_t>(number), std::move(members), rank);
       part->observer_ = observer_;
@@ -206,11 +216,7 @@ class MessageGroup {
 
   /// Own part from `own` to everybody, everybody's part to its place in `whole`.
   void gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
-    const std::vector<std::int64_t> offsets = offsets_of(counts);
-    const auto part = [&](int rank) {
-      const auto index = static_cast<std::size_t>(rank);
-      return std::span(whole + static_cast<std::size_t>(offsets[index]) * element, static_cast<std::size_t>(counts[index]) * element);
-    };
+    const Parts part(whole, counts, element);
     Transfers transfers;
     for (int distance = 1; distance < size(); ++distance) {  // every rank begins with another one
       const int peer = (rank_ + distance) % size();
@@ -277,7 +283,7 @@ class MessageGroup {
     // A rank's own part is sent to nobody, so its sum may take that place while others' parts are still under way.
     const std::vector<std::int64_t> counts = even_parts(elements, size());
     const std::size_t out_size = size_of(call.out_dtype);
-    std::byte* own = call.recv + static_cast<std::size_t>(offsets_of(counts)[static_cast<std::size_t>(rank_)]) * out_size;
+    std::byte* own = Parts(call.recv, counts, out_size)(rank_).data();
     reduce_scatter(call, own, counts);
     gather(own, call.recv, counts, out_size);
   }
@@ -296,12 +302,7 @@ class MessageGroup {
       if (!root) receive(transfers, call.root, Kind::kData, {call.recv, bytes});
       return await(transfers);
     }
-    const std::vector<std::int64_t> counts = even_parts(call.counts.front(), size());
-    const std::vector<std::int64_t> offsets = offsets_of(counts);
-    const auto part = [&](int rank) {
-      const auto index = static_cast<std::size_t>(rank);
-      return std::span(call.recv + static_cast<std::size_t>(offsets[index]) * element, static_cast<std::size_t>(counts[index]) * element);
-    };
+    const Parts part(call.recv, even_parts(call.counts.front(), size()), element);
     for (int peer = 0; root && peer < size(); ++peer) {
       if (peer != rank_) send(transfers, peer, Kind::kData, part(peer));
     }
@@ -321,16 +322,7 @@ class MessageGroup {
   }
 
   void sum(const Collective& call, std::byte* to, const std::vector<const std::byte*>& sources, std::int64_t elements) const {
-    if (elements <= 0) return;
-    kernels::sum_sources({.dst = to,
-                          .dst_dtype = call.out_dtype,
-                          .accumulate = false,
-                          .sources = reinterpret_cast<const void* const*>(sources.data()),
-                          .num_sources = static_cast<int>(sources.size()),
-                          .src_dtype = call.in_dtype,
-                          .n = elements},
-                         isa_);
-    plant_ulp(rank_, to, call.out_dtype);
+    sum_in_rank_order(call, rank_, to, sources, elements, isa_);
   }
 
   void reserve_staging() {
@@ -376,12 +368,7 @@ class MessageBackend final : public CommBackend {
   [[nodiscard]] std::size_t memory_bytes() const override { return group_->staging_bytes(); }
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
-    WorkInfo info;
-    for (const Collective& collective : collectives) {
-      validate(collective, rank(), size(), group_->where());
-      for (const std::int64_t count : collective.counts) info.bytes += static_cast<std::uint64_t>(count) * size_of(collective.in_dtype);
-    }
-    if (!collectives.empty()) info.what = name_of(collectives.front().kind);
+    WorkInfo info = validated(collectives, rank(), size(), group_->where());
     Event& last_call = group_->job().last_call;
     stream.order_after(last_call);
     stream.enqueue([group = group_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] {

@@ -1,19 +1,14 @@
 #include "comm/segment_backend.h"
 
+#include "comm/matched_calls.h"
+
 #include <utility>
 #include <vector>
 
 namespace zeroth::detail {
 
 Work SegmentBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
-  WorkInfo info;
-  for (const Collective& collective : collectives) {
-    validate(collective, rank(), size(), engine_->where());
-    for (const std::int64_t count : collective.counts) {
-      info.bytes += static_cast<std::uint64_t>(count) * size_of(collective.in_dtype);
-    }
-  }
-  if (!collectives.empty()) info.what = name_of(collectives.front().kind);
+  WorkInfo info = validated(collectives, rank(), size(), engine_->where());
   Peers& peers = engine_->peers();
   stream.order_after(peers.last_call);
   if (stream.runs_inline() && collectives.size() == 1) {

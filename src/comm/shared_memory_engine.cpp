@@ -1,10 +1,9 @@
 #include "comm/shared_memory_engine.h"
 
 #include "comm/call_descriptor.h"
-#include "comm/planted_sum.h"
+#include "comm/matched_calls.h"
 
 #include <kernels/copy/copy.h>
-#include <kernels/reduce/reduce.h>
 #include <zeroth/base/platform.h>
 #include <zeroth/base/text.h>
 
@@ -250,16 +249,7 @@ void SharedMemoryEngine::sum(const Collective& collective,
                              std::byte* to,
                              const std::vector<const std::byte*>& sources,
                              std::int64_t elements) const {
-  if (elements == 0) return;
-  kernels::sum_sources({.dst = to,
-                        .dst_dtype = collective.out_dtype,
-                        .accumulate = false,
-                        .sources = reinterpret_cast<const void* const*>(sources.data()),
-                        .num_sources = static_cast<int>(sources.size()),
-                        .src_dtype = collective.in_dtype,
-                        .n = elements},
-                       isa_);
-  plant_ulp(rank_, to, collective.out_dtype);
+  sum_in_rank_order(collective, rank_, to, sources, elements, isa_);
 }
 
 PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name) {
@@ -309,20 +299,14 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::split(int color, int key
     post(descriptor, {});
     await_posts(descriptor);
     if (color < 0) return nullptr;
-    std::vector<std::pair<std::int64_t, int>> order;  // (key, rank)
-    for (int peer = 0; peer < size_; ++peer) {
-      const CallDescriptor& theirs = slot_of(peer, descriptor.sequence).descriptor;
-      if (theirs.color == color) order.emplace_back(theirs.key, peer);
-    }
-    std::ranges::sort(order);
-    SubgroupSpec spec{
-        .members = {}, .rank = 0, .token = fmt::format("{}.{}.{}", name, descriptor.sequence, color)};
+    SubgroupSpec spec{.members = members_of(color, size_, [&](int peer) -> const CallDescriptor& {
+                        return slot_of(peer, descriptor.sequence).descriptor;
+                      }),
+                      .rank = 0,
+                      .token = fmt::format("{}.{}.{}", name, descriptor.sequence, color)};
+    spec.rank = static_cast<int>(std::ranges::find(spec.members, rank_) - spec.members.begin());
     std::vector<int> world_ranks;
-    for (const auto& [unused, peer] : order) {
-      if (peer == rank_) spec.rank = static_cast<int>(spec.members.size());
-      spec.members.push_back(peer);
-      world_ranks.push_back(world_ranks_[static_cast<std::size_t>(peer)]);
-    }
+    for (const int member : spec.members) world_ranks.push_back(world_ranks_[static_cast<std::size_t>(member)]);
     const Deadline deadline(options_.timeout);
     // Only members matter: ranks of other colors may be done and gone before this part has met.
     const auto check = [&] {

@@ -59,10 +59,14 @@ void LineSplitter::finish(std::string& out) {
 
 void LineSplitter::emit(std::string& out) {
   if (!style_.pass_through) {
-    out += style_.prefix;
-    out += pending_;
     if (pending_.back() != '\n' && pending_.back() != '\r') {
-      out += '\n';
+      pending_ += '\n';
+    }
+    if (style_.taker) {
+      style_.taker(pending_);
+    } else {
+      out += style_.prefix;
+      out += pending_;
     }
   }
   if (const std::optional<ErrorMark> mark = find_error_mark(pending_)) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -14,6 +15,7 @@ inline constexpr std::size_t kMaxLineBytes = std::size_t{64} << 10;
 struct LineStyle {
   std::string prefix{};       ///< before every line
   bool pass_through = false;  ///< bytes leave as they came, at once (one rank, no prefix)
+  std::function<void(std::string_view line)> taker{};  ///< gets each line with its end, instead of the output
 };
 
 /// A line ends with LF, CR LF, or a CR that no LF follows (progress bars). Every byte of the input leaves in

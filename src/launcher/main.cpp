@@ -69,18 +69,28 @@ std::string tee_path(const Options& options, int rank, const char* stream) {
                                        : fmt::format("{}/rank{}.{}.log", options.tee_directory, rank, stream);
 }
 
+LineStyle style_of(const Options& options, int rank, LineMerger& merger) {
+  if (options.merge) {
+    return {.taker = [&merger, rank](std::string_view line) { merger.add(rank, line, SteadyClock::now()); }};
+  }
+  return {.prefix = options.prefix ? fmt::format("[{}] ", rank) : "",
+          .pass_through = !options.prefix && options.num_ranks == 1};
+}
+
 StartedRank start_rank(const Options& options,
                        int rank,
                        const SpawnPlan& plan,
                        const SignalInbox& inbox,
                        OutputSink& out,
-                       OutputSink& err) {
-  const LineStyle style{.prefix = options.prefix && !options.merge ? fmt::format("[{}] ", rank) : "",
-                        .pass_through = !options.prefix && options.num_ranks == 1};
+                       OutputSink& err,
+                       Supervisor& job) {
+  const auto stream = [&](UniqueFd pipe, OutputSink& sink, const char* name) {
+    return RankStream(std::move(pipe), sink, style_of(options, rank, job.merger(sink)), tee_path(options, rank, name));
+  };
   SpawnedRank spawned = spawn_rank(plan, inbox.inherited());
   return {.process = std::move(spawned.process),
-          .out = RankStream(std::move(spawned.out), out, style, tee_path(options, rank, "stdout")),
-          .err = RankStream(std::move(spawned.err), err, style, tee_path(options, rank, "stderr"))};
+          .out = stream(std::move(spawned.out), out, "stdout"),
+          .err = stream(std::move(spawned.err), err, "stderr")};
 }
 
 /// Starts all ranks; a failure throws, and what was started until then ends with the supervisor.
@@ -123,12 +133,7 @@ void start_ranks(
       job.set_stdin(StdinRelay(STDIN_FILENO, UniqueFd(ends[1])));
       plan.stdin_fd = relay_read.get();
     }
-    StartedRank started = start_rank(options, rank, plan, inbox, out, err);
-    if (options.merge) {
-      started.out.merge_into(job.merger(out), rank);
-      started.err.merge_into(job.merger(err), rank);
-    }
-    job.add(std::move(started));
+    job.add(start_rank(options, rank, plan, inbox, out, err, job));
   }
 }
 

@@ -1,7 +1,5 @@
 #include "launcher/output.h"
 
-#include "launcher/line_merger.h"
-
 #include <zeroth/base/error.h>
 
 #include <fcntl.h>
@@ -81,8 +79,7 @@ std::size_t RankStream::read_some() {
     return 0;
   }
   const std::string_view text(block.data(), static_cast<std::size_t>(bytes));
-  splitter_.feed(text, lines());
-  merge_lines();
+  splitter_.feed(text, sink_->queue());
   tee(text);
   return text.size();
 }
@@ -104,24 +101,10 @@ void RankStream::drain() {
 
 void RankStream::close() {
   if (open()) {
-    splitter_.finish(lines());
-    merge_lines();
+    splitter_.finish(sink_->queue());
     pipe_.reset();
     tee_file_.reset();
   }
-}
-
-void RankStream::merge_lines() {
-  const auto now = SteadyClock::now();
-  std::string_view rest = completed_;
-  while (!rest.empty()) {
-    std::size_t end = rest.find_first_of("\r\n");
-    end = end == std::string_view::npos ? rest.size() : end + 1;
-    if (end < rest.size() && rest[end - 1] == '\r' && rest[end] == '\n') ++end;
-    merger_->add(rank_, rest.substr(0, end), now);
-    rest.remove_prefix(end);
-  }
-  completed_.clear();
 }
 
 void RankStream::tee(std::string_view bytes) {

@@ -40,19 +40,12 @@ class OutputSink {
   int error_number_ = 0;
 };
 
-class LineMerger;
-
 /// One output stream of one rank on its way to a sink and, if asked for, to a file with the bytes as they
 /// came.
 class RankStream {
  public:
   /// `tee_path` "" = no file. Throws Error(kIo) if the file cannot be made.
   RankStream(UniqueFd pipe, OutputSink& sink, LineStyle style, std::string tee_path);
-  /// Lines go through `merger`, which puts the ranks before them, instead of straight to the sink. `style.prefix` must be empty.
-  void merge_into(LineMerger& merger, int rank) {
-    merger_ = &merger;
-    rank_ = rank;
-  }
 
   [[nodiscard]] int fd() const { return pipe_.get(); }
   [[nodiscard]] bool open() const { return pipe_.valid(); }
@@ -68,17 +61,11 @@ class RankStream {
   void close();
 
  private:
-  /// Hands on what the splitter has completed.
-  void merge_lines();
-  [[nodiscard]] std::string& lines() { return merger_ != nullptr ? completed_ : sink_->queue(); }
   void tee(std::string_view bytes);
 
   UniqueFd pipe_;
   OutputSink* sink_;
   LineSplitter splitter_;
-  LineMerger* merger_ = nullptr;
-  int rank_ = 0;
-  std::string completed_;  // lines on their way to the merger
   std::string tee_path_;
   UniqueFd tee_file_;
 };

@@ -9,7 +9,17 @@ constexpr std::uint32_t kMeetings = 0x100;  // labels from here on
 
 }  // namespace
 
-MessageTag tag_of(CallPurpose purpose, int unit) { return {.unit = unit, .label = static_cast<std::uint32_t>(purpose)}; }
+Collective flat_call(
+    CollectiveKind kind, CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* send, std::byte* recv) {
+  Collective call{.kind = kind,
+                  .in_dtype = dtype,
+                  .out_dtype = dtype,
+                  .send = send,
+                  .recv = recv,
+                  .tag = {.unit = flat.unit, .label = static_cast<std::uint32_t>(purpose)}};
+  for (int rank = 0; rank < flat.world(); ++rank) call.counts.push_back(flat.shard(rank).size());
+  return call;
+}
 
 MessageTag tag_of(Meeting what) { return {.unit = -1, .label = kMeetings + static_cast<std::uint32_t>(what)}; }
 

@@ -62,13 +62,7 @@ class MatchedExchange final : public GradientExchange {
 
  private:
   Work call(CollectiveKind kind, CallPurpose purpose, const FlatLayout& layout, const std::byte* send, std::byte* recv) {
-    Collective collective{.kind = kind,
-                          .in_dtype = layout.accumulation(),
-                          .out_dtype = layout.accumulation(),
-                          .send = send,
-                          .recv = recv,
-                          .tag = tag_of(purpose, layout.unit)};
-    for (int rank = 0; rank < model_.world; ++rank) collective.counts.push_back(layout.shard(rank).size());
+    const Collective collective = flat_call(kind, purpose, layout, layout.accumulation(), send, recv);
     return backend_.submit({&collective, 1}, reduce_stream_);
   }
 

@@ -6,8 +6,6 @@
 namespace zeroth {
 namespace {
 
-bool parameters_shared(const ShardingPlan& plan) { return plan.gathers_parameters() || plan.publishes_parameters(); }
-
 std::int64_t parameter_elements(const ShardingPlan& plan, const FlatLayout& flat, int rank) {
   return plan.parameter == Placement::kFlat ? flat.shard(rank).size() : flat.length;
 }
@@ -24,7 +22,7 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
   };
   layout.signals = take(control_bytes(model));
   for (const FlatLayout& flat : model.flats) {
-    layout.parameters.push_back(parameters_shared(plan) ? take(paged(parameter_elements(plan, flat, rank), flat.dtype))
+    layout.parameters.push_back(plan.shares_parameters() ? take(paged(parameter_elements(plan, flat, rank), flat.dtype))
                                                         : SharedLayout::kNone);
     layout.reduced.push_back(flat.trainable && plan.gathers_gradients()
                                  ? take(paged(flat.shard(rank).size(), flat.accumulation()))
@@ -85,7 +83,7 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     std::int64_t update = 0;
     std::int64_t shard = 0;
   };
-  const bool own_parameters = !parameters_shared(plan_);
+  const bool own_parameters = !plan_.shares_parameters();
   std::size_t bytes = gathered_table_.total_bytes();
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
     const FlatLayout& layout = model_.flats[flat];
@@ -131,10 +129,7 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
 const std::byte* ModelMemory::parameter_shard(int flat, int rank) const {
   const FlatLayout& layout = model_.flat(flat);
   const auto peer = static_cast<std::size_t>(rank);
-  const std::byte* base =
-      parameters_shared(plan_)
-          ? window_.ranks[peer].data() + shared_layouts_[peer].parameters[index(flat)]
-          : parameters_[index(flat)];
+  const std::byte* base = window_.ranks[peer].data() + shared_layouts_[peer].parameters[index(flat)];
   if (plan_.parameter == Placement::kFlat) return base;
   return base + static_cast<std::size_t>(layout.shard(rank).begin) * size_of(layout.dtype);
 }

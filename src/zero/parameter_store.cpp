@@ -130,7 +130,7 @@ void ParameterStore::drop(int unit) noexcept {
 void ParameterStore::fetch(int flat, std::byte* out, CallPurpose purpose) {
   const FlatLayout& layout = model_.flat(flat);
   if (layout.length == 0) return;
-  if (!plan_.gathers_parameters() && !plan_.publishes_parameters()) {  // everything is in this rank's own memory
+  if (!plan_.shares_parameters()) {  // everything is in this rank's own memory
     gather_stream_.enqueue([this, &layout, flat, out] {
       kernels::copy_stream(out, memory_.parameters(flat), static_cast<std::int64_t>(layout.bytes()), kernels_.isa);
     });
@@ -140,13 +140,8 @@ void ParameterStore::fetch(int flat, std::byte* out, CallPurpose purpose) {
     gather_stream_.enqueue([this, flat, out] { pull(flat, out); });
     return;
   }
-  Collective gather{.kind = CollectiveKind::kAllGather,
-                    .in_dtype = layout.dtype,
-                    .out_dtype = layout.dtype,
-                    .send = memory_.parameter_shard(flat, memory_.rank()),
-                    .recv = out,
-                    .tag = tag_of(purpose, layout.unit)};
-  for (int rank = 0; rank < model_.world; ++rank) gather.counts.push_back(layout.shard(rank).size());
+  const Collective gather =
+      flat_call(CollectiveKind::kAllGather, purpose, layout, layout.dtype, memory_.parameter_shard(flat, memory_.rank()), out);
   // The call is submitted here, on the caller's thread: so all ranks submit theirs in one order.
   gather_stream_.enqueue([work = backend_.submit({&gather, 1}, gather_stream_)] { work.wait(); });
 }

@@ -36,7 +36,7 @@ class World {
   /// "self", "shm", "inproc", or the kind of the transport: "c10d gloo".
   [[nodiscard]] const std::string& backend_name() const { return backend_name_; }
   [[nodiscard]] const std::string& job() const { return job_; }
-  /// What said so: "RANK and WORLD_SIZE (zeroth-run, torchrun)", "no launcher's variables", "a group of torch.distributed".
+  /// What said so: "RANK and WORLD_SIZE (zeroth-run, torchrun)", "no launcher's variables", ...
   [[nodiscard]] const std::string& origin() const { return origin_; }
 
   /// A new group of all ranks, for one engine. Matched, blocks until all ranks are there. The first call decides the options.

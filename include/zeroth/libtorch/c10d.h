@@ -13,7 +13,7 @@ namespace zeroth::libtorch {
 /// The group must stay initialised as long as an engine uses it; its own send and recv may be used beside it with tags below 2^30.
 /// Buffers are CPU memory: the group needs a backend for CPU tensors, such as gloo. Throws kUsage for a name that is not registered.
 ///
-/// Torch's own timeout of the group (30 minutes by default) ends waits that are longer than comm.timeout_s says.
+/// Torch's own timeout of the group (30 minutes by default) ends waits, too, if zeroth.timeout_ms is longer.
 [[nodiscard]] std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_name);
 
 [[nodiscard]] World world_from_c10d(const std::string& group_name);

@@ -1,4 +1,4 @@
-// What the matched calls of an engine are about: the tags that ranks compare, and how they read in errors.
+// The matched calls of an engine: what they are about, in the tags that ranks compare, and how those read in errors.
 #pragma once
 
 #include <string>
@@ -11,7 +11,9 @@ namespace zeroth {
 
 enum class CallPurpose : std::uint8_t { kOther, kGatherParameters, kPublishParameters, kReadParameters, kReduceGradients, kShareGradients };
 
-[[nodiscard]] MessageTag tag_of(CallPurpose purpose, int unit);
+/// A call about all shards of a flat, `dtype` elements in its own parts.
+[[nodiscard]] Collective flat_call(
+    CollectiveKind kind, CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* send, std::byte* recv);
 [[nodiscard]] MessageTag tag_of(Meeting what);
 
 /// "the gradients of unit blocks.3", "step()"; "" for tags of other calls. `model` must outlive it.

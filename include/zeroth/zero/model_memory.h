@@ -33,7 +33,8 @@ struct SharedLayout {
 /// Owns the arenas. Addresses never change. Slots are counted from their first use on: a fixed arena gives nothing back.
 class ModelMemory {
  public:
-  /// Collective where the transport is one-sided: every rank attaches its shared arena. `optimizer_states` buffers of the update range per trainable flat.
+  /// Collective where the transport is one-sided: every rank attaches its shared arena. `optimizer_states` buffers of the update range
+  /// per trainable flat.
   ModelMemory(const ModelLayout& model,
               const ShardingPlan& plan,
               int optimizer_states,
@@ -46,8 +47,7 @@ class ModelMemory {
 
   /// Parameters at rest: the whole flat if replicated, else this rank's shard.
   [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)]; }
-  /// Shard of `rank`, in the flat's dtype, wherever it rests. Other ranks' only where the transport is one-sided, or parameters are
-  /// replicated and not published.
+  /// Shard of `rank`, in the flat's dtype, where the plan shares parameters. Other ranks' only where the transport is one-sided.
   [[nodiscard]] const std::byte* parameter_shard(int flat, int rank) const;
   [[nodiscard]] std::byte* master(int flat) const { return at(masters_, flat); }
   [[nodiscard]] std::byte* state(int flat, int which) const;

@@ -2,9 +2,9 @@
 //
 // A unit that rests sharded is gathered into its slot while at least one lease on it is out; a unit that rests replicated is
 // always there and a lease costs nothing. "Gathered" is a count, not a state: several forwards may be outstanding.
-// Where peers read each other's memory (Capabilities::one_sided) a gather is a pull: wait until each rank's shard has this rank's epoch, copy. No rank overwrites a shard before the judge of
-// the step, which every rank passes after its last gather. Elsewhere a gather is a matched all_gather: all ranks take the same units
-// in the same order, or hear by name what the others took.
+// Where peers read each other's memory (Capabilities::one_sided) a gather is a pull: wait until each rank's shard has this rank's
+// epoch, copy. No rank overwrites a shard before the judge of the step, which every rank passes after its last gather. Elsewhere a
+// gather is a matched all_gather: all ranks take the same units in the same order, or hear by name what the others took.
 #pragma once
 
 #include <cstdint>

@@ -53,6 +53,8 @@ struct ShardingPlan {
   [[nodiscard]] bool publishes_parameters() const {
     return transition(optimizer, parameter) == Transition::kAllGather;
   }
+  /// Ranks take parameters from each other, one way or the other.
+  [[nodiscard]] bool shares_parameters() const { return gathers_parameters() || publishes_parameters(); }
   /// Reduced gradients travel to everybody before the update.
   [[nodiscard]] bool gathers_gradients() const { return gradient == Placement::kReplicate; }
   /// Every unit keeps a bucket of its own, because all local gradients are held at once.

@@ -1,0 +1,68 @@
+#include "comm/matched_calls.h"
+
+#include <kernels/reduce/reduce.h>
+#include <zeroth/base/planted.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace zeroth::detail {
+namespace {
+
+/// The planted fault "reduction_ulp": the sum of rank 1 is one unit in the last place off.
+void plant_ulp(int rank, std::byte* sum, DType dtype) {
+  if (!planted("reduction_ulp") || rank != 1 || !is_floating(dtype)) return;
+  const auto raise = [sum](auto bits) {
+    std::memcpy(&bits, sum, sizeof bits);
+    ++bits;
+    std::memcpy(sum, &bits, sizeof bits);
+  };
+  if (size_of(dtype) == 8) raise(std::uint64_t{0});
+  if (size_of(dtype) == 4) raise(std::uint32_t{0});
+  if (size_of(dtype) == 2) raise(std::uint16_t{0});
+}
+
+}  // namespace
+
+WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::string_view where) {
+  WorkInfo info;
+  for (const Collective& call : calls) {
+    validate(call, rank, size, where);
+    for (const std::int64_t count : call.counts) info.bytes += static_cast<std::uint64_t>(count) * size_of(call.in_dtype);
+  }
+  if (!calls.empty()) info.what = name_of(calls.front().kind);
+  return info;
+}
+
+void sum_in_rank_order(const Collective& call,
+                       int rank,
+                       std::byte* to,
+                       const std::vector<const std::byte*>& sources,
+                       std::int64_t elements,
+                       kernels::Isa isa) {
+  if (elements == 0) return;
+  kernels::sum_sources({.dst = to,
+                        .dst_dtype = call.out_dtype,
+                        .accumulate = false,
+                        .sources = reinterpret_cast<const void* const*>(sources.data()),
+                        .num_sources = static_cast<int>(sources.size()),
+                        .src_dtype = call.in_dtype,
+                        .n = elements},
+                       isa);
+  plant_ulp(rank, to, call.out_dtype);
+}
+
+std::vector<int> members_of(int color, int size, FunctionRef<const CallDescriptor&(int)> call_of) {
+  std::vector<std::pair<std::int64_t, int>> order;  // (key, rank)
+  for (int rank = 0; rank < size; ++rank) {
+    const CallDescriptor& call = call_of(rank);
+    if (call.color == color) order.emplace_back(call.key, rank);
+  }
+  std::ranges::sort(order);
+  std::vector<int> members;
+  for (const auto& [unused, rank] : order) members.push_back(rank);
+  return members;
+}
+
+}  // namespace zeroth::detail
