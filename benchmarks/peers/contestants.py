@@ -33,6 +33,10 @@ class Contestant(abc.ABC):
         """Of this rank: what the contestant holds now."""
         return tracker.live_bytes()
 
+    def peak_bytes(self) -> int | None:
+        """The highest of these since the first step, where the contestant counts itself."""
+        return None
+
     def bytes_by_state(self) -> dict[str, int]:
         """The same by what it is for, where the contestant tells."""
         return {}
@@ -58,6 +62,13 @@ class Loop(Contestant):
     def update(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+
+    def own_bytes(self) -> int:
+        """Parameters, gradients and the optimizer's state as they are now, of plain torch."""
+        parameters = list(self.model.parameters())
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        states = [value for held in self.optimizer.state.values() for value in held.values() if isinstance(value, Tensor)]
+        return sum(tensor.nbytes for tensor in [*parameters, *gradients, *states])
 
 
 class Bf16Floor(Contestant):
@@ -211,6 +222,9 @@ class Zeroth(Contestant):
     def tracked_bytes(self, tracker: Tracker) -> int:
         """From the engine's ledger: its memory is no tensor of Python's."""
         return sum(self.bytes_by_state().values())
+
+    def peak_bytes(self) -> int | None:
+        return sum(self.engine.memory_report().measured_peak.values())
 
     def bytes_by_state(self) -> dict[str, int]:
         return self.engine.memory_report().live

@@ -14,6 +14,9 @@ def add_rows(record: Record, measured: Measurement) -> None:
             _add_step(record, measured, name)
         if name in measured.solo:
             _add_solo(record, measured.solo[name], name)
+            peak = _tracked_peak(measured.solo[name], measured.solo.get("floor"))
+            if peak is not None and name != "floor":
+                record.add(f"{name}: tracked highest, largest rank", "MB", [peak / 1e6], "lower")
         startup = measured.startup[name]
         if startup:
             record.add(f"{name}: start-up", "s", startup, "lower")
@@ -36,6 +39,21 @@ def _add_step(record: Record, measured: Measurement, name: str) -> None:
     if measured.cell.work == "tiny":
         micros = [1e6 * (own["wall"] - floor["wall"]) / TINY_MODULES for own, floor in pairs]
         record.add(f"{name}: a module beyond floor", "us", micros, "lower")
+
+
+def _tracked_peak(solo: Solo, floor: Solo | None) -> int | None:
+    """The highest within a step, without the activations: by the contestant's own count, or its samples less the floor's."""
+    if all("tracked_peak" in report for report in solo.reports):
+        return max(report["tracked_peak"] for report in solo.reports)
+    if floor is None or not all("tracked_in_step" in report for report in [*solo.reports, *floor.reports]):
+        return None
+    peaks = []
+    for own, plain in zip(solo.reports, floor.reports):
+        samples, activations = own["tracked_in_step"], plain["tracked_in_step"]
+        if not samples or len(samples) != len(activations):
+            return None
+        peaks.append(max(held - other for held, other in zip(samples, activations)))
+    return max(peaks)
 
 
 def _add_solo(record: Record, solo: Solo, name: str) -> None:

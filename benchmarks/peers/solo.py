@@ -20,12 +20,13 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from cells import Cell  # noqa: E402
-from contestants import Contestant, make, needs_group  # noqa: E402
+from contestants import Contestant, Loop, make, needs_group  # noqa: E402
 from processes import pss  # noqa: E402
-from tracked import Tracker  # noqa: E402
+from tracked import Tracker, at_layers  # noqa: E402
 from work import Work  # noqa: E402
 
 WIRE_STEPS = 2
+SAMPLED_LAYERS = 60  # of a step, at most
 
 
 def loopback_bytes() -> int:
@@ -70,6 +71,20 @@ def wire_bytes(contestant: Contestant, work: Work, first: int) -> dict[str, floa
     return {"loopback": seen / WIRE_STEPS} if counted is None else {"counted": counted / WIRE_STEPS}
 
 
+def tracked_in_step(contestant: Contestant, work: Work, tracker: Tracker, number: int, *, floor: bool) -> list[int]:
+    """Bytes at every sampled layer, activations among them; of the floor what is left without parameters, gradients and states, which
+    are the activations (and what else the tracker takes for one), equal for all contestants."""
+    samples: list[int] = []
+
+    def sample() -> None:
+        own = contestant.own_bytes() if floor and isinstance(contestant, Loop) else 0
+        samples.append(tracker.live_bytes() - own)
+
+    with at_layers(sample, every=-(-work.layers // SAMPLED_LAYERS)):
+        step(contestant, work, number)
+    return samples
+
+
 def run(cell: Cell, name: str, startup: bool) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     report: dict[str, Any] = {"pss_imported": 0 if startup else pss(os.getpid())}
@@ -93,8 +108,13 @@ def run(cell: Cell, name: str, startup: bool) -> dict[str, Any]:
     report["tracked_after_backward"] = contestant.tracked_bytes(tracker)
     contestant.update()
     report["tracked_after_step"] = contestant.tracked_bytes(tracker)
+    peak = contestant.peak_bytes()
+    if peak is not None:
+        report["tracked_peak"] = peak
+    elif not cell.dtype == "bf16":  # there activations differ
+        report["tracked_in_step"] = tracked_in_step(contestant, work, tracker, cell.solo_steps + 1, floor=name == "floor")
     report["bytes_by_state"] = contestant.bytes_by_state()
-    return report | wire_bytes(contestant, work, cell.solo_steps + 1)
+    return report | wire_bytes(contestant, work, cell.solo_steps + 2)
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ COLUMNS = [
     ("tokens/s", "tokens", 0),
     ("CPU s a step", "CPU of a step, all ranks", 2),
     ("tracked MB after backward / step", "tracked after backward, largest rank|tracked after step, largest rank", 1),
+    ("highest", "tracked highest, largest rank", 1),
     ("peak PSS, MiB", "peak PSS, all ranks", 0),
     ("wire MB a step", "wire a step, all ranks", 1),
     ("start-up, s", "start-up", 2),

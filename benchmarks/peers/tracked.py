@@ -1,12 +1,14 @@
-"""Bytes of the tensors that are alive in a process."""
+"""Bytes of the tensors that are alive in a process, at a moment and in the course of a step."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
@@ -46,3 +48,26 @@ class Tracker:
             if storage is not None and address not in self._before:
                 total += storage.nbytes()
         return total
+
+
+@contextlib.contextmanager
+def at_layers(sample: Callable[[], None], every: int) -> Iterator[None]:
+    """Calls `sample` where a layer with parameters of its own has ended its forward, and again where its backward begins; of such
+    layers it takes each `every`-th."""
+    calls = 0
+
+    def ended(layer: nn.Module, _: Any, output: Any) -> None:
+        nonlocal calls
+        if not isinstance(output, Tensor) or not layer._parameters:
+            return
+        calls += 1
+        if calls % every == 0:
+            sample()
+            if output.requires_grad:
+                output.register_hook(lambda _: sample())
+
+    handle = nn.modules.module.register_module_forward_hook(ended)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -39,6 +39,8 @@ class Work:
         """of one rank in one step"""
         self.parameters = 0
         """of the model, once it was made"""
+        self.layers = 0
+        """modules with parameters of their own, once it was made"""
         source = torch.Generator().manual_seed(1 + rank)
         self._batches: list[tuple[Tensor, ...]] = []
         for _ in range(8):
@@ -53,6 +55,7 @@ class Work:
         torch.manual_seed(1)
         model = Chain() if self.cell.work == "tiny" else Gpt(SHAPES[self.cell.work])
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        self.layers = sum(1 for module in model.modules() if module._parameters)
         return model
 
     def units(self, model: nn.Module) -> Iterable[nn.Module]:
