@@ -67,6 +67,16 @@ void bind_core(py::module_& module) {
   py::class_<World>(module, "World")
       .def_static("from_environment", &World::from_environment)
       .def_static("from_group", &world_from_group, py::arg("group") = py::none())
+      .def(
+          "abort",
+          [](const World& world, const std::string& message) {
+            world.abort(Error(ErrorCode::kAborted,
+                              message,
+                              {.where = "python.world",
+                               .who = "rank " + std::to_string(world.rank()) + "/" + std::to_string(world.size())}));
+          },
+          py::arg("message"),
+          py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)
       .def_property_readonly("local_rank", &World::local_rank)

@@ -1,5 +1,6 @@
 #include "bindings.h"
 
+#include <zeroth/base/error.h>
 #include <zeroth/base/interrupt.h>
 #include <zeroth/libtorch/engine.h>
 
@@ -183,6 +184,15 @@ void check_signals() {
   throw error;
 }
 
+/// In backward, on torch's way back to Python.
+void rethrow_as_python(const Error& caught) {
+  const py::gil_scoped_acquire gil;
+  set_python_error(caught);
+  python_error error;
+  error.persist();
+  throw error;
+}
+
 void translate(std::exception_ptr pointer) {
   try {
     if (pointer) std::rethrow_exception(pointer);
@@ -239,7 +249,8 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
   libtorch::EngineOptions options{.log_level = log_level_of(log_level),
                                   .progress_every = Milliseconds(static_cast<std::int64_t>(progress_every_s * 1000)),
                                   .json_log = std::move(json_log),
-                                  .guard_gradients = true};
+                                  .guard_gradients = true,
+                                  .rethrow = &rethrow_as_python};
   for (const auto& [lr, weight_decay] : groups) options.groups.push_back({.lr = lr, .weight_decay = weight_decay});
   const py::gil_scoped_release no_gil;
   ModelDescription model = libtorch::describe_model(

@@ -56,6 +56,8 @@ PyObject* new_type(py::module_& module, const char* name, const char* text, PyOb
 
 }  // namespace
 
+void set_python_error(const Error& error) { raise(error_type, error); }
+
 void bind_errors(py::module_& module) {
   error_type = new_type(module,
                         "Error",

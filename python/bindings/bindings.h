@@ -4,12 +4,18 @@
 
 #include <pybind11/pybind11.h>
 
+namespace zeroth {
+class Error;
+}
+
 namespace zeroth::python {
 
 namespace py = pybind11;
 
 /// zeroth.Error with the attributes code, message, where, who, which, expected, got, hint; ConfigError below it.
 void bind_errors(py::module_& module);
+/// Makes it the exception that Python raises next. With the GIL.
+void set_python_error(const Error& error);
 void bind_core(py::module_& module);    ///< Config, World, StepResult, MemoryReport
 void bind_engine(py::module_& module);  ///< Engine and the hooks of its units: the only file that includes torch
 

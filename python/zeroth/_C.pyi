@@ -59,6 +59,11 @@ class World:
     def from_group(group: ProcessGroup | None = None) -> World:
         """The ranks of an existing torch.distributed group (None: the default one), which carries every message: on several
         hosts, whatever started them. It needs a backend for CPU tensors, such as gloo."""
+    def abort(self, message: str) -> None:
+        """Tells every rank that this one gives up, and why: whoever waits in an engine of this world, or comes to wait, gets Error
+        ABORTED with the message at once; in a world from_group() they learn of it when this process ends. For reasons that the
+        engines cannot see, such as data that has run out. Does not block; does nothing before the world has its first engine. The
+        engines of this rank are of no use after it."""
     @property
     def rank(self) -> int: ...
     @property

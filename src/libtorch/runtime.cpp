@@ -47,7 +47,7 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
 
   void operator()(const at::Tensor& parameter) override {
     if (previous_) (*previous_)(parameter);
-    if (const auto runtime = runtime_.lock()) runtime->gradient(param_, parameter);
+    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { runtime->gradient(param_, parameter); });
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
   [[nodiscard]] std::unique_ptr<torch::autograd::PostAccumulateGradHook> take_previous() { return std::move(previous_); }
@@ -125,6 +125,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   require_dtype_of_config(runtime->config_, runtime->model_);
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level, json_log_of(options));
   runtime->progress_every_ = options.progress_every;
+  runtime->rethrow_ = options.rethrow;
   runtime->announce(world);
   runtime->device_ = make_cpu_device(runtime->config_.runtime.execution,
                                      static_cast<std::uint64_t>(runtime->config_.runtime.chaos_seed) +
@@ -292,7 +293,7 @@ void Runtime::enter_backward() {
   ++backward_seq_;
   narrow_single_uses();
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-    if (const auto runtime = weak.lock()) runtime->leave_backward();
+    if (const auto runtime = weak.lock()) runtime->in_hook([&] { runtime->leave_backward(); });
   });
 }
 

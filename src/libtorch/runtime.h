@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,6 +54,16 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] bool ends_with_gradients(int unit) const;
   /// A backward is still open after its call returned: it threw. Ends it.
   void settle();
+  /// Runs the body of a hook of backward; see EngineOptions::rethrow.
+  template <class Body>
+  void in_hook(const Body& body) const {
+    try {
+      body();
+    } catch (const Error& error) {
+      if (rethrow_) rethrow_(error);
+      throw;
+    }
+  }
 
   void backward(const at::Tensor& loss);
   [[nodiscard]] std::uint64_t open_backward(const at::Tensor& loss);
@@ -93,6 +104,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Config config_;
   ModelDescription model_;
   Logger log_;
+  std::function<void(const Error&)> rethrow_;
   std::unique_ptr<Device> device_;
   std::shared_ptr<TrafficTable> traffic_;
   ParameterSlots slots_;

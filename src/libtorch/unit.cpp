@@ -20,7 +20,7 @@ class UseHook final : public torch::autograd::FunctionPreHook {
   UseHook(std::weak_ptr<Runtime> runtime, std::shared_ptr<UnitUse> use) : runtime_(std::move(runtime)), use_(std::move(use)) {}
 
   variable_list operator()(const variable_list& grads) override {
-    if (const auto runtime = runtime_.lock()) ((*runtime).*Call)(*use_);
+    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { ((*runtime).*Call)(*use_); });
     return grads;
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }

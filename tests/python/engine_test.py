@@ -629,6 +629,15 @@ class Refusals(unittest.TestCase):
                 engine.backward(engine(*BATCH))
             self.assertTrue(train(engine).committed)
 
+    def test_an_error_inside_backward_is_the_librarys(self) -> None:
+        _, engine = make(stage=3)
+        for run in (lambda loss: loss.backward(create_graph=True), lambda loss: torch.autograd.backward([loss], create_graph=True)):
+            with self.assertRaisesRegex(zeroth.Error, "create_graph") as caught:
+                run(engine(*BATCH))
+            self.assertEqual((caught.exception.code, caught.exception.exit_code), ("MODEL", 65))
+            self.assertIn("unit ", caught.exception.which)
+        self.assertTrue(train(engine).committed)
+
     def test_a_forked_child_is_told_and_the_parent_goes_on(self) -> None:
         for stage in (0, 3):
             model, engine = make(stage=stage)
@@ -695,6 +704,11 @@ class Processes(unittest.TestCase):
     def test_buffers_are_rank_zeros_in_every_training_forward(self) -> None:
         done = job.run(3, "buffers_rank.py")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_a_rank_that_gives_up_tells_the_others_why(self) -> None:
+        done = job.run(3, "trouble_rank.py", "give_up")
+        for rank in range(3):
+            self.assertRegex(done.stdout, rf"rank {rank} is told: \[ABORTED\].*the data has run out.*rank 1/3", done.stderr)
 
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "trouble_rank.py", "kill")

@@ -42,6 +42,18 @@ def disagree(rank: int) -> None:
         raise
 
 
+def give_up(rank: int) -> None:
+    world = zeroth.World.from_environment()
+    engine = zeroth.Engine(zoo.make("plain"), config(), world=world)
+    train(engine)
+    if rank == 1:
+        world.abort("the data has run out")
+    try:
+        train(engine)
+    except zeroth.Error as error:
+        print(f"rank {rank} is told: {error}", flush=True)
+
+
 def kill(rank: int) -> None:
     engine = zeroth.Engine(zoo.make("plain"), config())
     while True:
@@ -91,6 +103,6 @@ def interrupt(rank: int, where: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"exception": exception, "disagree": disagree, "kill": kill, "interrupt": interrupt}[sys.argv[1]](
+    {"exception": exception, "disagree": disagree, "give_up": give_up, "kill": kill, "interrupt": interrupt}[sys.argv[1]](
         zeroth.World.from_environment().rank, *sys.argv[2:]
     )

@@ -46,6 +46,9 @@ struct EngineOptions {
   /// Between a backward and the next forward each `.grad` is not undefined but a guard: full shape, no memory, any access an error
   /// that says where the gradient is. For languages whose habits read gradients, and would find none without a word.
   bool guard_gradients = false;
+  /// Called with an error that is about to leave a hook of backward. Torch's engine knows its own and Python's exceptions and passes
+  /// on the text of all others; so a front end may throw another one here, on the thread that runs backward.
+  std::function<void(const Error&)> rethrow{};
 };
 
 /// Bytes received from other ranks since the last reset, counted at the copy.
