@@ -47,14 +47,14 @@ std::vector<std::int64_t> FlatLayout::counts() const {
 }
 
 std::vector<std::int64_t> shard_boundaries(std::int64_t length, int world, int rotate) {
-  ZR_ASSERT(world >= 1 && length % kBlockElements == 0, "shards are whole blocks");
-  const std::int64_t blocks = length / kBlockElements;
+  ZR_ASSERT(world >= 1 && length >= 0, "shards of what is there, for somebody");
+  const std::int64_t blocks = (length + kBlockElements - 1) / kBlockElements;
   const std::int64_t base = blocks / world;
   const std::int64_t odd = blocks % world;
   std::vector<std::int64_t> boundaries{0};
   for (int rank = 0; rank < world; ++rank) {
     const std::int64_t turn = ((rank - rotate) % world + world) % world;
-    boundaries.push_back(boundaries.back() + (base + (turn < odd ? 1 : 0)) * kBlockElements);
+    boundaries.push_back(std::min(boundaries.back() + (base + (turn < odd ? 1 : 0)) * kBlockElements, length));
   }
   return boundaries;
 }
@@ -84,7 +84,7 @@ std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
              {.which = unit.name, .got = param.name + " and those before it"});
   }
   for (FlatLayout& layout : layouts) {
-    layout.length = (layout.length + kBlockElements - 1) / kBlockElements * kBlockElements;
+    layout.length = align_elements(layout.length, layout.dtype);
     layout.boundaries = shard_boundaries(layout.length, world, unit_index);
   }
   return layouts;

@@ -27,7 +27,7 @@ GradientStore::GradientStore(const ModelLayout& model,
       micro_steps_(micro_steps),
       memory_(memory),
       kernels_(kernels),
-      shards_(std::make_unique<ReducedShards>(model, memory, kernels)),
+      shards_(std::make_unique<ReducedShards>(model, memory, kernels, ledger)),
       flats_(model.flats.size()),
       ring_positions_(ring_positions(model)),
       slot_holder_(memory.bucket_table().slot_bytes.size(), -1),
@@ -88,13 +88,15 @@ void GradientStore::open(int flat) {
     holder = unit;
   }
   wait_for_slot(unit, static_cast<std::size_t>(memory_.bucket_table().unit_slot[unit_index]));
+  // What is summed, or may yet be summed, of earlier events must not meet the gradients of this one.
+  if (state(flat).published || reduced_before_) shards_->vacate(flat);
   state(flat).open = true;
 }
 
 void GradientStore::wait_for_slot(int unit, std::size_t slot) {
   // A further event of the unit itself has to wait as well: its flats are closed one by one.
-  const int holder = slot_holder_[slot];
-  if (holder >= 0) exchange_->await_slot(holder, [this](int flat) { return state(flat).open; });
+  const int holder = slot_holder_[slot] >= 0 ? slot_holder_[slot] : unit;
+  exchange_->await_slot(holder, [this](int flat) { return state(flat).open; });
   slot_holder_[slot] = unit;
 }
 
@@ -131,6 +133,7 @@ void GradientStore::publish(int flat) {
   fill_until(layout.length);
   own.filled.assign(own.filled.size(), false);
   own.open = false;
+  own.published = true;
   exchange_->publish(flat);
 }
 
@@ -140,6 +143,7 @@ void GradientStore::close_backward() {
       if (state(flat).open) publish(flat);
     }
     std::ranges::fill(ring_open_, -1);
+    reduced_before_ = true;
   }
   exchange_->close_backward(++backward_);
 }
@@ -155,6 +159,7 @@ void GradientStore::complete() {
   exchange_->close_backward(next_step);  // first: it tells the others what this rank has no gradients for
   meet(Meeting::kStep);
   exchange_->await_sums(next_step);
+  shards_->settle();
 }
 
 void GradientStore::share_sums() { exchange_->share_sums(); }
@@ -163,6 +168,8 @@ void GradientStore::begin_step() {
   std::fill(touched_.begin(), touched_.end(), false);
   shards_->begin_step();
   exchange_->begin_step();
+  for (FlatState& flat : flats_) flat.published = false;
+  reduced_before_ = false;
   offender_ = {};
   micro_step_ = 0;
 }

@@ -1,8 +1,9 @@
 #include <zeroth/zero/memory_plan.h>
 
 #include <algorithm>
+#include <numeric>
+#include <vector>
 
-#include "zero/pages.h"
 #include "zero/signals.h"
 
 namespace zeroth {
@@ -10,6 +11,13 @@ namespace {
 
 std::uint64_t others_bytes(const FlatLayout& flat, int rank, DType dtype) {
   return static_cast<std::uint64_t>(flat.length - flat.shard(rank).size()) * size_of(dtype);
+}
+
+/// One a flat.
+std::vector<std::size_t> bucket_bytes(const ModelLayout& model) {
+  std::vector<std::size_t> bytes;
+  for (const FlatLayout& flat : model.flats) bytes.push_back(flat.trainable ? flat.accumulation_bytes() : 0);
+  return bytes;
 }
 
 }  // namespace
@@ -31,10 +39,19 @@ SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {
   return make_slot_table(model, bytes, plan.reshard != Reshard::kNone, plan.ring_slots);
 }
 
+bool sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
+  if (micro_steps > 1 && plan.policy != ReductionPolicy::kPerStep) return false;
+  if (plan.holds_all_buckets(micro_steps)) return true;
+  const std::vector<std::size_t> bytes = bucket_bytes(model);
+  const std::size_t ring = make_slot_table(model, bytes, true, plan.ring_slots).total_bytes();
+  const std::size_t all = std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
+  const auto world = static_cast<std::size_t>(model.world);
+  return world * all <= world * ring + all;  // the shards of all ranks are one whole
+}
+
 SlotTable bucket_slots(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
-  std::vector<std::size_t> bytes;
-  for (const FlatLayout& flat : model.flats) bytes.push_back(flat.trainable ? flat.accumulation_bytes() : 0);
-  return make_slot_table(model, bytes, !plan.holds_all_buckets(micro_steps), plan.ring_slots);
+  const bool all = plan.holds_all_buckets(micro_steps) || sums_in_buckets(model, plan, micro_steps);
+  return make_slot_table(model, bucket_bytes(model), !all, plan.ring_slots);
 }
 
 std::size_t control_bytes(const ModelLayout& model) {
@@ -50,15 +67,16 @@ MemorySnapshot plan_memory(const ModelLayout& model,
   const auto add = [&memory](MemoryState state, std::size_t bytes) {
     memory.bytes[static_cast<std::size_t>(state)] += bytes;
   };
+  const bool in_buckets = sums_in_buckets(model, plan, micro_steps);
   for (const FlatLayout& flat : model.flats) {
     const std::int64_t shard = flat.shard(rank).size();
-    add(MemoryState::kParameter, paged(plan.parameter == Placement::kFlat ? shard : flat.length, flat.dtype));
+    add(MemoryState::kParameter, array_bytes(plan.parameter == Placement::kFlat ? shard : flat.length, flat.dtype));
     if (!flat.trainable) continue;
     const DType accumulation = flat.accumulation();
     const std::int64_t updated = plan.optimizer == Placement::kFlat ? shard : flat.length;
-    if (accumulation != flat.dtype) add(MemoryState::kMaster, paged(updated, accumulation));
-    add(MemoryState::kOptimizer, static_cast<std::size_t>(optimizer_states) * paged(updated, accumulation));
-    add(MemoryState::kReduced, paged(shard, accumulation));
+    if (accumulation != flat.dtype) add(MemoryState::kMaster, array_bytes(updated, accumulation));
+    add(MemoryState::kOptimizer, static_cast<std::size_t>(optimizer_states) * array_bytes(updated, accumulation));
+    if (!in_buckets) add(MemoryState::kReduced, array_bytes(shard, accumulation));
   }
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());

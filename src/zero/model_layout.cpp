@@ -95,7 +95,7 @@ SlotTable make_slot_table(const ModelLayout& model,
     std::size_t bytes = 0;
     for (const int flat : model.unit_flats[unit]) {
       table.flat_offset[static_cast<std::size_t>(flat)] = bytes;
-      bytes += align_up(flat_bytes[static_cast<std::size_t>(flat)], kPageBytes);
+      bytes += flat_bytes[static_cast<std::size_t>(flat)];
     }
     if (bytes == 0) continue;
     int slot = -1;

@@ -1,6 +1,5 @@
 #include <zeroth/zero/model_memory.h>
 
-#include "zero/pages.h"
 #include "zero/signals.h"
 
 namespace zeroth {
@@ -14,18 +13,19 @@ std::int64_t parameter_elements(const ShardingPlan& plan, const FlatLayout& flat
 
 SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
   SharedLayout layout;
+  const bool shares_sums = plan.gathers_gradients() && !sums_in_buckets(model, plan, micro_steps);
   std::size_t offset = 0;
   const auto take = [&offset](std::size_t bytes) {
     const std::size_t begin = offset;
-    offset += align_up(bytes, kPageBytes);
+    offset += bytes;
     return begin;
   };
   layout.signals = take(control_bytes(model));
   for (const FlatLayout& flat : model.flats) {
-    layout.parameters.push_back(plan.shares_parameters() ? take(paged(parameter_elements(plan, flat, rank), flat.dtype))
+    layout.parameters.push_back(plan.shares_parameters() ? take(array_bytes(parameter_elements(plan, flat, rank), flat.dtype))
                                                         : SharedLayout::kNone);
-    layout.reduced.push_back(flat.trainable && plan.gathers_gradients()
-                                 ? take(paged(flat.shard(rank).size(), flat.accumulation()))
+    layout.reduced.push_back(flat.trainable && shares_sums
+                                 ? take(array_bytes(flat.shard(rank).size(), flat.accumulation()))
                                  : SharedLayout::kNone);
   }
   for (const std::size_t bytes : bucket_slots(model, plan, micro_steps).slot_bytes) {
@@ -45,6 +45,7 @@ ModelMemory::ModelMemory(const ModelLayout& model,
       plan_(plan),
       rank_(backend.rank()),
       one_sided_(backend.capabilities().one_sided),
+      sums_in_buckets_(zeroth::sums_in_buckets(model, plan, micro_steps)),
       bucket_table_(bucket_slots(model, plan, micro_steps)),
       gathered_table_(gathered_slots(model, plan)),
       bucket_holds_(bucket_table_.slot_bytes.size()),
@@ -87,25 +88,26 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
   std::size_t bytes = gathered_table_.total_bytes();
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
     const FlatLayout& layout = model_.flats[flat];
-    if (own_parameters) bytes += paged(layout.length, layout.dtype);
+    if (own_parameters) bytes += layout.bytes();
     if (!layout.trainable) continue;
     const std::int64_t updated = update_range(static_cast<int>(flat)).size();
     const auto copies = static_cast<std::size_t>(optimizer_states + (layout.accumulation() != layout.dtype ? 1 : 0));
-    bytes += copies * paged(updated, layout.accumulation()) + paged(layout.shard(rank_).size(), layout.accumulation());
+    bytes += copies * array_bytes(updated, layout.accumulation());
+    if (!sums_in_buckets_ && !plan_.gathers_gradients()) bytes += array_bytes(layout.shard(rank_).size(), layout.accumulation());
   }
   private_ = device.make_arena(ArenaKind::kPrivate, bytes, "private");
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
     const FlatLayout& layout = model_.flats[flat];
     const auto take = [&](std::int64_t elements, DType dtype, MemoryState state) {
-      return private_.allocate(paged(elements, dtype), {layout.unit, state}, ledger_);
+      return private_.allocate(array_bytes(elements, dtype), {layout.unit, state}, ledger_, kSegmentAlignBytes);
     };
     const std::int64_t at_rest = parameter_elements(plan_, layout, rank_);
     if (own_parameters) {
-      parameters_.push_back(private_.reserve(paged(at_rest, layout.dtype)).data());
+      parameters_.push_back(private_.reserve(array_bytes(at_rest, layout.dtype), kSegmentAlignBytes).data());
     } else {
       parameters_.push_back(nullptr);
     }
-    holds_.push_back(ledger_.hold({layout.unit, MemoryState::kParameter}, paged(at_rest, layout.dtype)));
+    holds_.push_back(ledger_.hold({layout.unit, MemoryState::kParameter}, array_bytes(at_rest, layout.dtype)));
     masters_.emplace_back();
     states_.emplace_back();
     reduced_.push_back(nullptr);
@@ -116,12 +118,13 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     for (int state = 0; state < optimizer_states; ++state) {
       states_.back().push_back(take(updated, accumulation, MemoryState::kOptimizer));
     }
-    const std::size_t reduced_bytes = paged(layout.shard(rank_).size(), accumulation);
+    if (sums_in_buckets_) continue;
+    const std::size_t reduced_bytes = array_bytes(layout.shard(rank_).size(), accumulation);
     holds_.push_back(ledger_.hold({layout.unit, MemoryState::kReduced}, reduced_bytes));
-    if (!plan_.gathers_gradients()) reduced_.back() = private_.reserve(reduced_bytes).data();
+    if (!plan_.gathers_gradients()) reduced_.back() = private_.reserve(reduced_bytes, kSegmentAlignBytes).data();
   }
   for (const std::size_t slot_bytes : gathered_table_.slot_bytes) {
-    gathered_slots_.push_back(private_.reserve(slot_bytes));
+    gathered_slots_.push_back(private_.reserve(slot_bytes, kSegmentAlignBytes));
   }
   gathered_holds_.resize(gathered_slots_.size());
 }
@@ -138,10 +141,16 @@ std::byte* ModelMemory::state(int flat, int which) const {
   return states_[index(flat)][static_cast<std::size_t>(which)].data();
 }
 
+std::byte* ModelMemory::reduced(int flat) {
+  if (!sums_in_buckets_) return reduced_[index(flat)];
+  const FlatLayout& layout = model_.flat(flat);
+  return bucket(flat) + array_bytes(layout.shard(rank_).begin, layout.accumulation());
+}
+
 const std::byte* ModelMemory::peer_reduced(int flat, int rank) const {
-  if (!one_sided_) {
+  if (sums_in_buckets_ || !one_sided_) {
     const FlatLayout& layout = model_.flat(flat);
-    return peer_bucket(flat, rank_) + static_cast<std::size_t>(layout.shard(rank).begin) * size_of(layout.accumulation());
+    return peer_bucket(flat, one_sided_ ? rank : rank_) + array_bytes(layout.shard(rank).begin, layout.accumulation());
   }
   const auto peer = static_cast<std::size_t>(rank);
   return window_.ranks[peer].data() + shared_layouts_[peer].reduced[index(flat)];

@@ -48,7 +48,7 @@ class OneSidedExchange final : public GradientExchange {
   void meet(Meeting what) override;
   void await_sums(std::uint64_t next) override;
   void share_sums() override {}  // they lie where peers can read them
-  void begin_step() override {}
+  void begin_step() override { announce(memory_.signals(memory_.rank()).taken(), ++steps_); }
   [[nodiscard]] std::uint64_t spills() const override { return spills_; }
 
  private:
@@ -69,6 +69,7 @@ class OneSidedExchange final : public GradientExchange {
   void announce(SignalWord& word, std::uint64_t value);
   [[nodiscard]] std::uint64_t news() const;
   [[nodiscard]] bool consumed_by_all(int flat) const;
+  [[nodiscard]] bool sums_taken_by_all() const;
   void progress(int flat);
   void progress_all();
   [[nodiscard]] std::vector<int> stuck_ranks() const;
@@ -91,6 +92,7 @@ class OneSidedExchange final : public GradientExchange {
   std::uint64_t backward_ = 0;
   std::uint64_t spills_ = 0;
   std::uint64_t meetings_ = 0;
+  std::uint64_t steps_ = 0;
   std::map<std::tuple<int, std::uint64_t, int>, Spill> spilled_;  ///< (flat, code, source)
 };
 
@@ -104,8 +106,17 @@ bool OneSidedExchange::consumed_by_all(int flat) const {
   return true;
 }
 
+bool OneSidedExchange::sums_taken_by_all() const {
+  if (!memory_.peers_read_buckets()) return true;
+  for (int rank = 0; rank < model_.world; ++rank) {
+    if (memory_.signals(rank).taken().load() < steps_) return false;
+  }
+  return true;
+}
+
 void OneSidedExchange::await_slot(int unit, const std::function<bool(int)>& skip) {
   const auto is_free = [&] {
+    if (!sums_taken_by_all()) return false;
     return std::ranges::all_of(model_.unit_flats[static_cast<std::size_t>(unit)],
                                [&](int flat) { return skip(flat) || consumed_by_all(flat); });
   };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <mutex>
 
 #include <kernels/reduce/reduce.h>
@@ -35,8 +36,18 @@ void add_to_norm(kernels::NormAccumulator& norm, const std::byte* data, const Fl
 
 }  // namespace
 
-ReducedShards::ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels)
-    : model_(model), memory_(memory), kernels_(kernels), has_sums_(model.flats.size(), false), norms_(model.flats.size()) {}
+ReducedShards::ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels, MemoryLedger& ledger)
+    : model_(model),
+      memory_(memory),
+      kernels_(kernels),
+      ledger_(ledger),
+      has_sums_(model.flats.size(), false),
+      norms_(model.flats.size()) {}
+
+std::byte* ReducedShards::sums(int flat) {
+  const auto aside = aside_.find(flat);
+  return aside != aside_.end() ? aside->second.bytes.data() : memory_.reduced(flat);
+}
 
 void ReducedShards::add(int flat, std::span<const void* const> sources) {
   const FlatLayout& layout = model_.flat(flat);
@@ -47,12 +58,13 @@ void ReducedShards::add(int flat, std::span<const void* const> sources) {
   // it once more. A later event changes the sum: it begins anew. Pieces may be added in any order: the norm is exact.
   kernels::NormAccumulator norm;
   std::mutex merging;
+  std::byte* const target = sums(flat);
   kernels_.for_ranges(shard.size(), [&](std::int64_t begin, std::int64_t end) {
     kernels::NormAccumulator part_norm;
     std::vector<const void*> parts(sources.size());
     for (std::int64_t at = begin; at < end; at += kPiece) {
       const std::int64_t n = std::min(kPiece, end - at);
-      std::byte* const sum = memory_.reduced(flat) + static_cast<std::size_t>(at) * element;
+      std::byte* const sum = target + static_cast<std::size_t>(at) * element;
       for (std::size_t part = 0; part < sources.size(); ++part) {
         parts[part] = static_cast<const std::byte*>(sources[part]) + static_cast<std::size_t>(at) * element;
       }
@@ -71,12 +83,31 @@ void ReducedShards::add(int flat, std::span<const void* const> sources) {
   });
   norms_[static_cast<std::size_t>(flat)] = norm;
   if (planted("pull_reduction_ulp") && memory_.rank() == 1 && layout.dtype == DType::kFloat32) {
-    auto* first = reinterpret_cast<float*>(memory_.reduced(flat));
+    auto* first = reinterpret_cast<float*>(target);
     *first = std::nextafter(*first, 1e30F);
   }
   has_sums_[static_cast<std::size_t>(flat)] = true;
 }
 
-void ReducedShards::begin_step() { std::fill(has_sums_.begin(), has_sums_.end(), false); }
+void ReducedShards::vacate(int flat) {
+  const FlatLayout& layout = model_.flat(flat);
+  const std::size_t bytes = array_bytes(layout.shard(memory_.rank()).size(), layout.accumulation());
+  if (!memory_.sums_in_buckets() || bytes == 0 || aside_.contains(flat)) return;
+  Aside aside{std::vector<std::byte>(bytes), ledger_.hold({layout.unit, MemoryState::kOverflow}, bytes)};
+  if (has_sums(flat)) std::memcpy(aside.bytes.data(), memory_.reduced(flat), bytes);
+  aside_.emplace(flat, std::move(aside));
+}
+
+void ReducedShards::settle() {
+  for (const auto& [flat, aside] : aside_) {
+    if (has_sums(flat)) std::memcpy(memory_.reduced(flat), aside.bytes.data(), aside.bytes.size());
+  }
+  aside_.clear();
+}
+
+void ReducedShards::begin_step() {
+  std::fill(has_sums_.begin(), has_sums_.end(), false);
+  aside_.clear();
+}
 
 }  // namespace zeroth

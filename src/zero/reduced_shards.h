@@ -1,6 +1,12 @@
 // ReducedShards: this rank's shards of the reduced gradients, and the sums that go into them.
+//
+// [Note: Sums in buckets] Where every unit has a bucket of its own that is reduced once a step, the sums replace the local gradients in
+// this rank's own range of its own bucket, which nobody else reads: a shard less of memory. Should the bucket be needed again in the
+// same step (a second backward, a late gradient), the flat's sums first leave it for memory beyond the plan, and return at the end.
 #pragma once
 
+#include <cstddef>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -12,11 +18,16 @@ namespace zeroth {
 
 class ReducedShards {
  public:
-  ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels);
+  ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels, MemoryLedger& ledger);
 
   /// One reduction event: the sum of `sources` (this rank's range of the flat from each rank that took part, in rank order,
   /// accumulation dtype) is added to what earlier events of the step left, or stored if it is the first.
   void add(int flat, std::span<const void* const> sources);
+  /// The flat's bucket will hold further gradients of this step: its sums, those of earlier events and of later ones, lie elsewhere
+  /// until settle(). No event of the flat may be under way.
+  void vacate(int flat);
+  /// All events have come and no bucket is open: every sum is at ModelMemory::reduced() from now on.
+  void settle();
   /// The next event of each flat stores.
   void begin_step();
 
@@ -26,9 +37,17 @@ class ReducedShards {
   [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const { return norms_[static_cast<std::size_t>(flat)]; }
 
  private:
+  struct Aside {
+    std::vector<std::byte> bytes;
+    MemoryHold hold;
+  };
+  [[nodiscard]] std::byte* sums(int flat);
+
   const ModelLayout& model_;
   ModelMemory& memory_;
   KernelContext kernels_;
+  MemoryLedger& ledger_;
+  std::map<int, Aside> aside_;  ///< by flat
   std::vector<bool> has_sums_;
   std::vector<kernels::NormAccumulator> norms_;  ///< one a flat, of its last event
 };

@@ -53,6 +53,8 @@ class Signals {
   [[nodiscard]] SignalWord& pressure() const { return words_[1]; }
   /// Number of matched calls of the engine that this rank has come to, times 256, plus the kind of the last one.
   [[nodiscard]] SignalWord& meeting() const { return words_[2]; }
+  /// Steps whose sums this rank has done with: from then on the others may write where it read theirs.
+  [[nodiscard]] SignalWord& taken() const { return words_[3]; }
   /// Counts this rank's news: grows after every change of a word above or below but `epoch` and `tag`, so that who waits for any
   /// of them polls one word a rank. A cache line of its own.
   [[nodiscard]] SignalWord& news() const { return words_[kCacheLineBytes / sizeof(SignalWord)]; }

@@ -92,21 +92,29 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
     Engine engine(structure.params, structure.units, settings, *device, backend, model, Logger());
     model.attach(engine);
     ToyOutcome own;
+    std::vector<double> losses;
     for (int step = 0; step < training.steps; ++step) {
       table->reset();
       double loss = 0;
       StepResult result;
       for (int micro = 0; micro < training.micro_steps; ++micro) {
-        loss += model.forward_backward(step, micro, training.skip);
+        for (int pass = 0; pass < training.passes; ++pass) {
+          const auto skip = [&](int who, std::int64_t at, int block) {
+            return training.skip && training.skip(who, at * training.passes + pass, block);
+          };
+          loss += model.forward_backward(step, micro * training.passes + pass, skip);
+        }
         result = engine.step();
       }
       own.gather_bytes = {bytes_of(*table, CollectiveKind::kAllGather)};
       own.reduce_bytes = {bytes_of(*table, CollectiveKind::kReduceScatter)};
       if (training.after_step) training.after_step(engine, model, result);
-      own.losses.push_back(hex_float(engine.average(loss)));
+      losses.push_back(loss);
       own.norms.push_back(hex_float(result.grad_norm));
       own.results.push_back(result);
     }
+    // Not in the loop: ranks would meet there, and nothing could run ahead.
+    for (const double loss : losses) own.losses.push_back(hex_float(engine.average(loss)));
     for (std::size_t param = 0; param < model.structure().params.size(); ++param) {
       own.values.push_back(model.value(static_cast<int>(param)));
     }

@@ -18,6 +18,7 @@ struct ToyTraining {
   int world = 1;
   bool messages = false;  ///< ranks make matched calls over messages, instead of reading each other's memory
   int micro_steps = 1;
+  int passes = 1;  ///< forwards and backwards before each call of step(); `skip` sees step * passes + pass
   int steps = 6;
   double clipping = 0.5;
   std::string optimizer = "AdamW";

@@ -22,6 +22,11 @@ enum class DType : std::uint8_t { kFloat64, kFloat32, kBFloat16, kInt64, kInt32,
   return 0;
 }
 
+/// Bytes of an array; `elements` must not be negative.
+[[nodiscard]] constexpr std::size_t array_bytes(std::int64_t elements, DType dtype) noexcept {
+  return static_cast<std::size_t>(elements) * size_of(dtype);
+}
+
 [[nodiscard]] constexpr bool is_floating(DType dtype) noexcept {
   return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kBFloat16;
 }

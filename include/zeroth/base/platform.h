@@ -11,9 +11,10 @@ namespace zeroth {
 
 /// Bytes between two objects that different ranks write, so that they never share a cache line (x86 prefetches pairs).
 inline constexpr std::size_t kCacheLineBytes = 128;
-/// Alignment of every parameter segment inside a flat buffer (one AVX-512 register; MKL gives other bits on other alignment).
+/// Alignment of every parameter segment, and of every flat, shard and slot: one AVX-512 register. MKL may give other bits on other
+/// alignment, and promises the same ones from 64 bytes on ("Obtaining Numerically Reproducible Results", oneMKL developer guide).
 inline constexpr std::size_t kSegmentAlignBytes = 64;
-/// Alignment of every slot, shard and window: a small page.
+/// A small page: alignment of arenas, and of what ranks poll.
 inline constexpr std::size_t kPageBytes = 4096;
 /// Size of a transparent huge page on x86-64; private arenas are rounded to it.
 inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;

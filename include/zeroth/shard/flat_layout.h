@@ -1,10 +1,11 @@
 // FlatLayout: where each parameter of a unit lies in one flat buffer, and where ranks' shards begin. A pure value.
 //
-//   offset 0                                                             length (multiple of 1,024)
+//   offset 0                                                             length (whole 64 bytes)
 //   | w1 ........ | pad | b1 . | pad | w2 ................ | tail padding |
 //   |<- rank 0: blocks 0..3 ->|<- rank 1: blocks 4..7 ->|<- rank 2: 8..10 ->|
 //
-// Offsets never depend on the world size; shard boundaries are multiples of the norm's block, and nobody computes total/shards.
+// Offsets never depend on the world size; shard boundaries are multiples of the norm's block or the end, whose block may be short,
+// and nobody computes total/shards.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +45,7 @@ struct FlatLayout {
   DType dtype = DType::kFloat32;
   bool trainable = true;
   double grad_factor = 1.0;  ///< a block of the norm must not mix factors
-  std::int64_t length = 0;  ///< elements, padded to whole blocks; padding is zero
+  std::int64_t length = 0;  ///< elements, padded to kSegmentAlignBytes; padding is zero
   std::vector<Segment> segments{};
   std::vector<std::int64_t> boundaries{};  ///< world + 1 entries: rank r owns [boundaries[r], boundaries[r + 1])
 
@@ -62,8 +63,8 @@ struct FlatLayout {
   bool operator==(const FlatLayout&) const = default;
 };
 
-/// Whole blocks in rank order, sizes equal but for one block; `rotate` turns which ranks take the odd blocks, so that many
-/// small units spread over all ranks. length must be a multiple of kBlockElements.
+/// Blocks in rank order, numbers of blocks equal but for one; the last block may be short. `rotate` turns which ranks take the odd
+/// blocks, so that many small units spread over all ranks. `length` must not be negative.
 [[nodiscard]] std::vector<std::int64_t> shard_boundaries(std::int64_t length, int world, int rotate);
 
 /// Layouts of one unit: one per (dtype, trainable, grad_factor), in order of first appearance. `unit.params` must

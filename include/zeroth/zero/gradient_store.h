@@ -89,6 +89,7 @@ class GradientStore {
  private:
   struct FlatState {
     bool open = false;            ///< the bucket holds gradients that are not published
+    bool published = false;       ///< in this step
     std::vector<bool> filled{};   ///< one a segment: the bucket holds a gradient of it
   };
 
@@ -112,6 +113,7 @@ class GradientStore {
   std::vector<int> trainable_flats_;
   std::vector<bool> touched_;
   Offender offender_;
+  bool reduced_before_ = false;         ///< an earlier backward of this step had reductions
   std::uint64_t backward_ = 0;          ///< step << 20 | backward within the step
   int micro_step_ = 0;
 };

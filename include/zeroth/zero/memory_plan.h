@@ -10,10 +10,10 @@
 
 namespace zeroth {
 
-/// Bytes by state on one rank. With P elements of one dtype of p bytes, a = accumulation bytes, N ranks, k optimizer states,
-/// everything rounded up to pages per flat:
+/// Bytes by state on one rank. With P elements of one dtype of p bytes (padding counted), a = accumulation bytes, N ranks, k optimizer
+/// states:
 ///   parameters  pP (Replicate) or pP/N      masters  4P or 4P/N if p = 2, else 0      optimizer  kaP or kaP/N
-///   buckets     aP, or ring and single units' slots if gradients are Flat             reduced    aP/N
+///   buckets     aP, or ring and single units' slots if gradients are Flat             reduced    aP/N, or 0: sums_in_buckets()
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model,
                                          const ShardingPlan& plan,
@@ -41,6 +41,11 @@ struct WireBytes {
 
 /// Whether a unit keeps its gathered parameters from forward to backward under this plan.
 [[nodiscard]] bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit);
+
+/// Every unit has a bucket of its own that is reduced once a step, and the sums of this rank's shard take their place in it instead of
+/// memory of their own. So it is where all local gradients are held anyway, and where a ring of buckets and shards beside it would be
+/// no less, all ranks together.
+[[nodiscard]] bool sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
 
 /// Slots of gathered parameters / of gradient buckets under this plan.
 [[nodiscard]] SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan);

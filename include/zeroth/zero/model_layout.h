@@ -44,7 +44,7 @@ struct ModelLayout {
 
 /// A place in memory that units use in turn. Addresses are static: unit -> slot never changes.
 struct SlotTable {
-  std::vector<std::size_t> slot_bytes{};   ///< one a slot, multiple of a page
+  std::vector<std::size_t> slot_bytes{};   ///< one a slot, multiple of kSegmentAlignBytes
   std::vector<int> unit_slot{};            ///< one a unit, -1 if the unit needs none
   std::vector<std::size_t> flat_offset{};  ///< one a flat, inside its unit's slot
 

@@ -19,7 +19,7 @@ struct SharedLayout {
   std::size_t signals = 0;
   std::vector<std::size_t> parameters{};    ///< one a flat; kNone if not shared
   std::vector<std::size_t> bucket_slots{};  ///< one a bucket slot
-  std::vector<std::size_t> reduced{};       ///< one a flat; kNone if not shared
+  std::vector<std::size_t> reduced{};       ///< one a flat; kNone if not shared, or part of the bucket
   std::size_t bytes = 0;
 
   static constexpr std::size_t kNone = ~std::size_t{0};
@@ -51,8 +51,11 @@ class ModelMemory {
   [[nodiscard]] const std::byte* parameter_shard(int flat, int rank) const;
   [[nodiscard]] std::byte* master(int flat) const { return at(masters_, flat); }
   [[nodiscard]] std::byte* state(int flat, int which) const;
-  /// This rank's reduced shard (accumulation dtype).
-  [[nodiscard]] std::byte* reduced(int flat) const { return reduced_[index(flat)]; }
+  /// This rank's reduced shard (accumulation dtype): memory of its own, or, if sums_in_buckets(), its range of its own bucket.
+  [[nodiscard]] std::byte* reduced(int flat);
+  [[nodiscard]] bool sums_in_buckets() const { return sums_in_buckets_; }
+  /// Other ranks read this one's sums where its next gradients will be.
+  [[nodiscard]] bool peers_read_buckets() const { return sums_in_buckets_ && one_sided_ && plan_.gathers_gradients(); }
   /// Another rank's, after GradientStore::share_sums().
   [[nodiscard]] const std::byte* peer_reduced(int flat, int rank) const;
   /// Start of the flat inside its bucket slot / gathered slot; counts the slot on first use.
@@ -80,6 +83,7 @@ class ModelMemory {
   const ShardingPlan& plan_;
   int rank_;
   bool one_sided_;
+  bool sums_in_buckets_;
   SlotTable bucket_table_;
   SlotTable gathered_table_;
   std::vector<SharedLayout> shared_layouts_;  // one a rank

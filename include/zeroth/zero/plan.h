@@ -57,7 +57,7 @@ struct ShardingPlan {
   [[nodiscard]] bool shares_parameters() const { return gathers_parameters() || publishes_parameters(); }
   /// Reduced gradients travel to everybody before the update.
   [[nodiscard]] bool gathers_gradients() const { return gradient == Placement::kReplicate; }
-  /// Every unit keeps a bucket of its own, because all local gradients are held at once.
+  /// Every unit must have a bucket of its own, because all local gradients are held at once.
   [[nodiscard]] bool holds_all_buckets(int micro_steps) const {
     return gradient != Placement::kFlat || (policy == ReductionPolicy::kPerStep && micro_steps > 1);
   }

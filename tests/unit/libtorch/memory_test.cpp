@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::uint64_t kPage = 4096;
 
-/// One flat buffer of the GPT: elements in whole blocks of 1,024, each parameter at a multiple of 64 bytes.
+/// One flat buffer of the GPT: each parameter at a multiple of 64 bytes.
 struct Flat {
   std::uint64_t length = 0;
   std::uint64_t element = 4;  ///< bytes of a parameter
@@ -26,8 +26,7 @@ struct Flat {
 Flat flat_of(const std::vector<std::uint64_t>& sizes, std::uint64_t element, bool repeated) {
   Flat flat{.element = element, .wide = element == 8 ? 8U : 4U, .repeated = repeated};
   const std::uint64_t grain = 64 / element;
-  for (const std::uint64_t size : sizes) flat.length = (flat.length + grain - 1) / grain * grain + size;
-  flat.length = (flat.length + 1023) / 1024 * 1024;
+  for (const std::uint64_t size : sizes) flat.length += (size + grain - 1) / grain * grain;
   return flat;
 }
 
@@ -64,21 +63,13 @@ std::uint64_t largest_flat(const TorchTraining& training) {
   return largest;
 }
 
-/// Sum over ranks of the pages that hold a flat cut into `world` shards of whole blocks.
-std::uint64_t paged_shards(const Flat& flat, std::uint64_t bytes, std::uint64_t world) {
-  const std::uint64_t blocks = flat.length / 1024;
-  const std::uint64_t odd = blocks % world;
-  return odd * paged((blocks / world + 1) * 1024 * bytes) +
-         (world - odd) * paged(blocks / world * 1024 * bytes);
-}
-
 /// Bytes of slots on one rank: every unit outside the repeated class has its own, the others share `ring`.
 std::uint64_t slots(const std::vector<std::vector<Flat>>& units, bool gradients, std::uint64_t ring) {
   std::uint64_t total = 0;
   std::uint64_t in_ring = 0;
   for (const std::vector<Flat>& unit : units) {
     std::uint64_t bytes = 0;
-    for (const Flat& flat : unit) bytes += paged(flat.length * (gradients ? flat.wide : flat.element));
+    for (const Flat& flat : unit) bytes += flat.length * (gradients ? flat.wide : flat.element);
     if (unit[0].repeated && in_ring++ >= ring) continue;  // all repeated units are of one size here
     total += bytes;
   }
@@ -99,18 +90,23 @@ MemorySnapshot formula(const TorchTraining& training) {
     for (const Flat& flat : unit) {
       ++flats;
       const auto at_rest = [&](bool sharded, std::uint64_t bytes) {
-        return sharded ? paged_shards(flat, bytes, world) : world * paged(flat.length * bytes);
+        return (sharded ? 1 : world) * flat.length * bytes;  // the shards of all ranks are one whole
       };
       add(MemoryState::kParameter, at_rest(stage >= 3, flat.element));
       if (flat.wide != flat.element) add(MemoryState::kMaster, at_rest(stage >= 1, flat.wide));
       add(MemoryState::kOptimizer, 2 * at_rest(stage >= 1, flat.wide));
-      add(MemoryState::kReduced, at_rest(true, flat.wide));
     }
   }
-  const bool accumulates_locally = training.policy == ReductionPolicy::kPerStep && training.micro_steps > 1;
   constexpr std::uint64_t kAll = ~std::uint64_t{0};
   const auto ring = static_cast<std::uint64_t>(training.ring_slots);
-  add(MemoryState::kBucket, world * slots(units, true, stage >= 2 && !accumulates_locally ? ring : kAll));
+  const bool per_step = training.policy == ReductionPolicy::kPerStep;
+  const std::uint64_t all_buckets = slots(units, true, kAll);
+  const std::uint64_t few_buckets = slots(units, true, ring);
+  const bool all_held = stage < 2 || (per_step && training.micro_steps > 1);
+  const bool in_buckets = (training.micro_steps == 1 || per_step) &&
+                          (all_held || world * all_buckets <= world * few_buckets + all_buckets);
+  add(MemoryState::kBucket, world * (all_held || in_buckets ? all_buckets : few_buckets));
+  if (!in_buckets) add(MemoryState::kReduced, all_buckets);
   if (stage >= 3)
     add(MemoryState::kGathered,
         world * slots(units, false, training.reshard == Reshard::kNone ? kAll : ring));
@@ -142,7 +138,7 @@ TEST(TorchMemory, PlannedEqualsFormulaEqualsMeasured) {
               EXPECT_EQ(report.overflow_slots, 0U);
               EXPECT_EQ(report.construction_peak, largest_flat(training)) << training.text();
               // Everything planned was touched, and nothing else: within a page for each of the two mappings.
-              EXPECT_LE(report.resident, report.planned.total()) << training.text();
+              EXPECT_LE(report.resident, report.planned.total() + 2 * kPage) << training.text();
               EXPECT_GE(report.resident + 2 * kPage, report.planned.total()) << training.text();
               for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
                 planned.bytes[state] += report.planned.bytes[state];

@@ -113,8 +113,8 @@ RC_GTEST_PROP(SlotTableProperty, SlotsFitTheirUnitsAndAreNoLargerThanTheLargest,
     std::size_t need = 0;
     for (const int flat : model.unit_flats[unit]) {
       const auto index = static_cast<std::size_t>(flat);
-      RC_ASSERT(table.flat_offset[index] == need);  // every flat at a page of its own, one behind the other
-      need += align_up(bytes[index], kPageBytes);
+      RC_ASSERT(table.flat_offset[index] == need);  // one behind the other
+      need += bytes[index];
     }
     const bool in_ring = model.units[unit].repeated;
     const int place = in_ring ? position++ % ring : -1;
@@ -133,7 +133,7 @@ RC_GTEST_PROP(SlotTableProperty, SlotsFitTheirUnitsAndAreNoLargerThanTheLargest,
   std::size_t total = 0;
   for (std::size_t slot = 0; slot < table.slot_bytes.size(); ++slot) {
     RC_ASSERT(table.slot_bytes[slot] == largest[slot]);
-    RC_ASSERT(table.slot_bytes[slot] % kPageBytes == 0U);
+    RC_ASSERT(table.slot_bytes[slot] % kSegmentAlignBytes == 0U);
     // A slot is one place of the ring or one unit's own, never both.
     RC_ASSERT(positions[slot].size() + static_cast<std::size_t>(single_users[slot]) == 1U);
     total += table.slot_bytes[slot];
@@ -152,7 +152,7 @@ TEST(SlotTable, TwentyFourLayersShareARingOfThree) {
   std::vector<std::size_t> bytes;
   for (const FlatLayout& flat : model.flats) bytes.push_back(flat.bytes());
   const SlotTable table = make_slot_table(model, bytes, true, 3);
-  EXPECT_EQ(table.slot_bytes, (std::vector<std::size_t>{4096, 12288, 12288, 12288}));
+  EXPECT_EQ(table.slot_bytes, (std::vector<std::size_t>{4032, 12032, 12032, 12032}));
   EXPECT_EQ(table.unit_slot[0], 0);
   for (int layer = 0; layer < 24; ++layer)
     EXPECT_EQ(table.unit_slot[static_cast<std::size_t>(layer) + 1], 1 + layer % 3);
