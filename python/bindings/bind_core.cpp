@@ -26,6 +26,13 @@ Bytes by_state(const MemorySnapshot& snapshot) {
   return bytes;
 }
 
+/// A group of the same ranks whose messages are CPU memory. Collective for the group's members.
+py::object gloo_beside(const py::module_& distributed, const py::object& group) {
+  const py::object ranks = distributed.attr("get_process_group_ranks")(group);
+  return distributed.attr("new_group")(
+      ranks, py::arg("backend") = "gloo", py::arg("use_local_synchronization") = true, py::arg("group_desc") = "zeroth");
+}
+
 /// `group`: a torch.distributed.ProcessGroup, or None for the default one.
 World world_from_group(py::object group) {
   const py::module_ distributed = py::module_::import("torch.distributed");
@@ -41,7 +48,10 @@ World world_from_group(py::object group) {
             .expected = "a torch.distributed.ProcessGroup",
             .got = py::repr(group).cast<std::string>(),
             .hint = "make the engine on the members of the group only"});
-  return libtorch::world_from_c10d(group.attr("group_name").cast<std::string>());
+  const bool cpu = group.attr("_device_types").contains(py::module_::import("torch").attr("device")("cpu"));
+  const std::string beside = cpu ? "" : distributed.attr("get_backend")(group).cast<std::string>();
+  if (!cpu) group = gloo_beside(distributed, group);
+  return libtorch::world_from_c10d(group.attr("group_name").cast<std::string>(), beside);
 }
 
 }  // namespace
@@ -119,6 +129,7 @@ void bind_core(py::module_& module) {
       .def_readonly("resident", &MemoryReport::resident)
       .def_readonly("transport", &MemoryReport::transport)
       .def_readonly("pss", &MemoryReport::pss)
+      .def_readonly("compute_copies", &MemoryReport::compute_copies)
       .def("__str__", [](const MemoryReport& report) { return to_text(report); });
 }
 

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -119,7 +120,7 @@ class UnitHooks {
     std::vector<at::Tensor> inputs;
     collect(args.ptr(), inputs);
     collect(kwargs.ptr(), inputs);
-    if (unit_ == 0) require_cpu(inputs);
+    if (unit_ == 0) require_device(inputs);
     const bool trains = unit_ == 0 && module.attr("training").cast<bool>();
     const py::gil_scoped_release no_gil;
     if (trains) engine_->base().share_buffers();
@@ -153,16 +154,19 @@ class UnitHooks {
     }
   }
 
-  static void require_cpu(const std::vector<at::Tensor>& inputs) {
+  /// Beside a GPU, what lists lengths or counts may stay on the CPU: functions of torch's want it there.
+  void require_device(const std::vector<at::Tensor>& inputs) const {
+    const c10::Device device = engine_->base().device();
     for (std::size_t index = 0; index < inputs.size(); ++index) {
-      if (inputs[index].is_cpu()) continue;
+      const at::Tensor& input = inputs[index];
+      if (input.device() == device || (input.is_cpu() && input.dim() <= 1)) continue;
       throw Error(ErrorCode::kUsage,
                   "an input is on another device than the parameters",
                   {.where = "python.forward",
                    .which = "input tensor " + std::to_string(index) + ", counted through nested arguments",
-                   .expected = "cpu",
-                   .got = inputs[index].device().str(),
-                   .hint = "move it with .to(\"cpu\"), or the model before the engine is built"});
+                   .expected = device.str(),
+                   .got = input.device().str(),
+                   .hint = "move it with .to(\"" + device.str() + "\"), or the model before the engine is built"});
     }
   }
 
@@ -232,6 +236,12 @@ std::vector<NamedParameter> named_parameters(std::vector<TensorTuple> tensors, c
   return result;
 }
 
+/// Whether the dictionary of a parameter's hooks has entries, without the GIL: torch takes it to find that there are none. The hook that is
+/// asked about keeps the dictionary.
+std::function<bool()> has_entries(PyObject* dictionary) {
+  return [used = &reinterpret_cast<PyDictObject*>(dictionary)->ma_used] { return __atomic_load_n(used, __ATOMIC_RELAXED) != 0; };
+}
+
 std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
                                     std::vector<TensorTuple> parameters,
                                     std::vector<TensorTuple> buffers,
@@ -241,7 +251,8 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
                                     const World& world,
                                     const std::string& log_level,
                                     double progress_every_s,
-                                    std::string json_log) {
+                                    std::string json_log,
+                                    const std::map<std::string, py::dict>& hooks) {
   std::vector<libtorch::UnitPath> paths;
   for (const auto& [path, identity, type] : units) {
     paths.push_back({.path = path, .identity = reinterpret_cast<const void*>(identity), .type = type});
@@ -251,6 +262,12 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
                                   .json_log = std::move(json_log),
                                   .guard_gradients = true,
                                   .rethrow = &rethrow_as_python};
+  std::map<std::string, PyObject*> hook_dicts;
+  for (const auto& [name, dictionary] : hooks) hook_dicts.emplace(name, dictionary.ptr());
+  options.earlier_hooks = [hook_dicts](const std::string& name) {
+    const auto found = hook_dicts.find(name);
+    return found != hook_dicts.end() ? has_entries(found->second) : nullptr;
+  };
   for (const auto& [lr, weight_decay] : groups) options.groups.push_back({.lr = lr, .weight_decay = weight_decay});
   const py::gil_scoped_release no_gil;
   ModelDescription model = libtorch::describe_model(
@@ -280,7 +297,8 @@ void bind_engine(py::module_& module) {
            py::arg("world"),
            py::arg("log_level"),
            py::arg("progress_every_s"),
-           py::arg("json_log"))
+           py::arg("json_log"),
+           py::arg("hooks"))
       .def("open_backward", [](Engine& self, const at::Tensor& loss) { return self.base().open_backward(loss); }, NoGil())
       .def("close_backward", [](Engine& self, std::uint64_t seen) { self.base().close_backward(seen); }, NoGil())
       .def("settle", [](Engine& self) { self.base().settle(); }, NoGil())
@@ -309,6 +327,7 @@ void bind_engine(py::module_& module) {
            })
       .def("reset_counters", [](Engine& self) { self.base().reset_counters(); })
       .def("close", &Engine::close, py::arg("keep_parameters"), NoGil())
+      .def_property_readonly("device", [](Engine& self) { return self.base().device(); })
       .def_property_readonly("rank", [](Engine& self) { return self.base().rank(); })
       .def_property_readonly("world_size", [](Engine& self) { return self.base().world_size(); })
       .def_property_readonly("steps", [](Engine& self) { return self.base().core().committed_steps(); })

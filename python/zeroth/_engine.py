@@ -82,8 +82,10 @@ class Engine:
             log_level=log_level,
             progress_every_s=progress_every_s,
             json_log=json_log,
+            hooks=_hook_dicts(model),
         )
         self._rank, self._world_size, self._config = self._core.rank, self._core.world_size, self._core.config
+        self._device = self._core.device
         self._steps = 0
         self._optimizer: Optimizer | None = None
         self._scheduler: Any = None
@@ -182,6 +184,12 @@ class Engine:
     def config(self) -> _C.Config:
         """The configuration, defaults included."""
         return self._config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module's parameters were when the engine was built, and where it computes; inputs belong there. Whatever it is, the
+        engine keeps parameters, gradients and optimizer in host memory."""
+        return self._device
 
     @property
     def rank(self) -> int:
@@ -341,6 +349,13 @@ def _make_hook_dict(parameter: nn.Parameter) -> None:
     parameter.requires_grad_(True)  # torch refuses the hook else; a frozen parameter may become trainable later
     parameter.register_post_accumulate_grad_hook(lambda _: None).remove()  # type: ignore[no-untyped-call]
     parameter.requires_grad_(trains)
+
+
+def _hook_dicts(model: nn.Module) -> dict[str, dict[int, Any]]:
+    """By the parameter's name."""
+    named = model.named_parameters(remove_duplicate=False)
+    hooks = {name: getattr(parameter, "_post_accumulate_grad_hooks", None) for name, parameter in named}
+    return {name: entries for name, entries in hooks.items() if entries is not None}
 
 
 def _groups(

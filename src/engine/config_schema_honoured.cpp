@@ -291,6 +291,11 @@ constexpr std::array kKeys{
         {.pointer = "/zeroth/broadcast_buffers",
          .text = "Before each forward in training every rank takes rank 0's buffers (running statistics and the like), "
                  "so that a model does not depend on which rank exports it."}),
+    bind<&Config::runtime, &RuntimeConfig::compute_copies>(
+        {.pointer = "/zeroth/compute_copies",
+         .text = "Units compute with copies of the parameters, as they always do on a GPU: on the CPU it takes memory and time "
+                 "and shows that nothing else differs. The numbers are the same.",
+         .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::execution>(
         {.pointer = "/zeroth/execution",
          .kind = KeyKind::kChoice,

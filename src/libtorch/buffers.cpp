@@ -14,12 +14,12 @@ namespace {
 std::vector<std::int64_t> structure_of(const ModelDescription& model) {
   std::vector<std::int64_t> digests;
   for (const auto& [name, buffer] : model.buffers) {
-    ZR_CHECK(buffer.is_cpu() && buffer.layout() == at::kStrided,
+    ZR_CHECK((buffer.is_cpu() || buffer.is_cuda()) && buffer.layout() == at::kStrided,
              ErrorCode::kModel,
              "a buffer cannot be shared between ranks",
              {.where = "libtorch.buffers",
               .which = name,
-              .expected = "a dense CPU tensor",
+              .expected = "a dense tensor on the CPU or a GPU",
               .got = buffer.toString()});
     std::string text = name + " " + c10::toString(buffer.scalar_type());
     for (const std::int64_t extent : buffer.sizes()) text += " " + std::to_string(extent);
@@ -65,7 +65,7 @@ void require_same_structure(const ModelDescription& model, const Communicator& c
 std::vector<std::uint64_t> values_of(const ModelDescription& model) {
   std::vector<std::uint64_t> digests;
   for (const auto& [name, buffer] : model.buffers) {
-    const at::Tensor dense = buffer.contiguous();
+    const at::Tensor dense = buffer.to(at::kCPU).contiguous();
     digests.push_back(digest64({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}));
   }
   return digests;
@@ -86,7 +86,7 @@ void send_buffers(const ModelDescription& model, const Communicator& communicato
   const at::NoGradGuard no_grad;
   for (const auto& [name, buffer] : model.buffers) {
     if (buffer.nbytes() == 0) continue;
-    const at::Tensor dense = buffer.contiguous();
+    const at::Tensor dense = buffer.to(at::kCPU).contiguous();
     communicator.broadcast(std::span(static_cast<std::uint8_t*>(dense.mutable_data_ptr()), dense.nbytes()), 0);
     if (!dense.is_same(buffer)) buffer.copy_(dense);
   }

@@ -144,8 +144,11 @@ class C10dTransfer final : public Transfer {
 
 class C10dTransport final : public MessageTransport {
  public:
-  explicit C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group)
-      : group_(std::move(group)), kind_("c10d " + group_->getBackend(c10::kCPU)->getBackendName()), waiter_(std::make_shared<Waiter>()), owner_(::getpid()) {}
+  C10dTransport(c10::intrusive_ptr<c10d::ProcessGroup> group, const std::string& beside)
+      : group_(std::move(group)),
+        kind_("c10d " + group_->getBackend(c10::kCPU)->getBackendName() + (beside.empty() ? "" : " beside " + beside)),
+        waiter_(std::make_shared<Waiter>()),
+        owner_(::getpid()) {}
   ~C10dTransport() override {
     // A forked child has a copy of the thread's object, but no thread.
     if (::getpid() != owner_) new std::shared_ptr<Waiter>(std::move(waiter_));
@@ -191,7 +194,7 @@ class C10dTransport final : public MessageTransport {
 
 }  // namespace
 
-std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_name) {
+std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_name, const std::string& beside) {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   try {
     group = c10d::resolve_process_group(group_name);
@@ -210,9 +213,11 @@ std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_n
             .which = group_name,
             .got = group->getBackendName(),
             .hint = "make one beside it: torch.distributed.new_group(backend=\"gloo\")"});
-  return std::make_shared<C10dTransport>(std::move(group));
+  return std::make_shared<C10dTransport>(std::move(group), beside);
 }
 
-World world_from_c10d(const std::string& group_name) { return World::from_transport(make_c10d_transport(group_name)); }
+World world_from_c10d(const std::string& group_name, const std::string& beside) {
+  return World::from_transport(make_c10d_transport(group_name, beside));
+}
 
 }  // namespace zeroth::libtorch

@@ -30,9 +30,10 @@ void EngineBase::release_parameters() { runtime_->release_parameters(); }
 StepResult EngineBase::step() { return runtime_->step(); }
 double EngineBase::average(double value) { return runtime_->core().average(value); }
 void EngineBase::export_safetensors(const std::string& path) { runtime_->export_safetensors(path); }
-MemoryReport EngineBase::memory_report() const { return runtime_->core().memory_report(); }
+MemoryReport EngineBase::memory_report() const { return runtime_->memory_report(); }
 WireReport EngineBase::wire_report() const { return runtime_->wire_report(); }
 void EngineBase::reset_counters() { runtime_->reset_counters(); }
+c10::Device EngineBase::device() const { return runtime_->device(); }
 const Config& EngineBase::config() const { return runtime_->config(); }
 zeroth::Engine& EngineBase::core() { return runtime_->core(); }
 int EngineBase::rank() const { return runtime_->core().rank(); }

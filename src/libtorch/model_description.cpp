@@ -15,14 +15,14 @@ void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
   const auto refuse = [&name](const std::string& got, const std::string& hint) {
     throw Error(ErrorCode::kModel,
                 "a parameter cannot be partitioned",
-                {.where = "libtorch.scan", .which = name, .expected = "a dense CPU tensor", .got = got, .hint = hint});
+                {.where = "libtorch.scan", .which = name, .expected = "a dense tensor on the CPU or a CUDA device", .got = got, .hint = hint});
   };
   if (tensor.is_meta()) refuse("a meta tensor (shape without memory)", "materialise it before the engine is built");
   if (tensor.layout() != at::kStrided) {
     refuse(std::string("layout ") + (tensor.layout() == at::kSparse ? "sparse" : "not strided"),
            "use to_dense(), or sparse=false in the embedding");
   }
-  if (!tensor.is_cpu()) refuse("device " + tensor.device().str(), "this build trains on the CPU; move the model there");
+  if (!tensor.is_cpu() && !tensor.is_cuda()) refuse("device " + tensor.device().str(), "move the model to the CPU or a CUDA device");
   if (!tensor.is_non_overlapping_and_dense()) {
     refuse("strides with gaps or overlap", "make it contiguous() before it becomes a parameter");
   }
@@ -121,6 +121,14 @@ ModelDescription describe_model(const std::vector<UnitPath>& units,
       continue;
     }
     check_trainable_kind(tensor, name);
+    ZR_CHECK(model.tensors.empty() || tensor.device() == model.tensors[0].device(),
+             ErrorCode::kModel,
+             "parameters are on different devices",
+             {.where = "libtorch.scan",
+              .which = name,
+              .expected = model.tensors.empty() ? "" : model.tensors[0].device().str() + ", as " + model.params[0].name,
+              .got = tensor.device().str(),
+              .hint = "move the whole model to one device before the engine is built: one GPU a rank"});
     model.params.push_back({.name = name,
                             .shape = shape_of(tensor),
                             .dtype = dtype_of(tensor, name),

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -42,11 +43,15 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   GradientHook(std::weak_ptr<Runtime> runtime,
                int param,
-               std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous)
-      : runtime_(std::move(runtime)), param_(param), previous_(std::move(previous)) {}
+               std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous,
+               std::function<bool()> previous_has_work)
+      : runtime_(std::move(runtime)),
+        param_(param),
+        previous_(std::move(previous)),
+        previous_has_work_(std::move(previous_has_work)) {}
 
   void operator()(const at::Tensor& parameter) override {
-    if (previous_) (*previous_)(parameter);
+    if (previous_ && (!previous_has_work_ || previous_has_work_())) (*previous_)(parameter);
     if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { runtime->gradient(param_, parameter); });
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
@@ -56,6 +61,7 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
   std::weak_ptr<Runtime> runtime_;
   int param_;
   std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous_;
+  std::function<bool()> previous_has_work_;
 };
 
 /// Two or more groups: the configuration's, then one for each of the user's.
@@ -140,15 +146,17 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
                                                     world.connect(make_comm_options(runtime->config_), runtime->traffic_),
                                                     runtime->slots_,
                                                     runtime->log_);
-  runtime->slots_.set_layout(runtime->core_->layout());
   ParameterSlots& slots = runtime->slots_;
+  const bool copies = !slots.device().is_cpu() || runtime->config_.runtime.compute_copies;
+  slots.set_layout(runtime->core_->layout(),
+                   copies ? std::make_unique<DeviceCopies>(slots.device(), runtime->core_->layout(), settings.plan) : nullptr);
   runtime->core_->initialize([&slots](int param) { return slots.initial_value(param); },
                              [&slots](int unit) { slots.drop_initial(unit); });
   if (const std::string buffer = libtorch::share_buffers(runtime->model_, runtime->core_->communicator()); !buffer.empty()) {
     runtime->log_.warn("buffers differed from rank 0's (first: " + buffer + "); rank 0's are used");
   }
   runtime->traffic_->reset();
-  runtime->install_hooks();
+  runtime->install_hooks(options);
   if (options.guard_gradients) runtime->make_gradient_guards();
   return runtime;
 }
@@ -161,6 +169,9 @@ void Runtime::announce(const World& world) const {
   }
   for (const HintNote& hint : config_.hints) log_.progress("hint " + hint.text());
   if (config_.gradient_clipping == 0) log_.progress("gradient clipping is off");
+  if (!slots_.device().is_cpu()) {
+    log_.progress("computes on " + slots_.device().str() + "; parameters, gradients and optimizer are kept and updated in host memory");
+  }
   for (const ParamSpec& spec : model_.params) {
     for (const std::string& alias : spec.aliases) log_.progress("tied: " + alias + " -> " + spec.name);
   }
@@ -173,7 +184,7 @@ void Runtime::announce(const World& world) const {
   for (const std::string& line : dtypes) log_.progress(line);
 }
 
-void Runtime::install_hooks() {
+void Runtime::install_hooks(const EngineOptions& options) {
   active_uses_.assign(model_.units.size(), 0);
   for (std::size_t param = 0; param < model_.params.size(); ++param) {
     if (!model_.params[param].trainable) continue;
@@ -186,7 +197,11 @@ void Runtime::install_hooks() {
     }
     auto previous = std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
     torch::autograd::impl::set_post_acc_grad_hooks(
-        tensor, std::make_unique<GradientHook>(weak_from_this(), static_cast<int>(param), std::move(previous)));
+        tensor,
+        std::make_unique<GradientHook>(weak_from_this(),
+                                       static_cast<int>(param),
+                                       std::move(previous),
+                                       options.earlier_hooks ? options.earlier_hooks(model_.params[param].name) : nullptr));
   }
 }
 
@@ -367,6 +382,7 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
             .expected = "a strided gradient",
             .got = "a sparse one",
             .hint = "set sparse=false in the embedding"});
+  if (!grad.is_cpu()) grad = grad.to(at::kCPU);  // waits for it
   if (grad.scalar_type() != parameter.scalar_type()) grad = grad.to(at::kFloat);  // what a function of the user's own may return
   if (grad.strides() != parameter.strides() && grad.numel() > 0) {
     at::Tensor dense = at::empty_strided(parameter.sizes(), parameter.strides(), grad.options());
@@ -412,7 +428,10 @@ StepResult Runtime::step() {
   require_own_process();
   settle();
   StepResult result = core_->step();
-  if (result.committed) slots_.bump_versions(trainable_);
+  if (result.committed) {
+    slots_.refresh();
+    slots_.bump_versions(trainable_);
+  }
   if (result.boundary && core_->rank() == 0) report(result);
   return result;
 }
@@ -443,6 +462,13 @@ void Runtime::report(const StepResult& result) {
   reported_step_ = result.step;
 }
 
+MemoryReport Runtime::memory_report() const {
+  require_own_process();
+  MemoryReport report = core_->memory_report();
+  if (slots_.copies() != nullptr) report.compute_copies = slots_.copies()->bytes();
+  return report;
+}
+
 void Runtime::release_parameters() {
   require_own_process();
   settle();
@@ -459,7 +485,10 @@ void Runtime::release_parameters() {
       at::Tensor& own = whole[static_cast<std::size_t>(segment.param)];
       own = at::empty_strided(like.sizes(), like.strides(), like.options().requires_grad(false));
       if (own.nbytes() == 0) continue;
-      std::memcpy(own.mutable_data_ptr(), values.data() + static_cast<std::size_t>(segment.offset) * size_of(flat.dtype), own.nbytes());
+      own.copy_(at::from_blob(values.data() + static_cast<std::size_t>(segment.offset) * size_of(flat.dtype),
+                              like.sizes(),
+                              like.strides(),
+                              at::TensorOptions().dtype(like.scalar_type())));
     }
   }
   core_->barrier();  // nobody reads another rank's shards after this

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,6 +59,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   template <class Body>
   void in_hook(const Body& body) const {
     try {
+      // Torch runs the nodes of a GPU on a thread of their own, and those of the CPU on the caller's.
+      const std::lock_guard lock(hooks_);
       body();
     } catch (const Error& error) {
       if (rethrow_) rethrow_(error);
@@ -78,6 +81,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     return *core_;
   }
   [[nodiscard]] const Config& config() const { return config_; }
+  [[nodiscard]] MemoryReport memory_report() const;
+  [[nodiscard]] c10::Device device() const { return slots_.device(); }
 
  private:
   Runtime(Config config, ModelDescription model);
@@ -88,7 +93,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void require_own_process() const;
   /// Tells the core which parameters get gradients now. Throws kModel for one that was frozen for good and now wants one.
   void look_at_trainability();
-  void install_hooks();
+  void install_hooks(const EngineOptions& options);
   void make_gradient_guards();
   /// `.grad` of all trainable parameters: guards, or undefined.
   void guard_gradients();
@@ -105,6 +110,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   ModelDescription model_;
   Logger log_;
   std::function<void(const Error&)> rethrow_;
+  mutable std::mutex hooks_;
   std::unique_ptr<Device> device_;
   std::shared_ptr<TrafficTable> traffic_;
   ParameterSlots slots_;

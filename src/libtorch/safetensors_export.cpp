@@ -73,12 +73,12 @@ void write_file(const std::string& path,
       const at::Tensor value = at::from_blob(staging.data() + static_cast<std::size_t>(segment.offset) * size_of(flat.dtype),
                                              like.sizes(),
                                              like.strides(),
-                                             like.options().requires_grad(false));
+                                             at::TensorOptions().dtype(like.scalar_type()));
       writer.write(bytes_of(value.contiguous()));
     }
     writer.flush();
   }
-  for (const auto& [name, buffer] : model.buffers) writer.write(bytes_of(buffer.contiguous()));
+  for (const auto& [name, buffer] : model.buffers) writer.write(bytes_of(buffer.to(at::kCPU).contiguous()));
   writer.commit();
 }
 

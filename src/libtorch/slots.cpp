@@ -10,16 +10,17 @@ namespace zeroth::libtorch {
 namespace {
 
 at::Tensor tensor_on(c10::Storage storage, const at::Tensor& like, std::int64_t offset) {
+  const c10::DispatchKey key = c10::computeDispatchKey(like.scalar_type(), at::kStrided, storage.device());
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), at::scalarTypeToTypeMeta(like.scalar_type()));
+      std::move(storage), c10::DispatchKeySet(key), at::scalarTypeToTypeMeta(like.scalar_type()));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), offset);
   return tensor;
 }
 
-c10::Storage empty_storage(std::size_t bytes) {
+c10::Storage empty_storage(std::size_t bytes, c10::Device device) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
                                                static_cast<std::int64_t>(bytes),
-                                               at::DataPtr(nullptr, at::kCPU),
+                                               at::DataPtr(nullptr, device),
                                                nullptr,
                                                /*resizable=*/false);
 }
@@ -27,11 +28,13 @@ c10::Storage empty_storage(std::size_t bytes) {
 }  // namespace
 
 ParameterSlots::ParameterSlots(std::vector<at::Tensor> tensors, std::vector<ParamSpec> specs)
-    : tensors_(std::move(tensors)), specs_(std::move(specs)) {}
+    : tensors_(std::move(tensors)), specs_(std::move(specs)), device_(tensors_.empty() ? at::kCPU : tensors_[0].device()) {}
 
-void ParameterSlots::set_layout(const ModelLayout& layout) {
+void ParameterSlots::set_layout(const ModelLayout& layout, std::unique_ptr<DeviceCopies> copies) {
   layout_ = &layout;
-  for (const FlatLayout& flat : layout.flats) storages_.push_back(empty_storage(flat.bytes()));
+  copies_ = std::move(copies);
+  bound_.assign(layout.flats.size(), nullptr);
+  for (const FlatLayout& flat : layout.flats) storages_.push_back(empty_storage(flat.bytes(), device_));
   for (std::size_t param = 0; param < tensors_.size(); ++param) {
     const ParamPlace& place = layout.places[param];
     const Segment& segment = layout.segment(static_cast<int>(param));
@@ -45,16 +48,19 @@ void ParameterSlots::set_layout(const ModelLayout& layout) {
 
 at::Tensor ParameterSlots::make_guard(int param, std::string text) const {
   const at::Tensor& like = tensor(param);
-  c10::Storage storage = empty_storage(like.nbytes());
+  c10::Storage storage = empty_storage(like.nbytes(), device_);
   storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text));
   return tensor_on(std::move(storage), like, 0);
 }
 
-ConstTensorView ParameterSlots::initial_value(int param) const {
+ConstTensorView ParameterSlots::initial_value(int param) {
   const at::Tensor& tensor = tensors_[static_cast<std::size_t>(param)];
   const ParamSpec& spec = specs_[static_cast<std::size_t>(param)];
   if (spec.numel() == 0) return {nullptr, spec.shape, spec.dtype};
-  return {static_cast<const std::byte*>(tensor.const_data_ptr()), spec.shape, spec.dtype};
+  if (device_.is_cpu()) return {static_cast<const std::byte*>(tensor.const_data_ptr()), spec.shape, spec.dtype};
+  const at::NoGradGuard no_grad;
+  initial_.push_back(tensor.to(at::kCPU));  // strides stay: the parameter is dense
+  return {static_cast<const std::byte*>(initial_.back().const_data_ptr()), spec.shape, spec.dtype};
 }
 
 void ParameterSlots::drop_initial(int unit) {
@@ -62,6 +68,7 @@ void ParameterSlots::drop_initial(int unit) {
   for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
     tensors_[static_cast<std::size_t>(param)].set_data(guards_[static_cast<std::size_t>(param)]);
   }
+  initial_.clear();
 }
 
 void ParameterSlots::bind(int flat, std::byte* data) {
@@ -69,12 +76,23 @@ void ParameterSlots::bind(int flat, std::byte* data) {
   const at::NoGradGuard no_grad;
   const FlatLayout& layout = layout_->flat(flat);
   c10::StorageImpl* storage = storages_[static_cast<std::size_t>(flat)].unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(data != nullptr ? at::DataPtr(data, data, [](void*) {}, at::kCPU)
-                                               : at::DataPtr(nullptr, at::kCPU));
+  at::DataPtr pointer(nullptr, device_);
+  if (data != nullptr) pointer = copies_ ? copies_->fetch(flat, data) : at::DataPtr(data, data, [](void*) {}, at::kCPU);
+  storage->set_data_ptr_noswap(std::move(pointer));
+  if (data == nullptr && copies_ && bound_[static_cast<std::size_t>(flat)] != nullptr) copies_->release(flat);
+  bound_[static_cast<std::size_t>(flat)] = data;
   storage->set_nbytes(data != nullptr ? layout.bytes() : 0);
   for (const Segment& segment : layout.segments) {
     const auto param = static_cast<std::size_t>(segment.param);
     tensors_[param].set_data(data != nullptr ? views_[param] : guards_[param]);
+  }
+}
+
+void ParameterSlots::refresh() {
+  if (!copies_ || given_back_) return;
+  const at::NoGradGuard no_grad;
+  for (std::size_t flat = 0; flat < bound_.size(); ++flat) {
+    if (bound_[flat] != nullptr && layout_->flats[flat].trainable) copies_->refresh(static_cast<int>(flat), bound_[flat]);
   }
 }
 
@@ -113,7 +131,7 @@ void ParameterSlots::retire() {
       }
     }
     c10::StorageImpl* storage = storages_[flat].unsafeGetStorageImpl();
-    storage->set_data_ptr_noswap(at::DataPtr(nullptr, at::kCPU));
+    storage->set_data_ptr_noswap(at::DataPtr(nullptr, device_));
     storage->set_nbytes(layout.bytes());
     storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
         "zeroth: the engine that held the parameters of unit '" +

@@ -8,12 +8,15 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <zeroth/base/tensor_view.h>
 #include <zeroth/zero/model_layout.h>
 #include <zeroth/zero/parameter_store.h>
+
+#include "libtorch/device_copies.h"
 
 namespace zeroth::libtorch {
 
@@ -22,14 +25,16 @@ class ParameterSlots final : public ParameterBinder {
   /// `tensors`: one a parameter, the user's own. They are kept, and changed only by bind().
   ParameterSlots(std::vector<at::Tensor> tensors, std::vector<ParamSpec> specs);
 
-  /// Call once the layout is known, before the first bind().
-  void set_layout(const ModelLayout& layout);
-  /// Dense memory of a parameter as the user made it.
-  [[nodiscard]] ConstTensorView initial_value(int param) const;
+  /// Call once the layout is known, before the first bind(). With `copies` storages point at these and not at the engine's memory.
+  void set_layout(const ModelLayout& layout, std::unique_ptr<DeviceCopies> copies);
+  /// Dense host memory with the values of a parameter as the user made it; until drop_initial() of its unit.
+  [[nodiscard]] ConstTensorView initial_value(int param);
   /// Drops the user's original memory of a unit's parameters: they become guards.
   void drop_initial(int unit);
 
   void bind(int flat, std::byte* data) override;
+  /// The engine's memory has new values of what trains: the copies of what is bound get them too.
+  void refresh();
   /// The parameters take `own`, one a parameter, for their data; the engine binds none of them any more.
   void give_back(const std::vector<at::Tensor>& own);
   /// The memory behind the parameters goes away: they, and all views that graphs saved of them, become guards for ever.
@@ -39,6 +44,9 @@ class ParameterSlots final : public ParameterBinder {
   /// Tells autograd that every listed parameter has new values, so that a stale graph is an error, as in plain torch.
   void bump_versions(const std::vector<int>& params);
   [[nodiscard]] const at::Tensor& tensor(int param) const { return tensors_[static_cast<std::size_t>(param)]; }
+  /// Where the parameters are, and what is computed with them.
+  [[nodiscard]] c10::Device device() const { return device_; }
+  [[nodiscard]] const DeviceCopies* copies() const { return copies_.get(); }
 
   /// Something with the shape of a parameter and no memory: any access is an error with this text.
   [[nodiscard]] at::Tensor make_guard(int param, std::string text) const;
@@ -50,6 +58,10 @@ class ParameterSlots final : public ParameterBinder {
   std::vector<c10::Storage> storages_;    // one a flat
   std::vector<at::Tensor> views_;         // one a parameter, into its flat's storage
   std::vector<at::Tensor> guards_;        // one a parameter
+  c10::Device device_;
+  std::unique_ptr<DeviceCopies> copies_;
+  std::vector<const std::byte*> bound_;   // one a flat: the engine's memory behind it, nullptr if it is not bound
+  std::vector<at::Tensor> initial_;       // host copies of initial values of one unit
   bool given_back_ = false;
 };
 

@@ -74,6 +74,9 @@ class Groups(unittest.TestCase):
     def test_a_group_of_some_ranks(self) -> None:
         self.ok(3, "subgroup")
 
+    def test_a_group_without_cpu_tensors_gets_gloo_beside_it(self) -> None:
+        self.ok(2, "beside")
+
     def test_wire_and_memory_are_the_plan(self) -> None:
         self.ok(2, "wire")
 

@@ -161,11 +161,25 @@ def wire(world: zeroth.World) -> None:
         engine.close()
 
 
+def beside(world: zeroth.World) -> None:
+    """The group has no backend for CPU tensors, as one of NCCL alone."""
+    assert world.backend == "c10d gloo beside blind", world
+    train(zeroth.Engine(zoo.make("plain"), config(), world=world, log_level="off"))
+
+
+def blind_group(_store: object, rank: int, size: int, _timeout: object) -> dist.ProcessGroup:
+    from torch._C._distributed_c10d import FakeProcessGroup
+
+    return FakeProcessGroup._create_internal(rank, size)
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    if sys.argv[1] == "beside":
+        dist.Backend.register_backend("blind", blind_group, devices=["cuda"])
+    dist.init_process_group("blind" if sys.argv[1] == "beside" else "gloo")
     tests = {"skip": skip, "kill": kill, "leave": leave, "exception": exception, "interrupt": interrupt, "export": export,
-             "subgroup": subgroup, "wire": wire}
+             "subgroup": subgroup, "wire": wire, "beside": beside}
     tests[sys.argv[1]](zeroth.World.from_group(), *sys.argv[2:])
     dist.destroy_process_group()
 

@@ -705,6 +705,15 @@ class Processes(unittest.TestCase):
         done = job.run(3, "buffers_rank.py")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def test_backward_does_not_take_the_gil(self) -> None:
+        # Rank 1 goes on only while rank 0 does, whose GIL is taken for two seconds. A hook in Python has to wait for it: so the
+        # test would see one.
+        for hook, least, most in (("none", 0.0, 1.5), ("python", 1.5, 60.0)):
+            done = job.run(2, "trouble_rank.py", "gil", hook)
+            taken = re.search(r"backward took (\d+\.\d+) s", done.stdout)
+            self.assertIsNotNone(taken, done.stdout + done.stderr)
+            self.assertTrue(taken is not None and least <= float(taken[1]) <= most, f"hook {hook}: {done.stdout}")
+
     def test_a_rank_that_gives_up_tells_the_others_why(self) -> None:
         done = job.run(3, "trouble_rank.py", "give_up")
         for rank in range(3):

@@ -1,6 +1,7 @@
 """One rank: trains every model of the zoo at every stage and beside plain torch. Started by zeroth-run; see parity_test.py.
 
-Fails if stages differ in a single bit, or from plain torch by more than 1e-12 in float64.
+Fails if stages differ in a single bit, or from plain torch by more than 1e-12 in float64. So too where units compute with copies of
+the parameters, as on a GPU; with `--device cuda` as the first arguments on one.
 """
 
 from __future__ import annotations
@@ -18,26 +19,33 @@ DECAY = 0.1
 TOLERANCE = 1e-12
 
 
-def config(stage: int, micro_steps: int, dtype: torch.dtype) -> dict[str, object]:
+def config(stage: int, micro_steps: int, dtype: torch.dtype, copies: bool) -> dict[str, object]:
     return {
         "bf16": {"enabled": dtype == torch.bfloat16},
         "train_micro_batch_size_per_gpu": 3,
         "gradient_accumulation_steps": micro_steps,
         "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": DECAY}},
         "zero_optimization": {"stage": stage},
-        "zeroth": {"threads": 1, "timeout_ms": 60_000},
+        "zeroth": {"threads": 1, "timeout_ms": 60_000, "compute_copies": copies},
     }
 
 
 def trained_by_zeroth(
-    name: str, stage: int, micro_steps: int, world: zeroth.World, dtype: torch.dtype = torch.float64
+    name: str,
+    stage: int,
+    micro_steps: int,
+    world: zeroth.World,
+    dtype: torch.dtype = torch.float64,
+    *,
+    copies: bool = False,
+    device: str = "cpu",
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
-    model = zoo.make(name, dtype)
-    engine = zeroth.Engine(model, config(stage, micro_steps, dtype), world=world, log_level="off")
+    model = zoo.make(name, dtype).to(device)
+    engine = zeroth.Engine(model, config(stage, micro_steps, dtype, copies), world=world, log_level="off")
     losses = []
     for step, micro_batches in enumerate(zoo.batches(world.size, micro_steps, STEPS, dtype)):
         for of_ranks in micro_batches:
-            x, y = of_ranks[world.rank]
+            x, y = (tensor.to(device) for tensor in of_ranks[world.rank])
             loss = engine(x, y)
             if step % 2 == 0:
                 engine.backward(loss)
@@ -46,8 +54,10 @@ def trained_by_zeroth(
             losses.append(engine.average(loss.item()))
             result = engine.step()
         assert result.committed, result
+    assert (engine.memory_report().compute_copies > 0) == (copies or device != "cpu")
     engine.close()
-    return losses, {key: value.detach().clone() for key, value in model.state_dict().items()}
+    assert {value.device.type for value in model.parameters()} == {torch.device(device).type}
+    return losses, {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}
 
 
 def trained_by_torch(name: str, micro_steps: int, world_size: int) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -74,12 +84,17 @@ def bits(losses: list[float], weights: dict[str, torch.Tensor]) -> tuple[object,
 def main() -> None:
     torch.set_num_threads(1)
     world = zeroth.World.from_environment()
-    for name in sys.argv[1:] or zoo.MODELS:
+    arguments = sys.argv[1:]
+    device = "cpu"
+    if arguments[:1] == ["--device"]:
+        device, arguments = f"cuda:{world.local_rank % torch.cuda.device_count()}", arguments[2:]
+        torch.cuda.set_device(device)
+    for name in arguments or zoo.MODELS:
         for micro_steps in (1, 2):
             expected_losses, expected = trained_by_torch(name, micro_steps, world.size)
             first = None
             for stage in (0, 1, 2, 3):
-                losses, weights = trained_by_zeroth(name, stage, micro_steps, world)
+                losses, weights = trained_by_zeroth(name, stage, micro_steps, world, device=device)
                 what = f"{name}, stage {stage}, {micro_steps} micro-steps"
                 for mine, theirs in zip(losses, expected_losses, strict=True):
                     assert abs(mine - theirs) <= TOLERANCE * max(1.0, abs(theirs)), f"{what}: loss {mine}, torch {theirs}"
@@ -90,7 +105,11 @@ def main() -> None:
                     assert value.stride() == expected[key].stride(), f"{what}: strides of {key}"
                 first = first or bits(losses, weights)
                 assert bits(losses, weights) == first, f"{what}: other bits than at stage 0"
-        narrow = [bits(*trained_by_zeroth(name, stage, 2, world, torch.bfloat16)) for stage in (0, 1, 2, 3)]
+        if device == "cpu":
+            for stage in (0, 3):
+                copied = bits(*trained_by_zeroth(name, stage, micro_steps, world, copies=True))
+                assert copied == first, f"{name}, stage {stage}: other bits with copies of the parameters"
+        narrow = [bits(*trained_by_zeroth(name, stage, 2, world, torch.bfloat16, device=device)) for stage in (0, 1, 2, 3)]
         assert all(one == narrow[0] for one in narrow), f"{name}: stages differ in bfloat16"
         if world.rank == 0:
             print(f"{name}: ok", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -54,6 +55,36 @@ def give_up(rank: int) -> None:
         print(f"rank {rank} is told: {error}", flush=True)
 
 
+def gil(rank: int, hook: str) -> None:
+    """A thread of rank 0 keeps the GIL for two seconds of a backward in which rank 1 needs rank 0. `hook`: one of the user's, in Python."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
+    engine = zeroth.Engine(model, config(), log_level="off")
+    x = torch.randn(2048, 512)
+    if hook == "python" and rank == 0:
+        model[6].register_full_backward_hook(lambda *_: None)
+    begun = threading.Event()
+
+    def keep() -> None:
+        begun.wait()
+        ctypes.PyDLL(None).usleep(2_000_000)  # a PyDLL keeps the GIL
+
+    if rank == 0:
+        threading.Thread(target=keep).start()
+    output = engine(x)
+    loss = output.sum()
+    gradient = torch.ones_like(loss)
+    engine.average(0.0)
+    begun.set()
+    begin = time.monotonic()
+    # loss.backward() without its lines in Python: the first to let the GIL go is torch's engine, when it begins. The graph is kept,
+    # because torch takes the GIL to free what a graph has saved.
+    torch.autograd.Variable._execution_engine.run_backward((loss,), (gradient,), True, False, (), allow_unreachable=True, accumulate_grad=True)
+    if rank == 1:
+        print(f"backward took {time.monotonic() - begin:.2f} s", flush=True)
+    engine.step()
+
+
 def kill(rank: int) -> None:
     engine = zeroth.Engine(zoo.make("plain"), config())
     while True:
@@ -103,6 +134,6 @@ def interrupt(rank: int, where: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"exception": exception, "disagree": disagree, "give_up": give_up, "kill": kill, "interrupt": interrupt}[sys.argv[1]](
+    {"exception": exception, "disagree": disagree, "gil": gil, "give_up": give_up, "kill": kill, "interrupt": interrupt}[sys.argv[1]](
         zeroth.World.from_environment().rank, *sys.argv[2:]
     )

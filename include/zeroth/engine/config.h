@@ -80,6 +80,7 @@ struct RuntimeConfig {
   std::int64_t frozen_after_ms = 60'000;  ///< a peer that shows no life for so long is lost
   int max_nonfinite_steps = 10;           ///< training stops after so many in a row
   bool broadcast_buffers = true;          ///< rank 0's before each training forward
+  bool compute_copies = false;            ///< on the CPU, too, units compute with copies of the parameters
   ExecutionMode execution = ExecutionMode::kInline;
   std::int64_t chaos_seed = 0;
   std::int64_t memory_limit_bytes = 0;  ///< for the plan of one host; 0: what the host and its cgroup have

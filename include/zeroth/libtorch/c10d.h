@@ -14,8 +14,9 @@ namespace zeroth::libtorch {
 /// Buffers are CPU memory: the group needs a backend for CPU tensors, such as gloo. Throws kUsage for a name that is not registered.
 ///
 /// Torch's own timeout of the group (30 minutes by default) ends waits, too, if zeroth.timeout_ms is longer.
-[[nodiscard]] std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_name);
+/// `beside`: the backend of the user's own group, if this one was made beside it; for messages and logs.
+[[nodiscard]] std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_name, const std::string& beside = "");
 
-[[nodiscard]] World world_from_c10d(const std::string& group_name);
+[[nodiscard]] World world_from_c10d(const std::string& group_name, const std::string& beside = "");
 
 }  // namespace zeroth::libtorch

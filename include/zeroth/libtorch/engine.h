@@ -46,6 +46,9 @@ struct EngineOptions {
   /// Between a backward and the next forward each `.grad` is not undefined but a guard: full shape, no memory, any access an error
   /// that says where the gradient is. For languages whose habits read gradients, and would find none without a word.
   bool guard_gradients = false;
+  /// For a parameter's name: what tells whether the hooks after accumulation that it had before have anything to do, asked at each
+  /// gradient on the thread that runs backward. None: they always run. For languages in which running even no hook costs a lock.
+  std::function<std::function<bool()>(const std::string& name)> earlier_hooks{};
   /// Called with an error that is about to leave a hook of backward. Torch's engine knows its own and Python's exceptions and passes
   /// on the text of all others; so a front end may throw another one here, on the thread that runs backward.
   std::function<void(const Error&)> rethrow{};
@@ -100,6 +103,9 @@ class EngineBase {
   /// Forgets peaks and traffic, so that a phase can be measured by itself.
   void reset_counters();
   [[nodiscard]] const Config& config() const;
+  /// Where the model computes. On a CUDA device the engine keeps and updates everything in host memory, and copies values there and
+  /// gradients back.
+  [[nodiscard]] c10::Device device() const;
   [[nodiscard]] zeroth::Engine& core();
   [[nodiscard]] int rank() const;
   [[nodiscard]] int world_size() const;

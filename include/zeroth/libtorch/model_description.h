@@ -42,7 +42,7 @@ using GroupOf = std::function<int(const std::string& name, const at::Tensor& par
 
 /// Finds tied weights (one tensor under several names) and the units that look alike. A parameter belongs to the innermost unit
 /// around it; one with several names to the innermost unit around all of them. Throws kModel naming what cannot be trained: sparse,
-/// meta, overlapping, off-CPU or oddly typed parameters.
+/// meta, overlapping or oddly typed parameters, and such on several devices or on one that is neither the CPU nor CUDA.
 [[nodiscard]] ModelDescription describe_model(const std::vector<UnitPath>& units,
                                               const std::vector<NamedParameter>& parameters,
                                               std::vector<NamedTensor> buffers,

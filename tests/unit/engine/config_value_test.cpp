@@ -93,6 +93,7 @@ Config any_config() {
                  .frozen_after_ms = any_int(1, 604'800'000),
                  .max_nonfinite_steps = static_cast<int>(any_int(1, 2147483646)),
                  .broadcast_buffers = *rc::gen::arbitrary<bool>(),
+                 .compute_copies = *rc::gen::arbitrary<bool>(),
                  .execution = *rc::gen::element(ExecutionMode::kInline, ExecutionMode::kChaos),
                  .chaos_seed = any_int(0, std::numeric_limits<std::int64_t>::max() - 1),
                  .memory_limit_bytes = any_int(0, std::int64_t{1} << 62)};

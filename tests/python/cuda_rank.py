@@ -1,0 +1,120 @@
+"""One rank of a job on a CUDA device; see cuda_test.py."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+import zoo
+from safetensors.torch import load_file
+from torch import nn
+
+import zeroth
+
+X, Y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1])
+
+
+def config(stage: int = 3) -> dict[str, object]:
+    return {"zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+            "zeroth": {"timeout_ms": 60_000}}
+
+
+def device() -> str:
+    return f"cuda:{zeroth.World.from_environment().local_rank % torch.cuda.device_count()}"
+
+
+def train(engine: zeroth.Engine) -> float:
+    loss = engine(X.to(device()), Y.to(device()))
+    engine.backward(loss)
+    assert engine.step().committed
+    return float(loss.item())
+
+
+def group(backend: str) -> None:
+    """The losses of shared memory, over a group of torch's."""
+    torch.cuda.set_device(device())
+    dist.init_process_group(backend)
+    losses = []
+    for world in (zeroth.World.from_environment(), zeroth.World.from_group()):
+        engine = zeroth.Engine(zoo.make("plain").to(device()), config(), world=world, log_level="off")
+        losses.append([train(engine) for _ in range(4)])
+        engine.close()
+    assert losses[0] == losses[1], losses
+    dist.destroy_process_group()
+
+
+def mistakes() -> None:
+    model = zoo.make("plain").to(device())
+    engine = zeroth.Engine(model, config(), log_level="off")
+    for input_, expected in ((X, "expected: cuda:0; got: cpu"), (X.to("meta"), "expected: cuda:0; got: meta")):
+        try:
+            engine(input_, Y.to(device()))
+            raise AssertionError("an input on another device")
+        except zeroth.Error as error:
+            assert "input is on another device" in str(error) and expected in str(error), error
+    train(engine)
+    try:
+        (model.first.weight + 1).sum().item()
+        raise AssertionError("a parameter that is not gathered was read")
+    except RuntimeError as error:
+        assert "first.weight" in str(error) and "not gathered" in str(error), error
+    half = zoo.make("plain")
+    half.first.to(device())
+    try:
+        zeroth.Engine(half, config(), log_level="off")
+        raise AssertionError("parameters on two devices")
+    except zeroth.Error as error:
+        assert "different devices" in str(error), error
+
+
+def memory() -> None:
+    for stage in (0, 3):
+        model = zoo.make("plain").to(device())
+        parameters = sum(parameter.nbytes for parameter in model.parameters())
+        engine = zeroth.Engine(model, config(stage), log_level="off")
+        train(engine)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        for _ in range(50):
+            train(engine)
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_allocated() == before, "something grows"
+        report = engine.memory_report()
+        assert report.measured_peak == report.planned, report
+        assert stage == 3 or report.compute_copies >= parameters, report
+        engine.close()
+
+
+class WithBuffer(nn.Module):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.net = zoo.make("plain")
+        self.register_buffer("seen", torch.full((3,), float(rank)))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.net(x, y)
+        return loss
+
+
+def buffers() -> None:
+    world = zeroth.World.from_environment()
+    model = WithBuffer(world.rank).to(device())
+    engine = zeroth.Engine(model, config(), world=world, log_level="off")
+    loss = train(engine)
+    assert model.seen.is_cuda and model.seen.tolist() == [0.0, 0.0, 0.0], model.seen
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "weights.safetensors"
+        engine.export_safetensors(str(path))
+        if world.rank == 0:
+            plain = WithBuffer(0)
+            plain.load_state_dict(load_file(path))
+            assert plain(X, Y).item() < loss, "the exported weights are not the trained ones"
+    engine.close()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"group": group, "mistakes": mistakes, "memory": memory, "buffers": buffers}[sys.argv[1]](*sys.argv[2:])
