@@ -707,12 +707,15 @@ class Processes(unittest.TestCase):
 
     def test_backward_does_not_take_the_gil(self) -> None:
         # Rank 1 goes on only while rank 0 does, whose GIL is taken for two seconds. A hook in Python has to wait for it: so the
-        # test would see one.
-        for hook, least, most in (("none", 0.0, 1.5), ("python", 1.5, 60.0)):
+        # test would see one. Should the thread take the GIL before backward has begun, the run says nothing: hence three of them.
+        def seconds(hook: str) -> float:
             done = job.run(2, "trouble_rank.py", "gil", hook)
             taken = re.search(r"backward took (\d+\.\d+) s", done.stdout)
-            self.assertIsNotNone(taken, done.stdout + done.stderr)
-            self.assertTrue(taken is not None and least <= float(taken[1]) <= most, f"hook {hook}: {done.stdout}")
+            assert taken is not None, done.stdout + done.stderr
+            return float(taken[1])
+
+        self.assertTrue(any(seconds("none") < 1.5 for _ in range(3)))
+        self.assertGreater(seconds("python"), 1.5)
 
     def test_a_rank_that_gives_up_tells_the_others_why(self) -> None:
         done = job.run(3, "trouble_rank.py", "give_up")
