@@ -111,7 +111,7 @@ def run(cell: Cell, name: str, startup: bool) -> dict[str, Any]:
     peak = contestant.peak_bytes()
     if peak is not None:
         report["tracked_peak"] = peak
-    elif not cell.dtype == "bf16":  # there activations differ
+    elif cell.dtype != "bf16":  # there activations differ
         report["tracked_in_step"] = tracked_in_step(contestant, work, tracker, cell.solo_steps + 1, floor=name == "floor")
     report["bytes_by_state"] = contestant.bytes_by_state()
     return report | wire_bytes(contestant, work, cell.solo_steps + 2)

@@ -10,7 +10,7 @@ namespace zeroth {
 namespace {
 
 std::uint64_t others_bytes(const FlatLayout& flat, int rank, DType dtype) {
-  return static_cast<std::uint64_t>(flat.length - flat.shard(rank).size()) * size_of(dtype);
+  return array_bytes(flat.length - flat.shard(rank).size(), dtype);
 }
 
 /// One a flat.
@@ -94,8 +94,7 @@ WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank
     }
     if (!flat.trainable) continue;
     // An owner pulls its range from each of the others.
-    const auto pulled = static_cast<std::uint64_t>(flat.shard(rank).size()) * size_of(flat.accumulation()) *
-                        static_cast<std::uint64_t>(model.world - 1);
+    const auto pulled = array_bytes(flat.shard(rank).size(), flat.accumulation()) * static_cast<std::uint64_t>(model.world - 1);
     wire.reduce_gradients += pulled * (plan.policy == ReductionPolicy::kPerMicroStep ? steps : 1);
     if (plan.gathers_gradients()) wire.gather_gradients += others_bytes(flat, rank, flat.accumulation());
     if (plan.publishes_parameters() && !plan.gathers_parameters()) wire.publish_parameters += parameters;

@@ -134,7 +134,7 @@ const std::byte* ModelMemory::parameter_shard(int flat, int rank) const {
   const auto peer = static_cast<std::size_t>(rank);
   const std::byte* base = window_.ranks[peer].data() + shared_layouts_[peer].parameters[index(flat)];
   if (plan_.parameter == Placement::kFlat) return base;
-  return base + static_cast<std::size_t>(layout.shard(rank).begin) * size_of(layout.dtype);
+  return base + array_bytes(layout.shard(rank).begin, layout.dtype);
 }
 
 std::byte* ModelMemory::state(int flat, int which) const {

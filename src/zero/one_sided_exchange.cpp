@@ -48,7 +48,9 @@ class OneSidedExchange final : public GradientExchange {
   void meet(Meeting what) override;
   void await_sums(std::uint64_t next) override;
   void share_sums() override {}  // they lie where peers can read them
-  void begin_step() override { announce(memory_.signals(memory_.rank()).taken(), ++steps_); }
+  void begin_step() override {
+    if (memory_.peers_read_buckets()) announce(memory_.signals(memory_.rank()).taken(), ++steps_);
+  }
   [[nodiscard]] std::uint64_t spills() const override { return spills_; }
 
  private:
@@ -58,10 +60,6 @@ class OneSidedExchange final : public GradientExchange {
     std::uint64_t next_backward = 0;  ///< owner: next event to reduce
     std::uint64_t next_event = 0;
     bool active = false;              ///< owner: in active_
-  };
-  struct Spill {
-    std::vector<std::byte> bytes;
-    MemoryHold hold;
   };
   enum class Part : std::uint8_t { kPublished, kAbsent, kUnknown };
 
@@ -93,7 +91,7 @@ class OneSidedExchange final : public GradientExchange {
   std::uint64_t spills_ = 0;
   std::uint64_t meetings_ = 0;
   std::uint64_t steps_ = 0;
-  std::map<std::tuple<int, std::uint64_t, int>, Spill> spilled_;  ///< (flat, code, source)
+  std::map<std::tuple<int, std::uint64_t, int>, Aside> spilled_;  ///< (flat, code, source)
 };
 
 bool OneSidedExchange::consumed_by_all(int flat) const {
@@ -287,7 +285,7 @@ void OneSidedExchange::spill(int flat, int source, std::uint64_t code) {
   const Range shard = layout.shard(memory_.rank());
   const std::size_t element = size_of(layout.accumulation());
   const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
-  Spill copy{std::vector<std::byte>(bytes), ledger_.hold({layout.unit, MemoryState::kOverflow}, bytes)};
+  Aside copy(ledger_, layout.unit, bytes);
   std::memcpy(copy.bytes.data(), memory_.peer_bucket(flat, source) + static_cast<std::size_t>(shard.begin) * element, bytes);
   spilled_.emplace(std::tuple{flat, code, source}, std::move(copy));
   ++spills_;

@@ -93,7 +93,7 @@ void ReducedShards::vacate(int flat) {
   const FlatLayout& layout = model_.flat(flat);
   const std::size_t bytes = array_bytes(layout.shard(memory_.rank()).size(), layout.accumulation());
   if (!memory_.sums_in_buckets() || bytes == 0 || aside_.contains(flat)) return;
-  Aside aside{std::vector<std::byte>(bytes), ledger_.hold({layout.unit, MemoryState::kOverflow}, bytes)};
+  Aside aside(ledger_, layout.unit, bytes);
   if (has_sums(flat)) std::memcpy(aside.bytes.data(), memory_.reduced(flat), bytes);
   aside_.emplace(flat, std::move(aside));
 }

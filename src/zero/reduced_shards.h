@@ -16,6 +16,14 @@
 
 namespace zeroth {
 
+/// Memory beyond the plan, and counted so, for gradients or sums of a unit that must make room.
+struct Aside {
+  Aside(MemoryLedger& ledger, int unit, std::size_t size) : bytes(size), hold(ledger.hold({unit, MemoryState::kOverflow}, size)) {}
+
+  std::vector<std::byte> bytes;
+  MemoryHold hold;
+};
+
 class ReducedShards {
  public:
   ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels, MemoryLedger& ledger);
@@ -37,10 +45,6 @@ class ReducedShards {
   [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const { return norms_[static_cast<std::size_t>(flat)]; }
 
  private:
-  struct Aside {
-    std::vector<std::byte> bytes;
-    MemoryHold hold;
-  };
   [[nodiscard]] std::byte* sums(int flat);
 
   const ModelLayout& model_;

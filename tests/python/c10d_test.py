@@ -17,19 +17,15 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 HERE = pathlib.Path(__file__).resolve().parent
 
 
-class Parity(unittest.TestCase):
-    def check(self, ranks: int, *models: str) -> None:
-        done = job.run(ranks, "c10d_rank.py", *models)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-
+class Parity(job.RankTest):
     def test_two_ranks(self) -> None:
-        self.check(2, "plain", "nested", "tied", "checkpoint", "frozen", "odd", "unused")
+        self.run_well(2, "c10d_rank.py", "plain", "nested", "tied", "checkpoint", "frozen", "odd", "unused")
 
     def test_three_ranks(self) -> None:
-        self.check(3, "nested", "reused", "odd")
+        self.run_well(3, "c10d_rank.py", "nested", "reused", "odd")
 
     def test_four_ranks(self) -> None:
-        self.check(4, "odd")
+        self.run_well(4, "c10d_rank.py", "odd")
 
 
 class Trouble(unittest.TestCase):
@@ -62,23 +58,19 @@ class Trouble(unittest.TestCase):
         self.assertIn("the engine stays broken", done.stdout, done.stderr)
 
 
-class Groups(unittest.TestCase):
-    def ok(self, ranks: int, *arguments: str) -> None:
-        done = job.run(ranks, "c10d_trouble_rank.py", *arguments)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-
+class Groups(job.RankTest):
     def test_exports_are_the_same_files(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            self.ok(2, "export", folder)
+            self.run_well(2, "c10d_trouble_rank.py", "export", folder)
 
     def test_a_group_of_some_ranks(self) -> None:
-        self.ok(3, "subgroup")
+        self.run_well(3, "c10d_trouble_rank.py", "subgroup")
 
     def test_a_group_without_cpu_tensors_gets_gloo_beside_it(self) -> None:
-        self.ok(2, "beside")
+        self.run_well(2, "c10d_trouble_rank.py", "beside")
 
     def test_wire_and_memory_are_the_plan(self) -> None:
-        self.ok(2, "wire")
+        self.run_well(2, "c10d_trouble_rank.py", "wire")
 
     def test_ranks_of_two_hosts(self) -> None:
         # Two nodes of one rank each, as torchrun would start them on two hosts.

@@ -11,37 +11,27 @@ import job
 import torch
 
 
-class Parity(unittest.TestCase):
-    def check(self, ranks: int) -> None:
-        done = job.run(ranks, "parity_rank.py", "--device", "cuda")
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+class Cuda(job.RankTest):
+    def test_parity_on_one_rank(self) -> None:
+        self.run_well(1, "parity_rank.py", "--device", "cuda")
 
-    def test_one_rank(self) -> None:
-        self.check(1)
-
-    def test_two_ranks(self) -> None:
-        self.check(2)
-
-
-class Engine(unittest.TestCase):
-    def ok(self, ranks: int, *arguments: str) -> None:
-        done = job.run(ranks, "cuda_rank.py", *arguments)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+    def test_parity_on_two_ranks(self) -> None:
+        self.run_well(2, "parity_rank.py", "--device", "cuda")
 
     def test_a_group_with_both_backends(self) -> None:
-        self.ok(2, "group", "cpu:gloo,cuda:gloo")
+        self.run_well(2, "cuda_rank.py", "group", "cpu:gloo,cuda:gloo")
 
     def test_a_group_of_nccl(self) -> None:
-        self.ok(min(2, torch.cuda.device_count()), "group", "nccl")
+        self.run_well(min(2, torch.cuda.device_count()), "cuda_rank.py", "group", "nccl")
 
     def test_mistakes_are_named(self) -> None:
-        self.ok(1, "mistakes")
+        self.run_well(1, "cuda_rank.py", "mistakes")
 
     def test_copies_are_as_large_as_planned_and_nothing_grows(self) -> None:
-        self.ok(1, "memory")
+        self.run_well(1, "cuda_rank.py", "memory")
 
     def test_buffers_and_exports(self) -> None:
-        self.ok(2, "buffers")
+        self.run_well(2, "cuda_rank.py", "buffers")
 
 
 if __name__ == "__main__":

@@ -680,7 +680,7 @@ class Refusals(unittest.TestCase):
             engine(torch.ones(2))
 
 
-class Processes(unittest.TestCase):
+class Processes(job.RankTest):
     def test_an_exception_on_one_rank_is_named_first(self) -> None:
         done = job.run(3, "trouble_rank.py", "exception")
         self.assertNotEqual(done.returncode, 0)
@@ -702,8 +702,7 @@ class Processes(unittest.TestCase):
                 self.assertIsNotNone(taken, text)
 
     def test_buffers_are_rank_zeros_in_every_training_forward(self) -> None:
-        done = job.run(3, "buffers_rank.py")
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.run_well(3, "buffers_rank.py")
 
     def test_backward_does_not_take_the_gil(self) -> None:
         # Rank 1 goes on only while rank 0 does, whose GIL is taken for two seconds. A hook in Python has to wait for it: so the

@@ -7,6 +7,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 RUN = os.environ["ZEROTH_RUN"]
@@ -20,6 +21,16 @@ def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S
         [RUN, "-n", str(ranks), "--no-merge", "--env", "OMP_NUM_THREADS=1", sys.executable, str(HERE / program), *arguments],
         capture_output=True, text=True, timeout=limit_s, check=False,
     )
+
+
+class RankTest(unittest.TestCase):
+    """With jobs that must end well."""
+
+    def run_well(self, ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S) -> str:
+        """What run() wrote to standard output."""
+        done = run(ranks, program, *arguments, limit_s=limit_s)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
 
 
 def free_port() -> int:

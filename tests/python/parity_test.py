@@ -9,26 +9,20 @@ import unittest
 import job
 
 
-class ParityTest(unittest.TestCase):
-    def check(self, ranks: int) -> None:
-        done = job.run(ranks, "parity_rank.py")
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-
+class ParityTest(job.RankTest):
     def test_the_matrix(self) -> None:
         for ranks in (2, 4):
             with self.subTest(ranks=ranks):
-                done = job.run(ranks, "matrix_rank.py")
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                self.assertIn("108 runs: ok", done.stdout)
+                self.assertIn("108 runs: ok", self.run_well(ranks, "matrix_rank.py"))
 
     def test_one_rank(self) -> None:
-        self.check(1)
+        self.run_well(1, "parity_rank.py")
 
     def test_two_ranks(self) -> None:
-        self.check(2)
+        self.run_well(2, "parity_rank.py")
 
     def test_three_ranks(self) -> None:
-        self.check(3)
+        self.run_well(3, "parity_rank.py")
 
 
 if __name__ == "__main__":

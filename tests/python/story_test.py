@@ -13,13 +13,12 @@ NUMBER = r"(\d\.\d+)"
 STEP = re.compile(rf"step (\d+) losses \({NUMBER}, {NUMBER}\) accuracies \({NUMBER}, {NUMBER}\)")
 
 
-class StoryTest(unittest.TestCase):
+class StoryTest(job.RankTest):
     def told(self, *stages: int) -> list[str]:
         """Lines of both ranks, sorted; each begins with its rank."""
         with tempfile.TemporaryDirectory() as folder:
-            done = job.run(2, "story.py", *map(str, stages), str(pathlib.Path(folder) / "student.safetensors"), limit_s=120)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        return sorted(done.stdout.splitlines())
+            told = self.run_well(2, "story.py", *map(str, stages), str(pathlib.Path(folder) / "student.safetensors"), limit_s=120)
+        return sorted(told.splitlines())
 
     def test_the_script_is_short(self) -> None:
         self.assertLessEqual(len((job.HERE / "story.py").read_text().splitlines()), 80)

@@ -9,13 +9,12 @@ import unittest
 import job
 
 
-class WorkersTest(unittest.TestCase):
+class WorkersTest(job.RankTest):
     def test_training_with_workers(self) -> None:
-        done = job.run(2, "workers_rank.py", limit_s=120)
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertEqual(len(re.findall(r"^\[1\] torch says: DataLoader worker", done.stdout, re.MULTILINE)), 2, done.stdout)
-        processes = re.findall(r"\d+", " ".join(re.findall(r"processes: (.*)", done.stdout)))
-        self.assertEqual(len(processes), 2 * (1 + 2 * 10), done.stdout)  # two ranks; at each stage 4 + 2 + 4 workers
+        told = self.run_well(2, "workers_rank.py", limit_s=120)
+        self.assertEqual(len(re.findall(r"^\[1\] torch says: DataLoader worker", told, re.MULTILINE)), 2, told)
+        processes = re.findall(r"\d+", " ".join(re.findall(r"processes: (.*)", told)))
+        self.assertEqual(len(processes), 2 * (1 + 2 * 10), told)  # two ranks; at each stage 4 + 2 + 4 workers
         self.assertEqual([pid for pid in processes if pathlib.Path("/proc", pid).exists()], [])
         left = [path.name for path in pathlib.Path("/dev/shm").iterdir() if set(re.findall(r"\d+", path.name)) & set(processes)]
         self.assertEqual(left, [])
