@@ -1,4 +1,4 @@
-"""One rank of a job that goes wrong on purpose; see engine_test.py."""
+"""One rank of a job that goes wrong on purpose; see endings_test.py."""
 
 from __future__ import annotations
 

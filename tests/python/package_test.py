@@ -1,0 +1,80 @@
+"""The package as it is installed, and what it calls a unit."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import zoo
+from alone import config, train
+from torch import nn
+
+import zeroth
+
+
+class Package(unittest.TestCase):
+    def test_another_torch_is_refused_by_name(self) -> None:
+        check = sys.modules["zeroth._preflight"].check_torch
+        check("2.11.0+cu130", "2.11.0")
+        with self.assertRaisesRegex(ImportError, r"built with torch 2\.11\.0\+cu130, and this is torch 2\.13\.0.*pip install"):
+            check("2.13.0+cpu", "2.11.0+cu130")
+
+    def test_the_stub_names_what_is_there(self) -> None:
+        module = sys.modules["zeroth._C"]
+        stub = ast.parse((pathlib.Path(zeroth.__file__).parent / "_C.pyi").read_text())
+        classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+        self.assertEqual(set(classes), {name for name in vars(module) if isinstance(getattr(module, name), type)})
+        for name, node in classes.items():
+            if issubclass(getattr(module, name), Exception):
+                continue  # attributes of instances
+            there = {member for member in vars(getattr(module, name)) if not member.startswith("_")}
+            self.assertEqual({item.name for item in node.body if isinstance(item, ast.FunctionDef) and item.name != "__init__"}, there, name)
+
+    def test_the_types_are_strict(self) -> None:
+        package = pathlib.Path(zeroth.__file__).parent
+        trainer = [str(path) for path in sorted((pathlib.Path(__file__).resolve().parents[2] / "examples/gpt").glob("*.py"))]
+        self.assertTrue(trainer)
+        with tempfile.TemporaryDirectory() as cache:
+            for checked in (["-p", "zeroth"], trainer):
+                done = subprocess.run([sys.executable, "-m", "mypy", "--strict", "--cache-dir", cache, *checked], cwd=package.parent,
+                                      env={**os.environ, "MYPYPATH": str(package.parent)}, capture_output=True, text=True, check=False)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_the_version_is_that_of_the_project(self) -> None:
+        self.assertRegex(zeroth.__version__, r"^\d+\.\d+\.\d+$")
+
+
+class Units(unittest.TestCase):
+    def test_the_longest_repeated_list_is_found(self) -> None:
+        self.assertEqual([(unit.name, unit.type) for unit in zeroth.units(zoo.make("plain"))],
+                         [("root", "Plain"), ("blocks.0", "Block"), ("blocks.1", "Block"), ("blocks.2", "Block")])
+        self.assertEqual([unit.name for unit in zeroth.units(zoo.make("sequential"))],
+                         ["root", "body.1", "body.2", "body.3"])
+        self.assertEqual([unit.name for unit in zeroth.units(nn.Linear(2, 2))], ["root"])
+
+    def test_sizes_are_those_of_the_engine(self) -> None:
+        for name in zoo.MODELS:
+            model = zoo.make(name)
+            described = zeroth.units(model)
+            sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
+            engine = zeroth.Engine(model, config(), log_level="off")
+            got = [(unit, sum(sizes[key] for key in names)) for unit, _, names in engine._core.units]
+            self.assertEqual(got, [(unit.name, unit.num_params) for unit in described], name)
+            engine.close()
+
+    def test_the_user_may_choose(self) -> None:
+        model = zoo.make("plain")
+        engine = zeroth.Engine(model, config(), units=[model.blocks[1], model.head], log_level="off")
+        self.assertEqual([name for name, _, _ in engine._core.units], ["root", "blocks.1", "head"])
+        train(engine)
+        with self.assertRaisesRegex(zeroth.Error, "not a module inside the model"):
+            zeroth.Engine(zoo.make("plain"), config(), units=[nn.Linear(2, 2)], log_level="off")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

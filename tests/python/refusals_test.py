@@ -1,0 +1,169 @@
+"""What the Python engine refuses, and the line that helps."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import unittest
+
+import torch
+import torch.distributed as dist
+from alone import BATCH, config, make, train
+from torch import nn
+from torch._dynamo import compiled_autograd
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+import zeroth
+
+
+class Refusals(unittest.TestCase):
+    def test_gradients_that_somebody_looks_for_are_refused_by_name(self) -> None:
+        for stage in (0, 3):
+            model, engine = make(stage=stage)
+            engine.backward(engine(*BATCH))
+            with self.assertRaisesRegex(RuntimeError, r"gradient of 'first\.weight' is in the engine.*gradient_clipping"):
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with self.assertRaisesRegex(RuntimeError, r"gradient of 'head\.bias' is in the engine"):
+                model.head.bias.grad.norm()
+            engine.backward(engine(*BATCH))  # and they are out of the way of the next ones
+            loss = engine(*BATCH)
+            loss.backward(retain_graph=True)
+            loss.backward()
+            model.zero_grad()
+            self.assertTrue(engine.step().committed)
+            self.assertTrue(train(engine).committed)
+
+    def test_an_optimizer_of_torchs_is_refused(self) -> None:
+        model, engine = make()
+        other = nn.Linear(2, 2)
+        train(engine)
+        with self.assertRaisesRegex(zeroth.Error, "steps over parameters that an engine owns.*which: SGD"):
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+        engine.close()
+        model(*BATCH).backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    def test_losses_without_a_gradient(self) -> None:
+        _, engine = make()
+        with self.assertRaisesRegex(zeroth.Error, "no gradient can flow"), torch.no_grad():
+            engine.backward(engine(*BATCH))
+        with self.assertRaisesRegex(zeroth.Error, "without a backward"):
+            engine.step()
+
+    def test_models_that_cannot_be_partitioned(self) -> None:
+        for model, text in (
+            (nn.Linear(2, 2, device="meta"), "meta tensor"),
+            (nn.Linear(2, 2).to(torch.float16), "dtype"),
+            (nn.Linear(2, 2).requires_grad_(False), "train"),
+        ):
+            with self.assertRaisesRegex(zeroth.Error, text):
+                zeroth.Engine(model, config(), log_level="off")
+
+    def test_a_module_that_was_moved_cast_or_refilled_is_named(self) -> None:
+        def cast(model: nn.Module) -> None:
+            with contextlib.suppress(RuntimeError):  # where a step has left guards in the gradients, these speak first
+                model.float()
+
+        def refill(model: nn.Module) -> None:
+            model.blocks[1].linear.weight.data = torch.zeros(12, 12, dtype=torch.float64)
+
+        for stage in (0, 2):
+            for change, name in ((cast, r"first\.weight"), (refill, r"blocks\.1\.linear\.weight")):
+                model, engine = make(stage=stage)
+                train(engine)
+                change(model)
+                with self.assertRaisesRegex(zeroth.Error, rf"moved, cast or given other data.*which: {name}"):
+                    engine(*BATCH)
+        model, engine = make(stage=3)
+        with self.assertRaisesRegex(RuntimeError, "is not gathered"):
+            model.float()
+
+    def test_a_parameter_that_was_replaced_is_named(self) -> None:
+        for stage in (0, 3):
+            model, engine = make(stage=stage)
+            train(engine)
+            model.blocks[2].linear.bias = nn.Parameter(torch.zeros(12, dtype=torch.float64))
+            with self.assertRaisesRegex(zeroth.Error, r"replaced or removed.*which: blocks\.2\.linear\.bias"):
+                engine(*BATCH)
+
+    def test_an_input_on_another_device_is_named(self) -> None:
+        _, engine = make()
+        with self.assertRaisesRegex(zeroth.Error, r"input is on another device.*input tensor 1.*expected: cpu; got: meta"):
+            engine(BATCH[0], y=BATCH[1].to("meta"))
+        self.assertTrue(train(engine).committed)
+
+    def test_tensors_that_stand_for_others_are_refused(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            mesh = init_device_mesh("cpu", (1,))
+            model[1].weight = nn.Parameter(distribute_tensor(model[1].weight.data, mesh, [Shard(0)]))
+            with self.assertRaisesRegex(zeroth.Error, r"tensor subclass; where: python\.engine; which: 1\.weight.*before fully_shard"):
+                zeroth.Engine(model, config(), log_level="off")
+        finally:
+            dist.destroy_process_group()
+
+    def test_compiled_autograd_is_refused(self) -> None:
+        for stage in (0, 3):
+            _, engine = make(stage=stage)
+            with compiled_autograd._enable(lambda graph: graph), self.assertRaisesRegex(RuntimeError, "compiled autograd.*leave"):
+                engine.backward(engine(*BATCH))
+            self.assertTrue(train(engine).committed)
+
+    def test_an_error_inside_backward_is_the_librarys(self) -> None:
+        _, engine = make(stage=3)
+        for run in (lambda loss: loss.backward(create_graph=True), lambda loss: torch.autograd.backward([loss], create_graph=True)):
+            with self.assertRaisesRegex(zeroth.Error, "create_graph") as caught:
+                run(engine(*BATCH))
+            self.assertEqual((caught.exception.code, caught.exception.exit_code), ("MODEL", 65))
+            self.assertIn("unit ", caught.exception.which)
+        self.assertTrue(train(engine).committed)
+
+    def test_a_forked_child_is_told_and_the_parent_goes_on(self) -> None:
+        for stage in (0, 3):
+            model, engine = make(stage=stage)
+            train(engine)
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                told = []
+                for use in (lambda: model(*BATCH), lambda: train(engine), engine.step, engine.close, lambda: engine.average(1.0),
+                            engine.memory_report):
+                    try:
+                        use()
+                        told.append("nothing")
+                    except zeroth.Error as error:
+                        told.append(error.message)
+                os.write(writer, json.dumps(told).encode())
+                del engine
+                gc.collect()
+                os._exit(0)
+            os.close(writer)
+            with os.fdopen(reader) as answers:
+                told = json.loads(answers.read())
+            self.assertEqual(os.waitpid(child, 0)[1], 0)
+            self.assertEqual(told, ["a forked child uses the engine of its parent"] * 6)
+            self.assertTrue(train(engine).committed)
+
+    def test_a_cycle_in_an_output_is_an_error(self) -> None:
+        class Looped(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(2, 2)
+
+            def forward(self, x: torch.Tensor) -> list[object]:
+                out: list[object] = [self.linear(x)]
+                out.append(out)
+                return out
+
+        engine = zeroth.Engine(Looped(), config(), log_level="off")
+        with self.assertRaisesRegex(zeroth.Error, "nested too deeply"):
+            engine(torch.ones(2))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
