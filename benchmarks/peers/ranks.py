@@ -20,6 +20,8 @@ from processes import children, pss
 
 HERE = pathlib.Path(__file__).resolve().parent
 SAMPLE_SECONDS = 0.02
+SAMPLE_SHARE = 0.2
+"""of a core at most: a look at a large process takes long, and the ranks need the cores"""
 STALL_SECONDS = 600.0
 
 
@@ -86,9 +88,12 @@ def _watch(processes: list[subprocess.Popen[bytes]], folder: pathlib.Path, sampl
     progress = folder / "progress"
     peak, lines, last = 0, 0, time.monotonic()
     while any(process.poll() is None for process in processes):
+        looked = 0.0
         if sample:
+            begin = time.monotonic()
             ranks = [pid for process in processes for pid in children(process.pid)]
             peak = max(peak, sum(map(pss, ranks)))
+            looked = time.monotonic() - begin
         said = progress.read_text(encoding="utf-8").splitlines() if progress.is_file() else []
         for line in said[lines:]:
             print(f"  {line}", file=sys.stderr, flush=True)
@@ -96,7 +101,7 @@ def _watch(processes: list[subprocess.Popen[bytes]], folder: pathlib.Path, sampl
         lines = len(said)
         if time.monotonic() - last > STALL_SECONDS:
             raise Failed(f"no progress for {STALL_SECONDS:.0f} s")
-        time.sleep(SAMPLE_SECONDS if sample else 0.1)
+        time.sleep(max(SAMPLE_SECONDS, looked * (1 / SAMPLE_SHARE - 1)) if sample else 0.1)
     return peak
 
 

@@ -252,14 +252,14 @@ constexpr std::array kKeys{
     bind<&Config::zero, &ZeroConfig::ring_slots>(
         {.pointer = "/zeroth/ring_slots",
          .kind = KeyKind::kInteger,
-         .text = "Slots that the repeated units share for gathered parameters and gradient buckets; two, so that "
-                 "backward can take a unit while the one after it is still in use.",
+         .text = "Slots that the repeated units share for gradient buckets, so that a unit need not wait until all ranks have "
+                 "taken the gradients of the one after it; and at most as many for gathered parameters.",
          .lowest = 2,
          .highest = 4096}),
     bind<&Config::zero, &ZeroConfig::prefetch_units>(
         {.pointer = "/zeroth/prefetch_units",
          .kind = KeyKind::kInteger,
-         .text = "Units gathered ahead where the device works asynchronously; on the CPU none are.",
+         .text = "Units gathered ahead, each in a slot of its own, where the device works asynchronously; on the CPU none are.",
          .highest = 4096}),
 
     bind<&Config::runtime, &RuntimeConfig::threads>(

@@ -62,6 +62,7 @@ Engine::Engine(std::vector<ParamSpec> params,
     log_.warn("kernels run scalar code, several times slower, with the same bits: " + kernels::describe_isa());
   }
   settings_.plan.validate();
+  if (!device_.asynchronous()) settings_.plan.prefetch_units = 0;  // nothing goes ahead of the caller there: no slot for it
   ZR_CHECK(settings_.micro_steps >= 1, ErrorCode::kUsage, "micro_steps must be at least 1", {.where = "engine"});
   for (const ParamSpec& param : layout_.params) {
     ZR_CHECK(param.group >= 0 && static_cast<std::size_t>(param.group) < settings_.groups.size(),

@@ -74,8 +74,9 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
     awaits_backward = true;
   }
   if (awaits_backward) {
+    // A tensor's hook: a producer may be an output of the unit before, whose own hook shall find this unit's slot free.
     for (const std::shared_ptr<Node>& node : before) {
-      node->add_pre_hook(std::make_unique<UseHook<&Runtime::inputs_done>>(state->runtime, state->use));
+      node->add_tensor_pre_hook(std::make_unique<UseHook<&Runtime::inputs_done>>(state->runtime, state->use));
     }
     // [Note: End of a unit's backward] A use is over when every producer of an input has got its gradient: all nodes of the
     // unit lie before that. Leaves have no producer, and without any input there is only the unit's own gradients to go by, which

@@ -12,6 +12,16 @@ namespace {
 
 constexpr std::uint64_t kBackwardsPerStep = std::uint64_t{1} << 20U;
 
+/// The unit of each slot that only one unit uses, -1 for the others.
+std::vector<int> sole_users(const SlotTable& table) {
+  std::vector<int> users(table.slot_bytes.size(), -1);
+  for (std::size_t slot = 0; slot < users.size(); ++slot) {
+    if (std::ranges::count(table.unit_slot, static_cast<int>(slot)) != 1) continue;
+    users[slot] = static_cast<int>(std::ranges::find(table.unit_slot, static_cast<int>(slot)) - table.unit_slot.begin());
+  }
+  return users;
+}
+
 }  // namespace
 
 GradientStore::GradientStore(const ModelLayout& model,
@@ -27,10 +37,10 @@ GradientStore::GradientStore(const ModelLayout& model,
       micro_steps_(micro_steps),
       memory_(memory),
       kernels_(kernels),
-      shards_(std::make_unique<ReducedShards>(model, memory, kernels, ledger)),
+      slot_holder_(sole_users(memory.bucket_table())),
+      shards_(std::make_unique<ReducedShards>(model, memory, kernels, ledger, slot_holder_)),
       flats_(model.flats.size()),
       ring_positions_(ring_positions(model)),
-      slot_holder_(memory.bucket_table().slot_bytes.size(), -1),
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
       touched_(model.params.size(), false) {
   ExchangeContext context{model, memory, backend, std::move(reduce_stream), ledger, *shards_};
@@ -87,16 +97,22 @@ void GradientStore::open(int flat) {
     if (holder >= 0 && holder != unit) close_unit(holder);
     holder = unit;
   }
-  wait_for_slot(unit, static_cast<std::size_t>(memory_.bucket_table().unit_slot[unit_index]));
+  take_slot(unit);
   // What is summed, or may yet be summed, of earlier events must not meet the gradients of this one.
   if (state(flat).published || reduced_before_) shards_->vacate(flat);
   state(flat).open = true;
 }
 
-void GradientStore::wait_for_slot(int unit, std::size_t slot) {
+void GradientStore::take_slot(int unit) {
+  const auto slot = static_cast<std::size_t>(memory_.bucket_table().unit_slot[static_cast<std::size_t>(unit)]);
   // A further event of the unit itself has to wait as well: its flats are closed one by one.
   const int holder = slot_holder_[slot] >= 0 ? slot_holder_[slot] : unit;
   exchange_->await_slot(holder, [this](int flat) { return state(flat).open; });
+  if (holder != unit) {
+    for (const int flat : model_.unit_flats[static_cast<std::size_t>(holder)]) {
+      if (shards_->has_sums(flat)) shards_->vacate(flat);
+    }
+  }
   slot_holder_[slot] = unit;
 }
 
@@ -159,6 +175,9 @@ void GradientStore::complete() {
   exchange_->close_backward(next_step);  // first: it tells the others what this rank has no gradients for
   meet(Meeting::kStep);
   exchange_->await_sums(next_step);
+  for (const int flat : shards_->vacated()) {
+    if (!shards_->has_slot(flat)) take_slot(model_.flat(flat).unit);  // others may still be reading a bucket there
+  }
   shards_->settle();
 }
 

@@ -1,7 +1,7 @@
 #include <zeroth/zero/memory_plan.h>
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
 #include <vector>
 
 #include "zero/signals.h"
@@ -36,21 +36,37 @@ bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit
 SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {
   std::vector<std::size_t> bytes;
   for (const FlatLayout& flat : model.flats) bytes.push_back(plan.gathers_parameters() ? flat.bytes() : 0);
-  return make_slot_table(model, bytes, plan.reshard != Reshard::kNone, plan.ring_slots);
+  return make_slot_table(model, bytes, plan.reshard != Reshard::kNone, std::min(plan.ring_slots, 1 + plan.prefetch_units));
 }
 
-bool sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
-  if (micro_steps > 1 && plan.policy != ReductionPolicy::kPerStep) return false;
-  if (plan.holds_all_buckets(micro_steps)) return true;
+std::vector<bool> sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
+  const std::size_t units = model.units.size();
+  if (micro_steps > 1 && plan.policy != ReductionPolicy::kPerStep) return std::vector<bool>(units, false);
+  if (plan.holds_all_buckets(micro_steps)) return std::vector<bool>(units, true);
   const std::vector<std::size_t> bytes = bucket_bytes(model);
-  const std::size_t ring = make_slot_table(model, bytes, true, plan.ring_slots).total_bytes();
-  const std::size_t all = std::accumulate(bytes.begin(), bytes.end(), std::size_t{0});
+  const SlotTable ring = make_slot_table(model, bytes, true, plan.ring_slots);
+  // Backward goes through the model from its end: the first unit of a slot is the last to use it.
+  std::vector<bool> in_ring(units, false);
+  std::vector<bool> taken(ring.slot_bytes.size(), false);
+  for (std::size_t unit = 0; unit < units; ++unit) {
+    if (ring.unit_slot[unit] < 0) continue;
+    const auto slot = static_cast<std::size_t>(ring.unit_slot[unit]);
+    in_ring[unit] = !taken[slot];
+    taken[slot] = true;
+  }
+  std::size_t all = 0;
+  std::size_t shards = 0;  // of all ranks: one whole
+  for (std::size_t flat = 0; flat < bytes.size(); ++flat) {
+    all += bytes[flat];
+    if (!in_ring[static_cast<std::size_t>(model.flats[flat].unit)]) shards += bytes[flat];
+  }
   const auto world = static_cast<std::size_t>(model.world);
-  return world * all <= world * ring + all;  // the shards of all ranks are one whole
+  return world * all <= world * ring.total_bytes() + shards ? std::vector<bool>(units, true) : in_ring;
 }
 
 SlotTable bucket_slots(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
-  const bool all = plan.holds_all_buckets(micro_steps) || sums_in_buckets(model, plan, micro_steps);
+  const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
+  const bool all = plan.holds_all_buckets(micro_steps) || std::ranges::all_of(in_buckets, std::identity{});
   return make_slot_table(model, bucket_bytes(model), !all, plan.ring_slots);
 }
 
@@ -67,7 +83,7 @@ MemorySnapshot plan_memory(const ModelLayout& model,
   const auto add = [&memory](MemoryState state, std::size_t bytes) {
     memory.bytes[static_cast<std::size_t>(state)] += bytes;
   };
-  const bool in_buckets = sums_in_buckets(model, plan, micro_steps);
+  const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
   for (const FlatLayout& flat : model.flats) {
     const std::int64_t shard = flat.shard(rank).size();
     add(MemoryState::kParameter, array_bytes(plan.parameter == Placement::kFlat ? shard : flat.length, flat.dtype));
@@ -76,7 +92,7 @@ MemorySnapshot plan_memory(const ModelLayout& model,
     const std::int64_t updated = plan.optimizer == Placement::kFlat ? shard : flat.length;
     if (accumulation != flat.dtype) add(MemoryState::kMaster, array_bytes(updated, accumulation));
     add(MemoryState::kOptimizer, static_cast<std::size_t>(optimizer_states) * array_bytes(updated, accumulation));
-    if (!in_buckets) add(MemoryState::kReduced, array_bytes(shard, accumulation));
+    if (!in_buckets[static_cast<std::size_t>(flat.unit)]) add(MemoryState::kReduced, array_bytes(shard, accumulation));
   }
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());

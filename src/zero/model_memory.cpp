@@ -1,5 +1,8 @@
 #include <zeroth/zero/model_memory.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "zero/signals.h"
 
 namespace zeroth {
@@ -13,7 +16,7 @@ std::int64_t parameter_elements(const ShardingPlan& plan, const FlatLayout& flat
 
 SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
   SharedLayout layout;
-  const bool shares_sums = plan.gathers_gradients() && !sums_in_buckets(model, plan, micro_steps);
+  const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
   std::size_t offset = 0;
   const auto take = [&offset](std::size_t bytes) {
     const std::size_t begin = offset;
@@ -24,7 +27,8 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
   for (const FlatLayout& flat : model.flats) {
     layout.parameters.push_back(plan.shares_parameters() ? take(array_bytes(parameter_elements(plan, flat, rank), flat.dtype))
                                                         : SharedLayout::kNone);
-    layout.reduced.push_back(flat.trainable && shares_sums
+    const bool shares_sums = plan.gathers_gradients() && flat.trainable && !in_buckets[static_cast<std::size_t>(flat.unit)];
+    layout.reduced.push_back(shares_sums
                                  ? take(array_bytes(flat.shard(rank).size(), flat.accumulation()))
                                  : SharedLayout::kNone);
   }
@@ -45,7 +49,8 @@ ModelMemory::ModelMemory(const ModelLayout& model,
       plan_(plan),
       rank_(backend.rank()),
       one_sided_(backend.capabilities().one_sided),
-      sums_in_buckets_(zeroth::sums_in_buckets(model, plan, micro_steps)),
+      sums_in_buckets_(sums_in_buckets(model, plan, micro_steps)),
+      peers_read_buckets_(one_sided_ && plan.gathers_gradients() && std::ranges::any_of(sums_in_buckets_, std::identity{})),
       bucket_table_(bucket_slots(model, plan, micro_steps)),
       gathered_table_(gathered_slots(model, plan)),
       bucket_holds_(bucket_table_.slot_bytes.size()),
@@ -93,7 +98,8 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     const std::int64_t updated = update_range(static_cast<int>(flat)).size();
     const auto copies = static_cast<std::size_t>(optimizer_states + (layout.accumulation() != layout.dtype ? 1 : 0));
     bytes += copies * array_bytes(updated, layout.accumulation());
-    if (!sums_in_buckets_ && !plan_.gathers_gradients()) bytes += array_bytes(layout.shard(rank_).size(), layout.accumulation());
+    if (sums_in_bucket(static_cast<int>(flat)) || plan_.gathers_gradients()) continue;
+    bytes += array_bytes(layout.shard(rank_).size(), layout.accumulation());
   }
   private_ = device.make_arena(ArenaKind::kPrivate, bytes, "private");
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
@@ -118,7 +124,7 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     for (int state = 0; state < optimizer_states; ++state) {
       states_.back().push_back(take(updated, accumulation, MemoryState::kOptimizer));
     }
-    if (sums_in_buckets_) continue;
+    if (sums_in_bucket(static_cast<int>(flat))) continue;
     const std::size_t reduced_bytes = array_bytes(layout.shard(rank_).size(), accumulation);
     holds_.push_back(ledger_.hold({layout.unit, MemoryState::kReduced}, reduced_bytes));
     if (!plan_.gathers_gradients()) reduced_.back() = private_.reserve(reduced_bytes, kSegmentAlignBytes).data();
@@ -142,13 +148,13 @@ std::byte* ModelMemory::state(int flat, int which) const {
 }
 
 std::byte* ModelMemory::reduced(int flat) {
-  if (!sums_in_buckets_) return reduced_[index(flat)];
+  if (!sums_in_bucket(flat)) return reduced_[index(flat)];
   const FlatLayout& layout = model_.flat(flat);
   return bucket(flat) + array_bytes(layout.shard(rank_).begin, layout.accumulation());
 }
 
 const std::byte* ModelMemory::peer_reduced(int flat, int rank) const {
-  if (sums_in_buckets_ || !one_sided_) {
+  if (sums_in_bucket(flat) || !one_sided_) {
     const FlatLayout& layout = model_.flat(flat);
     return peer_bucket(flat, one_sided_ ? rank : rank_) + array_bytes(layout.shard(rank).begin, layout.accumulation());
   }

@@ -36,15 +36,27 @@ void add_to_norm(kernels::NormAccumulator& norm, const std::byte* data, const Fl
 
 }  // namespace
 
-ReducedShards::ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels, MemoryLedger& ledger)
+ReducedShards::ReducedShards(const ModelLayout& model,
+                             ModelMemory& memory,
+                             KernelContext kernels,
+                             MemoryLedger& ledger,
+                             const std::vector<int>& slot_units)
     : model_(model),
       memory_(memory),
       kernels_(kernels),
       ledger_(ledger),
+      slot_units_(slot_units),
       has_sums_(model.flats.size(), false),
       norms_(model.flats.size()) {}
 
+bool ReducedShards::has_slot(int flat) const {
+  const auto unit = static_cast<std::size_t>(model_.flat(flat).unit);
+  return slot_units_[static_cast<std::size_t>(memory_.bucket_table().unit_slot[unit])] == model_.flat(flat).unit;
+}
+
 std::byte* ReducedShards::sums(int flat) {
+  // Gradients of others alone: on this rank another unit may be using the slot, now or later.
+  if (memory_.sums_in_bucket(flat) && !has_slot(flat)) vacate(flat);
   const auto aside = aside_.find(flat);
   return aside != aside_.end() ? aside->second.bytes.data() : memory_.reduced(flat);
 }
@@ -92,10 +104,16 @@ void ReducedShards::add(int flat, std::span<const void* const> sources) {
 void ReducedShards::vacate(int flat) {
   const FlatLayout& layout = model_.flat(flat);
   const std::size_t bytes = array_bytes(layout.shard(memory_.rank()).size(), layout.accumulation());
-  if (!memory_.sums_in_buckets() || bytes == 0 || aside_.contains(flat)) return;
+  if (!memory_.sums_in_bucket(flat) || bytes == 0 || aside_.contains(flat)) return;
   Aside aside(ledger_, layout.unit, bytes);
   if (has_sums(flat)) std::memcpy(aside.bytes.data(), memory_.reduced(flat), bytes);
   aside_.emplace(flat, std::move(aside));
+}
+
+std::vector<int> ReducedShards::vacated() const {
+  std::vector<int> flats;
+  for (const auto& [flat, aside] : aside_) flats.push_back(flat);
+  return flats;
 }
 
 void ReducedShards::settle() {

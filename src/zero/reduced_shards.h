@@ -1,8 +1,9 @@
 // ReducedShards: this rank's shards of the reduced gradients, and the sums that go into them.
 //
-// [Note: Sums in buckets] Where every unit has a bucket of its own that is reduced once a step, the sums replace the local gradients in
-// this rank's own range of its own bucket, which nobody else reads: a shard less of memory. Should the bucket be needed again in the
-// same step (a second backward, a late gradient), the flat's sums first leave it for memory beyond the plan, and return at the end.
+// [Note: Sums in buckets] Where nothing else of the step needs a unit's bucket (sums_in_buckets()), the sums replace the local gradients
+// in this rank's own range of its own bucket, which nobody else reads: a shard less of memory. Should the bucket be needed after all (a
+// second backward, a late gradient, another unit in the same slot), the flat's sums first leave it for memory beyond the plan, and
+// return at the end.
 #pragma once
 
 #include <cstddef>
@@ -26,15 +27,25 @@ struct Aside {
 
 class ReducedShards {
  public:
-  ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels, MemoryLedger& ledger);
+  /// `slot_units`: the unit whose bucket lies in each bucket slot, -1; who may change an entry has waited for the events of that unit.
+  ReducedShards(const ModelLayout& model,
+                ModelMemory& memory,
+                KernelContext kernels,
+                MemoryLedger& ledger,
+                const std::vector<int>& slot_units);
 
   /// One reduction event: the sum of `sources` (this rank's range of the flat from each rank that took part, in rank order,
   /// accumulation dtype) is added to what earlier events of the step left, or stored if it is the first.
   void add(int flat, std::span<const void* const> sources);
-  /// The flat's bucket will hold further gradients of this step: its sums, those of earlier events and of later ones, lie elsewhere
-  /// until settle(). No event of the flat may be under way.
+  /// The flat's bucket will hold further gradients of this step, its own or another's: its sums, those of earlier events and of later
+  /// ones, lie elsewhere until settle(). No event of the flat may be under way.
   void vacate(int flat);
-  /// All events have come and no bucket is open: every sum is at ModelMemory::reduced() from now on.
+  /// Whether the flat's unit has its bucket slot at the moment.
+  [[nodiscard]] bool has_slot(int flat) const;
+  /// Flats whose sums lie elsewhere.
+  [[nodiscard]] std::vector<int> vacated() const;
+  /// All events have come, no bucket is open, and nobody reads what others left in the slots of vacated(): every sum is at
+  /// ModelMemory::reduced() from now on.
   void settle();
   /// The next event of each flat stores.
   void begin_step();
@@ -51,6 +62,7 @@ class ReducedShards {
   ModelMemory& memory_;
   KernelContext kernels_;
   MemoryLedger& ledger_;
+  const std::vector<int>& slot_units_;
   std::map<int, Aside> aside_;  ///< by flat
   std::vector<bool> has_sums_;
   std::vector<kernels::NormAccumulator> norms_;  ///< one a flat, of its last event

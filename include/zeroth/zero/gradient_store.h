@@ -95,7 +95,8 @@ class GradientStore {
 
   void open(int flat);
   void publish(int flat);
-  void wait_for_slot(int unit, std::size_t slot);
+  /// Blocks until nobody needs what lies in the unit's bucket slot; sums that lie there make room.
+  void take_slot(int unit);
   [[nodiscard]] bool publishes_now() const;
   FlatState& state(int flat) { return flats_[static_cast<std::size_t>(flat)]; }
 
@@ -104,11 +105,11 @@ class GradientStore {
   int micro_steps_;
   ModelMemory& memory_;
   KernelContext kernels_;
+  std::vector<int> slot_holder_;        ///< unit whose bucket, published or not, or whose sums may still lie in the slot, -1
   std::unique_ptr<ReducedShards> shards_;
   std::unique_ptr<GradientExchange> exchange_;
   std::vector<FlatState> flats_;
   std::vector<int> ring_positions_;
-  std::vector<int> slot_holder_;        ///< unit whose published bucket may still lie in the slot, -1
   std::vector<int> ring_open_;          ///< unit with an open bucket at each ring position, -1
   std::vector<int> trainable_flats_;
   std::vector<bool> touched_;

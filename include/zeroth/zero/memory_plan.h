@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <zeroth/device/memory.h>
 #include <zeroth/zero/model_layout.h>
@@ -13,7 +14,7 @@ namespace zeroth {
 /// Bytes by state on one rank. With P elements of one dtype of p bytes (padding counted), a = accumulation bytes, N ranks, k optimizer
 /// states:
 ///   parameters  pP (Replicate) or pP/N      masters  4P or 4P/N if p = 2, else 0      optimizer  kaP or kaP/N
-///   buckets     aP, or ring and single units' slots if gradients are Flat             reduced    aP/N, or 0: sums_in_buckets()
+///   buckets     aP, or ring and single units' slots if gradients are Flat             reduced    aP/N of the units not in sums_in_buckets()
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model,
                                          const ShardingPlan& plan,
@@ -42,12 +43,14 @@ struct WireBytes {
 /// Whether a unit keeps its gathered parameters from forward to backward under this plan.
 [[nodiscard]] bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit);
 
-/// Every unit has a bucket of its own that is reduced once a step, and the sums of this rank's shard take their place in it instead of
-/// memory of their own. So it is where all local gradients are held anyway, and where a ring of buckets and shards beside it would be
-/// no less, all ranks together.
-[[nodiscard]] bool sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
+/// Units whose sums take the place of this rank's own gradients in their bucket instead of memory of their own; one entry a unit. Only
+/// where buckets are reduced once a step: then all units that have a bucket of their own, and of those that share a slot the one whose
+/// bucket is the last there in a backward, the first in the model. Every unit has its own where all local gradients are held anyway,
+/// and where a ring of buckets and shards beside it would be no less, all ranks together.
+[[nodiscard]] std::vector<bool> sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
 
-/// Slots of gathered parameters / of gradient buckets under this plan.
+/// Slots of gathered parameters / of gradient buckets under this plan. In the ring, gathered parameters have a slot for the unit that
+/// computes and one for each unit that is gathered ahead, at most ring_slots; what needs more at once gets overflow memory.
 [[nodiscard]] SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan);
 [[nodiscard]] SlotTable bucket_slots(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
 

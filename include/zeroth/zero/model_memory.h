@@ -51,11 +51,12 @@ class ModelMemory {
   [[nodiscard]] const std::byte* parameter_shard(int flat, int rank) const;
   [[nodiscard]] std::byte* master(int flat) const { return at(masters_, flat); }
   [[nodiscard]] std::byte* state(int flat, int which) const;
-  /// This rank's reduced shard (accumulation dtype): memory of its own, or, if sums_in_buckets(), its range of its own bucket.
+  /// This rank's reduced shard (accumulation dtype): memory of its own, or, if sums_in_bucket(), its range of its own bucket.
   [[nodiscard]] std::byte* reduced(int flat);
-  [[nodiscard]] bool sums_in_buckets() const { return sums_in_buckets_; }
+  /// See sums_in_buckets(), whether it holds for the flat's unit.
+  [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[static_cast<std::size_t>(model_.flat(flat).unit)]; }
   /// Other ranks read this one's sums where its next gradients will be.
-  [[nodiscard]] bool peers_read_buckets() const { return sums_in_buckets_ && one_sided_ && plan_.gathers_gradients(); }
+  [[nodiscard]] bool peers_read_buckets() const { return peers_read_buckets_; }
   /// Another rank's, after GradientStore::share_sums().
   [[nodiscard]] const std::byte* peer_reduced(int flat, int rank) const;
   /// Start of the flat inside its bucket slot / gathered slot; counts the slot on first use.
@@ -83,7 +84,8 @@ class ModelMemory {
   const ShardingPlan& plan_;
   int rank_;
   bool one_sided_;
-  bool sums_in_buckets_;
+  std::vector<bool> sums_in_buckets_;  // one a unit
+  bool peers_read_buckets_;
   SlotTable bucket_table_;
   SlotTable gathered_table_;
   std::vector<SharedLayout> shared_layouts_;  // one a rank

@@ -103,13 +103,17 @@ MemorySnapshot formula(const TorchTraining& training) {
   const std::uint64_t all_buckets = slots(units, true, kAll);
   const std::uint64_t few_buckets = slots(units, true, ring);
   const bool all_held = stage < 2 || (per_step && training.micro_steps > 1);
-  const bool in_buckets = (training.micro_steps == 1 || per_step) &&
-                          (all_held || world * all_buckets <= world * few_buckets + all_buckets);
+  // Reduced once a step: sums lie in the buckets of the units that nothing comes after in their slot; here these are as many as slots.
+  const bool once = training.micro_steps == 1 || per_step;
+  const std::uint64_t beside = once ? all_buckets - (all_held ? all_buckets : few_buckets) : all_buckets;
+  const bool in_buckets = once && (all_held || world * all_buckets <= world * few_buckets + beside);
   add(MemoryState::kBucket, world * (all_held || in_buckets ? all_buckets : few_buckets));
-  if (!in_buckets) add(MemoryState::kReduced, all_buckets);
+  if (!in_buckets) add(MemoryState::kReduced, beside);
+  // The unit that computes, and one gathered ahead where the device works asynchronously.
+  const std::uint64_t at_once = training.mode == ExecutionMode::kInline ? 1 : 2;
   if (stage >= 3)
     add(MemoryState::kGathered,
-        world * slots(units, false, training.reshard == Reshard::kNone ? kAll : ring));
+        world * slots(units, false, training.reshard == Reshard::kNone ? kAll : std::min(ring, at_once)));
   // 16 words of header, epoch, published, tag, and what was taken from each rank, a flat.
   add(MemoryState::kControl, world * paged(8 * (16 + flats * (3 + world))));
   return sum;

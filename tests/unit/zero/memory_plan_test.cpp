@@ -10,6 +10,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 namespace zeroth {
@@ -106,7 +107,7 @@ MemorySnapshot formula(const testing::RandomModel& model,
   const std::vector<Part> parts = parts_of(model);
   std::vector<std::uint64_t> bucket(model.units.size(), 0);
   std::vector<std::uint64_t> gathered(model.units.size(), 0);
-  std::uint64_t reduced = 0;
+  std::vector<std::uint64_t> reduced(model.units.size(), 0);
   for (const Part& part : parts) {
     const std::int64_t shard = part.shard(rank, world);
     at(MemoryState::kParameter) += product(stage == 3 ? shard : part.length, part.element);
@@ -115,7 +116,7 @@ MemorySnapshot formula(const testing::RandomModel& model,
     const std::int64_t updated = stage == 0 ? part.length : shard;
     if (part.element == 2) at(MemoryState::kMaster) += product(updated, 4);
     at(MemoryState::kOptimizer) += static_cast<std::uint64_t>(states) * product(updated, part.accumulation);
-    reduced += product(shard, part.accumulation);
+    reduced[static_cast<std::size_t>(part.unit)] += product(shard, part.accumulation);
     bucket[static_cast<std::size_t>(part.unit)] += product(part.length, part.accumulation);
   }
   const bool per_step = plan.policy == ReductionPolicy::kPerStep;
@@ -124,11 +125,26 @@ MemorySnapshot formula(const testing::RandomModel& model,
   const std::uint64_t ring = slots(model, bucket, true, plan.ring_slots);
   const bool once = micro_steps == 1 || per_step;
   const auto ranks = static_cast<std::uint64_t>(world);
-  // Buckets that take the sums, where there are buckets for all or where these are no more than a ring and shards, on all ranks.
-  const bool in_buckets = once && (all_held || ranks * all <= ranks * ring + all);
-  at(MemoryState::kBucket) = all_held || in_buckets ? all : ring;
-  at(MemoryState::kReduced) = in_buckets ? 0 : reduced;
-  at(MemoryState::kGathered) = slots(model, gathered, plan.reshard != Reshard::kNone, plan.ring_slots);
+  // Units with a bucket that nothing comes into after their own: all outside the ring, and in it the first of each place.
+  std::vector<bool> last(model.units.size(), true);
+  std::uint64_t beside = 0;
+  std::map<int, bool> placed;
+  int position = 0;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    if (model.units[unit].repeated) {
+      const int place = position++ % plan.ring_slots;
+      if (bucket[unit] > 0) last[unit] = !std::exchange(placed[place], true);
+    }
+    if (!last[unit]) beside += bucket[unit];
+  }
+  // Buckets for all, where there are such anyway or where these are no more than a ring and shards, on all ranks.
+  const bool all_in_buckets = once && (all_held || ranks * all <= ranks * ring + beside);
+  at(MemoryState::kBucket) = all_held || all_in_buckets ? all : ring;
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    if (!all_in_buckets && !(once && last[unit])) at(MemoryState::kReduced) += reduced[unit];
+  }
+  const int at_once = std::min(plan.ring_slots, 1 + plan.prefetch_units);
+  at(MemoryState::kGathered) = slots(model, gathered, plan.reshard != Reshard::kNone, at_once);
   at(MemoryState::kControl) = memory[MemoryState::kControl];
   return memory;
 }
@@ -216,18 +232,52 @@ TEST(MemoryPlan, SumsLieInBucketsWhereThatIsNotMore) {
   const ModelLayout alone = make_model_layout(params, units, 1);
   const ShardingPlan sharded = zero_plan(2, {"dp"});
   ShardingPlan wide = sharded;
-  wide.ring_slots = 4;  // half of the buckets and half of the sums are as much as all buckets
+  wide.ring_slots = 4;
   ShardingPlan per_step = sharded;
   per_step.policy = ReductionPolicy::kPerStep;
-  EXPECT_FALSE(sums_in_buckets(two, sharded, 1)) << "a ring of two";
-  EXPECT_TRUE(sums_in_buckets(two, wide, 1));
-  EXPECT_TRUE(sums_in_buckets(alone, sharded, 1));
-  EXPECT_FALSE(sums_in_buckets(alone, sharded, 2)) << "a bucket is used in every micro-step";
-  EXPECT_TRUE(sums_in_buckets(two, per_step, 2)) << "but not here";
-  for (const int stage : {0, 1}) EXPECT_TRUE(sums_in_buckets(two, zero_plan(stage, {"dp"}), 1));
-  EXPECT_EQ(plan_memory(two, sharded, 0, 2, 1)[MemoryState::kReduced], 8U * 2 * 1024 * 4);
-  EXPECT_EQ(plan_memory(two, wide, 0, 2, 1)[MemoryState::kReduced], 0U);
-  EXPECT_EQ(plan_memory(two, wide, 0, 2, 1)[MemoryState::kBucket], 8U * 4 * 1024 * 4);
+  const std::vector<bool> all(8, true);
+  const std::vector<bool> none(8, false);
+  const auto first = [](int count) {
+    std::vector<bool> chosen(8, false);
+    std::fill_n(chosen.begin(), count, true);
+    return chosen;
+  };
+  EXPECT_EQ(sums_in_buckets(two, sharded, 1), first(2)) << "a ring of two: nothing comes into it after them";
+  EXPECT_EQ(sums_in_buckets(two, wide, 1), first(4));
+  EXPECT_EQ(sums_in_buckets(alone, sharded, 1), all);
+  EXPECT_EQ(sums_in_buckets(alone, sharded, 2), none) << "a bucket is used in every micro-step";
+  EXPECT_EQ(sums_in_buckets(two, per_step, 2), all) << "but not here";
+  for (const int stage : {0, 1}) EXPECT_EQ(sums_in_buckets(two, zero_plan(stage, {"dp"}), 1), all);
+  EXPECT_EQ(plan_memory(two, sharded, 0, 2, 1)[MemoryState::kReduced], 6U * 2 * 1024 * 4);
+  EXPECT_EQ(plan_memory(two, wide, 0, 2, 1)[MemoryState::kReduced], 4U * 2 * 1024 * 4);
+  EXPECT_EQ(plan_memory(two, wide, 0, 2, 1)[MemoryState::kBucket], 4U * 4 * 1024 * 4);
+  // A slot of the largest unit, and half of that unit's sums beside it, are more than buckets for both.
+  for (ParamSpec& param : params) param.trainable = false;
+  params[0].trainable = params[7].trainable = true;
+  params[7].shape = {400, 1024};
+  ShardingPlan narrow = sharded;
+  narrow.ring_slots = 1;
+  EXPECT_EQ(sums_in_buckets(make_model_layout(params, units, 2), narrow, 1), all);
+}
+
+TEST(MemoryPlan, OneUnitAndWhatIsGatheredAheadHaveSlots) {
+  std::vector<ParamSpec> params;
+  std::vector<UnitSpec> units;
+  for (int unit = 0; unit < 8; ++unit) {
+    params.push_back({.name = std::to_string(unit), .shape = {4, 1024}});
+    units.push_back({.name = std::to_string(unit), .params = {unit}, .repeated = true});
+  }
+  const ModelLayout model = make_model_layout(params, units, 2);
+  const auto slots = [&model](int prefetch, int ring) {
+    ShardingPlan plan = zero_plan(3, {"dp"});
+    plan.prefetch_units = prefetch;
+    plan.ring_slots = ring;
+    return gathered_slots(model, plan).slot_bytes.size();
+  };
+  EXPECT_EQ(slots(0, 2), 1U);
+  EXPECT_EQ(slots(1, 2), 2U);
+  EXPECT_EQ(slots(3, 2), 2U) << "ring_slots is the most";
+  EXPECT_EQ(slots(3, 5), 4U);
 }
 
 TEST(MemoryPlan, ControlGrowsWithFlatsAndRanksByWholePages) {

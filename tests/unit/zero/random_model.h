@@ -41,6 +41,7 @@ struct RandomModel {
   plan.policy = *rc::gen::element(ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep);
   plan.reshard = *rc::gen::element(Reshard::kDefault, Reshard::kAll, Reshard::kNone);
   plan.ring_slots = *rc::gen::inRange(1, 5);
+  plan.prefetch_units = *rc::gen::inRange(0, 4);
   return plan;
 }
 

@@ -1,0 +1,155 @@
+// The stores of one rank without an engine around them, for tests on ranks that are threads.
+#pragma once
+
+#include "support/thread_ranks.h"
+
+#include <zeroth/comm/communicator.h>
+#include <zeroth/zero/gradient_store.h>
+#include <zeroth/zero/parameter_store.h>
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zeroth::testing {
+
+using Backend = std::shared_ptr<CommBackend>;
+
+/// Unit 0 is outside the repeated class and has flats of three dtypes; units 1 to 3 are blocks of different
+/// sizes.
+inline ModelLayout make_model(int world) {
+  std::vector<ParamSpec> params{{.name = "embed", .shape = {37, 61}},
+                                {.name = "scale", .shape = {}, .dtype = DType::kFloat64},
+                                {.name = "head", .shape = {1500}, .dtype = DType::kBFloat16},
+                                {.name = "frozen", .shape = {5000}, .trainable = false}};
+  std::vector<UnitSpec> units{{.name = "root", .params = {0, 1, 2, 3}}};
+  for (int block = 0; block < 3; ++block) {
+    const std::string name = "blocks." + std::to_string(block);
+    const int first = static_cast<int>(params.size());
+    params.push_back({.name = name + ".weight", .shape = {70 + block, 71}});
+    params.push_back({.name = name + ".bias", .shape = {70 + block}});
+    units.push_back({.name = name, .params = {first, first + 1}, .repeated = true});
+  }
+  return make_model_layout(std::move(params), std::move(units), world);
+}
+inline constexpr int kBlock0 = 1;
+inline constexpr int kBlock1 = 2;
+inline constexpr int kBlock2 = 3;
+
+inline ShardingPlan make_plan(int ring_slots = 2) {
+  ShardingPlan plan = zero_plan(3, {"dp"});
+  plan.ring_slots = ring_slots;
+  return plan;
+}
+
+/// The value that byte `index` of a flat must have in version `epoch`.
+inline std::byte byte_of(int flat, std::size_t index, std::uint64_t epoch) {
+  const std::uint64_t mixed =
+      (index + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(flat) * 131 + epoch * 17;
+  return static_cast<std::byte>(mixed >> 40U);
+}
+
+inline std::vector<std::byte> whole_flat(const ModelLayout& model, int flat, std::uint64_t epoch) {
+  std::vector<std::byte> bytes(model.flat(flat).bytes());
+  for (std::size_t index = 0; index < bytes.size(); ++index) bytes[index] = byte_of(flat, index, epoch);
+  return bytes;
+}
+
+/// Where the store has bound each flat.
+class Bound final : public ParameterBinder {
+ public:
+  void bind(int flat, std::byte* data) override {
+    data_[flat] = data;
+    ++binds;
+  }
+  [[nodiscard]] std::byte* at(int flat) const {
+    const auto found = data_.find(flat);
+    return found == data_.end() ? nullptr : found->second;
+  }
+  int binds = 0;
+
+ private:
+  std::map<int, std::byte*> data_;
+};
+
+/// What one rank of an engine has, without the engine.
+struct Stores {
+  explicit Stores(Backend seat, ShardingPlan chosen = make_plan())
+      : backend(std::move(seat)),
+        plan(std::move(chosen)),
+        model(make_model(backend->size())),
+        memory(model, plan, 2, 1, *device, *backend),
+        parameters(model,
+                   plan,
+                   memory,
+                   *backend,
+                   *device,
+                   device->make_stream("gather"),
+                   {&pool, kernels::best_isa()},
+                   bound),
+        gradients(model,
+                  plan,
+                  1,
+                  memory,
+                  *backend,
+                  device->make_stream("reduce"),
+                  {&pool, kernels::best_isa()},
+                  device->ledger()) {}
+
+  /// Gives the shards of this rank the values of the next version, and waits until all ranks have.
+  void publish_next() {
+    const std::uint64_t next = parameters.epoch() + 1;
+    for (int flat = 0; flat < static_cast<int>(model.flats.size()); ++flat) {
+      const Range shard = model.flat(flat).shard(memory.rank());
+      const std::size_t element = size_of(model.flat(flat).dtype);
+      for (std::size_t index = 0; index < static_cast<std::size_t>(shard.size()) * element; ++index) {
+        memory.parameters(flat)[index] =
+            byte_of(flat, static_cast<std::size_t>(shard.begin) * element + index, next);
+      }
+    }
+    parameters.publish();
+    barrier();
+  }
+  void barrier() const { Communicator(backend).barrier(); }
+
+  /// Throws if a unit is not bound to exactly the current version.
+  void require_values(int unit) const {
+    for (const int flat : model.unit_flats[static_cast<std::size_t>(unit)]) {
+      const std::vector<std::byte> expected = whole_flat(model, flat, parameters.epoch());
+      test::require(bound.at(flat) != nullptr, "flat " + std::to_string(flat) + " is not bound");
+      test::require(std::memcmp(bound.at(flat), expected.data(), expected.size()) == 0,
+                    "flat " + std::to_string(flat) + " of unit " + std::to_string(unit) + " has wrong bytes");
+    }
+  }
+  void require_unbound(int unit) const {
+    for (const int flat : model.unit_flats[static_cast<std::size_t>(unit)]) {
+      test::require(bound.at(flat) == nullptr, "flat " + std::to_string(flat) + " is still bound");
+    }
+  }
+  [[nodiscard]] std::uint64_t unit_bytes(int unit) const {
+    std::uint64_t bytes = 0;
+    for (const int flat : model.unit_flats[static_cast<std::size_t>(unit)]) bytes += model.flat(flat).bytes();
+    return bytes;
+  }
+  [[nodiscard]] std::uint64_t live(MemoryState state) const { return device->ledger().live()[state]; }
+
+  Backend backend;
+  ShardingPlan plan;
+  ModelLayout model;
+  std::unique_ptr<Device> device = make_cpu_device();
+  ThreadPool pool{1};
+  Bound bound;
+  ModelMemory memory;
+  ParameterStore parameters;
+  GradientStore gradients;
+};
+
+inline void require_equal(std::uint64_t expected, std::uint64_t got, const std::string& what) {
+  test::require(expected == got,
+                what + ": expected " + std::to_string(expected) + ", got " + std::to_string(got));
+}
+
+}  // namespace zeroth::testing
