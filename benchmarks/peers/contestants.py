@@ -37,6 +37,10 @@ class Contestant(abc.ABC):
         """The highest of these since the first step, where the contestant counts itself."""
         return None
 
+    def has_floors_activations(self) -> bool:
+        """In the same dtypes, so that theirs can be subtracted."""
+        return True
+
     def bytes_by_state(self) -> dict[str, int]:
         """The same by what it is for, where the contestant tells."""
         return {}
@@ -46,6 +50,12 @@ class Contestant(abc.ABC):
         return None
 
 
+def held_bytes(parameters: list[Tensor], optimizer: torch.optim.Optimizer) -> int:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    states = [value for held in optimizer.state.values() for value in held.values() if isinstance(value, Tensor)]
+    return sum(tensor.nbytes for tensor in [*parameters, *gradients, *states])
+
+
 class Loop(Contestant):
     """The loop of everybody's tutorial."""
 
@@ -53,6 +63,9 @@ class Loop(Contestant):
         self.model = model
         self.optimizer = optimizer
         self.autocast = autocast
+
+    def has_floors_activations(self) -> bool:
+        return not self.autocast
 
     def forward(self, batch: tuple[Tensor, ...]) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
@@ -65,10 +78,7 @@ class Loop(Contestant):
 
     def own_bytes(self) -> int:
         """Parameters, gradients and the optimizer's state as they are now, of plain torch."""
-        parameters = list(self.model.parameters())
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        states = [value for held in self.optimizer.state.values() for value in held.values() if isinstance(value, Tensor)]
-        return sum(tensor.nbytes for tensor in [*parameters, *gradients, *states])
+        return held_bytes(list(self.model.parameters()), self.optimizer)
 
 
 class Bf16Floor(Contestant):
@@ -95,6 +105,10 @@ class Bf16Floor(Contestant):
         torch._foreach_copy_(self.parameters, self.masters)
         for parameter in self.parameters:
             parameter.grad = None
+
+    def own_bytes(self) -> int:
+        """As Loop's, the masters among the parameters."""
+        return held_bytes([*self.parameters, *self.masters], self.optimizer)
 
 
 def make_floor(work: Work) -> Contestant:

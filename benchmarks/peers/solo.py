@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from cells import Cell  # noqa: E402
-from contestants import Contestant, Loop, make, needs_group  # noqa: E402
+from contestants import Bf16Floor, Contestant, Loop, make, needs_group  # noqa: E402
 from processes import pss  # noqa: E402
 from tracked import Tracker, at_layers  # noqa: E402
 from work import Work  # noqa: E402
@@ -77,7 +77,7 @@ def tracked_in_step(contestant: Contestant, work: Work, tracker: Tracker, number
     samples: list[int] = []
 
     def sample() -> None:
-        own = contestant.own_bytes() if floor and isinstance(contestant, Loop) else 0
+        own = contestant.own_bytes() if floor and isinstance(contestant, Loop | Bf16Floor) else 0
         samples.append(tracker.live_bytes() - own)
 
     with at_layers(sample, every=-(-work.layers // SAMPLED_LAYERS)):
@@ -111,7 +111,7 @@ def run(cell: Cell, name: str, startup: bool) -> dict[str, Any]:
     peak = contestant.peak_bytes()
     if peak is not None:
         report["tracked_peak"] = peak
-    elif cell.dtype != "bf16":  # there activations differ
+    elif contestant.has_floors_activations():
         report["tracked_in_step"] = tracked_in_step(contestant, work, tracker, cell.solo_steps + 1, floor=name == "floor")
     report["bytes_by_state"] = contestant.bytes_by_state()
     return report | wire_bytes(contestant, work, cell.solo_steps + 2)
