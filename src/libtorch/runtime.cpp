@@ -351,14 +351,19 @@ void Runtime::before_backward(UnitUse& use) {
   enter_backward();
   if (use.active_in != backward_seq_) {
     use.active_in = backward_seq_;
-    use.inputs_left = use.inputs_pending;
-    if (use.inputs_left > 0) ++active_uses_[static_cast<std::size_t>(unit)];
+    for (UnitUse::Input& input : use.inputs) input = {.senders = input.senders, .senders_left = input.senders};
+    use.inputs_left = static_cast<int>(use.inputs.size());
+    if (use.inputs_left > 0 || use.open_ended) ++active_uses_[static_cast<std::size_t>(unit)];
   }
   core_->pre_backward(unit);
 }
 
-void Runtime::inputs_done(UnitUse& use) {
-  if (use.active_in != backward_seq_ || use.inputs_left == 0 || --use.inputs_left > 0) return;
+void Runtime::input_sent(UnitUse& use, std::size_t input) {
+  if (use.active_in == backward_seq_ && --use.inputs[input].senders_left == 0) input_whole(use, input);
+}
+
+void Runtime::input_whole(UnitUse& use, std::size_t input) {
+  if (use.active_in != backward_seq_ || std::exchange(use.inputs[input].done, true) || --use.inputs_left > 0) return;
   --active_uses_[static_cast<std::size_t>(use.invocation.unit)];
   finish_unit(use.invocation.unit);
 }

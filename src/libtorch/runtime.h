@@ -28,9 +28,16 @@ namespace zeroth::libtorch {
 /// One forward of a unit, as its backward sees it.
 struct UnitUse {
   Invocation invocation{};
-  int inputs_pending = 0;          ///< distinct producers of inputs that need a gradient
+  /// An input that needs a gradient.
+  struct Input {
+    int senders = 0;               ///< nodes of the unit that hand it one
+    int senders_left = 0;          ///< of them, those that have not yet run in the backward `active_in`
+    bool done = false;             ///< in that backward
+  };
+  std::vector<Input> inputs{};
+  bool open_ended = false;         ///< nothing tells when the unit's backward is over
   std::uint64_t active_in = 0;     ///< backward in which the outputs' nodes ran
-  int inputs_left = 0;             ///< producers that have not yet run in that backward
+  int inputs_left = 0;             ///< inputs that are not done in that backward
 };
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
@@ -49,7 +56,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Collective where there are buffers: before a forward of the whole model that trains.
   void share_buffers();
   void before_backward(UnitUse& use);   ///< the nodes of the unit's outputs are about to run
-  void inputs_done(UnitUse& use);       ///< everything between the outputs and one producer of an input has run
+  void input_sent(UnitUse& use, std::size_t input);   ///< a node of the unit that hands the input a gradient has run
+  void input_whole(UnitUse& use, std::size_t input);  ///< the input has all of its gradient
   void gradient(int param, const at::Tensor& parameter);
   /// Whether no parameter of the unit can be read after the last gradient of its own parameters.
   [[nodiscard]] bool ends_with_gradients(int unit) const;

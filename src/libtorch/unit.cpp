@@ -1,9 +1,13 @@
 #include <zeroth/libtorch/unit.h>
 
+#include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <limits>
+#include <unordered_set>
 
 #include "libtorch/runtime.h"
 
@@ -13,14 +17,13 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// Runs `Call` on the runtime when the node it hangs on is about to run.
-template <void (Runtime::*Call)(UnitUse&)>
-class UseHook final : public torch::autograd::FunctionPreHook {
+/// Tells the runtime that the nodes of a unit's outputs are about to run.
+class OutputHook final : public torch::autograd::FunctionPreHook {
  public:
-  UseHook(std::weak_ptr<Runtime> runtime, std::shared_ptr<UnitUse> use) : runtime_(std::move(runtime)), use_(std::move(use)) {}
+  OutputHook(std::weak_ptr<Runtime> runtime, std::shared_ptr<UnitUse> use) : runtime_(std::move(runtime)), use_(std::move(use)) {}
 
   variable_list operator()(const variable_list& grads) override {
-    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { ((*runtime).*Call)(*use_); });
+    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { runtime->before_backward(*use_); });
     return grads;
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
@@ -30,15 +33,77 @@ class UseHook final : public torch::autograd::FunctionPreHook {
   std::shared_ptr<UnitUse> use_;
 };
 
+/// Tells it that the gradient of one of the unit's inputs is whole: its producer is about to run.
+class ProducerHook final : public torch::autograd::FunctionPreHook {
+ public:
+  ProducerHook(std::weak_ptr<Runtime> runtime, std::shared_ptr<UnitUse> use, std::size_t input)
+      : runtime_(std::move(runtime)), use_(std::move(use)), input_(input) {}
+
+  variable_list operator()(const variable_list& grads) override {
+    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { runtime->input_whole(*use_, input_); });
+    return grads;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
+
+ private:
+  std::weak_ptr<Runtime> runtime_;
+  std::shared_ptr<UnitUse> use_;
+  std::size_t input_;
+};
+
+/// Tells it that a node of the unit has run which hands a gradient to one of the unit's inputs.
+class SenderHook final : public torch::autograd::FunctionPostHook {
+ public:
+  SenderHook(std::weak_ptr<Runtime> runtime, std::shared_ptr<UnitUse> use, std::size_t input)
+      : runtime_(std::move(runtime)), use_(std::move(use)), input_(input) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
+    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { runtime->input_sent(*use_, input_); });
+    return outputs;
+  }
+  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
+
+ private:
+  std::weak_ptr<Runtime> runtime_;
+  std::shared_ptr<UnitUse> use_;
+  std::size_t input_;
+};
+
 using Nodes = std::vector<std::shared_ptr<Node>>;
 
-Nodes producers(const std::vector<at::Tensor>& tensors) {
+/// Where the gradients of tensors go: their producers, the accumulators of leaves. Each once.
+Nodes receivers(const std::vector<at::Tensor>& tensors) {
   Nodes nodes;
   for (const at::Tensor& tensor : tensors) {
-    std::shared_ptr<Node> node = tensor.requires_grad() ? tensor.grad_fn() : nullptr;
+    if (!tensor.requires_grad()) continue;
+    std::shared_ptr<Node> node = torch::autograd::impl::gradient_edge(tensor).function;
     if (node && std::ranges::find(nodes, node) == nodes.end()) nodes.push_back(std::move(node));
   }
   return nodes;
+}
+
+bool accumulates(const Node& node) { return node.sequence_nr() == std::numeric_limits<std::uint64_t>::max(); }
+
+/// For each of `inputs` the nodes made since `first`, from `outputs` on, that hand a gradient to it.
+std::vector<Nodes> senders(const Nodes& outputs, const Nodes& inputs, std::uint64_t first) {
+  std::vector<Nodes> found(inputs.size());
+  Nodes left = outputs;
+  std::unordered_set<const Node*> seen;
+  while (!left.empty()) {
+    const std::shared_ptr<Node> node = std::move(left.back());
+    left.pop_back();
+    if (node->sequence_nr() < first || accumulates(*node) || !seen.insert(node.get()).second) continue;
+    for (const torch::autograd::Edge& edge : node->next_edges()) {
+      if (!edge.function) continue;
+      const auto input = static_cast<std::size_t>(std::ranges::find(inputs, edge.function) - inputs.begin());
+      if (input == inputs.size()) {
+        left.push_back(edge.function);
+      } else if (found[input].empty() || found[input].back() != node) {
+        found[input].push_back(node);
+      }
+    }
+  }
+  return found;
 }
 
 }  // namespace
@@ -46,16 +111,14 @@ Nodes producers(const std::vector<at::Tensor>& tensors) {
 struct UnitScope::State {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<UnitUse> use;
-  Nodes inputs;                ///< producers, as they were before the forward could change an input in place
-  bool takes_leaves = false;   ///< an input is a leaf that needs a gradient: nothing runs after the unit that could tell
+  std::uint64_t first_node;  ///< nodes of this forward have this number or a larger one
+  Nodes inputs{};            ///< receivers, as they were before the forward could change an input in place
 };
 
 UnitScope::UnitScope(std::shared_ptr<Runtime> runtime, int unit, std::vector<at::Tensor> inputs) {
   if (!runtime) return;
   auto use = runtime->begin(unit);
-  const bool takes_leaves =
-      std::ranges::any_of(inputs, [](const at::Tensor& input) { return input.requires_grad() && !input.grad_fn(); });
-  state_ = std::make_unique<State>(State{std::move(runtime), std::move(use), producers(inputs), takes_leaves});
+  state_ = std::make_unique<State>(State{std::move(runtime), std::move(use), at::sequence_number::peek(), receivers(inputs)});
 }
 
 UnitScope::~UnitScope() {
@@ -66,25 +129,35 @@ UnitScope::~UnitScope() {
 void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
   if (!state_) return;
   const std::unique_ptr<State> state = std::move(state_);
-  const Nodes& before = state->inputs;
-  bool awaits_backward = false;
-  for (const std::shared_ptr<Node>& node : producers(outputs)) {
-    if (std::ranges::find(before, node) != before.end()) continue;  // an input that was passed through
-    node->add_pre_hook(std::make_unique<UseHook<&Runtime::before_backward>>(state->runtime, state->use));
-    awaits_backward = true;
-  }
-  if (awaits_backward) {
-    // A tensor's hook: a producer may be an output of the unit before, whose own hook shall find this unit's slot free.
-    for (const std::shared_ptr<Node>& node : before) {
-      node->add_tensor_pre_hook(std::make_unique<UseHook<&Runtime::inputs_done>>(state->runtime, state->use));
+  Nodes own = receivers(outputs);
+  std::erase_if(own, [&state](const auto& node) {  // a leaf, or an input that was passed through
+    return accumulates(*node) || std::ranges::find(state->inputs, node) != state->inputs.end();
+  });
+  for (const std::shared_ptr<Node>& node : own) node->add_pre_hook(std::make_unique<OutputHook>(state->runtime, state->use));
+  if (!own.empty()) {
+    // [Note: End of a unit's backward] A use is over when all nodes of the unit have run. Those that lead to an input have when each
+    // node that hands a gradient to it has; those that lead to parameters, when these have their gradients. Some nodes of a unit may
+    // never run, because nobody uses the output behind them: then the input's producer tells, which runs when its gradient is
+    // whole. It is no good alone: other units may take the same input (an encoder's output in a decoder), a leaf has no producer, and
+    // another output of the unit before may come first. An input to which no node leads is not waited for.
+    // Without any input there are only the unit's own gradients to go by, which say nothing of frozen parameters: such a use
+    // lasts until the end of backward.
+    const std::vector<Nodes> handing = senders(own, state->inputs, state->first_node);
+    for (std::size_t index = 0; index < handing.size(); ++index) {
+      if (handing[index].empty()) continue;
+      const std::size_t input = state->use->inputs.size();
+      state->use->inputs.push_back({.senders = static_cast<int>(handing[index].size())});
+      for (const std::shared_ptr<Node>& node : handing[index]) {
+        node->add_post_hook(std::make_unique<SenderHook>(state->runtime, state->use, input));
+      }
+      if (!accumulates(*state->inputs[index])) {
+        // A tensor's hook comes before those of the node, which may be an output of the unit before.
+        state->inputs[index]->add_tensor_pre_hook(std::make_unique<ProducerHook>(state->runtime, state->use, input));
+      }
     }
-    // [Note: End of a unit's backward] A use is over when every producer of an input has got its gradient: all nodes of the
-    // unit lie before that. Leaves have no producer, and without any input there is only the unit's own gradients to go by, which
-    // say nothing of frozen parameters. Such a use lasts until the end of backward.
-    const bool open_ended = state->takes_leaves || (before.empty() && !state->runtime->ends_with_gradients(state->use->invocation.unit));
-    state->use->inputs_pending = static_cast<int>(before.size()) + (open_ended ? 1 : 0);
+    state->use->open_ended = state->use->inputs.empty() && !state->runtime->ends_with_gradients(state->use->invocation.unit);
   }
-  state->runtime->end(*state->use, awaits_backward);
+  state->runtime->end(*state->use, /*awaits_backward=*/!own.empty());
 }
 
 }  // namespace zeroth::libtorch

@@ -269,6 +269,17 @@ class Results(unittest.TestCase):
         self.assertIn("optimizer", str(report))
         self.assertEqual(engine.wire_report()["all_gather"], 0)
 
+    def test_few_models_need_memory_beyond_the_plan(self) -> None:
+        # But where blocks are computed again, or their gradients are not whole, while another one's backward is under way.
+        several_at_once = {"checkpoint", "reused"}
+        for name in zoo.MODELS:
+            with self.subTest(name=name):
+                _, engine = make(name)
+                train(engine, 2)
+                report = engine.memory_report()
+                self.assertEqual(report.overflow_slots > 0, name in several_at_once)
+                self.assertEqual("overflow" in report.measured_peak, name in several_at_once)
+
     def test_a_gradient_that_is_not_finite_is_named(self) -> None:
         model, engine = make()
         handle = model.blocks[1].linear.weight.register_hook(lambda grad: grad * float("nan"))

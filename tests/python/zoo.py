@@ -216,6 +216,34 @@ class Unused(Plain):
         return self.blocks[2](self.blocks[0](h))
 
 
+class ConditionedBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.memory = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, h: torch.Tensor, memory: torch.Tensor, prompt: torch.Tensor) -> torch.Tensor:
+        return h + torch.tanh(self.linear(h) + self.memory(memory)) * prompt
+
+
+class Conditioned(nn.Module):
+    """Every block takes the output of an encoder, and a leaf: their gradients are whole only after the last block's backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, WIDTH)
+        self.first = nn.Linear(4, WIDTH)
+        self.prompt = nn.Parameter(torch.full((WIDTH,), 0.5))
+        self.blocks = nn.ModuleList(ConditionedBlock() for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        memory, h = torch.tanh(self.encoder(x)), self.first(x)
+        for block in self.blocks:
+            h = block(h, memory, prompt=self.prompt)
+        return F.cross_entropy(self.head(h), y)
+
+
 class Viewed(Plain):
     """Changes outputs of units in place, takes views of them, detaches one."""
 
@@ -240,6 +268,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "frozen": Frozen,
     "odd": Odd,
     "unused": Unused,
+    "conditioned": Conditioned,
     "viewed": Viewed,
 }
 
