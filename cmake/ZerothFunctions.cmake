@@ -37,7 +37,7 @@ function(zeroth_room_level out room)
   message(FATAL_ERROR "\"${room}\" is not a room; the rooms and their levels are ${ZEROTH_ROOM_LEVELS}")
 endfunction()
 
-# What all of our targets share: language, warnings, arithmetic, sanitizers, planted faults. Nothing of it is exported.
+# What all of our targets share: language, warnings, arithmetic, sanitizers. Nothing of it is exported.
 function(zeroth_set_options target)
   target_compile_features(${target} PRIVATE cxx_std_20)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
@@ -47,9 +47,6 @@ function(zeroth_set_options target)
     $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-restrict>)
   if(ZEROTH_WERROR)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
-  endif()
-  if(ZEROTH_MUTATIONS)
-    target_compile_definitions(${target} PRIVATE ZEROTH_MUTATIONS)
   endif()
   zeroth_set_sanitizers(${target})
 endfunction()
