@@ -75,6 +75,8 @@ class Outcome:
 
 def run_tests(program: pathlib.Path, pattern: str, fault: str) -> Outcome:
     environment = {**os.environ, "ZEROTH_MUTATION": fault}
+    if fault:
+        environment["ZEROTH_TEST_TIMEOUT_MS"] = "2000"  # ranks that a fault keeps apart wait for each other over messages
     output = run([str(program), f"--gtest_filter={pattern}", "--gtest_brief=0"], environment).stdout
 
     def ended_as(mark: str) -> set[str]:
