@@ -41,6 +41,10 @@ class Contestant(abc.ABC):
         """In the same dtypes, so that theirs can be subtracted."""
         return True
 
+    def own_bytes(self) -> int:
+        """Parameters, gradients and the optimizer's state as they are now; only plain torch tells."""
+        return 0
+
     def bytes_by_state(self) -> dict[str, int]:
         """The same by what it is for, where the contestant tells."""
         return {}
@@ -77,7 +81,6 @@ class Loop(Contestant):
         self.optimizer.zero_grad(set_to_none=True)
 
     def own_bytes(self) -> int:
-        """Parameters, gradients and the optimizer's state as they are now, of plain torch."""
         return held_bytes(list(self.model.parameters()), self.optimizer)
 
 
@@ -107,7 +110,7 @@ class Bf16Floor(Contestant):
             parameter.grad = None
 
     def own_bytes(self) -> int:
-        """As Loop's, the masters among the parameters."""
+        """The masters among the parameters."""
         return held_bytes([*self.parameters, *self.masters], self.optimizer)
 
 

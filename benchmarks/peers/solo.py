@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 from cells import Cell  # noqa: E402
-from contestants import Bf16Floor, Contestant, Loop, make, needs_group  # noqa: E402
+from contestants import Contestant, make, needs_group  # noqa: E402
 from processes import pss  # noqa: E402
 from tracked import Tracker, at_layers  # noqa: E402
 from work import Work  # noqa: E402
@@ -77,7 +77,7 @@ def tracked_in_step(contestant: Contestant, work: Work, tracker: Tracker, number
     samples: list[int] = []
 
     def sample() -> None:
-        own = contestant.own_bytes() if floor and isinstance(contestant, Loop | Bf16Floor) else 0
+        own = contestant.own_bytes() if floor else 0
         samples.append(tracker.live_bytes() - own)
 
     with at_layers(sample, every=-(-work.layers // SAMPLED_LAYERS)):

@@ -17,57 +17,43 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// Tells the runtime that the nodes of a unit's outputs are about to run.
-class OutputHook final : public torch::autograd::FunctionPreHook {
+/// Calls `Tell` with the runtime, if that is still there, when the node that the hook hangs on is about to run (Before) or has run (After).
+template <class Tell>
+class Before final : public torch::autograd::FunctionPreHook {
  public:
-  OutputHook(std::weak_ptr<Runtime> runtime, std::shared_ptr<UnitUse> use) : runtime_(std::move(runtime)), use_(std::move(use)) {}
+  Before(std::weak_ptr<Runtime> runtime, Tell tell) : runtime_(std::move(runtime)), tell_(std::move(tell)) {}
 
   variable_list operator()(const variable_list& grads) override {
-    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { runtime->before_backward(*use_); });
+    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { tell_(*runtime); });
     return grads;
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
 
  private:
   std::weak_ptr<Runtime> runtime_;
-  std::shared_ptr<UnitUse> use_;
+  Tell tell_;
 };
 
-/// Tells it that the gradient of one of the unit's inputs is whole: its producer is about to run.
-class ProducerHook final : public torch::autograd::FunctionPreHook {
+template <class Tell>
+class After final : public torch::autograd::FunctionPostHook {
  public:
-  ProducerHook(std::weak_ptr<Runtime> runtime, std::shared_ptr<UnitUse> use, std::size_t input)
-      : runtime_(std::move(runtime)), use_(std::move(use)), input_(input) {}
-
-  variable_list operator()(const variable_list& grads) override {
-    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { runtime->input_whole(*use_, input_); });
-    return grads;
-  }
-  void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
-
- private:
-  std::weak_ptr<Runtime> runtime_;
-  std::shared_ptr<UnitUse> use_;
-  std::size_t input_;
-};
-
-/// Tells it that a node of the unit has run which hands a gradient to one of the unit's inputs.
-class SenderHook final : public torch::autograd::FunctionPostHook {
- public:
-  SenderHook(std::weak_ptr<Runtime> runtime, std::shared_ptr<UnitUse> use, std::size_t input)
-      : runtime_(std::move(runtime)), use_(std::move(use)), input_(input) {}
+  After(std::weak_ptr<Runtime> runtime, Tell tell) : runtime_(std::move(runtime)), tell_(std::move(tell)) {}
 
   variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
-    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { runtime->input_sent(*use_, input_); });
+    if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { tell_(*runtime); });
     return outputs;
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
 
  private:
   std::weak_ptr<Runtime> runtime_;
-  std::shared_ptr<UnitUse> use_;
-  std::size_t input_;
+  Tell tell_;
 };
+
+template <template <class> class Hook, class Tell>
+std::unique_ptr<Hook<Tell>> make_hook(const std::shared_ptr<Runtime>& runtime, Tell tell) {
+  return std::make_unique<Hook<Tell>>(runtime, std::move(tell));
+}
 
 using Nodes = std::vector<std::shared_ptr<Node>>;
 
@@ -133,7 +119,9 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
   std::erase_if(own, [&state](const auto& node) {  // a leaf, or an input that was passed through
     return accumulates(*node) || std::ranges::find(state->inputs, node) != state->inputs.end();
   });
-  for (const std::shared_ptr<Node>& node : own) node->add_pre_hook(std::make_unique<OutputHook>(state->runtime, state->use));
+  for (const std::shared_ptr<Node>& node : own) {
+    node->add_pre_hook(make_hook<Before>(state->runtime, [use = state->use](Runtime& runtime) { runtime.before_backward(*use); }));
+  }
   if (!own.empty()) {
     // [Note: End of a unit's backward] A use is over when all nodes of the unit have run. Those that lead to an input have when each
     // node that hands a gradient to it has; those that lead to parameters, when these have their gradients. Some nodes of a unit may
@@ -148,11 +136,13 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
       const std::size_t input = state->use->inputs.size();
       state->use->inputs.push_back({.senders = static_cast<int>(handing[index].size())});
       for (const std::shared_ptr<Node>& node : handing[index]) {
-        node->add_post_hook(std::make_unique<SenderHook>(state->runtime, state->use, input));
+        node->add_post_hook(
+            make_hook<After>(state->runtime, [use = state->use, input](Runtime& runtime) { runtime.input_sent(*use, input); }));
       }
       if (!accumulates(*state->inputs[index])) {
         // A tensor's hook comes before those of the node, which may be an output of the unit before.
-        state->inputs[index]->add_tensor_pre_hook(std::make_unique<ProducerHook>(state->runtime, state->use, input));
+        state->inputs[index]->add_tensor_pre_hook(
+            make_hook<Before>(state->runtime, [use = state->use, input](Runtime& runtime) { runtime.input_whole(*use, input); }));
       }
     }
     state->use->open_ended = state->use->inputs.empty() && !state->runtime->ends_with_gradients(state->use->invocation.unit);

@@ -15,9 +15,12 @@ constexpr std::uint64_t kBackwardsPerStep = std::uint64_t{1} << 20U;
 /// The unit of each slot that only one unit uses, -1 for the others.
 std::vector<int> sole_users(const SlotTable& table) {
   std::vector<int> users(table.slot_bytes.size(), -1);
-  for (std::size_t slot = 0; slot < users.size(); ++slot) {
-    if (std::ranges::count(table.unit_slot, static_cast<int>(slot)) != 1) continue;
-    users[slot] = static_cast<int>(std::ranges::find(table.unit_slot, static_cast<int>(slot)) - table.unit_slot.begin());
+  std::vector<bool> used(users.size(), false);
+  for (std::size_t unit = 0; unit < table.unit_slot.size(); ++unit) {
+    if (table.unit_slot[unit] < 0) continue;
+    const auto slot = static_cast<std::size_t>(table.unit_slot[unit]);
+    users[slot] = used[slot] ? -1 : static_cast<int>(unit);
+    used[slot] = true;
   }
   return users;
 }

@@ -52,7 +52,7 @@ GUARDS = [
 ]
 
 
-def run(command: list[str], environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           timeout=TIME_LIMIT_S, check=False)
 

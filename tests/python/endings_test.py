@@ -15,9 +15,7 @@ import job
 
 class Processes(job.RankTest):
     def test_an_exception_on_one_rank_is_named_first(self) -> None:
-        done = job.run(3, "trouble_rank.py", "exception")
-        self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.stderr.strip().splitlines()[-1], r"zeroth-run: rank 1 \(pid \d+\) exited with code 1")
+        self.rank_1_is_named_first("trouble_rank.py", "exception")
 
     def test_ranks_that_disagree_are_told_on_all_ranks(self) -> None:
         done = job.run(2, "trouble_rank.py", "disagree")

@@ -24,13 +24,19 @@ def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S
 
 
 class RankTest(unittest.TestCase):
-    """With jobs that must end well."""
+    """With jobs that must end well, or by one rank's fault."""
 
     def run_well(self, ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S) -> str:
         """What run() wrote to standard output."""
         done = run(ranks, program, *arguments, limit_s=limit_s)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         return done.stdout
+
+    def rank_1_is_named_first(self, program: str, *arguments: str) -> None:
+        """Of three ranks rank 1 ends with code 1, and the last line says so."""
+        done = run(3, program, *arguments)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr.strip().splitlines()[-1], r"zeroth-run: rank 1 \(pid \d+\) exited with code 1")
 
 
 def free_port() -> int:

@@ -221,13 +221,17 @@ TEST(MemoryPlan, KnownTableOfOneLinearLayer) {
   }
 }
 
-TEST(MemoryPlan, SumsLieInBucketsWhereThatIsNotMore) {
-  std::vector<ParamSpec> params;
-  std::vector<UnitSpec> units;
+testing::RandomModel eight_blocks() {
+  testing::RandomModel model;
   for (int unit = 0; unit < 8; ++unit) {
-    params.push_back({.name = std::to_string(unit), .shape = {4, 1024}});
-    units.push_back({.name = std::to_string(unit), .params = {unit}, .repeated = true});
+    model.params.push_back({.name = std::to_string(unit), .shape = {4, 1024}});
+    model.units.push_back({.name = std::to_string(unit), .params = {unit}, .repeated = true});
   }
+  return model;
+}
+
+TEST(MemoryPlan, SumsLieInBucketsWhereThatIsNotMore) {
+  auto [params, units] = eight_blocks();
   const ModelLayout two = make_model_layout(params, units, 2);
   const ModelLayout alone = make_model_layout(params, units, 1);
   const ShardingPlan sharded = zero_plan(2, {"dp"});
@@ -261,12 +265,7 @@ TEST(MemoryPlan, SumsLieInBucketsWhereThatIsNotMore) {
 }
 
 TEST(MemoryPlan, OneUnitAndWhatIsGatheredAheadHaveSlots) {
-  std::vector<ParamSpec> params;
-  std::vector<UnitSpec> units;
-  for (int unit = 0; unit < 8; ++unit) {
-    params.push_back({.name = std::to_string(unit), .shape = {4, 1024}});
-    units.push_back({.name = std::to_string(unit), .params = {unit}, .repeated = true});
-  }
+  auto [params, units] = eight_blocks();
   const ModelLayout model = make_model_layout(params, units, 2);
   const auto slots = [&model](int prefetch, int ring) {
     ShardingPlan plan = zero_plan(3, {"dp"});
