@@ -144,6 +144,7 @@ void require_plan_fits(const ModelLayout& model,
   for (ShardingPlan plan : all_zero_plans(settings.plan.axes)) {
     plan.policy = settings.plan.policy;
     plan.ring_slots = settings.plan.ring_slots;
+    plan.prefetch_units = settings.plan.prefetch_units;
     std::vector<Reshard> choices{settings.plan.reshard};
     if (plan.gathers_parameters() && plan.reshard != settings.plan.reshard) choices.push_back(plan.reshard);
     for (const Reshard reshard : choices) {

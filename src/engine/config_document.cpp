@@ -297,6 +297,21 @@ void rename_aliases(Document& document, Problems& problems) {
   }
 }
 
+namespace {
+
+/// Where a value goes. A section that is left open gives way; nullptr where one is of a wrong type, which is the schema's to say.
+Json* place_of(const std::string& pointer, Json& root) {
+  Json* node = &root;
+  for (const std::string& name : pointer_names(pointer)) {
+    if (node->is_null() || *node == "auto") *node = Json::object();
+    if (!node->is_object()) return nullptr;
+    node = &(*node)[name];
+  }
+  return node;
+}
+
+}  // namespace
+
 void apply_overrides(Document& document, std::span<const ConfigOverride> overrides, Problems& problems) {
   for (const ConfigOverride& override_value : overrides) {
     const Json value = Json::parse(override_value.json, nullptr, false);
@@ -309,13 +324,9 @@ void apply_overrides(Document& document, std::span<const ConfigOverride> overrid
                     .hint = {}});
       continue;
     }
-    Json* node = &document.root;
-    for (const std::string& name : pointer_names(override_value.pointer)) {
-      // A section that is null or of a wrong type gives way: the caller's value is what counts.
-      if (!node->is_object()) *node = Json::object();
-      node = &(*node)[name];
-    }
-    *node = value;
+    Json* const place = place_of(override_value.pointer, document.root);
+    if (place == nullptr) continue;
+    *place = value;
     document.origins[override_value.pointer] = override_value.origin;
   }
 }

@@ -190,7 +190,12 @@ void GradientStore::begin_step() {
   std::fill(touched_.begin(), touched_.end(), false);
   shards_->begin_step();
   exchange_->begin_step();
-  for (FlatState& flat : flats_) flat.published = false;
+  for (FlatState& flat : flats_) {
+    // Open still where a rank refuses the step before its last backward: what micro-steps left in the bucket goes with the step.
+    flat.published = flat.open = false;
+    flat.filled.assign(flat.filled.size(), false);
+  }
+  std::ranges::fill(ring_open_, -1);
   reduced_before_ = false;
   offender_ = {};
   micro_step_ = 0;

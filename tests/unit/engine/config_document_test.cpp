@@ -272,9 +272,11 @@ TEST(ConfigOverrides, AreHeldToTheSchema) {
     const std::vector<ConfigOverride> one{bad};
     EXPECT_EQ(problem_of("{}", one).what, "the override cannot be used");
   }
-  // A value takes the place of what stood in its way.
+  // A section that is left open gives way, a mistake does not.
   const std::vector<ConfigOverride> through{{"/bf16/enabled", "true", "--dtype"}};
   EXPECT_TRUE(read(R"({"bf16": null})", through).bf16);
+  EXPECT_TRUE(read(R"({"bf16": "auto"})", through).bf16);
+  EXPECT_EQ(problem_of(R"({"bf16": 3})", through).pointer, "/bf16");
 }
 
 }  // namespace
