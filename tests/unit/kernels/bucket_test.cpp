@@ -39,7 +39,7 @@ Out widened(In value) {
   }
 }
 
-TYPED_TEST(BucketOp, StoreKeepsBitsAndCountsNonFinite) {
+TYPED_TEST(BucketOp, StoreKeepsBitsAndCountsNonFiniteOnRandomPatterns) {
   using In = typename TypeParam::Source;
   using Out = typename TypeParam::Bucket;
   constexpr std::int64_t kChunk = 200'003;  // past the streaming threshold
@@ -63,7 +63,7 @@ TYPED_TEST(BucketOp, StoreKeepsBitsAndCountsNonFinite) {
   }
 }
 
-TYPED_TEST(BucketOp, AddRoundsOnceAndEveryInstructionSetGivesTheSameBits) {
+TYPED_TEST(BucketOp, AddRoundsOnceAndEveryInstructionSetGivesTheSameBitsOnRandomPatterns) {
   using In = typename TypeParam::Source;
   using Out = typename TypeParam::Bucket;
   constexpr std::int64_t kChunk = 65521;
