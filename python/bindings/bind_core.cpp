@@ -11,6 +11,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 namespace zeroth::python {
 namespace {
@@ -24,6 +25,16 @@ Bytes by_state(const MemorySnapshot& snapshot) {
     if (snapshot.bytes[state] != 0) bytes[std::string(name_of(static_cast<MemoryState>(state)))] = snapshot.bytes[state];
   }
   return bytes;
+}
+
+ConfigOverride make_override(const std::string& pointer, const py::object& value, const std::string& origin) {
+  try {
+    const py::object text = py::module_::import("json").attr("dumps")(value, py::arg("allow_nan") = false);
+    return {.pointer = pointer, .json = text.cast<std::string>(), .origin = origin};
+  } catch (const py::error_already_set& error) {
+    const std::string why = py::str(error.value()).cast<std::string>();
+    throw ConfigError("an override", {{.pointer = pointer, .origin = origin, .what = "holds no JSON value: " + why}}, 1);
+  }
 }
 
 /// A group of the same ranks whose messages are CPU memory. Collective for the group's members.
@@ -57,13 +68,28 @@ World world_from_group(py::object group) {
 }  // namespace
 
 void bind_core(py::module_& module) {
+  py::class_<ConfigOverride>(module, "ConfigOverride")
+      .def(py::init(&make_override),
+           py::arg("pointer"),
+           py::arg("value"),
+           py::arg("origin") = "an override")
+      .def("__repr__", [](const ConfigOverride& one) { return one.origin + ": " + one.pointer + " = " + one.json; });
+  using Overrides = std::vector<ConfigOverride>;
+
   py::class_<Config>(module, "Config")
-      .def_static("from_file", [](const std::filesystem::path& path) { return Config::from_file(path); }, py::arg("path"))
+      .def_static(
+          "from_file",
+          [](const std::filesystem::path& path, const Overrides& overrides) { return Config::from_file(path, overrides); },
+          py::arg("path"),
+          py::arg("overrides") = Overrides{})
       .def_static(
           "from_json",
-          [](const std::string& text, const std::string& origin) { return Config::from_json_text(text, origin); },
+          [](const std::string& text, const std::string& origin, const Overrides& overrides) {
+            return Config::from_json_text(text, origin, overrides);
+          },
           py::arg("text"),
-          py::arg("origin") = "a dict")
+          py::arg("origin") = "a dict",
+          py::arg("overrides") = Overrides{})
       .def("to_json", &Config::to_json)
       .def("describe", &Config::describe)
       .def("__eq__", [](const Config& one, const Config& other) { return one == other; })

@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -27,7 +28,7 @@ namespace {
 using libtorch::EngineBase;
 using libtorch::ModelDescription;
 using libtorch::NamedParameter;
-using libtorch::NamedTensor;
+using libtorch::NamedBuffer;
 using libtorch::UnitScope;
 
 /// Objects inside objects that are worth following; deeper ones are a mistake, most likely a cycle.
@@ -84,6 +85,21 @@ class Engine {
     if (keep_parameters) base_->release_parameters();
     base_.reset();
   }
+  /// Where modules keep their buffers: `_buffers` and the key, in the order of the engine's.
+  void watch_buffers(const std::vector<std::tuple<py::dict, py::str>>& places) {
+    for (const auto& [dictionary, key] : places) buffers_.push_back({dictionary, key, dictionary[key]});
+  }
+  /// Modules may have put other tensors there: running means that are computed anew, tables that grow.
+  void refresh_buffers() {
+    for (std::size_t index = 0; index < buffers_.size(); ++index) {
+      auto& [dictionary, key, known] = buffers_[index];
+      PyObject* now = PyDict_GetItemWithError(dictionary.ptr(), key.ptr());
+      if (now == nullptr) now = Py_None;
+      if (now == known.ptr()) continue;
+      known = py::reinterpret_borrow<py::object>(now);
+      base().replace_buffer(index, THPVariable_Check(now) ? THPVariable_Unpack(now) : at::Tensor());
+    }
+  }
   void begin(std::size_t unit, std::vector<at::Tensor> inputs) {
     running_[unit].push_back(std::make_unique<UnitScope>(base().runtime(), static_cast<int>(unit), std::move(inputs)));
   }
@@ -99,6 +115,13 @@ class Engine {
   }
 
  private:
+  struct WatchedBuffer {
+    py::dict dictionary;
+    py::str key;
+    py::object known;
+  };
+
+  std::vector<WatchedBuffer> buffers_;
   std::vector<std::vector<std::unique_ptr<UnitScope>>> running_;  // by unit, innermost last
   std::optional<EngineBase> base_;
 };
@@ -108,15 +131,19 @@ class UnitHooks {
  public:
   UnitHooks(std::shared_ptr<Engine> engine, std::size_t unit) : engine_(std::move(engine)), unit_(unit) {}
 
-  /// Watches entries of modules' `_parameters`: the dictionary, the key, the parameter's name.
-  void watch(const std::vector<std::tuple<py::dict, py::str, std::string>>& places) {
-    for (const auto& [dictionary, key, name] : places) {
-      watched_.push_back({dictionary, key, PyDict_GetItemWithError(dictionary.ptr(), key.ptr()), name});
+  /// Watches dictionaries of modules: `_parameters`, `_modules`. When one has other values than now, `look_again(module)` raises for what
+  /// the engine cannot follow, or gives the dictionaries to watch from then on.
+  void watch(const std::vector<py::dict>& dictionaries, py::function look_again) {
+    look_again_ = std::move(look_again);
+    watched_.clear();
+    for (const py::dict& dictionary : dictionaries) {
+      watched_.push_back({dictionary, {}});
+      for (const auto& [key, value] : dictionary) watched_.back().values.push_back(py::reinterpret_borrow<py::object>(value));
     }
   }
 
   void before(const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
-    require_same_parameters();
+    if (unit_ == 0) look_at(module);
     std::vector<at::Tensor> inputs;
     collect(args.ptr(), inputs);
     collect(kwargs.ptr(), inputs);
@@ -136,22 +163,24 @@ class UnitHooks {
  private:
   struct Watched {
     py::dict dictionary;
-    py::str key;
-    PyObject* parameter;  // kept by the engine
-    std::string name;
+    std::vector<py::object> values;
+
+    [[nodiscard]] bool changed() const {
+      if (dictionary.size() != values.size()) return true;
+      PyObject *key = nullptr, *value = nullptr;
+      Py_ssize_t position = 0;
+      for (const py::object& known : values) {
+        if (PyDict_Next(dictionary.ptr(), &position, &key, &value) == 0 || value != known.ptr()) return true;
+      }
+      return false;
+    }
   };
 
-  /// A parameter that took another one's place would never be trained.
-  void require_same_parameters() const {
-    for (const Watched& place : watched_) {
-      if (PyDict_GetItemWithError(place.dictionary.ptr(), place.key.ptr()) == place.parameter) continue;
-      throw Error(ErrorCode::kModel,
-                  "a parameter was replaced or removed after the engine was built",
-                  {.where = "python.forward",
-                   .which = place.name,
-                   .expected = "the nn.Parameter that the engine was built with",
-                   .hint = "change the module before the engine is built, or close() the engine and build another one"});
-    }
+  void look_at(const py::handle& module) {
+    engine_->refresh_buffers();
+    if (std::ranges::none_of(watched_, &Watched::changed)) return;
+    const py::function look_again = look_again_;
+    watch(look_again(module).cast<std::vector<py::dict>>(), look_again);
   }
 
   /// Beside a GPU, what lists lengths or counts may stay on the CPU: functions of torch's want it there.
@@ -173,6 +202,7 @@ class UnitHooks {
   std::shared_ptr<Engine> engine_;
   std::size_t unit_;
   std::vector<Watched> watched_;
+  py::function look_again_;
 };
 
 std::thread::id main_thread;
@@ -221,11 +251,12 @@ LogLevel log_level_of(const std::string& name) {
 
 using UnitTuple = std::tuple<std::string, std::uintptr_t, std::string>;  // path, id of the module, class
 using TensorTuple = std::tuple<std::string, at::Tensor>;
+using BufferTuple = std::tuple<std::string, at::Tensor, bool>;  // persistent
 using GroupTuple = std::tuple<std::optional<double>, std::optional<double>>;  // lr, weight decay
 
-std::vector<NamedTensor> named(std::vector<TensorTuple> tensors) {
-  std::vector<NamedTensor> result;
-  for (auto& [name, tensor] : tensors) result.push_back({std::move(name), std::move(tensor)});
+std::vector<NamedBuffer> named_buffers(std::vector<BufferTuple> tensors) {
+  std::vector<NamedBuffer> result;
+  for (auto& [name, tensor, persistent] : tensors) result.push_back({std::move(name), std::move(tensor), persistent});
   return result;
 }
 
@@ -244,7 +275,7 @@ std::function<bool()> has_entries(PyObject* dictionary) {
 
 std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
                                     std::vector<TensorTuple> parameters,
-                                    std::vector<TensorTuple> buffers,
+                                    std::vector<BufferTuple> buffers,
                                     const std::vector<GroupTuple>& groups,
                                     const std::map<std::string, int>& group_of,
                                     Config config,
@@ -271,7 +302,7 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
   for (const auto& [lr, weight_decay] : groups) options.groups.push_back({.lr = lr, .weight_decay = weight_decay});
   const py::gil_scoped_release no_gil;
   ModelDescription model = libtorch::describe_model(
-      paths, named_parameters(std::move(parameters), group_of), named(std::move(buffers)), [&group_of](const std::string& name, const at::Tensor&) {
+      paths, named_parameters(std::move(parameters), group_of), named_buffers(std::move(buffers)), [&group_of](const std::string& name, const at::Tensor&) {
         const auto found = group_of.find(name);
         return found != group_of.end() ? found->second : 0;
       });
@@ -301,8 +332,15 @@ void bind_engine(py::module_& module) {
            py::arg("hooks"))
       .def("open_backward", [](Engine& self, const at::Tensor& loss) { return self.base().open_backward(loss); }, NoGil())
       .def("close_backward", [](Engine& self, std::uint64_t seen) { self.base().close_backward(seen); }, NoGil())
-      .def("settle", [](Engine& self) { self.base().settle(); }, NoGil())
+      .def(
+          "fail_backward",
+          [](Engine& self) {
+            self.drop_forwards();  // of a checkpoint that computed again
+            self.base().fail_backward();
+          },
+          NoGil())
       .def("drop_forwards", &Engine::drop_forwards, NoGil())
+      .def("zero_grad", [](Engine& self) { self.base().zero_grad(); }, NoGil())
       .def(
           "step",
           [](Engine& self) {
@@ -312,8 +350,13 @@ void bind_engine(py::module_& module) {
           NoGil())
       .def("average", [](Engine& self, double value) { return self.base().average(value); }, NoGil())
       .def("barrier", [](Engine& self) { self.base().core().barrier(); }, NoGil())
+      .def("watch_buffers", &Engine::watch_buffers, py::arg("places"))
       .def("export_safetensors",
-           [](Engine& self, const std::string& path) { self.base().export_safetensors(path); }, NoGil())
+           [](Engine& self, const std::string& path) {
+             self.refresh_buffers();
+             const py::gil_scoped_release no_gil;
+             self.base().export_safetensors(path);
+           })
       .def("memory_report", [](Engine& self) { return self.base().memory_report(); }, NoGil())
       .def("wire_report",
            [](Engine& self) {
@@ -371,7 +414,7 @@ void bind_engine(py::module_& module) {
 
   py::class_<UnitHooks>(module, "UnitHooks")
       .def(py::init<std::shared_ptr<Engine>, std::size_t>(), py::arg("engine"), py::arg("unit"))
-      .def("watch", &UnitHooks::watch, py::arg("places"))
+      .def("watch", &UnitHooks::watch, py::arg("dictionaries"), py::arg("look_again"))
       .def("before", &UnitHooks::before)
       .def("after", &UnitHooks::after);
 }

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from zeroth import _C
-from zeroth._C import Config
+from zeroth._C import Config, ConfigOverride
 
-__all__ = ["Config", "ConfigLike", "to_config"]
+__all__ = ["Config", "ConfigLike", "ConfigOverride", "to_config"]
 
 ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str] | None
 

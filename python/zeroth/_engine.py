@@ -1,5 +1,6 @@
 """The engine around an nn.Module."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from zeroth._optimizer import Optimizer
 
 __all__ = ["Engine", "initialize"]
 
-ParamGroups = Sequence[Mapping[str, Any]] | Iterable[nn.Parameter]
+ParamGroups = Sequence[Mapping[str, Any]] | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
 
 _owned: set[int] = set()
 """ids of the parameters of all open engines, which keep them alive"""
@@ -70,11 +71,12 @@ class Engine:
         hypers, group_of = _groups(model, params)
         for parameter in model.parameters():
             _make_hook_dict(parameter)
+        buffers = _buffers(model)
         modules = list(dict.fromkeys(found.values()))  # one a unit, in the order in which C++ numbers them
         self._core: _C.Engine = _C.Engine(
             units=[(path, id(module), type(module).__qualname__) for path, module in found.items()],
             parameters=list(model.named_parameters(remove_duplicate=False)),
-            buffers=list(model.named_buffers(remove_duplicate=False)),
+            buffers=[(buffer.name, buffer.tensor, buffer.persistent) for buffer in buffers],
             groups=hypers,
             group_of=group_of,
             config=to_config(config),
@@ -84,6 +86,7 @@ class Engine:
             json_log=json_log,
             hooks=_hook_dicts(model),
         )
+        self._core.watch_buffers([(buffer.holder, buffer.key) for buffer in buffers])
         self._rank, self._world_size, self._config = self._core.rank, self._core.world_size, self._core.config
         self._device = self._core.device
         self._steps = 0
@@ -96,10 +99,10 @@ class Engine:
         for index, module in enumerate([model, *modules]):
             hooks = _C.UnitHooks(self._core, index)
             if index == 0:
-                hooks.watch(_places(model))
+                hooks.watch(_holders(model), _same_parameters(model))
             self._handles.append(module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(hooks.after, always_call=True))
-        self._handles.append(model.register_state_dict_pre_hook(self._before_state_dict))  # type: ignore[no-untyped-call]
+        self._handles.append(model.register_state_dict_pre_hook(_refuse_state_dict(self._core)))  # type: ignore[no-untyped-call]
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -117,7 +120,7 @@ class Engine:
         try:
             loss.backward()  # type: ignore[no-untyped-call]
         except BaseException:
-            self._core.settle()
+            self._core.fail_backward()
             raise
         self._core.close_backward(seen)
 
@@ -137,6 +140,12 @@ class Engine:
         if result.committed and self._scheduler is not None:
             self._scheduler.step()
         return result
+
+    def zero_grad(self) -> None:
+        """Forgets all gradients since the last update, and accumulation begins anew: for a batch that is thrown away, and for gradients
+        that another loss left in this module. After an update nothing has to be done. Collective if there has been a backward since the
+        last step(); Error MISMATCH on all ranks if some call step() meanwhile."""
+        self._core.zero_grad()
 
     @property
     def optimizer(self) -> Optimizer:
@@ -242,16 +251,6 @@ class Engine:
         if hasattr(self, "_handles"):
             self.close(keep_parameters=False)
 
-    def _before_state_dict(self, module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        if self._core.gathers_parameters:
-            raise _C.make_error(
-                "USAGE",
-                "a module with sharded parameters has no state_dict()",
-                where="python.engine",
-                which=type(module).__name__,
-                hint="engine.export_safetensors(path) writes the whole weights on rank 0",
-            )
-
 
 def initialize(
     *,
@@ -304,13 +303,67 @@ def _refuse_subclasses(model: nn.Module) -> None:
             )
 
 
-def _places(model: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
-    """Where modules keep their parameters: dictionary, key, name."""
-    places: list[tuple[dict[str, Any], str, str]] = []
-    for path, module in model.named_modules():
-        prefix = path + "." if path else ""
-        places.extend((module._parameters, key, prefix + key) for key, value in module._parameters.items() if value is not None)
-    return places
+def _refuse_state_dict(core: _C.Engine) -> Callable[[nn.Module, str, bool], None]:
+    """A hook for the module. It does not know the engine, which would live as long as the module does."""
+
+    def hook(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+        if core.gathers_parameters:
+            raise _C.make_error(
+                "USAGE",
+                "a module with sharded parameters has no state_dict()",
+                where="python.engine",
+                which=type(module).__name__,
+                hint="engine.export_safetensors(path) writes the whole weights on rank 0",
+            )
+
+    return hook
+
+
+def _holders(model: nn.Module) -> list[dict[str, Any]]:
+    """Where modules keep parameters and other modules."""
+    return [holder for module in model.modules() for holder in (module._parameters, module._modules)]
+
+
+def _same_parameters(model: nn.Module) -> Callable[[nn.Module], list[dict[str, Any]]]:
+    """What looks at a module that is no longer as it was: wrapped modules are welcome, other parameters are not."""
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def look_again(module: nn.Module) -> list[dict[str, Any]]:
+        now = {id(parameter): name for name, parameter in module.named_parameters()}
+        gone = [name for key, name in known.items() if key not in now]
+        added = [name for key, name in now.items() if key not in known]
+        if gone or added:
+            raise _C.make_error(
+                "MODEL",
+                f"a parameter was {'replaced or removed' if gone else 'added'} after the engine was built",
+                where="python.forward",
+                which=(gone or added)[0],
+                expected="the nn.Parameters that the engine was built with",
+                hint="change the module before the engine is built, or close() the engine and build another one",
+            )
+        return _holders(module)
+
+    return look_again
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Buffer:
+    holder: dict[str, Any]
+    """of the module: tensors come and go there"""
+    key: str
+    name: str
+    tensor: torch.Tensor
+    persistent: bool
+
+
+def _buffers(model: nn.Module) -> list[_Buffer]:
+    buffers: list[_Buffer] = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        for key, tensor in module._buffers.items():
+            if tensor is not None:
+                persistent = key not in module._non_persistent_buffers_set
+                buffers.append(_Buffer(module._buffers, key, f"{path}.{key}" if path else key, tensor, persistent))
+    return buffers
 
 
 def _members(model: nn.Module, group_of: Mapping[str, int], groups: int) -> dict[int, list[nn.Parameter]]:
@@ -366,9 +419,8 @@ def _groups(
     if params is None:
         return [], {}
     entries = list(params)
-    groups: list[Mapping[str, Any]] = (
-        [{"params": entries}] if entries and isinstance(entries[0], torch.Tensor) else entries  # type: ignore[assignment]
-    )
+    groups: list[Mapping[str, Any]] = entries if entries and isinstance(entries[0], Mapping) else [{"params": entries}]  # type: ignore[assignment]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
     hypers: list[tuple[float | None, float | None]] = []
     index_of: dict[int, int] = {}
     for number, group in enumerate(groups, start=1):
@@ -382,10 +434,22 @@ def _groups(
             )
         hypers.append((group.get("lr"), group.get("weight_decay")))
         members = group["params"]
-        for parameter in [members] if isinstance(members, torch.Tensor) else members:
+        for position, member in enumerate([members] if isinstance(members, torch.Tensor) else members):
+            parameter = member[1] if isinstance(member, tuple) else member  # as model.named_parameters() gives them
+            if id(parameter) not in names:
+                raise _C.make_error(
+                    "USAGE",
+                    "a parameter in a group is none of the module's",
+                    where="python.engine",
+                    which=f"group {number}, the parameter at {position}",
+                    got=f"shape {tuple(parameter.shape)}" if isinstance(parameter, torch.Tensor) else type(parameter).__name__,
+                    hint="the engine trains what is inside the module: put a loss with parameters of its own there, too",
+                )
             if index_of.setdefault(id(parameter), number) != number:
                 raise _C.make_error(
-                    "USAGE", "a parameter is in two groups", which=f"groups {index_of[id(parameter)]} and {number}"
+                    "USAGE",
+                    "a parameter is in two groups",
+                    which=f"{names[id(parameter)]}, groups {index_of[id(parameter)]} and {number}",
                 )
     group_of: dict[str, int] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -35,7 +35,8 @@ class Optimizer(torch.optim.Optimizer):
         return self._engine._step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Nothing: gradients are in the engine, which begins anew after each update."""
+        """engine.zero_grad(), whatever `set_to_none` is."""
+        self._engine.zero_grad()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is built: the engine's groups are those that it was built with."""

@@ -1,6 +1,7 @@
 """Tensors in what modules take and return, where it is no tuple, list or dict: those are looked into by the C++ side."""
 
 import dataclasses
+import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -19,4 +20,8 @@ def parts(value: Any) -> Collection[Any]:
         return [getattr(value, field.name) for field in dataclasses.fields(value)]
     if type(value) in _pytree.SUPPORTED_NODES:
         return _pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0]
-    return list(vars(value).values()) if hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value) else []
+    if isinstance(value, type) or callable(value):
+        return []
+    slots = [name for base in type(value).__mro__ for name, member in vars(base).items() if isinstance(member, types.MemberDescriptorType)]
+    inside = [getattr(value, name, None) for name in slots]
+    return inside + list(vars(value).values()) if hasattr(value, "__dict__") else inside

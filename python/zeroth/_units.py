@@ -1,8 +1,8 @@
 """Units: the modules that are gathered and reduced as one. By default the blocks of a model."""
 
 import dataclasses
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -24,18 +24,21 @@ class Unit:
 
 
 def find_units(model: nn.Module) -> dict[str, nn.Module]:
-    """Members of the longest ModuleList or Sequential that has at least two of one class, by path; else nothing, and all is root."""
+    """Members of the longest ModuleList or Sequential that has at least two of one class, by path; else nothing, and all is root. Members
+    of a list inside a list are the outer one's. Of two classes that are there equally often, the one with more parameters."""
     longest: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         if not isinstance(module, (nn.ModuleList, nn.Sequential)):
             continue
-        children = {f"{path}.{name}" if path else name: child for name, child in module.named_children() if _has_params(child)}
-        counts = Counter(type(child) for child in children.values())
-        if not counts:
+        by_class: defaultdict[type, dict[str, nn.Module]] = defaultdict(dict)
+        for name, member in _called(module, path):
+            by_class[type(member)][name] = member
+        if not by_class:
             continue
-        repeated, count = counts.most_common(1)[0]
-        if count >= 2 and count > len(longest):
-            longest = {name: child for name, child in children.items() if type(child) is repeated}
+        most = max(map(len, by_class.values()))
+        repeated = max((members for members in by_class.values() if len(members) == most), key=_elements)
+        if len(repeated) >= 2 and len(repeated) > len(longest):
+            longest = repeated
     return longest
 
 
@@ -46,6 +49,17 @@ def named_units(model: nn.Module, chosen: Iterable[nn.Module]) -> dict[str, nn.M
     missing = [module for key, module in wanted.items() if all(module is not other for other in found.values())]
     if missing:
         raise _C.make_error("MODEL", f"a unit is not a module inside the model: {type(missing[0]).__name__}")
+    for name, module in found.items():
+        if not _has_forward(module):
+            raise _C.make_error(
+                "MODEL",
+                "a unit is never called, so its parameters would never be gathered",
+                where="python.units",
+                which=name,
+                expected="a module with a forward",
+                got=f"{type(module).__name__}, a container",
+                hint="name the modules inside it",
+            )
     return found
 
 
@@ -68,5 +82,19 @@ def units(model: nn.Module) -> list[Unit]:
     return [root, *(Unit(path, type(module).__name__, sizes[path]) for path, module in found.items())]
 
 
-def _has_params(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+def _called(container: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """Members with parameters; those of members that are containers themselves in their place."""
+    for name, child in container.named_children():
+        inside = f"{path}.{name}" if path else name
+        if not _has_forward(child):
+            yield from _called(child, inside)
+        elif next(child.parameters(), None) is not None:
+            yield inside, child
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def _elements(modules: dict[str, nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules.values() for parameter in module.parameters())

@@ -211,6 +211,11 @@ void Engine::post_forward(const Invocation& use, bool awaits_backward) {
   if (shares_slot && layout_.units[static_cast<std::size_t>(use.unit)].repeated) kept_in_ring_ = use.unit;
 }
 
+void Engine::drop_forward(const Invocation& use) noexcept {
+  std::vector<UnshardLease>& leases = uses_[static_cast<std::size_t>(use.unit)].forward;
+  if (!leases.empty()) leases.pop_back();  // else abandon() was here first
+}
+
 void Engine::pre_backward(int unit) {
   UnitUse& use = uses_[static_cast<std::size_t>(unit)];
   if (!use.backward) use.backward = UnshardLease(*parameters_, unit);
@@ -294,13 +299,7 @@ void Engine::throw_idle(int idle_rank) const {
                .hint = "call backward(loss) on every rank in every micro-step; nothing was changed"});
 }
 
-StepResult Engine::finish_step(bool idle) {
-  if (planted("leaked_buffer")) {
-    constexpr std::size_t kLeaked = std::size_t{64} << 10U;
-    Arena arena = device_.make_arena(ArenaKind::kPrivate, kLeaked, "leaked");
-    auto* const leaked = new Buffer(arena.allocate(kLeaked, {-1, MemoryState::kReduced}, device_.ledger()));
-    std::memset(leaked->data(), 1, leaked->size());
-  }
+Verdict Engine::agree(bool idle, bool discards) {
   for (UnitUse& use : uses_) use.kept.reset();
   parameters_->quiesce();
   gradients_->complete();
@@ -309,7 +308,8 @@ StepResult Engine::finish_step(bool idle) {
                     .touched = std::vector<bool>(layout_.params.size()),
                     .offender = gradients_->offender(),
                     .failed = backward_failed_,
-                    .idle = idle};
+                    .idle = idle,
+                    .discards = discards};
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!gradients_->has_sums(static_cast<int>(flat))) continue;
     evidence.norm.merge(gradients_->norm(static_cast<int>(flat)));
@@ -317,15 +317,52 @@ StepResult Engine::finish_step(bool idle) {
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
     evidence.touched[param] = gradients_->touched(static_cast<int>(param));
   }
-  const Verdict verdict = judge(evidence, communicator_);
+  return judge(evidence, communicator_);
+}
+
+void Engine::forget_gradients() {
+  gradients_->begin_step();
+  backward_failed_ = false;
+}
+
+void Engine::discard_gradients() {
+  if (!std::exchange(had_backward_, false)) return;
+  micro_step_ = 0;
+  const Verdict verdict = agree(/*idle=*/false, /*discards=*/true);
+  forget_gradients();
+  if (verdict.keeping_rank >= 0) throw_not_all_discard(verdict);
+}
+
+void Engine::throw_not_all_discard(const Verdict& verdict) const {
+  const std::string of = "/" + std::to_string(world());
+  throw Error(ErrorCode::kMismatch,
+              "some ranks discard their gradients, others call step()",
+              {.where = "engine.step",
+               .who = "rank " + std::to_string(verdict.discarding_rank) + of,
+               .expected = "step() on all ranks, or zero_grad() on all",
+               .got = "zero_grad() on rank " + std::to_string(verdict.discarding_rank) + of + ", step() on rank " +
+                      std::to_string(verdict.keeping_rank) + of,
+               .hint = "whether a batch is thrown away has to be decided alike on all ranks; nothing was updated"});
+}
+
+StepResult Engine::finish_step(bool idle) {
+  if (planted("leaked_buffer")) {
+    constexpr std::size_t kLeaked = std::size_t{64} << 10U;
+    Arena arena = device_.make_arena(ArenaKind::kPrivate, kLeaked, "leaked");
+    auto* const leaked = new Buffer(arena.allocate(kLeaked, {-1, MemoryState::kReduced}, device_.ledger()));
+    std::memset(leaked->data(), 1, leaked->size());
+  }
+  const Verdict verdict = agree(idle, /*discards=*/false);
+  if (verdict.discarding_rank >= 0) {
+    forget_gradients();
+    throw_not_all_discard(verdict);
+  }
   if (verdict.idle_rank >= 0) {
-    gradients_->begin_step();
-    backward_failed_ = false;
+    forget_gradients();
     throw_idle(verdict.idle_rank);
   }
   if (verdict.other_groups_rank >= 0) {
-    gradients_->begin_step();
-    backward_failed_ = false;
+    forget_gradients();
     throw Error(ErrorCode::kMismatch,
                 "ranks set different learning rates or weight decays",
                 {.where = "engine.step",
@@ -365,8 +402,7 @@ StepResult Engine::finish_step(bool idle) {
     result.committed = true;
     result.step = ++committed_steps_;
   }
-  gradients_->begin_step();
-  backward_failed_ = false;
+  forget_gradients();
   nonfinite_in_a_row_ = finite ? 0 : nonfinite_in_a_row_ + 1;
   if (!result.committed) log_.progress("step skipped on all ranks: " + result.reason);
   ZR_CHECK(nonfinite_in_a_row_ < settings_.max_nonfinite_steps,

@@ -11,6 +11,7 @@ constexpr unsigned kFieldBits = 16;
 constexpr std::size_t kWordsPerRank = 5;
 constexpr std::int64_t kFailed = 1;
 constexpr std::int64_t kIdle = 2;
+constexpr std::int64_t kDiscards = 4;
 
 }  // namespace
 
@@ -29,7 +30,7 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
   own[0] = evidence.offender.param + 1;
   own[1] = evidence.offender.micro_step;
   own[2] = static_cast<std::int64_t>(evidence.offender.count);
-  own[3] = (evidence.failed ? kFailed : 0) | (evidence.idle ? kIdle : 0);
+  own[3] = (evidence.failed ? kFailed : 0) | (evidence.idle ? kIdle : 0) | (evidence.discards ? kDiscards : 0);
   own[4] = evidence.groups;
 
   communicator.all_reduce(std::span<std::int64_t>(message));
@@ -45,6 +46,8 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
     const std::int64_t* theirs = message.data() + ranks_begin + rank * kWordsPerRank;
     if ((theirs[3] & kFailed) != 0 && verdict.failed_rank < 0) verdict.failed_rank = static_cast<int>(rank);
     if ((theirs[3] & kIdle) != 0 && verdict.idle_rank < 0) verdict.idle_rank = static_cast<int>(rank);
+    int& same = (theirs[3] & kDiscards) != 0 ? verdict.discarding_rank : verdict.keeping_rank;
+    if (same < 0) same = static_cast<int>(rank);
     if (theirs[4] != message[ranks_begin + 4] && verdict.other_groups_rank < 0) verdict.other_groups_rank = static_cast<int>(rank);
     if (theirs[0] == 0) continue;
     // The earliest micro-step; among equals the lowest rank.

@@ -20,6 +20,7 @@ struct Evidence {
   Offender offender{};
   bool failed = false;              ///< a backward threw on this rank
   bool idle = false;                ///< no backward ran on this rank since its last step()
+  bool discards = false;            ///< this rank wants no update, but the step's gradients forgotten
 };
 
 /// What all ranks agree on.
@@ -31,6 +32,8 @@ struct Verdict {
   int failed_rank = -1;
   int idle_rank = -1;
   int other_groups_rank = -1;       ///< first rank whose hyper-parameters are not rank 0's
+  int discarding_rank = -1;         ///< first rank that discards
+  int keeping_rank = -1;            ///< first rank that does not
 };
 
 /// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), five words a rank.

@@ -13,14 +13,15 @@ namespace {
 /// One digest a buffer: what must be alike, in order.
 std::vector<std::int64_t> structure_of(const ModelDescription& model) {
   std::vector<std::int64_t> digests;
-  for (const auto& [name, buffer] : model.buffers) {
+  for (const auto& [name, buffer, _] : model.buffers) {
     ZR_CHECK((buffer.is_cpu() || buffer.is_cuda()) && buffer.layout() == at::kStrided,
              ErrorCode::kModel,
              "a buffer cannot be shared between ranks",
              {.where = "libtorch.buffers",
               .which = name,
               .expected = "a dense tensor on the CPU or a GPU",
-              .got = buffer.toString()});
+              .got = buffer.toString(),
+              .hint = "make it dense, or keep it as an ordinary attribute, which no rank shares"});
     std::string text = name + " " + c10::toString(buffer.scalar_type());
     for (const std::int64_t extent : buffer.sizes()) text += " " + std::to_string(extent);
     digests.push_back(static_cast<std::int64_t>(digest64(text) >> 1U));
@@ -64,7 +65,7 @@ void require_same_structure(const ModelDescription& model, const Communicator& c
 /// One digest a buffer, of its values.
 std::vector<std::uint64_t> values_of(const ModelDescription& model) {
   std::vector<std::uint64_t> digests;
-  for (const auto& [name, buffer] : model.buffers) {
+  for (const auto& [name, buffer, _] : model.buffers) {
     const at::Tensor dense = buffer.to(at::kCPU).contiguous();
     digests.push_back(digest64({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}));
   }
@@ -73,8 +74,12 @@ std::vector<std::uint64_t> values_of(const ModelDescription& model) {
 
 }  // namespace
 
+void require_shareable(const ModelDescription& model, const Communicator& communicator) {
+  if (communicator.size() > 1) require_same_structure(model, communicator);
+}
+
 std::string share_buffers(const ModelDescription& model, const Communicator& communicator) {
-  require_same_structure(model, communicator);
+  if (communicator.size() == 1) return "";
   const std::vector<std::uint64_t> before = values_of(model);
   send_buffers(model, communicator);
   const std::vector<std::uint64_t> after = values_of(model);
@@ -84,8 +89,8 @@ std::string share_buffers(const ModelDescription& model, const Communicator& com
 
 void send_buffers(const ModelDescription& model, const Communicator& communicator) {
   const at::NoGradGuard no_grad;
-  for (const auto& [name, buffer] : model.buffers) {
-    if (buffer.nbytes() == 0) continue;
+  for (const auto& [name, buffer, _] : model.buffers) {
+    if (!buffer.defined() || buffer.nbytes() == 0) continue;
     const at::Tensor dense = buffer.to(at::kCPU).contiguous();
     communicator.broadcast(std::span(static_cast<std::uint8_t*>(dense.mutable_data_ptr()), dense.nbytes()), 0);
     if (!dense.is_same(buffer)) buffer.copy_(dense);

@@ -7,12 +7,15 @@
 
 namespace zeroth::libtorch {
 
-/// Collective. Gives every rank rank 0's buffers; returns the name of the first one whose values differed
-/// here, or "". Throws kMismatch on every rank if names, shapes or dtypes are not alike, kModel for buffers
-/// that are not dense, or neither on the CPU nor on a GPU. Wire: the bytes of all buffers.
+/// Collective. Throws kMismatch on every rank if names, shapes or dtypes are not alike, kModel for buffers that are not dense, or neither
+/// on the CPU nor on a GPU. One rank shares nothing, and may have any.
+void require_shareable(const ModelDescription& model, const Communicator& communicator);
+
+/// Collective, after require_shareable(). Gives every rank rank 0's buffers; returns the name of the first one whose values differed
+/// here, or "". Wire: the bytes of all buffers.
 [[nodiscard]] std::string share_buffers(const ModelDescription& model, const Communicator& communicator);
 
-/// Collective. The same without the comparison of structures, for buffers that have been shared before.
+/// Collective. The same without the comparison of values.
 void send_buffers(const ModelDescription& model, const Communicator& communicator);
 
 }  // namespace zeroth::libtorch

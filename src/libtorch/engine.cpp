@@ -24,9 +24,11 @@ EngineBase::~EngineBase() = default;
 void EngineBase::backward(const at::Tensor& loss) { runtime_->backward(loss); }
 std::uint64_t EngineBase::open_backward(const at::Tensor& loss) { return runtime_->open_backward(loss); }
 void EngineBase::close_backward(std::uint64_t seen) { runtime_->close_backward(seen); }
+void EngineBase::replace_buffer(std::size_t index, at::Tensor tensor) { runtime_->replace_buffer(index, std::move(tensor)); }
 void EngineBase::share_buffers() { runtime_->share_buffers(); }
-void EngineBase::settle() { runtime_->settle(); }
+void EngineBase::fail_backward() { runtime_->fail_backward(); }
 void EngineBase::release_parameters() { runtime_->release_parameters(); }
+void EngineBase::zero_grad() { runtime_->discard_gradients(); }
 StepResult EngineBase::step() { return runtime_->step(); }
 double EngineBase::average(double value) { return runtime_->core().average(value); }
 void EngineBase::export_safetensors(const std::string& path) { runtime_->export_safetensors(path); }

@@ -48,6 +48,32 @@ void mark_repeated(ModelDescription& model, const std::vector<std::string>& type
   for (const std::size_t unit : largest->second) model.units[unit].repeated = true;
 }
 
+/// Two parameters over one memory are one to whoever trains them in place, and two here.
+void require_own_memory(const ModelDescription& model) {
+  struct Extent {
+    std::uintptr_t begin;
+    std::uintptr_t end;
+    std::size_t param;
+  };
+  std::vector<Extent> extents;
+  for (std::size_t param = 0; param < model.tensors.size(); ++param) {
+    const at::Tensor& tensor = model.tensors[param];
+    const auto begin = reinterpret_cast<std::uintptr_t>(tensor.nbytes() > 0 ? tensor.const_data_ptr() : nullptr);
+    if (begin != 0) extents.push_back({begin, begin + tensor.nbytes(), param});  // dense, without gaps
+  }
+  std::ranges::sort(extents, {}, &Extent::begin);
+  for (std::size_t index = 1; index < extents.size(); ++index) {
+    const auto [one, other] = std::minmax(extents[index - 1].param, extents[index].param);
+    ZR_CHECK(extents[index - 1].end <= extents[index].begin,
+             ErrorCode::kModel,
+             "two parameters share memory, but are not the same parameter",
+             {.where = "libtorch.scan",
+              .which = model.params[one].name + " and " + model.params[other].name,
+              .expected = "one nn.Parameter under both names, or memory of its own for each",
+              .hint = "tie weights by assigning the parameter itself: b.weight = a.weight"});
+  }
+}
+
 /// The longest common prefix that ends with a dot, or "".
 std::string common_path(const std::string& one, const std::string& other) {
   const auto differ = std::ranges::mismatch(one, other);
@@ -74,7 +100,7 @@ DType dtype_of(const at::Tensor& tensor, const std::string& name) {
 
 ModelDescription describe_model(const std::vector<UnitPath>& units,
                                 const std::vector<NamedParameter>& parameters,
-                                std::vector<NamedTensor> buffers,
+                                std::vector<NamedBuffer> buffers,
                                 const GroupOf& group_of) {
   ModelDescription model;
   model.units.push_back({.name = "root"});
@@ -141,6 +167,7 @@ ModelDescription describe_model(const std::vector<UnitPath>& units,
   for (std::size_t param = 0; param < unit_of_param.size(); ++param) {
     model.units[static_cast<std::size_t>(unit_of_param[param])].params.push_back(static_cast<int>(param));
   }
+  require_own_memory(model);
   model.buffers = std::move(buffers);
   mark_repeated(model, types);
   return model;

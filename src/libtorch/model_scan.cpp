@@ -41,7 +41,7 @@ ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>&
     const std::string name = plain_name(item.key());
     parameters.push_back({name, item.value(), item.value().defined() && group_of(groups, name, item.value()) > 0});
   }
-  std::vector<NamedTensor> buffers;
+  std::vector<NamedBuffer> buffers;
   for (const auto& item : model.named_buffers(/*recurse=*/true)) {
     if (item.value().defined()) buffers.push_back({plain_name(item.key()), item.value()});
   }

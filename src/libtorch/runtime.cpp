@@ -149,12 +149,14 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   ParameterSlots& slots = runtime->slots_;
   const bool copies = !slots.device().is_cpu() || runtime->config_.runtime.compute_copies;
   slots.set_layout(runtime->core_->layout(),
-                   copies ? std::make_unique<DeviceCopies>(slots.device(), runtime->core_->layout(), settings.plan) : nullptr);
+                   copies ? std::make_unique<DeviceCopies>(slots.device(), runtime->core_->layout(), runtime->core_->settings().plan) : nullptr);
+  libtorch::require_shareable(runtime->model_, runtime->core_->communicator());  // before any parameter is taken
   runtime->core_->initialize([&slots](int param) { return slots.initial_value(param); },
                              [&slots](int unit) { slots.drop_initial(unit); });
   if (const std::string buffer = libtorch::share_buffers(runtime->model_, runtime->core_->communicator()); !buffer.empty()) {
     runtime->log_.warn("buffers differed from rank 0's (first: " + buffer + "); rank 0's are used");
   }
+  slots.take_versions();
   runtime->traffic_->reset();
   runtime->install_hooks(options);
   if (options.guard_gradients) runtime->make_gradient_guards();
@@ -186,6 +188,7 @@ void Runtime::announce(const World& world) const {
 
 void Runtime::install_hooks(const EngineOptions& options) {
   active_uses_.assign(model_.units.size(), 0);
+  for (const at::Tensor& tensor : model_.tensors) parameters_.insert(tensor.unsafeGetTensorImpl());
   for (std::size_t param = 0; param < model_.params.size(); ++param) {
     if (!model_.params[param].trainable) continue;
     const at::Tensor& tensor = model_.tensors[param];
@@ -219,13 +222,30 @@ void Runtime::guard_gradients() {
   if (gradient_guards_.empty()) return;
   for (std::size_t index = 0; index < trainable_.size(); ++index) {
     const at::Tensor& tensor = slots_.tensor(trainable_[index]);
-    if (tensor.requires_grad()) tensor.mutable_grad() = gradient_guards_[index];
+    if (!tensor.requires_grad()) continue;
+    tensor.mutable_grad() = gradient_guards_[index];
+    guarded_.push_back(index);
   }
-  gradients_guarded_ = true;
+}
+
+void Runtime::require_guards() const {
+  if (!core_->has_gradients()) return;
+  for (const std::size_t index : guarded_) {
+    const at::Tensor& tensor = slots_.tensor(trainable_[index]);
+    ZR_CHECK(tensor.grad().is_same(gradient_guards_[index]),
+             ErrorCode::kUsage,
+             "a gradient was set or deleted after backward, but it is in the engine, not in .grad",
+             {.where = "libtorch.gradient",
+              .which = model_.params[static_cast<std::size_t>(trainable_[index])].name,
+              .expected = ".grad left alone from backward to step()",
+              .got = tensor.grad().defined() ? "another tensor" : "None, as after module.zero_grad()",
+              .hint = "engine.zero_grad() forgets the gradients, on all ranks; after step() nothing has to be done"});
+  }
 }
 
 void Runtime::clear_gradients() {
-  if (!std::exchange(gradients_guarded_, false)) return;
+  if (guarded_.empty()) return;
+  guarded_.clear();
   for (const int param : trainable_) slots_.tensor(param).mutable_grad().reset();
 }
 
@@ -275,7 +295,9 @@ void Runtime::widen(int param) { slots_.tensor(param).set_grad_dtype(at::kFloat)
 
 std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   require_own_process();
-  if (unit == 0) settle();
+  // Inside a backward it is a checkpoint around the whole model.
+  if (unit == 0 && torch::autograd::get_current_graph_task_id() == -1) settle();
+  require_guards();
   clear_gradients();
   if (unit == 0 && !in_backward_) look_at_trainability();
   slots_.require_bound(unit);
@@ -300,6 +322,8 @@ void Runtime::share_buffers() {
 }
 
 void Runtime::end(const UnitUse& use, bool awaits_backward) { core_->post_forward(use.invocation, awaits_backward); }
+
+void Runtime::drop(const UnitUse& use) noexcept { core_->drop_forward(use.invocation); }
 
 void Runtime::enter_backward() {
   if (in_backward_) return;
@@ -328,6 +352,14 @@ void Runtime::settle() {
   for (const int param : trainable_) slots_.tensor(param).mutable_grad().reset();
   widen_all();
   core_->abandon(/*in_backward=*/true);
+}
+
+void Runtime::fail_backward() {
+  if (in_backward_) {
+    settle();
+  } else {
+    core_->abandon(/*in_backward=*/true);
+  }
 }
 
 bool Runtime::ends_with_gradients(int unit) const {
@@ -404,7 +436,7 @@ void Runtime::backward(const at::Tensor& loss) {
   try {
     loss.backward();
   } catch (...) {
-    settle();
+    fail_backward();
     throw;
   }
   close_backward(seen);
@@ -413,6 +445,7 @@ void Runtime::backward(const at::Tensor& loss) {
 std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
   require_own_process();
   settle();
+  require_guards();
   clear_gradients();
   ZR_CHECK(loss.defined() && loss.requires_grad(),
            ErrorCode::kModel,
@@ -429,9 +462,18 @@ void Runtime::close_backward(std::uint64_t seen) {
   if (backward_seq_ == seen) core_->end_backward();
 }
 
+void Runtime::discard_gradients() {
+  require_own_process();
+  settle();
+  clear_gradients();
+  core_->discard_gradients();
+}
+
 StepResult Runtime::step() {
   require_own_process();
   settle();
+  require_guards();
+  slots_.require_kept();
   StepResult result = core_->step();
   if (result.committed) {
     slots_.refresh();

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include <zeroth/base/deadline.h>
@@ -52,7 +53,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   ~Runtime();
 
   [[nodiscard]] std::shared_ptr<UnitUse> begin(int unit);
+  void require_unwritten(int unit) const { slots_.require_unwritten(unit); }  ///< since begin()
   void end(const UnitUse& use, bool awaits_backward);
+  void drop(const UnitUse& use) noexcept;  ///< instead of end(), for a forward that failed
+  void replace_buffer(std::size_t index, at::Tensor tensor) { model_.buffers.at(index).tensor = std::move(tensor); }
   /// Collective where there are buffers: before a forward of the whole model that trains.
   void share_buffers();
   void before_backward(UnitUse& use);   ///< the nodes of the unit's outputs are about to run
@@ -63,6 +67,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] bool ends_with_gradients(int unit) const;
   /// A backward is still open after its call returned: it threw. Ends it.
   void settle();
+  /// A backward threw, perhaps before it came to the model: the step is skipped on all ranks.
+  void fail_backward();
   /// Runs the body of a hook of backward; see EngineOptions::rethrow.
   template <class Body>
   void in_hook(const Body& body) const {
@@ -81,6 +87,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void close_backward(std::uint64_t seen);
   void release_parameters();
   StepResult step();
+  void discard_gradients();
   void export_safetensors(const std::string& path);
   [[nodiscard]] WireReport wire_report() const;
   void reset_counters();
@@ -91,6 +98,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] MemoryReport memory_report() const;
   [[nodiscard]] c10::Device device() const { return slots_.device(); }
+  [[nodiscard]] bool has_parameter(const at::Tensor& tensor) const { return parameters_.contains(tensor.unsafeGetTensorImpl()); }
 
  private:
   Runtime(Config config, ModelDescription model);
@@ -106,6 +114,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// `.grad` of all trainable parameters: guards, or undefined.
   void guard_gradients();
   void clear_gradients();
+  /// Throws kUsage if somebody took guards away while the engine has gradients: module.zero_grad(), `.grad = None`.
+  void require_guards() const;
   void enter_backward();
   void leave_backward();
   void finish_unit(int unit);
@@ -125,13 +135,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unique_ptr<zeroth::Engine> core_;
   std::vector<int> active_uses_;        // per unit, in this backward
   std::vector<int> trainable_;
+  std::unordered_set<const at::TensorImpl*> parameters_;
   struct Narrow {
     int param;
     std::optional<at::ScalarType> grad_dtype;  // the user's
   };
   std::vector<Narrow> narrow_;          // trainable 16-bit parameters
   std::vector<at::Tensor> gradient_guards_;  // one a trainable parameter, or none
-  bool gradients_guarded_ = false;
+  std::vector<std::size_t> guarded_;         // those whose `.grad` is a guard now
   bool in_backward_ = false;
   std::uint64_t backward_seq_ = 0;
   pid_t owner_;

@@ -3,7 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <optional>
 
@@ -56,7 +58,9 @@ void write_file(const std::string& path,
       for (const std::string& alias : spec.aliases) metadata[alias] = spec.name;
     }
   }
-  for (const auto& [name, buffer] : model.buffers) {
+  std::vector<NamedBuffer> buffers;
+  std::ranges::copy_if(model.buffers, std::back_inserter(buffers), [](const NamedBuffer& one) { return one.persistent && one.tensor.defined(); });
+  for (const auto& [name, buffer, _] : buffers) {
     entries.push_back({name, dtype_name(buffer, name), buffer.sizes().vec(), buffer.nbytes()});
   }
   SafetensorsWriter writer(path, std::move(entries), metadata);
@@ -78,7 +82,7 @@ void write_file(const std::string& path,
     }
     writer.flush();
   }
-  for (const auto& [name, buffer] : model.buffers) writer.write(bytes_of(buffer.to(at::kCPU).contiguous()));
+  for (const auto& [name, buffer, _] : buffers) writer.write(bytes_of(buffer.to(at::kCPU).contiguous()));
   writer.commit();
 }
 

@@ -17,6 +17,8 @@ at::Tensor tensor_on(c10::Storage storage, const at::Tensor& like, std::int64_t 
   return tensor;
 }
 
+std::int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
 c10::Storage empty_storage(std::size_t bytes, c10::Device device) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
                                                static_cast<std::int64_t>(bytes),
@@ -41,8 +43,10 @@ void ParameterSlots::set_layout(const ModelLayout& layout, std::unique_ptr<Devic
     views_.push_back(tensor_on(storages_[static_cast<std::size_t>(place.flat)], tensors_[param], segment.offset));
     guards_.push_back(make_guard(static_cast<int>(param),
                                  "zeroth: parameter '" + specs_[param].name +
-                                     "' is not gathered now, so it has no memory. Use it inside the forward or backward of its unit (" +
-                                     layout.units[static_cast<std::size_t>(place.unit)].name + "), or read it through the engine."));
+                                     "' is not gathered now, so it has no memory. A call of its unit (" +
+                                     layout.units[static_cast<std::size_t>(place.unit)].name +
+                                     ") gathers it, for the unit's forward and backward; units=[...] names other units when the engine is "
+                                     "built. export_safetensors() and close() give values back."));
   }
 }
 
@@ -65,6 +69,7 @@ ConstTensorView ParameterSlots::initial_value(int param) {
 
 void ParameterSlots::drop_initial(int unit) {
   const at::NoGradGuard no_grad;
+  taken_ = true;
   for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
     tensors_[static_cast<std::size_t>(param)].set_data(guards_[static_cast<std::size_t>(param)]);
   }
@@ -96,7 +101,46 @@ void ParameterSlots::refresh() {
   }
 }
 
-void ParameterSlots::require_bound(int unit) const {
+bool ParameterSlots::loses_writes(std::size_t param) const {
+  const ParamSpec& spec = specs_[param];
+  return copies_ != nullptr || (spec.trainable && accumulation_dtype(spec.dtype) != spec.dtype);
+}
+
+void ParameterSlots::require_not_lost(std::size_t param) const {
+  ZR_CHECK(version_of(tensors_[param]) == versions_[param] || !loses_writes(param),
+           ErrorCode::kModel,
+           "a parameter was written in place, where its value is only a copy",
+           {.where = "libtorch.forward",
+            .which = specs_[param].name,
+            .expected = "values that only the engine changes",
+            .got = copies_ ? "a write to the copy on " + device_.str() : "a write to the rounding of its float32 master",
+            .hint = "write before the engine is built, or close() it, write, and build another one"});
+}
+
+void ParameterSlots::require_kept() const {
+  for (std::size_t param = 0; param < tensors_.size(); ++param) require_not_lost(param);
+}
+
+void ParameterSlots::require_unwritten(int unit) const {
+  for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
+    const auto index = static_cast<std::size_t>(param);
+    ZR_CHECK(version_of(tensors_[index]) == versions_[index],
+             ErrorCode::kModel,
+             "a parameter was written in place during a forward",
+             {.where = "libtorch.forward",
+              .which = specs_[index].name,
+              .expected = "a forward that only reads parameters: ranks see different data, and sharded ones would lose it",
+              .got = "a write, as by Embedding(max_norm=...)",
+              .hint = "normalise a copy in the forward, or keep the value in a buffer"});
+  }
+}
+
+void ParameterSlots::take_versions() {
+  versions_.clear();
+  for (const at::Tensor& tensor : tensors_) versions_.push_back(version_of(tensor));
+}
+
+void ParameterSlots::require_bound(int unit) {
   for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
     const auto index = static_cast<std::size_t>(param);
     const at::Tensor& tensor = tensors_[index];
@@ -111,6 +155,8 @@ void ParameterSlots::require_bound(int unit) const {
               .expected = views_[index].toString() + " in the engine's memory",
               .got = tensor.toString() + " elsewhere",
               .hint = "move and cast the module before the engine is built, or close() the engine first"});
+    require_not_lost(index);
+    versions_[index] = version_of(tensor);
   }
 }
 
@@ -122,7 +168,7 @@ void ParameterSlots::give_back(const std::vector<at::Tensor>& own) {
 
 void ParameterSlots::retire() {
   const at::NoGradGuard no_grad;
-  if (layout_ == nullptr) return;
+  if (!taken_) return;
   for (std::size_t flat = 0; flat < storages_.size(); ++flat) {
     const FlatLayout& layout = layout_->flats[flat];
     if (!given_back_) {
@@ -141,6 +187,7 @@ void ParameterSlots::retire() {
 
 void ParameterSlots::bump_versions(const std::vector<int>& params) {
   for (const int param : params) torch::autograd::impl::bump_version(tensors_[static_cast<std::size_t>(param)]);
+  take_versions();
 }
 
 }  // namespace zeroth::libtorch

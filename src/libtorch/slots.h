@@ -39,10 +39,17 @@ class ParameterSlots final : public ParameterBinder {
   void give_back(const std::vector<at::Tensor>& own);
   /// The memory behind the parameters goes away: they, and all views that graphs saved of them, become guards for ever.
   void retire();
-  /// Throws kModel if a parameter of the unit no longer has the memory or dtype that it was given: module.to(), .data = ...
-  void require_bound(int unit) const;
+  /// Throws kModel if a parameter of the unit no longer has the memory or dtype that it was given: module.to(), .data = ...; or if it
+  /// was written in place where that would be lost. Other writes, which autograd's version tells, are taken note of.
+  void require_bound(int unit);
+  /// Throws kModel if a parameter of the unit was written since require_bound(), in the forward that began with it.
+  void require_unwritten(int unit) const;
+  /// Throws kModel if a parameter was written in place where the update would overwrite it.
+  void require_kept() const;
   /// Tells autograd that every listed parameter has new values, so that a stale graph is an error, as in plain torch.
   void bump_versions(const std::vector<int>& params);
+  /// All of what has been written up to now is known.
+  void take_versions();
   [[nodiscard]] const at::Tensor& tensor(int param) const { return tensors_[static_cast<std::size_t>(param)]; }
   /// Where the parameters are, and what is computed with them.
   [[nodiscard]] c10::Device device() const { return device_; }
@@ -52,6 +59,10 @@ class ParameterSlots final : public ParameterBinder {
   [[nodiscard]] at::Tensor make_guard(int param, std::string text) const;
 
  private:
+  /// The value that counts is not where the user writes: in a master, or behind a copy.
+  [[nodiscard]] bool loses_writes(std::size_t param) const;
+  void require_not_lost(std::size_t param) const;
+
   std::vector<at::Tensor> tensors_;
   std::vector<ParamSpec> specs_;
   const ModelLayout* layout_ = nullptr;
@@ -62,6 +73,8 @@ class ParameterSlots final : public ParameterBinder {
   std::unique_ptr<DeviceCopies> copies_;
   std::vector<const std::byte*> bound_;   // one a flat: the engine's memory behind it, nullptr if it is not bound
   std::vector<at::Tensor> initial_;       // host copies of initial values of one unit
+  std::vector<std::int64_t> versions_;    // one a parameter: autograd's count of writes, as it was last known
+  bool taken_ = false;                    // drop_initial() has begun: users' memory is going away
   bool given_back_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -70,8 +71,14 @@ Nodes receivers(const std::vector<at::Tensor>& tensors) {
 
 bool accumulates(const Node& node) { return node.sequence_nr() == std::numeric_limits<std::uint64_t>::max(); }
 
-/// For each of `inputs` the nodes made since `first`, from `outputs` on, that hand a gradient to it.
-std::vector<Nodes> senders(const Nodes& outputs, const Nodes& inputs, std::uint64_t first) {
+/// For each of `inputs` the nodes made since `first`, from `outputs` on, that hand a gradient to it. What the forward took from
+/// elsewhere than its arguments, engine's parameters aside, is added to `inputs`.
+std::vector<Nodes> senders(const Nodes& outputs, Nodes& inputs, std::uint64_t first, const Runtime& runtime) {
+  const auto from_elsewhere = [&](Node& node) {
+    if (!accumulates(node)) return node.sequence_nr() < first;
+    const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(&node);
+    return leaf != nullptr && !runtime.has_parameter(leaf->variable);
+  };
   std::vector<Nodes> found(inputs.size());
   Nodes left = outputs;
   std::unordered_set<const Node*> seen;
@@ -83,10 +90,14 @@ std::vector<Nodes> senders(const Nodes& outputs, const Nodes& inputs, std::uint6
       if (!edge.function) continue;
       const auto input = static_cast<std::size_t>(std::ranges::find(inputs, edge.function) - inputs.begin());
       if (input == inputs.size()) {
-        left.push_back(edge.function);
-      } else if (found[input].empty() || found[input].back() != node) {
-        found[input].push_back(node);
+        if (!from_elsewhere(*edge.function)) {
+          left.push_back(edge.function);
+          continue;
+        }
+        inputs.push_back(edge.function);
+        found.emplace_back();
       }
+      if (found[input].empty() || found[input].back() != node) found[input].push_back(node);
     }
   }
   return found;
@@ -108,12 +119,13 @@ UnitScope::UnitScope(std::shared_ptr<Runtime> runtime, int unit, std::vector<at:
 }
 
 UnitScope::~UnitScope() {
-  // Only an exception leaves an unfinished scope; the lease goes back, nothing else is to be done.
-  if (state_) state_->runtime->end(*state_->use, /*awaits_backward=*/false);
+  // Only an exception leaves an unfinished scope; the lease goes back, if it is still out, and nothing else is to be done.
+  if (state_) state_->runtime->drop(*state_->use);
 }
 
 void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
   if (!state_) return;
+  state_->runtime->require_unwritten(state_->use->invocation.unit);
   const std::unique_ptr<State> state = std::move(state_);
   Nodes own = receivers(outputs);
   std::erase_if(own, [&state](const auto& node) {  // a leaf, or an input that was passed through
@@ -127,10 +139,11 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
     // node that hands a gradient to it has; those that lead to parameters, when these have their gradients. Some nodes of a unit may
     // never run, because nobody uses the output behind them: then the input's producer tells, which runs when its gradient is
     // whole. It is no good alone: other units may take the same input (an encoder's output in a decoder), a leaf has no producer, and
-    // another output of the unit before may come first. An input to which no node leads is not waited for.
+    // another output of the unit before may come first. An input to which no node leads is not waited for; what the unit took from
+    // elsewhere (an attribute, a closure) counts as an input.
     // Without any input there are only the unit's own gradients to go by, which say nothing of frozen parameters: such a use
     // lasts until the end of backward.
-    const std::vector<Nodes> handing = senders(own, state->inputs, state->first_node);
+    const std::vector<Nodes> handing = senders(own, state->inputs, state->first_node, *state->runtime);
     for (std::size_t index = 0; index < handing.size(); ++index) {
       if (handing[index].empty()) continue;
       const std::size_t input = state->use->inputs.size();

@@ -10,6 +10,7 @@
 #include <string>
 
 #include <kernels/common/dispatch.h>
+#include <zeroth/base/text.h>
 #include <zeroth/comm/decorators.h>
 
 #include "support/toy_training.h"
@@ -366,6 +367,12 @@ TEST(ToyEngine, APlanThatDoesNotFitIsRefusedWithTheTable) {
               AllOf(HasSubstr("[OUT_OF_MEMORY]"), HasSubstr("zero-0"), HasSubstr("zero-3"), HasSubstr("smallest change that fits: zero-")));
   training.memory_limit_bytes = 1000;
   EXPECT_THAT(message_of(training), HasSubstr("no ZeRO stage fits"));
+  training.plan = zero_plan(3, {"dp"});
+  training.memory_limit_bytes = 0;
+  std::uint64_t stage3 = 0;
+  for (const MemoryReport& report : train_toy(training).memory) stage3 += report.planned.total();
+  training.memory_limit_bytes = 1000;
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("got: " + format_bytes(stage3)), HasSubstr("zero-3 " + format_bytes(stage3))));
 }
 
 TEST(ToyEngine, APlanThatDoesNotFitForItsReshardSaysSo) {
@@ -386,13 +393,16 @@ TEST(ToyEngine, StepWithoutBackwardIsAnError) {
 }
 
 TEST(ToyEngine, StepWithoutBackwardOnOneRankIsAnErrorOnAllAndChangesNothing) {
-  for (const int micro_steps : {1, 2}) {
+  for (const auto& [micro_steps, policy] : {std::pair{1, ReductionPolicy::kPerMicroStep},
+                                            {2, ReductionPolicy::kPerMicroStep},
+                                            {2, ReductionPolicy::kPerStep}}) {
     for (int stage = 0; stage <= 3; ++stage) {
       ToyTraining training = small(stage, 3);
       training.micro_steps = micro_steps;
+      training.plan.policy = policy;
       const ToyOutcome expected = train_toy(training);
       std::atomic<int> refusals{0};
-      training.after_step = [&refusals, micro_steps](Engine& engine, ToyModel& model, const StepResult& result) {
+      training.after_step = [&refusals, micro_steps = micro_steps](Engine& engine, ToyModel& model, const StepResult& result) {
         if (!result.boundary || result.step != 3) return;
         for (int micro_step = 0; micro_step + 1 < micro_steps; ++micro_step) {
           (void)model.forward_backward(70, micro_step);
@@ -411,6 +421,61 @@ TEST(ToyEngine, StepWithoutBackwardOnOneRankIsAnErrorOnAllAndChangesNothing) {
       EXPECT_EQ(refusals, 3) << "stage " << stage;
       EXPECT_TRUE(expected.same_numbers(got)) << "stage " << stage << "\n" << difference(expected, got);
     }
+  }
+}
+
+TEST(ToyEngine, DiscardedGradientsLeaveNoTrace) {
+  for (const auto& [micro_steps, policy] : {std::pair{1, ReductionPolicy::kPerMicroStep},
+                                            {3, ReductionPolicy::kPerMicroStep},
+                                            {3, ReductionPolicy::kPerStep}}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      ToyTraining training = small(stage, 3);
+      training.micro_steps = micro_steps;
+      training.plan.policy = policy;
+      const ToyOutcome expected = train_toy(training);
+      for (int before = 0; before < micro_steps; ++before) {
+        training.after_step = [before](Engine& engine, ToyModel& model, const StepResult& result) {
+          if (!result.boundary || result.step != 2) return;
+          for (int micro_step = 0; micro_step < before; ++micro_step) {
+            (void)model.forward_backward(70, micro_step);
+            (void)engine.step();
+          }
+          (void)model.forward_backward(70, before);
+          EXPECT_TRUE(engine.has_gradients());
+          engine.discard_gradients();
+          EXPECT_FALSE(engine.has_gradients());
+          engine.discard_gradients();  // of nothing
+        };
+        const ToyOutcome got = train_toy(training);
+        EXPECT_TRUE(expected.same_numbers(got)) << "stage " << stage << " after " << before << "\n" << difference(expected, got);
+      }
+    }
+  }
+}
+
+TEST(ToyEngine, ADiscardOnSomeRanksIsAMismatchOnAll) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    ToyTraining training = small(stage, 3);
+    const ToyOutcome expected = train_toy(training);
+    std::atomic<int> refusals{0};
+    training.after_step = [&refusals](Engine& engine, ToyModel& model, const StepResult& result) {
+      if (result.step != 2) return;
+      (void)model.forward_backward(70, 0);
+      try {
+        if (engine.rank() == 1) {
+          engine.discard_gradients();
+        } else {
+          (void)engine.step();
+        }
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kMismatch);
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("zero_grad() on rank 1/3"), HasSubstr("step() on rank 0/3")));
+        ++refusals;
+      }
+    };
+    const ToyOutcome got = train_toy(training);
+    EXPECT_EQ(refusals, 3) << "stage " << stage;
+    EXPECT_TRUE(expected.same_numbers(got)) << "stage " << stage << "\n" << difference(expected, got);
   }
 }
 

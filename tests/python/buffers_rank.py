@@ -16,9 +16,11 @@ class Block(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.register_buffer("turned", torch.zeros(3, 2).t())
         self.register_buffer("nothing", torch.zeros(0))
+        self.register_buffer("mean", torch.zeros(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()  # another tensor each time
         return x + self.norm(self.linear(x))
 
 
@@ -26,8 +28,23 @@ def state(model: nn.Module) -> list[float]:
     return [buffer.double().sum().item() for buffer in model.buffers()]
 
 
+def refuse_sparse(world: zeroth.World) -> None:
+    """Before anything is taken from the module."""
+    model = nn.Linear(4, 4)
+    model.register_buffer("graph", torch.eye(4).to_sparse())
+    before = model.weight.detach().clone()
+    try:
+        zeroth.Engine(model, world=world, log_level="off")
+    except zeroth.Error as error:
+        assert error.code == "MODEL" and error.which == "graph", error
+    else:
+        raise AssertionError("a sparse buffer was taken")
+    assert torch.equal(model.weight, before)
+
+
 def main() -> None:
     world = zeroth.World.from_environment()
+    refuse_sparse(world)
     for stage in (0, 3):
         for shared in (True, False):
             torch.manual_seed(world.rank)  # other weights and data on every rank

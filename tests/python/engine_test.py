@@ -17,6 +17,7 @@ import zoo
 from alone import BATCH, config, make, same_parameters, train
 from safetensors.torch import load_file
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import zeroth
 
@@ -120,6 +121,99 @@ class Module(unittest.TestCase):
         self.assertFalse(engine.step().committed)
         self.assertTrue(train(engine).committed)
 
+    def test_a_backward_that_fails_before_the_model_skips_the_step(self) -> None:
+        for micro_steps in (1, 2):
+            model = zoo.make("plain")
+            engine = zeroth.Engine(model, config(gradient_accumulation_steps=micro_steps), log_level="off")
+
+            def fail(grad: torch.Tensor) -> None:
+                raise ValueError("bad loss")
+
+            for good_losses in (0, 1):  # of the same micro-step, before the bad one
+                for micro_step in range(micro_steps):
+                    for _ in range(good_losses):
+                        engine.backward(engine(*BATCH))
+                    loss = engine(*BATCH) * 2
+                    loss.register_hook(fail)
+                    with self.assertRaisesRegex(ValueError, "bad loss"):
+                        engine.backward(loss)
+                    result = engine.step()
+                self.assertEqual((result.committed, result.reason), (False, "backward failed on rank 0"))
+            for _ in range(micro_steps):
+                result = train(engine)
+            self.assertTrue(result.committed)
+
+    def test_a_checkpoint_around_the_whole_model(self) -> None:
+        x, y = BATCH[0].clone().requires_grad_(True), BATCH[1]  # a reentrant one wants an input with a gradient
+        for use_reentrant in (False, True):
+            plain = zoo.make("plain")
+            optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
+            for _ in range(3):
+                sum(checkpoint(plain, part, y, use_reentrant=use_reentrant) for part in (x, x * 2)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            for stage in (0, 3):
+                model, engine = make(stage=stage)
+                for _ in range(3):
+                    engine.backward(sum(checkpoint(engine, part, y, use_reentrant=use_reentrant) for part in (x, x * 2)))
+                    self.assertTrue(engine.step().committed)
+                engine.close()
+                for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                    self.assertLess((mine - theirs).abs().max().item(), 1e-12)
+
+    def test_an_interrupt_while_a_checkpoint_computes_again(self) -> None:
+        for stage in (0, 3):
+            for plain_backward in (False, True):
+                model, engine = make("checkpoint", stage)
+                calls = 0
+
+                def interrupt(module: nn.Module, args: object) -> None:
+                    nonlocal calls
+                    calls += 1
+                    if calls == 2:
+                        raise KeyboardInterrupt
+
+                handle = model.blocks[0].linear.register_forward_pre_hook(interrupt)
+                loss = engine(*BATCH)
+                with self.assertRaises(KeyboardInterrupt):
+                    loss.backward() if plain_backward else engine.backward(loss)
+                handle.remove()
+                if plain_backward:
+                    engine(*BATCH)
+                self.assertFalse(engine.step().committed)
+                self.assertTrue(train(engine).committed)
+                engine.close()
+                self.assertTrue(torch.isfinite(model.head.weight).all())
+
+    def test_gradients_of_another_loss_can_be_forgotten(self) -> None:
+        # The discriminator gets gradients in the generator's backward, and forgets them before its own.
+        def trained(stage: int | None) -> list[torch.Tensor]:
+            torch.manual_seed(5)
+            generator, critic = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)), nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+            models = [model.double() for model in (generator, critic)]
+            if stage is None:
+                runs: list[nn.Module | zeroth.Engine] = list(models)
+                optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
+            else:
+                runs = [zeroth.Engine(model, config(stage), log_level="off") for model in models]
+                optimizers = [run.optimizer for run in runs]
+            for _ in range(3):
+                optimizers[1].zero_grad()
+                (runs[1](BATCH[0]) - runs[1](runs[0](BATCH[0]).detach())).mean().backward()
+                optimizers[1].step()
+                optimizers[0].zero_grad()
+                runs[1](runs[0](BATCH[0])).square().mean().backward()
+                optimizers[0].step()
+            for run in runs:
+                if isinstance(run, zeroth.Engine):
+                    run.close()
+            return [parameter.detach() for model in models for parameter in model.parameters()]
+
+        expected = trained(None)
+        for stage in (0, 1, 2, 3):
+            for mine, theirs in zip(trained(stage), expected, strict=True):
+                self.assertLess((mine - theirs).abs().max().item(), 1e-12, stage)
+
     def test_evaluation_in_between_changes_nothing(self) -> None:
         model, engine = make()
         other_model, other = make()
@@ -183,11 +277,15 @@ class Lifetime(unittest.TestCase):
         self.assertIsNotNone(model.head.weight.grad)
 
     def test_a_dropped_engine_says_so(self) -> None:
-        model, engine = make()
-        del engine
-        gc.collect()
-        with self.assertRaisesRegex(RuntimeError, "is not gathered"):
-            model.head.weight.sum()
+        for stage in (0, 3):
+            model, engine = make(stage=stage)
+            train(engine)
+            del engine  # nothing else holds it, so nothing has to be collected
+            with self.assertRaisesRegex(RuntimeError, "parameter 'head.weight' is not gathered"):
+                model.head.weight.sum()
+            for dead in (model.forward, model):  # the hooks are gone, too
+                with self.assertRaisesRegex(RuntimeError, "is not gathered"):
+                    dead(*BATCH)
 
     def test_use_after_close(self) -> None:
         _, engine = make()
@@ -257,6 +355,33 @@ class Results(unittest.TestCase):
             fresh.load_state_dict(weights, strict=name != "tied")
             self.assertTrue(torch.equal(fresh(*BATCH), expected), name)
 
+    def test_buffers_are_those_of_now(self) -> None:
+        class Averaging(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(4, 4)
+                self.register_buffer("mean", torch.zeros(4))
+                self.register_buffer("dropped", torch.zeros(4))
+                self.register_buffer("mask", torch.ones(4, dtype=torch.complex64), persistent=False)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.mean = 0.5 * self.mean + x.mean(0).detach()
+                self.dropped = None
+                return self.linear(x - self.mean).sum()
+
+        for stage in (0, 3):
+            model = Averaging()
+            engine = zeroth.Engine(model, config(stage), log_level="off")
+            engine.backward(engine(torch.ones(2, 4)))
+            engine.step()
+            with tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "model.safetensors")
+                engine.export_safetensors(path)
+                weights = load_file(path)
+            engine.close()
+            self.assertEqual(set(weights), set(model.state_dict()))
+            self.assertTrue(torch.equal(weights["mean"], torch.ones(4)))
+
     def test_reports(self) -> None:
         _, engine = make()
         result = train(engine)
@@ -268,6 +393,10 @@ class Results(unittest.TestCase):
         self.assertGreater(report.planned["optimizer"], 0)
         self.assertIn("optimizer", str(report))
         self.assertEqual(engine.wire_report()["all_gather"], 0)
+        engine = zeroth.Engine(zoo.make("plain"), config(3, zeroth={"compute_copies": True}), log_level="off")
+        train(engine)
+        report = engine.memory_report()
+        self.assertEqual(report.compute_copies, report.planned["gathered"])  # the same places
 
     def test_few_models_need_memory_beyond_the_plan(self) -> None:
         # But where blocks are computed again, or their gradients are not whole, while another one's backward is under way.

@@ -36,6 +36,25 @@ class Configs(unittest.TestCase):
         with self.assertRaisesRegex(zeroth.Error, "no such log level"):
             zeroth.Engine(zoo.make("plain"), log_level="loud")
 
+    def test_overrides_win_and_are_named(self) -> None:
+        document = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 1}}
+        overrides = [zeroth.ConfigOverride("/train_micro_batch_size_per_gpu", 4),
+                     zeroth.ConfigOverride("/zero_optimization/stage", 3, "--zero-stage"),
+                     zeroth.ConfigOverride("/optimizer", {"type": "SGD", "params": {"lr": 0.5}})]
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "zero.json"
+            path.write_text(json.dumps(document))
+            merged = zeroth.Config.from_file(path, overrides)
+        self.assertEqual(merged, zeroth.Config.from_json(json.dumps(document), overrides=overrides))
+        self.assertEqual((merged.zero_stage, merged.train_micro_batch_size_per_gpu), (3, 4))
+        self.assertEqual(json.loads(merged.to_json())["optimizer"]["type"], "SGD")
+        self.assertEqual(repr(overrides[1]), "--zero-stage: /zero_optimization/stage = 3")
+        with self.assertRaisesRegex(zeroth.ConfigError, r"--zero-stage.*/zero_optimization/stage"):
+            zeroth.Config.from_json("{}", overrides=[zeroth.ConfigOverride("/zero_optimization/stage", 7, "--zero-stage")])
+        for value in (object(), float("nan")):
+            with self.assertRaisesRegex(zeroth.ConfigError, r"holds no JSON value: .*which: /gradient_clipping"):
+                zeroth.ConfigOverride("/gradient_clipping", value)
+
     def test_initialize_gives_four(self) -> None:
         model = zoo.make("plain")
         engine, optimizer, loader, scheduler = zeroth.initialize(model=model, config=config())
@@ -72,11 +91,16 @@ class Groups(unittest.TestCase):
         for params, text in (
             ([{"params": everything[:-1]}], "trainable parameter is in no group; which: head.bias"),
             ([{"params": everything, "betas": (0, 0)}], "not known; which: group 1, 'betas'"),
-            ([{"params": everything}, {"params": everything[0]}], "in two groups"),
+            ([{"params": everything}, {"params": everything[0]}], "in two groups; which: first.weight, groups 1 and 2"),
+            ([*everything, nn.Parameter(torch.ones(3))], r"none of the module's.*group 1, the parameter at 10.*shape \(3,\)"),
+            ([{"params": everything}, {"params": ["head.bias"]}], "none of the module's.*group 2, the parameter at 0.*got: str"),
         ):
             with self.assertRaisesRegex(zeroth.Error, text):
                 zeroth.Engine(model, config(), params=params, log_level="off")
-        self.assertEqual(zeroth.Engine(model, config(), params=model.parameters(), log_level="off").rank, 0)
+        for params in (model.parameters(), model.named_parameters()):
+            engine = zeroth.Engine(model, config(), params=params, log_level="off")
+            self.assertTrue(train(engine).committed)
+            engine.close()
 
 
 class Rates(unittest.TestCase):
@@ -129,7 +153,10 @@ class Rates(unittest.TestCase):
         with self.assertRaisesRegex(zeroth.Error, "no closure"):
             engine.optimizer.step(lambda: None)
         engine.backward(engine(*BATCH))
-        engine.optimizer.zero_grad()
+        engine.optimizer.zero_grad()  # as torch's does
+        with self.assertRaisesRegex(zeroth.Error, "without a backward"):
+            engine.optimizer.step()
+        engine.backward(engine(*BATCH))
         self.assertTrue(engine.optimizer.step().committed)
         self.assertEqual(engine.steps, 1)
         engine.close()

@@ -57,6 +57,17 @@ class Units(unittest.TestCase):
                          ["root", "body.1", "body.2", "body.3"])
         self.assertEqual([unit.name for unit in zeroth.units(nn.Linear(2, 2))], ["root"])
 
+    def test_lists_inside_a_list_are_looked_into(self) -> None:
+        # A container is never called, so nothing would gather it; of two classes in turns the larger one is taken.
+        class Wide(nn.Linear):
+            pass
+
+        layers = nn.ModuleList(nn.ModuleList([nn.Linear(4, 4), nn.ModuleDict({"wide": Wide(4, 8)})]) for _ in range(3))
+        model = nn.ModuleDict({"layers": layers})
+        self.assertEqual([unit.name for unit in zeroth.units(model)], ["root", *(f"layers.{i}.1.wide" for i in range(3))])
+        with self.assertRaisesRegex(zeroth.Error, r"never called.*which: layers\.0;.*got: ModuleList, a container"):
+            zeroth.Engine(model, config(), units=list(layers), log_level="off")
+
     def test_sizes_are_those_of_the_engine(self) -> None:
         for name in zoo.MODELS:
             model = zoo.make(name)

@@ -10,6 +10,7 @@ import unittest
 
 import torch
 import torch.distributed as dist
+import zoo
 from alone import BATCH, config, make, train
 from torch import nn
 from torch._dynamo import compiled_autograd
@@ -33,7 +34,12 @@ class Refusals(unittest.TestCase):
             loss.backward(retain_graph=True)
             loss.backward()
             model.zero_grad()
-            self.assertTrue(engine.step().committed)
+            for use in (engine.step, lambda: engine(*BATCH), lambda: engine.backward(loss)):  # noqa: B023
+                with self.assertRaisesRegex(zeroth.Error, r"set or deleted.*which: first\.weight.*None.*engine\.zero_grad\(\)"):
+                    use()
+            engine.zero_grad()
+            self.assertTrue(train(engine).committed)
+            model.zero_grad()  # after a step there is nothing to lose
             self.assertTrue(train(engine).committed)
 
     def test_an_optimizer_of_torchs_is_refused(self) -> None:
@@ -82,6 +88,91 @@ class Refusals(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "is not gathered"):
             model.float()
 
+    def test_parameters_over_one_memory_are_refused(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model[1].weight.data = model[0].weight.data.t()
+        with self.assertRaisesRegex(zeroth.Error, r"share memory.*which: 0\.weight and 1\.weight"):
+            zeroth.Engine(model, config(), log_level="off")
+        whole = torch.randn(8, 4)
+        model[0].weight.data, model[1].weight.data = whole[:4], whole[4:]  # but parts of one may be side by side
+        zeroth.Engine(model, config(), log_level="off").close()
+
+    def test_a_write_that_would_be_lost_is_named(self) -> None:
+        for stage in (0, 3):
+            normed = nn.Sequential(nn.Embedding(10, 4, max_norm=0.1), nn.Linear(4, 4), nn.Linear(4, 4))
+            engine = zeroth.Engine(normed, config(stage), log_level="off")
+            with self.assertRaisesRegex(zeroth.Error, r"written in place during a forward.*which: 0\.weight.*max_norm"):
+                engine(torch.arange(10))
+        for more in ({"bf16": {"enabled": True}}, {"zeroth": {"compute_copies": True}}):
+            dtype = torch.bfloat16 if "bf16" in more else torch.float32
+            model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(dtype)
+            engine = zeroth.Engine(model, config(2, **more), log_level="off")
+            x = torch.ones(2, 4, dtype=dtype)
+            engine.backward(engine(x).sum())
+            model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
+            for use in (engine.step, lambda: engine(x)):  # noqa: B023
+                with self.assertRaisesRegex(zeroth.Error, r"written in place, where its value is only a copy.*which: 0\.weight"):
+                    use()
+
+    def test_a_write_that_lasts_is_taken(self) -> None:
+        # Weight clipping: values of whole float32 and float64 parameters are where the user writes.
+        def trained(stage: int | None) -> list[torch.Tensor]:
+            model = zoo.make("plain")
+            engine = None if stage is None else zeroth.Engine(model, config(stage), log_level="off")
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            for _ in range(3):
+                model(*BATCH).backward()
+                if engine is not None:
+                    self.assertTrue(engine.step().committed)
+                else:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.clamp_(-0.1, 0.1)
+            if engine is not None:
+                engine.close()
+            return [parameter.detach() for parameter in model.parameters()]
+
+        expected = trained(None)
+        for stage in (0, 1, 2):
+            for mine, theirs in zip(trained(stage), expected, strict=True):
+                self.assertLess((mine - theirs).abs().max().item(), 1e-12, stage)
+
+    def test_a_module_that_was_replaced_is_named(self) -> None:
+        class Wrapped(nn.Module):
+            def __init__(self, inner: nn.Module) -> None:
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, *args: object) -> object:
+                return self.inner(*args)
+
+        for stage in (0, 3):
+            model, engine = make(stage=stage)
+            train(engine)
+            model.blocks[1] = Wrapped(model.blocks[1])  # the same parameters below
+            self.assertTrue(train(engine).committed)
+            head = model.head
+            model.head = nn.Linear(12, 5, dtype=torch.float64)
+            with self.assertRaisesRegex(zeroth.Error, r"replaced or removed.*which: head\.weight"):
+                engine(*BATCH)
+            model.head = head
+            self.assertTrue(train(engine).committed)
+            model.more = nn.Linear(2, 2)
+            with self.assertRaisesRegex(zeroth.Error, r"added after the engine was built.*which: more\.weight"):
+                engine(*BATCH)
+
+    def test_a_refused_module_is_as_it_was(self) -> None:
+        model = nn.Linear(4, 4)
+        model.register_buffer("graph", torch.eye(4).to_sparse())
+        before = model.weight.detach().clone()
+        engine = zeroth.Engine(model, config(), log_level="off")  # one rank shares nothing
+        engine.close()
+        with self.assertRaisesRegex(zeroth.Error, "no such log level"):
+            zeroth.Engine(model, config(), log_level="loud")
+        self.assertTrue(torch.equal(model.weight, before))
+
     def test_a_parameter_that_was_replaced_is_named(self) -> None:
         for stage in (0, 3):
             model, engine = make(stage=stage)
@@ -112,6 +203,7 @@ class Refusals(unittest.TestCase):
             _, engine = make(stage=stage)
             with compiled_autograd._enable(lambda graph: graph), self.assertRaisesRegex(RuntimeError, "compiled autograd.*leave"):
                 engine.backward(engine(*BATCH))
+            engine.zero_grad()  # or step(), which is skipped
             self.assertTrue(train(engine).committed)
 
     def test_an_error_inside_backward_is_the_librarys(self) -> None:

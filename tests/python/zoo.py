@@ -244,6 +244,54 @@ class Conditioned(nn.Module):
         return F.cross_entropy(self.head(h), y)
 
 
+class CapturingBlock(nn.Module):
+    """Takes a tensor from an attribute, first of all, through a frozen layer, whose backward comes last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.context = torch.zeros(())
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        mixed = torch.tanh(self.mix(self.context))
+        return h + torch.tanh(self.linear(h)) * mixed
+
+
+class Capturing(Plain):
+    def __init__(self) -> None:
+        super().__init__(block=CapturingBlock)
+        self.encoder = nn.Linear(4, WIDTH)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        context = self.encoder(x)
+        for block in self.blocks:
+            block.context = context
+        return super().forward(x, y)
+
+
+class Slotted:
+    __slots__ = ("h", "more")
+
+    def __init__(self, h: torch.Tensor) -> None:
+        self.h = h
+
+
+class SlottedBlock(Block):
+    def forward(self, state: Slotted) -> Slotted:
+        return Slotted(super().forward(state.h))
+
+
+class Slots(Plain):
+    """Tensors in __slots__."""
+
+    def __init__(self) -> None:
+        super().__init__(block=SlottedBlock)
+
+    def through(self, h: torch.Tensor) -> torch.Tensor:
+        return super().through(Slotted(h)).h
+
+
 class Viewed(Plain):
     """Changes outputs of units in place, takes views of them, detaches one."""
 
@@ -269,6 +317,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "odd": Odd,
     "unused": Unused,
     "conditioned": Conditioned,
+    "capturing": Capturing,
+    "slots": Slots,
     "viewed": Viewed,
 }
 

@@ -2,7 +2,8 @@
 //
 // A front end (the LibTorch adapter, the toy models of the tests) owes it five events and implements ParameterBinder:
 //   pre_forward, post_forward, pre_backward, post_backward (unit), grad_ready (parameter); and end_backward().
-// One engine belongs to one thread at a time. Several engines may live in one process.
+// One engine belongs to one thread at a time. Several engines may live in one process. While a rank waits in one of them it does nothing
+// for the others: ranks that skip units in one engine, or leave its backward out, take turns between engines at the same places.
 #pragma once
 
 #include <cstdint>
@@ -24,6 +25,7 @@
 namespace zeroth {
 
 class GradientStore;
+struct Verdict;
 enum class Meeting : std::uint8_t;
 
 /// Everything that decides what is trained and how it is placed: resolved, no defaults left open.
@@ -90,6 +92,8 @@ class Engine {
   void pre_forward(const Invocation& use);
   /// `awaits_backward`: a backward of this use will come, so its unit may stay gathered (see Reshard).
   void post_forward(const Invocation& use, bool awaits_backward);
+  /// Instead of post_forward() for a forward that threw; does nothing if abandon() was called since.
+  void drop_forward(const Invocation& use) noexcept;
   void pre_backward(int unit);
   /// Nothing of the unit is needed any more in this backward. Idempotent.
   void post_backward(int unit);
@@ -105,6 +109,12 @@ class Engine {
   /// the last step(): on the last micro-step on every rank, naming the first rank that had none, and all gradients of the step are
   /// dropped; else on this rank at once, and nothing has changed. Throws kNonFinite after max_nonfinite_steps skipped steps in a row, and whatever the transport reports.
   StepResult step();
+
+  /// Forgets all gradients since the last update, as zero_grad() before a step does in torch; the accumulation begins anew. Collective,
+  /// and blocks for all ranks, where has_gradients(); else it does nothing. Throws kMismatch on every rank if others call step().
+  void discard_gradients();
+  /// A backward has ended on this rank since the last step().
+  [[nodiscard]] bool has_gradients() const noexcept { return had_backward_; }
 
   /// Whether the backwards from now on bring a gradient of a trainable parameter; at first they do. Units whose expected gradients are all
   /// there are reduced at once. Must be done alike on all ranks, outside backward.
@@ -145,7 +155,11 @@ class Engine {
   void store_initial(int flat, const std::byte* values);
   void release_leases();
   StepResult finish_step(bool idle);
+  /// All gradients of the step are summed, and all ranks have said what they know of it.
+  Verdict agree(bool idle, bool discards);
+  void forget_gradients();
   [[noreturn]] void throw_idle(int idle_rank) const;
+  [[noreturn]] void throw_not_all_discard(const Verdict& verdict) const;
   /// Rank 0's values into the stores, flat by flat; the first unit whose values differed here, or -1.
   int take_values(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
 

@@ -77,16 +77,21 @@ class EngineBase {
 
   /// loss.backward() and nothing else; throws kModel if no gradient can flow. Plain loss.backward() does the same.
   void backward(const at::Tensor& loss);
+  /// A module has another tensor in the place of a buffer, or none (undefined). `index`: in ModelDescription::buffers. Alike on all ranks.
+  void replace_buffer(std::size_t index, at::Tensor tensor);
   /// Rank 0's buffers for all, as zeroth.broadcast_buffers says; before each forward of the whole model in training. Collective where
   /// there are buffers; does nothing without gradients, or inside backward.
   void share_buffers();
-  /// The two ends of backward(), for front ends whose language runs it: between them comes loss.backward(), and settle() instead of
-  /// the second where that threw. `seen` is what the first returned.
+  /// The two ends of backward(), for front ends whose language runs it: between them comes loss.backward(), and
+  /// fail_backward() instead of the second where that threw. `seen` is what the first returned.
   [[nodiscard]] std::uint64_t open_backward(const at::Tensor& loss);
   void close_backward(std::uint64_t seen);
-  void settle();
+  void fail_backward();
   /// Boundary of a micro-step; see zeroth::Engine::step(). Collective on the last micro-step.
   StepResult step();
+  /// Forgets all gradients since the last update; see zeroth::Engine::discard_gradients(). Gradients begin anew after each update by
+  /// themselves: this is for a batch that is thrown away, and for gradients that another loss left here. Collective if there are any.
+  void zero_grad();
   /// Mean over ranks. Collective, blocks.
   [[nodiscard]] double average(double value);
   /// Collective. Writes all weights and buffers as rank 0 has them, one unit at a time, to a temporary file that is synced and

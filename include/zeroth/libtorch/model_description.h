@@ -11,9 +11,10 @@
 
 namespace zeroth::libtorch {
 
-struct NamedTensor {
+struct NamedBuffer {
   std::string name{};
-  at::Tensor tensor{};
+  at::Tensor tensor{};      ///< undefined: it was taken out of the module
+  bool persistent = true;   ///< part of the exported weights
 };
 
 struct NamedParameter {
@@ -34,7 +35,7 @@ struct ModelDescription {
   std::vector<ParamSpec> params{};
   std::vector<at::Tensor> tensors{};  ///< one a spec: the user's own parameter
   std::vector<UnitSpec> units{};      ///< 0: root; then one an identity, in the order of the paths
-  std::vector<NamedTensor> buffers{};
+  std::vector<NamedBuffer> buffers{};
 };
 
 /// Index of a parameter's group; see EngineOptions::groups, which begin at 1. 0: what the configuration says.
@@ -42,10 +43,11 @@ using GroupOf = std::function<int(const std::string& name, const at::Tensor& par
 
 /// Finds tied weights (one tensor under several names) and the units that look alike. A parameter belongs to the innermost unit
 /// around it; one with several names to the innermost unit around all of them. Throws kModel naming what cannot be trained: sparse,
-/// meta, overlapping or oddly typed parameters, and such on several devices or on one that is neither the CPU nor CUDA.
+/// meta, overlapping or oddly typed parameters, two over one memory, and such on several devices or on one that is neither the CPU nor
+/// CUDA.
 [[nodiscard]] ModelDescription describe_model(const std::vector<UnitPath>& units,
                                               const std::vector<NamedParameter>& parameters,
-                                              std::vector<NamedTensor> buffers,
+                                              std::vector<NamedBuffer> buffers,
                                               const GroupOf& group_of);
 
 }  // namespace zeroth::libtorch
