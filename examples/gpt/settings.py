@@ -1,7 +1,6 @@
 """The configuration that follows from the arguments and a configuration file: arguments win, and the trainer has defaults for what
 neither says. "auto" in the file counts as not said where the trainer has a value. The same as examples/gpt_cpp/settings.cpp."""
 
-import copy
 import dataclasses
 import json
 import pathlib
@@ -48,7 +47,7 @@ class Overrides:
     def __init__(self, path: pathlib.Path | None) -> None:
         self.path = path
         self.document = _read(path) if path else {}
-        self.merged = copy.deepcopy(self.document)
+        self.overrides: list[zeroth.ConfigOverride] = []
         self.notes: list[str] = []
 
     def value(self, pointer: str) -> Any:
@@ -77,11 +76,11 @@ class Overrides:
         if self.says(pointer) and self.value(pointer) != value:
             old = json.dumps(self.value(pointer))
             self.notes.append(f"{name}: {pointer} = {json.dumps(value)} replaces {old} of {self.path}")
-        self._set(pointer, value)
+        self._add(pointer, value, name)
 
     def fallback(self, pointer: str, value: Any) -> None:
         if not self.says(pointer):
-            self._set(pointer, value)
+            self._add(pointer, value, "default of train.py")
 
     def resolve_auto(self, pointer: str, value: Any) -> None:
         """Only where the document leaves the value to its caller."""
@@ -89,23 +88,13 @@ class Overrides:
             self.fallback(pointer, value)
 
     def config(self) -> zeroth.Config:
-        """Raises ConfigError; with the lines of the file where the file alone is to blame."""
-        origin = f"{self.path} and the arguments" if self.path else "the arguments"
-        try:
-            return zeroth.Config.from_json(json.dumps(self.merged), origin)
-        except zeroth.ConfigError:
-            if self.path:
-                zeroth.Config.from_file(self.path)
-            raise
+        """Raises ConfigError, which names the line of the file or the argument."""
+        if self.path:
+            return zeroth.Config.from_file(self.path, self.overrides)
+        return zeroth.Config.from_json("{}", "the arguments", self.overrides)
 
-    def _set(self, pointer: str, value: Any) -> None:
-        *parents, last = pointer.split("/")[1:]
-        section = self.merged
-        for name in parents:
-            section = section.setdefault(name, {})
-            if not isinstance(section, dict):
-                return  # the document is wrong here, and Config says so
-        section[last] = value
+    def _add(self, pointer: str, value: Any, origin: str) -> None:
+        self.overrides.append(zeroth.ConfigOverride(pointer, value, origin))
 
 
 def make_settings(options: Options, world_size: int) -> Settings:
