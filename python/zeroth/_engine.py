@@ -415,11 +415,12 @@ def _groups(
     model: nn.Module, params: ParamGroups | None
 ) -> tuple[list[tuple[float | None, float | None]], dict[str, int]]:
     """Hyper-parameters of each group, and the group of each parameter, counted from 1. Raises Error for keys that are not known, and
-    for trainable parameters in no group or in two."""
+    for trainable parameters in no group or in two, and for such that are not the module's."""
     if params is None:
         return [], {}
     entries = list(params)
-    groups: list[Mapping[str, Any]] = entries if entries and isinstance(entries[0], Mapping) else [{"params": entries}]  # type: ignore[assignment]
+    are_groups = bool(entries) and isinstance(entries[0], Mapping)
+    groups: list[Mapping[str, Any]] = entries if are_groups else [{"params": entries}]  # type: ignore[assignment]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     hypers: list[tuple[float | None, float | None]] = []
     index_of: dict[int, int] = {}
