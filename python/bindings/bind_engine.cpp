@@ -4,6 +4,7 @@
 #include <zeroth/base/interrupt.h>
 #include <zeroth/libtorch/engine.h>
 
+#include <ATen/core/grad_mode.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -31,8 +32,8 @@ using libtorch::NamedParameter;
 using libtorch::NamedBuffer;
 using libtorch::UnitScope;
 
-/// Objects inside objects that are worth following; deeper ones are a mistake, most likely a cycle.
-constexpr int kDeepest = 64;
+/// Objects inside objects that are worth following.
+constexpr std::size_t kDeepest = 64;
 
 /// zeroth._tree.parts: what lies inside an object that is no tuple, list or dict.
 py::object& parts_of() {
@@ -40,30 +41,48 @@ py::object& parts_of() {
   return *function;
 }
 
-/// Tensors in a nest of Python objects, in order.
-void collect(PyObject* object, std::vector<at::Tensor>& into, int depth = 0) {
-  if (depth > kDeepest) {
-    throw Error(ErrorCode::kModel,
-                "what goes into or comes out of a unit is nested too deeply",
-                {.where = "python.unit", .expected = std::to_string(kDeepest) + " levels at most", .hint = "is there a cycle in it?"});
-  }
+/// Tensors in a nest of Python objects, in order. `around`: the objects that `object` lies in; none of them is followed again.
+void collect(PyObject* object, std::vector<at::Tensor>& into, std::vector<PyObject*>& around) {
   if (THPVariable_Check(object)) {
     into.push_back(THPVariable_Unpack(object));
-  } else if (object == Py_None || PyBool_Check(object) || PyLong_Check(object) || PyFloat_Check(object) ||
-             PyUnicode_Check(object) || PyBytes_Check(object)) {
     return;
-  } else if (PyTuple_Check(object)) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) collect(PyTuple_GET_ITEM(object, i), into, depth + 1);
+  }
+  if (object == Py_None || PyBool_Check(object) || PyLong_Check(object) || PyFloat_Check(object) || PyUnicode_Check(object) ||
+      PyBytes_Check(object) || std::ranges::find(around, object) != around.end()) {
+    return;
+  }
+  if (around.size() > kDeepest) {
+    throw Error(ErrorCode::kModel,
+                "what goes into or comes out of a unit is nested too deeply",
+                {.where = "python.unit", .expected = std::to_string(kDeepest) + " levels at most"});
+  }
+  around.push_back(object);
+  if (PyTuple_Check(object)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) collect(PyTuple_GET_ITEM(object, i), into, around);
   } else if (PyList_Check(object)) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) collect(PyList_GET_ITEM(object, i), into, depth + 1);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) collect(PyList_GET_ITEM(object, i), into, around);
   } else if (PyDict_Check(object)) {
     PyObject *key = nullptr, *value = nullptr;
     Py_ssize_t position = 0;
-    while (PyDict_Next(object, &position, &key, &value) != 0) collect(value, into, depth + 1);
+    while (PyDict_Next(object, &position, &key, &value) != 0) collect(value, into, around);
   } else {
     const py::object parts = parts_of()(py::reinterpret_borrow<py::object>(object));
-    for (const py::handle part : parts) collect(part.ptr(), into, depth + 1);
+    for (const py::handle part : parts) collect(part.ptr(), into, around);
   }
+  around.pop_back();
+}
+
+void collect(const py::handle& object, std::vector<at::Tensor>& into) {
+  std::vector<PyObject*> around;
+  collect(object.ptr(), into, around);
+}
+
+using BufferTuple = std::tuple<py::dict, py::str, std::string, std::optional<at::Tensor>, bool>;  // `_buffers`, key; name; persistent
+
+std::vector<NamedBuffer> named_buffers(const std::vector<BufferTuple>& buffers) {
+  std::vector<NamedBuffer> result;
+  for (const auto& [holder, key, name, tensor, persistent] : buffers) result.push_back({name, tensor.value_or(at::Tensor()), persistent});
+  return result;
 }
 
 /// An engine, and the forwards of its units that are running.
@@ -85,19 +104,37 @@ class Engine {
     if (keep_parameters) base_->release_parameters();
     base_.reset();
   }
-  /// Where modules keep their buffers: `_buffers` and the key, in the order of the engine's.
-  void watch_buffers(const std::vector<std::tuple<py::dict, py::str>>& places) {
-    for (const auto& [dictionary, key] : places) buffers_.push_back({dictionary, key, dictionary[key]});
+  /// The module's buffers, and where it keeps them.
+  void set_buffers(const std::vector<BufferTuple>& buffers) {
+    std::vector<WatchedBuffer> watched;
+    for (const auto& [holder, key, name, tensor, persistent] : buffers) {
+      py::object value = holder[key];
+      const auto same = [&value](const WatchedBuffer& one) { return one.value.is(value); };
+      const auto before = std::ranges::find_if(buffers_, same);
+      watched.push_back({holder, key, std::move(value), buffers_.empty() || (before != buffers_.end() && before->written)});
+    }
+    base().set_buffers(named_buffers(buffers));
+    buffers_ = std::move(watched);
   }
-  /// Modules may have put other tensors there: running means that are computed anew, tables that grow.
+  /// Modules may have put other tensors in the place of buffers: running means that are computed anew, tables that grow.
   void refresh_buffers() {
     for (std::size_t index = 0; index < buffers_.size(); ++index) {
-      auto& [dictionary, key, known] = buffers_[index];
-      PyObject* now = PyDict_GetItemWithError(dictionary.ptr(), key.ptr());
+      WatchedBuffer& buffer = buffers_[index];
+      PyObject* now = PyDict_GetItemWithError(buffer.holder.ptr(), buffer.key.ptr());
       if (now == nullptr) now = Py_None;
-      if (now == known.ptr()) continue;
-      known = py::reinterpret_borrow<py::object>(now);
-      base().replace_buffer(index, THPVariable_Check(now) ? THPVariable_Unpack(now) : at::Tensor());
+      if (now != buffer.value.ptr()) put_buffer(index, py::reinterpret_borrow<py::object>(now), /*written=*/false);
+    }
+  }
+  /// Before rank 0's values are written to buffers: what a module put there may be in a graph, or the user's own, so it gets a copy.
+  void own_buffers() {
+    if (!base().shares_buffers()) return;
+    const at::NoGradGuard no_grad;
+    for (std::size_t index = 0; index < buffers_.size(); ++index) {
+      WatchedBuffer& buffer = buffers_[index];
+      if (buffer.written || !THPVariable_Check(buffer.value.ptr())) continue;
+      auto copy = py::reinterpret_steal<py::object>(THPVariable_Wrap(THPVariable_Unpack(buffer.value.ptr()).detach().clone()));
+      buffer.holder[buffer.key] = copy;
+      put_buffer(index, std::move(copy), /*written=*/true);
     }
   }
   void begin(std::size_t unit, std::vector<at::Tensor> inputs) {
@@ -116,10 +153,17 @@ class Engine {
 
  private:
   struct WatchedBuffer {
-    py::dict dictionary;
+    py::dict holder;
     py::str key;
-    py::object known;
+    py::object value;
+    bool written;  ///< the engine may write to it
   };
+
+  void put_buffer(std::size_t index, py::object value, bool written) {
+    base().replace_buffer(index, THPVariable_Check(value.ptr()) ? THPVariable_Unpack(value.ptr()) : at::Tensor());
+    buffers_[index].value = std::move(value);
+    buffers_[index].written = written;
+  }
 
   std::vector<WatchedBuffer> buffers_;
   std::vector<std::vector<std::unique_ptr<UnitScope>>> running_;  // by unit, innermost last
@@ -131,56 +175,47 @@ class UnitHooks {
  public:
   UnitHooks(std::shared_ptr<Engine> engine, std::size_t unit) : engine_(std::move(engine)), unit_(unit) {}
 
-  /// Watches dictionaries of modules: `_parameters`, `_modules`. When one has other values than now, `look_again(module)` raises for what
-  /// the engine cannot follow, or gives the dictionaries to watch from then on.
-  void watch(const std::vector<py::dict>& dictionaries, py::function look_again) {
-    look_again_ = std::move(look_again);
-    watched_.clear();
-    for (const py::dict& dictionary : dictionaries) {
-      watched_.push_back({dictionary, {}});
-      for (const auto& [key, value] : dictionary) watched_.back().values.push_back(py::reinterpret_borrow<py::object>(value));
+  /// For the root. `watched`: dictionaries of modules, each with what it held, a tuple of its values or their number. Where one holds something
+  /// else, `look_again(module)` raises for what the engine cannot follow, or gives what to watch from then on. Both are Python's, so that its
+  /// collector sees through them.
+  void before_root(py::list watched, const py::function& look_again, const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
+    if (std::ranges::any_of(watched, [](const py::handle& entry) { return changed(entry); })) {
+      const py::list now = look_again(module);
+      if (PyList_SetSlice(watched.ptr(), 0, PyList_GET_SIZE(watched.ptr()), now.ptr()) != 0) throw py::error_already_set();
     }
+    engine_->refresh_buffers();
+    before(module, args, kwargs);
   }
-
   void before(const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
-    if (unit_ == 0) look_at(module);
     std::vector<at::Tensor> inputs;
-    collect(args.ptr(), inputs);
-    collect(kwargs.ptr(), inputs);
+    collect(args, inputs);
+    collect(kwargs, inputs);
     if (unit_ == 0) require_device(inputs);
     const bool trains = unit_ == 0 && module.attr("training").cast<bool>();
+    if (trains) engine_->own_buffers();
     const py::gil_scoped_release no_gil;
     if (trains) engine_->base().share_buffers();
     engine_->begin(unit_, std::move(inputs));
   }
   void after(const py::handle& /*module*/, const py::handle& /*args*/, const py::handle& output) {
     std::vector<at::Tensor> outputs;
-    collect(output.ptr(), outputs);
+    collect(output, outputs);
     const py::gil_scoped_release no_gil;
     engine_->end(unit_, outputs);
   }
 
  private:
-  struct Watched {
-    py::dict dictionary;
-    std::vector<py::object> values;
-
-    [[nodiscard]] bool changed() const {
-      if (dictionary.size() != values.size()) return true;
-      PyObject *key = nullptr, *value = nullptr;
-      Py_ssize_t position = 0;
-      for (const py::object& known : values) {
-        if (PyDict_Next(dictionary.ptr(), &position, &key, &value) == 0 || value != known.ptr()) return true;
-      }
-      return false;
+  [[nodiscard]] static bool changed(const py::handle& entry) {
+    PyObject* const holder = PyTuple_GET_ITEM(entry.ptr(), 0);
+    PyObject* const held = PyTuple_GET_ITEM(entry.ptr(), 1);
+    if (!PyTuple_Check(held)) return PyDict_Size(holder) != PyLong_AsSsize_t(held);
+    if (PyDict_Size(holder) != PyTuple_GET_SIZE(held)) return true;
+    PyObject *key = nullptr, *value = nullptr;
+    Py_ssize_t position = 0;
+    for (Py_ssize_t index = 0; PyDict_Next(holder, &position, &key, &value) != 0; ++index) {
+      if (value != PyTuple_GET_ITEM(held, index)) return true;
     }
-  };
-
-  void look_at(const py::handle& module) {
-    engine_->refresh_buffers();
-    if (std::ranges::none_of(watched_, &Watched::changed)) return;
-    const py::function look_again = look_again_;
-    watch(look_again(module).cast<std::vector<py::dict>>(), look_again);
+    return false;
   }
 
   /// Beside a GPU, what lists lengths or counts may stay on the CPU: functions of torch's want it there.
@@ -201,8 +236,6 @@ class UnitHooks {
 
   std::shared_ptr<Engine> engine_;
   std::size_t unit_;
-  std::vector<Watched> watched_;
-  py::function look_again_;
 };
 
 std::thread::id main_thread;
@@ -251,14 +284,7 @@ LogLevel log_level_of(const std::string& name) {
 
 using UnitTuple = std::tuple<std::string, std::uintptr_t, std::string>;  // path, id of the module, class
 using TensorTuple = std::tuple<std::string, at::Tensor>;
-using BufferTuple = std::tuple<std::string, at::Tensor, bool>;  // persistent
 using GroupTuple = std::tuple<std::optional<double>, std::optional<double>>;  // lr, weight decay
-
-std::vector<NamedBuffer> named_buffers(std::vector<BufferTuple> tensors) {
-  std::vector<NamedBuffer> result;
-  for (auto& [name, tensor, persistent] : tensors) result.push_back({std::move(name), std::move(tensor), persistent});
-  return result;
-}
 
 /// A parameter in a group may train, now or later.
 std::vector<NamedParameter> named_parameters(std::vector<TensorTuple> tensors, const std::map<std::string, int>& group_of) {
@@ -275,7 +301,7 @@ std::function<bool()> has_entries(PyObject* dictionary) {
 
 std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
                                     std::vector<TensorTuple> parameters,
-                                    std::vector<BufferTuple> buffers,
+                                    const std::vector<BufferTuple>& buffers,
                                     const std::vector<GroupTuple>& groups,
                                     const std::map<std::string, int>& group_of,
                                     Config config,
@@ -302,7 +328,7 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
   for (const auto& [lr, weight_decay] : groups) options.groups.push_back({.lr = lr, .weight_decay = weight_decay});
   const py::gil_scoped_release no_gil;
   ModelDescription model = libtorch::describe_model(
-      paths, named_parameters(std::move(parameters), group_of), named_buffers(std::move(buffers)), [&group_of](const std::string& name, const at::Tensor&) {
+      paths, named_parameters(std::move(parameters), group_of), named_buffers(buffers), [&group_of](const std::string& name, const at::Tensor&) {
         const auto found = group_of.find(name);
         return found != group_of.end() ? found->second : 0;
       });
@@ -340,7 +366,13 @@ void bind_engine(py::module_& module) {
           },
           NoGil())
       .def("drop_forwards", &Engine::drop_forwards, NoGil())
-      .def("zero_grad", [](Engine& self) { self.base().zero_grad(); }, NoGil())
+      .def(
+          "zero_grad",
+          [](Engine& self) {
+            self.drop_forwards();
+            self.base().zero_grad();
+          },
+          NoGil())
       .def(
           "step",
           [](Engine& self) {
@@ -350,7 +382,7 @@ void bind_engine(py::module_& module) {
           NoGil())
       .def("average", [](Engine& self, double value) { return self.base().average(value); }, NoGil())
       .def("barrier", [](Engine& self) { self.base().core().barrier(); }, NoGil())
-      .def("watch_buffers", &Engine::watch_buffers, py::arg("places"))
+      .def("set_buffers", &Engine::set_buffers, py::arg("buffers"))
       .def("export_safetensors",
            [](Engine& self, const std::string& path) {
              self.refresh_buffers();
@@ -414,7 +446,7 @@ void bind_engine(py::module_& module) {
 
   py::class_<UnitHooks>(module, "UnitHooks")
       .def(py::init<std::shared_ptr<Engine>, std::size_t>(), py::arg("engine"), py::arg("unit"))
-      .def("watch", &UnitHooks::watch, py::arg("dictionaries"), py::arg("look_again"))
+      .def("before_root", &UnitHooks::before_root)
       .def("before", &UnitHooks::before)
       .def("after", &UnitHooks::after);
 }

@@ -1,6 +1,6 @@
 """The engine around an nn.Module."""
 
-import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
-from zeroth import _C, _units
+from zeroth import _C, _units, _watch
 from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
@@ -71,12 +71,13 @@ class Engine:
         hypers, group_of = _groups(model, params)
         for parameter in model.parameters():
             _make_hook_dict(parameter)
-        buffers = _buffers(model)
+        watched = _watch.held(model)
+        buffers = _watch.buffers(model)
         modules = list(dict.fromkeys(found.values()))  # one a unit, in the order in which C++ numbers them
         self._core: _C.Engine = _C.Engine(
             units=[(path, id(module), type(module).__qualname__) for path, module in found.items()],
             parameters=list(model.named_parameters(remove_duplicate=False)),
-            buffers=[(buffer.name, buffer.tensor, buffer.persistent) for buffer in buffers],
+            buffers=buffers,
             groups=hypers,
             group_of=group_of,
             config=to_config(config),
@@ -86,7 +87,7 @@ class Engine:
             json_log=json_log,
             hooks=_hook_dicts(model),
         )
-        self._core.watch_buffers([(buffer.holder, buffer.key) for buffer in buffers])
+        self._core.set_buffers(buffers)
         self._rank, self._world_size, self._config = self._core.rank, self._core.world_size, self._core.config
         self._device = self._core.device
         self._steps = 0
@@ -98,9 +99,8 @@ class Engine:
         self._handles: list[RemovableHandle] = []
         for index, module in enumerate([model, *modules]):
             hooks = _C.UnitHooks(self._core, index)
-            if index == 0:
-                hooks.watch(_holders(model), _same_parameters(model))
-            self._handles.append(module.register_forward_pre_hook(hooks.before, prepend=True, with_kwargs=True))
+            before = hooks.before if index > 0 else functools.partial(hooks.before_root, watched, _watch.follow(model, self._core))
+            self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(hooks.after, always_call=True))
         self._handles.append(model.register_state_dict_pre_hook(_refuse_state_dict(self._core)))  # type: ignore[no-untyped-call]
 
@@ -142,9 +142,9 @@ class Engine:
         return result
 
     def zero_grad(self) -> None:
-        """Forgets all gradients since the last update, and accumulation begins anew: for a batch that is thrown away, and for gradients
-        that another loss left in this module. After an update nothing has to be done. Collective if there has been a backward since the
-        last step(); Error MISMATCH on all ranks if some call step() meanwhile."""
+        """Forgets the gradients since the last step(): of a batch that is thrown away, or what another loss left in this module. After an
+        update nothing has to be done, and without a backward since step() nothing is. Else collective: Error MISMATCH on all ranks if
+        some call step() meanwhile. Raises Error in the middle of an accumulation, whose earlier micro-steps are summed already."""
         self._core.zero_grad()
 
     @property
@@ -317,53 +317,6 @@ def _refuse_state_dict(core: _C.Engine) -> Callable[[nn.Module, str, bool], None
             )
 
     return hook
-
-
-def _holders(model: nn.Module) -> list[dict[str, Any]]:
-    """Where modules keep parameters and other modules."""
-    return [holder for module in model.modules() for holder in (module._parameters, module._modules)]
-
-
-def _same_parameters(model: nn.Module) -> Callable[[nn.Module], list[dict[str, Any]]]:
-    """What looks at a module that is no longer as it was: wrapped modules are welcome, other parameters are not."""
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
-
-    def look_again(module: nn.Module) -> list[dict[str, Any]]:
-        now = {id(parameter): name for name, parameter in module.named_parameters()}
-        gone = [name for key, name in known.items() if key not in now]
-        added = [name for key, name in now.items() if key not in known]
-        if gone or added:
-            raise _C.make_error(
-                "MODEL",
-                f"a parameter was {'replaced or removed' if gone else 'added'} after the engine was built",
-                where="python.forward",
-                which=(gone or added)[0],
-                expected="the nn.Parameters that the engine was built with",
-                hint="change the module before the engine is built, or close() the engine and build another one",
-            )
-        return _holders(module)
-
-    return look_again
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Buffer:
-    holder: dict[str, Any]
-    """of the module: tensors come and go there"""
-    key: str
-    name: str
-    tensor: torch.Tensor
-    persistent: bool
-
-
-def _buffers(model: nn.Module) -> list[_Buffer]:
-    buffers: list[_Buffer] = []
-    for path, module in model.named_modules(remove_duplicate=False):
-        for key, tensor in module._buffers.items():
-            if tensor is not None:
-                persistent = key not in module._non_persistent_buffers_set
-                buffers.append(_Buffer(module._buffers, key, f"{path}.{key}" if path else key, tensor, persistent))
-    return buffers
 
 
 def _members(model: nn.Module, group_of: Mapping[str, int], groups: int) -> dict[int, list[nn.Parameter]]:

@@ -93,7 +93,7 @@ def _called(container: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _has_forward(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+    return getattr(type(module), "forward", None) is not nn.Module.forward or "forward" in vars(module)
 
 
 def _elements(modules: dict[str, nn.Module]) -> int:

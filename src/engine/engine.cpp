@@ -326,9 +326,16 @@ void Engine::forget_gradients() {
 }
 
 void Engine::discard_gradients() {
-  if (!std::exchange(had_backward_, false)) return;
-  micro_step_ = 0;
+  if (!had_backward_) return;
+  ZR_CHECK(micro_step_ == 0,
+           ErrorCode::kUsage,
+           "zero_grad() after a backward in the middle of an accumulation",
+           {.where = "engine.zero_grad",
+            .expected = "a call before the first step() of an accumulation, or after its last",
+            .got = std::to_string(micro_step_) + " of " + std::to_string(settings_.micro_steps) + " micro-steps, summed already",
+            .hint = "gradients that another loss leaves here do not arise while these parameters have requires_grad_(False)"});
   const Verdict verdict = agree(/*idle=*/false, /*discards=*/true);
+  had_backward_ = false;
   forget_gradients();
   if (verdict.keeping_rank >= 0) throw_not_all_discard(verdict);
 }
@@ -337,7 +344,7 @@ void Engine::throw_not_all_discard(const Verdict& verdict) const {
   const std::string of = "/" + std::to_string(world());
   throw Error(ErrorCode::kMismatch,
               "some ranks discard their gradients, others call step()",
-              {.where = "engine.step",
+              {.where = "engine.judge",
                .who = "rank " + std::to_string(verdict.discarding_rank) + of,
                .expected = "step() on all ranks, or zero_grad() on all",
                .got = "zero_grad() on rank " + std::to_string(verdict.discarding_rank) + of + ", step() on rank " +

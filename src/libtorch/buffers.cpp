@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <functional>
 
 namespace zeroth::libtorch {
 namespace {
@@ -14,6 +15,10 @@ namespace {
 std::vector<std::int64_t> structure_of(const ModelDescription& model) {
   std::vector<std::int64_t> digests;
   for (const auto& [name, buffer, _] : model.buffers) {
+    if (!buffer.defined()) {
+      digests.push_back(static_cast<std::int64_t>(digest64(name + " None") >> 1U));
+      continue;
+    }
     ZR_CHECK((buffer.is_cpu() || buffer.is_cuda()) && buffer.layout() == at::kStrided,
              ErrorCode::kModel,
              "a buffer cannot be shared between ranks",
@@ -41,7 +46,7 @@ void require_same_structure(const ModelDescription& model, const Communicator& c
                      .which = which,
                      .expected = std::to_string(expected) + " (rank 0)",
                      .got = std::to_string(got) + " (rank " + std::to_string(rank) + ")",
-                     .hint = "build the same model on every rank"});
+                     .hint = "build the same model on every rank, and change buffers alike; zeroth.broadcast_buffers = false shares none"});
       };
   std::vector<std::int64_t> counts(world);
   const auto count = static_cast<std::int64_t>(own.size());
@@ -66,10 +71,28 @@ void require_same_structure(const ModelDescription& model, const Communicator& c
 std::vector<std::uint64_t> values_of(const ModelDescription& model) {
   std::vector<std::uint64_t> digests;
   for (const auto& [name, buffer, _] : model.buffers) {
+    if (!buffer.defined()) {
+      digests.push_back(0);
+      continue;
+    }
     const at::Tensor dense = buffer.to(at::kCPU).contiguous();
     digests.push_back(digest64({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()}));
   }
   return digests;
+}
+
+/// Ranks may have replaced buffers: what is sent must have one size everywhere. All ranks find a difference together.
+void require_same_now(const ModelDescription& model, const Communicator& communicator) {
+  std::string look;
+  for (const auto& [name, buffer, _] : model.buffers) {
+    look += buffer.defined() ? std::to_string(static_cast<int>(buffer.scalar_type())) : "-";
+    for (std::int64_t dim = 0; buffer.defined() && dim < buffer.dim(); ++dim) look += "," + std::to_string(buffer.size(dim));
+    look += ";";
+  }
+  std::vector<std::int64_t> looks(static_cast<std::size_t>(communicator.size()));
+  looks[static_cast<std::size_t>(communicator.rank())] = static_cast<std::int64_t>(digest64(look) >> 1U);
+  communicator.all_reduce(std::span(looks));
+  if (std::ranges::adjacent_find(looks, std::not_equal_to<>()) != looks.end()) require_same_structure(model, communicator);
 }
 
 }  // namespace
@@ -89,6 +112,7 @@ std::string share_buffers(const ModelDescription& model, const Communicator& com
 
 void send_buffers(const ModelDescription& model, const Communicator& communicator) {
   const at::NoGradGuard no_grad;
+  require_same_now(model, communicator);
   for (const auto& [name, buffer, _] : model.buffers) {
     if (!buffer.defined() || buffer.nbytes() == 0) continue;
     const at::Tensor dense = buffer.to(at::kCPU).contiguous();

@@ -15,7 +15,8 @@ void require_shareable(const ModelDescription& model, const Communicator& commun
 /// here, or "". Wire: the bytes of all buffers.
 [[nodiscard]] std::string share_buffers(const ModelDescription& model, const Communicator& communicator);
 
-/// Collective. The same without the comparison of values.
+/// Collective. The same without the comparison of values. Throws kMismatch on every rank if buffers have been replaced by others that are
+/// not alike.
 void send_buffers(const ModelDescription& model, const Communicator& communicator);
 
 }  // namespace zeroth::libtorch

@@ -25,6 +25,8 @@ void EngineBase::backward(const at::Tensor& loss) { runtime_->backward(loss); }
 std::uint64_t EngineBase::open_backward(const at::Tensor& loss) { return runtime_->open_backward(loss); }
 void EngineBase::close_backward(std::uint64_t seen) { runtime_->close_backward(seen); }
 void EngineBase::replace_buffer(std::size_t index, at::Tensor tensor) { runtime_->replace_buffer(index, std::move(tensor)); }
+void EngineBase::set_buffers(std::vector<NamedBuffer> buffers) { runtime_->set_buffers(std::move(buffers)); }
+bool EngineBase::shares_buffers() const { return runtime_->shares_buffers(); }
 void EngineBase::share_buffers() { runtime_->share_buffers(); }
 void EngineBase::fail_backward() { runtime_->fail_backward(); }
 void EngineBase::release_parameters() { runtime_->release_parameters(); }

@@ -64,7 +64,8 @@ void require_own_memory(const ModelDescription& model) {
   std::ranges::sort(extents, {}, &Extent::begin);
   for (std::size_t index = 1; index < extents.size(); ++index) {
     const auto [one, other] = std::minmax(extents[index - 1].param, extents[index].param);
-    ZR_CHECK(extents[index - 1].end <= extents[index].begin,
+    const bool written = model.params[one].trainable || model.params[other].trainable;
+    ZR_CHECK(!written || extents[index - 1].end <= extents[index].begin,
              ErrorCode::kModel,
              "two parameters share memory, but are not the same parameter",
              {.where = "libtorch.scan",

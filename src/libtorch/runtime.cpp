@@ -149,6 +149,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   ParameterSlots& slots = runtime->slots_;
   const bool copies = !slots.device().is_cpu() || runtime->config_.runtime.compute_copies;
   slots.set_layout(runtime->core_->layout(),
+                   runtime->core_->settings().plan.gathers_parameters(),
                    copies ? std::make_unique<DeviceCopies>(slots.device(), runtime->core_->layout(), runtime->core_->settings().plan) : nullptr);
   libtorch::require_shareable(runtime->model_, runtime->core_->communicator());  // before any parameter is taken
   runtime->core_->initialize([&slots](int param) { return slots.initial_value(param); },
@@ -313,10 +314,13 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   return use;
 }
 
-void Runtime::share_buffers() {
+bool Runtime::shares_buffers() const {
   // Without gradients a forward is one of evaluation, which some ranks may do alone; in backward it is a checkpoint's, done before.
-  if (!config_.runtime.broadcast_buffers || !at::GradMode::is_enabled() || in_backward_ || core_->world() == 1) return;
-  if (model_.buffers.empty()) return;
+  return config_.runtime.broadcast_buffers && at::GradMode::is_enabled() && !in_backward_ && core_->world() > 1 && !model_.buffers.empty();
+}
+
+void Runtime::share_buffers() {
+  if (!shares_buffers()) return;
   core_->meet(Meeting::kBuffers);
   send_buffers(model_, core_->communicator());
 }

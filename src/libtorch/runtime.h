@@ -57,6 +57,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void end(const UnitUse& use, bool awaits_backward);
   void drop(const UnitUse& use) noexcept;  ///< instead of end(), for a forward that failed
   void replace_buffer(std::size_t index, at::Tensor tensor) { model_.buffers.at(index).tensor = std::move(tensor); }
+  void set_buffers(std::vector<NamedBuffer> buffers) { model_.buffers = std::move(buffers); }
+  [[nodiscard]] bool shares_buffers() const;  ///< share_buffers() would
   /// Collective where there are buffers: before a forward of the whole model that trains.
   void share_buffers();
   void before_backward(UnitUse& use);   ///< the nodes of the unit's outputs are about to run

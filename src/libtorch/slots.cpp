@@ -32,8 +32,9 @@ c10::Storage empty_storage(std::size_t bytes, c10::Device device) {
 ParameterSlots::ParameterSlots(std::vector<at::Tensor> tensors, std::vector<ParamSpec> specs)
     : tensors_(std::move(tensors)), specs_(std::move(specs)), device_(tensors_.empty() ? at::kCPU : tensors_[0].device()) {}
 
-void ParameterSlots::set_layout(const ModelLayout& layout, std::unique_ptr<DeviceCopies> copies) {
+void ParameterSlots::set_layout(const ModelLayout& layout, bool gathered, std::unique_ptr<DeviceCopies> copies) {
   layout_ = &layout;
+  gathered_ = gathered;
   copies_ = std::move(copies);
   bound_.assign(layout.flats.size(), nullptr);
   for (const FlatLayout& flat : layout.flats) storages_.push_back(empty_storage(flat.bytes(), device_));
@@ -103,17 +104,19 @@ void ParameterSlots::refresh() {
 
 bool ParameterSlots::loses_writes(std::size_t param) const {
   const ParamSpec& spec = specs_[param];
-  return copies_ != nullptr || (spec.trainable && accumulation_dtype(spec.dtype) != spec.dtype);
+  return gathered_ || copies_ != nullptr || (spec.trainable && accumulation_dtype(spec.dtype) != spec.dtype);
 }
 
 void ParameterSlots::require_not_lost(std::size_t param) const {
   ZR_CHECK(version_of(tensors_[param]) == versions_[param] || !loses_writes(param),
            ErrorCode::kModel,
            "a parameter was written in place, where its value is only a copy",
-           {.where = "libtorch.forward",
+           {.where = "libtorch.parameters",
             .which = specs_[param].name,
             .expected = "values that only the engine changes",
-            .got = copies_ ? "a write to the copy on " + device_.str() : "a write to the rounding of its float32 master",
+            .got = gathered_ ? "a write to what was gathered from the shards"
+                   : copies_ ? "a write to the copy on " + device_.str()
+                             : std::string("a write to the rounding of its float32 master"),
             .hint = "write before the engine is built, or close() it, write, and build another one"});
 }
 

@@ -26,7 +26,8 @@ class ParameterSlots final : public ParameterBinder {
   ParameterSlots(std::vector<at::Tensor> tensors, std::vector<ParamSpec> specs);
 
   /// Call once the layout is known, before the first bind(). With `copies` storages point at these and not at the engine's memory.
-  void set_layout(const ModelLayout& layout, std::unique_ptr<DeviceCopies> copies);
+  /// `gathered`: parameters at rest are shards.
+  void set_layout(const ModelLayout& layout, bool gathered, std::unique_ptr<DeviceCopies> copies);
   /// Dense host memory with the values of a parameter as the user made it; until drop_initial() of its unit.
   [[nodiscard]] ConstTensorView initial_value(int param);
   /// Drops the user's original memory of a unit's parameters: they become guards.
@@ -59,7 +60,7 @@ class ParameterSlots final : public ParameterBinder {
   [[nodiscard]] at::Tensor make_guard(int param, std::string text) const;
 
  private:
-  /// The value that counts is not where the user writes: in a master, or behind a copy.
+  /// The value that counts is not where the user writes: in a master, in shards, behind a copy.
   [[nodiscard]] bool loses_writes(std::size_t param) const;
   void require_not_lost(std::size_t param) const;
 
@@ -76,6 +77,7 @@ class ParameterSlots final : public ParameterBinder {
   std::vector<std::int64_t> versions_;    // one a parameter: autograd's count of writes, as it was last known
   bool taken_ = false;                    // drop_initial() has begun: users' memory is going away
   bool given_back_ = false;
+  bool gathered_ = false;
 };
 
 }  // namespace zeroth::libtorch

@@ -42,9 +42,37 @@ def refuse_sparse(world: zeroth.World) -> None:
     assert torch.equal(model.weight, before)
 
 
+def keep_what_graphs_hold(world: zeroth.World) -> None:
+    """A second forward before the backward brings rank 0's buffers, but not into the tensors of the first."""
+    model = Block()
+    engine = zeroth.Engine(model, world=world, log_level="off")
+    torch.manual_seed(world.rank)
+    engine(torch.randn(5, 4))
+    first = model.mean
+    before = first.clone()
+    engine(torch.randn(5, 4))
+    assert torch.equal(first, before)
+    engine.close()
+
+
+def refuse_other_sizes(world: zeroth.World) -> None:
+    model = Block()
+    engine = zeroth.Engine(model, world=world, log_level="off")
+    model.mean = torch.zeros(world.rank % 2 + 1)
+    try:
+        engine(torch.randn(5, 4))
+    except zeroth.Error as error:
+        assert error.code == "MISMATCH" and error.which.startswith("mean "), error
+    else:
+        raise AssertionError("buffers of other sizes were shared")
+    engine.close(keep_parameters=False)
+
+
 def main() -> None:
     world = zeroth.World.from_environment()
     refuse_sparse(world)
+    keep_what_graphs_hold(world)
+    refuse_other_sizes(world)
     for stage in (0, 3):
         for shared in (True, False):
             torch.manual_seed(world.rank)  # other weights and data on every rank

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import weakref
 
 import torch
 import zoo
@@ -287,6 +288,37 @@ class Lifetime(unittest.TestCase):
                 with self.assertRaisesRegex(RuntimeError, "is not gathered"):
                     dead(*BATCH)
 
+    def test_a_cycle_through_a_hook_is_collected(self) -> None:
+        model, engine = make()
+
+        def hook(module: nn.Module, args: object, output: object) -> None:
+            _ = engine  # so the block knows its engine, and the engine its module
+
+        model.blocks[0].register_forward_hook(hook)
+        train(engine)
+        gone = weakref.ref(model)
+        del model, engine, hook
+        gc.collect()
+        self.assertIsNone(gone())
+
+    def test_a_scripted_module_inside(self) -> None:
+        class Scaled(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("scale", torch.full((12,), 0.5, dtype=torch.float64))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.relu(x) * self.scale
+
+        for stage in (0, 3):
+            torch.manual_seed(3)
+            layers = [nn.Linear(4, 12), nn.Linear(12, 12), nn.Linear(12, 1)]
+            model = nn.Sequential(layers[0], torch.jit.script(Scaled()), layers[1], layers[2]).double()
+            engine = zeroth.Engine(model, config(stage), log_level="off")
+            engine.backward(engine(BATCH[0]).sum())
+            self.assertTrue(engine.step().committed)
+            engine.close()
+
     def test_use_after_close(self) -> None:
         _, engine = make()
         engine.close()
@@ -362,11 +394,14 @@ class Results(unittest.TestCase):
                 self.linear = nn.Linear(4, 4)
                 self.register_buffer("mean", torch.zeros(4))
                 self.register_buffer("dropped", torch.zeros(4))
+                self.register_buffer("late", None)
                 self.register_buffer("mask", torch.ones(4, dtype=torch.complex64), persistent=False)
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 self.mean = 0.5 * self.mean + x.mean(0).detach()
-                self.dropped = None
+                self.dropped, self.late = None, torch.ones(3)
+                if "later" not in self.linear._buffers:
+                    self.linear.register_buffer("later", torch.ones(5))
                 return self.linear(x - self.mean).sum()
 
         for stage in (0, 3):
@@ -374,6 +409,9 @@ class Results(unittest.TestCase):
             engine = zeroth.Engine(model, config(stage), log_level="off")
             engine.backward(engine(torch.ones(2, 4)))
             engine.step()
+            with torch.no_grad():
+                model.eval()(torch.ones(2, 4))  # sees what the first forward has registered
+            model.mean = torch.ones(4)
             with tempfile.TemporaryDirectory() as folder:
                 path = os.path.join(folder, "model.safetensors")
                 engine.export_safetensors(path)
@@ -381,6 +419,7 @@ class Results(unittest.TestCase):
             engine.close()
             self.assertEqual(set(weights), set(model.state_dict()))
             self.assertTrue(torch.equal(weights["mean"], torch.ones(4)))
+            self.assertTrue(torch.equal(weights["late"], torch.ones(3)) and torch.equal(weights["linear.later"], torch.ones(5)))
 
     def test_reports(self) -> None:
         _, engine = make()

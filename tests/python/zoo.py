@@ -271,10 +271,11 @@ class Capturing(Plain):
 
 
 class Slotted:
-    __slots__ = ("h", "more")
+    __slots__ = ("h", "more", "parent")
 
     def __init__(self, h: torch.Tensor) -> None:
         self.h = h
+        self.parent = [self]
 
 
 class SlottedBlock(Block):
@@ -283,7 +284,7 @@ class SlottedBlock(Block):
 
 
 class Slots(Plain):
-    """Tensors in __slots__."""
+    """Tensors in __slots__, of an object that lies in itself."""
 
     def __init__(self) -> None:
         super().__init__(block=SlottedBlock)

@@ -110,8 +110,9 @@ class Engine {
   /// dropped; else on this rank at once, and nothing has changed. Throws kNonFinite after max_nonfinite_steps skipped steps in a row, and whatever the transport reports.
   StepResult step();
 
-  /// Forgets all gradients since the last update, as zero_grad() before a step does in torch; the accumulation begins anew. Collective,
-  /// and blocks for all ranks, where has_gradients(); else it does nothing. Throws kMismatch on every rank if others call step().
+  /// Forgets the gradients since the last step(), as zero_grad() does in torch. Collective, and blocks for all ranks, where
+  /// has_gradients(); else it does nothing. Throws kUsage in the middle of an accumulation, whose earlier micro-steps are summed already,
+  /// with nothing changed; kMismatch on every rank if others call step().
   void discard_gradients();
   /// A backward has ended on this rank since the last step().
   [[nodiscard]] bool has_gradients() const noexcept { return had_backward_; }

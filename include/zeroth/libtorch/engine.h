@@ -79,6 +79,10 @@ class EngineBase {
   void backward(const at::Tensor& loss);
   /// A module has another tensor in the place of a buffer, or none (undefined). `index`: in ModelDescription::buffers. Alike on all ranks.
   void replace_buffer(std::size_t index, at::Tensor tensor);
+  /// It has other buffers altogether. Alike on all ranks.
+  void set_buffers(std::vector<NamedBuffer> buffers);
+  /// Whether share_buffers() would write to buffers now.
+  [[nodiscard]] bool shares_buffers() const;
   /// Rank 0's buffers for all, as zeroth.broadcast_buffers says; before each forward of the whole model in training. Collective where
   /// there are buffers; does nothing without gradients, or inside backward.
   void share_buffers();
@@ -89,7 +93,7 @@ class EngineBase {
   void fail_backward();
   /// Boundary of a micro-step; see zeroth::Engine::step(). Collective on the last micro-step.
   StepResult step();
-  /// Forgets all gradients since the last update; see zeroth::Engine::discard_gradients(). Gradients begin anew after each update by
+  /// Forgets the gradients since the last step(); see zeroth::Engine::discard_gradients(). Gradients begin anew after each update by
   /// themselves: this is for a batch that is thrown away, and for gradients that another loss left here. Collective if there are any.
   void zero_grad();
   /// Mean over ranks. Collective, blocks.

@@ -1,0 +1,72 @@
+"""What a module holds, and how the engine hears that it holds something else."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from zeroth import _C
+
+__all__ = ["Buffer", "Watched", "buffers", "follow", "held"]
+
+Watched = list[tuple[dict[str, Any], tuple[Any, ...] | int]]
+"""dictionaries of modules, each with its values, or with their number where they may change"""
+
+Buffer = tuple[dict[str, Any], str, str, torch.Tensor | None, bool]
+"""where it is: the module's `_buffers` and the key; its name; what it is; whether it is part of the module's state"""
+
+
+def held(model: nn.Module) -> Watched:
+    """Parameters and modules, and how many buffers there are. A scripted module keeps them elsewhere, and does not change."""
+    watched: Watched = []
+    for module in model.modules():
+        for holder in (module._parameters, module._modules):
+            if isinstance(holder, dict):
+                watched.append((holder, tuple(holder.values())))
+        if isinstance(module._buffers, dict):
+            watched.append((module._buffers, len(module._buffers)))
+    return watched
+
+
+def buffers(model: nn.Module) -> list[Buffer]:
+    """Those that are None for now, too."""
+    found: list[Buffer] = []
+    for path, module in model.named_modules(remove_duplicate=False):
+        passing: set[str] = getattr(module, "_non_persistent_buffers_set", set())
+        for key, tensor in module._buffers.items():
+            holder = module._buffers if isinstance(module._buffers, dict) else {key: tensor}
+            found.append((holder, key, f"{path}.{key}" if path else key, tensor, key not in passing))
+    return found
+
+
+def follow(model: nn.Module, core: _C.Engine) -> Callable[[nn.Module], Watched]:
+    """A function that looks at the module when it is no longer as it was. Modules may be wrapped, taken out for a while and put back, and get
+    buffers and frozen parameters; a parameter that the engine would not train, or no longer, is an Error."""
+    known = {
+        id(parameter): (f"{path}.{key}" if path else key, weakref.ref(module))
+        for path, module in model.named_modules()
+        for key, parameter in module._parameters.items()
+        if parameter is not None
+    }
+
+    def look_again(module: nn.Module) -> Watched:
+        now = {id(parameter): (name, parameter) for name, parameter in module.named_parameters()}
+        inside = set(module.modules())
+        gone = [name for key, (name, owner) in known.items() if key not in now and owner() in inside]
+        added = [name for key, (name, parameter) in now.items() if key not in known and parameter.requires_grad]
+        if gone or added:
+            missing = any(key not in now for key in known)
+            raise _C.make_error(
+                "MODEL",
+                f"a parameter was {'replaced or removed' if missing else 'added'} after the engine was built",
+                where="python.forward",
+                which=(gone or added)[0],
+                expected="the trainable parameters that the engine was built with",
+                hint="change the module before the engine is built, or close() the engine and build another one",
+            )
+        core.set_buffers(buffers(module))
+        return held(module)
+
+    return look_again
