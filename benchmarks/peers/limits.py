@@ -1,6 +1,7 @@
 """What a step cannot do without: bytes on the wire, bytes held, and the time that the copies take at memory speed. Plain Python 3.
 
-A parameter and a gradient have 4 bytes (fp32) or 2 (bf16), the optimizer's state 8, or 12 with fp32 masters.
+A parameter and a gradient have 4 bytes (fp32) or 2 (bf16), the optimizer's state 8, or 10 with
+what bf16 parameters lack of their fp32 masters.
 """
 
 from __future__ import annotations
@@ -24,16 +25,12 @@ def wire_bytes(entry: Entry, parameters: int, dtype: str, ranks: int) -> int:
 
 
 def held_bytes(entry: Entry, dtype: str, ranks: int, *, gradients: bool) -> float:
-    """Of a parameter on one rank, after backward (with gradients) or after the step. A shard's bf16 values can be cast from its
-    masters when they are gathered, so they take nothing."""
+    """Of a parameter on one rank, after backward (with gradients) or after the step."""
     element = element_bytes(dtype)
-    state = 12 if dtype == "bf16" else 8
+    state = 10 if dtype == "bf16" else 8
     shards = {"nothing": 0, "optimizer": 1, "gradients": 2, "parameters": 3}[entry.group]
     held = state / ranks if shards >= 1 else float(state)
-    if shards < 3:
-        held += element
-    elif dtype == "fp32":
-        held += element / ranks
+    held += element / ranks if shards >= 3 else element
     if gradients:
         held += element / ranks if shards >= 2 else element
     return held

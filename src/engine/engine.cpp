@@ -4,7 +4,6 @@
 #include <cstring>
 #include <utility>
 
-#include <kernels/cast/cast.h>
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/planted.h>
 #include <zeroth/base/text.h>
@@ -178,13 +177,7 @@ void Engine::store_initial(int flat, const std::byte* values) {
               values + static_cast<std::size_t>(rest.begin) * element,
               static_cast<std::size_t>(rest.size()) * element);
   if (!layout.trainable || layout.accumulation() == layout.dtype) return;
-  const Range range = memory_->update_range(flat);
-  kernels::cast_range(memory_->master(flat),
-                      layout.accumulation(),
-                      values + static_cast<std::size_t>(range.begin) * element,
-                      layout.dtype,
-                      range.size(),
-                      kernels::best_isa());
+  std::memset(memory_->master_low(flat), 0, array_bytes(memory_->update_range(flat).size(), layout.dtype));  // masters are these values
 }
 
 Invocation Engine::begin_forward(int unit) { return {unit, ++forward_seq_, micro_step_}; }

@@ -73,7 +73,7 @@ void Engine::Updater::update_range(int flat,
   const std::int64_t in_states = updated.begin - memory_.update_range(flat).begin;
   // Replicated parameters are addressed in flat coordinates, sharded ones (like states) from the shard's begin.
   const std::int64_t in_parameters = plan_.parameter == Placement::kFlat ? in_states : updated.begin;
-  std::byte* master = memory_.master(flat);
+  std::int16_t* master_low = memory_.master_low(flat);
   std::byte* resting = memory_.parameters(flat) + static_cast<std::size_t>(in_parameters) * size_of(layout.dtype);
 
   const auto at = [element](auto* base, std::int64_t index) { return base + static_cast<std::size_t>(index) * element; };
@@ -83,16 +83,16 @@ void Engine::Updater::update_range(int flat,
     for (std::size_t state = 0; state < num_states; ++state) {
       states[state] = at(memory_.state(flat, static_cast<int>(state)), in_states + begin);
     }
-    StepBlock block{.param = master != nullptr ? at(master, in_states + begin) : at(resting, begin),
-                    .states = std::span(states.data(), num_states),
-                    .grad = at(grad, begin),
-                    .n = end - begin,
-                    .dtype = accumulation,
-                    .factor = factor * layout.grad_factor,
-                    .step = step,
-                    .hyper = hyper};
-    if (master != nullptr) block.copy_out = reinterpret_cast<BFloat16*>(resting) + begin;
-    optimizer_.step(block, kernels_.isa);
+    optimizer_.step({.param = resting + static_cast<std::size_t>(begin) * size_of(layout.dtype),
+                     .low = master_low != nullptr ? master_low + in_states + begin : nullptr,
+                     .states = std::span(states.data(), num_states),
+                     .grad = at(grad, begin),
+                     .n = end - begin,
+                     .dtype = accumulation,
+                     .factor = factor * layout.grad_factor,
+                     .step = step,
+                     .hyper = hyper},
+                    kernels_.isa);
   });
 }
 

@@ -24,10 +24,10 @@ class AdamFamily final : public Optimizer {
                                     .factor = block.factor,
                                     .step = block.step};
     kernels::adamw_step({.param = block.param,
+                         .low = block.low,
                          .exp_avg = block.states[0],
                          .exp_avg_sq = block.states[1],
                          .grad = block.grad,
-                         .copy_out = block.copy_out,
                          .n = block.n,
                          .dtype = block.dtype,
                          .coefficients = kernels::adamw_coefficients(hyper)},

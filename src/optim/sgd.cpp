@@ -17,9 +17,9 @@ class Sgd final : public Optimizer {
 
   void step(const StepBlock& block, kernels::Isa isa) const override {
     kernels::sgd_step({.param = block.param,
+                       .low = block.low,
                        .momentum = momentum_ ? block.states[0] : nullptr,
                        .grad = block.grad,
-                       .copy_out = block.copy_out,
                        .n = block.n,
                        .dtype = block.dtype,
                        .hyper = {.lr = block.hyper.lr,

@@ -90,7 +90,7 @@ MemorySnapshot plan_memory(const ModelLayout& model,
     if (!flat.trainable) continue;
     const DType accumulation = flat.accumulation();
     const std::int64_t updated = plan.optimizer == Placement::kFlat ? shard : flat.length;
-    if (accumulation != flat.dtype) add(MemoryState::kMaster, array_bytes(updated, accumulation));
+    if (accumulation != flat.dtype) add(MemoryState::kMaster, array_bytes(updated, flat.dtype));
     add(MemoryState::kOptimizer, static_cast<std::size_t>(optimizer_states) * array_bytes(updated, accumulation));
     if (!in_buckets[static_cast<std::size_t>(flat.unit)]) add(MemoryState::kReduced, array_bytes(shard, accumulation));
   }

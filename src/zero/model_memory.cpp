@@ -96,8 +96,8 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     if (own_parameters) bytes += layout.bytes();
     if (!layout.trainable) continue;
     const std::int64_t updated = update_range(static_cast<int>(flat)).size();
-    const auto copies = static_cast<std::size_t>(optimizer_states + (layout.accumulation() != layout.dtype ? 1 : 0));
-    bytes += copies * array_bytes(updated, layout.accumulation());
+    if (layout.accumulation() != layout.dtype) bytes += array_bytes(updated, layout.dtype);
+    bytes += static_cast<std::size_t>(optimizer_states) * array_bytes(updated, layout.accumulation());
     if (sums_in_bucket(static_cast<int>(flat)) || plan_.gathers_gradients()) continue;
     bytes += array_bytes(layout.shard(rank_).size(), layout.accumulation());
   }
@@ -120,7 +120,7 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     if (!layout.trainable) continue;
     const std::int64_t updated = update_range(static_cast<int>(flat)).size();
     const DType accumulation = layout.accumulation();
-    if (accumulation != layout.dtype) masters_.back() = take(updated, accumulation, MemoryState::kMaster);
+    if (accumulation != layout.dtype) masters_.back() = take(updated, layout.dtype, MemoryState::kMaster);
     for (int state = 0; state < optimizer_states; ++state) {
       states_.back().push_back(take(updated, accumulation, MemoryState::kOptimizer));
     }

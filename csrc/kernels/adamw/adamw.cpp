@@ -64,9 +64,9 @@ void adamw_step(const AdamWArgs& args, Isa isa) {
            ErrorCode::kUsage,
            "AdamW states are float32 or float64",
            where);
-  ZR_CHECK(args.copy_out == nullptr || args.dtype == DType::kFloat32,
+  ZR_CHECK(args.low == nullptr || args.dtype == DType::kFloat32,
            ErrorCode::kUsage,
-           "the 16-bit copy-out needs float32 states",
+           "masters in two halves are float32",
            where);
   detail::require_supported(isa, "adamw");
   const detail::FpEnvironment environment;

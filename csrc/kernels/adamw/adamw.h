@@ -1,4 +1,4 @@
-// Fused Adam / AdamW: unscale, weight decay, moments, update and 16-bit copy-out in one pass over memory.
+// Fused Adam / AdamW: unscale, weight decay, moments and update in one pass over memory.
 //
 // Ref: Kingma, Ba: Adam, arXiv 1412.6980, Algorithm 1. Loshchilov, Hutter: Decoupled Weight Decay
 // Regularization, arXiv 1711.05101, Algorithm 2. With g the accumulated gradient and t = step (first step:
@@ -50,20 +50,19 @@ struct AdamWCoefficients {
 /// One range of n elements. The arrays do not overlap; param, exp_avg and exp_avg_sq are updated in place.
 /// Any alignment that the type itself needs is correct; multiples of 64 bytes are fast.
 struct AdamWArgs {
-  void* param = nullptr;       ///< [n] of `dtype`
+  void* param = nullptr;       ///< [n] of `dtype`; with `low` [n] BFloat16
+  std::int16_t* low = nullptr;  ///< [n] or null: what bf16 parameters lack of their masters (dtype kFloat32)
   void* exp_avg = nullptr;     ///< [n] of `dtype`: m
   void* exp_avg_sq = nullptr;  ///< [n] of `dtype`: v
   const void* grad = nullptr;  ///< [n] of `dtype`: the accumulated sum, not yet scaled
-  BFloat16* copy_out =
-      nullptr;  ///< [n] or null: the new parameter, rounded to nearest even (dtype kFloat32 only)
   std::int64_t n = 0;
   DType dtype = DType::kFloat32;  ///< kFloat32 or kFloat64
   AdamWCoefficients coefficients{};
 };
 
-/// Updates the range; runs on the calling thread. Traffic: 28 B an element in fp32 (+2 B copy-out), 56 B in
-/// fp64. Every split of a range into calls gives the same bits, and so does every `isa`; a NaN result is the
-/// positive quiet NaN. Throws Error{kUsage}: other dtype, copy_out with kFloat64, n < 0, unsupported isa.
+/// Updates the range; runs on the calling thread. Traffic: 28 B an element in fp32, 56 B in fp64. Every split of
+/// a range into calls gives the same bits, and so do every `isa` and masters in two halves; a NaN result is the positive quiet NaN.
+/// Throws Error{kUsage}: other dtype, low with kFloat64, n < 0, unsupported isa.
 void adamw_step(const AdamWArgs& args, Isa isa);
 
 }  // namespace zeroth::kernels

@@ -49,6 +49,16 @@ struct Lane<float> {
     p->bits = static_cast<std::uint16_t>((x & 0x7fffffffU) > 0x7f800000U ? quiet : rounded);
   }
   ZR_HOST_DEVICE ZR_INLINE void stream(BFloat16* p) const { store(p); }
+  /// See [Note: Masters in two halves] in zeroth/base/dtype.h.
+  ZR_HOST_DEVICE static ZR_INLINE Lane join(const BFloat16* high, const std::int16_t* low) {
+    const auto upper = static_cast<std::uint32_t>(high->bits) << 16U;
+    return {__builtin_bit_cast(float, upper + static_cast<std::uint32_t>(static_cast<std::int32_t>(*low)))};
+  }
+  ZR_HOST_DEVICE ZR_INLINE void split(BFloat16* high, std::int16_t* low) const {
+    const auto x = __builtin_bit_cast(std::uint32_t, v);
+    high->bits = static_cast<std::uint16_t>((x + 0x8000U) >> 16U);
+    *low = static_cast<std::int16_t>(static_cast<std::uint16_t>(x));
+  }
   /// Number of lanes (0 or 1) that are infinite or NaN.
   ZR_HOST_DEVICE ZR_INLINE int nonfinite() const {
     return (__builtin_bit_cast(std::uint32_t, v) & 0x7f800000U) == 0x7f800000U ? 1 : 0;

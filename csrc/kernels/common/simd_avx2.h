@@ -30,6 +30,19 @@ struct Avx2<float> {
   ZR_INLINE void stream(float* p) const { _mm256_stream_ps(p, v); }
   ZR_INLINE void store(BFloat16* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), rounded()); }
   ZR_INLINE void stream(BFloat16* p) const { _mm_stream_si128(reinterpret_cast<__m128i*>(p), rounded()); }
+  static ZR_INLINE Avx2 join(const BFloat16* high, const std::int16_t* low) {
+    const __m256i upper =
+        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(high)));
+    const __m256i lower = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(low)));
+    return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(upper, 16), lower))};
+  }
+  ZR_INLINE void split(BFloat16* high, std::int16_t* low) const {
+    const __m256i x = _mm256_castps_si256(v);
+    const __m256i upper = _mm256_srli_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(0x8000)), 16);
+    const __m256i lower = _mm256_and_si256(x, _mm256_set1_epi32(0xffff));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(high), packed(upper));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(low), packed(lower));
+  }
   ZR_INLINE int nonfinite() const {
     const __m256i exponent = _mm256_set1_epi32(0x7f800000);
     const __m256i all_ones = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_castps_si256(v), exponent), exponent);
@@ -45,6 +58,10 @@ struct Avx2<float> {
     const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(x, 16), _mm256_set1_epi32(0x40));
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
     const __m256i wide = _mm256_blendv_epi8(even, quiet, is_nan);
+    return packed(wide);
+  }
+  /// Of 32-bit lanes that fit in 16 bits, unsigned.
+  static ZR_INLINE __m128i packed(__m256i wide) {
     return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
   }
 };

@@ -33,6 +33,17 @@ struct Avx512<float> {
   ZR_INLINE void stream(float* p) const { _mm512_stream_ps(p, v); }
   ZR_INLINE void store(BFloat16* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded()); }
   ZR_INLINE void stream(BFloat16* p) const { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), rounded()); }
+  static ZR_INLINE Avx512 join(const BFloat16* high, const std::int16_t* low) {
+    const __m512i upper = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high)));
+    const __m512i lower = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(low)));
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_slli_epi32(upper, 16), lower))};
+  }
+  ZR_INLINE void split(BFloat16* high, std::int16_t* low) const {
+    const __m512i x = _mm512_castps_si512(v);
+    const __m512i upper = _mm512_srli_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(0x8000)), 16);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_cvtepi32_epi16(upper));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_cvtepi32_epi16(x));
+  }
   ZR_INLINE int nonfinite() const { return __builtin_popcount(_mm512_fpclass_ps_mask(v, kNonfiniteClasses)); }
 
  private:

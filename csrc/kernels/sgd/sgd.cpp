@@ -12,9 +12,9 @@ void sgd_step(const SgdArgs& args, Isa isa) {
            ErrorCode::kUsage,
            "SGD states are float32 or float64",
            where);
-  ZR_CHECK(args.copy_out == nullptr || args.dtype == DType::kFloat32,
+  ZR_CHECK(args.low == nullptr || args.dtype == DType::kFloat32,
            ErrorCode::kUsage,
-           "the 16-bit copy-out needs float32 states",
+           "masters in two halves are float32",
            where);
   ZR_CHECK(args.n == 0 || args.hyper.momentum == 0.0 || args.momentum != nullptr,
            ErrorCode::kUsage,

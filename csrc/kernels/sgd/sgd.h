@@ -29,21 +29,20 @@ struct SgdHyper {
 /// One range of n elements. The arrays do not overlap; param and momentum are updated in place. Any alignment
 /// of the type is correct.
 struct SgdArgs {
-  void* param = nullptr;  ///< [n] of `dtype`
+  void* param = nullptr;        ///< [n] of `dtype`; with `low` [n] BFloat16
+  std::int16_t* low = nullptr;  ///< [n] or null: what bf16 parameters lack of their masters (dtype kFloat32)
   void* momentum =
       nullptr;  ///< [n] of `dtype`; may be null if hyper.momentum == 0; not read on the first step
   const void* grad = nullptr;  ///< [n] of `dtype`: the accumulated sum, not yet scaled
-  BFloat16* copy_out =
-      nullptr;  ///< [n] or null: the new parameter, rounded to nearest even (dtype kFloat32 only)
   std::int64_t n = 0;
   DType dtype = DType::kFloat32;  ///< kFloat32 or kFloat64
   SgdHyper hyper{};               ///< each number is rounded once to `dtype`
 };
 
 /// Updates the range; runs on the calling thread. Traffic in fp32: 20 B an element with momentum, 12 B
-/// without (+2 B copy-out). Every split of a range into calls gives the same bits, and so does every `isa`; a
-/// NaN result is the positive quiet NaN. Throws Error{kUsage}: other dtype, copy_out with kFloat64, momentum
-/// without a buffer, n < 0, unsupported isa.
+/// without. Every split of a range into calls gives the same bits, and so do every `isa` and masters in two halves;
+/// a NaN result is the positive quiet NaN. Throws Error{kUsage}: other dtype, low with kFloat64, momentum without a
+/// buffer, n < 0, unsupported isa.
 void sgd_step(const SgdArgs& args, Isa isa);
 
 }  // namespace zeroth::kernels

@@ -1,5 +1,6 @@
 // Memory access of SGD around sgd_math.h; included once per instruction set.
 #include <kernels/common/loops.h>
+#include <kernels/common/masters.h>
 #include <kernels/sgd/sgd_math.h>
 #include <kernels/sgd/sgd_variants.h>
 
@@ -9,24 +10,22 @@ namespace {
 enum class Momentum { kNone, kFirstStep, kLaterStep };
 
 /// What differs between the loops; never a branch inside one.
-template <Momentum kMomentumKind, bool kNesterovForm, bool kDecayOn, bool kCopyOn>
+template <Momentum kMomentumKind, bool kNesterovForm, bool kDecayOn>
 struct SgdForm {
   static constexpr Momentum kMomentum = kMomentumKind;
   static constexpr bool kNesterov = kNesterovForm;
   static constexpr bool kDecay = kDecayOn;
-  static constexpr bool kCopyOut = kCopyOn;
 };
 
-template <template <class> class V, class T, class Form>
+template <template <class> class V, class T, class Params, class Form>
 void sgd_range(const SgdArgs& args) {
-  T* const param = static_cast<T*>(args.param);
+  const Params param = Params::of(args.param, args.low);
   T* const momentum = static_cast<T*>(args.momentum);
   const T* const grad = static_cast<const T*>(args.grad);
-  BFloat16* const copy_out = args.copy_out;
   const std::int64_t n = args.n;
   const auto update = [&](const auto& factors, auto width, std::int64_t i) {
     using W = typename decltype(width)::Vector;
-    const W old = W::load(param + i);
+    const W old = param.template load<W>(i);
     W direction = W::load(grad + i) * factors.factor;
     if constexpr (Form::kDecay) {
       direction = sgd_decayed(factors, direction, old);
@@ -44,10 +43,7 @@ void sgd_range(const SgdArgs& args) {
       }
     }
     const W next = canonical(sgd_param(factors, direction, old));
-    next.store(param + i);
-    if constexpr (Form::kCopyOut) {
-      next.store(copy_out + i);
-    }
+    param.store(next, i);
   };
   std::int64_t i = 0;
   const auto wide = SgdFactors<V<T>>::from(args.hyper);
@@ -60,29 +56,23 @@ void sgd_range(const SgdArgs& args) {
   }
 }
 
-template <template <class> class V, class T, Momentum kMomentum, bool kNesterov>
+template <template <class> class V, class T, class Params, Momentum kMomentum, bool kNesterov>
 void sgd_with_flags(const SgdArgs& args) {
   with_flag(args.hyper.weight_decay != 0.0, [&](auto decay) {
-    if constexpr (sizeof(T) == sizeof(float)) {
-      with_flag(args.copy_out != nullptr, [&](auto copy) {
-        sgd_range<V, T, SgdForm<kMomentum, kNesterov, decay.kValue, copy.kValue>>(args);
-      });
-    } else {
-      sgd_range<V, T, SgdForm<kMomentum, kNesterov, decay.kValue, false>>(args);
-    }
+    sgd_range<V, T, Params, SgdForm<kMomentum, kNesterov, decay.kValue>>(args);
   });
 }
 
-template <template <class> class V, class T>
+template <template <class> class V, class T, class Params>
 void sgd_typed(const SgdArgs& args) {
   if (args.hyper.momentum == 0.0) {
-    return sgd_with_flags<V, T, Momentum::kNone, false>(args);
+    return sgd_with_flags<V, T, Params, Momentum::kNone, false>(args);
   }
   with_flag(args.hyper.nesterov, [&](auto nesterov) {
     if (args.hyper.first_step) {
-      sgd_with_flags<V, T, Momentum::kFirstStep, nesterov.kValue>(args);
+      sgd_with_flags<V, T, Params, Momentum::kFirstStep, nesterov.kValue>(args);
     } else {
-      sgd_with_flags<V, T, Momentum::kLaterStep, nesterov.kValue>(args);
+      sgd_with_flags<V, T, Params, Momentum::kLaterStep, nesterov.kValue>(args);
     }
   });
 }
@@ -90,9 +80,11 @@ void sgd_typed(const SgdArgs& args) {
 template <template <class> class V>
 void sgd_any(const SgdArgs& args) {
   if (args.dtype == DType::kFloat64) {
-    sgd_typed<V, double>(args);
+    sgd_typed<V, double, WholeParams<double>>(args);
+  } else if (args.low != nullptr) {
+    sgd_typed<V, float, SplitMasters>(args);
   } else {
-    sgd_typed<V, float>(args);
+    sgd_typed<V, float, WholeParams<float>>(args);
   }
 }
 

@@ -59,6 +59,27 @@ struct BFloat16 {
 };
 static_assert(sizeof(BFloat16) == 2);
 
+// [Note: Masters in two halves]
+// The fp32 master of a bfloat16 parameter is kept as the parameter itself (high) and the 16 bits that it lacks (low). With m the bits of
+// the master:  high = (m + 0x8000) >> 16,  low = m mod 2^16 as a signed number,  m = (high << 16) + low.
+// The parameter is the master rounded to nearest, ties away from zero, and no bit of the master is lost: infinities, denormals, zeros of both
+// signs and masters whose parameter overflows to infinity come back, and so does the canonical NaN, the only one that our kernels make.
+// Rounding ties to even would need one value more than 16 bits have.
+// Ref: Kalamkar et al.: Optimizing Deep Learning Recommender Systems' Training on CPU Cluster Architectures, arXiv 2005.04680, IV-B
+// (Split-SGD-BF16), which truncates instead of rounding.
+
+/// Any `high` with low 0 stands for its own value.
+[[nodiscard]] constexpr float join_master(BFloat16 high, std::int16_t low) noexcept {
+  return std::bit_cast<float>((static_cast<std::uint32_t>(high.bits) << 16U) + static_cast<std::uint32_t>(static_cast<std::int32_t>(low)));
+}
+
+/// Of NaNs the canonical one only.
+constexpr void split_master(float master, BFloat16& high, std::int16_t& low) noexcept {
+  const auto bits = std::bit_cast<std::uint32_t>(master);
+  high.bits = static_cast<std::uint16_t>((bits + 0x8000U) >> 16U);
+  low = static_cast<std::int16_t>(static_cast<std::uint16_t>(bits));
+}
+
 template <class T>
 struct DTypeOf;
 template <> struct DTypeOf<double> { static constexpr DType value = DType::kFloat64; };

@@ -23,7 +23,7 @@ namespace zeroth {
 /// What a byte is for. The report and the plan speak these words.
 enum class MemoryState : std::uint8_t {
   kParameter,     ///< parameters at rest, in the dtype that computes and travels
-  kMaster,        ///< fp32 masters of 16-bit parameters
+  kMaster,        ///< what bfloat16 parameters lack of their fp32 masters
   kOptimizer,     ///< moments, momentum
   kBucket,        ///< local gradients of a unit, before reduction
   kReduced,       ///< reduced gradients (this rank's shard, or all of them at stage 0)

@@ -13,7 +13,7 @@ namespace zeroth {
 
 /// Bytes by state on one rank. With P elements of one dtype of p bytes (padding counted), a = accumulation bytes, N ranks, k optimizer
 /// states:
-///   parameters  pP (Replicate) or pP/N      masters  4P or 4P/N if p = 2, else 0      optimizer  kaP or kaP/N
+///   parameters  pP (Replicate) or pP/N      masters  (a-p)P or (a-p)P/N            optimizer  kaP or kaP/N
 ///   buckets     aP, or ring and single units' slots if gradients are Flat             reduced    aP/N of the units not in sums_in_buckets()
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model,

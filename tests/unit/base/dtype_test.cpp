@@ -101,5 +101,48 @@ RC_GTEST_PROP(BFloat16Property, RoundsAnyFiniteFloatToNearestEven, ()) {
   RC_ASSERT(BFloat16::round_bits(bits) == nearest_even(std::bit_cast<float>(bits)));
 }
 
+/// Nearest bfloat16, ties away from zero, found by distances in double.
+std::uint16_t nearest(float master) {
+  const auto below = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(master) >> 16U);  // towards zero
+  const auto above = static_cast<std::uint16_t>(below + 1);
+  const auto value = [](std::uint16_t half) {
+    // One step beyond the largest finite number counts as the power of two that it would be.
+    if ((half & 0x7fffU) == 0x7f80U) return std::copysign(0x1p128, (half & 0x8000U) != 0 ? -1.0 : 1.0);
+    return static_cast<double>(std::bit_cast<float>(static_cast<std::uint32_t>(half) << 16U));
+  };
+  const double to_below = std::abs(static_cast<double>(master) - value(below));
+  return std::abs(static_cast<double>(master) - value(above)) <= to_below ? above : below;
+}
+
+TEST(Master, HalvesLoseNothingAndTheUpperOneIsTheNearestBfloat16ForEveryTailOfManyHeads) {
+  for (const std::uint32_t head : {0x0000U, 0x0001U, 0x007fU, 0x0080U, 0x3f7fU, 0x3f80U, 0x3f81U, 0x7f7eU, 0x7f7fU,
+                                   0x8000U, 0x807fU, 0xbf80U, 0xbfffU, 0xff7fU}) {
+    for (std::uint32_t tail = 0; tail < 65536; ++tail) {
+      const auto master = std::bit_cast<float>((head << 16U) | tail);
+      BFloat16 high;
+      std::int16_t low = 0;
+      split_master(master, high, low);
+      ASSERT_EQ(high.bits, nearest(master)) << std::hex << ((head << 16U) | tail);
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(join_master(high, low)), (head << 16U) | tail);
+    }
+  }
+}
+
+TEST(Master, EveryBfloat16IsItsOwnMasterAndInfinitiesAndTheQuietNanComeBack) {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    BFloat16 high;
+    high.bits = static_cast<std::uint16_t>(bits);
+    ASSERT_EQ(std::bit_cast<std::uint32_t>(join_master(high, 0)), bits << 16U);
+  }
+  using Limits = std::numeric_limits<float>;
+  for (const float special : {Limits::infinity(), -Limits::infinity(), Limits::quiet_NaN(), -0.0F}) {
+    BFloat16 high;
+    std::int16_t low = 1;
+    split_master(special, high, low);
+    EXPECT_EQ(high, BFloat16(special));
+    EXPECT_EQ(low, 0);
+  }
+}
+
 }  // namespace
 }  // namespace zeroth

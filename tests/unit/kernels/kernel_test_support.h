@@ -49,6 +49,10 @@ struct BitsOf<BFloat16> {
   using type = std::uint16_t;
 };
 template <>
+struct BitsOf<std::int16_t> {
+  using type = std::uint16_t;
+};
+template <>
 struct BitsOf<std::int32_t> {
   using type = std::uint32_t;
 };

@@ -19,7 +19,7 @@ constexpr std::uint64_t kPage = 4096;
 struct Flat {
   std::uint64_t length = 0;
   std::uint64_t element = 4;  ///< bytes of a parameter
-  std::uint64_t wide = 4;     ///< bytes of a gradient, moment or master
+  std::uint64_t wide = 4;     ///< bytes of a gradient or moment; a master has what the parameter lacks of them
   bool repeated = false;
 };
 
@@ -93,7 +93,7 @@ MemorySnapshot formula(const TorchTraining& training) {
         return (sharded ? 1 : world) * flat.length * bytes;  // the shards of all ranks are one whole
       };
       add(MemoryState::kParameter, at_rest(stage >= 3, flat.element));
-      if (flat.wide != flat.element) add(MemoryState::kMaster, at_rest(stage >= 1, flat.wide));
+      if (flat.wide != flat.element) add(MemoryState::kMaster, at_rest(stage >= 1, flat.wide - flat.element));
       add(MemoryState::kOptimizer, 2 * at_rest(stage >= 1, flat.wide));
     }
   }

@@ -114,7 +114,7 @@ MemorySnapshot formula(const testing::RandomModel& model,
     if (stage == 3) gathered[static_cast<std::size_t>(part.unit)] += product(part.length, part.element);
     if (!part.trainable) continue;
     const std::int64_t updated = stage == 0 ? part.length : shard;
-    if (part.element == 2) at(MemoryState::kMaster) += product(updated, 4);
+    if (part.element == 2) at(MemoryState::kMaster) += product(updated, 2);
     at(MemoryState::kOptimizer) += static_cast<std::uint64_t>(states) * product(updated, part.accumulation);
     reduced[static_cast<std::size_t>(part.unit)] += product(shard, part.accumulation);
     bucket[static_cast<std::size_t>(part.unit)] += product(part.length, part.accumulation);
