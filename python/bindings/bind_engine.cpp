@@ -4,6 +4,8 @@
 #include <zeroth/base/interrupt.h>
 #include <zeroth/libtorch/engine.h>
 
+#include <pthread.h>
+
 #include <ATen/core/grad_mode.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
@@ -18,7 +20,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -175,10 +176,14 @@ class UnitHooks {
  public:
   UnitHooks(std::shared_ptr<Engine> engine, std::size_t unit) : engine_(std::move(engine)), unit_(unit) {}
 
+  /// Those of a copy of the module, which is in no engine: they do nothing.
+  [[nodiscard]] static UnitHooks of_copy() { return {nullptr, 0}; }
+
   /// For the root. `watched`: dictionaries of modules, each with what it held, a tuple of its values or their number. Where one holds something
   /// else, `look_again(module)` raises for what the engine cannot follow, or gives what to watch from then on. Both are Python's, so that its
   /// collector sees through them.
   void before_root(py::list watched, const py::function& look_again, const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
+    if (engine_ == nullptr) return;
     if (std::ranges::any_of(watched, [](const py::handle& entry) { return changed(entry); })) {
       const py::list now = look_again(module);
       if (PyList_SetSlice(watched.ptr(), 0, PyList_GET_SIZE(watched.ptr()), now.ptr()) != 0) throw py::error_already_set();
@@ -187,6 +192,7 @@ class UnitHooks {
     before(module, args, kwargs);
   }
   void before(const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
+    if (engine_ == nullptr) return;
     std::vector<at::Tensor> inputs;
     collect(args, inputs);
     collect(kwargs, inputs);
@@ -198,6 +204,7 @@ class UnitHooks {
     engine_->begin(unit_, std::move(inputs));
   }
   void after(const py::handle& /*module*/, const py::handle& /*args*/, const py::handle& output) {
+    if (engine_ == nullptr) return;
     std::vector<at::Tensor> outputs;
     collect(output, outputs);
     const py::gil_scoped_release no_gil;
@@ -238,11 +245,11 @@ class UnitHooks {
   std::size_t unit_;
 };
 
-std::thread::id main_thread;
+pthread_t main_thread;
 
 /// Ends a wait with KeyboardInterrupt, or whatever the user's signal handler raises. Only the main thread runs handlers.
 void check_signals() {
-  if (std::this_thread::get_id() != main_thread) return;
+  if (pthread_equal(pthread_self(), main_thread) == 0) return;
   const py::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) return;
   // Torch's own type: it crosses backward() unharmed, and is raised again as what it was.
@@ -338,7 +345,8 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
 }  // namespace
 
 void bind_engine(py::module_& module) {
-  main_thread = std::this_thread::get_id();
+  // Python's, which need not be the one that imports this.
+  main_thread = static_cast<pthread_t>(py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>());
   set_interrupt_check(&check_signals);
   py::register_exception_translator(&translate);
   using NoGil = py::call_guard<py::gil_scoped_release>;
@@ -448,7 +456,14 @@ void bind_engine(py::module_& module) {
       .def(py::init<std::shared_ptr<Engine>, std::size_t>(), py::arg("engine"), py::arg("unit"))
       .def("before_root", &UnitHooks::before_root)
       .def("before", &UnitHooks::before)
-      .def("after", &UnitHooks::after);
+      .def("after", &UnitHooks::after)
+      .def("__deepcopy__", [](const UnitHooks& /*self*/, const py::dict& /*memo*/) { return UnitHooks::of_copy(); }, py::arg("memo"))
+      .def("__reduce_ex__", [](const UnitHooks& /*self*/, int /*protocol*/) -> py::object {
+        throw Error(ErrorCode::kUsage,
+                    "a module inside an engine cannot be pickled",
+                    {.where = "python.engine",
+                     .hint = "save its state_dict() (stages 0 to 2), engine.export_safetensors(path), or the module after close()"});
+      }, py::arg("protocol"));
 }
 
 }  // namespace zeroth::python

@@ -197,7 +197,7 @@ class Engine:
     def units(self) -> list[tuple[str, bool, list[str]]]: ...
 
 class UnitHooks:
-    """What a unit's module calls before and after its forward."""
+    """What a unit's module calls before and after its forward. Copies, which copies of the module get, do nothing; pickling is an Error."""
 
     def __init__(self, engine: Engine, unit: int) -> None: ...
     def before_root(

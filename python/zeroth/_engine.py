@@ -1,8 +1,9 @@
 """The engine around an nn.Module."""
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -66,6 +67,9 @@ class Engine:
         JSON lines (default: that of ZEROTH_JSON_LOG)."""
         _refuse_second(model)
         _refuse_subclasses(model)
+        if world is None:
+            world = _C.World.from_environment()
+        _refuse_another_world(world)
         self._model = model
         found = _units.find_units(model) if units is None else _units.named_units(model, units)
         hypers, group_of = _groups(model, params)
@@ -81,7 +85,7 @@ class Engine:
             groups=hypers,
             group_of=group_of,
             config=to_config(config),
-            world=world if world is not None else _world(),
+            world=world,
             log_level=log_level,
             progress_every_s=progress_every_s,
             json_log=json_log,
@@ -96,13 +100,16 @@ class Engine:
         self._group_members = _members(model, group_of, len(hypers))
         self._parameters = list(model.parameters())
         _owned.update(map(id, self._parameters))
+        self._require_same = _watch.follow(model)
         self._handles: list[RemovableHandle] = []
         for index, module in enumerate([model, *modules]):
             hooks = _C.UnitHooks(self._core, index)
-            before = hooks.before if index > 0 else functools.partial(hooks.before_root, watched, _watch.follow(model, self._core))
+            before = hooks.before if index > 0 else functools.partial(hooks.before_root, watched, _look_again(self._require_same, self._core))
             self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(hooks.after, always_call=True))
-        self._handles.append(model.register_state_dict_pre_hook(_refuse_state_dict(self._core)))  # type: ignore[no-untyped-call]
+        if self._core.gathers_parameters:
+            inside = [(path, module) for path, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)]
+            self._handles += [_refuse_state_dict(path, module) for path, module in inside]
 
     # --- training ---------------------------------------------------------------------------------------------------
 
@@ -239,17 +246,28 @@ class Engine:
 
     def close(self, *, keep_parameters: bool = True) -> None:
         """Collective with `keep_parameters`: the module gets ordinary memory back, with the values of now, and works by itself
-        again. Without, and where an engine is only dropped, its parameters are gone: reading one is an error with its name."""
+        again. Without, and where an engine is only dropped, its parameters are gone: reading one is an error with its name. Raises
+        Error, with the engine closed, if the module holds others than those that got the values."""
         self._core.close(keep_parameters=keep_parameters)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         _owned.difference_update(map(id, self._parameters))
+        gives_back = keep_parameters and bool(self._parameters)
         self._parameters.clear()
+        if gives_back:
+            self._require_same(self._model, "python.close", "the one that the engine was built with has the values: keep the module as it is until close()")
 
     def __del__(self) -> None:
-        if hasattr(self, "_handles"):
+        if "_handles" in self.__dict__:
             self.close(keep_parameters=False)
+
+    if not TYPE_CHECKING:  # type checkers know what there is
+
+        def __getattr__(self, name: str) -> Any:
+            """Says where it is what the user may be looking for."""
+            has_it = hasattr(self.__dict__.get("_model"), name)
+            raise AttributeError(f"zeroth.Engine has no {name!r}{f', its module has: engine.module.{name}' if has_it else ''}")
 
 
 def initialize(
@@ -260,13 +278,25 @@ def initialize(
     optimizer: None = None,
     training_data: None = None,
     lr_scheduler: Callable[[Optimizer], Any] | None = None,
+    args: Any = None,
+    world: _C.World | None = None,
+    units: Iterable[nn.Module] | None = None,
+    log_level: str = "info",
+    json_log: str = "",
+    **others: None,
 ) -> tuple[Engine, Optimizer, None, Any]:
     """The shape that DeepSpeed users know: (engine, optimizer, loader, scheduler). The optimizer is engine.optimizer, the scheduler what
-    `lr_scheduler(optimizer)` made: engine.step() steps it after each update. The optimizer's type comes from the configuration; objects
-    of torch's, and data sets, are refused."""
-    for name, value in (("optimizer", optimizer), ("training_data", training_data)):
+    `lr_scheduler(optimizer)` made: engine.step() steps it after each update. The configuration may be `args.deepspeed_config`. The
+    optimizer's type comes from it; objects of torch's, data sets, and what else DeepSpeed takes are refused. `world`, `units`,
+    `log_level` and `json_log` are those of Engine."""
+    for name, value in {"optimizer": optimizer, "training_data": training_data, **others}.items():
+        if name not in _NOT_TAKEN:
+            raise TypeError(f"initialize() got an unexpected keyword argument {name!r}")
         if value is not None:
-            raise _C.make_error("USAGE", f"{name} is not taken here", hint="say it in the configuration, see docs/configuration.md")
+            raise _C.make_error("USAGE", f"{name} is not taken here", where="python.initialize", hint=_NOT_TAKEN[name])
+    from_args = getattr(args, "deepspeed_config", None)
+    if from_args is not None and config is not None:
+        raise _C.make_error("USAGE", "there are two configurations", where="python.initialize", which="config and args.deepspeed_config")
     if lr_scheduler is not None and not callable(lr_scheduler):
         raise _C.make_error(
             "USAGE",
@@ -274,17 +304,42 @@ def initialize(
             expected="a function that makes it: lambda optimizer: StepLR(optimizer, 10)",
             hint="an object is bound to another optimizer already",
         )
-    engine = Engine(model, config, params=model_parameters)
+    engine = Engine(
+        model,
+        config if from_args is None else from_args,
+        params=model_parameters,
+        world=world,
+        units=units,
+        log_level=log_level,
+        json_log=json_log,
+    )
     if lr_scheduler is not None:
         engine._scheduler = lr_scheduler(engine.optimizer)
     return engine, engine.optimizer, None, engine._scheduler
+
+
+_NOT_TAKEN = {
+    "optimizer": "name it in the configuration, see docs/configuration.md",
+    "training_data": "make a DataLoader, with a DistributedSampler over engine.world_size",
+    "collate_fn": "make a DataLoader, with a DistributedSampler over engine.world_size",
+    "config_params": "it is config=",
+    "dist_init_required": "the world is the launcher's, or world=zeroth.World.from_group()",
+    "distributed_port": "the world is the launcher's, or world=zeroth.World.from_group()",
+    "mpu": "there is data parallelism only, over world=",
+    "mesh_param": "there is data parallelism only, over world=",
+}
+"""What DeepSpeed's initialize() takes beside, and where it belongs"""
 
 
 def _refuse_second(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if id(parameter) in _owned:
             raise _C.make_error(
-                "USAGE", "the module is in an engine already", where="python.engine", which=name, hint="close() that engine first"
+                "USAGE",
+                "the module is in an engine already",
+                where="python.engine",
+                which=name,
+                hint="close() that engine first; after an error sys.last_traceback may hold one whose name was deleted",
             )
 
 
@@ -303,20 +358,33 @@ def _refuse_subclasses(model: nn.Module) -> None:
             )
 
 
-def _refuse_state_dict(core: _C.Engine) -> Callable[[nn.Module, str, bool], None]:
-    """A hook for the module. It does not know the engine, which would live as long as the module does."""
+def _look_again(require_same: Callable[[nn.Module, str, str], None], core: _C.Engine) -> Callable[[nn.Module], _watch.Watched]:
+    """What the forward does when the module is no longer as it was. A function, not a method: the module does not know the engine, which
+    would live as long as the module does."""
 
-    def hook(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-        if core.gathers_parameters:
+    def look_again(module: nn.Module) -> _watch.Watched:
+        require_same(module, "python.forward", "change the module before the engine is built, or close() the engine and build another one")
+        core.set_buffers(_watch.buffers(module))
+        return _watch.held(module)
+
+    return look_again
+
+
+def _refuse_state_dict(path: str, module: nn.Module) -> RemovableHandle:
+    """Where parameters are sharded. Copies of the module, which have its hooks, may."""
+    owner = weakref.ref(module)
+
+    def hook(called: nn.Module, prefix: str, keep_vars: bool) -> None:
+        if called is owner():
             raise _C.make_error(
                 "USAGE",
                 "a module with sharded parameters has no state_dict()",
                 where="python.engine",
-                which=type(module).__name__,
+                which=f"{path} ({type(called).__name__})" if path else type(called).__name__,
                 hint="engine.export_safetensors(path) writes the whole weights on rank 0",
             )
 
-    return hook
+    return module.register_state_dict_pre_hook(hook)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _members(model: nn.Module, group_of: Mapping[str, int], groups: int) -> dict[int, list[nn.Parameter]]:
@@ -330,21 +398,20 @@ def _members(model: nn.Module, group_of: Mapping[str, int], groups: int) -> dict
     return members
 
 
-def _world() -> _C.World:
-    """The environment's, which must be the one that torch.distributed speaks of, if that is in use."""
-    world = _C.World.from_environment()
-    if dist.is_available() and dist.is_initialized():
-        theirs = (dist.get_rank(), dist.get_world_size())
-        if theirs != (world.rank, world.size):
-            raise _C.make_error(
-                "ENVIRONMENT",
-                "torch.distributed and the environment speak of different worlds",
-                where="python.engine",
-                which=f"torch.distributed: rank {theirs[0]} of {theirs[1]}",
-                expected=f"rank {world.rank} of {world.size}, as the variables of the launcher say",
-                hint="start the ranks with a launcher, or pass world=zeroth.World.from_group()",
-            )
-    return world
+def _refuse_another_world(world: _C.World) -> None:
+    """The environment's must be the one that torch.distributed speaks of, if that is in use. A group of it may be any part of it."""
+    if world.backend.startswith("c10d") or not dist.is_available() or not dist.is_initialized():
+        return
+    theirs = (dist.get_rank(), dist.get_world_size())
+    if theirs != (world.rank, world.size):
+        raise _C.make_error(
+            "ENVIRONMENT",
+            "torch.distributed and the environment speak of different worlds",
+            where="python.engine",
+            which=f"torch.distributed: rank {theirs[0]} of {theirs[1]}",
+            expected=f"rank {world.rank} of {world.size}, as the variables of the launcher say",
+            hint="start the ranks with a launcher, or pass world=zeroth.World.from_group()",
+        )
 
 
 def _make_hook_dict(parameter: nn.Parameter) -> None:

@@ -17,7 +17,7 @@ class Optimizer(torch.optim.Optimizer):
     """`engine.optimizer`: for torch.optim.lr_scheduler and whatever else writes to `param_groups`.
 
     Each step takes "lr" and "weight_decay" of every group; all ranks must write the same (Error MISMATCH if not, and nothing is
-    updated). The state is in the engine: `state` is empty, and step() is engine.step().
+    updated). The state is in the engine: `state` is empty, step() is engine.step(), and state_dict() and load_state_dict() are refused.
     """
 
     def __init__(self, engine: "Engine", core: _C.Engine, groups: Sequence[tuple[int, dict[str, Any]]]) -> None:
@@ -45,6 +45,23 @@ class Optimizer(torch.optim.Optimizer):
                 "USAGE", "an engine takes no further parameter groups", where="python.optimizer", hint="name them in Engine(..., params=...)"
             )
         super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Refused: what it could say has no moments in it."""
+        raise self._no_state("has no state_dict()")
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refused, as state_dict() is."""
+        raise self._no_state("takes no state_dict()")
+
+    @staticmethod
+    def _no_state(what: str) -> Exception:
+        return _C.make_error(
+            "USAGE",
+            f"an engine's optimizer {what}",
+            where="python.optimizer",
+            hint="moments and masters are in the engine, and not written to files yet; engine.export_safetensors(path) writes the weights",
+        )
 
     def push(self) -> None:
         """Hands changed hyper-parameters to the engine. Raises Error if they changed beside a scheduler of the configuration."""

@@ -5,6 +5,7 @@ import types
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.utils import _pytree
 
 __all__ = ["parts"]
@@ -24,4 +25,8 @@ def parts(value: Any) -> Collection[Any]:
         return []
     slots = [name for base in type(value).__mro__ for name, member in vars(base).items() if isinstance(member, types.MemberDescriptorType)]
     inside = [getattr(value, name, None) for name in slots]
-    return inside + list(vars(value).values()) if hasattr(value, "__dict__") else inside
+    return inside + list(getattr(value, "__dict__", {}).values())
+
+
+# Under torch.compile this is no part of anybody's graph. torch.compiler.disable() says it, too, but imports all of dynamo.
+set_code_exec_strategy(parts.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))

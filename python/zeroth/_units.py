@@ -23,23 +23,30 @@ class Unit:
     """elements of its own parameters, tied ones once"""
 
 
+_SMALLEST_LIST = 100
+"""a list with less than this part of the model's elements, one in so many, stays in the root: it would cost calls and save nothing"""
+
+
 def find_units(model: nn.Module) -> dict[str, nn.Module]:
-    """Members of the longest ModuleList or Sequential that has at least two of one class, by path; else nothing, and all is root. Members
-    of a list inside a list are the outer one's. Of two classes that are there equally often, the one with more parameters."""
-    longest: dict[str, nn.Module] = {}
+    """By path, the members of one class of each ModuleList or Sequential that has at least two of it: the blocks, of an encoder as of a
+    decoder. Else nothing, and all is root. Members of a list inside a list are the outer one's, and what lies in a unit belongs to it. Of
+    several classes in a list it is the one that is there most often, then the one with more parameters."""
+    found: dict[str, nn.Module] = {}
+    smallest = sum(parameter.numel() for parameter in model.parameters()) / _SMALLEST_LIST
     for path, module in model.named_modules():
-        if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+        if not isinstance(module, (nn.ModuleList, nn.Sequential)) or _inside(path, found):
             continue
         by_class: defaultdict[type, dict[str, nn.Module]] = defaultdict(dict)
         for name, member in _called(module, path):
             by_class[type(member)][name] = member
-        if not by_class:
-            continue
-        most = max(map(len, by_class.values()))
-        repeated = max((members for members in by_class.values() if len(members) == most), key=_elements)
-        if len(repeated) >= 2 and len(repeated) > len(longest):
-            longest = repeated
-    return longest
+        repeated = max(by_class.values(), key=lambda members: (len(members), _elements(members)), default={})
+        if len(repeated) >= 2 and _elements(repeated) >= smallest and not any(name in found for name in repeated):
+            found.update(repeated)
+    return found
+
+
+def _inside(path: str, units: Iterable[str]) -> bool:
+    return any(path.startswith(f"{unit}.") or path == unit for unit in units)
 
 
 def named_units(model: nn.Module, chosen: Iterable[nn.Module]) -> dict[str, nn.Module]:

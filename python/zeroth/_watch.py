@@ -41,9 +41,9 @@ def buffers(model: nn.Module) -> list[Buffer]:
     return found
 
 
-def follow(model: nn.Module, core: _C.Engine) -> Callable[[nn.Module], Watched]:
-    """A function that looks at the module when it is no longer as it was. Modules may be wrapped, taken out for a while and put back, and get
-    buffers and frozen parameters; a parameter that the engine would not train, or no longer, is an Error."""
+def follow(model: nn.Module) -> Callable[[nn.Module, str, str], None]:
+    """A function that looks at the module when it may be no longer as it was: (module, where, hint). Modules may be wrapped, taken out for a
+    while and put back, and get buffers and frozen parameters; a parameter that the engine would not train, or no longer, is an Error."""
     known = {
         id(parameter): (f"{path}.{key}" if path else key, weakref.ref(module))
         for path, module in model.named_modules()
@@ -51,7 +51,7 @@ def follow(model: nn.Module, core: _C.Engine) -> Callable[[nn.Module], Watched]:
         if parameter is not None
     }
 
-    def look_again(module: nn.Module) -> Watched:
+    def require_same(module: nn.Module, where: str, hint: str) -> None:
         now = {id(parameter): (name, parameter) for name, parameter in module.named_parameters()}
         inside = set(module.modules())
         gone = [name for key, (name, owner) in known.items() if key not in now and owner() in inside]
@@ -61,12 +61,10 @@ def follow(model: nn.Module, core: _C.Engine) -> Callable[[nn.Module], Watched]:
             raise _C.make_error(
                 "MODEL",
                 f"a parameter was {'replaced or removed' if missing else 'added'} after the engine was built",
-                where="python.forward",
+                where=where,
                 which=(gone or added)[0],
                 expected="the trainable parameters that the engine was built with",
-                hint="change the module before the engine is built, or close() the engine and build another one",
+                hint=hint,
             )
-        core.set_buffers(buffers(module))
-        return held(module)
 
-    return look_again
+    return require_same

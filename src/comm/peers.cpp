@@ -104,6 +104,7 @@ void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<W
 }
 
 void Peers::raise(const Failure& failure) {
+  check_interrupt();  // Ctrl-C goes to all ranks: who hears it later must not call the others' end a loss
   if (!failure.loss.empty()) tell_loss(failure.loss);
   throw Error(failure.error);
 }

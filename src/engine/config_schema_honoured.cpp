@@ -247,7 +247,7 @@ constexpr std::array kKeys{
          .kind = KeyKind::kChoice,
          .text =
              "Stage 3: which units give their gathered parameters back after forward. `default` keeps the "
-             "last repeated unit and all units outside the repeated class until backward has used them.",
+             "last repeated unit and all units that are not repeated until backward has used them.",
          .choices = kEnumNames<Reshard>}),
     bind<&Config::zero, &ZeroConfig::ring_slots>(
         {.pointer = "/zeroth/ring_slots",

@@ -281,7 +281,7 @@ StepResult Engine::step() {
     return {.step = committed_steps_, .lr = learning_rates()[reported_group_]};
   }
   micro_step_ = 0;
-  return finish_step(idle);
+  return together([&] { return finish_step(idle); });
 }
 
 void Engine::throw_idle(int idle_rank) const {
@@ -327,7 +327,7 @@ void Engine::discard_gradients() {
             .expected = "a call before the first step() of an accumulation, or after its last",
             .got = std::to_string(micro_step_) + " of " + std::to_string(settings_.micro_steps) + " micro-steps, summed already",
             .hint = "gradients that another loss leaves here do not arise while these parameters have requires_grad_(False)"});
-  const Verdict verdict = agree(/*idle=*/false, /*discards=*/true);
+  const Verdict verdict = together([&] { return agree(/*idle=*/false, /*discards=*/true); });
   had_backward_ = false;
   forget_gradients();
   if (verdict.keeping_rank >= 0) throw_not_all_discard(verdict);
@@ -435,12 +435,32 @@ std::vector<double> Engine::learning_rates() const {
 void Engine::meet(Meeting what) { gradients_->meet(what); }
 
 double Engine::average(double value) {
-  meet(Meeting::kAverage);
-  communicator_.all_reduce(std::span(&value, 1));
+  together([&] {
+    meet(Meeting::kAverage);
+    communicator_.all_reduce(std::span(&value, 1));
+  });
   return value / static_cast<double>(world());
 }
 
-void Engine::barrier() { meet(Meeting::kBarrier); }
+void Engine::barrier() {
+  together([&] { meet(Meeting::kBarrier); });
+}
+
+void Engine::part() noexcept {
+  if (world() == 1 || std::exchange(parted_, true)) return;
+  communicator_.backend().abort(Error(ErrorCode::kAborted,
+                                      "a call of all ranks was interrupted there",
+                                      {.where = "engine", .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world())}));
+}
+
+void Engine::require_not_parted() const {
+  ZR_CHECK(!parted_,
+           ErrorCode::kAborted,
+           "an earlier call of all ranks was interrupted on this rank",
+           {.where = "engine",
+            .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
+            .hint = "the ranks are no longer at one place, and the others have been told: end the job and start it again"});
+}
 
 MemoryReport Engine::memory_report() const {
   const ParameterStore::Counters& counters = parameters_->counters();

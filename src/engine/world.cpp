@@ -46,9 +46,10 @@ struct Launcher {
   std::string_view job, step;   ///< together unique on the host
   std::string_view name;
 };
+constexpr std::string_view kOwnJob = "ZEROTH_JOB_ID";
 // Slurm's SLURM_NTASKS_PER_NODE is what was asked for at most, not what there is: its number of nodes decides.
 constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "ZEROTH_JOB_ID", "", "zeroth-run, torchrun"},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", kOwnJob, "", "torchrun"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "",
      "PMIX_NAMESPACE", "", "mpirun"},
     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_STEP_ID",
@@ -107,7 +108,9 @@ World World::from_variables(const Lookup& lookup) {
     const auto job = lookup(launcher.job);
     const auto step = launcher.step.empty() ? std::nullopt : lookup(launcher.step);
     if (job) world.job_ = step ? *job + "." + *step : *job;
-    world.origin_ = std::string(launcher.rank) + " and " + std::string(launcher.size) + " (" + std::string(launcher.name) + ")";
+    const bool ours = launcher.job == kOwnJob && job;  // zeroth-run uses torchrun's variables, and one more
+    world.origin_ = std::string(launcher.rank) + " and " + std::string(launcher.size) + " (" +
+                    std::string(ours ? "zeroth-run" : launcher.name) + ")";
     break;
   }
   if (world.size_ > 1) world.backend_name_ = "shm";
@@ -132,13 +135,13 @@ World World::from_hub(std::shared_ptr<InprocHub> hub, int rank, int size) {
   return world;
 }
 
-World World::from_transport(std::shared_ptr<MessageTransport> transport) {
+World World::from_transport(std::shared_ptr<MessageTransport> transport, std::string origin) {
   World world;
   world.rank_ = transport->rank();
   world.size_ = transport->size();
   world.local_rank_ = world.rank_;
   world.backend_name_ = transport->kind();
-  world.origin_ = "a transport of the caller's";
+  world.origin_ = std::move(origin);
   world.transport_ = std::move(transport);
   return world;
 }

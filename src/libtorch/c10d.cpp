@@ -217,7 +217,7 @@ std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_n
 }
 
 World world_from_c10d(const std::string& group_name, const std::string& beside) {
-  return World::from_transport(make_c10d_transport(group_name, beside));
+  return World::from_transport(make_c10d_transport(group_name, beside), "torch.distributed");
 }
 
 }  // namespace zeroth::libtorch

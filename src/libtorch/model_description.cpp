@@ -1,6 +1,7 @@
 #include <zeroth/libtorch/model_description.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <unordered_map>
 
@@ -10,6 +11,11 @@
 
 namespace zeroth::libtorch {
 namespace {
+
+/// Left behind by an engine that is gone.
+bool has_lost_memory(const at::Tensor& tensor) {
+  return tensor.nbytes() > 0 && tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
+}
 
 void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
   const auto refuse = [&name](const std::string& got, const std::string& hint) {
@@ -22,6 +28,9 @@ void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
     refuse(std::string("layout ") + (tensor.layout() == at::kSparse ? "sparse" : "not strided"),
            "use to_dense(), or sparse=false in the embedding");
   }
+  if (has_lost_memory(tensor)) {
+    refuse("a tensor without memory", "the engine that held its values is gone: close() it next time, which gives them back, and build the model anew");
+  }
   if (!tensor.is_cpu() && !tensor.is_cuda()) refuse("device " + tensor.device().str(), "move the model to the CPU or a CUDA device");
   if (!tensor.is_non_overlapping_and_dense()) {
     refuse("strides with gaps or overlap", "make it contiguous() before it becomes a parameter");
@@ -30,7 +39,12 @@ void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
 
 std::vector<std::int64_t> shape_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
 
-/// The units with most that look alike, by class and parameters; they share the ring of slots.
+bool nested(const std::string& one, const std::string& other) {
+  return one.starts_with(other + ".") || other.starts_with(one + ".");
+}
+
+/// Units that look alike, by class and parameters, share the ring of slots: blocks of an encoder, and of a decoder. Not such as are
+/// gathered while others there are, because one lies in the other: of those the kind that is there most often.
 void mark_repeated(ModelDescription& model, const std::vector<std::string>& types) {
   std::map<std::string, std::vector<std::size_t>> classes;
   for (std::size_t unit = 1; unit < model.units.size(); ++unit) {
@@ -42,10 +56,17 @@ void mark_repeated(ModelDescription& model, const std::vector<std::string>& type
     }
     classes[look].push_back(unit);
   }
-  const auto largest = std::ranges::max_element(
-      classes, [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
-  if (largest == classes.end() || largest->second.size() < 2) return;
-  for (const std::size_t unit : largest->second) model.units[unit].repeated = true;
+  std::vector<std::vector<std::size_t>> kinds;
+  for (auto& [look, members] : classes) kinds.push_back(std::move(members));
+  std::ranges::stable_sort(kinds, std::greater(), [](const auto& members) { return members.size(); });
+  std::vector<std::size_t> ring;
+  for (const std::vector<std::size_t>& members : kinds) {
+    const bool apart = std::ranges::none_of(members, [&](std::size_t unit) {
+      return std::ranges::any_of(ring, [&](std::size_t other) { return nested(model.units[unit].name, model.units[other].name); });
+    });
+    if (members.size() >= 2 && apart) ring.insert(ring.end(), members.begin(), members.end());
+  }
+  for (const std::size_t unit : ring) model.units[unit].repeated = true;
 }
 
 /// Two parameters over one memory are one to whoever trains them in place, and two here.

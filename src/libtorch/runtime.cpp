@@ -38,6 +38,25 @@ void refuse_compiled_autograd() {
 
 namespace {
 
+/// What is gathered at once at stage 3.
+std::string units_line(const ModelDescription& model) {
+  const auto elements = [&model](const UnitSpec& unit) {
+    std::int64_t sum = 0;
+    for (const int param : unit.params) sum += model.params[static_cast<std::size_t>(param)].numel();
+    return sum;
+  };
+  std::int64_t all = 0;
+  for (const UnitSpec& unit : model.units) all += elements(unit);
+  const auto percent = [all](std::int64_t part) { return std::to_string(all > 0 ? (100 * part + all / 2) / all : 0) + " %"; };
+  const std::int64_t root = elements(model.units.front());
+  std::int64_t largest = 0;
+  for (std::size_t unit = 1; unit < model.units.size(); ++unit) largest = std::max(largest, elements(model.units[unit]));
+  std::string line = "units: " + std::to_string(model.units.size() - 1);
+  if (model.units.size() > 1) line += " with " + percent(largest) + " of the parameters at most, gathered one after the other,";
+  line += " and the root with " + percent(root) + ", gathered from the beginning of forward to the end of backward";
+  return 2 * root > all ? line + ": more or other units would need less memory" : line;
+}
+
 /// Runs when a parameter's gradient is complete in `.grad`; chains what was there before.
 class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
@@ -146,6 +165,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
                                                     world.connect(make_comm_options(runtime->config_), runtime->traffic_),
                                                     runtime->slots_,
                                                     runtime->log_);
+  if (runtime->core_->settings().plan.gathers_parameters()) runtime->log_.progress(units_line(runtime->model_));
   ParameterSlots& slots = runtime->slots_;
   const bool copies = !slots.device().is_cpu() || runtime->config_.runtime.compute_copies;
   slots.set_layout(runtime->core_->layout(),
@@ -321,8 +341,10 @@ bool Runtime::shares_buffers() const {
 
 void Runtime::share_buffers() {
   if (!shares_buffers()) return;
-  core_->meet(Meeting::kBuffers);
-  send_buffers(model_, core_->communicator());
+  core_->together([&] {
+    core_->meet(Meeting::kBuffers);
+    send_buffers(model_, core_->communicator());
+  });
 }
 
 void Runtime::end(const UnitUse& use, bool awaits_backward) { core_->post_forward(use.invocation, awaits_backward); }
@@ -524,6 +546,10 @@ void Runtime::release_parameters() {
   require_own_process();
   settle();
   core_->abandon(/*in_backward=*/false);
+  core_->together([&] { give_parameters_back(); });
+}
+
+void Runtime::give_parameters_back() {
   core_->meet(Meeting::kClose);
   const ModelLayout& layout = core_->layout();
   std::vector<at::Tensor> whole(model_.tensors.size());
@@ -549,7 +575,9 @@ void Runtime::release_parameters() {
 void Runtime::export_safetensors(const std::string& path) {
   require_own_process();
   settle();
-  libtorch::export_safetensors(path, *core_, model_);
+  for (std::size_t unit = 0; unit < model_.units.size(); ++unit) slots_.require_ours(static_cast<int>(unit));
+  slots_.require_kept();
+  core_->together([&] { libtorch::export_safetensors(path, *core_, model_); });
 }
 
 WireReport Runtime::wire_report() const {

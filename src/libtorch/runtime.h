@@ -104,6 +104,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
  private:
   Runtime(Config config, ModelDescription model);
+  void give_parameters_back();
   void announce(const World& world) const;
   /// The line of progress, if one is due, and the record of the step.
   void report(const StepResult& result);

@@ -99,14 +99,19 @@ void export_safetensors(const std::string& path, zeroth::Engine& engine, const M
     communicator.broadcast(std::span(&word, 1), 0);
     return word;
   };
+  const auto failed = [&path](const char* what) { return Error(ErrorCode::kIo, what, {.where = "libtorch.export", .which = path}); };
   std::optional<Error> error;
   if (engine.rank() == 0) {
     try {
       write_file(path, engine, model, [&tell] { tell(kAtWork); });
     } catch (const Error& caught) {
       error = caught;
-    } catch (const std::exception& caught) {
-      error = Error(ErrorCode::kIo, caught.what(), {.where = "libtorch.export", .which = path});
+    } catch (const c10::Error& caught) {
+      error = failed(caught.what());
+    } catch (const std::bad_alloc& caught) {
+      error = failed(caught.what());
+    } catch (const std::runtime_error& caught) {  // of files and the system; not the interrupt of a wait
+      error = failed(caught.what());
     }
   }
   std::int64_t length = error ? static_cast<std::int64_t>(std::string(error->what()).size()) + 1 : kWritten;

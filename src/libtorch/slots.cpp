@@ -144,6 +144,15 @@ void ParameterSlots::take_versions() {
 }
 
 void ParameterSlots::require_bound(int unit) {
+  require_ours(unit);
+  for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
+    const auto index = static_cast<std::size_t>(param);
+    require_not_lost(index);
+    versions_[index] = version_of(tensors_[index]);
+  }
+}
+
+void ParameterSlots::require_ours(int unit) const {
   for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
     const auto index = static_cast<std::size_t>(param);
     const at::Tensor& tensor = tensors_[index];
@@ -153,13 +162,11 @@ void ParameterSlots::require_bound(int unit) {
     ZR_CHECK(ours && tensor.scalar_type() == views_[index].scalar_type() && tensor.sizes() == views_[index].sizes(),
              ErrorCode::kModel,
              "a parameter was moved, cast or given other data after the engine was built",
-             {.where = "libtorch.forward",
+             {.where = "libtorch.parameters",
               .which = specs_[index].name,
               .expected = views_[index].toString() + " in the engine's memory",
               .got = tensor.toString() + " elsewhere",
               .hint = "move and cast the module before the engine is built, or close() the engine first"});
-    require_not_lost(index);
-    versions_[index] = version_of(tensor);
   }
 }
 
@@ -176,7 +183,11 @@ void ParameterSlots::retire() {
     const FlatLayout& layout = layout_->flats[flat];
     if (!given_back_) {
       for (const Segment& segment : layout.segments) {
-        tensors_[static_cast<std::size_t>(segment.param)].set_data(guards_[static_cast<std::size_t>(segment.param)]);
+        const auto param = static_cast<std::size_t>(segment.param);
+        tensors_[param].set_data(make_guard(segment.param,
+                                            "zeroth: parameter '" + specs_[param].name +
+                                                "' has no values any more: the engine that held them was dropped, or closed with "
+                                                "keep_parameters false. close() gives values back."));
       }
     }
     c10::StorageImpl* storage = storages_[flat].unsafeGetStorageImpl();

@@ -43,6 +43,8 @@ class ParameterSlots final : public ParameterBinder {
   /// Throws kModel if a parameter of the unit no longer has the memory or dtype that it was given: module.to(), .data = ...; or if it
   /// was written in place where that would be lost. Other writes, which autograd's version tells, are taken note of.
   void require_bound(int unit);
+  /// The first half of require_bound(): parameters are where and what the engine made them.
+  void require_ours(int unit) const;
   /// Throws kModel if a parameter of the unit was written since require_bound(), in the forward that began with it.
   void require_unwritten(int unit) const;
   /// Throws kModel if a parameter was written in place where the update would overwrite it.

@@ -135,6 +135,20 @@ class Engine {
   /// Blocks until all ranks have come to this call, and reduces gradients meanwhile. Must come before every matched call on
   /// communicator() once training has begun: else a rank that is still in backward could wait for one that is in that call.
   void meet(Meeting what);
+  /// Runs a call that all ranks make together; such calls may lie in each other. What ends one and is no Error, Ctrl-C in a wait above
+  /// all, parts this rank from the others for good: they get kAborted, and so does this rank in every such call from then on.
+  template <class Call>
+  decltype(auto) together(Call&& call) {
+    require_not_parted();
+    try {
+      return std::forward<Call>(call)();
+    } catch (const Error&) {
+      throw;
+    } catch (...) {
+      part();
+      throw;
+    }
+  }
 
   [[nodiscard]] const ModelLayout& layout() const { return layout_; }
   [[nodiscard]] const EngineSettings& settings() const { return settings_; }
@@ -159,6 +173,8 @@ class Engine {
   /// All gradients of the step are summed, and all ranks have said what they know of it.
   Verdict agree(bool idle, bool discards);
   void forget_gradients();
+  void require_not_parted() const;
+  void part() noexcept;
   [[noreturn]] void throw_idle(int idle_rank) const;
   [[noreturn]] void throw_not_all_discard(const Verdict& verdict) const;
   /// Rank 0's values into the stores, flat by flat; the first unit whose values differed here, or -1.
@@ -180,6 +196,7 @@ class Engine {
   std::vector<bool> expected_;  ///< one a parameter: backwards bring its gradient
   std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr
   int kept_in_ring_ = -1;  ///< repeated unit that stays gathered in a shared slot, -1
+  bool parted_ = false;    ///< see together()
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
   bool had_backward_ = false;

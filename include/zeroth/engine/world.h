@@ -27,8 +27,8 @@ class World {
   /// Ranks that are threads of this process.
   [[nodiscard]] static World from_hub(std::shared_ptr<InprocHub> hub, int rank, int size);
 
-  /// Ranks that send each other messages: those of the transport.
-  [[nodiscard]] static World from_transport(std::shared_ptr<MessageTransport> transport);
+  /// Ranks that send each other messages: those of the transport. `origin`: who says so, for the log.
+  [[nodiscard]] static World from_transport(std::shared_ptr<MessageTransport> transport, std::string origin = "the caller's transport");
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }

@@ -99,7 +99,7 @@ class UnitBase {
   UnitBase& operator=(const UnitBase&) = delete;
   virtual ~UnitBase() = default;
 
-  /// Type of the wrapped module, to find the repeated class.
+  /// Type of the wrapped module, to find the repeated units.
   [[nodiscard]] virtual const std::type_info& inner_type() const = 0;
   void connect(std::weak_ptr<Runtime> runtime, int unit) {
     runtime_ = std::move(runtime);

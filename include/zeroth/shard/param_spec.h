@@ -32,7 +32,7 @@ struct ParamSpec {
 struct UnitSpec {
   std::string name{};
   std::vector<int> params{};
-  bool repeated = false;  ///< member of the repeated class: shares the ring of slots. Others have a slot of their own.
+  bool repeated = false;  ///< one of several that look alike: they share the ring of slots. Others have a slot of their own.
   bool operator==(const UnitSpec&) const = default;
 };
 

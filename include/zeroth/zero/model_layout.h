@@ -59,7 +59,7 @@ struct SlotTable {
                                         bool shared_ring,
                                         int ring_slots);
 
-/// Position of each unit in the repeated class (0, 1, ...), -1 for units outside it.
+/// Position of each unit among the repeated ones (0, 1, ...), -1 for the others.
 [[nodiscard]] std::vector<int> ring_positions(const ModelLayout& model);
 
 }  // namespace zeroth

@@ -105,7 +105,7 @@ class ParameterStore {
   ParameterBinder& binder_;
   std::vector<UnitState> units_;
   std::vector<int> slot_user_;     ///< unit in each gathered slot, -1
-  std::vector<int> ring_;          ///< positions in the repeated class
+  std::vector<int> ring_;          ///< positions among the repeated units
   std::vector<int> order_;         ///< units taken in this step
   std::vector<int> last_order_;    ///< and in the one before
   std::uint64_t epoch_ = 0;

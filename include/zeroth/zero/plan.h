@@ -26,7 +26,7 @@ enum class ReductionPolicy : std::uint8_t {
 
 /// Which units give their gathered parameters back after forward.
 enum class Reshard : std::uint8_t {
-  kDefault,  ///< all but the last repeated unit and the units outside the repeated class (they stay until backward has used them)
+  kDefault,  ///< all but the last repeated unit and those that are not repeated (they stay until backward has used them)
   kAll,
   kNone,     ///< everything stays gathered from forward to backward
 };
@@ -42,7 +42,7 @@ struct ShardingPlan {
   Placement optimizer = Placement::kReplicate;
   ReductionPolicy policy = ReductionPolicy::kPerMicroStep;
   Reshard reshard = Reshard::kDefault;
-  int ring_slots = 2;      ///< slots that units of the repeated class share, for gathered parameters and for buckets
+  int ring_slots = 2;      ///< slots that the repeated units share, for gathered parameters and for buckets
   int prefetch_units = 1;  ///< units gathered ahead where the device works asynchronously
 
   /// Throws kUsage for combinations that have no meaning (say, a replicated optimizer over sharded gradients).
