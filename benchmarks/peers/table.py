@@ -5,8 +5,8 @@
   table.py --page PAGE         writes the tables of benchmarks/results into the page, between its markers
   table.py --page PAGE --check changes nothing; exit code 1 if the page is not what it would write
 
-A table stands between "<!-- KIND NAME -->" and "<!-- end -->". KIND is contestants (NAME is all), or steps, limits or states of the
-result NAME.json. Plain Python 3.
+A table stands between "<!-- KIND NAME -->" and "<!-- end -->". KIND is contestants or behind (NAME is all), or steps, limits or
+states of the result NAME.json. Plain Python 3.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import sys
 from typing import Any
 
 import limits
-from cells import BARE, ENTRIES, Entry
+from cells import BARE, CELLS, ENTRIES, Entry
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
-MARKERS = re.compile(r"(<!-- (contestants|steps|limits|states) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+MARKERS = re.compile(r"(<!-- (contestants|behind|steps|limits|states) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 # Of the table of steps: title, rows ("a|b" are two figures in one cell), digits. A column without any row is left out.
 COLUMNS = [
@@ -38,6 +38,18 @@ COLUMNS = [
     ("wire MB a step", "wire a step, all ranks", 1),
     ("start-up, s", "start-up", 2),
     ("over bare, s", "start-up over bare", 2),
+]
+
+# Columns in which a stage is compared with peers of its own, where less is better: field and digits. Tokens/s follow from the step.
+COMPARED = [
+    ("step over floor", 3),
+    ("CPU of a step, all ranks", 2),
+    ("tracked after backward, largest rank", 1),
+    ("tracked after step, largest rank", 1),
+    ("tracked highest, largest rank", 1),
+    ("peak PSS, all ranks", 0),
+    ("wire a step, all ranks", 1),
+    ("start-up", 2),
 ]
 
 Result = dict[str, Any]
@@ -126,9 +138,40 @@ def states(result: Result) -> str:
     return markdown(["", *names], lines)
 
 
+def behind(results: pathlib.Path) -> str:
+    """Where a stage has more than a peer that shares out the same state, and whether the intervals of both meet."""
+    lines = []
+    for cell in CELLS:
+        path = results / f"{cell.name}.json"
+        if not path.is_file():
+            continue
+        result = json.loads(path.read_text(encoding="utf-8"))
+        rows = {row["name"]: row for row in result["rows"]}
+        for own in (entry for entry in present(result) if entry.name.startswith("zeroth-")):
+            for field, digits in COMPARED:
+                mine = rows.get(f"{own.name}: {field}")
+                if mine is None:
+                    continue
+                peers = [entry for entry in present(result) if entry.group == own.group and entry is not own]
+                theirs = [(rows[f"{peer.name}: {field}"], peer) for peer in peers if f"{peer.name}: {field}" in rows]
+                less = sorted(((row, peer) for row, peer in theirs if row["median"] < mine["median"]), key=lambda one: one[0]["median"])
+                if not less:
+                    continue
+                most = less[-1][0]["median"]
+                shown = next(d for d in (digits, 3, 6, 9) if f"{most:.{d}f}" != f"{mine['median']:.{d}f}" or d == 9)
+                told = ", ".join(f"{peer.title} {row['median']:,.{shown}f}" for row, peer in less)
+                meets = any(row.get("high", row["median"]) >= mine.get("low", mine["median"]) for row, _ in less)
+                lines.append(
+                    [cell.name, own.title, f"{field}, {mine['unit']}", f"{mine['median']:,.{shown}f}", told, "yes" if meets else ""]
+                )
+    return markdown(["cell", "stage", "column", "Zeroth", "less", "intervals meet"], lines)
+
+
 def of_marker(kind: str, name: str, results: pathlib.Path) -> str:
     if kind == "contestants":
         return contestants()
+    if kind == "behind":
+        return behind(results)
     path = results / f"{name}.json"
     if not path.is_file():
         return f"Not measured yet: `benchmarks/run.py --only {name}`.\n"
