@@ -9,6 +9,9 @@ Rules, each named in its messages:
   short    a how-to page has fewer than 40 lines
   machine  no line names a path of somebody's machine
   fence    code fences are closed
+  block    a code block says which language it is, and a test runs it: python and json tests/python/docs_test.py, cpp and cmake the
+           file that includes it (tests/docs/blocks.py says under which name), each command of sh the test that COMMANDS names.
+           What is no code says text
   reach    every page of docs/ is linked from docs/index.md, directly or through a page or folder that is
 Prints one line for each violation; exit code 1 if there is one.
 """
@@ -19,6 +22,8 @@ import pathlib
 import re
 import sys
 
+from blocks import Block, blocks_of, without_fences
+
 HOW_TO_LINES = 40
 TOP_LEVEL = (r"(?:include|src|csrc|tests|tools|docs|examples|benchmarks|cmake|\.ci)/|"
              r"(?:CMakeLists\.txt|CMakePresets\.json|Makefile|pyproject\.toml|LICENSE|README\.md)$")
@@ -28,16 +33,36 @@ TO_BE_WRITTEN = {
     "docs/how-to-add-an-optimizer.md": {"src/optim/lion.cpp", "csrc/kernels/lion/"},
     "docs/how-to-add-a-backend.md": {"src/comm/traced_backend.cpp"},
 }
-
-
-def without_fences(text: str) -> str:
-    """The text with fenced code blanked; line numbers stay."""
-    lines, inside = [], False
-    for line in text.split("\n"):
-        fence = line.lstrip().startswith("```")
-        lines.append("" if inside or fence else line)
-        inside = inside != fence
-    return "\n".join(lines)
+# A command of a shell block: the test that runs it, and what stands there.
+COMMANDS = {
+    **dict.fromkeys([
+        "make train",
+        "make test",
+        "make test-quick",
+        "cmake --preset core",
+        "cmake --build build/core -j 2",
+        "build/core/tests/conformance/comm_chaos --gtest_filter='Chaos.*'",
+        "benchmarks/peers/peers.py",
+        "benchmarks/peers/peers.py --cells peers-25m-2-ranks",
+        "benchmarks/run.py --only 'peers-*'",
+        "benchmarks/peers/table.py --page docs/peers.md",
+    ], ("tests/python/docs_test.py", "def test_commands")),
+    "zeroth-run -n N [options] PROGRAM [arguments...]":
+        ("tests/process/launcher/command_line_test.cpp", "Usage: zeroth-run -n N [options] PROGRAM"),
+    "torchrun --nproc-per-node 2 --no-python ./trainer":
+        ("tests/package/package_test.sh", "torchrun --nproc-per-node 2 --no-python ./trainer"),
+    "mpirun -n 2 ./trainer": ("tests/unit/engine/world_test.cpp", '"OMPI_COMM_WORLD_RANK"'),  # their variables
+    "srun --nodes 1 --ntasks 2 ./trainer": ("tests/unit/engine/world_test.cpp", '"SLURM_PROCID"'),
+    "tools/run-tests build/core": ("tests/process/run_tests_test.py", "def test_counts_cases_not_executables"),
+    "tools/run-tests build/core:unit,conformance": ("tests/process/run_tests_test.py", "def test_only_the_labels"),
+    "tools/run-tests build/core --regex comm_": ("tests/process/run_tests_test.py", "def test_only_the_name"),
+    "ZEROTH_MUTATION=leaked_buffer build/release/tests/mutations/toy_engine_test_faults":
+        ("tests/mutations/mutations_test.py", 'Guard(fault="leaked_buffer", target="toy_engine_test"'),
+    "pip install --no-build-isolation .": ("tests/python/wheel_test.py", 'pip("install", "--no-build-isolation"'),
+}
+# Folders of the files that include blocks: #include "docs/page-1.cpp", include(${BLOCKS}/docs/page-1.cmake).
+INCLUDING = ("tests/docs", "tests/package/consumer")
+INCLUDE = re.compile(r'^ *(?:#include "|include\(\$\{BLOCKS\}/)([^")\n]+-\d+\.(?:cpp|cmake))[")]', re.MULTILINE)
 
 
 def anchors_of(text: str) -> set[str]:
@@ -54,10 +79,14 @@ def links_of(text: str) -> list[tuple[int, str]]:
 
 
 class Checker:
-    def __init__(self, root: pathlib.Path) -> None:
+    def __init__(self, root: pathlib.Path, commands: dict[str, tuple[str, str]]) -> None:
         self.root = root.resolve()
+        self.commands = commands
         self.violations: list[str] = []
         self.links: dict[str, set[str]] = {}  # page -> pages and folders it leads to
+        files = [file for folder in INCLUDING for file in (self.root / folder).glob("*") if file.is_file()]
+        self.included = {name for file in files for name in INCLUDE.findall(file.read_text(encoding="utf-8"))}
+        self.used: set[str] = set()  # commands that are on a page
 
     def report(self, page: str, line: int, rule: str, text: str) -> None:
         self.violations.append(f"{page}:{line}: {rule}: {text}")
@@ -68,12 +97,16 @@ class Checker:
         for page in pages + ([readme] if readme.exists() else []):
             self.check(page.relative_to(self.root).as_posix(), page.read_text(encoding="utf-8"))
         self.check_reach([page.relative_to(self.root).as_posix() for page in pages])
+        self.check_commands()
         return self.violations
 
     def check(self, page: str, text: str) -> None:
         lines = text.split("\n")
-        if sum(line.lstrip().startswith("```") for line in lines) % 2 != 0:
-            self.report(page, 1, "fence", "a code fence is not closed")
+        for number, line in enumerate(without_fences(text).split("\n"), 1):
+            if re.search("```|~~~", line):
+                self.report(page, number, "fence", "a code fence is not closed, or not the first in its line")
+        for block in blocks_of(page, text):
+            self.check_block(block)
         if page.startswith("docs/how-to") and len(text.splitlines()) >= HOW_TO_LINES:
             self.report(page, len(text.splitlines()), "short", f"a how-to page has fewer than {HOW_TO_LINES} lines")
         for number, line in enumerate(lines, 1):
@@ -83,6 +116,27 @@ class Checker:
         for number, line in enumerate(without_fences(text).split("\n"), 1):
             for code in re.findall(r"`([^`]+)`", line):
                 self.check_path(page, number, code)
+
+    def check_block(self, block: Block) -> None:
+        if block.language in ("cpp", "cmake"):
+            if block.file not in self.included:
+                self.report(block.page, block.line, "block", f"no file of {', '.join(INCLUDING)} includes {block.file}")
+        elif block.language == "sh":
+            for command in block.commands:
+                self.used.add(command)
+                if command not in self.commands:
+                    self.report(block.page, block.line, "block", f"COMMANDS names no test that runs: {command}")
+        elif block.language not in ("python", "json", "text"):
+            self.report(block.page, block.line, "block",
+                        f"the language is python, json, cpp, cmake, sh, or text for what is no code; not \"{block.language}\"")
+
+    def check_commands(self) -> None:
+        for command, (test, text) in self.commands.items():
+            file = self.root / test
+            if not file.is_file() or text not in file.read_text(encoding="utf-8"):
+                self.report(test, 1, "block", f"is to run \"{command}\", and \"{text}\" is not there")
+            if command not in self.used:
+                self.report(test, 1, "block", f"is to run \"{command}\", which is on no page; take it out of COMMANDS")
 
     def resolve(self, page: str, line: int, link: str) -> str | None:
         """Where a link leads, from the root; None (and a report) if nowhere."""
@@ -120,7 +174,7 @@ class Checker:
 
 
 def main() -> int:
-    violations = Checker(pathlib.Path(sys.argv[1])).run()
+    violations = Checker(pathlib.Path(sys.argv[1]), COMMANDS).run()
     print("\n".join(violations) if violations else "the pages agree with the repository")
     return 1 if violations else 0
 

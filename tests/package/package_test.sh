@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs a build into a folder of its own and builds a project outside the tree against it with find_package(Zeroth).
 # usage: package_test.sh BUILD WORK CXX PYTHON|none
-# The project trains one step with the engine of the core; with a PYTHON that has torch, one with the LibTorch adapter too,
-# and another torch version must be refused.
+# The project trains one step with the engine of the core; with a PYTHON that has torch, the code of README.md and docs/cpp-api.md
+# too, on one rank and on two, and another torch version must be refused.
 set -euo pipefail
 build=$1 work=$2 compiler=$3 python=$4
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -17,9 +17,9 @@ configure() { # FOLDER OPTIONS...
   cmake -G Ninja -S "$here/consumer" -B "$work/$folder" -DCMAKE_BUILD_TYPE=Release \
     -DCMAKE_CXX_COMPILER="$compiler" -DCMAKE_PREFIX_PATH="$work/prefix" "$@"
 }
-build_and_run() { # FOLDER
+build() { # FOLDER
   cmake --build "$work/$1"
-  "$work/$1/consumer" | grep -x "consumer works"
+  cd "$work/$1"
 }
 
 # Headers and libraries must be found in the prefix alone.
@@ -27,15 +27,24 @@ build_and_run() { # FOLDER
   { echo "FAILED: an installed CMake file names the source or build tree"; exit 1; }
 
 configure core
-build_and_run core
+build core
+./consumer | grep -x "consumer works"
 
 if [[ $python != none ]]; then
-  configure libtorch -DWITH_LIBTORCH=ON -DPython_EXECUTABLE="$python"
-  build_and_run libtorch
+  blocks=$work/blocks
+  python3 -B "$here/../docs/blocks.py" "$here/../.." "$blocks"
+  configure libtorch -DWITH_LIBTORCH=ON -DPython_EXECUTABLE="$python" -DBLOCKS="$blocks"
+  build libtorch
+  cp "$blocks/README-1.json" zero3.json
+  for launched in "./trainer" "torchrun --nproc-per-node 2 --no-python ./trainer"; do
+    rm -f ./*.safetensors
+    PATH="$(dirname "$python"):$PATH" OMP_NUM_THREADS=1 timeout 120 $launched >log 2>&1 || { cat log; exit 1; }
+    grep -x "consumer works" log && grep -q "^100 [0-9]" log && ls model.safetensors net.safetensors || { cat log; exit 1; }
+  done
 
   printf '#!/bin/sh\nprintf "/nowhere;9.9.9"\n' >"$work/other-python"
   chmod +x "$work/other-python"
-  if configure refused -DWITH_LIBTORCH=ON -DPython_EXECUTABLE="$work/other-python" >"$work/refused.log" 2>&1; then
+  if configure refused -DWITH_LIBTORCH=ON -DPython_EXECUTABLE="$work/other-python" -DBLOCKS="$blocks" >"$work/refused.log" 2>&1; then
     echo "FAILED: another torch version was accepted"
     exit 1
   fi

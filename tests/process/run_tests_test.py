@@ -41,12 +41,12 @@ class RunTests(unittest.TestCase):
         self.lines.append(f'add_test({name} "sh" "{script}")')
         self.lines.append(f"set_tests_properties({name} PROPERTIES SKIP_RETURN_CODE 77)")
 
-    def run_tests(self, label: str = "") -> tuple[int, str]:
+    def run_tests(self, labels: str = "", *arguments: str) -> tuple[int, str]:
         """Exit code and last line."""
         (self.build / "CMakeCache.txt").write_text("ZEROTH_SANITIZE:STRING=\n")
         (self.build / "CTestTestfile.cmake").write_text("\n".join(self.lines) + "\n")
         (self.build / "reasons.txt").write_text("no AVX2  # comment\n")
-        command = [ROOT / "tools" / "run-tests", f"{self.build}{label}", "--reasons", self.build / "reasons.txt"]
+        command = [ROOT / "tools" / "run-tests", f"{self.build}{labels}", "--reasons", self.build / "reasons.txt", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         self.output = done.stdout + done.stderr
         return done.returncode, done.stdout.strip().split("\n")[-1]
@@ -113,10 +113,17 @@ class RunTests(unittest.TestCase):
         self.gtest("three", PASSED)
         self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 1 skipped"))
 
-    def test_only_the_label(self) -> None:
+    def test_only_the_labels(self) -> None:
         self.gtest("one", PASSED)
         self.gtest("two", FAILED, code=1, labels="process")
+        self.gtest("three", PASSED, labels="conformance")
         self.assertEqual(self.run_tests(":unit"), (0, "1 passed, 0 failed, 0 skipped"))
+        self.assertEqual(self.run_tests(":unit,conformance"), (0, "2 passed, 0 failed, 0 skipped"))
+
+    def test_only_the_name(self) -> None:
+        self.gtest("comm_one", PASSED)
+        self.gtest("two", FAILED, code=1)
+        self.assertEqual(self.run_tests("", "--regex", "comm_"), (0, "1 passed, 0 failed, 0 skipped"))
 
     def test_nothing_run_fails(self) -> None:
         self.gtest("one", PASSED)

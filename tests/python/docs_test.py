@@ -1,8 +1,10 @@
-"""Every Python block of the README and of docs/python.md runs, in its order; so do the examples."""
+"""Python blocks of README.md and docs/ run, in their order; JSON blocks train; commands of shell blocks are known to what they call; the
+examples run. tests/docs/check_docs.py says which test takes the other blocks."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import pathlib
 import re
@@ -11,21 +13,70 @@ import sys
 import tempfile
 import unittest
 
+import torch
+import zeroth
+
 import job
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "docs/python.md")
+sys.path.insert(0, str(ROOT / "tests/docs"))
+
+from blocks import all_blocks  # noqa: E402
+from check_docs import COMMANDS  # noqa: E402
+
+BLOCKS = all_blocks(ROOT)
+BUILD = os.environ["ZEROTH_BUILD"]
+"""build tree, from CMake: in the place of build/core"""
+RUNS = {
+    "make train": "--dry-run",
+    "make test": "--dry-run",
+    "make test-quick": "--dry-run",
+    "cmake --preset core": "-N",
+    "cmake --build build/core -j 2": "-- -n",
+    "build/core/tests/conformance/comm_chaos --gtest_filter='Chaos.*'": "--gtest_list_tests",
+    "benchmarks/peers/peers.py": "--list",
+    "benchmarks/peers/peers.py --cells peers-25m-2-ranks": "--list",
+    "benchmarks/run.py --only 'peers-*'": "--list",
+    "benchmarks/peers/table.py --page docs/peers.md": "--check",
+}
+"""what makes a command say what it would do, and not do it: they take minutes, and some are what runs this test (gpt_test.py runs the job
+of `make train` on a small text)"""
 
 
 class DocsTest(unittest.TestCase):
-    def test_code_blocks(self) -> None:
-        for page in PAGES:
+    def test_python_blocks(self) -> None:
+        pages = dict.fromkeys(block.page for block in BLOCKS if block.language == "python")
+        self.assertIn("docs/python.md", pages)
+        for page in pages:
             with self.subTest(page=page), tempfile.TemporaryDirectory() as folder:
-                blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-                self.assertTrue(blocks)
-                done = subprocess.run([sys.executable, "-c", "\n".join(blocks)], cwd=folder, capture_output=True, text=True,
+                program = "\n".join(block.text for block in BLOCKS if (block.page, block.language) == (page, "python"))
+                done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
                                       timeout=120, check=False)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_json_blocks(self) -> None:
+        blocks = [block for block in BLOCKS if block.language == "json"]
+        self.assertTrue(blocks)
+        for block in blocks:
+            with self.subTest(file=block.file):
+                dtype = torch.bfloat16 if "bf16" in json.loads(block.text) else torch.float32
+                model = torch.nn.Linear(2, 2, dtype=dtype)
+                engine = zeroth.Engine(model, zeroth.Config.from_json(block.text, block.file), log_level="off")
+                for _ in range(engine.config.gradient_accumulation_steps or 1):
+                    engine.backward(engine(torch.ones(4, 2, dtype=dtype)).sum())
+                    result = engine.step()
+                self.assertTrue(result.committed, result.reason)
+                engine.close()
+
+    def test_commands(self) -> None:
+        self.assertEqual(set(RUNS), {command for command, (test, _) in COMMANDS.items() if ROOT / test == pathlib.Path(__file__).resolve()})
+        environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+        for command, only_say in RUNS.items():
+            with self.subTest(command=command):
+                done = subprocess.run(["bash", "-c", f"{command} {only_say}".replace("build/core", BUILD)], cwd=ROOT, env=environment,
+                                      capture_output=True, text=True, timeout=60, check=False)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertTrue(done.stdout or "--check" in only_say)
 
     def test_the_loop_and_its_twin_differ_in_few_lines_and_in_no_digit(self) -> None:
         folder = ROOT / "examples/torch_loop"

@@ -1,28 +1,46 @@
-// A LibTorch trainer on the installed package: one step of a linear layer.
-#include <zeroth/libtorch/engine.h>
+// A LibTorch trainer on the installed package: the code of README.md and docs/cpp-api.md, as it stands there (tests/docs/blocks.py).
+#include "docs/cpp-api-1.cpp"
 
-#include <torch/nn/modules/linear.h>
-#include <torch/types.h>
-
-#include <cstdio>
 #include <string>
+#include <vector>
+
+namespace {
+
+struct Batch {
+  torch::Tensor x;
+  torch::Tensor y;
+};
+
+void ten_lines(const Net& model, const std::vector<Batch>& batches) {
+#include "README-1.cpp"
+}
+
+/// How far the output of a linear layer of ones moves in one step of SGD, in which only the weights decay.
+double one_step(int zero_stage, const zeroth::World& world) {
+  const std::string stage = std::to_string(zero_stage);
+  const auto config = zeroth::Config::from_json_text(
+      R"({"optimizer": {"type": "SGD", "params": {"lr": 0.5, "weight_decay": 1}}, "zero_optimization": {"stage": )" + stage + "}}",
+      "the consumer");
+  const torch::nn::Linear net(3, 1);
+  for (const torch::Tensor& parameter : net->parameters()) torch::nn::init::ones_(parameter);
+#include "docs/cpp-api-2.cpp"
+  const torch::Tensor input = torch::ones({1, 3});
+  const torch::Tensor before = engine.forward(input);
+  engine.backward(before.sum());  // the gradient of the three weights and of the bias is 1, with decay 2 and 1
+  if (!engine.step().committed) return 0;
+  return (before - engine.forward(input)).detach().item<double>();
+}
+
+}  // namespace
 
 int main() {
-  for (const char* stage : {"0", "3"}) {
-    const std::string text =
-        std::string(R"({"train_batch_size": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.5}},)") +
-        R"("zero_optimization": {"stage": )" + stage + "}}";
-    zeroth::libtorch::Engine engine(torch::nn::Linear(3, 1),
-                                    zeroth::Config::from_json_text(text, "the consumer"),
-                                    zeroth::World::from_environment());
-    const torch::Tensor input = torch::ones({1, 3});
-    const torch::Tensor before = engine.forward(input);
-    engine.backward(before.sum());  // the gradient of the three weights and of the bias is 1
-    if (!engine.step().committed) return 1;
-    const torch::Tensor after = engine.forward(input);
-    const double moved = (before - after).detach().item<double>();
-    std::printf("stage %s: the output moved by %g\n", stage, moved);
-    if (moved < 1.999 || moved > 2.001) return 1;  // 4 * 0.5, up to rounding
+  const auto world = zeroth::World::from_environment();
+  ten_lines(Net(), {2, {torch::ones({32, 64}), torch::ones({32})}});
+  train(world);
+  for (const int zero_stage : {0, 3}) {
+    const double moved = one_step(zero_stage, world);
+    std::printf("stage %d: the output moved by %g\n", zero_stage, moved);
+    if (moved != 3.5) return 1;  // 0.5 * (3 * 2 + 1)
   }
   std::puts("consumer works");
   return 0;

@@ -1,0 +1,87 @@
+// The new files of the how-to pages, as they stand there (blocks.py), in one program, and what the pages say of them.
+#include "docs/how-to-add-a-backend-1.cpp"
+#include "docs/how-to-add-a-plan-1.cpp"
+#include "docs/how-to-add-an-optimizer-1.cpp"
+
+#include "support/toy_training.h"
+
+#include <zeroth/comm/communicator.h>
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace zeroth {
+namespace {
+
+TEST(HowToAddABackend, CallsAreTracedAndMade) {
+  const std::shared_ptr<CommBackend> backend = make_traced({});
+  std::array<float, 3> data{1, 2, 3};
+  ::testing::internal::CaptureStderr();
+  Communicator(backend).all_reduce(std::span<float>(data));
+  const std::shared_ptr<CommBackend> part = backend->split(0, 0, "part");
+  Communicator(part).barrier();
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(said.starts_with("0: all_reduce float32 [3]")) << said;
+  EXPECT_NE(said.find("\n0: barrier"), std::string::npos) << said;
+  EXPECT_EQ(data, (std::array<float, 3>{1, 2, 3}));
+  EXPECT_EQ(backend->split(-1, 0, "nobody"), nullptr);
+}
+
+TEST(HowToAddAPlan, BitsAreThoseOfStage3AndMemoryIsThePlan) {
+  testing::ToyTraining training;
+  training.world = 2;
+  training.plan = zero_plan(3, {"dp"});
+  const testing::ToyOutcome expected = testing::train_toy(training);
+  training.plan = wide_bucket_plan({"dp"});
+  const testing::ToyOutcome outcome = testing::train_toy(training);
+  EXPECT_EQ(testing::difference(expected, outcome), "");
+  for (std::size_t rank = 0; rank < outcome.memory.size(); ++rank) {
+    const MemoryReport& report = outcome.memory[rank];
+    EXPECT_EQ(report.planned, report.measured_peak) << to_text(report);
+    EXPECT_GT(report.planned[MemoryState::kBucket], expected.memory[rank].planned[MemoryState::kBucket]);
+  }
+}
+
+/// Algorithm 2 of the paper in double.
+void lion_oracle(double& param, double& momentum, double grad, const GroupHyper& hyper) {
+  const double mix = hyper.beta1 * momentum + (1 - hyper.beta1) * grad;
+  const double sign = mix > 0 ? 1 : mix < 0 ? -1 : 0;
+  param -= hyper.lr * (sign + hyper.weight_decay * param);
+  momentum = hyper.beta2 * momentum + (1 - hyper.beta2) * grad;
+}
+
+template <class T>
+void expect_lion(double tolerance) {
+  const std::unique_ptr<Optimizer> optimizer = make_lion({});
+  ASSERT_EQ(optimizer->states().size(), 1U);
+  const GroupHyper hyper{.lr = 0.03, .beta1 = 0.9, .beta2 = 0.8, .weight_decay = 0.1};
+  std::array<T, 5> param{T{1}, T{-2}, T{0}, T{0.5}, T{3}};
+  std::array<T, 5> momentum{};
+  std::array<double, 5> wanted{1, -2, 0, 0.5, 3};
+  std::array<double, 5> wanted_momentum{};
+  for (const std::array<T, 5>& grad : {std::array<T, 5>{4, -4, 0, 8, -1}, {-2, 6, 0, -1, 1}, {1, 1, 1, 1, 1}}) {  // sums of two ranks
+    std::array<std::byte*, 1> states{reinterpret_cast<std::byte*>(momentum.data())};
+    optimizer->step({.param = reinterpret_cast<std::byte*>(param.data()),
+                     .states = states,
+                     .grad = reinterpret_cast<const std::byte*>(grad.data()),
+                     .n = static_cast<std::int64_t>(grad.size()),
+                     .dtype = DTypeOf<T>::value,
+                     .factor = 0.5,
+                     .hyper = hyper},
+                    kernels::Isa::kScalar);
+    for (std::size_t i = 0; i < grad.size(); ++i) {
+      lion_oracle(wanted[i], wanted_momentum[i], 0.5 * static_cast<double>(grad[i]), hyper);
+      EXPECT_NEAR(static_cast<double>(param[i]), wanted[i], tolerance) << i;
+      EXPECT_NEAR(static_cast<double>(momentum[i]), wanted_momentum[i], tolerance) << i;
+    }
+  }
+}
+
+TEST(HowToAddAnOptimizer, LionIsAlgorithm2) {
+  expect_lion<double>(1e-14);  // values up to 4 and three steps of a few roundings
+  expect_lion<float>(5e-6);
+}
+
+}  // namespace
+}  // namespace zeroth
