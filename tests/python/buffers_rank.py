@@ -1,11 +1,23 @@
-"""One rank of three: buffers are rank 0's at the start of each forward in training, and nobody else's forwards wait for anybody."""
+"""One rank of three: buffers are rank 0's at the start of each forward in training, as in torch's DistributedDataParallel, and nobody
+else's forwards wait for anybody.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import zeroth
+
+STEPS = 3
+LR = 0.1
+TOLERANCE = 1e-12
+
+Values = list[torch.Tensor]
 
 
 class Block(nn.Module):
@@ -24,8 +36,70 @@ class Block(nn.Module):
         return x + self.norm(self.linear(x))
 
 
-def state(model: nn.Module) -> list[float]:
-    return [buffer.double().sum().item() for buffer in model.buffers()]
+def make(rank: int) -> nn.Module:
+    """Other weights on every rank."""
+    torch.manual_seed(rank)
+    return nn.Sequential(Block(), Block()).double()
+
+
+def values(model: nn.Module) -> Values:
+    return [buffer.detach().clone() for buffer in model.buffers()]
+
+
+def train(
+    model: nn.Module,
+    rank: int,
+    forward: Callable[[torch.Tensor], torch.Tensor],
+    update: Callable[[torch.Tensor], None],
+    alone: Callable[[int], None] = lambda step: None,
+) -> tuple[list[Values], list[Values], list[float]]:
+    """For each step: this rank's buffers before the forward; those with which the forward begins; the loss. Data and buffers are others on
+    every rank."""
+    data = torch.Generator().manual_seed(rank)
+    before, within, losses = [], [], []
+    for step in range(STEPS):
+        alone(step)
+        for buffer in model.buffers():
+            buffer.add_(rank)
+        before.append(values(model))
+        handle = next(model.children()).register_forward_pre_hook(lambda module, args: within.append(values(model)))
+        loss = forward(torch.randn(5, 4, generator=data, dtype=torch.float64)).square().mean()
+        handle.remove()
+        losses.append(loss.item())
+        update(loss)
+    return before, within, losses
+
+
+def of_rank_0(before: list[Values]) -> list[Values]:
+    """What rank 0 had, on every rank."""
+    sent = [before]
+    dist.broadcast_object_list(sent, src=0)
+    for mine, theirs in zip(before, sent[0], strict=True):
+        same = [torch.equal(one, other) for one, other in zip(mine, theirs, strict=True) if one.numel() > 0]
+        assert all(same) if dist.get_rank() == 0 else not any(same), "the test means ranks that differ"
+    return sent[0]
+
+
+def require_equal(mine: list[Values], expected: list[Values], what: str, tolerance: float = 0.0) -> None:
+    for step, (some, others) in enumerate(zip(mine, expected, strict=True)):
+        for one, other in zip(some, others, strict=True):
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}, step {step}: {text}")  # noqa: B023
+
+
+def trained_by_torch(rank: int) -> tuple[list[Values], list[float], Values]:
+    """Buffers at the start of each forward, losses, parameters."""
+    model = make(rank)
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+
+    def update(loss: torch.Tensor) -> None:
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    before, within, losses = train(model, rank, parallel, update)
+    require_equal(within, of_rank_0(before), "torch")
+    return within, losses, [parameter.detach() for parameter in model.parameters()]
 
 
 def refuse_sparse(world: zeroth.World) -> None:
@@ -68,38 +142,45 @@ def refuse_other_sizes(world: zeroth.World) -> None:
     engine.close(keep_parameters=False)
 
 
+def share(world: zeroth.World) -> None:
+    of_torch, losses_of_torch, parameters_of_torch = trained_by_torch(world.rank)
+    for stage in (0, 3):
+        for shared in (True, False):
+            model = make(world.rank)
+            config = {"zero_optimization": {"stage": stage}, "optimizer": {"type": "SGD", "params": {"lr": LR}},
+                      "zeroth": {"broadcast_buffers": shared, "timeout_ms": 20_000}}
+            engine = zeroth.Engine(model, config, world=world, log_level="off")
+
+            def update(loss: torch.Tensor) -> None:
+                engine.backward(loss)  # noqa: B023
+                assert engine.step().committed  # noqa: B023
+
+            def alone(step: int) -> None:
+                """What one rank does alone waits for nobody."""
+                if step == 1 and world.rank == 1:
+                    for training in (True, False):
+                        with torch.no_grad():
+                            engine.train(training)(torch.ones(5, 4, dtype=torch.float64))  # noqa: B023
+                    engine.train()  # noqa: B023
+
+            before, within, losses = train(model, world.rank, engine, update, alone)
+            what = f"rank {world.rank}, stage {stage}, shared {shared}"
+            require_equal(within, of_rank_0(before) if shared else before, what)
+            engine.close()
+            if shared:
+                require_equal(within, of_torch, f"{what}, beside torch", TOLERANCE)
+                assert all(abs(mine - theirs) <= TOLERANCE for mine, theirs in zip(losses, losses_of_torch, strict=True)), (what, losses)
+                require_equal([[parameter.detach() for parameter in model.parameters()]], [parameters_of_torch], what, TOLERANCE)
+
+
 def main() -> None:
+    dist.init_process_group("gloo")
     world = zeroth.World.from_environment()
     refuse_sparse(world)
     keep_what_graphs_hold(world)
     refuse_other_sizes(world)
-    for stage in (0, 3):
-        for shared in (True, False):
-            torch.manual_seed(world.rank)  # other weights and data on every rank
-            model = nn.Sequential(Block(), Block())
-            engine = zeroth.Engine(model, {"zero_optimization": {"stage": stage}, "zeroth": {"broadcast_buffers": shared, "timeout_ms": 20_000}},
-                                   world=world, log_level="off")
-            at_start: list[list[float]] = []
-            model[0].register_forward_pre_hook(lambda module, args: at_start.append(state(model)))
-            for step in range(3):
-                if world.rank == 1 and step == 1:  # what one rank does alone waits for nobody
-                    with torch.no_grad():
-                        engine(torch.randn(5, 4))
-                    engine.eval()
-                    with torch.no_grad():
-                        engine(torch.randn(5, 4))
-                    engine.train()
-                    at_start.clear()
-                if world.rank != 1 and step == 1:
-                    at_start.clear()
-                engine.backward(engine(torch.randn(5, 4)).square().mean())
-                assert engine.step().committed
-            assert len(at_start) == 2
-            means = [[engine.average(value) for value in values] for values in at_start]
-            equal = all(abs(mean - value) < 1e-12 * max(1.0, abs(value)) for of, to in zip(means, at_start) for mean, value in zip(of, to))
-            anywhere = engine.average(float(equal))
-            assert anywhere == 1.0 if shared else anywhere < 1.0, (stage, shared, at_start, means)
-            engine.close()
+    share(world)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import os
 import pathlib
 import signal
 import sys
-import threading
 import time
 
 import torch
@@ -89,27 +88,6 @@ def exception(world: zeroth.World) -> None:
         train(engine)
 
 
-def interrupt(world: zeroth.World) -> None:
-    """Rank 1 does not come; rank 0 waits, gets SIGINT and must have a KeyboardInterrupt soon."""
-    engine = zeroth.Engine(zoo.make("plain"), config(), world=world, log_level="off")
-    train(engine)
-    if world.rank == 1:
-        time.sleep(2.5)
-        return
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    begin = time.monotonic()
-    try:
-        train(engine)
-    except KeyboardInterrupt:
-        late = time.monotonic() - begin - 1.0
-        print(f"KeyboardInterrupt after {late:.2f} s", flush=True)
-        assert late <= 0.5, late
-    try:  # the call was cut in the middle: the ranks no longer fit together
-        engine.average(1.0)
-    except KeyboardInterrupt:
-        print("the engine stays broken", flush=True)
-
-
 def export(world: zeroth.World, folder: str) -> None:
     written = []
     for name, where in (("group", world), ("memory", zeroth.World.from_environment())):
@@ -178,7 +156,7 @@ def main() -> None:
     if sys.argv[1] == "beside":
         dist.Backend.register_backend("blind", blind_group, devices=["cuda"])
     dist.init_process_group("blind" if sys.argv[1] == "beside" else "gloo")
-    tests = {"skip": skip, "kill": kill, "leave": leave, "exception": exception, "interrupt": interrupt, "export": export,
+    tests = {"skip": skip, "kill": kill, "leave": leave, "exception": exception, "export": export,
              "subgroup": subgroup, "wire": wire, "beside": beside}
     tests[sys.argv[1]](zeroth.World.from_group(), *sys.argv[2:])
     dist.destroy_process_group()

@@ -146,6 +146,54 @@ class Trainers(unittest.TestCase):
         self.assertIn("the same, bit for bit", done.stdout)
         self.assert_picture(picture)
 
+    # --- make train -------------------------------------------------------------------------------------------------
+
+    def train_main(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """What `make train` runs, small: a text of which a little model learns more than pairs of bytes tell."""
+        folder = self.folder / "sentences"
+        folder.mkdir(exist_ok=True)
+        (folder / "sentences.py").write_text("the cat that sat on the mat sees a rat and the rat sees that the cat is fat\n" * 80)
+        own = arguments.index("--")
+        common = ["--data", str(folder), "--layers", "1", "--d-model", "32", "--heads", "2", "--seq", "32", "--batch", "4", "--lr", "1e-2"]
+        package = pathlib.Path(zeroth.__file__).parents[1]
+        return subprocess.run(
+            [ROOT / "tools" / "train-main", *arguments[:own], *common, *arguments[own:]], capture_output=True, text=True, check=False,
+            timeout=job.TIME_LIMIT_S, cwd=self.folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "ZEROTH_PYTHON": sys.executable, "ZEROTH_PYTHON_DIR": str(package),
+                 "ZEROTH_BIN_DIR": str(pathlib.Path(job.RUN).parent)})
+
+    def check_stages(self, output: str) -> None:
+        """The table: planned bytes are the measured ones, wire bytes those of the formula, stage 0 needs most, one loss."""
+        rows = [line.split() for line in output.splitlines() if re.match(r" +ZeRO-\d ", line)]
+        self.assertEqual([row[0] for row in rows], [f"ZeRO-{stage}" for stage in range(4)], output)
+        for row in rows:
+            self.assertEqual((row[1], row[4]), (row[2], row[5]), row)
+        planned = [int(row[1].replace(",", "")) for row in rows]
+        self.assertGreater(planned[0], max(planned[1:]))
+        self.assertEqual(len({row[-1] for row in rows}), 1, output)
+        self.assertIn("Every one of 12 losses and gradient norms is the same, bit for bit, at all stages.", output)
+
+    def test_make_train_on_a_small_text(self) -> None:
+        pictures = self.folder / "of train"
+        done = self.train_main("--pictures", str(pictures), "--", "--steps", "120", "--eval-every", "40", "--sample", "20")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"ZeRO-3: validation loss 0\.\d+ nats/byte after 120 steps; the bigram entropy \d\.\d+ was passed by step \d+")
+        self.check_stages(done.stdout)
+        self.assertEqual({path.name for path in pictures.iterdir()}, {"loss.png", "memory.png", "stages.png"})
+        for path in pictures.iterdir():
+            self.assert_picture(path)
+
+    def test_make_train_fails_where_nothing_is_learnt(self) -> None:
+        done = self.train_main("--cpp", "--", "--steps", "1", "--sample", "0")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertRegex(done.stderr, r"compare-stages: the validation loss \d\.\d+ is not below the bigram entropy \d\.\d+ of the held-out text")
+        self.assertNotIn("bit for bit", done.stdout)
+
+    def test_the_job_of_make_train_says_what_it_takes(self) -> None:
+        done = subprocess.run([ROOT / "tools" / "train-main", "--help"], capture_output=True, text=True, check=True)
+        for name in ("--cpp", "--pictures FOLDER", "COMMON... --", "ARGUMENTS", "ZEROTH_PYTHON"):
+            self.assertIn(name, done.stdout)
+
     # --- arguments --------------------------------------------------------------------------------------------------
 
     def test_the_arguments_are_those_of_the_twin(self) -> None:

@@ -4,23 +4,76 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 import unittest
+from collections.abc import Mapping
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "process" / "gpt"))
+import left_behind  # noqa: E402
+
 RUN = os.environ["ZEROTH_RUN"]
 """path of zeroth-run, from CMake"""
 TIME_LIMIT_S = 300
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def command(ranks: int, program: str, *arguments: str, merge: bool = False) -> list[str]:
+    """`program` is a file of this folder."""
+    return [RUN, "-n", str(ranks), *([] if merge else ["--no-merge"]), "--env", "OMP_NUM_THREADS=1", sys.executable, str(HERE / program), *arguments]
 
 
 def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S) -> subprocess.CompletedProcess[str]:
-    """`program` is a file of this folder."""
-    return subprocess.run(
-        [RUN, "-n", str(ranks), "--no-merge", "--env", "OMP_NUM_THREADS=1", sys.executable, str(HERE / program), *arguments],
-        capture_output=True, text=True, timeout=limit_s, check=False,
-    )
+    """Under zeroth-run, whose ranks end with it."""
+    return subprocess.run(command(ranks, program, *arguments), capture_output=True, text=True, timeout=limit_s, check=False)
+
+
+class Family:
+    """A process with its output in files, and all that is below it. What of them lives when the block ends is killed."""
+
+    def __init__(self, arguments: list[str], environment: Mapping[str, str] = os.environ) -> None:
+        self.arguments = arguments
+        self.environment = environment
+
+    def __enter__(self) -> Family:
+        self.folder = tempfile.TemporaryDirectory()
+        temporary = pathlib.Path(self.folder.name, "tmp")
+        temporary.mkdir()
+        left_behind.adopt_orphans()
+        self.left = left_behind.LeftBehind(temporary)
+        with open(self.folder.name + "/out", "wb") as out, open(self.folder.name + "/err", "wb") as err:
+            self.process = subprocess.Popen(
+                self.arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**self.environment, "TMPDIR": str(temporary)},
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # ignored in the background of a shell
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in left_behind.living_descendants():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.folder.cleanup()
+
+    def output(self, name: str) -> str:
+        """ "out" or "err", so far."""
+        return pathlib.Path(self.folder.name, name).read_text()
+
+    def wait_for(self, text: str, count: int, limit_s: float = 60.0) -> None:
+        """Until it has written `text` so often."""
+        end = time.monotonic() + limit_s
+        while self.output("out").count(text) < count:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise AssertionError(f"{text!r} did not come {count} times\n{self.output('out')}{self.output('err')}")
+            time.sleep(0.01)
+
+    def end(self, limit_s: float) -> subprocess.CompletedProcess[str]:
+        """Waits for it."""
+        code = self.process.wait(limit_s)
+        return subprocess.CompletedProcess(self.arguments, code, self.output("out"), self.output("err"))
 
 
 class RankTest(unittest.TestCase):

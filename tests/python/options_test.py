@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
 import tempfile
@@ -64,6 +65,22 @@ class Configs(unittest.TestCase):
         self.assertTrue(optimizer.step().committed)
         with self.assertRaisesRegex(zeroth.Error, "lr_scheduler is not taken as an object"):
             zeroth.initialize(model=zoo.make("plain"), lr_scheduler=object())
+
+    def test_initialize_takes_what_deepspeed_users_pass_or_says_where_it_belongs(self) -> None:
+        arguments = argparse.Namespace(local_rank=0, deepspeed_config=config(stage=2))
+        model = zoo.make("plain")
+        engine, *_ = zeroth.initialize(args=arguments, model=model, units=[model.head], world=zeroth.World.from_environment(),
+                                       log_level="off")
+        self.assertEqual(engine.config.zero_stage, 2)
+        self.assertEqual([name for name, _, _ in engine._core.units], ["root", "head"])
+        with self.assertRaisesRegex(zeroth.Error, "two configurations"):
+            zeroth.initialize(args=arguments, model=zoo.make("plain"), config=config())
+        for name in ("optimizer", "training_data", "collate_fn", "mpu", "dist_init_required", "config_params"):
+            with self.assertRaisesRegex(zeroth.Error, f"{name} is not taken here.*hint: "):
+                zeroth.initialize(model=zoo.make("plain"), **{name: object()})
+            zeroth.initialize(model=zoo.make("plain"), config=config(), log_level="off", **{name: None})[0].close()
+        with self.assertRaisesRegex(TypeError, "unexpected keyword argument 'modle'"):
+            zeroth.initialize(model=zoo.make("plain"), modle=None)
 
 
 class Groups(unittest.TestCase):
@@ -152,6 +169,10 @@ class Rates(unittest.TestCase):
             engine.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
         with self.assertRaisesRegex(zeroth.Error, "no closure"):
             engine.optimizer.step(lambda: None)
+        with self.assertRaisesRegex(zeroth.Error, r"has no state_dict\(\).*export_safetensors"):
+            engine.optimizer.state_dict()
+        with self.assertRaisesRegex(zeroth.Error, r"takes no state_dict\(\)"):
+            engine.optimizer.load_state_dict({"state": {}, "param_groups": []})
         engine.backward(engine(*BATCH))
         engine.optimizer.zero_grad()  # as torch's does
         with self.assertRaisesRegex(zeroth.Error, "without a backward"):

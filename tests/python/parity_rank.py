@@ -1,15 +1,19 @@
 """One rank: trains every model of the zoo at every stage and beside plain torch. Started by zeroth-run; see parity_test.py.
 
 Fails if stages differ in a single bit, or from plain torch by more than 1e-12 in float64. So too where units compute with copies of
-the parameters, as on a GPU; with `--device cuda` as the first arguments on one.
+the parameters, as on a GPU; with `--device cuda` as the first arguments on one. Accumulation comes with what users change between
+steps: parameters in groups, frozen ones that begin to train, rates from a scheduler of torch's.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 import zoo
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, StepLR
 
 import zeroth
 
@@ -30,6 +34,27 @@ def config(stage: int, micro_steps: int, dtype: torch.dtype, copies: bool) -> di
     }
 
 
+def groups_of(model: nn.Module) -> list[dict[str, Any]]:
+    """Frozen parameters too, so that they may train later."""
+    return [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 2 * DECAY},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "lr": 2 * LR},
+    ]
+
+
+def scheduler_of(optimizer: torch.optim.Optimizer) -> LRScheduler:
+    """Another rate in every step."""
+    return StepLR(optimizer, 1, 0.5)
+
+
+def freeze_and_thaw(model: nn.Module, step: int) -> None:
+    """Before `step`. Everything trains from the third step on, but the first parameter not in the last one."""
+    if step == 2:
+        model.requires_grad_(True)
+    if step == STEPS - 1:
+        next(model.parameters()).requires_grad_(False)
+
+
 def trained_by_zeroth(
     name: str,
     stage: int,
@@ -41,9 +66,15 @@ def trained_by_zeroth(
     device: str = "cpu",
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     model = zoo.make(name, dtype).to(device)
-    engine = zeroth.Engine(model, config(stage, micro_steps, dtype, copies), world=world, log_level="off")
+    changes = micro_steps > 1
+    engine = zeroth.Engine(
+        model, config(stage, micro_steps, dtype, copies), params=groups_of(model) if changes else None, world=world, log_level="off"
+    )
+    scheduler = scheduler_of(engine.optimizer) if changes else None
     losses = []
     for step, micro_batches in enumerate(zoo.batches(world.size, micro_steps, STEPS, dtype)):
+        if changes:
+            freeze_and_thaw(model, step)
         for of_ranks in micro_batches:
             x, y = (tensor.to(device) for tensor in of_ranks[world.rank])
             loss = engine(x, y)
@@ -54,27 +85,48 @@ def trained_by_zeroth(
             losses.append(engine.average(loss.item()))
             result = engine.step()
         assert result.committed, result
-    assert (engine.memory_report().compute_copies > 0) == (copies or device != "cpu")
+        if scheduler is not None:
+            scheduler.step()
+    if copies or device != "cpu":
+        assert engine.memory_report().compute_copies > 0
     engine.close()
     assert {value.device.type for value in model.parameters()} == {torch.device(device).type}
     return losses, {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}
 
 
-def trained_by_torch(name: str, micro_steps: int, world_size: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+def trained_by_torch(name: str, micro_steps: int, rank: int, world_size: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """One process that goes through the batches of all ranks. The buffers at the end are those of `rank`."""
     model = zoo.make(name)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=LR, weight_decay=DECAY)
+    changes = micro_steps > 1
+    trained = groups_of(model) if changes else [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=DECAY)
+    scheduler = scheduler_of(optimizer) if changes else None
     losses = []
-    for micro_batches in zoo.batches(world_size, micro_steps, STEPS):
+    for step, micro_batches in enumerate(zoo.batches(world_size, micro_steps, STEPS)):
+        if changes:
+            freeze_and_thaw(model, step)
         for of_ranks in micro_batches:
+            before = buffers_of(model)
+            after = []
             mean = 0.0
             for x, y in of_ranks:
+                model.load_state_dict(before, strict=False)
                 loss = model(x, y)
                 (loss / (world_size * micro_steps)).backward()
                 mean += loss.item() / world_size
+                after.append(buffers_of(model))
+            model.load_state_dict(after[0], strict=False)
             losses.append(mean)
         optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
         optimizer.zero_grad()
+    model.load_state_dict(after[rank], strict=False)
     return losses, {key: value.detach().clone() for key, value in model.state_dict().items()}
+
+
+def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {key: value.clone() for key, value in model.named_buffers()}
 
 
 def bits(losses: list[float], weights: dict[str, torch.Tensor]) -> tuple[object, ...]:
@@ -91,7 +143,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     for name in arguments or zoo.MODELS:
         for micro_steps in (1, 2):
-            expected_losses, expected = trained_by_torch(name, micro_steps, world.size)
+            expected_losses, expected = trained_by_torch(name, micro_steps, world.rank, world.size)
             first = None
             for stage in (0, 1, 2, 3):
                 losses, weights = trained_by_zeroth(name, stage, micro_steps, world, device=device)

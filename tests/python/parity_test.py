@@ -1,5 +1,5 @@
-"""Models of the zoo through the Python engine: equal bits at all stages, plain torch to 1e-12 in float64. And one model through the
-whole matrix of plans, modes, dtypes, accumulation and policies.
+"""Models of the zoo through the Python engine: equal bits at all stages, plain torch to 1e-12 in float64. And two models through
+the matrix of plans, modes, dtypes, accumulation and policies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ class ParityTest(job.RankTest):
     def test_the_matrix(self) -> None:
         for ranks in (2, 4):
             with self.subTest(ranks=ranks):
-                self.assertIn("108 runs: ok", self.run_well(ranks, "matrix_rank.py"))
+                self.assertIn("180 runs: ok", self.run_well(ranks, "matrix_rank.py", "late=all", "foreign=some"))
+
+    def test_a_part_of_the_matrix_in_the_other_worlds(self) -> None:
+        for ranks in (1, 3):
+            with self.subTest(ranks=ranks):
+                self.assertIn("72 runs: ok", self.run_well(ranks, "matrix_rank.py", "late=some", "foreign=some"))
 
     def test_one_rank(self) -> None:
         self.run_well(1, "parity_rank.py")

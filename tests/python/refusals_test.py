@@ -6,8 +6,11 @@ import contextlib
 import gc
 import json
 import os
+import re
+import tempfile
 import unittest
 
+import job
 import torch
 import torch.distributed as dist
 import zoo
@@ -205,6 +208,20 @@ class Refusals(unittest.TestCase):
             model.blocks[2].linear.bias = nn.Parameter(torch.zeros(12, dtype=torch.float64))
             with self.assertRaisesRegex(zeroth.Error, r"replaced or removed.*which: blocks\.2\.linear\.bias"):
                 engine(*BATCH)
+            # The others get their values; nobody thinks that this one has, too.
+            with self.assertRaisesRegex(zeroth.Error, r"replaced or removed.*where: python\.close; which: blocks\.2\.linear\.bias"):
+                engine.close()
+            self.assertTrue(model.head.weight.abs().sum() > 0)
+            engine.close()
+
+    def test_an_export_of_what_was_cast_is_refused(self) -> None:
+        for stage in (0, 2):
+            model, engine = make(stage=stage)
+            model.float()
+            with tempfile.TemporaryDirectory() as folder:
+                with self.assertRaisesRegex(zeroth.Error, r"moved, cast or given other data.*which: first\.weight"):
+                    engine.export_safetensors(f"{folder}/model.safetensors")
+                self.assertEqual(os.listdir(folder), [])
 
     def test_an_input_on_another_device_is_named(self) -> None:
         _, engine = make()
@@ -265,6 +282,35 @@ class Refusals(unittest.TestCase):
             self.assertEqual(os.waitpid(child, 0)[1], 0)
             self.assertEqual(told, ["a forked child uses the engine of its parent"] * 6)
             self.assertTrue(train(engine).committed)
+
+
+class OnTwoRanks(job.RankTest):
+    def test_mistakes_of_both_ranks_and_of_one(self) -> None:
+        told: dict[str, dict[str, str]] = {}
+        lines = self.run_well(2, "refusals_rank.py", limit_s=120)
+        for name, rank, text in re.findall(r"\[[01]\] (.*): rank ([01]) is told (.*)", lines):
+            told.setdefault(name, {})[rank] = text
+        replaced = r"\[MODEL\] a parameter was replaced or removed.*which: "
+        for name, own in (
+            ("cast", r"\[MODEL\] a parameter was moved, cast or given other data.*which: first\.weight"),
+            ("meta at 0", replaced + r"first\.weight"),
+            ("meta at 3", replaced + r"first\.weight"),
+            ("replaced", replaced + r"head\.bias"),
+            ("written", r"\[MODEL\] a parameter was written in place.*which: head\.bias"),
+        ):
+            with self.subTest(name=name):
+                both, alone = told[f"{name}, both"], told[f"{name}, rank 1"]
+                for rank, other in (("0", "1"), ("1", "0")):  # whoever comes second may hear of the first
+                    self.assertRegex(both[rank], rf"^{own}|^\[PEER_LOST\] rank {other} \(pid \d+\) left early")
+                self.assertRegex(" ".join(both.values()), own)
+                self.assertRegex(alone["1"], f"^{own}")
+                self.assertRegex(alone["0"], r"^\[PEER_LOST\] rank 1 \(pid \d+\) left early")
+        for name, size in (("size, both", 3), ("size, rank 1", 2)):
+            for rank in ("0", "1"):
+                self.assertRegex(told[name][rank], rf"^\[MISMATCH\] rank 1 .* says that there are 4 ranks, rank 0 .* says {size}")
+        self.assertRegex(told["world, rank 1"]["1"], r"^\[ENVIRONMENT\] torch\.distributed and the environment speak of different worlds")
+        self.assertRegex(told["world, rank 1"]["0"], r"^\[TIMEOUT\] not all ranks came: missing rank 1")
+        self.assertEqual({len(ranks) for ranks in told.values()}, {2})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""One rank that trains from a DataLoader with forked workers beside a live engine; see workers_test.py."""
+"""One rank that trains from a DataLoader with forked workers beside a live engine; see workers_test.py. With "group" the engine's world is
+torch's gloo group, whose threads a worker does not have."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import zoo
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
 
@@ -87,6 +89,9 @@ def trained(stage: int, world: zeroth.World, death: bool = False, **settings: An
 
 def main() -> None:
     world = zeroth.World.from_environment()
+    if sys.argv[1:] == ["group"]:
+        dist.init_process_group("gloo")
+        world = zeroth.World.from_group()
     everybody = {os.getpid()}
     for stage in (0, 3):
         expected, makers = trained(stage, world, num_workers=0)
@@ -99,6 +104,9 @@ def main() -> None:
             assert not multiprocessing.active_children(), f"stage {stage}, {settings}: workers live on"
             everybody |= makers
     print("processes:", *everybody, flush=True)
+    print("world:", world.backend, flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,14 @@ import job
 
 class WorkersTest(job.RankTest):
     def test_training_with_workers(self) -> None:
-        told = self.run_well(2, "workers_rank.py", limit_s=120)
+        self.train("shm")
+
+    def test_training_with_workers_over_a_group(self) -> None:
+        self.train("c10d gloo", "group")
+
+    def train(self, backend: str, *arguments: str) -> None:
+        told = self.run_well(2, "workers_rank.py", *arguments, limit_s=120)
+        self.assertEqual(re.findall(r"world: (.*)", told), [backend] * 2, told)
         self.assertEqual(len(re.findall(r"^\[1\] torch says: DataLoader worker", told, re.MULTILINE)), 2, told)
         processes = re.findall(r"\d+", " ".join(re.findall(r"processes: (.*)", told)))
         self.assertEqual(len(processes), 2 * (1 + 2 * 10), told)  # two ranks; at each stage 4 + 2 + 4 workers

@@ -205,6 +205,39 @@ class Odd(nn.Module):
         return F.cross_entropy(self.head(h.flatten(1)), y)
 
 
+class NormedBlock(nn.Module):
+    """A convolution after batch norm; the running mean is part of what comes out, so that ranks with other buffers have other losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        self.conv = nn.Conv2d(3, 3, 3, padding=1).to(memory_format=torch.channels_last)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        mean = self.norm.running_mean
+        assert mean is not None
+        return image + torch.tanh(self.conv(self.norm(image) - mean[:, None, None]))
+
+
+class Normed(nn.Module):
+    """Buffers that every forward in training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, WIDTH)
+        self.blocks = nn.ModuleList(NormedBlock() for _ in range(3))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def through(self, image: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            image = block(image)
+        return image
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        image = self.through(self.first(x).reshape(-1, 3, 2, 2))
+        return F.cross_entropy(self.head(image.flatten(1)), y)
+
+
 class Unused(Plain):
     """A block that no forward uses, and a parameter that the loss does not depend on."""
 
@@ -241,6 +274,26 @@ class Conditioned(nn.Module):
         memory, h = torch.tanh(self.encoder(x)), self.first(x)
         for block in self.blocks:
             h = block(h, memory, prompt=self.prompt)
+        return F.cross_entropy(self.head(h), y)
+
+
+class Translating(nn.Module):
+    """Encoder and decoder: two lists of units, of which the second takes the output of the first in every block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, WIDTH)
+        self.encoder = nn.ModuleList(Block() for _ in range(3))
+        self.prompt = nn.Parameter(torch.full((WIDTH,), 0.5))
+        self.decoder = nn.ModuleList(ConditionedBlock() for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        memory = h = self.first(x)
+        for block in self.encoder:
+            memory = block(memory)
+        for block in self.decoder:
+            h = block(h, memory, self.prompt)
         return F.cross_entropy(self.head(h), y)
 
 
@@ -316,8 +369,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "checkpoint_reentrant": lambda: Checkpointed(use_reentrant=True),
     "frozen": Frozen,
     "odd": Odd,
+    "normed": Normed,
     "unused": Unused,
     "conditioned": Conditioned,
+    "translating": Translating,
     "capturing": Capturing,
     "slots": Slots,
     "viewed": Viewed,

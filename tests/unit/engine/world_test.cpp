@@ -28,13 +28,21 @@ struct Good {
   int local_rank;
   std::string backend;
   std::string job;
+  std::string origin;
 };
+
+// As the log's first line says them.
+const std::string kNobody = "no launcher's variables";
+const std::string kTorchrun = "RANK and WORLD_SIZE (torchrun)";
+const std::string kRun = "RANK and WORLD_SIZE (zeroth-run)";
+const std::string kMpi = "OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)";
+const std::string kSlurm = "SLURM_PROCID and SLURM_NTASKS (srun)";
 
 TEST(World, ReadsEveryLauncher) {
   const std::vector<Good> table{
-      {"bare", {}, 0, 1, 0, "self", ""},
-      {"alone", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, 0, 1, 0, "self", ""},
-      {"by hand", {{"RANK", "2"}, {"WORLD_SIZE", "3"}}, 2, 3, 2, "shm", ""},
+      {"bare", {}, 0, 1, 0, "self", "", kNobody},
+      {"alone", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, 0, 1, 0, "self", "", kTorchrun},
+      {"by hand", {{"RANK", "2"}, {"WORLD_SIZE", "3"}}, 2, 3, 2, "shm", "", kTorchrun},
       {"zeroth-run",
        {{"RANK", "1"},
         {"WORLD_SIZE", "4"},
@@ -45,7 +53,8 @@ TEST(World, ReadsEveryLauncher) {
        4,
        1,
        "shm",
-       "j7"},
+       "j7",
+       kRun},
       {"Open MPI",
        {{"OMPI_COMM_WORLD_RANK", "3"},
         {"OMPI_COMM_WORLD_SIZE", "4"},
@@ -56,7 +65,8 @@ TEST(World, ReadsEveryLauncher) {
        4,
        3,
        "shm",
-       "prte-1@2"},
+       "prte-1@2",
+       kMpi},
       {"Slurm step",
        {{"SLURM_PROCID", "1"},
         {"SLURM_NTASKS", "2"},
@@ -69,7 +79,8 @@ TEST(World, ReadsEveryLauncher) {
        2,
        1,
        "shm",
-       "4711.3"},
+       "4711.3",
+       kSlurm},
       {"torchrun's come first",
        {{"RANK", "0"},
         {"WORLD_SIZE", "2"},
@@ -80,8 +91,9 @@ TEST(World, ReadsEveryLauncher) {
        2,
        0,
        "shm",
-       ""},
-      {"the most", {{"RANK", "4095"}, {"WORLD_SIZE", "4096"}}, 4095, 4096, 4095, "shm", ""},
+       "",
+       kRun},
+      {"the most", {{"RANK", "4095"}, {"WORLD_SIZE", "4096"}}, 4095, 4096, 4095, "shm", "", kTorchrun},
   };
   for (const Good& row : table) {
     const World world = world_of(row.variables);
@@ -90,6 +102,7 @@ TEST(World, ReadsEveryLauncher) {
     EXPECT_EQ(world.local_rank(), row.local_rank) << row.name;
     EXPECT_EQ(world.backend_name(), row.backend) << row.name;
     EXPECT_EQ(world.job(), row.job) << row.name;
+    EXPECT_EQ(world.origin(), row.origin) << row.name;
   }
 }
 

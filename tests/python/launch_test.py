@@ -1,0 +1,109 @@
+"""Ranks under torchrun and under zeroth-run: they train with the same bits, and the first line of the log says who started them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from typing import Any
+from unittest import mock
+
+import job
+import launch_rank
+import torch
+import zoo
+
+import zeroth
+
+PROGRAM = str(job.HERE / "launch_rank.py")
+
+
+def by_plain_torch() -> list[float]:
+    """Losses that two ranks have."""
+    model = zoo.make("plain")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    of_ranks = next(zoo.batches(2, 1, 1))[0]
+    losses = []
+    for _ in range(launch_rank.STEPS):
+        loss = torch.stack([model(*batch) for batch in of_ranks]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+class Launchers(unittest.TestCase):
+    def losses(self, done: subprocess.CompletedProcess[str]) -> dict[str, list[float]]:
+        """What both ranks have told, by the kind of their world."""
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        told: dict[str, str] = {}
+        for rank, backend, losses in re.findall(r"([01]) of 2 over ([\w ]+): (.*)", done.stdout):
+            self.assertEqual(told.setdefault(backend, losses), losses, f"rank {rank} over {backend}")
+        self.assertEqual(len(re.findall("of 2 over", done.stdout)), 2 * len(told), done.stdout)
+        return {backend: [float.fromhex(loss) for loss in losses.split()] for backend, losses in told.items()}
+
+    def first_lines(self, done: subprocess.CompletedProcess[str]) -> list[str]:
+        """Of each engine's log: the line before those of its configuration."""
+        lines = re.findall(r"\[zeroth 0/2\] (.*)", done.stderr)
+        self.assertEqual(lines[0], next(line for line in lines if " says " in line), done.stderr)
+        return [line for line in lines if " says " in line]
+
+    def check(self, losses: list[float]) -> None:
+        self.assertLess(max(abs(mine - theirs) for mine, theirs in zip(losses, by_plain_torch(), strict=True)), 1e-12)
+        self.assertLess(losses[-1], losses[0])
+
+    def test_torchrun(self) -> None:
+        variables = {name: value for name, value in os.environ.items() if name not in ("ZEROTH_JOB_ID", "RANK", "WORLD_SIZE")}
+        with tempfile.TemporaryDirectory() as logs, job.Family(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port",
+             str(job.free_port()), "--log-dir", logs, PROGRAM, "group"], {**variables, "OMP_NUM_THREADS": "1"}) as torchrun:
+            done = torchrun.end(120)
+            self.assertEqual(torchrun.left.text(), "")
+        losses = self.losses(done)
+        self.assertEqual(list(losses), ["shm", "c10d gloo"])
+        self.assertEqual(losses["shm"], losses["c10d gloo"])
+        self.check(losses["shm"])
+        self.assertEqual(self.first_lines(done), ["info: 2 ranks over shm, says RANK and WORLD_SIZE (torchrun)",
+                                                  "info: 2 ranks over c10d gloo, says torch.distributed"])
+
+    def test_zeroth_run_with_a_log_of_json(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            by_variable, by_argument = pathlib.Path(folder) / "variable", pathlib.Path(folder) / "argument"
+            with mock.patch.dict(os.environ, ZEROTH_JSON_LOG=str(by_variable)):
+                done = job.run(2, "launch_rank.py", str(by_argument))
+            losses = self.losses(done)
+            records = [[json.loads(line) for line in path.read_text().splitlines()] for path in (by_variable, by_argument)]
+        self.assertEqual(list(losses), ["shm"])
+        self.check(losses["shm"])
+        first = "2 ranks over shm, says RANK and WORLD_SIZE (zeroth-run)"
+        self.assertEqual(self.first_lines(done), [f"info: {first}"])  # the second engine's log is off
+        for of_engine in records:
+            self.check_records(of_engine, first)
+
+    def check_records(self, records: list[dict[str, Any]], first: str) -> None:
+        """Those of one engine."""
+        self.assertEqual({key: records[0][key] for key in ("rank", "event", "level", "text")},
+                         {"rank": 0, "event": "log", "level": "info", "text": first})
+        self.assertEqual([record["text"] for record in records if " says " in record.get("text", "")], [first])
+        steps = [record for record in records if record["event"] == "step"]
+        self.assertEqual([step["step"] for step in steps], list(range(1, launch_rank.STEPS + 1)))
+        for step in steps:
+            self.assertEqual((step["rank"], step["committed"], step["lr"], step["clip_coefficient"]), (0, True, 0.05, 1.0))
+            self.assertGreater(step["grad_norm"], 0)
+            self.assertRegex(step["time"], r"^\d{4}-\d\d-\d\dT")
+
+    def test_a_log_of_json_that_cannot_be_written_is_named(self) -> None:
+        with mock.patch.dict(os.environ, ZEROTH_JSON_LOG="/no/such/folder/log"):
+            with self.assertRaisesRegex(zeroth.Error, "/no/such/folder/log") as caught:
+                zeroth.Engine(zoo.make("plain"), log_level="off")
+        self.assertEqual(caught.exception.code, "IO")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
