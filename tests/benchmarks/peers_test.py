@@ -98,6 +98,24 @@ class Tables(unittest.TestCase):
         self.assertIn("| 16.0 | 16.0 | 16.00 | 16.00 | 12.00 | 12.00 |", line)
         self.assertIn("| 4.000 |", table.states(made))
 
+    def test_what_a_peer_has_less_of_is_told_of_its_own_stage_only(self) -> None:
+        made = result(CELLS[0])
+        made["settings"]["contestants"] = ["floor", "ddp", "zeroth-0", "zro"]
+
+        def add(who: str, field: str, median: float, low: float, high: float) -> None:
+            made["rows"].append({"name": f"{who}: {field}", "unit": "MB", "median": median, "low": low, "high": high, "samples": 2})
+
+        for who, median in (("ddp", 31.99999), ("zro", 1.0)):
+            add(who, "tracked after backward, largest rank", median, median, median)
+        add("ddp", "step over floor", 1.09, 1.0, 1.2)
+        add("ddp", "start-up", 9.0, 9.0, 9.0)
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, f"{CELLS[0].name}.json").write_text(json.dumps(made), encoding="utf-8")
+            lines = table.behind(pathlib.Path(folder)).splitlines()[2:]
+        self.assertEqual([line.split(" | ", 1)[1] for line in lines],
+                         ["**Zeroth 0** | step over floor, x | 1.100 | DDP 1.090 | yes |",
+                          "**Zeroth 0** | tracked after backward, largest rank, MB | 32.000000 | DDP 31.999990 |  |"])
+
     def test_markers_are_filled_and_kept(self) -> None:
         page = "a\n<!-- steps nobody -->\nold\n<!-- end -->\nb\n"
         written = table.of_page(page, table.RESULTS)
@@ -118,7 +136,7 @@ class Plans(unittest.TestCase):
     def test_least_bytes(self) -> None:
         stages = [ENTRY[f"zeroth-{stage}"] for stage in range(4)]
         self.assertEqual([limits.held_bytes(entry, "fp32", 2, gradients=True) for entry in stages], [16, 12, 10, 8])
-        self.assertEqual([limits.held_bytes(entry, "bf16", 2, gradients=True) for entry in stages], [16, 10, 9, 7])
+        self.assertEqual([limits.held_bytes(entry, "bf16", 2, gradients=True) for entry in stages], [14, 9, 8, 7])
         wire = [limits.wire_bytes(ENTRY[name], 1000, "fp32", 4) for name in ("ddp", "zeroth-3", "fsdp2-keep")]
         self.assertEqual(wire, [24_000, 36_000, 24_000])
 

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <thread>
 
 namespace zeroth::test {
@@ -23,7 +24,15 @@ struct Child {
   int pipe = -1;
   std::string text{};
   bool running = true;
+  std::optional<Milliseconds> ended{};  ///< since the start; collected later
 };
+
+constexpr Milliseconds kMourning{200};
+
+bool has_ended(pid_t pid) {
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid;
+}
 
 [[noreturn]] void run_child(int rank, int pipe, pid_t parent, const std::function<void(int)>& body) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -94,6 +103,11 @@ ForkReport fork_ranks(int world, const std::function<void(int rank)>& body, cons
       Child& child = children[rank];
       if (!child.running) continue;
       drain(child);
+      if (!child.ended && has_ended(child.pid)) child.ended = since();
+      if (!child.ended) continue;
+      // How it ended can be read until it is collected: the others shall have seen it.
+      const bool seen = std::ranges::all_of(children, [](const Child& other) { return !other.running || other.ended; });
+      if (!seen && since() - *child.ended < kMourning) continue;
       int status = 0;
       if (::waitpid(child.pid, &status, WNOHANG) != child.pid) continue;
       child.running = false;
@@ -102,7 +116,7 @@ ForkReport fork_ranks(int world, const std::function<void(int rank)>& body, cons
       end.rank = static_cast<int>(rank);
       end.pid = child.pid;
       end.wait_status = status;
-      end.after = since();
+      end.after = *child.ended;
       drain(child);
       ::close(child.pipe);
       RankFailure failure{.rank = static_cast<int>(rank), .text = {}, .code = {}};

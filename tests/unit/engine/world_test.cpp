@@ -92,7 +92,7 @@ TEST(World, ReadsEveryLauncher) {
        0,
        "shm",
        "",
-       kRun},
+       kTorchrun},
       {"the most", {{"RANK", "4095"}, {"WORLD_SIZE", "4096"}}, 4095, 4096, 4095, "shm", "", kTorchrun},
   };
   for (const Good& row : table) {
