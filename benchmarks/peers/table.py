@@ -147,12 +147,13 @@ def behind(results: pathlib.Path) -> str:
             continue
         result = json.loads(path.read_text(encoding="utf-8"))
         rows = {row["name"]: row for row in result["rows"]}
-        for own in (entry for entry in present(result) if entry.name.startswith("zeroth-")):
+        entries = present(result)
+        for own in (entry for entry in entries if entry.name.startswith("zeroth-")):
+            peers = [entry for entry in entries if entry.group == own.group and entry is not own]
             for field, digits in COMPARED:
                 mine = rows.get(f"{own.name}: {field}")
                 if mine is None:
                     continue
-                peers = [entry for entry in present(result) if entry.group == own.group and entry is not own]
                 theirs = [(rows[f"{peer.name}: {field}"], peer) for peer in peers if f"{peer.name}: {field}" in rows]
                 less = sorted(((row, peer) for row, peer in theirs if row["median"] < mine["median"]), key=lambda one: one[0]["median"])
                 if not less:

@@ -40,7 +40,7 @@ def find_units(model: nn.Module) -> dict[str, nn.Module]:
         for name, member in _called(module, path):
             by_class[type(member)][name] = member
         repeated = max(by_class.values(), key=lambda members: (len(members), _elements(members)), default={})
-        if len(repeated) >= 2 and _elements(repeated) >= smallest and not any(name in found for name in repeated):
+        if len(repeated) >= 2 and _elements(repeated) >= smallest and found.keys().isdisjoint(repeated):
             found.update(repeated)
     return found
 

@@ -176,8 +176,6 @@ void Engine::store_initial(int flat, const std::byte* values) {
   std::memcpy(memory_->parameters(flat),
               values + static_cast<std::size_t>(rest.begin) * element,
               static_cast<std::size_t>(rest.size()) * element);
-  if (!layout.trainable || layout.accumulation() == layout.dtype) return;
-  std::fill_n(memory_->master_low(flat), memory_->update_range(flat).size(), std::int16_t{0});  // masters are these values
 }
 
 Invocation Engine::begin_forward(int unit) { return {unit, ++forward_seq_, micro_step_}; }

@@ -219,19 +219,11 @@ class NormedBlock(nn.Module):
         return image + torch.tanh(self.conv(self.norm(image) - mean[:, None, None]))
 
 
-class Normed(nn.Module):
+class Normed(Plain):
     """Buffers that every forward in training changes."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, WIDTH)
-        self.blocks = nn.ModuleList(NormedBlock() for _ in range(3))
-        self.head = nn.Linear(WIDTH, CLASSES)
-
-    def through(self, image: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            image = block(image)
-        return image
+        super().__init__(block=NormedBlock)
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         image = self.through(self.first(x).reshape(-1, 3, 2, 2))

@@ -50,7 +50,7 @@ class ModelMemory {
   /// Shard of `rank`, in the flat's dtype, where the plan shares parameters. Other ranks' only where the transport is one-sided.
   [[nodiscard]] const std::byte* parameter_shard(int flat, int rank) const;
   /// Of the update range of a bfloat16 flat: 16 bits an element that its parameters lack of their fp32 masters
-  /// ([Note: Masters in two halves]); zero at first. Else null.
+  /// ([Note: Masters in two halves]); zero at first, so that masters are the initial values. Else null.
   [[nodiscard]] std::int16_t* master_low(int flat) const { return reinterpret_cast<std::int16_t*>(at(masters_, flat)); }
   [[nodiscard]] std::byte* state(int flat, int which) const;
   /// This rank's reduced shard (accumulation dtype): memory of its own, or, if sums_in_bucket(), its range of its own bucket.

@@ -222,31 +222,8 @@ TEST(AdamWCoefficients, BiasCorrectionsAreRoundedOnce) {
   }
 }
 
-/// Masters in two halves; of random patterns, but of NaNs the canonical one only.
-struct Halves {
-  GuardedArray<BFloat16> high;
-  GuardedArray<std::int16_t> low;
-
-  explicit Halves(Problem<float>& whole, std::int64_t misalign = 0)
-      : high(whole.param.size(), misalign), low(whole.param.size(), misalign) {
-    for (std::int64_t i = 0; i < high.size(); ++i) {
-      if (std::isnan(whole.param[i])) {
-        whole.param[i] = std::numeric_limits<float>::quiet_NaN();
-      }
-      split_master(whole.param[i], high[i], low[i]);
-    }
-  }
-  GuardedArray<float> joined() const {
-    GuardedArray<float> masters(high.size());
-    for (std::int64_t i = 0; i < high.size(); ++i) {
-      masters[i] = join_master(high[i], low[i]);
-    }
-    return masters;
-  }
-};
-
 void expect_same_in_halves(Problem<float> start, const AdamWHyper& hyper, std::int64_t misalign, Isa isa) {
-  Halves halves(start, misalign);
+  Halves halves(start.param, misalign);
   Problem<float> want = start;
   adamw_step(want.args(hyper), Isa::kScalar);
   AdamWArgs args = start.args(hyper);

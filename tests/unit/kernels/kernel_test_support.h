@@ -167,6 +167,29 @@ class RandomPatterns {
   std::mt19937_64 engine_;
 };
 
+/// Masters in two halves. Of NaNs there is the canonical one only: others are replaced in `masters`, too.
+struct Halves {
+  GuardedArray<BFloat16> high;
+  GuardedArray<std::int16_t> low;
+
+  explicit Halves(GuardedArray<float>& masters, std::int64_t misalign = 0)
+      : high(masters.size(), misalign), low(masters.size(), misalign) {
+    for (std::int64_t i = 0; i < masters.size(); ++i) {
+      if (std::isnan(masters[i])) {
+        masters[i] = std::numeric_limits<float>::quiet_NaN();
+      }
+      split_master(masters[i], high[i], low[i]);
+    }
+  }
+  GuardedArray<float> joined() const {
+    GuardedArray<float> masters(high.size());
+    for (std::int64_t i = 0; i < high.size(); ++i) {
+      masters[i] = join_master(high[i], low[i]);
+    }
+    return masters;
+  }
+};
+
 /// Normal numbers of the given scale, the same on every machine (no library distribution).
 template <class T>
 void fill_moderate(GuardedArray<T>& array, double scale, std::uint64_t seed) {
