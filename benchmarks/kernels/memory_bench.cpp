@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
          kernels::copy_stream(to, from, bytes, isa);
        }},
       {"bucket_store", [isa](std::byte* to, const std::byte* from, std::int64_t bytes) {
-         (void)kernels::bucket_store(to, from, DType::kFloat32, bytes / 4, isa);
+         (void)kernels::bucket_store(to, DType::kFloat32, from, DType::kFloat32, bytes / 4, isa);
        }}};
   Record record("kernels/memory", argc, argv);
   record.setting("isa", kernels::describe_isa());

@@ -10,6 +10,10 @@ std::int64_t run(const detail::BucketArgs& args, Isa isa) {
   const ErrorContext where{.where = "kernels.bucket"};
   ZR_CHECK(args.n >= 0, ErrorCode::kUsage, "negative element count", where);
   ZR_CHECK(is_floating(args.src_dtype), ErrorCode::kUsage, "gradients are floating-point", where);
+  ZR_CHECK(args.dst_dtype == accumulation_dtype(args.src_dtype) || args.dst_dtype == args.src_dtype,
+           ErrorCode::kUsage,
+           "a bucket has the dtype of its gradients or of their sums",
+           where);
   detail::require_supported(isa, "bucket");
   const detail::FpEnvironment environment;
   return detail::select(isa, detail::bucket_scalar, detail::bucket_avx2, detail::bucket_avx512)(args);
@@ -17,12 +21,13 @@ std::int64_t run(const detail::BucketArgs& args, Isa isa) {
 
 }  // namespace
 
-std::int64_t bucket_store(void* dst, const void* src, DType src_dtype, std::int64_t n, Isa isa) {
-  return run({.dst = dst, .src = src, .src_dtype = src_dtype, .n = n, .add = false}, isa);
+std::int64_t bucket_store(void* dst, DType dst_dtype, const void* src, DType src_dtype, std::int64_t n, Isa isa) {
+  return run({.dst = dst, .dst_dtype = dst_dtype, .src = src, .src_dtype = src_dtype, .n = n, .add = false}, isa);
 }
 
 std::int64_t bucket_add(void* dst, const void* src, DType src_dtype, std::int64_t n, Isa isa) {
-  return run({.dst = dst, .src = src, .src_dtype = src_dtype, .n = n, .add = true}, isa);
+  const DType sum = accumulation_dtype(src_dtype);
+  return run({.dst = dst, .dst_dtype = sum, .src = src, .src_dtype = src_dtype, .n = n, .add = true}, isa);
 }
 
 void fill_zero(void* dst, std::int64_t bytes, Isa isa) {

@@ -5,10 +5,11 @@
 namespace zeroth::kernels {
 namespace {
 
-template <template <class> class V, class Out, class In>
+/// Lanes of type T.
+template <template <class> class V, class T, class Out, class In>
 std::int64_t store_range(Out* dst, const In* src, std::int64_t n) {
   std::int64_t nonfinite = 0;
-  for_each_written<V, Out>(dst, n, [&](auto width, std::int64_t i, auto stores) {
+  for_each_written<V, T>(dst, n, [&](auto width, std::int64_t i, auto stores) {
     const auto value = decltype(width)::Vector::load(src + i);
     nonfinite += value.nonfinite();
     write<stores.kStream>(value, dst + i);
@@ -32,7 +33,7 @@ template <template <class> class V, class Out, class In>
 std::int64_t bucket_typed(const detail::BucketArgs& args) {
   Out* const dst = static_cast<Out*>(args.dst);
   const In* const src = static_cast<const In*>(args.src);
-  return args.add ? add_range<V>(dst, src, args.n) : store_range<V>(dst, src, args.n);
+  return args.add ? add_range<V>(dst, src, args.n) : store_range<V, Out>(dst, src, args.n);
 }
 
 template <template <class> class V>
@@ -41,6 +42,10 @@ std::int64_t bucket_any(const detail::BucketArgs& args) {
     case DType::kFloat64:
       return bucket_typed<V, double, double>(args);
     case DType::kBFloat16:
+      if (args.dst_dtype == DType::kBFloat16) {
+        return store_range<V, float>(
+            static_cast<BFloat16*>(args.dst), static_cast<const BFloat16*>(args.src), args.n);
+      }
       return bucket_typed<V, float, BFloat16>(args);
     default:
       return bucket_typed<V, float, float>(args);

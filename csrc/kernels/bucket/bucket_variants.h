@@ -8,6 +8,7 @@ namespace zeroth::kernels::detail {
 
 struct BucketArgs {
   void* dst;
+  DType dst_dtype;
   const void* src;
   DType src_dtype;
   std::int64_t n;

@@ -23,15 +23,17 @@ struct SumSourcesArgs {
       nullptr;          ///< [num_sources] pointers to [n] of `src_dtype`, any alignment of that type
   int num_sources = 0;  ///< >= 1, no upper limit
   DType src_dtype = DType::kFloat32;
+  const DType* src_dtypes =
+      nullptr;  ///< [num_sources], in place of `src_dtype`: all the same, or fp32 and bf16, which costs a copy in the cache
   std::int64_t n = 0;
 };
 
 /// Sums on the calling thread. src -> dst dtypes: fp32 -> fp32 | bf16, bf16 -> fp32 | bf16, fp64 -> fp64,
 /// int64 -> int64, int32 -> int32. Traffic: every source read once, dst written once (and read, if
 /// accumulating); without accumulation a dst of 256 KiB and more is written with streaming stores, fenced
-/// before the return. Every split of a range into calls gives the same bits, and so does every `isa`; a NaN
-/// result is the positive quiet NaN. Throws Error{kUsage}: other dtypes, num_sources < 1, n < 0, unsupported
-/// isa.
+/// before the return. Every split of a range into calls gives the same bits, and so does every `isa`; a bf16
+/// source gives those of its values in fp32, and a NaN result is the positive quiet NaN. Throws Error{kUsage}:
+/// other dtypes, num_sources < 1, n < 0, unsupported isa.
 void sum_sources(const SumSourcesArgs& args, Isa isa);
 
 }  // namespace zeroth::kernels

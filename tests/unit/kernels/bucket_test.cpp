@@ -56,7 +56,7 @@ TYPED_TEST(BucketOp, StoreKeepsBitsAndCountsNonFiniteOnRandomPatterns) {
     const std::int64_t nonfinite = count_nonfinite(src);
     for (const Isa isa : supported_isas()) {
       GuardedArray<Out> got(kChunk, done == 0 ? 5 : 0);
-      ASSERT_EQ(bucket_store(got.data(), src.data(), DTypeOf<In>::value, kChunk, isa), nonfinite)
+      ASSERT_EQ(bucket_store(got.data(), DTypeOf<Out>::value, src.data(), DTypeOf<In>::value, kChunk, isa), nonfinite)
           << name_of(isa);
       ASSERT_TRUE(same_bits(want, got)) << name_of(isa) << " seed " << kSeed;
     }
@@ -99,7 +99,7 @@ TYPED_TEST(BucketOp, EveryTailLengthAndMisalignment) {
           src[i] = static_cast<In>(static_cast<float>(i) + 0.5F);
         }
         GuardedArray<Out> dst(n, (misalign * 3) % 16);
-        EXPECT_EQ(bucket_store(dst.data(), src.data(), DTypeOf<In>::value, n, isa), 0);
+        EXPECT_EQ(bucket_store(dst.data(), DTypeOf<Out>::value, src.data(), DTypeOf<In>::value, n, isa), 0);
         EXPECT_EQ(bucket_add(dst.data(), src.data(), DTypeOf<In>::value, n, isa), 0);
         ASSERT_TRUE(dst.guards_intact()) << name_of(isa) << " n " << n;
         for (std::int64_t i = 0; i < n; ++i) {
@@ -122,9 +122,41 @@ TYPED_TEST(BucketOp, FindsOneNonFiniteElementWhereverItIs) {
         GuardedArray<In> src(kN);
         GuardedArray<Out> dst(kN);
         src[at] = static_cast<In>(bad);
-        ASSERT_EQ(bucket_store(dst.data(), src.data(), DTypeOf<In>::value, kN, isa), 1) << name_of(isa) << at;
+        ASSERT_EQ(bucket_store(dst.data(), DTypeOf<Out>::value, src.data(), DTypeOf<In>::value, kN, isa), 1) << name_of(isa) << at;
         src[at] = In{};  // the sum is still not finite, the source is
         ASSERT_EQ(bucket_add(dst.data(), src.data(), DTypeOf<In>::value, kN, isa), 0) << name_of(isa) << at;
+      }
+    }
+  }
+}
+
+TEST(BucketStore, KeepsBFloat16AsItIsAndCountsNonFiniteOnRandomPatterns) {
+  constexpr std::int64_t kChunk = 300'007;  // past the streaming threshold
+  const auto store = [](GuardedArray<BFloat16>& dst, const GuardedArray<BFloat16>& src, Isa isa) {
+    return bucket_store(dst.data(), DType::kBFloat16, src.data(), DType::kBFloat16, src.size(), isa);
+  };
+  RandomPatterns random(kSeed + 2);
+  for (std::int64_t done = 0; done < 10'000'000; done += kChunk) {
+    GuardedArray<BFloat16> src(kChunk, 1);
+    random.fill(src);
+    GuardedArray<BFloat16> want = src;
+    for (std::int64_t i = 0; i < kChunk; ++i) {
+      if (std::isnan(static_cast<float>(src[i]))) want[i].bits |= 0x40U;  // quiet
+    }
+    for (const Isa isa : supported_isas()) {
+      GuardedArray<BFloat16> got(kChunk, done == 0 ? 5 : 0);
+      ASSERT_EQ(store(got, src, isa), count_nonfinite(src)) << name_of(isa);
+      ASSERT_TRUE(same_bits(want, got)) << name_of(isa) << " seed " << kSeed + 2;
+    }
+  }
+  for (const Isa isa : supported_isas()) {
+    for (std::int64_t n = 0; n <= 130; ++n) {
+      for (const std::int64_t misalign : {0, 1, 7}) {
+        GuardedArray<BFloat16> src(n, misalign);
+        for (std::int64_t i = 0; i < n; ++i) src[i] = BFloat16(static_cast<float>(i) - 0.5F);
+        GuardedArray<BFloat16> dst(n, (misalign * 3) % 16);
+        ASSERT_EQ(store(dst, src, isa), 0);
+        ASSERT_TRUE(dst.guards_intact() && same_bits(src, dst)) << name_of(isa) << " n " << n;
       }
     }
   }
@@ -150,7 +182,8 @@ TEST(FillZero, WritesTheRangeAndNothingElse) {
 
 TEST(BucketErrors, RefusesWhatItCannotDo) {
   float value = 0;
-  EXPECT_THROW((void)bucket_store(&value, &value, DType::kInt32, 1, Isa::kScalar), Error);
+  EXPECT_THROW((void)bucket_store(&value, DType::kInt32, &value, DType::kInt32, 1, Isa::kScalar), Error);
+  EXPECT_THROW((void)bucket_store(&value, DType::kBFloat16, &value, DType::kFloat32, 1, Isa::kScalar), Error);
   EXPECT_THROW((void)bucket_add(&value, &value, DType::kFloat32, -1, Isa::kScalar), Error);
   EXPECT_THROW(fill_zero(&value, -1, Isa::kScalar), Error);
 }

@@ -97,6 +97,49 @@ struct Problem {
   }
 };
 
+TEST(SumSourcesMixed, GivesTheBitsOfWidenedSourcesOnRandomPatterns) {
+  RandomPatterns random(kSeed + 3);
+  for (const std::int64_t n : {0L, 1L, 15L, 4095L, 4096L, 4097L, 70'001L, 140'009L}) {
+    for (const int num_sources : {2, 3, 5, 9}) {
+      for (const bool accumulate : {false, true}) {
+        for (const int narrow : {0, 1, num_sources}) {  // all of them, all but the first, none
+          Problem<float, float> whole(n, num_sources);
+          whole.fill_random(random);
+          std::vector<GuardedArray<BFloat16>> halves;
+          std::vector<const void*> pointers;
+          std::vector<DType> dtypes;
+          halves.reserve(whole.sources.size());
+          for (int source = 0; source < num_sources; ++source) {
+            GuardedArray<float>& values = whole.sources[static_cast<std::size_t>(source)];
+            const bool is_narrow = source % 2 == 1 ? narrow < num_sources : narrow == 0;
+            halves.emplace_back(n, 1);
+            for (std::int64_t i = 0; is_narrow && i < n; ++i) {
+              halves.back()[i] = BFloat16(values[i]);
+              values[i] = static_cast<float>(halves.back()[i]);
+            }
+            pointers.push_back(is_narrow ? static_cast<const void*>(halves.back().data()) : values.data());
+            dtypes.push_back(is_narrow ? DType::kBFloat16 : DType::kFloat32);
+          }
+          const GuardedArray<float> want = whole.expected(accumulate);
+          for (const Isa isa : supported_isas()) {
+            GuardedArray<float> got = whole.dst;
+            SumSourcesArgs args = whole.args(got.data(), accumulate);
+            args.sources = pointers.data();
+            args.src_dtypes = dtypes.data();
+            sum_sources(args, isa);
+            ASSERT_TRUE(same_bits(want, got)) << name_of(isa) << " n " << n << " sources " << num_sources << " narrow " << narrow;
+          }
+        }
+      }
+    }
+  }
+  float value = 0;
+  const void* const source[] = {&value, &value};
+  const DType dtypes[] = {DType::kFloat32, DType::kInt32};
+  SumSourcesArgs wrong{.dst = &value, .sources = source, .num_sources = 2, .src_dtypes = dtypes, .n = 1};
+  EXPECT_THROW(sum_sources(wrong, Isa::kScalar), Error);
+}
+
 TYPED_TEST(SumSources, AddsInSourceOrderWithTheSameBitsOnRandomPatterns) {
   using In = typename TypeParam::Source;
   using Out = typename TypeParam::Result;
