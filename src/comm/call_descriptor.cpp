@@ -50,7 +50,12 @@ CallDescriptor describe_call(const Collective& collective, std::uint64_t sequenc
 
 bool same_call(const CallDescriptor& a, const CallDescriptor& b) {
   if (planted("tag_compare")) return true;
-  return a.sequence == b.sequence && a.kind == b.kind && a.in_dtype == b.in_dtype &&
+  const auto is_float = [](std::uint8_t dtype) {
+    return dtype == static_cast<std::uint8_t>(DType::kFloat32) || dtype == static_cast<std::uint8_t>(DType::kBFloat16);
+  };
+  const bool mixed = a.kind == PostKind::kReduceScatter && a.out_dtype == static_cast<std::uint8_t>(DType::kFloat32) &&
+                     is_float(a.in_dtype) && is_float(b.in_dtype);
+  return a.sequence == b.sequence && a.kind == b.kind && (a.in_dtype == b.in_dtype || mixed) &&
          a.out_dtype == b.out_dtype && a.root == b.root && a.unit == b.unit && a.label == b.label &&
          a.counts_digest == b.counts_digest && a.elements == b.elements;
 }

@@ -14,7 +14,7 @@ namespace zeroth::detail {
 /// Everything that is compared; windows, color and key stay at their defaults.
 [[nodiscard]] CallDescriptor describe_call(const Collective& collective, std::uint64_t sequence);
 
-/// Whether two ranks mean the same call.
+/// Whether two ranks mean the same call. What they give to a reduce_scatter to fp32 may be fp32 and bf16.
 [[nodiscard]] bool same_call(const CallDescriptor& a, const CallDescriptor& b);
 
 /// "all_gather#12 float32, 23 elements (92 B), unit 3, label 0".

@@ -103,6 +103,8 @@ void validate(const Collective& collective, int rank, int size, std::string_view
   check.require(collective.root >= 0 && collective.root < size,
                 "the root is not in the group",
                 fmt::format("0 to {}", size - 1));
+  check.require(!collective.accumulate || collective.kind == CollectiveKind::kReduceScatter,
+                "only a reduce_scatter accumulates");
   if (sums) {
     check.require(can_sum(collective.in_dtype, collective.out_dtype), "no sum of these dtypes");
   } else {
@@ -139,7 +141,7 @@ void validate(const Collective& collective, int rank, int size, std::string_view
   const std::byte* expected_recv = collective.recv;
   if (gathers) expected_recv += before * in_size;
   if (collective.kind == CollectiveKind::kReduceScatter) expected_send += before * in_size;
-  check.require(collective.in_dtype == collective.out_dtype && expected_send == expected_recv,
+  check.require(collective.in_dtype == collective.out_dtype && expected_send == expected_recv && !collective.accumulate,
                 "send and recv overlap",
                 "none, or exactly in place");
 }

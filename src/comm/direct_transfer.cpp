@@ -163,19 +163,18 @@ void SharedMemoryEngine::direct_broadcast(Call& call) {
 
 void SharedMemoryEngine::direct_reduce_scatter(Call& call) {
   const Collective& collective = call.collective;
-  const auto in_size = static_cast<std::int64_t>(size_of(collective.in_dtype));
   const auto index = static_cast<std::size_t>(rank_);
   const std::int64_t elements = collective.counts[index];
   if (elements == 0) return;
-  std::vector<const std::byte*> sources;
-  sources.reserve(static_cast<std::size_t>(size_));
+  Summands sources;
   for (int peer = 0; peer < size_; ++peer) {
-    sources.push_back(peer == rank_
-                          ? collective.send + call.offsets[index] * in_size
-                          : peer_data(peer, false, call.offsets[index] * in_size, elements * in_size));
+    const DType dtype = in_dtype_of(peer, call);
+    const auto element = static_cast<std::int64_t>(size_of(dtype));
+    const std::int64_t first = call.offsets[index] * element;
+    sources.add(peer == rank_ ? collective.send + first : peer_data(peer, false, first, elements * element), dtype);
+    if (peer != rank_) call.received += static_cast<std::uint64_t>(elements * element);
   }
   sum(collective, collective.recv, sources, elements);
-  call.received += static_cast<std::uint64_t>((size_ - 1) * elements * in_size);
 }
 
 /// Reduces the own part, tells the others, and pulls theirs. In place: a part of a rank's buffer is
@@ -191,11 +190,10 @@ void SharedMemoryEngine::direct_all_reduce(Call& call) {
   const std::int64_t first = first_of(rank_);
   const std::int64_t elements = first_of(rank_ + 1) - first;
   if (elements > 0) {
-    std::vector<const std::byte*> sources;
-    sources.reserve(static_cast<std::size_t>(size_));
+    Summands sources;
     for (int peer = 0; peer < size_; ++peer) {
-      sources.push_back(peer == rank_ ? collective.send + first * in_size
-                                      : peer_data(peer, false, first * in_size, elements * in_size));
+      sources.add(peer == rank_ ? collective.send + first * in_size : peer_data(peer, false, first * in_size, elements * in_size),
+                  collective.in_dtype);
     }
     sum(collective, collective.recv + first * out_size, sources, elements);
     call.received += static_cast<std::uint64_t>((size_ - 1) * elements * in_size);

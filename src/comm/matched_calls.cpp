@@ -38,16 +38,17 @@ WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::s
 void sum_in_rank_order(const Collective& call,
                        int rank,
                        std::byte* to,
-                       const std::vector<const std::byte*>& sources,
+                       const Summands& sources,
                        std::int64_t elements,
                        kernels::Isa isa) {
   if (elements == 0) return;
   kernels::sum_sources({.dst = to,
                         .dst_dtype = call.out_dtype,
-                        .accumulate = false,
-                        .sources = reinterpret_cast<const void* const*>(sources.data()),
-                        .num_sources = static_cast<int>(sources.size()),
+                        .accumulate = call.accumulate,
+                        .sources = reinterpret_cast<const void* const*>(sources.data.data()),
+                        .num_sources = static_cast<int>(sources.data.size()),
                         .src_dtype = call.in_dtype,
+                        .src_dtypes = sources.dtypes.empty() ? nullptr : sources.dtypes.data(),
                         .n = elements},
                        isa);
   plant_ulp(rank, to, call.out_dtype);

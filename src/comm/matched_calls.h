@@ -19,11 +19,22 @@ namespace zeroth::detail {
 /// validate()s each call and says what they are, for their Work.
 [[nodiscard]] WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::string_view where);
 
+/// What each rank gives to a sum: data, and their dtype.
+struct Summands {
+  std::vector<const std::byte*> data{};
+  std::vector<DType> dtypes{};  ///< empty: the call's
+
+  void add(const std::byte* from, DType dtype) {
+    data.push_back(from);
+    dtypes.push_back(dtype);
+  }
+};
+
 /// `elements` of the call's sum to `to`, from one source a rank, in rank order. `rank`: this one.
 void sum_in_rank_order(const Collective& call,
                        int rank,
                        std::byte* to,
-                       const std::vector<const std::byte*>& sources,
+                       const Summands& sources,
                        std::int64_t elements,
                        kernels::Isa isa);
 

@@ -98,7 +98,8 @@ class MessageGroup {
     guarded([&] {
       call_ = describe_call(call, next_sequence_);
       received_ = 0;
-      agree();
+      in_dtypes_.clear();
+      for (const CallDescriptor& theirs : agree()) in_dtypes_.push_back(static_cast<DType>(theirs.in_dtype));
       move(call);
       report({.group = name_,
               .kind = call.kind,
@@ -231,7 +232,9 @@ class MessageGroup {
   /// awaited and summed, so that no rank waits for a message that another one would send only later.
   void reduce_scatter(const Collective& call, std::byte* to, const std::vector<std::int64_t>& counts) {
     const std::size_t in_size = size_of(call.in_dtype);
-    const auto piece = static_cast<std::int64_t>(job_->options.staging_bytes / in_size);
+    // The same on all ranks, whatever dtype each gives.
+    const auto piece = static_cast<std::int64_t>(job_->options.staging_bytes / std::max(in_size, size_of(call.out_dtype)));
+    const auto size_from = [this](int peer) { return size_of(in_dtypes_[static_cast<std::size_t>(peer)]); };
     const std::int64_t pieces = (*std::ranges::max_element(counts) + piece - 1) / piece;
     const std::vector<std::int64_t> offsets = offsets_of(counts);
     reserve_staging();
@@ -242,7 +245,7 @@ class MessageGroup {
     };
     const auto post = [&](std::int64_t number) {
       Transfers& transfers = posted[number % 2];
-      const auto own = static_cast<std::size_t>(range(rank_, number).second) * in_size;
+      const auto own = static_cast<std::size_t>(range(rank_, number).second);
       for (int distance = 1; distance < size(); ++distance) {
         const int peer = (rank_ + distance) % size();
         const auto [first, length] = range(peer, number);
@@ -251,7 +254,7 @@ class MessageGroup {
              peer,
              Kind::kData,
              {call.send + static_cast<std::size_t>(begin) * in_size, static_cast<std::size_t>(length) * in_size});
-        receive(transfers, peer, Kind::kData, {staging(peer, number), own});
+        receive(transfers, peer, Kind::kData, {staging(peer, number), own * size_from(peer)});
       }
     };
     if (pieces > 0) post(0);
@@ -259,10 +262,11 @@ class MessageGroup {
       if (number + 1 < pieces) post(number + 1);
       await(posted[number % 2]);
       const auto [first, length] = range(rank_, number);
-      std::vector<const std::byte*> sources;
+      Summands sources;
       for (int peer = 0; peer < size(); ++peer) {
         const std::int64_t begin = offsets[static_cast<std::size_t>(rank_)] + first;
-        sources.push_back(peer == rank_ ? call.send + static_cast<std::size_t>(begin) * in_size : staging(peer, number));
+        sources.add(peer == rank_ ? call.send + static_cast<std::size_t>(begin) * in_size : staging(peer, number),
+                    in_dtypes_[static_cast<std::size_t>(peer)]);
       }
       sum(call, to + static_cast<std::size_t>(first) * size_of(call.out_dtype), sources, length);
     }
@@ -275,8 +279,8 @@ class MessageGroup {
     if (bytes <= kInlineBytes) {
       std::vector<std::byte> all(bytes * members_.size());
       gather(call.send, all.data(), std::vector<std::int64_t>(members_.size(), elements), in_size);
-      std::vector<const std::byte*> sources;
-      for (std::size_t peer = 0; peer < members_.size(); ++peer) sources.push_back(all.data() + peer * bytes);
+      Summands sources;
+      for (std::size_t peer = 0; peer < members_.size(); ++peer) sources.add(all.data() + peer * bytes, call.in_dtype);
       sum(call, call.recv, sources, elements);
       return;
     }
@@ -321,7 +325,7 @@ class MessageGroup {
     if (bytes > 0) kernels::copy_stream(to, from, static_cast<std::int64_t>(bytes), isa_);
   }
 
-  void sum(const Collective& call, std::byte* to, const std::vector<const std::byte*>& sources, std::int64_t elements) const {
+  void sum(const Collective& call, std::byte* to, const Summands& sources, std::int64_t elements) const {
     sum_in_rank_order(call, rank_, to, sources, elements, isa_);
   }
 
@@ -347,6 +351,7 @@ class MessageGroup {
   std::shared_ptr<TrafficObserver> observer_;
   TagNames tag_names_;
   CallDescriptor call_{};     // the one that runs
+  std::vector<DType> in_dtypes_;  // what each rank gives to it
   std::uint64_t received_ = 0;  // by it
   std::uint64_t next_sequence_ = 0;
   std::vector<std::byte> staging_;

@@ -127,7 +127,7 @@ class SelfBackend final : public CommBackend {
     const void* source = call.send;
     kernels::sum_sources({.dst = call.recv,
                           .dst_dtype = call.out_dtype,
-                          .accumulate = false,
+                          .accumulate = call.accumulate,
                           .sources = &source,
                           .num_sources = 1,
                           .src_dtype = call.in_dtype,

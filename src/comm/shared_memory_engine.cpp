@@ -1,7 +1,6 @@
 #include "comm/shared_memory_engine.h"
 
 #include "comm/call_descriptor.h"
-#include "comm/matched_calls.h"
 
 #include <kernels/copy/copy.h>
 #include <zeroth/base/platform.h>
@@ -195,7 +194,11 @@ std::int64_t SharedMemoryEngine::inline_bytes(const Call& call) const {
   const std::int64_t elements = collective.kind == CollectiveKind::kAllGather
                                     ? *std::max_element(collective.counts.begin(), collective.counts.end())
                                     : call.descriptor.elements;
-  return elements * static_cast<std::int64_t>(size_of(collective.in_dtype));
+  // The same on all ranks, also where they give different dtypes.
+  const std::size_t element = collective.kind == CollectiveKind::kReduceScatter
+                                  ? std::max(size_of(collective.in_dtype), size_of(collective.out_dtype))
+                                  : size_of(collective.in_dtype);
+  return elements * static_cast<std::int64_t>(element);
 }
 
 void SharedMemoryEngine::run_inline(Call& call) {
@@ -228,12 +231,14 @@ void SharedMemoryEngine::run_inline(Call& call) {
       const auto index = static_cast<std::size_t>(rank_);
       const std::int64_t elements = all ? call.descriptor.elements : collective.counts[index];
       const std::int64_t first = all ? 0 : call.offsets[index];
-      std::vector<const std::byte*> sources;
-      sources.reserve(static_cast<std::size_t>(size_));
-      for (int peer = 0; peer < size_; ++peer)
-        sources.push_back(slot_of(peer, sequence).payload + first * in_size);
+      Summands sources;
+      for (int peer = 0; peer < size_; ++peer) {
+        const DType dtype = in_dtype_of(peer, call);
+        const auto element = static_cast<std::int64_t>(size_of(dtype));
+        sources.add(slot_of(peer, sequence).payload + first * element, dtype);
+        if (peer != rank_) call.received += static_cast<std::uint64_t>(elements * element);
+      }
       sum(collective, collective.recv, sources, elements);
-      call.received += static_cast<std::uint64_t>(size_ - 1) * static_cast<std::uint64_t>(elements * in_size);
       return;
     }
   }
@@ -247,7 +252,7 @@ void SharedMemoryEngine::copy_in(std::byte* to, const std::byte* from, std::int6
 
 void SharedMemoryEngine::sum(const Collective& collective,
                              std::byte* to,
-                             const std::vector<const std::byte*>& sources,
+                             const Summands& sources,
                              std::int64_t elements) const {
   sum_in_rank_order(collective, rank_, to, sources, elements, isa_);
 }

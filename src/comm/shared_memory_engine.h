@@ -9,6 +9,7 @@
 #pragma once
 
 #include "comm/control_block.h"
+#include "comm/matched_calls.h"
 #include "comm/peers.h"
 #include "comm/segment_exchange.h"
 
@@ -128,10 +129,11 @@ class SharedMemoryEngine {
   void staged_broadcast(Call& call);
 
   void copy_in(std::byte* to, const std::byte* from, std::int64_t bytes, Call& call) const;
-  void sum(const Collective& collective,
-           std::byte* to,
-           const std::vector<const std::byte*>& sources,
-           std::int64_t elements) const;
+  void sum(const Collective& collective, std::byte* to, const Summands& sources, std::int64_t elements) const;
+  /// What a rank gives to the call in progress: in a reduce_scatter not always what this one gives.
+  [[nodiscard]] DType in_dtype_of(int peer, const Call& call) const {
+    return static_cast<DType>(slot_of(peer, call.descriptor.sequence).descriptor.in_dtype);
+  }
   [[nodiscard]] const CallSlot& slot_of(int peer, std::uint64_t sequence) const {
     return controls_[static_cast<std::size_t>(peer)]->slots[sequence % 2];
   }

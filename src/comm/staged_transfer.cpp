@@ -146,13 +146,12 @@ void SharedMemoryEngine::staged_reduce_scatter(Call& call) {
   const auto in_size = static_cast<std::int64_t>(size_of(collective.in_dtype));
   const auto out_size = static_cast<std::int64_t>(size_of(collective.out_dtype));
   const std::int64_t stride = piece_bytes();
-  const std::int64_t piece = stride / in_size;
+  const std::int64_t piece = stride / std::max(in_size, out_size);  // the same on all ranks, whatever each gives
   const std::int64_t longest = *std::max_element(collective.counts.begin(), collective.counts.end());
   const auto length = [&](int rank, std::int64_t first) {
     return std::clamp<std::int64_t>(collective.counts[static_cast<std::size_t>(rank)] - first, 0, piece);
   };
   const std::uint64_t base = rounds_;
-  std::vector<const std::byte*> sources(static_cast<std::size_t>(size_));
   staged_rounds(
       call,
       {.count = rounds_for(longest, piece)},
@@ -170,14 +169,14 @@ void SharedMemoryEngine::staged_reduce_scatter(Call& call) {
         const std::int64_t first = static_cast<std::int64_t>(round) * piece;
         const std::int64_t elements = length(rank_, first);
         if (elements == 0) return;
+        Summands sources;
         for (int peer = 0; peer < size_; ++peer) {
-          sources[static_cast<std::size_t>(peer)] =
-              peer == rank_
-                  ? collective.send + (call.offsets[static_cast<std::size_t>(rank_)] + first) * in_size
-                  : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride;
+          const DType dtype = in_dtype_of(peer, call);
+          const std::byte* const own = collective.send + (call.offsets[static_cast<std::size_t>(rank_)] + first) * in_size;
+          sources.add(peer == rank_ ? own : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride, dtype);
+          if (peer != rank_) call.received += static_cast<std::uint64_t>(elements) * size_of(dtype);
         }
         sum(collective, collective.recv + first * out_size, sources, elements);
-        call.received += static_cast<std::uint64_t>((size_ - 1) * elements * in_size);
       });
 }
 
@@ -217,7 +216,7 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
     return round % 2 == 1 ? Step{false, (round + 1) / 2} : Step{true, round / 2 - 1};
   };
   const std::uint64_t base = rounds_;
-  std::vector<const std::byte*> sources(static_cast<std::size_t>(size_));
+  Summands sources{.data = std::vector<const std::byte*>(static_cast<std::size_t>(size_))};
   staged_rounds(
       call,
       {.count = 2 * blocks, .ahead = blocks > 1},
@@ -251,7 +250,7 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
         const Place mine = place(step.block, rank_);
         if (mine.elements == 0) return;
         for (int peer = 0; peer < size_; ++peer) {
-          sources[static_cast<std::size_t>(peer)] =
+          sources.data[static_cast<std::size_t>(peer)] =
               peer == rank_ ? collective.send + mine.first * in_size
                             : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride;
         }
@@ -260,7 +259,7 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
         for (std::int64_t done = 0; done < mine.elements; done += kCachedBytes / out_size) {
           const std::int64_t elements = std::min(mine.elements - done, kCachedBytes / out_size);
           sum(collective, collective.recv + (mine.first + done) * out_size, sources, elements);
-          for (const std::byte*& source : sources) source += elements * in_size;
+          for (const std::byte*& source : sources.data) source += elements * in_size;
         }
         call.received += static_cast<std::uint64_t>((size_ - 1) * mine.elements * in_size);
       });

@@ -162,6 +162,40 @@ void check_reduce_scatter(const Communicator& comm,
     expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm.size(), first + i, seed);
 }
 
+/// Every second rank gives bf16, the others the same values in fp32; and then once more, on top of what is there.
+template <class In>
+void check_mixed_reduce_scatter(const Communicator& comm, const Buffers& buffers, std::int64_t total) {
+  const auto seed = static_cast<std::uint64_t>(total);
+  const std::vector<std::int64_t> counts = uneven_parts(total, comm.size(), seed);
+  const auto rank = static_cast<std::ptrdiff_t>(comm.rank());
+  const std::int64_t first = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
+  const std::int64_t own = counts[static_cast<std::size_t>(rank)];
+  const std::span<In> in = buffers.send<In>(total);
+  for (std::int64_t i = 0; i < total; ++i) {
+    in[static_cast<std::size_t>(i)] = static_cast<In>(static_cast<float>(value_of<BFloat16>(comm.rank(), i, seed)));
+  }
+  const std::span<float> out = buffers.recv<float>(own);
+  comm.reduce_scatter(std::span<const In>(in), out, counts);
+  for (std::int64_t i = 0; i < own; ++i) {
+    expect_sum<BFloat16, float>(out[static_cast<std::size_t>(i)], comm.size(), first + i, seed);
+  }
+  const Collective again{.kind = CollectiveKind::kReduceScatter,
+                         .in_dtype = DTypeOf<In>::value,
+                         .out_dtype = DType::kFloat32,
+                         .send = reinterpret_cast<const std::byte*>(in.data()),
+                         .recv = reinterpret_cast<std::byte*>(out.data()),
+                         .counts = counts,
+                         .accumulate = comm.rank() != 0};  // each rank's own matter
+  comm.backend().submit({&again, 1}, comm.stream()).wait();
+  for (std::int64_t i = 0; i < own; ++i) {
+    const auto sum = rank_order_sum<BFloat16, float>(comm.size(), first + i, seed);
+    const float expected = again.accumulate ? sum + sum : sum;
+    if (out[static_cast<std::size_t>(i)] != expected) {
+      throw std::runtime_error(fmt::format("element {}: {} instead of {}", i, out[static_cast<std::size_t>(i)], expected));
+    }
+  }
+}
+
 template <class T>
 void check_all_gather(const Communicator& comm, const Buffers& buffers, std::int64_t total, bool in_place) {
   const auto seed = static_cast<std::uint64_t>(total);
@@ -248,6 +282,18 @@ TEST_P(Collectives, ReduceScatterSumsUnevenParts) {
         check_reduce_scatter<float, BFloat16>(comm, buffers, count, in_place);
         check_reduce_scatter<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
         check_reduce_scatter<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
+      });
+}
+
+TEST_P(Collectives, ReduceScatterTakesFromEachRankTheDtypeThatItHas) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for_all_places_and_counts(
+      GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool /*in_place*/) {
+        if (comm.rank() % 2 == 0) {
+          check_mixed_reduce_scatter<float>(comm, buffers, count);
+        } else {
+          check_mixed_reduce_scatter<BFloat16>(comm, buffers, count);
+        }
       });
 }
 

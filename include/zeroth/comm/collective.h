@@ -39,7 +39,8 @@ struct MessageTag {
 /// Reductions SUM, strictly in rank order ((s0 + s1) + s2) ..., in fp64 for fp64, fp32 for fp32 and bf16 (one
 /// rounding at the end), wrapping for integers; all_reduce gives the bits of reduce_scatter followed by
 /// all_gather. Reductions take fp64, fp32, bf16, int64, int32, with out_dtype == in_dtype or bf16 -> fp32 or
-/// fp32 -> bf16; the others take every dtype, out_dtype == in_dtype. In place: all_gather with send at its
+/// fp32 -> bf16; the others take every dtype, out_dtype == in_dtype. In a reduce_scatter to fp32 each rank gives
+/// fp32 or bf16, whatever the others give, with the bits of fp32 from all. In place: all_gather with send at its
 /// place inside recv, reduce_scatter with recv at its place inside send, all_reduce and broadcast with send
 /// == recv. Any other overlap is an error.
 struct Collective {
@@ -50,6 +51,7 @@ struct Collective {
   std::byte* recv = nullptr;
   std::vector<std::int64_t> counts{};  ///< elements
   int root = 0;                        ///< broadcast only
+  bool accumulate = false;             ///< reduce_scatter only, not in place: recv = recv + sum; this rank's own matter
   MessageTag tag{};
 };
 

@@ -108,6 +108,16 @@ TEST(Collective, OverlapsOtherThanInPlaceAreRefused) {
     reduce.recv = memory.data() + shift;
     EXPECT_EQ(problem(reduce).empty(), shift == 0) << shift;
   }
+  Collective onto_itself = good(CollectiveKind::kReduceScatter);
+  onto_itself.send = memory.data();
+  onto_itself.recv = memory.data() + 12;
+  onto_itself.accumulate = true;
+  EXPECT_EQ(problem(onto_itself), "send and recv overlap");
+  onto_itself.recv = memory.data() + 512;
+  EXPECT_EQ(problem(onto_itself), "");
+  onto_itself.kind = CollectiveKind::kAllReduce;
+  onto_itself.counts = {7};
+  EXPECT_EQ(problem(onto_itself), "only a reduce_scatter accumulates");
   Collective cast = good(CollectiveKind::kAllReduce);
   cast.recv = memory.data();
   cast.out_dtype = DType::kBFloat16;
