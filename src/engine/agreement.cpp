@@ -18,7 +18,8 @@ std::string describe(const ModelLayout& model, const EngineSettings& settings) {
   text << kConfigurationLine << settings.configuration << "\n";
   text << "plan " << name_of(settings.plan.parameter) << " " << name_of(settings.plan.gradient) << " "
        << name_of(settings.plan.optimizer) << " " << name_of(settings.plan.policy) << " reshard "
-       << name_of(settings.plan.reshard) << " ring_slots " << settings.plan.ring_slots << "\n";
+       << name_of(settings.plan.reshard) << " ring_slots " << settings.plan.ring_slots
+       << (settings.plan.narrow_buckets ? "" : " wide buckets") << "\n";
   text << "micro_steps " << settings.micro_steps << "\n";
   text << "gradient_clipping " << hex_float(settings.gradient_clipping) << "\n";
   text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";
@@ -145,6 +146,7 @@ void require_plan_fits(const ModelLayout& model,
     plan.policy = settings.plan.policy;
     plan.ring_slots = settings.plan.ring_slots;
     plan.prefetch_units = settings.plan.prefetch_units;
+    plan.narrow_buckets = settings.plan.narrow_buckets;
     std::vector<Reshard> choices{settings.plan.reshard};
     if (plan.gathers_parameters() && plan.reshard != settings.plan.reshard) choices.push_back(plan.reshard);
     for (const Reshard reshard : choices) {

@@ -76,7 +76,7 @@ constexpr std::array kKeys{
            "null",
            "the model is trained as it is; padding the vocabulary is its own matter"),
 
-    flag("/bf16/immediate_grad_update", "false", "gradients go into fp32 buckets as soon as they are there"),
+    flag("/bf16/immediate_grad_update", "false", "gradients go into their bucket as soon as they are there"),
     flag("/bf16/check_grad_overflow",
          "true",
          "non-finite gradients are found in the copy into the bucket, always"),

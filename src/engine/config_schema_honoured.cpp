@@ -261,6 +261,11 @@ constexpr std::array kKeys{
          .kind = KeyKind::kInteger,
          .text = "Units gathered ahead, each in a slot of its own, where the device works asynchronously; on the CPU none are.",
          .highest = 4096}),
+    bind<&Config::zero, &ZeroConfig::narrow_buckets>(
+        {.pointer = "/zeroth/narrow_buckets",
+         .text = "Gradients of 16-bit parameters lie in the buckets of repeated units, and travel, as they were computed; sums are "
+                 "fp32, with the same bits. A gradient that is a sum already needs memory beyond the plan: `false` is for models "
+                 "whose repeated units use their parameters several times in a forward."}),
 
     bind<&Config::runtime, &RuntimeConfig::threads>(
         {.pointer = "/zeroth/threads",

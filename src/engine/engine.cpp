@@ -400,6 +400,7 @@ StepResult Engine::finish_step(bool idle) {
     result.committed = true;
     result.step = ++committed_steps_;
   }
+  warn_of_wide_gradient();
   forget_gradients();
   nonfinite_in_a_row_ = finite ? 0 : nonfinite_in_a_row_ + 1;
   if (!result.committed) log_.progress("step skipped on all ranks: " + result.reason);
@@ -411,6 +412,16 @@ StepResult Engine::finish_step(bool idle) {
             .got = result.reason,
             .hint = "lower the learning rate, clip gradients, or look at the named parameter's inputs"});
   return result;
+}
+
+void Engine::warn_of_wide_gradient() {
+  const int param = gradients_->first_wide();
+  if (param < 0 || std::exchange(warned_of_wide_gradient_, true)) return;
+  const ParamPlace& place = layout_.places[static_cast<std::size_t>(param)];
+  log_.warn("the gradient of " + layout_.params[static_cast<std::size_t>(param)].name + " came wider than its bucket, which takes " +
+            format_bytes(layout_.flat(place.flat).accumulation_bytes()) +
+            " beyond the plan from now on: it is used several times, or a graph of an earlier step still holds it (keep loss.item() "
+            "instead of loss), or it came in float32. With zeroth.narrow_buckets = false such buckets are part of the plan");
 }
 
 void Engine::set_group(int group, const GroupHyper& hyper) {

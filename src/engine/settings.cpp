@@ -24,6 +24,7 @@ EngineSettings make_settings(const Config& config, int world, std::vector<GroupH
   settings.plan.reshard = config.zero.reshard;
   settings.plan.ring_slots = config.zero.ring_slots;
   settings.plan.prefetch_units = config.zero.prefetch_units;
+  settings.plan.narrow_buckets = config.zero.narrow_buckets;
   // Without any batch size in the document there is one micro-step; else the sizes must fit the world.
   const bool sized = config.train_batch_size || config.train_micro_batch_size_per_gpu;
   settings.micro_steps = static_cast<int>(sized ? config.resolve(world).accumulate

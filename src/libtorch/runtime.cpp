@@ -202,7 +202,7 @@ void Runtime::announce(const World& world) const {
   for (const ParamSpec& spec : model_.params) {
     if (!spec.trainable) continue;
     const std::string wide(name_of(accumulation_dtype(spec.dtype)));
-    dtypes.insert("precision: parameters " + std::string(name_of(spec.dtype)) + ", masters, gradients, sums and moments " + wide);
+    dtypes.insert("precision: parameters " + std::string(name_of(spec.dtype)) + ", masters, sums of gradients and moments " + wide);
   }
   for (const std::string& line : dtypes) log_.progress(line);
 }
@@ -217,7 +217,7 @@ void Runtime::install_hooks(const EngineOptions& options) {
     tensor.mutable_grad().reset();
     if (model_.params[param].dtype == DType::kBFloat16) {
       narrow_.push_back({.param = static_cast<int>(param), .grad_dtype = tensor.grad_dtype()});
-      widen(static_cast<int>(param));
+      tensor.set_grad_dtype(at::kFloat);
     }
     auto previous = std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
     torch::autograd::impl::set_post_acc_grad_hooks(
@@ -297,22 +297,26 @@ Runtime::~Runtime() {
 // [Note: Width of a gradient] Gradients of several uses of a 16-bit parameter are summed by torch, and that sum must be one in fp32:
 // a grad_dtype of float makes torch widen each term before it adds. A parameter used once has no sum, and widening it early is only
 // traffic: a temporary of twice the size, whose fresh pages cost more than the cast. So its gradient comes as it was computed,
-// and the bucket widens it, with the same bits. Uses are edges to the parameter's accumulator: known when backward begins, and never
-// counted too low. Whoever else holds the accumulator, a graph of an earlier step for one, counts as a use more: dearer, not wrong.
-void Runtime::narrow_single_uses() {
+// and is widened where it is summed, with the same bits. Uses are edges to the parameter's accumulator: known when backward begins, and
+// never counted too low. Whoever else holds the accumulator, a graph of an earlier step for one, counts as a use more: dearer, not
+// wrong. What a checkpoint computes again has edges of its own if gradients go that way (use_reentrant=True): all are counted anew when a
+// backward within the backward comes to its first unit. A part of a unit that is computed again so is in no graph when backward begins:
+// wide. Counted too low is only a parameter used once outside of such a part, and several times within before its first unit: torch
+// adds those in 16 bits.
+void Runtime::choose_widths() {
+  counted_in_ = torch::autograd::get_current_graph_task_id();
   for (const auto& [param, _] : narrow_) {
     const at::Tensor& tensor = slots_.tensor(param);
     const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
     constexpr long kOneEdge = 2;  // and `accumulator` here
-    if (accumulator != nullptr && accumulator.use_count() == kOneEdge) tensor.set_grad_dtype(std::nullopt);
+    const bool once = accumulator != nullptr && accumulator.use_count() == kOneEdge;
+    tensor.set_grad_dtype(once ? std::nullopt : std::optional(at::kFloat));
   }
 }
 
 void Runtime::widen_all() {
-  for (const auto& [param, _] : narrow_) widen(param);
+  for (const auto& [param, _] : narrow_) slots_.tensor(param).set_grad_dtype(at::kFloat);
 }
-
-void Runtime::widen(int param) { slots_.tensor(param).set_grad_dtype(at::kFloat); }
 
 std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   require_own_process();
@@ -322,13 +326,8 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   clear_gradients();
   if (unit == 0 && !in_backward_) look_at_trainability();
   slots_.require_bound(unit);
-  if (in_backward_) {  // a checkpoint computes the unit again: how often it uses a parameter, nobody has counted
-    for (const int param : model_.units[static_cast<std::size_t>(unit)].params) {
-      const ParamSpec& spec = model_.params[static_cast<std::size_t>(param)];
-      if (spec.trainable && spec.dtype == DType::kBFloat16) widen(param);
-    }
-  }
   auto use = std::make_shared<UnitUse>();
+  use->computed_again = in_backward_;
   use->invocation = core_->begin_forward(unit);
   core_->pre_forward(use->invocation);
   return use;
@@ -356,7 +355,7 @@ void Runtime::enter_backward() {
   in_backward_ = true;
   clear_gradients();
   ++backward_seq_;
-  narrow_single_uses();
+  choose_widths();
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto runtime = weak.lock()) runtime->in_hook([&] { runtime->leave_backward(); });
   });
@@ -409,6 +408,7 @@ void Runtime::before_backward(UnitUse& use) {
   enter_backward();
   if (use.active_in != backward_seq_) {
     use.active_in = backward_seq_;
+    if (use.computed_again && counted_in_ != torch::autograd::get_current_graph_task_id()) choose_widths();
     for (UnitUse::Input& input : use.inputs) input = {.senders = input.senders, .senders_left = input.senders};
     use.inputs_left = static_cast<int>(use.inputs.size());
     if (use.inputs_left > 0 || use.open_ended) ++active_uses_[static_cast<std::size_t>(unit)];

@@ -37,6 +37,7 @@ struct UnitUse {
   };
   std::vector<Input> inputs{};
   bool open_ended = false;         ///< nothing tells when the unit's backward is over
+  bool computed_again = false;     ///< for a checkpoint, in backward
   std::uint64_t active_in = 0;     ///< backward in which the outputs' nodes ran
   int inputs_left = 0;             ///< inputs that are not done in that backward
 };
@@ -123,8 +124,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void leave_backward();
   void finish_unit(int unit);
   /// 16-bit parameters whose gradient is no sum: it comes as it was computed.
-  void narrow_single_uses();
-  void widen(int param);  ///< its gradients come in fp32, as at all other times
+  void choose_widths();
   void widen_all();
 
   Config config_;
@@ -148,6 +148,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<std::size_t> guarded_;         // those whose `.grad` is a guard now
   bool in_backward_ = false;
   std::uint64_t backward_seq_ = 0;
+  int counted_in_ = -1;                      // graph task in which uses were counted last
   pid_t owner_;
   Milliseconds progress_every_{0};
   SteadyClock::time_point reported_at_ = SteadyClock::now();  // the last line of progress, or the beginning

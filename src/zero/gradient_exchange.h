@@ -24,8 +24,8 @@ class GradientExchange {
   /// Blocks until nobody needs what `unit` has published in its bucket slot. `skip(flat)` is true for flats that have published nothing
   /// which still lies there.
   virtual void await_slot(int unit, const std::function<bool(int flat)>& skip) = 0;
-  /// The flat's bucket is full: everybody may take it. One reduction event.
-  virtual void publish(int flat) = 0;
+  /// The flat's bucket, that of `dtype`, is full: everybody may take it. One reduction event. Other ranks' may have another dtype.
+  virtual void publish(int flat, DType dtype) = 0;
   /// A good moment to take what has been published: a unit is closed.
   virtual void progress() = 0;
   /// This rank publishes nothing more in its backwards before number `next`.

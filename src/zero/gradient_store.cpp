@@ -74,15 +74,19 @@ void GradientStore::add(int param, ConstTensorView grad) {
   if (segment.numel == 0) return;
   FlatState& flat = state(place.flat);
   if (!flat.open) open(place.flat);
-  const DType accumulation = layout.accumulation();
-  std::byte* target = memory_.bucket(place.flat) + static_cast<std::size_t>(segment.offset) * size_of(accumulation);
   const bool first = !flat.filled[static_cast<std::size_t>(place.segment)];
+  if (flat.dtype != layout.accumulation() && (!first || grad.dtype != flat.dtype)) {
+    if (first_wide_ < 0) first_wide_ = param;
+    widen(place.flat);
+  }
   flat.filled[static_cast<std::size_t>(place.segment)] = true;
+  const DType dtype = flat.dtype;
+  std::byte* target = memory_.bucket(place.flat, dtype) + array_bytes(segment.offset, dtype);
   std::atomic<std::int64_t> non_finite{0};
   kernels_.for_ranges(segment.numel, [&](std::int64_t begin, std::int64_t end) {
-    std::byte* dst = target + static_cast<std::size_t>(begin) * size_of(accumulation);
-    const std::byte* src = grad.data + static_cast<std::size_t>(begin) * size_of(grad.dtype);
-    non_finite += first ? kernels::bucket_store(dst, src, grad.dtype, end - begin, kernels_.isa)
+    std::byte* dst = target + array_bytes(begin, dtype);
+    const std::byte* src = grad.data + array_bytes(begin, grad.dtype);
+    non_finite += first ? kernels::bucket_store(dst, dtype, src, grad.dtype, end - begin, kernels_.isa)
                         : kernels::bucket_add(dst, src, grad.dtype, end - begin, kernels_.isa);
   });
   if (non_finite > 0 && offender_.param < 0) {
@@ -93,8 +97,7 @@ void GradientStore::add(int param, ConstTensorView grad) {
 void GradientStore::open(int flat) {
   const int unit = model_.flat(flat).unit;
   const auto unit_index = static_cast<std::size_t>(unit);
-  const bool accumulates_locally = plan_.policy == ReductionPolicy::kPerStep && micro_steps_ > 1;
-  if (ring_positions_[unit_index] >= 0 && !accumulates_locally) {
+  if (ring_positions_[unit_index] >= 0 && !plan_.accumulates_in_buckets(micro_steps_)) {
     // The same rule under every plan, also where each unit has a bucket of its own: the list of events must not differ.
     int& holder = ring_open_[static_cast<std::size_t>(ring_positions_[unit_index] % plan_.ring_slots)];
     if (holder >= 0 && holder != unit) close_unit(holder);
@@ -104,6 +107,20 @@ void GradientStore::open(int flat) {
   // What is summed, or may yet be summed, of earlier events must not meet the gradients of this one.
   if (state(flat).published || reduced_before_) shards_->vacate(flat);
   state(flat).open = true;
+  state(flat).dtype = memory_.bucket_dtype(flat);
+}
+
+void GradientStore::widen(int flat) {
+  FlatState& own = state(flat);
+  const FlatLayout& layout = model_.flat(flat);
+  const DType wide = layout.accumulation();
+  for (std::size_t segment = 0; segment < own.filled.size(); ++segment) {
+    if (!own.filled[segment]) continue;
+    const auto [_, offset, numel] = layout.segments[segment];
+    const std::byte* from = memory_.bucket(flat, own.dtype) + array_bytes(offset, own.dtype);
+    (void)kernels::bucket_store(memory_.bucket(flat, wide) + array_bytes(offset, wide), wide, from, own.dtype, numel, kernels_.isa);
+  }
+  own.dtype = wide;
 }
 
 void GradientStore::take_slot(int unit) {
@@ -135,13 +152,13 @@ void GradientStore::close_unit(int unit) {
 void GradientStore::publish(int flat) {
   FlatState& own = state(flat);
   const FlatLayout& layout = model_.flat(flat);
-  const std::size_t element = size_of(layout.accumulation());
+  std::byte* const bucket = memory_.bucket(flat, own.dtype);
   // Zeros for what was not touched and for padding: a shared slot may still hold another unit's gradients there.
   std::int64_t written_end = 0;
   const auto fill_until = [&](std::int64_t end) {
     if (end <= written_end) return;
-    kernels::fill_zero(memory_.bucket(flat) + static_cast<std::size_t>(written_end) * element,
-                       (end - written_end) * static_cast<std::int64_t>(element),
+    kernels::fill_zero(bucket + array_bytes(written_end, own.dtype),
+                       static_cast<std::int64_t>(array_bytes(end - written_end, own.dtype)),
                        kernels_.isa);
   };
   for (std::size_t segment = 0; segment < own.filled.size(); ++segment) {
@@ -153,7 +170,7 @@ void GradientStore::publish(int flat) {
   own.filled.assign(own.filled.size(), false);
   own.open = false;
   own.published = true;
-  exchange_->publish(flat);
+  exchange_->publish(flat, own.dtype);
 }
 
 void GradientStore::close_backward() {

@@ -22,17 +22,23 @@ class MatchedExchange final : public GradientExchange {
 
   void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override { reduce_stream_.synchronize(); }
 
-  void publish(int flat) override {
+  void publish(int flat, DType dtype) override {
     const FlatLayout& layout = model_.flat(flat);
-    std::byte* bucket = memory_.bucket(flat);
-    std::byte* own = bucket + static_cast<std::size_t>(layout.shard(memory_.rank()).begin) * size_of(layout.accumulation());
+    const DType accumulation = layout.accumulation();
+    std::byte* bucket = memory_.bucket(flat, dtype);
+    Collective reduce = flat_call(CollectiveKind::kReduceScatter, CallPurpose::kReduceGradients, layout, accumulation, bucket, nullptr);
+    reduce.in_dtype = dtype;
+    // A bucket of the sums' dtype has room for the sum. Another one has not, and its sums have memory of their own.
+    const bool in_place = memory_.bucket_dtype(flat) == accumulation;
+    reduce.recv = in_place ? bucket + array_bytes(layout.shard(memory_.rank()).begin, accumulation) : memory_.reduced(flat);
+    reduce.accumulate = !in_place && published_[static_cast<std::size_t>(flat)];
     published_[static_cast<std::size_t>(flat)] = true;
-    const Work work = call(CollectiveKind::kReduceScatter, CallPurpose::kReduceGradients, layout, bucket, own);
+    const Work work = backend_.submit({&reduce, 1}, reduce_stream_);
     if (layout.shard(memory_.rank()).size() == 0) return;
-    reduce_stream_.enqueue([this, flat, own, work] {
+    reduce_stream_.enqueue([this, flat, accumulation, in_place, own = reduce.recv, work] {
       work.wait();
-      const void* const sum[] = {own};
-      shards_.add(flat, sum);
+      const Summand sum{.data = own, .dtype = accumulation};
+      in_place ? shards_.add(flat, {&sum, 1}) : shards_.arrived(flat);
     });
     if (reduce_stream_.runs_inline()) reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
   }
@@ -53,7 +59,15 @@ class MatchedExchange final : public GradientExchange {
     for (std::size_t flat = 0; flat < published_.size(); ++flat) {
       if (!published_[flat]) continue;
       const int index = static_cast<int>(flat);
-      call(CollectiveKind::kAllGather, CallPurpose::kShareGradients, model_.flats[flat], memory_.reduced(index), memory_.bucket(index)).wait();
+      const FlatLayout& layout = model_.flats[flat];
+      const DType dtype = layout.accumulation();
+      const Collective gather = flat_call(CollectiveKind::kAllGather,
+                                          CallPurpose::kShareGradients,
+                                          layout,
+                                          dtype,
+                                          memory_.reduced(index),
+                                          memory_.bucket(index, dtype));
+      backend_.submit({&gather, 1}, reduce_stream_).wait();
     }
   }
 
@@ -61,11 +75,6 @@ class MatchedExchange final : public GradientExchange {
   [[nodiscard]] std::uint64_t spills() const override { return 0; }
 
  private:
-  Work call(CollectiveKind kind, CallPurpose purpose, const FlatLayout& layout, const std::byte* send, std::byte* recv) {
-    const Collective collective = flat_call(kind, purpose, layout, layout.accumulation(), send, recv);
-    return backend_.submit({&collective, 1}, reduce_stream_);
-  }
-
   const ModelLayout& model_;
   ModelMemory& memory_;
   CommBackend& backend_;

@@ -1,7 +1,6 @@
 #include <zeroth/zero/memory_plan.h>
 
 #include <algorithm>
-#include <functional>
 #include <vector>
 
 #include "zero/signals.h"
@@ -13,11 +12,48 @@ std::uint64_t others_bytes(const FlatLayout& flat, int rank, DType dtype) {
   return array_bytes(flat.length - flat.shard(rank).size(), dtype);
 }
 
-/// One a flat.
-std::vector<std::size_t> bucket_bytes(const ModelLayout& model) {
-  std::vector<std::size_t> bytes;
-  for (const FlatLayout& flat : model.flats) bytes.push_back(flat.trainable ? flat.accumulation_bytes() : 0);
-  return bytes;
+/// How gradient buckets lie.
+struct Buckets {
+  std::vector<std::size_t> bytes{};   ///< one a flat
+  bool ring = true;                   ///< repeated units share slots
+  std::vector<bool> hold_sums{};      ///< one a flat
+};
+
+Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
+  Buckets buckets;
+  const std::vector<DType> dtypes = bucket_dtypes(model, plan, micro_steps);
+  const bool once = micro_steps == 1 || plan.policy == ReductionPolicy::kPerStep;
+  for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
+    const FlatLayout& layout = model.flats[flat];
+    buckets.bytes.push_back(layout.trainable ? array_bytes(layout.length, dtypes[flat]) : 0);
+    buckets.hold_sums.push_back(once && layout.trainable && dtypes[flat] == layout.accumulation());
+  }
+  buckets.ring = !plan.holds_all_buckets(micro_steps);
+  if (!buckets.ring || !once) return buckets;
+  const SlotTable ring = make_slot_table(model, buckets.bytes, true, plan.ring_slots);
+  // Backward goes through the model from its end: the first unit of a slot is the last to use it.
+  std::vector<bool> last(model.units.size(), false);
+  std::vector<bool> taken(ring.slot_bytes.size(), false);
+  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
+    if (ring.unit_slot[unit] < 0) continue;
+    const auto slot = static_cast<std::size_t>(ring.unit_slot[unit]);
+    last[unit] = !taken[slot];
+    taken[slot] = true;
+  }
+  std::size_t all = 0;
+  std::size_t shards = 0;  // of all ranks: one whole
+  std::vector<bool> in_ring = buckets.hold_sums;
+  for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
+    all += buckets.bytes[flat];
+    if (!last[static_cast<std::size_t>(model.flats[flat].unit)]) {
+      if (buckets.hold_sums[flat]) shards += buckets.bytes[flat];
+      in_ring[flat] = false;
+    }
+  }
+  const auto world = static_cast<std::size_t>(model.world);
+  buckets.ring = world * all > world * ring.total_bytes() + shards;
+  if (buckets.ring) buckets.hold_sums = in_ring;
+  return buckets;
 }
 
 }  // namespace
@@ -39,35 +75,36 @@ SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {
   return make_slot_table(model, bytes, plan.reshard != Reshard::kNone, std::min(plan.ring_slots, 1 + plan.prefetch_units));
 }
 
+std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
+  const bool narrow = plan.narrow_buckets && model.world > 1 && !plan.gathers_gradients() && !plan.accumulates_in_buckets(micro_steps);
+  std::vector<DType> dtypes;
+  for (const FlatLayout& flat : model.flats) {
+    const bool tied = std::ranges::any_of(flat.segments, [&model](const Segment& segment) {
+      return !model.params[static_cast<std::size_t>(segment.param)].aliases.empty();
+    });
+    const bool repeated = model.units[static_cast<std::size_t>(flat.unit)].repeated;
+    dtypes.push_back(narrow && repeated && !tied ? flat.dtype : flat.accumulation());
+  }
+  return dtypes;
+}
+
 std::vector<bool> sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
-  const std::size_t units = model.units.size();
-  if (micro_steps > 1 && plan.policy != ReductionPolicy::kPerStep) return std::vector<bool>(units, false);
-  if (plan.holds_all_buckets(micro_steps)) return std::vector<bool>(units, true);
-  const std::vector<std::size_t> bytes = bucket_bytes(model);
-  const SlotTable ring = make_slot_table(model, bytes, true, plan.ring_slots);
-  // Backward goes through the model from its end: the first unit of a slot is the last to use it.
-  std::vector<bool> in_ring(units, false);
-  std::vector<bool> taken(ring.slot_bytes.size(), false);
-  for (std::size_t unit = 0; unit < units; ++unit) {
-    if (ring.unit_slot[unit] < 0) continue;
-    const auto slot = static_cast<std::size_t>(ring.unit_slot[unit]);
-    in_ring[unit] = !taken[slot];
-    taken[slot] = true;
-  }
-  std::size_t all = 0;
-  std::size_t shards = 0;  // of all ranks: one whole
-  for (std::size_t flat = 0; flat < bytes.size(); ++flat) {
-    all += bytes[flat];
-    if (!in_ring[static_cast<std::size_t>(model.flats[flat].unit)]) shards += bytes[flat];
-  }
-  const auto world = static_cast<std::size_t>(model.world);
-  return world * all <= world * ring.total_bytes() + shards ? std::vector<bool>(units, true) : in_ring;
+  return plan_buckets(model, plan, micro_steps).hold_sums;
 }
 
 SlotTable bucket_slots(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
-  const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
-  const bool all = plan.holds_all_buckets(micro_steps) || std::ranges::all_of(in_buckets, std::identity{});
-  return make_slot_table(model, bucket_bytes(model), !all, plan.ring_slots);
+  const Buckets buckets = plan_buckets(model, plan, micro_steps);
+  return make_slot_table(model, buckets.bytes, buckets.ring, plan.ring_slots);
+}
+
+SlotTable wide_slots(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
+  const std::vector<DType> dtypes = bucket_dtypes(model, plan, micro_steps);
+  std::vector<std::size_t> bytes;
+  for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
+    const FlatLayout& layout = model.flats[flat];
+    bytes.push_back(layout.trainable && dtypes[flat] != layout.accumulation() ? layout.accumulation_bytes() : 0);
+  }
+  return make_slot_table(model, bytes, plan_buckets(model, plan, micro_steps).ring, plan.ring_slots);
 }
 
 std::size_t control_bytes(const ModelLayout& model) {
@@ -84,7 +121,8 @@ MemorySnapshot plan_memory(const ModelLayout& model,
     memory.bytes[static_cast<std::size_t>(state)] += bytes;
   };
   const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
-  for (const FlatLayout& flat : model.flats) {
+  for (std::size_t index = 0; index < model.flats.size(); ++index) {
+    const FlatLayout& flat = model.flats[index];
     const std::int64_t shard = flat.shard(rank).size();
     add(MemoryState::kParameter, array_bytes(plan.parameter == Placement::kFlat ? shard : flat.length, flat.dtype));
     if (!flat.trainable) continue;
@@ -92,7 +130,7 @@ MemorySnapshot plan_memory(const ModelLayout& model,
     const std::int64_t updated = plan.optimizer == Placement::kFlat ? shard : flat.length;
     if (accumulation != flat.dtype) add(MemoryState::kMaster, array_bytes(updated, flat.dtype));
     add(MemoryState::kOptimizer, static_cast<std::size_t>(optimizer_states) * array_bytes(updated, accumulation));
-    if (!in_buckets[static_cast<std::size_t>(flat.unit)]) add(MemoryState::kReduced, array_bytes(shard, accumulation));
+    if (!in_buckets[index]) add(MemoryState::kReduced, array_bytes(shard, accumulation));
   }
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());
@@ -103,14 +141,16 @@ MemorySnapshot plan_memory(const ModelLayout& model,
 WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
   WireBytes wire;
   const auto steps = static_cast<std::uint64_t>(micro_steps);
-  for (const FlatLayout& flat : model.flats) {
+  const std::vector<DType> dtypes = bucket_dtypes(model, plan, micro_steps);
+  for (std::size_t index = 0; index < model.flats.size(); ++index) {
+    const FlatLayout& flat = model.flats[index];
     const std::uint64_t parameters = others_bytes(flat, rank, flat.dtype);
     if (plan.gathers_parameters()) {
       wire.gather_parameters += parameters * steps * (keeps_gathered(model, plan, flat.unit) ? 1 : 2);
     }
     if (!flat.trainable) continue;
     // An owner pulls its range from each of the others.
-    const auto pulled = array_bytes(flat.shard(rank).size(), flat.accumulation()) * static_cast<std::uint64_t>(model.world - 1);
+    const auto pulled = array_bytes(flat.shard(rank).size(), dtypes[index]) * static_cast<std::uint64_t>(model.world - 1);
     wire.reduce_gradients += pulled * (plan.policy == ReductionPolicy::kPerMicroStep ? steps : 1);
     if (plan.gathers_gradients()) wire.gather_gradients += others_bytes(flat, rank, flat.accumulation());
     if (plan.publishes_parameters() && !plan.gathers_parameters()) wire.publish_parameters += parameters;

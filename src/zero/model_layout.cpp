@@ -18,7 +18,9 @@ std::string ModelLayout::describe_param(int param) const {
   text += spec.trainable ? "] trainable" : "] frozen";
   text += " group " + std::to_string(spec.group);
   if (spec.grad_factor != 1.0) text += " grad_factor " + hex_float(spec.grad_factor);
-  text += " unit " + units[static_cast<std::size_t>(places[static_cast<std::size_t>(param)].unit)].name;
+  for (const std::string& alias : spec.aliases) text += " tied to " + alias;
+  const UnitSpec& unit = units[static_cast<std::size_t>(places[static_cast<std::size_t>(param)].unit)];
+  text += (unit.repeated ? " repeated unit " : " unit ") + unit.name;
   return text;
 }
 
@@ -74,6 +76,11 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
 }
 
 std::size_t SlotTable::total_bytes() const { return std::accumulate(slot_bytes.begin(), slot_bytes.end(), std::size_t{0}); }
+
+std::size_t SlotTable::slot_offset(int unit) const {
+  const auto slot = static_cast<std::ptrdiff_t>(unit_slot[static_cast<std::size_t>(unit)]);
+  return std::accumulate(slot_bytes.begin(), slot_bytes.begin() + slot, std::size_t{0});
+}
 
 std::vector<int> ring_positions(const ModelLayout& model) {
   std::vector<int> positions;

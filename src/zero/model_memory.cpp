@@ -24,10 +24,11 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
     return begin;
   };
   layout.signals = take(control_bytes(model));
-  for (const FlatLayout& flat : model.flats) {
+  for (std::size_t index = 0; index < model.flats.size(); ++index) {
+    const FlatLayout& flat = model.flats[index];
     layout.parameters.push_back(plan.shares_parameters() ? take(array_bytes(parameter_elements(plan, flat, rank), flat.dtype))
                                                         : SharedLayout::kNone);
-    const bool shares_sums = plan.gathers_gradients() && flat.trainable && !in_buckets[static_cast<std::size_t>(flat.unit)];
+    const bool shares_sums = plan.gathers_gradients() && flat.trainable && !in_buckets[index];
     layout.reduced.push_back(shares_sums
                                  ? take(array_bytes(flat.shard(rank).size(), flat.accumulation()))
                                  : SharedLayout::kNone);
@@ -49,11 +50,14 @@ ModelMemory::ModelMemory(const ModelLayout& model,
       plan_(plan),
       rank_(backend.rank()),
       one_sided_(backend.capabilities().one_sided),
+      bucket_dtypes_(bucket_dtypes(model, plan, micro_steps)),
       sums_in_buckets_(sums_in_buckets(model, plan, micro_steps)),
       peers_read_buckets_(one_sided_ && plan.gathers_gradients() && std::ranges::any_of(sums_in_buckets_, std::identity{})),
       bucket_table_(bucket_slots(model, plan, micro_steps)),
+      wide_table_(wide_slots(model, plan, micro_steps)),
       gathered_table_(gathered_slots(model, plan)),
       bucket_holds_(bucket_table_.slot_bytes.size()),
+      wide_holds_(wide_table_.slot_bytes.size()),
       ledger_(device.ledger()) {
   for (int rank = 0; rank < model.world; ++rank) {
     shared_layouts_.push_back(make_shared_layout(model, plan, rank, micro_steps));
@@ -68,11 +72,10 @@ ModelMemory::ModelMemory(const ModelLayout& model,
     if (own.reduced[flat] != SharedLayout::kNone) reduced_[flat] = block.data() + own.reduced[flat];
   }
   const SignalLayout signals(static_cast<int>(model.flats.size()), model.world);
-  if (one_sided_) {
-    window_ = backend.attach(shared_, "zero");
-  } else {
-    window_.ranks.resize(static_cast<std::size_t>(model.world));
-    window_.ranks[static_cast<std::size_t>(rank_)] = block;
+  window_ = window_of(shared_, "zero", backend);
+  if (wide_table_.total_bytes() > 0) {
+    wide_ = device.make_arena(backend.capabilities().window_kind, wide_table_.total_bytes(), "wide");
+    wide_window_ = window_of(wide_, "zero.wide", backend);
   }
   for (int rank = 0; rank < model.world; ++rank) {
     if (!one_sided_ && rank != rank_) continue;
@@ -82,6 +85,14 @@ ModelMemory::ModelMemory(const ModelLayout& model,
 }
 
 ModelMemory::~ModelMemory() = default;
+
+PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name, CommBackend& backend) const {
+  if (one_sided_) return backend.attach(arena, name);
+  PeerWindow own;
+  own.ranks.resize(static_cast<std::size_t>(model_.world));
+  own.ranks[static_cast<std::size_t>(rank_)] = {arena.data(), arena.capacity()};
+  return own;
+}
 
 void ModelMemory::allocate_private(Device& device, int optimizer_states) {
   struct Need {
@@ -150,31 +161,38 @@ std::byte* ModelMemory::state(int flat, int which) const {
 std::byte* ModelMemory::reduced(int flat) {
   if (!sums_in_bucket(flat)) return reduced_[index(flat)];
   const FlatLayout& layout = model_.flat(flat);
-  return bucket(flat) + array_bytes(layout.shard(rank_).begin, layout.accumulation());
+  return bucket(flat, layout.accumulation()) + array_bytes(layout.shard(rank_).begin, layout.accumulation());
 }
 
 const std::byte* ModelMemory::peer_reduced(int flat, int rank) const {
   if (sums_in_bucket(flat) || !one_sided_) {
     const FlatLayout& layout = model_.flat(flat);
-    return peer_bucket(flat, one_sided_ ? rank : rank_) + array_bytes(layout.shard(rank).begin, layout.accumulation());
+    const DType accumulation = layout.accumulation();
+    return peer_bucket(flat, one_sided_ ? rank : rank_, accumulation) + array_bytes(layout.shard(rank).begin, accumulation);
   }
   const auto peer = static_cast<std::size_t>(rank);
   return window_.ranks[peer].data() + shared_layouts_[peer].reduced[index(flat)];
 }
 
-std::byte* ModelMemory::bucket(int flat) {
+std::byte* ModelMemory::bucket(int flat, DType dtype) {
   const int unit = model_.flat(flat).unit;
-  const auto slot = static_cast<std::size_t>(bucket_table_.unit_slot[static_cast<std::size_t>(unit)]);
-  if (bucket_holds_[slot].bytes() == 0) {
-    bucket_holds_[slot] = ledger_.hold({unit, MemoryState::kBucket}, bucket_table_.slot_bytes[slot]);
+  const bool planned = dtype == bucket_dtype(flat);
+  const SlotTable& table = planned ? bucket_table_ : wide_table_;
+  const auto slot = static_cast<std::size_t>(table.unit_slot[static_cast<std::size_t>(unit)]);
+  MemoryHold& hold = (planned ? bucket_holds_ : wide_holds_)[slot];
+  if (hold.bytes() == 0) {
+    hold = ledger_.hold({unit, planned ? MemoryState::kBucket : MemoryState::kOverflow}, table.slot_bytes[slot]);
   }
-  return const_cast<std::byte*>(peer_bucket(flat, rank_));
+  return const_cast<std::byte*>(peer_bucket(flat, rank_, dtype));
 }
 
-const std::byte* ModelMemory::peer_bucket(int flat, int rank) const {
+const std::byte* ModelMemory::peer_bucket(int flat, int rank, DType dtype) const {
   const auto peer = static_cast<std::size_t>(rank);
-  const auto unit = static_cast<std::size_t>(model_.flat(flat).unit);
-  const auto slot = static_cast<std::size_t>(bucket_table_.unit_slot[unit]);
+  const int unit = model_.flat(flat).unit;
+  if (dtype != bucket_dtype(flat)) {
+    return wide_window_.ranks[peer].data() + wide_table_.slot_offset(unit) + wide_table_.flat_offset[index(flat)];
+  }
+  const auto slot = static_cast<std::size_t>(bucket_table_.unit_slot[static_cast<std::size_t>(unit)]);
   return window_.ranks[peer].data() + shared_layouts_[peer].bucket_slots[slot] + bucket_table_.flat_offset[index(flat)];
 }
 

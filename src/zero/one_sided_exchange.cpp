@@ -9,11 +9,12 @@
 // Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way, owners copy the
 // ranges of their slots aside (spill); ranks that go through the model in one order never need it.
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <zeroth/base/planted.h>
@@ -42,7 +43,7 @@ class OneSidedExchange final : public GradientExchange {
   }
 
   void await_slot(int unit, const std::function<bool(int)>& skip) override;
-  void publish(int flat) override;
+  void publish(int flat, DType dtype) override;
   void progress() override;
   void close_backward(std::uint64_t next) override;
   void meet(Meeting what) override;
@@ -62,6 +63,16 @@ class OneSidedExchange final : public GradientExchange {
     bool active = false;              ///< owner: in active_
   };
   enum class Part : std::uint8_t { kPublished, kAbsent, kUnknown };
+  /// This rank's range of a published bucket, in the memory of its rank.
+  struct Pull {
+    DType dtype = DType::kFloat32;
+    std::span<const std::byte> data{};
+  };
+  /// A copy of one, for its event.
+  struct Spill {
+    Aside copy;
+    DType dtype = DType::kFloat32;
+  };
 
   void wait(const std::string& what, const std::function<bool()>& done);
   void announce(SignalWord& word, std::uint64_t value);
@@ -72,7 +83,8 @@ class OneSidedExchange final : public GradientExchange {
   void progress_all();
   [[nodiscard]] std::vector<int> stuck_ranks() const;
   void serve_pressure();
-  void spill(int flat, int source, std::uint64_t code);
+  [[nodiscard]] Pull pull_of(int flat, int source, const Publication& theirs) const;
+  void spill(int flat, int source, const Publication& theirs);
   [[nodiscard]] Part part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const;
   void reduce_event(int flat, std::uint64_t code);
   [[nodiscard]] bool owns(int flat) const { return model_.flat(flat).shard(memory_.rank()).size() > 0; }
@@ -91,7 +103,7 @@ class OneSidedExchange final : public GradientExchange {
   std::uint64_t spills_ = 0;
   std::uint64_t meetings_ = 0;
   std::uint64_t steps_ = 0;
-  std::map<std::tuple<int, std::uint64_t, int>, Aside> spilled_;  ///< (flat, code, source)
+  std::map<std::tuple<int, std::uint64_t, int>, Spill> spilled_;  ///< (flat, code, source)
 };
 
 bool OneSidedExchange::consumed_by_all(int flat) const {
@@ -125,11 +137,12 @@ void OneSidedExchange::await_slot(int unit, const std::function<bool(int)>& skip
   announce(pressure, 0);
 }
 
-void OneSidedExchange::publish(int flat) {
+void OneSidedExchange::publish(int flat, DType dtype) {
   FlatState& own = state(flat);
   own.last_code = reduction_code(backward_, own.events++);
+  const Publication publication{.code = own.last_code, .wide = dtype != memory_.bucket_dtype(flat)};
   reduce_stream_.enqueue(
-      [this, flat, code = own.last_code] { announce(memory_.signals(memory_.rank()).published(flat), code); });
+      [this, flat, publication] { announce(memory_.signals(memory_.rank()).published(flat), word_of(publication)); });
   if (owns(flat) && !own.active) {
     own.active = true;
     active_.push_back(flat);
@@ -149,7 +162,7 @@ OneSidedExchange::Part OneSidedExchange::part_of(int source, int flat, std::uint
   const Signals& signals = memory_.signals(source);
   // Order matters: a rank publishes before it closes, so "closed" must be read first.
   const std::uint64_t closed = signals.closed().load();
-  const std::uint64_t published = signals.published(flat).load();
+  const std::uint64_t published = signals.publication(flat).code;
   if (published == code) return Part::kPublished;
   // A later code means that this event was passed over: its bucket could not be reused while we had not taken it.
   if (published > code || closed > backward) return Part::kAbsent;
@@ -179,7 +192,7 @@ void OneSidedExchange::progress(int flat) {
     }
     bool later = false;
     for (int source = 0; source < model_.world; ++source) {
-      later = later || memory_.signals(source).published(flat).load() > code;
+      later = later || memory_.signals(source).publication(flat).code > code;
     }
     own.next_backward = later ? own.next_backward + 1 : std::max(own.next_backward + 1, closed);
     own.next_event = 0;
@@ -187,26 +200,21 @@ void OneSidedExchange::progress(int flat) {
 }
 
 void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
-  const FlatLayout& layout = model_.flat(flat);
-  const Range shard = layout.shard(memory_.rank());
-  const std::size_t element = size_of(layout.accumulation());
-  const std::size_t offset = static_cast<std::size_t>(shard.begin) * element;
-  const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
-  std::vector<const void*> sources;
-  std::vector<int> ranks;
+  std::vector<Summand> sources;
+  std::vector<std::pair<int, std::size_t>> pulled;  // from whom, bytes
   for (int source = 0; source < model_.world; ++source) {
     const auto spill = spilled_.find({flat, code, source});
     if (spill != spilled_.end()) {
-      sources.push_back(spill->second.bytes.data());
-    } else if (memory_.signals(source).published(flat).load() == code) {
-      require_same_layout(model_, memory_, flat, source, "zero.reduce", "gradients", "bucket");
-      sources.push_back(memory_.peer_bucket(flat, source) + offset);
-      ranks.push_back(source);
+      sources.push_back({.data = spill->second.copy.bytes.data(), .dtype = spill->second.dtype});
+    } else if (const Publication theirs = memory_.signals(source).publication(flat); theirs.code == code) {
+      const Pull pull = pull_of(flat, source, theirs);
+      sources.push_back({.data = pull.data.data(), .dtype = pull.dtype});
+      pulled.emplace_back(source, pull.data.size());
     }
   }
   shards_.add(flat, sources);
   const Signals& own = memory_.signals(memory_.rank());
-  for (const int source : ranks) {
+  for (const auto& [source, bytes] : pulled) {
     own.consumed(flat, source).store(code);
     if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
   }
@@ -251,10 +259,10 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
     if (other == rank || pressed == 0 || pressed > model_.units.size()) return false;
     return std::ranges::any_of(model_.unit_flats[pressed - 1], [&](int flat) {
-      const std::uint64_t code = memory_.signals(rank).published(flat).load();
+      const std::uint64_t code = memory_.signals(rank).publication(flat).code;
       if (code == 0 || !model_.flat(flat).trainable) return false;
       const std::uint64_t closed = memory_.signals(other).closed().load();
-      return memory_.signals(other).published(flat).load() < code && closed <= backward_of(code);
+      return memory_.signals(other).publication(flat).code < code && closed <= backward_of(code);
     });
   };
   for (bool shrinking = true; shrinking;) {
@@ -272,25 +280,30 @@ void OneSidedExchange::serve_pressure() {
     const std::uint64_t pressed = memory_.signals(source).pressure().load();
     if (pressed == 0 || pressed > model_.units.size()) continue;
     for (const int flat : model_.unit_flats[pressed - 1]) {
-      const std::uint64_t code = memory_.signals(source).published(flat).load();
-      if (!model_.flat(flat).trainable || !owns(flat) || code == 0 || own.consumed(flat, source).load() >= code) continue;
-      spill(flat, source, code);
+      const Publication theirs = memory_.signals(source).publication(flat);
+      if (!model_.flat(flat).trainable || !owns(flat) || theirs.code == 0) continue;
+      if (own.consumed(flat, source).load() < theirs.code) spill(flat, source, theirs);
     }
   }
 }
 
-void OneSidedExchange::spill(int flat, int source, std::uint64_t code) {
+OneSidedExchange::Pull OneSidedExchange::pull_of(int flat, int source, const Publication& theirs) const {
   require_same_layout(model_, memory_, flat, source, "zero.reduce", "gradients", "bucket");
   const FlatLayout& layout = model_.flat(flat);
+  const DType dtype = theirs.wide ? layout.accumulation() : memory_.bucket_dtype(flat);
   const Range shard = layout.shard(memory_.rank());
-  const std::size_t element = size_of(layout.accumulation());
-  const std::size_t bytes = static_cast<std::size_t>(shard.size()) * element;
-  Aside copy(ledger_, layout.unit, bytes);
-  std::memcpy(copy.bytes.data(), memory_.peer_bucket(flat, source) + static_cast<std::size_t>(shard.begin) * element, bytes);
-  spilled_.emplace(std::tuple{flat, code, source}, std::move(copy));
+  return {.dtype = dtype,
+          .data = {memory_.peer_bucket(flat, source, dtype) + array_bytes(shard.begin, dtype), array_bytes(shard.size(), dtype)}};
+}
+
+void OneSidedExchange::spill(int flat, int source, const Publication& theirs) {
+  const Pull pull = pull_of(flat, source, theirs);
+  Spill spill{.copy = Aside(ledger_, model_.flat(flat).unit, pull.data.size()), .dtype = pull.dtype};
+  std::ranges::copy(pull.data, spill.copy.bytes.begin());
+  spilled_.emplace(std::tuple{flat, theirs.code, source}, std::move(spill));
   ++spills_;
-  if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
-  announce(memory_.signals(memory_.rank()).consumed(flat, source), code);
+  if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, pull.data.size());
+  announce(memory_.signals(memory_.rank()).consumed(flat, source), theirs.code);
 }
 
 void OneSidedExchange::announce(SignalWord& word, std::uint64_t value) {

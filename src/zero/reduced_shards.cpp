@@ -61,43 +61,56 @@ std::byte* ReducedShards::sums(int flat) {
   return aside != aside_.end() ? aside->second.bytes.data() : memory_.reduced(flat);
 }
 
-void ReducedShards::add(int flat, std::span<const void* const> sources) {
+void ReducedShards::add(int flat, std::span<const Summand> sources) {
   const FlatLayout& layout = model_.flat(flat);
-  const Range shard = layout.shard(memory_.rank());
-  const std::size_t element = size_of(layout.accumulation());
+  const DType accumulation = layout.accumulation();
   const bool accumulate = has_sums_[static_cast<std::size_t>(flat)];
+  std::byte* const target = sums(flat);
+  std::vector<DType> dtypes;
+  for (const Summand& source : sources) dtypes.push_back(source.dtype);
+  measure(flat, target, [&](std::byte* sum, std::int64_t at, std::int64_t n) {
+    std::vector<const void*> parts;
+    for (const Summand& source : sources) {
+      parts.push_back(static_cast<const std::byte*>(source.data) + static_cast<std::size_t>(at) * size_of(source.dtype));
+    }
+    kernels::sum_sources({.dst = sum,
+                          .dst_dtype = accumulation,
+                          .accumulate = accumulate,
+                          .sources = parts.data(),
+                          .num_sources = static_cast<int>(parts.size()),
+                          .src_dtype = accumulation,
+                          .src_dtypes = accumulation == DType::kFloat32 ? dtypes.data() : nullptr,
+                          .n = n},
+                         kernels_.isa);
+  });
+  if (planted("pull_reduction_ulp") && memory_.rank() == 1 && layout.dtype == DType::kFloat32) {
+    auto* first = reinterpret_cast<float*>(target);
+    *first = std::nextafter(*first, 1e30F);
+  }
+}
+
+void ReducedShards::arrived(int flat) {
+  measure(flat, memory_.reduced(flat), [](std::byte*, std::int64_t, std::int64_t) {});
+}
+
+void ReducedShards::measure(int flat, std::byte* target, const std::function<void(std::byte*, std::int64_t, std::int64_t)>& form) {
+  const FlatLayout& layout = model_.flat(flat);
   // [Note: Norm at the sum] Squares are added while a piece of the sum is still in the cache, so that the step phase need not read
   // it once more. A later event changes the sum: it begins anew. Pieces may be added in any order: the norm is exact.
   kernels::NormAccumulator norm;
   std::mutex merging;
-  std::byte* const target = sums(flat);
-  kernels_.for_ranges(shard.size(), [&](std::int64_t begin, std::int64_t end) {
+  kernels_.for_ranges(layout.shard(memory_.rank()).size(), [&](std::int64_t begin, std::int64_t end) {
     kernels::NormAccumulator part_norm;
-    std::vector<const void*> parts(sources.size());
     for (std::int64_t at = begin; at < end; at += kPiece) {
       const std::int64_t n = std::min(kPiece, end - at);
-      std::byte* const sum = target + static_cast<std::size_t>(at) * element;
-      for (std::size_t part = 0; part < sources.size(); ++part) {
-        parts[part] = static_cast<const std::byte*>(sources[part]) + static_cast<std::size_t>(at) * element;
-      }
-      kernels::sum_sources({.dst = sum,
-                            .dst_dtype = layout.accumulation(),
-                            .accumulate = accumulate,
-                            .sources = parts.data(),
-                            .num_sources = static_cast<int>(parts.size()),
-                            .src_dtype = layout.accumulation(),
-                            .n = n},
-                           kernels_.isa);
+      std::byte* const sum = target + array_bytes(at, layout.accumulation());
+      form(sum, at, n);
       add_to_norm(part_norm, sum, layout, n, kernels_.isa);
     }
     const std::lock_guard lock(merging);
     norm.merge(part_norm);
   });
   norms_[static_cast<std::size_t>(flat)] = norm;
-  if (planted("pull_reduction_ulp") && memory_.rank() == 1 && layout.dtype == DType::kFloat32) {
-    auto* first = reinterpret_cast<float*>(target);
-    *first = std::nextafter(*first, 1e30F);
-  }
   has_sums_[static_cast<std::size_t>(flat)] = true;
 }
 

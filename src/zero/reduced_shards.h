@@ -7,6 +7,8 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <span>
 #include <vector>
@@ -25,6 +27,12 @@ struct Aside {
   MemoryHold hold;
 };
 
+/// What one rank gives to a reduction event: this rank's range of the flat, in the dtype of the bucket or of the sums.
+struct Summand {
+  const void* data = nullptr;
+  DType dtype = DType::kFloat32;
+};
+
 class ReducedShards {
  public:
   /// `slot_units`: the unit whose bucket lies in each bucket slot, -1; who may change an entry has waited for the events of that unit.
@@ -34,9 +42,11 @@ class ReducedShards {
                 MemoryLedger& ledger,
                 const std::vector<int>& slot_units);
 
-  /// One reduction event: the sum of `sources` (this rank's range of the flat from each rank that took part, in rank order,
-  /// accumulation dtype) is added to what earlier events of the step left, or stored if it is the first.
-  void add(int flat, std::span<const void* const> sources);
+  /// One reduction event: the sum of `sources` (from each rank that took part, in rank order) is added to what earlier events of the
+  /// step left, or stored if it is the first.
+  void add(int flat, std::span<const Summand> sources);
+  /// The same where the transport has left the new sum at ModelMemory::reduced().
+  void arrived(int flat);
   /// The flat's bucket will hold further gradients of this step, its own or another's: its sums, those of earlier events and of later
   /// ones, lie elsewhere until settle(). No event of the flat may be under way.
   void vacate(int flat);
@@ -57,6 +67,8 @@ class ReducedShards {
 
  private:
   [[nodiscard]] std::byte* sums(int flat);
+  /// Forms the sum at `target` piece by piece (place, first element, elements), with its norm.
+  void measure(int flat, std::byte* target, const std::function<void(std::byte*, std::int64_t, std::int64_t)>& form);
 
   const ModelLayout& model_;
   ModelMemory& memory_;

@@ -21,6 +21,17 @@ static_assert(SignalWord::is_always_lock_free && sizeof(SignalWord) == 8, "signa
 
 [[nodiscard]] constexpr std::uint64_t backward_of(std::uint64_t code) { return code >> 16U; }
 
+/// The bucket that a rank has published last.
+struct Publication {
+  std::uint64_t code = 0;  ///< reduction_code()
+  bool wide = false;       ///< its gradients are wider than planned, and lie beyond the plan
+};
+
+/// As a word: orders like the codes.
+[[nodiscard]] constexpr std::uint64_t word_of(const Publication& publication) {
+  return publication.code << 1U | (publication.wide ? 1U : 0U);
+}
+
 /// Where the words lie inside a rank's block.
 class SignalLayout {
  public:
@@ -60,8 +71,12 @@ class Signals {
   [[nodiscard]] SignalWord& news() const { return words_[kCacheLineBytes / sizeof(SignalWord)]; }
   /// Version of this rank's shard of `flat`: updates done, plus one.
   [[nodiscard]] SignalWord& epoch(int flat) const { return word(0, flat); }
-  /// reduction_code() of the bucket that this rank has published last.
+  /// word_of() the bucket that this rank has published last; see publication().
   [[nodiscard]] SignalWord& published(int flat) const { return word(1, flat); }
+  [[nodiscard]] Publication publication(int flat) const {
+    const std::uint64_t word = published(flat).load();
+    return {.code = word >> 1U, .wide = (word & 1U) != 0};
+  }
   /// Digest of the flat's layout, constant from the construction of the stores on and never 0 then: compared before a rank reads
   /// another rank's shard or bucket of the flat.
   [[nodiscard]] SignalWord& tag(int flat) const { return word(2, flat); }

@@ -62,6 +62,40 @@ TEST(ToyEngine, MeasuredMemoryIsThePlannedMemory) {
   }
 }
 
+TEST(ToyEngine, SixteenBitBucketsTakeHalfAndSumsOfSeveralGradientsGoBeyondThePlan) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const auto& [world, messages] : kTransports) {
+      ToyTraining training = small(stage, world);
+      training.messages = messages;
+      training.model.dtype = DType::kBFloat16;
+      training.model.round_gradients = true;
+      const ToyOutcome outcome = train_toy(training);
+      ToyTraining wide = training;
+      wide.plan.narrow_buckets = false;
+      const ToyOutcome whole = train_toy(wide);
+      EXPECT_EQ(difference(whole, outcome), "") << "stage " << stage << " world " << world << " messages " << messages;
+      std::uint64_t less = 0;
+      for (std::size_t rank = 0; rank < outcome.memory.size(); ++rank) {
+        const MemoryReport& report = outcome.memory[rank];
+        EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n" << to_text(report);
+        EXPECT_EQ(outcome.reduce_bytes[rank], outcome.planned_wire[rank].reduce_gradients);
+        EXPECT_EQ(whole.reduce_bytes[rank], whole.planned_wire[rank].reduce_gradients);
+        less += whole.reduce_bytes[rank] - outcome.reduce_bytes[rank];
+      }
+      EXPECT_EQ(less > 0, stage > 0 && world > 1);
+      training.model.wide_rank = 0;
+      wide.model.wide_rank = 0;
+      const ToyOutcome mixed = train_toy(training);
+      EXPECT_EQ(difference(train_toy(wide), mixed), "") << "stage " << stage << " world " << world << " messages " << messages;
+      for (std::size_t rank = 0; rank < mixed.memory.size(); ++rank) {
+        const MemoryReport& report = mixed.memory[rank];
+        const bool beyond = rank == 0 && stage > 0 && world > 1;
+        EXPECT_EQ(report.measured_peak[MemoryState::kOverflow] > 0, beyond) << "stage " << stage << " rank " << rank << "\n" << to_text(report);
+      }
+    }
+  }
+}
+
 TEST(ToyEngine, SumsLeaveTheirBucketsForASecondBackwardOfAStep) {
   for (const auto& [world, messages] : kTransports) {
     ToyTraining training = small(3, world);

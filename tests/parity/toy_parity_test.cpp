@@ -79,6 +79,20 @@ class ToyParity : public ::testing::TestWithParam<Case> {
 
 TEST_P(ToyParity, PlainModel) { expect_all_plans_equal(training()); }
 
+/// Buckets of 16 bits at stages 1 to 3, and wide ones where a gradient is a sum; with 32 bits at stage 0 they are the same numbers.
+TEST_P(ToyParity, GradientsOf16Bits) {
+  if (GetParam().dtype != DType::kBFloat16) return;
+  ToyTraining narrow = training();
+  narrow.model.round_gradients = true;
+  expect_all_plans_equal(narrow);
+  narrow.model.wide_rank = GetParam().world / 2;
+  narrow.model.reuse_last = true;
+  narrow.model.tie_first_two = true;
+  narrow.passes = 2;
+  narrow.skip = [](int rank, std::int64_t pass, int block) { return (rank + block + pass) % 4 == 0; };
+  expect_all_plans_equal(narrow);
+}
+
 TEST_P(ToyParity, ReusedTiedFrozenAndSkipped) {
   ToyTraining odd = training();
   odd.model.reuse_last = true;
@@ -98,7 +112,24 @@ std::vector<Case> matched_cases() {
   return cases;
 }
 
-class MatchedParity : public ToyParity {};
+class MatchedParity : public ToyParity {
+ protected:
+  void expect_messages_give_the_same(ToyTraining training) const {
+    training.plan.policy = GetParam().policy;
+    training.messages = false;
+    training.mode = ExecutionMode::kInline;
+    const ToyOutcome expected = train_toy(training);
+    training.messages = true;
+    for (const ShardingPlan& plan : all_plans(GetParam().policy)) {
+      for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
+        training.plan = plan;
+        training.mode = mode;
+        training.chaos_seed += 1;
+        EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " " << static_cast<int>(mode);
+      }
+    }
+  }
+};
 
 TEST_P(MatchedParity, MatchedCallsGiveTheBitsOfSharedMemory) {
   ToyTraining odd = training();
@@ -106,17 +137,19 @@ TEST_P(MatchedParity, MatchedCallsGiveTheBitsOfSharedMemory) {
   odd.model.tie_first_two = true;
   odd.model.frozen_blocks = {2};
   odd.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };  // on all ranks alike
-  odd.plan.policy = GetParam().policy;
-  const ToyOutcome expected = train_toy(odd);
-  odd.messages = true;
-  for (const ShardingPlan& plan : all_plans(GetParam().policy)) {
-    for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
-      odd.plan = plan;
-      odd.mode = mode;
-      odd.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(odd)), "") << plan.name << " " << static_cast<int>(mode);
-    }
-  }
+  expect_messages_give_the_same(odd);
+}
+
+TEST_P(MatchedParity, GradientsOf16BitsAndSumsOf32FromOneRankOrAll) {
+  if (GetParam().dtype != DType::kBFloat16) return;
+  ToyTraining narrow = training();
+  narrow.model.round_gradients = true;
+  narrow.passes = 2;
+  expect_messages_give_the_same(narrow);
+  narrow.model.reuse_last = true;
+  expect_messages_give_the_same(narrow);
+  narrow.model.wide_rank = 0;
+  expect_messages_give_the_same(narrow);
 }
 
 INSTANTIATE_TEST_SUITE_P(AllCases, ToyParity, ::testing::ValuesIn(all_cases()), name_of_case);

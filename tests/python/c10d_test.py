@@ -64,6 +64,9 @@ class Groups(job.RankTest):
     def test_wire_and_memory_are_the_plan(self) -> None:
         self.run_well(2, "c10d_trouble_rank.py", "wire")
 
+    def test_gradients_that_do_not_fit_their_buckets_are_reported(self) -> None:
+        self.run_well(2, "c10d_trouble_rank.py", "wide")
+
     def test_ranks_of_two_hosts(self) -> None:
         # Two nodes of one rank each, as torchrun would start them on two hosts.
         variables = {name: value for name, value in os.environ.items() if name != "ZEROTH_JOB_ID"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import signal
 import sys
+import tempfile
 import time
 
 import torch
@@ -18,13 +20,13 @@ import zeroth
 X, Y = next(iter(zoo.batches(1, 1, 1, torch.float64)))[0][0]
 
 
-def config(stage: int = 3) -> dict[str, object]:
+def config(stage: int = 3, **more: object) -> dict[str, object]:
     return {
         "train_micro_batch_size_per_gpu": 3,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         "zero_optimization": {"stage": stage},
         "zeroth": {"threads": 1, "timeout_ms": 60_000},
-    }
+    } | more
 
 
 class Skipping(nn.Module):
@@ -43,8 +45,8 @@ class Skipping(nn.Module):
         return x.square().mean()
 
 
-def train(engine: zeroth.Engine) -> None:
-    engine.backward(engine(X, Y))
+def train(engine: zeroth.Engine, dtype: torch.dtype = torch.float64) -> None:
+    engine.backward(engine(X.to(dtype), Y))
     engine.step()
 
 
@@ -127,16 +129,41 @@ def subgroup(world: zeroth.World) -> None:
 
 
 def wire(world: zeroth.World) -> None:
-    for stage in (0, 1, 2, 3):
-        engine = zeroth.Engine(zoo.make("plain"), config(stage), world=world, log_level="off")
-        train(engine)
+    for stage, dtype in itertools.product((0, 1, 2, 3), (torch.float64, torch.bfloat16)):
+        settings = config(stage, bf16={"enabled": dtype == torch.bfloat16})
+        engine = zeroth.Engine(zoo.make("plain", dtype), settings, world=world, log_level="off")
+        train(engine, dtype)
         engine.reset_counters()
-        train(engine)
+        train(engine, dtype)
         report, memory = engine.wire_report(), engine.memory_report()
         assert report["all_gather"] == report["planned_all_gather"], (stage, report)
         assert report["reduce_scatter"] == report["planned_reduce_scatter"] > 0, (stage, report)
         assert memory.measured_peak == memory.planned, (stage, memory)
         engine.close()
+
+
+def wide(world: zeroth.World) -> None:
+    """Losses that are kept with their graphs: one more use of each parameter, as far as anybody can see."""
+    weights = []
+    for narrow in (True, False):
+        own = {"threads": 1, "timeout_ms": 60_000, "narrow_buckets": narrow}
+        settings = config(2, bf16={"enabled": True}, zeroth=own)
+        with tempfile.NamedTemporaryFile(mode="r") as log:
+            model = zoo.make("plain", torch.bfloat16)
+            engine = zeroth.Engine(model, settings, world=world, log_level="off", json_log=log.name)
+            losses = []
+            for _ in range(3):
+                losses.append(engine(X.bfloat16(), Y))
+                engine.backward(losses[-1])
+                engine.step()
+            said = [line for line in log if "came wider than its bucket" in line]
+        assert len(said) == int(narrow) and all("blocks." in line and "loss.item()" in line for line in said), said
+        memory = engine.memory_report()
+        assert ("overflow" in memory.measured_peak) == narrow, memory
+        assert (memory.measured_peak == memory.planned) != narrow, memory
+        engine.close()
+        weights.append([parameter.detach().clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
 
 
 def beside(world: zeroth.World) -> None:
@@ -157,7 +184,7 @@ def main() -> None:
         dist.Backend.register_backend("blind", blind_group, devices=["cuda"])
     dist.init_process_group("blind" if sys.argv[1] == "beside" else "gloo")
     tests = {"skip": skip, "kill": kill, "leave": leave, "exception": exception, "export": export,
-             "subgroup": subgroup, "wire": wire, "beside": beside}
+             "subgroup": subgroup, "wire": wire, "wide": wide, "beside": beside}
     tests[sys.argv[1]](zeroth.World.from_group(), *sys.argv[2:])
     dist.destroy_process_group()
 

@@ -161,11 +161,17 @@ std::vector<T> ToyModel::load(int param) const {
 }
 
 template <class T>
-void ToyModel::give(int param, const std::vector<T>& grad) {
+void ToyModel::give(int param, const std::vector<T>& grad, bool is_sum) {
   const ParamSpec& spec = structure_.params[static_cast<std::size_t>(param)];
   if (!spec.trainable || grad.empty()) return;
   std::vector<T> given = grad;
   if (poison_ && poison_(engine_->rank(), step_, micro_step_, param)) given.back() = std::numeric_limits<T>::quiet_NaN();
+  if (options_.round_gradients && spec.dtype == DType::kBFloat16 && !is_sum && engine_->rank() != options_.wide_rank) {
+    std::vector<BFloat16> rounded;
+    for (const T value : given) rounded.emplace_back(static_cast<float>(value));
+    engine_->grad_ready(param, {reinterpret_cast<const std::byte*>(rounded.data()), spec.shape, spec.dtype});
+    return;
+  }
   engine_->grad_ready(param, {reinterpret_cast<const std::byte*>(given.data()), spec.shape, DTypeOf<T>::value});
 }
 
@@ -259,9 +265,10 @@ double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bo
       for (std::size_t i = 0; i < width; ++i) dh[s][i] += dx[i];
     }
     if (!last_use) continue;
-    give(bias_of(block), grads[static_cast<std::size_t>(bias_of(block))]);
+    const bool reused = options_.reuse_last && block + 1 == options_.blocks;
+    give(bias_of(block), grads[static_cast<std::size_t>(bias_of(block))], reused);
     const bool tied = options_.tie_first_two && block == 1;
-    if (!tied) give(weight, grads[static_cast<std::size_t>(weight)]);
+    if (!tied) give(weight, grads[static_cast<std::size_t>(weight)], reused || (options_.tie_first_two && block == 0));
     engine_->post_backward(block + 1);
   }
   for (std::size_t s = 0; s < samples.size(); ++s) {

@@ -5,7 +5,7 @@
 //
 // The blocks are the repeated units; in and out are one root unit. Options give frozen parameters, a block that is used twice, a
 // tied weight (block 0 and block 1 share W), and blocks that some ranks skip in some steps.
-// Compute type: double for fp64 parameters, float otherwise; gradients are handed over in that type.
+// Compute type: double for fp64 parameters, float otherwise; gradients are handed over in that type, or in the parameters' own.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,8 @@ struct ToyOptions {
   bool tie_first_two = false;        ///< W of block 1 is W of block 0
   std::vector<int> frozen_blocks{};  ///< their W is frozen (b stays trainable)
   int batch = 3;
+  bool round_gradients = false;  ///< of bf16 parameters that are used once gradients are given in bf16, as torch does
+  int wide_rank = -1;  ///< but not on this rank
 };
 
 /// Values and structure; a pure function of options and seed.
@@ -66,7 +68,7 @@ class ToyModel final : public ParameterBinder {
   template <class T>
   [[nodiscard]] std::vector<T> load(int param) const;
   template <class T>
-  void give(int param, const std::vector<T>& grad);
+  void give(int param, const std::vector<T>& grad, bool is_sum = false);
 
   ToyOptions options_;
   ToyStructure structure_;

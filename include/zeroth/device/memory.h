@@ -28,7 +28,7 @@ enum class MemoryState : std::uint8_t {
   kBucket,        ///< local gradients of a unit, before reduction
   kReduced,       ///< reduced gradients (this rank's shard, or all of them at stage 0)
   kGathered,      ///< gathered parameters of units that rest sharded
-  kOverflow,      ///< gathered slots and spilled gradients beyond the plan
+  kOverflow,      ///< beyond the plan: gathered slots, gradients that came wide, gradients and sums that made room
   kControl,       ///< signals, epochs, tags, staging of the transport
   kOther,
 };

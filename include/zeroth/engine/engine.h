@@ -59,7 +59,7 @@ struct MemoryReport {
   int live_slots_peak = 0;           ///< ring slots in use at once
   std::uint64_t overflow_slots = 0;
   std::uint64_t spills = 0;
-  std::uint64_t resident = 0;        ///< of the engine's own two mappings (Rss, from smaps): what is planned and was touched
+  std::uint64_t resident = 0;        ///< of the engine's own mappings (Rss, from smaps): what is planned, or wide, and was touched
   std::uint64_t transport = 0;       ///< control blocks and staging of this engine's group; in no plan
   std::uint64_t pss = 0;             ///< this process, from smaps_rollup
   std::uint64_t compute_copies = 0;  ///< parameters' copies in the memory of the device that computes, where that is another one
@@ -173,6 +173,7 @@ class Engine {
   /// All gradients of the step are summed, and all ranks have said what they know of it.
   Verdict agree(bool idle, bool discards);
   void forget_gradients();
+  void warn_of_wide_gradient();
   void require_not_parted() const;
   void part() noexcept;
   [[noreturn]] void throw_idle(int idle_rank) const;
@@ -201,6 +202,7 @@ class Engine {
   int micro_step_ = 0;
   bool had_backward_ = false;
   bool backward_failed_ = false;
+  bool warned_of_wide_gradient_ = false;
   int nonfinite_in_a_row_ = 0;
   std::int64_t committed_steps_ = 0;
   std::uint64_t construction_peak_ = 0;

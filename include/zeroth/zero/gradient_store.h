@@ -53,7 +53,8 @@ class GradientStore {
   ~GradientStore();
 
   /// A gradient of a whole parameter has arrived: `grad` is dense, in accumulation dtype or the parameter's own. It is copied (or
-  /// added, if the parameter's bucket already holds one) before this returns. May wait for a slot.
+  /// added, if the parameter's bucket already holds one) before this returns. May wait for a slot. In accumulation dtype, or added,
+  /// it makes a 16-bit bucket (bucket_dtypes()) a wide one for this event, beyond the plan.
   void add(int param, ConstTensorView grad);
   /// All expected gradients of the unit have arrived: publishes its bucket. Nothing to do if the bucket is not open.
   void close_unit(int unit);
@@ -81,6 +82,8 @@ class GradientStore {
   /// Sum of squares of the flat's reduced shard, each times the flat's grad_factor (valid after complete(), if has_sums()).
   [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const;
   [[nodiscard]] const Offender& offender() const { return offender_; }
+  /// The first parameter whose gradient did not fit its 16-bit bucket, -1.
+  [[nodiscard]] int first_wide() const { return first_wide_; }
   /// Backwards closed since begin_step().
   [[nodiscard]] std::uint64_t backwards_in_step() const;
   /// Buckets of other ranks that were copied aside because ranks stood in each other's way.
@@ -90,10 +93,13 @@ class GradientStore {
   struct FlatState {
     bool open = false;            ///< the bucket holds gradients that are not published
     bool published = false;       ///< in this step
+    DType dtype = DType::kFloat32;  ///< of the open bucket
     std::vector<bool> filled{};   ///< one a segment: the bucket holds a gradient of it
   };
 
   void open(int flat);
+  /// Moves the open bucket to memory beyond the plan, in the accumulation dtype.
+  void widen(int flat);
   void publish(int flat);
   /// Blocks until nobody needs what lies in the unit's bucket slot; sums that lie there make room.
   void take_slot(int unit);
@@ -114,6 +120,7 @@ class GradientStore {
   std::vector<int> trainable_flats_;
   std::vector<bool> touched_;
   Offender offender_;
+  int first_wide_ = -1;
   bool reduced_before_ = false;         ///< an earlier backward of this step had reductions
   std::uint64_t backward_ = 0;          ///< step << 20 | backward within the step
   int micro_step_ = 0;

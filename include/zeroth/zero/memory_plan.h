@@ -11,10 +11,10 @@
 
 namespace zeroth {
 
-/// Bytes by state on one rank. With P elements of one dtype of p bytes (padding counted), a = accumulation bytes, N ranks, k optimizer
-/// states:
+/// Bytes by state on one rank. With P elements of one dtype of p bytes (padding counted), a = accumulation bytes, b = bytes of
+/// bucket_dtypes(), N ranks, k optimizer states:
 ///   parameters  pP (Replicate) or pP/N      masters  (a-p)P or (a-p)P/N            optimizer  kaP or kaP/N
-///   buckets     aP, or ring and single units' slots if gradients are Flat             reduced    aP/N of the units not in sums_in_buckets()
+///   buckets     bP, or ring and single units' slots if gradients are Flat             reduced    aP/N of the flats not in sums_in_buckets()
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model,
                                          const ShardingPlan& plan,
@@ -43,16 +43,25 @@ struct WireBytes {
 /// Whether a unit keeps its gathered parameters from forward to backward under this plan.
 [[nodiscard]] bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit);
 
-/// Units whose sums take the place of this rank's own gradients in their bucket instead of memory of their own; one entry a unit. Only
-/// where buckets are reduced once a step: then all units that have a bucket of their own, and of those that share a slot the one whose
-/// bucket is the last there in a backward, the first in the model. Every unit has its own where all local gradients are held anyway,
-/// and where a ring of buckets and shards beside it would be no less, all ranks together.
+/// Dtype of the gradients in each flat's bucket, one a flat. That of a 16-bit flat is its own where others read the bucket, nothing is
+/// added in it and nothing is gathered into it: half the memory and half the traffic, and the same sums, because widening changes no
+/// value. Only in repeated units, and not with tied parameters: elsewhere a parameter may well be used twice (an embedding that is
+/// the head, too), and then its gradient is a sum in the accumulation dtype already.
+[[nodiscard]] std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
+
+/// Flats whose sums take the place of this rank's own gradients in their bucket instead of memory of their own; one entry a flat. Only
+/// where buckets hold the accumulation dtype and are reduced once a step: then all units that have a bucket of their own, and of those
+/// that share a slot the one whose bucket is the last there in a backward, the first in the model. Every unit has its own where all
+/// local gradients are held anyway, and where a ring of buckets and shards beside it would be no less, all ranks together.
 [[nodiscard]] std::vector<bool> sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
 
 /// Slots of gathered parameters / of gradient buckets under this plan. In the ring, gathered parameters have a slot for the unit that
 /// computes and one for each unit that is gathered ahead, at most ring_slots; what needs more at once gets overflow memory.
 [[nodiscard]] SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan);
 [[nodiscard]] SlotTable bucket_slots(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
+
+/// Slots beyond the plan, in the same rings: for gradients in the accumulation dtype of flats whose bucket is narrower.
+[[nodiscard]] SlotTable wide_slots(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
 
 /// Bytes of the signals that one rank writes for the others to read.
 [[nodiscard]] std::size_t control_bytes(const ModelLayout& model);

@@ -49,6 +49,8 @@ struct SlotTable {
   std::vector<std::size_t> flat_offset{};  ///< one a flat, inside its unit's slot
 
   [[nodiscard]] std::size_t total_bytes() const;
+  /// Where the slot of `unit` begins, if slots lie one after the other.
+  [[nodiscard]] std::size_t slot_offset(int unit) const;
   bool operator==(const SlotTable&) const = default;
 };
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include <zeroth/comm/backend.h>
@@ -55,15 +56,19 @@ class ModelMemory {
   [[nodiscard]] std::byte* state(int flat, int which) const;
   /// This rank's reduced shard (accumulation dtype): memory of its own, or, if sums_in_bucket(), its range of its own bucket.
   [[nodiscard]] std::byte* reduced(int flat);
-  /// See sums_in_buckets(), whether it holds for the flat's unit.
-  [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[static_cast<std::size_t>(model_.flat(flat).unit)]; }
+  /// See sums_in_buckets().
+  [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[index(flat)]; }
   /// Other ranks read this one's sums where its next gradients will be.
   [[nodiscard]] bool peers_read_buckets() const { return peers_read_buckets_; }
   /// Another rank's, after GradientStore::share_sums().
   [[nodiscard]] const std::byte* peer_reduced(int flat, int rank) const;
-  /// Start of the flat inside its bucket slot / gathered slot; counts the slot on first use.
-  [[nodiscard]] std::byte* bucket(int flat);
-  [[nodiscard]] const std::byte* peer_bucket(int flat, int rank) const;
+  /// See bucket_dtypes().
+  [[nodiscard]] DType bucket_dtype(int flat) const { return bucket_dtypes_[index(flat)]; }
+  /// Start of the flat inside its bucket slot, for gradients of `dtype`: bucket_dtype(), or the accumulation dtype, whose slot may be
+  /// one beyond the plan (overflow). Counts the slot on first use.
+  [[nodiscard]] std::byte* bucket(int flat, DType dtype);
+  [[nodiscard]] const std::byte* peer_bucket(int flat, int rank, DType dtype) const;
+  /// Start of the flat inside its gathered slot; counts the slot on first use.
   [[nodiscard]] std::byte* gathered(int flat);
 
   /// Words of a rank; other ranks' only where the transport is one-sided.
@@ -75,25 +80,32 @@ class ModelMemory {
   [[nodiscard]] Range update_range(int flat) const;
   [[nodiscard]] int rank() const { return rank_; }
   /// Of the arenas, on this rank. Slow: reads smaps.
-  [[nodiscard]] std::uint64_t resident_bytes() const { return shared_.resident_bytes() + private_.resident_bytes(); }
+  [[nodiscard]] std::uint64_t resident_bytes() const {
+    return shared_.resident_bytes() + private_.resident_bytes() + wide_.resident_bytes();
+  }
 
  private:
   [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
   [[nodiscard]] static std::byte* at(const std::vector<Buffer>& buffers, int flat) { return buffers[index(flat)].data(); }
   void allocate_private(Device& device, int optimizer_states);
+  [[nodiscard]] PeerWindow window_of(const Arena& arena, std::string_view name, CommBackend& backend) const;
 
   const ModelLayout& model_;
   const ShardingPlan& plan_;
   int rank_;
   bool one_sided_;
-  std::vector<bool> sums_in_buckets_;  // one a unit
+  std::vector<DType> bucket_dtypes_;   // one a flat
+  std::vector<bool> sums_in_buckets_;  // one a flat
   bool peers_read_buckets_;
   SlotTable bucket_table_;
+  SlotTable wide_table_;
   SlotTable gathered_table_;
   std::vector<SharedLayout> shared_layouts_;  // one a rank
   Arena shared_;
   Arena private_;
+  Arena wide_;  // address space, until a gradient comes that is wider than its bucket
   PeerWindow window_;
+  PeerWindow wide_window_;
   std::vector<Signals> signals_;  // one a rank; only the own one where nobody reads the others'
   std::vector<std::byte*> parameters_;
   std::vector<std::byte*> reduced_;
@@ -102,6 +114,7 @@ class ModelMemory {
   std::vector<std::span<std::byte>> gathered_slots_;
   std::vector<MemoryHold> gathered_holds_;
   std::vector<MemoryHold> bucket_holds_;
+  std::vector<MemoryHold> wide_holds_;
   std::vector<MemoryHold> holds_;
   MemoryLedger& ledger_;
 };

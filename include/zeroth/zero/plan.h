@@ -44,6 +44,7 @@ struct ShardingPlan {
   Reshard reshard = Reshard::kDefault;
   int ring_slots = 2;      ///< slots that the repeated units share, for gathered parameters and for buckets
   int prefetch_units = 1;  ///< units gathered ahead where the device works asynchronously
+  bool narrow_buckets = true;  ///< see bucket_dtypes(); false where a program gives fp32 gradients of 16-bit parameters
 
   /// Throws kUsage for combinations that have no meaning (say, a replicated optimizer over sharded gradients).
   void validate() const;
@@ -57,9 +58,13 @@ struct ShardingPlan {
   [[nodiscard]] bool shares_parameters() const { return gathers_parameters() || publishes_parameters(); }
   /// Reduced gradients travel to everybody before the update.
   [[nodiscard]] bool gathers_gradients() const { return gradient == Placement::kReplicate; }
+  /// Gradients of several micro-steps are added in a rank's own bucket.
+  [[nodiscard]] bool accumulates_in_buckets(int micro_steps) const {
+    return policy == ReductionPolicy::kPerStep && micro_steps > 1;
+  }
   /// Every unit must have a bucket of its own, because all local gradients are held at once.
   [[nodiscard]] bool holds_all_buckets(int micro_steps) const {
-    return gradient != Placement::kFlat || (policy == ReductionPolicy::kPerStep && micro_steps > 1);
+    return gradient != Placement::kFlat || accumulates_in_buckets(micro_steps);
   }
   bool operator==(const ShardingPlan&) const = default;
 };

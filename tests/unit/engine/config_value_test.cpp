@@ -87,7 +87,8 @@ Config any_config() {
       .reduction_policy = *rc::gen::element(ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep),
       .reshard = *rc::gen::element(Reshard::kDefault, Reshard::kAll, Reshard::kNone),
       .ring_slots = static_cast<int>(any_int(2, 4096)),
-      .prefetch_units = static_cast<int>(any_int(0, 4096))};
+      .prefetch_units = static_cast<int>(any_int(0, 4096)),
+      .narrow_buckets = *rc::gen::arbitrary<bool>()};
   out.runtime = {.threads = static_cast<int>(any_int(0, 4096)),
                  .timeout_ms = any_int(1, 604'800'000),
                  .frozen_after_ms = any_int(1, 604'800'000),

@@ -19,7 +19,7 @@ constexpr std::uint64_t kPage = 4096;
 struct Flat {
   std::uint64_t length = 0;
   std::uint64_t element = 4;  ///< bytes of a parameter
-  std::uint64_t wide = 4;     ///< bytes of a gradient or moment; a master has what the parameter lacks of them
+  std::uint64_t wide = 4;     ///< bytes of a sum or moment; a master has what the parameter lacks of them
   bool repeated = false;
 };
 
@@ -63,13 +63,19 @@ std::uint64_t largest_flat(const TorchTraining& training) {
   return largest;
 }
 
+/// Bytes of a gradient in its bucket: of a block that one of 16 bits, where nothing is added there.
+std::uint64_t gradient_bytes(const TorchTraining& training, const Flat& flat) {
+  const bool added = training.zero_stage == 0 || (training.policy == ReductionPolicy::kPerStep && training.micro_steps > 1);
+  return flat.repeated && !added ? flat.element : flat.wide;
+}
+
 /// Bytes of slots on one rank: every unit outside the repeated class has its own, the others share `ring`.
-std::uint64_t slots(const std::vector<std::vector<Flat>>& units, bool gradients, std::uint64_t ring) {
+std::uint64_t slots(const TorchTraining& training, bool gradients, std::uint64_t ring) {
   std::uint64_t total = 0;
   std::uint64_t in_ring = 0;
-  for (const std::vector<Flat>& unit : units) {
+  for (const std::vector<Flat>& unit : gpt_units(training)) {
     std::uint64_t bytes = 0;
-    for (const Flat& flat : unit) bytes += flat.length * (gradients ? flat.wide : flat.element);
+    for (const Flat& flat : unit) bytes += flat.length * (gradients ? gradient_bytes(training, flat) : flat.element);
     if (unit[0].repeated && in_ring++ >= ring) continue;  // all repeated units are of one size here
     total += bytes;
   }
@@ -100,20 +106,31 @@ MemorySnapshot formula(const TorchTraining& training) {
   constexpr std::uint64_t kAll = ~std::uint64_t{0};
   const auto ring = static_cast<std::uint64_t>(training.ring_slots);
   const bool per_step = training.policy == ReductionPolicy::kPerStep;
-  const std::uint64_t all_buckets = slots(units, true, kAll);
-  const std::uint64_t few_buckets = slots(units, true, ring);
+  const std::uint64_t all_buckets = slots(training, true, kAll);
+  const std::uint64_t few_buckets = slots(training, true, ring);
   const bool all_held = stage < 2 || (per_step && training.micro_steps > 1);
-  // Reduced once a step: sums lie in the buckets of the units that nothing comes after in their slot; here these are as many as slots.
+  // Reduced once a step: wide sums lie in the buckets of the units that nothing comes after in their slot, which are the first in the
+  // model, as many as slots. Sums of 16-bit buckets lie beside them.
   const bool once = training.micro_steps == 1 || per_step;
-  const std::uint64_t beside = once ? all_buckets - (all_held ? all_buckets : few_buckets) : all_buckets;
-  const bool in_buckets = once && (all_held || world * all_buckets <= world * few_buckets + beside);
-  add(MemoryState::kBucket, world * (all_held || in_buckets ? all_buckets : few_buckets));
-  if (!in_buckets) add(MemoryState::kReduced, beside);
+  std::uint64_t beside_narrow = 0;
+  std::uint64_t beside_ring = 0;
+  std::uint64_t blocks = 0;
+  for (const std::vector<Flat>& unit : units) {
+    if (unit[0].repeated) ++blocks;
+    for (const Flat& flat : unit) {
+      const bool narrow = gradient_bytes(training, flat) != flat.wide;
+      if (narrow || !once) beside_narrow += flat.length * flat.wide;
+      if (!narrow && once && blocks > ring) beside_ring += flat.length * flat.wide;
+    }
+  }
+  const bool all_in_buckets = once && (all_held || world * all_buckets <= world * few_buckets + beside_ring);
+  add(MemoryState::kBucket, world * (all_held || all_in_buckets ? all_buckets : few_buckets));
+  add(MemoryState::kReduced, beside_narrow + (all_in_buckets ? 0 : beside_ring));
   // The unit that computes, and one gathered ahead where the device works asynchronously.
   const std::uint64_t at_once = training.mode == ExecutionMode::kInline ? 1 : 2;
   if (stage >= 3)
     add(MemoryState::kGathered,
-        world * slots(units, false, training.reshard == Reshard::kNone ? kAll : std::min(ring, at_once)));
+        world * slots(training, false, training.reshard == Reshard::kNone ? kAll : std::min(ring, at_once)));
   // 16 words of header, epoch, published, tag, and what was taken from each rank, a flat.
   add(MemoryState::kControl, world * paged(8 * (16 + flats * (3 + world))));
   return sum;
@@ -188,8 +205,8 @@ TEST(TorchMemory, WireEqualsFormula) {
                                  (reshard == Reshard::kDefault && (unit == 0 || unit + 1 == units.size()));
               for (const Flat& flat : units[unit]) {
                 const std::uint64_t parameters = flat.length * flat.element;
-                const std::uint64_t gradients = flat.length * flat.wide;
-                if (stage == 0) gathered += gradients;
+                const std::uint64_t gradients = flat.length * gradient_bytes(training, flat);
+                if (stage == 0) gathered += flat.length * flat.wide;
                 if (stage == 1 || stage == 2) gathered += parameters;
                 if (stage == 3) gathered += parameters * micro * (stays ? 1 : 2);
                 reduced += gradients * (policy == ReductionPolicy::kPerMicroStep ? micro : 1);

@@ -104,6 +104,117 @@ const std::vector<Story> kStories{
      true},
 };
 
+/// Blocks of two bf16 parameters in one flat.
+ModelLayout make_narrow_model(int world) {
+  std::vector<ParamSpec> params;
+  std::vector<UnitSpec> units;
+  for (int block = 0; block < 3; ++block) {
+    for (const char* name : {".first", ".second"}) {
+      params.push_back({.name = std::to_string(block) + name, .shape = {1500 + block}, .dtype = DType::kBFloat16});
+    }
+    units.push_back({.name = std::to_string(block), .params = {2 * block, 2 * block + 1}, .repeated = true});
+  }
+  return make_model_layout(std::move(params), std::move(units), world);
+}
+
+struct Arrival {
+  int which;  ///< of the block's parameters
+  DType dtype;
+};
+
+struct NarrowStory {
+  std::string name;
+  std::function<std::vector<Arrival>(int rank)> arrivals;  ///< in each block
+  std::function<bool(int rank)> widens;
+};
+
+constexpr DType kHalf = DType::kBFloat16;
+constexpr DType kWhole = DType::kFloat32;
+
+const std::vector<NarrowStory> kNarrowStories{
+    {"both as computed", [](int) { return std::vector<Arrival>{{0, kHalf}, {1, kHalf}}; }, [](int) { return false; }},
+    {"the second one wide", [](int) { return std::vector<Arrival>{{0, kHalf}, {1, kWhole}}; }, [](int) { return true; }},
+    {"the first one wide", [](int) { return std::vector<Arrival>{{0, kWhole}, {1, kHalf}}; }, [](int) { return true; }},
+    {"one twice", [](int) { return std::vector<Arrival>{{0, kHalf}, {1, kHalf}, {0, kHalf}}; }, [](int) { return true; }},
+    {"one alone", [](int) { return std::vector<Arrival>{{1, kHalf}}; }, [](int) { return false; }},
+    {"wide on one rank",
+     [](int rank) { return std::vector<Arrival>{{0, kHalf}, {1, rank == 1 ? kWhole : kHalf}}; },
+     [](int rank) { return rank == 1; }},
+};
+
+/// What comes for a parameter at its `arrival`: bf16 values, so that a wide gradient could be a narrow one.
+std::vector<BFloat16> narrow_gradient(const ModelLayout& model, int param, int rank, int step, std::size_t arrival) {
+  std::vector<BFloat16> grad;
+  const auto numel = static_cast<std::size_t>(model.params[static_cast<std::size_t>(param)].numel());
+  for (std::size_t index = 0; index < numel; ++index) {
+    grad.emplace_back(value_of(param, index, rank, step, arrival) * 0x1.8p-3F);
+  }
+  return grad;
+}
+
+TEST(GradientStore, BucketsOf16BitsBecomeWideForTheEventThatNeedsIt) {
+  for (const bool messages : {false, true}) {
+    for (const int stage : {1, 2, 3}) {
+      for (const int world : {2, 3}) {
+        for (const NarrowStory& story : kNarrowStories) {
+          const std::string where = story.name + ", stage " + std::to_string(stage) + ", world " + std::to_string(world) + ", messages " +
+                                    std::to_string(messages);
+          SCOPED_TRACE(where);
+          const auto body = [&](int rank, const Backend& backend) {
+            Stores stores(backend, zero_plan(stage, {"dp"}), make_narrow_model(world));
+            for (int step = 0; step < 3; ++step) {
+              const bool plain = step == 1;  // in between everything is as planned
+              for (int block = 2; block >= 0; --block) {
+                const std::vector<Arrival> arrivals = plain ? kNarrowStories[0].arrivals(rank) : story.arrivals(rank);
+                for (std::size_t arrival = 0; arrival < arrivals.size(); ++arrival) {
+                  const int param = 2 * block + arrivals[arrival].which;
+                  const std::vector<BFloat16> grad = narrow_gradient(stores.model, param, rank, step, arrival);
+                  const std::vector<float> wide(grad.begin(), grad.end());
+                  const bool whole = arrivals[arrival].dtype == kWhole;
+                  const void* const data = whole ? static_cast<const void*>(wide.data()) : grad.data();
+                  stores.gradients.add(param,
+                                       {static_cast<const std::byte*>(data),
+                                        stores.model.params[static_cast<std::size_t>(param)].shape,
+                                        arrivals[arrival].dtype});
+                }
+                stores.gradients.close_unit(block);
+              }
+              stores.gradients.close_backward();
+              stores.gradients.complete();
+              for (int flat = 0; flat < 3; ++flat) {
+                const FlatLayout& layout = stores.model.flat(flat);
+                std::vector<float> sum(static_cast<std::size_t>(layout.length));
+                for (int source = 0; source < world; ++source) {
+                  const std::vector<Arrival> arrivals = plain ? kNarrowStories[0].arrivals(source) : story.arrivals(source);
+                  for (std::size_t arrival = 0; arrival < arrivals.size(); ++arrival) {
+                    const int param = 2 * flat + arrivals[arrival].which;
+                    const std::vector<BFloat16> grad = narrow_gradient(stores.model, param, source, step, arrival);
+                    const auto offset = static_cast<std::size_t>(stores.model.segment(param).offset);
+                    for (std::size_t index = 0; index < grad.size(); ++index) sum[offset + index] += static_cast<float>(grad[index]);
+                  }
+                }
+                const Range shard = layout.shard(rank);
+                const auto* got = reinterpret_cast<const float*>(stores.memory.reduced(flat));
+                for (std::int64_t at = shard.begin; at < shard.end; ++at) {
+                  test::require(got[at - shard.begin] == sum[static_cast<std::size_t>(at)],
+                                where + ", step " + std::to_string(step) + ", flat " + std::to_string(flat) + ", element " +
+                                    std::to_string(at));
+                }
+              }
+              stores.barrier();
+              stores.gradients.begin_step();
+            }
+            const bool beyond = stores.device->ledger().state_peaks()[MemoryState::kOverflow] > 0;
+            test::require(beyond == story.widens(rank), where + ": memory beyond the plan");
+            test::require((stores.gradients.first_wide() >= 0) == story.widens(rank), where + ": the first wide gradient is known");
+          };
+          test::run_ranks(world, body, {.messages = messages});
+        }
+      }
+    }
+  }
+}
+
 TEST(GradientStore, SumsAreThereHoweverRanksGoThroughTheModel) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const int ring_slots : {1, 2}) {

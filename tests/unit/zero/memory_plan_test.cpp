@@ -27,6 +27,7 @@ struct Part {
   std::int64_t accumulation;  // bytes of sums and states
   bool trainable;
   std::int64_t length;
+  bool tied;
 
   /// Elements that `rank` owns: blocks, the odd ones to the ranks from `unit` on; the last block may be short.
   [[nodiscard]] std::int64_t shard(int rank, int world) const {
@@ -55,9 +56,10 @@ std::vector<Part> parts_of(const testing::RandomModel& model) {
       if (!found.contains(key)) {
         found[key] = parts.size();
         parts.push_back(
-            {static_cast<int>(unit), element, std::max<std::int64_t>(4, element), param.trainable, 0});
+            {static_cast<int>(unit), element, std::max<std::int64_t>(4, element), param.trainable, 0, false});
       }
       Part& part = parts[found[key]];
+      part.tied = part.tied || !param.aliases.empty();
       while (part.length * element % 64 != 0) ++part.length;
       std::int64_t numel = 1;
       for (const std::int64_t extent : param.shape) numel *= extent;
@@ -107,7 +109,12 @@ MemorySnapshot formula(const testing::RandomModel& model,
   const std::vector<Part> parts = parts_of(model);
   std::vector<std::uint64_t> bucket(model.units.size(), 0);
   std::vector<std::uint64_t> gathered(model.units.size(), 0);
-  std::vector<std::uint64_t> reduced(model.units.size(), 0);
+  const bool per_step = plan.policy == ReductionPolicy::kPerStep;
+  // Gradients travel as they are computed, but where sums are gathered, or formed, in the bucket.
+  const auto narrow = [&](const Part& part) {
+    const bool repeated = model.units[static_cast<std::size_t>(part.unit)].repeated;
+    return part.element == 2 && world > 1 && stage > 0 && repeated && !(per_step && micro_steps > 1) && !part.tied;
+  };
   for (const Part& part : parts) {
     const std::int64_t shard = part.shard(rank, world);
     at(MemoryState::kParameter) += product(stage == 3 ? shard : part.length, part.element);
@@ -116,10 +123,8 @@ MemorySnapshot formula(const testing::RandomModel& model,
     const std::int64_t updated = stage == 0 ? part.length : shard;
     if (part.element == 2) at(MemoryState::kMaster) += product(updated, 2);
     at(MemoryState::kOptimizer) += static_cast<std::uint64_t>(states) * product(updated, part.accumulation);
-    reduced[static_cast<std::size_t>(part.unit)] += product(shard, part.accumulation);
-    bucket[static_cast<std::size_t>(part.unit)] += product(part.length, part.accumulation);
+    bucket[static_cast<std::size_t>(part.unit)] += product(part.length, narrow(part) ? 2 : part.accumulation);
   }
-  const bool per_step = plan.policy == ReductionPolicy::kPerStep;
   const bool all_held = stage <= 1 || (per_step && micro_steps > 1);
   const std::uint64_t all = slots(model, bucket, false, 1);
   const std::uint64_t ring = slots(model, bucket, true, plan.ring_slots);
@@ -135,13 +140,17 @@ MemorySnapshot formula(const testing::RandomModel& model,
       const int place = position++ % plan.ring_slots;
       if (bucket[unit] > 0) last[unit] = !std::exchange(placed[place], true);
     }
-    if (!last[unit]) beside += bucket[unit];
+  }
+  for (const Part& part : parts) {
+    const bool beside_it = part.trainable && !narrow(part) && !last[static_cast<std::size_t>(part.unit)];
+    if (beside_it) beside += product(part.length, part.accumulation);
   }
   // Buckets for all, where there are such anyway or where these are no more than a ring and shards, on all ranks.
   const bool all_in_buckets = once && (all_held || ranks * all <= ranks * ring + beside);
   at(MemoryState::kBucket) = all_held || all_in_buckets ? all : ring;
-  for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    if (!all_in_buckets && !(once && last[unit])) at(MemoryState::kReduced) += reduced[unit];
+  for (const Part& part : parts) {
+    const bool in_bucket = !narrow(part) && (all_in_buckets || (once && last[static_cast<std::size_t>(part.unit)]));
+    if (part.trainable && !in_bucket) at(MemoryState::kReduced) += product(part.shard(rank, world), part.accumulation);
   }
   const int at_once = std::min(plan.ring_slots, 1 + plan.prefetch_units);
   at(MemoryState::kGathered) = slots(model, gathered, plan.reshard != Reshard::kNone, at_once);
@@ -221,6 +230,40 @@ TEST(MemoryPlan, KnownTableOfOneLinearLayer) {
   }
 }
 
+TEST(MemoryPlan, GradientsLieInTheirBucketAsTheyAreComputed) {
+  std::vector<ParamSpec> params{{.name = "w", .shape = {8, 1024}, .dtype = DType::kBFloat16},
+                                {.name = "norm", .shape = {4, 1024}},
+                                {.name = "tied", .shape = {4, 1024}, .dtype = DType::kBFloat16, .aliases = {"head"}}};
+  std::vector<UnitSpec> units{{.name = "blocks.0", .params = {0, 1}, .repeated = true},
+                              {.name = "blocks.1", .params = {2}, .repeated = true}};
+  const auto narrow = [&](int stage, int world, int micro_steps, ReductionPolicy policy) {
+    ShardingPlan plan = zero_plan(stage, {"dp"});
+    plan.policy = policy;
+    const std::vector<DType> dtypes = bucket_dtypes(make_model_layout(params, units, world), plan, micro_steps);
+    EXPECT_EQ(dtypes[1], DType::kFloat32);
+    EXPECT_EQ(dtypes[2], DType::kFloat32) << "what comes is the sum of two gradients";
+    return dtypes[0] == DType::kBFloat16;
+  };
+  for (const int stage : {1, 2, 3}) {
+    EXPECT_TRUE(narrow(stage, 2, 1, ReductionPolicy::kPerStep));
+    EXPECT_TRUE(narrow(stage, 4, 3, ReductionPolicy::kPerMicroStep));
+    EXPECT_FALSE(narrow(stage, 2, 2, ReductionPolicy::kPerStep)) << "micro-steps are added there";
+    EXPECT_FALSE(narrow(stage, 1, 1, ReductionPolicy::kPerStep)) << "nobody reads it";
+  }
+  EXPECT_FALSE(narrow(0, 2, 1, ReductionPolicy::kPerStep)) << "sums are gathered there";
+  const ModelLayout four = make_model_layout(params, units, 4);
+  const MemorySnapshot memory = plan_memory(four, zero_plan(1, {"dp"}), 0, 2, 1);
+  EXPECT_EQ(memory[MemoryState::kBucket], 1024U * (8 * 2 + 4 * 4 + 4 * 4));
+  EXPECT_EQ(memory[MemoryState::kReduced], 1024U * 2 * 4) << "of w alone";
+  EXPECT_EQ(wide_slots(four, zero_plan(1, {"dp"}), 1).total_bytes(), 1024U * 8 * 4);
+  EXPECT_EQ(wide_slots(four, zero_plan(0, {"dp"}), 1).total_bytes(), 0U);
+  ShardingPlan wide = zero_plan(1, {"dp"});
+  wide.narrow_buckets = false;
+  EXPECT_EQ(bucket_dtypes(four, wide, 1), std::vector<DType>(3, DType::kFloat32));
+  units[0].repeated = false;
+  EXPECT_FALSE(narrow(1, 2, 1, ReductionPolicy::kPerStep)) << "such a unit may use a parameter twice";
+}
+
 testing::RandomModel eight_blocks() {
   testing::RandomModel model;
   for (int unit = 0; unit < 8; ++unit) {
@@ -261,7 +304,8 @@ TEST(MemoryPlan, SumsLieInBucketsWhereThatIsNotMore) {
   params[7].shape = {400, 1024};
   ShardingPlan narrow = sharded;
   narrow.ring_slots = 1;
-  EXPECT_EQ(sums_in_buckets(make_model_layout(params, units, 2), narrow, 1), all);
+  const std::vector<bool> chosen = sums_in_buckets(make_model_layout(params, units, 2), narrow, 1);
+  EXPECT_TRUE(chosen[0] && chosen[7]);
 }
 
 TEST(MemoryPlan, OneUnitAndWhatIsGatheredAheadHaveSlots) {

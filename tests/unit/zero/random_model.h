@@ -28,6 +28,7 @@ struct RandomModel {
       param.dtype = *rc::gen::element(DType::kFloat32, DType::kBFloat16, DType::kFloat64);
       param.trainable = *rc::gen::inRange(0, 4) != 0;
       param.grad_factor = *rc::gen::element(1.0, 0.5);
+      if (*rc::gen::inRange(0, 6) == 0) param.aliases = {param.name + ".tied"};
       spec.params.push_back(static_cast<int>(model.params.size()));
       model.params.push_back(std::move(param));
     }

@@ -77,10 +77,11 @@ class Bound final : public ParameterBinder {
 
 /// What one rank of an engine has, without the engine.
 struct Stores {
-  explicit Stores(Backend seat, ShardingPlan chosen = make_plan())
+  explicit Stores(Backend seat, ShardingPlan chosen = make_plan()) : Stores(seat, std::move(chosen), make_model(seat->size())) {}
+  Stores(Backend seat, ShardingPlan chosen, ModelLayout layout)
       : backend(std::move(seat)),
         plan(std::move(chosen)),
-        model(make_model(backend->size())),
+        model(std::move(layout)),
         memory(model, plan, 2, 1, *device, *backend),
         parameters(model,
                    plan,

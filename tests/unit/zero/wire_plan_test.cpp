@@ -43,15 +43,21 @@ RC_GTEST_PROP(WirePlanProperty, SumOverRanksIsTheFormulaExactly, ()) {
   for (const FlatLayout& flat : model.flats) {
     const auto length = static_cast<std::uint64_t>(flat.length);
     const std::uint64_t parameter = length * size_of(flat.dtype);
-    const std::uint64_t gradient = length * (flat.dtype == DType::kFloat64 ? 8 : 4);
+    const std::uint64_t sum = length * (flat.dtype == DType::kFloat64 ? 8 : 4);
     const bool repeated = random.units[static_cast<std::size_t>(flat.unit)].repeated;
+    // As it is computed, unless it may be a sum, or its bucket takes sums.
+    bool added = !repeated || stage == 0 || (plan.policy == ReductionPolicy::kPerStep && micro_steps > 1) || world == 1;
+    for (const Segment& segment : flat.segments) {
+      added = added || !random.params[static_cast<std::size_t>(segment.param)].aliases.empty();
+    }
+    const std::uint64_t gradient = added ? sum : parameter;
     bool kept = !repeated || (flat.unit == last_repeated && plan.ring_slots > 1);
     if (plan.reshard != Reshard::kDefault) kept = plan.reshard == Reshard::kNone;
     RC_ASSERT(keeps_gathered(model, plan, flat.unit) == kept);
     if (stage == 3) expected.gather_parameters += others * parameter * steps * (kept ? 1 : 2);
     if (!flat.trainable) continue;
     expected.reduce_gradients += others * gradient * (plan.policy == ReductionPolicy::kPerStep ? 1 : steps);
-    if (stage == 0) expected.gather_gradients += others * gradient;
+    if (stage == 0) expected.gather_gradients += others * sum;
     if (stage == 1 || stage == 2) expected.publish_parameters += others * parameter;
   }
   const WireBytes sum = sum_over_ranks(model, plan, micro_steps);
@@ -92,15 +98,20 @@ TEST(WirePlan, TwoAndThreeTimesTheModelInFloat32) {
   }
 }
 
-TEST(WirePlan, SixAndEightBytesAParameterInBFloat16) {
+TEST(WirePlan, FourAndSixBytesAParameterInBFloat16) {
   const ModelLayout model = even_model(DType::kBFloat16, 4);
-  const std::uint64_t share = 4 * 4 * 2 * 1024 / 4 * 3;
-  EXPECT_EQ(plan_wire(model, zero_plan(1, {"dp"}), 0, 1).total(), 6 * share);
-  EXPECT_EQ(plan_wire(model, zero_plan(2, {"dp"}), 3, 1).total(), 6 * share);
-  EXPECT_EQ(plan_wire(model, zero_plan(0, {"dp"}), 3, 1).total(), 8 * share);  // gradients in fp32, twice
+  const std::uint64_t unit = 4 * 2 * 1024 / 4 * 3;
+  const std::uint64_t share = 4 * unit;
+  const std::uint64_t root = 2 * unit;  // is not repeated: its gradients go in fp32
+  EXPECT_EQ(plan_wire(model, zero_plan(1, {"dp"}), 0, 1).total(), 4 * share + root);
+  EXPECT_EQ(plan_wire(model, zero_plan(2, {"dp"}), 3, 1).total(), 4 * share + root);
+  EXPECT_EQ(plan_wire(model, zero_plan(0, {"dp"}), 3, 1).total(), 8 * share);  // gradients and sums in fp32
   ShardingPlan plan = zero_plan(3, {"dp"});
   plan.reshard = Reshard::kAll;
-  EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 8 * share);
+  EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 6 * share + root);
+  plan.policy = ReductionPolicy::kPerStep;
+  EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 6 * share + root);
+  EXPECT_EQ(plan_wire(model, plan, 1, 2).reduce_gradients, 4 * share) << "micro-steps are added in fp32 before they travel";
 }
 
 TEST(WirePlan, MicroStepsMultiplyWhatHappensInEach) {
