@@ -264,8 +264,8 @@ constexpr std::array kKeys{
     bind<&Config::zero, &ZeroConfig::narrow_buckets>(
         {.pointer = "/zeroth/narrow_buckets",
          .text = "Gradients of 16-bit parameters lie in the buckets of repeated units, and travel, as they were computed; sums are "
-                 "fp32, with the same bits. A gradient that is a sum already needs memory beyond the plan: `false` is for models "
-                 "whose repeated units use their parameters several times in a forward."}),
+                 "fp32, with the same bits. A gradient that comes in fp32 all the same (that of an RMSNorm's weight, a sum of "
+                 "several uses) takes memory beyond the plan, and a warning names the first one."}),
 
     bind<&Config::runtime, &RuntimeConfig::threads>(
         {.pointer = "/zeroth/threads",

@@ -130,7 +130,8 @@ def subgroup(world: zeroth.World) -> None:
 
 def wire(world: zeroth.World) -> None:
     for stage, dtype in itertools.product((0, 1, 2, 3), (torch.float64, torch.bfloat16)):
-        settings = config(stage, bf16={"enabled": dtype == torch.bfloat16})
+        own = {"threads": 1, "timeout_ms": 60_000, "narrow_buckets": True}
+        settings = config(stage, bf16={"enabled": dtype == torch.bfloat16}, zeroth=own)
         engine = zeroth.Engine(zoo.make("plain", dtype), settings, world=world, log_level="off")
         train(engine, dtype)
         engine.reset_counters()

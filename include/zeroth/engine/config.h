@@ -71,7 +71,7 @@ struct ZeroConfig {
   Reshard reshard = Reshard::kDefault;
   int ring_slots = 2;
   int prefetch_units = 1;
-  bool narrow_buckets = true;
+  bool narrow_buckets = false;
 };
 
 /// The rest of section "zeroth".
