@@ -47,8 +47,7 @@ void sum_in_rank_order(const Collective& call,
                         .accumulate = call.accumulate,
                         .sources = reinterpret_cast<const void* const*>(sources.data.data()),
                         .num_sources = static_cast<int>(sources.data.size()),
-                        .src_dtype = call.in_dtype,
-                        .src_dtypes = sources.dtypes.empty() ? nullptr : sources.dtypes.data(),
+                        .src_dtypes = sources.dtypes.data(),
                         .n = elements},
                        isa);
   plant_ulp(rank, to, call.out_dtype);

@@ -22,7 +22,7 @@ namespace zeroth::detail {
 /// What each rank gives to a sum: data, and their dtype.
 struct Summands {
   std::vector<const std::byte*> data{};
-  std::vector<DType> dtypes{};  ///< empty: the call's
+  std::vector<DType> dtypes{};
 
   void add(const std::byte* from, DType dtype) {
     data.push_back(from);

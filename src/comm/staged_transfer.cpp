@@ -216,7 +216,6 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
     return round % 2 == 1 ? Step{false, (round + 1) / 2} : Step{true, round / 2 - 1};
   };
   const std::uint64_t base = rounds_;
-  Summands sources{.data = std::vector<const std::byte*>(static_cast<std::size_t>(size_))};
   staged_rounds(
       call,
       {.count = 2 * blocks, .ahead = blocks > 1},
@@ -249,10 +248,11 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
         }
         const Place mine = place(step.block, rank_);
         if (mine.elements == 0) return;
+        Summands sources;
         for (int peer = 0; peer < size_; ++peer) {
-          sources.data[static_cast<std::size_t>(peer)] =
-              peer == rank_ ? collective.send + mine.first * in_size
-                            : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride;
+          sources.add(peer == rank_ ? collective.send + mine.first * in_size
+                                    : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride,
+                      collective.in_dtype);
         }
         // Below the size of streaming stores: the sum is staged next and should still be in the cache then.
         constexpr std::int64_t kCachedBytes = std::int64_t{128} << 10U;

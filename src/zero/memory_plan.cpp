@@ -14,9 +14,10 @@ std::uint64_t others_bytes(const FlatLayout& flat, int rank, DType dtype) {
 
 /// How gradient buckets lie.
 struct Buckets {
-  std::vector<std::size_t> bytes{};   ///< one a flat
-  bool ring = true;                   ///< repeated units share slots
-  std::vector<bool> hold_sums{};      ///< one a flat
+  std::vector<std::size_t> bytes{};       ///< one a flat
+  std::vector<std::size_t> wide_bytes{};  ///< beyond the plan, one a flat
+  bool ring = true;                       ///< repeated units share slots
+  std::vector<bool> hold_sums{};          ///< one a flat
 };
 
 Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
@@ -25,8 +26,10 @@ Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int mic
   const bool once = micro_steps == 1 || plan.policy == ReductionPolicy::kPerStep;
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     const FlatLayout& layout = model.flats[flat];
+    const bool wide = dtypes[flat] == layout.accumulation();
     buckets.bytes.push_back(layout.trainable ? array_bytes(layout.length, dtypes[flat]) : 0);
-    buckets.hold_sums.push_back(once && layout.trainable && dtypes[flat] == layout.accumulation());
+    buckets.wide_bytes.push_back(layout.trainable && !wide ? layout.accumulation_bytes() : 0);
+    buckets.hold_sums.push_back(once && layout.trainable && wide);
   }
   buckets.ring = !plan.holds_all_buckets(micro_steps);
   if (!buckets.ring || !once) return buckets;
@@ -98,13 +101,8 @@ SlotTable bucket_slots(const ModelLayout& model, const ShardingPlan& plan, int m
 }
 
 SlotTable wide_slots(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
-  const std::vector<DType> dtypes = bucket_dtypes(model, plan, micro_steps);
-  std::vector<std::size_t> bytes;
-  for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
-    const FlatLayout& layout = model.flats[flat];
-    bytes.push_back(layout.trainable && dtypes[flat] != layout.accumulation() ? layout.accumulation_bytes() : 0);
-  }
-  return make_slot_table(model, bytes, plan_buckets(model, plan, micro_steps).ring, plan.ring_slots);
+  const Buckets buckets = plan_buckets(model, plan, micro_steps);
+  return make_slot_table(model, buckets.wide_bytes, buckets.ring, plan.ring_slots);
 }
 
 std::size_t control_bytes(const ModelLayout& model) {

@@ -78,8 +78,7 @@ void ReducedShards::add(int flat, std::span<const Summand> sources) {
                           .accumulate = accumulate,
                           .sources = parts.data(),
                           .num_sources = static_cast<int>(parts.size()),
-                          .src_dtype = accumulation,
-                          .src_dtypes = accumulation == DType::kFloat32 ? dtypes.data() : nullptr,
+                          .src_dtypes = dtypes.data(),
                           .n = n},
                          kernels_.isa);
   });
