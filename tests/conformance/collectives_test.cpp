@@ -10,6 +10,7 @@
 #include <limits>
 #include <numeric>
 #include <type_traits>
+#include <utility>
 
 namespace zeroth::test {
 namespace {
@@ -125,6 +126,21 @@ std::vector<std::int64_t> uneven_parts(std::int64_t total, int size, std::uint64
   return parts;
 }
 
+/// uneven_parts(), and where this rank's begins and how long it is.
+struct RankParts {
+  std::vector<std::int64_t> counts;
+  std::int64_t first;
+  std::int64_t own;
+};
+
+RankParts parts_of(const Communicator& comm, std::int64_t total, std::uint64_t seed) {
+  std::vector<std::int64_t> counts = uneven_parts(total, comm.size(), seed);
+  const auto begin = counts.begin() + comm.rank();
+  const std::int64_t first = std::accumulate(counts.begin(), begin, std::int64_t{0});
+  const std::int64_t own = *begin;
+  return {std::move(counts), first, own};
+}
+
 template <class In, class Out>
 void check_all_reduce(const Communicator& comm, const Buffers& buffers, std::int64_t count, bool in_place) {
   const auto seed = static_cast<std::uint64_t>(count);
@@ -146,10 +162,7 @@ void check_reduce_scatter(const Communicator& comm,
                           std::int64_t total,
                           bool in_place) {
   const auto seed = static_cast<std::uint64_t>(total);
-  const std::vector<std::int64_t> counts = uneven_parts(total, comm.size(), seed);
-  const auto rank = static_cast<std::ptrdiff_t>(comm.rank());
-  const std::int64_t first = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
-  const std::int64_t own = counts[static_cast<std::size_t>(rank)];
+  const auto [counts, first, own] = parts_of(comm, total, seed);
   const std::span<In> in = buffers.send<In>(total);
   for (std::int64_t i = 0; i < total; ++i)
     in[static_cast<std::size_t>(i)] = value_of<In>(comm.rank(), i, seed);
@@ -166,10 +179,7 @@ void check_reduce_scatter(const Communicator& comm,
 template <class In>
 void check_mixed_reduce_scatter(const Communicator& comm, const Buffers& buffers, std::int64_t total) {
   const auto seed = static_cast<std::uint64_t>(total);
-  const std::vector<std::int64_t> counts = uneven_parts(total, comm.size(), seed);
-  const auto rank = static_cast<std::ptrdiff_t>(comm.rank());
-  const std::int64_t first = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
-  const std::int64_t own = counts[static_cast<std::size_t>(rank)];
+  const auto [counts, first, own] = parts_of(comm, total, seed);
   const std::span<In> in = buffers.send<In>(total);
   for (std::int64_t i = 0; i < total; ++i) {
     in[static_cast<std::size_t>(i)] = static_cast<In>(static_cast<float>(value_of<BFloat16>(comm.rank(), i, seed)));
@@ -199,10 +209,7 @@ void check_mixed_reduce_scatter(const Communicator& comm, const Buffers& buffers
 template <class T>
 void check_all_gather(const Communicator& comm, const Buffers& buffers, std::int64_t total, bool in_place) {
   const auto seed = static_cast<std::uint64_t>(total);
-  const std::vector<std::int64_t> counts = uneven_parts(total, comm.size(), seed);
-  const auto rank = static_cast<std::ptrdiff_t>(comm.rank());
-  const std::int64_t first = std::accumulate(counts.begin(), counts.begin() + rank, std::int64_t{0});
-  const std::int64_t own = counts[static_cast<std::size_t>(rank)];
+  const auto [counts, first, own] = parts_of(comm, total, seed);
   const std::span<T> out = buffers.recv<T>(total);
   std::span<T> in = buffers.send<T>(own);
   if (in_place) in = out.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));

@@ -20,13 +20,14 @@ import zeroth
 X, Y = next(iter(zoo.batches(1, 1, 1, torch.float64)))[0][0]
 
 
-def config(stage: int = 3, **more: object) -> dict[str, object]:
+def config(stage: int = 3, dtype: torch.dtype = torch.float64, **own: object) -> dict[str, object]:
     return {
         "train_micro_batch_size_per_gpu": 3,
+        "bf16": {"enabled": dtype == torch.bfloat16},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
         "zero_optimization": {"stage": stage},
-        "zeroth": {"threads": 1, "timeout_ms": 60_000},
-    } | more
+        "zeroth": {"threads": 1, "timeout_ms": 60_000} | own,
+    }
 
 
 class Skipping(nn.Module):
@@ -130,8 +131,7 @@ def subgroup(world: zeroth.World) -> None:
 
 def wire(world: zeroth.World) -> None:
     for stage, dtype in itertools.product((0, 1, 2, 3), (torch.float64, torch.bfloat16)):
-        own = {"threads": 1, "timeout_ms": 60_000, "narrow_buckets": True}
-        settings = config(stage, bf16={"enabled": dtype == torch.bfloat16}, zeroth=own)
+        settings = config(stage, dtype, narrow_buckets=True)
         engine = zeroth.Engine(zoo.make("plain", dtype), settings, world=world, log_level="off")
         train(engine, dtype)
         engine.reset_counters()
@@ -147,8 +147,7 @@ def wide(world: zeroth.World) -> None:
     """Losses that are kept with their graphs: one more use of each parameter, as far as anybody can see."""
     weights = []
     for narrow in (True, False):
-        own = {"threads": 1, "timeout_ms": 60_000, "narrow_buckets": narrow}
-        settings = config(2, bf16={"enabled": True}, zeroth=own)
+        settings = config(2, torch.bfloat16, narrow_buckets=narrow)
         with tempfile.NamedTemporaryFile(mode="r") as log:
             model = zoo.make("plain", torch.bfloat16)
             engine = zeroth.Engine(model, settings, world=world, log_level="off", json_log=log.name)

@@ -64,6 +64,18 @@ std::vector<float> sum_of(const ModelLayout& model, int flat, int step, const St
   return sum;
 }
 
+/// Throws unless this rank's shard of the flat holds its part of `sum`.
+void require_shard(Stores& stores, int flat, const std::vector<float>& sum, const std::string& where) {
+  const auto* got = reinterpret_cast<const float*>(stores.memory.reduced(flat));
+  const Range shard = stores.model.flat(flat).shard(stores.memory.rank());
+  for (std::int64_t at = shard.begin; at < shard.end; ++at) {
+    const float expected = sum[static_cast<std::size_t>(at)];
+    test::require(got[at - shard.begin] == expected,
+                  where + ", element " + std::to_string(at) + ": expected " + std::to_string(expected) + ", got " +
+                      std::to_string(got[at - shard.begin]));
+  }
+}
+
 void require_sums(Stores& stores, int step, const Story& story) {
   for (int flat = 0; flat < static_cast<int>(stores.model.flats.size()); ++flat) {
     const FlatLayout& layout = stores.model.flat(flat);
@@ -72,14 +84,7 @@ void require_sums(Stores& stores, int step, const Story& story) {
     const std::string where = story.name + ", step " + std::to_string(step) + ", flat " + std::to_string(flat);
     test::require(stores.gradients.has_sums(flat) == !sum.empty(), where + ": sums are there, or not");
     if (sum.empty()) continue;
-    const auto* got = reinterpret_cast<const float*>(stores.memory.reduced(flat));
-    const Range shard = layout.shard(stores.memory.rank());
-    for (std::int64_t at = shard.begin; at < shard.end; ++at) {
-      const float expected = sum[static_cast<std::size_t>(at)];
-      test::require(got[at - shard.begin] == expected,
-                    where + ", element " + std::to_string(at) + ": expected " + std::to_string(expected) + ", got " +
-                        std::to_string(got[at - shard.begin]));
-    }
+    require_shard(stores, flat, sum, where);
   }
 }
 
@@ -152,6 +157,45 @@ std::vector<BFloat16> narrow_gradient(const ModelLayout& model, int param, int r
   return grad;
 }
 
+/// In the second step everything is as planned.
+std::vector<Arrival> arrivals_of(const NarrowStory& story, int rank, int step) {
+  return (step == 1 ? kNarrowStories[0] : story).arrivals(rank);
+}
+
+void run_narrow_backward(Stores& stores, const NarrowStory& story, int step) {
+  const int rank = stores.memory.rank();
+  for (int block = 2; block >= 0; --block) {
+    const std::vector<Arrival> arrivals = arrivals_of(story, rank, step);
+    for (std::size_t arrival = 0; arrival < arrivals.size(); ++arrival) {
+      const int param = 2 * block + arrivals[arrival].which;
+      const std::vector<BFloat16> grad = narrow_gradient(stores.model, param, rank, step, arrival);
+      const std::vector<float> wide(grad.begin(), grad.end());
+      const void* const data = arrivals[arrival].dtype == kWhole ? static_cast<const void*>(wide.data()) : grad.data();
+      stores.gradients.add(param,
+                           {static_cast<const std::byte*>(data),
+                            stores.model.params[static_cast<std::size_t>(param)].shape,
+                            arrivals[arrival].dtype});
+    }
+    stores.gradients.close_unit(block);
+  }
+  stores.gradients.close_backward();
+}
+
+/// The sum over ranks and arrivals of a block's gradients, padding zero.
+std::vector<float> narrow_sum_of(const ModelLayout& model, int flat, int step, const NarrowStory& story) {
+  std::vector<float> sum(static_cast<std::size_t>(model.flat(flat).length));
+  for (int rank = 0; rank < model.world; ++rank) {
+    const std::vector<Arrival> arrivals = arrivals_of(story, rank, step);
+    for (std::size_t arrival = 0; arrival < arrivals.size(); ++arrival) {
+      const int param = 2 * flat + arrivals[arrival].which;
+      const std::vector<BFloat16> grad = narrow_gradient(model, param, rank, step, arrival);
+      const auto offset = static_cast<std::size_t>(model.segment(param).offset);
+      for (std::size_t index = 0; index < grad.size(); ++index) sum[offset + index] += static_cast<float>(grad[index]);
+    }
+  }
+  return sum;
+}
+
 TEST(GradientStore, BucketsOf16BitsBecomeWideForTheEventThatNeedsIt) {
   for (const bool messages : {false, true}) {
     for (const int stage : {1, 2, 3}) {
@@ -159,49 +203,18 @@ TEST(GradientStore, BucketsOf16BitsBecomeWideForTheEventThatNeedsIt) {
         for (const NarrowStory& story : kNarrowStories) {
           const std::string where = story.name + ", stage " + std::to_string(stage) + ", world " + std::to_string(world) + ", messages " +
                                     std::to_string(messages);
-          SCOPED_TRACE(where);
           const auto body = [&](int rank, const Backend& backend) {
             Stores stores(backend, zero_plan(stage, {"dp"}), make_narrow_model(world));
             for (int step = 0; step < 3; ++step) {
-              const bool plain = step == 1;  // in between everything is as planned
-              for (int block = 2; block >= 0; --block) {
-                const std::vector<Arrival> arrivals = plain ? kNarrowStories[0].arrivals(rank) : story.arrivals(rank);
-                for (std::size_t arrival = 0; arrival < arrivals.size(); ++arrival) {
-                  const int param = 2 * block + arrivals[arrival].which;
-                  const std::vector<BFloat16> grad = narrow_gradient(stores.model, param, rank, step, arrival);
-                  const std::vector<float> wide(grad.begin(), grad.end());
-                  const bool whole = arrivals[arrival].dtype == kWhole;
-                  const void* const data = whole ? static_cast<const void*>(wide.data()) : grad.data();
-                  stores.gradients.add(param,
-                                       {static_cast<const std::byte*>(data),
-                                        stores.model.params[static_cast<std::size_t>(param)].shape,
-                                        arrivals[arrival].dtype});
-                }
-                stores.gradients.close_unit(block);
-              }
-              stores.gradients.close_backward();
+              run_narrow_backward(stores, story, step);
               stores.gradients.complete();
               for (int flat = 0; flat < 3; ++flat) {
-                const FlatLayout& layout = stores.model.flat(flat);
-                std::vector<float> sum(static_cast<std::size_t>(layout.length));
-                for (int source = 0; source < world; ++source) {
-                  const std::vector<Arrival> arrivals = plain ? kNarrowStories[0].arrivals(source) : story.arrivals(source);
-                  for (std::size_t arrival = 0; arrival < arrivals.size(); ++arrival) {
-                    const int param = 2 * flat + arrivals[arrival].which;
-                    const std::vector<BFloat16> grad = narrow_gradient(stores.model, param, source, step, arrival);
-                    const auto offset = static_cast<std::size_t>(stores.model.segment(param).offset);
-                    for (std::size_t index = 0; index < grad.size(); ++index) sum[offset + index] += static_cast<float>(grad[index]);
-                  }
-                }
-                const Range shard = layout.shard(rank);
-                const auto* got = reinterpret_cast<const float*>(stores.memory.reduced(flat));
-                for (std::int64_t at = shard.begin; at < shard.end; ++at) {
-                  test::require(got[at - shard.begin] == sum[static_cast<std::size_t>(at)],
-                                where + ", step " + std::to_string(step) + ", flat " + std::to_string(flat) + ", element " +
-                                    std::to_string(at));
-                }
+                require_shard(stores,
+                              flat,
+                              narrow_sum_of(stores.model, flat, step, story),
+                              where + ", step " + std::to_string(step) + ", flat " + std::to_string(flat));
               }
-              stores.barrier();
+              stores.barrier();  // the judge's
               stores.gradients.begin_step();
             }
             const bool beyond = stores.device->ledger().state_peaks()[MemoryState::kOverflow] > 0;
