@@ -263,9 +263,9 @@ constexpr std::array kKeys{
          .highest = 4096}),
     bind<&Config::zero, &ZeroConfig::narrow_buckets>(
         {.pointer = "/zeroth/narrow_buckets",
-         .text = "Gradients of 16-bit parameters lie in the buckets of repeated units, and travel, as they were computed; sums are "
-                 "fp32, with the same bits. A gradient that comes in fp32 all the same (that of an RMSNorm's weight, a sum of "
-                 "several uses) takes memory beyond the plan, and a warning names the first one."}),
+         .text = "Gradients of 16-bit matrices lie in the buckets of repeated units, and travel, as they were computed; sums are "
+                 "fp32, with the same bits. One that comes in fp32 all the same (a sum of several uses) takes memory beyond the "
+                 "plan, and a warning names the first one. false plans for fp32."}),
 
     bind<&Config::runtime, &RuntimeConfig::threads>(
         {.pointer = "/zeroth/threads",

@@ -38,6 +38,11 @@ void check_shape(const ParamSpec& param) {
            {.which = param.name, .got = std::to_string(param.grad_factor)});
 }
 
+/// Their gradients may come wide where those of matrices do not (decision 0012).
+bool is_narrow_vector(const ParamSpec& param) {
+  return accumulation_dtype(param.dtype) != param.dtype && param.shape.size() < 2;
+}
+
 }  // namespace
 
 std::vector<std::int64_t> FlatLayout::counts() const {
@@ -67,12 +72,17 @@ std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
   for (const int index : unit.params) {
     const ParamSpec& param = params[static_cast<std::size_t>(index)];
     check_shape(param);
+    const bool vectors = is_narrow_vector(param);
     auto found = std::find_if(layouts.begin(), layouts.end(), [&](const FlatLayout& layout) {
-      return layout.dtype == param.dtype && layout.trainable == param.trainable &&
+      return layout.dtype == param.dtype && layout.vectors == vectors && layout.trainable == param.trainable &&
              layout.grad_factor == param.grad_factor;
     });
     if (found == layouts.end()) {
-      layouts.push_back({.unit = unit_index, .dtype = param.dtype, .trainable = param.trainable, .grad_factor = param.grad_factor});
+      layouts.push_back({.unit = unit_index,
+                         .dtype = param.dtype,
+                         .vectors = vectors,
+                         .trainable = param.trainable,
+                         .grad_factor = param.grad_factor});
       found = layouts.end() - 1;
     }
     const std::int64_t offset = align_elements(found->length, param.dtype);

@@ -23,6 +23,7 @@ std::string layout_text(std::uint64_t tag, int rank) {
 std::uint64_t layout_tag(const ModelLayout& model, const FlatLayout& flat) {
   std::vector<std::int64_t> words{flat.unit,
                                   static_cast<std::int64_t>(flat.dtype),
+                                  flat.vectors ? 1 : 0,
                                   flat.trainable ? 1 : 0,
                                   std::bit_cast<std::int64_t>(flat.grad_factor),
                                   flat.length,

@@ -86,7 +86,7 @@ std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& p
       return !model.params[static_cast<std::size_t>(segment.param)].aliases.empty();
     });
     const bool repeated = model.units[static_cast<std::size_t>(flat.unit)].repeated;
-    dtypes.push_back(narrow && repeated && !tied ? flat.dtype : flat.accumulation());
+    dtypes.push_back(narrow && repeated && !flat.vectors && !tied ? flat.dtype : flat.accumulation());
   }
   return dtypes;
 }

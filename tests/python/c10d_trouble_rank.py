@@ -130,9 +130,8 @@ def subgroup(world: zeroth.World) -> None:
 
 
 def wire(world: zeroth.World) -> None:
-    for stage, dtype in itertools.product((0, 1, 2, 3), (torch.float64, torch.bfloat16)):
-        settings = config(stage, dtype, narrow_buckets=True)
-        engine = zeroth.Engine(zoo.make("plain", dtype), settings, world=world, log_level="off")
+    for name, stage, dtype in itertools.product(("plain", "root_mean_square"), (0, 1, 2, 3), (torch.float64, torch.bfloat16)):
+        engine = zeroth.Engine(zoo.make(name, dtype), config(stage, dtype), world=world, log_level="off")
         train(engine, dtype)
         engine.reset_counters()
         train(engine, dtype)

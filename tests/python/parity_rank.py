@@ -33,7 +33,7 @@ def config(stage: int, micro_steps: int, dtype: torch.dtype, copies: bool) -> di
         "gradient_accumulation_steps": micro_steps,
         "optimizer": {"type": "AdamW", "params": {"lr": LR, "weight_decay": DECAY}},
         "zero_optimization": {"stage": stage},
-        "zeroth": {"threads": 1, "timeout_ms": 60_000, "compute_copies": copies, "narrow_buckets": True},
+        "zeroth": {"threads": 1, "timeout_ms": 60_000, "compute_copies": copies},
     }
 
 

@@ -230,6 +230,17 @@ class Normed(Plain):
         return F.cross_entropy(self.head(image.flatten(1)), y)
 
 
+class RootMeanSquareBlock(Block):
+    """A bfloat16 weight whose gradient is a float32 one, beside a matrix whose gradient is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.norm(x))
+
+
 class Unused(Plain):
     """A block that no forward uses, and a parameter that the loss does not depend on."""
 
@@ -362,6 +373,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "frozen": Frozen,
     "odd": Odd,
     "normed": Normed,
+    "root_mean_square": lambda: Plain(block=RootMeanSquareBlock),
     "unused": Unused,
     "conditioned": Conditioned,
     "translating": Translating,

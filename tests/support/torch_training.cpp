@@ -245,7 +245,6 @@ Config config_of(const TorchTraining& training) {
   config.zero.reshard = training.reshard;
   config.zero.reduction_policy = training.policy;
   config.zero.ring_slots = training.ring_slots;
-  config.zero.narrow_buckets = true;
   config.runtime.threads = 1;
   config.runtime.execution = training.mode;
   config.runtime.chaos_seed = training.chaos_seed;

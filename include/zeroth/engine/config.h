@@ -71,7 +71,7 @@ struct ZeroConfig {
   Reshard reshard = Reshard::kDefault;
   int ring_slots = 2;
   int prefetch_units = 1;
-  bool narrow_buckets = false;
+  bool narrow_buckets = true;
 };
 
 /// The rest of section "zeroth".

@@ -39,10 +39,11 @@ struct Segment {
   bool operator==(const Segment&) const = default;
 };
 
-/// Parameters of one unit with one dtype, one trainability and one gradient factor.
+/// Parameters of one unit with one dtype, one trainability and one gradient factor; those of 16 bits are matrices or vectors.
 struct FlatLayout {
   int unit = 0;
   DType dtype = DType::kFloat32;
+  bool vectors = false;  ///< 16-bit parameters with fewer than two dimensions, whose gradients may come wide (decision 0012)
   bool trainable = true;
   double grad_factor = 1.0;  ///< a block of the norm must not mix factors
   std::int64_t length = 0;  ///< elements, padded to kSegmentAlignBytes; padding is zero
@@ -67,8 +68,8 @@ struct FlatLayout {
 /// blocks, so that many small units spread over all ranks. `length` must not be negative.
 [[nodiscard]] std::vector<std::int64_t> shard_boundaries(std::int64_t length, int world, int rotate);
 
-/// Layouts of one unit: one per (dtype, trainable, grad_factor), in order of first appearance. `unit.params` must
-/// index `params`. Throws kModel on a shape that cannot be (negative, more than 2^48 elements in a unit), a dtype that is not
+/// Layouts of one unit: one per (dtype, trainable, grad_factor), two for a 16-bit dtype with matrices and vectors, in order of first
+/// appearance. `unit.params` must index `params`. Throws kModel on a shape that cannot be (negative, more than 2^48 elements in a unit), a dtype that is not
 /// floating, or a gradient factor that is not finite.
 [[nodiscard]] std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
                                                         const UnitSpec& unit,

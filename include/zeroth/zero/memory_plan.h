@@ -46,7 +46,8 @@ struct WireBytes {
 /// Dtype of the gradients in each flat's bucket, one a flat. That of a 16-bit flat is its own where others read the bucket, nothing is
 /// added in it and nothing is gathered into it: half the memory and half the traffic, and the same sums, because widening changes no
 /// value. Only in repeated units, and not with tied parameters: elsewhere a parameter may well be used twice (an embedding that is
-/// the head, too), and then its gradient is a sum in the accumulation dtype already.
+/// the head, too), and then its gradient is a sum in the accumulation dtype already. And matrices only: torch gives the weight of an
+/// RMSNorm a float32 gradient.
 [[nodiscard]] std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
 
 /// Flats whose sums take the place of this rank's own gradients in their bucket instead of memory of their own; one entry a flat. Only

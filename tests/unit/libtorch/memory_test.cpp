@@ -21,12 +21,19 @@ struct Flat {
   std::uint64_t element = 4;  ///< bytes of a parameter
   std::uint64_t wide = 4;     ///< bytes of a sum or moment; a master has what the parameter lacks of them
   bool repeated = false;
+  bool vectors = false;       ///< of 16 bits, with gradients of 32
 };
 
 Flat flat_of(const std::vector<std::uint64_t>& sizes, std::uint64_t element, bool repeated) {
   Flat flat{.element = element, .wide = element == 8 ? 8U : 4U, .repeated = repeated};
   const std::uint64_t grain = 64 / element;
   for (const std::uint64_t size : sizes) flat.length += (size + grain - 1) / grain * grain;
+  return flat;
+}
+
+Flat vector_of(std::uint64_t size) {
+  Flat flat = flat_of({size}, 2, true);
+  flat.vectors = true;
   return flat;
 }
 
@@ -38,7 +45,7 @@ std::vector<std::vector<Flat>> gpt_units(const TorchTraining& training) {
     units.push_back({flat_of({17 * d, 5 * d}, 2, false), flat_of({d}, 4, false)});
     for (int layer = 0; layer < training.layers; ++layer) {
       units.push_back(
-          {flat_of({d, d}, 4, true), flat_of({3 * d * d, d * d, 2 * d * d, 2 * d, d * d}, 2, true)});
+          {flat_of({d, d}, 4, true), flat_of({3 * d * d, d * d, 2 * d * d, d * d}, 2, true), vector_of(2 * d)});
     }
     return units;
   }
@@ -66,7 +73,7 @@ std::uint64_t largest_flat(const TorchTraining& training) {
 /// Bytes of a gradient in its bucket: of a block that one of 16 bits, where nothing is added there.
 std::uint64_t gradient_bytes(const TorchTraining& training, const Flat& flat) {
   const bool added = training.zero_stage == 0 || (training.policy == ReductionPolicy::kPerStep && training.micro_steps > 1);
-  return flat.repeated && !added ? flat.element : flat.wide;
+  return flat.repeated && !flat.vectors && !added ? flat.element : flat.wide;
 }
 
 /// Bytes of slots on one rank: every unit outside the repeated class has its own, the others share `ring`.

@@ -56,6 +56,7 @@ void check_segments(const Model& model, const FlatLayout& layout) {
     RC_ASSERT(segment.offset >= end);      // disjoint, in order
     RC_ASSERT(segment.offset - end < 32);  // and no more padding than alignment asks for
     end = segment.offset + segment.numel;
+    RC_ASSERT(layout.vectors == (param.dtype == DType::kBFloat16 && param.shape.size() <= 1));
     RC_ASSERT(param.dtype == layout.dtype && param.trainable == layout.trainable &&
               param.grad_factor == layout.grad_factor);
   }
@@ -70,13 +71,13 @@ RC_GTEST_PROP(FlatLayoutProperty, SegmentsAreDisjointAlignedAndCoverEveryParamet
   const auto world = *rc::gen::inRange(1, 9);
   const auto layouts = make_flat_layouts(model.params, model.unit, 3, world);
   std::multiset<int> covered;
-  std::set<std::tuple<DType, bool, double>> kinds;
+  std::set<std::tuple<DType, bool, bool, double>> kinds;
   for (const FlatLayout& layout : layouts) {
     check_segments(model, layout);
     RC_ASSERT(layout.unit == 3);
     RC_ASSERT(layout.world() == world);
     RC_ASSERT(!layout.segments.empty());
-    RC_ASSERT(kinds.insert({layout.dtype, layout.trainable, layout.grad_factor}).second);
+    RC_ASSERT(kinds.insert({layout.dtype, layout.vectors, layout.trainable, layout.grad_factor}).second);
     for (const Segment& segment : layout.segments) covered.insert(segment.param);
   }
   RC_ASSERT(covered == std::multiset<int>(model.unit.params.begin(), model.unit.params.end()));
@@ -152,13 +153,19 @@ TEST(FlatLayout, GroupsInOrderOfFirstAppearance) {
       {.name = "frozen", .shape = {5}, .dtype = DType::kBFloat16, .trainable = false},
       {.name = "norm", .shape = {3}},
       {.name = "b", .shape = {40}, .dtype = DType::kBFloat16},
-      {.name = "expert", .shape = {3}, .grad_factor = 0.5}};
-  const auto layouts = make_flat_layouts(params, {.name = "u", .params = {0, 1, 2, 3, 4}}, 0, 2);
-  ASSERT_EQ(layouts.size(), 4U);
+      {.name = "expert", .shape = {3}, .grad_factor = 0.5},
+      {.name = "matrix", .shape = {5, 1}, .dtype = DType::kBFloat16},
+      {.name = "same dtype as norm", .shape = {1, 1}}};
+  const auto layouts = make_flat_layouts(params, {.name = "u", .params = {0, 1, 2, 3, 4, 5, 6}}, 0, 2);
+  ASSERT_EQ(layouts.size(), 5U);
   EXPECT_EQ(layouts[0].segments, (std::vector<Segment>{{0, 0, 5}, {3, 32, 40}}));
   EXPECT_FALSE(layouts[1].trainable);
-  EXPECT_EQ(layouts[2].segments, (std::vector<Segment>{{2, 0, 3}}));
+  EXPECT_TRUE(layouts[0].vectors && layouts[1].vectors);
+  EXPECT_EQ(layouts[2].segments, (std::vector<Segment>{{2, 0, 3}, {6, 16, 1}})) << "32 bits: one flat for all shapes";
+  EXPECT_FALSE(layouts[2].vectors);
   EXPECT_EQ(layouts[3].grad_factor, 0.5);
+  EXPECT_EQ(layouts[4].segments, (std::vector<Segment>{{5, 0, 5}})) << "two dimensions, whatever their extents";
+  EXPECT_FALSE(layouts[4].vectors);
   EXPECT_EQ(layouts[0].accumulation(), DType::kFloat32);
   EXPECT_EQ(layouts[0].length, 96);  // 72 elements, in units of 64 bytes
   EXPECT_EQ(layouts[0].accumulation_bytes(), 384U);

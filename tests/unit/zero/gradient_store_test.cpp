@@ -115,7 +115,7 @@ ModelLayout make_narrow_model(int world) {
   std::vector<UnitSpec> units;
   for (int block = 0; block < 3; ++block) {
     for (const char* name : {".first", ".second"}) {
-      params.push_back({.name = std::to_string(block) + name, .shape = {1500 + block}, .dtype = DType::kBFloat16});
+      params.push_back({.name = std::to_string(block) + name, .shape = {1, 1500 + block}, .dtype = DType::kBFloat16});
     }
     units.push_back({.name = std::to_string(block), .params = {2 * block, 2 * block + 1}, .repeated = true});
   }

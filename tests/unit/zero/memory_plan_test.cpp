@@ -27,7 +27,7 @@ struct Part {
   std::int64_t accumulation;  // bytes of sums and states
   bool trainable;
   std::int64_t length;
-  bool tied;
+  bool stays_wide;  // tied, or vectors of 16 bits
 
   /// Elements that `rank` owns: blocks, the odd ones to the ranks from `unit` on; the last block may be short.
   [[nodiscard]] std::int64_t shard(int rank, int world) const {
@@ -46,10 +46,11 @@ struct Part {
 std::vector<Part> parts_of(const testing::RandomModel& model) {
   std::vector<Part> parts;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
-    std::map<std::tuple<DType, bool, double>, std::size_t> found;
+    std::map<std::tuple<DType, bool, bool, double>, std::size_t> found;
     for (const int index : model.units[unit].params) {
       const ParamSpec& param = model.params[static_cast<std::size_t>(index)];
-      const auto key = std::make_tuple(param.dtype, param.trainable, param.grad_factor);
+      const bool vectors = param.dtype == DType::kBFloat16 && param.shape.size() <= 1;
+      const auto key = std::make_tuple(param.dtype, vectors, param.trainable, param.grad_factor);
       const std::int64_t element = param.dtype == DType::kFloat64   ? 8
                                    : param.dtype == DType::kFloat32 ? 4
                                                                     : 2;
@@ -59,7 +60,7 @@ std::vector<Part> parts_of(const testing::RandomModel& model) {
             {static_cast<int>(unit), element, std::max<std::int64_t>(4, element), param.trainable, 0, false});
       }
       Part& part = parts[found[key]];
-      part.tied = part.tied || !param.aliases.empty();
+      part.stays_wide = part.stays_wide || vectors || !param.aliases.empty();
       while (part.length * element % 64 != 0) ++part.length;
       std::int64_t numel = 1;
       for (const std::int64_t extent : param.shape) numel *= extent;
@@ -113,7 +114,7 @@ MemorySnapshot formula(const testing::RandomModel& model,
   // Gradients travel as they are computed, but where sums are gathered, or formed, in the bucket.
   const auto narrow = [&](const Part& part) {
     const bool repeated = model.units[static_cast<std::size_t>(part.unit)].repeated;
-    return part.element == 2 && world > 1 && stage > 0 && repeated && !(per_step && micro_steps > 1) && !part.tied;
+    return part.element == 2 && world > 1 && stage > 0 && repeated && !(per_step && micro_steps > 1) && !part.stays_wide;
   };
   for (const Part& part : parts) {
     const std::int64_t shard = part.shard(rank, world);
@@ -233,15 +234,17 @@ TEST(MemoryPlan, KnownTableOfOneLinearLayer) {
 TEST(MemoryPlan, GradientsLieInTheirBucketAsTheyAreComputed) {
   std::vector<ParamSpec> params{{.name = "w", .shape = {8, 1024}, .dtype = DType::kBFloat16},
                                 {.name = "norm", .shape = {4, 1024}},
-                                {.name = "tied", .shape = {4, 1024}, .dtype = DType::kBFloat16, .aliases = {"head"}}};
+                                {.name = "tied", .shape = {4, 1024}, .dtype = DType::kBFloat16, .aliases = {"head"}},
+                                {.name = "vector", .shape = {1024}, .dtype = DType::kBFloat16}};
   std::vector<UnitSpec> units{{.name = "blocks.0", .params = {0, 1}, .repeated = true},
-                              {.name = "blocks.1", .params = {2}, .repeated = true}};
+                              {.name = "blocks.1", .params = {2, 3}, .repeated = true}};
   const auto narrow = [&](int stage, int world, int micro_steps, ReductionPolicy policy) {
     ShardingPlan plan = zero_plan(stage, {"dp"});
     plan.policy = policy;
     const std::vector<DType> dtypes = bucket_dtypes(make_model_layout(params, units, world), plan, micro_steps);
     EXPECT_EQ(dtypes[1], DType::kFloat32);
     EXPECT_EQ(dtypes[2], DType::kFloat32) << "what comes is the sum of two gradients";
+    EXPECT_EQ(dtypes[3], DType::kFloat32) << "torch has wide gradients for some";
     return dtypes[0] == DType::kBFloat16;
   };
   for (const int stage : {1, 2, 3}) {
@@ -253,13 +256,13 @@ TEST(MemoryPlan, GradientsLieInTheirBucketAsTheyAreComputed) {
   EXPECT_FALSE(narrow(0, 2, 1, ReductionPolicy::kPerStep)) << "sums are gathered there";
   const ModelLayout four = make_model_layout(params, units, 4);
   const MemorySnapshot memory = plan_memory(four, zero_plan(1, {"dp"}), 0, 2, 1);
-  EXPECT_EQ(memory[MemoryState::kBucket], 1024U * (8 * 2 + 4 * 4 + 4 * 4));
+  EXPECT_EQ(memory[MemoryState::kBucket], 1024U * (8 * 2 + 4 * 4 + 4 * 4 + 4));
   EXPECT_EQ(memory[MemoryState::kReduced], 1024U * 2 * 4) << "of w alone";
   EXPECT_EQ(wide_slots(four, zero_plan(1, {"dp"}), 1).total_bytes(), 1024U * 8 * 4);
   EXPECT_EQ(wide_slots(four, zero_plan(0, {"dp"}), 1).total_bytes(), 0U);
   ShardingPlan wide = zero_plan(1, {"dp"});
   wide.narrow_buckets = false;
-  EXPECT_EQ(bucket_dtypes(four, wide, 1), std::vector<DType>(3, DType::kFloat32));
+  EXPECT_EQ(bucket_dtypes(four, wide, 1), std::vector<DType>(4, DType::kFloat32));
   units[0].repeated = false;
   EXPECT_FALSE(narrow(1, 2, 1, ReductionPolicy::kPerStep)) << "such a unit may use a parameter twice";
 }

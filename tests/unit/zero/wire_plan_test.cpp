@@ -48,7 +48,8 @@ RC_GTEST_PROP(WirePlanProperty, SumOverRanksIsTheFormulaExactly, ()) {
     // As it is computed, unless it may be a sum, or its bucket takes sums.
     bool added = !repeated || stage == 0 || (plan.policy == ReductionPolicy::kPerStep && micro_steps > 1) || world == 1;
     for (const Segment& segment : flat.segments) {
-      added = added || !random.params[static_cast<std::size_t>(segment.param)].aliases.empty();
+      const ParamSpec& param = random.params[static_cast<std::size_t>(segment.param)];
+      added = added || !param.aliases.empty() || (param.dtype == DType::kBFloat16 && param.shape.size() < 2);
     }
     const std::uint64_t gradient = added ? sum : parameter;
     bool kept = !repeated || (flat.unit == last_repeated && plan.ring_slots > 1);
