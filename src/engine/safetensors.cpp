@@ -55,6 +55,7 @@ std::string safetensors_dtype(DType dtype) {
     case DType::kFloat64: return "F64";
     case DType::kFloat32: return "F32";
     case DType::kBFloat16: return "BF16";
+    case DType::kFloat16: return "F16";
     case DType::kInt64: return "I64";
     case DType::kInt32: return "I32";
     case DType::kUInt8: return "U8";

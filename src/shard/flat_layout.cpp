@@ -28,7 +28,7 @@ void check_shape(const ParamSpec& param) {
              {.which = param.name});
     numel *= extent;
   }
-  ZR_CHECK(is_floating(param.dtype),
+  ZR_CHECK(is_trained(param.dtype),
            ErrorCode::kModel,
            "parameters must be float64, float32 or bfloat16",
            {.which = param.name, .got = std::string(name_of(param.dtype))});

@@ -7,7 +7,7 @@ namespace zeroth::kernels {
 
 void cast_range(void* dst, DType dst_dtype, const void* src, DType src_dtype, std::int64_t n, Isa isa) {
   ZR_CHECK(n >= 0, ErrorCode::kUsage, "negative element count", ErrorContext{.where = "kernels.cast"});
-  const bool known = is_floating(src_dtype) && is_floating(dst_dtype) && src_dtype != dst_dtype &&
+  const bool known = is_trained(src_dtype) && is_trained(dst_dtype) && src_dtype != dst_dtype &&
                      !(src_dtype == DType::kFloat64 && dst_dtype == DType::kBFloat16);
   ZR_CHECK(known,
            ErrorCode::kUsage,

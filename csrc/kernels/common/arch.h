@@ -16,7 +16,7 @@
 #endif
 
 // [Note: One definition per instruction set]
-// A kernel template is compiled several times: with plain x86-64 flags, with -mavx2 -mfma and with -mavx512*.
+// A kernel template is compiled several times: with plain x86-64 flags, with -mavx2 -mfma -mf16c and with -mavx512*.
 // If such a file emitted an ordinary inline function, the linker would keep one copy of it for the whole
 // program, maybe the AVX-512 one, and a processor without AVX-512 would stop with SIGILL in code that never
 // asked for it. So everything that those files include and use has internal linkage: unnamed namespaces,

@@ -11,7 +11,7 @@ namespace {
 
 bool has_avx2() noexcept {
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+  return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 && __builtin_cpu_supports("f16c") != 0;
 }
 
 bool has_avx512() noexcept {
@@ -99,6 +99,7 @@ std::string describe_isa() {
   __builtin_cpu_init();
   note(__builtin_cpu_supports("avx2") != 0, "avx2");
   note(__builtin_cpu_supports("fma") != 0, "fma");
+  note(__builtin_cpu_supports("f16c") != 0, "f16c");
   note(__builtin_cpu_supports("avx512f") != 0, "avx512f");
   note(__builtin_cpu_supports("avx512dq") != 0, "avx512dq");
   note(__builtin_cpu_supports("avx512bw") != 0, "avx512bw");

@@ -49,6 +49,30 @@ struct Lane<float> {
     p->bits = static_cast<std::uint16_t>((x & 0x7fffffffU) > 0x7f800000U ? quiet : rounded);
   }
   ZR_HOST_DEVICE ZR_INLINE void stream(BFloat16* p) const { store(p); }
+  /// As Float16 of zeroth/base/dtype.h does it.
+  ZR_HOST_DEVICE static ZR_INLINE Lane load(const Float16* p) {
+    const std::uint32_t sign = (p->bits & 0x8000U) << 16U;
+    const std::uint32_t exponent = (p->bits >> 10U) & 0x1fU;
+    const std::uint32_t mantissa = p->bits & 0x3ffU;
+    const std::uint32_t special = 0x7f800000U | (mantissa << 13U) | (mantissa != 0 ? 0x400000U : 0U);
+    const std::uint32_t normal = ((exponent + 112U) << 23U) | (mantissa << 13U);
+    const std::uint32_t denormal = __builtin_bit_cast(std::uint32_t, static_cast<float>(mantissa) * 0x1p-24F);
+    const std::uint32_t magnitude = exponent == 0x1f ? special : (exponent != 0 ? normal : denormal);
+    return {__builtin_bit_cast(float, sign | magnitude)};
+  }
+  ZR_HOST_DEVICE ZR_INLINE void store(Float16* p) const {
+    const auto x = __builtin_bit_cast(std::uint32_t, v);
+    const std::uint32_t sign = (x >> 16U) & 0x8000U;
+    const std::uint32_t magnitude = x & 0x7fffffffU;
+    const std::uint32_t nan = 0x7e00U | ((magnitude >> 13U) & 0x3ffU);
+    const std::uint32_t normal = (magnitude + 0xfffU + ((magnitude >> 13U) & 1U) - 0x38000000U) >> 13U;
+    // Below 2^-14: one unit in the last place of 0.5 is the smallest denormal, so the sum is rounded to a multiple of it.
+    const float shifted = __builtin_bit_cast(float, magnitude < 0x38800000U ? magnitude : 0U) + 0.5F;
+    const std::uint32_t denormal = __builtin_bit_cast(std::uint32_t, shifted) - 0x3f000000U;
+    const std::uint32_t finite = magnitude >= 0x47800000U ? 0x7c00U : (magnitude >= 0x38800000U ? normal : denormal);
+    p->bits = static_cast<std::uint16_t>(sign | (magnitude > 0x7f800000U ? nan : finite));
+  }
+  ZR_HOST_DEVICE ZR_INLINE void stream(Float16* p) const { store(p); }
   /// See [Note: Masters in two halves] in zeroth/base/dtype.h.
   ZR_HOST_DEVICE static ZR_INLINE Lane join(const BFloat16* high, const std::int16_t* low) {
     const auto upper = static_cast<std::uint32_t>(high->bits) << 16U;

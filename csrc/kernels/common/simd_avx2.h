@@ -30,6 +30,9 @@ struct Avx2<float> {
   ZR_INLINE void stream(float* p) const { _mm256_stream_ps(p, v); }
   ZR_INLINE void store(BFloat16* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), rounded()); }
   ZR_INLINE void stream(BFloat16* p) const { _mm_stream_si128(reinterpret_cast<__m128i*>(p), rounded()); }
+  static ZR_INLINE Avx2 load(const Float16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
+  ZR_INLINE void store(Float16* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half()); }
+  ZR_INLINE void stream(Float16* p) const { _mm_stream_si128(reinterpret_cast<__m128i*>(p), half()); }
   static ZR_INLINE Avx2 join(const BFloat16* high, const std::int16_t* low) {
     const __m256i upper =
         _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(high)));
@@ -50,6 +53,7 @@ struct Avx2<float> {
   }
 
  private:
+  ZR_INLINE __m128i half() const { return _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   ZR_INLINE __m128i rounded() const {
     const __m256i x = _mm256_castps_si256(v);
     const __m256i lowest = _mm256_and_si256(_mm256_srli_epi32(x, 16), _mm256_set1_epi32(1));

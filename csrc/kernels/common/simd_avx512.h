@@ -33,6 +33,11 @@ struct Avx512<float> {
   ZR_INLINE void stream(float* p) const { _mm512_stream_ps(p, v); }
   ZR_INLINE void store(BFloat16* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded()); }
   ZR_INLINE void stream(BFloat16* p) const { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), rounded()); }
+  static ZR_INLINE Avx512 load(const Float16* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+  }
+  ZR_INLINE void store(Float16* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), half()); }
+  ZR_INLINE void stream(Float16* p) const { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), half()); }
   static ZR_INLINE Avx512 join(const BFloat16* high, const std::int16_t* low) {
     const __m512i upper = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(high)));
     const __m512i lower = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(low)));
@@ -47,6 +52,7 @@ struct Avx512<float> {
   ZR_INLINE int nonfinite() const { return __builtin_popcount(_mm512_fpclass_ps_mask(v, kNonfiniteClasses)); }
 
  private:
+  ZR_INLINE __m256i half() const { return _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   // Not vcvtneps2bf16: that instruction flushes denormals.
   ZR_INLINE __m256i rounded() const {
     const __m512i x = _mm512_castps_si512(v);

@@ -12,8 +12,10 @@ namespace {
 bool is_summable(DType src, DType dst) {
   switch (src) {
     case DType::kFloat32:
+      return dst == DType::kFloat32 || dst == DType::kBFloat16 || dst == DType::kFloat16;
     case DType::kBFloat16:
-      return dst == DType::kFloat32 || dst == DType::kBFloat16;
+    case DType::kFloat16:
+      return dst == DType::kFloat32 || dst == src;
     case DType::kFloat64:
     case DType::kInt64:
     case DType::kInt32:
@@ -82,7 +84,7 @@ void sum_sources(const SumSourcesArgs& args, Isa isa) {
            "no sum of these element types",
            ErrorContext{
                .where = "kernels.sum_sources",
-               .expected = "fp32|bf16 -> fp32|bf16, or equal fp64, int64, int32",
+               .expected = "fp32 to or from bf16 or fp16, or equal ones but uint8",
                .got = std::string(name_of(args.src_dtype)) + " -> " + std::string(name_of(args.dst_dtype))});
   detail::require_supported(isa, "sum_sources");
   const detail::FpEnvironment environment;

@@ -4,8 +4,8 @@
 //   accumulate == true:   dst[i] = dst[i] + (((s0[i] + s1[i]) + s2[i]) + ...)       the sum of the sources is
 //   formed first
 //
-// Each "+" rounds once in the type of the sum: fp32 for fp32 and bf16 sources, fp64 for fp64; integers wrap.
-// A bf16 result is the fp32 sum rounded once, to nearest even.
+// Each "+" rounds once in the type of the sum: fp32 for fp32, bf16 and fp16 sources, fp64 for fp64; integers wrap.
+// A bf16 or fp16 result is the fp32 sum rounded once, to nearest even.
 #pragma once
 
 #include <kernels/common/dispatch.h>
@@ -28,11 +28,11 @@ struct SumSourcesArgs {
   std::int64_t n = 0;
 };
 
-/// Sums on the calling thread. src -> dst dtypes: fp32 -> fp32 | bf16, bf16 -> fp32 | bf16, fp64 -> fp64,
-/// int64 -> int64, int32 -> int32. Traffic: every source read once, dst written once (and read, if
+/// Sums on the calling thread. src -> dst dtypes: fp32 -> fp32 | bf16 | fp16, bf16 -> fp32 | bf16, fp16 -> fp32 |
+/// fp16, fp64 -> fp64, int64 -> int64, int32 -> int32. Traffic: every source read once, dst written once (and read, if
 /// accumulating); without accumulation a dst of 256 KiB and more is written with streaming stores, fenced
 /// before the return. Every split of a range into calls gives the same bits, and so does every `isa`; a bf16
-/// source gives those of its values in fp32, and a NaN result is the positive quiet NaN. Throws Error{kUsage}:
+/// or fp16 source gives those of its values in fp32, and a NaN result is the positive quiet NaN. Throws Error{kUsage}:
 /// other dtypes, num_sources < 1, n < 0, unsupported isa.
 void sum_sources(const SumSourcesArgs& args, Isa isa);
 

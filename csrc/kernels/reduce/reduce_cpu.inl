@@ -120,7 +120,7 @@ void sum_range(const SumSourcesArgs& args) {
 
 template <template <class> class V>
 void sum_sources_any(const SumSourcesArgs& args) {
-  const bool narrow = args.dst_dtype == DType::kBFloat16;
+  const bool narrow = args.dst_dtype == DType::kBFloat16 || args.dst_dtype == DType::kFloat16;
   switch (args.src_dtype) {
     case DType::kFloat64:
       return sum_range<V, double, double, double>(args);
@@ -131,7 +131,10 @@ void sum_sources_any(const SumSourcesArgs& args) {
     case DType::kBFloat16:
       return narrow ? sum_range<V, float, BFloat16, BFloat16>(args)
                     : sum_range<V, float, float, BFloat16>(args);
+    case DType::kFloat16:
+      return narrow ? sum_range<V, float, Float16, Float16>(args) : sum_range<V, float, float, Float16>(args);
     default:
+      if (args.dst_dtype == DType::kFloat16) return sum_range<V, float, Float16, float>(args);
       return narrow ? sum_range<V, float, BFloat16, float>(args) : sum_range<V, float, float, float>(args);
   }
 }

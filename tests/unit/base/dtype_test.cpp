@@ -14,25 +14,28 @@
 namespace zeroth {
 namespace {
 
-constexpr std::array<DType, 6> kAll{
-    DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kInt64, DType::kInt32, DType::kUInt8};
+constexpr std::array<DType, 7> kAll{
+    DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt64, DType::kInt32, DType::kUInt8};
 
 TEST(DType, SizesAndNamesAreThoseOfTheTypes) {
   EXPECT_EQ(size_of(DType::kFloat64), sizeof(double));
   EXPECT_EQ(size_of(DType::kFloat32), sizeof(float));
   EXPECT_EQ(size_of(DType::kBFloat16), sizeof(BFloat16));
+  EXPECT_EQ(size_of(DType::kFloat16), sizeof(Float16));
   EXPECT_EQ(size_of(DType::kInt64), sizeof(std::int64_t));
   EXPECT_EQ(size_of(DType::kInt32), sizeof(std::int32_t));
   EXPECT_EQ(size_of(DType::kUInt8), sizeof(std::uint8_t));
   std::set<std::string_view> names;
   for (const DType dtype : kAll) names.insert(name_of(dtype));
-  EXPECT_EQ(names, (std::set<std::string_view>{"float64", "float32", "bfloat16", "int64", "int32", "uint8"}));
+  EXPECT_EQ(names, (std::set<std::string_view>{"float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8"}));
 }
 
 TEST(DType, AccumulatesInAtLeastFloat32) {
   EXPECT_EQ(accumulation_dtype(DType::kBFloat16), DType::kFloat32);
   for (const DType dtype : kAll) {
-    EXPECT_TRUE(dtype == DType::kBFloat16 || accumulation_dtype(dtype) == dtype);
+    const bool half = dtype == DType::kBFloat16 || dtype == DType::kFloat16;
+    EXPECT_EQ(accumulation_dtype(dtype), half ? DType::kFloat32 : dtype);
+    EXPECT_EQ(is_trained(dtype), is_floating(dtype) && dtype != DType::kFloat16) << "no loss scale";
     EXPECT_EQ(is_floating(dtype), name_of(dtype).find("float") != std::string_view::npos);
   }
 }
@@ -52,6 +55,50 @@ std::uint16_t nearest_even(float x) {
   const double above = std::fabs(value(up) - static_cast<double>(x));
   if (below != above) return below < above ? down : up;
   return (down & 1U) == 0 ? down : up;
+}
+
+/// The value of a finite binary16 pattern by the formula of IEEE 754.
+double value_of_half(std::uint32_t pattern) {
+  const int exponent = static_cast<int>((pattern >> 10U) & 0x1fU);
+  const auto mantissa = static_cast<double>(pattern & 0x3ffU);
+  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25);
+  return (pattern & 0x8000U) != 0 ? -magnitude : magnitude;
+}
+
+TEST(Float16, WideningIsTheFormulaAndNarrowingGivesEveryPatternBack) {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+    Float16 value;
+    value.bits = static_cast<std::uint16_t>(bits);
+    const auto wide = static_cast<float>(value);
+    if ((bits & 0x7fffU) > 0x7c00U) {
+      ASSERT_TRUE(std::isnan(wide)) << std::hex << bits;
+      ASSERT_EQ(Float16(wide).bits, bits | 0x200U) << "quiet, sign and payload kept";
+      continue;
+    }
+    if ((bits & 0x7fffU) == 0x7c00U) {
+      ASSERT_TRUE(std::isinf(wide) && std::signbit(wide) == (bits > 0x7fffU));
+    } else {
+      ASSERT_EQ(static_cast<double>(wide), value_of_half(bits)) << std::hex << bits;
+      ASSERT_EQ(std::signbit(wide), bits > 0x7fffU);
+    }
+    ASSERT_EQ(Float16(wide).bits, bits) << std::hex << bits;
+  }
+}
+
+TEST(Float16, RoundsToTheNearestAndAtTheMiddleToEven) {
+  for (std::uint32_t bits = 0; bits < 0x7c00; ++bits) {  // the largest is 65,504; the next would be 65,536
+    const double below = value_of_half(bits);
+    const double above = bits == 0x7bff ? 65536.0 : value_of_half(bits + 1);
+    const auto middle = static_cast<float>((below + above) / 2);  // exact: 12 bits
+    const auto rounded = [](float x) { return static_cast<std::uint32_t>(Float16(x).bits); };
+    ASSERT_EQ(rounded(std::nextafter(middle, 0.0F)), bits);
+    ASSERT_EQ(rounded(middle), bits % 2 == 0 ? bits : bits + 1);
+    ASSERT_EQ(rounded(std::nextafter(middle, 1e9F)), bits + 1);
+    ASSERT_EQ(rounded(-middle), 0x8000U | rounded(middle));
+  }
+  EXPECT_EQ(Float16(1e30F).bits, 0x7c00);
+  EXPECT_EQ(Float16(-std::numeric_limits<float>::infinity()).bits, 0xfc00);
+  EXPECT_EQ(Float16(std::numeric_limits<float>::denorm_min()).bits, 0);
 }
 
 TEST(BFloat16, RoundsEveryUpperHalfWithEveryInterestingLowerHalf) {

@@ -49,6 +49,14 @@ struct BitsOf<BFloat16> {
   using type = std::uint16_t;
 };
 template <>
+struct BitsOf<Float16> {
+  using type = std::uint16_t;
+};
+template <>
+struct BitsOf<std::uint8_t> {
+  using type = std::uint8_t;
+};
+template <>
 struct BitsOf<std::int16_t> {
   using type = std::uint16_t;
 };
@@ -70,7 +78,7 @@ Bits<T> bits_of(T value) {
 
 template <class T>
 double to_double(T value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
+  if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>) {
     return static_cast<double>(static_cast<float>(value));
   } else {
     return static_cast<double>(value);
@@ -127,7 +135,7 @@ class RandomPatterns {
     if constexpr (std::numeric_limits<T>::is_integer) {
       return std::bit_cast<T>(any);
     } else {
-      constexpr int kMantissaBits = sizeof(T) == 8 ? 52 : (sizeof(T) == 4 ? 23 : 7);
+      constexpr int kMantissaBits = sizeof(T) == 8 ? 52 : (sizeof(T) == 4 ? 23 : (std::is_same_v<T, Float16> ? 10 : 7));
       constexpr B kSign = static_cast<B>(B{1} << (sizeof(T) * 8 - 1));
       constexpr B kMantissa = static_cast<B>((B{1} << kMantissaBits) - 1);
       constexpr B kExponent = static_cast<B>(~(kSign | kMantissa));

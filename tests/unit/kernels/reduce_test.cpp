@@ -23,6 +23,9 @@ using Pairs = ::testing::Types<Pair<float, float>,
                                Pair<BFloat16, float>,
                                Pair<BFloat16, BFloat16>,
                                Pair<float, BFloat16>,
+                               Pair<Float16, float>,
+                               Pair<Float16, Float16>,
+                               Pair<float, Float16>,
                                Pair<double, double>,
                                Pair<std::int64_t, std::int64_t>,
                                Pair<std::int32_t, std::int32_t>>;
@@ -31,7 +34,7 @@ TYPED_TEST_SUITE(SumSources, Pairs);
 /// The type in which an element is summed; unsigned for integers, whose overflow wraps.
 template <class T>
 auto term(T value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
+  if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>) {
     return static_cast<float>(value);
   } else if constexpr (std::is_integral_v<T>) {
     return static_cast<std::make_unsigned_t<T>>(value);
