@@ -39,6 +39,7 @@ CallDescriptor describe_call(const Collective& collective, std::uint64_t sequenc
   call.kind = static_cast<PostKind>(collective.kind);
   call.in_dtype = static_cast<std::uint8_t>(collective.in_dtype);
   call.out_dtype = static_cast<std::uint8_t>(collective.out_dtype);
+  call.op = static_cast<std::uint8_t>(collective.op);
   call.root = collective.root;
   call.unit = collective.tag.unit;
   call.label = collective.tag.label;
@@ -53,15 +54,23 @@ bool same_call(const CallDescriptor& a, const CallDescriptor& b) {
   const auto is_float = [](std::uint8_t dtype) {
     return dtype == static_cast<std::uint8_t>(DType::kFloat32) || dtype == static_cast<std::uint8_t>(DType::kBFloat16);
   };
-  const bool mixed = a.kind == PostKind::kReduceScatter && a.out_dtype == static_cast<std::uint8_t>(DType::kFloat32) &&
-                     is_float(a.in_dtype) && is_float(b.in_dtype);
+  const bool sum = a.kind == PostKind::kReduceScatter && a.op == static_cast<std::uint8_t>(ReduceOp::kSum);
+  const bool mixed = sum && a.out_dtype == static_cast<std::uint8_t>(DType::kFloat32) && is_float(a.in_dtype) && is_float(b.in_dtype);
+  const bool same_parts =
+      a.kind == PostKind::kAllToAll || (a.counts_digest == b.counts_digest && a.elements == b.elements);
   return a.sequence == b.sequence && a.kind == b.kind && (a.in_dtype == b.in_dtype || mixed) &&
-         a.out_dtype == b.out_dtype && a.root == b.root && a.unit == b.unit && a.label == b.label &&
-         a.counts_digest == b.counts_digest && a.elements == b.elements;
+         a.out_dtype == b.out_dtype && a.op == b.op && a.root == b.root && a.unit == b.unit && a.label == b.label && same_parts;
+}
+
+bool same_message(const CallDescriptor& sent, const CallDescriptor& wanted) {
+  if (planted("tag_compare")) return true;
+  return sent.kind == PostKind::kSend && sent.sequence == wanted.sequence && sent.in_dtype == wanted.in_dtype &&
+         sent.elements == wanted.elements && sent.unit == wanted.unit && sent.label == wanted.label;
 }
 
 std::string text_of(const CallDescriptor& call) {
   std::string text = fmt::format("{}#{}", name_of_post(call.kind), call.sequence);
+  if (call.op != static_cast<std::uint8_t>(ReduceOp::kSum)) text += fmt::format(" {}", name_of(static_cast<ReduceOp>(call.op)));
   if (call.kind < PostKind::kBarrier) {
     const std::uint64_t element = call.in_dtype <= static_cast<std::uint8_t>(DType::kUInt8)
                                       ? size_of(static_cast<DType>(call.in_dtype))
@@ -70,12 +79,15 @@ std::string text_of(const CallDescriptor& call) {
                         dtype_text(call.in_dtype, call.out_dtype),
                         call.elements,
                         static_cast<std::uint64_t>(call.elements) * element);
-    if (call.kind != PostKind::kBroadcast && call.kind != PostKind::kAllReduce) {
+    if (call.kind != PostKind::kBroadcast && call.kind != PostKind::kAllReduce && call.kind < PostKind::kSend) {
       text += fmt::format(" in parts {:08x}", call.counts_digest & 0xffffffffU);
     }
   }
-  if (call.kind == PostKind::kBroadcast) text += fmt::format(", root {}", call.root);
+  if (call.kind == PostKind::kBroadcast || call.kind == PostKind::kGather || call.kind == PostKind::kScatter) text += fmt::format(", root {}", call.root);
   if (call.kind >= PostKind::kAttach) text += fmt::format(" name {:08x}", call.counts_digest & 0xffffffffU);
+  if (call.kind == PostKind::kSend || call.kind == PostKind::kRecv) {
+    text += other_rank(static_cast<CollectiveKind>(call.kind), call.root);
+  }
   return text + fmt::format(", unit {}, label {}", call.unit, call.label);
 }
 
@@ -98,6 +110,22 @@ Error mismatch_error(const CallSide& own, const CallSide& theirs, int size, std:
                 .expected = fmt::format("{} (rank {})", text_of(own.call), own.rank),
                 .got = fmt::format("{} (rank {})", text_of(theirs.call), theirs.rank),
                 .hint = "a rank skipped, swapped or resized a call; all ranks must make the same calls in the same order"});
+}
+
+Error parts_error(const CallDescriptor& call,
+                  const PartSize& part,
+                  int rank,
+                  int size,
+                  std::string where,
+                  const TagNames& names) {
+  return Error(ErrorCode::kMismatch,
+               "two ranks disagree about a part of an all_to_all",
+               {.where = std::move(where),
+                .who = fmt::format("rank {}/{}", rank, size),
+                .which = fmt::format("{}#{} {}", name_of_post(call.kind), call.sequence, meaning_of(call, names)),
+                .expected = fmt::format("{} elements, which rank {} takes from rank {}", part.taken, part.to, part.from),
+                .got = fmt::format("{} elements, which rank {} gives to rank {}", part.given, part.from, part.to),
+                .hint = "counts[to] on one rank is recv_counts[from] on the other; let ranks tell each other before"});
 }
 
 }  // namespace zeroth::detail

@@ -14,8 +14,12 @@ namespace zeroth::detail {
 /// Everything that is compared; windows, color and key stay at their defaults.
 [[nodiscard]] CallDescriptor describe_call(const Collective& collective, std::uint64_t sequence);
 
-/// Whether two ranks mean the same call. What they give to a reduce_scatter to fp32 may be fp32 and bf16.
+/// Whether two ranks mean the same call. What they give to a reduce_scatter to fp32 may be fp32 and bf16; the parts of an all_to_all
+/// are compared elsewhere.
 [[nodiscard]] bool same_call(const CallDescriptor& a, const CallDescriptor& b);
+
+/// Whether a send and a recv mean the same message.
+[[nodiscard]] bool same_message(const CallDescriptor& sent, const CallDescriptor& wanted);
 
 /// "all_gather#12 float32, 23 elements (92 B), unit 3, label 0".
 [[nodiscard]] std::string text_of(const CallDescriptor& call);
@@ -31,5 +35,21 @@ struct CallSide {
 
 /// kMismatch with both sides. `where` is "comm.shm group=world".
 [[nodiscard]] Error mismatch_error(const CallSide& own, const CallSide& theirs, int size, std::string where, const TagNames& names);
+
+/// A part of an all_to_all as its two ranks see it, in elements.
+struct PartSize {
+  int from = 0;
+  int to = 0;
+  std::int64_t given = 0;
+  std::int64_t taken = 0;
+};
+
+/// kMismatch with both sides, on `rank`.
+[[nodiscard]] Error parts_error(const CallDescriptor& call,
+                                const PartSize& part,
+                                int rank,
+                                int size,
+                                std::string where,
+                                const TagNames& names);
 
 }  // namespace zeroth::detail

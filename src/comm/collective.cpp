@@ -15,11 +15,18 @@ bool overlap(const std::byte* a, std::uint64_t a_bytes, const std::byte* b, std:
   return a_bytes > 0 && b_bytes > 0 && first < second + b_bytes && second < first + a_bytes;
 }
 
+std::string list_of(const std::vector<std::int64_t>& counts) {
+  constexpr std::size_t kShown = 8;
+  const std::size_t shown = std::min(kShown, counts.size());
+  return fmt::format("[{}{}]",
+                     fmt::join(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+                     counts.size() > kShown ? ", ..." : "");
+}
+
 bool can_sum(DType in, DType out) {
   if (in == DType::kUInt8) return false;
-  if (in == out) return true;
-  return (in == DType::kBFloat16 && out == DType::kFloat32) ||
-         (in == DType::kFloat32 && out == DType::kBFloat16);
+  const auto is_half = [](DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kFloat16; };
+  return in == out || (is_half(in) && out == DType::kFloat32) || (in == DType::kFloat32 && is_half(out));
 }
 
 class Check {
@@ -57,67 +64,129 @@ std::string_view name_of(CollectiveKind kind) noexcept {
       return "all_reduce";
     case CollectiveKind::kBroadcast:
       return "broadcast";
+    case CollectiveKind::kGather:
+      return "gather";
+    case CollectiveKind::kScatter:
+      return "scatter";
+    case CollectiveKind::kAllToAll:
+      return "all_to_all";
+    case CollectiveKind::kSend:
+      return "send";
+    case CollectiveKind::kRecv:
+      return "recv";
     case CollectiveKind::kBarrier:
       return "barrier";
   }
   return "unknown";
 }
 
+std::string_view name_of(ReduceOp op) noexcept {
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kMin:
+      return "min";
+    case ReduceOp::kMax:
+      return "max";
+  }
+  return "unknown";
+}
+
+std::string other_rank(CollectiveKind kind, int rank) {
+  return fmt::format(" {} rank {}", kind == CollectiveKind::kSend ? "to" : "from", rank);
+}
+
 std::string describe(const Collective& collective) {
   if (collective.kind == CollectiveKind::kBarrier) {
     return fmt::format("barrier unit={} label={}", collective.tag.unit, collective.tag.label);
   }
-  constexpr std::size_t kShown = 8;
-  const std::size_t shown = std::min(kShown, collective.counts.size());
   return fmt::format(
-      "{} {}{} [{}{}] unit={} label={}",
+      "{}{} {}{} {}{}{} unit={} label={}",
       name_of(collective.kind),
+      collective.op == ReduceOp::kSum ? "" : fmt::format(" {}", name_of(collective.op)),
       name_of(collective.in_dtype),
       collective.in_dtype == collective.out_dtype ? "" : fmt::format("->{}", name_of(collective.out_dtype)),
-      fmt::join(
-          collective.counts.begin(), collective.counts.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
-      collective.counts.size() > kShown ? ", ..." : "",
+      list_of(collective.counts),
+      collective.recv_counts.empty() ? "" : " from " + list_of(collective.recv_counts),
+      is_point_to_point(collective.kind) ? other_rank(collective.kind, collective.root) : "",
       collective.tag.unit,
       collective.tag.label);
+}
+
+CallExtent extent_of(const Collective& collective, int rank) {
+  const auto sum = [](const std::vector<std::int64_t>& counts) {
+    return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  };
+  const std::int64_t total = sum(collective.counts);
+  const auto own = [&] { return collective.counts[static_cast<std::size_t>(rank)]; };
+  const bool root = rank == collective.root;
+  switch (collective.kind) {
+    case CollectiveKind::kAllGather:
+      return {.send = own(), .recv = total};
+    case CollectiveKind::kReduceScatter:
+      return {.send = total, .recv = own()};
+    case CollectiveKind::kAllReduce:
+      return {.send = total, .recv = total};
+    case CollectiveKind::kBroadcast:
+      return {.send = root ? total : 0, .recv = total};
+    case CollectiveKind::kGather:
+      return {.send = own(), .recv = root ? total : 0};
+    case CollectiveKind::kScatter:
+      return {.send = root ? total : 0, .recv = own()};
+    case CollectiveKind::kAllToAll:
+      return {.send = total, .recv = sum(collective.recv_counts)};
+    case CollectiveKind::kSend:
+      return {.send = total, .recv = 0};
+    case CollectiveKind::kRecv:
+      return {.send = 0, .recv = total};
+    case CollectiveKind::kBarrier:
+      break;
+  }
+  return {};
 }
 
 void validate(const Collective& collective, int rank, int size, std::string_view where) {
   const Check check(collective, rank, size, where);
   if (collective.kind == CollectiveKind::kBarrier) {
-    check.require(collective.counts.empty(), "a barrier has no data");
+    check.require(collective.counts.empty() && collective.recv_counts.empty(), "a barrier has no data");
     return;
   }
-  const bool parts =
-      collective.kind == CollectiveKind::kAllGather || collective.kind == CollectiveKind::kReduceScatter;
-  const bool sums =
-      collective.kind == CollectiveKind::kAllReduce || collective.kind == CollectiveKind::kReduceScatter;
-  const std::size_t num_counts = parts ? static_cast<std::size_t>(size) : 1;
+  const CollectiveKind kind = collective.kind;
+  const bool reduces = kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
+  const bool one_count =
+      kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kBroadcast || is_point_to_point(kind);
+  const std::size_t num_counts = one_count ? 1 : static_cast<std::size_t>(size);
   check.require(
       collective.counts.size() == num_counts, "wrong number of counts", fmt::format("{}", num_counts));
+  const std::size_t num_recv_counts = kind == CollectiveKind::kAllToAll ? static_cast<std::size_t>(size) : 0;
+  check.require(collective.recv_counts.size() == num_recv_counts,
+                "wrong number of counts to receive",
+                fmt::format("{}", num_recv_counts));
   constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() / 64;
-  std::int64_t total = 0;
-  for (const std::int64_t count : collective.counts) {
-    check.require(count >= 0 && count <= kMaxElements - total, "a count is negative or too large");
-    total += count;
+  for (const std::vector<std::int64_t>* counts : {&collective.counts, &collective.recv_counts}) {
+    std::int64_t total = 0;
+    for (const std::int64_t count : *counts) {
+      check.require(count >= 0 && count <= kMaxElements - total, "a count is negative or too large");
+      total += count;
+    }
   }
   check.require(collective.root >= 0 && collective.root < size,
-                "the root is not in the group",
+                is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group",
                 fmt::format("0 to {}", size - 1));
-  check.require(!collective.accumulate || collective.kind == CollectiveKind::kReduceScatter,
-                "only a reduce_scatter accumulates");
-  if (sums) {
+  check.require(!is_point_to_point(kind) || collective.root != rank, "a rank sends to itself");
+  check.require(!collective.accumulate || (kind == CollectiveKind::kReduceScatter && collective.op == ReduceOp::kSum),
+                "only the sum of a reduce_scatter accumulates");
+  check.require(reduces || collective.op == ReduceOp::kSum, "only a reduction has a minimum or maximum");
+  if (reduces && collective.op == ReduceOp::kSum) {
     check.require(can_sum(collective.in_dtype, collective.out_dtype), "no sum of these dtypes");
   } else {
     check.require(collective.in_dtype == collective.out_dtype, "data that is not summed keeps its dtype");
   }
-  const std::int64_t own = parts ? collective.counts[static_cast<std::size_t>(rank)] : total;
-  const bool gathers = collective.kind == CollectiveKind::kAllGather;
-  const bool sends = collective.kind != CollectiveKind::kBroadcast || rank == collective.root;
+  const CallExtent extent = extent_of(collective, rank);
   const auto in_size = static_cast<std::int64_t>(size_of(collective.in_dtype));
   const auto out_size = static_cast<std::int64_t>(size_of(collective.out_dtype));
-  const std::int64_t send_bytes = sends ? (gathers ? own : total) * in_size : 0;
-  const std::int64_t recv_bytes =
-      (collective.kind == CollectiveKind::kReduceScatter ? own : total) * out_size;
+  const std::int64_t send_bytes = extent.send * in_size;
+  const std::int64_t recv_bytes = extent.recv * out_size;
   check.require(send_bytes == 0 || collective.send != nullptr, "send is null");
   check.require(recv_bytes == 0 || collective.recv != nullptr, "recv is null");
   check.require(
@@ -134,14 +203,15 @@ void validate(const Collective& collective, int rank, int size, std::string_view
                static_cast<std::uint64_t>(recv_bytes))) {
     return;
   }
+  // In place, the smaller buffer is this rank's part of the larger one.
   const std::int64_t before =
-      parts ? std::accumulate(collective.counts.begin(), collective.counts.begin() + rank, std::int64_t{0})
-            : 0;
+      one_count ? 0 : std::accumulate(collective.counts.begin(), collective.counts.begin() + rank, std::int64_t{0});
+  const bool gathers = kind == CollectiveKind::kAllGather || kind == CollectiveKind::kGather;
   const std::byte* expected_send = collective.send;
   const std::byte* expected_recv = collective.recv;
-  if (gathers) expected_recv += before * in_size;
-  if (collective.kind == CollectiveKind::kReduceScatter) expected_send += before * in_size;
-  check.require(collective.in_dtype == collective.out_dtype && expected_send == expected_recv && !collective.accumulate,
+  (gathers ? expected_recv : expected_send) += before * in_size;
+  check.require(collective.in_dtype == collective.out_dtype && expected_send == expected_recv &&
+                    !collective.accumulate && kind != CollectiveKind::kAllToAll,
                 "send and recv overlap",
                 "none, or exactly in place");
 }

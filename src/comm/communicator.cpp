@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <numeric>
 #include <utility>
 
 namespace zeroth {
@@ -21,22 +20,17 @@ void Communicator::barrier(MessageTag tag) const {
 
 Work Communicator::submit(const Call& call, const Stream& stream) const {
   const Collective& collective = call.collective;
-  const auto own = static_cast<std::size_t>(rank());
-  const std::int64_t total =
-      std::accumulate(collective.counts.begin(), collective.counts.end(), std::int64_t{0});
-  std::int64_t send = total;
-  std::int64_t recv = total;
-  if (own < collective.counts.size()) {
-    if (collective.kind == CollectiveKind::kAllGather) send = collective.counts[own];
-    if (collective.kind == CollectiveKind::kReduceScatter) recv = collective.counts[own];
-  }
-  if (call.send_elements != send || call.recv_elements != recv) {
+  const bool one_count = collective.kind == CollectiveKind::kAllReduce || collective.kind == CollectiveKind::kBroadcast;
+  // With another number of counts there is no extent, and the backend says what is wrong.
+  CallExtent extent{.send = call.send_elements, .recv = call.recv_elements};
+  if (one_count || collective.counts.size() == static_cast<std::size_t>(size())) extent = extent_of(collective, rank());
+  if (call.send_elements != extent.send || call.recv_elements != extent.recv) {
     throw Error(ErrorCode::kUsage,
                 "spans do not fit the counts",
                 {.where = fmt::format("comm.{} group={}", backend_->kind(), backend_->group_name()),
                  .who = fmt::format("rank {}/{}", rank(), size()),
                  .which = describe(collective),
-                 .expected = fmt::format("{} elements in, {} out", send, recv),
+                 .expected = fmt::format("{} elements in, {} out", extent.send, extent.recv),
                  .got = fmt::format("{} in, {} out", call.send_elements, call.recv_elements)});
   }
   return backend_->submit({&collective, 1}, stream);

@@ -49,6 +49,11 @@ enum class PostKind : std::uint8_t {
   kReduceScatter,
   kAllReduce,
   kBroadcast,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kSend,
+  kRecv,
   kBarrier,
   kAttach,
   kSplit,
@@ -60,16 +65,19 @@ struct CallDescriptor {
   PostKind kind = PostKind::kBarrier;
   std::uint8_t in_dtype = 0;
   std::uint8_t out_dtype = 0;
+  std::uint8_t op = 0;  ///< ReduceOp
   std::int32_t root = 0;
   std::int32_t unit = -1;
   std::uint32_t label = 0;
   std::uint64_t counts_digest = 0;  ///< of the counts, or of the name of an attached arena or a new group
-  std::int64_t elements = 0;        ///< sum of the counts
+  std::int64_t elements = 0;        ///< sum of the counts; in an all_to_all this and the digest are each rank's own
   // The rest differs between ranks and is not compared.
   std::int32_t send_window = -1;  ///< index of the attached arena that holds the send buffer, -1: none
   std::int32_t recv_window = -1;
   std::uint64_t send_offset = 0;
   std::uint64_t recv_offset = 0;
+  std::int64_t given = 0;  ///< kAllToAll over messages: elements for the rank that this goes to
+  std::int64_t taken = 0;  ///< and from it
   std::int64_t color = 0;  ///< kSplit
   std::int64_t key = 0;
 };
@@ -99,6 +107,24 @@ struct GroupControl {
   alignas(kCacheLineBytes) SharedFlag departed;  ///< the seat was given up
   CallSlot slots[2];
 };
+
+/// What a rank says to one other rank of the group about the messages between them; one a pair and direction of speech. Only its owner
+/// writes it.
+///
+/// [Note: Rings] Messages from one rank to another are a stream of bytes, headers and data, in a ring of kRingBytes in the sender's
+/// segment. `filled` bytes have been put into it, `taken` (the receiver's word) of them have been read: what fits is sent at once,
+/// and a message of any length flows through. Data in an attached arena does not: its header says where it lies, the receiver reads it
+/// there, and the sender waits for `received`.
+struct alignas(kCacheLineBytes) PeerLink {
+  SharedWord filled;  ///< bytes put into the ring towards the other rank
+  alignas(kCacheLineBytes) SharedWord taken;  ///< bytes read from the other rank's ring towards this one
+  SharedWord received;                        ///< messages from the other rank that have arrived
+  SharedFlag refused;                         ///< set after the next two, when they differ
+  CallDescriptor wanted;                      ///< this rank's recv
+  CallDescriptor offered;                     ///< the other rank's send
+};
+
+inline constexpr std::size_t kRingBytes = std::size_t{64} << 10U;
 
 inline constexpr std::size_t kJobControlBytes =
     (sizeof(JobControl) + kPageBytes - 1) / kPageBytes * kPageBytes;

@@ -39,13 +39,16 @@ void SharedMemoryEngine::locate(Call& call) const {
   Location send;
   Location recv;
   switch (collective.kind) {
+    case CollectiveKind::kAllToAll:
+    case CollectiveKind::kGather:
     case CollectiveKind::kAllGather: {
-      const auto elements = static_cast<std::uint64_t>(collective.counts[static_cast<std::size_t>(rank_)]);
+      const auto elements = static_cast<std::uint64_t>(extent_of(collective, rank_).send);
       // Where there is nothing to read, any window will do.
       send = elements == 0 ? Location{.window = 0, .offset = 0}
                            : find_window(collective.send, elements * size_of(collective.in_dtype));
       break;
     }
+    case CollectiveKind::kScatter:
     case CollectiveKind::kBroadcast:
       if (rank_ == collective.root) send = find_window(collective.send, total * size_of(collective.in_dtype));
       break;
@@ -55,6 +58,8 @@ void SharedMemoryEngine::locate(Call& call) const {
     case CollectiveKind::kReduceScatter:
       send = find_window(collective.send, total * size_of(collective.in_dtype));
       break;
+    case CollectiveKind::kSend:
+    case CollectiveKind::kRecv:
     case CollectiveKind::kBarrier:
       break;
   }
@@ -66,11 +71,13 @@ void SharedMemoryEngine::locate(Call& call) const {
 
 bool SharedMemoryEngine::is_direct(const Call& call) const {
   const std::uint64_t sequence = call.descriptor.sequence;
-  if (call.collective.kind == CollectiveKind::kBroadcast) {
+  const CollectiveKind kind = call.collective.kind;
+  if (kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kScatter) {
     return slot_of(call.collective.root, sequence).descriptor.send_window >= 0;
   }
-  const bool reads_result = call.collective.kind == CollectiveKind::kAllReduce;
+  const bool reads_result = kind == CollectiveKind::kAllReduce;
   for (int peer = 0; peer < size_; ++peer) {
+    if (kind == CollectiveKind::kGather && peer == call.collective.root) continue;  // nobody reads the root's
     const CallDescriptor& theirs = slot_of(peer, sequence).descriptor;
     if (theirs.send_window < 0 || (reads_result && theirs.recv_window < 0)) return false;
   }
@@ -86,6 +93,11 @@ const std::byte* SharedMemoryEngine::peer_data(int peer,
   const std::int32_t window = recv ? theirs.recv_window : theirs.send_window;
   const std::uint64_t offset =
       (recv ? theirs.recv_offset : theirs.send_offset) + static_cast<std::uint64_t>(first_byte);
+  return window_bytes(peer, theirs, window, offset, static_cast<std::uint64_t>(bytes));
+}
+
+const std::byte* SharedMemoryEngine::window_bytes(
+    int peer, const CallDescriptor& theirs, std::int32_t window, std::uint64_t offset, std::uint64_t length) const {
   const auto index = static_cast<std::size_t>(window);
   const auto context = [&](std::string expected, std::string got) {
     return ErrorContext{.where = fmt::format("{} group={}", where_, group_),
@@ -101,7 +113,6 @@ const std::byte* SharedMemoryEngine::peer_data(int peer,
       fmt::format("rank {} names an arena that is not attached", peer),
       context(fmt::format("one of {} attached arenas", windows_.size()), fmt::format("arena {}", window)));
   const std::span<std::byte> bytes_there = windows_[index].window.ranks[static_cast<std::size_t>(peer)];
-  const auto length = static_cast<std::uint64_t>(bytes);
   ZR_CHECK(offset <= bytes_there.size() && length <= bytes_there.size() - offset,
            ErrorCode::kMismatch,
            fmt::format("rank {} names bytes outside its attached arena", peer),
@@ -112,8 +123,14 @@ const std::byte* SharedMemoryEngine::peer_data(int peer,
 
 void SharedMemoryEngine::run_direct(Call& call) {
   switch (call.collective.kind) {
+    case CollectiveKind::kGather:
+      if (rank_ == call.collective.root) direct_gather(call);
+      break;
     case CollectiveKind::kAllGather:
       direct_gather(call);
+      break;
+    case CollectiveKind::kScatter:
+      direct_parts(call, parts_of_scatter(call));
       break;
     case CollectiveKind::kReduceScatter:
       direct_reduce_scatter(call);
@@ -124,9 +141,16 @@ void SharedMemoryEngine::run_direct(Call& call) {
     case CollectiveKind::kBroadcast:
       direct_broadcast(call);
       break;
+    case CollectiveKind::kAllToAll:
+    case CollectiveKind::kSend:
+    case CollectiveKind::kRecv:
     case CollectiveKind::kBarrier:
       break;
   }
+  await_readers(call);
+}
+
+void SharedMemoryEngine::await_readers(const Call& call) {
   // Only when nobody reads our buffers any more may the caller write them.
   const std::uint64_t done = call.descriptor.sequence + 1;
   own().finished.store(done);
@@ -174,7 +198,7 @@ void SharedMemoryEngine::direct_reduce_scatter(Call& call) {
     sources.add(peer == rank_ ? collective.send + first : peer_data(peer, false, first, elements * element), dtype);
     if (peer != rank_) call.received += static_cast<std::uint64_t>(elements * element);
   }
-  sum(collective, collective.recv, sources, elements);
+  reduce(collective, collective.recv, sources, elements);
 }
 
 /// Reduces the own part, tells the others, and pulls theirs. In place: a part of a rank's buffer is
@@ -195,7 +219,7 @@ void SharedMemoryEngine::direct_all_reduce(Call& call) {
       sources.add(peer == rank_ ? collective.send + first * in_size : peer_data(peer, false, first * in_size, elements * in_size),
                   collective.in_dtype);
     }
-    sum(collective, collective.recv + first * out_size, sources, elements);
+    reduce(collective, collective.recv + first * out_size, sources, elements);
     call.received += static_cast<std::uint64_t>((size_ - 1) * elements * in_size);
   }
   const std::uint64_t done = call.descriptor.sequence + 1;

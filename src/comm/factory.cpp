@@ -131,8 +131,8 @@ std::vector<std::string> backend_names() {
   return names;
 }
 
-std::size_t transport_bytes(std::string_view name, int /*size*/, const CommOptions& options) {
-  return find_backend(name).has_segment ? detail::SharedMemoryEngine::segment_bytes(options, true) : 0;
+std::size_t transport_bytes(std::string_view name, int size, const CommOptions& options) {
+  return find_backend(name).has_segment ? detail::SharedMemoryEngine::segment_bytes(options, true, size) : 0;
 }
 
 }  // namespace zeroth

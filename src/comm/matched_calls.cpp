@@ -1,5 +1,6 @@
 #include "comm/matched_calls.h"
 
+#include <kernels/reduce/extreme.h>
 #include <kernels/reduce/reduce.h>
 #include <zeroth/base/planted.h>
 
@@ -35,18 +36,28 @@ WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::s
   return info;
 }
 
-void sum_in_rank_order(const Collective& call,
+void reduce_in_rank_order(const Collective& call,
                        int rank,
                        std::byte* to,
                        const Summands& sources,
                        std::int64_t elements,
                        kernels::Isa isa) {
   if (elements == 0) return;
+  const auto* const data = reinterpret_cast<const void* const*>(sources.data.data());
+  const auto num_sources = static_cast<int>(sources.data.size());
+  if (call.op != ReduceOp::kSum) {
+    return kernels::extreme_sources({.dst = to,
+                                     .sources = data,
+                                     .num_sources = num_sources,
+                                     .dtype = call.in_dtype,
+                                     .greatest = call.op == ReduceOp::kMax,
+                                     .n = elements});
+  }
   kernels::sum_sources({.dst = to,
                         .dst_dtype = call.out_dtype,
                         .accumulate = call.accumulate,
-                        .sources = reinterpret_cast<const void* const*>(sources.data.data()),
-                        .num_sources = static_cast<int>(sources.data.size()),
+                        .sources = data,
+                        .num_sources = num_sources,
                         .src_dtypes = sources.dtypes.data(),
                         .n = elements},
                        isa);

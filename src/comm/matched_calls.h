@@ -1,4 +1,4 @@
-// What every backend that makes matched calls does alike: checks at the door, sums in rank order, who belongs to a new group.
+// What every backend that makes matched calls does alike: checks at the door, reductions in rank order, who belongs to a new group.
 #pragma once
 
 #include "comm/control_block.h"
@@ -19,7 +19,7 @@ namespace zeroth::detail {
 /// validate()s each call and says what they are, for their Work.
 [[nodiscard]] WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::string_view where);
 
-/// What each rank gives to a sum: data, and their dtype.
+/// What each rank gives to a reduction: data, and their dtype.
 struct Summands {
   std::vector<const std::byte*> data{};
   std::vector<DType> dtypes{};
@@ -30,13 +30,28 @@ struct Summands {
   }
 };
 
-/// `elements` of the call's sum to `to`, from one source a rank, in rank order. `rank`: this one.
-void sum_in_rank_order(const Collective& call,
+/// `elements` of the call's result to `to`, from one source a rank, in rank order. `rank`: this one.
+void reduce_in_rank_order(const Collective& call,
                        int rank,
                        std::byte* to,
                        const Summands& sources,
                        std::int64_t elements,
                        kernels::Isa isa);
+
+/// In order: `points` with every run of sends and receives, `matched` with every other call.
+template <class Points, class Matched>
+void for_each_run(std::span<const Collective> calls, const Points& points, const Matched& matched) {
+  for (std::size_t next = 0; next < calls.size();) {
+    std::size_t end = next;
+    while (end < calls.size() && is_point_to_point(calls[end].kind)) ++end;
+    if (end > next) {
+      points(calls.subspan(next, end - next));
+      next = end;
+    } else {
+      matched(calls[next++]);
+    }
+  }
+}
 
 /// Ranks of a group of `size` whose split() asked for `color`, by (key, rank). `call_of(r)`: what rank r posted.
 [[nodiscard]] std::vector<int> members_of(int color, int size, FunctionRef<const CallDescriptor&(int)> call_of);

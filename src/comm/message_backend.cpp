@@ -45,24 +45,27 @@ std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts) {
 }
 
 /// A buffer that holds the parts of all ranks, one after the other.
-class Parts {
+template <class Byte>
+class PartsOf {
  public:
-  Parts(std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element)
+  PartsOf(Byte* whole, const std::vector<std::int64_t>& counts, std::size_t element)
       : whole_(whole), offsets_(offsets_of(counts)), element_(element) {}
 
-  [[nodiscard]] std::span<std::byte> operator()(int rank) const {
+  [[nodiscard]] std::span<Byte> operator()(int rank) const {
     const auto index = static_cast<std::size_t>(rank);
     return {whole_ + static_cast<std::size_t>(offsets_[index]) * element_,
             static_cast<std::size_t>(offsets_[index + 1] - offsets_[index]) * element_};
   }
 
  private:
-  std::byte* whole_;
+  Byte* whole_;
   std::vector<std::int64_t> offsets_;
   std::size_t element_;
 };
+using Parts = PartsOf<std::byte>;
+using ConstParts = PartsOf<const std::byte>;
 
-/// One group: its members, and the two kinds of messages that go between them. Run by one thread at a time.
+/// One group: its members, and the kinds of messages that go between them. Run by one thread at a time.
 class MessageGroup {
  public:
   MessageGroup(std::shared_ptr<MessageJob> job, std::string name, std::uint32_t number, std::vector<int> members, int rank)
@@ -71,6 +74,8 @@ class MessageGroup {
         number_(number),
         members_(std::move(members)),
         rank_(rank),
+        sent_(members_.size()),
+        taken_(members_.size()),
         isa_(kernels::best_isa()) {}
 
   [[nodiscard]] int rank() const { return rank_; }
@@ -94,18 +99,10 @@ class MessageGroup {
     }
   }
 
-  void run(const Collective& call) {
+  void run(std::span<const Collective> calls) {
     guarded([&] {
-      call_ = describe_call(call, next_sequence_);
-      received_ = 0;
-      in_dtypes_.clear();
-      for (const CallDescriptor& theirs : agree()) in_dtypes_.push_back(static_cast<DType>(theirs.in_dtype));
-      move(call);
-      report({.group = name_,
-              .kind = call.kind,
-              .calls = 1,
-              .bytes = received_,
-              .control_bytes = static_cast<std::uint64_t>(size() - 1) * sizeof(CallDescriptor)});
+      for_each_run(
+          calls, [&](std::span<const Collective> points) { run_points(points); }, [&](const Collective& call) { run_matched(call); });
     });
   }
 
@@ -149,51 +146,158 @@ class MessageGroup {
   }
 
  private:
-  using Transfers = std::vector<std::pair<int, std::unique_ptr<Transfer>>>;  // with the peer's rank
-  enum class Kind : std::uint32_t { kDescription, kData };
+  struct Pending {
+    int peer;
+    std::unique_ptr<Transfer> transfer;
+    CallDescriptor about;
+  };
+  using Transfers = std::vector<Pending>;
+  enum class Kind : std::uint32_t { kDescription, kData, kHeader, kMessage };
+  static constexpr std::uint32_t kKinds = 4;
+
+  void run_matched(const Collective& call) {
+    call_ = describe_call(call, next_sequence_);
+    received_ = 0;
+    in_dtypes_.clear();
+    const std::vector<CallDescriptor> all = call.kind == CollectiveKind::kAllToAll ? agree_on_parts(call) : agree();
+    for (const CallDescriptor& theirs : all) in_dtypes_.push_back(static_cast<DType>(theirs.in_dtype));
+    move(call);
+    report({.group = name_,
+            .kind = call.kind,
+            .calls = 1,
+            .bytes = received_,
+            .control_bytes = static_cast<std::uint64_t>(size() - 1) * sizeof(CallDescriptor)});
+  }
+
+  /// Data of another length than its receive must not be on its way: so a receive is posted once its header has come and is the right one.
+  /// Sends are posted at once, header and data, and headers are looked at in any order: all go on side by side.
+  void run_points(std::span<const Collective> calls) {
+    std::vector<CallDescriptor> own;
+    for (const Collective& call : calls) {
+      const auto peer = static_cast<std::size_t>(call.root);
+      own.push_back(describe_call(call, call.kind == CollectiveKind::kSend ? sent_[peer]++ : taken_[peer]++));
+    }
+    std::vector<CallDescriptor> headers = own;
+    std::vector<std::unique_ptr<Transfer>> arriving(calls.size());
+    for (std::size_t index = 0; index < calls.size(); ++index) {
+      if (calls[index].kind != CollectiveKind::kRecv) continue;
+      const int from = members_[static_cast<std::size_t>(calls[index].root)];
+      arriving[index] =
+          job_->transport->receive(from, tag_of(Kind::kHeader), std::as_writable_bytes(std::span(&headers[index], 1)));
+    }
+    Transfers transfers;
+    for (std::size_t index = 0; index < calls.size(); ++index) {
+      call_ = own[index];
+      if (calls[index].kind != CollectiveKind::kSend) continue;
+      send(transfers, calls[index].root, Kind::kHeader, std::as_bytes(std::span(&own[index], 1)));
+      send(transfers, calls[index].root, Kind::kMessage, {calls[index].send, bytes_of(calls[index])});
+    }
+    take_headers(calls, own, headers, arriving, transfers);
+    await(transfers);
+    for (const Collective& call : calls) {
+      const bool receives = call.kind == CollectiveKind::kRecv;
+      report({.group = name_,
+              .kind = call.kind,
+              .calls = 1,
+              .bytes = receives ? bytes_of(call) : 0,
+              .control_bytes = receives ? sizeof(CallDescriptor) : 0});
+    }
+  }
+
+  /// Until every header has come: compares it, and posts the receive of its data. Those of one sender in their order.
+  void take_headers(std::span<const Collective> calls,
+                    const std::vector<CallDescriptor>& own,
+                    const std::vector<CallDescriptor>& headers,
+                    std::vector<std::unique_ptr<Transfer>>& arriving,
+                    Transfers& transfers) {
+    Deadline deadline(job_->options.timeout);
+    for (;;) {
+      std::vector<std::size_t> next;  // the first one of each sender
+      for (std::size_t index = 0; index < calls.size(); ++index) {
+        const auto same_sender = [&](std::size_t other) { return calls[other].root == calls[index].root; };
+        if (arriving[index] && std::ranges::none_of(next, same_sender)) next.push_back(index);
+      }
+      if (next.empty()) return;
+      bool came = false;
+      for (const std::size_t index : next) {
+        // One of several must not keep the others from being seen.
+        if (!arriving[index]->wait(next.size() == 1 ? deadline.slice() : Milliseconds{came ? 0 : 1})) continue;
+        came = true;
+        arriving[index].reset();
+        const int peer = calls[index].root;
+        if (!same_message(headers[index], own[index])) {
+          throw mismatch_error(
+              {own[index], rank_}, {headers[index], peer}, size(), fmt::format("{} group={}", where(), name_), tag_names_);
+        }
+        call_ = own[index];
+        receive(transfers, peer, Kind::kMessage, {calls[index].recv, bytes_of(calls[index])});
+      }
+      if (came) {
+        deadline = Deadline(job_->options.timeout);
+      } else {
+        check_wait(deadline, calls[next.front()].root, own[next.front()]);
+      }
+    }
+  }
+
+  [[nodiscard]] static std::size_t bytes_of(const Collective& call) {
+    return static_cast<std::size_t>(call.counts.front()) * size_of(call.in_dtype);
+  }
+  [[nodiscard]] std::uint32_t tag_of(Kind kind) const {
+    const std::uint32_t tag = kKinds * number_ + static_cast<std::uint32_t>(kind);
+    return kind == Kind::kHeader ? tag | MessageTransport::kAlone : tag;
+  }
 
   void send(Transfers& into, int peer, Kind kind, std::span<const std::byte> bytes) {
     if (bytes.empty()) return;
     const int to = members_[static_cast<std::size_t>(peer)];
-    into.emplace_back(peer, job_->transport->send(to, 2 * number_ + static_cast<std::uint32_t>(kind), bytes));
+    into.push_back({peer, job_->transport->send(to, tag_of(kind), bytes), call_});
   }
 
   void receive(Transfers& into, int peer, Kind kind, std::span<std::byte> bytes) {
     if (bytes.empty()) return;
     const int from = members_[static_cast<std::size_t>(peer)];
-    into.emplace_back(peer, job_->transport->receive(from, 2 * number_ + static_cast<std::uint32_t>(kind), bytes));
+    into.push_back({peer, job_->transport->receive(from, tag_of(kind), bytes), call_});
     if (kind == Kind::kData) received_ += bytes.size();
   }
 
   void await(Transfers& transfers) {
     const Deadline deadline(job_->options.timeout);
-    for (auto& [peer, transfer] : transfers) {
-      while (!transfer->wait(deadline.slice())) {
-        throw_if_aborted();
-        check_interrupt();
-        ZR_CHECK(!deadline.passed(),
-                 ErrorCode::kTimeout,
-                 fmt::format("no answer within {:.1f} s", std::chrono::duration<double>(deadline.timeout()).count()),
-                 {.where = fmt::format("{} group={}", where(), name_),
-                  .who = fmt::format("rank {}/{}", rank_, size()),
-                  .which = meaning_of(call_, tag_names_),
-                  .expected = fmt::format("{} from rank {}", text_of(call_), peer),
-                  .got = "nothing",
-                  .hint = "that rank computes longer than the timeout, hangs, or takes another path"});
-      }
+    for (const Pending& pending : transfers) {
+      while (!pending.transfer->wait(deadline.slice())) check_wait(deadline, pending.peer, pending.about);
     }
     transfers.clear();
   }
 
+  /// Throws where waiting for the peer is pointless.
+  void check_wait(const Deadline& deadline, int peer, const CallDescriptor& about) const {
+    throw_if_aborted();
+    check_interrupt();
+    const bool names_peer = about.kind == PostKind::kSend || about.kind == PostKind::kRecv;
+    ZR_CHECK(!deadline.passed(),
+             ErrorCode::kTimeout,
+             fmt::format("no answer within {:.1f} s", std::chrono::duration<double>(deadline.timeout()).count()),
+             {.where = fmt::format("{} group={}", where(), name_),
+              .who = fmt::format("rank {}/{}", rank_, size()),
+              .which = meaning_of(about, tag_names_),
+              .expected = names_peer ? text_of(about) : fmt::format("{} from rank {}", text_of(about), peer),
+              .got = "nothing",
+              .hint = "that rank computes longer than the timeout, hangs, or takes another path"});
+  }
+
   /// Everybody's description of this call, once all are the same.
-  std::vector<CallDescriptor> agree() {
+  std::vector<CallDescriptor> agree() { return agree(std::vector<CallDescriptor>(members_.size(), call_)); }
+
+  /// `told`: to each rank.
+  std::vector<CallDescriptor> agree(const std::vector<CallDescriptor>& told) {
     ++next_sequence_;
     std::vector<CallDescriptor> all(members_.size(), call_);
     Transfers transfers;
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank_) continue;
-      send(transfers, peer, Kind::kDescription, std::as_bytes(std::span(&call_, 1)));
-      receive(transfers, peer, Kind::kDescription, std::as_writable_bytes(std::span(&all[static_cast<std::size_t>(peer)], 1)));
+      const auto index = static_cast<std::size_t>(peer);
+      send(transfers, peer, Kind::kDescription, std::as_bytes(std::span(&told[index], 1)));
+      receive(transfers, peer, Kind::kDescription, std::as_writable_bytes(std::span(&all[index], 1)));
     }
     await(transfers);
     for (int peer = 0; peer < size(); ++peer) {
@@ -205,13 +309,38 @@ class MessageGroup {
     return all;
   }
 
+  /// Two ranks compare what one gives the other, in both directions.
+  std::vector<CallDescriptor> agree_on_parts(const Collective& call) {
+    std::vector<CallDescriptor> told(members_.size(), call_);
+    for (std::size_t peer = 0; peer < told.size(); ++peer) {
+      told[peer].given = call.counts[peer];
+      told[peer].taken = call.recv_counts[peer];
+    }
+    std::vector<CallDescriptor> all = agree(told);
+    all[static_cast<std::size_t>(rank_)] = told[static_cast<std::size_t>(rank_)];
+    for (int peer = 0; peer < size(); ++peer) {
+      const auto index = static_cast<std::size_t>(peer);
+      for (const PartSize& part : {PartSize{peer, rank_, all[index].given, told[index].taken},
+                                   PartSize{rank_, peer, told[index].given, all[index].taken}}) {
+        if (part.given == part.taken) continue;
+        throw parts_error(call_, part, rank_, size(), fmt::format("{} group={}", where(), name_), tag_names_);
+      }
+    }
+    return all;
+  }
+
   void move(const Collective& call) {
     switch (call.kind) {
-      case CollectiveKind::kBarrier: return;
+      case CollectiveKind::kBarrier:
+      case CollectiveKind::kSend:
+      case CollectiveKind::kRecv: return;
       case CollectiveKind::kAllGather: return gather(call.send, call.recv, call.counts, size_of(call.in_dtype));
       case CollectiveKind::kReduceScatter: return reduce_scatter(call, call.recv, call.counts);
       case CollectiveKind::kAllReduce: return all_reduce(call);
       case CollectiveKind::kBroadcast: return broadcast(call);
+      case CollectiveKind::kGather: return gather_at_root(call);
+      case CollectiveKind::kScatter: return scatter(call);
+      case CollectiveKind::kAllToAll: return all_to_all(call);
     }
   }
 
@@ -225,6 +354,52 @@ class MessageGroup {
       receive(transfers, peer, Kind::kData, part(peer));
     }
     if (part(rank_).data() != own) copy(part(rank_).data(), own, part(rank_).size());
+    await(transfers);
+  }
+
+  [[nodiscard]] std::size_t own_bytes(const Collective& call) const {
+    return static_cast<std::size_t>(call.counts[static_cast<std::size_t>(rank_)]) * size_of(call.in_dtype);
+  }
+
+  void gather_at_root(const Collective& call) {
+    Transfers transfers;
+    if (rank_ != call.root) {
+      send(transfers, call.root, Kind::kData, {call.send, own_bytes(call)});
+      return await(transfers);
+    }
+    const Parts part(call.recv, call.counts, size_of(call.in_dtype));
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank_) receive(transfers, peer, Kind::kData, part(peer));
+    }
+    if (part(rank_).data() != call.send) copy(part(rank_).data(), call.send, part(rank_).size());
+    await(transfers);
+  }
+
+  void scatter(const Collective& call) {
+    Transfers transfers;
+    if (rank_ != call.root) {
+      receive(transfers, call.root, Kind::kData, {call.recv, own_bytes(call)});
+      return await(transfers);
+    }
+    const ConstParts part(call.send, call.counts, size_of(call.in_dtype));
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer != rank_) send(transfers, peer, Kind::kData, part(peer));
+    }
+    if (part(rank_).data() != call.recv) copy(call.recv, part(rank_).data(), part(rank_).size());
+    await(transfers);
+  }
+
+  void all_to_all(const Collective& call) {
+    const ConstParts given(call.send, call.counts, size_of(call.in_dtype));
+    const Parts taken(call.recv, call.recv_counts, size_of(call.in_dtype));
+    Transfers transfers;
+    for (int distance = 1; distance < size(); ++distance) {  // every rank begins with another one
+      const int to = (rank_ + distance) % size();
+      const int from = (rank_ + size() - distance) % size();
+      send(transfers, to, Kind::kData, given(to));
+      receive(transfers, from, Kind::kData, taken(from));
+    }
+    copy(taken(rank_).data(), given(rank_).data(), given(rank_).size());
     await(transfers);
   }
 
@@ -268,7 +443,7 @@ class MessageGroup {
         sources.add(peer == rank_ ? call.send + static_cast<std::size_t>(begin) * in_size : staging(peer, number),
                     in_dtypes_[static_cast<std::size_t>(peer)]);
       }
-      sum(call, to + static_cast<std::size_t>(first) * size_of(call.out_dtype), sources, length);
+      reduce(call, to + static_cast<std::size_t>(first) * size_of(call.out_dtype), sources, length);
     }
   }
 
@@ -281,7 +456,7 @@ class MessageGroup {
       gather(call.send, all.data(), std::vector<std::int64_t>(members_.size(), elements), in_size);
       Summands sources;
       for (std::size_t peer = 0; peer < members_.size(); ++peer) sources.add(all.data() + peer * bytes, call.in_dtype);
-      sum(call, call.recv, sources, elements);
+      reduce(call, call.recv, sources, elements);
       return;
     }
     // A rank's own part is sent to nobody, so its sum may take that place while others' parts are still under way.
@@ -325,8 +500,8 @@ class MessageGroup {
     if (bytes > 0) kernels::copy_stream(to, from, static_cast<std::int64_t>(bytes), isa_);
   }
 
-  void sum(const Collective& call, std::byte* to, const Summands& sources, std::int64_t elements) const {
-    sum_in_rank_order(call, rank_, to, sources, elements, isa_);
+  void reduce(const Collective& call, std::byte* to, const Summands& sources, std::int64_t elements) const {
+    reduce_in_rank_order(call, rank_, to, sources, elements, isa_);
   }
 
   void reserve_staging() {
@@ -347,6 +522,8 @@ class MessageGroup {
   std::uint32_t number_;
   std::vector<int> members_;  // ranks of the transport, in the order of the group
   int rank_;
+  std::vector<std::uint64_t> sent_;   // messages to each rank
+  std::vector<std::uint64_t> taken_;  // and from each
   kernels::Isa isa_;
   std::shared_ptr<TrafficObserver> observer_;
   TagNames tag_names_;
@@ -377,7 +554,7 @@ class MessageBackend final : public CommBackend {
     Event& last_call = group_->job().last_call;
     stream.order_after(last_call);
     stream.enqueue([group = group_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] {
-      for (const Collective& call : calls) group->run(call);
+      group->run(calls);
     });
     last_call = stream.record();
     return {last_call, std::move(info)};

@@ -11,13 +11,13 @@ Work SegmentBackend::submit(std::span<const Collective> collectives, const Strea
   WorkInfo info = validated(collectives, rank(), size(), engine_->where());
   Peers& peers = engine_->peers();
   stream.order_after(peers.last_call);
-  if (stream.runs_inline() && collectives.size() == 1) {
-    // The task runs before enqueue() returns: no copy of the call is needed.
-    stream.enqueue([engine = engine_.get(), call = &collectives.front()] { engine->run(*call); });
+  if (stream.runs_inline()) {
+    // The task runs before enqueue() returns: no copy of the calls is needed.
+    stream.enqueue([engine = engine_.get(), collectives] { engine->run(collectives); });
   } else {
     stream.enqueue(
         [engine = engine_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] {
-          for (const Collective& call : calls) engine->run(call);
+          engine->run(calls);
         });
   }
   peers.last_call = stream.record();

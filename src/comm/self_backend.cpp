@@ -1,9 +1,10 @@
 #include "comm/self_backend.h"
 
+#include "comm/call_descriptor.h"
+#include "comm/matched_calls.h"
 #include "comm/peers.h"
 
 #include <kernels/copy/copy.h>
-#include <kernels/reduce/reduce.h>
 #include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
@@ -39,7 +40,7 @@ class SelfBackend final : public CommBackend {
   [[nodiscard]] std::size_t memory_bytes() const override { return 0; }
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
-    for (const Collective& collective : collectives) validate(collective, 0, 1, "comm.self");
+    for (const Collective& collective : collectives) validate_alone(collective);
     stream.enqueue([job = job_,
                     group = group_,
                     observer = observer_,
@@ -114,25 +115,26 @@ class SelfBackend final : public CommBackend {
                 {.where = "comm.self group=" + group, .who = "rank 0/1"});
   }
 
+  static void validate_alone(const Collective& call) {
+    validate(call, 0, 1, "comm.self");
+    if (call.counts == call.recv_counts || call.kind != CollectiveKind::kAllToAll) return;
+    throw parts_error(describe_call(call, 0), {0, 0, call.counts.front(), call.recv_counts.front()}, 0, 1, "comm.self", nullptr);
+  }
+
   static void run(const Collective& call) {
-    if (call.kind == CollectiveKind::kBarrier || call.counts.front() == 0) return;
+    if (call.kind == CollectiveKind::kBarrier || call.counts.front() == 0) return;  // and nobody to send to
+    const bool sums = call.kind == CollectiveKind::kReduceScatter || call.kind == CollectiveKind::kAllReduce;
     const kernels::Isa isa = kernels::best_isa();
     const std::int64_t elements = call.counts.front();
-    if (call.kind == CollectiveKind::kAllGather || call.kind == CollectiveKind::kBroadcast) {
+    if (!sums) {
       if (call.send == call.recv) return;
       kernels::copy_stream(
           call.recv, call.send, elements * static_cast<std::int64_t>(size_of(call.in_dtype)), isa);
       return;
     }
-    const void* source = call.send;
-    kernels::sum_sources({.dst = call.recv,
-                          .dst_dtype = call.out_dtype,
-                          .accumulate = call.accumulate,
-                          .sources = &source,
-                          .num_sources = 1,
-                          .src_dtype = call.in_dtype,
-                          .n = elements},
-                         isa);
+    Summands own;
+    own.add(call.send, call.in_dtype);
+    reduce_in_rank_order(call, 0, call.recv, own, elements, isa);
   }
 
   std::shared_ptr<Job> job_;

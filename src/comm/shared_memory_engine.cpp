@@ -43,8 +43,13 @@ SharedMemoryEngine::SharedMemoryEngine(std::unique_ptr<SegmentExchange> exchange
 
 SharedMemoryEngine::~SharedMemoryEngine() = default;
 
-std::size_t SharedMemoryEngine::segment_bytes(const CommOptions& options, bool world) {
-  return (world ? kJobControlBytes : 0) + kGroupControlBytes + align_up(options.staging_bytes, kPageBytes);
+std::size_t SharedMemoryEngine::segment_bytes(const CommOptions& options, bool world, int size) {
+  const std::size_t links = align_up(static_cast<std::size_t>(size) * sizeof(PeerLink), kPageBytes);
+  return (world ? kJobControlBytes : 0) + kGroupControlBytes + links + align_up(options.staging_bytes, kPageBytes);
+}
+
+std::size_t SharedMemoryEngine::reserved_bytes(const CommOptions& options, bool world, int size) {
+  return segment_bytes(options, world, size) + static_cast<std::size_t>(size) * kRingBytes;
 }
 
 std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_ptr<SegmentExchange> exchange,
@@ -85,24 +90,31 @@ void SharedMemoryEngine::create_segment(const CommOptions& options, bool world, 
            {.where = where_,
             .expected = std::to_string(kMinStagingBytes) + " bytes",
             .got = std::to_string(options.staging_bytes)});
-  const std::size_t bytes = segment_bytes(options, world);
+  held_bytes_ = segment_bytes(options, world, size_);
+  const std::size_t bytes = reserved_bytes(options, world, size_);
   arena_ = Arena::create(exchange_->capabilities().window_kind, bytes, "comm." + group_);
-  if (options.ledger) hold_ = options.ledger->hold({-1, MemoryState::kControl}, bytes);
+  if (options.ledger) hold_ = options.ledger->hold({-1, MemoryState::kControl}, held_bytes_);
   segments_ = exchange_->exchange(arena_, check);
   const std::size_t control_offset = world ? kJobControlBytes : 0;
-  const std::size_t staging_offset = control_offset + kGroupControlBytes;
+  const std::size_t links_offset = control_offset + kGroupControlBytes;
+  const std::size_t staging_offset = links_offset + align_up(static_cast<std::size_t>(size_) * sizeof(PeerLink), kPageBytes);
+  const std::size_t rings_bytes = static_cast<std::size_t>(size_) * kRingBytes;
   std::size_t smallest = SIZE_MAX;
   for (std::size_t peer = 0; peer < segments_.size(); ++peer) {
     const std::span<std::byte> segment = segments_[peer].bytes;
-    ZR_CHECK(segment.size() >= staging_offset + kMinStagingBytes,
+    ZR_CHECK(segment.size() >= staging_offset + kMinStagingBytes + rings_bytes,
              ErrorCode::kMismatch,
              fmt::format("the control memory of rank {} is too small", peer),
              {.where = where_, .expected = std::to_string(bytes), .got = std::to_string(segment.size())});
     controls_.push_back(reinterpret_cast<GroupControl*>(segment.data() + control_offset));
+    links_.push_back(reinterpret_cast<PeerLink*>(segment.data() + links_offset));
     staging_.push_back(segment.data() + staging_offset);
-    smallest = std::min(smallest, segment.size() - staging_offset);
+    rings_.push_back(segment.data() + segment.size() - rings_bytes);
+    smallest = std::min(smallest, segment.size() - rings_bytes - staging_offset);
   }
   half_bytes_ = smallest / 2 / kCacheLineBytes * kCacheLineBytes;
+  sent_.resize(segments_.size());
+  received_.resize(segments_.size());
 }
 
 template <class Body>
@@ -116,8 +128,11 @@ auto SharedMemoryEngine::guarded(Body&& body) {
   }
 }
 
-void SharedMemoryEngine::run(const Collective& collective) {
-  guarded([&] { run_posted(collective); });
+void SharedMemoryEngine::run(std::span<const Collective> calls) {
+  guarded([&] {
+    for_each_run(
+        calls, [&](std::span<const Collective> points) { run_points(points); }, [&](const Collective& call) { run_posted(call); });
+  });
 }
 
 void SharedMemoryEngine::run_posted(const Collective& collective) {
@@ -127,14 +142,25 @@ void SharedMemoryEngine::run_posted(const Collective& collective) {
   call.offsets.push_back(0);
   for (const std::int64_t count : collective.counts) call.offsets.push_back(call.offsets.back() + count);
 
+  if (collective.kind == CollectiveKind::kAllToAll) {
+    all_to_all(call);
+  } else {
+    post_and_move(call);
+  }
+  report(collective.kind,
+         false,
+         1,
+         call.received,
+         static_cast<std::uint64_t>(size_ - 1) * sizeof(CallDescriptor));
+}
+
+void SharedMemoryEngine::post_and_move(Call& call) {
+  const Collective& collective = call.collective;
   const bool small = inline_bytes(call) <= static_cast<std::int64_t>(kInlineBytes);
   std::span<const std::byte> payload;
   if (small) {
-    const bool sends = collective.kind != CollectiveKind::kBroadcast || rank_ == collective.root;
-    const std::int64_t elements = collective.kind == CollectiveKind::kAllGather
-                                      ? collective.counts[static_cast<std::size_t>(rank_)]
-                                      : call.descriptor.elements;
-    if (sends) payload = {collective.send, static_cast<std::size_t>(elements) * size_of(collective.in_dtype)};
+    const std::int64_t elements = extent_of(collective, rank_).send;
+    payload = {collective.send, static_cast<std::size_t>(elements) * size_of(collective.in_dtype)};
   } else {
     locate(call);
   }
@@ -147,17 +173,15 @@ void SharedMemoryEngine::run_posted(const Collective& collective) {
   } else {
     run_staged(call);
   }
-  report(collective.kind,
-         false,
-         1,
-         call.received,
-         static_cast<std::uint64_t>(size_ - 1) * sizeof(CallDescriptor));
 }
 
-void SharedMemoryEngine::post(const CallDescriptor& descriptor, std::span<const std::byte> payload) {
+void SharedMemoryEngine::post(const CallDescriptor& descriptor,
+                              std::span<const std::byte> payload,
+                              std::span<const std::byte> more) {
   CallSlot& slot = own().slots[descriptor.sequence % 2];
   slot.descriptor = descriptor;
   if (!payload.empty()) std::memcpy(slot.payload, payload.data(), payload.size());
+  if (!more.empty()) std::memcpy(slot.payload + payload.size(), more.data(), more.size());
   own().posted.store(descriptor.sequence + 1);
   ++next_sequence_;
   ring();
@@ -191,8 +215,8 @@ void SharedMemoryEngine::wait_all(const CallDescriptor& descriptor,
 std::int64_t SharedMemoryEngine::inline_bytes(const Call& call) const {
   const Collective& collective = call.collective;
   if (collective.kind == CollectiveKind::kBarrier) return 0;
-  const std::int64_t elements = collective.kind == CollectiveKind::kAllGather
-                                    ? *std::max_element(collective.counts.begin(), collective.counts.end())
+  const bool gathers = collective.kind == CollectiveKind::kAllGather || collective.kind == CollectiveKind::kGather;
+  const std::int64_t elements = gathers ? *std::max_element(collective.counts.begin(), collective.counts.end())
                                     : call.descriptor.elements;
   // The same on all ranks, also where they give different dtypes.
   const std::size_t element = collective.kind == CollectiveKind::kReduceScatter
@@ -207,7 +231,15 @@ void SharedMemoryEngine::run_inline(Call& call) {
   const std::uint64_t sequence = call.descriptor.sequence;
   switch (collective.kind) {
     case CollectiveKind::kBarrier:
+    case CollectiveKind::kAllToAll:
+    case CollectiveKind::kSend:
+    case CollectiveKind::kRecv:
       return;
+    case CollectiveKind::kScatter:
+      return inline_parts(call, parts_of_scatter(call), 0);
+    case CollectiveKind::kGather:
+      if (rank_ != collective.root) return;
+      [[fallthrough]];
     case CollectiveKind::kAllGather:
       for (int peer = 0; peer < size_; ++peer) {
         const auto index = static_cast<std::size_t>(peer);
@@ -238,7 +270,7 @@ void SharedMemoryEngine::run_inline(Call& call) {
         sources.add(slot_of(peer, sequence).payload + first * element, dtype);
         if (peer != rank_) call.received += static_cast<std::uint64_t>(elements * element);
       }
-      sum(collective, collective.recv, sources, elements);
+      reduce(collective, collective.recv, sources, elements);
       return;
     }
   }
@@ -250,11 +282,11 @@ void SharedMemoryEngine::copy_in(std::byte* to, const std::byte* from, std::int6
   call.received += static_cast<std::uint64_t>(bytes);
 }
 
-void SharedMemoryEngine::sum(const Collective& collective,
+void SharedMemoryEngine::reduce(const Collective& collective,
                              std::byte* to,
                              const Summands& sources,
                              std::int64_t elements) const {
-  sum_in_rank_order(collective, rank_, to, sources, elements, isa_);
+  reduce_in_rank_order(collective, rank_, to, sources, elements, isa_);
 }
 
 PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name) {

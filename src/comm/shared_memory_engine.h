@@ -9,6 +9,7 @@
 #pragma once
 
 #include "comm/control_block.h"
+#include "comm/part_table.h"
 #include "comm/matched_calls.h"
 #include "comm/peers.h"
 #include "comm/segment_exchange.h"
@@ -19,6 +20,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -42,10 +44,11 @@ class SharedMemoryEngine {
   [[nodiscard]] const std::string& group() const { return group_; }
   [[nodiscard]] const std::string& where() const { return where_; }
   [[nodiscard]] const SegmentExchange& exchange() const { return *exchange_; }
-  [[nodiscard]] std::size_t memory_bytes() const { return arena_.capacity(); }
+  [[nodiscard]] std::size_t memory_bytes() const { return held_bytes_; }
   [[nodiscard]] Peers& peers() { return *peers_; }
 
-  void run(const Collective& collective);
+  /// In order; a run of sends and receives side by side.
+  void run(std::span<const Collective> calls);
   [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name);
   [[nodiscard]] std::shared_ptr<SharedMemoryEngine> split(int color, int key, std::string_view name);
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context);
@@ -59,8 +62,10 @@ class SharedMemoryEngine {
               std::uint64_t bytes,
               std::uint64_t control) noexcept;
 
-  /// Bytes of one seat; the world's seat holds the job control too.
-  [[nodiscard]] static std::size_t segment_bytes(const CommOptions& options, bool world);
+  /// Bytes of one seat that are used in any case; the world's seat holds the job control too.
+  [[nodiscard]] static std::size_t segment_bytes(const CommOptions& options, bool world, int size);
+  /// And with the rings towards all other ranks, each of which is mere address space until something is sent there.
+  [[nodiscard]] static std::size_t reserved_bytes(const CommOptions& options, bool world, int size);
 
  private:
   /// A call in progress: offsets in elements, and what its waits are for.
@@ -92,7 +97,31 @@ class SharedMemoryEngine {
   [[nodiscard]] GroupView view() const { return {where_, group_, rank_, world_ranks_, controls_}; }
 
   void run_posted(const Collective& collective);
-  void post(const CallDescriptor& descriptor, std::span<const std::byte> payload);
+
+  struct Point;
+  void run_points(std::span<const Collective> calls);
+  /// Moves what can be moved; whether anything was.
+  bool progress(Point& point);
+  bool progress_send(Point& point);
+  bool progress_recv(Point& point);
+  /// Bytes on their way in the ring of `from` towards `to`.
+  [[nodiscard]] std::size_t in_ring(int from, int to) const;
+  /// As many bytes to this rank's ring, or out of the peer's, as go.
+  std::size_t put(int peer, std::span<const std::byte> bytes);
+  std::size_t take(int peer, std::span<std::byte> bytes);
+  void compare(Point& point);
+  /// `rank`'s word to `peer`, and its ring towards it.
+  [[nodiscard]] PeerLink& link(int rank, int peer) const {
+    return links_[static_cast<std::size_t>(rank)][peer];
+  }
+  [[nodiscard]] std::byte* ring_towards(int rank, int peer) const {
+    return rings_[static_cast<std::size_t>(rank)] + static_cast<std::size_t>(peer) * kRingBytes;
+  }
+
+  /// Of a call whose counts all ranks know: its size says how it goes.
+  void post_and_move(Call& call);
+  /// `payload` and `more` go beside the description, one after the other.
+  void post(const CallDescriptor& descriptor, std::span<const std::byte> payload, std::span<const std::byte> more = {});
   void await_posts(const CallDescriptor& descriptor);
   template <class Body>
   auto guarded(Body&& body);
@@ -103,14 +132,28 @@ class SharedMemoryEngine {
   [[nodiscard]] std::int64_t inline_bytes(const Call& call) const;
   void run_inline(Call& call);
 
+  void all_to_all(Call& call);
+  [[nodiscard]] PartTable parts_of_scatter(const Call& call) const;
+  [[nodiscard]] PartTable parts_of_all_to_all(const Call& call) const;
+  /// Parts that each rank reads from others: from the posts, from attached arenas, through staging.
+  void inline_parts(Call& call, const PartTable& parts, std::size_t payload_offset);
+  void direct_parts(Call& call, const PartTable& parts);
+  void staged_parts(Call& call, const PartTable& parts);
+  void copy_own_part(const Call& call, const PartTable& parts) const;
+
   [[nodiscard]] bool is_direct(const Call& call) const;
   void locate(Call& call) const;
   [[nodiscard]] Location find_window(const std::byte* data, std::uint64_t bytes) const;
+  /// Bytes of a peer's arena that `theirs` names.
+  [[nodiscard]] const std::byte* window_bytes(
+      int peer, const CallDescriptor& theirs, std::int32_t window, std::uint64_t offset, std::uint64_t length) const;
   [[nodiscard]] const std::byte* peer_data(int peer,
                                            bool recv,
                                            std::int64_t first_byte,
                                            std::int64_t bytes) const;
   void run_direct(Call& call);
+  /// Nobody reads this rank's arenas any more.
+  void await_readers(const Call& call);
   void direct_gather(Call& call);
   void direct_reduce_scatter(Call& call);
   void direct_all_reduce(Call& call);
@@ -129,7 +172,7 @@ class SharedMemoryEngine {
   void staged_broadcast(Call& call);
 
   void copy_in(std::byte* to, const std::byte* from, std::int64_t bytes, Call& call) const;
-  void sum(const Collective& collective, std::byte* to, const Summands& sources, std::int64_t elements) const;
+  void reduce(const Collective& collective, std::byte* to, const Summands& sources, std::int64_t elements) const;
   /// What a rank gives to the call in progress: in a reduce_scatter not always what this one gives.
   [[nodiscard]] DType in_dtype_of(int peer, const Call& call) const {
     return static_cast<DType>(slot_of(peer, call.descriptor.sequence).descriptor.in_dtype);
@@ -152,6 +195,12 @@ class SharedMemoryEngine {
   std::vector<GroupControl*> controls_;
   std::vector<std::byte*> staging_;  ///< of each rank
   std::size_t half_bytes_ = 0;       ///< half of the smallest staging area
+  std::vector<PeerLink*> links_;     ///< of each rank, one towards each
+  std::vector<std::byte*> rings_;    ///< of each rank, one towards each
+  std::atomic<std::size_t> held_bytes_ = 0;  ///< read by memory_bytes() on any thread
+  std::vector<MemoryHold> ring_holds_;     ///< of those in use
+  std::vector<std::uint64_t> sent_;        ///< messages to each rank
+  std::vector<std::uint64_t> received_;    ///< messages from each rank
   std::shared_ptr<Peers> peers_;
   std::vector<Window> windows_;
   std::shared_ptr<TrafficObserver> observer_;

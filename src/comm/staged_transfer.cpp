@@ -65,8 +65,12 @@ void SharedMemoryEngine::staged_rounds(const Call& call,
 
 void SharedMemoryEngine::run_staged(Call& call) {
   switch (call.collective.kind) {
+    case CollectiveKind::kGather:
     case CollectiveKind::kAllGather:
       staged_gather(call);
+      break;
+    case CollectiveKind::kScatter:
+      staged_parts(call, parts_of_scatter(call));
       break;
     case CollectiveKind::kReduceScatter:
       staged_reduce_scatter(call);
@@ -77,6 +81,9 @@ void SharedMemoryEngine::run_staged(Call& call) {
     case CollectiveKind::kBroadcast:
       staged_broadcast(call);
       break;
+    case CollectiveKind::kAllToAll:
+    case CollectiveKind::kSend:
+    case CollectiveKind::kRecv:
     case CollectiveKind::kBarrier:
       break;
   }
@@ -90,9 +97,13 @@ void SharedMemoryEngine::staged_gather(Call& call) {
   const auto place_of = [&](int rank) {
     return collective.recv + call.offsets[static_cast<std::size_t>(rank)] * element;
   };
-  const std::int64_t longest =
-      *std::max_element(collective.counts.begin(), collective.counts.end()) * element;
-  if (place_of(rank_) != collective.send)
+  const bool to_one = collective.kind == CollectiveKind::kGather;
+  const bool reads = !to_one || rank_ == collective.root;
+  std::int64_t longest = 0;  // that somebody reads
+  for (int rank = 0; rank < size_; ++rank) {
+    if (!to_one || rank != collective.root) longest = std::max(longest, bytes_of(rank));
+  }
+  if (reads && place_of(rank_) != collective.send)
     kernels::copy_stream(place_of(rank_), collective.send, bytes_of(rank_), isa_);
   const std::uint64_t base = rounds_;
   staged_rounds(
@@ -100,11 +111,11 @@ void SharedMemoryEngine::staged_gather(Call& call) {
       {.count = rounds_for(longest, chunk)},
       [&](std::uint64_t round, std::byte* half) {
         const std::int64_t first = static_cast<std::int64_t>(round) * chunk;
-        stage_bytes(half, collective.send + first, std::min(chunk, bytes_of(rank_) - first));
+        if (!to_one || !reads) stage_bytes(half, collective.send + first, std::min(chunk, bytes_of(rank_) - first));
       },
       [&](std::uint64_t round) {
         const std::int64_t first = static_cast<std::int64_t>(round) * chunk;
-        for (int step = 1; step < size_; ++step) {
+        for (int step = 1; reads && step < size_; ++step) {
           const int peer = (rank_ + step) % size_;
           copy_in(place_of(peer) + first,
                   peer_half(peer, base + round),
@@ -176,7 +187,7 @@ void SharedMemoryEngine::staged_reduce_scatter(Call& call) {
           sources.add(peer == rank_ ? own : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride, dtype);
           if (peer != rank_) call.received += static_cast<std::uint64_t>(elements) * size_of(dtype);
         }
-        sum(collective, collective.recv + first * out_size, sources, elements);
+        reduce(collective, collective.recv + first * out_size, sources, elements);
       });
 }
 
@@ -258,7 +269,7 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
         constexpr std::int64_t kCachedBytes = std::int64_t{128} << 10U;
         for (std::int64_t done = 0; done < mine.elements; done += kCachedBytes / out_size) {
           const std::int64_t elements = std::min(mine.elements - done, kCachedBytes / out_size);
-          sum(collective, collective.recv + (mine.first + done) * out_size, sources, elements);
+          reduce(collective, collective.recv + (mine.first + done) * out_size, sources, elements);
           for (const std::byte*& source : sources.data) source += elements * in_size;
         }
         call.received += static_cast<std::uint64_t>((size_ - 1) * mine.elements * in_size);

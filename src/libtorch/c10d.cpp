@@ -148,10 +148,13 @@ class C10dTransport final : public MessageTransport {
       : group_(std::move(group)),
         kind_("c10d " + group_->getBackend(c10::kCPU)->getBackendName() + (beside.empty() ? "" : " beside " + beside)),
         waiter_(std::make_shared<Waiter>()),
+        waiters_alone_(static_cast<std::size_t>(group_->getSize())),
         owner_(::getpid()) {}
   ~C10dTransport() override {
     // A forked child has a copy of the thread's object, but no thread.
-    if (::getpid() != owner_) new std::shared_ptr<Waiter>(std::move(waiter_));
+    if (::getpid() == owner_) return;
+    new std::shared_ptr<Waiter>(std::move(waiter_));
+    new std::vector<std::shared_ptr<Waiter>>(std::move(waiters_alone_));
   }
 
   [[nodiscard]] int rank() const override { return group_->getRank(); }
@@ -182,13 +185,22 @@ class C10dTransport final : public MessageTransport {
     } catch (const std::exception& error) {
       throw lost_peer(peer, rank(), size(), sends, first_line(error.what()));
     }
-    waiter_->add(request);
-    return std::make_unique<C10dTransfer>(waiter_, std::move(request), rank(), size());
+    const std::shared_ptr<Waiter> waiter = sends || (tag & kAlone) == 0 ? waiter_ : waiter_alone(peer);
+    waiter->add(request);
+    return std::make_unique<C10dTransfer>(waiter, std::move(request), rank(), size());
+  }
+
+  /// A thread of its own for each rank that sends messages to this one.
+  [[nodiscard]] std::shared_ptr<Waiter> waiter_alone(int peer) {
+    std::shared_ptr<Waiter>& waiter = waiters_alone_[static_cast<std::size_t>(peer)];
+    if (!waiter) waiter = std::make_shared<Waiter>();
+    return waiter;
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::string kind_;
   std::shared_ptr<Waiter> waiter_;
+  std::vector<std::shared_ptr<Waiter>> waiters_alone_;  // by sender, made when needed
   pid_t owner_;
 };
 

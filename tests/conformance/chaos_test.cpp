@@ -26,7 +26,7 @@ void random_calls(const std::shared_ptr<CommBackend>& backend,
   const auto rank = static_cast<std::size_t>(comm.rank());
   std::mt19937_64 random(seed);  // the same stream of numbers on every rank
   for (int call = 0; call < calls; ++call) {
-    const std::uint64_t kind = random() % 5;
+    const std::uint64_t kind = random() % 9;
     const std::size_t part = random() % (random() % 4 == 0 ? largest : 40);
     const auto base = static_cast<std::int64_t>(random() % 1000);
     const MessageTag tag{.unit = static_cast<std::int32_t>(random() % 5),
@@ -61,6 +61,48 @@ void random_calls(const std::shared_ptr<CommBackend>& backend,
       comm.broadcast(std::span(data), root, tag);
       for (const std::uint8_t value : data) {
         if (value != static_cast<std::uint8_t>(base)) require(false, "broadcast " + where);
+      }
+    } else if (kind == 4) {
+      const int root = static_cast<int>(random() % size);
+      const bool here = comm.rank() == root;
+      std::vector<std::int32_t> own(part, static_cast<std::int32_t>(base) + comm.rank());
+      std::vector<std::int32_t> all(here ? part * size : 0);
+      comm.gather(std::span<const std::int32_t>(own), std::span(all), root, tag);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        if (all[i] != static_cast<std::int32_t>(base) + static_cast<std::int32_t>(i / part)) require(false, "gather " + where);
+        all[i] += 1;
+      }
+      comm.scatter(std::span<const std::int32_t>(all), std::span(own), root, tag);
+      for (const std::int32_t value : own) {
+        if (value != static_cast<std::int32_t>(base) + comm.rank() + 1) require(false, "scatter " + where);
+      }
+    } else if (kind == 5 || kind == 6) {
+      // Rank r gives rank q r + q + part elements, or none: counts that only the two of them know.
+      const auto length = [&](std::size_t from, std::size_t to) { return (from + to + call) % 3 == 0 ? 0 : from + to + part; };
+      std::vector<std::int64_t> counts;
+      std::vector<std::int64_t> recv_counts;
+      std::vector<std::int64_t> in;
+      std::vector<std::int64_t> expected;
+      const auto value = [&](std::size_t from, std::size_t to) { return base + static_cast<std::int64_t>(100 * from + to); };
+      for (std::size_t peer = 0; peer < size; ++peer) {
+        counts.push_back(static_cast<std::int64_t>(length(rank, peer)));
+        recv_counts.push_back(static_cast<std::int64_t>(length(peer, rank)));
+        in.insert(in.end(), length(rank, peer), value(rank, peer));
+        expected.insert(expected.end(), length(peer, rank), value(peer, rank));
+      }
+      std::vector<std::int64_t> out(expected.size());
+      comm.all_to_all(std::span<const std::int64_t>(in), std::span(out), counts, recv_counts, tag);
+      require(out == expected, "all_to_all " + where);
+    } else if (kind == 7 && size > 1) {
+      const std::size_t step = 1 + random() % (size - 1);
+      const std::vector<std::int64_t> out(part, base + comm.rank());
+      std::vector<std::int64_t> in(part);
+      const std::size_t from = (rank + size - step) % size;
+      const Collective both[] = {comm.send_call(std::span<const std::int64_t>(out), static_cast<int>((rank + step) % size), tag),
+                                 comm.recv_call(std::span(in), static_cast<int>(from), tag)};
+      comm.batch(both);
+      for (const std::int64_t value : in) {
+        if (value != base + static_cast<std::int64_t>(from)) require(false, "recv " + where);
       }
     } else {
       comm.barrier(tag);

@@ -1,6 +1,8 @@
 // Every matched call on every backend: values against an oracle in double, bits against a sum in rank order.
 #include "conformance/world_runner.h"
 
+#include <zeroth/comm/decorators.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -57,7 +59,7 @@ Out rank_order_sum(int size, std::int64_t index, std::uint64_t seed) {
 
 template <class T>
 double as_double(T value) {
-  if constexpr (std::is_same_v<T, BFloat16>) {
+  if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, Float16>) {
     return static_cast<double>(static_cast<float>(value));
   } else {
     return static_cast<double>(value);
@@ -78,9 +80,9 @@ void expect_sum(const Out& got, int size, std::int64_t index, std::uint64_t seed
       exact += as_double(value_of<In>(rank, index, seed));
       magnitude += std::abs(as_double(value_of<In>(rank, index, seed)));
     }
-    // One rounding an addition (2^-24 relative each, 2^-53 in double), one more to bf16 (2^-9).
+    // One rounding an addition (2^-24 relative each, 2^-53 in double), one more to bf16 (2^-9) or fp16 (2^-12).
     const double unit = std::is_same_v<In, double> ? 0x1p-53 : 0x1p-24;
-    const double output = std::is_same_v<Out, BFloat16> ? 0x1p-8 : 0;
+    const double output = std::is_same_v<Out, BFloat16> ? 0x1p-8 : (std::is_same_v<Out, Float16> ? 0x1p-11 : 0);
     if (std::abs(as_double(got) - exact) > magnitude * (size * unit + output)) {
       throw std::runtime_error(
           fmt::format("element {}: {} is too far from {}", index, as_double(got), exact));
@@ -175,6 +177,46 @@ void check_reduce_scatter(const Communicator& comm,
     expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm.size(), first + i, seed);
 }
 
+/// The lowest rank's of equal values; the values hold no NaN.
+template <class T>
+T rank_order_extreme(int size, std::int64_t index, std::uint64_t seed, bool greatest) {
+  T best = value_of<T>(0, index, seed);
+  for (int rank = 1; rank < size; ++rank) {
+    const T value = value_of<T>(rank, index, seed);
+    if (greatest ? as_double(value) > as_double(best) : as_double(value) < as_double(best)) best = value;
+  }
+  return best;
+}
+
+template <class T>
+void check_extremes(const Communicator& comm, const Buffers& buffers, std::int64_t total, bool in_place) {
+  const auto seed = static_cast<std::uint64_t>(total);
+  const auto [counts, first, own] = parts_of(comm, total, seed);
+  for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+    const std::span<T> in = buffers.send<T>(total);
+    const auto fill = [&] {
+      for (std::int64_t i = 0; i < total; ++i) in[static_cast<std::size_t>(i)] = value_of<T>(comm.rank(), i, seed);
+    };
+    const auto expect = [&](std::span<const T> got, std::int64_t begin) {
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        const std::int64_t index = begin + static_cast<std::int64_t>(i);
+        const T expected = rank_order_extreme<T>(comm.size(), index, seed, op == ReduceOp::kMax);
+        if (std::memcmp(&got[i], &expected, sizeof expected) != 0) {
+          throw std::runtime_error(fmt::format("{} of element {}: {} instead of {}", name_of(op), index, as_double(got[i]), as_double(expected)));
+        }
+      }
+    };
+    fill();
+    std::span<T> part = buffers.recv<T>(own);
+    if (in_place) part = in.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));
+    comm.reduce_scatter(std::span<const T>(in), part, counts, op);
+    expect(part, first);
+    fill();
+    comm.all_reduce(in, op);
+    expect(in, 0);
+  }
+}
+
 /// Every second rank gives bf16, the others the same values in fp32; and then once more, on top of what is there.
 template <class In>
 void check_mixed_reduce_scatter(const Communicator& comm, const Buffers& buffers, std::int64_t total) {
@@ -237,6 +279,89 @@ void check_broadcast(const Communicator& comm, const Buffers& buffers, std::int6
   }
 }
 
+/// Throws unless `out` holds elements `first` and on of what `value_of(rank, ..., seed)` says.
+template <class T>
+void expect_values(std::span<const T> out, int rank, std::int64_t first, std::uint64_t seed, const char* what) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    const T expected = value_of<T>(rank, first + static_cast<std::int64_t>(i), seed);
+    if (std::memcmp(&out[i], &expected, sizeof expected) != 0) {
+      throw std::runtime_error(fmt::format("{}: element {} of {} is wrong", what, i, out.size()));
+    }
+  }
+}
+
+template <class T>
+void check_gather(const Communicator& comm, const Buffers& buffers, std::int64_t total, bool in_place) {
+  const auto seed = static_cast<std::uint64_t>(total);
+  const auto [counts, first, own] = parts_of(comm, total, seed);
+  const int root = static_cast<int>(total % comm.size());
+  const std::span<T> out = buffers.recv<T>(comm.rank() == root ? total : 0);
+  std::span<T> in = buffers.send<T>(own);
+  if (in_place && comm.rank() == root) in = out.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));
+  for (std::int64_t i = 0; i < own; ++i) in[static_cast<std::size_t>(i)] = value_of<T>(0, first + i, seed);
+  comm.gather(std::span<const T>(in), out, counts, root);
+  expect_values(std::span<const T>(out), 0, 0, seed, "gather");
+}
+
+template <class T>
+void check_scatter(const Communicator& comm, const Buffers& buffers, std::int64_t total, bool in_place) {
+  const auto seed = static_cast<std::uint64_t>(total);
+  const auto [counts, first, own] = parts_of(comm, total, seed);
+  const int root = static_cast<int>(total % comm.size());
+  const std::span<T> in = buffers.send<T>(comm.rank() == root ? total : 0);
+  std::span<T> out = buffers.recv<T>(own);
+  if (in_place && comm.rank() == root) out = in.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = value_of<T>(0, static_cast<std::int64_t>(i), seed);
+  comm.scatter(std::span<const T>(in), out, counts, root);
+  expect_values(std::span<const T>(out), 0, first, seed, "scatter");
+}
+
+/// What `from` gives to `to`: odd lengths, some 0, at most about `total` from each rank.
+std::int64_t given(int from, int to, std::int64_t total, int size) {
+  if ((from + 2 * to) % 4 == 3) return 0;
+  return std::max<std::int64_t>(0, total / size - 13 * from - 7 * to);
+}
+
+template <class T>
+void check_all_to_all(const Communicator& comm, const Buffers& buffers, std::int64_t total) {
+  std::vector<std::int64_t> counts;
+  std::vector<std::int64_t> recv_counts;
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    counts.push_back(given(comm.rank(), peer, total, comm.size()));
+    recv_counts.push_back(given(peer, comm.rank(), total, comm.size()));
+  }
+  const std::span<T> in = buffers.send<T>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
+  const std::span<T> out = buffers.recv<T>(std::accumulate(recv_counts.begin(), recv_counts.end(), std::int64_t{0}));
+  std::size_t next = 0;
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    for (std::int64_t i = 0; i < counts[static_cast<std::size_t>(peer)]; ++i) {
+      in[next++] = value_of<T>(comm.rank(), i, static_cast<std::uint64_t>(peer));
+    }
+  }
+  comm.all_to_all(std::span<const T>(in), out, counts, recv_counts);
+  next = 0;
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    const auto length = static_cast<std::size_t>(recv_counts[static_cast<std::size_t>(peer)]);
+    expect_values(
+        std::span<const T>(out.subspan(next, length)), peer, 0, static_cast<std::uint64_t>(comm.rank()), "all_to_all");
+    next += length;
+  }
+}
+
+/// Ulysses and expert layers with equal shares.
+template <class T>
+void check_equal_all_to_all(const Communicator& comm, const Buffers& buffers, std::int64_t total) {
+  const std::int64_t part = total / comm.size();
+  const std::span<T> in = buffers.send<T>(part * comm.size());
+  const std::span<T> out = buffers.recv<T>(part * comm.size());
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = value_of<T>(comm.rank(), static_cast<std::int64_t>(i), 3);
+  comm.all_to_all(std::span<const T>(in), out);
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    const std::span<const T> from = out.subspan(static_cast<std::size_t>(part * peer), static_cast<std::size_t>(part));
+    expect_values(from, peer, part * comm.rank(), 3, "equal all_to_all");
+  }
+}
+
 template <class Check>
 void for_all_places_and_counts(const WorldParam& param, const Check& check) {
   const RankReport report = run_world(param, [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
@@ -273,6 +398,9 @@ TEST_P(Collectives, AllReduceSumsInRankOrder) {
                               check_all_reduce<BFloat16, BFloat16>(comm, buffers, count, in_place);
                               check_all_reduce<BFloat16, float>(comm, buffers, count, in_place);
                               check_all_reduce<float, BFloat16>(comm, buffers, count, in_place);
+                              check_all_reduce<Float16, Float16>(comm, buffers, count, in_place);
+                              check_all_reduce<Float16, float>(comm, buffers, count, in_place);
+                              check_all_reduce<float, Float16>(comm, buffers, count, in_place);
                               check_all_reduce<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
                               check_all_reduce<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
                             });
@@ -287,6 +415,8 @@ TEST_P(Collectives, ReduceScatterSumsUnevenParts) {
         check_reduce_scatter<BFloat16, BFloat16>(comm, buffers, count, in_place);
         check_reduce_scatter<BFloat16, float>(comm, buffers, count, in_place);
         check_reduce_scatter<float, BFloat16>(comm, buffers, count, in_place);
+        check_reduce_scatter<Float16, Float16>(comm, buffers, count, in_place);
+        check_reduce_scatter<float, Float16>(comm, buffers, count, in_place);
         check_reduce_scatter<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
         check_reduce_scatter<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
       });
@@ -310,6 +440,7 @@ TEST_P(Collectives, AllGatherPutsUnevenPartsInOrder) {
                             [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
                               check_all_gather<double>(comm, buffers, count, in_place);
                               check_all_gather<float>(comm, buffers, count, in_place);
+                              check_all_gather<Float16>(comm, buffers, count, in_place);
                               check_all_gather<BFloat16>(comm, buffers, count, in_place);
                               check_all_gather<std::int64_t>(comm, buffers, count, in_place);
                               check_all_gather<std::int32_t>(comm, buffers, count, in_place);
@@ -325,6 +456,80 @@ TEST_P(Collectives, BroadcastFromEveryRoot) {
                               check_broadcast<BFloat16>(comm, buffers, count);
                               check_broadcast<std::uint8_t>(comm, buffers, count);
                             });
+}
+
+TEST_P(Collectives, MinimaAndMaximaOfEveryDtype) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for_all_places_and_counts(GetParam(),
+                            [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+                              check_extremes<float>(comm, buffers, count, in_place);
+                              check_extremes<Float16>(comm, buffers, count, in_place);
+                              check_extremes<BFloat16>(comm, buffers, count, in_place);
+                              check_extremes<std::int32_t>(comm, buffers, count, in_place);
+                              check_extremes<std::uint8_t>(comm, buffers, count, in_place);
+                            });
+}
+
+TEST_P(Collectives, GatherPutsUnevenPartsInOrderAtEveryRoot) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for_all_places_and_counts(GetParam(),
+                            [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+                              check_gather<double>(comm, buffers, count, in_place);
+                              check_gather<BFloat16>(comm, buffers, count, in_place);
+                              check_gather<std::uint8_t>(comm, buffers, count, in_place);
+                            });
+}
+
+TEST_P(Collectives, ScatterGivesUnevenPartsFromEveryRoot) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for_all_places_and_counts(GetParam(),
+                            [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+                              check_scatter<double>(comm, buffers, count, in_place);
+                              check_scatter<BFloat16>(comm, buffers, count, in_place);
+                              check_scatter<std::uint8_t>(comm, buffers, count, in_place);
+                            });
+}
+
+TEST_P(Collectives, AllToAllMovesEqualAndUnequalParts) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  for_all_places_and_counts(GetParam(),
+                            [](const auto& comm, const auto& buffers, std::int64_t count, bool /*in_place*/) {
+                              check_all_to_all<double>(comm, buffers, count);
+                              check_all_to_all<BFloat16>(comm, buffers, count);
+                              check_all_to_all<std::uint8_t>(comm, buffers, count);
+                              check_equal_all_to_all<float>(comm, buffers, count);
+                            });
+}
+
+TEST_P(Collectives, BytesOfPartsAreThoseOfTheFormula) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const auto table = std::make_shared<TrafficTable>();
+    backend->set_observer(table);
+    const Communicator comm(backend);
+    const auto others = static_cast<std::uint64_t>(comm.size() - 1);
+    for (const std::size_t part : {std::size_t{5}, std::size_t{70'001}}) {  // beside the post, and staged
+      table->reset();
+      const bool root = rank == 0;
+      std::vector<float> one(part);
+      std::vector<float> all(part * static_cast<std::size_t>(comm.size()));
+      std::vector<float> out(all.size());
+      comm.gather(std::span<const float>(one), root ? std::span(all) : std::span<float>(), 0);
+      comm.scatter(root ? std::span<const float>(all) : std::span<const float>(), std::span(one), 0);
+      comm.all_to_all(std::span<const float>(all), std::span(out));
+      const std::uint64_t bytes = part * sizeof(float);
+      const auto require_bytes = [&](CollectiveKind kind, std::uint64_t expected) {
+        const TrafficRow row = table->row(kind);
+        require(row.calls == 1 && row.bytes == expected,
+                fmt::format("{} of {}: {} bytes, expected {}", name_of(kind), part, row.bytes, expected));
+      };
+      require_bytes(CollectiveKind::kGather, root ? bytes * others : 0);
+      require_bytes(CollectiveKind::kScatter, root ? 0 : bytes);
+      require_bytes(CollectiveKind::kAllToAll, bytes * others);
+    }
+    backend->set_observer(nullptr);
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
 }
 
 TEST_P(Collectives, AllReduceHasTheBitsOfReduceScatterAndGather) {

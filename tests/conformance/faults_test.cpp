@@ -22,6 +22,9 @@ struct Operation {
   std::function<void(const Communicator&)> run{};
 };
 
+/// The first ones, which a whole world can make over and over.
+constexpr std::size_t kMatchedOperations = 15;
+
 std::vector<Operation> operations() {
   const auto gather = [](std::size_t part) {
     return [part](const Communicator& comm) {
@@ -49,6 +52,28 @@ std::vector<Operation> operations() {
       comm.broadcast(std::span(data), comm.size() - 1);
     };
   };
+  const auto gather_last = [](std::size_t part) {
+    return [part](const Communicator& comm) {
+      const int root = comm.size() - 1;
+      const std::vector<float> in(part);
+      std::vector<float> out(comm.rank() == root ? part * static_cast<std::size_t>(comm.size()) : 0);
+      comm.gather(std::span<const float>(in), std::span(out), root);
+    };
+  };
+  const auto scatter_first = [](std::size_t part) {
+    return [part](const Communicator& comm) {
+      const std::vector<float> in(comm.rank() == 0 ? part * static_cast<std::size_t>(comm.size()) : 0);
+      std::vector<float> out(part);
+      comm.scatter(std::span<const float>(in), std::span(out), 0);
+    };
+  };
+  const auto exchange = [](std::size_t part) {
+    return [part](const Communicator& comm) {
+      const std::vector<float> in(part * static_cast<std::size_t>(comm.size()));
+      std::vector<float> out(in.size());
+      comm.all_to_all(std::span<const float>(in), std::span(out));
+    };
+  };
   return {
       {"barrier", [](const Communicator& comm) { comm.barrier(); }},
       {"all_gather", gather(10)},
@@ -59,6 +84,22 @@ std::vector<Operation> operations() {
       {"all_reduce", reduce(1'000'000)},
       {"broadcast", broadcast(10)},
       {"broadcast", broadcast(1'000'000)},
+      {"gather", gather_last(10)},
+      {"gather", gather_last(300'000)},
+      {"scatter", scatter_first(10)},
+      {"scatter", scatter_first(300'000)},
+      {"all_to_all", exchange(10)},
+      {"all_to_all", exchange(300'000)},
+      {"recv",
+       [](const Communicator& comm) {
+         std::vector<float> data(10);
+         comm.recv(std::span(data), comm.size() - 1);
+       }},
+      {"send",
+       [](const Communicator& comm) {
+         const std::vector<float> data(1'000'000);
+         comm.send(std::span<const float>(data), comm.size() - 1);
+       }},
       {"attach",
        [](const Communicator& comm) {
          const Arena arena = Arena::create(comm.backend().capabilities().window_kind, kPageBytes, "test");
@@ -248,7 +289,7 @@ TEST_P(ProcessFaults, ARankKilledInTheMiddleOfCalls) {
           const Communicator comm(backend);
           const std::vector<Operation> calls = operations();
           for (;;) {
-            for (std::size_t call = 0; call < 9; ++call) calls[call].run(comm);
+            for (std::size_t call = 0; call < kMatchedOperations; ++call) calls[call].run(comm);
           }
         },
         options);

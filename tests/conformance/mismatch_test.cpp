@@ -41,11 +41,29 @@ std::vector<Case> cases() {
       comm.all_gather(std::span<const float>(in), std::span(out), counts);
     };
   };
+  const auto extreme = [](ReduceOp op) {
+    return [op](const Communicator& comm) {
+      std::vector<float> data(64, 1.0F);
+      comm.all_reduce(std::span(data), op, {.unit = 1, .label = 0});
+    };
+  };
   const auto broadcast = [](int root) {
     return [root](const Communicator& comm) {
       std::vector<float> data(10);
       comm.broadcast(std::span(data), root);
     };
+  };
+  const auto gather_at = [](int root) {
+    return [root](const Communicator& comm) {
+      std::vector<float> all(comm.rank() == root ? static_cast<std::size_t>(comm.size()) : 0);
+      const float own = 1;
+      comm.gather(std::span<const float>(&own, 1), std::span(all), root);
+    };
+  };
+  const auto exchange = [](const Communicator& comm) {
+    std::vector<float> data(2 * static_cast<std::size_t>(comm.size()));
+    std::vector<float> out(data.size());
+    comm.all_to_all(std::span<const float>(data), std::span(out), {.unit = 1, .label = 0});
   };
   const auto attach = [](std::string name) {
     return [name](const Communicator& comm) {
@@ -78,6 +96,9 @@ std::vector<Case> cases() {
       {"OtherOperation", reduce(64, one), barrier, {"all_reduce", "barrier"}},
       {"OtherParts", gather({1, 2}), gather({2, 1}), {"parts"}},
       {"OtherRoot", broadcast(0), broadcast(1), {"root 0", "root 1"}},
+      {"SumAgainstMaximum", reduce(64, one), extreme(ReduceOp::kMax), {"all_reduce#1 float32", "all_reduce#1 max float32"}},
+      {"OtherRootOfAGather", gather_at(0), gather_at(1), {"root 0", "root 1"}},
+      {"AllToAllAgainstGather", exchange, gather_at(0), {"all_to_all", "gather"}},
       {"OtherUnit", reduce(64, one), reduce(64, two), {"unit 1", "unit 2"}},
       {"OtherWindow", attach("a"), attach("b"), {"attach"}},
       {"CallAgainstAttach", reduce(64, one), attach("b"), {"attach", "all_reduce"}},
@@ -111,6 +132,40 @@ TEST_P(Mismatch, EveryRankPrintsBothSides) {
       const std::string other = "(rank " + std::to_string(failure.rank == last ? 0 : last) + ")";
       EXPECT_NE(failure.text.find(other), std::string::npos) << failure.text;
     }
+  }
+}
+
+TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const int last = GetParam().size - 1;
+  const bool messages = GetParam().backend == "messages";
+  WorldOptions options{.abort_on_failure = false};
+  if (messages) options.comm.timeout = Milliseconds{500};  // of the ranks that see nothing
+  for (const std::int64_t part : {3, 70'000}) {
+    const RankReport report = run_world(
+        GetParam(),
+        [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+          std::vector<std::int64_t> counts(static_cast<std::size_t>(GetParam().size), part);
+          const std::vector<std::int64_t> recv_counts = counts;
+          if (rank == last) counts.front() += 2;
+          std::vector<float> in(static_cast<std::size_t>(part * GetParam().size + (rank == last ? 2 : 0)));
+          std::vector<float> out(static_cast<std::size_t>(part * GetParam().size));
+          Communicator(backend).all_to_all(std::span<const float>(in), std::span(out), counts, recv_counts, {.unit = 4});
+        },
+        options);
+    int named = 0;
+    for (const RankFailure& failure : report.failures) {
+      const bool of_the_pair = failure.rank == 0 || failure.rank == last;
+      if (messages && !of_the_pair) continue;  // a part is known to its two ranks only
+      EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
+      const std::string taken = std::to_string(part) + " elements, which rank 0 takes from rank " + std::to_string(last);
+      const std::string given = std::to_string(part + 2) + " elements, which rank " + std::to_string(last) + " gives to rank 0";
+      EXPECT_NE(failure.text.find(taken), std::string::npos) << failure.text;
+      EXPECT_NE(failure.text.find(given), std::string::npos) << failure.text;
+      EXPECT_NE(failure.text.find("all_to_all#0 unit 4"), std::string::npos) << failure.text;
+      ++named;
+    }
+    EXPECT_EQ(named, messages ? 2 : GetParam().size) << report.text();
   }
 }
 

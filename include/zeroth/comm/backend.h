@@ -4,7 +4,7 @@
 // Matched calls   submit(): every rank of the group makes the same calls in the same order; ranks compare
 // what they post, and a
 //                 skipped, swapped, differently sized or typed call is Error{kMismatch} on every rank, with
-//                 both sides in it.
+//                 both sides in it. Messages between two ranks: on the receiver, and on a sender that still waits.
 // One-sided       attach(): every rank's arena becomes readable and writable for all. Writers use seq_cst
 // stores or RMW on lock-free
 //                 atomics inside the window, then ring(); readers wait_until() and copy. Nobody else has to
@@ -51,6 +51,7 @@ struct PeerWindow {
 /// What a wait is for; read only when it fails.
 struct WaitContext {
   std::string what{};        ///< "parameters of unit block.3"
+  bool names_ranks = false;  ///< `what` says from or to whom
   std::vector<int> ranks{};  ///< ranks awaited; empty: any of the others
   std::string unit{};        ///< name of the unit, if any
   std::function<std::string()>
@@ -81,7 +82,8 @@ class CommBackend {
 
   /// Enqueues the calls on `stream`, in order. Buffers must live until the Work is done. Throws kUsage at
   /// once for what validate() sees; all else rests in the Work. Wire: all_gather receives S(n-1)/n,
-  /// reduce_scatter S(n-1)/n, broadcast S, all_reduce 2S(n-1)/n, or S(n-1) if S is at most 8 KiB.
+  /// reduce_scatter S(n-1)/n, broadcast S, all_reduce 2S(n-1)/n, or S(n-1) if S is at most 8 KiB; the
+  /// others what comes for this rank.
   virtual Work submit(std::span<const Collective> collectives, const Stream& stream) = 0;
 
   /// Matched, blocks. Ranks with the same color form a new group, ordered by (key, rank); a negative color

@@ -11,7 +11,7 @@
 
 namespace zeroth {
 
-/// Cheap to copy; copies speak for the same seat. T is double, float, BFloat16, std::int64_t, std::int32_t or
+/// Cheap to copy; copies speak for the same seat. T is double, float, BFloat16, Float16, std::int64_t, std::int32_t or
 /// std::uint8_t. Sizes are checked: kUsage when spans and counts do not fit. Blocking calls throw what the
 /// Work would throw.
 class Communicator {
@@ -35,6 +35,12 @@ class Communicator {
   void all_reduce(std::span<const In> in, std::span<Out> out, MessageTag tag = {}) const {
     all_reduce_async(in, out, stream_, tag).wait();
   }
+  /// Sum, minimum or maximum over ranks, in place.
+  template <class T>
+  void all_reduce(std::span<T> data, ReduceOp op, MessageTag tag = {}) const {
+    const Shares shares{.counts = {static_cast<std::int64_t>(data.size())}, .op = op};
+    run<T, T>(CollectiveKind::kAllReduce, std::span<const T>(data), data, shares, stream_, tag).wait();
+  }
   /// Equal parts: out is size() times shard.
   template <class T>
   void all_gather(std::span<const T> shard, std::span<T> out, MessageTag tag = {}) const {
@@ -46,6 +52,14 @@ class Communicator {
                   std::vector<std::int64_t> counts,
                   MessageTag tag = {}) const {
     all_gather_async(shard, out, std::move(counts), stream_, tag).wait();
+  }
+  template <class T>
+  void reduce_scatter(std::span<const T> in,
+                      std::span<T> shard,
+                      std::vector<std::int64_t> counts,
+                      ReduceOp op,
+                      MessageTag tag = {}) const {
+    run<T, T>(CollectiveKind::kReduceScatter, in, shard, {.counts = std::move(counts), .op = op}, stream_, tag).wait();
   }
   template <class In, class Out>
   void reduce_scatter(std::span<const In> in, std::span<Out> shard, MessageTag tag = {}) const {
@@ -63,15 +77,82 @@ class Communicator {
   void broadcast(std::span<T> data, int root, MessageTag tag = {}) const {
     broadcast_async(data, root, stream_, tag).wait();
   }
+  /// Equal parts of all ranks to the root: whole is size() times part there, and empty elsewhere.
+  template <class T>
+  void gather(std::span<const T> part, std::span<T> whole, int root, MessageTag tag = {}) const {
+    gather_async(part, whole, equal_counts(part.size()), root, stream_, tag).wait();
+  }
+  template <class T>
+  void gather(std::span<const T> part, std::span<T> whole, std::vector<std::int64_t> counts, int root, MessageTag tag = {}) const {
+    gather_async(part, whole, std::move(counts), root, stream_, tag).wait();
+  }
+  /// Equal parts of what the root has to all ranks: whole is size() times part there, and empty elsewhere.
+  template <class T>
+  void scatter(std::span<const T> whole, std::span<T> part, int root, MessageTag tag = {}) const {
+    scatter_async(whole, part, equal_counts(part.size()), root, stream_, tag).wait();
+  }
+  template <class T>
+  void scatter(std::span<const T> whole, std::span<T> part, std::vector<std::int64_t> counts, int root, MessageTag tag = {}) const {
+    scatter_async(whole, part, std::move(counts), root, stream_, tag).wait();
+  }
+  /// Part r of `in` goes to rank r, part r of `out` comes from rank r; equal parts, size() of them in each.
+  template <class T>
+  void all_to_all(std::span<const T> in, std::span<T> out, MessageTag tag = {}) const {
+    const std::vector<std::int64_t> counts = equal_counts(in.size() / static_cast<std::size_t>(size()));
+    all_to_all_async(in, out, counts, counts, stream_, tag).wait();
+  }
+  /// counts[r]: elements for rank r; recv_counts[r]: elements from rank r.
+  template <class T>
+  void all_to_all(std::span<const T> in,
+                  std::span<T> out,
+                  std::vector<std::int64_t> counts,
+                  std::vector<std::int64_t> recv_counts,
+                  MessageTag tag = {}) const {
+    all_to_all_async(in, out, std::move(counts), std::move(recv_counts), stream_, tag).wait();
+  }
   void barrier(MessageTag tag = {}) const;
+
+  /// To or from one other rank, see Collective.
+  template <class T>
+  void send(std::span<const T> data, int to, MessageTag tag = {}) const {
+    const Collective call = send_call(data, to, tag);
+    batch({&call, 1});
+  }
+  template <class T>
+  void recv(std::span<T> data, int from, MessageTag tag = {}) const {
+    const Collective call = recv_call(data, from, tag);
+    batch({&call, 1});
+  }
+  template <class T>
+  [[nodiscard]] static Collective send_call(std::span<const T> data, int to, MessageTag tag = {}) {
+    return {.kind = CollectiveKind::kSend,
+            .in_dtype = DTypeOf<T>::value,
+            .out_dtype = DTypeOf<T>::value,
+            .send = reinterpret_cast<const std::byte*>(data.data()),
+            .counts = {static_cast<std::int64_t>(data.size())},
+            .root = to,
+            .tag = tag};
+  }
+  template <class T>
+  [[nodiscard]] static Collective recv_call(std::span<T> data, int from, MessageTag tag = {}) {
+    return {.kind = CollectiveKind::kRecv,
+            .in_dtype = DTypeOf<T>::value,
+            .out_dtype = DTypeOf<T>::value,
+            .recv = reinterpret_cast<std::byte*>(data.data()),
+            .counts = {static_cast<std::int64_t>(data.size())},
+            .root = from,
+            .tag = tag};
+  }
+  /// Calls as values; sends and receives that follow each other run side by side.
+  void batch(std::span<const Collective> calls) const { batch_async(calls, stream_).wait(); }
+  Work batch_async(std::span<const Collective> calls, const Stream& stream) const { return backend_->submit(calls, stream); }
 
   template <class In, class Out>
   Work all_reduce_async(std::span<const In> in,
                         std::span<Out> out,
                         const Stream& stream,
                         MessageTag tag = {}) const {
-    return run<In, Out>(
-        CollectiveKind::kAllReduce, in, out, {static_cast<std::int64_t>(in.size())}, 0, stream, tag);
+    return run<In, Out>(CollectiveKind::kAllReduce, in, out, {.counts = {static_cast<std::int64_t>(in.size())}}, stream, tag);
   }
   template <class T>
   Work all_gather_async(std::span<const T> shard,
@@ -79,7 +160,7 @@ class Communicator {
                         std::vector<std::int64_t> counts,
                         const Stream& stream,
                         MessageTag tag = {}) const {
-    return run<T, T>(CollectiveKind::kAllGather, shard, out, std::move(counts), 0, stream, tag);
+    return run<T, T>(CollectiveKind::kAllGather, shard, out, {.counts = std::move(counts)}, stream, tag);
   }
   template <class In, class Out>
   Work reduce_scatter_async(std::span<const In> in,
@@ -87,17 +168,41 @@ class Communicator {
                             std::vector<std::int64_t> counts,
                             const Stream& stream,
                             MessageTag tag = {}) const {
-    return run<In, Out>(CollectiveKind::kReduceScatter, in, shard, std::move(counts), 0, stream, tag);
+    return run<In, Out>(CollectiveKind::kReduceScatter, in, shard, {.counts = std::move(counts)}, stream, tag);
   }
   template <class T>
   Work broadcast_async(std::span<T> data, int root, const Stream& stream, MessageTag tag = {}) const {
-    return run<T, T>(CollectiveKind::kBroadcast,
-                     std::span<const T>(data),
-                     data,
-                     {static_cast<std::int64_t>(data.size())},
-                     root,
-                     stream,
-                     tag);
+    const std::span<const T> in = rank() == root ? std::span<const T>(data) : std::span<const T>();
+    return run<T, T>(
+        CollectiveKind::kBroadcast, in, data, {.counts = {static_cast<std::int64_t>(data.size())}, .root = root}, stream, tag);
+  }
+  template <class T>
+  Work gather_async(std::span<const T> part,
+                    std::span<T> whole,
+                    std::vector<std::int64_t> counts,
+                    int root,
+                    const Stream& stream,
+                    MessageTag tag = {}) const {
+    return run<T, T>(CollectiveKind::kGather, part, whole, {.counts = std::move(counts), .root = root}, stream, tag);
+  }
+  template <class T>
+  Work scatter_async(std::span<const T> whole,
+                     std::span<T> part,
+                     std::vector<std::int64_t> counts,
+                     int root,
+                     const Stream& stream,
+                     MessageTag tag = {}) const {
+    return run<T, T>(CollectiveKind::kScatter, whole, part, {.counts = std::move(counts), .root = root}, stream, tag);
+  }
+  template <class T>
+  Work all_to_all_async(std::span<const T> in,
+                        std::span<T> out,
+                        std::vector<std::int64_t> counts,
+                        std::vector<std::int64_t> recv_counts,
+                        const Stream& stream,
+                        MessageTag tag = {}) const {
+    return run<T, T>(
+        CollectiveKind::kAllToAll, in, out, {.counts = std::move(counts), .recv_counts = std::move(recv_counts)}, stream, tag);
   }
 
  private:
@@ -106,12 +211,18 @@ class Communicator {
     std::int64_t send_elements = 0;
     std::int64_t recv_elements = 0;
   };
+  /// Who has how much, and what becomes of it.
+  struct Shares {
+    std::vector<std::int64_t> counts{};
+    std::vector<std::int64_t> recv_counts{};
+    ReduceOp op = ReduceOp::kSum;
+    int root = 0;
+  };
   template <class In, class Out>
   Work run(CollectiveKind kind,
            std::span<const In> in,
            std::span<Out> out,
-           std::vector<std::int64_t> counts,
-           int root,
+           Shares shares,
            const Stream& stream,
            MessageTag tag) const {
     return submit({.collective = {.kind = kind,
@@ -119,8 +230,10 @@ class Communicator {
                                   .out_dtype = DTypeOf<Out>::value,
                                   .send = reinterpret_cast<const std::byte*>(in.data()),
                                   .recv = reinterpret_cast<std::byte*>(out.data()),
-                                  .counts = std::move(counts),
-                                  .root = root,
+                                  .counts = std::move(shares.counts),
+                                  .recv_counts = std::move(shares.recv_counts),
+                                  .op = shares.op,
+                                  .root = shares.root,
                                   .tag = tag},
                    .send_elements = static_cast<std::int64_t>(in.size()),
                    .recv_elements = static_cast<std::int64_t>(out.size())},

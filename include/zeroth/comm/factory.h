@@ -49,7 +49,7 @@ struct WorldSpec {
 /// Names that make_backend knows in this build.
 [[nodiscard]] std::vector<std::string> backend_names();
 
-/// What memory_bytes() of a seat in a group of `size` ranks will be.
+/// What memory_bytes() of a seat in a world of `size` ranks will be; 64 KiB more for each rank that it sends to.
 [[nodiscard]] std::size_t transport_bytes(std::string_view name, int size, const CommOptions& options);
 
 }  // namespace zeroth

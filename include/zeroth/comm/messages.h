@@ -29,9 +29,13 @@ class Transfer {
 };
 
 /// Point-to-point messages in a fixed group of ranks. Messages of one sender, receiver and tag arrive in the order in which they
-/// were sent; a receive has the size of its message. Calls return at once and may come from one thread at a time.
+/// were sent; a receive has the size of its message. Calls return at once and may come from one thread at a time. Transfers may be
+/// seen to end in the order in which they were started, but for receives with kAlone in their tag: each sender's of these are seen when
+/// they come.
 class MessageTransport {
  public:
+  static constexpr std::uint32_t kAlone = std::uint32_t{1} << 28U;
+
   MessageTransport() = default;
   MessageTransport(const MessageTransport&) = delete;
   MessageTransport& operator=(const MessageTransport&) = delete;
@@ -46,7 +50,8 @@ class MessageTransport {
 };
 
 /// Matched calls only (Capabilities::one_sided is false). Before the data of a call its description goes to every rank of the
-/// group, so that a skipped, swapped or resized call is kMismatch on every rank, with both sides. Tags used: two a group, from 0 up.
+/// group, so that a skipped, swapped or resized call is kMismatch on every rank, with both sides. (Of a message the receiver alone sees
+/// both sides, of a part of an all_to_all its two ranks; who waits for them sees them leave, or the deadline.) Tags used: four a group, from 0 up, one of them with kAlone.
 /// Memory: 2(n-1) pieces of options.staging_bytes, once a sum needs them. abort() is heard by this rank only; the others see this
 /// rank leave. Not collective.
 [[nodiscard]] std::unique_ptr<CommBackend> make_message_backend(std::shared_ptr<MessageTransport> transport, const CommOptions& options);

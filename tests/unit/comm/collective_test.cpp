@@ -23,8 +23,12 @@ Collective good(CollectiveKind kind) {
                         .counts = {3, 4},
                         .root = 0,
                         .tag = {.unit = 2, .label = 5}};
-  if (kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kBroadcast) collective.counts = {7};
+  if (kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kBroadcast || is_point_to_point(kind)) {
+    collective.counts = {7};
+  }
   if (kind == CollectiveKind::kBarrier) collective.counts = {};
+  if (kind == CollectiveKind::kGather) collective.root = 1;
+  if (kind == CollectiveKind::kAllToAll) collective.recv_counts = {2, 4};
   return collective;
 }
 
@@ -42,6 +46,11 @@ constexpr CollectiveKind kKinds[] = {CollectiveKind::kAllGather,
                                      CollectiveKind::kReduceScatter,
                                      CollectiveKind::kAllReduce,
                                      CollectiveKind::kBroadcast,
+                                     CollectiveKind::kGather,
+                                     CollectiveKind::kScatter,
+                                     CollectiveKind::kAllToAll,
+                                     CollectiveKind::kSend,
+                                     CollectiveKind::kRecv,
                                      CollectiveKind::kBarrier};
 
 TEST(Collective, GoodCallsPass) {
@@ -54,7 +63,6 @@ TEST(Collective, WhatOneRankCanSeeIsRefused) {
       {"wrong number of counts", [](Collective& c) { c.counts.push_back(1); }},
       {"a count is negative or too large", [](Collective& c) { c.counts[0] = -1; }},
       {"a count is negative or too large", [](Collective& c) { c.counts[0] = std::int64_t{1} << 62U; }},
-      {"the root is not in the group", [](Collective& c) { c.root = 2; }},
       {"recv is null", [](Collective& c) { c.recv = nullptr; }},
       {"recv is not aligned to its dtype", [](Collective& c) { c.recv += 2; }},
   };
@@ -63,9 +71,31 @@ TEST(Collective, WhatOneRankCanSeeIsRefused) {
       if (kind == CollectiveKind::kBarrier) continue;
       Collective collective = good(kind);
       change(collective);
-      EXPECT_EQ(problem(collective), text) << name_of(kind);
+      const bool unused = kind == CollectiveKind::kSend && text.starts_with("recv");
+      EXPECT_EQ(problem(collective), unused ? "" : text) << name_of(kind);
     }
   }
+  for (const CollectiveKind kind : kKinds) {
+    if (kind == CollectiveKind::kBarrier) continue;
+    Collective collective = good(kind);
+    collective.root = 2;
+    EXPECT_EQ(problem(collective), is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group");
+    collective.root = 1;
+    if (is_point_to_point(kind)) {
+      EXPECT_EQ(problem(collective), "a rank sends to itself");
+    }
+  }
+  Collective send = good(CollectiveKind::kSend);
+  send.send = nullptr;
+  EXPECT_EQ(problem(send), "send is null");
+  for (const CollectiveKind kind : kKinds) {
+    Collective collective = good(kind);
+    collective.recv_counts.push_back(1);
+    EXPECT_EQ(problem(collective), kind == CollectiveKind::kBarrier ? "a barrier has no data" : "wrong number of counts to receive");
+  }
+  Collective negative = good(CollectiveKind::kAllToAll);
+  negative.recv_counts[1] = -1;
+  EXPECT_EQ(problem(negative), "a count is negative or too large");
   Collective barrier = good(CollectiveKind::kBarrier);
   barrier.counts = {1};
   EXPECT_EQ(problem(barrier), "a barrier has no data");
@@ -77,6 +107,9 @@ TEST(Collective, SumsKnowTheirDtypes) {
                                                   {DType::kBFloat16, DType::kBFloat16},
                                                   {DType::kBFloat16, DType::kFloat32},
                                                   {DType::kFloat32, DType::kBFloat16},
+                                                  {DType::kFloat16, DType::kFloat16},
+                                                  {DType::kFloat16, DType::kFloat32},
+                                                  {DType::kFloat32, DType::kFloat16},
                                                   {DType::kInt64, DType::kInt64},
                                                   {DType::kInt32, DType::kInt32}};
   for (int in = 0; in <= static_cast<int>(DType::kUInt8); ++in) {
@@ -91,6 +124,27 @@ TEST(Collective, SumsKnowTheirDtypes) {
       EXPECT_EQ(problem(collective).empty(), in == out) << describe(collective);
     }
   }
+}
+
+TEST(Collective, AMinimumTakesEveryDtypeAndKeepsIt) {
+  for (const CollectiveKind kind : kKinds) {
+    const bool reduces = kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
+    for (int in = 0; in <= static_cast<int>(DType::kUInt8); ++in) {
+      for (int out = 0; out <= static_cast<int>(DType::kUInt8); ++out) {
+        Collective collective = good(kind);
+        if (kind == CollectiveKind::kBarrier) continue;
+        collective.op = ReduceOp::kMin;
+        collective.in_dtype = static_cast<DType>(in);
+        collective.out_dtype = static_cast<DType>(out);
+        EXPECT_EQ(problem(collective).empty(), reduces && in == out) << describe(collective);
+      }
+    }
+  }
+  Collective collective = good(CollectiveKind::kReduceScatter);
+  collective.op = ReduceOp::kMax;
+  EXPECT_EQ(describe(collective), "reduce_scatter max float32 [3, 4] unit=2 label=5");
+  collective.accumulate = true;
+  EXPECT_EQ(problem(collective), "only the sum of a reduce_scatter accumulates");
 }
 
 TEST(Collective, OverlapsOtherThanInPlaceAreRefused) {
@@ -108,6 +162,24 @@ TEST(Collective, OverlapsOtherThanInPlaceAreRefused) {
     reduce.recv = memory.data() + shift;
     EXPECT_EQ(problem(reduce).empty(), shift == 0) << shift;
   }
+  for (const int shift : {0, 4, 12, 16}) {
+    Collective gather = good(CollectiveKind::kGather);
+    gather.recv = memory.data();
+    gather.send = memory.data() + shift;
+    EXPECT_EQ(problem(gather).empty(), shift == 12) << shift;
+    gather.root = 0;
+    EXPECT_EQ(problem(gather), "") << "this rank's recv is not used";
+    Collective scatter = good(CollectiveKind::kScatter);
+    scatter.send = memory.data();
+    scatter.recv = memory.data() + shift;
+    EXPECT_EQ(problem(scatter), "") << "this rank's send is not used";
+    scatter.root = 1;
+    EXPECT_EQ(problem(scatter).empty(), shift == 12) << shift;
+    Collective exchange = good(CollectiveKind::kAllToAll);
+    exchange.send = memory.data();
+    exchange.recv = memory.data() + shift;
+    EXPECT_EQ(problem(exchange), "send and recv overlap") << shift;
+  }
   Collective onto_itself = good(CollectiveKind::kReduceScatter);
   onto_itself.send = memory.data();
   onto_itself.recv = memory.data() + 12;
@@ -117,7 +189,7 @@ TEST(Collective, OverlapsOtherThanInPlaceAreRefused) {
   EXPECT_EQ(problem(onto_itself), "");
   onto_itself.kind = CollectiveKind::kAllReduce;
   onto_itself.counts = {7};
-  EXPECT_EQ(problem(onto_itself), "only a reduce_scatter accumulates");
+  EXPECT_EQ(problem(onto_itself), "only the sum of a reduce_scatter accumulates");
   Collective cast = good(CollectiveKind::kAllReduce);
   cast.recv = memory.data();
   cast.out_dtype = DType::kBFloat16;
@@ -142,6 +214,9 @@ TEST(Collective, DescriptionsAreShort) {
   collective.out_dtype = DType::kBFloat16;
   EXPECT_EQ(describe(collective),
             "reduce_scatter float32->bfloat16 [1, 1, 1, 1, 1, 1, 1, 1, ...] unit=2 label=5");
+  EXPECT_EQ(describe(good(CollectiveKind::kAllToAll)), "all_to_all float32 [3, 4] from [2, 4] unit=2 label=5");
+  EXPECT_EQ(describe(good(CollectiveKind::kSend)), "send float32 [7] to rank 0 unit=2 label=5");
+  EXPECT_EQ(describe(good(CollectiveKind::kRecv)), "recv float32 [7] from rank 0 unit=2 label=5");
   EXPECT_EQ(describe(good(CollectiveKind::kBarrier)), "barrier unit=2 label=5");
 }
 

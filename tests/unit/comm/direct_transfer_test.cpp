@@ -34,7 +34,7 @@ class Parrot {
 
   void join() {
     segment_ = Arena::create(
-        ArenaKind::kPrivate, SharedMemoryEngine::segment_bytes(quick_options(), true), "parrot");
+        ArenaKind::kPrivate, SharedMemoryEngine::reserved_bytes(quick_options(), true, kWorld), "parrot");
     segments_ = exchange_.exchange(segment_, [] {});
   }
   void repeat(const std::function<void(CallDescriptor&)>& tamper) {
@@ -82,12 +82,13 @@ Error gather_with(const std::function<void(CallDescriptor&)>& tamper) {
     const PeerWindow window = engine->attach(arena, "data");
     std::vector<std::byte> out(kWorld * kArenaBytes);
     const std::vector<std::int64_t> counts{kElements, kElements};
-    engine->run({.kind = CollectiveKind::kAllGather,
-                 .in_dtype = DType::kFloat32,
-                 .out_dtype = DType::kFloat32,
-                 .send = arena.data(),
-                 .recv = out.data(),
-                 .counts = counts});
+    const Collective gather{.kind = CollectiveKind::kAllGather,
+                            .in_dtype = DType::kFloat32,
+                            .out_dtype = DType::kFloat32,
+                            .send = arena.data(),
+                            .recv = out.data(),
+                            .counts = counts};
+    engine->run({&gather, 1});
   } catch (const Error& error) {
     caught = error;
   }
