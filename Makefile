@@ -5,6 +5,9 @@ SHELL := /bin/bash
 .PHONY: test-shim help setup train train-cpp test test-quick bench format clean
 export NINJA_STATUS := [%f/%t %es]
 
+# Who starts the ranks of `make train`: zeroth-run, or mpirun.
+LAUNCHER ?= zeroth-run
+
 # Compilers at a time: a file that includes torch takes up to 1.5 GB, and CMake holds those to what the memory allows.
 JOBS ?= $(shell nproc)
 BUILD = cmake --build build/$(1) -j $(JOBS)
@@ -12,7 +15,8 @@ BUILD = cmake --build build/$(1) -j $(JOBS)
 SOURCES = $$(git ls-files '*.h' '*.cpp' '*.cu')
 
 help:
-	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes); pictures in build/train"
+	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes); pictures in build/train;"
+	@echo "                 LAUNCHER=mpirun starts them with mpirun"
 	@echo "make train-cpp   the same with the trainer in C++"
 	@echo "make test        prepare the machine, build, run every test (the core also under sanitizers)"
 	@echo "make test-quick  the unit tests of the core, without torch"
@@ -31,11 +35,11 @@ build/%/build.ninja: CMakePresets.json tools/requirements.txt | setup
 
 train: setup build/release/build.ninja
 	@$(call BUILD,release) --target zeroth-run zeroth_python
-	@tools/train-main
+	@tools/train-main --launcher $(LAUNCHER)
 
 train-cpp: setup build/release/build.ninja
 	@$(call BUILD,release) --target zeroth-run zeroth-gpt
-	@tools/train-main --cpp
+	@tools/train-main --cpp --launcher $(LAUNCHER)
 
 test: setup build/release/build.ninja build/asan/build.ninja build/tsan/build.ninja
 	$(call BUILD,release)

@@ -12,6 +12,8 @@
 #       nothing in it is touched by a second thread.
 #   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...])
 #       Some cases of a test once more, with variables set; a ctest test of its own.
+#   zeroth_add_mpi_test(<name> <test> RANKS n FILTER <gtest filter> [LABELS ...] [TIMEOUT seconds])
+#       Some cases of a test once more, by n ranks that mpirun starts; left out without MPI.
 #   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds])
 #       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it.
 #   zeroth_add_benchmark(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
@@ -170,6 +172,25 @@ function(zeroth_add_test_variant name test)
     COMMAND ${test} "--gtest_filter=${arg_FILTER}" "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml")
   zeroth_set_test_properties(${name} "${arg_LABELS}" "" FALSE)
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "${arg_ENVIRONMENT}")
+endfunction()
+
+# Every rank runs the same cases; rank 0 writes the results, and an end of any other with an error is one of the whole.
+function(zeroth_add_mpi_test name test)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "RANKS;FILTER;TIMEOUT" "LABELS")
+  zeroth_check_arguments(zeroth_add_mpi_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_RANKS}")
+  if(NOT TARGET zeroth_mpi)
+    message(STATUS "left out: test ${name} (not there: MPI)")
+    return()
+  endif()
+  math(EXPR others "${arg_RANKS} - 1")
+  set(filter "--gtest_filter=${arg_FILTER}")
+  add_test(NAME ${name}
+    COMMAND ${MPIEXEC_EXECUTABLE} ${ZEROTH_MPIEXEC_FLAGS}
+            -n 1 $<TARGET_FILE:${test}> "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml" ${filter}
+            : -n ${others} $<TARGET_FILE:${test}> ${filter})
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE)
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT
+    "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ZEROTH_MPI_LIBRARY=$<TARGET_FILE:zeroth_mpi>")
 endfunction()
 
 function(zeroth_add_script_test name)

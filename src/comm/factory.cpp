@@ -1,4 +1,5 @@
 #include "comm/inproc_exchange.h"
+#include "comm/mpi/mpi_transport.h"
 #include "comm/rendezvous.h"
 #include "comm/segment_backend.h"
 #include "comm/self_backend.h"
@@ -6,6 +7,7 @@
 
 #include <zeroth/base/text.h>
 #include <zeroth/comm/factory.h>
+#include <zeroth/comm/messages.h>
 
 #include <fmt/format.h>
 
@@ -68,6 +70,10 @@ std::unique_ptr<CommBackend> make_shm(const WorldSpec& spec) {
       detail::SharedMemoryEngine::make_world(std::move(exchange), spec.rank, spec.size, spec.options));
 }
 
+std::unique_ptr<CommBackend> make_mpi(const WorldSpec& spec) {
+  return make_message_backend(detail::make_mpi_transport(detail::load_mpi(), spec.rank, spec.size, spec.options), spec.options);
+}
+
 /// What is built. A new backend adds its line here.
 struct Entry {
   std::string_view name;
@@ -78,6 +84,7 @@ constexpr auto kBackends = std::to_array<Entry>({
     {"self", make_self, false},
     {"inproc", make_inproc, true},
     {"shm", make_shm, true},
+    {"mpi", make_mpi, false},
 });
 
 const Entry& find_backend(std::string_view name) {

@@ -582,8 +582,12 @@ class MessageBackend final : public CommBackend {
 
   void abort(const Error& error) noexcept override {
     MessageJob& job = group_->job();
-    const std::lock_guard lock(job.mutex);
-    if (job.abort_text.empty()) job.abort_text = error.what();
+    {
+      const std::lock_guard lock(job.mutex);
+      if (!job.abort_text.empty()) return;
+      job.abort_text = error.what();
+    }
+    job.transport->abort(error.what());
   }
 
   void count_one_sided(CollectiveKind kind, std::uint64_t bytes) override {

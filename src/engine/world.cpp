@@ -45,34 +45,63 @@ struct Launcher {
   std::string_view hosts;       ///< hosts of the job, likewise
   std::string_view job, step;   ///< together unique on the host
   std::string_view name;
+  bool has_mpi;  ///< MPI reaches the ranks of all its hosts
 };
 constexpr std::string_view kOwnJob = "ZEROTH_JOB_ID";
 // Slurm's SLURM_NTASKS_PER_NODE is what was asked for at most, not what there is: its number of nodes decides.
 constexpr Launcher kLaunchers[] = {
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", kOwnJob, "", "torchrun"},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", kOwnJob, "", "torchrun", false},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "",
-     "PMIX_NAMESPACE", "", "mpirun"},
+     "PMIX_NAMESPACE", "", "mpirun", true},
     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_STEP_ID",
-     "srun"},
+     "srun", false},
 };
 
-/// Throws unless the variable `name` (if there is one, and if it is set) says `expected`.
-void require_one_host(const Lookup& lookup, std::string_view name, int expected, const std::string& meaning) {
-  const auto text = name.empty() ? std::nullopt : lookup(name);
-  ZR_CHECK(!text || number(std::string(name), *text) == expected,
+constexpr std::string_view kBackendVariable = "ZEROTH_BACKEND";
+
+/// What the variable asks for, "" for nothing.
+std::string wanted_backend(const Lookup& lookup) {
+  const std::string wanted = lookup(kBackendVariable).value_or("");
+  ZR_CHECK(wanted.empty() || wanted == "shm" || wanted == "mpi",
            ErrorCode::kEnvironment,
-           "the ranks are on several hosts, and the shared memory of one does not reach them",
+           "no such transport between processes",
            {.where = "world",
-            .which = std::string(name),
-            .expected = meaning,
-            .got = *text,
-            .hint = "in Python: torch.distributed.init_process_group(\"gloo\"), then Engine(..., world=zeroth.World.from_group())"});
+            .which = std::string(kBackendVariable),
+            .expected = "shm or mpi",
+            .got = "\"" + wanted + "\"",
+            .hint = "unset it: shm on one host, mpi where mpirun has started ranks on several"});
+  return wanted;
+}
+
+/// The transport of ranks that this launcher has started.
+std::string backend_of(const Lookup& lookup, const Launcher& launcher, int size) {
+  const std::string wanted = wanted_backend(lookup);
+  struct Hint {
+    std::string_view variable;
+    int expected;
+    std::string meaning;
+  };
+  for (const Hint& hint : {Hint{launcher.local_size, size, std::to_string(size) + ", all ranks on this host"}, Hint{launcher.hosts, 1, "1 host"}}) {
+    const auto text = hint.variable.empty() ? std::nullopt : lookup(hint.variable);
+    if (!text || number(std::string(hint.variable), *text) == hint.expected || wanted == "mpi") continue;
+    if (launcher.has_mpi && wanted.empty()) return "mpi";
+    throw Error(ErrorCode::kEnvironment,
+                "the ranks are on several hosts, and the shared memory of one does not reach them",
+                {.where = "world",
+                 .which = std::string(hint.variable),
+                 .expected = hint.meaning,
+                 .got = *text,
+                 .hint = "start them with mpirun, or set ZEROTH_BACKEND=mpi where they are ranks of MPI; in Python also: "
+                         "torch.distributed.init_process_group(\"gloo\"), then Engine(..., world=zeroth.World.from_group())"});
+  }
+  return !wanted.empty() ? wanted : size > 1 ? "shm" : "self";
 }
 
 }  // namespace
 
 World World::from_variables(const Lookup& lookup) {
   World world;
+  if (const std::string wanted = wanted_backend(lookup); !wanted.empty()) world.backend_name_ = wanted;
   for (const Launcher& launcher : kLaunchers) {
     const auto rank = lookup(launcher.rank);
     const auto size = lookup(launcher.size);
@@ -94,8 +123,7 @@ World World::from_variables(const Lookup& lookup) {
               .which = std::string(launcher.rank) + ", " + std::string(launcher.size),
               .expected = "0 <= rank < size",
               .got = "rank " + *rank + ", size " + *size});
-    require_one_host(lookup, launcher.local_size, world.size_, std::to_string(world.size_) + ", all ranks on this host");
-    require_one_host(lookup, launcher.hosts, 1, "1 host");
+    world.backend_name_ = backend_of(lookup, launcher, world.size_);
     const auto local = lookup(launcher.local_rank);
     world.local_rank_ = local ? number(std::string(launcher.local_rank), *local) : world.rank_;
     ZR_CHECK(world.local_rank_ < world.size_,
@@ -113,7 +141,6 @@ World World::from_variables(const Lookup& lookup) {
                     std::string(ours ? "zeroth-run" : launcher.name) + ")";
     break;
   }
-  if (world.size_ > 1) world.backend_name_ = "shm";
   return world;
 }
 

@@ -170,6 +170,17 @@ void random_calls_of_seeds(const std::shared_ptr<CommBackend>& backend, int seed
   }
 }
 
+/// Ranks that mpirun has started, and threads that send messages.
+class ChaosOverMessages : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends, ChaosOverMessages, ::testing::ValuesIn(several_worlds_of_messages()), name_of_param);
+
+TEST_P(ChaosOverMessages, AHundredSeedsWithRandomDelays) {
+  const RankReport report = run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+    random_calls_of_seeds(backend, 100, 12, 5000);
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
 TEST(Chaos, AHundredSeedsOfProcessesWithRandomDelays) {
   if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: forked ranks";
   for (const int size : {2, 3, 4}) {

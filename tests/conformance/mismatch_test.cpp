@@ -113,7 +113,7 @@ TEST_P(Mismatch, EveryRankPrintsBothSides) {
   for (const Case& item : cases()) {
     SCOPED_TRACE(item.name);
     const bool attaches = item.both_sides.front() == "attach";
-    if (attaches && GetParam().backend == "messages") continue;  // it has no windows
+    if (attaches && over_messages(GetParam())) continue;  // it has no windows
     const RankReport report = run_world(GetParam(),
                                         [&](int rank, const std::shared_ptr<CommBackend>& backend) {
                                           const Communicator comm(backend);
@@ -138,7 +138,7 @@ TEST_P(Mismatch, EveryRankPrintsBothSides) {
 TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const int last = GetParam().size - 1;
-  const bool messages = GetParam().backend == "messages";
+  const bool messages = over_messages(GetParam());
   WorldOptions options{.abort_on_failure = false};
   if (messages) options.comm.timeout = Milliseconds{500};  // of the ranks that see nothing
   for (const std::int64_t part : {3, 70'000}) {

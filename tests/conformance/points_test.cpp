@@ -308,7 +308,7 @@ std::vector<Case> cases() {
 
 TEST_P(Points, AnotherMessageThanExpectedIsNamedOnBothSides) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  const bool messages = GetParam().backend == "messages";
+  const bool messages = over_messages(GetParam());
   WorldOptions options{.abort_on_failure = false};
   if (messages) options.comm.timeout = Milliseconds{500};  // of the sender, who sees nothing
   for (const Case& item : cases()) {
@@ -376,7 +376,7 @@ TEST_P(Points, ASendThatNobodyTakesEndsAtTheDeadlineAndSaysHowFarItCame) {
   EXPECT_EQ(failure.code, ErrorCode::kTimeout) << failure.text;
   EXPECT_THAT(failure.text, HasSubstr("send#0 float32, 50000 elements (200000 B) to rank 1, unit 2, label 0"));
   EXPECT_EQ(failure.text.find("from rank"), std::string::npos) << failure.text;
-  if (GetParam().backend != "messages") {
+  if (!over_messages(GetParam())) {
     EXPECT_THAT(failure.text, HasSubstr("of 200000 B sent"));
   }
 }

@@ -1,6 +1,7 @@
 // One conformance suite for all backends: a test body runs on every rank of a world of any kind.
 #pragma once
 
+#include "conformance/mpi_world.h"
 #include "support/fork_ranks.h"
 #include "support/thread_ranks.h"
 
@@ -37,6 +38,7 @@ struct WorldOptions {
 [[nodiscard]] inline RankReport run_world(const WorldParam& param,
                                           const RankBody& body,
                                           const WorldOptions& options = {}) {
+  if (param.backend == "mpi") return run_mpi_world(body, options.comm, options.abort_on_failure);
   if (param.backend == "inproc" || param.backend == "messages") {
     return try_ranks(param.size,
                      body,
@@ -82,8 +84,12 @@ struct WorldOptions {
   return worlds;
 }
 
-/// All worlds for what needs no memory that peers can read.
+/// Ranks that send each other messages: no memory that peers can read.
+[[nodiscard]] inline bool over_messages(const WorldParam& param) { return param.backend == "messages" || param.backend == "mpi"; }
+
+/// All worlds for what needs no memory that peers can read; under mpirun that one.
 [[nodiscard]] inline std::vector<WorldParam> matched_worlds() {
+  if (mpi_world_size() > 0) return {{"mpi", mpi_world_size()}};
   std::vector<WorldParam> worlds = all_worlds();
   for (const int size : {1, 2, 3, 5}) worlds.push_back({"messages", size});
   return worlds;
@@ -94,9 +100,14 @@ struct WorldOptions {
   return {{"inproc", 2}, {"inproc", 3}, {"inproc", 4}, {"shm", 2}, {"shm", 3}, {"shm", 4}};
 }
 
+[[nodiscard]] inline std::vector<WorldParam> several_worlds_of_messages() {
+  if (mpi_world_size() > 1) return {{"mpi", mpi_world_size()}};
+  return {{"messages", 2}, {"messages", 3}, {"messages", 4}};
+}
+
 [[nodiscard]] inline std::vector<WorldParam> several_matched_ranks() {
-  std::vector<WorldParam> worlds = several_ranks();
-  for (const int size : {2, 3, 4}) worlds.push_back({"messages", size});
+  std::vector<WorldParam> worlds = mpi_world_size() > 1 ? std::vector<WorldParam>{} : several_ranks();
+  for (const WorldParam& world : several_worlds_of_messages()) worlds.push_back(world);
   return worlds;
 }
 

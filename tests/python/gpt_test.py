@@ -183,6 +183,14 @@ class Trainers(unittest.TestCase):
         for path in pictures.iterdir():
             self.assert_picture(path)
 
+    def test_mpirun_starts_the_ranks_of_make_train(self) -> None:
+        done = self.train_main("--cpp", "--launcher", "mpirun", "--", "--steps", "120", "--eval-every", "40", "--sample", "0")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertIn("OMPI_COMM_WORLD_RANK", done.stdout + done.stderr)
+        self.check_stages(done.stdout)
+        done = self.train_main("--launcher", "srun", "--")
+        self.assertEqual((done.returncode, done.stderr), (64, 'train-main: error: --launcher is zeroth-run or mpirun, not "srun"\n'))
+
     def test_make_train_fails_where_nothing_is_learnt(self) -> None:
         done = self.train_main("--cpp", "--", "--steps", "1", "--sample", "0")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
@@ -191,7 +199,7 @@ class Trainers(unittest.TestCase):
 
     def test_the_job_of_make_train_says_what_it_takes(self) -> None:
         done = subprocess.run([ROOT / "tools" / "train-main", "--help"], capture_output=True, text=True, check=True)
-        for name in ("--cpp", "--pictures FOLDER", "COMMON... --", "ARGUMENTS", "ZEROTH_PYTHON"):
+        for name in ("--cpp", "--launcher zeroth-run|mpirun", "--pictures FOLDER", "COMMON... --", "ARGUMENTS", "ZEROTH_PYTHON"):
             self.assertIn(name, done.stdout)
 
     # --- arguments --------------------------------------------------------------------------------------------------

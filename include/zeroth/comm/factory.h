@@ -42,7 +42,7 @@ struct WorldSpec {
 /// ZEROTH_JOB_ID, or MASTER_ADDR:MASTER_PORT with TORCHELASTIC_RUN_ID; throws kEnvironment if neither is set.
 [[nodiscard]] std::string job_from_environment();
 
-/// Blocks until all ranks are there. "self", "inproc", "shm"; throws kConfig naming what is built for another
+/// Blocks until all ranks are there. "self", "inproc", "shm", "mpi" (needs libzeroth_mpi.so, and ranks that mpirun started); throws kConfig naming what is built for another
 /// name, kTimeout naming the ranks that did not come, kMismatch for a wrong world size, a rank that came
 /// twice or another version of Zeroth, kResource if memfd or pidfd is refused.
 [[nodiscard]] std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec);

@@ -47,13 +47,16 @@ class MessageTransport {
   [[nodiscard]] virtual std::string_view kind() const = 0;
   [[nodiscard]] virtual std::unique_ptr<Transfer> send(int to, std::uint32_t tag, std::span<const std::byte> bytes) = 0;
   [[nodiscard]] virtual std::unique_ptr<Transfer> receive(int from, std::uint32_t tag, std::span<std::byte> bytes) = 0;
+  /// Tells the other ranks, as far as the transport can, that this one stops the job: their transfers throw kAborted with the text. Returns soon.
+  /// May be called from any thread.
+  virtual void abort(std::string_view text) noexcept { (void)text; }
 };
 
 /// Matched calls only (Capabilities::one_sided is false). Before the data of a call its description goes to every rank of the
 /// group, so that a skipped, swapped or resized call is kMismatch on every rank, with both sides. (Of a message the receiver alone sees
 /// both sides, of a part of an all_to_all its two ranks; who waits for them sees them leave, or the deadline.) Tags used: four a group, from 0 up, one of them with kAlone.
-/// Memory: 2(n-1) pieces of options.staging_bytes, once a sum needs them. abort() is heard by this rank only; the others see this
-/// rank leave. Not collective.
+/// Memory: 2(n-1) pieces of options.staging_bytes, once a sum needs them. abort() reaches the others where the transport tells them;
+/// else they see this rank leave. Not collective.
 [[nodiscard]] std::unique_ptr<CommBackend> make_message_backend(std::shared_ptr<MessageTransport> transport, const CommOptions& options);
 
 }  // namespace zeroth

@@ -1,0 +1,51 @@
+// MPI behind a table of C functions. libzeroth_mpi.so is the one file that is compiled against an MPI, and is loaded when an MPI world is
+// asked for: the core knows no MPI, and for another MPI only that file is compiled anew. A test's table stands in for a library.
+//
+// Every function returns 0, or an MPI error code that text() explains. One thread at a time calls them; that need not be the same one.
+#pragma once
+
+#include <cstdint>
+
+namespace zeroth::detail {
+
+/// Grows with every change of MpiTable.
+inline constexpr std::uint32_t kMpiTableVersion = 1;
+
+/// As in MPI: what the library allows threads to do.
+enum class MpiThreads : int { kSingle = 0, kFunneled = 1, kSerialized = 2, kMultiple = 3 };
+
+struct MpiWorldFacts {
+  int rank = 0;
+  int size = 1;
+  MpiThreads threads = MpiThreads::kSingle;
+  int largest_tag = 0;
+  int started_here = 0;  ///< open() has initialised MPI: nobody else in this process had
+};
+
+struct MpiTable {
+  std::uint32_t version = 0;
+  const char* library = "";  ///< "Open MPI v4.1.4, ..."
+
+  /// Blocks until all ranks of MPI's world have come. Initialises MPI if nobody has, asking for kMultiple, and then ends it when the process exits
+  /// with status 0. `world`: a duplicate of MPI_COMM_WORLD of its own, whose errors are returned. It is never given back: a message of a call that
+  /// failed may still be under way, and would be taken for one of the next world if that had the same number.
+  int (*open)(MpiWorldFacts* facts, void** world) = nullptr;
+  /// Start a message; `request` is for test(). The bytes must live until it is done.
+  int (*send)(void* world, const void* data, int bytes, int to, int tag, void** request) = nullptr;
+  int (*receive)(void* world, void* data, int bytes, int from, int tag, void** request) = nullptr;
+  /// Moves what is under way. Once *done is 1 the request is gone.
+  int (*test)(void* request, int* done) = nullptr;
+  /// Asks to forget a message: test() says when that, or the message, is done.
+  int (*cancel)(void* request) = nullptr;
+  /// A message with this tag that has come and that nobody has received: from whom, how long; from -1: none.
+  int (*probe)(void* world, int tag, int* from, int* bytes) = nullptr;
+  /// The process will exit without waiting for the others to end MPI, unless another world is opened before.
+  void (*leave_unfinished)() = nullptr;
+  void (*text)(int code, char* to, int size) = nullptr;
+};
+
+/// The one symbol of libzeroth_mpi.so.
+inline constexpr const char* kMpiTableSymbol = "zeroth_mpi_table";
+using MpiTableFunction = const MpiTable* (*)();
+
+}  // namespace zeroth::detail

@@ -1,0 +1,57 @@
+"""One rank that mpirun starts: trains at every stage, and says over what and with which losses; or fails in the third step as the argument says. See
+mpi_test.py."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import zoo
+
+import zeroth
+
+STEPS = 4
+
+
+def trained(world: zeroth.World, stage: int, trouble: str) -> list[str]:
+    """Mean losses in hexadecimal."""
+    config = {"zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 0.05}}, "zeroth": {"timeout_ms": 20_000}}
+    of_ranks = next(zoo.batches(world.size, 1, 1))[0]
+    losses = []
+    engine = zeroth.Engine(zoo.make("plain"), config, world=world, progress_every_s=0)
+    for step in range(STEPS):
+        if step == 2 and world.rank == 1 and trouble:
+            have(trouble, world)
+        loss = engine(*of_ranks[world.rank])
+        engine.backward(loss)
+        assert engine.step().committed
+        losses.append(engine.average(loss.item()).hex())
+    engine.close()
+    return losses
+
+
+def have(trouble: str, world: zeroth.World) -> None:
+    if trouble == "tell":
+        world.abort("the data set has ended")
+        sys.exit(3)
+    if trouble == "raise":
+        raise RuntimeError("the data set has ended")
+    if trouble == "freeze":
+        time.sleep(3600)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    world = zeroth.World.from_environment()
+    for stage in range(4):
+        losses = trained(world, stage, sys.argv[1] if len(sys.argv) > 1 else "")
+        # In one write: mpirun passes on what ranks write without looking for lines.
+        os.write(1, f"{world.rank} of {world.size} over {world.backend}, stage {stage}: {' '.join(losses)}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

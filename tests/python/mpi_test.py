@@ -1,0 +1,86 @@
+"""Ranks under a real mpirun: over shared memory and over MPI they train with the same bits at every stage; what goes wrong on one ends all, and
+nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import unittest
+
+import job
+
+PROGRAM = str(job.HERE / "mpi_rank.py")
+MPIRUN = [os.environ["ZEROTH_MPIRUN"], "--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,vader"]
+
+
+def variables(**more: str) -> dict[str, str]:
+    """Without what another launcher says."""
+    own = {name: value for name, value in os.environ.items() if name not in ("ZEROTH_JOB_ID", "RANK", "WORLD_SIZE")}
+    return {**own, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **more}
+
+
+class Mpirun(unittest.TestCase):
+    def run_ranks(self, ranks: int, *arguments: str, backend: str, limit_s: float = 240) -> subprocess.CompletedProcess[str]:
+        command = [*MPIRUN, "-n", str(ranks), sys.executable, PROGRAM, *arguments]
+        with job.Family(command, variables(ZEROTH_BACKEND=backend)) as family:
+            done = family.end(limit_s)
+            self.assertEqual(family.left.text(), "")
+        return done
+
+    def losses(self, ranks: int, backend: str) -> str:
+        """The same on every rank, at every stage."""
+        done = self.run_ranks(ranks, backend=backend)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        told = re.findall(rf"(\d) of {ranks} over {backend or 'shm'}, stage (\d): (.*)", done.stdout)
+        self.assertEqual(sorted(told)[0][:2], ("0", "0"), done.stdout)
+        self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 4 * ranks, done.stdout)
+        self.assertEqual(len({losses for _, _, losses in told}), 1, done.stdout)
+        kind = backend or "shm"
+        self.assertIn(f"info: {ranks} ranks over {kind}, says OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)", done.stderr)
+        return told[0][2]
+
+    def test_the_bits_are_those_of_shared_memory(self) -> None:
+        for ranks in (2, 3):
+            self.assertEqual(self.losses(ranks, "mpi"), self.losses(ranks, ""))
+
+    def test_a_rank_that_gives_up_tells_the_others_why(self) -> None:
+        done = self.run_ranks(3, "tell", backend="mpi")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"\[ABORTED\] rank 1 stopped the job: .*the data set has ended")
+
+    def test_an_exception_on_one_rank_ends_the_job(self) -> None:
+        done = self.run_ranks(3, "raise", backend="mpi")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("RuntimeError: the data set has ended", done.stderr)
+
+    def test_a_rank_that_dies_ends_the_job(self) -> None:
+        begin = time.monotonic()
+        done = self.run_ranks(3, "kill", backend="mpi")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"rank 1 with PID \d+ on node .* exited on signal 9")
+        self.assertLess(time.monotonic() - begin, 60)
+
+    def test_a_rank_that_waits_for_ever_is_named(self) -> None:
+        done = self.run_ranks(2, "freeze", backend="mpi")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"\[TIMEOUT\] no answer within 20\.0 s; where: comm\.mpi group=\S+; who: rank 0/2; .* from rank 1")
+
+    def test_ranks_of_another_launcher_are_no_world_of_mpi(self) -> None:
+        command = [job.RUN, "-n", "2", "--no-merge", sys.executable, PROGRAM]
+        with job.Family(command, variables(ZEROTH_BACKEND="mpi")) as family:
+            done = family.end(120)
+            self.assertEqual(family.left.text(), "")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.stderr, r"\[MISMATCH\] MPI and the launcher's variables describe different worlds; .*start the ranks with mpirun")
+
+    def test_a_library_that_is_not_there(self) -> None:
+        done = subprocess.run([sys.executable, "-c", "import zeroth, torch; zeroth.Engine(torch.nn.Linear(2, 2), {'optimizer': {'type': 'AdamW'}})"],
+                              env=variables(ZEROTH_BACKEND="mpi", ZEROTH_MPI_LIBRARY="/no/such/library.so"), capture_output=True, text=True, check=False)
+        self.assertRegex(done.stderr, r"\[ENVIRONMENT\] MPI was asked for, and libzeroth_mpi\.so cannot be loaded; .*/no/such/library\.so")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

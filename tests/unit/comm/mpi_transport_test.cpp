@@ -1,0 +1,307 @@
+// The transport over MPI on a table of the test's, which says what a real MPI says only in bad moments.
+#include "comm/mpi/mpi_transport.h"
+
+#include <zeroth/base/error.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace zeroth::detail {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// An MPI of rank 1 of 3. C functions have no object, so there is one at a time.
+struct FakeMpi {
+  struct Request {
+    bool sends = false;
+    int peer = 0;
+    int tag = 0;
+    int bytes = 0;
+    std::string text{};  ///< what was sent, up to 64 bytes
+    bool cancelled = false;
+  };
+
+  MpiWorldFacts facts{.rank = 1, .size = 3, .threads = MpiThreads::kMultiple, .largest_tag = 1 << 30, .started_here = 1};
+  int refuse_after = -1;         ///< messages until one is refused
+  bool completes = true;         ///< test() finds messages done
+  bool cancels = true;           ///< and those that were cancelled
+  std::string note{};            ///< of rank 2, who stops the job
+  int test_code = 0;
+  bool left_unfinished = false;
+  int calls = 0;                 ///< of anything but open()
+  std::vector<Request> started{};
+  std::set<Request*> living{};
+
+  static FakeMpi* one;
+  FakeMpi() { one = this; }
+  ~FakeMpi() {
+    for (Request* request : living) delete request;
+    one = nullptr;
+  }
+
+  static int start(Request request, void** out) {
+    ++one->calls;
+    if (one->refuse_after == static_cast<int>(one->started.size())) return 7;
+    one->started.push_back(request);
+    auto* const made = new Request(std::move(request));
+    one->living.insert(made);
+    *out = made;
+    return 0;
+  }
+
+  static const MpiTable& table() {
+    static const MpiTable made{
+        .version = kMpiTableVersion,
+        .library = "Fake MPI v1",
+        .open =
+            [](MpiWorldFacts* facts, void** world) {
+              *facts = one->facts;
+              *world = one;
+              return 0;
+            },
+        .send =
+            [](void* /*world*/, const void* data, int bytes, int to, int tag, void** request) {
+              const std::string text = bytes <= 64 ? std::string(static_cast<const char*>(data), static_cast<std::size_t>(bytes)) : "";
+              return start({.sends = true, .peer = to, .tag = tag, .bytes = bytes, .text = text}, request);
+            },
+        .receive =
+            [](void* /*world*/, void* data, int bytes, int from, int tag, void** request) {
+              if (from == 2 && !one->note.empty()) std::memcpy(data, one->note.data(), static_cast<std::size_t>(bytes));
+              return start({.peer = from, .tag = tag, .bytes = bytes}, request);
+            },
+        .test =
+            [](void* handle, int* done) {
+              ++one->calls;
+              auto* const request = static_cast<Request*>(handle);
+              EXPECT_TRUE(one->living.contains(request)) << "a request that is gone";
+              const bool is_note = request->tag == 1 << 29;
+              const bool ends = one->completes || is_note || (request->cancelled && one->cancels) || one->test_code != 0;
+              *done = ends ? 1 : 0;
+              if (ends) {
+                one->living.erase(request);
+                delete request;
+              }
+              return one->test_code;
+            },
+        .cancel =
+            [](void* request) {
+              ++one->calls;
+              static_cast<Request*>(request)->cancelled = true;
+              return 0;
+            },
+        .probe =
+            [](void* /*world*/, int tag, int* from, int* bytes) {
+              ++one->calls;
+              *from = tag == 1 << 29 && !one->note.empty() ? 2 : -1;
+              *bytes = static_cast<int>(one->note.size());
+              return 0;
+            },
+        .leave_unfinished = [] { one->left_unfinished = true; },
+        .text = [](int code, char* to, int /*size*/) { std::strcpy(to, code == 7 ? "MPI_ERR_RANK: invalid rank" : ""); }};
+    return made;
+  }
+};
+FakeMpi* FakeMpi::one = nullptr;
+
+std::shared_ptr<MessageTransport> transport_of(const CommOptions& options = {}) { return make_mpi_transport(FakeMpi::table(), 1, 3, options); }
+
+template <class Call>
+std::string text_of_error(ErrorCode code, const Call& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), code) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+TEST(MpiTransport, KnowsItsPlace) {
+  FakeMpi mpi;
+  const auto transport = transport_of();
+  EXPECT_EQ(transport->rank(), 1);
+  EXPECT_EQ(transport->size(), 3);
+  EXPECT_EQ(transport->kind(), "mpi");
+}
+
+TEST(MpiTransport, AWorldThatDoesNotComeTogetherIsATimeout) {
+  static std::atomic<bool> may_open = false;  // the thread that is left behind still looks at it
+  static std::atomic<bool> opened = false;
+  static MpiTable table = FakeMpi::table();
+  table.open = [](MpiWorldFacts* /*facts*/, void** /*world*/) {
+    may_open.wait(false);
+    opened.store(true);
+    return 0;
+  };
+  FakeMpi mpi;
+  CommOptions options;
+  options.timeout = Milliseconds{50};
+  const std::string text = text_of_error(ErrorCode::kTimeout, [&] { (void)make_mpi_transport(table, 1, 3, options); });
+  EXPECT_THAT(text, HasSubstr("MPI's world was not complete within 0.1 s"));
+  EXPECT_THAT(text, HasSubstr("rank 1/3"));
+  EXPECT_TRUE(mpi.left_unfinished) << "who failed must not wait for the others in MPI_Finalize";
+  may_open.store(true);
+  may_open.notify_all();
+  while (!opened.load()) std::this_thread::yield();
+}
+
+TEST(MpiTransport, AnotherWorldThanTheLaunchersIsAMismatch) {
+  FakeMpi mpi;
+  mpi.facts.rank = 0;
+  mpi.facts.size = 1;
+  const std::string text = text_of_error(ErrorCode::kMismatch, [] { (void)transport_of(); });
+  EXPECT_THAT(text, HasSubstr("expected: rank 1 of 3"));
+  EXPECT_THAT(text, HasSubstr("got: rank 0 of 1 from Fake MPI v1"));
+  EXPECT_THAT(text, HasSubstr("mpirun"));
+}
+
+TEST(MpiTransport, WhatThreadsMayDoDependsOnWhoStartedMpi) {
+  FakeMpi mpi;
+  struct Row {
+    int started_here;
+    MpiThreads threads;
+    bool good;
+  };
+  for (const Row& row : {Row{1, MpiThreads::kMultiple, true},
+                         Row{1, MpiThreads::kSerialized, true},
+                         Row{1, MpiThreads::kFunneled, false},
+                         Row{1, MpiThreads::kSingle, false},
+                         Row{0, MpiThreads::kMultiple, true},
+                         Row{0, MpiThreads::kSerialized, false}}) {
+    mpi.facts.started_here = row.started_here;
+    mpi.facts.threads = row.threads;
+    if (row.good) {
+      EXPECT_NO_THROW((void)transport_of());
+    } else {
+      EXPECT_THAT(text_of_error(ErrorCode::kEnvironment, [] { (void)transport_of(); }), HasSubstr("MPI_THREAD_MULTIPLE"));
+    }
+  }
+}
+
+TEST(MpiTransport, TooFewTagsAreRefused) {
+  FakeMpi mpi;
+  mpi.facts.largest_tag = 32'767;
+  EXPECT_THAT(text_of_error(ErrorCode::kEnvironment, [] { (void)transport_of(); }), HasSubstr("got: 32767"));
+}
+
+TEST(MpiTransport, MessagesBeyondTwoGigabytesGoInPiecesThatMpiCanCount) {
+  FakeMpi mpi;
+  const auto transport = transport_of();
+  const std::byte one{};
+  constexpr std::size_t kBytes = (std::size_t{5} << 29U) + 3;  // 2.5 GiB and 3 bytes; nobody reads them
+  auto transfer = transport->send(0, 9, {&one, kBytes});
+  std::vector<int> pieces;
+  for (const FakeMpi::Request& request : mpi.started) pieces.push_back(request.bytes);
+  EXPECT_THAT(pieces, ElementsAre(1 << 30, 1 << 30, (1 << 29) + 3));
+  EXPECT_TRUE(transfer->wait(Milliseconds{10}));
+  EXPECT_TRUE(transfer->wait(Milliseconds{10})) << "asking again is allowed";
+  EXPECT_TRUE(mpi.living.empty());
+}
+
+TEST(MpiTransport, ARefusalNamesThePeerAndTakesBackThePieces) {
+  FakeMpi mpi;
+  mpi.refuse_after = 1;
+  mpi.completes = false;
+  const auto transport = transport_of();
+  const std::byte one{};
+  const std::string text = text_of_error(ErrorCode::kPeerLost, [&] { (void)transport->send(2, 0, {&one, std::size_t{3} << 29U}); });
+  EXPECT_THAT(text, HasSubstr("a message to rank 2"));
+  EXPECT_THAT(text, HasSubstr("MPI_ERR_RANK"));
+  EXPECT_TRUE(mpi.living.empty()) << "the first piece";
+}
+
+TEST(MpiTransport, AnErrorOfAMessageIsPeerLost) {
+  FakeMpi mpi;
+  const auto transport = transport_of();
+  std::byte data[4]{};
+  const auto transfer = transport->receive(0, 0, data);
+  mpi.test_code = 7;
+  EXPECT_THAT(text_of_error(ErrorCode::kPeerLost, [&] { (void)transfer->wait(Milliseconds{10}); }), HasSubstr("MPI_ERR_RANK"));
+}
+
+TEST(MpiTransport, ADroppedMessageIsCancelled) {
+  FakeMpi mpi;
+  mpi.completes = false;
+  const auto transport = transport_of();
+  std::byte data[4]{};
+  {
+    const auto transfer = transport->receive(0, 5, data);
+    EXPECT_FALSE(transfer->wait(Milliseconds{5}));
+  }
+  EXPECT_TRUE(mpi.living.empty());
+  EXPECT_FALSE(mpi.left_unfinished);
+  mpi.completes = true;
+  EXPECT_TRUE(transport->receive(0, 5, data)->wait(Milliseconds{5})) << "the transport is whole";
+}
+
+TEST(MpiTransport, MemoryThatMpiKeepsEndsTheTransport) {
+  FakeMpi mpi;
+  mpi.completes = mpi.cancels = false;
+  const auto transport = transport_of();
+  std::byte data[4]{};
+  const auto other = transport->receive(2, 0, data);
+  (void)transport->send(0, 5, data);  // and dropped
+  EXPECT_TRUE(mpi.left_unfinished);
+  const int calls = mpi.calls;
+  EXPECT_THAT(text_of_error(ErrorCode::kAborted, [&] { (void)other->wait(Milliseconds{5}); }), HasSubstr("left unfinished"));
+  text_of_error(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); });
+  EXPECT_EQ(mpi.calls, calls) << "what is under way would move, into memory that is gone";
+}
+
+TEST(MpiTransport, AbortTellsEveryOtherRankOnce) {
+  FakeMpi mpi;
+  const auto transport = transport_of();
+  transport->abort("the disk is full");
+  transport->abort("something else");
+  ASSERT_EQ(mpi.started.size(), 2U);
+  for (const int index : {0, 1}) {
+    EXPECT_EQ(mpi.started[static_cast<std::size_t>(index)].peer, 2 * index);
+    EXPECT_EQ(mpi.started[static_cast<std::size_t>(index)].text, "the disk is full");
+  }
+  std::byte data[4]{};
+  EXPECT_THAT(text_of_error(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); }),
+              HasSubstr("this rank stopped the job: the disk is full"));
+}
+
+TEST(MpiTransport, ATransferHearsThatAnotherRankStoppedTheJob) {
+  FakeMpi mpi;
+  mpi.completes = false;
+  const auto transport = transport_of();
+  std::byte data[4]{};
+  const auto transfer = transport->receive(0, 0, data);
+  mpi.note = "bad block 7";
+  EXPECT_THAT(text_of_error(ErrorCode::kAborted, [&] { (void)transfer->wait(Milliseconds{100}); }),
+              HasSubstr("rank 2 stopped the job: bad block 7"));
+  EXPECT_TRUE(mpi.left_unfinished);
+}
+
+TEST(MpiLibrary, IsLookedForBesideTheCodeUnlessAVariableSaysWhere) {
+  EXPECT_THAT(mpi_library_places("/opt/z/bin/zeroth-gpt", std::nullopt),
+              ElementsAre("/opt/z/bin/libzeroth_mpi.so", "/opt/z/lib/libzeroth_mpi.so", "libzeroth_mpi.so"));
+  EXPECT_THAT(mpi_library_places("/opt/z/bin/zeroth-gpt", "/x/y.so"), ElementsAre("/x/y.so"));
+  EXPECT_THAT(mpi_library_places("", std::nullopt), ElementsAre("libzeroth_mpi.so"));
+}
+
+TEST(MpiLibrary, ThatIsNotThereIsNamedWithWhatToDo) {
+  const char* const before = std::getenv("ZEROTH_MPI_LIBRARY");
+  const std::string kept = before == nullptr ? "" : before;
+  ::setenv("ZEROTH_MPI_LIBRARY", "/no/such/library.so", 1);
+  const std::string text = text_of_error(ErrorCode::kEnvironment, [] { (void)load_mpi(); });
+  EXPECT_THAT(text, HasSubstr("/no/such/library.so"));
+  EXPECT_THAT(text, HasSubstr("libopenmpi-dev"));
+  before == nullptr ? ::unsetenv("ZEROTH_MPI_LIBRARY") : ::setenv("ZEROTH_MPI_LIBRARY", kept.c_str(), 1);
+}
+
+}  // namespace
+}  // namespace zeroth::detail
