@@ -24,7 +24,7 @@ std::string launcher_prefix(const World& world) {
 }
 
 Communicator make_bench_communicator(const World& world) {
-  return Communicator(world.connect(make_comm_options(Config{}), std::make_shared<TrafficTable>()));
+  return Communicator(world.connect(make_comm_options(Config{}, world.size()), std::make_shared<TrafficTable>()));
 }
 
 int run_job(const std::function<void(const World&)>& body) {

@@ -406,6 +406,7 @@ void bind_engine(py::module_& module) {
                                                          {"planned_reduce_scatter", planned.reduce_gradients},
                                                          {"all_gather", report.all_gather},
                                                          {"reduce_scatter", report.reduce_scatter},
+                                                         {"between_nodes", report.between_nodes},
                                                          {"control", report.control}};
            })
       .def("reset_counters", [](Engine& self) { self.base().reset_counters(); })

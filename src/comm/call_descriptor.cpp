@@ -31,45 +31,9 @@ std::string dtype_text(std::uint8_t in, std::uint8_t out) {
   return fmt::format("{}->{}", name_of(static_cast<DType>(in)), name_of(static_cast<DType>(out)));
 }
 
-}  // namespace
-
-CallDescriptor describe_call(const Collective& collective, std::uint64_t sequence) {
-  CallDescriptor call;
-  call.sequence = sequence;
-  call.kind = static_cast<PostKind>(collective.kind);
-  call.in_dtype = static_cast<std::uint8_t>(collective.in_dtype);
-  call.out_dtype = static_cast<std::uint8_t>(collective.out_dtype);
-  call.op = static_cast<std::uint8_t>(collective.op);
-  call.root = collective.root;
-  call.unit = collective.tag.unit;
-  call.label = collective.tag.label;
-  call.counts_digest = digest64({reinterpret_cast<const char*>(collective.counts.data()),
-                                 collective.counts.size() * sizeof(std::int64_t)});
-  call.elements = std::accumulate(collective.counts.begin(), collective.counts.end(), std::int64_t{0});
-  return call;
-}
-
-bool same_call(const CallDescriptor& a, const CallDescriptor& b) {
-  if (planted("tag_compare")) return true;
-  const auto is_float = [](std::uint8_t dtype) {
-    return dtype == static_cast<std::uint8_t>(DType::kFloat32) || dtype == static_cast<std::uint8_t>(DType::kBFloat16);
-  };
-  const bool sum = a.kind == PostKind::kReduceScatter && a.op == static_cast<std::uint8_t>(ReduceOp::kSum);
-  const bool mixed = sum && a.out_dtype == static_cast<std::uint8_t>(DType::kFloat32) && is_float(a.in_dtype) && is_float(b.in_dtype);
-  const bool same_parts =
-      a.kind == PostKind::kAllToAll || (a.counts_digest == b.counts_digest && a.elements == b.elements);
-  return a.sequence == b.sequence && a.kind == b.kind && (a.in_dtype == b.in_dtype || mixed) &&
-         a.out_dtype == b.out_dtype && a.op == b.op && a.root == b.root && a.unit == b.unit && a.label == b.label && same_parts;
-}
-
-bool same_message(const CallDescriptor& sent, const CallDescriptor& wanted) {
-  if (planted("tag_compare")) return true;
-  return sent.kind == PostKind::kSend && sent.sequence == wanted.sequence && sent.in_dtype == wanted.in_dtype &&
-         sent.elements == wanted.elements && sent.unit == wanted.unit && sent.label == wanted.label;
-}
-
-std::string text_of(const CallDescriptor& call) {
-  std::string text = fmt::format("{}#{}", name_of_post(call.kind), call.sequence);
+/// " float32, 23 elements (92 B)": what follows the name of the call.
+std::string shape_of(const CallDescriptor& call) {
+  std::string text;
   if (call.op != static_cast<std::uint8_t>(ReduceOp::kSum)) text += fmt::format(" {}", name_of(static_cast<ReduceOp>(call.op)));
   if (call.kind < PostKind::kBarrier) {
     const std::uint64_t element = call.in_dtype <= static_cast<std::uint8_t>(DType::kUInt8)
@@ -88,7 +52,91 @@ std::string text_of(const CallDescriptor& call) {
   if (call.kind == PostKind::kSend || call.kind == PostKind::kRecv) {
     text += other_rank(static_cast<CollectiveKind>(call.kind), call.root);
   }
-  return text + fmt::format(", unit {}, label {}", call.unit, call.label);
+  return text;
+}
+
+}  // namespace
+
+CallDescriptor describe_call(const Collective& collective, std::uint64_t sequence) {
+  CallDescriptor call;
+  call.sequence = sequence;
+  call.kind = static_cast<PostKind>(collective.kind);
+  call.in_dtype = static_cast<std::uint8_t>(collective.in_dtype);
+  call.out_dtype = static_cast<std::uint8_t>(collective.out_dtype);
+  call.op = static_cast<std::uint8_t>(collective.op);
+  call.root = collective.root;
+  call.unit = collective.tag.unit;
+  call.label = collective.tag.label;
+  call.counts_digest = digest64({reinterpret_cast<const char*>(collective.counts.data()),
+                                 collective.counts.size() * sizeof(std::int64_t)});
+  call.elements = std::accumulate(collective.counts.begin(), collective.counts.end(), std::int64_t{0});
+  call.whole_kind = static_cast<PostKind>(collective.step_of.kind);
+  call.whole_in_dtype = static_cast<std::uint8_t>(collective.step_of.in_dtype);
+  call.whole_out_dtype = static_cast<std::uint8_t>(collective.step_of.out_dtype);
+  call.whole_op = static_cast<std::uint8_t>(collective.step_of.op);
+  call.whole_root = collective.step_of.root;
+  call.whole_elements = collective.step_of.elements;
+  call.whole_digest = collective.step_of.digest;
+  return call;
+}
+
+WholeCall whole_call(const Collective& collective) {
+  CallDescriptor call = describe_call(collective, 0);
+  // What each rank may give as it likes, see same_call().
+  if (collective.kind == CollectiveKind::kReduceScatter) call.in_dtype = 0;
+  if (collective.kind == CollectiveKind::kAllToAll) call.counts_digest = 0;
+  const bool own = collective.kind == CollectiveKind::kAllToAll;
+  const std::string text = fmt::format("{} {} {} {} {} {} {} {:x} {}",
+                                       static_cast<int>(call.kind),
+                                       call.in_dtype,
+                                       call.out_dtype,
+                                       call.op,
+                                       call.root,
+                                       call.unit,
+                                       call.label,
+                                       call.counts_digest,
+                                       own ? 0 : call.elements);
+  return {.kind = collective.kind,
+          .in_dtype = collective.in_dtype,
+          .out_dtype = collective.out_dtype,
+          .op = collective.op,
+          .root = collective.root,
+          .elements = call.elements,
+          .digest = digest64(text) | 1U};
+}
+
+bool same_call(const CallDescriptor& a, const CallDescriptor& b) {
+  if (planted("tag_compare")) return true;
+  const auto is_float = [](std::uint8_t dtype) {
+    return dtype == static_cast<std::uint8_t>(DType::kFloat32) || dtype == static_cast<std::uint8_t>(DType::kBFloat16);
+  };
+  const bool sum = a.kind == PostKind::kReduceScatter && a.op == static_cast<std::uint8_t>(ReduceOp::kSum);
+  const bool mixed = sum && a.out_dtype == static_cast<std::uint8_t>(DType::kFloat32) && is_float(a.in_dtype) && is_float(b.in_dtype);
+  const bool same_parts =
+      a.kind == PostKind::kAllToAll || (a.counts_digest == b.counts_digest && a.elements == b.elements);
+  return a.sequence == b.sequence && a.kind == b.kind && (a.in_dtype == b.in_dtype || mixed) &&
+         a.out_dtype == b.out_dtype && a.op == b.op && a.root == b.root && a.unit == b.unit && a.label == b.label && same_parts &&
+         a.whole_digest == b.whole_digest;
+}
+
+bool same_message(const CallDescriptor& sent, const CallDescriptor& wanted) {
+  if (planted("tag_compare")) return true;
+  return sent.kind == PostKind::kSend && sent.sequence == wanted.sequence && sent.in_dtype == wanted.in_dtype &&
+         sent.elements == wanted.elements && sent.unit == wanted.unit && sent.label == wanted.label && sent.whole_digest == wanted.whole_digest;
+}
+
+std::string text_of(const CallDescriptor& call) {
+  std::string text = fmt::format("{}#{}{}, unit {}, label {}", name_of_post(call.kind), call.sequence, shape_of(call), call.unit, call.label);
+  if (call.whole_digest == 0) return text;
+  CallDescriptor whole;
+  whole.kind = call.whole_kind;
+  whole.in_dtype = call.whole_in_dtype;
+  whole.out_dtype = call.whole_out_dtype;
+  whole.op = call.whole_op;
+  whole.root = call.whole_root;
+  whole.elements = call.whole_elements;
+  whole.counts_digest = call.whole_digest;
+  return text + fmt::format(", a step of {}{}", name_of_post(whole.kind), shape_of(whole));
 }
 
 std::string meaning_of(const CallDescriptor& call, const TagNames& names) {

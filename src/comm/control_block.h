@@ -71,6 +71,13 @@ struct CallDescriptor {
   std::uint32_t label = 0;
   std::uint64_t counts_digest = 0;  ///< of the counts, or of the name of an attached arena or a new group
   std::int64_t elements = 0;        ///< sum of the counts; in an all_to_all this and the digest are each rank's own
+  std::uint64_t whole_digest = 0;   ///< of the call that this is a step of, 0: none
+  std::int64_t whole_elements = 0;
+  std::int32_t whole_root = 0;
+  PostKind whole_kind = PostKind::kBarrier;
+  std::uint8_t whole_in_dtype = 0;
+  std::uint8_t whole_out_dtype = 0;
+  std::uint8_t whole_op = 0;
   // The rest differs between ranks and is not compared.
   std::int32_t send_window = -1;  ///< index of the attached arena that holds the send buffer, -1: none
   std::int32_t recv_window = -1;

@@ -12,6 +12,7 @@ TrafficRow& TrafficRow::operator+=(const TrafficRow& other) {
   bytes += other.bytes;
   one_sided_calls += other.one_sided_calls;
   one_sided_bytes += other.one_sided_bytes;
+  far_bytes += other.far_bytes;
   return *this;
 }
 
@@ -20,8 +21,8 @@ void TrafficTable::observe(const TrafficEvent& event) noexcept {
   auto group = groups_.find(event.group);
   if (group == groups_.end()) group = groups_.emplace(std::string(event.group), Rows{}).first;
   TrafficRow& row = group->second[static_cast<std::size_t>(event.kind)];
-  row += event.one_sided ? TrafficRow{.one_sided_calls = event.calls, .one_sided_bytes = event.bytes}
-                         : TrafficRow{.calls = event.calls, .bytes = event.bytes};
+  row += event.one_sided ? TrafficRow{.one_sided_calls = event.calls, .one_sided_bytes = event.bytes, .far_bytes = event.far_bytes}
+                         : TrafficRow{.calls = event.calls, .bytes = event.bytes, .far_bytes = event.far_bytes};
   control_bytes_ += event.control_bytes;
 }
 
@@ -47,6 +48,15 @@ std::uint64_t TrafficTable::bytes() const {
   return sum;
 }
 
+std::uint64_t TrafficTable::far_bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t sum = 0;
+  for (const auto& [name, rows] : groups_) {
+    for (const TrafficRow& row : rows) sum += row.far_bytes;
+  }
+  return sum;
+}
+
 std::uint64_t TrafficTable::control_bytes() const {
   const std::lock_guard lock(mutex_);
   return control_bytes_;
@@ -59,13 +69,14 @@ std::string TrafficTable::text() const {
     for (std::size_t kind = 0; kind < rows.size(); ++kind) {
       const TrafficRow& row = rows[kind];
       if (row == TrafficRow{}) continue;
-      lines += fmt::format("{:<12} {:<14} {:>8} calls {:>12}   one-sided {:>8} copies {:>12}\n",
+      lines += fmt::format("{:<12} {:<14} {:>8} calls {:>12}   one-sided {:>8} copies {:>12}   between nodes {:>12}\n",
                            name,
                            name_of(static_cast<CollectiveKind>(kind)),
                            row.calls,
                            format_bytes(row.bytes),
                            row.one_sided_calls,
-                           format_bytes(row.one_sided_bytes));
+                           format_bytes(row.one_sided_bytes),
+                           format_bytes(row.far_bytes));
     }
   }
   return lines;

@@ -167,7 +167,7 @@ void SharedMemoryEngine::direct_gather(Call& call) {
     const std::int64_t bytes = collective.counts[index] * element;
     std::byte* to = collective.recv + call.offsets[index] * element;
     if (peer != rank_) {
-      if (bytes > 0) copy_in(to, peer_data(peer, false, 0, bytes), bytes, call);
+      if (bytes > 0) copy_in(to, peer_data(peer, false, 0, bytes), bytes, peer, call);
     } else if (to != collective.send) {
       kernels::copy_stream(to, collective.send, bytes, isa_);
     }
@@ -179,7 +179,7 @@ void SharedMemoryEngine::direct_broadcast(Call& call) {
   const std::int64_t bytes =
       call.descriptor.elements * static_cast<std::int64_t>(size_of(collective.in_dtype));
   if (rank_ != collective.root) {
-    copy_in(collective.recv, peer_data(collective.root, false, 0, bytes), bytes, call);
+    copy_in(collective.recv, peer_data(collective.root, false, 0, bytes), bytes, collective.root, call);
   } else if (collective.recv != collective.send) {
     kernels::copy_stream(collective.recv, collective.send, bytes, isa_);
   }
@@ -196,7 +196,7 @@ void SharedMemoryEngine::direct_reduce_scatter(Call& call) {
     const auto element = static_cast<std::int64_t>(size_of(dtype));
     const std::int64_t first = call.offsets[index] * element;
     sources.add(peer == rank_ ? collective.send + first : peer_data(peer, false, first, elements * element), dtype);
-    if (peer != rank_) call.received += static_cast<std::uint64_t>(elements * element);
+    count(call, peer, elements * element);
   }
   reduce(collective, collective.recv, sources, elements);
 }
@@ -218,9 +218,9 @@ void SharedMemoryEngine::direct_all_reduce(Call& call) {
     for (int peer = 0; peer < size_; ++peer) {
       sources.add(peer == rank_ ? collective.send + first * in_size : peer_data(peer, false, first * in_size, elements * in_size),
                   collective.in_dtype);
+      count(call, peer, elements * in_size);
     }
     reduce(collective, collective.recv + first * out_size, sources, elements);
-    call.received += static_cast<std::uint64_t>((size_ - 1) * elements * in_size);
   }
   const std::uint64_t done = call.descriptor.sequence + 1;
   own().reduced.store(done);
@@ -233,7 +233,7 @@ void SharedMemoryEngine::direct_all_reduce(Call& call) {
     wait_for(peer, call.descriptor, [&] { return reduced.load() >= done; });
     if (bytes > 0)
       copy_in(
-          collective.recv + theirs * out_size, peer_data(peer, true, theirs * out_size, bytes), bytes, call);
+          collective.recv + theirs * out_size, peer_data(peer, true, theirs * out_size, bytes), bytes, peer, call);
   }
 }
 

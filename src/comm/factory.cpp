@@ -1,4 +1,5 @@
 #include "comm/inproc_exchange.h"
+#include "comm/levels_of_hosts.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/rendezvous.h"
 #include "comm/segment_backend.h"
@@ -74,6 +75,10 @@ std::unique_ptr<CommBackend> make_mpi(const WorldSpec& spec) {
   return make_message_backend(detail::make_mpi_transport(detail::load_mpi(), spec.rank, spec.size, spec.options), spec.options);
 }
 
+std::unique_ptr<CommBackend> make_shm_and_mpi(const WorldSpec& spec) {
+  return detail::make_levels_of_hosts(detail::make_mpi_transport(detail::load_mpi(), spec.rank, spec.size, spec.options), spec);
+}
+
 /// What is built. A new backend adds its line here.
 struct Entry {
   std::string_view name;
@@ -85,6 +90,7 @@ constexpr auto kBackends = std::to_array<Entry>({
     {"inproc", make_inproc, true},
     {"shm", make_shm, true},
     {"mpi", make_mpi, false},
+    {"shm+mpi", make_shm_and_mpi, false},
 });
 
 const Entry& find_backend(std::string_view name) {

@@ -36,11 +36,31 @@ WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::s
   return info;
 }
 
+NodeMap::NodeMap(const std::vector<int>& nodes, std::span<const int> members) {
+  for (const int member : members) {
+    const int node = nodes.empty() ? 0 : nodes[static_cast<std::size_t>(member)];
+    if (of_rank.empty() || of_rank.back() != node) sizes.push_back(0);
+    ++sizes.back();
+    of_rank.push_back(node);
+  }
+}
+
+void check_nodes(const std::vector<int>& nodes, int size, std::string_view where) {
+  ZR_CHECK(nodes.empty() || nodes.size() == static_cast<std::size_t>(size),
+           ErrorCode::kUsage,
+           "the nodes of the ranks are not those of the world",
+           {.where = std::string(where),
+            .which = "CommOptions::nodes",
+            .expected = std::to_string(size) + ", or none",
+            .got = std::to_string(nodes.size())});
+}
+
 void reduce_in_rank_order(const Collective& call,
                        int rank,
                        std::byte* to,
                        const Summands& sources,
                        std::int64_t elements,
+                       const NodeMap& nodes,
                        kernels::Isa isa) {
   if (elements == 0) return;
   const auto* const data = reinterpret_cast<const void* const*>(sources.data.data());
@@ -59,6 +79,8 @@ void reduce_in_rank_order(const Collective& call,
                         .sources = data,
                         .num_sources = num_sources,
                         .src_dtypes = sources.dtypes.data(),
+                        .groups = nodes.sizes.data(),
+                        .num_groups = static_cast<int>(nodes.sizes.size()),
                         .n = elements},
                        isa);
   plant_ulp(rank, to, call.out_dtype);

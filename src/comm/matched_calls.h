@@ -19,6 +19,14 @@ namespace zeroth::detail {
 /// validate()s each call and says what they are, for their Work.
 [[nodiscard]] WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::string_view where);
 
+/// What an observer is told that a call is: a step is part of the whole, which is counted elsewhere.
+struct CountedAs {
+  CollectiveKind kind;
+  std::uint64_t calls;
+  explicit CountedAs(const Collective& call)
+      : kind(call.step_of.digest == 0 ? call.kind : call.step_of.kind), calls(call.step_of.digest == 0 ? 1 : 0) {}
+};
+
 /// What each rank gives to a reduction: data, and their dtype.
 struct Summands {
   std::vector<const std::byte*> data{};
@@ -30,12 +38,29 @@ struct Summands {
   }
 };
 
-/// `elements` of the call's result to `to`, from one source a rank, in rank order. `rank`: this one.
+/// Where the ranks of a group are.
+struct NodeMap {
+  std::vector<int> of_rank{};  ///< node of each rank of the group
+  std::vector<int> sizes{};    ///< of runs of consecutive ranks on one node
+
+  /// `nodes` of all world ranks, or empty; `members`: world ranks of the group.
+  NodeMap(const std::vector<int>& nodes, std::span<const int> members);
+  NodeMap() = default;
+  [[nodiscard]] bool is_far(int one, int other) const {
+    return of_rank[static_cast<std::size_t>(one)] != of_rank[static_cast<std::size_t>(other)];
+  }
+};
+
+/// Throws kUsage unless there is a node for each of `size` ranks, or for none.
+void check_nodes(const std::vector<int>& nodes, int size, std::string_view where);
+
+/// `elements` of the call's result to `to`, from one source a rank, in rank order along the nodes. `rank`: this one.
 void reduce_in_rank_order(const Collective& call,
                        int rank,
                        std::byte* to,
                        const Summands& sources,
                        std::int64_t elements,
+                       const NodeMap& nodes,
                        kernels::Isa isa);
 
 /// In order: `points` with every run of sends and receives, `matched` with every other call.

@@ -1,8 +1,6 @@
 #include <zeroth/base/text.h>
 #include <zeroth/comm/mesh.h>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -33,13 +31,6 @@ void check_spec(const MeshSpec& spec, int world_size) {
            {.where = "comm.mesh",
             .expected = std::to_string(world_size),
             .got = product > world_size ? "more than that" : std::to_string(product)});
-  ZR_CHECK(spec.levels.empty() || (spec.levels.size() == 1 && spec.levels.front() == world_size),
-           ErrorCode::kConfig,
-           "sums are formed in one level, in rank order",
-           {.where = "comm.mesh",
-            .which = "levels",
-            .expected = fmt::format("[{}] or none", world_size),
-            .got = fmt::format("[{}]", fmt::join(spec.levels, ", "))});
 }
 
 }  // namespace
@@ -47,7 +38,6 @@ void check_spec(const MeshSpec& spec, int world_size) {
 Mesh::Mesh(std::shared_ptr<CommBackend> world, MeshSpec spec)
     : world_(std::move(world)), spec_(std::move(spec)) {
   check_spec(spec_, world_->size());
-  if (spec_.levels.empty()) spec_.levels = {world_->size()};
   coordinates_.resize(spec_.axes.size());
   int rest = world_->rank();
   for (std::size_t axis = spec_.axes.size(); axis-- > 0;) {

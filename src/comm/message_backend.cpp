@@ -74,6 +74,7 @@ class MessageGroup {
         number_(number),
         members_(std::move(members)),
         rank_(rank),
+        nodes_(job_->options.nodes, members_),
         sent_(members_.size()),
         taken_(members_.size()),
         isa_(kernels::best_isa()) {}
@@ -84,6 +85,7 @@ class MessageGroup {
   [[nodiscard]] MessageJob& job() const { return *job_; }
   [[nodiscard]] std::string where() const { return "comm." + std::string(job_->transport->kind()); }
   [[nodiscard]] std::size_t staging_bytes() const { return staging_.size(); }
+  [[nodiscard]] const NodeMap& nodes() const { return nodes_; }
   void set_observer(std::shared_ptr<TrafficObserver> observer) { observer_ = std::move(observer); }
   void set_tag_names(TagNames names) { tag_names_ = std::move(names); }
 
@@ -157,15 +159,17 @@ class MessageGroup {
 
   void run_matched(const Collective& call) {
     call_ = describe_call(call, next_sequence_);
-    received_ = 0;
+    received_ = far_ = 0;
     in_dtypes_.clear();
     const std::vector<CallDescriptor> all = call.kind == CollectiveKind::kAllToAll ? agree_on_parts(call) : agree();
     for (const CallDescriptor& theirs : all) in_dtypes_.push_back(static_cast<DType>(theirs.in_dtype));
     move(call);
+    const CountedAs counted(call);
     report({.group = name_,
-            .kind = call.kind,
-            .calls = 1,
+            .kind = counted.kind,
+            .calls = counted.calls,
             .bytes = received_,
+            .far_bytes = far_,
             .control_bytes = static_cast<std::uint64_t>(size() - 1) * sizeof(CallDescriptor)});
   }
 
@@ -196,10 +200,12 @@ class MessageGroup {
     await(transfers);
     for (const Collective& call : calls) {
       const bool receives = call.kind == CollectiveKind::kRecv;
+      const CountedAs counted(call);
       report({.group = name_,
-              .kind = call.kind,
-              .calls = 1,
+              .kind = counted.kind,
+              .calls = counted.calls,
               .bytes = receives ? bytes_of(call) : 0,
+              .far_bytes = receives && nodes_.is_far(rank_, call.root) ? bytes_of(call) : 0,
               .control_bytes = receives ? sizeof(CallDescriptor) : 0});
     }
   }
@@ -258,7 +264,9 @@ class MessageGroup {
     if (bytes.empty()) return;
     const int from = members_[static_cast<std::size_t>(peer)];
     into.push_back({peer, job_->transport->receive(from, tag_of(kind), bytes), call_});
-    if (kind == Kind::kData) received_ += bytes.size();
+    if (kind != Kind::kData) return;
+    received_ += bytes.size();
+    if (nodes_.is_far(rank_, peer)) far_ += bytes.size();
   }
 
   void await(Transfers& transfers) {
@@ -501,7 +509,7 @@ class MessageGroup {
   }
 
   void reduce(const Collective& call, std::byte* to, const Summands& sources, std::int64_t elements) const {
-    reduce_in_rank_order(call, rank_, to, sources, elements, isa_);
+    reduce_in_rank_order(call, rank_, to, sources, elements, nodes_, isa_);
   }
 
   void reserve_staging() {
@@ -522,6 +530,7 @@ class MessageGroup {
   std::uint32_t number_;
   std::vector<int> members_;  // ranks of the transport, in the order of the group
   int rank_;
+  NodeMap nodes_;
   std::vector<std::uint64_t> sent_;   // messages to each rank
   std::vector<std::uint64_t> taken_;  // and from each
   kernels::Isa isa_;
@@ -530,6 +539,7 @@ class MessageGroup {
   CallDescriptor call_{};     // the one that runs
   std::vector<DType> in_dtypes_;  // what each rank gives to it
   std::uint64_t received_ = 0;  // by it
+  std::uint64_t far_ = 0;       // from other nodes
   std::uint64_t next_sequence_ = 0;
   std::vector<std::byte> staging_;
   MemoryHold staging_hold_;
@@ -547,6 +557,7 @@ class MessageBackend final : public CommBackend {
   [[nodiscard]] Capabilities capabilities() const override {
     return {.one_sided = false, .window_kind = ArenaKind::kPrivate, .separate_processes = true};
   }
+  [[nodiscard]] std::span<const int> node_sizes() const override { return group_->nodes().sizes; }
   [[nodiscard]] std::size_t memory_bytes() const override { return group_->staging_bytes(); }
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
@@ -590,8 +601,13 @@ class MessageBackend final : public CommBackend {
     job.transport->abort(error.what());
   }
 
-  void count_one_sided(CollectiveKind kind, std::uint64_t bytes) override {
-    group_->report({.group = group_->name(), .kind = kind, .one_sided = true, .calls = 1, .bytes = bytes});
+  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
+    group_->report({.group = group_->name(),
+                    .kind = kind,
+                    .one_sided = true,
+                    .calls = 1,
+                    .bytes = bytes,
+                    .far_bytes = group_->nodes().is_far(rank(), peer) ? bytes : 0});
   }
   void set_observer(std::shared_ptr<TrafficObserver> observer) override { group_->set_observer(std::move(observer)); }
   void set_tag_names(TagNames names) override { group_->set_tag_names(std::move(names)); }
@@ -609,6 +625,7 @@ std::unique_ptr<CommBackend> make_message_backend(std::shared_ptr<MessageTranspo
   std::vector<int> members(static_cast<std::size_t>(transport->size()));
   std::iota(members.begin(), members.end(), 0);
   const int rank = transport->rank();
+  detail::check_nodes(options.nodes, transport->size(), "comm." + std::string(transport->kind()));
   auto job = std::make_shared<detail::MessageJob>();
   job->transport = std::move(transport);
   job->options = options;

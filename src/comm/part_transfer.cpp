@@ -139,7 +139,7 @@ void SharedMemoryEngine::inline_parts(Call& call, const PartTable& parts, std::s
     if (peer == rank_ || bytes == 0) continue;
     const std::byte* const payload = slot_of(peer, call.descriptor.sequence).payload + payload_offset;
     std::memcpy(collective.recv + parts.taken_offset[index] * element, payload + parts.source_offset[index] * element, bytes);
-    call.received += bytes;
+    count(call, peer, parts.taken[index] * element);
   }
 }
 
@@ -153,7 +153,7 @@ void SharedMemoryEngine::direct_parts(Call& call, const PartTable& parts) {
     const std::int64_t bytes = parts.taken[index] * element;
     if (bytes == 0) continue;
     const std::byte* const from = peer_data(peer, false, parts.source_offset[index] * element, bytes);
-    copy_in(collective.recv + parts.taken_offset[index] * element, from, bytes, call);
+    copy_in(collective.recv + parts.taken_offset[index] * element, from, bytes, peer, call);
   }
 }
 
@@ -192,6 +192,7 @@ void SharedMemoryEngine::staged_parts(Call& call, const PartTable& parts) {
           copy_in(collective.recv + (parts.taken_offset[index] + first) * element,
                   peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride,
                   length(parts.taken[index], first) * element,
+                  peer,
                   call);
         }
       });

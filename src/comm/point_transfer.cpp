@@ -97,8 +97,14 @@ void SharedMemoryEngine::run_points(std::span<const Collective> calls) {
 bool SharedMemoryEngine::progress(Point& point) {
   const bool moved = point.sends() ? progress_send(point) : progress_recv(point);
   if (!point.done) return moved;
-  const bool sends = point.sends();
-  report(point.call.kind, false, 1, sends ? 0 : bytes_of(point.call), sends ? 0 : sizeof(CallDescriptor));
+  const std::size_t bytes = point.sends() ? 0 : bytes_of(point.call);
+  const CountedAs counted(point.call);
+  report({.group = group_,
+          .kind = counted.kind,
+          .calls = counted.calls,
+          .bytes = bytes,
+          .far_bytes = nodes_.is_far(rank_, point.call.root) ? bytes : 0,
+          .control_bytes = point.sends() ? 0 : sizeof(CallDescriptor)});
   return true;
 }
 

@@ -18,7 +18,7 @@ namespace zeroth::detail {
 namespace {
 
 constexpr std::uint64_t kMagic = 0x5a65726f74682031U;
-constexpr std::uint32_t kProtocol = 3;  ///< changes with every change of control_block.h or of the messages
+constexpr std::uint32_t kProtocol = 4;  ///< changes with every change of control_block.h or of the messages
 
 struct Hello {
   std::uint64_t magic = kMagic;

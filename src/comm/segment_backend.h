@@ -19,6 +19,7 @@ class SegmentBackend final : public CommBackend {
   [[nodiscard]] const std::string& group_name() const override { return engine_->group(); }
   [[nodiscard]] std::string_view kind() const override { return engine_->exchange().kind(); }
   [[nodiscard]] Capabilities capabilities() const override { return engine_->exchange().capabilities(); }
+  [[nodiscard]] std::span<const int> node_sizes() const override { return engine_->nodes().sizes; }
   [[nodiscard]] std::size_t memory_bytes() const override { return engine_->memory_bytes(); }
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
@@ -28,8 +29,8 @@ class SegmentBackend final : public CommBackend {
   }
   void ring() override { engine_->ring(); }
   void abort(const Error& error) noexcept override { engine_->peers().abort(error); }
-  void count_one_sided(CollectiveKind kind, std::uint64_t bytes) override {
-    engine_->report(kind, true, 1, bytes, 0);
+  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
+    engine_->count_one_sided(kind, peer, bytes);
   }
   void set_observer(std::shared_ptr<TrafficObserver> observer) override {
     engine_->set_observer(std::move(observer));

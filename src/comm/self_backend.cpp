@@ -99,7 +99,11 @@ class SelfBackend final : public CommBackend {
     futex_wake_all(job_->control.doorbell);
   }
 
-  void count_one_sided(CollectiveKind kind, std::uint64_t bytes) override {
+  [[nodiscard]] std::span<const int> node_sizes() const override {
+    static constexpr int kAlone = 1;
+    return {&kAlone, 1};
+  }
+  void count_one_sided(CollectiveKind kind, int /*peer*/, std::uint64_t bytes) override {
     if (observer_)
       observer_->observe({.group = group_, .kind = kind, .one_sided = true, .calls = 1, .bytes = bytes});
   }
@@ -134,7 +138,7 @@ class SelfBackend final : public CommBackend {
     }
     Summands own;
     own.add(call.send, call.in_dtype);
-    reduce_in_rank_order(call, 0, call.recv, own, elements, isa);
+    reduce_in_rank_order(call, 0, call.recv, own, elements, {}, isa);
   }
 
   std::shared_ptr<Job> job_;

@@ -56,6 +56,7 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_p
                                                                    int rank,
                                                                    int size,
                                                                    const CommOptions& options) {
+  check_nodes(options.nodes, size, "comm." + std::string(exchange->kind()));
   std::vector<int> world_ranks(static_cast<std::size_t>(size));
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
   std::shared_ptr<SharedMemoryEngine> engine(
@@ -84,6 +85,7 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_p
 
 void SharedMemoryEngine::create_segment(const CommOptions& options, bool world, FunctionRef<void()> check) {
   options_ = options;
+  nodes_ = NodeMap(options.nodes, world_ranks_);
   ZR_CHECK(options.staging_bytes >= kMinStagingBytes,
            ErrorCode::kUsage,
            "too little staging memory",
@@ -147,11 +149,13 @@ void SharedMemoryEngine::run_posted(const Collective& collective) {
   } else {
     post_and_move(call);
   }
-  report(collective.kind,
-         false,
-         1,
-         call.received,
-         static_cast<std::uint64_t>(size_ - 1) * sizeof(CallDescriptor));
+  const CountedAs counted(collective);
+  report({.group = group_,
+          .kind = counted.kind,
+          .calls = counted.calls,
+          .bytes = call.received,
+          .far_bytes = call.far,
+          .control_bytes = static_cast<std::uint64_t>(size_ - 1) * sizeof(CallDescriptor)});
 }
 
 void SharedMemoryEngine::post_and_move(Call& call) {
@@ -247,14 +251,14 @@ void SharedMemoryEngine::run_inline(Call& call) {
         const auto bytes = static_cast<std::size_t>(collective.counts[index] * in_size);
         if (bytes == 0 || (peer == rank_ && to == collective.send)) continue;
         std::memcpy(to, slot_of(peer, sequence).payload, bytes);
-        if (peer != rank_) call.received += bytes;
+        count(call, peer, collective.counts[index] * in_size);
       }
       return;
     case CollectiveKind::kBroadcast:
       if (collective.recv != collective.send || rank_ != collective.root) {
         const auto bytes = static_cast<std::size_t>(call.descriptor.elements * in_size);
         if (bytes > 0) std::memcpy(collective.recv, slot_of(collective.root, sequence).payload, bytes);
-        if (rank_ != collective.root) call.received += bytes;
+        count(call, collective.root, static_cast<std::int64_t>(bytes));
       }
       return;
     case CollectiveKind::kReduceScatter:
@@ -268,7 +272,7 @@ void SharedMemoryEngine::run_inline(Call& call) {
         const DType dtype = in_dtype_of(peer, call);
         const auto element = static_cast<std::int64_t>(size_of(dtype));
         sources.add(slot_of(peer, sequence).payload + first * element, dtype);
-        if (peer != rank_) call.received += static_cast<std::uint64_t>(elements * element);
+        count(call, peer, elements * element);
       }
       reduce(collective, collective.recv, sources, elements);
       return;
@@ -276,17 +280,32 @@ void SharedMemoryEngine::run_inline(Call& call) {
   }
 }
 
-void SharedMemoryEngine::copy_in(std::byte* to, const std::byte* from, std::int64_t bytes, Call& call) const {
+void SharedMemoryEngine::count(Call& call, int peer, std::int64_t bytes) const {
+  if (peer == rank_) return;
+  call.received += static_cast<std::uint64_t>(bytes);
+  if (nodes_.is_far(rank_, peer)) call.far += static_cast<std::uint64_t>(bytes);
+}
+
+void SharedMemoryEngine::count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) noexcept {
+  report({.group = group_,
+          .kind = kind,
+          .one_sided = true,
+          .calls = 1,
+          .bytes = bytes,
+          .far_bytes = nodes_.is_far(rank_, peer) ? bytes : 0});
+}
+
+void SharedMemoryEngine::copy_in(std::byte* to, const std::byte* from, std::int64_t bytes, int peer, Call& call) const {
   if (bytes <= 0) return;
   kernels::copy_stream(to, from, bytes, isa_);
-  call.received += static_cast<std::uint64_t>(bytes);
+  count(call, peer, bytes);
 }
 
 void SharedMemoryEngine::reduce(const Collective& collective,
                              std::byte* to,
                              const Summands& sources,
                              std::int64_t elements) const {
-  reduce_in_rank_order(collective, rank_, to, sources, elements, isa_);
+  reduce_in_rank_order(collective, rank_, to, sources, elements, nodes_, isa_);
 }
 
 PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name) {
@@ -368,20 +387,6 @@ void SharedMemoryEngine::depart() noexcept {
   if (::getpid() != owner_) return;
   own().departed.store(1);
   ring();
-}
-
-void SharedMemoryEngine::report(CollectiveKind kind,
-                                bool one_sided,
-                                std::uint64_t calls,
-                                std::uint64_t bytes,
-                                std::uint64_t control) noexcept {
-  if (!observer_) return;
-  observer_->observe({.group = group_,
-                      .kind = kind,
-                      .one_sided = one_sided,
-                      .calls = calls,
-                      .bytes = bytes,
-                      .control_bytes = control});
 }
 
 }  // namespace zeroth::detail

@@ -56,11 +56,8 @@ class SharedMemoryEngine {
   void depart() noexcept;
   void set_observer(std::shared_ptr<TrafficObserver> observer) { observer_ = std::move(observer); }
   void set_tag_names(TagNames names) { tag_names_ = std::move(names); }
-  void report(CollectiveKind kind,
-              bool one_sided,
-              std::uint64_t calls,
-              std::uint64_t bytes,
-              std::uint64_t control) noexcept;
+  [[nodiscard]] const NodeMap& nodes() const { return nodes_; }
+  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) noexcept;
 
   /// Bytes of one seat that are used in any case; the world's seat holds the job control too.
   [[nodiscard]] static std::size_t segment_bytes(const CommOptions& options, bool world, int size);
@@ -74,6 +71,7 @@ class SharedMemoryEngine {
     CallDescriptor descriptor;
     std::vector<std::int64_t> offsets{};  ///< [size + 1] of the parts
     std::uint64_t received = 0;           ///< payload bytes read from others
+    std::uint64_t far = 0;                ///< of these from other nodes
   };
   struct Location {
     std::int32_t window = -1;  ///< -1: in no attached arena
@@ -171,7 +169,12 @@ class SharedMemoryEngine {
   void staged_all_reduce(Call& call);
   void staged_broadcast(Call& call);
 
-  void copy_in(std::byte* to, const std::byte* from, std::int64_t bytes, Call& call) const;
+  void report(const TrafficEvent& event) noexcept {
+    if (observer_) observer_->observe(event);
+  }
+  /// Counts what has been read from a peer, or from all of them.
+  void count(Call& call, int peer, std::int64_t bytes) const;
+  void copy_in(std::byte* to, const std::byte* from, std::int64_t bytes, int peer, Call& call) const;
   void reduce(const Collective& collective, std::byte* to, const Summands& sources, std::int64_t elements) const;
   /// What a rank gives to the call in progress: in a reduce_scatter not always what this one gives.
   [[nodiscard]] DType in_dtype_of(int peer, const Call& call) const {
@@ -188,6 +191,7 @@ class SharedMemoryEngine {
   int rank_;
   int size_;
   std::vector<int> world_ranks_;
+  NodeMap nodes_;
   CommOptions options_;
   Arena arena_;
   MemoryHold hold_;

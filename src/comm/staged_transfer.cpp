@@ -120,6 +120,7 @@ void SharedMemoryEngine::staged_gather(Call& call) {
           copy_in(place_of(peer) + first,
                   peer_half(peer, base + round),
                   std::min(chunk, bytes_of(peer) - first),
+                  peer,
                   call);
         }
       });
@@ -147,6 +148,7 @@ void SharedMemoryEngine::staged_broadcast(Call& call) {
           copy_in(collective.recv + first,
                   peer_half(collective.root, base + round),
                   std::min(chunk, total - first),
+                  collective.root,
                   call);
         }
       });
@@ -185,7 +187,7 @@ void SharedMemoryEngine::staged_reduce_scatter(Call& call) {
           const DType dtype = in_dtype_of(peer, call);
           const std::byte* const own = collective.send + (call.offsets[static_cast<std::size_t>(rank_)] + first) * in_size;
           sources.add(peer == rank_ ? own : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride, dtype);
-          if (peer != rank_) call.received += static_cast<std::uint64_t>(elements) * size_of(dtype);
+          count(call, peer, elements * static_cast<std::int64_t>(size_of(dtype)));
         }
         reduce(collective, collective.recv + first * out_size, sources, elements);
       });
@@ -253,6 +255,7 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
             copy_in(collective.recv + theirs.first * out_size,
                     peer_half(peer, base + round),
                     theirs.elements * out_size,
+                    peer,
                     call);
           }
           return;
@@ -264,6 +267,7 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
           sources.add(peer == rank_ ? collective.send + mine.first * in_size
                                     : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride,
                       collective.in_dtype);
+          count(call, peer, mine.elements * in_size);
         }
         // Below the size of streaming stores: the sum is staged next and should still be in the cache then.
         constexpr std::int64_t kCachedBytes = std::int64_t{128} << 10U;
@@ -272,7 +276,6 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
           reduce(collective, collective.recv + (mine.first + done) * out_size, sources, elements);
           for (const std::byte*& source : sources.data) source += elements * in_size;
         }
-        call.received += static_cast<std::uint64_t>((size_ - 1) * mine.elements * in_size);
       });
 }
 

@@ -272,6 +272,12 @@ constexpr std::array kKeys{
          .kind = KeyKind::kInteger,
          .text = "Threads of the CPU kernels per rank; 0 shares the cores of the host out among its ranks.",
          .highest = 4096}),
+    bind<&Config::runtime, &RuntimeConfig::ranks_per_node>(
+        {.pointer = "/zeroth/ranks_per_node",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks that count as one node; 0: the ranks of a host. Sums are formed inside each node first, then over the "
+                 "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, also on one host.",
+         .highest = 4096}),
     bind<&Config::runtime, &RuntimeConfig::timeout_ms>(
         {.pointer = "/zeroth/timeout_ms",
          .kind = KeyKind::kInteger,

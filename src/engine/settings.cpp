@@ -41,8 +41,10 @@ EngineSettings make_settings(const Config& config, int world, std::vector<GroupH
   return settings;
 }
 
-CommOptions make_comm_options(const Config& config) {
+CommOptions make_comm_options(const Config& config, int world) {
   CommOptions options;
+  const int per_node = config.runtime.ranks_per_node;
+  for (int rank = 0; per_node > 0 && rank < world; ++rank) options.nodes.push_back(rank / per_node);
   options.timeout = Milliseconds(config.runtime.timeout_ms);
   options.frozen_after = Milliseconds(config.runtime.frozen_after_ms);
   return options;

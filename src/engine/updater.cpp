@@ -57,7 +57,7 @@ void Engine::Updater::update_run(int flat, const Run& run, double factor, const 
     const bool own = owner == memory_.rank();
     const std::byte* sums = own ? memory_.reduced(flat) : memory_.peer_reduced(flat, owner);
     update_range(flat, part, run.step, sums + static_cast<std::size_t>(part.begin - shard.begin) * element, factor, hyper);
-    if (!own && memory_.one_sided()) backend_.count_one_sided(CollectiveKind::kAllGather, static_cast<std::size_t>(part.size()) * element);
+    if (!own && memory_.one_sided()) backend_.count_one_sided(CollectiveKind::kAllGather, owner, static_cast<std::size_t>(part.size()) * element);
   }
 }
 

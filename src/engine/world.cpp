@@ -14,6 +14,7 @@ struct World::Connection {
   int groups = 0;
   Milliseconds timeout{};
   Milliseconds frozen_after{};
+  std::vector<int> nodes;
 };
 
 World::World() : connection_(std::make_shared<Connection>()) {}
@@ -62,14 +63,14 @@ constexpr std::string_view kBackendVariable = "ZEROTH_BACKEND";
 /// What the variable asks for, "" for nothing.
 std::string wanted_backend(const Lookup& lookup) {
   const std::string wanted = lookup(kBackendVariable).value_or("");
-  ZR_CHECK(wanted.empty() || wanted == "shm" || wanted == "mpi",
+  ZR_CHECK(wanted.empty() || wanted == "shm" || wanted == "mpi" || wanted == "shm+mpi",
            ErrorCode::kEnvironment,
            "no such transport between processes",
            {.where = "world",
             .which = std::string(kBackendVariable),
-            .expected = "shm or mpi",
+            .expected = "shm, mpi or shm+mpi",
             .got = "\"" + wanted + "\"",
-            .hint = "unset it: shm on one host, mpi where mpirun has started ranks on several"});
+            .hint = "unset it: shm on one host, shm+mpi where mpirun has started ranks on several"});
   return wanted;
 }
 
@@ -83,15 +84,15 @@ std::string backend_of(const Lookup& lookup, const Launcher& launcher, int size)
   };
   for (const Hint& hint : {Hint{launcher.local_size, size, std::to_string(size) + ", all ranks on this host"}, Hint{launcher.hosts, 1, "1 host"}}) {
     const auto text = hint.variable.empty() ? std::nullopt : lookup(hint.variable);
-    if (!text || number(std::string(hint.variable), *text) == hint.expected || wanted == "mpi") continue;
-    if (launcher.has_mpi && wanted.empty()) return "mpi";
+    if (!text || number(std::string(hint.variable), *text) == hint.expected || wanted == "mpi" || wanted == "shm+mpi") continue;
+    if (launcher.has_mpi && wanted.empty()) return "shm+mpi";
     throw Error(ErrorCode::kEnvironment,
                 "the ranks are on several hosts, and the shared memory of one does not reach them",
                 {.where = "world",
                  .which = std::string(hint.variable),
                  .expected = hint.meaning,
                  .got = *text,
-                 .hint = "start them with mpirun, or set ZEROTH_BACKEND=mpi where they are ranks of MPI; in Python also: "
+                 .hint = "start them with mpirun, or set ZEROTH_BACKEND=shm+mpi where they are ranks of MPI; in Python also: "
                          "torch.distributed.init_process_group(\"gloo\"), then Engine(..., world=zeroth.World.from_group())"});
   }
   return !wanted.empty() ? wanted : size > 1 ? "shm" : "self";
@@ -180,7 +181,16 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
                    : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = options});
     connection_->timeout = options.timeout;
     connection_->frozen_after = options.frozen_after;
-  } else if (connection_->timeout != options.timeout || connection_->frozen_after != options.frozen_after) {
+    connection_->nodes = options.nodes;
+  }
+  ZR_CHECK(connection_->nodes == options.nodes,
+           ErrorCode::kConfig,
+           "the nodes of a process's ranks are those of its first engine",
+           {.where = "world",
+            .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
+            .which = "zeroth.ranks_per_node",
+            .hint = "give every engine of the process the same value"});
+  if (connection_->timeout != options.timeout || connection_->frozen_after != options.frozen_after) {
     Logger(rank_, size_).progress("the timeouts of this process's first engine hold for this one too: " +
                                   std::to_string(connection_->timeout.count()) + " ms, frozen after " +
                                   std::to_string(connection_->frozen_after.count()) + " ms");

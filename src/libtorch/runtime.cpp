@@ -162,7 +162,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
                                                     runtime->model_.units,
                                                     settings,
                                                     *runtime->device_,
-                                                    world.connect(make_comm_options(runtime->config_), runtime->traffic_),
+                                                    world.connect(make_comm_options(runtime->config_, world.size()), runtime->traffic_),
                                                     runtime->slots_,
                                                     runtime->log_);
   if (runtime->core_->settings().plan.gathers_parameters()) runtime->log_.progress(units_line(runtime->model_));
@@ -586,6 +586,7 @@ WireReport Runtime::wire_report() const {
   // Matched calls of these kinds carry nothing else once the engine is built.
   report.all_gather = bytes(CollectiveKind::kAllGather).one_sided_bytes + bytes(CollectiveKind::kAllGather).bytes;
   report.reduce_scatter = bytes(CollectiveKind::kReduceScatter).one_sided_bytes + bytes(CollectiveKind::kReduceScatter).bytes;
+  report.between_nodes = traffic_->far_bytes();
   report.control = traffic_->bytes() - report.all_gather - report.reduce_scatter + traffic_->control_bytes();
   return report;
 }

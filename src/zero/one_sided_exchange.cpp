@@ -205,10 +205,10 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
   for (int source = 0; source < model_.world; ++source) {
     const auto spill = spilled_.find({flat, code, source});
     if (spill != spilled_.end()) {
-      sources.push_back({.data = spill->second.copy.bytes.data(), .dtype = spill->second.dtype});
+      sources.push_back({.data = spill->second.copy.bytes.data(), .dtype = spill->second.dtype, .rank = source});
     } else if (const Publication theirs = memory_.signals(source).publication(flat); theirs.code == code) {
       const Pull pull = pull_of(flat, source, theirs);
-      sources.push_back({.data = pull.data.data(), .dtype = pull.dtype});
+      sources.push_back({.data = pull.data.data(), .dtype = pull.dtype, .rank = source});
       pulled.emplace_back(source, pull.data.size());
     }
   }
@@ -216,7 +216,7 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
   const Signals& own = memory_.signals(memory_.rank());
   for (const auto& [source, bytes] : pulled) {
     own.consumed(flat, source).store(code);
-    if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, bytes);
+    if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, source, bytes);
   }
   for (int source = 0; source < model_.world; ++source) spilled_.erase({flat, code, source});
   own.news().fetch_add(1);
@@ -302,7 +302,7 @@ void OneSidedExchange::spill(int flat, int source, const Publication& theirs) {
   std::ranges::copy(pull.data, spill.copy.bytes.begin());
   spilled_.emplace(std::tuple{flat, theirs.code, source}, std::move(spill));
   ++spills_;
-  if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, pull.data.size());
+  if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, source, pull.data.size());
   announce(memory_.signals(memory_.rank()).consumed(flat, source), theirs.code);
 }
 

@@ -178,7 +178,7 @@ void ParameterStore::pull(int flat, std::byte* out) {
                            kernels_.isa);
     });
     if (rank != memory_.rank()) {
-      backend_.count_one_sided(CollectiveKind::kAllGather, static_cast<std::uint64_t>(shard.size()) * element);
+      backend_.count_one_sided(CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(shard.size()) * element);
     }
   }
 }

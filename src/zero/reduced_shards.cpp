@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <mutex>
+#include <utility>
 
 #include <kernels/reduce/reduce.h>
 #include <zeroth/base/planted.h>
@@ -40,6 +41,7 @@ ReducedShards::ReducedShards(const ModelLayout& model,
                              ModelMemory& memory,
                              KernelContext kernels,
                              MemoryLedger& ledger,
+                             std::span<const int> node_sizes,
                              const std::vector<int>& slot_units)
     : model_(model),
       memory_(memory),
@@ -47,7 +49,11 @@ ReducedShards::ReducedShards(const ModelLayout& model,
       ledger_(ledger),
       slot_units_(slot_units),
       has_sums_(model.flats.size(), false),
-      norms_(model.flats.size()) {}
+      norms_(model.flats.size()) {
+  for (std::size_t node = 0; node < node_sizes.size(); ++node) {
+    node_of_.insert(node_of_.end(), static_cast<std::size_t>(node_sizes[node]), static_cast<int>(node));
+  }
+}
 
 bool ReducedShards::has_slot(int flat) const {
   const auto unit = static_cast<std::size_t>(model_.flat(flat).unit);
@@ -67,7 +73,13 @@ void ReducedShards::add(int flat, std::span<const Summand> sources) {
   const bool accumulate = has_sums_[static_cast<std::size_t>(flat)];
   std::byte* const target = sums(flat);
   std::vector<DType> dtypes;
-  for (const Summand& source : sources) dtypes.push_back(source.dtype);
+  std::vector<int> groups;  // of sources on one node
+  int node = -1;
+  for (const Summand& source : sources) {
+    dtypes.push_back(source.dtype);
+    if (std::exchange(node, node_of_[static_cast<std::size_t>(source.rank)]) != node) groups.push_back(0);
+    ++groups.back();
+  }
   measure(flat, target, [&](std::byte* sum, std::int64_t at, std::int64_t n) {
     std::vector<const void*> parts;
     for (const Summand& source : sources) {
@@ -79,6 +91,8 @@ void ReducedShards::add(int flat, std::span<const Summand> sources) {
                           .sources = parts.data(),
                           .num_sources = static_cast<int>(parts.size()),
                           .src_dtypes = dtypes.data(),
+                          .groups = groups.data(),
+                          .num_groups = static_cast<int>(groups.size()),
                           .n = n},
                          kernels_.isa);
   });

@@ -31,18 +31,20 @@ struct Aside {
 struct Summand {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;
+  int rank = 0;
 };
 
 class ReducedShards {
  public:
-  /// `slot_units`: the unit whose bucket lies in each bucket slot, -1; who may change an entry has waited for the events of that unit.
+  /// `node_sizes`: CommBackend's. `slot_units`: the unit whose bucket lies in each bucket slot, -1; who may change an entry has waited for the events of that unit.
   ReducedShards(const ModelLayout& model,
                 ModelMemory& memory,
                 KernelContext kernels,
                 MemoryLedger& ledger,
+                std::span<const int> node_sizes,
                 const std::vector<int>& slot_units);
 
-  /// One reduction event: the sum of `sources` (from each rank that took part, in rank order) is added to what earlier events of the
+  /// One reduction event: the sum of `sources` (from each rank that took part, in rank order), along the nodes, is added to what earlier events of the
   /// step left, or stored if it is the first.
   void add(int flat, std::span<const Summand> sources);
   /// The same where the transport has left the new sum at ModelMemory::reduced().
@@ -74,6 +76,7 @@ class ReducedShards {
   ModelMemory& memory_;
   KernelContext kernels_;
   MemoryLedger& ledger_;
+  std::vector<int> node_of_;  ///< each rank
   const std::vector<int>& slot_units_;
   std::map<int, Aside> aside_;  ///< by flat
   std::vector<bool> has_sums_;

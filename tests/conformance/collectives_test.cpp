@@ -39,9 +39,9 @@ T value_of(int rank, std::int64_t index, std::uint64_t seed) {
   }
 }
 
-/// The promise of the header: rank order, one rounding an addition, in the accumulation dtype; integers wrap.
+/// The promise of the header: rank order along the nodes, one rounding an addition, in the accumulation dtype; integers wrap.
 template <class In, class Out>
-Out rank_order_sum(int size, std::int64_t index, std::uint64_t seed) {
+Out rank_order_sum(int size, std::span<const int> nodes, std::int64_t index, std::uint64_t seed) {
   if constexpr (std::is_integral_v<In>) {
     std::make_unsigned_t<In> sum = 0;
     for (int rank = 0; rank < size; ++rank) {
@@ -51,8 +51,15 @@ Out rank_order_sum(int size, std::int64_t index, std::uint64_t seed) {
     return static_cast<Out>(sum);
   } else {
     using Accumulator = std::conditional_t<std::is_same_v<In, double>, double, float>;
-    auto sum = static_cast<Accumulator>(value_of<In>(0, index, seed));
-    for (int rank = 1; rank < size; ++rank) sum += static_cast<Accumulator>(value_of<In>(rank, index, seed));
+    const auto value = [&](int rank) { return static_cast<Accumulator>(value_of<In>(rank, index, seed)); };
+    Accumulator sum = 0;
+    int first = 0;
+    for (const int ranks : nodes) {
+      Accumulator of_node = value(first);
+      for (int rank = first + 1; rank < first + ranks; ++rank) of_node += value(rank);
+      sum = first == 0 ? of_node : sum + of_node;
+      first += ranks;
+    }
     return static_cast<Out>(sum);
   }
 }
@@ -67,8 +74,9 @@ double as_double(T value) {
 }
 
 template <class In, class Out>
-void expect_sum(const Out& got, int size, std::int64_t index, std::uint64_t seed) {
-  const Out expected = rank_order_sum<In, Out>(size, index, seed);
+void expect_sum(const Out& got, const Communicator& comm, std::int64_t index, std::uint64_t seed) {
+  const int size = comm.size();
+  const Out expected = rank_order_sum<In, Out>(size, comm.backend().node_sizes(), index, seed);
   if (std::memcmp(&got, &expected, sizeof got) != 0) {
     throw std::runtime_error(
         fmt::format("element {}: {} instead of {}", index, as_double(got), as_double(expected)));
@@ -155,7 +163,7 @@ void check_all_reduce(const Communicator& comm, const Buffers& buffers, std::int
   }
   comm.all_reduce(std::span<const In>(in), out);
   for (std::int64_t i = 0; i < count; ++i)
-    expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm.size(), i, seed);
+    expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm, i, seed);
 }
 
 template <class In, class Out>
@@ -174,7 +182,7 @@ void check_reduce_scatter(const Communicator& comm,
   }
   comm.reduce_scatter(std::span<const In>(in), out, counts);
   for (std::int64_t i = 0; i < own; ++i)
-    expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm.size(), first + i, seed);
+    expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm, first + i, seed);
 }
 
 /// The lowest rank's of equal values; the values hold no NaN.
@@ -229,7 +237,7 @@ void check_mixed_reduce_scatter(const Communicator& comm, const Buffers& buffers
   const std::span<float> out = buffers.recv<float>(own);
   comm.reduce_scatter(std::span<const In>(in), out, counts);
   for (std::int64_t i = 0; i < own; ++i) {
-    expect_sum<BFloat16, float>(out[static_cast<std::size_t>(i)], comm.size(), first + i, seed);
+    expect_sum<BFloat16, float>(out[static_cast<std::size_t>(i)], comm, first + i, seed);
   }
   const Collective again{.kind = CollectiveKind::kReduceScatter,
                          .in_dtype = DTypeOf<In>::value,
@@ -240,7 +248,7 @@ void check_mixed_reduce_scatter(const Communicator& comm, const Buffers& buffers
                          .accumulate = comm.rank() != 0};  // each rank's own matter
   comm.backend().submit({&again, 1}, comm.stream()).wait();
   for (std::int64_t i = 0; i < own; ++i) {
-    const auto sum = rank_order_sum<BFloat16, float>(comm.size(), first + i, seed);
+    const auto sum = rank_order_sum<BFloat16, float>(comm.size(), comm.backend().node_sizes(), first + i, seed);
     const float expected = again.accumulate ? sum + sum : sum;
     if (out[static_cast<std::size_t>(i)] != expected) {
       throw std::runtime_error(fmt::format("element {}: {} instead of {}", i, out[static_cast<std::size_t>(i)], expected));
@@ -526,6 +534,56 @@ TEST_P(Collectives, BytesOfPartsAreThoseOfTheFormula) {
       require_bytes(CollectiveKind::kGather, root ? bytes * others : 0);
       require_bytes(CollectiveKind::kScatter, root ? 0 : bytes);
       require_bytes(CollectiveKind::kAllToAll, bytes * others);
+    }
+    backend->set_observer(nullptr);
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+TEST_P(Collectives, BytesBetweenNodesAreThoseOfTheFormula) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const int per_node = GetParam().per_node;
+  const RankReport report = run_world(GetParam(), [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const auto table = std::make_shared<TrafficTable>();
+    backend->set_observer(table);
+    const Communicator comm(backend);
+    const std::span<const int> nodes = backend->node_sizes();
+    const int size = comm.size();
+    const bool one_node = per_node == 0 || per_node >= size;
+    require(nodes.size() == static_cast<std::size_t>(one_node ? 1 : (size + per_node - 1) / per_node), "number of nodes");
+    const bool levels = backend->kind() == "inproc+messages";
+    require(levels == (GetParam().backend == "levels" && !one_node && per_node > 1 && size % per_node == 0), "levels where there are some");
+    const auto others = static_cast<std::uint64_t>(nodes.size() - 1);
+    const auto far = static_cast<std::uint64_t>(one_node ? 0 : size - nodes[static_cast<std::size_t>(rank / per_node)]);  // ranks on other nodes
+    for (const std::size_t part : {std::size_t{5}, std::size_t{170'001}}) {
+      const std::uint64_t bytes = part * sizeof(float);
+      std::vector<float> one(part, 1.0F);
+      std::vector<float> all(part * static_cast<std::size_t>(size), 1.0F);
+      const auto require_far = [&](const std::string& name, std::uint64_t expected) {
+        require(table->far_bytes() == expected,
+                fmt::format("{} of {}: {} bytes from other nodes, expected {}", name, part, table->far_bytes(), expected));
+      };
+      table->reset();
+      comm.all_gather(std::span<const float>(one), std::span(all));
+      require_far("all_gather", bytes * (levels ? others : far));
+      require(table->bytes() == bytes * static_cast<std::uint64_t>(size - 1), "in all an all_gather receives what it always does");
+      table->reset();
+      comm.reduce_scatter(std::span<const float>(all), std::span(one));
+      require_far("reduce_scatter", bytes * (levels ? others : far));
+      require(table->bytes() == bytes * static_cast<std::uint64_t>(size - 1), "in all a reduce_scatter receives what it always does");
+      table->reset();
+      comm.broadcast(std::span(one), 0);
+      if (levels) require_far("broadcast", rank > 0 && rank % per_node == 0 ? bytes : 0);
+      table->reset();
+      comm.all_reduce(std::span(one));
+      const bool small = bytes <= 8192;
+      if (levels && small) require_far("all_reduce", bytes * others);
+      if (levels && !small) {
+        // A part of the sum from each other node, and of the result; parts may be one element longer.
+        const std::uint64_t expected = 2 * others * (bytes / static_cast<std::uint64_t>(size));
+        require(table->far_bytes() / 4 >= expected / 4 - 4 * others && table->far_bytes() / 4 <= expected / 4 + 4 * others,
+                fmt::format("all_reduce of {}: {} bytes from other nodes, about {} expected", part, table->far_bytes(), expected));
+      }
     }
     backend->set_observer(nullptr);
   });

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 ThreadRanksOptions over_messages(Milliseconds timeout = Milliseconds{30'000}) {
   ThreadRanksOptions options;
-  options.messages = true;
+  options.transport = ThreadTransport::kMessages;
   options.abort_on_failure = false;
   options.comm.timeout = timeout;
   return options;

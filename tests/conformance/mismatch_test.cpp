@@ -1,6 +1,8 @@
 // Ranks that make different calls: an error at once, on every rank, with both sides in it.
 #include "conformance/world_runner.h"
 
+#include <gmock/gmock.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -123,9 +125,14 @@ TEST_P(Mismatch, EveryRankPrintsBothSides) {
                                         {.abort_on_failure = false});
     ASSERT_EQ(report.failures.size(), static_cast<std::size_t>(GetParam().size)) << report.text();
     for (const RankFailure& failure : report.failures) {
-      EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
       for (const std::string& side : item.both_sides)
         EXPECT_NE(failure.text.find(side), std::string::npos) << failure.text;
+      if (GetParam().backend == "levels" && failure.code == ErrorCode::kAborted) {  // a rank of another node, or of another level
+        EXPECT_NE(failure.text.find("[MISMATCH] ranks make different calls"), std::string::npos) << failure.text;
+        continue;
+      }
+      EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
+      if (GetParam().backend == "levels") continue;  // numbers are those of the level
       const std::string own = "(rank " + std::to_string(failure.rank) + ")";
       EXPECT_NE(failure.text.find(own), std::string::npos) << failure.text;
       const int last = GetParam().size - 1;
@@ -162,7 +169,7 @@ TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
       const std::string given = std::to_string(part + 2) + " elements, which rank " + std::to_string(last) + " gives to rank 0";
       EXPECT_NE(failure.text.find(taken), std::string::npos) << failure.text;
       EXPECT_NE(failure.text.find(given), std::string::npos) << failure.text;
-      EXPECT_NE(failure.text.find("all_to_all#0 unit 4"), std::string::npos) << failure.text;
+      EXPECT_THAT(failure.text, ::testing::ContainsRegex("all_to_all#[02] unit 4"));
       ++named;
     }
     EXPECT_EQ(named, messages ? 2 : GetParam().size) << report.text();

@@ -152,8 +152,8 @@ TEST_P(OneSided, CountedBytesReachTheTable) {
     backend->set_observer(table);
     const Communicator comm(backend);
     const auto n = static_cast<std::uint64_t>(comm.size());
-    backend->count_one_sided(CollectiveKind::kAllGather, 1000);
-    backend->count_one_sided(CollectiveKind::kAllGather, 24);
+    backend->count_one_sided(CollectiveKind::kAllGather, 0, 1000);
+    backend->count_one_sided(CollectiveKind::kAllGather, 0, 24);
     std::vector<float> data(1000 * n);
     std::vector<float> part(1000);
     comm.reduce_scatter(std::span<const float>(data), std::span(part));  // inline or staged, by size

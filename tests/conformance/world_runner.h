@@ -14,17 +14,20 @@
 #include <memory>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth::test {
 
 struct WorldParam {
-  std::string backend{};
+  std::string backend{};  ///< of make_backend(), or over test transports: "messages", "levels" (inproc in a node, messages between nodes)
   int size = 1;
+  int per_node = 0;  ///< ranks on a node; 0: all
 };
 
 inline std::ostream& operator<<(std::ostream& out, const WorldParam& param) {
-  return out << param.backend << " x " << param.size;
+  out << param.backend << " x " << param.size;
+  return param.per_node == 0 ? out : out << ", " << param.per_node << " on a node";
 }
 
 struct WorldOptions {
@@ -34,24 +37,36 @@ struct WorldOptions {
   std::function<bool(const std::vector<pid_t>& pids, Milliseconds since)> meanwhile{};  ///< shm only
 };
 
+/// Ranks that send each other messages: no memory that all peers can read.
+[[nodiscard]] inline bool over_messages(const WorldParam& param) {
+  return param.backend == "messages" || param.backend == "mpi" || param.backend == "levels";
+}
+
+[[nodiscard]] inline ThreadTransport transport_of(const WorldParam& param) {
+  if (param.backend == "levels") return ThreadTransport::kLevels;
+  return param.backend == "messages" ? ThreadTransport::kMessages : ThreadTransport::kMemory;
+}
+
 /// Runs body(rank, backend) on every rank and returns what failed.
 [[nodiscard]] inline RankReport run_world(const WorldParam& param,
                                           const RankBody& body,
                                           const WorldOptions& options = {}) {
   if (param.backend == "mpi") return run_mpi_world(body, options.comm, options.abort_on_failure);
-  if (param.backend == "inproc" || param.backend == "messages") {
+  CommOptions comm = options.comm;
+  comm.nodes = nodes_of_ranks(param.size, param.per_node);
+  if (param.backend == "inproc" || over_messages(param)) {
     return try_ranks(param.size,
                      body,
-                     {.comm = options.comm,
+                     {.comm = comm,
                       .abort_on_failure = options.abort_on_failure,
-                      .messages = param.backend == "messages",
+                      .transport = transport_of(param),
                       .deadline = options.deadline});
   }
   const std::string job = unique_job();
   const auto run = [&](int rank) {
     const std::shared_ptr<CommBackend> backend =
         make_backend(param.backend,
-                     {.rank = rank, .size = param.size, .job = job, .hub = nullptr, .options = options.comm});
+                     {.rank = rank, .size = param.size, .job = job, .hub = nullptr, .options = comm});
     try {
       body(rank, backend);
     } catch (const Error& error) {
@@ -84,14 +99,15 @@ struct WorldOptions {
   return worlds;
 }
 
-/// Ranks that send each other messages: no memory that peers can read.
-[[nodiscard]] inline bool over_messages(const WorldParam& param) { return param.backend == "messages" || param.backend == "mpi"; }
-
 /// All worlds for what needs no memory that peers can read; under mpirun that one.
 [[nodiscard]] inline std::vector<WorldParam> matched_worlds() {
   if (mpi_world_size() > 0) return {{"mpi", mpi_world_size()}};
   std::vector<WorldParam> worlds = all_worlds();
   for (const int size : {1, 2, 3, 5}) worlds.push_back({"messages", size});
+  for (const char* backend : {"inproc", "shm", "messages"}) worlds.push_back({backend, 4, 2});
+  worlds.push_back({"inproc", 5, 3});
+  // Two nodes of two, two of three, one, and two of different sizes, which have no second level.
+  for (const auto& [size, per_node] : {std::pair{4, 2}, {6, 3}, {2, 2}, {5, 3}}) worlds.push_back({"levels", size, per_node});
   return worlds;
 }
 
@@ -102,7 +118,7 @@ struct WorldOptions {
 
 [[nodiscard]] inline std::vector<WorldParam> several_worlds_of_messages() {
   if (mpi_world_size() > 1) return {{"mpi", mpi_world_size()}};
-  return {{"messages", 2}, {"messages", 3}, {"messages", 4}};
+  return {{"messages", 2}, {"messages", 3}, {"messages", 4}, {"levels", 4, 2}};
 }
 
 [[nodiscard]] inline std::vector<WorldParam> several_matched_ranks() {
@@ -112,7 +128,8 @@ struct WorldOptions {
 }
 
 inline std::string name_of_param(const ::testing::TestParamInfo<WorldParam>& info) {
-  return info.param.backend + "_" + std::to_string(info.param.size);
+  const std::string size = std::to_string(info.param.size);
+  return info.param.backend + "_" + (info.param.per_node == 0 ? size : std::to_string(info.param.per_node) + "per" + size);
 }
 
 /// Thread sanitizer does not follow forked children of a process that once had threads; shm is covered by the

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 TEST(ToyEngine, AUnitThatSomeRanksSkipIsNamedWhereCallsAreMatched) {
   for (const int stage : {0, 1, 3}) {
     ToyTraining training = small(stage, 3);
-    training.messages = true;
+    training.transport = test::ThreadTransport::kMessages;
     training.skip = [](int rank, std::int64_t step, int block) { return rank == 1 && step == 2 && block == 3; };
     const std::string message = message_of(training);
     EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks make different calls"));
@@ -34,7 +34,7 @@ TEST(ToyEngine, AUnitThatSomeRanksSkipIsNamedWhereCallsAreMatched) {
 
 TEST(ToyEngine, ARankThatComesToAnotherCallIsNamedWhereCallsAreMatched) {
   ToyTraining training = small(1, 2);
-  training.messages = true;
+  training.transport = test::ThreadTransport::kMessages;
   training.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {
     if (result.step != 2) return;
     if (engine.rank() == 0) engine.barrier();

@@ -19,7 +19,7 @@ TEST(ToyEngine, MeasuredMemoryIsThePlannedMemory) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const auto& [world, messages] : kTransports) {
       ToyTraining training = small(stage, world);
-      training.messages = messages;
+      training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
       const ToyOutcome outcome = train_toy(training);
       for (const MemoryReport& report : outcome.memory) {
         EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n" << to_text(report);
@@ -35,7 +35,7 @@ TEST(ToyEngine, SixteenBitBucketsTakeHalfAndSumsOfSeveralGradientsGoBeyondThePla
   for (int stage = 0; stage <= 3; ++stage) {
     for (const auto& [world, messages] : kTransports) {
       ToyTraining training = small(stage, world);
-      training.messages = messages;
+      training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
       training.model.dtype = DType::kBFloat16;
       training.model.round_gradients = true;
       const ToyOutcome outcome = train_toy(training);
@@ -68,7 +68,7 @@ TEST(ToyEngine, SixteenBitBucketsTakeHalfAndSumsOfSeveralGradientsGoBeyondThePla
 TEST(ToyEngine, SumsLeaveTheirBucketsForASecondBackwardOfAStep) {
   for (const auto& [world, messages] : kTransports) {
     ToyTraining training = small(3, world);
-    training.messages = messages;
+    training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
     training.passes = 2;
     training.steps = 4;
     if (!messages) {  // ranks take part in the first backward only, in the second only, in both, in none
@@ -97,7 +97,7 @@ TEST(ToyEngine, WireBytesAreTheFormula) {
       for (const int micro_steps : {1, 2}) {
         for (const ReductionPolicy policy : {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep}) {
           ToyTraining training = small(stage, world);
-          training.messages = messages;
+          training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
           training.micro_steps = micro_steps;
           training.plan.policy = policy;
           const ToyOutcome outcome = train_toy(training);

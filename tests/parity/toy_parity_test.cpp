@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/toy_training.h"
@@ -116,10 +117,10 @@ class MatchedParity : public ToyParity {
  protected:
   void expect_messages_give_the_same(ToyTraining training) const {
     training.plan.policy = GetParam().policy;
-    training.messages = false;
+    training.transport = test::ThreadTransport::kMemory;
     training.mode = ExecutionMode::kInline;
     const ToyOutcome expected = train_toy(training);
-    training.messages = true;
+    training.transport = test::ThreadTransport::kMessages;
     for (const ShardingPlan& plan : all_plans(GetParam().policy)) {
       for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
         training.plan = plan;
@@ -152,6 +153,64 @@ TEST_P(MatchedParity, GradientsOf16BitsAndSumsOf32FromOneRankOrAll) {
   expect_messages_give_the_same(narrow);
 }
 
+/// A world of several nodes.
+struct NodesCase {
+  DType dtype;
+  int world;
+  int per_node;
+  ReductionPolicy policy;
+};
+
+class NodesParity : public ::testing::TestWithParam<NodesCase> {};
+
+/// Sums go along the nodes in every transport, so what crosses between them may be sums of nodes: shared memory that knows of nodes, messages
+/// that do, and two levels give the same bits at every stage.
+TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
+  const auto [dtype, world, per_node, policy] = GetParam();
+  ToyTraining training;
+  training.model = {.width = 41, .blocks = 3, .dtype = dtype};
+  training.model.reuse_last = true;
+  training.model.tie_first_two = true;
+  training.model.round_gradients = dtype == DType::kBFloat16;
+  training.world = world;
+  training.micro_steps = 2;
+  training.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };
+  training.plan.policy = policy;
+  const ToyOutcome flat = train_toy(training);
+  training.per_node = per_node;
+  const ToyOutcome expected = train_toy(training);
+  EXPECT_NE(difference(flat, expected), "") << "the nodes take no part: this test could not fail";
+  for (const test::ThreadTransport transport :
+       {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
+    for (const ShardingPlan& plan : all_plans(policy)) {
+      training.transport = transport;
+      training.plan = plan;
+      training.mode = plan.name.size() % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
+      training.chaos_seed += 1;
+      EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " transport " << static_cast<int>(transport);
+    }
+  }
+}
+
+std::vector<NodesCase> nodes_cases() {
+  std::vector<NodesCase> cases;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
+    for (const auto& [world, per_node] : {std::pair{4, 2}, {6, 3}, {5, 3}, {5, 2}}) {
+      for (const ReductionPolicy policy : {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep}) {
+        cases.push_back({dtype, world, per_node, policy});
+      }
+    }
+  }
+  return cases;
+}
+
+std::string name_of_nodes_case(const ::testing::TestParamInfo<NodesCase>& info) {
+  const NodesCase& value = info.param;
+  return std::string(name_of(value.dtype)) + "_" + std::to_string(value.per_node) + "per" + std::to_string(value.world) + "_" +
+         std::string(name_of(value.policy));
+}
+
+INSTANTIATE_TEST_SUITE_P(AllCases, NodesParity, ::testing::ValuesIn(nodes_cases()), name_of_nodes_case);
 INSTANTIATE_TEST_SUITE_P(AllCases, ToyParity, ::testing::ValuesIn(all_cases()), name_of_case);
 INSTANTIATE_TEST_SUITE_P(AllCases, MatchedParity, ::testing::ValuesIn(matched_cases()), name_of_case);
 

@@ -18,10 +18,12 @@ STEPS = 4
 
 def trained(world: zeroth.World, stage: int, trouble: str) -> list[str]:
     """Mean losses in hexadecimal."""
-    config = {"zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 0.05}}, "zeroth": {"timeout_ms": 20_000}}
+    config = {"zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 0.05}},
+              "zeroth": {"timeout_ms": 20_000, "ranks_per_node": int(os.environ.get("RANKS_PER_NODE", "0"))}}
     of_ranks = next(zoo.batches(world.size, 1, 1))[0]
     losses = []
     engine = zeroth.Engine(zoo.make("plain"), config, world=world, progress_every_s=0)
+    engine.reset_counters()
     for step in range(STEPS):
         if step == 2 and world.rank == 1 and trouble:
             have(trouble, world)
@@ -29,6 +31,8 @@ def trained(world: zeroth.World, stage: int, trouble: str) -> list[str]:
         engine.backward(loss)
         assert engine.step().committed
         losses.append(engine.average(loss.item()).hex())
+    wire = engine.wire_report()
+    os.write(2, f"rank {world.rank} stage {stage} payload {wire['all_gather'] + wire['reduce_scatter']} between nodes {wire['between_nodes']}\n".encode())
     engine.close()
     return losses
 

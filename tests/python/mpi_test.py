@@ -23,24 +23,38 @@ def variables(**more: str) -> dict[str, str]:
 
 
 class Mpirun(unittest.TestCase):
-    def run_ranks(self, ranks: int, *arguments: str, backend: str, limit_s: float = 240) -> subprocess.CompletedProcess[str]:
+    def run_ranks(
+        self, ranks: int, *arguments: str, backend: str, per_node: int = 0, limit_s: float = 240) -> subprocess.CompletedProcess[str]:
         command = [*MPIRUN, "-n", str(ranks), sys.executable, PROGRAM, *arguments]
-        with job.Family(command, variables(ZEROTH_BACKEND=backend)) as family:
+        with job.Family(command, variables(ZEROTH_BACKEND=backend, RANKS_PER_NODE=str(per_node))) as family:
             done = family.end(limit_s)
             self.assertEqual(family.left.text(), "")
         return done
 
     def losses(self, ranks: int, backend: str) -> str:
-        """The same on every rank, at every stage."""
-        done = self.run_ranks(ranks, backend=backend)
+        return self.trained(ranks, backend)[0]
+
+    def trained(self, ranks: int, backend: str, per_node: int = 0) -> tuple[str, dict[tuple[int, int], tuple[int, int]]]:
+        """Losses, the same on every rank, at every stage; and bytes by rank and stage, in all and between nodes."""
+        done = self.run_ranks(ranks, backend=backend, per_node=per_node)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        told = re.findall(rf"(\d) of {ranks} over {backend or 'shm'}, stage (\d): (.*)", done.stdout)
+        told = re.findall(rf"(\d) of {ranks} over {re.escape(backend or 'shm')}, stage (\d): (.*)", done.stdout)
         self.assertEqual(sorted(told)[0][:2], ("0", "0"), done.stdout)
         self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 4 * ranks, done.stdout)
         self.assertEqual(len({losses for _, _, losses in told}), 1, done.stdout)
         kind = backend or "shm"
         self.assertIn(f"info: {ranks} ranks over {kind}, says OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)", done.stderr)
-        return told[0][2]
+        bytes_of = {(int(rank), int(stage)): (int(payload), int(between)) for rank, stage, payload, between in
+                    re.findall(r"rank (\d) stage (\d) payload (\d+) between nodes (\d+)", done.stderr)}
+        self.assertEqual(len(bytes_of), 4 * ranks, done.stderr)
+        return told[0][2], bytes_of
+
+    def test_two_levels_have_the_bits_of_shared_memory_with_these_nodes_and_cross_between_them_once(self) -> None:
+        flat, bytes_flat = self.trained(4, "", per_node=2)
+        levels, bytes_levels = self.trained(4, "shm+mpi", per_node=2)
+        self.assertEqual(levels, flat)
+        for key, (_, between) in bytes_levels.items():  # what exactly: comm_collectives
+            self.assertLess(between, 0.6 * bytes_flat[key][1], key)
 
     def test_the_bits_are_those_of_shared_memory(self) -> None:
         for ranks in (2, 3):

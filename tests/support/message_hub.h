@@ -18,7 +18,8 @@ namespace zeroth::test {
 
 class MessageHub : public std::enable_shared_from_this<MessageHub> {
  public:
-  explicit MessageHub(int size) : size_(size) {}
+  /// `tells`: a rank that stops the job is heard by the others.
+  explicit MessageHub(int size, bool tells = false) : size_(size), tells_(tells) {}
 
   [[nodiscard]] std::shared_ptr<MessageTransport> transport(int rank) {
     return std::make_shared<Seat>(shared_from_this(), rank);
@@ -52,7 +53,10 @@ class MessageHub : public std::enable_shared_from_this<MessageHub> {
     }
     bool wait(Milliseconds slice) override {
       std::unique_lock lock(hub_->mutex_);
-      const bool done = hub_->changed_.wait_for(lock, slice, [&] { return sends_ ? post_->sent : post_->received; });
+      const auto over = [&] { return sends_ ? post_->sent : post_->received; };
+      hub_->changed_.wait_for(lock, slice, [&] { return over() || !hub_->stopped_.empty(); });
+      const bool done = over();
+      ZR_CHECK(done || hub_->stopped_.empty(), ErrorCode::kAborted, hub_->stopped_, {.where = "test.hub"});
       ZR_CHECK(!post_->wrong_size, ErrorCode::kInternal, "a message has another size than its receive", {.where = "test.hub"});
       return done;
     }
@@ -74,6 +78,13 @@ class MessageHub : public std::enable_shared_from_this<MessageHub> {
     }
     std::unique_ptr<Transfer> receive(int from, std::uint32_t tag, std::span<std::byte> bytes) override {
       return hub_->post({from, rank_, tag}, [&](Post& post) { post.to = bytes; }, false);
+    }
+
+    void abort(std::string_view text) noexcept override {
+      const std::lock_guard lock(hub_->mutex_);
+      if (!hub_->tells_ || !hub_->stopped_.empty()) return;
+      hub_->stopped_ = "rank " + std::to_string(rank_) + " stopped the job: " + std::string(text);
+      hub_->changed_.notify_all();
     }
 
    private:
@@ -105,6 +116,8 @@ class MessageHub : public std::enable_shared_from_this<MessageHub> {
   }
 
   int size_;
+  bool tells_;
+  std::string stopped_{};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<Channel, Queue> queues_;

@@ -1,8 +1,8 @@
 // Ranks as threads: run a function on every rank of an inproc world, collect what they throw, never hang.
 #pragma once
 
-#include "support/message_hub.h"
 #include "support/rank_report.h"
+#include "support/thread_seats.h"
 
 #include <zeroth/comm/factory.h>
 
@@ -28,7 +28,7 @@ namespace zeroth::test {
 struct ThreadRanksOptions {
   CommOptions comm = quick_options();
   bool abort_on_failure = true;  ///< a rank that throws stops the others; false: they find out by themselves
-  bool messages = false;  ///< a backend over messages between the threads instead of inproc
+  ThreadTransport transport = ThreadTransport::kMemory;
   Milliseconds deadline{120'000};  ///< after it the test program ends with a text: a thread cannot be killed
 };
 
@@ -38,8 +38,7 @@ using RankBody = std::function<void(int rank, const std::shared_ptr<CommBackend>
 [[nodiscard]] inline RankReport try_ranks(int world,
                                           const RankBody& body,
                                           const ThreadRanksOptions& options = {}) {
-  const std::shared_ptr<InprocHub> hub = make_inproc_hub(world);
-  const auto messages = std::make_shared<MessageHub>(world);
+  const ThreadSeats seats(world, options.transport, options.comm.nodes);
   RankReport report;
   std::mutex mutex;
   std::condition_variable changed;
@@ -47,10 +46,7 @@ using RankBody = std::function<void(int rank, const std::shared_ptr<CommBackend>
   const auto run = [&](int rank) {
     std::optional<RankFailure> failure;
     try {
-      const std::shared_ptr<CommBackend> backend =
-          options.messages
-              ? make_message_backend(messages->transport(rank), options.comm)
-              : make_backend("inproc", {.rank = rank, .size = world, .job = {}, .hub = hub, .options = options.comm});
+      const std::shared_ptr<CommBackend> backend = seats.seat(rank, options.comm);
       try {
         body(rank, backend);
       } catch (const Error& error) {

@@ -8,7 +8,6 @@
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
 
-#include "support/message_hub.h"
 
 namespace zeroth::testing {
 namespace {
@@ -37,21 +36,11 @@ struct Shared {
   ToyOutcome outcome;
 };
 
-/// Where the ranks of one training meet.
-struct Hubs {
-  std::shared_ptr<InprocHub> memory;
-  std::shared_ptr<test::MessageHub> messages;
-};
-
-void run_thread(const ToyTraining& training, const Hubs& hubs, int rank, Shared& shared) {
+void run_thread(const ToyTraining& training, const test::ThreadSeats& seats, int rank, Shared& shared) {
   try {
     CommOptions options;
     options.timeout = Milliseconds(60'000);
-    const ToyOutcome own = train_toy_rank(
-        training,
-        training.messages
-            ? make_message_backend(hubs.messages->transport(rank), options)
-            : make_backend("inproc", {.rank = rank, .size = training.world, .hub = hubs.memory, .options = options}));
+    const ToyOutcome own = train_toy_rank(training, seats.seat(rank, options));
     const std::lock_guard lock(shared.mutex);
     ToyOutcome& all = shared.outcome;
     const auto index = static_cast<std::size_t>(rank);
@@ -138,10 +127,10 @@ ToyOutcome train_toy(const ToyTraining& training) {
   shared.outcome.planned_wire.resize(world);
   shared.outcome.gather_bytes.resize(world);
   shared.outcome.reduce_bytes.resize(world);
-  const Hubs hubs{make_inproc_hub(training.world), std::make_shared<test::MessageHub>(training.world)};
+  const test::ThreadSeats seats(training.world, training.transport, test::nodes_of_ranks(training.world, training.per_node));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < training.world; ++rank) {
-    threads.emplace_back([&, rank] { run_thread(training, hubs, rank, shared); });
+    threads.emplace_back([&, rank] { run_thread(training, seats, rank, shared); });
   }
   for (std::thread& thread : threads) thread.join();
   if (shared.first) std::rethrow_exception(shared.first);

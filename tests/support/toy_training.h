@@ -8,6 +8,7 @@
 
 #include <zeroth/engine/engine.h>
 
+#include "support/thread_seats.h"
 #include "support/toy_model.h"
 
 namespace zeroth::testing {
@@ -16,7 +17,8 @@ struct ToyTraining {
   ToyOptions model{};
   ShardingPlan plan = zero_plan(0, {"dp"});
   int world = 1;
-  bool messages = false;  ///< ranks make matched calls over messages, instead of reading each other's memory
+  test::ThreadTransport transport = test::ThreadTransport::kMemory;
+  int per_node = 0;  ///< ranks on a node; 0: all
   int micro_steps = 1;
   int passes = 1;  ///< forwards and backwards before each call of step(); `skip` sees step * passes + pass
   int steps = 6;

@@ -4,6 +4,8 @@
 #include <zeroth/base/error.h>
 
 #include <algorithm>
+#include <span>
+#include <string>
 #include <vector>
 
 namespace zeroth::kernels {
@@ -64,12 +66,69 @@ void sum_mixed(const SumSourcesArgs& args, Isa isa) {
   }
 }
 
+DType type_of_sum(DType dtype) { return size_of(dtype) == 2 ? DType::kFloat32 : dtype; }
+
+/// Block by block, so that the sums of the groups stay in the cache.
+void sum_groups(const SumSourcesArgs& args, Isa isa) {
+  constexpr std::int64_t kBlock = 4096;
+  const DType partial = type_of_sum(args.src_dtypes != nullptr ? args.src_dtypes[0] : args.src_dtype);
+  const auto dtype_of = [&](int source) { return args.src_dtypes != nullptr ? args.src_dtypes[source] : args.src_dtype; };
+  const std::int64_t stride = std::min(args.n, kBlock);
+  const auto partial_bytes = static_cast<std::int64_t>(size_of(partial));
+  std::vector<std::byte> sums(static_cast<std::size_t>(args.num_groups * stride * partial_bytes));
+  std::vector<const void*> of_groups(static_cast<std::size_t>(args.num_groups));
+  std::vector<const void*> sources(static_cast<std::size_t>(args.num_sources));
+  for (std::int64_t at = 0; at < args.n; at += kBlock) {
+    const std::int64_t n = std::min(kBlock, args.n - at);
+    for (int source = 0; source < args.num_sources; ++source) {
+      sources[static_cast<std::size_t>(source)] =
+          static_cast<const std::byte*>(args.sources[source]) + at * static_cast<std::int64_t>(size_of(dtype_of(source)));
+    }
+    int first = 0;
+    for (int group = 0; group < args.num_groups; ++group) {
+      std::byte* const sum = sums.data() + group * stride * partial_bytes;
+      sum_sources({.dst = sum,
+                   .dst_dtype = partial,
+                   .sources = sources.data() + first,
+                   .num_sources = args.groups[group],
+                   .src_dtype = args.src_dtype,
+                   .src_dtypes = args.src_dtypes != nullptr ? args.src_dtypes + first : nullptr,
+                   .n = n},
+                  isa);
+      of_groups[static_cast<std::size_t>(group)] = sum;
+      first += args.groups[group];
+    }
+    sum_sources({.dst = static_cast<std::byte*>(args.dst) + at * static_cast<std::int64_t>(size_of(args.dst_dtype)),
+                 .dst_dtype = args.dst_dtype,
+                 .accumulate = args.accumulate,
+                 .sources = of_groups.data(),
+                 .num_sources = args.num_groups,
+                 .src_dtype = partial,
+                 .n = n},
+                isa);
+  }
+}
+
+/// Whether sums of groups are other sums than one after the other.
+bool has_groups(const SumSourcesArgs& args) {
+  if (args.groups == nullptr) return false;
+  const std::span<const int> groups(args.groups, static_cast<std::size_t>(args.num_groups));
+  std::int64_t sources = 0;
+  for (const int size : groups) sources += size > 0 ? size : args.num_sources + 1;
+  ZR_CHECK(sources == args.num_sources,
+           ErrorCode::kUsage,
+           "the groups of a sum are not its sources",
+           ErrorContext{.where = "kernels.sum_sources", .expected = std::to_string(args.num_sources) + " sources, none of the groups empty"});
+  return groups.size() > 1 && std::ranges::any_of(groups, [](int size) { return size > 1; });
+}
+
 }  // namespace
 
 void sum_sources(const SumSourcesArgs& args, Isa isa) {
   const ErrorContext where{.where = "kernels.sum_sources"};
   ZR_CHECK(args.n >= 0, ErrorCode::kUsage, "negative element count", where);
   ZR_CHECK(args.num_sources >= 1, ErrorCode::kUsage, "a sum needs at least one source", where);
+  if (has_groups(args)) return sum_groups(args, isa);
   if (args.src_dtypes != nullptr) {
     const DType first = args.src_dtypes[0];
     const auto is_first = [first](DType dtype) { return dtype == first; };

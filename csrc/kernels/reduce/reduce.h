@@ -4,6 +4,8 @@
 //   accumulate == true:   dst[i] = dst[i] + (((s0[i] + s1[i]) + s2[i]) + ...)       the sum of the sources is
 //   formed first
 //
+// With groups, sums are formed along two levels: first those of each group of consecutive sources, then the sum of these in their order.
+//
 // Each "+" rounds once in the type of the sum: fp32 for fp32, bf16 and fp16 sources, fp64 for fp64; integers wrap.
 // A bf16 or fp16 result is the fp32 sum rounded once, to nearest even.
 #pragma once
@@ -25,6 +27,8 @@ struct SumSourcesArgs {
   DType src_dtype = DType::kFloat32;
   const DType* src_dtypes =
       nullptr;  ///< [num_sources], in place of `src_dtype`: all the same, or fp32 and bf16, which costs a copy in the cache
+  const int* groups = nullptr;  ///< [num_groups] sizes of consecutive groups of sources, together num_sources; null: one group
+  int num_groups = 0;
   std::int64_t n = 0;
 };
 
@@ -33,7 +37,7 @@ struct SumSourcesArgs {
 /// accumulating); without accumulation a dst of 256 KiB and more is written with streaming stores, fenced
 /// before the return. Every split of a range into calls gives the same bits, and so does every `isa`; a bf16
 /// or fp16 source gives those of its values in fp32, and a NaN result is the positive quiet NaN. Throws Error{kUsage}:
-/// other dtypes, num_sources < 1, n < 0, unsupported isa.
+/// other dtypes, num_sources < 1, n < 0, groups that are not all the sources, unsupported isa. Groups cost a pass through the cache.
 void sum_sources(const SumSourcesArgs& args, Isa isa);
 
 }  // namespace zeroth::kernels

@@ -76,6 +76,9 @@ class CommBackend {
   /// "self", "inproc", "shm".
   [[nodiscard]] virtual std::string_view kind() const = 0;
   [[nodiscard]] virtual Capabilities capabilities() const = 0;
+  /// Ranks of each run of consecutive ranks that are on one node: {size()} on a single one. Sums are formed along these: first inside
+  /// each run, in rank order, then over the runs. So what crosses from node to node may be a sum, with the same bits.
+  [[nodiscard]] virtual std::span<const int> node_sizes() const = 0;
   /// Bytes of this seat's own control block and staging (not of attached arenas), counted as
   /// MemoryState::kControl.
   [[nodiscard]] virtual std::size_t memory_bytes() const = 0;
@@ -109,8 +112,8 @@ class CommBackend {
   /// abort. Idempotent.
   virtual void abort(const Error& error) noexcept = 0;
 
-  /// Bytes that the caller copied out of peers' windows, for the observer.
-  virtual void count_one_sided(CollectiveKind kind, std::uint64_t bytes) = 0;
+  /// Bytes that the caller copied out of the window of rank `peer`, for the observer.
+  virtual void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) = 0;
   virtual void set_observer(std::shared_ptr<TrafficObserver> observer) = 0;
   /// How the tags of this group's calls read in errors; without it, and in groups split from this one, numbers.
   virtual void set_tag_names(TagNames names) = 0;

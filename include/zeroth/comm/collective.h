@@ -37,6 +37,18 @@ struct MessageTag {
   bool operator==(const MessageTag&) const = default;
 };
 
+/// The call of a larger group that a call is a step of, as ranks compare it and errors name it.
+struct WholeCall {
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  DType in_dtype = DType::kUInt8;
+  DType out_dtype = DType::kUInt8;
+  ReduceOp op = ReduceOp::kSum;
+  int root = 0;
+  std::int64_t elements = 0;
+  std::uint64_t digest = 0;  ///< 0: the call is no step
+  bool operator==(const WholeCall&) const = default;
+};
+
 /// One matched call. Every rank of the group makes the same calls in the same order with the same kind,
 /// dtypes, counts, op, root, tag; in an all_to_all what a rank gives another one (its counts) is what that one takes
 /// from it (its recv_counts). A send and a recv are matched by their two ranks alone: those from one rank to another in order, and with
@@ -56,7 +68,8 @@ struct MessageTag {
 ///   recv            {n}                     -                           n
 ///   barrier         {}                      -                           -
 ///
-/// Reductions sum, if `op` says nothing else, strictly in rank order ((s0 + s1) + s2) ..., in fp64 for fp64, fp32 for fp32, bf16 and fp16
+/// Reductions sum, if `op` says nothing else, strictly in rank order ((s0 + s1) + s2) ..., inside each node first if
+/// there are several (CommBackend::node_sizes()), in fp64 for fp64, fp32 for fp32, bf16 and fp16
 /// (one rounding at the end), wrapping for integers; all_reduce gives the bits of reduce_scatter followed by
 /// all_gather. Sums take every dtype but uint8, with out_dtype == in_dtype or fp32 on one side and bf16 or fp16 on
 /// the other; the other calls take every dtype, out_dtype == in_dtype. In a reduce_scatter to fp32 each rank gives
@@ -76,6 +89,7 @@ struct Collective {
   int root = 0;                             ///< broadcast, gather, scatter; of a send and a recv the other rank
   bool accumulate = false;                  ///< sum of a reduce_scatter only, not in place: recv = recv + sum; this rank's own matter
   MessageTag tag{};
+  WholeCall step_of{};
 };
 
 /// " to rank 3" of a send, " from rank 3" of a recv.

@@ -20,6 +20,7 @@ struct TrafficRow {
   std::uint64_t bytes = 0;
   std::uint64_t one_sided_calls = 0;
   std::uint64_t one_sided_bytes = 0;
+  std::uint64_t far_bytes = 0;  ///< of both, from other nodes
   TrafficRow& operator+=(const TrafficRow& other);
   bool operator==(const TrafficRow&) const = default;
 };
@@ -34,6 +35,8 @@ class TrafficTable final : public TrafficObserver {
   [[nodiscard]] TrafficRow row(CollectiveKind kind) const;
   /// Payload bytes of all groups and kinds, matched and one-sided.
   [[nodiscard]] std::uint64_t bytes() const;
+  /// Of these, what came from ranks on other nodes.
+  [[nodiscard]] std::uint64_t far_bytes() const;
   [[nodiscard]] std::uint64_t control_bytes() const;
   /// One line per group and kind.
   [[nodiscard]] std::string text() const;
@@ -71,8 +74,9 @@ class ForwardingBackend : public CommBackend {
   }
   void ring() override { inner_->ring(); }
   void abort(const Error& error) noexcept override { inner_->abort(error); }
-  void count_one_sided(CollectiveKind kind, std::uint64_t bytes) override {
-    inner_->count_one_sided(kind, bytes);
+  [[nodiscard]] std::span<const int> node_sizes() const override { return inner_->node_sizes(); }
+  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
+    inner_->count_one_sided(kind, peer, bytes);
   }
   void set_observer(std::shared_ptr<TrafficObserver> observer) override {
     inner_->set_observer(std::move(observer));

@@ -23,6 +23,8 @@ struct CommOptions {
   /// Per rank and group, for buffers that are not attached; at least 64 KiB. Small enough that two halves
   /// stay in a core's cache.
   std::size_t staging_bytes = std::size_t{256} << 10U;
+  /// Node of each world rank; empty: all ranks are on one. The same on all ranks. See CommBackend::node_sizes().
+  std::vector<int> nodes{};
   std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
   std::shared_ptr<SystemCalls> system{};   ///< the kernel, or a test's substitute; unset: the kernel
 };
@@ -42,7 +44,8 @@ struct WorldSpec {
 /// ZEROTH_JOB_ID, or MASTER_ADDR:MASTER_PORT with TORCHELASTIC_RUN_ID; throws kEnvironment if neither is set.
 [[nodiscard]] std::string job_from_environment();
 
-/// Blocks until all ranks are there. "self", "inproc", "shm", "mpi" (needs libzeroth_mpi.so, and ranks that mpirun started); throws kConfig naming what is built for another
+/// Blocks until all ranks are there. "self", "inproc", "shm"; "mpi", "shm+mpi" (two levels, see two_level.h; both need libzeroth_mpi.so, and
+/// ranks that mpirun started); throws kConfig naming what is built for another
 /// name, kTimeout naming the ranks that did not come, kMismatch for a wrong world size, a rank that came
 /// twice or another version of Zeroth, kResource if memfd or pidfd is refused.
 [[nodiscard]] std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec);

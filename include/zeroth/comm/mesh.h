@@ -1,4 +1,5 @@
-// Mesh: the world's ranks as a grid with named axes, and the order in which sums are formed.
+// Mesh: the world's ranks as a grid with named axes. Sums over a group of it are formed along the nodes of its ranks, as everywhere
+// (CommBackend::node_sizes()).
 #pragma once
 
 #include <zeroth/comm/communicator.h>
@@ -21,11 +22,6 @@ struct MeshAxis {
 /// Axes from outer to inner, as in a C array: rank = ((c0 * s1) + c1) * s2 + ...
 struct MeshSpec {
   std::vector<MeshAxis> axes{};
-  /// [Note: Order of summation] Sizes of the levels along which sums over the whole mesh are formed, inner
-  /// first: partial sums over groups of levels[0] ranks, then over levels[1] of those, and so on; their
-  /// product is the world. Default, and the only order that the backends of this version can keep: one level,
-  /// rank order.
-  std::vector<int> levels{};
   bool operator==(const MeshSpec&) const = default;
 };
 
@@ -33,8 +29,7 @@ struct MeshSpec {
 /// world.
 class Mesh {
  public:
-  /// Matched, blocks. Throws kConfig if the sizes do not multiply to the world, names repeat, or more than
-  /// one level is asked for.
+  /// Matched, blocks. Throws kConfig if the sizes do not multiply to the world, or names repeat.
   Mesh(std::shared_ptr<CommBackend> world, MeshSpec spec);
 
   [[nodiscard]] const MeshSpec& spec() const { return spec_; }

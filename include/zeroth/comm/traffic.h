@@ -14,6 +14,7 @@ struct TrafficEvent {
   bool one_sided = false;
   std::uint64_t calls = 0;          ///< 1 for the first event of a call, else 0
   std::uint64_t bytes = 0;          ///< payload received from other ranks
+  std::uint64_t far_bytes = 0;      ///< of these from ranks on other nodes
   std::uint64_t control_bytes = 0;  ///< descriptions of calls read from other ranks
 };
 

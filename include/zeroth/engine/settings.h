@@ -16,6 +16,7 @@ namespace zeroth {
 /// the cores of this host shared by `world` ranks. Throws kConfig where the batch sizes do not fit the world.
 [[nodiscard]] EngineSettings make_settings(const Config& config, int world, std::vector<GroupHyper> groups);
 
-[[nodiscard]] CommOptions make_comm_options(const Config& config);
+/// `world`: ranks, which zeroth.ranks_per_node divides into nodes.
+[[nodiscard]] CommOptions make_comm_options(const Config& config, int world);
 
 }  // namespace zeroth

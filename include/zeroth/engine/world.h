@@ -17,8 +17,9 @@ namespace zeroth {
 ///
 /// Reads RANK and WORLD_SIZE (zeroth-run, torchrun), else OMPI_COMM_WORLD_RANK / _SIZE (mpirun), else SLURM_PROCID /
 /// SLURM_NTASKS (srun); a bare process is a world of one. Ranks on one host meet in its
-/// shared memory. Ranks that mpirun has started on several (OMPI_COMM_WORLD_LOCAL_SIZE is less than the size) use MPI; those of other launchers are
-/// refused (LOCAL_WORLD_SIZE must equal the size, SLURM_STEP_NUM_NODES must be 1, where they are set). ZEROTH_BACKEND=shm or =mpi decides instead.
+/// shared memory. Ranks that mpirun has started on several (OMPI_COMM_WORLD_LOCAL_SIZE is less than the size) use MPI between hosts; those of other launchers are
+/// refused (LOCAL_WORLD_SIZE must equal the size, SLURM_STEP_NUM_NODES must be 1, where they are set). ZEROTH_BACKEND=shm, =mpi or
+/// =shm+mpi decides instead.
 class World {
  public:
   /// Throws kEnvironment for variables that make no sense: which, expected, got.

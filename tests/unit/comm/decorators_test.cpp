@@ -24,7 +24,7 @@ TEST(CountingBackend, CountsByGroupAndKind) {
     std::vector<float> data(100'000);
     Communicator(counting).broadcast(std::span(data), 0);
     Communicator(half).all_reduce(std::span(data));
-    half->count_one_sided(CollectiveKind::kReduceScatter, 77);
+    half->count_one_sided(CollectiveKind::kReduceScatter, 0, 77);
     Communicator(half).barrier();
     require(table->row("world/all", CollectiveKind::kBroadcast) ==
                 TrafficRow{.calls = 1, .bytes = rank == 0 ? 0U : 400'000U},

@@ -41,13 +41,12 @@ TEST(Mesh, AxesCutTheWorldLikeACArray) {
     require(&mesh.axes(names).backend() == &mesh.axes(names).backend(), "a group is made once");
     const std::vector<std::string> all{"dp", "sp", "tp"};
     require(&mesh.axes(all).backend() == backend.get(), "the whole world is the world's own seat");
-    require(mesh.spec().levels == std::vector<int>{12}, "one level by default");
   });
 }
 
 TEST(Mesh, OneAxisIsTheWorldItself) {
   run_ranks(3, [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
-    const Mesh mesh(backend, {.axes = {{"dp", 3}, {"tp", 1}}, .levels = {3}});
+    const Mesh mesh(backend, {.axes = {{"dp", 3}, {"tp", 1}}});
     require(&mesh.axis("dp").backend() == backend.get(), "no seat of its own");
     require(mesh.axis("tp").size() == 1, "an axis of one");
     require(mesh.world().size() == 3, "world");
@@ -73,7 +72,6 @@ TEST(Mesh, WhatCannotBeIsRefused) {
     refuses({.axes = {{"dp", 2}, {"tp", 2}}}, ErrorCode::kConfig, "do not multiply");
     refuses({.axes = {{"dp", 2}, {"dp", 1}}}, ErrorCode::kConfig, "one name");
     refuses({.axes = {{"", 2}}}, ErrorCode::kConfig, "needs a name");
-    refuses({.axes = {{"dp", 2}}, .levels = {1, 2}}, ErrorCode::kConfig, "rank order");
     refuses({.axes = {{"pp", 2}}}, ErrorCode::kUsage, "one of pp");
   });
 }

@@ -90,6 +90,7 @@ Config any_config() {
       .prefetch_units = static_cast<int>(any_int(0, 4096)),
       .narrow_buckets = *rc::gen::arbitrary<bool>()};
   out.runtime = {.threads = static_cast<int>(any_int(0, 4096)),
+                 .ranks_per_node = static_cast<int>(any_int(0, 4096)),
                  .timeout_ms = any_int(1, 604'800'000),
                  .frozen_after_ms = any_int(1, 604'800'000),
                  .max_nonfinite_steps = static_cast<int>(any_int(1, 2147483646)),

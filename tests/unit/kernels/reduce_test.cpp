@@ -84,12 +84,20 @@ struct Problem {
   }
 
   /// What reduce.h promises, element by element.
-  GuardedArray<Out> expected(bool accumulate) const {
+  GuardedArray<Out> expected(bool accumulate, const std::vector<int>& groups = {}) const {
     GuardedArray<Out> want(dst.size());
     for (std::int64_t i = 0; i < dst.size(); ++i) {
-      auto sum = term(sources[0][i]);
-      for (std::size_t k = 1; k < sources.size(); ++k) {
-        sum = sum + term(sources[k][i]);
+      const auto sum_of = [&](std::size_t first, std::size_t end) {
+        auto partial = term(sources[first][i]);
+        for (std::size_t k = first + 1; k < end; ++k) partial = partial + term(sources[k][i]);
+        return partial;
+      };
+      auto end = groups.empty() ? sources.size() : static_cast<std::size_t>(groups.front());
+      auto sum = sum_of(0, end);
+      for (std::size_t group = 1; group < groups.size(); ++group) {
+        const std::size_t first = end;
+        end += static_cast<std::size_t>(groups[group]);
+        sum = sum + sum_of(first, end);
       }
       if (accumulate) {
         sum = term(dst[i]) + sum;
@@ -163,6 +171,74 @@ TYPED_TEST(SumSources, AddsInSourceOrderWithTheSameBitsOnRandomPatterns) {
     }
     done += kN * num_sources;
   }
+}
+
+TYPED_TEST(SumSources, GroupsAreSummedFirstWithTheSameBitsOnRandomPatterns) {
+  using In = typename TypeParam::Source;
+  using Out = typename TypeParam::Result;
+  RandomPatterns random(kSeed + 7);
+  for (const std::vector<int>& groups : {std::vector<int>{2, 2}, {1, 1, 1, 1}, {4}, {3, 1}, {1, 3}, {2, 1, 5, 4}, {8, 8}}) {
+    int num_sources = 0;
+    for (const int size : groups) num_sources += size;
+    for (const std::int64_t n : {0L, 1L, 17L, 4095L, 4096L, 4097L, 12'289L, 140'009L}) {
+      Problem<In, Out> problem(n, num_sources, 1);
+      problem.fill_random(random);
+      for (const bool accumulate : {false, true}) {
+        const GuardedArray<Out> want = problem.expected(accumulate, groups);
+        for (const Isa isa : supported_isas()) {
+          GuardedArray<Out> got(n, 1);
+          std::copy_n(problem.dst.data(), n, got.data());
+          SumSourcesArgs args = problem.args(got.data(), accumulate);
+          args.groups = groups.data();
+          args.num_groups = static_cast<int>(groups.size());
+          sum_sources(args, isa);
+          ASSERT_TRUE(same_bits(want, got)) << name_of(isa) << " n " << n << " groups " << ::testing::PrintToString(groups);
+        }
+      }
+    }
+  }
+}
+
+TEST(SumSourcesGroups, OfMixedSourcesGiveTheBitsOfWidenedOnes) {
+  RandomPatterns random(kSeed + 8);
+  constexpr std::int64_t kN = 9'001;
+  Problem<float, float> problem(kN, 5);
+  problem.fill_random(random);
+  const std::vector<int> groups{2, 3};
+  std::vector<GuardedArray<BFloat16>> halves(5, GuardedArray<BFloat16>(kN));
+  std::vector<const void*> pointers = problem.pointers;
+  std::vector<DType> dtypes(5, DType::kFloat32);
+  for (const std::size_t narrow : {0U, 1U, 3U}) {
+    for (std::int64_t i = 0; i < kN; ++i) {
+      halves[narrow][i] = BFloat16(problem.sources[narrow][i]);
+      problem.sources[narrow][i] = static_cast<float>(halves[narrow][i]);
+    }
+    pointers[narrow] = halves[narrow].data();
+    dtypes[narrow] = DType::kBFloat16;
+  }
+  const GuardedArray<float> want = problem.expected(true, groups);
+  for (const Isa isa : supported_isas()) {
+    GuardedArray<float> got = problem.dst;
+    SumSourcesArgs args = problem.args(got.data(), true);
+    args.sources = pointers.data();
+    args.src_dtypes = dtypes.data();
+    args.groups = groups.data();
+    args.num_groups = 2;
+    sum_sources(args, isa);
+    EXPECT_TRUE(same_bits(want, got)) << name_of(isa);
+  }
+}
+
+TEST(SumSourcesGroups, TakePartInTheBits) {
+  const float values[] = {1e8F, 4.0F, -1e8F, 4.0F};
+  const void* const sources[] = {&values[0], &values[1], &values[2], &values[3]};
+  float flat = 0;
+  float grouped = 0;
+  const int groups[] = {2, 2};
+  sum_sources({.dst = &flat, .sources = sources, .num_sources = 4, .n = 1}, Isa::kScalar);
+  sum_sources({.dst = &grouped, .sources = sources, .num_sources = 4, .groups = groups, .num_groups = 2, .n = 1}, Isa::kScalar);
+  EXPECT_EQ(flat, 4.0F);
+  EXPECT_EQ(grouped, 0.0F);
 }
 
 TYPED_TEST(SumSources, EveryTailLengthMisalignmentAndSourceCount) {
@@ -276,6 +352,12 @@ TEST(SumSourcesErrors, RefusesWhatItCannotDo) {
   refused([](SumSourcesArgs& args) { args.num_sources = 0; });
   refused([](SumSourcesArgs& args) { args.dst_dtype = DType::kFloat64; });
   refused([](SumSourcesArgs& args) { args.src_dtype = DType::kUInt8; });
+  for (const std::vector<int>& groups : {std::vector<int>{1}, {2, 1}, {1, 0, 1}, {-1, 3}, {}}) {
+    refused([&groups](SumSourcesArgs& args) {
+      args.groups = groups.data() == nullptr ? &args.num_groups : groups.data();
+      args.num_groups = static_cast<int>(groups.size());
+    });
+  }
 }
 
 }  // namespace

@@ -221,7 +221,7 @@ TEST(GradientStore, BucketsOf16BitsBecomeWideForTheEventThatNeedsIt) {
             test::require(beyond == story.widens(rank), where + ": memory beyond the plan");
             test::require((stores.gradients.first_wide() >= 0) == story.widens(rank), where + ": the first wide gradient is known");
           };
-          test::run_ranks(world, body, {.messages = messages});
+          test::run_ranks(world, body, {.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory});
         }
       }
     }

@@ -1,0 +1,108 @@
+#include "comm/levels_of_hosts.h"
+
+#include <zeroth/base/text.h>
+#include <zeroth/comm/communicator.h>
+#include <zeroth/comm/two_level.h>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <utility>
+
+namespace zeroth::detail {
+namespace {
+
+/// What a rank says of itself before there are nodes.
+struct RankFacts {
+  std::array<char, 160> host{};
+  std::uint64_t wanted_nodes = 0;  ///< digest
+};
+
+std::uint64_t digest_of(const std::vector<int>& nodes) {
+  return digest64({reinterpret_cast<const char*>(nodes.data()), nodes.size() * sizeof(int)});
+}
+
+std::vector<RankFacts> facts_of_all(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options) {
+  RankFacts own;
+  const std::string host = host_identity();
+  std::memcpy(own.host.data(), host.data(), std::min(host.size(), own.host.size() - 1));
+  own.wanted_nodes = digest_of(options.nodes);
+  std::vector<RankFacts> all(static_cast<std::size_t>(transport->size()));
+  CommOptions plain = options;
+  plain.nodes.clear();
+  Communicator(make_message_backend(transport, plain))
+      .all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
+                  std::span(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own));
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    ZR_CHECK(all[rank].wanted_nodes == own.wanted_nodes,
+             ErrorCode::kMismatch,
+             "ranks put ranks on different nodes",
+             {.where = "comm." + std::string(transport->kind()),
+              .who = fmt::format("rank {}/{}", transport->rank(), transport->size()),
+              .which = "zeroth.ranks_per_node",
+              .expected = options.nodes.empty() ? "none wanted here" : fmt::format("nodes {} of the ranks", options.nodes),
+              .got = fmt::format("another value on rank {}", rank)});
+    all[rank].host.back() = '\0';
+  }
+  return all;
+}
+
+}  // namespace
+
+std::string host_identity() {
+  std::string text;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> text;
+  for (const char* name : {"net", "pid"}) {
+    std::error_code unreadable;
+    text += " " + std::filesystem::read_symlink(std::string("/proc/self/ns/") + name, unreadable).string();
+  }
+  return text;
+}
+
+std::vector<int> nodes_of_hosts(const std::vector<std::string>& hosts, const std::vector<int>& wanted) {
+  std::vector<int> nodes;
+  std::map<std::string, int> number_of_host;
+  std::map<int, std::size_t> first_of_node;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    const auto host = number_of_host.emplace(hosts[rank], static_cast<int>(number_of_host.size())).first;
+    if (wanted.empty()) {
+      nodes.push_back(host->second);
+      continue;
+    }
+    const std::size_t first = first_of_node.emplace(wanted[rank], rank).first->second;
+    ZR_CHECK(hosts[first] == hosts[rank],
+             ErrorCode::kConfig,
+             "a node would have ranks on two hosts",
+             {.where = "comm",
+              .which = "zeroth.ranks_per_node",
+              .expected = "a number that divides the ranks of each host",
+              .got = fmt::format("ranks {} and {} on node {}", first, rank, wanted[rank]),
+              .hint = "leave the key out: each host is a node"});
+    nodes.push_back(wanted[rank]);
+  }
+  return nodes;
+}
+
+std::unique_ptr<CommBackend> make_levels_of_hosts(std::shared_ptr<MessageTransport> transport, const WorldSpec& spec) {
+  std::vector<std::string> hosts;
+  for (const RankFacts& facts : facts_of_all(transport, spec.options)) hosts.emplace_back(facts.host.data());
+  CommOptions options = spec.options;
+  options.nodes = nodes_of_hosts(hosts, spec.options.nodes);
+  const int node = options.nodes[static_cast<std::size_t>(spec.rank)];
+  const auto before = options.nodes.begin() + spec.rank;
+  WorldSpec inside = spec;
+  inside.rank = static_cast<int>(std::count(options.nodes.begin(), before, node));
+  inside.size = static_cast<int>(std::count(options.nodes.begin(), options.nodes.end(), node));
+  inside.job = fmt::format("{}/node {}", spec.job.empty() ? job_from_environment() : spec.job, node);
+  inside.options.nodes.clear();
+  std::unique_ptr<CommBackend> base = make_message_backend(std::move(transport), options);
+  return make_two_level_backend(std::move(base), make_backend(inside.size > 1 ? "shm" : "self", inside), options);
+}
+
+}  // namespace zeroth::detail
