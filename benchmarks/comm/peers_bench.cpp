@@ -14,7 +14,6 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <fmt/format.h>
 #include <mpi.h>
 #include <sys/resource.h>
 
@@ -290,7 +289,8 @@ int run(const std::string& group, const std::string& command, const std::string&
             }
             if (round > 0 && bytes_a_us > 0) samples.roof_us.push_back(traffic_of({.op = op, .bytes = bytes}, ranks) / bytes_a_us);
           }
-          const std::string name = fmt::format("n={} {} {} {}", ranks, format_bytes(bytes), name_of(op), zeroth::name_of(dtype));
+          const std::string name =
+              "n=" + std::to_string(ranks) + " " + format_bytes(bytes) + " " + name_of(op) + " " + std::string(zeroth::name_of(dtype));
           if (rank == 0) add_rows(record, name, samples);
           if (rank == 0) std::fprintf(stderr, "%s\n", name.c_str());
         }

@@ -22,24 +22,10 @@ std::size_t counts_bytes(int size) {
   return 2 * static_cast<std::size_t>(size) * sizeof(std::int64_t);
 }
 
-std::vector<std::int64_t> begins_of(const std::vector<std::int64_t>& counts) {
-  std::vector<std::int64_t> offsets(counts.size());
+void set_begins(std::vector<std::int64_t>& offsets, const std::vector<std::int64_t>& counts) {
+  offsets.resize(counts.size());
   std::exclusive_scan(counts.begin(), counts.end(), offsets.begin(), std::int64_t{0});
-  return offsets;
 }
-
-/// What one rank posted.
-struct PostedCounts {
-  std::vector<std::int64_t> given;
-  std::vector<std::int64_t> taken;
-
-  PostedCounts(const std::byte* payload, int size)
-      : given(static_cast<std::size_t>(size)), taken(static_cast<std::size_t>(size)) {
-    const std::size_t bytes = given.size() * sizeof(std::int64_t);
-    std::memcpy(given.data(), payload, bytes);
-    std::memcpy(taken.data(), payload + bytes, bytes);
-  }
-};
 
 }  // namespace
 
@@ -50,11 +36,12 @@ PartTable SharedMemoryEngine::parts_of_scatter(const Call& call) const {
   const auto own = static_cast<std::size_t>(rank_);
   const std::vector<std::int64_t> none(ranks, 0);
   PartTable parts{.given = rank_ == collective.root ? collective.counts : none,
-                  .given_offset = begins_of(collective.counts),
+                  .given_offset = {},
                   .taken = none,
                   .source_offset = none,
                   .taken_offset = none,
                   .longest = 0};
+  set_begins(parts.given_offset, collective.counts);
   parts.taken[root] = collective.counts[own];
   parts.source_offset[root] = call.offsets[own];
   for (std::size_t rank = 0; rank < ranks; ++rank) {
@@ -63,30 +50,39 @@ PartTable SharedMemoryEngine::parts_of_scatter(const Call& call) const {
   return parts;
 }
 
-PartTable SharedMemoryEngine::parts_of_all_to_all(const Call& call) const {
+const PartTable& SharedMemoryEngine::parts_of_all_to_all(const Call& call) {
   const Collective& collective = call.collective;
   const std::size_t element = size_of(collective.in_dtype);
-  std::vector<PostedCounts> posted;
-  for (int peer = 0; peer < size_; ++peer) posted.emplace_back(slot_of(peer, call.descriptor.sequence).payload, size_);
+  const auto ranks = static_cast<std::size_t>(size_);
   const auto own = static_cast<std::size_t>(rank_);
-  PartTable parts{.given = collective.counts,
-                  .given_offset = begins_of(collective.counts),
-                  .taken = collective.recv_counts,
-                  .taken_offset = begins_of(collective.recv_counts),
-                  .fits_posts = true};
-  for (std::size_t from = 0; from < posted.size(); ++from) {
-    const std::vector<std::int64_t>& given = posted[from].given;
-    for (std::size_t to = 0; to < posted.size(); ++to) {
-      const PartSize part{static_cast<int>(from), static_cast<int>(to), given[to], posted[to].taken[from]};
+  // Each rank's counts, then its recv_counts; and for these vectors the memory of the last call.
+  std::vector<std::int64_t>& posted = all_to_all_.posted;
+  posted.resize(2 * ranks * ranks);
+  for (std::size_t peer = 0; peer < ranks; ++peer) {
+    std::memcpy(posted.data() + 2 * ranks * peer, slot_of(static_cast<int>(peer), call.descriptor.sequence).payload, counts_bytes(size_));
+  }
+  const auto given = [&](std::size_t from, std::size_t to) { return posted[2 * ranks * from + to]; };
+  const auto taken = [&](std::size_t from, std::size_t to) { return posted[2 * ranks * to + ranks + from]; };
+  PartTable& parts = all_to_all_.parts;
+  parts.given = collective.counts;
+  parts.taken = collective.recv_counts;
+  set_begins(parts.given_offset, parts.given);
+  set_begins(parts.taken_offset, parts.taken);
+  parts.source_offset.assign(ranks, 0);
+  parts.longest = 0;
+  parts.fits_posts = true;
+  for (std::size_t from = 0; from < ranks; ++from) {
+    std::int64_t total = 0;
+    for (std::size_t to = 0; to < ranks; ++to) {
+      const PartSize part{static_cast<int>(from), static_cast<int>(to), given(from, to), taken(from, to)};
       if (part.given != part.taken || part.given < 0) {
         throw parts_error(call.descriptor, part, rank_, size_, fmt::format("{} group={}", where_, group_), tag_names_);
       }
+      if (to == own) parts.source_offset[from] = total;
+      total += part.given;
       if (from != to) parts.longest = std::max(parts.longest, part.given);
     }
-    const auto first = given.begin() + static_cast<std::ptrdiff_t>(own);
-    parts.source_offset.push_back(std::accumulate(given.begin(), first, std::int64_t{0}));
-    const auto total = static_cast<std::size_t>(std::accumulate(given.begin(), given.end(), std::int64_t{0}));
-    if (counts_bytes(size_) + total * element > kInlineBytes) parts.fits_posts = false;
+    if (counts_bytes(size_) + static_cast<std::size_t>(total) * element > kInlineBytes) parts.fits_posts = false;
   }
   return parts;
 }
@@ -100,7 +96,8 @@ void SharedMemoryEngine::all_to_all(Call& call) {
            {.where = fmt::format("{} group={}", where_, group_),
             .expected = fmt::format("at most {}", kInlineBytes / counts_bytes(1)),
             .got = std::to_string(size_)});
-  std::vector<std::int64_t> table = collective.counts;
+  std::vector<std::int64_t>& table = all_to_all_.table;
+  table = collective.counts;
   table.insert(table.end(), collective.recv_counts.begin(), collective.recv_counts.end());
   std::span<const std::byte> data(collective.send,
                                   static_cast<std::size_t>(call.descriptor.elements) * size_of(collective.in_dtype));
@@ -108,7 +105,7 @@ void SharedMemoryEngine::all_to_all(Call& call) {
   if (table_bytes + data.size() > kInlineBytes) data = {};
   post(call.descriptor, std::as_bytes(std::span(table)), data);
   await_posts(call.descriptor);
-  const PartTable parts = parts_of_all_to_all(call);
+  const PartTable& parts = parts_of_all_to_all(call);
   if (parts.fits_posts) {
     inline_parts(call, parts, table_bytes);
   } else if (is_direct(call)) {

@@ -132,7 +132,7 @@ class SharedMemoryEngine {
 
   void all_to_all(Call& call);
   [[nodiscard]] PartTable parts_of_scatter(const Call& call) const;
-  [[nodiscard]] PartTable parts_of_all_to_all(const Call& call) const;
+  [[nodiscard]] const PartTable& parts_of_all_to_all(const Call& call);
   /// Parts that each rank reads from others: from the posts, from attached arenas, through staging.
   void inline_parts(Call& call, const PartTable& parts, std::size_t payload_offset);
   void direct_parts(Call& call, const PartTable& parts);
@@ -205,6 +205,13 @@ class SharedMemoryEngine {
   std::vector<MemoryHold> ring_holds_;     ///< of those in use
   std::vector<std::uint64_t> sent_;        ///< messages to each rank
   std::vector<std::uint64_t> received_;    ///< messages from each rank
+  /// Memory that calls of one kind use again: they are short.
+  struct AllToAllScratch {
+    std::vector<std::int64_t> table{};
+    std::vector<std::int64_t> posted{};
+    PartTable parts{};
+  };
+  AllToAllScratch all_to_all_;
   std::shared_ptr<Peers> peers_;
   std::vector<Window> windows_;
   std::shared_ptr<TrafficObserver> observer_;
