@@ -120,6 +120,16 @@ RUNS = [
         minutes=2,
         wrap="comm/collectives",
     ),
+    *(
+        Run(
+            name=f"comm-peers-{ranks}-ranks",
+            command=f"{{python}} {{root}}/benchmarks/comm/comm_peers.py --build {{build}} --ranks {ranks}",
+            quick="--rounds 1 --largest 20",
+            minutes=minutes,
+            on_demand=True,
+        )
+        for ranks, minutes in ((2, 5), (4, 10))
+    ),
     Run(name="step-phase", command="{build}/benchmarks/step_phase_bench", quick="--params 8388608 --rounds 2", minutes=2),
     Run(name="adamw", command="{build}/benchmarks/adamw_bench", quick="--params 8388608 --rounds 2", minutes=1),
     Run(

@@ -1,0 +1,188 @@
+// Groups in two levels beside what the conformance suite holds: which groups have levels, their memory, who hears of a failure; and nodes.
+#include "comm/levels_of_hosts.h"
+#include "support/thread_ranks.h"
+
+#include <zeroth/comm/communicator.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace zeroth::test {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ThreadRanksOptions in_levels(int world, int per_node) {
+  ThreadRanksOptions options;
+  options.transport = ThreadTransport::kLevels;
+  options.comm.nodes = nodes_of_ranks(world, per_node);
+  return options;
+}
+
+/// 1 + 2 + ... over the group, in a size that goes in pieces.
+void require_sums(const std::shared_ptr<CommBackend>& backend) {
+  const Communicator comm(backend);
+  std::vector<std::int64_t> data(200'003, comm.rank() + 1);
+  comm.all_reduce(std::span(data));
+  const std::int64_t expected = static_cast<std::int64_t>(comm.size()) * (comm.size() + 1) / 2;
+  require(std::ranges::all_of(data, [&](std::int64_t value) { return value == expected; }), "a wrong sum in " + backend->group_name());
+}
+
+TEST(TwoLevels, PartsOfAGroupHaveTheLevelsThatTheirRanksAllow) {
+  run_ranks(
+      8,
+      [](int rank, const std::shared_ptr<CommBackend>& backend) {
+        require(backend->kind() == "inproc+messages" && backend->node_sizes().size() == 2, "two nodes");
+        require(!backend->capabilities().one_sided, "no windows over both");
+        // Inside a node: its own seat, with windows.
+        const std::shared_ptr<CommBackend> node = backend->split(rank / 4, rank, "node");
+        require(node->kind() == "inproc" && node->capabilities().one_sided && node->size() == 4, "the part inside a node");
+        require(node->group_name() == "world/node", node->group_name());
+        require_sums(node);
+        // Half of each node: levels again. Turned around, too: the nodes are then in the other order.
+        for (const int key : {rank, -rank}) {
+          const std::shared_ptr<CommBackend> half = backend->split(rank % 4 / 2, key, "half");
+          require(half->kind() == "inproc+messages" && half->size() == 4, "a part with levels is over " + std::string(half->kind()));
+          require_sums(half);
+        }
+        // One of each node, and ranks of both nodes in turn: no level of which each byte crosses once.
+        const std::shared_ptr<CommBackend> pair = backend->split(rank % 4, rank, "pair");
+        require(pair->kind() == "messages" && pair->size() == 2, "one rank of each node");
+        require_sums(pair);
+        const std::shared_ptr<CommBackend> mixed = backend->split(0, rank % 4 * 2 + rank / 4, "mixed");
+        require(mixed->kind() == "messages" && mixed->node_sizes().size() == 8, "nodes in turn");
+        require_sums(mixed);
+        const std::shared_ptr<CommBackend> none = backend->split(rank == 5 ? -1 : 0, rank, "without");
+        require((none == nullptr) == (rank == 5), "membership");
+        if (none) require(none->kind() == "messages", "nodes of four and of three");
+        if (none) require_sums(none);
+        require_sums(backend);
+      },
+      in_levels(8, 4));
+}
+
+TEST(TwoLevels, MemoryIsAPieceForEachNodeAndEachRankOfOneOnceASumNeedsThem) {
+  ThreadRanksOptions options = in_levels(6, 3);
+  options.comm.ledger = MemoryLedger::create();
+  run_ranks(
+      6,
+      [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+        const Communicator comm(backend);
+        const std::size_t before = backend->memory_bytes();
+        std::vector<float> part(100);
+        std::vector<float> whole(600);
+        comm.all_gather(std::span<const float>(part), std::span(whole));
+        comm.broadcast(std::span(whole), 4);
+        EXPECT_EQ(backend->memory_bytes(), before);
+        comm.all_reduce(std::span(part));
+        EXPECT_EQ(backend->memory_bytes(), before + (2 + 3) * options.comm.staging_bytes);
+      },
+      options);
+  EXPECT_EQ(options.comm.ledger->live().total(), 0U);
+}
+
+TEST(TwoLevels, AFailureInOneNodeIsHeardInTheOthers) {
+  ThreadRanksOptions options = in_levels(4, 2);
+  options.abort_on_failure = false;
+  const RankReport report = try_ranks(
+      4,
+      [](int rank, const std::shared_ptr<CommBackend>& backend) {
+        std::vector<float> data(rank == 3 ? 5 : 4);
+        Communicator(backend).all_reduce(std::span(data), {.unit = 7});
+      },
+      options);
+  ASSERT_EQ(report.failures.size(), 4U) << report.text();
+  for (const RankFailure& failure : report.failures) {
+    EXPECT_EQ(failure.code, failure.rank >= 2 ? ErrorCode::kMismatch : ErrorCode::kAborted) << failure.text;
+    EXPECT_THAT(failure.text, HasSubstr("a step of all_reduce float32, 5 elements (20 B)"));
+    EXPECT_THAT(failure.text, HasSubstr("a step of all_reduce float32, 4 elements (16 B)"));
+    EXPECT_THAT(failure.text, HasSubstr("of node 1"));
+  }
+}
+
+TEST(TwoLevels, DifferentCallsOnDifferentNodesAreFoundAtOnce) {
+  ThreadRanksOptions options = in_levels(4, 2);
+  options.abort_on_failure = false;
+  options.deadline = Milliseconds{20'000};  // less than the timeout of a wait
+  using Step = std::function<void(const Communicator&)>;
+  const std::vector<Step> calls{
+      [](const Communicator& comm) { comm.barrier(); },
+      [](const Communicator& comm) {
+        std::vector<float> data(4);
+        comm.all_reduce(std::span(data));
+      },
+      [](const Communicator& comm) {
+        std::vector<float> data(40'000);
+        comm.all_reduce(std::span(data));
+      },
+      [](const Communicator& comm) {
+        std::vector<float> data(4);
+        comm.broadcast(std::span(data), 1);
+      },
+      [](const Communicator& comm) {
+        const float own = 1;
+        std::vector<float> all(4);
+        comm.all_gather(std::span(&own, 1), std::span(all));
+      },
+      [](const Communicator& comm) {
+        std::vector<float> data(4);
+        std::vector<float> out(4);
+        comm.all_to_all(std::span<const float>(data), std::span(out));
+      }};
+  for (std::size_t one = 0; one < calls.size(); ++one) {
+    for (std::size_t other = 0; other < calls.size(); ++other) {
+      if (one == other) continue;
+      const RankReport report = try_ranks(
+          4, [&](int rank, const std::shared_ptr<CommBackend>& backend) { calls[rank < 2 ? one : other](Communicator(backend)); }, options);
+      EXPECT_EQ(report.failures.size(), 4U) << one << " against " << other << "\n" << report.text();
+      for (const RankFailure& failure : report.failures) {
+        EXPECT_TRUE(failure.code == ErrorCode::kMismatch || failure.code == ErrorCode::kAborted) << failure.text;
+        EXPECT_THAT(failure.text, HasSubstr("[MISMATCH] ranks make different calls"));
+      }
+    }
+  }
+}
+
+TEST(Nodes, AreHostsOrPartsOfThem) {
+  using detail::nodes_of_hosts;
+  EXPECT_THAT(nodes_of_hosts({"a", "a", "b", "b"}, {}), ElementsAre(0, 0, 1, 1));
+  EXPECT_THAT(nodes_of_hosts({"b", "a", "b"}, {}), ElementsAre(0, 1, 0));
+  EXPECT_THAT(nodes_of_hosts({"a", "a", "a", "b"}, {0, 0, 1, 2}), ElementsAre(0, 0, 1, 2));
+  try {
+    (void)nodes_of_hosts({"a", "a", "a", "b"}, {0, 0, 1, 1});
+    ADD_FAILURE() << "a node on two hosts";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kConfig);
+    EXPECT_THAT(error.what(), HasSubstr("ranks 2 and 3 on node 1"));
+    EXPECT_THAT(error.what(), HasSubstr("zeroth.ranks_per_node"));
+  }
+}
+
+TEST(Nodes, AHostIsItsBootAndItsNamespaces) {
+  const std::string identity = detail::host_identity();
+  EXPECT_EQ(identity, detail::host_identity());
+  EXPECT_THAT(identity, HasSubstr("net:["));
+  EXPECT_THAT(identity, HasSubstr("pid:["));
+  EXPECT_LT(identity.size(), 160U);
+}
+
+TEST(Nodes, ThatAreNotThoseOfTheWorldAreRefused) {
+  CommOptions options = quick_options();
+  options.nodes = {0, 0, 1};
+  const auto hub = make_inproc_hub(1);
+  try {
+    (void)make_backend("inproc", {.rank = 0, .size = 1, .job = {}, .hub = hub, .options = options});
+    ADD_FAILURE() << "three nodes' ranks of a world of one";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    EXPECT_THAT(error.what(), HasSubstr("CommOptions::nodes"));
+  }
+}
+
+}  // namespace
+}  // namespace zeroth::test
