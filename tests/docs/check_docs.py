@@ -52,7 +52,7 @@ COMMANDS = {
     "torchrun --nproc-per-node 2 --no-python ./trainer":
         ("tests/package/package_test.sh", "torchrun --nproc-per-node 2 --no-python ./trainer"),
     "mpirun -n 2 ./trainer": ("tests/python/mpi_test.py", 'self.losses(ranks, "")'),
-    "mpirun -n 8 --hostfile hosts python train.py": ("tests/unit/engine/world_test.cpp", '"Open MPI on two hosts"'),
+    "mpirun -n 8 --hostfile hosts python train.py": ("tests/python/hosts_test.py", "shared_memory_inside_each_host"),
     "mpirun -n 4 -x ZEROTH_BACKEND=mpi python train.py": ("tests/python/mpi_test.py", 'self.losses(ranks, "mpi")'),
     "srun --nodes 1 --ntasks 2 ./trainer": ("tests/unit/engine/world_test.cpp", '"SLURM_PROCID"'),
     "tools/run-tests build/core": ("tests/process/run_tests_test.py", "def test_counts_cases_not_executables"),

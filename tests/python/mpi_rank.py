@@ -3,6 +3,7 @@ mpi_test.py."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -24,8 +25,10 @@ def trained(world: zeroth.World, stage: int, trouble: str) -> list[str]:
     losses = []
     engine = zeroth.Engine(zoo.make("plain"), config, world=world, progress_every_s=0)
     engine.reset_counters()
-    for step in range(STEPS):
-        if step == 2 and world.rank == 1 and trouble:
+    for step in itertools.count() if trouble == "for ever" else range(STEPS):
+        if step == 2 and trouble == "for ever":
+            print("trained", flush=True)
+        if step == 2 and world.rank == 1 and trouble not in ("", "for ever"):
             have(trouble, world)
         loss = engine(*of_ranks[world.rank])
         engine.backward(loss)
