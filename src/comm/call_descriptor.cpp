@@ -80,7 +80,7 @@ CallDescriptor describe_call(const Collective& collective, std::uint64_t sequenc
   return call;
 }
 
-WholeCall whole_call(const Collective& collective) {
+WholeCall describe_whole(const Collective& collective) {
   CallDescriptor call = describe_call(collective, 0);
   // What each rank may give as it likes, see same_call().
   if (collective.kind == CollectiveKind::kReduceScatter) call.in_dtype = 0;

@@ -15,7 +15,7 @@ namespace zeroth::detail {
 [[nodiscard]] CallDescriptor describe_call(const Collective& collective, std::uint64_t sequence);
 
 /// For the steps of a call: what all ranks must agree about.
-[[nodiscard]] WholeCall whole_call(const Collective& collective);
+[[nodiscard]] WholeCall describe_whole(const Collective& collective);
 
 /// Whether two ranks mean the same call. What they give to a reduce_scatter to fp32 may be fp32 and bf16; the parts of an all_to_all
 /// are compared elsewhere.

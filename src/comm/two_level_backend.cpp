@@ -112,7 +112,7 @@ class TwoLevels {
   }
 
   void run_one(const Collective& call) {
-    whole_ = whole_call(call);
+    whole_ = describe_whole(call);
     switch (call.kind) {
       case CollectiveKind::kReduceScatter: return reduce_scatter(call);
       case CollectiveKind::kAllReduce: return all_reduce(call);

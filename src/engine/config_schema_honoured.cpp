@@ -278,6 +278,13 @@ constexpr std::array kKeys{
          .text = "Consecutive ranks that count as one node; 0: the ranks of a host. Sums are formed inside each node first, then over the "
                  "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, also on one host.",
          .highest = 4096}),
+    bind<&Config::runtime, &RuntimeConfig::link_bytes_per_s>(
+        {.pointer = "/zeroth/link_bytes_per_s",
+         .kind = KeyKind::kInteger,
+         .text = "For experiments on one machine: each rank's link to other nodes carries so many bytes a second, by waiting. 0: as it is. "
+                 "The numbers are the same.",
+         .highest = kMaxBytes,
+         .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::timeout_ms>(
         {.pointer = "/zeroth/timeout_ms",
          .kind = KeyKind::kInteger,

@@ -196,7 +196,12 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
                                   std::to_string(connection_->frozen_after.count()) + " ms");
   }
   const std::string name = "engine" + std::to_string(connection_->groups++);
-  return std::make_shared<CountingBackend>(connection_->base->split(0, rank_, name), std::move(table));
+  std::unique_ptr<CommBackend> group = connection_->base->split(0, rank_, name);
+  if (options.link_bytes_per_s > 0) {
+    const LinkSpeed speed{.bytes_per_second = static_cast<double>(options.link_bytes_per_s)};
+    group = std::make_unique<SlowLinkBackend>(std::move(group), speed);
+  }
+  return std::make_shared<CountingBackend>(std::move(group), std::move(table));
 }
 
 void World::abort(const Error& error) const noexcept {

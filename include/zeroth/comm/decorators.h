@@ -1,4 +1,4 @@
-// Decorators of CommBackend: one counts, one breaks things on purpose. Both hold the seat that they wrap.
+// Decorators of CommBackend: one counts, one breaks things on purpose, one makes links between nodes slow. They hold the seat that they wrap.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -130,6 +130,29 @@ class FaultyBackend final : public ForwardingBackend {
   FaultPlan plan_;
   std::uint64_t state_;
   std::int64_t calls_ = 0;
+};
+
+/// The link of one rank to other nodes.
+struct LinkSpeed {
+  double bytes_per_second = 0;  ///< received; 0: no limit
+  std::chrono::microseconds latency{0};  ///< once a call that receives something
+  std::size_t burst_bytes = std::size_t{64} << 10U;  ///< what a link that was idle takes at once
+};
+
+/// Emulates slow links between nodes on one machine, virtual nodes included (CommOptions::nodes): whoever receives bytes from another node
+/// sleeps as long as they would have taken. A token bucket a rank; parts made by split() share it.
+class SlowLinkBackend final : public ForwardingBackend {
+ public:
+  SlowLinkBackend(std::unique_ptr<CommBackend> inner, LinkSpeed speed);
+  Work submit(std::span<const Collective> collectives, const Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
+  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override;
+  void set_observer(std::shared_ptr<TrafficObserver> observer) override;
+
+ private:
+  class Link;
+  SlowLinkBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<Link> link);
+  std::shared_ptr<Link> link_;
 };
 
 }  // namespace zeroth

@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,8 @@ struct CommOptions {
   std::size_t staging_bytes = std::size_t{256} << 10U;
   /// Node of each world rank; empty: all ranks are on one. The same on all ranks. See CommBackend::node_sizes().
   std::vector<int> nodes{};
+  /// Of each rank's link to other nodes, which World::connect() then emulates with a SlowLinkBackend; 0: as fast as it is.
+  std::int64_t link_bytes_per_s = 0;
   std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
   std::shared_ptr<SystemCalls> system{};   ///< the kernel, or a test's substitute; unset: the kernel
 };

@@ -41,6 +41,61 @@ TEST(CountingBackend, CountsByGroupAndKind) {
   });
 }
 
+/// Two nodes of two ranks in shared memory, 1 MB/s between them.
+TEST(SlowLinkBackend, BytesFromOtherNodesTakeTheirTimeAndAreCountedAllTheSame) {
+  test::ThreadRanksOptions options;
+  options.comm.nodes = {0, 0, 1, 1};
+  run_ranks(
+      4,
+      [](int rank, const std::shared_ptr<CommBackend>& backend) {
+        const auto table = std::make_shared<TrafficTable>();
+        const LinkSpeed speed{.bytes_per_second = 1e6, .latency = std::chrono::milliseconds{1}, .burst_bytes = 0};
+        const auto counting = std::make_shared<CountingBackend>(
+            std::make_unique<SlowLinkBackend>(backend->split(0, rank, "slow"), speed), table);
+        const auto seconds = [](const auto& call) {
+          const auto begin = SteadyClock::now();
+          call();
+          return std::chrono::duration<double>(SteadyClock::now() - begin).count();
+        };
+        const Communicator comm(counting);
+        std::vector<float> part(5'000);
+        std::vector<float> whole(20'000);
+        const double gathered = seconds([&] { comm.all_gather(std::span<const float>(part), std::span(whole)); });
+        require(table->far_bytes() == 40'000, table->text());
+        require(gathered >= 0.041, "40 kB from the other node at 1 MB/s");  // a lower bound: sleeps are never short
+        // Inside a node nothing is slow, and a part of the group has the same link.
+        const std::shared_ptr<CommBackend> node = counting->split(rank / 2, rank, "node");
+        Communicator(node).all_reduce(std::span(whole));
+        require(table->far_bytes() == 40'000, "a node's own");
+        const std::shared_ptr<CommBackend> across = counting->split(rank % 2, rank, "across");
+        const double reduced = seconds([&] { Communicator(across).all_reduce(std::span(whole)); });
+        require(reduced >= 0.08, "80 kB at 1 MB/s");
+        const double pulled = seconds([&] { counting->count_one_sided(CollectiveKind::kAllGather, 3 - rank, 30'000); });
+        require(pulled >= 0.03, "30 kB that the caller copied");
+        require(seconds([&] { counting->count_one_sided(CollectiveKind::kAllGather, rank ^ 1, 1'000'000'000); }) < 1, "a neighbour's");
+      },
+      options);
+}
+
+TEST(SlowLinkBackend, AnErrorIsTheWorksAndTheStreamGoesOn) {
+  run_ranks(2, [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    const auto slow = std::make_shared<SlowLinkBackend>(backend->split(0, rank, "slow"), LinkSpeed{});
+    const Communicator comm(slow);
+    std::vector<float> data(static_cast<std::size_t>(4 + rank));
+    const Work failed = comm.all_reduce_async(std::span<const float>(data), std::span(data), comm.stream());
+    try {
+      failed.wait();
+      throw std::runtime_error("sizes differ");
+    } catch (const Error& error) {
+      require(error.code() == ErrorCode::kMismatch, error.what());
+    }
+    bool ran = false;
+    comm.stream().enqueue([&] { ran = true; });
+    comm.stream().synchronize();
+    require(ran, "the stream stays broken");
+  });
+}
+
 TEST(FaultyBackend, AFailureIsThrownAtTheGivenCall) {
   const RankReport report = try_ranks(2, [](int rank, const std::shared_ptr<CommBackend>& backend) {
     const auto faulty = std::make_shared<FaultyBackend>(backend->split(0, rank, "faulty"),

@@ -91,6 +91,7 @@ Config any_config() {
       .narrow_buckets = *rc::gen::arbitrary<bool>()};
   out.runtime = {.threads = static_cast<int>(any_int(0, 4096)),
                  .ranks_per_node = static_cast<int>(any_int(0, 4096)),
+                 .link_bytes_per_s = any_int(0, std::int64_t{1} << 62),
                  .timeout_ms = any_int(1, 604'800'000),
                  .frozen_after_ms = any_int(1, 604'800'000),
                  .max_nonfinite_steps = static_cast<int>(any_int(1, 2147483646)),
