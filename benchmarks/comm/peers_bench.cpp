@@ -2,7 +2,8 @@
 // rounds that begin with another one each. Loaded by comm_peers.py, which makes torch's group; mpirun starts the ranks.
 //
 // A row's time is that of the slowest rank. The roof is the time that the call's bytes would take at the traffic of a plain copy by all ranks at
-// once in the same round (see collectives_bench.cpp); an all_to_all moves what a gather does.
+// once in the same round: for a whole of S bytes on each of n ranks 2 n S in an all_gather and an all_to_all, (n+1) S in a reduce_scatter,
+// (n+1) S + 2 (n-1) S in an all_reduce. The copy finds in the caches what fits them; calls take turns and do not.
 #include "support/record.h"
 
 #include <kernels/copy/copy.h>
@@ -213,10 +214,10 @@ double roof(std::byte* to, const std::byte* from, std::size_t bytes, int ranks) 
 
 double traffic_of(const Call& call, int ranks) {
   const auto size = static_cast<double>(call.bytes);
-  const double gather = 2.0 * (ranks - 1) * size;
+  const double others = 2.0 * (ranks - 1) * size;
   const double scatter = (ranks + 1.0) * size;
-  if (call.op == Op::kAllReduce) return gather + scatter;
-  return call.op == Op::kReduceScatter ? scatter : gather;
+  if (call.op == Op::kAllReduce) return others + scatter;
+  return call.op == Op::kReduceScatter ? scatter : 2.0 * ranks * size;  // from one buffer to another: the own part, too
 }
 
 void add_rows(Record& record, const std::string& name, const Samples& samples) {

@@ -16,7 +16,7 @@ namespace {
 /// Data of an attached arena that is read where it lies instead of flowing through the ring. The sender then has to wait for the receiver.
 constexpr std::size_t kDirectBytes = kRingBytes;
 
-std::size_t bytes_of(const Collective& call) {
+std::size_t message_bytes(const Collective& call) {
   return static_cast<std::size_t>(call.counts.front()) * size_of(call.in_dtype);
 }
 
@@ -50,8 +50,8 @@ void SharedMemoryEngine::run_points(std::span<const Collective> calls) {
     }
     points.push_back({.call = call, .own = describe_call(call, sequence++)});
     Point& point = points.back();
-    if (sends && bytes_of(call) > kDirectBytes) {
-      const Location place = find_window(call.send, bytes_of(call));
+    if (sends && message_bytes(call) > kDirectBytes) {
+      const Location place = find_window(call.send, message_bytes(call));
       point.own.send_window = place.window;
       point.own.send_offset = place.offset;
       point.direct = place.window >= 0;
@@ -72,7 +72,7 @@ void SharedMemoryEngine::run_points(std::span<const Collective> calls) {
     waited.names_ranks = true;
     waited.unit = meaning_of(first->own, tag_names_);
     waited.progress = [first] {
-      return fmt::format("{} of {} B {}", first->data_done, bytes_of(first->call), first->sends() ? "sent" : "received");
+      return fmt::format("{} of {} B {}", first->data_done, message_bytes(first->call), first->sends() ? "sent" : "received");
     };
     return waited;
   };
@@ -97,7 +97,7 @@ void SharedMemoryEngine::run_points(std::span<const Collective> calls) {
 bool SharedMemoryEngine::progress(Point& point) {
   const bool moved = point.sends() ? progress_send(point) : progress_recv(point);
   if (!point.done) return moved;
-  const std::size_t bytes = point.sends() ? 0 : bytes_of(point.call);
+  const std::size_t bytes = point.sends() ? 0 : message_bytes(point.call);
   const CountedAs counted(point.call);
   report({.group = group_,
           .kind = counted.kind,
@@ -119,7 +119,7 @@ bool SharedMemoryEngine::progress_send(Point& point) {
     point.header_done += put(point.peer(), std::as_bytes(std::span(&point.header, 1)).subspan(point.header_done));
   }
   if (point.header_complete() && !point.direct) {
-    const std::span<const std::byte> data(point.call.send, bytes_of(point.call));
+    const std::span<const std::byte> data(point.call.send, message_bytes(point.call));
     point.data_done += put(point.peer(), data.subspan(point.data_done));
     point.done = point.data_done == data.size();
   } else if (point.header_complete()) {
@@ -135,7 +135,7 @@ bool SharedMemoryEngine::progress_recv(Point& point) {
     if (point.header_complete()) compare(point);
   }
   if (!point.header_complete()) return point.header_done > before;
-  const std::span<std::byte> data(point.call.recv, bytes_of(point.call));
+  const std::span<std::byte> data(point.call.recv, message_bytes(point.call));
   if (point.header.send_window >= 0) {
     const CallDescriptor& sent = point.header;
     const std::byte* const from = window_bytes(point.peer(), sent, sent.send_window, sent.send_offset, data.size());

@@ -76,6 +76,7 @@ class Seat {
     const auto begin = SteadyClock::now();
     // By then a transfer that nobody holds up has ended, also over a slow link: later it is the peer that is waited for.
     const microseconds busy = std::chrono::milliseconds{10} + microseconds{bytes / 200};
+    const microseconds spin = spin_.count() > 0 ? spin_ + microseconds{bytes / 2'000} : spin_;  // as long as memory takes to carry it
     for (int looks = 0;; ++looks) {
       if (look(requests, looks % kLooksBetweenProbes == 0)) return true;
       const auto now = std::chrono::duration_cast<microseconds>(SteadyClock::now() - begin);
@@ -84,7 +85,7 @@ class Seat {
         return false;
       }
       const microseconds all = waited + now;
-      if (all < spin_) {
+      if (all < spin) {
         std::this_thread::yield();
       } else {
         std::this_thread::sleep_for(all < busy ? microseconds{20} : microseconds{1'000});
