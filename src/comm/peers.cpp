@@ -59,9 +59,6 @@ void futex_wake_all(SharedFlag& word) noexcept {
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, 0x7fffffff, nullptr, nullptr, 0);
 }
 
-/// Before sleep, where ranks share cores.
-constexpr int kYields = 8;
-
 std::chrono::microseconds default_spin(int ranks_on_host) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
@@ -82,12 +79,6 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
       relax();
       if (predicate()) return;  // it may be long: so the clock is looked at after each
     } while (SteadyClock::now() < spin_end);
-  } else {
-    // More ranks than cores: the one that is waited for may be ready to run on this core. Where none is, a yield is a short call.
-    for (int turn = 0; turn < kYields; ++turn) {
-      ::sched_yield();
-      if (predicate()) return;
-    }
   }
   JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
   const SleeperMark mark(own.waiting);
