@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace zeroth::detail {
@@ -34,6 +35,18 @@ WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::s
   }
   if (!calls.empty()) info.what = name_of(calls.front().kind);
   return info;
+}
+
+std::vector<std::int64_t> even_parts(std::int64_t elements, int parts) {
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(parts), elements / parts);
+  for (std::int64_t rest = 0; rest < elements % parts; ++rest) ++counts[static_cast<std::size_t>(rest)];
+  return counts;
+}
+
+std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts) {
+  std::vector<std::int64_t> offsets(counts.size() + 1, 0);
+  std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
+  return offsets;
 }
 
 NodeMap::NodeMap(const std::vector<int>& nodes, std::span<const int> members) {

@@ -38,6 +38,12 @@ struct Summands {
   }
 };
 
+/// Splits `elements` into `parts` as evenly as it goes.
+[[nodiscard]] std::vector<std::int64_t> even_parts(std::int64_t elements, int parts);
+
+/// Where each of the parts begins, and at last where they end.
+[[nodiscard]] std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts);
+
 /// Where the ranks of a group are.
 struct NodeMap {
   std::vector<int> of_rank{};  ///< node of each rank of the group

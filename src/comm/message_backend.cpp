@@ -31,19 +31,6 @@ struct MessageJob {
   std::string abort_text;  ///< under mutex
 };
 
-/// Splits `elements` into `parts` as evenly as it goes.
-std::vector<std::int64_t> even_parts(std::int64_t elements, int parts) {
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(parts), elements / parts);
-  for (std::int64_t rest = 0; rest < elements % parts; ++rest) ++counts[static_cast<std::size_t>(rest)];
-  return counts;
-}
-
-std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts) {
-  std::vector<std::int64_t> offsets(counts.size() + 1, 0);
-  std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
-  return offsets;
-}
-
 /// A buffer that holds the parts of all ranks, one after the other.
 template <class Byte>
 class PartsOf {

@@ -138,11 +138,8 @@ void SharedMemoryEngine::run(std::span<const Collective> calls) {
 }
 
 void SharedMemoryEngine::run_posted(const Collective& collective) {
-  Call call{.collective = collective, .descriptor = describe_call(collective, next_sequence_)};
+  Call call{.collective = collective, .descriptor = describe_call(collective, next_sequence_), .offsets = offsets_of(collective.counts)};
   peers_->throw_if_aborted(view(), [&] { return context_of(call.descriptor, {}); });
-  call.offsets.reserve(collective.counts.size() + 1);
-  call.offsets.push_back(0);
-  for (const std::int64_t count : collective.counts) call.offsets.push_back(call.offsets.back() + count);
 
   if (collective.kind == CollectiveKind::kAllToAll) {
     all_to_all(call);

@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -93,7 +92,6 @@ class TwoLevels {
     return Error(error.code(), error.message(), std::move(context));
   }
 
-  [[nodiscard]] int ranks() const { return base_->size(); }
   [[nodiscard]] int per_node() const { return node_->size(); }
   [[nodiscard]] int nodes() const { return across_->size(); }
   [[nodiscard]] int rank_at(int node, int place) const { return node * per_node() + place; }
@@ -133,11 +131,6 @@ class TwoLevels {
     for (CommBackend* seat : {node_.get(), across_.get()}) make(*seat, Collective{.tag = tag});
   }
 
-  [[nodiscard]] static std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts) {
-    std::vector<std::int64_t> offsets(counts.size() + 1, 0);
-    std::partial_sum(counts.begin(), counts.end(), offsets.begin() + 1);
-    return offsets;
-  }
   /// Of the ranks of one node, from what there is of all ranks.
   [[nodiscard]] std::vector<std::int64_t> of_node(const std::vector<std::int64_t>& counts, int node) const {
     const auto first = counts.begin() + rank_at(node, 0);
@@ -262,8 +255,7 @@ class TwoLevels {
     }
     Collective part = call;
     part.kind = CollectiveKind::kReduceScatter;
-    part.counts.assign(static_cast<std::size_t>(ranks()), elements / ranks());
-    for (std::int64_t rest = 0; rest < elements % ranks(); ++rest) ++part.counts[static_cast<std::size_t>(rest)];
+    part.counts = even_parts(elements, base_->size());
     const std::int64_t own = offsets_of(part.counts)[static_cast<std::size_t>(base_->rank())];
     part.recv = call.recv + own * static_cast<std::int64_t>(size_of(call.out_dtype));
     reduce_scatter(part);

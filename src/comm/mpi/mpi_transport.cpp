@@ -1,5 +1,7 @@
 #include "comm/mpi/mpi_transport.h"
 
+#include "comm/peers.h"
+
 #include <zeroth/base/error.h>
 
 #include <fmt/format.h>
@@ -44,10 +46,9 @@ class Seat {
       : table_(table),
         facts_(facts),
         world_(world),
-        spin_(options.spin.value_or(microseconds{std::thread::hardware_concurrency() >= static_cast<unsigned>(facts.size) ? 20 : 0})) {}
+        spin_(options.spin.value_or(default_spin(facts.size))) {}
   Seat(const Seat&) = delete;
   Seat& operator=(const Seat&) = delete;
-  ~Seat() = default;
 
   [[nodiscard]] int rank() const { return facts_.rank; }
   [[nodiscard]] int size() const { return facts_.size; }

@@ -1,3 +1,4 @@
+#include "support/error_of.h"
 #include "support/thread_ranks.h"
 
 #include <zeroth/comm/communicator.h>
@@ -12,19 +13,8 @@
 namespace zeroth {
 namespace {
 
+using test::error_of;
 using test::quick_options;
-
-template <class Call>
-std::string error_of(ErrorCode code, const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 TEST(BackendFactory, AnUnknownNameNamesWhatIsBuilt) {
   const std::string text = error_of(ErrorCode::kConfig, [] { (void)make_backend("shn", {}); });

@@ -1,5 +1,6 @@
 // The transport over MPI on a table of the test's, which says what a real MPI says only in bad moments.
 #include "comm/mpi/mpi_transport.h"
+#include "support/error_of.h"
 
 #include <zeroth/base/error.h>
 
@@ -19,6 +20,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using test::error_of;
 
 /// An MPI of rank 1 of 3. C functions have no object, so there is one at a time.
 struct FakeMpi {
@@ -115,18 +117,6 @@ FakeMpi* FakeMpi::one = nullptr;
 
 std::shared_ptr<MessageTransport> transport_of(const CommOptions& options = {}) { return make_mpi_transport(FakeMpi::table(), 1, 3, options); }
 
-template <class Call>
-std::string text_of_error(ErrorCode code, const Call& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), code) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
-
 TEST(MpiTransport, KnowsItsPlace) {
   FakeMpi mpi;
   const auto transport = transport_of();
@@ -147,7 +137,7 @@ TEST(MpiTransport, AWorldThatDoesNotComeTogetherIsATimeout) {
   FakeMpi mpi;
   CommOptions options;
   options.timeout = Milliseconds{50};
-  const std::string text = text_of_error(ErrorCode::kTimeout, [&] { (void)make_mpi_transport(table, 1, 3, options); });
+  const std::string text = error_of(ErrorCode::kTimeout, [&] { (void)make_mpi_transport(table, 1, 3, options); });
   EXPECT_THAT(text, HasSubstr("MPI's world was not complete within 0.1 s"));
   EXPECT_THAT(text, HasSubstr("rank 1/3"));
   EXPECT_TRUE(mpi.left_unfinished) << "who failed must not wait for the others in MPI_Finalize";
@@ -160,7 +150,7 @@ TEST(MpiTransport, AnotherWorldThanTheLaunchersIsAMismatch) {
   FakeMpi mpi;
   mpi.facts.rank = 0;
   mpi.facts.size = 1;
-  const std::string text = text_of_error(ErrorCode::kMismatch, [] { (void)transport_of(); });
+  const std::string text = error_of(ErrorCode::kMismatch, [] { (void)transport_of(); });
   EXPECT_THAT(text, HasSubstr("expected: rank 1 of 3"));
   EXPECT_THAT(text, HasSubstr("got: rank 0 of 1 from Fake MPI v1"));
   EXPECT_THAT(text, HasSubstr("mpirun"));
@@ -184,7 +174,7 @@ TEST(MpiTransport, WhatThreadsMayDoDependsOnWhoStartedMpi) {
     if (row.good) {
       EXPECT_NO_THROW((void)transport_of());
     } else {
-      EXPECT_THAT(text_of_error(ErrorCode::kEnvironment, [] { (void)transport_of(); }), HasSubstr("MPI_THREAD_MULTIPLE"));
+      EXPECT_THAT(error_of(ErrorCode::kEnvironment, [] { (void)transport_of(); }), HasSubstr("MPI_THREAD_MULTIPLE"));
     }
   }
 }
@@ -192,7 +182,7 @@ TEST(MpiTransport, WhatThreadsMayDoDependsOnWhoStartedMpi) {
 TEST(MpiTransport, TooFewTagsAreRefused) {
   FakeMpi mpi;
   mpi.facts.largest_tag = 32'767;
-  EXPECT_THAT(text_of_error(ErrorCode::kEnvironment, [] { (void)transport_of(); }), HasSubstr("got: 32767"));
+  EXPECT_THAT(error_of(ErrorCode::kEnvironment, [] { (void)transport_of(); }), HasSubstr("got: 32767"));
 }
 
 TEST(MpiTransport, MessagesBeyondTwoGigabytesGoInPiecesThatMpiCanCount) {
@@ -215,7 +205,7 @@ TEST(MpiTransport, ARefusalNamesThePeerAndTakesBackThePieces) {
   mpi.completes = false;
   const auto transport = transport_of();
   const std::byte one{};
-  const std::string text = text_of_error(ErrorCode::kPeerLost, [&] { (void)transport->send(2, 0, {&one, std::size_t{3} << 29U}); });
+  const std::string text = error_of(ErrorCode::kPeerLost, [&] { (void)transport->send(2, 0, {&one, std::size_t{3} << 29U}); });
   EXPECT_THAT(text, HasSubstr("a message to rank 2"));
   EXPECT_THAT(text, HasSubstr("MPI_ERR_RANK"));
   EXPECT_TRUE(mpi.living.empty()) << "the first piece";
@@ -227,7 +217,7 @@ TEST(MpiTransport, AnErrorOfAMessageIsPeerLost) {
   std::byte data[4]{};
   const auto transfer = transport->receive(0, 0, data);
   mpi.test_code = 7;
-  EXPECT_THAT(text_of_error(ErrorCode::kPeerLost, [&] { (void)transfer->wait(Milliseconds{10}); }), HasSubstr("MPI_ERR_RANK"));
+  EXPECT_THAT(error_of(ErrorCode::kPeerLost, [&] { (void)transfer->wait(Milliseconds{10}); }), HasSubstr("MPI_ERR_RANK"));
 }
 
 TEST(MpiTransport, ADroppedMessageIsCancelled) {
@@ -254,8 +244,8 @@ TEST(MpiTransport, MemoryThatMpiKeepsEndsTheTransport) {
   (void)transport->send(0, 5, data);  // and dropped
   EXPECT_TRUE(mpi.left_unfinished);
   const int calls = mpi.calls;
-  EXPECT_THAT(text_of_error(ErrorCode::kAborted, [&] { (void)other->wait(Milliseconds{5}); }), HasSubstr("left unfinished"));
-  text_of_error(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); });
+  EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)other->wait(Milliseconds{5}); }), HasSubstr("left unfinished"));
+  error_of(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); });
   EXPECT_EQ(mpi.calls, calls) << "what is under way would move, into memory that is gone";
 }
 
@@ -270,7 +260,7 @@ TEST(MpiTransport, AbortTellsEveryOtherRankOnce) {
     EXPECT_EQ(mpi.started[static_cast<std::size_t>(index)].text, "the disk is full");
   }
   std::byte data[4]{};
-  EXPECT_THAT(text_of_error(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); }),
+  EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); }),
               HasSubstr("this rank stopped the job: the disk is full"));
 }
 
@@ -281,7 +271,7 @@ TEST(MpiTransport, ATransferHearsThatAnotherRankStoppedTheJob) {
   std::byte data[4]{};
   const auto transfer = transport->receive(0, 0, data);
   mpi.note = "bad block 7";
-  EXPECT_THAT(text_of_error(ErrorCode::kAborted, [&] { (void)transfer->wait(Milliseconds{100}); }),
+  EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transfer->wait(Milliseconds{100}); }),
               HasSubstr("rank 2 stopped the job: bad block 7"));
   EXPECT_TRUE(mpi.left_unfinished);
 }
@@ -297,7 +287,7 @@ TEST(MpiLibrary, ThatIsNotThereIsNamedWithWhatToDo) {
   const char* const before = std::getenv("ZEROTH_MPI_LIBRARY");
   const std::string kept = before == nullptr ? "" : before;
   ::setenv("ZEROTH_MPI_LIBRARY", "/no/such/library.so", 1);
-  const std::string text = text_of_error(ErrorCode::kEnvironment, [] { (void)load_mpi(); });
+  const std::string text = error_of(ErrorCode::kEnvironment, [] { (void)load_mpi(); });
   EXPECT_THAT(text, HasSubstr("/no/such/library.so"));
   EXPECT_THAT(text, HasSubstr("libopenmpi-dev"));
   before == nullptr ? ::unsetenv("ZEROTH_MPI_LIBRARY") : ::setenv("ZEROTH_MPI_LIBRARY", kept.c_str(), 1);
