@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "place.h"
 
 #include <pybind11/stl.h>
 #include <pybind11/stl/filesystem.h>
@@ -112,6 +113,20 @@ void bind_core(py::module_& module) {
                                .who = "rank " + std::to_string(world.rank()) + "/" + std::to_string(world.size())}));
           },
           py::arg("message"),
+          py::call_guard<py::gil_scoped_release>())
+      .def(
+          "_find_places",
+          [](const World& world, int signal, int pipe, std::vector<std::string> skipped, std::string here) {
+            world.watch()->set_locator(make_locator({signal, pipe, std::move(skipped), std::move(here)}));
+          },
+          py::arg("signal"),
+          py::arg("pipe"),
+          py::arg("skipped"),
+          py::arg("here"))
+      .def(
+          "write_trace",
+          [](const World& world, const std::string& path) { world.watch()->recorder().write(path, world.rank(), world.size()); },
+          py::arg("path"),
           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)

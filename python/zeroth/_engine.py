@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
-from zeroth import _C, _units, _watch
+from zeroth import _C, _place, _units, _watch
 from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
@@ -70,6 +70,7 @@ class Engine:
         if world is None:
             world = _C.World.from_environment()
         _refuse_another_world(world)
+        _place.announce(world)
         self._model = model
         found = _units.find_units(model) if units is None else _units.named_units(model, units)
         hypers, group_of = _groups(model, params)

@@ -126,7 +126,8 @@ bool same_message(const CallDescriptor& sent, const CallDescriptor& wanted) {
 }
 
 std::string text_of(const CallDescriptor& call) {
-  std::string text = fmt::format("{}#{}{}, unit {}, label {}", name_of_post(call.kind), call.sequence, shape_of(call), call.unit, call.label);
+  std::string text = fmt::format("{}#{}{}", name_of_post(call.kind), call.sequence, shape_of(call));
+  if (call.unit >= 0 || call.label != 0) text += fmt::format(", unit {}, label {}", call.unit, call.label);
   if (call.whole_digest == 0) return text;
   CallDescriptor whole;
   whole.kind = call.whole_kind;

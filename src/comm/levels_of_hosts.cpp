@@ -101,6 +101,9 @@ std::unique_ptr<CommBackend> make_levels_of_hosts(std::shared_ptr<MessageTranspo
   inside.size = static_cast<int>(std::count(options.nodes.begin(), options.nodes.end(), node));
   inside.job = fmt::format("{}/node {}", spec.job.empty() ? job_from_environment() : spec.job, node);
   inside.options.nodes.clear();
+  for (std::size_t rank = 0; rank < options.nodes.size(); ++rank) {
+    if (options.nodes[rank] == node) inside.options.watched_ranks.push_back(static_cast<int>(rank));
+  }
   std::unique_ptr<CommBackend> base = make_message_backend(std::move(transport), options);
   return make_two_level_backend(std::move(base), make_backend(inside.size > 1 ? "shm" : "self", inside), options);
 }

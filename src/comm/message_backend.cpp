@@ -6,10 +6,12 @@
 #include <zeroth/base/interrupt.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/messages.h>
+#include <zeroth/comm/rank_watch.h>
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <exception>
 #include <mutex>
@@ -64,7 +66,9 @@ class MessageGroup {
         nodes_(job_->options.nodes, members_),
         sent_(members_.size()),
         taken_(members_.size()),
-        isa_(kernels::best_isa()) {}
+        isa_(kernels::best_isa()) {
+    if (job_->options.watch) begun_ = job_->options.watch->calls_begun(watched_as());
+  }
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
@@ -203,7 +207,8 @@ class MessageGroup {
                     const std::vector<CallDescriptor>& headers,
                     std::vector<std::unique_ptr<Transfer>>& arriving,
                     Transfers& transfers) {
-    Deadline deadline(job_->options.timeout);
+    Deadline deadline(patience());
+    WatchedWait watched(job_->options.watch.get());
     for (;;) {
       std::vector<std::size_t> next;  // the first one of each sender
       for (std::size_t index = 0; index < calls.size(); ++index) {
@@ -226,9 +231,9 @@ class MessageGroup {
         receive(transfers, peer, Kind::kMessage, {calls[index].recv, bytes_of(calls[index])});
       }
       if (came) {
-        deadline = Deadline(job_->options.timeout);
+        deadline = Deadline(patience());
       } else {
-        check_wait(deadline, calls[next.front()].root, own[next.front()]);
+        check_wait(watched, deadline, calls[next.front()].root, own[next.front()]);
       }
     }
   }
@@ -257,17 +262,39 @@ class MessageGroup {
   }
 
   void await(Transfers& transfers) {
-    const Deadline deadline(job_->options.timeout);
+    const Deadline deadline(patience());
+    WatchedWait watched(job_->options.watch.get());
     for (const Pending& pending : transfers) {
-      while (!pending.transfer->wait(deadline.slice())) check_wait(deadline, pending.peer, pending.about);
+      while (!pending.transfer->wait(deadline.slice())) check_wait(watched, deadline, pending.peer, pending.about);
     }
     transfers.clear();
   }
 
+  /// No two groups of a rank have the same.
+  [[nodiscard]] std::string watched_as() const { return fmt::format("{}#{}", name_, number_); }
+  [[nodiscard]] Milliseconds patience() const {
+    const CommOptions& options = job_->options;
+    return options.watch ? options.watch->patience(options.timeout) : options.timeout;
+  }
+  [[nodiscard]] WaitReport report_of(const Deadline& deadline, int peer, const CallDescriptor& about) const {
+    const std::string meaning = meaning_of(about, tag_names_);
+    const int world = members_[static_cast<std::size_t>(peer)];
+    const std::vector<int>& watched = job_->options.watched_ranks;
+    return {.group = name_,
+            .call = text_of(about) + (meaning.empty() ? "" : ", " + meaning),
+            .ranks = {watched.empty() ? world : watched[static_cast<std::size_t>(world)]},
+            .calls_of = about.kind == PostKind::kSend || about.kind == PostKind::kRecv ? "" : watched_as(),
+            .sequence = about.sequence,
+            .waited = deadline.timeout() - deadline.remaining(),
+            .timeout = deadline.timeout()};
+  }
+
   /// Throws where waiting for the peer is pointless.
-  void check_wait(const Deadline& deadline, int peer, const CallDescriptor& about) const {
+  void check_wait(WatchedWait& watched, const Deadline& deadline, int peer, const CallDescriptor& about) const {
     throw_if_aborted();
     check_interrupt();
+    const auto report = [&] { return report_of(deadline, peer, about); };
+    deadline.passed() ? watched.expire(report) : watched.look(report);
     const bool names_peer = about.kind == PostKind::kSend || about.kind == PostKind::kRecv;
     ZR_CHECK(!deadline.passed(),
              ErrorCode::kTimeout,
@@ -286,6 +313,7 @@ class MessageGroup {
   /// `told`: to each rank.
   std::vector<CallDescriptor> agree(const std::vector<CallDescriptor>& told) {
     ++next_sequence_;
+    if (begun_) begun_->store(next_sequence_, std::memory_order_relaxed);
     std::vector<CallDescriptor> all(members_.size(), call_);
     Transfers transfers;
     for (int peer = 0; peer < size(); ++peer) {
@@ -528,6 +556,7 @@ class MessageGroup {
   std::uint64_t received_ = 0;  // by it
   std::uint64_t far_ = 0;       // from other nodes
   std::uint64_t next_sequence_ = 0;
+  std::shared_ptr<std::atomic<std::uint64_t>> begun_;  // next_sequence_, for others to see
   std::vector<std::byte> staging_;
   MemoryHold staging_hold_;
   std::exception_ptr broken_;

@@ -29,6 +29,12 @@ std::string rank_list(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
+/// Who has not come, as far as the wait knows.
+std::vector<int> missing_of(const WaitContext& context) {
+  std::vector<int> missing = context.missing ? context.missing() : context.ranks;
+  return missing.empty() ? context.ranks : missing;
+}
+
 bool awaits(const WaitContext& context, int rank) {
   return context.ranks.empty() || std::ranges::find(context.ranks, rank) != context.ranks.end();
 }
@@ -72,7 +78,7 @@ Peers::~Peers() = default;
 
 void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionRef<WaitContext()> context) {
   if (predicate()) return;
-  const Deadline deadline(setup_.timeout);
+  const Deadline deadline(setup_.watch ? setup_.watch->patience(setup_.timeout) : setup_.timeout);
   if (setup_.spin.count() > 0) {
     const auto spin_end = SteadyClock::now() + setup_.spin;
     do {
@@ -82,6 +88,8 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
   }
   JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
   const SleeperMark mark(own.waiting);
+  WatchedWait watched(setup_.watch.get());
+  const auto report = [&] { return report_of(view, deadline, context); };
   auto look_up = SteadyClock::now() + kWaitSlice;
   for (;;) {
     const std::uint32_t rung = own.doorbell.load();
@@ -89,11 +97,13 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
     if (const std::optional<Failure> failure = find_failure(view, deadline, context)) {
       // The peer may have done what we wait for and left in the meantime.
       if (predicate()) return;
+      if (failure->error.code() == ErrorCode::kTimeout) watched.expire(report);
       raise(*failure);
     }
     futex_wait(own.doorbell, rung, deadline.slice());
     if (SteadyClock::now() < look_up) continue;
     check_interrupt();
+    watched.look(report);
     look_up = SteadyClock::now() + kWaitSlice;
   }
 }
@@ -111,6 +121,22 @@ void Peers::raise(const Failure& failure) {
 
 void Peers::throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const {
   if (const std::optional<Error> error = find_abort(view, context)) throw Error(*error);
+}
+
+WaitReport Peers::report_of(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) const {
+  const WaitContext waited = context();
+  WaitReport report{.group = std::string(view.group),
+                    .call = waited.what,
+                    .ranks = {},
+                    .direct = true,
+                    .waited = deadline.timeout() - deadline.remaining(),
+                    .timeout = deadline.timeout()};
+  if (!waited.unit.empty() && waited.what.find(waited.unit) == std::string::npos) report.call += ", " + waited.unit;
+  for (const int rank : missing_of(waited)) {
+    const int world = view.world_ranks[static_cast<std::size_t>(rank)];
+    report.ranks.push_back(setup_.watched_ranks.empty() ? world : setup_.watched_ranks[static_cast<std::size_t>(world)]);
+  }
+  return report;
 }
 
 std::optional<Error> Peers::find_abort(const GroupView& view, FunctionRef<WaitContext()> context) const {
@@ -148,7 +174,7 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
         {.where = fmt::format("{} group={}", view.where, view.group),
          .who = fmt::format("rank {}/{}", view.rank, view.world_ranks.size()),
          .which = waited.unit,
-         .expected = waited.names_ranks ? waited.what : fmt::format("{} from {}", waited.what, rank_list(waited.ranks)),
+         .expected = waited.names_ranks ? waited.what : fmt::format("{} from {}", waited.what, rank_list(missing_of(waited))),
          .got = fmt::format("{}{}nothing for {:.1f} s",
                             waited.progress ? waited.progress() : "",
                             waited.progress ? ", " : "",

@@ -8,6 +8,7 @@
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>
 #include <zeroth/comm/backend.h>
+#include <zeroth/comm/rank_watch.h>
 #include <zeroth/device/stream.h>
 
 #include <chrono>
@@ -53,6 +54,8 @@ class Peers {
     std::unique_ptr<Liveness> liveness{};       ///< null: peers cannot die
     Milliseconds timeout{};
     std::chrono::microseconds spin{};
+    std::shared_ptr<RankWatch> watch{};  ///< see CommOptions
+    std::vector<int> watched_ranks{};
   };
   explicit Peers(Setup setup);
   Peers(const Peers&) = delete;
@@ -86,6 +89,7 @@ class Peers {
   [[nodiscard]] std::optional<Failure> find_failure(const GroupView& view,
                                                     const Deadline& deadline,
                                                     FunctionRef<WaitContext()> context) const;
+  [[nodiscard]] WaitReport report_of(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) const;
   [[nodiscard]] std::optional<Error> find_abort(const GroupView& view, FunctionRef<WaitContext()> context) const;
   [[noreturn]] void raise(const Failure& failure);
   /// [Note: Told losses] A rank that ends because it has lost a peer is lost to the others in turn, and they may notice only that.

@@ -19,14 +19,11 @@ namespace {
 
 constexpr std::size_t kMinStagingBytes = std::size_t{64} << 10U;
 
-WaitContext context_of(const CallDescriptor& call, std::vector<int> ranks) {
-  return {.what = text_of(call),
-          .ranks = std::move(ranks),
-          .unit = call.unit >= 0 ? fmt::format("unit {}", call.unit) : "",
-          .progress = {}};
-}
-
 }  // namespace
+
+WaitContext SharedMemoryEngine::context_of(const CallDescriptor& call, std::vector<int> ranks) const {
+  return {.what = text_of(call), .ranks = std::move(ranks), .unit = meaning_of(call, tag_names_), .progress = {}};
+}
 
 SharedMemoryEngine::SharedMemoryEngine(std::unique_ptr<SegmentExchange> exchange,
                                        std::string group,
@@ -73,7 +70,9 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_p
                      .keep = {},
                      .liveness = nullptr,
                      .timeout = options.timeout,
-                     .spin = options.spin.value_or(default_spin(size))};
+                     .spin = options.spin.value_or(default_spin(size)),
+                     .watch = options.watch,
+                     .watched_ranks = options.watched_ranks};
   for (const SharedSpan& segment : engine->segments_) {
     setup.controls.push_back(reinterpret_cast<JobControl*>(segment.bytes.data()));
     setup.keep.push_back(segment.keep);

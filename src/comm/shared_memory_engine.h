@@ -94,6 +94,7 @@ class SharedMemoryEngine {
   void create_segment(const CommOptions& options, bool world, FunctionRef<void()> check);
   [[nodiscard]] GroupView view() const { return {where_, group_, rank_, world_ranks_, controls_}; }
 
+  [[nodiscard]] WaitContext context_of(const CallDescriptor& call, std::vector<int> ranks) const;
   void run_posted(const Collective& collective);
 
   struct Point;

@@ -26,6 +26,8 @@ class UniqueFd {
   void reset() noexcept {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));
   }
+  /// The number without its owner.
+  [[nodiscard]] int release() noexcept { return std::exchange(fd_, -1); }
   [[nodiscard]] int get() const { return fd_; }
   [[nodiscard]] explicit operator bool() const { return fd_ >= 0; }
 

@@ -288,8 +288,14 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::timeout_ms>(
         {.pointer = "/zeroth/timeout_ms",
          .kind = KeyKind::kInteger,
-         .text = "Milliseconds that a rank waits for a peer that is alive.",
+         .text = "Milliseconds that a rank waits for a peer that is alive. After a quarter of it a line says who is missing and where that rank is.",
          .lowest = 1,
+         .highest = kMaxMilliseconds,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::first_timeout_ms>(
+        {.pointer = "/zeroth/first_timeout_ms",
+         .kind = KeyKind::kInteger,
+         .text = "The same until the first step has ended, while everything is slow. 0: twice `timeout_ms`.",
          .highest = kMaxMilliseconds,
          .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::frozen_after_ms>(

@@ -113,6 +113,14 @@ void Engine::build_stores() {
   }
 }
 
+void Engine::set_watch(std::shared_ptr<RankWatch> watch) {
+  watch_ = std::move(watch);
+  if (!watch_) return;
+  std::vector<std::string> units;
+  for (const UnitSpec& unit : layout_.units) units.push_back(unit.name);
+  watched_as_ = watch_->add_model(std::move(units));
+}
+
 Engine::~Engine() {
   uses_.clear();
   communicator_.backend().set_tag_names({});  // they speak of this engine's layout
@@ -181,6 +189,7 @@ void Engine::store_initial(int flat, const std::byte* values) {
 Invocation Engine::begin_forward(int unit) { return {unit, ++forward_seq_, micro_step_}; }
 
 void Engine::pre_forward(const Invocation& use) {
+  enter(Phase::kForward, use.unit);
   // Another way through the ring begins: what is kept for a backward yet to come gives its slot up and is gathered again then.
   if (kept_in_ring_ >= 0 && kept_in_ring_ != use.unit && layout_.units[static_cast<std::size_t>(use.unit)].repeated) {
     uses_[static_cast<std::size_t>(std::exchange(kept_in_ring_, -1))].kept.reset();
@@ -208,6 +217,7 @@ void Engine::drop_forward(const Invocation& use) noexcept {
 }
 
 void Engine::pre_backward(int unit) {
+  enter(Phase::kBackward, unit);
   UnitUse& use = uses_[static_cast<std::size_t>(unit)];
   if (!use.backward) use.backward = UnshardLease(*parameters_, unit);
 }
@@ -244,6 +254,7 @@ bool Engine::gradients_complete(int unit) const {
 }
 
 void Engine::end_backward() {
+  enter(Phase::kAfterBackward);
   gradients_->close_backward();
   had_backward_ = true;
   for (UnitUse& use : uses_) {
@@ -270,16 +281,21 @@ void Engine::release_leases() {
 }
 
 StepResult Engine::step() {
+  enter(Phase::kStep);
   // Where the others wait for this rank, they hear of it from the judge.
   const bool judged = world() > 1 && micro_step_ + 1 == settings_.micro_steps;
   if (!had_backward_ && !judged) throw_idle(rank());
   const bool idle = !std::exchange(had_backward_, false);
   if (++micro_step_ < settings_.micro_steps) {
     gradients_->set_micro_step(micro_step_);
+    enter(Phase::kBetweenSteps);
     return {.step = committed_steps_, .lr = learning_rates()[reported_group_]};
   }
   micro_step_ = 0;
-  return together([&] { return finish_step(idle); });
+  StepResult result = together([&] { return finish_step(idle); });
+  if (watch_) watch_->finish_step(++boundaries_);
+  enter(Phase::kBetweenSteps);
+  return result;
 }
 
 void Engine::throw_idle(int idle_rank) const {
@@ -441,7 +457,10 @@ std::vector<double> Engine::learning_rates() const {
   return rates;
 }
 
-void Engine::meet(Meeting what) { gradients_->meet(what); }
+void Engine::meet(Meeting what) {
+  enter(Phase::kMeeting);
+  gradients_->meet(what);
+}
 
 double Engine::average(double value) {
   together([&] {

@@ -47,6 +47,7 @@ CommOptions make_comm_options(const Config& config, int world) {
   for (int rank = 0; per_node > 0 && rank < world; ++rank) options.nodes.push_back(rank / per_node);
   options.link_bytes_per_s = config.runtime.link_bytes_per_s;
   options.timeout = Milliseconds(config.runtime.timeout_ms);
+  options.first_timeout = Milliseconds(config.runtime.first_timeout_ms);
   options.frozen_after = Milliseconds(config.runtime.frozen_after_ms);
   return options;
 }

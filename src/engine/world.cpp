@@ -6,11 +6,14 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/log.h>
+#include <zeroth/comm/control_plane.h>
 
 namespace zeroth {
 
 struct World::Connection {
+  std::shared_ptr<RankWatch> watch;
   std::unique_ptr<CommBackend> base;
+  std::shared_ptr<ControlPlane> control;
   int groups = 0;
   Milliseconds timeout{};
   Milliseconds frozen_after{};
@@ -24,6 +27,11 @@ namespace {
 using Lookup = std::function<std::optional<std::string>(std::string_view)>;
 
 constexpr int kMostRanks = 4096;
+
+std::string variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
 
 int number(const std::string& name, const std::string& text) {
   int value = 0;
@@ -176,9 +184,21 @@ World World::from_transport(std::shared_ptr<MessageTransport> transport, std::st
 
 std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const {
   if (!connection_->base) {
+    CommOptions watched = options;
+    watched.watch = watch();
+    connection_->watch->set_first_timeout(options.first_timeout);
     connection_->base =
-        transport_ ? make_message_backend(transport_, options)
-                   : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = options});
+        transport_ ? make_message_backend(transport_, watched)
+                   : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = watched});
+    if (size_ > 1) {
+      connection_->control = ControlPlane::join(*connection_->base,
+                                                watch(),
+                                                {.timeout = options.timeout,
+                                                 .silent_after = options.frozen_after,
+                                                 .interface = variable("ZEROTH_INTERFACE"),
+                                                 .trace_folder = variable("ZEROTH_TRACE_DIR"),
+                                                 .logger = Logger(rank_, size_)});
+    }
     connection_->timeout = options.timeout;
     connection_->frozen_after = options.frozen_after;
     connection_->nodes = options.nodes;
@@ -201,11 +221,21 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
     const LinkSpeed speed{.bytes_per_second = static_cast<double>(options.link_bytes_per_s)};
     group = std::make_unique<SlowLinkBackend>(std::move(group), speed);
   }
+  group = std::make_unique<RecordingBackend>(std::move(group), watch(), connection_->control);
   return std::make_shared<CountingBackend>(std::move(group), std::move(table));
 }
 
+const std::shared_ptr<RankWatch>& World::watch() const {
+  if (!connection_->watch) connection_->watch = std::make_shared<RankWatch>(rank_, size_);
+  return connection_->watch;
+}
+
 void World::abort(const Error& error) const noexcept {
-  if (connection_ && connection_->base) connection_->base->abort(error);
+  if (!connection_ || !connection_->base) return;
+  connection_->base->abort(error);
+  if (connection_->control) {
+    connection_->control->tell(Error(ErrorCode::kAborted, "rank " + std::to_string(rank_) + " stopped the job: " + error.what()));
+  }
 }
 
 }  // namespace zeroth

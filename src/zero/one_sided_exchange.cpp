@@ -74,7 +74,10 @@ class OneSidedExchange final : public GradientExchange {
     DType dtype = DType::kFloat32;
   };
 
-  void wait(const std::string& what, const std::function<bool()>& done);
+  /// `missing`: ranks that this waits for at the moment.
+  void wait(const std::string& what, const std::function<bool()>& done, std::function<std::vector<int>()> missing);
+  /// Ranks of which `predicate` holds.
+  [[nodiscard]] std::vector<int> ranks_where(const std::function<bool(int)>& predicate) const;
   void announce(SignalWord& word, std::uint64_t value);
   [[nodiscard]] std::uint64_t news() const;
   [[nodiscard]] bool consumed_by_all(int flat) const;
@@ -133,7 +136,17 @@ void OneSidedExchange::await_slot(int unit, const std::function<bool(int)>& skip
   if (is_free()) return;
   SignalWord& pressure = memory_.signals(memory_.rank()).pressure();
   announce(pressure, static_cast<std::uint64_t>(unit) + 1);
-  wait("a bucket slot held by unit " + model_.units[static_cast<std::size_t>(unit)].name, is_free);
+  const auto missing = [&] {
+    return ranks_where([&](int rank) {
+      if (memory_.peers_read_buckets() && memory_.signals(rank).taken().load() < steps_) return true;
+      return std::ranges::any_of(model_.unit_flats[static_cast<std::size_t>(unit)], [&](int flat) {
+        const std::uint64_t code = state(flat).last_code;
+        return !skip(flat) && code != 0 && model_.flat(flat).shard(rank).size() > 0 &&
+               memory_.signals(rank).consumed(flat, memory_.rank()).load() < code;
+      });
+    });
+  };
+  wait("a bucket slot held by unit " + model_.units[static_cast<std::size_t>(unit)].name, is_free, missing);
   announce(pressure, 0);
 }
 
@@ -318,7 +331,15 @@ std::uint64_t OneSidedExchange::news() const {
   return sum;
 }
 
-void OneSidedExchange::wait(const std::string& what, const std::function<bool()>& done) {
+std::vector<int> OneSidedExchange::ranks_where(const std::function<bool(int)>& predicate) const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < model_.world; ++rank) {
+    if (rank != memory_.rank() && predicate(rank)) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+void OneSidedExchange::wait(const std::string& what, const std::function<bool()>& done, std::function<std::vector<int>()> missing) {
   reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
   std::optional<std::uint64_t> seen;
   backend_.wait_until(
@@ -332,7 +353,7 @@ void OneSidedExchange::wait(const std::string& what, const std::function<bool()>
         serve_pressure();
         return done();
       },
-      {.what = what});
+      {.what = what, .missing = std::move(missing)});
 }
 
 void OneSidedExchange::meet(Meeting what) {
@@ -355,14 +376,21 @@ void OneSidedExchange::meet(Meeting what) {
                 .hint = "all ranks must make the same calls in the same order"});
     }
     return true;
-  });
+  }, [&] { return ranks_where([&](int rank) { return memory_.signals(rank).meeting().load() >> 8U < meetings_; }); });
 }
 
 void OneSidedExchange::await_sums(std::uint64_t next) {
-  wait("the gradients of this step", [this, next] {
-    return std::ranges::all_of(trainable_flats_,
-                               [this, next](int flat) { return !owns(flat) || state(flat).next_backward >= next; });
-  });
+  const auto open = [this, next](int flat) { return owns(flat) && state(flat).next_backward < next; };
+  wait(
+      "the gradients of this step",
+      [&] { return std::ranges::none_of(trainable_flats_, open); },
+      [&] {
+        return ranks_where([&](int rank) {
+          return std::ranges::any_of(trainable_flats_, [&](int flat) {
+            return open(flat) && part_of(rank, flat, state(flat).next_backward, state(flat).next_event) == Part::kUnknown;
+          });
+        });
+      });
 }
 
 }  // namespace

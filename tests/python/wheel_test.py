@@ -40,7 +40,7 @@ class WheelTest(unittest.TestCase):
             libraries = [name for name in files if name.endswith(".so")]
             self.assertEqual(sorted(name.split(".")[0] for name in libraries), ["zeroth/_C", "zeroth/libzeroth_mpi"], "only our own code is in the wheel")
             self.assertEqual({name for name in files if name not in libraries},
-                             {"bin/zeroth-run", "zeroth/_build.py",
+                             {"bin/zeroth-run", "bin/zeroth-trace", "zeroth/_build.py",
                               *(f"zeroth/{path.name}" for path in (SOURCE / "python/zeroth").iterdir() if path.is_file())})
             dynamic = subprocess.run(["readelf", "-d", str(target / libraries[0])], capture_output=True, text=True, check=True).stdout
             self.assertNotRegex(dynamic, "RPATH|RUNPATH")

@@ -5,6 +5,7 @@
 #include "support/thread_seats.h"
 
 #include <zeroth/comm/factory.h>
+#include <zeroth/comm/rank_watch.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -29,6 +30,7 @@ struct ThreadRanksOptions {
   CommOptions comm = quick_options();
   bool abort_on_failure = true;  ///< a rank that throws stops the others; false: they find out by themselves
   ThreadTransport transport = ThreadTransport::kMemory;
+  std::vector<std::shared_ptr<RankWatch>> watches{};  ///< one a rank, or none
   Milliseconds deadline{120'000};  ///< after it the test program ends with a text: a thread cannot be killed
 };
 
@@ -46,7 +48,9 @@ using RankBody = std::function<void(int rank, const std::shared_ptr<CommBackend>
   const auto run = [&](int rank) {
     std::optional<RankFailure> failure;
     try {
-      const std::shared_ptr<CommBackend> backend = seats.seat(rank, options.comm);
+      CommOptions comm = options.comm;
+      if (!options.watches.empty()) comm.watch = options.watches[static_cast<std::size_t>(rank)];
+      const std::shared_ptr<CommBackend> backend = seats.seat(rank, comm);
       try {
         body(rank, backend);
       } catch (const Error& error) {

@@ -50,6 +50,7 @@ class ThreadSeats {
     inside.nodes.clear();
     const int node = node_of(rank);
     const auto first = static_cast<int>(std::find(nodes_.begin(), nodes_.end(), node) - nodes_.begin());
+    for (int other = first; other < first + ranks_on(node); ++other) inside.watched_ranks.push_back(other);
     return make_two_level_backend(
         std::move(base), in_memory(rank - first, ranks_on(node), node_memory_[static_cast<std::size_t>(node)], inside), options);
   }

@@ -53,6 +53,8 @@ struct WaitContext {
   std::string what{};        ///< "parameters of unit block.3"
   bool names_ranks = false;  ///< `what` says from or to whom
   std::vector<int> ranks{};  ///< ranks awaited; empty: any of the others
+  /// Which of them have not come at this moment; called on the waiting thread once the wait is long. Empty: as `ranks` says.
+  std::function<std::vector<int>()> missing{};
   std::string unit{};        ///< name of the unit, if any
   std::function<std::string()>
       progress{};  ///< expected and got at the moment of failure: "epoch 7, rank 1 is at 6"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <zeroth/comm/backend.h>
+#include <zeroth/comm/rank_watch.h>
 
 #include <array>
 #include <chrono>
@@ -100,6 +101,21 @@ class CountingBackend final : public ForwardingBackend {
 
  private:
   std::shared_ptr<TrafficTable> table_;
+};
+
+/// Writes every call into the rank's flight recorder, and makes none once the job has been judged. Parts made by split() do the same.
+class RecordingBackend final : public ForwardingBackend {
+ public:
+  /// `keep` lives as long as this and its parts: the control plane.
+  RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<void> keep = nullptr);
+  Work submit(std::span<const Collective> collectives, const Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
+
+ private:
+  std::shared_ptr<void> keep_;
+  std::shared_ptr<RankWatch> watch_;
+  std::int32_t group_;
+  std::uint64_t calls_ = 0;
 };
 
 /// What goes wrong, and when. Probabilities are per matched call or wait; the same seed gives the same

@@ -16,8 +16,11 @@
 
 namespace zeroth {
 
+class RankWatch;
+
 struct CommOptions {
   Milliseconds timeout{300'000};      ///< of every wait
+  Milliseconds first_timeout{0};      ///< until `watch` has seen the first step end: 0: twice as long
   Milliseconds frozen_after{10'000};  ///< a stopped peer without a heartbeat for this long is lost
   /// Polling before sleep; unset: 20 us if every rank of the host has a core, else none.
   std::optional<std::chrono::microseconds> spin{};
@@ -29,6 +32,8 @@ struct CommOptions {
   /// Of each rank's link to other nodes, which World::connect() then emulates with a SlowLinkBackend; 0: as fast as it is.
   std::int64_t link_bytes_per_s = 0;
   std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
+  std::shared_ptr<RankWatch> watch{};      ///< of this rank: hears of long waits, and can end them; unset: nobody does
+  std::vector<int> watched_ranks{};        ///< the job's number of each rank of this world; empty: the same
   std::shared_ptr<SystemCalls> system{};   ///< the kernel, or a test's substitute; unset: the kernel
 };
 

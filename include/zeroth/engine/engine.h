@@ -15,6 +15,7 @@
 #include <zeroth/base/log.h>
 #include <zeroth/base/tensor_view.h>
 #include <zeroth/comm/communicator.h>
+#include <zeroth/comm/rank_watch.h>
 #include <zeroth/device/device.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/optim/optimizer.h>
@@ -83,6 +84,9 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
+
+  /// Says from now on where this rank is. Null: nobody asks.
+  void set_watch(std::shared_ptr<RankWatch> watch);
 
   /// Collective. Brings rank 0's values to all ranks; `values(param)` is this rank's dense data. `release(unit)` is called when the
   /// values of a unit are no longer needed. Replicated units are bound when this returns.
@@ -166,6 +170,9 @@ class Engine {
   struct UnitUse;
   class Updater;
 
+  void enter(Phase phase, int unit = -1) noexcept {
+    if (watch_) watch_->enter(phase, watched_as_, unit);
+  }
   void build_stores();
   void store_initial(int flat, const std::byte* values);
   void release_leases();
@@ -181,6 +188,9 @@ class Engine {
   /// Rank 0's values into the stores, flat by flat; the first unit whose values differed here, or -1.
   int take_values(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
 
+  std::shared_ptr<RankWatch> watch_;
+  int watched_as_ = -1;          ///< RankWatch::add_model()
+  std::int64_t boundaries_ = 0;  ///< steps ended, committed or not
   EngineSettings settings_;
   Device& device_;
   Communicator communicator_;

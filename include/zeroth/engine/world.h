@@ -10,6 +10,7 @@
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/messages.h>
+#include <zeroth/comm/rank_watch.h>
 
 namespace zeroth {
 
@@ -42,8 +43,11 @@ class World {
   [[nodiscard]] const std::string& origin() const { return origin_; }
 
   /// A new group of all ranks, for one engine. Matched, blocks until all ranks are there. The first call decides the options.
-  /// Traffic of the group is counted in `table`.
+  /// Traffic of the group is counted in `table`, its calls go into watch()'s flight recorder. With the first group a world of several ranks
+  /// joins its control plane (control_plane.h), which lives as long as the world or one of its groups.
   [[nodiscard]] std::shared_ptr<CommBackend> connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const;
+  /// What this rank is doing, as the others can ask it through the control plane. Shared by copies.
+  [[nodiscard]] const std::shared_ptr<RankWatch>& watch() const;
   /// Tells every rank that this one has failed, if it ever connected. Never throws.
   void abort(const Error& error) const noexcept;
 

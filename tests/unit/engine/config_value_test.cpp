@@ -93,6 +93,7 @@ Config any_config() {
                  .ranks_per_node = static_cast<int>(any_int(0, 4096)),
                  .link_bytes_per_s = any_int(0, std::int64_t{1} << 62),
                  .timeout_ms = any_int(1, 604'800'000),
+                 .first_timeout_ms = any_int(0, 604'800'000),
                  .frozen_after_ms = any_int(1, 604'800'000),
                  .max_nonfinite_steps = static_cast<int>(any_int(1, 2147483646)),
                  .broadcast_buffers = *rc::gen::arbitrary<bool>(),
@@ -157,6 +158,7 @@ TEST(ConfigValue, TheDigestCoversWhatRanksMustShare) {
   }
   Config local;
   local.runtime.timeout_ms = 5;
+  local.runtime.first_timeout_ms = 5;
   local.runtime.frozen_after_ms = 5;
   local.runtime.execution = ExecutionMode::kChaos;
   local.runtime.chaos_seed = 9;

@@ -1,0 +1,53 @@
+// ControlPlane: what ranks say to each other beside the data, about themselves. One TCP connection and one small thread a rank; rank 0 is
+// the hub. Never carries tensors; never needs the GIL, MPI or CUDA. So it works while a rank hangs in any of them.
+//
+// What it brings (all of it thrown by the waits of the transports, see RankWatch::judge):
+//   after a second or two   kMismatch, where ranks wait for each other in different calls
+//   at 1/4 of a deadline    a warning in rank 0's log: who is missing, where that rank is (file, line, phase), who waits
+//   at the deadline         kTimeout on all ranks, with that line
+//   silent_after            kPeerLost for a rank that others wait for and that gives no sign of life; at once after its end
+//   tell()                  an error of one rank on all
+#pragma once
+
+#include <zeroth/base/deadline.h>
+#include <zeroth/base/log.h>
+#include <zeroth/comm/backend.h>
+#include <zeroth/comm/rank_watch.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace zeroth {
+
+struct ControlOptions {
+  Milliseconds timeout{300'000};      ///< for joining
+  Milliseconds silent_after{10'000};  ///< a rank without a sign of life for so long is lost
+  std::string interface{};            ///< "eth0": the hub listens there; "" is loopback if all ranks are on one host, else every other interface
+  std::string trace_folder{};         ///< a rank that is judged writes its flight recorder there, as trace-rank3.jsonl; "": nowhere
+  Logger logger{};                    ///< rank 0's notes, and traces that could not be written
+};
+
+class ControlPlane {
+ public:
+  /// Collective over `base`, a seat in a group of all ranks of the job, with whose numbers `watch` speaks. The hub draws a secret and hands
+  /// it out through `base`; who connects without it is dropped and counted. Throws kResource, on all ranks, if the hub cannot listen, and
+  /// on the rank that cannot reach it, with the addresses that it has tried.
+  [[nodiscard]] static std::unique_ptr<ControlPlane> join(CommBackend& base, std::shared_ptr<RankWatch> watch, const ControlOptions& options);
+  ControlPlane(const ControlPlane&) = delete;
+  ControlPlane& operator=(const ControlPlane&) = delete;
+  /// Says goodbye. Waits for nobody but its own thread. In a forked child, whose sockets are closed already, it does nothing.
+  virtual ~ControlPlane() = default;
+
+  /// Every rank's waits throw this error from now on. Returns at once.
+  virtual void tell(const Error& error) noexcept = 0;
+  /// Hub: "127.0.0.1:40123"; else "".
+  [[nodiscard]] virtual std::string address() const = 0;
+  /// Hub: connections that were dropped because they did not know the secret or said something that is no message.
+  [[nodiscard]] virtual std::uint64_t strangers() const = 0;
+
+ protected:
+  ControlPlane() = default;
+};
+
+}  // namespace zeroth

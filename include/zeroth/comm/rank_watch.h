@@ -1,0 +1,172 @@
+// RankWatch: what one rank is doing, for others to ask. Its threads write it; the thread of its control plane reads it while they
+// compute, wait or hang. Shared by everything of the rank: transports, engines, the control plane.
+//
+// Cost where nothing is wrong: one store an event of the engine (enter()), some 30 ns a call (FlightRecorder), nothing in a wait of
+// less than 100 ms.
+#pragma once
+
+#include <zeroth/base/deadline.h>
+#include <zeroth/base/error.h>
+#include <zeroth/comm/flight_recorder.h>
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace zeroth {
+
+/// Where the user's program is in a step, as its last call of the engine shows.
+enum class Phase : std::uint8_t { kStarting, kForward, kBackward, kAfterBackward, kStep, kBetweenSteps, kMeeting };
+inline constexpr std::uint8_t kNumPhases = 7;
+
+/// A wait as its transport describes it. `ranks` are those of the job.
+struct WaitReport {
+  std::string group{};      ///< "world/engine0"
+  std::string call{};       ///< "all_gather#12 float32, 23 elements (92 B)", "parameters of unit block.3"
+  std::vector<int> ranks{};  ///< not one of which may be missing for the wait to end; empty: not known
+  bool direct = false;       ///< what these ranks do is seen at once: nothing can be on its way
+  std::string calls_of{};    ///< else: the group in RankWatch::calls_begun(), "" if that does not tell
+  std::uint64_t sequence = 0;  ///< and the number of the call there, from 0
+  Milliseconds waited{};
+  Milliseconds timeout{};
+};
+
+/// A wait as others hear of it.
+struct WaitStatus {
+  std::uint64_t id = 0;     ///< of this rank's waits, from 1; 0: it does not wait
+  std::uint64_t looks = 0;  ///< how often it has looked in vain, about every 100 ms
+  bool expired = false;     ///< its deadline has passed
+  WaitReport report{};
+};
+
+/// One rank at one moment.
+struct RankStatus {
+  Phase phase = Phase::kStarting;
+  std::int64_t step = 0;      ///< steps finished
+  std::string unit{};         ///< of the phase, or ""
+  std::string place{};        ///< "train.py:57 in load_batch", or "" where it was not asked for or is not known
+  std::string last_call{};    ///< "all_gather#40 of world/engine0", or ""
+  bool one_thread = true;     ///< no more than one thread has ever waited
+  std::map<std::string, std::uint64_t> calls_begun{};  ///< by group, of transports where messages can be on their way
+  WaitStatus wait{};
+};
+
+class RankWatch {
+ public:
+  RankWatch(int rank, int size) : rank_(rank), size_(size) {}
+  RankWatch(const RankWatch&) = delete;
+  RankWatch& operator=(const RankWatch&) = delete;
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] FlightRecorder& recorder() { return recorder_; }
+
+  /// Names of an engine's units; what enter() takes as `model`.
+  [[nodiscard]] int add_model(std::vector<std::string> units);
+  /// Any thread; one store.
+  void enter(Phase phase, int model = -1, int unit = -1) noexcept;
+  void finish_step(std::int64_t steps) noexcept { steps_.store(steps, std::memory_order_relaxed); }
+  /// How long a wait may take: until the first step has ended, when everything is slow, another time. 0: twice as long.
+  void set_first_timeout(Milliseconds timeout) noexcept { first_timeout_.store(timeout.count(), std::memory_order_relaxed); }
+  [[nodiscard]] Milliseconds patience(Milliseconds timeout) const noexcept {
+    if (steps_.load(std::memory_order_relaxed) > 0) return timeout;
+    const std::int64_t first = first_timeout_.load(std::memory_order_relaxed);
+    return first > 0 ? Milliseconds(first) : 2 * timeout;
+  }
+
+  /// Where a group counts the calls that this rank has begun. `group` is the same on all its ranks, and no other group's.
+  [[nodiscard]] std::shared_ptr<std::atomic<std::uint64_t>> calls_begun(const std::string& group);
+
+  /// How to find the user's line: called on the control plane's thread with the thread that is asked about, must come back within
+  /// half a second and not need what that thread may hold (the GIL). Returns "" where it does not know.
+  using Locator = std::function<std::string(pid_t thread)>;
+  void set_locator(Locator locator);
+  [[nodiscard]] RankStatus status(bool with_place);
+
+  /// What the control plane has decided about the job: every wait that is watched, and every check(), throws it from now on. The first
+  /// one stays. Any thread.
+  void judge(const Error& error);
+  /// Throws the verdict, if there is one. One load.
+  void check() const {
+    if (judged_.load(std::memory_order_acquire)) [[unlikely]]
+      throw_verdict();
+  }
+  /// Called when a wait begins to be watched or expires; must not block. Null: nobody listens.
+  void set_waker(std::function<void()> waker);
+
+ private:
+  friend class WatchedWait;
+  std::uint64_t begin_wait();
+  void look(std::uint64_t id, WaitReport report, bool expired);
+  void end_wait(std::uint64_t id) noexcept;
+  [[noreturn]] void throw_verdict() const;
+
+  const int rank_;
+  const int size_;
+  FlightRecorder recorder_;
+  std::atomic<std::uint64_t> phase_{0};  ///< phase, model + 1, unit + 1
+  std::atomic<std::int64_t> steps_{0};
+  std::atomic<std::int64_t> first_timeout_{0};
+  std::atomic<bool> judged_{false};
+  mutable std::mutex mutex_;  ///< of all below
+  std::vector<std::vector<std::string>> models_;
+  std::map<std::string, std::weak_ptr<std::atomic<std::uint64_t>>> calls_begun_;
+  std::shared_ptr<const Locator> locator_;
+  std::shared_ptr<const std::function<void()>> waker_;
+  std::optional<Error> verdict_;
+  std::map<std::uint64_t, WaitStatus> waits_;
+  std::set<pid_t> threads_;  ///< that have waited
+  pid_t last_thread_ = 0;
+  std::uint64_t next_wait_ = 0;
+};
+
+/// One wait of a transport. Costs nothing until it has lasted a slice. `watch` null: nobody watches.
+class WatchedWait {
+ public:
+  explicit WatchedWait(RankWatch* watch) : watch_(watch) {}
+  WatchedWait(const WatchedWait&) = delete;
+  WatchedWait& operator=(const WatchedWait&) = delete;
+  ~WatchedWait() {
+    if (id_ != 0) watch_->end_wait(id_);
+  }
+
+  [[nodiscard]] bool watched() const { return watch_ != nullptr; }
+  /// After each slice: throws the verdict, if there is one.
+  template <class Report>
+  void look(const Report& report) {
+    if (watch_ == nullptr) return;
+    watch_->check();
+    if (id_ == 0) id_ = watch_->begin_wait();
+    watch_->look(id_, report(), false);
+  }
+  /// The deadline has passed: lets the control plane find out who is missing, for at most kLastWord, and throws what it says.
+  template <class Report>
+  void expire(const Report& report) {
+    if (watch_ == nullptr) return;
+    look(report);
+    watch_->look(id_, report(), true);
+    await_verdict();
+  }
+
+  static constexpr Milliseconds kLastWord{2'000};
+
+ private:
+  void await_verdict() const;
+
+  RankWatch* watch_;
+  std::uint64_t id_ = 0;
+};
+
+/// "is between steps, after step 3, at train.py:57 in load_batch".
+[[nodiscard]] std::string describe(const RankStatus& status);
+
+}  // namespace zeroth

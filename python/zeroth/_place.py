@@ -1,0 +1,39 @@
+"""Where the user's program is, for ranks that wait for this one.
+
+A rank that hangs may hold the GIL, so nobody can ask the interpreter. `faulthandler` can: its signal handler writes the traceback of the
+thread that gets the signal with system calls alone. The thread of the control plane sends that signal, reads the pipe, and takes the first
+line of the user's own."""
+
+import faulthandler
+import os
+import signal
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from zeroth import _C
+
+__all__ = ["announce"]
+
+_registered: tuple[int, int, int] | None = None
+"""signal, and the two ends of the pipe: for the whole process, and for good"""
+
+
+def announce(world: _C.World) -> None:
+    """Lets `world` find the line. Where no real-time signal is free, lines are not given, and phases still are."""
+    global _registered
+    if world.size == 1:
+        return
+    if _registered is None:
+        number = next((number for number in range(signal.SIGRTMAX - 2, signal.SIGRTMIN, -1) if signal.getsignal(number) is signal.SIG_DFL), None)
+        if number is None:
+            return
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        faulthandler.register(number, file=writing, all_threads=False, chain=False)
+        _registered = (number, reading, writing)
+    libraries = {Path(path).parent for path in (__file__, torch.__file__)}
+    libraries |= {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    skipped = sorted({str(path) + "/" for folder in libraries for path in (folder, folder.resolve())})
+    skipped += ["<frozen"]
+    world._find_places(_registered[0], _registered[1], skipped, os.getcwd() + "/")

@@ -1,0 +1,76 @@
+// One TCP connection of the control plane: whole messages in and out, never blocking, with bounded buffers.
+#pragma once
+
+#include "comm/control/control_message.h"
+#include "comm/unique_fd.h"
+
+#include <zeroth/base/deadline.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace zeroth::detail {
+
+/// A descriptor that a forked child closes at once: an inherited copy would keep the connection alive after the parent's death.
+class ForkClosedFd {
+ public:
+  ForkClosedFd() = default;
+  explicit ForkClosedFd(UniqueFd fd);
+  ForkClosedFd(ForkClosedFd&& other) noexcept;
+  ForkClosedFd& operator=(ForkClosedFd&& other) noexcept;
+  ForkClosedFd(const ForkClosedFd&) = delete;
+  ForkClosedFd& operator=(const ForkClosedFd&) = delete;
+  ~ForkClosedFd() { reset(); }
+
+  void reset() noexcept;
+  [[nodiscard]] int get() const { return fd_; }
+  [[nodiscard]] explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+  int place_ = -1;
+};
+
+/// "127.0.0.1", "fe80::1%eth0"; and a port.
+struct TcpAddress {
+  std::string host{};
+  std::uint16_t port = 0;
+  bool operator==(const TcpAddress&) const = default;
+};
+[[nodiscard]] std::string to_text(const TcpAddress& address);
+
+/// A listener at a free port of this numeric host address. Throws kResource.
+[[nodiscard]] ForkClosedFd listen_tcp(const std::string& host, TcpAddress& bound);
+/// Empty if nobody is there by the deadline; `why` says what happened. check() is called at least every 100 ms.
+[[nodiscard]] ForkClosedFd connect_tcp(const TcpAddress& address, const Deadline& deadline, std::string& why);
+/// Numeric addresses of the host's interfaces that are up, without loopback; of `interface` only if it is not empty.
+[[nodiscard]] std::vector<std::string> interface_addresses(const std::string& interface);
+
+class ControlLink {
+ public:
+  explicit ControlLink(ForkClosedFd socket);
+
+  [[nodiscard]] int fd() const { return socket_.get(); }
+  [[nodiscard]] bool wants_to_write() const { return !out_.empty(); }
+  /// Queues and sends what goes. A peer that does not read for long is a lost one.
+  void send(const ControlMessage& message);
+  void flush();
+  /// Reads what is there; calls `take` with each message. False once the other side has closed, or has said what is no message.
+  [[nodiscard]] bool receive(const std::function<void(ControlMessage)>& take);
+  /// Why receive() was false.
+  [[nodiscard]] const std::string& trouble() const { return trouble_; }
+  [[nodiscard]] bool refused() const { return refused_; }
+
+ private:
+  ForkClosedFd socket_;
+  std::vector<std::byte> in_;
+  std::vector<std::byte> out_;
+  std::string trouble_;
+  bool refused_ = false;
+  bool broken_ = false;
+};
+
+}  // namespace zeroth::detail

@@ -1,0 +1,77 @@
+// What ranks tell each other beside the data: a closed set of bounded messages with a fixed layout, little endian.
+#pragma once
+
+#include <zeroth/base/error.h>
+#include <zeroth/comm/rank_watch.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace zeroth::detail {
+
+using JobSecret = std::array<std::uint8_t, 16>;
+
+/// The first message of a connection, in both directions.
+struct HelloMessage {
+  JobSecret secret{};
+  std::uint32_t rank = 0;
+  std::uint32_t size = 0;
+  std::uint32_t pid = 0;
+  std::string host{};
+  bool operator==(const HelloMessage&) const = default;
+};
+/// Nothing but a sign of life.
+struct PingMessage {
+  bool operator==(const PingMessage&) const = default;
+};
+/// Hub to rank: what are you doing?
+struct AskMessage {
+  std::uint32_t question = 0;
+  bool with_place = false;
+  bool operator==(const AskMessage&) const = default;
+};
+/// Rank to hub; question 0: of its own accord.
+struct StatusMessage {
+  std::uint32_t question = 0;
+  RankStatus status{};
+};
+/// Either way: the job ends with this error. From a rank to the hub, from there to all.
+struct VerdictMessage {
+  ErrorCode code = ErrorCode::kAborted;
+  std::string message{};
+  ErrorContext context{};
+};
+/// Rank to hub: it leaves in order.
+struct ByeMessage {
+  bool operator==(const ByeMessage&) const = default;
+};
+using ControlMessage = std::variant<HelloMessage, PingMessage, AskMessage, StatusMessage, VerdictMessage, ByeMessage>;
+
+/// A frame: 4 bytes of magic and version, 4 of length, 1 of kind, then the fields.
+inline constexpr std::size_t kFrameHeaderBytes = 9;
+inline constexpr std::size_t kLargestFrameBytes = std::size_t{64} << 10U;
+inline constexpr std::size_t kLongestText = 4'096;   ///< longer ones are cut when they are written, refused when they are read
+inline constexpr std::size_t kMostWaitedRanks = 4'096;
+inline constexpr std::size_t kMostGroups = 32;         ///< in RankStatus::calls_begun; others are left out
+inline constexpr std::size_t kLongestGroup = 256;     ///< those of longer names, too
+
+[[nodiscard]] std::vector<std::byte> encode(const ControlMessage& message);
+
+/// What lies at the beginning of `bytes`.
+struct Decoded {
+  enum class Outcome : std::uint8_t { kMessage, kIncomplete, kRefused };
+  Outcome outcome = Outcome::kIncomplete;
+  std::size_t consumed = 0;  ///< bytes of a whole message
+  std::optional<ControlMessage> message{};
+  std::string why{};  ///< refused: what is wrong
+};
+/// Never reads past `bytes`, never allocates more than they hold.
+[[nodiscard]] Decoded decode(std::span<const std::byte> bytes);
+
+}  // namespace zeroth::detail

@@ -1,0 +1,556 @@
+#include <zeroth/comm/control_plane.h>
+
+#include "comm/control/control_link.h"
+#include "comm/control/coordinator.h"
+#include "comm/levels_of_hosts.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
+#include <zeroth/comm/communicator.h>
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace zeroth {
+namespace detail {
+namespace {
+
+constexpr Milliseconds kPingEvery{1'000};
+constexpr Milliseconds kIdle{500};
+constexpr Milliseconds kBusy{50};
+constexpr Milliseconds kHelloTime{5'000};
+constexpr Milliseconds kByeTime{200};
+/// More than one pause and ping too many: this process itself was stopped, or starved.
+constexpr Milliseconds kSlept{3'000};
+constexpr std::size_t kMostStrangers = 64;
+constexpr std::size_t kMostAddresses = 16;
+
+std::string host_name() {
+  char name[HOST_NAME_MAX + 1] = "";
+  (void)::gethostname(name, sizeof name - 1);
+  return name;
+}
+
+/// What the ranks are told through the data plane: plain bytes, the same in both directions.
+struct Invitation {
+  JobSecret secret{};
+  std::uint32_t count = 0;
+  struct Entry {
+    char host[64] = "";
+    std::uint16_t port = 0;
+  };
+  std::array<Entry, kMostAddresses> addresses{};
+  char trouble[512] = "";  ///< why the hub does not listen
+};
+
+template <class T>
+std::span<std::uint8_t> as_bytes_of(T& value) {
+  return {reinterpret_cast<std::uint8_t*>(&value), sizeof value};
+}
+
+bool all_on_one_host(const Communicator& ranks) {
+  const auto own = static_cast<std::int64_t>(digest64(host_identity()));
+  std::vector<std::int64_t> all(static_cast<std::size_t>(ranks.size()));
+  ranks.all_gather(std::span(&own, 1), std::span(all));
+  return std::ranges::all_of(all, [&](std::int64_t id) { return id == own; });
+}
+
+/// What the thread of every rank has: a bell, the rank's watch, an end.
+class ControlThread : public ControlPlane {
+ public:
+  ControlThread(std::shared_ptr<RankWatch> watch, const ControlOptions& options)
+      : watch_(std::move(watch)), options_(options), owner_(::getpid()), bell_(std::make_shared<ForkClosedFd>(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)))) {
+    ZR_CHECK(*bell_, ErrorCode::kResource, "eventfd failed: " + errno_text(errno), {.where = "comm.control", .who = who()});
+  }
+
+  void tell(const Error& error) noexcept override {
+    try {
+      const std::lock_guard lock(mutex_);
+      if (std::exchange(told_, true)) return;  // the first error is the cause
+      to_tell_ = VerdictMessage{error.code(), error.message(), error.context()};
+      ring(bell_->get());
+    } catch (...) {  // no memory to say so
+    }
+  }
+  [[nodiscard]] std::string address() const override { return ""; }
+  [[nodiscard]] std::uint64_t strangers() const override { return 0; }
+
+ protected:
+  [[nodiscard]] std::string who() const { return fmt::format("rank {}/{}", watch_->rank(), watch_->size()); }
+  [[nodiscard]] HelloMessage hello(const JobSecret& secret) const {
+    return {.secret = secret,
+            .rank = static_cast<std::uint32_t>(watch_->rank()),
+            .size = static_cast<std::uint32_t>(watch_->size()),
+            .pid = static_cast<std::uint32_t>(::getpid()),
+            .host = host_name()};
+  }
+
+  void start() {
+    sigset_t all;
+    sigset_t before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the threads of the program
+    try {
+      thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error& error) {
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw Error(ErrorCode::kResource, std::string("no thread for the control plane: ") + error.what(), {.where = "comm.control", .who = who()});
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    watch_->set_waker([bell = bell_] { ring(bell->get()); });  // it may be called a moment after the plane has gone
+  }
+  /// By every destructor, while the object is whole.
+  void stop() noexcept {
+    if (::getpid() != owner_) {
+      if (thread_.joinable()) thread_.detach();  // it is not here
+      return;
+    }
+    watch_->set_waker({});
+    stopping_.store(true);
+    ring(bell_->get());
+    if (thread_.joinable()) thread_.join();
+  }
+
+  static void ring(int bell) noexcept {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(bell, &one, sizeof one);
+  }
+  void hush() noexcept {
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(bell_->get(), &count, sizeof count);
+  }
+  [[nodiscard]] std::optional<VerdictMessage> take_told() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(to_tell_, std::nullopt);
+  }
+  static Error error_of(const VerdictMessage& message) { return Error(message.code, message.message, message.context); }
+
+  /// The rank's waits throw it from now on; what led there is written down.
+  void judge(const Error& error) {
+    watch_->judge(error);
+    if (options_.trace_folder.empty() || std::exchange(traced_, true)) return;
+    try {
+      watch_->recorder().write(fmt::format("{}/trace-rank{}.jsonl", options_.trace_folder, watch_->rank()), watch_->rank(), watch_->size());
+    } catch (const Error& trouble) {
+      options_.logger.warn(trouble.what());
+    }
+  }
+
+  virtual void run() = 0;
+
+  std::shared_ptr<RankWatch> watch_;
+  ControlOptions options_;
+  pid_t owner_;
+  std::shared_ptr<ForkClosedFd> bell_;
+  std::atomic<bool> stopping_{false};
+  bool traced_ = false;
+
+ private:
+  std::mutex mutex_;
+  std::optional<VerdictMessage> to_tell_;  ///< under mutex_, as is told_
+  bool told_ = false;
+  std::thread thread_;
+};
+
+/// Rank 0's.
+class Hub final : public ControlThread {
+ public:
+  Hub(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const std::vector<std::string>& hosts)
+      : ControlThread(std::move(watch), options),
+        coordinator_(watch_->size(), {.silent_after = options.silent_after}),
+        links_(static_cast<std::size_t>(watch_->size())) {
+    ZR_CHECK(::getrandom(secret_.data(), secret_.size(), 0) == static_cast<ssize_t>(secret_.size()),
+             ErrorCode::kResource,
+             "no random bytes for the secret: " + errno_text(errno),
+             {.where = "comm.control", .who = who()});
+    for (const std::string& host : hosts) {
+      if (addresses_.size() == kMostAddresses) break;
+      TcpAddress bound;
+      listeners_.push_back(listen_tcp(host, bound));
+      addresses_.push_back(std::move(bound));
+    }
+    ZR_CHECK(!listeners_.empty(),
+             ErrorCode::kResource,
+             "there is no address at which other hosts could reach this one",
+             {.where = "comm.control", .who = who(), .hint = "bring an interface up, or name one with ZEROTH_INTERFACE"});
+    coordinator_.joined(0, host_name(), ::getpid(), SteadyClock::now());
+    start();
+  }
+  ~Hub() override { stop(); }
+
+  [[nodiscard]] std::string address() const override { return to_text(addresses_.front()); }
+  [[nodiscard]] std::uint64_t strangers() const override { return strangers_.load(); }
+
+  void invite(Invitation& invitation) const {
+    invitation.secret = secret_;
+    for (const TcpAddress& address : addresses_) {
+      Invitation::Entry& entry = invitation.addresses[invitation.count++];
+      std::strncpy(entry.host, address.host.c_str(), sizeof entry.host - 1);
+      entry.port = address.port;
+    }
+  }
+
+ private:
+  struct Guest {
+    ControlLink link;
+    Deadline deadline{kHelloTime};
+  };
+
+  void run() override {
+    auto last = SteadyClock::now();
+    while (!stopping_.load()) {
+      wait();
+      const auto now = SteadyClock::now();
+      if (now - last > kSlept) wake_up(now);
+      last = now;
+      serve_links(now);
+      serve_guests(now);
+      if (const std::optional<VerdictMessage> told = take_told()) decide(error_of(*told));
+      look_at_own(now);
+      for (CoordinatorAction& action : coordinator_.tick(now)) act(action);
+      ping(now);
+    }
+    to_all(ByeMessage{});
+    linger();
+  }
+
+  void wait() {
+    polled_.clear();
+    polled_.push_back({.fd = bell_->get(), .events = POLLIN, .revents = 0});
+    for (const ForkClosedFd& listener : listeners_) polled_.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
+    const auto add = [&](const ControlLink& link) {
+      polled_.push_back({.fd = link.fd(), .events = static_cast<short>(POLLIN | (link.wants_to_write() ? POLLOUT : 0)), .revents = 0});
+    };
+    for (const auto& link : links_) {
+      if (link) add(*link);
+    }
+    for (const Guest& guest : guests_) add(guest.link);
+    const Milliseconds pause = coordinator_.busy() || watch_->status(false).wait.id != 0 ? kBusy : kIdle;
+    (void)::poll(polled_.data(), polled_.size(), static_cast<int>(pause.count()));
+    hush();
+    for (std::size_t index = 0; index < listeners_.size(); ++index) {
+      if ((polled_[index + 1].revents & POLLIN) != 0) admit(listeners_[index].get());
+    }
+  }
+
+  void admit(int listener) {
+    while (true) {
+      UniqueFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket) return;
+      if (guests_.size() >= links_.size() + kMostStrangers) {
+        ++strangers_;
+        continue;  // and closes it
+      }
+      guests_.push_back({ControlLink(ForkClosedFd(std::move(socket)))});
+    }
+  }
+
+  void serve_guests(SteadyClock::time_point now) {
+    for (std::size_t index = guests_.size(); index-- > 0;) {
+      std::optional<HelloMessage> hello;
+      bool more = false;
+      const bool open = guests_[index].link.receive([&](ControlMessage message) {
+        more = more || hello.has_value();
+        if (auto* first = std::get_if<HelloMessage>(&message); first != nullptr && !hello) hello = std::move(*first);
+      });
+      if (open && !hello && !guests_[index].deadline.passed()) continue;
+      if (hello && !more && is_member(*hello)) {
+        join(*hello, std::move(guests_[index].link), now);
+      } else {
+        ++strangers_;
+        if (strangers_.load() == 1) options_.logger.warn("control plane: a connection by somebody who is not of this job was dropped; others are only counted");
+      }
+      guests_.erase(guests_.begin() + static_cast<std::ptrdiff_t>(index));
+    }
+  }
+
+  [[nodiscard]] bool is_member(const HelloMessage& hello) const {
+    std::uint8_t difference = 0;  // as long for a good guess as for a bad one
+    for (std::size_t byte = 0; byte < secret_.size(); ++byte) difference |= static_cast<std::uint8_t>(secret_[byte] ^ hello.secret[byte]);
+    return difference == 0 && hello.size == links_.size() && hello.rank > 0 && hello.rank < links_.size() && !links_[hello.rank];
+  }
+
+  void join(const HelloMessage& theirs, ControlLink link, SteadyClock::time_point now) {
+    link.send(hello(secret_));
+    if (verdict_) link.send(*verdict_);
+    links_[theirs.rank].emplace(std::move(link));
+    coordinator_.joined(static_cast<int>(theirs.rank), theirs.host, static_cast<int>(theirs.pid), now);
+  }
+
+  void serve_links(SteadyClock::time_point now) {
+    for (std::size_t rank = 1; rank < links_.size(); ++rank) {
+      if (!links_[rank]) continue;
+      links_[rank]->flush();
+      bool bye = false;
+      const bool open = links_[rank]->receive([&](ControlMessage message) {
+        const int from = static_cast<int>(rank);
+        coordinator_.heard(from, now);
+        if (const auto* status = std::get_if<StatusMessage>(&message)) coordinator_.answered(from, *status, now);
+        if (const auto* verdict = std::get_if<VerdictMessage>(&message)) decide(error_of(*verdict));
+        bye = bye || std::holds_alternative<ByeMessage>(message);
+      });
+      if (open && !bye) continue;
+      coordinator_.left(static_cast<int>(rank), bye, now);
+      links_[rank].reset();
+    }
+  }
+
+  /// A process that was stopped must not take the others for silent.
+  void wake_up(SteadyClock::time_point now) {
+    for (std::size_t rank = 0; rank < links_.size(); ++rank) coordinator_.heard(static_cast<int>(rank), now);
+  }
+
+  void look_at_own(SteadyClock::time_point now) {
+    coordinator_.heard(0, now);
+    const RankStatus own = watch_->status(false);
+    if (own.wait.id != 0 || own_waited_) coordinator_.answered(0, {.question = 0, .status = own}, now);
+    own_waited_ = own.wait.id != 0;
+  }
+
+  void act(CoordinatorAction& action) {
+    if (const auto* ask = std::get_if<AskAction>(&action)) {
+      for (std::size_t rank = 1; rank < links_.size(); ++rank) {
+        if (links_[rank] && (ask->rank < 0 || ask->rank == static_cast<int>(rank))) links_[rank]->send(ask->ask);
+      }
+      if (ask->rank <= 0) {
+        coordinator_.answered(0, {.question = ask->ask.question, .status = watch_->status(ask->ask.with_place)}, SteadyClock::now());
+      }
+    } else if (const auto* note = std::get_if<NoteAction>(&action)) {
+      options_.logger.warn(note->text);
+    } else {
+      decide(std::get<VerdictAction>(action).error);
+    }
+  }
+
+  void decide(const Error& error) {
+    if (verdict_) return;
+    verdict_ = VerdictMessage{error.code(), error.message(), error.context()};
+    judge(error);
+    to_all(*verdict_);
+  }
+
+  template <class Message>
+  void to_all(const Message& message) {
+    for (auto& link : links_) {
+      if (link) link->send(message);
+    }
+  }
+
+  void ping(SteadyClock::time_point now) {
+    if (now - pinged_ < kPingEvery) return;
+    pinged_ = now;
+    to_all(PingMessage{});
+  }
+
+  /// What is queued still goes out, within reason.
+  void linger() {
+    const Deadline deadline(kByeTime);
+    const auto unsent = [](const auto& link) { return link && link->wants_to_write(); };
+    while (std::ranges::any_of(links_, unsent) && !deadline.passed()) {
+      std::this_thread::sleep_for(Milliseconds{2});
+      for (auto& link : links_) {
+        if (link) link->flush();
+      }
+    }
+  }
+
+  Coordinator coordinator_;
+  JobSecret secret_{};
+  std::vector<ForkClosedFd> listeners_;
+  std::vector<TcpAddress> addresses_;
+  std::vector<std::optional<ControlLink>> links_;  ///< by rank
+  std::vector<Guest> guests_;                      ///< who has not said hello
+  std::vector<pollfd> polled_;
+  std::optional<VerdictMessage> verdict_{};
+  std::atomic<std::uint64_t> strangers_{0};
+  SteadyClock::time_point pinged_{};
+  bool own_waited_ = false;
+};
+
+/// Every other rank's.
+class Leaf final : public ControlThread {
+ public:
+  Leaf(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const Invitation& invitation)
+      : ControlThread(std::move(watch), options), link_(connect(invitation)) {
+    link_.send(hello(invitation.secret));
+    await_hello(invitation.secret);
+    heard_ = SteadyClock::now();
+    start();
+  }
+  ~Leaf() override { stop(); }
+
+ private:
+  [[nodiscard]] ForkClosedFd connect(const Invitation& invitation) const {
+    std::vector<std::string> tried;
+    const Deadline deadline(options_.timeout);
+    for (std::uint32_t index = 0; index < invitation.count; ++index) {
+      const TcpAddress address{invitation.addresses[index].host, invitation.addresses[index].port};
+      std::string why;
+      ForkClosedFd socket = connect_tcp(address, Deadline(std::min(deadline.remaining(), Milliseconds{5'000})), why);
+      if (socket) return socket;
+      tried.push_back(fmt::format("{}: {}", to_text(address), why));
+    }
+    throw Error(ErrorCode::kResource,
+                "rank 0 cannot be reached beside the data",
+                {.where = "comm.control",
+                 .who = who(),
+                 .expected = "a TCP connection to rank 0",
+                 .got = fmt::format("{}", fmt::join(tried, "; ")),
+                 .hint = "open the network between the hosts, or name the interface that reaches them with ZEROTH_INTERFACE"});
+  }
+
+  void await_hello(const JobSecret& secret) {
+    const Deadline deadline(std::min(options_.timeout, Milliseconds{10'000}));
+    bool welcome = false;
+    while (!welcome) {
+      pollfd watched{.fd = link_.fd(), .events = POLLIN, .revents = 0};
+      (void)::poll(&watched, 1, static_cast<int>(deadline.slice().count()));
+      const bool open = link_.receive([&](ControlMessage message) {
+        if (const auto* theirs = std::get_if<HelloMessage>(&message)) welcome = theirs->secret == secret;
+        if (const auto* verdict = std::get_if<VerdictMessage>(&message)) judge(error_of(*verdict));
+      });
+      ZR_CHECK(welcome || (open && !deadline.passed()),
+               ErrorCode::kResource,
+               "who listens at rank 0's address is not rank 0",
+               {.where = "comm.control", .who = who(), .got = link_.trouble().empty() ? "no answer" : link_.trouble()});
+    }
+  }
+
+  void run() override {
+    auto last = SteadyClock::now();
+    while (!stopping_.load()) {
+      const RankStatus own = watch_->status(false);
+      const bool waits = own.wait.id != 0;
+      std::vector<pollfd> polled{{.fd = bell_->get(), .events = POLLIN, .revents = 0}};
+      if (!gone_) polled.push_back({.fd = link_.fd(), .events = static_cast<short>(POLLIN | (link_.wants_to_write() ? POLLOUT : 0)), .revents = 0});
+      (void)::poll(polled.data(), polled.size(), static_cast<int>((waits ? 2 * kBusy : kIdle).count()));
+      hush();
+      const auto now = SteadyClock::now();
+      if (now - last > kSlept) heard_ = now;
+      last = now;
+      if (!gone_) listen(now);
+      if (const std::optional<VerdictMessage> told = take_told()) {
+        if (!gone_) link_.send(*told);
+        judge(error_of(*told));
+      }
+      report(now);
+      miss_hub(now);
+    }
+    if (gone_) return;
+    link_.send(ByeMessage{});
+    const Deadline deadline(kByeTime);
+    while (link_.wants_to_write() && !deadline.passed()) {
+      std::this_thread::sleep_for(Milliseconds{2});
+      link_.flush();
+    }
+  }
+
+  void listen(SteadyClock::time_point now) {
+    link_.flush();
+    const bool open = link_.receive([&](ControlMessage message) {
+      heard_ = now;
+      if (const auto* ask = std::get_if<AskMessage>(&message)) {
+        link_.send(StatusMessage{ask->question, watch_->status(ask->with_place)});
+      }
+      if (const auto* verdict = std::get_if<VerdictMessage>(&message)) judge(error_of(*verdict));
+      in_order_ = in_order_ || std::holds_alternative<ByeMessage>(message);
+    });
+    if (open && !in_order_) return;
+    gone_ = true;
+    gone_at_ = now;
+  }
+
+  /// A wait is told of its own accord: once it is worth a question, and at its deadline. And that it is over.
+  void report(SteadyClock::time_point now) {
+    if (gone_) return;
+    if (now - reported_ >= Milliseconds{250} || !reported_wait_) {
+      const RankStatus own = watch_->status(false);
+      const bool waits = own.wait.id != 0;
+      if (waits || reported_wait_) {
+        link_.send(StatusMessage{0, own});
+        reported_ = now;
+        reported_wait_ = waits;
+      }
+    }
+    if (now - pinged_ < kPingEvery) return;
+    pinged_ = now;
+    link_.send(PingMessage{});
+  }
+
+  /// Without the hub nobody else would say that it is the one that is missing.
+  void miss_hub(SteadyClock::time_point now) {
+    const auto silent = std::chrono::duration_cast<Milliseconds>(now - (gone_ ? gone_at_ : heard_));
+    if (silent < (gone_ ? Milliseconds{1'000} : options_.silent_after)) return;
+    const RankStatus own = watch_->status(false);
+    const std::vector<int>& awaited = own.wait.report.ranks;
+    if (own.wait.id == 0 || (!awaited.empty() && std::ranges::find(awaited, 0) == awaited.end())) return;
+    const std::string what = gone_ ? (in_order_ ? "left early" : "is gone: its control connection ended without a goodbye")
+                                   : fmt::format("has given no sign of life for {:.1f} s: it was stopped, or its host or the network hangs",
+                                                 std::chrono::duration<double>(silent).count());
+    judge(Error(ErrorCode::kPeerLost,
+                        "rank 0 " + what,
+                        {.where = "comm.control group=" + own.wait.report.group,
+                         .expected = own.wait.report.call + " from rank 0",
+                         .hint = "look at the output of that rank and its host"}));
+  }
+
+  ControlLink link_;
+  SteadyClock::time_point heard_{};
+  SteadyClock::time_point reported_{};
+  SteadyClock::time_point pinged_{};
+  SteadyClock::time_point gone_at_{};
+  bool reported_wait_ = false;
+  bool gone_ = false;
+  bool in_order_ = false;
+};
+
+std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, const ControlOptions& options, bool one_host, Invitation& invitation) {
+  try {
+    const std::vector<std::string> hosts = one_host && options.interface.empty() ? std::vector<std::string>{"127.0.0.1"} : interface_addresses(options.interface);
+    auto hub = std::make_unique<Hub>(watch, options, hosts);
+    hub->invite(invitation);
+    return hub;
+  } catch (const Error& error) {
+    std::strncpy(invitation.trouble, error.what(), sizeof invitation.trouble - 1);
+    return nullptr;
+  }
+}
+
+}  // namespace
+}  // namespace detail
+
+std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_ptr<RankWatch> watch, const ControlOptions& options) {
+  // Borrowed for these two calls.
+  const Communicator ranks(std::shared_ptr<CommBackend>(&base, [](CommBackend*) {}));
+  const bool one_host = detail::all_on_one_host(ranks);
+  detail::Invitation invitation;
+  std::unique_ptr<ControlPlane> hub;
+  if (ranks.rank() == 0) hub = detail::open_hub(watch, options, one_host, invitation);
+  ranks.broadcast(detail::as_bytes_of(invitation), 0);
+  ZR_CHECK(invitation.trouble[0] == '\0',
+           ErrorCode::kResource,
+           "rank 0 cannot listen for the control plane",
+           {.where = "comm.control",
+            .who = fmt::format("rank {}/{}", ranks.rank(), ranks.size()),
+            .got = std::string(invitation.trouble, ::strnlen(invitation.trouble, sizeof invitation.trouble))});
+  if (hub) return hub;
+  ZR_ASSERT(invitation.count <= detail::kMostAddresses, "an invitation with more addresses than it has room for");
+  return std::make_unique<detail::Leaf>(std::move(watch), options, invitation);
+}
+
+}  // namespace zeroth

@@ -1,0 +1,328 @@
+#include "comm/control/coordinator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+namespace zeroth::detail {
+namespace {
+
+constexpr std::size_t kSamples = 16;
+constexpr std::size_t kMostDescribed = 4;
+
+double seconds(Milliseconds time) { return std::chrono::duration<double>(time).count(); }
+
+
+}  // namespace
+
+std::string ranks_text(std::vector<int> ranks) {
+  std::ranges::sort(ranks);
+  std::vector<std::string> runs;
+  for (std::size_t begin = 0; begin < ranks.size();) {
+    std::size_t end = begin + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (end - begin < 3) {
+      runs.push_back(std::to_string(ranks[begin]));
+      ++begin;
+      continue;
+    }
+    runs.push_back(fmt::format("{}-{}", ranks[begin], ranks[end - 1]));
+    begin = end;
+  }
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(runs, ", "));
+}
+
+Coordinator::Coordinator(int size, CoordinatorOptions options)
+    : size_(size), options_(options), ranks_(static_cast<std::size_t>(size)) {}
+
+void Coordinator::joined(int rank, std::string host, int pid, TimePoint now) {
+  Rank& known = at(rank);
+  known.joined = true;
+  known.host = std::move(host);
+  known.pid = pid;
+  known.heard = now;
+}
+
+void Coordinator::heard(int rank, TimePoint now) { at(rank).heard = now; }
+
+void Coordinator::left(int rank, bool in_order, TimePoint now) {
+  Rank& known = at(rank);
+  if (known.gone) return;
+  known.gone = true;
+  known.in_order = in_order;
+  known.gone_at = now;
+  known.status.reset();
+  known.samples.clear();
+}
+
+void Coordinator::answered(int rank, const StatusMessage& message, TimePoint now) {
+  Rank& known = at(rank);
+  if (known.gone) return;
+  known.heard = now;
+  const RankStatus& status = message.status;
+  const bool same = known.status && status.wait.id != 0 && known.status->wait.id == status.wait.id &&
+                    known.status->wait.report.ranks == status.wait.report.ranks;
+  if (!same) known.samples.clear();
+  if (status.wait.id != 0) known.samples.push_back({now, status.wait.looks});
+  if (known.samples.size() > kSamples) known.samples.erase(known.samples.begin() + 1);  // the first one says since when
+  if (message.question != 0) known.place = status.place;
+  known.status = status;
+  known.status->place = known.place;  // as it was when it was asked for
+  known.answered = std::max(known.answered, message.question);
+}
+
+bool Coordinator::waits(int rank) const { return at(rank).status && at(rank).status->wait.id != 0; }
+
+bool Coordinator::busy() const {
+  return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.status && rank.status->wait.id != 0; });
+}
+
+std::string Coordinator::name_of(int rank) const {
+  const Rank& known = at(rank);
+  return known.joined ? fmt::format("rank {} (pid {} on {})", rank, known.pid, known.host) : fmt::format("rank {}", rank);
+}
+
+std::string Coordinator::loss_of(int rank, TimePoint now) const {
+  const Rank& known = at(rank);
+  if (known.gone) {
+    if (now - known.gone_at < options_.grace) return "";
+    return known.in_order ? "left early" : "is gone: its control connection ended without a goodbye";
+  }
+  const auto silent = std::chrono::duration_cast<Milliseconds>(now - known.heard);
+  if (!known.joined || silent < options_.silent_after) return "";
+  return fmt::format("has given no sign of life for {:.1f} s: it was stopped, or its host or the network hangs", seconds(silent));
+}
+
+std::optional<Error> Coordinator::find_loss(TimePoint now) const {
+  for (int waiting = 0; waiting < size_; ++waiting) {
+    if (!waits(waiting)) continue;
+    const WaitReport& report = wait_of(waiting);
+    for (int rank = 0; rank < size_; ++rank) {
+      if (rank == waiting || (!report.ranks.empty() && std::ranges::find(report.ranks, rank) == report.ranks.end())) continue;
+      const std::string loss = loss_of(rank, now);
+      if (loss.empty()) continue;
+      return Error(ErrorCode::kPeerLost,
+                   name_of(rank) + " " + loss,
+                   {.where = "comm.control group=" + report.group,
+                    .expected = fmt::format("{} from rank {}", report.call, rank),
+                    .got = who_waits(),
+                    .hint = "look at the output of that rank and its host"});
+    }
+  }
+  return std::nullopt;
+}
+
+bool Coordinator::blocked_since(int rank, TimePoint since) const {
+  const Rank& known = at(rank);
+  // A later sample of one that lies after `since`, with two looks between them: it has looked after that moment, in vain.
+  for (const Sample& first : known.samples) {
+    if (first.when < since) continue;
+    return std::ranges::any_of(known.samples, [&](const Sample& later) { return later.looks >= first.looks + 2; });
+  }
+  return false;
+}
+
+bool Coordinator::needs(int rank, int other) const {
+  const WaitReport& report = wait_of(rank);
+  if (report.direct) return true;
+  if (report.calls_of.empty()) return false;
+  const auto& begun = at(other).status->calls_begun;
+  const auto calls = begun.find(report.calls_of);
+  return calls != begun.end() && calls->second <= report.sequence;
+}
+
+std::vector<int> Coordinator::find_circle() const {
+  // A rank that runs one thread and waits does nothing for the others. Who waits for several needs all of them: one circle is enough.
+  const auto stuck = [&](int rank) { return waits(rank) && at(rank).status->one_thread && !at(rank).samples.empty(); };
+  const auto confirmed = [&](const std::vector<int>& ranks) {
+    TimePoint all_wait{};
+    for (const int rank : ranks) all_wait = std::max(all_wait, at(rank).samples.front().when);
+    return std::ranges::all_of(ranks, [&](int rank) { return blocked_since(rank, all_wait); });
+  };
+  for (int start = 0; start < size_; ++start) {
+    std::vector<int> path;
+    // Depth first along stuck ranks; a rank met again closes a circle.
+    std::vector<std::uint8_t> seen(static_cast<std::size_t>(size_), 0);
+    const auto walk = [&](const auto& self, int rank) -> std::vector<int> {
+      if (const auto met = std::ranges::find(path, rank); met != path.end()) return {met, path.end()};
+      if (!stuck(rank) || seen[static_cast<std::size_t>(rank)] != 0) return {};
+      seen[static_cast<std::size_t>(rank)] = 1;
+      path.push_back(rank);
+      for (const int next : wait_of(rank).ranks) {
+        if (next < 0 || next >= size_ || next == rank || !waits(next) || !needs(rank, next)) continue;
+        if (std::vector<int> circle = self(self, next); !circle.empty()) return circle;
+      }
+      path.pop_back();
+      return {};
+    };
+    if (std::vector<int> circle = walk(walk, start); !circle.empty() && confirmed(circle)) return circle;
+  }
+  // Where it is not known who waits for whom: nobody is left who could come.
+  std::vector<int> all(static_cast<std::size_t>(size_));
+  for (int rank = 0; rank < size_; ++rank) all[static_cast<std::size_t>(rank)] = rank;
+  const auto direct = [&](int rank) { return wait_of(rank).direct; };
+  if (size_ > 1 && std::ranges::all_of(all, stuck) && std::ranges::all_of(all, direct) && confirmed(all)) return all;
+  return {};
+}
+
+std::vector<int> Coordinator::missing_for(int rank) const {
+  std::vector<int> missing;
+  const WaitReport& report = wait_of(rank);
+  for (int other = 0; other < size_; ++other) {
+    const bool awaited = report.ranks.empty() || std::ranges::find(report.ranks, other) != report.ranks.end();
+    if (other != rank && awaited && !waits(other)) missing.push_back(other);
+  }
+  if (!missing.empty()) return missing;
+  // Those it waits for wait themselves: somebody further on keeps all of them.
+  for (int other = 0; other < size_; ++other) {
+    if (other != rank && !waits(other)) missing.push_back(other);
+  }
+  return missing;
+}
+
+std::string Coordinator::who_waits() const {
+  std::vector<std::string> texts;
+  for (const auto& [call, ranks] : waiting_by_call()) texts.push_back(crowd_text(call, ranks));
+  std::ranges::sort(texts);
+  return fmt::format("{}", fmt::join(texts, "; "));
+}
+
+std::map<std::string, std::vector<int>> Coordinator::waiting_by_call() const {
+  std::map<std::string, std::vector<int>> crowds;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (waits(rank)) crowds[wait_of(rank).call].push_back(rank);
+  }
+  return crowds;
+}
+
+std::string Coordinator::crowd_text(const std::string& call, const std::vector<int>& ranks) const {
+  std::string text = fmt::format("{} {} for {}", ranks_text(ranks), ranks.size() == 1 ? "waits" : "wait", call);
+  const auto place_of = [&](int rank) { return at(rank).status->place; };
+  const auto placed = std::ranges::find_if(ranks, [&](int rank) { return !place_of(rank).empty(); });
+  if (placed == ranks.end()) return text;
+  text += " at " + place_of(*placed);
+  const bool same = std::ranges::all_of(ranks, [&](int rank) { return place_of(rank).empty() || place_of(rank) == place_of(*placed); });
+  return same ? text : text + fmt::format(" (rank {})", *placed);
+}
+
+std::string Coordinator::explain(int about, TimePoint now) const {
+  const std::vector<int> missing = missing_for(about);
+  std::vector<std::string> texts;
+  for (const int rank : missing) {
+    if (texts.size() == kMostDescribed) {
+      texts.push_back(fmt::format("and {} more", missing.size() - kMostDescribed));
+      break;
+    }
+    const Rank& known = at(rank);
+    const auto silent = std::chrono::duration_cast<Milliseconds>(now - known.heard);
+    std::string text = name_of(rank) + " ";
+    if (known.gone) {
+      text += known.in_order ? "has left" : "is gone";
+    } else if (known.status && silent < 2 * options_.answer_within) {
+      text += describe(*known.status);
+      if (!known.status->last_call.empty()) text += ", its last call " + known.status->last_call;
+    } else {
+      text += fmt::format("does not answer, and has given no sign of life for {:.1f} s", seconds(silent));
+    }
+    texts.push_back(std::move(text));
+  }
+  return texts.empty() ? "every rank waits" : fmt::format("{}", fmt::join(texts, "; "));
+}
+
+Error Coordinator::circle_error(const std::vector<int>& circle) const {
+  // With the same words for all ranks, the odd ones out first: those in the smallest crowd.
+  const std::map<std::string, std::vector<int>> by_call = waiting_by_call();
+  std::vector<std::pair<std::string, std::vector<int>>> crowds(by_call.begin(), by_call.end());
+  std::ranges::stable_sort(crowds, {}, [](const auto& crowd) { return crowd.second.size(); });
+  const auto describe_crowd = [&](const auto& crowd) { return crowd_text(crowd.first, crowd.second); };
+  ErrorContext context{.where = "comm.control group=" + wait_of(circle.front()).group,
+                       .got = describe_crowd(crowds.front()),
+                       .hint = "all ranks must make the same calls in the same order: look for a call under a condition that holds on some ranks only"};
+  std::vector<std::string> rest;
+  for (std::size_t index = 1; index < crowds.size(); ++index) rest.push_back(describe_crowd(crowds[index]));
+  context.expected = fmt::format("{}", fmt::join(rest, "; "));
+  return Error(ErrorCode::kMismatch,
+               crowds.size() > 1 ? "ranks wait for each other in different calls" : "ranks wait for each other, and nobody is left who could come",
+               std::move(context));
+}
+
+void Coordinator::begin(Purpose purpose, int about, std::vector<int> circle, TimePoint now, std::vector<CoordinatorAction>& actions) {
+  inquiry_ = Inquiry{purpose, about, std::move(circle), ++questions_, now};
+  actions.emplace_back(AskAction{-1, {.question = questions_, .with_place = true}});
+}
+
+bool Coordinator::complete(const Inquiry& inquiry, TimePoint now) const {
+  if (now - inquiry.since >= options_.answer_within) return true;
+  return std::ranges::all_of(ranks_, [&](const Rank& rank) { return rank.gone || !rank.joined || rank.answered >= inquiry.question; });
+}
+
+std::vector<CoordinatorAction> Coordinator::conclude(const Inquiry& inquiry, TimePoint now) {
+  std::vector<CoordinatorAction> actions;
+  if (inquiry.purpose == Purpose::kCircle) {
+    if (std::ranges::any_of(inquiry.circle, [&](int rank) { return !waits(rank); }) || find_circle().empty()) return actions;
+    actions.emplace_back(VerdictAction{circle_error(inquiry.circle)});
+    return actions;
+  }
+  if (!waits(inquiry.about)) return actions;  // it has come in the meantime
+  const WaitReport& report = wait_of(inquiry.about);
+  const std::string line = explain(inquiry.about, now);
+  if (inquiry.purpose == Purpose::kTimeout) {
+    actions.emplace_back(VerdictAction{Error(ErrorCode::kTimeout,
+                                             fmt::format("no answer within {:.1f} s: {}", seconds(report.timeout), line),
+                                             {.where = "comm.control group=" + report.group,
+                                              .expected = who_waits(),
+                                              .hint = "that rank computes longer than the timeout (zeroth.timeout_ms), hangs, or takes another path"})});
+    return actions;
+  }
+  for (Rank& rank : ranks_) {
+    if (rank.status) rank.noted_wait = rank.status->wait.id;
+  }
+  actions.emplace_back(NoteAction{fmt::format("{}; {}, for {:.1f} s of {:.1f} s", line, who_waits(), seconds(report.waited), seconds(report.timeout))});
+  return actions;
+}
+
+std::vector<CoordinatorAction> Coordinator::tick(TimePoint now) {
+  std::vector<CoordinatorAction> actions;
+  if (judged_ || !busy()) {
+    inquiry_.reset();
+    return actions;
+  }
+  if (const std::optional<Error> loss = find_loss(now)) {
+    actions.emplace_back(VerdictAction{*loss});
+  } else if (inquiry_) {
+    if (complete(*inquiry_, now)) {
+      const Inquiry inquiry = *std::exchange(inquiry_, std::nullopt);
+      actions = conclude(inquiry, now);
+    }
+  } else if (std::vector<int> circle = find_circle(); !circle.empty()) {
+    const int about = circle.front();
+    begin(Purpose::kCircle, about, std::move(circle), now, actions);
+  } else {
+    int expired = -1;
+    int slow = -1;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (!waits(rank)) continue;
+      const WaitStatus& wait = at(rank).status->wait;
+      if (wait.expired && expired < 0) expired = rank;
+      if (wait.report.waited * 4 >= wait.report.timeout && at(rank).noted_wait != wait.id && slow < 0) slow = rank;
+    }
+    if (expired >= 0) {
+      begin(Purpose::kTimeout, expired, {}, now, actions);
+    } else if (slow >= 0) {
+      begin(Purpose::kNote, slow, {}, now, actions);
+    }
+  }
+  judged_ = std::ranges::any_of(actions, [](const CoordinatorAction& action) { return std::holds_alternative<VerdictAction>(action); });
+  const bool suspicious = std::ranges::any_of(ranks_, [&](const Rank& rank) {
+    return rank.status && rank.status->wait.id != 0 && rank.status->wait.report.waited >= options_.suspicious_after;
+  });
+  if (!judged_ && suspicious && actions.empty() && now - asked_ >= options_.ask_every) {
+    asked_ = now;
+    actions.emplace_back(AskAction{-1, {.question = 0, .with_place = false}});
+  }
+  return actions;
+}
+
+}  // namespace zeroth::detail

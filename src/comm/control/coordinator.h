@@ -1,0 +1,131 @@
+// Coordinator: what rank 0 makes of what all ranks say about themselves. No sockets, no clocks of its own: times come in, actions go out.
+//
+//   a rank waits for one that is gone or silent          verdict PEER_LOST
+//   ranks wait for each other in a circle                verdict MISMATCH: calls that only some of them make
+//   a wait has lasted a quarter of its deadline          a line: who is missing, where that rank is, who waits
+//   a wait has reached its deadline                      verdict TIMEOUT, with the same line
+#pragma once
+
+#include "comm/control/control_message.h"
+
+#include <zeroth/base/deadline.h>
+#include <zeroth/comm/rank_watch.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace zeroth::detail {
+
+/// Ask all ranks, or one.
+struct AskAction {
+  int rank = -1;  ///< -1: all
+  AskMessage ask{};
+};
+/// A line for the log of rank 0.
+struct NoteAction {
+  std::string text{};
+};
+/// The job ends: to all ranks.
+struct VerdictAction {
+  Error error;
+};
+using CoordinatorAction = std::variant<AskAction, NoteAction, VerdictAction>;
+
+struct CoordinatorOptions {
+  Milliseconds silent_after{10'000};  ///< without a sign of life for so long a rank is lost
+  Milliseconds ask_every{250};
+  Milliseconds suspicious_after{1'000};  ///< a wait of this length is worth a question
+  Milliseconds answer_within{1'000};     ///< who has not answered by then is described without its place
+  Milliseconds grace{1'000};  ///< what the data plane finds out by itself within this time is told better there
+};
+
+class Coordinator {
+ public:
+  using TimePoint = SteadyClock::time_point;
+  Coordinator(int size, CoordinatorOptions options);
+
+  void joined(int rank, std::string host, int pid, TimePoint now);
+  /// Anything at all has come from the rank.
+  void heard(int rank, TimePoint now);
+  void answered(int rank, const StatusMessage& message, TimePoint now);
+  /// Its connection has ended; `in_order`: after a goodbye.
+  void left(int rank, bool in_order, TimePoint now);
+
+  /// To be called at least every ask_every while a rank waits. After a verdict nothing comes any more.
+  [[nodiscard]] std::vector<CoordinatorAction> tick(TimePoint now);
+  /// Whether some rank has said that it waits.
+  [[nodiscard]] bool busy() const;
+
+ private:
+  /// A status of the same wait as the one before.
+  struct Sample {
+    TimePoint when{};
+    std::uint64_t looks = 0;
+  };
+  struct Rank {
+    bool joined = false;
+    bool gone = false;
+    bool in_order = false;
+    std::string host{};
+    int pid = 0;
+    TimePoint heard{};
+    TimePoint gone_at{};
+    std::optional<RankStatus> status{};
+    std::string place{};         ///< in its last answer to a question with a number
+    std::uint32_t answered = 0;  ///< the last question it has answered
+    std::deque<Sample> samples{};  ///< of its wait, unchanged since
+    std::uint64_t noted_wait = 0;  ///< the last one that a line was written about
+  };
+  enum class Purpose : std::uint8_t { kNote, kTimeout, kCircle };
+  /// Where is everybody? For a line or a verdict.
+  struct Inquiry {
+    Purpose purpose;
+    int about;  ///< the rank that waits
+    std::vector<int> circle{};
+    std::uint32_t question = 0;
+    TimePoint since{};
+  };
+
+  [[nodiscard]] Rank& at(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] const Rank& at(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  [[nodiscard]] bool waits(int rank) const;
+  [[nodiscard]] const WaitReport& wait_of(int rank) const { return at(rank).status->wait.report; }
+  [[nodiscard]] std::string name_of(int rank) const;
+  /// "was lost: ...", or "" for a rank that is there.
+  [[nodiscard]] std::string loss_of(int rank, TimePoint now) const;
+  [[nodiscard]] std::optional<Error> find_loss(TimePoint now) const;
+  /// Whether the rank cannot go on before `other` makes another call. Not so for what `other` has begun: it may be on its way.
+  [[nodiscard]] bool needs(int rank, int other) const;
+  /// Ranks that wait for each other and have looked in vain since all of them did.
+  [[nodiscard]] std::vector<int> find_circle() const;
+  [[nodiscard]] bool blocked_since(int rank, TimePoint since) const;
+  void begin(Purpose purpose, int about, std::vector<int> circle, TimePoint now, std::vector<CoordinatorAction>& actions);
+  [[nodiscard]] bool complete(const Inquiry& inquiry, TimePoint now) const;
+  [[nodiscard]] std::vector<CoordinatorAction> conclude(const Inquiry& inquiry, TimePoint now);
+  /// Ranks that the others wait for while they themselves do not wait.
+  [[nodiscard]] std::vector<int> missing_for(int rank) const;
+  [[nodiscard]] std::string explain(int about, TimePoint now) const;
+  [[nodiscard]] std::string who_waits() const;
+  [[nodiscard]] std::map<std::string, std::vector<int>> waiting_by_call() const;
+  /// "ranks 0, 1 wait for barrier#5 at train.py:33".
+  [[nodiscard]] std::string crowd_text(const std::string& call, const std::vector<int>& ranks) const;
+  [[nodiscard]] Error circle_error(const std::vector<int>& circle) const;
+
+  int size_;
+  CoordinatorOptions options_;
+  std::vector<Rank> ranks_;
+  std::optional<Inquiry> inquiry_{};
+  std::uint32_t questions_ = 0;
+  TimePoint asked_{};
+  bool judged_ = false;
+};
+
+/// "rank 3", "ranks 1, 2, 3", "ranks 0-7"; sorted.
+[[nodiscard]] std::string ranks_text(std::vector<int> ranks);
+
+}  // namespace zeroth::detail

@@ -1,0 +1,139 @@
+#include <zeroth/comm/flight_recorder.h>
+
+#include <zeroth/base/error.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <fstream>
+
+namespace zeroth {
+namespace {
+
+constexpr auto kAcquire = std::memory_order_acquire;
+constexpr auto kRelease = std::memory_order_release;
+
+/// [Note: Versions] Word 0 of a slot is 2 ticket + 1 while it is written and 2 ticket + 2 afterwards. Stores of the other words are
+/// releases, so that the odd version is seen before any of them; loads are acquires, so that the second look at the version is the last.
+enum Word : std::size_t { kVersion, kSequence, kBegun, kEnded, kElements, kGroupUnit, kLabelKind };
+
+constexpr std::uint64_t written(std::uint64_t ticket) { return 2 * ticket + 2; }
+
+std::uint64_t pair_of(std::uint32_t high, std::uint32_t low) { return std::uint64_t{high} << 32U | low; }
+
+std::int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+std::int32_t FlightRecorder::group(std::string_view name) {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(groups_, name);
+  if (found != groups_.end()) return static_cast<std::int32_t>(found - groups_.begin());
+  groups_.emplace_back(name);
+  return static_cast<std::int32_t>(groups_.size()) - 1;
+}
+
+std::uint64_t FlightRecorder::begin(const CallRecord& call) noexcept {
+  const std::uint64_t ticket = next_.fetch_add(1);
+  auto& words = slots_[ticket % kRecords].words;
+  words[kVersion].store(2 * ticket + 1, std::memory_order_relaxed);
+  words[kSequence].store(call.sequence, kRelease);
+  words[kBegun].store(static_cast<std::uint64_t>(now_ns()), kRelease);
+  words[kEnded].store(0, kRelease);
+  words[kElements].store(static_cast<std::uint64_t>(call.elements), kRelease);
+  words[kGroupUnit].store(pair_of(static_cast<std::uint32_t>(call.group), static_cast<std::uint32_t>(call.unit)), kRelease);
+  const auto kind = static_cast<std::uint32_t>(call.kind) | static_cast<std::uint32_t>(call.dtype) << 8U;
+  words[kLabelKind].store(pair_of(call.label, kind), kRelease);
+  words[kVersion].store(written(ticket), kRelease);
+  return ticket;
+}
+
+void FlightRecorder::end(std::uint64_t ticket) noexcept {
+  auto& words = slots_[ticket % kRecords].words;
+  if (words[kVersion].load(kAcquire) != written(ticket)) return;
+  words[kVersion].store(2 * ticket + 1, std::memory_order_relaxed);
+  words[kEnded].store(static_cast<std::uint64_t>(now_ns()), kRelease);
+  words[kVersion].store(written(ticket), kRelease);
+}
+
+bool FlightRecorder::read(std::uint64_t ticket, CallRecord& record) const {
+  const auto& words = slots_[ticket % kRecords].words;
+  if (words[kVersion].load(kAcquire) != written(ticket)) return false;
+  const std::uint64_t group_unit = words[kGroupUnit].load(kAcquire);
+  const std::uint64_t label_kind = words[kLabelKind].load(kAcquire);
+  record.sequence = words[kSequence].load(kAcquire);
+  record.begun_ns = static_cast<std::int64_t>(words[kBegun].load(kAcquire));
+  record.ended_ns = static_cast<std::int64_t>(words[kEnded].load(kAcquire));
+  record.elements = static_cast<std::int64_t>(words[kElements].load(kAcquire));
+  record.group = static_cast<std::int32_t>(group_unit >> 32U);
+  record.unit = static_cast<std::int32_t>(group_unit & 0xffff'ffffU);
+  record.label = static_cast<std::uint32_t>(label_kind >> 32U);
+  record.kind = static_cast<CollectiveKind>(label_kind & 0xffU);
+  record.dtype = static_cast<DType>(label_kind >> 8U & 0xffU);
+  return words[kVersion].load(std::memory_order_relaxed) == written(ticket);
+}
+
+std::vector<CallRecord> FlightRecorder::records() const {
+  const std::uint64_t end = next_.load();
+  std::vector<CallRecord> all;
+  for (std::uint64_t ticket = end > kRecords ? end - kRecords : 0; ticket < end; ++ticket) {
+    CallRecord record;
+    if (read(ticket, record)) all.push_back(record);
+  }
+  return all;
+}
+
+std::vector<std::string> FlightRecorder::groups() const {
+  const std::lock_guard lock(mutex_);
+  return groups_;
+}
+
+std::string FlightRecorder::last_call() const {
+  const std::uint64_t end = next_.load();
+  CallRecord record;
+  if (end == 0 || !read(end - 1, record)) return "";
+  const std::vector<std::string> names = groups();
+  const auto index = static_cast<std::size_t>(record.group);
+  const std::int64_t since = record.ended_ns == 0 ? record.begun_ns : record.ended_ns;
+  return fmt::format("{}#{} of {}, {} {:.1f} s ago",
+                     name_of(record.kind),
+                     record.sequence,
+                     index < names.size() ? names[index] : "?",
+                     record.ended_ns == 0 ? "begun" : "ended",
+                     static_cast<double>(std::max<std::int64_t>(0, now_ns() - since)) * 1e-9);
+}
+
+void FlightRecorder::write(const std::string& path, int rank, int size) const {
+  char host[256] = "";
+  (void)::gethostname(host, sizeof host - 1);
+  std::ofstream file(path, std::ios::trunc);
+  file << nlohmann::json{{"rank", rank}, {"size", size}, {"pid", ::getpid()}, {"host", host}, {"now_ns", now_ns()}}.dump() << '\n';
+  const std::vector<std::string> names = groups();
+  for (const CallRecord& record : records()) {
+    const auto index = static_cast<std::size_t>(record.group);
+    file << nlohmann::json{{"group", index < names.size() ? names[index] : "?"},
+                           {"sequence", record.sequence},
+                           {"call", name_of(record.kind)},
+                           {"dtype", name_of(record.dtype)},
+                           {"elements", record.elements},
+                           {"unit", record.unit},
+                           {"label", record.label},
+                           {"begun_ns", record.begun_ns},
+                           {"ended_ns", record.ended_ns}}
+                .dump()
+         << '\n';
+  }
+  file.close();
+  ZR_CHECK(file,
+           ErrorCode::kIo,
+           "the trace could not be written: " + errno_text(errno),
+           {.where = "comm.trace", .who = fmt::format("rank {}/{}", rank, size), .which = path});
+}
+
+}  // namespace zeroth

@@ -1,0 +1,155 @@
+#include <zeroth/comm/rank_watch.h>
+
+#include <fmt/format.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <thread>
+#include <utility>
+
+namespace zeroth {
+namespace {
+
+constexpr std::array<std::string_view, kNumPhases> kPhases{
+    "has not begun to train", "is in the forward", "is in the backward", "has ended the backward", "is in step()", "is between steps", "is in a call of all ranks"};
+
+pid_t this_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
+
+constexpr std::uint64_t pack(Phase phase, int model, int unit) {
+  return static_cast<std::uint64_t>(phase) << 56U | (static_cast<std::uint64_t>(model + 1) & 0xff'ffffU) << 32U |
+         (static_cast<std::uint64_t>(unit + 1) & 0xffff'ffffU);
+}
+
+}  // namespace
+
+int RankWatch::add_model(std::vector<std::string> units) {
+  const std::lock_guard lock(mutex_);
+  models_.push_back(std::move(units));
+  return static_cast<int>(models_.size()) - 1;
+}
+
+std::shared_ptr<std::atomic<std::uint64_t>> RankWatch::calls_begun(const std::string& group) {
+  const std::lock_guard lock(mutex_);
+  auto count = std::make_shared<std::atomic<std::uint64_t>>(0);
+  calls_begun_[group] = count;
+  return count;
+}
+
+void RankWatch::enter(Phase phase, int model, int unit) noexcept { phase_.store(pack(phase, model, unit), std::memory_order_relaxed); }
+
+void RankWatch::set_locator(Locator locator) {
+  const std::lock_guard lock(mutex_);
+  locator_ = locator ? std::make_shared<const Locator>(std::move(locator)) : nullptr;
+}
+
+void RankWatch::set_waker(std::function<void()> waker) {
+  const std::lock_guard lock(mutex_);
+  waker_ = waker ? std::make_shared<const std::function<void()>>(std::move(waker)) : nullptr;
+}
+
+RankStatus RankWatch::status(bool with_place) {
+  RankStatus status;
+  const std::uint64_t phase = phase_.load(std::memory_order_relaxed);
+  status.phase = static_cast<Phase>(phase >> 56U);
+  status.step = steps_.load(std::memory_order_relaxed);
+  status.last_call = recorder_.last_call();
+  std::shared_ptr<const Locator> locator;
+  pid_t thread = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto model = static_cast<std::size_t>(phase >> 32U & 0xff'ffffU);
+    const auto unit = static_cast<std::size_t>(phase & 0xffff'ffffU);
+    if (model > 0 && model <= models_.size() && unit > 0 && unit <= models_[model - 1].size()) status.unit = models_[model - 1][unit - 1];
+    status.one_thread = threads_.size() <= 1;
+    std::erase_if(calls_begun_, [&](const auto& entry) {
+      const auto count = entry.second.lock();
+      if (count) status.calls_begun.emplace(entry.first, count->load());
+      return !count;
+    });
+    if (!waits_.empty()) status.wait = waits_.begin()->second;
+    locator = locator_;
+    thread = last_thread_ != 0 ? last_thread_ : ::getpid();
+  }
+  if (with_place && locator) status.place = (*locator)(thread);
+  return status;
+}
+
+void RankWatch::judge(const Error& error) {
+  const std::lock_guard lock(mutex_);
+  if (verdict_) return;
+  verdict_ = error;
+  judged_.store(true, std::memory_order_release);
+}
+
+void RankWatch::throw_verdict() const {
+  const std::lock_guard lock(mutex_);
+  ErrorContext context = verdict_->context();
+  context.who = fmt::format("rank {}/{}", rank_, size_);
+  throw Error(verdict_->code(), verdict_->message(), std::move(context));
+}
+
+std::uint64_t RankWatch::begin_wait() {
+  std::shared_ptr<const std::function<void()>> waker;
+  std::uint64_t id = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    id = ++next_wait_;
+    waits_[id].id = id;
+    last_thread_ = this_thread();
+    threads_.insert(last_thread_);
+    waker = waker_;
+  }
+  if (waker) (*waker)();
+  return id;
+}
+
+void RankWatch::look(std::uint64_t id, WaitReport report, bool expired) {
+  std::shared_ptr<const std::function<void()>> waker;
+  {
+    const std::lock_guard lock(mutex_);
+    WaitStatus& wait = waits_[id];
+    ++wait.looks;
+    wait.report = std::move(report);
+    if (expired && !wait.expired) {
+      wait.expired = true;
+      waker = waker_;
+    }
+  }
+  if (waker) (*waker)();
+}
+
+void RankWatch::end_wait(std::uint64_t id) noexcept {
+  const std::lock_guard lock(mutex_);
+  waits_.erase(id);
+}
+
+void WatchedWait::await_verdict() const {
+  {
+    const std::lock_guard lock(watch_->mutex_);
+    if (!watch_->waker_) return;  // nobody would say anything
+  }
+  const Deadline deadline(kLastWord);
+  while (!deadline.passed()) {
+    watch_->check();
+    std::this_thread::sleep_for(Milliseconds{10});
+  }
+}
+
+std::string describe(const RankStatus& status) {
+  if (status.wait.id != 0) {
+    return fmt::format("waits for {}{}", status.wait.report.call, status.place.empty() ? "" : " at " + status.place);
+  }
+  const auto phase = static_cast<std::size_t>(status.phase);
+  std::string text(kPhases[phase < kPhases.size() ? phase : 0]);
+  if (!status.unit.empty()) text += " of unit " + status.unit;
+  if (status.phase == Phase::kBetweenSteps) {
+    text += fmt::format(", after step {}", status.step);
+  } else if (status.phase != Phase::kStarting) {
+    text += fmt::format(" of step {}", status.step + 1);
+  }
+  if (!status.place.empty()) text += ", at " + status.place;
+  return text;
+}
+
+}  // namespace zeroth

@@ -1,0 +1,39 @@
+#include <zeroth/comm/decorators.h>
+
+#include <numeric>
+#include <utility>
+
+namespace zeroth {
+
+RecordingBackend::RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<void> keep)
+    : ForwardingBackend(std::move(inner)), keep_(std::move(keep)), watch_(std::move(watch)), group_(watch_->recorder().group(group_name())) {}
+
+Work RecordingBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
+  watch_->check();
+  std::vector<std::uint64_t> tickets;
+  tickets.reserve(collectives.size());
+  for (const Collective& call : collectives) {
+    tickets.push_back(watch_->recorder().begin({.sequence = calls_++,
+                                                .elements = std::accumulate(call.counts.begin(), call.counts.end(), std::int64_t{0}),
+                                                .group = group_,
+                                                .unit = call.tag.unit,
+                                                .label = call.tag.label,
+                                                .kind = call.kind,
+                                                .dtype = call.in_dtype}));
+  }
+  const Work work = inner().submit(collectives, stream);
+  work.order_before(stream);  // an error is the stream's again, and leaves the records open
+  stream.enqueue([watch = watch_, tickets = std::move(tickets)] {
+    for (const std::uint64_t ticket : tickets) watch->recorder().end(ticket);
+  });
+  return {stream.record(), work.info()};
+}
+
+std::unique_ptr<CommBackend> RecordingBackend::split(int color, int key, std::string_view name) {
+  watch_->check();
+  std::unique_ptr<CommBackend> part = inner().split(color, key, name);
+  if (!part) return nullptr;
+  return std::make_unique<RecordingBackend>(std::move(part), watch_, keep_);
+}
+
+}  // namespace zeroth

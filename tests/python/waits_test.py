@@ -1,0 +1,136 @@
+"""One rank keeps the others waiting. Every rank is told who, where and in which call, over every transport: the cases of which other systems
+say nothing, or too little, or nothing at all for half an hour."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from collections.abc import Mapping
+
+import job
+
+MPIRUN = [os.environ["ZEROTH_MPIRUN"], "--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,vader"] if os.environ.get("ZEROTH_MPIRUN") else []
+TRANSPORTS = ["shm", "gloo", *(["mpi"] if MPIRUN else [])]
+RANKS = 3
+
+
+def run(
+    how: str, transport: str, stage: int = 3, timeout_ms: int = 60_000, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Of three ranks rank 1 misbehaves at step 3, after which nothing of the job is left."""
+    arguments = [how, transport, str(stage), str(timeout_ms)]
+    command = job.command(RANKS, "waits_rank.py", *arguments)
+    environment = {**os.environ, **(environment or {})}
+    if transport == "mpi":
+        own = {name: value for name, value in environment.items() if name not in ("ZEROTH_JOB_ID", "RANK", "WORLD_SIZE")}
+        environment = {**own, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "ZEROTH_BACKEND": "mpi"}
+        command = [*MPIRUN, "-n", str(RANKS), sys.executable, str(job.HERE / "waits_rank.py"), *arguments]
+    with job.Family(command, environment) as family:
+        done = family.end(180)
+        left = family.left.text()
+    if left:
+        raise AssertionError(left)
+    return done
+
+
+class Waits(unittest.TestCase):
+    def told(self, done: subprocess.CompletedProcess[str], rank: int) -> tuple[float, str]:
+        """After how many seconds, and what."""
+        found = re.search(rf"rank {rank} is told after (\d+\.\d) s: (.*)", done.stdout)
+        self.assertIsNotNone(found, done.stdout + done.stderr)
+        assert found is not None
+        return float(found[1]), found[2]
+
+    def test_a_rank_that_hangs_is_named_with_its_line(self) -> None:
+        for transport in TRANSPORTS:
+            for how in ("load_batch", "tokenize", "native_code") if transport == "shm" else ("native_code",):
+                with self.subTest(transport=transport, how=how):
+                    done = run(how, transport, timeout_ms=4_000)
+                    self.assertNotEqual(done.returncode, 0)
+                    place = rf"rank 1 \(pid \d+ on .*\) is between steps, after step 3, at .*waits_rank\.py:\d+ in {how}"
+                    # At a quarter of the deadline, once, from rank 0; at the deadline on every other rank.
+                    self.assertEqual(len(re.findall(rf"warning: {place}.*ranks 0, 2 wait for .*for \d\.\d s of 4\.0 s", done.stderr)), 1, done.stderr)
+                    for rank in (0, 2):
+                        seconds, text = self.told(done, rank)
+                        self.assertRegex(text, rf"\[TIMEOUT\] no answer within 4\.0 s: {place}.*ranks 0, 2 wait for .*unit .* at .*waits_rank\.py:\d+ in train")
+                        self.assertLess(seconds, 4.0 + 6.0)  # the promise is 2 s; two cores are busy
+
+    def test_traces_show_where_ranks_part(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            run("load_batch", "gloo", timeout_ms=2_000, environment={"ZEROTH_TRACE_DIR": folder})
+            files = sorted(path.name for path in pathlib.Path(folder).iterdir())
+            self.assertEqual(files, [f"trace-rank{rank}.jsonl" for rank in range(RANKS)])
+            tool = str(pathlib.Path(os.environ["ZEROTH_RUN"]).with_name("zeroth-trace"))
+            done = subprocess.run([tool, folder, "--seconds", "10"], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^3 of 3 ranks; the last 10 s$")
+        self.assertRegex(done.stdout, r"(?m)^rank 0 .*>\| in \w+#\d+ of world/engine0 for \d\.\d s$")
+        self.assertRegex(done.stdout, r"(?m)^rank 1 .*\.\| last \w+#\d+ of world/engine0, \d\.\d s before$")
+        self.assertRegex(done.stdout, r"(?m)^world/engine0#\d+: ranks 0, 2 have begun .*, rank 1 has not$")
+        wrong = subprocess.run([tool, "/dev/null"], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(wrong.returncode, 74)
+        self.assertRegex(wrong.stderr, r"ZEROTH ERROR \[IO\] the trace is empty")
+
+    def test_a_rank_that_is_stopped_is_named(self) -> None:
+        for transport in TRANSPORTS:
+            with self.subTest(transport=transport):
+                done = run("stop", transport)
+                self.assertNotEqual(done.returncode, 0)
+                for rank in (0, 2):
+                    seconds, text = self.told(done, rank)
+                    self.assertRegex(text, r"\[PEER_LOST\] rank 1 .*(is frozen: no heartbeat|has given no sign of life)")
+                    self.assertLess(seconds, 15.0)
+
+    def test_calls_that_one_rank_makes_alone_are_named(self) -> None:
+        cases = {"export_alone": "an export", "average_alone": r"average\(\)"}
+        for transport in TRANSPORTS:
+            for how, call in cases.items():
+                with self.subTest(transport=transport, how=how):
+                    done = run(how, transport)
+                    self.assertNotEqual(done.returncode, 0)
+                    for rank in (0, 2):
+                        seconds, text = self.told(done, rank)
+                        self.assertRegex(text, r"\[MISMATCH\]|\[ABORTED\] .*\[MISMATCH\]")
+                        self.assertRegex(text, call)
+                        self.assertRegex(text, r"\brank 1\b")
+                        self.assertLess(seconds, 10.0)
+
+    def test_an_evaluation_on_one_rank_works_over_shared_memory_and_is_named_elsewhere(self) -> None:
+        for transport in TRANSPORTS:
+            with self.subTest(transport=transport):
+                done = run("evaluate_alone", transport)
+                if transport == "shm":  # parameters are read where they lie: nobody else has to take part
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                    self.assertEqual(done.stdout.count("has trained"), RANKS)
+                    continue
+                for rank in range(RANKS):
+                    _, text = self.told(done, rank)
+                    self.assertRegex(text, r"\[MISMATCH\] ranks make different calls.*the parameters of unit")
+
+    def test_a_step_that_one_rank_skips_is_named(self) -> None:
+        for transport in TRANSPORTS:
+            with self.subTest(transport=transport):
+                done = run("skip_step", transport)
+                self.assertNotEqual(done.returncode, 0)
+                seconds, text = self.told(done, 0)
+                self.assertRegex(text, r"\[(MISMATCH|PEER_LOST)\]")
+                self.assertRegex(text, r"\brank 1\b")
+                self.assertLess(seconds, 10.0)
+
+    def test_a_rank_that_leaves_is_named(self) -> None:
+        for transport in TRANSPORTS[:2]:  # mpirun itself ends the job
+            with self.subTest(transport=transport):
+                done = run("leave", transport)
+                self.assertNotEqual(done.returncode, 0)
+                for rank in (0, 2):
+                    seconds, text = self.told(done, rank)
+                    self.assertRegex(text, r"\[PEER_LOST\].*rank 1")
+                    self.assertLess(seconds, 10.0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,145 @@
+// What ranks tell each other beside the data: what is written is read again, and nothing else is.
+#include "comm/control/control_message.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+
+namespace zeroth::detail {
+namespace {
+
+using ::testing::HasSubstr;
+using Outcome = Decoded::Outcome;
+
+StatusMessage a_status() {
+  return {.question = 7,
+          .status = {.phase = Phase::kBackward,
+                     .step = 41,
+                     .unit = "block.3",
+                     .place = "train.py:57 in load_batch",
+                     .last_call = "all_gather#40 of world/engine0, ended 1.0 s ago",
+                     .one_thread = false,
+                     .calls_begun = {{"world#0", 12}, {"world/engine0#1", 40}},
+                     .wait = {.id = 9,
+                              .looks = 33,
+                              .expired = true,
+                              .report = {.group = "world/engine0", .call = "barrier#41", .ranks = {0, 2, 4095}, .direct = false, .calls_of = "world#0", .sequence = 11, .waited = Milliseconds{3'300}, .timeout = Milliseconds{300'000}}}}};
+}
+
+std::vector<ControlMessage> one_of_each() {
+  HelloMessage hello{.secret = {}, .rank = 3, .size = 8, .pid = 4711, .host = "h1"};
+  for (std::size_t byte = 0; byte < hello.secret.size(); ++byte) hello.secret[byte] = static_cast<std::uint8_t>(17 * byte);
+  return {hello,
+          PingMessage{},
+          AskMessage{.question = 5, .with_place = true},
+          a_status(),
+          VerdictMessage{.code = ErrorCode::kMismatch,
+                         .message = "ranks wait for each other",
+                         .context = {.where = "a", .who = "b", .which = "c", .expected = "d", .got = "e", .hint = "f"}},
+          ByeMessage{}};
+}
+
+TEST(ControlMessage, WhatIsWrittenIsRead) {
+  for (const ControlMessage& message : one_of_each()) {
+    const std::vector<std::byte> bytes = encode(message);
+    const Decoded decoded = decode(bytes);
+    ASSERT_EQ(decoded.outcome, Outcome::kMessage) << message.index() << " " << decoded.why;
+    EXPECT_EQ(decoded.consumed, bytes.size());
+    EXPECT_EQ(decoded.message->index(), message.index());
+    EXPECT_EQ(encode(*decoded.message), bytes);  // every field that was written
+  }
+}
+
+TEST(ControlMessage, FieldsOfAStatus) {
+  const Decoded decoded = decode(encode(a_status()));
+  const auto& status = std::get<StatusMessage>(*decoded.message).status;
+  EXPECT_EQ(status.phase, Phase::kBackward);
+  EXPECT_EQ(status.place, "train.py:57 in load_batch");
+  EXPECT_FALSE(status.one_thread);
+  EXPECT_EQ(status.wait.report.ranks, (std::vector<int>{0, 2, 4095}));
+  EXPECT_EQ(status.wait.report.timeout, Milliseconds{300'000});
+  EXPECT_TRUE(status.wait.expired);
+}
+
+TEST(ControlMessage, EveryBeginningIsIncomplete) {
+  for (const ControlMessage& message : one_of_each()) {
+    const std::vector<std::byte> bytes = encode(message);
+    for (std::size_t size = 0; size < bytes.size(); ++size) {
+      EXPECT_EQ(decode(std::span(bytes).first(size)).outcome, Outcome::kIncomplete) << message.index() << " " << size;
+    }
+  }
+}
+
+TEST(ControlMessage, SeveralInARow) {
+  std::vector<std::byte> bytes = encode(PingMessage{});
+  const std::size_t first = bytes.size();
+  const std::vector<std::byte> second = encode(ByeMessage{});
+  bytes.insert(bytes.end(), second.begin(), second.end());
+  EXPECT_EQ(decode(bytes).consumed, first);
+  EXPECT_TRUE(std::holds_alternative<ByeMessage>(*decode(std::span(bytes).subspan(first)).message));
+}
+
+TEST(ControlMessage, WhatIsNoMessageIsRefused) {
+  const auto refused = [](std::vector<std::byte> bytes, const char* why) {
+    const Decoded decoded = decode(bytes);
+    EXPECT_EQ(decoded.outcome, Outcome::kRefused);
+    EXPECT_THAT(decoded.why, HasSubstr(why));
+  };
+  const std::string http = "GET / HTTP/1.1\r\n\r\n";
+  std::vector<std::byte> bytes(http.size());
+  std::ranges::transform(http, bytes.begin(), [](char c) { return static_cast<std::byte>(c); });
+  refused(bytes, "not those of this version");
+  refused(std::vector<std::byte>(1'000'000), "not those of this version");
+  bytes = encode(PingMessage{});
+  bytes[8] = std::byte{99};
+  refused(bytes, "no such kind");
+  bytes = encode(PingMessage{});
+  bytes[6] = std::byte{1};  // 64 KiB and more
+  bytes[4] = std::byte{1};
+  refused(bytes, "too long");
+  bytes = encode(AskMessage{});
+  bytes.back() = std::byte{2};  // neither true nor false
+  refused(bytes, "do not fit");
+  bytes = encode(PingMessage{});
+  bytes[4] = std::byte{1};
+  bytes.push_back(std::byte{0});  // a field too many
+  refused(bytes, "do not fit");
+  VerdictMessage verdict;
+  bytes = encode(verdict);
+  bytes[11] = std::byte{'?'};  // the code's first letter
+  refused(bytes, "do not fit");
+}
+
+TEST(ControlMessage, LongTextsAndListsAreCut) {
+  StatusMessage message = a_status();
+  message.status.place.assign(100'000, 'x');
+  message.status.wait.report.ranks.assign(10'000, 1);
+  const std::vector<std::byte> bytes = encode(message);
+  EXPECT_LE(bytes.size(), kFrameHeaderBytes + kLargestFrameBytes);
+  const Decoded decoded = decode(bytes);
+  ASSERT_EQ(decoded.outcome, Outcome::kMessage);
+  EXPECT_EQ(std::get<StatusMessage>(*decoded.message).status.place.size(), kLongestText);
+  EXPECT_EQ(std::get<StatusMessage>(*decoded.message).status.wait.report.ranks.size(), kMostWaitedRanks);
+}
+
+TEST(ControlMessage, FlippedBytesNeverReadPastTheEnd) {
+  std::mt19937 random(20'261);
+  for (const ControlMessage& message : one_of_each()) {
+    const std::vector<std::byte> bytes = encode(message);
+    for (int round = 0; round < 2'000; ++round) {
+      std::vector<std::byte> flipped = bytes;
+      for (int flip = 0; flip < 3; ++flip) flipped[random() % flipped.size()] = static_cast<std::byte>(random() & 0xffU);
+      flipped.shrink_to_fit();  // so that the address sanitizer sees a read past it
+      const Decoded decoded = decode(flipped);
+      if (decoded.outcome == Outcome::kMessage) {
+        EXPECT_LE(decoded.consumed, flipped.size());
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zeroth::detail

@@ -1,0 +1,214 @@
+// The control plane between ranks that are threads: over each transport, with strangers, and where a rank hangs, leaves or gives up.
+#include "comm/control/control_link.h"
+#include "support/error_of.h"
+#include "support/thread_ranks.h"
+
+#include <zeroth/comm/communicator.h>
+#include <zeroth/comm/control_plane.h>
+#include <zeroth/comm/decorators.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <string>
+#include <thread>
+
+namespace zeroth::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+struct Seat {
+  std::shared_ptr<RankWatch> watch;
+  std::shared_ptr<ControlPlane> control;
+  std::shared_ptr<CommBackend> backend;
+};
+using SeatBody = std::function<void(int rank, const Seat& seat)>;
+
+class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
+ protected:
+  RankReport run(int world, Milliseconds timeout, const SeatBody& body) {
+    ThreadRanksOptions options;
+    options.transport = GetParam();
+    options.abort_on_failure = false;
+    options.comm.timeout = timeout;
+    options.comm.first_timeout = timeout;
+    if (GetParam() == ThreadTransport::kLevels) options.comm.nodes = nodes_of_ranks(world, world / 2);
+    for (int rank = 0; rank < world; ++rank) {
+      watches_.push_back(std::make_shared<RankWatch>(rank, world));
+      watches_.back()->set_first_timeout(timeout);
+    }
+    options.watches = watches_;
+    return try_ranks(
+        world,
+        [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+          const auto& watch = watches_[static_cast<std::size_t>(rank)];
+          const std::shared_ptr<ControlPlane> control = ControlPlane::join(*backend, watch, {.timeout = Milliseconds{20'000}, .silent_after = Milliseconds{10'000}, .logger = {}});
+          if (rank == 0) hub_address_ = control->address();
+          auto recorded = std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), watch, control);
+          try {
+            body(rank, {watch, control, std::move(recorded)});
+          } catch (...) {
+            // Nobody goes before all know: the transports would tell of the one that left.
+            if (++failed_ == world - kept_) done_.store(true);
+            while (!done_.load()) std::this_thread::sleep_for(Milliseconds{10});
+            throw;
+          }
+        },
+        options);
+  }
+
+  std::vector<std::shared_ptr<RankWatch>> watches_;
+  std::string hub_address_;
+  std::atomic<int> failed_{0};
+  std::atomic<bool> done_{false};
+  int kept_ = 0;  ///< ranks that do not fail
+};
+
+void barrier(const Seat& seat) { Communicator(seat.backend).barrier(); }
+
+TEST_P(ControlPlaneTest, AnOrdinaryRunHearsNothingOfIt) {
+  const RankReport report = run(4, Milliseconds{20'000}, [&](int /*rank*/, const Seat& seat) {
+    std::vector<float> data(1'000, 1.0F);
+    for (int call = 0; call < 100; ++call) Communicator(seat.backend).all_reduce(std::span(data));
+    require(seat.watch->recorder().records().size() == 100, "100 calls are recorded");
+    require(seat.watch->recorder().records().back().ended_ns != 0, "all have ended");
+    require(seat.control->strangers() == 0, "no stranger");
+  });
+  EXPECT_EQ(report.text(), "");
+}
+
+TEST_P(ControlPlaneTest, AtTheDeadlineAllRanksEndWithOneLine) {
+  kept_ = 1;
+  const RankReport report = run(4, Milliseconds{1'500}, [&](int rank, const Seat& seat) {
+    seat.watch->set_locator([rank](pid_t) { return "train.py:5" + std::to_string(rank); });
+    barrier(seat);
+    if (rank == 2) {
+      seat.watch->enter(Phase::kBetweenSteps);
+      while (!done_.load()) std::this_thread::sleep_for(Milliseconds{10});
+      return;
+    }
+    barrier(seat);
+  });
+  ASSERT_EQ(report.failures.size(), 3U) << report.text();
+  for (const RankFailure& failure : report.failures) {
+    EXPECT_EQ(failure.code, ErrorCode::kTimeout);
+    EXPECT_THAT(failure.text, AllOf(HasSubstr("rank 2 (pid"), HasSubstr("is between steps, after step 0, at train.py:52"), HasSubstr("barrier#"), HasSubstr("ranks 0, 1, 3 wait")));
+    EXPECT_THAT(failure.text, HasSubstr("who: rank " + std::to_string(failure.rank) + "/4"));
+  }
+}
+
+TEST_P(ControlPlaneTest, CallsOfSomeRanksOnlyAreFoundLongBeforeTheDeadline) {
+  const auto begin = SteadyClock::now();
+  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
+    const std::shared_ptr<CommBackend> some = seat.backend->split(rank == 3 ? 1 : 0, rank, "some");
+    const std::shared_ptr<CommBackend> pair = seat.backend->split(rank == 0 || rank == 3 ? 0 : 1, rank, "pair");
+    if (rank == 3) {
+      Communicator(pair).barrier();  // with rank 0
+    } else {
+      Communicator(some).barrier();
+      Communicator(seat.backend).barrier();  // rank 0 waits for rank 3 here, and rank 3 for rank 0 there
+    }
+  });
+  EXPECT_LT(SteadyClock::now() - begin, Milliseconds{30'000});
+  ASSERT_EQ(report.failures.size(), 4U) << report.text();
+  for (const RankFailure& failure : report.failures) {
+    // The first rank of two levels that throws tells the others.
+    EXPECT_TRUE(failure.code == ErrorCode::kMismatch || (failure.code == ErrorCode::kAborted && GetParam() == ThreadTransport::kLevels)) << failure.text;
+    EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("ranks wait for each other in different calls"), HasSubstr("rank 3 waits for barrier#")));
+  }
+}
+
+TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
+  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
+    barrier(seat);
+    if (rank == 1) seat.control->tell(Error(ErrorCode::kIo, "the disk is full"));
+    barrier(seat);
+    std::this_thread::sleep_for(Milliseconds{1'000});
+    barrier(seat);  // no wait at all: the check at the door
+  });
+  ASSERT_EQ(report.failures.size(), 4U) << report.text();
+  for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.code, ErrorCode::kIo);
+}
+
+INSTANTIATE_TEST_SUITE_P(All,
+                         ControlPlaneTest,
+                         testing::Values(ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels),
+                         [](const auto& test) { return test.param == ThreadTransport::kMemory ? "Memory" : test.param == ThreadTransport::kMessages ? "Messages" : "Levels"; });
+
+using ControlPlaneOnce = ControlPlaneTest;
+INSTANTIATE_TEST_SUITE_P(Memory, ControlPlaneOnce, testing::Values(ThreadTransport::kMemory), [](const auto&) { return "Memory"; });
+
+TEST_P(ControlPlaneOnce, StrangersAreDroppedAndCounted) {
+  const RankReport report = run(2, Milliseconds{20'000}, [&](int rank, const Seat& seat) {
+    if (rank == 0) {
+      const std::size_t colon = hub_address_.rfind(':');
+      const detail::TcpAddress address{hub_address_.substr(0, colon), static_cast<std::uint16_t>(std::stoi(hub_address_.substr(colon + 1)))};
+      const std::string http = "GET / HTTP/1.1\r\n\r\n";
+      const detail::HelloMessage wrong{.secret = {1, 2, 3}, .rank = 1, .size = 2, .pid = 1, .host = "h"};
+      const std::vector<std::byte> guess = detail::encode(wrong);
+      std::uint64_t sent = 0;
+      for (const std::string_view bytes : {std::string_view(http), std::string_view(reinterpret_cast<const char*>(guess.data()), guess.size())}) {
+        std::string why;
+        const detail::ForkClosedFd stranger = detail::connect_tcp(address, Deadline(Milliseconds{5'000}), why);
+        require(static_cast<bool>(stranger), "the stranger reaches the port: " + why);
+        require(::write(stranger.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()), "and speaks");
+        ++sent;
+        const Deadline deadline(Milliseconds{10'000});
+        while (seat.control->strangers() < sent && !deadline.passed()) std::this_thread::sleep_for(Milliseconds{10});
+        require(seat.control->strangers() == sent, "it is counted");
+        pollfd end{.fd = stranger.get(), .events = POLLIN, .revents = 0};
+        char byte = 0;
+        require(::poll(&end, 1, 5'000) == 1 && ::read(stranger.get(), &byte, 1) <= 0, "and dropped");
+      }
+    }
+    barrier(seat);  // goes on
+  });
+  EXPECT_EQ(report.text(), "");
+}
+
+TEST(ForkClosedFd, IsClosedInAForkedChildOnly) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const int copy = ::dup(ends[0]);
+  detail::ForkClosedFd closed{detail::UniqueFd(copy)};
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool gone = ::fcntl(copy, F_GETFD) < 0 && ::fcntl(ends[0], F_GETFD) >= 0;
+    closed.reset();  // must not close what may have this number by now
+    ::_exit(gone ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_GE(::fcntl(copy, F_GETFD), 0) << "the parent keeps its own";
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+TEST_P(ControlPlaneOnce, AnInterfaceThatIsNotThereIsNamed) {
+  ThreadRanksOptions options;
+  options.abort_on_failure = false;
+  const RankReport report = try_ranks(
+      2,
+      [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+        const auto watch = std::make_shared<RankWatch>(rank, 2);
+        (void)ControlPlane::join(*backend, watch, {.interface = "nosuch0", .logger = {}});
+      },
+      options);
+  ASSERT_EQ(report.failures.size(), 2U);
+  for (const RankFailure& failure : report.failures) {
+    EXPECT_EQ(failure.code, ErrorCode::kResource);
+    EXPECT_THAT(failure.text, AllOf(HasSubstr("ZEROTH_INTERFACE"), HasSubstr("nosuch0"), HasSubstr("lo")));
+  }
+}
+
+}  // namespace
+}  // namespace zeroth::test

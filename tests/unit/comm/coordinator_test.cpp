@@ -1,0 +1,309 @@
+// What rank 0 concludes from what ranks say: a table of situations, with times that the test makes up.
+#include "comm/control/coordinator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+
+namespace zeroth::detail {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+/// Ranks that behave as told, a clock, and everything that the coordinator has said.
+class Situation {
+ public:
+  explicit Situation(int size, CoordinatorOptions options = {}) : coordinator_(size, options), size_(size) {
+    for (int rank = 0; rank < size; ++rank) coordinator_.joined(rank, "h" + std::to_string(rank / 2), 100 + rank, now_);
+  }
+
+  /// From now on the rank waits for `ranks`; each call of it is another wait.
+  void wait(int rank, const std::string& call, std::vector<int> ranks, Milliseconds timeout = Milliseconds{300'000}) {
+    State& state = states_[rank];
+    state.status.wait = {.id = ++ids_, .looks = 0, .expired = false, .report = {.group = "world", .call = call, .ranks = std::move(ranks), .direct = true, .waited = {}, .timeout = timeout}};
+    state.since = now_;
+  }
+  void compute(int rank, Phase phase, std::int64_t step, const std::string& place = "") {
+    states_[rank].status.wait = {};
+    states_[rank].status.phase = phase;
+    states_[rank].status.step = step;
+    places_[rank] = place;
+  }
+  /// Its wait is for messages of call `sequence` of the group.
+  void by_messages(int rank, const std::string& group, std::uint64_t sequence, std::uint64_t begun) {
+    WaitReport& report = states_[rank].status.wait.report;
+    report.direct = false;
+    report.calls_of = group;
+    report.sequence = sequence;
+    has_begun(rank, group, begun);
+  }
+  void has_begun(int rank, const std::string& group, std::uint64_t calls) { states_[rank].status.calls_begun[group] = calls; }
+  void several_threads(int rank) { states_[rank].status.one_thread = false; }
+  void mute(int rank) { muted_.push_back(rank); }
+  void leave(int rank, bool in_order) {
+    coordinator_.left(rank, in_order, now_);
+    mute(rank);
+  }
+
+  /// Runs for so long, or until there is a verdict. Answers come at once.
+  void run(Milliseconds time) {
+    const auto end = now_ + time;
+    while (now_ < end && !verdict) {
+      now_ += Milliseconds{50};
+      for (auto& [rank, state] : states_) {
+        if (state.status.wait.id == 0) continue;
+        const auto waited = std::chrono::duration_cast<Milliseconds>(now_ - state.since);
+        state.status.wait.looks = static_cast<std::uint64_t>(waited / Milliseconds{100});
+        state.status.wait.report.waited = waited;
+        state.status.wait.expired = waited >= state.status.wait.report.timeout;
+        answer(rank, 0, false);
+      }
+      for (int rank = 0; rank < size_; ++rank) {
+        if (std::ranges::find(muted_, rank) == muted_.end()) coordinator_.heard(rank, now_);
+      }
+      for (const CoordinatorAction& action : coordinator_.tick(now_)) {
+        if (const auto* ask = std::get_if<AskAction>(&action)) {
+          questions += 1;
+          places_asked += ask->ask.with_place ? 1 : 0;
+          for (int rank = 0; rank < size_; ++rank) answer(rank, ask->ask.question, ask->ask.with_place);
+          for (int rank = 0; rank < size_; ++rank) answer(rank, 0, false);  // of their own accord: says no place
+        } else if (const auto* note = std::get_if<NoteAction>(&action)) {
+          notes.push_back(note->text);
+        } else {
+          verdict = std::get<VerdictAction>(action).error;
+        }
+      }
+    }
+  }
+
+  std::vector<std::string> notes{};
+  std::optional<Error> verdict{};
+  int questions = 0;
+  int places_asked = 0;
+
+ private:
+  struct State {
+    RankStatus status{};
+    SteadyClock::time_point since{};
+  };
+  void answer(int rank, std::uint32_t question, bool with_place) {
+    if (std::ranges::find(muted_, rank) != muted_.end()) return;
+    StatusMessage message{.question = question, .status = states_[rank].status};
+    if (with_place) message.status.place = places_[rank];
+    coordinator_.answered(rank, message, now_);
+  }
+
+  Coordinator coordinator_;
+  int size_;
+  SteadyClock::time_point now_{std::chrono::hours{1}};
+  std::map<int, State> states_;
+  std::map<int, std::string> places_;
+  std::vector<int> muted_;
+  std::uint64_t ids_ = 0;
+};
+
+TEST(Coordinator, NobodyIsAskedWhileNobodyWaits) {
+  Situation job(4);
+  for (int rank = 0; rank < 4; ++rank) job.compute(rank, Phase::kForward, 3);
+  job.run(Milliseconds{60'000});
+  EXPECT_EQ(job.questions, 0);
+  EXPECT_THAT(job.notes, IsEmpty());
+  EXPECT_FALSE(job.verdict);
+}
+
+TEST(Coordinator, ASlowRankIsNamedOnceAtAQuarterWithItsPlace) {
+  Situation job(4);
+  for (const int rank : {0, 1, 3}) job.wait(rank, "parameters of unit block.0", {2});
+  job.compute(2, Phase::kBetweenSteps, 3, "train.py:57 in load_batch");
+  job.run(Milliseconds{74'000});
+  EXPECT_THAT(job.notes, IsEmpty());
+  EXPECT_EQ(job.places_asked, 0) << "nobody is interrupted without need";
+  job.run(Milliseconds{100'000});
+  ASSERT_EQ(job.notes.size(), 1U);
+  EXPECT_THAT(job.notes[0],
+              AllOf(HasSubstr("rank 2 (pid 102 on h1) is between steps, after step 3, at train.py:57 in load_batch"),
+                    HasSubstr("ranks 0, 1, 3 wait for parameters of unit block.0"),
+                    HasSubstr("of 300.0 s")));
+  EXPECT_FALSE(job.verdict);
+  EXPECT_EQ(job.places_asked, 1);
+}
+
+TEST(Coordinator, AtTheDeadlineAllEndWithTheLine) {
+  Situation job(3);
+  for (const int rank : {0, 1}) job.wait(rank, "all_reduce#5", {2}, Milliseconds{4'000});
+  job.compute(2, Phase::kForward, 0, "model.py:9 in forward");
+  job.run(Milliseconds{10'000});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->code(), ErrorCode::kTimeout);
+  EXPECT_THAT(job.verdict->what(),
+              AllOf(HasSubstr("no answer within 4.0 s"), HasSubstr("rank 2 (pid 102 on h1) is in the forward of step 1, at model.py:9 in forward"), HasSubstr("ranks 0, 1 wait for all_reduce#5")));
+  EXPECT_EQ(job.notes.size(), 1U);
+}
+
+TEST(Coordinator, ARankThatDoesNotAnswerIsDescribedAllTheSame) {
+  Situation job(2);
+  job.wait(0, "barrier#1", {1}, Milliseconds{4'000});
+  job.mute(1);
+  job.run(Milliseconds{9'000});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->code(), ErrorCode::kTimeout);
+  EXPECT_THAT(job.verdict->what(), HasSubstr("rank 1 (pid 101 on h0) does not answer, and has given no sign of life for"));
+}
+
+TEST(Coordinator, RanksThatWaitForEachOtherAreTold) {
+  Situation job(4);
+  job.wait(0, "an export of all ranks", {1, 2, 3});
+  for (const int rank : {1, 2, 3}) job.wait(rank, "the gradients of this step", {0});
+  job.run(Milliseconds{10'000});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->code(), ErrorCode::kMismatch);
+  EXPECT_EQ(job.verdict->context().got, "rank 0 waits for an export of all ranks");
+  EXPECT_EQ(job.verdict->context().expected, "ranks 1-3 wait for the gradients of this step");
+  EXPECT_THAT(job.verdict->context().hint, HasSubstr("under a condition"));
+}
+
+TEST(Coordinator, ACircleOfThree) {
+  Situation job(5);
+  job.wait(0, "a", {1});
+  job.wait(1, "b", {2});
+  job.wait(2, "c", {0});
+  job.wait(3, "a", {0});
+  job.compute(4, Phase::kForward, 1);
+  job.run(Milliseconds{5'000});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->code(), ErrorCode::kMismatch);
+}
+
+TEST(Coordinator, AChainThatEndsAtARankThatComputesIsNoCircle) {
+  Situation job(4);
+  job.wait(0, "a", {1});
+  job.wait(1, "b", {2});
+  job.wait(2, "c", {3});
+  job.compute(3, Phase::kForward, 1, "slow.py:1");
+  job.run(Milliseconds{74'000});
+  EXPECT_FALSE(job.verdict);
+  job.run(Milliseconds{3'000});
+  ASSERT_EQ(job.notes.size(), 1U);
+  EXPECT_THAT(job.notes[0], AllOf(HasSubstr("rank 3"), HasSubstr("slow.py:1")));
+}
+
+TEST(Coordinator, WaitsThatEndInBetweenAreNoCircle) {
+  Situation job(2);
+  for (int round = 0; round < 100; ++round) {  // each other's turn, slowly
+    job.wait(0, "a", {1});
+    job.wait(1, "b", {0});
+    job.run(Milliseconds{150});
+  }
+  EXPECT_FALSE(job.verdict);
+}
+
+TEST(Coordinator, WhatHasBegunMayBeOnItsWay) {
+  // Rank 1 has made call 5 already, and waits for rank 0 in call 6: what it sent is on its way.
+  Situation job(2);
+  job.wait(0, "all_gather#5", {1});
+  job.wait(1, "all_gather#6", {0});
+  job.by_messages(0, "world#0", 5, 6);
+  job.by_messages(1, "world#0", 6, 7);
+  job.run(Milliseconds{60'000});
+  EXPECT_FALSE(job.verdict);
+}
+
+TEST(Coordinator, WhatHasNotBegunOverMessagesIsACircle) {
+  Situation job(2);
+  job.wait(0, "all_gather#5", {1});
+  job.wait(1, "barrier#2", {0});
+  job.by_messages(0, "world#0", 5, 6);
+  job.by_messages(1, "world/part#1", 2, 3);
+  job.has_begun(0, "world/part#1", 2);
+  job.has_begun(1, "world#0", 5);
+  job.run(Milliseconds{10'000});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->code(), ErrorCode::kMismatch);
+}
+
+TEST(Coordinator, ARankWithASecondThreadMayStillComeByIt) {
+  Situation job(2);
+  job.wait(0, "a", {1});
+  job.wait(1, "b", {0});
+  job.several_threads(1);
+  job.run(Milliseconds{60'000});
+  EXPECT_FALSE(job.verdict);
+}
+
+TEST(Coordinator, WhereNobodyKnowsForWhomAllWait) {
+  Situation job(3);
+  for (const int rank : {0, 1, 2}) job.wait(rank, "x" + std::to_string(rank), {});
+  job.run(Milliseconds{5'000});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->code(), ErrorCode::kMismatch);
+}
+
+TEST(Coordinator, ALostRankIsNamedOnceSomebodyWaitsForIt) {
+  for (const bool in_order : {false, true}) {
+    Situation job(3);
+    job.leave(1, in_order);
+    job.compute(0, Phase::kForward, 1);
+    job.run(Milliseconds{5'000});
+    EXPECT_FALSE(job.verdict) << "nobody needs it";
+    job.wait(2, "barrier#3", {1});
+    job.run(Milliseconds{2'000});
+    ASSERT_TRUE(job.verdict);
+    EXPECT_EQ(job.verdict->code(), ErrorCode::kPeerLost);
+    EXPECT_THAT(job.verdict->what(), AllOf(HasSubstr("rank 1 (pid 101 on h0)"), HasSubstr(in_order ? "left early" : "without a goodbye"), HasSubstr("barrier#3")));
+  }
+}
+
+TEST(Coordinator, ALostRankThatNobodyAwaitsIsNoError) {
+  Situation job(3);
+  job.leave(1, true);
+  job.wait(2, "send#0", {0});
+  job.compute(0, Phase::kForward, 1);
+  job.run(Milliseconds{20'000});
+  EXPECT_FALSE(job.verdict);
+}
+
+TEST(Coordinator, ASilentRankIsLost) {
+  Situation job(2, {.silent_after = Milliseconds{3'000}});
+  job.mute(1);
+  job.wait(0, "barrier#1", {1});
+  job.run(Milliseconds{10'000});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(job.verdict->what(), HasSubstr("no sign of life for 3."));
+}
+
+TEST(Coordinator, OneVerdictIsEnough) {
+  Situation job(2);
+  job.wait(0, "a", {1});
+  job.wait(1, "b", {0});
+  job.run(Milliseconds{5'000});
+  ASSERT_TRUE(job.verdict);
+  job.verdict.reset();
+  job.run(Milliseconds{20'000});
+  EXPECT_FALSE(job.verdict);
+  EXPECT_THAT(job.notes, IsEmpty());
+}
+
+TEST(Coordinator, ManyMissingRanksAreCountedNotListed) {
+  Situation job(40);
+  job.wait(0, "barrier#1", {}, Milliseconds{4'000});
+  for (int rank = 1; rank < 40; ++rank) job.compute(rank, Phase::kForward, 1);
+  job.run(Milliseconds{2'500});
+  ASSERT_EQ(job.notes.size(), 1U);
+  EXPECT_THAT(job.notes[0], AllOf(HasSubstr("rank 1 "), HasSubstr("and 35 more"), Not(HasSubstr("rank 17 "))));
+}
+
+TEST(RanksText, RunsAreShort) {
+  EXPECT_EQ(ranks_text({3}), "rank 3");
+  EXPECT_EQ(ranks_text({3, 1}), "ranks 1, 3");
+  EXPECT_EQ(ranks_text({2, 1}), "ranks 1, 2");
+  EXPECT_EQ(ranks_text({0, 1, 2, 3, 7, 9, 10, 11}), "ranks 0-3, 7, 9-11");
+}
+
+}  // namespace
+}  // namespace zeroth::detail

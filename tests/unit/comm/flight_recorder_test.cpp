@@ -1,0 +1,96 @@
+#include <zeroth/comm/flight_recorder.h>
+
+#include "support/error_of.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+namespace zeroth {
+namespace {
+
+using ::testing::HasSubstr;
+
+CallRecord a_call(std::uint64_t sequence) {
+  return {.sequence = sequence, .elements = 100, .group = 0, .unit = 3, .label = 9, .kind = CollectiveKind::kReduceScatter, .dtype = DType::kBFloat16};
+}
+
+TEST(FlightRecorder, KeepsWhatACallWasAndWhenItEnded) {
+  FlightRecorder recorder;
+  EXPECT_EQ(recorder.group("world"), 0);
+  EXPECT_EQ(recorder.group("world/dp"), 1);
+  EXPECT_EQ(recorder.group("world"), 0);
+  EXPECT_EQ(recorder.last_call(), "");
+  const std::uint64_t ticket = recorder.begin(a_call(40));
+  EXPECT_THAT(recorder.last_call(), HasSubstr("reduce_scatter#40 of world, begun 0.0 s ago"));
+  CallRecord open = recorder.records().at(0);
+  EXPECT_EQ(open.ended_ns, 0);
+  recorder.end(ticket);
+  EXPECT_THAT(recorder.last_call(), HasSubstr("ended"));
+  const CallRecord done = recorder.records().at(0);
+  EXPECT_GE(done.ended_ns, done.begun_ns);
+  open.ended_ns = done.ended_ns;
+  EXPECT_EQ(open, done);
+  EXPECT_EQ(done.unit, 3);
+  EXPECT_EQ(done.kind, CollectiveKind::kReduceScatter);
+  EXPECT_EQ(done.dtype, DType::kBFloat16);
+}
+
+TEST(FlightRecorder, KeepsTheLast) {
+  FlightRecorder recorder;
+  const std::uint64_t first = recorder.begin(a_call(0));
+  for (std::uint64_t call = 1; call < 3 * FlightRecorder::kRecords; ++call) recorder.end(recorder.begin(a_call(call)));
+  recorder.end(first);  // long gone: must not mark another call
+  const std::vector<CallRecord> records = recorder.records();
+  ASSERT_EQ(records.size(), FlightRecorder::kRecords);
+  for (std::size_t index = 0; index < records.size(); ++index) EXPECT_EQ(records[index].sequence, 2 * FlightRecorder::kRecords + index);
+}
+
+TEST(FlightRecorder, AReaderSeesWholeRecords) {
+  FlightRecorder recorder;
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (std::uint64_t call = 0; !stop.load(); ++call) {
+      CallRecord record = a_call(call);
+      record.elements = static_cast<std::int64_t>(call) * 3;
+      record.label = static_cast<std::uint32_t>(call);
+      recorder.end(recorder.begin(record));
+    }
+  });
+  for (int round = 0; round < 200; ++round) {
+    for (const CallRecord& record : recorder.records()) {
+      ASSERT_EQ(record.elements, static_cast<std::int64_t>(record.sequence) * 3);
+      ASSERT_EQ(record.label, static_cast<std::uint32_t>(record.sequence));
+    }
+  }
+  stop.store(true);
+  writer.join();
+}
+
+TEST(FlightRecorder, WritesOneObjectALine) {
+  FlightRecorder recorder;
+  (void)recorder.group("world");
+  recorder.end(recorder.begin(a_call(1)));
+  (void)recorder.begin(a_call(2));
+  const std::string path = testing::TempDir() + "/flight-recorder-test.jsonl";
+  recorder.write(path, 1, 4);
+  std::ifstream file(path);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  std::filesystem::remove(path);
+  ASSERT_EQ(lines.size(), 3U);
+  EXPECT_EQ(lines[0].at("rank"), 1);
+  EXPECT_EQ(lines[0].at("size"), 4);
+  EXPECT_EQ(lines[1].at("call"), "reduce_scatter");
+  EXPECT_EQ(lines[1].at("group"), "world");
+  EXPECT_EQ(lines[2].at("ended_ns"), 0);
+  EXPECT_THAT(test::error_of(ErrorCode::kIo, [&] { recorder.write("/nonexistent/folder/trace", 1, 4); }), HasSubstr("/nonexistent/folder/trace"));
+}
+
+}  // namespace
+}  // namespace zeroth
