@@ -107,6 +107,12 @@ RUNS = [
         for cell in CELLS
     ),
     Run(
+        name="watch",
+        command="{build}/benchmarks/watch_bench",
+        quick="--rounds 3",
+        minutes=1,
+    ),
+    Run(
         name="collectives-2-ranks",
         command="{build}/benchmarks/collectives_bench --ranks 2",
         quick="--rounds 3",

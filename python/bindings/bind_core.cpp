@@ -151,6 +151,7 @@ void bind_core(py::module_& module) {
       .def_readonly("grad_norm", &StepResult::grad_norm)
       .def_readonly("clip_coefficient", &StepResult::clip_coefficient)
       .def_readonly("lr", &StepResult::lr)
+      .def_readonly("preempted", &StepResult::preempted)
       .def_readonly("first_offender", &StepResult::first_offender)
       .def("__repr__", [](const StepResult& result) {
         if (!result.boundary) return std::string("zeroth.StepResult(boundary=False)");

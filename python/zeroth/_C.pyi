@@ -115,6 +115,9 @@ class StepResult:
     @property
     def lr(self) -> float: ...
     @property
+    def preempted(self) -> bool:
+        """A rank got SIGTERM (see the key zeroth.preemption): save, and end with zeroth.EXIT_PREEMPTED."""
+    @property
     def first_offender(self) -> FirstOffender | None: ...
 
 class MemoryReport:

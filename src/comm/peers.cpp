@@ -79,6 +79,7 @@ Peers::~Peers() = default;
 void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionRef<WaitContext()> context) {
   if (predicate()) return;
   const Deadline deadline(setup_.watch ? setup_.watch->patience(setup_.timeout) : setup_.timeout);
+  WatchedWait watched(setup_.watch.get());
   if (setup_.spin.count() > 0) {
     const auto spin_end = SteadyClock::now() + setup_.spin;
     do {
@@ -88,7 +89,6 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
   }
   JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
   const SleeperMark mark(own.waiting);
-  WatchedWait watched(setup_.watch.get());
   const auto report = [&] { return report_of(view, deadline, context); };
   auto look_up = SteadyClock::now() + kWaitSlice;
   for (;;) {

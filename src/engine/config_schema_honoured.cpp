@@ -306,6 +306,10 @@ constexpr std::array kKeys{
          .lowest = 1,
          .highest = kMaxMilliseconds,
          .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::preemption>(
+        {.pointer = "/zeroth/preemption",
+         .text = "The first SIGTERM does not end the process: at the next step all ranks agree that the job was asked to make room, and "
+                 "`result.preempted` says so. Save and end with exit code 75 then. A second SIGTERM ends the process."}),
     bind<&Config::runtime, &RuntimeConfig::max_nonfinite_steps>(
         {.pointer = "/zeroth/max_nonfinite_steps",
          .kind = KeyKind::kInteger,

@@ -1,17 +1,20 @@
 #include <zeroth/engine/engine.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/planted.h>
+#include <zeroth/base/preemption.h>
 #include <zeroth/base/text.h>
 #include <zeroth/zero/call_tags.h>
 #include <zeroth/zero/gradient_store.h>
 
 #include "engine/agreement.h"
 #include "engine/judge.h"
+#include "engine/straggler.h"
 #include "engine/updater.h"
 
 namespace zeroth {
@@ -56,6 +59,7 @@ Engine::Engine(std::vector<ParamSpec> params,
       optimizer_(make_optimizer(settings_.optimizer)),
       pool_(std::make_unique<ThreadPool>(settings_.threads)),
       layout_(make_model_layout(std::move(params), std::move(units), communicator_.size())) {
+  stragglers_ = std::make_unique<StragglerDetector>();
   kernels::require_isa_override();
   if (kernels::best_isa() == kernels::Isa::kScalar) {
     log_.warn("kernels run scalar code, several times slower, with the same bits: " + kernels::describe_isa());
@@ -257,6 +261,7 @@ void Engine::end_backward() {
   enter(Phase::kAfterBackward);
   gradients_->close_backward();
   had_backward_ = true;
+  ++backwards_;
   for (UnitUse& use : uses_) {
     use.kept.reset();
     use.backward.reset();
@@ -316,6 +321,9 @@ Verdict Engine::agree(bool idle, bool discards) {
                     .offender = gradients_->offender(),
                     .failed = backward_failed_,
                     .idle = idle,
+                    .backwards = std::exchange(backwards_, 0),
+                    .preempted = preemption_requested(),
+                    .compute_us = take_compute_us(),
                     .discards = discards};
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!gradients_->has_sums(static_cast<int>(flat))) continue;
@@ -385,9 +393,11 @@ StepResult Engine::finish_step(bool idle) {
                  .hint = "change groups alike on all ranks, before step(); nothing was updated"});
   }
 
+  look_at_others(verdict);
   const double average = 1.0 / (static_cast<double>(world()) * settings_.micro_steps);
   const double lr_factor = settings_.schedule.factor(committed_steps_);
   StepResult result{.boundary = true, .step = committed_steps_};
+  result.preempted = verdict.preempted_rank >= 0;
   result.grad_norm = verdict.norm.l2_norm() * average;
   result.lr = settings_.groups[reported_group_].lr * lr_factor;
   if (verdict.offender_rank >= 0) {
@@ -428,6 +438,29 @@ StepResult Engine::finish_step(bool idle) {
             .got = result.reason,
             .hint = "lower the learning rate, clip gradients, or look at the named parameter's inputs"});
   return result;
+}
+
+std::int64_t Engine::take_compute_us() {
+  const auto now = SteadyClock::now();
+  const auto waited = watch_ ? watch_->waited() : std::chrono::nanoseconds{0};
+  const auto computed = now - std::exchange(step_begun_, now) - (waited - std::exchange(waited_before_, waited));
+  return boundaries_ == 0 ? 0 : std::max<std::int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(computed).count());
+}
+
+void Engine::look_at_others(const Verdict& verdict) {
+  if (verdict.uneven_rank >= 0 && verdict.failed_rank < 0 && !std::exchange(warned_of_uneven_, true) && rank() == 0) {
+    const auto uneven = static_cast<std::size_t>(verdict.uneven_rank);
+    log_.warn("rank " + std::to_string(uneven) + " ran " + std::to_string(verdict.backwards[uneven]) + " backwards in step " +
+              std::to_string(committed_steps_ + 1) + ", rank 0 ran " + std::to_string(verdict.backwards[0]) +
+              ": where a rank leaves out its step(), the next one takes the gradients of two batches from it");
+  }
+  if (boundaries_ == 0) return;
+  const std::optional<Straggler> slow = stragglers_->observe(verdict.compute_us);
+  if (!slow || rank() != 0) return;
+  char ratio[16] = "";
+  (void)std::snprintf(ratio, sizeof ratio, "%.2f", slow->ratio);
+  log_.warn("rank " + std::to_string(slow->rank) + " is slow: it computes " + ratio + " times as long as the others, over " + std::to_string(slow->steps) +
+            " steps; they wait for it");
 }
 
 void Engine::warn_of_wide_gradient() {

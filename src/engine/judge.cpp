@@ -8,10 +8,11 @@ namespace {
 constexpr std::size_t kNormWords = kernels::NormAccumulator::kWords;
 constexpr std::size_t kFieldsPerWord = 4;
 constexpr unsigned kFieldBits = 16;
-constexpr std::size_t kWordsPerRank = 5;
+constexpr std::size_t kWordsPerRank = 7;
 constexpr std::int64_t kFailed = 1;
 constexpr std::int64_t kIdle = 2;
 constexpr std::int64_t kDiscards = 4;
+constexpr std::int64_t kPreempted = 8;
 
 }  // namespace
 
@@ -30,8 +31,11 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
   own[0] = evidence.offender.param + 1;
   own[1] = evidence.offender.micro_step;
   own[2] = static_cast<std::int64_t>(evidence.offender.count);
-  own[3] = (evidence.failed ? kFailed : 0) | (evidence.idle ? kIdle : 0) | (evidence.discards ? kDiscards : 0);
+  own[3] = (evidence.failed ? kFailed : 0) | (evidence.idle ? kIdle : 0) | (evidence.discards ? kDiscards : 0) |
+           (evidence.preempted ? kPreempted : 0);
   own[4] = evidence.groups;
+  own[5] = evidence.backwards;
+  own[6] = evidence.compute_us;
 
   communicator.all_reduce(std::span<std::int64_t>(message));
 
@@ -48,6 +52,10 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
     if ((theirs[3] & kIdle) != 0 && verdict.idle_rank < 0) verdict.idle_rank = static_cast<int>(rank);
     int& same = (theirs[3] & kDiscards) != 0 ? verdict.discarding_rank : verdict.keeping_rank;
     if (same < 0) same = static_cast<int>(rank);
+    if ((theirs[3] & kPreempted) != 0 && verdict.preempted_rank < 0) verdict.preempted_rank = static_cast<int>(rank);
+    if (theirs[5] != message[ranks_begin + 5] && verdict.uneven_rank < 0) verdict.uneven_rank = static_cast<int>(rank);
+    verdict.backwards.push_back(theirs[5]);
+    verdict.compute_us.push_back(theirs[6]);
     if (theirs[4] != message[ranks_begin + 4] && verdict.other_groups_rank < 0) verdict.other_groups_rank = static_cast<int>(rank);
     if (theirs[0] == 0) continue;
     // The earliest micro-step; among equals the lowest rank.

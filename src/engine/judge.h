@@ -20,6 +20,9 @@ struct Evidence {
   Offender offender{};
   bool failed = false;              ///< a backward threw on this rank
   bool idle = false;                ///< no backward ran on this rank since its last step()
+  std::int64_t backwards = 0;       ///< of this rank since its last step()
+  bool preempted = false;           ///< this rank was asked to make room
+  std::int64_t compute_us = 0;      ///< of this rank since its last step(), without its waits
   bool discards = false;            ///< this rank wants no update, but the step's gradients forgotten
 };
 
@@ -32,11 +35,15 @@ struct Verdict {
   int failed_rank = -1;
   int idle_rank = -1;
   int other_groups_rank = -1;       ///< first rank whose hyper-parameters are not rank 0's
+  int preempted_rank = -1;          ///< first rank that was asked to make room
+  int uneven_rank = -1;             ///< first rank that ran more or fewer backwards than rank 0
+  std::vector<std::int64_t> backwards{};   ///< by rank
+  std::vector<std::int64_t> compute_us{};  ///< by rank
   int discarding_rank = -1;         ///< first rank that discards
   int keeping_rank = -1;            ///< first rank that does not
 };
 
-/// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), five words a rank.
+/// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), seven words a rank.
 [[nodiscard]] Verdict judge(const Evidence& evidence, const Communicator& communicator);
 
 }  // namespace zeroth

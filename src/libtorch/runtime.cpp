@@ -16,6 +16,7 @@
 #include <set>
 #include <utility>
 
+#include <zeroth/base/preemption.h>
 #include <zeroth/base/error.h>
 #include <zeroth/engine/settings.h>
 #include <zeroth/zero/gradient_store.h>
@@ -151,6 +152,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level, json_log_of(options));
   runtime->progress_every_ = options.progress_every;
   runtime->rethrow_ = options.rethrow;
+  if (runtime->config_.runtime.preemption) catch_preemption();
   runtime->announce(world);
   runtime->device_ = make_cpu_device(runtime->config_.runtime.execution,
                                      static_cast<std::uint64_t>(runtime->config_.runtime.chaos_seed) +

@@ -44,6 +44,20 @@ class Processes(job.RankTest):
         for rank in range(3):
             self.assertRegex(done.stdout, rf"rank {rank} is told: \[ABORTED\].*the data has run out.*rank 1/3", done.stderr)
 
+    def test_sigterm_on_one_rank_is_agreed_on_by_all(self) -> None:
+        done = job.run(3, "trouble_rank.py", "preempt")
+        self.assertEqual(done.returncode, 75, done.stdout + done.stderr)
+        told = re.findall(r"rank (\d) makes room after step (\d+)", done.stdout)
+        self.assertEqual(sorted(told), [(str(rank), "6") for rank in range(3)], done.stdout)
+
+    def test_a_slow_rank_is_named_within_twenty_steps(self) -> None:
+        with job.Family(job.command(3, "trouble_rank.py", "slow")) as family:
+            done = family.end(120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        before, after = done.stderr.split("slow from here")
+        self.assertNotIn("is slow", before)
+        self.assertRegex(after, r"warning: rank 1 is slow: it computes [12]\.\d\d times as long as the others, over 16 steps")
+
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "trouble_rank.py", "kill")
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)

@@ -93,6 +93,28 @@ def kill(rank: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def preempt(rank: int) -> None:
+    """Rank 1 gets SIGTERM; all ranks hear of it at one step, and make room."""
+    engine = zeroth.Engine(zoo.make("plain"), config() | {"zeroth": {"timeout_ms": 20_000, "preemption": True}})
+    for step in range(1000):
+        if rank == 1 and step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        engine.backward(engine(X, Y))
+        if engine.step().preempted:
+            print(f"rank {rank} makes room after step {engine.steps}", flush=True)
+            sys.exit(zeroth.EXIT_PREEMPTED)
+
+
+def slow(rank: int) -> None:
+    """Rank 1 takes longer for its batches from step 30 on."""
+    engine = zeroth.Engine(zoo.make("plain"), config(), log_level="warning")
+    for step in range(60):
+        time.sleep(0.05 if rank == 1 and step >= 30 else 0.02)
+        train(engine)
+        if rank == 0 and step == 29:
+            print("slow from here", file=sys.stderr, flush=True)
+
+
 def forever(rank: int) -> None:
     """Until a signal comes."""
     engine = zeroth.Engine(zoo.make("plain"), config())
@@ -104,6 +126,6 @@ def forever(rank: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"exception": exception, "disagree": disagree, "gil": gil, "give_up": give_up, "kill": kill, "forever": forever}[sys.argv[1]](
+    {"exception": exception, "disagree": disagree, "gil": gil, "give_up": give_up, "kill": kill, "forever": forever, "preempt": preempt, "slow": slow}[sys.argv[1]](
         zeroth.World.from_environment().rank, *sys.argv[2:]
     )

@@ -71,7 +71,8 @@ class Waits(unittest.TestCase):
         self.assertRegex(done.stdout, r"(?m)^rank 0 .*>\| in \w+#\d+ of world/engine0 for \d\.\d s$")
         self.assertRegex(done.stdout, r"(?m)^rank 1 .*\.\| last \w+#\d+ of world/engine0, \d\.\d s before$")
         self.assertRegex(done.stdout, r"(?m)^world/engine0#\d+: ranks 0, 2 have begun .*, rank 1 has not$")
-        wrong = subprocess.run([tool, "/dev/null"], capture_output=True, text=True, timeout=60, check=False)
+            pathlib.Path(folder, "trace-rank9.jsonl").touch()
+            wrong = subprocess.run([tool, folder], capture_output=True, text=True, timeout=60, check=False)
         self.assertEqual(wrong.returncode, 74)
         self.assertRegex(wrong.stderr, r"ZEROTH ERROR \[IO\] the trace is empty")
 
@@ -115,6 +116,9 @@ class Waits(unittest.TestCase):
         for transport in TRANSPORTS:
             with self.subTest(transport=transport):
                 done = run("skip_step", transport)
+                if transport == "shm":  # the others need not take part: the step takes both batches, and says so
+                    self.assertRegex(done.stderr, r"warning: rank 1 ran 2 backwards in step 4, rank 0 ran 1")
+                    continue
                 self.assertNotEqual(done.returncode, 0)
                 seconds, text = self.told(done, 0)
                 self.assertRegex(text, r"\[(MISMATCH|PEER_LOST)\]")

@@ -15,6 +15,8 @@
 
 namespace zeroth {
 
+class ControlPlane;
+
 /// Received from other ranks, by kind.
 struct TrafficRow {
   std::uint64_t calls = 0;
@@ -103,16 +105,18 @@ class CountingBackend final : public ForwardingBackend {
   std::shared_ptr<TrafficTable> table_;
 };
 
-/// Writes every call into the rank's flight recorder, and makes none once the job has been judged. Parts made by split() do the same.
+/// Writes every call into the rank's flight recorder, and makes none once the job has been judged. A mismatch that a wait finds by itself, in
+/// memory that only this rank looked at, is told to all ranks. Parts made by split() do the same.
 class RecordingBackend final : public ForwardingBackend {
  public:
-  /// `keep` lives as long as this and its parts: the control plane.
-  RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<void> keep = nullptr);
+  /// `control` lives as long as this and its parts; null: there is nobody to tell.
+  RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<ControlPlane> control = nullptr);
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
+  void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override;
 
  private:
-  std::shared_ptr<void> keep_;
+  std::shared_ptr<ControlPlane> control_;
   std::shared_ptr<RankWatch> watch_;
   std::int32_t group_;
   std::uint64_t calls_ = 0;

@@ -83,6 +83,10 @@ class RankWatch {
     return first > 0 ? Milliseconds(first) : 2 * timeout;
   }
 
+  /// All the time that this rank has waited for others.
+  [[nodiscard]] std::chrono::nanoseconds waited() const noexcept { return std::chrono::nanoseconds(waited_ns_.load(std::memory_order_relaxed)); }
+  void add_waited(std::chrono::nanoseconds time) noexcept { waited_ns_.fetch_add(time.count(), std::memory_order_relaxed); }
+
   /// Where a group counts the calls that this rank has begun. `group` is the same on all its ranks, and no other group's.
   [[nodiscard]] std::shared_ptr<std::atomic<std::uint64_t>> calls_begun(const std::string& group);
 
@@ -116,6 +120,7 @@ class RankWatch {
   std::atomic<std::uint64_t> phase_{0};  ///< phase, model + 1, unit + 1
   std::atomic<std::int64_t> steps_{0};
   std::atomic<std::int64_t> first_timeout_{0};
+  std::atomic<std::int64_t> waited_ns_{0};
   std::atomic<bool> judged_{false};
   mutable std::mutex mutex_;  ///< of all below
   std::vector<std::vector<std::string>> models_;
@@ -132,11 +137,13 @@ class RankWatch {
 /// One wait of a transport. Costs nothing until it has lasted a slice. `watch` null: nobody watches.
 class WatchedWait {
  public:
-  explicit WatchedWait(RankWatch* watch) : watch_(watch) {}
+  explicit WatchedWait(RankWatch* watch) : watch_(watch), begun_(watch == nullptr ? SteadyClock::time_point{} : SteadyClock::now()) {}
   WatchedWait(const WatchedWait&) = delete;
   WatchedWait& operator=(const WatchedWait&) = delete;
   ~WatchedWait() {
+    if (watch_ == nullptr) return;
     if (id_ != 0) watch_->end_wait(id_);
+    watch_->add_waited(SteadyClock::now() - begun_);
   }
 
   [[nodiscard]] bool watched() const { return watch_ != nullptr; }
@@ -163,6 +170,7 @@ class WatchedWait {
   void await_verdict() const;
 
   RankWatch* watch_;
+  SteadyClock::time_point begun_;
   std::uint64_t id_ = 0;
 };
 

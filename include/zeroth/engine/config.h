@@ -81,6 +81,7 @@ struct RuntimeConfig {
   std::int64_t link_bytes_per_s = 0;  ///< emulated speed of a rank's link to other nodes; 0: as it is
   std::int64_t timeout_ms = 300'000;      ///< longest wait for a peer that is alive
   std::int64_t first_timeout_ms = 0;      ///< until the first step has ended; 0: twice timeout_ms
+  bool preemption = false;                ///< SIGTERM is noted, and told by StepResult::preempted
   std::int64_t frozen_after_ms = 60'000;  ///< a peer that shows no life for so long is lost
   int max_nonfinite_steps = 10;           ///< training stops after so many in a row
   bool broadcast_buffers = true;          ///< rank 0's before each training forward

@@ -26,6 +26,7 @@
 namespace zeroth {
 
 class GradientStore;
+class StragglerDetector;
 struct Verdict;
 enum class Meeting : std::uint8_t;
 
@@ -181,6 +182,9 @@ class Engine {
   Verdict agree(bool idle, bool discards);
   void forget_gradients();
   void warn_of_wide_gradient();
+  /// This rank's time since the last step() that was not spent in waits; a new step begins.
+  [[nodiscard]] std::int64_t take_compute_us();
+  void look_at_others(const Verdict& verdict);
   void require_not_parted() const;
   void part() noexcept;
   [[noreturn]] void throw_idle(int idle_rank) const;
@@ -190,6 +194,11 @@ class Engine {
 
   std::shared_ptr<RankWatch> watch_;
   int watched_as_ = -1;          ///< RankWatch::add_model()
+  std::unique_ptr<StragglerDetector> stragglers_;
+  SteadyClock::time_point step_begun_{};
+  std::chrono::nanoseconds waited_before_{0};  ///< of watch_, when this step began
+  std::int64_t backwards_ = 0;                 ///< since the last step()
+  bool warned_of_uneven_ = false;
   std::int64_t boundaries_ = 0;  ///< steps ended, committed or not
   EngineSettings settings_;
   Device& device_;

@@ -23,6 +23,7 @@ struct StepResult {
   double grad_norm = 0.0;        ///< L2 norm of the averaged, unclipped gradient; exact, see kernels/norm
   double clip_coefficient = 1.0;  ///< what clipping multiplied the gradient with
   double lr = 0.0;               ///< of the first parameter group
+  bool preempted = false;        ///< a rank was asked to make room (SIGTERM, see zeroth.preemption): save, and end with kExitPreempted
   std::optional<FirstOffender> first_offender{};
 };
 

@@ -1,3 +1,4 @@
+#include <zeroth/comm/control_plane.h>
 #include <zeroth/comm/decorators.h>
 
 #include <numeric>
@@ -5,8 +6,8 @@
 
 namespace zeroth {
 
-RecordingBackend::RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<void> keep)
-    : ForwardingBackend(std::move(inner)), keep_(std::move(keep)), watch_(std::move(watch)), group_(watch_->recorder().group(group_name())) {}
+RecordingBackend::RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<ControlPlane> control)
+    : ForwardingBackend(std::move(inner)), control_(std::move(control)), watch_(std::move(watch)), group_(watch_->recorder().group(group_name())) {}
 
 Work RecordingBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
   watch_->check();
@@ -33,7 +34,17 @@ std::unique_ptr<CommBackend> RecordingBackend::split(int color, int key, std::st
   watch_->check();
   std::unique_ptr<CommBackend> part = inner().split(color, key, name);
   if (!part) return nullptr;
-  return std::make_unique<RecordingBackend>(std::move(part), watch_, keep_);
+  return std::make_unique<RecordingBackend>(std::move(part), watch_, control_);
+}
+
+void RecordingBackend::wait_until(const std::function<bool()>& predicate, const WaitContext& context) {
+  watch_->check();
+  try {
+    inner().wait_until(predicate, context);
+  } catch (const Error& error) {
+    if (control_ && error.code() == ErrorCode::kMismatch) control_->tell(error);
+    throw;
+  }
 }
 
 }  // namespace zeroth

@@ -94,6 +94,7 @@ Config any_config() {
                  .link_bytes_per_s = any_int(0, std::int64_t{1} << 62),
                  .timeout_ms = any_int(1, 604'800'000),
                  .first_timeout_ms = any_int(0, 604'800'000),
+                 .preemption = *rc::gen::arbitrary<bool>(),
                  .frozen_after_ms = any_int(1, 604'800'000),
                  .max_nonfinite_steps = static_cast<int>(any_int(1, 2147483646)),
                  .broadcast_buffers = *rc::gen::arbitrary<bool>(),

@@ -142,6 +142,21 @@ TEST_P(Judge, ANonFiniteBlockOfOneRankReachesAll) {
   }
 }
 
+TEST(Judge, RanksThatWereAskedToMakeRoomAndUnevenBackwardsAreKnownToAll) {
+  for (const Verdict& verdict : judge_all(4, [](int rank) {
+         Evidence evidence;
+         evidence.preempted = rank == 2;
+         evidence.backwards = rank == 3 ? 2 : 1;
+         evidence.compute_us = 100 * rank;
+         return evidence;
+       })) {
+    EXPECT_EQ(verdict.preempted_rank, 2);
+    EXPECT_EQ(verdict.uneven_rank, 3);
+    EXPECT_EQ(verdict.backwards, (std::vector<std::int64_t>{1, 1, 1, 2}));
+    EXPECT_EQ(verdict.compute_us, (std::vector<std::int64_t>{0, 100, 200, 300}));
+  }
+}
+
 TEST(JudgeMismatch, DifferentModelsAreAnErrorOnEveryRank) {
   const auto report = test::try_ranks(2,
                                       [](int rank, const std::shared_ptr<CommBackend>& backend) {
