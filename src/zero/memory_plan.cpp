@@ -8,8 +8,9 @@
 namespace zeroth {
 namespace {
 
-std::uint64_t others_bytes(const FlatLayout& flat, int rank, DType dtype) {
-  return array_bytes(flat.length - flat.shard(rank).size(), dtype);
+/// What a rank takes from others to have its part at degree `to`, when it has that at degree `from`.
+std::uint64_t others_bytes(const FlatLayout& flat, int rank, int from, int to, DType dtype) {
+  return array_bytes(flat.part(rank, to).size() - flat.part(rank, from).size(), dtype);
 }
 
 /// How gradient buckets lie.
@@ -44,7 +45,7 @@ Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int mic
     taken[slot] = true;
   }
   std::size_t all = 0;
-  std::size_t shards = 0;  // of all ranks: one whole
+  std::size_t shards = 0;  // one whole of them
   std::vector<bool> in_ring = buckets.hold_sums;
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     all += buckets.bytes[flat];
@@ -54,7 +55,8 @@ Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int mic
     }
   }
   const auto world = static_cast<std::size_t>(model.world);
-  buckets.ring = world * all > world * ring.total_bytes() + shards;
+  const std::size_t wholes = world / static_cast<std::size_t>(plan.degrees(model.world).sums);
+  buckets.ring = world * all > world * ring.total_bytes() + wholes * shards;
   if (buckets.ring) buckets.hold_sums = in_ring;
   return buckets;
 }
@@ -79,7 +81,7 @@ SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {
 }
 
 std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
-  const bool narrow = plan.narrow_buckets && model.world > 1 && !plan.gathers_gradients() && !plan.accumulates_in_buckets(micro_steps);
+  const bool narrow = plan.narrow_buckets && model.world > 1 && !plan.gathers_into_buckets() && !plan.accumulates_in_buckets(micro_steps);
   std::vector<DType> dtypes;
   for (const FlatLayout& flat : model.flats) {
     const bool tied = std::ranges::any_of(flat.segments, [&model](const Segment& segment) {
@@ -105,6 +107,11 @@ SlotTable wide_slots(const ModelLayout& model, const ShardingPlan& plan, int mic
   return make_slot_table(model, buckets.wide_bytes, buckets.ring, plan.ring_slots);
 }
 
+Range sums_range(const ModelLayout& model, const ShardingPlan& plan, int flat, int rank) {
+  const FlatLayout& layout = model.flat(flat);
+  return plan.gathers_into_buckets() ? layout.shard(rank) : layout.part(rank, plan.degrees(model.world).sums);
+}
+
 std::size_t control_bytes(const ModelLayout& model) {
   return SignalLayout(static_cast<int>(model.flats.size()), model.world).bytes();
 }
@@ -119,16 +126,17 @@ MemorySnapshot plan_memory(const ModelLayout& model,
     memory.bytes[static_cast<std::size_t>(state)] += bytes;
   };
   const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
+  const Degrees degrees = plan.degrees(model.world);
   for (std::size_t index = 0; index < model.flats.size(); ++index) {
     const FlatLayout& flat = model.flats[index];
-    const std::int64_t shard = flat.shard(rank).size();
-    add(MemoryState::kParameter, array_bytes(plan.parameter == Placement::kFlat ? shard : flat.length, flat.dtype));
+    add(MemoryState::kParameter, array_bytes(flat.part(rank, degrees.parameter).size(), flat.dtype));
     if (!flat.trainable) continue;
     const DType accumulation = flat.accumulation();
-    const std::int64_t updated = plan.optimizer == Placement::kFlat ? shard : flat.length;
+    const std::int64_t updated = flat.part(rank, degrees.optimizer).size();
     if (accumulation != flat.dtype) add(MemoryState::kMaster, array_bytes(updated, flat.dtype));
     add(MemoryState::kOptimizer, static_cast<std::size_t>(optimizer_states) * array_bytes(updated, accumulation));
-    if (!in_buckets[index]) add(MemoryState::kReduced, array_bytes(shard, accumulation));
+    if (in_buckets[index]) continue;
+    add(MemoryState::kReduced, array_bytes(sums_range(model, plan, static_cast<int>(index), rank).size(), accumulation));
   }
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());
@@ -138,20 +146,21 @@ MemorySnapshot plan_memory(const ModelLayout& model,
 
 WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
   WireBytes wire;
+  const Degrees degrees = plan.degrees(model.world);
   const auto steps = static_cast<std::uint64_t>(micro_steps);
   const std::vector<DType> dtypes = bucket_dtypes(model, plan, micro_steps);
   for (std::size_t index = 0; index < model.flats.size(); ++index) {
     const FlatLayout& flat = model.flats[index];
-    const std::uint64_t parameters = others_bytes(flat, rank, flat.dtype);
     if (plan.gathers_parameters()) {
-      wire.gather_parameters += parameters * steps * (keeps_gathered(model, plan, flat.unit) ? 1 : 2);
+      wire.gather_parameters +=
+          others_bytes(flat, rank, degrees.parameter, 1, flat.dtype) * steps * (keeps_gathered(model, plan, flat.unit) ? 1 : 2);
     }
     if (!flat.trainable) continue;
     // An owner pulls its range from each of the others.
     const auto pulled = array_bytes(flat.shard(rank).size(), dtypes[index]) * static_cast<std::uint64_t>(model.world - 1);
     wire.reduce_gradients += pulled * (plan.policy == ReductionPolicy::kPerMicroStep ? steps : 1);
-    if (plan.gathers_gradients()) wire.gather_gradients += others_bytes(flat, rank, flat.accumulation());
-    if (plan.publishes_parameters() && !plan.gathers_parameters()) wire.publish_parameters += parameters;
+    wire.gather_gradients += others_bytes(flat, rank, model.world, degrees.sums, flat.accumulation());
+    wire.publish_parameters += others_bytes(flat, rank, degrees.optimizer, degrees.parameter, flat.dtype);
   }
   return wire;
 }

@@ -34,8 +34,31 @@ void ShardingPlan::validate() const {
   if (parameter == Placement::kFlat && optimizer != Placement::kFlat) {
     refuse("sharded parameters need a sharded optimizer");
   }
+  if (parameter_degree != 0 && parameter != Placement::kFlat) refuse("a degree of parameters that are not sharded");
+  if (optimizer_degree != 0 && optimizer != Placement::kFlat) refuse("a degree of an optimizer that is not sharded");
+  if (parameter_degree + optimizer_degree != 0 && gradient == Placement::kReplicate) {
+    refuse("degrees of sharding beside replicated gradients");
+  }
+  ZR_CHECK(parameter_degree >= 0 && optimizer_degree >= 0, ErrorCode::kUsage, "a degree of sharding is negative", {.which = name});
   ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096, ErrorCode::kUsage, "ring_slots must be 1 to 4096", {.which = name});
   ZR_CHECK(prefetch_units >= 0, ErrorCode::kUsage, "prefetch_units must not be negative", {.which = name});
+}
+
+Degrees ShardingPlan::degrees(int world) const {
+  const auto of = [world](Placement placement, int degree) {
+    if (placement != Placement::kFlat) return 1;
+    return degree == 0 ? world : degree;
+  };
+  Degrees states{.parameter = of(parameter, parameter_degree), .optimizer = of(optimizer, optimizer_degree), .world = world};
+  states.sums = gathers_into_buckets() ? 1 : states.optimizer;
+  ZR_CHECK(states.parameter <= states.optimizer && states.optimizer % states.parameter == 0 && world % states.optimizer == 0,
+           ErrorCode::kConfig,
+           "states cannot be split over so many ranks",
+           {.where = "zero.plan",
+            .which = name,
+            .expected = "a degree of parameters that divides the optimizer's, which divides the " + std::to_string(world) + " ranks",
+            .got = "parameters over " + std::to_string(states.parameter) + ", optimizer over " + std::to_string(states.optimizer)});
+  return states;
 }
 
 ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes) {
@@ -52,6 +75,31 @@ ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes) {
   }
   if (zero_stage >= 2) plan.gradient = Placement::kFlat;
   if (zero_stage >= 3) plan.parameter = Placement::kFlat;
+  plan.validate();
+  return plan;
+}
+
+ShardingPlan hsdp_plan(int group, std::vector<std::string> axes) {
+  ShardingPlan plan = hpz_plan(group, std::move(axes));
+  plan.name = "hsdp-" + std::to_string(group);
+  plan.optimizer_degree = group;
+  return plan;
+}
+
+ShardingPlan mics_plan(int group, std::vector<std::string> axes) {
+  ShardingPlan plan = hsdp_plan(group, std::move(axes));
+  plan.name = "mics-" + std::to_string(group);
+  return plan;
+}
+
+ShardingPlan hpz_plan(int group, std::vector<std::string> axes) {
+  ZR_CHECK(group >= 1,
+           ErrorCode::kConfig,
+           "states cannot be split over so few ranks",
+           {.where = "zero.plan", .expected = "groups of at least one rank", .got = std::to_string(group)});
+  ShardingPlan plan = zero_plan(3, std::move(axes));
+  plan.name = "hpz-" + std::to_string(group);
+  plan.parameter_degree = group;
   plan.validate();
   return plan;
 }

@@ -12,9 +12,10 @@
 namespace zeroth {
 
 /// Bytes by state on one rank. With P elements of one dtype of p bytes (padding counted), a = accumulation bytes, b = bytes of
-/// bucket_dtypes(), N ranks, k optimizer states:
-///   parameters  pP (Replicate) or pP/N      masters  (a-p)P or (a-p)P/N            optimizer  kaP or kaP/N
-///   buckets     bP, or ring and single units' slots if gradients are Flat             reduced    aP/N of the flats not in sums_in_buckets()
+/// bucket_dtypes(), k optimizer states, and w and o the degrees of parameters and optimizer (1 where they are replicated):
+///   parameters  pP/w      masters  (a-p)P/o      optimizer  kaP/o
+///   buckets     bP, or ring and single units' slots if gradients are Flat
+///   reduced     aP/o of the flats not in sums_in_buckets(), where gradients are replicated over the world
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model,
                                          const ShardingPlan& plan,
@@ -26,8 +27,8 @@ namespace zeroth {
 struct WireBytes {
   std::uint64_t gather_parameters = 0;  ///< forward and backward gathers
   std::uint64_t reduce_gradients = 0;
-  std::uint64_t gather_gradients = 0;   ///< replicated gradients (stage 0)
-  std::uint64_t publish_parameters = 0;  ///< updated shards (stages 1, 2)
+  std::uint64_t gather_gradients = 0;   ///< sums, where several ranks make the same update (stage 0, HSDP)
+  std::uint64_t publish_parameters = 0;  ///< updated shards, where the optimizer's are smaller than the parameters' (stages 1 and 2, hpZ)
 
   [[nodiscard]] std::uint64_t total() const {
     return gather_parameters + reduce_gradients + gather_gradients + publish_parameters;
@@ -36,7 +37,8 @@ struct WireBytes {
 };
 
 /// Formula for a step in which every unit runs once forward and once backward in each of `micro_steps`:
-/// sum over flats of (gathers x parameter bytes + reductions x gradient bytes) x (everything but the own shard).
+/// sum over flats of gathers x parameter bytes x (the whole but the own part) + reductions x gradient bytes x (own piece) x (N - 1)
+/// + bytes of a sum x (part of the update but own piece) + parameter bytes x (part at rest but part of the update).
 /// A unit that stays gathered from forward to backward (see Reshard) counts one gather a micro-step, the others two.
 [[nodiscard]] WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps);
 
@@ -55,6 +57,9 @@ struct WireBytes {
 /// that share a slot the one whose bucket is the last there in a backward, the first in the model. Every unit has its own where all
 /// local gradients are held anyway, and where a ring of buckets and shards beside it would be no less, all ranks together.
 [[nodiscard]] std::vector<bool> sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
+
+/// Where memory of its own for a flat's sums lies in the flat, on a rank: what it updates, or its piece where the others' come into the buckets.
+[[nodiscard]] Range sums_range(const ModelLayout& model, const ShardingPlan& plan, int flat, int rank);
 
 /// Slots of gathered parameters / of gradient buckets under this plan. In the ring, gathered parameters have a slot for the unit that
 /// computes and one for each unit that is gathered ahead, at most ring_slots; what needs more at once gets overflow memory.
