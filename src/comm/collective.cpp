@@ -168,7 +168,8 @@ CallExtent extent_of(const Collective& collective, int rank) {
 void validate(const Collective& collective, int rank, int size, std::string_view where) {
   const Check check(collective, rank, size, where);
   if (collective.kind == CollectiveKind::kBarrier) {
-    check.require(collective.counts.empty() && collective.recv_counts.empty(), "a barrier has no data");
+    check.require(collective.counts.empty() && collective.recv_counts.empty() && collective.offsets.empty(),
+                  "a barrier has no data");
     return;
   }
   const CollectiveKind kind = collective.kind;
@@ -190,14 +191,19 @@ void validate(const Collective& collective, int rank, int size, std::string_view
       total += count;
     }
   }
-  check.require(collective.offsets.empty() || kind == CollectiveKind::kReduceScatter, "only a reduce_scatter has offsets");
-  check.require(parts_fill(collective), "the parts are not one after the other", "offsets of parts that fill the buffer");
-  check.require(collective.root >= 0 && collective.root < size,
-                is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group",
-                fmt::format("0 to {}", size - 1));
+  check.require(collective.offsets.empty() || kind == CollectiveKind::kReduceScatter,
+                "only a reduce_scatter has offsets");
+  check.require(parts_fill(collective),
+                "the parts are not one after the other",
+                "offsets of parts that fill the buffer");
+  check.require(
+      collective.root >= 0 && collective.root < size,
+      is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group",
+      fmt::format("0 to {}", size - 1));
   check.require(!is_point_to_point(kind) || collective.root != rank, "a rank sends to itself");
-  check.require(!collective.accumulate || (kind == CollectiveKind::kReduceScatter && collective.op == ReduceOp::kSum),
-                "only the sum of a reduce_scatter accumulates");
+  check.require(
+      !collective.accumulate || (kind == CollectiveKind::kReduceScatter && collective.op == ReduceOp::kSum),
+      "only the sum of a reduce_scatter accumulates");
   check.require(reduces || collective.op == ReduceOp::kSum, "only a reduction has a minimum or maximum");
   if (reduces && collective.op == ReduceOp::kSum) {
     check.require(can_sum(collective.in_dtype, collective.out_dtype), "no sum of these dtypes");
@@ -227,7 +233,9 @@ void validate(const Collective& collective, int rank, int size, std::string_view
   }
   // In place, the smaller buffer is this rank's part of the larger one.
   std::int64_t before =
-      one_count ? 0 : std::accumulate(collective.counts.begin(), collective.counts.begin() + rank, std::int64_t{0});
+      one_count
+          ? 0
+          : std::accumulate(collective.counts.begin(), collective.counts.begin() + rank, std::int64_t{0});
   if (!collective.offsets.empty()) before = collective.offsets[static_cast<std::size_t>(rank)];
   const bool gathers = kind == CollectiveKind::kAllGather || kind == CollectiveKind::kGather;
   const std::byte* expected_send = collective.send;

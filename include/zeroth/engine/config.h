@@ -72,13 +72,18 @@ struct ZeroConfig {
   int ring_slots = 2;
   int prefetch_units = 1;
   bool narrow_buckets = true;
+  int parameter_degree = 0;    ///< ranks over which stage 3 splits parameters; 0: all
+  int optimizer_degree = 0;    ///< ranks over which stages 1 to 3 split the optimizer; 0: all
+  int hpz_partition_size = 1;  ///< above 1 a parameter_degree by DeepSpeed's name
+  int mics_shard_size = -1;    ///< above 0 both degrees by DeepSpeed's name
 };
 
 /// The rest of section "zeroth".
 struct RuntimeConfig {
   int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
-  int ranks_per_node = 0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi, else all
-  std::int64_t link_bytes_per_s = 0;  ///< emulated speed of a rank's link to other nodes; 0: as it is
+  int ranks_per_node =
+      0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi, else all
+  std::int64_t link_bytes_per_s = 0;      ///< emulated speed of a rank's link to other nodes; 0: as it is
   std::int64_t timeout_ms = 600'000;      ///< longest wait for a peer that is alive
   std::int64_t frozen_after_ms = 60'000;  ///< a peer that shows no life for so long is lost
   int max_nonfinite_steps = 10;           ///< training stops after so many in a row
