@@ -17,7 +17,7 @@
 //   hpz k       Flat, k     Flat, all     gradients reduced, and updated parameters gathered
 //
 // Ref: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020; Zhang et al., "MiCS:
-// Near-linear Scaling for Training Gigantic Model on Public Cloud", VLDB 2022; Wang et al., "ZeRO++", 2023.
+// Near-linear Scaling for Training Gigantic Model on Public Cloud", VLDB 2023; Wang et al., "ZeRO++", 2023.
 #pragma once
 
 #include <cstdint>
