@@ -241,6 +241,22 @@ TEST(ToyEngine, RanksThatSplitParametersOverOtherGroupsAreNamed) {
                     HasSubstr("parameter_degree 1")));
 }
 
+TEST(ToyEngine, ARankOrAWholeGroupThatSkipsAUnitIsNamedWhereCallsAreMatched) {
+  for (const ShardingPlan& plan : {hsdp_plan(2, {"dp"}), hpz_plan(2, {"dp"})}) {
+    for (const int first_to_skip : {3, 2}) {
+      ToyTraining training = small(3, 4);
+      training.plan = plan;
+      training.transport = test::ThreadTransport::kLevels;
+      training.per_node = 2;
+      training.skip = [first_to_skip](int rank, std::int64_t step, int block) {
+        return rank >= first_to_skip && step == 1 && block == 2;
+      };
+      EXPECT_THAT(message_of(training), AllOf(HasSubstr("[MISMATCH]"), HasSubstr("unit blocks.2")))
+          << plan.name << " " << first_to_skip;
+    }
+  }
+}
+
 TEST(ToyEngine, DegreesThatDoNotDivideTheRanksAreRefused) {
   ToyTraining training = small(3, 4);
   training.plan = hsdp_plan(3, {"dp"});
