@@ -69,6 +69,11 @@ CallDescriptor describe_call(const Collective& collective, std::uint64_t sequenc
   call.label = collective.tag.label;
   call.counts_digest = digest64({reinterpret_cast<const char*>(collective.counts.data()),
                                  collective.counts.size() * sizeof(std::int64_t)});
+  if (!collective.offsets.empty()) {
+    call.counts_digest = digest64({reinterpret_cast<const char*>(collective.offsets.data()),
+                                   collective.offsets.size() * sizeof(std::int64_t)},
+                                  call.counts_digest);
+  }
   call.elements = std::accumulate(collective.counts.begin(), collective.counts.end(), std::int64_t{0});
   call.whole_kind = static_cast<PostKind>(collective.step_of.kind);
   call.whole_in_dtype = static_cast<std::uint8_t>(collective.step_of.in_dtype);

@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 namespace zeroth {
 namespace {
@@ -27,6 +29,23 @@ bool can_sum(DType in, DType out) {
   if (in == DType::kUInt8) return false;
   const auto is_half = [](DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kFloat16; };
   return in == out || (is_half(in) && out == DType::kFloat32) || (in == DType::kFloat32 && is_half(out));
+}
+
+/// Whether the parts of a call with offsets lie one after the other, in any order.
+bool parts_fill(const Collective& collective) {
+  if (collective.offsets.empty()) return true;
+  if (collective.offsets.size() != collective.counts.size()) return false;
+  std::vector<std::pair<std::int64_t, std::int64_t>> parts;
+  for (std::size_t rank = 0; rank < collective.counts.size(); ++rank) {
+    if (collective.counts[rank] > 0) parts.emplace_back(collective.offsets[rank], collective.counts[rank]);
+  }
+  std::ranges::sort(parts);
+  std::int64_t end = 0;
+  for (const auto& [offset, count] : parts) {
+    if (offset != end) return false;
+    end += count;
+  }
+  return true;
 }
 
 class Check {
@@ -107,7 +126,8 @@ std::string describe(const Collective& collective) {
       name_of(collective.in_dtype),
       collective.in_dtype == collective.out_dtype ? "" : fmt::format("->{}", name_of(collective.out_dtype)),
       list_of(collective.counts),
-      collective.recv_counts.empty() ? "" : " from " + list_of(collective.recv_counts),
+      (collective.recv_counts.empty() ? "" : " from " + list_of(collective.recv_counts)) +
+          (collective.offsets.empty() ? "" : " at " + list_of(collective.offsets)),
       is_point_to_point(collective.kind) ? other_rank(collective.kind, collective.root) : "",
       collective.tag.unit,
       collective.tag.label);
@@ -148,7 +168,8 @@ CallExtent extent_of(const Collective& collective, int rank) {
 void validate(const Collective& collective, int rank, int size, std::string_view where) {
   const Check check(collective, rank, size, where);
   if (collective.kind == CollectiveKind::kBarrier) {
-    check.require(collective.counts.empty() && collective.recv_counts.empty(), "a barrier has no data");
+    check.require(collective.counts.empty() && collective.recv_counts.empty() && collective.offsets.empty(),
+                  "a barrier has no data");
     return;
   }
   const CollectiveKind kind = collective.kind;
@@ -170,12 +191,19 @@ void validate(const Collective& collective, int rank, int size, std::string_view
       total += count;
     }
   }
-  check.require(collective.root >= 0 && collective.root < size,
-                is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group",
-                fmt::format("0 to {}", size - 1));
+  check.require(collective.offsets.empty() || kind == CollectiveKind::kReduceScatter,
+                "only a reduce_scatter has offsets");
+  check.require(parts_fill(collective),
+                "the parts are not one after the other",
+                "offsets of parts that fill the buffer");
+  check.require(
+      collective.root >= 0 && collective.root < size,
+      is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group",
+      fmt::format("0 to {}", size - 1));
   check.require(!is_point_to_point(kind) || collective.root != rank, "a rank sends to itself");
-  check.require(!collective.accumulate || (kind == CollectiveKind::kReduceScatter && collective.op == ReduceOp::kSum),
-                "only the sum of a reduce_scatter accumulates");
+  check.require(
+      !collective.accumulate || (kind == CollectiveKind::kReduceScatter && collective.op == ReduceOp::kSum),
+      "only the sum of a reduce_scatter accumulates");
   check.require(reduces || collective.op == ReduceOp::kSum, "only a reduction has a minimum or maximum");
   if (reduces && collective.op == ReduceOp::kSum) {
     check.require(can_sum(collective.in_dtype, collective.out_dtype), "no sum of these dtypes");
@@ -204,8 +232,11 @@ void validate(const Collective& collective, int rank, int size, std::string_view
     return;
   }
   // In place, the smaller buffer is this rank's part of the larger one.
-  const std::int64_t before =
-      one_count ? 0 : std::accumulate(collective.counts.begin(), collective.counts.begin() + rank, std::int64_t{0});
+  std::int64_t before =
+      one_count
+          ? 0
+          : std::accumulate(collective.counts.begin(), collective.counts.begin() + rank, std::int64_t{0});
+  if (!collective.offsets.empty()) before = collective.offsets[static_cast<std::size_t>(rank)];
   const bool gathers = kind == CollectiveKind::kAllGather || kind == CollectiveKind::kGather;
   const std::byte* expected_send = collective.send;
   const std::byte* expected_recv = collective.recv;

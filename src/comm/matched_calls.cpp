@@ -49,6 +49,8 @@ std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts) {
   return offsets;
 }
 
+std::vector<std::int64_t> offsets_of(const Collective& call) { return call.offsets.empty() ? offsets_of(call.counts) : call.offsets; }
+
 NodeMap::NodeMap(const std::vector<int>& nodes, std::span<const int> members) {
   for (const int member : members) {
     const int node = nodes.empty() ? 0 : nodes[static_cast<std::size_t>(member)];

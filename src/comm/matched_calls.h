@@ -43,6 +43,8 @@ struct Summands {
 
 /// Where each of the parts begins, and at last where they end.
 [[nodiscard]] std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts);
+/// The same of the ranks' parts of a call, one for each rank at least.
+[[nodiscard]] std::vector<std::int64_t> offsets_of(const Collective& call);
 
 /// Where the ranks of a group are.
 struct NodeMap {

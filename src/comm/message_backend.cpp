@@ -358,7 +358,7 @@ class MessageGroup {
       case CollectiveKind::kSend:
       case CollectiveKind::kRecv: return;
       case CollectiveKind::kAllGather: return gather(call.send, call.recv, call.counts, size_of(call.in_dtype));
-      case CollectiveKind::kReduceScatter: return reduce_scatter(call, call.recv, call.counts);
+      case CollectiveKind::kReduceScatter: return reduce_scatter(call, call.recv, call.counts, offsets_of(call));
       case CollectiveKind::kAllReduce: return all_reduce(call);
       case CollectiveKind::kBroadcast: return broadcast(call);
       case CollectiveKind::kGather: return gather_at_root(call);
@@ -428,13 +428,15 @@ class MessageGroup {
 
   /// [Note: Pieces] Parts are exchanged in pieces of staging_bytes; all messages of a piece are posted before the piece before it is
   /// awaited and summed, so that no rank waits for a message that another one would send only later.
-  void reduce_scatter(const Collective& call, std::byte* to, const std::vector<std::int64_t>& counts) {
+  void reduce_scatter(const Collective& call,
+                      std::byte* to,
+                      const std::vector<std::int64_t>& counts,
+                      const std::vector<std::int64_t>& offsets) {
     const std::size_t in_size = size_of(call.in_dtype);
     // The same on all ranks, whatever dtype each gives.
     const auto piece = static_cast<std::int64_t>(job_->options.staging_bytes / std::max(in_size, size_of(call.out_dtype)));
     const auto size_from = [this](int peer) { return size_of(in_dtypes_[static_cast<std::size_t>(peer)]); };
     const std::int64_t pieces = (*std::ranges::max_element(counts) + piece - 1) / piece;
-    const std::vector<std::int64_t> offsets = offsets_of(counts);
     reserve_staging();
     Transfers posted[2];
     const auto range = [&](int owner, std::int64_t number) {  // first element and length, in the owner's part
@@ -486,7 +488,7 @@ class MessageGroup {
     const std::vector<std::int64_t> counts = even_parts(elements, size());
     const std::size_t out_size = size_of(call.out_dtype);
     std::byte* own = Parts(call.recv, counts, out_size)(rank_).data();
-    reduce_scatter(call, own, counts);
+    reduce_scatter(call, own, counts, offsets_of(counts));
     gather(own, call.recv, counts, out_size);
   }
 

@@ -137,7 +137,7 @@ void SharedMemoryEngine::run(std::span<const Collective> calls) {
 }
 
 void SharedMemoryEngine::run_posted(const Collective& collective) {
-  Call call{.collective = collective, .descriptor = describe_call(collective, next_sequence_), .offsets = offsets_of(collective.counts)};
+  Call call{.collective = collective, .descriptor = describe_call(collective, next_sequence_), .offsets = offsets_of(collective)};
   peers_->throw_if_aborted(view(), [&] { return context_of(call.descriptor, {}); });
 
   if (collective.kind == CollectiveKind::kAllToAll) {

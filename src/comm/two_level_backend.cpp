@@ -186,7 +186,7 @@ class TwoLevels {
     const auto out_size = static_cast<std::int64_t>(size_of(call.out_dtype));
     const auto partial_size = static_cast<std::int64_t>(size_of(partial));
     const auto piece = static_cast<std::int64_t>(options_.staging_bytes) / partial_size;
-    const std::vector<std::int64_t> offsets = offsets_of(call.counts);
+    const std::vector<std::int64_t> offsets = offsets_of(call);
     const std::int64_t longest = *std::ranges::max_element(call.counts);
     reserve();
     for (std::int64_t first = 0; first < longest; first += piece) {
@@ -227,9 +227,8 @@ class TwoLevels {
                             std::int64_t first,
                             std::int64_t in_size) {
     const auto begin = static_cast<std::size_t>(rank_at(node, 0));
-    if (std::equal(lengths.begin(), lengths.end(), call.counts.begin() + static_cast<std::ptrdiff_t>(begin))) {
-      return call.send + offsets[begin] * in_size;  // whole parts
-    }
+    const bool whole = std::equal(lengths.begin(), lengths.end(), call.counts.begin() + static_cast<std::ptrdiff_t>(begin));
+    if (whole && call.offsets.empty()) return call.send + offsets[begin] * in_size;
     std::byte* to = packed_.data();
     for (std::size_t place = 0; place < lengths.size(); ++place) {
       if (lengths[place] == 0) continue;
@@ -304,9 +303,18 @@ class TwoLevels {
   std::exception_ptr broken_;
 };
 
+/// [Note: One order of calls] The last call of this rank in a group or in the parts that it was split into: each one begins after it. Without that
+/// two ranks of two groups could each be in a call of the one that the other has not come to.
+using LastCall = std::shared_ptr<Event>;
+
+std::unique_ptr<CommBackend> make_levels(std::unique_ptr<CommBackend> base,
+                                         std::unique_ptr<CommBackend> node,
+                                         const CommOptions& options,
+                                         LastCall last_call);
+
 class TwoLevelBackend final : public CommBackend {
  public:
-  explicit TwoLevelBackend(std::shared_ptr<TwoLevels> levels) : levels_(std::move(levels)) {}
+  TwoLevelBackend(std::shared_ptr<TwoLevels> levels, LastCall last_call) : levels_(std::move(levels)), last_call_(std::move(last_call)) {}
 
   [[nodiscard]] int rank() const override { return levels_->base().rank(); }
   [[nodiscard]] int size() const override { return levels_->base().size(); }
@@ -322,17 +330,17 @@ class TwoLevelBackend final : public CommBackend {
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     WorkInfo info = validated(collectives, rank(), size(), levels_->where());
-    stream.order_after(last_call_);
+    stream.order_after(*last_call_);
     stream.enqueue([levels = levels_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] { levels->run(calls); });
-    last_call_ = stream.record();
-    return {last_call_, std::move(info)};
+    *last_call_ = stream.record();
+    return {*last_call_, std::move(info)};
   }
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
-    last_call_.wait();
+    last_call_->wait();
     std::unique_ptr<CommBackend> base = levels_->base().split(color, key, name);
     std::unique_ptr<CommBackend> node = levels_->node().split(color, key, name);
-    return base ? make_two_level_backend(std::move(base), std::move(node), levels_->options()) : nullptr;
+    return base ? make_levels(std::move(base), std::move(node), levels_->options(), last_call_) : nullptr;
   }
 
   [[nodiscard]] PeerWindow attach(const Arena& /*arena*/, std::string_view name) override {
@@ -363,21 +371,37 @@ class TwoLevelBackend final : public CommBackend {
 
  private:
   std::shared_ptr<TwoLevels> levels_;
-  Event last_call_{};
+  LastCall last_call_;
 };
 
 /// Two seats of the same ranks, of which one makes the calls. The other one hears of aborts.
 class Beside final : public ForwardingBackend {
  public:
-  Beside(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> other, bool inner_is_node, const CommOptions& options)
-      : ForwardingBackend(std::move(inner)), other_(std::move(other)), inner_is_node_(inner_is_node), options_(options) {}
+  Beside(std::unique_ptr<CommBackend> inner,
+         std::unique_ptr<CommBackend> other,
+         bool inner_is_node,
+         const CommOptions& options,
+         LastCall last_call)
+      : ForwardingBackend(std::move(inner)),
+        other_(std::move(other)),
+        inner_is_node_(inner_is_node),
+        options_(options),
+        last_call_(std::move(last_call)) {}
+
+  Work submit(std::span<const Collective> collectives, const Stream& stream) override {
+    stream.order_after(*last_call_);
+    Work work = inner().submit(collectives, stream);
+    *last_call_ = work.event();
+    return work;
+  }
 
   [[nodiscard]] std::size_t memory_bytes() const override { return inner().memory_bytes() + other_->memory_bytes(); }
   [[nodiscard]] const std::string& group_name() const override { return base().group_name(); }
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
+    last_call_->wait();
     std::unique_ptr<CommBackend> base_part = base().split(color, key, name);
     std::unique_ptr<CommBackend> node_part = node().split(color, key, name);
-    return base_part ? make_two_level_backend(std::move(base_part), std::move(node_part), options_) : nullptr;
+    return base_part ? make_levels(std::move(base_part), std::move(node_part), options_, last_call_) : nullptr;
   }
   void abort(const Error& error) noexcept override {
     inner().abort(error);
@@ -391,6 +415,7 @@ class Beside final : public ForwardingBackend {
   std::unique_ptr<CommBackend> other_;
   bool inner_is_node_;
   CommOptions options_;
+  LastCall last_call_;
 };
 
 /// Nodes of equally many ranks, more than one, each in one run: on every rank, or on none.
@@ -412,6 +437,21 @@ bool has_levels(CommBackend& base, const CommBackend& node) {
   return fits != 0;
 }
 
+std::unique_ptr<CommBackend> make_levels(std::unique_ptr<CommBackend> base,
+                                         std::unique_ptr<CommBackend> node,
+                                         const CommOptions& options,
+                                         LastCall last_call) {
+  if (base->node_sizes().size() == 1 && node->size() == base->size()) {
+    return std::make_unique<Beside>(std::move(node), std::move(base), true, options, std::move(last_call));
+  }
+  if (!has_levels(*base, *node)) {
+    return std::make_unique<Beside>(std::move(base), std::move(node), false, options, std::move(last_call));
+  }
+  std::unique_ptr<CommBackend> across = base->split(node->rank(), base->rank(), "across");
+  auto levels = std::make_shared<TwoLevels>(std::move(base), std::move(node), std::move(across), options);
+  return std::make_unique<TwoLevelBackend>(std::move(levels), std::move(last_call));
+}
+
 }  // namespace
 }  // namespace zeroth::detail
 
@@ -420,13 +460,7 @@ namespace zeroth {
 std::unique_ptr<CommBackend> make_two_level_backend(std::unique_ptr<CommBackend> base,
                                                     std::unique_ptr<CommBackend> node,
                                                     const CommOptions& options) {
-  if (base->node_sizes().size() == 1 && node->size() == base->size()) {
-    return std::make_unique<detail::Beside>(std::move(node), std::move(base), true, options);
-  }
-  if (!detail::has_levels(*base, *node)) return std::make_unique<detail::Beside>(std::move(base), std::move(node), false, options);
-  std::unique_ptr<CommBackend> across = base->split(node->rank(), base->rank(), "across");
-  return std::make_unique<detail::TwoLevelBackend>(
-      std::make_shared<detail::TwoLevels>(std::move(base), std::move(node), std::move(across), options));
+  return detail::make_levels(std::move(base), std::move(node), options, std::make_shared<Event>());
 }
 
 }  // namespace zeroth

@@ -19,7 +19,8 @@ std::string describe(const ModelLayout& model, const EngineSettings& settings) {
   text << "plan " << name_of(settings.plan.parameter) << " " << name_of(settings.plan.gradient) << " "
        << name_of(settings.plan.optimizer) << " " << name_of(settings.plan.policy) << " reshard "
        << name_of(settings.plan.reshard) << " ring_slots " << settings.plan.ring_slots
-       << (settings.plan.narrow_buckets ? "" : " wide buckets") << "\n";
+       << (settings.plan.narrow_buckets ? "" : " wide buckets") << " parameter_degree " << settings.plan.parameter_degree
+       << " optimizer_degree " << settings.plan.optimizer_degree << "\n";
   text << "micro_steps " << settings.micro_steps << "\n";
   text << "gradient_clipping " << hex_float(settings.gradient_clipping) << "\n";
   text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";

@@ -332,6 +332,38 @@ void check_scheduler(const SchedulerConfig& scheduler, bool warmup_given, const 
   }
 }
 
+void check_degrees(const ZeroConfig& zero, const AddProblem& add) {
+  const bool hpz = zero.hpz_partition_size > 1;
+  const bool mics = zero.mics_shard_size > 0;
+  if (zero.mics_shard_size == 0)
+    add("/zero_optimization/mics_shard_size", "wrong value", "-1, or an integer of at least 1", "0", {});
+  if (hpz && mics) {
+    add("/zero_optimization/mics_shard_size",
+        "two keys say over how many ranks states are split",
+        "-1",
+        std::to_string(zero.mics_shard_size),
+        "zero_hpz_partition_size is set as well");
+  }
+  for (const auto& [pointer, degree] : {std::pair{"/zeroth/parameter_degree", zero.parameter_degree},
+                                        {"/zeroth/optimizer_degree", mics ? zero.optimizer_degree : 0}}) {
+    if (degree == 0 || !(hpz || mics)) continue;
+    add(pointer,
+        "two keys say over how many ranks states are split",
+        "0",
+        std::to_string(degree),
+        std::string(hpz ? "zero_hpz_partition_size" : "mics_shard_size") + " is set as well");
+  }
+  const int parameter = hpz ? zero.hpz_partition_size : zero.parameter_degree;
+  if (zero.stage == 3 && zero.optimizer_degree > 0 && !mics &&
+      (parameter == 0 || zero.optimizer_degree % parameter != 0)) {
+    add("/zeroth/optimizer_degree",
+        "the optimizer is split over other groups than the parameters",
+        parameter == 0 ? "a parameter_degree that divides it" : "a multiple of " + std::to_string(parameter),
+        std::to_string(zero.optimizer_degree),
+        {});
+  }
+}
+
 }  // namespace
 
 Config check_document(const Document& document, Problems& problems) {
@@ -366,6 +398,8 @@ void check_together(const Config& config, const Document& document, Problems& pr
                       .hint = std::move(hint)});
       };
   if (!problems.touches("/optimizer")) check_optimizer(config.optimizer, add);
+  if (!problems.touches("/zero_optimization") && !problems.touches("/zeroth"))
+    check_degrees(config.zero, add);
   if (!problems.touches("/scheduler")) {
     const std::span<const KeySpec> keys = honoured_keys();
     const bool has_params = std::any_of(keys.begin(), keys.end(), [&given](const KeySpec& key) {

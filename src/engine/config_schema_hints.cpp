@@ -89,6 +89,9 @@ constexpr std::array kKeys{
          "true",
          "the gradient of a parameter is released once it is in its bucket"),
 
+    flag("/zero_optimization/mics_hierarchical_params_gather",
+         "false",
+         "what crosses between nodes does so once, wherever the transport has two levels"),
     flag("/zero_optimization/contiguous_gradients", "true", "gradients are copied into flat buckets, always"),
     flag("/zero_optimization/reduce_scatter", "true", "gradients are reduced to their owners, always"),
     flag("/zero_optimization/use_multi_rank_bucket_allreduce",

@@ -75,6 +75,16 @@ constexpr bool (*kAbsoluteRates)(const Config&) = [](const Config& c) {
   return c.scheduler.type == "WarmupLR" || c.scheduler.type == "WarmupDecayLR";
 };
 
+constexpr bool (*kShardedParameters)(const Config&) = [](const Config& c) { return c.zero.stage == 3; };
+constexpr bool (*kShardedOptimizer)(const Config&) = [](const Config& c) { return c.zero.stage >= 1; };
+// Values that ask for nothing may be anywhere.
+constexpr bool (*kHpz)(const Config&) = [](const Config& c) {
+  return c.zero.stage == 3 || c.zero.hpz_partition_size == 1;
+};
+constexpr bool (*kMics)(const Config&) = [](const Config& c) {
+  return c.zero.stage == 3 || c.zero.mics_shard_size == -1;
+};
+
 constexpr Bounds kNotNegative{.low = 0.0};
 constexpr Bounds kPositive{.low = 0.0, .low_open = true};
 constexpr Bounds kRatio{.low = 0.0, .high = 1.0};
@@ -237,6 +247,43 @@ constexpr std::array kKeys{
          .text = "What ranks share out: nothing (0), optimizer state (1), also gradients (2), also "
                  "parameters (3). Changes memory and traffic, never a number.",
          .highest = 3}),
+    bind<&Config::zero, &ZeroConfig::hpz_partition_size>(
+        {.pointer = "/zero_optimization/zero_hpz_partition_size",
+         .kind = KeyKind::kInteger,
+         .text = "Parameters are gathered inside groups of so many consecutive ranks, say those of a node; 1 "
+                 "means off. The optimizer stays "
+                 "split over all ranks, which send each other updated parameters once a step. ZeRO++ keeps a "
+                 "second shard for backward; "
+                 "here the group's is the only one, and forward gathers it too.",
+         .lowest = 1,
+         .applies = kHpz,
+         .applies_text = "ZeRO stage 3"}),
+    bind<&Config::zero, &ZeroConfig::mics_shard_size>(
+        {.pointer = "/zero_optimization/mics_shard_size",
+         .kind = KeyKind::kInteger,
+         .text =
+             "Parameters and optimizer are split inside groups of so many consecutive ranks, and each group "
+             "has all of them (MiCS; HSDP "
+             "is the same); -1 means off. `zero_hpz_partition_size` takes less memory and no more traffic.",
+         .lowest = -1,
+         .applies = kMics,
+         .applies_text = "ZeRO stage 3"}),
+    bind<&Config::zero, &ZeroConfig::parameter_degree>(
+        {.pointer = "/zeroth/parameter_degree",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks over which stage 3 splits parameters; each such group has all of them "
+                 "and gathers among itself. 0: all "
+                 "ranks. Changes memory and traffic, never a number.",
+         .applies = kShardedParameters,
+         .applies_text = "ZeRO stage 3"}),
+    bind<&Config::zero, &ZeroConfig::optimizer_degree>(
+        {.pointer = "/zeroth/optimizer_degree",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks over which optimizer state is split, a multiple of `parameter_degree`; "
+                 "each such group makes the whole "
+                 "update. 0: all ranks. Changes memory and traffic, never a number.",
+         .applies = kShardedOptimizer,
+         .applies_text = "ZeRO stages 1 to 3"}),
     bind<&Config::zero, &ZeroConfig::reduction_policy>(
         {.pointer = "/zeroth/reduction_policy",
          .kind = KeyKind::kChoice,
@@ -252,19 +299,23 @@ constexpr std::array kKeys{
     bind<&Config::zero, &ZeroConfig::ring_slots>(
         {.pointer = "/zeroth/ring_slots",
          .kind = KeyKind::kInteger,
-         .text = "Slots that the repeated units share for gradient buckets, so that a unit need not wait until all ranks have "
+         .text = "Slots that the repeated units share for gradient buckets, so that a unit need not wait "
+                 "until all ranks have "
                  "taken the gradients of the one after it; and at most as many for gathered parameters.",
          .lowest = 2,
          .highest = 4096}),
     bind<&Config::zero, &ZeroConfig::prefetch_units>(
         {.pointer = "/zeroth/prefetch_units",
          .kind = KeyKind::kInteger,
-         .text = "Units gathered ahead, each in a slot of its own, where the device works asynchronously; on the CPU none are.",
+         .text = "Units gathered ahead, each in a slot of its own, where the device works asynchronously; on "
+                 "the CPU none are.",
          .highest = 4096}),
     bind<&Config::zero, &ZeroConfig::narrow_buckets>(
         {.pointer = "/zeroth/narrow_buckets",
-         .text = "Gradients of 16-bit matrices lie in the buckets of repeated units, and travel, as they were computed; sums are "
-                 "fp32, with the same bits. One that comes in fp32 all the same (a sum of several uses) takes memory beyond the "
+         .text = "Gradients of 16-bit matrices lie in the buckets of repeated units, and travel, as they "
+                 "were computed; sums are "
+                 "fp32, with the same bits. One that comes in fp32 all the same (a sum of several uses) "
+                 "takes memory beyond the "
                  "plan, and a warning names the first one. false plans for fp32."}),
 
     bind<&Config::runtime, &RuntimeConfig::threads>(
@@ -275,13 +326,16 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::ranks_per_node>(
         {.pointer = "/zeroth/ranks_per_node",
          .kind = KeyKind::kInteger,
-         .text = "Consecutive ranks that count as one node; 0: the ranks of each host over `shm+mpi`, else all. Sums are formed inside each node first, then over the "
-                 "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, also on one host.",
+         .text = "Consecutive ranks that count as one node; 0: the ranks of each host over `shm+mpi`, else "
+                 "all. Sums are formed inside each node first, then over the "
+                 "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, "
+                 "also on one host.",
          .highest = 4096}),
     bind<&Config::runtime, &RuntimeConfig::link_bytes_per_s>(
         {.pointer = "/zeroth/link_bytes_per_s",
          .kind = KeyKind::kInteger,
-         .text = "For experiments on one machine: each rank's link to other nodes carries so many bytes a second, by waiting. 0: as it is. "
+         .text = "For experiments on one machine: each rank's link to other nodes carries so many bytes a "
+                 "second, by waiting. 0: as it is. "
                  "The numbers are the same.",
          .highest = kMaxBytes,
          .shared = false}),
@@ -317,11 +371,13 @@ constexpr std::array kKeys{
          .lowest = 1}),
     bind<&Config::runtime, &RuntimeConfig::broadcast_buffers>(
         {.pointer = "/zeroth/broadcast_buffers",
-         .text = "Before each forward in training every rank takes rank 0's buffers (running statistics and the like), "
+         .text = "Before each forward in training every rank takes rank 0's buffers (running statistics and "
+                 "the like), "
                  "so that a model does not depend on which rank exports it."}),
     bind<&Config::runtime, &RuntimeConfig::compute_copies>(
         {.pointer = "/zeroth/compute_copies",
-         .text = "Units compute with copies of the parameters, as they always do on a GPU: on the CPU it takes memory and time "
+         .text = "Units compute with copies of the parameters, as they always do on a GPU: on the CPU it "
+                 "takes memory and time "
                  "and shows that nothing else differs. The numbers are the same.",
          .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::execution>(

@@ -29,9 +29,9 @@ constexpr KeySpec section(std::string_view pointer,
 
 constexpr std::string_view kOffload =
     "offloading to host memory or files is not built; all state lies in host memory";
-constexpr std::string_view kLowReduction = "gradients are summed and accumulated in fp32, from what was computed";
+constexpr std::string_view kLowReduction =
+    "gradients are summed and accumulated in fp32, from what was computed";
 constexpr std::string_view kQuantized = "quantized communication is not built";
-constexpr std::string_view kGroups = "sharding over a part of the ranks is not built";
 constexpr std::string_view kMonitor = "no monitor is built; the program writes its own records";
 constexpr std::string_view kData = "the program owns its data; data schedules are not built";
 constexpr std::string_view kCompression = "compression is not built";
@@ -91,13 +91,10 @@ constexpr std::array kKeys{
     value("/zero_optimization/cpu_offload", KeyKind::kAny, "null|false", kOffload),
     value("/zero_optimization/cpu_offload_param", KeyKind::kAny, "null|false", kOffload),
     value("/zero_optimization/zenflow", KeyKind::kAny, "null", kOffload),
-    value("/zero_optimization/zero_hpz_partition_size", KeyKind::kAny, "1", kGroups),
     flag("/zero_optimization/zero_quantized_weights", kQuantized),
     flag("/zero_optimization/zero_quantized_nontrainable_weights", kQuantized),
     flag("/zero_optimization/zero_quantized_gradients", kQuantized),
     value("/zero_optimization/zeropp_loco_param", KeyKind::kAny, "null", kQuantized),
-    value("/zero_optimization/mics_shard_size", KeyKind::kAny, "-1", kGroups),
-    flag("/zero_optimization/mics_hierarchical_params_gather", kGroups),
     flag("/zero_optimization/save_muon_momentum_buffer_in_memory", "Muon is not built"),
     flag("/zero_optimization/legacy_stage1", "there is one path for all stages"),
 

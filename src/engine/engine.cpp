@@ -58,7 +58,7 @@ Engine::Engine(std::vector<ParamSpec> params,
       log_(std::move(logger)),
       optimizer_(make_optimizer(settings_.optimizer)),
       pool_(std::make_unique<ThreadPool>(settings_.threads)),
-      layout_(make_model_layout(std::move(params), std::move(units), communicator_.size())) {
+      layout_(make_model_layout(std::move(params), std::move(units), settings_.plan.degrees(communicator_.size()))) {
   stragglers_ = std::make_unique<StragglerDetector>();
   kernels::require_isa_override();
   if (kernels::best_isa() == kernels::Isa::kScalar) {
@@ -107,7 +107,7 @@ void Engine::build_stores() {
                                                device_.make_stream("reduce"),
                                                kernels,
                                                device_.ledger());
-  updater_ = std::make_unique<Updater>(layout_, settings_.plan, *optimizer_, *memory_, backend, kernels);
+  updater_ = std::make_unique<Updater>(layout_, *optimizer_, *memory_, backend, kernels);
   uses_.resize(layout_.units.size());
   for (std::size_t unit = 0; unit < uses_.size(); ++unit) {
     for (const int param : layout_.units[unit].params) {
@@ -184,7 +184,7 @@ int Engine::take_values(const std::function<ConstTensorView(int)>& values, const
 void Engine::store_initial(int flat, const std::byte* values) {
   const FlatLayout& layout = layout_.flat(flat);
   const std::size_t element = size_of(layout.dtype);
-  const Range rest = settings_.plan.parameter == Placement::kFlat ? layout.shard(rank()) : Range{0, layout.length};
+  const Range rest = memory_->rest_range(flat, rank());
   std::memcpy(memory_->parameters(flat),
               values + static_cast<std::size_t>(rest.begin) * element,
               static_cast<std::size_t>(rest.size()) * element);
@@ -420,7 +420,7 @@ StepResult Engine::finish_step(bool idle) {
     if (settings_.gradient_clipping > 0) {
       result.clip_coefficient = std::min(1.0, settings_.gradient_clipping / (result.grad_norm + 1e-6));
     }
-    if (settings_.plan.gathers_gradients()) gradients_->share_sums();
+    if (settings_.plan.gathers_gradients(world())) gradients_->share_sums();
     updater_->update(verdict.touched, average * result.clip_coefficient, settings_.groups, lr_factor);
     parameters_->publish();
     result.committed = true;

@@ -5,6 +5,25 @@
 
 namespace zeroth {
 
+namespace {
+
+ShardingPlan plan_of(const ZeroConfig& zero) {
+  const std::vector<std::string> axes{"dp"};
+  ShardingPlan plan = zero_plan(zero.stage, axes);
+  if (zero.mics_shard_size > 0) plan = mics_plan(zero.mics_shard_size, axes);
+  if (zero.hpz_partition_size > 1) plan = hpz_plan(zero.hpz_partition_size, axes);
+  if (zero.parameter_degree > 0) plan.parameter_degree = zero.parameter_degree;
+  if (zero.optimizer_degree > 0) plan.optimizer_degree = zero.optimizer_degree;
+  plan.policy = zero.reduction_policy;
+  plan.reshard = zero.reshard;
+  plan.ring_slots = zero.ring_slots;
+  plan.prefetch_units = zero.prefetch_units;
+  plan.narrow_buckets = zero.narrow_buckets;
+  return plan;
+}
+
+}  // namespace
+
 GroupHyper group_hyper(const Config& config) {
   const OptimizerConfig& optimizer = config.optimizer;
   return {.lr = config.scheduler.base_lr(optimizer.lr),
@@ -19,12 +38,8 @@ GroupHyper group_hyper(const Config& config) {
 
 EngineSettings make_settings(const Config& config, int world, std::vector<GroupHyper> groups) {
   EngineSettings settings;
-  settings.plan = zero_plan(config.zero.stage, {"dp"});
-  settings.plan.policy = config.zero.reduction_policy;
-  settings.plan.reshard = config.zero.reshard;
-  settings.plan.ring_slots = config.zero.ring_slots;
-  settings.plan.prefetch_units = config.zero.prefetch_units;
-  settings.plan.narrow_buckets = config.zero.narrow_buckets;
+  settings.plan = plan_of(config.zero);
+  (void)settings.plan.degrees(world);  // an error now, and not in the engine
   // Without any batch size in the document there is one micro-step; else the sizes must fit the world.
   const bool sized = config.train_batch_size || config.train_micro_batch_size_per_gpu;
   settings.micro_steps = static_cast<int>(sized ? config.resolve(world).accumulate

@@ -6,13 +6,11 @@
 namespace zeroth {
 
 Engine::Updater::Updater(const ModelLayout& layout,
-                         const ShardingPlan& plan,
                          const Optimizer& optimizer,
                          ModelMemory& memory,
                          CommBackend& backend,
                          KernelContext kernels)
     : layout_(layout),
-      plan_(plan),
       optimizer_(optimizer),
       memory_(memory),
       backend_(backend),
@@ -71,8 +69,7 @@ void Engine::Updater::update_range(int flat,
   const DType accumulation = layout.accumulation();
   const std::size_t element = size_of(accumulation);
   const std::int64_t in_states = updated.begin - memory_.update_range(flat).begin;
-  // Replicated parameters are addressed in flat coordinates, sharded ones (like states) from the shard's begin.
-  const std::int64_t in_parameters = plan_.parameter == Placement::kFlat ? in_states : updated.begin;
+  const std::int64_t in_parameters = updated.begin - memory_.rest_range(flat, memory_.rank()).begin;
   std::int16_t* master_low = memory_.master_low(flat);
   std::byte* resting = memory_.parameters(flat) + static_cast<std::size_t>(in_parameters) * size_of(layout.dtype);
 

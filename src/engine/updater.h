@@ -13,7 +13,6 @@ namespace zeroth {
 class Engine::Updater {
  public:
   Updater(const ModelLayout& layout,
-          const ShardingPlan& plan,
           const Optimizer& optimizer,
           ModelMemory& memory,
           CommBackend& backend,
@@ -39,7 +38,6 @@ class Engine::Updater {
   void update_range(int flat, const Range& range, std::int64_t step, const std::byte* grad, double factor, const GroupHyper& hyper);
 
   const ModelLayout& layout_;
-  const ShardingPlan& plan_;
   const Optimizer& optimizer_;
   ModelMemory& memory_;
   CommBackend& backend_;

@@ -6,6 +6,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/platform.h>
+#include <zeroth/shard/degrees.h>
 
 namespace zeroth {
 namespace {
@@ -51,23 +52,28 @@ std::vector<std::int64_t> FlatLayout::counts() const {
   return result;
 }
 
-std::vector<std::int64_t> shard_boundaries(std::int64_t length, int world, int rotate) {
+std::vector<std::int64_t> shard_boundaries(std::int64_t length, std::span<const int> pieces, int rotate) {
+  const int world = static_cast<int>(pieces.size());
   ZR_ASSERT(world >= 1 && length >= 0, "shards of what is there, for somebody");
   const std::int64_t blocks = (length + kBlockElements - 1) / kBlockElements;
   const std::int64_t base = blocks / world;
   const std::int64_t odd = blocks % world;
-  std::vector<std::int64_t> boundaries{0};
+  std::vector<std::int64_t> blocks_of(pieces.size());
   for (int rank = 0; rank < world; ++rank) {
     const std::int64_t turn = ((rank - rotate) % world + world) % world;
-    boundaries.push_back(std::min(boundaries.back() + (base + (turn < odd ? 1 : 0)) * kBlockElements, length));
+    blocks_of[static_cast<std::size_t>(pieces[static_cast<std::size_t>(rank)])] = base + (turn < odd ? 1 : 0);
   }
+  std::vector<std::int64_t> boundaries{0};
+  for (const std::int64_t count : blocks_of) boundaries.push_back(std::min(boundaries.back() + count * kBlockElements, length));
   return boundaries;
 }
 
 std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
                                           const UnitSpec& unit,
                                           int unit_index,
-                                          int world) {
+                                          int world,
+                                          std::span<const int> degrees) {
+  const std::vector<int> pieces = pieces_of_ranks(world, degrees);
   std::vector<FlatLayout> layouts;
   for (const int index : unit.params) {
     const ParamSpec& param = params[static_cast<std::size_t>(index)];
@@ -95,7 +101,8 @@ std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
   }
   for (FlatLayout& layout : layouts) {
     layout.length = align_elements(layout.length, layout.dtype);
-    layout.boundaries = shard_boundaries(layout.length, world, unit_index);
+    layout.boundaries = shard_boundaries(layout.length, pieces, unit_index);
+    layout.pieces = pieces;
   }
   return layouts;
 }

@@ -1,5 +1,6 @@
 #include <zeroth/zero/call_tags.h>
 
+#include <algorithm>
 #include <iterator>
 
 namespace zeroth {
@@ -9,15 +10,18 @@ constexpr std::uint32_t kMeetings = 0x100;  // labels from here on
 
 }  // namespace
 
-Collective flat_call(
-    CollectiveKind kind, CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* send, std::byte* recv) {
-  Collective call{.kind = kind,
+Collective reduce_call(const FlatLayout& flat, DType dtype, const std::byte* bucket, std::byte* sum) {
+  Collective call{.kind = CollectiveKind::kReduceScatter,
                   .in_dtype = dtype,
-                  .out_dtype = dtype,
-                  .send = send,
-                  .recv = recv,
-                  .tag = {.unit = flat.unit, .label = static_cast<std::uint32_t>(purpose)}};
-  for (int rank = 0; rank < flat.world(); ++rank) call.counts.push_back(flat.shard(rank).size());
+                  .out_dtype = flat.accumulation(),
+                  .send = bucket,
+                  .recv = sum,
+                  .tag = {.unit = flat.unit, .label = static_cast<std::uint32_t>(CallPurpose::kReduceGradients)}};
+  for (int rank = 0; rank < flat.world(); ++rank) {
+    call.counts.push_back(flat.shard(rank).size());
+    call.offsets.push_back(flat.shard(rank).begin);
+  }
+  if (std::ranges::is_sorted(flat.pieces)) call.offsets.clear();  // in rank order
   return call;
 }
 

@@ -32,6 +32,7 @@ std::uint64_t layout_tag(const ModelLayout& model, const FlatLayout& flat) {
     words.insert(words.end(), {segment.param, segment.offset, segment.numel});
   }
   words.insert(words.end(), flat.boundaries.begin(), flat.boundaries.end());
+  words.insert(words.end(), flat.pieces.begin(), flat.pieces.end());
   const std::uint64_t digest = digest64({reinterpret_cast<const char*>(words.data()), words.size() * sizeof(std::int64_t)},
                                         digest64(model.units[static_cast<std::size_t>(flat.unit)].name));
   return digest != 0 ? digest : 1;

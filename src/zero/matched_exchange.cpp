@@ -6,6 +6,7 @@
 #include <zeroth/zero/call_tags.h>
 
 #include "zero/gradient_exchange.h"
+#include "zero/row_group.h"
 
 namespace zeroth {
 namespace {
@@ -18,6 +19,7 @@ class MatchedExchange final : public GradientExchange {
         backend_(context.backend),
         reduce_stream_(std::move(context.reduce_stream)),
         shards_(context.shards),
+        sums_(model_, backend_, memory_.degrees().world, memory_.degrees().sums, "sums"),
         published_(model_.flats.size(), false) {}
 
   void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override { reduce_stream_.synchronize(); }
@@ -26,16 +28,15 @@ class MatchedExchange final : public GradientExchange {
     const FlatLayout& layout = model_.flat(flat);
     const DType accumulation = layout.accumulation();
     std::byte* bucket = memory_.bucket(flat, dtype);
-    Collective reduce = flat_call(CollectiveKind::kReduceScatter, CallPurpose::kReduceGradients, layout, accumulation, bucket, nullptr);
-    reduce.in_dtype = dtype;
     // A bucket of the sums' dtype has room for the sum. Another one has not, and its sums have memory of their own.
     const bool in_place = memory_.bucket_dtype(flat) == accumulation;
-    reduce.recv = in_place ? bucket + array_bytes(layout.shard(memory_.rank()).begin, accumulation) : memory_.reduced(flat);
+    std::byte* const own = in_place ? bucket + array_bytes(layout.shard(memory_.rank()).begin, accumulation) : memory_.reduced(flat);
+    Collective reduce = reduce_call(layout, dtype, bucket, own);
     reduce.accumulate = !in_place && published_[static_cast<std::size_t>(flat)];
     published_[static_cast<std::size_t>(flat)] = true;
     const Work work = backend_.submit({&reduce, 1}, reduce_stream_);
     if (layout.shard(memory_.rank()).size() == 0) return;
-    reduce_stream_.enqueue([this, flat, accumulation, in_place, own = reduce.recv, work] {
+    reduce_stream_.enqueue([this, flat, accumulation, in_place, own, work] {
       work.wait();
       const Summand sum{.data = own, .dtype = accumulation};
       in_place ? shards_.add(flat, {&sum, 1}) : shards_.arrived(flat);
@@ -55,19 +56,19 @@ class MatchedExchange final : public GradientExchange {
   void await_sums(std::uint64_t /*next*/) override { reduce_stream_.synchronize(); }
 
   void share_sums() override {
-    // Into the buckets, which are free until the next backward and hold the whole flat where gradients are replicated.
+    if (!sums_.moves()) return;
+    // Every bucket is free until the next backward, but for the sums that lie in it.
     for (std::size_t flat = 0; flat < published_.size(); ++flat) {
       if (!published_[flat]) continue;
       const int index = static_cast<int>(flat);
       const FlatLayout& layout = model_.flats[flat];
-      const DType dtype = layout.accumulation();
-      const Collective gather = flat_call(CollectiveKind::kAllGather,
-                                          CallPurpose::kShareGradients,
-                                          layout,
-                                          dtype,
-                                          memory_.reduced(index),
-                                          memory_.bucket(index, dtype));
-      backend_.submit({&gather, 1}, reduce_stream_).wait();
+      sums_.gather(CallPurpose::kShareGradients,
+                   layout,
+                   layout.accumulation(),
+                   memory_.reduced(index),
+                   memory_.gathered_sums(index),
+                   reduce_stream_)
+          .wait();
     }
   }
 
@@ -80,6 +81,7 @@ class MatchedExchange final : public GradientExchange {
   CommBackend& backend_;
   Stream reduce_stream_;
   ReducedShards& shards_;
+  RowGroup sums_;  ///< whose pieces are what this rank updates
   std::vector<bool> published_;  ///< one a flat: reduced in this step
 };
 

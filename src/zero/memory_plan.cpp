@@ -1,15 +1,68 @@
+#include "zero/signals.h"
+
+#include <zeroth/shard/degrees.h>
 #include <zeroth/zero/memory_plan.h>
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <vector>
-
-#include "zero/signals.h"
 
 namespace zeroth {
 namespace {
 
-std::uint64_t others_bytes(const FlatLayout& flat, int rank, DType dtype) {
-  return array_bytes(flat.length - flat.shard(rank).size(), dtype);
+/// What one call brings to a rank.
+struct WireCounts {
+  std::function<std::int64_t(const FlatLayout& flat, int from, int to)>
+      gather;  ///< elements, to go from one degree to a lower one
+  std::function<std::uint64_t(const FlatLayout& flat, DType bucket_dtype)> reduce;  ///< bytes
+};
+
+/// A step's calls, counted.
+WireBytes wire_of(const ModelLayout& model,
+                  const ShardingPlan& plan,
+                  int micro_steps,
+                  const WireCounts& count) {
+  WireBytes wire;
+  const Degrees degrees = plan.degrees(model.world);
+  const auto steps = static_cast<std::uint64_t>(micro_steps);
+  const std::vector<DType> dtypes = bucket_dtypes(model, plan, micro_steps);
+  for (std::size_t index = 0; index < model.flats.size(); ++index) {
+    const FlatLayout& flat = model.flats[index];
+    if (plan.gathers_parameters()) {
+      wire.gather_parameters += array_bytes(count.gather(flat, degrees.parameter, 1), flat.dtype) * steps *
+                                (keeps_gathered(model, plan, flat.unit) ? 1 : 2);
+    }
+    if (!flat.trainable) continue;
+    wire.reduce_gradients +=
+        count.reduce(flat, dtypes[index]) * (plan.policy == ReductionPolicy::kPerMicroStep ? steps : 1);
+    wire.gather_gradients += array_bytes(count.gather(flat, model.world, degrees.sums), flat.accumulation());
+    wire.publish_parameters +=
+        array_bytes(count.gather(flat, degrees.optimizer, degrees.parameter), flat.dtype);
+  }
+  return wire;
+}
+
+/// How many ranks of each node the row has, 0 if not everywhere as many.
+int per_node(const RankRow& row, const std::vector<int>& node_of) {
+  std::map<int, int> ranks;
+  for (int index = 0; index < row.count; ++index) ++ranks[node_of[static_cast<std::size_t>(row.rank(index))]];
+  const int first = ranks.begin()->second;
+  return std::ranges::all_of(ranks, [first](const auto& node) { return node.second == first; }) ? first : 0;
+}
+
+/// Ranks of the row on other nodes from which `rank` receives parts: all, or its counterparts where what
+/// crosses does so once.
+std::vector<int> far_senders(const RankRow& row, int rank, const std::vector<int>& node_of, bool two_levels) {
+  const int places = two_levels ? per_node(row, node_of) : 0;
+  std::vector<int> senders;
+  for (int index = 0; index < row.count; ++index) {
+    const int other = row.rank(index);
+    const bool far = node_of[static_cast<std::size_t>(other)] != node_of[static_cast<std::size_t>(rank)];
+    const bool counterpart = places <= 1 || index % places == row.index_of(rank) % places;
+    if (far && counterpart) senders.push_back(other);
+  }
+  return senders;
 }
 
 /// How gradient buckets lie.
@@ -44,7 +97,7 @@ Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int mic
     taken[slot] = true;
   }
   std::size_t all = 0;
-  std::size_t shards = 0;  // of all ranks: one whole
+  std::size_t shards = 0;  // one whole of them
   std::vector<bool> in_ring = buckets.hold_sums;
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     all += buckets.bytes[flat];
@@ -54,7 +107,8 @@ Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int mic
     }
   }
   const auto world = static_cast<std::size_t>(model.world);
-  buckets.ring = world * all > world * ring.total_bytes() + shards;
+  const std::size_t wholes = world / static_cast<std::size_t>(plan.degrees(model.world).sums);
+  buckets.ring = world * all > world * ring.total_bytes() + wholes * shards;
   if (buckets.ring) buckets.hold_sums = in_ring;
   return buckets;
 }
@@ -66,20 +120,22 @@ bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit
   if (plan.reshard == Reshard::kNone) return true;
   const auto index = static_cast<std::size_t>(unit);
   if (!model.units[index].repeated) return true;
-  const bool last = std::none_of(model.units.begin() + unit + 1, model.units.end(), [](const UnitSpec& other) {
-    return other.repeated;
-  });
+  const bool last = std::none_of(model.units.begin() + unit + 1,
+                                 model.units.end(),
+                                 [](const UnitSpec& other) { return other.repeated; });
   return last && plan.ring_slots >= 2;
 }
 
 SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {
   std::vector<std::size_t> bytes;
   for (const FlatLayout& flat : model.flats) bytes.push_back(plan.gathers_parameters() ? flat.bytes() : 0);
-  return make_slot_table(model, bytes, plan.reshard != Reshard::kNone, std::min(plan.ring_slots, 1 + plan.prefetch_units));
+  return make_slot_table(
+      model, bytes, plan.reshard != Reshard::kNone, std::min(plan.ring_slots, 1 + plan.prefetch_units));
 }
 
 std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
-  const bool narrow = plan.narrow_buckets && model.world > 1 && !plan.gathers_gradients() && !plan.accumulates_in_buckets(micro_steps);
+  const bool narrow = plan.narrow_buckets && model.world > 1 && !plan.gathers_into_buckets() &&
+                      !plan.accumulates_in_buckets(micro_steps);
   std::vector<DType> dtypes;
   for (const FlatLayout& flat : model.flats) {
     const bool tied = std::ranges::any_of(flat.segments, [&model](const Segment& segment) {
@@ -105,30 +161,35 @@ SlotTable wide_slots(const ModelLayout& model, const ShardingPlan& plan, int mic
   return make_slot_table(model, buckets.wide_bytes, buckets.ring, plan.ring_slots);
 }
 
+Range sums_range(const ModelLayout& model, const ShardingPlan& plan, int flat, int rank) {
+  const FlatLayout& layout = model.flat(flat);
+  return plan.gathers_into_buckets() ? layout.shard(rank) : layout.part(rank, plan.degrees(model.world).sums);
+}
+
 std::size_t control_bytes(const ModelLayout& model) {
   return SignalLayout(static_cast<int>(model.flats.size()), model.world).bytes();
 }
 
-MemorySnapshot plan_memory(const ModelLayout& model,
-                           const ShardingPlan& plan,
-                           int rank,
-                           int optimizer_states,
-                           int micro_steps) {
+MemorySnapshot plan_memory(
+    const ModelLayout& model, const ShardingPlan& plan, int rank, int optimizer_states, int micro_steps) {
   MemorySnapshot memory;
   const auto add = [&memory](MemoryState state, std::size_t bytes) {
     memory.bytes[static_cast<std::size_t>(state)] += bytes;
   };
   const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
+  const Degrees degrees = plan.degrees(model.world);
   for (std::size_t index = 0; index < model.flats.size(); ++index) {
     const FlatLayout& flat = model.flats[index];
-    const std::int64_t shard = flat.shard(rank).size();
-    add(MemoryState::kParameter, array_bytes(plan.parameter == Placement::kFlat ? shard : flat.length, flat.dtype));
+    add(MemoryState::kParameter, array_bytes(flat.part(rank, degrees.parameter).size(), flat.dtype));
     if (!flat.trainable) continue;
     const DType accumulation = flat.accumulation();
-    const std::int64_t updated = plan.optimizer == Placement::kFlat ? shard : flat.length;
+    const std::int64_t updated = flat.part(rank, degrees.optimizer).size();
     if (accumulation != flat.dtype) add(MemoryState::kMaster, array_bytes(updated, flat.dtype));
-    add(MemoryState::kOptimizer, static_cast<std::size_t>(optimizer_states) * array_bytes(updated, accumulation));
-    if (!in_buckets[index]) add(MemoryState::kReduced, array_bytes(shard, accumulation));
+    add(MemoryState::kOptimizer,
+        static_cast<std::size_t>(optimizer_states) * array_bytes(updated, accumulation));
+    if (in_buckets[index]) continue;
+    add(MemoryState::kReduced,
+        array_bytes(sums_range(model, plan, static_cast<int>(index), rank).size(), accumulation));
   }
   add(MemoryState::kBucket, bucket_slots(model, plan, micro_steps).total_bytes());
   add(MemoryState::kGathered, gathered_slots(model, plan).total_bytes());
@@ -137,23 +198,44 @@ MemorySnapshot plan_memory(const ModelLayout& model,
 }
 
 WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
-  WireBytes wire;
-  const auto steps = static_cast<std::uint64_t>(micro_steps);
-  const std::vector<DType> dtypes = bucket_dtypes(model, plan, micro_steps);
-  for (std::size_t index = 0; index < model.flats.size(); ++index) {
-    const FlatLayout& flat = model.flats[index];
-    const std::uint64_t parameters = others_bytes(flat, rank, flat.dtype);
-    if (plan.gathers_parameters()) {
-      wire.gather_parameters += parameters * steps * (keeps_gathered(model, plan, flat.unit) ? 1 : 2);
-    }
-    if (!flat.trainable) continue;
-    // An owner pulls its range from each of the others.
-    const auto pulled = array_bytes(flat.shard(rank).size(), dtypes[index]) * static_cast<std::uint64_t>(model.world - 1);
-    wire.reduce_gradients += pulled * (plan.policy == ReductionPolicy::kPerMicroStep ? steps : 1);
-    if (plan.gathers_gradients()) wire.gather_gradients += others_bytes(flat, rank, flat.accumulation());
-    if (plan.publishes_parameters() && !plan.gathers_parameters()) wire.publish_parameters += parameters;
+  return wire_of(
+      model,
+      plan,
+      micro_steps,
+      {.gather = [rank](const FlatLayout& flat,
+                        int from,
+                        int to) { return flat.part(rank, to).size() - flat.part(rank, from).size(); },
+       // An owner pulls its range from each of the others.
+       .reduce =
+           [rank, &model](const FlatLayout& flat, DType dtype) {
+             return array_bytes(flat.shard(rank).size(), dtype) * static_cast<std::uint64_t>(model.world - 1);
+           }});
+}
+
+WireBytes plan_far_wire(
+    const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps, const NodeLevels& nodes) {
+  std::vector<int> node_of;
+  for (std::size_t node = 0; node < nodes.node_sizes.size(); ++node) {
+    node_of.insert(node_of.end(), static_cast<std::size_t>(nodes.node_sizes[node]), static_cast<int>(node));
   }
-  return wire;
+  const auto senders = [&](const RankRow& row) { return far_senders(row, rank, node_of, nodes.two_levels); };
+  return wire_of(model,
+                 plan,
+                 micro_steps,
+                 {.gather =
+                      [&](const FlatLayout& flat, int from, int to) {
+                        std::int64_t elements = 0;
+                        for (const int sender : senders(row_of(rank, from, to)))
+                          elements += flat.part(sender, from).size();
+                        return elements;
+                      },
+                  .reduce =
+                      [&](const FlatLayout& flat, DType dtype) {
+                        const RankRow world{.count = model.world};
+                        const bool sums = nodes.two_levels && per_node(world, node_of) > 1;
+                        return array_bytes(flat.shard(rank).size(), sums ? flat.accumulation() : dtype) *
+                               senders(world).size();
+                      }});
 }
 
 }  // namespace zeroth

@@ -1,6 +1,7 @@
 #include <zeroth/zero/model_layout.h>
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <unordered_set>
 
@@ -25,10 +26,15 @@ std::string ModelLayout::describe_param(int param) const {
 }
 
 ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, int world) {
+  return make_model_layout(std::move(params), std::move(units), Degrees{.world = world});
+}
+
+ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, const Degrees& degrees) {
+  const std::array<int, 2> below_the_world{degrees.parameter, degrees.optimizer};
   ModelLayout model;
   model.params = std::move(params);
   model.units = std::move(units);
-  model.world = world;
+  model.world = degrees.world;
   model.places.resize(model.params.size());
   std::unordered_set<std::string> names;
   for (const ParamSpec& param : model.params) {
@@ -55,7 +61,7 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
                 .got = place.unit < 0 ? "" : model.units[static_cast<std::size_t>(place.unit)].name + " and " + spec.name});
       place.unit = static_cast<int>(unit);
     }
-    for (FlatLayout& layout : make_flat_layouts(model.params, spec, static_cast<int>(unit), world)) {
+    for (FlatLayout& layout : make_flat_layouts(model.params, spec, static_cast<int>(unit), degrees.world, below_the_world)) {
       const int index = static_cast<int>(model.flats.size());
       for (std::size_t segment = 0; segment < layout.segments.size(); ++segment) {
         ParamPlace& place = model.places[static_cast<std::size_t>(layout.segments[segment].param)];

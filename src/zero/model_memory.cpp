@@ -8,14 +8,14 @@
 namespace zeroth {
 namespace {
 
-std::int64_t parameter_elements(const ShardingPlan& plan, const FlatLayout& flat, int rank) {
-  return plan.parameter == Placement::kFlat ? flat.shard(rank).size() : flat.length;
-}
+/// What lies between two elements, from `first` on.
+std::size_t distance(std::int64_t first, std::int64_t element, DType dtype) { return array_bytes(element - first, dtype); }
 
 }  // namespace
 
 SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
   SharedLayout layout;
+  const Degrees degrees = plan.degrees(model.world);
   const std::vector<bool> in_buckets = sums_in_buckets(model, plan, micro_steps);
   std::size_t offset = 0;
   const auto take = [&offset](std::size_t bytes) {
@@ -26,12 +26,12 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
   layout.signals = take(control_bytes(model));
   for (std::size_t index = 0; index < model.flats.size(); ++index) {
     const FlatLayout& flat = model.flats[index];
-    layout.parameters.push_back(plan.shares_parameters() ? take(array_bytes(parameter_elements(plan, flat, rank), flat.dtype))
+    layout.parameters.push_back(plan.shares_parameters() ? take(array_bytes(flat.part(rank, degrees.parameter).size(), flat.dtype))
                                                         : SharedLayout::kNone);
-    const bool shares_sums = plan.gathers_gradients() && flat.trainable && !in_buckets[index];
-    layout.reduced.push_back(shares_sums
-                                 ? take(array_bytes(flat.shard(rank).size(), flat.accumulation()))
-                                 : SharedLayout::kNone);
+    const bool shares_sums = plan.gathers_gradients(model.world) && flat.trainable && !in_buckets[index];
+    layout.reduced.push_back(
+        shares_sums ? take(array_bytes(sums_range(model, plan, static_cast<int>(index), rank).size(), flat.accumulation()))
+                    : SharedLayout::kNone);
   }
   for (const std::size_t bytes : bucket_slots(model, plan, micro_steps).slot_bytes) {
     layout.bucket_slots.push_back(take(bytes));
@@ -48,11 +48,12 @@ ModelMemory::ModelMemory(const ModelLayout& model,
                          CommBackend& backend)
     : model_(model),
       plan_(plan),
+      degrees_(plan.degrees(model.world)),
       rank_(backend.rank()),
       one_sided_(backend.capabilities().one_sided),
       bucket_dtypes_(bucket_dtypes(model, plan, micro_steps)),
       sums_in_buckets_(sums_in_buckets(model, plan, micro_steps)),
-      peers_read_buckets_(one_sided_ && plan.gathers_gradients() && std::ranges::any_of(sums_in_buckets_, std::identity{})),
+      peers_read_buckets_(one_sided_ && plan.gathers_gradients(model.world) && std::ranges::any_of(sums_in_buckets_, std::identity{})),
       bucket_table_(bucket_slots(model, plan, micro_steps)),
       wide_table_(wide_slots(model, plan, micro_steps)),
       gathered_table_(gathered_slots(model, plan)),
@@ -95,11 +96,6 @@ PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name, Com
 }
 
 void ModelMemory::allocate_private(Device& device, int optimizer_states) {
-  struct Need {
-    std::int64_t parameters = 0;
-    std::int64_t update = 0;
-    std::int64_t shard = 0;
-  };
   const bool own_parameters = !plan_.shares_parameters();
   std::size_t bytes = gathered_table_.total_bytes();
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
@@ -109,8 +105,8 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     const std::int64_t updated = update_range(static_cast<int>(flat)).size();
     if (layout.accumulation() != layout.dtype) bytes += array_bytes(updated, layout.dtype);
     bytes += static_cast<std::size_t>(optimizer_states) * array_bytes(updated, layout.accumulation());
-    if (sums_in_bucket(static_cast<int>(flat)) || plan_.gathers_gradients()) continue;
-    bytes += array_bytes(layout.shard(rank_).size(), layout.accumulation());
+    if (sums_in_bucket(static_cast<int>(flat)) || plan_.gathers_gradients(model_.world)) continue;
+    bytes += array_bytes(sums_range(static_cast<int>(flat), rank_).size(), layout.accumulation());
   }
   private_ = device.make_arena(ArenaKind::kPrivate, bytes, "private");
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
@@ -118,7 +114,7 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     const auto take = [&](std::int64_t elements, DType dtype, MemoryState state) {
       return private_.allocate(array_bytes(elements, dtype), {layout.unit, state}, ledger_, kSegmentAlignBytes);
     };
-    const std::int64_t at_rest = parameter_elements(plan_, layout, rank_);
+    const std::int64_t at_rest = rest_range(static_cast<int>(flat), rank_).size();
     if (own_parameters) {
       parameters_.push_back(private_.reserve(array_bytes(at_rest, layout.dtype), kSegmentAlignBytes).data());
     } else {
@@ -136,9 +132,9 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
       states_.back().push_back(take(updated, accumulation, MemoryState::kOptimizer));
     }
     if (sums_in_bucket(static_cast<int>(flat))) continue;
-    const std::size_t reduced_bytes = array_bytes(layout.shard(rank_).size(), accumulation);
+    const std::size_t reduced_bytes = array_bytes(sums_range(static_cast<int>(flat), rank_).size(), accumulation);
     holds_.push_back(ledger_.hold({layout.unit, MemoryState::kReduced}, reduced_bytes));
-    if (!plan_.gathers_gradients()) reduced_.back() = private_.reserve(reduced_bytes, kSegmentAlignBytes).data();
+    if (!plan_.gathers_gradients(model_.world)) reduced_.back() = private_.reserve(reduced_bytes, kSegmentAlignBytes).data();
   }
   for (const std::size_t slot_bytes : gathered_table_.slot_bytes) {
     gathered_slots_.push_back(private_.reserve(slot_bytes, kSegmentAlignBytes));
@@ -146,12 +142,10 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
   gathered_holds_.resize(gathered_slots_.size());
 }
 
-const std::byte* ModelMemory::parameter_shard(int flat, int rank) const {
-  const FlatLayout& layout = model_.flat(flat);
+const std::byte* ModelMemory::peer_parameters(int flat, int rank, std::int64_t element) const {
   const auto peer = static_cast<std::size_t>(rank);
   const std::byte* base = window_.ranks[peer].data() + shared_layouts_[peer].parameters[index(flat)];
-  if (plan_.parameter == Placement::kFlat) return base;
-  return base + array_bytes(layout.shard(rank).begin, layout.dtype);
+  return base + distance(rest_range(flat, rank).begin, element, model_.flat(flat).dtype);
 }
 
 std::byte* ModelMemory::state(int flat, int which) const {
@@ -159,19 +153,27 @@ std::byte* ModelMemory::state(int flat, int which) const {
 }
 
 std::byte* ModelMemory::reduced(int flat) {
-  if (!sums_in_bucket(flat)) return reduced_[index(flat)];
   const FlatLayout& layout = model_.flat(flat);
-  return bucket(flat, layout.accumulation()) + array_bytes(layout.shard(rank_).begin, layout.accumulation());
+  const std::int64_t begin = layout.shard(rank_).begin;
+  if (sums_in_bucket(flat)) return bucket(flat, layout.accumulation()) + array_bytes(begin, layout.accumulation());
+  return reduced_[index(flat)] + distance(sums_range(flat, rank_).begin, begin, layout.accumulation());
 }
 
-const std::byte* ModelMemory::peer_reduced(int flat, int rank) const {
-  if (sums_in_bucket(flat) || !one_sided_) {
-    const FlatLayout& layout = model_.flat(flat);
-    const DType accumulation = layout.accumulation();
-    return peer_bucket(flat, one_sided_ ? rank : rank_, accumulation) + array_bytes(layout.shard(rank).begin, accumulation);
-  }
+std::byte* ModelMemory::gathered_sums(int flat) {
+  const FlatLayout& layout = model_.flat(flat);
+  if (!sums_in_bucket(flat) && !plan_.gathers_into_buckets()) return reduced_[index(flat)];
+  return bucket(flat, layout.accumulation()) + array_bytes(layout.part(rank_, degrees_.sums).begin, layout.accumulation());
+}
+
+const std::byte* ModelMemory::peer_reduced(int flat, int rank) {
+  const FlatLayout& layout = model_.flat(flat);
+  const DType accumulation = layout.accumulation();
+  const std::int64_t begin = layout.shard(rank).begin;
+  if (!one_sided_) return gathered_sums(flat) + distance(layout.part(rank_, degrees_.sums).begin, begin, accumulation);
+  if (sums_in_bucket(flat)) return peer_bucket(flat, rank, accumulation) + array_bytes(begin, accumulation);
   const auto peer = static_cast<std::size_t>(rank);
-  return window_.ranks[peer].data() + shared_layouts_[peer].reduced[index(flat)];
+  return window_.ranks[peer].data() + shared_layouts_[peer].reduced[index(flat)] +
+         distance(sums_range(flat, rank).begin, begin, accumulation);
 }
 
 std::byte* ModelMemory::bucket(int flat, DType dtype) {
@@ -213,9 +215,8 @@ const Signals& ModelMemory::signals(int rank) const {
   return signals_[one_sided_ ? static_cast<std::size_t>(rank) : 0];
 }
 
-Range ModelMemory::update_range(int flat) const {
-  const FlatLayout& layout = model_.flat(flat);
-  return plan_.optimizer == Placement::kFlat ? layout.shard(rank_) : Range{0, layout.length};
-}
+Range ModelMemory::update_range(int flat) const { return model_.flat(flat).part(rank_, degrees_.optimizer); }
+
+Range ModelMemory::rest_range(int flat, int rank) const { return model_.flat(flat).part(rank, degrees_.parameter); }
 
 }  // namespace zeroth

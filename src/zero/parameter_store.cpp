@@ -7,6 +7,7 @@
 #include <zeroth/zero/call_tags.h>
 
 #include "zero/layout_tag.h"
+#include "zero/row_group.h"
 #include "zero/signals.h"
 
 namespace zeroth {
@@ -27,6 +28,8 @@ ParameterStore::ParameterStore(const ModelLayout& model,
       gather_stream_(std::move(gather_stream)),
       kernels_(kernels),
       binder_(binder),
+      whole_(std::make_unique<RowGroup>(model, backend, memory.degrees().parameter, 1, "parameters")),
+      at_rest_(std::make_unique<RowGroup>(model, backend, memory.degrees().optimizer, memory.degrees().parameter, "updates")),
       units_(model.units.size()),
       slot_user_(memory.gathered_table().slot_bytes.size(), -1),
       ring_(ring_positions(model)) {
@@ -84,7 +87,7 @@ void ParameterStore::start_gather(int unit) {
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
     counters_.live_bytes += model_.flat(flat).bytes();
     std::byte* out = flat_data(flat);
-    fetch(flat, out, CallPurpose::kGatherParameters);
+    bring(flat, out, *whole_, CallPurpose::kGatherParameters);
   }
   counters_.live_bytes_peak = std::max(counters_.live_bytes_peak, counters_.live_bytes);
   state.ready = gather_stream_.record();
@@ -127,58 +130,64 @@ void ParameterStore::drop(int unit) noexcept {
   state.gathered = false;
 }
 
-void ParameterStore::fetch(int flat, std::byte* out, CallPurpose purpose) {
+void ParameterStore::bring(int flat, std::byte* out, RowGroup& group, CallPurpose purpose) {
   const FlatLayout& layout = model_.flat(flat);
-  if (layout.length == 0) return;
-  if (!plan_.shares_parameters()) {  // everything is in this rank's own memory
-    gather_stream_.enqueue([this, &layout, flat, out] {
-      kernels::copy_stream(out, memory_.parameters(flat), static_cast<std::int64_t>(layout.bytes()), kernels_.isa);
+  if (layout.part(memory_.rank(), group.to()).size() == 0) return;
+  const Range own = layout.part(memory_.rank(), group.from());
+  const std::byte* const part = memory_.parameters(flat) +
+                                array_bytes(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
+  if (!group.moves()) {
+    gather_stream_.enqueue([this, out, part, bytes = static_cast<std::int64_t>(array_bytes(own.size(), layout.dtype))] {
+      if (out != part) kernels::copy_stream(out, part, bytes, kernels_.isa);
     });
     return;
   }
   if (memory_.one_sided()) {
-    gather_stream_.enqueue([this, flat, out] { pull(flat, out); });
+    gather_stream_.enqueue([this, flat, out, &group] { pull(flat, out, group); });
     return;
   }
-  const Collective gather =
-      flat_call(CollectiveKind::kAllGather, purpose, layout, layout.dtype, memory_.parameter_shard(flat, memory_.rank()), out);
   // The call is submitted here, on the caller's thread: so all ranks submit theirs in one order.
-  gather_stream_.enqueue([work = backend_.submit({&gather, 1}, gather_stream_)] { work.wait(); });
+  gather_stream_.enqueue([work = group.gather(purpose, layout, layout.dtype, part, out, gather_stream_)] { work.wait(); });
 }
 
-void ParameterStore::pull(int flat, std::byte* out) {
+void ParameterStore::require_version(int flat, int rank, const RowGroup& group) {
+  const Signals& peer = memory_.signals(rank);
+  SignalWord& version = &group == at_rest_.get() ? peer.updated() : peer.epoch(flat);
+  if (version.load() < epoch_) {
+    const auto unit = static_cast<std::size_t>(model_.flat(flat).unit);
+    backend_.wait_until([&] { return version.load() >= epoch_; },
+                        {.what = "parameters of unit " + model_.units[unit].name, .ranks = {rank}});
+  }
+  require_same_layout(model_, memory_, flat, rank, "zero.gather", "parameters", "shard");
+  const std::uint64_t their_epoch = version.load();
+  if (their_epoch == epoch_) [[likely]] return;
+  ErrorContext context = pull_context(model_, memory_, flat, rank, "zero.gather", "shard");
+  context.expected = "epoch " + std::to_string(epoch_) + " on rank " + std::to_string(memory_.rank());
+  context.got = "epoch " + std::to_string(their_epoch) + " on rank " + std::to_string(rank);
+  context.hint = "all ranks must call step() equally often";
+  throw Error(ErrorCode::kMismatch, "a rank offers another version of a shard than this rank needs", std::move(context));
+}
+
+void ParameterStore::pull(int flat, std::byte* out, const RowGroup& group) {
   const FlatLayout& layout = model_.flat(flat);
-  for (int rank = 0; rank < model_.world; ++rank) {
-    const Range shard = layout.shard(rank);
-    if (shard.size() == 0) continue;
-    const Signals& peer = memory_.signals(rank);
-    SignalWord& epoch = peer.epoch(flat);
-    if (epoch.load() < epoch_) {
-      backend_.wait_until([&] { return epoch.load() >= epoch_; },
-                          {.what = "parameters of unit " + model_.units[static_cast<std::size_t>(layout.unit)].name,
-                           .ranks = {rank}});
-    }
-    require_same_layout(model_, memory_, flat, rank, "zero.gather", "parameters", "shard");
-    const std::uint64_t their_epoch = epoch.load();
-    if (their_epoch != epoch_) {
-      ErrorContext context = pull_context(model_, memory_, flat, rank, "zero.gather", "shard");
-      context.expected = "epoch " + std::to_string(epoch_) + " on rank " + std::to_string(memory_.rank());
-      context.got = "epoch " + std::to_string(their_epoch) + " on rank " + std::to_string(rank);
-      context.hint = "all ranks must call step() equally often";
-      throw Error(ErrorCode::kMismatch, "a rank offers another version of a shard than this rank needs", std::move(context));
-    }
+  const std::int64_t begin = layout.part(memory_.rank(), group.to()).begin;
+  for (int index = 0; index < group.row().count; ++index) {
+    const int rank = group.row().rank(index);
+    const Range part = layout.part(rank, group.from());
+    if (part.size() == 0) continue;
+    require_version(flat, rank, group);
     const std::size_t element = size_of(layout.dtype);
-    std::byte* target = out + static_cast<std::size_t>(shard.begin) * element;
-    const std::byte* source = memory_.parameter_shard(flat, rank);
+    std::byte* target = out + static_cast<std::size_t>(part.begin - begin) * element;
+    const std::byte* source = memory_.peer_parameters(flat, rank, part.begin);
     if (target == source) continue;
-    kernels_.for_ranges(shard.size(), [&](std::int64_t begin, std::int64_t end) {
-      kernels::copy_stream(target + static_cast<std::size_t>(begin) * element,
-                           source + static_cast<std::size_t>(begin) * element,
-                           (end - begin) * static_cast<std::int64_t>(element),
+    kernels_.for_ranges(part.size(), [&](std::int64_t first, std::int64_t last) {
+      kernels::copy_stream(target + static_cast<std::size_t>(first) * element,
+                           source + static_cast<std::size_t>(first) * element,
+                           (last - first) * static_cast<std::int64_t>(element),
                            kernels_.isa);
     });
     if (rank != memory_.rank()) {
-      backend_.count_one_sided(CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(shard.size()) * element);
+      backend_.count_one_sided(CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(part.size()) * element);
     }
   }
 }
@@ -195,18 +204,21 @@ void ParameterStore::quiesce() {
 
 void ParameterStore::publish() {
   ++epoch_;
-  const Signals& own = memory_.signals(memory_.rank());
-  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
-  backend_.ring();
   last_order_ = std::move(order_);
   order_.clear();
-  if (!plan_.publishes_parameters()) return;
-  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
-    if (model_.flats[flat].trainable) {
-      fetch(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), CallPurpose::kPublishParameters);
+  const Signals& own = memory_.signals(memory_.rank());
+  if (at_rest_->moves()) {
+    own.updated().store(epoch_);
+    backend_.ring();
+    for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
+      if (!model_.flats[flat].trainable) continue;
+      bring(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), *at_rest_, CallPurpose::kPublishParameters);
     }
+    gather_stream_.synchronize();
   }
-  gather_stream_.synchronize();
+  // Only now: others gather here what this rank has just taken, too.
+  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
+  backend_.ring();
 }
 
 void ParameterStore::read(int flat, std::byte* out) {
@@ -216,7 +228,7 @@ void ParameterStore::read(int flat, std::byte* out) {
     unwanted.resize(model_.flat(flat).bytes());
     out = unwanted.data();
   }
-  fetch(flat, out, CallPurpose::kReadParameters);
+  bring(flat, out, *whole_, CallPurpose::kReadParameters);
   gather_stream_.synchronize();
 }
 

@@ -66,10 +66,12 @@ class Signals {
   [[nodiscard]] SignalWord& meeting() const { return words_[2]; }
   /// Steps whose sums this rank has done with: from then on the others may write where it read theirs.
   [[nodiscard]] SignalWord& taken() const { return words_[3]; }
-  /// Counts this rank's news: grows after every change of a word above or below but `epoch` and `tag`, so that who waits for any
+  /// Version of what this rank updates of its parameters; `epoch` follows when it has the others' updates as well.
+  [[nodiscard]] SignalWord& updated() const { return words_[4]; }
+  /// Counts this rank's news: grows after every change of a word above or below but `updated`, `epoch` and `tag`, so that who waits for any
   /// of them polls one word a rank. A cache line of its own.
   [[nodiscard]] SignalWord& news() const { return words_[kCacheLineBytes / sizeof(SignalWord)]; }
-  /// Version of this rank's shard of `flat`: updates done, plus one.
+  /// Version of what this rank has at rest of `flat`: updates done, plus one.
   [[nodiscard]] SignalWord& epoch(int flat) const { return word(0, flat); }
   /// word_of() the bucket that this rank has published last; see publication().
   [[nodiscard]] SignalWord& published(int flat) const { return word(1, flat); }

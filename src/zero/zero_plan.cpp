@@ -9,9 +9,12 @@ std::string_view name_of(ReductionPolicy policy) noexcept {
 
 std::string_view name_of(Reshard reshard) noexcept {
   switch (reshard) {
-    case Reshard::kDefault: return "default";
-    case Reshard::kAll: return "all";
-    case Reshard::kNone: return "none";
+    case Reshard::kDefault:
+      return "default";
+    case Reshard::kAll:
+      return "all";
+    case Reshard::kNone:
+      return "none";
   }
   return "default";
 }
@@ -34,15 +37,54 @@ void ShardingPlan::validate() const {
   if (parameter == Placement::kFlat && optimizer != Placement::kFlat) {
     refuse("sharded parameters need a sharded optimizer");
   }
-  ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096, ErrorCode::kUsage, "ring_slots must be 1 to 4096", {.which = name});
+  if (parameter_degree != 0 && parameter != Placement::kFlat)
+    refuse("a degree of parameters that are not sharded");
+  if (optimizer_degree != 0 && optimizer != Placement::kFlat)
+    refuse("a degree of an optimizer that is not sharded");
+  if (parameter_degree + optimizer_degree != 0 && gradient == Placement::kReplicate) {
+    refuse("degrees of sharding beside replicated gradients");
+  }
+  ZR_CHECK(parameter_degree >= 0 && optimizer_degree >= 0,
+           ErrorCode::kUsage,
+           "a degree of sharding is negative",
+           {.which = name});
+  ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096,
+           ErrorCode::kUsage,
+           "ring_slots must be 1 to 4096",
+           {.which = name});
   ZR_CHECK(prefetch_units >= 0, ErrorCode::kUsage, "prefetch_units must not be negative", {.which = name});
 }
 
-ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes) {
-  ZR_CHECK(zero_stage >= 0 && zero_stage <= 3,
+Degrees ShardingPlan::degrees(int world) const {
+  const auto of = [world](Placement placement, int degree) {
+    if (placement != Placement::kFlat) return 1;
+    return degree == 0 ? world : degree;
+  };
+  Degrees states{.parameter = of(parameter, parameter_degree),
+                 .optimizer = of(optimizer, optimizer_degree),
+                 .world = world};
+  states.sums = gathers_into_buckets() ? 1 : states.optimizer;
+  ZR_CHECK(states.parameter <= states.optimizer && states.optimizer % states.parameter == 0 &&
+               world % states.optimizer == 0,
            ErrorCode::kConfig,
-           "there is no such ZeRO stage",
-           {.which = "zero_optimization.stage", .expected = "0, 1, 2 or 3", .got = std::to_string(zero_stage)});
+           "states cannot be split over so many ranks",
+           {.where = "zero.plan",
+            .which = name,
+            .expected = "a degree of parameters that divides the optimizer's, which divides the " +
+                        std::to_string(world) + " ranks",
+            .got = "parameters over " + std::to_string(states.parameter) + ", optimizer over " +
+                   std::to_string(states.optimizer),
+            .hint = "the keys are zero_hpz_partition_size, mics_shard_size, zeroth.parameter_degree and "
+                    "zeroth.optimizer_degree"});
+  return states;
+}
+
+ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes) {
+  ZR_CHECK(
+      zero_stage >= 0 && zero_stage <= 3,
+      ErrorCode::kConfig,
+      "there is no such ZeRO stage",
+      {.which = "zero_optimization.stage", .expected = "0, 1, 2 or 3", .got = std::to_string(zero_stage)});
   ShardingPlan plan;
   plan.name = "zero-" + std::to_string(zero_stage);
   plan.axes = std::move(axes);
@@ -52,6 +94,31 @@ ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes) {
   }
   if (zero_stage >= 2) plan.gradient = Placement::kFlat;
   if (zero_stage >= 3) plan.parameter = Placement::kFlat;
+  plan.validate();
+  return plan;
+}
+
+ShardingPlan hsdp_plan(int group, std::vector<std::string> axes) {
+  ShardingPlan plan = hpz_plan(group, std::move(axes));
+  plan.name = "hsdp-" + std::to_string(group);
+  plan.optimizer_degree = group;
+  return plan;
+}
+
+ShardingPlan mics_plan(int group, std::vector<std::string> axes) {
+  ShardingPlan plan = hsdp_plan(group, std::move(axes));
+  plan.name = "mics-" + std::to_string(group);
+  return plan;
+}
+
+ShardingPlan hpz_plan(int group, std::vector<std::string> axes) {
+  ZR_CHECK(group >= 1,
+           ErrorCode::kConfig,
+           "states cannot be split over so few ranks",
+           {.where = "zero.plan", .expected = "groups of at least one rank", .got = std::to_string(group)});
+  ShardingPlan plan = zero_plan(3, std::move(axes));
+  plan.name = "hpz-" + std::to_string(group);
+  plan.parameter_degree = group;
   plan.validate();
   return plan;
 }

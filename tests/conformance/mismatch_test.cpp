@@ -43,6 +43,21 @@ std::vector<Case> cases() {
       comm.all_gather(std::span<const float>(in), std::span(out), counts);
     };
   };
+  const auto scatter_at = [](bool in_rank_order) {
+    return [in_rank_order](const Communicator& comm) {
+      const std::vector<float> in(2 * static_cast<std::size_t>(comm.size()));
+      float out[2];
+      Collective call{.kind = CollectiveKind::kReduceScatter,
+                      .in_dtype = DType::kFloat32,
+                      .out_dtype = DType::kFloat32,
+                      .send = reinterpret_cast<const std::byte*>(in.data()),
+                      .recv = reinterpret_cast<std::byte*>(out),
+                      .counts = std::vector<std::int64_t>(static_cast<std::size_t>(comm.size()), 2)};
+      for (int rank = 0; rank < comm.size(); ++rank)
+        call.offsets.push_back(2 * (in_rank_order ? rank : comm.size() - 1 - rank));
+      comm.backend().submit({&call, 1}, comm.stream()).wait();
+    };
+  };
   const auto extreme = [](ReduceOp op) {
     return [op](const Communicator& comm) {
       std::vector<float> data(64, 1.0F);
@@ -97,8 +112,12 @@ std::vector<Case> cases() {
       {"OtherDtype", reduce(64, one), integers, {"float32", "int32"}},
       {"OtherOperation", reduce(64, one), barrier, {"all_reduce", "barrier"}},
       {"OtherParts", gather({1, 2}), gather({2, 1}), {"parts"}},
+      {"OtherOrderOfParts", scatter_at(true), scatter_at(false), {"parts"}},
       {"OtherRoot", broadcast(0), broadcast(1), {"root 0", "root 1"}},
-      {"SumAgainstMaximum", reduce(64, one), extreme(ReduceOp::kMax), {"all_reduce#1 float32", "all_reduce#1 max float32"}},
+      {"SumAgainstMaximum",
+       reduce(64, one),
+       extreme(ReduceOp::kMax),
+       {"all_reduce#1 float32", "all_reduce#1 max float32"}},
       {"OtherRootOfAGather", gather_at(0), gather_at(1), {"root 0", "root 1"}},
       {"AllToAllAgainstGather", exchange, gather_at(0), {"all_to_all", "gather"}},
       {"OtherUnit", reduce(64, one), reduce(64, two), {"unit 1", "unit 2"}},
@@ -127,8 +146,10 @@ TEST_P(Mismatch, EveryRankPrintsBothSides) {
     for (const RankFailure& failure : report.failures) {
       for (const std::string& side : item.both_sides)
         EXPECT_NE(failure.text.find(side), std::string::npos) << failure.text;
-      if (GetParam().backend == "levels" && failure.code == ErrorCode::kAborted) {  // a rank of another node, or of another level
-        EXPECT_NE(failure.text.find("[MISMATCH] ranks make different calls"), std::string::npos) << failure.text;
+      if (GetParam().backend == "levels" &&
+          failure.code == ErrorCode::kAborted) {  // a rank of another node, or of another level
+        EXPECT_NE(failure.text.find("[MISMATCH] ranks make different calls"), std::string::npos)
+            << failure.text;
         continue;
       }
       EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
@@ -157,7 +178,8 @@ TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
           if (rank == last) counts.front() += 2;
           std::vector<float> in(static_cast<std::size_t>(part * GetParam().size + (rank == last ? 2 : 0)));
           std::vector<float> out(static_cast<std::size_t>(part * GetParam().size));
-          Communicator(backend).all_to_all(std::span<const float>(in), std::span(out), counts, recv_counts, {.unit = 4});
+          Communicator(backend).all_to_all(
+              std::span<const float>(in), std::span(out), counts, recv_counts, {.unit = 4});
         },
         options);
     int named = 0;
@@ -165,8 +187,10 @@ TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
       const bool of_the_pair = failure.rank == 0 || failure.rank == last;
       if (messages && !of_the_pair) continue;  // a part is known to its two ranks only
       EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
-      const std::string taken = std::to_string(part) + " elements, which rank 0 takes from rank " + std::to_string(last);
-      const std::string given = std::to_string(part + 2) + " elements, which rank " + std::to_string(last) + " gives to rank 0";
+      const std::string taken =
+          std::to_string(part) + " elements, which rank 0 takes from rank " + std::to_string(last);
+      const std::string given =
+          std::to_string(part + 2) + " elements, which rank " + std::to_string(last) + " gives to rank 0";
       EXPECT_NE(failure.text.find(taken), std::string::npos) << failure.text;
       EXPECT_NE(failure.text.find(given), std::string::npos) << failure.text;
       EXPECT_THAT(failure.text, ::testing::ContainsRegex("all_to_all#[02] unit 4"));

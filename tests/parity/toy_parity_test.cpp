@@ -1,11 +1,11 @@
 // The stage changes memory, never numbers: the toy model on ranks that are threads, compared with ==.
+#include "support/toy_training.h"
+
 #include <gtest/gtest.h>
 
 #include <string>
 #include <utility>
 #include <vector>
-
-#include "support/toy_training.h"
 
 namespace zeroth::testing {
 namespace {
@@ -72,15 +72,20 @@ class ToyParity : public ::testing::TestWithParam<Case> {
         training.chaos_seed += 1;
         const ToyOutcome got = train_toy(training);
         EXPECT_EQ(difference(expected, got), "")
-            << plan.name << (mode == ExecutionMode::kChaos ? " chaos seed " + std::to_string(training.chaos_seed) : " inline");
+            << plan.name
+            << (mode == ExecutionMode::kChaos ? " chaos seed " + std::to_string(training.chaos_seed)
+                                              : " inline");
       }
     }
   }
 };
 
-TEST_P(ToyParity, PlainModel) { expect_all_plans_equal(training()); }
+TEST_P(ToyParity, PlainModel) {
+  expect_all_plans_equal(training());
+}
 
-/// Buckets of 16 bits at stages 1 to 3, and wide ones where a gradient is a sum; with 32 bits at stage 0 they are the same numbers.
+/// Buckets of 16 bits at stages 1 to 3, and wide ones where a gradient is a sum; with 32 bits at stage 0 they
+/// are the same numbers.
 TEST_P(ToyParity, GradientsOf16Bits) {
   if (GetParam().dtype != DType::kBFloat16) return;
   ToyTraining narrow = training();
@@ -126,7 +131,8 @@ class MatchedParity : public ToyParity {
         training.plan = plan;
         training.mode = mode;
         training.chaos_seed += 1;
-        EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " " << static_cast<int>(mode);
+        EXPECT_EQ(difference(expected, train_toy(training)), "")
+            << plan.name << " " << static_cast<int>(mode);
       }
     }
   }
@@ -137,7 +143,9 @@ TEST_P(MatchedParity, MatchedCallsGiveTheBitsOfSharedMemory) {
   odd.model.reuse_last = true;
   odd.model.tie_first_two = true;
   odd.model.frozen_blocks = {2};
-  odd.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };  // on all ranks alike
+  odd.skip = [](int /*rank*/, std::int64_t step, int block) {
+    return block > 0 && (step + block) % 3 == 0;
+  };  // on all ranks alike
   expect_messages_give_the_same(odd);
 }
 
@@ -163,8 +171,8 @@ struct NodesCase {
 
 class NodesParity : public ::testing::TestWithParam<NodesCase> {};
 
-/// Sums go along the nodes in every transport, so what crosses between them may be sums of nodes: shared memory that knows of nodes, messages
-/// that do, and two levels give the same bits at every stage.
+/// Sums go along the nodes in every transport, so what crosses between them may be sums of nodes: shared
+/// memory that knows of nodes, messages that do, and two levels give the same bits at every stage.
 TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
   const auto [dtype, world, per_node, policy] = GetParam();
   ToyTraining training;
@@ -174,7 +182,9 @@ TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
   training.model.round_gradients = dtype == DType::kBFloat16;
   training.world = world;
   training.micro_steps = 2;
-  training.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };
+  training.skip = [](int /*rank*/, std::int64_t step, int block) {
+    return block > 0 && (step + block) % 3 == 0;
+  };
   training.plan.policy = policy;
   const ToyOutcome flat = train_toy(training);
   training.per_node = per_node;
@@ -187,9 +197,106 @@ TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
       training.plan = plan;
       training.mode = plan.name.size() % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
       training.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " transport " << static_cast<int>(transport);
+      EXPECT_EQ(difference(expected, train_toy(training)), "")
+          << plan.name << " transport " << static_cast<int>(transport);
     }
   }
+}
+
+/// Every chain of degrees that a world has, with parameters at rest split or not: among them those of
+/// hsdp_plan(), mics_plan() and hpz_plan().
+std::vector<ShardingPlan> plans_with_degrees(int world) {
+  std::vector<ShardingPlan> plans;
+  for (int optimizer = 1; optimizer <= world; ++optimizer) {
+    if (world % optimizer != 0) continue;
+    for (const int stage : {1, 2}) {
+      plans.push_back(zero_plan(stage, {"dp"}));
+      plans.back().optimizer_degree = optimizer;
+      plans.back().name += "-o" + std::to_string(optimizer);
+    }
+    for (int parameter = 1; parameter <= optimizer; ++parameter) {
+      if (optimizer % parameter != 0) continue;
+      plans.push_back(zero_plan(3, {"dp"}));
+      plans.back().parameter_degree = parameter;
+      plans.back().optimizer_degree = optimizer;
+      plans.back().name += "-w" + std::to_string(parameter) + "-o" + std::to_string(optimizer);
+    }
+  }
+  return plans;
+}
+
+class DegreesParity : public ::testing::TestWithParam<NodesCase> {};
+
+/// Over how many ranks a state is split is memory and traffic, wherever the groups lie in the nodes: sums are
+/// formed piece by piece over all ranks, along the nodes.
+TEST_P(DegreesParity, EveryChainOfDegreesHasTheBitsOfStageZeroOnTheSameNodes) {
+  const auto [dtype, world, per_node, policy] = GetParam();
+  ToyTraining training;
+  training.model = {
+      .width = 97, .blocks = 3, .dtype = dtype};  // ten pieces a block: something for each of eight ranks
+  training.model.reuse_last = true;
+  training.model.tie_first_two = true;
+  training.model.frozen_blocks = {2};
+  training.model.round_gradients = dtype == DType::kBFloat16;
+  training.world = world;
+  training.per_node = per_node;
+  training.micro_steps = 2;
+  training.steps = 3;
+  training.skip = [](int /*rank*/, std::int64_t step, int block) {
+    return block > 0 && (step + block) % 3 == 0;
+  };
+  training.plan.policy = policy;
+  const ToyOutcome expected = train_toy(training);
+  std::vector<test::ThreadTransport> transports{test::ThreadTransport::kMemory,
+                                                test::ThreadTransport::kMessages};
+  if (per_node > 0) transports.push_back(test::ThreadTransport::kLevels);
+  for (const test::ThreadTransport transport : transports) {
+    for (const ShardingPlan& plan : plans_with_degrees(world)) {
+      training.transport = transport;
+      training.plan = plan;
+      training.plan.policy = policy;
+      training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
+      training.chaos_seed += 1;
+      EXPECT_EQ(difference(expected, train_toy(training)), "")
+          << plan.name << " transport " << static_cast<int>(transport) << " chaos seed "
+          << training.chaos_seed;
+    }
+  }
+}
+
+/// Where memory is shared, ranks may take different paths under every plan.
+TEST_P(DegreesParity, RanksOnDifferentPathsHaveTheSameBits) {
+  const auto [dtype, world, per_node, policy] = GetParam();
+  ToyTraining training;
+  training.model = {.width = 97, .blocks = 5, .dtype = dtype};
+  training.world = world;
+  training.per_node = per_node;
+  training.passes = 2;
+  training.steps = 3;
+  training.skip = [](int rank, std::int64_t step, int block) {
+    return block > 0 && ((step + block) % 3 == 0 || (rank + block + step) % 4 == 0);
+  };
+  training.plan.policy = policy;
+  const ToyOutcome expected = train_toy(training);
+  for (const ShardingPlan& plan : plans_with_degrees(world)) {
+    training.plan = plan;
+    training.plan.policy = policy;
+    training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
+    training.chaos_seed += 1;
+    EXPECT_EQ(difference(expected, train_toy(training)), "")
+        << plan.name << " chaos seed " << training.chaos_seed;
+  }
+}
+
+std::vector<NodesCase> degrees_cases() {
+  std::vector<NodesCase> cases;
+  for (const auto& [world, per_node] : {std::pair{4, 0}, {4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}}) {
+    cases.push_back({DType::kFloat32, world, per_node, ReductionPolicy::kPerMicroStep});
+    if (world != 6) cases.push_back({DType::kBFloat16, world, per_node, ReductionPolicy::kPerMicroStep});
+    if (world == 6) cases.push_back({DType::kFloat64, world, per_node, ReductionPolicy::kPerStep});
+    if (world == 4) cases.push_back({DType::kBFloat16, world, per_node, ReductionPolicy::kPerStep});
+  }
+  return cases;
 }
 
 std::vector<NodesCase> nodes_cases() {
@@ -206,11 +313,12 @@ std::vector<NodesCase> nodes_cases() {
 
 std::string name_of_nodes_case(const ::testing::TestParamInfo<NodesCase>& info) {
   const NodesCase& value = info.param;
-  return std::string(name_of(value.dtype)) + "_" + std::to_string(value.per_node) + "per" + std::to_string(value.world) + "_" +
-         std::string(name_of(value.policy));
+  return std::string(name_of(value.dtype)) + "_" + std::to_string(value.per_node) + "per" +
+         std::to_string(value.world) + "_" + std::string(name_of(value.policy));
 }
 
 INSTANTIATE_TEST_SUITE_P(AllCases, NodesParity, ::testing::ValuesIn(nodes_cases()), name_of_nodes_case);
+INSTANTIATE_TEST_SUITE_P(AllCases, DegreesParity, ::testing::ValuesIn(degrees_cases()), name_of_nodes_case);
 INSTANTIATE_TEST_SUITE_P(AllCases, ToyParity, ::testing::ValuesIn(all_cases()), name_of_case);
 INSTANTIATE_TEST_SUITE_P(AllCases, MatchedParity, ::testing::ValuesIn(matched_cases()), name_of_case);
 

@@ -1,13 +1,12 @@
 #include "support/toy_training.h"
 
-#include <exception>
-#include <mutex>
-#include <thread>
-
 #include <zeroth/base/text.h>
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
 
+#include <exception>
+#include <mutex>
+#include <thread>
 
 namespace zeroth::testing {
 namespace {
@@ -18,7 +17,8 @@ EngineSettings settings_of(const ToyTraining& training) {
   settings.micro_steps = training.micro_steps;
   settings.gradient_clipping = training.clipping;
   settings.optimizer = {.type = training.optimizer, .momentum = training.optimizer == "SGD"};
-  settings.groups = {GroupHyper{.lr = 0.02, .weight_decay = 0.1, .momentum = 0.9}, GroupHyper{.lr = 0.05, .momentum = 0.9}};
+  settings.groups = {GroupHyper{.lr = 0.02, .weight_decay = 0.1, .momentum = 0.9},
+                     GroupHyper{.lr = 0.05, .momentum = 0.9}};
   settings.threads = training.threads;
   settings.max_nonfinite_steps = training.max_nonfinite_steps;
   settings.memory_limit_bytes = training.memory_limit_bytes;
@@ -48,6 +48,8 @@ void run_thread(const ToyTraining& training, const test::ThreadSeats& seats, int
     all.planned_wire[index] = own.planned_wire[0];
     all.gather_bytes[index] = own.gather_bytes[0];
     all.reduce_bytes[index] = own.reduce_bytes[0];
+    all.far_gather_bytes[index] = own.far_gather_bytes[0];
+    all.far_reduce_bytes[index] = own.far_reduce_bytes[0];
     if (all.losses.empty()) {
       all.losses = own.losses;
       all.norms = own.norms;
@@ -72,7 +74,8 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
   if (training.decorate) base = training.decorate(std::move(base), rank);
   const auto backend = std::make_shared<CountingBackend>(std::move(base), table);
   try {
-    const auto device = make_cpu_device(training.mode, training.chaos_seed * 131 + static_cast<std::uint64_t>(rank));
+    const auto device =
+        make_cpu_device(training.mode, training.chaos_seed * 131 + static_cast<std::uint64_t>(rank));
     ToyModel model(training.model, 7);
     model.set_poison(training.poison);
     ToyStructure structure = model.structure();
@@ -97,6 +100,8 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
       }
       own.gather_bytes = {bytes_of(*table, CollectiveKind::kAllGather)};
       own.reduce_bytes = {bytes_of(*table, CollectiveKind::kReduceScatter)};
+      own.far_gather_bytes = {table->row(CollectiveKind::kAllGather).far_bytes};
+      own.far_reduce_bytes = {table->row(CollectiveKind::kReduceScatter).far_bytes};
       if (training.after_step) training.after_step(engine, model, result);
       losses.push_back(loss);
       own.norms.push_back(hex_float(result.grad_norm));
@@ -127,7 +132,10 @@ ToyOutcome train_toy(const ToyTraining& training) {
   shared.outcome.planned_wire.resize(world);
   shared.outcome.gather_bytes.resize(world);
   shared.outcome.reduce_bytes.resize(world);
-  const test::ThreadSeats seats(training.world, training.transport, test::nodes_of_ranks(training.world, training.per_node));
+  shared.outcome.far_gather_bytes.resize(world);
+  shared.outcome.far_reduce_bytes.resize(world);
+  const test::ThreadSeats seats(
+      training.world, training.transport, test::nodes_of_ranks(training.world, training.per_node));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < training.world; ++rank) {
     threads.emplace_back([&, rank] { run_thread(training, seats, rank, shared); });
@@ -144,7 +152,8 @@ std::string difference(const ToyOutcome& expected, const ToyOutcome& got) {
              (step < got.losses.size() ? got.losses[step] : "nothing");
     }
     if (expected.norms[step] != got.norms[step]) {
-      return "norm of step " + std::to_string(step) + ": " + expected.norms[step] + " against " + got.norms[step];
+      return "norm of step " + std::to_string(step) + ": " + expected.norms[step] + " against " +
+             got.norms[step];
     }
   }
   for (std::size_t param = 0; param < expected.values.size(); ++param) {

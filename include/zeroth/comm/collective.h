@@ -58,7 +58,7 @@ struct WholeCall {
 ///
 ///   kind            counts                  send                        recv
 ///   all_gather      elements of each rank   own part, counts[rank]      all parts in rank order, sum(counts)
-///   reduce_scatter  elements of each rank   all parts, sum(counts)      own part of the sum, counts[rank]
+///   reduce_scatter  elements of each rank   all parts, sum(counts); see offsets   own part of the sum, counts[rank]
 ///   all_reduce      {n}                     n                           n
 ///   broadcast       {n}                     n at the root, else unused  n, at the root too
 ///   gather          elements of each rank   own part, counts[rank]      all parts at the root, else unused
@@ -85,6 +85,8 @@ struct Collective {
   std::byte* recv = nullptr;
   std::vector<std::int64_t> counts{};       ///< elements
   std::vector<std::int64_t> recv_counts{};  ///< elements; all_to_all only
+  /// Elements; reduce_scatter only: where each rank's part begins in `send`, one after the other in any order. Empty: in rank order.
+  std::vector<std::int64_t> offsets{};
   ReduceOp op = ReduceOp::kSum;             ///< all_reduce, reduce_scatter
   int root = 0;                             ///< broadcast, gather, scatter; of a send and a recv the other rank
   bool accumulate = false;                  ///< sum of a reduce_scatter only, not in place: recv = recv + sum; this rank's own matter

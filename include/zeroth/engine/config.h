@@ -72,6 +72,10 @@ struct ZeroConfig {
   int ring_slots = 2;
   int prefetch_units = 1;
   bool narrow_buckets = true;
+  int parameter_degree = 0;    ///< ranks over which stage 3 splits parameters; 0: all
+  int optimizer_degree = 0;    ///< ranks over which stages 1 to 3 split the optimizer; 0: all
+  int hpz_partition_size = 1;  ///< above 1 a parameter_degree by DeepSpeed's name
+  int mics_shard_size = -1;    ///< above 0 both degrees by DeepSpeed's name
 };
 
 /// The rest of section "zeroth".

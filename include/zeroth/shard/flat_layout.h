@@ -5,7 +5,7 @@
 //   |<- rank 0: blocks 0..3 ->|<- rank 1: blocks 4..7 ->|<- rank 2: 8..10 ->|
 //
 // Offsets never depend on the world size; shard boundaries are multiples of the norm's block or the end, whose block may be short,
-// and nobody computes total/shards.
+// and nobody computes total/shards. Which rank has which piece depends on the degrees of sharding (degrees.h).
 #pragma once
 
 #include <cstddef>
@@ -48,11 +48,17 @@ struct FlatLayout {
   double grad_factor = 1.0;  ///< a block of the norm must not mix factors
   std::int64_t length = 0;  ///< elements, padded to kSegmentAlignBytes; padding is zero
   std::vector<Segment> segments{};
-  std::vector<std::int64_t> boundaries{};  ///< world + 1 entries: rank r owns [boundaries[r], boundaries[r + 1])
+  std::vector<std::int64_t> boundaries{};  ///< world + 1 entries: piece i is [boundaries[i], boundaries[i + 1])
+  std::vector<int> pieces{};  ///< of each rank, see pieces_of_ranks()
 
   [[nodiscard]] int world() const { return static_cast<int>(boundaries.size()) - 1; }
-  [[nodiscard]] Range shard(int rank) const {
-    return {boundaries[static_cast<std::size_t>(rank)], boundaries[static_cast<std::size_t>(rank) + 1]};
+  /// The piece of a rank: its part at the degree of the world.
+  [[nodiscard]] Range shard(int rank) const { return part(rank, world()); }
+  /// What a rank has of a state that is split over `degree` ranks, one of the degrees that the pieces were made for.
+  [[nodiscard]] Range part(int rank, int degree) const {
+    const int run = world() / degree;
+    const int first = pieces[static_cast<std::size_t>(rank)] / run * run;
+    return {boundaries[static_cast<std::size_t>(first)], boundaries[static_cast<std::size_t>(first + run)]};
   }
   [[nodiscard]] std::vector<std::int64_t> counts() const;
   [[nodiscard]] std::size_t bytes() const { return static_cast<std::size_t>(length) * size_of(dtype); }
@@ -64,17 +70,19 @@ struct FlatLayout {
   bool operator==(const FlatLayout&) const = default;
 };
 
-/// Blocks in rank order, numbers of blocks equal but for one; the last block may be short. `rotate` turns which ranks take the odd
-/// blocks, so that many small units spread over all ranks. `length` must not be negative.
-[[nodiscard]] std::vector<std::int64_t> shard_boundaries(std::int64_t length, int world, int rotate);
+/// Pieces of whole blocks, numbers of blocks equal but for one; the last block may be short. The odd blocks go to consecutive ranks, so that
+/// parts of every degree differ by a block at most too; `rotate` turns which ranks these are, so that many small units spread over all
+/// ranks. `length` must not be negative. `pieces`: of each rank.
+[[nodiscard]] std::vector<std::int64_t> shard_boundaries(std::int64_t length, std::span<const int> pieces, int rotate);
 
 /// Layouts of one unit: one per (dtype, trainable, grad_factor), two for a 16-bit dtype with matrices and vectors, in order of first
 /// appearance. `unit.params` must index `params`. Throws kModel on a shape that cannot be (negative, more than 2^48 elements in a unit), a dtype that is not
-/// floating, or a gradient factor that is not finite.
+/// floating, or a gradient factor that is not finite. `degrees`: see pieces_of_ranks().
 [[nodiscard]] std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
                                                         const UnitSpec& unit,
                                                         int unit_index,
-                                                        int world);
+                                                        int world,
+                                                        std::span<const int> degrees = {});
 
 /// What two ranges share (empty if they do not meet).
 [[nodiscard]] Range intersect(const Range& one, const Range& other);

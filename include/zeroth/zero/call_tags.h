@@ -11,9 +11,8 @@ namespace zeroth {
 
 enum class CallPurpose : std::uint8_t { kOther, kGatherParameters, kPublishParameters, kReadParameters, kReduceGradients, kShareGradients };
 
-/// A call about all shards of a flat, `dtype` elements in its own parts.
-[[nodiscard]] Collective flat_call(
-    CollectiveKind kind, CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* send, std::byte* recv);
+/// The reduction of a bucket into every rank's piece of the sums, in the flat's accumulation dtype.
+[[nodiscard]] Collective reduce_call(const FlatLayout& flat, DType dtype, const std::byte* bucket, std::byte* sum);
 [[nodiscard]] MessageTag tag_of(Meeting what);
 
 /// "the gradients of unit blocks.3", "step()"; "" for tags of other calls. `model` must outlive it.

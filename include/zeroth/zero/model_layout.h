@@ -39,7 +39,10 @@ struct ModelLayout {
   bool operator==(const ModelLayout&) const = default;
 };
 
-/// Checks that every parameter is in exactly one unit and that names are unique; throws kModel with the name.
+/// Checks that every parameter is in exactly one unit and that names are unique; throws kModel with the name. The layout is for plans with these
+/// degrees, those of a plan without any for all such plans.
+[[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, const Degrees& degrees);
+/// For plans that split states over all ranks, or not at all.
 [[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, int world);
 
 /// A place in memory that units use in turn. Addresses are static: unit -> slot never changes.

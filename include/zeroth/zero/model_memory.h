@@ -46,22 +46,26 @@ class ModelMemory {
   ModelMemory& operator=(const ModelMemory&) = delete;
   ~ModelMemory();
 
-  /// Parameters at rest: the whole flat if replicated, else this rank's shard.
+  /// Parameters at rest: those of rest_range().
   [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)]; }
-  /// Shard of `rank`, in the flat's dtype, where the plan shares parameters. Other ranks' only where the transport is one-sided.
-  [[nodiscard]] const std::byte* parameter_shard(int flat, int rank) const;
+  /// Where the parameters of `rank` from `element` of the flat on are, which it has at rest, and the plan shares. Other ranks' only where the
+  /// transport is one-sided.
+  [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
   /// Of the update range of a bfloat16 flat: 16 bits an element that its parameters lack of their fp32 masters
   /// ([Note: Masters in two halves]); zero at first, so that masters are the initial values. Else null.
   [[nodiscard]] std::int16_t* master_low(int flat) const { return reinterpret_cast<std::int16_t*>(at(masters_, flat)); }
   [[nodiscard]] std::byte* state(int flat, int which) const;
-  /// This rank's reduced shard (accumulation dtype): memory of its own, or, if sums_in_bucket(), its range of its own bucket.
+  /// This rank's reduced shard, its piece of the sums (accumulation dtype): in memory of its own, or, if sums_in_bucket(), its range of
+  /// its own bucket.
   [[nodiscard]] std::byte* reduced(int flat);
   /// See sums_in_buckets().
   [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[index(flat)]; }
   /// Other ranks read this one's sums where its next gradients will be.
   [[nodiscard]] bool peers_read_buckets() const { return peers_read_buckets_; }
   /// Another rank's, after GradientStore::share_sums().
-  [[nodiscard]] const std::byte* peer_reduced(int flat, int rank) const;
+  [[nodiscard]] const std::byte* peer_reduced(int flat, int rank);
+  /// Where pieces of the sums of what this rank updates come together, its own among them, if the transport is not one-sided.
+  [[nodiscard]] std::byte* gathered_sums(int flat);
   /// See bucket_dtypes().
   [[nodiscard]] DType bucket_dtype(int flat) const { return bucket_dtypes_[index(flat)]; }
   /// Start of the flat inside its bucket slot, for gradients of `dtype`: bucket_dtype(), or the accumulation dtype, whose slot may be
@@ -78,6 +82,9 @@ class ModelMemory {
   [[nodiscard]] const SlotTable& gathered_table() const { return gathered_table_; }
   /// Elements that this rank's optimizer updates.
   [[nodiscard]] Range update_range(int flat) const;
+  /// Elements that a rank has at rest.
+  [[nodiscard]] Range rest_range(int flat, int rank) const;
+  [[nodiscard]] const Degrees& degrees() const { return degrees_; }
   [[nodiscard]] int rank() const { return rank_; }
   /// Of the arenas, on this rank. Slow: reads smaps.
   [[nodiscard]] std::uint64_t resident_bytes() const {
@@ -87,11 +94,13 @@ class ModelMemory {
  private:
   [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
   [[nodiscard]] static std::byte* at(const std::vector<Buffer>& buffers, int flat) { return buffers[index(flat)].data(); }
+  [[nodiscard]] Range sums_range(int flat, int rank) const { return zeroth::sums_range(model_, plan_, flat, rank); }
   void allocate_private(Device& device, int optimizer_states);
   [[nodiscard]] PeerWindow window_of(const Arena& arena, std::string_view name, CommBackend& backend) const;
 
   const ModelLayout& model_;
   const ShardingPlan& plan_;
+  Degrees degrees_;
   int rank_;
   bool one_sided_;
   std::vector<DType> bucket_dtypes_;   // one a flat

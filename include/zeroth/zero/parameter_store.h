@@ -5,9 +5,11 @@
 // Where peers read each other's memory (Capabilities::one_sided) a gather is a pull: wait until each rank's shard has this rank's
 // epoch, copy. No rank overwrites a shard before the judge of the step, which every rank passes after its last gather. Elsewhere a
 // gather is a matched all_gather: all ranks take the same units in the same order, or hear by name what the others took.
+// Whose shards make a whole depends on the degrees of sharding: all ranks', or those of a run of them.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,7 @@
 namespace zeroth {
 
 enum class CallPurpose : std::uint8_t;
+class RowGroup;
 
 /// Told where the parameters of a flat are. `data` is the start of the flat buffer, or null when it may no longer be touched.
 /// Called on the caller's thread, from unshard and release.
@@ -86,8 +89,10 @@ class ParameterStore {
   };
 
   void start_gather(int unit);
-  void fetch(int flat, std::byte* out, CallPurpose purpose);
-  void pull(int flat, std::byte* out);
+  /// What the group's ranks have into `out`, which gets this rank's part at its lower degree.
+  void bring(int flat, std::byte* out, RowGroup& group, CallPurpose purpose);
+  void pull(int flat, std::byte* out, const RowGroup& group);
+  void require_version(int flat, int rank, const RowGroup& group);
   void finish(int unit);
   void drop(int unit) noexcept;
   void note_order(int unit);
@@ -103,6 +108,8 @@ class ParameterStore {
   Stream gather_stream_;
   KernelContext kernels_;
   ParameterBinder& binder_;
+  std::unique_ptr<RowGroup> whole_;     ///< whose parts at rest make a whole
+  std::unique_ptr<RowGroup> at_rest_;   ///< whose updates make what this rank has at rest
   std::vector<UnitState> units_;
   std::vector<int> slot_user_;     ///< unit in each gathered slot, -1
   std::vector<int> ring_;          ///< positions among the repeated units

@@ -6,7 +6,18 @@
 //   2       Replicate   Replicate                       Flat        Flat
 //   3       Flat        Flat (or Replicate: reshard)    Flat        Flat
 //
-// Ref: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020.
+// Flat over how many ranks is the degree of the state (shard/degrees.h): all of them, or runs of fewer, so that what is gathered often
+// comes from near. Replicate is degree 1. Where the optimizer's degree is below the number of ranks, sums travel to the ranks that need
+// them; where it is above the parameters', updated parameters do. Neither changes a number: sums are formed over all ranks, piece by
+// piece, as under every plan.
+//
+//   plan        parameter   optimizer     for each step and rank, between nodes of k ranks
+//   hsdp k      Flat, k     Flat, k       gradients reduced, and sums gathered
+//   mics k      the same value
+//   hpz k       Flat, k     Flat, all     gradients reduced, and updated parameters gathered
+//
+// Ref: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020; Zhang et al., "MiCS:
+// Near-linear Scaling for Training Gigantic Model on Public Cloud", VLDB 2023; Wang et al., "ZeRO++", 2023.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +45,15 @@ enum class Reshard : std::uint8_t {
 [[nodiscard]] std::string_view name_of(ReductionPolicy policy) noexcept;
 [[nodiscard]] std::string_view name_of(Reshard reshard) noexcept;
 
+/// Over how many ranks each state is split, in a world; 1: every rank has all of it.
+struct Degrees {
+  int parameter = 1;
+  int sums = 1;  ///< reduced gradients during the update; before it the whole world
+  int optimizer = 1;
+  int world = 1;
+  bool operator==(const Degrees&) const = default;
+};
+
 struct ShardingPlan {
   std::string name{};               ///< for people: "zero-3"
   std::vector<std::string> axes{};  ///< mesh axes that hold the shards
@@ -45,19 +65,25 @@ struct ShardingPlan {
   int ring_slots = 2;      ///< slots that the repeated units share, for gathered parameters and for buckets
   int prefetch_units = 1;  ///< units gathered ahead where the device works asynchronously
   bool narrow_buckets = true;  ///< see bucket_dtypes(); false where a program gives fp32 gradients of 16-bit parameters
+  int parameter_degree = 0;  ///< of Flat parameters; 0: all ranks
+  int optimizer_degree = 0;  ///< of a Flat optimizer; 0: all ranks
 
+  /// Throws kConfig unless parameter_degree divides optimizer_degree and that the world.
+  [[nodiscard]] Degrees degrees(int world) const;
   /// Throws kUsage for combinations that have no meaning (say, a replicated optimizer over sharded gradients).
   void validate() const;
   /// A gathered copy is needed to compute.
   [[nodiscard]] bool gathers_parameters() const { return parameter == Placement::kFlat; }
-  /// Updated shards travel to everybody at the end of a step.
-  [[nodiscard]] bool publishes_parameters() const {
-    return transition(optimizer, parameter) == Transition::kAllGather;
+  /// Updated shards travel to the others who rest them at the end of a step.
+  [[nodiscard]] bool publishes_parameters(int world) const {
+    return degrees(world).optimizer > degrees(world).parameter;
   }
   /// Ranks take parameters from each other, one way or the other.
-  [[nodiscard]] bool shares_parameters() const { return gathers_parameters() || publishes_parameters(); }
-  /// Reduced gradients travel to everybody before the update.
-  [[nodiscard]] bool gathers_gradients() const { return gradient == Placement::kReplicate; }
+  [[nodiscard]] bool shares_parameters() const { return gathers_parameters() || optimizer == Placement::kFlat; }
+  /// Reduced gradients travel to the others who update with them.
+  [[nodiscard]] bool gathers_gradients(int world) const { return degrees(world).sums < world; }
+  /// All of them, into the buckets.
+  [[nodiscard]] bool gathers_into_buckets() const { return gradient == Placement::kReplicate; }
   /// Gradients of several micro-steps are added in a rank's own bucket.
   [[nodiscard]] bool accumulates_in_buckets(int micro_steps) const {
     return policy == ReductionPolicy::kPerStep && micro_steps > 1;
@@ -71,6 +97,13 @@ struct ShardingPlan {
 
 /// The plan of ZeRO stage 0 to 3 over `axes`. Throws kConfig for other numbers.
 [[nodiscard]] ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes);
+/// Hybrid sharding: all states are split inside groups of `group` consecutive ranks, and each group has all of them. Sums are over all ranks.
+[[nodiscard]] ShardingPlan hsdp_plan(int group, std::vector<std::string> axes);
+/// MiCS partitions all states inside a group as well; the plan is that of hsdp_plan().
+[[nodiscard]] ShardingPlan mics_plan(int group, std::vector<std::string> axes);
+/// Parameters are gathered inside groups of `group` consecutive ranks, and the optimizer is split over all ranks. The shard that ZeRO++ (hpZ)
+/// keeps beside the one of stage 3, for backward, is the only one here, and serves forward too.
+[[nodiscard]] ShardingPlan hpz_plan(int group, std::vector<std::string> axes);
 /// The plans of all stages, lowest first.
 [[nodiscard]] std::vector<ShardingPlan> all_zero_plans(const std::vector<std::string>& axes);
 

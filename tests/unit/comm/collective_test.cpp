@@ -79,7 +79,9 @@ TEST(Collective, WhatOneRankCanSeeIsRefused) {
     if (kind == CollectiveKind::kBarrier) continue;
     Collective collective = good(kind);
     collective.root = 2;
-    EXPECT_EQ(problem(collective), is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group");
+    EXPECT_EQ(
+        problem(collective),
+        is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group");
     collective.root = 1;
     if (is_point_to_point(kind)) {
       EXPECT_EQ(problem(collective), "a rank sends to itself");
@@ -91,7 +93,9 @@ TEST(Collective, WhatOneRankCanSeeIsRefused) {
   for (const CollectiveKind kind : kKinds) {
     Collective collective = good(kind);
     collective.recv_counts.push_back(1);
-    EXPECT_EQ(problem(collective), kind == CollectiveKind::kBarrier ? "a barrier has no data" : "wrong number of counts to receive");
+    EXPECT_EQ(
+        problem(collective),
+        kind == CollectiveKind::kBarrier ? "a barrier has no data" : "wrong number of counts to receive");
   }
   Collective negative = good(CollectiveKind::kAllToAll);
   negative.recv_counts[1] = -1;
@@ -207,6 +211,38 @@ TEST(Collective, SendMayBeNullWhereNothingIsSent) {
   EXPECT_EQ(problem(broadcast, 0), "send is null");
 }
 
+TEST(Collective, OffsetsPutThePartsOneAfterTheOther) {
+  Collective collective = good(CollectiveKind::kReduceScatter);  // parts of 3 and 4
+  const std::vector<std::vector<std::int64_t>> fine{{0, 3}, {4, 0}};
+  for (const auto& offsets : fine) {
+    collective.offsets = offsets;
+    EXPECT_EQ(problem(collective), "");
+  }
+  EXPECT_EQ(describe(collective), "reduce_scatter float32 [3, 4] at [4, 0] unit=2 label=5");
+  const std::vector<std::vector<std::int64_t>> wrong{{0}, {0, 3, 7}, {0, 4}, {0, 2}, {3, 0}, {-3, 0}, {0, 0}};
+  for (const auto& offsets : wrong) {
+    collective.offsets = offsets;
+    EXPECT_EQ(problem(collective), "the parts are not one after the other") << offsets.front();
+  }
+  collective.offsets = {7, 0};
+  collective.counts = {0, 7};
+  EXPECT_EQ(problem(collective), "") << "an empty part is anywhere";
+  // In place at its own offset.
+  collective.counts = {3, 4};
+  collective.offsets = {4, 0};
+  collective.recv = const_cast<std::byte*>(collective.send);
+  EXPECT_EQ(problem(collective, 1), "");
+  EXPECT_EQ(problem(collective, 0), "send and recv overlap");
+  collective.recv += 4 * sizeof(float);
+  EXPECT_EQ(problem(collective, 0), "");
+  for (const CollectiveKind kind : kKinds) {
+    if (kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kBarrier) continue;
+    Collective other = good(kind);
+    other.offsets = {0, 3};
+    EXPECT_EQ(problem(other), "only a reduce_scatter has offsets") << name_of(kind);
+  }
+}
+
 TEST(Collective, DescriptionsAreShort) {
   Collective collective = good(CollectiveKind::kReduceScatter);
   EXPECT_EQ(describe(collective), "reduce_scatter float32 [3, 4] unit=2 label=5");
@@ -214,7 +250,8 @@ TEST(Collective, DescriptionsAreShort) {
   collective.out_dtype = DType::kBFloat16;
   EXPECT_EQ(describe(collective),
             "reduce_scatter float32->bfloat16 [1, 1, 1, 1, 1, 1, 1, 1, ...] unit=2 label=5");
-  EXPECT_EQ(describe(good(CollectiveKind::kAllToAll)), "all_to_all float32 [3, 4] from [2, 4] unit=2 label=5");
+  EXPECT_EQ(describe(good(CollectiveKind::kAllToAll)),
+            "all_to_all float32 [3, 4] from [2, 4] unit=2 label=5");
   EXPECT_EQ(describe(good(CollectiveKind::kSend)), "send float32 [7] to rank 0 unit=2 label=5");
   EXPECT_EQ(describe(good(CollectiveKind::kRecv)), "recv float32 [7] from rank 0 unit=2 label=5");
   EXPECT_EQ(describe(good(CollectiveKind::kBarrier)), "barrier unit=2 label=5");

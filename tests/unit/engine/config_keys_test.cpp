@@ -2,10 +2,13 @@
 #include "engine/config_schema.h"
 #include "unit/engine/config_test_support.h"
 
+#include <zeroth/engine/settings.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
 
 namespace zeroth::test {
 namespace {
@@ -32,6 +35,7 @@ const std::string kSgd = R"({"optimizer": {"type": "SGD", "params": {"momentum":
 const std::string kWarmup = R"({"scheduler": {"type": "WarmupLR"}})";
 const std::string kCosine =
     R"({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 3, "total_num_steps": 90}}})";
+const std::string kStage3 = R"({"zero_optimization": {"stage": 3}})";
 const std::vector<std::string> kNotInteger{
     "\"3\"", "true", "1.5", "[]", "{}", "1e30", "99999999999999999999", "-1"};
 const std::vector<std::string> kNotNumber{"\"3\"", "true", "[]", "{}"};
@@ -177,6 +181,26 @@ std::vector<KeyCase> cases() {
         {"2", [](auto& c) { return c.zero.stage == 2; }},
         {"3.0", [](auto& c) { return c.zero.stage == 3; }}},
        kNotInteger + std::vector<std::string>{"4", "\"auto\""}},
+      {"/zero_optimization/zero_hpz_partition_size",
+       kStage3,
+       {{"1", [](auto& c) { return c.zero.hpz_partition_size == 1; }},
+        {"8", [](auto& c) { return c.zero.hpz_partition_size == 8; }}},
+       kNotInteger + std::vector<std::string>{"0"}},
+      {"/zero_optimization/mics_shard_size",
+       kStage3,
+       {{"-1", [](auto& c) { return c.zero.mics_shard_size == -1; }},
+        {"4", [](auto& c) { return c.zero.mics_shard_size == 4; }}},
+       {"0", "-2", "0.5", "true", "\"1\"", "null"}},
+      {"/zeroth/parameter_degree",
+       kStage3,
+       {{"0", [](auto& c) { return c.zero.parameter_degree == 0; }},
+        {"8", [](auto& c) { return c.zero.parameter_degree == 8; }}},
+       kNotInteger},
+      {"/zeroth/optimizer_degree",
+       R"({"zero_optimization": {"stage": 2}})",
+       {{"0", [](auto& c) { return c.zero.optimizer_degree == 0; }},
+        {"8", [](auto& c) { return c.zero.optimizer_degree == 8; }}},
+       kNotInteger},
       {"/zeroth/reduction_policy",
        "{}",
        {{"\"per_step\"", [](auto& c) { return c.zero.reduction_policy == ReductionPolicy::kPerStep; }},
@@ -517,9 +541,79 @@ TEST(ConfigKeys, RefusedSectionsAreJudgedByTheirSwitch) {
   EXPECT_EQ(problem_of(R"({"wandb": {"enable": true}})").pointer, "/wandb/enable");
   EXPECT_EQ(problem_of(R"({"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}})").hint,
             "did you mean \"device\"?");
-  // true is not 1.
-  EXPECT_EQ(problem_of(R"({"zero_optimization": {"zero_hpz_partition_size": true}})").what,
-            "Zeroth cannot do this");
+  // true is not the text "fp32", nor is null a default.
+  EXPECT_EQ(problem_of(R"({"data_types": {"grad_accum_dtype": true}})").what, "Zeroth cannot do this");
+}
+
+std::string with_zero(const std::string& zero, const std::string& zeroth = "") {
+  return R"({"zero_optimization": {)" + zero + "}, \"zeroth\": {" + zeroth + "}}";
+}
+
+TEST(ConfigDegrees, ValuesThatAskForNothingAreFineAtEveryStage) {
+  for (const char* stage : {"0", "1", "2", "3"}) {
+    const std::string text =
+        std::string(R"("stage": )") + stage + R"(, "zero_hpz_partition_size": 1, "mics_shard_size": -1)";
+    EXPECT_TRUE(problems_of(with_zero(text)).empty()) << stage;
+  }
+}
+
+TEST(ConfigDegrees, NeedTheStageThatShards) {
+  for (const char* key : {R"("zero_hpz_partition_size": 2)", R"("mics_shard_size": 2)"}) {
+    const ConfigProblem problem = problem_of(with_zero(std::string(R"("stage": 2, )") + key));
+    EXPECT_EQ(problem.what, "the key has no meaning here") << key;
+    EXPECT_EQ(problem.hint, "it belongs to ZeRO stage 3") << key;
+  }
+  EXPECT_EQ(problem_of(with_zero(R"("stage": 2)", R"("parameter_degree": 2)")).hint,
+            "it belongs to ZeRO stage 3");
+  EXPECT_EQ(problem_of(with_zero(R"("stage": 0)", R"("optimizer_degree": 2)")).hint,
+            "it belongs to ZeRO stages 1 to 3");
+}
+
+TEST(ConfigDegrees, OneSetOfKeysSaysThemAndTheyNest) {
+  const std::string hpz = R"("stage": 3, "zero_hpz_partition_size": 4)";
+  const std::string mics = R"("stage": 3, "mics_shard_size": 4)";
+  EXPECT_EQ(problem_of(with_zero(hpz + R"(, "mics_shard_size": 4)")).pointer,
+            "/zero_optimization/mics_shard_size");
+  EXPECT_EQ(problem_of(with_zero(hpz, R"("parameter_degree": 4)")).pointer, "/zeroth/parameter_degree");
+  EXPECT_EQ(problem_of(with_zero(mics, R"("parameter_degree": 4)")).pointer, "/zeroth/parameter_degree");
+  EXPECT_EQ(problem_of(with_zero(mics, R"("optimizer_degree": 8)")).pointer, "/zeroth/optimizer_degree");
+  EXPECT_TRUE(problems_of(with_zero(hpz, R"("optimizer_degree": 8)")).empty());
+  EXPECT_EQ(problem_of(with_zero(hpz, R"("optimizer_degree": 6)")).expected, "a multiple of 4");
+  EXPECT_EQ(problem_of(with_zero(R"("stage": 3)", R"("optimizer_degree": 6)")).expected,
+            "a parameter_degree that divides it");
+  EXPECT_EQ(problem_of(with_zero(R"("stage": 3)", R"("parameter_degree": 4, "optimizer_degree": 2)")).pointer,
+            "/zeroth/optimizer_degree");
+}
+
+EngineSettings settings_of(const std::string& text, int world) {
+  return make_settings(read(text), world, {GroupHyper{}});
+}
+
+TEST(ConfigDegrees, BecomeThePlan) {
+  const ShardingPlan hpz = settings_of(with_zero(R"("stage": 3, "zero_hpz_partition_size": 2)"), 4).plan;
+  EXPECT_EQ(hpz, hpz_plan(2, {"dp"}));
+  const ShardingPlan mics = settings_of(with_zero(R"("stage": 3, "mics_shard_size": 2)"), 4).plan;
+  EXPECT_EQ(mics, mics_plan(2, {"dp"}));
+  const ShardingPlan both =
+      settings_of(with_zero(R"("stage": 3)", R"("parameter_degree": 2, "optimizer_degree": 4)"), 8).plan;
+  EXPECT_EQ(both.degrees(8), (Degrees{.parameter = 2, .sums = 4, .optimizer = 4, .world = 8}));
+  const ShardingPlan one = settings_of(with_zero(R"("stage": 1)", R"("optimizer_degree": 2)"), 4).plan;
+  EXPECT_EQ(one.degrees(4), (Degrees{.parameter = 1, .sums = 2, .optimizer = 2, .world = 4}));
+  EXPECT_EQ(settings_of(with_zero(R"("stage": 3)"), 4).plan, zero_plan(3, {"dp"}));
+}
+
+TEST(ConfigDegrees, MustDivideTheRanks) {
+  for (const std::string& text : {with_zero(R"("stage": 3, "zero_hpz_partition_size": 3)"),
+                                  with_zero(R"("stage": 3, "mics_shard_size": 8)"),
+                                  with_zero(R"("stage": 2)", R"("optimizer_degree": 3)")}) {
+    try {
+      (void)settings_of(text, 4);
+      ADD_FAILURE() << text;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      EXPECT_NE(std::string(error.what()).find("zero_hpz_partition_size"), std::string::npos) << error.what();
+    }
+  }
 }
 
 }  // namespace

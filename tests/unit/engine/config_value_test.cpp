@@ -72,6 +72,25 @@ SchedulerConfig any_scheduler() {
   return out;
 }
 
+/// Over how many ranks states are split, by one set of keys.
+void set_degrees(ZeroConfig& zero) {
+  const auto parameter = static_cast<int>(any_int(1, 4096));
+  const auto optimizer = parameter * static_cast<int>(any_int(0, 16));
+  switch (any_int(0, 4)) {
+    case 0:
+      return;
+    case 1:
+      if (zero.stage == 3) zero.hpz_partition_size = parameter;
+      return;
+    case 2:
+      if (zero.stage == 3) zero.mics_shard_size = parameter;
+      return;
+    default:
+      if (zero.stage == 3) zero.parameter_degree = parameter;
+      if (zero.stage >= 1) zero.optimizer_degree = optimizer;
+  }
+}
+
 Config any_config() {
   Config out;
   out.train_batch_size = maybe_size();
@@ -89,6 +108,7 @@ Config any_config() {
       .ring_slots = static_cast<int>(any_int(2, 4096)),
       .prefetch_units = static_cast<int>(any_int(0, 4096)),
       .narrow_buckets = *rc::gen::arbitrary<bool>()};
+  set_degrees(out.zero);
   out.runtime = {.threads = static_cast<int>(any_int(0, 4096)),
                  .ranks_per_node = static_cast<int>(any_int(0, 4096)),
                  .link_bytes_per_s = any_int(0, std::int64_t{1} << 62),

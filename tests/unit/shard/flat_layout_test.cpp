@@ -18,6 +18,13 @@
 namespace zeroth {
 namespace {
 
+/// Of ranks that have the pieces in their own order.
+std::vector<std::int64_t> boundaries_of(std::int64_t length, int world, int rotate) {
+  std::vector<int> pieces(static_cast<std::size_t>(world));
+  std::iota(pieces.begin(), pieces.end(), 0);
+  return shard_boundaries(length, pieces, rotate);
+}
+
 constexpr DType kFloats[] = {DType::kFloat32, DType::kBFloat16, DType::kFloat64};
 
 struct Model {
@@ -99,7 +106,7 @@ RC_GTEST_PROP(ShardBoundariesProperty, AreBalancedBlocksThatSumUpAndOnlyTheLastI
   const auto length = *rc::gen::inRange<std::int64_t>(0, 5000 * kBlockElements);
   const auto world = *rc::gen::inRange(1, 130);
   const auto rotate = *rc::gen::inRange(-300, 300);
-  const auto boundaries = shard_boundaries(length, world, rotate);
+  const auto boundaries = boundaries_of(length, world, rotate);
   RC_ASSERT(boundaries.size() == static_cast<std::size_t>(world) + 1);
   RC_ASSERT(boundaries.front() == 0);
   RC_ASSERT(boundaries.back() == length);
@@ -120,7 +127,7 @@ RC_GTEST_PROP(ShardBoundariesProperty, RotationSpreadsOddBlocksOverAllRanks, ())
   const auto blocks = *rc::gen::inRange<std::int64_t>(0, 200);
   std::vector<std::int64_t> sums(static_cast<std::size_t>(world), 0);
   for (int rotate = 0; rotate < world; ++rotate) {
-    const auto boundaries = shard_boundaries(blocks * kBlockElements, world, rotate);
+    const auto boundaries = boundaries_of(blocks * kBlockElements, world, rotate);
     for (std::size_t rank = 0; rank < sums.size(); ++rank)
       sums[rank] += boundaries[rank + 1] - boundaries[rank];
   }
@@ -243,18 +250,18 @@ TEST(FlatLayout, RefusesIntegersAndFactorsThatAreNotFinite) {
 }
 
 TEST(ShardBoundaries, TheShortBlockGoesToWhoHasTheLast) {
-  EXPECT_EQ(shard_boundaries(kBlockElements + 16, 2, 0), (std::vector<std::int64_t>{0, kBlockElements, kBlockElements + 16}));
-  EXPECT_EQ(shard_boundaries(16, 3, 1), (std::vector<std::int64_t>{0, 0, 16, 16}));
+  EXPECT_EQ(boundaries_of(kBlockElements + 16, 2, 0), (std::vector<std::int64_t>{0, kBlockElements, kBlockElements + 16}));
+  EXPECT_EQ(boundaries_of(16, 3, 1), (std::vector<std::int64_t>{0, 0, 16, 16}));
 }
 
 TEST(ShardBoundaries, RefusesNobodyAndLessThanNothing) {
-  EXPECT_THROW((void)shard_boundaries(-1, 2, 0), Error);
-  EXPECT_THROW((void)shard_boundaries(kBlockElements, 0, 0), Error);
+  EXPECT_THROW((void)boundaries_of(-1, 2, 0), Error);
+  EXPECT_THROW((void)boundaries_of(kBlockElements, 0, 0), Error);
 }
 
 TEST(ShardBoundaries, KnownTable) {
   const auto blocks = [](std::int64_t count, int world, int rotate) {
-    auto boundaries = shard_boundaries(count * kBlockElements, world, rotate);
+    auto boundaries = boundaries_of(count * kBlockElements, world, rotate);
     for (std::int64_t& boundary : boundaries) boundary /= kBlockElements;
     return boundaries;
   };

@@ -29,7 +29,8 @@ struct Part {
   std::int64_t length;
   bool stays_wide;  // tied, or vectors of 16 bits
 
-  /// Elements that `rank` owns: blocks, the odd ones to the ranks from `unit` on; the last block may be short.
+  /// Elements that `rank` owns: blocks, the odd ones to the ranks from `unit` on; the last block may be
+  /// short.
   [[nodiscard]] std::int64_t shard(int rank, int world) const {
     const std::int64_t blocks = (length + 1023) / 1024;
     std::int64_t before = 0;
@@ -114,7 +115,8 @@ MemorySnapshot formula(const testing::RandomModel& model,
   // Gradients travel as they are computed, but where sums are gathered, or formed, in the bucket.
   const auto narrow = [&](const Part& part) {
     const bool repeated = model.units[static_cast<std::size_t>(part.unit)].repeated;
-    return part.element == 2 && world > 1 && stage > 0 && repeated && !(per_step && micro_steps > 1) && !part.stays_wide;
+    return part.element == 2 && world > 1 && stage > 0 && repeated && !(per_step && micro_steps > 1) &&
+           !part.stays_wide;
   };
   for (const Part& part : parts) {
     const std::int64_t shard = part.shard(rank, world);
@@ -131,7 +133,8 @@ MemorySnapshot formula(const testing::RandomModel& model,
   const std::uint64_t ring = slots(model, bucket, true, plan.ring_slots);
   const bool once = micro_steps == 1 || per_step;
   const auto ranks = static_cast<std::uint64_t>(world);
-  // Units with a bucket that nothing comes into after their own: all outside the ring, and in it the first of each place.
+  // Units with a bucket that nothing comes into after their own: all outside the ring, and in it the first of
+  // each place.
   std::vector<bool> last(model.units.size(), true);
   std::uint64_t beside = 0;
   std::map<int, bool> placed;
@@ -146,12 +149,15 @@ MemorySnapshot formula(const testing::RandomModel& model,
     const bool beside_it = part.trainable && !narrow(part) && !last[static_cast<std::size_t>(part.unit)];
     if (beside_it) beside += product(part.length, part.accumulation);
   }
-  // Buckets for all, where there are such anyway or where these are no more than a ring and shards, on all ranks.
+  // Buckets for all, where there are such anyway or where these are no more than a ring and shards, on all
+  // ranks.
   const bool all_in_buckets = once && (all_held || ranks * all <= ranks * ring + beside);
   at(MemoryState::kBucket) = all_held || all_in_buckets ? all : ring;
   for (const Part& part : parts) {
-    const bool in_bucket = !narrow(part) && (all_in_buckets || (once && last[static_cast<std::size_t>(part.unit)]));
-    if (part.trainable && !in_bucket) at(MemoryState::kReduced) += product(part.shard(rank, world), part.accumulation);
+    const bool in_bucket =
+        !narrow(part) && (all_in_buckets || (once && last[static_cast<std::size_t>(part.unit)]));
+    if (part.trainable && !in_bucket)
+      at(MemoryState::kReduced) += product(part.shard(rank, world), part.accumulation);
   }
   const int at_once = std::min(plan.ring_slots, 1 + plan.prefetch_units);
   at(MemoryState::kGathered) = slots(model, gathered, plan.reshard != Reshard::kNone, at_once);
@@ -211,6 +217,62 @@ RC_GTEST_PROP(MemoryPlanProperty, HigherStagesNeverNeedMoreButForWhatIsGathered,
   for (int stage = 1; stage < 4; ++stage) RC_ASSERT(of_all_ranks(stage) <= of_all_ranks(stage - 1));
 }
 
+TEST(MemoryPlan, StatesOfOneLinearLayerAreDividedByTheirDegrees) {
+  // 1,048,576 parameters on 8 ranks, AdamW. float32: 4 MiB a state. bfloat16: 2 MiB of parameters, 2 MiB of
+  // lower halves of masters.
+  constexpr std::uint64_t kMiB = 1U << 20U;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
+    for (const auto& [parameter, optimizer] :
+         {std::pair{1, 1}, {1, 2}, {2, 2}, {2, 4}, {4, 4}, {2, 8}, {4, 8}, {1, 8}, {8, 8}}) {
+      ShardingPlan plan = zero_plan(3, {"dp"});
+      plan.parameter_degree = parameter;
+      plan.optimizer_degree = optimizer;
+      const ModelLayout model = make_model_layout({{.name = "w", .shape = {1024, 1024}, .dtype = dtype}},
+                                                  {{.name = "root", .params = {0}}},
+                                                  plan.degrees(8));
+      const std::uint64_t element = size_of(dtype);
+      const auto w = static_cast<std::uint64_t>(parameter);
+      const auto o = static_cast<std::uint64_t>(optimizer);
+      for (const int micro_steps : {1, 2}) {
+        for (const int rank : {0, 5}) {
+          const MemorySnapshot memory = plan_memory(model, plan, rank, 2, micro_steps);
+          EXPECT_EQ(memory[MemoryState::kParameter], element * kMiB / w) << parameter << " " << optimizer;
+          EXPECT_EQ(memory[MemoryState::kMaster], (4 - element) * kMiB / o) << parameter << " " << optimizer;
+          EXPECT_EQ(memory[MemoryState::kOptimizer], 8 * kMiB / o) << parameter << " " << optimizer;
+          EXPECT_EQ(memory[MemoryState::kBucket], 4 * kMiB);
+          // In the bucket, where it is not needed again.
+          EXPECT_EQ(memory[MemoryState::kReduced], micro_steps == 1 ? 0 : 4 * kMiB / o)
+              << parameter << " " << optimizer;
+          EXPECT_EQ(memory[MemoryState::kGathered], element * kMiB);
+        }
+      }
+    }
+  }
+}
+
+RC_GTEST_PROP(MemoryPlanProperty, GroupsOfRanksAddUpToOneModelEach, ()) {
+  const auto random = testing::any_model();
+  const auto parameter = *rc::gen::inRange(1, 4);
+  const auto optimizer = parameter * *rc::gen::inRange(1, 4);
+  const auto world = optimizer * *rc::gen::inRange(1, 4);
+  ShardingPlan plan = zero_plan(3, {"dp"});
+  plan.parameter_degree = parameter;
+  plan.optimizer_degree = optimizer;
+  const ModelLayout model = make_model_layout(random.params, random.units, plan.degrees(world));
+  const MemorySnapshot whole =
+      plan_memory(make_model_layout(random.params, random.units, 1), zero_plan(0, {"dp"}), 0, 2, 1);
+  for (const auto& [state, degree] : {std::pair{MemoryState::kParameter, parameter},
+                                      {MemoryState::kMaster, optimizer},
+                                      {MemoryState::kOptimizer, optimizer}}) {
+    for (int first = 0; first < world; first += degree) {
+      std::uint64_t sum = 0;
+      for (int rank = first; rank < first + degree; ++rank)
+        sum += plan_memory(model, plan, rank, 2, 1)[state];
+      RC_ASSERT(sum == whole[state]);
+    }
+  }
+}
+
 TEST(MemoryPlan, KnownTableOfOneLinearLayer) {
   // 1,048,576 fp32 parameters on 4 ranks: 4 MiB each state, a quarter where sharded.
   const ModelLayout model =
@@ -232,16 +294,18 @@ TEST(MemoryPlan, KnownTableOfOneLinearLayer) {
 }
 
 TEST(MemoryPlan, GradientsLieInTheirBucketAsTheyAreComputed) {
-  std::vector<ParamSpec> params{{.name = "w", .shape = {8, 1024}, .dtype = DType::kBFloat16},
-                                {.name = "norm", .shape = {4, 1024}},
-                                {.name = "tied", .shape = {4, 1024}, .dtype = DType::kBFloat16, .aliases = {"head"}},
-                                {.name = "vector", .shape = {1024}, .dtype = DType::kBFloat16}};
+  std::vector<ParamSpec> params{
+      {.name = "w", .shape = {8, 1024}, .dtype = DType::kBFloat16},
+      {.name = "norm", .shape = {4, 1024}},
+      {.name = "tied", .shape = {4, 1024}, .dtype = DType::kBFloat16, .aliases = {"head"}},
+      {.name = "vector", .shape = {1024}, .dtype = DType::kBFloat16}};
   std::vector<UnitSpec> units{{.name = "blocks.0", .params = {0, 1}, .repeated = true},
                               {.name = "blocks.1", .params = {2, 3}, .repeated = true}};
   const auto narrow = [&](int stage, int world, int micro_steps, ReductionPolicy policy) {
     ShardingPlan plan = zero_plan(stage, {"dp"});
     plan.policy = policy;
-    const std::vector<DType> dtypes = bucket_dtypes(make_model_layout(params, units, world), plan, micro_steps);
+    const std::vector<DType> dtypes =
+        bucket_dtypes(make_model_layout(params, units, world), plan, micro_steps);
     EXPECT_EQ(dtypes[1], DType::kFloat32);
     EXPECT_EQ(dtypes[2], DType::kFloat32) << "what comes is the sum of two gradients";
     EXPECT_EQ(dtypes[3], DType::kFloat32) << "torch has wide gradients for some";

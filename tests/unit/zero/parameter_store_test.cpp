@@ -183,6 +183,60 @@ void expect_mismatch_of_all(const RankReport& report, int world, const std::vect
   }
 }
 
+TEST(ParameterStoreDegrees, AGatherBringsTheShardsOfAGroupWithWhatOthersHaveUpdated) {
+  for (const auto& [parameter, optimizer] : {std::pair{1, 2}, {2, 2}, {2, 4}, {1, 8}, {2, 8}, {4, 8}}) {
+    test::run_ranks(8, [parameter = parameter, optimizer = optimizer](int /*rank*/, const Backend& backend) {
+      ShardingPlan plan = make_plan();
+      plan.parameter_degree = parameter;
+      plan.optimizer_degree = optimizer;
+      Stores stores(backend, plan);
+      for (int version = 1; version <= 3; ++version) {
+        stores.update();
+        stores.parameters.publish();  // and no barrier
+        for (const int unit : {0, kBlock0, kBlock1, kBlock2, kBlock1, 0}) {
+          stores.parameters.acquire(unit);
+          stores.require_values(unit);
+          stores.parameters.release(unit);
+        }
+        stores.parameters.quiesce();
+        stores.barrier();  // nobody overwrites a shard that somebody reads
+      }
+    });
+  }
+}
+
+TEST(ParameterStoreDegrees, AGatherInsideAGroupWaitsForNobodyElse) {
+  test::run_ranks(4, [](int rank, const Backend& backend) {
+    Stores stores(backend, hsdp_plan(2, {"dp"}));
+    stores.update();
+    if (rank >= 2) stores.barrier();  // the other group has no version yet
+    stores.parameters.publish();
+    stores.parameters.acquire(kBlock1);
+    stores.require_values(kBlock1);
+    stores.parameters.release(kBlock1);
+    if (rank < 2) stores.barrier();
+    stores.barrier();
+  });
+}
+
+/// A rank's epoch is that of all that it has at rest, so it comes after what others have updated.
+TEST(ParameterStoreDegrees, TheEpochWaitsForTheUpdatesOfOthers) {
+  test::run_ranks(4, [](int rank, const Backend& backend) {
+    Stores stores(backend, hpz_plan(2, {"dp"}));
+    const int flat = stores.model.unit_flats[kBlock1].front();
+    stores.update();
+    if (rank == 3) {
+      // Rank 1 has all it needs but this rank's part of the update.
+      const Signals& waiting = stores.memory.signals(1);
+      backend->wait_until([&] { return waiting.updated().load() == 1; }, {.what = "rank 1"});
+      test::require(waiting.epoch(flat).load() == 0, "an epoch without all updates");
+    }
+    stores.parameters.publish();
+    test::require(stores.memory.signals(rank).epoch(flat).load() == 1, "no epoch");
+    stores.barrier();
+  });
+}
+
 int flat_of(const ModelLayout& model, int unit) {
   return model.unit_flats[static_cast<std::size_t>(unit)].front();
 }

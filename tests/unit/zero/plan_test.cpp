@@ -29,8 +29,8 @@ TEST(ZeroPlan, StagesAreThesePlacements) {
     EXPECT_EQ(plan.gradient, row.gradient) << stage;
     EXPECT_EQ(plan.optimizer, row.optimizer) << stage;
     EXPECT_EQ(plan.gathers_parameters(), row.gathers_parameters) << stage;
-    EXPECT_EQ(plan.publishes_parameters(), row.publishes) << stage;
-    EXPECT_EQ(plan.gathers_gradients(), row.gathers_gradients) << stage;
+    EXPECT_EQ(plan.publishes_parameters(4), row.publishes) << stage;
+    EXPECT_EQ(plan.gathers_gradients(4), row.gathers_gradients) << stage;
     EXPECT_NO_THROW(plan.validate());
   }
 }
@@ -91,6 +91,75 @@ TEST(ShardingPlan, ValidateRefusesAbsurdNumbers) {
   }
   ShardingPlan plan = zero_plan(3, {"dp"});
   plan.prefetch_units = -1;
+  EXPECT_THROW(plan.validate(), Error);
+}
+
+TEST(ShardingPlan, DegreesOfTheStagesAreOneOrTheWorld) {
+  EXPECT_EQ(zero_plan(0, {"dp"}).degrees(6), (Degrees{.parameter = 1, .sums = 1, .optimizer = 1, .world = 6}));
+  EXPECT_EQ(zero_plan(1, {"dp"}).degrees(6), (Degrees{.parameter = 1, .sums = 6, .optimizer = 6, .world = 6}));
+  EXPECT_EQ(zero_plan(2, {"dp"}).degrees(6), (Degrees{.parameter = 1, .sums = 6, .optimizer = 6, .world = 6}));
+  EXPECT_EQ(zero_plan(3, {"dp"}).degrees(6), (Degrees{.parameter = 6, .sums = 6, .optimizer = 6, .world = 6}));
+}
+
+TEST(ShardingPlan, PlansForSlowLinksAreDegrees) {
+  for (const ShardingPlan& plan : {hsdp_plan(2, {"dp"}), mics_plan(2, {"dp"})}) {
+    EXPECT_EQ(plan.degrees(8), (Degrees{.parameter = 2, .sums = 2, .optimizer = 2, .world = 8})) << plan.name;
+    EXPECT_TRUE(plan.gathers_parameters() && plan.gathers_gradients(8) && !plan.publishes_parameters(8)) << plan.name;
+  }
+  ShardingPlan mics = mics_plan(2, {"dp"});
+  mics.name = hsdp_plan(2, {"dp"}).name;
+  EXPECT_EQ(mics, hsdp_plan(2, {"dp"}));
+  const ShardingPlan hpz = hpz_plan(2, {"dp"});
+  EXPECT_EQ(hpz.degrees(8), (Degrees{.parameter = 2, .sums = 8, .optimizer = 8, .world = 8}));
+  EXPECT_TRUE(hpz.gathers_parameters() && !hpz.gathers_gradients(8) && hpz.publishes_parameters(8));
+  EXPECT_EQ(hpz.name, "hpz-2");
+  EXPECT_EQ(hsdp_plan(4, {"dp"}).name, "hsdp-4");
+  EXPECT_EQ(mics_plan(4, {"dp"}).name, "mics-4");
+  // On as many ranks as the group has they are stage 3.
+  EXPECT_EQ(hsdp_plan(4, {"dp"}).degrees(4), zero_plan(3, {"dp"}).degrees(4));
+  EXPECT_EQ(hpz_plan(4, {"dp"}).degrees(4), zero_plan(3, {"dp"}).degrees(4));
+  for (const int group : {0, -1}) {
+    EXPECT_THROW((void)hsdp_plan(group, {"dp"}), Error);
+    EXPECT_THROW((void)mics_plan(group, {"dp"}), Error);
+    EXPECT_THROW((void)hpz_plan(group, {"dp"}), Error);
+  }
+}
+
+TEST(ShardingPlan, DegreesThatDoNotNestInTheWorldAreConfigurationErrors) {
+  struct Case {
+    int parameter, optimizer, world;
+  };
+  for (const auto& [parameter, optimizer, world] : {Case{3, 0, 4}, {2, 3, 6}, {4, 2, 8}, {8, 8, 4}, {2, 6, 8}, {0, 2, 4}}) {
+    ShardingPlan plan = zero_plan(3, {"dp"});
+    plan.parameter_degree = parameter;
+    plan.optimizer_degree = optimizer;
+    try {
+      (void)plan.degrees(world);
+      ADD_FAILURE() << parameter << " " << optimizer << " " << world;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      EXPECT_EQ(error.context().which, "zero-3");
+      EXPECT_NE(error.context().expected.find(std::to_string(world) + " ranks"), std::string::npos);
+    }
+  }
+}
+
+TEST(ShardingPlan, DegreesNeedShardedStates) {
+  ShardingPlan plan = zero_plan(2, {"dp"});
+  plan.optimizer_degree = 2;
+  EXPECT_NO_THROW(plan.validate());
+  plan.parameter_degree = 2;
+  EXPECT_THROW(plan.validate(), Error) << "parameters are replicated";
+  plan = zero_plan(0, {"dp"});
+  plan.optimizer_degree = 2;
+  EXPECT_THROW(plan.validate(), Error) << "the optimizer is replicated";
+  plan = zero_plan(3, {"dp"});
+  plan.gradient = P::kReplicate;
+  EXPECT_NO_THROW(plan.validate());
+  plan.parameter_degree = 2;
+  EXPECT_THROW(plan.validate(), Error) << "gradients are replicated";
+  plan = zero_plan(3, {"dp"});
+  plan.optimizer_degree = -2;
   EXPECT_THROW(plan.validate(), Error);
 }
 

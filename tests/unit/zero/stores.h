@@ -20,7 +20,7 @@ using Backend = std::shared_ptr<CommBackend>;
 
 /// Unit 0 is outside the repeated class and has flats of three dtypes; units 1 to 3 are blocks of different
 /// sizes.
-inline ModelLayout make_model(int world) {
+inline ModelLayout make_model(const Degrees& degrees) {
   std::vector<ParamSpec> params{{.name = "embed", .shape = {37, 61}},
                                 {.name = "scale", .shape = {}, .dtype = DType::kFloat64},
                                 {.name = "head", .shape = {1500}, .dtype = DType::kBFloat16},
@@ -33,7 +33,10 @@ inline ModelLayout make_model(int world) {
     params.push_back({.name = name + ".bias", .shape = {70 + block}});
     units.push_back({.name = name, .params = {first, first + 1}, .repeated = true});
   }
-  return make_model_layout(std::move(params), std::move(units), world);
+  return make_model_layout(std::move(params), std::move(units), degrees);
+}
+inline ModelLayout make_model(int world) {
+  return make_model(Degrees{.world = world});
 }
 inline constexpr int kBlock0 = 1;
 inline constexpr int kBlock1 = 2;
@@ -77,7 +80,8 @@ class Bound final : public ParameterBinder {
 
 /// What one rank of an engine has, without the engine.
 struct Stores {
-  explicit Stores(Backend seat, ShardingPlan chosen = make_plan()) : Stores(seat, std::move(chosen), make_model(seat->size())) {}
+  explicit Stores(Backend seat, ShardingPlan chosen = make_plan())
+      : Stores(seat, chosen, make_model(chosen.degrees(seat->size()))) {}
   Stores(Backend seat, ShardingPlan chosen, ModelLayout layout)
       : backend(std::move(seat)),
         plan(std::move(chosen)),
@@ -100,19 +104,25 @@ struct Stores {
                   {&pool, kernels::best_isa()},
                   device->ledger()) {}
 
-  /// Gives the shards of this rank the values of the next version, and waits until all ranks have.
+  /// Gives what this rank updates the values of the next version, and waits until all ranks have.
   void publish_next() {
-    const std::uint64_t next = parameters.epoch() + 1;
-    for (int flat = 0; flat < static_cast<int>(model.flats.size()); ++flat) {
-      const Range shard = model.flat(flat).shard(memory.rank());
-      const std::size_t element = size_of(model.flat(flat).dtype);
-      for (std::size_t index = 0; index < static_cast<std::size_t>(shard.size()) * element; ++index) {
-        memory.parameters(flat)[index] =
-            byte_of(flat, static_cast<std::size_t>(shard.begin) * element + index, next);
-      }
-    }
+    update();
     parameters.publish();
     barrier();
+  }
+  void update() {
+    const std::uint64_t next = parameters.epoch() + 1;
+    for (int flat = 0; flat < static_cast<int>(model.flats.size()); ++flat) {
+      const Range rest = memory.rest_range(flat, memory.rank());
+      // What is frozen travels once, to where it rests.
+      const Range updated = model.flat(flat).trainable ? memory.update_range(flat) : rest;
+      const std::size_t element = size_of(model.flat(flat).dtype);
+      std::byte* const at =
+          memory.parameters(flat) + static_cast<std::size_t>(updated.begin - rest.begin) * element;
+      for (std::size_t index = 0; index < static_cast<std::size_t>(updated.size()) * element; ++index) {
+        at[index] = byte_of(flat, static_cast<std::size_t>(updated.begin) * element + index, next);
+      }
+    }
   }
   void barrier() const { Communicator(backend).barrier(); }
 

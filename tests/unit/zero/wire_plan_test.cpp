@@ -46,7 +46,8 @@ RC_GTEST_PROP(WirePlanProperty, SumOverRanksIsTheFormulaExactly, ()) {
     const std::uint64_t sum = length * (flat.dtype == DType::kFloat64 ? 8 : 4);
     const bool repeated = random.units[static_cast<std::size_t>(flat.unit)].repeated;
     // As it is computed, unless it may be a sum, or its bucket takes sums.
-    bool added = !repeated || stage == 0 || (plan.policy == ReductionPolicy::kPerStep && micro_steps > 1) || world == 1;
+    bool added = !repeated || stage == 0 || (plan.policy == ReductionPolicy::kPerStep && micro_steps > 1) ||
+                 world == 1;
     for (const Segment& segment : flat.segments) {
       const ParamSpec& param = random.params[static_cast<std::size_t>(segment.param)];
       added = added || !param.aliases.empty() || (param.dtype == DType::kBFloat16 && param.shape.size() < 2);
@@ -112,7 +113,8 @@ TEST(WirePlan, FourAndSixBytesAParameterInBFloat16) {
   EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 6 * share + root);
   plan.policy = ReductionPolicy::kPerStep;
   EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 6 * share + root);
-  EXPECT_EQ(plan_wire(model, plan, 1, 2).reduce_gradients, 4 * share) << "micro-steps are added in fp32 before they travel";
+  EXPECT_EQ(plan_wire(model, plan, 1, 2).reduce_gradients, 4 * share)
+      << "micro-steps are added in fp32 before they travel";
 }
 
 TEST(WirePlan, MicroStepsMultiplyWhatHappensInEach) {
@@ -127,6 +129,123 @@ TEST(WirePlan, MicroStepsMultiplyWhatHappensInEach) {
     EXPECT_EQ(three.publish_parameters, one.publish_parameters);
     plan.policy = ReductionPolicy::kPerStep;
     EXPECT_EQ(plan_wire(model, plan, 1, 3).reduce_gradients, one.reduce_gradients);
+  }
+}
+
+/// 8 ranks on two nodes, one flat of 4 MiB: units of an eighth of it.
+constexpr std::uint64_t kEighth = 512U << 10U;
+
+ModelLayout one_layer(const ShardingPlan& plan, DType dtype = DType::kFloat32) {
+  return make_model_layout({{.name = "w", .shape = {1024, 1024}, .dtype = dtype}},
+                           {{.name = "block", .params = {0}, .repeated = true}},
+                           plan.degrees(8));
+}
+
+ShardingPlan resharding(ShardingPlan plan) {
+  plan.reshard = Reshard::kAll;
+  return plan;
+}
+
+TEST(WirePlan, DegreesMoveWhatTheyDoNotShare) {
+  struct Row {
+    ShardingPlan plan;
+    WireBytes eighths;
+  };
+  ShardingPlan mixed = zero_plan(3, {"dp"});
+  mixed.parameter_degree = 2;
+  mixed.optimizer_degree = 4;
+  const Row rows[] = {
+      {zero_plan(3, {"dp"}), {.gather_parameters = 14, .reduce_gradients = 7}},
+      {hsdp_plan(4, {"dp"}), {.gather_parameters = 12, .reduce_gradients = 7, .gather_gradients = 1}},
+      {hpz_plan(4, {"dp"}), {.gather_parameters = 12, .reduce_gradients = 7, .publish_parameters = 1}},
+      {hpz_plan(2, {"dp"}), {.gather_parameters = 8, .reduce_gradients = 7, .publish_parameters = 3}},
+      {mixed,
+       {.gather_parameters = 8, .reduce_gradients = 7, .gather_gradients = 1, .publish_parameters = 2}}};
+  for (const Row& row : rows) {
+    for (int rank = 0; rank < 8; ++rank) {
+      const WireBytes wire = plan_wire(one_layer(row.plan), resharding(row.plan), rank, 1);
+      EXPECT_EQ(wire.gather_parameters, row.eighths.gather_parameters * kEighth) << row.plan.name;
+      EXPECT_EQ(wire.reduce_gradients, row.eighths.reduce_gradients * kEighth) << row.plan.name;
+      EXPECT_EQ(wire.gather_gradients, row.eighths.gather_gradients * kEighth) << row.plan.name;
+      EXPECT_EQ(wire.publish_parameters, row.eighths.publish_parameters * kEighth) << row.plan.name;
+    }
+  }
+}
+
+TEST(WirePlan, BetweenNodesStageThreeMovesThreeModelsAndHybridsTwo) {
+  // With two levels a node of 4 ranks receives 4 x an eighth = half a model for each gather or reduction: M
+  // (O-1)/O with O = 2.
+  const NodeLevels levels{.node_sizes = {4, 4}, .two_levels = true};
+  const auto far = [&levels](const ShardingPlan& plan, int micro_steps) {
+    const WireBytes bytes = plan_far_wire(one_layer(plan), resharding(plan), 6, micro_steps, levels);
+    for (int rank = 0; rank < 8; ++rank) {
+      EXPECT_EQ(plan_far_wire(one_layer(plan), resharding(plan), rank, micro_steps, levels), bytes)
+          << plan.name;
+    }
+    return bytes;
+  };
+  EXPECT_EQ(far(zero_plan(3, {"dp"}), 1),
+            (WireBytes{.gather_parameters = 2 * kEighth, .reduce_gradients = kEighth}));
+  EXPECT_EQ(far(hsdp_plan(4, {"dp"}), 1),
+            (WireBytes{.reduce_gradients = kEighth, .gather_gradients = kEighth}));
+  EXPECT_EQ(far(hpz_plan(4, {"dp"}), 1),
+            (WireBytes{.reduce_gradients = kEighth, .publish_parameters = kEighth}));
+  // Gathers inside a node cost nothing between nodes, however many micro-steps there are.
+  EXPECT_EQ(far(zero_plan(3, {"dp"}), 3).total(), 9 * kEighth);
+  EXPECT_EQ(far(hpz_plan(4, {"dp"}), 3).total(), 4 * kEighth);
+  ShardingPlan once = hpz_plan(4, {"dp"});
+  once.policy = ReductionPolicy::kPerStep;
+  EXPECT_EQ(far(once, 3).total(), 2 * kEighth);
+  // Two ranks have the whole: three other pairs have what a rank needs of the updates, two of them far away,
+  // one its counterpart.
+  EXPECT_EQ(far(hpz_plan(2, {"dp"}), 1),
+            (WireBytes{.reduce_gradients = kEighth, .publish_parameters = kEighth}));
+}
+
+TEST(WirePlan, WithoutLevelsEveryFarRankIsAsked) {
+  const NodeLevels flat{.node_sizes = {4, 4}};
+  const auto far = [&flat](const ShardingPlan& plan) {
+    return plan_far_wire(one_layer(plan), resharding(plan), 1, 1, flat);
+  };
+  EXPECT_EQ(far(zero_plan(3, {"dp"})),
+            (WireBytes{.gather_parameters = 8 * kEighth, .reduce_gradients = 4 * kEighth}));
+  EXPECT_EQ(far(hsdp_plan(4, {"dp"})),
+            (WireBytes{.reduce_gradients = 4 * kEighth, .gather_gradients = kEighth}));
+  EXPECT_EQ(far(hpz_plan(4, {"dp"})),
+            (WireBytes{.reduce_gradients = 4 * kEighth, .publish_parameters = kEighth}));
+  EXPECT_EQ(far(hpz_plan(2, {"dp"})),
+            (WireBytes{.reduce_gradients = 4 * kEighth, .publish_parameters = 2 * kEighth}));
+  // Groups that are larger than a node, or lie across two, are gathered from afar.
+  const NodeLevels pairs{.node_sizes = {2, 2, 2, 2}};
+  EXPECT_EQ(plan_far_wire(one_layer(hsdp_plan(4, {"dp"})), resharding(hsdp_plan(4, {"dp"})), 0, 1, pairs)
+                .gather_parameters,
+            8 * kEighth);
+  const NodeLevels odd{.node_sizes = {3, 5}};
+  EXPECT_EQ(plan_far_wire(one_layer(hsdp_plan(4, {"dp"})), resharding(hsdp_plan(4, {"dp"})), 0, 1, odd)
+                .gather_parameters,
+            4 * kEighth);
+  EXPECT_EQ(plan_far_wire(one_layer(hsdp_plan(4, {"dp"})), resharding(hsdp_plan(4, {"dp"})), 7, 1, odd)
+                .gather_parameters,
+            0U);
+}
+
+TEST(WirePlan, SumsOfNodesAreWideAndGradientsNarrow) {
+  const ShardingPlan plan = resharding(hpz_plan(4, {"dp"}));
+  const ModelLayout model = one_layer(plan, DType::kBFloat16);
+  const WireBytes levels = plan_far_wire(model, plan, 0, 1, {.node_sizes = {4, 4}, .two_levels = true});
+  EXPECT_EQ(levels, (WireBytes{.reduce_gradients = kEighth, .publish_parameters = kEighth / 2}));
+  const WireBytes flat = plan_far_wire(model, plan, 0, 1, {.node_sizes = {4, 4}});
+  EXPECT_EQ(flat, (WireBytes{.reduce_gradients = 4 * kEighth / 2, .publish_parameters = kEighth / 2}));
+}
+
+TEST(WirePlan, OneNodeHasNoFarBytes) {
+  for (const ShardingPlan& plan :
+       {zero_plan(0, {"dp"}), zero_plan(3, {"dp"}), hsdp_plan(2, {"dp"}), hpz_plan(4, {"dp"})}) {
+    for (const bool two_levels : {false, true}) {
+      EXPECT_EQ(plan_far_wire(one_layer(plan), plan, 3, 2, {.node_sizes = {8}, .two_levels = two_levels}),
+                WireBytes{})
+          << plan.name;
+    }
   }
 }
 
