@@ -2,6 +2,7 @@
 
 #include "comm/unix_socket.h"
 
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
@@ -57,6 +58,7 @@ class Host {
   Host(const RendezvousSpec& spec, FunctionRef<void()> check) : spec_(spec), check_(check) {}
 
   Rendezvous run() {
+    ZR_FAILPOINT("rendezvous.listen");
     std::optional<UniqueFd> listener = listen_at(socket_name("comm", spec_.job));
     ZR_CHECK(listener.has_value(),
              ErrorCode::kMismatch,
@@ -88,6 +90,7 @@ class Host {
     }
     // From here on the name is free: another world of the same job may meet under it.
     listener->reset();
+    ZR_FAILPOINT("rendezvous.answer");
     Answer answer;
     std::ranges::copy(result.pids, answer.pids.begin());
     for (std::size_t rank = 1; rank < result.connections.size(); ++rank) {
@@ -137,6 +140,7 @@ class Host {
   }
 
   void admit(const Hello& hello, UniqueFd guest, Rendezvous& result) {
+    ZR_FAILPOINT("rendezvous.admit");
     const pid_t pid = identity_of(guest.get()).pid;
     std::string problem;
     if (hello.protocol != kProtocol) {
@@ -216,7 +220,9 @@ Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) 
     ZR_CHECK(
         !deadline.passed(), ErrorCode::kTimeout, "rank 0 did not gather all ranks in time", context_of(spec));
   };
+  ZR_FAILPOINT("rendezvous.connect");
   UniqueFd connection = connect_to(socket_name("comm", spec.job), impatient);
+  ZR_FAILPOINT("rendezvous.hello");
   // The host, who knows which ranks are missing, began before; it shall be the one to say so.
   constexpr Milliseconds kForTheAnswer{1'000};
   deadline = Deadline(spec.timeout + kForTheAnswer);
@@ -225,6 +231,7 @@ Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) 
   hello.size = spec.size;
   hello.refused = spec.refused;
   const bool sent = send_message(connection.get(), bytes_of(hello));
+  ZR_FAILPOINT("rendezvous.welcome");
   const std::optional<Message> message =
       sent ? receive_message(connection.get(), sizeof(Answer) + 1, impatient) : std::nullopt;
   ZR_CHECK(message.has_value(),

@@ -6,6 +6,7 @@
 #include "comm/unix_socket.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
@@ -139,6 +140,7 @@ class ServedStore final : public Store {
       });
       const auto request = message ? parse<RequestHead>(*message) : std::nullopt;
       if (!request || request->first.key_bytes > request->second.size()) return false;
+      ZR_FAILPOINT("store.answer");
       const auto& [head, rest] = *request;
       const auto [status, value] =
           perform(head.op, rest.substr(0, head.key_bytes), rest.substr(head.key_bytes));
@@ -242,6 +244,7 @@ class ClientStore final : public Store {
                        .expected = fmt::format("an answer about \"{}\" within {} ms", key, timeout.count()),
                        .hint = "whether the request has been carried out is not known"});
     };
+    ZR_FAILPOINT("store.ask");
     const RequestHead head{
         .number = ++requests_, .key_bytes = static_cast<std::uint32_t>(key.size()), .op = op};
     const std::string request = make_message(head, key, value);

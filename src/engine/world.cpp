@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/log.h>
 
 namespace zeroth {
@@ -17,7 +18,7 @@ struct World::Connection {
   std::vector<int> nodes;
 };
 
-World::World() : connection_(std::make_shared<Connection>()) {}
+World::World() : connection_(std::make_shared<Connection>()) { arm_failpoints_of_environment(); }
 
 namespace {
 
