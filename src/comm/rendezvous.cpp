@@ -131,6 +131,7 @@ class Host {
       }
       const std::optional<Message> message = receive_message(guest.get(), sizeof(Hello) + 1, check_);
       const std::optional<Hello> hello = message ? parse<Hello>(*message) : std::nullopt;
+      if (!message) silent_.push_back(identity_of(guest.get()).pid);
       if (!hello) continue;  // a stranger: the connection closes
       admit(*hello, std::move(guest), result);
       ++added;
@@ -190,7 +191,9 @@ class Host {
     for (std::size_t rank = 1; rank < result.connections.size(); ++rank) {
       if (!result.connections[rank]) missing.push_back(rank);
     }
-    return fmt::format("rank{} {}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
+    const std::string silent =
+        silent_.empty() ? "" : fmt::format("; pid {} connected and left without a word", fmt::join(silent_, ", pid "));
+    return fmt::format("rank{} {}{}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "), silent);
   }
 
   /// Tells everybody who has come, and throws.
@@ -210,6 +213,7 @@ class Host {
   const RendezvousSpec& spec_;
   FunctionRef<void()> check_;
   std::vector<UniqueFd> waiting_;  ///< connected, not yet heard
+  std::vector<pid_t> silent_;      ///< strangers, or ranks that died before they could say who they are
   std::optional<Error> refusal_;   ///< of the first rank that cannot take part
 };
 

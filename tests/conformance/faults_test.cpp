@@ -349,7 +349,7 @@ TEST_P(KilledInside, EachCallEndsOnEveryOtherRankWithBothNames) {
             },
             impatient());
         EXPECT_LT(SteadyClock::now() - start, Milliseconds{10'000});
-        bool first_cause = false;
+        int naming = 0;
         for (int rank = 0; rank < param.size; ++rank) {
           const RankFailure* failure = report.of(rank);
           ASSERT_NE(failure, nullptr) << "rank " << rank << " saw nothing\n" << report.text();
@@ -361,9 +361,10 @@ TEST_P(KilledInside, EachCallEndsOnEveryOtherRankWithBothNames) {
           EXPECT_EQ(exit_code(*failure->code), 76) << failure->text;
           EXPECT_TRUE(failure->text.find(call.name) != std::string::npos || failure->text.find("barrier") != std::string::npos)
               << failure->text;
-          first_cause = first_cause || failure->text.find("rank " + std::to_string(victim)) != std::string::npos;
+          if (failure->text.find("rank " + std::to_string(victim)) != std::string::npos) ++naming;
         }
-        EXPECT_TRUE(first_cause) << report.text();
+        // Over sockets a rank may see only that a survivor has left: nobody else tells it why, unless a program calls abort().
+        EXPECT_GE(naming, param.backend == "sockets" ? 1 : param.size - 1) << report.text();
       }
     }
   }
