@@ -1,5 +1,6 @@
 #include "comm/rendezvous.h"
 
+#include "comm/rendezvous_messages.h"
 #include "comm/unix_socket.h"
 
 #include <zeroth/base/failpoint.h>
@@ -10,42 +11,12 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <optional>
 #include <utility>
 
 namespace zeroth::detail {
 namespace {
-
-constexpr std::uint64_t kMagic = 0x5a65726f74682031U;
-constexpr std::uint32_t kProtocol = 4;  ///< changes with every change of control_block.h or of the messages
-
-struct Hello {
-  std::uint64_t magic = kMagic;
-  std::uint32_t protocol = kProtocol;
-  std::int32_t rank = 0;
-  std::int32_t size = 0;
-  Refusal refused{};
-};
-static_assert(sizeof(Hello) == 24, "another version must still be able to read which version this is");
-
-struct Answer {
-  std::uint64_t magic = kMagic;
-  std::int32_t code = -1;  ///< -1: welcome; else the ErrorCode of the refusal
-  std::int32_t unused = 0;
-  std::array<std::int32_t, kMaxShmRanks> pids{};
-  std::array<char, 512> text{};
-};
-
-template <class T>
-std::optional<T> parse(const Message& message) {
-  if (message.bytes.size() != sizeof(T)) return std::nullopt;
-  T value;
-  std::memcpy(static_cast<void*>(&value), message.bytes.data(), sizeof value);
-  if (value.magic != kMagic) return std::nullopt;
-  return value;
-}
 
 ErrorContext context_of(const RendezvousSpec& spec) {
   return {.where = "comm.shm.rendezvous",
@@ -91,7 +62,7 @@ class Host {
     // From here on the name is free: another world of the same job may meet under it.
     listener->reset();
     ZR_FAILPOINT("rendezvous.answer");
-    Answer answer;
+    Welcome answer;
     std::ranges::copy(result.pids, answer.pids.begin());
     for (std::size_t rank = 1; rank < result.connections.size(); ++rank) {
       ZR_CHECK(send_message(result.connections[rank].get(), bytes_of(answer)),
@@ -130,7 +101,7 @@ class Host {
         continue;
       }
       const std::optional<Message> message = receive_message(guest.get(), sizeof(Hello) + 1, check_);
-      const std::optional<Hello> hello = message ? parse<Hello>(*message) : std::nullopt;
+      const std::optional<Hello> hello = message ? parse_hello(message->bytes) : std::nullopt;
       if (!message) silent_.push_back(identity_of(guest.get()).pid);
       if (!hello) continue;  // a stranger: the connection closes
       admit(*hello, std::move(guest), result);
@@ -143,27 +114,10 @@ class Host {
   void admit(const Hello& hello, UniqueFd guest, Rendezvous& result) {
     ZR_FAILPOINT("rendezvous.admit");
     const pid_t pid = identity_of(guest.get()).pid;
-    std::string problem;
-    if (hello.protocol != kProtocol) {
-      problem = fmt::format(
-          "pid {} speaks protocol {}, rank 0 speaks {}: all ranks must run the same build of Zeroth",
-          pid,
-          hello.protocol,
-          kProtocol);
-    } else if (hello.size != spec_.size) {
-      problem = fmt::format("rank {} (pid {}) says that there are {} ranks, rank 0 (pid {}) says {}",
-                            hello.rank,
-                            pid,
-                            hello.size,
-                            ::getpid(),
-                            spec_.size);
-    } else if (pid <= 0) {
-      problem = fmt::format(
-          "rank {} is in another process namespace than rank 0: they cannot watch each other", hello.rank);
-    } else if (hello.rank < 1 || hello.rank >= spec_.size) {
-      problem = fmt::format("pid {} calls itself rank {} of {}", pid, hello.rank, spec_.size);
-    } else if (const auto index = static_cast<std::size_t>(hello.rank); result.connections[index]) {
-      problem = fmt::format("rank {} came twice: pid {} and pid {}", hello.rank, result.pids[index], pid);
+    std::string problem = problem_of(hello, {.pid = pid, .host_pid = ::getpid(), .size = spec_.size});
+    if (problem.empty()) {
+      const auto index = static_cast<std::size_t>(hello.rank);
+      if (result.connections[index]) problem = fmt::format("rank {} came twice: pid {} and pid {}", hello.rank, result.pids[index], pid);
     }
     if (!problem.empty()) {
       waiting_.push_back(std::move(guest));  // it hears the answer too
@@ -198,7 +152,7 @@ class Host {
 
   /// Tells everybody who has come, and throws.
   [[noreturn]] void refuse(ErrorCode code, const std::string& text, const Rendezvous& result) const {
-    Answer answer;
+    Welcome answer;
     answer.code = static_cast<std::int32_t>(code);
     std::memcpy(answer.text.data(), text.data(), std::min(text.size(), answer.text.size() - 1));
     const auto tell = [&answer](const UniqueFd& guest) {
@@ -237,20 +191,14 @@ Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) 
   const bool sent = send_message(connection.get(), bytes_of(hello));
   ZR_FAILPOINT("rendezvous.welcome");
   const std::optional<Message> message =
-      sent ? receive_message(connection.get(), sizeof(Answer) + 1, impatient) : std::nullopt;
+      sent ? receive_message(connection.get(), sizeof(Welcome) + 1, impatient) : std::nullopt;
   ZR_CHECK(message.has_value(),
            ErrorCode::kPeerLost,
            "rank 0 went away while the job was starting",
            context_of(spec));
-  const std::optional<Answer> answer = parse<Answer>(*message);
+  const std::optional<Welcome> answer = parse_welcome(message->bytes);
   ZR_CHECK(answer.has_value(), ErrorCode::kMismatch, "rank 0 answers in another protocol", context_of(spec));
-  if (answer->code >= 0) {
-    const std::string text(answer->text.data(), ::strnlen(answer->text.data(), answer->text.size()));
-    throw Error(
-        static_cast<ErrorCode>(std::min(answer->code, static_cast<std::int32_t>(ErrorCode::kInternal))),
-        text,
-        context_of(spec));
-  }
+  if (const std::optional<Error> refusal = refusal_in(*answer, context_of(spec))) throw Error(*refusal);
   Rendezvous result;
   result.connections.push_back(std::move(connection));
   result.pids.assign(answer->pids.begin(), answer->pids.begin() + spec.size);
