@@ -321,7 +321,7 @@ INSTANTIATE_TEST_SUITE_P(Transports,
 std::vector<std::string> inside(const WorldParam& param, const Operation& call, bool large) {
   const std::string site = "." + call.name + ".mid";
   if (param.backend == "shm") return large && call.name != "barrier" && call.name != "all_to_all"
-                                         ? std::vector<std::string>{"shm" + site, "shm.staged.round"}
+                                         ? std::vector<std::string>{"shm" + site, "shm.staged.round@hit=1", "shm.staged.round@hit=3"}
                                          : std::vector<std::string>{"shm" + site};
   if (param.backend == "sockets") return {"messages" + site};
   return {"levels.step"};
