@@ -51,12 +51,25 @@ std::string name_of_member(const FailpointRow& row, std::string_view member) {
   return std::string(row.name.substr(0, star)) + std::string(member) + std::string(row.name.substr(star + 1));
 }
 
-const Failpoint* find_failpoint(std::string_view name) {
+const std::vector<Failpoint>& all_failpoints() {
   static const std::vector<Failpoint> all = failpoints();
-  for (const Failpoint& site : all) {
+  return all;
+}
+
+const Failpoint* find_failpoint(std::string_view name) {
+  for (const Failpoint& site : all_failpoints()) {
     if (site.name == name) return &site;
   }
   return nullptr;
+}
+
+/// "" also for what is longer than any name: nobody has misspelt that.
+std::string nearest_site(std::string_view name) {
+  constexpr std::size_t kLongest = 40;
+  if (name.size() > kLongest) return "";
+  std::vector<std::string> names;
+  for (const Failpoint& known : all_failpoints()) names.push_back(known.name);
+  return nearest_name(name, names);
 }
 
 /// Bytes of a variable in a message: printable, and not too many.
@@ -87,9 +100,7 @@ class SpecReader {
     const std::string_view name = word();
     const Failpoint* const site = find_failpoint(name);
     if (site == nullptr) {
-      std::vector<std::string> names;
-      for (const Failpoint& known : failpoints()) names.push_back(known.name);
-      const std::string nearest = nearest_name(name.substr(0, 100), names);
+      const std::string nearest = nearest_site(name);
       refuse(begin,
              "no such failpoint",
              "the name of a site",
@@ -182,7 +193,7 @@ class SpecReader {
       if (known.name == name) return known.value;
       names.emplace_back(known.name);
     }
-    const std::string nearest = nearest_name(name.substr(0, 100), names);
+    const std::string nearest = nearest_name(name.substr(0, 20), names);
     refuse(begin,
            "an unknown errno",
            "one of " + join(names, ", "),
