@@ -53,7 +53,8 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
   std::string best;
   std::size_t best_distance = ~std::size_t{0};
   for (const std::string& candidate : candidates) {
-    const auto [shorter, longer] = std::minmax(name.size(), candidate.size());
+    const std::size_t shorter = std::min(name.size(), candidate.size());
+    const std::size_t longer = std::max(name.size(), candidate.size());
     const std::size_t allowed = std::max<std::size_t>(1, longer / 3);
     if (longer - shorter > allowed) continue;  // it takes at least so many edits
     const std::size_t distance = edit_distance(name, candidate);
