@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: test-shim help setup train train-cpp test test-quick bench format clean
+.PHONY: test-shim help setup train train-cpp test test-quick bench format clean fuzz
 export NINJA_STATUS := [%f/%t %es]
 
 # Who starts the ranks of `make train`: zeroth-run, or mpirun.
@@ -21,6 +21,7 @@ help:
 	@echo "make test        prepare the machine, build, run every test (the core also under sanitizers)"
 	@echo "make test-quick  the unit tests of the core, without torch"
 	@echo "make test-shim   the tests of the Python package with a shim under the address sanitizer"
+	@echo "make fuzz        the fuzz targets, a minute each; needs clang"
 	@echo "make bench       the benchmarks; about 50 minutes; results in build/release/benchmarks/results"
 	@echo "make format      clang-format on all sources"
 	@echo "make clean       remove the builds; the virtual environment stays"
@@ -56,6 +57,12 @@ test-shim: setup build/release/build.ninja build/asan-shim/build.ninja
 	$(call BUILD,release) --target zeroth-run
 	$(call BUILD,asan-shim) --target zeroth_python
 	tools/test-shim $(CURDIR)/build/asan-shim
+
+fuzz: export ZEROTH_SETUP_CORE := 1
+fuzz: export ZEROTH_SETUP_FUZZ := 1
+fuzz: setup build/fuzz/build.ninja
+	$(call BUILD,fuzz) --target fuzz_targets
+	tools/fuzz build/fuzz
 
 bench: setup build/release/build.ninja
 	$(call BUILD,release)

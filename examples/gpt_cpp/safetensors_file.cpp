@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -14,6 +15,8 @@
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 namespace gpt {
 namespace {
@@ -113,6 +116,21 @@ StoredTensor read_entry(const json& entry, std::span<const std::byte> data) {
   return tensor;
 }
 
+// Each byte of data is of one tensor: two names for one place, or bytes of none, are how a file hides something.
+void require_filled(const std::map<std::string, StoredTensor>& tensors, std::span<const std::byte> data) {
+  std::vector<std::span<const std::byte>> ranges;
+  for (const auto& [name, tensor] : tensors) {
+    ranges.push_back(tensor.data);
+  }
+  std::ranges::sort(ranges, [](auto a, auto b) { return std::pair(a.data(), a.size()) < std::pair(b.data(), b.size()); });
+  const std::byte* end = data.data();
+  for (const auto& range : ranges) {
+    require(range.data() == end, "tensors that overlap, or leave bytes between them");
+    end += range.size();
+  }
+  require(end == data.data() + data.size(), "bytes after the last tensor");
+}
+
 std::map<std::string, StoredTensor> parse(std::span<const std::byte> file) {
   require(file.size() >= kLengthBytes, "a file of fewer than 8 bytes");
   std::uint64_t length = 0;
@@ -121,17 +139,19 @@ std::map<std::string, StoredTensor> parse(std::span<const std::byte> file) {
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + kLengthBytes, length);
   const json header = json::parse(text, nullptr, /*allow_exceptions=*/false);
   require(header.is_object(), "a header that is no JSON object");
+  const std::span<const std::byte> data = file.subspan(kLengthBytes + length);
   std::map<std::string, StoredTensor> tensors;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") {
       continue;
     }
     try {
-      tensors.emplace(name, read_entry(entry, file.subspan(kLengthBytes + length)));
+      tensors.emplace(name, read_entry(entry, data));
     } catch (const Malformed& reason) {
       throw Malformed(name + ": " + reason.what());
     }
   }
+  require_filled(tensors, data);
   return tensors;
 }
 
@@ -176,13 +196,16 @@ Names problems_of(const std::map<std::string, StoredTensor>& tensors,
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const fs::path& path) : path_(path), bytes_(read_file(path)) {
+std::map<std::string, StoredTensor> parse_safetensors(std::span<const std::byte> file, const fs::path& path) {
   try {
-    tensors_ = parse(bytes_);
+    return parse(file);
   } catch (const Malformed& reason) {
     io_error(path, reason.what());
   }
 }
+
+SafetensorsFile::SafetensorsFile(const fs::path& path)
+    : path_(path), bytes_(read_file(path)), tensors_(parse_safetensors(bytes_, path)) {}
 
 void SafetensorsFile::require_weights(const std::map<std::string, Shape>& shapes) const {
   const Names problems = problems_of(tensors_, shapes);

@@ -53,8 +53,11 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
   std::string best;
   std::size_t best_distance = ~std::size_t{0};
   for (const std::string& candidate : candidates) {
+    const std::size_t shorter = std::min(name.size(), candidate.size());
+    const std::size_t longer = std::max(name.size(), candidate.size());
+    const std::size_t allowed = std::max<std::size_t>(1, longer / 3);
+    if (longer - shorter > allowed) continue;  // it takes at least so many edits
     const std::size_t distance = edit_distance(name, candidate);
-    const std::size_t allowed = std::max<std::size_t>(1, std::max(name.size(), candidate.size()) / 3);
     if (distance < best_distance && distance <= allowed) {
       best_distance = distance;
       best = candidate;

@@ -11,18 +11,6 @@
 namespace zeroth::detail {
 namespace {
 
-std::string_view name_of_post(PostKind kind) {
-  switch (kind) {
-    case PostKind::kAttach:
-      return "attach";
-    case PostKind::kSplit:
-      return "split";
-    default:
-      break;
-  }
-  return kind <= PostKind::kBarrier ? name_of(static_cast<CollectiveKind>(kind)) : "unknown call";
-}
-
 /// Peers write descriptors: a byte that is no dtype must not break the text of an error.
 std::string dtype_text(std::uint8_t in, std::uint8_t out) {
   if (in > static_cast<std::uint8_t>(DType::kUInt8) || out > static_cast<std::uint8_t>(DType::kUInt8))
@@ -56,6 +44,18 @@ std::string shape_of(const CallDescriptor& call) {
 }
 
 }  // namespace
+
+std::string_view name_of(PostKind kind) noexcept {
+  switch (kind) {
+    case PostKind::kAttach:
+      return "attach";
+    case PostKind::kSplit:
+      return "split";
+    default:
+      break;
+  }
+  return kind <= PostKind::kBarrier ? name_of(static_cast<CollectiveKind>(kind)) : "unknown call";
+}
 
 CallDescriptor describe_call(const Collective& collective, std::uint64_t sequence) {
   CallDescriptor call;
@@ -131,7 +131,7 @@ bool same_message(const CallDescriptor& sent, const CallDescriptor& wanted) {
 }
 
 std::string text_of(const CallDescriptor& call) {
-  std::string text = fmt::format("{}#{}{}", name_of_post(call.kind), call.sequence, shape_of(call));
+  std::string text = fmt::format("{}#{}{}", name_of(call.kind), call.sequence, shape_of(call));
   if (call.unit >= 0 || call.label != 0) text += fmt::format(", unit {}, label {}", call.unit, call.label);
   if (call.whole_digest == 0) return text;
   CallDescriptor whole;
@@ -142,7 +142,7 @@ std::string text_of(const CallDescriptor& call) {
   whole.root = call.whole_root;
   whole.elements = call.whole_elements;
   whole.counts_digest = call.whole_digest;
-  return text + fmt::format(", a step of {}{}", name_of_post(whole.kind), shape_of(whole));
+  return text + fmt::format(", a step of {}{}", name_of(whole.kind), shape_of(whole));
 }
 
 std::string meaning_of(const CallDescriptor& call, const TagNames& names) {
@@ -176,7 +176,7 @@ Error parts_error(const CallDescriptor& call,
                "two ranks disagree about a part of an all_to_all",
                {.where = std::move(where),
                 .who = fmt::format("rank {}/{}", rank, size),
-                .which = fmt::format("{}#{} {}", name_of_post(call.kind), call.sequence, meaning_of(call, names)),
+                .which = fmt::format("{}#{} {}", name_of(call.kind), call.sequence, meaning_of(call, names)),
                 .expected = fmt::format("{} elements, which rank {} takes from rank {}", part.taken, part.to, part.from),
                 .got = fmt::format("{} elements, which rank {} gives to rank {}", part.given, part.from, part.to),
                 .hint = "counts[to] on one rank is recv_counts[from] on the other; let ranks tell each other before"});

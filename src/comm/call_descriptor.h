@@ -8,8 +8,12 @@
 #include <zeroth/comm/backend.h>
 
 #include <string>
+#include <string_view>
 
 namespace zeroth::detail {
+
+/// "all_gather", ..., "attach", "split"; "unknown call" for what is none.
+[[nodiscard]] std::string_view name_of(PostKind kind) noexcept;
 
 /// Everything that is compared; windows, color and key stay at their defaults.
 [[nodiscard]] CallDescriptor describe_call(const Collective& collective, std::uint64_t sequence);

@@ -3,6 +3,7 @@
 #include "comm/shared_memory_engine.h"
 
 #include <kernels/copy/copy.h>
+#include <zeroth/base/failpoint.h>
 
 #include <fmt/format.h>
 
@@ -122,6 +123,7 @@ const std::byte* SharedMemoryEngine::window_bytes(
 }
 
 void SharedMemoryEngine::run_direct(Call& call) {
+  ZR_FAILPOINT("shm.direct.read");
   switch (call.collective.kind) {
     case CollectiveKind::kGather:
       if (rank_ == call.collective.root) direct_gather(call);

@@ -6,6 +6,7 @@
 #include "comm/self_backend.h"
 #include "comm/shm_exchange.h"
 
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/messages.h>
@@ -128,6 +129,7 @@ std::string job_from_environment() {
 }
 
 std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec) {
+  arm_failpoints_of_environment();
   const Entry& entry = find_backend(name);
   ZR_CHECK(spec.size >= 1 && spec.rank >= 0 && spec.rank < spec.size,
            ErrorCode::kUsage,

@@ -3,6 +3,7 @@
 
 #include <kernels/common/dispatch.h>
 #include <kernels/copy/copy.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/messages.h>
@@ -108,7 +109,9 @@ class MessageGroup {
       call_.color = color;
       call_.key = key;
       call_.send_offset = job_->next_group;
+      ZR_FAILPOINT_OF("messages.*.post", name_of(call_.kind));
       const std::vector<CallDescriptor> all = agree();
+      ZR_FAILPOINT_OF("messages.*.mid", name_of(call_.kind));
       // Above every number that a member has seen: so no two groups of two ranks have the same.
       std::uint64_t number = 0;
       for (const CallDescriptor& theirs : all) number = std::max(number, theirs.send_offset);
@@ -122,6 +125,7 @@ class MessageGroup {
       auto part = std::make_shared<MessageGroup>(
           job_, name_ + "/" + std::string(name), static_cast<std::uint32_t>(number), std::move(members), rank);
       part->observer_ = observer_;
+      ZR_FAILPOINT_OF("messages.*.end", name_of(call_.kind));
       return part;
     });
   }
@@ -150,11 +154,14 @@ class MessageGroup {
 
   void run_matched(const Collective& call) {
     call_ = describe_call(call, next_sequence_);
+    ZR_FAILPOINT_OF("messages.*.post", name_of(call_.kind));
     received_ = far_ = 0;
     in_dtypes_.clear();
     const std::vector<CallDescriptor> all = call.kind == CollectiveKind::kAllToAll ? agree_on_parts(call) : agree();
     for (const CallDescriptor& theirs : all) in_dtypes_.push_back(static_cast<DType>(theirs.in_dtype));
+    ZR_FAILPOINT_OF("messages.*.mid", name_of(call_.kind));
     move(call);
+    ZR_FAILPOINT_OF("messages.*.end", name_of(call_.kind));
     const CountedAs counted(call);
     report({.group = name_,
             .kind = counted.kind,
@@ -187,6 +194,7 @@ class MessageGroup {
       send(transfers, calls[index].root, Kind::kHeader, std::as_bytes(std::span(&own[index], 1)));
       send(transfers, calls[index].root, Kind::kMessage, {calls[index].send, bytes_of(calls[index])});
     }
+    ZR_FAILPOINT("messages.headers");
     take_headers(calls, own, headers, arriving, transfers);
     await(transfers);
     for (const Collective& call : calls) {
@@ -219,7 +227,8 @@ class MessageGroup {
       bool came = false;
       for (const std::size_t index : next) {
         // One of several must not keep the others from being seen.
-        if (!arriving[index]->wait(next.size() == 1 ? deadline.slice() : Milliseconds{came ? 0 : 1})) continue;
+        const Milliseconds slice = next.size() == 1 ? deadline.slice() : Milliseconds{came ? 0 : 1};
+        if (!wait_for(*arriving[index], slice, calls[index].root, own[index])) continue;
         came = true;
         arriving[index].reset();
         const int peer = calls[index].root;
@@ -249,12 +258,14 @@ class MessageGroup {
   void send(Transfers& into, int peer, Kind kind, std::span<const std::byte> bytes) {
     if (bytes.empty()) return;
     const int to = members_[static_cast<std::size_t>(peer)];
+    ZR_FAILPOINT("messages.send");
     into.push_back({peer, job_->transport->send(to, tag_of(kind), bytes), call_});
   }
 
   void receive(Transfers& into, int peer, Kind kind, std::span<std::byte> bytes) {
     if (bytes.empty()) return;
     const int from = members_[static_cast<std::size_t>(peer)];
+    ZR_FAILPOINT("messages.receive");
     into.push_back({peer, job_->transport->receive(from, tag_of(kind), bytes), call_});
     if (kind != Kind::kData) return;
     received_ += bytes.size();
@@ -265,9 +276,25 @@ class MessageGroup {
     const Deadline deadline(patience());
     WatchedWait watched(job_->options.watch.get());
     for (const Pending& pending : transfers) {
-      while (!pending.transfer->wait(deadline.slice())) check_wait(watched, deadline, pending.peer, pending.about);
+      while (!wait_for(*pending.transfer, deadline.slice(), pending.peer, pending.about)) {
+        check_wait(watched, deadline, pending.peer, pending.about);
+      }
     }
     transfers.clear();
+  }
+
+  /// A transport knows messages, and which rank of its own numbers it has lost; whoever reads its error also wants the call.
+  [[nodiscard]] bool wait_for(Transfer& transfer, Milliseconds slice, int peer, const CallDescriptor& about) const {
+    try {
+      return transfer.wait(slice);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kPeerLost && error.code() != ErrorCode::kAborted) throw;
+      ErrorContext context = error.context();
+      if (context.who.empty()) context.who = fmt::format("rank {}/{}", rank_, size());
+      if (context.which.empty()) context.which = meaning_of(about, tag_names_);
+      if (context.expected.empty()) context.expected = fmt::format("{} with rank {} of group={}", text_of(about), peer, name_);
+      throw Error(error.code(), error.message(), std::move(context));
+    }
   }
 
   /// No two groups of a rank have the same.
@@ -616,6 +643,7 @@ class MessageBackend final : public CommBackend {
       if (!job.abort_text.empty()) return;
       job.abort_text = error.what();
     }
+    ZR_FAILPOINT("abort.messages");
     job.transport->abort(error.what());
   }
 

@@ -1,5 +1,6 @@
 #include "comm/peers.h"
 
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
@@ -114,6 +115,7 @@ void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<W
 }
 
 void Peers::raise(const Failure& failure) {
+  ZR_FAILPOINT("abort.hear");
   check_interrupt();  // Ctrl-C goes to all ranks: who hears it later must not call the others' end a loss
   if (!failure.loss.empty()) tell_loss(failure.loss);
   throw Error(failure.error);
@@ -261,11 +263,13 @@ void Peers::ring(std::span<const int> world_ranks) noexcept {
 void Peers::abort(const Error& error) noexcept {
   JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
   if (own.abort_claimed.exchange(1) != 0) return;
+  ZR_FAILPOINT("abort.tell");
   own.abort_code = static_cast<std::int32_t>(error.code());
   std::strncpy(own.abort_text, error.what(), kAbortTextBytes - 1);
   std::uint32_t none = 0;
   setup_.controls.front()->first_abort.compare_exchange_strong(none,
                                                                static_cast<std::uint32_t>(setup_.rank) + 1);
+  ZR_FAILPOINT("abort.wake");
   for (JobControl* peer : setup_.controls) {
     peer->doorbell.fetch_add(1);
     futex_wake_all(peer->doorbell);

@@ -3,6 +3,7 @@
 #include "comm/shared_memory_engine.h"
 
 #include <kernels/copy/copy.h>
+#include <zeroth/base/failpoint.h>
 
 #include <fmt/format.h>
 
@@ -48,6 +49,7 @@ void SharedMemoryEngine::run_points(std::span<const Collective> calls) {
       held_bytes_ += kRingBytes;
       if (options_.ledger) ring_holds_.push_back(options_.ledger->hold({-1, MemoryState::kControl}, kRingBytes));
     }
+    ZR_FAILPOINT_OF("shm.*.start", name_of(call.kind));
     points.push_back({.call = call, .own = describe_call(call, sequence++)});
     Point& point = points.back();
     if (sends && message_bytes(call) > kDirectBytes) {
@@ -117,6 +119,7 @@ bool SharedMemoryEngine::progress_send(Point& point) {
   const std::size_t before = point.header_done + point.data_done;
   if (!point.header_complete()) {
     point.header_done += put(point.peer(), std::as_bytes(std::span(&point.header, 1)).subspan(point.header_done));
+    ZR_FAILPOINT_OF("shm.*.data", name_of(point.call.kind));
   }
   if (point.header_complete() && !point.direct) {
     const std::span<const std::byte> data(point.call.send, message_bytes(point.call));
@@ -133,6 +136,7 @@ bool SharedMemoryEngine::progress_recv(Point& point) {
   if (!point.header_complete()) {
     point.header_done += take(point.peer(), std::as_writable_bytes(std::span(&point.header, 1)).subspan(point.header_done));
     if (point.header_complete()) compare(point);
+    ZR_FAILPOINT_OF("shm.*.data", name_of(point.call.kind));
   }
   if (!point.header_complete()) return point.header_done > before;
   const std::span<std::byte> data(point.call.recv, message_bytes(point.call));

@@ -1,7 +1,9 @@
 #include "comm/rendezvous.h"
 
+#include "comm/rendezvous_messages.h"
 #include "comm/unix_socket.h"
 
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
@@ -9,42 +11,12 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <optional>
 #include <utility>
 
 namespace zeroth::detail {
 namespace {
-
-constexpr std::uint64_t kMagic = 0x5a65726f74682031U;
-constexpr std::uint32_t kProtocol = 4;  ///< changes with every change of control_block.h or of the messages
-
-struct Hello {
-  std::uint64_t magic = kMagic;
-  std::uint32_t protocol = kProtocol;
-  std::int32_t rank = 0;
-  std::int32_t size = 0;
-  Refusal refused{};
-};
-static_assert(sizeof(Hello) == 24, "another version must still be able to read which version this is");
-
-struct Answer {
-  std::uint64_t magic = kMagic;
-  std::int32_t code = -1;  ///< -1: welcome; else the ErrorCode of the refusal
-  std::int32_t unused = 0;
-  std::array<std::int32_t, kMaxShmRanks> pids{};
-  std::array<char, 512> text{};
-};
-
-template <class T>
-std::optional<T> parse(const Message& message) {
-  if (message.bytes.size() != sizeof(T)) return std::nullopt;
-  T value;
-  std::memcpy(static_cast<void*>(&value), message.bytes.data(), sizeof value);
-  if (value.magic != kMagic) return std::nullopt;
-  return value;
-}
 
 ErrorContext context_of(const RendezvousSpec& spec) {
   return {.where = "comm.shm.rendezvous",
@@ -57,6 +29,7 @@ class Host {
   Host(const RendezvousSpec& spec, FunctionRef<void()> check) : spec_(spec), check_(check) {}
 
   Rendezvous run() {
+    ZR_FAILPOINT("rendezvous.listen");
     std::optional<UniqueFd> listener = listen_at(socket_name("comm", spec_.job));
     ZR_CHECK(listener.has_value(),
              ErrorCode::kMismatch,
@@ -88,7 +61,8 @@ class Host {
     }
     // From here on the name is free: another world of the same job may meet under it.
     listener->reset();
-    Answer answer;
+    ZR_FAILPOINT("rendezvous.answer");
+    Welcome answer;
     std::ranges::copy(result.pids, answer.pids.begin());
     for (std::size_t rank = 1; rank < result.connections.size(); ++rank) {
       ZR_CHECK(send_message(result.connections[rank].get(), bytes_of(answer)),
@@ -127,7 +101,8 @@ class Host {
         continue;
       }
       const std::optional<Message> message = receive_message(guest.get(), sizeof(Hello) + 1, check_);
-      const std::optional<Hello> hello = message ? parse<Hello>(*message) : std::nullopt;
+      const std::optional<Hello> hello = message ? parse_hello(message->bytes) : std::nullopt;
+      if (!message) silent_.push_back(identity_of(guest.get()).pid);
       if (!hello) continue;  // a stranger: the connection closes
       admit(*hello, std::move(guest), result);
       ++added;
@@ -137,28 +112,12 @@ class Host {
   }
 
   void admit(const Hello& hello, UniqueFd guest, Rendezvous& result) {
+    ZR_FAILPOINT("rendezvous.admit");
     const pid_t pid = identity_of(guest.get()).pid;
-    std::string problem;
-    if (hello.protocol != kProtocol) {
-      problem = fmt::format(
-          "pid {} speaks protocol {}, rank 0 speaks {}: all ranks must run the same build of Zeroth",
-          pid,
-          hello.protocol,
-          kProtocol);
-    } else if (hello.size != spec_.size) {
-      problem = fmt::format("rank {} (pid {}) says that there are {} ranks, rank 0 (pid {}) says {}",
-                            hello.rank,
-                            pid,
-                            hello.size,
-                            ::getpid(),
-                            spec_.size);
-    } else if (pid <= 0) {
-      problem = fmt::format(
-          "rank {} is in another process namespace than rank 0: they cannot watch each other", hello.rank);
-    } else if (hello.rank < 1 || hello.rank >= spec_.size) {
-      problem = fmt::format("pid {} calls itself rank {} of {}", pid, hello.rank, spec_.size);
-    } else if (const auto index = static_cast<std::size_t>(hello.rank); result.connections[index]) {
-      problem = fmt::format("rank {} came twice: pid {} and pid {}", hello.rank, result.pids[index], pid);
+    std::string problem = problem_of(hello, {.pid = pid, .host_pid = ::getpid(), .size = spec_.size});
+    if (problem.empty()) {
+      const auto index = static_cast<std::size_t>(hello.rank);
+      if (result.connections[index]) problem = fmt::format("rank {} came twice: pid {} and pid {}", hello.rank, result.pids[index], pid);
     }
     if (!problem.empty()) {
       waiting_.push_back(std::move(guest));  // it hears the answer too
@@ -186,12 +145,14 @@ class Host {
     for (std::size_t rank = 1; rank < result.connections.size(); ++rank) {
       if (!result.connections[rank]) missing.push_back(rank);
     }
-    return fmt::format("rank{} {}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "));
+    const std::string silent =
+        silent_.empty() ? "" : fmt::format("; pid {} connected and left without a word", fmt::join(silent_, ", pid "));
+    return fmt::format("rank{} {}{}", missing.size() == 1 ? "" : "s", fmt::join(missing, ", "), silent);
   }
 
   /// Tells everybody who has come, and throws.
   [[noreturn]] void refuse(ErrorCode code, const std::string& text, const Rendezvous& result) const {
-    Answer answer;
+    Welcome answer;
     answer.code = static_cast<std::int32_t>(code);
     std::memcpy(answer.text.data(), text.data(), std::min(text.size(), answer.text.size() - 1));
     const auto tell = [&answer](const UniqueFd& guest) {
@@ -206,6 +167,7 @@ class Host {
   const RendezvousSpec& spec_;
   FunctionRef<void()> check_;
   std::vector<UniqueFd> waiting_;  ///< connected, not yet heard
+  std::vector<pid_t> silent_;      ///< strangers, or ranks that died before they could say who they are
   std::optional<Error> refusal_;   ///< of the first rank that cannot take part
 };
 
@@ -216,7 +178,9 @@ Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) 
     ZR_CHECK(
         !deadline.passed(), ErrorCode::kTimeout, "rank 0 did not gather all ranks in time", context_of(spec));
   };
+  ZR_FAILPOINT("rendezvous.connect");
   UniqueFd connection = connect_to(socket_name("comm", spec.job), impatient);
+  ZR_FAILPOINT("rendezvous.hello");
   // The host, who knows which ranks are missing, began before; it shall be the one to say so.
   constexpr Milliseconds kForTheAnswer{1'000};
   deadline = Deadline(spec.timeout + kForTheAnswer);
@@ -225,21 +189,16 @@ Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) 
   hello.size = spec.size;
   hello.refused = spec.refused;
   const bool sent = send_message(connection.get(), bytes_of(hello));
+  ZR_FAILPOINT("rendezvous.welcome");
   const std::optional<Message> message =
-      sent ? receive_message(connection.get(), sizeof(Answer) + 1, impatient) : std::nullopt;
+      sent ? receive_message(connection.get(), sizeof(Welcome) + 1, impatient) : std::nullopt;
   ZR_CHECK(message.has_value(),
            ErrorCode::kPeerLost,
            "rank 0 went away while the job was starting",
            context_of(spec));
-  const std::optional<Answer> answer = parse<Answer>(*message);
+  const std::optional<Welcome> answer = parse_welcome(message->bytes);
   ZR_CHECK(answer.has_value(), ErrorCode::kMismatch, "rank 0 answers in another protocol", context_of(spec));
-  if (answer->code >= 0) {
-    const std::string text(answer->text.data(), ::strnlen(answer->text.data(), answer->text.size()));
-    throw Error(
-        static_cast<ErrorCode>(std::min(answer->code, static_cast<std::int32_t>(ErrorCode::kInternal))),
-        text,
-        context_of(spec));
-  }
+  if (const std::optional<Error> refusal = refusal_in(*answer, context_of(spec))) throw Error(*refusal);
   Rendezvous result;
   result.connections.push_back(std::move(connection));
   result.pids.assign(answer->pids.begin(), answer->pids.begin() + spec.size);

@@ -3,6 +3,7 @@
 #include "comm/call_descriptor.h"
 
 #include <kernels/copy/copy.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/platform.h>
 #include <zeroth/base/text.h>
 
@@ -145,6 +146,7 @@ void SharedMemoryEngine::run_posted(const Collective& collective) {
   } else {
     post_and_move(call);
   }
+  ZR_FAILPOINT_OF("shm.*.end", name_of(call.descriptor.kind));
   const CountedAs counted(collective);
   report({.group = group_,
           .kind = counted.kind,
@@ -178,6 +180,7 @@ void SharedMemoryEngine::post_and_move(Call& call) {
 void SharedMemoryEngine::post(const CallDescriptor& descriptor,
                               std::span<const std::byte> payload,
                               std::span<const std::byte> more) {
+  ZR_FAILPOINT_OF("shm.*.post", name_of(descriptor.kind));
   CallSlot& slot = own().slots[descriptor.sequence % 2];
   slot.descriptor = descriptor;
   if (!payload.empty()) std::memcpy(slot.payload, payload.data(), payload.size());
@@ -197,6 +200,7 @@ void SharedMemoryEngine::await_posts(const CallDescriptor& descriptor) {
       continue;
     throw mismatch_error({descriptor, rank_}, {theirs, peer}, size_, fmt::format("{} group={}", where_, group_), tag_names_);
   }
+  ZR_FAILPOINT_OF("shm.*.mid", name_of(descriptor.kind));
 }
 
 void SharedMemoryEngine::wait_for(int peer, const CallDescriptor& descriptor, FunctionRef<bool()> predicate) {
@@ -333,6 +337,7 @@ PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name)
       window.ranks.push_back(span.bytes);
       window.keep.push_back(span.keep);
     }
+    ZR_FAILPOINT_OF("shm.*.end", name_of(descriptor.kind));
     windows_.push_back({window, {arena.data(), arena.capacity()}, arena.keep_alive()});
     return window;
   });
@@ -369,11 +374,13 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::split(int color, int key
     part->create_segment(options_, false, check);
     part->peers_ = peers_;
     part->observer_ = observer_;
+    ZR_FAILPOINT_OF("shm.*.end", name_of(descriptor.kind));
     return part;
   });
 }
 
 void SharedMemoryEngine::wait_until(const std::function<bool()>& predicate, const WaitContext& context) {
+  ZR_FAILPOINT("shm.wait_until");
   peers_->wait(view(), predicate, [&] { return context; });
 }
 
@@ -381,6 +388,7 @@ void SharedMemoryEngine::depart() noexcept {
   // A forked child that drops its copy of the seat has not left: it never was a rank, and has no mapping of
   // ours.
   if (::getpid() != owner_) return;
+  ZR_FAILPOINT("shm.depart");
   own().departed.store(1);
   ring();
 }

@@ -3,6 +3,8 @@
 #include "comm/process_monitor.h"
 #include "comm/unix_socket.h"
 
+#include <zeroth/base/failpoint.h>
+
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -41,6 +43,7 @@ ErrorContext context_of_offer(const RendezvousSpec& spec,
 
 SharedSpan map_memory_of(
     const RendezvousSpec& spec, const Rendezvous& rendezvous, int owner, int fd, std::uint64_t bytes) {
+  ZR_FAILPOINT("memory.map");
   try {
     ForeignMapping mapping = map_foreign(fd, bytes);
     return {.bytes = mapping.bytes, .keep = std::move(mapping.keep)};
@@ -104,6 +107,7 @@ std::vector<SharedSpan> ShmExchange::exchange(const Arena& arena, FunctionRef<vo
 
 /// Rank 0: takes everybody's offer and gives everybody all of them.
 ShmExchange::Offers ShmExchange::collect(const Arena& arena, FunctionRef<void()> check) {
+  ZR_FAILPOINT("memory.collect");
   Offers offers;
   offers.descriptors.resize(static_cast<std::size_t>(spec_.size));
   offers.sizes.bytes[0] = arena.capacity();
@@ -137,6 +141,7 @@ ShmExchange::Offers ShmExchange::collect(const Arena& arena, FunctionRef<void()>
     offers.sizes.bytes[index] = bytes;
     if (bytes > 0) offers.descriptors[index] = std::move(message->descriptors.front());
   }
+  ZR_FAILPOINT("memory.spread");
   std::vector<int> descriptors;
   if (arena.capacity() > 0) descriptors.push_back(arena.fd());
   for (const UniqueFd& descriptor : offers.descriptors) {
@@ -155,6 +160,7 @@ ShmExchange::Offers ShmExchange::collect(const Arena& arena, FunctionRef<void()>
 }
 
 ShmExchange::Offers ShmExchange::offer(const Arena& arena, FunctionRef<void()> check) {
+  ZR_FAILPOINT("memory.offer");
   const int broker = rendezvous_.connections.front().get();
   const std::uint64_t bytes = arena.capacity();
   const int fd = arena.fd();

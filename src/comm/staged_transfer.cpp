@@ -7,6 +7,7 @@
 #include "comm/shared_memory_engine.h"
 
 #include <kernels/copy/copy.h>
+#include <zeroth/base/failpoint.h>
 
 #include <algorithm>
 #include <cstring>
@@ -57,6 +58,7 @@ void SharedMemoryEngine::staged_rounds(const Call& call,
     const std::uint64_t global = base + round;
     wait_all(call.descriptor,
              [global](const GroupControl& control) { return control.staged.load() > global; });
+    ZR_FAILPOINT("shm.staged.round");
     consume(round);
     own().consumed.store(global + 1);
     ring();

@@ -2,10 +2,12 @@
 // key, value}, an answer is {head, value}. Waiting is done by the client, which asks again: meeting is rare,
 // and a server without memory of waits cannot leak them. An answer carries the number of its request, so that
 // one that comes after its client has given up is not taken for the answer to the next.
+#include "comm/store_messages.h"
 #include "comm/store_table.h"
 #include "comm/unix_socket.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
@@ -13,11 +15,9 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
-#include <cstring>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -26,49 +26,13 @@ namespace zeroth {
 namespace detail {
 namespace {
 
-enum class Request : char { kSet, kFind, kAdd };
-enum class Answer : char { kOk, kMissing, kError };
-
-struct RequestHead {
-  std::uint64_t number = 0;  ///< counted by the client
-  std::uint32_t key_bytes = 0;
-  Request op = Request::kSet;
-  std::array<char, 3> unused{};
-};
-struct AnswerHead {
-  std::uint64_t number = 0;  ///< of the request
-  Answer status = Answer::kOk;
-  std::array<char, 7> unused{};
-};
-
-constexpr std::size_t kMaxMessageBytes = kMaxEntryBytes + 64;
 /// What an answer may take at most, however long a client was ready to wait for the server to appear.
 constexpr Milliseconds kMostPatience{30'000};
 /// And what it may take in any case: a server that is alive needs microseconds, but the machine may be busy.
 constexpr Milliseconds kLeastPatience{1'000};
 
-std::string_view text_of(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 std::span<const std::byte> bytes_of_text(std::string_view text) {
   return std::as_bytes(std::span<const char>(text.data(), text.size()));
-}
-
-template <class Head>
-std::string make_message(const Head& head, std::string_view first, std::string_view second = {}) {
-  std::string message(sizeof head, '\0');
-  std::memcpy(message.data(), &head, sizeof head);
-  return message.append(first).append(second);
-}
-
-/// The head of a message, and what follows it; empty if the message is too short to have one.
-template <class Head>
-std::optional<std::pair<Head, std::string_view>> parse(const Message& message) {
-  Head head;
-  const std::string_view text = text_of(message.bytes);
-  if (text.size() < sizeof head) return std::nullopt;
-  std::memcpy(&head, text.data(), sizeof head);
-  return std::pair(head, text.substr(sizeof head));
 }
 
 class ServedStore final : public Store {
@@ -134,41 +98,18 @@ class ServedStore final : public Store {
   /// wait for it.
   bool answer(int client) {
     try {
-      const std::optional<Message> message = receive_message(client, kMaxMessageBytes, [] {
+      const std::optional<Message> message = receive_message(client, kMaxStoreMessageBytes, [] {
         throw Error(ErrorCode::kInternal, "the message that woke the store is gone", {.where = "comm.store"});
       });
-      const auto request = message ? parse<RequestHead>(*message) : std::nullopt;
-      if (!request || request->first.key_bytes > request->second.size()) return false;
-      const auto& [head, rest] = *request;
-      const auto [status, value] =
-          perform(head.op, rest.substr(0, head.key_bytes), rest.substr(head.key_bytes));
-      const std::string text = make_message(AnswerHead{.number = head.number, .status = status}, value);
+      const auto request = message ? parse_request(message->bytes) : std::nullopt;
+      if (!request) return false;
+      ZR_FAILPOINT("store.answer");
+      const std::string text = perform(table_, *request);
       return send_message(client, bytes_of_text(text), {}, [] {
         throw Error(ErrorCode::kTimeout, "a client does not read its answers", {.where = "comm.store"});
       });
     } catch (const Error&) {
       return false;
-    }
-  }
-
-  std::pair<Answer, std::string> perform(Request op, std::string_view key, std::string_view value) {
-    try {
-      switch (op) {
-        case Request::kSet:
-          table_.set(key, value);
-          return {Answer::kOk, {}};
-        case Request::kFind:
-          if (auto found = table_.find(key)) return {Answer::kOk, *std::move(found)};
-          return {Answer::kMissing, {}};
-        case Request::kAdd: {
-          std::int64_t delta = 0;
-          if (value.size() == sizeof delta) std::memcpy(&delta, value.data(), sizeof delta);
-          return {Answer::kOk, std::to_string(table_.add(key, delta))};
-        }
-      }
-      return {Answer::kError, "unknown request"};
-    } catch (const Error& error) {
-      return {Answer::kError, error.message()};
     }
   }
 
@@ -193,7 +134,7 @@ class ClientStore final : public Store {
 
   void set(std::string_view key, std::string_view value) override {
     check_entry(key, value);
-    [[maybe_unused]] const auto answer = ask(Request::kSet, key, value, patience_);
+    [[maybe_unused]] const auto answer = ask(StoreRequestKind::kSet, key, value, patience_);
   }
 
   [[nodiscard]] std::string get(std::string_view key, Milliseconds timeout) override {
@@ -201,7 +142,7 @@ class ClientStore final : public Store {
     const Deadline deadline(timeout);
     for (Milliseconds pause{1};; pause = std::min(pause * 2, Milliseconds{20})) {
       const Milliseconds patience = std::min(patience_, std::max(deadline.remaining(), kLeastPatience));
-      if (std::optional<std::string> value = ask(Request::kFind, key, {}, patience)) return *std::move(value);
+      if (std::optional<std::string> value = ask(StoreRequestKind::kFind, key, {}, patience)) return *std::move(value);
       if (deadline.passed()) throw_missing(key, timeout);
       std::this_thread::sleep_for(std::min(pause, deadline.slice()));
       check_interrupt();
@@ -211,7 +152,7 @@ class ClientStore final : public Store {
   std::int64_t add(std::string_view key, std::int64_t delta) override {
     check_entry(key, {});
     const std::string text =
-        ask(Request::kAdd, key, {reinterpret_cast<const char*>(&delta), sizeof delta}, patience_)
+        ask(StoreRequestKind::kAdd, key, {reinterpret_cast<const char*>(&delta), sizeof delta}, patience_)
             .value_or("0");
     std::int64_t sum = 0;
     std::from_chars(text.data(), text.data() + text.size(), sum);
@@ -226,7 +167,7 @@ class ClientStore final : public Store {
 
  private:
   /// The value, or empty if the key is missing.
-  std::optional<std::string> ask(Request op,
+  std::optional<std::string> ask(StoreRequestKind kind,
                                  std::string_view key,
                                  std::string_view value,
                                  Milliseconds timeout) {
@@ -242,30 +183,30 @@ class ClientStore final : public Store {
                        .expected = fmt::format("an answer about \"{}\" within {} ms", key, timeout.count()),
                        .hint = "whether the request has been carried out is not known"});
     };
-    const RequestHead head{
-        .number = ++requests_, .key_bytes = static_cast<std::uint32_t>(key.size()), .op = op};
-    const std::string request = make_message(head, key, value);
+    ZR_FAILPOINT("store.ask");
+    const std::uint64_t number = ++requests_;
+    const std::string request = bytes_of_request({.number = number, .kind = kind, .key = key, .value = value});
     const bool sent = send_message(socket_.get(), bytes_of_text(request), {}, impatient);
     for (;;) {
       const std::optional<Message> message =
-          sent ? receive_message(socket_.get(), kMaxMessageBytes, impatient) : std::nullopt;
+          sent ? receive_message(socket_.get(), kMaxStoreMessageBytes, impatient) : std::nullopt;
       ZR_CHECK(message.has_value(),
                ErrorCode::kPeerLost,
                "the process that serves the store has gone",
                {.where = "comm.store", .which = name_});
-      const auto answer = parse<AnswerHead>(*message);
+      const auto answer = parse_answer(message->bytes);
       ZR_CHECK(answer.has_value(),
                ErrorCode::kMismatch,
                "the process that serves the store answers in another protocol",
                {.where = "comm.store",
                 .which = name_,
-                .expected = fmt::format("at least {} bytes", sizeof(AnswerHead)),
+                .expected = fmt::format("at least {} bytes", kStoreAnswerHeadBytes),
                 .got = std::to_string(message->bytes.size()),
                 .hint = "all ranks must run the same build of Zeroth"});
-      if (answer->first.number != head.number) continue;  // to a request that this client gave up
-      if (answer->first.status == Answer::kMissing) return std::nullopt;
-      std::string text(answer->second);
-      ZR_CHECK(answer->first.status == Answer::kOk,
+      if (answer->number != number) continue;  // to a request that this client gave up
+      if (answer->status == StoreStatus::kMissing) return std::nullopt;
+      std::string text(answer->value);
+      ZR_CHECK(answer->status == StoreStatus::kOk,
                ErrorCode::kUsage,
                text,
                {.where = "comm.store", .which = std::string(key)});

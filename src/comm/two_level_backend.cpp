@@ -3,6 +3,7 @@
 
 #include <kernels/common/dispatch.h>
 #include <kernels/copy/copy.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/two_level.h>
 #include <zeroth/device/device.h>
@@ -10,8 +11,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <exception>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -89,7 +93,18 @@ class TwoLevels {
                               base_->size(),
                               context.who.empty() ? "one" : context.who,
                               making_ == node_.get() ? fmt::format("of node {}", across_->rank()) : "of those that join the nodes");
-    return Error(error.code(), error.message(), std::move(context));
+    return Error(error.code(), in_whole(error.message()), std::move(context));
+  }
+
+  /// A sentence about a rank of the node begins with its number there: "rank 1 (pid 4711) was killed".
+  [[nodiscard]] std::string in_whole(const std::string& message) const {
+    constexpr std::string_view kBegin = "rank ";
+    int rank = -1;
+    const char* const end = message.data() + message.size();
+    if (making_ != node_.get() || !message.starts_with(kBegin)) return message;
+    const auto number = std::from_chars(message.data() + kBegin.size(), end, rank);
+    if (number.ec != std::errc() || rank < 0 || rank >= per_node()) return message;
+    return fmt::format("rank {}, of node {} rank {}{}", rank_at(across_->rank(), rank), across_->rank(), rank, std::string_view(number.ptr, end));
   }
 
   [[nodiscard]] int per_node() const { return node_->size(); }
@@ -99,6 +114,7 @@ class TwoLevels {
   /// One step, or several messages side by side.
   void make(CommBackend& seat, std::span<Collective> calls) {
     making_ = &seat;
+    ZR_FAILPOINT("levels.step");
     for (Collective& call : calls) call.step_of = whole_;
     seat.submit(calls, stream_).wait();
   }

@@ -1,6 +1,7 @@
 #include "comm/unix_socket.h"
 
 #include <zeroth/base/deadline.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 #include <zeroth/base/text.h>
 
@@ -80,7 +81,8 @@ UniqueFd connect_to(const std::string& name, FunctionRef<void()> check) {
   const Address address = abstract_address(name);
   for (milliseconds pause{1};; pause = std::min(pause * 2, milliseconds{20})) {
     UniqueFd socket = make_socket();
-    if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.length) == 0) {
+    const bool fails = ZR_FAILPOINT_ERRNO("unix_socket.connect");
+    if (!fails && ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.address), address.length) == 0) {
       ZR_CHECK(identity_of(socket.get()).uid == ::getuid(),
                ErrorCode::kMismatch,
                "the meeting point of this job belongs to another user",
@@ -121,7 +123,7 @@ bool send_message(int socket,
     std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
   }
   for (;;) {
-    const ssize_t sent = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t sent = ZR_FAILPOINT_ERRNO("unix_socket.send") ? -1 : ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent >= 0) return true;
     if (errno == EINTR) continue;
     if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return false;
@@ -161,7 +163,7 @@ std::optional<Message> receive_message(int socket, std::size_t limit, FunctionRe
   message.msg_controllen = sizeof control;
   ssize_t received = -1;
   for (;;) {
-    received = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    received = ZR_FAILPOINT_ERRNO("unix_socket.receive") ? -1 : ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (received >= 0 || (errno != EINTR && errno != EAGAIN && errno != EWOULDBLOCK)) break;
     pollfd watched{.fd = socket, .events = POLLIN, .revents = 0};
     if (::poll(&watched, 1, static_cast<int>(kWaitSlice.count())) > 0) continue;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <kernels/common/dispatch.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/planted.h>
 #include <zeroth/base/preemption.h>
 #include <zeroth/base/text.h>
@@ -374,6 +375,7 @@ StepResult Engine::finish_step(bool idle) {
     auto* const leaked = new Buffer(arena.allocate(kLeaked, {-1, MemoryState::kReduced}, device_.ledger()));
     std::memset(leaked->data(), 1, leaked->size());
   }
+  ZR_FAILPOINT("engine.judge");
   const Verdict verdict = agree(idle, /*discards=*/false);
   if (verdict.discarding_rank >= 0) {
     forget_gradients();
@@ -421,8 +423,11 @@ StepResult Engine::finish_step(bool idle) {
       result.clip_coefficient = std::min(1.0, settings_.gradient_clipping / (result.grad_norm + 1e-6));
     }
     if (settings_.plan.gathers_gradients(world())) gradients_->share_sums();
+    ZR_FAILPOINT("engine.update");
     updater_->update(verdict.touched, average * result.clip_coefficient, settings_.groups, lr_factor);
+    ZR_FAILPOINT("engine.publish");
     parameters_->publish();
+    ZR_FAILPOINT("engine.committed");
     result.committed = true;
     result.step = ++committed_steps_;
   }

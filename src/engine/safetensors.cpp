@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 
 namespace zeroth {
 namespace {
@@ -97,7 +98,7 @@ SafetensorsWriter::SafetensorsWriter(std::string path,
 
   std::random_device random;
   temporary_ = path_ + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(random());
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
+  fd_ = ZR_FAILPOINT_ERRNO("export.open") ? -1 : ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (fd_ < 0) fail("the file cannot be made", temporary_);
   const auto length = static_cast<std::uint64_t>(text.size());
   try {
@@ -111,15 +112,14 @@ SafetensorsWriter::SafetensorsWriter(std::string path,
 }
 
 SafetensorsWriter::~SafetensorsWriter() {
-  if (fd_ < 0) return;
-  ::close(fd_);
-  ::unlink(temporary_.c_str());
+  if (fd_ >= 0) ::close(fd_);
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
 }
 
 void SafetensorsWriter::write_all(const void* data, std::size_t bytes) {
   const auto* next = static_cast<const char*>(data);
   while (bytes > 0) {
-    const ssize_t count = ::write(fd_, next, std::min<std::size_t>(bytes, std::size_t{1} << 30U));
+    const ssize_t count = ZR_FAILPOINT_ERRNO("export.write") ? -1 : ::write(fd_, next, std::min<std::size_t>(bytes, std::size_t{1} << 30U));
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("writing failed", temporary_);
     next += count;
@@ -139,12 +139,12 @@ void SafetensorsWriter::write(std::span<const std::byte> data) {
 void SafetensorsWriter::flush() {
   constexpr std::uint64_t kWorthIt = std::uint64_t{64} << 20U;
   if (written_ - flushed_ < kWorthIt) return;
-  if (::fdatasync(fd_) != 0) fail("syncing failed", temporary_);
+  if (ZR_FAILPOINT_ERRNO("export.flush") || ::fdatasync(fd_) != 0) fail("syncing failed", temporary_);
   flushed_ = written_;
 }
 
 void SafetensorsWriter::commit() {
-  ZR_CHECK(fd_ >= 0, ErrorCode::kUsage, "the file has been committed", {.where = "engine.safetensors", .which = path_});
+  ZR_CHECK(fd_ >= 0, ErrorCode::kUsage, "the file has been committed, or could not be", {.where = "engine.safetensors", .which = path_});
   ZR_CHECK(written_ == expected_,
            ErrorCode::kUsage,
            "less data than the entries say",
@@ -152,23 +152,15 @@ void SafetensorsWriter::commit() {
             .which = path_,
             .expected = std::to_string(expected_) + " bytes",
             .got = std::to_string(written_)});
-  if (::fsync(fd_) != 0) fail("syncing failed", temporary_);
-  if (::close(std::exchange(fd_, -1)) != 0) {
-    const int saved = errno;
-    ::unlink(temporary_.c_str());
-    errno = saved;
-    fail("closing failed", temporary_);
-  }
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const int saved = errno;
-    ::unlink(temporary_.c_str());
-    errno = saved;
-    fail("renaming failed", path_);
-  }
+  if (ZR_FAILPOINT_ERRNO("export.sync") || ::fsync(fd_) != 0) fail("syncing failed", temporary_);
+  const int closed = ::close(std::exchange(fd_, -1));
+  if (ZR_FAILPOINT_ERRNO("export.close") || closed != 0) fail("closing failed", temporary_);
+  if (ZR_FAILPOINT_ERRNO("export.rename") || ::rename(temporary_.c_str(), path_.c_str()) != 0) fail("renaming failed", path_);
+  temporary_.clear();
   const std::string folder = std::filesystem::path(path_).parent_path().string();
   const int folder_fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder_fd < 0) fail("the folder cannot be opened to be synced", folder, kRenamed);
-  const int synced = ::fsync(folder_fd);
+  const int synced = ZR_FAILPOINT_ERRNO("export.folder") ? -1 : ::fsync(folder_fd);
   const int saved = errno;
   ::close(folder_fd);
   errno = saved;

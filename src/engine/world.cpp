@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/log.h>
 #include <zeroth/comm/control_plane.h>
 
@@ -20,7 +21,7 @@ struct World::Connection {
   std::vector<int> nodes;
 };
 
-World::World() : connection_(std::make_shared<Connection>()) {}
+World::World() : connection_(std::make_shared<Connection>()) { arm_failpoints_of_environment(); }
 
 namespace {
 

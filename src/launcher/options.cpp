@@ -1,6 +1,7 @@
 #include "launcher/options.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/text.h>
 
 #include <CLI/CLI.hpp>
@@ -97,6 +98,21 @@ std::pair<std::string, std::string> parse_assignment(const std::string& text) {
   return {name, text.substr(equals + 1)};
 }
 
+/// One line a site: name, file, moment.
+std::string list_of_failpoints() {
+  std::string text;
+  for (const Failpoint& site : failpoints()) {
+    text += fmt::format("{:<28}{:<38}{}{}\n",
+                        site.name,
+                        site.file,
+                        site.what,
+                        site.kind == FailpointKind::kSystemCall ? " (errno=NAME)"
+                        : site.kind == FailpointKind::kNoThrow  ? " (no throw)"
+                                                                : "");
+  }
+  return text;
+}
+
 /// What followed the options: [--] PROGRAM [arguments...]. CLI11 puts unknown options in front of it.
 std::vector<std::string> take_command(std::vector<std::string> rest, const CLI::App& app) {
   if (!rest.empty() && rest.front() == "--") {
@@ -150,6 +166,10 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--timeout", timeout, "End the whole job after this time")->type_name("SECONDS");
   app.add_option("--grace", grace, "From a forwarded Ctrl-C or SIGTERM to SIGKILL (2)")->type_name("SECONDS");
+  app.add_flag_callback(
+      "--list-failpoints",
+      [] { throw CLI::CallForVersion(list_of_failpoints(), 0); },
+      "Print the sites that ZEROTH_FAULTS can name and exit");
   app.add_flag("-q,--quiet", options.quiet, "No informational lines");
 
   // CLI11 consumes the vector from its end.

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include <zeroth/base/failpoint.h>
 #include <zeroth/zero/call_tags.h>
 
 #include "zero/gradient_exchange.h"
@@ -25,6 +26,7 @@ class MatchedExchange final : public GradientExchange {
   void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override { reduce_stream_.synchronize(); }
 
   void publish(int flat, DType dtype) override {
+    ZR_FAILPOINT("matched.reduce");
     const FlatLayout& layout = model_.flat(flat);
     const DType accumulation = layout.accumulation();
     std::byte* bucket = memory_.bucket(flat, dtype);

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/planted.h>
 #include <zeroth/zero/call_tags.h>
 
@@ -213,6 +214,7 @@ void OneSidedExchange::progress(int flat) {
 }
 
 void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
+  ZR_FAILPOINT("one_sided.reduce");
   std::vector<Summand> sources;
   std::vector<std::pair<int, std::size_t>> pulled;  // from whom, bytes
   for (int source = 0; source < model_.world; ++source) {
@@ -320,6 +322,7 @@ void OneSidedExchange::spill(int flat, int source, const Publication& theirs) {
 }
 
 void OneSidedExchange::announce(SignalWord& word, std::uint64_t value) {
+  ZR_FAILPOINT("one_sided.announce");
   word.store(value);
   memory_.signals(memory_.rank()).news().fetch_add(1);  // second, so that who sees it sees the word
   backend_.ring();

@@ -3,6 +3,7 @@
 
 #include "conformance/mpi_world.h"
 #include "support/fork_ranks.h"
+#include "support/process_seats.h"
 #include "support/thread_ranks.h"
 
 #include <zeroth/comm/communicator.h>
@@ -10,6 +11,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -20,7 +22,9 @@
 namespace zeroth::test {
 
 struct WorldParam {
-  std::string backend{};  ///< of make_backend(), or over test transports: "messages", "levels" (inproc in a node, messages between nodes)
+  /// Of make_backend(); or over test transports "messages" and "levels" (inproc in a node, messages between nodes) for threads, "sockets"
+  /// and "shm+sockets" for processes.
+  std::string backend{};
   int size = 1;
   int per_node = 0;  ///< ranks on a node; 0: all
 };
@@ -34,7 +38,7 @@ struct WorldOptions {
   CommOptions comm = quick_options();
   Milliseconds deadline{100'000};
   bool abort_on_failure = true;
-  std::function<bool(const std::vector<pid_t>& pids, Milliseconds since)> meanwhile{};  ///< shm only
+  std::function<bool(const std::vector<pid_t>& pids, Milliseconds since)> meanwhile{};  ///< processes only
 };
 
 /// Ranks that send each other messages: no memory that all peers can read.
@@ -62,11 +66,9 @@ struct WorldOptions {
                       .transport = transport_of(param),
                       .deadline = options.deadline});
   }
-  const std::string job = unique_job();
+  ProcessSeats seats(param.backend, param.size, comm);
   const auto run = [&](int rank) {
-    const std::shared_ptr<CommBackend> backend =
-        make_backend(param.backend,
-                     {.rank = rank, .size = param.size, .job = job, .hub = nullptr, .options = comm});
+    const std::shared_ptr<CommBackend> backend = seats.seat(rank);
     try {
       body(rank, backend);
     } catch (const Error& error) {
@@ -77,8 +79,8 @@ struct WorldOptions {
       throw;
     }
   };
-  if (param.backend == "shm") {
-    return fork_ranks(param.size, run, {.deadline = options.deadline, .meanwhile = options.meanwhile});
+  if (param.backend != "self") {
+    return fork_ranks(param.size, run, {.deadline = options.deadline, .meanwhile = seats.parted(options.meanwhile)});
   }
   RankReport report;
   try {
@@ -129,13 +131,15 @@ struct WorldOptions {
 
 inline std::string name_of_param(const ::testing::TestParamInfo<WorldParam>& info) {
   const std::string size = std::to_string(info.param.size);
-  return info.param.backend + "_" + (info.param.per_node == 0 ? size : std::to_string(info.param.per_node) + "per" + size);
+  std::string backend = info.param.backend;
+  std::ranges::replace(backend, '+', '_');
+  return backend + "_" + (info.param.per_node == 0 ? size : std::to_string(info.param.per_node) + "per" + size);
 }
 
 /// Thread sanitizer does not follow forked children of a process that once had threads; shm is covered by the
 /// other builds.
 [[nodiscard]] inline bool runs_here(const WorldParam& param) {
-  return !(kThreadSanitizer && param.backend == "shm");
+  return !(kThreadSanitizer && (param.backend == "shm" || param.backend == "sockets" || param.backend == "shm+sockets"));
 }
 
 }  // namespace zeroth::test

@@ -39,6 +39,7 @@ COMMANDS = {
         "make train",
         "make test",
         "make test-quick",
+        "make fuzz",
         "cmake --preset core",
         "cmake --build build/core -j 2",
         "build/core/tests/conformance/comm_chaos --gtest_filter='Chaos.*'",

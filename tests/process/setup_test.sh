@@ -101,6 +101,19 @@ check "root installs" done_well
 check "exactly what is missing" grep -qx "apt-get install -q -y --no-install-recommends ninja-build libcli11-dev" "$log"
 
 reset
+printf 'clang\nlibclang-rt-14-dev\n' >"$work/missing"
+ZEROTH_SETUP_CORE=1
+setup
+check "tests need no clang" did_nothing
+ZEROTH_SETUP_CORE=1 ZEROTH_SETUP_FUZZ=1 setup
+check "fuzzing does" grep -qx "apt-get install -q -y --no-install-recommends clang libclang-rt-14-dev" "$log"
+reset
+printf 'clang\n' >"$work/missing"
+ZEROTH_SETUP_UID=1000
+ZEROTH_SETUP_CORE=1 ZEROTH_SETUP_FUZZ=1 setup
+check "and without root says so" says "apt-get install clang"
+
+reset
 echo ninja-build >"$work/missing"
 touch "$work/apt-fails"
 setup

@@ -31,6 +31,7 @@ RUNS = {
     "make train": "--dry-run",
     "make test": "--dry-run",
     "make test-quick": "--dry-run",
+    "make fuzz": "--dry-run",
     "cmake --preset core": "-N",
     "cmake --build build/core -j 2": "-- -n",
     "build/core/tests/conformance/comm_chaos --gtest_filter='Chaos.*'": "--gtest_list_tests",

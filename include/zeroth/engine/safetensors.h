@@ -45,7 +45,7 @@ class SafetensorsWriter {
  private:
   void write_all(const void* data, std::size_t bytes);
   std::string path_;
-  std::string temporary_;
+  std::string temporary_;  ///< "" once it has its final name
   int fd_ = -1;
   std::uint64_t expected_ = 0;
   std::uint64_t written_ = 0;

@@ -3,6 +3,7 @@
 #include "comm/peers.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 
 #include <fmt/format.h>
 
@@ -55,6 +56,7 @@ class Seat {
 
   /// The requests of one message, in pieces that MPI can count.
   std::vector<void*> start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes) {
+    ZR_FAILPOINT("mpi.start");
     const std::lock_guard lock(mutex_);
     throw_if_stopped();
     std::vector<void*> requests;
@@ -74,6 +76,7 @@ class Seat {
 
   /// Blocks for at most `slice`; true once all requests are done, and `requests` is empty. `waited`: for these so far.
   bool wait(std::vector<void*>& requests, std::size_t bytes, Milliseconds slice, microseconds& waited) {
+    ZR_FAILPOINT("mpi.wait");
     const auto begin = SteadyClock::now();
     // By then a transfer that nobody holds up has ended, also over a slow link: later it is the peer that is waited for.
     const microseconds busy = std::chrono::milliseconds{10} + microseconds{bytes / 200};
@@ -104,6 +107,7 @@ class Seat {
   void abort(std::string_view text) noexcept {
     const std::lock_guard lock(mutex_);
     if (!stopped_.empty()) return;
+    ZR_FAILPOINT("abort.mpi");
     const std::string message(text.substr(0, kNoteBytes));
     std::vector<void*> requests;
     for (int peer = 0; peer < size(); ++peer) {
@@ -268,6 +272,7 @@ std::shared_ptr<Opening> open_world(const MpiTable& table, int rank, int size, M
 }  // namespace
 
 std::shared_ptr<MessageTransport> make_mpi_transport(const MpiTable& table, int rank, int size, const CommOptions& options) {
+  ZR_FAILPOINT("mpi.open");
   const std::shared_ptr<Opening> opening = open_world(table, rank, size, options.timeout);
   const MpiWorldFacts& facts = opening->facts;
   check_code(table, opening->code, "to open its world", rank, size);

@@ -107,6 +107,12 @@ TEST(CommandLine, PrintsHelpAndVersion) {
   const JobResult versioned = version.wait();
   EXPECT_EQ(versioned.exit_code, 0);
   EXPECT_THAT(versioned.out, ::testing::MatchesRegex("zeroth-run [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+
+  Job list({"--list-failpoints"});
+  const JobResult listed = list.wait();
+  EXPECT_EQ(listed.exit_code, 0);
+  EXPECT_THAT(listed.out, ::testing::HasSubstr("shm.reduce_scatter.mid      src/comm/shared_memory_engine.cpp"));
+  EXPECT_THAT(listed.out, ::testing::HasSubstr("export.write "));
 }
 
 TEST(CommandLine, LeavesTheArgumentsOfTheProgramAlone) {

@@ -1,0 +1,175 @@
+// Every failpoint of Zeroth, in one place. A place in the code names its row; a name that is not here, or a
+// row of another file, does not compile. docs/decisions/0017-failpoints.md says why the table is here and not
+// where the sites are.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <string_view>
+
+namespace zeroth {
+
+/// What may happen at a site besides the end, a halt or a sleep of the process.
+enum class FailpointKind {
+  kThrowing,    ///< an exception may leave it
+  kNoThrow,     ///< none may: it lies in a function that is noexcept
+  kSystemCall,  ///< an exception may leave it, and the system call that it guards can be made to fail with an
+                ///< errno
+};
+
+/// One row: one site, or several of one kind of which `members` stand for the star in the name.
+struct FailpointRow {
+  std::string_view name{};
+  std::string_view file{};
+  std::string_view what{};  ///< the moment, for people
+  FailpointKind kind = FailpointKind::kThrowing;
+  std::span<const std::string_view> members{};
+
+  [[nodiscard]] constexpr std::size_t size() const { return members.empty() ? 1 : members.size(); }
+};
+
+namespace detail {
+
+inline constexpr auto kPostedCalls = std::to_array<std::string_view>({"all_gather",
+                                                                      "reduce_scatter",
+                                                                      "all_reduce",
+                                                                      "broadcast",
+                                                                      "gather",
+                                                                      "scatter",
+                                                                      "all_to_all",
+                                                                      "barrier",
+                                                                      "attach",
+                                                                      "split"});
+inline constexpr auto kMessageCalls = std::to_array<std::string_view>({"all_gather",
+                                                                       "reduce_scatter",
+                                                                       "all_reduce",
+                                                                       "broadcast",
+                                                                       "gather",
+                                                                       "scatter",
+                                                                       "all_to_all",
+                                                                       "barrier",
+                                                                       "split"});
+inline constexpr auto kDirections = std::to_array<std::string_view>({"send", "recv"});
+
+inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
+    // Meeting.
+    {"rendezvous.listen", "src/comm/rendezvous.cpp", "rank 0, before it takes the name of the job"},
+    {"rendezvous.admit", "src/comm/rendezvous.cpp", "rank 0, with a hello that it has read and not judged"},
+    {"rendezvous.answer", "src/comm/rendezvous.cpp", "rank 0, when all have come and nobody has been told"},
+    {"rendezvous.connect", "src/comm/rendezvous.cpp", "other ranks, before they look for rank 0"},
+    {"rendezvous.hello", "src/comm/rendezvous.cpp", "other ranks, connected and silent"},
+    {"rendezvous.welcome", "src/comm/rendezvous.cpp", "other ranks, after their hello and before the answer"},
+    {"memory.collect", "src/comm/shm_exchange.cpp", "rank 0, before it takes the memory of the others"},
+    {"memory.spread",
+     "src/comm/shm_exchange.cpp",
+     "rank 0, with everybody's memory, of which nobody else has any"},
+    {"memory.offer", "src/comm/shm_exchange.cpp", "other ranks, before they give their memory"},
+    {"memory.map", "src/comm/shm_exchange.cpp", "before the memory of one peer is mapped"},
+    {"system.memfd_create", "src/comm/system_calls.cpp", "memfd_create", FailpointKind::kSystemCall},
+    {"system.pidfd_open", "src/comm/system_calls.cpp", "pidfd_open", FailpointKind::kSystemCall},
+    {"unix_socket.connect",
+     "src/comm/unix_socket.cpp",
+     "connect to an abstract socket",
+     FailpointKind::kSystemCall},
+    {"unix_socket.send", "src/comm/unix_socket.cpp", "sendmsg", FailpointKind::kSystemCall},
+    {"unix_socket.receive", "src/comm/unix_socket.cpp", "recvmsg", FailpointKind::kSystemCall},
+    // Matched calls over shared memory.
+    {"shm.*.post",
+     "src/comm/shared_memory_engine.cpp",
+     "before the call is posted",
+     FailpointKind::kThrowing,
+     kPostedCalls},
+    {"shm.*.mid",
+     "src/comm/shared_memory_engine.cpp",
+     "all have posted the same call; no data has moved",
+     FailpointKind::kThrowing,
+     kPostedCalls},
+    {"shm.*.end",
+     "src/comm/shared_memory_engine.cpp",
+     "the call is done on this rank",
+     FailpointKind::kThrowing,
+     kPostedCalls},
+    {"shm.staged.round", "src/comm/staged_transfer.cpp", "a round lies in the staging area and is not taken"},
+    {"shm.direct.read", "src/comm/direct_transfer.cpp", "before peers' arenas are read in place"},
+    {"shm.*.start",
+     "src/comm/point_transfer.cpp",
+     "before the first byte of a message",
+     FailpointKind::kThrowing,
+     kDirections},
+    {"shm.*.data",
+     "src/comm/point_transfer.cpp",
+     "the header has gone or come, data has not",
+     FailpointKind::kThrowing,
+     kDirections},
+    {"shm.wait_until", "src/comm/shared_memory_engine.cpp", "before a one-sided wait"},
+    {"shm.depart",
+     "src/comm/shared_memory_engine.cpp",
+     "before peers are told that this rank leaves",
+     FailpointKind::kNoThrow},
+    // Matched calls over messages.
+    {"messages.*.post",
+     "src/comm/message_backend.cpp",
+     "before the call is described to the others",
+     FailpointKind::kThrowing,
+     kMessageCalls},
+    {"messages.*.mid",
+     "src/comm/message_backend.cpp",
+     "all have described the same call; no data has moved",
+     FailpointKind::kThrowing,
+     kMessageCalls},
+    {"messages.*.end",
+     "src/comm/message_backend.cpp",
+     "the call is done on this rank",
+     FailpointKind::kThrowing,
+     kMessageCalls},
+    {"messages.send", "src/comm/message_backend.cpp", "before one message is given to the transport"},
+    {"messages.receive", "src/comm/message_backend.cpp", "before one message is asked of the transport"},
+    {"messages.headers",
+     "src/comm/message_backend.cpp",
+     "sends and receives between two ranks: headers posted, none has come"},
+    {"mpi.open", "src/comm/mpi/mpi_transport.cpp", "before MPI's world is opened"},
+    {"mpi.start", "src/comm/mpi/mpi_transport.cpp", "before MPI is given a message, or asked for one"},
+    {"mpi.wait", "src/comm/mpi/mpi_transport.cpp", "before MPI is asked whether a message is done"},
+    {"levels.step", "src/comm/two_level_backend.cpp", "before one step of a call over two levels"},
+    // The store.
+    {"store.ask", "src/comm/store_socket.cpp", "a client, before its request"},
+    {"store.answer", "src/comm/store_socket.cpp", "the server, with a request that it has read"},
+    // One rank tells the others of its failure, or hears of theirs: failures during failure.
+    {"abort.tell",
+     "src/comm/peers.cpp",
+     "before the others can see that this rank stops the job",
+     FailpointKind::kNoThrow},
+    {"abort.wake", "src/comm/peers.cpp", "the others can see it, and still sleep", FailpointKind::kNoThrow},
+    {"abort.hear", "src/comm/peers.cpp", "a failure of a peer has been found and not been thrown"},
+    {"abort.messages",
+     "src/comm/message_backend.cpp",
+     "before the transport tells the others",
+     FailpointKind::kNoThrow},
+    {"abort.mpi",
+     "src/comm/mpi/mpi_transport.cpp",
+     "before MPI carries the word to the others",
+     FailpointKind::kNoThrow},
+    // Gradients.
+    {"one_sided.announce", "src/zero/one_sided_exchange.cpp", "before peers can see a word of this rank"},
+    {"one_sided.reduce",
+     "src/zero/one_sided_exchange.cpp",
+     "before a range is summed from the buckets of all ranks"},
+    {"matched.reduce", "src/zero/matched_exchange.cpp", "before a bucket is reduced by a matched call"},
+    // A step.
+    {"engine.judge", "src/engine/engine.cpp", "the gradients are complete, the ranks have not judged them"},
+    {"engine.update", "src/engine/engine.cpp", "judged good, no parameter has changed"},
+    {"engine.publish", "src/engine/engine.cpp", "the own shard is updated, nobody has been told"},
+    {"engine.committed", "src/engine/engine.cpp", "the step is done on this rank"},
+    // Files.
+    {"export.open", "src/engine/safetensors.cpp", "open of the temporary file", FailpointKind::kSystemCall},
+    {"export.write", "src/engine/safetensors.cpp", "write", FailpointKind::kSystemCall},
+    {"export.flush", "src/engine/safetensors.cpp", "fdatasync on the way", FailpointKind::kSystemCall},
+    {"export.sync", "src/engine/safetensors.cpp", "fsync of the whole file", FailpointKind::kSystemCall},
+    {"export.close", "src/engine/safetensors.cpp", "close", FailpointKind::kSystemCall},
+    {"export.rename", "src/engine/safetensors.cpp", "rename to the final name", FailpointKind::kSystemCall},
+    {"export.folder", "src/engine/safetensors.cpp", "fsync of the folder", FailpointKind::kSystemCall},
+});
+
+}  // namespace detail
+}  // namespace zeroth

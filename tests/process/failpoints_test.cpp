@@ -1,0 +1,330 @@
+// Strikes at every failpoint there is, with every action that ends a rank's work, on the first and on the last rank of a small life: the
+// others end in time with the right code, nothing is left behind, and no site is without a run that reaches it.
+#include <zeroth/base/failpoint.h>
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <zeroth/comm/factory.h>
+
+#include "process/rank_life.h"
+#include "support/fork_ranks.h"
+#include "support/left_behind.h"
+#include "support/process_seats.h"
+
+namespace zeroth::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// All others have ended by then. They need milliseconds, but the machine may be busy.
+constexpr Milliseconds kBound{10'000};
+constexpr Milliseconds kHangs{20'000};
+constexpr const char* kOld = "what was there before";
+
+struct World {
+  std::string kind;
+  int size = 0;
+  int per_node = 0;
+};
+
+/// Where a site is on the way of a rank.
+World world_of(std::string_view site) {
+  for (const std::string_view begin : {"messages.", "abort.messages", "matched."}) {
+    if (site.starts_with(begin)) return {.kind = "sockets", .size = 3};
+  }
+  if (site.starts_with("levels.")) return {.kind = "shm+sockets", .size = 4, .per_node = 2};
+  return {.kind = "shm", .size = 3};
+}
+
+/// Who fails here is missed by nobody but the clock: others may not have met it; or they come when rank 0 has given the meeting up, and
+/// find nobody.
+bool is_before_meeting(std::string_view site) {
+  return site.starts_with("rendezvous.") || site.starts_with("system.") || site.starts_with("unix_socket.");
+}
+
+/// An exception there is not that of the rank: it ends a connection to a server, whose clients see that.
+bool is_swallowed(std::string_view site) { return site == "store.answer"; }
+
+/// Another failure must come first, and where.
+std::string first_failure(std::string_view site, int victim, int size) {
+  if (site == "abort.hear") return "engine.judge@rank=" + std::to_string(victim == 0 ? size - 1 : 0) + ":throw;";
+  if (site.starts_with("abort.")) return "engine.judge@rank=" + std::to_string(victim) + ":throw;";
+  return "";
+}
+
+/// Folder for files that are meant to stay, beside the one in which nothing may.
+class ExportFolder {
+ public:
+  ExportFolder() {
+    std::string pattern = (fs::temp_directory_path() / "zeroth-exports-XXXXXX").string();
+    if (::mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("mkdtemp " + pattern);
+    path_ = pattern;
+  }
+  ExportFolder(const ExportFolder&) = delete;
+  ExportFolder& operator=(const ExportFolder&) = delete;
+  ~ExportFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+
+  [[nodiscard]] fs::path file_of(int rank) const { return path_ / ("rank" + std::to_string(rank)); }
+  void fill(int rank) const { std::ofstream(file_of(rank)) << kOld; }
+  [[nodiscard]] bool is_old(int rank) const {
+    std::ifstream file(file_of(rank));
+    char text[64] = {};
+    file.read(text, sizeof text);
+    return std::string_view(text, static_cast<std::size_t>(file.gcount())) == kOld;
+  }
+  [[nodiscard]] bool is_new(int rank) const { return fs::file_size(file_of(rank)) == exported_bytes(); }
+  [[nodiscard]] int temporaries() const {
+    return static_cast<int>(std::count_if(fs::directory_iterator(path_), {}, [](const auto& entry) {
+      return entry.path().filename().string().find(".tmp-") != std::string::npos;
+    }));
+  }
+
+ private:
+  fs::path path_;
+};
+
+struct Outcome {
+  test::ForkReport report{};
+  bool struck = false;  ///< the rank came by the site
+  std::string left{};
+};
+
+/// Ranks live with `spec`; `exports`: where one of them writes a file, if it does.
+test::ForkReport run_lives(const World& world, const std::string& spec, Milliseconds timeout, const ExportFolder* exports, int exporter) {
+  const bool breaks_store = spec.starts_with("store.");
+  CommOptions options;
+  options.timeout = timeout;
+  for (int rank = 0; world.per_node > 0 && rank < world.size; ++rank) options.nodes.push_back(rank / world.per_node);
+  test::ProcessSeats seats(world.kind, world.size, options);
+  const std::string store = world.kind == "shm" ? test::unique_job() : "";
+  return test::fork_ranks(
+      world.size,
+      [&](int rank) {
+        arm_failpoints(parse_failpoints(spec), rank);
+        live({.seat = [&] { return seats.seat(rank); },
+              .store = store,
+              .store_patience = Milliseconds{breaks_store ? 1'500 : 20'000},
+              .exports = exports != nullptr && rank == exporter ? exports->file_of(rank) : fs::path()});
+      },
+      {.deadline = kHangs, .meanwhile = seats.parted({})});
+}
+
+bool was_killed(const test::ProcessEnd& end) { return WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) == SIGKILL; }
+
+/// Ranks live with `rule`; `victim` is the one that writes a file, if one does.
+Outcome strike(const std::string& rule, int victim, const ExportFolder* exports, bool ends) {
+  const std::string site = rule.substr(0, rule.find_first_of("@:"));
+  const World world = world_of(site);
+  const test::LeftBehind left;
+  Outcome run;
+  const Milliseconds timeout{ends && is_before_meeting(site) ? 400 : 30'000};
+  run.report = run_lives(world, first_failure(site, victim, world.size) + rule, timeout, exports, victim);
+  run.left = left.text();
+  return run;
+}
+
+/// Rank `victim` comes by `site` and is struck with `action`.
+Outcome strike(const std::string& site, const std::string& action, int victim, const ExportFolder* exports) {
+  Outcome run = strike(site + "@rank=" + std::to_string(victim) + ":" + action, victim, exports, true);
+  const test::ProcessEnd& end = run.report.ends[static_cast<std::size_t>(victim)];
+  const test::RankFailure* const failure = run.report.of(victim);
+  if (action == "kill") run.struck = was_killed(end) && !end.killed_at_deadline;
+  if (action == "exit=3") run.struck = WIFEXITED(end.wait_status) && WEXITSTATUS(end.wait_status) == 3;
+  if (action == "throw") {
+    run.struck = failure != nullptr && failure->text.find("planted failure at " + site) != std::string::npos;
+    if (is_swallowed(site)) run.struck = failure != nullptr;
+  }
+  return run;
+}
+
+/// Everybody has ended by itself and in time; who was not struck knows why.
+void expect_orderly(const Outcome& run, const std::string& site, const std::string& action, int victim) {
+  const test::ForkReport& report = run.report;
+  EXPECT_EQ(run.left, "") << report.text();
+  for (const test::ProcessEnd& end : report.ends) {
+    EXPECT_FALSE(end.killed_at_deadline) << report.text();
+    EXPECT_LT(end.after, kBound) << report.text();
+    const test::RankFailure* failure = report.of(end.rank);
+    const bool failed_first = site == "abort.hear" && failure != nullptr &&
+                              failure->text.find("planted failure at engine.judge") != std::string::npos &&
+                              failure->code == ErrorCode::kInternal;
+    if (failed_first || (end.rank == victim && !(action == "throw" && is_swallowed(site)))) continue;
+    if (failure == nullptr) {
+      // It had done its part: the last thing that a rank does is to leave, and the word that it is leaving may be lost.
+      EXPECT_EQ(site, "shm.depart") << "rank " << end.rank << " ended well\n" << report.text();
+      continue;
+    }
+    ASSERT_TRUE(failure->code.has_value()) << report.text();
+    EXPECT_EQ(exit_code(*failure->code), 76) << report.text();
+  }
+}
+
+class Failpoints : public ::testing::Test {
+ protected:
+  void expect_strikes(const std::string& site, FailpointKind kind) {
+    SCOPED_TRACE(site);
+    const World world = world_of(site);
+    const bool exports = site.starts_with("export.");
+    for (const std::string action : {"kill", kind == FailpointKind::kNoThrow ? "exit=3" : "throw"}) {
+      int struck = 0;
+      for (const int victim : {0, world.size - 1}) {
+        SCOPED_TRACE(action + " on rank " + std::to_string(victim));
+        const ExportFolder folder;
+        if (exports) folder.fill(victim);
+        const Outcome run = strike(site, action, victim, exports ? &folder : nullptr);
+        if (run.struck) {
+          ++struck;
+          expect_orderly(run, site, action, victim);
+        } else {
+          EXPECT_TRUE(run.report.ok()) << run.report.text();  // it does not come by, and is none the worse for it
+          EXPECT_EQ(run.left, "");
+        }
+        if (exports) expect_whole_file(folder, site, action, victim);
+      }
+      EXPECT_GE(struck, 1) << "no rank comes by here: " << action;
+    }
+  }
+
+  /// The file is the old one or the new one; what goes through an exception takes the temporary file along.
+  static void expect_whole_file(const ExportFolder& folder, const std::string& site, const std::string& action, int rank) {
+    EXPECT_EQ(folder.temporaries(), action == "kill" && site != "export.open" && site != "export.folder" ? 1 : 0);
+    EXPECT_TRUE(site == "export.folder" ? folder.is_new(rank) : folder.is_old(rank));
+  }
+};
+
+/// Reached under mpirun only: tests/process/mpi_failpoints_test.cpp strikes at these.
+bool needs_mpi(std::string_view site) { return site.starts_with("mpi.") || site == "abort.mpi"; }
+
+TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {
+  for (const char* site : {"engine.judge", "messages.send", "levels.step"}) {
+    const ExportFolder folder;
+    const test::LeftBehind left;
+    const World world = world_of(site);
+    const test::ForkReport report = run_lives(world, "", Milliseconds{30'000}, &folder, 1);
+    EXPECT_TRUE(report.ok()) << report.text();
+    EXPECT_EQ(left.text(), "");
+    EXPECT_TRUE(folder.is_new(1));
+    EXPECT_EQ(folder.temporaries(), 0);
+  }
+}
+
+TEST_F(Failpoints, WhoDiesBeforeItCanSayItsRankIsMentioned) {
+  const Outcome run = strike("rendezvous.hello", "kill", 2, nullptr);
+  ASSERT_TRUE(run.struck);
+  ASSERT_NE(run.report.of(0), nullptr);
+  const std::string text = run.report.of(0)->text;
+  EXPECT_NE(text.find("missing rank 2; pid " + std::to_string(run.report.ends[2].pid) + " connected and left"), std::string::npos) << text;
+}
+
+struct BrokenCall {
+  const char* site;
+  const char* error;
+  std::optional<ErrorCode> code{};  ///< of the rank whose call fails; none: it makes the call again, and nobody sees it
+};
+
+TEST_F(Failpoints, AFailedSystemCallIsMadeAgainOrNamed) {
+  constexpr int kVictim = 2;
+  for (const BrokenCall& broken : {BrokenCall{"unix_socket.connect", "EINTR", {}},
+                                   {"unix_socket.connect", "ECONNREFUSED", {}},
+                                   {"unix_socket.connect", "EACCES", ErrorCode::kResource},
+                                   {"unix_socket.send", "EINTR", {}},
+                                   {"unix_socket.send", "EAGAIN", {}},
+                                   {"unix_socket.send", "EPIPE", ErrorCode::kPeerLost},
+                                   {"unix_socket.send", "ENOBUFS", ErrorCode::kResource},
+                                   {"unix_socket.receive", "EINTR", {}},
+                                   {"unix_socket.receive", "EAGAIN", {}},
+                                   {"unix_socket.receive", "ECONNRESET", ErrorCode::kPeerLost},
+                                   {"unix_socket.receive", "EMFILE", ErrorCode::kResource},
+                                   {"system.memfd_create", "ENOSYS", ErrorCode::kResource},
+                                   {"system.pidfd_open", "EPERM", ErrorCode::kResource},
+                                   {"export.open", "EACCES", ErrorCode::kIo},
+                                   {"export.write", "EINTR", {}},
+                                   {"export.write", "ENOSPC", ErrorCode::kIo},
+                                   {"export.flush", "EIO", ErrorCode::kIo},
+                                   {"export.sync", "EIO", ErrorCode::kIo},
+                                   {"export.close", "EDQUOT", ErrorCode::kIo},
+                                   {"export.rename", "EXDEV", ErrorCode::kIo},
+                                   {"export.folder", "EIO", ErrorCode::kIo}}) {
+    SCOPED_TRACE(std::string(broken.site) + " " + broken.error);
+    const std::string site = broken.site;
+    const bool exports = site.starts_with("export.");
+    const ExportFolder folder;
+    if (exports) folder.fill(kVictim);
+    const Outcome run = strike(site + "@hit=1,rank=2:errno=" + broken.error, kVictim, exports ? &folder : nullptr, broken.code.has_value());
+    EXPECT_EQ(run.left, "") << run.report.text();
+    if (!broken.code) {
+      EXPECT_TRUE(run.report.ok()) << run.report.text();
+      continue;
+    }
+    for (const test::ProcessEnd& end : run.report.ends) {
+      const test::RankFailure* failure = run.report.of(end.rank);
+      ASSERT_TRUE(failure != nullptr && failure->code.has_value()) << run.report.text();
+      EXPECT_LT(end.after, kBound);
+      // What the kernel refuses to one rank is said by all.
+      const bool fits = failure->code == broken.code || (end.rank != kVictim && exit_code(*failure->code) == 76);
+      EXPECT_TRUE(fits) << failure->text;
+    }
+    if (!exports) continue;
+    EXPECT_NE(run.report.of(kVictim)->text.find("(errno "), std::string::npos) << run.report.text();
+    EXPECT_EQ(folder.temporaries(), 0);
+    EXPECT_TRUE(site == "export.folder" ? folder.is_new(kVictim) : folder.is_old(kVictim));
+  }
+}
+
+TEST_F(Failpoints, ASleepOfARankIsNoFailure) {
+  for (const char* spec : {"rendezvous.listen:sleep=100", "shm.*.mid:sleep=20", "engine.publish@rank=1:sleep=100"}) {
+    for (const Failpoint& site : failpoints()) {
+      const std::string rule(spec);
+      const std::size_t colon = rule.find_first_of("@:");
+      const std::string name = rule.substr(0, colon);
+      const bool star = name == "shm.*.mid" && site.name.starts_with("shm.") && site.name.ends_with(".mid");
+      if (site.name != name && !star) continue;
+      const Outcome run = strike(site.name + rule.substr(colon), 1, nullptr, false);
+      EXPECT_TRUE(run.report.ok()) << site.name << "\n" << run.report.text();
+      EXPECT_EQ(run.left, "");
+    }
+  }
+}
+
+/// One case a group of sites, so that each stays short.
+class Sweep : public Failpoints, public ::testing::WithParamInterface<const char*> {};
+
+std::string group_of(std::string_view site) { return std::string(site.substr(0, site.find('.'))); }
+
+TEST_P(Sweep, EverySiteIsReachedAndEveryRankEnds) {
+  int sites = 0;
+  for (const Failpoint& site : failpoints()) {
+    if (group_of(site.name) != GetParam() || needs_mpi(site.name)) continue;
+    ++sites;
+    expect_strikes(site.name, site.kind);
+  }
+  EXPECT_GT(sites, 0);
+}
+
+constexpr const char* kGroups[] = {
+    "rendezvous", "memory", "system", "unix_socket", "shm", "messages", "levels", "store", "abort", "one_sided", "matched", "engine", "export"};
+INSTANTIATE_TEST_SUITE_P(Groups, Sweep, ::testing::ValuesIn(kGroups), [](const auto& of) { return std::string(of.param); });
+
+TEST_F(Failpoints, TheGroupsAreAllThereAre) {
+  const std::set<std::string> groups(std::begin(kGroups), std::end(kGroups));
+  for (const Failpoint& site : failpoints()) EXPECT_TRUE(needs_mpi(site.name) || groups.contains(group_of(site.name))) << site.name;
+}
+
+}  // namespace
+}  // namespace zeroth::testing

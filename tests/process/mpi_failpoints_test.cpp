@@ -1,0 +1,144 @@
+// Failpoints of ranks that mpirun started: those of the MPI transport, and the middle of every call. A rank that dies is mpirun's to see
+// (docs/decisions/0014-mpi-behind-a-table.md): it ends the others. A rank that throws tells them itself.
+#include <zeroth/base/failpoint.h>
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <zeroth/base/deadline.h>
+
+#include "support/left_behind.h"
+
+namespace zeroth::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 2;
+/// mpirun itself needs half a second to start and to clean up.
+constexpr Milliseconds kBound{20'000};
+
+struct Ending {
+  int status = 0;
+  bool in_time = true;
+  std::string output{};
+};
+
+/// mpirun with ranks that live with `spec`. `stays`: it does not end a rank because another one failed, and ends with 0 itself.
+Ending mpirun(const std::string& spec, bool stays) {
+  std::vector<std::string> words{ZEROTH_MPIRUN};
+  std::istringstream flags(ZEROTH_MPIRUN_FLAGS);
+  for (std::string word; flags >> word;) words.push_back(word);
+  if (stays) words.insert(words.end(), {"--mca", "orte_abort_on_non_zero_status", "0"});
+  words.insert(words.end(), {"-n", std::to_string(kRanks), ZEROTH_MPI_LIFE});
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2 failed");
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::setenv(kFailpointVariable, spec.c_str(), 1);
+    ::dup2(ends[1], STDOUT_FILENO);
+    ::dup2(ends[1], STDERR_FILENO);
+    ::execv(words.front().c_str(), arguments.data());
+    ::_exit(127);
+  }
+  ::close(ends[1]);
+  Ending ending;
+  std::thread reader([&] {
+    std::array<char, 4096> buffer{};
+    for (ssize_t got = 0; (got = ::read(ends[0], buffer.data(), buffer.size())) > 0;) {
+      ending.output.append(buffer.data(), static_cast<std::size_t>(got));
+    }
+  });
+  const Deadline deadline(kBound);
+  while (::waitpid(pid, &ending.status, WNOHANG) == 0) {
+    if (deadline.passed()) {
+      ending.in_time = false;
+      ::kill(pid, SIGTERM);  // it ends its ranks, too
+      ::waitpid(pid, &ending.status, 0);
+      break;
+    }
+    std::this_thread::sleep_for(Milliseconds{5});
+  }
+  reader.join();
+  ::close(ends[0]);
+  return ending;
+}
+
+std::string at(const std::string& site, int rank, const std::string& action) {
+  return site + "@rank=" + std::to_string(rank) + ":" + action;
+}
+
+/// The rank is killed at the site; mpirun says so, and nothing is left.
+void expect_killed(const std::string& site, int rank, const std::string& before = "") {
+  SCOPED_TRACE(site + " kills rank " + std::to_string(rank));
+  const test::LeftBehind left;
+  const Ending ending = mpirun(before + at(site, rank, "kill"), false);
+  EXPECT_TRUE(ending.in_time) << ending.output;
+  EXPECT_TRUE(WIFEXITED(ending.status) && WEXITSTATUS(ending.status) != 0) << ending.output;
+  EXPECT_THAT(ending.output, HasSubstr("process rank " + std::to_string(rank) + " "));
+  EXPECT_THAT(ending.output, HasSubstr("exited on signal 9"));
+  EXPECT_EQ(left.text(Milliseconds{5'000}), "");
+}
+
+TEST(MpiFailpoints, ALifeWithoutAFaultIsWhole) {
+  const Ending ending = mpirun("", false);
+  EXPECT_TRUE(WIFEXITED(ending.status) && WEXITSTATUS(ending.status) == 0) << ending.output;
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(rank) + " is whole"));
+}
+
+TEST(MpiFailpoints, ABadSpecIsRefusedByEveryRank) {
+  const Ending ending = mpirun("mpi.opne:kill", true);
+  EXPECT_THAT(ending.output, HasSubstr("rank 0 ends: [ENVIRONMENT] no such failpoint"));
+  EXPECT_THAT(ending.output, HasSubstr("rank 1 ends: [ENVIRONMENT] no such failpoint"));
+  EXPECT_THAT(ending.output, HasSubstr("did you mean mpi.open?"));
+}
+
+TEST(MpiFailpoints, EverySiteOfTheTransportKills) {
+  int sites = 0;
+  for (const Failpoint& site : failpoints()) {
+    if (!site.name.starts_with("mpi.") && site.name != "abort.mpi") continue;
+    const int rank = ++sites % kRanks;  // mpirun takes a second for each
+    expect_killed(site.name, rank, site.name == "abort.mpi" ? at("engine.judge", rank, "throw") + ";" : "");
+  }
+  EXPECT_EQ(sites, 4);
+}
+
+TEST(MpiFailpoints, ARankThatThrowsTellsTheOthers) {
+  for (const char* site : {"mpi.start", "mpi.wait", "messages.all_reduce.mid", "engine.update"}) {
+    for (const int rank : {0, kRanks - 1}) {
+      SCOPED_TRACE(std::string(site) + " throws on rank " + std::to_string(rank));
+      const test::LeftBehind left;
+      const Ending ending = mpirun(at(site, rank, "throw"), true);
+      EXPECT_TRUE(ending.in_time) << ending.output;
+      const std::string planted = std::string("planted failure at ") + site;
+      EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(rank) + " ends: [INTERNAL] " + planted));
+      EXPECT_THAT(ending.output,
+                  HasSubstr("rank " + std::to_string(1 - rank) + " ends: [ABORTED] rank " + std::to_string(rank) +
+                            " stopped the job: [INTERNAL] " + planted));
+      EXPECT_EQ(left.text(Milliseconds{5'000}), "");
+    }
+  }
+}
+
+TEST(MpiFailpoints, ARankKilledInsideAnyCallEndsTheJob) {
+  for (const Failpoint& site : failpoints()) {
+    if (site.name.starts_with("messages.") && site.name.ends_with(".mid")) expect_killed(site.name, kRanks - 1);
+  }
+}
+
+}  // namespace
+}  // namespace zeroth::testing
