@@ -1,6 +1,7 @@
 // zeroth-run: starts the ranks of a program on this host and ends all of them when one fails.
 
 #include "launcher/environment.h"
+#include "launcher/local_group.h"
 #include "launcher/options.h"
 #include "launcher/output.h"
 #include "launcher/signals.h"
@@ -15,10 +16,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,14 +52,6 @@ void write_all(int fd, std::string_view text) {
   }
 }
 
-std::vector<std::string> current_environment() {
-  std::vector<std::string> result;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    result.emplace_back(*entry);
-  }
-  return result;
-}
-
 bool same_file(int a, int b) {
   struct stat info_a {};
   struct stat info_b {};
@@ -64,77 +59,51 @@ bool same_file(int a, int b) {
          info_a.st_ino == info_b.st_ino;
 }
 
-std::string tee_path(const Options& options, int rank, const char* stream) {
-  return options.tee_directory.empty() ? ""
-                                       : fmt::format("{}/rank{}.{}.log", options.tee_directory, rank, stream);
-}
-
-LineStyle style_of(const Options& options, int rank, LineMerger& merger) {
-  if (options.merge) {
-    return {.taker = [&merger, rank](std::string_view line) { merger.add(rank, line, SteadyClock::now()); }};
+void make_log_directory(const std::string& directory) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) {
+    throw Error(ErrorCode::kIo,
+                fmt::format("cannot make the directory {}: {}", directory, error.message()),
+                {.where = "--log-dir"});
   }
-  return {.prefix = options.prefix ? fmt::format("[{}] ", rank) : "",
-          .pass_through = !options.prefix && options.num_ranks == 1};
 }
 
-StartedRank start_rank(const Options& options,
-                       int rank,
-                       const SpawnPlan& plan,
-                       const SignalInbox& inbox,
-                       OutputSink& out,
-                       OutputSink& err,
-                       Supervisor& job) {
-  const auto stream = [&](UniqueFd pipe, OutputSink& sink, const char* name) {
-    return RankStream(std::move(pipe), sink, style_of(options, rank, job.merger(sink)), tee_path(options, rank, name));
-  };
-  SpawnedRank spawned = spawn_rank(plan, inbox.inherited());
-  return {.process = std::move(spawned.process),
-          .out = stream(std::move(spawned.out), out, "stdout"),
-          .err = stream(std::move(spawned.err), err, "stderr")};
+HostTask task_of_this_host(const Options& options) {
+  const bool has_port =
+      std::ranges::any_of(options.environment, [](const auto& pair) { return pair.first == "MASTER_PORT"; });
+  return {.job = {.num_ranks = options.num_ranks,
+                  .job_id = random_job_id(),
+                  .master_port = has_port ? 0 : free_port()},
+          .num_ranks = options.num_ranks,
+          .command = options.command,
+          .environment = current_environment(),
+          .extra = options.environment};
 }
 
-/// Starts all ranks; a failure throws, and what was started until then ends with the supervisor.
-void start_ranks(
-    const Options& options, const SignalInbox& inbox, OutputSink& out, OutputSink& err, Supervisor& job) {
-  const std::vector<std::string> parent = current_environment();
-  const char* search_path = std::getenv("PATH");
-  SpawnPlan plan{
-      .program =
-          find_program(options.command.front(), search_path != nullptr ? search_path : "/usr/bin:/bin"),
-      .arguments = options.command,
-      .descriptors = reserve_descriptors(options.num_ranks, options.tee_directory.empty() ? 2 : 4)};
-  const JobFacts facts = make_job_facts(options.num_ranks, parent, options.environment);
-  if (facts.omp_threads > 0 && !options.quiet) {
-    job.say(fmt::format("OMP_NUM_THREADS={} in every rank ({} cores, {} ranks)",
-                        facts.omp_threads,
-                        facts.num_cores,
-                        options.num_ranks));
-  }
-  if (!options.tee_directory.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options.tee_directory, error);
-    if (error) {
-      throw Error(ErrorCode::kIo,
-                  fmt::format("cannot make the directory {}: {}", options.tee_directory, error.message()),
-                  {.where = "--tee"});
+int run_here(const Options& options, SignalInbox& inbox, OutputSink& out, OutputSink& err) {
+  StartContext context{
+      .inherited = &inbox.inherited(),
+      .descriptors = reserve_descriptors(options.num_ranks, options.log_directory.empty() ? 2 : 4)};
+  if (!options.log_directory.empty()) make_log_directory(options.log_directory);
+  Supervisor job(options, inbox, out, err);
+  UniqueFd relay_read;
+  if (options.forward_stdin) {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+      throw Error(ErrorCode::kResource, "no pipe for standard input: " + errno_text(errno));
     }
+    relay_read.reset(ends[0]);
+    context.stdin_fd = relay_read.get();
+    job.set_stdin(StdinRelay(STDIN_FILENO, UniqueFd(ends[1])));
   }
-  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  for (int rank = 0; rank < options.num_ranks; ++rank) {
-    plan.environment = rank_environment(facts, rank, parent, options.environment);
-    plan.stdin_fd = nothing.get();
-    UniqueFd relay_read;
-    if (rank == 0 && options.forward_stdin) {
-      int ends[2];
-      if (::pipe2(ends, O_CLOEXEC) != 0) {
-        throw Error(ErrorCode::kResource, "no pipe for standard input: " + errno_text(errno));
-      }
-      relay_read.reset(ends[0]);
-      job.set_stdin(StdinRelay(STDIN_FILENO, UniqueFd(ends[1])));
-      plan.stdin_fd = relay_read.get();
-    }
-    job.add(start_rank(options, rank, plan, inbox, out, err, job));
+  auto group = std::make_unique<LocalGroup>(task_of_this_host(options), context, job);
+  if (!options.quiet) {
+    for (const std::string& note : group->notes()) job.say(note);
   }
+  relay_read.reset();
+  job.add(std::move(group));
+  return job.run();
 }
 
 int run(std::span<const char* const> arguments) {
@@ -151,9 +120,7 @@ int run(std::span<const char* const> arguments) {
   OutputSink separate_err(STDERR_FILENO);
   // One terminal or one file: one queue, which keeps the order in which lines came.
   OutputSink& err = same_file(STDOUT_FILENO, STDERR_FILENO) ? out : separate_err;
-  Supervisor job(options, inbox, out, err);
-  start_ranks(options, inbox, out, err, job);
-  return job.run();
+  return run_here(options, inbox, out, err);
 }
 
 }  // namespace

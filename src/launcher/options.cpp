@@ -25,7 +25,7 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  zeroth-run -n 2 ./trainer --steps 100          two ranks of a C++ trainer\n"
     "  zeroth-run -n 4 python3 train.py               four ranks of a Python script\n"
-    "  zeroth-run -n 4 --tee logs ./trainer           also logs/rank0.stdout.log, ...\n"
+    "  zeroth-run -n 4 --log-dir logs ./trainer       also logs/rank0.stdout.log, ...\n"
     "  zeroth-run -n 2 --env OMP_NUM_THREADS=4 ./trainer\n"
     "  zeroth-run -n 2 --timeout 600 -- ./trainer     give up after ten minutes\n";
 
@@ -138,8 +138,9 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   app.add_option("-n,--ranks", num_ranks, "Number of ranks to start, 1 to 4096")->type_name("N");
   app.add_flag("--no-prefix", no_prefix, "Do not put '[rank] ' before each line of output");
   app.add_flag("--no-merge", no_merge, "Write a line that several ranks write as often as it comes");
-  app.add_option(
-         "--tee", options.tee_directory, "Also write DIR/rank<r>.stdout.log and .stderr.log, unchanged")
+  app.add_option("--log-dir,--tee",
+                 options.log_directory,
+                 "Also write DIR/rank<r>.stdout.log and .stderr.log, unchanged")
       ->type_name("DIR");
   app.add_flag(
       "--stdin", options.forward_stdin, "Rank 0 reads this program's standard input (else /dev/null)");
@@ -173,8 +174,8 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   options.num_ranks = parse_num_ranks(num_ranks);
   options.prefix = !no_prefix;
   options.merge = options.prefix && !no_merge && options.num_ranks > 1;
-  if (app.count("--tee") != 0 && options.tee_directory.empty()) {
-    refuse("an empty directory name", {.which = "--tee"});
+  if (app.count("--log-dir") != 0 && options.log_directory.empty()) {
+    refuse("an empty directory name", {.which = "--log-dir"});
   }
   if (app.count("--timeout") != 0) {
     options.timeout = parse_seconds("--timeout", timeout);

@@ -15,11 +15,12 @@ inline constexpr int kMaxRanks = 4096;
 
 struct Options {
   int num_ranks = 0;
-  bool prefix = true;           ///< "[rank] " before every line
-  bool merge = true;            ///< a line that several ranks write within 100 ms is written once; needs prefix and two ranks
+  bool prefix = true;  ///< "[rank] " before every line
+  bool merge =
+      true;  ///< a line that several ranks write within 100 ms is written once; needs prefix and two ranks
   bool forward_stdin = false;   ///< rank 0 reads our standard input; all others read /dev/null
   bool quiet = false;           ///< no informational lines (errors stay)
-  std::string tee_directory{};  ///< also write each rank's output there; "" = no
+  std::string log_directory{};  ///< also write each rank's output there; "" = no
   std::optional<Milliseconds> timeout{};
   Milliseconds grace{2000};  ///< from a forwarded SIGINT or SIGTERM to SIGKILL
   std::vector<std::pair<std::string, std::string>> environment{};  ///< --env, in order; names are valid
