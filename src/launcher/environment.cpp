@@ -83,9 +83,9 @@ int threads_per_rank(const HostTask& task, int num_cores) {
   return sets(task, kThreadsVariable) ? 0 : std::max(1, num_cores / task.num_ranks);
 }
 
-std::string search_path_of(const HostTask& task) {
+std::string search_path_of(const std::vector<std::string>& environment) {
   constexpr std::string_view kPath = "PATH=";
-  for (const std::string& entry : task.environment) {
+  for (const std::string& entry : environment) {
     if (entry.starts_with(kPath)) return entry.substr(kPath.size());
   }
   return "/usr/bin:/bin";

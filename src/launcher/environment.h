@@ -20,8 +20,8 @@ namespace zeroth::launcher {
 [[nodiscard]] int count_cores();
 /// OMP_NUM_THREADS for the ranks of a host; 0: the user chose it, leave it alone.
 [[nodiscard]] int threads_per_rank(const HostTask& task, int num_cores);
-/// PATH of the launcher.
-[[nodiscard]] std::string search_path_of(const HostTask& task);
+/// PATH in an environment.
+[[nodiscard]] std::string search_path_of(const std::vector<std::string>& environment);
 
 /// The whole environment of one rank as "NAME=VALUE": the launcher's, then ours over it, then `task.extra`
 /// over both.

@@ -74,7 +74,7 @@ int weight_of(const FailureRecord& record) {
 }  // namespace
 
 FailureClass classify(const FailureRecord& record) {
-  if (!record.host.empty() && record.exit_code == exit_code(ErrorCode::kPeerLost)) {
+  if (record.num_ranks > 0 && record.exit_code == exit_code(ErrorCode::kPeerLost)) {
     return FailureClass::kHostLost;
   }
   const bool aborted_itself = record.signal == SIGABRT;
@@ -147,22 +147,22 @@ std::string signal_name(int signal) {
 }
 
 std::string describe(const FailureRecord& record) {
-  if (!record.host.empty()) {
+  if (record.num_ranks > 0) {
     const std::string ranks =
         record.num_ranks == 1 ? fmt::format("rank {}", record.rank)
                               : fmt::format("ranks {}-{}", record.rank, record.rank + record.num_ranks - 1);
     return fmt::format("host {} ({}): {}", record.host, ranks, record.error_line);
   }
+  const std::string who = fmt::format(
+      "rank {} (pid {}{})", record.rank, record.pid, record.host.empty() ? "" : " on " + record.host);
   if (record.signal != 0) {
-    return fmt::format("rank {} (pid {}) was killed by signal {} ({}){}",
-                       record.rank,
-                       record.pid,
+    return fmt::format("{} was killed by signal {} ({}){}",
+                       who,
                        record.signal,
                        signal_name(record.signal),
                        record.core_dumped ? ", core dumped" : "");
   }
-  const std::string head =
-      fmt::format("rank {} (pid {}) exited with code {}", record.rank, record.pid, record.exit_code);
+  const std::string head = fmt::format("{} exited with code {}", who, record.exit_code);
   return record.error_line.empty() ? head : head + ": " + record.error_line;
 }
 

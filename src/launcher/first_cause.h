@@ -21,9 +21,8 @@ struct FailureRecord {
   bool core_dumped = false;
   SteadyClock::time_point when{};  ///< when the launcher saw it
   std::string error_line{};  ///< the rank's last line with an error of Zeroth (error_line.h), if it wrote one
-  std::string host{};  ///< not "": it is this host that failed, with `num_ranks` ranks from `rank` on; no
-                       ///< process, no signal
-  int num_ranks = 1;
+  std::string host{};              ///< where, if the job has several hosts
+  int num_ranks = 0;  ///< not 0: the whole host failed, with so many ranks from `rank` on; no process, no signal
 };
 
 /// What a record says about its rank. [Note: Cause and echo] in first_cause.cpp tells which of several

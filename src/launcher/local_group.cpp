@@ -32,7 +32,7 @@ constexpr std::size_t index_of(Stream stream) {
 
 LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupListener& listener)
     : listener_(&listener) {
-  SpawnPlan plan{.program = find_program(task.command.front(), search_path_of(task)),
+  SpawnPlan plan{.program = find_program(task.command.front(), search_path_of(task.environment)),
                  .arguments = task.command,
                  .descriptors = context.descriptors};
   const int cores = count_cores();
@@ -52,6 +52,12 @@ LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupL
                       .process = std::move(spawned.process),
                       .pipes = {std::move(spawned.out), std::move(spawned.err)}});
   }
+}
+
+std::vector<int> LocalGroup::pids() const {
+  std::vector<int> result;
+  for (const Rank& rank : ranks_) result.push_back(rank.process.pid());
+  return result;
 }
 
 void LocalGroup::add_polled(std::vector<pollfd>& polled) const {
@@ -80,7 +86,7 @@ void LocalGroup::look_for_exits() {
       drain(rank);
       rank.state = State::kLingering;
       rank.until = SteadyClock::now() + kLinger;
-      listener_->rank_ended(rank.number, rank.process.pid(), *status);
+      listener_->rank_ended(rank.number, "", rank.process.pid(), *status);
     }
   }
   reap_orphans();

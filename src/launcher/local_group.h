@@ -32,6 +32,8 @@ class LocalGroup final : public RankGroup {
   /// What was chosen for the user, to be told once: "OMP_NUM_THREADS=4 in every rank (8 cores, 2 ranks)".
   [[nodiscard]] const std::vector<std::string>& notes() const { return notes_; }
 
+  [[nodiscard]] std::vector<int> pids() const;
+
   void add_polled(std::vector<pollfd>& polled) const override;
   void handle(std::span<const pollfd> polled) override;
   void look_for_exits() override;

@@ -1,12 +1,9 @@
 // zeroth-run: starts the ranks of a program on this host and ends all of them when one fails.
 
-#include "launcher/environment.h"
-#include "launcher/local_group.h"
+#include "launcher/head.h"
 #include "launcher/options.h"
 #include "launcher/output.h"
 #include "launcher/signals.h"
-#include "launcher/spawn.h"
-#include "launcher/supervisor.h"
 
 #include <zeroth/base/error.h>
 
@@ -59,55 +56,13 @@ bool same_file(int a, int b) {
          info_a.st_ino == info_b.st_ino;
 }
 
-void make_log_directory(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error) {
-    throw Error(ErrorCode::kIo,
-                fmt::format("cannot make the directory {}: {}", directory, error.message()),
-                {.where = "--log-dir"});
-  }
-}
-
-HostTask task_of_this_host(const Options& options) {
-  const bool has_port =
-      std::ranges::any_of(options.environment, [](const auto& pair) { return pair.first == "MASTER_PORT"; });
-  return {.job = {.num_ranks = options.num_ranks,
-                  .job_id = random_job_id(),
-                  .master_port = has_port ? 0 : free_port()},
-          .num_ranks = options.num_ranks,
-          .command = options.command,
-          .environment = current_environment(),
-          .extra = options.environment};
-}
-
-int run_here(const Options& options, SignalInbox& inbox, OutputSink& out, OutputSink& err) {
-  StartContext context{
-      .inherited = &inbox.inherited(),
-      .descriptors = reserve_descriptors(options.num_ranks, options.log_directory.empty() ? 2 : 4)};
-  if (!options.log_directory.empty()) make_log_directory(options.log_directory);
-  Supervisor job(options, inbox, out, err);
-  UniqueFd relay_read;
-  if (options.forward_stdin) {
-    std::array<int, 2> ends{};
-    if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
-      throw Error(ErrorCode::kResource, "no pipe for standard input: " + errno_text(errno));
-    }
-    relay_read.reset(ends[0]);
-    context.stdin_fd = relay_read.get();
-    job.set_stdin(StdinRelay(STDIN_FILENO, UniqueFd(ends[1])));
-  }
-  auto group = std::make_unique<LocalGroup>(task_of_this_host(options), context, job);
-  if (!options.quiet) {
-    for (const std::string& note : group->notes()) job.say(note);
-  }
-  relay_read.reset();
-  job.add(std::move(group));
-  return job.run();
-}
-
 int run(std::span<const char* const> arguments) {
   const CommandLine command_line = parse_command_line(arguments);
+  if (command_line.is_agent) {
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+    SignalInbox agent_inbox;
+    return run_agent_on_standard_streams(agent_inbox);
+  }
   if (!command_line.options) {
     write_all(STDOUT_FILENO, command_line.text);
     return 0;
@@ -120,7 +75,7 @@ int run(std::span<const char* const> arguments) {
   OutputSink separate_err(STDERR_FILENO);
   // One terminal or one file: one queue, which keeps the order in which lines came.
   OutputSink& err = same_file(STDOUT_FILENO, STDERR_FILENO) ? out : separate_err;
-  return run_here(options, inbox, out, err);
+  return run_job(options, {.inbox = inbox, .out = out, .err = err});
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace zeroth::launcher {
 inline constexpr int kMaxRanks = 4096;
 
 struct Options {
-  int num_ranks = 0;
+  int num_ranks = 0;   ///< 0: every slot of the hosts
   bool prefix = true;  ///< "[rank] " before every line
   bool merge =
       true;  ///< a line that several ranks write within 100 ms is written once; needs prefix and two ranks
@@ -23,14 +23,25 @@ struct Options {
   std::string log_directory{};  ///< also write each rank's output there; "" = no
   std::optional<Milliseconds> timeout{};
   Milliseconds grace{2000};  ///< from a forwarded SIGINT or SIGTERM to SIGKILL
+  std::string hostfile{};    ///< start ranks on the hosts of this file; "" = no
+  std::string hosts{};       ///< or on these, "a:2,b"; "" = no
+  std::string include{};     ///< DeepSpeed's filters over either
+  std::string exclude{};
+  std::string ssh{};  ///< a program that is called like ssh
+  std::string remote_program = "zeroth-run";
+  Milliseconds connect_timeout{60'000};
+  Milliseconds lost_after{10'000};  ///< a host that is silent for so long is lost
   std::vector<std::pair<std::string, std::string>> environment{};  ///< --env, in order; names are valid
   std::vector<std::string> command{};  ///< program and its arguments, at least one
+
+  [[nodiscard]] bool several_hosts() const { return !hostfile.empty() || !hosts.empty(); }
 };
 
 /// Either a job to run, or a text (help, version) to print on standard output.
 struct CommandLine {
   std::optional<Options> options{};
   std::string text{};
+  bool is_agent = false;  ///< --agent: a head speaks through standard input
 };
 
 /// Reads the arguments after the program's own name. Throws Error(kUsage) with one line that says what is

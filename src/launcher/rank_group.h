@@ -30,13 +30,20 @@ inline constexpr Milliseconds kTerminateGrace{1300};
 /// longer.
 inline constexpr Milliseconds kStuck{5000};
 
+/// How a job ended, for those who took part.
+struct JobEnd {
+  int exit_code = 0;
+  bool restart = false;  ///< it will be started once more
+  std::string text{};    ///< why it ended; "" if well
+};
+
 /// Hears what happens in a group, inside of that group's calls. Ranks are numbered as in the job.
 class GroupListener {
  public:
   virtual void rank_output(int rank, Stream stream, std::string_view bytes) = 0;
   virtual void rank_output_ended(int rank, Stream stream) = 0;
-  /// All that it wrote until its end has been told.
-  virtual void rank_ended(int rank, pid_t pid, const ExitStatus& status) = 0;
+  /// All that it wrote until its end has been told. `host` "": this one.
+  virtual void rank_ended(int rank, const std::string& host, pid_t pid, const ExitStatus& status) = 0;
   /// No rank of the group is under control any more, or none could be started; once at most, and nothing
   /// comes after it.
   virtual void host_failed(const std::string& host, int first_rank, int num_ranks, const Error& error) = 0;
@@ -74,9 +81,17 @@ class RankGroup {
   /// Lets go of ranks that not even SIGKILL has ended; says which.
   virtual std::vector<std::string> abandon() = 0;
 
+  /// A host that has said nothing for a while may be the cause of a failure elsewhere; until then it has
+  /// spoken or is lost.
+  [[nodiscard]] virtual std::optional<TimePoint> in_doubt_until() const { return std::nullopt; }
+  /// The job is over: after the last rank of the last group.
+  virtual void end_job(const JobEnd& /*end*/) {}
+
   [[nodiscard]] virtual int num_running() const = 0;
   /// Every rank, and every process of its group, has ended.
   [[nodiscard]] virtual bool gone() const = 0;
+  /// After `end_job`: nothing is left to wait for.
+  [[nodiscard]] virtual bool closed() const { return gone(); }
 };
 
 }  // namespace zeroth::launcher

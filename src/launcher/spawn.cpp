@@ -70,6 +70,7 @@ struct ChildPlan {
   std::array<int, 3> streams;
   const InheritedSignals* inherited;
   const rlimit* descriptors;
+  int death_signal;
   pid_t launcher;
   int error_number;
 };
@@ -82,7 +83,7 @@ bool restore_inherited(const ChildPlan& plan) {
 }
 
 bool become_rank(const ChildPlan& plan) {
-  if (::setpgid(0, 0) != 0 || ::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
+  if (::setpgid(0, 0) != 0 || ::prctl(PR_SET_PDEATHSIG, plan.death_signal) != 0) {
     return false;
   }
   if (::getppid() != plan.launcher) {
@@ -203,6 +204,7 @@ SpawnedRank spawn_rank(const SpawnPlan& plan, const InheritedSignals& inherited)
                   .streams = {plan.stdin_fd, out.write.get(), err.write.get()},
                   .inherited = &inherited,
                   .descriptors = &plan.descriptors,
+                  .death_signal = plan.death_signal,
                   .launcher = ::getpid(),
                   .error_number = 0};
   std::vector<std::byte> stack(kChildStackBytes);

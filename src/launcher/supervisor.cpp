@@ -44,7 +44,7 @@ Supervisor::Supervisor(const Options& options, SignalInbox& inbox, OutputSink& o
       LineMerger& merger = mergers_[sinks_[index_of(stream)] == sinks_[0] ? 0 : 1];
       LineStyle style{.prefix = options.prefix ? fmt::format("[{}] ", rank) : "",
                       .pass_through = !options.prefix && options.num_ranks == 1};
-      if (options.merge) {
+      if (options.merge && options.num_ranks > 1) {
         style = {
             .taker = [&merger, rank](std::string_view line) { merger.add(rank, line, SteadyClock::now()); }};
       }
@@ -66,7 +66,7 @@ void Supervisor::say(std::string_view text) {
   sinks_[1]->queue() += fmt::format("zeroth-run: {}\n", text);
 }
 
-int Supervisor::run() {
+JobEnd Supervisor::run() {
   // A rank may have ended before the first look; its SIGCHLD may have been merged with another.
   look_for_exits();
   settle_groups();
@@ -78,14 +78,31 @@ int Supervisor::run() {
     check_deadlines();
     settle_groups();
   }
-  const int code = conclude();
+  const JobEnd end = conclude();
+  end_groups(end);
   for (LineMerger& merger : mergers_) merger.flush_all();
   flush_sinks();
   while (!abandon_output_ && (sinks_[0]->pending() > 0 || sinks_[1]->pending() > 0)) {
     wait_for_events();
     flush_sinks();
   }
-  return code;
+  return end;
+}
+
+/// Every host is told, and gets a moment to leave by itself.
+void Supervisor::end_groups(const JobEnd& end) {
+  const auto all_closed = [this] {
+    return std::ranges::all_of(groups_, [](const auto& group) { return group->closed(); });
+  };
+  for (const auto& group : groups_) group->end_job(end);
+  // terminate_at_ is no deadline of its own any more; it only ends the wait for events.
+  terminate_at_ = SteadyClock::now() + kFarewell;
+  while (!all_closed() && SteadyClock::now() < *terminate_at_) {
+    flush_sinks();
+    wait_for_events();
+    settle_groups();
+  }
+  terminate_at_.reset();
 }
 
 void Supervisor::flush_sinks() {
@@ -201,7 +218,7 @@ void Supervisor::look_for_exits() {
   for (const auto& group : groups_) group->look_for_exits();
 }
 
-void Supervisor::rank_ended(int rank, pid_t pid, const ExitStatus& status) {
+void Supervisor::rank_ended(int rank, const std::string& host, pid_t pid, const ExitStatus& status) {
   if (rank == 0) {
     relay_.close();
   }
@@ -214,7 +231,8 @@ void Supervisor::rank_ended(int rank, pid_t pid, const ExitStatus& status) {
           .exit_code = status.exit_code,
           .signal = status.signal,
           .core_dumped = status.core_dumped,
-          .error_line = line.empty() ? output_of(rank, Stream::kOut).last_error_line() : line});
+          .error_line = line.empty() ? output_of(rank, Stream::kOut).last_error_line() : line,
+          .host = host});
 }
 
 void Supervisor::host_failed(const std::string& host, int first_rank, int num_ranks, const Error& error) {
@@ -235,6 +253,21 @@ void Supervisor::record(FailureRecord failure) {
     begin_stop(Stop::kFailure);
   }
   await_cause();
+}
+
+/// While all failures are such as the loss of another rank makes, and a host is silent, that host may be the
+/// cause.
+std::optional<TimePoint> Supervisor::doubt() const {
+  const bool explained = std::ranges::any_of(failures_, [](const FailureRecord& failure) {
+    const FailureClass failure_class = classify(failure);
+    return !is_echo(failure_class) && failure_class != FailureClass::kTimeout;
+  });
+  std::optional<TimePoint> until;
+  for (const auto& group : groups_) {
+    const auto point = explained ? std::nullopt : group->in_doubt_until();
+    if (point && *point > SteadyClock::now()) until = std::max(until.value_or(*point), *point);
+  }
+  return until;
 }
 
 /// Sets when a failing job is told to stop, from the failures that are known.
@@ -260,8 +293,12 @@ void Supervisor::check_deadlines() {
     if (stop_ == Stop::kNone) begin_stop(Stop::kTimeout);
   }
   if (terminate_at_ && now >= *terminate_at_) {
-    terminate_at_.reset();
-    terminate(SIGTERM);
+    terminate_at_ = doubt();
+    if (terminate_at_) {
+      kill_at_ = *terminate_at_ + kTerminateGrace;
+    } else {
+      terminate(SIGTERM);
+    }
   }
   if (kill_at_ && now >= *kill_at_) {
     kill_all();
@@ -329,7 +366,7 @@ void Supervisor::signal_groups(int signal) {
   for (const auto& group : groups_) group->signal_groups(signal);
 }
 
-int Supervisor::conclude() {
+JobEnd Supervisor::conclude() {
   kill_at_.reset();
   terminate_at_.reset();
   stuck_at_.reset();
@@ -337,33 +374,43 @@ int Supervisor::conclude() {
   const std::string ended = num_running_at_stop_ == 1
                                 ? "1 rank was ended"
                                 : fmt::format("{} ranks were ended", num_running_at_stop_);
+  JobEnd end;
   switch (stop_) {
     case Stop::kNone:
-      return 0;
+      return end;
     case Stop::kFailure: {
       const FailureRecord& cause = failures_[*first_cause(failures_)];
       // If the cause is not the first failure, it was still running then and the first one counts as another
       // in its place.
-      say(describe(cause) + describe_others(num_running_at_stop_, options_.num_ranks) + ".");
-      return job_exit_code(cause);
+      end = {job_exit_code(cause),
+             false,
+             describe(cause) + describe_others(num_running_at_stop_, options_.num_ranks) + "."};
+      break;
     }
     case Stop::kSignal:
-      say(fmt::format("stopped by signal {} ({}); {}.", stop_signal_, signal_name(stop_signal_), ended));
-      return 128 + stop_signal_;
+      end = {128 + stop_signal_,
+             false,
+             fmt::format("stopped by signal {} ({}); {}.", stop_signal_, signal_name(stop_signal_), ended)};
+      break;
     case Stop::kTimeout:
-      say(fmt::format("[{}] the job took longer than {} s; {}.",
-                      slug(ErrorCode::kTimeout),
-                      static_cast<double>(options_.timeout->count()) / 1000.0,
-                      ended));
-      return exit_code(ErrorCode::kTimeout);
+      end = {exit_code(ErrorCode::kTimeout),
+             false,
+             fmt::format("[{}] the job took longer than {} s; {}.",
+                         slug(ErrorCode::kTimeout),
+                         static_cast<double>(options_.timeout->count()) / 1000.0,
+                         ended)};
+      break;
     case Stop::kOutputClosed:
-      say(fmt::format("[{}] the output cannot be written: {}; {}.",
-                      slug(ErrorCode::kIo),
-                      ::strerrordesc_np(output_error_),
-                      ended));
-      return output_error_ == EPIPE ? 128 + SIGPIPE : exit_code(ErrorCode::kIo);
+      end = {output_error_ == EPIPE ? 128 + SIGPIPE : exit_code(ErrorCode::kIo),
+             false,
+             fmt::format("[{}] the output cannot be written: {}; {}.",
+                         slug(ErrorCode::kIo),
+                         ::strerrordesc_np(output_error_),
+                         ended)};
+      break;
   }
-  return exit_code(ErrorCode::kInternal);
+  say(end.text);
+  return end;
 }
 
 }  // namespace zeroth::launcher

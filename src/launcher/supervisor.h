@@ -25,6 +25,8 @@ namespace zeroth::launcher {
 inline constexpr Milliseconds kCauseWindow{200};
 /// The same while all failures name another rank: a Python process that has raised takes its time to end.
 inline constexpr Milliseconds kEchoWindow{2000};
+/// After the end of a job its agents have this long to leave.
+inline constexpr Milliseconds kFarewell{2000};
 
 /// One thread, one poll: signals (SIGCHLD too) through a signalfd, the groups' descriptors, our own output.
 /// No polling sleep: with no deadline near it sleeps until something happens. See [Note: End of a job] in
@@ -41,13 +43,13 @@ class Supervisor final : public GroupListener {
   /// A line of our own, "zeroth-run: " before it, on standard error.
   void say(std::string_view text);
 
-  /// Blocks until every rank and its process group have ended and the output is written; returns the exit
-  /// code of the job.
-  [[nodiscard]] int run();
+  /// Blocks until every rank and its process group have ended and the output is written; returns how the job
+  /// ended.
+  [[nodiscard]] JobEnd run();
 
   void rank_output(int rank, Stream stream, std::string_view bytes) override;
   void rank_output_ended(int rank, Stream stream) override;
-  void rank_ended(int rank, pid_t pid, const ExitStatus& status) override;
+  void rank_ended(int rank, const std::string& host, pid_t pid, const ExitStatus& status) override;
   void host_failed(const std::string& host, int first_rank, int num_ranks, const Error& error) override;
   void host_note(const std::string& host, std::string_view text) override;
   [[nodiscard]] bool congested(Stream stream) const override;
@@ -72,7 +74,9 @@ class Supervisor final : public GroupListener {
   void terminate(int signal);
   void kill_all();
   void signal_groups(int signal);
-  [[nodiscard]] int conclude();
+  [[nodiscard]] std::optional<TimePoint> doubt() const;
+  [[nodiscard]] JobEnd conclude();
+  void end_groups(const JobEnd& end);
 
   Options options_;
   SignalInbox* inbox_;
