@@ -155,7 +155,7 @@ void check(const CLI::App& app, Options& options, const Raw& raw) {
   if (given(app, "--ranks")) {
     options.num_ranks = parse_integer("-n", raw.num_ranks, 1, kMaxRanks, "the number of ranks");
   } else if (!options.several_hosts()) {
-    refuse_usage("-n N, the number of ranks, is missing (options come before PROGRAM)");
+    refuse_usage("-n N, the number of ranks, is missing (options come before PROGRAM; or --hostfile, --hosts)");
   }
   options.prefix = !raw.no_prefix;
   options.merge = options.prefix && !raw.no_merge;

@@ -49,6 +49,8 @@ COMMANDS = {
     ], ("tests/python/docs_test.py", "def test_commands")),
     "zeroth-run -n N [options] PROGRAM [arguments...]":
         ("tests/process/launcher/command_line_test.cpp", "Usage: zeroth-run -n N [options] PROGRAM"),
+    "zeroth-run --hostfile hosts python train.py": ("tests/process/launcher/hosts_test.cpp", '{"--hostfile", file}'),
+    "zeroth-run --hosts node1:8,node2:8 python train.py": ("tests/process/launcher/hosts_test.cpp", '{"--hosts", "h1:2,h2:1"}'),
     "torchrun --nproc-per-node 2 --no-python ./trainer":
         ("tests/package/package_test.sh", "torchrun --nproc-per-node 2 --no-python ./trainer"),
     "mpirun -n 2 ./trainer": ("tests/python/mpi_test.py", 'self.losses(ranks, "")'),

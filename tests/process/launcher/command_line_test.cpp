@@ -40,7 +40,7 @@ void expect_refusal(const Refusal& refusal, const JobSetup& setup = {}) {
 TEST(CommandLine, RefusesWhatItCannotUse) {
   const std::vector<Refusal> refusals{
       {{}, 64, {"[USAGE]", "no program", "--help"}},
-      {{"true"}, 64, {"[USAGE]", "-n N"}},
+      {{"true"}, 64, {"[USAGE]", "-n N", "--hostfile"}},
       {{"-n", "2"}, 64, {"[USAGE]", "no program"}},
       {{"-n", "2", "--"}, 64, {"no program"}},
       {{"-n", "2", ""}, 64, {"no program"}},
@@ -61,8 +61,40 @@ TEST(CommandLine, RefusesWhatItCannotUse) {
       {{"-n", "2", "--env", "=b", "true"}, 64, {"NAME=VALUE"}},
       {{"-n", "2", "--env", "WORLD_SIZE=9", "true"}, 64, {"WORLD_SIZE", "set by zeroth-run"}},
       {{"-n", "2", "line\nbreak"}, 64, {"No such file"}},
+      {{"--hosts", "a:2"}, 64, {"no program"}},
+      {{"--hosts", "", "true"}, 64, {"an empty value", "--hosts"}},
+      {{"--hosts", "a:0", "true"}, 64, {"where: --hosts:1:3", "1 to 1024"}},
+      {{"--hosts", "-oProxyCommand=x", "true"}, 64, {"--hosts:1:1", "never begins with '-'"}},
+      {{"--hosts", "a,a", "true"}, 64, {"--hosts:1:3", "a host twice"}},
+      {{"--hosts", "a", "--hostfile", "b", "true"}, 64, {"--hostfile and --hosts together"}},
+      {{"--hosts", "a:2", "-n", "3", "true"}, 64, {"-n", "at most 2 slots"}},
+      {{"--hosts", "a:1024,b:1024,c:1024,d:1024,e:1", "true"}, 64, {"at most 4097 slots, and 4096"}},
+      {{"--hosts", "a:2", "-n", "0", "true"}, 64, {"1 to 4096", "'0'"}},
+      {{"--hosts", "a:2", "--stdin", "true"}, 64, {"--stdin", "does not reach other hosts"}},
+      {{"--hosts", "a", "--include", "b", "true"}, 64, {"--include:1:1", "not among the job's"}},
+      {{"--hosts", "a", "--exclude", "a", "true"}, 64, {"no host is left"}},
+      {{"--hosts", "a", "--include", "a:1", "true"}, 64, {"--include:1:3", "0 to 0"}},
+      {{"--hosts", "a,b", "--include", "a", "--exclude", "b", "true"}, 64, {"together"}},
+      {{"-n", "2", "--include", "a", "true"}, 64, {"--include", "add --hostfile or --hosts"}},
+      {{"-n", "2", "--ssh", "rsh", "true"}, 64, {"--ssh", "needs hosts"}},
+      {{"--hosts", "a", "--remote-program", "x; reboot", "true"}, 64, {"--remote-program", "'x; reboot'"}},
+      {{"--hosts", "a", "--remote-program", "-x", "true"}, 64, {"--remote-program", "no '-' first"}},
+      {{"--hosts", "a", "--remote-program", "", "true"}, 64, {"--remote-program"}},
+      {{"--hosts", "a", "--connect-timeout", "0", "true"}, 64, {"--connect-timeout", "'0'"}},
+      {{"--hosts", "a", "--lost-after", "x", "true"}, 64, {"--lost-after", "'x'"}},
+      {{"--hosts", "a", "--ssh", "no-such-ssh", "true"}, 64, {"cannot start no-such-ssh"}},
+      {{"--hostfile", "/no/hosts", "true"}, 74, {"[IO]", "cannot read the hostfile", "which: /no/hosts"}},
+      {{"--hostfile", "/dev/null", "true"}, 78, {"[CONFIG]", "not a regular file"}},
+      {{"--hostfile", "/", "true"}, 78, {"[CONFIG]", "not a regular file"}},
+      {{"--agent", "x"}, 64, {"unknown option", "--agent"}},
   };
   for (const Refusal& refusal : refusals) expect_refusal(refusal);
+}
+
+TEST(CommandLine, SaysWhereAHostfileIsWrong) {
+  const Scratch scratch;
+  const std::string bad = scratch.file("hosts", "# comment\nnode1 slots=2\nnode2 slots=x\n");
+  expect_refusal({{"--hostfile", bad, "true"}, 78, {"[CONFIG]", "where: " + bad + ":3:13;", "1 to 1024", "'x'"}});
 }
 
 TEST(CommandLine, SaysWhyAProgramCannotStart) {
