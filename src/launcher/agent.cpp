@@ -147,6 +147,8 @@ class Agent final : public GroupListener {
         end_ = decode_job_end(frame.payload);
         if (!group_gone()) stop_ranks(SIGTERM);
         break;
+      case FrameType::kRefused:
+        throw decode_error(frame.payload);
       case FrameType::kPing:
         break;
       default:
@@ -169,6 +171,7 @@ class Agent final : public GroupListener {
                     "the working directory is not there: " + errno_text(errno),
                     {.which = task.directory, .hint = "start zeroth-run in a directory that every host has"});
       }
+      lost_after_ = Milliseconds(task.lost_after_ms);
       const StartContext context{.inherited = &inbox_->inherited(),
                                  .descriptors = reserve_descriptors(task.num_ranks, 2)};
       group_ = std::make_unique<LocalGroup>(task, context, *this);
@@ -190,7 +193,7 @@ class Agent final : public GroupListener {
   void look_after_head() {
     watch_.turn(*channel_);
     channel_->keep_alive();
-    if (!head_gone_ && !paused_ && watch_.silent_for(*channel_, setup_->lost_after)) lose_head();
+    if (!head_gone_ && !paused_ && watch_.silent_for(*channel_, lost_after_)) lose_head();
   }
 
   void check_deadlines() {
@@ -219,6 +222,7 @@ class Agent final : public GroupListener {
   const AgentSetup* setup_;
   SignalInbox* inbox_;
   SilenceWatch watch_;
+  Milliseconds lost_after_ = setup_->lost_after;
   std::unique_ptr<LocalGroup> group_;
   std::optional<JobEnd> end_;
   std::size_t on_the_way_ = 0;

@@ -21,7 +21,8 @@ struct AgentSetup {
   Hello hello{};
   /// What this host itself says of the task, where the head does not (--nnodes); may throw.
   std::function<void(HostTask&)> complete{};
-  Milliseconds lost_after{10'000};  ///< without a word from the head for so long, the ranks are ended
+  Milliseconds lost_after{
+      10'000};  ///< without a word from the head for so long it has gone; the task says how long from then on
 };
 
 /// How it ended, for the agent's own exit.

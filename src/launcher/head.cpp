@@ -7,6 +7,8 @@
 #include "launcher/host_tasks.h"
 #include "launcher/local_group.h"
 #include "launcher/remote_group.h"
+#include "launcher/rendezvous.h"
+#include "launcher/secret.h"
 #include "launcher/spawn.h"
 #include "launcher/supervisor.h"
 
@@ -41,23 +43,33 @@ void make_log_directory(const std::string& directory) {
   }
 }
 
-HostTask task_of_this_host(const Options& options) {
-  const bool has_port =
-      std::ranges::any_of(options.environment, [](const auto& pair) { return pair.first == "MASTER_PORT"; });
-  return {.job = {.num_ranks = options.num_ranks,
-                  .job_id = random_job_id(),
-                  .master_port = has_port ? 0 : free_port()},
-          .num_ranks = options.num_ranks,
-          .command = options.command,
-          .environment = current_environment(),
-          .extra = options.environment};
+/// Ranks are not told the secret of the nodes.
+std::vector<std::string> environment_of_ranks(const Options& options) {
+  std::vector<std::string> environment = current_environment();
+  if (options.num_nodes > 0) {
+    std::erase_if(environment,
+                  [](const std::string& entry) { return entry.starts_with("ZEROTH_RDZV_SECRET="); });
+  }
+  return environment;
 }
 
-JobEnd run_here(const Options& options, Console console) {
-  StartContext context{
-      .inherited = &console.inbox.inherited(),
-      .descriptors = reserve_descriptors(options.num_ranks, options.log_directory.empty() ? 2 : 4)};
-  Supervisor job(options, console.inbox, console.out, console.err);
+int port_for_master(const Options& options) {
+  const bool chosen =
+      std::ranges::any_of(options.environment, [](const auto& pair) { return pair.first == "MASTER_PORT"; });
+  return chosen ? 0 : free_port();
+}
+
+rlimit reserve_for_ranks(const Options& options) {
+  return reserve_descriptors(options.num_ranks, options.log_directory.empty() ? 2 : 4);
+}
+
+/// The first ranks of a job as children of this process.
+void add_own_ranks(
+    Supervisor& job, const Options& options, const Console& console, HostTask task, rlimit descriptors) {
+  task.command = options.command;
+  task.environment = environment_of_ranks(options);
+  task.extra = options.environment;
+  StartContext context{.inherited = &console.inbox.inherited(), .descriptors = descriptors};
   UniqueFd relay_read;
   if (options.forward_stdin) {
     std::array<int, 2> ends{};
@@ -68,12 +80,19 @@ JobEnd run_here(const Options& options, Console console) {
     context.stdin_fd = relay_read.get();
     job.set_stdin(StdinRelay(STDIN_FILENO, UniqueFd(ends[1])));
   }
-  auto group = std::make_unique<LocalGroup>(task_of_this_host(options), context, job);
+  auto group = std::make_unique<LocalGroup>(task, context, job);
   if (!options.quiet) {
     for (const std::string& note : group->notes()) job.say(note);
   }
-  relay_read.reset();
   job.add(std::move(group));
+}
+
+JobEnd run_here(const Options& options, Console console) {
+  const JobFacts facts{
+      .num_ranks = options.num_ranks, .job_id = random_job_id(), .master_port = port_for_master(options)};
+  const rlimit descriptors = reserve_for_ranks(options);
+  Supervisor job(options, console.inbox, console.out, console.err);
+  add_own_ranks(job, options, console, {.job = facts, .num_ranks = options.num_ranks}, descriptors);
   return job.run();
 }
 
@@ -110,11 +129,15 @@ JobEnd stopped_before_the_start(int signal, const std::function<void(std::string
   return end;
 }
 
-JobEnd run_on_hosts(const Options& options, const std::vector<HostSelection>& hosts, Console console) {
-  const auto say = [&console](std::string_view text) {
+auto sayer(const Console& console) {
+  return [&console](std::string_view text) {
     console.err.queue() += fmt::format("zeroth-run: {}\n", text);
     console.err.flush_some();
   };
+}
+
+JobEnd run_on_hosts(const Options& options, const std::vector<HostSelection>& hosts, Console console) {
+  const auto say = sayer(console);
   const int per_host =
       3 + 2 * static_cast<int>(options.log_directory.empty() ? 0 : hosts.front().slots.size());
   const AgentProgram program{.ssh = options.ssh,
@@ -138,16 +161,104 @@ JobEnd run_on_hosts(const Options& options, const std::vector<HostSelection>& ho
   Supervisor job(options, console.inbox, console.out, console.err);
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     tasks[i].directory = directory;
+    tasks[i].lost_after_ms = static_cast<int>(options.lost_after.count());
     job.add(
         std::make_unique<RemoteGroup>(std::move(links[i]), tasks[i], job, options.lost_after, options.quiet));
   }
   return job.run();
 }
 
+RendezvousSpec spec_of(const Options& options, const std::string& secret) {
+  return {.endpoint = options.rendezvous,
+          .num_nodes = options.num_nodes,
+          .secret = secret,
+          .timeout = options.connect_timeout,
+          .lost_after = options.lost_after};
+}
+
+/// Node 0: its own ranks, and those of the nodes that come.
+JobEnd run_with_nodes(const Options& options, const std::string& secret, Console console) {
+  const auto say = sayer(console);
+  Rendezvous rendezvous(spec_of(options, secret));
+  try {
+    if (const int signal = rendezvous.gather(console.inbox, say); signal != 0) {
+      const JobEnd end = stopped_before_the_start(signal, say);
+      rendezvous.dismiss(end);
+      return end;
+    }
+  } catch (const Error& error) {
+    rendezvous.dismiss({.exit_code = exit_code(error.code()), .text = error.what()});
+    throw;
+  }
+  std::vector<std::unique_ptr<AgentLink>> links = rendezvous.take_links();
+  Options sized = options;
+  for (const auto& link : links) sized.num_ranks += link->hello()->num_ranks;
+  if (sized.num_ranks > kMaxRanks) {
+    throw Error(ErrorCode::kUsage,
+                "the nodes bring too many ranks",
+                {.expected = fmt::format("at most {}", kMaxRanks), .got = std::to_string(sized.num_ranks)});
+  }
+  const JobFacts facts{.num_ranks = sized.num_ranks,
+                       .num_nodes = options.num_nodes,
+                       .job_id = random_job_id(),
+                       .master_address = options.rendezvous.host,
+                       .master_port = port_for_master(options)};
+  const rlimit descriptors = reserve_for_ranks(sized);
+  Supervisor job(sized, console.inbox, console.out, console.err);
+  HostTask task{.job = facts,
+                .first_rank = options.num_ranks,
+                .lost_after_ms = static_cast<int>(options.lost_after.count())};
+  for (std::unique_ptr<AgentLink>& link : links) {
+    ++task.node;
+    task.num_ranks = link->hello()->num_ranks;
+    job.add(std::make_unique<RemoteGroup>(std::move(link), task, job, options.lost_after, options.quiet));
+    task.first_rank += task.num_ranks;
+  }
+  add_own_ranks(job, sized, console, {.job = facts, .num_ranks = options.num_ranks}, descriptors);
+  return job.run();
+}
+
+/// Another node: what the head says, run here with this node's own command and environment.
+JobEnd run_as_node(const Options& options, const std::string& secret, Console console) {
+  const auto say = sayer(console);
+  const std::unique_ptr<Channel> channel = join_job(spec_of(options, secret), console.inbox, say);
+  if (!channel) {
+    return {.exit_code = 128 + SIGTERM, .text = "stopped before the start"};
+  }
+  const AgentSetup setup{.hello = {.version = ZEROTH_VERSION_TEXT,
+                                   .host = own_host_name(),
+                                   .num_ranks = options.num_ranks,
+                                   .node = options.node,
+                                   .num_nodes = options.num_nodes},
+                         .complete =
+                             [&options](HostTask& task) {
+                               task.job.master_address = options.rendezvous.host;
+                               task.command = options.command;
+                               task.environment = environment_of_ranks(options);
+                               task.extra = options.environment;
+                             },
+                         // The head waits for other nodes, for as long as it likes, and pings.
+                         .lost_after = options.lost_after};
+  const AgentEnd end = run_agent(*channel, setup, console.inbox);
+  if (!end.job) {
+    throw Error(ErrorCode::kPeerLost,
+                "the head of the job has gone; the ranks of this node were ended",
+                {.where = "--rdzv"});
+  }
+  if (!end.job->text.empty()) say(end.job->text);
+  return *end.job;
+}
+
 }  // namespace
 
 int run_job(const Options& options, Console console) {
   if (!options.log_directory.empty()) make_log_directory(options.log_directory);
+  if (options.num_nodes > 1) {
+    const std::string secret = read_secret(options.secret_file);
+    return (options.node == 0 ? run_with_nodes(options, secret, console)
+                              : run_as_node(options, secret, console))
+        .exit_code;
+  }
   if (!options.several_hosts()) {
     return run_here(options, console).exit_code;
   }

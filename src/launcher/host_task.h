@@ -32,6 +32,7 @@ struct HostTask {
   std::vector<std::pair<std::string, std::string>> extra{};  ///< over all others, in order
   std::string directory{};                                   ///< working directory; "" = as it is
   BindCores bind = BindCores::kAuto;
+  int lost_after_ms = 10'000;  ///< a head that is silent for so long has gone
 
   bool operator==(const HostTask&) const = default;
 };

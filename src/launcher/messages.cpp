@@ -81,6 +81,7 @@ std::string encode(const HostTask& task) {
       .number(task.first_rank)
       .number(task.num_ranks)
       .number(static_cast<int>(task.bind))
+      .number(task.lost_after_ms)
       .text(task.directory)
       .texts(task.command)
       .texts(task.environment)
@@ -103,6 +104,7 @@ HostTask decode_task(std::string_view payload) {
   task.first_rank = reader.small(0, task.job.num_ranks - 1);
   task.num_ranks = reader.small(1, task.job.num_ranks - task.first_rank);
   task.bind = static_cast<BindCores>(reader.small(0, 2));
+  task.lost_after_ms = reader.small(1, INT_MAX);
   task.directory = reader.text(kMaxText);
   task.command = reader.texts(kMaxStrings, kMaxValue);
   task.environment = reader.texts(kMaxStrings, kMaxValue);

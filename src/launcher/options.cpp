@@ -67,6 +67,9 @@ struct Raw {
   std::string connect_timeout;
   std::string lost_after;
   std::string remote_program;
+  std::string num_nodes;
+  std::string node;
+  std::string rendezvous;
   std::vector<std::string> assignments;
   bool no_prefix = false;
   bool no_merge = false;
@@ -121,6 +124,21 @@ void declare_hosts(CLI::App& app, Options& options, Raw& raw) {
       ->group(group);
 }
 
+void declare_nodes(CLI::App& app, Options& options, Raw& raw) {
+  const std::string group = "Nodes that are started one by one (Kubernetes, other schedulers)";
+  app.add_option("--nnodes", raw.num_nodes, "Number of nodes; zeroth-run is started on each")
+      ->type_name("N")
+      ->group(group);
+  app.add_option("--node-rank", raw.node, "Number of this node, from 0")->type_name("K")->group(group);
+  app.add_option("--rdzv", raw.rendezvous, "Where node 0 listens, the same on all nodes")
+      ->type_name("HOST:PORT")
+      ->group(group);
+  app.add_option(
+         "--rdzv-secret-file", options.secret_file, "The secret that the nodes share (ZEROTH_RDZV_SECRET)")
+      ->type_name("FILE")
+      ->group(group);
+}
+
 bool given(const CLI::App& app, const char* option) {
   return app.count(option) != 0;
 }
@@ -150,12 +168,38 @@ void check_hosts(const CLI::App& app, Options& options, const Raw& raw) {
   if (given(app, "--lost-after")) options.lost_after = parse_seconds("--lost-after", raw.lost_after);
 }
 
+void check_nodes(const CLI::App& app, Options& options, const Raw& raw) {
+  if (!given(app, "--nnodes")) {
+    for (const char* option : {"--node-rank", "--rdzv", "--rdzv-secret-file"}) {
+      if (given(app, option))
+        refuse_usage("this option needs the number of nodes", {.which = option, .hint = "add --nnodes"});
+    }
+    return;
+  }
+  if (options.several_hosts()) {
+    refuse_usage("--nnodes with --hostfile or --hosts",
+                 {.hint = "either every node is started by itself, or this one starts them all"});
+  }
+  options.num_nodes = parse_integer("--nnodes", raw.num_nodes, 1, kMaxRanks, "the number of nodes");
+  for (const char* option : {"--node-rank", "--rdzv"}) {
+    if (!given(app, option)) refuse_usage("an option is missing beside --nnodes", {.which = option});
+  }
+  options.node = parse_integer("--node-rank", raw.node, 0, options.num_nodes - 1, "the number of this node");
+  options.rendezvous = parse_endpoint("--rdzv", raw.rendezvous);
+  if (given(app, "--rdzv-secret-file") && options.secret_file.empty())
+    refuse_usage("an empty value", {.which = "--rdzv-secret-file"});
+  if (options.node > 0 && options.forward_stdin) refuse_usage("rank 0 is on node 0", {.which = "--stdin"});
+  if (!given(app, "--connect-timeout")) options.connect_timeout = Milliseconds{300'000};
+}
+
 void check(const CLI::App& app, Options& options, const Raw& raw) {
   check_hosts(app, options, raw);
+  check_nodes(app, options, raw);
   if (given(app, "--ranks")) {
     options.num_ranks = parse_integer("-n", raw.num_ranks, 1, kMaxRanks, "the number of ranks");
   } else if (!options.several_hosts()) {
-    refuse_usage("-n N, the number of ranks, is missing (options come before PROGRAM; or --hostfile, --hosts)");
+    refuse_usage(
+        "-n N, the number of ranks, is missing (options come before PROGRAM; or --hostfile, --hosts)");
   }
   options.prefix = !raw.no_prefix;
   options.merge = options.prefix && !raw.no_merge;
@@ -185,6 +229,7 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   app.set_version_flag("--version", std::string("zeroth-run ") + ZEROTH_VERSION_TEXT);
   declare(app, options, raw);
   declare_hosts(app, options, raw);
+  declare_nodes(app, options, raw);
 
   // CLI11 consumes the vector from its end.
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());

@@ -1,6 +1,8 @@
 // The command line of zeroth-run.
 #pragma once
 
+#include "launcher/option_values.h"
+
 #include <zeroth/base/deadline.h>
 
 #include <optional>
@@ -29,8 +31,12 @@ struct Options {
   std::string exclude{};
   std::string ssh{};  ///< a program that is called like ssh
   std::string remote_program = "zeroth-run";
-  Milliseconds connect_timeout{60'000};
-  Milliseconds lost_after{10'000};  ///< a host that is silent for so long is lost
+  int num_nodes = 0;                     ///< --nnodes: every node is started by itself; 0 = no
+  int node = 0;                          ///< --node-rank
+  Endpoint rendezvous{};                 ///< --rdzv: where node 0 listens
+  std::string secret_file{};             ///< --rdzv-secret-file; "" = ZEROTH_RDZV_SECRET
+  Milliseconds connect_timeout{60'000};  ///< with nodes 300 s
+  Milliseconds lost_after{10'000};       ///< a host that is silent for so long is lost
   std::vector<std::pair<std::string, std::string>> environment{};  ///< --env, in order; names are valid
   std::vector<std::string> command{};  ///< program and its arguments, at least one
 
