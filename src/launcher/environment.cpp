@@ -118,7 +118,7 @@ std::vector<std::string> rank_environment(const HostTask& task, int local_rank, 
   std::vector<std::string> result;
   result.reserve(task.environment.size() + ours.size());
   for (const std::string& entry : task.environment) {
-    if (!ours.contains(name_of_assignment(entry))) {
+    if (!ours.contains(name_of_assignment(entry)) && name_of_assignment(entry) != kBoundVariable) {
       result.push_back(entry);
     }
   }

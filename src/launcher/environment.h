@@ -9,6 +9,9 @@
 
 namespace zeroth::launcher {
 
+/// In a rank that is bound: how many processors it has for itself, all others are others'.
+inline constexpr std::string_view kBoundVariable = "ZEROTH_BOUND_CORES";
+
 /// The environment of this process as "NAME=VALUE".
 [[nodiscard]] std::vector<std::string> current_environment();
 /// 128 random bits as 32 hexadecimal digits. Throws Error(kResource) when the kernel refuses.

@@ -24,6 +24,7 @@
 #include <cerrno>
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <system_error>
@@ -69,6 +70,7 @@ void add_own_ranks(
   task.command = options.command;
   task.environment = environment_of_ranks(options);
   task.extra = options.environment;
+  task.bind = options.bind;
   StartContext context{.inherited = &console.inbox.inherited(), .descriptors = descriptors};
   UniqueFd relay_read;
   if (options.forward_stdin) {
@@ -87,11 +89,15 @@ void add_own_ranks(
   job.add(std::move(group));
 }
 
-JobEnd run_here(const Options& options, Console console) {
-  const JobFacts facts{
-      .num_ranks = options.num_ranks, .job_id = random_job_id(), .master_port = port_for_master(options)};
+JobEnd run_here(const Options& options, Console console, const Attempt& attempt) {
+  const JobFacts facts{.num_ranks = options.num_ranks,
+                       .job_id = random_job_id(),
+                       .master_port = port_for_master(options),
+                       .restart = attempt.restart,
+                       .max_restarts = options.max_restarts};
   const rlimit descriptors = reserve_for_ranks(options);
-  Supervisor job(options, console.inbox, console.out, console.err);
+  Supervisor job(options, console, attempt);
+  attempt.log->start(facts.num_ranks, options.command, {own_host_name()});
   add_own_ranks(job, options, console, {.job = facts, .num_ranks = options.num_ranks}, descriptors);
   return job.run();
 }
@@ -136,7 +142,10 @@ auto sayer(const Console& console) {
   };
 }
 
-JobEnd run_on_hosts(const Options& options, const std::vector<HostSelection>& hosts, Console console) {
+JobEnd run_on_hosts(const Options& options,
+                    const std::vector<HostSelection>& hosts,
+                    Console console,
+                    const Attempt& attempt) {
   const auto say = sayer(console);
   const int per_host =
       3 + 2 * static_cast<int>(options.log_directory.empty() ? 0 : hosts.front().slots.size());
@@ -153,12 +162,17 @@ JobEnd run_on_hosts(const Options& options, const std::vector<HostSelection>& ho
                        .num_nodes = static_cast<int>(hosts.size()),
                        .job_id = random_job_id(),
                        .master_address = master_address(hosts, links),
-                       .master_port = links.front()->hello()->free_port};
+                       .master_port = links.front()->hello()->free_port,
+                       .restart = attempt.restart,
+                       .max_restarts = options.max_restarts};
   std::vector<std::string> left_out;
   std::vector<HostTask> tasks = share_out(options, hosts, facts, carried(current_environment(), left_out));
   if (!options.quiet && !left_out.empty()) say("not carried to the hosts: " + join(left_out, ", "));
   const std::string directory = current_directory();
-  Supervisor job(options, console.inbox, console.out, console.err);
+  std::vector<std::string> names;
+  for (const HostSelection& host : hosts) names.push_back(host.name);
+  attempt.log->start(facts.num_ranks, options.command, names);
+  Supervisor job(options, console, attempt);
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     tasks[i].directory = directory;
     tasks[i].lost_after_ms = static_cast<int>(options.lost_after.count());
@@ -177,7 +191,10 @@ RendezvousSpec spec_of(const Options& options, const std::string& secret) {
 }
 
 /// Node 0: its own ranks, and those of the nodes that come.
-JobEnd run_with_nodes(const Options& options, const std::string& secret, Console console) {
+JobEnd run_with_nodes(const Options& options,
+                      const std::string& secret,
+                      Console console,
+                      const Attempt& attempt) {
   const auto say = sayer(console);
   Rendezvous rendezvous(spec_of(options, secret));
   try {
@@ -202,9 +219,14 @@ JobEnd run_with_nodes(const Options& options, const std::string& secret, Console
                        .num_nodes = options.num_nodes,
                        .job_id = random_job_id(),
                        .master_address = options.rendezvous.host,
-                       .master_port = port_for_master(options)};
+                       .master_port = port_for_master(options),
+                       .restart = attempt.restart,
+                       .max_restarts = options.max_restarts};
   const rlimit descriptors = reserve_for_ranks(sized);
-  Supervisor job(sized, console.inbox, console.out, console.err);
+  Supervisor job(sized, console, attempt);
+  std::vector<std::string> names{own_host_name()};
+  for (const auto& link : links) names.push_back(link->host());
+  attempt.log->start(facts.num_ranks, options.command, names);
   HostTask task{.job = facts,
                 .first_rank = options.num_ranks,
                 .lost_after_ms = static_cast<int>(options.lost_after.count())};
@@ -236,6 +258,7 @@ JobEnd run_as_node(const Options& options, const std::string& secret, Console co
                                task.command = options.command;
                                task.environment = environment_of_ranks(options);
                                task.extra = options.environment;
+                               task.bind = options.bind;
                              },
                          // The head waits for other nodes, for as long as it likes, and pings.
                          .lost_after = options.lost_after};
@@ -249,24 +272,51 @@ JobEnd run_as_node(const Options& options, const std::string& secret, Console co
   return *end.job;
 }
 
-}  // namespace
+using Starter = std::function<JobEnd(const Attempt&)>;
 
-int run_job(const Options& options, Console console) {
-  if (!options.log_directory.empty()) make_log_directory(options.log_directory);
+/// How this job is started, once or again.
+Starter starter_of(const Options& options, Console console) {
   if (options.num_nodes > 1) {
     const std::string secret = read_secret(options.secret_file);
-    return (options.node == 0 ? run_with_nodes(options, secret, console)
-                              : run_as_node(options, secret, console))
-        .exit_code;
+    if (options.node > 0) return [=](const Attempt&) { return run_as_node(options, secret, console); };
+    return [=](const Attempt& attempt) { return run_with_nodes(options, secret, console, attempt); };
   }
   if (!options.several_hosts()) {
-    return run_here(options, console).exit_code;
+    return [=](const Attempt& attempt) { return run_here(options, console, attempt); };
   }
   const std::vector<HostSelection> hosts = hosts_of(options);
   Options sized = options;
   sized.num_ranks = 0;
   for (const HostSelection& host : hosts) sized.num_ranks += static_cast<int>(host.slots.size());
-  return run_on_hosts(sized, hosts, console).exit_code;
+  return [=](const Attempt& attempt) { return run_on_hosts(sized, hosts, console, attempt); };
+}
+
+}  // namespace
+
+int run_job(const Options& options, Console console) {
+  const bool is_head = options.node == 0;
+  if (is_head && !options.log_directory.empty()) make_log_directory(options.log_directory);
+  JobLog log = is_head && !options.json_file.empty() ? JobLog(options.json_file) : JobLog();
+  const Starter start = starter_of(options, console);
+  Attempt attempt{.log = &log};
+  if (options.timeout) attempt.timeout_at = SteadyClock::now() + *options.timeout;
+  const auto say = sayer(console);
+  for (;; ++attempt.restart) {
+    log.set_restart(attempt.restart);
+    JobEnd end;
+    try {
+      end = start(attempt);
+    } catch (const Error& error) {
+      log.end({.exit_code = exit_code(error.code()), .text = error.what()});
+      throw;
+    }
+    log.end(end);
+    if (const std::string failure = log.take_failure(); !failure.empty()) say(failure);
+    if (!end.restart) {
+      return end.exit_code;
+    }
+    if (is_head) say(fmt::format("restart {} of {}", attempt.restart + 1, options.max_restarts));
+  }
 }
 
 int run_agent_on_standard_streams(SignalInbox& inbox) {

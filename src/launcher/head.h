@@ -4,15 +4,9 @@
 #include "launcher/options.h"
 #include "launcher/output.h"
 #include "launcher/signals.h"
+#include "launcher/supervisor.h"
 
 namespace zeroth::launcher {
-
-/// What the whole process has once.
-struct Console {
-  SignalInbox& inbox;
-  OutputSink& out;
-  OutputSink& err;
-};
 
 /// Runs the job on this host, on the hosts of the options, or with the nodes that come. Blocks; returns the
 /// exit code. Throws Error if it cannot be started.

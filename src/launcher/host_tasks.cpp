@@ -112,7 +112,8 @@ std::vector<HostTask> share_out(const Options& options,
                   .num_ranks = static_cast<int>(host.slots.size()),
                   .command = options.command,
                   .environment = environment,
-                  .extra = options.environment};
+                  .extra = options.environment,
+                  .bind = options.bind};
     if (host.slots_named) {
       task.extra.emplace_back(kDevices, devices_of(host, value_in(task, kDevices)));
     }

@@ -1,5 +1,6 @@
 #include "launcher/local_group.h"
 
+#include "launcher/cores.h"
 #include "launcher/environment.h"
 #include "launcher/spawn.h"
 
@@ -41,11 +42,24 @@ LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupL
     notes_.push_back(
         fmt::format("OMP_NUM_THREADS={} in every rank ({} cores, {} ranks)", threads, cores, task.num_ranks));
   }
+  const std::vector<std::vector<int>> shares = plan_binding(task.bind, task.num_ranks);
+  if (!shares.empty()) {
+    notes_.push_back(fmt::format(
+        "every rank on cores of its own: {} on {}, ..., {} on {} (--bind-cores off leaves them free)",
+        task.first_rank,
+        describe_processors(shares.front()),
+        task.first_rank + task.num_ranks - 1,
+        describe_processors(shares.back())));
+  }
   const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   ranks_.reserve(static_cast<std::size_t>(task.num_ranks));
   for (int local_rank = 0; local_rank < task.num_ranks; ++local_rank) {
     const int rank = task.first_rank + local_rank;
     plan.environment = rank_environment(task, local_rank, threads);
+    if (!shares.empty()) {
+      plan.processors = shares[static_cast<std::size_t>(local_rank)];
+      plan.environment.push_back(fmt::format("{}={}", kBoundVariable, plan.processors.size()));
+    }
     plan.stdin_fd = rank == 0 && context.stdin_fd >= 0 ? context.stdin_fd : nothing.get();
     SpawnedRank spawned = spawn_rank(plan, *context.inherited);
     ranks_.push_back({.number = rank,

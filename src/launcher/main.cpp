@@ -1,5 +1,6 @@
 // zeroth-run: starts the ranks of a program on this host and ends all of them when one fails.
 
+#include "launcher/delegate.h"
 #include "launcher/head.h"
 #include "launcher/options.h"
 #include "launcher/output.h"
@@ -68,6 +69,9 @@ int run(std::span<const char* const> arguments) {
     return 0;
   }
   const Options& options = *command_line.options;
+  if (!options.launcher.empty()) {
+    return delegate(options);
+  }
   SignalInbox inbox;
   // Orphans of the ranks become our children, so that we can see the end of them.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);

@@ -22,6 +22,7 @@ constexpr std::array kOwned{"RANK",
                             "NODE_RANK",
                             "TORCHELASTIC_RUN_ID",
                             "TORCHELASTIC_RESTART_COUNT",
+                            "ZEROTH_BOUND_CORES",
                             "ZEROTH_JOB_ID",
                             "ZEROTH_RESTART_COUNT"};
 

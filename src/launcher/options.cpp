@@ -1,6 +1,7 @@
 #include "launcher/options.h"
 
 #include "launcher/option_values.h"
+#include "launcher/text_cursor.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
@@ -70,6 +71,8 @@ struct Raw {
   std::string num_nodes;
   std::string node;
   std::string rendezvous;
+  std::string bind;
+  std::string max_restarts;
   std::vector<std::string> assignments;
   bool no_prefix = false;
   bool no_merge = false;
@@ -93,6 +96,16 @@ void declare(CLI::App& app, Options& options, Raw& raw) {
   app.add_option("--timeout", raw.timeout, "End the whole job after this time")->type_name("SECONDS");
   app.add_option("--grace", raw.grace, "From a forwarded Ctrl-C or SIGTERM to SIGKILL (2)")
       ->type_name("SECONDS");
+  app.add_option(
+         "--bind-cores", raw.bind, "Each rank on cores of its own: auto (where there are enough), on, off")
+      ->type_name("WHEN");
+  app.add_option(
+         "--max-restarts", raw.max_restarts, "Start the whole job again after a failure, at most K times (0)")
+      ->type_name("K");
+  app.add_option("--json", options.json_file, "Write status lines (JSON) to FILE")->type_name("FILE");
+  app.add_option("--launcher", options.launcher, "Let mpirun or srun start the job; prints the command")
+      ->type_name("NAME");
+  app.add_flag("--dry-run", options.dry_run, "With --launcher: only print the command");
   app.add_flag("-q,--quiet", options.quiet, "No informational lines");
 }
 
@@ -192,7 +205,47 @@ void check_nodes(const CLI::App& app, Options& options, const Raw& raw) {
   if (!given(app, "--connect-timeout")) options.connect_timeout = Milliseconds{300'000};
 }
 
+/// What another launcher would not do is refused, not dropped.
+void check_launcher(const CLI::App& app, const Options& options) {
+  if (!given(app, "--launcher")) {
+    if (options.dry_run)
+      refuse_usage("--dry-run prints the command of another launcher", {.hint = "add --launcher"});
+    return;
+  }
+  if (options.launcher != "mpirun" && options.launcher != "srun") {
+    refuse_usage("no such launcher",
+                 {.which = "--launcher", .expected = "mpirun or srun", .got = launcher::quoted(options.launcher)});
+  }
+  for (const char* option : {"--log-dir",
+                             "--stdin",
+                             "--timeout",
+                             "--grace",
+                             "--max-restarts",
+                             "--json",
+                             "--nnodes",
+                             "--ssh",
+                             "--remote-program",
+                             "--connect-timeout",
+                             "--lost-after",
+                             "--no-prefix",
+                             "--no-merge"}) {
+    if (given(app, option)) {
+      refuse_usage("another launcher does not know this option",
+                   {.which = option, .hint = "leave it out, or leave --launcher out"});
+    }
+  }
+}
+
+BindCores parse_bind(const std::string& text) {
+  if (text != "auto" && text != "on" && text != "off") {
+    refuse_usage("not a way to bind",
+                 {.which = "--bind-cores", .expected = "auto, on or off", .got = launcher::quoted(text)});
+  }
+  return text == "on" ? BindCores::kOn : text == "off" ? BindCores::kOff : BindCores::kAuto;
+}
+
 void check(const CLI::App& app, Options& options, const Raw& raw) {
+  check_launcher(app, options);
   check_hosts(app, options, raw);
   check_nodes(app, options, raw);
   if (given(app, "--ranks")) {
@@ -205,6 +258,13 @@ void check(const CLI::App& app, Options& options, const Raw& raw) {
   options.merge = options.prefix && !raw.no_merge;
   if (given(app, "--log-dir") && options.log_directory.empty()) {
     refuse_usage("an empty directory name", {.which = "--log-dir"});
+  }
+  if (given(app, "--json") && options.json_file.empty())
+    refuse_usage("an empty file name", {.which = "--json"});
+  if (given(app, "--bind-cores")) options.bind = parse_bind(raw.bind);
+  if (given(app, "--max-restarts")) {
+    options.max_restarts =
+        parse_integer("--max-restarts", raw.max_restarts, 0, 1000, "the number of restarts");
   }
   if (given(app, "--timeout")) options.timeout = parse_seconds("--timeout", raw.timeout);
   if (given(app, "--grace")) options.grace = parse_seconds("--grace", raw.grace);

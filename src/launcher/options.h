@@ -1,6 +1,7 @@
 // The command line of zeroth-run.
 #pragma once
 
+#include "launcher/host_task.h"
 #include "launcher/option_values.h"
 
 #include <zeroth/base/deadline.h>
@@ -37,6 +38,11 @@ struct Options {
   std::string secret_file{};             ///< --rdzv-secret-file; "" = ZEROTH_RDZV_SECRET
   Milliseconds connect_timeout{60'000};  ///< with nodes 300 s
   Milliseconds lost_after{10'000};       ///< a host that is silent for so long is lost
+  std::string launcher{};                ///< "mpirun" or "srun" does it; "" = we do
+  bool dry_run = false;                  ///< with launcher: only print the command
+  BindCores bind = BindCores::kAuto;
+  int max_restarts = 0;     ///< starts of the whole job after the first
+  std::string json_file{};  ///< status lines; "" = none
   std::vector<std::pair<std::string, std::string>> environment{};  ///< --env, in order; names are valid
   std::vector<std::string> command{};  ///< program and its arguments, at least one
 

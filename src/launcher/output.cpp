@@ -54,10 +54,10 @@ void OutputSink::flush_some() {
   }
 }
 
-RankOutput::RankOutput(OutputSink& sink, LineStyle style, std::string file)
+RankOutput::RankOutput(OutputSink& sink, LineStyle style, std::string file, bool append)
     : sink_(&sink), splitter_(std::move(style)), path_(std::move(file)) {
   if (!path_.empty()) {
-    file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | (append ? O_APPEND : O_TRUNC) | O_CLOEXEC, 0666));
     if (!file_.valid()) {
       throw Error(ErrorCode::kIo, "cannot write " + path_ + ": " + errno_text(errno), {.where = "--log-dir"});
     }

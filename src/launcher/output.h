@@ -44,8 +44,8 @@ class OutputSink {
 /// came.
 class RankOutput {
  public:
-  /// `file` "" = none. Throws Error(kIo) if it cannot be made.
-  RankOutput(OutputSink& sink, LineStyle style, std::string file);
+  /// `file` "" = none; what it holds stays if `append`. Throws Error(kIo) if it cannot be made.
+  RankOutput(OutputSink& sink, LineStyle style, std::string file, bool append);
 
   [[nodiscard]] const std::string& last_error_line() const { return splitter_.last_error_line(); }
 

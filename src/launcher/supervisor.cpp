@@ -33,11 +33,13 @@ constexpr std::size_t index_of(Stream stream) {
 
 }  // namespace
 
-Supervisor::Supervisor(const Options& options, SignalInbox& inbox, OutputSink& out, OutputSink& err)
+Supervisor::Supervisor(const Options& options, const Console& console, const Attempt& attempt)
     : options_(options),
-      inbox_(&inbox),
-      sinks_{&out, &err},
-      mergers_{LineMerger(out, options.num_ranks), LineMerger(err, options.num_ranks)} {
+      attempt_(attempt),
+      inbox_(&console.inbox),
+      sinks_{&console.out, &console.err},
+      mergers_{LineMerger(console.out, options.num_ranks), LineMerger(console.err, options.num_ranks)},
+      timeout_at_(attempt.timeout_at) {
   outputs_.reserve(2 * static_cast<std::size_t>(options.num_ranks));
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     for (const Stream stream : {Stream::kOut, Stream::kErr}) {
@@ -53,11 +55,9 @@ Supervisor::Supervisor(const Options& options, SignalInbox& inbox, OutputSink& o
                             std::move(style),
                             options.log_directory.empty()
                                 ? ""
-                                : fmt::format("{}/rank{}.{}.log", options.log_directory, rank, name));
+                                : fmt::format("{}/rank{}.{}.log", options.log_directory, rank, name),
+                            attempt.restart > 0);
     }
-  }
-  if (options.timeout) {
-    timeout_at_ = SteadyClock::now() + *options.timeout;
   }
 }
 
@@ -222,6 +222,7 @@ void Supervisor::rank_ended(int rank, const std::string& host, pid_t pid, const 
   if (rank == 0) {
     relay_.close();
   }
+  attempt_.log->rank_end(rank, host, pid, status);
   if (status.ok()) {
     return;
   }
@@ -383,7 +384,7 @@ JobEnd Supervisor::conclude() {
       // If the cause is not the first failure, it was still running then and the first one counts as another
       // in its place.
       end = {job_exit_code(cause),
-             false,
+             attempt_.restart < options_.max_restarts,
              describe(cause) + describe_others(num_running_at_stop_, options_.num_ranks) + "."};
       break;
     }
@@ -410,6 +411,7 @@ JobEnd Supervisor::conclude() {
       break;
   }
   say(end.text);
+  if (stop_ == Stop::kFailure) attempt_.log->first_cause(failures_[*first_cause(failures_)], end.text);
   return end;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "launcher/first_cause.h"
+#include "launcher/job_log.h"
 #include "launcher/line_merger.h"
 #include "launcher/options.h"
 #include "launcher/output.h"
@@ -28,14 +29,27 @@ inline constexpr Milliseconds kEchoWindow{2000};
 /// After the end of a job its agents have this long to leave.
 inline constexpr Milliseconds kFarewell{2000};
 
+/// What the whole process has once; `out` and `err` may be the same object.
+struct Console {
+  SignalInbox& inbox;
+  OutputSink& out;
+  OutputSink& err;
+};
+
+/// One start of a job.
+struct Attempt {
+  int restart = 0;                        ///< starts before this one
+  std::optional<TimePoint> timeout_at{};  ///< of the whole job
+  JobLog* log = nullptr;                  ///< outlives this
+};
+
 /// One thread, one poll: signals (SIGCHLD too) through a signalfd, the groups' descriptors, our own output.
 /// No polling sleep: with no deadline near it sleeps until something happens. See [Note: End of a job] in
 /// supervisor.cpp.
 class Supervisor final : public GroupListener {
  public:
-  /// `sinks` (standard output, standard error; may be the same object) and `inbox` outlive this. Throws
-  /// Error(kIo) if a log file cannot be made.
-  Supervisor(const Options& options, SignalInbox& inbox, OutputSink& out, OutputSink& err);
+  /// What `console` refers to outlives this. Throws Error(kIo) if a log file cannot be made.
+  Supervisor(const Options& options, const Console& console, const Attempt& attempt);
 
   /// Before `run`; together the groups have every rank.
   void add(std::unique_ptr<RankGroup> group) { groups_.push_back(std::move(group)); }
@@ -79,6 +93,7 @@ class Supervisor final : public GroupListener {
   void end_groups(const JobEnd& end);
 
   Options options_;
+  Attempt attempt_;
   SignalInbox* inbox_;
   std::array<OutputSink*, 2> sinks_;
   std::array<LineMerger, 2> mergers_;  // of the sinks; where both are one, the second is not used
