@@ -22,9 +22,9 @@ struct Processor {
 /// 0, each its own core).
 [[nodiscard]] std::vector<Processor> processors_here();
 
-/// Processors for each of `num_ranks` ranks, as even as can be and neighbours (NUMA node, package, core)
-/// together: whole cores if there is one for each rank, else single threads of cores. Empty if there are
-/// fewer processors than ranks.
+/// Processors for each of `num_ranks` ranks, neighbours (NUMA node, package, core) together: whole cores if
+/// there is one for each rank, else single threads of cores. Every rank gets as many, because ranks must
+/// agree on their threads; what is left over is nobody's. Empty if there are fewer processors than ranks.
 [[nodiscard]] std::vector<std::vector<int>> share_processors(std::vector<Processor> processors,
                                                              int num_ranks);
 
