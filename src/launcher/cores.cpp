@@ -82,14 +82,13 @@ std::vector<std::vector<int>> share_processors(std::vector<Processor> processors
   begins.push_back(processors.size());
   std::vector<std::vector<int>> shares(ranks);
   for (std::size_t rank = 0; rank < ranks; ++rank) {
-    const std::size_t first = rank * units / ranks;
-    for (std::size_t i = begins[first]; i < begins[first + units / ranks]; ++i) {
+    for (std::size_t i = begins[rank * units / ranks]; i < begins[(rank + 1) * units / ranks]; ++i) {
       shares[rank].push_back(processors[i].number);
     }
   }
   const std::size_t even = std::ranges::min(shares, {}, &std::vector<int>::size).size();
   for (std::vector<int>& share : shares) {
-    share.resize(even);  // a core may have fewer threads in the mask than its neighbour
+    share.resize(even);
     std::ranges::sort(share);
   }
   return shares;

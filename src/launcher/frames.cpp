@@ -88,9 +88,10 @@ std::optional<Frame> FrameParser::next() {
   if (type < 1 || type > kLastFrameType) {
     refuse("a message of no known kind", fmt::format("1 to {}", kLastFrameType), std::to_string(type));
   }
-  const std::size_t limit = static_cast<FrameType>(type) == FrameType::kTask
-                                ? std::max(max_frame_bytes_, kMaxTaskBytes)
-                                : max_frame_bytes_;
+  // Only who may send long frames at all may send a task: not a stranger.
+  const bool may_be_task =
+      static_cast<FrameType>(type) == FrameType::kTask && max_frame_bytes_ >= kMaxFrameBytes;
+  const std::size_t limit = may_be_task ? kMaxTaskBytes : max_frame_bytes_;
   if (length > limit) {
     refuse("a message is too long", fmt::format("at most {} bytes", limit), std::to_string(length));
   }

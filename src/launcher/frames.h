@@ -51,8 +51,8 @@ struct Frame {
 /// Cuts a byte stream into frames.
 class FrameParser {
  public:
-  /// Bytes before the preface, at most this many, are banners of a login shell. `max_frame_bytes` is for all
-  /// types but `kTask`.
+  /// Bytes before the preface, at most this many, are banners of a login shell. A frame has at most `max_frame_bytes`;
+  /// where that is kMaxFrameBytes, a task has kMaxTaskBytes.
   explicit FrameParser(std::size_t max_banner_bytes, std::size_t max_frame_bytes = kMaxFrameBytes)
       : max_banner_bytes_(max_banner_bytes), max_frame_bytes_(max_frame_bytes) {}
 

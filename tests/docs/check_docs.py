@@ -55,6 +55,8 @@ COMMANDS = {
         "zeroth-run -n 8 --nnodes 2 --node-rank 0 --rdzv node0:29400 --rdzv-secret-file secret python train.py",
         "zeroth-run -n 8 --nnodes 2 --node-rank 1 --rdzv node0:29400 --rdzv-secret-file secret python train.py",
     ], ("tests/process/launcher/nodes_test.py", '"--rdzv-secret-file", str(file)')),
+    "zeroth-run --launcher mpirun --hostfile hosts python train.py": ("tests/process/launcher/restart_test.cpp", '"--launcher", "mpirun"'),
+    "zeroth-run --launcher srun --dry-run -n 16 python train.py": ("tests/process/launcher/restart_test.cpp", '"--launcher", "srun", "--dry-run"'),
     "torchrun --nproc-per-node 2 --no-python ./trainer":
         ("tests/package/package_test.sh", "torchrun --nproc-per-node 2 --no-python ./trainer"),
     "mpirun -n 2 ./trainer": ("tests/python/mpi_test.py", 'self.losses(ranks, "")'),

@@ -44,6 +44,23 @@ class Nodes(unittest.TestCase):
             self.assertRegex(run.err, rf"zeroth-run: rank 2 \(pid {pids[2]} on .*/node1\) exited with code 7; the other 2 ranks were ended\.\n")
         self.assertTrue(self.stage.gone())
 
+    def test_a_failed_job_is_started_again_on_all_nodes(self) -> None:
+        say = ("sh", "-c", "[ $ZEROTH_RESTART_COUNT = 2 ] && echo $RANK of $WORLD_SIZE; [ $ZEROTH_RESTART_COUNT = 2 ] || exit 5")
+        nodes = [self.node(number, *say, of=3, options=("--max-restarts", "2")) for number in range(3)]
+        self.assertEqual([node.code() for node in nodes], [0, 0, 0], nodes[0].err)
+        self.assertEqual(sorted(nodes[0].out.splitlines()), ["[0] 0 of 3", "[1] 1 of 3", "[2] 2 of 3"])
+        self.assertTrue(self.stage.gone())
+
+    def test_a_lost_node_comes_back_for_the_next_start(self) -> None:
+        say = ("sh", "-c", "echo START $ZEROTH_RESTART_COUNT; [ $ZEROTH_RESTART_COUNT = 1 ] || sleep 30")
+        head, other = self.node(0, *say, options=("--max-restarts", "1")), self.node(1, *say)
+        head.wait_for("START 0", 2)
+        other.kill()
+        head.wait_for("restart 1 of 1", stream="err")
+        again = self.node(1, *say)  # as its scheduler would
+        self.assertEqual((head.code(), again.code()), (0, 0), head.err)
+        self.assertEqual(head.out.count("START 1"), 2)
+
     def test_a_node_that_dies_is_named(self) -> None:
         head, other = self.node(0), self.node(1, ranks=2)
         head.pids("READY", 3)
@@ -95,6 +112,17 @@ class Nodes(unittest.TestCase):
         self.assertIn("3 connections without the secret were refused", head.err)
         self.assertNotIn(SECRET, head.err + wrong.err)
 
+    def test_a_head_that_does_not_know_the_secret_is_not_obeyed(self) -> None:
+        with socket.create_server(("127.0.0.1", self.port)) as false_head:
+            other = self.node(1)
+            connection, _ = false_head.accept()
+            with connection:
+                challenge, proof, task = (bytes([len(payload), 0, 0, 0, kind]) + payload
+                                          for kind, payload in ((14, b"n" * 16), (15, b"p" * 32), (2, b"t" * 100)))
+                connection.sendall(b"ZEROTHAG\x01\0\0\0" + challenge + proof + task)
+                self.assertEqual(other.code(), 69)
+        self.assertIn("[LAUNCH] who listens at --rdzv does not know the secret", other.err)
+
     def test_strangers_do_not_disturb(self) -> None:
         head = self.node(0)
         time.sleep(0.3)
@@ -126,7 +154,9 @@ class Nodes(unittest.TestCase):
     def test_a_silent_stranger_does_not_hold_the_door(self) -> None:
         head = self.node(0)
         time.sleep(0.3)
-        silent = [socket.create_connection(("127.0.0.1", self.port), 5) for _ in range(100)]
+        silent = [socket.create_connection(("127.0.0.1", self.port), 5) for _ in range(200)]
+        time.sleep(0.5)
+        self.assertLess(len(os.listdir(f"/proc/{head.process.pid}/fd")), 64 * 2 + 16)
         other = self.node(1)
         for pid in head.pids("READY", 2).values():
             os.kill(pid, signal.SIGUSR1)

@@ -73,6 +73,15 @@ TEST(Frames, RefuseWhatIsNoStreamOfOurs) {
               HasSubstr("at most 8388608 bytes; got: 4294967295"));
 }
 
+TEST(Frames, AStrangerMayNotSendATask) {
+  EXPECT_THAT(refusal([] {
+                FrameParser parser(0, 1024);
+                parser.feed(preface() + std::string("\1\4\0\0\2", 5));
+                (void)parser.next();
+              }),
+              HasSubstr("at most 1024 bytes; got: 1025"));
+}
+
 TEST(Frames, AWholeOneIsNeededAndAPartIsWaitedFor) {
   FrameParser parser(0);
   parser.feed("ZEROTH");
