@@ -1,11 +1,11 @@
 #include "comm/peers.h"
 
+#include <zeroth/base/cores.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -67,10 +67,7 @@ void futex_wake_all(SharedFlag& word) noexcept {
 }
 
 std::chrono::microseconds default_spin(int ranks_on_host) {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (::sched_getaffinity(0, sizeof allowed, &allowed) != 0) return std::chrono::microseconds{0};
-  return std::chrono::microseconds{CPU_COUNT(&allowed) >= ranks_on_host ? 20 : 0};
+  return std::chrono::microseconds{cores_of_this_rank(ranks_on_host) >= 1 ? 20 : 0};
 }
 
 Peers::Peers(Setup setup) : setup_(std::move(setup)) {}

@@ -100,8 +100,7 @@ class Peers {
   Setup setup_;
 };
 
-/// Polls before sleeping: 20 us if each of `ranks_on_host` ranks has a processor of this process's affinity
-/// mask, else 0.
+/// Polls before sleeping: 20 us if each of `ranks_on_host` ranks has a processor (cores_of_this_rank), else 0.
 [[nodiscard]] std::chrono::microseconds default_spin(int ranks_on_host);
 
 /// Sleeps while `word` has `value`, at most `timeout`. For memory shared between processes.

@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -26,6 +27,23 @@ std::string_view name_of_assignment(std::string_view assignment) {
   return assignment.substr(0, assignment.find('='));
 }
 
+bool sets(const HostTask& task, std::string_view name) {
+  return std::ranges::any_of(
+             task.environment,
+             [name](const std::string& entry) { return name_of_assignment(entry) == name; }) ||
+         std::ranges::any_of(task.extra, [name](const auto& pair) { return pair.first == name; });
+}
+
+}  // namespace
+
+std::vector<std::string> current_environment() {
+  std::vector<std::string> result;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    result.emplace_back(*entry);
+  }
+  return result;
+}
+
 std::string random_job_id() {
   std::array<unsigned char, 16> bytes{};
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
@@ -38,7 +56,6 @@ std::string random_job_id() {
   return text;
 }
 
-/// Only a number: the socket is closed again, rank 0 may bind it (torch.distributed does).
 int free_port() {
   const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -62,53 +79,46 @@ int count_cores() {
   return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? std::max(1, CPU_COUNT(&set)) : 1;
 }
 
-}  // namespace
-
-JobFacts make_job_facts(int num_ranks,
-                        std::span<const std::string> parent,
-                        std::span<const std::pair<std::string, std::string>> extra) {
-  const bool chosen =
-      std::any_of(parent.begin(),
-                  parent.end(),
-                  [](const std::string& entry) { return name_of_assignment(entry) == kThreadsVariable; }) ||
-      std::any_of(
-          extra.begin(), extra.end(), [](const auto& pair) { return pair.first == kThreadsVariable; });
-  const bool has_port =
-      std::any_of(extra.begin(), extra.end(), [](const auto& pair) { return pair.first == "MASTER_PORT"; });
-  const int cores = count_cores();
-  return {.num_ranks = num_ranks,
-          .job_id = random_job_id(),
-          .master_port = has_port ? 0 : free_port(),
-          .omp_threads = chosen ? 0 : std::max(1, cores / num_ranks),
-          .num_cores = cores};
+int threads_per_rank(const HostTask& task, int num_cores) {
+  return sets(task, kThreadsVariable) ? 0 : std::max(1, num_cores / task.num_ranks);
 }
 
-std::vector<std::string> rank_environment(const JobFacts& job,
-                                          int rank,
-                                          std::span<const std::string> parent,
-                                          std::span<const std::pair<std::string, std::string>> extra) {
+std::string search_path_of(const std::vector<std::string>& environment) {
+  constexpr std::string_view kPath = "PATH=";
+  for (const std::string& entry : environment) {
+    if (entry.starts_with(kPath)) return entry.substr(kPath.size());
+  }
+  return "/usr/bin:/bin";
+}
+
+std::vector<std::string> rank_environment(const HostTask& task, int local_rank, int num_threads) {
+  const JobFacts& job = task.job;
   std::map<std::string, std::string, std::less<>> ours{
-      {"RANK", std::to_string(rank)},
-      {"LOCAL_RANK", std::to_string(rank)},
+      {"RANK", std::to_string(task.first_rank + local_rank)},
+      {"LOCAL_RANK", std::to_string(local_rank)},
       {"WORLD_SIZE", std::to_string(job.num_ranks)},
-      {"LOCAL_WORLD_SIZE", std::to_string(job.num_ranks)},
-      {"GROUP_RANK", "0"},
-      {"NODE_RANK", "0"},
-      {"MASTER_ADDR", "127.0.0.1"},
+      {"LOCAL_WORLD_SIZE", std::to_string(task.num_ranks)},
+      {"GROUP_RANK", std::to_string(task.node)},
+      {"NODE_RANK", std::to_string(task.node)},
+      {"GROUP_WORLD_SIZE", std::to_string(job.num_nodes)},
+      {"MASTER_ADDR", job.master_address},
       {"MASTER_PORT", std::to_string(job.master_port)},
       {"TORCHELASTIC_RUN_ID", job.job_id},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(job.restart)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(job.max_restarts)},
       {"ZEROTH_JOB_ID", job.job_id},
+      {"ZEROTH_RESTART_COUNT", std::to_string(job.restart)},
   };
-  if (job.omp_threads > 0) {
-    ours.emplace(kThreadsVariable, std::to_string(job.omp_threads));
+  if (num_threads > 0) {
+    ours.emplace(kThreadsVariable, std::to_string(num_threads));
   }
-  for (const auto& [name, value] : extra) {
+  for (const auto& [name, value] : task.extra) {
     ours.insert_or_assign(name, value);
   }
   std::vector<std::string> result;
-  result.reserve(parent.size() + ours.size());
-  for (const std::string& entry : parent) {
-    if (!ours.contains(name_of_assignment(entry))) {
+  result.reserve(task.environment.size() + ours.size());
+  for (const std::string& entry : task.environment) {
+    if (!ours.contains(name_of_assignment(entry)) && name_of_assignment(entry) != kBoundVariable) {
       result.push_back(entry);
     }
   }

@@ -1,33 +1,35 @@
-// What a rank finds in its environment.
+// What a rank finds in its environment, and the facts that are in it.
 #pragma once
 
-#include <span>
+#include "launcher/host_task.h"
+
 #include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 namespace zeroth::launcher {
 
-/// Facts of one job that every rank is told.
-struct JobFacts {
-  int num_ranks = 0;
-  std::string job_id{};  ///< 128 random bits, hexadecimal; names the abstract socket of the rendezvous
-  int master_port = 0;   ///< was free a moment ago; nothing listens on it
-  int omp_threads = 0;   ///< 0: the user chose OMP_NUM_THREADS, leave it alone
-  int num_cores = 0;     ///< cores this process may run on
-};
+/// In a rank that is bound: how many processors it has for itself, all others are others'.
+inline constexpr std::string_view kBoundVariable = "ZEROTH_BOUND_CORES";
 
-/// Draws the job id, finds a free port, counts cores. `parent` is the environment of zeroth-run as
-/// "NAME=VALUE", `extra` what --env adds. Throws Error(kResource) when the kernel refuses.
-[[nodiscard]] JobFacts make_job_facts(int num_ranks,
-                                      std::span<const std::string> parent,
-                                      std::span<const std::pair<std::string, std::string>> extra);
+/// The environment of this process as "NAME=VALUE".
+[[nodiscard]] std::vector<std::string> current_environment();
+/// 128 random bits as 32 hexadecimal digits. Throws Error(kResource) when the kernel refuses.
+[[nodiscard]] std::string random_job_id();
+/// Was free a moment ago on the loopback interface and is closed again, so that rank 0 may bind it
+/// (torch.distributed does). Throws Error(kResource).
+[[nodiscard]] int free_port();
+/// Cores that this process may run on.
+[[nodiscard]] int count_cores();
+/// OMP_NUM_THREADS for the ranks of a host; 0: the user chose it, leave it alone.
+[[nodiscard]] int threads_per_rank(const HostTask& task, int num_cores);
+/// PATH in an environment.
+[[nodiscard]] std::string search_path_of(const std::vector<std::string>& environment);
 
-/// The whole environment of one rank as "NAME=VALUE": the parent's, then ours over it, then --env over both.
-[[nodiscard]] std::vector<std::string> rank_environment(
-    const JobFacts& job,
-    int rank,
-    std::span<const std::string> parent,
-    std::span<const std::pair<std::string, std::string>> extra);
+/// The whole environment of one rank as "NAME=VALUE": the launcher's, then ours over it, then `task.extra`
+/// over both.
+[[nodiscard]] std::vector<std::string> rank_environment(const HostTask& task,
+                                                        int local_rank,
+                                                        int num_threads);
 
 }  // namespace zeroth::launcher

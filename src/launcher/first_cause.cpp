@@ -19,7 +19,8 @@ namespace {
 // [Note: Cause and echo] When one rank fails, the others fail too, each in its own way, and the launcher sees
 // their ends in any order. Which one explains the job:
 //
-// 1. An error of Zeroth about the rank itself, or a death by signal, whichever came first. Neither is made by
+// 1. An error of Zeroth about the rank itself, a death by signal, or the loss of a host, whichever came
+// first. Neither is made by
 //    the failure of another rank, so time decides between them.
 // 2. An end without explanation (the program's own exit code, SIGABRT) is either: a user's exception that
 //    made the others lose a peer, or what a program does after it has caught PEER_LOST. It is the cause only
@@ -47,6 +48,7 @@ Standing standing_of(const FailureRecord& record,
   switch (classify(record)) {
     case FailureClass::kOwnFault:
     case FailureClass::kSignal:
+    case FailureClass::kHostLost:
       return Standing::kCause;
     case FailureClass::kUnexplained:
       return !any_own_fault && record.when + kOneLook < explained_since ? Standing::kFirstOfAll
@@ -72,6 +74,9 @@ int weight_of(const FailureRecord& record) {
 }  // namespace
 
 FailureClass classify(const FailureRecord& record) {
+  if (record.num_ranks > 0 && record.exit_code == exit_code(ErrorCode::kPeerLost)) {
+    return FailureClass::kHostLost;
+  }
   const bool aborted_itself = record.signal == SIGABRT;
   if (record.signal != 0 && !aborted_itself) {
     return FailureClass::kSignal;
@@ -102,8 +107,8 @@ std::optional<std::size_t> first_cause(std::span<const FailureRecord> records) {
   for (const FailureRecord& record : records) {
     const FailureClass failure_class = classify(record);
     any_own_fault = any_own_fault || failure_class == FailureClass::kOwnFault;
-    if (failure_class == FailureClass::kSignal || failure_class == FailureClass::kMismatch ||
-        failure_class == FailureClass::kTimeout) {
+    if (failure_class == FailureClass::kSignal || failure_class == FailureClass::kHostLost ||
+        failure_class == FailureClass::kMismatch || failure_class == FailureClass::kTimeout) {
       explained_since = std::min(explained_since, record.when);
     }
   }
@@ -142,16 +147,22 @@ std::string signal_name(int signal) {
 }
 
 std::string describe(const FailureRecord& record) {
+  if (record.num_ranks > 0) {
+    const std::string ranks =
+        record.num_ranks == 1 ? fmt::format("rank {}", record.rank)
+                              : fmt::format("ranks {}-{}", record.rank, record.rank + record.num_ranks - 1);
+    return fmt::format("host {} ({}): {}", record.host, ranks, record.error_line);
+  }
+  const std::string who = fmt::format(
+      "rank {} (pid {}{})", record.rank, record.pid, record.host.empty() ? "" : " on " + record.host);
   if (record.signal != 0) {
-    return fmt::format("rank {} (pid {}) was killed by signal {} ({}){}",
-                       record.rank,
-                       record.pid,
+    return fmt::format("{} was killed by signal {} ({}){}",
+                       who,
                        record.signal,
                        signal_name(record.signal),
                        record.core_dumped ? ", core dumped" : "");
   }
-  const std::string head =
-      fmt::format("rank {} (pid {}) exited with code {}", record.rank, record.pid, record.exit_code);
+  const std::string head = fmt::format("{} exited with code {}", who, record.exit_code);
   return record.error_line.empty() ? head : head + ": " + record.error_line;
 }
 

@@ -1,11 +1,10 @@
 // zeroth-run: starts the ranks of a program on this host and ends all of them when one fails.
 
-#include "launcher/environment.h"
+#include "launcher/delegate.h"
+#include "launcher/head.h"
 #include "launcher/options.h"
 #include "launcher/output.h"
 #include "launcher/signals.h"
-#include "launcher/spawn.h"
-#include "launcher/supervisor.h"
 
 #include <zeroth/base/error.h>
 
@@ -15,10 +14,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,14 +50,6 @@ void write_all(int fd, std::string_view text) {
   }
 }
 
-std::vector<std::string> current_environment() {
-  std::vector<std::string> result;
-  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    result.emplace_back(*entry);
-  }
-  return result;
-}
-
 bool same_file(int a, int b) {
   struct stat info_a {};
   struct stat info_b {};
@@ -64,86 +57,21 @@ bool same_file(int a, int b) {
          info_a.st_ino == info_b.st_ino;
 }
 
-std::string tee_path(const Options& options, int rank, const char* stream) {
-  return options.tee_directory.empty() ? ""
-                                       : fmt::format("{}/rank{}.{}.log", options.tee_directory, rank, stream);
-}
-
-LineStyle style_of(const Options& options, int rank, LineMerger& merger) {
-  if (options.merge) {
-    return {.taker = [&merger, rank](std::string_view line) { merger.add(rank, line, SteadyClock::now()); }};
-  }
-  return {.prefix = options.prefix ? fmt::format("[{}] ", rank) : "",
-          .pass_through = !options.prefix && options.num_ranks == 1};
-}
-
-StartedRank start_rank(const Options& options,
-                       int rank,
-                       const SpawnPlan& plan,
-                       const SignalInbox& inbox,
-                       OutputSink& out,
-                       OutputSink& err,
-                       Supervisor& job) {
-  const auto stream = [&](UniqueFd pipe, OutputSink& sink, const char* name) {
-    return RankStream(std::move(pipe), sink, style_of(options, rank, job.merger(sink)), tee_path(options, rank, name));
-  };
-  SpawnedRank spawned = spawn_rank(plan, inbox.inherited());
-  return {.process = std::move(spawned.process),
-          .out = stream(std::move(spawned.out), out, "stdout"),
-          .err = stream(std::move(spawned.err), err, "stderr")};
-}
-
-/// Starts all ranks; a failure throws, and what was started until then ends with the supervisor.
-void start_ranks(
-    const Options& options, const SignalInbox& inbox, OutputSink& out, OutputSink& err, Supervisor& job) {
-  const std::vector<std::string> parent = current_environment();
-  const char* search_path = std::getenv("PATH");
-  SpawnPlan plan{
-      .program =
-          find_program(options.command.front(), search_path != nullptr ? search_path : "/usr/bin:/bin"),
-      .arguments = options.command,
-      .descriptors = reserve_descriptors(options.num_ranks, options.tee_directory.empty() ? 2 : 4)};
-  const JobFacts facts = make_job_facts(options.num_ranks, parent, options.environment);
-  if (facts.omp_threads > 0 && !options.quiet) {
-    job.say(fmt::format("OMP_NUM_THREADS={} in every rank ({} cores, {} ranks)",
-                        facts.omp_threads,
-                        facts.num_cores,
-                        options.num_ranks));
-  }
-  if (!options.tee_directory.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options.tee_directory, error);
-    if (error) {
-      throw Error(ErrorCode::kIo,
-                  fmt::format("cannot make the directory {}: {}", options.tee_directory, error.message()),
-                  {.where = "--tee"});
-    }
-  }
-  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  for (int rank = 0; rank < options.num_ranks; ++rank) {
-    plan.environment = rank_environment(facts, rank, parent, options.environment);
-    plan.stdin_fd = nothing.get();
-    UniqueFd relay_read;
-    if (rank == 0 && options.forward_stdin) {
-      int ends[2];
-      if (::pipe2(ends, O_CLOEXEC) != 0) {
-        throw Error(ErrorCode::kResource, "no pipe for standard input: " + errno_text(errno));
-      }
-      relay_read.reset(ends[0]);
-      job.set_stdin(StdinRelay(STDIN_FILENO, UniqueFd(ends[1])));
-      plan.stdin_fd = relay_read.get();
-    }
-    job.add(start_rank(options, rank, plan, inbox, out, err, job));
-  }
-}
-
 int run(std::span<const char* const> arguments) {
   const CommandLine command_line = parse_command_line(arguments);
+  if (command_line.is_agent) {
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+    SignalInbox agent_inbox;
+    return run_agent_on_standard_streams(agent_inbox);
+  }
   if (!command_line.options) {
     write_all(STDOUT_FILENO, command_line.text);
     return 0;
   }
   const Options& options = *command_line.options;
+  if (!options.launcher.empty()) {
+    return delegate(options);
+  }
   SignalInbox inbox;
   // Orphans of the ranks become our children, so that we can see the end of them.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -151,9 +79,7 @@ int run(std::span<const char* const> arguments) {
   OutputSink separate_err(STDERR_FILENO);
   // One terminal or one file: one queue, which keeps the order in which lines came.
   OutputSink& err = same_file(STDOUT_FILENO, STDERR_FILENO) ? out : separate_err;
-  Supervisor job(options, inbox, out, err);
-  start_ranks(options, inbox, out, err, job);
-  return job.run();
+  return run_job(options, {.inbox = inbox, .out = out, .err = err});
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include "launcher/options.h"
 
+#include "launcher/option_values.h"
+#include "launcher/text_cursor.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/text.h>
@@ -8,9 +11,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
-#include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <string_view>
 
@@ -18,7 +19,8 @@ namespace zeroth::launcher {
 namespace {
 
 constexpr const char* kDescription =
-    "zeroth-run starts N ranks of a program on this host and ends all of them when one fails.\n"
+    "zeroth-run starts N ranks of a program, on this host or on several, and ends all of them when one "
+    "fails.\n"
     "Each rank finds its place in the world in torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, ...).\n"
     "Its exit code is 0, or that of the first rank that failed (128 + signal if a signal ended it).\n";
 
@@ -26,9 +28,10 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  zeroth-run -n 2 ./trainer --steps 100          two ranks of a C++ trainer\n"
     "  zeroth-run -n 4 python3 train.py               four ranks of a Python script\n"
-    "  zeroth-run -n 4 --tee logs ./trainer           also logs/rank0.stdout.log, ...\n"
+    "  zeroth-run -n 4 --log-dir logs ./trainer       also logs/rank0.stdout.log, ...\n"
     "  zeroth-run -n 2 --env OMP_NUM_THREADS=4 ./trainer\n"
-    "  zeroth-run -n 2 --timeout 600 -- ./trainer     give up after ten minutes\n";
+    "  zeroth-run -n 2 --timeout 600 -- ./trainer     give up after ten minutes\n"
+    "  zeroth-run --hostfile hosts ./trainer          as many ranks on each host as it has slots\n";
 
 class UsageFormatter : public CLI::Formatter {
  public:
@@ -36,67 +39,6 @@ class UsageFormatter : public CLI::Formatter {
     return "\nUsage: zeroth-run -n N [options] PROGRAM [arguments...]\n";
   }
 };
-
-[[noreturn]] void refuse(const std::string& message, ErrorContext context = {}) {
-  if (context.hint.empty()) {
-    context.hint = "zeroth-run --help";
-  }
-  throw Error(ErrorCode::kUsage, message, std::move(context));
-}
-
-int parse_num_ranks(const std::string& text) {
-  int value = 0;
-  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (status != std::errc{} || end != text.data() + text.size() || value < 1 || value > kMaxRanks) {
-    refuse("the number of ranks is not usable",
-           {.which = "-n", .expected = fmt::format("1 to {}", kMaxRanks), .got = fmt::format("'{}'", text)});
-  }
-  return value;
-}
-
-Milliseconds parse_seconds(const char* option, const std::string& text) {
-  constexpr double kLongest = 365.0 * 24 * 3600;
-  double seconds = 0;
-  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (status != std::errc{} || end != text.data() + text.size() || !std::isfinite(seconds) || seconds <= 0 ||
-      seconds > kLongest) {
-    refuse(
-        "not a usable time",
-        {.which = option, .expected = "seconds above 0, at most a year", .got = fmt::format("'{}'", text)});
-  }
-  return Milliseconds{std::max<long long>(1, std::llround(seconds * 1000))};
-}
-
-bool valid_variable_name(std::string_view name) {
-  const auto letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
-  return !name.empty() && letter(name.front()) &&
-         std::all_of(name.begin(), name.end(), [&](char c) { return letter(c) || (c >= '0' && c <= '9'); });
-}
-
-/// Variables that say who a rank is. A user's value would contradict what the launcher started.
-constexpr std::array kOwned{"RANK",
-                            "LOCAL_RANK",
-                            "WORLD_SIZE",
-                            "LOCAL_WORLD_SIZE",
-                            "GROUP_RANK",
-                            "NODE_RANK",
-                            "TORCHELASTIC_RUN_ID",
-                            "ZEROTH_JOB_ID"};
-
-std::pair<std::string, std::string> parse_assignment(const std::string& text) {
-  const std::size_t equals = text.find('=');
-  const std::string name = text.substr(0, equals);
-  if (equals == std::string::npos || !valid_variable_name(name)) {
-    refuse("not an environment assignment",
-           {.which = "--env",
-            .expected = "NAME=VALUE, NAME of letters, digits and _ that does not start with a digit",
-            .got = fmt::format("'{}'", text)});
-  }
-  if (std::find(kOwned.begin(), kOwned.end(), name) != kOwned.end()) {
-    refuse("this variable is set by zeroth-run itself, for each rank", {.which = name});
-  }
-  return {name, text.substr(equals + 1)};
-}
 
 /// One line a site: name, file, moment.
 std::string list_of_failpoints() {
@@ -126,51 +68,248 @@ std::vector<std::string> take_command(std::vector<std::string> rest, const CLI::
       }
     }
     const std::string near = nearest_name(name, known);
-    refuse("unknown option", {.which = name, .hint = near.empty() ? "" : "did you mean " + near + "?"});
+    refuse_usage("unknown option", {.which = name, .hint = near.empty() ? "" : "did you mean " + near + "?"});
   }
   if (rest.empty() || rest.front().empty()) {
-    refuse("no program to run was given");
+    refuse_usage("no program to run was given");
   }
   return rest;
+}
+
+/// Values as they were given.
+struct Raw {
+  std::string num_ranks;
+  std::string timeout;
+  std::string grace;
+  std::string connect_timeout;
+  std::string lost_after;
+  std::string remote_program;
+  std::string num_nodes;
+  std::string node;
+  std::string rendezvous;
+  std::string bind;
+  std::string max_restarts;
+  std::vector<std::string> assignments;
+  bool no_prefix = false;
+  bool no_merge = false;
+};
+
+void declare(CLI::App& app, Options& options, Raw& raw) {
+  app.add_option("-n,--ranks", raw.num_ranks, "Number of ranks to start, 1 to 4096")->type_name("N");
+  app.add_flag("--no-prefix", raw.no_prefix, "Do not put '[rank] ' before each line of output");
+  app.add_flag("--no-merge", raw.no_merge, "Write a line that several ranks write as often as it comes");
+  app.add_option("--log-dir,--tee",
+                 options.log_directory,
+                 "Also write DIR/rank<r>.stdout.log and .stderr.log, unchanged")
+      ->type_name("DIR");
+  app.add_flag(
+      "--stdin", options.forward_stdin, "Rank 0 reads this program's standard input (else /dev/null)");
+  app.add_option("--env", raw.assignments, "Set a variable in every rank; may be given several times")
+      ->type_name("NAME=VALUE")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_option("--timeout", raw.timeout, "End the whole job after this time")->type_name("SECONDS");
+  app.add_option("--grace", raw.grace, "From a forwarded Ctrl-C or SIGTERM to SIGKILL (2)")
+      ->type_name("SECONDS");
+  app.add_option(
+         "--bind-cores", raw.bind, "Each rank on cores of its own: auto (where there are enough), on, off")
+      ->type_name("WHEN");
+  app.add_option(
+         "--max-restarts", raw.max_restarts, "Start the whole job again after a failure, at most K times (0)")
+      ->type_name("K");
+  app.add_option("--json", options.json_file, "Write status lines (JSON) to FILE")->type_name("FILE");
+  app.add_option("--launcher", options.launcher, "Let mpirun or srun start the job; prints the command")
+      ->type_name("NAME");
+  app.add_flag("--dry-run", options.dry_run, "With --launcher: only print the command");
+  app.add_flag("-q,--quiet", options.quiet, "No informational lines");
+}
+
+void declare_hosts(CLI::App& app, Options& options, Raw& raw) {
+  const std::string group = "Several hosts";
+  app.add_option("--hostfile", options.hostfile, "Start ranks on the hosts of FILE, lines HOST slots=N")
+      ->type_name("FILE")
+      ->group(group);
+  app.add_option("--hosts", options.hosts, "Start ranks on these hosts: HOST[:SLOTS],...")
+      ->type_name("LIST")
+      ->group(group);
+  app.add_option("--include", options.include, "Only these: HOST[:SLOT,...]@...")
+      ->type_name("NODES")
+      ->group(group);
+  app.add_option("--exclude", options.exclude, "All but these: HOST[:SLOT,...]@...")
+      ->type_name("NODES")
+      ->group(group);
+  app.add_option("--ssh", options.ssh, "A program that is called like ssh (ZEROTH_SSH, ssh)")
+      ->type_name("PROGRAM")
+      ->group(group);
+  app.add_option("--remote-program", raw.remote_program, "zeroth-run on the other hosts (zeroth-run)")
+      ->type_name("PATH")
+      ->group(group);
+  app.add_option("--connect-timeout", raw.connect_timeout, "How long to wait for the hosts at the start (60)")
+      ->type_name("SECONDS")
+      ->group(group);
+  app.add_option("--lost-after", raw.lost_after, "A host that is silent for so long is lost (10)")
+      ->type_name("SECONDS")
+      ->group(group);
+}
+
+void declare_nodes(CLI::App& app, Options& options, Raw& raw) {
+  const std::string group = "Nodes that are started one by one (Kubernetes, other schedulers)";
+  app.add_option("--nnodes", raw.num_nodes, "Number of nodes; zeroth-run is started on each")
+      ->type_name("N")
+      ->group(group);
+  app.add_option("--node-rank", raw.node, "Number of this node, from 0")->type_name("K")->group(group);
+  app.add_option("--rdzv", raw.rendezvous, "Where node 0 listens, the same on all nodes")
+      ->type_name("HOST:PORT")
+      ->group(group);
+  app.add_option(
+         "--rdzv-secret-file", options.secret_file, "The secret that the nodes share (ZEROTH_RDZV_SECRET)")
+      ->type_name("FILE")
+      ->group(group);
+}
+
+bool given(const CLI::App& app, const char* option) {
+  return app.count(option) != 0;
+}
+
+void check_hosts(const CLI::App& app, Options& options, const Raw& raw) {
+  for (const char* option : {"--hostfile", "--hosts", "--include", "--exclude", "--ssh"}) {
+    if (given(app, option) && app.get_option(option)->as<std::string>().empty())
+      refuse_usage("an empty value", {.which = option});
+  }
+  if (given(app, "--hostfile") && given(app, "--hosts"))
+    refuse_usage("--hostfile and --hosts together", {.hint = "give one of the two"});
+  if (!options.several_hosts()) {
+    for (const char* option : {"--include", "--exclude", "--ssh", "--remote-program"}) {
+      if (given(app, option))
+        refuse_usage("this option needs hosts", {.which = option, .hint = "add --hostfile or --hosts"});
+    }
+  }
+  if (options.several_hosts() && options.forward_stdin) {
+    refuse_usage("standard input does not reach other hosts",
+                 {.which = "--stdin", .hint = "let rank 0 read a file"});
+  }
+  if (const char* ssh = std::getenv("ZEROTH_SSH"); ssh != nullptr && options.ssh.empty()) options.ssh = ssh;
+  if (options.ssh.empty()) options.ssh = "ssh";
+  if (given(app, "--remote-program")) options.remote_program = parse_remote_program(raw.remote_program);
+  if (given(app, "--connect-timeout"))
+    options.connect_timeout = parse_seconds("--connect-timeout", raw.connect_timeout);
+  if (given(app, "--lost-after")) options.lost_after = parse_seconds("--lost-after", raw.lost_after);
+}
+
+void check_nodes(const CLI::App& app, Options& options, const Raw& raw) {
+  if (!given(app, "--nnodes")) {
+    for (const char* option : {"--node-rank", "--rdzv", "--rdzv-secret-file"}) {
+      if (given(app, option))
+        refuse_usage("this option needs the number of nodes", {.which = option, .hint = "add --nnodes"});
+    }
+    return;
+  }
+  if (options.several_hosts()) {
+    refuse_usage("--nnodes with --hostfile or --hosts",
+                 {.hint = "either every node is started by itself, or this one starts them all"});
+  }
+  options.num_nodes = parse_integer("--nnodes", raw.num_nodes, 1, kMaxRanks, "the number of nodes");
+  for (const char* option : {"--node-rank", "--rdzv"}) {
+    if (!given(app, option)) refuse_usage("an option is missing beside --nnodes", {.which = option});
+  }
+  options.node = parse_integer("--node-rank", raw.node, 0, options.num_nodes - 1, "the number of this node");
+  options.rendezvous = parse_endpoint("--rdzv", raw.rendezvous);
+  if (given(app, "--rdzv-secret-file") && options.secret_file.empty())
+    refuse_usage("an empty value", {.which = "--rdzv-secret-file"});
+  if (options.node > 0 && options.forward_stdin) refuse_usage("rank 0 is on node 0", {.which = "--stdin"});
+  if (!given(app, "--connect-timeout")) options.connect_timeout = Milliseconds{300'000};
+}
+
+/// What another launcher would not do is refused, not dropped.
+void check_launcher(const CLI::App& app, const Options& options) {
+  if (!given(app, "--launcher")) {
+    if (options.dry_run)
+      refuse_usage("--dry-run prints the command of another launcher", {.hint = "add --launcher"});
+    return;
+  }
+  if (options.launcher != "mpirun" && options.launcher != "srun") {
+    refuse_usage("no such launcher",
+                 {.which = "--launcher", .expected = "mpirun or srun", .got = launcher::quoted(options.launcher)});
+  }
+  for (const char* option : {"--log-dir",
+                             "--stdin",
+                             "--timeout",
+                             "--grace",
+                             "--max-restarts",
+                             "--json",
+                             "--nnodes",
+                             "--ssh",
+                             "--remote-program",
+                             "--connect-timeout",
+                             "--lost-after",
+                             "--no-prefix",
+                             "--no-merge"}) {
+    if (given(app, option)) {
+      refuse_usage("another launcher does not know this option",
+                   {.which = option, .hint = "leave it out, or leave --launcher out"});
+    }
+  }
+}
+
+BindCores parse_bind(const std::string& text) {
+  if (text != "auto" && text != "on" && text != "off") {
+    refuse_usage("not a way to bind",
+                 {.which = "--bind-cores", .expected = "auto, on or off", .got = launcher::quoted(text)});
+  }
+  return text == "on" ? BindCores::kOn : text == "off" ? BindCores::kOff : BindCores::kAuto;
+}
+
+void check(const CLI::App& app, Options& options, const Raw& raw) {
+  check_launcher(app, options);
+  check_hosts(app, options, raw);
+  check_nodes(app, options, raw);
+  if (given(app, "--ranks")) {
+    options.num_ranks = parse_integer("-n", raw.num_ranks, 1, kMaxRanks, "the number of ranks");
+  } else if (!options.several_hosts()) {
+    refuse_usage(
+        "-n N, the number of ranks, is missing (options come before PROGRAM; or --hostfile, --hosts)");
+  }
+  options.prefix = !raw.no_prefix;
+  options.merge = options.prefix && !raw.no_merge;
+  if (given(app, "--log-dir") && options.log_directory.empty()) {
+    refuse_usage("an empty directory name", {.which = "--log-dir"});
+  }
+  if (given(app, "--json") && options.json_file.empty())
+    refuse_usage("an empty file name", {.which = "--json"});
+  if (given(app, "--bind-cores")) options.bind = parse_bind(raw.bind);
+  if (given(app, "--max-restarts")) {
+    options.max_restarts =
+        parse_integer("--max-restarts", raw.max_restarts, 0, 1000, "the number of restarts");
+  }
+  if (given(app, "--timeout")) options.timeout = parse_seconds("--timeout", raw.timeout);
+  if (given(app, "--grace")) options.grace = parse_seconds("--grace", raw.grace);
+  for (const std::string& assignment : raw.assignments) {
+    options.environment.push_back(parse_assignment(assignment));
+  }
 }
 
 }  // namespace
 
 CommandLine parse_command_line(std::span<const char* const> arguments) {
+  if (arguments.size() == 1 && std::string_view(arguments.front()) == "--agent") {
+    return {.is_agent = true};  // not for people: another zeroth-run speaks with it
+  }
   Options options;
-  std::string num_ranks;
-  std::string timeout;
-  std::string grace;
-  std::vector<std::string> assignments;
-  bool no_prefix = false;
-  bool no_merge = false;
-
+  Raw raw;
   CLI::App app{kDescription, "zeroth-run"};
   app.formatter(std::make_shared<UsageFormatter>());
   app.footer(kExamples);
   app.prefix_command();
   app.set_help_flag("-h,--help", "Print this text and exit");
   app.set_version_flag("--version", std::string("zeroth-run ") + ZEROTH_VERSION_TEXT);
-  app.add_option("-n,--ranks", num_ranks, "Number of ranks to start, 1 to 4096")->type_name("N");
-  app.add_flag("--no-prefix", no_prefix, "Do not put '[rank] ' before each line of output");
-  app.add_flag("--no-merge", no_merge, "Write a line that several ranks write as often as it comes");
-  app.add_option(
-         "--tee", options.tee_directory, "Also write DIR/rank<r>.stdout.log and .stderr.log, unchanged")
-      ->type_name("DIR");
-  app.add_flag(
-      "--stdin", options.forward_stdin, "Rank 0 reads this program's standard input (else /dev/null)");
-  app.add_option("--env", assignments, "Set a variable in every rank; may be given several times")
-      ->type_name("NAME=VALUE")
-      ->expected(1)
-      ->allow_extra_args(false)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option("--timeout", timeout, "End the whole job after this time")->type_name("SECONDS");
-  app.add_option("--grace", grace, "From a forwarded Ctrl-C or SIGTERM to SIGKILL (2)")->type_name("SECONDS");
+  declare(app, options, raw);
+  declare_hosts(app, options, raw);
+  declare_nodes(app, options, raw);
   app.add_flag_callback(
       "--list-failpoints",
       [] { throw CLI::CallForVersion(list_of_failpoints(), 0); },
       "Print the sites that ZEROTH_FAULTS can name and exit");
-  app.add_flag("-q,--quiet", options.quiet, "No informational lines");
 
   // CLI11 consumes the vector from its end.
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
@@ -181,30 +320,12 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   } catch (const CLI::CallForVersion& version) {
     return {.text = std::string(version.what()) + "\n"};
   } catch (const CLI::ArgumentMismatch& error) {
-    refuse("an option of this kind takes one value and is given once", {.got = error.what()});
+    refuse_usage("an option of this kind takes one value and is given once", {.got = error.what()});
   } catch (const CLI::ParseError& error) {
-    refuse(error.what());
+    refuse_usage(error.what());
   }
-
   options.command = take_command(app.remaining(), app);
-  if (app.count("--ranks") == 0) {
-    refuse("-n N, the number of ranks, is missing (options come before PROGRAM)");
-  }
-  options.num_ranks = parse_num_ranks(num_ranks);
-  options.prefix = !no_prefix;
-  options.merge = options.prefix && !no_merge && options.num_ranks > 1;
-  if (app.count("--tee") != 0 && options.tee_directory.empty()) {
-    refuse("an empty directory name", {.which = "--tee"});
-  }
-  if (app.count("--timeout") != 0) {
-    options.timeout = parse_seconds("--timeout", timeout);
-  }
-  if (app.count("--grace") != 0) {
-    options.grace = parse_seconds("--grace", grace);
-  }
-  for (const std::string& assignment : assignments) {
-    options.environment.push_back(parse_assignment(assignment));
-  }
+  check(app, options, raw);
   return {.options = std::move(options)};
 }
 

@@ -1,6 +1,9 @@
 // The command line of zeroth-run.
 #pragma once
 
+#include "launcher/host_task.h"
+#include "launcher/option_values.h"
+
 #include <zeroth/base/deadline.h>
 
 #include <optional>
@@ -14,22 +17,43 @@ namespace zeroth::launcher {
 inline constexpr int kMaxRanks = 4096;
 
 struct Options {
-  int num_ranks = 0;
-  bool prefix = true;           ///< "[rank] " before every line
-  bool merge = true;            ///< a line that several ranks write within 100 ms is written once; needs prefix and two ranks
+  int num_ranks = 0;   ///< 0: every slot of the hosts
+  bool prefix = true;  ///< "[rank] " before every line
+  bool merge =
+      true;  ///< a line that several ranks write within 100 ms is written once; needs prefix and two ranks
   bool forward_stdin = false;   ///< rank 0 reads our standard input; all others read /dev/null
   bool quiet = false;           ///< no informational lines (errors stay)
-  std::string tee_directory{};  ///< also write each rank's output there; "" = no
+  std::string log_directory{};  ///< also write each rank's output there; "" = no
   std::optional<Milliseconds> timeout{};
   Milliseconds grace{2000};  ///< from a forwarded SIGINT or SIGTERM to SIGKILL
+  std::string hostfile{};    ///< start ranks on the hosts of this file; "" = no
+  std::string hosts{};       ///< or on these, "a:2,b"; "" = no
+  std::string include{};     ///< DeepSpeed's filters over either
+  std::string exclude{};
+  std::string ssh{};  ///< a program that is called like ssh
+  std::string remote_program = "zeroth-run";
+  int num_nodes = 0;                     ///< --nnodes: every node is started by itself; 0 = no
+  int node = 0;                          ///< --node-rank
+  Endpoint rendezvous{};                 ///< --rdzv: where node 0 listens
+  std::string secret_file{};             ///< --rdzv-secret-file; "" = ZEROTH_RDZV_SECRET
+  Milliseconds connect_timeout{60'000};  ///< with nodes 300 s
+  Milliseconds lost_after{10'000};       ///< a host that is silent for so long is lost
+  std::string launcher{};                ///< "mpirun" or "srun" does it; "" = we do
+  bool dry_run = false;                  ///< with launcher: only print the command
+  BindCores bind = BindCores::kAuto;
+  int max_restarts = 0;     ///< starts of the whole job after the first
+  std::string json_file{};  ///< status lines; "" = none
   std::vector<std::pair<std::string, std::string>> environment{};  ///< --env, in order; names are valid
   std::vector<std::string> command{};  ///< program and its arguments, at least one
+
+  [[nodiscard]] bool several_hosts() const { return !hostfile.empty() || !hosts.empty(); }
 };
 
 /// Either a job to run, or a text (help, version) to print on standard output.
 struct CommandLine {
   std::optional<Options> options{};
   std::string text{};
+  bool is_agent = false;  ///< --agent: a head speaks through standard input
 };
 
 /// Reads the arguments after the program's own name. Throws Error(kUsage) with one line that says what is

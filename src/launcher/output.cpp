@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <limits.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -55,69 +54,36 @@ void OutputSink::flush_some() {
   }
 }
 
-RankStream::RankStream(UniqueFd pipe, OutputSink& sink, LineStyle style, std::string tee_path)
-    : pipe_(std::move(pipe)), sink_(&sink), splitter_(std::move(style)), tee_path_(std::move(tee_path)) {
-  if (!tee_path_.empty()) {
-    tee_file_.reset(::open(tee_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-    if (!tee_file_.valid()) {
-      throw Error(ErrorCode::kIo, "cannot write " + tee_path_ + ": " + errno_text(errno), {.where = "--tee"});
+RankOutput::RankOutput(OutputSink& sink, LineStyle style, std::string file, bool append)
+    : sink_(&sink), splitter_(std::move(style)), path_(std::move(file)) {
+  if (!path_.empty()) {
+    file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | (append ? O_APPEND : O_TRUNC) | O_CLOEXEC, 0666));
+    if (!file_.valid()) {
+      throw Error(ErrorCode::kIo, "cannot write " + path_ + ": " + errno_text(errno), {.where = "--log-dir"});
     }
   }
 }
 
-std::size_t RankStream::read_some() {
-  if (!open()) {
-    return 0;
-  }
-  std::array<char, kBlockBytes> block;
-  const ssize_t bytes = ::read(pipe_.get(), block.data(), block.size());
-  if (bytes < 0 && (errno == EAGAIN || errno == EINTR)) {
-    return 0;
-  }
-  if (bytes <= 0) {
-    close();
-    return 0;
-  }
-  const std::string_view text(block.data(), static_cast<std::size_t>(bytes));
-  splitter_.feed(text, sink_->queue());
-  tee(text);
-  return text.size();
+void RankOutput::feed(std::string_view bytes) {
+  splitter_.feed(bytes, sink_->queue());
+  copy(bytes);
 }
 
-void RankStream::drain() {
-  int available = 0;
-  if (!open() || ::ioctl(pipe_.get(), FIONREAD, &available) != 0) {
-    return;
-  }
-  for (std::size_t left = static_cast<std::size_t>(available); left > 0;) {
-    const std::size_t bytes = read_some();
-    if (bytes == 0) {
-      return;
-    }
-    left -= std::min(left, bytes);
-  }
-  read_some();  // finds the end of the stream, if this is it
+void RankOutput::finish() {
+  splitter_.finish(sink_->queue());
+  file_.reset();
 }
 
-void RankStream::close() {
-  if (open()) {
-    splitter_.finish(sink_->queue());
-    pipe_.reset();
-    tee_file_.reset();
-  }
-}
-
-void RankStream::tee(std::string_view bytes) {
-  while (tee_file_.valid() && !bytes.empty()) {
-    const ssize_t written = ::write(tee_file_.get(), bytes.data(), bytes.size());
+void RankOutput::copy(std::string_view bytes) {
+  while (file_.valid() && !bytes.empty()) {
+    const ssize_t written = ::write(file_.get(), bytes.data(), bytes.size());
     if (written >= 0) {
       bytes.remove_prefix(static_cast<std::size_t>(written));
     } else if (errno != EINTR) {
       // A full disk under the logs is no reason to end the training; it is one to say so.
-      sink_->queue() += fmt::format("zeroth-run: [IO] cannot write {}: {}; this file is incomplete\n",
-                                    tee_path_,
-                                    ::strerrordesc_np(errno));
-      tee_file_.reset();
+      sink_->queue() += fmt::format(
+          "zeroth-run: [IO] cannot write {}: {}; this file is incomplete\n", path_, ::strerrordesc_np(errno));
+      file_.reset();
     }
   }
 }

@@ -42,32 +42,24 @@ class OutputSink {
 
 /// One output stream of one rank on its way to a sink and, if asked for, to a file with the bytes as they
 /// came.
-class RankStream {
+class RankOutput {
  public:
-  /// `tee_path` "" = no file. Throws Error(kIo) if the file cannot be made.
-  RankStream(UniqueFd pipe, OutputSink& sink, LineStyle style, std::string tee_path);
+  /// `file` "" = none; what it holds stays if `append`. Throws Error(kIo) if it cannot be made.
+  RankOutput(OutputSink& sink, LineStyle style, std::string file, bool append);
 
-  [[nodiscard]] int fd() const { return pipe_.get(); }
-  [[nodiscard]] bool open() const { return pipe_.valid(); }
-  [[nodiscard]] const OutputSink& sink() const { return *sink_; }
   [[nodiscard]] const std::string& last_error_line() const { return splitter_.last_error_line(); }
 
-  /// Reads at most one block and returns its bytes; 0 when there is nothing to read now or ever. Closes at
-  /// the end.
-  std::size_t read_some();
-  /// Reads what is in the pipe at this moment; bounded even if somebody keeps writing.
-  void drain();
-  /// Nothing more is wanted from this stream: what is left is passed on and the pipe is closed.
-  void close();
+  void feed(std::string_view bytes);
+  /// Nothing more comes: what is left is passed on.
+  void finish();
 
  private:
-  void tee(std::string_view bytes);
+  void copy(std::string_view bytes);
 
-  UniqueFd pipe_;
   OutputSink* sink_;
   LineSplitter splitter_;
-  std::string tee_path_;
-  UniqueFd tee_file_;
+  std::string path_;
+  UniqueFd file_;
 };
 
 /// Copies our standard input to rank 0 through a pipe. The rank cannot have the terminal itself: it is in

@@ -14,6 +14,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <memory>
 #include <string_view>
 
 namespace zeroth::launcher {
@@ -70,6 +71,9 @@ struct ChildPlan {
   std::array<int, 3> streams;
   const InheritedSignals* inherited;
   const rlimit* descriptors;
+  int death_signal;
+  const cpu_set_t* processors;  ///< none: as they are
+  std::size_t processors_bytes;
   pid_t launcher;
   int error_number;
 };
@@ -82,7 +86,7 @@ bool restore_inherited(const ChildPlan& plan) {
 }
 
 bool become_rank(const ChildPlan& plan) {
-  if (::setpgid(0, 0) != 0 || ::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) {
+  if (::setpgid(0, 0) != 0 || ::prctl(PR_SET_PDEATHSIG, plan.death_signal) != 0) {
     return false;
   }
   if (::getppid() != plan.launcher) {
@@ -92,6 +96,9 @@ bool become_rank(const ChildPlan& plan) {
     if (::dup2(plan.streams[static_cast<std::size_t>(stream)], stream) < 0) {
       return false;
     }
+  }
+  if (plan.processors != nullptr && ::sched_setaffinity(0, plan.processors_bytes, plan.processors) != 0) {
+    return false;
   }
   // The mask comes last: a signal that waits behind it then meets the dispositions of the rank.
   return restore_inherited(plan) && ::sigprocmask(SIG_SETMASK, &plan.inherited->mask, nullptr) == 0;
@@ -197,12 +204,22 @@ SpawnedRank spawn_rank(const SpawnPlan& plan, const InheritedSignals& inherited)
   Pipe err = make_pipe(program);
   const std::vector<char*> arguments = pointers_to(plan.arguments);
   const std::vector<char*> environment = pointers_to(plan.environment);
+  const int last = plan.processors.empty() ? 0 : plan.processors.back();
+  const std::size_t processors_bytes = CPU_ALLOC_SIZE(last + 1);
+  const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> processors(
+      plan.processors.empty() ? nullptr : CPU_ALLOC(last + 1), [](cpu_set_t* mask) { CPU_FREE(mask); });
+  if (processors) CPU_ZERO_S(processors_bytes, processors.get());
+  for (const int number : plan.processors)
+    CPU_SET_S(static_cast<std::size_t>(number), processors_bytes, processors.get());
   ChildPlan child{.program = plan.program.c_str(),
                   .arguments = arguments.data(),
                   .environment = environment.data(),
                   .streams = {plan.stdin_fd, out.write.get(), err.write.get()},
                   .inherited = &inherited,
                   .descriptors = &plan.descriptors,
+                  .death_signal = plan.death_signal,
+                  .processors = processors.get(),
+                  .processors_bytes = processors_bytes,
                   .launcher = ::getpid(),
                   .error_number = 0};
   std::vector<std::byte> stack(kChildStackBytes);

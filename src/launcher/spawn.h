@@ -8,6 +8,7 @@
 
 #include <sys/resource.h>
 
+#include <csignal>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ struct SpawnPlan {
   std::vector<std::string> environment{};  ///< "NAME=VALUE", complete
   int stdin_fd = -1;                       ///< becomes the rank's standard input; borrowed
   rlimit descriptors{};                    ///< RLIMIT_NOFILE of the rank
+  std::vector<int> processors{};           ///< where it may run; empty = as we may
+  int death_signal = SIGKILL;              ///< what it gets when the calling thread dies
 };
 
 struct SpawnedRank {

@@ -3,21 +3,19 @@
 #include <zeroth/base/error.h>
 
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <span>
 #include <utility>
 
 namespace zeroth::launcher {
 
-// [Note: End of a job] A rank goes through kRunning -> kLingering (it has ended, its pipes may hold more) ->
-// kEnding (its group got SIGKILL, the leader is reaped, members that became our children are being reaped) ->
-// kGone. The launcher is a subreaper, so the orphans of a group are its children and "nothing is left" is
-// something that it can wait for. The job as a whole is stopped for one reason (Stop), the first that comes:
+// [Note: End of a job] How one rank ends is its group's affair ([Note: End of a rank] in local_group.cpp).
+// The job as a whole is stopped for one reason (Stop), the first that comes:
 //   failure        a rank ended badly: wait for a better explanation (kCauseWindow; kEchoWindow while all
 //                  failures name another rank; not at all if there can be none), SIGTERM to all, SIGKILL
 //                  kTerminateGrace later
@@ -27,18 +25,40 @@ namespace zeroth::launcher {
 //   output closed  nobody reads our output any more: the same
 // A rank that exits with 0 early is no failure here; its peers notice and say so.
 
-Supervisor::Supervisor(const Options& options, SignalInbox& inbox, OutputSink& out, OutputSink& err)
-    : options_(options),
-      inbox_(&inbox),
-      sinks_{&out, &err},
-      mergers_{LineMerger(out, options.num_ranks), LineMerger(err, options.num_ranks)} {
-  if (options.timeout) {
-    timeout_at_ = SteadyClock::now() + *options.timeout;
-  }
+namespace {
+
+constexpr std::size_t index_of(Stream stream) {
+  return static_cast<std::size_t>(stream);
 }
 
-void Supervisor::add(StartedRank rank) {
-  ranks_.push_back(Rank{.started = std::move(rank)});
+}  // namespace
+
+Supervisor::Supervisor(const Options& options, const Console& console, const Attempt& attempt)
+    : options_(options),
+      attempt_(attempt),
+      inbox_(&console.inbox),
+      sinks_{&console.out, &console.err},
+      mergers_{LineMerger(console.out, options.num_ranks), LineMerger(console.err, options.num_ranks)},
+      timeout_at_(attempt.timeout_at) {
+  outputs_.reserve(2 * static_cast<std::size_t>(options.num_ranks));
+  for (int rank = 0; rank < options.num_ranks; ++rank) {
+    for (const Stream stream : {Stream::kOut, Stream::kErr}) {
+      LineMerger& merger = mergers_[sinks_[index_of(stream)] == sinks_[0] ? 0 : 1];
+      LineStyle style{.prefix = options.prefix ? fmt::format("[{}] ", rank) : "",
+                      .pass_through = !options.prefix && options.num_ranks == 1};
+      if (options.merge && options.num_ranks > 1) {
+        style = {
+            .taker = [&merger, rank](std::string_view line) { merger.add(rank, line, SteadyClock::now()); }};
+      }
+      const char* name = stream == Stream::kOut ? "stdout" : "stderr";
+      outputs_.emplace_back(*sinks_[index_of(stream)],
+                            std::move(style),
+                            options.log_directory.empty()
+                                ? ""
+                                : fmt::format("{}/rank{}.{}.log", options.log_directory, rank, name),
+                            attempt.restart > 0);
+    }
+  }
 }
 
 void Supervisor::say(std::string_view text) {
@@ -46,26 +66,43 @@ void Supervisor::say(std::string_view text) {
   sinks_[1]->queue() += fmt::format("zeroth-run: {}\n", text);
 }
 
-int Supervisor::run() {
+JobEnd Supervisor::run() {
   // A rank may have ended before the first look; its SIGCHLD may have been merged with another.
-  handle_exits();
-  settle_ranks();
+  look_for_exits();
+  settle_groups();
   while (!ranks_gone()) {
     flush_sinks();
     wait_for_events();
-    settle_ranks();
+    settle_groups();
     check_sinks();
     check_deadlines();
-    settle_ranks();
+    settle_groups();
   }
-  const int code = conclude();
+  const JobEnd end = conclude();
+  end_groups(end);
   for (LineMerger& merger : mergers_) merger.flush_all();
   flush_sinks();
   while (!abandon_output_ && (sinks_[0]->pending() > 0 || sinks_[1]->pending() > 0)) {
     wait_for_events();
     flush_sinks();
   }
-  return code;
+  return end;
+}
+
+/// Every host is told, and gets a moment to leave by itself.
+void Supervisor::end_groups(const JobEnd& end) {
+  const auto all_closed = [this] {
+    return std::ranges::all_of(groups_, [](const auto& group) { return group->closed(); });
+  };
+  for (const auto& group : groups_) group->end_job(end);
+  // terminate_at_ is no deadline of its own any more; it only ends the wait for events.
+  terminate_at_ = SteadyClock::now() + kFarewell;
+  while (!all_closed() && SteadyClock::now() < *terminate_at_) {
+    flush_sinks();
+    wait_for_events();
+    settle_groups();
+  }
+  terminate_at_.reset();
 }
 
 void Supervisor::flush_sinks() {
@@ -77,8 +114,27 @@ void Supervisor::flush_sinks() {
 }
 
 bool Supervisor::ranks_gone() const {
-  return std::all_of(
-      ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.state == RankState::kGone; });
+  return std::ranges::all_of(groups_, [](const auto& group) { return group->gone(); });
+}
+
+RankOutput& Supervisor::output_of(int rank, Stream stream) {
+  return outputs_[2 * static_cast<std::size_t>(rank) + index_of(stream)];
+}
+
+void Supervisor::rank_output(int rank, Stream stream, std::string_view bytes) {
+  output_of(rank, stream).feed(bytes);
+}
+
+void Supervisor::rank_output_ended(int rank, Stream stream) {
+  output_of(rank, stream).finish();
+}
+
+bool Supervisor::congested(Stream stream) const {
+  return sinks_[index_of(stream)]->congested();
+}
+
+void Supervisor::host_note(const std::string& host, std::string_view text) {
+  say(fmt::format("host {}: {}", host, text));
 }
 
 void Supervisor::wait_for_events() {
@@ -89,21 +145,16 @@ void Supervisor::wait_for_events() {
   }
   polled_.push_back(
       {.fd = relay_.active() ? relay_.poll_fd() : -1, .events = relay_.poll_events(), .revents = 0});
-  const std::size_t first_stream = polled_.size();
-  for (const Rank& rank : ranks_) {
-    for (const RankStream* stream : {&rank.started.out, &rank.started.err}) {
-      // poll leaves negative descriptors out.
-      polled_.push_back(
-          {.fd = stream->sink().congested() ? -1 : stream->fd(), .events = POLLIN, .revents = 0});
-    }
+  std::vector<std::size_t> ends{polled_.size()};
+  for (const auto& group : groups_) {
+    group->add_polled(polled_);
+    ends.push_back(polled_.size());
   }
   if (::poll(polled_.data(), polled_.size(), poll_timeout_ms()) <= 0) {
     return;
   }
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    StartedRank& rank = ranks_[i].started;
-    if (polled_[first_stream + 2 * i].revents != 0) rank.out.read_some();
-    if (polled_[first_stream + 2 * i + 1].revents != 0) rank.err.read_some();
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    groups_[i]->handle(std::span(polled_).subspan(ends[i], ends[i + 1] - ends[i]));
   }
   if (polled_[3].revents != 0) {
     relay_.advance();
@@ -118,7 +169,7 @@ void Supervisor::wait_for_events() {
       }
     }
     if (child_ended) {
-      handle_exits();
+      look_for_exits();
     }
   }
 }
@@ -133,9 +184,7 @@ int Supervisor::poll_timeout_ms() const {
   consider(kill_at_);
   consider(stuck_at_);
   for (const LineMerger& merger : mergers_) consider(merger.next());
-  for (const Rank& rank : ranks_) {
-    if (rank.state == RankState::kLingering || rank.state == RankState::kEnding) consider(rank.until);
-  }
+  for (const auto& group : groups_) consider(group->next());
   if (!next) {
     return -1;
   }
@@ -147,7 +196,7 @@ void Supervisor::handle_signal(int signal) {
   switch (signal) {
     case SIGUSR1:
     case SIGUSR2:
-      for (const Rank& rank : ranks_) rank.started.process.signal_leader(signal);
+      for (const auto& group : groups_) group->signal_ranks(signal);
       return;
     case SIGTSTP:
       suspend();
@@ -165,47 +214,68 @@ void Supervisor::handle_signal(int signal) {
   }
 }
 
-void Supervisor::handle_exits() {
-  for (std::size_t i = 0; i < ranks_.size(); ++i) {
-    if (ranks_[i].state == RankState::kRunning) {
-      if (const auto status = ranks_[i].started.process.exit_status()) record_exit(i, *status);
-    }
-  }
-  reap_orphans();
+void Supervisor::look_for_exits() {
+  for (const auto& group : groups_) group->look_for_exits();
 }
 
-void Supervisor::record_exit(std::size_t index, const ExitStatus& status) {
-  Rank& rank = ranks_[index];
-  const TimePoint now = SteadyClock::now();
-  // What it wrote before it ended is in the pipes by now, the error line too.
-  rank.started.out.drain();
-  rank.started.err.drain();
-  rank.state = RankState::kLingering;
-  rank.until = now + kLinger;
-  if (index == 0) {
+void Supervisor::rank_ended(int rank, const std::string& host, pid_t pid, const ExitStatus& status) {
+  if (rank == 0) {
     relay_.close();
   }
-  if (status.ok() || terminated_ || (stop_ != Stop::kNone && stop_ != Stop::kFailure)) {
+  attempt_.log->rank_end(rank, host, pid, status);
+  if (status.ok()) {
     return;
   }
-  const std::string& line = rank.started.err.last_error_line();
-  failures_.push_back({.rank = static_cast<int>(index),
-                       .pid = rank.started.process.pid(),
-                       .exit_code = status.exit_code,
-                       .signal = status.signal,
-                       .core_dumped = status.core_dumped,
-                       .when = now,
-                       .error_line = line.empty() ? rank.started.out.last_error_line() : line});
+  const std::string& line = output_of(rank, Stream::kErr).last_error_line();
+  record({.rank = rank,
+          .pid = pid,
+          .exit_code = status.exit_code,
+          .signal = status.signal,
+          .core_dumped = status.core_dumped,
+          .error_line = line.empty() ? output_of(rank, Stream::kOut).last_error_line() : line,
+          .host = host});
+}
+
+void Supervisor::host_failed(const std::string& host, int first_rank, int num_ranks, const Error& error) {
+  record({.rank = first_rank,
+          .exit_code = exit_code(error.code()),
+          .error_line = error.what(),
+          .host = host,
+          .num_ranks = num_ranks});
+}
+
+void Supervisor::record(FailureRecord failure) {
+  if (terminated_ || (stop_ != Stop::kNone && stop_ != Stop::kFailure)) {
+    return;
+  }
+  failure.when = SteadyClock::now();
+  failures_.push_back(std::move(failure));
   if (stop_ == Stop::kNone) {
     begin_stop(Stop::kFailure);
   }
   await_cause();
 }
 
+/// While all failures are such as the loss of another rank makes, and a host is silent, that host may be the
+/// cause.
+std::optional<TimePoint> Supervisor::doubt() const {
+  const bool explained = std::ranges::any_of(failures_, [](const FailureRecord& failure) {
+    const FailureClass failure_class = classify(failure);
+    return !is_echo(failure_class) && failure_class != FailureClass::kTimeout;
+  });
+  std::optional<TimePoint> until;
+  for (const auto& group : groups_) {
+    const auto point = explained ? std::nullopt : group->in_doubt_until();
+    if (point && *point > SteadyClock::now()) until = std::max(until.value_or(*point), *point);
+  }
+  return until;
+}
+
 /// Sets when a failing job is told to stop, from the failures that are known.
 void Supervisor::await_cause() {
   const auto any = [this](auto&& is) {
-    return std::ranges::any_of(failures_, [&](const FailureRecord& failure) { return is(classify(failure)); });
+    return std::ranges::any_of(failures_,
+                               [&](const FailureRecord& failure) { return is(classify(failure)); });
   };
   const bool only_echoes = !any([](FailureClass failure_class) { return !is_echo(failure_class); });
   terminate_at_ = failures_.front().when + (only_echoes ? kEchoWindow : kCauseWindow);
@@ -213,42 +283,8 @@ void Supervisor::await_cause() {
   kill_at_ = *terminate_at_ + kTerminateGrace;
 }
 
-/// Grandchildren whose parents have ended are our children (subreaper). Ranks are left to their own states.
-void Supervisor::reap_orphans() {
-  for (;;) {
-    siginfo_t info{};
-    if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) {
-      return;
-    }
-    const bool is_rank = std::any_of(ranks_.begin(), ranks_.end(), [&](const Rank& rank) {
-      return rank.state <= RankState::kLingering && rank.started.process.pid() == info.si_pid;
-    });
-    if (is_rank) {
-      return;  // the kernel shows the same one again; the next look comes when this rank has been reaped
-    }
-    ::waitid(P_PID, static_cast<id_t>(info.si_pid), &info, WEXITED | WNOHANG);
-  }
-}
-
-void Supervisor::settle_ranks() {
-  for (Rank& rank : ranks_) {
-    RankProcess& process = rank.started.process;
-    if (rank.state == RankState::kLingering && (rank.drained() || SteadyClock::now() >= rank.until)) {
-      process.end_group();
-      rank.started.out.drain();
-      rank.started.err.drain();
-      rank.state = RankState::kEnding;
-      rank.until = SteadyClock::now() + kStuck;
-      reap_orphans();
-    }
-    if (rank.state == RankState::kEnding && (process.group_is_gone() || SteadyClock::now() >= rank.until)) {
-      rank.started.out.drain();
-      rank.started.err.drain();
-      rank.started.out.close();
-      rank.started.err.close();
-      rank.state = RankState::kGone;
-    }
-  }
+void Supervisor::settle_groups() {
+  for (const auto& group : groups_) group->settle();
 }
 
 void Supervisor::check_deadlines() {
@@ -258,20 +294,21 @@ void Supervisor::check_deadlines() {
     if (stop_ == Stop::kNone) begin_stop(Stop::kTimeout);
   }
   if (terminate_at_ && now >= *terminate_at_) {
-    terminate_at_.reset();
-    terminate(SIGTERM);
+    terminate_at_ = doubt();
+    if (terminate_at_) {
+      kill_at_ = *terminate_at_ + kTerminateGrace;
+    } else {
+      terminate(SIGTERM);
+    }
   }
   if (kill_at_ && now >= *kill_at_) {
     kill_all();
   }
   if (stuck_at_ && now >= *stuck_at_) {
     stuck_at_.reset();
-    for (Rank& rank : ranks_) {
-      if (rank.state == RankState::kRunning) {
-        say(fmt::format("[LAUNCH] pid {} does not end even by SIGKILL; it is left behind",
-                        rank.started.process.pid()));
-        rank.started.process.abandon();
-        rank.state = RankState::kGone;
+    for (const auto& group : groups_) {
+      for (const std::string& who : group->abandon()) {
+        say(fmt::format("[LAUNCH] {} does not end even by SIGKILL; it is left behind", who));
       }
     }
   }
@@ -298,8 +335,8 @@ void Supervisor::begin_stop(Stop reason) {
   const TimePoint now = SteadyClock::now();
   stop_ = reason;
   timeout_at_.reset();
-  num_running_at_stop_ = static_cast<int>(std::count_if(
-      ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.state == RankState::kRunning; }));
+  num_running_at_stop_ = 0;
+  for (const auto& group : groups_) num_running_at_stop_ += group->num_running();
   if (reason == Stop::kFailure) {
     return;  // await_cause() says until when
   }
@@ -327,47 +364,55 @@ void Supervisor::kill_all() {
 }
 
 void Supervisor::signal_groups(int signal) {
-  for (const Rank& rank : ranks_) {
-    rank.started.process.signal_group(signal);
-  }
+  for (const auto& group : groups_) group->signal_groups(signal);
 }
 
-int Supervisor::conclude() {
+JobEnd Supervisor::conclude() {
   kill_at_.reset();
   terminate_at_.reset();
   stuck_at_.reset();
   timeout_at_.reset();
-  const int num_ranks = static_cast<int>(ranks_.size());
   const std::string ended = num_running_at_stop_ == 1
                                 ? "1 rank was ended"
                                 : fmt::format("{} ranks were ended", num_running_at_stop_);
+  JobEnd end;
   switch (stop_) {
     case Stop::kNone:
-      return 0;
+      return end;
     case Stop::kFailure: {
       const FailureRecord& cause = failures_[*first_cause(failures_)];
       // If the cause is not the first failure, it was still running then and the first one counts as another
       // in its place.
-      say(describe(cause) + describe_others(num_running_at_stop_, num_ranks) + ".");
-      return job_exit_code(cause);
+      end = {job_exit_code(cause),
+             attempt_.restart < options_.max_restarts,
+             describe(cause) + describe_others(num_running_at_stop_, options_.num_ranks) + "."};
+      break;
     }
     case Stop::kSignal:
-      say(fmt::format("stopped by signal {} ({}); {}.", stop_signal_, signal_name(stop_signal_), ended));
-      return 128 + stop_signal_;
+      end = {128 + stop_signal_,
+             false,
+             fmt::format("stopped by signal {} ({}); {}.", stop_signal_, signal_name(stop_signal_), ended)};
+      break;
     case Stop::kTimeout:
-      say(fmt::format("[{}] the job took longer than {} s; {}.",
-                      slug(ErrorCode::kTimeout),
-                      static_cast<double>(options_.timeout->count()) / 1000.0,
-                      ended));
-      return exit_code(ErrorCode::kTimeout);
+      end = {exit_code(ErrorCode::kTimeout),
+             false,
+             fmt::format("[{}] the job took longer than {} s; {}.",
+                         slug(ErrorCode::kTimeout),
+                         static_cast<double>(options_.timeout->count()) / 1000.0,
+                         ended)};
+      break;
     case Stop::kOutputClosed:
-      say(fmt::format("[{}] the output cannot be written: {}; {}.",
-                      slug(ErrorCode::kIo),
-                      ::strerrordesc_np(output_error_),
-                      ended));
-      return output_error_ == EPIPE ? 128 + SIGPIPE : exit_code(ErrorCode::kIo);
+      end = {output_error_ == EPIPE ? 128 + SIGPIPE : exit_code(ErrorCode::kIo),
+             false,
+             fmt::format("[{}] the output cannot be written: {}; {}.",
+                         slug(ErrorCode::kIo),
+                         ::strerrordesc_np(output_error_),
+                         ended)};
+      break;
   }
-  return exit_code(ErrorCode::kInternal);
+  say(end.text);
+  if (stop_ == Stop::kFailure) attempt_.log->first_cause(failures_[*first_cause(failures_)], end.text);
+  return end;
 }
 
 }  // namespace zeroth::launcher

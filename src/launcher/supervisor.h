@@ -2,10 +2,11 @@
 #pragma once
 
 #include "launcher/first_cause.h"
+#include "launcher/job_log.h"
 #include "launcher/line_merger.h"
 #include "launcher/options.h"
 #include "launcher/output.h"
-#include "launcher/rank_process.h"
+#include "launcher/rank_group.h"
 #include "launcher/signals.h"
 
 #include <zeroth/base/deadline.h>
@@ -13,6 +14,7 @@
 #include <poll.h>
 
 #include <array>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -20,68 +22,64 @@
 
 namespace zeroth::launcher {
 
-/// A rank that has ended gets this long until its pipes are at their end (children of its own may still
-/// write).
-inline constexpr Milliseconds kLinger{500};
 /// After the first failure better explanations are awaited for this long before the others are told to stop.
 inline constexpr Milliseconds kCauseWindow{200};
 /// The same while all failures name another rank: a Python process that has raised takes its time to end.
 inline constexpr Milliseconds kEchoWindow{2000};
-/// From SIGTERM to SIGKILL.
-inline constexpr Milliseconds kTerminateGrace{1300};
-/// A process that SIGKILL does not end within this time is stuck in the kernel; nobody waits for it any
-/// longer.
-inline constexpr Milliseconds kStuck{5000};
+/// After the end of a job its agents have this long to leave.
+inline constexpr Milliseconds kFarewell{2000};
 
-/// One started rank on its way into the supervisor.
-struct StartedRank {
-  RankProcess process;
-  RankStream out;
-  RankStream err;
+/// What the whole process has once; `out` and `err` may be the same object.
+struct Console {
+  SignalInbox& inbox;
+  OutputSink& out;
+  OutputSink& err;
 };
 
-/// One thread, one poll: signals (SIGCHLD too) through a signalfd, the ranks' pipes, our own output. No
-/// polling sleep: with no deadline near it sleeps until something happens. See [Note: End of a job] in
-/// supervisor.cpp.
-class Supervisor {
- public:
-  /// `sinks` (standard output, standard error; may be the same object) and `inbox` outlive this.
-  Supervisor(const Options& options, SignalInbox& inbox, OutputSink& out, OutputSink& err);
+/// One start of a job.
+struct Attempt {
+  int restart = 0;                        ///< starts before this one
+  std::optional<TimePoint> timeout_at{};  ///< of the whole job
+  JobLog* log = nullptr;                  ///< outlives this
+};
 
-  /// Ranks in order, before `run`.
-  void add(StartedRank rank);
-  /// Where the lines of the ranks wait for their likes before they go to `sink`, one of the two.
-  [[nodiscard]] LineMerger& merger(const OutputSink& sink) { return mergers_[&sink == sinks_[0] ? 0 : 1]; }
+/// One thread, one poll: signals (SIGCHLD too) through a signalfd, the groups' descriptors, our own output.
+/// No polling sleep: with no deadline near it sleeps until something happens. See [Note: End of a job] in
+/// supervisor.cpp.
+class Supervisor final : public GroupListener {
+ public:
+  /// What `console` refers to outlives this. Throws Error(kIo) if a log file cannot be made.
+  Supervisor(const Options& options, const Console& console, const Attempt& attempt);
+
+  /// Before `run`; together the groups have every rank.
+  void add(std::unique_ptr<RankGroup> group) { groups_.push_back(std::move(group)); }
   void set_stdin(StdinRelay relay) { relay_ = std::move(relay); }
   /// A line of our own, "zeroth-run: " before it, on standard error.
   void say(std::string_view text);
 
-  /// Blocks until every rank and its process group have ended and the output is written; returns the exit
-  /// code of the job.
-  [[nodiscard]] int run();
+  /// Blocks until every rank and its process group have ended and the output is written; returns how the job
+  /// ended.
+  [[nodiscard]] JobEnd run();
+
+  void rank_output(int rank, Stream stream, std::string_view bytes) override;
+  void rank_output_ended(int rank, Stream stream) override;
+  void rank_ended(int rank, const std::string& host, pid_t pid, const ExitStatus& status) override;
+  void host_failed(const std::string& host, int first_rank, int num_ranks, const Error& error) override;
+  void host_note(const std::string& host, std::string_view text) override;
+  [[nodiscard]] bool congested(Stream stream) const override;
 
  private:
-  enum class RankState { kRunning, kLingering, kEnding, kGone };
   enum class Stop { kNone, kFailure, kSignal, kTimeout, kOutputClosed };
-  using TimePoint = SteadyClock::time_point;
 
-  struct Rank {
-    StartedRank started;
-    RankState state = RankState::kRunning;
-    TimePoint until{};  ///< end of lingering, then of waiting for the rest of the group
-
-    [[nodiscard]] bool drained() const { return !started.out.open() && !started.err.open(); }
-  };
-
+  [[nodiscard]] RankOutput& output_of(int rank, Stream stream);
   [[nodiscard]] bool ranks_gone() const;
   void flush_sinks();
   void wait_for_events();
   [[nodiscard]] int poll_timeout_ms() const;
   void handle_signal(int signal);
-  void handle_exits();
-  void record_exit(std::size_t index, const ExitStatus& status);
-  void reap_orphans();
-  void settle_ranks();
+  void look_for_exits();
+  void record(FailureRecord failure);
+  void settle_groups();
   void check_deadlines();
   void check_sinks();
   void suspend();
@@ -90,14 +88,17 @@ class Supervisor {
   void terminate(int signal);
   void kill_all();
   void signal_groups(int signal);
-  [[nodiscard]] int conclude();
+  [[nodiscard]] std::optional<TimePoint> doubt() const;
+  [[nodiscard]] JobEnd conclude();
+  void end_groups(const JobEnd& end);
 
   Options options_;
+  Attempt attempt_;
   SignalInbox* inbox_;
   std::array<OutputSink*, 2> sinks_;
   std::array<LineMerger, 2> mergers_;  // of the sinks; where both are one, the second is not used
   StdinRelay relay_;
-  std::vector<Rank> ranks_;
+  std::vector<RankOutput> outputs_;  // two for each rank
   std::vector<FailureRecord> failures_;
   Stop stop_ = Stop::kNone;
   int stop_signal_ = 0;
@@ -110,6 +111,7 @@ class Supervisor {
   std::optional<TimePoint> kill_at_;
   std::optional<TimePoint> stuck_at_;
   std::vector<pollfd> polled_;
+  std::vector<std::unique_ptr<RankGroup>> groups_;  // last: they end before what they report to
 };
 
 }  // namespace zeroth::launcher

@@ -50,6 +50,14 @@ COMMANDS = {
     ], ("tests/python/docs_test.py", "def test_commands")),
     "zeroth-run -n N [options] PROGRAM [arguments...]":
         ("tests/process/launcher/command_line_test.cpp", "Usage: zeroth-run -n N [options] PROGRAM"),
+    "zeroth-run --hostfile hosts python train.py": ("tests/process/launcher/hosts_test.cpp", '{"--hostfile", file}'),
+    "zeroth-run --hosts node1:8,node2:8 python train.py": ("tests/process/launcher/hosts_test.cpp", '{"--hosts", "h1:2,h2:1"}'),
+    **dict.fromkeys([
+        "zeroth-run -n 8 --nnodes 2 --node-rank 0 --rdzv node0:29400 --rdzv-secret-file secret python train.py",
+        "zeroth-run -n 8 --nnodes 2 --node-rank 1 --rdzv node0:29400 --rdzv-secret-file secret python train.py",
+    ], ("tests/process/launcher/nodes_test.py", '"--rdzv-secret-file", str(file)')),
+    "zeroth-run --launcher mpirun --hostfile hosts python train.py": ("tests/process/launcher/restart_test.cpp", '"--launcher", "mpirun"'),
+    "zeroth-run --launcher srun --dry-run -n 16 python train.py": ("tests/process/launcher/restart_test.cpp", '"--launcher", "srun", "--dry-run"'),
     "torchrun --nproc-per-node 2 --no-python ./trainer":
         ("tests/package/package_test.sh", "torchrun --nproc-per-node 2 --no-python ./trainer"),
     "mpirun -n 2 ./trainer": ("tests/python/mpi_test.py", 'self.losses(ranks, "")'),

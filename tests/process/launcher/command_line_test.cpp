@@ -40,7 +40,7 @@ void expect_refusal(const Refusal& refusal, const JobSetup& setup = {}) {
 TEST(CommandLine, RefusesWhatItCannotUse) {
   const std::vector<Refusal> refusals{
       {{}, 64, {"[USAGE]", "no program", "--help"}},
-      {{"true"}, 64, {"[USAGE]", "-n N"}},
+      {{"true"}, 64, {"[USAGE]", "-n N", "--hostfile"}},
       {{"-n", "2"}, 64, {"[USAGE]", "no program"}},
       {{"-n", "2", "--"}, 64, {"no program"}},
       {{"-n", "2", ""}, 64, {"no program"}},
@@ -61,8 +61,99 @@ TEST(CommandLine, RefusesWhatItCannotUse) {
       {{"-n", "2", "--env", "=b", "true"}, 64, {"NAME=VALUE"}},
       {{"-n", "2", "--env", "WORLD_SIZE=9", "true"}, 64, {"WORLD_SIZE", "set by zeroth-run"}},
       {{"-n", "2", "line\nbreak"}, 64, {"No such file"}},
+      {{"--hosts", "a:2"}, 64, {"no program"}},
+      {{"--hosts", "", "true"}, 64, {"an empty value", "--hosts"}},
+      {{"--hosts", "a:0", "true"}, 64, {"where: --hosts:1:3", "1 to 1024"}},
+      {{"--hosts", "-oProxyCommand=x", "true"}, 64, {"--hosts:1:1", "never begins with '-'"}},
+      {{"--hosts", "a,a", "true"}, 64, {"--hosts:1:3", "a host twice"}},
+      {{"--hosts", "a", "--hostfile", "b", "true"}, 64, {"--hostfile and --hosts together"}},
+      {{"--hosts", "a:2", "-n", "3", "true"}, 64, {"-n", "at most 2 slots"}},
+      {{"--hosts", "a:1024,b:1024,c:1024,d:1024,e:1", "true"}, 64, {"at most 4097 slots, and 4096"}},
+      {{"--hosts", "a:2", "-n", "0", "true"}, 64, {"1 to 4096", "'0'"}},
+      {{"--hosts", "a:2", "--stdin", "true"}, 64, {"--stdin", "does not reach other hosts"}},
+      {{"--hosts", "a", "--include", "b", "true"}, 64, {"--include:1:1", "not among the job's"}},
+      {{"--hosts", "a", "--exclude", "a", "true"}, 64, {"no host is left"}},
+      {{"--hosts", "a", "--include", "a:1", "true"}, 64, {"--include:1:3", "0 to 0"}},
+      {{"--hosts", "a,b", "--include", "a", "--exclude", "b", "true"}, 64, {"together"}},
+      {{"-n", "2", "--include", "a", "true"}, 64, {"--include", "add --hostfile or --hosts"}},
+      {{"-n", "2", "--ssh", "rsh", "true"}, 64, {"--ssh", "needs hosts"}},
+      {{"--hosts", "a", "--remote-program", "x; reboot", "true"}, 64, {"--remote-program", "'x; reboot'"}},
+      {{"--hosts", "a", "--remote-program", "-x", "true"}, 64, {"--remote-program", "no '-' first"}},
+      {{"--hosts", "a", "--remote-program", "", "true"}, 64, {"--remote-program"}},
+      {{"--hosts", "a", "--connect-timeout", "0", "true"}, 64, {"--connect-timeout", "'0'"}},
+      {{"--hosts", "a", "--lost-after", "x", "true"}, 64, {"--lost-after", "'x'"}},
+      {{"--hosts", "a", "--ssh", "no-such-ssh", "true"}, 64, {"cannot start no-such-ssh"}},
+      {{"--hostfile", "/no/hosts", "true"}, 74, {"[IO]", "cannot read the hostfile", "which: /no/hosts"}},
+      {{"--hostfile", "/dev/null", "true"}, 78, {"[CONFIG]", "not a regular file"}},
+      {{"--hostfile", "/", "true"}, 78, {"[CONFIG]", "not a regular file"}},
+      {{"-n", "1", "--nnodes", "0", "true"}, 64, {"--nnodes", "1 to 4096"}},
+      {{"-n", "1", "--nnodes", "2", "true"}, 64, {"missing beside --nnodes", "--node-rank"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "true"}, 64, {"missing beside --nnodes", "--rdzv"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "2", "--rdzv", "a:1", "true"},
+       64,
+       {"--node-rank", "0 to 1", "'2'"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "a", "true"},
+       64,
+       {"--rdzv:1:2", "the port is missing"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "a:0", "true"},
+       64,
+       {"--rdzv:1:3", "1 to 65535"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "a:65536", "true"},
+       64,
+       {"--rdzv:1:3", "'65536'"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "::1:80", "true"},
+       64,
+       {"--rdzv:1:1", "not a host"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "-a:1", "true"},
+       64,
+       {"never begins with '-'"}},
+      {{"--nnodes", "2", "--node-rank", "0", "--rdzv", "a:1", "true"}, 64, {"-n N"}},
+      {{"-n", "1", "--node-rank", "0", "true"}, 64, {"--node-rank", "add --nnodes"}},
+      {{"-n", "1", "--rdzv-secret-file", "x", "true"}, 64, {"--rdzv-secret-file", "add --nnodes"}},
+      {{"-n", "1", "--nnodes", "2", "--hosts", "a", "true"}, 64, {"--nnodes with --hostfile or --hosts"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "1", "--rdzv", "a:1", "--stdin", "true"},
+       64,
+       {"rank 0 is on node 0"}},
+      {{"-n", "1", "--bind-cores", "yes", "true"}, 64, {"--bind-cores", "auto, on or off", "'yes'"}},
+      {{"-n", "4096", "--bind-cores", "on", "true"}, 64, {"no core for every rank", "at least 4096"}},
+      {{"-n", "1", "--max-restarts", "-1", "true"}, 64, {"--max-restarts", "0 to 1000", "'-1'"}},
+      {{"-n", "1", "--max-restarts", "1001", "true"}, 64, {"--max-restarts", "'1001'"}},
+      {{"-n", "1", "--json", "", "true"}, 64, {"--json", "empty"}},
+      {{"-n", "1", "--dry-run", "true"}, 64, {"--dry-run", "add --launcher"}},
+      {{"-n", "1", "--env", "RANK=1", "true"}, 64, {"RANK", "set by zeroth-run"}},
+      {{"-n", "1", "--env", "ZEROTH_BOUND_CORES=1", "true"}, 64, {"ZEROTH_BOUND_CORES", "set by zeroth-run"}},
+      {{"-n", "1", "--hostfil", "x", "true"}, 64, {"--hostfil", "did you mean --hostfile?"}},
+      {{"-n", "1", "--nnode", "2", "true"}, 64, {"--nnode", "did you mean --nnodes?"}},
+      {{"--agent", "x"}, 64, {"unknown option", "--agent"}},
   };
   for (const Refusal& refusal : refusals) expect_refusal(refusal);
+}
+
+TEST(CommandLine, RefusesWhatAnotherLauncherWouldNotDo) {
+  const JobSetup merged{.merge = true};  // without --no-merge
+  expect_refusal(
+      {{"-n", "2", "--launcher", "jsrun", "true"}, 64, {"--launcher", "mpirun or srun", "'jsrun'"}}, merged);
+  expect_refusal({{"-n", "2", "--launcher", "srun", "true"}, 64, {"cannot start srun"}},
+                 {.merge = true, .environment = {{"PATH", "/none"}}});
+  for (const auto& option : std::vector<std::vector<std::string>>{{"--log-dir", "d"},
+                                                                  {"--stdin"},
+                                                                  {"--timeout", "1"},
+                                                                  {"--max-restarts", "1"},
+                                                                  {"--json", "f"},
+                                                                  {"--nnodes", "2"},
+                                                                  {"--no-prefix"}}) {
+    std::vector<std::string> arguments{"-n", "2", "--launcher", "mpirun"};
+    arguments.insert(arguments.end(), option.begin(), option.end());
+    arguments.emplace_back("true");
+    expect_refusal({arguments, 64, {"another launcher does not know this option", option.front()}}, merged);
+  }
+}
+
+TEST(CommandLine, SaysWhereAHostfileIsWrong) {
+  const Scratch scratch;
+  const std::string bad = scratch.file("hosts", "# comment\nnode1 slots=2\nnode2 slots=x\n");
+  expect_refusal(
+      {{"--hostfile", bad, "true"}, 78, {"[CONFIG]", "where: " + bad + ":3:13;", "1 to 1024", "'x'"}});
 }
 
 TEST(CommandLine, SaysWhyAProgramCannotStart) {

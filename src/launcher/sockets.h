@@ -1,0 +1,23 @@
+// TCP sockets as the rendezvous needs them.
+#pragma once
+
+#include "launcher/channel.h"
+#include "launcher/option_values.h"
+#include "launcher/unique_fd.h"
+
+#include <memory>
+#include <string>
+
+namespace zeroth::launcher {
+
+/// A listening socket that does not block. Throws Error(kLaunch): the address is in use, or cannot be bound.
+[[nodiscard]] UniqueFd listen_at(const Endpoint& endpoint);
+/// A connection that somebody has made, -1 if there is none now; `address` gets "192.0.2.1:4711".
+[[nodiscard]] UniqueFd accept_one(int listening, std::string& address);
+/// One attempt at every address of the endpoint, each for at most `patience`; -1 and `why` if none answers.
+[[nodiscard]] UniqueFd connect_once(const Endpoint& endpoint, Milliseconds patience, std::string& why);
+/// A channel over a connection. What is sent and not confirmed within `lost_after` breaks it.
+[[nodiscard]] Channel channel_over(UniqueFd socket, Milliseconds lost_after, std::size_t max_frame_bytes);
+[[nodiscard]] std::string text_of(const Endpoint& endpoint);
+
+}  // namespace zeroth::launcher

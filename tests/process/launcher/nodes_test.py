@@ -1,0 +1,227 @@
+"""zeroth-run --nnodes: nodes that are started one by one, strangers at the door, nodes that are late, wrong or lost."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import unittest
+
+import launching
+from launching import PROBE, SECRET, Run, Stage
+
+
+class Nodes(unittest.TestCase):
+    def setUp(self) -> None:
+        self.stage = Stage()
+        self.stage.__enter__()
+        self.addCleanup(self.stage.__exit__)
+        self.port = launching.free_port()
+
+    def node(self, number: int, *arguments: str, of: int = 2, ranks: int = 1, options: tuple[str, ...] = (), secret: str = SECRET) -> Run:
+        return self.stage.run("-n", str(ranks), "--no-merge", "--nnodes", str(of), "--node-rank", str(number),
+                              "--rdzv", f"127.0.0.1:{self.port}", *options, *(arguments or (PROBE, "wait")), ZEROTH_RDZV_SECRET=secret)
+
+    def test_ranks_find_their_place(self) -> None:
+        say = ("sh", "-c", "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR ${ZEROTH_RDZV_SECRET-none}")
+        nodes = [self.node(number, *say, of=3, ranks=ranks) for number, ranks in ((2, 1), (0, 2), (1, 3))]
+        self.assertEqual([node.code() for node in nodes], [0, 0, 0], nodes[1].err)
+        places = ["0/6 0/2 0", "1/6 1/2 0", "2/6 0/3 1", "3/6 1/3 1", "4/6 2/3 1", "5/6 0/1 2"]
+        self.assertEqual(sorted(nodes[1].out.splitlines()), [f"[{rank}] {place} 127.0.0.1 none" for rank, place in enumerate(places)])
+        self.assertTrue(self.stage.gone())
+
+    def test_every_node_exits_with_the_first_cause(self) -> None:
+        head, other = self.node(0, PROBE, "wait", "exit=7"), self.node(1, PROBE, "wait", "exit=7", ranks=2)
+        pids = head.pids("READY", 3)
+        os.kill(pids[2], signal.SIGUSR1)
+        self.assertEqual((head.code(), other.code()), (7, 7))
+        for run in (head, other):
+            self.assertRegex(run.err, rf"zeroth-run: rank 2 \(pid {pids[2]} on .*/node1\) exited with code 7; the other 2 ranks were ended\.\n")
+        self.assertTrue(self.stage.gone())
+
+    def test_a_failed_job_is_started_again_on_all_nodes(self) -> None:
+        say = ("sh", "-c", "[ $ZEROTH_RESTART_COUNT = 2 ] && echo $RANK of $WORLD_SIZE; [ $ZEROTH_RESTART_COUNT = 2 ] || exit 5")
+        nodes = [self.node(number, *say, of=3, options=("--max-restarts", "2")) for number in range(3)]
+        self.assertEqual([node.code() for node in nodes], [0, 0, 0], nodes[0].err)
+        self.assertEqual(sorted(nodes[0].out.splitlines()), ["[0] 0 of 3", "[1] 1 of 3", "[2] 2 of 3"])
+        self.assertTrue(self.stage.gone())
+
+    def test_a_lost_node_comes_back_for_the_next_start(self) -> None:
+        say = ("sh", "-c", "echo START $ZEROTH_RESTART_COUNT; [ $ZEROTH_RESTART_COUNT = 1 ] || sleep 30")
+        head, other = self.node(0, *say, options=("--max-restarts", "1")), self.node(1, *say)
+        head.wait_for("START 0", 2)
+        other.kill()
+        head.wait_for("restart 1 of 1", stream="err")
+        again = self.node(1, *say)  # as its scheduler would
+        self.assertEqual((head.code(), again.code()), (0, 0), head.err)
+        self.assertEqual(head.out.count("START 1"), 2)
+
+    def test_a_node_that_dies_is_named(self) -> None:
+        head, other = self.node(0), self.node(1, ranks=2)
+        head.pids("READY", 3)
+        other.kill()
+        self.assertEqual(head.code(), 76)
+        self.assertRegex(head.err, r"host .*/node1 \(ranks 1-2\): \[PEER_LOST\] the connection to the host has ended")
+        self.assertTrue(self.stage.gone())
+
+    def test_ranks_end_with_the_head(self) -> None:
+        head, other = self.node(0), self.node(1, PROBE, "wait", "ignore", "child")
+        head.pids("READY", 2)
+        head.kill()
+        self.assertEqual(other.code(), 76)
+        self.assertIn("[PEER_LOST] the head of the job has gone; the ranks of this node were ended", other.err)
+        self.assertTrue(self.stage.gone())
+
+    def test_a_node_that_is_told_to_stop_ends_the_job(self) -> None:
+        head, other = self.node(0), self.node(1)
+        head.pids("READY", 2)
+        other.process.send_signal(signal.SIGTERM)
+        self.assertEqual((head.code(), other.code()), (143, 143))
+        self.assertIn("its agent was stopped by signal 15", head.err)
+
+    def test_a_late_node_is_named_with_its_time(self) -> None:
+        head = self.node(0, of=4, options=("--connect-timeout", "6"))
+        other = self.node(2, of=4)
+        self.assertEqual(head.code(), 69)
+        self.assertIn("zeroth-run: waiting for nodes 1, 3 for 5 s (2 of 4 nodes are here)\n", head.err)
+        self.assertIn("[LAUNCH] nodes 1, 3 did not come within 6 s; where: --rdzv", head.err)
+        self.assertEqual(other.code(), 69)
+        self.assertIn("nodes 1, 3 did not come within 6 s", other.err)
+
+    def test_a_head_that_is_not_there_is_awaited_and_named(self) -> None:
+        other = self.node(1, options=("--connect-timeout", "6"))
+        self.assertEqual(other.code(), 69)
+        self.assertRegex(other.err, r"waiting for the head at 127\.0\.0\.1:\d+ for 5 s: Connection refused")
+        self.assertRegex(other.err, r"\[LAUNCH\] the head did not answer for 6 s: Connection refused")
+
+    def test_another_secret_is_a_stranger(self) -> None:
+        head = self.node(0)
+        wrong = self.node(1, secret="another secret of enough bytes")
+        self.assertEqual(wrong.code(), 69)
+        self.assertIn("the head closes the connection", wrong.err)
+        self.assertIn("the secret must be the same on all nodes", wrong.err)
+        right = self.node(1)
+        for pid in head.pids("READY", 2).values():
+            os.kill(pid, signal.SIGUSR1)
+        self.assertEqual((head.code(), right.code()), (0, 0))
+        self.assertIn("3 connections without the secret were refused", head.err)
+        self.assertNotIn(SECRET, head.err + wrong.err)
+
+    def test_a_head_that_does_not_know_the_secret_is_not_obeyed(self) -> None:
+        with socket.create_server(("127.0.0.1", self.port)) as false_head:
+            other = self.node(1)
+            connection, _ = false_head.accept()
+            with connection:
+                challenge, proof, task = (bytes([len(payload), 0, 0, 0, kind]) + payload
+                                          for kind, payload in ((14, b"n" * 16), (15, b"p" * 32), (2, b"t" * 100)))
+                connection.sendall(b"ZEROTHAG\x01\0\0\0" + challenge + proof + task)
+                self.assertEqual(other.code(), 69)
+        self.assertIn("[LAUNCH] who listens at --rdzv does not know the secret", other.err)
+
+    def test_strangers_do_not_disturb(self) -> None:
+        head = self.node(0)
+        time.sleep(0.3)
+        speeches = [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 3_000_000, b"ZEROTHAG\x01\0\0\0\xff\xff\xff\xff\x02", b"ZEROTHAG\x02\0\0\0",
+                    b"ZEROTHAG\x01\0\0\0\x10\0\0\0\x0e" + b"n" * 16 + b"\x20\0\0\0\x0f" + b"p" * 32, b"ZEROTH", b""]
+        threads = [threading.Thread(target=self.stranger, args=(speech,)) for speech in speeches * 10]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with open(f"/proc/{head.process.pid}/status", encoding="ascii") as status:
+            resident_kib = int(re.findall(r"VmRSS:\s+(\d+)", status.read())[0])
+        self.assertLess(resident_kib, 100_000 if "ASAN_OPTIONS" in os.environ else 20_000)
+        other = self.node(1)
+        for pid in head.pids("READY", 2).values():
+            os.kill(pid, signal.SIGUSR1)
+        self.assertEqual((head.code(), other.code()), (0, 0), head.err)
+        self.assertEqual(head.err.count("was refused"), 1, head.err)
+        self.assertRegex(head.err, r"(6\d|70) connections without the secret were refused")
+
+    def stranger(self, speech: bytes) -> None:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 5) as connection:
+                connection.sendall(speech)
+                time.sleep(0.2)
+        except OSError:
+            pass  # it was refused while it spoke
+
+    def test_a_silent_stranger_does_not_hold_the_door(self) -> None:
+        head = self.node(0)
+        time.sleep(0.3)
+        silent = [socket.create_connection(("127.0.0.1", self.port), 5) for _ in range(200)]
+        time.sleep(0.5)
+        self.assertLess(len(os.listdir(f"/proc/{head.process.pid}/fd")), 64 * 2 + 16)
+        other = self.node(1)
+        for pid in head.pids("READY", 2).values():
+            os.kill(pid, signal.SIGUSR1)
+        self.assertEqual((head.code(), other.code()), (0, 0), head.err)
+        for connection in silent:
+            connection.close()
+
+    def test_nodes_that_do_not_fit(self) -> None:
+        head, other = self.node(0, of=3), self.node(1, of=2)
+        self.assertEqual((head.code(), other.code()), (69, 69))
+        for run in (head, other):
+            self.assertRegex(run.err, r"a node expects another number of nodes; where: --rdzv; who: node 1 \(.*\); expected: --nnodes 3; got: --nnodes 2")
+
+    def test_a_second_node_of_the_same_number_is_refused(self) -> None:
+        head = self.node(0, of=3)
+        first = self.node(1, of=3)
+        time.sleep(1)
+        second = self.node(1, of=3)
+        self.assertEqual(second.code(), 69)
+        self.assertIn("this node is here already", second.err)
+        last = self.node(2, of=3)
+        for pid in head.pids("READY", 3).values():
+            os.kill(pid, signal.SIGUSR1)
+        self.assertEqual((head.code(), first.code(), last.code()), (0, 0, 0))
+
+    def test_a_node_that_leaves_before_the_start_may_come_again(self) -> None:
+        head = self.node(0, of=3)
+        first = self.node(1, of=3)
+        time.sleep(1)
+        first.kill()
+        head.wait_for("has left before the start", stream="err")
+        nodes = [self.node(1, of=3), self.node(2, of=3)]
+        for pid in head.pids("READY", 3).values():
+            os.kill(pid, signal.SIGUSR1)
+        self.assertEqual([run.code() for run in (head, *nodes)], [0, 0, 0])
+
+    def test_a_port_that_is_taken(self) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", self.port))
+            taken.listen()
+            head = self.node(0)
+            self.assertEqual(head.code(), 69)
+        self.assertRegex(head.err, rf"\[LAUNCH\] cannot listen at 127\.0\.0\.1:{self.port}: Address already in use")
+
+    def test_ctrl_c_while_waiting(self) -> None:
+        head, other = self.node(0, of=3), self.node(1, of=3)
+        time.sleep(1)
+        head.process.send_signal(signal.SIGINT)
+        self.assertEqual((head.code(), other.code()), (130, 130))
+
+    def test_secrets_that_cannot_be_used(self) -> None:
+        file = pathlib.Path(self.stage.folder, "secret")
+        for text, said in ((None, "nodes need a secret"), ("short", "16 to 4096 bytes; got: 5 bytes"), ("x" * 5000, "got: 5000 bytes")):
+            environment = {} if text is None else {"ZEROTH_RDZV_SECRET": text}
+            run = self.stage.run("-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "127.0.0.1:1", "true", **environment)
+            self.assertEqual(run.code(), 64)
+            self.assertIn(said, run.err)
+        for path, code, said in ((str(file), 74, "No such file"), ("/dev/zero", 74, "not a regular file"), ("/", 74, "not a regular file")):
+            run = self.node(0, options=("--rdzv-secret-file", path))
+            self.assertEqual(run.code(), code)
+            self.assertIn(said, run.err)
+        file.write_text(SECRET + "\n")
+        head, other = self.node(0, "true", options=("--rdzv-secret-file", str(file)), secret=""), self.node(1, "true")
+        self.assertEqual((head.code(), other.code()), (0, 0), head.err + other.err)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if unittest.main(verbosity=2, exit=False).result.wasSuccessful() else 1)

@@ -1,0 +1,84 @@
+// The command lines of other launchers.
+#include "launcher/delegate.h"
+
+#include <zeroth/base/error.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace zeroth::launcher {
+namespace {
+
+using ::testing::HasSubstr;
+
+Options options_for(const std::string& launcher) {
+  Options options;
+  options.launcher = launcher;
+  options.num_ranks = 4;
+  options.command = {"python", "train.py", "--name", "it's; a $test"};
+  return options;
+}
+
+std::string text_for(const Options& options,
+                     const std::vector<std::string>& environment = {"A=1", "SSH_TTY=x", "OMPI_B=2", "X=0"}) {
+  return shell_text(delegation_of(options, environment));
+}
+
+TEST(Delegation, OnThisHost) {
+  EXPECT_EQ(text_for(options_for("mpirun")), "mpirun -n 4 python train.py --name 'it'\\''s; a $test'");
+  EXPECT_EQ(text_for(options_for("srun")),
+            "srun --ntasks=4 --nodes=1 --export=ALL python train.py --name 'it'\\''s; a $test'");
+}
+
+TEST(Delegation, OnSeveralHosts) {
+  for (const auto& [launcher, expected] :
+       {std::pair{"mpirun", "X='a b' mpirun -n 4 -H n1:2,n2:2 -x A -x X python "},
+        std::pair{
+            "srun",
+            "X='a b' srun --ntasks=4 --nodes=2 --ntasks-per-node=2 --nodelist=n1,n2 --export=ALL python "}}) {
+    Options options = options_for(launcher);
+    options.hosts = "n1:2,n2:4";
+    options.num_ranks = 4;
+    options.environment = {{"X", "a b"}};
+    EXPECT_THAT(text_for(options), ::testing::StartsWith(expected));
+  }
+}
+
+TEST(Delegation, BindingIsToldOnlyIfAsked) {
+  Options options = options_for("mpirun");
+  options.bind = BindCores::kOff;
+  EXPECT_THAT(text_for(options), HasSubstr(" --bind-to none "));
+  options.launcher = "srun";
+  options.bind = BindCores::kOn;
+  EXPECT_THAT(text_for(options), HasSubstr(" --cpu-bind=cores "));
+}
+
+TEST(Delegation, RefusesWhatTheOtherLauncherCannotBeTold) {
+  const auto refused =
+      [](const std::string& launcher, const std::string& hosts, const std::string& include) -> std::string {
+    Options options = options_for(launcher);
+    options.hosts = hosts;
+    options.include = include;
+    options.num_ranks = 0;
+    try {
+      return "not refused: " + text_for(options);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUsage);
+      return error.what();
+    }
+  };
+  EXPECT_THAT(refused("mpirun", "a:2,b:2", "a:1"), HasSubstr("single slots cannot be chosen"));
+  EXPECT_THAT(refused("mpirun", "a:2,[fd00::1]:2", ""),
+              HasSubstr("no IPv6 address; where: --launcher mpirun; which: fd00::1"));
+  EXPECT_THAT(refused("srun", "a:2,b:3", ""),
+              HasSubstr("one number of ranks for all hosts; where: --launcher srun; which: b"));
+  Options options = options_for("srun");
+  options.command = {"-x"};
+  EXPECT_THROW((void)delegation_of(options, {}), Error);
+}
+
+}  // namespace
+}  // namespace zeroth::launcher
