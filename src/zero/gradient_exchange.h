@@ -1,16 +1,16 @@
-// GradientExchange: how the buckets that ranks publish become reduced shards. Two ways, by the capability of the transport:
-// one_sided_exchange.h where peers read each other's memory, matched_exchange.h where they make matched calls. The same sums in the
-// same order, so the same bits.
+// GradientExchange: how the buckets that ranks publish become reduced shards. Two ways, by the capability of
+// the transport: one_sided_exchange.h where peers read each other's memory, matched_exchange.h where they
+// make matched calls. The same sums in the same order, so the same bits.
 #pragma once
 
-#include <cstdint>
-#include <memory>
+#include "zero/reduced_shards.h"
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
 #include <zeroth/zero/gradient_store.h>
 
-#include "zero/reduced_shards.h"
+#include <cstdint>
+#include <memory>
 
 namespace zeroth {
 
@@ -21,10 +21,11 @@ class GradientExchange {
   GradientExchange& operator=(const GradientExchange&) = delete;
   virtual ~GradientExchange() = default;
 
-  /// Blocks until nobody needs what `unit` has published in its bucket slot. `skip(flat)` is true for flats that have published nothing
-  /// which still lies there.
+  /// Blocks until nobody needs what `unit` has published in its bucket slot. `skip(flat)` is true for flats
+  /// that have published nothing which still lies there.
   virtual void await_slot(int unit, const std::function<bool(int flat)>& skip) = 0;
-  /// The flat's bucket, that of `dtype`, is full: everybody may take it. One reduction event. Other ranks' may have another dtype.
+  /// The flat's bucket, that of `dtype`, is full: everybody may take it. One reduction event. Other ranks'
+  /// may have another dtype.
   virtual void publish(int flat, DType dtype) = 0;
   /// A good moment to take what has been published: a unit is closed.
   virtual void progress() = 0;
@@ -38,6 +39,8 @@ class GradientExchange {
   virtual void share_sums() = 0;
   virtual void begin_step() = 0;
   [[nodiscard]] virtual std::uint64_t spills() const = 0;
+  /// Control blocks and staging of groups inside the backend's.
+  [[nodiscard]] virtual std::size_t transport_bytes() const = 0;
 };
 
 /// What both ways work on; all outlive the exchange.

@@ -1,12 +1,12 @@
-// Gradients where every rank makes the same calls: a published bucket is one reduce_scatter, in the order in which the unit buckets
-// close, which is that of the model's backward on all ranks.
-#include <utility>
-#include <vector>
+// Gradients where every rank makes the same calls: a published bucket is one reduce_scatter, in the order in
+// which the unit buckets close, which is that of the model's backward on all ranks.
+#include "zero/gradient_exchange.h"
+#include "zero/row_group.h"
 
 #include <zeroth/zero/call_tags.h>
 
-#include "zero/gradient_exchange.h"
-#include "zero/row_group.h"
+#include <utility>
+#include <vector>
 
 namespace zeroth {
 namespace {
@@ -22,15 +22,19 @@ class MatchedExchange final : public GradientExchange {
         sums_(model_, backend_, memory_.degrees().world, memory_.degrees().sums, "sums"),
         published_(model_.flats.size(), false) {}
 
-  void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override { reduce_stream_.synchronize(); }
+  void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override {
+    reduce_stream_.synchronize();
+  }
 
   void publish(int flat, DType dtype) override {
     const FlatLayout& layout = model_.flat(flat);
     const DType accumulation = layout.accumulation();
     std::byte* bucket = memory_.bucket(flat, dtype);
-    // A bucket of the sums' dtype has room for the sum. Another one has not, and its sums have memory of their own.
+    // A bucket of the sums' dtype has room for the sum. Another one has not, and its sums have memory of
+    // their own.
     const bool in_place = memory_.bucket_dtype(flat) == accumulation;
-    std::byte* const own = in_place ? bucket + array_bytes(layout.shard(memory_.rank()).begin, accumulation) : memory_.reduced(flat);
+    std::byte* const own = in_place ? bucket + array_bytes(layout.shard(memory_.rank()).begin, accumulation)
+                                    : memory_.reduced(flat);
     Collective reduce = reduce_call(layout, dtype, bucket, own);
     reduce.accumulate = !in_place && published_[static_cast<std::size_t>(flat)];
     published_[static_cast<std::size_t>(flat)] = true;
@@ -41,7 +45,8 @@ class MatchedExchange final : public GradientExchange {
       const Summand sum{.data = own, .dtype = accumulation};
       in_place ? shards_.add(flat, {&sum, 1}) : shards_.arrived(flat);
     });
-    if (reduce_stream_.runs_inline()) reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
+    if (reduce_stream_.runs_inline())
+      reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
   }
 
   void progress() override {}
@@ -62,18 +67,20 @@ class MatchedExchange final : public GradientExchange {
       if (!published_[flat]) continue;
       const int index = static_cast<int>(flat);
       const FlatLayout& layout = model_.flats[flat];
-      sums_.gather(CallPurpose::kShareGradients,
-                   layout,
-                   layout.accumulation(),
-                   memory_.reduced(index),
-                   memory_.gathered_sums(index),
-                   reduce_stream_)
+      sums_
+          .gather(CallPurpose::kShareGradients,
+                  layout,
+                  layout.accumulation(),
+                  memory_.reduced(index),
+                  memory_.gathered_sums(index),
+                  reduce_stream_)
           .wait();
     }
   }
 
   void begin_step() override { published_.assign(published_.size(), false); }
   [[nodiscard]] std::uint64_t spills() const override { return 0; }
+  [[nodiscard]] std::size_t transport_bytes() const override { return sums_.transport_bytes(); }
 
  private:
   const ModelLayout& model_;
@@ -81,7 +88,7 @@ class MatchedExchange final : public GradientExchange {
   CommBackend& backend_;
   Stream reduce_stream_;
   ReducedShards& shards_;
-  RowGroup sums_;  ///< whose pieces are what this rank updates
+  RowGroup sums_;                ///< whose pieces are what this rank updates
   std::vector<bool> published_;  ///< one a flat: reduced in this step
 };
 

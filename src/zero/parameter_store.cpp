@@ -1,14 +1,12 @@
-#include <zeroth/zero/parameter_store.h>
-
-#include <algorithm>
-
-#include <kernels/copy/copy.h>
-
-#include <zeroth/zero/call_tags.h>
-
 #include "zero/layout_tag.h"
 #include "zero/row_group.h"
 #include "zero/signals.h"
+
+#include <kernels/copy/copy.h>
+#include <zeroth/zero/call_tags.h>
+#include <zeroth/zero/parameter_store.h>
+
+#include <algorithm>
 
 namespace zeroth {
 
@@ -29,13 +27,15 @@ ParameterStore::ParameterStore(const ModelLayout& model,
       kernels_(kernels),
       binder_(binder),
       whole_(std::make_unique<RowGroup>(model, backend, memory.degrees().parameter, 1, "parameters")),
-      at_rest_(std::make_unique<RowGroup>(model, backend, memory.degrees().optimizer, memory.degrees().parameter, "updates")),
+      at_rest_(std::make_unique<RowGroup>(
+          model, backend, memory.degrees().optimizer, memory.degrees().parameter, "updates")),
       units_(model.units.size()),
       slot_user_(memory.gathered_table().slot_bytes.size(), -1),
       ring_(ring_positions(model)) {
   const Signals& own = memory_.signals(memory_.rank());
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
-    // Constant after this; visible to peers through the first epoch, and through the first bucket that is published.
+    // Constant after this; visible to peers through the first epoch, and through the first bucket that is
+    // published.
     own.tag(static_cast<int>(flat)).store(layout_tag(model, model.flats[flat]));
   }
 }
@@ -44,7 +44,8 @@ ParameterStore::~ParameterStore() = default;
 
 std::byte* ParameterStore::flat_data(int flat) {
   UnitState& unit = units_[static_cast<std::size_t>(model_.flat(flat).unit)];
-  if (unit.overflow.capacity() > 0) return unit.overflow.data() + memory_.gathered_table().flat_offset[static_cast<std::size_t>(flat)];
+  if (unit.overflow.capacity() > 0)
+    return unit.overflow.data() + memory_.gathered_table().flat_offset[static_cast<std::size_t>(flat)];
   return memory_.gathered(flat);
 }
 
@@ -98,7 +99,8 @@ void ParameterStore::finish(int unit) {
   state.ready.wait();
   if (state.bound) return;
   state.bound = true;
-  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) binder_.bind(flat, flat_data(flat));
+  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)])
+    binder_.bind(flat, flat_data(flat));
 }
 
 void ParameterStore::release(int unit) noexcept {
@@ -112,7 +114,7 @@ void ParameterStore::drop(int unit) noexcept {
   if (!state.gathered) return;
   try {
     state.ready.wait();  // a prefetch nobody used; its slot must be quiet before it is reused
-  } catch (...) {        // NOLINT(bugprone-empty-catch): the error belongs to a gather whose result nobody wants
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the error belongs to a gather whose result nobody wants
   }
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
     counters_.live_bytes -= model_.flat(flat).bytes();
@@ -134,12 +136,14 @@ void ParameterStore::bring(int flat, std::byte* out, RowGroup& group, CallPurpos
   const FlatLayout& layout = model_.flat(flat);
   if (layout.part(memory_.rank(), group.to()).size() == 0) return;
   const Range own = layout.part(memory_.rank(), group.from());
-  const std::byte* const part = memory_.parameters(flat) +
-                                array_bytes(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
+  const std::byte* const part =
+      memory_.parameters(flat) +
+      array_bytes(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
   if (!group.moves()) {
-    gather_stream_.enqueue([this, out, part, bytes = static_cast<std::int64_t>(array_bytes(own.size(), layout.dtype))] {
-      if (out != part) kernels::copy_stream(out, part, bytes, kernels_.isa);
-    });
+    gather_stream_.enqueue(
+        [this, out, part, bytes = static_cast<std::int64_t>(array_bytes(own.size(), layout.dtype))] {
+          if (out != part) kernels::copy_stream(out, part, bytes, kernels_.isa);
+        });
     return;
   }
   if (memory_.one_sided()) {
@@ -147,7 +151,8 @@ void ParameterStore::bring(int flat, std::byte* out, RowGroup& group, CallPurpos
     return;
   }
   // The call is submitted here, on the caller's thread: so all ranks submit theirs in one order.
-  gather_stream_.enqueue([work = group.gather(purpose, layout, layout.dtype, part, out, gather_stream_)] { work.wait(); });
+  gather_stream_.enqueue(
+      [work = group.gather(purpose, layout, layout.dtype, part, out, gather_stream_)] { work.wait(); });
 }
 
 void ParameterStore::require_version(int flat, int rank, const RowGroup& group) {
@@ -160,12 +165,15 @@ void ParameterStore::require_version(int flat, int rank, const RowGroup& group) 
   }
   require_same_layout(model_, memory_, flat, rank, "zero.gather", "parameters", "shard");
   const std::uint64_t their_epoch = version.load();
-  if (their_epoch == epoch_) [[likely]] return;
+  if (their_epoch == epoch_) [[likely]]
+    return;
   ErrorContext context = pull_context(model_, memory_, flat, rank, "zero.gather", "shard");
   context.expected = "epoch " + std::to_string(epoch_) + " on rank " + std::to_string(memory_.rank());
   context.got = "epoch " + std::to_string(their_epoch) + " on rank " + std::to_string(rank);
   context.hint = "all ranks must call step() equally often";
-  throw Error(ErrorCode::kMismatch, "a rank offers another version of a shard than this rank needs", std::move(context));
+  throw Error(ErrorCode::kMismatch,
+              "a rank offers another version of a shard than this rank needs",
+              std::move(context));
 }
 
 void ParameterStore::pull(int flat, std::byte* out, const RowGroup& group) {
@@ -187,7 +195,8 @@ void ParameterStore::pull(int flat, std::byte* out, const RowGroup& group) {
                            kernels_.isa);
     });
     if (rank != memory_.rank()) {
-      backend_.count_one_sided(CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(part.size()) * element);
+      backend_.count_one_sided(
+          CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(part.size()) * element);
     }
   }
 }
@@ -212,12 +221,16 @@ void ParameterStore::publish() {
     backend_.ring();
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
       if (!model_.flats[flat].trainable) continue;
-      bring(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), *at_rest_, CallPurpose::kPublishParameters);
+      bring(static_cast<int>(flat),
+            memory_.parameters(static_cast<int>(flat)),
+            *at_rest_,
+            CallPurpose::kPublishParameters);
     }
     gather_stream_.synchronize();
   }
   // Only now: others gather here what this rank has just taken, too.
-  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
+  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat)
+    own.epoch(static_cast<int>(flat)).store(epoch_);
   backend_.ring();
 }
 
@@ -232,9 +245,14 @@ void ParameterStore::read(int flat, std::byte* out) {
   gather_stream_.synchronize();
 }
 
+std::size_t ParameterStore::transport_bytes() const {
+  return whole_->transport_bytes() + at_rest_->transport_bytes();
+}
+
 void ParameterStore::note_order(int unit) {
   order_.push_back(unit);
-  if (!last_order_.empty() && (order_.size() > last_order_.size() || last_order_[order_.size() - 1] != unit)) {
+  if (!last_order_.empty() &&
+      (order_.size() > last_order_.size() || last_order_[order_.size() - 1] != unit)) {
     ++counters_.order_deviations;
   }
 }
