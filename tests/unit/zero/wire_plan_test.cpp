@@ -238,6 +238,35 @@ TEST(WirePlan, SumsOfNodesAreWideAndGradientsNarrow) {
   EXPECT_EQ(flat, (WireBytes{.reduce_gradients = 4 * kEighth / 2, .publish_parameters = kEighth / 2}));
 }
 
+RC_GTEST_PROP(WirePlanProperty, AtAnyDegreesAGroupMovesItsPartsOnceAndNodesOfOneRankMakeAllOfItFar, ()) {
+  const auto random = testing::any_model();
+  const auto parameter = *rc::gen::inRange(1, 4);
+  const auto optimizer = parameter * *rc::gen::inRange(1, 4);
+  const auto world = optimizer * *rc::gen::inRange(1, 4);
+  ShardingPlan plan = zero_plan(3, {"dp"});
+  plan.parameter_degree = parameter;
+  plan.optimizer_degree = optimizer;
+  plan.reshard = Reshard::kAll;
+  const ModelLayout model = make_model_layout(random.params, random.units, plan.degrees(world));
+  const auto whole = [&model](bool trainable_only, bool sums) {
+    std::uint64_t bytes = 0;
+    for (const FlatLayout& flat : model.flats) {
+      if (flat.trainable || !trainable_only) bytes += sums ? flat.accumulation_bytes() : flat.bytes();
+    }
+    return bytes;
+  };
+  const WireBytes sum = sum_over_ranks(model, plan, 1);
+  const auto times = [](int count) { return static_cast<std::uint64_t>(count); };
+  RC_ASSERT(sum.gather_parameters == 2 * whole(false, false) * times(world - world / parameter));
+  RC_ASSERT(sum.gather_gradients == whole(true, true) * times(world / optimizer - 1));
+  RC_ASSERT(sum.publish_parameters == whole(true, false) * times(world / parameter - world / optimizer));
+  const NodeLevels nodes{.node_sizes = std::vector<int>(static_cast<std::size_t>(world), 1),
+                         .two_levels = *rc::gen::arbitrary<bool>()};
+  for (int rank = 0; rank < world; ++rank) {
+    RC_ASSERT(plan_far_wire(model, plan, rank, 1, nodes) == plan_wire(model, plan, rank, 1));
+  }
+}
+
 TEST(WirePlan, OneNodeHasNoFarBytes) {
   for (const ShardingPlan& plan :
        {zero_plan(0, {"dp"}), zero_plan(3, {"dp"}), hsdp_plan(2, {"dp"}), hpz_plan(4, {"dp"})}) {
