@@ -1,17 +1,18 @@
-#include "engine/agreement.h"
-#include "engine/judge.h"
-#include "engine/updater.h"
-
-#include <kernels/common/dispatch.h>
-#include <zeroth/base/planted.h>
-#include <zeroth/base/text.h>
 #include <zeroth/engine/engine.h>
-#include <zeroth/zero/call_tags.h>
-#include <zeroth/zero/gradient_store.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
+
+#include <kernels/common/dispatch.h>
+#include <zeroth/base/planted.h>
+#include <zeroth/base/text.h>
+#include <zeroth/zero/call_tags.h>
+#include <zeroth/zero/gradient_store.h>
+
+#include "engine/agreement.h"
+#include "engine/judge.h"
+#include "engine/updater.h"
 
 namespace zeroth {
 
@@ -22,17 +23,10 @@ std::int64_t digest_of(const std::vector<GroupHyper>& groups) {
   std::vector<double> values;
   for (const GroupHyper& group : groups) {
     values.insert(values.end(),
-                  {group.lr,
-                   group.beta1,
-                   group.beta2,
-                   group.eps,
-                   group.weight_decay,
-                   group.momentum,
-                   group.dampening,
+                  {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum, group.dampening,
                    group.nesterov ? 1.0 : 0.0});
   }
-  return static_cast<std::int64_t>(
-      digest64({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)}) >> 1U);
+  return static_cast<std::int64_t>(digest64({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)}) >> 1U);
 }
 
 }  // namespace
@@ -42,9 +36,9 @@ struct Engine::UnitUse {
   std::vector<UnshardLease> forward;  ///< one a running forward
   UnshardLease kept;                  ///< from forward to backward
   UnshardLease backward;
-  int trainable = 0;       ///< trainable parameters
-  int arrived = 0;         ///< of them, with a gradient in this backward
-  std::vector<bool> seen;  ///< one a parameter of the unit's spec
+  int trainable = 0;                  ///< trainable parameters
+  int arrived = 0;                    ///< of them, with a gradient in this backward
+  std::vector<bool> seen;             ///< one a parameter of the unit's spec
 };
 
 Engine::Engine(std::vector<ParamSpec> params,
@@ -65,14 +59,11 @@ Engine::Engine(std::vector<ParamSpec> params,
           std::move(params), std::move(units), settings_.plan.degrees(communicator_.size()))) {
   kernels::require_isa_override();
   if (kernels::best_isa() == kernels::Isa::kScalar) {
-    log_.warn("kernels run scalar code, several times slower, with the same bits: " +
-              kernels::describe_isa());
+    log_.warn("kernels run scalar code, several times slower, with the same bits: " + kernels::describe_isa());
   }
   settings_.plan.validate();
-  if (!device_.asynchronous())
-    settings_.plan.prefetch_units = 0;  // nothing goes ahead of the caller there: no slot for it
-  ZR_CHECK(
-      settings_.micro_steps >= 1, ErrorCode::kUsage, "micro_steps must be at least 1", {.where = "engine"});
+  if (!device_.asynchronous()) settings_.plan.prefetch_units = 0;  // nothing goes ahead of the caller there: no slot for it
+  ZR_CHECK(settings_.micro_steps >= 1, ErrorCode::kUsage, "micro_steps must be at least 1", {.where = "engine"});
   for (const ParamSpec& param : layout_.params) {
     ZR_CHECK(param.group >= 0 && static_cast<std::size_t>(param.group) < settings_.groups.size(),
              ErrorCode::kUsage,
@@ -86,8 +77,7 @@ Engine::Engine(std::vector<ParamSpec> params,
     expected_[param] = layout_.params[param].trainable;
     if (layout_.params[param].trainable) reported = std::min(reported, layout_.params[param].group);
   }
-  reported_group_ =
-      static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
+  reported_group_ = static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
   ZR_CHECK(std::ranges::any_of(layout_.params, [](const ParamSpec& param) { return param.trainable; }),
            ErrorCode::kModel,
            "the model has no trainable parameter",
@@ -103,8 +93,7 @@ void Engine::build_stores() {
   backend.set_tag_names(tag_names(layout_));
   const int states = static_cast<int>(optimizer_->states().size());
   const KernelContext kernels{pool_.get(), kernels::best_isa()};
-  memory_ =
-      std::make_unique<ModelMemory>(layout_, settings_.plan, states, settings_.micro_steps, device_, backend);
+  memory_ = std::make_unique<ModelMemory>(layout_, settings_.plan, states, settings_.micro_steps, device_, backend);
   parameters_ = std::make_unique<ParameterStore>(
       layout_, settings_.plan, *memory_, backend, device_, device_.make_stream("gather"), kernels, binder_);
   gradients_ = std::make_unique<GradientStore>(layout_,
@@ -130,12 +119,11 @@ Engine::~Engine() {
   communicator_.backend().set_tag_names({});  // they speak of this engine's layout
 }
 
-void Engine::initialize(const std::function<ConstTensorView(int)>& values,
-                        const std::function<void(int)>& release) {
+void Engine::initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release) {
   const int differing = take_values(values, release);
   if (differing >= 0) {
-    log_.warn("initial values differed from rank 0's (first in unit " +
-              layout_.units[static_cast<std::size_t>(differing)].name + "); rank 0's are used");
+    log_.warn("initial values differed from rank 0's (first in unit " + layout_.units[static_cast<std::size_t>(differing)].name +
+              "); rank 0's are used");
   }
   device_.ledger().reset_peak();
   parameters_->publish();
@@ -145,8 +133,7 @@ void Engine::initialize(const std::function<ConstTensorView(int)>& values,
   }
 }
 
-int Engine::take_values(const std::function<ConstTensorView(int)>& values,
-                        const std::function<void(int)>& release) {
+int Engine::take_values(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release) {
   int differing = -1;
   std::size_t largest = 0;
   for (const FlatLayout& layout : layout_.flats) largest = std::max(largest, layout.bytes());
@@ -162,23 +149,19 @@ int Engine::take_values(const std::function<ConstTensorView(int)>& values,
       const std::size_t element = size_of(layout.dtype);
       std::int64_t written = 0;
       const auto fill_until = [&](std::int64_t end) {  // padding, over what the flat before left there
-        std::memset(whole.data() + static_cast<std::size_t>(written) * element,
-                    0,
-                    static_cast<std::size_t>(end - written) * element);
+        std::memset(whole.data() + static_cast<std::size_t>(written) * element, 0, static_cast<std::size_t>(end - written) * element);
       };
       for (const Segment& segment : layout.segments) {
         if (segment.numel == 0) continue;  // it may have no address
         const ConstTensorView value = values(segment.param);
         fill_until(segment.offset);
-        std::memcpy(
-            whole.data() + static_cast<std::size_t>(segment.offset) * element, value.data, value.bytes());
+        std::memcpy(whole.data() + static_cast<std::size_t>(segment.offset) * element, value.data, value.bytes());
         written = segment.offset + segment.numel;
       }
       fill_until(layout.length);
       const std::string_view text(reinterpret_cast<const char*>(whole.data()), whole.size());
       const std::uint64_t before = digest64(text);
-      communicator_.broadcast(
-          std::span(reinterpret_cast<std::uint8_t*>(whole.data()), whole.size()), 0, {.unit = layout.unit});
+      communicator_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(whole.data()), whole.size()), 0, {.unit = layout.unit});
       if (digest64(text) != before && differing < 0) differing = static_cast<int>(unit);
       store_initial(flat, whole.data());
     }
@@ -196,15 +179,11 @@ void Engine::store_initial(int flat, const std::byte* values) {
               static_cast<std::size_t>(rest.size()) * element);
 }
 
-Invocation Engine::begin_forward(int unit) {
-  return {unit, ++forward_seq_, micro_step_};
-}
+Invocation Engine::begin_forward(int unit) { return {unit, ++forward_seq_, micro_step_}; }
 
 void Engine::pre_forward(const Invocation& use) {
-  // Another way through the ring begins: what is kept for a backward yet to come gives its slot up and is
-  // gathered again then.
-  if (kept_in_ring_ >= 0 && kept_in_ring_ != use.unit &&
-      layout_.units[static_cast<std::size_t>(use.unit)].repeated) {
+  // Another way through the ring begins: what is kept for a backward yet to come gives its slot up and is gathered again then.
+  if (kept_in_ring_ >= 0 && kept_in_ring_ != use.unit && layout_.units[static_cast<std::size_t>(use.unit)].repeated) {
     uses_[static_cast<std::size_t>(std::exchange(kept_in_ring_, -1))].kept.reset();
   }
   uses_[static_cast<std::size_t>(use.unit)].forward.emplace_back(*parameters_, use.unit);
@@ -345,10 +324,8 @@ void Engine::discard_gradients() {
            "zero_grad() after a backward in the middle of an accumulation",
            {.where = "engine.zero_grad",
             .expected = "a call before the first step() of an accumulation, or after its last",
-            .got = std::to_string(micro_step_) + " of " + std::to_string(settings_.micro_steps) +
-                   " micro-steps, summed already",
-            .hint = "gradients that another loss leaves here do not arise while these parameters have "
-                    "requires_grad_(False)"});
+            .got = std::to_string(micro_step_) + " of " + std::to_string(settings_.micro_steps) + " micro-steps, summed already",
+            .hint = "gradients that another loss leaves here do not arise while these parameters have requires_grad_(False)"});
   const Verdict verdict = together([&] { return agree(/*idle=*/false, /*discards=*/true); });
   had_backward_ = false;
   forget_gradients();
@@ -357,15 +334,14 @@ void Engine::discard_gradients() {
 
 void Engine::throw_not_all_discard(const Verdict& verdict) const {
   const std::string of = "/" + std::to_string(world());
-  throw Error(
-      ErrorCode::kMismatch,
-      "some ranks discard their gradients, others call step()",
-      {.where = "engine.judge",
-       .who = "rank " + std::to_string(verdict.discarding_rank) + of,
-       .expected = "step() on all ranks, or zero_grad() on all",
-       .got = "zero_grad() on rank " + std::to_string(verdict.discarding_rank) + of + ", step() on rank " +
-              std::to_string(verdict.keeping_rank) + of,
-       .hint = "whether a batch is thrown away has to be decided alike on all ranks; nothing was updated"});
+  throw Error(ErrorCode::kMismatch,
+              "some ranks discard their gradients, others call step()",
+              {.where = "engine.judge",
+               .who = "rank " + std::to_string(verdict.discarding_rank) + of,
+               .expected = "step() on all ranks, or zero_grad() on all",
+               .got = "zero_grad() on rank " + std::to_string(verdict.discarding_rank) + of + ", step() on rank " +
+                      std::to_string(verdict.keeping_rank) + of,
+               .hint = "whether a batch is thrown away has to be decided alike on all ranks; nothing was updated"});
 }
 
 StepResult Engine::finish_step(bool idle) {
@@ -400,11 +376,10 @@ StepResult Engine::finish_step(bool idle) {
   result.grad_norm = verdict.norm.l2_norm() * average;
   result.lr = settings_.groups[reported_group_].lr * lr_factor;
   if (verdict.offender_rank >= 0) {
-    result.first_offender =
-        FirstOffender{layout_.params[static_cast<std::size_t>(verdict.offender.param)].name,
-                      verdict.offender_rank,
-                      verdict.offender.micro_step,
-                      verdict.offender.count};
+    result.first_offender = FirstOffender{layout_.params[static_cast<std::size_t>(verdict.offender.param)].name,
+                                          verdict.offender_rank,
+                                          verdict.offender.micro_step,
+                                          verdict.offender.count};
   }
   const bool finite = verdict.offender_rank < 0 && verdict.norm.nonfinite_blocks() == 0;
   if (verdict.failed_rank >= 0) {
@@ -444,13 +419,10 @@ void Engine::warn_of_wide_gradient() {
   const int param = gradients_->first_wide();
   if (param < 0 || std::exchange(warned_of_wide_gradient_, true)) return;
   const ParamPlace& place = layout_.places[static_cast<std::size_t>(param)];
-  log_.warn("the gradient of " + layout_.params[static_cast<std::size_t>(param)].name +
-            " came wider than its bucket, which takes " +
+  log_.warn("the gradient of " + layout_.params[static_cast<std::size_t>(param)].name + " came wider than its bucket, which takes " +
             format_bytes(layout_.flat(place.flat).accumulation_bytes()) +
-            " beyond the plan from now on: it is used several times, or a graph of an earlier step still "
-            "holds it (keep loss.item() "
-            "instead of loss), or it came in float32. With zeroth.narrow_buckets = false such buckets are "
-            "part of the plan");
+            " beyond the plan from now on: it is used several times, or a graph of an earlier step still holds it (keep loss.item() "
+            "instead of loss), or it came in float32. With zeroth.narrow_buckets = false such buckets are part of the plan");
 }
 
 void Engine::set_group(int group, const GroupHyper& hyper) {
@@ -470,9 +442,7 @@ std::vector<double> Engine::learning_rates() const {
   return rates;
 }
 
-void Engine::meet(Meeting what) {
-  gradients_->meet(what);
-}
+void Engine::meet(Meeting what) { gradients_->meet(what); }
 
 double Engine::average(double value) {
   together([&] {
@@ -488,10 +458,9 @@ void Engine::barrier() {
 
 void Engine::part() noexcept {
   if (world() == 1 || std::exchange(parted_, true)) return;
-  communicator_.backend().abort(
-      Error(ErrorCode::kAborted,
-            "a call of all ranks was interrupted there",
-            {.where = "engine", .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world())}));
+  communicator_.backend().abort(Error(ErrorCode::kAborted,
+                                      "a call of all ranks was interrupted there",
+                                      {.where = "engine", .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world())}));
 }
 
 void Engine::require_not_parted() const {
@@ -500,8 +469,7 @@ void Engine::require_not_parted() const {
            "an earlier call of all ranks was interrupted on this rank",
            {.where = "engine",
             .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
-            .hint = "the ranks are no longer at one place, and the others have been told: end the job and "
-                    "start it again"});
+            .hint = "the ranks are no longer at one place, and the others have been told: end the job and start it again"});
 }
 
 MemoryReport Engine::memory_report() const {
@@ -521,9 +489,7 @@ MemoryReport Engine::memory_report() const {
           .pss = pss_bytes()};
 }
 
-WireBytes Engine::planned_wire() const {
-  return plan_wire(layout_, settings_.plan, rank(), settings_.micro_steps);
-}
+WireBytes Engine::planned_wire() const { return plan_wire(layout_, settings_.plan, rank(), settings_.micro_steps); }
 
 void Engine::reset_peaks() {
   device_.ledger().reset_peak();

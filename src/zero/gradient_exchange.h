@@ -1,16 +1,16 @@
-// GradientExchange: how the buckets that ranks publish become reduced shards. Two ways, by the capability of
-// the transport: one_sided_exchange.h where peers read each other's memory, matched_exchange.h where they
-// make matched calls. The same sums in the same order, so the same bits.
+// GradientExchange: how the buckets that ranks publish become reduced shards. Two ways, by the capability of the transport:
+// one_sided_exchange.h where peers read each other's memory, matched_exchange.h where they make matched calls. The same sums in the
+// same order, so the same bits.
 #pragma once
 
-#include "zero/reduced_shards.h"
+#include <cstdint>
+#include <memory>
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
 #include <zeroth/zero/gradient_store.h>
 
-#include <cstdint>
-#include <memory>
+#include "zero/reduced_shards.h"
 
 namespace zeroth {
 
@@ -21,11 +21,10 @@ class GradientExchange {
   GradientExchange& operator=(const GradientExchange&) = delete;
   virtual ~GradientExchange() = default;
 
-  /// Blocks until nobody needs what `unit` has published in its bucket slot. `skip(flat)` is true for flats
-  /// that have published nothing which still lies there.
+  /// Blocks until nobody needs what `unit` has published in its bucket slot. `skip(flat)` is true for flats that have published nothing
+  /// which still lies there.
   virtual void await_slot(int unit, const std::function<bool(int flat)>& skip) = 0;
-  /// The flat's bucket, that of `dtype`, is full: everybody may take it. One reduction event. Other ranks'
-  /// may have another dtype.
+  /// The flat's bucket, that of `dtype`, is full: everybody may take it. One reduction event. Other ranks' may have another dtype.
   virtual void publish(int flat, DType dtype) = 0;
   /// A good moment to take what has been published: a unit is closed.
   virtual void progress() = 0;

@@ -1,10 +1,11 @@
-#include "zero/gradient_exchange.h"
-
-#include <kernels/bucket/bucket.h>
 #include <zeroth/zero/gradient_store.h>
 
 #include <algorithm>
 #include <atomic>
+
+#include <kernels/bucket/bucket.h>
+
+#include "zero/gradient_exchange.h"
 
 namespace zeroth {
 namespace {
@@ -40,8 +41,7 @@ GradientStore::GradientStore(const ModelLayout& model,
       memory_(memory),
       kernels_(kernels),
       slot_holder_(sole_users(memory.bucket_table())),
-      shards_(std::make_unique<ReducedShards>(
-          model, memory, kernels, ledger, backend.node_sizes(), slot_holder_)),
+      shards_(std::make_unique<ReducedShards>(model, memory, kernels, ledger, backend.node_sizes(), slot_holder_)),
       flats_(model.flats.size()),
       ring_positions_(ring_positions(model)),
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
@@ -51,28 +51,17 @@ GradientStore::GradientStore(const ModelLayout& model,
                                                : make_matched_exchange(std::move(context));
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     flats_[flat].filled.assign(model.flats[flat].segments.size(), false);
-    if (model.flats[flat].trainable && model.flats[flat].length > 0)
-      trainable_flats_.push_back(static_cast<int>(flat));
+    if (model.flats[flat].trainable && model.flats[flat].length > 0) trainable_flats_.push_back(static_cast<int>(flat));
   }
 }
 
 GradientStore::~GradientStore() = default;
 
-bool GradientStore::has_sums(int flat) const {
-  return shards_->has_sums(flat);
-}
-const kernels::NormAccumulator& GradientStore::norm(int flat) const {
-  return shards_->norm(flat);
-}
-std::uint64_t GradientStore::spills() const {
-  return exchange_->spills();
-}
-std::size_t GradientStore::transport_bytes() const {
-  return exchange_->transport_bytes();
-}
-std::uint64_t GradientStore::backwards_in_step() const {
-  return backward_ & (kBackwardsPerStep - 1);
-}
+bool GradientStore::has_sums(int flat) const { return shards_->has_sums(flat); }
+const kernels::NormAccumulator& GradientStore::norm(int flat) const { return shards_->norm(flat); }
+std::uint64_t GradientStore::spills() const { return exchange_->spills(); }
+std::size_t GradientStore::transport_bytes() const { return exchange_->transport_bytes(); }
+std::uint64_t GradientStore::backwards_in_step() const { return backward_ & (kBackwardsPerStep - 1); }
 
 bool GradientStore::publishes_now() const {
   return plan_.policy == ReductionPolicy::kPerMicroStep || micro_step_ == micro_steps_ - 1;
@@ -110,8 +99,7 @@ void GradientStore::open(int flat) {
   const int unit = model_.flat(flat).unit;
   const auto unit_index = static_cast<std::size_t>(unit);
   if (ring_positions_[unit_index] >= 0 && !plan_.accumulates_in_buckets(micro_steps_)) {
-    // The same rule under every plan, also where each unit has a bucket of its own: the list of events must
-    // not differ.
+    // The same rule under every plan, also where each unit has a bucket of its own: the list of events must not differ.
     int& holder = ring_open_[static_cast<std::size_t>(ring_positions_[unit_index] % plan_.ring_slots)];
     if (holder >= 0 && holder != unit) close_unit(holder);
     holder = unit;
@@ -131,15 +119,13 @@ void GradientStore::widen(int flat) {
     if (!own.filled[segment]) continue;
     const auto [_, offset, numel] = layout.segments[segment];
     const std::byte* from = memory_.bucket(flat, own.dtype) + array_bytes(offset, own.dtype);
-    (void)kernels::bucket_store(
-        memory_.bucket(flat, wide) + array_bytes(offset, wide), wide, from, own.dtype, numel, kernels_.isa);
+    (void)kernels::bucket_store(memory_.bucket(flat, wide) + array_bytes(offset, wide), wide, from, own.dtype, numel, kernels_.isa);
   }
   own.dtype = wide;
 }
 
 void GradientStore::take_slot(int unit) {
-  const auto slot =
-      static_cast<std::size_t>(memory_.bucket_table().unit_slot[static_cast<std::size_t>(unit)]);
+  const auto slot = static_cast<std::size_t>(memory_.bucket_table().unit_slot[static_cast<std::size_t>(unit)]);
   // A further event of the unit itself has to wait as well: its flats are closed one by one.
   const int holder = slot_holder_[slot] >= 0 ? slot_holder_[slot] : unit;
   exchange_->await_slot(holder, [this](int flat) { return state(flat).open; });
@@ -168,8 +154,7 @@ void GradientStore::publish(int flat) {
   FlatState& own = state(flat);
   const FlatLayout& layout = model_.flat(flat);
   std::byte* const bucket = memory_.bucket(flat, own.dtype);
-  // Zeros for what was not touched and for padding: a shared slot may still hold another unit's gradients
-  // there.
+  // Zeros for what was not touched and for padding: a shared slot may still hold another unit's gradients there.
   std::int64_t written_end = 0;
   const auto fill_until = [&](std::int64_t end) {
     if (end <= written_end) return;
@@ -206,32 +191,25 @@ void GradientStore::meet(Meeting what) {
 
 void GradientStore::complete() {
   const std::uint64_t next_step = (backward_ / kBackwardsPerStep + 1) * kBackwardsPerStep;
-  ZR_CHECK(backward_ + 1 < next_step,
-           ErrorCode::kUsage,
-           "more than a million backwards in one step",
-           {.where = "zero.reduce"});
+  ZR_CHECK(backward_ + 1 < next_step, ErrorCode::kUsage, "more than a million backwards in one step", {.where = "zero.reduce"});
   backward_ = next_step;
   exchange_->close_backward(next_step);  // first: it tells the others what this rank has no gradients for
   meet(Meeting::kStep);
   exchange_->await_sums(next_step);
   for (const int flat : shards_->vacated()) {
-    if (!shards_->has_slot(flat))
-      take_slot(model_.flat(flat).unit);  // others may still be reading a bucket there
+    if (!shards_->has_slot(flat)) take_slot(model_.flat(flat).unit);  // others may still be reading a bucket there
   }
   shards_->settle();
 }
 
-void GradientStore::share_sums() {
-  exchange_->share_sums();
-}
+void GradientStore::share_sums() { exchange_->share_sums(); }
 
 void GradientStore::begin_step() {
   std::fill(touched_.begin(), touched_.end(), false);
   shards_->begin_step();
   exchange_->begin_step();
   for (FlatState& flat : flats_) {
-    // Open still where a rank refuses the step before its last backward: what micro-steps left in the bucket
-    // goes with the step.
+    // Open still where a rank refuses the step before its last backward: what micro-steps left in the bucket goes with the step.
     flat.published = flat.open = false;
     flat.filled.assign(flat.filled.size(), false);
   }

@@ -1,12 +1,12 @@
-// Gradients where every rank makes the same calls: a published bucket is one reduce_scatter, in the order in
-// which the unit buckets close, which is that of the model's backward on all ranks.
-#include "zero/gradient_exchange.h"
-#include "zero/row_group.h"
+// Gradients where every rank makes the same calls: a published bucket is one reduce_scatter, in the order in which the unit buckets
+// close, which is that of the model's backward on all ranks.
+#include <utility>
+#include <vector>
 
 #include <zeroth/zero/call_tags.h>
 
-#include <utility>
-#include <vector>
+#include "zero/gradient_exchange.h"
+#include "zero/row_group.h"
 
 namespace zeroth {
 namespace {
@@ -22,9 +22,7 @@ class MatchedExchange final : public GradientExchange {
         sums_(model_, backend_, memory_.degrees().world, memory_.degrees().sums, "sums"),
         published_(model_.flats.size(), false) {}
 
-  void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override {
-    reduce_stream_.synchronize();
-  }
+  void await_slot(int /*unit*/, const std::function<bool(int)>& /*skip*/) override { reduce_stream_.synchronize(); }
 
   void publish(int flat, DType dtype) override {
     const FlatLayout& layout = model_.flat(flat);
@@ -45,8 +43,7 @@ class MatchedExchange final : public GradientExchange {
       const Summand sum{.data = own, .dtype = accumulation};
       in_place ? shards_.add(flat, {&sum, 1}) : shards_.arrived(flat);
     });
-    if (reduce_stream_.runs_inline())
-      reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
+    if (reduce_stream_.runs_inline()) reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
   }
 
   void progress() override {}

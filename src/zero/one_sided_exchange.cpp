@@ -1,23 +1,13 @@
 // Gradients where peers read each other's memory.
 //
-//   bucket slot (shared) --publish--> every owner pulls its range from all ranks, in rank order -> reduced
-//   shard
+//   bucket slot (shared) --publish--> every owner pulls its range from all ranks, in rank order -> reduced shard
 //
-// One reduction event is one published bucket: reduction_code(backward, event). An owner knows for each rank
-// whether it took part in an event: it has published it, or it has published a later one, or it has closed
-// the backward. So nobody waits for a rank that takes another path through the model, until the step is
-// judged.
+// One reduction event is one published bucket: reduction_code(backward, event). An owner knows for each rank whether it took
+// part in an event: it has published it, or it has published a later one, or it has closed the backward. So nobody waits for a
+// rank that takes another path through the model, until the step is judged.
 //
-// Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each
-// other's way, owners copy the ranges of their slots aside (spill); ranks that go through the model in one
-// order never need it.
-#include "zero/gradient_exchange.h"
-#include "zero/layout_tag.h"
-#include "zero/signals.h"
-
-#include <zeroth/base/planted.h>
-#include <zeroth/zero/call_tags.h>
-
+// Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way, owners copy the
+// ranges of their slots aside (spill); ranks that go through the model in one order never need it.
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -26,6 +16,13 @@
 #include <tuple>
 #include <utility>
 #include <vector>
+
+#include <zeroth/base/planted.h>
+#include <zeroth/zero/call_tags.h>
+
+#include "zero/gradient_exchange.h"
+#include "zero/layout_tag.h"
+#include "zero/signals.h"
 
 namespace zeroth {
 namespace {
@@ -41,8 +38,7 @@ class OneSidedExchange final : public GradientExchange {
         shards_(context.shards),
         flats_(model_.flats.size()) {
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
-      if (model_.flats[flat].trainable && model_.flats[flat].length > 0)
-        trainable_flats_.push_back(static_cast<int>(flat));
+      if (model_.flats[flat].trainable && model_.flats[flat].length > 0) trainable_flats_.push_back(static_cast<int>(flat));
     }
   }
 
@@ -65,7 +61,7 @@ class OneSidedExchange final : public GradientExchange {
     std::uint64_t last_code = 0;      ///< code of the last published event
     std::uint64_t next_backward = 0;  ///< owner: next event to reduce
     std::uint64_t next_event = 0;
-    bool active = false;  ///< owner: in active_
+    bool active = false;              ///< owner: in active_
   };
   enum class Part : std::uint8_t { kPublished, kAbsent, kUnknown };
   /// This rank's range of a published bucket, in the memory of its rank.
@@ -114,8 +110,7 @@ class OneSidedExchange final : public GradientExchange {
 bool OneSidedExchange::consumed_by_all(int flat) const {
   const std::uint64_t code = flats_[static_cast<std::size_t>(flat)].last_code;
   for (int owner = 0; code != 0 && owner < model_.world; ++owner) {
-    if (model_.flat(flat).shard(owner).size() > 0 &&
-        memory_.signals(owner).consumed(flat, memory_.rank()) < code) {
+    if (model_.flat(flat).shard(owner).size() > 0 && memory_.signals(owner).consumed(flat, memory_.rank()) < code) {
       return false;
     }
   }
@@ -147,9 +142,8 @@ void OneSidedExchange::publish(int flat, DType dtype) {
   FlatState& own = state(flat);
   own.last_code = reduction_code(backward_, own.events++);
   const Publication publication{.code = own.last_code, .wide = dtype != memory_.bucket_dtype(flat)};
-  reduce_stream_.enqueue([this, flat, publication] {
-    announce(memory_.signals(memory_.rank()).published(flat), word_of(publication));
-  });
+  reduce_stream_.enqueue(
+      [this, flat, publication] { announce(memory_.signals(memory_.rank()).published(flat), word_of(publication)); });
   if (owns(flat) && !own.active) {
     own.active = true;
     active_.push_back(flat);
@@ -163,10 +157,7 @@ void OneSidedExchange::close_backward(std::uint64_t next) {
   progress_all();
 }
 
-OneSidedExchange::Part OneSidedExchange::part_of(int source,
-                                                 int flat,
-                                                 std::uint64_t backward,
-                                                 std::uint64_t event) const {
+OneSidedExchange::Part OneSidedExchange::part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const {
   const std::uint64_t code = reduction_code(backward, event);
   if (!spilled_.empty() && spilled_.contains({flat, code, source})) return Part::kPublished;
   const Signals& signals = memory_.signals(source);
@@ -174,8 +165,7 @@ OneSidedExchange::Part OneSidedExchange::part_of(int source,
   const std::uint64_t closed = signals.closed().load();
   const std::uint64_t published = signals.publication(flat).code;
   if (published == code) return Part::kPublished;
-  // A later code means that this event was passed over: its bucket could not be reused while we had not taken
-  // it.
+  // A later code means that this event was passed over: its bucket could not be reused while we had not taken it.
   if (published > code || closed > backward) return Part::kAbsent;
   return Part::kUnknown;
 }
@@ -187,8 +177,7 @@ void OneSidedExchange::progress(int flat) {
     bool any = false;
     for (int source = 0; source < model_.world; ++source) {
       const Part part = part_of(source, flat, own.next_backward, own.next_event);
-      if (part == Part::kUnknown)
-        return;  // in the end always this rank itself, whose current backward is open
+      if (part == Part::kUnknown) return;  // in the end always this rank itself, whose current backward is open
       any = any || part == Part::kPublished;
     }
     if (any) {
@@ -196,8 +185,8 @@ void OneSidedExchange::progress(int flat) {
       ++own.next_event;
       continue;
     }
-    // Nobody took part: everybody has closed this backward. Closed first, published second, as in part_of():
-    // what is not published by then belongs to a backward that was still open when `closed` was read.
+    // Nobody took part: everybody has closed this backward. Closed first, published second, as in part_of(): what is not
+    // published by then belongs to a backward that was still open when `closed` was read.
     std::uint64_t closed = ~std::uint64_t{0};
     for (int source = 0; source < model_.world; ++source) {
       closed = std::min(closed, memory_.signals(source).closed().load());
@@ -217,8 +206,7 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
   for (int source = 0; source < model_.world; ++source) {
     const auto spill = spilled_.find({flat, code, source});
     if (spill != spilled_.end()) {
-      sources.push_back(
-          {.data = spill->second.copy.bytes.data(), .dtype = spill->second.dtype, .rank = source});
+      sources.push_back({.data = spill->second.copy.bytes.data(), .dtype = spill->second.dtype, .rank = source});
     } else if (const Publication theirs = memory_.signals(source).publication(flat); theirs.code == code) {
       const Pull pull = pull_of(flat, source, theirs);
       sources.push_back({.data = pull.data.data(), .dtype = pull.dtype, .rank = source});
@@ -255,9 +243,9 @@ void OneSidedExchange::progress() {
 }
 
 std::vector<int> OneSidedExchange::stuck_ranks() const {
-  // [Note: Stuck] A rank is stuck if it waits for a slot whose bucket some owner cannot take, because another
-  // stuck rank has not said yet whether it takes part in that event; or if it has come to a matched call and
-  // another stuck rank has not. The largest such set: start with all that wait, drop whoever will get on.
+  // [Note: Stuck] A rank is stuck if it waits for a slot whose bucket some owner cannot take, because another stuck rank has not
+  // said yet whether it takes part in that event; or if it has come to a matched call and another stuck rank has not. The largest
+  // such set: start with all that wait, drop whoever will get on.
   // Ranks that go through the model in one order are never stuck, however slow one of them is.
   const auto calls_of = [this](int rank) { return memory_.signals(rank).meeting().load() >> 8U; };
   std::uint64_t fewest_calls = calls_of(0);
@@ -265,8 +253,7 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
   std::vector<int> stuck;
   for (int rank = 0; rank < model_.world; ++rank) {
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
-    if ((pressed != 0 && pressed <= model_.units.size()) || calls_of(rank) > fewest_calls)
-      stuck.push_back(rank);
+    if ((pressed != 0 && pressed <= model_.units.size()) || calls_of(rank) > fewest_calls) stuck.push_back(rank);
   }
   const auto waits_for = [&](int rank, int other) {
     if (calls_of(rank) > calls_of(other)) return true;
@@ -307,8 +294,7 @@ OneSidedExchange::Pull OneSidedExchange::pull_of(int flat, int source, const Pub
   const DType dtype = theirs.wide ? layout.accumulation() : memory_.bucket_dtype(flat);
   const Range shard = layout.shard(memory_.rank());
   return {.dtype = dtype,
-          .data = {memory_.peer_bucket(flat, source, dtype) + array_bytes(shard.begin, dtype),
-                   array_bytes(shard.size(), dtype)}};
+          .data = {memory_.peer_bucket(flat, source, dtype) + array_bytes(shard.begin, dtype), array_bytes(shard.size(), dtype)}};
 }
 
 void OneSidedExchange::spill(int flat, int source, const Publication& theirs) {
@@ -317,8 +303,7 @@ void OneSidedExchange::spill(int flat, int source, const Publication& theirs) {
   std::ranges::copy(pull.data, spill.copy.bytes.begin());
   spilled_.emplace(std::tuple{flat, theirs.code, source}, std::move(spill));
   ++spills_;
-  if (source != memory_.rank())
-    backend_.count_one_sided(CollectiveKind::kReduceScatter, source, pull.data.size());
+  if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, source, pull.data.size());
   announce(memory_.signals(memory_.rank()).consumed(flat, source), theirs.code);
 }
 
@@ -376,9 +361,8 @@ void OneSidedExchange::meet(Meeting what) {
 
 void OneSidedExchange::await_sums(std::uint64_t next) {
   wait("the gradients of this step", [this, next] {
-    return std::ranges::all_of(trainable_flats_, [this, next](int flat) {
-      return !owns(flat) || state(flat).next_backward >= next;
-    });
+    return std::ranges::all_of(trainable_flats_,
+                               [this, next](int flat) { return !owns(flat) || state(flat).next_backward >= next; });
   });
 }
 

@@ -1,12 +1,14 @@
-#include "zero/layout_tag.h"
-#include "zero/row_group.h"
-#include "zero/signals.h"
-
-#include <kernels/copy/copy.h>
-#include <zeroth/zero/call_tags.h>
 #include <zeroth/zero/parameter_store.h>
 
 #include <algorithm>
+
+#include <kernels/copy/copy.h>
+
+#include <zeroth/zero/call_tags.h>
+
+#include "zero/layout_tag.h"
+#include "zero/row_group.h"
+#include "zero/signals.h"
 
 namespace zeroth {
 
@@ -34,8 +36,7 @@ ParameterStore::ParameterStore(const ModelLayout& model,
       ring_(ring_positions(model)) {
   const Signals& own = memory_.signals(memory_.rank());
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
-    // Constant after this; visible to peers through the first epoch, and through the first bucket that is
-    // published.
+    // Constant after this; visible to peers through the first epoch, and through the first bucket that is published.
     own.tag(static_cast<int>(flat)).store(layout_tag(model, model.flats[flat]));
   }
 }
@@ -44,8 +45,7 @@ ParameterStore::~ParameterStore() = default;
 
 std::byte* ParameterStore::flat_data(int flat) {
   UnitState& unit = units_[static_cast<std::size_t>(model_.flat(flat).unit)];
-  if (unit.overflow.capacity() > 0)
-    return unit.overflow.data() + memory_.gathered_table().flat_offset[static_cast<std::size_t>(flat)];
+  if (unit.overflow.capacity() > 0) return unit.overflow.data() + memory_.gathered_table().flat_offset[static_cast<std::size_t>(flat)];
   return memory_.gathered(flat);
 }
 
@@ -99,8 +99,7 @@ void ParameterStore::finish(int unit) {
   state.ready.wait();
   if (state.bound) return;
   state.bound = true;
-  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)])
-    binder_.bind(flat, flat_data(flat));
+  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) binder_.bind(flat, flat_data(flat));
 }
 
 void ParameterStore::release(int unit) noexcept {
@@ -114,7 +113,7 @@ void ParameterStore::drop(int unit) noexcept {
   if (!state.gathered) return;
   try {
     state.ready.wait();  // a prefetch nobody used; its slot must be quiet before it is reused
-  } catch (...) {  // NOLINT(bugprone-empty-catch): the error belongs to a gather whose result nobody wants
+  } catch (...) {        // NOLINT(bugprone-empty-catch): the error belongs to a gather whose result nobody wants
   }
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
     counters_.live_bytes -= model_.flat(flat).bytes();
@@ -251,8 +250,7 @@ std::size_t ParameterStore::transport_bytes() const {
 
 void ParameterStore::note_order(int unit) {
   order_.push_back(unit);
-  if (!last_order_.empty() &&
-      (order_.size() > last_order_.size() || last_order_[order_.size() - 1] != unit)) {
+  if (!last_order_.empty() && (order_.size() > last_order_.size() || last_order_[order_.size() - 1] != unit)) {
     ++counters_.order_deviations;
   }
 }

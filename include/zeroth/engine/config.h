@@ -81,9 +81,8 @@ struct ZeroConfig {
 /// The rest of section "zeroth".
 struct RuntimeConfig {
   int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
-  int ranks_per_node =
-      0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi, else all
-  std::int64_t link_bytes_per_s = 0;      ///< emulated speed of a rank's link to other nodes; 0: as it is
+  int ranks_per_node = 0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi, else all
+  std::int64_t link_bytes_per_s = 0;  ///< emulated speed of a rank's link to other nodes; 0: as it is
   std::int64_t timeout_ms = 600'000;      ///< longest wait for a peer that is alive
   std::int64_t frozen_after_ms = 60'000;  ///< a peer that shows no life for so long is lost
   int max_nonfinite_steps = 10;           ///< training stops after so many in a row

@@ -1,19 +1,20 @@
 // GradientStore: from local gradients to this rank's reduced shard.
 //
-//   grad_ready -> bucket slot --publish--> GradientExchange: the sum of all ranks, in rank order -> reduced
-//   shard
+//   grad_ready -> bucket slot --publish--> GradientExchange: the sum of all ranks, in rank order -> reduced shard
 //
-// A bucket is published when all expected parameters of its unit have fired, when its slot's ring position is
-// needed by another unit, or at the end of backward; what was not touched is zero. A later arrival opens a
-// further event of the same backward.
+// A bucket is published when all expected parameters of its unit have fired, when its slot's ring position is needed by another
+// unit, or at the end of backward; what was not touched is zero. A later arrival opens a further event of the same backward.
 //
-// The list of events does not depend on the plan, and each sum is formed in rank order: ((g0 + g1) + g2) ...,
-// then added to what earlier events of the step left. Hence the same bits under every plan.
+// The list of events does not depend on the plan, and each sum is formed in rank order: ((g0 + g1) + g2) ..., then added to
+// what earlier events of the step left. Hence the same bits under every plan.
 //
-// Where peers read each other's memory (Capabilities::one_sided), a rank may take another path through the
-// model than the others: what it does not touch counts as zero. Elsewhere every reduction is a matched call,
-// and another path is kMismatch by name.
+// Where peers read each other's memory (Capabilities::one_sided), a rank may take another path through the model than the others:
+// what it does not touch counts as zero. Elsewhere every reduction is a matched call, and another path is kMismatch by name.
 #pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
 
 #include <kernels/norm/norm.h>
 #include <zeroth/base/tensor_view.h>
@@ -22,17 +23,13 @@
 #include <zeroth/zero/kernel_context.h>
 #include <zeroth/zero/model_memory.h>
 
-#include <cstdint>
-#include <memory>
-#include <vector>
-
 namespace zeroth {
 
 /// First non-finite local gradient of a step.
 struct Offender {
-  int param = -1;  ///< -1: none
+  int param = -1;            ///< -1: none
   std::int64_t micro_step = 0;
-  std::uint64_t count = 0;  ///< non-finite elements of that gradient
+  std::uint64_t count = 0;   ///< non-finite elements of that gradient
 };
 
 /// Calls of an engine that all ranks make together.
@@ -55,26 +52,22 @@ class GradientStore {
   GradientStore& operator=(const GradientStore&) = delete;
   ~GradientStore();
 
-  /// A gradient of a whole parameter has arrived: `grad` is dense, in accumulation dtype or the parameter's
-  /// own. It is copied (or added, if the parameter's bucket already holds one) before this returns. May wait
-  /// for a slot. In accumulation dtype, or added, it makes a 16-bit bucket (bucket_dtypes()) a wide one for
-  /// this event, beyond the plan.
+  /// A gradient of a whole parameter has arrived: `grad` is dense, in accumulation dtype or the parameter's own. It is copied (or
+  /// added, if the parameter's bucket already holds one) before this returns. May wait for a slot. In accumulation dtype, or added,
+  /// it makes a 16-bit bucket (bucket_dtypes()) a wide one for this event, beyond the plan.
   void add(int param, ConstTensorView grad);
-  /// All expected gradients of the unit have arrived: publishes its bucket. Nothing to do if the bucket is
-  /// not open.
+  /// All expected gradients of the unit have arrived: publishes its bucket. Nothing to do if the bucket is not open.
   void close_unit(int unit);
   /// End of backward: publishes what is open, and that nothing more comes. Does not wait for peers.
   void close_backward();
-  /// Which of the step's micro-steps (from 0) is running; with reduction per step only the last one
-  /// publishes.
+  /// Which of the step's micro-steps (from 0) is running; with reduction per step only the last one publishes.
   void set_micro_step(int micro_step) { micro_step_ = micro_step; }
 
-  /// Blocks until all ranks have come to this call, and reduces meanwhile: a rank that is still in backward
-  /// may need this one to take its gradients. Comes before every matched call but that of complete(), which
-  /// has its own. Throws kMismatch if another rank comes to another call.
+  /// Blocks until all ranks have come to this call, and reduces meanwhile: a rank that is still in backward may need this one to take
+  /// its gradients. Comes before every matched call but that of complete(), which has its own. Throws kMismatch if another rank comes to another call.
   void meet(Meeting what);
-  /// Blocks until every reduction event of all closed backwards has arrived in the reduced shards. Ends the
-  /// step's accumulation: the next event stores instead of adding.
+  /// Blocks until every reduction event of all closed backwards has arrived in the reduced shards. Ends the step's accumulation:
+  /// the next event stores instead of adding.
   void complete();
   /// After complete(), where gradients are replicated: makes every rank's reduced shards readable through
   /// ModelMemory::peer_reduced(). Collective, blocks.
@@ -86,8 +79,7 @@ class GradientStore {
   [[nodiscard]] bool touched(int param) const { return touched_[static_cast<std::size_t>(param)]; }
   /// Whether this rank's reduced shard of the flat holds the sums of this step (valid after complete()).
   [[nodiscard]] bool has_sums(int flat) const;
-  /// Sum of squares of the flat's reduced shard, each times the flat's grad_factor (valid after complete(),
-  /// if has_sums()).
+  /// Sum of squares of the flat's reduced shard, each times the flat's grad_factor (valid after complete(), if has_sums()).
   [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const;
   [[nodiscard]] const Offender& offender() const { return offender_; }
   /// The first parameter whose gradient did not fit its 16-bit bucket, -1.
@@ -101,10 +93,10 @@ class GradientStore {
 
  private:
   struct FlatState {
-    bool open = false;              ///< the bucket holds gradients that are not published
-    bool published = false;         ///< in this step
+    bool open = false;            ///< the bucket holds gradients that are not published
+    bool published = false;       ///< in this step
     DType dtype = DType::kFloat32;  ///< of the open bucket
-    std::vector<bool> filled{};     ///< one a segment: the bucket holds a gradient of it
+    std::vector<bool> filled{};   ///< one a segment: the bucket holds a gradient of it
   };
 
   void open(int flat);
@@ -121,19 +113,18 @@ class GradientStore {
   int micro_steps_;
   ModelMemory& memory_;
   KernelContext kernels_;
-  std::vector<int>
-      slot_holder_;  ///< unit whose bucket, published or not, or whose sums may still lie in the slot, -1
+  std::vector<int> slot_holder_;        ///< unit whose bucket, published or not, or whose sums may still lie in the slot, -1
   std::unique_ptr<ReducedShards> shards_;
   std::unique_ptr<GradientExchange> exchange_;
   std::vector<FlatState> flats_;
   std::vector<int> ring_positions_;
-  std::vector<int> ring_open_;  ///< unit with an open bucket at each ring position, -1
+  std::vector<int> ring_open_;          ///< unit with an open bucket at each ring position, -1
   std::vector<int> trainable_flats_;
   std::vector<bool> touched_;
   Offender offender_;
   int first_wide_ = -1;
-  bool reduced_before_ = false;  ///< an earlier backward of this step had reductions
-  std::uint64_t backward_ = 0;   ///< step << 20 | backward within the step
+  bool reduced_before_ = false;         ///< an earlier backward of this step had reductions
+  std::uint64_t backward_ = 0;          ///< step << 20 | backward within the step
   int micro_step_ = 0;
 };
 

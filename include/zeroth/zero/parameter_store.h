@@ -1,31 +1,30 @@
 // ParameterStore: gathered parameters of units, on leases.
 //
-// A unit that rests sharded is gathered into its slot while at least one lease on it is out; a unit that
-// rests replicated is always there and a lease costs nothing. "Gathered" is a count, not a state: several
-// forwards may be outstanding. Where peers read each other's memory (Capabilities::one_sided) a gather is a
-// pull: wait until each rank's shard has this rank's epoch, copy. No rank overwrites a shard before the judge
-// of the step, which every rank passes after its last gather. Elsewhere a gather is a matched all_gather: all
-// ranks take the same units in the same order, or hear by name what the others took. Whose shards make a
-// whole depends on the degrees of sharding: all ranks', or those of a run of them.
+// A unit that rests sharded is gathered into its slot while at least one lease on it is out; a unit that rests replicated is
+// always there and a lease costs nothing. "Gathered" is a count, not a state: several forwards may be outstanding.
+// Where peers read each other's memory (Capabilities::one_sided) a gather is a pull: wait until each rank's shard has this rank's
+// epoch, copy. No rank overwrites a shard before the judge of the step, which every rank passes after its last gather. Elsewhere a
+// gather is a matched all_gather: all ranks take the same units in the same order, or hear by name what the others took.
+// Whose shards make a whole depends on the degrees of sharding: all ranks', or those of a run of them.
 #pragma once
-
-#include <zeroth/comm/backend.h>
-#include <zeroth/device/device.h>
-#include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/model_memory.h>
 
 #include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include <zeroth/comm/backend.h>
+#include <zeroth/device/device.h>
+#include <zeroth/zero/kernel_context.h>
+#include <zeroth/zero/model_memory.h>
+
 namespace zeroth {
 
 enum class CallPurpose : std::uint8_t;
 class RowGroup;
 
-/// Told where the parameters of a flat are. `data` is the start of the flat buffer, or null when it may no
-/// longer be touched. Called on the caller's thread, from unshard and release.
+/// Told where the parameters of a flat are. `data` is the start of the flat buffer, or null when it may no longer be touched.
+/// Called on the caller's thread, from unshard and release.
 class ParameterBinder {
  public:
   ParameterBinder() = default;
@@ -55,18 +54,16 @@ class ParameterStore {
   void release(int unit) noexcept;
   [[nodiscard]] int leases(int unit) const { return units_[static_cast<std::size_t>(unit)].leases; }
 
-  /// Ends all use of the current version: gives prefetched units back. Throws kUsage if a lease of a sharded
-  /// unit is out. Must come before the judge of the step, after which peers overwrite their shards.
+  /// Ends all use of the current version: gives prefetched units back. Throws kUsage if a lease of a sharded unit is out.
+  /// Must come before the judge of the step, after which peers overwrite their shards.
   void quiesce();
-  /// Marks this rank's shards as updated, and brings replicated parameters up to date where updates were
-  /// sharded (blocks).
+  /// Marks this rank's shards as updated, and brings replicated parameters up to date where updates were sharded (blocks).
   void publish();
   /// Version of the parameters: 1 after initialisation, +1 a step.
   [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
 
-  /// Copies the whole flat into `out` (flat.bytes()), without a lease or a slot. Blocks for peers.
-  /// Collective; `out` is null on ranks that do not want it. Where the transport is one-sided, the others
-  /// need not call.
+  /// Copies the whole flat into `out` (flat.bytes()), without a lease or a slot. Blocks for peers. Collective; `out` is null on ranks that
+  /// do not want it. Where the transport is one-sided, the others need not call.
   void read(int flat, std::byte* out);
 
   /// Control blocks and staging of groups inside the backend's.
@@ -78,7 +75,7 @@ class ParameterStore {
     std::uint64_t order_deviations = 0;  ///< units not taken in the order of the step before
     int live_slots = 0;                  ///< ring slots in use
     int live_slots_peak = 0;
-    std::uint64_t live_bytes = 0;  ///< parameters gathered now
+    std::uint64_t live_bytes = 0;        ///< parameters gathered now
     std::uint64_t live_bytes_peak = 0;
   };
   [[nodiscard]] const Counters& counters() const { return counters_; }
@@ -87,9 +84,9 @@ class ParameterStore {
  private:
   struct UnitState {
     int leases = 0;
-    bool gathered = false;  ///< its slot holds (or is being filled with) its parameters
+    bool gathered = false;             ///< its slot holds (or is being filled with) its parameters
     bool bound = false;
-    Event ready{};  ///< of the gather
+    Event ready{};                     ///< of the gather
     Arena overflow{};
     MemoryHold overflow_hold{};
   };
@@ -117,10 +114,10 @@ class ParameterStore {
   std::unique_ptr<RowGroup> whole_;    ///< whose parts at rest make a whole
   std::unique_ptr<RowGroup> at_rest_;  ///< whose updates make what this rank has at rest
   std::vector<UnitState> units_;
-  std::vector<int> slot_user_;   ///< unit in each gathered slot, -1
-  std::vector<int> ring_;        ///< positions among the repeated units
-  std::vector<int> order_;       ///< units taken in this step
-  std::vector<int> last_order_;  ///< and in the one before
+  std::vector<int> slot_user_;     ///< unit in each gathered slot, -1
+  std::vector<int> ring_;          ///< positions among the repeated units
+  std::vector<int> order_;         ///< units taken in this step
+  std::vector<int> last_order_;    ///< and in the one before
   std::uint64_t epoch_ = 0;
   Counters counters_;
 };
@@ -130,8 +127,7 @@ class [[nodiscard]] UnshardLease {
  public:
   UnshardLease() = default;
   UnshardLease(ParameterStore& store, int unit) : store_(&store), unit_(unit) { store.acquire(unit); }
-  UnshardLease(UnshardLease&& other) noexcept
-      : store_(std::exchange(other.store_, nullptr)), unit_(other.unit_) {}
+  UnshardLease(UnshardLease&& other) noexcept : store_(std::exchange(other.store_, nullptr)), unit_(other.unit_) {}
   UnshardLease& operator=(UnshardLease&& other) noexcept {
     if (this != &other) {
       reset();

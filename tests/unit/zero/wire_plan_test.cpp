@@ -46,8 +46,7 @@ RC_GTEST_PROP(WirePlanProperty, SumOverRanksIsTheFormulaExactly, ()) {
     const std::uint64_t sum = length * (flat.dtype == DType::kFloat64 ? 8 : 4);
     const bool repeated = random.units[static_cast<std::size_t>(flat.unit)].repeated;
     // As it is computed, unless it may be a sum, or its bucket takes sums.
-    bool added = !repeated || stage == 0 || (plan.policy == ReductionPolicy::kPerStep && micro_steps > 1) ||
-                 world == 1;
+    bool added = !repeated || stage == 0 || (plan.policy == ReductionPolicy::kPerStep && micro_steps > 1) || world == 1;
     for (const Segment& segment : flat.segments) {
       const ParamSpec& param = random.params[static_cast<std::size_t>(segment.param)];
       added = added || !param.aliases.empty() || (param.dtype == DType::kBFloat16 && param.shape.size() < 2);
@@ -113,8 +112,7 @@ TEST(WirePlan, FourAndSixBytesAParameterInBFloat16) {
   EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 6 * share + root);
   plan.policy = ReductionPolicy::kPerStep;
   EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 6 * share + root);
-  EXPECT_EQ(plan_wire(model, plan, 1, 2).reduce_gradients, 4 * share)
-      << "micro-steps are added in fp32 before they travel";
+  EXPECT_EQ(plan_wire(model, plan, 1, 2).reduce_gradients, 4 * share) << "micro-steps are added in fp32 before they travel";
 }
 
 TEST(WirePlan, MicroStepsMultiplyWhatHappensInEach) {
