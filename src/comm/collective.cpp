@@ -201,9 +201,8 @@ void validate(const Collective& collective, int rank, int size, std::string_view
       is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group",
       fmt::format("0 to {}", size - 1));
   check.require(!is_point_to_point(kind) || collective.root != rank, "a rank sends to itself");
-  check.require(
-      !collective.accumulate || (kind == CollectiveKind::kReduceScatter && collective.op == ReduceOp::kSum),
-      "only the sum of a reduce_scatter accumulates");
+  check.require(!collective.accumulate || (kind == CollectiveKind::kReduceScatter && collective.op == ReduceOp::kSum),
+                "only the sum of a reduce_scatter accumulates");
   check.require(reduces || collective.op == ReduceOp::kSum, "only a reduction has a minimum or maximum");
   if (reduces && collective.op == ReduceOp::kSum) {
     check.require(can_sum(collective.in_dtype, collective.out_dtype), "no sum of these dtypes");

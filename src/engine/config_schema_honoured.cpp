@@ -75,14 +75,18 @@ constexpr bool (*kAbsoluteRates)(const Config&) = [](const Config& c) {
   return c.scheduler.type == "WarmupLR" || c.scheduler.type == "WarmupDecayLR";
 };
 
-constexpr bool (*kShardedParameters)(const Config&) = [](const Config& c) { return c.zero.stage == 3; };
-constexpr bool (*kShardedOptimizer)(const Config&) = [](const Config& c) { return c.zero.stage >= 1; };
 // Values that ask for nothing may be anywhere.
 constexpr bool (*kHpz)(const Config&) = [](const Config& c) {
   return c.zero.stage == 3 || c.zero.hpz_partition_size == 1;
 };
 constexpr bool (*kMics)(const Config&) = [](const Config& c) {
   return c.zero.stage == 3 || c.zero.mics_shard_size == -1;
+};
+constexpr bool (*kShardedParameters)(const Config&) = [](const Config& c) {
+  return c.zero.stage == 3 || c.zero.parameter_degree == 0;
+};
+constexpr bool (*kShardedOptimizer)(const Config&) = [](const Config& c) {
+  return c.zero.stage >= 1 || c.zero.optimizer_degree == 0;
 };
 
 constexpr Bounds kNotNegative{.low = 0.0};
@@ -299,23 +303,19 @@ constexpr std::array kKeys{
     bind<&Config::zero, &ZeroConfig::ring_slots>(
         {.pointer = "/zeroth/ring_slots",
          .kind = KeyKind::kInteger,
-         .text = "Slots that the repeated units share for gradient buckets, so that a unit need not wait "
-                 "until all ranks have "
+         .text = "Slots that the repeated units share for gradient buckets, so that a unit need not wait until all ranks have "
                  "taken the gradients of the one after it; and at most as many for gathered parameters.",
          .lowest = 2,
          .highest = 4096}),
     bind<&Config::zero, &ZeroConfig::prefetch_units>(
         {.pointer = "/zeroth/prefetch_units",
          .kind = KeyKind::kInteger,
-         .text = "Units gathered ahead, each in a slot of its own, where the device works asynchronously; on "
-                 "the CPU none are.",
+         .text = "Units gathered ahead, each in a slot of its own, where the device works asynchronously; on the CPU none are.",
          .highest = 4096}),
     bind<&Config::zero, &ZeroConfig::narrow_buckets>(
         {.pointer = "/zeroth/narrow_buckets",
-         .text = "Gradients of 16-bit matrices lie in the buckets of repeated units, and travel, as they "
-                 "were computed; sums are "
-                 "fp32, with the same bits. One that comes in fp32 all the same (a sum of several uses) "
-                 "takes memory beyond the "
+         .text = "Gradients of 16-bit matrices lie in the buckets of repeated units, and travel, as they were computed; sums are "
+                 "fp32, with the same bits. One that comes in fp32 all the same (a sum of several uses) takes memory beyond the "
                  "plan, and a warning names the first one. false plans for fp32."}),
 
     bind<&Config::runtime, &RuntimeConfig::threads>(
@@ -326,16 +326,13 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::ranks_per_node>(
         {.pointer = "/zeroth/ranks_per_node",
          .kind = KeyKind::kInteger,
-         .text = "Consecutive ranks that count as one node; 0: the ranks of each host over `shm+mpi`, else "
-                 "all. Sums are formed inside each node first, then over the "
-                 "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, "
-                 "also on one host.",
+         .text = "Consecutive ranks that count as one node; 0: the ranks of each host over `shm+mpi`, else all. Sums are formed inside each node first, then over the "
+                 "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, also on one host.",
          .highest = 4096}),
     bind<&Config::runtime, &RuntimeConfig::link_bytes_per_s>(
         {.pointer = "/zeroth/link_bytes_per_s",
          .kind = KeyKind::kInteger,
-         .text = "For experiments on one machine: each rank's link to other nodes carries so many bytes a "
-                 "second, by waiting. 0: as it is. "
+         .text = "For experiments on one machine: each rank's link to other nodes carries so many bytes a second, by waiting. 0: as it is. "
                  "The numbers are the same.",
          .highest = kMaxBytes,
          .shared = false}),
@@ -371,13 +368,11 @@ constexpr std::array kKeys{
          .lowest = 1}),
     bind<&Config::runtime, &RuntimeConfig::broadcast_buffers>(
         {.pointer = "/zeroth/broadcast_buffers",
-         .text = "Before each forward in training every rank takes rank 0's buffers (running statistics and "
-                 "the like), "
+         .text = "Before each forward in training every rank takes rank 0's buffers (running statistics and the like), "
                  "so that a model does not depend on which rank exports it."}),
     bind<&Config::runtime, &RuntimeConfig::compute_copies>(
         {.pointer = "/zeroth/compute_copies",
-         .text = "Units compute with copies of the parameters, as they always do on a GPU: on the CPU it "
-                 "takes memory and time "
+         .text = "Units compute with copies of the parameters, as they always do on a GPU: on the CPU it takes memory and time "
                  "and shows that nothing else differs. The numbers are the same.",
          .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::execution>(

@@ -29,8 +29,7 @@ constexpr KeySpec section(std::string_view pointer,
 
 constexpr std::string_view kOffload =
     "offloading to host memory or files is not built; all state lies in host memory";
-constexpr std::string_view kLowReduction =
-    "gradients are summed and accumulated in fp32, from what was computed";
+constexpr std::string_view kLowReduction = "gradients are summed and accumulated in fp32, from what was computed";
 constexpr std::string_view kQuantized = "quantized communication is not built";
 constexpr std::string_view kMonitor = "no monitor is built; the program writes its own records";
 constexpr std::string_view kData = "the program owns its data; data schedules are not built";

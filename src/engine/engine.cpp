@@ -540,7 +540,8 @@ MemoryReport Engine::memory_report() const {
           .overflow_slots = counters.overflow_slots,
           .spills = gradients_->spills(),
           .resident = memory_->resident_bytes(),
-          .transport = communicator_.backend().memory_bytes(),
+          .transport = communicator_.backend().memory_bytes() + parameters_->transport_bytes() +
+                       gradients_->transport_bytes(),
           .pss = pss_bytes()};
 }
 

@@ -38,6 +38,8 @@ class GradientExchange {
   virtual void share_sums() = 0;
   virtual void begin_step() = 0;
   [[nodiscard]] virtual std::uint64_t spills() const = 0;
+  /// Control blocks and staging of groups inside the backend's.
+  [[nodiscard]] virtual std::size_t transport_bytes() const = 0;
 };
 
 /// What both ways work on; all outlive the exchange.

@@ -60,6 +60,7 @@ GradientStore::~GradientStore() = default;
 bool GradientStore::has_sums(int flat) const { return shards_->has_sums(flat); }
 const kernels::NormAccumulator& GradientStore::norm(int flat) const { return shards_->norm(flat); }
 std::uint64_t GradientStore::spills() const { return exchange_->spills(); }
+std::size_t GradientStore::transport_bytes() const { return exchange_->transport_bytes(); }
 std::uint64_t GradientStore::backwards_in_step() const { return backward_ & (kBackwardsPerStep - 1); }
 
 bool GradientStore::publishes_now() const {

@@ -30,9 +30,11 @@ class MatchedExchange final : public GradientExchange {
     const FlatLayout& layout = model_.flat(flat);
     const DType accumulation = layout.accumulation();
     std::byte* bucket = memory_.bucket(flat, dtype);
-    // A bucket of the sums' dtype has room for the sum. Another one has not, and its sums have memory of their own.
+    // A bucket of the sums' dtype has room for the sum. Another one has not, and its sums have memory of
+    // their own.
     const bool in_place = memory_.bucket_dtype(flat) == accumulation;
-    std::byte* const own = in_place ? bucket + array_bytes(layout.shard(memory_.rank()).begin, accumulation) : memory_.reduced(flat);
+    std::byte* const own = in_place ? bucket + array_bytes(layout.shard(memory_.rank()).begin, accumulation)
+                                    : memory_.reduced(flat);
     Collective reduce = reduce_call(layout, dtype, bucket, own);
     reduce.accumulate = !in_place && published_[static_cast<std::size_t>(flat)];
     published_[static_cast<std::size_t>(flat)] = true;
@@ -64,18 +66,20 @@ class MatchedExchange final : public GradientExchange {
       if (!published_[flat]) continue;
       const int index = static_cast<int>(flat);
       const FlatLayout& layout = model_.flats[flat];
-      sums_.gather(CallPurpose::kShareGradients,
-                   layout,
-                   layout.accumulation(),
-                   memory_.reduced(index),
-                   memory_.gathered_sums(index),
-                   reduce_stream_)
+      sums_
+          .gather(CallPurpose::kShareGradients,
+                  layout,
+                  layout.accumulation(),
+                  memory_.reduced(index),
+                  memory_.gathered_sums(index),
+                  reduce_stream_)
           .wait();
     }
   }
 
   void begin_step() override { published_.assign(published_.size(), false); }
   [[nodiscard]] std::uint64_t spills() const override { return 0; }
+  [[nodiscard]] std::size_t transport_bytes() const override { return sums_.transport_bytes(); }
 
  private:
   const ModelLayout& model_;
@@ -83,7 +87,7 @@ class MatchedExchange final : public GradientExchange {
   CommBackend& backend_;
   Stream reduce_stream_;
   ReducedShards& shards_;
-  RowGroup sums_;  ///< whose pieces are what this rank updates
+  RowGroup sums_;                ///< whose pieces are what this rank updates
   std::vector<bool> published_;  ///< one a flat: reduced in this step
 };
 

@@ -1,12 +1,13 @@
-#include "zero/signals.h"
-
-#include <zeroth/shard/degrees.h>
 #include <zeroth/zero/memory_plan.h>
 
 #include <algorithm>
 #include <functional>
 #include <map>
 #include <vector>
+
+#include <zeroth/shard/degrees.h>
+
+#include "zero/signals.h"
 
 namespace zeroth {
 namespace {
@@ -120,17 +121,16 @@ bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit
   if (plan.reshard == Reshard::kNone) return true;
   const auto index = static_cast<std::size_t>(unit);
   if (!model.units[index].repeated) return true;
-  const bool last = std::none_of(model.units.begin() + unit + 1,
-                                 model.units.end(),
-                                 [](const UnitSpec& other) { return other.repeated; });
+  const bool last = std::none_of(model.units.begin() + unit + 1, model.units.end(), [](const UnitSpec& other) {
+    return other.repeated;
+  });
   return last && plan.ring_slots >= 2;
 }
 
 SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {
   std::vector<std::size_t> bytes;
   for (const FlatLayout& flat : model.flats) bytes.push_back(plan.gathers_parameters() ? flat.bytes() : 0);
-  return make_slot_table(
-      model, bytes, plan.reshard != Reshard::kNone, std::min(plan.ring_slots, 1 + plan.prefetch_units));
+  return make_slot_table(model, bytes, plan.reshard != Reshard::kNone, std::min(plan.ring_slots, 1 + plan.prefetch_units));
 }
 
 std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
@@ -170,8 +170,11 @@ std::size_t control_bytes(const ModelLayout& model) {
   return SignalLayout(static_cast<int>(model.flats.size()), model.world).bytes();
 }
 
-MemorySnapshot plan_memory(
-    const ModelLayout& model, const ShardingPlan& plan, int rank, int optimizer_states, int micro_steps) {
+MemorySnapshot plan_memory(const ModelLayout& model,
+                           const ShardingPlan& plan,
+                           int rank,
+                           int optimizer_states,
+                           int micro_steps) {
   MemorySnapshot memory;
   const auto add = [&memory](MemoryState state, std::size_t bytes) {
     memory.bytes[static_cast<std::size_t>(state)] += bytes;

@@ -54,6 +54,7 @@ class OneSidedExchange final : public GradientExchange {
     if (memory_.peers_read_buckets()) announce(memory_.signals(memory_.rank()).taken(), ++steps_);
   }
   [[nodiscard]] std::uint64_t spills() const override { return spills_; }
+  [[nodiscard]] std::size_t transport_bytes() const override { return 0; }
 
  private:
   struct FlatState {

@@ -29,7 +29,8 @@ ParameterStore::ParameterStore(const ModelLayout& model,
       kernels_(kernels),
       binder_(binder),
       whole_(std::make_unique<RowGroup>(model, backend, memory.degrees().parameter, 1, "parameters")),
-      at_rest_(std::make_unique<RowGroup>(model, backend, memory.degrees().optimizer, memory.degrees().parameter, "updates")),
+      at_rest_(std::make_unique<RowGroup>(
+          model, backend, memory.degrees().optimizer, memory.degrees().parameter, "updates")),
       units_(model.units.size()),
       slot_user_(memory.gathered_table().slot_bytes.size(), -1),
       ring_(ring_positions(model)) {
@@ -134,12 +135,14 @@ void ParameterStore::bring(int flat, std::byte* out, RowGroup& group, CallPurpos
   const FlatLayout& layout = model_.flat(flat);
   if (layout.part(memory_.rank(), group.to()).size() == 0) return;
   const Range own = layout.part(memory_.rank(), group.from());
-  const std::byte* const part = memory_.parameters(flat) +
-                                array_bytes(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
+  const std::byte* const part =
+      memory_.parameters(flat) +
+      array_bytes(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
   if (!group.moves()) {
-    gather_stream_.enqueue([this, out, part, bytes = static_cast<std::int64_t>(array_bytes(own.size(), layout.dtype))] {
-      if (out != part) kernels::copy_stream(out, part, bytes, kernels_.isa);
-    });
+    gather_stream_.enqueue(
+        [this, out, part, bytes = static_cast<std::int64_t>(array_bytes(own.size(), layout.dtype))] {
+          if (out != part) kernels::copy_stream(out, part, bytes, kernels_.isa);
+        });
     return;
   }
   if (memory_.one_sided()) {
@@ -147,7 +150,8 @@ void ParameterStore::bring(int flat, std::byte* out, RowGroup& group, CallPurpos
     return;
   }
   // The call is submitted here, on the caller's thread: so all ranks submit theirs in one order.
-  gather_stream_.enqueue([work = group.gather(purpose, layout, layout.dtype, part, out, gather_stream_)] { work.wait(); });
+  gather_stream_.enqueue(
+      [work = group.gather(purpose, layout, layout.dtype, part, out, gather_stream_)] { work.wait(); });
 }
 
 void ParameterStore::require_version(int flat, int rank, const RowGroup& group) {
@@ -160,12 +164,15 @@ void ParameterStore::require_version(int flat, int rank, const RowGroup& group) 
   }
   require_same_layout(model_, memory_, flat, rank, "zero.gather", "parameters", "shard");
   const std::uint64_t their_epoch = version.load();
-  if (their_epoch == epoch_) [[likely]] return;
+  if (their_epoch == epoch_) [[likely]]
+    return;
   ErrorContext context = pull_context(model_, memory_, flat, rank, "zero.gather", "shard");
   context.expected = "epoch " + std::to_string(epoch_) + " on rank " + std::to_string(memory_.rank());
   context.got = "epoch " + std::to_string(their_epoch) + " on rank " + std::to_string(rank);
   context.hint = "all ranks must call step() equally often";
-  throw Error(ErrorCode::kMismatch, "a rank offers another version of a shard than this rank needs", std::move(context));
+  throw Error(ErrorCode::kMismatch,
+              "a rank offers another version of a shard than this rank needs",
+              std::move(context));
 }
 
 void ParameterStore::pull(int flat, std::byte* out, const RowGroup& group) {
@@ -187,7 +194,8 @@ void ParameterStore::pull(int flat, std::byte* out, const RowGroup& group) {
                            kernels_.isa);
     });
     if (rank != memory_.rank()) {
-      backend_.count_one_sided(CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(part.size()) * element);
+      backend_.count_one_sided(
+          CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(part.size()) * element);
     }
   }
 }
@@ -212,12 +220,16 @@ void ParameterStore::publish() {
     backend_.ring();
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
       if (!model_.flats[flat].trainable) continue;
-      bring(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), *at_rest_, CallPurpose::kPublishParameters);
+      bring(static_cast<int>(flat),
+            memory_.parameters(static_cast<int>(flat)),
+            *at_rest_,
+            CallPurpose::kPublishParameters);
     }
     gather_stream_.synchronize();
   }
   // Only now: others gather here what this rank has just taken, too.
-  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
+  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat)
+    own.epoch(static_cast<int>(flat)).store(epoch_);
   backend_.ring();
 }
 
@@ -230,6 +242,10 @@ void ParameterStore::read(int flat, std::byte* out) {
   }
   bring(flat, out, *whole_, CallPurpose::kReadParameters);
   gather_stream_.synchronize();
+}
+
+std::size_t ParameterStore::transport_bytes() const {
+  return whole_->transport_bytes() + at_rest_->transport_bytes();
 }
 
 void ParameterStore::note_order(int unit) {

@@ -9,12 +9,9 @@ std::string_view name_of(ReductionPolicy policy) noexcept {
 
 std::string_view name_of(Reshard reshard) noexcept {
   switch (reshard) {
-    case Reshard::kDefault:
-      return "default";
-    case Reshard::kAll:
-      return "all";
-    case Reshard::kNone:
-      return "none";
+    case Reshard::kDefault: return "default";
+    case Reshard::kAll: return "all";
+    case Reshard::kNone: return "none";
   }
   return "default";
 }
@@ -48,10 +45,7 @@ void ShardingPlan::validate() const {
            ErrorCode::kUsage,
            "a degree of sharding is negative",
            {.which = name});
-  ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096,
-           ErrorCode::kUsage,
-           "ring_slots must be 1 to 4096",
-           {.which = name});
+  ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096, ErrorCode::kUsage, "ring_slots must be 1 to 4096", {.which = name});
   ZR_CHECK(prefetch_units >= 0, ErrorCode::kUsage, "prefetch_units must not be negative", {.which = name});
 }
 
@@ -80,11 +74,10 @@ Degrees ShardingPlan::degrees(int world) const {
 }
 
 ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes) {
-  ZR_CHECK(
-      zero_stage >= 0 && zero_stage <= 3,
-      ErrorCode::kConfig,
-      "there is no such ZeRO stage",
-      {.which = "zero_optimization.stage", .expected = "0, 1, 2 or 3", .got = std::to_string(zero_stage)});
+  ZR_CHECK(zero_stage >= 0 && zero_stage <= 3,
+           ErrorCode::kConfig,
+           "there is no such ZeRO stage",
+           {.which = "zero_optimization.stage", .expected = "0, 1, 2 or 3", .got = std::to_string(zero_stage)});
   ShardingPlan plan;
   plan.name = "zero-" + std::to_string(zero_stage);
   plan.axes = std::move(axes);

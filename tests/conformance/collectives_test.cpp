@@ -39,8 +39,7 @@ T value_of(int rank, std::int64_t index, std::uint64_t seed) {
   }
 }
 
-/// The promise of the header: rank order along the nodes, one rounding an addition, in the accumulation
-/// dtype; integers wrap.
+/// The promise of the header: rank order along the nodes, one rounding an addition, in the accumulation dtype; integers wrap.
 template <class In, class Out>
 Out rank_order_sum(int size, std::span<const int> nodes, std::int64_t index, std::uint64_t seed) {
   if constexpr (std::is_integral_v<In>) {
@@ -89,11 +88,9 @@ void expect_sum(const Out& got, const Communicator& comm, std::int64_t index, st
       exact += as_double(value_of<In>(rank, index, seed));
       magnitude += std::abs(as_double(value_of<In>(rank, index, seed)));
     }
-    // One rounding an addition (2^-24 relative each, 2^-53 in double), one more to bf16 (2^-9) or fp16
-    // (2^-12).
+    // One rounding an addition (2^-24 relative each, 2^-53 in double), one more to bf16 (2^-9) or fp16 (2^-12).
     const double unit = std::is_same_v<In, double> ? 0x1p-53 : 0x1p-24;
-    const double output =
-        std::is_same_v<Out, BFloat16> ? 0x1p-8 : (std::is_same_v<Out, Float16> ? 0x1p-11 : 0);
+    const double output = std::is_same_v<Out, BFloat16> ? 0x1p-8 : (std::is_same_v<Out, Float16> ? 0x1p-11 : 0);
     if (std::abs(as_double(got) - exact) > magnitude * (size * unit + output)) {
       throw std::runtime_error(
           fmt::format("element {}: {} is too far from {}", index, as_double(got), exact));
@@ -243,19 +240,14 @@ void check_extremes(const Communicator& comm, const Buffers& buffers, std::int64
   for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
     const std::span<T> in = buffers.send<T>(total);
     const auto fill = [&] {
-      for (std::int64_t i = 0; i < total; ++i)
-        in[static_cast<std::size_t>(i)] = value_of<T>(comm.rank(), i, seed);
+      for (std::int64_t i = 0; i < total; ++i) in[static_cast<std::size_t>(i)] = value_of<T>(comm.rank(), i, seed);
     };
     const auto expect = [&](std::span<const T> got, std::int64_t begin) {
       for (std::size_t i = 0; i < got.size(); ++i) {
         const std::int64_t index = begin + static_cast<std::int64_t>(i);
         const T expected = rank_order_extreme<T>(comm.size(), index, seed, op == ReduceOp::kMax);
         if (std::memcmp(&got[i], &expected, sizeof expected) != 0) {
-          throw std::runtime_error(fmt::format("{} of element {}: {} instead of {}",
-                                               name_of(op),
-                                               index,
-                                               as_double(got[i]),
-                                               as_double(expected)));
+          throw std::runtime_error(fmt::format("{} of element {}: {} instead of {}", name_of(op), index, as_double(got[i]), as_double(expected)));
         }
       }
     };
@@ -270,16 +262,14 @@ void check_extremes(const Communicator& comm, const Buffers& buffers, std::int64
   }
 }
 
-/// Every second rank gives bf16, the others the same values in fp32; and then once more, on top of what is
-/// there.
+/// Every second rank gives bf16, the others the same values in fp32; and then once more, on top of what is there.
 template <class In>
 void check_mixed_reduce_scatter(const Communicator& comm, const Buffers& buffers, std::int64_t total) {
   const auto seed = static_cast<std::uint64_t>(total);
   const auto [counts, first, own] = parts_of(comm, total, seed);
   const std::span<In> in = buffers.send<In>(total);
   for (std::int64_t i = 0; i < total; ++i) {
-    in[static_cast<std::size_t>(i)] =
-        static_cast<In>(static_cast<float>(value_of<BFloat16>(comm.rank(), i, seed)));
+    in[static_cast<std::size_t>(i)] = static_cast<In>(static_cast<float>(value_of<BFloat16>(comm.rank(), i, seed)));
   }
   const std::span<float> out = buffers.recv<float>(own);
   comm.reduce_scatter(std::span<const In>(in), out, counts);
@@ -295,12 +285,10 @@ void check_mixed_reduce_scatter(const Communicator& comm, const Buffers& buffers
                          .accumulate = comm.rank() != 0};  // each rank's own matter
   comm.backend().submit({&again, 1}, comm.stream()).wait();
   for (std::int64_t i = 0; i < own; ++i) {
-    const auto sum =
-        rank_order_sum<BFloat16, float>(comm.size(), comm.backend().node_sizes(), first + i, seed);
+    const auto sum = rank_order_sum<BFloat16, float>(comm.size(), comm.backend().node_sizes(), first + i, seed);
     const float expected = again.accumulate ? sum + sum : sum;
     if (out[static_cast<std::size_t>(i)] != expected) {
-      throw std::runtime_error(
-          fmt::format("element {}: {} instead of {}", i, out[static_cast<std::size_t>(i)], expected));
+      throw std::runtime_error(fmt::format("element {}: {} instead of {}", i, out[static_cast<std::size_t>(i)], expected));
     }
   }
 }
@@ -338,8 +326,7 @@ void check_broadcast(const Communicator& comm, const Buffers& buffers, std::int6
 
 /// Throws unless `out` holds elements `first` and on of what `value_of(rank, ..., seed)` says.
 template <class T>
-void expect_values(
-    std::span<const T> out, int rank, std::int64_t first, std::uint64_t seed, const char* what) {
+void expect_values(std::span<const T> out, int rank, std::int64_t first, std::uint64_t seed, const char* what) {
   for (std::size_t i = 0; i < out.size(); ++i) {
     const T expected = value_of<T>(rank, first + static_cast<std::int64_t>(i), seed);
     if (std::memcmp(&out[i], &expected, sizeof expected) != 0) {
@@ -355,8 +342,7 @@ void check_gather(const Communicator& comm, const Buffers& buffers, std::int64_t
   const int root = static_cast<int>(total % comm.size());
   const std::span<T> out = buffers.recv<T>(comm.rank() == root ? total : 0);
   std::span<T> in = buffers.send<T>(own);
-  if (in_place && comm.rank() == root)
-    in = out.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));
+  if (in_place && comm.rank() == root) in = out.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));
   for (std::int64_t i = 0; i < own; ++i) in[static_cast<std::size_t>(i)] = value_of<T>(0, first + i, seed);
   comm.gather(std::span<const T>(in), out, counts, root);
   expect_values(std::span<const T>(out), 0, 0, seed, "gather");
@@ -369,8 +355,7 @@ void check_scatter(const Communicator& comm, const Buffers& buffers, std::int64_
   const int root = static_cast<int>(total % comm.size());
   const std::span<T> in = buffers.send<T>(comm.rank() == root ? total : 0);
   std::span<T> out = buffers.recv<T>(own);
-  if (in_place && comm.rank() == root)
-    out = in.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));
+  if (in_place && comm.rank() == root) out = in.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = value_of<T>(0, static_cast<std::int64_t>(i), seed);
   comm.scatter(std::span<const T>(in), out, counts, root);
   expect_values(std::span<const T>(out), 0, first, seed, "scatter");
@@ -391,8 +376,7 @@ void check_all_to_all(const Communicator& comm, const Buffers& buffers, std::int
     recv_counts.push_back(given(peer, comm.rank(), total, comm.size()));
   }
   const std::span<T> in = buffers.send<T>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0}));
-  const std::span<T> out =
-      buffers.recv<T>(std::accumulate(recv_counts.begin(), recv_counts.end(), std::int64_t{0}));
+  const std::span<T> out = buffers.recv<T>(std::accumulate(recv_counts.begin(), recv_counts.end(), std::int64_t{0}));
   std::size_t next = 0;
   for (int peer = 0; peer < comm.size(); ++peer) {
     for (std::int64_t i = 0; i < counts[static_cast<std::size_t>(peer)]; ++i) {
@@ -403,11 +387,8 @@ void check_all_to_all(const Communicator& comm, const Buffers& buffers, std::int
   next = 0;
   for (int peer = 0; peer < comm.size(); ++peer) {
     const auto length = static_cast<std::size_t>(recv_counts[static_cast<std::size_t>(peer)]);
-    expect_values(std::span<const T>(out.subspan(next, length)),
-                  peer,
-                  0,
-                  static_cast<std::uint64_t>(comm.rank()),
-                  "all_to_all");
+    expect_values(
+        std::span<const T>(out.subspan(next, length)), peer, 0, static_cast<std::uint64_t>(comm.rank()), "all_to_all");
     next += length;
   }
 }
@@ -418,12 +399,10 @@ void check_equal_all_to_all(const Communicator& comm, const Buffers& buffers, st
   const std::int64_t part = total / comm.size();
   const std::span<T> in = buffers.send<T>(part * comm.size());
   const std::span<T> out = buffers.recv<T>(part * comm.size());
-  for (std::size_t i = 0; i < in.size(); ++i)
-    in[i] = value_of<T>(comm.rank(), static_cast<std::int64_t>(i), 3);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = value_of<T>(comm.rank(), static_cast<std::int64_t>(i), 3);
   comm.all_to_all(std::span<const T>(in), out);
   for (int peer = 0; peer < comm.size(); ++peer) {
-    const std::span<const T> from =
-        out.subspan(static_cast<std::size_t>(part * peer), static_cast<std::size_t>(part));
+    const std::span<const T> from = out.subspan(static_cast<std::size_t>(part * peer), static_cast<std::size_t>(part));
     expect_values(from, peer, part * comm.rank(), 3, "equal all_to_all");
   }
 }
@@ -500,14 +479,14 @@ TEST_P(Collectives, ReduceScatterSumsPartsInAnotherOrderThanTheRanks) {
 
 TEST_P(Collectives, ReduceScatterTakesFromEachRankTheDtypeThatItHas) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(),
-                            [](const auto& comm, const auto& buffers, std::int64_t count, bool /*in_place*/) {
-                              if (comm.rank() % 2 == 0) {
-                                check_mixed_reduce_scatter<float>(comm, buffers, count);
-                              } else {
-                                check_mixed_reduce_scatter<BFloat16>(comm, buffers, count);
-                              }
-                            });
+  for_all_places_and_counts(
+      GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool /*in_place*/) {
+        if (comm.rank() % 2 == 0) {
+          check_mixed_reduce_scatter<float>(comm, buffers, count);
+        } else {
+          check_mixed_reduce_scatter<BFloat16>(comm, buffers, count);
+        }
+      });
 }
 
 TEST_P(Collectives, AllGatherPutsUnevenPartsInOrder) {
@@ -618,36 +597,27 @@ TEST_P(Collectives, BytesBetweenNodesAreThoseOfTheFormula) {
     const std::span<const int> nodes = backend->node_sizes();
     const int size = comm.size();
     const bool one_node = per_node == 0 || per_node >= size;
-    require(nodes.size() == static_cast<std::size_t>(one_node ? 1 : (size + per_node - 1) / per_node),
-            "number of nodes");
+    require(nodes.size() == static_cast<std::size_t>(one_node ? 1 : (size + per_node - 1) / per_node), "number of nodes");
     const bool levels = backend->kind() == "inproc+messages";
-    require(levels == (GetParam().backend == "levels" && !one_node && per_node > 1 && size % per_node == 0),
-            "levels where there are some");
+    require(levels == (GetParam().backend == "levels" && !one_node && per_node > 1 && size % per_node == 0), "levels where there are some");
     const auto others = static_cast<std::uint64_t>(nodes.size() - 1);
-    const auto far = static_cast<std::uint64_t>(
-        one_node ? 0 : size - nodes[static_cast<std::size_t>(rank / per_node)]);  // ranks on other nodes
+    const auto far = static_cast<std::uint64_t>(one_node ? 0 : size - nodes[static_cast<std::size_t>(rank / per_node)]);  // ranks on other nodes
     for (const std::size_t part : {std::size_t{5}, std::size_t{170'001}}) {
       const std::uint64_t bytes = part * sizeof(float);
       std::vector<float> one(part, 1.0F);
       std::vector<float> all(part * static_cast<std::size_t>(size), 1.0F);
       const auto require_far = [&](const std::string& name, std::uint64_t expected) {
         require(table->far_bytes() == expected,
-                fmt::format("{} of {}: {} bytes from other nodes, expected {}",
-                            name,
-                            part,
-                            table->far_bytes(),
-                            expected));
+                fmt::format("{} of {}: {} bytes from other nodes, expected {}", name, part, table->far_bytes(), expected));
       };
       table->reset();
       comm.all_gather(std::span<const float>(one), std::span(all));
       require_far("all_gather", bytes * (levels ? others : far));
-      require(table->bytes() == bytes * static_cast<std::uint64_t>(size - 1),
-              "in all an all_gather receives what it always does");
+      require(table->bytes() == bytes * static_cast<std::uint64_t>(size - 1), "in all an all_gather receives what it always does");
       table->reset();
       comm.reduce_scatter(std::span<const float>(all), std::span(one));
       require_far("reduce_scatter", bytes * (levels ? others : far));
-      require(table->bytes() == bytes * static_cast<std::uint64_t>(size - 1),
-              "in all a reduce_scatter receives what it always does");
+      require(table->bytes() == bytes * static_cast<std::uint64_t>(size - 1), "in all a reduce_scatter receives what it always does");
       table->reset();
       comm.broadcast(std::span(one), 0);
       if (levels) require_far("broadcast", rank > 0 && rank % per_node == 0 ? bytes : 0);
@@ -658,12 +628,8 @@ TEST_P(Collectives, BytesBetweenNodesAreThoseOfTheFormula) {
       if (levels && !small) {
         // A part of the sum from each other node, and of the result; parts may be one element longer.
         const std::uint64_t expected = 2 * others * (bytes / static_cast<std::uint64_t>(size));
-        require(table->far_bytes() / 4 >= expected / 4 - 4 * others &&
-                    table->far_bytes() / 4 <= expected / 4 + 4 * others,
-                fmt::format("all_reduce of {}: {} bytes from other nodes, about {} expected",
-                            part,
-                            table->far_bytes(),
-                            expected));
+        require(table->far_bytes() / 4 >= expected / 4 - 4 * others && table->far_bytes() / 4 <= expected / 4 + 4 * others,
+                fmt::format("all_reduce of {}: {} bytes from other nodes, about {} expected", part, table->far_bytes(), expected));
       }
     }
     backend->set_observer(nullptr);
@@ -711,9 +677,7 @@ TEST_P(Collectives, BarrierWaitsForTheLastRank) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
     const Communicator comm(backend);
-    const auto now = [] {
-      return static_cast<std::int64_t>(SteadyClock::now().time_since_epoch().count());
-    };  // one clock for the host
+    const auto now = [] { return static_cast<std::int64_t>(SteadyClock::now().time_since_epoch().count()); };  // one clock for the host
     for (int round = 1; round <= 50; ++round) {
       if (round % 10 == rank) std::this_thread::sleep_for(Milliseconds{2});
       const std::int64_t came = now();

@@ -114,10 +114,7 @@ std::vector<Case> cases() {
       {"OtherParts", gather({1, 2}), gather({2, 1}), {"parts"}},
       {"OtherOrderOfParts", scatter_at(true), scatter_at(false), {"parts"}},
       {"OtherRoot", broadcast(0), broadcast(1), {"root 0", "root 1"}},
-      {"SumAgainstMaximum",
-       reduce(64, one),
-       extreme(ReduceOp::kMax),
-       {"all_reduce#1 float32", "all_reduce#1 max float32"}},
+      {"SumAgainstMaximum", reduce(64, one), extreme(ReduceOp::kMax), {"all_reduce#1 float32", "all_reduce#1 max float32"}},
       {"OtherRootOfAGather", gather_at(0), gather_at(1), {"root 0", "root 1"}},
       {"AllToAllAgainstGather", exchange, gather_at(0), {"all_to_all", "gather"}},
       {"OtherUnit", reduce(64, one), reduce(64, two), {"unit 1", "unit 2"}},
@@ -146,10 +143,8 @@ TEST_P(Mismatch, EveryRankPrintsBothSides) {
     for (const RankFailure& failure : report.failures) {
       for (const std::string& side : item.both_sides)
         EXPECT_NE(failure.text.find(side), std::string::npos) << failure.text;
-      if (GetParam().backend == "levels" &&
-          failure.code == ErrorCode::kAborted) {  // a rank of another node, or of another level
-        EXPECT_NE(failure.text.find("[MISMATCH] ranks make different calls"), std::string::npos)
-            << failure.text;
+      if (GetParam().backend == "levels" && failure.code == ErrorCode::kAborted) {  // a rank of another node, or of another level
+        EXPECT_NE(failure.text.find("[MISMATCH] ranks make different calls"), std::string::npos) << failure.text;
         continue;
       }
       EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
@@ -178,8 +173,7 @@ TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
           if (rank == last) counts.front() += 2;
           std::vector<float> in(static_cast<std::size_t>(part * GetParam().size + (rank == last ? 2 : 0)));
           std::vector<float> out(static_cast<std::size_t>(part * GetParam().size));
-          Communicator(backend).all_to_all(
-              std::span<const float>(in), std::span(out), counts, recv_counts, {.unit = 4});
+          Communicator(backend).all_to_all(std::span<const float>(in), std::span(out), counts, recv_counts, {.unit = 4});
         },
         options);
     int named = 0;
@@ -187,10 +181,8 @@ TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
       const bool of_the_pair = failure.rank == 0 || failure.rank == last;
       if (messages && !of_the_pair) continue;  // a part is known to its two ranks only
       EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
-      const std::string taken =
-          std::to_string(part) + " elements, which rank 0 takes from rank " + std::to_string(last);
-      const std::string given =
-          std::to_string(part + 2) + " elements, which rank " + std::to_string(last) + " gives to rank 0";
+      const std::string taken = std::to_string(part) + " elements, which rank 0 takes from rank " + std::to_string(last);
+      const std::string given = std::to_string(part + 2) + " elements, which rank " + std::to_string(last) + " gives to rank 0";
       EXPECT_NE(failure.text.find(taken), std::string::npos) << failure.text;
       EXPECT_NE(failure.text.find(given), std::string::npos) << failure.text;
       EXPECT_THAT(failure.text, ::testing::ContainsRegex("all_to_all#[02] unit 4"));

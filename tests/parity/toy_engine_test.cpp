@@ -1,9 +1,4 @@
 // The engine on the toy model: what it computes, what it says, what it refuses, and what must not disturb it.
-#include "toy_engine.h"
-
-#include <kernels/common/dispatch.h>
-#include <zeroth/comm/decorators.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +8,11 @@
 #include <map>
 #include <sstream>
 #include <string>
+
+#include <kernels/common/dispatch.h>
+#include <zeroth/comm/decorators.h>
+
+#include "toy_engine.h"
 
 namespace zeroth::testing {
 namespace {
@@ -24,13 +24,10 @@ TEST(ToyEngine, AUnitThatSomeRanksSkipIsNamedWhereCallsAreMatched) {
   for (const int stage : {0, 1, 3}) {
     ToyTraining training = small(stage, 3);
     training.transport = test::ThreadTransport::kMessages;
-    training.skip = [](int rank, std::int64_t step, int block) {
-      return rank == 1 && step == 2 && block == 3;
-    };
+    training.skip = [](int rank, std::int64_t step, int block) { return rank == 1 && step == 2 && block == 3; };
     const std::string message = message_of(training);
     EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks make different calls"));
-    EXPECT_THAT(message,
-                HasSubstr(stage == 3 ? "the parameters of unit blocks.3" : "the gradients of unit blocks.3"));
+    EXPECT_THAT(message, HasSubstr(stage == 3 ? "the parameters of unit blocks.3" : "the gradients of unit blocks.3"));
     EXPECT_THAT(message, HasSubstr("on rank 1"));
   }
 }
@@ -72,8 +69,7 @@ TEST(ToyEngine, OptimizersAndThreadsGiveTheSameBitsAtEveryStage) {
       for (const int threads : {1, 2}) {
         training.plan = zero_plan(stage, {"dp"});
         training.threads = threads;
-        EXPECT_EQ(difference(expected, train_toy(training)), "")
-            << optimizer << " stage " << stage << " threads " << threads;
+        EXPECT_EQ(difference(expected, train_toy(training)), "") << optimizer << " stage " << stage << " threads " << threads;
       }
     }
   }
@@ -93,8 +89,7 @@ TEST(ToyEngine, GradientFactorsEnterNormAndUpdateAlike) {
     };
     return train_toy(training);
   };
-  // Half the gradient at twice the rate is the same training, to the bit, for a power of two; the norm is
-  // half.
+  // Half the gradient at twice the rate is the same training, to the bit, for a power of two; the norm is half.
   const ToyOutcome whole = with_factor(1.0, 0);
   for (int stage = 0; stage <= 3; ++stage) {
     const ToyOutcome half = with_factor(0.5, stage);
@@ -123,13 +118,12 @@ TEST(ToyEngine, LossesHaveTheGoldenBits) {
   if (const char* asked = std::getenv("ZEROTH_ISA"); asked != nullptr) {
     for (const kernels::Isa isa : {kernels::Isa::kScalar, kernels::Isa::kAvx2, kernels::Isa::kAvx512}) {
       if (asked != kernels::name_of(isa)) continue;
-      if (!kernels::is_supported(isa))
-        GTEST_SKIP() << "no " << (isa == kernels::Isa::kAvx2 ? "AVX2" : "AVX-512");
+      if (!kernels::is_supported(isa)) GTEST_SKIP() << "no " << (isa == kernels::Isa::kAvx2 ? "AVX2" : "AVX-512");
       ASSERT_EQ(kernels::best_isa(), isa);
     }
   }
-  // Our own kernels and IEEE operations only: the same bits on every machine and instruction set. If a change
-  // of numbers is meant, the new file is what this test prints.
+  // Our own kernels and IEEE operations only: the same bits on every machine and instruction set. If a change of numbers is meant,
+  // the new file is what this test prints.
   std::map<std::string, std::string> golden;
   std::ifstream file(ZEROTH_GOLDEN_FILE);
   for (std::string name, losses; file >> name && std::getline(file, losses);) golden[name] = losses;
@@ -150,8 +144,7 @@ TEST(ToyEngine, NonFiniteGradientSkipsTheStepOnAllRanksAndNamesTheFirstOffender)
     ToyTraining training = small(stage, 3);
     training.micro_steps = 2;
     training.poison = [](int rank, std::int64_t step, int micro_step, int param) {
-      return step == 2 &&
-             ((rank == 2 && micro_step == 0 && param == 4) || (rank == 0 && micro_step == 1 && param == 1));
+      return step == 2 && ((rank == 2 && micro_step == 0 && param == 4) || (rank == 0 && micro_step == 1 && param == 1));
     };
     const ToyOutcome outcome = train_toy(training);
     const StepResult& skipped = outcome.results[2];
@@ -170,9 +163,7 @@ TEST(ToyEngine, TrainingStopsAfterTooManyNonFiniteSteps) {
   ToyTraining training = small(2, 2);
   training.max_nonfinite_steps = 3;
   training.poison = [](int rank, std::int64_t, int, int param) { return rank == 1 && param == 3; };
-  EXPECT_THAT(
-      message_of(training),
-      AllOf(HasSubstr("[NONFINITE] 3 steps in a row"), HasSubstr("blocks.0.weight"), HasSubstr("rank 1")));
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[NONFINITE] 3 steps in a row"), HasSubstr("blocks.0.weight"), HasSubstr("rank 1")));
 }
 
 TEST(ToyEngine, RanksThatDifferAreNamedWithTheParameter) {
@@ -181,10 +172,7 @@ TEST(ToyEngine, RanksThatDifferAreNamedWithTheParameter) {
     if (rank == 2) structure.params[4].dtype = DType::kFloat64;
   };
   EXPECT_THAT(message_of(training),
-              AllOf(HasSubstr("[MISMATCH]"),
-                    HasSubstr("rank 2/3"),
-                    HasSubstr("blocks.0.bias float32"),
-                    HasSubstr("float64")));
+              AllOf(HasSubstr("[MISMATCH]"), HasSubstr("rank 2/3"), HasSubstr("blocks.0.bias float32"), HasSubstr("float64")));
   training.tamper = [](int rank, ToyStructure&, EngineSettings& settings) {
     if (rank == 1) settings.groups[1].lr = 0.5;
   };
@@ -198,22 +186,18 @@ TEST(ToyEngine, RanksThatDifferAreNamedWithTheParameter) {
 TEST(ToyEngine, EverySettingThatDecidesNumbersIsCompared) {
   using Change = std::function<void(ToyStructure&, EngineSettings&)>;
   const std::vector<std::pair<std::string, Change>> changes{
-      {"grad_factor",
-       [](ToyStructure& structure, EngineSettings&) { structure.params[3].grad_factor = 0.5; }},
+      {"grad_factor", [](ToyStructure& structure, EngineSettings&) { structure.params[3].grad_factor = 0.5; }},
       {"dampening", [](ToyStructure&, EngineSettings& settings) { settings.groups[0].dampening = 0.1; }},
       {"nesterov", [](ToyStructure&, EngineSettings& settings) { settings.groups[0].nesterov = true; }},
       {"betas", [](ToyStructure&, EngineSettings& settings) { settings.groups[0].beta2 = 0.5; }},
       {"eps", [](ToyStructure&, EngineSettings& settings) { settings.groups[0].eps = 0.5; }},
-      {"weight_decay",
-       [](ToyStructure&, EngineSettings& settings) { settings.groups[1].weight_decay = 0.5; }},
+      {"weight_decay", [](ToyStructure&, EngineSettings& settings) { settings.groups[1].weight_decay = 0.5; }},
       {"optimizer", [](ToyStructure&, EngineSettings& settings) { settings.optimizer.momentum = true; }},
       {"schedule", [](ToyStructure&, EngineSettings& settings) { settings.schedule.warmup_start = 0.5; }},
       {"schedule", [](ToyStructure&, EngineSettings& settings) { settings.schedule.logarithmic = true; }},
       {"schedule", [](ToyStructure&, EngineSettings& settings) { settings.schedule.floor = 0.5; }},
-      {"max_nonfinite_steps",
-       [](ToyStructure&, EngineSettings& settings) { settings.max_nonfinite_steps = 3; }},
-      {"gradient_clipping",
-       [](ToyStructure&, EngineSettings& settings) { settings.gradient_clipping = 2.0; }},
+      {"max_nonfinite_steps", [](ToyStructure&, EngineSettings& settings) { settings.max_nonfinite_steps = 3; }},
+      {"gradient_clipping", [](ToyStructure&, EngineSettings& settings) { settings.gradient_clipping = 2.0; }},
       {"micro_steps", [](ToyStructure&, EngineSettings& settings) { settings.micro_steps = 2; }},
       {"threads", [](ToyStructure&, EngineSettings& settings) { settings.threads = 2; }},
       {"ring_slots", [](ToyStructure&, EngineSettings& settings) { settings.plan.ring_slots = 3; }},
@@ -289,8 +273,7 @@ TEST(ToyEngine, StepWithoutBackwardOnOneRankIsAnErrorOnAllAndChangesNothing) {
       training.plan.policy = policy;
       const ToyOutcome expected = train_toy(training);
       std::atomic<int> refusals{0};
-      training.after_step = [&refusals, micro_steps = micro_steps](
-                                Engine& engine, ToyModel& model, const StepResult& result) {
+      training.after_step = [&refusals, micro_steps = micro_steps](Engine& engine, ToyModel& model, const StepResult& result) {
         if (!result.boundary || result.step != 3) return;
         for (int micro_step = 0; micro_step + 1 < micro_steps; ++micro_step) {
           (void)model.forward_backward(70, micro_step);
@@ -321,8 +304,7 @@ TEST(ToyEngine, DiscardedGradientsLeaveNoTrace) {
       training.micro_steps = micro_steps;
       training.plan.policy = policy;
       const ToyOutcome expected = train_toy(training);
-      training.after_step = [micro_steps = micro_steps](
-                                Engine& engine, ToyModel& model, const StepResult& result) {
+      training.after_step = [micro_steps = micro_steps](Engine& engine, ToyModel& model, const StepResult& result) {
         if (!result.boundary || result.step != 2) return;
         for (int backward = 0; backward < 3; ++backward) (void)model.forward_backward(70, 0);
         EXPECT_TRUE(engine.has_gradients());
@@ -334,8 +316,7 @@ TEST(ToyEngine, DiscardedGradientsLeaveNoTrace) {
         (void)engine.step();
         engine.discard_gradients();  // of nothing since
         (void)model.forward_backward(71, 1);
-        EXPECT_THAT(error_of([&engine] { engine.discard_gradients(); }),
-                    AllOf(HasSubstr("[USAGE]"), HasSubstr("1 of 3 micro-steps")));
+        EXPECT_THAT(error_of([&engine] { engine.discard_gradients(); }), AllOf(HasSubstr("[USAGE]"), HasSubstr("1 of 3 micro-steps")));
         EXPECT_TRUE(engine.has_gradients());
         if (engine.rank() == 0) engine.abandon(/*in_backward=*/true);  // so that this step is skipped
         (void)engine.step();
@@ -364,8 +345,7 @@ TEST(ToyEngine, ADiscardOnSomeRanksIsAMismatchOnAll) {
         }
       } catch (const Error& error) {
         EXPECT_EQ(error.code(), ErrorCode::kMismatch);
-        EXPECT_THAT(error.what(),
-                    AllOf(HasSubstr("zero_grad() on rank 1/3"), HasSubstr("step() on rank 0/3")));
+        EXPECT_THAT(error.what(), AllOf(HasSubstr("zero_grad() on rank 1/3"), HasSubstr("step() on rank 0/3")));
         ++refusals;
       }
     };
@@ -390,8 +370,7 @@ TEST(ToyEngine, EvaluationBetweenStepsChangesNothing) {
 }
 
 TEST(ToyEngine, RanksThatTakeOppositePathsNeitherWaitNorDiffer) {
-  // Even blocks on even ranks, odd blocks on odd ranks, and slots for two: each rank needs slots that wait
-  // for the others.
+  // Even blocks on even ranks, odd blocks on odd ranks, and slots for two: each rank needs slots that wait for the others.
   for (const int world : {2, 3, 4}) {
     ToyTraining training = small(0, world);
     training.model.blocks = 8;
@@ -433,8 +412,7 @@ TEST(ToyEngine, DelaysChangeNothing) {
     training.chaos_seed = seed;
     training.decorate = [seed](std::unique_ptr<CommBackend> inner, int rank) -> std::unique_ptr<CommBackend> {
       return std::make_unique<FaultyBackend>(
-          std::move(inner),
-          FaultPlan{.seed = seed * 100 + static_cast<std::uint64_t>(rank), .delay_probability = 0.3});
+          std::move(inner), FaultPlan{.seed = seed * 100 + static_cast<std::uint64_t>(rank), .delay_probability = 0.3});
     };
     EXPECT_EQ(difference(expected, train_toy(training)), "") << "seed " << seed;
   }
@@ -444,9 +422,7 @@ void expect_bits_of_an_inline_run(std::uint64_t first_seed, std::uint64_t seeds)
   ToyTraining training;
   training.model = {.inputs = 2, .width = 3, .blocks = 3, .batch = 1};
   training.steps = 2;
-  training.skip = [](int rank, std::int64_t step, int block) {
-    return (rank * 7 + step * 3 + block) % 5 == 0;
-  };
+  training.skip = [](int rank, std::int64_t step, int block) { return (rank * 7 + step * 3 + block) % 5 == 0; };
   std::map<int, ToyOutcome> expected;
   for (const int world : {1, 2, 3}) {
     training.world = world;
@@ -463,13 +439,9 @@ void expect_bits_of_an_inline_run(std::uint64_t first_seed, std::uint64_t seeds)
   }
 }
 
-TEST(ToyEngine, AThousandSeedsOfChaosGiveTheBitsOfAnInlineRun) {
-  expect_bits_of_an_inline_run(0, 1000);
-}
+TEST(ToyEngine, AThousandSeedsOfChaosGiveTheBitsOfAnInlineRun) { expect_bits_of_an_inline_run(0, 1000); }
 
-TEST(ToyEngine, AHundredMoreSeedsOfChaosGiveTheBitsOfAnInlineRun) {
-  expect_bits_of_an_inline_run(1000, 100);
-}
+TEST(ToyEngine, AHundredMoreSeedsOfChaosGiveTheBitsOfAnInlineRun) { expect_bits_of_an_inline_run(1000, 100); }
 
 }  // namespace
 }  // namespace zeroth::testing

@@ -1,13 +1,13 @@
 // What the engine uses on the toy model, memory and wire, beside what its plans say; and what does not fit.
-#include "toy_engine.h"
-
-#include <zeroth/base/text.h>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstdint>
+
+#include <zeroth/base/text.h>
+
+#include "toy_engine.h"
 
 namespace zeroth::testing {
 namespace {
@@ -22,8 +22,7 @@ TEST(ToyEngine, MeasuredMemoryIsThePlannedMemory) {
       training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
       const ToyOutcome outcome = train_toy(training);
       for (const MemoryReport& report : outcome.memory) {
-        EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n"
-                                                        << to_text(report);
+        EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n" << to_text(report);
         EXPECT_EQ(report.live.total(), report.measured_peak.total());
         EXPECT_EQ(report.overflow_slots, 0U);
         EXPECT_EQ(report.spills, 0U);
@@ -43,13 +42,11 @@ TEST(ToyEngine, SixteenBitBucketsTakeHalfAndSumsOfSeveralGradientsGoBeyondThePla
       ToyTraining wide = training;
       wide.plan.narrow_buckets = false;
       const ToyOutcome whole = train_toy(wide);
-      EXPECT_EQ(difference(whole, outcome), "")
-          << "stage " << stage << " world " << world << " messages " << messages;
+      EXPECT_EQ(difference(whole, outcome), "") << "stage " << stage << " world " << world << " messages " << messages;
       std::uint64_t less = 0;
       for (std::size_t rank = 0; rank < outcome.memory.size(); ++rank) {
         const MemoryReport& report = outcome.memory[rank];
-        EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n"
-                                                        << to_text(report);
+        EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n" << to_text(report);
         EXPECT_EQ(outcome.reduce_bytes[rank], outcome.planned_wire[rank].reduce_gradients);
         EXPECT_EQ(whole.reduce_bytes[rank], whole.planned_wire[rank].reduce_gradients);
         less += whole.reduce_bytes[rank] - outcome.reduce_bytes[rank];
@@ -58,14 +55,11 @@ TEST(ToyEngine, SixteenBitBucketsTakeHalfAndSumsOfSeveralGradientsGoBeyondThePla
       training.model.wide_rank = 0;
       wide.model.wide_rank = 0;
       const ToyOutcome mixed = train_toy(training);
-      EXPECT_EQ(difference(train_toy(wide), mixed), "")
-          << "stage " << stage << " world " << world << " messages " << messages;
+      EXPECT_EQ(difference(train_toy(wide), mixed), "") << "stage " << stage << " world " << world << " messages " << messages;
       for (std::size_t rank = 0; rank < mixed.memory.size(); ++rank) {
         const MemoryReport& report = mixed.memory[rank];
         const bool beyond = rank == 0 && stage > 0 && world > 1;
-        EXPECT_EQ(report.measured_peak[MemoryState::kOverflow] > 0, beyond)
-            << "stage " << stage << " rank " << rank << "\n"
-            << to_text(report);
+        EXPECT_EQ(report.measured_peak[MemoryState::kOverflow] > 0, beyond) << "stage " << stage << " rank " << rank << "\n" << to_text(report);
       }
     }
   }
@@ -78,9 +72,7 @@ TEST(ToyEngine, SumsLeaveTheirBucketsForASecondBackwardOfAStep) {
     training.passes = 2;
     training.steps = 4;
     if (!messages) {  // ranks take part in the first backward only, in the second only, in both, in none
-      training.skip = [](int rank, std::int64_t pass, int block) {
-        return (rank + block + pass) % 3 == 0 || (block + pass) % 4 == 0;
-      };
+      training.skip = [](int rank, std::int64_t pass, int block) { return (rank + block + pass) % 3 == 0 || (block + pass) % 4 == 0; };
     }
     const ToyOutcome expected = train_toy(training);
     for (int stage = 0; stage <= 3; ++stage) {
@@ -88,13 +80,10 @@ TEST(ToyEngine, SumsLeaveTheirBucketsForASecondBackwardOfAStep) {
         training.plan = zero_plan(stage, {"dp"});
         training.mode = mode;
         const ToyOutcome outcome = train_toy(training);
-        EXPECT_EQ(difference(expected, outcome), "")
-            << "stage " << stage << " world " << world << " messages " << messages;
+        EXPECT_EQ(difference(expected, outcome), "") << "stage " << stage << " world " << world << " messages " << messages;
         for (const MemoryReport& report : outcome.memory) {
           const bool in_buckets = report.planned[MemoryState::kReduced] == 0;
-          EXPECT_TRUE(!in_buckets || report.measured_peak[MemoryState::kOverflow] > 0)
-              << "stage " << stage << "\n"
-              << to_text(report);
+          EXPECT_TRUE(!in_buckets || report.measured_peak[MemoryState::kOverflow] > 0) << "stage " << stage << "\n" << to_text(report);
           EXPECT_EQ(report.live[MemoryState::kOverflow], 0U);
         }
       }
@@ -214,8 +203,7 @@ TEST(ToyEngine, WithDegreesWireBytesAreTheFormulaInAllAndBetweenNodes) {
 }
 
 TEST(ToyEngine, TrafficSumsToTheTextbookFactors) {
-  // 2S (n-1)/n at stages 0 to 2 and 3S (n-1)/n at stage 3 with everything resharded; sums over ranks, S with
-  // tail padding.
+  // 2S (n-1)/n at stages 0 to 2 and 3S (n-1)/n at stage 3 with everything resharded; sums over ranks, S with tail padding.
   for (int stage = 0; stage <= 3; ++stage) {
     ToyTraining training = small(stage, 3);
     training.plan.reshard = Reshard::kAll;
@@ -227,8 +215,7 @@ TEST(ToyEngine, TrafficSumsToTheTextbookFactors) {
     };
     const ToyOutcome outcome = train_toy(training);
     std::uint64_t total = 0;
-    for (std::size_t rank = 0; rank < 3; ++rank)
-      total += outcome.gather_bytes[rank] + outcome.reduce_bytes[rank];
+    for (std::size_t rank = 0; rank < 3; ++rank) total += outcome.gather_bytes[rank] + outcome.reduce_bytes[rank];
     EXPECT_EQ(total, padded_bytes * (stage == 3 ? 3 : 2) * 2) << "stage " << stage;
   }
 }
@@ -274,10 +261,7 @@ TEST(ToyEngine, APlanThatDoesNotFitIsRefusedWithTheTable) {
   const std::uint64_t stage0 = train_toy(training).memory[0].planned.total();
   training.memory_limit_bytes = stage0 * 3 / 2;
   EXPECT_THAT(message_of(training),
-              AllOf(HasSubstr("[OUT_OF_MEMORY]"),
-                    HasSubstr("zero-0"),
-                    HasSubstr("zero-3"),
-                    HasSubstr("smallest change that fits: zero-")));
+              AllOf(HasSubstr("[OUT_OF_MEMORY]"), HasSubstr("zero-0"), HasSubstr("zero-3"), HasSubstr("smallest change that fits: zero-")));
   training.memory_limit_bytes = 1000;
   EXPECT_THAT(message_of(training), HasSubstr("no ZeRO stage fits"));
   training.plan = zero_plan(3, {"dp"});
@@ -285,8 +269,7 @@ TEST(ToyEngine, APlanThatDoesNotFitIsRefusedWithTheTable) {
   std::uint64_t stage3 = 0;
   for (const MemoryReport& report : train_toy(training).memory) stage3 += report.planned.total();
   training.memory_limit_bytes = 1000;
-  EXPECT_THAT(message_of(training),
-              AllOf(HasSubstr("got: " + format_bytes(stage3)), HasSubstr("zero-3 " + format_bytes(stage3))));
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("got: " + format_bytes(stage3)), HasSubstr("zero-3 " + format_bytes(stage3))));
 }
 
 TEST(ToyEngine, APlanThatDoesNotFitForItsReshardSaysSo) {
@@ -297,9 +280,7 @@ TEST(ToyEngine, APlanThatDoesNotFitForItsReshardSaysSo) {
   const std::uint64_t kept = train_toy(training).memory[0].planned.total();
   training.memory_limit_bytes = sharded + kept;  // two ranks of either, on average
   EXPECT_THAT(message_of(training),
-              AllOf(HasSubstr("[OUT_OF_MEMORY]"),
-                    HasSubstr("zero-3 with reshard none"),
-                    HasSubstr("zero-3 with reshard default")));
+              AllOf(HasSubstr("[OUT_OF_MEMORY]"), HasSubstr("zero-3 with reshard none"), HasSubstr("zero-3 with reshard default")));
 }
 
 }  // namespace

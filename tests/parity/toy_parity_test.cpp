@@ -1,11 +1,11 @@
 // The stage changes memory, never numbers: the toy model on ranks that are threads, compared with ==.
-#include "support/toy_training.h"
-
 #include <gtest/gtest.h>
 
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "support/toy_training.h"
 
 namespace zeroth::testing {
 namespace {
@@ -72,20 +72,15 @@ class ToyParity : public ::testing::TestWithParam<Case> {
         training.chaos_seed += 1;
         const ToyOutcome got = train_toy(training);
         EXPECT_EQ(difference(expected, got), "")
-            << plan.name
-            << (mode == ExecutionMode::kChaos ? " chaos seed " + std::to_string(training.chaos_seed)
-                                              : " inline");
+            << plan.name << (mode == ExecutionMode::kChaos ? " chaos seed " + std::to_string(training.chaos_seed) : " inline");
       }
     }
   }
 };
 
-TEST_P(ToyParity, PlainModel) {
-  expect_all_plans_equal(training());
-}
+TEST_P(ToyParity, PlainModel) { expect_all_plans_equal(training()); }
 
-/// Buckets of 16 bits at stages 1 to 3, and wide ones where a gradient is a sum; with 32 bits at stage 0 they
-/// are the same numbers.
+/// Buckets of 16 bits at stages 1 to 3, and wide ones where a gradient is a sum; with 32 bits at stage 0 they are the same numbers.
 TEST_P(ToyParity, GradientsOf16Bits) {
   if (GetParam().dtype != DType::kBFloat16) return;
   ToyTraining narrow = training();
@@ -131,8 +126,7 @@ class MatchedParity : public ToyParity {
         training.plan = plan;
         training.mode = mode;
         training.chaos_seed += 1;
-        EXPECT_EQ(difference(expected, train_toy(training)), "")
-            << plan.name << " " << static_cast<int>(mode);
+        EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " " << static_cast<int>(mode);
       }
     }
   }
@@ -143,9 +137,7 @@ TEST_P(MatchedParity, MatchedCallsGiveTheBitsOfSharedMemory) {
   odd.model.reuse_last = true;
   odd.model.tie_first_two = true;
   odd.model.frozen_blocks = {2};
-  odd.skip = [](int /*rank*/, std::int64_t step, int block) {
-    return block > 0 && (step + block) % 3 == 0;
-  };  // on all ranks alike
+  odd.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };  // on all ranks alike
   expect_messages_give_the_same(odd);
 }
 
@@ -171,8 +163,8 @@ struct NodesCase {
 
 class NodesParity : public ::testing::TestWithParam<NodesCase> {};
 
-/// Sums go along the nodes in every transport, so what crosses between them may be sums of nodes: shared
-/// memory that knows of nodes, messages that do, and two levels give the same bits at every stage.
+/// Sums go along the nodes in every transport, so what crosses between them may be sums of nodes: shared memory that knows of nodes, messages
+/// that do, and two levels give the same bits at every stage.
 TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
   const auto [dtype, world, per_node, policy] = GetParam();
   ToyTraining training;
@@ -182,9 +174,7 @@ TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
   training.model.round_gradients = dtype == DType::kBFloat16;
   training.world = world;
   training.micro_steps = 2;
-  training.skip = [](int /*rank*/, std::int64_t step, int block) {
-    return block > 0 && (step + block) % 3 == 0;
-  };
+  training.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };
   training.plan.policy = policy;
   const ToyOutcome flat = train_toy(training);
   training.per_node = per_node;
@@ -197,8 +187,7 @@ TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
       training.plan = plan;
       training.mode = plan.name.size() % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
       training.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(training)), "")
-          << plan.name << " transport " << static_cast<int>(transport);
+      EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " transport " << static_cast<int>(transport);
     }
   }
 }
@@ -313,8 +302,8 @@ std::vector<NodesCase> nodes_cases() {
 
 std::string name_of_nodes_case(const ::testing::TestParamInfo<NodesCase>& info) {
   const NodesCase& value = info.param;
-  return std::string(name_of(value.dtype)) + "_" + std::to_string(value.per_node) + "per" +
-         std::to_string(value.world) + "_" + std::string(name_of(value.policy));
+  return std::string(name_of(value.dtype)) + "_" + std::to_string(value.per_node) + "per" + std::to_string(value.world) + "_" +
+         std::string(name_of(value.policy));
 }
 
 INSTANTIATE_TEST_SUITE_P(AllCases, NodesParity, ::testing::ValuesIn(nodes_cases()), name_of_nodes_case);

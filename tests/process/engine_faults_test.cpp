@@ -1,11 +1,5 @@
-// A rank is killed, frozen, leaves, throws or is interrupted at the n-th call that the engine makes to its
-// transport, for n over a whole step: all ranks end in time, nothing is left. And ranks that are processes
-// give the bits of ranks that are threads.
-#include "process/engine_ranks.h"
-
-#include <zeroth/comm/decorators.h>
-#include <zeroth/comm/factory.h>
-
+// A rank is killed, frozen, leaves, throws or is interrupted at the n-th call that the engine makes to its transport, for n over a
+// whole step: all ranks end in time, nothing is left. And ranks that are processes give the bits of ranks that are threads.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -13,14 +7,18 @@
 #include <fstream>
 #include <iterator>
 
+#include <zeroth/comm/decorators.h>
+#include <zeroth/comm/factory.h>
+
+#include "process/engine_ranks.h"
+
 namespace zeroth::testing {
 namespace {
 
 /// Strikes at the n-th call.
 class TripBackend final : public ForwardingBackend {
  public:
-  TripBackend(std::unique_ptr<CommBackend> inner, Fault fault, int at)
-      : ForwardingBackend(std::move(inner)), fault_(fault), left_(at) {}
+  TripBackend(std::unique_ptr<CommBackend> inner, Fault fault, int at) : ForwardingBackend(std::move(inner)), fault_(fault), left_(at) {}
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     count();
@@ -57,39 +55,31 @@ TEST_P(EngineFaults, EveryRankEndsInTimeAndNothingIsLeft) {
     test::ForkRanksOptions options;
     options.deadline = kHangs;
     if (fault == Fault::kFreeze) {
-      options.meanwhile = [](const std::vector<pid_t>& pids, Milliseconds) {
-        return wait_to_wake(pids, kVictim);
-      };
+      options.meanwhile = [](const std::vector<pid_t>& pids, Milliseconds) { return wait_to_wake(pids, kVictim); };
     }
     ToyTraining training = process_training(stage);
     training.steps = 50;
-    training.decorate = [at, kind = fault](std::unique_ptr<CommBackend> inner,
-                                           int of) -> std::unique_ptr<CommBackend> {
+    training.decorate = [at, kind = fault](std::unique_ptr<CommBackend> inner, int of) -> std::unique_ptr<CommBackend> {
       if (of != kVictim) return inner;
       return std::make_unique<TripBackend>(std::move(inner), kind, at);
     };
-    const test::ForkReport report = test::fork_ranks(
-        kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
+    const test::ForkReport report = test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
     expect_victim_is_named(report, fault, kVictim);
     EXPECT_EQ(left.text(), "") << report.text();
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    AllFaults,
-    EngineFaults,
-    ::testing::Combine(
-        ::testing::Values(Fault::kKill, Fault::kFreeze, Fault::kExit, Fault::kThrow, Fault::kInterrupt),
-        ::testing::Values(0, 1, 2, 3)),
-    [](const auto& param_info) {
-      return std::string(name_of(std::get<0>(param_info.param))) + "Stage" +
-             std::to_string(std::get<1>(param_info.param));
-    });
+INSTANTIATE_TEST_SUITE_P(AllFaults,
+                         EngineFaults,
+                         ::testing::Combine(::testing::Values(Fault::kKill, Fault::kFreeze, Fault::kExit, Fault::kThrow, Fault::kInterrupt),
+                                            ::testing::Values(0, 1, 2, 3)),
+                         [](const auto& param_info) {
+                           return std::string(name_of(std::get<0>(param_info.param))) + "Stage" + std::to_string(std::get<1>(param_info.param));
+                         });
 
 std::string text_of(const ToyOutcome& outcome) {
   std::string text;
-  for (std::size_t step = 0; step < outcome.losses.size(); ++step)
-    text += outcome.losses[step] + " " + outcome.norms[step] + "\n";
+  for (std::size_t step = 0; step < outcome.losses.size(); ++step) text += outcome.losses[step] + " " + outcome.norms[step] + "\n";
   return text;
 }
 
@@ -154,9 +144,7 @@ TEST(EngineProcesses, AreResidentWithinTwoPagesOfThePlan) {
     const std::string job = test::unique_job();
     const test::ForkReport report = test::fork_ranks(training.world, [&](int rank) {
       const ToyOutcome own = train_toy_rank(
-          training,
-          make_backend("shm",
-                       {.rank = rank, .size = training.world, .job = job, .options = process_options()}));
+          training, make_backend("shm", {.rank = rank, .size = training.world, .job = job, .options = process_options()}));
       const MemoryReport& memory = own.memory.front();
       // Both mappings end within a page, and all of it is used: what is not resident was planned in vain.
       if (memory.resident > memory.planned.total() + 2 * kPageBytes ||
@@ -180,8 +168,7 @@ std::uint64_t resident_bytes_of_process() {
 
 TEST(EngineProcesses, ResidentMemoryDoesNotGrowOverTwoHundredSteps) {
   if (kAddressSanitizer || kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: they keep what was freed";
-  // Also what no ledger counts. A page a step would be 0.8 MiB; what is lost less often than that stays below
-  // the limit.
+  // Also what no ledger counts. A page a step would be 0.8 MiB; what is lost less often than that stays below the limit.
   constexpr std::uint64_t kLimitBytes = std::uint64_t{1} << 20U;
   constexpr int kWarmSteps = 20;
   for (const int stage : {0, 3}) {
@@ -193,12 +180,11 @@ TEST(EngineProcesses, ResidentMemoryDoesNotGrowOverTwoHundredSteps) {
       if (result.step != training.steps) return;
       const std::uint64_t bytes = resident_bytes_of_process();
       test::require(bytes < warm_bytes + kLimitBytes,
-                    "resident after " + std::to_string(kWarmSteps) + " steps " + std::to_string(warm_bytes) +
-                        " bytes, after 200 more " + std::to_string(bytes));
+                    "resident after " + std::to_string(kWarmSteps) + " steps " + std::to_string(warm_bytes) + " bytes, after 200 more " +
+                        std::to_string(bytes));
     };
     const std::string job = test::unique_job();
-    const test::ForkReport report =
-        test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); });
+    const test::ForkReport report = test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); });
     EXPECT_TRUE(report.ok()) << "stage " << stage << "\n" << report.text();
   }
 }
@@ -215,8 +201,7 @@ TEST(EngineProcesses, DelaysChangeNoBit) {
     training.chaos_seed = seed;
     training.plan.prefetch_units = 1 + static_cast<int>(seed % 2);
     training.decorate = [seed](std::unique_ptr<CommBackend> inner, int) -> std::unique_ptr<CommBackend> {
-      return std::make_unique<FaultyBackend>(std::move(inner),
-                                             FaultPlan{.seed = seed, .delay_probability = 0.3});
+      return std::make_unique<FaultyBackend>(std::move(inner), FaultPlan{.seed = seed, .delay_probability = 0.3});
     };
     EXPECT_EQ(train_in_processes(training), expected) << "seed " << seed;
   }

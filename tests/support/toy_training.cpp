@@ -1,12 +1,13 @@
 #include "support/toy_training.h"
 
+#include <exception>
+#include <mutex>
+#include <thread>
+
 #include <zeroth/base/text.h>
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
 
-#include <exception>
-#include <mutex>
-#include <thread>
 
 namespace zeroth::testing {
 namespace {
@@ -17,8 +18,7 @@ EngineSettings settings_of(const ToyTraining& training) {
   settings.micro_steps = training.micro_steps;
   settings.gradient_clipping = training.clipping;
   settings.optimizer = {.type = training.optimizer, .momentum = training.optimizer == "SGD"};
-  settings.groups = {GroupHyper{.lr = 0.02, .weight_decay = 0.1, .momentum = 0.9},
-                     GroupHyper{.lr = 0.05, .momentum = 0.9}};
+  settings.groups = {GroupHyper{.lr = 0.02, .weight_decay = 0.1, .momentum = 0.9}, GroupHyper{.lr = 0.05, .momentum = 0.9}};
   settings.threads = training.threads;
   settings.max_nonfinite_steps = training.max_nonfinite_steps;
   settings.memory_limit_bytes = training.memory_limit_bytes;
@@ -74,8 +74,7 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
   if (training.decorate) base = training.decorate(std::move(base), rank);
   const auto backend = std::make_shared<CountingBackend>(std::move(base), table);
   try {
-    const auto device =
-        make_cpu_device(training.mode, training.chaos_seed * 131 + static_cast<std::uint64_t>(rank));
+    const auto device = make_cpu_device(training.mode, training.chaos_seed * 131 + static_cast<std::uint64_t>(rank));
     ToyModel model(training.model, 7);
     model.set_poison(training.poison);
     ToyStructure structure = model.structure();
@@ -152,8 +151,7 @@ std::string difference(const ToyOutcome& expected, const ToyOutcome& got) {
              (step < got.losses.size() ? got.losses[step] : "nothing");
     }
     if (expected.norms[step] != got.norms[step]) {
-      return "norm of step " + std::to_string(step) + ": " + expected.norms[step] + " against " +
-             got.norms[step];
+      return "norm of step " + std::to_string(step) + ": " + expected.norms[step] + " against " + got.norms[step];
     }
   }
   for (std::size_t param = 0; param < expected.values.size(); ++param) {

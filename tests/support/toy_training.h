@@ -1,15 +1,15 @@
 // Trains the toy model on ranks that are threads, and returns everything that could differ.
 #pragma once
 
-#include "support/thread_seats.h"
-#include "support/toy_model.h"
-
-#include <zeroth/engine/engine.h>
-
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include <zeroth/engine/engine.h>
+
+#include "support/thread_seats.h"
+#include "support/toy_model.h"
 
 namespace zeroth::testing {
 
@@ -45,13 +45,12 @@ struct ToyOutcome {
   std::vector<std::string> norms{};
   std::vector<std::vector<double>> values{};  ///< parameters at the end
   std::vector<MemoryReport> memory{};         ///< one a rank
-  std::vector<std::uint64_t>
-      gather_bytes{};  ///< one a rank: all_gather bytes of the last step, matched and one-sided
+  std::vector<std::uint64_t> gather_bytes{};  ///< one a rank: all_gather bytes of the last step, matched and one-sided
   std::vector<std::uint64_t> reduce_bytes{};
   std::vector<std::uint64_t> far_gather_bytes{};  ///< of these from other nodes
   std::vector<std::uint64_t> far_reduce_bytes{};
   std::vector<WireBytes> planned_wire{};
-  std::vector<StepResult> results{};  ///< one a step
+  std::vector<StepResult> results{};          ///< one a step
 
   /// What must not depend on the plan.
   [[nodiscard]] bool same_numbers(const ToyOutcome& other) const {
@@ -60,8 +59,7 @@ struct ToyOutcome {
 };
 
 [[nodiscard]] ToyOutcome train_toy(const ToyTraining& training);
-/// One rank of it, over any backend; per-rank vectors of the outcome have one entry. Tells the others if it
-/// throws.
+/// One rank of it, over any backend; per-rank vectors of the outcome have one entry. Tells the others if it throws.
 [[nodiscard]] ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBackend> backend);
 /// First difference in words, for assertion messages.
 [[nodiscard]] std::string difference(const ToyOutcome& expected, const ToyOutcome& got);

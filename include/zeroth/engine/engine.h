@@ -62,7 +62,7 @@ struct MemoryReport {
   std::uint64_t overflow_slots = 0;
   std::uint64_t spills = 0;
   std::uint64_t resident = 0;        ///< of the engine's own mappings (Rss, from smaps): what is planned, or wide, and was touched
-  std::uint64_t transport = 0;       ///< control blocks and staging of this engine's group; in no plan
+  std::uint64_t transport = 0;       ///< control blocks and staging of this engine's groups; in no plan
   std::uint64_t pss = 0;             ///< this process, from smaps_rollup
   std::uint64_t compute_copies = 0;  ///< parameters' copies in the memory of the device that computes, where that is another one
 };

@@ -88,6 +88,8 @@ class GradientStore {
   [[nodiscard]] std::uint64_t backwards_in_step() const;
   /// Buckets of other ranks that were copied aside because ranks stood in each other's way.
   [[nodiscard]] std::uint64_t spills() const;
+  /// Control blocks and staging of groups inside the backend's.
+  [[nodiscard]] std::size_t transport_bytes() const;
 
  private:
   struct FlatState {

@@ -66,6 +66,9 @@ class ParameterStore {
   /// do not want it. Where the transport is one-sided, the others need not call.
   void read(int flat, std::byte* out);
 
+  /// Control blocks and staging of groups inside the backend's.
+  [[nodiscard]] std::size_t transport_bytes() const;
+
   struct Counters {
     std::uint64_t gathers = 0;           ///< units gathered
     std::uint64_t overflow_slots = 0;    ///< gathers whose slot was taken and that got memory beyond the plan
@@ -108,8 +111,8 @@ class ParameterStore {
   Stream gather_stream_;
   KernelContext kernels_;
   ParameterBinder& binder_;
-  std::unique_ptr<RowGroup> whole_;     ///< whose parts at rest make a whole
-  std::unique_ptr<RowGroup> at_rest_;   ///< whose updates make what this rank has at rest
+  std::unique_ptr<RowGroup> whole_;    ///< whose parts at rest make a whole
+  std::unique_ptr<RowGroup> at_rest_;  ///< whose updates make what this rank has at rest
   std::vector<UnitState> units_;
   std::vector<int> slot_user_;     ///< unit in each gathered slot, -1
   std::vector<int> ring_;          ///< positions among the repeated units

@@ -79,9 +79,7 @@ TEST(Collective, WhatOneRankCanSeeIsRefused) {
     if (kind == CollectiveKind::kBarrier) continue;
     Collective collective = good(kind);
     collective.root = 2;
-    EXPECT_EQ(
-        problem(collective),
-        is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group");
+    EXPECT_EQ(problem(collective), is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group");
     collective.root = 1;
     if (is_point_to_point(kind)) {
       EXPECT_EQ(problem(collective), "a rank sends to itself");
@@ -93,9 +91,7 @@ TEST(Collective, WhatOneRankCanSeeIsRefused) {
   for (const CollectiveKind kind : kKinds) {
     Collective collective = good(kind);
     collective.recv_counts.push_back(1);
-    EXPECT_EQ(
-        problem(collective),
-        kind == CollectiveKind::kBarrier ? "a barrier has no data" : "wrong number of counts to receive");
+    EXPECT_EQ(problem(collective), kind == CollectiveKind::kBarrier ? "a barrier has no data" : "wrong number of counts to receive");
   }
   Collective negative = good(CollectiveKind::kAllToAll);
   negative.recv_counts[1] = -1;
@@ -250,8 +246,7 @@ TEST(Collective, DescriptionsAreShort) {
   collective.out_dtype = DType::kBFloat16;
   EXPECT_EQ(describe(collective),
             "reduce_scatter float32->bfloat16 [1, 1, 1, 1, 1, 1, 1, 1, ...] unit=2 label=5");
-  EXPECT_EQ(describe(good(CollectiveKind::kAllToAll)),
-            "all_to_all float32 [3, 4] from [2, 4] unit=2 label=5");
+  EXPECT_EQ(describe(good(CollectiveKind::kAllToAll)), "all_to_all float32 [3, 4] from [2, 4] unit=2 label=5");
   EXPECT_EQ(describe(good(CollectiveKind::kSend)), "send float32 [7] to rank 0 unit=2 label=5");
   EXPECT_EQ(describe(good(CollectiveKind::kRecv)), "recv float32 [7] from rank 0 unit=2 label=5");
   EXPECT_EQ(describe(good(CollectiveKind::kBarrier)), "barrier unit=2 label=5");

@@ -29,8 +29,7 @@ struct Part {
   std::int64_t length;
   bool stays_wide;  // tied, or vectors of 16 bits
 
-  /// Elements that `rank` owns: blocks, the odd ones to the ranks from `unit` on; the last block may be
-  /// short.
+  /// Elements that `rank` owns: blocks, the odd ones to the ranks from `unit` on; the last block may be short.
   [[nodiscard]] std::int64_t shard(int rank, int world) const {
     const std::int64_t blocks = (length + 1023) / 1024;
     std::int64_t before = 0;
@@ -115,8 +114,7 @@ MemorySnapshot formula(const testing::RandomModel& model,
   // Gradients travel as they are computed, but where sums are gathered, or formed, in the bucket.
   const auto narrow = [&](const Part& part) {
     const bool repeated = model.units[static_cast<std::size_t>(part.unit)].repeated;
-    return part.element == 2 && world > 1 && stage > 0 && repeated && !(per_step && micro_steps > 1) &&
-           !part.stays_wide;
+    return part.element == 2 && world > 1 && stage > 0 && repeated && !(per_step && micro_steps > 1) && !part.stays_wide;
   };
   for (const Part& part : parts) {
     const std::int64_t shard = part.shard(rank, world);
@@ -133,8 +131,7 @@ MemorySnapshot formula(const testing::RandomModel& model,
   const std::uint64_t ring = slots(model, bucket, true, plan.ring_slots);
   const bool once = micro_steps == 1 || per_step;
   const auto ranks = static_cast<std::uint64_t>(world);
-  // Units with a bucket that nothing comes into after their own: all outside the ring, and in it the first of
-  // each place.
+  // Units with a bucket that nothing comes into after their own: all outside the ring, and in it the first of each place.
   std::vector<bool> last(model.units.size(), true);
   std::uint64_t beside = 0;
   std::map<int, bool> placed;
@@ -149,15 +146,12 @@ MemorySnapshot formula(const testing::RandomModel& model,
     const bool beside_it = part.trainable && !narrow(part) && !last[static_cast<std::size_t>(part.unit)];
     if (beside_it) beside += product(part.length, part.accumulation);
   }
-  // Buckets for all, where there are such anyway or where these are no more than a ring and shards, on all
-  // ranks.
+  // Buckets for all, where there are such anyway or where these are no more than a ring and shards, on all ranks.
   const bool all_in_buckets = once && (all_held || ranks * all <= ranks * ring + beside);
   at(MemoryState::kBucket) = all_held || all_in_buckets ? all : ring;
   for (const Part& part : parts) {
-    const bool in_bucket =
-        !narrow(part) && (all_in_buckets || (once && last[static_cast<std::size_t>(part.unit)]));
-    if (part.trainable && !in_bucket)
-      at(MemoryState::kReduced) += product(part.shard(rank, world), part.accumulation);
+    const bool in_bucket = !narrow(part) && (all_in_buckets || (once && last[static_cast<std::size_t>(part.unit)]));
+    if (part.trainable && !in_bucket) at(MemoryState::kReduced) += product(part.shard(rank, world), part.accumulation);
   }
   const int at_once = std::min(plan.ring_slots, 1 + plan.prefetch_units);
   at(MemoryState::kGathered) = slots(model, gathered, plan.reshard != Reshard::kNone, at_once);
@@ -294,18 +288,16 @@ TEST(MemoryPlan, KnownTableOfOneLinearLayer) {
 }
 
 TEST(MemoryPlan, GradientsLieInTheirBucketAsTheyAreComputed) {
-  std::vector<ParamSpec> params{
-      {.name = "w", .shape = {8, 1024}, .dtype = DType::kBFloat16},
-      {.name = "norm", .shape = {4, 1024}},
-      {.name = "tied", .shape = {4, 1024}, .dtype = DType::kBFloat16, .aliases = {"head"}},
-      {.name = "vector", .shape = {1024}, .dtype = DType::kBFloat16}};
+  std::vector<ParamSpec> params{{.name = "w", .shape = {8, 1024}, .dtype = DType::kBFloat16},
+                                {.name = "norm", .shape = {4, 1024}},
+                                {.name = "tied", .shape = {4, 1024}, .dtype = DType::kBFloat16, .aliases = {"head"}},
+                                {.name = "vector", .shape = {1024}, .dtype = DType::kBFloat16}};
   std::vector<UnitSpec> units{{.name = "blocks.0", .params = {0, 1}, .repeated = true},
                               {.name = "blocks.1", .params = {2, 3}, .repeated = true}};
   const auto narrow = [&](int stage, int world, int micro_steps, ReductionPolicy policy) {
     ShardingPlan plan = zero_plan(stage, {"dp"});
     plan.policy = policy;
-    const std::vector<DType> dtypes =
-        bucket_dtypes(make_model_layout(params, units, world), plan, micro_steps);
+    const std::vector<DType> dtypes = bucket_dtypes(make_model_layout(params, units, world), plan, micro_steps);
     EXPECT_EQ(dtypes[1], DType::kFloat32);
     EXPECT_EQ(dtypes[2], DType::kFloat32) << "what comes is the sum of two gradients";
     EXPECT_EQ(dtypes[3], DType::kFloat32) << "torch has wide gradients for some";

@@ -46,8 +46,7 @@ RC_GTEST_PROP(WirePlanProperty, SumOverRanksIsTheFormulaExactly, ()) {
     const std::uint64_t sum = length * (flat.dtype == DType::kFloat64 ? 8 : 4);
     const bool repeated = random.units[static_cast<std::size_t>(flat.unit)].repeated;
     // As it is computed, unless it may be a sum, or its bucket takes sums.
-    bool added = !repeated || stage == 0 || (plan.policy == ReductionPolicy::kPerStep && micro_steps > 1) ||
-                 world == 1;
+    bool added = !repeated || stage == 0 || (plan.policy == ReductionPolicy::kPerStep && micro_steps > 1) || world == 1;
     for (const Segment& segment : flat.segments) {
       const ParamSpec& param = random.params[static_cast<std::size_t>(segment.param)];
       added = added || !param.aliases.empty() || (param.dtype == DType::kBFloat16 && param.shape.size() < 2);
@@ -113,8 +112,7 @@ TEST(WirePlan, FourAndSixBytesAParameterInBFloat16) {
   EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 6 * share + root);
   plan.policy = ReductionPolicy::kPerStep;
   EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 6 * share + root);
-  EXPECT_EQ(plan_wire(model, plan, 1, 2).reduce_gradients, 4 * share)
-      << "micro-steps are added in fp32 before they travel";
+  EXPECT_EQ(plan_wire(model, plan, 1, 2).reduce_gradients, 4 * share) << "micro-steps are added in fp32 before they travel";
 }
 
 TEST(WirePlan, MicroStepsMultiplyWhatHappensInEach) {
@@ -236,6 +234,35 @@ TEST(WirePlan, SumsOfNodesAreWideAndGradientsNarrow) {
   EXPECT_EQ(levels, (WireBytes{.reduce_gradients = kEighth, .publish_parameters = kEighth / 2}));
   const WireBytes flat = plan_far_wire(model, plan, 0, 1, {.node_sizes = {4, 4}});
   EXPECT_EQ(flat, (WireBytes{.reduce_gradients = 4 * kEighth / 2, .publish_parameters = kEighth / 2}));
+}
+
+RC_GTEST_PROP(WirePlanProperty, AtAnyDegreesAGroupMovesItsPartsOnceAndNodesOfOneRankMakeAllOfItFar, ()) {
+  const auto random = testing::any_model();
+  const auto parameter = *rc::gen::inRange(1, 4);
+  const auto optimizer = parameter * *rc::gen::inRange(1, 4);
+  const auto world = optimizer * *rc::gen::inRange(1, 4);
+  ShardingPlan plan = zero_plan(3, {"dp"});
+  plan.parameter_degree = parameter;
+  plan.optimizer_degree = optimizer;
+  plan.reshard = Reshard::kAll;
+  const ModelLayout model = make_model_layout(random.params, random.units, plan.degrees(world));
+  const auto whole = [&model](bool trainable_only, bool sums) {
+    std::uint64_t bytes = 0;
+    for (const FlatLayout& flat : model.flats) {
+      if (flat.trainable || !trainable_only) bytes += sums ? flat.accumulation_bytes() : flat.bytes();
+    }
+    return bytes;
+  };
+  const WireBytes sum = sum_over_ranks(model, plan, 1);
+  const auto times = [](int count) { return static_cast<std::uint64_t>(count); };
+  RC_ASSERT(sum.gather_parameters == 2 * whole(false, false) * times(world - world / parameter));
+  RC_ASSERT(sum.gather_gradients == whole(true, true) * times(world / optimizer - 1));
+  RC_ASSERT(sum.publish_parameters == whole(true, false) * times(world / parameter - world / optimizer));
+  const NodeLevels nodes{.node_sizes = std::vector<int>(static_cast<std::size_t>(world), 1),
+                         .two_levels = *rc::gen::arbitrary<bool>()};
+  for (int rank = 0; rank < world; ++rank) {
+    RC_ASSERT(plan_far_wire(model, plan, rank, 1, nodes) == plan_wire(model, plan, rank, 1));
+  }
 }
 
 TEST(WirePlan, OneNodeHasNoFarBytes) {
