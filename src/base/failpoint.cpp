@@ -1,6 +1,4 @@
-#include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
-#include <zeroth/base/text.h>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -15,6 +13,11 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
+
+#include "base/failpoint_lines.h"
 
 namespace zeroth {
 
@@ -341,10 +344,12 @@ int rank_of_environment() {
 
 std::vector<Failpoint> failpoints() {
   std::vector<Failpoint> all;
-  for (const FailpointRow& row : detail::kFailpoints) {
+  for (std::size_t index = 0; index < detail::kFailpoints.size(); ++index) {
+    const FailpointRow& row = detail::kFailpoints[index];
     for (std::size_t member = 0; member < row.size(); ++member) {
       all.push_back({.name = name_of_member(row, row.members.empty() ? "" : row.members[member]),
                      .file = row.file,
+                     .line = detail::line_of_failpoint(index),
                      .what = row.what,
                      .kind = row.kind});
     }

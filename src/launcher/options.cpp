@@ -40,13 +40,13 @@ class UsageFormatter : public CLI::Formatter {
   }
 };
 
-/// One line a site: name, file, moment.
+/// One line a site: name, file and line, moment.
 std::string list_of_failpoints() {
   std::string text;
   for (const Failpoint& site : failpoints()) {
-    text += fmt::format("{:<28}{:<38}{}{}\n",
+    text += fmt::format("{:<28}{:<42}{}{}\n",
                         site.name,
-                        site.file,
+                        fmt::format("{}:{}", site.file, site.line),
                         site.what,
                         site.kind == FailpointKind::kSystemCall ? " (errno=NAME)"
                         : site.kind == FailpointKind::kNoThrow  ? " (no throw)"

@@ -47,6 +47,7 @@ struct FailpointRule {
 struct Failpoint {
   std::string name{};
   std::string_view file{};
+  int line = 0;  ///< of the first place with this name
   std::string_view what{};
   FailpointKind kind = FailpointKind::kThrowing;
 };

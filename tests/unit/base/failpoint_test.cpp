@@ -263,6 +263,18 @@ TEST_F(Failpoints, TheEnvironmentArmsOnceAndNamesTheRank) {
   EXPECT_TRUE(WIFEXITED(refused) && WEXITSTATUS(refused) == 0);
 }
 
+TEST(FailpointTable, TheLineIsThatOfTheSite) {
+  for (const FailpointRow& row : detail::kFailpoints) {
+    const std::vector<Failpoint> all = failpoints();
+    const auto site = std::find_if(all.begin(), all.end(), [&](const Failpoint& one) { return one.file == row.file && one.what == row.what; });
+    ASSERT_NE(site, all.end()) << row.name;
+    std::ifstream file(std::filesystem::path(ZEROTH_SOURCE_FOLDER) / row.file);
+    std::string line;
+    for (int number = 0; number < site->line; ++number) std::getline(file, line);
+    EXPECT_NE(line.find("(\"" + std::string(row.name) + "\""), std::string::npos) << row.name << " is not in line " << site->line;
+  }
+}
+
 TEST(FailpointTable, EverySiteIsInItsFileAndHasItsOwnName) {
   std::set<std::string> names;
   for (const Failpoint& site : failpoints())

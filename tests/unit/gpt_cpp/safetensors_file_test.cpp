@@ -101,6 +101,18 @@ TEST(SafetensorsFile, RefusesEveryEntryThatLeavesTheFile) {
   EXPECT_THAT(refusal("[]"), HasSubstr("without dtype, shape or data_offsets"));
 }
 
+TEST(SafetensorsFile, RefusesBytesOfNoTensorOrOfTwo) {
+  const auto refusal = [](const std::string& first, const std::string& second) {
+    const auto entry = [](const std::string& offsets) { return R"({"dtype": "F32", "shape": [1], "data_offsets": )" + offsets + "}"; };
+    return refusal_of(file_of(R"({"a": )" + entry(first) + R"(, "b": )" + entry(second) + "}", 12));
+  };
+  EXPECT_THAT(refusal("[0, 4]", "[0, 4]"), HasSubstr("overlap"));
+  EXPECT_THAT(refusal("[0, 4]", "[2, 6]"), HasSubstr("overlap"));
+  EXPECT_THAT(refusal("[0, 4]", "[8, 12]"), HasSubstr("leave bytes between them"));
+  EXPECT_THAT(refusal("[4, 8]", "[8, 12]"), HasSubstr("leave bytes between them"));
+  EXPECT_THAT(refusal("[4, 8]", "[0, 4]"), HasSubstr("bytes after the last tensor"));
+}
+
 TEST(SafetensorsFile, RefusesWhatHasNoHeader) {
   EXPECT_THAT(refusal_of(""), HasSubstr("fewer than 8 bytes"));
   EXPECT_THAT(refusal_of(std::string(8, '\xff')), HasSubstr("longer than the file"));
@@ -117,10 +129,10 @@ TEST(SafetensorsFile, NamesWhatIsNotOfTheModel) {
   const SafetensorsFile file(folder.write("weights.safetensors",
                                           file_of(R"({
       "same": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-      "turned": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]},
-      "counts": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]},
-      "stranger": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})",
-                                                  8)));
+      "turned": {"dtype": "F32", "shape": [1, 2], "data_offsets": [4, 12]},
+      "counts": {"dtype": "I64", "shape": [1], "data_offsets": [12, 20]},
+      "stranger": {"dtype": "F32", "shape": [1], "data_offsets": [20, 24]}})",
+                                                  24)));
   std::map<std::string, Shape> shapes{{"same", {1}}, {"turned", {2, 1}}, {"counts", {1}}};
   for (const char* name : {"m1", "m2", "m3", "m4", "m5", "m6", "m7"}) {
     shapes[name] = {1};
