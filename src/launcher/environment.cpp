@@ -15,7 +15,9 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <map>
+#include <optional>
 #include <string_view>
 
 namespace zeroth::launcher {
@@ -27,14 +29,18 @@ std::string_view name_of_assignment(std::string_view assignment) {
   return assignment.substr(0, assignment.find('='));
 }
 
-bool sets(const HostTask& task, std::string_view name) {
-  return std::ranges::any_of(
-             task.environment,
-             [name](const std::string& entry) { return name_of_assignment(entry) == name; }) ||
-         std::ranges::any_of(task.extra, [name](const auto& pair) { return pair.first == name; });
-}
-
 }  // namespace
+
+std::optional<std::string> value_of(const HostTask& task, std::string_view name) {
+  std::optional<std::string> value;
+  for (const std::string& entry : task.environment) {
+    if (name_of_assignment(entry) == name) value = entry.substr(std::min(entry.size(), name.size() + 1));
+  }
+  for (const auto& [extra, text] : task.extra) {
+    if (extra == name) value = text;
+  }
+  return value;
+}
 
 std::vector<std::string> current_environment() {
   std::vector<std::string> result;
@@ -80,7 +86,14 @@ int count_cores() {
 }
 
 int threads_per_rank(const HostTask& task, int num_cores) {
-  return sets(task, kThreadsVariable) ? 0 : std::max(1, num_cores / task.num_ranks);
+  return value_of(task, kThreadsVariable) ? 0 : std::max(1, num_cores / task.num_ranks);
+}
+
+int chosen_threads(const HostTask& task) {
+  const std::string text = value_of(task, kThreadsVariable).value_or("");
+  int value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return std::max(0, value);
 }
 
 std::string search_path_of(const std::vector<std::string>& environment) {

@@ -3,6 +3,7 @@
 
 #include "launcher/host_task.h"
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,10 @@ inline constexpr std::string_view kBoundVariable = "ZEROTH_BOUND_CORES";
 [[nodiscard]] int count_cores();
 /// OMP_NUM_THREADS for the ranks of a host; 0: the user chose it, leave it alone.
 [[nodiscard]] int threads_per_rank(const HostTask& task, int num_cores);
+/// A variable as the user has set it for the ranks; the last one counts.
+[[nodiscard]] std::optional<std::string> value_of(const HostTask& task, std::string_view name);
+/// The user's OMP_NUM_THREADS, 0 if there is none or it is no number.
+[[nodiscard]] int chosen_threads(const HostTask& task);
 /// PATH in an environment.
 [[nodiscard]] std::string search_path_of(const std::vector<std::string>& environment);
 

@@ -1,5 +1,6 @@
 #include "launcher/host_tasks.h"
 
+#include "launcher/environment.h"
 #include "launcher/messages.h"
 
 #include <zeroth/base/error.h>
@@ -32,17 +33,6 @@ constexpr std::array<std::string_view, 14> kHostBound{"DBUS_SESSION_BUS_ADDRESS"
 
 std::string_view name_of(std::string_view assignment) {
   return assignment.substr(0, assignment.find('='));
-}
-
-std::optional<std::string> value_in(const HostTask& task, std::string_view name) {
-  std::optional<std::string> value;
-  for (const std::string& entry : task.environment) {
-    if (name_of(entry) == name && entry.size() > name.size()) value = entry.substr(name.size() + 1);
-  }
-  for (const auto& [extra, text] : task.extra) {
-    if (extra == name) value = text;
-  }
-  return value;
 }
 
 std::vector<std::string> split(const std::string& text) {
@@ -115,7 +105,7 @@ std::vector<HostTask> share_out(const Options& options,
                   .extra = options.environment,
                   .bind = options.bind};
     if (host.slots_named) {
-      task.extra.emplace_back(kDevices, devices_of(host, value_in(task, kDevices)));
+      task.extra.emplace_back(kDevices, devices_of(host, value_of(task, kDevices)));
     }
     first_rank += task.num_ranks;
     tasks.push_back(std::move(task));

@@ -42,7 +42,11 @@ LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupL
     notes_.push_back(
         fmt::format("OMP_NUM_THREADS={} in every rank ({} cores, {} ranks)", threads, cores, task.num_ranks));
   }
-  const std::vector<std::vector<int>> shares = plan_binding(task.bind, task.num_ranks);
+  std::vector<std::vector<int>> shares = plan_binding(task.bind, task.num_ranks);
+  // Who asks for more threads than that share of the cores wants more of them.
+  if (task.bind == BindCores::kAuto && !shares.empty() &&
+      chosen_threads(task) > static_cast<int>(shares.front().size()))
+    shares.clear();
   if (!shares.empty()) {
     notes_.push_back(fmt::format(
         "every rank on cores of its own: {} on {}, ..., {} on {} (--bind-cores off leaves them free)",

@@ -76,7 +76,7 @@ TEST(RankEnvironment, TellsEachRankItsPlace) {
 
 TEST(RankEnvironment, SharesTheCoresUnlessTheUserChose) {
   ::unsetenv("OMP_NUM_THREADS");
-  Job job({"-n", "2", RANK_PROBE_PATH, "env", "OMP_NUM_THREADS"});
+  Job job({"-n", "2", "--bind-cores", "off", RANK_PROBE_PATH, "env", "OMP_NUM_THREADS"});
   const JobResult result = job.wait();
   const int threads = std::stoi(values_of(result.out, "OMP_NUM_THREADS", 2)[1]);
   EXPECT_GE(threads, 1);
@@ -86,13 +86,21 @@ TEST(RankEnvironment, SharesTheCoresUnlessTheUserChose) {
       ::testing::StartsWith("zeroth-run: OMP_NUM_THREADS=" + std::to_string(threads) + " in every rank"));
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
 
-  Job chosen({"-n", "2", RANK_PROBE_PATH, "env", "OMP_NUM_THREADS"},
+  Job chosen({"-n", "2", "--bind-cores", "off", RANK_PROBE_PATH, "env", "OMP_NUM_THREADS"},
              {.environment = {{"OMP_NUM_THREADS", "5"}}});
   const JobResult kept = chosen.wait();
   EXPECT_EQ(values_of(kept.out, "OMP_NUM_THREADS", 2)[1], "5");
   EXPECT_EQ(kept.err, "");
 
-  Job given({"-n", "2", "--env", "OMP_NUM_THREADS=6", RANK_PROBE_PATH, "env", "OMP_NUM_THREADS"});
+  Job given({"-n",
+             "2",
+             "--bind-cores",
+             "off",
+             "--env",
+             "OMP_NUM_THREADS=6",
+             RANK_PROBE_PATH,
+             "env",
+             "OMP_NUM_THREADS"});
   const JobResult set = given.wait();
   EXPECT_EQ(values_of(set.out, "OMP_NUM_THREADS", 2)[0], "6");
   EXPECT_EQ(set.err, "");

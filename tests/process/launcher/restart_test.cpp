@@ -188,8 +188,10 @@ TEST(Binding, RanksHaveCoresOfTheirOwnUnlessTheyAreTooMany) {
   EXPECT_THAT(bound.out, ::testing::Not(HasSubstr("bound no")));
   EXPECT_THAT(bound.out, HasSubstr("[1] Cpus_allowed"));
   EXPECT_THAT(bound.out, ::testing::Not(HasSubstr("[0-1] Cpus_allowed")));
-  for (const auto& options : {std::vector<std::string>{"-n", "2", "--bind-cores", "off"},
-                              std::vector<std::string>{"-n", std::to_string(all + 1)}}) {
+  for (const auto& options :
+       {std::vector<std::string>{"-n", "2", "--bind-cores", "off"},
+        std::vector<std::string>{"-n", std::to_string(all + 1)},
+        std::vector<std::string>{"-n", "2", "--env", "OMP_NUM_THREADS=" + std::to_string(all)}}) {
     const JobResult free = lines(options);
     EXPECT_THAT(free.err, ::testing::Not(HasSubstr("cores of its own")));
     EXPECT_THAT(free.out, ::testing::ContainsRegex("\\[0-[0-9]+\\] bound no"));

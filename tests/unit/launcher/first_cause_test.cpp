@@ -201,6 +201,40 @@ TEST(FirstCause, DescribesWhatHappened) {
   EXPECT_EQ(job_exit_code(at(0, 0, 78)), 78);
 }
 
+constexpr SteadyClock::time_point kStart{};
+
+TEST(FirstCause, ALostHostExplainsWhatItsPeersSay) {
+  const std::vector<FailureRecord> records{
+      {.rank = 0, .pid = 7, .exit_code = 76, .when = kStart, .error_line = "ZEROTH ERROR [PEER_LOST] rank 2"},
+      {.rank = 1,
+       .pid = 8,
+       .exit_code = 76,
+       .when = kStart + Milliseconds(5),
+       .error_line = "ZEROTH ERROR [TIMEOUT] no answer"},
+      {.rank = 2,
+       .exit_code = 76,
+       .when = kStart + Milliseconds(9000),
+       .error_line = "[PEER_LOST] no word",
+       .host = "h2",
+       .num_ranks = 2}};
+  EXPECT_EQ(classify(records[2]), FailureClass::kHostLost);
+  EXPECT_EQ(first_cause(records), 2U);
+  EXPECT_EQ(describe(records[2]), "host h2 (ranks 2-3): [PEER_LOST] no word");
+  EXPECT_EQ(job_exit_code(records[2]), 76);
+}
+
+TEST(FirstCause, AHostThatCouldNotStartItsRanksIsItsOwnFault) {
+  const FailureRecord record{
+      .rank = 3, .exit_code = 69, .error_line = "[LAUNCH] no", .host = "h2", .num_ranks = 1};
+  EXPECT_EQ(classify(record), FailureClass::kOwnFault);
+  EXPECT_EQ(describe(record), "host h2 (rank 3): [LAUNCH] no");
+}
+
+TEST(FirstCause, TheHostOfARankIsNamed) {
+  EXPECT_EQ(describe({.rank = 3, .pid = 9, .exit_code = 5, .host = "h2"}),
+            "rank 3 (pid 9 on h2) exited with code 5");
+}
+
 TEST(FirstCause, CountsTheOthers) {
   EXPECT_EQ(describe_others(0, 1), "");
   EXPECT_EQ(describe_others(0, 4), "");
