@@ -310,7 +310,7 @@ TEST_P(Points, AnotherMessageThanExpectedIsNamedOnBothSides) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const bool messages = over_messages(GetParam());
   WorldOptions options{.abort_on_failure = false};
-  if (messages) options.comm.timeout = Milliseconds{500};  // of the sender, who sees nothing
+  if (messages) options.comm.timeout = Milliseconds{2'000};  // of the sender, who sees nothing; and of the meeting before
   for (const Case& item : cases()) {
     SCOPED_TRACE(item.name);
     const RankReport report = run_world(
