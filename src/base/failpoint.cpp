@@ -378,11 +378,14 @@ void disarm_failpoints() noexcept {
 }
 
 void arm_failpoints_of_environment() {
-  static std::once_flag once;  // stays unset where this throws
-  std::call_once(once, [] {
-    const char* const spec = std::getenv(kFailpointVariable);
-    if (spec != nullptr && *spec != '\0') arm_failpoints(parse_failpoints(spec), rank_of_environment());
-  });
+  // Not std::call_once: where its function throws, the thread sanitizer's pthread_once never comes back from the next call.
+  static std::mutex mutex;
+  static bool done = false;
+  const std::lock_guard lock(mutex);
+  if (done) return;
+  const char* const spec = std::getenv(kFailpointVariable);
+  if (spec != nullptr && *spec != '\0') arm_failpoints(parse_failpoints(spec), rank_of_environment());
+  done = true;
 }
 
 namespace detail {
