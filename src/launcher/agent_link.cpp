@@ -67,7 +67,12 @@ void AgentLink::take_line(std::string_view line) {
   const std::string text = tidy(line);
   if (text.empty()) return;
   last_line_ = text;
-  say_(text);
+  pass_on(text);
+}
+
+void AgentLink::pass_on(std::string_view line) {
+  if (++num_lines_ <= kMaxLines) say_(line);
+  if (num_lines_ == kMaxLines) say_("(what else it says is left out)");
 }
 
 void AgentLink::look_for_exit() {

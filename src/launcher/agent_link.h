@@ -20,6 +20,9 @@
 
 namespace zeroth::launcher {
 
+/// What one host may say besides the output of its ranks.
+inline constexpr int kMaxLines = 200;
+
 /// No call blocks; destruction ends the process with SIGKILL.
 class AgentLink {
  public:
@@ -36,6 +39,8 @@ class AgentLink {
   /// Lines that the process writes to standard error, and what stood before the agent's first word, are
   /// passed on to `say`.
   void set_say(std::function<void(std::string_view)> say) { say_ = std::move(say); }
+  /// A line about the host for the user; of more than kMaxLines the rest is left out, and that is said.
+  void pass_on(std::string_view line);
 
   void add_polled(std::vector<pollfd>& polled) const;
   /// The descriptors of the last `add_polled`; returns how many those are.
@@ -69,6 +74,7 @@ class AgentLink {
   UniqueFd stderr_;
   LineSplitter splitter_;
   std::string last_line_;
+  int num_lines_ = 0;
   std::function<void(std::string_view)> say_ = [](std::string_view) {};
   std::optional<Hello> hello_;
   std::optional<SteadyClock::time_point> until_;

@@ -9,6 +9,8 @@ namespace {
 
 /// A flood of different lines must not be searched for ever.
 constexpr std::size_t kMostWaiting = 1024;
+/// Nor held: what waits here does not count as waiting to be written, so nobody would stop reading.
+constexpr std::size_t kMostWaitingBytes = std::size_t{1} << 20;
 
 }  // namespace
 
@@ -32,9 +34,10 @@ void LineMerger::add(int rank, std::string_view line, TimePoint now) {
   if (same != waiting_.end()) {
     same->ranks.push_back(rank);
   } else {
+    waiting_bytes_ += line.size();
     waiting_.push_back({.line = std::string(line), .ranks = {rank}, .due = now + kMergeWindow});
   }
-  while (waiting_.size() > kMostWaiting) write_first();
+  while (waiting_.size() > kMostWaiting || waiting_bytes_ > kMostWaitingBytes) write_first();
 }
 
 void LineMerger::flush(TimePoint now) {
@@ -55,6 +58,7 @@ std::optional<LineMerger::TimePoint> LineMerger::next() const {
 void LineMerger::write_first() {
   Entry& entry = waiting_.front();
   std::ranges::sort(entry.ranks);
+  waiting_bytes_ -= entry.line.size();
   sink_->queue() += fmt::format("[{}] {}", describe_ranks(entry.ranks), entry.line);
   waiting_.pop_front();
 }

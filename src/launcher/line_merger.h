@@ -45,6 +45,7 @@ class LineMerger {
   OutputSink* sink_;
   std::size_t num_ranks_;
   std::deque<Entry> waiting_;
+  std::size_t waiting_bytes_ = 0;
 };
 
 inline constexpr Milliseconds kMergeWindow{100};

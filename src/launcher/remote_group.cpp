@@ -1,5 +1,7 @@
 #include "launcher/remote_group.h"
 
+#include "launcher/agent.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +13,10 @@ namespace {
 /// After so long without a word a host is in doubt: no other explanation of a failure is final until it has
 /// spoken, or is lost.
 constexpr Milliseconds kDoubtAfter{3 * kPingEvery};
+
+/// What an agent reads of a rank's two pipes once the window is full: at the rank's end all that is in them
+/// (a MiB each at most).
+constexpr std::size_t kOverWindowBytes = std::size_t{4} << 20;
 
 /// Credit is given in parts of this size, not for every line.
 constexpr std::size_t kCreditBytes = std::size_t{64} << 10;
@@ -93,6 +99,9 @@ void RemoteGroup::take(const Frame& frame) {
       const Output output = decode_output(frame.payload);
       (void)local(output.rank);
       uncredited_bytes_ += output.bytes.size();
+      if (uncredited_bytes_ > kOutputWindow + ended_.size() * kOverWindowBytes) {
+        throw Error(ErrorCode::kLaunch, "an agent sends more output than it may");
+      }
       listener_->rank_output(output.rank, output.stream, output.bytes);
       give_credit();
       break;
@@ -113,7 +122,7 @@ void RemoteGroup::take(const Frame& frame) {
       state_ = State::kGone;
       break;
     case FrameType::kNote:
-      listener_->host_note(link_->host(), printable(frame.payload));
+      link_->pass_on(printable(frame.payload));
       break;
     case FrameType::kPing:
       break;

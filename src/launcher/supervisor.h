@@ -1,6 +1,7 @@
 // Watches the ranks of one job from their start to the last of them.
 #pragma once
 
+#include "launcher/console.h"
 #include "launcher/first_cause.h"
 #include "launcher/job_log.h"
 #include "launcher/line_merger.h"
@@ -28,13 +29,6 @@ inline constexpr Milliseconds kCauseWindow{200};
 inline constexpr Milliseconds kEchoWindow{2000};
 /// After the end of a job its agents have this long to leave.
 inline constexpr Milliseconds kFarewell{2000};
-
-/// What the whole process has once; `out` and `err` may be the same object.
-struct Console {
-  SignalInbox& inbox;
-  OutputSink& out;
-  OutputSink& err;
-};
 
 /// One start of a job.
 struct Attempt {

@@ -18,6 +18,7 @@ case $host in
   garbage) exec cat /dev/zero;;
   other) printf 'ZEROTHAG\001\0\0\0'; printf '\062\0\0\0\001\005\0\0\0other\001\0\0\0h'; head -c 32 /dev/zero; printf '\0\0\0\0'; exec sleep 60;;
   liar) printf 'ZEROTHAG\001\0\0\0\377\377\377\377\002'; exec sleep 60;;
+  chatty) seq 1 100000 >&2;;
   banner) printf 'Welcome to this host\r\nhave fun ';;
 esac
 cd /

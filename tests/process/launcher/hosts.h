@@ -17,7 +17,8 @@ class FakeHosts {
   /// Starts zeroth-run with these options, on hosts that answer as their names say:
   ///   refused   says so like ssh, 255      silent   never answers          banner   greets before the agent
   ///   speaks garbage   writes without end         other    has another version    liar     announces a frame
-  ///   of 4 GiB child...  keeps a process between     any other name: a host that works
+  ///   of 4 GiB child...  keeps a process between     chatty   writes 100,000 lines to standard error
+  ///   any other name: a host that works
   [[nodiscard]] std::vector<std::string> arguments(const std::vector<std::string>& options,
                                                    const std::vector<std::string>& program) const;
   /// With rank_probe as the program.

@@ -290,6 +290,16 @@ TEST_F(SeveralHosts, AGreetingIsNoObstacle) {
   EXPECT_EQ(result.out, "[0] <x>\n");
 }
 
+TEST_F(SeveralHosts, AHostThatTalksWithoutEndIsCutShort) {
+  Job job(hosts.probe({"--hosts", "chatty"}, {"args", "x"}), hosts.setup());
+  const JobResult result = job.wait();
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "[0] <x>\n");
+  EXPECT_THAT(result.err, HasSubstr("zeroth-run: host chatty: 1\n"));
+  EXPECT_THAT(result.err, HasSubstr("host chatty: (what else it says is left out)\n"));
+  EXPECT_LE(std::ranges::count(result.err, '\n'), 201);
+}
+
 TEST_F(SeveralHosts, AProgramOrDirectoryThatIsNotThereIsTheHostsFault) {
   Job job(hosts.arguments({"--hosts", "h1,h2"}, {"no-such-program"}), hosts.setup());
   const JobResult result = job.wait(kEndDeadline);

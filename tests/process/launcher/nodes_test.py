@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import pathlib
 import re
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -14,6 +16,54 @@ import unittest
 
 import launching
 from launching import PROBE, SECRET, Run, Stage
+
+
+def number(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+def text(value: bytes) -> bytes:
+    return len(value).to_bytes(4, "little") + value
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(4, "little") + bytes([kind]) + payload
+
+
+class FalseNode:
+    """Knows the secret, and then says what it should not. Node 1 of 2 with one rank."""
+
+    HELLO, TASK, STARTED, OUTPUT, RANK_END, PING, CHALLENGE, PROOF = 1, 2, 3, 5, 7, 11, 14, 15
+
+    def __init__(self, port: int) -> None:
+        version = subprocess.run([launching.RUN, "--version"], capture_output=True, check=True).stdout.split()[1]
+        self.stream = socket.create_connection(("127.0.0.1", port), 10)
+        own = b"n" * 16
+        self.stream.sendall(b"ZEROTHAG\x01\0\0\0" + frame(self.CHALLENGE, own))
+        self.take(12)
+        nonce = self.await_frame(self.CHALLENGE)
+        self.stream.sendall(frame(self.PROOF, hmac.digest(SECRET.encode(), b"zeroth-run node" + nonce + own, "sha256")))
+        self.await_frame(self.PROOF)
+        self.stream.sendall(frame(self.HELLO, text(version) + text(b"false") + number(0) + number(1) + number(1) + number(2) + text(b"")))
+        self.await_frame(self.TASK)
+
+    def take(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            data += (part := self.stream.recv(count - len(data)))
+            if not part:
+                raise AssertionError("the head has closed the connection")
+        return data
+
+    def await_frame(self, kind: int) -> bytes:
+        while True:
+            header = self.take(5)
+            payload = self.take(int.from_bytes(header[:4], "little"))
+            if header[4] == kind:
+                return payload
+
+    def say(self, kind: int, payload: bytes) -> None:
+        self.stream.sendall(frame(kind, payload))
 
 
 class Nodes(unittest.TestCase):
@@ -133,6 +183,51 @@ class Nodes(unittest.TestCase):
                 connection.sendall(b"ZEROTHAG\x01\0\0\0" + challenge + proof + task)
                 self.assertEqual(other.code(), 69)
         self.assertIn("[LAUNCH] who listens at --rdzv does not know the secret", other.err)
+
+    def test_what_a_node_may_not_say_ends_the_job_and_names_it(self) -> None:
+        started = frame(FalseNode.STARTED, number(1) + number(77) + text(b"")[:4])
+        ended = frame(FalseNode.RANK_END, number(1) + number(77) + number(0) * 3)
+        for speech, said in ((frame(99, b""), "a message of no known kind"),
+                             (b"\xff\xff\xff\x7f\x05", "a message is too long"),
+                             (frame(FalseNode.TASK, b""), "an agent said what only the head of a job says"),
+                             (frame(FalseNode.STARTED, number(2) + number(77) * 2 + text(b"")[:4]), "an agent has started what it was not told to"),
+                             (frame(FalseNode.STARTED, number(1 << 40)), "a number in a message is out of its limits"),
+                             (started + started, "an agent has started what it was not told to"),
+                             (started + frame(FalseNode.OUTPUT, number(0) + number(0) + b"x"), "a rank that it does not have"),
+                             (started + frame(FalseNode.OUTPUT, number(1) + number(2) + b"x"), "a number in a message is out of its limits"),
+                             (started + frame(FalseNode.RANK_END, number(1)), "a message is cut off"),
+                             (started + ended + ended, "a rank has ended twice")):
+            head = self.node(0)
+            time.sleep(0.2)
+            false = FalseNode(self.port)
+            false.stream.sendall(speech)
+            self.assertEqual(head.code(), 69, head.err)
+            self.assertRegex(head.err, r"zeroth-run: host false/node1 \(rank 1\): \[LAUNCH\]")
+            self.assertIn(said, head.err)
+            false.stream.close()
+
+    def test_a_node_that_sends_more_than_it_may_is_cut_off(self) -> None:
+        read, write = os.pipe()  # nobody reads what the head writes
+        head = subprocess.Popen([launching.RUN, "-q", "-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", f"127.0.0.1:{self.port}", PROBE, "wait"],
+                                stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.PIPE, env={**os.environ, "ZEROTH_RDZV_SECRET": SECRET})
+        os.close(write)
+        time.sleep(0.3)
+        false = FalseNode(self.port)
+        false.say(FalseNode.STARTED, number(1) + number(77) + text(b"")[:4])
+        sent = 0
+        try:
+            while sent < 64 << 20:
+                false.say(FalseNode.OUTPUT, number(1) + number(0) + b"x" * 65_000)
+                sent += 65_000
+        except OSError:
+            pass  # it is cut off
+        false.stream.close()
+        time.sleep(0.5)
+        os.close(read)
+        errors = head.communicate(timeout=10)[1].decode()
+        self.assertEqual(head.returncode, 69, errors)
+        self.assertIn("an agent sends more output than it may", errors)
+        self.assertLess(sent, 16 << 20)
 
     def test_strangers_do_not_disturb(self) -> None:
         head = self.node(0)

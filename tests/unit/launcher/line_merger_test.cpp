@@ -52,6 +52,12 @@ TEST_F(LineMergerTest, TheLinesOfARankStayInOrder) {
   EXPECT_EQ(sink.queue(), "[0] a\n[0-1] b\n[1] a\n[0] b\n");
 }
 
+TEST_F(LineMergerTest, LongLinesDoNotWaitByTheHundred) {
+  const std::string line(60'000, 'x');
+  for (int i = 0; i < 100; ++i) add(0, line);
+  EXPECT_GT(sink.queue().size(), 100 * line.size() - (std::size_t{1} << 20));
+}
+
 TEST_F(LineMergerTest, AFloodDoesNotWait) {
   for (int line = 0; line < 3000; ++line) add(0, std::to_string(line) + "\n");
   const std::string text = flushed(0);
