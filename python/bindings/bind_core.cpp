@@ -115,7 +115,7 @@ void bind_core(py::module_& module) {
           py::arg("message"),
           py::call_guard<py::gil_scoped_release>())
       .def(
-          "_find_places",
+          "find_places",
           [](const World& world, int signal, int pipe, std::vector<std::string> skipped, std::string here) {
             world.watch()->set_locator(make_locator({signal, pipe, std::move(skipped), std::move(here)}));
           },

@@ -71,7 +71,8 @@ class World:
         ABORTED with the message at once; in a world from_group() they learn of it when this process ends. For reasons that the
         engines cannot see, such as data that has run out. Does not block; does nothing before the world has its first engine. The
         engines of this rank are of no use after it."""
-    def _find_places(self, signal: int, pipe: int, skipped: list[str], here: str) -> None: ...
+    def find_places(self, signal: int, pipe: int, skipped: list[str], here: str) -> None:
+        """For zeroth itself: how the line is found at which this rank is."""
     def write_trace(self, path: str) -> None:
         """Writes the last 1,024 calls of this rank, one JSON object a line; `zeroth-trace` draws the files of all ranks."""
     @property

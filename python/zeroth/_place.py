@@ -36,4 +36,4 @@ def announce(world: _C.World) -> None:
     libraries |= {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     skipped = sorted({str(path) + "/" for folder in libraries for path in (folder, folder.resolve())})
     skipped += ["<frozen"]
-    world._find_places(_registered[0], _registered[1], skipped, os.getcwd() + "/")
+    world.find_places(_registered[0], _registered[1], skipped, os.getcwd() + "/")

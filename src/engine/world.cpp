@@ -1,5 +1,6 @@
 #include <zeroth/engine/world.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
 #include <utility>
@@ -195,7 +196,7 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
       connection_->control = ControlPlane::join(*connection_->base,
                                                 watch(),
                                                 {.timeout = options.timeout,
-                                                 .silent_after = options.frozen_after,
+                                                 .silent_after = options.frozen_after + std::max(options.frozen_after / 2, Milliseconds{2'000}),
                                                  .interface = variable("ZEROTH_INTERFACE"),
                                                  .trace_folder = variable("ZEROTH_TRACE_DIR"),
                                                  .logger = Logger(rank_, size_)});

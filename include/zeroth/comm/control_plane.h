@@ -5,7 +5,7 @@
 //   after a second or two   kMismatch, where ranks wait for each other in different calls
 //   at 1/4 of a deadline    a warning in rank 0's log: who is missing, where that rank is (file, line, phase), who waits
 //   at the deadline         kTimeout on all ranks, with that line
-//   silent_after            kPeerLost for a rank that others wait for and that gives no sign of life; at once after its end
+//   silent_after            kPeerLost for a rank that others wait for and that gives no sign of life; a second after its end
 //   tell()                  an error of one rank on all
 #pragma once
 
@@ -22,7 +22,7 @@ namespace zeroth {
 
 struct ControlOptions {
   Milliseconds timeout{300'000};      ///< for joining
-  Milliseconds silent_after{10'000};  ///< a rank without a sign of life for so long is lost
+  Milliseconds silent_after{15'000};  ///< a rank without a sign of life for so long is lost; signs come four times as often, or every second
   std::string interface{};            ///< "eth0": the hub listens there; "" is loopback if all ranks are on one host, else every other interface
   std::string trace_folder{};         ///< a rank that is judged writes its flight recorder there, as trace-rank3.jsonl; "": nowhere
   Logger logger{};                    ///< rank 0's notes, and traces that could not be written

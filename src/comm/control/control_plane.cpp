@@ -30,13 +30,11 @@ namespace zeroth {
 namespace detail {
 namespace {
 
-constexpr Milliseconds kPingEvery{1'000};
+constexpr Milliseconds kPingEvery{1'000};  // at least
 constexpr Milliseconds kIdle{500};
 constexpr Milliseconds kBusy{50};
 constexpr Milliseconds kHelloTime{5'000};
 constexpr Milliseconds kByeTime{200};
-/// More than one pause and ping too many: this process itself was stopped, or starved.
-constexpr Milliseconds kSlept{3'000};
 constexpr std::size_t kMostStrangers = 64;
 constexpr std::size_t kMostAddresses = 16;
 
@@ -153,6 +151,12 @@ class ControlThread : public ControlPlane {
 
   virtual void run() = 0;
 
+  [[nodiscard]] Milliseconds ping_every() const { return std::clamp(options_.silent_after / 4, kBusy, kPingEvery); }
+  /// How long the thread sleeps at most.
+  [[nodiscard]] Milliseconds idle() const { return std::min(kIdle, ping_every()); }
+  /// Between two looks: this process itself was stopped, or starved, and must not take the others for silent.
+  [[nodiscard]] Milliseconds too_long() const { return std::max(2 * idle(), options_.silent_after / 3); }
+
   std::shared_ptr<RankWatch> watch_;
   ControlOptions options_;
   pid_t owner_;
@@ -216,7 +220,7 @@ class Hub final : public ControlThread {
     while (!stopping_.load()) {
       wait();
       const auto now = SteadyClock::now();
-      if (now - last > kSlept) wake_up(now);
+      if (now - last > too_long()) wake_up(now);
       last = now;
       serve_links(now);
       serve_guests(now);
@@ -240,7 +244,7 @@ class Hub final : public ControlThread {
       if (link) add(*link);
     }
     for (const Guest& guest : guests_) add(guest.link);
-    const Milliseconds pause = coordinator_.busy() || watch_->status(false).wait.id != 0 ? kBusy : kIdle;
+    const Milliseconds pause = coordinator_.busy() || watch_->status(false).wait.id != 0 ? kBusy : idle();
     (void)::poll(polled_.data(), polled_.size(), static_cast<int>(pause.count()));
     hush();
     for (std::size_t index = 0; index < listeners_.size(); ++index) {
@@ -310,7 +314,6 @@ class Hub final : public ControlThread {
     }
   }
 
-  /// A process that was stopped must not take the others for silent.
   void wake_up(SteadyClock::time_point now) {
     for (std::size_t rank = 0; rank < links_.size(); ++rank) coordinator_.heard(static_cast<int>(rank), now);
   }
@@ -352,7 +355,7 @@ class Hub final : public ControlThread {
   }
 
   void ping(SteadyClock::time_point now) {
-    if (now - pinged_ < kPingEvery) return;
+    if (now - pinged_ < ping_every()) return;
     pinged_ = now;
     to_all(PingMessage{});
   }
@@ -438,10 +441,10 @@ class Leaf final : public ControlThread {
       const bool waits = own.wait.id != 0;
       std::vector<pollfd> polled{{.fd = bell_->get(), .events = POLLIN, .revents = 0}};
       if (!gone_) polled.push_back({.fd = link_.fd(), .events = static_cast<short>(POLLIN | (link_.wants_to_write() ? POLLOUT : 0)), .revents = 0});
-      (void)::poll(polled.data(), polled.size(), static_cast<int>((waits ? 2 * kBusy : kIdle).count()));
+      (void)::poll(polled.data(), polled.size(), static_cast<int>((waits ? 2 * kBusy : idle()).count()));
       hush();
       const auto now = SteadyClock::now();
-      if (now - last > kSlept) heard_ = now;
+      if (now - last > too_long()) heard_ = now;
       last = now;
       if (!gone_) listen(now);
       if (const std::optional<VerdictMessage> told = take_told()) {
@@ -487,7 +490,7 @@ class Leaf final : public ControlThread {
         reported_wait_ = waits;
       }
     }
-    if (now - pinged_ < kPingEvery) return;
+    if (now - pinged_ < ping_every()) return;
     pinged_ = now;
     link_.send(PingMessage{});
   }

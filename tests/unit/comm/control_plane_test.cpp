@@ -52,9 +52,9 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
           const auto& watch = watches_[static_cast<std::size_t>(rank)];
           const std::shared_ptr<ControlPlane> control = ControlPlane::join(*backend, watch, {.timeout = Milliseconds{20'000}, .silent_after = Milliseconds{10'000}, .logger = {}});
           if (rank == 0) hub_address_ = control->address();
-          auto recorded = std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), watch, control);
+          const Seat seat{watch, control, std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), watch, control)};
           try {
-            body(rank, {watch, control, std::move(recorded)});
+            body(rank, seat);
           } catch (...) {
             // Nobody goes before all know: the transports would tell of the one that left.
             if (++failed_ == world - kept_) done_.store(true);
