@@ -496,8 +496,10 @@ std::vector<double> Engine::learning_rates() const {
 }
 
 void Engine::meet(Meeting what) {
+  const std::uint64_t before = watch_ ? watch_->entered() : 0;
   enter(Phase::kMeeting);
   gradients_->meet(what);
+  if (watch_) watch_->resume(before);
 }
 
 double Engine::average(double value) {

@@ -80,13 +80,15 @@ class Mpirun(unittest.TestCase):
     def test_a_rank_that_waits_for_ever_is_named(self) -> None:
         done = self.run_ranks(2, "freeze", backend="mpi")
         self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.stderr, r"\[TIMEOUT\] no answer within 20\.0 s; where: comm\.mpi group=\S+; who: rank 0/2; .* from rank 1")
+        self.assertRegex(done.stderr, r"\[TIMEOUT\] no answer within 20\.0 s: rank 1 \(pid \d+ on \S+\) is between steps, .*at \S+mpi_rank\.py:\d+ in have, "
+                                      r".*who: rank 0/2; expected: rank 0 waits for ")
 
     def test_ranks_of_another_launcher_are_no_world_of_mpi(self) -> None:
         command = [job.RUN, "-n", "2", "--no-merge", sys.executable, PROGRAM]
         with job.Family(command, variables(ZEROTH_BACKEND="mpi")) as family:
             done = family.end(120)
-            self.assertEqual(family.left.text(), "")
+            # Open MPI keeps files while a process runs, and zeroth-run ends the second rank, which is as wrong, right after the first.
+            self.assertEqual([line for line in family.left.text().splitlines() if "/ompi." not in line], [])
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"\[MISMATCH\] MPI and the launcher's variables describe different worlds; .*start the ranks with mpirun")
 

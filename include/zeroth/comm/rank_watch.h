@@ -74,6 +74,9 @@ class RankWatch {
   [[nodiscard]] int add_model(std::vector<std::string> units);
   /// Any thread; one store.
   void enter(Phase phase, int model = -1, int unit = -1) noexcept;
+  /// What enter() has last been told, for resume().
+  [[nodiscard]] std::uint64_t entered() const noexcept { return phase_.load(std::memory_order_relaxed); }
+  void resume(std::uint64_t entered) noexcept { phase_.store(entered, std::memory_order_relaxed); }
   void finish_step(std::int64_t steps) noexcept { steps_.store(steps, std::memory_order_relaxed); }
   /// How long a wait may take: until the first step has ended, when everything is slow, another time. 0: twice as long.
   void set_first_timeout(Milliseconds timeout) noexcept { first_timeout_.store(timeout.count(), std::memory_order_relaxed); }
