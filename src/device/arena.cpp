@@ -31,6 +31,7 @@ constexpr std::size_t kMostBytes = std::size_t{1} << 56U;
 }  // namespace
 
 struct Arena::Mapping {
+  pid_t owner = 0;  ///< of a mapping that forked children do not get: by then something else may lie at its address there
   void* address = nullptr;
   std::size_t bytes = 0;
   int fd = -1;
@@ -40,7 +41,7 @@ struct Arena::Mapping {
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping() {
-    if (address != nullptr) ::munmap(address, bytes);
+    if (address != nullptr && (owner == 0 || owner == ::getpid())) ::munmap(address, bytes);
     if (fd >= 0) ::close(fd);
   }
 };
@@ -73,6 +74,7 @@ Arena Arena::create(ArenaKind kind, std::size_t bytes, std::string_view name) {
     base = static_cast<std::byte*>(address);
     // Without it a forked child could write into the parameters of its parent.
     if (::madvise(address, mapping->bytes, MADV_DONTFORK) != 0) throw_memory("madvise", bytes, arena.name_, errno);
+    mapping->owner = ::getpid();
   } else {
     // The usable part starts at a huge-page boundary and ends at its capacity; at least a page on either side stays without
     // access. So no neighbour merges with it, no huge page reaches beyond it, and its resident bytes are its own.
@@ -145,8 +147,10 @@ ForeignMapping map_foreign(int fd, std::size_t bytes) {
            context(std::to_string(bytes) + " bytes of address space",
                    "none",
                    "every rank maps the shared memory of all: raise the limit (ulimit -v) or use fewer ranks a host"));
-  ::madvise(address, bytes, MADV_DONTFORK);
-  std::shared_ptr<void> keep(address, [bytes](void* mapped) { ::munmap(mapped, bytes); });
+  const pid_t owner = ::madvise(address, bytes, MADV_DONTFORK) == 0 ? ::getpid() : 0;
+  std::shared_ptr<void> keep(address, [bytes, owner](void* mapped) {
+    if (owner == 0 || owner == ::getpid()) ::munmap(mapped, bytes);
+  });
   return {std::move(keep), {static_cast<std::byte*>(address), bytes}};
 }
 

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <cstring>
 #include <functional>
 #include <thread>
+#include <vector>
 
 namespace zeroth {
 namespace {
@@ -50,6 +52,27 @@ TEST(ForkedChild, CannotTouchSharedArenas) {
   }
   EXPECT_EQ(arena.data()[kPageBytes], std::byte{7});
   EXPECT_EQ(arena.data()[0], std::byte{7});
+}
+
+TEST(ForkedChild, LetsGoOfSharedArenasWithoutHarmToWhatLiesThere) {
+  Arena arena = Arena::create(ArenaKind::kShared, 2 * kPageBytes, "not-for-children");
+  ForeignMapping foreign = map_foreign(arena.fd(), arena.capacity());
+  const int status = status_of_child([&] {
+    std::vector<std::byte*> own;
+    for (std::byte* address : {arena.data(), foreign.bytes.data()}) {
+      // As its allocator may, where the parent's mapping is missing.
+      void* mapped = ::mmap(address, 2 * kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+      if (mapped != address) ::_exit(10);
+      std::memset(mapped, 5, 2 * kPageBytes);
+      own.push_back(address);
+    }
+    arena = {};
+    foreign = {};
+    for (const std::byte* address : own) {
+      if (address[0] != std::byte{5} || address[2 * kPageBytes - 1] != std::byte{5}) ::_exit(11);
+    }
+  });
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST(ForkedChild, WritesToPrivateArenasStayItsOwn) {
