@@ -5,6 +5,7 @@
 #include <kernels/copy/copy.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/comm/decorators.h>
+#include <zeroth/comm/rank_watch.h>
 #include <zeroth/comm/two_level.h>
 #include <zeroth/device/device.h>
 
@@ -70,12 +71,14 @@ class TwoLevels {
             run_one(call);
             if (observer_) observer_->observe({.group = base_->group_name(), .kind = call.kind, .calls = 1});
           });
+    } catch (const JobVerdict& verdict) {
+      broken_ = std::current_exception();
+      stop(verdict);
+      throw;
     } catch (const Error& error) {
       const Error whole = named(error);
       broken_ = std::make_exception_ptr(whole);
-      // Who is not in the group of the call that failed does not see it.
-      if (making_ != node_.get()) node_->abort(whole);
-      base_->abort(whole);
+      stop(whole);
       throw whole;
     } catch (...) {
       broken_ = std::current_exception();
@@ -84,10 +87,17 @@ class TwoLevels {
   }
 
  private:
+  /// Who is not in the group of the call that failed does not see it.
+  void stop(const Error& error) noexcept {
+    if (making_ != node_.get()) node_->abort(error);
+    base_->abort(error);
+  }
+
   /// With this rank's number in the whole group: those of a level count its own ranks.
   [[nodiscard]] Error named(const Error& error) const {
-    if (making_ == base_.get()) return error;
     ErrorContext context = error.context();
+    // A transport below the group of messages counts as the whole group does.
+    if (making_ == base_.get() || context.who == fmt::format("rank {}/{}", base_->rank(), base_->size())) return error;
     context.who = fmt::format("rank {}/{}, which is {} {}",
                               base_->rank(),
                               base_->size(),

@@ -60,6 +60,12 @@ struct RankStatus {
   WaitStatus wait{};
 };
 
+/// What the control plane has decided, as waits throw it. Its ranks are those of the job, in whatever group the wait was.
+class JobVerdict final : public Error {
+ public:
+  using Error::Error;
+};
+
 class RankWatch {
  public:
   RankWatch(int rank, int size) : rank_(rank), size_(size) {}
@@ -99,8 +105,8 @@ class RankWatch {
   void set_locator(Locator locator);
   [[nodiscard]] RankStatus status(bool with_place);
 
-  /// What the control plane has decided about the job: every wait that is watched, and every check(), throws it from now on. The first
-  /// one stays. Any thread.
+  /// What the control plane has decided about the job: every wait that is watched, and every check(), throws it from now on as a
+  /// JobVerdict. The first one stays. Any thread.
   void judge(const Error& error);
   /// Throws the verdict, if there is one. One load.
   void check() const {
@@ -149,7 +155,6 @@ class WatchedWait {
     watch_->add_waited(SteadyClock::now() - begun_);
   }
 
-  [[nodiscard]] bool watched() const { return watch_ != nullptr; }
   /// After each slice: throws the verdict, if there is one.
   template <class Report>
   void look(const Report& report) {

@@ -86,7 +86,7 @@ void RankWatch::throw_verdict() const {
   const std::lock_guard lock(mutex_);
   ErrorContext context = verdict_->context();
   context.who = fmt::format("rank {}/{}", rank_, size_);
-  throw Error(verdict_->code(), verdict_->message(), std::move(context));
+  throw JobVerdict(verdict_->code(), verdict_->message(), std::move(context));
 }
 
 std::uint64_t RankWatch::begin_wait() {
