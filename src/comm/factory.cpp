@@ -7,6 +7,7 @@
 #include "comm/shm_exchange.h"
 
 #include <zeroth/base/failpoint.h>
+#include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/messages.h>
@@ -108,24 +109,19 @@ const Entry& find_backend(std::string_view name) {
                .hint = nearest.empty() ? "" : "did you mean " + nearest + "?"});
 }
 
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
 }  // namespace
 
 std::string job_from_environment() {
-  if (std::string job = variable("ZEROTH_JOB_ID"); !job.empty()) return job;
-  const std::string address = variable("MASTER_ADDR");
-  const std::string port = variable("MASTER_PORT");
+  if (std::string job = variable_or_empty("ZEROTH_JOB_ID"); !job.empty()) return job;
+  const std::string address = variable_or_empty("MASTER_ADDR");
+  const std::string port = variable_or_empty("MASTER_PORT");
   ZR_CHECK(!address.empty() && !port.empty(),
            ErrorCode::kEnvironment,
            "the ranks of this job have no common name",
            {.where = "comm.shm",
             .expected = "ZEROTH_JOB_ID, or MASTER_ADDR and MASTER_PORT",
             .hint = "start the ranks with zeroth-run or torchrun"});
-  return address + ":" + port + "/" + variable("TORCHELASTIC_RUN_ID");
+  return address + ":" + port + "/" + variable_or_empty("TORCHELASTIC_RUN_ID");
 }
 
 std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec) {

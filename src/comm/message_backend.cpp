@@ -1,4 +1,5 @@
 #include "comm/call_descriptor.h"
+#include "comm/control/watched.h"
 #include "comm/matched_calls.h"
 
 #include <kernels/common/dispatch.h>
@@ -7,7 +8,6 @@
 #include <zeroth/base/interrupt.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/messages.h>
-#include <zeroth/comm/rank_watch.h>
 
 #include <fmt/format.h>
 
@@ -28,6 +28,7 @@ namespace {
 struct MessageJob {
   std::shared_ptr<MessageTransport> transport;
   CommOptions options;
+  Watched watched;
   Event last_call{};            ///< matched calls run in the order of their submission, across groups
   std::uint32_t next_group = 1;  ///< number of the next group, not below any that this rank has seen
   std::mutex mutex;
@@ -68,7 +69,7 @@ class MessageGroup {
         sent_(members_.size()),
         taken_(members_.size()),
         isa_(kernels::best_isa()) {
-    if (job_->options.watch) begun_ = job_->options.watch->calls_begun(watched_as());
+    if (RankWatch* const watch = job_->watched.watch()) begun_ = watch->calls_begun(watched_as());
   }
 
   [[nodiscard]] int rank() const { return rank_; }
@@ -216,7 +217,7 @@ class MessageGroup {
                     std::vector<std::unique_ptr<Transfer>>& arriving,
                     Transfers& transfers) {
     Deadline deadline(patience());
-    WatchedWait watched(job_->options.watch.get());
+    WatchedWait watched(job_->watched.watch());
     for (;;) {
       std::vector<std::size_t> next;  // the first one of each sender
       for (std::size_t index = 0; index < calls.size(); ++index) {
@@ -274,7 +275,7 @@ class MessageGroup {
 
   void await(Transfers& transfers) {
     const Deadline deadline(patience());
-    WatchedWait watched(job_->options.watch.get());
+    WatchedWait watched(job_->watched.watch());
     for (const Pending& pending : transfers) {
       while (!wait_for(*pending.transfer, deadline.slice(), pending.peer, pending.about)) {
         check_wait(watched, deadline, pending.peer, pending.about);
@@ -299,17 +300,12 @@ class MessageGroup {
 
   /// No two groups of a rank have the same.
   [[nodiscard]] std::string watched_as() const { return fmt::format("{}#{}", name_, number_); }
-  [[nodiscard]] Milliseconds patience() const {
-    const CommOptions& options = job_->options;
-    return options.watch ? options.watch->patience(options.timeout) : options.timeout;
-  }
+  [[nodiscard]] Milliseconds patience() const { return job_->watched.patience(job_->options.timeout); }
   [[nodiscard]] WaitReport report_of(const Deadline& deadline, int peer, const CallDescriptor& about) const {
     const std::string meaning = meaning_of(about, tag_names_);
-    const int world = members_[static_cast<std::size_t>(peer)];
-    const std::vector<int>& watched = job_->options.watched_ranks;
     return {.group = name_,
             .call = text_of(about) + (meaning.empty() ? "" : ", " + meaning),
-            .ranks = {watched.empty() ? world : watched[static_cast<std::size_t>(world)]},
+            .ranks = {job_->watched.job_rank(members_[static_cast<std::size_t>(peer)])},
             .calls_of = about.kind == PostKind::kSend || about.kind == PostKind::kRecv ? "" : watched_as(),
             .sequence = about.sequence,
             .waited = deadline.timeout() - deadline.remaining(),
@@ -675,6 +671,7 @@ std::unique_ptr<CommBackend> make_message_backend(std::shared_ptr<MessageTranspo
   auto job = std::make_shared<detail::MessageJob>();
   job->transport = std::move(transport);
   job->options = options;
+  job->watched = detail::Watched(options);
   return std::make_unique<detail::MessageBackend>(
       std::make_shared<detail::MessageGroup>(std::move(job), "world", 0, std::move(members), rank));
 }

@@ -76,8 +76,8 @@ Peers::~Peers() = default;
 
 void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionRef<WaitContext()> context) {
   if (predicate()) return;
-  const Deadline deadline(setup_.watch ? setup_.watch->patience(setup_.timeout) : setup_.timeout);
-  WatchedWait watched(setup_.watch.get());
+  const Deadline deadline(setup_.watched.patience(setup_.timeout));
+  WatchedWait watched(setup_.watched.watch());
   if (setup_.spin.count() > 0) {
     const auto spin_end = SteadyClock::now() + setup_.spin;
     do {
@@ -132,8 +132,7 @@ WaitReport Peers::report_of(const GroupView& view, const Deadline& deadline, Fun
                     .timeout = deadline.timeout()};
   if (!waited.unit.empty() && waited.what.find(waited.unit) == std::string::npos) report.call += ", " + waited.unit;
   for (const int rank : missing_of(waited)) {
-    const int world = view.world_ranks[static_cast<std::size_t>(rank)];
-    report.ranks.push_back(setup_.watched_ranks.empty() ? world : setup_.watched_ranks[static_cast<std::size_t>(world)]);
+    report.ranks.push_back(setup_.watched.job_rank(view.world_ranks[static_cast<std::size_t>(rank)]));
   }
   return report;
 }

@@ -2,13 +2,13 @@
 // rank.
 #pragma once
 
+#include "comm/control/watched.h"
 #include "comm/control_block.h"
 #include "comm/function_ref.h"
 
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>
 #include <zeroth/comm/backend.h>
-#include <zeroth/comm/rank_watch.h>
 #include <zeroth/device/stream.h>
 
 #include <chrono>
@@ -54,8 +54,7 @@ class Peers {
     std::unique_ptr<Liveness> liveness{};       ///< null: peers cannot die
     Milliseconds timeout{};
     std::chrono::microseconds spin{};
-    std::shared_ptr<RankWatch> watch{};  ///< see CommOptions
-    std::vector<int> watched_ranks{};
+    Watched watched{};
   };
   explicit Peers(Setup setup);
   Peers(const Peers&) = delete;

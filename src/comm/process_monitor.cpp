@@ -1,5 +1,7 @@
 #include "comm/process_monitor.h"
 
+#include "comm/own_thread.h"
+
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -103,20 +105,7 @@ ProcessMonitor::ProcessMonitor(int rank,
   }
   stop_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
   ZR_CHECK(stop_, ErrorCode::kResource, "eventfd failed: " + errno_text(errno), {.where = "comm.shm"});
-  // Signals belong to the threads of the program: block all of them in ours.
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error& error) {
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    throw Error(ErrorCode::kResource,
-                std::string("no thread for the heartbeat: ") + error.what(),
-                {.where = "comm.shm"});
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  thread_ = start_own_thread([this] { run(); }, "the heartbeat", {.where = "comm.shm"});
 }
 
 ProcessMonitor::~ProcessMonitor() {

@@ -72,8 +72,7 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_p
                      .liveness = nullptr,
                      .timeout = options.timeout,
                      .spin = options.spin.value_or(default_spin(size)),
-                     .watch = options.watch,
-                     .watched_ranks = options.watched_ranks};
+                     .watched = Watched(options)};
   for (const SharedSpan& segment : engine->segments_) {
     setup.controls.push_back(reinterpret_cast<JobControl*>(segment.bytes.data()));
     setup.keep.push_back(segment.keep);

@@ -2,6 +2,7 @@
 // key, value}, an answer is {head, value}. Waiting is done by the client, which asks again: meeting is rare,
 // and a server without memory of waits cannot leak them. An answer carries the number of its request, so that
 // one that comes after its client has given up is not taken for the answer to the next.
+#include "comm/own_thread.h"
 #include "comm/store_messages.h"
 #include "comm/store_table.h"
 #include "comm/unix_socket.h"
@@ -46,12 +47,7 @@ class ServedStore final : public Store {
     listener_ = std::move(*listener);
     stop_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
     ZR_CHECK(stop_, ErrorCode::kResource, "eventfd failed: " + errno_text(errno), {.where = "comm.store"});
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the threads of the program
-    thread_ = std::thread([this] { serve(); });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    thread_ = start_own_thread([this] { serve(); }, "the store", {.where = "comm.store"});
   }
   ~ServedStore() override {
     const std::uint64_t one = 1;

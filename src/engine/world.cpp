@@ -8,6 +8,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/log.h>
+#include <zeroth/base/surroundings.h>
 #include <zeroth/comm/control_plane.h>
 
 namespace zeroth {
@@ -29,11 +30,6 @@ namespace {
 using Lookup = std::function<std::optional<std::string>(std::string_view)>;
 
 constexpr int kMostRanks = 4096;
-
-std::string variable(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 int number(const std::string& name, const std::string& text) {
   int value = 0;
@@ -197,8 +193,8 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
                                                 watch(),
                                                 {.timeout = options.timeout,
                                                  .silent_after = options.frozen_after + std::max(options.frozen_after / 2, Milliseconds{2'000}),
-                                                 .interface = variable("ZEROTH_INTERFACE"),
-                                                 .trace_folder = variable("ZEROTH_TRACE_DIR"),
+                                                 .interface = variable_or_empty("ZEROTH_INTERFACE"),
+                                                 .trace_folder = variable_or_empty("ZEROTH_TRACE_DIR"),
                                                  .logger = Logger(rank_, size_)});
     }
     connection_->timeout = options.timeout;

@@ -2,13 +2,13 @@
 
 #include "launcher/unique_fd.h"
 
+#include <zeroth/base/surroundings.h>
+
 #include <arpa/inet.h>
-#include <limits.h>
 #include <netdb.h>
 #include <sys/socket.h>
 
 #include <array>
-#include <cstdlib>
 #include <memory>
 
 namespace zeroth::launcher {
@@ -42,14 +42,8 @@ std::string address_towards(const std::string& host) {
   return "";
 }
 
-std::string own_host_name() {
-  std::array<char, HOST_NAME_MAX + 1> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
-}
-
 std::string ssh_client_address() {
-  const char* connection = std::getenv("SSH_CONNECTION");
-  const std::string text = connection != nullptr ? connection : "";
+  const std::string text = variable_or_empty("SSH_CONNECTION");
   const std::string address = text.substr(0, text.find(' '));
   std::array<unsigned char, 16> bytes{};
   const bool valid = ::inet_pton(AF_INET, address.c_str(), bytes.data()) == 1 ||

@@ -4,6 +4,7 @@
 #include "launcher/environment.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 
 #include <fcntl.h>
@@ -109,7 +110,7 @@ class Waiting {
 }  // namespace
 
 bool is_this_host(const std::string& host) {
-  const std::string own = own_host_name();
+  const std::string own = host_name();
   return host == "localhost" || host == "127.0.0.1" || host == "::1" || (!own.empty() && host == own);
 }
 

@@ -3,12 +3,12 @@
 #include "launcher/unique_fd.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/secret.h>
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <sched.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -52,9 +52,7 @@ std::vector<std::string> current_environment() {
 
 std::string random_job_id() {
   std::array<unsigned char, 16> bytes{};
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    throw Error(ErrorCode::kResource, "no random bytes for the job id: " + errno_text(errno));
-  }
+  fill_random(std::as_writable_bytes(std::span(bytes)), "the job id");
   std::string text;
   for (const unsigned char byte : bytes) {
     text += fmt::format("{:02x}", byte);

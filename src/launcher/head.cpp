@@ -12,6 +12,7 @@
 #include "launcher/supervisor.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/surroundings.h>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -105,7 +106,7 @@ int run_agent_on_standard_streams(SignalInbox& inbox) {
   Channel channel(std::move(in), std::move(out), 0);
   const AgentSetup setup{
       .hello = {.version = ZEROTH_VERSION_TEXT,
-                .host = own_host_name(),
+                .host = host_name(),
                 .free_port = free_port(),
                 .head_seen = ssh_client_address()},
       .complete = [](HostTask& task) { complete_environment(task, current_environment()); }};

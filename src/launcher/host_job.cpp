@@ -8,6 +8,7 @@
 #include "launcher/spawn.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 
 #include <filesystem>
@@ -40,7 +41,7 @@ std::string master_address(const std::vector<HostSelection>& hosts,
     if (is_this_host(hosts[i].name)) continue;
     if (const std::string& seen = links[i]->hello()->head_seen; !seen.empty()) return seen;
     if (const std::string own = address_towards(hosts[i].name); !own.empty()) return own;
-    return own_host_name();
+    return host_name();
   }
   return "127.0.0.1";
 }

@@ -8,6 +8,7 @@
 #include "launcher/rendezvous.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/surroundings.h>
 
 #include <fmt/format.h>
 
@@ -65,7 +66,7 @@ JobEnd run_with_nodes(const Options& options,
                        .max_restarts = options.max_restarts};
   const rlimit descriptors = reserve_for_ranks(sized);
   Supervisor job(sized, console, attempt);
-  std::vector<std::string> names{own_host_name()};
+  std::vector<std::string> names{host_name()};
   for (const auto& link : links) names.push_back(link->host());
   attempt.log->start(facts.num_ranks, options.command, names);
   HostTask task{.job = facts,
@@ -87,7 +88,7 @@ JobEnd run_as_node(const Options& options, const std::string& secret, const Cons
     return {.exit_code = 128 + SIGTERM, .text = "stopped before the start"};
   }
   const AgentSetup setup{.hello = {.version = ZEROTH_VERSION_TEXT,
-                                   .host = own_host_name(),
+                                   .host = host_name(),
                                    .num_ranks = options.num_ranks,
                                    .node = options.node,
                                    .num_nodes = options.num_nodes},

@@ -6,6 +6,7 @@
 #include "launcher/spawn.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/surroundings.h>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -69,7 +70,7 @@ JobEnd run_here(const Options& options, const Console& console, const Attempt& a
                        .max_restarts = options.max_restarts};
   const rlimit descriptors = reserve_for_ranks(options);
   Supervisor job(options, console, attempt);
-  attempt.log->start(facts.num_ranks, options.command, {own_host_name()});
+  attempt.log->start(facts.num_ranks, options.command, {host_name()});
   add_own_ranks(job, options, console, {.job = facts, .num_ranks = options.num_ranks}, descriptors);
   return job.run();
 }

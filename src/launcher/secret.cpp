@@ -3,10 +3,11 @@
 #include "launcher/unique_fd.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/secret.h>
+#include <zeroth/base/surroundings.h>
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -106,23 +107,17 @@ std::string proof_of(Side side,
 }
 
 bool same_proof(std::string_view a, std::string_view b) {
-  unsigned difference = a.size() == b.size() ? 0 : 1;
-  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i)
-    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
-  return difference == 0;
+  return same_secret(std::as_bytes(std::span(a)), std::as_bytes(std::span(b)));
 }
 
 std::string random_nonce() {
   std::string bytes(kNonceBytes, '\0');
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    throw Error(ErrorCode::kResource, "no random bytes for the rendezvous: " + errno_text(errno));
-  }
+  fill_random(std::as_writable_bytes(std::span(bytes)), "the rendezvous");
   return bytes;
 }
 
 std::string read_secret(const std::string& file) {
-  const char* variable = std::getenv("ZEROTH_RDZV_SECRET");
-  std::string secret = variable != nullptr ? variable : "";
+  std::string secret = variable_or_empty("ZEROTH_RDZV_SECRET");
   const std::string where = file.empty() ? "ZEROTH_RDZV_SECRET" : file;
   if (!file.empty()) {
     const UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
@@ -141,8 +136,7 @@ std::string read_secret(const std::string& file) {
   }
   if (secret.size() < kMinSecret || secret.size() > kMaxSecret) {
     throw Error(ErrorCode::kUsage,
-                variable == nullptr && file.empty() ? "nodes need a secret that they share"
-                                                    : "the secret is not usable",
+                secret.empty() && file.empty() ? "nodes need a secret that they share" : "the secret is not usable",
                 {.which = where,
                  .expected = fmt::format("{} to {} bytes", kMinSecret, kMaxSecret),
                  .got = fmt::format("{} bytes", secret.size()),

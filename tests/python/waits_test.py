@@ -13,22 +13,21 @@ import unittest
 from collections.abc import Mapping
 
 import job
+import mpi_test
 
-MPIRUN = [os.environ["ZEROTH_MPIRUN"], "--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,vader"] if os.environ.get("ZEROTH_MPIRUN") else []
-TRANSPORTS = ["shm", "gloo", *(["mpi"] if MPIRUN else [])]
+TRANSPORTS = ["shm", "gloo", *(["mpi"] if os.environ.get("ZEROTH_MPIRUN") else [])]
 RANKS = 3
 
 
 def run(
-    how: str, transport: str, stage: int = 3, timeout_ms: int = 60_000, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    how: str, transport: str, stage: int = 3, timeout_ms: int = 60_000, environment_of_test: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Of three ranks rank 1 misbehaves at step 3, after which nothing of the job is left."""
     arguments = [how, transport, str(stage), str(timeout_ms)]
     command = job.command(RANKS, "waits_rank.py", *arguments)
-    environment = {**os.environ, **(environment or {})}
+    environment = {**os.environ, **(environment_of_test or {})}
     if transport == "mpi":
-        own = {name: value for name, value in environment.items() if name not in ("ZEROTH_JOB_ID", "RANK", "WORLD_SIZE")}
-        environment = {**own, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "ZEROTH_BACKEND": "mpi"}
-        command = [*MPIRUN, "-n", str(RANKS), sys.executable, str(job.HERE / "waits_rank.py"), *arguments]
+        environment = mpi_test.variables(ZEROTH_BACKEND="mpi", **(environment_of_test or {}))
+        command = [*mpi_test.MPIRUN, "-n", str(RANKS), sys.executable, str(job.HERE / "waits_rank.py"), *arguments]
     with job.Family(command, environment) as family:
         done = family.end(180)
         left = family.left.text()
@@ -61,7 +60,7 @@ class Waits(unittest.TestCase):
 
     def test_traces_show_where_ranks_part(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            run("load_batch", "gloo", timeout_ms=2_000, environment={"ZEROTH_TRACE_DIR": folder})
+            run("load_batch", "gloo", timeout_ms=2_000, environment_of_test={"ZEROTH_TRACE_DIR": folder})
             files = sorted(path.name for path in pathlib.Path(folder).iterdir())
             self.assertEqual(files, [f"trace-rank{rank}.jsonl" for rank in range(RANKS)])
             tool = str(pathlib.Path(os.environ["ZEROTH_RUN"]).with_name("zeroth-trace"))

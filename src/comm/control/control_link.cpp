@@ -240,7 +240,6 @@ bool ControlLink::receive(const std::function<void(ControlMessage)>& take) {
       if (decoded.outcome == Decoded::Outcome::kIncomplete) break;
       if (decoded.outcome == Decoded::Outcome::kRefused) {
         trouble_ = decoded.why;
-        refused_ = true;
         return false;
       }
       used += decoded.consumed;

@@ -62,14 +62,12 @@ class ControlLink {
   [[nodiscard]] bool receive(const std::function<void(ControlMessage)>& take);
   /// Why receive() was false.
   [[nodiscard]] const std::string& trouble() const { return trouble_; }
-  [[nodiscard]] bool refused() const { return refused_; }
 
  private:
   ForkClosedFd socket_;
   std::vector<std::byte> in_;
   std::vector<std::byte> out_;
   std::string trouble_;
-  bool refused_ = false;
   bool broken_ = false;
 };
 

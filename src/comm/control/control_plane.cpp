@@ -3,24 +3,23 @@
 #include "comm/control/control_link.h"
 #include "comm/control/coordinator.h"
 #include "comm/levels_of_hosts.h"
+#include "comm/own_thread.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/secret.h>
+#include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
 
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <climits>
-#include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -37,12 +36,6 @@ constexpr Milliseconds kHelloTime{5'000};
 constexpr Milliseconds kByeTime{200};
 constexpr std::size_t kMostStrangers = 64;
 constexpr std::size_t kMostAddresses = 16;
-
-std::string host_name() {
-  char name[HOST_NAME_MAX + 1] = "";
-  (void)::gethostname(name, sizeof name - 1);
-  return name;
-}
 
 /// What the ranks are told through the data plane: plain bytes, the same in both directions.
 struct Invitation {
@@ -99,17 +92,7 @@ class ControlThread : public ControlPlane {
   }
 
   void start() {
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // signals belong to the threads of the program
-    try {
-      thread_ = std::thread([this] { run(); });
-    } catch (const std::system_error& error) {
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw Error(ErrorCode::kResource, std::string("no thread for the control plane: ") + error.what(), {.where = "comm.control", .who = who()});
-    }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    thread_ = start_own_thread([this] { run(); }, "the control plane", {.where = "comm.control", .who = who()});
     watch_->set_waker([bell = bell_] { ring(bell->get()); });  // it may be called a moment after the plane has gone
   }
   /// By every destructor, while the object is whole.
@@ -178,10 +161,7 @@ class Hub final : public ControlThread {
       : ControlThread(std::move(watch), options),
         coordinator_(watch_->size(), {.silent_after = options.silent_after}),
         links_(static_cast<std::size_t>(watch_->size())) {
-    ZR_CHECK(::getrandom(secret_.data(), secret_.size(), 0) == static_cast<ssize_t>(secret_.size()),
-             ErrorCode::kResource,
-             "no random bytes for the secret: " + errno_text(errno),
-             {.where = "comm.control", .who = who()});
+    fill_random(std::as_writable_bytes(std::span(secret_)), "the secret", {.where = "comm.control", .who = who()});
     for (const std::string& host : hosts) {
       if (addresses_.size() == kMostAddresses) break;
       TcpAddress bound;
@@ -284,9 +264,7 @@ class Hub final : public ControlThread {
   }
 
   [[nodiscard]] bool is_member(const HelloMessage& hello) const {
-    std::uint8_t difference = 0;  // as long for a good guess as for a bad one
-    for (std::size_t byte = 0; byte < secret_.size(); ++byte) difference |= static_cast<std::uint8_t>(secret_[byte] ^ hello.secret[byte]);
-    return difference == 0 && hello.size == links_.size() && hello.rank > 0 && hello.rank < links_.size() && !links_[hello.rank];
+    return same_secret(std::as_bytes(std::span(secret_)), std::as_bytes(std::span(hello.secret))) && hello.size == links_.size() && hello.rank > 0 && hello.rank < links_.size() && !links_[hello.rank];
   }
 
   void join(const HelloMessage& theirs, ControlLink link, SteadyClock::time_point now) {
@@ -328,11 +306,9 @@ class Hub final : public ControlThread {
   void act(CoordinatorAction& action) {
     if (const auto* ask = std::get_if<AskAction>(&action)) {
       for (std::size_t rank = 1; rank < links_.size(); ++rank) {
-        if (links_[rank] && (ask->rank < 0 || ask->rank == static_cast<int>(rank))) links_[rank]->send(ask->ask);
+        if (links_[rank]) links_[rank]->send(ask->ask);
       }
-      if (ask->rank <= 0) {
-        coordinator_.answered(0, {.question = ask->ask.question, .status = watch_->status(ask->ask.with_place)}, SteadyClock::now());
-      }
+      coordinator_.answered(0, {.question = ask->ask.question, .status = watch_->status(ask->ask.with_place)}, SteadyClock::now());
     } else if (const auto* note = std::get_if<NoteAction>(&action)) {
       options_.logger.warn(note->text);
     } else {
@@ -502,9 +478,7 @@ class Leaf final : public ControlThread {
     const RankStatus own = watch_->status(false);
     const std::vector<int>& awaited = own.wait.report.ranks;
     if (own.wait.id == 0 || (!awaited.empty() && std::ranges::find(awaited, 0) == awaited.end())) return;
-    const std::string what = gone_ ? (in_order_ ? "left early" : "is gone: its control connection ended without a goodbye")
-                                   : fmt::format("has given no sign of life for {:.1f} s: it was stopped, or its host or the network hangs",
-                                                 std::chrono::duration<double>(silent).count());
+    const std::string what = gone_ ? end_text(in_order_) : silence_text(silent);
     judge(Error(ErrorCode::kPeerLost,
                         "rank 0 " + what,
                         {.where = "comm.control group=" + own.wait.report.group,

@@ -14,8 +14,13 @@ constexpr std::size_t kMostDescribed = 4;
 
 double seconds(Milliseconds time) { return std::chrono::duration<double>(time).count(); }
 
-
 }  // namespace
+
+std::string end_text(bool in_order) { return in_order ? "left early" : "is gone: its control connection ended without a goodbye"; }
+
+std::string silence_text(Milliseconds silent) {
+  return fmt::format("has given no sign of life for {:.1f} s: it was stopped, or its host or the network hangs", seconds(silent));
+}
 
 std::string ranks_text(std::vector<int> ranks) {
   std::ranges::sort(ranks);
@@ -88,11 +93,11 @@ std::string Coordinator::loss_of(int rank, TimePoint now) const {
   const Rank& known = at(rank);
   if (known.gone) {
     if (now - known.gone_at < options_.grace) return "";
-    return known.in_order ? "left early" : "is gone: its control connection ended without a goodbye";
+    return end_text(known.in_order);
   }
   const auto silent = std::chrono::duration_cast<Milliseconds>(now - known.heard);
   if (!known.joined || silent < options_.silent_after) return "";
-  return fmt::format("has given no sign of life for {:.1f} s: it was stopped, or its host or the network hangs", seconds(silent));
+  return silence_text(silent);
 }
 
 std::optional<Error> Coordinator::find_loss(TimePoint now) const {
@@ -250,7 +255,7 @@ Error Coordinator::circle_error(const std::vector<int>& circle) const {
 
 void Coordinator::begin(Purpose purpose, int about, std::vector<int> circle, TimePoint now, std::vector<CoordinatorAction>& actions) {
   inquiry_ = Inquiry{purpose, about, std::move(circle), ++questions_, now};
-  actions.emplace_back(AskAction{-1, {.question = questions_, .with_place = true}});
+  actions.emplace_back(AskAction{{.question = questions_, .with_place = true}});
 }
 
 bool Coordinator::complete(const Inquiry& inquiry, TimePoint now) const {
@@ -320,7 +325,7 @@ std::vector<CoordinatorAction> Coordinator::tick(TimePoint now) {
   });
   if (!judged_ && suspicious && actions.empty() && now - asked_ >= options_.ask_every) {
     asked_ = now;
-    actions.emplace_back(AskAction{-1, {.question = 0, .with_place = false}});
+    actions.emplace_back(AskAction{{.question = 0, .with_place = false}});
   }
   return actions;
 }

@@ -21,9 +21,8 @@
 
 namespace zeroth::detail {
 
-/// Ask all ranks, or one.
+/// Ask all ranks.
 struct AskAction {
-  int rank = -1;  ///< -1: all
   AskMessage ask{};
 };
 /// A line for the log of rank 0.
@@ -124,6 +123,10 @@ class Coordinator {
   TimePoint asked_{};
   bool judged_ = false;
 };
+
+/// What is said of a rank whose connection has ended, after a goodbye or without one; and of one that is silent.
+[[nodiscard]] std::string end_text(bool in_order);
+[[nodiscard]] std::string silence_text(Milliseconds silent);
 
 /// "rank 3", "ranks 1, 2, 3", "ranks 0-7"; sorted.
 [[nodiscard]] std::string ranks_text(std::vector<int> ranks);

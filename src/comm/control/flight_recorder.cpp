@@ -1,6 +1,7 @@
 #include <zeroth/comm/flight_recorder.h>
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/surroundings.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -110,10 +111,8 @@ std::string FlightRecorder::last_call() const {
 }
 
 void FlightRecorder::write(const std::string& path, int rank, int size) const {
-  char host[256] = "";
-  (void)::gethostname(host, sizeof host - 1);
   std::ofstream file(path, std::ios::trunc);
-  file << nlohmann::json{{"rank", rank}, {"size", size}, {"pid", ::getpid()}, {"host", host}, {"now_ns", now_ns()}}.dump() << '\n';
+  file << nlohmann::json{{"rank", rank}, {"size", size}, {"pid", ::getpid()}, {"host", host_name()}, {"now_ns", now_ns()}}.dump() << '\n';
   const std::vector<std::string> names = groups();
   for (const CallRecord& record : records()) {
     const auto index = static_cast<std::size_t>(record.group);

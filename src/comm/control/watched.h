@@ -1,0 +1,29 @@
+// The rank's watch as a transport uses it.
+#pragma once
+
+#include <zeroth/comm/factory.h>
+#include <zeroth/comm/rank_watch.h>
+
+#include <memory>
+#include <vector>
+
+namespace zeroth::detail {
+
+class Watched {
+ public:
+  Watched() = default;
+  explicit Watched(const CommOptions& options) : watch_(options.watch), ranks_(options.watched_ranks) {}
+
+  /// Null: nobody watches.
+  [[nodiscard]] RankWatch* watch() const { return watch_.get(); }
+  /// How long a wait may take now.
+  [[nodiscard]] Milliseconds patience(Milliseconds timeout) const { return watch_ ? watch_->patience(timeout) : timeout; }
+  /// The job's number of a rank of this world.
+  [[nodiscard]] int job_rank(int world_rank) const { return ranks_.empty() ? world_rank : ranks_[static_cast<std::size_t>(world_rank)]; }
+
+ private:
+  std::shared_ptr<RankWatch> watch_;
+  std::vector<int> ranks_;
+};
+
+}  // namespace zeroth::detail
