@@ -148,6 +148,7 @@ void bind_core(py::module_& module) {
       .def_readonly("committed", &StepResult::committed)
       .def_readonly("reason", &StepResult::reason)
       .def_readonly("step", &StepResult::step)
+      .def_readonly("batches", &StepResult::batches)
       .def_readonly("grad_norm", &StepResult::grad_norm)
       .def_readonly("clip_coefficient", &StepResult::clip_coefficient)
       .def_readonly("lr", &StepResult::lr)

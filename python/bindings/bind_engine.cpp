@@ -342,6 +342,16 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
   return std::make_shared<Engine>(std::move(model), std::move(config), world, std::move(options));
 }
 
+const char* name_of(Next next) {
+  switch (next) {
+    case Next::kBatch: return "batch";
+    case Next::kEnd: return "end";
+    case Next::kStep:
+    case Next::kShareBuffers: break;  // which the base makes by itself
+  }
+  return "step";
+}
+
 }  // namespace
 
 void bind_engine(py::module_& module) {
@@ -388,6 +398,18 @@ void bind_engine(py::module_& module) {
             return self.base().step();
           },
           NoGil())
+      .def("begin_epoch", [](Engine& self) { self.base().begin_epoch(); }, NoGil())
+      .def("begin_batch",
+           [](Engine& self, bool has_batch) {
+             if (!has_batch) {  // it shares buffers with those that have one
+               self.refresh_buffers();
+               self.own_buffers();
+             }
+             const py::gil_scoped_release no_gil;
+             self.drop_forwards();
+             return name_of(self.base().begin_batch(has_batch));
+           })
+      .def("join", [](Engine& self) { return name_of(self.base().join()); }, NoGil())
       .def("average", [](Engine& self, double value) { return self.base().average(value); }, NoGil())
       .def("barrier", [](Engine& self) { self.base().core().barrier(); }, NoGil())
       .def("set_buffers", &Engine::set_buffers, py::arg("buffers"))

@@ -2,8 +2,8 @@
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,10 @@ from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
 __all__ = ["Engine", "initialize"]
+
+_Batch = TypeVar("_Batch")
+_END = object()
+"""of a loader"""
 
 ParamGroups = Sequence[Mapping[str, Any]] | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
 
@@ -148,6 +152,29 @@ class Engine:
         if result.committed and self._scheduler is not None:
             self._scheduler.step()
         return result
+
+    def batches(self, loader: Iterable[_Batch], *, on_joined_step: Callable[[_C.StepResult], object] | None = None) -> Iterator[_Batch]:
+        """The loader's batches, for loops on all ranks in which some may run out before others. The key zeroth.uneven says what then
+        happens. "error": Error MISMATCH on all ranks, naming those that have none. "drop": all loops end with the first. "join": a rank
+        without a batch stays in its loop, takes part in what the others do with nothing of its own, and leaves it when nobody has a
+        batch any more; the gradient of a step is the mean over the micro-batches that there are (`result.batches`), and average()
+        that over the ranks that have one. Within such a loop all ranks that have a batch must do the same: forward, backward, step(),
+        zero_grad(), average(). Also for evaluation. `on_joined_step(result)` is called on a rank without a batch after each step()
+        that it took part in: there belongs what the loop does once a step, such as `scheduler.step()`. One engine is followed: where a
+        loop steps several, use "drop". Collective, once a batch."""
+        self._core.begin_epoch()
+        batches = iter(loader)
+        while True:
+            batch = next(batches, _END)
+            ahead = self._core.begin_batch(batch is not _END)
+            while ahead == "step":
+                result = self.step()
+                if on_joined_step is not None:
+                    on_joined_step(result)
+                ahead = self._core.join()
+            if ahead == "end":
+                return
+            yield batch  # type: ignore[misc]
 
     def zero_grad(self) -> None:
         """Forgets the gradients since the last step(): of a batch that is thrown away, or what another loss left in this module. After an

@@ -75,6 +75,20 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
   return text;
 }
 
+std::string ranks_text(std::vector<int> ranks) {
+  std::ranges::sort(ranks);
+  std::vector<std::string> runs;
+  for (std::size_t begin = 0; begin < ranks.size();) {
+    std::size_t end = begin + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (end - begin < 3) end = begin + 1;
+    const std::string first = std::to_string(ranks[begin]);
+    runs.push_back(end - begin == 1 ? first : first + "-" + std::to_string(ranks[end - 1]));
+    begin = end;
+  }
+  return (ranks.size() == 1 ? "rank " : "ranks ") + join(runs, ", ");
+}
+
 std::uint64_t digest64(std::string_view bytes, std::uint64_t seed) {
   return XXH3_64bits_withSeed(bytes.data(), bytes.size(), seed);
 }

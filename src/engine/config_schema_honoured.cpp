@@ -18,11 +18,14 @@ constexpr std::string_view kEnumNames<ReductionPolicy> = "per_micro_step|per_ste
 template <>
 constexpr std::string_view kEnumNames<Reshard> = "default|all|none";
 template <>
+constexpr std::string_view kEnumNames<Uneven> = "error|drop|join";
+template <>
 constexpr std::string_view kEnumNames<ExecutionMode> = "inline|chaos";
 static_assert(static_cast<int>(ReductionPolicy::kPerMicroStep) == 0 &&
               static_cast<int>(ReductionPolicy::kPerStep) == 1);
 static_assert(static_cast<int>(Reshard::kDefault) == 0 && static_cast<int>(Reshard::kAll) == 1 &&
               static_cast<int>(Reshard::kNone) == 2);
+static_assert(static_cast<int>(Uneven::kError) == 0 && static_cast<int>(Uneven::kDrop) == 1 && static_cast<int>(Uneven::kJoin) == 2);
 static_assert(static_cast<int>(ExecutionMode::kInline) == 0 && static_cast<int>(ExecutionMode::kChaos) == 1);
 
 template <class T>
@@ -361,6 +364,13 @@ constexpr std::array kKeys{
         {.pointer = "/zeroth/preemption",
          .text = "The first SIGTERM does not end the process: at the next step all ranks agree that the job was asked to make room, and "
                  "`result.preempted` says so. Save and end with exit code 75 then. A second SIGTERM ends the process."}),
+    bind<&Config::runtime, &RuntimeConfig::uneven>(
+        {.pointer = "/zeroth/uneven",
+         .kind = KeyKind::kChoice,
+         .text = "Where ranks run out of batches at different times, in loops over `engine.batches(loader)`. `error`: an error on all ranks "
+                 "that names them. `drop`: all end with the first. `join`: ranks without a batch take part with weight zero until nobody "
+                 "has one; each step's gradient is the mean over the batches that there are.",
+         .choices = kEnumNames<Uneven>}),
     bind<&Config::runtime, &RuntimeConfig::max_nonfinite_steps>(
         {.pointer = "/zeroth/max_nonfinite_steps",
          .kind = KeyKind::kInteger,

@@ -15,6 +15,7 @@
 
 #include "engine/agreement.h"
 #include "engine/judge.h"
+#include "engine/rounds.h"
 #include "engine/straggler.h"
 #include "engine/updater.h"
 
@@ -31,6 +32,19 @@ std::int64_t digest_of(const std::vector<GroupHyper>& groups) {
                    group.nesterov ? 1.0 : 0.0});
   }
   return static_cast<std::int64_t>(digest64({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)}) >> 1U);
+}
+
+Turn turn_of(Meeting what) {
+  switch (what) {
+    case Meeting::kAverage: return Turn::kAverage;
+    case Meeting::kBarrier: return Turn::kBarrier;
+    case Meeting::kBuffers: return Turn::kBuffers;
+    case Meeting::kExport: return Turn::kExport;
+    case Meeting::kClose: return Turn::kClose;
+    case Meeting::kStep: return Turn::kStep;
+    case Meeting::kRound: break;
+  }
+  return Turn::kListen;
 }
 
 }  // namespace
@@ -109,6 +123,9 @@ void Engine::build_stores() {
                                                kernels,
                                                device_.ledger());
   updater_ = std::make_unique<Updater>(layout_, *optimizer_, *memory_, backend, kernels);
+  rounds_ = std::make_unique<Rounds>(communicator_, layout_, [this] { gradients_->meet(Meeting::kRound); });
+  parameters_->set_before_gather([this](int unit) { announce(Turn::kGather, unit); });
+  gradients_->set_before_reduce([this](int flat) { announce(Turn::kReduce, flat); });
   uses_.resize(layout_.units.size());
   for (std::size_t unit = 0; unit < uses_.size(); ++unit) {
     for (const int param : layout_.units[unit].params) {
@@ -222,6 +239,7 @@ void Engine::drop_forward(const Invocation& use) noexcept {
 }
 
 void Engine::pre_backward(int unit) {
+  announce_backward();
   enter(Phase::kBackward, unit);
   UnitUse& use = uses_[static_cast<std::size_t>(unit)];
   if (!use.backward) use.backward = UnshardLease(*parameters_, unit);
@@ -236,6 +254,7 @@ void Engine::post_backward(int unit) {
 void Engine::grad_ready(int param, ConstTensorView grad) {
   const int unit = layout_.places[static_cast<std::size_t>(param)].unit;
   UnitUse& use = uses_[static_cast<std::size_t>(unit)];
+  announce_backward();
   gradients_->add(param, grad);
   const std::vector<int>& params = layout_.units[static_cast<std::size_t>(unit)].params;
   const auto position = static_cast<std::size_t>(std::ranges::find(params, param) - params.begin());
@@ -260,6 +279,7 @@ bool Engine::gradients_complete(int unit) const {
 
 void Engine::end_backward() {
   enter(Phase::kAfterBackward);
+  announce_backward();
   gradients_->close_backward();
   had_backward_ = true;
   ++backwards_;
@@ -288,6 +308,8 @@ void Engine::release_leases() {
 
 StepResult Engine::step() {
   enter(Phase::kStep);
+  announce(Turn::kStep);
+  backward_announced_ = false;
   // Where the others wait for this rank, they hear of it from the judge.
   const bool judged = world() > 1 && micro_step_ + 1 == settings_.micro_steps;
   if (!had_backward_ && !judged) throw_idle(rank());
@@ -325,6 +347,7 @@ Verdict Engine::agree(bool idle, bool discards) {
                     .backwards = std::exchange(backwards_, 0),
                     .preempted = preemption_requested(),
                     .compute_us = take_compute_us(),
+                    .joined = std::exchange(joined_, 0),
                     .discards = discards};
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!gradients_->has_sums(static_cast<int>(flat))) continue;
@@ -350,7 +373,10 @@ void Engine::discard_gradients() {
             .expected = "a call before the first step() of an accumulation, or after its last",
             .got = std::to_string(micro_step_) + " of " + std::to_string(settings_.micro_steps) + " micro-steps, summed already",
             .hint = "gradients that another loss leaves here do not arise while these parameters have requires_grad_(False)"});
-  const Verdict verdict = together([&] { return agree(/*idle=*/false, /*discards=*/true); });
+  const Verdict verdict = together([&] {
+    announce(Turn::kDiscard);
+    return agree(/*idle=*/false, /*discards=*/true);
+  });
   had_backward_ = false;
   forget_gradients();
   if (verdict.keeping_rank >= 0) throw_not_all_discard(verdict);
@@ -396,9 +422,10 @@ StepResult Engine::finish_step(bool idle) {
   }
 
   look_at_others(verdict);
-  const double average = 1.0 / (static_cast<double>(world()) * settings_.micro_steps);
+  const std::int64_t batches = std::int64_t{world()} * settings_.micro_steps - verdict.joined;
+  const double average = 1.0 / static_cast<double>(batches);
   const double lr_factor = settings_.schedule.factor(committed_steps_);
-  StepResult result{.boundary = true, .step = committed_steps_};
+  StepResult result{.boundary = true, .step = committed_steps_, .batches = batches};
   result.preempted = verdict.preempted_rank >= 0;
   result.grad_norm = verdict.norm.l2_norm() * average;
   result.lr = settings_.groups[reported_group_].lr * lr_factor;
@@ -453,6 +480,7 @@ std::int64_t Engine::take_compute_us() {
 }
 
 void Engine::look_at_others(const Verdict& verdict) {
+  if (verdict.joined > 0) return;  // who has no batch does less
   if (verdict.uneven_rank >= 0 && verdict.failed_rank < 0 && !std::exchange(warned_of_uneven_, true) && rank() == 0) {
     const auto uneven = static_cast<std::size_t>(verdict.uneven_rank);
     log_.warn("rank " + std::to_string(uneven) + " ran " + std::to_string(verdict.backwards[uneven]) + " backwards in step " +
@@ -498,20 +526,148 @@ std::vector<double> Engine::learning_rates() const {
 void Engine::meet(Meeting what) {
   const std::uint64_t before = watch_ ? watch_->entered() : 0;
   enter(Phase::kMeeting);
+  announce(turn_of(what));
   gradients_->meet(what);
   if (watch_) watch_->resume(before);
 }
 
-double Engine::average(double value) {
+double Engine::sum_over_ranks(double value) {
   together([&] {
     meet(Meeting::kAverage);
     communicator_.all_reduce(std::span(&value, 1));
   });
-  return value / static_cast<double>(world());
+  return value;
 }
+
+double Engine::average(double value) { return sum_over_ranks(value) / static_cast<double>(world() - rounds_->num_out()); }
 
 void Engine::barrier() {
   together([&] { meet(Meeting::kBarrier); });
+}
+
+void Engine::announce(Turn turn, int what) {
+  if (rounds_->num_out() == 0 || rounds_->is_out()) return;
+  rounds_->announce({.turn = turn, .what = what});
+  require_joinable(turn);
+}
+
+void Engine::announce_backward() {
+  if (!std::exchange(backward_announced_, true)) announce(Turn::kBackward);
+}
+
+void Engine::require_joinable(Turn turn) const {
+  if (turn != Turn::kExport && turn != Turn::kClose) return;
+  throw Error(ErrorCode::kUsage,
+              "a call of all ranks while some have no batch and wait for the others",
+              {.where = "engine.next_batch",
+               .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
+               .which = turn == Turn::kExport ? "an export" : "close()",
+               .expected = "forward, backward, step(), zero_grad(), average() or barrier() until the batches of all ranks are used up",
+               .got = ranks_text(rounds_->out()) + " without a batch",
+               .hint = "make it after the loop over the batches"});
+}
+
+void Engine::begin_epoch() {
+  if (world() == 1) return;
+  backward_announced_ = false;
+  if (rounds_->num_out() == 0) return;
+  together([&] { announce(Turn::kEpoch); });
+  end_rounds();
+}
+
+void Engine::end_rounds() {
+  rounds_->end();
+  parameters_->forget_order();
+}
+
+bool Engine::next_batch(bool has_batch, const JoinedCalls& calls) {
+  Next next = begin_batch(has_batch);
+  for (; next == Next::kStep || next == Next::kShareBuffers; next = join()) {
+    if (next == Next::kStep) {
+      calls.step ? calls.step() : static_cast<void>(step());
+    } else {
+      ZR_CHECK(static_cast<bool>(calls.share_buffers), ErrorCode::kInternal, "nobody shares buffers on a rank without a batch", {.where = "engine.next_batch"});
+      calls.share_buffers();
+    }
+  }
+  return next == Next::kBatch;
+}
+
+Next Engine::begin_batch(bool has_batch) {
+  if (world() == 1) return has_batch ? Next::kBatch : Next::kEnd;
+  return together([&] {
+    backward_announced_ = false;
+    rounds_->begin_batch(has_batch);
+    const int out = rounds_->num_out();
+    if (out == 0) return Next::kBatch;
+    if (out < world() && settings_.uneven == Uneven::kJoin) {
+      parameters_->forget_order();
+      return has_batch ? Next::kBatch : follow();
+    }
+    const std::vector<int> without = rounds_->out();
+    end_rounds();
+    if (out < world() && settings_.uneven == Uneven::kError) throw_uneven(without);
+    return Next::kEnd;
+  });
+}
+
+Next Engine::join() {
+  return together([&] { return follow(); });
+}
+
+void Engine::throw_uneven(const std::vector<int>& out) const {
+  std::vector<int> others;
+  for (int rank = 0; rank < world(); ++rank) {
+    if (std::ranges::find(out, rank) == out.end()) others.push_back(rank);
+  }
+  throw Error(ErrorCode::kMismatch,
+              ranks_text(out) + (out.size() == 1 ? " has" : " have") + " no batch left, " + ranks_text(others) + (others.size() == 1 ? " has" : " have") + " more",
+              {.where = "engine.next_batch",
+               .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
+               .which = "the batch after step " + std::to_string(committed_steps_),
+               .expected = "as many batches on every rank",
+               .hint = "zeroth.uneven = \"join\" trains on all of them (ranks without one take part with weight zero), \"drop\" ends with the first"});
+}
+
+Next Engine::follow() {
+  enter(Phase::kMeeting);
+  for (UnitUse& use : uses_) use.kept.reset();
+  parameters_->quiesce();
+  while (true) {
+    const Announcement next = rounds_->listen();
+    switch (next.turn) {
+      case Turn::kNoBatch:
+      case Turn::kEpoch:
+        end_rounds();
+        enter(Phase::kBetweenSteps);
+        return Next::kEnd;
+      case Turn::kStep:
+        if (!memory_->one_sided()) gradients_->close_backward();
+        ++joined_;
+        had_backward_ = true;
+        return Next::kStep;
+      case Turn::kBuffers: return Next::kShareBuffers;
+      default: take_part(next.turn, next.what);
+    }
+  }
+}
+
+void Engine::take_part(Turn turn, int what) {
+  switch (turn) {
+    case Turn::kBatch: return parameters_->forget_order();
+    case Turn::kGather: return parameters_->take_part(what);
+    case Turn::kReduce: return gradients_->take_part(what);
+    case Turn::kBackward:
+      // One-sided: nobody has to wait for gradients of this rank. Else its part in each reduction is yet to come.
+      if (memory_->one_sided()) gradients_->close_backward();
+      return;
+    case Turn::kDiscard:
+      had_backward_ = true;
+      return discard_gradients();
+    case Turn::kAverage: (void)sum_over_ranks(0.0); return;
+    case Turn::kBarrier: return barrier();
+    default: return require_joinable(turn);
+  }
 }
 
 void Engine::part() noexcept {

@@ -13,6 +13,7 @@ constexpr std::int64_t kFailed = 1;
 constexpr std::int64_t kIdle = 2;
 constexpr std::int64_t kDiscards = 4;
 constexpr std::int64_t kPreempted = 8;
+constexpr unsigned kFlagBits = 8;  // above them: micro-steps without a batch
 
 }  // namespace
 
@@ -32,7 +33,7 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
   own[1] = evidence.offender.micro_step;
   own[2] = static_cast<std::int64_t>(evidence.offender.count);
   own[3] = (evidence.failed ? kFailed : 0) | (evidence.idle ? kIdle : 0) | (evidence.discards ? kDiscards : 0) |
-           (evidence.preempted ? kPreempted : 0);
+           (evidence.preempted ? kPreempted : 0) | (std::int64_t{evidence.joined} << kFlagBits);
   own[4] = evidence.groups;
   own[5] = evidence.backwards;
   own[6] = evidence.compute_us;
@@ -54,6 +55,7 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
     if (same < 0) same = static_cast<int>(rank);
     if ((theirs[3] & kPreempted) != 0 && verdict.preempted_rank < 0) verdict.preempted_rank = static_cast<int>(rank);
     if (theirs[5] != message[ranks_begin + 5] && verdict.uneven_rank < 0) verdict.uneven_rank = static_cast<int>(rank);
+    verdict.joined += theirs[3] >> kFlagBits;
     verdict.backwards.push_back(theirs[5]);
     verdict.compute_us.push_back(theirs[6]);
     if (theirs[4] != message[ranks_begin + 4] && verdict.other_groups_rank < 0) verdict.other_groups_rank = static_cast<int>(rank);

@@ -23,6 +23,7 @@ struct Evidence {
   std::int64_t backwards = 0;       ///< of this rank since its last step()
   bool preempted = false;           ///< this rank was asked to make room
   std::int64_t compute_us = 0;      ///< of this rank since its last step(), without its waits
+  int joined = 0;                   ///< micro-steps in which this rank had no batch
   bool discards = false;            ///< this rank wants no update, but the step's gradients forgotten
 };
 
@@ -37,6 +38,7 @@ struct Verdict {
   int other_groups_rank = -1;       ///< first rank whose hyper-parameters are not rank 0's
   int preempted_rank = -1;          ///< first rank that was asked to make room
   int uneven_rank = -1;             ///< first rank that ran more or fewer backwards than rank 0
+  std::int64_t joined = 0;          ///< of all ranks
   std::vector<std::int64_t> backwards{};   ///< by rank
   std::vector<std::int64_t> compute_us{};  ///< by rank
   int discarding_rank = -1;         ///< first rank that discards

@@ -49,6 +49,7 @@ EngineSettings make_settings(const Config& config, int world, std::vector<GroupH
   settings.groups = std::move(groups);
   settings.schedule = config.scheduler.schedule();
   settings.max_nonfinite_steps = config.runtime.max_nonfinite_steps;
+  settings.uneven = config.runtime.uneven;
   settings.threads = config.runtime.threads > 0 ? config.runtime.threads : std::max(1, cores_of_this_rank(world));
   settings.memory_limit_bytes = static_cast<std::uint64_t>(config.runtime.memory_limit_bytes);
   settings.configuration = config.shared_json();

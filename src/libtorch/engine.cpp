@@ -32,6 +32,14 @@ void EngineBase::fail_backward() { runtime_->fail_backward(); }
 void EngineBase::release_parameters() { runtime_->release_parameters(); }
 void EngineBase::zero_grad() { runtime_->discard_gradients(); }
 StepResult EngineBase::step() { return runtime_->step(); }
+void EngineBase::begin_epoch() { runtime_->core().begin_epoch(); }
+Next EngineBase::begin_batch(bool has_batch) { return runtime_->begin_batch(has_batch); }
+Next EngineBase::join() { return runtime_->join(); }
+bool EngineBase::next_batch(bool has_batch) {
+  Next next = begin_batch(has_batch);
+  for (; next == Next::kStep; next = join()) (void)step();
+  return next == Next::kBatch;
+}
 double EngineBase::average(double value) { return runtime_->core().average(value); }
 void EngineBase::export_safetensors(const std::string& path) { runtime_->export_safetensors(path); }
 MemoryReport EngineBase::memory_report() const { return runtime_->memory_report(); }

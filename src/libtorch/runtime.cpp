@@ -342,11 +342,32 @@ bool Runtime::shares_buffers() const {
 }
 
 void Runtime::share_buffers() {
-  if (!shares_buffers()) return;
+  if (shares_buffers()) meet_for_buffers();
+}
+
+void Runtime::meet_for_buffers() {
   core_->together([&] {
     core_->meet(Meeting::kBuffers);
     send_buffers(model_, core_->communicator());
   });
+}
+
+Next Runtime::begin_batch(bool has_batch) {
+  require_own_process();
+  settle();
+  const Next next = core_->begin_batch(has_batch);
+  return next == Next::kShareBuffers ? share_and_join() : next;
+}
+
+Next Runtime::join() {
+  const Next next = core_->join();
+  return next == Next::kShareBuffers ? share_and_join() : next;
+}
+
+Next Runtime::share_and_join() {
+  Next next = Next::kShareBuffers;
+  for (; next == Next::kShareBuffers; next = core_->join()) meet_for_buffers();
+  return next;
 }
 
 void Runtime::end(const UnitUse& use, bool awaits_backward) { core_->post_forward(use.invocation, awaits_backward); }

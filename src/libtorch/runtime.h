@@ -90,6 +90,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void close_backward(std::uint64_t seen);
   void release_parameters();
   StepResult step();
+  /// Never kShareBuffers.
+  [[nodiscard]] Next begin_batch(bool has_batch);
+  [[nodiscard]] Next join();
   void discard_gradients();
   void export_safetensors(const std::string& path);
   [[nodiscard]] WireReport wire_report() const;
@@ -106,6 +109,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
  private:
   Runtime(Config config, ModelDescription model);
   void give_parameters_back();
+  void meet_for_buffers();
+  [[nodiscard]] Next share_and_join();
   void announce(const World& world) const;
   /// The line of progress, if one is due, and the record of the step.
   void report(const StepResult& result);

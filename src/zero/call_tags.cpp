@@ -38,7 +38,7 @@ TagNames tag_names(const ModelLayout& model) {
 }
 
 const char* name_of(Meeting what) noexcept {
-  static constexpr const char* kNames[] = {"step()", "average()", "barrier()", "a forward that shares buffers", "an export", "close()"};
+  static constexpr const char* kNames[] = {"step()", "average()", "barrier()", "a forward that shares buffers", "an export", "close()", "the next batch"};
   const auto index = static_cast<std::size_t>(what);
   return index < std::size(kNames) ? kNames[index] : "an unknown call";
 }

@@ -171,7 +171,13 @@ void GradientStore::publish(int flat) {
   own.filled.assign(own.filled.size(), false);
   own.open = false;
   own.published = true;
+  if (before_reduce_ && !memory_.one_sided()) before_reduce_(flat);
   exchange_->publish(flat, own.dtype);
+}
+
+void GradientStore::take_part(int flat) {
+  if (!state(flat).open) open(flat);
+  publish(flat);
 }
 
 void GradientStore::close_backward() {

@@ -64,7 +64,19 @@ void ParameterStore::acquire(int unit) {
   if (device_.asynchronous() && plan_.prefetch_units > 0) prefetch_next();
 }
 
+void ParameterStore::take_part(int unit) {
+  start_gather(unit);
+  drop(unit);
+}
+
+void ParameterStore::forget_order() {
+  order_.clear();
+  last_order_.clear();
+  order_known_ = false;
+}
+
 void ParameterStore::start_gather(int unit) {
+  if (before_gather_ && !memory_.one_sided()) before_gather_(unit);
   UnitState& state = units_[static_cast<std::size_t>(unit)];
   const auto slot = memory_.gathered_table().unit_slot[static_cast<std::size_t>(unit)];
   if (slot >= 0) {
@@ -214,6 +226,7 @@ void ParameterStore::publish() {
   ++epoch_;
   last_order_ = std::move(order_);
   order_.clear();
+  order_known_ = true;
   const Signals& own = memory_.signals(memory_.rank());
   if (at_rest_->moves()) {
     own.updated().store(epoch_);
@@ -249,6 +262,7 @@ std::size_t ParameterStore::transport_bytes() const {
 }
 
 void ParameterStore::note_order(int unit) {
+  if (!order_known_) return;
   order_.push_back(unit);
   if (!last_order_.empty() && (order_.size() > last_order_.size() || last_order_[order_.size() - 1] != unit)) {
     ++counters_.order_deviations;

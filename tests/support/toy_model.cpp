@@ -179,7 +179,7 @@ template <class T>
 double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bool backward) {
   const auto width = static_cast<std::size_t>(options_.width);
   const auto inputs = static_cast<std::size_t>(options_.inputs);
-  const ToyBatch batch = toy_batch(options_, engine_->rank(), step, micro_step);
+  const ToyBatch batch = toy_batch(options_, data_rank_ >= 0 ? data_rank_ : engine_->rank(), step, micro_step);
   step_ = step;
   micro_step_ = micro_step;
   // Which blocks run, in order; the last one twice if asked.

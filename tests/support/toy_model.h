@@ -54,6 +54,8 @@ class ToyModel final : public ParameterBinder {
   void attach(Engine& engine);
   /// Forward and backward of one micro-batch with data of (rank, step, micro_step); returns the loss of this rank.
   double forward_backward(std::int64_t step, int micro_step, const SkipRule& skip = {});
+  /// Takes the data of another rank from now on.
+  void take_data_of(int rank) { data_rank_ = rank; }
   /// Forward alone, without a backward to come.
   double evaluate(std::int64_t step, int micro_step);
   /// Gradients of parameter `param` become NaN where the rule says so.
@@ -77,6 +79,7 @@ class ToyModel final : public ParameterBinder {
   PoisonRule poison_;
   std::int64_t step_ = 0;
   int micro_step_ = 0;
+  int data_rank_ = -1;  ///< -1: its own
 };
 
 /// Data of one micro-batch.

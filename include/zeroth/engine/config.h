@@ -12,6 +12,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/device/device.h>
+#include <zeroth/engine/uneven.h>
 #include <zeroth/optim/schedule.h>
 #include <zeroth/zero/plan.h>
 
@@ -85,6 +86,7 @@ struct RuntimeConfig {
   std::int64_t link_bytes_per_s = 0;  ///< emulated speed of a rank's link to other nodes; 0: as it is
   std::int64_t timeout_ms = 300'000;      ///< longest wait for a peer that is alive
   std::int64_t first_timeout_ms = 0;      ///< until the first step has ended; 0: twice timeout_ms
+  Uneven uneven = Uneven::kError;
   bool preemption = false;                ///< SIGTERM is noted, and told by StepResult::preempted
   std::int64_t frozen_after_ms = 60'000;  ///< a peer that shows no life for so long is lost
   int max_nonfinite_steps = 10;           ///< training stops after so many in a row

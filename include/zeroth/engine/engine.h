@@ -18,6 +18,7 @@
 #include <zeroth/comm/rank_watch.h>
 #include <zeroth/device/device.h>
 #include <zeroth/engine/step_result.h>
+#include <zeroth/engine/uneven.h>
 #include <zeroth/optim/optimizer.h>
 #include <zeroth/optim/schedule.h>
 #include <zeroth/zero/memory_plan.h>
@@ -29,6 +30,8 @@ class GradientStore;
 class StragglerDetector;
 struct Verdict;
 enum class Meeting : std::uint8_t;
+enum class Turn : std::uint8_t;
+class Rounds;
 
 /// Everything that decides what is trained and how it is placed: resolved, no defaults left open.
 struct EngineSettings {
@@ -39,9 +42,24 @@ struct EngineSettings {
   std::vector<GroupHyper> groups{1};    ///< indexed by ParamSpec::group
   LearningRateSchedule schedule{};
   int max_nonfinite_steps = 10;         ///< so many skipped steps in a row end the training
+  Uneven uneven = Uneven::kError;
   int threads = 1;                      ///< for kernels; the same on all ranks
   std::uint64_t memory_limit_bytes = 0;  ///< for all ranks of this host together; 0: what the system says is available
   std::string configuration{};          ///< Config::shared_json(), compared between ranks; may be empty
+};
+
+/// What a rank does next; see Engine::next_batch().
+enum class Next : std::uint8_t {
+  kBatch,         ///< train with its batch
+  kEnd,           ///< end its epoch
+  kStep,          ///< it has no batch: call step(), as the others do, and then join()
+  kShareBuffers,  ///< it has no batch: share buffers, as the others do, and then join()
+};
+
+/// For ranks without a batch; see Engine::next_batch().
+struct JoinedCalls {
+  std::function<void()> step{};           ///< calls Engine::step(); none: the engine does
+  std::function<void()> share_buffers{};  ///< meets for kBuffers and does what comes after it
 };
 
 /// One use of a unit. Several forwards may be outstanding.
@@ -125,6 +143,19 @@ class Engine {
   /// Whether the backwards from now on bring a gradient of a trainable parameter; at first they do. Units whose expected gradients are all
   /// there are reduced at once. Must be done alike on all ranks, outside backward.
   void expect_gradient(int param, bool expected);
+  /// Once before the first batch of an epoch: whoever is still out because the others left an epoch early comes back.
+  void begin_epoch();
+  /// Before each batch, on all ranks: whether this rank has another one. Collective, blocks. Returns whether to go on with it, as
+  /// settings().uneven says where ranks differ. kError: throws kMismatch on all ranks, with nothing changed. kDrop: false on all. kJoin: true
+  /// for who has a batch; for who has none this returns false once nobody has, and takes part meanwhile, with no gradients, in what the
+  /// others do from batch to batch: forward and backward, step(), discard_gradients(), average(), barrier(), and shared buffers.
+  /// A step's gradient is then the mean over the micro-batches that there were (StepResult::batches), and average() that over the ranks
+  /// that have one. What needs all ranks and is none of these throws kUsage there. Ranks out follow one engine.
+  [[nodiscard]] bool next_batch(bool has_batch, const JoinedCalls& calls = {});
+  /// The same in parts, for front ends that make those calls by themselves: begin_batch(), and join() after each kStep and kShareBuffers.
+  [[nodiscard]] Next begin_batch(bool has_batch);
+  [[nodiscard]] Next join();
+
   /// Changes a group's hyper-parameters from the next update on. Must be done alike on all ranks: the next step throws kMismatch if not.
   /// Throws kUsage for a group that does not exist.
   void set_group(int group, const GroupHyper& hyper);
@@ -177,6 +208,18 @@ class Engine {
   void build_stores();
   void store_initial(int flat, const std::byte* values);
   void release_leases();
+  /// Where some ranks have no batch, and this one has: they hear what comes next.
+  void announce(Turn turn, int what = -1);
+  void announce_backward();
+  /// On a rank that is out, until nobody has a batch, another epoch begins, or the front end is needed.
+  [[nodiscard]] Next follow();
+  /// Nobody is out any more. All ranks do it at the same place.
+  void end_rounds();
+  void take_part(Turn turn, int what);
+  [[nodiscard]] double sum_over_ranks(double value);
+  /// Throws for what a rank without a batch cannot take part in.
+  void require_joinable(Turn turn) const;
+  [[noreturn]] void throw_uneven(const std::vector<int>& out) const;
   StepResult finish_step(bool idle);
   /// All gradients of the step are summed, and all ranks have said what they know of it.
   Verdict agree(bool idle, bool discards);
@@ -212,6 +255,7 @@ class Engine {
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<GradientStore> gradients_;
   std::unique_ptr<Updater> updater_;
+  std::unique_ptr<Rounds> rounds_;
   std::vector<UnitUse> uses_;
   std::vector<bool> expected_;  ///< one a parameter: backwards bring its gradient
   std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr
@@ -220,6 +264,8 @@ class Engine {
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
   bool had_backward_ = false;
+  bool backward_announced_ = false;  ///< of this batch
+  int joined_ = 0;                   ///< micro-steps of this step in which this rank had no batch
   bool backward_failed_ = false;
   bool warned_of_wide_gradient_ = false;
   int nonfinite_in_a_row_ = 0;

@@ -20,6 +20,7 @@ struct StepResult {
   bool committed = false;        ///< parameters were updated
   std::string reason{};          ///< why not, if not
   std::int64_t step = 0;         ///< committed steps so far
+  std::int64_t batches = 0;      ///< micro-batches of all ranks that its gradient is the mean of; fewer than ranks x micro-steps where ranks had run out
   double grad_norm = 0.0;        ///< L2 norm of the averaged, unclipped gradient; exact, see kernels/norm
   double clip_coefficient = 1.0;  ///< what clipping multiplied the gradient with
   double lr = 0.0;               ///< of the first parameter group

@@ -94,6 +94,13 @@ class EngineBase {
   void fail_backward();
   /// Boundary of a micro-step; see zeroth::Engine::step(). Collective on the last micro-step.
   StepResult step();
+  /// `while (engine.next_batch(batch != loader.end())) { ...; ++batch; }` is a loop over batches in which zeroth.uneven decides what happens
+  /// where ranks run out at different times. See zeroth::Engine::next_batch(); begin_epoch() comes before such a loop. Collective.
+  [[nodiscard]] bool next_batch(bool has_batch);
+  void begin_epoch();
+  /// next_batch() in parts, for front ends with a step() of their own: after each Next::kStep they make it, and then join().
+  [[nodiscard]] Next begin_batch(bool has_batch);
+  [[nodiscard]] Next join();
   /// Forgets the gradients since the last step(); see zeroth::Engine::discard_gradients(). Gradients begin anew after each update by
   /// themselves: this is for a batch that is thrown away, and for gradients that another loss left here. Collective if there are any.
   void zero_grad();

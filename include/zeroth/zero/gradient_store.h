@@ -13,7 +13,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <kernels/norm/norm.h>
@@ -33,7 +35,7 @@ struct Offender {
 };
 
 /// Calls of an engine that all ranks make together.
-enum class Meeting : std::uint8_t { kStep, kAverage, kBarrier, kBuffers, kExport, kClose };
+enum class Meeting : std::uint8_t { kStep, kAverage, kBarrier, kBuffers, kExport, kClose, kRound };
 
 class GradientExchange;
 class ReducedShards;
@@ -60,6 +62,10 @@ class GradientStore {
   void close_unit(int unit);
   /// End of backward: publishes what is open, and that nothing more comes. Does not wait for peers.
   void close_backward();
+  /// Instead of add(), where reductions are matched calls: this rank's part in the flat's, with what it has of earlier micro-steps or zeros.
+  void take_part(int flat);
+  /// Called with the flat before each matched call for a bucket, and not where peers read each other's memory.
+  void set_before_reduce(std::function<void(int flat)> hook) { before_reduce_ = std::move(hook); }
   /// Which of the step's micro-steps (from 0) is running; with reduction per step only the last one publishes.
   void set_micro_step(int micro_step) { micro_step_ = micro_step; }
 
@@ -121,6 +127,7 @@ class GradientStore {
   std::vector<int> ring_open_;          ///< unit with an open bucket at each ring position, -1
   std::vector<int> trainable_flats_;
   std::vector<bool> touched_;
+  std::function<void(int flat)> before_reduce_;
   Offender offender_;
   int first_wide_ = -1;
   bool reduced_before_ = false;         ///< an earlier backward of this step had reductions

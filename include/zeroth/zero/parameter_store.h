@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -53,6 +54,14 @@ class ParameterStore {
   /// Gives a lease back; the last one unbinds a sharded unit.
   void release(int unit) noexcept;
   [[nodiscard]] int leases(int unit) const { return units_[static_cast<std::size_t>(unit)].leases; }
+
+  /// Instead of acquire(), where gathers are matched calls: this rank's part in one of the unit, whose values it does not need.
+  void take_part(int unit);
+  /// Nothing is prefetched until a step has been taken from beginning to end. For when ranks do not take the same units: what they prefetch
+  /// must be the same.
+  void forget_order();
+  /// Called with the unit before each matched gather of a unit, and not where peers read each other's memory.
+  void set_before_gather(std::function<void(int unit)> hook) { before_gather_ = std::move(hook); }
 
   /// Ends all use of the current version: gives prefetched units back. Throws kUsage if a lease of a sharded unit is out.
   /// Must come before the judge of the step, after which peers overwrite their shards.
@@ -118,6 +127,8 @@ class ParameterStore {
   std::vector<int> ring_;          ///< positions among the repeated units
   std::vector<int> order_;         ///< units taken in this step
   std::vector<int> last_order_;    ///< and in the one before
+  bool order_known_ = true;        ///< order_ has all of this step
+  std::function<void(int unit)> before_gather_;
   std::uint64_t epoch_ = 0;
   Counters counters_;
 };

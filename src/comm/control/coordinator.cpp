@@ -1,5 +1,7 @@
 #include "comm/control/coordinator.h"
 
+#include <zeroth/base/text.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -20,23 +22,6 @@ std::string end_text(bool in_order) { return in_order ? "left early" : "is gone:
 
 std::string silence_text(Milliseconds silent) {
   return fmt::format("has given no sign of life for {:.1f} s: it was stopped, or its host or the network hangs", seconds(silent));
-}
-
-std::string ranks_text(std::vector<int> ranks) {
-  std::ranges::sort(ranks);
-  std::vector<std::string> runs;
-  for (std::size_t begin = 0; begin < ranks.size();) {
-    std::size_t end = begin + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    if (end - begin < 3) {
-      runs.push_back(std::to_string(ranks[begin]));
-      ++begin;
-      continue;
-    }
-    runs.push_back(fmt::format("{}-{}", ranks[begin], ranks[end - 1]));
-    begin = end;
-  }
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(runs, ", "));
 }
 
 Coordinator::Coordinator(int size, CoordinatorOptions options)

@@ -128,7 +128,4 @@ class Coordinator {
 [[nodiscard]] std::string end_text(bool in_order);
 [[nodiscard]] std::string silence_text(Milliseconds silent);
 
-/// "rank 3", "ranks 1, 2, 3", "ranks 0-7"; sorted.
-[[nodiscard]] std::string ranks_text(std::vector<int> ranks);
-
 }  // namespace zeroth::detail

@@ -81,6 +81,13 @@ TEST(NearestName, PrefersTheNearestThenTheFirst) {
   EXPECT_EQ(nearest_name("abcdef", std::vector<std::string>{"abcdeY", "abcdeX"}), "abcdeY");
 }
 
+TEST(RanksText, RunsAreShort) {
+  EXPECT_EQ(ranks_text({3}), "rank 3");
+  EXPECT_EQ(ranks_text({3, 1}), "ranks 1, 3");
+  EXPECT_EQ(ranks_text({2, 1}), "ranks 1, 2");
+  EXPECT_EQ(ranks_text({0, 1, 2, 3, 7, 9, 10, 11}), "ranks 0-3, 7, 9-11");
+}
+
 RC_GTEST_PROP(NearestNameProperty, OneEditOfALongNameIsAlwaysFound, ()) {
   auto name = *rc::gen::container<std::string>(12, rc::gen::inRange('a', 'z'));
   const std::string original = name;

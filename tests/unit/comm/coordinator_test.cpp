@@ -298,12 +298,5 @@ TEST(Coordinator, ManyMissingRanksAreCountedNotListed) {
   EXPECT_THAT(job.notes[0], AllOf(HasSubstr("rank 1 "), HasSubstr("and 35 more"), Not(HasSubstr("rank 17 "))));
 }
 
-TEST(RanksText, RunsAreShort) {
-  EXPECT_EQ(ranks_text({3}), "rank 3");
-  EXPECT_EQ(ranks_text({3, 1}), "ranks 1, 3");
-  EXPECT_EQ(ranks_text({2, 1}), "ranks 1, 2");
-  EXPECT_EQ(ranks_text({0, 1, 2, 3, 7, 9, 10, 11}), "ranks 0-3, 7, 9-11");
-}
-
 }  // namespace
 }  // namespace zeroth::detail

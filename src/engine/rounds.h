@@ -1,0 +1,58 @@
+// Rounds: how ranks that have run out of batches take part in what the others do.
+//
+// Before each batch every rank says whether it has another one. While some have none, the others say before each call in which all must
+// take part which one comes: one small all_gather a call. Ranks without a batch do nothing but listen, and make that call with nothing of
+// their own. As Horovod's join (docs/papers.md), for sharded parameters.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <zeroth/comm/communicator.h>
+#include <zeroth/zero/model_layout.h>
+
+namespace zeroth {
+
+/// What a rank says in a round. Those from kEpoch on: what all do next.
+enum class Turn : std::uint8_t { kListen, kBatch, kNoBatch, kEpoch, kGather, kReduce, kBackward, kStep, kDiscard, kAverage, kBarrier, kBuffers, kExport, kClose };
+
+struct Announcement {
+  Turn turn = Turn::kListen;
+  int what = -1;  ///< unit of kGather, flat of kReduce
+  [[nodiscard]] bool operator==(const Announcement&) const = default;
+};
+
+class Rounds {
+ public:
+  /// `meet` comes before each round: see Engine::meet(). Both outlive this.
+  Rounds(const Communicator& communicator, const ModelLayout& model, std::function<void()> meet)
+      : communicator_(communicator), model_(model), meet_(std::move(meet)), out_(static_cast<std::size_t>(communicator.size()), 0) {}
+
+  /// Ranks without a batch, since the last round before a batch.
+  [[nodiscard]] std::vector<int> out() const;
+  [[nodiscard]] int num_out() const { return num_out_; }
+  [[nodiscard]] bool is_out() const { return out_[static_cast<std::size_t>(communicator_.rank())] != 0; }
+
+  /// Collective, blocks. Every rank is here: none is out. Says which ranks are from now on. Throws kMismatch.
+  void begin_batch(bool has_batch);
+  /// On a rank with a batch, while some have none. Collective, blocks. Throws kMismatch where ranks with a batch do not say the same.
+  void announce(Announcement next);
+  /// On a rank that is out: what the others say. After kBatch and kNoBatch, which stand for some and for none have one, out() is anew.
+  [[nodiscard]] Announcement listen();
+  /// Nobody is out any more: an epoch is over, or given up.
+  void end();
+
+ private:
+  [[nodiscard]] Announcement hold(Announcement own);
+  [[nodiscard]] std::string describe(Announcement said) const;
+
+  const Communicator& communicator_;
+  const ModelLayout& model_;
+  std::function<void()> meet_;
+  std::vector<std::uint8_t> out_;
+  int num_out_ = 0;
+};
+
+}  // namespace zeroth

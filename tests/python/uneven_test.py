@@ -1,0 +1,67 @@
+"""Loops over engine.batches() in which ranks have different numbers of batches: shared memory, gloo and MPI."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import job
+import mpi_test
+
+TRANSPORTS = ["shm", "gloo", *(["mpi"] if os.environ.get("ZEROTH_MPIRUN") else [])]
+RANKS = 4
+
+
+def run(what: str, transport: str) -> subprocess.CompletedProcess[str]:
+    """With nothing left behind."""
+    command = job.command(RANKS, "uneven_rank.py", what, transport)
+    environment = dict(os.environ)
+    if transport == "mpi":
+        environment = mpi_test.variables(ZEROTH_BACKEND="mpi")
+        command = [*mpi_test.MPIRUN, "-n", str(RANKS), sys.executable, str(job.HERE / "uneven_rank.py"), what, transport]
+    with tempfile.TemporaryDirectory() as cache:  # torch's, which its optimizers make
+        with job.Family(command, {**environment, "TORCHINDUCTOR_CACHE_DIR": cache}) as family:
+            done = family.end(180)
+            left = family.left.text()
+    assert left == "", left
+    return done
+
+
+class Uneven(unittest.TestCase):
+    def test_join_trains_on_all_batches_with_the_same_bits_at_every_stage_and_transport(self) -> None:
+        found = set()
+        for transport in TRANSPORTS:
+            with self.subTest(transport):
+                done = run("join", transport)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                ends = re.findall(r"(\d): (\w{64})", done.stdout)
+                self.assertEqual({rank for rank, _ in ends}, {str(rank) for rank in range(RANKS)}, done.stdout)
+                found |= {digest for _, digest in ends}
+        self.assertEqual(len(found), 1)
+
+    def test_drop_ends_with_the_first_and_who_leaves_a_loop_early_can_begin_another(self) -> None:
+        for transport in TRANSPORTS:
+            with self.subTest(transport):
+                done = run("drop,leave", transport)
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertEqual((done.stdout.count("dropped"), done.stdout.count("left")), (RANKS, RANKS), done.stdout)
+
+    def test_error_names_who_has_none_and_who_has_more(self) -> None:
+        for transport in TRANSPORTS:
+            with self.subTest(transport):
+                done = run("error", transport)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertRegex(done.stderr, r'\[MISMATCH\] rank 0 has no batch left, ranks 1-3 have more; .*after step 1; .*zeroth\.uneven = "join"')
+
+    def test_an_error_of_a_step_is_everybodys(self) -> None:
+        done = run("nonfinite", "gloo")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("[NONFINITE] 2 steps in a row had no finite gradient", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
