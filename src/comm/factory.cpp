@@ -9,13 +9,17 @@
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
+#include <zeroth/comm/communicator.h>
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/messages.h>
+#include <zeroth/comm/mixed.h>
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <fstream>
 #include <utility>
 
 namespace zeroth {
@@ -109,6 +113,53 @@ const Entry& find_backend(std::string_view name) {
                .hint = nearest.empty() ? "" : "did you mean " + nearest + "?"});
 }
 
+constexpr char kBetweenBackends = '|';
+
+/// What rank 0 finds in the file, on all ranks.
+CallTable shared_table(const std::string& path, CommBackend& base) {
+  constexpr std::size_t kLongest = std::size_t{1} << 20U;
+  const Communicator ranks(std::shared_ptr<CommBackend>(&base, [](CommBackend*) {}));  // borrowed for this call
+  std::string text;
+  if (ranks.rank() == 0) {
+    std::ifstream file(path, std::ios::binary);
+    text.resize(kLongest + 1);
+    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text.resize(file.is_open() ? static_cast<std::size_t>(file.gcount()) : 0);
+  }
+  auto length = static_cast<std::int64_t>(text.size());
+  ranks.broadcast(std::span(&length, 1), 0);
+  ZR_CHECK(length > 0 && length <= static_cast<std::int64_t>(kLongest),
+           ErrorCode::kConfig,
+           "the call table cannot be read",
+           {.where = "comm.mixed",
+            .which = path,
+            .expected = "a file of at most 1 MiB where rank 0 runs",
+            .got = length > 0 ? "a longer one" : "none, or an empty one",
+            .hint = "zeroth-bench comm --tune FILE makes it, ZEROTH_CALL_TABLE names it"});
+  text.resize(static_cast<std::size_t>(length));
+  ranks.broadcast(std::span(reinterpret_cast<std::uint8_t*>(text.data()), text.size()), 0);
+  return CallTable::from_json(text, path);
+}
+
+std::unique_ptr<CommBackend> make_mixture(const std::vector<std::string>& names, const WorldSpec& spec) {
+  ZR_CHECK(!spec.options.call_table.empty(),
+           ErrorCode::kConfig,
+           "a mixture of backends needs a table of which makes which calls",
+           {.where = "comm.mixed",
+            .which = join(names, std::string(1, kBetweenBackends)),
+            .expected = "CommOptions::call_table, ZEROTH_CALL_TABLE in the environment",
+            .hint = "zeroth-bench comm --tune FILE measures one"});
+  std::vector<NamedBackend> backends;
+  for (const std::string& name : names) {
+    WorldSpec own = spec;
+    // Each meets under a name of its own.
+    if (!own.job.empty() || spec.size > 1) own.job = (own.job.empty() ? job_from_environment() : own.job) + "." + name;
+    backends.push_back({name, find_backend(name).make(own)});
+  }
+  CallTable table = shared_table(spec.options.call_table, *backends.front().backend);
+  return make_mixed_backend(std::move(backends), std::move(table));
+}
+
 }  // namespace
 
 std::string job_from_environment() {
@@ -124,16 +175,27 @@ std::string job_from_environment() {
   return address + ":" + port + "/" + variable_or_empty("TORCHELASTIC_RUN_ID");
 }
 
+std::vector<std::string> backends_in(std::string_view name) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find(kBetweenBackends, begin), name.size());
+    parts.emplace_back(name.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
 std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec) {
   arm_failpoints_of_environment();
-  const Entry& entry = find_backend(name);
+  const std::vector<std::string> parts = backends_in(name);
+  for (const std::string& part : parts) (void)find_backend(part);
   ZR_CHECK(spec.size >= 1 && spec.rank >= 0 && spec.rank < spec.size,
            ErrorCode::kUsage,
            "the rank is not in the world",
            {.where = "comm." + std::string(name),
             .expected = "0 <= rank < world size",
             .got = fmt::format("rank {}, world size {}", spec.rank, spec.size)});
-  return entry.make(spec);
+  return parts.size() == 1 ? find_backend(name).make(spec) : make_mixture(parts, spec);
 }
 
 std::vector<std::string> backend_names() {
@@ -143,7 +205,11 @@ std::vector<std::string> backend_names() {
 }
 
 std::size_t transport_bytes(std::string_view name, int size, const CommOptions& options) {
-  return find_backend(name).has_segment ? detail::SharedMemoryEngine::segment_bytes(options, true, size) : 0;
+  std::size_t bytes = 0;
+  for (const std::string& part : backends_in(name)) {
+    if (find_backend(part).has_segment) bytes += detail::SharedMemoryEngine::segment_bytes(options, true, size);
+  }
+  return bytes;
 }
 
 }  // namespace zeroth

@@ -69,12 +69,13 @@ constexpr std::string_view kBackendVariable = "ZEROTH_BACKEND";
 /// What the variable asks for, "" for nothing.
 std::string wanted_backend(const Lookup& lookup) {
   const std::string wanted = lookup(kBackendVariable).value_or("");
-  ZR_CHECK(wanted.empty() || wanted == "shm" || wanted == "mpi" || wanted == "shm+mpi",
+  const bool known = std::ranges::all_of(backends_in(wanted), [](const std::string& part) { return part == "shm" || part == "mpi" || part == "shm+mpi"; });
+  ZR_CHECK(wanted.empty() || known,
            ErrorCode::kEnvironment,
            "no such transport between processes",
            {.where = "world",
             .which = std::string(kBackendVariable),
-            .expected = "shm, mpi or shm+mpi",
+            .expected = "shm, mpi or shm+mpi, or a mixture such as shm|mpi",
             .got = "\"" + wanted + "\"",
             .hint = "unset it: shm on one host, shm+mpi where mpirun has started ranks on several"});
   return wanted;
@@ -90,7 +91,8 @@ std::string backend_of(const Lookup& lookup, const Launcher& launcher, int size)
   };
   for (const Hint& hint : {Hint{launcher.local_size, size, std::to_string(size) + ", all ranks on this host"}, Hint{launcher.hosts, 1, "1 host"}}) {
     const auto text = hint.variable.empty() ? std::nullopt : lookup(hint.variable);
-    if (!text || number(std::string(hint.variable), *text) == hint.expected || wanted == "mpi" || wanted == "shm+mpi") continue;
+    const bool reaches_all = !wanted.empty() && std::ranges::none_of(backends_in(wanted), [](const std::string& part) { return part == "shm"; });
+    if (!text || number(std::string(hint.variable), *text) == hint.expected || reaches_all) continue;
     if (launcher.has_mpi && wanted.empty()) return "shm+mpi";
     throw Error(ErrorCode::kEnvironment,
                 "the ranks are on several hosts, and the shared memory of one does not reach them",
@@ -184,6 +186,7 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
   if (!connection_->base) {
     CommOptions watched = options;
     watched.watch = watch();
+    watched.call_table = variable_or_empty("ZEROTH_CALL_TABLE");
     connection_->watch->set_first_timeout(options.first_timeout);
     connection_->base =
         transport_ ? make_message_backend(transport_, watched)

@@ -128,7 +128,23 @@ TEST(Chaos, AThousandSeedsOfThreadsWithRandomDelays) {
   }
 }
 
-TEST(Chaos, CallsOnSeveralStreamsKeepProgramOrder) {
+TEST(Chaos, TenThousandCallsOverTwoBackends) {
+  for (const int world : {2, 4}) {
+    const RankReport report = try_ranks(
+        world,
+        [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) { random_calls(backend, static_cast<std::uint64_t>(world), 10'000, 20'000); },
+        {.transport = ThreadTransport::kMixed});
+    EXPECT_TRUE(report.ok()) << report.text();
+  }
+}
+
+class ChaosStreams : public ::testing::TestWithParam<ThreadTransport> {};
+INSTANTIATE_TEST_SUITE_P(Transports,
+                         ChaosStreams,
+                         ::testing::Values(ThreadTransport::kMemory, ThreadTransport::kMixed),
+                         [](const auto& given) { return std::string(given.param == ThreadTransport::kMemory ? "Memory" : "Mixed"); });
+
+TEST_P(ChaosStreams, CallsOnSeveralStreamsKeepProgramOrder) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     const RankReport report = try_ranks(3, [&](int rank, const std::shared_ptr<CommBackend>& backend) {
       const auto device =
@@ -152,7 +168,7 @@ TEST(Chaos, CallsOnSeveralStreamsKeepProgramOrder) {
       for (const auto& values : data) {
         for (const std::int64_t value : values) require(value == 6, "wrong sum");
       }
-    });
+    }, {.transport = GetParam()});
     ASSERT_TRUE(report.ok()) << "seed " << seed << "\n" << report.text();
   }
 }

@@ -22,7 +22,7 @@
 namespace zeroth::test {
 
 struct WorldParam {
-  /// Of make_backend(); or over test transports "messages" and "levels" (inproc in a node, messages between nodes) for threads, "sockets"
+  /// Of make_backend(); or over test transports "messages", "levels" (inproc in a node, messages between nodes) and "mixed" (both, by kind and size) for threads, "sockets"
   /// and "shm+sockets" for processes.
   std::string backend{};
   int size = 1;
@@ -48,6 +48,7 @@ struct WorldOptions {
 
 [[nodiscard]] inline ThreadTransport transport_of(const WorldParam& param) {
   if (param.backend == "levels") return ThreadTransport::kLevels;
+  if (param.backend == "mixed") return ThreadTransport::kMixed;
   return param.backend == "messages" ? ThreadTransport::kMessages : ThreadTransport::kMemory;
 }
 
@@ -58,7 +59,7 @@ struct WorldOptions {
   if (param.backend == "mpi") return run_mpi_world(body, options.comm, options.abort_on_failure);
   CommOptions comm = options.comm;
   comm.nodes = nodes_of_ranks(param.size, param.per_node);
-  if (param.backend == "inproc" || over_messages(param)) {
+  if (param.backend == "inproc" || param.backend == "mixed" || over_messages(param)) {
     return try_ranks(param.size,
                      body,
                      {.comm = comm,
@@ -108,6 +109,7 @@ struct WorldOptions {
   for (const int size : {1, 2, 3, 5}) worlds.push_back({"messages", size});
   for (const char* backend : {"inproc", "shm", "messages"}) worlds.push_back({backend, 4, 2});
   worlds.push_back({"inproc", 5, 3});
+  worlds.insert(worlds.end(), {{"mixed", 3}, {"mixed", 4, 2}});
   // Two nodes of two, two of three, one, and two of different sizes, which have no second level.
   for (const auto& [size, per_node] : {std::pair{4, 2}, {6, 3}, {2, 2}, {5, 3}}) worlds.push_back({"levels", size, per_node});
   return worlds;
@@ -120,7 +122,7 @@ struct WorldOptions {
 
 [[nodiscard]] inline std::vector<WorldParam> several_worlds_of_messages() {
   if (mpi_world_size() > 1) return {{"mpi", mpi_world_size()}};
-  return {{"messages", 2}, {"messages", 3}, {"messages", 4}, {"levels", 4, 2}};
+  return {{"messages", 2}, {"messages", 3}, {"messages", 4}, {"levels", 4, 2}, {"mixed", 3}};
 }
 
 [[nodiscard]] inline std::vector<WorldParam> several_matched_ranks() {

@@ -3,10 +3,13 @@ nothing is left."""
 
 from __future__ import annotations
 
+import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 
@@ -96,6 +99,48 @@ class Mpirun(unittest.TestCase):
         done = subprocess.run([sys.executable, "-c", "import zeroth, torch; zeroth.Engine(torch.nn.Linear(2, 2), {'optimizer': {'type': 'AdamW'}})"],
                               env=variables(ZEROTH_BACKEND="mpi", ZEROTH_MPI_LIBRARY="/no/such/library.so"), capture_output=True, text=True, check=False)
         self.assertRegex(done.stderr, r"\[ENVIRONMENT\] MPI was asked for, and libzeroth_mpi\.so cannot be loaded; .*/no/such/library\.so")
+
+
+class Mixtures(unittest.TestCase):
+    def test_a_measured_table_says_which_backend_makes_which_call(self) -> None:
+        bench = str(pathlib.Path(os.environ["ZEROTH_RUN"]).with_name("zeroth-bench"))
+        with tempfile.TemporaryDirectory() as folder:
+            table = pathlib.Path(folder, "calls.json")
+            command = [*MPIRUN, "-n", "2", bench, "comm", "--backends", "shm,mpi", "--sizes", "4KiB,64KiB", "--rounds", "3", "--tune", str(table)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables())
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertRegex(done.stdout, r"all_gather +4096 +\d+\.\d +\d+\.\d\n")
+            rows = json.loads(table.read_text())["rows"]
+            self.assertEqual({row["call"] for row in rows}, {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier"})
+            self.assertLessEqual({row["backend"] for row in rows}, {"shm", "mpi"})
+            # Whatever was measured: neighbours on different backends.
+            both = ["shm", "mpi"]
+            mixed = []
+            for call in ("all_reduce", "all_gather"):
+                mixed += [{"call": call, "up_to_bytes": bound, "backend": both[index % 2]} for index, bound in enumerate((64, 512, 4096))]
+                mixed.append({"call": call, "backend": "mpi"})
+            mixed += [{"call": "reduce_scatter", "backend": "shm"}, {"call": "barrier", "backend": "mpi"}]
+            table.write_text(json.dumps({"zeroth_calls": 1, "rows": mixed}))
+            alone = Mpirun().trained(2, "shm")[0]
+            for backend in ("shm|mpi", "mpi|shm"):
+                with self.subTest(backend):
+                    done = self.trained(backend, str(table))
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                    told = re.findall(rf"\d of 2 over {re.escape(backend)}, stage \d: (.*)", done.stdout)
+                    self.assertEqual((len(told), set(told)), (8, {alone}), done.stdout)
+
+    def test_a_table_that_is_not_there_is_named(self) -> None:
+        for table, text in (("", "a mixture of backends needs a table"), ("/does/not/exist", "the call table cannot be read; where: comm.mixed; which: /does/not/exist")):
+            with self.subTest(table):
+                done = self.trained("shm|mpi", table)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn("[CONFIG] " + text, done.stderr)
+
+    def trained(self, backend: str, table: str) -> subprocess.CompletedProcess[str]:
+        with job.Family([*MPIRUN, "-n", "2", sys.executable, PROGRAM], variables(ZEROTH_BACKEND=backend, ZEROTH_CALL_TABLE=table, RANKS_PER_NODE="0")) as family:
+            done = family.end(240)
+            self.assertEqual(family.left.text(), "")
+        return done
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 #include "support/message_hub.h"
 
 #include <zeroth/comm/factory.h>
+#include <zeroth/comm/mixed.h>
 #include <zeroth/comm/two_level.h>
 
 #include <algorithm>
@@ -18,7 +19,29 @@ enum class ThreadTransport {
   kMemory,    ///< inproc
   kMessages,  ///< matched calls over messages
   kLevels,    ///< inproc inside a node, messages between nodes
+  kMixed,     ///< inproc and messages, by the kind and size of a call
 };
+
+/// Every kind of call on both, and all of them on the other one at some size.
+[[nodiscard]] inline CallTable table_of_threads() {
+  std::vector<CallTable::Row> rows;
+  const auto add = [&](CollectiveKind kind, std::vector<std::uint64_t> bounds, bool memory) {
+    bounds.push_back(CallTable::kNoBound);
+    for (const std::uint64_t bound : bounds) {
+      rows.push_back({.kind = kind, .up_to_bytes = bound, .backend = memory ? "inproc" : "messages"});
+      memory = !memory;
+    }
+  };
+  add(CollectiveKind::kAllReduce, {64, 4'096}, false);
+  add(CollectiveKind::kAllGather, {256}, true);
+  add(CollectiveKind::kReduceScatter, {128, 1'024, 65'536}, true);
+  add(CollectiveKind::kBroadcast, {64}, false);
+  add(CollectiveKind::kGather, {100}, false);
+  add(CollectiveKind::kAllToAll, {}, false);
+  add(CollectiveKind::kSend, {}, true);
+  add(CollectiveKind::kBarrier, {}, false);
+  return CallTable(std::move(rows));
+}
 
 /// Node of each rank, `per_node` on each; none for 0.
 [[nodiscard]] inline std::vector<int> nodes_of_ranks(int size, int per_node) {
@@ -46,6 +69,12 @@ class ThreadSeats {
     if (transport_ == ThreadTransport::kMemory) return in_memory(rank, world_, memory_, options);
     std::unique_ptr<CommBackend> base = make_message_backend(messages_->transport(rank), options);
     if (transport_ == ThreadTransport::kMessages) return base;
+    if (transport_ == ThreadTransport::kMixed) {
+      std::vector<NamedBackend> both;
+      both.push_back({"inproc", in_memory(rank, world_, memory_, options)});
+      both.push_back({"messages", std::move(base)});
+      return make_mixed_backend(std::move(both), table_of_threads());
+    }
     CommOptions inside = options;
     inside.nodes.clear();
     const int node = node_of(rank);

@@ -31,6 +31,7 @@ struct CommOptions {
   std::vector<int> nodes{};
   /// Of each rank's link to other nodes, which World::connect() then emulates with a SlowLinkBackend; 0: as fast as it is.
   std::int64_t link_bytes_per_s = 0;
+  std::string call_table{};  ///< file of a CallTable (mixed.h) that rank 0 reads; for mixtures of backends only
   std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
   std::shared_ptr<RankWatch> watch{};      ///< of this rank: hears of long waits, and can end them; unset: nobody does
   std::vector<int> watched_ranks{};        ///< the job's number of each rank of this world; empty: the same
@@ -53,10 +54,12 @@ struct WorldSpec {
 [[nodiscard]] std::string job_from_environment();
 
 /// Blocks until all ranks are there. "self", "inproc", "shm"; "mpi", "shm+mpi" (two levels, see two_level.h; both need libzeroth_mpi.so, and
-/// ranks that mpirun started); throws kConfig naming what is built for another
+/// ranks that mpirun started); "shm|mpi" and the like are mixtures, each call by the backend that options.call_table gives it (mixed.h); throws kConfig naming what is built for another
 /// name, kTimeout naming the ranks that did not come, kMismatch for a wrong world size, a rank that came
 /// twice or another version of Zeroth, kResource if memfd or pidfd is refused.
 [[nodiscard]] std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec);
+/// "shm|mpi": shm and mpi; of a name without '|' only itself.
+[[nodiscard]] std::vector<std::string> backends_in(std::string_view name);
 /// Names that make_backend knows in this build.
 [[nodiscard]] std::vector<std::string> backend_names();
 
