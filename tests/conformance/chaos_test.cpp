@@ -188,7 +188,7 @@ void random_calls_of_seeds(const std::shared_ptr<CommBackend>& backend, int seed
 
 /// Ranks that mpirun has started, and threads that send messages.
 class ChaosOverMessages : public ::testing::TestWithParam<WorldParam> {};
-INSTANTIATE_TEST_SUITE_P(Backends, ChaosOverMessages, ::testing::ValuesIn(several_worlds_of_messages()), name_of_param);
+INSTANTIATE_TEST_SUITE_P(Backends, ChaosOverMessages, ::testing::ValuesIn(several_worlds_with_messages()), name_of_param);
 
 TEST_P(ChaosOverMessages, AHundredSeedsWithRandomDelays) {
   const RankReport report = run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {

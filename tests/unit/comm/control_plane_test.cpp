@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <csignal>
 #include <string>
@@ -126,6 +127,15 @@ TEST_P(ControlPlaneTest, CallsOfSomeRanksOnlyAreFoundLongBeforeTheDeadline) {
   }
 }
 
+TEST_P(ControlPlaneTest, CallsOfDifferentSizesAreFoundWhereverTheyAreMade) {
+  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
+    std::vector<float> data(rank == 3 ? 100'000 : 20);  // of a mixture's backends one, or the other
+    Communicator(seat.backend).all_reduce(std::span(data));
+  });
+  ASSERT_EQ(report.failures.size(), 4U) << report.text();
+  for (const RankFailure& failure : report.failures) EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("100000 elements"), HasSubstr("20 elements")));
+}
+
 TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
   const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
     barrier(seat);
@@ -138,10 +148,13 @@ TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
   for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.code, ErrorCode::kIo);
 }
 
+std::string name_of_transport(const testing::TestParamInfo<ThreadTransport>& info) {
+  return std::array<std::string, 4>{"Memory", "Messages", "Levels", "Mixed"}.at(static_cast<std::size_t>(info.param));
+}
 INSTANTIATE_TEST_SUITE_P(All,
                          ControlPlaneTest,
-                         testing::Values(ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels),
-                         [](const auto& test) { return test.param == ThreadTransport::kMemory ? "Memory" : test.param == ThreadTransport::kMessages ? "Messages" : "Levels"; });
+                         testing::Values(ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels, ThreadTransport::kMixed),
+                         name_of_transport);
 
 using ControlPlaneOnce = ControlPlaneTest;
 INSTANTIATE_TEST_SUITE_P(Memory, ControlPlaneOnce, testing::Values(ThreadTransport::kMemory), [](const auto&) { return "Memory"; });
