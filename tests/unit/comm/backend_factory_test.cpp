@@ -20,7 +20,7 @@ TEST(BackendFactory, AnUnknownNameNamesWhatIsBuilt) {
   const std::string text = error_of(ErrorCode::kConfig, [] { (void)make_backend("shn", {}); });
   for (const char* part : {"shn", "self", "inproc", "did you mean shm?"})
     EXPECT_NE(text.find(part), std::string::npos) << text;
-  EXPECT_EQ(backend_names(), (std::vector<std::string>{"self", "inproc", "shm", "mpi", "shm+mpi"}));
+  EXPECT_EQ(backend_names(), (std::vector<std::string>{"self", "inproc", "shm", "mpi", "shm+mpi", "nccl", "nccl+mpi"}));
 }
 
 TEST(BackendFactory, ARankOutsideTheWorldIsRefused) {
