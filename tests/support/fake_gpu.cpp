@@ -17,8 +17,8 @@ using detail::NcclType;
 
 struct FakeGpu::Event {
   int number = 0;
-  std::uint64_t recorded = 0;  ///< times
-  std::uint64_t happened = 0;
+  std::uint64_t recorded = 0;              ///< times
+  std::set<std::uint64_t> happened{};      ///< which of them: each record is a point of its own
 };
 
 /// One call of NCCL of one rank.
@@ -258,8 +258,8 @@ void FakeGpu::advance() {
 bool FakeGpu::advance(Stream& stream) {
   if (stream.held || stream.items.empty()) return false;
   Item& head = stream.items.front();
-  if (head.wait != nullptr && head.wait->happened < head.number) return false;
-  if (head.record != nullptr) head.record->happened = std::max(head.record->happened, head.number);
+  if (head.wait != nullptr && head.number > 0 && !head.wait->happened.contains(head.number)) return false;
+  if (head.record != nullptr) head.record->happened.insert(head.number);
   if (head.task) head.task();
   if (head.batch) {
     bool moved = false;
@@ -415,7 +415,8 @@ struct Calls {
     const Guard lock(gpu().mutex_);
     if (gpu().event_status != detail::kCudaSuccess) return gpu().event_status;
     gpu().advance();
-    return event_of(event)->happened >= event_of(event)->recorded ? detail::kCudaSuccess : detail::kCudaNotReady;
+    const FakeGpu::Event& asked = *event_of(event);
+    return asked.recorded == 0 || asked.happened.contains(asked.recorded) ? detail::kCudaSuccess : detail::kCudaNotReady;
   }
   static CudaStatus copy(void* to, const void* from, std::size_t bytes, int, void* stream) {
     const Guard lock(gpu().mutex_);

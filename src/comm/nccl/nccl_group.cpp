@@ -363,7 +363,7 @@ void NcclGroup::throw_timeout(const Deadline& deadline, const Awaited& awaited) 
               {.where = where_,
                .who = who_,
                .which = awaited.opens ? "" : meaning_of(about, tag_names_),
-               .expected = awaited.peer >= 0 ? fmt::format("{} with rank {}", awaited.what, awaited.peer) : awaited.what,
+               .expected = awaited.what,
                .got = std::move(got),
                .hint = awaited.opens ? "a rank hangs, or the network between the GPUs does not connect: NCCL_DEBUG=INFO shows how far it is"
                                      : "that rank computes longer than the timeout, hangs, or takes another path"});
