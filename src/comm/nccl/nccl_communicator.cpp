@@ -92,7 +92,7 @@ bool NcclCommunicator::end(End how, const Deadline& deadline) noexcept {
               {.where = where_, .who = who_})
               .detach();
         } catch (...) {
-          ending.reset();  // no thread, or no memory for one: the communicator stays until the process ends
+          // No thread: the communicator stays until the process ends, and is never seen to have ended.
         }
       }
     }

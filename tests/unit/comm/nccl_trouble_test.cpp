@@ -380,10 +380,15 @@ TEST(NcclFails, WhatAPeerHadDoneBeforeItLeftStillCounts) {
   std::atomic<bool> lost = false;
   world.wrap_base = [&](int, std::unique_ptr<CommBackend> base) { return std::make_unique<Losing>(std::move(base), lost); };
   const auto errors = world.try_ranks([&](NcclRank& rank) {
+    rank.gpu.hold(rank.stream.native(), true);
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
     lost.store(true);
-    rank.gpu.hold(rank.stream.native(), false);
+    std::thread device([&] {
+      std::this_thread::sleep_for(kWaitSlice + Milliseconds{50});  // after the first look at the peers
+      rank.gpu.hold(rank.stream.native(), false);
+    });
     EXPECT_NO_THROW(work.wait());
+    device.join();
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
