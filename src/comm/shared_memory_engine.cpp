@@ -312,7 +312,7 @@ PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name)
   const bool any = kind == ArenaKind::kPrivate && arena.kind() != ArenaKind::kDevice;  // whatever threads of one process share
   ZR_CHECK(arena.capacity() == 0 || arena.kind() == kind || any,
            ErrorCode::kUsage,
-           "processes can attach shared arenas only",
+           arena.kind() == ArenaKind::kDevice ? "an arena of a device is no window of the host" : "processes can attach shared arenas only",
            {.where = where_ + ".attach",
             .who = fmt::format("rank {}/{}", rank_, size_),
             .which = std::string(name)});

@@ -113,7 +113,10 @@ NcclGroup::NcclGroup(std::shared_ptr<NcclJob> job, CommBackend& base)
   int node = 0;
   nodes_.sizes.assign(base.node_sizes().begin(), base.node_sizes().end());
   for (const int ranks : nodes_.sizes) nodes_.of_rank.insert(nodes_.of_rank.end(), static_cast<std::size_t>(ranks), node++);
-  if (base.capabilities().one_sided) board_ = std::make_unique<CallBoard>(base, where_);
+  if (base.capabilities().one_sided) {
+    board_ = std::make_unique<CallBoard>(base, where_);
+    if (job_->options.ledger) board_hold_ = job_->options.ledger->hold({-1, MemoryState::kControl}, CallBoard::bytes());
+  }
   if (RankWatch* const watch = job_->watched.watch()) begun_ = watch->calls_begun("nccl:" + name_);
 }
 
@@ -269,8 +272,7 @@ void NcclGroup::run_until(Completion& completion) {
           [&](Milliseconds slice) {
             return poll_for(slice, [&] {
               const bool happened = event_happened(job_->cuda, point.native.get(), where_);
-              // Also of one that has happened: a kernel that was made to end has left no result.
-              job_->throw_if_aborted(where_, who_);
+              // Also of one that has happened, and afterwards: a kernel that was made to end has left no result.
               (void)communicator_->settled();
               return happened;
             });

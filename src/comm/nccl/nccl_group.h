@@ -154,6 +154,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   NodeMap nodes_;
   std::shared_ptr<NcclCommunicator> communicator_;
   std::unique_ptr<CallBoard> board_;  ///< null: the base has no windows
+  MemoryHold board_hold_;
   std::shared_ptr<TrafficObserver> observer_;
   TagNames tag_names_;
   std::shared_ptr<std::atomic<std::uint64_t>> begun_;  ///< next_sequence_, for others to see

@@ -23,6 +23,16 @@ TEST(BackendFactory, AnUnknownNameNamesWhatIsBuilt) {
   EXPECT_EQ(backend_names(), (std::vector<std::string>{"self", "inproc", "shm", "mpi", "shm+mpi", "nccl", "nccl+mpi"}));
 }
 
+TEST(BackendFactory, NcclSaysWhatItLacks) {
+  try {
+    const CommOptions options = quick_options();
+    EXPECT_EQ(make_backend("nccl", {.rank = 0, .size = 1, .hub = make_inproc_hub(1), .options = options})->kind(), "nccl");  // with a GPU
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kEnvironment) << error.what();
+    EXPECT_NE(std::string(error.what()).find("where: "), std::string::npos) << error.what();
+  }
+}
+
 TEST(BackendFactory, ARankOutsideTheWorldIsRefused) {
   for (const auto& [rank, size] : {std::pair{2, 2}, {-1, 2}, {0, 0}}) {
     error_of(ErrorCode::kUsage, [&] { (void)make_backend("shm", {.rank = rank, .size = size, .job = "x"}); });

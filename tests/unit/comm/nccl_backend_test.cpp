@@ -1,4 +1,5 @@
 // What the backend over NCCL gives to NCCL and CUDA, on fakes of both that move data; nccl_trouble_test.cpp has what goes wrong.
+#include "support/error_of.h"
 #include "support/nccl_ranks.h"
 
 #include <zeroth/base/dtype.h>
@@ -76,6 +77,20 @@ TEST(Nccl, SaysWhatItIs) {
     EXPECT_EQ(rank.seat->group_name(), "world");
     EXPECT_EQ(rank.seat->memory_bytes(), transport_bytes("nccl", size, {}));
   });
+}
+
+TEST(Nccl, ControlMemoryIsPlannedAndCounted) {
+  NcclWorld world(2);
+  const std::vector<std::shared_ptr<MemoryLedger>> ledgers{MemoryLedger::create(), MemoryLedger::create()};
+  world.set_options = [&](int rank, CommOptions& options) { options.ledger = ledgers[static_cast<std::size_t>(rank)]; };
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    const auto counted = [&] { return ledgers[static_cast<std::size_t>(rank.rank)]->live()[MemoryState::kControl]; };
+    EXPECT_EQ(counted(), rank.seat->memory_bytes());
+    const auto part = rank.seat->split(0, 0, "part");
+    EXPECT_EQ(counted(), rank.seat->memory_bytes() + part->memory_bytes());
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  for (const auto& ledger : ledgers) EXPECT_EQ(ledger->live().total(), 0U);
 }
 
 TEST(Nccl, AllGatherOfEqualAndUnevenParts) {
@@ -410,6 +425,15 @@ TEST(Nccl, AttachedDeviceMemoryIsRegisteredUntilTheSeatGoes) {
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_THAT(world.gpu.log(1, {"register", "deregister", "finalize", "destroy", "abort"}), ElementsAre("register 4096", "deregister", "finalize", "destroy"));
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
+}
+
+TEST(Nccl, MemoryOfADeviceIsNoWindowOfTheHost) {
+  std::byte bytes[8] = {};
+  const Arena arena = Arena::over(ArenaKind::kDevice, bytes, "gradients", nullptr);
+  for (const char* name : {"self", "inproc", "shm"}) {
+    const auto seat = make_backend(name, {.rank = 0, .size = 1, .job = "no-window", .hub = make_inproc_hub(1)});
+    EXPECT_THAT(test::error_of(ErrorCode::kUsage, [&] { (void)seat->attach(arena, "gradients"); }), HasSubstr("arena")) << name;
+  }
 }
 
 TEST(Nccl, AttachWorksWithoutRegistration) {

@@ -243,9 +243,17 @@ TEST(NcclFails, AnErrorThatNcclFindsLaterEndsTheWaitAndTheSeat) {
       EXPECT_THAT(text, AllOf(HasSubstr(row.code), HasSubstr("rank 0/2"), HasSubstr("comm.nccl group=world"), HasSubstr("socket closed by a fake peer")));
       EXPECT_THAT(rank.gpu.log(0, {"abort"}), Contains("abort")) << "its kernels would spin for ever";
       // Again the same, from that work and from every later call.
-      EXPECT_THROW(work.wait(), Error);
-      const Work later = submit(rank, sum_of(rank.room<float>(4), 4));
-      EXPECT_THROW(later.wait(), Error);
+      const auto said_by = [](const Work& done) -> std::string {
+        try {
+          done.wait();
+        } catch (const Error& error) {
+          return error.what();
+        }
+        return "nothing";
+      };
+      const std::string first = said_by(work);
+      EXPECT_EQ(said_by(submit(rank, sum_of(rank.room<float>(4), 4))), first);
+      EXPECT_THAT(text, HasSubstr(first));
       failed.store(true);
     });
     EXPECT_THAT(errors, Each(IsEmpty()));
@@ -281,21 +289,22 @@ TEST(NcclFails, AnErrorOfTheDeviceIsSaidWithItsWords) {
 
 TEST(NcclFails, ARankThatDoesNotComeIsNamedAtTheDeadline) {
   NcclWorld world(3);
-  world.options.timeout = Milliseconds{300};
+  world.options.timeout = Milliseconds{1'000};
   std::atomic<int> left = 2;
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     float* const data = rank.room<float>(4);
     submit(rank, sum_of(data, 4)).wait();
-    if (rank.rank == 1) {
+    const auto stay = [&] {  // who leaves is lost to the others before their deadline
       while (left.load() > 0) std::this_thread::yield();
-      return;
-    }
+    };
+    if (rank.rank == 1) return stay();
     const Work work = submit(rank, sum_of(data, 4, {.unit = 3, .label = 1}));
     const Elapsed elapsed;
     EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }),
                 AllOf(HasSubstr("rank 1 has made 1 of 2 calls"), HasSubstr("all_reduce#1 float32"), HasSubstr("which: unit 3"), Not(HasSubstr("rank 2 has"))));
-    EXPECT_TRUE(elapsed.below(5'000));
+    EXPECT_TRUE(elapsed.below(8'000));
     --left;
+    stay();
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
