@@ -630,10 +630,11 @@ struct Calls {
     const Guard lock(gpu().mutex_);
     if (!known(comm, "register")) return NcclStatus::kInvalidArgument;
     gpu().say("register " + std::to_string(bytes));
-    return *handle = comm, NcclStatus::kSuccess;
+    return *handle = gpu().registers ? comm : nullptr, NcclStatus::kSuccess;
   }
-  static NcclStatus deregister_buffer(void* comm, void*) {
+  static NcclStatus deregister_buffer(void* comm, void* handle) {
     const Guard lock(gpu().mutex_);
+    if (handle == nullptr) gpu().violate("a buffer is deregistered that never was registered");
     if (!known(comm, "deregister")) return NcclStatus::kInvalidArgument;
     gpu().log_[comm_of(comm)->device].emplace_back("deregister");
     return NcclStatus::kSuccess;

@@ -41,6 +41,7 @@ class FakeGpu {
   bool never_opens = false;              ///< NCCL never connects
   bool moves_data = true;                ///< collectives copy; false: buffers are addresses that nobody reads
   bool abort_blocks = false;             ///< ncclCommAbort does not come back until release_aborts()
+  bool registers = true;                 ///< false: NCCL has no use for a buffer, and gives no handle
   bool finalize_blocks = false;          ///< ncclCommFinalize stays in progress
   int polls_in_progress = 3;             ///< looks until NCCL has taken what it was given
   detail::CudaStatus event_status = detail::kCudaSuccess;  ///< what every look at an event says, if not success

@@ -65,7 +65,10 @@ class NcclBackend final : public ForwardingBackend {
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     void* const native = stream.native();
-    if (native == nullptr) return inner().submit(collectives, stream);
+    if (native == nullptr) {
+      group_->check_host_pointers(collectives);
+      return inner().submit(collectives, stream);
+    }
     WorkInfo info = validated(collectives, rank(), size(), group_->where());
     return {Event(group_->submit(collectives, native)), std::move(info)};
   }

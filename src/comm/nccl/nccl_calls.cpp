@@ -249,28 +249,28 @@ void check_independent(std::span<const Collective> calls, int rank, std::string_
 
 void give_to_nccl(const NcclPlace& place, const Collective& call) { Giver(place, call).give(); }
 
-std::uint64_t received_bytes(const Collective& call, int rank, int size) {
+std::uint64_t received_from(const Collective& call, int rank, int size, int peer) {
+  const auto of = [](const std::vector<std::int64_t>& counts, int index) { return counts[static_cast<std::size_t>(index)]; };
+  const auto part = [&](int index) { return call.counts.front() / size + (index < call.counts.front() % size ? 1 : 0); };
   const std::size_t element = size_of(call.in_dtype);
-  const CallExtent extent = extent_of(call, rank);
-  const auto own = [&](const std::vector<std::int64_t>& counts) { return counts[static_cast<std::size_t>(rank)]; };
-  const auto ranks = static_cast<std::uint64_t>(size);
-  const auto bytes = [&](std::int64_t elements) { return static_cast<std::uint64_t>(elements) * element; };
-  switch (call.kind) {
-    case CollectiveKind::kAllGather: return bytes(extent.recv - extent.send);
-    case CollectiveKind::kReduceScatter: return bytes(extent.recv) * (ranks - 1);
-    case CollectiveKind::kAllReduce: {
-      const std::uint64_t whole = bytes(extent.recv);
-      return whole <= kInlineBytes ? whole * (ranks - 1) : 2 * whole * (ranks - 1) / ranks;
+  const auto elements = [&]() -> std::int64_t {
+    switch (call.kind) {
+      case CollectiveKind::kAllGather: return of(call.counts, peer);
+      case CollectiveKind::kReduceScatter: return of(call.counts, rank);
+      case CollectiveKind::kAllReduce:
+        if (call.counts.front() <= static_cast<std::int64_t>(kInlineBytes / element)) return call.counts.front();
+        return part(rank) + part(peer);
+      case CollectiveKind::kBroadcast:
+      case CollectiveKind::kRecv: return peer == call.root ? call.counts.front() : 0;
+      case CollectiveKind::kGather: return rank == call.root ? of(call.counts, peer) : 0;
+      case CollectiveKind::kScatter: return peer == call.root ? of(call.counts, rank) : 0;
+      case CollectiveKind::kAllToAll: return of(call.recv_counts, peer);
+      case CollectiveKind::kSend:
+      case CollectiveKind::kBarrier: break;
     }
-    case CollectiveKind::kBroadcast: return rank == call.root ? 0 : bytes(extent.recv);
-    case CollectiveKind::kGather: return rank == call.root ? bytes(extent.recv - own(call.counts)) : 0;
-    case CollectiveKind::kScatter: return rank == call.root ? 0 : bytes(extent.recv);
-    case CollectiveKind::kAllToAll: return bytes(extent.recv - own(call.recv_counts));
-    case CollectiveKind::kRecv: return bytes(extent.recv);
-    case CollectiveKind::kSend:
-    case CollectiveKind::kBarrier: break;
-  }
-  return 0;
+    return 0;
+  };
+  return peer == rank ? 0 : static_cast<std::uint64_t>(elements()) * element;
 }
 
 }  // namespace zeroth::detail

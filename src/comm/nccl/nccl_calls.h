@@ -43,7 +43,7 @@ struct NcclPlace {
 /// Gives the call to NCCL; inside a group. Throws as check_nccl() and check_cuda().
 void give_to_nccl(const NcclPlace& place, const Collective& call);
 
-/// Payload bytes that this rank receives in a call, as CommBackend::submit() has them.
-[[nodiscard]] std::uint64_t received_bytes(const Collective& call, int rank, int size);
+/// Payload bytes that this rank receives from `peer` in a call, as CommBackend::submit() has them.
+[[nodiscard]] std::uint64_t received_from(const Collective& call, int rank, int size, int peer);
 
 }  // namespace zeroth::detail

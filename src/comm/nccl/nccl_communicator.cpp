@@ -109,7 +109,9 @@ bool NcclCommunicator::ended() const { return ended_.load(); }
 void NcclCommunicator::end_now(
     const NcclTable& nccl, NcclComm comm, std::vector<Registered> buffers, End how, const Deadline& deadline) noexcept {
   if (how == End::kClean) {
-    for (const Registered& buffer : buffers) (void)nccl.deregister_buffer(comm, buffer.handle);
+    for (const Registered& buffer : buffers) {
+      if (buffer.handle != nullptr) (void)nccl.deregister_buffer(comm, buffer.handle);  // null: memory that NCCL has no use for
+    }
     NcclStatus status = nccl.finalize(comm);
     while (status == NcclStatus::kInProgress && !deadline.passed()) {
       std::this_thread::sleep_for(std::chrono::microseconds{200});

@@ -181,6 +181,25 @@ void NcclGroup::check_pointers(const Collective& call) const {
   check(call.recv, extent.recv, "recv");
 }
 
+void NcclGroup::check_host_pointers(std::span<const Collective> calls) const {
+  for (const Collective& call : calls) {
+    for (const void* const address : {static_cast<const void*>(call.send), static_cast<const void*>(call.recv)}) {
+      CudaPointer about;
+      if (address == nullptr) continue;
+      if (job_->cuda.pointer(&about, address) != kCudaSuccess) (void)job_->cuda.take_last_error();
+      ZR_CHECK(about.type != kCudaMemoryDevice,
+               ErrorCode::kUsage,
+               "a buffer on a stream of the host is memory of a device",
+               {.where = where_,
+                .who = who_,
+                .which = describe(call),
+                .expected = "memory of the host",
+                .got = fmt::format("memory of device {}", about.device),
+                .hint = "submit it on a stream of the CUDA device"});
+    }
+  }
+}
+
 std::shared_ptr<Completion> NcclGroup::submit(std::span<const Collective> calls, void* stream) {
   check_calls(calls);
   auto point = std::make_shared<Point>();
@@ -242,13 +261,13 @@ void NcclGroup::launch_run(std::span<const Collective> calls, bool points, Await
 void NcclGroup::report(const Collective& call) noexcept {
   if (!observer_) return;
   const CountedAs counted(call);
-  const std::uint64_t bytes = received_bytes(call, rank_, size_);
-  const bool message = call.kind == CollectiveKind::kRecv;
-  observer_->observe({.group = name_,
-                      .kind = counted.kind,
-                      .calls = counted.calls,
-                      .bytes = bytes,
-                      .far_bytes = message && nodes_.is_far(rank_, call.root) ? bytes : 0});
+  TrafficEvent event{.group = name_, .kind = counted.kind, .calls = counted.calls};
+  for (int peer = 0; peer < size_; ++peer) {
+    const std::uint64_t bytes = received_from(call, rank_, size_, peer);
+    event.bytes += bytes;
+    if (nodes_.is_far(rank_, peer)) event.far_bytes += bytes;
+  }
+  observer_->observe(event);
 }
 
 void NcclGroup::finish() {
@@ -272,6 +291,7 @@ void NcclGroup::run_until(Completion& completion) {
           [&](Milliseconds slice) {
             return poll_for(slice, [&] {
               const bool happened = event_happened(job_->cuda, point.native.get(), where_);
+              if (happened && left_quietly_) return true;
               // Also of one that has happened, and afterwards: a kernel that was made to end has left no result.
               (void)communicator_->settled();
               return happened;
@@ -391,7 +411,8 @@ void NcclGroup::end(const Deadline& deadline) noexcept {
 void NcclGroup::leave() noexcept {
   const bool quiet = !last_ || last_->done || ready(*last_);
   const Deadline deadline(std::min(kLeaveTime, job_->options.timeout));
-  const auto how = quiet && !broken_ ? NcclCommunicator::End::kClean : NcclCommunicator::End::kAbort;
+  left_quietly_ = quiet && !broken_;
+  const auto how = left_quietly_ ? NcclCommunicator::End::kClean : NcclCommunicator::End::kAbort;
   if (!communicator_->end(how, deadline)) job_->leave_device();
   base_ = nullptr;
   last_.reset();  // which holds this group

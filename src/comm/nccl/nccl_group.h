@@ -91,6 +91,8 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   /// Makes `part` the group of this one's ranks of one color, or with a negative color (`part` null) lets the others make theirs; blocks.
   void open_part(int color, int key, NcclGroup* part);
 
+  /// Throws kUsage for calls of the base with memory that only the device can read.
+  void check_host_pointers(std::span<const Collective> calls) const;
   /// Gives the calls to NCCL, after what `stream` holds and before what it gets from now on. What goes wrong is in the completion.
   [[nodiscard]] std::shared_ptr<Completion> submit(std::span<const Collective> calls, void* stream);
   /// Blocks until all that was submitted is done.
@@ -161,6 +163,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   std::uint64_t next_sequence_ = 0;
   std::shared_ptr<Completion> last_;
   std::exception_ptr broken_;
+  bool left_quietly_ = false;  ///< all was done when the seat went
 };
 
 }  // namespace zeroth::detail

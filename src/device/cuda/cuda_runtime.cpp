@@ -12,26 +12,26 @@
 namespace zeroth::detail {
 namespace {
 
-constexpr std::string_view kWhere = "device.cuda";
+constexpr std::string_view kRuntime = "device.cuda";
 
 class CudaRuntime final : public StreamRuntime {
  public:
   CudaRuntime(const CudaTable& cuda, int device, Milliseconds timeout)
-      : cuda_(cuda), device_(device), timeout_(timeout), events_(std::make_shared<EventCache>(cuda, device, std::string(kWhere))) {}
+      : cuda_(cuda), device_(device), timeout_(timeout), events_(std::make_shared<EventCache>(cuda, device, std::string(kRuntime))) {}
 
   int add_stream() override {
-    const CudaDeviceScope scope(cuda_, device_, kWhere);
+    const CudaDeviceScope scope(cuda_, device_, kRuntime);
     void* stream = nullptr;
     // One that does not wait for the legacy default stream, which waits for everything.
-    check_cuda(cuda_, cuda_.stream_create(&stream, kCudaStreamNonBlocking), "a stream", kWhere);
+    check_cuda(cuda_, cuda_.stream_create(&stream, kCudaStreamNonBlocking), "a stream", kRuntime);
     streams_.push_back({stream, nullptr});
     return static_cast<int>(streams_.size()) - 1;
   }
 
   void enqueue(int stream, std::function<void()> task) override {
     guarded(stream, [&] {
-      ZR_CHECK(!closed_, ErrorCode::kAborted, "the device was closed before this work ran", {.where = std::string(kWhere)});
-      const CudaDeviceScope scope(cuda_, device_, kWhere);
+      ZR_CHECK(!closed_, ErrorCode::kAborted, "the device was closed before this work ran", {.where = std::string(kRuntime)});
+      const CudaDeviceScope scope(cuda_, device_, kRuntime);
       task();
     });
   }
@@ -40,10 +40,10 @@ class CudaRuntime final : public StreamRuntime {
     auto completion = std::make_shared<Completion>();
     completion->source = shared_from_this();
     guarded(stream, [&] {
-      ZR_CHECK(!closed_, ErrorCode::kAborted, "the device was closed before this work ran", {.where = std::string(kWhere)});
+      ZR_CHECK(!closed_, ErrorCode::kAborted, "the device was closed before this work ran", {.where = std::string(kRuntime)});
       completion->native = events_->take();
-      const CudaDeviceScope scope(cuda_, device_, kWhere);
-      check_cuda(cuda_, cuda_.event_record(completion->native.get(), at(stream).native), "to record an event", kWhere);
+      const CudaDeviceScope scope(cuda_, device_, kRuntime);
+      check_cuda(cuda_, cuda_.event_record(completion->native.get(), at(stream).native), "to record an event", kRuntime);
     });
     completion->error = std::exchange(at(stream).error, nullptr);
     completion->done = completion->error != nullptr;
@@ -58,8 +58,8 @@ class CudaRuntime final : public StreamRuntime {
     }
     if (completion->done) return;
     guarded(stream, [&] {
-      const CudaDeviceScope scope(cuda_, device_, kWhere);
-      check_cuda(cuda_, cuda_.stream_wait_event(at(stream).native, completion->native.get(), 0), "to order a stream after an event", kWhere);
+      const CudaDeviceScope scope(cuda_, device_, kRuntime);
+      check_cuda(cuda_, cuda_.stream_wait_event(at(stream).native, completion->native.get(), 0), "to order a stream after an event", kRuntime);
     });
   }
 
@@ -67,7 +67,7 @@ class CudaRuntime final : public StreamRuntime {
     const Deadline deadline(timeout_);
     while (!completion.done) {
       try {
-        completion.done = poll_for(deadline.slice(), [&] { return event_happened(cuda_, completion.native.get(), kWhere); });
+        completion.done = poll_for(deadline.slice(), [&] { return event_happened(cuda_, completion.native.get(), kRuntime); });
       } catch (...) {
         completion.error = std::current_exception();
         completion.done = true;
@@ -78,7 +78,7 @@ class CudaRuntime final : public StreamRuntime {
       ZR_CHECK(!deadline.passed(),
                ErrorCode::kTimeout,
                "the device did not come to the end of its work within " + std::to_string(timeout_.count()) + " ms",
-               {.where = std::string(kWhere),
+               {.where = std::string(kRuntime),
                 .who = "device " + std::to_string(device_),
                 .expected = "an event of a stream",
                 .hint = "a kernel that never ends, or one that waits for a rank that does not come"});

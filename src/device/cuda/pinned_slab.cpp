@@ -12,17 +12,17 @@
 namespace zeroth::detail {
 namespace {
 
-constexpr std::string_view kWhere = "device.cuda.pinned";
-constexpr Milliseconds kEndTime{1'000};
+constexpr std::string_view kSlab = "device.cuda.pinned";
+constexpr Milliseconds kSlabEndTime{1'000};
 
 }  // namespace
 
 std::shared_ptr<PinnedSlab> PinnedSlab::create(const CudaTable& cuda, int device, std::size_t bytes, MemoryLedger& ledger, Tag tag) {
   const std::size_t capacity = align_up(std::max<std::size_t>(bytes, 1), kGrainBytes);
   MemoryHold hold = ledger.hold(tag, capacity);
-  const CudaDeviceScope scope(cuda, device, kWhere);
+  const CudaDeviceScope scope(cuda, device, kSlab);
   void* memory = nullptr;
-  check_cuda(cuda, cuda.allocate_pinned(&memory, capacity, kCudaHostPortable), format_bytes(capacity) + " of pinned memory", kWhere);
+  check_cuda(cuda, cuda.allocate_pinned(&memory, capacity, kCudaHostPortable), format_bytes(capacity) + " of pinned memory", kSlab);
   return std::shared_ptr<PinnedSlab>(new PinnedSlab(cuda, {static_cast<std::byte*>(memory), capacity}, std::move(hold)));
 }
 
@@ -32,7 +32,7 @@ PinnedSlab::PinnedSlab(const CudaTable& cuda, std::span<std::byte> whole, Memory
 PinnedSlab::~PinnedSlab() {
   bool quiet = false;
   try {
-    quiet = poll_for(kEndTime, [&] {
+    quiet = poll_for(kSlabEndTime, [&] {
       reclaim();  // nobody else has the slab any more
       return pending_.empty();
     });
@@ -48,7 +48,7 @@ PinnedSlab::Block PinnedSlab::take(std::size_t bytes, Milliseconds timeout) {
   ZR_CHECK(wanted <= whole_.size(),
            ErrorCode::kInternal,
            "more staging is asked for than there is",
-           {.where = std::string(kWhere), .expected = "at most " + format_bytes(whole_.size()), .got = format_bytes(bytes)});
+           {.where = std::string(kSlab), .expected = "at most " + format_bytes(whole_.size()), .got = format_bytes(bytes)});
   const Deadline deadline(timeout);
   std::span<std::byte> found;
   const auto look = [&] {
@@ -58,7 +58,7 @@ PinnedSlab::Block PinnedSlab::take(std::size_t bytes, Milliseconds timeout) {
     ZR_CHECK(!found.empty() || !pending_.empty(),
              ErrorCode::kOutOfMemory,
              "the staging memory is in use, and none of it is on its way back",
-             {.where = std::string(kWhere), .expected = format_bytes(wanted) + " in one place", .got = "of " + format_bytes(whole_.size())});
+             {.where = std::string(kSlab), .expected = format_bytes(wanted) + " in one place", .got = "of " + format_bytes(whole_.size())});
     return !found.empty();
   };
   while (!poll_for(deadline.slice(), look)) {
@@ -66,7 +66,7 @@ PinnedSlab::Block PinnedSlab::take(std::size_t bytes, Milliseconds timeout) {
     ZR_CHECK(!deadline.passed(),
              ErrorCode::kTimeout,
              "no staging memory has come back within " + std::to_string(timeout.count()) + " ms",
-             {.where = std::string(kWhere), .expected = format_bytes(wanted), .hint = "a copy that does not end: the device hangs"});
+             {.where = std::string(kSlab), .expected = format_bytes(wanted), .hint = "a copy that does not end: the device hangs"});
   }
   return {shared_from_this(), found};
 }
@@ -89,7 +89,7 @@ std::size_t PinnedSlab::largest_free() {
 
 void PinnedSlab::reclaim() {
   std::erase_if(pending_, [&](const Pending& pending) {
-    if (!event_happened(cuda_, pending.event.get(), kWhere)) return false;
+    if (!event_happened(cuda_, pending.event.get(), kSlab)) return false;
     put_back(pending.bytes);
     return true;
   });

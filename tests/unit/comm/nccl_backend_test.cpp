@@ -1,4 +1,5 @@
 // What the backend over NCCL gives to NCCL and CUDA, on fakes of both that move data; nccl_trouble_test.cpp has what goes wrong.
+#include "comm/nccl/nccl_calls.h"
 #include "support/error_of.h"
 #include "support/nccl_ranks.h"
 
@@ -51,7 +52,7 @@ void on_worlds(const std::function<void(NcclRank&, int size)>& body, const std::
   }
 }
 
-void submit(NcclRank& rank, const Collective& call) { rank.seat->submit({&call, 1}, rank.stream).wait(); }
+void run(NcclRank& rank, const Collective& call) { rank.seat->submit({&call, 1}, rank.stream).wait(); }
 
 Collective call_of(CollectiveKind kind, const float* send, float* recv, std::vector<std::int64_t> counts, int root = 0) {
   return {.kind = kind,
@@ -104,14 +105,14 @@ TEST(Nccl, AllGatherOfEqualAndUnevenParts) {
         expected.insert(expected.end(), part.begin(), part.end());
       }
       float* const whole = rank.room<float>(total);
-      submit(rank, call_of(CollectiveKind::kAllGather, rank.put(numbers(rank.rank, own)), whole, counts));
+      run(rank, call_of(CollectiveKind::kAllGather, rank.put(numbers(rank.rank, own)), whole, counts));
       EXPECT_EQ(read(whole, total), expected);
       // And in place.
       float* const second = rank.room<float>(total);
       const auto before = std::accumulate(counts.begin(), counts.begin() + rank.rank, std::int64_t{0});
       const auto mine = numbers(rank.rank, own);
       std::copy(mine.begin(), mine.end(), second + before);
-      submit(rank, call_of(CollectiveKind::kAllGather, second + before, second, counts));
+      run(rank, call_of(CollectiveKind::kAllGather, second + before, second, counts));
       EXPECT_EQ(read(second, total), expected);
     }
   });
@@ -135,7 +136,7 @@ TEST(Nccl, ReduceScatterOfEqualUnevenAndMovedParts) {
         auto* const part = rank.room<float>(own + 1);
         call.recv = reinterpret_cast<std::byte*>(part);
         if (moved) call.offsets = offsets;
-        submit(rank, call);
+        run(rank, call);
         for (std::size_t i = 0; i < own; ++i) {
           float expected = 0;
           for (int peer = 0; peer < size; ++peer) {
@@ -162,7 +163,7 @@ TEST(Nccl, AllReduceOfEveryDtypeAndOperation) {
                               .recv = reinterpret_cast<std::byte*>(data),
                               .counts = {9},
                               .op = op};
-        submit(rank, call);
+        run(rank, call);
         const int expected = op == ReduceOp::kSum ? size * (size + 1) / 2 : op == ReduceOp::kMin ? 1 : size;
         EXPECT_EQ(static_cast<float>(data[8]), static_cast<float>(expected)) << name_of(DTypeOf<T>::value) << " " << name_of(op);
       }
@@ -182,7 +183,7 @@ TEST(Nccl, BroadcastGatherAndScatter) {
     for (int root = 0; root < size; ++root) {
       const bool is_root = rank.rank == root;
       float* const data = rank.put(numbers(rank.rank, 6));
-      submit(rank, call_of(CollectiveKind::kBroadcast, is_root ? data : nullptr, data, {6}, root));
+      run(rank, call_of(CollectiveKind::kBroadcast, is_root ? data : nullptr, data, {6}, root));
       EXPECT_EQ(read(data, 6), numbers(root, 6));
 
       const auto counts = uneven(size);
@@ -190,7 +191,7 @@ TEST(Nccl, BroadcastGatherAndScatter) {
       const auto own = static_cast<std::size_t>(counts[static_cast<std::size_t>(rank.rank)]);
       float* const whole = rank.room<float>(total + 1);
       float* const part = rank.put(numbers(rank.rank, own + 1));
-      submit(rank, call_of(CollectiveKind::kGather, part, is_root ? whole : nullptr, counts, root));
+      run(rank, call_of(CollectiveKind::kGather, part, is_root ? whole : nullptr, counts, root));
       std::vector<float> expected;
       for (int peer = 0; peer < size; ++peer) {
         const auto theirs = numbers(peer, static_cast<std::size_t>(counts[static_cast<std::size_t>(peer)]));
@@ -200,7 +201,7 @@ TEST(Nccl, BroadcastGatherAndScatter) {
         EXPECT_EQ(read(whole, total), expected);
       }
       float* const back = rank.room<float>(own + 1);
-      submit(rank, call_of(CollectiveKind::kScatter, is_root ? whole : nullptr, back, counts, root));
+      run(rank, call_of(CollectiveKind::kScatter, is_root ? whole : nullptr, back, counts, root));
       EXPECT_EQ(read(back, own), numbers(rank.rank, own));
     }
   });
@@ -222,7 +223,7 @@ TEST(Nccl, AllToAllMovesPartsOfAnySize) {
     float* const recv = rank.room<float>(expected.size() + 1);
     call.send = reinterpret_cast<const std::byte*>(rank.put(send));
     call.recv = reinterpret_cast<std::byte*>(recv);
-    submit(rank, call);
+    run(rank, call);
     EXPECT_EQ(read(recv, expected.size()), expected);
   });
 }
@@ -258,7 +259,7 @@ TEST(Nccl, MatchedCallsOfOneSubmitAreOneGroup) {
 }
 
 TEST(Nccl, ABarrierMeetsAllRanks) {
-  on_worlds([](NcclRank& rank, int /*size*/) { submit(rank, {.kind = CollectiveKind::kBarrier}); });
+  on_worlds([](NcclRank& rank, int /*size*/) { run(rank, {.kind = CollectiveKind::kBarrier}); });
 }
 
 TEST(Nccl, CountsBeyondTwoToThe31AreGivenWhole) {
@@ -270,8 +271,8 @@ TEST(Nccl, CountsBeyondTwoToThe31AreGivenWhole) {
   world.gpu.pretend(0, kSend, std::size_t{4} * kElements);
   world.gpu.pretend(0, kRecv, std::size_t{4} * kElements);
   const auto errors = world.try_ranks([](NcclRank& rank) {
-    submit(rank, call_of(CollectiveKind::kAllReduce, reinterpret_cast<const float*>(kSend), reinterpret_cast<float*>(kRecv), {kElements}));
-    submit(rank, call_of(CollectiveKind::kBroadcast, reinterpret_cast<const float*>(kSend), reinterpret_cast<float*>(kRecv), {kElements}));
+    run(rank, call_of(CollectiveKind::kAllReduce, reinterpret_cast<const float*>(kSend), reinterpret_cast<float*>(kRecv), {kElements}));
+    run(rank, call_of(CollectiveKind::kBroadcast, reinterpret_cast<const float*>(kSend), reinterpret_cast<float*>(kRecv), {kElements}));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_THAT(world.gpu.log(0, {"all_", "broadcast"}),
@@ -357,7 +358,7 @@ TEST(Nccl, EventsAreUsedAgain) {
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     float* const data = rank.room<float>(1);
     for (int i = 0; i < 100; ++i) {
-      submit(rank, call_of(CollectiveKind::kAllReduce, data, data, {1}));
+      run(rank, call_of(CollectiveKind::kAllReduce, data, data, {1}));
       if (i == 10) after_ten = rank.gpu.living_events();
     }
     EXPECT_EQ(rank.gpu.living_events(), after_ten);
@@ -396,7 +397,7 @@ TEST(Nccl, PartsAreGroupsOfTheirOwn) {
     }
     // The whole group is as it was.
     float* const all = rank.put(numbers(rank.rank, 1));
-    submit(rank, call_of(CollectiveKind::kAllReduce, all, all, {1}));
+    run(rank, call_of(CollectiveKind::kAllReduce, all, all, {1}));
     EXPECT_EQ(all[0], 600);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -436,6 +437,16 @@ TEST(Nccl, MemoryOfADeviceIsNoWindowOfTheHost) {
   }
 }
 
+TEST(Nccl, MemoryThatNcclDoesNotRegisterIsNotDeregistered) {
+  NcclWorld world(1);
+  world.gpu.registers = false;
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    (void)rank.seat->attach(rank.device.make_arena(ArenaKind::kDevice, 4096, "gradients"), "gradients");
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.log(0, {"register", "deregister"}), ElementsAre("register 4096"));
+}
+
 TEST(Nccl, AttachWorksWithoutRegistration) {
   NcclWorld world(1);
   world.tables[0].register_buffer = nullptr;
@@ -453,12 +464,34 @@ TEST(Nccl, ReportsBytesAsTheFormulaHasThem) {
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     if (rank.rank == 0) rank.seat->set_observer(table);
     float* const data = rank.room<float>(8'192);
-    submit(rank, call_of(CollectiveKind::kAllReduce, data, data, {8'192}));
-    submit(rank, call_of(CollectiveKind::kAllGather, data, rank.room<float>(20), {10, 10}));
+    run(rank, call_of(CollectiveKind::kAllReduce, data, data, {8'192}));
+    run(rank, call_of(CollectiveKind::kAllGather, data, rank.room<float>(20), {10, 10}));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_EQ(table->row(CollectiveKind::kAllReduce), (TrafficRow{.calls = 1, .bytes = 32'768}));
   EXPECT_EQ(table->row(CollectiveKind::kAllGather), (TrafficRow{.calls = 1, .bytes = 40}));
+}
+
+TEST(Nccl, BytesAreThoseOfTheFormulaByKindAndPeer) {
+  const auto received = [](Collective call, int size) {
+    call.in_dtype = call.out_dtype = DType::kFloat32;
+    std::vector<std::uint64_t> bytes;
+    for (int peer = 0; peer < size; ++peer) bytes.push_back(detail::received_from(call, 1, size, peer));
+    return bytes;
+  };
+  using Kind = CollectiveKind;
+  EXPECT_THAT(received({.kind = Kind::kAllGather, .counts = {5, 6, 7}}, 3), ElementsAre(20, 0, 28));
+  EXPECT_THAT(received({.kind = Kind::kReduceScatter, .counts = {5, 6, 7}}, 3), ElementsAre(24, 0, 24));
+  EXPECT_THAT(received({.kind = Kind::kAllReduce, .counts = {10}}, 3), ElementsAre(40, 0, 40));
+  EXPECT_THAT(received({.kind = Kind::kAllReduce, .counts = {10'000}}, 3), ElementsAre(4 * (3'334 + 3'333), 0, 4 * 2 * 3'333));
+  EXPECT_THAT(received({.kind = Kind::kBroadcast, .counts = {5}, .root = 2}, 3), ElementsAre(0, 0, 20));
+  EXPECT_THAT(received({.kind = Kind::kBroadcast, .counts = {5}, .root = 1}, 3), ElementsAre(0, 0, 0));
+  EXPECT_THAT(received({.kind = Kind::kGather, .counts = {5, 6, 7}, .root = 1}, 3), ElementsAre(20, 0, 28));
+  EXPECT_THAT(received({.kind = Kind::kGather, .counts = {5, 6, 7}, .root = 0}, 3), ElementsAre(0, 0, 0));
+  EXPECT_THAT(received({.kind = Kind::kScatter, .counts = {5, 6, 7}, .root = 2}, 3), ElementsAre(0, 0, 24));
+  EXPECT_THAT(received({.kind = Kind::kAllToAll, .counts = {1, 1, 1}, .recv_counts = {2, 3, 4}}, 3), ElementsAre(8, 0, 16));
+  EXPECT_THAT(received({.kind = Kind::kRecv, .counts = {5}, .root = 0}, 3), ElementsAre(20, 0, 0));
+  EXPECT_THAT(received({.kind = Kind::kSend, .counts = {5}, .root = 0}, 3), ElementsAre(0, 0, 0));
 }
 
 }  // namespace

@@ -118,6 +118,17 @@ TEST(NcclRefuses, BuffersThatAreNotOfItsDevice) {
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
+TEST(NcclRefuses, MemoryOfADeviceOnAStreamOfTheHost) {
+  NcclWorld world(1);
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    const auto cpu = make_cpu_device();
+    const Collective call = sum_of(rank.room<float>(4), 4);
+    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&call, 1}, cpu->make_stream("host")); }),
+                AllOf(HasSubstr("a buffer on a stream of the host is memory of a device"), HasSubstr("got: memory of device 0")));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
 TEST(NcclRefuses, CallsOfOneSubmitThatTouchEachOthersBuffers) {
   NcclWorld world(1);
   const auto errors = world.try_ranks([](NcclRank& rank) {
@@ -254,6 +265,13 @@ TEST(NcclFails, AnErrorThatNcclFindsLaterEndsTheWaitAndTheSeat) {
       const std::string first = said_by(work);
       EXPECT_EQ(said_by(submit(rank, sum_of(rank.room<float>(4), 4))), first);
       EXPECT_THAT(text, HasSubstr(first));
+      EXPECT_THAT(error_of(ErrorCode::kInternal, [&] {
+        try {
+          (void)rank.seat->split(0, 0, "part");
+        } catch (const Error& error) {
+          throw Error(ErrorCode::kInternal, error.what());
+        }
+      }), HasSubstr(first)) << "and no other rank is asked for anything";
       failed.store(true);
     });
     EXPECT_THAT(errors, Each(IsEmpty()));
@@ -494,6 +512,20 @@ TEST(NcclStops, ASeatDoesNotWaitForeverForPeersThatDoNotFinalize) {
   EXPECT_THAT(errors, Each(IsEmpty()));
   while (world.gpu.living_comms() > 0) std::this_thread::yield();
   EXPECT_THAT(world.gpu.log(0, {"finalize", "abort", "destroy"}), ::testing::ElementsAre("finalize", "abort"));
+}
+
+TEST(NcclStops, WorkThatWasDoneWhenTheSeatWentIsGood) {
+  NcclWorld world(2);
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    float* const data = rank.put(std::vector<float>{1});
+    const Work work = submit(rank, sum_of(data, 1));
+    while (!work.event().ready()) std::this_thread::yield();
+    rank.seat.reset();
+    EXPECT_NO_THROW(work.wait());
+    EXPECT_EQ(*data, 2);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
 TEST(NcclStops, AWorkThatOutlivesItsSeatIsStillReadable) {
