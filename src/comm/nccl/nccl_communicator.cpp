@@ -2,6 +2,7 @@
 
 #include "comm/nccl/nccl_calls.h"
 #include "comm/own_thread.h"
+#include "device/polling.h"
 
 #include <algorithm>
 #include <atomic>
@@ -16,7 +17,7 @@ NcclCommunicator::NcclCommunicator(const NcclTable& nccl, std::string where, std
 NcclCommunicator::~NcclCommunicator() { (void)end(End::kAbort, Deadline(Milliseconds{0})); }
 
 void NcclCommunicator::join(int size, const NcclId& id, int rank) {
-  const std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   NcclConfig config;
   config.blocking = 0;
   NcclComm comm = nullptr;
@@ -26,13 +27,13 @@ void NcclCommunicator::join(int size, const NcclId& id, int rank) {
 }
 
 void NcclCommunicator::split(int color, int key, NcclCommunicator& part) {
-  const std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   require_living();
   const bool joins = color >= 0;
   // NCCL may write it after this call, and also after we have stopped to wait: so it is on nobody's stack.
   const auto made = std::make_shared<NcclComm>(nullptr);
   if (joins) {
-    const std::unique_lock part_lock(part.mutex_);
+    const std::lock_guard part_lock(part.mutex_);
     part.awaited_ = made;
   }
   awaited_of_parts_.push_back(made);
@@ -40,7 +41,7 @@ void NcclCommunicator::split(int color, int key, NcclCommunicator& part) {
 }
 
 bool NcclCommunicator::settled() {
-  const std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   ZR_CHECK(!ended_.load(), ErrorCode::kAborted, "NCCL's communicator has been given up", {.where = where_, .who = who_});
   if (awaited_) {
     comm_.store(std::atomic_ref(*awaited_).load());
@@ -54,7 +55,7 @@ bool NcclCommunicator::settled() {
 }
 
 void NcclCommunicator::add_buffer(std::byte* data, std::size_t bytes, std::shared_ptr<void> keep) {
-  const std::unique_lock lock(mutex_);
+  const std::lock_guard lock(mutex_);
   require_living();
   if (nccl_.register_buffer == nullptr || nccl_.deregister_buffer == nullptr || bytes == 0) return;
   void* handle = nullptr;
@@ -67,7 +68,7 @@ bool NcclCommunicator::end(End how, const Deadline& deadline) noexcept {
   std::shared_ptr<Ending> ending;
   {
     // Whoever holds it is inside a call of NCCL that does not block: but if it does, nothing else will free it than an abort beside it.
-    const bool locked = mutex_.try_lock_for(std::min(deadline.remaining(), Milliseconds{1'000}));
+    const bool locked = poll_for(std::min(deadline.remaining(), Milliseconds{1'000}), [&] { return mutex_.try_lock(); });
     if (!ended_.exchange(true)) {
       NcclComm comm = comm_.exchange(nullptr);
       if (comm == nullptr && locked && awaited_) comm = std::atomic_ref(*awaited_).load();

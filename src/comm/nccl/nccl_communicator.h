@@ -39,7 +39,7 @@ class NcclCommunicator {
   /// Calls body(comm), which gives calls to NCCL, inside a group of NCCL.
   template <class Body>
   void in_group(const Body& body) {
-    const std::unique_lock lock(mutex_);
+    const std::lock_guard lock(mutex_);
     require_living();
     Group group(*this);
     body(comm_.load());
@@ -91,7 +91,7 @@ class NcclCommunicator {
   const NcclTable& nccl_;
   const std::string where_;
   const std::string who_;
-  mutable std::timed_mutex mutex_;
+  std::mutex mutex_;
   std::atomic<NcclComm> comm_{nullptr};
   std::atomic<bool> ended_{false};
   std::shared_ptr<NcclComm> awaited_{};  ///< where NCCL writes the communicator that a split makes
