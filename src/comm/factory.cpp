@@ -1,6 +1,7 @@
 #include "comm/inproc_exchange.h"
 #include "comm/levels_of_hosts.h"
 #include "comm/mpi/mpi_transport.h"
+#include "comm/nccl/nccl_backend.h"
 #include "comm/rendezvous.h"
 #include "comm/segment_backend.h"
 #include "comm/self_backend.h"
@@ -85,11 +86,18 @@ std::unique_ptr<CommBackend> make_shm_and_mpi(const WorldSpec& spec) {
   return detail::make_levels_of_hosts(detail::make_mpi_transport(detail::load_mpi(), spec.rank, spec.size, spec.options), spec);
 }
 
+std::unique_ptr<CommBackend> make_nccl(const WorldSpec& spec) {
+  return make_nccl_backend(spec.hub ? make_inproc(spec) : make_shm(spec), spec.options);
+}
+
+std::unique_ptr<CommBackend> make_nccl_and_mpi(const WorldSpec& spec) { return make_nccl_backend(make_shm_and_mpi(spec), spec.options); }
+
 /// What is built. A new backend adds its line here.
 struct Entry {
   std::string_view name;
   std::unique_ptr<CommBackend> (*make)(const WorldSpec&);
   bool has_segment;
+  bool has_board = false;
 };
 constexpr auto kBackends = std::to_array<Entry>({
     {"self", make_self, false},
@@ -97,6 +105,8 @@ constexpr auto kBackends = std::to_array<Entry>({
     {"shm", make_shm, true},
     {"mpi", make_mpi, false},
     {"shm+mpi", make_shm_and_mpi, false},
+    {"nccl", make_nccl, true, true},
+    {"nccl+mpi", make_nccl_and_mpi, false},
 });
 
 const Entry& find_backend(std::string_view name) {
@@ -207,7 +217,9 @@ std::vector<std::string> backend_names() {
 std::size_t transport_bytes(std::string_view name, int size, const CommOptions& options) {
   std::size_t bytes = 0;
   for (const std::string& part : backends_in(name)) {
-    if (find_backend(part).has_segment) bytes += detail::SharedMemoryEngine::segment_bytes(options, true, size);
+    const Entry& entry = find_backend(part);
+    if (entry.has_segment) bytes += detail::SharedMemoryEngine::segment_bytes(options, true, size);
+    if (entry.has_board) bytes += detail::nccl_host_bytes();
   }
   return bytes;
 }

@@ -61,8 +61,12 @@ class SelfBackend final : public CommBackend {
     return std::make_unique<SelfBackend>(job_, group_ + "/" + std::string(name), observer_);
   }
 
-  [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view /*name*/) override {
+  [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
     throw_if_aborted(*job_, group_);
+    ZR_CHECK(arena.kind() != ArenaKind::kDevice,
+             ErrorCode::kUsage,
+             "an arena of a device is no window of the host",
+             {.where = "comm.self.attach", .which = std::string(name), .hint = "attach it to a seat over NCCL"});
     return {.ranks = {{arena.data(), arena.capacity()}}, .keep = {arena.keep_alive()}};
   }
 
@@ -89,6 +93,7 @@ class SelfBackend final : public CommBackend {
   }
 
   void ring() override {}  // nobody else waits
+  void check_peers(const WaitContext& /*context*/) override { throw_if_aborted(*job_, group_); }
 
   void abort(const Error& error) noexcept override {
     const std::lock_guard lock(job_->mutex);

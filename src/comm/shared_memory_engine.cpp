@@ -309,9 +309,10 @@ void SharedMemoryEngine::reduce(const Collective& collective,
 
 PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name) {
   const ArenaKind kind = exchange_->capabilities().window_kind;
-  ZR_CHECK(arena.capacity() == 0 || arena.kind() == kind || kind == ArenaKind::kPrivate,
+  const bool any = kind == ArenaKind::kPrivate && arena.kind() != ArenaKind::kDevice;  // whatever threads of one process share
+  ZR_CHECK(arena.capacity() == 0 || arena.kind() == kind || any,
            ErrorCode::kUsage,
-           "processes can attach shared arenas only",
+           arena.kind() == ArenaKind::kDevice ? "an arena of a device is no window of the host" : "processes can attach shared arenas only",
            {.where = where_ + ".attach",
             .who = fmt::format("rank {}/{}", rank_, size_),
             .which = std::string(name)});
@@ -381,6 +382,10 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::split(int color, int key
 void SharedMemoryEngine::wait_until(const std::function<bool()>& predicate, const WaitContext& context) {
   ZR_FAILPOINT("shm.wait_until");
   peers_->wait(view(), predicate, [&] { return context; });
+}
+
+void SharedMemoryEngine::check_peers(const WaitContext& context) {
+  peers_->check(view(), Deadline(kWaitSlice), [&] { return context; });
 }
 
 void SharedMemoryEngine::depart() noexcept {

@@ -382,6 +382,10 @@ class TwoLevelBackend final : public CommBackend {
                 {.where = levels_->where() + ".wait_until", .which = context.what});
   }
   void ring() override {}
+  void check_peers(const WaitContext& context) override {
+    levels_->base().check_peers(context);
+    levels_->node().check_peers({.what = context.what});  // whose ranks have other numbers: any of them
+  }
 
   void abort(const Error& error) noexcept override {
     levels_->node().abort(error);

@@ -36,6 +36,7 @@ struct Arena::Mapping {
   std::size_t bytes = 0;
   int fd = -1;
   std::size_t used = 0;
+  std::shared_ptr<void> keep{};  ///< of memory that is not mapped here
 
   Mapping() = default;
   Mapping(const Mapping&) = delete;
@@ -47,6 +48,10 @@ struct Arena::Mapping {
 };
 
 Arena Arena::create(ArenaKind kind, std::size_t bytes, std::string_view name) {
+  ZR_CHECK(kind != ArenaKind::kDevice,
+           ErrorCode::kUsage,
+           "memory of a device is made by that device",
+           {.where = "device.arena", .which = std::string(name), .hint = "Device::make_arena() of the CUDA device"});
   Arena arena;
   arena.kind_ = kind;
   arena.name_ = std::string(name);
@@ -91,6 +96,16 @@ Arena Arena::create(ArenaKind kind, std::size_t bytes, std::string_view name) {
   }
   arena.bytes_ = {base, capacity};
   arena.mapping_ = std::move(mapping);
+  return arena;
+}
+
+Arena Arena::over(ArenaKind kind, std::span<std::byte> bytes, std::string_view name, std::shared_ptr<void> keep) {
+  Arena arena;
+  arena.kind_ = kind;
+  arena.name_ = std::string(name);
+  arena.bytes_ = bytes;
+  arena.mapping_ = std::make_shared<Mapping>();
+  arena.mapping_->keep = std::move(keep);
   return arena;
 }
 

@@ -31,13 +31,14 @@ class ChaosRuntime final : public StreamRuntime {
 
   std::shared_ptr<Completion> record(int stream) override {
     auto completion = std::make_shared<Completion>();
-    completion->runtime = shared_from_this();
+    completion->source = shared_from_this();
     queue(stream).items.push_back({nullptr, nullptr, completion});
     settle(queue(stream));
     return completion;
   }
 
   void order_after(int stream, std::shared_ptr<Completion> completion) override {
+    finish_foreign(*this, *completion);
     queue(stream).items.push_back({nullptr, std::move(completion), nullptr});
   }
 

@@ -28,13 +28,14 @@ class InlineRuntime final : public StreamRuntime {
     std::exception_ptr& error = errors_[static_cast<std::size_t>(stream)];
     if (!error) return nullptr;
     auto completion = std::make_shared<Completion>();
-    completion->runtime = shared_from_this();
+    completion->source = shared_from_this();
     completion->done = true;
     completion->error = std::exchange(error, nullptr);
     return completion;
   }
 
   void order_after(int stream, std::shared_ptr<Completion> completion) override {
+    finish_foreign(*this, *completion);
     if (completion->error && !errors_[static_cast<std::size_t>(stream)]) {
       errors_[static_cast<std::size_t>(stream)] = completion->error;
     }

@@ -6,11 +6,25 @@
 
 namespace zeroth {
 
-bool Event::ready() const { return !completion_ || completion_->done; }
+namespace detail {
+
+void finish_foreign(const StreamRuntime& runtime, Completion& completion) {
+  if (completion.done || completion.source.get() == &runtime) return;
+  try {
+    completion.source->run_until(completion);
+  } catch (...) {
+    completion.error = std::current_exception();
+    completion.done = true;
+  }
+}
+
+}  // namespace detail
+
+bool Event::ready() const { return !completion_ || completion_->done || completion_->source->ready(*completion_); }
 
 void Event::wait() const {
   if (!completion_) return;
-  if (!completion_->done) completion_->runtime->run_until(*completion_);
+  if (!completion_->done) completion_->source->run_until(*completion_);
   if (completion_->error) std::rethrow_exception(completion_->error);
 }
 
@@ -28,5 +42,7 @@ void Stream::order_after(const Event& event) const {
 void Stream::synchronize() const { record().wait(); }
 
 bool Stream::runs_inline() const { return runtime_->runs_inline(); }
+
+void* Stream::native() const { return runtime_ ? runtime_->native_stream(index_) : nullptr; }
 
 }  // namespace zeroth

@@ -1,7 +1,11 @@
 #include "engine/config_schema.h"
 
+#include <zeroth/base/error.h>
+
 #include <array>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 namespace zeroth::config {
 namespace {
@@ -47,7 +51,14 @@ void assign(std::optional<T>& field, const Json& value) {
 template <class T>
 Json to_value(const T& field) {
   if constexpr (std::is_enum_v<T>) {
-    return split_list(kEnumNames<T>).at(static_cast<std::size_t>(field));
+    const std::vector<std::string> names = split_list(kEnumNames<T>);
+    const auto index = static_cast<std::size_t>(field);
+    // Also of what only a program can write: ExecutionMode::kDevice.
+    ZR_CHECK(index < names.size(),
+             ErrorCode::kConfig,
+             "a field has a value that no configuration file can name",
+             {.where = "config", .expected = std::string(kEnumNames<T>), .got = std::to_string(index)});
+    return names[index];
   } else {
     return field;
   }

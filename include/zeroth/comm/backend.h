@@ -75,7 +75,7 @@ class CommBackend {
   [[nodiscard]] virtual int size() const = 0;
   /// "world", "world/dp", ...
   [[nodiscard]] virtual const std::string& group_name() const = 0;
-  /// "self", "inproc", "shm".
+  /// "self", "inproc", "shm", "mpi", "nccl", ...
   [[nodiscard]] virtual std::string_view kind() const = 0;
   [[nodiscard]] virtual Capabilities capabilities() const = 0;
   /// Ranks of each run of consecutive ranks that are on one node: {size()} on a single one. Sums are formed along these: first inside
@@ -109,6 +109,10 @@ class CommBackend {
   /// Wakes peers that sleep in a wait. N loads when nobody sleeps. Call after the stores that peers may be
   /// waiting for.
   virtual void ring() = 0;
+
+  /// Throws kAborted if a rank has stopped the job, and kPeerLost if one of `context.ranks` (empty: any other one) is lost, as far as the
+  /// seat sees that without waiting. Never blocks. For who waits for something else than the seat: a device.
+  virtual void check_peers(const WaitContext& context) { (void)context; }
 
   /// Everybody who waits, now or later, in any group of this job throws kAborted with the text of the first
   /// abort. Idempotent.

@@ -76,6 +76,7 @@ class ForwardingBackend : public CommBackend {
     inner_->wait_until(predicate, context);
   }
   void ring() override { inner_->ring(); }
+  void check_peers(const WaitContext& context) override { inner_->check_peers(context); }
   void abort(const Error& error) noexcept override { inner_->abort(error); }
   [[nodiscard]] std::span<const int> node_sizes() const override { return inner_->node_sizes(); }
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {

@@ -18,6 +18,12 @@ namespace zeroth {
 
 class RankWatch;
 
+/// In which order sums of floating-point numbers are formed.
+enum class SumOrder : std::uint8_t {
+  kRanks,    ///< as Collective says: the same bits on every transport
+  kLibrary,  ///< as the transport's library likes: faster where it is NCCL, other bits from version to version and machine to machine
+};
+
 struct CommOptions {
   Milliseconds timeout{300'000};      ///< of every wait
   Milliseconds first_timeout{0};      ///< until `watch` has seen the first step end: 0: twice as long
@@ -32,6 +38,8 @@ struct CommOptions {
   /// Of each rank's link to other nodes, which World::connect() then emulates with a SlowLinkBackend; 0: as fast as it is.
   std::int64_t link_bytes_per_s = 0;
   std::string call_table{};  ///< file of a CallTable (mixed.h) that rank 0 reads; for mixtures of backends only
+  SumOrder sums = SumOrder::kRanks;  ///< what a transport cannot honour it refuses, call by call. The same on all ranks
+  int device = -1;                   ///< nccl: this rank's CUDA device; -1: the one that is current on the thread that makes the seat
   std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
   std::shared_ptr<RankWatch> watch{};      ///< of this rank: hears of long waits, and can end them; unset: nobody does
   std::vector<int> watched_ranks{};        ///< the job's number of each rank of this world; empty: the same
@@ -54,7 +62,8 @@ struct WorldSpec {
 [[nodiscard]] std::string job_from_environment();
 
 /// Blocks until all ranks are there. "self", "inproc", "shm"; "mpi", "shm+mpi" (two levels, see two_level.h; both need libzeroth_mpi.so, and
-/// ranks that mpirun started); "shm|mpi" and the like are mixtures, each call by the backend that options.call_table gives it (mixed.h); throws kConfig naming what is built for another
+/// ranks that mpirun started); "nccl" over inproc (with a hub) or shm, "nccl+mpi" over shm+mpi (see nccl.h); "shm|mpi" and the like are mixtures,
+/// each call by the backend that options.call_table gives it (mixed.h); throws kConfig naming what is built for another
 /// name, kTimeout naming the ranks that did not come, kMismatch for a wrong world size, a rank that came
 /// twice or another version of Zeroth, kResource if memfd or pidfd is refused.
 [[nodiscard]] std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec);

@@ -1,4 +1,4 @@
-// The device interface: memory and streams of one kind of execution place. `cpu` implements it here; CUDA will.
+// The device interface: memory and streams of one kind of execution place. `cpu` is made here, CUDA in cuda.h.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@
 
 namespace zeroth {
 
-enum class ExecutionMode : std::uint8_t { kInline, kChaos };
+/// kDevice: on streams of the device itself (CUDA).
+enum class ExecutionMode : std::uint8_t { kInline, kChaos, kDevice };
 
 /// One device as seen by one rank. Ranks that are threads have one each. Its streams end with it: tasks that have not run by
 /// then never do, and who waits for them gets kAborted.

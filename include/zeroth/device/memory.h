@@ -120,9 +120,10 @@ class [[nodiscard]] Buffer {
   MemoryHold hold_;
 };
 
-enum class ArenaKind : std::uint8_t { kPrivate, kShared };
+/// kDevice: memory that a device computes on and the host must not touch; Device::make_arena() of that device makes it.
+enum class ArenaKind : std::uint8_t { kPrivate, kShared, kDevice };
 
-/// One anonymous mapping. Pages start as zero and cost nothing until touched.
+/// One anonymous mapping, or memory of a device. Pages start as zero and cost nothing until touched.
 /// Forked children do not get private arenas' writes back, and see shared arenas as not mapped (MADV_DONTFORK), so that a
 /// DataLoader worker can never write into the trainer's parameters.
 class Arena {
@@ -132,6 +133,9 @@ class Arena {
   /// Throws kOutOfMemory or kResource with the reason. `name` shows in /proc/<pid>/maps and smaps as "zeroth:<name>": shared
   /// arenas always, private ones where the kernel names anonymous memory (Linux 5.17, CONFIG_ANON_VMA_NAME).
   [[nodiscard]] static Arena create(ArenaKind kind, std::size_t bytes, std::string_view name);
+
+  /// Over memory that somebody else has allocated and that lives as long as `keep`. fd() is -1.
+  [[nodiscard]] static Arena over(ArenaKind kind, std::span<std::byte> bytes, std::string_view name, std::shared_ptr<void> keep);
 
   [[nodiscard]] std::byte* data() const { return bytes_.data(); }
   [[nodiscard]] std::size_t capacity() const { return bytes_.size(); }

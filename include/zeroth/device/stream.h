@@ -4,7 +4,8 @@
 //   inline  production on CPU: a task runs at once on the caller's thread (a thread hand-off costs 11-49 us)
 //   chaos   tests: tasks wait in their queues and run in a seeded legal order, as late as an event, a wait or luck allows,
 //           so that every missing dependency shows as wrong data on some seed
-// CUDA implements the same interface with real streams.
+//   cuda    a task runs at once on the caller's thread and gives work to Stream::native(); that work runs later, on the device.
+//           Tasks of such a stream order device work after device work without the host: only Event::wait() waits.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@
 namespace zeroth {
 
 namespace detail {
-struct Completion;  ///< one point in one stream's history; defined by the runtime
+struct Completion;  ///< one point in one stream's history; defined by its source
 class StreamRuntime;
 }  // namespace detail
 
@@ -61,6 +62,8 @@ class Stream {
   [[nodiscard]] const std::string& name() const { return name_; }
   /// True if a task has always run when enqueue() returns.
   [[nodiscard]] bool runs_inline() const;
+  /// The device's own handle (a cudaStream_t); null where tasks run on the host. Lives as long as the device.
+  [[nodiscard]] void* native() const;
 
  private:
   std::shared_ptr<detail::StreamRuntime> runtime_;

@@ -20,7 +20,17 @@ TEST(BackendFactory, AnUnknownNameNamesWhatIsBuilt) {
   const std::string text = error_of(ErrorCode::kConfig, [] { (void)make_backend("shn", {}); });
   for (const char* part : {"shn", "self", "inproc", "did you mean shm?"})
     EXPECT_NE(text.find(part), std::string::npos) << text;
-  EXPECT_EQ(backend_names(), (std::vector<std::string>{"self", "inproc", "shm", "mpi", "shm+mpi"}));
+  EXPECT_EQ(backend_names(), (std::vector<std::string>{"self", "inproc", "shm", "mpi", "shm+mpi", "nccl", "nccl+mpi"}));
+}
+
+TEST(BackendFactory, NcclSaysWhatItLacks) {
+  try {
+    const CommOptions options = quick_options();
+    EXPECT_EQ(make_backend("nccl", {.rank = 0, .size = 1, .hub = make_inproc_hub(1), .options = options})->kind(), "nccl");  // with a GPU
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kEnvironment) << error.what();
+    EXPECT_NE(std::string(error.what()).find("where: "), std::string::npos) << error.what();
+  }
 }
 
 TEST(BackendFactory, ARankOutsideTheWorldIsRefused) {

@@ -1,0 +1,224 @@
+#include "comm/nccl/nccl_backend.h"
+
+#include "comm/levels_of_hosts.h"
+#include "comm/matched_calls.h"
+#include "comm/nccl/nccl_calls.h"
+#include "comm/nccl/nccl_group.h"
+
+#include <zeroth/base/text.h>
+#include <zeroth/comm/decorators.h>
+#include <zeroth/device/device.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace zeroth {
+namespace detail {
+namespace {
+
+/// What ranks tell each other before NCCL is asked for anything.
+struct Introduction {
+  std::int32_t version = 0;
+  std::int32_t sums = 0;
+  std::uint64_t host = 0;
+  char bus_id[32] = "";      ///< of the device
+  char library[256] = "";
+  char problem[512] = "";    ///< why this rank cannot
+  NcclId id{};               ///< rank 0's counts
+};
+
+template <std::size_t kSize>
+void put(char (&to)[kSize], std::string_view text) {
+  const std::size_t bytes = std::min(text.size(), kSize - 1);
+  std::memcpy(to, text.data(), bytes);
+  to[bytes] = '\0';
+}
+
+/// Bytes from everybody to everybody, over the base.
+std::vector<Introduction> introduce(CommBackend& base, const Introduction& own) {
+  std::vector<Introduction> all(static_cast<std::size_t>(base.size()));
+  const auto device = make_cpu_device();
+  const Collective call{.kind = CollectiveKind::kAllGather,
+                        .send = reinterpret_cast<const std::byte*>(&own),
+                        .recv = reinterpret_cast<std::byte*>(all.data()),
+                        .counts = std::vector<std::int64_t>(all.size(), static_cast<std::int64_t>(sizeof own))};
+  base.submit({&call, 1}, device->make_stream("introduction")).wait();
+  return all;
+}
+
+class NcclBackend final : public ForwardingBackend {
+ public:
+  NcclBackend(std::unique_ptr<CommBackend> base, std::shared_ptr<NcclGroup> group)
+      : ForwardingBackend(std::move(base)), group_(std::move(group)) {}
+  ~NcclBackend() override { group_->leave(); }
+
+  [[nodiscard]] std::string_view kind() const override { return "nccl"; }
+  [[nodiscard]] std::size_t memory_bytes() const override {
+    return inner().memory_bytes() + (inner().capabilities().one_sided ? nccl_host_bytes() : 0);
+  }
+
+  Work submit(std::span<const Collective> collectives, const Stream& stream) override {
+    void* const native = stream.native();
+    if (native == nullptr) {
+      group_->check_host_pointers(collectives);
+      return inner().submit(collectives, stream);
+    }
+    WorkInfo info = validated(collectives, rank(), size(), group_->where());
+    return {Event(group_->submit(collectives, native)), std::move(info)};
+  }
+
+  [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
+    group_->finish();
+    std::unique_ptr<CommBackend> base = inner().split(color, key, name);
+    std::shared_ptr<NcclGroup> part;
+    if (base) {
+      part = std::make_shared<NcclGroup>(group_->share_job(), *base);
+      part->set_observer(observer_);
+    }
+    group_->open_part(color, key, part.get());
+    if (!base) return nullptr;
+    group_->job().add(part);
+    auto seat = std::make_unique<NcclBackend>(std::move(base), std::move(part));
+    seat->observer_ = observer_;
+    return seat;
+  }
+
+  [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
+    if (arena.kind() != ArenaKind::kDevice) return inner().attach(arena, name);
+    // Ranks compare the name, as in every attach(): a barrier of the base that carries it.
+    const auto device = make_cpu_device();
+    const Collective meeting{.kind = CollectiveKind::kBarrier, .tag = {.unit = -1, .label = static_cast<std::uint32_t>(digest64(name))}};
+    inner().submit({&meeting, 1}, device->make_stream("attach")).wait();
+    group_->register_buffer(arena);
+    PeerWindow window{.ranks = std::vector<std::span<std::byte>>(static_cast<std::size_t>(size())), .keep = {arena.keep_alive()}};
+    window.ranks[static_cast<std::size_t>(rank())] = {arena.data(), arena.capacity()};
+    return window;
+  }
+
+  void abort(const Error& error) noexcept override {
+    inner().abort(error);
+    group_->job().abort(error.what());
+  }
+  void set_observer(std::shared_ptr<TrafficObserver> observer) override {
+    observer_ = observer;
+    group_->set_observer(observer);
+    inner().set_observer(std::move(observer));
+  }
+  void set_tag_names(TagNames names) override {
+    group_->set_tag_names(names);
+    inner().set_tag_names(std::move(names));
+  }
+
+ private:
+  std::shared_ptr<NcclGroup> group_;
+  std::shared_ptr<TrafficObserver> observer_;
+};
+
+int choose_device(const CudaTable& cuda, int wanted) {
+  const int count = count_cuda_devices(cuda, "comm.nccl");
+  int device = wanted;
+  if (wanted < 0) check_cuda(cuda, cuda.get_device(&device), "to say which device is current", "comm.nccl");
+  ZR_CHECK(device < count,
+           ErrorCode::kConfig,
+           "there is no such CUDA device",
+           {.where = "comm.nccl", .which = "CommOptions::device", .expected = fmt::format("0 to {}", count - 1), .got = fmt::format("{}", device)});
+  return device;
+}
+
+/// Every rank must be able, and no two in the same place.
+void compare(const std::vector<Introduction>& all, const CommBackend& base) {
+  const std::string who = fmt::format("rank {}/{}", base.rank(), base.size());
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    ZR_CHECK(all[rank].problem[0] == '\0',
+             ErrorCode::kEnvironment,
+             "a rank cannot use NCCL",
+             {.where = "comm.nccl", .who = who, .which = fmt::format("rank {}", rank), .got = all[rank].problem});
+  }
+  const Introduction& own = all[static_cast<std::size_t>(base.rank())];
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    const Introduction& other = all[rank];
+    const auto said = [&](const Introduction& by, std::size_t of, const std::string& what) {
+      return fmt::format("{} ({}, rank {})", what, static_cast<const char*>(by.library), of);
+    };
+    ZR_CHECK(other.version == own.version,
+             ErrorCode::kMismatch,
+             "ranks have different versions of NCCL",
+             {.where = "comm.nccl",
+              .who = who,
+              .expected = said(own, static_cast<std::size_t>(base.rank()), nccl_version_text(own.version)),
+              .got = said(other, rank, nccl_version_text(other.version)),
+              .hint = "install the same on all hosts, or set ZEROTH_NCCL_LIBRARY"});
+    ZR_CHECK(other.sums == own.sums,
+             ErrorCode::kMismatch,
+             "ranks ask for different orders of sums",
+             {.where = "comm.nccl",
+              .who = who,
+              .which = "CommOptions::sums",
+              .expected = fmt::format("{} (rank {})", own.sums, base.rank()),
+              .got = fmt::format("{} (rank {})", other.sums, rank)});
+    for (std::size_t before = 0; before < rank; ++before) {
+      const bool same = all[before].host == other.host && std::strcmp(all[before].bus_id, other.bus_id) == 0;
+      ZR_CHECK(!same,
+               ErrorCode::kConfig,
+               "two ranks have the same GPU",
+               {.where = "comm.nccl",
+                .who = who,
+                .which = fmt::format("ranks {} and {}", before, rank),
+                .expected = "a GPU for each rank",
+                .got = fmt::format("{} for both", static_cast<const char*>(other.bus_id)),
+                .hint = "set CommOptions::device, or make it current, to the rank's number on its host"});
+    }
+  }
+}
+
+}  // namespace
+
+std::size_t nccl_host_bytes() { return CallBoard::bytes(); }
+
+std::unique_ptr<CommBackend> make_nccl_backend(std::unique_ptr<CommBackend> base,
+                                               const CommOptions& options,
+                                               const std::function<NcclLibraries()>& load) {
+  NcclLibraries libraries;
+  int device = 0;
+  Introduction own{.sums = static_cast<std::int32_t>(options.sums), .host = digest64(host_identity())};
+  std::exception_ptr problem;
+  try {
+    libraries = load();
+    own.version = libraries.nccl->version;
+    put(own.library, libraries.nccl->library);
+    device = choose_device(*libraries.cuda, options.device);
+    check_cuda(*libraries.cuda, libraries.cuda->device_bus_id(own.bus_id, sizeof own.bus_id, device), "the address of a device", "comm.nccl");
+    const CudaDeviceScope scope(*libraries.cuda, device, "comm.nccl");
+    if (base->rank() == 0) {
+      check_nccl(*libraries.nccl, libraries.nccl->unique_id(&own.id), nullptr, "an id for the group", "comm.nccl", "rank 0");
+    }
+  } catch (const Error& error) {
+    problem = std::current_exception();
+    put(own.problem, error.what());
+  }
+  const std::vector<Introduction> all = introduce(*base, own);  // also with a problem: nobody is to wait for this rank
+  if (problem) std::rethrow_exception(problem);
+  compare(all, *base);
+  auto job = std::make_shared<NcclJob>(*libraries.nccl, *libraries.cuda, device, base->rank(), options);
+  auto group = std::make_shared<NcclGroup>(job, *base);
+  job->add(group);
+  auto seat = std::make_unique<NcclBackend>(std::move(base), group);  // from here on it takes leave
+  group->open(all.front().id);
+  return seat;
+}
+
+}  // namespace detail
+
+std::unique_ptr<CommBackend> make_nccl_backend(std::unique_ptr<CommBackend> base, const CommOptions& options) {
+  return detail::make_nccl_backend(std::move(base), options, [] {
+    return detail::NcclLibraries{.nccl = &detail::load_nccl(), .cuda = &detail::load_cuda()};
+  });
+}
+
+}  // namespace zeroth

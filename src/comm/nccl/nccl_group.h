@@ -1,0 +1,169 @@
+// One group's calls over NCCL, and the waits for them.
+#pragma once
+
+#include "comm/call_descriptor.h"
+#include "comm/control/watched.h"
+#include "comm/function_ref.h"
+#include "comm/matched_calls.h"
+#include "comm/nccl/call_board.h"
+#include "comm/nccl/nccl_communicator.h"
+#include "comm/nccl/nccl_table.h"
+#include "device/cuda/cuda_table.h"
+#include "device/cuda/event_cache.h"
+#include "device/stream_runtime.h"
+
+#include <zeroth/comm/backend.h>
+#include <zeroth/comm/factory.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroth::detail {
+
+class NcclGroup;
+
+/// What all groups of the rank share: its device, one stream for all calls, and whether the job was stopped.
+class NcclJob {
+ public:
+  /// Makes the stream; throws kResource.
+  NcclJob(const NcclTable& nccl, const CudaTable& cuda, int device, int world_rank, const CommOptions& options);
+  NcclJob(const NcclJob&) = delete;
+  NcclJob& operator=(const NcclJob&) = delete;
+  ~NcclJob();
+
+  const NcclTable& nccl;
+  const CudaTable& cuda;
+  const int device;
+  const int world_rank;
+  const CommOptions options;
+  const Watched watched;
+  const std::shared_ptr<EventCache> events;
+
+  [[nodiscard]] void* stream() const { return stream_; }
+  /// 4 bytes of the device.
+  [[nodiscard]] void* scratch() const { return scratch_; }
+  /// How long the end of a communicator is waited for.
+  [[nodiscard]] Milliseconds end_time() const { return std::min(options.timeout, Milliseconds{5'000}); }
+
+  void add(const std::shared_ptr<NcclGroup>& group);
+  /// The first text stays. Ends the communicators of all groups, in bounded time. Any thread.
+  void abort(std::string_view text) noexcept;
+  /// Throws kAborted after abort().
+  void throw_if_aborted(std::string_view where, std::string_view who) const;
+  /// Something may still run on the device for ever: nothing may wait for it any more.
+  void leave_device() noexcept { leaves_device_.store(true); }
+
+ private:
+  void* stream_ = nullptr;
+  void* scratch_ = nullptr;
+  std::atomic<bool> aborted_{false};
+  std::atomic<bool> leaves_device_{false};
+  mutable std::mutex mutex_;
+  std::string abort_text_;
+  std::vector<std::weak_ptr<NcclGroup>> groups_;
+};
+
+/// One thread at a time, but for end().
+class NcclGroup final : public CompletionSource, public std::enable_shared_from_this<NcclGroup> {
+ public:
+  /// Matched over `base`, which stays until leave().
+  NcclGroup(std::shared_ptr<NcclJob> job, CommBackend& base);
+
+  [[nodiscard]] int rank() const { return rank_; }
+  [[nodiscard]] int size() const { return size_; }
+  [[nodiscard]] const std::string& where() const { return where_; }
+  [[nodiscard]] const std::string& who() const { return who_; }
+  [[nodiscard]] NcclJob& job() const { return *job_; }
+  [[nodiscard]] const std::shared_ptr<NcclJob>& share_job() const { return job_; }
+  void set_observer(std::shared_ptr<TrafficObserver> observer) { observer_ = std::move(observer); }
+  void set_tag_names(TagNames names) { tag_names_ = std::move(names); }
+
+  /// Joins the others; blocks.
+  void open(const NcclId& id);
+  /// Makes `part` the group of this one's ranks of one color, or with a negative color (`part` null) lets the others make theirs; blocks.
+  void open_part(int color, int key, NcclGroup* part);
+
+  /// Throws kUsage for calls of the base with memory that only the device can read.
+  void check_host_pointers(std::span<const Collective> calls) const;
+  /// Gives the calls to NCCL, after what `stream` holds and before what it gets from now on. What goes wrong is in the completion.
+  [[nodiscard]] std::shared_ptr<Completion> submit(std::span<const Collective> calls, void* stream);
+  /// Blocks until all that was submitted is done.
+  void finish();
+  void register_buffer(const Arena& arena);
+
+  void run_until(Completion& completion) override;
+  [[nodiscard]] bool ready(Completion& completion) override;
+
+  /// The seat goes.
+  void leave() noexcept;
+  /// Any thread.
+  void end(const Deadline& deadline) noexcept;
+
+ private:
+  struct Point;  // the Completion of a submit()
+
+  /// What a wait is for.
+  struct Awaited {
+    std::string what{};
+    MessageTag tag{};
+    std::uint64_t through = 0;  ///< matched calls that this rank has made then
+    int peer = -1;              ///< of a message between two ranks
+    bool opens = false;         ///< the communicator, not a call
+  };
+
+  void check_calls(std::span<const Collective> calls) const;
+  void check_pointers(const Collective& call) const;
+  void launch(std::span<const Collective> calls, void* stream, Point& point);
+  void launch_run(std::span<const Collective> calls, bool points, Awaited& awaited);
+  void report(const Collective& call) noexcept;
+
+  /// Blocks until done(slice) is true: throws what done() throws, kPeerLost and kAborted of the base, kMismatch of the board, and at the deadline kTimeout.
+  void await(FunctionRef<bool(Milliseconds)> done, const Awaited& awaited);
+  [[nodiscard]] bool settled(NcclCommunicator& communicator, Milliseconds slice);
+  void look_up(const Awaited& awaited);
+  [[nodiscard]] std::vector<int> missing(const Awaited& awaited) const;
+  [[nodiscard]] WaitReport report_of(const Deadline& deadline, const Awaited& awaited) const;
+  [[noreturn]] void throw_timeout(const Deadline& deadline, const Awaited& awaited) const;
+  /// Remembers the first error, ends the communicator, and throws that error.
+  [[noreturn]] void fail();
+  template <class Body>
+  void guarded(const Body& body) {
+    if (broken_) std::rethrow_exception(broken_);
+    try {
+      job_->throw_if_aborted(where_, who_);
+      body();
+    } catch (...) {
+      fail();
+    }
+  }
+
+  std::shared_ptr<NcclJob> job_;
+  CommBackend* base_;
+  std::string name_;
+  std::string where_;
+  std::string who_;
+  int rank_;
+  int size_;
+  std::vector<std::int32_t> world_ranks_;
+  NodeMap nodes_;
+  std::shared_ptr<NcclCommunicator> communicator_;
+  std::unique_ptr<CallBoard> board_;  ///< null: the base has no windows
+  MemoryHold board_hold_;
+  std::shared_ptr<TrafficObserver> observer_;
+  TagNames tag_names_;
+  std::shared_ptr<std::atomic<std::uint64_t>> begun_;  ///< next_sequence_, for others to see
+  std::uint64_t next_sequence_ = 0;
+  std::shared_ptr<Completion> last_;
+  std::exception_ptr broken_;
+  bool left_quietly_ = false;  ///< all was done when the seat went
+};
+
+}  // namespace zeroth::detail

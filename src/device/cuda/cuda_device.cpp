@@ -1,0 +1,54 @@
+#include "device/cuda/cuda_device.h"
+
+#include "device/cuda/cuda_runtime.h"
+
+#include <string>
+#include <utility>
+
+#include <zeroth/base/text.h>
+
+namespace zeroth {
+namespace {
+
+class CudaDevice final : public Device {
+ public:
+  CudaDevice(const detail::CudaTable& cuda, int ordinal, Milliseconds timeout)
+      : cuda_(cuda), ordinal_(ordinal), runtime_(detail::make_cuda_runtime(cuda, ordinal, timeout)) {}
+  ~CudaDevice() override { runtime_->close(); }
+
+  std::string_view kind() const override { return "cuda"; }
+  Arena make_arena(ArenaKind kind, std::size_t bytes, std::string_view name) override {
+    if (kind != ArenaKind::kDevice) return Arena::create(kind, bytes, name);
+    if (bytes == 0) return Arena::over(kind, {}, name, nullptr);
+    const detail::CudaDeviceScope scope(cuda_, ordinal_, "device.cuda");
+    void* memory = nullptr;
+    detail::check_cuda(cuda_, cuda_.allocate(&memory, bytes), format_bytes(bytes) + " for " + std::string(name), "device.cuda");
+    std::shared_ptr<void> keep(memory, [&cuda = cuda_](void* given) { (void)cuda.release(given); });
+    return Arena::over(kind, {static_cast<std::byte*>(memory), bytes}, name, std::move(keep));
+  }
+  Stream make_stream(std::string name) override { return {runtime_, runtime_->add_stream(), std::move(name)}; }
+  bool asynchronous() const override { return true; }
+  ExecutionMode execution_mode() const override { return ExecutionMode::kDevice; }
+
+ private:
+  const detail::CudaTable& cuda_;
+  int ordinal_;
+  std::shared_ptr<detail::StreamRuntime> runtime_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> detail::make_cuda_device(const CudaTable& cuda, int ordinal, Milliseconds timeout) {
+  const int count = count_cuda_devices(cuda, "device.cuda");
+  ZR_CHECK(ordinal >= 0 && ordinal < count,
+           ErrorCode::kUsage,
+           "there is no such CUDA device",
+           {.where = "device.cuda", .expected = "0 to " + std::to_string(count - 1), .got = std::to_string(ordinal)});
+  return std::make_unique<CudaDevice>(cuda, ordinal, timeout);
+}
+
+std::unique_ptr<Device> make_cuda_device(int ordinal, Milliseconds timeout) {
+  return detail::make_cuda_device(detail::load_cuda(), ordinal, timeout);
+}
+
+}  // namespace zeroth

@@ -1,0 +1,551 @@
+// What the backend over NCCL says and does when something goes wrong, on fakes of NCCL and CUDA.
+#include "comm/nccl/nccl_calls.h"
+#include "support/error_of.h"
+#include "support/nccl_ranks.h"
+
+#include <zeroth/base/dtype.h>
+#include <zeroth/comm/communicator.h>
+#include <zeroth/comm/decorators.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace zeroth {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+using test::error_of;
+using test::NcclRank;
+using test::NcclWorld;
+
+Collective sum_of(float* data, std::int64_t count, MessageTag tag = {}) {
+  return {.kind = CollectiveKind::kAllReduce,
+          .in_dtype = DType::kFloat32,
+          .out_dtype = DType::kFloat32,
+          .send = reinterpret_cast<const std::byte*>(data),
+          .recv = reinterpret_cast<std::byte*>(data),
+          .counts = {count},
+          .tag = tag};
+}
+
+Work submit(NcclRank& rank, const Collective& call) { return rank.seat->submit({&call, 1}, rank.stream); }
+
+/// What submit() throws at once.
+std::string refusal(NcclRank& rank, ErrorCode code, const std::vector<Collective>& calls) {
+  return error_of(code, [&] { (void)rank.seat->submit(calls, rank.stream); });
+}
+
+class Elapsed {
+ public:
+  [[nodiscard]] bool below(int milliseconds) const {
+    return std::chrono::steady_clock::now() - begin_ < std::chrono::milliseconds(milliseconds);
+  }
+
+ private:
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+// What NCCL cannot do.
+
+TEST(NcclRefuses, FloatingPointReductionsInRankOrder) {
+  NcclWorld world(2);
+  world.options.sums = SumOrder::kRanks;
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    float* const data = rank.room<float>(4);
+    Collective call = sum_of(data, 4);
+    EXPECT_THAT(refusal(rank, ErrorCode::kConfig, {call}),
+                AllOf(HasSubstr("NCCL adds floating-point numbers in an order of its own, and rank order was asked for"),
+                      HasSubstr("all_reduce float32 [4]"),
+                      HasSubstr("set CommOptions::sums to kLibrary")));
+    call.op = ReduceOp::kMax;
+    EXPECT_THAT(refusal(rank, ErrorCode::kConfig, {call}), HasSubstr("NaN"));
+    // What has the same bits in any order is done.
+    auto* const whole = rank.put(std::vector<std::int32_t>{1, 2});
+    Collective integers = sum_of(reinterpret_cast<float*>(whole), 2);
+    integers.in_dtype = integers.out_dtype = DType::kInt32;
+    submit(rank, integers).wait();
+    EXPECT_EQ(whole[1], 4);
+    const Collective moved{.kind = CollectiveKind::kBroadcast,
+                           .in_dtype = DType::kFloat32,
+                           .out_dtype = DType::kFloat32,
+                           .send = reinterpret_cast<const std::byte*>(data),
+                           .recv = reinterpret_cast<std::byte*>(data),
+                           .counts = {4}};
+    submit(rank, moved).wait();
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
+}
+
+TEST(NcclRefuses, AReductionThatChangesTheDtypeOrAddsToWhatIsThere) {
+  NcclWorld world(1);
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    Collective call = sum_of(rank.room<float>(4), 4);
+    call.recv = reinterpret_cast<std::byte*>(rank.room<float>(4));
+    call.in_dtype = DType::kBFloat16;
+    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {call}), AllOf(HasSubstr("NCCL's reductions keep the dtype"), HasSubstr("bfloat16 to float32")));
+    call.in_dtype = DType::kFloat32;
+    call.kind = CollectiveKind::kReduceScatter;
+    call.accumulate = true;
+    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {call}), HasSubstr("NCCL does not add to what is there"));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(NcclRefuses, BuffersThatAreNotOfItsDevice) {
+  NcclWorld world(2);
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    std::vector<float> host(4);
+    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {sum_of(host.data(), 4)}),
+                AllOf(HasSubstr("a buffer on a CUDA stream is memory of the host"), HasSubstr("send of all_reduce")));
+    auto* const other = reinterpret_cast<float*>(rank.gpu.allocate(1 - rank.rank, 16));
+    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {sum_of(other, 4)}),
+                AllOf(HasSubstr("a buffer is on another device"), HasSubstr("got: memory of device " + std::to_string(1 - rank.rank))));
+    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {sum_of(nullptr, 4)}), HasSubstr("send is null"));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(NcclRefuses, MemoryOfADeviceOnAStreamOfTheHost) {
+  NcclWorld world(1);
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    const auto cpu = make_cpu_device();
+    const Collective call = sum_of(rank.room<float>(4), 4);
+    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&call, 1}, cpu->make_stream("host")); }),
+                AllOf(HasSubstr("a buffer on a stream of the host is memory of a device"), HasSubstr("got: memory of device 0")));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(NcclRefuses, CallsOfOneSubmitThatTouchEachOthersBuffers) {
+  NcclWorld world(1);
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    float* const data = rank.room<float>(16);
+    const auto moved = [&](int from, int to) {
+      return Collective{.kind = CollectiveKind::kAllGather,
+                        .in_dtype = DType::kFloat32,
+                        .out_dtype = DType::kFloat32,
+                        .send = reinterpret_cast<const std::byte*>(data + from),
+                        .recv = reinterpret_cast<std::byte*>(data + to),
+                        .counts = {4}};
+    };
+    const std::string text = "touch each other's buffers, and NCCL runs them in any order";
+    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {moved(0, 4), moved(4, 8)}), HasSubstr(text)) << "reads what was written";
+    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {moved(0, 8), moved(4, 8)}), HasSubstr(text)) << "writes the same";
+    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {moved(0, 8), moved(4, 0)}), HasSubstr(text)) << "writes what is read";
+    rank.seat->submit(std::vector<Collective>{moved(0, 8), moved(0, 12)}, rank.stream).wait();  // both read: fine
+    const std::vector<Collective> in_order{moved(0, 4)};
+    rank.seat->submit(in_order, rank.stream).wait();
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+// Coming together.
+
+TEST(NcclOpens, AWorldThatNeverConnectsIsATimeoutThatNamesRanks) {
+  NcclWorld world(3);
+  world.options.timeout = Milliseconds{400};
+  world.gpu.never_opens = true;
+  const Elapsed elapsed;
+  const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a seat"; });
+  EXPECT_TRUE(elapsed.below(5'000));
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("rank " + std::to_string(rank) + "/3"));
+  }
+  EXPECT_THAT(errors, Contains(AllOf(StartsWith("[TIMEOUT] NCCL has not connected the ranks within 0.4 s"), HasSubstr("not yet there either: ranks "))));
+  EXPECT_EQ(world.gpu.living_comms(), 0U) << "what did not come together is aborted";
+  EXPECT_THAT(world.gpu.log(0, {"init"}), Contains("init 0/3 blocking=0"));
+}
+
+TEST(NcclOpens, ARankThatCannotTellsTheOthersWhy) {
+  NcclWorld world(3);
+  world.before_loading = [](int rank) {
+    if (rank == 1) throw Error(ErrorCode::kEnvironment, "NCCL was asked for, and cannot be loaded", {.where = "comm.nccl"});
+  };
+  const Elapsed elapsed;
+  const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a seat"; });
+  EXPECT_TRUE(elapsed.below(5'000)) << "nobody waits for it";
+  EXPECT_THAT(errors[1], StartsWith("[ENVIRONMENT] NCCL was asked for"));
+  for (const std::size_t rank : {0U, 2U}) {
+    EXPECT_THAT(errors[rank], AllOf(StartsWith("[ENVIRONMENT] a rank cannot use NCCL"), HasSubstr("which: rank 1"), HasSubstr("cannot be loaded")));
+  }
+  EXPECT_THAT(world.gpu.log(0, {"init"}), IsEmpty());
+}
+
+TEST(NcclOpens, WithoutADeviceItSaysWhatCudaSays) {
+  NcclWorld world(1);
+  world.gpu.count_status = detail::kCudaInsufficientDriver;
+  EXPECT_THAT(world.try_ranks([](NcclRank&) {})[0],
+              AllOf(StartsWith("[ENVIRONMENT] there is no CUDA device"), HasSubstr("driver for CUDA 13000, runtime 13000 (a fake CUDA)")));
+  world.gpu.count_status = detail::kCudaSuccess;
+  world.set_options = [](int, CommOptions& options) { options.device = 5; };
+  EXPECT_THAT(world.try_ranks([](NcclRank&) {})[0], AllOf(StartsWith("[CONFIG] there is no such CUDA device"), HasSubstr("expected: 0 to 0")));
+}
+
+TEST(NcclOpens, TwoRanksWithOneGpuAreNamed) {
+  NcclWorld world(3);
+  world.set_options = [](int rank, CommOptions& options) { options.device = rank == 2 ? 0 : rank; };
+  const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a seat"; });
+  EXPECT_THAT(errors, Each(AllOf(StartsWith("[CONFIG] two ranks have the same GPU"), HasSubstr("ranks 0 and 2"), HasSubstr("0000:00:00.0 for both"))));
+}
+
+TEST(NcclOpens, DifferentVersionsAndOrdersAreMismatches) {
+  NcclWorld world(2);
+  world.tables[1].version = 21'903;
+  world.tables[1].library = "an older NCCL";
+  for (const std::string& error : world.try_ranks([](NcclRank&) { FAIL() << "a seat"; })) {
+    EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks have different versions of NCCL"), HasSubstr("2.28.9 (a fake NCCL, rank 0)"), HasSubstr("2.19.3 (an older NCCL, rank 1)")));
+  }
+  world.tables[1] = world.tables[0];
+  world.set_options = [](int rank, CommOptions& options) { options.sums = rank == 0 ? SumOrder::kRanks : SumOrder::kLibrary; };
+  EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }), Each(StartsWith("[MISMATCH] ranks ask for different orders of sums")));
+}
+
+TEST(NcclOpens, WhatNcclRefusesIsSaidWithItsWords) {
+  for (const std::string call : {"unique_id", "init"}) {
+    NcclWorld world(1);
+    world.gpu.refuse = call;
+    EXPECT_THAT(world.try_ranks([](NcclRank&) {})[0],
+                AllOf(StartsWith("[RESOURCE] NCCL refused"), HasSubstr("error 2, a fake error: socket closed by a fake peer"), HasSubstr("NCCL_DEBUG=WARN")))
+        << call;
+    EXPECT_EQ(world.gpu.living_comms(), 0U);
+  }
+}
+
+// While calls run.
+
+TEST(NcclFails, AnErrorThatNcclFindsLaterEndsTheWaitAndTheSeat) {
+  struct Row {
+    detail::NcclStatus status;
+    std::string code;
+  };
+  for (const Row& row : {Row{detail::NcclStatus::kRemoteError, "[PEER_LOST]"},
+                         Row{detail::NcclStatus::kSystemError, "[RESOURCE]"},
+                         Row{detail::NcclStatus::kInternalError, "[RESOURCE]"},
+                         Row{detail::NcclStatus::kInvalidUsage, "[USAGE]"}}) {
+    NcclWorld world(2);
+    std::atomic<bool> failed = false;
+    const auto errors = world.try_ranks([&](NcclRank& rank) {
+      if (rank.rank == 1) {  // makes no call
+        while (!failed.load()) std::this_thread::yield();
+        return;
+      }
+      const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
+      rank.gpu.fail_comms(0, row.status);
+      const std::string text = error_of(ErrorCode::kInternal, [&] {
+        try {
+          work.wait();
+        } catch (const Error& error) {
+          throw Error(ErrorCode::kInternal, error.what());
+        }
+      });
+      EXPECT_THAT(text, AllOf(HasSubstr(row.code), HasSubstr("rank 0/2"), HasSubstr("comm.nccl group=world"), HasSubstr("socket closed by a fake peer")));
+      EXPECT_THAT(rank.gpu.log(0, {"abort"}), Contains("abort")) << "its kernels would spin for ever";
+      // Again the same, from that work and from every later call.
+      const auto said_by = [](const Work& done) -> std::string {
+        try {
+          done.wait();
+        } catch (const Error& error) {
+          return error.what();
+        }
+        return "nothing";
+      };
+      const std::string first = said_by(work);
+      EXPECT_EQ(said_by(submit(rank, sum_of(rank.room<float>(4), 4))), first);
+      EXPECT_THAT(text, HasSubstr(first));
+      EXPECT_THAT(error_of(ErrorCode::kInternal, [&] {
+        try {
+          (void)rank.seat->split(0, 0, "part");
+        } catch (const Error& error) {
+          throw Error(ErrorCode::kInternal, error.what());
+        }
+      }), HasSubstr(first)) << "and no other rank is asked for anything";
+      failed.store(true);
+    });
+    EXPECT_THAT(errors, Each(IsEmpty()));
+    EXPECT_THAT(world.gpu.violations(), IsEmpty());
+    EXPECT_EQ(world.gpu.living_comms(), 0U);
+  }
+}
+
+TEST(NcclFails, ACallThatNcclRefusesIsInItsWork) {
+  for (const std::string call : {"all_reduce", "group_end"}) {
+    NcclWorld world(1);
+    world.gpu.refuse = call;
+    const auto errors = world.try_ranks([](NcclRank& rank) {
+      const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
+      EXPECT_THAT(error_of(ErrorCode::kResource, [&] { work.wait(); }), HasSubstr("NCCL refused"));
+      // The group of this thread was ended all the same: another seat can call.
+      rank.gpu.refuse.clear();
+    });
+    EXPECT_THAT(errors, Each(IsEmpty())) << call;
+    EXPECT_EQ(std::ranges::count(world.gpu.log(0), "group_start"), std::ranges::count(world.gpu.log(0), "group_end")) << call;
+  }
+}
+
+TEST(NcclFails, AnErrorOfTheDeviceIsSaidWithItsWords) {
+  NcclWorld world(1);
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
+    rank.gpu.event_status = 700;
+    EXPECT_THAT(error_of(ErrorCode::kResource, [&] { work.wait(); }), HasSubstr("error 700, an illegal memory access was encountered"));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(NcclFails, ARankThatDoesNotComeIsNamedAtTheDeadline) {
+  NcclWorld world(3);
+  world.options.timeout = Milliseconds{1'000};
+  std::atomic<int> left = 2;
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    float* const data = rank.room<float>(4);
+    submit(rank, sum_of(data, 4)).wait();
+    const auto stay = [&] {  // who leaves is lost to the others before their deadline
+      while (left.load() > 0) std::this_thread::yield();
+    };
+    if (rank.rank == 1) return stay();
+    const Work work = submit(rank, sum_of(data, 4, {.unit = 3, .label = 1}));
+    const Elapsed elapsed;
+    EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }),
+                AllOf(HasSubstr("rank 1 has made 1 of 2 calls"), HasSubstr("all_reduce#1 float32"), HasSubstr("which: unit 3"), Not(HasSubstr("rank 2 has"))));
+    EXPECT_TRUE(elapsed.below(8'000));
+    --left;
+    stay();
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
+}
+
+TEST(NcclFails, AMessageThatNobodyTakesNamesThePeerAtTheDeadline) {
+  NcclWorld world(2);
+  world.options.timeout = Milliseconds{200};
+  std::atomic<bool> done = false;
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    if (rank.rank == 1) {
+      while (!done.load()) std::this_thread::yield();
+      return;
+    }
+    const Work work = submit(rank, Communicator::send_call(std::span<const float>(rank.room<float>(4), 4), 1));
+    EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }), HasSubstr("expected: send#0 float32, 4 elements (16 B) to rank 1"));
+    done.store(true);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(NcclFails, DifferentCallsAreAMismatchWithBothSides) {
+  NcclWorld world(2);
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    float* const data = rank.room<float>(8);
+    submit(rank, sum_of(data, 4)).wait();
+    submit(rank, sum_of(data, rank.rank == 0 ? 4 : 8)).wait();  // the fake hangs, as NCCL does
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks make different calls"), HasSubstr("all_reduce#1 float32, 4 elements"), HasSubstr("all_reduce#1 float32, 8 elements")));
+  }
+}
+
+TEST(NcclFails, EqualShapesWithOtherTagsAreAMismatchToo) {
+  NcclWorld world(2);
+  world.options.timeout = Milliseconds{2'000};
+  const auto errors = world.try_ranks([](NcclRank& rank) {
+    float* const data = rank.room<float>(8);
+    const Work work = submit(rank, sum_of(data, 4, {.unit = rank.rank, .label = 0}));  // NCCL does it, with wrong data
+    work.wait();
+    // A rank that was too early to see the other one's call sees it in the next wait.
+    submit(rank, sum_of(data, 4)).wait();
+  });
+  EXPECT_THAT(errors, Contains(AllOf(StartsWith("[MISMATCH]"), HasSubstr("unit 0 on rank"), HasSubstr("unit 1 on rank"))));
+}
+
+/// A base whose peers are lost from some moment on.
+class Losing final : public ForwardingBackend {
+ public:
+  Losing(std::unique_ptr<CommBackend> base, std::atomic<bool>& lost) : ForwardingBackend(std::move(base)), lost_(lost) {}
+  void check_peers(const WaitContext& context) override {
+    if (lost_.load()) throw Error(ErrorCode::kPeerLost, "rank 1 (pid 4711) was killed by SIGKILL", {.which = context.what});
+    inner().check_peers(context);
+  }
+
+ private:
+  std::atomic<bool>& lost_;
+};
+
+TEST(NcclFails, AWaitSeesThatThePeerWasLost) {
+  NcclWorld world(2);
+  std::atomic<bool> lost = false;
+  std::atomic<bool> done = false;
+  world.wrap_base = [&](int, std::unique_ptr<CommBackend> base) { return std::make_unique<Losing>(std::move(base), lost); };
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    if (rank.rank == 1) {
+      while (!done.load()) std::this_thread::yield();
+      return;
+    }
+    const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
+    lost.store(true);
+    const Elapsed elapsed;
+    EXPECT_THAT(error_of(ErrorCode::kPeerLost, [&] { work.wait(); }), AllOf(HasSubstr("was killed by SIGKILL"), HasSubstr("all_reduce#0")));
+    EXPECT_TRUE(elapsed.below(5'000)) << "long before the deadline";
+    done.store(true);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST(NcclFails, WhatAPeerHadDoneBeforeItLeftStillCounts) {
+  NcclWorld world(2);
+  std::atomic<bool> lost = false;
+  world.wrap_base = [&](int, std::unique_ptr<CommBackend> base) { return std::make_unique<Losing>(std::move(base), lost); };
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    rank.gpu.hold(rank.stream.native(), true);
+    const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
+    lost.store(true);
+    std::thread device([&] {
+      std::this_thread::sleep_for(kWaitSlice + Milliseconds{50});  // after the first look at the peers
+      rank.gpu.hold(rank.stream.native(), false);
+    });
+    EXPECT_NO_THROW(work.wait());
+    device.join();
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+// Stopping.
+
+TEST(NcclStops, AnAbortEndsWaitsOfAllRanksWithItsText) {
+  NcclWorld world(2);
+  std::atomic<bool> waiting = false;
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    if (rank.rank == 1) {
+      while (!waiting.load()) std::this_thread::yield();
+      rank.seat->abort(Error(ErrorCode::kNonFinite, "three steps in a row without a finite gradient"));
+      EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { submit(rank, sum_of(rank.room<float>(4), 4)).wait(); }),
+                  HasSubstr("this rank stopped the job: [NONFINITE] three steps"));
+      return;
+    }
+    const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
+    waiting.store(true);
+    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }), HasSubstr("three steps in a row"));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
+  EXPECT_EQ(world.gpu.living_comms(), 0U);
+}
+
+TEST(NcclStops, AnAbortFromAnotherThreadEndsTheWait) {
+  NcclWorld world(2);
+  std::atomic<bool> done = false;
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    if (rank.rank == 1) {
+      while (!done.load()) std::this_thread::yield();
+      return;
+    }
+    const auto part = rank.seat.get();
+    const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      part->abort(Error(ErrorCode::kInternal, "planted"));
+    });
+    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }), HasSubstr("this rank stopped the job: [INTERNAL] planted"))
+        << "also where the aborted kernel has come to its end";
+    other.join();
+    done.store(true);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
+}
+
+TEST(NcclStops, AnAbortThatNcclNeverFinishesIsLeftBehind) {
+  NcclWorld world(1);
+  world.options.timeout = Milliseconds{300};
+  world.gpu.abort_blocks = true;
+  const Elapsed elapsed;
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    rank.gpu.hold(rank.stream.native(), true);
+    const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
+    const Elapsed stopping;
+    rank.seat->abort(Error(ErrorCode::kInternal, "planted"));
+    EXPECT_TRUE(stopping.below(3'000));
+    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }), HasSubstr("planted"));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_TRUE(elapsed.below(6'000)) << "neither the abort nor the end of the seat waits for ever";
+  world.gpu.release_aborts();
+  while (world.gpu.living_comms() > 0) std::this_thread::yield();
+}
+
+TEST(NcclStops, ASeatThatGoesWithWorkUnderWayAborts) {
+  NcclWorld world(1);
+  std::optional<Work> work;
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    rank.gpu.hold(rank.stream.native(), true);
+    work = submit(rank, sum_of(rank.room<float>(4), 4));
+    rank.seat.reset();
+    EXPECT_THAT(rank.gpu.log(0, {"finalize", "abort"}), ::testing::ElementsAre("abort"));
+    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work->wait(); }), HasSubstr("given up"));
+    work.reset();
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
+}
+
+TEST(NcclStops, ASeatDoesNotWaitForeverForPeersThatDoNotFinalize) {
+  NcclWorld world(1);
+  world.options.timeout = Milliseconds{200};
+  world.gpu.finalize_blocks = true;
+  const Elapsed elapsed;
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    submit(rank, sum_of(rank.room<float>(4), 4)).wait();
+    rank.seat.reset();
+  });
+  EXPECT_TRUE(elapsed.below(3'000));
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  while (world.gpu.living_comms() > 0) std::this_thread::yield();
+  EXPECT_THAT(world.gpu.log(0, {"finalize", "abort", "destroy"}), ::testing::ElementsAre("finalize", "abort"));
+}
+
+TEST(NcclStops, WorkThatWasDoneWhenTheSeatWentIsGood) {
+  NcclWorld world(2);
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    float* const data = rank.put(std::vector<float>{1});
+    const Work work = submit(rank, sum_of(data, 1));
+    while (!work.event().ready()) std::this_thread::yield();
+    rank.seat.reset();
+    EXPECT_NO_THROW(work.wait());
+    EXPECT_EQ(*data, 2);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
+}
+
+TEST(NcclStops, AWorkThatOutlivesItsSeatIsStillReadable) {
+  NcclWorld world(1);
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
+    work.wait();
+    rank.seat.reset();
+    EXPECT_NO_THROW(work.wait());
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+// Words.
+
+TEST(NcclTable, VersionsReadAsPeopleWriteThem) {
+  EXPECT_EQ(detail::nccl_version_text(22'809), "2.28.9");
+  EXPECT_EQ(detail::nccl_version_text(21'800), "2.18.0");
+  EXPECT_EQ(detail::nccl_version_text(2'708), "2.7.8");
+}
+
+}  // namespace
+}  // namespace zeroth
