@@ -18,6 +18,15 @@ namespace zeroth {
 
 class RankWatch;
 
+/// Who forms the sums of reductions, and in which order.
+enum class Reduction : std::uint8_t {
+  kRankOrder,  ///< Zeroth, in rank order along the nodes: the same bits over every transport
+  kTransport,  ///< where it has some, the transport's own algorithms, in an order of theirs: for those who want their speed
+};
+
+/// "rank_order", "transport".
+[[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;
+
 struct CommOptions {
   Milliseconds timeout{300'000};      ///< of every wait
   Milliseconds first_timeout{0};      ///< until `watch` has seen the first step end: 0: twice as long
@@ -29,6 +38,12 @@ struct CommOptions {
   std::size_t staging_bytes = std::size_t{256} << 10U;
   /// Node of each world rank; empty: all ranks are on one. The same on all ranks. See CommBackend::node_sizes().
   std::vector<int> nodes{};
+  /// The same on all ranks. kTransport: "mpi" makes its calls by MPI's own algorithms; "self" has nothing to sum; other backends are
+  /// refused (kConfig).
+  Reduction reduction = Reduction::kRankOrder;
+  /// The same on all ranks. Where calls do not carry what ranks compare (Reduction::kTransport), they are compared before each call: see
+  /// CheckedBackend. Other backends always compare.
+  bool check_calls = false;
   /// Of each rank's link to other nodes, which World::connect() then emulates with a SlowLinkBackend; 0: as fast as it is.
   std::int64_t link_bytes_per_s = 0;
   std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given

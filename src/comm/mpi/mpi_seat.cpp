@@ -24,7 +24,7 @@ constexpr std::size_t kNoteBytes = 1'024;
 constexpr Milliseconds kCancelTime{100};
 constexpr Milliseconds kAbortTime{200};
 constexpr int kLooksBetweenProbes = 64;
-constexpr int kLooksBetweenYields = 16;  // where there is a core for each rank
+constexpr int kLooksBetweenYields = 16;  // of an eager wait, where there is a core for each rank
 
 void check_code(const MpiTable& table, int code, std::string_view call, int rank, int size) {
   if (code == 0) [[likely]]
@@ -122,8 +122,9 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
   const microseconds busy = std::chrono::milliseconds{10} + microseconds{requests.bytes / 200};
   const microseconds spin = spin_.count() > 0 ? spin_ + microseconds{requests.bytes / 2'000} : spin_;  // as long as memory takes to carry it
   const microseconds looking = patience == MpiPatience::kEager ? busy : spin;
-  const int yields = patience == MpiPatience::kEager && spin_.count() > 0 ? kLooksBetweenYields : 1;
-  for (int looks = 0;; ++looks) {
+  const bool has_core = patience == MpiPatience::kEager && spin_.count() > 0;
+  // A short call ends before the others' aborts are looked for.
+  for (int looks = has_core ? 1 : 0;; ++looks) {
     if (look(requests.list, looks % kLooksBetweenProbes == 0)) return true;
     const auto now = std::chrono::duration_cast<microseconds>(SteadyClock::now() - begin);
     if (now >= slice) {
@@ -132,7 +133,7 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
     }
     const microseconds all = requests.waited + now;
     if (all < looking) {
-      if (looks % yields == 0) std::this_thread::yield();
+      if (!has_core || looks % kLooksBetweenYields == 0) std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(all < busy ? microseconds{20} : microseconds{1'000});
     }
