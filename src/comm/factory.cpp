@@ -11,6 +11,7 @@
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
+#include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/messages.h>
 
@@ -102,7 +103,10 @@ std::unique_ptr<CommBackend> make_mpi(const WorldSpec& spec) {
   require_same_way(transport, spec.options);
   std::unique_ptr<CommBackend> messages = make_message_backend(transport, spec.options);
   if (spec.options.reduction == Reduction::kRankOrder) return messages;
-  return detail::make_mpi_collectives(seat, std::move(messages), spec.options);
+  std::unique_ptr<CommBackend> side = spec.options.check_calls ? messages->split(0, spec.rank, "checks") : nullptr;
+  std::unique_ptr<CommBackend> own_sums = detail::make_mpi_collectives(seat, std::move(messages), spec.options);
+  if (!side) return own_sums;
+  return std::make_unique<CheckedBackend>(std::move(own_sums), std::move(side));
 }
 
 std::unique_ptr<CommBackend> make_shm_and_mpi(const WorldSpec& spec) {
