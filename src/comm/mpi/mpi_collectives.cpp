@@ -28,6 +28,9 @@ namespace zeroth::detail {
 namespace {
 
 constexpr std::size_t kSmallScatterBytes = 4 * kInlineBytes;
+// Between few ranks, or with large parts, messages between each two of them are as fast as MPI_Allgather, and faster than MPI_Iallgather.
+constexpr int kFewRanks = 8;
+constexpr std::size_t kSmallPartBytes = std::size_t{64} << 10U;
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // of one call of MPI, which counts with an int
 
 /// What MPI sums by itself.
@@ -117,7 +120,7 @@ class MpiGroup {
     }
   }
 
-  void run(std::span<const Collective> calls) {
+  void run_all(std::span<const Collective> calls) {
     guarded([&] {
       for_each_run(
           calls,
@@ -173,12 +176,18 @@ class MpiGroup {
     }
   }
 
-  /// Starts a call of MPI and waits for it.
+  /// A call of MPI.
   template <class Start>
   void make(std::size_t bytes, const Start& start) {
-    MpiRequests requests;
+    run([&] { return seat_->start_call(name_of(call_.kind), bytes, start); }, [] {});
+  }
+
+  /// Starts something and waits for it. `meanwhile`: what this rank does once it has started.
+  template <class Start, class Meanwhile>
+  void run(const Start& start, const Meanwhile& meanwhile) {
     try {
-      requests = seat_->start_call(name_of(call_.kind), bytes, start);
+      MpiRequests requests = start();
+      meanwhile();
       await(requests);
     } catch (const Error& error) {
       // While the buffers are still there; afterwards nothing moves any more. Without effect where a peer's abort was heard.
@@ -288,38 +297,39 @@ class MpiGroup {
     std::vector<MpiPiece> pieces;
     std::int64_t begin = 0;
     for (const std::int64_t each : counts) {
-      pieces.push_back({const_cast<std::byte*>(whole) + static_cast<std::size_t>(begin) * element, each * static_cast<std::int64_t>(element)});
+      pieces.push_back({const_cast<std::byte*>(whole) + static_cast<std::size_t>(begin) * element, static_cast<std::size_t>(each) * element});
       begin += each;
     }
     return pieces;
   }
   [[nodiscard]] std::vector<MpiPiece> no_pieces() const { return std::vector<MpiPiece>(members_.size()); }
 
-  /// to[r] to rank r, from[r] from it, and nothing to and from this one.
+  /// to[r] to rank r, from[r] from it, and nothing to and from this one but by `meanwhile`.
   void exchange(std::vector<MpiPiece>& to, std::vector<MpiPiece>& from) {
+    exchange(to, from, [] {});
+  }
+  template <class Meanwhile>
+  void exchange(std::vector<MpiPiece>& to, std::vector<MpiPiece>& from, const Meanwhile& meanwhile) {
     to[index()] = from[index()] = {};
-    std::size_t bytes = 0;
-    for (int peer = 0; peer < size(); ++peer) {
-      const auto taken = static_cast<std::size_t>(from[static_cast<std::size_t>(peer)].bytes);
-      bytes += taken + static_cast<std::size_t>(to[static_cast<std::size_t>(peer)].bytes);
-      count(peer, taken);
-    }
-    make(bytes, [&](const MpiTable& table, void** request) { return table.exchange(handle_, to.data(), from.data(), request); });
+    for (int peer = 0; peer < size(); ++peer) count(peer, from[static_cast<std::size_t>(peer)].bytes);
+    run([&] { return seat_->start_exchange(handle_, rank(), to, from); }, meanwhile);
   }
 
   void all_gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
     std::vector<MpiPiece> pieces = pieces_of(whole, counts, element);
     const MpiPiece place = pieces[index()];
     const bool in_place = own == place.data;
-    if (const std::optional<ByteParts> parts = byte_parts(counts, element)) {
+    const std::optional<ByteParts> parts = byte_parts(counts, element);
+    if (parts && size() > kFewRanks && total_bytes(counts, element) / members_.size() < kSmallPartBytes) {
       make(total_bytes(counts, element), [&](const MpiTable& table, void** request) {
         return table.all_gather(handle_, in_place ? nullptr : not_null(own), not_null(whole), parts->view(), request);
       });
       return count(counts, element);
     }
     std::vector<MpiPiece> to(members_.size(), MpiPiece{const_cast<std::byte*>(own), place.bytes});
-    exchange(to, pieces);
-    if (!in_place) copy(static_cast<std::byte*>(place.data), own, static_cast<std::size_t>(place.bytes));
+    exchange(to, pieces, [&] {
+      if (!in_place) copy(place.data, own, place.bytes);
+    });
   }
 
   void gather(const Collective& call) {
@@ -339,7 +349,7 @@ class MpiGroup {
     to[static_cast<std::size_t>(call.root)] = {const_cast<std::byte*>(call.send), place.bytes};
     if (!root) pieces = no_pieces();
     exchange(to, pieces);
-    if (root && !in_place) copy(static_cast<std::byte*>(place.data), call.send, static_cast<std::size_t>(place.bytes));
+    if (root && !in_place) copy(place.data, call.send, place.bytes);
   }
 
   void scatter(const Collective& call) {
@@ -352,22 +362,30 @@ class MpiGroup {
       make(total_bytes(call.counts, element), [&](const MpiTable& table, void** request) {
         return table.scatter(handle_, not_null(call.send), in_place ? nullptr : not_null(call.recv), parts->view(), call.root, request);
       });
-      if (!root) count(call.root, static_cast<std::size_t>(place.bytes));
+      if (!root) count(call.root, place.bytes);
       return;
     }
     std::vector<MpiPiece> from = no_pieces();
     from[static_cast<std::size_t>(call.root)] = {call.recv, place.bytes};
     if (!root) pieces = no_pieces();
     exchange(pieces, from);
-    if (root && !in_place) copy(call.recv, static_cast<const std::byte*>(place.data), static_cast<std::size_t>(place.bytes));
+    if (root && !in_place) copy(call.recv, place.data, place.bytes);
   }
 
   void all_to_all(const Collective& call) {
     std::vector<MpiPiece> to = pieces_of(call.send, call.counts, size_of(call.in_dtype));
     std::vector<MpiPiece> from = pieces_of(call.recv, call.recv_counts, size_of(call.in_dtype));
-    const MpiPiece own = from[index()];
-    copy(static_cast<std::byte*>(own.data), static_cast<const std::byte*>(to[index()].data), static_cast<std::size_t>(own.bytes));
-    exchange(to, from);
+    const MpiPiece given = to[index()];
+    const MpiPiece taken = from[index()];
+    if (given.bytes != taken.bytes) {
+      const Error error = parts_error(
+          call_, {rank(), rank(), call.counts[index()], call.recv_counts[index()]}, rank(), size(), "comm.mpi group=" + messages_->group_name(), tag_names_);
+      seat_->abort(error.what());  // the others are in this call
+      throw error;
+    }
+    exchange(to, from, [&] {
+      copy(taken.data, given.data, taken.bytes);
+    });
   }
 
   void broadcast(const Collective& call) {
@@ -420,7 +438,7 @@ class MpiGroup {
       return reduce(call, call.recv, sources, elements);
     }
     // A rank's own part goes to nobody, so its sum may take that place while other parts are still under way.
-    std::byte* const own = static_cast<std::byte*>(pieces_of(call.recv, shares, out_size)[index()].data);
+    std::byte* const own = pieces_of(call.recv, shares, out_size)[index()].data;
     reduce_here(call, own, shares, offsets_of(shares));
     all_gather(own, call.recv, shares, out_size);
   }
@@ -475,12 +493,12 @@ class MpiGroup {
           widen(wide + peer * place, from, length_of(peer));
           from = wide + peer * place;
         }
-        given[peer] = {const_cast<std::byte*>(from), length_of(peer) * static_cast<std::int64_t>(size_on_the_way)};
-        taken[peer] = {staging + peer * place, own * static_cast<std::int64_t>(size_on_the_way)};
+        given[peer] = {const_cast<std::byte*>(from), static_cast<std::size_t>(length_of(peer)) * size_on_the_way};
+        taken[peer] = {staging + peer * place, static_cast<std::size_t>(own) * size_on_the_way};
       }
       Summands sources;
       for (std::size_t peer = 0; peer < members_.size(); ++peer) {
-        sources.add(static_cast<const std::byte*>(peer == index() ? given[peer].data : taken[peer].data), type);
+        sources.add(peer == index() ? given[peer].data : taken[peer].data, type);
       }
       exchange(given, taken);
       reduce(call, to + static_cast<std::size_t>(first_of(index())) * size_of(call.out_dtype), sources, own);
@@ -546,7 +564,7 @@ class MpiCollectives final : public CommBackend {
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     WorkInfo info = validated(collectives, rank(), size(), "comm.mpi");
     stream.order_after(calls_->last_call);
-    stream.enqueue([group = group_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] { group->run(calls); });
+    stream.enqueue([group = group_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] { group->run_all(calls); });
     calls_->last_call = stream.record();
     return {calls_->last_call, std::move(info)};
   }

@@ -6,14 +6,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <climits>
-#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace zeroth::detail {
@@ -27,15 +24,6 @@ struct MpiWorld {
 struct MpiRequest {
   MPI_Request handle = MPI_REQUEST_NULL;
   std::vector<int> numbers{};
-  std::vector<MPI_Datatype> types{};
-  std::vector<MPI_Datatype> own_types{};  ///< of these the ones that were made for it
-
-  MpiRequest() = default;
-  MpiRequest(const MpiRequest&) = delete;
-  MpiRequest& operator=(const MpiRequest&) = delete;
-  ~MpiRequest() {
-    for (MPI_Datatype& type : own_types) MPI_Type_free(&type);
-  }
 };
 
 std::atomic<bool> leaves_unfinished{false};
@@ -208,80 +196,6 @@ int start_scatter(void* group, const void* whole, void* own, MpiParts parts, int
   });
 }
 
-/// The arrays of one direction of MPI_Ialltoallw. MPI counts with int, also the distance from the first piece: pieces that lie wider apart, or are
-/// longer, are described by a type of their own that knows where they are.
-struct Direction {
-  void* base = nullptr;
-  std::vector<int> counts{};
-  std::vector<int> offsets{};
-  std::vector<MPI_Datatype> types{};
-};
-
-int describe_far_piece(const MpiPiece& piece, MpiRequest& request, MPI_Datatype* type) {
-  constexpr std::int64_t kBlock = std::int64_t{1} << 30;
-  MPI_Aint address = 0;
-  if (const int code = MPI_Get_address(piece.data, &address); code != MPI_SUCCESS) return code;
-  std::vector<int> lengths;
-  std::vector<MPI_Aint> places;
-  for (std::int64_t done = 0; done < piece.bytes; done += kBlock) {
-    lengths.push_back(static_cast<int>(std::min(kBlock, piece.bytes - done)));
-    places.push_back(address + static_cast<MPI_Aint>(done));
-  }
-  const int code = MPI_Type_create_hindexed(static_cast<int>(lengths.size()), lengths.data(), places.data(), MPI_BYTE, type);
-  if (code != MPI_SUCCESS) return code;
-  request.own_types.push_back(*type);
-  return MPI_Type_commit(type);
-}
-
-int describe(const MpiPiece* pieces, int size, MpiRequest& request, Direction& out) {
-  const std::byte* first = nullptr;
-  const std::byte* last = nullptr;
-  for (const MpiPiece* piece = pieces; piece != pieces + size; ++piece) {
-    if (piece->bytes == 0) continue;
-    const auto* const begin = static_cast<const std::byte*>(piece->data);
-    first = first == nullptr ? begin : std::min(first, begin);
-    last = last == nullptr ? begin + piece->bytes : std::max(last, begin + piece->bytes);
-  }
-  out.counts.assign(static_cast<std::size_t>(size), 0);
-  out.offsets.assign(static_cast<std::size_t>(size), 0);
-  out.types.assign(static_cast<std::size_t>(size), MPI_BYTE);
-  const bool near = last - first <= INT_MAX;
-  out.base = near ? const_cast<std::byte*>(first) : MPI_BOTTOM;
-  for (int rank = 0; rank < size; ++rank) {
-    const auto index = static_cast<std::size_t>(rank);
-    const MpiPiece& piece = pieces[rank];
-    if (piece.bytes == 0) continue;
-    if (near) {
-      out.counts[index] = static_cast<int>(piece.bytes);
-      out.offsets[index] = static_cast<int>(static_cast<const std::byte*>(piece.data) - first);
-      continue;
-    }
-    out.counts[index] = 1;
-    if (const int code = describe_far_piece(piece, request, &out.types[index]); code != MPI_SUCCESS) return code;
-  }
-  return MPI_SUCCESS;
-}
-
-int start_exchange(void* group, const MpiPiece* to, const MpiPiece* from, void** out) {
-  return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
-    const int size = size_of_group(comm);
-    Direction sent;
-    Direction taken;
-    if (const int code = describe(to, size, request, sent); code != MPI_SUCCESS) return code;
-    if (const int code = describe(from, size, request, taken); code != MPI_SUCCESS) return code;
-    // Kept until the call is done.
-    request.numbers.reserve(static_cast<std::size_t>(size) * 4);
-    for (const std::vector<int>* list : {&sent.counts, &sent.offsets, &taken.counts, &taken.offsets}) {
-      request.numbers.insert(request.numbers.end(), list->begin(), list->end());
-    }
-    request.types = std::move(sent.types);
-    request.types.insert(request.types.end(), taken.types.begin(), taken.types.end());
-    const int* const numbers = request.numbers.data();
-    const MPI_Datatype* const types = request.types.data();
-    return MPI_Ialltoallw(sent.base, numbers, numbers + size, types, taken.base, numbers + 2 * size, numbers + 3 * size, types + size, comm, &request.handle);
-  });
-}
-
 MPI_Datatype type_of(MpiNumber number) {
   switch (number) {
     case MpiNumber::kUInt32: return MPI_UINT32_T;
@@ -337,7 +251,6 @@ extern "C" __attribute__((visibility("default"))) const zeroth::detail::MpiTable
                               .all_gather = start_all_gather,
                               .gather = start_gather,
                               .scatter = start_scatter,
-                              .exchange = start_exchange,
                               .all_reduce = start_all_reduce,
                               .reduce_scatter = start_reduce_scatter};
   return &table;

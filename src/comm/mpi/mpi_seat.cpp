@@ -20,11 +20,11 @@ using std::chrono::microseconds;
 
 constexpr std::size_t kPieceBytes = std::size_t{1} << 30U;  // MPI counts with an int
 constexpr int kNoteTag = 1 << 29;                          // above every tag of a group
+constexpr int kExchangeTag = kNoteTag + 1;                 // of calls of a group
 constexpr std::size_t kNoteBytes = 1'024;
 constexpr Milliseconds kCancelTime{100};
 constexpr Milliseconds kAbortTime{200};
 constexpr int kLooksBetweenProbes = 64;
-constexpr int kLooksBetweenYields = 16;  // of an eager wait, where there is a core for each rank
 
 void check_code(const MpiTable& table, int code, std::string_view call, int rank, int size) {
   if (code == 0) [[likely]]
@@ -79,19 +79,43 @@ MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* d
   ZR_FAILPOINT("mpi.start");
   const std::lock_guard lock(mutex_);
   throw_if_stopped();
-  MpiRequests requests{.bytes = bytes};
-  for (std::size_t done = 0; done < bytes; done += kPieceBytes) {
-    const int piece = static_cast<int>(std::min(kPieceBytes, bytes - done));
+  MpiRequests requests;
+  start_locked({world_, sends, peer, static_cast<int>(tag), data, bytes}, requests);
+  return requests;
+}
+
+MpiRequests MpiSeat::start_exchange(void* group, int rank, std::span<const MpiPiece> to, std::span<const MpiPiece> from) {
+  ZR_FAILPOINT("mpi.start");
+  const std::lock_guard lock(mutex_);
+  throw_if_stopped();
+  MpiRequests requests;
+  const auto size = static_cast<int>(to.size());
+  for (int distance = 1; distance < size; ++distance) {  // every rank begins with another one
+    const int source = (rank + size - distance) % size;
+    const MpiPiece& piece = from[static_cast<std::size_t>(source)];
+    start_locked({group, false, source, kExchangeTag, piece.data, piece.bytes}, requests);
+  }
+  for (int distance = 1; distance < size; ++distance) {
+    const int target = (rank + distance) % size;
+    const MpiPiece& piece = to[static_cast<std::size_t>(target)];
+    start_locked({group, true, target, kExchangeTag, piece.data, piece.bytes}, requests);
+  }
+  return requests;
+}
+
+void MpiSeat::start_locked(const Message& message, MpiRequests& requests) {
+  for (std::size_t done = 0; done < message.bytes; done += kPieceBytes) {
+    const int piece = static_cast<int>(std::min(kPieceBytes, message.bytes - done));
     void* request = nullptr;
-    const int code = sends ? table_.send(world_, data + done, piece, peer, static_cast<int>(tag), &request)
-                           : table_.receive(world_, data + done, piece, peer, static_cast<int>(tag), &request);
+    const int code = message.sends ? table_.send(message.group, message.data + done, piece, message.peer, message.tag, &request)
+                                   : table_.receive(message.group, message.data + done, piece, message.peer, message.tag, &request);
     if (code != 0) {
       forget_locked(requests.list);
-      check(code, sends ? fmt::format("a message to rank {}", peer) : fmt::format("a message from rank {}", peer));
+      check(code, fmt::format("a message {} rank {}", message.sends ? "to" : "from", message.peer));
     }
     requests.list.push_back(request);
   }
-  return requests;
+  requests.bytes += message.bytes;
 }
 
 void* MpiSeat::split(void* group, int color, int key, Milliseconds timeout) {
@@ -133,7 +157,7 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
     }
     const microseconds all = requests.waited + now;
     if (all < looking) {
-      if (!has_core || looks % kLooksBetweenYields == 0) std::this_thread::yield();
+      if (!has_core || all >= spin) std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(all < busy ? microseconds{20} : microseconds{1'000});
     }
@@ -262,10 +286,10 @@ std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size
             .expected = least == MpiThreads::kMultiple ? "MPI_THREAD_MULTIPLE" : "MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE",
             .got = fmt::format("thread level {} of 3 from {}", static_cast<int>(facts.threads), table.library),
             .hint = "initialise MPI with MPI_Init_thread(MPI_THREAD_MULTIPLE), or let Zeroth do it first"});
-  ZR_CHECK(facts.largest_tag >= kNoteTag,
+  ZR_CHECK(facts.largest_tag >= kExchangeTag,
            ErrorCode::kEnvironment,
            "this MPI has too few tags",
-           {.where = "comm.mpi", .who = who, .expected = fmt::format("at least {}", kNoteTag), .got = fmt::format("{}", facts.largest_tag)});
+           {.where = "comm.mpi", .who = who, .expected = fmt::format("at least {}", kExchangeTag), .got = fmt::format("{}", facts.largest_tag)});
   return std::make_shared<MpiSeat>(table, facts, opening->group, options);
 }
 

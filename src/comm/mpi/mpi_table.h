@@ -25,12 +25,6 @@ struct MpiWorldFacts {
 /// What MPI adds up. Integers wrap.
 enum class MpiNumber : int { kUInt32 = 0, kUInt64 = 1, kFloat = 2, kDouble = 3 };
 
-/// Memory of one message of an exchange; any length.
-struct MpiPiece {
-  void* data = nullptr;
-  std::int64_t bytes = 0;
-};
-
 /// Parts of a buffer of less than 2^31 bytes, one for each rank of a group: how long they are, and where they begin.
 struct MpiParts {
   const int* bytes = nullptr;
@@ -45,7 +39,7 @@ struct MpiTable {
   /// with status 0. `world`: a duplicate of MPI_COMM_WORLD of its own, whose errors are returned. It is never given back: a message of a call that
   /// failed may still be under way, and would be taken for one of the next world if that had the same number.
   int (*open)(MpiWorldFacts* facts, void** world) = nullptr;
-  /// Start a message; `request` is for test(). The bytes must live until it is done.
+  /// Start a message; `request` is for test(). The bytes must live until it is done. `world` may be a part of one, see below, and the ranks are its.
   int (*send)(void* world, const void* data, int bytes, int to, int tag, void** request) = nullptr;
   int (*receive)(void* world, void* data, int bytes, int from, int tag, void** request) = nullptr;
   /// Moves what is under way. Once *done is 1 the request is gone.
@@ -70,8 +64,6 @@ struct MpiTable {
   int (*all_gather)(void* group, const void* own, void* whole, MpiParts parts, void** request) = nullptr;
   int (*gather)(void* group, const void* own, void* whole, MpiParts parts, int root, void** request) = nullptr;
   int (*scatter)(void* group, const void* whole, void* own, MpiParts parts, int root, void** request) = nullptr;
-  /// to[r] goes to rank r, and from[r] comes from it; both have as many pieces as the group has ranks.
-  int (*exchange)(void* group, const MpiPiece* to, const MpiPiece* from, void** request) = nullptr;
   /// Sums in MPI's order; `from` null: they take the place of what this rank gives.
   int (*all_reduce)(void* group, const void* from, void* to, int count, MpiNumber number, void** request) = nullptr;
   /// counts[r]: elements of rank r's part of `from`, in rank order.
