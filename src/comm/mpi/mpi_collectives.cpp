@@ -27,9 +27,11 @@
 namespace zeroth::detail {
 namespace {
 
-constexpr std::size_t kSmallScatterBytes = 4 * kInlineBytes;
-// Between few ranks, or with large parts, messages between each two of them are as fast as MPI_Allgather, and faster than MPI_Iallgather.
+// [Note: Few ranks] Up to so many, parts travel between each two ranks, and the kernels of the other backends add them up: measured with 2 ranks on one
+// host that is as fast as MPI's calls where these are good, and up to five times as fast where they are not (benchmarks/comm/mpi_bench.cpp). With many
+// ranks it is n messages for each of them, where MPI needs log n. Where the limit is best is a guess: nobody has measured between hosts.
 constexpr int kFewRanks = 8;
+constexpr std::size_t kSmallReduceBytes = std::size_t{2} << 10U;  // of an all_reduce in one step; below what MPI copies at once, not kInlineBytes
 constexpr std::size_t kSmallPartBytes = std::size_t{64} << 10U;
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // of one call of MPI, which counts with an int
 
@@ -402,13 +404,10 @@ class MpiGroup {
     if (!root) count(call.root, bytes);
   }
 
-  /// Whether MPI forms the sum. Only what all ranks know may decide: not what this one gives, or whether it accumulates.
+  /// Whether MPI forms the sum, see [Note: Few ranks]. Only what all ranks know may decide: not what this one gives, or whether it accumulates.
   [[nodiscard]] bool sums_itself(const Collective& call) const {
-    if (call.op != ReduceOp::kSum || type_on_the_way(call) != call.out_dtype || !number_of(call.out_dtype)) return false;
-    const std::int64_t total = offsets_of(call.counts).back();
-    const std::size_t bytes = static_cast<std::size_t>(total) * size_of(call.out_dtype);
-    if (call.kind == CollectiveKind::kAllReduce) return bytes > kInlineBytes;
-    return call.offsets.empty() && bytes > kSmallScatterBytes && total <= INT_MAX;
+    if (size() <= kFewRanks || call.op != ReduceOp::kSum || type_on_the_way(call) != call.out_dtype || !number_of(call.out_dtype)) return false;
+    return call.kind == CollectiveKind::kAllReduce || (call.offsets.empty() && offsets_of(call.counts).back() <= INT_MAX);
   }
 
   void all_reduce(const Collective& call) {
@@ -430,7 +429,7 @@ class MpiGroup {
       count(std::vector<std::int64_t>(members_.size(), shares[index()]), out_size);
       return;
     }
-    if (bytes <= kInlineBytes) {
+    if (bytes <= kSmallReduceBytes) {
       std::byte* const all = staging_.reserve(bytes * members_.size(), options_.ledger);
       all_gather(call.send, all, std::vector<std::int64_t>(members_.size(), elements), in_size);
       Summands sources;

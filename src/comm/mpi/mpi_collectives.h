@@ -13,9 +13,9 @@ namespace zeroth::detail {
 /// A group of all ranks of the seat's world, whose matched calls are MPI's (the non-blocking ones, which a thread that waits moves on). `messages`:
 /// the same ranks, over messages; it carries sends and receives, and agrees about new groups.
 ///
-/// Bits. Every call but a sum gives the bits of any other backend. So do sums that are small (all_reduce up to 8 KiB, reduce_scatter up to 32 KiB in
-/// all), those of 16-bit values in 16 bits and the extremes: MPI moves the parts, and the kernels of the other backends add them up. All other sums are
-/// formed by MPI, in an order that depends on its algorithm: on the size, the number of ranks and MPI's parameters. See docs/numbers.md.
+/// Bits. Every call but a sum gives the bits of any other backend. So do all sums in groups of up to 8 ranks, and in larger ones those to or from 16
+/// bits (but bf16 to fp32) and parts in another order than the ranks': the parts travel, and the kernels of the other backends add them up. Other sums
+/// are formed by MPI, in an order that depends on its algorithm: on size, number of ranks and MPI's parameters. See docs/numbers.md.
 ///
 /// Ranks do not compare what they call: a mismatch is wrong data, an error of MPI, or a wait until the deadline; CheckedBackend compares. A
 /// call that ends with an error on one rank cannot be taken back: that rank tells the others (kAborted there) and makes no more calls of MPI.
