@@ -495,10 +495,10 @@ std::vector<double> Engine::learning_rates() const {
   return rates;
 }
 
-void Engine::meet(Meeting what) {
+void Engine::meet(Meeting what, std::string_view name) {
   const std::uint64_t before = watch_ ? watch_->entered() : 0;
   enter(Phase::kMeeting);
-  gradients_->meet(what);
+  gradients_->meet(what, name);
   if (watch_) watch_->resume(before);
 }
 
@@ -510,8 +510,12 @@ double Engine::average(double value) {
   return value / static_cast<double>(world());
 }
 
-void Engine::barrier() {
-  together([&] { meet(Meeting::kBarrier); });
+void Engine::barrier(std::string_view name) {
+  together([&] {
+    meet(Meeting::kBarrier, name);
+    // One-sided meetings know what kind of call it is, and no more: names are compared by a matched one.
+    if (world() > 1 && communicator_.backend().capabilities().one_sided) communicator_.barrier(name);
+  });
 }
 
 void Engine::part() noexcept {

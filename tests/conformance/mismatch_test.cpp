@@ -95,6 +95,8 @@ std::vector<Case> cases() {
     comm.all_reduce(std::span(data), {.unit = 1, .label = 0});
   };
   const auto barrier = [](const Communicator& comm) { comm.barrier(); };
+  const auto named = [](std::string name) { return [name](const Communicator& comm) { comm.barrier(name); }; };
+  const std::string long_name = "a name that is too long for a description, and ends in ";
   const MessageTag one{.unit = 1, .label = 0};
   const MessageTag two{.unit = 2, .label = 0};
   const MessageTag later{.unit = 1, .label = 7};
@@ -120,6 +122,9 @@ std::vector<Case> cases() {
       {"OtherRootOfAGather", gather_at(0), gather_at(1), {"root 0", "root 1"}},
       {"AllToAllAgainstGather", exchange, gather_at(0), {"all_to_all", "gather"}},
       {"OtherUnit", reduce(64, one), reduce(64, two), {"unit 1", "unit 2"}},
+      {"OtherName", named("before the export"), named("after the export"), {"barrier#1 \"before the export\"", "barrier#1 \"after the export\""}},
+      {"OtherEndOfALongName", named(long_name + "one"), named(long_name + "two"), {"barrier#1 \"a name that is too long"}},
+      {"NameAgainstNone", named("x"), barrier, {"barrier#1 \"x\""}},
       {"OtherWindow", attach("a"), attach("b"), {"attach"}},
       {"CallAgainstAttach", reduce(64, one), attach("b"), {"attach", "all_reduce"}},
   };
