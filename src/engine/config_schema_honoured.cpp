@@ -336,8 +336,8 @@ constexpr std::array kKeys{
         {.pointer = "/zeroth/reduction",
          .kind = KeyKind::kChoice,
          .text = "Who forms sums over ranks. `rank_order`: Zeroth, in rank order along the nodes, with the same bits over every transport. "
-                 "`transport`: over `mpi`, MPI's own algorithms, in an order of theirs; stages, sizes and MPI's parameters then change bits. "
-                 "Refused where the transport has none. Part of the numbers.",
+                 "`transport`: over `mpi`, MPI's own calls; with more than 8 ranks sums are in an order of MPI's, and stages, sizes and MPI's "
+                 "parameters change bits. Refused where the transport has none. Part of the numbers.",
          .choices = kEnumNames<Reduction>}),
     bind<&Config::runtime, &RuntimeConfig::check_calls>(
         {.pointer = "/zeroth/check_calls",

@@ -27,9 +27,9 @@
 namespace zeroth::detail {
 namespace {
 
-// [Note: Few ranks] Up to so many, parts travel between each two ranks, and the kernels of the other backends add them up: measured with 2 ranks on one
-// host that is as fast as MPI's calls where these are good, and up to five times as fast where they are not (benchmarks/comm/mpi_bench.cpp). With many
-// ranks it is n messages for each of them, where MPI needs log n. Where the limit is best is a guess: nobody has measured between hosts.
+// [Note: Few ranks] Up to so many, parts travel between each two ranks, and the kernels of the other backends add them up: with 2 ranks on one host that
+// is about as fast as MPI's calls where these are good, and faster where they are not (benchmarks/comm/mpi_bench.cpp). With many ranks it is n messages
+// for each of them, where MPI needs log n. Where the limit is best is a guess: nobody has measured between hosts.
 constexpr int kFewRanks = 8;
 constexpr std::size_t kSmallReduceBytes = std::size_t{2} << 10U;  // of an all_reduce in one step; below what MPI copies at once, not kInlineBytes
 constexpr std::size_t kSmallPartBytes = std::size_t{64} << 10U;
