@@ -178,7 +178,7 @@ class MpiGroup {
     }
   }
 
-  /// A call of MPI.
+  /// A call of MPI, until it is done.
   template <class Start>
   void make(std::size_t bytes, const Start& start) {
     run([&] { return seat_->start_call(name_of(call_.kind), bytes, start); }, [] {});
@@ -187,18 +187,26 @@ class MpiGroup {
   /// Starts something and waits for it. `meanwhile`: what this rank does once it has started.
   template <class Start, class Meanwhile>
   void run(const Start& start, const Meanwhile& meanwhile) {
-    try {
+    or_stop([&] {
       MpiRequests requests = start();
       meanwhile();
       await(requests);
+    });
+  }
+
+  /// An error inside stops the job for the others.
+  template <class Body>
+  void or_stop(const Body& body) {
+    try {
+      body();
     } catch (const Error& error) {
       // While the buffers are still there; afterwards nothing moves any more. Without effect where a peer's abort was heard.
       const Error named = in_this_call(error);
       seat_->abort(named.what());
       if (dynamic_cast<const JobVerdict*>(&error) != nullptr) throw;
       throw named;
-    } catch (const std::exception& error) {
-      seat_->abort(error.what());
+    } catch (...) {  // an interrupt
+      seat_->abort(fmt::format("{} was interrupted", text_of(call_)));
       throw;
     }
   }
@@ -469,39 +477,61 @@ class MpiGroup {
     }
   }
 
-  /// MPI moves the parts, in pieces of staging_bytes, and the kernels of the other backends add them up, in rank order along the nodes.
+  /// A piece of every rank's part on its way: what this rank gives to and takes from each.
+  struct Posted {
+    std::vector<MpiPiece> given{};
+    std::vector<MpiPiece> taken{};
+    MpiRequests requests{};
+  };
+
+  /// MPI moves the parts, in pieces of staging_bytes, and the kernels of the other backends add them up, in rank order along the nodes. A piece is on
+  /// its way while the one before it is added up.
   void reduce_here(const Collective& call, std::byte* to, const std::vector<std::int64_t>& counts, const std::vector<std::int64_t>& offsets) {
     const DType type = type_on_the_way(call);
     const std::size_t in_size = size_of(call.in_dtype);
     const std::size_t size_on_the_way = size_of(type);
     const auto piece = static_cast<std::int64_t>(options_.staging_bytes / std::max(size_on_the_way, size_of(call.out_dtype)));
     const std::int64_t pieces = (*std::ranges::max_element(counts) + piece - 1) / piece;
+    if (pieces == 0) return;
     const bool widens = type != call.in_dtype;
     const std::size_t place = static_cast<std::size_t>(piece) * size_on_the_way;
-    std::byte* const staging = staging_.reserve(pieces > 0 ? place * members_.size() : 0, options_.ledger);
-    std::byte* const wide = widens && pieces > 0 ? widened_.reserve(place * members_.size(), options_.ledger) : nullptr;
-    for (std::int64_t number = 0; number < pieces; ++number) {
-      const auto first_of = [&](std::size_t owner) { return std::min(number * piece, counts[owner]); };
-      const auto length_of = [&](std::size_t owner) { return std::min(piece, counts[owner] - first_of(owner)); };
-      std::vector<MpiPiece> given = no_pieces();
-      std::vector<MpiPiece> taken = no_pieces();
-      const std::int64_t own = length_of(index());
+    const std::size_t half = place * members_.size();
+    std::byte* const staging = staging_.reserve(2 * half, options_.ledger);
+    std::byte* const wide = widens ? widened_.reserve(2 * half, options_.ledger) : nullptr;
+    const auto first_of = [&](std::size_t owner, std::int64_t number) { return std::min(number * piece, counts[owner]); };
+    const auto length_of = [&](std::size_t owner, std::int64_t number) { return std::min(piece, counts[owner] - first_of(owner, number)); };
+    Posted posted[2];
+    const auto post = [&](std::int64_t number) {
+      Posted& next = posted[number % 2];
+      next.given = next.taken = no_pieces();
+      const std::size_t begin = static_cast<std::size_t>(number % 2) * half;
+      const auto own_bytes = static_cast<std::size_t>(length_of(index(), number)) * size_on_the_way;
       for (std::size_t peer = 0; peer < members_.size(); ++peer) {
-        const std::byte* from = call.send + static_cast<std::size_t>(offsets[peer] + first_of(peer)) * in_size;
+        const std::int64_t length = length_of(peer, number);
+        const std::byte* from = call.send + static_cast<std::size_t>(offsets[peer] + first_of(peer, number)) * in_size;
         if (widens) {
-          widen(wide + peer * place, from, length_of(peer));
-          from = wide + peer * place;
+          widen(wide + begin + peer * place, from, length);
+          from = wide + begin + peer * place;
         }
-        given[peer] = {const_cast<std::byte*>(from), static_cast<std::size_t>(length_of(peer)) * size_on_the_way};
-        taken[peer] = {staging + peer * place, static_cast<std::size_t>(own) * size_on_the_way};
+        next.given[peer] = {const_cast<std::byte*>(from), static_cast<std::size_t>(length) * size_on_the_way};
+        next.taken[peer] = {staging + begin + peer * place, own_bytes};
+        if (peer != index()) count(static_cast<int>(peer), own_bytes);
       }
-      Summands sources;
-      for (std::size_t peer = 0; peer < members_.size(); ++peer) {
-        sources.add(peer == index() ? given[peer].data : taken[peer].data, type);
+      next.requests = seat_->start_exchange(handle_, rank(), next.given, next.taken);  // leaves out what this rank has for itself
+    };
+    or_stop([&] {
+      post(0);
+      for (std::int64_t number = 0; number < pieces; ++number) {
+        if (number + 1 < pieces) post(number + 1);
+        Posted& done = posted[number % 2];
+        await(done.requests);
+        Summands sources;
+        for (std::size_t peer = 0; peer < members_.size(); ++peer) {
+          sources.add(peer == index() ? done.given[peer].data : done.taken[peer].data, type);
+        }
+        reduce(call, to + static_cast<std::size_t>(first_of(index(), number)) * size_of(call.out_dtype), sources, length_of(index(), number));
       }
-      exchange(given, taken);
-      reduce(call, to + static_cast<std::size_t>(first_of(index())) * size_of(call.out_dtype), sources, own);
-    }
+    });
   }
 
   void reduce(const Collective& call, std::byte* to, const Summands& sources, std::int64_t elements) const {
