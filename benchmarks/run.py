@@ -128,6 +128,16 @@ RUNS = [
     ),
     *(
         Run(
+            name=f"mpi-{ranks}-ranks",
+            command=f"mpirun --oversubscribe --bind-to none --mca btl self,vader -n {ranks} {{build}}/benchmarks/mpi_bench",
+            quick="--rounds 1 --sizes 4096 65536",
+            minutes=minutes,
+            on_demand=True,
+        )
+        for ranks, minutes in ((2, 4), (4, 8))
+    ),
+    *(
+        Run(
             name=f"comm-peers-{ranks}-ranks",
             command=f"{{python}} {{root}}/benchmarks/comm/comm_peers.py --build {{build}} --ranks {ranks}",
             quick="--rounds 1 --largest 20",

@@ -411,7 +411,7 @@ void bind_engine(py::module_& module) {
            })
       .def("join", [](Engine& self) { return name_of(self.base().join()); }, NoGil())
       .def("average", [](Engine& self, double value) { return self.base().average(value); }, NoGil())
-      .def("barrier", [](Engine& self) { self.base().core().barrier(); }, NoGil())
+      .def("barrier", [](Engine& self, const std::string& name) { self.base().core().barrier(name); }, py::arg("name") = "", NoGil())
       .def("set_buffers", &Engine::set_buffers, py::arg("buffers"))
       .def("export_safetensors",
            [](Engine& self, const std::string& path) {

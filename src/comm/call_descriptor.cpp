@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <string_view>
 
@@ -19,10 +21,28 @@ std::string dtype_text(std::uint8_t in, std::uint8_t out) {
   return fmt::format("{}->{}", name_of(static_cast<DType>(in)), name_of(static_cast<DType>(out)));
 }
 
+/// See [Note: Names in descriptors]. One that is too long ends in three dots.
+void put_name(CallDescriptor& call, const std::string& name) {
+  call.counts_digest = digest64(name);
+  const std::string text = name.size() <= kNameBytes ? name : name.substr(0, kNameBytes - 3) + "...";
+  std::memcpy(reinterpret_cast<std::byte*>(&call) + kNameBytesAt, text.data(), text.size());
+}
+
+/// " \"before the export\"" of a barrier that has a name.
+std::string quoted_name_of(const CallDescriptor& call) {
+  char bytes[kNameBytes];
+  std::memcpy(bytes, reinterpret_cast<const std::byte*>(&call) + kNameBytesAt, sizeof bytes);
+  std::string text(bytes, ::strnlen(bytes, sizeof bytes));
+  if (text.empty()) return {};
+  std::ranges::replace_if(text, [](char letter) { return letter >= 0 && letter < ' '; }, '?');  // a peer wrote it
+  return " \"" + text + "\"";
+}
+
 /// " float32, 23 elements (92 B)": what follows the name of the call.
 std::string shape_of(const CallDescriptor& call) {
   std::string text;
   if (call.op != static_cast<std::uint8_t>(ReduceOp::kSum)) text += fmt::format(" {}", name_of(static_cast<ReduceOp>(call.op)));
+  if (call.kind == PostKind::kBarrier) return quoted_name_of(call);
   if (call.kind < PostKind::kBarrier) {
     const std::uint64_t element = call.in_dtype <= static_cast<std::uint8_t>(DType::kUInt8)
                                       ? size_of(static_cast<DType>(call.in_dtype))
@@ -74,6 +94,7 @@ CallDescriptor describe_call(const Collective& collective, std::uint64_t sequenc
                                    collective.offsets.size() * sizeof(std::int64_t)},
                                   call.counts_digest);
   }
+  if (!collective.name.empty()) put_name(call, collective.name);
   call.elements = std::accumulate(collective.counts.begin(), collective.counts.end(), std::int64_t{0});
   call.whole_kind = static_cast<PostKind>(collective.step_of.kind);
   call.whole_in_dtype = static_cast<std::uint8_t>(collective.step_of.in_dtype);

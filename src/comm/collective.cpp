@@ -117,7 +117,8 @@ std::string other_rank(CollectiveKind kind, int rank) {
 
 std::string describe(const Collective& collective) {
   if (collective.kind == CollectiveKind::kBarrier) {
-    return fmt::format("barrier unit={} label={}", collective.tag.unit, collective.tag.label);
+    const std::string name = collective.name.empty() ? "" : fmt::format(" \"{}\"", collective.name);
+    return fmt::format("barrier{} unit={} label={}", name, collective.tag.unit, collective.tag.label);
   }
   return fmt::format(
       "{}{} {}{} {}{}{} unit={} label={}",
@@ -172,6 +173,7 @@ void validate(const Collective& collective, int rank, int size, std::string_view
                   "a barrier has no data");
     return;
   }
+  check.require(collective.name.empty(), "only a barrier has a name");
   const CollectiveKind kind = collective.kind;
   const bool reduces = kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kReduceScatter;
   const bool one_count =

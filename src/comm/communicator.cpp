@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <string>
 #include <utility>
 
 namespace zeroth {
@@ -13,8 +14,8 @@ Communicator::Communicator(std::shared_ptr<CommBackend> backend)
 Communicator::Communicator(std::shared_ptr<CommBackend> backend, Stream stream)
     : backend_(std::move(backend)), stream_(std::move(stream)) {}
 
-void Communicator::barrier(MessageTag tag) const {
-  const Collective collective{.kind = CollectiveKind::kBarrier, .tag = tag};
+void Communicator::barrier(std::string_view name, MessageTag tag) const {
+  const Collective collective{.kind = CollectiveKind::kBarrier, .tag = tag, .name = std::string(name)};
   backend_->submit({&collective, 1}, stream_).wait();
 }
 

@@ -89,6 +89,12 @@ struct CallDescriptor {
   std::int64_t key = 0;
 };
 
+/// [Note: Names in descriptors] A barrier has neither buffers nor parts: what describes those of other calls holds the beginning of its name, for the
+/// text of an error on other ranks. Its digest is what is compared. So names cost no bytes.
+inline constexpr std::size_t kNameBytesAt = offsetof(CallDescriptor, send_offset);
+inline constexpr std::size_t kNameBytes = sizeof(CallDescriptor) - kNameBytesAt;
+static_assert(kNameBytes == 48);
+
 inline constexpr std::size_t kInlineBytes = 8192;
 
 /// One call with its payload, if that is small.

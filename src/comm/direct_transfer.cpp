@@ -61,8 +61,9 @@ void SharedMemoryEngine::locate(Call& call) const {
       break;
     case CollectiveKind::kSend:
     case CollectiveKind::kRecv:
-    case CollectiveKind::kBarrier:
       break;
+    case CollectiveKind::kBarrier:
+      return;  // its descriptor holds a name there
   }
   call.descriptor.send_window = send.window;
   call.descriptor.send_offset = send.offset;

@@ -1,5 +1,6 @@
 #include "comm/inproc_exchange.h"
 #include "comm/levels_of_hosts.h"
+#include "comm/mpi/mpi_collectives.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/nccl/nccl_backend.h"
 #include "comm/rendezvous.h"
@@ -11,6 +12,7 @@
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
+#include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/messages.h>
 #include <zeroth/comm/mixed.h>
@@ -78,8 +80,37 @@ std::unique_ptr<CommBackend> make_shm(const WorldSpec& spec) {
       detail::SharedMemoryEngine::make_world(std::move(exchange), spec.rank, spec.size, spec.options));
 }
 
+/// Ranks that make their calls in different ways would wait for each other: so this is compared over messages, which all of them have.
+void require_same_way(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options) {
+  const std::array<std::int32_t, 2> own{static_cast<std::int32_t>(options.reduction), options.check_calls ? 1 : 0};
+  std::vector<std::int32_t> all(own.size() * static_cast<std::size_t>(transport->size()));
+  Communicator(make_message_backend(transport, options)).all_gather(std::span<const std::int32_t>(own), std::span(all));
+  for (std::size_t rank = 0; rank < all.size() / own.size(); ++rank) {
+    const std::int32_t* const theirs = &all[own.size() * rank];
+    if (theirs[0] == own[0] && theirs[1] == own[1]) continue;
+    const auto text = [](std::int32_t reduction, std::int32_t checks) {
+      return fmt::format("zeroth.reduction {}, zeroth.check_calls {}", name_of(static_cast<Reduction>(reduction)), checks != 0);
+    };
+    throw Error(ErrorCode::kMismatch,
+                "ranks do not make their calls in the same way",
+                {.where = "comm.mpi",
+                 .who = fmt::format("rank {}/{}", transport->rank(), transport->size()),
+                 .expected = fmt::format("{} (rank {})", text(own[0], own[1]), transport->rank()),
+                 .got = fmt::format("{} (rank {})", text(theirs[0], theirs[1]), rank),
+                 .hint = "start every rank with the same configuration file and arguments"});
+  }
+}
+
 std::unique_ptr<CommBackend> make_mpi(const WorldSpec& spec) {
-  return make_message_backend(detail::make_mpi_transport(detail::load_mpi(), spec.rank, spec.size, spec.options), spec.options);
+  const std::shared_ptr<detail::MpiSeat> seat = detail::open_mpi_seat(detail::load_mpi(), spec.rank, spec.size, spec.options);
+  const std::shared_ptr<MessageTransport> transport = detail::make_mpi_transport(seat);
+  require_same_way(transport, spec.options);
+  std::unique_ptr<CommBackend> messages = make_message_backend(transport, spec.options);
+  if (spec.options.reduction == Reduction::kRankOrder) return messages;
+  std::unique_ptr<CommBackend> side = spec.options.check_calls ? messages->split(0, spec.rank, "checks") : nullptr;
+  std::unique_ptr<CommBackend> own_sums = detail::make_mpi_collectives(seat, std::move(messages), spec.options);
+  if (!side) return own_sums;
+  return std::make_unique<CheckedBackend>(std::move(own_sums), std::move(side));
 }
 
 std::unique_ptr<CommBackend> make_shm_and_mpi(const WorldSpec& spec) {
@@ -97,16 +128,17 @@ struct Entry {
   std::string_view name;
   std::unique_ptr<CommBackend> (*make)(const WorldSpec&);
   bool has_segment;
+  bool has_own_sums;  ///< takes Reduction::kTransport
   bool has_board = false;
 };
 constexpr auto kBackends = std::to_array<Entry>({
-    {"self", make_self, false},
-    {"inproc", make_inproc, true},
-    {"shm", make_shm, true},
-    {"mpi", make_mpi, false},
-    {"shm+mpi", make_shm_and_mpi, false},
-    {"nccl", make_nccl, true, true},
-    {"nccl+mpi", make_nccl_and_mpi, false},
+    {"self", make_self, false, true},
+    {"inproc", make_inproc, true, false},
+    {"shm", make_shm, true, false},
+    {"mpi", make_mpi, false, true},
+    {"shm+mpi", make_shm_and_mpi, false, false},
+    {"nccl", make_nccl, true, true, true},
+    {"nccl+mpi", make_nccl_and_mpi, false, true},
 });
 
 const Entry& find_backend(std::string_view name) {
@@ -205,8 +237,19 @@ std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec
            {.where = "comm." + std::string(name),
             .expected = "0 <= rank < world size",
             .got = fmt::format("rank {}, world size {}", spec.rank, spec.size)});
+  for (const std::string& part : parts) {
+    ZR_CHECK(find_backend(part).has_own_sums || spec.options.reduction == Reduction::kRankOrder,
+             ErrorCode::kConfig,
+             "this transport has no sums of its own",
+             {.where = "comm." + part,
+              .which = "zeroth.reduction",
+              .expected = "rank_order; or ranks of mpirun with ZEROTH_BACKEND=mpi",
+              .got = std::string(name_of(spec.options.reduction))});
+  }
   return parts.size() == 1 ? find_backend(name).make(spec) : make_mixture(parts, spec);
 }
+
+std::string_view name_of(Reduction reduction) noexcept { return reduction == Reduction::kRankOrder ? "rank_order" : "transport"; }
 
 std::vector<std::string> backend_names() {
   std::vector<std::string> names;

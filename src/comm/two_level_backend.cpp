@@ -140,12 +140,12 @@ class TwoLevels {
     switch (call.kind) {
       case CollectiveKind::kReduceScatter: return reduce_scatter(call);
       case CollectiveKind::kAllReduce: return all_reduce(call);
-      case CollectiveKind::kAllGather: agree(call.tag); return all_gather(call);
-      case CollectiveKind::kBroadcast: agree(call.tag); return broadcast(call);
+      case CollectiveKind::kAllGather: agree(call); return all_gather(call);
+      case CollectiveKind::kBroadcast: agree(call); return broadcast(call);
       case CollectiveKind::kGather:
       case CollectiveKind::kScatter:
       case CollectiveKind::kAllToAll:
-      case CollectiveKind::kBarrier: agree(call.tag); return make(*base_, call);
+      case CollectiveKind::kBarrier: agree(call); return make(*base_, call);
       case CollectiveKind::kSend:
       case CollectiveKind::kRecv: return;  // not alone
     }
@@ -153,8 +153,8 @@ class TwoLevels {
 
   /// [Note: One first step] Ranks that make different calls would wait for each other in different groups, for ever. So every call begins with
   /// one that all ranks of a node make, and goes on with one that its ranks make between the nodes: if not of itself, with empty ones.
-  void agree(MessageTag tag) {
-    for (CommBackend* seat : {node_.get(), across_.get()}) make(*seat, Collective{.tag = tag});
+  void agree(const Collective& call) {
+    for (CommBackend* seat : {node_.get(), across_.get()}) make(*seat, Collective{.tag = call.tag, .name = call.name});
   }
 
   /// Of the ranks of one node, from what there is of all ranks.

@@ -20,6 +20,8 @@ constexpr std::string_view kEnumNames = "";
 template <>
 constexpr std::string_view kEnumNames<ReductionPolicy> = "per_micro_step|per_step";
 template <>
+constexpr std::string_view kEnumNames<Reduction> = "rank_order|transport";
+template <>
 constexpr std::string_view kEnumNames<Reshard> = "default|all|none";
 template <>
 constexpr std::string_view kEnumNames<Uneven> = "error|drop|join";
@@ -27,6 +29,7 @@ template <>
 constexpr std::string_view kEnumNames<ExecutionMode> = "inline|chaos";
 static_assert(static_cast<int>(ReductionPolicy::kPerMicroStep) == 0 &&
               static_cast<int>(ReductionPolicy::kPerStep) == 1);
+static_assert(static_cast<int>(Reduction::kRankOrder) == 0 && static_cast<int>(Reduction::kTransport) == 1);
 static_assert(static_cast<int>(Reshard::kDefault) == 0 && static_cast<int>(Reshard::kAll) == 1 &&
               static_cast<int>(Reshard::kNone) == 2);
 static_assert(static_cast<int>(Uneven::kError) == 0 && static_cast<int>(Uneven::kDrop) == 1 && static_cast<int>(Uneven::kJoin) == 2);
@@ -343,6 +346,17 @@ constexpr std::array kKeys{
          .text = "Consecutive ranks that count as one node; 0: the ranks of each host over `shm+mpi`, else all. Sums are formed inside each node first, then over the "
                  "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, also on one host.",
          .highest = 4096}),
+    bind<&Config::runtime, &RuntimeConfig::reduction>(
+        {.pointer = "/zeroth/reduction",
+         .kind = KeyKind::kChoice,
+         .text = "Who forms sums over ranks. `rank_order`: Zeroth, in rank order along the nodes, with the same bits over every transport. "
+                 "`transport`: over `mpi`, MPI's own calls; with more than 8 ranks sums are in an order of MPI's, and stages, sizes and MPI's "
+                 "parameters change bits. Refused where the transport has none. Part of the numbers.",
+         .choices = kEnumNames<Reduction>}),
+    bind<&Config::runtime, &RuntimeConfig::check_calls>(
+        {.pointer = "/zeroth/check_calls",
+         .text = "To find a rank that takes another path, where `reduction` is `transport`: all ranks compare each call before they make it, "
+                 "which costs two rounds of small messages. In `rank_order` they always do."}),
     bind<&Config::runtime, &RuntimeConfig::link_bytes_per_s>(
         {.pointer = "/zeroth/link_bytes_per_s",
          .kind = KeyKind::kInteger,

@@ -523,11 +523,13 @@ std::vector<double> Engine::learning_rates() const {
   return rates;
 }
 
-void Engine::meet(Meeting what) {
+void Engine::meet(Meeting what, std::string_view name) {
   const std::uint64_t before = watch_ ? watch_->entered() : 0;
   enter(Phase::kMeeting);
-  announce(turn_of(what));
-  gradients_->meet(what);
+  // The names of those that have a batch are in what they announce.
+  const bool all = rounds_->num_out() == 0;
+  announce(turn_of(what), name.empty() ? -1 : static_cast<int>(digest64(name) >> 33U));
+  gradients_->meet(what, all ? name : std::string_view());
   if (watch_) watch_->resume(before);
 }
 
@@ -541,8 +543,12 @@ double Engine::sum_over_ranks(double value) {
 
 double Engine::average(double value) { return sum_over_ranks(value) / static_cast<double>(world() - rounds_->num_out()); }
 
-void Engine::barrier() {
-  together([&] { meet(Meeting::kBarrier); });
+void Engine::barrier(std::string_view name) {
+  together([&] {
+    meet(Meeting::kBarrier, name);
+    // One-sided meetings know what kind of call it is, and no more: names are compared by a matched one.
+    if (world() > 1 && communicator_.backend().capabilities().one_sided) communicator_.barrier(rounds_->num_out() == 0 ? name : std::string_view());
+  });
 }
 
 void Engine::announce(Turn turn, int what) {

@@ -37,6 +37,7 @@ std::string Rounds::describe(Announcement said) const {
   const auto index = static_cast<std::size_t>(said.turn);
   const std::string name = index < std::size(kNames) ? kNames[index] : "an unknown call";
   if (said.what < 0) return name;
+  if (said.turn != Turn::kGather && said.turn != Turn::kReduce) return name + " by a name of digest " + std::to_string(said.what);
   const int unit = said.turn == Turn::kReduce ? model_.flat(said.what).unit : said.what;
   return name + "unit " + model_.units[static_cast<std::size_t>(unit)].name;
 }

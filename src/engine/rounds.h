@@ -20,7 +20,7 @@ enum class Turn : std::uint8_t { kListen, kBatch, kNoBatch, kEpoch, kGather, kRe
 
 struct Announcement {
   Turn turn = Turn::kListen;
-  int what = -1;  ///< unit of kGather, flat of kReduce
+  int what = -1;  ///< unit of kGather, flat of kReduce, digest of a barrier's name
   [[nodiscard]] bool operator==(const Announcement&) const = default;
 };
 

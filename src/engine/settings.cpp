@@ -60,6 +60,8 @@ CommOptions make_comm_options(const Config& config, int world) {
   CommOptions options;
   const int per_node = config.runtime.ranks_per_node;
   for (int rank = 0; per_node > 0 && rank < world; ++rank) options.nodes.push_back(rank / per_node);
+  options.reduction = config.runtime.reduction;
+  options.check_calls = config.runtime.check_calls;
   options.link_bytes_per_s = config.runtime.link_bytes_per_s;
   options.timeout = Milliseconds(config.runtime.timeout_ms);
   options.first_timeout = Milliseconds(config.runtime.first_timeout_ms);

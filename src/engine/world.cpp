@@ -21,6 +21,8 @@ struct World::Connection {
   Milliseconds timeout{};
   Milliseconds frozen_after{};
   std::vector<int> nodes;
+  Reduction reduction = Reduction::kRankOrder;
+  bool check_calls = false;
 };
 
 World::World() : connection_(std::make_shared<Connection>()) { arm_failpoints_of_environment(); }
@@ -188,6 +190,14 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
     watched.watch = watch();
     watched.call_table = variable_or_empty("ZEROTH_CALL_TABLE");
     connection_->watch->set_first_timeout(options.first_timeout);
+    ZR_CHECK(!transport_ || options.reduction == Reduction::kRankOrder,
+             ErrorCode::kConfig,
+             "this transport has no sums of its own",
+             {.where = "world",
+              .which = "zeroth.reduction",
+              .expected = "rank_order over " + backend_name_,
+              .got = std::string(name_of(options.reduction)),
+              .hint = "start the ranks with mpirun and set ZEROTH_BACKEND=mpi"});
     connection_->base =
         transport_ ? make_message_backend(transport_, watched)
                    : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = watched});
@@ -200,6 +210,12 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
                                                  .trace_folder = variable_or_empty("ZEROTH_TRACE_DIR"),
                                                  .logger = Logger(rank_, size_)});
     }
+    if (options.reduction == Reduction::kTransport) {
+      Logger(rank_, size_).progress("sums over ranks are formed by " + std::string(connection_->base->kind()) + " (zeroth.reduction = transport), not in rank order" +
+                                    (options.check_calls ? "; calls are compared (zeroth.check_calls)" : "; calls are not compared"));
+    }
+    connection_->reduction = options.reduction;
+    connection_->check_calls = options.check_calls;
     connection_->timeout = options.timeout;
     connection_->frozen_after = options.frozen_after;
     connection_->nodes = options.nodes;
@@ -211,6 +227,13 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
             .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
             .which = "zeroth.ranks_per_node",
             .hint = "give every engine of the process the same value"});
+  ZR_CHECK(connection_->reduction == options.reduction && connection_->check_calls == options.check_calls,
+           ErrorCode::kConfig,
+           "how the ranks of a process make their calls is decided by its first engine",
+           {.where = "world",
+            .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
+            .which = "zeroth.reduction, zeroth.check_calls",
+            .hint = "give every engine of the process the same values"});
   if (connection_->timeout != options.timeout || connection_->frozen_after != options.frozen_after) {
     Logger(rank_, size_).progress("the timeouts of this process's first engine hold for this one too: " +
                                   std::to_string(connection_->timeout.count()) + " ms, frozen after " +

@@ -33,7 +33,9 @@ void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
   }
   if (!tensor.is_cpu() && !tensor.is_cuda()) refuse("device " + tensor.device().str(), "move the model to the CPU or a CUDA device");
   if (!tensor.is_non_overlapping_and_dense()) {
-    refuse("strides with gaps or overlap", "make it contiguous() before it becomes a parameter");
+    std::string strides;
+    for (const std::int64_t stride : tensor.strides()) strides += (strides.empty() ? "" : ", ") + std::to_string(stride);
+    refuse("strides [" + strides + "] with gaps or overlap", "make it contiguous() before it becomes a parameter");
   }
 }
 

@@ -102,8 +102,10 @@ RankTrace parse(std::string_view text, const std::string& file) {
                 .name = field<std::string>(object, "call"),
                 .begun_ns = field<std::int64_t>(object, "begun_ns"),
                 .ended_ns = field<std::int64_t>(object, "ended_ns")};
-      call.what = fmt::format("{} {} [{}] unit={} label={}",
+      const auto given = object.value("name", std::string());  // of a barrier
+      call.what = fmt::format("{}{} {} [{}] unit={} label={}",
                               call.name,
+                              given.empty() ? "" : " \"" + given + "\"",
                               field<std::string>(object, "dtype"),
                               field<std::int64_t>(object, "elements"),
                               field<int>(object, "unit"),

@@ -31,7 +31,7 @@ class GradientExchange {
   /// This rank publishes nothing more in its backwards before number `next`.
   virtual void close_backward(std::uint64_t next) = 0;
   /// See GradientStore::meet().
-  virtual void meet(Meeting what) = 0;
+  virtual void meet(Meeting what, std::string_view name) = 0;
   /// Blocks until this rank's shards hold the sums of all backwards before number `next`.
   virtual void await_sums(std::uint64_t next) = 0;
   /// Replicated gradients: makes all shards readable through ModelMemory::peer_reduced().

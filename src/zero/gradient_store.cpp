@@ -191,8 +191,8 @@ void GradientStore::close_backward() {
   exchange_->close_backward(++backward_);
 }
 
-void GradientStore::meet(Meeting what) {
-  if (model_.world > 1) exchange_->meet(what);
+void GradientStore::meet(Meeting what, std::string_view name) {
+  if (model_.world > 1) exchange_->meet(what, name);
 }
 
 void GradientStore::complete() {

@@ -51,9 +51,9 @@ class MatchedExchange final : public GradientExchange {
   void progress() override {}
   void close_backward(std::uint64_t /*next*/) override {}
 
-  void meet(Meeting what) override {
+  void meet(Meeting what, std::string_view name) override {
     reduce_stream_.synchronize();
-    const Collective barrier{.kind = CollectiveKind::kBarrier, .tag = tag_of(what)};
+    const Collective barrier{.kind = CollectiveKind::kBarrier, .tag = tag_of(what), .name = std::string(name)};
     backend_.submit({&barrier, 1}, reduce_stream_).wait();
   }
 

@@ -47,7 +47,7 @@ class OneSidedExchange final : public GradientExchange {
   void publish(int flat, DType dtype) override;
   void progress() override;
   void close_backward(std::uint64_t next) override;
-  void meet(Meeting what) override;
+  void meet(Meeting what, std::string_view name) override;
   void await_sums(std::uint64_t next) override;
   void share_sums() override {}  // they lie where peers can read them
   void begin_step() override {
@@ -360,12 +360,13 @@ void OneSidedExchange::wait(const std::string& what, const std::function<bool()>
       {.what = what, .missing = std::move(missing)});
 }
 
-void OneSidedExchange::meet(Meeting what) {
+void OneSidedExchange::meet(Meeting what, std::string_view given) {
   if (model_.world == 1) return;
   const auto name = [](std::uint64_t word) { return name_of(static_cast<Meeting>(word & 0xffU)); };
+  const std::string quoted = given.empty() ? "" : " \"" + std::string(given) + "\"";
   const std::uint64_t own = (++meetings_ << 8U) | static_cast<std::uint64_t>(what);
   announce(memory_.signals(memory_.rank()).meeting(), own);
-  wait(std::string(name(own)) + " of all ranks", [&] {
+  wait(std::string(name(own)) + quoted + " of all ranks", [&] {
     for (int rank = 0; rank < model_.world; ++rank) {
       const std::uint64_t theirs = memory_.signals(rank).meeting().load();
       if (theirs >> 8U < meetings_) return false;
@@ -375,7 +376,7 @@ void OneSidedExchange::meet(Meeting what) {
                {.where = "zero.meet",
                 .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
                 .which = "matched call " + std::to_string(meetings_),
-                .expected = std::string(name(own)) + " on rank " + std::to_string(memory_.rank()),
+                .expected = std::string(name(own)) + quoted + " on rank " + std::to_string(memory_.rank()),
                 .got = std::string(name(theirs)) + " on rank " + std::to_string(rank),
                 .hint = "all ranks must make the same calls in the same order"});
     }

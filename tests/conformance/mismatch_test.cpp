@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace zeroth::test {
@@ -93,6 +95,8 @@ std::vector<Case> cases() {
     comm.all_reduce(std::span(data), {.unit = 1, .label = 0});
   };
   const auto barrier = [](const Communicator& comm) { comm.barrier(); };
+  const auto named = [](std::string name) { return [name](const Communicator& comm) { comm.barrier(name); }; };
+  const std::string long_name = "a name that is too long for a description, and ends in ";
   const MessageTag one{.unit = 1, .label = 0};
   const MessageTag two{.unit = 2, .label = 0};
   const MessageTag later{.unit = 1, .label = 7};
@@ -118,6 +122,9 @@ std::vector<Case> cases() {
       {"OtherRootOfAGather", gather_at(0), gather_at(1), {"root 0", "root 1"}},
       {"AllToAllAgainstGather", exchange, gather_at(0), {"all_to_all", "gather"}},
       {"OtherUnit", reduce(64, one), reduce(64, two), {"unit 1", "unit 2"}},
+      {"OtherName", named("before the export"), named("after the export"), {"barrier#1 \"before the export\"", "barrier#1 \"after the export\""}},
+      {"OtherEndOfALongName", named(long_name + "one"), named(long_name + "two"), {"barrier#1 \"a name that is too long"}},
+      {"NameAgainstNone", named("x"), barrier, {"barrier#1 \"x\""}},
       {"OtherWindow", attach("a"), attach("b"), {"attach"}},
       {"CallAgainstAttach", reduce(64, one), attach("b"), {"attach", "all_reduce"}},
   };
@@ -236,6 +243,56 @@ TEST_P(Mismatch, UsageErrorsAreLocalAndLeaveTheSeatWhole) {
         comm.all_reduce(std::span(data));
         require(data[0] == static_cast<float>(comm.size()), "the seat was harmed");
       });
+  EXPECT_TRUE(report.ok()) << report.text();
+}
+
+/// MPI's own calls, which nobody compares: only under mpirun.
+std::vector<WorldParam> uncompared_worlds() {
+  return mpi_world_size() > 1 ? std::vector<WorldParam>{{"mpi_own_sums", mpi_world_size()}} : std::vector<WorldParam>{};
+}
+class Uncompared : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends, Uncompared, ::testing::ValuesIn(uncompared_worlds()), name_of_param);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Uncompared);
+
+TEST_P(Uncompared, ACallThatOneRankSkipsEndsAtTheDeadline) {
+  static std::vector<float> data(100'000);  // MPI may still touch it when the next world is opened
+  WorldOptions options{.abort_on_failure = false};
+  options.comm.timeout = options.comm.first_timeout = Milliseconds{1'000};
+  const int last = GetParam().size - 1;
+  const RankReport report = run_world(
+      GetParam(),
+      [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+        const Communicator comm(backend);
+        comm.barrier();
+        if (rank == last) std::this_thread::sleep_for(Milliseconds{2'500});
+        if (rank != last) comm.all_reduce(std::span(data), {.unit = 3});
+        comm.barrier();
+      },
+      options);
+  ASSERT_EQ(report.failures.size(), static_cast<std::size_t>(GetParam().size)) << report.text();
+  for (const RankFailure& failure : report.failures) {
+    EXPECT_TRUE(failure.code == ErrorCode::kTimeout || (failure.code == ErrorCode::kAborted && failure.text.find("[TIMEOUT]") != std::string::npos))
+        << failure.text;
+    EXPECT_NE(failure.text.find("all_reduce#1"), std::string::npos) << failure.text;
+  }
+}
+
+TEST_P(Uncompared, RanksThatMakeTheirCallsInDifferentWaysAreRefusedAtTheStart) {
+  const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
+    for (const bool checks : {false, true}) {
+      CommOptions options = quick_options();
+      if (rank == 0 || checks) options.reduction = Reduction::kTransport;
+      options.check_calls = checks && rank == 0;
+      try {
+        (void)make_backend("mpi", {.rank = rank, .size = backend->size(), .job = {}, .hub = nullptr, .options = options});
+      } catch (const Error& error) {
+        const std::string text = error.what();
+        require(error.code() == ErrorCode::kMismatch && text.find("zeroth.reduction transport, zeroth.check_calls false") != std::string::npos, text);
+        continue;
+      }
+      throw std::runtime_error("ranks that make different calls were let in");
+    }
+  });
   EXPECT_TRUE(report.ok()) << report.text();
 }
 

@@ -22,8 +22,13 @@ namespace zeroth::test {
   return size == nullptr ? 0 : std::atoi(size);
 }
 
+/// "mpi" sums in rank order; "mpi_own_sums" makes MPI's own calls, and "mpi_own_sums_checked" compares them.
+[[nodiscard]] inline bool is_mpi_world(const std::string& backend) { return backend.starts_with("mpi"); }
+
 /// Runs body(rank, backend) on this rank; every rank has the report of all.
-[[nodiscard]] inline RankReport run_mpi_world(const RankBody& body, const CommOptions& options, bool abort_on_failure) {
+[[nodiscard]] inline RankReport run_mpi_world(const std::string& name, const RankBody& body, CommOptions options, bool abort_on_failure) {
+  if (name != "mpi") options.reduction = Reduction::kTransport;
+  options.check_calls = name == "mpi_own_sums_checked";
   struct Outcome {
     std::int32_t failed = 0;
     std::int32_t code = -1;

@@ -43,8 +43,11 @@ struct WorldOptions {
 
 /// Ranks that send each other messages: no memory that all peers can read.
 [[nodiscard]] inline bool over_messages(const WorldParam& param) {
-  return param.backend == "messages" || param.backend == "mpi" || param.backend == "levels";
+  return param.backend == "messages" || is_mpi_world(param.backend) || param.backend == "levels";
 }
+
+/// Whether sums have the bits of rank order along the nodes; else they are as close as any order is.
+[[nodiscard]] inline bool sums_in_rank_order(const CommBackend& backend) { return backend.kind() != "mpi with its own sums"; }
 
 [[nodiscard]] inline ThreadTransport transport_of(const WorldParam& param) {
   if (param.backend == "levels") return ThreadTransport::kLevels;
@@ -56,7 +59,7 @@ struct WorldOptions {
 [[nodiscard]] inline RankReport run_world(const WorldParam& param,
                                           const RankBody& body,
                                           const WorldOptions& options = {}) {
-  if (param.backend == "mpi") return run_mpi_world(body, options.comm, options.abort_on_failure);
+  if (is_mpi_world(param.backend)) return run_mpi_world(param.backend, body, options.comm, options.abort_on_failure);
   CommOptions comm = options.comm;
   comm.nodes = nodes_of_ranks(param.size, param.per_node);
   if (param.backend == "inproc" || param.backend == "mixed" || over_messages(param)) {
@@ -104,7 +107,7 @@ struct WorldOptions {
 
 /// All worlds for what needs no memory that peers can read; under mpirun that one.
 [[nodiscard]] inline std::vector<WorldParam> matched_worlds() {
-  if (mpi_world_size() > 0) return {{"mpi", mpi_world_size()}};
+  if (mpi_world_size() > 0) return {{"mpi", mpi_world_size()}, {"mpi_own_sums", mpi_world_size()}, {"mpi_own_sums_checked", mpi_world_size()}};
   std::vector<WorldParam> worlds = all_worlds();
   for (const int size : {1, 2, 3, 5}) worlds.push_back({"messages", size});
   for (const char* backend : {"inproc", "shm", "messages"}) worlds.push_back({backend, 4, 2});
@@ -121,7 +124,7 @@ struct WorldOptions {
 }
 
 [[nodiscard]] inline std::vector<WorldParam> several_worlds_of_messages() {
-  if (mpi_world_size() > 1) return {{"mpi", mpi_world_size()}};
+  if (mpi_world_size() > 1) return {{"mpi", mpi_world_size()}, {"mpi_own_sums_checked", mpi_world_size()}};
   return {{"messages", 2}, {"messages", 3}, {"messages", 4}, {"levels", 4, 2}};
 }
 

@@ -37,7 +37,7 @@ class NcclDevice : public ::testing::Test {
     stream_ = device_->make_stream("test");
     CommOptions options;
     options.timeout = Milliseconds{60'000};
-    options.sums = SumOrder::kLibrary;
+    options.reduction = Reduction::kTransport;
     options.device = 0;
     seat_ = make_backend("nccl", {.rank = 0, .size = 1, .options = options});
   }

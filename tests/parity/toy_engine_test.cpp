@@ -46,6 +46,22 @@ TEST(ToyEngine, ARankThatComesToAnotherCallIsNamedWhereCallsAreMatched) {
   EXPECT_THAT(message, HasSubstr("average() on rank 1"));
 }
 
+TEST(ToyEngine, BarriersOfDifferentNamesAreAMismatchWithBoth) {
+  for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages}) {
+    ToyTraining training = small(1, 2);
+    training.transport = transport;
+    training.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {
+      engine.barrier();
+      engine.barrier("after a step");
+      if (result.step == 2) engine.barrier(engine.rank() == 0 ? "before the export" : "before the end");
+    };
+    const std::string message = message_of(training);
+    EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks make different calls"));
+    EXPECT_THAT(message, HasSubstr("\"before the export\""));
+    EXPECT_THAT(message, HasSubstr("\"before the end\""));
+  }
+}
+
 TEST(ToyEngine, RanksThatSetOtherLearningRatesAreNamed) {
   ToyTraining training = small(2, 3);
   training.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {

@@ -44,7 +44,7 @@ struct NcclRank {
 struct NcclWorld {
   explicit NcclWorld(int world_size) : gpu(world_size), size(world_size), cuda(gpu.cuda_table()), tables(static_cast<std::size_t>(world_size), gpu.nccl_table()) {
     options.timeout = Milliseconds{20'000};
-    options.sums = SumOrder::kLibrary;
+    options.reduction = Reduction::kTransport;
   }
 
   FakeGpu gpu;

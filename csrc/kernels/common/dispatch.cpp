@@ -32,11 +32,10 @@ bool has_avx512() noexcept {
 
 constexpr const char* kVariable = "ZEROTH_ISA";
 
+/// Asked once: in a virtual machine the cpuid instruction takes microseconds, and every call of a kernel wants to know.
 Isa widest_isa() noexcept {
-  if (has_avx512()) {
-    return Isa::kAvx512;
-  }
-  return has_avx2() ? Isa::kAvx2 : Isa::kScalar;
+  static const Isa widest = has_avx512() ? Isa::kAvx512 : has_avx2() ? Isa::kAvx2 : Isa::kScalar;
+  return widest;
 }
 
 /// What the environment asks for, if it is one of the three.
@@ -77,15 +76,7 @@ void require_isa_override() {
 }
 
 bool is_supported(Isa isa) noexcept {
-  switch (isa) {
-    case Isa::kScalar:
-      return true;
-    case Isa::kAvx2:
-      return has_avx2();
-    case Isa::kAvx512:
-      return has_avx512();
-  }
-  return false;
+  return isa <= widest_isa();  // each set holds the ones before it
 }
 
 std::string_view name_of(Isa isa) noexcept {

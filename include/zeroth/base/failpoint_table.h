@@ -128,9 +128,9 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
     {"messages.headers",
      "src/comm/message_backend.cpp",
      "sends and receives between two ranks: headers posted, none has come"},
-    {"mpi.open", "src/comm/mpi/mpi_transport.cpp", "before MPI's world is opened"},
-    {"mpi.start", "src/comm/mpi/mpi_transport.cpp", "before MPI is given a message, or asked for one"},
-    {"mpi.wait", "src/comm/mpi/mpi_transport.cpp", "before MPI is asked whether a message is done"},
+    {"mpi.open", "src/comm/mpi/mpi_seat.cpp", "before MPI's world is opened"},
+    {"mpi.start", "src/comm/mpi/mpi_seat.cpp", "before MPI is given a message, or asked for one"},
+    {"mpi.wait", "src/comm/mpi/mpi_seat.cpp", "before MPI is asked whether a message is done"},
     {"levels.step", "src/comm/two_level_backend.cpp", "before one step of a call over two levels"},
     // The store.
     {"store.ask", "src/comm/store_socket.cpp", "a client, before its request"},
@@ -147,7 +147,7 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
      "before the transport tells the others",
      FailpointKind::kNoThrow},
     {"abort.mpi",
-     "src/comm/mpi/mpi_transport.cpp",
+     "src/comm/mpi/mpi_seat.cpp",
      "before MPI carries the word to the others",
      FailpointKind::kNoThrow},
     // Gradients.

@@ -92,6 +92,8 @@ struct Collective {
   bool accumulate = false;                  ///< sum of a reduce_scatter only, not in place: recv = recv + sum; this rank's own matter
   MessageTag tag{};
   WholeCall step_of{};
+  /// Of a barrier: ranks compare it, errors and the flight recorder say it (both at least its first 45 bytes). Empty: it has none.
+  std::string name{};
 };
 
 /// " to rank 3" of a send, " from rank 3" of a recv.

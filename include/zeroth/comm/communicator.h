@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -110,7 +111,9 @@ class Communicator {
                   MessageTag tag = {}) const {
     all_to_all_async(in, out, std::move(counts), std::move(recv_counts), stream_, tag).wait();
   }
-  void barrier(MessageTag tag = {}) const;
+  void barrier(MessageTag tag = {}) const { barrier({}, tag); }
+  /// With a name that ranks compare: two ranks in barriers of different names are kMismatch with both.
+  void barrier(std::string_view name, MessageTag tag = {}) const;
 
   /// To or from one other rank, see Collective.
   template <class T>

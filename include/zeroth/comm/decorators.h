@@ -1,4 +1,5 @@
-// Decorators of CommBackend: one counts, one breaks things on purpose, one makes links between nodes slow. They hold the seat that they wrap.
+// Decorators of CommBackend: one counts, one compares calls, one breaks things on purpose, one makes links between nodes slow. They hold the
+// seat that they wrap.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -121,6 +122,30 @@ class RecordingBackend final : public ForwardingBackend {
   std::shared_ptr<RankWatch> watch_;
   std::int32_t group_;
   std::uint64_t calls_ = 0;
+};
+
+/// For transports whose calls do not carry what ranks compare (MPI's own algorithms; NCCL): before each matched call every rank hears 16 bytes of
+/// every other one over another transport, and where they differ, the whole description: a skipped, swapped, differently sized or typed call is
+/// kMismatch on every rank, with both sides, and the call is not made. The counts of an all_to_all are compared between all ranks, too. Costs two
+/// rounds of small messages a call. Sends and receives are left to the transport. As with any transport, a rank that makes no call at all is waited
+/// for until the deadline.
+class CheckedBackend final : public ForwardingBackend {
+ public:
+  /// `side`: a seat in a group of the same ranks in the same order, over a transport that compares calls itself. Nobody else makes calls in it.
+  CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side);
+  [[nodiscard]] std::size_t memory_bytes() const override;
+  Work submit(std::span<const Collective> collectives, const Stream& stream) override;
+  [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
+  void abort(const Error& error) noexcept override;
+  void set_observer(std::shared_ptr<TrafficObserver> observer) override;
+  void set_tag_names(TagNames names) override;
+
+ private:
+  class Comparison;
+  void follow(const Work& work, const Stream& stream);
+  CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side, std::shared_ptr<Event> last_call);
+  std::shared_ptr<Comparison> comparison_;
+  std::shared_ptr<Event> last_call_;  ///< of this rank, in this group or in the parts that it was split into: comparisons have one order, too
 };
 
 /// What goes wrong, and when. Probabilities are per matched call or wait; the same seed gives the same

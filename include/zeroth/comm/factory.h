@@ -18,11 +18,14 @@ namespace zeroth {
 
 class RankWatch;
 
-/// In which order sums of floating-point numbers are formed.
-enum class SumOrder : std::uint8_t {
-  kRanks,    ///< as Collective says: the same bits on every transport
-  kLibrary,  ///< as the transport's library likes: faster where it is NCCL, other bits from version to version and machine to machine
+/// Who forms the sums of reductions, and in which order.
+enum class Reduction : std::uint8_t {
+  kRankOrder,  ///< Zeroth, in rank order along the nodes: the same bits over every transport
+  kTransport,  ///< where it has some, the transport's own algorithms, in an order of theirs: for those who want their speed
 };
+
+/// "rank_order", "transport".
+[[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;
 
 struct CommOptions {
   Milliseconds timeout{300'000};      ///< of every wait
@@ -35,10 +38,15 @@ struct CommOptions {
   std::size_t staging_bytes = std::size_t{256} << 10U;
   /// Node of each world rank; empty: all ranks are on one. The same on all ranks. See CommBackend::node_sizes().
   std::vector<int> nodes{};
+  /// The same on all ranks. kTransport: "mpi" makes its calls by MPI's own algorithms, "nccl" its sums by NCCL's; "self" has nothing to sum;
+  /// other backends are refused (kConfig). kRankOrder: "nccl" refuses sums of floating-point numbers, call by call.
+  Reduction reduction = Reduction::kRankOrder;
+  /// The same on all ranks. Where calls do not carry what ranks compare (Reduction::kTransport), they are compared before each call: see
+  /// CheckedBackend. Other backends always compare.
+  bool check_calls = false;
   /// Of each rank's link to other nodes, which World::connect() then emulates with a SlowLinkBackend; 0: as fast as it is.
   std::int64_t link_bytes_per_s = 0;
   std::string call_table{};  ///< file of a CallTable (mixed.h) that rank 0 reads; for mixtures of backends only
-  SumOrder sums = SumOrder::kRanks;  ///< what a transport cannot honour it refuses, call by call. The same on all ranks
   int device = -1;                   ///< nccl: this rank's CUDA device; -1: the one that is current on the thread that makes the seat
   std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
   std::shared_ptr<RankWatch> watch{};      ///< of this rank: hears of long waits, and can end them; unset: nobody does

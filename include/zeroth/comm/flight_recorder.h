@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -23,6 +25,7 @@ struct CallRecord {
   std::int64_t ended_ns = 0;   ///< 0: has not ended, or has failed
   std::int64_t elements = 0;   ///< sum of its counts
   std::int32_t group = 0;      ///< of groups()
+  std::int32_t name = -1;      ///< of names(); -1: none
   std::int32_t unit = -1;
   std::uint32_t label = 0;
   CollectiveKind kind = CollectiveKind::kBarrier;
@@ -38,6 +41,8 @@ class FlightRecorder {
 
   /// A number for the group's name; the same for the same name.
   [[nodiscard]] std::int32_t group(std::string_view name);
+  /// A number for a barrier's name. There are 1,024; later names are all the same one, "...".
+  [[nodiscard]] std::int32_t name(std::string_view name);
   /// A call begins. Returns its ticket. With end() some 60 ns, most of it for two looks at a clock.
   std::uint64_t begin(const CallRecord& call) noexcept;
   /// Its end. Does nothing once the ring has gone past it.
@@ -46,6 +51,7 @@ class FlightRecorder {
   /// Oldest first.
   [[nodiscard]] std::vector<CallRecord> records() const;
   [[nodiscard]] std::vector<std::string> groups() const;
+  [[nodiscard]] std::vector<std::string> names() const;
   /// "all_gather#40 of world/engine0, ended 12.3 s ago", of the newest record; "" if there is none.
   [[nodiscard]] std::string last_call() const;
   /// One JSON object a line: first {"rank", "size", "host", "now_ns"}, then one a record, oldest first. Throws kIo.
@@ -63,6 +69,8 @@ class FlightRecorder {
   std::atomic<std::uint64_t> next_{0};
   mutable std::mutex mutex_;
   std::vector<std::string> groups_;
+  std::vector<std::string> names_;
+  std::map<std::string, std::int32_t, std::less<>> name_numbers_;
 };
 
 }  // namespace zeroth

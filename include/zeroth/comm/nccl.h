@@ -11,7 +11,7 @@ namespace zeroth {
 /// A group of the ranks of `base`, each with a GPU of its own (options.device). Matched over `base`, blocks until NCCL has connected them, at most
 /// options.timeout: kTimeout with the ranks that have not come, as far as `base` has windows to see that. Throws kEnvironment where NCCL, CUDA's runtime
 /// or a GPU is missing or too old, on every rank with the word of the rank that lacks it; kConfig where two ranks have one GPU; kMismatch where ranks have different
-/// versions of NCCL or different options.sums.
+/// versions of NCCL or different options.reduction.
 ///
 /// Calls on a stream of a CUDA device (Stream::native()) go over NCCL, with buffers of that device; all else - calls on streams of the host,
 /// windows, waits, abort - is `base`'s. The two are separate channels: each keeps the order of submission, across groups too, and what is on the
@@ -24,7 +24,7 @@ namespace zeroth {
 ///
 /// Other than elsewhere, and refused in one line where it is asked for:
 /// - NCCL adds in an order of its own, and rounds bf16 and fp16 as it goes: sums, minima and maxima of floating-point numbers need
-///   options.sums == SumOrder::kLibrary. Those of integers have the same bits in any order.
+///   options.reduction == Reduction::kTransport. Those of integers have the same bits in any order.
 /// - in_dtype == out_dtype in reductions, and no Collective::accumulate.
 /// What ranks call is compared without a meeting, in waits, where `base` has windows: a mismatch is kMismatch with both sides, at the latest when the
 /// wait ends; the parts of an all_to_all, and messages between two ranks, are not compared, and end by the deadline. Bytes are reported

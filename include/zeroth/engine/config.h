@@ -11,6 +11,7 @@
 #pragma once
 
 #include <zeroth/base/error.h>
+#include <zeroth/comm/factory.h>
 #include <zeroth/device/device.h>
 #include <zeroth/engine/uneven.h>
 #include <zeroth/optim/schedule.h>
@@ -83,6 +84,8 @@ struct ZeroConfig {
 struct RuntimeConfig {
   int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
   int ranks_per_node = 0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi, else all
+  Reduction reduction = Reduction::kRankOrder;  ///< who forms sums over ranks, in which order
+  bool check_calls = false;  ///< calls of transports that do not compare them themselves are compared all the same
   std::int64_t link_bytes_per_s = 0;  ///< emulated speed of a rank's link to other nodes; 0: as it is
   std::int64_t timeout_ms = 300'000;      ///< longest wait for a peer that is alive
   std::int64_t first_timeout_ms = 0;      ///< until the first step has ended; 0: twice timeout_ms

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <zeroth/base/log.h>
@@ -166,11 +167,12 @@ class Engine {
   /// Whole values of a flat (flat.bytes()) as they are now, between steps. Collective; null on ranks that do not want them. Where the
   /// transport is one-sided a rank may call it alone.
   void read_flat(int flat, std::byte* out) { parameters_->read(flat, out); }
-  /// Blocks until all ranks are here.
-  void barrier();
+  /// Blocks until all ranks are here. `name` is in errors and in the flight recorder, and is compared: ranks in barriers of different names get
+  /// kMismatch with both.
+  void barrier(std::string_view name = {});
   /// Blocks until all ranks have come to this call, and reduces gradients meanwhile. Must come before every matched call on
   /// communicator() once training has begun: else a rank that is still in backward could wait for one that is in that call.
-  void meet(Meeting what);
+  void meet(Meeting what, std::string_view name = {});
   /// Runs a call that all ranks make together; such calls may lie in each other. What ends one and is no Error, Ctrl-C in a wait above
   /// all, parts this rank from the others for good: they get kAborted, and so does this rank in every such call from then on.
   template <class Call>

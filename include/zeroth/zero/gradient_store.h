@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -71,7 +72,8 @@ class GradientStore {
 
   /// Blocks until all ranks have come to this call, and reduces meanwhile: a rank that is still in backward may need this one to take
   /// its gradients. Comes before every matched call but that of complete(), which has its own. Throws kMismatch if another rank comes to another call.
-  void meet(Meeting what);
+  /// `name` is the caller's, for errors; where calls are matched it is compared, too.
+  void meet(Meeting what, std::string_view name = {});
   /// Blocks until every reduction event of all closed backwards has arrived in the reduced shards. Ends the step's accumulation:
   /// the next event stores instead of adding.
   void complete();

@@ -20,7 +20,7 @@ constexpr auto kRelease = std::memory_order_release;
 
 /// [Note: Versions] Word 0 of a slot is 2 ticket + 1 while it is written and 2 ticket + 2 afterwards. Stores of the other words are
 /// releases, so that the odd version is seen before any of them; loads are acquires, so that the second look at the version is the last.
-enum Word : std::size_t { kVersion, kSequence, kBegun, kEnded, kElements, kGroupUnit, kLabelKind };
+enum Word : std::size_t { kVersion, kSequence, kBegun, kEnded, kElements, kGroupUnit, kLabelKind, kName };
 
 constexpr std::uint64_t written(std::uint64_t ticket) { return 2 * ticket + 2; }
 
@@ -40,6 +40,17 @@ std::int32_t FlightRecorder::group(std::string_view name) {
   return static_cast<std::int32_t>(groups_.size()) - 1;
 }
 
+std::int32_t FlightRecorder::name(std::string_view name) {
+  constexpr std::size_t kMost = 1'024;
+  const std::lock_guard lock(mutex_);
+  if (const auto found = name_numbers_.find(name); found != name_numbers_.end()) return found->second;
+  const auto number = static_cast<std::int32_t>(names_.size());
+  if (names_.size() == kMost) return number - 1;
+  names_.emplace_back(names_.size() + 1 == kMost ? "..." : name);
+  name_numbers_.emplace(names_.back(), number);
+  return number;
+}
+
 std::uint64_t FlightRecorder::begin(const CallRecord& call) noexcept {
   const std::uint64_t ticket = next_.fetch_add(1);
   auto& words = slots_[ticket % kRecords].words;
@@ -51,6 +62,7 @@ std::uint64_t FlightRecorder::begin(const CallRecord& call) noexcept {
   words[kGroupUnit].store(pair_of(static_cast<std::uint32_t>(call.group), static_cast<std::uint32_t>(call.unit)), kRelease);
   const auto kind = static_cast<std::uint32_t>(call.kind) | static_cast<std::uint32_t>(call.dtype) << 8U;
   words[kLabelKind].store(pair_of(call.label, kind), kRelease);
+  words[kName].store(static_cast<std::uint32_t>(call.name), kRelease);
   words[kVersion].store(written(ticket), kRelease);
   return ticket;
 }
@@ -68,6 +80,7 @@ bool FlightRecorder::read(std::uint64_t ticket, CallRecord& record) const {
   if (words[kVersion].load(kAcquire) != written(ticket)) return false;
   const std::uint64_t group_unit = words[kGroupUnit].load(kAcquire);
   const std::uint64_t label_kind = words[kLabelKind].load(kAcquire);
+  record.name = static_cast<std::int32_t>(words[kName].load(kAcquire) & 0xffff'ffffU);
   record.sequence = words[kSequence].load(kAcquire);
   record.begun_ns = static_cast<std::int64_t>(words[kBegun].load(kAcquire));
   record.ended_ns = static_cast<std::int64_t>(words[kEnded].load(kAcquire));
@@ -95,6 +108,11 @@ std::vector<std::string> FlightRecorder::groups() const {
   return groups_;
 }
 
+std::vector<std::string> FlightRecorder::names() const {
+  const std::lock_guard lock(mutex_);
+  return names_;
+}
+
 std::string FlightRecorder::last_call() const {
   const std::uint64_t end = next_.load();
   CallRecord record;
@@ -102,9 +120,10 @@ std::string FlightRecorder::last_call() const {
   const std::vector<std::string> names = groups();
   const auto index = static_cast<std::size_t>(record.group);
   const std::int64_t since = record.ended_ns == 0 ? record.begun_ns : record.ended_ns;
-  return fmt::format("{}#{} of {}, {} {:.1f} s ago",
+  return fmt::format("{}#{}{} of {}, {} {:.1f} s ago",
                      name_of(record.kind),
                      record.sequence,
+                     record.name < 0 ? "" : " \"" + this->names().at(static_cast<std::size_t>(record.name)) + "\"",
                      index < names.size() ? names[index] : "?",
                      record.ended_ns == 0 ? "begun" : "ended",
                      static_cast<double>(std::max<std::int64_t>(0, now_ns() - since)) * 1e-9);
@@ -113,20 +132,20 @@ std::string FlightRecorder::last_call() const {
 void FlightRecorder::write(const std::string& path, int rank, int size) const {
   std::ofstream file(path, std::ios::trunc);
   file << nlohmann::json{{"rank", rank}, {"size", size}, {"pid", ::getpid()}, {"host", host_name()}, {"now_ns", now_ns()}}.dump() << '\n';
-  const std::vector<std::string> names = groups();
+  const std::vector<std::string> groups_now = groups();
   for (const CallRecord& record : records()) {
     const auto index = static_cast<std::size_t>(record.group);
-    file << nlohmann::json{{"group", index < names.size() ? names[index] : "?"},
-                           {"sequence", record.sequence},
-                           {"call", name_of(record.kind)},
-                           {"dtype", name_of(record.dtype)},
-                           {"elements", record.elements},
-                           {"unit", record.unit},
-                           {"label", record.label},
-                           {"begun_ns", record.begun_ns},
-                           {"ended_ns", record.ended_ns}}
-                .dump()
-         << '\n';
+    nlohmann::json line{{"group", index < groups_now.size() ? groups_now[index] : "?"},
+                        {"sequence", record.sequence},
+                        {"call", name_of(record.kind)},
+                        {"dtype", name_of(record.dtype)},
+                        {"elements", record.elements},
+                        {"unit", record.unit},
+                        {"label", record.label},
+                        {"begun_ns", record.begun_ns},
+                        {"ended_ns", record.ended_ns}};
+    if (record.name >= 0) line["name"] = names().at(static_cast<std::size_t>(record.name));
+    file << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
   }
   file.close();
   ZR_CHECK(file,

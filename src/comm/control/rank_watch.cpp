@@ -90,17 +90,10 @@ void RankWatch::throw_verdict() const {
 }
 
 std::uint64_t RankWatch::begin_wait() {
-  std::shared_ptr<const std::function<void()>> waker;
-  std::uint64_t id = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    id = ++next_wait_;
-    waits_[id].id = id;
-    last_thread_ = this_thread();
-    threads_.insert(last_thread_);
-    waker = waker_;
-  }
-  if (waker) (*waker)();
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t id = ++next_wait_;
+  last_thread_ = this_thread();
+  threads_.insert(last_thread_);
   return id;
 }
 
@@ -108,13 +101,13 @@ void RankWatch::look(std::uint64_t id, WaitReport report, bool expired) {
   std::shared_ptr<const std::function<void()>> waker;
   {
     const std::lock_guard lock(mutex_);
-    WaitStatus& wait = waits_[id];
+    WaitStatus& wait = waits_[id];  // with the first look, so that nobody sees a wait for nothing
+    const bool begins = wait.looks == 0;
+    wait.id = id;
     ++wait.looks;
     wait.report = std::move(report);
-    if (expired && !wait.expired) {
-      wait.expired = true;
-      waker = waker_;
-    }
+    if (begins || (expired && !wait.expired)) waker = waker_;
+    wait.expired = wait.expired || expired;
   }
   if (waker) (*waker)();
 }

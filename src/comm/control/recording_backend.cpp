@@ -17,6 +17,7 @@ Work RecordingBackend::submit(std::span<const Collective> collectives, const Str
     tickets.push_back(watch_->recorder().begin({.sequence = calls_++,
                                                 .elements = std::accumulate(call.counts.begin(), call.counts.end(), std::int64_t{0}),
                                                 .group = group_,
+                                                .name = call.name.empty() ? -1 : watch_->recorder().name(call.name),
                                                 .unit = call.tag.unit,
                                                 .label = call.tag.label,
                                                 .kind = call.kind,

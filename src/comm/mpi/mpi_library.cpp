@@ -4,17 +4,26 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace zeroth::detail {
 namespace {
 
 struct MpiWorld {
   MPI_Comm comm = MPI_COMM_NULL;
+};
+
+/// A message or a call of a group on its way, and what MPI reads of it until it is done.
+struct MpiRequest {
+  MPI_Request handle = MPI_REQUEST_NULL;
+  std::vector<int> numbers{};
 };
 
 std::atomic<bool> leaves_unfinished{false};
@@ -62,29 +71,32 @@ int open_world(MpiWorldFacts* facts, void** out) {
   return MPI_SUCCESS;
 }
 
-int send_message(void* world, const void* data, int bytes, int to, int tag, void** out) {
-  auto request = std::make_unique<MPI_Request>(MPI_REQUEST_NULL);
-  const int code = MPI_Isend(data, bytes, MPI_BYTE, to, tag, static_cast<MpiWorld*>(world)->comm, request.get());
+/// call(comm, request) starts something in the group.
+template <class Call>
+int start(void* group, void** out, const Call& call) {
+  auto request = std::make_unique<MpiRequest>();
+  const int code = call(static_cast<MpiWorld*>(group)->comm, *request);
   if (code == MPI_SUCCESS) *out = request.release();
   return code;
+}
+
+int send_message(void* world, const void* data, int bytes, int to, int tag, void** out) {
+  return start(world, out, [&](MPI_Comm comm, MpiRequest& request) { return MPI_Isend(data, bytes, MPI_BYTE, to, tag, comm, &request.handle); });
 }
 
 int receive_message(void* world, void* data, int bytes, int from, int tag, void** out) {
-  auto request = std::make_unique<MPI_Request>(MPI_REQUEST_NULL);
-  const int code = MPI_Irecv(data, bytes, MPI_BYTE, from, tag, static_cast<MpiWorld*>(world)->comm, request.get());
-  if (code == MPI_SUCCESS) *out = request.release();
-  return code;
+  return start(world, out, [&](MPI_Comm comm, MpiRequest& request) { return MPI_Irecv(data, bytes, MPI_BYTE, from, tag, comm, &request.handle); });
 }
 
 int test_request(void* handle, int* done) {
-  auto* request = static_cast<MPI_Request*>(handle);
-  const int code = MPI_Test(request, done, MPI_STATUS_IGNORE);
+  auto* request = static_cast<MpiRequest*>(handle);
+  const int code = MPI_Test(&request->handle, done, MPI_STATUS_IGNORE);
   if (code != MPI_SUCCESS) *done = 1;  // an error ends the request
   if (*done != 0) delete request;
   return code;
 }
 
-int cancel_request(void* handle) { return MPI_Cancel(static_cast<MPI_Request*>(handle)); }
+int cancel_request(void* handle) { return MPI_Cancel(&static_cast<MpiRequest*>(handle)->handle); }
 
 int probe_message(void* world, int tag, int* from, int* bytes) {
   int found = 0;
@@ -105,6 +117,109 @@ void error_text(int code, char* to, int size) {
   const auto room = static_cast<std::size_t>(size - 1);
   std::strncpy(to, whole, room);
   to[room] = '\0';
+}
+
+int size_of_group(MPI_Comm comm) {
+  int size = 0;
+  MPI_Comm_size(comm, &size);
+  return size;
+}
+
+int split_group(void* group, int color, int key, void** out) {
+  auto part = std::make_unique<MpiWorld>();
+  *out = nullptr;
+  const int code = MPI_Comm_split(static_cast<MpiWorld*>(group)->comm, color < 0 ? MPI_UNDEFINED : color, key, &part->comm);
+  if (code != MPI_SUCCESS || part->comm == MPI_COMM_NULL) return code;
+  if (const int set = MPI_Comm_set_errhandler(part->comm, MPI_ERRORS_RETURN); set != MPI_SUCCESS) return set;
+  *out = part.release();
+  return MPI_SUCCESS;
+}
+
+int start_barrier(void* group, void** out) {
+  return start(group, out, [](MPI_Comm comm, MpiRequest& request) { return MPI_Ibarrier(comm, &request.handle); });
+}
+
+int start_broadcast(void* group, void* data, int bytes, int root, void** out) {
+  return start(group, out, [&](MPI_Comm comm, MpiRequest& request) { return MPI_Ibcast(data, bytes, MPI_BYTE, root, comm, &request.handle); });
+}
+
+/// Lengths and offsets of the parts, kept with the request: MPI reads them while it is under way.
+struct KeptParts {
+  const int* bytes;
+  const int* offsets;
+};
+
+KeptParts keep(MpiRequest& request, const MpiParts& parts, int size) {
+  request.numbers.assign(parts.bytes, parts.bytes + size);
+  request.numbers.insert(request.numbers.end(), parts.offsets, parts.offsets + size);
+  return {request.numbers.data(), request.numbers.data() + size};
+}
+
+/// One after the other, all of one length: the same on every rank, who all see the same parts.
+bool even(const MpiParts& parts, int size) {
+  for (int rank = 0; rank < size; ++rank) {
+    if (parts.bytes[rank] != parts.bytes[0] || parts.offsets[rank] != rank * parts.bytes[0]) return false;
+  }
+  return true;
+}
+
+int rank_in(MPI_Comm comm) {
+  int rank = 0;
+  MPI_Comm_rank(comm, &rank);
+  return rank;
+}
+
+int start_all_gather(void* group, const void* own, void* whole, MpiParts parts, void** out) {
+  return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
+    const int size = size_of_group(comm);
+    const int own_bytes = parts.bytes[rank_in(comm)];
+    const void* const from = own == nullptr ? MPI_IN_PLACE : own;
+    if (even(parts, size)) return MPI_Iallgather(from, own_bytes, MPI_BYTE, whole, own_bytes, MPI_BYTE, comm, &request.handle);
+    const KeptParts kept = keep(request, parts, size);
+    return MPI_Iallgatherv(from, own_bytes, MPI_BYTE, whole, kept.bytes, kept.offsets, MPI_BYTE, comm, &request.handle);
+  });
+}
+
+int start_gather(void* group, const void* own, void* whole, MpiParts parts, int root, void** out) {
+  return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
+    const KeptParts kept = keep(request, parts, size_of_group(comm));
+    const void* const from = own == nullptr ? MPI_IN_PLACE : own;
+    return MPI_Igatherv(from, parts.bytes[rank_in(comm)], MPI_BYTE, whole, kept.bytes, kept.offsets, MPI_BYTE, root, comm, &request.handle);
+  });
+}
+
+int start_scatter(void* group, const void* whole, void* own, MpiParts parts, int root, void** out) {
+  return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
+    const KeptParts kept = keep(request, parts, size_of_group(comm));
+    void* const to = own == nullptr ? MPI_IN_PLACE : own;
+    return MPI_Iscatterv(whole, kept.bytes, kept.offsets, MPI_BYTE, to, parts.bytes[rank_in(comm)], MPI_BYTE, root, comm, &request.handle);
+  });
+}
+
+MPI_Datatype type_of(MpiNumber number) {
+  switch (number) {
+    case MpiNumber::kUInt32: return MPI_UINT32_T;
+    case MpiNumber::kUInt64: return MPI_UINT64_T;
+    case MpiNumber::kFloat: return MPI_FLOAT;
+    case MpiNumber::kDouble: return MPI_DOUBLE;
+  }
+  return MPI_DATATYPE_NULL;
+}
+
+int start_all_reduce(void* group, const void* from, void* to, int count, MpiNumber number, void** out) {
+  return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
+    return MPI_Iallreduce(from == nullptr ? MPI_IN_PLACE : from, to, count, type_of(number), MPI_SUM, comm, &request.handle);
+  });
+}
+
+int start_reduce_scatter(void* group, const void* from, void* to, const int* counts, MpiNumber number, void** out) {
+  return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
+    const int size = size_of_group(comm);
+    const bool equal = std::all_of(counts, counts + size, [&](int count) { return count == counts[0]; });
+    if (equal) return MPI_Ireduce_scatter_block(from, to, counts[0], type_of(number), MPI_SUM, comm, &request.handle);
+    request.numbers.assign(counts, counts + size);
+    return MPI_Ireduce_scatter(from, to, request.numbers.data(), type_of(number), MPI_SUM, comm, &request.handle);
+  });
 }
 
 const char* library_name() {
@@ -129,6 +244,14 @@ extern "C" __attribute__((visibility("default"))) const zeroth::detail::MpiTable
                               .cancel = cancel_request,
                               .probe = probe_message,
                               .leave_unfinished = leave_unfinished,
-                              .text = error_text};
+                              .text = error_text,
+                              .split = split_group,
+                              .barrier = start_barrier,
+                              .broadcast = start_broadcast,
+                              .all_gather = start_all_gather,
+                              .gather = start_gather,
+                              .scatter = start_scatter,
+                              .all_reduce = start_all_reduce,
+                              .reduce_scatter = start_reduce_scatter};
   return &table;
 }

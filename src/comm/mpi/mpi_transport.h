@@ -1,6 +1,7 @@
 // Messages over MPI, and where its library is found.
 #pragma once
 
+#include "comm/mpi/mpi_seat.h"
 #include "comm/mpi/mpi_table.h"
 
 #include <zeroth/base/deadline.h>
@@ -22,13 +23,14 @@ namespace zeroth::detail {
 /// The paths that load_mpi() tries, in order. `own`: file that holds this code; `variable`: value of ZEROTH_MPI_LIBRARY.
 [[nodiscard]] std::vector<std::string> mpi_library_places(const std::string& own, const std::optional<std::string>& variable);
 
-/// All ranks of MPI's world, on a duplicate of it. Blocks until they have come, at most options.timeout: kTimeout. Throws kMismatch if MPI has another
-/// rank or size than `rank` and `size`, kEnvironment if it does not let threads in or has too few tags.
+/// Messages between the ranks of the seat.
 ///
 /// MPI is called by the thread that waits, no other: a thread of its own would add a hand-over to every message. What is under way moves while
 /// somebody waits for something. A wait polls for options.spin and as long as memory takes to carry the message, then sleeps between looks (20 us, after a while 1 ms).
 /// abort() reaches the other ranks as a message; their transfers, and all of them after it, throw kAborted. A transfer that is dropped and that
 /// MPI does not give back within 100 ms leaves this rank without MPI: all later ones throw.
+[[nodiscard]] std::shared_ptr<MessageTransport> make_mpi_transport(std::shared_ptr<MpiSeat> seat);
+/// The same over open_mpi_seat().
 [[nodiscard]] std::shared_ptr<MessageTransport> make_mpi_transport(const MpiTable& table, int rank, int size, const CommOptions& options);
 
 }  // namespace zeroth::detail

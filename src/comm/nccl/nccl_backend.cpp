@@ -25,7 +25,7 @@ namespace {
 /// What ranks tell each other before NCCL is asked for anything.
 struct Introduction {
   std::int32_t version = 0;
-  std::int32_t sums = 0;
+  std::int32_t reduction = 0;
   std::uint64_t host = 0;
   char bus_id[32] = "";      ///< of the device
   char library[256] = "";
@@ -154,14 +154,14 @@ void compare(const std::vector<Introduction>& all, const CommBackend& base) {
               .expected = said(own, static_cast<std::size_t>(base.rank()), nccl_version_text(own.version)),
               .got = said(other, rank, nccl_version_text(other.version)),
               .hint = "install the same on all hosts, or set ZEROTH_NCCL_LIBRARY"});
-    ZR_CHECK(other.sums == own.sums,
+    ZR_CHECK(other.reduction == own.reduction,
              ErrorCode::kMismatch,
              "ranks ask for different orders of sums",
              {.where = "comm.nccl",
               .who = who,
-              .which = "CommOptions::sums",
-              .expected = fmt::format("{} (rank {})", own.sums, base.rank()),
-              .got = fmt::format("{} (rank {})", other.sums, rank)});
+              .which = "CommOptions::reduction",
+              .expected = fmt::format("{} (rank {})", own.reduction, base.rank()),
+              .got = fmt::format("{} (rank {})", other.reduction, rank)});
     for (std::size_t before = 0; before < rank; ++before) {
       const bool same = all[before].host == other.host && std::strcmp(all[before].bus_id, other.bus_id) == 0;
       ZR_CHECK(!same,
@@ -186,7 +186,7 @@ std::unique_ptr<CommBackend> make_nccl_backend(std::unique_ptr<CommBackend> base
                                                const std::function<NcclLibraries()>& load) {
   NcclLibraries libraries;
   int device = 0;
-  Introduction own{.sums = static_cast<std::int32_t>(options.sums), .host = digest64(host_identity())};
+  Introduction own{.reduction = static_cast<std::int32_t>(options.reduction), .host = digest64(host_identity())};
   std::exception_ptr problem;
   try {
     libraries = load();

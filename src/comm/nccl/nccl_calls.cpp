@@ -198,7 +198,7 @@ void check_nccl(const NcclTable& nccl, NcclStatus status, NcclComm comm, std::st
                .hint = std::string(hint_of(status))});
 }
 
-void check_nccl_can(const Collective& call, int size, SumOrder sums, std::string_view where, std::string_view who) {
+void check_nccl_can(const Collective& call, int size, Reduction reduction, std::string_view where, std::string_view who) {
   if (!reduces(call)) return;
   const auto context = [&](std::string expected, std::string got, std::string hint) {
     return ErrorContext{.where = std::string(where),
@@ -218,11 +218,11 @@ void check_nccl_can(const Collective& call, int size, SumOrder sums, std::string
            ErrorCode::kUsage,
            "NCCL does not add to what is there",
            context("accumulate == false", "accumulate", "receive into a buffer of its own and add that"));
-  ZR_CHECK(sums == SumOrder::kLibrary || size == 1 || !is_floating(call.in_dtype),
+  ZR_CHECK(reduction == Reduction::kTransport || size == 1 || !is_floating(call.in_dtype),
            ErrorCode::kConfig,
            call.op == ReduceOp::kSum ? "NCCL adds floating-point numbers in an order of its own, and rank order was asked for"
                                      : "NCCL has rules of its own for NaN and zeros in a minimum or maximum, and those of rank order were asked for",
-           context("SumOrder::kLibrary", "SumOrder::kRanks", "set CommOptions::sums to kLibrary to accept NCCL's bits, or reduce over shm or mpi"));
+           context("Reduction::kTransport", "Reduction::kRankOrder", "set CommOptions::reduction to kTransport to accept NCCL's bits, or reduce over shm or mpi"));
 }
 
 void check_independent(std::span<const Collective> calls, int rank, std::string_view where, std::string_view who) {

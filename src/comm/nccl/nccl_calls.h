@@ -22,7 +22,7 @@ namespace zeroth::detail {
 void check_nccl(const NcclTable& nccl, NcclStatus status, NcclComm comm, std::string_view call, std::string_view where, std::string_view who);
 
 /// Throws kConfig or kUsage, in one line, for what NCCL cannot do with the bits that are asked for. Of a call that validate() has passed.
-void check_nccl_can(const Collective& call, int size, SumOrder sums, std::string_view where, std::string_view who);
+void check_nccl_can(const Collective& call, int size, Reduction reduction, std::string_view where, std::string_view who);
 
 /// Throws kUsage if one of these calls reads or writes what another one writes: in one NCCL group they run in any order.
 void check_independent(std::span<const Collective> calls, int rank, std::string_view where, std::string_view who);

@@ -149,7 +149,7 @@ bool NcclGroup::settled(NcclCommunicator& communicator, Milliseconds slice) {
 
 void NcclGroup::check_calls(std::span<const Collective> calls) const {
   for (const Collective& call : calls) {
-    check_nccl_can(call, size_, job_->options.sums, where_, who_);
+    check_nccl_can(call, size_, job_->options.reduction, where_, who_);
     check_pointers(call);
   }
   for_each_nccl_group(calls, [&](std::span<const Collective> run, bool points) {

@@ -41,6 +41,18 @@ TEST(BackendFactory, ARankOutsideTheWorldIsRefused) {
   error_of(ErrorCode::kConfig, [] { (void)make_backend("shm", {.rank = 0, .size = 4096, .job = "x"}); });
 }
 
+TEST(BackendFactory, SumsOfATransportThatHasNoneAreRefused) {
+  CommOptions options = quick_options();
+  options.reduction = Reduction::kTransport;
+  for (const char* name : {"shm", "inproc", "shm+mpi"}) {
+    const std::string text = error_of(ErrorCode::kConfig, [&] {
+      (void)make_backend(name, {.rank = 0, .size = 1, .job = "refused", .hub = make_inproc_hub(1), .options = options});
+    });
+    for (const char* part : {"zeroth.reduction", "rank_order", "transport", name}) EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  EXPECT_EQ(make_backend("self", {.rank = 0, .size = 1, .options = options})->kind(), "self");  // nothing to sum
+}
+
 TEST(BackendFactory, InprocChecksItsHub) {
   error_of(ErrorCode::kUsage, [] { (void)make_backend("inproc", {}); });
   error_of(ErrorCode::kUsage, [] { (void)make_inproc_hub(0); });

@@ -187,6 +187,21 @@ TEST_P(ControlPlaneOnce, StrangersAreDroppedAndCounted) {
   EXPECT_EQ(report.text(), "");
 }
 
+TEST(RankWatch, WhoIsWokenByAWaitSeesWhatItIsFor) {
+  RankWatch watch(0, 2);
+  std::vector<std::string> seen;
+  watch.set_waker([&] { seen.push_back(watch.status(false).wait.report.call); });
+  const auto report = [] { return WaitReport{.group = "world", .call = "barrier#3", .ranks = {1}, .timeout = Milliseconds{100}}; };
+  {
+    WatchedWait wait(&watch);
+    wait.look(report);
+    wait.look(report);
+  }
+  watch.set_waker(nullptr);
+  EXPECT_EQ(seen, std::vector<std::string>{"barrier#3"});
+  EXPECT_EQ(watch.status(false).wait.id, 0U);
+}
+
 TEST(ForkClosedFd, IsClosedInAForkedChildOnly) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);

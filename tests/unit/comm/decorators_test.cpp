@@ -5,7 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth {
@@ -93,6 +98,123 @@ TEST(SlowLinkBackend, AnErrorIsTheWorksAndTheStreamGoesOn) {
     comm.stream().enqueue([&] { ran = true; });
     comm.stream().synchronize();
     require(ran, "the stream stays broken");
+  });
+}
+
+/// A transport that compares nothing: what is compared before a call is compared by nobody else.
+class Uncompared final : public ForwardingBackend {
+ public:
+  explicit Uncompared(std::unique_ptr<CommBackend> seat) : ForwardingBackend(std::move(seat)) {}
+  Work submit(std::span<const Collective> /*collectives*/, const Stream& stream) override {
+    ++calls;
+    return {stream.record(), {}};
+  }
+  int calls = 0;
+};
+
+struct CheckedSeat {
+  Uncompared* inner;
+  std::shared_ptr<CommBackend> backend;
+  explicit CheckedSeat(CommBackend& base) {
+    auto uncompared = std::make_unique<Uncompared>(base.split(0, base.rank(), "data"));
+    inner = uncompared.get();
+    backend = std::make_shared<CheckedBackend>(std::move(uncompared), base.split(0, base.rank(), "side"));
+  }
+};
+
+TEST(CheckedBackend, DifferentCallsAreAMismatchOfAllRanksWithBothSidesAndAreNotMade) {
+  struct Case {
+    std::function<void(const Communicator&)> most;
+    std::function<void(const Communicator&)> last;
+    std::vector<std::string> sides;
+    int made;  ///< calls before
+  };
+  const auto sum = [](auto zero, std::size_t count, std::int32_t unit) {
+    return [=](const Communicator& comm) {
+      std::vector<decltype(zero)> data(count, zero);
+      comm.all_reduce(std::span(data), {.unit = unit});
+    };
+  };
+  const auto both = [](const auto& first, const auto& second) {
+    return [=](const Communicator& comm) {
+      first(comm);
+      second(comm);
+    };
+  };
+  const auto parts = [](std::int64_t to_last) {
+    return [=](const Communicator& comm) {
+      std::vector<std::int64_t> counts(3, 1);
+      if (comm.rank() == 0) counts[2] = to_last;
+      const std::vector<float> in(comm.rank() == 0 ? static_cast<std::size_t>(2 + to_last) : 3);
+      std::vector<float> out(3);
+      comm.all_to_all(std::span<const float>(in), std::span(out), counts, {1, 1, 1});
+    };
+  };
+  const std::vector<Case> cases{
+      {both(sum(1.0F, 8, 1), sum(1.0F, 8, 2)), sum(1.0F, 8, 2), {"all_reduce#0", "unit 1", "unit 2"}, 0},                            // skipped
+      {both(sum(1.0F, 8, 1), sum(1.0F, 8, 2)), both(sum(1.0F, 8, 2), sum(1.0F, 8, 1)), {"all_reduce#0", "unit 1", "unit 2"}, 0},     // swapped
+      {both(sum(1.0F, 8, 1), sum(1.0F, 8, 2)), both(sum(1.0F, 8, 1), sum(1.0F, 9, 2)), {"all_reduce#1", "(32 B)", "(36 B)"}, 1},     // longer
+      {sum(1.0F, 8, 1), sum(std::int32_t{1}, 8, 1), {"float32", "int32"}, 0},                                                        // of another type
+      {parts(5), parts(5), {"5 elements, which rank 0 gives to rank 2", "1 elements, which rank 2 takes from rank 0"}, 0}};
+  for (const Case& item : cases) {
+    const auto begin = SteadyClock::now();
+    const RankReport report = try_ranks(
+        3,
+        [&](int rank, const std::shared_ptr<CommBackend>& base) {
+          const CheckedSeat seat(*base);
+          const Communicator comm(seat.backend);
+          for (int attempt = 0; attempt < 2; ++attempt) {  // a broken seat stays broken
+            try {
+              (rank == 2 ? item.last : item.most)(comm);
+              throw std::runtime_error("different calls were made");
+            } catch (const Error& error) {
+              require(error.code() == ErrorCode::kMismatch, error.what());
+              for (const std::string& side : item.sides) require(std::string(error.what()).find(side) != std::string::npos, error.what());
+            }
+          }
+          require(seat.inner->calls >= item.made, "calls before the mismatch");
+          base->split(0, rank, "end");  // the others still wait for nobody
+        },
+        {.abort_on_failure = false});
+    EXPECT_TRUE(report.ok()) << report.text();
+    EXPECT_LT(SteadyClock::now() - begin, std::chrono::seconds{5});
+  }
+}
+
+TEST(CheckedBackend, EqualCallsAreMadeHoweverTheyArePutTogether) {
+  run_ranks(3, [](int rank, const std::shared_ptr<CommBackend>& base) {
+    const std::shared_ptr<CommBackend> whole =
+        std::make_shared<CheckedBackend>(base->split(0, rank, "data"), base->split(0, rank, "side"));
+    const auto table = std::make_shared<TrafficTable>();
+    whole->set_observer(table);
+    for (const std::shared_ptr<CommBackend>& backend : {whole, std::shared_ptr<CommBackend>(whole->split(0, -rank, "turned"))}) {
+      const Communicator comm(backend);
+      float one = 1;
+      float two = 2;
+      const auto sum = [](float& value) {
+        auto* const bytes = reinterpret_cast<std::byte*>(&value);
+        return Collective{.kind = CollectiveKind::kAllReduce, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .send = bytes, .recv = bytes, .counts = {1}};
+      };
+      const std::vector<Collective> calls{sum(one), sum(two)};
+      if (rank == 0) {
+        comm.batch(calls);
+      } else {
+        for (const Collective& call : calls) comm.batch({&call, 1});
+      }
+      require(one == 3 && two == 6, "sums");
+      // What each rank gives to a sum in fp32 is its own matter.
+      std::vector<float> wide(3, 1);
+      std::vector<BFloat16> narrow(3, BFloat16(1.0F));
+      float part = 0;
+      if (rank == 1) {
+        comm.reduce_scatter(std::span<const BFloat16>(narrow), std::span(&part, 1));
+      } else {
+        comm.reduce_scatter(std::span<const float>(wide), std::span(&part, 1));
+      }
+      require(part == 3, "a sum of two types");
+    }
+    require(table->control_bytes() > 0, "what is compared is counted");
+    require(table->row("world/data", CollectiveKind::kAllReduce).calls == 2, table->text());
   });
 }
 

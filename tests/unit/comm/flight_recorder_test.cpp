@@ -41,6 +41,27 @@ TEST(FlightRecorder, KeepsWhatACallWasAndWhenItEnded) {
   EXPECT_EQ(done.dtype, DType::kBFloat16);
 }
 
+TEST(FlightRecorder, KeepsNamesOfBarriers) {
+  FlightRecorder recorder;
+  EXPECT_EQ(recorder.group("world"), 0);
+  const std::int32_t name = recorder.name("before the export");
+  EXPECT_EQ(recorder.name("before the export"), name);
+  recorder.end(recorder.begin({.sequence = 7, .name = name}));
+  EXPECT_THAT(recorder.last_call(), HasSubstr("barrier#7 \"before the export\" of world, ended"));
+  EXPECT_EQ(recorder.names().at(static_cast<std::size_t>(recorder.records().at(0).name)), "before the export");
+  for (int number = 0; number < 3'000; ++number) (void)recorder.name("step " + std::to_string(number));  // a name a step does not fill the memory
+  EXPECT_EQ(recorder.names().size(), 1'024U);
+  EXPECT_EQ(recorder.names().at(static_cast<std::size_t>(recorder.name("one more"))), "...");
+  const std::string path = ::testing::TempDir() + "names.jsonl";
+  recorder.write(path, 0, 1);
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  std::getline(file, line);
+  EXPECT_EQ(nlohmann::json::parse(line).at("name"), "before the export");
+  std::filesystem::remove(path);
+}
+
 TEST(FlightRecorder, KeepsTheLast) {
   FlightRecorder recorder;
   const std::uint64_t first = recorder.begin(a_call(0));

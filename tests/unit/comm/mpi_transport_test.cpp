@@ -1,8 +1,10 @@
 // The transport over MPI on a table of the test's, which says what a real MPI says only in bad moments.
+#include "comm/mpi/mpi_collectives.h"
 #include "comm/mpi/mpi_transport.h"
 #include "support/error_of.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/comm/communicator.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,6 +33,7 @@ struct FakeMpi {
     int bytes = 0;
     std::string text{};  ///< what was sent, up to 64 bytes
     bool cancelled = false;
+    std::string call{};  ///< of a group: its name and how much; else a message
   };
 
   MpiWorldFacts facts{.rank = 1, .size = 3, .threads = MpiThreads::kMultiple, .largest_tag = 1 << 30, .started_here = 1};
@@ -59,6 +62,11 @@ struct FakeMpi {
     one->living.insert(made);
     *out = made;
     return 0;
+  }
+
+  /// A call of a group: "broadcast 12".
+  static int start_call(const std::string& name, std::int64_t amount, void** request) {
+    return start({.call = name + " " + std::to_string(amount)}, request);
   }
 
   static const MpiTable& table() {
@@ -109,7 +117,13 @@ struct FakeMpi {
               return 0;
             },
         .leave_unfinished = [] { one->left_unfinished = true; },
-        .text = [](int code, char* to, int /*size*/) { std::strcpy(to, code == 7 ? "MPI_ERR_RANK: invalid rank" : ""); }};
+        .text = [](int code, char* to, int /*size*/) { std::strcpy(to, code == 7 ? "MPI_ERR_RANK: invalid rank" : ""); },
+        .barrier = [](void* /*group*/, void** request) { return start_call("barrier", 0, request); },
+        .broadcast = [](void* /*group*/, void* /*data*/, int bytes, int /*root*/, void** request) { return start_call("broadcast", bytes, request); },
+        .all_reduce =
+            [](void* /*group*/, const void* /*from*/, void* /*to*/, int count, MpiNumber /*number*/, void** request) {
+              return start_call("all_reduce", count, request);
+            }};
     return made;
   }
 };
@@ -274,6 +288,84 @@ TEST(MpiTransport, ATransferHearsThatAnotherRankStoppedTheJob) {
   EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transfer->wait(Milliseconds{100}); }),
               HasSubstr("rank 2 stopped the job: bad block 7"));
   EXPECT_TRUE(mpi.left_unfinished);
+}
+
+/// Rank 1's seat in a world that makes MPI's own calls.
+Communicator own_calls(const CommOptions& options = {}) {
+  const auto seat = open_mpi_seat(FakeMpi::table(), 1, FakeMpi::one->facts.size, options);
+  return Communicator(make_mpi_collectives(seat, make_message_backend(make_mpi_transport(seat), options), options));
+}
+
+std::vector<std::string> calls_of(const FakeMpi& mpi) {
+  std::vector<std::string> calls;
+  for (const FakeMpi::Request& request : mpi.started) {
+    calls.push_back(!request.call.empty() ? request.call : (request.sends ? "to " : "from ") + std::to_string(request.peer) + ": " + std::to_string(request.bytes));
+  }
+  return calls;
+}
+
+TEST(MpiCollectives, GoInPiecesThatMpiCanCount) {
+  FakeMpi mpi;
+  mpi.facts.size = 9;  // where MPI forms sums
+  const Communicator comm = own_calls();
+  std::uint8_t byte = 0;  // nobody reads more
+  comm.broadcast(std::span(&byte, (std::size_t{5} << 29U) + 3), 0);
+  EXPECT_THAT(calls_of(mpi), ElementsAre("broadcast 1073741824", "broadcast 1073741824", "broadcast 536870915"));
+  mpi.started.clear();
+  double number = 0;
+  comm.all_reduce(std::span(&number, (std::size_t{1} << 30U) + 2));
+  EXPECT_THAT(calls_of(mpi), ElementsAre("all_reduce 1073741824", "all_reduce 2"));
+  mpi.started.clear();
+  // Together more than an int counts: messages, which go in pieces.
+  std::vector<std::int64_t> counts(9, 1);
+  counts[1] = std::int64_t{5} << 29;
+  comm.gather(std::span<const std::uint8_t>(&byte, static_cast<std::size_t>(counts[1])), std::span<std::uint8_t>(), counts, 0);
+  EXPECT_THAT(calls_of(mpi), ElementsAre("to 0: 1073741824", "to 0: 1073741824", "to 0: 536870912"));
+}
+
+TEST(MpiCollectives, ACallThatDoesNotEndIsATimeoutThatTheOthersHear) {
+  FakeMpi mpi;
+  mpi.completes = false;
+  CommOptions options;
+  options.timeout = options.first_timeout = Milliseconds{50};
+  const Communicator comm = own_calls(options);
+  const std::string text = error_of(ErrorCode::kTimeout, [&] { comm.barrier({.unit = 4}); });
+  for (const char* part : {"MPI did not end a call within 0.1 s", "rank 1/3", "barrier#0", "unit 4", "group=world", "zeroth.check_calls"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  ASSERT_EQ(mpi.started.size(), 3U) << "the call, and a note to each other rank";
+  for (const std::size_t note : {1U, 2U}) EXPECT_EQ(mpi.started[note].tag, 1 << 29);
+  EXPECT_TRUE(mpi.left_unfinished);
+  const int calls = mpi.calls;
+  error_of(ErrorCode::kTimeout, [&] { comm.barrier(); });  // the first error again
+  EXPECT_EQ(mpi.calls, calls) << "what was left would move, into memory that is gone";
+}
+
+TEST(MpiCollectives, AnErrorOfMpiNamesTheCallAndEndsTheJob) {
+  FakeMpi mpi;
+  mpi.test_code = 7;
+  const Communicator comm = own_calls();
+  const std::string text = error_of(ErrorCode::kPeerLost, [&] { comm.barrier(); });
+  for (const char* part : {"MPI_ERR_RANK", "barrier#0", "group=world"}) EXPECT_THAT(text, HasSubstr(part));
+  EXPECT_TRUE(mpi.left_unfinished);
+}
+
+TEST(MpiCollectives, AnotherRanksAbortEndsAWait) {
+  FakeMpi mpi;
+  mpi.completes = false;
+  mpi.note = "bad block 7";
+  const Communicator comm = own_calls();
+  const std::string text = error_of(ErrorCode::kAborted, [&] { comm.barrier(); });
+  for (const char* part : {"rank 2 stopped the job: bad block 7", "barrier#0"}) EXPECT_THAT(text, HasSubstr(part));
+}
+
+TEST(MpiCollectives, TheOwnPartOfAnAllToAllMustFit) {
+  FakeMpi mpi;
+  const Communicator comm = own_calls();
+  std::vector<float> in(6);
+  std::vector<float> out(7);
+  const std::string text = error_of(ErrorCode::kMismatch, [&] { comm.all_to_all(std::span<const float>(in), std::span(out), {2, 2, 2}, {2, 3, 2}); });
+  EXPECT_THAT(text, HasSubstr("3 elements, which rank 1 takes from rank 1"));
 }
 
 TEST(MpiLibrary, IsLookedForBesideTheCodeUnlessAVariableSaysWhere) {

@@ -368,7 +368,7 @@ TEST(Nccl, EventsAreUsedAgain) {
 
 TEST(Nccl, CallsOnStreamsOfTheHostAreTheBasesWithBuffersOfTheHost) {
   NcclWorld world(3);
-  world.options.sums = SumOrder::kRanks;  // the base's sums are in rank order in any case
+  world.options.reduction = Reduction::kRankOrder;  // the base's sums are in rank order in any case
   const auto errors = world.try_ranks([](NcclRank& rank) {
     const Communicator comm{std::shared_ptr<CommBackend>(std::move(rank.seat))};
     std::vector<float> data{static_cast<float>(rank.rank)};

@@ -61,14 +61,14 @@ class Elapsed {
 
 TEST(NcclRefuses, FloatingPointReductionsInRankOrder) {
   NcclWorld world(2);
-  world.options.sums = SumOrder::kRanks;
+  world.options.reduction = Reduction::kRankOrder;
   const auto errors = world.try_ranks([](NcclRank& rank) {
     float* const data = rank.room<float>(4);
     Collective call = sum_of(data, 4);
     EXPECT_THAT(refusal(rank, ErrorCode::kConfig, {call}),
                 AllOf(HasSubstr("NCCL adds floating-point numbers in an order of its own, and rank order was asked for"),
                       HasSubstr("all_reduce float32 [4]"),
-                      HasSubstr("set CommOptions::sums to kLibrary")));
+                      HasSubstr("set zeroth.reduction = \"transport\"")));
     call.op = ReduceOp::kMax;
     EXPECT_THAT(refusal(rank, ErrorCode::kConfig, {call}), HasSubstr("NaN"));
     // What has the same bits in any order is done.
@@ -209,7 +209,7 @@ TEST(NcclOpens, DifferentVersionsAndOrdersAreMismatches) {
     EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks have different versions of NCCL"), HasSubstr("2.28.9 (a fake NCCL, rank 0)"), HasSubstr("2.19.3 (an older NCCL, rank 1)")));
   }
   world.tables[1] = world.tables[0];
-  world.set_options = [](int rank, CommOptions& options) { options.sums = rank == 0 ? SumOrder::kRanks : SumOrder::kLibrary; };
+  world.set_options = [](int rank, CommOptions& options) { options.reduction = rank == 0 ? Reduction::kRankOrder : Reduction::kTransport; };
   EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }), Each(StartsWith("[MISMATCH] ranks ask for different orders of sums")));
 }
 

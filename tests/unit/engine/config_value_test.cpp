@@ -111,6 +111,8 @@ Config any_config() {
   set_degrees(out.zero);
   out.runtime = {.threads = static_cast<int>(any_int(0, 4096)),
                  .ranks_per_node = static_cast<int>(any_int(0, 4096)),
+                 .reduction = *rc::gen::element(Reduction::kRankOrder, Reduction::kTransport),
+                 .check_calls = *rc::gen::arbitrary<bool>(),
                  .link_bytes_per_s = any_int(0, std::int64_t{1} << 62),
                  .timeout_ms = any_int(1, 604'800'000),
                  .first_timeout_ms = any_int(0, 604'800'000),
@@ -164,7 +166,7 @@ TEST(ConfigValue, NoTextBreaksTheReader) {
 
 TEST(ConfigValue, TheDigestCoversWhatRanksMustShare) {
   const Config plain;
-  std::vector<Config> differ(8);
+  std::vector<Config> differ(10);
   differ[0].zero.stage = 3;
   differ[1].optimizer.lr = std::nextafter(1e-3, 1.0);
   differ[2].bf16 = true;
@@ -173,6 +175,8 @@ TEST(ConfigValue, TheDigestCoversWhatRanksMustShare) {
   differ[5].runtime.threads = 2;
   differ[6].zero.ring_slots = 3;
   differ[7].gradient_clipping = 1.0;
+  differ[8].runtime.reduction = Reduction::kTransport;
+  differ[9].runtime.check_calls = true;
   for (const Config& config : differ) {
     EXPECT_NE(config.digest(), plain.digest());
     EXPECT_EQ(shared_differences(plain.shared_json(), config.shared_json()).size(), 1U) << config.to_json();

@@ -55,13 +55,13 @@ TEST(Refusals, ParametersThatCannotBePartitionedAreNamed) {
          return torch::ones({1, 4}).expand({3, 4});
        },
        true,
-       "gaps or overlap"},
+       "strides [0, 1] with gaps or overlap"},
       {"with gaps",
        [] {
          return torch::ones({4, 6}).slice(1, 0, 4);
        },
        true,
-       "gaps or overlap"},
+       "strides [6, 1] with gaps or overlap"},
   };
   for (const Case& odd : cases) {
     const std::string text = refusal(2, ErrorCode::kModel, [&](const World& seat) {

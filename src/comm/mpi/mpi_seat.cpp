@@ -1,0 +1,296 @@
+#include "comm/mpi/mpi_seat.h"
+
+#include "comm/peers.h"
+
+#include <zeroth/base/deadline.h>
+#include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <thread>
+#include <utility>
+
+namespace zeroth::detail {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr std::size_t kPieceBytes = std::size_t{1} << 30U;  // MPI counts with an int
+constexpr int kNoteTag = 1 << 29;                          // above every tag of a group
+constexpr int kExchangeTag = kNoteTag + 1;                 // of calls of a group
+constexpr std::size_t kNoteBytes = 1'024;
+constexpr Milliseconds kCancelTime{100};
+constexpr Milliseconds kAbortTime{200};
+constexpr int kLooksBetweenProbes = 64;
+
+void check_code(const MpiTable& table, int code, std::string_view call, int rank, int size) {
+  if (code == 0) [[likely]]
+    return;
+  char text[512] = "";
+  table.text(code, text, sizeof text);
+  throw Error(ErrorCode::kPeerLost,
+              fmt::format("MPI refused {}", call),
+              {.where = "comm.mpi",
+               .who = fmt::format("rank {}/{}", rank, size),
+               .got = text[0] == '\0' ? fmt::format("error {}", code) : std::string(text),
+               .hint = "look at what mpirun and the other ranks have printed"});
+}
+
+/// A call of MPI that blocks has no deadline. So a thread makes it, and is left behind where it does not come back: the process will end soon.
+/// `call` returns MPI's code and what it has found; false: it has not come back within `timeout`.
+struct Blocking {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool done = false;
+  int code = 0;
+  MpiWorldFacts facts;
+  void* group = nullptr;
+};
+
+template <class Call>
+std::shared_ptr<Blocking> make_blocking_call(Milliseconds timeout, const Call& call) {
+  auto blocking = std::make_shared<Blocking>();
+  std::thread([blocking, call] {
+    MpiWorldFacts facts;
+    void* group = nullptr;
+    const int code = call(facts, group);
+    const std::lock_guard lock(blocking->mutex);
+    blocking->code = code;
+    blocking->facts = facts;
+    blocking->group = group;
+    blocking->done = true;
+    blocking->changed.notify_all();
+  }).detach();
+  std::unique_lock lock(blocking->mutex);
+  return blocking->changed.wait_for(lock, timeout, [&] { return blocking->done; }) ? blocking : nullptr;
+}
+
+std::string seconds(Milliseconds time) { return fmt::format("{:.1f} s", std::chrono::duration<double>(time).count()); }
+
+}  // namespace
+
+MpiSeat::MpiSeat(const MpiTable& table, const MpiWorldFacts& facts, void* world, const CommOptions& options)
+    : table_(table), facts_(facts), world_(world), spin_(options.spin.value_or(default_spin(facts.size))) {}
+
+MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes) {
+  ZR_FAILPOINT("mpi.start");
+  const std::lock_guard lock(mutex_);
+  throw_if_stopped();
+  MpiRequests requests;
+  start_locked({world_, sends, peer, static_cast<int>(tag), data, bytes}, requests);
+  return requests;
+}
+
+MpiRequests MpiSeat::start_exchange(void* group, int rank, std::span<const MpiPiece> to, std::span<const MpiPiece> from) {
+  ZR_FAILPOINT("mpi.start");
+  const std::lock_guard lock(mutex_);
+  throw_if_stopped();
+  MpiRequests requests;
+  const auto size = static_cast<int>(to.size());
+  for (int distance = 1; distance < size; ++distance) {  // every rank begins with another one
+    const int source = (rank + size - distance) % size;
+    const MpiPiece& piece = from[static_cast<std::size_t>(source)];
+    start_locked({group, false, source, kExchangeTag, piece.data, piece.bytes}, requests);
+  }
+  for (int distance = 1; distance < size; ++distance) {
+    const int target = (rank + distance) % size;
+    const MpiPiece& piece = to[static_cast<std::size_t>(target)];
+    start_locked({group, true, target, kExchangeTag, piece.data, piece.bytes}, requests);
+  }
+  return requests;
+}
+
+void MpiSeat::start_locked(const Message& message, MpiRequests& requests) {
+  for (std::size_t done = 0; done < message.bytes; done += kPieceBytes) {
+    const int piece = static_cast<int>(std::min(kPieceBytes, message.bytes - done));
+    void* request = nullptr;
+    const int code = message.sends ? table_.send(message.group, message.data + done, piece, message.peer, message.tag, &request)
+                                   : table_.receive(message.group, message.data + done, piece, message.peer, message.tag, &request);
+    if (code != 0) {
+      forget_locked(requests.list);
+      check(code, fmt::format("a message {} rank {}", message.sends ? "to" : "from", message.peer));
+    }
+    requests.list.push_back(request);
+  }
+  requests.bytes += message.bytes;
+}
+
+void* MpiSeat::split(void* group, int color, int key, Milliseconds timeout) {
+  const std::lock_guard lock(mutex_);  // nobody else calls MPI meanwhile
+  throw_if_stopped();
+  const auto made = make_blocking_call(timeout, [group, color, key, &table = table_](MpiWorldFacts& /*facts*/, void*& part) {
+    return table.split(group, color, key, &part);
+  });
+  if (!made) {
+    stop("a group was never complete");
+    throw Error(ErrorCode::kTimeout,
+                "MPI did not make a group within " + seconds(timeout),
+                {.where = "comm.mpi",
+                 .who = fmt::format("rank {}/{}", rank(), size()),
+                 .expected = "all ranks of the group that is divided",
+                 .got = "at least one that has not come, after it said that it would",
+                 .hint = "look at what mpirun and the other ranks have printed"});
+  }
+  check(made->code, "to divide a group");
+  return made->group;
+}
+
+bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patience) {
+  ZR_FAILPOINT("mpi.wait");
+  if (requests.list.empty()) return true;
+  const auto begin = SteadyClock::now();
+  // By then a transfer that nobody holds up has ended, also over a slow link: later it is the peer that is waited for.
+  const microseconds busy = std::chrono::milliseconds{10} + microseconds{requests.bytes / 200};
+  const microseconds spin = spin_.count() > 0 ? spin_ + microseconds{requests.bytes / 2'000} : spin_;  // as long as memory takes to carry it
+  const microseconds looking = patience == MpiPatience::kEager ? busy : spin;
+  const bool has_core = patience == MpiPatience::kEager && spin_.count() > 0;
+  // A short call ends before the others' aborts are looked for.
+  for (int looks = has_core ? 1 : 0;; ++looks) {
+    if (look(requests.list, looks % kLooksBetweenProbes == 0)) return true;
+    const auto now = std::chrono::duration_cast<microseconds>(SteadyClock::now() - begin);
+    if (now >= slice) {
+      requests.waited += now;
+      return false;
+    }
+    const microseconds all = requests.waited + now;
+    if (all < looking) {
+      if (!has_core || all >= spin) std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(all < busy ? microseconds{20} : microseconds{1'000});
+    }
+  }
+}
+
+void MpiSeat::forget(MpiRequests& requests) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (stopped_.empty()) forget_locked(requests.list);
+}
+
+// Tells the others, and leaves.
+void MpiSeat::abort(std::string_view text) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!stopped_.empty()) return;
+  ZR_FAILPOINT("abort.mpi");
+  const std::string message(text.substr(0, kNoteBytes));
+  std::vector<void*> requests;
+  for (int peer = 0; peer < size(); ++peer) {
+    void* request = nullptr;
+    if (peer == rank()) continue;
+    if (table_.send(world_, message.data(), static_cast<int>(message.size()), peer, kNoteTag, &request) == 0) requests.push_back(request);
+  }
+  const Deadline deadline(kAbortTime);
+  while (!advance(requests) && !deadline.passed()) std::this_thread::sleep_for(microseconds{100});
+  // What is not sent by now stays with MPI: its text must stay, too.
+  if (!requests.empty()) new std::string(message);
+  stop(fmt::format("this rank stopped the job: {}", message));
+}
+
+// Moves what is under way; true once these are done.
+bool MpiSeat::advance(std::vector<void*>& requests) noexcept {
+  std::erase_if(requests, [&](void* request) {
+    int done = 0;
+    return table_.test(request, &done) != 0 || done != 0;
+  });
+  return requests.empty();
+}
+
+bool MpiSeat::look(std::vector<void*>& requests, bool probes) {
+  const std::lock_guard lock(mutex_);
+  throw_if_stopped();
+  while (!requests.empty()) {
+    int done = 0;
+    const int code = table_.test(requests.back(), &done);
+    if (code != 0) requests.pop_back();
+    check(code, "to go on with a message");
+    if (done == 0) break;
+    requests.pop_back();
+  }
+  if (requests.empty()) return true;
+  if (probes) listen();
+  return false;
+}
+
+// Has another rank stopped the job?
+void MpiSeat::listen() {
+  int from = -1;
+  int bytes = 0;
+  check(table_.probe(world_, kNoteTag, &from, &bytes), "to look for a message");
+  if (from < 0) return;
+  std::string text(static_cast<std::size_t>(std::clamp(bytes, 0, static_cast<int>(kNoteBytes))), '\0');
+  void* request = nullptr;
+  check(table_.receive(world_, text.data(), static_cast<int>(text.size()), from, kNoteTag, &request), "a message");
+  std::vector<void*> requests{request};
+  const Deadline deadline(kAbortTime);
+  while (!advance(requests) && !deadline.passed()) std::this_thread::yield();
+  // Bytes that may still come must not come into memory that is gone.
+  if (!requests.empty()) new std::string(std::move(text));
+  stop(fmt::format("rank {} stopped the job: {}", from, requests.empty() ? text : "its text has not come"));
+  throw_if_stopped();
+}
+
+void MpiSeat::forget_locked(std::vector<void*>& requests) noexcept {
+  if (requests.empty()) return;
+  for (void* request : requests) (void)table_.cancel(request);
+  const Deadline deadline(kCancelTime);
+  while (!advance(requests) && !deadline.passed()) std::this_thread::sleep_for(microseconds{100});
+  if (!requests.empty()) stop("a message was left unfinished, and MPI does not give its memory back");
+}
+
+void MpiSeat::stop(std::string why) noexcept {
+  table_.leave_unfinished();
+  stopped_ = std::move(why);
+}
+
+void MpiSeat::throw_if_stopped() const {
+  if (stopped_.empty()) [[likely]]
+    return;
+  throw Error(ErrorCode::kAborted, stopped_, {.where = "comm.mpi", .who = fmt::format("rank {}/{}", rank(), size())});
+}
+
+void MpiSeat::check(int code, std::string_view call) const { check_code(table_, code, call, rank(), size()); }
+
+std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size, const CommOptions& options) {
+  ZR_FAILPOINT("mpi.open");
+  const auto opening = make_blocking_call(options.timeout, [&table](MpiWorldFacts& found, void*& world) { return table.open(&found, &world); });
+  if (!opening) {
+    table.leave_unfinished();
+    throw Error(ErrorCode::kTimeout,
+                "MPI's world was not complete within " + seconds(options.timeout),
+                {.where = "comm.mpi",
+                 .who = fmt::format("rank {}/{}", rank, size),
+                 .expected = fmt::format("{} ranks that open it", size),
+                 .got = "at least one that has not",
+                 .hint = "look at the ranks that have printed nothing; MPI does not say who is missing"});
+  }
+  const MpiWorldFacts& facts = opening->facts;
+  check_code(table, opening->code, "to open its world", rank, size);
+  const std::string who = fmt::format("rank {}/{}", rank, size);
+  ZR_CHECK(facts.rank == rank && facts.size == size,
+           ErrorCode::kMismatch,
+           "MPI and the launcher's variables describe different worlds",
+           {.where = "comm.mpi",
+            .who = who,
+            .expected = fmt::format("rank {} of {}", rank, size),
+            .got = fmt::format("rank {} of {} from {}", facts.rank, facts.size, table.library),
+            .hint = "start the ranks with mpirun of the same MPI; under zeroth-run and torchrun each rank is an MPI world of its own"});
+  // In a process that had MPI before, others may call it at any time; where it was started here, calls come one by one.
+  const MpiThreads least = facts.started_here != 0 ? MpiThreads::kSerialized : MpiThreads::kMultiple;
+  ZR_CHECK(facts.threads >= least,
+           ErrorCode::kEnvironment,
+           "this MPI was initialised for fewer threads than call it",
+           {.where = "comm.mpi",
+            .who = who,
+            .expected = least == MpiThreads::kMultiple ? "MPI_THREAD_MULTIPLE" : "MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE",
+            .got = fmt::format("thread level {} of 3 from {}", static_cast<int>(facts.threads), table.library),
+            .hint = "initialise MPI with MPI_Init_thread(MPI_THREAD_MULTIPLE), or let Zeroth do it first"});
+  ZR_CHECK(facts.largest_tag >= kExchangeTag,
+           ErrorCode::kEnvironment,
+           "this MPI has too few tags",
+           {.where = "comm.mpi", .who = who, .expected = fmt::format("at least {}", kExchangeTag), .got = fmt::format("{}", facts.largest_tag)});
+  return std::make_shared<MpiSeat>(table, facts, opening->group, options);
+}
+
+}  // namespace zeroth::detail

@@ -1,0 +1,106 @@
+// A rank's seat in MPI's world: every call of MPI is made here, under one lock, and every wait ends.
+#pragma once
+
+#include "comm/mpi/mpi_table.h"
+
+#include <zeroth/comm/factory.h>
+#include <zeroth/device/stream.h>
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace zeroth::detail {
+
+/// How a wait spends its time until what it waits for is late.
+enum class MpiPatience {
+  kSparing,  ///< looks for a while, then sleeps 20 us between looks
+  kEager,    ///< looks all the time, after a while yielding: MPI goes on with a call only while somebody looks
+};
+
+/// A part of an exchange; any length.
+struct MpiPiece {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// Requests of one message or call, and how long they have been waited for.
+struct MpiRequests {
+  std::vector<void*> list{};
+  std::size_t bytes = 0;
+  std::chrono::microseconds waited{0};
+};
+
+class MpiSeat {
+ public:
+  /// `world` as MpiTable::open() gives it.
+  MpiSeat(const MpiTable& table, const MpiWorldFacts& facts, void* world, const CommOptions& options);
+  MpiSeat(const MpiSeat&) = delete;
+  MpiSeat& operator=(const MpiSeat&) = delete;
+
+  [[nodiscard]] int rank() const { return facts_.rank; }
+  [[nodiscard]] int size() const { return facts_.size; }
+  [[nodiscard]] void* world() const { return world_; }
+
+  /// A message, in pieces that MPI can count.
+  [[nodiscard]] MpiRequests start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes);
+  /// A call of a group: call(table, &request) starts it and returns MPI's code. `bytes`: about as many as it moves.
+  template <class Call>
+  [[nodiscard]] MpiRequests start_call(std::string_view what, std::size_t bytes, const Call& call) {
+    const std::lock_guard lock(mutex_);
+    throw_if_stopped();
+    void* request = nullptr;
+    check(call(table_, &request), what);
+    return {.list = {request}, .bytes = bytes};
+  }
+  /// to[r] goes to rank r of the group, and from[r] comes from it, as messages between each two ranks: that is how MPI's non-blocking calls do it, and
+  /// it has no limit of length. (MPI_Ialltoallw has none either, and takes 8 us longer.)
+  [[nodiscard]] MpiRequests start_exchange(void* group, int rank, std::span<const MpiPiece> to, std::span<const MpiPiece> from);
+  /// MpiTable::split(), which blocks, for at most `timeout`: kTimeout, and this rank is without MPI. Null for a color below 0.
+  [[nodiscard]] void* split(void* group, int color, int key, Milliseconds timeout);
+
+  /// Blocks for at most `slice`; true once all are done, and none is left.
+  [[nodiscard]] bool wait(MpiRequests& requests, Milliseconds slice, MpiPatience patience);
+  /// Afterwards MPI does not touch the bytes of these messages; or, if it does not give them back, is not called any more.
+  void forget(MpiRequests& requests) noexcept;
+  /// Tells the others, and leaves: MPI is not called any more. What is under way may still be read by peers.
+  void abort(std::string_view text) noexcept;
+
+ private:
+  /// One message of the group, in pieces that MPI can count.
+  struct Message {
+    void* group = nullptr;
+    bool sends = false;
+    int peer = 0;
+    int tag = 0;
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+  };
+  void start_locked(const Message& message, MpiRequests& requests);
+  bool advance(std::vector<void*>& requests) noexcept;
+  bool look(std::vector<void*>& requests, bool probes);
+  void listen();
+  void forget_locked(std::vector<void*>& requests) noexcept;
+  void stop(std::string why) noexcept;
+  void throw_if_stopped() const;
+  void check(int code, std::string_view call) const;
+
+  const MpiTable& table_;
+  MpiWorldFacts facts_;
+  void* world_;
+  std::chrono::microseconds spin_;
+  std::mutex mutex_;
+  std::string stopped_;  ///< under mutex: why MPI is not called any more
+};
+
+/// All ranks of MPI's world, on a duplicate of it. Blocks until they have come, at most options.timeout: kTimeout. Throws kMismatch if MPI has another
+/// rank or size than `rank` and `size`, kEnvironment if it does not let threads in or has too few tags.
+[[nodiscard]] std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size, const CommOptions& options);
+
+}  // namespace zeroth::detail
