@@ -1,6 +1,7 @@
 #include "engine/agreement.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <sstream>
 
@@ -119,6 +120,36 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
   throw Error(ErrorCode::kInternal, "ranks' digests differ but their descriptions do not", {.where = "engine"});
 }
 
+void throw_other_groups(const std::vector<GroupHyper>& groups, int other, const Communicator& communicator) {
+  static constexpr std::string_view kNames[] = {"lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "nesterov"};
+  constexpr std::size_t kValues = std::size(kNames);
+  std::vector<double> own;
+  for (const GroupHyper& group : groups) {
+    own.insert(own.end(),
+               {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum, group.dampening, group.nesterov ? 1.0 : 0.0});
+  }
+  std::vector<double> all(own.size() * static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span<const double>(own), std::span(all));
+  const std::span<const double> theirs = std::span<const double>(all).subspan(own.size() * static_cast<std::size_t>(other));
+  std::string which;
+  std::ostringstream expected;
+  std::ostringstream got;
+  for (std::size_t index = 0; index < own.size() && which.empty(); ++index) {
+    if (all[index] == theirs[index]) continue;
+    which = std::string(kNames[index % kValues]) + " of parameter group " + std::to_string(index / kValues);
+    expected << all[index] << " (rank 0)";
+    got << theirs[index] << " (rank " << other << ")";
+  }
+  throw Error(ErrorCode::kMismatch,
+              "ranks set different learning rates or weight decays",
+              {.where = "engine.step",
+               .who = "rank " + std::to_string(other) + "/" + std::to_string(communicator.size()),
+               .which = which,
+               .expected = expected.str(),
+               .got = got.str(),
+               .hint = "change groups alike on all ranks, before step(); nothing was updated"});
+}
+
 void require_plan_fits(const ModelLayout& model,
                        const EngineSettings& settings,
                        int optimizer_states,
@@ -129,7 +160,8 @@ void require_plan_fits(const ModelLayout& model,
       std::uint64_t{std::numeric_limits<std::int64_t>::max()}));
   std::vector<std::int64_t> limits(world);
   communicator.all_gather(std::span(&own, 1), std::span(limits));
-  const auto limit = static_cast<std::uint64_t>(*std::ranges::min_element(limits));
+  const auto least = std::ranges::min_element(limits);
+  const auto limit = static_cast<std::uint64_t>(*least);
 
   const auto need = [&](const ShardingPlan& plan) {
     std::uint64_t total = 0;
@@ -161,6 +193,7 @@ void require_plan_fits(const ModelLayout& model,
   throw Error(ErrorCode::kOutOfMemory,
               "the plan does not fit the memory that is there",
               {.where = "engine.plan",
+               .who = "rank " + std::to_string(least - limits.begin()) + "/" + std::to_string(world),
                .which = settings.plan.name + " on " + std::to_string(world) + " ranks",
                .expected = "at most " + format_bytes(limit) + " for all ranks, activations not counted",
                .got = format_bytes(asked) + " [" + table + "]",

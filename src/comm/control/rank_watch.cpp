@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <thread>
 #include <utility>
@@ -89,34 +90,25 @@ void RankWatch::throw_verdict() const {
   throw JobVerdict(verdict_->code(), verdict_->message(), std::move(context));
 }
 
-std::uint64_t RankWatch::begin_wait() {
+std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired) {
   std::shared_ptr<const std::function<void()>> waker;
-  std::uint64_t id = 0;
   {
     const std::lock_guard lock(mutex_);
-    id = ++next_wait_;
-    waits_[id].id = id;
-    last_thread_ = this_thread();
-    threads_.insert(last_thread_);
-    waker = waker_;
+    const bool first = id == 0;
+    if (first) {
+      id = ++next_wait_;
+      last_thread_ = this_thread();
+      threads_.insert(last_thread_);
+    }
+    WaitStatus& wait = waits_[id];
+    wait.id = id;
+    ++wait.looks;
+    wait.report = std::move(report);
+    if (first || (expired && !wait.expired)) waker = waker_;
+    wait.expired = wait.expired || expired;
   }
   if (waker) (*waker)();
   return id;
-}
-
-void RankWatch::look(std::uint64_t id, WaitReport report, bool expired) {
-  std::shared_ptr<const std::function<void()>> waker;
-  {
-    const std::lock_guard lock(mutex_);
-    WaitStatus& wait = waits_[id];
-    ++wait.looks;
-    wait.report = std::move(report);
-    if (expired && !wait.expired) {
-      wait.expired = true;
-      waker = waker_;
-    }
-  }
-  if (waker) (*waker)();
 }
 
 void RankWatch::end_wait(std::uint64_t id) noexcept {
@@ -124,15 +116,16 @@ void RankWatch::end_wait(std::uint64_t id) noexcept {
   waits_.erase(id);
 }
 
-void WatchedWait::await_verdict() const {
+void RankWatch::await_verdict(Milliseconds patience) const {
   {
-    const std::lock_guard lock(watch_->mutex_);
-    if (!watch_->waker_) return;  // nobody would say anything
+    const std::lock_guard lock(mutex_);
+    if (!waker_ && !verdict_) return;  // nobody would say anything
   }
-  const Deadline deadline(kLastWord);
-  while (!deadline.passed()) {
-    watch_->check();
-    std::this_thread::sleep_for(Milliseconds{10});
+  const Deadline deadline(patience);
+  while (true) {
+    check();
+    if (deadline.passed()) return;
+    std::this_thread::sleep_for(std::min(deadline.remaining(), Milliseconds{10}));
   }
 }
 
