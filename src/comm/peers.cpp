@@ -98,7 +98,7 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
       // The peer may have done what we wait for and left in the meantime.
       if (predicate()) return;
       if (failure->error.code() == ErrorCode::kTimeout) watched.expire(report);
-      raise(*failure);
+      raise(view, context, *failure);
     }
     futex_wait(own.doorbell, rung, deadline.slice());
     if (SteadyClock::now() < look_up) continue;
@@ -109,15 +109,18 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
 }
 
 void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) {
-  if (const std::optional<Failure> failure = find_failure(view, deadline, context)) raise(*failure);
+  if (const std::optional<Failure> failure = find_failure(view, deadline, context)) raise(view, context, *failure);
   check_interrupt();
 }
 
-void Peers::raise(const Failure& failure) {
+void Peers::raise(const GroupView& view, FunctionRef<WaitContext()> context, const Failure& failure) {
   ZR_FAILPOINT("abort.hear");
   check_interrupt();  // Ctrl-C goes to all ranks: who hears it later must not call the others' end a loss
   if (failure.error.code() == ErrorCode::kAborted) setup_.watched.await_verdict(kWordOfCause);
-  if (failure.departed) setup_.watched.await_verdict(kWordOfLoss);
+  if (failure.departed) {  // a stack that unwinds leaves groups, and stops the job at its end
+    setup_.watched.await_verdict(kWordOfCause);
+    throw_if_aborted(view, context);
+  }
   if (!failure.loss.empty()) tell_loss(failure.loss);
   throw failure.error.code() == ErrorCode::kAborted ? cause_of_stop(failure.error) : Error(failure.error);
 }
@@ -203,7 +206,7 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
     if (told.empty()) {
       return Failure{describe(ErrorCode::kPeerLost, sentence, std::move(hint)), fmt::format("in group {} {}", view.group, sentence)};
     }
-    return Failure{describe(ErrorCode::kPeerLost, sentence + " after it saw that " + told, "look at the rank that was lost first"), told};
+    return Failure{describe(ErrorCode::kPeerLost, told + ": " + sentence + " after it saw that", "look at the rank that was lost first"), told};
   };
   bool anybody_departed = false;
   for (std::size_t rank = 0; rank < view.controls.size(); ++rank) {

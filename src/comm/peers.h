@@ -91,7 +91,7 @@ class Peers {
                                                     FunctionRef<WaitContext()> context) const;
   [[nodiscard]] WaitReport report_of(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) const;
   [[nodiscard]] std::optional<Error> find_abort(const GroupView& view, FunctionRef<WaitContext()> context) const;
-  [[noreturn]] void raise(const Failure& failure);
+  [[noreturn]] void raise(const GroupView& view, FunctionRef<WaitContext()> context, const Failure& failure);
   /// [Note: Told losses] A rank that ends because it has lost a peer is lost to the others in turn, and they may notice only that.
   /// So it leaves word of whom it has lost: every rank names the first loss, whichever of them the user looks at.
   void tell_loss(const std::string& loss) noexcept;

@@ -1,6 +1,8 @@
 #include "engine/agreement.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <iterator>
 #include <limits>
 #include <sstream>
@@ -48,6 +50,12 @@ std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream stream(text);
   for (std::string line; std::getline(stream, line);) lines.push_back(line);
   return lines;
+}
+
+/// With as many digits as tell it from its neighbours.
+std::string shortest_text(double value) {
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
 }
 
 /// Every rank's text, in rank order.
@@ -131,22 +139,16 @@ void throw_other_groups(const std::vector<GroupHyper>& groups, int other, const 
   std::vector<double> all(own.size() * static_cast<std::size_t>(communicator.size()));
   communicator.all_gather(std::span<const double>(own), std::span(all));
   const std::span<const double> theirs = std::span<const double>(all).subspan(own.size() * static_cast<std::size_t>(other));
-  std::string which;
-  std::ostringstream expected;
-  std::ostringstream got;
-  for (std::size_t index = 0; index < own.size() && which.empty(); ++index) {
-    if (all[index] == theirs[index]) continue;
-    which = std::string(kNames[index % kValues]) + " of parameter group " + std::to_string(index / kValues);
-    expected << all[index] << " (rank 0)";
-    got << theirs[index] << " (rank " << other << ")";
-  }
+  const std::span<const double> first = std::span<const double>(all).first(own.size());
+  const auto index = static_cast<std::size_t>(std::ranges::mismatch(first, theirs.first(own.size())).in1 - first.begin());
+  ZR_ASSERT(index < own.size(), "ranks' digests of their parameter groups differ but their values do not");
   throw Error(ErrorCode::kMismatch,
               "ranks set different learning rates or weight decays",
               {.where = "engine.step",
                .who = "rank " + std::to_string(other) + "/" + std::to_string(communicator.size()),
-               .which = which,
-               .expected = expected.str(),
-               .got = got.str(),
+               .which = std::string(kNames[index % kValues]) + " of parameter group " + std::to_string(index / kValues),
+               .expected = shortest_text(first[index]) + " (rank 0)",
+               .got = shortest_text(theirs[index]) + " (rank " + std::to_string(other) + ")",
                .hint = "change groups alike on all ranks, before step(); nothing was updated"});
 }
 

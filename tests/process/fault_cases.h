@@ -11,6 +11,7 @@
 #include <ostream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <zeroth/base/deadline.h>
@@ -59,10 +60,14 @@ class Times {
   All* all_;
 };
 
+enum class Over : std::uint8_t { kMemory, kMessages };
+
 /// What every other rank must say.
 struct Told {
   ErrorCode code = ErrorCode::kInternal;
   std::vector<std::string> words{};  ///< regular expressions, each of which its line must hold
+  /// Where all ranks come to the same error, one may hear it from another before it finds it itself.
+  bool or_aborted = false;
 };
 
 struct FaultCase {
@@ -74,13 +79,20 @@ struct FaultCase {
   /// Over shared memory and over messages. None: the job goes on there, and trains to its end.
   std::optional<Told> memory{};
   std::optional<Told> messages{};
+  std::optional<Over> only{};  ///< it does not exist over the other one
   /// A warning that rank 0 writes while the job goes on: a regular expression, "" for none.
   std::string warning{};
-  /// What the guilty rank itself says, if it can.
-  std::optional<Told> own{};
   /// Makes it happen.
   std::function<void(WatchedJob& job, Times& times)> arrange{};
   std::string failpoints{};  ///< of the guilty rank
+
+  FaultCase& says(const Told& both) { return says(both, both); }
+  FaultCase& says(std::optional<Told> over_memory, std::optional<Told> over_messages) {
+    memory = std::move(over_memory);
+    messages = std::move(over_messages);
+    return *this;
+  }
+  [[nodiscard]] const std::optional<Told>& told(Over over) const { return over == Over::kMemory ? memory : messages; }
 };
 inline std::ostream& operator<<(std::ostream& out, const FaultCase& fault) { return out << fault.what; }
 

@@ -41,8 +41,9 @@ Error cause_of_stop(const Error& stopped) {
     const std::size_t end = text.find("] ");
     if (!text.starts_with('[') || end == std::string_view::npos) break;
     const std::optional<ErrorCode> code = code_of_slug(text.substr(1, end - 1));
-    if (!code || (*code != ErrorCode::kAborted && !is_about_others(*code))) break;
     text.remove_prefix(end + 2);
+    const bool passed_on = code == ErrorCode::kAborted && text.starts_with("rank ") && text.find(kStopped) != std::string_view::npos;
+    if (!passed_on && !(code && is_about_others(*code))) break;
     cause = Error(*code, std::string(text));
   }
   return cause;

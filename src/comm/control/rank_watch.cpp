@@ -86,7 +86,7 @@ void RankWatch::judge(const Error& error) {
 void RankWatch::throw_verdict() const {
   const std::lock_guard lock(mutex_);
   ErrorContext context = verdict_->context();
-  context.who = fmt::format("rank {}/{}", rank_, size_);
+  if (context.who.empty()) context.who = fmt::format("rank {}/{}", rank_, size_);  // else whom it is about, or who saw it
   throw JobVerdict(verdict_->code(), verdict_->message(), std::move(context));
 }
 

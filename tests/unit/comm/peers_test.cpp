@@ -98,7 +98,7 @@ TEST(Peers, ARankThatLeftBecauseItLostAnotherIsNotTheCause) {
   job->groups[1].departed.store(1);
   const Error error = job->wait_for_nothing();
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
-  EXPECT_EQ(error.message(), "rank 1 left early after it saw that in group world/dp rank 2 (pid 77) is frozen");
+  EXPECT_EQ(error.message(), "in group world/dp rank 2 (pid 77) is frozen: rank 1 left early after it saw that");
   EXPECT_STREQ(job->controls[0].loss_text, "in group world/dp rank 2 (pid 77) is frozen");  // for whoever loses this rank
 }
 
