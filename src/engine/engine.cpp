@@ -387,7 +387,7 @@ StepResult Engine::finish_step(bool idle) {
   }
   if (verdict.other_groups_rank >= 0) {
     forget_gradients();
-    throw_other_groups(settings_.groups, verdict.other_groups_rank, communicator_);
+    throw_other_groups(settings_.groups, verdict.usual_groups_rank, verdict.other_groups_rank, communicator_);
   }
 
   look_at_others(verdict);
