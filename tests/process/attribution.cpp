@@ -111,7 +111,7 @@ Plot plot_of(std::uint64_t seed) {
 /// How often the guilty rank comes by the site before it strikes: three sums a step, one judgement, many messages.
 int hit_of(const Plot& plot) {
   if (plot.site.starts_with("engine.")) return plot.step + 1;
-  return plot.site == "messages.send" ? 100 + 20 * plot.step : 3 * plot.step + 1 + static_cast<int>(plot.seed % 3);
+  return plot.site == "messages.send" ? 40 + 8 * plot.step : 3 * plot.step + 1 + static_cast<int>(plot.seed % 3);
 }
 
 void commit(const Plot& plot, RankHere& here) {

@@ -137,6 +137,22 @@ TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
   for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.code, ErrorCode::kIo);
 }
 
+TEST_P(ControlPlaneTest, WhatARankTellsAsItEndsIsHeard) {
+  kept_ = 1;
+  for (const int teller : {0, 2}) {
+    watches_.clear();
+    failed_ = 0;
+    done_ = false;
+    const RankReport report = run(3, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
+      barrier(seat);
+      if (rank == teller) return seat.control->tell(Error(ErrorCode::kPeerLost, "rank 7 was killed"));
+      barrier(seat);
+    });
+    ASSERT_EQ(report.failures.size(), 2U) << report.text();
+    for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.text.substr(0, 31), "[PEER_LOST] rank 7 was killed; ") << failure.text;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All,
                          ControlPlaneTest,
                          testing::Values(ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels),
