@@ -13,9 +13,12 @@ every other rank to an error in less than 15 s that names the guilty rank, the c
 `ZEROTH_WRITE_FAULTS=docs/faults.md build/core/tests/process/faults_test`. A test compares the two.
 
 Ranks are processes on one host; each trains a small model with ZeRO stage 3 (units `root`, `blocks.0` to `blocks.2`) and makes two sums of
-its own a step, "the loss metrics" and "the token counts". The fault comes in step 4. The line is that of the lowest other rank; all others
-say the same, or the same as they see it. Seconds from the fault to the end of the last rank, where the run began with the fault from
-the start; timeouts were set to 3 s, and `zeroth.frozen_after_ms` to 2 s. Process ids, hosts and times inside a line are replaced.
+its own a step, "the loss metrics" and "the token counts". Timeouts are 3 s where a rank hangs, and `zeroth.frozen_after_ms` is 2 s.
+
+- The fault comes in step 4, where it is not one of the construction.
+- The line is that of the lowest other rank; all others say the same, or the same as they see it.
+- s: seconds from the fault to the end of the last other rank; from the start of the job where the fault has no moment of its own.
+- Process ids, hosts, names of jobs and times inside a line are replaced.
 
 | fault | over | what the other ranks say | s |
 |---|---|---|---|
