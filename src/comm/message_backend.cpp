@@ -320,9 +320,10 @@ class MessageGroup {
     throw_if_aborted();
     check_interrupt();
     const auto report = [&] { return report_of(deadline, peer, about); };
-    deadline.passed() ? watched.expire(report) : watched.look(report);
+    const bool passed = deadline.passed();  // once: who has not been heard to expire must not give up
+    passed ? watched.expire(report) : watched.look(report);
     const bool names_peer = about.kind == PostKind::kSend || about.kind == PostKind::kRecv;
-    ZR_CHECK(!deadline.passed(),
+    ZR_CHECK(!passed,
              ErrorCode::kTimeout,
              fmt::format("no answer within {:.1f} s", std::chrono::duration<double>(deadline.timeout()).count()),
              {.where = fmt::format("{} group={}", where(), name_),
