@@ -30,7 +30,8 @@ Happening at(Times& times, int rank, Moment when, Action action, int unit = -1) 
   };
 }
 
-void hang(RankHere& /*here*/) {
+void hang(RankHere& here) {
+  here.world.watch()->at();  // a native program's own word
   for (;;) std::this_thread::sleep_for(Milliseconds{1'000});
 }
 void spin(RankHere& /*here*/) {
@@ -146,7 +147,7 @@ void add_hangs(Cases& cases) {
     return R"(no answer within 3\.0 s: rank )" + std::to_string(rank) + R"( \(pid \d+ on [^)]+\) is )" + doing;
   };
   patient(cases.add("Sleeps", "sleeps between steps, longer than the timeout", Moment::kBegin, hang))
-      .says(late({is(2, "between steps, after step 3"), "wait for " + kNextOverMemory}),
+      .says(late({is(2, R"(between steps, after step 3, at fault_cases\.cpp:?\d* in hang,)"), "wait for " + kNextOverMemory}),
             late({is(2, "between steps, after step 3"), "wait for .*the parameters of unit root"}));
   patient(cases.add("HubSleeps", "sleeps between steps, longer than the timeout", Moment::kBegin, hang, -1, 0))
       .says(late({is(0, "between steps, after step 3"), "wait for " + kNextOverMemory}),

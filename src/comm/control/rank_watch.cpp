@@ -17,6 +17,16 @@ constexpr std::array<std::string_view, kNumPhases> kPhases{
 
 pid_t this_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
 
+/// "train.cpp:57 in load_batch": as of Python, without the folders, the type and the arguments of the function.
+std::string text_of(const std::source_location& here) {
+  std::string_view file = here.file_name();
+  file.remove_prefix(file.rfind('/') + 1);
+  std::string_view function = here.function_name();
+  function = function.substr(0, function.find('('));
+  function.remove_prefix(function.find_last_of(" :") + 1);
+  return fmt::format("{}:{}{}{}", file, here.line(), function.empty() ? "" : " in ", function);
+}
+
 constexpr std::uint64_t pack(Phase phase, int model, int unit) {
   return static_cast<std::uint64_t>(phase) << 56U | (static_cast<std::uint64_t>(model + 1) & 0xff'ffffU) << 32U |
          (static_cast<std::uint64_t>(unit + 1) & 0xffff'ffffU);
@@ -44,6 +54,11 @@ void RankWatch::set_locator(Locator locator) {
   locator_ = locator ? std::make_shared<const Locator>(std::move(locator)) : nullptr;
 }
 
+void RankWatch::at(const std::source_location& here) noexcept {
+  const std::lock_guard lock(mutex_);
+  here_ = here;
+}
+
 void RankWatch::set_waker(std::function<void()> waker) {
   const std::lock_guard lock(mutex_);
   waker_ = waker ? std::make_shared<const std::function<void()>>(std::move(waker)) : nullptr;
@@ -56,6 +71,7 @@ RankStatus RankWatch::status(bool with_place) {
   status.step = steps_.load(std::memory_order_relaxed);
   status.last_call = recorder_.last_call();
   std::shared_ptr<const Locator> locator;
+  std::optional<std::source_location> here;
   pid_t thread = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -70,9 +86,14 @@ RankStatus RankWatch::status(bool with_place) {
     });
     if (!waits_.empty()) status.wait = waits_.begin()->second;
     locator = locator_;
+    here = here_;
     thread = last_thread_ != 0 ? last_thread_ : ::getpid();
   }
-  if (with_place && locator) status.place = (*locator)(thread);
+  if (with_place && locator) {
+    status.place = (*locator)(thread);
+  } else if (with_place && here) {
+    status.place = text_of(*here);
+  }
   return status;
 }
 

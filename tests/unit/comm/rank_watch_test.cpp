@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <source_location>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -27,6 +29,22 @@ TEST(RankWatch, AWaitIsSeenFromItsFirstLookOnWithAllThatItIsFor) {
   EXPECT_EQ(seen[0].report.call, "barrier#1");
   EXPECT_EQ(seen[0].report.ranks, std::vector{1});
   EXPECT_EQ(seen[0].report.timeout, Milliseconds{60'000}) << "of 0 ms a quarter would be over";
+}
+
+void load_batch(RankWatch& watch) { watch.at(); }
+
+TEST(RankWatch, ANativeProgramSaysWhereItIs) {
+  RankWatch watch(0, 2);
+  EXPECT_EQ(watch.status(true).place, "");
+  const std::uint_least32_t line = std::source_location::current().line();
+  watch.at();
+  EXPECT_EQ(watch.status(false).place, "") << "asked for only when it is needed";
+  EXPECT_EQ(watch.status(true).place, "rank_watch_test.cpp:" + std::to_string(line + 1) + " in TestBody");
+  load_batch(watch);
+  EXPECT_EQ(watch.status(true).place.substr(0, 20), "rank_watch_test.cpp:");
+  EXPECT_EQ(watch.status(true).place.substr(watch.status(true).place.find(" in ")), " in load_batch");
+  watch.set_locator([](pid_t) { return "train.py:57 in main"; });
+  EXPECT_EQ(watch.status(true).place, "train.py:57 in main");
 }
 
 TEST(RankWatch, AVerdictIsAwaitedOnlyWhereSomebodyCouldSayOne) {
