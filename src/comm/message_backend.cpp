@@ -292,7 +292,7 @@ class MessageGroup {
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kPeerLost && error.code() != ErrorCode::kAborted) throw;
       job_->watched.await_verdict(error.code() == ErrorCode::kAborted ? kWordOfCause : kWordOfLoss);
-      if (const Error cause = cause_of_stop(error); error.code() == ErrorCode::kAborted && cause.code() != error.code()) throw Error(cause);
+      if (const Error cause = cause_of_stop(error); error.code() == ErrorCode::kAborted && cause.message() != error.message()) throw Error(cause);
       ErrorContext context = error.context();
       if (context.who.empty()) context.who = fmt::format("rank {}/{}", rank_, size());
       if (context.which.empty()) context.which = meaning_of(about, tag_names_);

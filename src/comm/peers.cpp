@@ -237,7 +237,7 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
       if (group_rank == view.rank || !awaits(waited, group_rank)) continue;
       if (view.controls[rank]->departed.load() != 0) {
         Failure failure = lost(group_rank, "left early", "every rank must make the same calls; see where that rank returned or threw");
-        failure.departed = true;
+        failure.departed = failure.error.code() == ErrorCode::kPeerLost;
         return failure;
       }
     }

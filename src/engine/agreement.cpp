@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <charconv>
 #include <iterator>
 #include <limits>
@@ -143,7 +144,8 @@ void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int od
   const auto values_of = [&](int rank) { return std::span<const double>(all).subspan(own.size() * static_cast<std::size_t>(rank), own.size()); };
   const std::span<const double> expected = values_of(usual);
   const std::span<const double> got = values_of(odd);
-  const auto index = static_cast<std::size_t>(std::ranges::mismatch(expected, got).in1 - expected.begin());
+  const auto same_bits = [](double a, double b) { return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b); };  // as the digests
+  const auto index = static_cast<std::size_t>(std::ranges::mismatch(expected, got, same_bits).in1 - expected.begin());
   ZR_ASSERT(index < own.size(), "ranks' digests of their parameter groups differ but their values do not");
   throw Error(ErrorCode::kMismatch,
               "ranks set different learning rates or weight decays",

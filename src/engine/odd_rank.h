@@ -16,6 +16,7 @@ struct OddRank {
 /// `values`: one a rank.
 [[nodiscard]] inline OddRank find_odd_rank(std::span<const std::int64_t> values) {
   OddRank found;
+  if (std::ranges::all_of(values, [&](std::int64_t value) { return value == values.front(); })) return found;  // every step of a good job
   std::ptrdiff_t most = 0;
   for (std::size_t rank = 0; rank < values.size(); ++rank) {
     const std::ptrdiff_t alike = std::ranges::count(values, values[rank]);
