@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: test-shim help setup train train-cpp test test-quick bench format clean fuzz
+.PHONY: test-shim help setup train train-cpp test test-quick attributions bench format clean fuzz
 export NINJA_STATUS := [%f/%t %es]
 
 # Who starts the ranks of `make train`: zeroth-run, or mpirun.
@@ -20,6 +20,7 @@ help:
 	@echo "make train-cpp   the same with the trainer in C++"
 	@echo "make test        prepare the machine, build, run every test (the core also under sanitizers)"
 	@echo "make test-quick  the unit tests of the core, without torch"
+	@echo "make attributions  500 faults drawn from seeds; every rank must name the guilty one; 2 minutes"
 	@echo "make test-shim   the tests of the Python package with a shim under the address sanitizer"
 	@echo "make fuzz        the fuzz targets, a minute each; needs clang"
 	@echo "make bench       the benchmarks; about 50 minutes; results in build/release/benchmarks/results"
@@ -52,6 +53,11 @@ test-quick: export ZEROTH_SETUP_CORE := 1
 test-quick: setup build/core/build.ninja
 	$(call BUILD,core)
 	tools/run-tests build/core:unit
+
+attributions: export ZEROTH_SETUP_CORE := 1
+attributions: setup build/core/build.ninja
+	$(call BUILD,core) --target attribution_test
+	ZEROTH_ATTRIBUTIONS=500 build/core/tests/process/attribution_test
 
 test-shim: setup build/release/build.ninja build/asan-shim/build.ninja
 	$(call BUILD,release) --target zeroth-run

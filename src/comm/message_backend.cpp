@@ -1,4 +1,5 @@
 #include "comm/call_descriptor.h"
+#include "comm/control/end_of_job.h"
 #include "comm/control/watched.h"
 #include "comm/matched_calls.h"
 
@@ -290,6 +291,8 @@ class MessageGroup {
       return transfer.wait(slice);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kPeerLost && error.code() != ErrorCode::kAborted) throw;
+      job_->watched.await_verdict(error.code() == ErrorCode::kAborted ? kWordOfCause : kWordOfLoss);
+      if (const Error cause = cause_of_stop(error); error.code() == ErrorCode::kAborted && cause.message() != error.message()) throw Error(cause);
       ErrorContext context = error.context();
       if (context.who.empty()) context.who = fmt::format("rank {}/{}", rank_, size());
       if (context.which.empty()) context.which = meaning_of(about, tag_names_);
@@ -317,9 +320,10 @@ class MessageGroup {
     throw_if_aborted();
     check_interrupt();
     const auto report = [&] { return report_of(deadline, peer, about); };
-    deadline.passed() ? watched.expire(report) : watched.look(report);
+    const bool passed = deadline.passed();  // once: who has not been heard to expire must not give up
+    passed ? watched.expire(report) : watched.look(report);
     const bool names_peer = about.kind == PostKind::kSend || about.kind == PostKind::kRecv;
-    ZR_CHECK(!deadline.passed(),
+    ZR_CHECK(!passed,
              ErrorCode::kTimeout,
              fmt::format("no answer within {:.1f} s", std::chrono::duration<double>(deadline.timeout()).count()),
              {.where = fmt::format("{} group={}", where(), name_),

@@ -1,5 +1,7 @@
 #include "comm/peers.h"
 
+#include "comm/control/end_of_job.h"
+
 #include <zeroth/base/cores.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
@@ -96,7 +98,7 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
       // The peer may have done what we wait for and left in the meantime.
       if (predicate()) return;
       if (failure->error.code() == ErrorCode::kTimeout) watched.expire(report);
-      raise(*failure);
+      raise(view, context, *failure);
     }
     futex_wait(own.doorbell, rung, deadline.slice());
     if (SteadyClock::now() < look_up) continue;
@@ -107,19 +109,27 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
 }
 
 void Peers::check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) {
-  if (const std::optional<Failure> failure = find_failure(view, deadline, context)) raise(*failure);
+  if (const std::optional<Failure> failure = find_failure(view, deadline, context)) raise(view, context, *failure);
   check_interrupt();
 }
 
-void Peers::raise(const Failure& failure) {
+void Peers::raise(const GroupView& view, FunctionRef<WaitContext()> context, const Failure& failure) {
   ZR_FAILPOINT("abort.hear");
   check_interrupt();  // Ctrl-C goes to all ranks: who hears it later must not call the others' end a loss
+  if (failure.error.code() == ErrorCode::kAborted) setup_.watched.await_verdict(kWordOfCause);
+  if (failure.departed) {  // a stack that unwinds leaves groups, and stops the job at its end
+    setup_.watched.await_verdict(kWordOfCause);
+    throw_if_aborted(view, context);
+  }
   if (!failure.loss.empty()) tell_loss(failure.loss);
-  throw Error(failure.error);
+  throw failure.error.code() == ErrorCode::kAborted ? cause_of_stop(failure.error) : Error(failure.error);
 }
 
 void Peers::throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const {
-  if (const std::optional<Error> error = find_abort(view, context)) throw Error(*error);
+  const std::optional<Error> error = find_abort(view, context);
+  if (!error) return;
+  setup_.watched.await_verdict(kWordOfCause);
+  throw cause_of_stop(*error);
 }
 
 WaitReport Peers::report_of(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) const {
@@ -164,7 +174,8 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
                                                   const Deadline& deadline,
                                                   FunctionRef<WaitContext()> context) const {
   if (std::optional<Error> abort = find_abort(view, context)) return Failure{*std::move(abort)};
-  WaitContext waited;  // filled once something is wrong
+  WaitContext waited;        // filled once something is wrong
+  std::vector<int> missing;  // likewise
   const auto describe = [&](ErrorCode code, const std::string& message, std::string hint) {
     return Error(
         code,
@@ -172,7 +183,7 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
         {.where = fmt::format("{} group={}", view.where, view.group),
          .who = fmt::format("rank {}/{}", view.rank, view.world_ranks.size()),
          .which = waited.unit,
-         .expected = waited.names_ranks ? waited.what : fmt::format("{} from {}", waited.what, rank_list(missing_of(waited))),
+         .expected = waited.names_ranks ? waited.what : fmt::format("{} from {}", waited.what, rank_list(missing)),
          .got = fmt::format("{}{}nothing for {:.1f} s",
                             waited.progress ? waited.progress() : "",
                             waited.progress ? ", " : "",
@@ -186,12 +197,16 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
         "rank {}{}{}{}", rank, identity.empty() ? "" : " (", identity, identity.empty() ? "" : ")");
   };
   const auto lost = [&](int group_rank, const std::string& what, std::string hint) {
+    // A rank that stops the job says so before it goes.
+    if (std::optional<Error> abort = find_abort(view, context)) return Failure{*std::move(abort)};
+    // Not whom alone it waits for at the moment, where the lost one would have been next.
+    missing = awaits(waited, group_rank) ? std::vector{group_rank} : missing_of(waited);
     const std::string sentence = name(group_rank) + " " + what;
     const std::string told = told_loss(view.world_ranks[static_cast<std::size_t>(group_rank)]);
     if (told.empty()) {
       return Failure{describe(ErrorCode::kPeerLost, sentence, std::move(hint)), fmt::format("in group {} {}", view.group, sentence)};
     }
-    return Failure{describe(ErrorCode::kPeerLost, sentence + " after it saw that " + told, "look at the rank that was lost first"), told};
+    return Failure{describe(ErrorCode::kPeerLost, told + ": " + sentence + " after it saw that", "look at the rank that was lost first"), told};
   };
   bool anybody_departed = false;
   for (std::size_t rank = 0; rank < view.controls.size(); ++rank) {
@@ -221,12 +236,15 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
       const int group_rank = static_cast<int>(rank);
       if (group_rank == view.rank || !awaits(waited, group_rank)) continue;
       if (view.controls[rank]->departed.load() != 0) {
-        return lost(group_rank, "left early", "every rank must make the same calls; see where that rank returned or threw");
+        Failure failure = lost(group_rank, "left early", "every rank must make the same calls; see where that rank returned or threw");
+        failure.departed = failure.error.code() == ErrorCode::kPeerLost;
+        return failure;
       }
     }
   }
   if (deadline.passed()) {
     waited = context();
+    missing = missing_of(waited);
     return Failure{describe(ErrorCode::kTimeout,
                             fmt::format("no answer within {:.1f} s, and every peer is alive",
                                         std::chrono::duration<double>(deadline.timeout()).count()),

@@ -1,11 +1,17 @@
 #include "engine/agreement.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <iterator>
 #include <limits>
 #include <sstream>
 
 #include <zeroth/base/text.h>
 #include <zeroth/engine/config.h>
+
+#include "engine/odd_rank.h"
 
 namespace zeroth {
 namespace {
@@ -50,6 +56,12 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+/// With as many digits as tell it from its neighbours.
+std::string shortest_text(double value) {
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
 /// Every rank's text, in rank order.
 std::vector<std::string> gather_texts(const std::string& own, const Communicator& communicator) {
   const auto world = static_cast<std::size_t>(communicator.size());
@@ -86,38 +98,64 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
   std::vector<std::int64_t> digests(world);
   const auto digest = static_cast<std::int64_t>(digest64(own) >> 1U);
   communicator.all_gather(std::span(&digest, 1), std::span(digests));
-  if (std::ranges::all_of(digests, [&](std::int64_t other) { return other == digests[0]; })) return;
+  const auto [usual, odd] = find_odd_rank(digests);
+  if (odd < 0) return;
 
   const std::vector<std::string> texts = gather_texts(own, communicator);
-  const std::vector<std::string> expected = lines_of(texts[0]);
-  for (std::size_t rank = 1; rank < world; ++rank) {
-    const std::vector<std::string> got = lines_of(texts[rank]);
-    for (std::size_t line = 0; line < std::max(expected.size(), got.size()); ++line) {
-      const std::string ours = line < expected.size() ? expected[line] : "nothing more";
-      const std::string theirs = line < got.size() ? got[line] : "nothing more";
-      if (ours == theirs) continue;
-      if (ours.starts_with(kConfigurationLine) && theirs.starts_with(kConfigurationLine)) {
-        throw Error(ErrorCode::kMismatch,
-                    "ranks do not have the same configuration",
-                    {.where = "engine",
-                     .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
-                     .which = join(shared_differences(ours.substr(kConfigurationLine.size()),
-                                                      theirs.substr(kConfigurationLine.size())),
-                                   "; "),
-                     .expected = "the values of rank 0 (\"here\")",
-                     .got = "those of rank " + std::to_string(rank) + " (\"there\")",
-                     .hint = "start every rank with the same configuration file and arguments"});
-      }
+  const std::vector<std::string> expected = lines_of(texts[static_cast<std::size_t>(usual)]);
+  const std::vector<std::string> got = lines_of(texts[static_cast<std::size_t>(odd)]);
+  const std::string who = "rank " + std::to_string(odd) + "/" + std::to_string(world);
+  const std::string usual_rank = "rank " + std::to_string(usual);
+  const std::string odd_rank = "rank " + std::to_string(odd);
+  for (std::size_t line = 0; line < std::max(expected.size(), got.size()); ++line) {
+    const std::string ours = line < expected.size() ? expected[line] : "nothing more";
+    const std::string theirs = line < got.size() ? got[line] : "nothing more";
+    if (ours == theirs) continue;
+    if (ours.starts_with(kConfigurationLine) && theirs.starts_with(kConfigurationLine)) {
       throw Error(ErrorCode::kMismatch,
-                  "ranks do not train the same thing",
+                  "ranks do not have the same configuration",
                   {.where = "engine",
-                   .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
-                   .expected = ours + " (rank 0)",
-                   .got = theirs + " (rank " + std::to_string(rank) + ")",
-                   .hint = "build the same model from the same configuration on every rank"});
+                   .who = who,
+                   .which = join(shared_differences(ours.substr(kConfigurationLine.size()), theirs.substr(kConfigurationLine.size())), "; "),
+                   .expected = "the values of " + usual_rank + " (\"here\")",
+                   .got = "those of " + odd_rank + " (\"there\")",
+                   .hint = "start every rank with the same configuration file and arguments"});
     }
+    throw Error(ErrorCode::kMismatch,
+                "ranks do not train the same thing",
+                {.where = "engine",
+                 .who = who,
+                 .expected = ours + " (" + usual_rank + ")",
+                 .got = theirs + " (" + odd_rank + ")",
+                 .hint = "build the same model from the same configuration on every rank"});
   }
   throw Error(ErrorCode::kInternal, "ranks' digests differ but their descriptions do not", {.where = "engine"});
+}
+
+void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd, const Communicator& communicator) {
+  static constexpr std::string_view kNames[] = {"lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "nesterov"};
+  constexpr std::size_t kValues = std::size(kNames);
+  std::vector<double> own;
+  for (const GroupHyper& group : groups) {
+    own.insert(own.end(),
+               {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum, group.dampening, group.nesterov ? 1.0 : 0.0});
+  }
+  std::vector<double> all(own.size() * static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span<const double>(own), std::span(all));
+  const auto values_of = [&](int rank) { return std::span<const double>(all).subspan(own.size() * static_cast<std::size_t>(rank), own.size()); };
+  const std::span<const double> expected = values_of(usual);
+  const std::span<const double> got = values_of(odd);
+  const auto same_bits = [](double a, double b) { return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b); };  // as the digests
+  const auto index = static_cast<std::size_t>(std::ranges::mismatch(expected, got, same_bits).in1 - expected.begin());
+  ZR_ASSERT(index < own.size(), "ranks' digests of their parameter groups differ but their values do not");
+  throw Error(ErrorCode::kMismatch,
+              "ranks set different learning rates or weight decays",
+              {.where = "engine.step",
+               .who = "rank " + std::to_string(odd) + "/" + std::to_string(communicator.size()),
+               .which = std::string(kNames[index % kValues]) + " of parameter group " + std::to_string(index / kValues),
+               .expected = shortest_text(expected[index]) + " (rank " + std::to_string(usual) + ")",
+               .got = shortest_text(got[index]) + " (rank " + std::to_string(odd) + ")",
+               .hint = "change groups alike on all ranks, before step(); nothing was updated"});
 }
 
 void require_plan_fits(const ModelLayout& model,
@@ -130,7 +168,8 @@ void require_plan_fits(const ModelLayout& model,
       std::uint64_t{std::numeric_limits<std::int64_t>::max()}));
   std::vector<std::int64_t> limits(world);
   communicator.all_gather(std::span(&own, 1), std::span(limits));
-  const auto limit = static_cast<std::uint64_t>(*std::ranges::min_element(limits));
+  const auto least = std::ranges::min_element(limits);
+  const auto limit = static_cast<std::uint64_t>(*least);
 
   const auto need = [&](const ShardingPlan& plan) {
     std::uint64_t total = 0;
@@ -162,6 +201,7 @@ void require_plan_fits(const ModelLayout& model,
   throw Error(ErrorCode::kOutOfMemory,
               "the plan does not fit the memory that is there",
               {.where = "engine.plan",
+               .who = "rank " + std::to_string(least - limits.begin()) + "/" + std::to_string(world),
                .which = settings.plan.name + " on " + std::to_string(world) + " ranks",
                .expected = "at most " + format_bytes(limit) + " for all ranks, activations not counted",
                .got = format_bytes(asked) + " [" + table + "]",

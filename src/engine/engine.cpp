@@ -413,12 +413,7 @@ StepResult Engine::finish_step(bool idle) {
   }
   if (verdict.other_groups_rank >= 0) {
     forget_gradients();
-    throw Error(ErrorCode::kMismatch,
-                "ranks set different learning rates or weight decays",
-                {.where = "engine.step",
-                 .who = "rank " + std::to_string(verdict.other_groups_rank) + "/" + std::to_string(world()),
-                 .expected = "the hyper-parameters of rank 0, group by group",
-                 .hint = "change groups alike on all ranks, before step(); nothing was updated"});
+    throw_other_groups(settings_.groups, verdict.usual_groups_rank, verdict.other_groups_rank, communicator_);
   }
 
   look_at_others(verdict);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/odd_rank.h"
+
 namespace zeroth {
 namespace {
 
@@ -47,6 +49,7 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
     const auto word = static_cast<std::uint64_t>(message[kNormWords + param / kFieldsPerWord]);
     verdict.touched[param] = ((word >> (kFieldBits * (param % kFieldsPerWord))) & 0xffffU) != 0;
   }
+  std::vector<std::int64_t> groups;
   for (std::size_t rank = 0; rank < world; ++rank) {
     const std::int64_t* theirs = message.data() + ranks_begin + rank * kWordsPerRank;
     if ((theirs[3] & kFailed) != 0 && verdict.failed_rank < 0) verdict.failed_rank = static_cast<int>(rank);
@@ -58,7 +61,7 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
     verdict.joined += theirs[3] >> kFlagBits;
     verdict.backwards.push_back(theirs[5]);
     verdict.compute_us.push_back(theirs[6]);
-    if (theirs[4] != message[ranks_begin + 4] && verdict.other_groups_rank < 0) verdict.other_groups_rank = static_cast<int>(rank);
+    groups.push_back(theirs[4]);
     if (theirs[0] == 0) continue;
     // The earliest micro-step; among equals the lowest rank.
     if (verdict.offender_rank < 0 || theirs[1] < verdict.offender.micro_step) {
@@ -66,6 +69,9 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
       verdict.offender_rank = static_cast<int>(rank);
     }
   }
+  const OddRank odd = find_odd_rank(groups);
+  verdict.usual_groups_rank = odd.usual;
+  verdict.other_groups_rank = odd.odd;
   return verdict;
 }
 

@@ -35,7 +35,8 @@ struct Verdict {
   int offender_rank = -1;
   int failed_rank = -1;
   int idle_rank = -1;
-  int other_groups_rank = -1;       ///< first rank whose hyper-parameters are not rank 0's
+  int usual_groups_rank = 0;        ///< first of the ranks whose hyper-parameters most ranks have
+  int other_groups_rank = -1;       ///< first rank whose hyper-parameters differ from those
   int preempted_rank = -1;          ///< first rank that was asked to make room
   int uneven_rank = -1;             ///< first rank that ran more or fewer backwards than rank 0
   std::int64_t joined = 0;          ///< of all ranks

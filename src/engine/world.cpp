@@ -258,7 +258,7 @@ void World::abort(const Error& error) const noexcept {
   if (!connection_ || !connection_->base) return;
   connection_->base->abort(error);
   if (connection_->control) {
-    connection_->control->tell(Error(ErrorCode::kAborted, "rank " + std::to_string(rank_) + " stopped the job: " + error.what()));
+    connection_->control->tell(end_of_job(rank_, error));
   }
 }
 

@@ -71,7 +71,8 @@ TEST(ToyEngine, RanksThatSetOtherLearningRatesAreNamed) {
   };
   const std::string message = message_of(training);
   EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks set different learning rates"));
-  EXPECT_THAT(message, HasSubstr("who: rank 2/3"));
+  EXPECT_THAT(message, HasSubstr("who: rank 2/3; which: lr of parameter group 0; expected: 0.01458"));
+  EXPECT_THAT(message, ::testing::ContainsRegex("expected: [0-9.]+ .rank 0.; got: [0-9.]+ .rank 2.;"));
   training.after_step = [](Engine& engine, ToyModel&, const StepResult&) { engine.set_group(2, {}); };
   EXPECT_THAT(message_of(training), HasSubstr("[USAGE] there is no such parameter group"));
 }

@@ -201,6 +201,7 @@ double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bo
 
   const Invocation root = engine_->begin_forward(0);
   engine_->pre_forward(root);
+  visit(false, 0);
   const std::vector<T> w_in = load<T>(0);
   const std::vector<T> b_in = load<T>(1);
   const std::vector<T> w_out = load<T>(2);
@@ -221,6 +222,7 @@ double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bo
   for (const int block : path) {
     const Invocation use = engine_->begin_forward(block + 1);
     engine_->pre_forward(use);
+    visit(false, block + 1);
     const std::vector<T> w = load<T>(weight_of(block));
     const std::vector<T> b = load<T>(bias_of(block));
     for (Sample& sample : samples) {
@@ -242,6 +244,7 @@ double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bo
   if (!backward) return loss;
 
   engine_->pre_backward(0);
+  visit(true, 0);
   std::vector<std::vector<T>> grads(structure_.params.size());
   std::vector<std::vector<T>> dh;
   for (Sample& sample : samples) {
@@ -252,6 +255,7 @@ double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bo
     const int block = path[position];
     const int weight = weight_of(block);
     engine_->pre_backward(block + 1);
+    visit(true, block + 1);
     const std::vector<T> w = load<T>(weight);
     const bool last_use = position == 0 || path[position - 1] != block;
     for (std::size_t s = 0; s < samples.size(); ++s) {

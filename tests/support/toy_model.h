@@ -61,6 +61,9 @@ class ToyModel final : public ParameterBinder {
   /// Gradients of parameter `param` become NaN where the rule says so.
   using PoisonRule = std::function<bool(int rank, std::int64_t step, int micro_step, int param)>;
   void set_poison(PoisonRule rule) { poison_ = std::move(rule); }
+  /// Called when the parameters of a unit are there, in its forward and in its backward.
+  using Visitor = std::function<void(bool backward, int unit)>;
+  void set_visitor(Visitor visitor) { visitor_ = std::move(visitor); }
   /// The current value of a parameter, from the engine.
   [[nodiscard]] std::vector<double> value(int param);
 
@@ -71,12 +74,16 @@ class ToyModel final : public ParameterBinder {
   [[nodiscard]] std::vector<T> load(int param) const;
   template <class T>
   void give(int param, const std::vector<T>& grad, bool is_sum = false);
+  void visit(bool backward, int unit) const {
+    if (visitor_) visitor_(backward, unit);
+  }
 
   ToyOptions options_;
   ToyStructure structure_;
   Engine* engine_ = nullptr;
   std::vector<std::byte*> flats_;
   PoisonRule poison_;
+  Visitor visitor_;
   std::int64_t step_ = 0;
   int micro_step_ = 0;
   int data_rank_ = -1;  ///< -1: its own

@@ -28,6 +28,10 @@ struct ControlOptions {
   Logger logger{};                    ///< rank 0's notes, and traces that could not be written
 };
 
+/// What every rank shall throw when this one stops the job with `error`: what it saw or heard of others as it is, for that names them; an
+/// error of its own as kAborted, "rank 2 stopped the job: [MODEL] ...".
+[[nodiscard]] Error end_of_job(int rank, const Error& error);
+
 class ControlPlane {
  public:
   /// Collective over `base`, a seat in a group of all ranks of the job, with whose numbers `watch` speaks. The hub draws a secret and hands
@@ -39,7 +43,8 @@ class ControlPlane {
   /// Says goodbye. Waits for nobody but its own thread. In a forked child, whose sockets are closed already, it does nothing.
   virtual ~ControlPlane() = default;
 
-  /// Every rank's waits throw this error from now on. Returns at once.
+  /// Every rank's waits throw this error from now on, or one that another rank tells within a moment and that is nearer to the cause.
+  /// Returns at once.
   virtual void tell(const Error& error) noexcept = 0;
   /// Hub: "127.0.0.1:40123"; else "".
   [[nodiscard]] virtual std::string address() const = 0;

@@ -108,7 +108,7 @@ class CountingBackend final : public ForwardingBackend {
 };
 
 /// Writes every call into the rank's flight recorder, and makes none once the job has been judged. A mismatch that a wait finds by itself, in
-/// memory that only this rank looked at, is told to all ranks. Parts made by split() do the same.
+/// memory that only this rank looked at, is told to all ranks, and so is an abort. Parts made by split() do the same.
 class RecordingBackend final : public ForwardingBackend {
  public:
   /// `control` lives as long as this and its parts; null: there is nobody to tell.
@@ -116,6 +116,7 @@ class RecordingBackend final : public ForwardingBackend {
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override;
+  void abort(const Error& error) noexcept override;
 
  private:
   std::shared_ptr<ControlPlane> control_;

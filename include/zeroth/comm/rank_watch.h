@@ -19,6 +19,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <source_location>
 #include <string>
 #include <vector>
 
@@ -103,6 +104,9 @@ class RankWatch {
   /// half a second and not need what that thread may hold (the GIL). Returns "" where it does not know.
   using Locator = std::function<std::string(pid_t thread)>;
   void set_locator(Locator locator);
+  /// Where there is no locator, in native programs: the program says that it is here, until it says that it is elsewhere. Any thread;
+  /// some 20 ns.
+  void at(const std::source_location& here = std::source_location::current()) noexcept;
   [[nodiscard]] RankStatus status(bool with_place);
 
   /// What the control plane has decided about the job: every wait that is watched, and every check(), throws it from now on as a
@@ -113,13 +117,16 @@ class RankWatch {
     if (judged_.load(std::memory_order_acquire)) [[unlikely]]
       throw_verdict();
   }
+  /// Another rank has stopped the job or is lost, and the control plane may know why: for at most so long lets it say that, and throws
+  /// what it says. Comes back at once where there is none.
+  void await_verdict(Milliseconds patience) const;
   /// Called when a wait begins to be watched or expires; must not block. Null: nobody listens.
   void set_waker(std::function<void()> waker);
 
  private:
   friend class WatchedWait;
-  std::uint64_t begin_wait();
-  void look(std::uint64_t id, WaitReport report, bool expired);
+  /// A wait is seen by others from its first look on: one of which nobody knows what for is no news. `id` 0: the first.
+  std::uint64_t look(std::uint64_t id, WaitReport report, bool expired);
   void end_wait(std::uint64_t id) noexcept;
   [[noreturn]] void throw_verdict() const;
 
@@ -135,6 +142,7 @@ class RankWatch {
   std::vector<std::vector<std::string>> models_;
   std::map<std::string, std::weak_ptr<std::atomic<std::uint64_t>>> calls_begun_;
   std::shared_ptr<const Locator> locator_;
+  std::optional<std::source_location> here_;
   std::shared_ptr<const std::function<void()>> waker_;
   std::optional<Error> verdict_;
   std::map<std::uint64_t, WaitStatus> waits_;
@@ -160,23 +168,20 @@ class WatchedWait {
   void look(const Report& report) {
     if (watch_ == nullptr) return;
     watch_->check();
-    if (id_ == 0) id_ = watch_->begin_wait();
-    watch_->look(id_, report(), false);
+    id_ = watch_->look(id_, report(), false);
   }
   /// The deadline has passed: lets the control plane find out who is missing, for at most kLastWord, and throws what it says.
   template <class Report>
   void expire(const Report& report) {
     if (watch_ == nullptr) return;
     look(report);
-    watch_->look(id_, report(), true);
-    await_verdict();
+    id_ = watch_->look(id_, report(), true);
+    watch_->await_verdict(kLastWord);
   }
 
   static constexpr Milliseconds kLastWord{2'000};
 
  private:
-  void await_verdict() const;
-
   RankWatch* watch_;
   SteadyClock::time_point begun_;
   std::uint64_t id_ = 0;

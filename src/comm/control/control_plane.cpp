@@ -204,11 +204,15 @@ class Hub final : public ControlThread {
       last = now;
       serve_links(now);
       serve_guests(now);
-      if (const std::optional<VerdictMessage> told = take_told()) decide(error_of(*told));
+      if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), now);
       look_at_own(now);
       for (CoordinatorAction& action : coordinator_.tick(now)) act(action);
       ping(now);
     }
+    // Who goes because of an error has told it a moment ago.
+    serve_links(SteadyClock::now());
+    if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), SteadyClock::now());
+    if (const std::optional<Error> cause = coordinator_.last_word()) decide(*cause);
     to_all(ByeMessage{});
     linger();
   }
@@ -283,11 +287,11 @@ class Hub final : public ControlThread {
         const int from = static_cast<int>(rank);
         coordinator_.heard(from, now);
         if (const auto* status = std::get_if<StatusMessage>(&message)) coordinator_.answered(from, *status, now);
-        if (const auto* verdict = std::get_if<VerdictMessage>(&message)) decide(error_of(*verdict));
+        if (const auto* verdict = std::get_if<VerdictMessage>(&message)) coordinator_.told(error_of(*verdict), now);
         bye = bye || std::holds_alternative<ByeMessage>(message);
       });
       if (open && !bye) continue;
-      coordinator_.left(static_cast<int>(rank), bye, now);
+      coordinator_.left(static_cast<int>(rank), bye, now, links_[rank]->trouble());
       links_[rank].reset();
     }
   }
@@ -431,6 +435,7 @@ class Leaf final : public ControlThread {
       miss_hub(now);
     }
     if (gone_) return;
+    if (const std::optional<VerdictMessage> told = take_told()) link_.send(*told);
     link_.send(ByeMessage{});
     const Deadline deadline(kByeTime);
     while (link_.wants_to_write() && !deadline.passed()) {
@@ -452,6 +457,7 @@ class Leaf final : public ControlThread {
     if (open && !in_order_) return;
     gone_ = true;
     gone_at_ = now;
+    link_trouble_ = link_.trouble();
   }
 
   /// A wait is told of its own accord: once it is worth a question, and at its deadline. And that it is over.
@@ -478,7 +484,7 @@ class Leaf final : public ControlThread {
     const RankStatus own = watch_->status(false);
     const std::vector<int>& awaited = own.wait.report.ranks;
     if (own.wait.id == 0 || (!awaited.empty() && std::ranges::find(awaited, 0) == awaited.end())) return;
-    const std::string what = gone_ ? end_text(in_order_) : silence_text(silent);
+    const std::string what = gone_ ? end_text(in_order_, link_trouble_) : silence_text(silent);
     judge(Error(ErrorCode::kPeerLost,
                         "rank 0 " + what,
                         {.where = "comm.control group=" + own.wait.report.group,
@@ -494,6 +500,7 @@ class Leaf final : public ControlThread {
   bool reported_wait_ = false;
   bool gone_ = false;
   bool in_order_ = false;
+  std::string link_trouble_{};
 };
 
 std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, const ControlOptions& options, bool one_host, Invitation& invitation) {

@@ -16,9 +16,21 @@ constexpr std::size_t kMostDescribed = 4;
 
 double seconds(Milliseconds time) { return std::chrono::duration<double>(time).count(); }
 
+/// How near an error is to what went wrong first, 0 nearest.
+int distance_from_cause(const Error& error) {
+  switch (error.code()) {
+    case ErrorCode::kPeerLost: return 1;
+    case ErrorCode::kTimeout: return 2;
+    default: return 0;
+  }
+}
+
 }  // namespace
 
-std::string end_text(bool in_order) { return in_order ? "left early" : "is gone: its control connection ended without a goodbye"; }
+std::string end_text(bool in_order, const std::string& trouble) {
+  if (in_order) return "left early";
+  return "is gone: its control connection ended without a goodbye" + (trouble.empty() ? "" : " (" + trouble + ")");
+}
 
 std::string silence_text(Milliseconds silent) {
   return fmt::format("has given no sign of life for {:.1f} s: it was stopped, or its host or the network hangs", seconds(silent));
@@ -37,14 +49,20 @@ void Coordinator::joined(int rank, std::string host, int pid, TimePoint now) {
 
 void Coordinator::heard(int rank, TimePoint now) { at(rank).heard = now; }
 
-void Coordinator::left(int rank, bool in_order, TimePoint now) {
+void Coordinator::left(int rank, bool in_order, TimePoint now, std::string trouble) {
   Rank& known = at(rank);
   if (known.gone) return;
+  known.trouble = std::move(trouble);
   known.gone = true;
   known.in_order = in_order;
   known.gone_at = now;
   known.status.reset();
   known.samples.clear();
+}
+
+void Coordinator::told(Error error, TimePoint now) {
+  if (!told_) told_at_ = now;
+  if (!told_ || distance_from_cause(error) < distance_from_cause(*told_)) told_.emplace(std::move(error));
 }
 
 void Coordinator::answered(int rank, const StatusMessage& message, TimePoint now) {
@@ -66,7 +84,7 @@ void Coordinator::answered(int rank, const StatusMessage& message, TimePoint now
 bool Coordinator::waits(int rank) const { return at(rank).status && at(rank).status->wait.id != 0; }
 
 bool Coordinator::busy() const {
-  return std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.status && rank.status->wait.id != 0; });
+  return told_ || std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.status && rank.status->wait.id != 0; });
 }
 
 std::string Coordinator::name_of(int rank) const {
@@ -78,7 +96,7 @@ std::string Coordinator::loss_of(int rank, TimePoint now) const {
   const Rank& known = at(rank);
   if (known.gone) {
     if (now - known.gone_at < options_.grace) return "";
-    return end_text(known.in_order);
+    return end_text(known.in_order, known.trouble);
   }
   const auto silent = std::chrono::duration_cast<Milliseconds>(now - known.heard);
   if (!known.joined || silent < options_.silent_after) return "";
@@ -279,7 +297,9 @@ std::vector<CoordinatorAction> Coordinator::tick(TimePoint now) {
     inquiry_.reset();
     return actions;
   }
-  if (const std::optional<Error> loss = find_loss(now)) {
+  if (told_) {
+    if (distance_from_cause(*told_) == 0 || now - told_at_ >= options_.gather) actions.emplace_back(VerdictAction{*told_});
+  } else if (const std::optional<Error> loss = find_loss(now)) {
     actions.emplace_back(VerdictAction{*loss});
   } else if (inquiry_) {
     if (complete(*inquiry_, now)) {

@@ -40,6 +40,7 @@ struct CoordinatorOptions {
   Milliseconds ask_every{250};
   Milliseconds suspicious_after{1'000};  ///< a wait of this length is worth a question
   Milliseconds answer_within{1'000};     ///< who has not answered by then is described without its place
+  Milliseconds gather{150};   ///< causes that ranks tell within this time are compared
   Milliseconds grace{1'000};  ///< what the data plane finds out by itself within this time is told better there
 };
 
@@ -52,12 +53,17 @@ class Coordinator {
   /// Anything at all has come from the rank.
   void heard(int rank, TimePoint now);
   void answered(int rank, const StatusMessage& message, TimePoint now);
-  /// Its connection has ended; `in_order`: after a goodbye.
-  void left(int rank, bool in_order, TimePoint now);
+  /// Its connection has ended; `in_order`: after a goodbye. `trouble`: what the system says of it, or "".
+  void left(int rank, bool in_order, TimePoint now, std::string trouble = "");
+  /// A rank ends with this error. Where it is only what that rank saw of another one, the other's own word may be on its way: so the cause
+  /// is the first error of the best class (a rank's own, a mismatch; a loss; a deadline) within a moment.
+  void told(Error error, TimePoint now);
+  /// What has been told so far, for a rank 0 that ends itself and can wait for nothing better.
+  [[nodiscard]] const std::optional<Error>& last_word() const { return told_; }
 
   /// To be called at least every ask_every while a rank waits. After a verdict nothing comes any more.
   [[nodiscard]] std::vector<CoordinatorAction> tick(TimePoint now);
-  /// Whether some rank has said that it waits.
+  /// Whether some rank has said that it waits, or how it ends.
   [[nodiscard]] bool busy() const;
 
  private:
@@ -70,6 +76,7 @@ class Coordinator {
     bool joined = false;
     bool gone = false;
     bool in_order = false;
+    std::string trouble{};
     std::string host{};
     int pid = 0;
     TimePoint heard{};
@@ -119,13 +126,15 @@ class Coordinator {
   CoordinatorOptions options_;
   std::vector<Rank> ranks_;
   std::optional<Inquiry> inquiry_{};
+  std::optional<Error> told_{};
+  TimePoint told_at_{};  ///< the first time
   std::uint32_t questions_ = 0;
   TimePoint asked_{};
   bool judged_ = false;
 };
 
 /// What is said of a rank whose connection has ended, after a goodbye or without one; and of one that is silent.
-[[nodiscard]] std::string end_text(bool in_order);
+[[nodiscard]] std::string end_text(bool in_order, const std::string& trouble);
 [[nodiscard]] std::string silence_text(Milliseconds silent);
 
 }  // namespace zeroth::detail

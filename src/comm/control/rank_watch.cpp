@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <thread>
 #include <utility>
@@ -15,6 +16,16 @@ constexpr std::array<std::string_view, kNumPhases> kPhases{
     "has not begun to train", "is in the forward", "is in the backward", "has ended the backward", "is in step()", "is between steps", "is in a call of all ranks"};
 
 pid_t this_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
+
+/// "train.cpp:57 in load_batch": as of Python, without the folders, the type and the arguments of the function.
+std::string text_of(const std::source_location& here) {
+  std::string_view file = here.file_name();
+  file.remove_prefix(file.rfind('/') + 1);
+  std::string_view function = here.function_name();
+  function = function.substr(0, function.find('('));
+  function.remove_prefix(function.find_last_of(" :") + 1);
+  return fmt::format("{}:{}{}{}", file, here.line(), function.empty() ? "" : " in ", function);
+}
 
 constexpr std::uint64_t pack(Phase phase, int model, int unit) {
   return static_cast<std::uint64_t>(phase) << 56U | (static_cast<std::uint64_t>(model + 1) & 0xff'ffffU) << 32U |
@@ -43,6 +54,11 @@ void RankWatch::set_locator(Locator locator) {
   locator_ = locator ? std::make_shared<const Locator>(std::move(locator)) : nullptr;
 }
 
+void RankWatch::at(const std::source_location& here) noexcept {
+  const std::lock_guard lock(mutex_);
+  here_ = here;
+}
+
 void RankWatch::set_waker(std::function<void()> waker) {
   const std::lock_guard lock(mutex_);
   waker_ = waker ? std::make_shared<const std::function<void()>>(std::move(waker)) : nullptr;
@@ -55,6 +71,7 @@ RankStatus RankWatch::status(bool with_place) {
   status.step = steps_.load(std::memory_order_relaxed);
   status.last_call = recorder_.last_call();
   std::shared_ptr<const Locator> locator;
+  std::optional<std::source_location> here;
   pid_t thread = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -69,9 +86,14 @@ RankStatus RankWatch::status(bool with_place) {
     });
     if (!waits_.empty()) status.wait = waits_.begin()->second;
     locator = locator_;
+    here = here_;
     thread = last_thread_ != 0 ? last_thread_ : ::getpid();
   }
-  if (with_place && locator) status.place = (*locator)(thread);
+  if (with_place && locator) {
+    status.place = (*locator)(thread);
+  } else if (with_place && here) {
+    status.place = text_of(*here);
+  }
   return status;
 }
 
@@ -85,31 +107,29 @@ void RankWatch::judge(const Error& error) {
 void RankWatch::throw_verdict() const {
   const std::lock_guard lock(mutex_);
   ErrorContext context = verdict_->context();
-  context.who = fmt::format("rank {}/{}", rank_, size_);
+  if (context.who.empty()) context.who = fmt::format("rank {}/{}", rank_, size_);  // else whom it is about, or who saw it
   throw JobVerdict(verdict_->code(), verdict_->message(), std::move(context));
 }
 
-std::uint64_t RankWatch::begin_wait() {
-  const std::lock_guard lock(mutex_);
-  const std::uint64_t id = ++next_wait_;
-  last_thread_ = this_thread();
-  threads_.insert(last_thread_);
-  return id;
-}
-
-void RankWatch::look(std::uint64_t id, WaitReport report, bool expired) {
+std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired) {
   std::shared_ptr<const std::function<void()>> waker;
   {
     const std::lock_guard lock(mutex_);
-    WaitStatus& wait = waits_[id];  // with the first look, so that nobody sees a wait for nothing
-    const bool begins = wait.looks == 0;
+    const bool first = id == 0;
+    if (first) {
+      id = ++next_wait_;
+      last_thread_ = this_thread();
+      threads_.insert(last_thread_);
+    }
+    WaitStatus& wait = waits_[id];
     wait.id = id;
     ++wait.looks;
     wait.report = std::move(report);
-    if (begins || (expired && !wait.expired)) waker = waker_;
+    if (first || (expired && !wait.expired)) waker = waker_;
     wait.expired = wait.expired || expired;
   }
   if (waker) (*waker)();
+  return id;
 }
 
 void RankWatch::end_wait(std::uint64_t id) noexcept {
@@ -117,15 +137,16 @@ void RankWatch::end_wait(std::uint64_t id) noexcept {
   waits_.erase(id);
 }
 
-void WatchedWait::await_verdict() const {
+void RankWatch::await_verdict(Milliseconds patience) const {
   {
-    const std::lock_guard lock(watch_->mutex_);
-    if (!watch_->waker_) return;  // nobody would say anything
+    const std::lock_guard lock(mutex_);
+    if (!waker_ && !verdict_) return;  // nobody would say anything
   }
-  const Deadline deadline(kLastWord);
-  while (!deadline.passed()) {
-    watch_->check();
-    std::this_thread::sleep_for(Milliseconds{10});
+  const Deadline deadline(patience);
+  while (true) {
+    check();
+    if (deadline.passed()) return;
+    std::this_thread::sleep_for(std::min(deadline.remaining(), Milliseconds{10}));
   }
 }
 

@@ -48,4 +48,13 @@ void RecordingBackend::wait_until(const std::function<bool()>& predicate, const 
   }
 }
 
+void RecordingBackend::abort(const Error& error) noexcept {
+  inner().abort(error);
+  if (!control_) return;
+  try {
+    control_->tell(end_of_job(watch_->rank(), error));
+  } catch (...) {  // no memory to say so
+  }
+}
+
 }  // namespace zeroth

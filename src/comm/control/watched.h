@@ -9,6 +9,10 @@
 
 namespace zeroth::detail {
 
+/// The control plane has so long to say in better words why a rank has stopped the job, or why one is gone.
+inline constexpr Milliseconds kWordOfCause{500};
+inline constexpr Milliseconds kWordOfLoss{100};
+
 class Watched {
  public:
   Watched() = default;
@@ -16,6 +20,10 @@ class Watched {
 
   /// Null: nobody watches.
   [[nodiscard]] RankWatch* watch() const { return watch_.get(); }
+  /// See RankWatch::await_verdict().
+  void await_verdict(Milliseconds patience) const {
+    if (watch_) watch_->await_verdict(patience);
+  }
   /// How long a wait may take now.
   [[nodiscard]] Milliseconds patience(Milliseconds timeout) const { return watch_ ? watch_->patience(timeout) : timeout; }
   /// The job's number of a rank of this world.

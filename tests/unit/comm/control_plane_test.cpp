@@ -121,8 +121,7 @@ TEST_P(ControlPlaneTest, CallsOfSomeRanksOnlyAreFoundLongBeforeTheDeadline) {
   EXPECT_LT(SteadyClock::now() - begin, Milliseconds{30'000});
   ASSERT_EQ(report.failures.size(), 4U) << report.text();
   for (const RankFailure& failure : report.failures) {
-    // The first rank of two levels that throws tells the others.
-    EXPECT_TRUE(failure.code == ErrorCode::kMismatch || (failure.code == ErrorCode::kAborted && GetParam() == ThreadTransport::kLevels)) << failure.text;
+    EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
     EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("ranks wait for each other in different calls"), HasSubstr("rank 3 waits for barrier#")));
   }
 }
@@ -146,6 +145,22 @@ TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
   });
   ASSERT_EQ(report.failures.size(), 4U) << report.text();
   for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.code, ErrorCode::kIo);
+}
+
+TEST_P(ControlPlaneTest, WhatARankTellsAsItEndsIsHeard) {
+  kept_ = 1;
+  for (const int teller : {0, 2}) {
+    watches_.clear();
+    failed_ = 0;
+    done_ = false;
+    const RankReport report = run(3, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
+      barrier(seat);
+      if (rank == teller) return seat.control->tell(Error(ErrorCode::kPeerLost, "rank 7 was killed"));
+      barrier(seat);
+    });
+    ASSERT_EQ(report.failures.size(), 2U) << report.text();
+    for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.text.substr(0, 31), "[PEER_LOST] rank 7 was killed; ") << failure.text;
+  }
 }
 
 std::string name_of_transport(const testing::TestParamInfo<ThreadTransport>& info) {

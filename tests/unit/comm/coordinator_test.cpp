@@ -45,8 +45,9 @@ class Situation {
   void has_begun(int rank, const std::string& group, std::uint64_t calls) { states_[rank].status.calls_begun[group] = calls; }
   void several_threads(int rank) { states_[rank].status.one_thread = false; }
   void mute(int rank) { muted_.push_back(rank); }
-  void leave(int rank, bool in_order) {
-    coordinator_.left(rank, in_order, now_);
+  void tell(ErrorCode code, const std::string& text) { coordinator_.told(Error(code, text), now_); }
+  void leave(int rank, bool in_order, const std::string& trouble = "") {
+    coordinator_.left(rank, in_order, now_, trouble);
     mute(rank);
   }
 
@@ -80,6 +81,8 @@ class Situation {
       }
     }
   }
+
+  [[nodiscard]] std::string last_word() const { return coordinator_.last_word() ? coordinator_.last_word()->message() : ""; }
 
   std::vector<std::string> notes{};
   std::optional<Error> verdict{};
@@ -275,6 +278,41 @@ TEST(Coordinator, ASilentRankIsLost) {
   ASSERT_TRUE(job.verdict);
   EXPECT_EQ(job.verdict->code(), ErrorCode::kPeerLost);
   EXPECT_THAT(job.verdict->what(), HasSubstr("no sign of life for 3."));
+}
+
+TEST(Coordinator, ALossSaysWhatTheSystemSaid) {
+  Situation job(2);
+  job.wait(0, "barrier#1", {1});
+  job.leave(1, false, "Connection reset by peer (errno 104)");
+  job.run(Milliseconds{3'000});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_THAT(job.verdict->what(), HasSubstr("its control connection ended without a goodbye (Connection reset by peer (errno 104))"));
+}
+
+TEST(Coordinator, ARanksOwnErrorComesBeforeWhatOthersSawOfIt) {
+  Situation job(4);
+  job.tell(ErrorCode::kTimeout, "no answer");
+  job.run(Milliseconds{50});
+  job.tell(ErrorCode::kPeerLost, "rank 2 left early");
+  job.tell(ErrorCode::kPeerLost, "rank 3 left early after that");
+  EXPECT_FALSE(job.verdict) << "rank 2 may still say why";
+  job.tell(ErrorCode::kAborted, "rank 2 stopped the job: [MODEL] no loss");
+  job.run(Milliseconds{50});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->message(), "rank 2 stopped the job: [MODEL] no loss");
+}
+
+TEST(Coordinator, ALossIsBelievedAfterAMoment) {
+  Situation job(4);
+  job.tell(ErrorCode::kTimeout, "no answer");
+  job.tell(ErrorCode::kPeerLost, "rank 2 was killed");
+  job.tell(ErrorCode::kPeerLost, "rank 3 left early");
+  EXPECT_EQ(job.last_word(), "rank 2 was killed") << "of a hub that ends now";
+  job.run(Milliseconds{100});
+  EXPECT_FALSE(job.verdict);
+  job.run(Milliseconds{100});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->message(), "rank 2 was killed") << "the first of its class";
 }
 
 TEST(Coordinator, OneVerdictIsEnough) {

@@ -98,8 +98,34 @@ TEST(Peers, ARankThatLeftBecauseItLostAnotherIsNotTheCause) {
   job->groups[1].departed.store(1);
   const Error error = job->wait_for_nothing();
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
-  EXPECT_EQ(error.message(), "rank 1 left early after it saw that in group world/dp rank 2 (pid 77) is frozen");
+  EXPECT_EQ(error.message(), "in group world/dp rank 2 (pid 77) is frozen: rank 1 left early after it saw that");
   EXPECT_STREQ(job->controls[0].loss_text, "in group world/dp rank 2 (pid 77) is frozen");  // for whoever loses this rank
+}
+
+TEST(Peers, ARankThatStopsTheJobBeforeItGoesHasNotLeftEarly) {
+  const auto job = std::make_unique<Job>();
+  job->groups[1].departed.store(1);
+  std::strncpy(job->controls[1].abort_text, "[IO] the disk is full", kAbortTextBytes - 1);
+  try {
+    job->peers.wait(
+        job->view(), [] { return false; },
+        [&] {  // between the look at the word that stops a job and the one at who has gone
+          job->controls[0].first_abort.store(2);
+          return WaitContext{.what = "nothing"};
+        });
+    ADD_FAILURE() << "no error";
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "[ABORTED] rank 1 stopped the job: [IO] the disk is full; where: comm.test group=world; who: rank 0/2; expected: nothing");
+  }
+}
+
+TEST(Peers, WhoWasStoppedForALossSaysTheLoss) {
+  const auto job = std::make_unique<Job>();
+  std::strncpy(job->controls[1].abort_text, "[PEER_LOST] rank 2 was killed; who: rank 1/3", kAbortTextBytes - 1);
+  job->controls[0].first_abort.store(2);
+  const Error error = job->wait_for_nothing();
+  EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(error.message(), "rank 2 was killed; who: rank 1/3");
 }
 
 TEST(Peers, ARankTellsWhomItHasLostFirst) {

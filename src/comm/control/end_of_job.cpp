@@ -1,0 +1,53 @@
+#include "comm/control/end_of_job.h"
+
+#include <zeroth/comm/control_plane.h>
+#include <zeroth/comm/rank_watch.h>
+
+#include <fmt/format.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace zeroth {
+namespace {
+
+/// What transports say of a rank that has stopped the job.
+constexpr std::string_view kStopped = " stopped the job: ";
+
+/// A rank throws it because of what another one did.
+bool is_about_others(ErrorCode code) { return code == ErrorCode::kMismatch || code == ErrorCode::kPeerLost || code == ErrorCode::kTimeout; }
+
+}  // namespace
+
+Error end_of_job(int rank, const Error& error) {
+  const bool judged = dynamic_cast<const JobVerdict*>(&error) != nullptr;
+  const bool heard = error.code() == ErrorCode::kAborted && error.message().find(kStopped) != std::string::npos;
+  const std::string& who = error.context().who;
+  const std::string own = fmt::format("rank {}", rank);
+  const bool of_another = !who.empty() && who != own && !who.starts_with(own + "/");
+  if (judged || heard || of_another || is_about_others(error.code())) return error;
+  return Error(ErrorCode::kAborted, fmt::format("{}{}{}", own, kStopped, error.what()));
+}
+
+namespace detail {
+
+Error cause_of_stop(const Error& stopped) {
+  Error cause = stopped;
+  for (std::string_view text = stopped.message(); text.starts_with("rank ");) {
+    const std::size_t begin = text.find(kStopped);
+    if (begin == std::string_view::npos) break;
+    text.remove_prefix(begin + kStopped.size());
+    const std::size_t end = text.find("] ");
+    if (!text.starts_with('[') || end == std::string_view::npos) break;
+    const std::optional<ErrorCode> code = code_of_slug(text.substr(1, end - 1));
+    text.remove_prefix(end + 2);
+    const bool passed_on = code == ErrorCode::kAborted && text.starts_with("rank ") && text.find(kStopped) != std::string_view::npos;
+    if (!passed_on && !(code && is_about_others(*code))) break;
+    cause = Error(*code, std::string(text));
+  }
+  return cause;
+}
+
+}  // namespace detail
+}  // namespace zeroth

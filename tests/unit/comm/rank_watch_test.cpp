@@ -1,0 +1,84 @@
+// What a rank says of its waits, and what it is told of the job.
+#include <zeroth/comm/rank_watch.h>
+
+#include <gtest/gtest.h>
+
+#include <source_location>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace zeroth {
+namespace {
+
+WaitReport report() { return {.group = "world", .call = "barrier#1", .ranks = {1}, .timeout = Milliseconds{60'000}}; }
+
+TEST(RankWatch, AWaitIsSeenFromItsFirstLookOnWithAllThatItIsFor) {
+  RankWatch watch(0, 2);
+  std::vector<WaitStatus> seen;
+  watch.set_waker([&] { seen.push_back(watch.status(false).wait); });
+  {
+    WatchedWait wait(&watch);
+    EXPECT_EQ(watch.status(false).wait.id, 0U) << "a short wait leaves no trace";
+    wait.look(report);
+    wait.look(report);
+    EXPECT_EQ(watch.status(false).wait.looks, 2U);
+  }
+  EXPECT_EQ(watch.status(false).wait.id, 0U);
+  ASSERT_EQ(seen.size(), 1U);
+  EXPECT_EQ(seen[0].report.call, "barrier#1");
+  EXPECT_EQ(seen[0].report.ranks, std::vector{1});
+  EXPECT_EQ(seen[0].report.timeout, Milliseconds{60'000}) << "of 0 ms a quarter would be over";
+}
+
+void load_batch(RankWatch& watch) { watch.at(); }
+
+TEST(RankWatch, ANativeProgramSaysWhereItIs) {
+  RankWatch watch(0, 2);
+  EXPECT_EQ(watch.status(true).place, "");
+  const std::uint_least32_t line = std::source_location::current().line();
+  watch.at();
+  EXPECT_EQ(watch.status(false).place, "") << "asked for only when it is needed";
+  EXPECT_EQ(watch.status(true).place, "rank_watch_test.cpp:" + std::to_string(line + 1) + " in TestBody");
+  load_batch(watch);
+  EXPECT_EQ(watch.status(true).place.substr(0, 20), "rank_watch_test.cpp:");
+  EXPECT_EQ(watch.status(true).place.substr(watch.status(true).place.find(" in ")), " in load_batch");
+  watch.set_locator([](pid_t) { return "train.py:57 in main"; });
+  EXPECT_EQ(watch.status(true).place, "train.py:57 in main");
+}
+
+TEST(RankWatch, AVerdictIsAwaitedOnlyWhereSomebodyCouldSayOne) {
+  RankWatch watch(0, 2);
+  const auto begin = SteadyClock::now();
+  watch.await_verdict(Milliseconds{60'000});
+  EXPECT_LT(SteadyClock::now() - begin, Milliseconds{30'000});
+  watch.set_waker([] {});
+  watch.await_verdict(Milliseconds{20});
+  std::thread judge([&] {
+    std::this_thread::sleep_for(Milliseconds{20});
+    watch.judge(Error(ErrorCode::kPeerLost, "rank 1 was killed"));
+  });
+  EXPECT_THROW(watch.await_verdict(Milliseconds{60'000}), JobVerdict);
+  judge.join();
+}
+
+TEST(RankWatch, AVerdictSaysWhomItIsAbout) {
+  const auto thrown = [](RankWatch& watch) -> std::string {
+    try {
+      watch.check();
+    } catch (const JobVerdict& verdict) {
+      return verdict.context().who;
+    }
+    return "nothing";
+  };
+  RankWatch named(0, 4);
+  named.judge(Error(ErrorCode::kOutOfMemory, "the plan does not fit", {.who = "rank 2/4"}));
+  EXPECT_EQ(thrown(named), "rank 2/4");
+  RankWatch unnamed(3, 4);
+  EXPECT_EQ(thrown(unnamed), "nothing");
+  unnamed.judge(Error(ErrorCode::kTimeout, "no answer"));
+  EXPECT_EQ(thrown(unnamed), "rank 3/4");
+}
+
+}  // namespace
+}  // namespace zeroth
