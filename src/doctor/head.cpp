@@ -22,6 +22,7 @@
 #include <csignal>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <system_error>
 #include <utility>
@@ -201,11 +202,13 @@ Finding failure_of(const Attempt& failed) {
 
 /// What the plan is made for: hosts of as many ranks as the smallest has, with the usual links.
 Cluster cluster_of(const Report& report, const Options& options) {
-  Cluster cluster{.hosts = std::max(1, static_cast<int>(report.hosts.size())), .compute_s = options.compute_s};
+  std::set<int> hosts;
+  for (const RankFacts& facts : report.ranks) hosts.insert(facts.host);
+  Cluster cluster{.hosts = static_cast<int>(hosts.size()), .compute_s = options.compute_s};
   cluster.ranks_per_host = std::max(1, static_cast<int>(report.ranks.size()));
   cluster.bytes_per_host = ~std::uint64_t{0};
-  for (const HostEntry& host : report.hosts) {
-    cluster.ranks_per_host = std::min(cluster.ranks_per_host, static_cast<int>(std::ranges::count(report.ranks, host.host, &RankFacts::host)));
+  for (const RankFacts& facts : report.ranks) {
+    cluster.ranks_per_host = std::min(cluster.ranks_per_host, static_cast<int>(std::ranges::count(report.ranks, facts.host, &RankFacts::host)));
   }
   for (const RankFacts& facts : report.ranks) cluster.bytes_per_host = std::min(cluster.bytes_per_host, facts.memory_available);
   if (options.memory_bytes > 0) cluster.bytes_per_host = options.memory_bytes;
@@ -218,6 +221,24 @@ Cluster cluster_of(const Report& report, const Options& options) {
   return cluster;
 }
 
+/// Hosts are called as the user has called them, also those of which nobody came.
+void name_hosts(Report& report, const std::vector<launcher::HostEntry>& hosts) {
+  int first_rank = 0;
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    const int host = static_cast<int>(i);
+    const auto entry = std::ranges::find(report.hosts, host, &HostEntry::host);
+    if (entry != report.hosts.end()) {
+      entry->name = hosts[i].name;
+    } else {
+      report.hosts.push_back({.host = host, .name = hosts[i].name});
+    }
+    for (LostRank& lost : report.lost) {
+      if (lost.rank >= first_rank && lost.rank < first_rank + hosts[i].num_slots) lost.host = host;
+    }
+    first_rank += hosts[i].num_slots;
+  }
+}
+
 }  // namespace
 
 Report examine(const Options& options) {
@@ -227,6 +248,7 @@ Report examine(const Options& options) {
     Attempt now = attempt(options, hosts);
     if (now.report) {
       Report report = std::move(*now.report);
+      name_hosts(report, hosts);
       report.findings.insert(report.findings.begin(), refused.begin(), refused.end());
       return report;
     }

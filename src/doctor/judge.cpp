@@ -2,6 +2,8 @@
 
 #include "doctor/units.h"
 
+#include "launcher/line_merger.h"
+
 #include <zeroth/base/text.h>
 
 #include <fmt/format.h>
@@ -11,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <tuple>
 #include <utility>
 
 namespace zeroth::doctor {
@@ -133,6 +136,24 @@ void judge_versions(Report& report, const char* what, const std::function<std::s
                      .expected = values[common].empty() ? "none, as on most ranks" : values[common] + " as on most ranks",
                      .got = key.second.empty() ? "none" : key.second,
                      .hint = note ? "" : fmt::format("install the same {} on every host", what)}});
+  }
+}
+
+/// One line for the ranks of a host that have the same story.
+void judge_lost(Report& report) {
+  std::map<std::tuple<int, std::string, std::string>, std::vector<int>> stories;
+  for (const LostRank& lost : report.lost) stories[{lost.host, lost.expected, lost.got}].push_back(lost.rank);
+  for (auto& [story, ranks] : stories) {
+    const auto& [host, expected, got] = story;
+    std::ranges::sort(ranks);
+    report.findings.push_back(
+        {.code = ErrorCode::kLaunch,
+         .message = ranks.size() > 1 ? "ranks do not answer" : "a rank does not answer",
+         .context = {.where = host < 0 ? "" : report.name_of_host(host),
+                     .who = (ranks.size() > 1 ? "ranks " : "rank ") + launcher::describe_ranks(ranks),
+                     .expected = expected,
+                     .got = got,
+                     .hint = report.hosts.size() > 1 ? "a firewall, the wrong interface, or a name that leads to loopback (/etc/hosts)" : ""}});
   }
 }
 
@@ -278,6 +299,7 @@ void judge(Report& report, const Thresholds& thresholds) {
   judge_versions(report, "glibc", [](const RankFacts& facts) { return facts.glibc; }, true);
   judge_versions(report, "kernel", [](const RankFacts& facts) { return facts.kernel; }, true);
   judge_versions(report, "number of devices", [](const RankFacts& facts) { return std::to_string(facts.devices.size()); }, true);
+  judge_lost(report);
   std::set<int> seen;
   for (const RankFacts& facts : std::vector<RankFacts>(report.ranks)) {
     if (!seen.insert(facts.host).second) continue;

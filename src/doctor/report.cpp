@@ -12,6 +12,7 @@ using Json = nlohmann::json;
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(ClockFacts, host, ahead_ms, uncertainty_ms)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Link, a, b, transport, far, latency_us, there_bytes_per_s, back_bytes_per_s, error)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HostEntry, host, name, address)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(LostRank, rank, host, expected, got)
 
 }  // namespace zeroth::doctor
 
@@ -44,7 +45,7 @@ void from_json(const Json& json, Finding& finding) {
   finding.context = json.at("context").get<ErrorContext>();
 }
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Report, num_ranks, hosts, ranks, disks, clocks, links, findings, advice)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Report, num_ranks, hosts, ranks, lost, disks, clocks, links, findings, advice)
 
 std::string Finding::line() const {
   return Error(code, message, context).what();

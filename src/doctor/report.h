@@ -90,10 +90,19 @@ struct HostEntry {
   std::string address{};  ///< as rank 0 sees it; "" on one host
 };
 
+/// A rank that did not come, or no longer answers.
+struct LostRank {
+  int rank = 0;
+  int host = -1;           ///< -1: not known
+  std::string expected{};
+  std::string got{};
+};
+
 struct Report {
   int num_ranks = 0;                  ///< that were started
   std::vector<HostEntry> hosts{};
   std::vector<RankFacts> ranks{};     ///< those that came, in order
+  std::vector<LostRank> lost{};
   std::vector<DiskFacts> disks{};
   std::vector<ClockFacts> clocks{};
   std::vector<Link> links{};

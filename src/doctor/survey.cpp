@@ -3,7 +3,7 @@
 #include "doctor/facts.h"
 #include "doctor/participant.h"
 
-#include "launcher/line_merger.h"
+#include "launcher/sockets.h"
 
 #include <zeroth/base/error.h>
 
@@ -74,9 +74,9 @@ class Survey {
     for (int rank = 0; rank < place_->size; ++rank) {
       if (!wires_.contains(rank)) missing.push_back(rank);
     }
-    if (!missing.empty()) {
-      lost(missing, fmt::format("nothing for {:.0f} s", static_cast<double>(options_->meeting.count()) / 1000),
-           place_->num_hosts > 1 ? "a firewall, the wrong interface, or a name that leads to loopback there (/etc/hosts)" : "see its own line above");
+    const std::string where = place_->hub.empty() ? "rank 0" : "rank 0, " + launcher::text_of(place_->hub.front());
+    for (const int rank : missing) {
+      report_.lost.push_back({.rank = rank, .expected = "to come to " + where, .got = fmt::format("nothing for {:.0f} s", static_cast<double>(options_->meeting.count()) / 1000)});
     }
     if (place_->num_hosts > 1 && !place_->hub.empty()) {
       const std::string& master = place_->hub.front().host;
@@ -98,14 +98,8 @@ class Survey {
     }
   }
 
-  void lost(const std::vector<int>& ranks, const std::string& got, const std::string& hint) {
-    report_.findings.push_back({.code = ErrorCode::kLaunch,
-                                .message = "ranks do not answer",
-                                .context = {.who = (ranks.size() > 1 ? "ranks " : "rank ") + launcher::describe_ranks(ranks),
-                                            .expected = fmt::format("all {} ranks at rank 0{}", place_->size,
-                                                                    place_->hub.empty() ? "" : fmt::format(", {}:{}", place_->hub.front().host, place_->hub.front().port)),
-                                            .got = got,
-                                            .hint = hint}});
+  void lost(int rank, const std::string& got) {
+    report_.lost.push_back({.rank = rank, .host = report_.host_of(rank), .expected = "answers", .got = got});
   }
 
   /// Says every task at once and waits for the answers; who gives none in time is lost. An answer may be {"error": text}.
@@ -119,10 +113,10 @@ class Survey {
         say(wire->second);
       } catch (const Error& error) {
         gone.insert(rank);
-        lost({rank}, error.message(), "");
+        lost(rank, error.message());
       } catch (const Json::exception& error) {
         gone.insert(rank);
-        lost({rank}, error.what(), "");
+        lost(rank, error.what());
       }
     };
     for (const auto& [rank, task] : tasks) talk(rank, [&](Wire& wire) { wire.send(task.dump(), Deadline(kAnswer)); });
@@ -162,7 +156,7 @@ class Survey {
         }
         report_.ranks.push_back(std::move(facts));
       } catch (const std::exception& error) {
-        lost({rank}, error.what(), "");
+        lost(rank, error.what());
         wires_.erase(rank);
       }
     }
