@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -37,7 +38,7 @@ PlanCost cost_of(const ShardingPlan& plan, std::string keys, const ModelSize& mo
   const int world = cluster.hosts * cluster.ranks_per_host;
   const ModelLayout layout = layout_of(model, plan.degrees(world));
   const NodeLevels nodes{.node_sizes = std::vector<int>(static_cast<std::size_t>(cluster.hosts), cluster.ranks_per_host), .two_levels = true};
-  PlanCost cost{.name = plan.name, .keys = std::move(keys)};
+  PlanCost cost{.name = plan.name, .keys = std::move(keys), .splits_parameters = plan.gathers_parameters()};
   cost.memory_bytes = plan_memory(layout, plan, 0, kAdamStates, model.micro_steps).total();
   const std::uint64_t all = plan_wire(layout, plan, 0, model.micro_steps).total();
   cost.far_bytes = cluster.hosts > 1 ? plan_far_wire(layout, plan, 0, model.micro_steps, nodes).total() : 0;
@@ -66,6 +67,21 @@ void check(const ModelSize& model, const Cluster& cluster) {
   check(std::isfinite(cluster.compute_s) && cluster.compute_s >= 0, "--compute-seconds", "0 or more", fmt::format("{}", cluster.compute_s));
 }
 
+void choose(Advice& advice, double compute_s) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  std::array<double, 2> fastest{kNever, kNever};  // of plans that do not split parameters, and of those that do
+  for (const PlanCost& plan : advice.plans) {
+    double& best = fastest[plan.splits_parameters ? 1 : 0];
+    if (plan.fits) best = std::min(best, compute_s + plan.seconds);
+  }
+  const bool splits = fastest[1] <= kWorthSplitting * fastest[0];
+  for (std::size_t i = 0; i < advice.plans.size(); ++i) {
+    const PlanCost& plan = advice.plans[i];
+    if (!plan.fits || plan.splits_parameters != splits || compute_s + plan.seconds > kWorthItsMemory * fastest[splits ? 1 : 0]) continue;
+    if (!advice.chosen || plan.memory_bytes < advice.plans[*advice.chosen].memory_bytes) advice.chosen = i;
+  }
+}
+
 }  // namespace
 
 Advice advise(const ModelSize& model, const Cluster& cluster) {
@@ -84,15 +100,7 @@ Advice advise(const ModelSize& model, const Cluster& cluster) {
     advice.plans.push_back(
         cost_of(hsdp_plan(group, axes), fmt::format("\"zero_optimization\": {{\"stage\": 3, \"mics_shard_size\": {}}}", group), model, cluster));
   }
-  double fastest = std::numeric_limits<double>::infinity();
-  for (const PlanCost& plan : advice.plans) {
-    if (plan.fits) fastest = std::min(fastest, cluster.compute_s + plan.seconds);
-  }
-  for (std::size_t i = 0; i < advice.plans.size(); ++i) {
-    const PlanCost& plan = advice.plans[i];
-    if (!plan.fits || cluster.compute_s + plan.seconds > kWorthItsMemory * fastest) continue;
-    if (!advice.chosen || plan.memory_bytes < advice.plans[*advice.chosen].memory_bytes) advice.chosen = i;
-  }
+  choose(advice, cluster.compute_s);
   return advice;
 }
 

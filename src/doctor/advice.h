@@ -33,6 +33,7 @@ struct PlanCost {
   std::uint64_t near_bytes = 0;     ///< that a rank receives in a step inside its host
   std::uint64_t far_bytes = 0;      ///< from other hosts
   double seconds = 0;               ///< of communication
+  bool splits_parameters = false;
   bool fits = false;
 };
 
@@ -41,12 +42,15 @@ struct Advice {
   std::optional<std::size_t> chosen{};  ///< none fits
 };
 
-/// A plan may take so many times the time of the fastest that fits, for needing less memory: stage 3 receives half as much again as stages 0 to 2,
-/// and that is no reason against it.
-inline constexpr double kWorthItsMemory = 1.6;
+/// Splitting the parameters may make a step so many times as long as the fastest plan's, for the memory that it saves: it brings half as many
+/// bytes again, and that is no reason against it.
+inline constexpr double kWorthSplitting = 1.6;
+/// Of plans that split parameters alike (all of them, or none), one may make a step so many times as long as the fastest of them. What stage 3
+/// over all ranks costs beyond groups inside a host is spent between hosts alone.
+inline constexpr double kWorthItsMemory = 1.2;
 
-/// The plan with the least memory among those that fit and whose step takes at most kWorthItsMemory times that of the fastest. Pure. Throws
-/// Error(kUsage) for sizes out of their limits.
+/// The plan with the least memory among those that fit and are fast enough by the two numbers above. Pure. Throws Error(kUsage) for sizes out of
+/// their limits.
 [[nodiscard]] Advice advise(const ModelSize& model, const Cluster& cluster);
 /// Lines for people: what was measured, a table, the proposal with its keys.
 [[nodiscard]] std::vector<std::string> describe(const Advice& advice, const ModelSize& model, const Cluster& cluster);

@@ -37,6 +37,11 @@ int print(Report& report, const Options& options) {
   return report.well() ? 0 : kFound;
 }
 
+/// So long the ranks may take to come: a part of all the time that there is.
+Milliseconds meeting_of(const Options& options) {
+  return std::min(SurveyOptions{}.meeting, options.timeout / 4);
+}
+
 /// What does not stop the others: this rank is missed by rank 0, which says so.
 void complain(int rank, const std::string& text) {
   fmt::print(stderr, "zeroth doctor: rank {}: {}\n", rank, text);
@@ -53,16 +58,20 @@ Report lead(const Place& place, Door& door, const RankFacts& facts, const Preten
   });
   // The wire is the survey's, and is closed with it: then the participant ends in any case.
   return survey(place, door, std::move(ours),
-                {.folder = options.folder, .disk_bytes = static_cast<std::size_t>(options.disk_mib) << 20U, .thresholds = options.thresholds});
+                {.folder = options.folder,
+                 .disk_bytes = static_cast<std::size_t>(options.disk_mib) << 20U,
+                 .meeting = meeting_of(options),
+                 .thresholds = options.thresholds});
 }
 
 int run_as_rank(const Options& options) {
   const Pretence pretence = parse_pretence(variable_or_empty("ZEROTH_DOCTOR_PRETEND"));
   RankFacts facts = facts_of_this_process();
   std::optional<Door> door;
-  const Place place = find_place(door, SurveyOptions{}.meeting);
+  const Place place = find_place(door, meeting_of(options));
   facts.rank = place.rank;
   facts.host = place.host;
+  facts.ranks_on_host = place.local_size;
   if (const auto version = pretence.versions.find(place.rank); version != pretence.versions.end()) facts.zeroth = version->second;
   if (pretence.silent.contains(place.rank)) return 0;
   if (door) {
@@ -70,7 +79,7 @@ int run_as_rank(const Options& options) {
     return print(report, options);
   }
   try {
-    Wire wire = knock(place.hub, place.secret, place.rank, Deadline(SurveyOptions{}.meeting));
+    Wire wire = knock(place.hub, place.secret, place.rank, Deadline(meeting_of(options)));
     take_part(wire, place, facts, pretence, options.timeout);
   } catch (const Error& error) {
     complain(place.rank, error.what());

@@ -155,8 +155,8 @@ void check(const CLI::App& app, Options& options, const Raw& raw) {
   if (given(app, "--slow-below")) options.thresholds.slow_link = parse_number("--slow-below", raw.slow_below, 0.001, 1);
   if (given(app, "--max-skew-ms")) options.thresholds.skew_ms = parse_number("--max-skew-ms", raw.max_skew, 0, 1e9);
   if (given(app, "--min-free-gib")) options.thresholds.free_disk_bytes = parse_gib("--min-free-gib", raw.min_free);
-  // A rank measures a slow link again, so it must know what is slow.
-  options.for_ranks = {"--slow-below", fmt::format("{}", options.thresholds.slow_link)};
+  // Rank 0 has slow links measured again, so it must know what is slow.
+  options.for_ranks = {"--slow-below", fmt::format("{}", options.thresholds.slow_link), "--timeout", fmt::format("{:.3f}", static_cast<double>(options.timeout.count()) / 1000)};
   if (options.folder.empty()) {
     options.for_ranks.emplace_back("--no-disk");
   } else {

@@ -20,6 +20,7 @@ inline constexpr std::size_t kMaxReportBytes = std::size_t{64} << 20U;
 struct RankFacts {
   int rank = 0;
   int host = 0;              ///< number of its host in the job
+  int ranks_on_host = 1;     ///< that were started there
   std::string host_name{};   ///< its own name for itself
   std::string zeroth{};      ///< version
   std::string kernel{};
@@ -120,6 +121,7 @@ struct Report {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(RankFacts,
                                    rank,
                                    host,
+                                   ranks_on_host,
                                    host_name,
                                    zeroth,
                                    kernel,

@@ -258,9 +258,9 @@ class Survey {
     std::map<int, std::vector<int>> hosts;
     Tasks seats;
     for (const auto& [host, ranks] : ranks_of_hosts()) {
-      const auto started = std::ranges::count(report_.ranks, host, &RankFacts::host);
+      const auto first = std::ranges::find(report_.ranks, ranks.front(), &RankFacts::rank);
       // Where one does not answer, the others would wait for it.
-      if (ranks.size() < 2 || static_cast<std::size_t>(started) != ranks.size()) continue;
+      if (ranks.size() < 2 || first->ranks_on_host != static_cast<int>(ranks.size())) continue;
       hosts[host] = ranks;
     }
     if (place_->world ? static_cast<int>(wires_.size()) < place_->size : hosts.empty()) return;

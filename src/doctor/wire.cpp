@@ -78,6 +78,12 @@ int port_of(int fd) {
                                              : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
 }
 
+/// What is said is short and awaited.
+void send_at_once(int fd) {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
 std::span<const std::byte> bytes_of(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
@@ -125,8 +131,7 @@ void Wire::read_all(std::span<std::byte> bytes, const Deadline& deadline) {
 
 void Wire::send(std::string_view message, const Deadline& deadline) {
   ZR_ASSERT(message.size() <= kMaxMessageBytes, "a message of the doctor is too large");
-  write_all(bytes_of(number_text(static_cast<std::uint32_t>(message.size()))), deadline);
-  write_all(bytes_of(message), deadline);
+  write_all(bytes_of(number_text(static_cast<std::uint32_t>(message.size())) + std::string(message)), deadline);
 }
 
 std::string Wire::receive(const Deadline& deadline) {
@@ -191,6 +196,7 @@ Wire Door::admit(const Deadline& deadline, int& rank) {
     std::string address;
     UniqueFd socket = launcher::accept_one(socket_.get(), address);
     if (!socket.valid()) continue;
+    send_at_once(socket.get());
     if (visitors_.size() == kMaxStrangers) {
       visitors_.erase(visitors_.begin());  // the oldest makes room
       ++strangers_;
@@ -212,8 +218,7 @@ Wire knock(const std::vector<Endpoint>& endpoints, const std::string& secret, in
     for (std::size_t i = 0; i < endpoints.size(); ++i) {
       UniqueFd socket = launcher::connect_once(endpoints[i], std::clamp(deadline.remaining(), Milliseconds{1}, Milliseconds{2000}), reasons[i]);
       if (!socket.valid()) continue;
-      const int on = 1;
-      ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+      send_at_once(socket.get());
       Wire wire(std::move(socket));
       const Deadline patience(std::clamp(deadline.remaining(), Milliseconds{1}, kStrangerPatience));
       try {
