@@ -71,7 +71,7 @@ std::set<std::pair<std::string, int>> odd_hosts(const Report& report, const std:
 
 Finding slow_link(const Report& report, const Link& link, const Usual& usual, const Thresholds& thresholds) {
   const double slowest = std::min(link.there_bytes_per_s, link.back_bytes_per_s);
-  const bool narrow = slowest < thresholds.slow_link * usual.bytes_per_s;
+  const bool narrow = figure_of(link) < thresholds.slow_link * usual.bytes_per_s;
   const bool to_b = link.there_bytes_per_s < link.back_bytes_per_s;
   Finding finding{.code = ErrorCode::kEnvironment, .message = narrow ? "a link is slow" : "a link takes long"};
   finding.context = {.where = "link over " + link.transport,
@@ -260,6 +260,10 @@ Usual usual_of(const Report& report, std::string_view transport, bool far) {
   return {.bytes_per_s = middle_of(rates), .latency_us = middle_of(latencies), .ends = static_cast<int>(ends.size())};
 }
 
+double figure_of(const Link& link) {
+  return link.far ? std::min(link.there_bytes_per_s, link.back_bytes_per_s) : std::max(link.there_bytes_per_s, link.back_bytes_per_s);
+}
+
 std::vector<std::size_t> odd_links(const Report& report, const Thresholds& thresholds) {
   std::map<Kind, Usual> usual;
   std::vector<std::size_t> odd;
@@ -268,8 +272,7 @@ std::vector<std::size_t> odd_links(const Report& report, const Thresholds& thres
     if (!link.error.empty()) continue;
     const auto [entry, is_new] = usual.try_emplace({link.transport, link.far});
     if (is_new) entry->second = usual_of(report, link.transport, link.far);
-    const double slowest = std::min(link.there_bytes_per_s, link.back_bytes_per_s);
-    const bool narrow = slowest < thresholds.slow_link * entry->second.bytes_per_s;
+    const bool narrow = figure_of(link) < thresholds.slow_link * entry->second.bytes_per_s;
     const bool late = link.latency_us > entry->second.latency_us + kLatencySlackUs &&
                       link.latency_us * thresholds.slow_link > entry->second.latency_us;
     if (narrow || late) odd.push_back(i);

@@ -24,7 +24,11 @@ struct Usual {
 };
 [[nodiscard]] Usual usual_of(const Report& report, std::string_view transport, bool far);
 
-/// Indices into report.links: those with a direction that is slow for its kind, or a latency that is too long: more than 100 us beyond what is usual as well.
+/// The figure that a link is judged by: the worse direction, and inside a host, where both go through the same memory and differ by what else
+/// runs there, the better.
+[[nodiscard]] double figure_of(const Link& link);
+
+/// Indices into report.links: those whose figure is low for their kind, or a latency that is too long: more than 100 us beyond what is usual as well.
 [[nodiscard]] std::vector<std::size_t> odd_links(const Report& report, const Thresholds& thresholds);
 
 /// Indices of what most do not have: with a tie, what is not as the first.

@@ -53,8 +53,8 @@ double drain(Wire& wire, const Deadline& deadline) {
   const auto begin = SteadyClock::now();
   std::size_t bytes = 0;
   Seconds lasted{0};
-  // What a slow link brings comes in lumps: at least a few of them.
-  for (int lumps = 0; lasted < kWindow || lumps < 4; ++lumps) {
+  // What a slow link brings comes in lumps: more time for more of them.
+  for (int lumps = 0; lasted < kWindow || lumps < 4 || (lumps < 32 && lasted < 5 * kWindow); ++lumps) {
     got = wire.read_some(block, deadline);
     ZR_CHECK(got > 0, ErrorCode::kPeerLost, "a stream ended before its time");
     bytes += got;

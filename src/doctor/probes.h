@@ -17,7 +17,7 @@ struct LinkFigures {
   double back_bytes_per_s = 0;
 };
 
-/// Plain TCP, with a connection for each direction: what the network gives one stream. Takes 0.6 s, on a bad link until the deadline. Throws
+/// Plain TCP, with a connection for each direction: what the network gives one stream. Takes 0.6 s, 2 s on a slow link, on a bad one until the deadline. Throws
 /// Error: what Wire does.
 [[nodiscard]] LinkFigures measure_tcp(const std::vector<Endpoint>& peer, const std::string& secret, int own_rank, const Deadline& deadline);
 /// The other half. Refuses ranks but `rank`.

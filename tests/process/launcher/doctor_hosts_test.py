@@ -81,10 +81,10 @@ class DoctorOnHosts(unittest.TestCase):
         run = self.doctor(ZEROTH_DOCTOR_PRETEND="version=2:0.0.9")
         self.assertEqual(run.code(LIMIT_S), 1, run.out + run.err)
         self.assertIn("got: 0.0.9", self.expect_one(run, "[MISMATCH] another Zeroth than elsewhere", f"where: {self.address(2)}; who: rank 2"))
-        # 10 Mbit/s are 1.25 MB/s, headers and a burst included.
+        # 10 Mbit/s are 1.25 MB/s, headers included; a policer that drops costs TCP some of it.
         for other in (f"rank 0 ({self.address(1)})", f"rank 2 ({self.address(2)})"):
             line = self.expect_one(run, "a link is slow; where: link over tcp", f"who: {other} and rank 3 ({self.address(3)})")
-            self.assertRegex(line, r"got: (1\.\d+ MB/s|[5-9]\d\d kB/s) from rank [02] to rank 3, ")
+            self.assertRegex(line, r"got: (1\.\d+ MB/s|[1-9]\d\d kB/s) from rank [02] to rank 3, ")
         self.expect_one(run, "all links of one host are slow", f"who: {self.address(3)}")
         self.assertEqual(len(found(run)), 4, run.out)
 
@@ -101,7 +101,7 @@ class DoctorOnHosts(unittest.TestCase):
         self.assertEqual(run.code(LIMIT_S), 1, run.out + run.err)
         self.assertIn("0.0.9", self.expect_one(run, "[LAUNCH] a host cannot take part", f"where: {self.address(2)}"))
         # Of two hosts the way back is what is usual.
-        self.assertRegex(self.expect_one(run, "a link is slow", f"and rank 1 ({self.address(3)})"), r"got: (1\.\d+ MB/s|[5-9]\d\d kB/s) from rank 0 to rank 1")
+        self.assertRegex(self.expect_one(run, "a link is slow", f"and rank 1 ({self.address(3)})"), r"got: (1\.\d+ MB/s|[1-9]\d\d kB/s) from rank 0 to rank 1")
 
     def test_a_full_disk_a_wrong_clock_and_a_name_that_leads_to_loopback(self) -> None:
         (self.stage.folder / "disk").mkdir()

@@ -96,6 +96,15 @@ TEST(Judge, OfTwoHostsOneDirectionCanBeSlow) {
   EXPECT_THAT(lines_of(report), ElementsAre(HasSubstr("got: 100 MB/s from rank 1 to rank 0, 1.00 GB/s back")));
 }
 
+TEST(Judge, InsideAHostTheBetterDirectionCounts) {
+  Report report = healthy(1, 3);
+  const auto near = [](int a, int b, double there, double back) {
+    return Link{.a = a, .b = b, .transport = "shm", .latency_us = 1, .there_bytes_per_s = there, .back_bytes_per_s = back};
+  };
+  report.links = {near(0, 1, kGiga, 4 * kGiga), near(0, 2, 4 * kGiga, 4 * kGiga), near(1, 2, kGiga, kGiga)};
+  EXPECT_THAT(odd_links(report, {}), ElementsAre(2));
+}
+
 TEST(Judge, ALongWayIsNamedAndAFewMicrosecondsAreNot) {
   Report report = healthy(3, 1);
   report.links = {far_link(0, 1, kGiga, kGiga, 20), far_link(0, 2, kGiga, kGiga, 90), far_link(1, 2, kGiga, kGiga, 5000)};
