@@ -25,6 +25,8 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr Milliseconds kAnswer = kTaskPatience + kTaskPatience / 2;
+/// What the page cache has taken at once a slow disk writes for long.
+constexpr Milliseconds kDisk{60'000};
 constexpr int kClockTrips = 8;
 /// A link that looks slow is measured so often again; the best counts.
 constexpr int kSecondLooks = 2;
@@ -103,7 +105,7 @@ class Survey {
   }
 
   /// Says every task at once and waits for the answers; who gives none in time is lost. An answer may be {"error": text}.
-  Tasks ask(const Tasks& tasks) {
+  Tasks ask(const Tasks& tasks, Milliseconds patience = kAnswer) {
     Tasks answers;
     std::set<int> gone;
     const auto talk = [&](int rank, const auto& say) {
@@ -120,7 +122,7 @@ class Survey {
       }
     };
     for (const auto& [rank, task] : tasks) talk(rank, [&](Wire& wire) { wire.send(task.dump(), Deadline(kAnswer)); });
-    const Deadline deadline(kAnswer);
+    const Deadline deadline(patience);
     for (const auto& [rank, task] : tasks) talk(rank, [&](Wire& wire) { answers[rank] = Json::parse(wire.receive(deadline)); });
     for (const int rank : gone) wires_.erase(rank);
     return answers;
@@ -138,10 +140,10 @@ class Survey {
   }
 
   /// The same task for the first rank of each host.
-  Tasks ask_hosts(const Json& task) {
+  Tasks ask_hosts(const Json& task, Milliseconds patience = kAnswer) {
     Tasks tasks;
     for (const auto& [host, ranks] : ranks_of_hosts()) tasks[ranks.front()] = task;
-    return ask(tasks);
+    return ask(tasks, patience);
   }
 
   void gather_facts() {
@@ -184,7 +186,7 @@ class Survey {
 
   void gather_disks() {
     if (options_->folder.empty()) return;
-    for (const auto& [rank, answer] : ask_hosts({{"do", "disk"}, {"folder", options_->folder}, {"bytes", options_->disk_bytes}})) {
+    for (const auto& [rank, answer] : ask_hosts({{"do", "disk"}, {"folder", options_->folder}, {"bytes", options_->disk_bytes}}, kDisk)) {
       try {
         report_.disks.push_back(answer.get<DiskFacts>());
         report_.disks.back().host = report_.host_of(rank);
