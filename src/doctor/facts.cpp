@@ -46,7 +46,8 @@ namespace {
 namespace fs = std::filesystem;
 using launcher::UniqueFd;
 
-constexpr Milliseconds kLibraryPatience{5000};
+/// Of each of four questions; together less than ranks have to come to the meeting.
+constexpr Milliseconds kLibraryPatience{3000};
 
 /// The first of these libraries that is there.
 void* open_library(std::initializer_list<const char*> names) {

@@ -123,6 +123,8 @@ void judge_versions(Report& report, const char* what, const std::function<std::s
   if (odd.empty()) return;
   std::size_t common = 0;
   while (std::ranges::find(odd, common) != odd.end()) ++common;
+  const bool most = 2 * odd.size() < values.size();
+  const std::string with = most ? "as on most ranks" : fmt::format("as on rank {}", report.ranks[common].rank);
   // One line a host: its ranks have the same files.
   std::map<std::pair<int, std::string>, std::vector<std::string>> ranks;
   for (const std::size_t index : odd) ranks[{report.ranks[index].host, values[index]}].push_back(std::to_string(report.ranks[index].rank));
@@ -133,7 +135,7 @@ void judge_versions(Report& report, const char* what, const std::function<std::s
          .message = fmt::format("another {} than elsewhere", what),
          .context = {.where = report.name_of_host(key.first),
                      .who = (numbers.size() > 1 ? "ranks " : "rank ") + join(numbers, ", "),
-                     .expected = values[common].empty() ? "none, as on most ranks" : values[common] + " as on most ranks",
+                     .expected = values[common].empty() ? "none, " + with : values[common] + " " + with,
                      .got = key.second.empty() ? "none" : key.second,
                      .hint = note ? "" : fmt::format("install the same {} on every host", what)}});
   }
@@ -208,7 +210,7 @@ void judge_disks(Report& report, const Thresholds& thresholds) {
       report.findings.push_back(std::move(finding));
     } else if (disk.free < thresholds.free_disk_bytes) {
       Finding finding{.code = ErrorCode::kIo, .message = "a disk is nearly full", .context = context};
-      finding.context.expected = format_bytes(thresholds.free_disk_bytes) + " free or more (--min-free)";
+      finding.context.expected = format_bytes(thresholds.free_disk_bytes) + " free or more (--min-free-gib)";
       finding.context.got = format_bytes(disk.free);
       finding.context.hint = "make room, or choose another folder with --folder";
       report.findings.push_back(std::move(finding));

@@ -180,7 +180,15 @@ CommandLine parse_doctor(std::span<const char* const> arguments) {
   } catch (const CLI::ParseError& error) {
     refuse(error.what());
   }
-  check(app, options, raw);
+  try {
+    check(app, options, raw);
+  } catch (const Error& error) {
+    // What zeroth-run's own functions refuse has its hint where there is none.
+    if (error.context().hint != "zeroth-run --help") throw;
+    ErrorContext context = error.context();
+    context.hint = kHint;
+    throw Error(error.code(), error.message(), std::move(context));
+  }
   return {.options = std::move(options)};
 }
 

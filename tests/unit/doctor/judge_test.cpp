@@ -167,6 +167,12 @@ TEST(Judge, EveryTroubleIsOneLineThatSaysWhereAndWhatToDo) {
   }
 }
 
+TEST(Judge, OfTwoVersionsTheFirstIsExpected) {
+  Report report = healthy(2, 1);
+  report.ranks[1].zeroth = "0.0.9";
+  EXPECT_THAT(lines_of(report), ElementsAre(HasSubstr("where: b; who: rank 1; expected: 0.1.0 as on rank 0; got: 0.0.9")));
+}
+
 TEST(Judge, NotesAreNoReasonToFail) {
   Report report = healthy(2, 1);
   report.ranks[1].kernel = "5.4";

@@ -110,6 +110,7 @@ TEST(Options, WhatIsWrongIsOneLine) {
     } catch (const Error& error) {
       EXPECT_THAT(error.what(), HasSubstr(words));
       EXPECT_EQ(std::string(error.what()).find('\n'), std::string::npos) << error.what();
+      EXPECT_EQ(std::string(error.what()).find("zeroth-run"), std::string::npos) << error.what();
     }
   }
 }
