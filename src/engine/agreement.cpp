@@ -17,10 +17,12 @@ namespace zeroth {
 namespace {
 
 constexpr std::string_view kConfigurationLine = "configuration ";
+constexpr std::string_view kVersionLine = "version ";
 
 /// One line for each thing that must agree, in a form that people can compare.
 std::string describe(const ModelLayout& model, const EngineSettings& settings) {
   std::ostringstream text;
+  text << kVersionLine << settings.version << "\n";
   text << kConfigurationLine << settings.configuration << "\n";
   text << "plan " << name_of(settings.plan.parameter) << " " << name_of(settings.plan.gradient) << " "
        << name_of(settings.plan.optimizer) << " " << name_of(settings.plan.policy) << " reshard "
@@ -111,6 +113,15 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
     const std::string ours = line < expected.size() ? expected[line] : "nothing more";
     const std::string theirs = line < got.size() ? got[line] : "nothing more";
     if (ours == theirs) continue;
+    if (ours.starts_with(kVersionLine) && theirs.starts_with(kVersionLine)) {
+      throw Error(ErrorCode::kMismatch,
+                  "ranks run different versions of Zeroth",
+                  {.where = "engine",
+                   .who = who,
+                   .expected = ours + " (" + usual_rank + ")",
+                   .got = theirs + " (" + odd_rank + ")",
+                   .hint = "install the same version on every host; zeroth doctor --hosts names the odd one"});
+    }
     if (ours.starts_with(kConfigurationLine) && theirs.starts_with(kConfigurationLine)) {
       throw Error(ErrorCode::kMismatch,
                   "ranks do not have the same configuration",

@@ -17,6 +17,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <span>
 #include <utility>
 
@@ -74,11 +75,16 @@ class Waiting {
   }
 
   /// Throws if a host has failed or is late.
-  void check() {
+  void check(const std::function<void(const RefusedHost&)>& refused) {
+    std::set<std::size_t> late;
     for (std::size_t i = 0; i < links_->size(); ++i) {
-      if (waits_for(i)) failed_[i] = fmt::format("no answer for {} s", waited_s());
+      if (waits_for(i)) late.insert(i);
     }
+    for (const std::size_t i : late) failed_[i] = fmt::format("no answer for {} s", waited_s());
     if (failed_.empty()) return;
+    for (const auto& [index, text] : failed_) {
+      if (refused) refused({.host = (*links_)[index]->host(), .text = text, .late = late.contains(index)});
+    }
     std::vector<std::string> parts;
     for (const auto& [index, text] : failed_)
       parts.push_back(fmt::format("host {}: {}", (*links_)[index]->host(), text));
@@ -149,7 +155,8 @@ std::unique_ptr<AgentLink> start_agent(const std::string& host,
 int await_agents(const std::vector<std::unique_ptr<AgentLink>>& links,
                  Milliseconds timeout,
                  SignalInbox& inbox,
-                 const std::function<void(std::string_view)>& say) {
+                 const std::function<void(std::string_view)>& say,
+                 const std::function<void(const RefusedHost&)>& refused) {
   for (const auto& link : links) {
     link->set_say(
         [&say, host = link->host()](std::string_view line) { say(fmt::format("host {}: {}", host, line)); });
@@ -172,7 +179,7 @@ int await_agents(const std::vector<std::unique_ptr<AgentLink>>& links,
       say("waiting for " + waiting.describe());
     }
   }
-  if (signal == 0) waiting.check();
+  if (signal == 0) waiting.check(refused);
   for (const auto& link : links) link->set_say([](std::string_view) {});
   return signal;
 }

@@ -30,13 +30,21 @@ struct AgentProgram {
 /// localhost, 127.0.0.1, ::1, or this machine's own name.
 [[nodiscard]] bool is_this_host(const std::string& host);
 
+/// A host that cannot take part.
+struct RefusedHost {
+  std::string host{};
+  std::string text{};
+  bool late = false;  ///< it has not answered, which need not be its fault once another one has failed
+};
+
 /// Waits until every agent has said hello. Says every five seconds whom it waits for, and for how long it has
 /// waited. Throws Error(kLaunch) that names every host that failed, or is late after `timeout`; once one has
-/// failed the others get kOthers. Returns the number of a signal that came instead, or 0.
+/// failed the others get kOthers. `refused` hears of each of them first. Returns the number of a signal that came instead, or 0.
 [[nodiscard]] int await_agents(const std::vector<std::unique_ptr<AgentLink>>& links,
                                Milliseconds timeout,
                                SignalInbox& inbox,
-                               const std::function<void(std::string_view)>& say);
+                               const std::function<void(std::string_view)>& say,
+                               const std::function<void(const RefusedHost&)>& refused = {});
 
 inline constexpr Milliseconds kOthers{2000};
 

@@ -63,7 +63,8 @@ JobEnd run_on_hosts(const Options& options,
   if (const int signal = await_agents(links,
                                       options.connect_timeout,
                                       console.inbox,
-                                      [&console](std::string_view text) { console.say(text); });
+                                      [&console](std::string_view text) { console.say(text); },
+                                      [&attempt](const RefusedHost& host) { attempt.log->host_refused(host.host, host.text, host.late); });
       signal != 0) {
     return stopped_before_the_start(signal, console);
   }

@@ -73,6 +73,10 @@ void JobLog::start(int num_ranks,
              {"command", command}});
 }
 
+void JobLog::host_refused(const std::string& host, const std::string& text, bool late) {
+  write("host_refused", Json{{"host", host}, {"text", text}, {"late", late}});
+}
+
 void JobLog::rank_end(int rank, const std::string& host, pid_t pid, const ExitStatus& status) {
   write("rank_end", rank_of(rank, host, pid, status.exit_code, status.signal));
 }

@@ -22,6 +22,8 @@ class JobLog {
   void set_restart(int restart) { restart_ = restart; }
   /// "start": num_ranks, command, hosts.
   void start(int num_ranks, const std::vector<std::string>& command, const std::vector<std::string>& hosts);
+  /// "host_refused": host, text, late.
+  void host_refused(const std::string& host, const std::string& text, bool late);
   /// "rank_end": rank, host, pid, and exit_code or signal.
   void rank_end(int rank, const std::string& host, pid_t pid, const ExitStatus& status);
   /// "first_cause": rank, host, pid, and exit_code or signal; text.

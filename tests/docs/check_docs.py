@@ -64,6 +64,12 @@ COMMANDS = {
     "mpirun -n 8 --hostfile hosts python train.py": ("tests/python/hosts_test.py", "shared_memory_inside_each_host"),
     "mpirun -n 4 -x ZEROTH_BACKEND=mpi python train.py": ("tests/python/mpi_test.py", 'self.losses(ranks, "mpi")'),
     "zeroth-trace traces --seconds 10": ("tests/python/waits_test.py", '"--seconds", "10"'),
+    "zeroth doctor": ("tests/process/launcher/doctoring.py", 'DOCTOR, "doctor"'),
+    **dict.fromkeys([
+        "zeroth doctor --hosts node1:8,node2:8",
+        "zeroth doctor --hostfile hosts --params 7e9 --dtype bf16",
+    ], ("tests/process/launcher/doctor_hosts_test.py", 'self.doctor("--params", "7e9"')),
+    "mpirun -n 16 --hostfile hosts zeroth doctor": ("tests/process/launcher/doctor_hosts_test.py", "def test_links_of_mpi"),
     "srun --nodes 1 --ntasks 2 ./trainer": ("tests/unit/engine/world_test.cpp", '"SLURM_PROCID"'),
     "tools/run-tests build/core": ("tests/process/run_tests_test.py", "def test_counts_cases_not_executables"),
     "tools/run-tests build/core:unit,conformance": ("tests/process/run_tests_test.py", "def test_only_the_labels"),

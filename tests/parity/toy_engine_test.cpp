@@ -230,6 +230,37 @@ TEST(ToyEngine, EverySettingThatDecidesNumbersIsCompared) {
   }
 }
 
+TEST(ToyEngine, VersionConfigurationAndPlanAreComparedBeforeTheFirstStep) {
+  struct Case {
+    std::function<void(EngineSettings&)> change;
+    std::vector<std::string> words;
+  };
+  const std::vector<Case> cases{
+      {[](EngineSettings& settings) { settings.version = "0.0.9"; },
+       {"ranks run different versions of Zeroth", "(rank 0)", "got: version 0.0.9 (rank 2)"}},
+      {[](EngineSettings& settings) { settings.configuration = R"({"train_batch_size": 12})"; },
+       {"ranks do not have the same configuration", "/train_batch_size: 6 here, 12 there"}},
+      {[](EngineSettings& settings) { settings.plan = zero_plan(2, {"dp"}); },
+       {"ranks do not train the same thing", "(rank 2)", "plan Replicate Flat Flat"}},
+  };
+  for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages}) {
+    for (const Case& expected : cases) {
+      ToyTraining training = small(1, 3);
+      training.transport = transport;
+      std::atomic<int> steps{0};
+      training.after_step = [&steps](Engine&, ToyModel&, const StepResult&) { ++steps; };
+      training.tamper = [&expected](int rank, ToyStructure&, EngineSettings& settings) {
+        settings.configuration = R"({"train_batch_size": 6})";
+        if (rank == 2) expected.change(settings);
+      };
+      const std::string message = message_of(training);
+      EXPECT_THAT(message, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("who: rank 2/3")));
+      for (const std::string& word : expected.words) EXPECT_THAT(message, HasSubstr(word));
+      EXPECT_EQ(steps, 0);
+    }
+  }
+}
+
 TEST(ToyEngine, RanksThatSplitParametersOverOtherGroupsAreNamed) {
   ToyTraining training = small(3, 2);
   training.tamper = [](int rank, ToyStructure&, EngineSettings& settings) {

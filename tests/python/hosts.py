@@ -81,6 +81,11 @@ class Hosts:
         """Its cable."""
         self.ip("link", "set", f"{self.name}v{host}", "down")
 
+    def throttle(self, host: int, rate: str) -> None:
+        """What comes to it: "40mbit"."""
+        subprocess.run(["tc", "qdisc", "add", "dev", f"{self.name}v{host}", "root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"],
+                       check=True, capture_output=True)
+
     def mpirun(self, mpirun: str, ranks_per_host: int, *program: str) -> list[str]:
         hosts = ",".join(f"{self.net}.{host}:{ranks_per_host}" for host in range(1, self.count + 1))
         exported = ("PYTHONPATH", "OMP_NUM_THREADS", "ZEROTH_BACKEND", "RANKS_PER_NODE")

@@ -40,7 +40,7 @@ class WheelTest(unittest.TestCase):
             libraries = [name for name in files if name.endswith(".so")]
             self.assertEqual(sorted(name.split(".")[0] for name in libraries), ["zeroth/_C", "zeroth/libzeroth_mpi"], "only our own code is in the wheel")
             self.assertEqual({name for name in files if name not in libraries},
-                             {"bin/zeroth-run", "bin/zeroth-trace", "zeroth/_build.py",
+                             {"bin/zeroth", "bin/zeroth-bench", "bin/zeroth-run", "bin/zeroth-trace", "zeroth/_build.py",
                               *(f"zeroth/{path.name}" for path in (SOURCE / "python/zeroth").iterdir() if path.is_file())})
             dynamic = subprocess.run(["readelf", "-d", str(target / libraries[0])], capture_output=True, text=True, check=True).stdout
             self.assertNotRegex(dynamic, "RPATH|RUNPATH")
@@ -48,6 +48,10 @@ class WheelTest(unittest.TestCase):
             done = subprocess.run([target / "bin/zeroth-run", "-n", "2", sys.executable, "-c", TRAIN], cwd=folder, env=environment,
                                   capture_output=True, text=True, timeout=120, check=False)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            examined = subprocess.run([target / "bin/zeroth", "doctor", "--disk-mib", "1", "--slow-below", "0.001", "--min-free-gib", "0"], cwd=folder,
+                                      env=environment, capture_output=True, text=True, timeout=120, check=False)
+            self.assertEqual(examined.returncode, 0, examined.stdout + examined.stderr)
+            self.assertIn("all well", examined.stdout)
             for rank in (0, 1):
                 self.assertIn(f"[{rank}] rank {rank} of 2 {target}/zeroth/__init__.py", done.stdout)
 

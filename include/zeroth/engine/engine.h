@@ -15,6 +15,7 @@
 
 #include <zeroth/base/log.h>
 #include <zeroth/base/tensor_view.h>
+#include <zeroth/base/version.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/rank_watch.h>
 #include <zeroth/device/device.h>
@@ -47,6 +48,7 @@ struct EngineSettings {
   int threads = 1;                      ///< for kernels; the same on all ranks
   std::uint64_t memory_limit_bytes = 0;  ///< for all ranks of this host together; 0: what the system says is available
   std::string configuration{};          ///< Config::shared_json(), compared between ranks; may be empty
+  std::string version{version_text()};  ///< of Zeroth, compared between ranks
 };
 
 /// What a rank does next; see Engine::next_batch().

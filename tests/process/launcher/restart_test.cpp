@@ -116,9 +116,13 @@ TEST(Status, NamesHostsAndWhatWasNotStarted) {
   Job none(hosts.probe({"--hosts", "refused", "--json", file}, {"wait"}), hosts.setup());
   EXPECT_EQ(none.wait().exit_code, 69);
   const auto refused = events_of(hosts.scratch.read("status"));
-  ASSERT_EQ(refused.size(), 1U);
-  EXPECT_EQ(refused[0]["event"], "end");
-  EXPECT_EQ(refused[0]["exit_code"], 69);
+  ASSERT_EQ(refused.size(), 2U);
+  EXPECT_EQ(refused[0]["event"], "host_refused");
+  EXPECT_EQ(refused[0]["host"], "refused");
+  EXPECT_EQ(refused[0]["late"], false);
+  EXPECT_NE(refused[0]["text"], "");
+  EXPECT_EQ(refused[1]["event"], "end");
+  EXPECT_EQ(refused[1]["exit_code"], 69);
 }
 
 TEST(Status, BytesThatAreNoTextDoNotBreakALine) {

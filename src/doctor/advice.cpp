@@ -1,0 +1,152 @@
+#include "doctor/advice.h"
+
+#include "doctor/units.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
+#include <zeroth/zero/memory_plan.h>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+namespace zeroth::doctor {
+namespace {
+
+constexpr int kAdamStates = 2;
+constexpr std::int64_t kColumns = 1024;
+
+/// A model of this size as the engine sees one: matrices, because gradients of matrices travel in their own dtype.
+ModelLayout layout_of(const ModelSize& model, const Degrees& degrees) {
+  const int units = model.layers + 1;
+  const auto rows = static_cast<std::int64_t>(std::max(1.0, std::round(model.params / units / static_cast<double>(kColumns))));
+  std::vector<ParamSpec> params;
+  std::vector<UnitSpec> specs;
+  for (int unit = 0; unit < units; ++unit) {
+    const std::string name = unit == 0 ? "embedding" : fmt::format("layers.{}", unit - 1);
+    params.push_back({.name = name + ".weight", .shape = {rows, kColumns}, .dtype = model.dtype});
+    specs.push_back({.name = name, .params = {unit}, .repeated = unit > 0});
+  }
+  return make_model_layout(std::move(params), std::move(specs), degrees);
+}
+
+PlanCost cost_of(const ShardingPlan& plan, std::string keys, const ModelSize& model, const Cluster& cluster) {
+  const int world = cluster.hosts * cluster.ranks_per_host;
+  const ModelLayout layout = layout_of(model, plan.degrees(world));
+  const NodeLevels nodes{.node_sizes = std::vector<int>(static_cast<std::size_t>(cluster.hosts), cluster.ranks_per_host), .two_levels = true};
+  PlanCost cost{.name = plan.name, .keys = std::move(keys), .splits_parameters = plan.gathers_parameters()};
+  cost.memory_bytes = plan_memory(layout, plan, 0, kAdamStates, model.micro_steps).total();
+  const std::uint64_t all = plan_wire(layout, plan, 0, model.micro_steps).total();
+  cost.far_bytes = cluster.hosts > 1 ? plan_far_wire(layout, plan, 0, model.micro_steps, nodes).total() : 0;
+  // What crosses as a sum is wider than what it is the sum of.
+  cost.near_bytes = all - std::min(all, cost.far_bytes);
+  if (cluster.ranks_per_host > 1) cost.seconds += static_cast<double>(cost.near_bytes) / cluster.near_bytes_per_s;
+  if (cluster.hosts > 1) cost.seconds += static_cast<double>(cost.far_bytes) * cluster.ranks_per_host / cluster.far_bytes_per_s;
+  cost.fits = cost.memory_bytes <= cluster.bytes_per_host / static_cast<std::uint64_t>(cluster.ranks_per_host);
+  return cost;
+}
+
+void check(bool holds, const char* which, const std::string& expected, const std::string& got) {
+  ZR_CHECK(holds, ErrorCode::kUsage, "a size that no plan can be made for", {.where = "zeroth doctor", .which = which, .expected = expected, .got = got});
+}
+
+void check(const ModelSize& model, const Cluster& cluster) {
+  check(model.params >= 1e6 && model.params <= 1e14, "--params", "1e6 to 1e14", fmt::format("{}", model.params));
+  check(model.layers >= 1 && model.layers <= 4096, "--layers", "1 to 4096", std::to_string(model.layers));
+  check(model.micro_steps >= 1 && model.micro_steps <= 1'000'000, "--micro-steps", "1 to 1000000", std::to_string(model.micro_steps));
+  check(is_trained(model.dtype), "--dtype", "fp32, fp64 or bf16", "another one");
+  check(cluster.hosts >= 1 && cluster.ranks_per_host >= 1 && cluster.hosts <= 4096 / cluster.ranks_per_host, "ranks", "1 to 4096",
+        fmt::format("{} on {} hosts", cluster.ranks_per_host, cluster.hosts));
+  const auto usable = [](double rate) { return std::isfinite(rate) && rate > 0; };
+  check(cluster.ranks_per_host == 1 || usable(cluster.near_bytes_per_s), "links inside a host", "a bandwidth", "none");
+  check(cluster.hosts == 1 || usable(cluster.far_bytes_per_s), "links between hosts", "a bandwidth", "none");
+  check(std::isfinite(cluster.compute_s) && cluster.compute_s >= 0, "--compute-seconds", "0 or more", fmt::format("{}", cluster.compute_s));
+}
+
+void choose(Advice& advice, double compute_s) {
+  constexpr double kNever = std::numeric_limits<double>::infinity();
+  std::array<double, 2> fastest{kNever, kNever};  // of plans that do not split parameters, and of those that do
+  for (const PlanCost& plan : advice.plans) {
+    double& best = fastest[plan.splits_parameters ? 1 : 0];
+    if (plan.fits) best = std::min(best, compute_s + plan.seconds);
+  }
+  const bool splits = fastest[1] <= kWorthSplitting * fastest[0];
+  for (std::size_t i = 0; i < advice.plans.size(); ++i) {
+    const PlanCost& plan = advice.plans[i];
+    if (!plan.fits || plan.splits_parameters != splits || compute_s + plan.seconds > kWorthItsMemory * fastest[splits ? 1 : 0]) continue;
+    if (!advice.chosen || plan.memory_bytes < advice.plans[*advice.chosen].memory_bytes) advice.chosen = i;
+  }
+}
+
+}  // namespace
+
+Advice advise(const ModelSize& model, const Cluster& cluster) {
+  check(model, cluster);
+  const std::vector<std::string> axes{"dp"};
+  Advice advice;
+  int stage = 0;
+  for (const ShardingPlan& plan : all_zero_plans(axes)) {
+    advice.plans.push_back(cost_of(plan, fmt::format("\"zero_optimization\": {{\"stage\": {}}}", stage++), model, cluster));
+  }
+  if (cluster.hosts > 1 && cluster.ranks_per_host > 1) {
+    const int group = cluster.ranks_per_host;
+    advice.plans.push_back(cost_of(
+        hpz_plan(group, axes), fmt::format("\"zero_optimization\": {{\"stage\": 3, \"zero_hpz_partition_size\": {}}}", group), model, cluster));
+    // HSDP and MiCS are one plan here.
+    advice.plans.push_back(
+        cost_of(hsdp_plan(group, axes), fmt::format("\"zero_optimization\": {{\"stage\": 3, \"mics_shard_size\": {}}}", group), model, cluster));
+  }
+  choose(advice, cluster.compute_s);
+  return advice;
+}
+
+std::vector<std::string> describe(const Advice& advice, const ModelSize& model, const Cluster& cluster) {
+  std::vector<std::string> lines;
+  std::string links = cluster.ranks_per_host > 1 ? fmt::format("inside a host {} for each rank", rate_text(cluster.near_bytes_per_s)) : "one rank on each host";
+  if (cluster.hosts > 1) links += fmt::format(", between hosts {} for each host", rate_text(cluster.far_bytes_per_s));
+  lines.push_back(fmt::format("{:.3g} parameters in {}, {} ranks on {} host{}, {} micro-step{}; {}; {} on each host",
+                              model.params,
+                              name_of(model.dtype),
+                              cluster.hosts * cluster.ranks_per_host,
+                              cluster.hosts,
+                              cluster.hosts > 1 ? "s" : "",
+                              model.micro_steps,
+                              model.micro_steps > 1 ? "s" : "",
+                              links,
+                              format_bytes(cluster.bytes_per_host)));
+  lines.push_back(fmt::format("{:<10}{:>14}{:>16}{:>16}{:>16}", "plan", "memory/rank", "inside/step", "between/step", "time/step"));
+  for (std::size_t i = 0; i < advice.plans.size(); ++i) {
+    const PlanCost& plan = advice.plans[i];
+    lines.push_back(fmt::format("{:<10}{:>14}{:>16}{:>16}{:>16}{}",
+                                plan.name,
+                                format_bytes(plan.memory_bytes),
+                                format_bytes(plan.near_bytes),
+                                format_bytes(plan.far_bytes),
+                                seconds_text(plan.seconds),
+                                !plan.fits ? "  does not fit" : advice.chosen == i ? "  <- proposed" : ""));
+  }
+  if (!advice.chosen) {
+    lines.emplace_back("no plan fits the memory of these hosts: more hosts, or a smaller model");
+    return lines;
+  }
+  const PlanCost& chosen = advice.plans[*advice.chosen];
+  lines.push_back(fmt::format("proposed: {}, {{{}}}", chosen.name, chosen.keys));
+  // The plan that people begin with, where it is another one.
+  constexpr std::size_t kStage3 = 3;
+  const PlanCost& flat = advice.plans[kStage3];
+  if (*advice.chosen != kStage3) {
+    const auto more = static_cast<std::int64_t>(chosen.memory_bytes) - static_cast<std::int64_t>(flat.memory_bytes);
+    lines.push_back(fmt::format("stage 3 over all ranks would spend {} of a step on links, {} {}{}",
+                                seconds_text(flat.seconds),
+                                chosen.name + " spends " + seconds_text(chosen.seconds),
+                                more < 0 ? "and takes less by " : "and takes more by ",
+                                format_bytes(static_cast<std::uint64_t>(std::abs(more))) + " a rank"));
+  }
+  return lines;
+}
+
+}  // namespace zeroth::doctor
