@@ -509,6 +509,7 @@ struct Calls {
     const Guard lock(gpu().mutex_);
     if (!known(comm, "finalize")) return NcclStatus::kInvalidArgument;
     gpu().log_[comm_of(comm)->device].emplace_back("finalize");
+    if (FakeGpu::current != comm_of(comm)->device) gpu().violate("finalize with another device than the communicator's");
     comm_of(comm)->finalizing = true;
     comm_of(comm)->polls_left = gpu().polls_in_progress;
     return NcclStatus::kInProgress;
@@ -531,6 +532,7 @@ struct Calls {
     const Guard lock(gpu().mutex_);
     if (!known(comm, "destroy")) return NcclStatus::kInvalidArgument;
     gpu().log_[comm_of(comm)->device].emplace_back("destroy");
+    if (FakeGpu::current != comm_of(comm)->device) gpu().violate("destroy with another device than the communicator's");
     if (!comm_of(comm)->finalizing) gpu().violate("a communicator is destroyed that was not finalized");
     remove(comm_of(comm));
     return NcclStatus::kSuccess;
@@ -539,6 +541,7 @@ struct Calls {
     std::unique_lock lock(gpu().mutex_);
     if (!known(comm, "abort")) return NcclStatus::kInvalidArgument;
     gpu().log_[comm_of(comm)->device].emplace_back("abort");
+    if (FakeGpu::current != comm_of(comm)->device) gpu().violate("abort with another device than the communicator's");
     FakeGpu& mine = gpu();
     mine.changed_.wait(lock, [&] { return !mine.abort_blocks || mine.may_abort_; });
     remove(comm_of(comm));

@@ -12,15 +12,20 @@ namespace zeroth {
 /// options.timeout: kTimeout with the ranks that have not come, as far as `base` has windows to see that. Throws kEnvironment where NCCL, CUDA's runtime
 /// or a GPU is missing or too old, on every rank with the word of the rank that lacks it; kConfig where two ranks have one GPU; kMismatch where ranks have different
 /// versions of NCCL or different options.reduction.
+/// A group of the ranks of `base`, each with a GPU of its own (options.device). Matched over `base`, blocks until NCCL has connected them, at
+/// most options.timeout: kTimeout with the ranks that have not come, as far as `base` has windows to see that. Throws kEnvironment where NCCL,
+/// CUDA's runtime or a GPU is missing or too old, on every rank with the word of the rank that lacks it; kConfig where two ranks have one GPU;
+/// kMismatch where ranks have different versions of NCCL or different options.reduction.
 ///
 /// Calls on a stream of a CUDA device (Stream::native()) go over NCCL, with buffers of that device; all else - calls on streams of the host,
 /// windows, waits, abort - is `base`'s. The two are separate channels: each keeps the order of submission, across groups too, and what is on the
 /// one does not wait for the other.
 ///
 /// submit() on a CUDA stream never waits for the device or for earlier calls: the calls run on a stream of the seat's own, after what `stream`
-/// holds, and `stream` goes on after them. It returns when NCCL has taken the calls, which at a group's first calls may mean that peers must come. The matched calls of
-/// one submit() are one NCCL group, so none may touch what another of them writes (kUsage). Work::wait() polls for errors of NCCL, `base`'s view
-/// of the peers and the deadline; what it finds ends the seat and NCCL's communicator, in bounded time, so that no kernel spins for ever.
+/// holds, and `stream` goes on after them. It returns when NCCL has taken the calls, which at a group's first calls may mean that peers must
+/// come. The matched calls of one submit() are one NCCL group, so none may touch what another of them writes (kUsage). Work::wait() polls for
+/// errors of NCCL, `base`'s view of the peers and the deadline; what it finds ends the seat and NCCL's communicator, in bounded time, so that
+/// no kernel spins for ever.
 ///
 /// Other than elsewhere, and refused in one line where it is asked for:
 /// - NCCL adds in an order of its own, and rounds bf16 and fp16 as it goes: sums, minima and maxima of floating-point numbers need

@@ -11,8 +11,8 @@
 
 namespace zeroth::detail {
 
-NcclCommunicator::NcclCommunicator(const NcclTable& nccl, std::string where, std::string who)
-    : nccl_(nccl), where_(std::move(where)), who_(std::move(who)) {}
+NcclCommunicator::NcclCommunicator(const NcclTable& nccl, std::function<void()> enter, std::string where, std::string who)
+    : nccl_(nccl), enter_(std::move(enter)), where_(std::move(where)), who_(std::move(who)) {}
 
 NcclCommunicator::~NcclCommunicator() { (void)end(End::kAbort, Deadline(Milliseconds{0})); }
 
@@ -78,12 +78,14 @@ bool NcclCommunicator::end(End how, const Deadline& deadline) noexcept {
           if (locked) ending_ = ending;
           start_own_thread(
               [&nccl = nccl_,
+               enter = enter_,
                comm,
                buffers = locked ? std::exchange(buffers_, {}) : std::vector<Registered>{},
                parts = awaited_of_parts_,
                how,
                deadline,
                ending]() mutable {
+                enter();
                 end_now(nccl, comm, std::move(buffers), how, deadline);
                 const std::lock_guard lock(ending->mutex);
                 ending->done = true;

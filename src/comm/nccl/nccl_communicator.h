@@ -9,6 +9,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -22,7 +23,8 @@ class NcclCommunicator {
  public:
   enum class End { kClean, kAbort };
 
-  NcclCommunicator(const NcclTable& nccl, std::string where, std::string who);
+  /// `enter` makes the device of the communicator current on the thread that ends it; it may be called when everything else is gone.
+  NcclCommunicator(const NcclTable& nccl, std::function<void()> enter, std::string where, std::string who);
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
   /// What nobody has ended is aborted, and not waited for.
@@ -89,6 +91,7 @@ class NcclCommunicator {
   static void end_now(const NcclTable& nccl, NcclComm comm, std::vector<Registered> buffers, End how, const Deadline& deadline) noexcept;
 
   const NcclTable& nccl_;
+  const std::function<void()> enter_;
   const std::string where_;
   const std::string who_;
   std::mutex mutex_;

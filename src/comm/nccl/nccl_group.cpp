@@ -109,7 +109,8 @@ NcclGroup::NcclGroup(std::shared_ptr<NcclJob> job, CommBackend& base)
       rank_(base.rank()),
       size_(base.size()),
       world_ranks_(world_ranks_of(base, job_->world_rank)),
-      communicator_(std::make_shared<NcclCommunicator>(job_->nccl, where_, who_)) {
+      communicator_(std::make_shared<NcclCommunicator>(
+          job_->nccl, [&cuda = job_->cuda, device = job_->device] { (void)cuda.set_device(device); }, where_, who_)) {
   int node = 0;
   nodes_.sizes.assign(base.node_sizes().begin(), base.node_sizes().end());
   for (const int ranks : nodes_.sizes) nodes_.of_rank.insert(nodes_.of_rank.end(), static_cast<std::size_t>(ranks), node++);
@@ -133,7 +134,7 @@ void NcclGroup::open_part(int color, int key, NcclGroup* part) {
   guarded([&] {
     const CudaDeviceScope scope(job_->cuda, job_->device, where_);
     // With a negative color no communicator comes; this one is a place to put none.
-    NcclCommunicator none(job_->nccl, where_, who_);
+    NcclCommunicator none(job_->nccl, [] {}, where_, who_);
     communicator_->split(color, key, part == nullptr ? none : *part->communicator_);
     const Awaited awaited{.what = "NCCL's communicator of a new group", .through = next_sequence_};
     await([&](Milliseconds slice) { return settled(*communicator_, slice); }, awaited);
