@@ -211,8 +211,8 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
                                                  .logger = Logger(rank_, size_)});
     }
     if (options.reduction == Reduction::kTransport) {
-      Logger(rank_, size_).progress("sums over ranks are formed by " + std::string(connection_->base->kind()) + " (zeroth.reduction = transport), not in rank order" +
-                                    (options.check_calls ? "; calls are compared (zeroth.check_calls)" : "; calls are not compared"));
+      Logger(rank_, size_).progress("calls between ranks are those of " + std::string(connection_->base->kind()) + " (zeroth.reduction = transport), " +
+                                    (options.check_calls ? "and compared (zeroth.check_calls)" : "and not compared (zeroth.check_calls = false)"));
     }
     connection_->reduction = options.reduction;
     connection_->check_calls = options.check_calls;

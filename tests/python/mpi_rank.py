@@ -20,7 +20,8 @@ STEPS = 4
 def trained(world: zeroth.World, stage: int, trouble: str) -> list[str]:
     """Mean losses in hexadecimal."""
     config = {"zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 0.05}},
-              "zeroth": {"timeout_ms": 20_000, "ranks_per_node": int(os.environ.get("RANKS_PER_NODE", "0"))}}
+              "zeroth": {"timeout_ms": 20_000, "ranks_per_node": int(os.environ.get("RANKS_PER_NODE", "0")),
+                         "reduction": os.environ.get("REDUCTION", "rank_order"), "check_calls": "CHECK_CALLS" in os.environ}}
     of_ranks = next(zoo.batches(world.size, 1, 1))[0]
     losses = []
     engine = zeroth.Engine(zoo.make("plain"), config, world=world, progress_every_s=0)

@@ -27,9 +27,10 @@ def variables(**more: str) -> dict[str, str]:
 
 class Mpirun(unittest.TestCase):
     def run_ranks(
-        self, ranks: int, *arguments: str, backend: str, per_node: int = 0, limit_s: float = 240) -> subprocess.CompletedProcess[str]:
+        self, ranks: int, *arguments: str, backend: str, per_node: int = 0, limit_s: float = 240,
+        more: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         command = [*MPIRUN, "-n", str(ranks), sys.executable, PROGRAM, *arguments]
-        with job.Family(command, variables(ZEROTH_BACKEND=backend, RANKS_PER_NODE=str(per_node))) as family:
+        with job.Family(command, variables(ZEROTH_BACKEND=backend, RANKS_PER_NODE=str(per_node), **(more or {}))) as family:
             done = family.end(limit_s)
             self.assertEqual(family.left.text(), "")
         return done
@@ -37,9 +38,11 @@ class Mpirun(unittest.TestCase):
     def losses(self, ranks: int, backend: str) -> str:
         return self.trained(ranks, backend)[0]
 
-    def trained(self, ranks: int, backend: str, per_node: int = 0) -> tuple[str, dict[tuple[int, int], tuple[int, int]]]:
+    def trained(self, ranks: int, backend: str, per_node: int = 0, more: dict[str, str] | None = None
+                ) -> tuple[str, dict[tuple[int, int], tuple[int, int]]]:
         """Losses, the same on every rank, at every stage; and bytes by rank and stage, in all and between nodes."""
-        done = self.run_ranks(ranks, backend=backend, per_node=per_node)
+        done = self.run_ranks(ranks, backend=backend, per_node=per_node, more=more)
+        self.assertEqual("zeroth.reduction = transport" in done.stderr, bool(more), done.stderr)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         told = re.findall(rf"(\d) of {ranks} over {re.escape(backend or 'shm')}, stage (\d): (.*)", done.stdout)
         self.assertEqual(sorted(told)[0][:2], ("0", "0"), done.stdout)
@@ -62,6 +65,11 @@ class Mpirun(unittest.TestCase):
     def test_the_bits_are_those_of_shared_memory(self) -> None:
         for ranks in (2, 3):
             self.assertEqual(self.losses(ranks, "mpi"), self.losses(ranks, ""))
+
+    def test_mpis_own_calls_give_few_ranks_the_same_bits(self) -> None:
+        own_calls = {"REDUCTION": "transport"}
+        for more in (own_calls, {**own_calls, "CHECK_CALLS": "1"}):
+            self.assertEqual(self.trained(3, "mpi", more=more)[0], self.losses(3, ""))
 
     def test_a_rank_that_gives_up_tells_the_others_why(self) -> None:
         done = self.run_ranks(3, "tell", backend="mpi")

@@ -212,10 +212,10 @@ class MpiGroup {
   }
 
   void await(MpiRequests& requests) {
+    WatchedWait watched(watched_.watch());
     if (seat_->wait(requests, Milliseconds{1}, MpiPatience::kEager)) [[likely]]
       return;
     const Deadline deadline(patience());
-    WatchedWait watched(watched_.watch());
     while (!seat_->wait(requests, deadline.slice(), MpiPatience::kEager)) {
       check_interrupt();
       const auto report = [&] { return report_of(deadline); };

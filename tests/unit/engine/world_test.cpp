@@ -193,6 +193,28 @@ TEST(World, ABareProcessConnectsToItselfManyTimes) {
   EXPECT_NE(first->group_name(), second->group_name()) << "every engine has a group of its own";
 }
 
+TEST(World, HowCallsAreMadeIsThatOfTheFirstEngineAndNeverChosenInSilence) {
+  const auto refusal = [](const World& world, Reduction reduction, bool checks) -> std::string {
+    CommOptions options;
+    options.reduction = reduction;
+    options.check_calls = checks;
+    try {
+      (void)world.connect(options, std::make_shared<TrafficTable>());
+    } catch (const Error& error) {
+      return error.code() == ErrorCode::kConfig ? error.what() : std::string("not kConfig: ") + error.what();
+    }
+    return "";
+  };
+  const World threads = World::from_hub(make_inproc_hub(1), 0, 1);
+  EXPECT_NE(refusal(threads, Reduction::kTransport, false).find("this transport has no sums of its own"), std::string::npos);
+  EXPECT_EQ(refusal(threads, Reduction::kRankOrder, true), "") << "it always compares";
+  const World alone = world_of({});
+  EXPECT_EQ(refusal(alone, Reduction::kTransport, false), "") << "there is nothing to sum";
+  EXPECT_EQ(refusal(alone, Reduction::kTransport, false), "");
+  EXPECT_NE(refusal(alone, Reduction::kRankOrder, false).find("decided by its first engine"), std::string::npos);
+  EXPECT_NE(refusal(alone, Reduction::kTransport, true).find("zeroth.check_calls"), std::string::npos);
+}
+
 TEST(World, AbortBeforeAnyConnectionIsNothing) {
   world_of({}).abort(Error(ErrorCode::kInternal, "early"));
 }
