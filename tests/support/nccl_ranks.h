@@ -81,7 +81,9 @@ struct NcclWorld {
     CommOptions mine = options;
     mine.device = rank;
     if (set_options) set_options(rank, mine);
-    auto base = make_backend("inproc", {.rank = rank, .size = size, .hub = hub, .options = mine});
+    CommOptions of_base = mine;
+    of_base.reduction = Reduction::kRankOrder;  // it has no other
+    auto base = make_backend("inproc", {.rank = rank, .size = size, .hub = hub, .options = of_base});
     if (wrap_base) base = wrap_base(rank, std::move(base));
     auto seat = detail::make_nccl_backend(std::move(base), mine, [&] {
       if (before_loading) before_loading(rank);

@@ -68,7 +68,7 @@ TEST(NcclRefuses, FloatingPointReductionsInRankOrder) {
     EXPECT_THAT(refusal(rank, ErrorCode::kConfig, {call}),
                 AllOf(HasSubstr("NCCL adds floating-point numbers in an order of its own, and rank order was asked for"),
                       HasSubstr("all_reduce float32 [4]"),
-                      HasSubstr("set zeroth.reduction = \"transport\"")));
+                      HasSubstr("set CommOptions::reduction to kTransport")));
     call.op = ReduceOp::kMax;
     EXPECT_THAT(refusal(rank, ErrorCode::kConfig, {call}), HasSubstr("NaN"));
     // What has the same bits in any order is done.

@@ -116,6 +116,7 @@ Config any_config() {
                  .link_bytes_per_s = any_int(0, std::int64_t{1} << 62),
                  .timeout_ms = any_int(1, 604'800'000),
                  .first_timeout_ms = any_int(0, 604'800'000),
+                 .uneven = *rc::gen::element(Uneven::kError, Uneven::kDrop, Uneven::kJoin),
                  .preemption = *rc::gen::arbitrary<bool>(),
                  .frozen_after_ms = any_int(1, 604'800'000),
                  .max_nonfinite_steps = static_cast<int>(any_int(1, 2147483646)),
@@ -166,7 +167,7 @@ TEST(ConfigValue, NoTextBreaksTheReader) {
 
 TEST(ConfigValue, TheDigestCoversWhatRanksMustShare) {
   const Config plain;
-  std::vector<Config> differ(10);
+  std::vector<Config> differ(11);
   differ[0].zero.stage = 3;
   differ[1].optimizer.lr = std::nextafter(1e-3, 1.0);
   differ[2].bf16 = true;
@@ -177,6 +178,7 @@ TEST(ConfigValue, TheDigestCoversWhatRanksMustShare) {
   differ[7].gradient_clipping = 1.0;
   differ[8].runtime.reduction = Reduction::kTransport;
   differ[9].runtime.check_calls = true;
+  differ[10].runtime.uneven = Uneven::kJoin;
   for (const Config& config : differ) {
     EXPECT_NE(config.digest(), plain.digest());
     EXPECT_EQ(shared_differences(plain.shared_json(), config.shared_json()).size(), 1U) << config.to_json();
