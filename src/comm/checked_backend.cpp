@@ -61,7 +61,7 @@ class CheckedBackend::Comparison {
  public:
   Comparison(std::unique_ptr<CommBackend> side, std::string group, std::string_view kind)
       : side_(std::move(side)),
-        comm_(side_, make_cpu_device(ExecutionMode::kInline)->make_stream("checks")),
+        comm_(side_, make_nested_stream("checks")),
         group_(std::move(group)),
         where_(fmt::format("comm.{} group={}", kind, group_)) {}
 

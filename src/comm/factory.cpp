@@ -3,6 +3,7 @@
 #include "comm/mpi/mpi_collectives.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/nccl/nccl_backend.h"
+#include "comm/rank_facts.h"
 #include "comm/rendezvous.h"
 #include "comm/segment_backend.h"
 #include "comm/self_backend.h"
@@ -83,20 +84,18 @@ std::unique_ptr<CommBackend> make_shm(const WorldSpec& spec) {
 /// Ranks that make their calls in different ways would wait for each other: so this is compared over messages, which all of them have.
 void require_same_way(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options) {
   const std::array<std::int32_t, 2> own{static_cast<std::int32_t>(options.reduction), options.check_calls ? 1 : 0};
-  std::vector<std::int32_t> all(own.size() * static_cast<std::size_t>(transport->size()));
-  Communicator(make_message_backend(transport, options)).all_gather(std::span<const std::int32_t>(own), std::span(all));
-  for (std::size_t rank = 0; rank < all.size() / own.size(); ++rank) {
-    const std::int32_t* const theirs = &all[own.size() * rank];
-    if (theirs[0] == own[0] && theirs[1] == own[1]) continue;
-    const auto text = [](std::int32_t reduction, std::int32_t checks) {
-      return fmt::format("zeroth.reduction {}, zeroth.check_calls {}", name_of(static_cast<Reduction>(reduction)), checks != 0);
+  const std::vector<std::array<std::int32_t, 2>> all = detail::facts_of_ranks(transport, options, own);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank] == own) continue;
+    const auto text = [](const std::array<std::int32_t, 2>& way) {
+      return fmt::format("zeroth.reduction {}, zeroth.check_calls {}", name_of(static_cast<Reduction>(way[0])), way[1] != 0);
     };
     throw Error(ErrorCode::kMismatch,
                 "ranks do not make their calls in the same way",
                 {.where = "comm.mpi",
                  .who = fmt::format("rank {}/{}", transport->rank(), transport->size()),
-                 .expected = fmt::format("{} (rank {})", text(own[0], own[1]), transport->rank()),
-                 .got = fmt::format("{} (rank {})", text(theirs[0], theirs[1]), rank),
+                 .expected = fmt::format("{} (rank {})", text(own), transport->rank()),
+                 .got = fmt::format("{} (rank {})", text(all[rank]), rank),
                  .hint = "start every rank with the same configuration file and arguments"});
   }
 }

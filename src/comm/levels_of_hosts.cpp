@@ -1,7 +1,8 @@
 #include "comm/levels_of_hosts.h"
 
+#include "comm/rank_facts.h"
+
 #include <zeroth/base/text.h>
-#include <zeroth/comm/communicator.h>
 #include <zeroth/comm/two_level.h>
 
 #include <fmt/format.h>
@@ -33,12 +34,7 @@ std::vector<RankFacts> facts_of_all(const std::shared_ptr<MessageTransport>& tra
   const std::string host = host_identity();
   std::memcpy(own.host.data(), host.data(), std::min(host.size(), own.host.size() - 1));
   own.wanted_nodes = digest_of(options.nodes);
-  std::vector<RankFacts> all(static_cast<std::size_t>(transport->size()));
-  CommOptions plain = options;
-  plain.nodes.clear();
-  Communicator(make_message_backend(transport, plain))
-      .all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&own), sizeof own),
-                  std::span(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own));
+  std::vector<RankFacts> all = facts_of_ranks(transport, options, own);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     ZR_CHECK(all[rank].wanted_nodes == own.wanted_nodes,
              ErrorCode::kMismatch,
@@ -89,7 +85,7 @@ std::vector<int> nodes_of_hosts(const std::vector<std::string>& hosts, const std
   return nodes;
 }
 
-std::unique_ptr<CommBackend> make_levels_of_hosts(std::shared_ptr<MessageTransport> transport, const WorldSpec& spec) {
+std::unique_ptr<CommBackend> make_levels_of_hosts(const std::shared_ptr<MessageTransport>& transport, const WorldSpec& spec) {
   std::vector<std::string> hosts;
   for (const RankFacts& facts : facts_of_all(transport, spec.options)) hosts.emplace_back(facts.host.data());
   CommOptions options = spec.options;
@@ -104,8 +100,13 @@ std::unique_ptr<CommBackend> make_levels_of_hosts(std::shared_ptr<MessageTranspo
   for (std::size_t rank = 0; rank < options.nodes.size(); ++rank) {
     if (options.nodes[rank] == node) inside.options.watched_ranks.push_back(static_cast<int>(rank));
   }
-  std::unique_ptr<CommBackend> base = make_message_backend(std::move(transport), options);
-  return make_two_level_backend(std::move(base), make_backend(inside.size > 1 ? "shm" : "self", inside), options);
+  try {
+    std::unique_ptr<CommBackend> base = make_message_backend(transport, options);
+    return make_two_level_backend(std::move(base), make_backend(inside.size > 1 ? "shm" : "self", inside), options);
+  } catch (const Error& error) {
+    transport->abort(error.what());
+    throw;
+  }
 }
 
 }  // namespace zeroth::detail

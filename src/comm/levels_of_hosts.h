@@ -16,7 +16,7 @@ namespace zeroth::detail {
 /// Node of each rank: `wanted`, or else one for each host, numbered as they come. Throws kConfig where a wanted node spans two hosts.
 [[nodiscard]] std::vector<int> nodes_of_hosts(const std::vector<std::string>& hosts, const std::vector<int>& wanted);
 
-/// Blocks until all ranks have come. spec.options.nodes divides hosts further. Throws kMismatch where ranks disagree about that.
-[[nodiscard]] std::unique_ptr<CommBackend> make_levels_of_hosts(std::shared_ptr<MessageTransport> transport, const WorldSpec& spec);
+/// Blocks until all ranks have come. spec.options.nodes divides hosts further. Throws kMismatch where ranks disagree about that; a rank that fails tells the others.
+[[nodiscard]] std::unique_ptr<CommBackend> make_levels_of_hosts(const std::shared_ptr<MessageTransport>& transport, const WorldSpec& spec);
 
 }  // namespace zeroth::detail

@@ -20,7 +20,7 @@ namespace {
 class Seats {
  public:
   Seats(std::vector<NamedBackend> backends, std::shared_ptr<const CallTable> table)
-      : backends_(std::move(backends)), table_(std::move(table)), stream_(make_cpu_device(ExecutionMode::kInline)->make_stream("mixed")) {
+      : backends_(std::move(backends)), table_(std::move(table)), stream_(make_nested_stream("mixed")) {
     for (const NamedBackend& backend : backends_) kind_ += (kind_.empty() ? "" : "|") + backend.name;
   }
 

@@ -41,7 +41,7 @@ class TwoLevels {
         across_(std::move(across)),
         options_(options),
         kind_(std::string(node_->kind()) + "+" + std::string(base_->kind())),
-        stream_(make_cpu_device(ExecutionMode::kInline)->make_stream("two levels")),
+        stream_(make_nested_stream("two levels")),
         isa_(kernels::best_isa()) {}
 
   [[nodiscard]] CommBackend& base() const { return *base_; }

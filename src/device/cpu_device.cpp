@@ -2,6 +2,8 @@
 
 #include "device/stream_runtime.h"
 
+#include <utility>
+
 namespace zeroth {
 namespace {
 
@@ -34,6 +36,12 @@ std::unique_ptr<Device> make_cpu_device(ExecutionMode mode, std::uint64_t seed) 
            "the CPU has no streams of its own",
            {.where = "device.cpu", .expected = "inline or chaos", .hint = "make_cuda_device() makes a device that has"});
   return std::make_unique<CpuDevice>(mode, seed);
+}
+
+Stream make_nested_stream(std::string name) {
+  std::shared_ptr<detail::StreamRuntime> runtime = detail::make_inline_runtime(detail::InlineKind::kNested);
+  const int index = runtime->add_stream();
+  return {std::move(runtime), index, std::move(name)};
 }
 
 }  // namespace zeroth

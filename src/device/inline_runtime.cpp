@@ -9,6 +9,8 @@ namespace {
 /// Tasks run at once on the caller's thread. A failed stream stays failed until its error has been recorded once.
 class InlineRuntime final : public StreamRuntime {
  public:
+  explicit InlineRuntime(InlineKind kind) : kind_(kind) {}
+
   int add_stream() override {
     errors_.emplace_back();
     return static_cast<int>(errors_.size()) - 1;
@@ -35,7 +37,7 @@ class InlineRuntime final : public StreamRuntime {
   }
 
   void order_after(int stream, std::shared_ptr<Completion> completion) override {
-    finish_foreign(*this, *completion);
+    if (kind_ == InlineKind::kOutermost) finish_foreign(*this, *completion);
     if (completion->error && !errors_[static_cast<std::size_t>(stream)]) {
       errors_[static_cast<std::size_t>(stream)] = completion->error;
     }
@@ -45,11 +47,12 @@ class InlineRuntime final : public StreamRuntime {
   bool runs_inline() const override { return true; }
 
  private:
+  InlineKind kind_;
   std::deque<std::exception_ptr> errors_;  // references stay valid while a task makes a further stream
 };
 
 }  // namespace
 
-std::shared_ptr<StreamRuntime> make_inline_runtime() { return std::make_shared<InlineRuntime>(); }
+std::shared_ptr<StreamRuntime> make_inline_runtime(InlineKind kind) { return std::make_shared<InlineRuntime>(kind); }
 
 }  // namespace zeroth::detail

@@ -51,7 +51,9 @@ class StreamRuntime : public CompletionSource, public std::enable_shared_from_th
 /// For a runtime that cannot look into another one's queues: blocks the host until a point of theirs is reached.
 void finish_foreign(const StreamRuntime& runtime, Completion& completion);
 
-[[nodiscard]] std::shared_ptr<StreamRuntime> make_inline_runtime();
+/// A nested one runs inside tasks of others (make_nested_stream()).
+enum class InlineKind { kOutermost, kNested };
+[[nodiscard]] std::shared_ptr<StreamRuntime> make_inline_runtime(InlineKind kind = InlineKind::kOutermost);
 [[nodiscard]] std::shared_ptr<StreamRuntime> make_chaos_runtime(std::uint64_t seed);
 
 }  // namespace zeroth::detail

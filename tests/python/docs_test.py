@@ -56,7 +56,7 @@ class DocsTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_json_blocks(self) -> None:
-        blocks = [block for block in BLOCKS if block.language == "json"]
+        blocks = [block for block in BLOCKS if block.language == "json" and "zeroth_calls" not in block.text]  # tables of calls: mpi_test.py
         self.assertTrue(blocks)
         for block in blocks:
             with self.subTest(file=block.file):

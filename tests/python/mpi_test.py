@@ -15,6 +15,11 @@ import unittest
 
 import job
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/docs"))
+
+from blocks import all_blocks  # noqa: E402
+
 PROGRAM = str(job.HERE / "mpi_rank.py")
 MPIRUN = [os.environ["ZEROTH_MPIRUN"], "--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,vader"]
 
@@ -128,10 +133,13 @@ class Mixtures(unittest.TestCase):
                 mixed += [{"call": call, "up_to_bytes": bound, "backend": both[index % 2]} for index, bound in enumerate((64, 512, 4096))]
                 mixed.append({"call": call, "backend": "mpi"})
             mixed += [{"call": "reduce_scatter", "backend": "shm"}, {"call": "barrier", "backend": "mpi"}]
-            table.write_text(json.dumps({"zeroth_calls": 1, "rows": mixed}))
+            documented = [block.text for block in all_blocks(ROOT) if block.language == "json" and "zeroth_calls" in block.text]
+            self.assertTrue(documented)
             alone = Mpirun().trained(2, "shm")[0]
-            for backend in ("shm|mpi", "mpi|shm"):
-                with self.subTest(backend):
+            alternating = json.dumps({"zeroth_calls": 1, "rows": mixed})
+            for backend, text in (("shm|mpi", alternating), ("mpi|shm", alternating), *(("shm|mpi", text) for text in documented)):
+                with self.subTest(backend, text=text):
+                    table.write_text(text)
                     done = self.trained(backend, str(table))
                     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                     told = re.findall(rf"\d of 2 over {re.escape(backend)}, stage \d: (.*)", done.stdout)

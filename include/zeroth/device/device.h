@@ -40,4 +40,8 @@ class Device {
 /// The CPU as a device. In chaos mode `seed` decides the order of tasks and which are delayed (up to 200 us each).
 [[nodiscard]] std::unique_ptr<Device> make_cpu_device(ExecutionMode mode = ExecutionMode::kInline, std::uint64_t seed = 0);
 
+/// For what a task submits while it runs, as the steps of one call: done at once, on its thread, and ordered where the task itself is. So
+/// order_after() waits for nothing, since what was submitted after the task may never run before it; it only hands on errors that are known.
+[[nodiscard]] Stream make_nested_stream(std::string name);
+
 }  // namespace zeroth

@@ -89,7 +89,7 @@ class MpiGroup {
         members_(std::move(members)),
         nodes_(options_.nodes, members_),
         number_(number),
-        stream_(make_cpu_device(ExecutionMode::kInline)->make_stream("mpi")),
+        stream_(make_nested_stream("mpi")),
         isa_(kernels::best_isa()) {
     if (RankWatch* const watch = watched_.watch()) begun_ = watch->calls_begun(watched_as());
   }

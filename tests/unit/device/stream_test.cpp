@@ -44,6 +44,38 @@ TEST_P(Streams, WaitRunsEverythingBefore) {
   for (int task = 0; task < 20; ++task) EXPECT_EQ(seen[static_cast<std::size_t>(task)], task);
 }
 
+/// The steps of a call over two levels, beside calls that were submitted after it and that wait for it.
+TEST_P(Streams, WhatATaskSubmitsDoesNotWaitForWhatCameAfterTheTask) {
+  const Stream first = device_->make_stream("first");
+  const Stream second = device_->make_stream("second");
+  const Stream nested = make_nested_stream("nested");
+  std::string seen;
+  Event last;
+  first.enqueue([&] {
+    nested.order_after(last);
+    nested.enqueue([&] { seen += "a"; });
+    nested.record().wait();
+  });
+  second.order_after(first.record());
+  second.enqueue([&] { seen += "b"; });
+  last = second.record();
+  last.wait();
+  EXPECT_EQ(seen, "ab");
+  EXPECT_TRUE(nested.runs_inline());
+}
+
+TEST(NestedStreams, HandOnKnownErrors) {
+  const std::unique_ptr<Device> device = make_cpu_device();
+  const Stream failed = device->make_stream("failed");
+  failed.enqueue([] { throw std::runtime_error("burst"); });
+  const Stream nested = make_nested_stream("nested");
+  nested.order_after(failed.record());
+  bool ran = false;
+  nested.enqueue([&] { ran = true; });
+  EXPECT_THROW(nested.record().wait(), std::runtime_error);
+  EXPECT_FALSE(ran);
+}
+
 TEST_P(Streams, EmptyEventsAndWorksAreComplete) {
   const Event event;
   EXPECT_TRUE(event.ready());
