@@ -17,6 +17,7 @@
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/messages.h>
 #include <zeroth/comm/mixed.h>
+#include <zeroth/comm/staging.h>
 
 #include <fmt/format.h>
 
@@ -129,6 +130,7 @@ struct Entry {
   bool has_segment;
   bool has_own_sums;  ///< takes Reduction::kTransport
   bool has_board = false;
+  bool has_devices = false;  ///< takes calls on streams of a device by itself
 };
 constexpr auto kBackends = std::to_array<Entry>({
     {"self", make_self, false, true},
@@ -136,8 +138,8 @@ constexpr auto kBackends = std::to_array<Entry>({
     {"shm", make_shm, true, false},
     {"mpi", make_mpi, false, true},
     {"shm+mpi", make_shm_and_mpi, false, false},
-    {"nccl", make_nccl, true, true, true},
-    {"nccl+mpi", make_nccl_and_mpi, false, true},
+    {"nccl", make_nccl, true, true, true, true},
+    {"nccl+mpi", make_nccl_and_mpi, false, true, false, true},
 });
 
 const Entry& find_backend(std::string_view name) {
@@ -245,7 +247,9 @@ std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec
               .expected = "rank_order; or ranks of mpirun with ZEROTH_BACKEND=mpi",
               .got = std::string(name_of(spec.options.reduction))});
   }
-  return parts.size() == 1 ? find_backend(name).make(spec) : make_mixture(parts, spec);
+  std::unique_ptr<CommBackend> backend = parts.size() == 1 ? find_backend(name).make(spec) : make_mixture(parts, spec);
+  const bool has_devices = parts.size() == 1 && find_backend(name).has_devices;
+  return has_devices ? std::move(backend) : make_staging_backend(std::move(backend), spec.options);
 }
 
 std::string_view name_of(Reduction reduction) noexcept { return reduction == Reduction::kRankOrder ? "rank_order" : "transport"; }

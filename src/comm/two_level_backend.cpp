@@ -125,7 +125,10 @@ class TwoLevels {
   void make(CommBackend& seat, std::span<Collective> calls) {
     making_ = &seat;
     ZR_FAILPOINT("levels.step");
-    for (Collective& call : calls) call.step_of = whole_;
+    for (Collective& call : calls) {
+      call.step_of = whole_;
+      if (!has_root(call.kind)) call.root = 0;  // the whole group's number, which says nothing
+    }
     seat.submit(calls, stream_).wait();
   }
   void make(CommBackend& seat, Collective call) { make(seat, {&call, 1}); }

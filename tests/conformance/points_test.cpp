@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -321,16 +322,14 @@ TEST_P(Points, AnotherMessageThanExpectedIsNamedOnBothSides) {
           if (rank == 1) item.receives(comm);
         },
         options);
-    bool receiver = false;
+    std::set<int> who;
     for (const RankFailure& failure : report.failures) {
-      ASSERT_LT(failure.rank, 2) << failure.text;
-      receiver = receiver || failure.rank == 1;
+      if (failure.rank < 2) who.insert(failure.rank);  // another one hears of it, too, if it is still in the meeting before
       if (failure.rank == 0 && messages) continue;
       EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
       for (const std::string& side : item.both_sides) EXPECT_THAT(failure.text, HasSubstr(side));
     }
-    EXPECT_TRUE(receiver);
-    EXPECT_EQ(report.failures.size(), 2U) << report.text();
+    EXPECT_EQ(who, (std::set{0, 1})) << report.text();
   }
 }
 

@@ -20,6 +20,11 @@ inline constexpr std::size_t kNumCollectiveKinds = 10;
   return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
 }
 
+/// Whether `root` says something about such a call.
+[[nodiscard]] constexpr bool has_root(CollectiveKind kind) noexcept {
+  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter || is_point_to_point(kind);
+}
+
 /// "all_gather", "reduce_scatter", "all_reduce", "broadcast", "gather", "scatter", "all_to_all", "send", "recv", "barrier".
 [[nodiscard]] std::string_view name_of(CollectiveKind kind) noexcept;
 

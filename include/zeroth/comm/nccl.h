@@ -8,10 +8,6 @@
 
 namespace zeroth {
 
-/// A group of the ranks of `base`, each with a GPU of its own (options.device). Matched over `base`, blocks until NCCL has connected them, at most
-/// options.timeout: kTimeout with the ranks that have not come, as far as `base` has windows to see that. Throws kEnvironment where NCCL, CUDA's runtime
-/// or a GPU is missing or too old, on every rank with the word of the rank that lacks it; kConfig where two ranks have one GPU; kMismatch where ranks have different
-/// versions of NCCL or different options.reduction.
 /// A group of the ranks of `base`, each with a GPU of its own (options.device). Matched over `base`, blocks until NCCL has connected them, at
 /// most options.timeout: kTimeout with the ranks that have not come, as far as `base` has windows to see that. Throws kEnvironment where NCCL,
 /// CUDA's runtime or a GPU is missing or too old, on every rank with the word of the rank that lacks it; kConfig where two ranks have one GPU;

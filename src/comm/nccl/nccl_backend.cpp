@@ -1,5 +1,6 @@
 #include "comm/nccl/nccl_backend.h"
 
+#include "comm/device_buffers.h"
 #include "comm/levels_of_hosts.h"
 #include "comm/matched_calls.h"
 #include "comm/nccl/nccl_calls.h"
@@ -120,17 +121,6 @@ class NcclBackend final : public ForwardingBackend {
   std::shared_ptr<TrafficObserver> observer_;
 };
 
-int choose_device(const CudaTable& cuda, int wanted) {
-  const int count = count_cuda_devices(cuda, "comm.nccl");
-  int device = wanted;
-  if (wanted < 0) check_cuda(cuda, cuda.get_device(&device), "to say which device is current", "comm.nccl");
-  ZR_CHECK(device < count,
-           ErrorCode::kConfig,
-           "there is no such CUDA device",
-           {.where = "comm.nccl", .which = "CommOptions::device", .expected = fmt::format("0 to {}", count - 1), .got = fmt::format("{}", device)});
-  return device;
-}
-
 /// Every rank must be able, and no two in the same place.
 void compare(const std::vector<Introduction>& all, const CommBackend& base) {
   const std::string who = fmt::format("rank {}/{}", base.rank(), base.size());
@@ -192,7 +182,7 @@ std::unique_ptr<CommBackend> make_nccl_backend(std::unique_ptr<CommBackend> base
     libraries = load();
     own.version = libraries.nccl->version;
     put(own.library, libraries.nccl->library);
-    device = choose_device(*libraries.cuda, options.device);
+    device = choose_device(*libraries.cuda, options.device, "comm.nccl");
     check_cuda(*libraries.cuda, libraries.cuda->device_bus_id(own.bus_id, sizeof own.bus_id, device), "the address of a device", "comm.nccl");
     const CudaDeviceScope scope(*libraries.cuda, device, "comm.nccl");
     if (base->rank() == 0) {

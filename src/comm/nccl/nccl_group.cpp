@@ -1,5 +1,6 @@
 #include "comm/nccl/nccl_group.h"
 
+#include "comm/device_buffers.h"
 #include "comm/nccl/nccl_calls.h"
 #include "device/cuda/cuda_runtime.h"
 #include "device/polling.h"
@@ -151,55 +152,14 @@ bool NcclGroup::settled(NcclCommunicator& communicator, Milliseconds slice) {
 void NcclGroup::check_calls(std::span<const Collective> calls) const {
   for (const Collective& call : calls) {
     check_nccl_can(call, size_, job_->options.reduction, where_, who_);
-    check_pointers(call);
+    check_device_buffers(job_->cuda, job_->device, call, rank_, where_, who_);
   }
   for_each_nccl_group(calls, [&](std::span<const Collective> run, bool points) {
     if (!points) check_independent(run, rank_, where_, who_);
   });
 }
 
-void NcclGroup::check_pointers(const Collective& call) const {
-  const CallExtent extent = extent_of(call, rank_);
-  const auto check = [&](const void* address, std::int64_t elements, std::string_view name) {
-    if (elements == 0) return;
-    CudaPointer about;
-    const CudaStatus status = job_->cuda.pointer(&about, address);
-    if (status == kCudaInvalidValue) (void)job_->cuda.take_last_error();  // what CUDA before 11 says of memory that it does not know
-    if (status != kCudaInvalidValue) check_cuda(job_->cuda, status, "to say where a buffer is", where_, who_);
-    const bool known = status == kCudaSuccess && about.type != kCudaMemoryUnknown && about.device_address != nullptr;
-    const bool here = about.type != kCudaMemoryDevice || about.device == job_->device;
-    ZR_CHECK(known && here,
-             ErrorCode::kUsage,
-             known ? "a buffer is on another device" : "a buffer on a CUDA stream is memory of the host",
-             {.where = where_,
-              .who = who_,
-              .which = fmt::format("{} of {}", name, describe(call)),
-              .expected = fmt::format("memory of device {}", job_->device),
-              .got = known ? fmt::format("memory of device {}", about.device) : "pageable memory of the host",
-              .hint = known ? "each rank has one device: CommOptions::device" : "submit calls with buffers of the host on a stream of the host"});
-  };
-  check(call.send, extent.send, "send");
-  check(call.recv, extent.recv, "recv");
-}
-
-void NcclGroup::check_host_pointers(std::span<const Collective> calls) const {
-  for (const Collective& call : calls) {
-    for (const void* const address : {static_cast<const void*>(call.send), static_cast<const void*>(call.recv)}) {
-      CudaPointer about;
-      if (address == nullptr) continue;
-      if (job_->cuda.pointer(&about, address) != kCudaSuccess) (void)job_->cuda.take_last_error();
-      ZR_CHECK(about.type != kCudaMemoryDevice,
-               ErrorCode::kUsage,
-               "a buffer on a stream of the host is memory of a device",
-               {.where = where_,
-                .who = who_,
-                .which = describe(call),
-                .expected = "memory of the host",
-                .got = fmt::format("memory of device {}", about.device),
-                .hint = "submit it on a stream of the CUDA device"});
-    }
-  }
-}
+void NcclGroup::check_host_pointers(std::span<const Collective> calls) const { check_host_buffers(job_->cuda, calls, where_, who_); }
 
 std::shared_ptr<Completion> NcclGroup::submit(std::span<const Collective> calls, void* stream) {
   check_calls(calls);

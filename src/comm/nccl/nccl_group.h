@@ -120,7 +120,6 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   };
 
   void check_calls(std::span<const Collective> calls) const;
-  void check_pointers(const Collective& call) const;
   void launch(std::span<const Collective> calls, void* stream, Point& point);
   void launch_run(std::span<const Collective> calls, bool points, Awaited& awaited);
   void report(const Collective& call) noexcept;
