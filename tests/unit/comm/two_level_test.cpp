@@ -7,8 +7,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <numeric>
 #include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace zeroth::test {
@@ -145,6 +149,52 @@ TEST(TwoLevels, DifferentCallsOnDifferentNodesAreFoundAtOnce) {
         EXPECT_THAT(failure.text, HasSubstr("[MISMATCH] ranks make different calls"));
       }
     }
+  }
+}
+
+/// A rank that cannot send any more after `messages` of them.
+class Breaking final : public MessageTransport {
+ public:
+  Breaking(std::shared_ptr<MessageTransport> inner, int messages) : inner_(std::move(inner)), left_(messages) {}
+  [[nodiscard]] int rank() const override { return inner_->rank(); }
+  [[nodiscard]] int size() const override { return inner_->size(); }
+  [[nodiscard]] std::string_view kind() const override { return inner_->kind(); }
+  [[nodiscard]] std::unique_ptr<Transfer> send(int to, std::uint32_t tag, std::span<const std::byte> bytes) override {
+    ZR_CHECK(left_-- > 0, ErrorCode::kResource, "planted", {});
+    return inner_->send(to, tag, bytes);
+  }
+  [[nodiscard]] std::unique_ptr<Transfer> receive(int from, std::uint32_t tag, std::span<std::byte> bytes) override {
+    return inner_->receive(from, tag, bytes);
+  }
+  void abort(std::string_view text) noexcept override { inner_->abort(text); }
+
+ private:
+  std::shared_ptr<MessageTransport> inner_;
+  int left_;
+};
+
+/// Wherever on the way to its groups a rank fails: the other one does not wait for the deadline.
+TEST(LevelsOfHosts, ARankThatFailsOnTheWayTellsTheOthers) {
+  for (const int messages : {0, 1, 2, 3}) {
+    SCOPED_TRACE(messages);
+    const auto hub = std::make_shared<MessageHub>(2, true);
+    std::vector<std::string> errors(2);
+    const auto live = [&](int rank) {
+      std::shared_ptr<MessageTransport> transport = hub->transport(rank);
+      if (rank == 0) transport = std::make_shared<Breaking>(std::move(transport), messages);
+      try {
+        WorldSpec spec{.rank = rank, .size = 2, .job = "two_level_test", .options = quick_options()};
+        spec.options.nodes = {0, 1};  // one each: nobody meets anybody in shared memory
+        (void)detail::make_levels_of_hosts(transport, spec);
+      } catch (const Error& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what();
+      }
+    };
+    std::thread other([&] { live(1); });
+    live(0);
+    other.join();
+    EXPECT_THAT(errors[0], HasSubstr("[RESOURCE] planted"));
+    EXPECT_THAT(errors[1], HasSubstr("planted"));
   }
 }
 
