@@ -134,18 +134,6 @@ class StagingBackend final : public ForwardingBackend {
     return part ? std::make_unique<StagingBackend>(std::move(part), root_) : nullptr;
   }
 
-  [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
-    ZR_CHECK(arena.kind() != ArenaKind::kDevice,
-             ErrorCode::kUsage,
-             "peers cannot read memory of a device over this transport",
-             {.where = where() + ".attach",
-              .who = who(),
-              .which = std::string(name),
-              .expected = "memory of the host, of the kind that capabilities() names",
-              .hint = "make matched calls on a stream of the device"});
-    return inner().attach(arena, name);
-  }
-
  private:
   [[nodiscard]] std::string where() const { return fmt::format("comm.{} group={}", kind(), group_name()); }
   [[nodiscard]] std::string who() const { return fmt::format("rank {}/{}", rank(), size()); }
