@@ -41,22 +41,25 @@ void check_device_buffers(const CudaTable& cuda, int device, const Collective& c
   check(call.recv, extent.recv, "recv");
 }
 
-void check_host_buffers(const CudaTable& cuda, std::span<const Collective> calls, std::string_view where, std::string_view who) {
+void check_host_buffers(const CudaTable& cuda, std::span<const Collective> calls, int rank, std::string_view where, std::string_view who) {
   for (const Collective& call : calls) {
-    for (const void* const address : {static_cast<const void*>(call.send), static_cast<const void*>(call.recv)}) {
+    const CallExtent extent = extent_of(call, rank);
+    const auto check = [&](const void* address, std::int64_t elements, std::string_view name) {
+      if (elements == 0) return;  // its address says nothing
       CudaPointer about;
-      if (address == nullptr) continue;
       if (cuda.pointer(&about, address) != kCudaSuccess) (void)cuda.take_last_error();
       ZR_CHECK(about.type != kCudaMemoryDevice,
                ErrorCode::kUsage,
                "a buffer on a stream of the host is memory of a device",
                {.where = std::string(where),
                 .who = std::string(who),
-                .which = describe(call),
+                .which = fmt::format("{} of {}", name, describe(call)),
                 .expected = "memory of the host",
                 .got = fmt::format("memory of device {}", about.device),
                 .hint = "submit it on a stream of the CUDA device"});
-    }
+    };
+    check(call.send, extent.send, "send");
+    check(call.recv, extent.recv, "recv");
   }
 }
 

@@ -16,7 +16,7 @@ namespace zeroth::detail {
 /// Throws kUsage for a buffer that `device` does not have: of another device, or pageable memory of the host.
 void check_device_buffers(const CudaTable& cuda, int device, const Collective& call, int rank, std::string_view where, std::string_view who);
 
-/// Throws kUsage for calls on a stream of the host with memory that only a device can read.
-void check_host_buffers(const CudaTable& cuda, std::span<const Collective> calls, std::string_view where, std::string_view who);
+/// Throws kUsage for calls on a stream of the host with memory that only a device can read. Both look at what a rank uses of calls that validate() has let through.
+void check_host_buffers(const CudaTable& cuda, std::span<const Collective> calls, int rank, std::string_view where, std::string_view who);
 
 }  // namespace zeroth::detail

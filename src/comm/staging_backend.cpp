@@ -119,7 +119,10 @@ class StagingBackend final : public ForwardingBackend {
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     void* const native = stream.native();
     if (native == nullptr) {
-      if (const Staging* staging = root_->made()) check_host_buffers(staging->cuda, collectives, where(), who());
+      if (const Staging* staging = root_->made()) {
+        for (const Collective& call : collectives) validate(call, rank(), size(), where());
+        check_host_buffers(staging->cuda, collectives, rank(), where(), who());
+      }
       return inner().submit(collectives, stream);
     }
     WorkInfo info = validated(collectives, rank(), size(), where());

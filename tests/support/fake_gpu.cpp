@@ -168,6 +168,7 @@ FakeGpu::FakeGpu(int devices) : devices_(devices) {
 FakeGpu::~FakeGpu() {
   for (Stream* const stream : streams_) delete stream;
   for (Event* const event : events_) delete event;
+  for (Event* const event : ended_events_) delete event;
   for (Comm* const comm : comms_) delete comm;
   one = nullptr;
 }
@@ -401,7 +402,7 @@ struct Calls {
   static CudaStatus event_destroy(void* event) {
     const Guard lock(gpu().mutex_);
     if (gpu().events_.erase(event_of(event)) == 0) gpu().violate("an event that is gone");
-    delete event_of(event);
+    gpu().ended_events_.push_back(event_of(event));  // streams may still have to come to it
     return detail::kCudaSuccess;
   }
   static CudaStatus event_record(void* event, void* stream) {

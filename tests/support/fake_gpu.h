@@ -107,6 +107,7 @@ class FakeGpu {
   std::map<std::uintptr_t, Memory> memory_;
   std::set<Stream*> streams_;
   std::set<Event*> events_;
+  std::vector<Event*> ended_events_;
   std::set<Comm*> comms_;
   std::map<std::string, std::shared_ptr<Clique>> cliques_;
   std::map<int, int> next_stream_;  ///< by device

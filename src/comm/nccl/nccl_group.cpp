@@ -159,7 +159,10 @@ void NcclGroup::check_calls(std::span<const Collective> calls) const {
   });
 }
 
-void NcclGroup::check_host_pointers(std::span<const Collective> calls) const { check_host_buffers(job_->cuda, calls, where_, who_); }
+void NcclGroup::check_host_pointers(std::span<const Collective> calls) const {
+  for (const Collective& call : calls) validate(call, rank_, size_, where_);
+  check_host_buffers(job_->cuda, calls, rank_, where_, who_);
+}
 
 std::shared_ptr<Completion> NcclGroup::submit(std::span<const Collective> calls, void* stream) {
   check_calls(calls);
