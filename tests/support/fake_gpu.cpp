@@ -17,6 +17,7 @@ using detail::NcclType;
 
 struct FakeGpu::Event {
   int number = 0;
+  int device = 0;
   std::uint64_t recorded = 0;              ///< times
   std::set<std::uint64_t> happened{};      ///< which of them: each record is a point of its own
 };
@@ -395,7 +396,7 @@ struct Calls {
   static CudaStatus event_create(void** event, unsigned flags) {
     const Guard lock(gpu().mutex_);
     if (flags != detail::kCudaEventDisableTiming) gpu().violate("an event with timing");
-    auto* const made = new FakeGpu::Event{.number = gpu().next_event_[FakeGpu::current]++};
+    auto* const made = new FakeGpu::Event{.number = gpu().next_event_[FakeGpu::current]++, .device = FakeGpu::current};
     gpu().events_.insert(made);
     return *event = made, detail::kCudaSuccess;
   }
@@ -415,6 +416,7 @@ struct Calls {
   static CudaStatus event_query(void* event) {
     const Guard lock(gpu().mutex_);
     if (gpu().event_status != detail::kCudaSuccess) return gpu().event_status;
+    if (gpu().broken_device == event_of(event)->device) return FakeGpu::kBroken;
     gpu().advance();
     const FakeGpu::Event& asked = *event_of(event);
     return asked.recorded == 0 || asked.happened.contains(asked.recorded) ? detail::kCudaSuccess : detail::kCudaNotReady;
@@ -451,7 +453,7 @@ struct Calls {
     about->device_address = const_cast<void*>(address);
     return detail::kCudaSuccess;
   }
-  static const char* cuda_text(CudaStatus status) { return status == 700 ? "an illegal memory access was encountered" : "a fake error"; }
+  static const char* cuda_text(CudaStatus status) { return status == FakeGpu::kBroken ? "an illegal memory access was encountered" : "a fake error"; }
   static CudaStatus take_last_error() { return detail::kCudaSuccess; }
 
   // NCCL.

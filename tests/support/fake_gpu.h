@@ -8,6 +8,7 @@
 #include "comm/nccl/nccl_table.h"
 #include "device/cuda/cuda_table.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -30,6 +31,9 @@ class FakeGpu {
   struct Stream;
   struct Comm;
 
+  /// "an illegal memory access was encountered"
+  static constexpr detail::CudaStatus kBroken = 700;
+
   explicit FakeGpu(int devices);
   FakeGpu(const FakeGpu&) = delete;
   FakeGpu& operator=(const FakeGpu&) = delete;
@@ -45,6 +49,7 @@ class FakeGpu {
   bool finalize_blocks = false;          ///< ncclCommFinalize stays in progress
   int polls_in_progress = 3;             ///< looks until NCCL has taken what it was given
   detail::CudaStatus event_status = detail::kCudaSuccess;  ///< what every look at an event says, if not success
+  std::atomic<int> broken_device{-1};    ///< every look at one of its events says kBroken; may be set at any time
   std::string refuse{};                  ///< the call of NCCL with this name returns kSystemError
 
   /// What the stream holds stays where it is.
