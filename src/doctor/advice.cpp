@@ -100,6 +100,17 @@ Advice advise(const ModelSize& model, const Cluster& cluster) {
     advice.plans.push_back(
         cost_of(hsdp_plan(group, axes), fmt::format("\"zero_optimization\": {{\"stage\": 3, \"mics_shard_size\": {}}}", group), model, cluster));
   }
+  if (cluster.hosts > 1 && cluster.ranks_per_host > 1 && model.micro_steps > 1) {
+    // The same with gradients summed inside the hosts until the last micro-step.
+    const int group = cluster.ranks_per_host;
+    for (std::size_t i = 2; i < 6; ++i) {
+      ShardingPlan plan = i < 4 ? zero_plan(static_cast<int>(i), axes) : i == 4 ? hpz_plan(group, axes) : hsdp_plan(group, axes);
+      plan.gradient_degree = group;
+      plan.name += fmt::format("-g{}", group);
+      advice.plans.push_back(
+          cost_of(plan, advice.plans[i].keys + fmt::format(", \"zeroth\": {{\"gradient_degree\": {}}}", group), model, cluster));
+    }
+  }
   choose(advice, cluster.compute_s);
   return advice;
 }
@@ -118,10 +129,10 @@ std::vector<std::string> describe(const Advice& advice, const ModelSize& model, 
                               model.micro_steps > 1 ? "s" : "",
                               links,
                               format_bytes(cluster.bytes_per_host)));
-  lines.push_back(fmt::format("{:<10}{:>14}{:>16}{:>16}{:>16}", "plan", "memory/rank", "inside/step", "between/step", "time/step"));
+  lines.push_back(fmt::format("{:<12}{:>14}{:>16}{:>16}{:>16}", "plan", "memory/rank", "inside/step", "between/step", "time/step"));
   for (std::size_t i = 0; i < advice.plans.size(); ++i) {
     const PlanCost& plan = advice.plans[i];
-    lines.push_back(fmt::format("{:<10}{:>14}{:>16}{:>16}{:>16}{}",
+    lines.push_back(fmt::format("{:<12}{:>14}{:>16}{:>16}{:>16}{}",
                                 plan.name,
                                 format_bytes(plan.memory_bytes),
                                 format_bytes(plan.near_bytes),

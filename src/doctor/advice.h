@@ -27,7 +27,7 @@ struct Cluster {
 };
 
 struct PlanCost {
-  std::string name{};               ///< "zero-3", "hpz-8"
+  std::string name{};               ///< "zero-3", "hpz-8", "hpz-8-g8"
   std::string keys{};               ///< of the configuration
   std::uint64_t memory_bytes = 0;   ///< on each rank, activations not counted
   std::uint64_t near_bytes = 0;     ///< that a rank receives in a step inside its host

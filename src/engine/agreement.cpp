@@ -28,7 +28,9 @@ std::string describe(const ModelLayout& model, const EngineSettings& settings) {
        << name_of(settings.plan.optimizer) << " " << name_of(settings.plan.policy) << " reshard "
        << name_of(settings.plan.reshard) << " ring_slots " << settings.plan.ring_slots
        << (settings.plan.narrow_buckets ? "" : " wide buckets") << " parameter_degree " << settings.plan.parameter_degree
-       << " optimizer_degree " << settings.plan.optimizer_degree << "\n";
+       << " optimizer_degree " << settings.plan.optimizer_degree;
+  if (settings.plan.gradient_degree != 0) text << " gradient_degree " << settings.plan.gradient_degree;
+  text << "\n";
   text << "micro_steps " << settings.micro_steps << "\n";
   text << "gradient_clipping " << hex_float(settings.gradient_clipping) << "\n";
   text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";

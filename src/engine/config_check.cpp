@@ -362,6 +362,16 @@ void check_degrees(const ZeroConfig& zero, const AddProblem& add) {
         std::to_string(zero.optimizer_degree),
         {});
   }
+  for (const int other : {mics ? zero.mics_shard_size : parameter, mics ? zero.mics_shard_size : zero.optimizer_degree}) {
+    const int degree = zero.gradient_degree;
+    if (degree == 0 || other <= 0 || degree % other == 0 || other % degree == 0) continue;
+    add("/zeroth/gradient_degree",
+        "gradients are summed in other groups than states are split over",
+        "a divisor or a multiple of " + std::to_string(other),
+        std::to_string(degree),
+        {});
+    break;
+  }
 }
 
 }  // namespace

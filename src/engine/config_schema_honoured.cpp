@@ -305,6 +305,12 @@ constexpr std::array kKeys{
                  "update. 0: all ranks. Changes memory and traffic, never a number.",
          .applies = kShardedOptimizer,
          .applies_text = "ZeRO stages 1 to 3"}),
+    bind<&Config::zero, &ZeroConfig::gradient_degree>(
+        {.pointer = "/zeroth/gradient_degree",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks over which the gradients of a micro-step are summed; the sums of these groups are added once a step. "
+                 "With groups that are nodes, micro-steps send nothing between nodes. 0: all ranks. Part of the numbers, like "
+                 "`reduction_policy`."}),
     bind<&Config::zero, &ZeroConfig::reduction_policy>(
         {.pointer = "/zeroth/reduction_policy",
          .kind = KeyKind::kChoice,

@@ -14,6 +14,7 @@ ShardingPlan plan_of(const ZeroConfig& zero) {
   if (zero.hpz_partition_size > 1) plan = hpz_plan(zero.hpz_partition_size, axes);
   if (zero.parameter_degree > 0) plan.parameter_degree = zero.parameter_degree;
   if (zero.optimizer_degree > 0) plan.optimizer_degree = zero.optimizer_degree;
+  plan.gradient_degree = zero.gradient_degree;
   plan.policy = zero.reduction_policy;
   plan.reshard = zero.reshard;
   plan.ring_slots = zero.ring_slots;

@@ -1,6 +1,5 @@
 #include <zeroth/zero/call_tags.h>
 
-#include <algorithm>
 #include <iterator>
 
 namespace zeroth {
@@ -10,28 +9,14 @@ constexpr std::uint32_t kMeetings = 0x100;  // labels from here on
 
 }  // namespace
 
-Collective reduce_call(const FlatLayout& flat, DType dtype, const std::byte* bucket, std::byte* sum) {
-  Collective call{.kind = CollectiveKind::kReduceScatter,
-                  .in_dtype = dtype,
-                  .out_dtype = flat.accumulation(),
-                  .send = bucket,
-                  .recv = sum,
-                  .tag = {.unit = flat.unit, .label = static_cast<std::uint32_t>(CallPurpose::kReduceGradients)}};
-  for (int rank = 0; rank < flat.world(); ++rank) {
-    call.counts.push_back(flat.shard(rank).size());
-    call.offsets.push_back(flat.shard(rank).begin);
-  }
-  if (std::ranges::is_sorted(flat.pieces)) call.offsets.clear();  // in rank order
-  return call;
-}
-
 MessageTag tag_of(Meeting what) { return {.unit = -1, .label = kMeetings + static_cast<std::uint32_t>(what)}; }
 
 TagNames tag_names(const ModelLayout& model) {
   return [&model](const MessageTag& tag) -> std::string {
     if (tag.label >= kMeetings) return name_of(static_cast<Meeting>(tag.label - kMeetings));
     static constexpr const char* kPurposes[] = {
-        "", "the parameters of ", "the updated parameters of ", "the parameters of ", "the gradients of ", "the summed gradients of "};
+        "", "the parameters of ", "the updated parameters of ", "the parameters of ", "the gradients of ", "the summed gradients of ",
+        "the groups' gradients of "};
     if (tag.unit < 0 || static_cast<std::size_t>(tag.unit) >= model.units.size() || tag.label >= std::size(kPurposes)) return "";
     return kPurposes[tag.label] + ("unit " + model.units[static_cast<std::size_t>(tag.unit)].name);
   };

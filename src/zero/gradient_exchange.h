@@ -32,8 +32,11 @@ class GradientExchange {
   virtual void close_backward(std::uint64_t next) = 0;
   /// See GradientStore::meet().
   virtual void meet(Meeting what, std::string_view name) = 0;
-  /// Blocks until this rank's shards hold the sums of all backwards before number `next`.
+  /// Blocks until this rank has the sums of all backwards before number `next`, of all ranks or those of its run.
   virtual void await_sums(std::uint64_t next) = 0;
+  /// After that, with sums at ModelMemory::micro_step_sums(): blocks until this rank's shards hold those of all runs of ranks. Nobody
+  /// changes his before the step is judged.
+  virtual void combine_sums(std::uint64_t next) = 0;
   /// Replicated gradients: makes all shards readable through ModelMemory::peer_reduced().
   virtual void share_sums() = 0;
   virtual void begin_step() = 0;

@@ -206,6 +206,7 @@ void GradientStore::complete() {
     if (!shards_->has_slot(flat)) take_slot(model_.flat(flat).unit);  // others may still be reading a bucket there
   }
   shards_->settle();
+  exchange_->combine_sums(next_step);
 }
 
 void GradientStore::share_sums() { exchange_->share_sums(); }

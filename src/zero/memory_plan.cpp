@@ -16,7 +16,8 @@ namespace {
 struct WireCounts {
   std::function<std::int64_t(const FlatLayout& flat, int from, int to)>
       gather;  ///< elements, to go from one degree to a lower one
-  std::function<std::uint64_t(const FlatLayout& flat, DType bucket_dtype)> reduce;  ///< bytes
+  /// bytes, to sum parts at degree `to` of what is `dtype` into parts at `from`
+  std::function<std::uint64_t(const FlatLayout& flat, int from, int to, DType dtype)> reduce;
 };
 
 /// A step's calls, counted.
@@ -35,8 +36,9 @@ WireBytes wire_of(const ModelLayout& model,
                                 (keeps_gathered(model, plan, flat.unit) ? 1 : 2);
     }
     if (!flat.trainable) continue;
-    wire.reduce_gradients +=
-        count.reduce(flat, dtypes[index]) * (plan.policy == ReductionPolicy::kPerMicroStep ? steps : 1);
+    wire.reduce_gradients += count.reduce(flat, degrees.gradient, 1, dtypes[index]) *
+                             (plan.policy == ReductionPolicy::kPerMicroStep ? steps : 1);
+    wire.reduce_gradients += count.reduce(flat, model.world, degrees.gradient, flat.accumulation());
     wire.gather_gradients += array_bytes(count.gather(flat, model.world, degrees.sums), flat.accumulation());
     wire.publish_parameters +=
         array_bytes(count.gather(flat, degrees.optimizer, degrees.parameter), flat.dtype);
@@ -108,7 +110,8 @@ Buckets plan_buckets(const ModelLayout& model, const ShardingPlan& plan, int mic
     }
   }
   const auto world = static_cast<std::size_t>(model.world);
-  const std::size_t wholes = world / static_cast<std::size_t>(plan.degrees(model.world).sums);
+  const Degrees degrees = plan.degrees(model.world);
+  const std::size_t wholes = world / static_cast<std::size_t>(std::min(degrees.gradient, degrees.sums));
   buckets.ring = world * all > world * ring.total_bytes() + wholes * shards;
   if (buckets.ring) buckets.hold_sums = in_ring;
   return buckets;
@@ -163,7 +166,8 @@ SlotTable wide_slots(const ModelLayout& model, const ShardingPlan& plan, int mic
 
 Range sums_range(const ModelLayout& model, const ShardingPlan& plan, int flat, int rank) {
   const FlatLayout& layout = model.flat(flat);
-  return plan.gathers_into_buckets() ? layout.shard(rank) : layout.part(rank, plan.degrees(model.world).sums);
+  const Degrees degrees = plan.degrees(model.world);
+  return layout.part(rank, plan.gathers_into_buckets() ? degrees.gradient : std::min(degrees.gradient, degrees.sums));
 }
 
 std::size_t control_bytes(const ModelLayout& model) {
@@ -210,8 +214,8 @@ WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank
                         int to) { return flat.part(rank, to).size() - flat.part(rank, from).size(); },
        // An owner pulls its range from each of the others.
        .reduce =
-           [rank, &model](const FlatLayout& flat, DType dtype) {
-             return array_bytes(flat.shard(rank).size(), dtype) * static_cast<std::uint64_t>(model.world - 1);
+           [rank](const FlatLayout& flat, int from, int to, DType dtype) {
+             return array_bytes(flat.part(rank, from).size(), dtype) * static_cast<std::uint64_t>(from / to - 1);
            }});
 }
 
@@ -227,17 +231,21 @@ WireBytes plan_far_wire(
                  micro_steps,
                  {.gather =
                       [&](const FlatLayout& flat, int from, int to) {
+                        const std::vector<int> path =
+                            nodes.one_sided ? std::vector{from, to} : plan.degrees(model.world).path(from, to);
                         std::int64_t elements = 0;
-                        for (const int sender : senders(row_of(rank, from, to)))
-                          elements += flat.part(sender, from).size();
+                        for (std::size_t step = 1; step < path.size(); ++step) {
+                          for (const int sender : senders(row_of(rank, path[step - 1], path[step])))
+                            elements += flat.part(sender, path[step - 1]).size();
+                        }
                         return elements;
                       },
                   .reduce =
-                      [&](const FlatLayout& flat, DType dtype) {
-                        const RankRow world{.count = model.world};
-                        const bool sums = nodes.two_levels && per_node(world, node_of) > 1;
-                        return array_bytes(flat.shard(rank).size(), sums ? flat.accumulation() : dtype) *
-                               senders(world).size();
+                      [&](const FlatLayout& flat, int from, int to, DType dtype) {
+                        const RankRow row = row_of(rank, from, to);
+                        const bool sums = nodes.two_levels && per_node(row, node_of) > 1;
+                        return array_bytes(flat.part(rank, from).size(), sums ? flat.accumulation() : dtype) *
+                               senders(row).size();
                       }});
 }
 

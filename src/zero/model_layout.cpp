@@ -30,7 +30,7 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
 }
 
 ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, const Degrees& degrees) {
-  const std::array<int, 2> below_the_world{degrees.parameter, degrees.optimizer};
+  const std::array<int, 3> below_the_world{degrees.parameter, degrees.optimizer, degrees.gradient};
   ModelLayout model;
   model.params = std::move(params);
   model.units = std::move(units);

@@ -28,7 +28,7 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
     const FlatLayout& flat = model.flats[index];
     layout.parameters.push_back(plan.shares_parameters() ? take(array_bytes(flat.part(rank, degrees.parameter).size(), flat.dtype))
                                                         : SharedLayout::kNone);
-    const bool shares_sums = plan.gathers_gradients(model.world) && flat.trainable && !in_buckets[index];
+    const bool shares_sums = plan.shares_sums(model.world) && flat.trainable && !in_buckets[index];
     layout.reduced.push_back(
         shares_sums ? take(array_bytes(sums_range(model, plan, static_cast<int>(index), rank).size(), flat.accumulation()))
                     : SharedLayout::kNone);
@@ -53,7 +53,9 @@ ModelMemory::ModelMemory(const ModelLayout& model,
       one_sided_(backend.capabilities().one_sided),
       bucket_dtypes_(bucket_dtypes(model, plan, micro_steps)),
       sums_in_buckets_(sums_in_buckets(model, plan, micro_steps)),
-      peers_read_buckets_(one_sided_ && plan.gathers_gradients(model.world) && std::ranges::any_of(sums_in_buckets_, std::identity{})),
+      // Without runs of ranks nobody sums the next gradients before all ranks have given theirs, and then they have taken the last sums.
+      peers_read_sums_(one_sided_ && plan.gathers_gradients(model.world) &&
+                       (degrees_.sums_groups() || std::ranges::any_of(sums_in_buckets_, std::identity{}))),
       bucket_table_(bucket_slots(model, plan, micro_steps)),
       wide_table_(wide_slots(model, plan, micro_steps)),
       gathered_table_(gathered_slots(model, plan)),
@@ -105,7 +107,7 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     const std::int64_t updated = update_range(static_cast<int>(flat)).size();
     if (layout.accumulation() != layout.dtype) bytes += array_bytes(updated, layout.dtype);
     bytes += static_cast<std::size_t>(optimizer_states) * array_bytes(updated, layout.accumulation());
-    if (sums_in_bucket(static_cast<int>(flat)) || plan_.gathers_gradients(model_.world)) continue;
+    if (sums_in_bucket(static_cast<int>(flat)) || plan_.shares_sums(model_.world)) continue;
     bytes += array_bytes(sums_range(static_cast<int>(flat), rank_).size(), layout.accumulation());
   }
   private_ = device.make_arena(ArenaKind::kPrivate, bytes, "private");
@@ -134,7 +136,7 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     if (sums_in_bucket(static_cast<int>(flat))) continue;
     const std::size_t reduced_bytes = array_bytes(sums_range(static_cast<int>(flat), rank_).size(), accumulation);
     holds_.push_back(ledger_.hold({layout.unit, MemoryState::kReduced}, reduced_bytes));
-    if (!plan_.gathers_gradients(model_.world)) reduced_.back() = private_.reserve(reduced_bytes, kSegmentAlignBytes).data();
+    if (!plan_.shares_sums(model_.world)) reduced_.back() = private_.reserve(reduced_bytes, kSegmentAlignBytes).data();
   }
   for (const std::size_t slot_bytes : gathered_table_.slot_bytes) {
     gathered_slots_.push_back(private_.reserve(slot_bytes, kSegmentAlignBytes));
@@ -152,28 +154,32 @@ std::byte* ModelMemory::state(int flat, int which) const {
   return states_[index(flat)][static_cast<std::size_t>(which)].data();
 }
 
-std::byte* ModelMemory::reduced(int flat) {
-  const FlatLayout& layout = model_.flat(flat);
-  const std::int64_t begin = layout.shard(rank_).begin;
-  if (sums_in_bucket(flat)) return bucket(flat, layout.accumulation()) + array_bytes(begin, layout.accumulation());
-  return reduced_[index(flat)] + distance(sums_range(flat, rank_).begin, begin, layout.accumulation());
+std::byte* ModelMemory::sums_at(int flat, std::int64_t element) {
+  const DType accumulation = model_.flat(flat).accumulation();
+  if (sums_in_bucket(flat)) return bucket(flat, accumulation) + array_bytes(element, accumulation);
+  return reduced_[index(flat)] + distance(sums_range(flat, rank_).begin, element, accumulation);
 }
 
 std::byte* ModelMemory::gathered_sums(int flat) {
   const FlatLayout& layout = model_.flat(flat);
-  if (!sums_in_bucket(flat) && !plan_.gathers_into_buckets()) return reduced_[index(flat)];
-  return bucket(flat, layout.accumulation()) + array_bytes(layout.part(rank_, degrees_.sums).begin, layout.accumulation());
+  const std::int64_t begin = layout.part(rank_, degrees_.sums).begin;
+  if (!plan_.gathers_into_buckets()) return sums_at(flat, begin);
+  return bucket(flat, layout.accumulation()) + array_bytes(begin, layout.accumulation());
 }
 
 const std::byte* ModelMemory::peer_reduced(int flat, int rank) {
   const FlatLayout& layout = model_.flat(flat);
-  const DType accumulation = layout.accumulation();
   const std::int64_t begin = layout.shard(rank).begin;
-  if (!one_sided_) return gathered_sums(flat) + distance(layout.part(rank_, degrees_.sums).begin, begin, accumulation);
-  if (sums_in_bucket(flat)) return peer_bucket(flat, rank, accumulation) + array_bytes(begin, accumulation);
+  if (one_sided_) return peer_sums(flat, rank, begin);
+  return gathered_sums(flat) + distance(layout.part(rank_, degrees_.sums).begin, begin, layout.accumulation());
+}
+
+const std::byte* ModelMemory::peer_sums(int flat, int rank, std::int64_t element) const {
+  const DType accumulation = model_.flat(flat).accumulation();
+  if (sums_in_bucket(flat)) return peer_bucket(flat, rank, accumulation) + array_bytes(element, accumulation);
   const auto peer = static_cast<std::size_t>(rank);
   return window_.ranks[peer].data() + shared_layouts_[peer].reduced[index(flat)] +
-         distance(sums_range(flat, rank).begin, begin, accumulation);
+         distance(sums_range(flat, rank).begin, element, accumulation);
 }
 
 std::byte* ModelMemory::bucket(int flat, DType dtype) {

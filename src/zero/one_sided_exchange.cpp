@@ -6,6 +6,9 @@
 // part in an event: it has published it, or it has published a later one, or it has closed the backward. So nobody waits for a
 // rank that takes another path through the model, until the step is judged.
 //
+// With a degree of gradients all of this is among the ranks of a run. At the end of the step each rank says which flats its run has sums
+// of, and pulls its piece of them from the ranks of the other runs that have the same part.
+//
 // Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way, owners copy the
 // ranges of their slots aside (spill); ranks that go through the model in one order never need it.
 #include <algorithm>
@@ -19,6 +22,7 @@
 
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/planted.h>
+#include <zeroth/shard/degrees.h>
 #include <zeroth/zero/call_tags.h>
 
 #include "zero/gradient_exchange.h"
@@ -37,6 +41,8 @@ class OneSidedExchange final : public GradientExchange {
         reduce_stream_(std::move(context.reduce_stream)),
         ledger_(context.ledger),
         shards_(context.shards),
+        run_(row_of(memory_.rank(), memory_.degrees().gradient, 1)),
+        others_(row_of(memory_.rank(), model_.world, memory_.degrees().gradient)),
         flats_(model_.flats.size()) {
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
       if (model_.flats[flat].trainable && model_.flats[flat].length > 0) trainable_flats_.push_back(static_cast<int>(flat));
@@ -49,9 +55,10 @@ class OneSidedExchange final : public GradientExchange {
   void close_backward(std::uint64_t next) override;
   void meet(Meeting what, std::string_view name) override;
   void await_sums(std::uint64_t next) override;
+  void combine_sums(std::uint64_t next) override;
   void share_sums() override {}  // they lie where peers can read them
   void begin_step() override {
-    if (memory_.peers_read_buckets()) announce(memory_.signals(memory_.rank()).taken(), ++steps_);
+    if (memory_.peers_read_sums()) announce(memory_.signals(memory_.rank()).taken(), ++steps_);
   }
   [[nodiscard]] std::uint64_t spills() const override { return spills_; }
   [[nodiscard]] std::size_t transport_bytes() const override { return 0; }
@@ -78,8 +85,9 @@ class OneSidedExchange final : public GradientExchange {
 
   /// `missing`: ranks that this waits for at the moment.
   void wait(const std::string& what, const std::function<bool()>& done, std::function<std::vector<int>()> missing);
-  /// Ranks of which `predicate` holds.
+  /// Ranks but this one of which `predicate` holds.
   [[nodiscard]] std::vector<int> ranks_where(const std::function<bool(int)>& predicate) const;
+  [[nodiscard]] bool in_run(int rank) const { return run_.index_of(rank) >= 0; }
   void announce(SignalWord& word, std::uint64_t value);
   [[nodiscard]] std::uint64_t news() const;
   [[nodiscard]] bool consumed_by_all(int flat) const;
@@ -92,7 +100,9 @@ class OneSidedExchange final : public GradientExchange {
   void spill(int flat, int source, const Publication& theirs);
   [[nodiscard]] Part part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const;
   void reduce_event(int flat, std::uint64_t code);
-  [[nodiscard]] bool owns(int flat) const { return model_.flat(flat).shard(memory_.rank()).size() > 0; }
+  /// What a rank sums while micro-steps accumulate.
+  [[nodiscard]] Range summed_part(int flat, int rank) const { return model_.flat(flat).part(rank, memory_.degrees().gradient); }
+  [[nodiscard]] bool owns(int flat) const { return summed_part(flat, memory_.rank()).size() > 0; }
   FlatState& state(int flat) { return flats_[static_cast<std::size_t>(flat)]; }
 
   const ModelLayout& model_;
@@ -101,6 +111,8 @@ class OneSidedExchange final : public GradientExchange {
   Stream reduce_stream_;
   MemoryLedger& ledger_;
   ReducedShards& shards_;
+  RankRow run_;     ///< whose gradients this rank sums: all, or those of its run
+  RankRow others_;  ///< one rank of each run, with the same part
   std::vector<FlatState> flats_;
   std::vector<int> active_;  ///< owned flats that this rank has published and not yet reduced
   std::vector<int> trainable_flats_;
@@ -113,16 +125,15 @@ class OneSidedExchange final : public GradientExchange {
 
 bool OneSidedExchange::consumed_by_all(int flat) const {
   const std::uint64_t code = flats_[static_cast<std::size_t>(flat)].last_code;
-  for (int owner = 0; code != 0 && owner < model_.world; ++owner) {
-    if (model_.flat(flat).shard(owner).size() > 0 && memory_.signals(owner).consumed(flat, memory_.rank()) < code) {
-      return false;
-    }
+  for (int index = 0; code != 0 && index < run_.count; ++index) {
+    const int owner = run_.rank(index);
+    if (summed_part(flat, owner).size() > 0 && memory_.signals(owner).consumed(flat, memory_.rank()) < code) return false;
   }
   return true;
 }
 
 bool OneSidedExchange::sums_taken_by_all() const {
-  if (!memory_.peers_read_buckets()) return true;
+  if (!memory_.peers_read_sums()) return true;
   for (int rank = 0; rank < model_.world; ++rank) {
     if (memory_.signals(rank).taken().load() < steps_) return false;
   }
@@ -140,10 +151,10 @@ void OneSidedExchange::await_slot(int unit, const std::function<bool(int)>& skip
   announce(pressure, static_cast<std::uint64_t>(unit) + 1);
   const auto missing = [&] {
     return ranks_where([&](int rank) {
-      if (memory_.peers_read_buckets() && memory_.signals(rank).taken().load() < steps_) return true;
-      return std::ranges::any_of(model_.unit_flats[static_cast<std::size_t>(unit)], [&](int flat) {
+      if (memory_.peers_read_sums() && memory_.signals(rank).taken().load() < steps_) return true;
+      return in_run(rank) && std::ranges::any_of(model_.unit_flats[static_cast<std::size_t>(unit)], [&](int flat) {
         const std::uint64_t code = state(flat).last_code;
-        return !skip(flat) && code != 0 && model_.flat(flat).shard(rank).size() > 0 &&
+        return !skip(flat) && code != 0 && summed_part(flat, rank).size() > 0 &&
                memory_.signals(rank).consumed(flat, memory_.rank()).load() < code;
       });
     });
@@ -185,12 +196,13 @@ OneSidedExchange::Part OneSidedExchange::part_of(int source, int flat, std::uint
 }
 
 void OneSidedExchange::progress(int flat) {
+  if (!sums_taken_by_all()) return;
   FlatState& own = state(flat);
   while (true) {
     const std::uint64_t code = reduction_code(own.next_backward, own.next_event);
     bool any = false;
-    for (int source = 0; source < model_.world; ++source) {
-      const Part part = part_of(source, flat, own.next_backward, own.next_event);
+    for (int index = 0; index < run_.count; ++index) {
+      const Part part = part_of(run_.rank(index), flat, own.next_backward, own.next_event);
       if (part == Part::kUnknown) return;  // in the end always this rank itself, whose current backward is open
       any = any || part == Part::kPublished;
     }
@@ -202,12 +214,12 @@ void OneSidedExchange::progress(int flat) {
     // Nobody took part: everybody has closed this backward. Closed first, published second, as in part_of(): what is not
     // published by then belongs to a backward that was still open when `closed` was read.
     std::uint64_t closed = ~std::uint64_t{0};
-    for (int source = 0; source < model_.world; ++source) {
-      closed = std::min(closed, memory_.signals(source).closed().load());
+    for (int index = 0; index < run_.count; ++index) {
+      closed = std::min(closed, memory_.signals(run_.rank(index)).closed().load());
     }
     bool later = false;
-    for (int source = 0; source < model_.world; ++source) {
-      later = later || memory_.signals(source).publication(flat).code > code;
+    for (int index = 0; index < run_.count; ++index) {
+      later = later || memory_.signals(run_.rank(index)).publication(flat).code > code;
     }
     own.next_backward = later ? own.next_backward + 1 : std::max(own.next_backward + 1, closed);
     own.next_event = 0;
@@ -218,7 +230,8 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
   ZR_FAILPOINT("one_sided.reduce");
   std::vector<Summand> sources;
   std::vector<std::pair<int, std::size_t>> pulled;  // from whom, bytes
-  for (int source = 0; source < model_.world; ++source) {
+  for (int index = 0; index < run_.count; ++index) {
+    const int source = run_.rank(index);
     const auto spill = spilled_.find({flat, code, source});
     if (spill != spilled_.end()) {
       sources.push_back({.data = spill->second.copy.bytes.data(), .dtype = spill->second.dtype, .rank = source});
@@ -234,7 +247,7 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
     own.consumed(flat, source).store(code);
     if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, source, bytes);
   }
-  for (int source = 0; source < model_.world; ++source) spilled_.erase({flat, code, source});
+  for (int index = 0; index < run_.count; ++index) spilled_.erase({flat, code, run_.rank(index)});
   own.news().fetch_add(1);
   backend_.ring();
 }
@@ -274,6 +287,7 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
     if (calls_of(rank) > calls_of(other)) return true;
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
     if (other == rank || pressed == 0 || pressed > model_.units.size()) return false;
+    if (row_of(rank, memory_.degrees().gradient, 1) != row_of(other, memory_.degrees().gradient, 1)) return false;
     return std::ranges::any_of(model_.unit_flats[pressed - 1], [&](int flat) {
       const std::uint64_t code = memory_.signals(rank).publication(flat).code;
       if (code == 0 || !model_.flat(flat).trainable) return false;
@@ -294,7 +308,7 @@ void OneSidedExchange::serve_pressure() {
   const Signals& own = memory_.signals(memory_.rank());
   for (const int source : stuck_ranks()) {
     const std::uint64_t pressed = memory_.signals(source).pressure().load();
-    if (pressed == 0 || pressed > model_.units.size()) continue;
+    if (!in_run(source) || pressed == 0 || pressed > model_.units.size()) continue;
     for (const int flat : model_.unit_flats[pressed - 1]) {
       const Publication theirs = memory_.signals(source).publication(flat);
       if (!model_.flat(flat).trainable || !owns(flat) || theirs.code == 0) continue;
@@ -307,9 +321,9 @@ OneSidedExchange::Pull OneSidedExchange::pull_of(int flat, int source, const Pub
   require_same_layout(model_, memory_, flat, source, "zero.reduce", "gradients", "bucket");
   const FlatLayout& layout = model_.flat(flat);
   const DType dtype = theirs.wide ? layout.accumulation() : memory_.bucket_dtype(flat);
-  const Range shard = layout.shard(memory_.rank());
+  const Range own = summed_part(flat, memory_.rank());
   return {.dtype = dtype,
-          .data = {memory_.peer_bucket(flat, source, dtype) + array_bytes(shard.begin, dtype), array_bytes(shard.size(), dtype)}};
+          .data = {memory_.peer_bucket(flat, source, dtype) + array_bytes(own.begin, dtype), array_bytes(own.size(), dtype)}};
 }
 
 void OneSidedExchange::spill(int flat, int source, const Publication& theirs) {
@@ -391,11 +405,41 @@ void OneSidedExchange::await_sums(std::uint64_t next) {
       [&] { return std::ranges::none_of(trainable_flats_, open); },
       [&] {
         return ranks_where([&](int rank) {
-          return std::ranges::any_of(trainable_flats_, [&](int flat) {
+          return in_run(rank) && std::ranges::any_of(trainable_flats_, [&](int flat) {
             return open(flat) && part_of(rank, flat, state(flat).next_backward, state(flat).next_event) == Part::kUnknown;
           });
         });
       });
+}
+
+void OneSidedExchange::combine_sums(std::uint64_t next) {
+  if (!memory_.degrees().sums_groups()) return;
+  ZR_FAILPOINT("one_sided.combine");
+  for (const int flat : trainable_flats_) {
+    memory_.signals(memory_.rank()).summed(flat).store(next << 1U | (shards_.has_sums(flat) ? 1U : 0U));
+  }
+  announce(memory_.signals(memory_.rank()).summed_all(), next);
+  const auto is_missing = [this, next](int rank) {
+    return others_.index_of(rank) >= 0 && memory_.signals(rank).summed_all().load() < next;
+  };
+  wait("the sums of the other groups", [&] { return ranks_where(is_missing).empty(); }, [&] { return ranks_where(is_missing); });
+  for (const int flat : trainable_flats_) {
+    const FlatLayout& layout = model_.flat(flat);
+    const Range piece = layout.shard(memory_.rank());
+    std::vector<Summand> sources;
+    for (int index = 0; index < others_.count; ++index) {
+      const int rank = others_.rank(index);
+      if (memory_.signals(rank).summed(flat).load() != (next << 1U | 1U)) continue;
+      require_same_layout(model_, memory_, flat, rank, "zero.reduce", "gradients", "sums");
+      sources.push_back({.data = memory_.peer_sums(flat, rank, piece.begin), .dtype = layout.accumulation(), .rank = rank});
+    }
+    if (sources.empty()) continue;
+    shards_.combine(flat, sources);
+    for (const Summand& source : sources) {
+      if (source.rank == memory_.rank()) continue;
+      backend_.count_one_sided(CollectiveKind::kReduceScatter, source.rank, array_bytes(piece.size(), layout.accumulation()));
+    }
+  }
 }
 
 }  // namespace

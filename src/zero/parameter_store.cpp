@@ -28,9 +28,9 @@ ParameterStore::ParameterStore(const ModelLayout& model,
       gather_stream_(std::move(gather_stream)),
       kernels_(kernels),
       binder_(binder),
-      whole_(std::make_unique<RowGroup>(model, backend, memory.degrees().parameter, 1, "parameters")),
-      at_rest_(std::make_unique<RowGroup>(
-          model, backend, memory.degrees().optimizer, memory.degrees().parameter, "updates")),
+      whole_(std::make_unique<RowPath>(model, backend, memory.degrees(), memory.degrees().parameter, 1, "parameters")),
+      at_rest_(std::make_unique<RowPath>(
+          model, backend, memory.degrees(), memory.degrees().optimizer, memory.degrees().parameter, "updates")),
       units_(model.units.size()),
       slot_user_(memory.gathered_table().slot_bytes.size(), -1),
       ring_(ring_positions(model)) {
@@ -143,7 +143,7 @@ void ParameterStore::drop(int unit) noexcept {
   state.gathered = false;
 }
 
-void ParameterStore::bring(int flat, std::byte* out, RowGroup& group, CallPurpose purpose) {
+void ParameterStore::bring(int flat, std::byte* out, RowPath& group, CallPurpose purpose) {
   const FlatLayout& layout = model_.flat(flat);
   if (layout.part(memory_.rank(), group.to()).size() == 0) return;
   const Range own = layout.part(memory_.rank(), group.from());
@@ -162,11 +162,12 @@ void ParameterStore::bring(int flat, std::byte* out, RowGroup& group, CallPurpos
     return;
   }
   // The call is submitted here, on the caller's thread: so all ranks submit theirs in one order.
-  gather_stream_.enqueue(
-      [work = group.gather(purpose, layout, layout.dtype, part, out, gather_stream_)] { work.wait(); });
+  gather_stream_.enqueue([works = group.gather(purpose, layout, layout.dtype, part, out, gather_stream_)] {
+    for (const Work& work : works) work.wait();
+  });
 }
 
-void ParameterStore::require_version(int flat, int rank, const RowGroup& group) {
+void ParameterStore::require_version(int flat, int rank, const RowPath& group) {
   const Signals& peer = memory_.signals(rank);
   SignalWord& version = &group == at_rest_.get() ? peer.updated() : peer.epoch(flat);
   if (version.load() < epoch_) {
@@ -187,7 +188,7 @@ void ParameterStore::require_version(int flat, int rank, const RowGroup& group) 
               std::move(context));
 }
 
-void ParameterStore::pull(int flat, std::byte* out, const RowGroup& group) {
+void ParameterStore::pull(int flat, std::byte* out, const RowPath& group) {
   const FlatLayout& layout = model_.flat(flat);
   const std::int64_t begin = layout.part(memory_.rank(), group.to()).begin;
   for (int index = 0; index < group.row().count; ++index) {

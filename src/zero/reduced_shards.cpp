@@ -64,14 +64,20 @@ std::byte* ReducedShards::sums(int flat) {
   // Gradients of others alone: on this rank another unit may be using the slot, now or later.
   if (memory_.sums_in_bucket(flat) && !has_slot(flat)) vacate(flat);
   const auto aside = aside_.find(flat);
-  return aside != aside_.end() ? aside->second.bytes.data() : memory_.reduced(flat);
+  return aside != aside_.end() ? aside->second.bytes.data() : memory_.micro_step_sums(flat);
 }
 
 void ReducedShards::add(int flat, std::span<const Summand> sources) {
+  sum(flat, sums(flat), memory_.micro_step_part(flat).size(), sources, has_sums(flat));
+}
+
+void ReducedShards::combine(int flat, std::span<const Summand> sources) {
+  sum(flat, memory_.reduced(flat), model_.flat(flat).shard(memory_.rank()).size(), sources, false);
+}
+
+void ReducedShards::sum(int flat, std::byte* target, std::int64_t elements, std::span<const Summand> sources, bool accumulate) {
   const FlatLayout& layout = model_.flat(flat);
   const DType accumulation = layout.accumulation();
-  const bool accumulate = has_sums_[static_cast<std::size_t>(flat)];
-  std::byte* const target = sums(flat);
   std::vector<DType> dtypes;
   std::vector<int> groups;  // of sources on one node
   int node = -1;
@@ -80,7 +86,7 @@ void ReducedShards::add(int flat, std::span<const Summand> sources) {
     if (std::exchange(node, node_of_[static_cast<std::size_t>(source.rank)]) != node) groups.push_back(0);
     ++groups.back();
   }
-  measure(flat, target, [&](std::byte* sum, std::int64_t at, std::int64_t n) {
+  measure(flat, target, elements, [&](std::byte* sum, std::int64_t at, std::int64_t n) {
     std::vector<const void*> parts;
     for (const Summand& source : sources) {
       parts.push_back(static_cast<const std::byte*>(source.data) + static_cast<std::size_t>(at) * size_of(source.dtype));
@@ -103,16 +109,23 @@ void ReducedShards::add(int flat, std::span<const Summand> sources) {
 }
 
 void ReducedShards::arrived(int flat) {
-  measure(flat, memory_.reduced(flat), [](std::byte*, std::int64_t, std::int64_t) {});
+  measure(flat, memory_.micro_step_sums(flat), memory_.micro_step_part(flat).size(), [](std::byte*, std::int64_t, std::int64_t) {});
 }
 
-void ReducedShards::measure(int flat, std::byte* target, const std::function<void(std::byte*, std::int64_t, std::int64_t)>& form) {
+void ReducedShards::combined(int flat) {
+  measure(flat, memory_.reduced(flat), model_.flat(flat).shard(memory_.rank()).size(), [](std::byte*, std::int64_t, std::int64_t) {});
+}
+
+void ReducedShards::measure(int flat,
+                            std::byte* target,
+                            std::int64_t elements,
+                            const std::function<void(std::byte*, std::int64_t, std::int64_t)>& form) {
   const FlatLayout& layout = model_.flat(flat);
   // [Note: Norm at the sum] Squares are added while a piece of the sum is still in the cache, so that the step phase need not read
   // it once more. A later event changes the sum: it begins anew. Pieces may be added in any order: the norm is exact.
   kernels::NormAccumulator norm;
   std::mutex merging;
-  kernels_.for_ranges(layout.shard(memory_.rank()).size(), [&](std::int64_t begin, std::int64_t end) {
+  kernels_.for_ranges(elements, [&](std::int64_t begin, std::int64_t end) {
     kernels::NormAccumulator part_norm;
     for (std::int64_t at = begin; at < end; at += kPiece) {
       const std::int64_t n = std::min(kPiece, end - at);
@@ -129,10 +142,10 @@ void ReducedShards::measure(int flat, std::byte* target, const std::function<voi
 
 void ReducedShards::vacate(int flat) {
   const FlatLayout& layout = model_.flat(flat);
-  const std::size_t bytes = array_bytes(layout.shard(memory_.rank()).size(), layout.accumulation());
+  const std::size_t bytes = array_bytes(memory_.micro_step_part(flat).size(), layout.accumulation());
   if (!memory_.sums_in_bucket(flat) || bytes == 0 || aside_.contains(flat)) return;
   Aside aside(ledger_, layout.unit, bytes);
-  if (has_sums(flat)) std::memcpy(aside.bytes.data(), memory_.reduced(flat), bytes);
+  if (has_sums(flat)) std::memcpy(aside.bytes.data(), memory_.micro_step_sums(flat), bytes);
   aside_.emplace(flat, std::move(aside));
 }
 
@@ -144,7 +157,7 @@ std::vector<int> ReducedShards::vacated() const {
 
 void ReducedShards::settle() {
   for (const auto& [flat, aside] : aside_) {
-    if (has_sums(flat)) std::memcpy(memory_.reduced(flat), aside.bytes.data(), aside.bytes.size());
+    if (has_sums(flat)) std::memcpy(memory_.micro_step_sums(flat), aside.bytes.data(), aside.bytes.size());
   }
   aside_.clear();
 }

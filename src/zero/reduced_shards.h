@@ -1,5 +1,8 @@
 // ReducedShards: this rank's shards of the reduced gradients, and the sums that go into them.
 //
+// Where gradients have a degree (Degrees::sums_groups()), events are those of a run of ranks, a rank's sums are its part at that degree,
+// and its shard is what combine() makes of them and of other runs' at the end of the step.
+//
 // [Note: Sums in buckets] Where nothing else of the step needs a unit's bucket (sums_in_buckets()), the sums replace the local gradients
 // in this rank's own range of its own bucket, which nobody else reads: a shard less of memory. Should the bucket be needed after all (a
 // second backward, a late gradient, another unit in the same slot), the flat's sums first leave it for memory beyond the plan, and
@@ -27,7 +30,7 @@ struct Aside {
   MemoryHold hold;
 };
 
-/// What one rank gives to a reduction event: this rank's range of the flat, in the dtype of the bucket or of the sums.
+/// What one rank gives to a sum: this rank's range of the flat, in the dtype of the bucket or of the sums.
 struct Summand {
   const void* data = nullptr;
   DType dtype = DType::kFloat32;
@@ -47,7 +50,7 @@ class ReducedShards {
   /// One reduction event: the sum of `sources` (from each rank that took part, in rank order), along the nodes, is added to what earlier events of the
   /// step left, or stored if it is the first.
   void add(int flat, std::span<const Summand> sources);
-  /// The same where the transport has left the new sum at ModelMemory::reduced().
+  /// The same where the transport has left the new sum at ModelMemory::micro_step_sums().
   void arrived(int flat);
   /// The flat's bucket will hold further gradients of this step, its own or another's: its sums, those of earlier events and of later
   /// ones, lie elsewhere until settle(). No event of the flat may be under way.
@@ -57,20 +60,26 @@ class ReducedShards {
   /// Flats whose sums lie elsewhere.
   [[nodiscard]] std::vector<int> vacated() const;
   /// All events have come, no bucket is open, and nobody reads what others left in the slots of vacated(): every sum is at
-  /// ModelMemory::reduced() from now on.
+  /// ModelMemory::micro_step_sums() from now on.
   void settle();
+  /// After settle(): the shard is the sum of `sources`, one from each run of ranks that has sums, in rank order. This rank's own may be one.
+  void combine(int flat, std::span<const Summand> sources);
+  /// The same where the transport has left that sum at ModelMemory::reduced().
+  void combined(int flat);
   /// The next event of each flat stores.
   void begin_step();
 
-  /// Whether the shard holds sums of this step.
+  /// Whether there are sums of this step.
   [[nodiscard]] bool has_sums(int flat) const { return has_sums_[static_cast<std::size_t>(flat)]; }
   /// Sum of squares of the shard, each times the flat's grad_factor.
   [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const { return norms_[static_cast<std::size_t>(flat)]; }
 
  private:
   [[nodiscard]] std::byte* sums(int flat);
-  /// Forms the sum at `target` piece by piece (place, first element, elements), with its norm.
-  void measure(int flat, std::byte* target, const std::function<void(std::byte*, std::int64_t, std::int64_t)>& form);
+  /// Adds up `sources`, `n` elements of each, at `target`, along the nodes.
+  void sum(int flat, std::byte* target, std::int64_t n, std::span<const Summand> sources, bool accumulate);
+  /// Forms `n` elements of a sum at `target` piece by piece (place, first element, elements), with its norm.
+  void measure(int flat, std::byte* target, std::int64_t n, const std::function<void(std::byte*, std::int64_t, std::int64_t)>& form);
 
   const ModelLayout& model_;
   ModelMemory& memory_;

@@ -1,5 +1,9 @@
 #include "zero/row_group.h"
 
+#include <algorithm>
+#include <string>
+#include <utility>
+
 namespace zeroth {
 
 RowGroup::RowGroup(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name)
@@ -22,6 +26,54 @@ Work RowGroup::gather(
                   .tag = {.unit = flat.unit, .label = static_cast<std::uint32_t>(purpose)}};
   for (int index = 0; index < row_.count; ++index) call.counts.push_back(flat.part(row_.rank(index), from_).size());
   return group_->submit({&call, 1}, stream);
+}
+
+RowPath::RowPath(
+    const ModelLayout& model, CommBackend& world, const Degrees& degrees, int from, int to, std::string_view name)
+    : row_(row_of(world.rank(), from, to)), from_(from), to_(to), rank_(world.rank()) {
+  const std::vector<int> path = degrees.path(from, to);
+  for (std::size_t step = 1; step < path.size(); ++step) {
+    // The last one is what there is without degrees between.
+    const std::string group = step + 1 == path.size() ? std::string(name) : std::string(name) + " over " + std::to_string(path[step]);
+    steps_.push_back(std::make_unique<RowGroup>(model, world, path[step - 1], path[step], group));
+  }
+}
+
+std::size_t RowPath::transport_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& step : steps_) bytes += step->transport_bytes();
+  return bytes;
+}
+
+std::vector<Work> RowPath::gather(
+    CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part, std::byte* whole, const Stream& stream) {
+  std::vector<Work> works;
+  const std::int64_t begin = flat.part(rank_, to_).begin;
+  for (const auto& step : steps_) {
+    const Range joined = flat.part(rank_, step->to());
+    std::byte* const place = whole + array_bytes(joined.begin - begin, dtype);
+    if (joined.size() > 0) works.push_back(step->gather(purpose, flat, dtype, part, place, stream));
+    part = place;
+  }
+  return works;
+}
+
+Collective RowGroup::reduction(
+    CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* whole, std::byte* part) const {
+  Collective call{.kind = CollectiveKind::kReduceScatter,
+                  .in_dtype = dtype,
+                  .out_dtype = flat.accumulation(),
+                  .send = whole,
+                  .recv = part,
+                  .tag = {.unit = flat.unit, .label = static_cast<std::uint32_t>(purpose)}};
+  const std::int64_t begin = flat.part(row_.rank(0), to_).begin;
+  for (int index = 0; index < row_.count; ++index) {
+    const Range own = flat.part(row_.rank(index), from_);
+    call.counts.push_back(own.size());
+    call.offsets.push_back(own.begin - begin);
+  }
+  if (std::ranges::is_sorted(call.offsets)) call.offsets.clear();  // in the order of the ranks
+  return call;
 }
 
 }  // namespace zeroth

@@ -1,17 +1,20 @@
-// RowGroup: the ranks that bring a state from one degree of sharding to a lower one, and the matched call by
-// which they do.
+// The ranks that bring a state from one degree of sharding to a lower one, or sums to a higher one, and the matched calls by which they do.
 #pragma once
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/shard/degrees.h>
 #include <zeroth/zero/call_tags.h>
+#include <zeroth/zero/plan.h>
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <vector>
 
 namespace zeroth {
 
+/// A row of ranks and its group.
 class RowGroup {
  public:
   /// Those of row_of(rank, from, to). Matched over `world`, unless it is one-sided, or the row is one rank or
@@ -25,14 +28,19 @@ class RowGroup {
   [[nodiscard]] bool moves() const { return row_.count > 1; }
   /// Of the group's own seat, if there is one.
   [[nodiscard]] std::size_t transport_bytes() const { return own_ ? own_->memory_bytes() : 0; }
-  /// An all_gather of parts at degree `from` into `whole`, which has this rank's part at degree `to`. Only
-  /// where a group was made.
+  /// An all_gather of parts at degree `from` into `whole`, which has this rank's part at degree `to`. No degree of the model lies between
+  /// the two. Only where a group was made, as the next two.
   Work gather(CallPurpose purpose,
               const FlatLayout& flat,
               DType dtype,
               const std::byte* part,
               std::byte* whole,
               const Stream& stream);
+  /// The other way, over any degrees: `whole`, this rank's part at degree `to`, of `dtype`, on every rank of the row; their sum, along the
+  /// nodes, into parts at degree `from`, in the flat's accumulation dtype: this rank's at `part`, which may be its own place in `whole`.
+  [[nodiscard]] Collective reduction(
+      CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* whole, std::byte* part) const;
+  Work submit(std::span<const Collective> calls, const Stream& stream) { return group_->submit(calls, stream); }
 
  private:
   RankRow row_;
@@ -40,6 +48,34 @@ class RowGroup {
   int to_;
   std::unique_ptr<CommBackend> own_;
   CommBackend* group_ = nullptr;
+};
+
+/// From one degree down to a lower one over those between: a row for each step, far ranks first.
+class RowPath {
+ public:
+  /// Over Degrees::path(from, to). As for a RowGroup.
+  RowPath(const ModelLayout& model, CommBackend& world, const Degrees& degrees, int from, int to, std::string_view name);
+
+  /// All of them: row_of(rank, from, to).
+  [[nodiscard]] const RankRow& row() const { return row_; }
+  [[nodiscard]] int from() const { return from_; }
+  [[nodiscard]] int to() const { return to_; }
+  [[nodiscard]] bool moves() const { return row_.count > 1; }
+  [[nodiscard]] std::size_t transport_bytes() const;
+  /// RowGroup::gather() for each step; what one brings the next one gives on. One work a step.
+  std::vector<Work> gather(CallPurpose purpose,
+                           const FlatLayout& flat,
+                           DType dtype,
+                           const std::byte* part,
+                           std::byte* whole,
+                           const Stream& stream);
+
+ private:
+  RankRow row_;
+  int from_;
+  int to_;
+  int rank_;
+  std::vector<std::unique_ptr<RowGroup>> steps_;
 };
 
 }  // namespace zeroth

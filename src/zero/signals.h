@@ -38,13 +38,14 @@ class SignalLayout {
   SignalLayout(int flats, int world) : flats_(static_cast<std::size_t>(flats)), world_(static_cast<std::size_t>(world)) {}
 
   [[nodiscard]] std::size_t bytes() const {
-    const std::size_t words = kHeaderWords + flats_ * (3 + world_);
+    const std::size_t words = kHeaderWords + flats_ * (kWordsPerFlat + world_);
     return (words * sizeof(SignalWord) + kPageBytes - 1) / kPageBytes * kPageBytes;
   }
   [[nodiscard]] std::size_t flats() const { return flats_; }
   [[nodiscard]] std::size_t world() const { return world_; }
 
   static constexpr std::size_t kHeaderWords = 2 * kCacheLineBytes / sizeof(SignalWord);
+  static constexpr std::size_t kWordsPerFlat = 4;  ///< and one for each rank
 
  private:
   std::size_t flats_;
@@ -68,6 +69,8 @@ class Signals {
   [[nodiscard]] SignalWord& taken() const { return words_[3]; }
   /// Version of what this rank updates of its parameters; `epoch` follows when it has the others' updates as well.
   [[nodiscard]] SignalWord& updated() const { return words_[4]; }
+  /// The step, as the number of its first backward's successor, of which summed() is complete.
+  [[nodiscard]] SignalWord& summed_all() const { return words_[5]; }
   /// Counts this rank's news: grows after every change of a word above or below but `updated`, `epoch` and `tag`, so that who waits for any
   /// of them polls one word a rank. A cache line of its own.
   [[nodiscard]] SignalWord& news() const { return words_[kCacheLineBytes / sizeof(SignalWord)]; }
@@ -82,9 +85,11 @@ class Signals {
   /// Digest of the flat's layout, constant from the construction of the stores on and never 0 then: compared before a rank reads
   /// another rank's shard or bucket of the flat.
   [[nodiscard]] SignalWord& tag(int flat) const { return word(2, flat); }
+  /// Twice the number of the step (as in summed_all()), plus one if this rank's run of ranks has sums of the flat.
+  [[nodiscard]] SignalWord& summed(int flat) const { return word(3, flat); }
   /// reduction_code() up to which this rank, an owner, has taken the gradients of rank `source`.
   [[nodiscard]] SignalWord& consumed(int flat, int source) const {
-    return words_[SignalLayout::kHeaderWords + 3 * layout_.flats() +
+    return words_[SignalLayout::kHeaderWords + SignalLayout::kWordsPerFlat * layout_.flats() +
                   static_cast<std::size_t>(flat) * layout_.world() + static_cast<std::size_t>(source)];
   }
 

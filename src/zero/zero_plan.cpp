@@ -1,6 +1,9 @@
 #include <zeroth/base/error.h>
 #include <zeroth/zero/plan.h>
 
+#include <algorithm>
+#include <functional>
+
 namespace zeroth {
 
 std::string_view name_of(ReductionPolicy policy) noexcept {
@@ -41,12 +44,24 @@ void ShardingPlan::validate() const {
   if (parameter_degree + optimizer_degree != 0 && gradient == Placement::kReplicate) {
     refuse("degrees of sharding beside replicated gradients");
   }
-  ZR_CHECK(parameter_degree >= 0 && optimizer_degree >= 0,
+  ZR_CHECK(parameter_degree >= 0 && optimizer_degree >= 0 && gradient_degree >= 0,
            ErrorCode::kUsage,
            "a degree of sharding is negative",
            {.which = name});
   ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096, ErrorCode::kUsage, "ring_slots must be 1 to 4096", {.which = name});
   ZR_CHECK(prefetch_units >= 0, ErrorCode::kUsage, "prefetch_units must not be negative", {.which = name});
+}
+
+std::vector<int> Degrees::path(int from, int to) const {
+  std::vector<int> steps{from};
+  for (const int degree : {parameter, gradient, optimizer}) {
+    if (to < degree && degree < from) steps.push_back(degree);
+  }
+  if (to < from) steps.push_back(to);
+  std::ranges::sort(steps, std::greater{});
+  const auto [again, end] = std::ranges::unique(steps);
+  steps.erase(again, end);
+  return steps;
 }
 
 Degrees ShardingPlan::degrees(int world) const {
@@ -55,6 +70,7 @@ Degrees ShardingPlan::degrees(int world) const {
     return degree == 0 ? world : degree;
   };
   Degrees states{.parameter = of(parameter, parameter_degree),
+                 .gradient = gradient_degree == 0 ? world : gradient_degree,
                  .optimizer = of(optimizer, optimizer_degree),
                  .world = world};
   states.sums = gathers_into_buckets() ? 1 : states.optimizer;
@@ -70,6 +86,19 @@ Degrees ShardingPlan::degrees(int world) const {
                    std::to_string(states.optimizer),
             .hint = "the keys are zero_hpz_partition_size, mics_shard_size, zeroth.parameter_degree and "
                     "zeroth.optimizer_degree"});
+  // A part at one degree is a run of parts at the next one: of any two degrees one divides the other.
+  const auto in_line = [](int a, int b) { return a % b == 0 || b % a == 0; };
+  ZR_CHECK(world % states.gradient == 0 && in_line(states.gradient, states.parameter) &&
+               in_line(states.gradient, states.optimizer),
+           ErrorCode::kConfig,
+           "gradients cannot be summed over so many ranks",
+           {.where = "zero.plan",
+            .which = name,
+            .expected = "a divisor of the " + std::to_string(world) + " ranks that divides, or is a multiple of, " +
+                        std::to_string(states.parameter) + " and " + std::to_string(states.optimizer) +
+                        ", the degrees of parameters and optimizer",
+            .got = std::to_string(states.gradient),
+            .hint = "the key is zeroth.gradient_degree"});
   return states;
 }
 

@@ -129,6 +129,15 @@ std::vector<ShardingPlan> plans_on_eight() {
     plans.back().optimizer_degree = optimizer;
     plans.back().name += "-w" + std::to_string(parameter) + "-o" + std::to_string(optimizer);
   }
+  const std::size_t of_all = plans.size();
+  for (std::size_t plan = 0; plan < of_all; ++plan) {
+    for (const int gradient : {2, 4}) {
+      if ((plan + static_cast<std::size_t>(gradient) / 2) % 2 != 0) continue;
+      plans.push_back(plans[plan]);
+      plans.back().gradient_degree = gradient;
+      plans.back().name += "-g" + std::to_string(gradient);
+    }
+  }
   return plans;
 }
 
@@ -172,7 +181,8 @@ TEST(ToyEngine, WithDegreesWireBytesAreTheFormulaInAllAndBetweenNodes) {
                                                     test::ThreadTransport::kLevels}) {
         const NodeLevels nodes{
             .node_sizes = std::vector<int>(static_cast<std::size_t>(8 / per_node), per_node),
-            .two_levels = transport == test::ThreadTransport::kLevels};
+            .two_levels = transport == test::ThreadTransport::kLevels,
+            .one_sided = transport == test::ThreadTransport::kMemory};
         ToyTraining training = on_eight(plan, dtype, 2);
         training.transport = transport;
         training.per_node = per_node;

@@ -277,6 +277,144 @@ TEST_P(DegreesParity, RanksOnDifferentPathsHaveTheSameBits) {
   }
 }
 
+/// The same with gradients summed in runs of ranks: the degree of gradients is part of the numbers, the others are not.
+class GradientDegreeParity : public ::testing::TestWithParam<NodesCase> {};
+
+/// Those of plans_with_degrees() that go together with it, and stage 0.
+std::vector<ShardingPlan> plans_with_gradient_degree(int world, int degree, ReductionPolicy policy) {
+  std::vector<ShardingPlan> plans = plans_with_degrees(world);
+  plans.push_back(zero_plan(0, {"dp"}));
+  const auto in_line = [degree](int other) { return degree % other == 0 || other % degree == 0; };
+  std::erase_if(plans, [&](const ShardingPlan& plan) {
+    return !in_line(plan.degrees(world).parameter) || !in_line(plan.degrees(world).optimizer);
+  });
+  for (ShardingPlan& plan : plans) {
+    plan.gradient_degree = degree;
+    plan.policy = policy;
+    plan.name += "-g" + std::to_string(degree);
+  }
+  return plans;
+}
+
+/// Divisors of the world; of a large one those that matter most.
+std::vector<int> gradient_degrees(int world) {
+  if (world == 8) return {4};
+  std::vector<int> divisors;
+  for (int degree = 1; degree < world; ++degree) {
+    if (world % degree == 0) divisors.push_back(degree);
+  }
+  return divisors;
+}
+
+TEST_P(GradientDegreeParity, EveryPlanHasTheBitsOfStageZero) {
+  const auto [dtype, world, per_node, policy] = GetParam();
+  ToyTraining training;
+  training.model = {.width = 97, .blocks = 3, .dtype = dtype};
+  training.model.reuse_last = true;
+  training.model.tie_first_two = true;
+  training.model.frozen_blocks = {2};
+  training.model.round_gradients = dtype == DType::kBFloat16;
+  training.world = world;
+  training.per_node = per_node;
+  training.micro_steps = 2;
+  training.steps = 3;
+  training.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };
+  training.plan.policy = policy;
+  const ToyOutcome of_all = train_toy(training);
+  std::vector<test::ThreadTransport> transports{test::ThreadTransport::kMemory, test::ThreadTransport::kMessages};
+  if (per_node > 0) transports.push_back(test::ThreadTransport::kLevels);
+  bool other_numbers = false;
+  for (const int degree : gradient_degrees(world)) {
+    const std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, degree, policy);
+    training.transport = test::ThreadTransport::kMemory;
+    training.mode = ExecutionMode::kInline;
+    training.plan = plans.back();
+    const ToyOutcome expected = train_toy(training);
+    other_numbers = other_numbers || !difference(of_all, expected).empty();
+    for (const test::ThreadTransport transport : transports) {
+      for (const ShardingPlan& plan : plans) {
+        training.transport = transport;
+        training.plan = plan;
+        training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
+        training.chaos_seed += 1;
+        EXPECT_EQ(difference(expected, train_toy(training)), "")
+            << plan.name << " transport " << static_cast<int>(transport) << " chaos seed " << training.chaos_seed;
+      }
+    }
+  }
+  // Once a step, sums of runs inside a node are steps of the node's.
+  EXPECT_TRUE(other_numbers || policy == ReductionPolicy::kPerStep) << "the degree takes no part: this test could not fail";
+}
+
+/// Once a step, groups that are nodes make the sums of nodes: the numbers without a degree.
+TEST_P(GradientDegreeParity, OneMicroStepInGroupsThatAreNodesHasTheSumsOfTheNodes) {
+  const auto [dtype, world, per_node, policy] = GetParam();
+  if (per_node == 0) return;
+  ToyTraining training;
+  training.model = {.width = 97, .blocks = 3, .dtype = dtype};
+  training.world = world;
+  training.per_node = per_node;
+  training.steps = 3;
+  const ToyOutcome expected = train_toy(training);
+  for (const int stage : {0, 1, 2, 3}) {
+    training.plan = zero_plan(stage, {"dp"});
+    training.plan.gradient_degree = per_node;
+    EXPECT_EQ(difference(expected, train_toy(training)), "") << stage;
+  }
+}
+
+/// Where memory is shared, ranks may take different paths under every plan.
+TEST_P(GradientDegreeParity, RanksOnDifferentPathsHaveTheSameBits) {
+  const auto [dtype, world, per_node, policy] = GetParam();
+  ToyTraining training;
+  training.model = {.width = 97, .blocks = 5, .dtype = dtype};
+  training.world = world;
+  training.per_node = per_node;
+  training.passes = 2;
+  training.steps = 3;
+  training.skip = [](int rank, std::int64_t step, int block) {
+    return block > 0 && ((step + block) % 3 == 0 || (rank + block + step) % 4 == 0);
+  };
+  for (const int degree : gradient_degrees(world)) {
+    const std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, degree, policy);
+    training.mode = ExecutionMode::kInline;
+    training.plan = plans.back();
+    const ToyOutcome expected = train_toy(training);
+    for (const ShardingPlan& plan : plans) {
+      training.plan = plan;
+      training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
+      training.chaos_seed += 1;
+      EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " chaos seed " << training.chaos_seed;
+    }
+  }
+}
+
+/// Groups need not go through the model alike even where calls are matched: only the ranks of a group have to.
+TEST_P(GradientDegreeParity, OverMessagesGroupsMayTakeDifferentPaths) {
+  const auto [dtype, world, per_node, policy] = GetParam();
+  ToyTraining training;
+  training.model = {.width = 97, .blocks = 5, .dtype = dtype};
+  training.world = world;
+  training.per_node = per_node;
+  training.micro_steps = 2;
+  training.steps = 3;
+  for (const int degree : gradient_degrees(world)) {
+    training.skip = [degree](int rank, std::int64_t step, int block) {
+      return block > 0 && ((step + block) % 3 == 0 || (rank / degree + block + step) % 4 == 0);
+    };
+    training.plan = zero_plan(2, {"dp"});
+    training.plan.policy = policy;
+    training.plan.gradient_degree = degree;
+    training.transport = test::ThreadTransport::kMemory;
+    const ToyOutcome expected = train_toy(training);
+    training.transport = test::ThreadTransport::kMessages;
+    EXPECT_EQ(difference(expected, train_toy(training)), "") << degree;
+    if (per_node == 0) continue;
+    training.transport = test::ThreadTransport::kLevels;
+    EXPECT_EQ(difference(expected, train_toy(training)), "") << degree;
+  }
+}
+
 std::vector<NodesCase> degrees_cases() {
   std::vector<NodesCase> cases;
   for (const auto& [world, per_node] : {std::pair{4, 0}, {4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}}) {
@@ -286,6 +424,13 @@ std::vector<NodesCase> degrees_cases() {
     if (world == 4) cases.push_back({DType::kBFloat16, world, per_node, ReductionPolicy::kPerStep});
   }
   return cases;
+}
+
+std::vector<NodesCase> gradient_degree_cases() {
+  return {{DType::kFloat32, 4, 0, ReductionPolicy::kPerMicroStep},
+          {DType::kBFloat16, 4, 2, ReductionPolicy::kPerMicroStep},
+          {DType::kFloat64, 6, 2, ReductionPolicy::kPerStep},
+          {DType::kFloat32, 8, 4, ReductionPolicy::kPerMicroStep}};
 }
 
 std::vector<NodesCase> nodes_cases() {
@@ -308,6 +453,7 @@ std::string name_of_nodes_case(const ::testing::TestParamInfo<NodesCase>& info) 
 
 INSTANTIATE_TEST_SUITE_P(AllCases, NodesParity, ::testing::ValuesIn(nodes_cases()), name_of_nodes_case);
 INSTANTIATE_TEST_SUITE_P(AllCases, DegreesParity, ::testing::ValuesIn(degrees_cases()), name_of_nodes_case);
+INSTANTIATE_TEST_SUITE_P(AllCases, GradientDegreeParity, ::testing::ValuesIn(gradient_degree_cases()), name_of_nodes_case);
 INSTANTIATE_TEST_SUITE_P(AllCases, ToyParity, ::testing::ValuesIn(all_cases()), name_of_case);
 INSTANTIATE_TEST_SUITE_P(AllCases, MatchedParity, ::testing::ValuesIn(matched_cases()), name_of_case);
 

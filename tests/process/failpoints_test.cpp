@@ -38,10 +38,13 @@ struct World {
   std::string kind;
   int size = 0;
   int per_node = 0;
+  int gradient_degree = 0;
 };
 
 /// Where a site is on the way of a rank.
 World world_of(std::string_view site) {
+  if (site == "one_sided.combine") return {.kind = "shm", .size = 4, .gradient_degree = 2};
+  if (site == "matched.combine") return {.kind = "sockets", .size = 4, .gradient_degree = 2};
   for (const std::string_view begin : {"messages.", "abort.messages", "matched."}) {
     if (site.starts_with(begin)) return {.kind = "sockets", .size = 3};
   }
@@ -120,7 +123,8 @@ test::ForkReport run_lives(const World& world, const std::string& spec, Millisec
         live({.seat = [&] { return seats.seat(rank); },
               .store = store,
               .store_patience = Milliseconds{breaks_store ? 1'500 : 20'000},
-              .exports = exports != nullptr && rank == exporter ? exports->file_of(rank) : fs::path()});
+              .exports = exports != nullptr && rank == exporter ? exports->file_of(rank) : fs::path(),
+              .gradient_degree = world.gradient_degree});
       },
       {.deadline = kHangs, .meanwhile = seats.parted({})});
 }

@@ -114,6 +114,7 @@ void live(const RankLife& life) {
   training.model = {.width = 16, .blocks = 2};
   training.world = backend->size();
   training.plan = zero_plan(3, {"dp"});
+  training.plan.gradient_degree = life.gradient_degree;
   training.steps = 1;
   (void)train_toy_rank(training, std::move(backend));
 }

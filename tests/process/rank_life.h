@@ -19,6 +19,7 @@ struct RankLife {
   std::string store{};                                       ///< name of a store that rank 0 serves; "": none
   std::chrono::milliseconds store_patience{20'000};
   std::filesystem::path exports{};  ///< the file that this rank writes; "": none
+  int gradient_degree = 0;          ///< of the plan
 };
 
 /// Tells the others if it throws, as programs do.

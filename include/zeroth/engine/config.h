@@ -76,6 +76,7 @@ struct ZeroConfig {
   bool narrow_buckets = true;
   int parameter_degree = 0;    ///< ranks over which stage 3 splits parameters; 0: all
   int optimizer_degree = 0;    ///< ranks over which stages 1 to 3 split the optimizer; 0: all
+  int gradient_degree = 0;     ///< ranks over which the gradients of a micro-step are summed; 0: all
   int hpz_partition_size = 1;  ///< above 1 a parameter_degree by DeepSpeed's name
   int mics_shard_size = -1;    ///< above 0 both degrees by DeepSpeed's name
 };

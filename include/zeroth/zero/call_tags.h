@@ -9,10 +9,8 @@
 
 namespace zeroth {
 
-enum class CallPurpose : std::uint8_t { kOther, kGatherParameters, kPublishParameters, kReadParameters, kReduceGradients, kShareGradients };
+enum class CallPurpose : std::uint8_t { kOther, kGatherParameters, kPublishParameters, kReadParameters, kReduceGradients, kShareGradients, kCombineGradients };
 
-/// The reduction of a bucket into every rank's piece of the sums, in the flat's accumulation dtype.
-[[nodiscard]] Collective reduce_call(const FlatLayout& flat, DType dtype, const std::byte* bucket, std::byte* sum);
 [[nodiscard]] MessageTag tag_of(Meeting what);
 
 /// "the gradients of unit blocks.3", "step()"; "" for tags of other calls. `model` must outlive it.

@@ -12,10 +12,11 @@
 namespace zeroth {
 
 /// Bytes by state on one rank. With P elements of one dtype of p bytes (padding counted), a = accumulation bytes, b = bytes of
-/// bucket_dtypes(), N ranks, k optimizer states, and w and o the degrees of parameters and optimizer (1 where they are replicated):
+/// bucket_dtypes(), N ranks, k optimizer states, w and o the degrees of parameters and optimizer (1 where they are replicated), and g the
+/// gradients' (N by default):
 ///   parameters  pP/w      masters  (a-p)P/o      optimizer  kaP/o
 ///   buckets     bP, or ring and single units' slots if gradients are Flat
-///   reduced     aP/o, or aP/N if gradients are Replicate, of the flats not in sums_in_buckets()
+///   reduced     aP/min(g, o), or aP/g if gradients are Replicate, of the flats not in sums_in_buckets()
 ///   gathered    0, or ring and single units' slots if parameters are Flat             control    signals
 [[nodiscard]] MemorySnapshot plan_memory(const ModelLayout& model,
                                          const ShardingPlan& plan,
@@ -37,8 +38,9 @@ struct WireBytes {
 };
 
 /// Formula for a step in which every unit runs once forward and once backward in each of `micro_steps`:
-/// sum over flats of gathers x parameter bytes x (the whole but the own part) + reductions x gradient bytes x (own piece) x (N - 1)
-/// + bytes of a sum x (part of the update but own piece) + parameter bytes x (part at rest but part of the update).
+/// sum over flats of gathers x parameter bytes x (the whole but the own part) + reductions x gradient bytes x (own part at g) x (g - 1)
+/// + bytes of a sum x (own piece) x (N/g - 1) + bytes of a sum x (part of the update but own piece) + parameter bytes x (part at rest
+/// but part of the update). g is the gradients' degree, N by default.
 /// A unit that stays gathered from forward to backward (see Reshard) counts one gather a micro-step, the others two.
 [[nodiscard]] WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps);
 
@@ -46,6 +48,7 @@ struct WireBytes {
 struct NodeLevels {
   std::vector<int> node_sizes{};  ///< CommBackend's
   bool two_levels = false;
+  bool one_sided = false;  ///< parts come from the ranks that have them at rest; else over the degrees between (Degrees::path())
 };
 
 /// Of plan_wire(), what comes from ranks on other nodes. With two levels a reduction brings one sum from each other node, in the flat's
@@ -69,7 +72,8 @@ struct NodeLevels {
 /// local gradients are held anyway, and where a ring of buckets and shards beside it would be no less, all ranks together.
 [[nodiscard]] std::vector<bool> sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
 
-/// Where memory of its own for a flat's sums lies in the flat, on a rank: what it updates, or its piece where the others' come into the buckets.
+/// Where memory of its own for a flat's sums lies in the flat, on a rank: what it sums in its run of ranks and what it updates, of which one
+/// contains the other. Where the others' sums come into the buckets it is the first alone.
 [[nodiscard]] Range sums_range(const ModelLayout& model, const ShardingPlan& plan, int flat, int rank);
 
 /// Slots of gathered parameters / of gradient buckets under this plan. In the ring, gathered parameters have a slot for the unit that

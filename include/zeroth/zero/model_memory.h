@@ -57,13 +57,19 @@ class ModelMemory {
   [[nodiscard]] std::byte* state(int flat, int which) const;
   /// This rank's reduced shard, its piece of the sums (accumulation dtype): in memory of its own, or, if sums_in_bucket(), its range of
   /// its own bucket.
-  [[nodiscard]] std::byte* reduced(int flat);
+  [[nodiscard]] std::byte* reduced(int flat) { return sums_at(flat, model_.flat(flat).shard(rank_).begin); }
+  /// What this rank sums while micro-steps accumulate: micro_step_part() of the flat. The piece lies in it.
+  [[nodiscard]] std::byte* micro_step_sums(int flat) { return sums_at(flat, micro_step_part(flat).begin); }
+  /// Its part at the gradients' degree: the piece, unless the plan has a degree.
+  [[nodiscard]] Range micro_step_part(int flat) const { return model_.flat(flat).part(rank_, degrees_.gradient); }
   /// See sums_in_buckets().
   [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[index(flat)]; }
-  /// Other ranks read this one's sums where its next gradients will be.
-  [[nodiscard]] bool peers_read_buckets() const { return peers_read_buckets_; }
-  /// Another rank's, after GradientStore::share_sums().
+  /// Other ranks read this one's sums, after the step is judged, where its next gradients or sums will be.
+  [[nodiscard]] bool peers_read_sums() const { return peers_read_sums_; }
+  /// Another rank's reduced shard, after GradientStore::share_sums().
   [[nodiscard]] const std::byte* peer_reduced(int flat, int rank);
+  /// Where the sums of `rank` from `element` of the flat on are, which it has. Only where the transport is one-sided.
+  [[nodiscard]] const std::byte* peer_sums(int flat, int rank, std::int64_t element) const;
   /// Where pieces of the sums of what this rank updates come together, its own among them, if the transport is not one-sided.
   [[nodiscard]] std::byte* gathered_sums(int flat);
   /// See bucket_dtypes().
@@ -95,6 +101,7 @@ class ModelMemory {
   [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
   [[nodiscard]] static std::byte* at(const std::vector<Buffer>& buffers, int flat) { return buffers[index(flat)].data(); }
   [[nodiscard]] Range sums_range(int flat, int rank) const { return zeroth::sums_range(model_, plan_, flat, rank); }
+  [[nodiscard]] std::byte* sums_at(int flat, std::int64_t element);
   void allocate_private(Device& device, int optimizer_states);
   [[nodiscard]] PeerWindow window_of(const Arena& arena, std::string_view name, CommBackend& backend) const;
 
@@ -105,7 +112,7 @@ class ModelMemory {
   bool one_sided_;
   std::vector<DType> bucket_dtypes_;   // one a flat
   std::vector<bool> sums_in_buckets_;  // one a flat
-  bool peers_read_buckets_;
+  bool peers_read_sums_;
   SlotTable bucket_table_;
   SlotTable wide_table_;
   SlotTable gathered_table_;

@@ -22,7 +22,7 @@
 namespace zeroth {
 
 enum class CallPurpose : std::uint8_t;
-class RowGroup;
+class RowPath;
 
 /// Told where the parameters of a flat are. `data` is the start of the flat buffer, or null when it may no longer be touched.
 /// Called on the caller's thread, from unshard and release.
@@ -102,9 +102,9 @@ class ParameterStore {
 
   void start_gather(int unit);
   /// What the group's ranks have into `out`, which gets this rank's part at its lower degree.
-  void bring(int flat, std::byte* out, RowGroup& group, CallPurpose purpose);
-  void pull(int flat, std::byte* out, const RowGroup& group);
-  void require_version(int flat, int rank, const RowGroup& group);
+  void bring(int flat, std::byte* out, RowPath& group, CallPurpose purpose);
+  void pull(int flat, std::byte* out, const RowPath& group);
+  void require_version(int flat, int rank, const RowPath& group);
   void finish(int unit);
   void drop(int unit) noexcept;
   void note_order(int unit);
@@ -120,8 +120,8 @@ class ParameterStore {
   Stream gather_stream_;
   KernelContext kernels_;
   ParameterBinder& binder_;
-  std::unique_ptr<RowGroup> whole_;    ///< whose parts at rest make a whole
-  std::unique_ptr<RowGroup> at_rest_;  ///< whose updates make what this rank has at rest
+  std::unique_ptr<RowPath> whole_;    ///< whose parts at rest make a whole
+  std::unique_ptr<RowPath> at_rest_;  ///< whose updates make what this rank has at rest
   std::vector<UnitState> units_;
   std::vector<int> slot_user_;     ///< unit in each gathered slot, -1
   std::vector<int> ring_;          ///< positions among the repeated units

@@ -11,6 +11,10 @@
 // them; where it is above the parameters', updated parameters do. Neither changes a number: sums are formed over all ranks, piece by
 // piece, as under every plan.
 //
+// The gradients' degree does: it says over which ranks the gradients of a micro-step are summed, runs of that many. A rank adds up what
+// its run has of its part, and the sums of the runs are added once, at the end of the step. As with the reduction policy, every plan of
+// one gradient degree has the same bits, and those of another one may differ in the last place.
+//
 //   plan        parameter   optimizer     for each step and rank, between nodes of k ranks
 //   hsdp k      Flat, k     Flat, k       gradients reduced, and sums gathered
 //   mics k      the same value
@@ -48,9 +52,14 @@ enum class Reshard : std::uint8_t {
 /// Over how many ranks each state is split, in a world; 1: every rank has all of it.
 struct Degrees {
   int parameter = 1;
-  int sums = 1;  ///< reduced gradients during the update; before it the whole world
+  int gradient = 1;  ///< sums while micro-steps accumulate
+  int sums = 1;      ///< reduced gradients during the update; before it the whole world
   int optimizer = 1;
   int world = 1;
+  /// The gradients of a micro-step are summed in runs of ranks, and those sums once a step.
+  [[nodiscard]] bool sums_groups() const { return gradient < world; }
+  /// From one degree down to a lower one over those between: only from each to the next are parts in the order of their ranks (degrees.h).
+  [[nodiscard]] std::vector<int> path(int from, int to) const;
   bool operator==(const Degrees&) const = default;
 };
 
@@ -67,8 +76,9 @@ struct ShardingPlan {
   bool narrow_buckets = true;  ///< see bucket_dtypes(); false where a program gives fp32 gradients of 16-bit parameters
   int parameter_degree = 0;  ///< of Flat parameters; 0: all ranks
   int optimizer_degree = 0;  ///< of a Flat optimizer; 0: all ranks
+  int gradient_degree = 0;   ///< of the sums of micro-steps, under every placement; 0: all ranks. Part of the numbers, like the policy
 
-  /// Throws kConfig unless parameter_degree divides optimizer_degree and that the world.
+  /// Throws kConfig unless parameter_degree divides optimizer_degree and that the world, and gradient_degree is one of a chain with them.
   [[nodiscard]] Degrees degrees(int world) const;
   /// Throws kUsage for combinations that have no meaning (say, a replicated optimizer over sharded gradients).
   void validate() const;
@@ -82,6 +92,8 @@ struct ShardingPlan {
   [[nodiscard]] bool shares_parameters() const { return gathers_parameters() || optimizer == Placement::kFlat; }
   /// Reduced gradients travel to the others who update with them.
   [[nodiscard]] bool gathers_gradients(int world) const { return degrees(world).sums < world; }
+  /// Other ranks read this one's sums, one way or the other.
+  [[nodiscard]] bool shares_sums(int world) const { return gathers_gradients(world) || degrees(world).sums_groups(); }
   /// All of them, into the buckets.
   [[nodiscard]] bool gathers_into_buckets() const { return gradient == Placement::kReplicate; }
   /// Gradients of several micro-steps are added in a rank's own bucket.

@@ -39,7 +39,7 @@ TEST(Advice, FollowsLinksAndMemory) {
       {"fast links everywhere", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 400 * kGiga, .bytes_per_host = gib(640)}, 1, "zero-3"},
       {"good links between hosts", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 50 * kGiga, .bytes_per_host = gib(640)}, 1, "zero-3"},
       {"a slow link between hosts", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(640)}, 1, "hpz-8"},
-      {"a slow link, and gathers for each micro-step", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(640)}, 4, "hpz-8"},
+      {"a slow link, and gathers for each micro-step", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(640)}, 4, "hpz-8-g8"},
       {"four hosts", {.hosts = 4, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(640)}, 1, "hpz-8"},
       {"a slow link, but no memory for groups", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(77)}, 1, "zero-3"},
       {"no memory for any", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(60)}, 1, "none"},
@@ -64,7 +64,7 @@ TEST(Advice, CountsTheBytesOfTheEngine) {
   const ModelSize model{.params = 33e6, .micro_steps = 2};
   const Cluster cluster{.hosts = 2, .ranks_per_host = 2, .near_bytes_per_s = kGiga, .far_bytes_per_s = kGiga / 10, .bytes_per_host = gib(64)};
   const Advice advice = advise(model, cluster);
-  ASSERT_EQ(advice.plans.size(), 6U);
+  ASSERT_EQ(advice.plans.size(), 10U);
   std::vector<ParamSpec> params;
   std::vector<UnitSpec> units;
   for (int i = 0; i < 33; ++i) {
@@ -74,6 +74,11 @@ TEST(Advice, CountsTheBytesOfTheEngine) {
   std::vector<ShardingPlan> plans = all_zero_plans({"dp"});
   plans.push_back(hpz_plan(2, {"dp"}));
   plans.push_back(hsdp_plan(2, {"dp"}));
+  for (std::size_t i = 2; i < 6; ++i) {
+    plans.push_back(plans[i]);
+    plans.back().gradient_degree = 2;
+    plans.back().name += "-g2";
+  }
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const ModelLayout layout = make_model_layout(params, units, plans[i].degrees(4));
     const std::uint64_t far = plan_far_wire(layout, plans[i], 0, 2, {.node_sizes = {2, 2}, .two_levels = true}).total();
@@ -85,6 +90,9 @@ TEST(Advice, CountsTheBytesOfTheEngine) {
   }
   // Groups inside a host: only gradients and updated parameters cross.
   EXPECT_LT(advice.plans[4].far_bytes, advice.plans[3].far_bytes);
+  // Gradients cross once for both micro-steps.
+  for (std::size_t i = 2; i < 6; ++i) EXPECT_LT(advice.plans[i + 4].far_bytes, advice.plans[i].far_bytes) << advice.plans[i + 4].name;
+  EXPECT_EQ(advise({.params = 33e6}, cluster).plans.size(), 6U) << "one micro-step: there is nothing to wait for";
 }
 
 TEST(Advice, SaysTheKeysAndWhatStage3WouldCost) {
@@ -94,6 +102,9 @@ TEST(Advice, SaysTheKeysAndWhatStage3WouldCost) {
   EXPECT_THAT(lines, Contains(HasSubstr("between hosts 1.10 GB/s for each host")));
   EXPECT_THAT(lines, Contains(R"(proposed: hpz-8, {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}})"));
   EXPECT_THAT(lines.back(), HasSubstr("stage 3 over all ranks would spend 25."));
+  const ModelSize four{.params = 7e9, .micro_steps = 4};
+  EXPECT_THAT(describe(advise(four, slow), four, slow),
+              Contains(R"(proposed: hpz-8-g8, {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}, "zeroth": {"gradient_degree": 8}})"));
   const Cluster small{.hosts = 1, .ranks_per_host = 1, .bytes_per_host = gib(1)};
   EXPECT_THAT(describe(advise(model, small), model, small).back(), HasSubstr("no plan fits"));
 }

@@ -201,6 +201,11 @@ std::vector<KeyCase> cases() {
        {{"0", [](auto& c) { return c.zero.optimizer_degree == 0; }},
         {"8", [](auto& c) { return c.zero.optimizer_degree == 8; }}},
        kNotInteger},
+      {"/zeroth/gradient_degree",
+       "{}",
+       {{"0", [](auto& c) { return c.zero.gradient_degree == 0; }},
+        {"8", [](auto& c) { return c.zero.gradient_degree == 8; }}},
+       kNotInteger},
       {"/zeroth/reduction_policy",
        "{}",
        {{"\"per_step\"", [](auto& c) { return c.zero.reduction_policy == ReductionPolicy::kPerStep; }},
@@ -598,6 +603,16 @@ TEST(ConfigDegrees, OneSetOfKeysSaysThemAndTheyNest) {
             "a parameter_degree that divides it");
   EXPECT_EQ(problem_of(with_zero(R"("stage": 3)", R"("parameter_degree": 4, "optimizer_degree": 2)")).pointer,
             "/zeroth/optimizer_degree");
+  for (const std::string& states : {hpz, mics, std::string(R"("stage": 3)")}) {
+    for (const char* degree : {"2", "4", "8"}) {
+      EXPECT_TRUE(problems_of(with_zero(states, std::string(R"("gradient_degree": )") + degree)).empty()) << states << degree;
+    }
+  }
+  for (const std::string& states : {hpz, mics}) {
+    const ConfigProblem problem = problem_of(with_zero(states, R"("gradient_degree": 6)"));
+    EXPECT_EQ(problem.pointer, "/zeroth/gradient_degree");
+    EXPECT_EQ(problem.expected, "a divisor or a multiple of 4");
+  }
 }
 
 EngineSettings settings_of(const std::string& text, int world) {
@@ -611,22 +626,26 @@ TEST(ConfigDegrees, BecomeThePlan) {
   EXPECT_EQ(mics, mics_plan(2, {"dp"}));
   const ShardingPlan both =
       settings_of(with_zero(R"("stage": 3)", R"("parameter_degree": 2, "optimizer_degree": 4)"), 8).plan;
-  EXPECT_EQ(both.degrees(8), (Degrees{.parameter = 2, .sums = 4, .optimizer = 4, .world = 8}));
+  EXPECT_EQ(both.degrees(8), (Degrees{.parameter = 2, .gradient = 8, .sums = 4, .optimizer = 4, .world = 8}));
   const ShardingPlan one = settings_of(with_zero(R"("stage": 1)", R"("optimizer_degree": 2)"), 4).plan;
-  EXPECT_EQ(one.degrees(4), (Degrees{.parameter = 1, .sums = 2, .optimizer = 2, .world = 4}));
+  EXPECT_EQ(one.degrees(4), (Degrees{.parameter = 1, .gradient = 4, .sums = 2, .optimizer = 2, .world = 4}));
   EXPECT_EQ(settings_of(with_zero(R"("stage": 3)"), 4).plan, zero_plan(3, {"dp"}));
+  EXPECT_EQ(settings_of(with_zero(R"("stage": 0)", R"("gradient_degree": 2)"), 4).plan.degrees(4).gradient, 2);
 }
 
 TEST(ConfigDegrees, MustDivideTheRanks) {
   for (const std::string& text : {with_zero(R"("stage": 3, "zero_hpz_partition_size": 3)"),
                                   with_zero(R"("stage": 3, "mics_shard_size": 8)"),
-                                  with_zero(R"("stage": 2)", R"("optimizer_degree": 3)")}) {
+                                  with_zero(R"("stage": 2)", R"("optimizer_degree": 3)"),
+                                  with_zero(R"("stage": 2)", R"("gradient_degree": 3)")}) {
     try {
       (void)settings_of(text, 4);
       ADD_FAILURE() << text;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kConfig);
-      EXPECT_NE(std::string(error.what()).find("zero_hpz_partition_size"), std::string::npos) << error.what();
+      const bool gradients = text.find("gradient_degree") != std::string::npos;
+      EXPECT_NE(std::string(error.what()).find(gradients ? "zeroth.gradient_degree" : "zero_hpz_partition_size"), std::string::npos)
+          << error.what();
     }
   }
 }

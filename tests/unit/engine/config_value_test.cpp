@@ -76,6 +76,7 @@ SchedulerConfig any_scheduler() {
 void set_degrees(ZeroConfig& zero) {
   const auto parameter = static_cast<int>(any_int(1, 4096));
   const auto optimizer = parameter * static_cast<int>(any_int(0, 16));
+  zero.gradient_degree = *rc::gen::element(0, 1, parameter);
   switch (any_int(0, 4)) {
     case 0:
       return;

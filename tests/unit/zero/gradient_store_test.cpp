@@ -231,10 +231,11 @@ TEST(GradientStore, BucketsOf16BitsBecomeWideForTheEventThatNeedsIt) {
 TEST(GradientStore, SumsAreThereHoweverRanksGoThroughTheModel) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const int ring_slots : {1, 2}) {
-      for (const int world : {1, 2, 3}) {
+      for (const auto& [world, gradient_degree] : {std::pair{1, 0}, {2, 0}, {3, 0}, {2, 1}, {4, 2}}) {
         for (const Story& story : kStories) {
           ShardingPlan plan = zero_plan(stage, {"dp"});
           plan.ring_slots = ring_slots;
+          plan.gradient_degree = gradient_degree;
           std::vector<std::uint64_t> room(static_cast<std::size_t>(world));
           bool ring = false;
           test::run_ranks(world, [&](int rank, const Backend& backend) {
@@ -254,10 +255,57 @@ TEST(GradientStore, SumsAreThereHoweverRanksGoThroughTheModel) {
           });
           const bool made = std::ranges::any_of(room, [](std::uint64_t bytes) { return bytes > 0; });
           const std::string where = story.name + ", stage " + std::to_string(stage) + ", world " + std::to_string(world) + ", ring of " +
-                                    std::to_string(ring_slots);
+                                    std::to_string(ring_slots) + ", gradients over " + std::to_string(gradient_degree);
           EXPECT_TRUE(!ring || made || !story.makes_room) << where;
           EXPECT_TRUE(!made || story.name != "in order") << where;
         }
+      }
+    }
+  }
+}
+
+/// Sums are formed over a run of ranks, over backwards, over runs: numbers that are lost in any other order.
+TEST(GradientStore, RunsOfRanksAreSummedFirstThenBackwardsThenRuns) {
+  constexpr float kLarge = 0x1p25F;  // one unit in the last place is 4: next to it 1 and 2 are lost
+  // [rank][backward]; runs of two ranks. ((L + 1) + (-L + 3)) + ((1 + 1) + (1 + 1)): the first run has L and -L + 4, or -L + 2.
+  constexpr float kGradients[4][2] = {{kLarge, -kLarge}, {1.0F, 3.0F}, {1.0F, 1.0F}, {1.0F, 1.0F}};
+  const auto pairs = [&](int first, int backward) { return kGradients[first][backward] + kGradients[first + 1][backward]; };
+  const float in_runs = (pairs(0, 0) + pairs(0, 1)) + (pairs(2, 0) + pairs(2, 1));
+  const auto of_all = [&](int backward) {
+    return ((kGradients[0][backward] + kGradients[1][backward]) + kGradients[2][backward]) + kGradients[3][backward];
+  };
+  ASSERT_NE(in_runs, of_all(0) + of_all(1)) << "the orders are not told apart";
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const bool messages : {false, true}) {
+      for (const int degree : {0, 2}) {
+        ShardingPlan plan = zero_plan(stage, {"dp"});
+        plan.gradient_degree = degree;
+        const float expected = degree == 0 ? of_all(0) + of_all(1) : in_runs;
+        test::run_ranks(
+            4,
+            [&](int rank, const Backend& backend) {
+              Stores stores(backend, plan);
+              const int flat = stores.model.unit_flats[kBlock1].front();
+              const int param = stores.model.flat(flat).segments.front().param;
+              const ParamSpec& spec = stores.model.params[static_cast<std::size_t>(param)];
+              for (int backward = 0; backward < 2; ++backward) {
+                const std::vector<float> grad(static_cast<std::size_t>(spec.numel()), kGradients[rank][backward]);
+                stores.gradients.add(param, {reinterpret_cast<const std::byte*>(grad.data()), spec.shape, spec.dtype});
+                stores.gradients.close_unit(kBlock1);
+                stores.gradients.close_backward();
+              }
+              stores.gradients.complete();
+              const auto* got = reinterpret_cast<const float*>(stores.memory.reduced(flat));
+              const Range piece = intersect(stores.model.flat(flat).shard(rank), {0, spec.numel()});
+              for (std::int64_t at = 0; at < piece.size(); ++at) {
+                test::require(got[at] == expected,
+                              "stage " + std::to_string(stage) + ", degree " + std::to_string(degree) + ": expected " +
+                                  std::to_string(expected) + ", got " + std::to_string(got[at]));
+              }
+              stores.barrier();  // the judge's
+              stores.gradients.begin_step();
+            },
+            {.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory});
       }
     }
   }

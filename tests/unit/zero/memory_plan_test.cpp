@@ -244,6 +244,26 @@ TEST(MemoryPlan, StatesOfOneLinearLayerAreDividedByTheirDegrees) {
   }
 }
 
+TEST(MemoryPlan, SumsAreDividedByTheDegreeOfGradientsOrOfTheUpdateWhicheverIsLess) {
+  // 1,048,576 parameters on 8 ranks: 4 MiB of sums.
+  constexpr std::uint64_t kMiB = 1U << 20U;
+  for (const int stage : {0, 2, 3}) {
+    for (const auto& [optimizer, gradient] : {std::pair{8, 1}, {8, 2}, {8, 4}, {8, 8}, {4, 2}, {2, 4}}) {
+      ShardingPlan plan = zero_plan(stage, {"dp"});
+      if (stage > 0) plan.optimizer_degree = optimizer;
+      if (stage == 3) plan.parameter_degree = 2;
+      plan.gradient_degree = gradient;
+      const ModelLayout model =
+          make_model_layout({{.name = "w", .shape = {1024, 1024}}}, {{.name = "root", .params = {0}}}, plan.degrees(8));
+      for (const int rank : {0, 5}) {
+        const auto divisor = static_cast<std::uint64_t>(stage == 0 ? gradient : std::min(optimizer, gradient));
+        EXPECT_EQ(plan_memory(model, plan, rank, 2, 2)[MemoryState::kReduced], 4 * kMiB / divisor) << stage << " " << gradient;
+        EXPECT_EQ(plan_memory(model, plan, rank, 2, 1)[MemoryState::kReduced], 0U) << "in the bucket, where it is not needed again";
+      }
+    }
+  }
+}
+
 RC_GTEST_PROP(MemoryPlanProperty, GroupsOfRanksAddUpToOneModelEach, ()) {
   const auto random = testing::any_model();
   const auto parameter = *rc::gen::inRange(1, 4);

@@ -95,22 +95,22 @@ TEST(ShardingPlan, ValidateRefusesAbsurdNumbers) {
 }
 
 TEST(ShardingPlan, DegreesOfTheStagesAreOneOrTheWorld) {
-  EXPECT_EQ(zero_plan(0, {"dp"}).degrees(6), (Degrees{.parameter = 1, .sums = 1, .optimizer = 1, .world = 6}));
-  EXPECT_EQ(zero_plan(1, {"dp"}).degrees(6), (Degrees{.parameter = 1, .sums = 6, .optimizer = 6, .world = 6}));
-  EXPECT_EQ(zero_plan(2, {"dp"}).degrees(6), (Degrees{.parameter = 1, .sums = 6, .optimizer = 6, .world = 6}));
-  EXPECT_EQ(zero_plan(3, {"dp"}).degrees(6), (Degrees{.parameter = 6, .sums = 6, .optimizer = 6, .world = 6}));
+  EXPECT_EQ(zero_plan(0, {"dp"}).degrees(6), (Degrees{.parameter = 1, .gradient = 6, .sums = 1, .optimizer = 1, .world = 6}));
+  EXPECT_EQ(zero_plan(1, {"dp"}).degrees(6), (Degrees{.parameter = 1, .gradient = 6, .sums = 6, .optimizer = 6, .world = 6}));
+  EXPECT_EQ(zero_plan(2, {"dp"}).degrees(6), (Degrees{.parameter = 1, .gradient = 6, .sums = 6, .optimizer = 6, .world = 6}));
+  EXPECT_EQ(zero_plan(3, {"dp"}).degrees(6), (Degrees{.parameter = 6, .gradient = 6, .sums = 6, .optimizer = 6, .world = 6}));
 }
 
 TEST(ShardingPlan, PlansForSlowLinksAreDegrees) {
   for (const ShardingPlan& plan : {hsdp_plan(2, {"dp"}), mics_plan(2, {"dp"})}) {
-    EXPECT_EQ(plan.degrees(8), (Degrees{.parameter = 2, .sums = 2, .optimizer = 2, .world = 8})) << plan.name;
+    EXPECT_EQ(plan.degrees(8), (Degrees{.parameter = 2, .gradient = 8, .sums = 2, .optimizer = 2, .world = 8})) << plan.name;
     EXPECT_TRUE(plan.gathers_parameters() && plan.gathers_gradients(8) && !plan.publishes_parameters(8)) << plan.name;
   }
   ShardingPlan mics = mics_plan(2, {"dp"});
   mics.name = hsdp_plan(2, {"dp"}).name;
   EXPECT_EQ(mics, hsdp_plan(2, {"dp"}));
   const ShardingPlan hpz = hpz_plan(2, {"dp"});
-  EXPECT_EQ(hpz.degrees(8), (Degrees{.parameter = 2, .sums = 8, .optimizer = 8, .world = 8}));
+  EXPECT_EQ(hpz.degrees(8), (Degrees{.parameter = 2, .gradient = 8, .sums = 8, .optimizer = 8, .world = 8}));
   EXPECT_TRUE(hpz.gathers_parameters() && !hpz.gathers_gradients(8) && hpz.publishes_parameters(8));
   EXPECT_EQ(hpz.name, "hpz-2");
   EXPECT_EQ(hsdp_plan(4, {"dp"}).name, "hsdp-4");
@@ -142,6 +142,49 @@ TEST(ShardingPlan, DegreesThatDoNotNestInTheWorldAreConfigurationErrors) {
       EXPECT_NE(error.context().expected.find(std::to_string(world) + " ranks"), std::string::npos);
     }
   }
+}
+
+TEST(ShardingPlan, GradientsHaveADegreeUnderEveryPlacement) {
+  for (const int stage : {0, 1, 2, 3}) {
+    ShardingPlan plan = zero_plan(stage, {"dp"});
+    EXPECT_FALSE(plan.degrees(8).sums_groups()) << stage;
+    EXPECT_EQ(plan.shares_sums(8), stage == 0) << stage;
+    plan.gradient_degree = 2;
+    EXPECT_NO_THROW(plan.validate());
+    EXPECT_EQ(plan.degrees(8).gradient, 2) << stage;
+    EXPECT_TRUE(plan.degrees(8).sums_groups() && plan.shares_sums(8)) << stage;
+    plan.gradient_degree = 8;
+    EXPECT_EQ(plan.degrees(8), zero_plan(stage, {"dp"}).degrees(8)) << stage;
+  }
+  // Between the others, below or above them: one of each two divides the other.
+  for (const int degree : {1, 2, 4, 8}) {
+    ShardingPlan plan = zero_plan(3, {"dp"});
+    plan.parameter_degree = 2;
+    plan.optimizer_degree = 4;
+    plan.gradient_degree = degree;
+    EXPECT_EQ(plan.degrees(8).gradient, degree);
+  }
+  struct Case {
+    int parameter, optimizer, gradient, world;
+  };
+  for (const auto& [parameter, optimizer, gradient, world] :
+       {Case{0, 0, 3, 8}, {0, 0, 16, 8}, {2, 2, 3, 6}, {3, 6, 2, 6}, {2, 4, 3, 12}, {4, 12, 6, 12}}) {
+    ShardingPlan plan = zero_plan(3, {"dp"});
+    plan.parameter_degree = parameter;
+    plan.optimizer_degree = optimizer;
+    plan.gradient_degree = gradient;
+    try {
+      (void)plan.degrees(world);
+      ADD_FAILURE() << parameter << " " << optimizer << " " << gradient << " " << world;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kConfig);
+      EXPECT_EQ(error.context().got, std::to_string(gradient));
+      EXPECT_NE(error.context().hint.find("zeroth.gradient_degree"), std::string::npos);
+    }
+  }
+  ShardingPlan plan = zero_plan(3, {"dp"});
+  plan.gradient_degree = -1;
+  EXPECT_THROW(plan.validate(), Error);
 }
 
 TEST(ShardingPlan, DegreesNeedShardedStates) {

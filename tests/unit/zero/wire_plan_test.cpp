@@ -200,6 +200,31 @@ TEST(WirePlan, BetweenNodesStageThreeMovesThreeModelsAndHybridsTwo) {
             (WireBytes{.reduce_gradients = kEighth, .publish_parameters = kEighth}));
 }
 
+TEST(WirePlan, GradientsWithADegreeCrossBetweenNodesOnceAStep) {
+  const NodeLevels levels{.node_sizes = {4, 4}, .two_levels = true};
+  for (ShardingPlan plan : {zero_plan(1, {"dp"}), zero_plan(3, {"dp"}), hsdp_plan(4, {"dp"}), hpz_plan(4, {"dp"})}) {
+    const auto near = [&](int micro_steps) { return plan_wire(one_layer(plan), resharding(plan), 6, micro_steps).reduce_gradients; };
+    const auto far = [&](int micro_steps) {
+      return plan_far_wire(one_layer(plan), resharding(plan), 6, micro_steps, levels).reduce_gradients;
+    };
+    EXPECT_EQ(near(3), 3 * 7 * kEighth) << plan.name;
+    EXPECT_EQ(far(3), 3 * kEighth) << plan.name;
+    plan.gradient_degree = 4;
+    // A quarter from each of the three others of the node in each micro-step, and an eighth from the other node.
+    EXPECT_EQ(near(3), 3 * 3 * 2 * kEighth + kEighth) << plan.name;
+    EXPECT_EQ(far(3), kEighth) << plan.name;
+    EXPECT_EQ(far(1), kEighth) << plan.name;
+    plan.gradient_degree = 2;
+    // A half from the other one of the pair, and an eighth from each of the three other pairs, of which two are far.
+    EXPECT_EQ(near(3), 3 * 4 * kEighth + 3 * kEighth) << plan.name;
+    EXPECT_EQ(far(3), kEighth) << plan.name << ": one sum of the other node's two pairs";
+  }
+  ShardingPlan narrow = resharding(hpz_plan(4, {"dp"}));
+  narrow.gradient_degree = 4;
+  EXPECT_EQ(plan_wire(one_layer(narrow, DType::kBFloat16), narrow, 0, 2).reduce_gradients, 2 * 3 * kEighth + kEighth)
+      << "gradients travel narrow inside the node, their sums wide";
+}
+
 TEST(WirePlan, WithoutLevelsEveryFarRankIsAsked) {
   const NodeLevels flat{.node_sizes = {4, 4}};
   const auto far = [&flat](const ShardingPlan& plan) {
@@ -244,6 +269,8 @@ RC_GTEST_PROP(WirePlanProperty, AtAnyDegreesAGroupMovesItsPartsOnceAndNodesOfOne
   ShardingPlan plan = zero_plan(3, {"dp"});
   plan.parameter_degree = parameter;
   plan.optimizer_degree = optimizer;
+  plan.gradient_degree = *rc::gen::element(0, 1, parameter, optimizer);
+  plan.narrow_buckets = *rc::gen::arbitrary<bool>();
   plan.reshard = Reshard::kAll;
   const ModelLayout model = make_model_layout(random.params, random.units, plan.degrees(world));
   const auto whole = [&model](bool trainable_only, bool sums) {
@@ -258,6 +285,10 @@ RC_GTEST_PROP(WirePlanProperty, AtAnyDegreesAGroupMovesItsPartsOnceAndNodesOfOne
   RC_ASSERT(sum.gather_parameters == 2 * whole(false, false) * times(world - world / parameter));
   RC_ASSERT(sum.gather_gradients == whole(true, true) * times(world / optimizer - 1));
   RC_ASSERT(sum.publish_parameters == whole(true, false) * times(world / parameter - world / optimizer));
+  if (plan.gradient_degree != 0 && !plan.narrow_buckets) {
+    const int runs = world / plan.gradient_degree;
+    RC_ASSERT(sum.reduce_gradients == whole(true, true) * times(runs * (plan.gradient_degree - 1) + runs - 1));
+  }
   const NodeLevels nodes{.node_sizes = std::vector<int>(static_cast<std::size_t>(world), 1),
                          .two_levels = *rc::gen::arbitrary<bool>()};
   for (int rank = 0; rank < world; ++rank) {
