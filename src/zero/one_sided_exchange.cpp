@@ -196,7 +196,6 @@ OneSidedExchange::Part OneSidedExchange::part_of(int source, int flat, std::uint
 }
 
 void OneSidedExchange::progress(int flat) {
-  if (!sums_taken_by_all()) return;
   FlatState& own = state(flat);
   while (true) {
     const std::uint64_t code = reduction_code(own.next_backward, own.next_event);

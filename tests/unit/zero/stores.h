@@ -82,11 +82,11 @@ class Bound final : public ParameterBinder {
 struct Stores {
   explicit Stores(Backend seat, ShardingPlan chosen = make_plan())
       : Stores(seat, chosen, make_model(chosen.degrees(seat->size()))) {}
-  Stores(Backend seat, ShardingPlan chosen, ModelLayout layout)
+  Stores(Backend seat, ShardingPlan chosen, ModelLayout layout, int micro_steps = 1)
       : backend(std::move(seat)),
         plan(std::move(chosen)),
         model(std::move(layout)),
-        memory(model, plan, 2, 1, *device, *backend),
+        memory(model, plan, 2, micro_steps, *device, *backend),
         parameters(model,
                    plan,
                    memory,
@@ -97,7 +97,7 @@ struct Stores {
                    bound),
         gradients(model,
                   plan,
-                  1,
+                  micro_steps,
                   memory,
                   *backend,
                   device->make_stream("reduce"),
