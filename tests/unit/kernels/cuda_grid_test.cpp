@@ -17,7 +17,6 @@ namespace zeroth::kernels {
 namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace)
-using testing::Elements;  // not the kernels' own
 
 /// Memory of the machine that is this process: a copy at the misalignment that is asked for.
 template <class T>

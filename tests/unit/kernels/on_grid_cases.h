@@ -39,9 +39,9 @@ inline std::ostream& operator<<(std::ostream& out, const Range& range) {
 
 /// Odd seeds give ordinary numbers, which take part in every rounding; even ones patterns that are mostly
 /// edges.
-class Elements {
+class Inputs {
  public:
-  explicit Elements(std::uint64_t seed) : ordinary_(seed % 2 == 1), random_(seed) {}
+  explicit Inputs(std::uint64_t seed) : ordinary_(seed % 2 == 1), random_(seed) {}
 
   template <class T>
   GuardedArray<T> next(std::int64_t n) {
@@ -70,9 +70,9 @@ template <class In, class Out, class Machine>
 ::testing::AssertionResult cast_matches(Machine& machine, const Range& range) {
   using Sources = typename Machine::template Array<In>;
   using Results = typename Machine::template Array<Out>;
-  Elements elements(range.seed);
-  const GuardedArray<In> src = elements.next<In>(range.n);
-  GuardedArray<Out> want = elements.next<Out>(range.n);
+  Inputs inputs(range.seed);
+  const GuardedArray<In> src = inputs.next<In>(range.n);
+  GuardedArray<Out> want = inputs.next<Out>(range.n);
   const Sources given(src, range.misalign);
   const Results got(want, range.misalign);
   detail::CastArgs args{got.data(), DTypeOf<Out>::value, given.data(), DTypeOf<In>::value, range.n};
@@ -122,11 +122,11 @@ template <class T, class Machine>
                                          bool split,
                                          const Range& range) {
   using Array = typename Machine::template Array<T>;
-  Elements elements(range.seed);
-  Parameters<T, Machine> param(elements.next<T>(range.n), split, range.misalign);
-  GuardedArray<T> exp_avg = elements.next<T>(range.n);
-  GuardedArray<T> exp_avg_sq = elements.next<T>(range.n);
-  const GuardedArray<T> grad = elements.next<T>(range.n);
+  Inputs inputs(range.seed);
+  Parameters<T, Machine> param(inputs.next<T>(range.n), split, range.misalign);
+  GuardedArray<T> exp_avg = inputs.next<T>(range.n);
+  GuardedArray<T> exp_avg_sq = inputs.next<T>(range.n);
+  const GuardedArray<T> grad = inputs.next<T>(range.n);
   const Array got_avg(exp_avg, range.misalign);
   const Array got_avg_sq(exp_avg_sq, range.misalign);
   const Array given(grad, range.misalign);
@@ -157,10 +157,10 @@ template <class T, class Machine>
                                        bool split,
                                        const Range& range) {
   using Array = typename Machine::template Array<T>;
-  Elements elements(range.seed);
-  Parameters<T, Machine> param(elements.next<T>(range.n), split, range.misalign);
-  GuardedArray<T> momentum = elements.next<T>(range.n);
-  const GuardedArray<T> grad = elements.next<T>(range.n);
+  Inputs inputs(range.seed);
+  Parameters<T, Machine> param(inputs.next<T>(range.n), split, range.misalign);
+  GuardedArray<T> momentum = inputs.next<T>(range.n);
+  const GuardedArray<T> grad = inputs.next<T>(range.n);
   const Array got_momentum(momentum, range.misalign);
   const Array given(grad, range.misalign);
   SgdArgs args{.param = param.on_machine(),
@@ -203,9 +203,9 @@ inline std::vector<SgdHyper> sgd_forms() {
 
 template <class In, class Out, class Machine>
 ::testing::AssertionResult bucket_matches(Machine& machine, bool add, const Range& range) {
-  Elements elements(range.seed);
-  const GuardedArray<In> src = elements.next<In>(range.n);
-  GuardedArray<Out> want = elements.next<Out>(range.n);
+  Inputs inputs(range.seed);
+  const GuardedArray<In> src = inputs.next<In>(range.n);
+  GuardedArray<Out> want = inputs.next<Out>(range.n);
   GuardedArray<std::int64_t> count(1);
   count[0] = 7;  // is added to
   const typename Machine::template Array<In> given(src, range.misalign);
@@ -241,7 +241,7 @@ template <class In, class Out, class Machine>
   using Sources = typename Machine::template Array<In>;
   using Halves16 = typename Machine::template Array<BFloat16>;
   using Results = typename Machine::template Array<Out>;
-  Elements elements(range.seed);
+  Inputs inputs(range.seed);
   std::vector<GuardedArray<In>> sources;
   std::vector<GuardedArray<BFloat16>> narrow;
   std::vector<std::unique_ptr<Sources>> given;
@@ -253,20 +253,20 @@ template <class In, class Out, class Machine>
   narrow.reserve(static_cast<std::size_t>(c.num_sources));
   for (int k = 0; k < c.num_sources; ++k) {
     if (c.mixed && k % 2 == 1) {
-      narrow.push_back(elements.next<BFloat16>(range.n));
+      narrow.push_back(inputs.next<BFloat16>(range.n));
       given_narrow.push_back(std::make_unique<Halves16>(narrow.back(), range.misalign));
       on_machine.push_back(given_narrow.back()->data());
       on_cpu.push_back(narrow.back().data());
       dtypes.push_back(DType::kBFloat16);
     } else {
-      sources.push_back(elements.next<In>(range.n));
+      sources.push_back(inputs.next<In>(range.n));
       given.push_back(std::make_unique<Sources>(sources.back(), range.misalign));
       on_machine.push_back(given.back()->data());
       on_cpu.push_back(sources.back().data());
       dtypes.push_back(DTypeOf<In>::value);
     }
   }
-  GuardedArray<Out> want = elements.next<Out>(range.n);
+  GuardedArray<Out> want = inputs.next<Out>(range.n);
   const Results separate(want, range.misalign);
   SumSourcesArgs args{.dst = separate.data(),
                       .dst_dtype = DTypeOf<Out>::value,
@@ -301,14 +301,14 @@ template <class T, class Machine>
 ::testing::AssertionResult extreme_matches(
     Machine& machine, int num_sources, bool greatest, int in_place_of, const Range& range) {
   using Array = typename Machine::template Array<T>;
-  Elements elements(range.seed);
+  Inputs inputs(range.seed);
   std::vector<GuardedArray<T>> sources;
   std::vector<std::unique_ptr<Array>> given;
   std::vector<const void*> on_machine;
   std::vector<const void*> on_cpu;
   sources.reserve(static_cast<std::size_t>(num_sources));
   for (int k = 0; k < num_sources; ++k) {
-    sources.push_back(elements.next<T>(range.n));
+    sources.push_back(inputs.next<T>(range.n));
     for (std::int64_t i = 0; i < range.n; i += 3) {  // equal values, zeros of both signs among them
       sources.back()[i] = static_cast<T>((i + k) % 2 == 0 ? 0.0F : (i % 2 == 0 ? -0.0F : 1.0F));
     }
@@ -316,7 +316,7 @@ template <class T, class Machine>
     on_machine.push_back(given.back()->data());
     on_cpu.push_back(sources.back().data());
   }
-  GuardedArray<T> want = elements.next<T>(range.n);
+  GuardedArray<T> want = inputs.next<T>(range.n);
   const Array separate(want, range.misalign);
   const Array& got = in_place_of < 0 ? separate : *given[static_cast<std::size_t>(in_place_of)];
   ExtremeSourcesArgs args{.dst = got.data(),
@@ -335,8 +335,8 @@ template <class T, class Machine>
 /// The sums of blocks, and the words that NormAccumulator makes of them.
 template <class T, class Machine>
 ::testing::AssertionResult norm_matches(Machine& machine, const Range& range) {
-  Elements elements(range.seed);
-  const GuardedArray<T> src = elements.next<T>(range.n);
+  Inputs inputs(range.seed);
+  const GuardedArray<T> src = inputs.next<T>(range.n);
   const std::int64_t blocks = (range.n + kNormBlock - 1) / kNormBlock;
   GuardedArray<double> want(blocks);
   const typename Machine::template Array<T> given(src, range.misalign);
