@@ -1,16 +1,13 @@
 // The CUDA kernel of AdamW on a device: every bit is that of the CPU kernel.
-#include "unit/kernels/kernel_test_support.h"
+#include "cuda/device_test_support.h"
 
 #include <kernels/adamw/adamw.h>
 #include <kernels/adamw/adamw_cuda.h>
 
-#include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <limits>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -19,83 +16,7 @@ namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace)
 
-using AdamWOnDevice = decltype(&zeroth_cuda_adamw);
-
-/// The module is loaded as a program would load it; it stays until the end.
-AdamWOnDevice load_kernel() {
-  void* const module = ::dlopen(ZEROTH_CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
-  if (module == nullptr) throw std::runtime_error(::dlerror());
-  void* const entry = ::dlsym(module, "zeroth_cuda_adamw");
-  if (entry == nullptr) throw std::runtime_error(::dlerror());
-  return reinterpret_cast<AdamWOnDevice>(entry);
-}
-
-void require_ok(int status, const std::string& what) {
-  if (status == cudaSuccess) return;
-  throw std::runtime_error(what + ": " + cudaGetErrorString(static_cast<cudaError_t>(status)));
-}
-
-/// Why nothing can run here, or "".
-std::string why_no_device() {
-  int devices = 0;
-  const cudaError_t status = cudaGetDeviceCount(&devices);
-  if (status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver ||
-      status == cudaErrorStubLibrary) {
-    return cudaGetErrorString(status);
-  }
-  require_ok(status, "cudaGetDeviceCount");
-  if (devices == 0) return "none is visible";
-  int major = 0;
-  require_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
-  return major >= 8 ? ""
-                    : "the kernels are built for compute capability 8.0 and up, this one has " +
-                          std::to_string(major);
-}
-
-/// n elements on the device, `misalign` elements past what cudaMalloc aligns, between guards.
-template <class T>
-class DeviceArray {
- public:
-  DeviceArray(const GuardedArray<T>& from, std::int64_t misalign)
-      : n_(static_cast<std::size_t>(from.size())), first_(kGuard + static_cast<std::size_t>(misalign)) {
-    require_ok(cudaMalloc(&data_, bytes()), "cudaMalloc");
-    require_ok(cudaMemset(data_, kPattern, bytes()), "cudaMemset");
-    require_ok(cudaMemcpy(data(), from.data(), n_ * sizeof(T), cudaMemcpyHostToDevice), "copy to the device");
-  }
-  DeviceArray(const DeviceArray&) = delete;
-  DeviceArray& operator=(const DeviceArray&) = delete;
-  ~DeviceArray() { cudaFree(data_); }
-
-  [[nodiscard]] T* data() const { return static_cast<T*>(data_) + first_; }
-
-  /// Success if the elements have the bits of `want` and nothing beside them was written.
-  [[nodiscard]] ::testing::AssertionResult has_bits_of(const GuardedArray<T>& want) const {
-    std::vector<Bits<T>> all(n_ + 2 * kGuard + kMostMisalign);
-    require_ok(cudaMemcpy(all.data(), data_, bytes(), cudaMemcpyDeviceToHost), "copy from the device");
-    const Bits<T> pattern = static_cast<Bits<T>>(0x5a5a5a5a5a5a5a5aULL);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      if (i >= first_ && i < first_ + n_) {
-        const Bits<T> expected = bits_of(want[static_cast<std::int64_t>(i - first_)]);
-        if (all[i] == expected) continue;
-        return ::testing::AssertionFailure() << "element " << i - first_ << " of " << n_ << ": want 0x"
-                                             << std::hex << expected << ", got 0x" << all[i];
-      }
-      if (all[i] != pattern) return ::testing::AssertionFailure() << "wrote outside the range";
-    }
-    return ::testing::AssertionSuccess();
-  }
-
- private:
-  static constexpr std::size_t kGuard = 32;  // keeps what cudaMalloc aligns aligned
-  static constexpr std::size_t kMostMisalign = 4;
-  static constexpr int kPattern = 0x5a;
-
-  [[nodiscard]] std::size_t bytes() const { return (n_ + 2 * kGuard + kMostMisalign) * sizeof(T); }
-
-  std::size_t n_;
-  std::size_t first_;
-  void* data_ = nullptr;
-};
+auto load_kernel() { return load_entry<decltype(zeroth_cuda_adamw)>("zeroth_cuda_adamw"); }
 
 AdamWHyper usual_hyper() {
   return {.lr = 3e-4,
@@ -251,7 +172,7 @@ TYPED_TEST(AdamWDevice, ARangeLongerThanTheGridGivesTheBitsOfTheCpu) {
 
 // Needs no device: nothing is launched.
 TEST(AdamWModule, LoadsAndRefusesWhatItCannotDo) {
-  const AdamWOnDevice kernel = load_kernel();
+  auto* const kernel = load_kernel();
   EXPECT_EQ(kernel(nullptr, nullptr), cudaErrorInvalidValue);
   const auto refused = [&](auto change) {
     AdamWArgs args{.n = 8};

@@ -3,7 +3,7 @@
 
 #include <kernels/adamw/adamw.h>
 
-/// Enqueues adamw_step(args) on `stream` (a cudaStream_t); the pointers of args are device pointers. Returns
-/// a cudaError_t: 0, or why the launch failed; faults of the kernel itself surface at the stream's next
-/// synchronisation. Does not block.
+/// Enqueues adamw_step(args) on `stream` (a cudaStream_t); the pointers of args are device pointers. Returns a
+/// cudaError_t: 0; cudaErrorInvalidValue for what adamw_step refuses, and nothing is launched; or why the launch
+/// failed. Faults of the kernel itself surface at the stream's next synchronisation. Does not block.
 extern "C" int zeroth_cuda_adamw(const zeroth::kernels::AdamWArgs* args, void* stream);

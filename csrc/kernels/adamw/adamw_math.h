@@ -46,5 +46,34 @@ ZR_HOST_DEVICE ZR_INLINE AdamWState<V> adamw_element(const AdamWFactors<V>& f, V
   return {canonical(param), canonical(exp_avg), canonical(exp_avg_sq)};
 }
 
+/// Params: see masters.h; T: its Value.
+template <class Params, class T>
+struct AdamWArrays {
+  Params param;
+  T* exp_avg;
+  T* exp_avg_sq;
+  const T* grad;
+};
+
+template <class Params, class T = typename Params::Value>
+AdamWArrays<Params, T> adamw_arrays(Params param, const AdamWArgs& args) {
+  return {param,
+          static_cast<T*>(args.exp_avg),
+          static_cast<T*>(args.exp_avg_sq),
+          static_cast<const T*>(args.grad)};
+}
+
+/// Updates the lanes of one vector at element i.
+template <bool kL2, class W, class Params, class T>
+ZR_HOST_DEVICE ZR_INLINE void adamw_update(const AdamWFactors<W>& factors,
+                                           const AdamWArrays<Params, T>& a,
+                                           std::int64_t i) {
+  const AdamWState<W> old{a.param.template load<W>(i), W::load(a.exp_avg + i), W::load(a.exp_avg_sq + i)};
+  const AdamWState<W> next = adamw_element<kL2>(factors, W::load(a.grad + i), old);
+  a.param.store(next.param, i);
+  next.exp_avg.store(a.exp_avg + i);
+  next.exp_avg_sq.store(a.exp_avg_sq + i);
+}
+
 }  // namespace
 }  // namespace zeroth::kernels

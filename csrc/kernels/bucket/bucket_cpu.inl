@@ -1,4 +1,5 @@
 // Memory access of the gradient buckets; included once per instruction set.
+#include <kernels/bucket/bucket_math.h>
 #include <kernels/bucket/bucket_variants.h>
 #include <kernels/common/loops.h>
 
@@ -24,32 +25,24 @@ std::int64_t add_range(Out* dst, const In* src, std::int64_t n) {
     using W = typename decltype(width)::Vector;
     const W value = W::load(src + i);
     nonfinite += value.nonfinite();
-    canonical(W::load(dst + i) + value).store(dst + i);
+    bucket_sum(W::load(dst + i), value).store(dst + i);
   });
   return nonfinite;
 }
 
-template <template <class> class V, class Out, class In>
-std::int64_t bucket_typed(const detail::BucketArgs& args) {
-  Out* const dst = static_cast<Out*>(args.dst);
-  const In* const src = static_cast<const In*>(args.src);
-  return args.add ? add_range<V>(dst, src, args.n) : store_range<V, Out>(dst, src, args.n);
-}
-
 template <template <class> class V>
 std::int64_t bucket_any(const detail::BucketArgs& args) {
-  switch (args.src_dtype) {
-    case DType::kFloat64:
-      return bucket_typed<V, double, double>(args);
-    case DType::kBFloat16:
-      if (args.dst_dtype == DType::kBFloat16) {
-        return store_range<V, float>(
-            static_cast<BFloat16*>(args.dst), static_cast<const BFloat16*>(args.src), args.n);
+  return with_bucket_types(args.src_dtype, args.dst_dtype, [&](auto types) {
+    using Types = decltype(types);
+    auto* const dst = static_cast<typename Types::Out*>(args.dst);
+    const auto* const src = static_cast<const typename Types::In*>(args.src);
+    if constexpr (Types::kAddable) {
+      if (args.add) {
+        return add_range<V>(dst, src, args.n);
       }
-      return bucket_typed<V, float, BFloat16>(args);
-    default:
-      return bucket_typed<V, float, float>(args);
-  }
+    }
+    return store_range<V, typename Types::Sum>(dst, src, args.n);
+  });
 }
 
 template <template <class> class V>

@@ -1,4 +1,5 @@
 #include <kernels/cast/cast.h>
+#include <kernels/cast/cast_math.h>
 #include <kernels/cast/cast_variants.h>
 #include <kernels/common/fp_environment.h>
 #include <zeroth/base/error.h>
@@ -7,9 +8,7 @@ namespace zeroth::kernels {
 
 void cast_range(void* dst, DType dst_dtype, const void* src, DType src_dtype, std::int64_t n, Isa isa) {
   ZR_CHECK(n >= 0, ErrorCode::kUsage, "negative element count", ErrorContext{.where = "kernels.cast"});
-  const bool known = is_trained(src_dtype) && is_trained(dst_dtype) && src_dtype != dst_dtype &&
-                     !(src_dtype == DType::kFloat64 && dst_dtype == DType::kBFloat16);
-  ZR_CHECK(known,
+  ZR_CHECK(is_castable(src_dtype, dst_dtype),
            ErrorCode::kUsage,
            "no conversion between these element types",
            ErrorContext{.where = "kernels.cast",

@@ -119,9 +119,9 @@ struct Lane<std::uint32_t> {
   static constexpr std::int64_t kLanes = 1;
   std::uint32_t v;
 
-  static ZR_INLINE Lane load(const std::uint32_t* p) { return {*p}; }
-  ZR_INLINE void store(std::uint32_t* p) const { *p = v; }
-  ZR_INLINE void stream(std::uint32_t* p) const { *p = v; }
+  ZR_HOST_DEVICE static ZR_INLINE Lane load(const std::uint32_t* p) { return {*p}; }
+  ZR_HOST_DEVICE ZR_INLINE void store(std::uint32_t* p) const { *p = v; }
+  ZR_HOST_DEVICE ZR_INLINE void stream(std::uint32_t* p) const { *p = v; }
 };
 
 template <>
@@ -130,9 +130,9 @@ struct Lane<std::uint64_t> {
   static constexpr std::int64_t kLanes = 1;
   std::uint64_t v;
 
-  static ZR_INLINE Lane load(const std::uint64_t* p) { return {*p}; }
-  ZR_INLINE void store(std::uint64_t* p) const { *p = v; }
-  ZR_INLINE void stream(std::uint64_t* p) const { *p = v; }
+  ZR_HOST_DEVICE static ZR_INLINE Lane load(const std::uint64_t* p) { return {*p}; }
+  ZR_HOST_DEVICE ZR_INLINE void store(std::uint64_t* p) const { *p = v; }
+  ZR_HOST_DEVICE ZR_INLINE void stream(std::uint64_t* p) const { *p = v; }
 };
 
 template <class T>
@@ -169,10 +169,10 @@ ZR_HOST_DEVICE ZR_INLINE Lane<float> canonical(Lane<float> a) {
 ZR_HOST_DEVICE ZR_INLINE Lane<double> canonical(Lane<double> a) {
   return {a.v != a.v ? __builtin_bit_cast(double, kQuietNan64) : a.v};
 }
-ZR_INLINE Lane<std::uint32_t> canonical(Lane<std::uint32_t> a) {
+ZR_HOST_DEVICE ZR_INLINE Lane<std::uint32_t> canonical(Lane<std::uint32_t> a) {
   return a;
 }
-ZR_INLINE Lane<std::uint64_t> canonical(Lane<std::uint64_t> a) {
+ZR_HOST_DEVICE ZR_INLINE Lane<std::uint64_t> canonical(Lane<std::uint64_t> a) {
   return a;
 }
 

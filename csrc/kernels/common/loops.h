@@ -2,6 +2,7 @@
 #pragma once
 
 #include <kernels/common/lane.h>
+#include <kernels/common/select.h>
 
 #include <cstdint>
 
@@ -12,31 +13,6 @@ namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per i
 /// fit in the L2 cache, and the next reader finds them there. Measured with benchmarks/kernels/memory_bench.
 inline constexpr std::int64_t kStreamBytes = std::int64_t{256} << 10;
 inline constexpr std::int64_t kStreamAlign = 64;
-
-/// Names a vector type in a call of a generic lambda.
-template <class V>
-struct Width {
-  using Vector = V;
-};
-
-struct Yes {
-  static constexpr bool kValue = true;
-};
-struct No {
-  static constexpr bool kValue = false;
-};
-
-/// body(Yes{}) or body(No{}): turns a condition that holds for a whole range into a template argument. A
-/// branch that the compiler leaves inside a loop has cost up to a factor of two, depending on nothing but
-/// where the code came to lie.
-template <class Body>
-ZR_INLINE void with_flag(bool flag, const Body& body) {
-  if (flag) {
-    body(Yes{});
-  } else {
-    body(No{});
-  }
-}
 
 /// Calls body(Width<V<T>>{}, i) for every full vector of [begin, n) and body(Width<Lane<T>>{}, i) for the
 /// elements that remain.

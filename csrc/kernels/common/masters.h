@@ -12,33 +12,45 @@ namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per i
 
 template <class T>
 struct WholeParams {
+  using Value = T;
   T* param;
 
-  static WholeParams of(void* param, std::int16_t* /*low*/) { return {static_cast<T*>(param)}; }
   template <class W>
-  ZR_INLINE W load(std::int64_t i) const {
+  ZR_HOST_DEVICE ZR_INLINE W load(std::int64_t i) const {
     return W::load(param + i);
   }
   template <class W>
-  ZR_INLINE void store(W value, std::int64_t i) const {
+  ZR_HOST_DEVICE ZR_INLINE void store(W value, std::int64_t i) const {
     value.store(param + i);
   }
 };
 
 struct SplitMasters {
+  using Value = float;
   BFloat16* high;
   std::int16_t* low;
 
-  static SplitMasters of(void* param, std::int16_t* low) { return {static_cast<BFloat16*>(param), low}; }
   template <class W>
-  ZR_INLINE W load(std::int64_t i) const {
+  ZR_HOST_DEVICE ZR_INLINE W load(std::int64_t i) const {
     return W::join(high + i, low + i);
   }
   template <class W>
-  ZR_INLINE void store(W value, std::int64_t i) const {
+  ZR_HOST_DEVICE ZR_INLINE void store(W value, std::int64_t i) const {
     value.split(high + i, low + i);
   }
 };
+
+/// body(params), for states of `dtype` (kFloat32 or kFloat64); `low` is null where parameters are whole.
+template <class Body>
+ZR_INLINE void with_params(DType dtype, void* param, std::int16_t* low, const Body& body) {
+  if (dtype == DType::kFloat64) {
+    body(WholeParams<double>{static_cast<double*>(param)});
+  } else if (low != nullptr) {
+    body(SplitMasters{static_cast<BFloat16*>(param), low});
+  } else {
+    body(WholeParams<float>{static_cast<float*>(param)});
+  }
+}
 
 }  // namespace
 }  // namespace zeroth::kernels

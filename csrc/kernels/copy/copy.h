@@ -1,5 +1,5 @@
 // memcpy for gathers: past the caches from a size on, since a gathered slot is larger than them and its old
-// content is of no use.
+// content is of no use. On a CUDA device this op needs no kernel: it is cudaMemcpyAsync.
 #pragma once
 
 #include <kernels/common/dispatch.h>

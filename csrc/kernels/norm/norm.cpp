@@ -85,6 +85,17 @@ void NormAccumulator::add(const void* src, DType dtype, std::int64_t n, Isa isa)
   carry();
 }
 
+void NormAccumulator::add_blocks(std::span<const double> sums) noexcept {
+  std::int64_t blocks = 0;
+  for (const double sum : sums) {
+    add_block(sum);
+    if (++blocks % (kBatchesPerCarry * kBatchBlocks) == 0) {
+      carry();
+    }
+  }
+  carry();
+}
+
 void NormAccumulator::merge(const NormAccumulator& other) noexcept {
   for (std::size_t i = 0; i < words_.size(); ++i) {
     words_[i] += other.words_[i];

@@ -42,6 +42,10 @@ class NormAccumulator {
   /// nothing. Throws Error{kUsage}: dtype not floating, n < 0, unsupported isa.
   void add(const void* src, DType dtype, std::int64_t n, Isa isa);
 
+  /// Adds sums of blocks that step 1 made elsewhere (zeroth_cuda_norm_blocks), as add() would have. One that is
+  /// infinite or NaN is counted and adds nothing.
+  void add_blocks(std::span<const double> sums) noexcept;
+
   /// Adds all that `other` holds.
   void merge(const NormAccumulator& other) noexcept;
 

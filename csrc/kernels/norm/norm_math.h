@@ -12,6 +12,11 @@ namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per i
 constexpr std::int64_t kNormLanes = 32;
 constexpr std::int64_t kNormRows = 32;
 
+template <class D>
+ZR_HOST_DEVICE ZR_INLINE D norm_added(D sum, D x) {
+  return fused(x, x, sum);
+}
+
 /// D: the vector of doubles; In: element type in memory.
 template <class D, class In>
 ZR_INLINE double norm_block(const In* block) {
@@ -22,8 +27,7 @@ ZR_INLINE double norm_block(const In* block) {
   }
   for (std::int64_t row = 0; row < kNormRows; ++row) {
     for (std::int64_t k = 0; k < kVectors; ++k) {
-      const D x = D::load(block + row * kNormLanes + k * D::kLanes);
-      sum[k] = fused(x, x, sum[k]);
+      sum[k] = norm_added(sum[k], D::load(block + row * kNormLanes + k * D::kLanes));
     }
   }
   for (std::int64_t half = kVectors / 2; half > 0; half /= 2) {
@@ -39,6 +43,33 @@ ZR_INLINE double norm_block(const In* block) {
     }
   }
   return lane[0];
+}
+
+/// a_l of one lane, for devices whose lanes are threads. `count` elements of the block are there: the missing ones
+/// would add zeros, which change no bit of a sum of squares.
+template <class In>
+ZR_HOST_DEVICE ZR_INLINE double norm_lane(const In* block, std::int64_t count, std::int64_t lane) {
+  using D = Lane<double>;
+  D sum = D::splat(0.0);
+  if (count == kNormLanes * kNormRows) {  // a number of turns that compilers know: loads need not wait for each other
+    for (std::int64_t row = 0; row < kNormRows; ++row) {
+      sum = norm_added(sum, D::load(block + row * kNormLanes + lane));
+    }
+  } else {
+    for (std::int64_t i = lane; i < count; i += kNormLanes) {
+      sum = norm_added(sum, D::load(block + i));
+    }
+  }
+  return sum.v;
+}
+
+/// Folds the lanes: above(a, half) gives a lane the `a` of the one that is `half` further on; lane 0 gets the result.
+template <class A, class Above>
+ZR_HOST_DEVICE ZR_INLINE A norm_fold(A a, const Above& above) {
+  for (int half = static_cast<int>(kNormLanes) / 2; half > 0; half /= 2) {
+    a = a + above(a, half);
+  }
+  return a;
 }
 
 }  // namespace

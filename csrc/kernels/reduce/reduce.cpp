@@ -1,5 +1,6 @@
 #include <kernels/common/fp_environment.h>
 #include <kernels/reduce/reduce.h>
+#include <kernels/reduce/reduce_math.h>
 #include <kernels/reduce/reduce_variants.h>
 #include <zeroth/base/error.h>
 
@@ -10,23 +11,6 @@
 
 namespace zeroth::kernels {
 namespace {
-
-bool is_summable(DType src, DType dst) {
-  switch (src) {
-    case DType::kFloat32:
-      return dst == DType::kFloat32 || dst == DType::kBFloat16 || dst == DType::kFloat16;
-    case DType::kBFloat16:
-    case DType::kFloat16:
-      return dst == DType::kFloat32 || dst == src;
-    case DType::kFloat64:
-    case DType::kInt64:
-    case DType::kInt32:
-      return dst == src;
-    case DType::kUInt8:
-      break;
-  }
-  return false;
-}
 
 /// Block by block, so that the widened values stay in the cache.
 void sum_mixed(const SumSourcesArgs& args, Isa isa) {

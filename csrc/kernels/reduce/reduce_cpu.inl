@@ -1,5 +1,6 @@
 // Memory access of sum_sources; included once per instruction set.
 #include <kernels/common/loops.h>
+#include <kernels/reduce/reduce_math.h>
 #include <kernels/reduce/reduce_variants.h>
 
 namespace zeroth::kernels {
@@ -21,20 +22,12 @@ struct SumInput {
 /// ((running + s0) + s1) ..., or (s0 + s1) ... in the first group.
 template <int kCount, bool kRunning, class W, class Sum, class In>
 ZR_INLINE W sum_group(const SumInput<Sum, In>& in, std::int64_t i) {
-  W sum = W::load(in.source[0] + i);
+  const auto source = [&](int k) { return W::load(in.source[k] + i); };
   if constexpr (kRunning) {
-    sum = W::load(in.running + i) + sum;
+    return add_in_order<0, kCount>(W::load(in.running + i), source);
+  } else {
+    return add_in_order<1, kCount>(source(0), source);
   }
-  if constexpr (kCount > 1) {
-    sum = sum + W::load(in.source[1] + i);
-  }
-  if constexpr (kCount > 2) {
-    sum = sum + W::load(in.source[2] + i);
-  }
-  if constexpr (kCount > 3) {
-    sum = sum + W::load(in.source[3] + i);
-  }
-  return sum;
 }
 
 /// Where the sum of a pass goes.
@@ -47,7 +40,7 @@ void sum_pass(Out* out, const SumInput<Sum, In>& input, std::int64_t n) {
     using W = typename decltype(width)::Vector;
     W sum = sum_group<kCount, kRunning, W>(in, i);
     if constexpr (kTarget == Target::kAccumulate) {
-      sum = W::load(out + i) + sum;
+      sum = accumulated(W::load(out + i), sum);
     }
     if constexpr (kTarget != Target::kRunning) {
       sum = canonical(sum);
@@ -120,23 +113,10 @@ void sum_range(const SumSourcesArgs& args) {
 
 template <template <class> class V>
 void sum_sources_any(const SumSourcesArgs& args) {
-  const bool narrow = args.dst_dtype == DType::kBFloat16 || args.dst_dtype == DType::kFloat16;
-  switch (args.src_dtype) {
-    case DType::kFloat64:
-      return sum_range<V, double, double, double>(args);
-    case DType::kInt64:
-      return sum_range<V, std::uint64_t, std::uint64_t, std::uint64_t>(args);
-    case DType::kInt32:
-      return sum_range<V, std::uint32_t, std::uint32_t, std::uint32_t>(args);
-    case DType::kBFloat16:
-      return narrow ? sum_range<V, float, BFloat16, BFloat16>(args)
-                    : sum_range<V, float, float, BFloat16>(args);
-    case DType::kFloat16:
-      return narrow ? sum_range<V, float, Float16, Float16>(args) : sum_range<V, float, float, Float16>(args);
-    default:
-      if (args.dst_dtype == DType::kFloat16) return sum_range<V, float, Float16, float>(args);
-      return narrow ? sum_range<V, float, BFloat16, float>(args) : sum_range<V, float, float, float>(args);
-  }
+  with_sum_types(args.src_dtype, args.dst_dtype, [&](auto types) {
+    using Types = decltype(types);
+    sum_range<V, typename Types::Sum, typename Types::Out, typename Types::In>(args);
+  });
 }
 
 }  // namespace

@@ -1,0 +1,71 @@
+// Which pairs of types cast_range converts, and how. On the CPU the conversions are the loads and stores of
+// lanes and vectors.
+#pragma once
+
+#include <kernels/common/lane.h>
+#include <zeroth/base/dtype.h>
+
+#include <cstdint>
+
+namespace zeroth::kernels {
+namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
+
+constexpr bool is_castable(DType src, DType dst) {
+  return is_trained(src) && is_trained(dst) && src != dst &&
+         !(src == DType::kFloat64 && dst == DType::kBFloat16);
+}
+
+/// WideType: the type of the lanes, which load In and store Out.
+template <class WideType, class OutType, class InType>
+struct CastTypes {
+  using Wide = WideType;
+  using Out = OutType;
+  using In = InType;
+};
+
+/// body(CastTypes<...>{}) for a pair that is_castable.
+template <class Body>
+ZR_INLINE void with_cast_types(DType src, DType dst, const Body& body) {
+  const bool to_bf16 = dst == DType::kBFloat16;
+  const bool to_fp32 = dst == DType::kFloat32;
+  switch (src) {
+    case DType::kFloat64:
+      return body(CastTypes<double, float, double>{});
+    case DType::kBFloat16:
+      return to_fp32 ? body(CastTypes<float, float, BFloat16>{})
+                     : body(CastTypes<double, double, BFloat16>{});
+    default:
+      return to_bf16 ? body(CastTypes<float, BFloat16, float>{}) : body(CastTypes<double, double, float>{});
+  }
+}
+
+// A GPU's own conversions between fp32 and fp64 may change which NaN it is. x86 keeps sign and payload and
+// makes it quiet, so that is done by hand.
+ZR_HOST_DEVICE ZR_INLINE double widened(float x) {
+  const auto bits = __builtin_bit_cast(std::uint32_t, x);
+  const std::uint64_t nan = (static_cast<std::uint64_t>(bits & 0x80000000U) << 32U) | kQuietNan64 |
+                            (static_cast<std::uint64_t>(bits & 0x7fffffU) << 29U);
+  return x != x ? __builtin_bit_cast(double, nan) : static_cast<double>(x);
+}
+ZR_HOST_DEVICE ZR_INLINE float narrowed(double x) {
+  const auto bits = __builtin_bit_cast(std::uint64_t, x);
+  const std::uint32_t nan = (static_cast<std::uint32_t>(bits >> 32U) & 0x80000000U) | kQuietNan32 |
+                            (static_cast<std::uint32_t>(bits >> 29U) & 0x7fffffU);
+  return x != x ? __builtin_bit_cast(float, nan) : static_cast<float>(x);
+}
+
+/// One element on a device.
+ZR_HOST_DEVICE ZR_INLINE void cast_element(const double* src, float* dst) {
+  *dst = narrowed(*src);
+}
+template <class In>
+ZR_HOST_DEVICE ZR_INLINE void cast_element(const In* src, double* dst) {
+  *dst = widened(Lane<float>::load(src).v);
+}
+template <class In, class Out>
+ZR_HOST_DEVICE ZR_INLINE void cast_element(const In* src, Out* dst) {
+  Lane<float>::load(src).store(dst);
+}
+
+}  // namespace
+}  // namespace zeroth::kernels
