@@ -351,6 +351,7 @@ class TwoLevelBackend final : public CommBackend {
   [[nodiscard]] std::string_view kind() const override { return levels_->kind(); }
   [[nodiscard]] Capabilities capabilities() const override {
     return {.one_sided = false,
+            .one_sided_on_nodes = levels_->node().capabilities().one_sided,
             .window_kind = levels_->base().capabilities().window_kind,
             .separate_processes = levels_->base().capabilities().separate_processes};
   }
@@ -428,6 +429,16 @@ class Beside final : public ForwardingBackend {
     return work;
   }
 
+  /// Who stops the job on another node is heard by the seat that makes no calls.
+  void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
+    inner().wait_until(
+        [&] {
+          if (predicate()) return true;
+          other_->check_peers({.what = context.what});
+          return false;
+        },
+        context);
+  }
   [[nodiscard]] std::size_t memory_bytes() const override { return inner().memory_bytes() + other_->memory_bytes(); }
   [[nodiscard]] const std::string& group_name() const override { return base().group_name(); }
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {

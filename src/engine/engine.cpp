@@ -643,7 +643,7 @@ Next Engine::follow() {
         enter(Phase::kBetweenSteps);
         return Next::kEnd;
       case Turn::kStep:
-        if (!memory_->one_sided()) gradients_->close_backward();
+        if (!gradients_->reads_peers()) gradients_->close_backward();
         ++joined_;
         had_backward_ = true;
         return Next::kStep;
@@ -660,7 +660,7 @@ void Engine::take_part(Turn turn, int what) {
     case Turn::kReduce: return gradients_->take_part(what);
     case Turn::kBackward:
       // One-sided: nobody has to wait for gradients of this rank. Else its part in each reduction is yet to come.
-      if (memory_->one_sided()) gradients_->close_backward();
+      if (gradients_->reads_peers()) gradients_->close_backward();
       return;
     case Turn::kDiscard:
       had_backward_ = true;
@@ -699,7 +699,7 @@ MemoryReport Engine::memory_report() const {
           .overflow_slots = counters.overflow_slots,
           .spills = gradients_->spills(),
           .resident = memory_->resident_bytes(),
-          .transport = communicator_.backend().memory_bytes() + parameters_->transport_bytes() +
+          .transport = communicator_.backend().memory_bytes() + memory_->transport_bytes() + parameters_->transport_bytes() +
                        gradients_->transport_bytes(),
           .pss = pss_bytes()};
 }

@@ -1,6 +1,6 @@
-// GradientExchange: how the buckets that ranks publish become reduced shards. Two ways, by the capability of the transport:
-// one_sided_exchange.h where peers read each other's memory, matched_exchange.h where they make matched calls. The same sums in the
-// same order, so the same bits.
+// GradientExchange: how the buckets that ranks publish become reduced shards. Two ways, by the capability of the transport among the ranks
+// that sum a micro-step: one_sided_exchange.cpp where they read each other's memory, matched_exchange.cpp where they make matched calls. The
+// same sums in the same order, so the same bits.
 #pragma once
 
 #include <cstdint>
@@ -55,7 +55,7 @@ struct ExchangeContext {
   ReducedShards& shards;
 };
 
-[[nodiscard]] std::unique_ptr<GradientExchange> make_one_sided_exchange(ExchangeContext context);
-[[nodiscard]] std::unique_ptr<GradientExchange> make_matched_exchange(ExchangeContext context);
+[[nodiscard]] std::unique_ptr<GradientExchange> make_one_sided_exchange(const ExchangeContext& context);
+[[nodiscard]] std::unique_ptr<GradientExchange> make_matched_exchange(const ExchangeContext& context);
 
 }  // namespace zeroth

@@ -46,9 +46,8 @@ GradientStore::GradientStore(const ModelLayout& model,
       ring_positions_(ring_positions(model)),
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
       touched_(model.params.size(), false) {
-  ExchangeContext context{model, memory, backend, std::move(reduce_stream), ledger, *shards_};
-  exchange_ = backend.capabilities().one_sided ? make_one_sided_exchange(std::move(context))
-                                               : make_matched_exchange(std::move(context));
+  const ExchangeContext context{model, memory, backend, std::move(reduce_stream), ledger, *shards_};
+  exchange_ = reads_peers() ? make_one_sided_exchange(context) : make_matched_exchange(context);
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
     flats_[flat].filled.assign(model.flats[flat].segments.size(), false);
     if (model.flats[flat].trainable && model.flats[flat].length > 0) trainable_flats_.push_back(static_cast<int>(flat));
@@ -171,7 +170,7 @@ void GradientStore::publish(int flat) {
   own.filled.assign(own.filled.size(), false);
   own.open = false;
   own.published = true;
-  if (before_reduce_ && !memory_.one_sided()) before_reduce_(flat);
+  if (before_reduce_ && !reads_peers()) before_reduce_(flat);
   exchange_->publish(flat, own.dtype);
 }
 

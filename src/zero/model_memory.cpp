@@ -51,6 +51,9 @@ ModelMemory::ModelMemory(const ModelLayout& model,
       degrees_(plan.degrees(model.world)),
       rank_(backend.rank()),
       one_sided_(backend.capabilities().one_sided),
+      seat_(&backend),
+      reach_{.first = one_sided_ ? 0 : rank_, .count = one_sided_ ? model.world : 1},
+      reaches_(one_sided_),
       bucket_dtypes_(bucket_dtypes(model, plan, micro_steps)),
       sums_in_buckets_(sums_in_buckets(model, plan, micro_steps)),
       // Without runs of ranks nobody sums the next gradients before all ranks have given theirs, and then they have taken the last sums.
@@ -65,8 +68,9 @@ ModelMemory::ModelMemory(const ModelLayout& model,
   for (int rank = 0; rank < model.world; ++rank) {
     shared_layouts_.push_back(make_shared_layout(model, plan, rank, micro_steps));
   }
+  if (!one_sided_) find_neighbours(backend);
   const SharedLayout& own = shared_layouts_[static_cast<std::size_t>(rank_)];
-  shared_ = device.make_arena(backend.capabilities().window_kind, own.bytes, "shared");
+  shared_ = device.make_arena(seat_->capabilities().window_kind, own.bytes, "shared");
   const std::span<std::byte> block = shared_.reserve(own.bytes);
   holds_.push_back(ledger_.hold({-1, MemoryState::kControl}, control_bytes(model)));
   allocate_private(device, optimizer_states);
@@ -75,26 +79,33 @@ ModelMemory::ModelMemory(const ModelLayout& model,
     if (own.reduced[flat] != SharedLayout::kNone) reduced_[flat] = block.data() + own.reduced[flat];
   }
   const SignalLayout signals(static_cast<int>(model.flats.size()), model.world);
-  window_ = window_of(shared_, "zero", backend);
+  window_ = window_of(shared_, "zero");
   if (wide_table_.total_bytes() > 0) {
-    wide_ = device.make_arena(backend.capabilities().window_kind, wide_table_.total_bytes(), "wide");
-    wide_window_ = window_of(wide_, "zero.wide", backend);
+    wide_ = device.make_arena(seat_->capabilities().window_kind, wide_table_.total_bytes(), "wide");
+    wide_window_ = window_of(wide_, "zero.wide");
   }
-  for (int rank = 0; rank < model.world; ++rank) {
-    if (!one_sided_ && rank != rank_) continue;
-    const auto peer = static_cast<std::size_t>(rank);
+  for (int index = 0; index < reach_.count; ++index) {
+    const auto peer = static_cast<std::size_t>(reach_.rank(index));
     signals_.emplace_back(window_.ranks[peer].subspan(shared_layouts_[peer].signals, control_bytes(model)), signals);
   }
 }
 
 ModelMemory::~ModelMemory() = default;
 
-PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name, CommBackend& backend) const {
-  if (one_sided_) return backend.attach(arena, name);
-  PeerWindow own;
-  own.ranks.resize(static_cast<std::size_t>(model_.world));
-  own.ranks[static_cast<std::size_t>(rank_)] = {arena.data(), arena.capacity()};
-  return own;
+PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name) const {
+  if (one_sided_) return seat_->attach(arena, name);
+  PeerWindow window;
+  std::vector<std::span<std::byte>> reached{{arena.data(), arena.capacity()}};
+  if (reaches_) {
+    PeerWindow attached = seat_->attach(arena, name);
+    reached = std::move(attached.ranks);
+    window.keep = std::move(attached.keep);
+  }
+  window.ranks.resize(static_cast<std::size_t>(model_.world));
+  for (int index = 0; index < reach_.count; ++index) {
+    window.ranks[static_cast<std::size_t>(reach_.rank(index))] = reached[static_cast<std::size_t>(index)];
+  }
+  return window;
 }
 
 void ModelMemory::allocate_private(Device& device, int optimizer_states) {
@@ -142,6 +153,21 @@ void ModelMemory::allocate_private(Device& device, int optimizer_states) {
     gathered_slots_.push_back(private_.reserve(slot_bytes, kSegmentAlignBytes));
   }
   gathered_holds_.resize(gathered_slots_.size());
+}
+
+// Nodes of equally many ranks, and states or sums that are split inside them.
+void ModelMemory::find_neighbours(CommBackend& backend) {
+  const std::span<const int> nodes = backend.node_sizes();
+  const int per_node = nodes.front();
+  const auto inside = [per_node](int degree) { return degree > 1 && per_node % degree == 0; };
+  if (!backend.capabilities().one_sided_on_nodes || !(inside(degrees_.parameter) || inside(degrees_.gradient))) return;
+  if (std::ranges::any_of(nodes, [per_node](int size) { return size != per_node; })) return;
+  const int node = rank_ / per_node;
+  own_seat_ = backend.split(node, rank_, "node");
+  ZR_ASSERT(own_seat_->capabilities().one_sided && own_seat_->size() == per_node, "a node is no group of ranks that read each other's memory");
+  seat_ = own_seat_.get();
+  reach_ = {.first = node * per_node, .count = per_node};
+  reaches_ = true;
 }
 
 const std::byte* ModelMemory::peer_parameters(int flat, int rank, std::int64_t element) const {
@@ -217,8 +243,9 @@ std::byte* ModelMemory::gathered(int flat) {
 }
 
 const Signals& ModelMemory::signals(int rank) const {
-  ZR_ASSERT(one_sided_ || rank == rank_, "signals of a peer without one-sided memory");
-  return signals_[one_sided_ ? static_cast<std::size_t>(rank) : 0];
+  const int index = reach_.index_of(rank);
+  ZR_ASSERT(index >= 0, "signals of a peer whose memory is out of reach");
+  return signals_[static_cast<std::size_t>(index)];
 }
 
 Range ModelMemory::update_range(int flat) const { return model_.flat(flat).part(rank_, degrees_.optimizer); }

@@ -7,7 +7,8 @@
 // rank that takes another path through the model, until the step is judged.
 //
 // With a degree of gradients all of this is among the ranks of a run. At the end of the step each rank says which flats its run has sums
-// of, and pulls its piece of them from the ranks of the other runs that have the same part.
+// of, and pulls its piece of them from the ranks of the other runs that have the same part. Where these are out of reach, on other nodes,
+// that is a matched call instead, as are the meetings.
 //
 // Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way, owners copy the
 // ranges of their slots aside (spill); ranks that go through the model in one order never need it.
@@ -27,6 +28,7 @@
 
 #include "zero/gradient_exchange.h"
 #include "zero/layout_tag.h"
+#include "zero/matched_sums.h"
 #include "zero/signals.h"
 
 namespace zeroth {
@@ -34,16 +36,19 @@ namespace {
 
 class OneSidedExchange final : public GradientExchange {
  public:
-  explicit OneSidedExchange(ExchangeContext context)
+  explicit OneSidedExchange(const ExchangeContext& context)
       : model_(context.model),
         memory_(context.memory),
         backend_(context.backend),
-        reduce_stream_(std::move(context.reduce_stream)),
+        reduce_stream_(context.reduce_stream),
         ledger_(context.ledger),
         shards_(context.shards),
         run_(row_of(memory_.rank(), memory_.degrees().gradient, 1)),
         others_(row_of(memory_.rank(), model_.world, memory_.degrees().gradient)),
-        flats_(model_.flats.size()) {
+        reach_(memory_.reach()),
+        flats_(model_.flats.size()),
+        summed_(model_.flats.size()) {
+    if (!memory_.one_sided()) matched_.emplace(context);
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
       if (model_.flats[flat].trainable && model_.flats[flat].length > 0) trainable_flats_.push_back(static_cast<int>(flat));
     }
@@ -56,12 +61,14 @@ class OneSidedExchange final : public GradientExchange {
   void meet(Meeting what, std::string_view name) override;
   void await_sums(std::uint64_t next) override;
   void combine_sums(std::uint64_t next) override;
-  void share_sums() override {}  // they lie where peers can read them
+  void share_sums() override {  // else they lie where peers can read them
+    if (matched_) matched_->share(summed_);
+  }
   void begin_step() override {
     if (memory_.peers_read_sums()) announce(memory_.signals(memory_.rank()).taken(), ++steps_);
   }
   [[nodiscard]] std::uint64_t spills() const override { return spills_; }
-  [[nodiscard]] std::size_t transport_bytes() const override { return 0; }
+  [[nodiscard]] std::size_t transport_bytes() const override { return matched_ ? matched_->transport_bytes() : 0; }
 
  private:
   struct FlatState {
@@ -85,7 +92,7 @@ class OneSidedExchange final : public GradientExchange {
 
   /// `missing`: ranks that this waits for at the moment.
   void wait(const std::string& what, const std::function<bool()>& done, std::function<std::vector<int>()> missing);
-  /// Ranks but this one of which `predicate` holds.
+  /// Ranks in reach but this one of which `predicate` holds, as the seat counts them.
   [[nodiscard]] std::vector<int> ranks_where(const std::function<bool(int)>& predicate) const;
   [[nodiscard]] bool in_run(int rank) const { return run_.index_of(rank) >= 0; }
   void announce(SignalWord& word, std::uint64_t value);
@@ -113,9 +120,12 @@ class OneSidedExchange final : public GradientExchange {
   ReducedShards& shards_;
   RankRow run_;     ///< whose gradients this rank sums: all, or those of its run
   RankRow others_;  ///< one rank of each run, with the same part
+  RankRow reach_;   ///< whose memory this rank reads
+  std::optional<MatchedSums> matched_;  ///< with those out of reach
   std::vector<FlatState> flats_;
   std::vector<int> active_;  ///< owned flats that this rank has published and not yet reduced
   std::vector<int> trainable_flats_;
+  std::vector<std::uint8_t> summed_;  ///< one a flat: of this step, where sums of runs are matched
   std::uint64_t backward_ = 0;
   std::uint64_t spills_ = 0;
   std::uint64_t meetings_ = 0;
@@ -248,7 +258,7 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
   }
   for (int index = 0; index < run_.count; ++index) spilled_.erase({flat, code, run_.rank(index)});
   own.news().fetch_add(1);
-  backend_.ring();
+  memory_.seat().ring();
 }
 
 void OneSidedExchange::progress_all() {
@@ -275,10 +285,11 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
   // such set: start with all that wait, drop whoever will get on.
   // Ranks that go through the model in one order are never stuck, however slow one of them is.
   const auto calls_of = [this](int rank) { return memory_.signals(rank).meeting().load() >> 8U; };
-  std::uint64_t fewest_calls = calls_of(0);
-  for (int rank = 1; rank < model_.world; ++rank) fewest_calls = std::min(fewest_calls, calls_of(rank));
+  std::uint64_t fewest_calls = calls_of(reach_.rank(0));
+  for (int index = 1; index < reach_.count; ++index) fewest_calls = std::min(fewest_calls, calls_of(reach_.rank(index)));
   std::vector<int> stuck;
-  for (int rank = 0; rank < model_.world; ++rank) {
+  for (int index = 0; index < reach_.count; ++index) {
+    const int rank = reach_.rank(index);
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
     if ((pressed != 0 && pressed <= model_.units.size()) || calls_of(rank) > fewest_calls) stuck.push_back(rank);
   }
@@ -339,19 +350,20 @@ void OneSidedExchange::announce(SignalWord& word, std::uint64_t value) {
   ZR_FAILPOINT("one_sided.announce");
   word.store(value);
   memory_.signals(memory_.rank()).news().fetch_add(1);  // second, so that who sees it sees the word
-  backend_.ring();
+  memory_.seat().ring();
 }
 
 std::uint64_t OneSidedExchange::news() const {
   std::uint64_t sum = 0;
-  for (int rank = 0; rank < model_.world; ++rank) sum += memory_.signals(rank).news().load();
+  for (int index = 0; index < reach_.count; ++index) sum += memory_.signals(reach_.rank(index)).news().load();
   return sum;
 }
 
 std::vector<int> OneSidedExchange::ranks_where(const std::function<bool(int)>& predicate) const {
   std::vector<int> ranks;
-  for (int rank = 0; rank < model_.world; ++rank) {
-    if (rank != memory_.rank() && predicate(rank)) ranks.push_back(rank);
+  for (int index = 0; index < reach_.count; ++index) {
+    const int rank = reach_.rank(index);
+    if (rank != memory_.rank() && predicate(rank)) ranks.push_back(index);
   }
   return ranks;
 }
@@ -359,7 +371,7 @@ std::vector<int> OneSidedExchange::ranks_where(const std::function<bool(int)>& p
 void OneSidedExchange::wait(const std::string& what, const std::function<bool()>& done, std::function<std::vector<int>()> missing) {
   reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
   std::optional<std::uint64_t> seen;
-  backend_.wait_until(
+  memory_.seat().wait_until(
       [&] {
         // Read before the words: what changes after this look is news at the next one.
         const std::uint64_t now = news();
@@ -380,7 +392,8 @@ void OneSidedExchange::meet(Meeting what, std::string_view given) {
   const std::uint64_t own = (++meetings_ << 8U) | static_cast<std::uint64_t>(what);
   announce(memory_.signals(memory_.rank()).meeting(), own);
   wait(std::string(name(own)) + quoted + " of all ranks", [&] {
-    for (int rank = 0; rank < model_.world; ++rank) {
+    for (int index = 0; index < reach_.count; ++index) {
+      const int rank = reach_.rank(index);
       const std::uint64_t theirs = memory_.signals(rank).meeting().load();
       if (theirs >> 8U < meetings_) return false;
       ZR_CHECK(theirs >> 8U > meetings_ || theirs == own || planted("tag_compare"),
@@ -395,6 +408,8 @@ void OneSidedExchange::meet(Meeting what, std::string_view given) {
     }
     return true;
   }, [&] { return ranks_where([&](int rank) { return memory_.signals(rank).meeting().load() >> 8U < meetings_; }); });
+  // All in reach are here: nobody needs this rank to take gradients while it waits for the others.
+  if (!memory_.one_sided()) matched_meeting(what, given, backend_, reduce_stream_);
 }
 
 void OneSidedExchange::await_sums(std::uint64_t next) {
@@ -415,13 +430,14 @@ void OneSidedExchange::combine_sums(std::uint64_t next) {
   if (!memory_.degrees().sums_groups()) return;
   ZR_FAILPOINT("one_sided.combine");
   for (const int flat : trainable_flats_) {
-    memory_.signals(memory_.rank()).summed(flat).store(next << 1U | (shards_.has_sums(flat) ? 1U : 0U));
+    summed_[static_cast<std::size_t>(flat)] = shards_.has_sums(flat) ? 1 : 0;
+    memory_.signals(memory_.rank()).summed(flat).store(next << 1U | summed_[static_cast<std::size_t>(flat)]);
   }
   announce(memory_.signals(memory_.rank()).summed_all(), next);
-  const auto is_missing = [this, next](int rank) {
-    return others_.index_of(rank) >= 0 && memory_.signals(rank).summed_all().load() < next;
-  };
-  wait("the sums of the other groups", [&] { return ranks_where(is_missing).empty(); }, [&] { return ranks_where(is_missing); });
+  // All in reach, not the other runs alone: sums that this one has nothing to give to may come into a bucket that its ranks read till then.
+  const auto is_missing = [this, next](int rank) { return memory_.signals(rank).summed_all().load() < next; };
+  wait("the sums of all ranks", [&] { return ranks_where(is_missing).empty(); }, [&] { return ranks_where(is_missing); });
+  if (matched_) return matched_->combine(summed_);
   for (const int flat : trainable_flats_) {
     const FlatLayout& layout = model_.flat(flat);
     const Range piece = layout.shard(memory_.rank());
@@ -443,8 +459,8 @@ void OneSidedExchange::combine_sums(std::uint64_t next) {
 
 }  // namespace
 
-std::unique_ptr<GradientExchange> make_one_sided_exchange(ExchangeContext context) {
-  return std::make_unique<OneSidedExchange>(std::move(context));
+std::unique_ptr<GradientExchange> make_one_sided_exchange(const ExchangeContext& context) {
+  return std::make_unique<OneSidedExchange>(context);
 }
 
 }  // namespace zeroth

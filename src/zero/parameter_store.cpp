@@ -28,9 +28,9 @@ ParameterStore::ParameterStore(const ModelLayout& model,
       gather_stream_(std::move(gather_stream)),
       kernels_(kernels),
       binder_(binder),
-      whole_(std::make_unique<RowPath>(model, backend, memory.degrees(), memory.degrees().parameter, 1, "parameters")),
+      whole_(std::make_unique<RowPath>(model, backend, memory, memory.degrees().parameter, 1, "parameters")),
       at_rest_(std::make_unique<RowPath>(
-          model, backend, memory.degrees(), memory.degrees().optimizer, memory.degrees().parameter, "updates")),
+          model, backend, memory, memory.degrees().optimizer, memory.degrees().parameter, "updates")),
       units_(model.units.size()),
       slot_user_(memory.gathered_table().slot_bytes.size(), -1),
       ring_(ring_positions(model)) {
@@ -76,7 +76,7 @@ void ParameterStore::forget_order() {
 }
 
 void ParameterStore::start_gather(int unit) {
-  if (before_gather_ && !memory_.one_sided()) before_gather_(unit);
+  if (before_gather_ && !whole_->one_sided()) before_gather_(unit);
   UnitState& state = units_[static_cast<std::size_t>(unit)];
   const auto slot = memory_.gathered_table().unit_slot[static_cast<std::size_t>(unit)];
   if (slot >= 0) {
@@ -157,7 +157,7 @@ void ParameterStore::bring(int flat, std::byte* out, RowPath& group, CallPurpose
         });
     return;
   }
-  if (memory_.one_sided()) {
+  if (group.one_sided()) {
     gather_stream_.enqueue([this, flat, out, &group] { pull(flat, out, group); });
     return;
   }
@@ -172,8 +172,8 @@ void ParameterStore::require_version(int flat, int rank, const RowPath& group) {
   SignalWord& version = &group == at_rest_.get() ? peer.updated() : peer.epoch(flat);
   if (version.load() < epoch_) {
     const auto unit = static_cast<std::size_t>(model_.flat(flat).unit);
-    backend_.wait_until([&] { return version.load() >= epoch_; },
-                        {.what = "parameters of unit " + model_.units[unit].name, .ranks = {rank}});
+    memory_.seat().wait_until([&] { return version.load() >= epoch_; },
+                              {.what = "parameters of unit " + model_.units[unit].name, .ranks = {memory_.reach().index_of(rank)}});
   }
   require_same_layout(model_, memory_, flat, rank, "zero.gather", "parameters", "shard");
   const std::uint64_t their_epoch = version.load();
@@ -231,7 +231,7 @@ void ParameterStore::publish() {
   const Signals& own = memory_.signals(memory_.rank());
   if (at_rest_->moves()) {
     own.updated().store(epoch_);
-    backend_.ring();
+    memory_.seat().ring();
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
       if (!model_.flats[flat].trainable) continue;
       bring(static_cast<int>(flat),
@@ -244,13 +244,13 @@ void ParameterStore::publish() {
   // Only now: others gather here what this rank has just taken, too.
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat)
     own.epoch(static_cast<int>(flat)).store(epoch_);
-  backend_.ring();
+  memory_.seat().ring();
 }
 
 void ParameterStore::read(int flat, std::byte* out) {
   std::vector<std::byte> unwanted;
   if (out == nullptr) {
-    if (memory_.one_sided()) return;
+    if (whole_->one_sided()) return;
     unwanted.resize(model_.flat(flat).bytes());
     out = unwanted.data();
   }

@@ -8,7 +8,7 @@ namespace zeroth {
 
 RowGroup::RowGroup(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name)
     : row_(row_of(world.rank(), from, to)), from_(from), to_(to) {
-  if (!moves() || world.capabilities().one_sided) return;
+  if (!moves()) return;
   group_ = &world;
   if (row_.count == world.size()) return;
   own_ = world.split(row_.first, world.rank(), name);
@@ -29,9 +29,10 @@ Work RowGroup::gather(
 }
 
 RowPath::RowPath(
-    const ModelLayout& model, CommBackend& world, const Degrees& degrees, int from, int to, std::string_view name)
-    : row_(row_of(world.rank(), from, to)), from_(from), to_(to), rank_(world.rank()) {
-  const std::vector<int> path = degrees.path(from, to);
+    const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to, std::string_view name)
+    : row_(row_of(world.rank(), from, to)), from_(from), to_(to), rank_(world.rank()), one_sided_(memory.reaches(from)) {
+  if (one_sided_) return;
+  const std::vector<int> path = memory.degrees().path(from, to);
   for (std::size_t step = 1; step < path.size(); ++step) {
     // The last one is what there is without degrees between.
     const std::string group = step + 1 == path.size() ? std::string(name) : std::string(name) + " over " + std::to_string(path[step]);

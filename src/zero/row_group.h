@@ -4,7 +4,7 @@
 #include <zeroth/comm/backend.h>
 #include <zeroth/shard/degrees.h>
 #include <zeroth/zero/call_tags.h>
-#include <zeroth/zero/plan.h>
+#include <zeroth/zero/model_memory.h>
 
 #include <cstddef>
 #include <memory>
@@ -17,8 +17,8 @@ namespace zeroth {
 /// A row of ranks and its group.
 class RowGroup {
  public:
-  /// Those of row_of(rank, from, to). Matched over `world`, unless it is one-sided, or the row is one rank or
-  /// all of them; blocks. `model` and `world` outlive the group.
+  /// Those of row_of(rank, from, to). Matched over `world`, unless the row is one rank or all of them; blocks. `model` and `world` outlive
+  /// the group.
   RowGroup(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name);
 
   [[nodiscard]] const RankRow& row() const { return row_; }
@@ -29,7 +29,7 @@ class RowGroup {
   /// Of the group's own seat, if there is one.
   [[nodiscard]] std::size_t transport_bytes() const { return own_ ? own_->memory_bytes() : 0; }
   /// An all_gather of parts at degree `from` into `whole`, which has this rank's part at degree `to`. No degree of the model lies between
-  /// the two. Only where a group was made, as the next two.
+  /// the two. Only if it moves(), as the next two.
   Work gather(CallPurpose purpose,
               const FlatLayout& flat,
               DType dtype,
@@ -53,14 +53,16 @@ class RowGroup {
 /// From one degree down to a lower one over those between: a row for each step, far ranks first.
 class RowPath {
  public:
-  /// Over Degrees::path(from, to). As for a RowGroup.
-  RowPath(const ModelLayout& model, CommBackend& world, const Degrees& degrees, int from, int to, std::string_view name);
+  /// Over Degrees::path(from, to). Without groups where `memory` reaches all of them; else as for a RowGroup.
+  RowPath(const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to, std::string_view name);
 
   /// All of them: row_of(rank, from, to).
   [[nodiscard]] const RankRow& row() const { return row_; }
   [[nodiscard]] int from() const { return from_; }
   [[nodiscard]] int to() const { return to_; }
   [[nodiscard]] bool moves() const { return row_.count > 1; }
+  /// Ranks read each other's parts, and gather() is not there.
+  [[nodiscard]] bool one_sided() const { return one_sided_; }
   [[nodiscard]] std::size_t transport_bytes() const;
   /// RowGroup::gather() for each step; what one brings the next one gives on. One work a step.
   std::vector<Work> gather(CallPurpose purpose,
@@ -75,6 +77,7 @@ class RowPath {
   int from_;
   int to_;
   int rank_;
+  bool one_sided_;
   std::vector<std::unique_ptr<RowGroup>> steps_;
 };
 

@@ -11,6 +11,7 @@
 #include <zeroth/comm/factory.h>
 
 #include "process/engine_ranks.h"
+#include "support/process_seats.h"
 
 namespace zeroth::testing {
 namespace {
@@ -134,6 +135,85 @@ TEST(EngineProcesses, GiveTheBitsOfThreadsAtDegreesOfSharding) {
   for (const ShardingPlan& plan : {hsdp_plan(2, {"dp"}), hpz_plan(2, {"dp"}), hpz_plan(1, {"dp"})}) {
     training.plan = plan;
     EXPECT_EQ(train_in_processes(training), expected) << plan.name;
+  }
+}
+
+/// Four ranks on two nodes, with shared memory inside them: `plans` of what two levels keep there, and what they do not.
+std::vector<ShardingPlan> plans_on_nodes() {
+  std::vector<ShardingPlan> plans;
+  for (const int gradient_degree : {0, 2}) {
+    for (const ShardingPlan& plan : {zero_plan(0, {"dp"}), zero_plan(2, {"dp"}), zero_plan(3, {"dp"}), hsdp_plan(2, {"dp"}), hpz_plan(2, {"dp"})}) {
+      plans.push_back(plan);
+      plans.back().gradient_degree = gradient_degree;
+      plans.back().name += "-g" + std::to_string(gradient_degree);
+    }
+  }
+  return plans;
+}
+
+ToyTraining training_on_nodes() {
+  ToyTraining training = process_training(0);
+  training.model.width = 97;
+  training.world = 4;
+  training.per_node = 2;
+  training.micro_steps = 2;
+  training.skip = [](int /*rank*/, std::int64_t step, int block) { return (step + block) % 4 == 0; };
+  return training;
+}
+
+TEST(EngineProcesses, GiveTheBitsOfThreadsOverTwoLevels) {
+  ToyTraining training = training_on_nodes();
+  for (const ShardingPlan& plan : plans_on_nodes()) {
+    training.plan = zero_plan(0, {"dp"});
+    training.plan.gradient_degree = plan.gradient_degree;
+    const std::string expected = text_of(train_toy(training));
+    training.plan = plan;
+    test::ProcessSeats seats("shm+sockets", training.world, options_of(training));
+    const std::string path = ::testing::TempDir() + test::unique_job() + ".txt";
+    const test::ForkReport report = test::fork_ranks(
+        training.world,
+        [&](int rank) {
+          const ToyOutcome own = train_toy_rank(training, seats.seat(rank));
+          if (rank == 0) std::ofstream(path) << text_of(own);
+        },
+        {.meanwhile = seats.parted({})});
+    EXPECT_TRUE(report.ok()) << plan.name << "\n" << report.text();
+    std::ifstream file(path);
+    EXPECT_EQ((std::string{std::istreambuf_iterator<char>(file), {}}), expected) << plan.name;
+    ::unlink(path.c_str());
+  }
+}
+
+/// Ranks of the victim's node wait in shared memory, those of the other one for messages: all hear of it.
+TEST(EngineFaults, OverTwoLevelsEveryRankEndsInTimeAndNothingIsLeft) {
+  for (const Fault fault : {Fault::kKill, Fault::kThrow}) {
+    for (const ShardingPlan& plan : plans_on_nodes()) {
+      if (plan.gradient_degree == 0 || plan.degrees(4).parameter == 4) continue;
+      for (const int at : {2, 5, 9, 14, 20, 27}) {
+        SCOPED_TRACE(plan.name + ", call " + std::to_string(at));
+        const test::LeftBehind left;
+        ToyTraining training = training_on_nodes();
+        training.plan = plan;
+        training.steps = 50;
+        training.decorate = [at, fault](std::unique_ptr<CommBackend> inner, int of) -> std::unique_ptr<CommBackend> {
+          if (of != kVictim) return inner;
+          return std::make_unique<TripBackend>(std::move(inner), fault, at);
+        };
+        test::ProcessSeats seats("shm+sockets", training.world, options_of(training));
+        const test::ForkReport report = test::fork_ranks(
+            training.world,
+            [&](int rank) { (void)train_toy_rank(training, seats.seat(rank)); },
+            {.deadline = kHangs, .meanwhile = seats.parted({})});
+        for (const test::ProcessEnd& end : report.ends) {
+          EXPECT_FALSE(end.killed_at_deadline) << report.text();
+          if (end.rank == kVictim) continue;
+          const test::RankFailure* const failure = report.of(end.rank);
+          ASSERT_TRUE(failure != nullptr && failure->code.has_value()) << report.text();
+          EXPECT_EQ(exit_code(*failure->code), 76) << report.text();
+        }
+        EXPECT_EQ(left.text(), "") << report.text();
+      }
+    }
   }
 }
 

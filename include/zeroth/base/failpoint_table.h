@@ -159,7 +159,7 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
      "src/zero/one_sided_exchange.cpp",
      "the group's sums are complete, the other groups have not been told"},
     {"matched.reduce", "src/zero/matched_exchange.cpp", "before a bucket is reduced by a matched call"},
-    {"matched.combine", "src/zero/matched_exchange.cpp", "before the sums of groups are added up"},
+    {"matched.combine", "src/zero/matched_sums.cpp", "before the sums of groups are added up"},
     // A step.
     {"engine.judge", "src/engine/engine.cpp", "the gradients are complete, the ranks have not judged them"},
     {"engine.update", "src/engine/engine.cpp", "judged good, no parameter has changed"},

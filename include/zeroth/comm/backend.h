@@ -37,6 +37,7 @@ namespace zeroth {
 
 struct Capabilities {
   bool one_sided = false;                       ///< attach() and wait_until() are there
+  bool one_sided_on_nodes = false;              ///< they are there in groups of ranks of one node that are split off
   ArenaKind window_kind = ArenaKind::kPrivate;  ///< kind of arena that attach() takes
   bool separate_processes = false;              ///< a rank can die without the others
 };

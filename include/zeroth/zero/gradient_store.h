@@ -65,7 +65,7 @@ class GradientStore {
   void close_backward();
   /// Instead of add(), where reductions are matched calls: this rank's part in the flat's, with what it has of earlier micro-steps or zeros.
   void take_part(int flat);
-  /// Called with the flat before each matched call for a bucket, and not where peers read each other's memory.
+  /// Called with the flat before each matched call for a bucket, and not where reads_peers().
   void set_before_reduce(std::function<void(int flat)> hook) { before_reduce_ = std::move(hook); }
   /// Which of the step's micro-steps (from 0) is running; with reduction per step only the last one publishes.
   void set_micro_step(int micro_step) { micro_step_ = micro_step; }
@@ -83,6 +83,8 @@ class GradientStore {
   /// Call after the update: forgets touched parameters and offenders.
   void begin_step();
 
+  /// The ranks that sum a micro-step read each other's gradients; else they make matched calls.
+  [[nodiscard]] bool reads_peers() const { return memory_.reaches(memory_.degrees().gradient); }
   /// Whether any gradient of the parameter arrived on this rank since begin_step().
   [[nodiscard]] bool touched(int param) const { return touched_[static_cast<std::size_t>(param)]; }
   /// Whether this rank's reduced shard of the flat holds the sums of this step (valid after complete()).

@@ -3,12 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <vector>
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
+#include <zeroth/shard/degrees.h>
 #include <zeroth/zero/memory_plan.h>
 
 namespace zeroth {
@@ -34,7 +36,7 @@ struct SharedLayout {
 /// Owns the arenas. Addresses never change. Slots are counted from their first use on: a fixed arena gives nothing back.
 class ModelMemory {
  public:
-  /// Collective where the transport is one-sided: every rank attaches its shared arena. `optimizer_states` buffers of the update range
+  /// Collective where ranks read each other's memory: every rank attaches its shared arena. `optimizer_states` buffers of the update range
   /// per trainable flat.
   ModelMemory(const ModelLayout& model,
               const ShardingPlan& plan,
@@ -48,8 +50,7 @@ class ModelMemory {
 
   /// Parameters at rest: those of rest_range().
   [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)]; }
-  /// Where the parameters of `rank` from `element` of the flat on are, which it has at rest, and the plan shares. Other ranks' only where the
-  /// transport is one-sided.
+  /// Where the parameters of `rank`, in reach(), from `element` of the flat on are, which it has at rest, and the plan shares.
   [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
   /// Of the update range of a bfloat16 flat: 16 bits an element that its parameters lack of their fp32 masters
   /// ([Note: Masters in two halves]); zero at first, so that masters are the initial values. Else null.
@@ -69,7 +70,7 @@ class ModelMemory {
   [[nodiscard]] bool peers_read_sums() const { return peers_read_sums_; }
   /// Another rank's reduced shard, after GradientStore::share_sums().
   [[nodiscard]] const std::byte* peer_reduced(int flat, int rank);
-  /// Where the sums of `rank` from `element` of the flat on are, which it has. Only where the transport is one-sided.
+  /// Where the sums of `rank`, in reach(), from `element` of the flat on are, which it has.
   [[nodiscard]] const std::byte* peer_sums(int flat, int rank, std::int64_t element) const;
   /// Where pieces of the sums of what this rank updates come together, its own among them, if the transport is not one-sided.
   [[nodiscard]] std::byte* gathered_sums(int flat);
@@ -82,9 +83,19 @@ class ModelMemory {
   /// Start of the flat inside its gathered slot; counts the slot on first use.
   [[nodiscard]] std::byte* gathered(int flat);
 
-  /// Words of a rank; other ranks' only where the transport is one-sided.
+  /// Words of a rank in reach().
   [[nodiscard]] const Signals& signals(int rank) const;
+  /// All ranks read each other's memory.
   [[nodiscard]] bool one_sided() const { return one_sided_; }
+  /// The ranks whose memory this one reads: all where the transport is one-sided; those of its node where it is inside nodes, if degrees
+  /// make use of that; else this one.
+  [[nodiscard]] const RankRow& reach() const { return reach_; }
+  /// Runs of `degree` ranks lie in the reach of each of their ranks. The same on all ranks.
+  [[nodiscard]] bool reaches(int degree) const { return reaches_ && reach_.count % degree == 0; }
+  /// The seat among reach(), whose ranks count from its first: for waits and rings.
+  [[nodiscard]] CommBackend& seat() const { return *seat_; }
+  /// Of the seat, if it is not the backend.
+  [[nodiscard]] std::size_t transport_bytes() const { return own_seat_ ? own_seat_->memory_bytes() : 0; }
   [[nodiscard]] const SlotTable& bucket_table() const { return bucket_table_; }
   [[nodiscard]] const SlotTable& gathered_table() const { return gathered_table_; }
   /// Elements that this rank's optimizer updates.
@@ -104,13 +115,19 @@ class ModelMemory {
   [[nodiscard]] Range sums_range(int flat, int rank) const { return zeroth::sums_range(model_, plan_, flat, rank); }
   [[nodiscard]] std::byte* sums_at(int flat, std::int64_t element);
   void allocate_private(Device& device, int optimizer_states);
-  [[nodiscard]] PeerWindow window_of(const Arena& arena, std::string_view name, CommBackend& backend) const;
+  void find_neighbours(CommBackend& backend);
+  /// By rank of the world; empty out of reach.
+  [[nodiscard]] PeerWindow window_of(const Arena& arena, std::string_view name) const;
 
   const ModelLayout& model_;
   const ShardingPlan& plan_;
   Degrees degrees_;
   int rank_;
   bool one_sided_;
+  std::unique_ptr<CommBackend> own_seat_;
+  CommBackend* seat_;
+  RankRow reach_;
+  bool reaches_ = false;
   std::vector<DType> bucket_dtypes_;   // one a flat
   std::vector<bool> sums_in_buckets_;  // one a flat
   bool peers_read_sums_;
@@ -123,7 +140,7 @@ class ModelMemory {
   Arena wide_;  // address space, until a gradient comes that is wider than its bucket
   PeerWindow window_;
   PeerWindow wide_window_;
-  std::vector<Signals> signals_;  // one a rank; only the own one where nobody reads the others'
+  std::vector<Signals> signals_;  // one for each of reach()
   std::vector<std::byte*> parameters_;
   std::vector<std::byte*> reduced_;
   std::vector<Buffer> masters_;

@@ -60,7 +60,7 @@ class ParameterStore {
   /// Nothing is prefetched until a step has been taken from beginning to end. For when ranks do not take the same units: what they prefetch
   /// must be the same.
   void forget_order();
-  /// Called with the unit before each matched gather of a unit, and not where peers read each other's memory.
+  /// Called with the unit before each matched gather of a unit, and not where ranks read each other's parameters.
   void set_before_gather(std::function<void(int unit)> hook) { before_gather_ = std::move(hook); }
 
   /// Ends all use of the current version: gives prefetched units back. Throws kUsage if a lease of a sharded unit is out.
@@ -72,7 +72,7 @@ class ParameterStore {
   [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
 
   /// Copies the whole flat into `out` (flat.bytes()), without a lease or a slot. Blocks for peers. Collective; `out` is null on ranks that
-  /// do not want it. Where the transport is one-sided, the others need not call.
+  /// do not want it. Where ranks read each other's parameters, the others need not call.
   void read(int flat, std::byte* out);
 
   /// Control blocks and staging of groups inside the backend's.
