@@ -47,7 +47,7 @@ class Mpirun(unittest.TestCase):
                 ) -> tuple[str, dict[tuple[int, int], tuple[int, int]]]:
         """Losses, the same on every rank, at every stage; and bytes by rank and stage, in all and between nodes."""
         done = self.run_ranks(ranks, backend=backend, per_node=per_node, more=more)
-        self.assertEqual("zeroth.reduction = transport" in done.stderr, bool(more), done.stderr)
+        self.assertEqual("zeroth.reduction = transport" in done.stderr, "REDUCTION" in (more or {}), done.stderr)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         told = re.findall(rf"(\d) of {ranks} over {re.escape(backend or 'shm')}, stage (\d): (.*)", done.stdout)
         self.assertEqual(sorted(told)[0][:2], ("0", "0"), done.stdout)
@@ -66,6 +66,18 @@ class Mpirun(unittest.TestCase):
         self.assertEqual(levels, flat)
         for key, (_, between) in bytes_levels.items():  # what exactly: comm_collectives
             self.assertLess(between, 0.6 * bytes_flat[key][1], key)
+
+    def test_degrees_of_sharding_have_the_bits_of_shared_memory_and_cross_between_nodes_less(self) -> None:
+        degrees = {"DEGREES": "1"}
+        flat, _ = self.trained(4, "", per_node=2, more=degrees)
+        self.assertNotEqual(flat, self.trained(4, "", per_node=2)[0], "the degree of gradients takes no part")
+        messages, _ = self.trained(4, "mpi", per_node=2, more=degrees)
+        levels, bytes_levels = self.trained(4, "shm+mpi", per_node=2, more=degrees)
+        self.assertEqual(messages, flat)
+        self.assertEqual(levels, flat)
+        for rank in range(4):  # in all there are two micro-steps, between nodes one sum of them
+            payload, between = bytes_levels[rank, 1]
+            self.assertLess(between, 0.45 * payload)
 
     def test_the_bits_are_those_of_shared_memory(self) -> None:
         for ranks in (2, 3):
