@@ -418,20 +418,20 @@ TEST_P(GradientDegreeParity, OverMessagesGroupsMayTakeDifferentPaths) {
 
 /// Two levels keep what shared memory allows inside a node: ranks of one may take different paths, if parameters and gradients are split there.
 TEST(OnNodes, RanksOfANodeMayTakeDifferentPathsWhereStatesAreSplitInsideIt) {
-  for (const auto& [world, per_node, degree] : {std::tuple{4, 2, 2}, {4, 2, 1}, {6, 3, 3}}) {
+  for (const auto& [world, per_node, degree] : {std::tuple{4, 2, 2}, {6, 3, 3}}) {
     ToyTraining training;
     training.model = {.width = 97, .blocks = 5, .dtype = world == 6 ? DType::kBFloat16 : DType::kFloat32};
     training.model.round_gradients = world == 6;
     training.world = world;
     training.per_node = per_node;
     training.micro_steps = 2;
-    training.steps = 6;
+    training.steps = 4;
     training.skip = [](int rank, std::int64_t step, int block) { return block > 0 && (rank * 5 + block * 3 + step * 7) % 4 == 0; };
     std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, degree, ReductionPolicy::kPerMicroStep);
     training.plan = plans.back();
     const ToyOutcome expected = train_toy(training);
     std::erase_if(plans, [&, whole = world, node = per_node](const ShardingPlan& plan) {
-      return node % plan.degrees(whole).parameter != 0 || (degree == 1 && plan.degrees(whole).parameter == 1);
+      return node % plan.degrees(whole).parameter != 0;
     });
     ASSERT_GE(plans.size(), 2U);
     for (const ShardingPlan& plan : plans) {

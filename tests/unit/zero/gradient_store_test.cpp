@@ -234,7 +234,8 @@ TEST(GradientStore, BucketsOf16BitsBecomeWideForTheEventThatNeedsIt) {
 TEST(GradientStore, SumsAreThereHoweverRanksGoThroughTheModel) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const int ring_slots : {1, 2}) {
-      for (const auto& [world, gradient_degree] : {std::pair{1, 0}, {2, 0}, {3, 0}, {2, 1}, {4, 2}}) {
+      for (const auto& [world, gradient_degree] : {std::pair{1, 0}, {2, 0}, {3, 0}, {4, 2}}) {
+        if (gradient_degree > 0 && (ring_slots > 1 || stage == 1 || stage == 2)) continue;  // much of the same, and slow under sanitizers
         for (const Story& story : kStories) {
           ShardingPlan plan = zero_plan(stage, {"dp"});
           plan.ring_slots = ring_slots;
