@@ -53,7 +53,6 @@ ModelMemory::ModelMemory(const ModelLayout& model,
       one_sided_(backend.capabilities().one_sided),
       seat_(&backend),
       reach_{.first = one_sided_ ? 0 : rank_, .count = one_sided_ ? model.world : 1},
-      reaches_(one_sided_),
       bucket_dtypes_(bucket_dtypes(model, plan, micro_steps)),
       sums_in_buckets_(sums_in_buckets(model, plan, micro_steps)),
       // Without runs of ranks nobody sums the next gradients before all ranks have given theirs, and then they have taken the last sums.
@@ -96,7 +95,7 @@ PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name) con
   if (one_sided_) return seat_->attach(arena, name);
   PeerWindow window;
   std::vector<std::span<std::byte>> reached{{arena.data(), arena.capacity()}};
-  if (reaches_) {
+  if (own_seat_) {
     PeerWindow attached = seat_->attach(arena, name);
     reached = std::move(attached.ranks);
     window.keep = std::move(attached.keep);
@@ -167,7 +166,6 @@ void ModelMemory::find_neighbours(CommBackend& backend) {
   ZR_ASSERT(own_seat_->capabilities().one_sided && own_seat_->size() == per_node, "a node is no group of ranks that read each other's memory");
   seat_ = own_seat_.get();
   reach_ = {.first = node * per_node, .count = per_node};
-  reaches_ = true;
 }
 
 const std::byte* ModelMemory::peer_parameters(int flat, int rank, std::int64_t element) const {

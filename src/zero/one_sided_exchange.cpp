@@ -109,7 +109,7 @@ class OneSidedExchange final : public GradientExchange {
   void reduce_event(int flat, std::uint64_t code);
   /// What a rank sums while micro-steps accumulate.
   [[nodiscard]] Range summed_part(int flat, int rank) const { return model_.flat(flat).part(rank, memory_.degrees().gradient); }
-  [[nodiscard]] bool owns(int flat) const { return summed_part(flat, memory_.rank()).size() > 0; }
+  [[nodiscard]] bool owns(int flat) const { return memory_.micro_step_part(flat).size() > 0; }
   FlatState& state(int flat) { return flats_[static_cast<std::size_t>(flat)]; }
 
   const ModelLayout& model_;
@@ -331,7 +331,7 @@ OneSidedExchange::Pull OneSidedExchange::pull_of(int flat, int source, const Pub
   require_same_layout(model_, memory_, flat, source, "zero.reduce", "gradients", "bucket");
   const FlatLayout& layout = model_.flat(flat);
   const DType dtype = theirs.wide ? layout.accumulation() : memory_.bucket_dtype(flat);
-  const Range own = summed_part(flat, memory_.rank());
+  const Range own = memory_.micro_step_part(flat);
   return {.dtype = dtype,
           .data = {memory_.peer_bucket(flat, source, dtype) + array_bytes(own.begin, dtype), array_bytes(own.size(), dtype)}};
 }

@@ -21,8 +21,6 @@ class RowGroup {
   /// the group.
   RowGroup(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name);
 
-  [[nodiscard]] const RankRow& row() const { return row_; }
-  [[nodiscard]] int from() const { return from_; }
   [[nodiscard]] int to() const { return to_; }
   /// This rank's part at degree `from` has to be joined with others'.
   [[nodiscard]] bool moves() const { return row_.count > 1; }

@@ -91,7 +91,7 @@ class ModelMemory {
   /// make use of that; else this one.
   [[nodiscard]] const RankRow& reach() const { return reach_; }
   /// Runs of `degree` ranks lie in the reach of each of their ranks. The same on all ranks.
-  [[nodiscard]] bool reaches(int degree) const { return reaches_ && reach_.count % degree == 0; }
+  [[nodiscard]] bool reaches(int degree) const { return (one_sided_ || own_seat_) && reach_.count % degree == 0; }
   /// The seat among reach(), whose ranks count from its first: for waits and rings.
   [[nodiscard]] CommBackend& seat() const { return *seat_; }
   /// Of the seat, if it is not the backend.
@@ -127,7 +127,6 @@ class ModelMemory {
   std::unique_ptr<CommBackend> own_seat_;
   CommBackend* seat_;
   RankRow reach_;
-  bool reaches_ = false;
   std::vector<DType> bucket_dtypes_;   // one a flat
   std::vector<bool> sums_in_buckets_;  // one a flat
   bool peers_read_sums_;
