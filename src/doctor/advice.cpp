@@ -87,30 +87,32 @@ void choose(Advice& advice, double compute_s) {
 Advice advise(const ModelSize& model, const Cluster& cluster) {
   check(model, cluster);
   const std::vector<std::string> axes{"dp"};
-  Advice advice;
-  int stage = 0;
+  struct Candidate {
+    ShardingPlan plan;
+    std::string keys;
+  };
+  std::vector<Candidate> candidates;
   for (const ShardingPlan& plan : all_zero_plans(axes)) {
-    advice.plans.push_back(cost_of(plan, fmt::format("\"zero_optimization\": {{\"stage\": {}}}", stage++), model, cluster));
+    candidates.push_back({plan, fmt::format("\"zero_optimization\": {{\"stage\": {}}}", candidates.size())});
   }
   if (cluster.hosts > 1 && cluster.ranks_per_host > 1) {
     const int group = cluster.ranks_per_host;
-    advice.plans.push_back(cost_of(
-        hpz_plan(group, axes), fmt::format("\"zero_optimization\": {{\"stage\": 3, \"zero_hpz_partition_size\": {}}}", group), model, cluster));
+    candidates.push_back({hpz_plan(group, axes), fmt::format("\"zero_optimization\": {{\"stage\": 3, \"zero_hpz_partition_size\": {}}}", group)});
     // HSDP and MiCS are one plan here.
-    advice.plans.push_back(
-        cost_of(hsdp_plan(group, axes), fmt::format("\"zero_optimization\": {{\"stage\": 3, \"mics_shard_size\": {}}}", group), model, cluster));
-  }
-  if (cluster.hosts > 1 && cluster.ranks_per_host > 1 && model.micro_steps > 1) {
-    // The same with gradients summed inside the hosts until the last micro-step.
-    const int group = cluster.ranks_per_host;
-    for (std::size_t i = 2; i < 6; ++i) {
-      ShardingPlan plan = i < 4 ? zero_plan(static_cast<int>(i), axes) : i == 4 ? hpz_plan(group, axes) : hsdp_plan(group, axes);
-      plan.gradient_degree = group;
-      plan.name += fmt::format("-g{}", group);
-      advice.plans.push_back(
-          cost_of(plan, advice.plans[i].keys + fmt::format(", \"zeroth\": {{\"gradient_degree\": {}}}", group), model, cluster));
+    candidates.push_back({hsdp_plan(group, axes), fmt::format("\"zero_optimization\": {{\"stage\": 3, \"mics_shard_size\": {}}}", group)});
+    // With gradients split as well: summed inside the hosts until the last micro-step.
+    const std::size_t without = model.micro_steps > 1 ? candidates.size() : 0;
+    for (std::size_t i = 0; i < without; ++i) {
+      Candidate candidate = candidates[i];
+      if (candidate.plan.gradient != Placement::kFlat) continue;
+      candidate.plan.gradient_degree = group;
+      candidate.plan.name += fmt::format("-g{}", group);
+      candidate.keys += fmt::format(", \"zeroth\": {{\"gradient_degree\": {}}}", group);
+      candidates.push_back(std::move(candidate));
     }
   }
+  Advice advice;
+  for (const Candidate& candidate : candidates) advice.plans.push_back(cost_of(candidate.plan, candidate.keys, model, cluster));
   choose(advice, cluster.compute_s);
   return advice;
 }
