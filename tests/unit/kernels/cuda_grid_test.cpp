@@ -167,20 +167,9 @@ void on_small_grids(const Check& check) {
   }
 }
 
-template <class In, class Out>
-struct Pair {
-  using Source = In;
-  using Result = Out;
-};
-
 template <class T>
 class CastOnGrid : public ::testing::Test {};
-using Casts = ::testing::Types<Pair<float, BFloat16>,
-                               Pair<BFloat16, float>,
-                               Pair<float, double>,
-                               Pair<BFloat16, double>,
-                               Pair<double, float>>;
-TYPED_TEST_SUITE(CastOnGrid, Casts);
+TYPED_TEST_SUITE(CastOnGrid, CastPairs);
 
 TYPED_TEST(CastOnGrid, GivesTheBitsOfTheCpu) {
   using In = typename TypeParam::Source;
@@ -241,17 +230,7 @@ TYPED_TEST(BucketOnGrid, GivesTheBitsAndTheCountOfTheCpu) {
 
 template <class T>
 class SumOnGrid : public ::testing::Test {};
-using Sums = ::testing::Types<Pair<float, float>,
-                              Pair<BFloat16, float>,
-                              Pair<BFloat16, BFloat16>,
-                              Pair<float, BFloat16>,
-                              Pair<Float16, float>,
-                              Pair<Float16, Float16>,
-                              Pair<float, Float16>,
-                              Pair<double, double>,
-                              Pair<std::int64_t, std::int64_t>,
-                              Pair<std::int32_t, std::int32_t>>;
-TYPED_TEST_SUITE(SumOnGrid, Sums);
+TYPED_TEST_SUITE(SumOnGrid, SumPairs);
 
 const std::vector<SumCase>& sum_cases() {
   static const std::vector<SumCase> cases{{.num_sources = 1},

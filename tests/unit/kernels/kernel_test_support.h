@@ -23,6 +23,31 @@ namespace zeroth::kernels::testing {
 
 inline constexpr std::uint64_t kSeed = 20240117;
 
+/// Element types of an op's source and result.
+template <class In, class Out>
+struct Pair {
+  using Source = In;
+  using Result = Out;
+};
+
+/// All that sum_sources takes.
+using SumPairs = ::testing::Types<Pair<float, float>,
+                                  Pair<BFloat16, float>,
+                                  Pair<BFloat16, BFloat16>,
+                                  Pair<float, BFloat16>,
+                                  Pair<Float16, float>,
+                                  Pair<Float16, Float16>,
+                                  Pair<float, Float16>,
+                                  Pair<double, double>,
+                                  Pair<std::int64_t, std::int64_t>,
+                                  Pair<std::int32_t, std::int32_t>>;
+/// All that cast_range takes.
+using CastPairs = ::testing::Types<Pair<float, BFloat16>,
+                                   Pair<BFloat16, float>,
+                                   Pair<float, double>,
+                                   Pair<BFloat16, double>,
+                                   Pair<double, float>>;
+
 /// Every instruction set of this processor, kScalar first.
 inline std::vector<Isa> supported_isas() {
   std::vector<Isa> isas;

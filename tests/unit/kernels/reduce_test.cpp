@@ -11,25 +11,9 @@ namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace)
 
-template <class In, class Out>
-struct Pair {
-  using Source = In;
-  using Result = Out;
-};
-
 template <class T>
 class SumSources : public ::testing::Test {};
-using Pairs = ::testing::Types<Pair<float, float>,
-                               Pair<BFloat16, float>,
-                               Pair<BFloat16, BFloat16>,
-                               Pair<float, BFloat16>,
-                               Pair<Float16, float>,
-                               Pair<Float16, Float16>,
-                               Pair<float, Float16>,
-                               Pair<double, double>,
-                               Pair<std::int64_t, std::int64_t>,
-                               Pair<std::int32_t, std::int32_t>>;
-TYPED_TEST_SUITE(SumSources, Pairs);
+TYPED_TEST_SUITE(SumSources, SumPairs);
 
 /// The type in which an element is summed; unsigned for integers, whose overflow wraps.
 template <class T>
