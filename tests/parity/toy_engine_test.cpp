@@ -467,7 +467,7 @@ TEST(ToyEngine, DelaysChangeNothing) {
 }
 
 void expect_bits_of_an_inline_run(std::uint64_t first_seed, std::uint64_t seeds) {
-  ToyTraining training;
+  ToyTraining training{.reports_memory = false};
   training.model = {.inputs = 2, .width = 3, .blocks = 3, .batch = 1};
   training.steps = 2;
   training.skip = [](int rank, std::int64_t step, int block) { return (rank * 7 + step * 3 + block) % 5 == 0; };

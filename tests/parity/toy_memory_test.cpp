@@ -100,8 +100,9 @@ TEST(ToyEngine, WireBytesAreTheFormula) {
           training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
           training.micro_steps = micro_steps;
           training.plan.policy = policy;
+          training.reports_memory = false;
           const ToyOutcome outcome = train_toy(training);
-          for (std::size_t rank = 0; rank < outcome.memory.size(); ++rank) {
+          for (std::size_t rank = 0; rank < outcome.planned_wire.size(); ++rank) {
             const WireBytes& planned = outcome.planned_wire[rank];
             EXPECT_EQ(outcome.reduce_bytes[rank], planned.reduce_gradients);
             EXPECT_EQ(outcome.gather_bytes[rank],
@@ -186,6 +187,7 @@ TEST(ToyEngine, WithDegreesWireBytesAreTheFormulaInAllAndBetweenNodes) {
         ToyTraining training = on_eight(plan, dtype, 2);
         training.transport = transport;
         training.per_node = per_node;
+        training.reports_memory = false;
         std::array<WireBytes, 8> far{};
         training.after_step = [&](Engine& engine, ToyModel&, const StepResult&) {
           far.at(static_cast<std::size_t>(engine.rank())) =

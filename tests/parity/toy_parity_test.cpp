@@ -56,7 +56,7 @@ std::vector<Case> all_cases() {
 class ToyParity : public ::testing::TestWithParam<Case> {
  protected:
   [[nodiscard]] ToyTraining training() const {
-    ToyTraining result;
+    ToyTraining result{.reports_memory = false};
     result.model = {.width = 41, .blocks = 5, .dtype = GetParam().dtype};
     result.world = GetParam().world;
     result.micro_steps = GetParam().micro_steps;
@@ -168,7 +168,7 @@ class NodesParity : public ::testing::TestWithParam<NodesCase> {};
 /// that do, and two levels give the same bits at every stage.
 TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
   const auto [dtype, world, per_node, policy] = GetParam();
-  ToyTraining training;
+  ToyTraining training{.reports_memory = false};
   training.model = {.width = 41, .blocks = 3, .dtype = dtype};
   training.model.reuse_last = true;
   training.model.tie_first_two = true;
@@ -195,7 +195,7 @@ TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
 
 /// Every chain of degrees that a world has, with parameters at rest split or not: among them those of
 /// hsdp_plan(), mics_plan() and hpz_plan().
-std::vector<ShardingPlan> plans_with_degrees(int world) {
+std::vector<ShardingPlan> plans_with_degrees(int world, ReductionPolicy policy) {
   std::vector<ShardingPlan> plans;
   for (int optimizer = 1; optimizer <= world; ++optimizer) {
     if (world % optimizer != 0) continue;
@@ -212,7 +212,63 @@ std::vector<ShardingPlan> plans_with_degrees(int world) {
       plans.back().name += "-w" + std::to_string(parameter) + "-o" + std::to_string(optimizer);
     }
   }
+  for (ShardingPlan& plan : plans) plan.policy = policy;
   return plans;
+}
+
+/// A model with all that may be odd in one.
+ToyTraining odd_training(const NodesCase& value) {
+  ToyTraining training{.reports_memory = false};
+  training.model = {.width = 97, .blocks = 3, .dtype = value.dtype};  // ten pieces a block: something for each of eight ranks
+  training.model.reuse_last = true;
+  training.model.tie_first_two = true;
+  training.model.frozen_blocks = {2};
+  training.model.round_gradients = value.dtype == DType::kBFloat16;
+  training.world = value.world;
+  training.per_node = value.per_node;
+  training.micro_steps = 2;
+  training.steps = 3;
+  training.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };
+  training.plan.policy = value.policy;
+  return training;
+}
+
+/// Where memory is shared, ranks may do so under every plan.
+ToyTraining training_on_different_paths(const NodesCase& value) {
+  ToyTraining training{.reports_memory = false};
+  training.model = {.width = 97, .blocks = 5, .dtype = value.dtype};
+  training.world = value.world;
+  training.per_node = value.per_node;
+  training.passes = 2;
+  training.steps = 3;
+  training.skip = [](int rank, std::int64_t step, int block) {
+    return block > 0 && ((step + block) % 3 == 0 || (rank + block + step) % 4 == 0);
+  };
+  training.plan.policy = value.policy;
+  return training;
+}
+
+std::vector<test::ThreadTransport> transports_of(const NodesCase& value) {
+  std::vector<test::ThreadTransport> transports{test::ThreadTransport::kMemory, test::ThreadTransport::kMessages};
+  if (value.per_node > 0) transports.push_back(test::ThreadTransport::kLevels);
+  return transports;
+}
+
+/// The training gives `expected` under each plan over each transport, every other time in legal disorder.
+void expect_same(const ToyOutcome& expected,
+                 ToyTraining training,
+                 const std::vector<ShardingPlan>& plans,
+                 const std::vector<test::ThreadTransport>& transports) {
+  for (const test::ThreadTransport transport : transports) {
+    for (const ShardingPlan& plan : plans) {
+      training.transport = transport;
+      training.plan = plan;
+      training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
+      training.chaos_seed += 1;
+      EXPECT_EQ(difference(expected, train_toy(training)), "")
+          << plan.name << " transport " << static_cast<int>(transport) << " chaos seed " << training.chaos_seed;
+    }
+  }
 }
 
 class DegreesParity : public ::testing::TestWithParam<NodesCase> {};
@@ -221,61 +277,18 @@ class DegreesParity : public ::testing::TestWithParam<NodesCase> {};
 /// formed piece by piece over all ranks, along the nodes.
 TEST_P(DegreesParity, EveryChainOfDegreesHasTheBitsOfStageZeroOnTheSameNodes) {
   const auto [dtype, world, per_node, policy] = GetParam();
-  ToyTraining training;
-  training.model = {
-      .width = 97, .blocks = 3, .dtype = dtype};  // ten pieces a block: something for each of eight ranks
-  training.model.reuse_last = true;
-  training.model.tie_first_two = true;
-  training.model.frozen_blocks = {2};
-  training.model.round_gradients = dtype == DType::kBFloat16;
-  training.world = world;
-  training.per_node = per_node;
-  training.micro_steps = 2;
-  training.steps = 3;
-  training.skip = [](int /*rank*/, std::int64_t step, int block) {
-    return block > 0 && (step + block) % 3 == 0;
-  };
-  training.plan.policy = policy;
+  ToyTraining training = odd_training(GetParam());
   const ToyOutcome expected = train_toy(training);
-  std::vector<test::ThreadTransport> transports{test::ThreadTransport::kMemory,
-                                                test::ThreadTransport::kMessages};
-  if (per_node > 0) transports.push_back(test::ThreadTransport::kLevels);
-  for (const test::ThreadTransport transport : transports) {
-    for (const ShardingPlan& plan : plans_with_degrees(world)) {
-      training.transport = transport;
-      training.plan = plan;
-      training.plan.policy = policy;
-      training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
-      training.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(training)), "")
-          << plan.name << " transport " << static_cast<int>(transport) << " chaos seed "
-          << training.chaos_seed;
-    }
-  }
+  expect_same(expected, training, plans_with_degrees(world, policy), transports_of(GetParam()));
 }
 
 /// Where memory is shared, ranks may take different paths under every plan.
 TEST_P(DegreesParity, RanksOnDifferentPathsHaveTheSameBits) {
   const auto [dtype, world, per_node, policy] = GetParam();
-  ToyTraining training;
-  training.model = {.width = 97, .blocks = 5, .dtype = dtype};
-  training.world = world;
-  training.per_node = per_node;
-  training.passes = 2;
-  training.steps = 3;
-  training.skip = [](int rank, std::int64_t step, int block) {
-    return block > 0 && ((step + block) % 3 == 0 || (rank + block + step) % 4 == 0);
-  };
+  ToyTraining training = training_on_different_paths(GetParam());
   training.plan.policy = policy;
   const ToyOutcome expected = train_toy(training);
-  for (const ShardingPlan& plan : plans_with_degrees(world)) {
-    training.plan = plan;
-    training.plan.policy = policy;
-    training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
-    training.chaos_seed += 1;
-    EXPECT_EQ(difference(expected, train_toy(training)), "")
-        << plan.name << " chaos seed " << training.chaos_seed;
-  }
+  expect_same(expected, training, plans_with_degrees(world, policy), {test::ThreadTransport::kMemory});
 }
 
 /// The same with gradients summed in runs of ranks: the degree of gradients is part of the numbers, the others are not.
@@ -283,7 +296,7 @@ class GradientDegreeParity : public ::testing::TestWithParam<NodesCase> {};
 
 /// Those of plans_with_degrees() that go together with it, and stage 0.
 std::vector<ShardingPlan> plans_with_gradient_degree(int world, int degree, ReductionPolicy policy) {
-  std::vector<ShardingPlan> plans = plans_with_degrees(world);
+  std::vector<ShardingPlan> plans = plans_with_degrees(world, policy);
   plans.push_back(zero_plan(0, {"dp"}));
   const auto in_line = [degree](int other) { return degree % other == 0 || other % degree == 0; };
   std::erase_if(plans, [&](const ShardingPlan& plan) {
@@ -309,39 +322,15 @@ std::vector<int> gradient_degrees(int world) {
 
 TEST_P(GradientDegreeParity, EveryPlanHasTheBitsOfStageZero) {
   const auto [dtype, world, per_node, policy] = GetParam();
-  ToyTraining training;
-  training.model = {.width = 97, .blocks = 3, .dtype = dtype};
-  training.model.reuse_last = true;
-  training.model.tie_first_two = true;
-  training.model.frozen_blocks = {2};
-  training.model.round_gradients = dtype == DType::kBFloat16;
-  training.world = world;
-  training.per_node = per_node;
-  training.micro_steps = 2;
-  training.steps = 3;
-  training.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };
-  training.plan.policy = policy;
+  ToyTraining training = odd_training(GetParam());
   const ToyOutcome of_all = train_toy(training);
-  std::vector<test::ThreadTransport> transports{test::ThreadTransport::kMemory, test::ThreadTransport::kMessages};
-  if (per_node > 0) transports.push_back(test::ThreadTransport::kLevels);
   bool other_numbers = false;
   for (const int degree : gradient_degrees(world)) {
     const std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, degree, policy);
-    training.transport = test::ThreadTransport::kMemory;
-    training.mode = ExecutionMode::kInline;
     training.plan = plans.back();
     const ToyOutcome expected = train_toy(training);
     other_numbers = other_numbers || !difference(of_all, expected).empty();
-    for (const test::ThreadTransport transport : transports) {
-      for (const ShardingPlan& plan : plans) {
-        training.transport = transport;
-        training.plan = plan;
-        training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
-        training.chaos_seed += 1;
-        EXPECT_EQ(difference(expected, train_toy(training)), "")
-            << plan.name << " transport " << static_cast<int>(transport) << " chaos seed " << training.chaos_seed;
-      }
-    }
+    expect_same(expected, training, plans, transports_of(GetParam()));
   }
   // Once a step, sums of runs inside a node are steps of the node's.
   EXPECT_TRUE(other_numbers || policy == ReductionPolicy::kPerStep) << "the degree takes no part: this test could not fail";
@@ -350,8 +339,7 @@ TEST_P(GradientDegreeParity, EveryPlanHasTheBitsOfStageZero) {
 /// Once a step, groups that are nodes make the sums of nodes: the numbers without a degree.
 TEST_P(GradientDegreeParity, OneMicroStepInGroupsThatAreNodesHasTheSumsOfTheNodes) {
   const auto [dtype, world, per_node, policy] = GetParam();
-  if (per_node == 0) return;
-  ToyTraining training;
+  ToyTraining training{.reports_memory = false};
   training.model = {.width = 97, .blocks = 3, .dtype = dtype};
   training.world = world;
   training.per_node = per_node;
@@ -359,7 +347,7 @@ TEST_P(GradientDegreeParity, OneMicroStepInGroupsThatAreNodesHasTheSumsOfTheNode
   const ToyOutcome expected = train_toy(training);
   for (const int stage : {0, 1, 2, 3}) {
     training.plan = zero_plan(stage, {"dp"});
-    training.plan.gradient_degree = per_node;
+    training.plan.gradient_degree = per_node > 0 ? per_node : world;
     EXPECT_EQ(difference(expected, train_toy(training)), "") << stage;
   }
 }
@@ -367,33 +355,19 @@ TEST_P(GradientDegreeParity, OneMicroStepInGroupsThatAreNodesHasTheSumsOfTheNode
 /// Where memory is shared, ranks may take different paths under every plan.
 TEST_P(GradientDegreeParity, RanksOnDifferentPathsHaveTheSameBits) {
   const auto [dtype, world, per_node, policy] = GetParam();
-  ToyTraining training;
-  training.model = {.width = 97, .blocks = 5, .dtype = dtype};
-  training.world = world;
-  training.per_node = per_node;
-  training.passes = 2;
-  training.steps = 3;
-  training.skip = [](int rank, std::int64_t step, int block) {
-    return block > 0 && ((step + block) % 3 == 0 || (rank + block + step) % 4 == 0);
-  };
+  ToyTraining training = training_on_different_paths(GetParam());
   for (const int degree : gradient_degrees(world)) {
     const std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, degree, policy);
-    training.mode = ExecutionMode::kInline;
     training.plan = plans.back();
     const ToyOutcome expected = train_toy(training);
-    for (const ShardingPlan& plan : plans) {
-      training.plan = plan;
-      training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
-      training.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " chaos seed " << training.chaos_seed;
-    }
+    expect_same(expected, training, plans, {test::ThreadTransport::kMemory});
   }
 }
 
 /// Groups need not go through the model alike even where calls are matched: only the ranks of a group have to.
 TEST_P(GradientDegreeParity, OverMessagesGroupsMayTakeDifferentPaths) {
   const auto [dtype, world, per_node, policy] = GetParam();
-  ToyTraining training;
+  ToyTraining training{.reports_memory = false};
   training.model = {.width = 97, .blocks = 5, .dtype = dtype};
   training.world = world;
   training.per_node = per_node;
@@ -419,7 +393,7 @@ TEST_P(GradientDegreeParity, OverMessagesGroupsMayTakeDifferentPaths) {
 /// Two levels keep what shared memory allows inside a node: ranks of one may take different paths, if parameters and gradients are split there.
 TEST(OnNodes, RanksOfANodeMayTakeDifferentPathsWhereStatesAreSplitInsideIt) {
   for (const auto& [world, per_node, degree] : {std::tuple{4, 2, 2}, {6, 3, 3}}) {
-    ToyTraining training;
+    ToyTraining training{.reports_memory = false};
     training.model = {.width = 97, .blocks = 5, .dtype = world == 6 ? DType::kBFloat16 : DType::kFloat32};
     training.model.round_gradients = world == 6;
     training.world = world;
@@ -434,14 +408,7 @@ TEST(OnNodes, RanksOfANodeMayTakeDifferentPathsWhereStatesAreSplitInsideIt) {
       return node % plan.degrees(whole).parameter != 0;
     });
     ASSERT_GE(plans.size(), 2U);
-    for (const ShardingPlan& plan : plans) {
-      training.transport = test::ThreadTransport::kLevels;
-      training.plan = plan;
-      training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
-      training.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " chaos seed " << training.chaos_seed;
-    }
-    training.transport = test::ThreadTransport::kMemory;
+    expect_same(expected, training, plans, {test::ThreadTransport::kLevels});
   }
 }
 

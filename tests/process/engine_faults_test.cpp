@@ -91,17 +91,15 @@ CommOptions options_of(const ToyTraining& training) {
   return options;
 }
 
-/// Losses and norms of ranks that are processes.
-std::string train_in_processes(const ToyTraining& training, const test::ForkRanksOptions& options = {}) {
-  const std::string job = test::unique_job();
-  const std::string path = ::testing::TempDir() + job + ".txt";
+/// Losses and norms of ranks that are processes, over a transport of ProcessSeats.
+std::string train_in_processes(const ToyTraining& training, test::ForkRanksOptions options = {}, const char* transport = "shm") {
+  test::ProcessSeats seats(transport, training.world, options_of(training));
+  const std::string path = ::testing::TempDir() + test::unique_job() + ".txt";
+  options.meanwhile = seats.parted(std::move(options.meanwhile));
   const test::ForkReport report = test::fork_ranks(
       training.world,
       [&](int rank) {
-        const ToyOutcome own = train_toy_rank(
-            training,
-            make_backend(
-                "shm", {.rank = rank, .size = training.world, .job = job, .options = options_of(training)}));
+        const ToyOutcome own = train_toy_rank(training, seats.seat(rank));
         if (rank == 0) std::ofstream(path) << text_of(own);
       },
       options);
@@ -168,19 +166,9 @@ TEST(EngineProcesses, GiveTheBitsOfThreadsOverTwoLevels) {
     training.plan.gradient_degree = plan.gradient_degree;
     const std::string expected = text_of(train_toy(training));
     training.plan = plan;
-    test::ProcessSeats seats("shm+sockets", training.world, options_of(training));
-    const std::string path = ::testing::TempDir() + test::unique_job() + ".txt";
-    const test::ForkReport report = test::fork_ranks(
-        training.world,
-        [&](int rank) {
-          const ToyOutcome own = train_toy_rank(training, seats.seat(rank));
-          if (rank == 0) std::ofstream(path) << text_of(own);
-        },
-        {.meanwhile = seats.parted({})});
-    EXPECT_TRUE(report.ok()) << plan.name << "\n" << report.text();
-    std::ifstream file(path);
-    EXPECT_EQ((std::string{std::istreambuf_iterator<char>(file), {}}), expected) << plan.name;
-    ::unlink(path.c_str());
+    const test::LeftBehind left;
+    EXPECT_EQ(train_in_processes(training, {}, "shm+sockets"), expected) << plan.name;
+    EXPECT_EQ(left.text(), "");
   }
 }
 

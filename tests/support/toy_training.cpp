@@ -44,7 +44,7 @@ void run_thread(const ToyTraining& training, const test::ThreadSeats& seats, int
     const std::lock_guard lock(shared.mutex);
     ToyOutcome& all = shared.outcome;
     const auto index = static_cast<std::size_t>(rank);
-    all.memory[index] = own.memory[0];
+    if (training.reports_memory) all.memory[index] = own.memory[0];
     all.planned_wire[index] = own.planned_wire[0];
     all.gather_bytes[index] = own.gather_bytes[0];
     all.reduce_bytes[index] = own.reduce_bytes[0];
@@ -111,7 +111,7 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
     for (std::size_t param = 0; param < model.structure().params.size(); ++param) {
       own.values.push_back(model.value(static_cast<int>(param)));
     }
-    own.memory = {engine.memory_report()};
+    if (training.reports_memory) own.memory = {engine.memory_report()};
     own.planned_wire = {engine.planned_wire()};
     engine.barrier();
     return own;
@@ -127,7 +127,7 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
 ToyOutcome train_toy(const ToyTraining& training) {
   const auto world = static_cast<std::size_t>(training.world);
   Shared shared;
-  shared.outcome.memory.resize(world);
+  if (training.reports_memory) shared.outcome.memory.resize(world);
   shared.outcome.planned_wire.resize(world);
   shared.outcome.gather_bytes.resize(world);
   shared.outcome.reduce_bytes.resize(world);

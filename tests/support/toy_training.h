@@ -35,6 +35,8 @@ struct ToyTraining {
   std::function<void(int rank, ToyStructure&, EngineSettings&)> tamper{};
   /// Runs on every rank after each step; for what a single test wants to do or look at.
   std::function<void(Engine&, ToyModel&, const StepResult&)> after_step{};
+  /// A report reads the process's smaps, which takes longer than a training as small as this. Without, `memory` stays empty.
+  bool reports_memory = true;
   /// Replaces the backend that a rank talks through: delays, faults.
   std::function<std::unique_ptr<CommBackend>(std::unique_ptr<CommBackend>, int rank)> decorate{};
 };
@@ -44,7 +46,7 @@ struct ToyOutcome {
   std::vector<std::string> losses{};  ///< mean over ranks and micro-steps, as hexadecimal floats, one a step
   std::vector<std::string> norms{};
   std::vector<std::vector<double>> values{};  ///< parameters at the end
-  std::vector<MemoryReport> memory{};         ///< one a rank
+  std::vector<MemoryReport> memory{};         ///< one a rank, if wanted
   std::vector<std::uint64_t> gather_bytes{};  ///< one a rank: all_gather bytes of the last step, matched and one-sided
   std::vector<std::uint64_t> reduce_bytes{};
   std::vector<std::uint64_t> far_gather_bytes{};  ///< of these from other nodes
