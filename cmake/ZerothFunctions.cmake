@@ -4,12 +4,16 @@
 #       Static, position independent library `zeroth_<room>` with the alias `zeroth::<room>`.
 #       DEPS are rooms and must be lower (see ZEROTH_ROOM_LEVELS); LIBS are private outside libraries.
 #   zeroth_add_program(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
-#       Executable placed in ZEROTH_BIN_DIR and installed.
+#       Executable placed in ZEROTH_BIN_DIR and installed; not built with sanitizers: programs are not the core, and their tests
+#       measure processes as they are.
+#   zeroth_add_program_parts(<name> SOURCES ... ROOMS ... [LIBS ...])
+#       Static library `zeroth_<name>_parts`: what a program is made of, for it, its tests and other programs.
 #   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
-#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [ONE_THREAD] [TORCH] [NO_MAIN])
+#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [ONE_THREAD] [OPTIMIZED] [TORCH] [NO_MAIN])
 #       One GoogleTest executable that is one ctest test. The default label is unit, the default timeout 120 s.
 #       Under a sanitizer SANITIZED_FILTER says which cases are enough, and the thread sanitizer needs no test that is ONE_THREAD:
-#       nothing in it is touched by a second thread.
+#       nothing in it is touched by a second thread. OPTIMIZED is for tests that compute much: they run long where sanitizers watch
+#       code that is not.
 #   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...])
 #       Some cases of a test once more, with variables set; a ctest test of its own.
 #   zeroth_add_mpi_test(<name> <test> RANKS n FILTER <gtest filter> [LABELS ...] [TIMEOUT seconds])
@@ -121,7 +125,7 @@ function(zeroth_add_program name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "TORCH" "" "SOURCES;ROOMS;LIBS")
   zeroth_check_arguments(zeroth_add_program ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
   zeroth_leave_out(left_out "program ${name}" ${arg_TORCH})
-  if(left_out)
+  if(left_out OR ZEROTH_SANITIZE)
     return()
   endif()
   add_executable(${name} ${arg_SOURCES})
@@ -131,8 +135,22 @@ function(zeroth_add_program name)
   install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endfunction()
 
+function(zeroth_add_program_parts name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;ROOMS;LIBS")
+  zeroth_check_arguments(zeroth_add_program_parts ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
+  set(target zeroth_${name}_parts)
+  add_library(${target} STATIC EXCLUDE_FROM_ALL ${arg_SOURCES})
+  zeroth_set_options(${target})
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  foreach(room IN LISTS arg_ROOMS)
+    target_link_libraries(${target} PUBLIC zeroth::${room})
+  endforeach()
+  target_link_libraries(${target} PUBLIC ${arg_LIBS})
+endfunction()
+
 function(zeroth_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;TORCH;NO_MAIN" "TIMEOUT;SANITIZED_FILTER" "SOURCES;ROOMS;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;OPTIMIZED;TORCH;NO_MAIN" "TIMEOUT;SANITIZED_FILTER" "SOURCES;ROOMS;LIBS;LABELS")
   zeroth_check_arguments(zeroth_add_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
   zeroth_leave_out(left_out "test ${name}" ${arg_TORCH})
   if(left_out OR (arg_ONE_THREAD AND ZEROTH_SANITIZE STREQUAL "thread"))
@@ -141,9 +159,9 @@ function(zeroth_add_test name)
   add_executable(${name} ${arg_SOURCES})
   zeroth_link_executable(${name} "${arg_ROOMS}" "${arg_LIBS}" ${arg_TORCH})
   # Half the time to compile, and a test of ours computes little; what it tests, the rooms, keeps the build's level.
-  if(ZEROTH_SANITIZE)
+  if(ZEROTH_SANITIZE AND NOT arg_OPTIMIZED)
     target_compile_options(${name} PRIVATE -O0)
-  else()
+  elseif(NOT ZEROTH_SANITIZE)
     target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   endif()
   if(arg_TORCH)

@@ -88,7 +88,7 @@ double parse_number(const char* option, const std::string& text, double low, dou
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value) || value < low || value > high) {
-    refuse("a number is not usable", {.which = option, .expected = fmt::format("{} to {}", low, high), .got = launcher::quoted(text)});
+    refuse("a number is not usable", {.which = option, .expected = fmt::format("{} to {}", low, high), .got = launcher::in_quotes(text)});
   }
   return value;
 }
@@ -102,7 +102,7 @@ DType parse_dtype(const std::string& text) {
                                     {"float32", DType::kFloat32}, {"fp64", DType::kFloat64}, {"float64", DType::kFloat64}}) {
     if (text == name) return dtype;
   }
-  refuse("parameters are not trained in this type", {.which = "--dtype", .expected = "bf16, fp32 or fp64", .got = launcher::quoted(text)});
+  refuse("parameters are not trained in this type", {.which = "--dtype", .expected = "bf16, fp32 or fp64", .got = launcher::in_quotes(text)});
 }
 
 void check_hosts(const CLI::App& app, Options& options, const Raw& raw) {
@@ -200,7 +200,7 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   if (word == "doctor") return parse_doctor(arguments.subspan(1));
   if (word == "-h" || word == "--help") return {.text = "Usage: zeroth doctor [options]\n       zeroth --version\n\nzeroth doctor --help says more.\n"};
   refuse(word.empty() ? "nothing to do was given" : "there is no such thing to do",
-         {.expected = "doctor", .got = word.empty() ? "" : launcher::quoted(word)});
+         {.expected = "doctor", .got = word.empty() ? "" : launcher::in_quotes(word)});
 }
 
 }  // namespace zeroth::doctor

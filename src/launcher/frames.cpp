@@ -56,12 +56,12 @@ bool FrameParser::find_preface() {
     const bool hopeless =
         max_banner_bytes_ == 0 && !kMagic.starts_with(std::string_view(buffer_).substr(0, kMagic.size()));
     if (banner > max_banner_bytes_ || hopeless) {
-      refuse("what came is not from zeroth-run", "its preface", quoted(buffer_));
+      refuse("what came is not from zeroth-run", "its preface", in_quotes(buffer_));
     }
     return false;
   }
   if (begin > max_banner_bytes_) {
-    refuse("what came is not from zeroth-run", "its preface", quoted(buffer_));
+    refuse("what came is not from zeroth-run", "its preface", in_quotes(buffer_));
   }
   banner_ = buffer_.substr(0, begin);
   const auto protocol = number_at(std::string_view(buffer_).substr(begin + kMagic.size()), 4);

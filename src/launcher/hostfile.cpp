@@ -249,7 +249,7 @@ std::vector<HostSelection> select_hosts(const std::vector<HostEntry>& hosts,
     if (!host.slots.empty()) selected.push_back(std::move(host));
   }
   if (selected.empty()) {
-    throw Error(ErrorCode::kUsage, "no host is left", {.which = "--exclude", .got = quoted(exclude)});
+    throw Error(ErrorCode::kUsage, "no host is left", {.which = "--exclude", .got = in_quotes(exclude)});
   }
   return selected;
 }

@@ -83,7 +83,7 @@ std::string parse_remote_program(const std::string& text) {
     refuse_usage("not a path that every remote shell takes as it is",
                  {.which = "--remote-program",
                   .expected = "letters, digits and ._+/-, no '-' first",
-                  .got = quoted(text)});
+                  .got = in_quotes(text)});
   }
   return text;
 }

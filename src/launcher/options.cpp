@@ -230,7 +230,7 @@ void check_launcher(const CLI::App& app, const Options& options) {
   }
   if (options.launcher != "mpirun" && options.launcher != "srun") {
     refuse_usage("no such launcher",
-                 {.which = "--launcher", .expected = "mpirun or srun", .got = launcher::quoted(options.launcher)});
+                 {.which = "--launcher", .expected = "mpirun or srun", .got = launcher::in_quotes(options.launcher)});
   }
   for (const char* option : {"--log-dir",
                              "--stdin",
@@ -255,7 +255,7 @@ void check_launcher(const CLI::App& app, const Options& options) {
 BindCores parse_bind(const std::string& text) {
   if (text != "auto" && text != "on" && text != "off") {
     refuse_usage("not a way to bind",
-                 {.which = "--bind-cores", .expected = "auto, on or off", .got = launcher::quoted(text)});
+                 {.which = "--bind-cores", .expected = "auto, on or off", .got = launcher::in_quotes(text)});
   }
   return text == "on" ? BindCores::kOn : text == "off" ? BindCores::kOff : BindCores::kAuto;
 }

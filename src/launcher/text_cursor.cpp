@@ -41,7 +41,7 @@ std::optional<std::string> ipv6(std::string_view text) {
 
 }  // namespace
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string result = "'";
   for (const char c : text.substr(0, kMostQuoted)) {
     const auto byte = static_cast<unsigned char>(c);
@@ -120,7 +120,7 @@ void TextCursor::refuse(const std::string& message,
               message,
               {.where = fmt::format("{}:{}:{}", name_, line_, column == 0 ? this->column() : column),
                .expected = expected,
-               .got = quoted(got),
+               .got = in_quotes(got),
                .hint = hint});
 }
 

@@ -10,7 +10,7 @@
 namespace zeroth::launcher {
 
 /// At most 40 bytes of a text from outside in quotes, what is not printable as \xNN.
-[[nodiscard]] std::string quoted(std::string_view text);
+[[nodiscard]] std::string in_quotes(std::string_view text);
 
 /// One line, and the place in it. Does not own the text.
 class TextCursor {

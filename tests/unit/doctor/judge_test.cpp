@@ -22,14 +22,14 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr double kGiga = 1e9;
+constexpr double kGigabyte = 1e9;
 
 /// Hosts a, b, ... of so many ranks, with nothing wrong.
 Report healthy(int num_hosts, int ranks_per_host) {
   Report report{.num_ranks = num_hosts * ranks_per_host};
   for (int host = 0; host < num_hosts; ++host) {
     report.hosts.push_back({.host = host, .name = std::string(1, static_cast<char>('a' + host)), .address = "10.0.0." + std::to_string(host + 1)});
-    report.disks.push_back({.host = host, .folder = "/scratch", .free = std::uint64_t{1} << 40U, .write_bytes_per_s = kGiga, .read_bytes_per_s = kGiga});
+    report.disks.push_back({.host = host, .folder = "/scratch", .free = std::uint64_t{1} << 40U, .write_bytes_per_s = kGigabyte, .read_bytes_per_s = kGigabyte});
     report.clocks.push_back({.host = host, .ahead_ms = 0.1 * host, .uncertainty_ms = 0.05});
     for (int local = 0; local < ranks_per_host; ++local) {
       report.ranks.push_back({.rank = host * ranks_per_host + local,
@@ -64,7 +64,7 @@ std::vector<std::string> lines_of(Report report, const Thresholds& thresholds = 
 
 TEST(Judge, FindsNothingWhereNothingIsWrong) {
   Report report = healthy(3, 2);
-  report.links = {far_link(0, 2, kGiga, 0.9 * kGiga), far_link(0, 4, 1.1 * kGiga, kGiga), far_link(2, 4, 0.8 * kGiga, kGiga)};
+  report.links = {far_link(0, 2, kGigabyte, 0.9 * kGigabyte), far_link(0, 4, 1.1 * kGigabyte, kGigabyte), far_link(2, 4, 0.8 * kGigabyte, kGigabyte)};
   EXPECT_THAT(lines_of(report), IsEmpty());
   EXPECT_TRUE(report.well());
   EXPECT_THAT(table_of(report, {}), HasSubstr("all well\n"));
@@ -72,7 +72,7 @@ TEST(Judge, FindsNothingWhereNothingIsWrong) {
 
 TEST(Judge, NamesTheSlowLinkWithItsFigureAndWhatIsUsual) {
   Report report = healthy(3, 2);
-  report.links = {far_link(0, 2, kGiga, kGiga), far_link(0, 4, kGiga, 5e6), far_link(2, 4, kGiga, kGiga)};
+  report.links = {far_link(0, 2, kGigabyte, kGigabyte), far_link(0, 4, kGigabyte, 5e6), far_link(2, 4, kGigabyte, kGigabyte)};
   EXPECT_THAT(odd_links(report, {}), ElementsAre(1));
   EXPECT_THAT(lines_of(report),
               ElementsAre(AllOf(HasSubstr("[ENVIRONMENT] a link is slow; where: link over tcp; who: rank 0 (a) and rank 4 (c)"),
@@ -83,7 +83,7 @@ TEST(Judge, NamesTheSlowLinkWithItsFigureAndWhatIsUsual) {
 TEST(Judge, NamesTheHostWhoseLinksAreAllSlow) {
   // Two of three links are slow: the middle of all would be slow, too.
   Report report = healthy(3, 1);
-  report.links = {far_link(0, 1, 5e6, 5e6), far_link(0, 2, kGiga, kGiga), far_link(1, 2, 5e6, 5e6)};
+  report.links = {far_link(0, 1, 5e6, 5e6), far_link(0, 2, kGigabyte, kGigabyte), far_link(1, 2, 5e6, 5e6)};
   const std::vector<std::string> lines = lines_of(report);
   EXPECT_THAT(odd_links(report, {}), ElementsAre(0, 2));
   EXPECT_THAT(lines, Contains(AllOf(HasSubstr("all links of one host are slow"), HasSubstr("who: b"))));
@@ -92,7 +92,7 @@ TEST(Judge, NamesTheHostWhoseLinksAreAllSlow) {
 
 TEST(Judge, OfTwoHostsOneDirectionCanBeSlow) {
   Report report = healthy(2, 1);
-  report.links = {far_link(0, 1, kGiga, 0.1 * kGiga)};
+  report.links = {far_link(0, 1, kGigabyte, 0.1 * kGigabyte)};
   EXPECT_THAT(lines_of(report), ElementsAre(HasSubstr("got: 100 MB/s from rank 1 to rank 0, 1.00 GB/s back")));
 }
 
@@ -101,22 +101,22 @@ TEST(Judge, InsideAHostTheBetterDirectionCounts) {
   const auto near = [](int a, int b, double there, double back) {
     return Link{.a = a, .b = b, .transport = "shm", .latency_us = 1, .there_bytes_per_s = there, .back_bytes_per_s = back};
   };
-  report.links = {near(0, 1, kGiga, 4 * kGiga), near(0, 2, 4 * kGiga, 4 * kGiga), near(1, 2, kGiga, kGiga)};
+  report.links = {near(0, 1, kGigabyte, 4 * kGigabyte), near(0, 2, 4 * kGigabyte, 4 * kGigabyte), near(1, 2, kGigabyte, kGigabyte)};
   EXPECT_THAT(odd_links(report, {}), ElementsAre(2));
 }
 
 TEST(Judge, ALongWayIsNamedAndAFewMicrosecondsAreNot) {
   Report report = healthy(3, 1);
-  report.links = {far_link(0, 1, kGiga, kGiga, 20), far_link(0, 2, kGiga, kGiga, 90), far_link(1, 2, kGiga, kGiga, 5000)};
+  report.links = {far_link(0, 1, kGigabyte, kGigabyte, 20), far_link(0, 2, kGigabyte, kGigabyte, 90), far_link(1, 2, kGigabyte, kGigabyte, 5000)};
   EXPECT_THAT(odd_links(report, {}), ElementsAre(2));
   EXPECT_THAT(lines_of(report), ElementsAre(AllOf(HasSubstr("a link takes long"), HasSubstr("got: 5.00 ms"))));
 }
 
 TEST(Judge, LinksOfDifferentKindsAreNotCompared) {
   Report report = healthy(2, 2);
-  report.links = {{.a = 0, .b = 1, .transport = "shm", .latency_us = 1, .there_bytes_per_s = 10 * kGiga, .back_bytes_per_s = 10 * kGiga},
-                  {.a = 2, .b = 3, .transport = "shm", .latency_us = 1, .there_bytes_per_s = 9 * kGiga, .back_bytes_per_s = 9 * kGiga},
-                  far_link(0, 2, 0.1 * kGiga, 0.1 * kGiga)};
+  report.links = {{.a = 0, .b = 1, .transport = "shm", .latency_us = 1, .there_bytes_per_s = 10 * kGigabyte, .back_bytes_per_s = 10 * kGigabyte},
+                  {.a = 2, .b = 3, .transport = "shm", .latency_us = 1, .there_bytes_per_s = 9 * kGigabyte, .back_bytes_per_s = 9 * kGigabyte},
+                  far_link(0, 2, 0.1 * kGigabyte, 0.1 * kGigabyte)};
   EXPECT_THAT(lines_of(report), IsEmpty());
 }
 
@@ -184,7 +184,7 @@ TEST(Judge, NotesAreNoReasonToFail) {
 TEST(Table, HasOneLineForEachThingWhateverHostsSay) {
   Report report = healthy(2, 1);
   report.ranks[1].mpi = "an MPI\nwith\x1b[31m lines";
-  report.links = {far_link(0, 1, kGiga, 0.01 * kGiga)};
+  report.links = {far_link(0, 1, kGigabyte, 0.01 * kGigabyte)};
   judge(report, {});
   const std::string table = table_of(report, {});
   EXPECT_THAT(table, HasSubstr("host b at 10.0.0.2 (rank 1)\n"));
