@@ -1,4 +1,4 @@
-#include "sanitizer.h"
+#include "support/sanitizer.h"
 
 #include <zeroth/device/device.h>
 #include <zeroth/device/memory.h>
@@ -189,7 +189,7 @@ TEST(ArenaResidency, PrivateOnesAreSeenByNameWhereTheKernelNamesThem) {
 }
 
 TEST(ArenaBounds, WritingBeyondAPrivateArenaIsCaught) {
-  if (testing::kSanitized) GTEST_SKIP() << "not under sanitizers: they take the signal";
+  if (test::kSanitized) GTEST_SKIP() << "not under sanitizers: they take the signal";
   const Arena arena = Arena::create(ArenaKind::kPrivate, 3 * kPageBytes, "bounds");
   EXPECT_EXIT(arena.data()[arena.capacity()] = std::byte{1}, ::testing::KilledBySignal(SIGSEGV), "");
   EXPECT_EXIT(*(arena.data() - 1) = std::byte{1}, ::testing::KilledBySignal(SIGSEGV), "");

@@ -1,5 +1,5 @@
 // A forked child, such as a data loader's worker, must not be able to write into the trainer's memory.
-#include "sanitizer.h"
+#include "support/sanitizer.h"
 
 #include <zeroth/device/memory.h>
 
@@ -85,7 +85,7 @@ TEST(ForkedChild, WritesToPrivateArenasStayItsOwn) {
 }
 
 TEST(Arena, MoreThanTheLimitIsAnError) {
-  if (testing::kSanitized) GTEST_SKIP() << "not under sanitizers: they need all of the address space";
+  if (test::kSanitized) GTEST_SKIP() << "not under sanitizers: they need all of the address space";
   const int status = status_of_child([] {
     const rlimit limit{std::size_t{1} << 30U, std::size_t{1} << 30U};
     ::setrlimit(RLIMIT_AS, &limit);

@@ -1,4 +1,4 @@
-#include "sanitizer.h"
+#include "support/sanitizer.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/device/thread_pool.h>
@@ -159,7 +159,7 @@ TEST(ThreadPool, RefusesAbsurdCounts) {
 }
 
 TEST(ThreadPool, SaysSoWhenThreadsCannotBeStarted) {
-  if (testing::kSanitized) GTEST_SKIP() << "not under sanitizers: they need all of the address space";
+  if (test::kSanitized) GTEST_SKIP() << "not under sanitizers: they need all of the address space";
   const pid_t child = ::fork();
   if (child == 0) {
     ::alarm(20);

@@ -3,8 +3,8 @@
 
 #include <zeroth/base/platform.h>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 inline constexpr bool kSanitized = kAddressSanitizer || kThreadSanitizer;
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test
