@@ -9,16 +9,18 @@
 #   zeroth_add_program_parts(<name> SOURCES ... ROOMS ... [LIBS ...])
 #       Static library `zeroth_<name>_parts`: what a program is made of, for it, its tests and other programs.
 #   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
-#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [ONE_THREAD] [OPTIMIZED] [TORCH] [NO_MAIN])
+#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [ONE_THREAD] [OPTIMIZED] [WAITS]
+#                   [TORCH] [NO_MAIN])
 #       One GoogleTest executable that is one ctest test. The default label is unit, the default timeout 120 s.
 #       Under a sanitizer SANITIZED_FILTER says which cases are enough, and the thread sanitizer needs no test that is ONE_THREAD:
 #       nothing in it is touched by a second thread. OPTIMIZED is for tests that compute much: they run long where sanitizers watch
-#       code that is not.
+#       code that is not. WAITS is for tests whose ranks sleep most of the time, until a deadline or a death is noticed: some of them
+#       run beside each other.
 #   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...])
 #       Some cases of a test once more, with variables set; a ctest test of its own.
 #   zeroth_add_mpi_test(<name> <test> RANKS n FILTER <gtest filter> [LABELS ...] [TIMEOUT seconds])
 #       Some cases of a test once more, by n ranks that mpirun starts; left out without MPI.
-#   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds])
+#   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds] [WAITS])
 #       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it.
 #   zeroth_add_benchmark(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
 #       Google Benchmark executable under <build>/benchmarks; without benchmark::benchmark_main with NO_MAIN.
@@ -150,7 +152,7 @@ function(zeroth_add_program_parts name)
 endfunction()
 
 function(zeroth_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;OPTIMIZED;TORCH;NO_MAIN" "TIMEOUT;SANITIZED_FILTER" "SOURCES;ROOMS;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;OPTIMIZED;WAITS;TORCH;NO_MAIN" "TIMEOUT;SANITIZED_FILTER" "SOURCES;ROOMS;LIBS;LABELS")
   zeroth_check_arguments(zeroth_add_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
   zeroth_leave_out(left_out "test ${name}" ${arg_TORCH})
   if(left_out OR (arg_ONE_THREAD AND ZEROTH_SANITIZE STREQUAL "thread"))
@@ -179,7 +181,7 @@ function(zeroth_add_test name)
   endif()
   add_test(NAME ${name}
     COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml" ${filter})
-  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH})
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS})
 endfunction()
 
 # Some cases of a test once more, with variables set.
@@ -188,7 +190,7 @@ function(zeroth_add_test_variant name test)
   zeroth_check_arguments(zeroth_add_test_variant ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_FILTER}")
   add_test(NAME ${name}
     COMMAND ${test} "--gtest_filter=${arg_FILTER}" "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml")
-  zeroth_set_test_properties(${name} "${arg_LABELS}" "" FALSE)
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "" FALSE FALSE)
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "${arg_ENVIRONMENT}")
 endfunction()
 
@@ -206,16 +208,16 @@ function(zeroth_add_mpi_test name test)
     COMMAND ${MPIEXEC_EXECUTABLE} ${ZEROTH_MPIEXEC_FLAGS}
             -n 1 $<TARGET_FILE:${test}> "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml" ${filter}
             : -n ${others} $<TARGET_FILE:${test}> ${filter})
-  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE)
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE FALSE)
   set_tests_properties(${name} PROPERTIES ENVIRONMENT
     "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ZEROTH_MPI_LIBRARY=$<TARGET_FILE:zeroth_mpi>")
 endfunction()
 
 function(zeroth_add_script_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT" "COMMAND;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "WAITS" "TIMEOUT" "COMMAND;LABELS")
   zeroth_check_arguments(zeroth_add_script_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_COMMAND}")
   add_test(NAME ${name} COMMAND ${arg_COMMAND})
-  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE)
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE ${arg_WAITS})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
 endfunction()
 
@@ -245,9 +247,9 @@ function(zeroth_check_arguments function name unparsed required)
   endif()
 endfunction()
 
-# Labels, time limits and how many cores a test takes: tests that start processes run alone, because they freeze and
-# kill ranks and look at what is left on the machine.
-function(zeroth_set_test_properties name labels timeout torch)
+# Labels, time limits and how many thirds of a core a test takes (tools/run-tests gives ctest as many as there are). Tests that start
+# processes run alone, because what they are given a deadline for takes longer on busy cores; those that WAIT leave them idle.
+function(zeroth_set_test_properties name labels timeout torch waits)
   if(NOT labels)
     set(labels unit)
   endif()
@@ -260,10 +262,14 @@ function(zeroth_set_test_properties name labels timeout torch)
     set(timeout 120)
   endif()
   set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout})
-  if(torch OR NOT labels STREQUAL "unit")
-    set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+  set(thirds 3)
+  if(waits)
+    set(thirds 2)
+  elseif(torch OR NOT labels STREQUAL "unit")
+    set(thirds 6)
   endif()
-  if("process" IN_LIST labels)
+  set_tests_properties(${name} PROPERTIES PROCESSORS ${thirds})
+  if("process" IN_LIST labels AND NOT waits)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
   endif()
 endfunction()

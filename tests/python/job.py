@@ -53,8 +53,7 @@ class Family:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in left_behind.living_descendants():
-            os.kill(pid, signal.SIGKILL)
+        left_behind.kill_descendants()
         self.process.wait()
         self.folder.cleanup()
 

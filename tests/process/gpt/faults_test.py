@@ -150,8 +150,7 @@ class FaultsTest(unittest.TestCase):
             if launcher.poll() is None:
                 launcher.kill()
                 launcher.wait()
-            for pid in left_behind.living_descendants():
-                os.kill(pid, signal.SIGKILL)
+            left_behind.kill_descendants()
 
     # --- signals to one rank ----------------------------------------------------------------------------------------
 

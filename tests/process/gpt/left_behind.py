@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pathlib
+import signal
 import time
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -59,6 +60,14 @@ def living_descendants() -> set[int]:
                 living.add(child)
                 waiting.append(child)
     return living
+
+
+def kill_descendants() -> None:
+    for pid in living_descendants():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it ended while this one looked
 
 
 def targets(pid: int) -> set[str]:

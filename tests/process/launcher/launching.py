@@ -84,8 +84,7 @@ class Stage:
 
     def __exit__(self, *_: object) -> None:
         self.gone(0)
-        for pid in left_behind.living_descendants():
-            os.kill(pid, signal.SIGKILL)
+        left_behind.kill_descendants()
         self.gone(5)
         self.temporary.cleanup()
 
