@@ -30,6 +30,11 @@ def variables(**more: str) -> dict[str, str]:
     return {**own, "OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **more}
 
 
+Trained = tuple[str, dict[tuple[int, int], tuple[int, int]]]
+REFERENCES: dict[tuple[int, int], Trained] = {}
+"""of trainings over shared memory, by ranks and ranks on a node: several tests compare with the same one"""
+
+
 class Mpirun(unittest.TestCase):
     def run_ranks(
         self, ranks: int, *arguments: str, backend: str, per_node: int = 0, limit_s: float = 240,
@@ -40,11 +45,13 @@ class Mpirun(unittest.TestCase):
             self.assertEqual(family.left.text(), "")
         return done
 
-    def losses(self, ranks: int, backend: str) -> str:
-        return self.trained(ranks, backend)[0]
+    def reference(self, ranks: int, per_node: int = 0) -> Trained:
+        """Over shared memory."""
+        if (ranks, per_node) not in REFERENCES:
+            REFERENCES[ranks, per_node] = self.trained(ranks, "", per_node)
+        return REFERENCES[ranks, per_node]
 
-    def trained(self, ranks: int, backend: str, per_node: int = 0, more: dict[str, str] | None = None
-                ) -> tuple[str, dict[tuple[int, int], tuple[int, int]]]:
+    def trained(self, ranks: int, backend: str, per_node: int = 0, more: dict[str, str] | None = None) -> Trained:
         """Losses, the same on every rank, at every stage; and bytes by rank and stage, in all and between nodes."""
         done = self.run_ranks(ranks, backend=backend, per_node=per_node, more=more)
         self.assertEqual("zeroth.reduction = transport" in done.stderr, "REDUCTION" in (more or {}), done.stderr)
@@ -61,7 +68,7 @@ class Mpirun(unittest.TestCase):
         return told[0][2], bytes_of
 
     def test_two_levels_have_the_bits_of_shared_memory_with_these_nodes_and_cross_between_them_once(self) -> None:
-        flat, bytes_flat = self.trained(4, "", per_node=2)
+        flat, bytes_flat = self.reference(4, per_node=2)
         levels, bytes_levels = self.trained(4, "shm+mpi", per_node=2)
         self.assertEqual(levels, flat)
         for key, (_, between) in bytes_levels.items():  # what exactly: comm_collectives
@@ -70,7 +77,7 @@ class Mpirun(unittest.TestCase):
     def test_degrees_of_sharding_have_the_bits_of_shared_memory_and_cross_between_nodes_less(self) -> None:
         degrees = {"DEGREES": "1"}
         flat, _ = self.trained(4, "", per_node=2, more=degrees)
-        self.assertNotEqual(flat, self.trained(4, "", per_node=2)[0], "the degree of gradients takes no part")
+        self.assertNotEqual(flat, self.reference(4, per_node=2)[0], "the degree of gradients takes no part")
         messages, _ = self.trained(4, "mpi", per_node=2, more=degrees)
         levels, bytes_levels = self.trained(4, "shm+mpi", per_node=2, more=degrees)
         self.assertEqual(messages, flat)
@@ -81,12 +88,12 @@ class Mpirun(unittest.TestCase):
 
     def test_the_bits_are_those_of_shared_memory(self) -> None:
         for ranks in (2, 3):
-            self.assertEqual(self.losses(ranks, "mpi"), self.losses(ranks, ""))
+            self.assertEqual(self.trained(ranks, "mpi")[0], self.reference(ranks)[0])
 
     def test_mpis_own_calls_give_few_ranks_the_same_bits(self) -> None:
         own_calls = {"REDUCTION": "transport"}
         for more in (own_calls, {**own_calls, "CHECK_CALLS": "1"}):
-            self.assertEqual(self.trained(3, "mpi", more=more)[0], self.losses(3, ""))
+            self.assertEqual(self.trained(3, "mpi", more=more)[0], self.reference(3)[0])
 
     def test_a_rank_that_gives_up_tells_the_others_why(self) -> None:
         done = self.run_ranks(3, "tell", backend="mpi")
