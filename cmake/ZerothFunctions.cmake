@@ -20,8 +20,9 @@
 #       Some cases of a test once more, with variables set; a ctest test of its own.
 #   zeroth_add_mpi_test(<name> <test> RANKS n FILTER <gtest filter> [LABELS ...] [TIMEOUT seconds])
 #       Some cases of a test once more, by n ranks that mpirun starts; left out without MPI.
-#   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds] [WAITS])
-#       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it.
+#   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds] [WAITS | BESIDE])
+#       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it. BESIDE is for
+#       tests of processes in which nothing has little time: two of them run beside each other.
 #   zeroth_add_benchmark(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
 #       Google Benchmark executable under <build>/benchmarks; without benchmark::benchmark_main with NO_MAIN.
 #
@@ -164,7 +165,7 @@ function(zeroth_add_test name)
   if(ZEROTH_SANITIZE AND NOT arg_OPTIMIZED)
     target_compile_options(${name} PRIVATE -O0)
   elseif(NOT ZEROTH_SANITIZE)
-    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:$<IF:$<BOOL:${arg_OPTIMIZED}>,-O2,-O1>>)
   endif()
   if(arg_TORCH)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON)  # torch's headers, 10 s a file, once
@@ -214,11 +215,14 @@ function(zeroth_add_mpi_test name test)
 endfunction()
 
 function(zeroth_add_script_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "WAITS" "TIMEOUT" "COMMAND;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "WAITS;BESIDE" "TIMEOUT" "COMMAND;LABELS")
   zeroth_check_arguments(zeroth_add_script_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_COMMAND}")
   add_test(NAME ${name} COMMAND ${arg_COMMAND})
   zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE ${arg_WAITS})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+  if(arg_BESIDE)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL OFF PROCESSORS 3)
+  endif()
 endfunction()
 
 function(zeroth_add_benchmark name)
