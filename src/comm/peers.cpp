@@ -15,6 +15,7 @@
 #include <cstring>
 #include <ctime>
 #include <optional>
+#include <thread>
 #include <utility>
 
 namespace zeroth::detail {
@@ -72,6 +73,13 @@ std::chrono::microseconds default_spin(int ranks_on_host) {
   return std::chrono::microseconds{cores_of_this_rank(ranks_on_host) >= 1 ? 20 : 0};
 }
 
+Polling polling_of(std::optional<std::chrono::microseconds> wanted, int ranks_on_host) {
+  constexpr std::chrono::microseconds kYielding{50};
+  const std::chrono::microseconds spin = default_spin(ranks_on_host);
+  const bool crowded = spin.count() == 0;
+  return {.time = wanted.value_or(crowded ? kYielding : spin), .yields = crowded};
+}
+
 Peers::Peers(Setup setup) : setup_(std::move(setup)) {}
 
 Peers::~Peers() = default;
@@ -80,12 +88,16 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
   if (predicate()) return;
   const Deadline deadline(setup_.watched.patience(setup_.timeout));
   WatchedWait watched(setup_.watched.watch());
-  if (setup_.spin.count() > 0) {
-    const auto spin_end = SteadyClock::now() + setup_.spin;
+  if (setup_.polling.time.count() > 0) {
+    const auto end = SteadyClock::now() + setup_.polling.time;
     do {
-      relax();
+      if (setup_.polling.yields) {
+        std::this_thread::yield();
+      } else {
+        relax();
+      }
       if (predicate()) return;  // it may be long: so the clock is looked at after each
-    } while (SteadyClock::now() < spin_end);
+    } while (SteadyClock::now() < end);
   }
   JobControl& own = *setup_.controls[static_cast<std::size_t>(setup_.rank)];
   const SleeperMark mark(own.waiting);

@@ -45,6 +45,12 @@ struct GroupView {
   std::span<GroupControl* const> controls{};  ///< of each group rank
 };
 
+/// How a wait begins, before it sleeps.
+struct Polling {
+  std::chrono::microseconds time{};
+  bool yields = false;  ///< there are more ranks than cores: perhaps this one is what the awaited rank needs
+};
+
 class Peers {
  public:
   struct Setup {
@@ -53,7 +59,7 @@ class Peers {
     std::vector<std::shared_ptr<void>> keep{};  ///< mappings of the controls
     std::unique_ptr<Liveness> liveness{};       ///< null: peers cannot die
     Milliseconds timeout{};
-    std::chrono::microseconds spin{};
+    Polling polling{};
     Watched watched{};
   };
   explicit Peers(Setup setup);
@@ -100,8 +106,11 @@ class Peers {
   Setup setup_;
 };
 
-/// Polls before sleeping: 20 us if each of `ranks_on_host` ranks has a processor (cores_of_this_rank), else 0.
+/// 20 us if each of `ranks_on_host` ranks has a processor (cores_of_this_rank), else 0.
 [[nodiscard]] std::chrono::microseconds default_spin(int ranks_on_host);
+
+/// `wanted`, else the default: default_spin(), or 50 us of yields where that is 0.
+[[nodiscard]] Polling polling_of(std::optional<std::chrono::microseconds> wanted, int ranks_on_host);
 
 /// Sleeps while `word` has `value`, at most `timeout`. For memory shared between processes.
 void futex_wait(SharedFlag& word, std::uint32_t value, Milliseconds timeout) noexcept;

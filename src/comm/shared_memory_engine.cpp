@@ -71,7 +71,7 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_p
                      .keep = {},
                      .liveness = nullptr,
                      .timeout = options.timeout,
-                     .spin = options.spin.value_or(default_spin(size)),
+                     .polling = polling_of(options.spin, size),
                      .watched = Watched(options)};
   for (const SharedSpan& segment : engine->segments_) {
     setup.controls.push_back(reinterpret_cast<JobControl*>(segment.bytes.data()));

@@ -23,7 +23,7 @@ struct Job {
                .keep = {},
                .liveness = nullptr,
                .timeout = Milliseconds{10'000},
-               .spin = {}}};
+               .polling = {}}};
 
   [[nodiscard]] GroupView view() const {
     return {.where = "comm.test",
