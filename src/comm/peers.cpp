@@ -2,7 +2,6 @@
 
 #include "comm/control/end_of_job.h"
 
-#include <zeroth/base/cores.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 
@@ -15,18 +14,12 @@
 #include <cstring>
 #include <ctime>
 #include <optional>
-#include <thread>
 #include <utility>
 
 namespace zeroth::detail {
 namespace {
 
 static_assert(sizeof(SharedFlag) == 4, "a futex word has 32 bits");
-
-/// Tells the processor that this is a polling loop: less power, more for the sibling thread.
-void relax() noexcept {
-  __builtin_ia32_pause();
-}
 
 std::string rank_list(const std::vector<int>& ranks) {
   if (ranks.empty()) return "the other ranks";
@@ -69,17 +62,6 @@ void futex_wake_all(SharedFlag& word) noexcept {
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(&word), FUTEX_WAKE, 0x7fffffff, nullptr, nullptr, 0);
 }
 
-std::chrono::microseconds default_spin(int ranks_on_host) {
-  return std::chrono::microseconds{cores_of_this_rank(ranks_on_host) >= 1 ? 20 : 0};
-}
-
-Polling polling_of(std::optional<std::chrono::microseconds> wanted, int ranks_on_host) {
-  constexpr std::chrono::microseconds kYielding{50};
-  const std::chrono::microseconds spin = default_spin(ranks_on_host);
-  const bool crowded = spin.count() == 0;
-  return {.time = wanted.value_or(crowded ? kYielding : spin), .yields = crowded};
-}
-
 Peers::Peers(Setup setup) : setup_(std::move(setup)) {}
 
 Peers::~Peers() = default;
@@ -91,11 +73,7 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
   if (setup_.polling.time.count() > 0) {
     const auto end = SteadyClock::now() + setup_.polling.time;
     do {
-      if (setup_.polling.yields) {
-        std::this_thread::yield();
-      } else {
-        relax();
-      }
+      setup_.polling.pause();
       if (predicate()) return;  // it may be long: so the clock is looked at after each
     } while (SteadyClock::now() < end);
   }

@@ -5,6 +5,7 @@
 #include "comm/control/watched.h"
 #include "comm/control_block.h"
 #include "comm/function_ref.h"
+#include "comm/polling.h"
 
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>
@@ -43,12 +44,6 @@ struct GroupView {
   int rank = 0;
   std::span<const int> world_ranks{};         ///< of each group rank
   std::span<GroupControl* const> controls{};  ///< of each group rank
-};
-
-/// How a wait begins, before it sleeps.
-struct Polling {
-  std::chrono::microseconds time{};
-  bool yields = false;  ///< there are more ranks than cores: perhaps this one is what the awaited rank needs
 };
 
 class Peers {
@@ -105,12 +100,6 @@ class Peers {
 
   Setup setup_;
 };
-
-/// 20 us if each of `ranks_on_host` ranks has a processor (cores_of_this_rank), else 0.
-[[nodiscard]] std::chrono::microseconds default_spin(int ranks_on_host);
-
-/// `wanted`, else the default: default_spin(), or 50 us of yields where that is 0.
-[[nodiscard]] Polling polling_of(std::optional<std::chrono::microseconds> wanted, int ranks_on_host);
 
 /// Sleeps while `word` has `value`, at most `timeout`. For memory shared between processes.
 void futex_wait(SharedFlag& word, std::uint32_t value, Milliseconds timeout) noexcept;

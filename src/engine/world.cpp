@@ -83,6 +83,21 @@ std::string wanted_backend(const Lookup& lookup) {
   return wanted;
 }
 
+/// How many of the `size` ranks are on this rank's host, as far as the launcher says.
+int ranks_on_host_of(const Lookup& lookup, const Launcher& launcher, int size) {
+  const auto count = [&](std::string_view variable, int otherwise) {
+    const auto text = variable.empty() ? std::nullopt : lookup(variable);
+    return text ? std::clamp(number(std::string(variable), *text), 1, size) : otherwise;
+  };
+  const int hosts = count(launcher.hosts, 1);
+  return count(launcher.local_size, (size + hosts - 1) / hosts);
+}
+
+std::optional<std::string> environment(std::string_view name) {
+  const char* value = std::getenv(std::string(name).c_str());
+  return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+}
+
 /// The transport of ranks that this launcher has started.
 std::string backend_of(const Lookup& lookup, const Launcher& launcher, int size) {
   const std::string wanted = wanted_backend(lookup);
@@ -144,6 +159,7 @@ World World::from_variables(const Lookup& lookup) {
               .which = std::string(launcher.local_rank),
               .expected = "below the size, " + *size,
               .got = local.value_or("")});
+    world.ranks_on_host_ = ranks_on_host_of(lookup, launcher, world.size_);
     const auto job = lookup(launcher.job);
     const auto step = launcher.step.empty() ? std::nullopt : lookup(launcher.step);
     if (job) world.job_ = step ? *job + "." + *step : *job;
@@ -156,10 +172,7 @@ World World::from_variables(const Lookup& lookup) {
 }
 
 World World::from_environment() {
-  return from_variables([](std::string_view name) -> std::optional<std::string> {
-    const char* value = std::getenv(std::string(name).c_str());
-    return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
-  });
+  return from_variables(environment);
 }
 
 World World::from_hub(std::shared_ptr<InprocHub> hub, int rank, int size) {
@@ -167,6 +180,7 @@ World World::from_hub(std::shared_ptr<InprocHub> hub, int rank, int size) {
   world.rank_ = rank;
   world.size_ = size;
   world.local_rank_ = rank;
+  world.ranks_on_host_ = size;
   world.backend_name_ = "inproc";
   world.origin_ = "threads of this process";
   world.hub_ = std::move(hub);
@@ -178,6 +192,7 @@ World World::from_transport(std::shared_ptr<MessageTransport> transport, std::st
   world.rank_ = transport->rank();
   world.size_ = transport->size();
   world.local_rank_ = world.rank_;
+  world.ranks_on_host_ = ranks_on_host_of(environment, *std::ranges::find(kLaunchers, "torchrun", &Launcher::name), world.size_);
   world.backend_name_ = transport->kind();
   world.origin_ = std::move(origin);
   world.transport_ = std::move(transport);

@@ -159,7 +159,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
                                          static_cast<std::uint64_t>(world.rank()));
   runtime->traffic_ = std::make_shared<TrafficTable>();
   const EngineSettings settings =
-      make_settings(runtime->config_, world.size(), group_hypers(runtime->config_, options.groups));
+      make_settings(runtime->config_, {.world = world.size(), .on_host = world.ranks_on_host()}, group_hypers(runtime->config_, options.groups));
   runtime->core_ = std::make_unique<zeroth::Engine>(runtime->model_.params,
                                                     runtime->model_.units,
                                                     settings,

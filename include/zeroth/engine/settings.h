@@ -12,9 +12,14 @@ namespace zeroth {
 /// Hyper-parameters of one parameter group as `config` gives them (learning rate before the schedule).
 [[nodiscard]] GroupHyper group_hyper(const Config& config);
 
-/// Settings for a world of `world` ranks. `groups` are the parameter groups in order; threads are config.runtime.threads, or
-/// the cores of this host shared by `world` ranks. Throws kConfig where the batch sizes do not fit the world.
-[[nodiscard]] EngineSettings make_settings(const Config& config, int world, std::vector<GroupHyper> groups);
+struct RankCount {
+  int world = 1;
+  int on_host = 1;  ///< those that share this rank's processors
+};
+
+/// `groups` are the parameter groups in order; threads are config.runtime.threads, or this rank's share of its host's cores. Throws kConfig where the
+/// batch sizes do not fit the world.
+[[nodiscard]] EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<GroupHyper> groups);
 
 /// `world`: ranks, which zeroth.ranks_per_node divides into nodes.
 [[nodiscard]] CommOptions make_comm_options(const Config& config, int world);

@@ -36,6 +36,8 @@ class World {
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
   [[nodiscard]] int local_rank() const { return local_rank_; }
+  /// Ranks that share this rank's processors: what the launcher says (SLURM_STEP_NUM_NODES: their even share), else all.
+  [[nodiscard]] int ranks_on_host() const { return ranks_on_host_; }
   /// "self", "shm", "inproc", or the kind of the transport: "c10d gloo".
   [[nodiscard]] const std::string& backend_name() const { return backend_name_; }
   [[nodiscard]] const std::string& job() const { return job_; }
@@ -57,6 +59,7 @@ class World {
   int rank_ = 0;
   int size_ = 1;
   int local_rank_ = 0;
+  int ranks_on_host_ = 1;
   std::string backend_name_ = "self";
   std::string job_;
   std::string origin_ = "no launcher's variables";

@@ -62,6 +62,10 @@ int open_world(MpiWorldFacts* facts, void** out) {
   if (const int code = MPI_Comm_set_errhandler(world->comm, MPI_ERRORS_RETURN); code != MPI_SUCCESS) return code;
   MPI_Comm_rank(world->comm, &facts->rank);
   MPI_Comm_size(world->comm, &facts->size);
+  MPI_Comm here = MPI_COMM_NULL;
+  if (const int code = MPI_Comm_split_type(world->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here); code != MPI_SUCCESS) return code;
+  MPI_Comm_size(here, &facts->size_here);
+  MPI_Comm_free(&here);
   int found = 0;
   int* largest = nullptr;
   MPI_Comm_get_attr(world->comm, MPI_TAG_UB, static_cast<void*>(&largest), &found);

@@ -1,7 +1,5 @@
 #include "comm/mpi/mpi_seat.h"
 
-#include "comm/peers.h"
-
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -73,7 +71,7 @@ std::string seconds(Milliseconds time) { return fmt::format("{:.1f} s", std::chr
 }  // namespace
 
 MpiSeat::MpiSeat(const MpiTable& table, const MpiWorldFacts& facts, void* world, const CommOptions& options)
-    : table_(table), facts_(facts), world_(world), spin_(options.spin.value_or(default_spin(facts.size))) {}
+    : table_(table), facts_(facts), world_(world), polling_(polling_of(options.spin, facts.size_here)) {}
 
 MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes) {
   ZR_FAILPOINT("mpi.start");
@@ -144,9 +142,10 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
   const auto begin = SteadyClock::now();
   // By then a transfer that nobody holds up has ended, also over a slow link: later it is the peer that is waited for.
   const microseconds busy = std::chrono::milliseconds{10} + microseconds{requests.bytes / 200};
-  const microseconds spin = spin_.count() > 0 ? spin_ + microseconds{requests.bytes / 2'000} : spin_;  // as long as memory takes to carry it
+  const microseconds memory{requests.bytes / 2'000};  // time in which it carries them
+  const microseconds spin = polling_.time.count() > 0 ? polling_.time + memory : polling_.time;
   const microseconds looking = patience == MpiPatience::kEager ? busy : spin;
-  const bool has_core = patience == MpiPatience::kEager && spin_.count() > 0;
+  const bool has_core = patience == MpiPatience::kEager && !polling_.yields && polling_.time.count() > 0;
   // A short call ends before the others' aborts are looked for.
   for (int looks = has_core ? 1 : 0;; ++looks) {
     if (look(requests.list, looks % kLooksBetweenProbes == 0)) return true;

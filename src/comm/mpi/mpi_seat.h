@@ -2,6 +2,7 @@
 #pragma once
 
 #include "comm/mpi/mpi_table.h"
+#include "comm/polling.h"
 
 #include <zeroth/comm/factory.h>
 #include <zeroth/device/stream.h>
@@ -94,7 +95,7 @@ class MpiSeat {
   const MpiTable& table_;
   MpiWorldFacts facts_;
   void* world_;
-  std::chrono::microseconds spin_;
+  Polling polling_;
   std::mutex mutex_;
   std::string stopped_;  ///< under mutex: why MPI is not called any more
 };

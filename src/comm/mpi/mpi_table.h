@@ -9,7 +9,7 @@
 namespace zeroth::detail {
 
 /// Grows with every change of MpiTable.
-inline constexpr std::uint32_t kMpiTableVersion = 2;
+inline constexpr std::uint32_t kMpiTableVersion = 3;
 
 /// As in MPI: what the library allows threads to do.
 enum class MpiThreads : int { kSingle = 0, kFunneled = 1, kSerialized = 2, kMultiple = 3 };
@@ -17,6 +17,7 @@ enum class MpiThreads : int { kSingle = 0, kFunneled = 1, kSerialized = 2, kMult
 struct MpiWorldFacts {
   int rank = 0;
   int size = 1;
+  int size_here = 1;  ///< ranks of this host
   MpiThreads threads = MpiThreads::kSingle;
   int largest_tag = 0;
   int started_here = 0;  ///< open() has initialised MPI: nobody else in this process had

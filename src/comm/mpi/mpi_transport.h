@@ -26,7 +26,8 @@ namespace zeroth::detail {
 /// Messages between the ranks of the seat.
 ///
 /// MPI is called by the thread that waits, no other: a thread of its own would add a hand-over to every message. What is under way moves while
-/// somebody waits for something. A wait polls for options.spin and as long as memory takes to carry the message, then sleeps between looks (20 us, after a while 1 ms).
+/// somebody waits for something. A wait looks for the time of polling.h and as long as
+/// memory takes to carry the message, then sleeps between looks (20 us, after a while 1 ms).
 /// abort() reaches the other ranks as a message; their transfers, and all of them after it, throw kAborted. A transfer that is dropped and that
 /// MPI does not give back within 100 ms leaves this rank without MPI: all later ones throw.
 [[nodiscard]] std::shared_ptr<MessageTransport> make_mpi_transport(std::shared_ptr<MpiSeat> seat);

@@ -36,7 +36,7 @@ struct FakeMpi {
     std::string call{};  ///< of a group: its name and how much; else a message
   };
 
-  MpiWorldFacts facts{.rank = 1, .size = 3, .threads = MpiThreads::kMultiple, .largest_tag = 1 << 30, .started_here = 1};
+  MpiWorldFacts facts{.rank = 1, .size = 3, .size_here = 3, .threads = MpiThreads::kMultiple, .largest_tag = 1 << 30, .started_here = 1};
   int refuse_after = -1;         ///< messages until one is refused
   bool completes = true;         ///< test() finds messages done
   bool cancels = true;           ///< and those that were cancelled

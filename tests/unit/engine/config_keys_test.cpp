@@ -616,7 +616,7 @@ TEST(ConfigDegrees, OneSetOfKeysSaysThemAndTheyNest) {
 }
 
 EngineSettings settings_of(const std::string& text, int world) {
-  return make_settings(read(text), world, {GroupHyper{}});
+  return make_settings(read(text), {.world = world, .on_host = world}, {GroupHyper{}});
 }
 
 TEST(ConfigDegrees, BecomeThePlan) {

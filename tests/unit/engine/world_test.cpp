@@ -132,6 +132,22 @@ TEST(World, ReadsEveryLauncher) {
   }
 }
 
+TEST(World, KnowsWhoSharesItsProcessors) {
+  const Variables four{{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}};
+  const auto with = [](Variables variables, const std::string& name, const std::string& value) {
+    variables[name] = value;
+    return world_of(variables).ranks_on_host();
+  };
+  EXPECT_EQ(world_of({}).ranks_on_host(), 1);
+  EXPECT_EQ(world_of(four).ranks_on_host(), 4);
+  EXPECT_EQ(with(four, "OMPI_COMM_WORLD_LOCAL_SIZE", "2"), 2);
+  EXPECT_EQ(with(four, "OMPI_COMM_WORLD_LOCAL_SIZE", "4"), 4);
+  const Variables seven{{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "7"}, {"ZEROTH_BACKEND", "mpi"}};
+  EXPECT_EQ(with(seven, "SLURM_STEP_NUM_NODES", "1"), 7);
+  EXPECT_EQ(with(seven, "SLURM_STEP_NUM_NODES", "2"), 4);
+  EXPECT_EQ(with(seven, "SLURM_STEP_NUM_NODES", "4096"), 1);
+}
+
 struct Bad {
   std::string name;
   Variables variables;
