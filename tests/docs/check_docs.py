@@ -71,7 +71,9 @@ COMMANDS = {
         "zeroth doctor --hostfile hosts --params 7e9 --dtype bf16",
     ], ("tests/process/launcher/doctor_hosts_test.py", 'self.doctor("--params", "7e9"')),
     "mpirun -n 16 --hostfile hosts zeroth doctor": ("tests/process/launcher/doctor_hosts_test.py", "def test_links_of_mpi"),
-    "srun --nodes 1 --ntasks 2 ./trainer": ("tests/unit/engine/world_test.cpp", '"SLURM_PROCID"'),
+    "srun --nodes 1 --ntasks 2 ./trainer": ("tests/python/slurm_test.py", '"srun", "--nodes=1", "--ntasks=2"'),
+    "ZEROTH_BACKEND=shm+mpi srun --nodes 2 --ntasks 16 --mpi=pmix python train.py":
+        ("tests/python/slurm_test.py", '"srun", "--nodes=2", "--ntasks=4", "--mpi=pmix", ZEROTH_BACKEND="shm+mpi"'),
     "tools/run-tests build/core": ("tests/process/run_tests_test.py", "def test_counts_cases_not_executables"),
     "tools/run-tests build/core:unit,conformance": ("tests/process/run_tests_test.py", "def test_only_the_labels"),
     "tools/run-tests build/core --regex comm_": ("tests/process/run_tests_test.py", "def test_only_the_name"),
