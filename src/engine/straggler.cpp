@@ -12,25 +12,25 @@ T median_of(std::vector<T> values) {
   return *middle;
 }
 
-struct Lag {
-  double ratio;
-  std::int64_t excess_us;
-};
-
-Lag lag_of(const std::vector<std::int64_t>& step, std::size_t rank) {
-  std::vector<std::int64_t> others;
-  for (std::size_t other = 0; other < step.size(); ++other) {
-    if (other != rank) others.push_back(step[other]);
+/// Of each rank, beside the median of the others.
+std::vector<StragglerDetector::Lag> lags_of(std::span<const std::int64_t> times) {
+  std::vector<std::int64_t> sorted(times.begin(), times.end());
+  std::ranges::sort(sorted);
+  const std::size_t middle = (sorted.size() - 1) / 2;  // of all but one
+  std::vector<StragglerDetector::Lag> lags;
+  lags.reserve(times.size());
+  for (const std::int64_t time : times) {
+    const std::int64_t typical = std::max<std::int64_t>(1, sorted[time <= sorted[middle] ? middle + 1 : middle]);
+    lags.push_back({static_cast<double>(time) / static_cast<double>(typical), time - typical});
   }
-  const std::int64_t typical = std::max<std::int64_t>(1, median_of(std::move(others)));
-  return {static_cast<double>(step[rank]) / static_cast<double>(typical), step[rank] - typical};
+  return lags;
 }
 
 }  // namespace
 
 std::optional<Straggler> StragglerDetector::observe(std::span<const std::int64_t> compute_us) {
   if (compute_us.size() < 2) return std::nullopt;
-  steps_.emplace_back(compute_us.begin(), compute_us.end());
+  steps_.push_back(lags_of(compute_us));
   if (steps_.size() > kWindow) steps_.pop_front();
   const std::optional<Straggler> slow = slowest();
   if (named_ >= 0) {
@@ -47,17 +47,17 @@ std::optional<Straggler> StragglerDetector::slowest() const {
   if (steps_.size() < kWindow) return std::nullopt;
   std::optional<Straggler> worst;
   for (std::size_t rank = 0; rank < steps_.front().size(); ++rank) {
+    std::size_t outliers = 0;
+    for (const std::vector<Lag>& step : steps_) outliers += step[rank].ratio < kEachRatio ? 1 : 0;
+    if (outliers > kOutliers) continue;
     std::vector<double> ratios;
     std::vector<std::int64_t> excess;
-    std::size_t outliers = 0;
-    for (const std::vector<std::int64_t>& step : steps_) {
-      const Lag lag = lag_of(step, rank);
-      ratios.push_back(lag.ratio);
-      excess.push_back(lag.excess_us);
-      if (lag.ratio < kEachRatio) ++outliers;
+    for (const std::vector<Lag>& step : steps_) {
+      ratios.push_back(step[rank].ratio);
+      excess.push_back(step[rank].excess_us);
     }
     const double typical = median_of(ratios);
-    if (typical < kRatio || outliers > kOutliers || median_of(excess) < kLeastExcess_us) continue;
+    if (typical < kRatio || median_of(excess) < kLeastExcess_us) continue;
     if (!worst || typical > worst->ratio) worst = Straggler{static_cast<int>(rank), typical, static_cast<int>(kWindow)};
   }
   return worst;

@@ -19,10 +19,16 @@ struct Straggler {
 class StragglerDetector {
  public:
   static constexpr std::size_t kWindow = 16;       ///< steps that are looked at
-  static constexpr double kRatio = 1.2;            ///< slow: in the median of the window
-  static constexpr double kEachRatio = 1.1;        ///< and in nearly all of its steps
-  static constexpr std::size_t kOutliers = 2;      ///< but so many
+  static constexpr double kRatio = 1.15;           ///< slow: in the median of the window; so that a rank that takes 1.2 of the time is found in spite of noise
+  static constexpr double kEachRatio = 1.05;       ///< and in nearly all of its steps
+  static constexpr std::size_t kOutliers = 3;      ///< but so many
   static constexpr std::int64_t kLeastExcess_us = 1'000;  ///< below it a step is too short to be compared
+
+  /// A rank's time in a step beside the median of the others'.
+  struct Lag {
+    double ratio = 1.0;
+    std::int64_t excess_us = 0;
+  };
 
   /// `compute_us` of every rank in the step that has ended. Names a rank once, and again only after it has kept up for a whole window.
   [[nodiscard]] std::optional<Straggler> observe(std::span<const std::int64_t> compute_us);
@@ -30,7 +36,7 @@ class StragglerDetector {
  private:
   [[nodiscard]] std::optional<Straggler> slowest() const;
 
-  std::deque<std::vector<std::int64_t>> steps_;
+  std::deque<std::vector<Lag>> steps_;  ///< of each rank
   int named_ = -1;
   std::size_t kept_up_ = 0;  ///< steps since the named one was slow
 };
