@@ -12,6 +12,7 @@
 #include <kernels/common/dispatch.h>
 #include <zeroth/comm/decorators.h>
 
+#include "support/sanitizer.h"
 #include "toy_engine.h"
 
 namespace zeroth::testing {
@@ -434,6 +435,19 @@ TEST(ToyEngine, RanksThatTakeOppositePathsNeitherWaitNorDiffer) {
         EXPECT_GT(spills, 0U) << "stage " << stage << " world " << world;
       }
     }
+  }
+}
+
+TEST(ToyEngine, RandomPathsOverAThousandStepsEqualTheReference) {
+  ToyTraining training{.reports_memory = false};
+  training.model = {.inputs = 3, .width = 7, .blocks = 6, .batch = 1};
+  training.world = 3;
+  training.steps = test::kSanitized ? 100 : 1'000;
+  training.skip = random_paths(20'261'123);
+  const ToyOutcome expected = train_toy(training);
+  for (int stage = 1; stage <= 3; ++stage) {
+    training.plan = zero_plan(stage, {"dp"});
+    EXPECT_EQ(difference(expected, train_toy(training)), "") << "stage " << stage;
   }
 }
 

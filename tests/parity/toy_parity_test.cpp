@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/sanitizer.h"
 #include "support/toy_training.h"
 
 namespace zeroth::testing {
@@ -410,6 +411,22 @@ TEST(OnNodes, RanksOfANodeMayTakeDifferentPathsWhereStatesAreSplitInsideIt) {
     ASSERT_GE(plans.size(), 2U);
     expect_same(expected, training, plans, {test::ThreadTransport::kLevels});
   }
+}
+
+TEST(OnNodes, RandomPathsOverAThousandStepsEqualTheReferenceWhereStatesAreSplitInsideANode) {
+  ToyTraining training{.reports_memory = false};
+  training.model = {.inputs = 3, .width = 7, .blocks = 6, .batch = 1};
+  training.world = 4;
+  training.per_node = 2;
+  training.steps = test::kSanitized ? 100 : 1'000;
+  training.skip = [paths = random_paths(6)](int rank, std::int64_t step, int block) { return block > 0 && paths(rank, step, block); };
+  const auto plan_of = [](ShardingPlan plan) {
+    plan.gradient_degree = 2;
+    return plan;
+  };
+  training.plan = plan_of(zero_plan(0, {"dp"}));
+  const ToyOutcome expected = train_toy(training);
+  expect_same(expected, training, {plan_of(hsdp_plan(2, {"dp"})), plan_of(hpz_plan(2, {"dp"}))}, {test::ThreadTransport::kLevels});
 }
 
 std::vector<NodesCase> degrees_cases() {

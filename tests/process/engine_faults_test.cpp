@@ -123,6 +123,18 @@ TEST(EngineProcesses, GiveTheBitsOfThreadsAtEveryStage) {
   }
 }
 
+TEST(EngineProcesses, RandomPathsOverAThousandStepsEqualTheReference) {
+  ToyTraining training = process_training(0);
+  training.world = 3;
+  training.steps = 1'000;
+  training.skip = random_paths(3);
+  const std::string expected = text_of(train_toy(training));
+  for (int stage = 1; stage <= 3; ++stage) {
+    training.plan = zero_plan(stage, {"dp"});
+    EXPECT_EQ(train_in_processes(training), expected) << "stage " << stage;
+  }
+}
+
 TEST(EngineProcesses, GiveTheBitsOfThreadsAtDegreesOfSharding) {
   ToyTraining training = process_training(0);
   training.model.width = 97;

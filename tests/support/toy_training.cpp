@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <mutex>
+#include <random>
 #include <thread>
 
 #include <zeroth/base/text.h>
@@ -142,6 +143,13 @@ ToyOutcome train_toy(const ToyTraining& training) {
   for (std::thread& thread : threads) thread.join();
   if (shared.first) std::rethrow_exception(shared.first);
   return std::move(shared.outcome);
+}
+
+SkipRule random_paths(std::uint64_t seed) {
+  return [seed](int rank, std::int64_t step, int block) {
+    std::mt19937_64 random(seed ^ (static_cast<std::uint64_t>(step) << 24U | static_cast<std::uint64_t>(rank) << 12U | static_cast<std::uint64_t>(block)));
+    return random() % 2 == 0;
+  };
 }
 
 std::string difference(const ToyOutcome& expected, const ToyOutcome& got) {

@@ -63,6 +63,8 @@ struct ToyOutcome {
 [[nodiscard]] ToyOutcome train_toy(const ToyTraining& training);
 /// One rank of it, over any backend; per-rank vectors of the outcome have one entry. Tells the others if it throws.
 [[nodiscard]] ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBackend> backend);
+/// Each rank skips half of the blocks, in each step and micro-step others, as the seed decides.
+[[nodiscard]] SkipRule random_paths(std::uint64_t seed);
 /// First difference in words, for assertion messages.
 [[nodiscard]] std::string difference(const ToyOutcome& expected, const ToyOutcome& got);
 
