@@ -89,8 +89,10 @@ void expect_killed(const std::string& site, int rank, const std::string& before 
   const Ending ending = mpirun(before + at(site, rank, "kill"), false);
   EXPECT_TRUE(ending.in_time) << ending.output;
   EXPECT_TRUE(WIFEXITED(ending.status) && WEXITSTATUS(ending.status) != 0) << ending.output;
-  EXPECT_THAT(ending.output, HasSubstr("process rank " + std::to_string(rank) + " "));
-  EXPECT_THAT(ending.output, HasSubstr("exited on signal 9"));
+  if (site != "mpi.open") {  // before MPI_Init mpirun does not always say who
+    EXPECT_THAT(ending.output, HasSubstr("process rank " + std::to_string(rank) + " "));
+    EXPECT_THAT(ending.output, HasSubstr("exited on signal 9"));
+  }
   EXPECT_EQ(left.text(Milliseconds{5'000}), "");
 }
 
@@ -111,8 +113,10 @@ TEST(MpiFailpoints, EverySiteOfTheTransportKills) {
   int sites = 0;
   for (const Failpoint& site : failpoints()) {
     if (!site.name.starts_with("mpi.") && site.name != "abort.mpi") continue;
-    const int rank = ++sites % kRanks;  // mpirun takes a second for each
-    expect_killed(site.name, rank, site.name == "abort.mpi" ? at("engine.judge", rank, "throw") + ";" : "");
+    ++sites;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      expect_killed(site.name, rank, site.name == "abort.mpi" ? at("engine.judge", rank, "throw") + ";" : "");
+    }
   }
   EXPECT_EQ(sites, 4);
 }
@@ -136,7 +140,8 @@ TEST(MpiFailpoints, ARankThatThrowsTellsTheOthers) {
 
 TEST(MpiFailpoints, ARankKilledInsideAnyCallEndsTheJob) {
   for (const Failpoint& site : failpoints()) {
-    if (site.name.starts_with("messages.") && site.name.ends_with(".mid")) expect_killed(site.name, kRanks - 1);
+    if (!site.name.starts_with("messages.") || !site.name.ends_with(".mid")) continue;
+    for (int rank = 0; rank < kRanks; ++rank) expect_killed(site.name, rank);
   }
 }
 
