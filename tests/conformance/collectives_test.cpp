@@ -620,8 +620,8 @@ TEST_P(Collectives, BytesBetweenNodesAreThoseOfTheFormula) {
     const int size = comm.size();
     const bool one_node = per_node == 0 || per_node >= size;
     require(nodes.size() == static_cast<std::size_t>(one_node ? 1 : (size + per_node - 1) / per_node), "number of nodes");
-    const bool levels = backend->kind() == "inproc+messages";
-    require(levels == (GetParam().backend == "levels" && !one_node && per_node > 1 && size % per_node == 0), "levels where there are some");
+    const bool levels = backend->kind() == "inproc+messages" || backend->kind() == "shm+mpi";
+    require(levels == (has_levels(GetParam()) && !one_node && per_node > 1 && size % per_node == 0), "levels where there are some");
     const auto others = static_cast<std::uint64_t>(nodes.size() - 1);
     const auto far = static_cast<std::uint64_t>(one_node ? 0 : size - nodes[static_cast<std::size_t>(rank / per_node)]);  // ranks on other nodes
     for (const std::size_t part : {std::size_t{5}, std::size_t{170'001}}) {

@@ -22,12 +22,12 @@ namespace zeroth::test {
   return size == nullptr ? 0 : std::atoi(size);
 }
 
-/// "mpi" sums in rank order; "mpi_own_sums" makes MPI's own calls, and "mpi_own_sums_checked" compares them.
-[[nodiscard]] inline bool is_mpi_world(const std::string& backend) { return backend.starts_with("mpi"); }
+/// "mpi" sums in rank order; "mpi_own_sums" makes MPI's own calls, and "mpi_own_sums_checked" compares them; "shm+mpi" has shared memory inside nodes.
+[[nodiscard]] inline bool is_mpi_world(const std::string& backend) { return backend.starts_with("mpi") || backend == "shm+mpi"; }
 
 /// Runs body(rank, backend) on this rank; every rank has the report of all.
 [[nodiscard]] inline RankReport run_mpi_world(const std::string& name, const RankBody& body, CommOptions options, bool abort_on_failure) {
-  if (name != "mpi") options.reduction = Reduction::kTransport;
+  if (name.starts_with("mpi_own_sums")) options.reduction = Reduction::kTransport;
   options.check_calls = name == "mpi_own_sums_checked";
   struct Outcome {
     std::int32_t failed = 0;
@@ -36,8 +36,10 @@ namespace zeroth::test {
   };
   const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
   const int size = mpi_world_size();
-  const auto world = [&](const CommOptions& with) {
-    return std::shared_ptr<CommBackend>(make_backend("mpi", {.rank = rank, .size = size, .job = {}, .hub = nullptr, .options = with}));
+  static int worlds = 0;
+  const std::string job = std::string(std::getenv("PMIX_NAMESPACE")) + "." + std::to_string(worlds++);
+  const auto world = [&](const char* kind, const CommOptions& with) {
+    return std::shared_ptr<CommBackend>(make_backend(kind, {.rank = rank, .size = size, .job = job, .hub = nullptr, .options = with}));
   };
   Outcome own;
   const auto failed = [&](const char* text, int code) {
@@ -46,7 +48,7 @@ namespace zeroth::test {
     std::strncpy(own.text.data(), text, own.text.size() - 1);
   };
   {
-    const std::shared_ptr<CommBackend> backend = world(options);
+    const std::shared_ptr<CommBackend> backend = world(name == "shm+mpi" ? "shm+mpi" : "mpi", options);
     try {
       body(rank, backend);
     } catch (const Error& error) {
@@ -59,7 +61,7 @@ namespace zeroth::test {
   }
   std::vector<Outcome> all(static_cast<std::size_t>(size));
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(&own);
-  Communicator(world(quick_options()))
+  Communicator(world("mpi", quick_options()))
       .all_gather(std::span(bytes, sizeof own), std::span(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own));
   RankReport report;
   for (int other = 0; other < size; ++other) {

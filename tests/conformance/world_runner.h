@@ -46,6 +46,9 @@ struct WorldOptions {
   return param.backend == "messages" || is_mpi_world(param.backend) || param.backend == "levels";
 }
 
+/// Nodes whose ranks share memory, and messages between them.
+[[nodiscard]] inline bool has_levels(const WorldParam& param) { return param.backend == "levels" || param.backend == "shm+mpi"; }
+
 /// Whether sums have the bits of rank order along the nodes; else they are as close as any order is.
 [[nodiscard]] inline bool sums_in_rank_order(const CommBackend& backend) { return backend.kind() != "mpi with its own sums"; }
 
@@ -59,9 +62,9 @@ struct WorldOptions {
 [[nodiscard]] inline RankReport run_world(const WorldParam& param,
                                           const RankBody& body,
                                           const WorldOptions& options = {}) {
-  if (is_mpi_world(param.backend)) return run_mpi_world(param.backend, body, options.comm, options.abort_on_failure);
   CommOptions comm = options.comm;
   comm.nodes = nodes_of_ranks(param.size, param.per_node);
+  if (is_mpi_world(param.backend)) return run_mpi_world(param.backend, body, comm, options.abort_on_failure);
   if (param.backend == "inproc" || param.backend == "mixed" || over_messages(param)) {
     return try_ranks(param.size,
                      body,
@@ -107,6 +110,7 @@ struct WorldOptions {
 
 /// All worlds for what needs no memory that peers can read; under mpirun that one.
 [[nodiscard]] inline std::vector<WorldParam> matched_worlds() {
+  if (mpi_world_size() == 4) return {{"shm+mpi", 4, 2}};
   if (mpi_world_size() > 0) return {{"mpi", mpi_world_size()}, {"mpi_own_sums", mpi_world_size()}, {"mpi_own_sums_checked", mpi_world_size()}};
   std::vector<WorldParam> worlds = all_worlds();
   for (const int size : {1, 2, 3, 5}) worlds.push_back({"messages", size});
@@ -124,6 +128,7 @@ struct WorldOptions {
 }
 
 [[nodiscard]] inline std::vector<WorldParam> several_worlds_of_messages() {
+  if (mpi_world_size() == 4) return {{"shm+mpi", 4, 2}};
   if (mpi_world_size() > 1) return {{"mpi", mpi_world_size()}, {"mpi_own_sums_checked", mpi_world_size()}};
   return {{"messages", 2}, {"messages", 3}, {"messages", 4}, {"levels", 4, 2}};
 }
