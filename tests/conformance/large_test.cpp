@@ -9,9 +9,8 @@ namespace {
 class Large : public ::testing::TestWithParam<WorldParam> {};
 INSTANTIATE_TEST_SUITE_P(Backends,
                          Large,
-                         ::testing::Values(WorldParam{"self", 1},
-                                           WorldParam{"inproc", 2},
-                                           WorldParam{"shm", 2}),
+                         ::testing::ValuesIn(mpi_world_size() > 0 ? std::vector<WorldParam>{{"mpi", 2}, {"mpi_own_sums", 2}}
+                                                                  : std::vector<WorldParam>{{"self", 1}, {"inproc", 2}, {"shm", 2}}),
                          name_of_param);
 
 TEST_P(Large, MoreThanTwoGibibytesInOneGather) {
