@@ -265,7 +265,9 @@ std::size_t transport_bytes(std::string_view name, int size, const CommOptions& 
   for (const std::string& part : backends_in(name)) {
     const Entry& entry = find_backend(part);
     if (entry.has_segment) bytes += detail::SharedMemoryEngine::segment_bytes(options, true, size);
-    if (entry.has_board) bytes += detail::nccl_host_bytes();
+    if (entry.has_board) bytes += detail::nccl_board_bytes();
+    const bool has_gate = entry.has_devices && options.check_calls;
+    if (has_gate && entry.has_segment) bytes += detail::SharedMemoryEngine::segment_bytes(options, false, size);
   }
   return bytes;
 }

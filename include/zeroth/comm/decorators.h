@@ -132,6 +132,8 @@ class RecordingBackend final : public ForwardingBackend {
 /// for until the deadline.
 class CheckedBackend final : public ForwardingBackend {
  public:
+  /// `inner` makes its calls in tasks of the stream: a comparison fails the stream, which is what keeps them back. (NCCL's seat does not, so it
+  /// has this one as a gate that makes no calls.)
   /// `side`: a seat in a group of the same ranks in the same order, over a transport that compares calls itself. Nobody else makes calls in it.
   CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side);
   [[nodiscard]] std::size_t memory_bytes() const override;

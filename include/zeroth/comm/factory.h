@@ -41,8 +41,9 @@ struct CommOptions {
   /// The same on all ranks. kTransport: "mpi" makes its calls by MPI's own algorithms, "nccl" its sums by NCCL's; "self" has nothing to sum;
   /// other backends are refused (kConfig). kRankOrder: "nccl" refuses sums of floating-point numbers, call by call.
   Reduction reduction = Reduction::kRankOrder;
-  /// The same on all ranks. Where calls do not carry what ranks compare (Reduction::kTransport), they are compared before each call: see
-  /// CheckedBackend. Other backends always compare.
+  /// The same on all ranks. Where calls do not carry what ranks compare, they are compared before each call: those of "mpi" with
+  /// Reduction::kTransport (see CheckedBackend), and those of "nccl" and "nccl+mpi" on CUDA streams, where submit() then blocks the host (see
+  /// make_nccl_backend()). Other calls are always compared.
   bool check_calls = false;
   /// Of each rank's link to other nodes, which World::connect() then emulates with a SlowLinkBackend; 0: as fast as it is.
   std::int64_t link_bytes_per_s = 0;

@@ -27,6 +27,7 @@ namespace {
 struct Introduction {
   std::int32_t version = 0;
   std::int32_t reduction = 0;
+  std::uint64_t checks = 0;  ///< CommOptions::check_calls
   std::uint64_t host = 0;
   char bus_id[32] = "";      ///< of the device
   char library[256] = "";
@@ -61,7 +62,7 @@ class NcclBackend final : public ForwardingBackend {
 
   [[nodiscard]] std::string_view kind() const override { return "nccl"; }
   [[nodiscard]] std::size_t memory_bytes() const override {
-    return inner().memory_bytes() + (inner().capabilities().one_sided ? nccl_host_bytes() : 0);
+    return inner().memory_bytes() + group_->host_bytes();
   }
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
@@ -152,6 +153,15 @@ void compare(const std::vector<Introduction>& all, const CommBackend& base) {
               .which = "CommOptions::reduction",
               .expected = fmt::format("{} (rank {})", own.reduction, base.rank()),
               .got = fmt::format("{} (rank {})", other.reduction, rank)});
+    ZR_CHECK(other.checks == own.checks,
+             ErrorCode::kMismatch,
+             "some ranks want their calls compared, and some do not",
+             {.where = "comm.nccl",
+              .who = who,
+              .which = "CommOptions::check_calls",
+              .expected = fmt::format("{} (rank {})", own.checks != 0, base.rank()),
+              .got = fmt::format("{} (rank {})", other.checks != 0, rank),
+              .hint = "start every rank with the same configuration file and arguments"});
     for (std::size_t before = 0; before < rank; ++before) {
       const bool same = all[before].host == other.host && std::strcmp(all[before].bus_id, other.bus_id) == 0;
       ZR_CHECK(!same,
@@ -169,14 +179,15 @@ void compare(const std::vector<Introduction>& all, const CommBackend& base) {
 
 }  // namespace
 
-std::size_t nccl_host_bytes() { return CallBoard::bytes(); }
+std::size_t nccl_board_bytes() { return CallBoard::bytes(); }
 
 std::unique_ptr<CommBackend> make_nccl_backend(std::unique_ptr<CommBackend> base,
                                                const CommOptions& options,
                                                const std::function<NcclLibraries()>& load) {
   NcclLibraries libraries;
   int device = 0;
-  Introduction own{.reduction = static_cast<std::int32_t>(options.reduction), .host = digest64(host_identity())};
+  Introduction own{
+      .reduction = static_cast<std::int32_t>(options.reduction), .checks = options.check_calls ? 1U : 0U, .host = digest64(host_identity())};
   std::exception_ptr problem;
   try {
     libraries = load();

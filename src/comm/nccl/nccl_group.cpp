@@ -119,7 +119,18 @@ NcclGroup::NcclGroup(std::shared_ptr<NcclJob> job, CommBackend& base)
     board_ = std::make_unique<CallBoard>(base, where_);
     if (job_->options.ledger) board_hold_ = job_->options.ledger->hold({-1, MemoryState::kControl}, CallBoard::bytes());
   }
+  if (job_->options.check_calls) gate_ = std::make_unique<CallGate>(base);
   if (RankWatch* const watch = job_->watched.watch()) begun_ = watch->calls_begun("nccl:" + name_);
+}
+
+void NcclGroup::set_observer(std::shared_ptr<TrafficObserver> observer) {
+  if (gate_) gate_->set_observer(observer);
+  observer_ = std::move(observer);
+}
+
+void NcclGroup::set_tag_names(TagNames names) {
+  if (gate_) gate_->set_tag_names(names);
+  tag_names_ = std::move(names);
 }
 
 void NcclGroup::open(const NcclId& id) {
@@ -187,7 +198,14 @@ void NcclGroup::launch(std::span<const Collective> calls, void* stream, Point& p
   const std::shared_ptr<void> before = job_->events->take();
   check(cuda.event_record(before.get(), stream), "to record an event");
   check(cuda.stream_wait_event(job_->stream(), before.get(), 0), "to order a stream after an event");
-  for_each_nccl_group(calls, [&](std::span<const Collective> run, bool points) { launch_run(run, points, point.awaited); });
+  for_each_nccl_group(calls, [&](std::span<const Collective> run, bool points) {
+    if (points || !gate_) return launch_run(run, points, point.awaited);
+    // One by one, however a rank puts them together: else one could wait in the gate of a second call for a rank that waits for the first.
+    for (const Collective& call : run) {
+      gate_->pass(call);
+      launch_run({&call, 1}, points, point.awaited);
+    }
+  });
   point.native = job_->events->take();
   check(cuda.event_record(point.native.get(), job_->stream()), "to record an event");
   check(cuda.stream_wait_event(stream, point.native.get(), 0), "to order a stream after an event");
@@ -378,6 +396,7 @@ void NcclGroup::leave() noexcept {
   left_quietly_ = quiet && !broken_;
   const auto how = left_quietly_ ? NcclCommunicator::End::kClean : NcclCommunicator::End::kAbort;
   if (!communicator_->end(how, deadline)) job_->leave_device();
+  gate_.reset();  // a seat in the base, too
   base_ = nullptr;
   last_.reset();  // which holds this group
 }

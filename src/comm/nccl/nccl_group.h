@@ -6,6 +6,7 @@
 #include "comm/function_ref.h"
 #include "comm/matched_calls.h"
 #include "comm/nccl/call_board.h"
+#include "comm/nccl/call_gate.h"
 #include "comm/nccl/nccl_communicator.h"
 #include "comm/nccl/nccl_table.h"
 #include "device/cuda/cuda_table.h"
@@ -83,8 +84,10 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   [[nodiscard]] const std::string& who() const { return who_; }
   [[nodiscard]] NcclJob& job() const { return *job_; }
   [[nodiscard]] const std::shared_ptr<NcclJob>& share_job() const { return job_; }
-  void set_observer(std::shared_ptr<TrafficObserver> observer) { observer_ = std::move(observer); }
-  void set_tag_names(TagNames names) { tag_names_ = std::move(names); }
+  void set_observer(std::shared_ptr<TrafficObserver> observer);
+  void set_tag_names(TagNames names);
+  /// Of board and gate.
+  [[nodiscard]] std::size_t host_bytes() const { return (board_ ? CallBoard::bytes() : 0) + (gate_ ? gate_->memory_bytes() : 0); }
 
   /// Joins the others; blocks.
   void open(const NcclId& id);
@@ -93,7 +96,8 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
 
   /// Throws kUsage for calls of the base with memory that only the device can read.
   void check_host_pointers(std::span<const Collective> calls) const;
-  /// Gives the calls to NCCL, after what `stream` holds and before what it gets from now on. What goes wrong is in the completion.
+  /// Gives the calls to NCCL, after what `stream` holds and before what it gets from now on. What goes wrong is in the completion. With a
+  /// gate it blocks until all ranks are at the same calls.
   [[nodiscard]] std::shared_ptr<Completion> submit(std::span<const Collective> calls, void* stream);
   /// Blocks until all that was submitted is done.
   void finish();
@@ -156,6 +160,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   std::shared_ptr<NcclCommunicator> communicator_;
   std::unique_ptr<CallBoard> board_;  ///< null: the base has no windows
   MemoryHold board_hold_;
+  std::unique_ptr<CallGate> gate_;  ///< null: calls are not compared before they are made
   std::shared_ptr<TrafficObserver> observer_;
   TagNames tag_names_;
   std::shared_ptr<std::atomic<std::uint64_t>> begun_;  ///< next_sequence_, for others to see

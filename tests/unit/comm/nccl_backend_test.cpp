@@ -38,17 +38,20 @@ std::vector<T> read(const T* data, std::size_t count) {
   return {data, data + count};
 }
 
-/// Runs on worlds of 1, 2 and 3 ranks; nothing may go wrong, and nothing be left.
+/// Runs on worlds of 1, 2 and 3 ranks, with and without comparisons before each call; nothing may go wrong, and nothing be left.
 void on_worlds(const std::function<void(NcclRank&, int size)>& body, const std::function<void(NcclWorld&)>& change = {}) {
   for (const int size : {1, 2, 3}) {
-    SCOPED_TRACE(std::to_string(size) + " ranks");
-    NcclWorld world(size);
-    if (change) change(world);
-    EXPECT_THAT(world.try_ranks([&](NcclRank& rank) { body(rank, size); }), Each(IsEmpty()));
-    EXPECT_THAT(world.gpu.violations(), IsEmpty());
-    EXPECT_EQ(world.gpu.living_comms(), 0U);
-    EXPECT_EQ(world.gpu.living_streams(), 0U);
-    EXPECT_EQ(world.gpu.living_events(), 0U);
+    for (const bool check_calls : {false, true}) {
+      SCOPED_TRACE(std::to_string(size) + " ranks" + (check_calls ? ", compared" : ""));
+      NcclWorld world(size);
+      world.options.check_calls = check_calls;
+      if (change) change(world);
+      EXPECT_THAT(world.try_ranks([&](NcclRank& rank) { body(rank, size); }), Each(IsEmpty()));
+      EXPECT_THAT(world.gpu.violations(), IsEmpty());
+      EXPECT_EQ(world.gpu.living_comms(), 0U);
+      EXPECT_EQ(world.gpu.living_streams(), 0U);
+      EXPECT_EQ(world.gpu.living_events(), 0U);
+    }
   }
 }
 
@@ -71,17 +74,25 @@ std::vector<std::int64_t> uneven(int size) {
 }
 
 TEST(Nccl, SaysWhatItIs) {
-  on_worlds([](NcclRank& rank, int size) {
-    EXPECT_EQ(rank.seat->kind(), "nccl");
-    EXPECT_EQ(rank.seat->rank(), rank.rank);
-    EXPECT_EQ(rank.seat->size(), size);
-    EXPECT_EQ(rank.seat->group_name(), "world");
-    EXPECT_EQ(rank.seat->memory_bytes(), transport_bytes("nccl", size, {}));
-  });
+  CommOptions options;
+  on_worlds(
+      [&](NcclRank& rank, int size) {
+        EXPECT_EQ(rank.seat->kind(), "nccl");
+        EXPECT_EQ(rank.seat->rank(), rank.rank);
+        EXPECT_EQ(rank.seat->size(), size);
+        EXPECT_EQ(rank.seat->group_name(), "world");
+        EXPECT_EQ(rank.seat->memory_bytes(), transport_bytes("nccl", size, options));
+      },
+      [&](const NcclWorld& world) { options = world.options; });
+  EXPECT_GT(transport_bytes("nccl", 2, options), transport_bytes("nccl", 2, {})) << "the comparisons have a group of the base";
 }
 
-TEST(Nccl, ControlMemoryIsPlannedAndCounted) {
+class NcclMemory : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Checks, NcclMemory, ::testing::Bool());
+
+TEST_P(NcclMemory, IsPlannedAndCounted) {
   NcclWorld world(2);
+  world.options.check_calls = GetParam();
   const std::vector<std::shared_ptr<MemoryLedger>> ledgers{MemoryLedger::create(), MemoryLedger::create()};
   world.set_options = [&](int rank, CommOptions& options) { options.ledger = ledgers[static_cast<std::size_t>(rank)]; };
   const auto errors = world.try_ranks([&](NcclRank& rank) {

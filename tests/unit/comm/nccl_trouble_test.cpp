@@ -1,17 +1,23 @@
 // What the backend over NCCL says and does when something goes wrong, on fakes of NCCL and CUDA.
 #include "comm/nccl/nccl_calls.h"
 #include "support/error_of.h"
+#include "support/message_hub.h"
 #include "support/nccl_ranks.h"
 
 #include <zeroth/base/dtype.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/decorators.h>
+#include <zeroth/comm/messages.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,6 +33,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
 using test::error_of;
+using test::FakeGpu;
 using test::NcclRank;
 using test::NcclWorld;
 
@@ -418,6 +425,215 @@ TEST(NcclFails, WhatAPeerHadDoneBeforeItLeftStillCounts) {
     device.join();
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+// Calls that are compared before they are made.
+
+enum class Base { kWithWindows, kMessages };
+
+/// A world whose ranks compare; each test runs over a base with windows, which has a call board besides, and over one without.
+class NcclGate : public ::testing::TestWithParam<Base> {
+ protected:
+  static void set_up(NcclWorld& world) {
+    world.options.check_calls = true;
+    world.options.timeout = std::min(world.options.timeout, Milliseconds{10'000});
+    if (GetParam() == Base::kWithWindows) return;
+    world.wrap_base = [&world, hub = std::make_shared<test::MessageHub>(world.size, true)](int rank, std::unique_ptr<CommBackend> /*with_windows*/) {
+      return make_message_backend(hub->transport(rank), world.options);
+    };
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Bases, NcclGate, ::testing::Values(Base::kWithWindows, Base::kMessages), [](const auto& of) {
+  return of.param == Base::kWithWindows ? "Inproc" : "Messages";
+});
+
+/// Calls of NCCL that move data, on the rank's device.
+std::vector<std::string> moved(FakeGpu& gpu, int rank) { return gpu.log(rank, {"all_", "reduce", "broadcast", "send", "recv", "copy"}); }
+
+TEST_P(NcclGate, SwappedCallsOfOneRankAreRefusedOnEveryRankBeforeAnyDataMoves) {
+  constexpr int kRanks = 3;
+  NcclWorld world(kRanks);
+  set_up(world);
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    EXPECT_EQ(rank.seat->capabilities().one_sided, GetParam() == Base::kWithWindows);
+    float* const first = rank.put(std::vector<float>(4, 1));
+    float* const second = rank.put(std::vector<float>(4, 2));
+    submit(rank, sum_of(first, 4)).wait();
+    EXPECT_EQ(first[0], kRanks);
+    EXPECT_EQ(moved(rank.gpu, rank.rank).size(), 1U);
+    // Equal shapes: NCCL would add the one to the other.
+    const bool swaps = rank.rank == 1;
+    const Elapsed elapsed;
+    const Work work = submit(rank, swaps ? sum_of(second, 4, {.unit = 2, .label = 0}) : sum_of(first, 4, {.unit = 1, .label = 0}));
+    const std::string text = error_of(ErrorCode::kMismatch, [&] { work.wait(); });
+    EXPECT_TRUE(elapsed.below(5'000)) << "long before the deadline";
+    EXPECT_THAT(text, AllOf(HasSubstr("ranks make different calls"), HasSubstr("comm.nccl group=world"), HasSubstr("all_reduce#1 float32, 4 elements")));
+    const int other = swaps ? 0 : 1;
+    EXPECT_THAT(text, AllOf(HasSubstr("unit " + std::to_string(swaps ? 2 : 1) + " on rank " + std::to_string(rank.rank)),
+                            HasSubstr("unit " + std::to_string(swaps ? 1 : 2) + " on rank " + std::to_string(other))));
+    const Work again = submit(rank, swaps ? sum_of(first, 4, {.unit = 1, .label = 0}) : sum_of(second, 4, {.unit = 2, .label = 0}));
+    EXPECT_EQ(error_of(ErrorCode::kMismatch, [&] { again.wait(); }), text);
+    EXPECT_EQ(first[3], kRanks);
+    EXPECT_EQ(second[3], 2);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(moved(world.gpu, rank).size(), 1U) << "rank " << rank << " gave NCCL no more than the first";
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
+  EXPECT_EQ(world.gpu.living_comms(), 0U);
+}
+
+TEST_P(NcclGate, CallsOfOtherSizesDtypesAndKindsAreRefused) {
+  struct Row {
+    std::string own;
+    std::function<void(Collective&)> change;
+  };
+  for (const Row& row : {Row{"all_reduce#0 float32, 8 elements", [](Collective& call) { call.counts = {8}; }},
+                         Row{"all_reduce#0 int32", [](Collective& call) { call.in_dtype = call.out_dtype = DType::kInt32; }},
+                         Row{"all_reduce#0 max float32", [](Collective& call) { call.op = ReduceOp::kMax; }},
+                         Row{"broadcast#0 float32", [](Collective& call) { call.kind = CollectiveKind::kBroadcast; }}}) {
+    NcclWorld world(2);
+    set_up(world);
+    const auto errors = world.try_ranks([&](NcclRank& rank) {
+      float* const data = rank.room<float>(8);
+      Collective call = sum_of(data, 4);
+      if (rank.rank == 1) row.change(call);
+      submit(rank, call).wait();
+    });
+    EXPECT_THAT(errors, Each(AllOf(StartsWith("[MISMATCH] ranks make different calls"), HasSubstr("all_reduce#0 float32, 4 elements"), HasSubstr(row.own))));
+    for (const int rank : {0, 1}) EXPECT_THAT(moved(world.gpu, rank), IsEmpty()) << row.own;
+  }
+}
+
+TEST_P(NcclGate, PartsOfAnAllToAllAreComparedToo) {
+  NcclWorld world(2);
+  set_up(world);
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    Collective call{.kind = CollectiveKind::kAllToAll,
+                    .in_dtype = DType::kFloat32,
+                    .out_dtype = DType::kFloat32,
+                    .send = reinterpret_cast<const std::byte*>(rank.room<float>(8)),
+                    .recv = reinterpret_cast<std::byte*>(rank.room<float>(8)),
+                    .counts = {2, 2}};
+    call.recv_counts = {2, 2};
+    if (rank.rank == 1) call.counts[0] = 3;
+    submit(rank, call).wait();
+  });
+  EXPECT_THAT(errors, Each(AllOf(StartsWith("[MISMATCH]"), HasSubstr("2 elements, which rank 0 takes from rank 1"), HasSubstr("3 elements, which rank 1 gives to rank 0"))));
+  for (const int rank : {0, 1}) EXPECT_THAT(moved(world.gpu, rank), IsEmpty());
+}
+
+TEST_P(NcclGate, ARankThatDoesNotComeIsATimeoutBeforeTheCall) {
+  NcclWorld world(2);
+  world.options.timeout = Milliseconds{500};
+  set_up(world);
+  std::atomic<bool> done = false;
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    if (rank.rank == 1) {
+      while (!done.load()) std::this_thread::yield();
+      return;
+    }
+    const Work work = submit(rank, sum_of(rank.room<float>(4), 4, {.unit = 3, .label = 0}));
+    EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }), AllOf(HasSubstr("all_reduce#0 float32"), HasSubstr("unit 3"), HasSubstr("comm.nccl group=world")));
+    done.store(true);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(moved(world.gpu, 0), IsEmpty());
+}
+
+TEST_P(NcclGate, PartsHaveGatesOfTheirOwn) {
+  NcclWorld world(3);
+  set_up(world);
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    const auto part = rank.seat->split(rank.rank == 1 ? -1 : 0, rank.rank, "ends");
+    float* const data = rank.room<float>(8);
+    if (part) {
+      const Collective call = sum_of(data, rank.rank == 0 ? 4 : 8);
+      EXPECT_THAT(error_of(ErrorCode::kMismatch, [&] { part->submit({&call, 1}, rank.stream).wait(); }),
+                  AllOf(HasSubstr("comm.nccl group=world/ends"), HasSubstr("4 elements"), HasSubstr("8 elements")));
+    }
+    EXPECT_THAT(moved(rank.gpu, rank.rank), IsEmpty());
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_EQ(world.gpu.living_comms(), 0U);
+}
+
+TEST_P(NcclGate, RanksMayPutTheirCallsTogetherInDifferentWays) {
+  NcclWorld world(2);
+  set_up(world);
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    float* const first = rank.put(std::vector<float>{1});
+    float* const second = rank.put(std::vector<float>{2});
+    if (rank.rank == 0) {
+      rank.seat->submit(std::vector<Collective>{sum_of(first, 1), sum_of(second, 1)}, rank.stream).wait();
+    } else {
+      submit(rank, sum_of(first, 1)).wait();  // which rank 0 must have begun before it asks for the second one
+      submit(rank, sum_of(second, 1)).wait();
+    }
+    EXPECT_EQ(*first, 2);
+    EXPECT_EQ(*second, 4);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_THAT(world.gpu.violations(), IsEmpty());
+}
+
+TEST_P(NcclGate, MessagesBetweenTwoRanksMeetNobodyElse) {
+  NcclWorld world(3);
+  set_up(world);
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    float* const data = rank.put(std::vector<float>(4, static_cast<float>(rank.rank)));
+    if (rank.rank == 0) submit(rank, Communicator::send_call(std::span<const float>(data, 4), 2)).wait();
+    if (rank.rank == 2) submit(rank, Communicator::recv_call(std::span<float>(data, 4), 0)).wait();
+    EXPECT_EQ(data[3], rank.rank == 1 ? 1 : 0);
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+}
+
+TEST_P(NcclGate, CallsOfTheHostThatWereSubmittedBeforeAreMadeBefore) {
+  for (std::uint64_t seed = 0; seed < 5; ++seed) {
+    NcclWorld world(2);
+    set_up(world);
+    const auto errors = world.try_ranks([&](NcclRank& rank) {
+      const auto late = make_cpu_device(ExecutionMode::kChaos, seed);
+      const Stream host = late->make_stream("late");
+      std::vector<float> on_host{1};
+      const Collective call = sum_of(on_host.data(), 1);
+      const Work of_host = rank.seat->submit({&call, 1}, host);
+      if (rank.rank == 0) of_host.wait();  // needs that rank 1 makes it, which else waits for rank 0 at the gate
+      float* const data = rank.put(std::vector<float>{2});
+      const Work of_device = submit(rank, sum_of(data, 1));
+      of_host.wait();
+      of_device.wait();
+      EXPECT_EQ(on_host[0], 2);
+      EXPECT_EQ(*data, 4);
+    });
+    EXPECT_THAT(errors, Each(IsEmpty())) << seed;
+  }
+}
+
+TEST_P(NcclGate, WhatRanksSayIsReportedAsControlBytesOfTheGroup) {
+  NcclWorld world(2);
+  set_up(world);
+  const auto table = std::make_shared<TrafficTable>();
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    rank.seat->set_observer(rank.rank == 0 ? table : nullptr);
+    const auto part = rank.seat->split(0, rank.rank, "part");
+    const std::uint64_t before = table->control_bytes();
+    const Collective call = sum_of(rank.room<float>(8'192), 8'192);
+    part->submit({&call, 1}, rank.stream).wait();
+    if (rank.rank == 0) {
+      EXPECT_EQ(table->control_bytes() - before, 16U);
+    }
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
+  EXPECT_EQ(table->row("world/part", CollectiveKind::kAllReduce), (TrafficRow{.calls = 1, .bytes = 32'768}));
+  EXPECT_EQ(table->row("world/part/checks", CollectiveKind::kAllGather), TrafficRow{});
+}
+
+TEST(NcclGateAtTheStart, RanksThatDoNotAllCompareAreRefused) {
+  NcclWorld world(2);
+  world.set_options = [](int rank, CommOptions& options) { options.check_calls = rank == 0; };
+  EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }),
+              Each(AllOf(StartsWith("[MISMATCH] some ranks want their calls compared"), HasSubstr("true (rank 0)"), HasSubstr("false (rank 1)"))));
 }
 
 // Stopping.
