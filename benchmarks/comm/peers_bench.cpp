@@ -1,9 +1,9 @@
 // Collectives of Zeroth beside those of Open MPI and of torch's gloo: the same ranks, the same buffers, the same run, one after the other in
 // rounds that begin with another one each. Loaded by comm_peers.py, which makes torch's group; mpirun starts the ranks.
 //
-// A row's time is that of the slowest rank. The roof is the time that the call's bytes would take at the traffic of a plain copy by all ranks at
-// once in the same round: for a whole of S bytes on each of n ranks 2 n S in an all_gather and an all_to_all, (n+1) S in a reduce_scatter,
-// (n+1) S + 2 (n-1) S in an all_reduce. The copy finds in the caches what fits them; calls take turns and do not.
+// A row's time is that of the slowest rank. The roof is the time that the call's bytes would take at the traffic of a plain copy from the one of
+// its buffers to the other by all ranks at once in the same round: for a whole of S bytes on each of n ranks 2 n S in an all_gather and an
+// all_to_all, (n+1) S in a reduce_scatter, (n+1) S + 2 (n-1) S in an all_reduce.
 #include "support/record.h"
 
 #include <kernels/copy/copy.h>
@@ -269,7 +269,9 @@ int run(const std::string& group, const std::string& command, const std::string&
     contestants.push_back(std::make_unique<OpenMpi>(ranks));
     contestants.push_back(std::make_unique<Gloo>(group, ranks));
 
-    for (std::size_t bytes = std::size_t{4} << 10U; bytes <= largest; bytes *= 16) {
+    for (const unsigned log2 : {12U, 16U, 20U, 22U, 24U, 26U, 28U}) {
+      const std::size_t bytes = std::size_t{1} << log2;
+      if (bytes > largest) break;
       const int batch = bytes <= (std::size_t{64} << 10U) ? 50 : bytes <= (std::size_t{1} << 20U) ? 10 : 1;
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
         for (const Op op : kOps) {
@@ -277,7 +279,7 @@ int run(const std::string& group, const std::string& command, const std::string&
           for (int round = 0; round <= rounds; ++round) {
             double bytes_a_us = 0;
             if (bytes >= (std::size_t{4} << 20U)) {
-              bytes_a_us = roof(arena.data() + largest, arena.data(), bytes / static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks - 1), ranks);
+              bytes_a_us = roof(arena.data() + largest, arena.data(), bytes, ranks);
             }
             for (std::size_t index = 0; index < contestants.size(); ++index) {
               Contestant& contestant = *contestants[(index + static_cast<std::size_t>(round)) % contestants.size()];
