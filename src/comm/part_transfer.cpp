@@ -99,11 +99,18 @@ void SharedMemoryEngine::all_to_all(Call& call) {
   std::vector<std::int64_t>& table = all_to_all_.table;
   table = collective.counts;
   table.insert(table.end(), collective.recv_counts.begin(), collective.recv_counts.end());
-  std::span<const std::byte> data(collective.send,
-                                  static_cast<std::size_t>(call.descriptor.elements) * size_of(collective.in_dtype));
+  const std::size_t element = size_of(collective.in_dtype);
+  const std::span<const std::byte> data(collective.send, static_cast<std::size_t>(call.descriptor.elements) * element);
+  const std::span<const std::byte> counts = std::as_bytes(std::span(table));
   locate(call);
-  if (table_bytes + data.size() > kInlineBytes) data = {};
-  post(call.descriptor, std::as_bytes(std::span(table)), data);
+  if (table_bytes + data.size() > kInlineBytes) {
+    post(call.descriptor, {{.bytes = counts}});
+  } else {  // what a rank keeps for itself stays out
+    const auto own = collective.counts.begin() + rank_;
+    const auto before = static_cast<std::size_t>(std::accumulate(collective.counts.begin(), own, std::int64_t{0})) * element;
+    const std::size_t after = before + static_cast<std::size_t>(*own) * element;
+    post(call.descriptor, {{.bytes = counts}, {table_bytes, data.first(before)}, {table_bytes + after, data.subspan(after)}});
+  }
   await_posts(call.descriptor);
   const PartTable& parts = parts_of_all_to_all(call);
   if (parts.fits_posts) {

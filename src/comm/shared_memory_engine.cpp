@@ -165,7 +165,7 @@ void SharedMemoryEngine::post_and_move(Call& call) {
   } else {
     locate(call);
   }
-  post(call.descriptor, payload);
+  post(call.descriptor, {{.bytes = payload}});
   await_posts(call.descriptor);
   if (small) {
     run_inline(call);
@@ -176,14 +176,13 @@ void SharedMemoryEngine::post_and_move(Call& call) {
   }
 }
 
-void SharedMemoryEngine::post(const CallDescriptor& descriptor,
-                              std::span<const std::byte> payload,
-                              std::span<const std::byte> more) {
+void SharedMemoryEngine::post(const CallDescriptor& descriptor, std::initializer_list<PayloadPart> payload) {
   ZR_FAILPOINT_OF("shm.*.post", name_of(descriptor.kind));
   CallSlot& slot = own().slots[descriptor.sequence % 2];
   slot.descriptor = descriptor;
-  if (!payload.empty()) std::memcpy(slot.payload, payload.data(), payload.size());
-  if (!more.empty()) std::memcpy(slot.payload + payload.size(), more.data(), more.size());
+  for (const PayloadPart& part : payload) {
+    if (!part.bytes.empty()) std::memcpy(slot.payload + part.offset, part.bytes.data(), part.bytes.size());
+  }
   own().posted.store(descriptor.sequence + 1);
   ++next_sequence_;
   ring();
@@ -327,7 +326,7 @@ PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name)
       return waited;
     };
     peers_->throw_if_aborted(view(), context);
-    post(descriptor, {});
+    post(descriptor);
     await_posts(descriptor);
     const Deadline deadline(options_.timeout);
     const std::vector<SharedSpan> spans =
@@ -353,7 +352,7 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::split(int color, int key
     descriptor.key = key;
     const auto context = [&] { return context_of(descriptor, {}); };
     peers_->throw_if_aborted(view(), context);
-    post(descriptor, {});
+    post(descriptor);
     await_posts(descriptor);
     if (color < 0) return nullptr;
     SubgroupSpec spec{.members = members_of(color, size_, [&](int peer) -> const CallDescriptor& {

@@ -23,6 +23,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -120,8 +121,12 @@ class SharedMemoryEngine {
 
   /// Of a call whose counts all ranks know: its size says how it goes.
   void post_and_move(Call& call);
-  /// `payload` and `more` go beside the description, one after the other.
-  void post(const CallDescriptor& descriptor, std::span<const std::byte> payload, std::span<const std::byte> more = {});
+  /// Of the payload that goes beside the description. Nobody reads what is between two parts.
+  struct PayloadPart {
+    std::size_t offset = 0;
+    std::span<const std::byte> bytes{};
+  };
+  void post(const CallDescriptor& descriptor, std::initializer_list<PayloadPart> payload = {});
   void await_posts(const CallDescriptor& descriptor);
   template <class Body>
   auto guarded(Body&& body);

@@ -99,8 +99,9 @@ class Communicator {
   /// Part r of `in` goes to rank r, part r of `out` comes from rank r; equal parts, size() of them in each.
   template <class T>
   void all_to_all(std::span<const T> in, std::span<T> out, MessageTag tag = {}) const {
-    const std::vector<std::int64_t> counts = equal_counts(in.size() / static_cast<std::size_t>(size()));
-    all_to_all_async(in, out, counts, counts, stream_, tag).wait();
+    std::vector<std::int64_t> counts = equal_counts(in.size() / static_cast<std::size_t>(size()));
+    std::vector<std::int64_t> recv_counts = counts;
+    all_to_all_async(in, out, std::move(counts), std::move(recv_counts), stream_, tag).wait();
   }
   /// counts[r]: elements for rank r; recv_counts[r]: elements from rank r.
   template <class T>
