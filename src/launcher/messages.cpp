@@ -100,7 +100,7 @@ HostTask decode_task(std::string_view payload) {
   task.job.master_port = reader.small(0, 65'535);
   task.job.restart = reader.small(0, INT_MAX);
   task.job.max_restarts = reader.small(0, INT_MAX);
-  task.node = reader.small(0, kMaxJobRanks - 1);
+  task.node = reader.small(0, task.job.num_nodes - 1);
   task.first_rank = reader.small(0, task.job.num_ranks - 1);
   task.num_ranks = reader.small(1, task.job.num_ranks - task.first_rank);
   task.bind = static_cast<BindCores>(reader.small(0, 2));
@@ -111,6 +111,7 @@ HostTask decode_task(std::string_view payload) {
   const auto names = reader.texts(kMaxStrings, kMaxText);
   const auto values = reader.texts(kMaxStrings, kMaxValue);
   reader.finish();
+  if (task.directory.find('\0') != std::string::npos) refuse_task("a NUL byte in the directory", printable(task.directory));
   if (names.size() != values.size()) refuse_task("variables without values", std::to_string(names.size()));
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (!valid_variable_name(names[i]))

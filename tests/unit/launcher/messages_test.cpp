@@ -161,6 +161,8 @@ TEST(Messages, RefuseEveryBrokenField) {
   EXPECT_THAT(broken([](HostTask& task) { task.job.num_ranks = 4097; }), HasSubstr("1 to 4096"));
   EXPECT_THAT(broken([](HostTask& task) { task.job.num_ranks = 0; }), HasSubstr("1 to 4096"));
   EXPECT_THAT(broken([](HostTask& task) { task.first_rank = 8; }), HasSubstr("0 to 7"));
+  EXPECT_THAT(broken([](HostTask& task) { task.node = task.job.num_nodes; }), HasSubstr("0 to 1"));
+  EXPECT_THAT(broken([](HostTask& task) { task.directory += std::string("\0/", 2); }), HasSubstr("a NUL byte in the directory"));
   EXPECT_THAT(broken([](HostTask& task) { task.num_ranks = 5; }), HasSubstr("1 to 4"));
   EXPECT_THAT(broken([](HostTask& task) { task.job.master_port = 65536; }), HasSubstr("0 to 65535"));
   EXPECT_THAT(broken([](HostTask& task) { task.command.emplace_back("a\0b", 3); }), HasSubstr("a NUL byte"));
