@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pathlib
 import signal
 import sys
 import tempfile
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import zoo
+from torch import nn
+from torch.nn import functional as F
 
 import zeroth
 
@@ -19,9 +23,14 @@ X, Y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1])
 FAR = 600.0
 
 
-def train(engine: zeroth.Engine) -> None:
+def say(text: str) -> None:
+    """In one write: mpirun passes on what ranks write without looking for lines."""
+    os.write(1, f"{text}\n".encode())
+
+
+def train(engine: zeroth.Engine) -> zeroth.StepResult:
     engine.backward(engine(X, Y))
-    engine.step()
+    return engine.step()
 
 
 def load_batch() -> None:
@@ -57,17 +66,58 @@ def average_alone(engine: zeroth.Engine) -> None:
     engine.average(1.0)
 
 
-def misbehave(how: str, engine: zeroth.Engine) -> None:
-    if how in ("load_batch", "tokenize", "native_code", "stop"):
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_parent() -> None:
+    """What this rank has forked, as a data loader forks, lives on until the launcher has ended."""
+    launcher = pathlib.Path("/proc", str(os.getppid()))
+    if os.fork() == 0:
+        os.closerange(0, 3)  # mpirun waits for the end of what a rank writes
+        while launcher.exists():
+            time.sleep(0.05)
+        os._exit(0)
+    kill()
+
+
+def widen(world: zeroth.World, config: dict[str, object]) -> None:
+    """Rank 1 has a wider head. The world is none the worse for it."""
+    model: Any = zoo.make("plain")
+    if world.rank == 1:
+        model.head = nn.Linear(zoo.WIDTH, zoo.CLASSES + 1, dtype=torch.float64)
+    try:
+        zeroth.Engine(model, config, world=world, log_level="warning")
+    except zeroth.Error as error:
+        say(f"rank {world.rank} is told of widths: {error}")
+
+
+def spoil(model: Any) -> None:
+    """The next gradient of a weight."""
+
+    def spoilt(gradient: torch.Tensor) -> torch.Tensor:
+        handle.remove()
+        return gradient * float("nan")
+
+    handle: torch.utils.hooks.RemovableHandle = model.blocks[1].linear.weight.register_hook(spoilt)
+
+
+def leave_bias_out(model: Any) -> None:
+    linear = model.blocks[1].linear
+    linear.forward = lambda x: F.linear(x, linear.weight)
+
+
+def misbehave(how: str, engine: zeroth.Engine, model: nn.Module) -> None:
+    if how in ("load_batch", "tokenize", "native_code", "stop", "kill", "kill_parent"):
         globals()[how]()
-    elif how == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
     elif how == "leave":
         sys.exit(0)
     elif how == "raise":
         raise ValueError("a mistake of the user's")
     elif how == "skip_step":
         engine.backward(engine(X, Y))
+    elif how == "parameters":
+        spoil(model)
     else:
         globals()[how](engine)
 
@@ -78,22 +128,29 @@ def main(how: str, transport: str, stage: str, timeout_ms: str) -> None:
     if transport == "gloo":
         dist.init_process_group("gloo")
     world = zeroth.World.from_group() if transport == "gloo" else zeroth.World.from_environment()
-    config = {
+    config: dict[str, object] = {
         "zero_optimization": {"stage": int(stage)},
-        "zeroth": {"timeout_ms": int(timeout_ms), "frozen_after_ms": 2_000, "threads": 1},
+        "zeroth": {"timeout_ms": int(timeout_ms), "frozen_after_ms": 2_000, "threads": 1, "ranks_per_node": 2 if transport == "shm+mpi" else 0},
     }
-    engine = zeroth.Engine(zoo.make("plain"), config, world=world, log_level="warning")
+    if how == "parameters":
+        widen(world, config)
+    model = zoo.make("plain")
+    engine = zeroth.Engine(model, config, world=world, log_level="warning")
     begin = time.monotonic()
     try:
         for step in range(8):
             if step == 3:
                 begin = time.monotonic()
                 if world.rank == 1:
-                    misbehave(how, engine)
-            train(engine)
-        print(f"rank {world.rank} has trained", flush=True)
+                    misbehave(how, engine, model)
+            if step == 5 and how == "parameters" and world.rank == 1:
+                leave_bias_out(model)
+            result = train(engine)
+            if not result.committed:
+                say(f"rank {world.rank} goes on: {result.reason}")
+        say(f"rank {world.rank} has trained")
     except zeroth.Error as error:
-        print(f"rank {world.rank} is told after {time.monotonic() - begin:.1f} s: {error}", flush=True)
+        say(f"rank {world.rank} is told after {time.monotonic() - begin:.1f} s: {error}")
         time.sleep(1.0)  # the launcher ends the others soon after the first: each shall have spoken
         raise
 

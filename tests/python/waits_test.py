@@ -15,19 +15,35 @@ from collections.abc import Mapping
 import job
 import mpi_test
 
-TRANSPORTS = ["shm", "gloo", *(["mpi"] if os.environ.get("ZEROTH_MPIRUN") else [])]
+MPI = bool(os.environ.get("ZEROTH_MPIRUN"))
+TRANSPORTS = ["shm", "gloo", *(["mpi"] if MPI else [])]
+BETWEEN_HOSTS = ["gloo", *(["mpi", "shm+mpi"] if MPI else [])]
 RANKS = 3
+LEFT = "left early|Connection closed by peer"
+"""by the control plane, or by gloo"""
+
+
+def others(transport: str) -> list[int]:
+    """Over two levels there are two nodes of two ranks."""
+    return [0, 2, 3] if transport == "shm+mpi" else [0, 2]
 
 
 def run(
-    how: str, transport: str, stage: int = 3, timeout_ms: int = 60_000, environment_of_test: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Of three ranks rank 1 misbehaves at step 3, after which nothing of the job is left."""
-    arguments = [how, transport, str(stage), str(timeout_ms)]
-    command = job.command(RANKS, "waits_rank.py", *arguments)
+    how: str, transport: str, stage: int = 3, timeout_ms: int = 60_000, environment_of_test: Mapping[str, str] | None = None,
+    alone: bool = False) -> subprocess.CompletedProcess[str]:
+    """Rank 1 misbehaves at step 3, after which nothing of the job is left. `alone`: no launcher ends the others before they have found out by
+    themselves; then its exit code says nothing."""
+    program = [sys.executable, str(job.HERE / "waits_rank.py"), how, transport, str(stage), str(timeout_ms)]
     environment = {**os.environ, **(environment_of_test or {})}
-    if transport == "mpi":
-        environment = mpi_test.variables(ZEROTH_BACKEND="mpi", **(environment_of_test or {}))
-        command = [*mpi_test.MPIRUN, "-n", str(RANKS), sys.executable, str(job.HERE / "waits_rank.py"), *arguments]
+    if transport in ("mpi", "shm+mpi"):
+        environment = mpi_test.variables(ZEROTH_BACKEND=transport, **(environment_of_test or {}))
+        command = [*mpi_test.MPIRUN, *(["--enable-recovery"] if alone else []), "-n", str(1 + len(others(transport))), *program]
+    elif alone:
+        world = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(job.free_port())}
+        environment = mpi_test.variables(**world, **(environment_of_test or {}))
+        command = ["sh", "-c", 'for RANK in 0 1 2; do RANK=$RANK LOCAL_RANK=$RANK "$@" & done; wait', "sh", *program]
+    else:
+        command = job.command(RANKS, "waits_rank.py", *program[2:])
     with job.Family(command, environment) as family:
         done = family.end(180)
         left = family.left.text()
@@ -76,13 +92,13 @@ class Waits(unittest.TestCase):
         self.assertRegex(wrong.stderr, r"ZEROTH ERROR \[IO\] the trace is empty")
 
     def test_a_rank_that_is_stopped_is_named(self) -> None:
-        for transport in TRANSPORTS:
+        for transport in ("shm", *BETWEEN_HOSTS):
             with self.subTest(transport=transport):
                 done = run("stop", transport)
                 self.assertNotEqual(done.returncode, 0)
-                for rank in (0, 2):
+                for rank in others(transport):
                     seconds, text = self.told(done, rank)
-                    self.assertRegex(text, r"\[PEER_LOST\] rank 1 .*(is frozen: no heartbeat|has given no sign of life)")
+                    self.assertRegex(text, r"\[PEER_LOST\] rank 1\b.*(is frozen: no heartbeat|has given no sign of life)")
                     self.assertLess(seconds, 15.0)
 
     def test_calls_that_one_rank_makes_alone_are_named(self) -> None:
@@ -112,26 +128,68 @@ class Waits(unittest.TestCase):
                     self.assertRegex(text, r"\[MISMATCH\] ranks make different calls.*the parameters of unit")
 
     def test_a_step_that_one_rank_skips_is_named(self) -> None:
-        for transport in TRANSPORTS:
+        for transport in ("shm", *BETWEEN_HOSTS):
             with self.subTest(transport=transport):
                 done = run("skip_step", transport)
                 if transport == "shm":  # the others need not take part: the step takes both batches, and says so
                     self.assertRegex(done.stderr, r"warning: rank 1 ran 2 backwards in step 4, rank 0 ran 1")
                     continue
                 self.assertNotEqual(done.returncode, 0)
-                seconds, text = self.told(done, 0)
-                self.assertRegex(text, r"\[(MISMATCH|PEER_LOST)\]")
-                self.assertRegex(text, r"\brank 1\b")
-                self.assertLess(seconds, 10.0)
+                for rank in others(transport):
+                    seconds, text = self.told(done, rank)
+                    self.assertRegex(text, r"\[(MISMATCH|PEER_LOST)\]")
+                    self.assertRegex(text, r"\brank 1\b")
+                    self.assertLess(seconds, 10.0)
+
+    def lost(self, done: subprocess.CompletedProcess[str], transport: str, how: str) -> None:
+        """Every other rank says that rank 1 is lost, `how` (a pattern), and for what it has waited."""
+        awaited = r"a bucket slot held by unit blocks\.2|step\(\) of all ranks" if transport == "shm" else "the parameters of unit root"
+        for rank in others(transport):
+            seconds, text = self.told(done, rank)
+            self.assertRegex(text, rf"\[PEER_LOST\] (torch's group lost )?rank 1\b.*({how})")
+            self.assertRegex(text, awaited)
+            self.assertRegex(text, rf"\bwho: rank {rank}/")
+            self.assertLess(seconds, 10.0)
 
     def test_a_rank_that_leaves_is_named(self) -> None:
-        for transport in TRANSPORTS[:2]:  # mpirun itself ends the job
+        for transport in ("shm", *BETWEEN_HOSTS):
             with self.subTest(transport=transport):
-                done = run("leave", transport)
+                alone = "mpi" in transport  # mpirun itself ends the job once the first of the others has
+                done = run("leave", transport, alone=alone)
+                if not alone:
+                    self.assertNotEqual(done.returncode, 0)
+                self.lost(done, transport, LEFT)
+
+    def test_a_rank_that_raises_is_named(self) -> None:
+        for transport in BETWEEN_HOSTS:
+            with self.subTest(transport=transport):
+                done = run("raise", transport, alone=True)
+                self.assertIn("ValueError: a mistake of the user's", done.stderr)
+                self.lost(done, transport, LEFT)
+
+    def test_a_rank_that_is_killed_is_named(self) -> None:
+        # mpirun by default kills the others before they can speak: see mpi_test.py for what it says itself.
+        self.lost(run("kill", "gloo", alone=True), "gloo", "Connection (reset|closed) by peer|is gone: its control connection ended")
+        # A child keeps what it has of its parent's connections, gloo's and MPI's among them: only those of the control plane end.
+        for transport in BETWEEN_HOSTS:
+            with self.subTest(transport=transport):
+                gone = "was killed by SIGKILL" if transport == "shm+mpi" else r"\(pid \d+ on .*\) is gone: its control connection ended without a goodbye"
+                self.lost(run("kill_parent", transport, alone=True), transport, gone)
+
+    def test_a_parameter_that_one_rank_has_otherwise_is_named(self) -> None:
+        for transport in BETWEEN_HOSTS:
+            with self.subTest(transport=transport):
+                done = run("parameters", transport)
                 self.assertNotEqual(done.returncode, 0)
-                for rank in (0, 2):
+                for rank in range(1 + len(others(transport))):
+                    self.assertRegex(done.stdout, rf"rank {rank} is told of widths: \[MISMATCH\] ranks do not train the same thing.*who: rank 1/.*"
+                                                  r"parameter head\.weight float64 \[5, 12\] .*\(rank 0\).*\[6, 12\] .*\(rank 1\)")
+                    self.assertRegex(done.stdout, rf"rank {rank} goes on: non-finite gradient: parameter blocks\.1\.linear\.weight, rank 1, micro-step 0, "
+                                                  "144 elements")
+                for rank in others(transport):  # one rank's backward has no place for the gradients of blocks.1
                     seconds, text = self.told(done, rank)
-                    self.assertRegex(text, r"\[PEER_LOST\].*rank 1")
+                    self.assertRegex(text, r"\[MISMATCH\] ranks make different calls.*which: .*the gradients of unit blocks\.1 on rank [023]\b")
+                    self.assertRegex(text, r"which: .*the parameters of unit blocks\.0 on rank 1\b")
                     self.assertLess(seconds, 10.0)
 
 
