@@ -76,7 +76,7 @@ constexpr std::array kKeys{
 
     flag("/zero_optimization/elastic_checkpoint", kCheckpoint),
     flag("/zero_optimization/ignore_unused_parameters",
-         "a parameter that no rank uses contributes zero, and one that some ranks leave out is theirs to name (MISMATCH); making the first an error, too, is not built",
+         "an unused parameter contributes zero, on one rank as on all; making it an error is not built",
          "true"),
     section("/zero_optimization/offload_param",
             "device|nvme_path|buffer_count|buffer_size|max_in_cpu|pin_memory",

@@ -251,13 +251,17 @@ void Engine::post_backward(int unit) {
   use.backward.reset();
 }
 
+std::size_t Engine::position_in_unit(int param) const {
+  const std::vector<int>& params = layout_.units[static_cast<std::size_t>(layout_.places[static_cast<std::size_t>(param)].unit)].params;
+  return static_cast<std::size_t>(std::ranges::find(params, param) - params.begin());
+}
+
 void Engine::grad_ready(int param, ConstTensorView grad) {
   const int unit = layout_.places[static_cast<std::size_t>(param)].unit;
   UnitUse& use = uses_[static_cast<std::size_t>(unit)];
   announce_backward();
   gradients_->add(param, grad);
-  const std::vector<int>& params = layout_.units[static_cast<std::size_t>(unit)].params;
-  const auto position = static_cast<std::size_t>(std::ranges::find(params, param) - params.begin());
+  const std::size_t position = position_in_unit(param);
   if (!use.seen[position]) {
     use.seen[position] = true;
     ++use.arrived;
@@ -270,6 +274,16 @@ void Engine::expect_gradient(int param, bool expected) {
   if (!layout_.params[index].trainable || expected_[index] == expected) return;
   expected_[index] = expected;
   uses_[static_cast<std::size_t>(layout_.places[index].unit)].trainable += expected ? 1 : -1;
+}
+
+void Engine::end_gradients(int unit) {
+  if (!gradients_complete(unit)) gradients_->end_unit(unit, expected_);
+}
+
+bool Engine::completes_unit(int param) const {
+  const int unit = layout_.places[static_cast<std::size_t>(param)].unit;
+  const UnitUse& use = uses_[static_cast<std::size_t>(unit)];
+  return use.arrived + 1 == use.trainable && !use.seen[position_in_unit(param)];
 }
 
 bool Engine::gradients_complete(int unit) const {

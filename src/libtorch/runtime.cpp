@@ -212,6 +212,7 @@ void Runtime::announce(const World& world) const {
 
 void Runtime::install_hooks(const EngineOptions& options) {
   active_uses_.assign(model_.units.size(), 0);
+  awaited_.resize(model_.units.size());
   for (const at::Tensor& tensor : model_.tensors) parameters_.insert(tensor.unsafeGetTensorImpl());
   for (std::size_t param = 0; param < model_.params.size(); ++param) {
     if (!model_.params[param].trainable) continue;
@@ -329,9 +330,15 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   clear_gradients();
   if (unit == 0 && !in_backward_) look_at_trainability();
   slots_.require_bound(unit);
+  if (in_backward_) {
+    const std::lock_guard lock(hooks_);
+    const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();  // a checkpoint's, or one within it
+    finish_earlier_backwards([&node](const Running& running) { return node && running.first_node > node->sequence_nr(); });
+  }
   auto use = std::make_shared<UnitUse>();
   use->computed_again = in_backward_;
   use->invocation = core_->begin_forward(unit);
+  last_begun_ = use->invocation.forward_seq;
   core_->pre_forward(use->invocation);
   return use;
 }
@@ -370,7 +377,14 @@ Next Runtime::share_and_join() {
   return next;
 }
 
-void Runtime::end(const UnitUse& use, bool awaits_backward) { core_->post_forward(use.invocation, awaits_backward); }
+void Runtime::end(const std::shared_ptr<UnitUse>& use, bool awaits_backward) {
+  use->last_begun = last_begun_;
+  core_->post_forward(use->invocation, awaits_backward);
+  if (!awaits_backward) return;
+  std::vector<std::weak_ptr<const UnitUse>>& awaited = awaited_[static_cast<std::size_t>(use->invocation.unit)];
+  std::erase_if(awaited, [](const auto& other) { return other.expired(); });
+  awaited.push_back(use);
+}
 
 void Runtime::drop(const UnitUse& use) noexcept { core_->drop_forward(use.invocation); }
 
@@ -389,6 +403,7 @@ void Runtime::leave_backward() {
   if (!in_backward_) return;
   in_backward_ = false;
   active_uses_.assign(active_uses_.size(), 0);
+  finish_uses([](const Running&) { return true; });
   widen_all();
   guard_gradients();
   core_->end_backward();
@@ -398,6 +413,7 @@ void Runtime::settle() {
   if (!in_backward_) return;
   in_backward_ = false;
   active_uses_.assign(active_uses_.size(), 0);
+  running_.clear();
   for (const int param : trainable_) slots_.tensor(param).mutable_grad().reset();
   widen_all();
   core_->abandon(/*in_backward=*/true);
@@ -431,13 +447,48 @@ void Runtime::before_backward(UnitUse& use) {
             .hint = "use a plan that keeps parameters whole (zero_optimization.stage at most 2)"});
   enter_backward();
   if (use.active_in != backward_seq_) {
+    finish_earlier_backwards([&use](const Running& running) { return running.use.forward_seq > use.last_begun; });
     use.active_in = backward_seq_;
     if (use.computed_again && counted_in_ != torch::autograd::get_current_graph_task_id()) choose_widths();
     for (UnitUse::Input& input : use.inputs) input = {.senders = input.senders, .senders_left = input.senders};
     use.inputs_left = static_cast<int>(use.inputs.size());
     if (use.inputs_left > 0 || use.open_ended) ++active_uses_[static_cast<std::size_t>(unit)];
+    running_.push_back({use.invocation, use.first_node, torch::autograd::get_current_graph_task_id()});
   }
   core_->pre_backward(unit);
+}
+
+// [Note: Parameters without a gradient] Of a unit some of whose parameters get no gradient, nobody can tell by its gradients that they are all
+// there. Torch runs the nodes made last first, those of a backward within a backward before all others: once a node is about to run that is
+// older than a use, or belongs to a graph around the use's, nothing of the use is left to run; and nothing of the unit, unless another use of
+// it is yet to come, which parameters may be waiting for. (Nodes of a GPU and of the CPU run on threads of their own, so parameters stay
+// gathered where the use is not known to have handed its inputs' gradients on.) No such node may come before the root's last gradient: uses
+// that have handed theirs on then bring nothing more, or it goes into an event of its own.
+template <class Over>
+void Runtime::finish_uses(const Over& over) {
+  for (std::size_t index = running_.size(); index-- > 0;) {
+    if (!over(running_[index])) continue;
+    const Invocation use = running_[index].use;
+    running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
+    core_->end_gradients(use.unit);
+    if (active_uses_[static_cast<std::size_t>(use.unit)] == 0) core_->post_backward(use.unit);
+  }
+}
+
+bool Runtime::awaits_earlier_use(const Invocation& use) {
+  return std::ranges::any_of(awaited_[static_cast<std::size_t>(use.unit)], [&](const auto& other) {
+    const std::shared_ptr<const UnitUse> earlier = other.lock();
+    return earlier && earlier->active_in == 0 && earlier->invocation.forward_seq < use.forward_seq;
+  });
+}
+
+template <class Younger>
+void Runtime::finish_earlier_backwards(const Younger& younger) {
+  const int task = torch::autograd::get_current_graph_task_id();
+  finish_uses([&](const Running& running) {
+    const bool over = running.graph_task > task || (running.graph_task == task && younger(running));
+    return over && !awaits_earlier_use(running.use);
+  });
 }
 
 void Runtime::input_sent(UnitUse& use, std::size_t input) {
@@ -476,9 +527,17 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
     dense.copy_(grad);
     grad = dense;
   }
+  const int unit = core_->layout().places[static_cast<std::size_t>(param)].unit;
+  if (core_->completes_unit(param)) {
+    for (std::size_t index = running_.size(); index-- > 0;) {
+      const Invocation& other = running_[index].use;
+      if (other.unit == unit || active_uses_[static_cast<std::size_t>(other.unit)] > 0 || awaits_earlier_use(other)) continue;
+      core_->end_gradients(other.unit);
+    }
+  }
   core_->grad_ready(param, {static_cast<const std::byte*>(grad.const_data_ptr()), spec.shape, dtype_of(grad, spec.name)});
   parameter.mutable_grad().reset();
-  finish_unit(core_->layout().places[static_cast<std::size_t>(param)].unit);
+  finish_unit(unit);
 }
 
 void Runtime::backward(const at::Tensor& loss) {

@@ -38,6 +38,8 @@ struct UnitUse {
   std::vector<Input> inputs{};
   bool open_ended = false;         ///< nothing tells when the unit's backward is over
   bool computed_again = false;     ///< for a checkpoint, in backward
+  std::uint64_t first_node = 0;    ///< autograd's number of the first node that the forward could make
+  std::uint64_t last_begun = 0;    ///< number of the forward of a unit that began last before this one ended
   std::uint64_t active_in = 0;     ///< backward in which the outputs' nodes ran
   int inputs_left = 0;             ///< inputs that are not done in that backward
 };
@@ -55,7 +57,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   [[nodiscard]] std::shared_ptr<UnitUse> begin(int unit);
   void require_unwritten(int unit) const { slots_.require_unwritten(unit); }  ///< since begin()
-  void end(const UnitUse& use, bool awaits_backward);
+  void end(const std::shared_ptr<UnitUse>& use, bool awaits_backward);
   void drop(const UnitUse& use) noexcept;  ///< instead of end(), for a forward that failed
   void replace_buffer(std::size_t index, at::Tensor tensor) { model_.buffers.at(index).tensor = std::move(tensor); }
   void set_buffers(std::vector<NamedBuffer> buffers) { model_.buffers = std::move(buffers); }
@@ -128,6 +130,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void enter_backward();
   void leave_backward();
   void finish_unit(int unit);
+  /// Ends those whose last node has run, now that the backward comes to a node that is older than those of `younger(running)`.
+  template <class Younger>
+  void finish_earlier_backwards(const Younger& younger);
+  [[nodiscard]] bool awaits_earlier_use(const Invocation& use);
+  /// Ends those running uses that `over(running)` is true for, the last one first.
+  template <class Over>
+  void finish_uses(const Over& over);
   /// 16-bit parameters whose gradient is no sum: it comes as it was computed.
   void choose_widths();
   void widen_all();
@@ -142,6 +151,15 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   ParameterSlots slots_;
   std::unique_ptr<zeroth::Engine> core_;
   std::vector<int> active_uses_;        // per unit, in this backward
+  /// A use of a unit whose backward has begun and is not known to be over.
+  struct Running {
+    Invocation use;
+    std::uint64_t first_node;
+    int graph_task;
+  };
+  std::vector<Running> running_;
+  std::vector<std::vector<std::weak_ptr<const UnitUse>>> awaited_;  // per unit, in order, those of which no backward has begun
+  std::uint64_t last_begun_ = 0;        // number of the forward of a unit that began last
   std::vector<int> trainable_;
   std::unordered_set<const at::TensorImpl*> parameters_;
   struct Narrow {

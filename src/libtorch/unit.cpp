@@ -108,14 +108,14 @@ std::vector<Nodes> senders(const Nodes& outputs, Nodes& inputs, std::uint64_t fi
 struct UnitScope::State {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<UnitUse> use;
-  std::uint64_t first_node;  ///< nodes of this forward have this number or a larger one
   Nodes inputs{};            ///< receivers, as they were before the forward could change an input in place
 };
 
 UnitScope::UnitScope(std::shared_ptr<Runtime> runtime, int unit, std::vector<at::Tensor> inputs) {
   if (!runtime) return;
   auto use = runtime->begin(unit);
-  state_ = std::make_unique<State>(State{std::move(runtime), std::move(use), at::sequence_number::peek(), receivers(inputs)});
+  use->first_node = at::sequence_number::peek();
+  state_ = std::make_unique<State>(State{std::move(runtime), std::move(use), receivers(inputs)});
 }
 
 UnitScope::~UnitScope() {
@@ -143,7 +143,7 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
     // elsewhere (an attribute, a closure) counts as an input.
     // Without any input there are only the unit's own gradients to go by, which say nothing of frozen parameters: such a use
     // lasts until the end of backward.
-    const std::vector<Nodes> handing = senders(own, state->inputs, state->first_node, *state->runtime);
+    const std::vector<Nodes> handing = senders(own, state->inputs, state->use->first_node, *state->runtime);
     for (std::size_t index = 0; index < handing.size(); ++index) {
       if (handing[index].empty()) continue;
       const std::size_t input = state->use->inputs.size();
@@ -160,7 +160,7 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
     }
     state->use->open_ended = state->use->inputs.empty() && !state->runtime->ends_with_gradients(state->use->invocation.unit);
   }
-  state->runtime->end(*state->use, /*awaits_backward=*/!own.empty());
+  state->runtime->end(state->use, /*awaits_backward=*/!own.empty());
 }
 
 }  // namespace zeroth::libtorch

@@ -149,6 +149,17 @@ void GradientStore::close_unit(int unit) {
   exchange_->progress();
 }
 
+void GradientStore::end_unit(int unit, const std::vector<bool>& expected) {
+  if (!publishes_now()) return;
+  for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
+    const FlatLayout& layout = model_.flat(flat);
+    const bool awaited = layout.trainable && layout.length > 0 && state(flat).published_in <= backward_ &&
+                         std::ranges::any_of(layout.segments, [&](const Segment& segment) { return expected[static_cast<std::size_t>(segment.param)]; });
+    if (awaited && !state(flat).open) open(flat);
+  }
+  close_unit(unit);
+}
+
 void GradientStore::publish(int flat) {
   FlatState& own = state(flat);
   const FlatLayout& layout = model_.flat(flat);
@@ -170,6 +181,7 @@ void GradientStore::publish(int flat) {
   own.filled.assign(own.filled.size(), false);
   own.open = false;
   own.published = true;
+  own.published_in = backward_ + 1;
   if (before_reduce_ && !reads_peers()) before_reduce_(flat);
   exchange_->publish(flat, own.dtype);
 }

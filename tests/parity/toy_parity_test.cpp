@@ -194,6 +194,37 @@ TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
   }
 }
 
+/// A gradient that some ranks do not have is one of zeros, and no reason for them to come to other calls than the rest.
+TEST_P(NodesParity, WhatSomeRanksLeaveOutIsZeroUnderEveryTransportAndStage) {
+  const auto [dtype, world, per_node, policy] = GetParam();
+  ToyTraining training{.reports_memory = false};
+  training.model = {.width = 41, .blocks = 4, .dtype = dtype};
+  training.model.tie_first_two = true;  // block 1 has nothing but the bias
+  training.model.round_gradients = dtype == DType::kBFloat16;
+  training.world = world;
+  training.per_node = per_node;
+  training.micro_steps = 2;
+  training.steps = 3;
+  training.left_out = [](int rank, std::int64_t step, int block) { return rank > 0 && (rank + step + block) % 3 == 0; };
+  training.plan.policy = policy;
+  ToyTraining whole = training;
+  whole.left_out = {};
+  training.zeros_for_left_out = true;
+  const ToyOutcome expected = train_toy(training);
+  EXPECT_NE(difference(train_toy(whole), expected), "") << "nothing is left out: this test could not fail";
+  training.zeros_for_left_out = false;
+  for (const test::ThreadTransport transport :
+       {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
+    for (const ShardingPlan& plan : all_plans(policy)) {
+      training.transport = transport;
+      training.plan = plan;
+      training.mode = plan.name.size() % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
+      training.chaos_seed += 1;
+      EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " transport " << static_cast<int>(transport);
+    }
+  }
+}
+
 /// Every chain of degrees that a world has, with parameters at rest split or not: among them those of
 /// hsdp_plan(), mics_plan() and hpz_plan().
 std::vector<ShardingPlan> plans_with_degrees(int world, ReductionPolicy policy) {

@@ -180,17 +180,13 @@ class Waits(unittest.TestCase):
         for transport in BETWEEN_HOSTS:
             with self.subTest(transport=transport):
                 done = run("parameters", transport)
-                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(done.returncode, 0)
                 for rank in range(1 + len(others(transport))):
                     self.assertRegex(done.stdout, rf"rank {rank} is told of widths: \[MISMATCH\] ranks do not train the same thing.*who: rank 1/.*"
                                                   r"parameter head\.weight float64 \[5, 12\] .*\(rank 0\).*\[6, 12\] .*\(rank 1\)")
                     self.assertRegex(done.stdout, rf"rank {rank} goes on: non-finite gradient: parameter blocks\.1\.linear\.weight, rank 1, micro-step 0, "
                                                   "144 elements")
-                for rank in others(transport):  # one rank's backward has no place for the gradients of blocks.1
-                    seconds, text = self.told(done, rank)
-                    self.assertRegex(text, r"\[MISMATCH\] ranks make different calls.*which: .*the gradients of unit blocks\.1 on rank [023]\b")
-                    self.assertRegex(text, r"which: .*the parameters of unit blocks\.0 on rank 1\b")
-                    self.assertLess(seconds, 10.0)
+                    self.assertIn(f"rank {rank} has trained\n", done.stdout)  # a bias that it leaves out counts as zero
 
 
 if __name__ == "__main__":

@@ -252,6 +252,36 @@ class Unused(Plain):
         return self.blocks[2](self.blocks[0](h))
 
 
+class PartlyUsedBlock(Block):
+    """One parameter never gets a gradient, another one not always."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor, bias: bool = True) -> torch.Tensor:
+        return x + torch.tanh(F.linear(x, self.linear.weight, self.linear.bias if bias else None))
+
+
+class PartlyUsed(Plain):
+    """Which parameters get no gradient depends on the batch, so it is others on every rank: of blocks, also within checkpoints, and of what lies
+    around them."""
+
+    def __init__(self) -> None:
+        super().__init__(blocks=5, block=PartlyUsedBlock)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        label = int(y[0])
+        h = self.first(x)
+        for index, block in enumerate(self.blocks):
+            bias = (label + index) % 3 != 0
+            if index in (1, 2):
+                h = checkpoint(block, h, bias, use_reentrant=index == 1)
+            else:
+                h = block(h, bias)
+        return F.cross_entropy(F.linear(h, self.head.weight, self.head.bias if label % 2 == 0 else None), y)
+
+
 class ConditionedBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -375,6 +405,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "normed": Normed,
     "root_mean_square": lambda: Plain(block=RootMeanSquareBlock),
     "unused": Unused,
+    "partly_used": PartlyUsed,
     "conditioned": Conditioned,
     "translating": Translating,
     "capturing": Capturing,

@@ -1,5 +1,6 @@
 #include "support/toy_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -270,9 +271,13 @@ double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bo
     }
     if (!last_use) continue;
     const bool reused = options_.reuse_last && block + 1 == options_.blocks;
-    give(bias_of(block), grads[static_cast<std::size_t>(bias_of(block))], reused);
+    std::vector<T>& bias = grads[static_cast<std::size_t>(bias_of(block))];
+    const bool left_out = left_out_ && left_out_(engine_->rank(), step, block);
+    if (left_out) std::ranges::fill(bias, T{0});
+    if (!left_out || gives_zeros_) give(bias_of(block), bias, reused);
     const bool tied = options_.tie_first_two && block == 1;
     if (!tied) give(weight, grads[static_cast<std::size_t>(weight)], reused || (options_.tie_first_two && block == 0));
+    engine_->end_gradients(block + 1);
     engine_->post_backward(block + 1);
   }
   for (std::size_t s = 0; s < samples.size(); ++s) {

@@ -61,6 +61,11 @@ class ToyModel final : public ParameterBinder {
   /// Gradients of parameter `param` become NaN where the rule says so.
   using PoisonRule = std::function<bool(int rank, std::int64_t step, int micro_step, int param)>;
   void set_poison(PoisonRule rule) { poison_ = std::move(rule); }
+  /// The bias of block `block` gets no gradient on this rank, or one of zeros.
+  void set_left_out(SkipRule rule, bool gives_zeros) {
+    left_out_ = std::move(rule);
+    gives_zeros_ = gives_zeros;
+  }
   /// Called when the parameters of a unit are there, in its forward and in its backward.
   using Visitor = std::function<void(bool backward, int unit)>;
   void set_visitor(Visitor visitor) { visitor_ = std::move(visitor); }
@@ -83,6 +88,8 @@ class ToyModel final : public ParameterBinder {
   Engine* engine_ = nullptr;
   std::vector<std::byte*> flats_;
   PoisonRule poison_;
+  SkipRule left_out_;
+  bool gives_zeros_ = false;
   Visitor visitor_;
   std::int64_t step_ = 0;
   int micro_step_ = 0;

@@ -30,6 +30,8 @@ struct ToyTraining {
   int max_nonfinite_steps = 10;
   std::uint64_t memory_limit_bytes = 0;
   SkipRule skip{};
+  SkipRule left_out{};              ///< the block's bias gets no gradient
+  bool zeros_for_left_out = false;  ///< or one of zeros
   ToyModel::PoisonRule poison{};
   /// Changes what one rank asks for, to make ranks disagree.
   std::function<void(int rank, ToyStructure&, EngineSettings&)> tamper{};

@@ -1,7 +1,8 @@
 // Engine: composition root of the torch-free core. Settings -> plan -> memory -> steps.
 //
 // A front end (the LibTorch adapter, the toy models of the tests) owes it five events and implements ParameterBinder:
-//   pre_forward, post_forward, pre_backward, post_backward (unit), grad_ready (parameter); and end_backward().
+//   pre_forward, post_forward, pre_backward, post_backward (unit), grad_ready (parameter); and end_backward(). Where a parameter may get no
+//   gradient, end_gradients() (unit), too, or its unit is reduced only when the backward ends.
 // One engine belongs to one thread at a time. Several engines may live in one process. While a rank waits in one of them it does nothing
 // for the others: ranks that skip units in one engine, or leave its backward out, take turns between engines at the same places.
 #pragma once
@@ -125,6 +126,11 @@ class Engine {
   void post_backward(int unit);
   /// `grad` is dense, of the whole parameter, in the parameter's or the accumulation dtype; free to reuse on return.
   void grad_ready(int param, ConstTensorView grad);
+  /// What this use of the unit had to bring is there, though not of every parameter: it is reduced now, with zeros for the others. Before
+  /// the pre_backward() of the next unit: so ranks that leave different parameters out reduce and gather in one order.
+  void end_gradients(int unit);
+  /// Whether the parameter's gradient would be the last that its unit awaits in this backward.
+  [[nodiscard]] bool completes_unit(int param) const;
   /// True once every trainable parameter of the unit has had its gradient in this backward.
   [[nodiscard]] bool gradients_complete(int unit) const;
   void end_backward();
@@ -209,6 +215,7 @@ class Engine {
   void enter(Phase phase, int unit = -1) noexcept {
     if (watch_) watch_->enter(phase, watched_as_, unit);
   }
+  [[nodiscard]] std::size_t position_in_unit(int param) const;
   void build_stores();
   void store_initial(int flat, const std::byte* values);
   void release_leases();

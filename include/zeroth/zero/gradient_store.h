@@ -2,14 +2,14 @@
 //
 //   grad_ready -> bucket slot --publish--> GradientExchange: the sum of all ranks, in rank order -> reduced shard
 //
-// A bucket is published when all expected parameters of its unit have fired, when its slot's ring position is needed by another
-// unit, or at the end of backward; what was not touched is zero. A later arrival opens a further event of the same backward.
+// A bucket is published when all expected parameters of its unit have fired, when the unit's backward is over without some of them, when its
+// slot's ring position is needed by another unit, or at the end of backward; what was not touched is zero. A later arrival opens a further event of the same backward.
 //
 // The list of events does not depend on the plan, and each sum is formed in rank order: ((g0 + g1) + g2) ..., then added to
 // what earlier events of the step left. Hence the same bits under every plan.
 //
 // Where peers read each other's memory (Capabilities::one_sided), a rank may take another path through the model than the others:
-// what it does not touch counts as zero. Elsewhere every reduction is a matched call, and another path is kMismatch by name.
+// what it does not touch counts as zero. Elsewhere every reduction is a matched call: a parameter may be left out, and a path through other units is kMismatch by name.
 #pragma once
 
 #include <cstdint>
@@ -61,6 +61,9 @@ class GradientStore {
   void add(int param, ConstTensorView grad);
   /// All expected gradients of the unit have arrived: publishes its bucket. Nothing to do if the bucket is not open.
   void close_unit(int unit);
+  /// No more comes of the unit for now, though not all that was expected has: publishes its bucket, with zeros for what is missing, also where
+  /// nothing has come of a flat in this backward that has an expected parameter (one a parameter of the model).
+  void end_unit(int unit, const std::vector<bool>& expected);
   /// End of backward: publishes what is open, and that nothing more comes. Does not wait for peers.
   void close_backward();
   /// Instead of add(), where reductions are matched calls: this rank's part in the flat's, with what it has of earlier micro-steps or zeros.
@@ -105,6 +108,7 @@ class GradientStore {
   struct FlatState {
     bool open = false;            ///< the bucket holds gradients that are not published
     bool published = false;       ///< in this step
+    std::uint64_t published_in = 0;  ///< number of the backward of the last event, from 1
     DType dtype = DType::kFloat32;  ///< of the open bucket
     std::vector<bool> filled{};   ///< one a segment: the bucket holds a gradient of it
   };
