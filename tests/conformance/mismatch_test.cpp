@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -254,29 +255,6 @@ class Uncompared : public ::testing::TestWithParam<WorldParam> {};
 INSTANTIATE_TEST_SUITE_P(Backends, Uncompared, ::testing::ValuesIn(uncompared_worlds()), name_of_param);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Uncompared);
 
-TEST_P(Uncompared, ACallThatOneRankSkipsEndsAtTheDeadline) {
-  static std::vector<float> data(100'000);  // MPI may still touch it when the next world is opened
-  WorldOptions options{.abort_on_failure = false};
-  options.comm.timeout = options.comm.first_timeout = Milliseconds{1'000};
-  const int last = GetParam().size - 1;
-  const RankReport report = run_world(
-      GetParam(),
-      [&](int rank, const std::shared_ptr<CommBackend>& backend) {
-        const Communicator comm(backend);
-        comm.barrier();
-        if (rank == last) std::this_thread::sleep_for(Milliseconds{2'500});
-        if (rank != last) comm.all_reduce(std::span(data), {.unit = 3});
-        comm.barrier();
-      },
-      options);
-  ASSERT_EQ(report.failures.size(), static_cast<std::size_t>(GetParam().size)) << report.text();
-  for (const RankFailure& failure : report.failures) {
-    EXPECT_TRUE(failure.code == ErrorCode::kTimeout || (failure.code == ErrorCode::kAborted && failure.text.find("[TIMEOUT]") != std::string::npos))
-        << failure.text;
-    EXPECT_NE(failure.text.find("all_reduce#1"), std::string::npos) << failure.text;
-  }
-}
-
 TEST_P(Uncompared, RanksThatMakeTheirCallsInDifferentWaysAreRefusedAtTheStart) {
   const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
     for (const bool checks : {false, true}) {
@@ -294,6 +272,44 @@ TEST_P(Uncompared, RanksThatMakeTheirCallsInDifferentWaysAreRefusedAtTheStart) {
     }
   });
   EXPECT_TRUE(report.ok()) << report.text();
+}
+
+/// MPI keeps the buffers of a call of its own that does not end, so this process is without MPI afterwards: mpi_failpoints_test runs it.
+class WithoutMpi : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         WithoutMpi,
+                         ::testing::ValuesIn(std::getenv("ZEROTH_TEST_LOSES_MPI") == nullptr ? std::vector<WorldParam>{} : uncompared_worlds()),
+                         name_of_param);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(WithoutMpi);
+
+TEST_P(WithoutMpi, ACallThatOneRankSkipsEndsAtTheDeadlineAndMpiWithIt) {
+  const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
+  const int last = GetParam().size - 1;
+  CommOptions options = quick_options();
+  options.timeout = options.first_timeout = Milliseconds{1'000};
+  options.reduction = Reduction::kTransport;
+  const auto open = [&] { return std::shared_ptr<CommBackend>(make_backend("mpi", {.rank = rank, .size = last + 1, .job = {}, .hub = nullptr, .options = options})); };
+  try {
+    const Communicator comm(open());
+    std::vector<float> data(100'000);
+    comm.barrier();
+    if (rank == last) std::this_thread::sleep_for(Milliseconds{2'500});
+    if (rank != last) comm.all_reduce(std::span(data), {.unit = 3});
+    comm.barrier();
+    ADD_FAILURE() << "ranks that made different calls have ended them";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_TRUE(error.code() == ErrorCode::kTimeout || (error.code() == ErrorCode::kAborted && text.find("[TIMEOUT]") != std::string::npos)) << text;
+    EXPECT_NE(text.find("all_reduce#1"), std::string::npos) << text;
+  }
+  if (rank != last) return;  // what they were in are messages, which end
+  try {
+    (void)open();
+    ADD_FAILURE() << "MPI would go on with the call, in memory that is gone";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kAborted) << error.what();
+    EXPECT_NE(std::string(error.what()).find("MPI still has memory of a call that failed before in this process"), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

@@ -36,12 +36,13 @@ struct Ending {
 };
 
 /// mpirun with ranks that live with `spec`. `stays`: it does not end a rank because another one failed, and ends with 0 itself.
-Ending mpirun(const std::string& spec, bool stays) {
+Ending mpirun(const std::string& spec, bool stays, const std::vector<std::string>& program = {ZEROTH_MPI_LIFE}) {
   std::vector<std::string> words{ZEROTH_MPIRUN};
   std::istringstream flags(ZEROTH_MPIRUN_FLAGS);
   for (std::string word; flags >> word;) words.push_back(word);
-  if (stays) words.insert(words.end(), {"--mca", "orte_abort_on_non_zero_status", "0"});
-  words.insert(words.end(), {"-n", std::to_string(kRanks), ZEROTH_MPI_LIFE});
+  if (stays) words.insert(words.end(), {"--mca", "orte_abort_on_non_zero_status", "0", "--enable-recovery"});
+  words.insert(words.end(), {"-n", std::to_string(kRanks)});
+  words.insert(words.end(), program.begin(), program.end());
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
@@ -100,6 +101,18 @@ TEST(MpiFailpoints, ALifeWithoutAFaultIsWhole) {
   const Ending ending = mpirun("", false);
   EXPECT_TRUE(WIFEXITED(ending.status) && WEXITSTATUS(ending.status) == 0) << ending.output;
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(rank) + " is whole"));
+}
+
+/// Such a process cannot end as mpirun wants it to, so it is no test by itself.
+TEST(MpiFailpoints, ACallOfMpisThatDoesNotEndLeavesTheProcessWithoutMpi) {
+  const test::LeftBehind left;
+  const Ending ending = mpirun("", true, {"env", "ZEROTH_TEST_LOSES_MPI=1", ZEROTH_MISMATCH, "--gtest_color=no", "--gtest_filter=*ACallThatOneRankSkips*"});
+  EXPECT_TRUE(ending.in_time) << ending.output;
+  for (const char* part : {"[  PASSED  ] 1 test.", "[       OK ] "}) {
+    const std::size_t first = ending.output.find(part);
+    EXPECT_TRUE(first != std::string::npos && ending.output.find(part, first + 1) != std::string::npos) << "both ranks: " << ending.output;
+  }
+  EXPECT_EQ(left.text(Milliseconds{5'000}), "");
 }
 
 TEST(MpiFailpoints, ABadSpecIsRefusedByEveryRank) {

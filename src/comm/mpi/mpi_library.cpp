@@ -102,17 +102,22 @@ int test_request(void* handle, int* done) {
 
 int cancel_request(void* handle) { return MPI_Cancel(&static_cast<MpiRequest*>(handle)->handle); }
 
-int probe_message(void* world, int tag, int* from, int* bytes) {
+int probe_message(void* world, int* tag, int* from, int* bytes) {
   int found = 0;
   MPI_Status status;
   *from = -1;
-  const int code = MPI_Iprobe(MPI_ANY_SOURCE, tag, static_cast<MpiWorld*>(world)->comm, &found, &status);
+  const int code = MPI_Iprobe(MPI_ANY_SOURCE, *tag < 0 ? MPI_ANY_TAG : *tag, static_cast<MpiWorld*>(world)->comm, &found, &status);
   if (code != MPI_SUCCESS || found == 0) return code;
   *from = status.MPI_SOURCE;
+  *tag = status.MPI_TAG;
   return MPI_Get_count(&status, MPI_BYTE, bytes);
 }
 
 void leave_unfinished() { leaves_unfinished.store(true); }
+
+std::atomic<bool> has_left_memory{false};
+void leave_memory() { has_left_memory.store(true); }
+int memory_is_left() { return has_left_memory.load() ? 1 : 0; }
 
 void error_text(int code, char* to, int size) {
   char whole[MPI_MAX_ERROR_STRING] = "";
@@ -248,6 +253,8 @@ extern "C" __attribute__((visibility("default"))) const zeroth::detail::MpiTable
                               .cancel = cancel_request,
                               .probe = probe_message,
                               .leave_unfinished = leave_unfinished,
+                              .leave_memory = leave_memory,
+                              .memory_is_left = memory_is_left,
                               .text = error_text,
                               .split = split_group,
                               .barrier = start_barrier,

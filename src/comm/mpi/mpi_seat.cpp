@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <memory>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -19,10 +21,15 @@ using std::chrono::microseconds;
 constexpr std::size_t kPieceBytes = std::size_t{1} << 30U;  // MPI counts with an int
 constexpr int kNoteTag = 1 << 29;                          // above every tag of a group
 constexpr int kExchangeTag = kNoteTag + 1;                 // of calls of a group
+constexpr int kLeftTag = kNoteTag + 2;                     // the sender has left, and nothing of it is under way
+constexpr int kAnyTag = -1;
 constexpr std::size_t kNoteBytes = 1'024;
 constexpr Milliseconds kCancelTime{100};
 constexpr Milliseconds kAbortTime{200};
+constexpr Milliseconds kTakeBackTime{300};
 constexpr int kLooksBetweenProbes = 64;
+constexpr std::size_t kSentAhead = 4'096;
+constexpr std::chrono::milliseconds kAway{10};
 
 void check_code(const MpiTable& table, int code, std::string_view call, int rank, int size) {
   if (code == 0) [[likely]]
@@ -66,17 +73,26 @@ std::shared_ptr<Blocking> make_blocking_call(Milliseconds timeout, const Call& c
   return blocking->changed.wait_for(lock, timeout, [&] { return blocking->done; }) ? blocking : nullptr;
 }
 
+[[noreturn]] void throw_memory_left(int rank, int size) {
+  throw Error(ErrorCode::kAborted,
+              "MPI still has memory of a call that failed before in this process",
+              {.where = "comm.mpi",
+               .who = fmt::format("rank {}/{}", rank, size),
+               .expected = "MPI as it was started",
+               .hint = "end this process and start the job again: MPI would write where that memory was"});
+}
+
 std::string seconds(Milliseconds time) { return fmt::format("{:.1f} s", std::chrono::duration<double>(time).count()); }
 
 }  // namespace
 
 MpiSeat::MpiSeat(const MpiTable& table, const MpiWorldFacts& facts, void* world, const CommOptions& options)
-    : table_(table), facts_(facts), world_(world), polling_(polling_of(options.spin, facts.size_here)) {}
+    : table_(table), facts_(facts), world_(world), polling_(polling_of(options.spin, facts.size_here)), groups_{world} {}
 
 MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes) {
   ZR_FAILPOINT("mpi.start");
   const std::lock_guard lock(mutex_);
-  throw_if_stopped();
+  enter();
   MpiRequests requests;
   start_locked({world_, sends, peer, static_cast<int>(tag), data, bytes}, requests);
   return requests;
@@ -85,7 +101,7 @@ MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* d
 MpiRequests MpiSeat::start_exchange(void* group, int rank, std::span<const MpiPiece> to, std::span<const MpiPiece> from) {
   ZR_FAILPOINT("mpi.start");
   const std::lock_guard lock(mutex_);
-  throw_if_stopped();
+  enter();
   MpiRequests requests;
   const auto size = static_cast<int>(to.size());
   for (int distance = 1; distance < size; ++distance) {  // every rank begins with another one
@@ -112,8 +128,17 @@ void MpiSeat::start_locked(const Message& message, MpiRequests& requests) {
       check(code, fmt::format("a message {} rank {}", message.sends ? "to" : "from", message.peer));
     }
     requests.list.push_back(request);
+    under_way_.push_back({request, message.sends ? Kind::kSend : Kind::kReceive});
   }
   requests.bytes += message.bytes;
+}
+
+void MpiSeat::enter() {
+  throw_if_stopped();
+  const auto now = SteadyClock::now();
+  if (now - heard_at_ < kAway) return;
+  heard_at_ = now;
+  listen();
 }
 
 void* MpiSeat::split(void* group, int color, int key, Milliseconds timeout) {
@@ -122,8 +147,10 @@ void* MpiSeat::split(void* group, int color, int key, Milliseconds timeout) {
   const auto made = make_blocking_call(timeout, [group, color, key, &table = table_](MpiWorldFacts& /*facts*/, void*& part) {
     return table.split(group, color, key, &part);
   });
-  if (!made) {
-    stop("a group was never complete");
+  if (!made) {  // the thread is still inside MPI, and may be for ever
+    table_.leave_unfinished();
+    table_.leave_memory();
+    stopped_ = "a group was never complete";
     throw Error(ErrorCode::kTimeout,
                 "MPI did not make a group within " + seconds(timeout),
                 {.where = "comm.mpi",
@@ -133,6 +160,7 @@ void* MpiSeat::split(void* group, int color, int key, Milliseconds timeout) {
                  .hint = "look at what mpirun and the other ranks have printed"});
   }
   check(made->code, "to divide a group");
+  if (made->group != nullptr) groups_.push_back(made->group);
   return made->group;
 }
 
@@ -148,7 +176,7 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
   const bool has_core = patience == MpiPatience::kEager && !polling_.yields && polling_.time.count() > 0;
   // A short call ends before the others' aborts are looked for.
   for (int looks = has_core ? 1 : 0;; ++looks) {
-    if (look(requests.list, looks % kLooksBetweenProbes == 0)) return true;
+    if (look(requests, looks % kLooksBetweenProbes == 0)) return true;
     const auto now = std::chrono::duration_cast<microseconds>(SteadyClock::now() - begin);
     if (now >= slice) {
       requests.waited += now;
@@ -165,13 +193,13 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
 
 void MpiSeat::forget(MpiRequests& requests) noexcept {
   const std::lock_guard lock(mutex_);
-  if (stopped_.empty()) forget_locked(requests.list);
+  if (stopped_.empty() && table_.memory_is_left() == 0) forget_locked(requests.list);
 }
 
 // Tells the others, and leaves.
 void MpiSeat::abort(std::string_view text) noexcept {
   const std::lock_guard lock(mutex_);
-  if (!stopped_.empty()) return;
+  if (table_.memory_is_left() != 0 || std::exchange(has_told_, true)) return;
   ZR_FAILPOINT("abort.mpi");
   const std::string message(text.substr(0, kNoteBytes));
   std::vector<void*> requests;
@@ -184,39 +212,58 @@ void MpiSeat::abort(std::string_view text) noexcept {
   while (!advance(requests) && !deadline.passed()) std::this_thread::sleep_for(microseconds{100});
   // What is not sent by now stays with MPI: its text must stay, too.
   if (!requests.empty()) new std::string(message);
-  stop(fmt::format("this rank stopped the job: {}", message));
+  if (stopped_.empty()) stop(fmt::format("this rank stopped the job: {}", message));
 }
 
-// Moves what is under way; true once these are done.
-bool MpiSeat::advance(std::vector<void*>& requests) noexcept {
-  std::erase_if(requests, [&](void* request) {
-    int done = 0;
-    return table_.test(request, &done) != 0 || done != 0;
-  });
+bool MpiSeat::is_done(void* request) const noexcept {
+  int done = 0;
+  return table_.test(request, &done) != 0 || done != 0;
+}
+
+// Moves what is under way; true once these, which nobody else waits for, are done.
+bool MpiSeat::advance(std::vector<void*>& requests) const noexcept {
+  std::erase_if(requests, [&](void* request) { return is_done(request); });
   return requests.empty();
 }
 
-bool MpiSeat::look(std::vector<void*>& requests, bool probes) {
+void MpiSeat::ended(void* request) noexcept {
+  for (std::size_t index = under_way_.size(); index-- > 0;) {
+    if (under_way_[index].request != request) continue;
+    under_way_[index] = under_way_.back();
+    return under_way_.pop_back();
+  }
+}
+
+bool MpiSeat::look(MpiRequests& asked, bool probes) {
   const std::lock_guard lock(mutex_);
   throw_if_stopped();
+  std::vector<void*>& requests = asked.list;
   while (!requests.empty()) {
     int done = 0;
     const int code = table_.test(requests.back(), &done);
-    if (code != 0) requests.pop_back();
+    if (code != 0 || done != 0) {
+      ended(requests.back());
+      requests.pop_back();
+    }
     check(code, "to go on with a message");
     if (done == 0) break;
-    requests.pop_back();
   }
-  if (requests.empty()) return true;
-  if (probes) listen();
+  // What MPI does not send ahead may have been taken to nowhere, by a rank that has left.
+  const bool all_done = requests.empty();
+  if (all_done ? asked.bytes > kSentAhead : probes) {
+    heard_at_ = SteadyClock::now();
+    listen();
+  }
+  if (all_done) return true;
   return false;
 }
 
 // Has another rank stopped the job?
 void MpiSeat::listen() {
+  int tag = kNoteTag;
   int from = -1;
   int bytes = 0;
-  check(table_.probe(world_, kNoteTag, &from, &bytes), "to look for a message");
+  check(table_.probe(world_, &tag, &from, &bytes), "to look for a message");
   if (from < 0) return;
   std::string text(static_cast<std::size_t>(std::clamp(bytes, 0, static_cast<int>(kNoteBytes))), '\0');
   void* request = nullptr;
@@ -226,6 +273,7 @@ void MpiSeat::listen() {
   while (!advance(requests) && !deadline.passed()) std::this_thread::yield();
   // Bytes that may still come must not come into memory that is gone.
   if (!requests.empty()) new std::string(std::move(text));
+  has_told_ = true;
   stop(fmt::format("rank {} stopped the job: {}", from, requests.empty() ? text : "its text has not come"));
   throw_if_stopped();
 }
@@ -234,18 +282,95 @@ void MpiSeat::forget_locked(std::vector<void*>& requests) noexcept {
   if (requests.empty()) return;
   for (void* request : requests) (void)table_.cancel(request);
   const Deadline deadline(kCancelTime);
-  while (!advance(requests) && !deadline.passed()) std::this_thread::sleep_for(microseconds{100});
-  if (!requests.empty()) stop("a message was left unfinished, and MPI does not give its memory back");
+  const auto all_done = [&] {
+    std::erase_if(requests, [&](void* request) {
+      if (!is_done(request)) return false;
+      ended(request);
+      return true;
+    });
+    return requests.empty();
+  };
+  while (!all_done() && !deadline.passed()) std::this_thread::sleep_for(microseconds{100});
+  if (!requests.empty()) stop("a message was left unfinished");
+}
+
+class MpiSeat::Drain {
+ public:
+  explicit Drain(const MpiSeat& seat) : seat_(seat), left_(static_cast<std::size_t>(seat.size()), false) {
+    left_[static_cast<std::size_t>(seat.rank())] = true;
+  }
+  Drain(const Drain&) = delete;
+  Drain& operator=(const Drain&) = delete;
+  ~Drain() {
+    for (Taken& taken : taken_) (void)taken.bytes.release();  // may still be written: stays for good
+  }
+
+  void look() noexcept {
+    for (void* const group : seat_.groups_) take_from(group);
+    std::erase_if(taken_, [this](const Taken& taken) { return seat_.is_done(taken.request); });
+  }
+  [[nodiscard]] bool all_have_left() const { return std::ranges::all_of(left_, [](bool left) { return left; }); }
+
+ private:
+  struct Taken {
+    void* request;
+    std::unique_ptr<std::byte[]> bytes;
+  };
+
+  void take_from(void* group) noexcept {
+    while (true) {
+      int tag = kAnyTag;
+      int from = -1;
+      int bytes = 0;
+      if (seat_.table_.probe(group, &tag, &from, &bytes) != 0 || from < 0 || bytes < 0) return;
+      std::unique_ptr<std::byte[]> room(new (std::nothrow) std::byte[static_cast<std::size_t>(bytes) + 1]);
+      void* request = nullptr;
+      if (!room || seat_.table_.receive(group, room.get(), bytes, from, tag, &request) != 0) return;
+      taken_.push_back({request, std::move(room)});
+      if (tag == kLeftTag) left_[static_cast<std::size_t>(from)] = true;
+    }
+  }
+
+  const MpiSeat& seat_;
+  std::vector<bool> left_;
+  std::vector<Taken> taken_;
+};
+
+// True if MPI writes nowhere any more. It does not forget a message that the other rank knows of, so whoever leaves takes what comes until all
+// others have nothing under way; a rank that is dead or has not heard of it does not say so.
+bool MpiSeat::take_back_all() noexcept {
+  for (const UnderWay& mine : under_way_) {
+    if (mine.kind != Kind::kCall) (void)table_.cancel(mine.request);
+  }
+  Drain drain(*this);
+  std::vector<void*> words;
+  bool has_said = false;
+  for (const Deadline deadline(kTakeBackTime); !deadline.passed(); std::this_thread::sleep_for(microseconds{50})) {
+    std::erase_if(under_way_, [this](const UnderWay& mine) { return is_done(mine.request); });
+    drain.look();
+    if (under_way_.empty() && !std::exchange(has_said, true)) {
+      for (int peer = 0; peer < size(); ++peer) {
+        void* request = nullptr;
+        if (peer != rank() && table_.send(world_, "", 0, peer, kLeftTag, &request) == 0) words.push_back(request);
+      }
+    }
+    if (has_said && advance(words) && drain.all_have_left()) return true;
+  }
+  return std::ranges::all_of(under_way_, [](const UnderWay& mine) { return mine.kind == Kind::kSend; });
 }
 
 void MpiSeat::stop(std::string why) noexcept {
   table_.leave_unfinished();
   stopped_ = std::move(why);
+  if (take_back_all()) return;
+  table_.leave_memory();
+  stopped_ += "; MPI has not given memory back";
 }
 
 void MpiSeat::throw_if_stopped() const {
-  if (stopped_.empty()) [[likely]]
+  if (stopped_.empty() && table_.memory_is_left() == 0) [[likely]]
     return;
+  if (stopped_.empty()) throw_memory_left(rank(), size());
   throw Error(ErrorCode::kAborted, stopped_, {.where = "comm.mpi", .who = fmt::format("rank {}/{}", rank(), size())});
 }
 
@@ -253,6 +378,7 @@ void MpiSeat::check(int code, std::string_view call) const { check_code(table_, 
 
 std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size, const CommOptions& options) {
   ZR_FAILPOINT("mpi.open");
+  if (table.memory_is_left() != 0) throw_memory_left(rank, size);
   const auto opening = make_blocking_call(options.timeout, [&table](MpiWorldFacts& found, void*& world) { return table.open(&found, &world); });
   if (!opening) {
     table.leave_unfinished();
@@ -285,10 +411,10 @@ std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size
             .expected = least == MpiThreads::kMultiple ? "MPI_THREAD_MULTIPLE" : "MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE",
             .got = fmt::format("thread level {} of 3 from {}", static_cast<int>(facts.threads), table.library),
             .hint = "initialise MPI with MPI_Init_thread(MPI_THREAD_MULTIPLE), or let Zeroth do it first"});
-  ZR_CHECK(facts.largest_tag >= kExchangeTag,
+  ZR_CHECK(facts.largest_tag >= kLeftTag,
            ErrorCode::kEnvironment,
            "this MPI has too few tags",
-           {.where = "comm.mpi", .who = who, .expected = fmt::format("at least {}", kExchangeTag), .got = fmt::format("{}", facts.largest_tag)});
+           {.where = "comm.mpi", .who = who, .expected = fmt::format("at least {}", kLeftTag), .got = fmt::format("{}", facts.largest_tag)});
   return std::make_shared<MpiSeat>(table, facts, opening->group, options);
 }
 

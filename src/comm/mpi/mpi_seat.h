@@ -4,6 +4,7 @@
 #include "comm/mpi/mpi_table.h"
 #include "comm/polling.h"
 
+#include <zeroth/base/deadline.h>
 #include <zeroth/comm/factory.h>
 #include <zeroth/device/stream.h>
 
@@ -55,9 +56,10 @@ class MpiSeat {
   template <class Call>
   [[nodiscard]] MpiRequests start_call(std::string_view what, std::size_t bytes, const Call& call) {
     const std::lock_guard lock(mutex_);
-    throw_if_stopped();
+    enter();
     void* request = nullptr;
     check(call(table_, &request), what);
+    under_way_.push_back({request, Kind::kCall});
     return {.list = {request}, .bytes = bytes};
   }
   /// to[r] goes to rank r of the group, and from[r] comes from it, as messages between each two ranks: that is how MPI's non-blocking calls do it, and
@@ -70,7 +72,8 @@ class MpiSeat {
   [[nodiscard]] bool wait(MpiRequests& requests, Milliseconds slice, MpiPatience patience);
   /// Afterwards MPI does not touch the bytes of these messages; or, if it does not give them back, is not called any more.
   void forget(MpiRequests& requests) noexcept;
-  /// Tells the others, and leaves: MPI is not called any more. What is under way may still be read by peers.
+  /// Tells the others, and leaves. All that is under way ends within less than a second: the others leave, too, and each takes what another has
+  /// still to send. What a rank has not taken by then it never will; but where MPI may still write, no seat of this process calls it any more.
   void abort(std::string_view text) noexcept;
 
  private:
@@ -83,9 +86,24 @@ class MpiSeat {
     std::byte* data = nullptr;
     std::size_t bytes = 0;
   };
+  enum class Kind { kSend, kReceive, kCall };
+  /// A request that callers wait for.
+  struct UnderWay {
+    void* request = nullptr;
+    Kind kind = Kind::kCall;
+  };
+  /// Takes what others have sent in the groups of this seat, to nowhere.
+  class Drain;
+
+  /// Before anything is started. A rank that comes from elsewhere first hears whether another one has left meanwhile: it must not take what that
+  /// one could no more take back.
+  void enter();
   void start_locked(const Message& message, MpiRequests& requests);
-  bool advance(std::vector<void*>& requests) noexcept;
-  bool look(std::vector<void*>& requests, bool probes);
+  void ended(void* request) noexcept;
+  bool is_done(void* request) const noexcept;
+  bool advance(std::vector<void*>& requests) const noexcept;
+  [[nodiscard]] bool take_back_all() noexcept;
+  bool look(MpiRequests& asked, bool probes);
   void listen();
   void forget_locked(std::vector<void*>& requests) noexcept;
   void stop(std::string why) noexcept;
@@ -97,7 +115,11 @@ class MpiSeat {
   void* world_;
   Polling polling_;
   std::mutex mutex_;
-  std::string stopped_;  ///< under mutex: why MPI is not called any more
+  std::string stopped_;              ///< under mutex: why MPI is not called any more
+  bool has_told_ = false;            ///< under mutex: the others know, or have said it themselves
+  SteadyClock::time_point heard_at_ = SteadyClock::now();  ///< under mutex: when abort was last looked for, about
+  std::vector<void*> groups_;        ///< the world's parts, and the world
+  std::vector<UnderWay> under_way_;  ///< under mutex; those that were started last are mostly done first
 };
 
 /// All ranks of MPI's world, on a duplicate of it. Blocks until they have come, at most options.timeout: kTimeout. Throws kMismatch if MPI has another

@@ -9,7 +9,7 @@
 namespace zeroth::detail {
 
 /// Grows with every change of MpiTable.
-inline constexpr std::uint32_t kMpiTableVersion = 3;
+inline constexpr std::uint32_t kMpiTableVersion = 4;
 
 /// As in MPI: what the library allows threads to do.
 enum class MpiThreads : int { kSingle = 0, kFunneled = 1, kSerialized = 2, kMultiple = 3 };
@@ -47,10 +47,13 @@ struct MpiTable {
   int (*test)(void* request, int* done) = nullptr;
   /// Asks to forget a message: test() says when that, or the message, is done. Not for calls of a group.
   int (*cancel)(void* request) = nullptr;
-  /// A message with this tag that has come and that nobody has received: from whom, how long; from -1: none.
-  int (*probe)(void* world, int tag, int* from, int* bytes) = nullptr;
+  /// A message with this tag, or of any with *tag -1, that has come and that nobody has received: its tag, from whom, how long; from -1: none.
+  int (*probe)(void* world, int* tag, int* from, int* bytes) = nullptr;
   /// The process will exit without waiting for the others to end MPI, unless another world is opened before.
   void (*leave_unfinished)() = nullptr;
+  /// MPI has kept memory of a call that failed, which is gone by now: nobody in this process may call it any more, or it would go on there.
+  void (*leave_memory)() = nullptr;
+  int (*memory_is_left)() = nullptr;
   void (*text)(int code, char* to, int size) = nullptr;
 
   // MPI's own algorithms. A group is a world, or a part of one; every rank of it makes the same calls in the same order. Their buffers must live

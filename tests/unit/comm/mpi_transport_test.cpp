@@ -24,6 +24,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using test::error_of;
 
+constexpr int kLeftTag = (1 << 29) + 2;
+
 /// An MPI of rank 1 of 3. C functions have no object, so there is one at a time.
 struct FakeMpi {
   struct Request {
@@ -43,6 +45,15 @@ struct FakeMpi {
   std::string note{};            ///< of rank 2, who stops the job
   int test_code = 0;
   bool left_unfinished = false;
+  bool left_memory = false;
+  struct Incoming {
+    int from;
+    int tag;
+    int bytes;
+  };
+  std::vector<Incoming> incoming{};
+  int completes_after_taking = -1;  ///< messages of `incoming` until test() finds all done
+  int probes_of_any = 0;
   int calls = 0;                 ///< of anything but open()
   std::vector<Request> started{};
   std::set<Request*> living{};
@@ -86,6 +97,11 @@ struct FakeMpi {
             },
         .receive =
             [](void* /*world*/, void* data, int bytes, int from, int tag, void** request) {
+              if (!one->incoming.empty() && one->incoming.front().from == from && one->incoming.front().tag == tag) {
+                std::memset(data, 1, static_cast<std::size_t>(bytes));
+                one->incoming.erase(one->incoming.begin());
+                if (--one->completes_after_taking == 0) one->completes = true;
+              }
               if (from == 2 && !one->note.empty()) std::memcpy(data, one->note.data(), static_cast<std::size_t>(bytes));
               return start({.peer = from, .tag = tag, .bytes = bytes}, request);
             },
@@ -110,13 +126,25 @@ struct FakeMpi {
               return 0;
             },
         .probe =
-            [](void* /*world*/, int tag, int* from, int* bytes) {
+            [](void* /*world*/, int* tag, int* from, int* bytes) {
               ++one->calls;
-              *from = tag == 1 << 29 && !one->note.empty() ? 2 : -1;
+              if (*tag == -1) {
+                ++one->probes_of_any;
+                *from = -1;
+                if (one->incoming.empty()) return 0;
+                const Incoming next = one->incoming.front();
+                *tag = next.tag;
+                *from = next.from;
+                *bytes = next.bytes;
+                return 0;
+              }
+              *from = *tag == 1 << 29 && !one->note.empty() ? 2 : -1;
               *bytes = static_cast<int>(one->note.size());
               return 0;
             },
         .leave_unfinished = [] { one->left_unfinished = true; },
+        .leave_memory = [] { one->left_memory = true; },
+        .memory_is_left = [] { return one->left_memory ? 1 : 0; },
         .text = [](int code, char* to, int /*size*/) { std::strcpy(to, code == 7 ? "MPI_ERR_RANK: invalid rank" : ""); },
         .barrier = [](void* /*group*/, void** request) { return start_call("barrier", 0, request); },
         .broadcast = [](void* /*group*/, void* /*data*/, int bytes, int /*root*/, void** request) { return start_call("broadcast", bytes, request); },
@@ -261,6 +289,54 @@ TEST(MpiTransport, MemoryThatMpiKeepsEndsTheTransport) {
   EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)other->wait(Milliseconds{5}); }), HasSubstr("left unfinished"));
   error_of(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); });
   EXPECT_EQ(mpi.calls, calls) << "what is under way would move, into memory that is gone";
+  EXPECT_THAT(error_of(ErrorCode::kAborted, [] { (void)transport_of(); }), HasSubstr("MPI still has memory of a call that failed before"));
+}
+
+TEST(MpiTransport, WhoLeavesWaitsForWhatIsUnderWayAndTakesWhatOthersHaveSent) {
+  FakeMpi mpi;
+  mpi.completes = mpi.cancels = false;
+  mpi.incoming = {{0, 5, 300'000}, {2, 7, 8}};
+  mpi.completes_after_taking = 2;  // the others take theirs, too
+  const auto transport = transport_of();
+  std::byte data[4]{};
+  const auto transfer = transport->send(0, 5, data);
+  transport->abort("the disk is full");
+  EXPECT_TRUE(mpi.incoming.empty());
+  EXPECT_FALSE(mpi.left_memory);
+  EXPECT_TRUE(mpi.living.empty());
+  EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transfer->wait(Milliseconds{5}); }), HasSubstr("the disk is full"));
+  EXPECT_NO_THROW((void)transport_of()) << "MPI is whole";
+}
+
+TEST(MpiTransport, AMessageThatNobodyHasTakenIsNoMemoryThatMpiWrites) {
+  FakeMpi mpi;
+  mpi.completes = mpi.cancels = false;
+  const auto transport = transport_of();
+  std::byte data[4]{};
+  { const auto dropped = transport->send(0, 5, data); }
+  EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transport->send(0, 5, data); }), HasSubstr("left unfinished"));
+  EXPECT_FALSE(mpi.left_memory);
+  const std::size_t before = mpi.started.size();
+  transport->abort("the disk is full");
+  EXPECT_EQ(mpi.started.size(), before + 2) << "the others have not heard yet";
+  EXPECT_NO_THROW((void)transport_of());
+}
+
+TEST(MpiTransport, WhoComesBackHearsFirstWhetherAnotherRankHasLeft) {
+  FakeMpi mpi;
+  const auto transport = transport_of();
+  mpi.note = "bad block 7";
+  std::byte data[4]{};
+  std::this_thread::sleep_for(Milliseconds{30});
+  EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); }), HasSubstr("rank 2 stopped the job: bad block 7"));
+  for (const FakeMpi::Request& request : mpi.started) EXPECT_NE(request.tag, 5) << "it may never be received";
+}
+
+TEST(MpiTransport, WhoHasHeardThatAllHaveLeftWaitsNoLonger) {
+  FakeMpi mpi;
+  mpi.incoming = {{0, kLeftTag, 0}, {2, kLeftTag, 0}};
+  transport_of()->abort("the disk is full");
+  EXPECT_EQ(mpi.probes_of_any, 3) << "two words, and nothing more";
 }
 
 TEST(MpiTransport, AbortTellsEveryOtherRankOnce) {
@@ -268,7 +344,8 @@ TEST(MpiTransport, AbortTellsEveryOtherRankOnce) {
   const auto transport = transport_of();
   transport->abort("the disk is full");
   transport->abort("something else");
-  ASSERT_EQ(mpi.started.size(), 2U);
+  ASSERT_EQ(mpi.started.size(), 4U) << "and two words that this rank has left";
+  for (const std::size_t word : {2U, 3U}) EXPECT_EQ(mpi.started[word].tag, kLeftTag);
   for (const int index : {0, 1}) {
     EXPECT_EQ(mpi.started[static_cast<std::size_t>(index)].peer, 2 * index);
     EXPECT_EQ(mpi.started[static_cast<std::size_t>(index)].text, "the disk is full");
