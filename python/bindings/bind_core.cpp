@@ -143,6 +143,13 @@ void bind_core(py::module_& module) {
       .def_readonly("rank", &FirstOffender::rank)
       .def_readonly("micro_step", &FirstOffender::micro_step)
       .def_readonly("count", &FirstOffender::count);
+  py::class_<StepTimes>(module, "StepTimes")
+      .def_readonly("between_us", &StepTimes::between_us)
+      .def_readonly("forward_us", &StepTimes::forward_us)
+      .def_readonly("backward_us", &StepTimes::backward_us)
+      .def_readonly("step_us", &StepTimes::step_us)
+      .def_readonly("waited_us", &StepTimes::waited_us)
+      .def_property_readonly("computed_us", &StepTimes::computed_us);
   py::class_<StepResult>(module, "StepResult")
       .def_readonly("boundary", &StepResult::boundary)
       .def_readonly("committed", &StepResult::committed)
@@ -154,6 +161,7 @@ void bind_core(py::module_& module) {
       .def_readonly("lr", &StepResult::lr)
       .def_readonly("preempted", &StepResult::preempted)
       .def_readonly("first_offender", &StepResult::first_offender)
+      .def_readonly("times", &StepResult::times)
       .def("__repr__", [](const StepResult& result) {
         if (!result.boundary) return std::string("zeroth.StepResult(boundary=False)");
         if (!result.committed) return "zeroth.StepResult(committed=False, reason='" + result.reason + "')";

@@ -98,6 +98,26 @@ class FirstOffender:
     @property
     def count(self) -> int: ...
 
+class StepTimes:
+    """Where a rank's time of a step went, in microseconds, from the judgement of one step to that of the next."""
+
+    @property
+    def between_us(self) -> int:
+        """From step() to the forward: batches are loaded there, models evaluated."""
+    @property
+    def forward_us(self) -> int: ...
+    @property
+    def backward_us(self) -> int:
+        """And what the program does between it and step()."""
+    @property
+    def step_us(self) -> int: ...
+    @property
+    def waited_us(self) -> int:
+        """For other ranks, in all of them; it is in no other of these times."""
+    @property
+    def computed_us(self) -> int:
+        """All but the waits."""
+
 class StepResult:
     """What a step did: the same on every rank."""
 
@@ -124,6 +144,9 @@ class StepResult:
         """A rank got SIGTERM (see the key zeroth.preemption): save, and end with zeroth.EXIT_PREEMPTED."""
     @property
     def first_offender(self) -> FirstOffender | None: ...
+    @property
+    def times(self) -> list[StepTimes]:
+        """Of every rank; zeros in the first step."""
 
 class MemoryReport:
     """Bytes by state, planned and measured."""

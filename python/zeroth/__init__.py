@@ -10,7 +10,7 @@ Start the ranks with `zeroth-run -n N train.py`, torchrun, mpirun or srun; a bar
 """
 
 from zeroth import _preflight as _preflight  # first: it imports torch, and says so if it is another one
-from zeroth._C import ConfigError, Error, FirstOffender, MemoryReport, StepResult, World, make_error
+from zeroth._C import ConfigError, Error, FirstOffender, MemoryReport, StepResult, StepTimes, World, make_error
 from zeroth._config import Config, ConfigOverride
 from zeroth._engine import Engine, initialize
 from zeroth._units import Unit, units
@@ -30,6 +30,7 @@ __all__ = [
     "FirstOffender",
     "MemoryReport",
     "StepResult",
+    "StepTimes",
     "Unit",
     "World",
     "__version__",

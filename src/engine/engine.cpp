@@ -1,7 +1,6 @@
 #include <zeroth/engine/engine.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -15,6 +14,7 @@
 
 #include "engine/agreement.h"
 #include "engine/judge.h"
+#include "engine/phase_clock.h"
 #include "engine/rounds.h"
 #include "engine/straggler.h"
 #include "engine/updater.h"
@@ -75,6 +75,7 @@ Engine::Engine(std::vector<ParamSpec> params,
       pool_(std::make_unique<ThreadPool>(settings_.threads)),
       layout_(make_model_layout(std::move(params), std::move(units), settings_.plan.degrees(communicator_.size()))) {
   stragglers_ = std::make_unique<StragglerDetector>();
+  clock_ = std::make_unique<PhaseClock>();
   kernels::require_isa_override();
   if (kernels::best_isa() == kernels::Isa::kScalar) {
     log_.warn("kernels run scalar code, several times slower, with the same bits: " + kernels::describe_isa());
@@ -353,6 +354,8 @@ Verdict Engine::agree(bool idle, bool discards) {
   parameters_->quiesce();
   gradients_->complete();
 
+  StepTimes times = clock_->take(waited());
+  if (boundaries_ == 0) times = {};  // building the model is no part of a step
   Evidence evidence{.groups = digest_of(settings_.groups),
                     .touched = std::vector<bool>(layout_.params.size()),
                     .offender = gradients_->offender(),
@@ -360,7 +363,7 @@ Verdict Engine::agree(bool idle, bool discards) {
                     .idle = idle,
                     .backwards = std::exchange(backwards_, 0),
                     .preempted = preemption_requested(),
-                    .compute_us = take_compute_us(),
+                    .times = times,
                     .joined = std::exchange(joined_, 0),
                     .discards = discards};
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
@@ -436,6 +439,7 @@ StepResult Engine::finish_step(bool idle) {
   const double lr_factor = settings_.schedule.factor(committed_steps_);
   StepResult result{.boundary = true, .step = committed_steps_, .batches = batches};
   result.preempted = verdict.preempted_rank >= 0;
+  result.times = verdict.times;
   result.grad_norm = verdict.norm.l2_norm() * average;
   result.lr = settings_.groups[reported_group_].lr * lr_factor;
   if (verdict.offender_rank >= 0) {
@@ -481,11 +485,9 @@ StepResult Engine::finish_step(bool idle) {
   return result;
 }
 
-std::int64_t Engine::take_compute_us() {
-  const auto now = SteadyClock::now();
-  const auto waited = watch_ ? watch_->waited() : std::chrono::nanoseconds{0};
-  const auto computed = now - std::exchange(step_begun_, now) - (waited - std::exchange(waited_before_, waited));
-  return boundaries_ == 0 ? 0 : std::max<std::int64_t>(0, std::chrono::duration_cast<std::chrono::microseconds>(computed).count());
+void Engine::enter(Phase phase, int unit) noexcept {
+  if (watch_) watch_->enter(phase, watched_as_, unit);
+  clock_->turn(phase, waited());
 }
 
 void Engine::look_at_others(const Verdict& verdict) {
@@ -497,12 +499,8 @@ void Engine::look_at_others(const Verdict& verdict) {
               ": where a rank leaves out its step(), the next one takes the gradients of two batches from it");
   }
   if (boundaries_ == 0) return;
-  const std::optional<Straggler> slow = stragglers_->observe(verdict.compute_us);
-  if (!slow || rank() != 0) return;
-  char ratio[16] = "";
-  (void)std::snprintf(ratio, sizeof ratio, "%.2f", slow->ratio);
-  log_.warn("rank " + std::to_string(slow->rank) + " is slow: it computes " + ratio + " times as long as the others, over " + std::to_string(slow->steps) +
-            " steps; they wait for it");
+  const std::optional<Straggler> slow = stragglers_->observe(verdict.times);
+  if (slow && rank() == 0) log_.warn(describe(*slow));
 }
 
 void Engine::warn_of_wide_gradient() {

@@ -10,7 +10,7 @@ namespace {
 constexpr std::size_t kNormWords = kernels::NormAccumulator::kWords;
 constexpr std::size_t kFieldsPerWord = 4;
 constexpr unsigned kFieldBits = 16;
-constexpr std::size_t kWordsPerRank = 7;
+constexpr std::size_t kWordsPerRank = 11;
 constexpr std::int64_t kFailed = 1;
 constexpr std::int64_t kIdle = 2;
 constexpr std::int64_t kDiscards = 4;
@@ -38,7 +38,11 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
            (evidence.preempted ? kPreempted : 0) | (std::int64_t{evidence.joined} << kFlagBits);
   own[4] = evidence.groups;
   own[5] = evidence.backwards;
-  own[6] = evidence.compute_us;
+  own[6] = evidence.times.between_us;
+  own[7] = evidence.times.forward_us;
+  own[8] = evidence.times.backward_us;
+  own[9] = evidence.times.step_us;
+  own[10] = evidence.times.waited_us;
 
   communicator.all_reduce(std::span<std::int64_t>(message));
 
@@ -60,7 +64,11 @@ Verdict judge(const Evidence& evidence, const Communicator& communicator) {
     if (theirs[5] != message[ranks_begin + 5] && verdict.uneven_rank < 0) verdict.uneven_rank = static_cast<int>(rank);
     verdict.joined += theirs[3] >> kFlagBits;
     verdict.backwards.push_back(theirs[5]);
-    verdict.compute_us.push_back(theirs[6]);
+    verdict.times.push_back({.between_us = theirs[6],
+                             .forward_us = theirs[7],
+                             .backward_us = theirs[8],
+                             .step_us = theirs[9],
+                             .waited_us = theirs[10]});
     groups.push_back(theirs[4]);
     if (theirs[0] == 0) continue;
     // The earliest micro-step; among equals the lowest rank.

@@ -22,7 +22,7 @@ struct Evidence {
   bool idle = false;                ///< no backward ran on this rank since its last step()
   std::int64_t backwards = 0;       ///< of this rank since its last step()
   bool preempted = false;           ///< this rank was asked to make room
-  std::int64_t compute_us = 0;      ///< of this rank since its last step(), without its waits
+  StepTimes times{};                ///< of this rank, since the last time
   int joined = 0;                   ///< micro-steps in which this rank had no batch
   bool discards = false;            ///< this rank wants no update, but the step's gradients forgotten
 };
@@ -41,12 +41,12 @@ struct Verdict {
   int uneven_rank = -1;             ///< first rank that ran more or fewer backwards than rank 0
   std::int64_t joined = 0;          ///< of all ranks
   std::vector<std::int64_t> backwards{};   ///< by rank
-  std::vector<std::int64_t> compute_us{};  ///< by rank
+  std::vector<StepTimes> times{};          ///< by rank
   int discarding_rank = -1;         ///< first rank that discards
   int keeping_rank = -1;            ///< first rank that does not
 };
 
-/// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), seven words a rank.
+/// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), eleven words a rank.
 [[nodiscard]] Verdict judge(const Evidence& evidence, const Communicator& communicator);
 
 }  // namespace zeroth

@@ -1,19 +1,29 @@
 // Who is slow: from the time that each rank computed in each step, which the judge's message carries.
 #pragma once
 
+#include <zeroth/engine/step_result.h>
+
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 namespace zeroth {
 
 struct Straggler {
   int rank = 0;
-  double ratio = 1.0;  ///< of its time to the median of the others', typical for the window
-  int steps = 0;       ///< of the window
+  double ratio = 1.0;          ///< of its time to the median of the others', typical for the window
+  int steps = 0;               ///< of the window
+  std::string_view phase{};    ///< in which it takes most of the time that it takes longer
+  std::int64_t excess_us = 0;  ///< there, beyond the others, a step
 };
+
+/// "rank 1 is slow: it computes 1.25 times as long as the others, over 16 steps, most of it in the forward
+/// (6.1 ms a step more); they wait for it".
+[[nodiscard]] std::string describe(const Straggler& slow);
 
 /// A pure value: the same on every rank, as what it is given is.
 class StragglerDetector {
@@ -24,16 +34,18 @@ class StragglerDetector {
   static constexpr std::size_t kOutliers = 3;      ///< but so many
   static constexpr std::int64_t kLeastExcess_us = 1'000;  ///< below it a step is too short to be compared
 
+  /// `times` of every rank in the step that has ended. Names a rank once, and again only after it has kept up
+  /// for a whole window.
+  [[nodiscard]] std::optional<Straggler> observe(std::span<const StepTimes> times);
+
+ private:
   /// A rank's time in a step beside the median of the others'.
   struct Lag {
     double ratio = 1.0;
     std::int64_t excess_us = 0;
+    StepTimes excess{};  ///< by phase
   };
-
-  /// `compute_us` of every rank in the step that has ended. Names a rank once, and again only after it has kept up for a whole window.
-  [[nodiscard]] std::optional<Straggler> observe(std::span<const std::int64_t> compute_us);
-
- private:
+  [[nodiscard]] static std::vector<Lag> lags_of(std::span<const StepTimes> times);
   [[nodiscard]] std::optional<Straggler> slowest() const;
 
   std::deque<std::vector<Lag>> steps_;  ///< of each rank

@@ -56,7 +56,7 @@ class Processes(job.RankTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         before, after = done.stderr.split("slow from here")
         self.assertNotIn("is slow", before)
-        self.assertRegex(after, r"warning: rank 1 is slow: it computes [12]\.\d\d times as long as the others, over 16 steps")
+        self.assertRegex(after, r"warning: rank 1 is slow: it computes [12]\.\d\d times as long as the others, over 16 steps, most of it between steps \(\d\d\.\d ms a step more\)")
 
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "trouble_rank.py", "kill")

@@ -110,7 +110,10 @@ def slow(rank: int) -> None:
     engine = zeroth.Engine(zoo.make("plain"), config(), log_level="warning")
     for step in range(60):
         time.sleep(0.05 if rank == 1 and step >= 30 else 0.02)
-        train(engine)
+        times = train(engine).times
+        if step > 30:
+            assert [19_000 < of.between_us < 500_000 for of in times] == [True] * 3, times[0].between_us
+            assert times[1].computed_us >= 50_000 and times[1].computed_us >= times[1].between_us + times[1].forward_us, times[1].computed_us
         if rank == 0 and step == 29:
             print("slow from here", file=sys.stderr, flush=True)
 

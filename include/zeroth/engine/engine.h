@@ -30,6 +30,7 @@
 namespace zeroth {
 
 class GradientStore;
+class PhaseClock;
 class StragglerDetector;
 struct Verdict;
 enum class Meeting : std::uint8_t;
@@ -212,8 +213,9 @@ class Engine {
   struct UnitUse;
   class Updater;
 
-  void enter(Phase phase, int unit = -1) noexcept {
-    if (watch_) watch_->enter(phase, watched_as_, unit);
+  void enter(Phase phase, int unit = -1) noexcept;
+  [[nodiscard]] std::chrono::nanoseconds waited() const noexcept {
+    return watch_ ? watch_->waited() : std::chrono::nanoseconds{0};
   }
   [[nodiscard]] std::size_t position_in_unit(int param) const;
   void build_stores();
@@ -236,8 +238,6 @@ class Engine {
   Verdict agree(bool idle, bool discards);
   void forget_gradients();
   void warn_of_wide_gradient();
-  /// This rank's time since the last step() that was not spent in waits; a new step begins.
-  [[nodiscard]] std::int64_t take_compute_us();
   void look_at_others(const Verdict& verdict);
   void require_not_parted() const;
   void part() noexcept;
@@ -249,9 +249,8 @@ class Engine {
   std::shared_ptr<RankWatch> watch_;
   int watched_as_ = -1;          ///< RankWatch::add_model()
   std::unique_ptr<StragglerDetector> stragglers_;
-  SteadyClock::time_point step_begun_{};
-  std::chrono::nanoseconds waited_before_{0};  ///< of watch_, when this step began
-  std::int64_t backwards_ = 0;                 ///< since the last step()
+  std::unique_ptr<PhaseClock> clock_;
+  std::int64_t backwards_ = 0;  ///< since the last step()
   bool warned_of_uneven_ = false;
   std::int64_t boundaries_ = 0;  ///< steps ended, committed or not
   EngineSettings settings_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace zeroth {
 
@@ -13,6 +14,19 @@ struct FirstOffender {
   int rank = -1;
   std::int64_t micro_step = 0;
   std::uint64_t count = 0;       ///< non-finite elements of that gradient
+};
+
+/// Where one rank's time of a step went: what it computed, by the phase it was in, and how long it waited for
+/// other ranks in all of them. Microseconds, from the judgement of one step to that of the next.
+struct StepTimes {
+  std::int64_t between_us = 0;   ///< from step() to the forward: batches are loaded there, models evaluated
+  std::int64_t forward_us = 0;   ///< and the loss
+  std::int64_t backward_us = 0;  ///< and what the program does between it and step()
+  std::int64_t step_us = 0;      ///< norm, update, publication
+  std::int64_t waited_us = 0;
+
+  [[nodiscard]] std::int64_t computed_us() const { return between_us + forward_us + backward_us + step_us; }
+  bool operator==(const StepTimes&) const = default;
 };
 
 struct StepResult {
@@ -26,6 +40,7 @@ struct StepResult {
   double lr = 0.0;               ///< of the first parameter group
   bool preempted = false;        ///< a rank was asked to make room (SIGTERM, see zeroth.preemption): save, and end with kExitPreempted
   std::optional<FirstOffender> first_offender{};
+  std::vector<StepTimes> times{};  ///< of every rank; zeros in the first step
 };
 
 }  // namespace zeroth

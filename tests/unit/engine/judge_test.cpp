@@ -147,13 +147,21 @@ TEST(Judge, RanksThatWereAskedToMakeRoomAndUnevenBackwardsAreKnownToAll) {
          Evidence evidence;
          evidence.preempted = rank == 2;
          evidence.backwards = rank == 3 ? 2 : 1;
-         evidence.compute_us = 100 * rank;
+         evidence.times = {.between_us = rank,
+                           .forward_us = 10 * rank,
+                           .backward_us = 20 * rank,
+                           .step_us = 2,
+                           .waited_us = 100 * rank};
          return evidence;
        })) {
     EXPECT_EQ(verdict.preempted_rank, 2);
     EXPECT_EQ(verdict.uneven_rank, 3);
     EXPECT_EQ(verdict.backwards, (std::vector<std::int64_t>{1, 1, 1, 2}));
-    EXPECT_EQ(verdict.compute_us, (std::vector<std::int64_t>{0, 100, 200, 300}));
+    ASSERT_EQ(verdict.times.size(), 4U);
+    EXPECT_EQ(verdict.times[0], (StepTimes{.step_us = 2}));
+    EXPECT_EQ(
+        verdict.times[3],
+        (StepTimes{.between_us = 3, .forward_us = 30, .backward_us = 60, .step_us = 2, .waited_us = 300}));
   }
 }
 
