@@ -79,7 +79,7 @@ struct CallDescriptor {
   std::uint8_t whole_out_dtype = 0;
   std::uint8_t whole_op = 0;
   // The rest differs between ranks and is not compared.
-  std::int32_t send_window = -1;  ///< index of the attached arena that holds the send buffer, -1: none
+  std::int32_t send_window = -1;  ///< index of the attached arena that holds the send buffer, -1: none, or kPrivateMemory
   std::int32_t recv_window = -1;
   std::uint64_t send_offset = 0;
   std::uint64_t recv_offset = 0;
@@ -94,6 +94,9 @@ struct CallDescriptor {
 inline constexpr std::size_t kNameBytesAt = offsetof(CallDescriptor, send_offset);
 inline constexpr std::size_t kNameBytes = sizeof(CallDescriptor) - kNameBytesAt;
 static_assert(kNameBytes == 48);
+
+/// In place of the index of an arena: the buffer is in memory of the rank's own, and its offset is an address there.
+inline constexpr std::int32_t kPrivateMemory = -2;
 
 inline constexpr std::size_t kInlineBytes = 8192;
 
@@ -118,6 +121,10 @@ struct GroupControl {
   alignas(kCacheLineBytes)
       SharedWord finished;  ///< 1 + last call whose peers' windows this rank no longer reads
   alignas(kCacheLineBytes) SharedFlag departed;  ///< the seat was given up
+  /// Set before the first post, if the rank has read the next two of every other one. See [Note: Private memory].
+  SharedFlag reads_private;
+  std::uint64_t probe_at;     ///< where a word in private memory of the owner lies
+  std::uint64_t probe_value;  ///< and what it is
   CallSlot slots[2];
 };
 

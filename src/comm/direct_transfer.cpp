@@ -1,9 +1,10 @@
-// Large calls whose buffers lie in attached arenas: peers read them in place.
+// Large calls whose buffers peers can read where they lie: in attached arenas, or in private memory.
 #include "comm/call_descriptor.h"
 #include "comm/shared_memory_engine.h"
 
 #include <kernels/copy/copy.h>
 #include <zeroth/base/failpoint.h>
+#include <zeroth/comm/rank_watch.h>
 
 #include <fmt/format.h>
 
@@ -22,19 +23,19 @@ std::int64_t part_elements(std::int64_t total, int size) {
 
 }  // namespace
 
-SharedMemoryEngine::Location SharedMemoryEngine::find_window(const std::byte* data,
-                                                             std::uint64_t bytes) const {
+SharedMemoryEngine::Location SharedMemoryEngine::find(const std::byte* data, std::uint64_t bytes) const {
   for (std::size_t index = 0; index < windows_.size(); ++index) {
     const std::span<std::byte> own = windows_[index].own;
     if (data < own.data() || data + bytes > own.data() + own.size()) continue;
     return {.window = static_cast<std::int32_t>(index),
             .offset = static_cast<std::uint64_t>(data - own.data())};
   }
+  if (private_) return {.window = kPrivateMemory, .offset = reinterpret_cast<std::uintptr_t>(data)};
   return {};
 }
 
 void SharedMemoryEngine::locate(Call& call) const {
-  if (windows_.empty()) return;
+  if (windows_.empty() && !private_) return;
   const Collective& collective = call.collective;
   const auto total = static_cast<std::uint64_t>(call.descriptor.elements);
   Location send;
@@ -46,18 +47,18 @@ void SharedMemoryEngine::locate(Call& call) const {
       const auto elements = static_cast<std::uint64_t>(extent_of(collective, rank_).send);
       // Where there is nothing to read, any window will do.
       send = elements == 0 ? Location{.window = 0, .offset = 0}
-                           : find_window(collective.send, elements * size_of(collective.in_dtype));
+                           : find(collective.send, elements * size_of(collective.in_dtype));
       break;
     }
     case CollectiveKind::kScatter:
     case CollectiveKind::kBroadcast:
-      if (rank_ == collective.root) send = find_window(collective.send, total * size_of(collective.in_dtype));
+      if (rank_ == collective.root) send = find(collective.send, total * size_of(collective.in_dtype));
       break;
     case CollectiveKind::kAllReduce:
-      recv = find_window(collective.recv, total * size_of(collective.out_dtype));
+      recv = find(collective.recv, total * size_of(collective.out_dtype));
       [[fallthrough]];
     case CollectiveKind::kReduceScatter:
-      send = find_window(collective.send, total * size_of(collective.in_dtype));
+      send = find(collective.send, total * size_of(collective.in_dtype));
       break;
     case CollectiveKind::kSend:
     case CollectiveKind::kRecv:
@@ -74,28 +75,97 @@ void SharedMemoryEngine::locate(Call& call) const {
 bool SharedMemoryEngine::is_direct(const Call& call) const {
   const std::uint64_t sequence = call.descriptor.sequence;
   const CollectiveKind kind = call.collective.kind;
+  const bool reads_private = all_read_private();
+  const auto is_readable = [&](std::int32_t window) { return window >= 0 || (window == kPrivateMemory && reads_private); };
   if (kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kScatter) {
-    return slot_of(call.collective.root, sequence).descriptor.send_window >= 0;
+    return is_readable(slot_of(call.collective.root, sequence).descriptor.send_window);
   }
   const bool reads_result = kind == CollectiveKind::kAllReduce;
   for (int peer = 0; peer < size_; ++peer) {
     if (kind == CollectiveKind::kGather && peer == call.collective.root) continue;  // nobody reads the root's
     const CallDescriptor& theirs = slot_of(peer, sequence).descriptor;
-    if (theirs.send_window < 0 || (reads_result && theirs.recv_window < 0)) return false;
+    if (!is_readable(theirs.send_window) || (reads_result && !is_readable(theirs.recv_window))) return false;
   }
   return true;
 }
 
-const std::byte* SharedMemoryEngine::peer_data(int peer,
-                                               bool recv,
-                                               std::int64_t first_byte,
-                                               std::int64_t bytes) const {
+bool SharedMemoryEngine::all_read_private() const {
+  return private_ && std::ranges::all_of(controls_, [](const GroupControl* control) { return control->reads_private.load() != 0; });
+}
+
+SharedMemoryEngine::Source SharedMemoryEngine::source_of(int peer, bool recv, std::int64_t first_byte, std::int64_t bytes) const {
   // Posted for the call in progress, which is the last one that this rank posted.
   const CallDescriptor& theirs = slot_of(peer, next_sequence_ - 1).descriptor;
-  const std::int32_t window = recv ? theirs.recv_window : theirs.send_window;
-  const std::uint64_t offset =
-      (recv ? theirs.recv_offset : theirs.send_offset) + static_cast<std::uint64_t>(first_byte);
-  return window_bytes(peer, theirs, window, offset, static_cast<std::uint64_t>(bytes));
+  const std::uint64_t offset = (recv ? theirs.recv_offset : theirs.send_offset) + static_cast<std::uint64_t>(first_byte);
+  return source_at(peer, theirs, recv ? theirs.recv_window : theirs.send_window, offset, static_cast<std::uint64_t>(bytes));
+}
+
+SharedMemoryEngine::Source SharedMemoryEngine::source_at(
+    int peer, const CallDescriptor& theirs, std::int32_t window, std::uint64_t offset, std::uint64_t length) const {
+  if (window == kPrivateMemory && private_) return {.peer = peer, .there = offset};
+  return {.peer = peer, .here = window_bytes(peer, theirs, window, offset, length)};
+}
+
+void SharedMemoryEngine::read_private(std::span<std::byte> to, const Source& from, const CallDescriptor& call) {
+  const int refused = private_->read(from.peer, to, from.there);
+  if (refused == 0) [[likely]]
+    return;
+  // A rank that has ended, or has left the call and given its memory back, is why: the others hear of it within a moment.
+  const Deadline deadline(WatchedWait::kLastWord);
+  wait_for(from.peer, call, [&] { return deadline.passed(); });
+  throw Error(ErrorCode::kResource,
+              fmt::format("rank {}'s memory cannot be read any more: {}", from.peer, errno_text(refused)),
+              {.where = fmt::format("{} group={}", where_, group_),
+               .who = fmt::format("rank {}/{}", rank_, size_),
+               .which = text_of(call),
+               .expected = "a buffer that stays where it is until the call ends",
+               .got = fmt::format("process_vm_readv of {} bytes", to.size()),
+               .hint = "does a thread of that rank free the buffer, or give up its right to be read (prctl(PR_SET_DUMPABLE)), during the call?"});
+}
+
+void SharedMemoryEngine::pull(std::byte* to, const Source& from, std::int64_t bytes, Call& call) {
+  if (bytes <= 0) return;
+  if (from.here != nullptr) return copy_in(to, from.here, bytes, from.peer, call);
+  read_private({to, static_cast<std::size_t>(bytes)}, from, call.descriptor);
+  count(call, from.peer, bytes);
+}
+
+// Where peers' elements have to be fetched, a piece of each is, into this rank's staging area: no rank reads that one during a direct call, because
+// all have posted the call, and so have taken what the calls before it left there.
+void SharedMemoryEngine::reduce_direct(Call& call, std::byte* to, std::int64_t first, std::int64_t elements) {
+  if (elements == 0) return;
+  const Collective& collective = call.collective;
+  std::vector<Source> sources;
+  std::int64_t piece = elements;
+  const auto room = static_cast<std::int64_t>(2 * half_bytes_) / std::max(1, size_ - 1) / static_cast<std::int64_t>(kCacheLineBytes) *
+                    static_cast<std::int64_t>(kCacheLineBytes);
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto element = static_cast<std::int64_t>(size_of(in_dtype_of(peer, call)));
+    sources.push_back(peer == rank_ ? Source{.peer = peer, .here = collective.send + first * element}
+                                    : source_of(peer, false, first * element, elements * element));
+    if (sources.back().here == nullptr) piece = std::min(piece, room / element);
+    count(call, peer, elements * element);
+  }
+  const auto out_size = static_cast<std::int64_t>(size_of(collective.out_dtype));
+  for (std::int64_t done = 0; done < elements; done += piece) {
+    const std::int64_t now = std::min(piece, elements - done);
+    std::byte* fetched = staging_[static_cast<std::size_t>(rank_)];
+    Summands summands;
+    for (const Source& source : sources) {
+      const DType dtype = in_dtype_of(source.peer, call);
+      const auto element = static_cast<std::int64_t>(size_of(dtype));
+      if (source.here != nullptr) {
+        summands.add(source.here + done * element, dtype);
+        continue;
+      }
+      read_private({fetched, static_cast<std::size_t>(now * element)},
+                   {.peer = source.peer, .there = source.there + static_cast<std::uint64_t>(done * element)},
+                   call.descriptor);
+      summands.add(fetched, dtype);
+      fetched += room;
+    }
+    reduce(collective, to + done * out_size, summands, now);
+  }
 }
 
 const std::byte* SharedMemoryEngine::window_bytes(
@@ -170,7 +240,7 @@ void SharedMemoryEngine::direct_gather(Call& call) {
     const std::int64_t bytes = collective.counts[index] * element;
     std::byte* to = collective.recv + call.offsets[index] * element;
     if (peer != rank_) {
-      if (bytes > 0) copy_in(to, peer_data(peer, false, 0, bytes), bytes, peer, call);
+      if (bytes > 0) pull(to, source_of(peer, false, 0, bytes), bytes, call);
     } else if (to != collective.send) {
       kernels::copy_stream(to, collective.send, bytes, isa_);
     }
@@ -182,26 +252,15 @@ void SharedMemoryEngine::direct_broadcast(Call& call) {
   const std::int64_t bytes =
       call.descriptor.elements * static_cast<std::int64_t>(size_of(collective.in_dtype));
   if (rank_ != collective.root) {
-    copy_in(collective.recv, peer_data(collective.root, false, 0, bytes), bytes, collective.root, call);
+    pull(collective.recv, source_of(collective.root, false, 0, bytes), bytes, call);
   } else if (collective.recv != collective.send) {
     kernels::copy_stream(collective.recv, collective.send, bytes, isa_);
   }
 }
 
 void SharedMemoryEngine::direct_reduce_scatter(Call& call) {
-  const Collective& collective = call.collective;
   const auto index = static_cast<std::size_t>(rank_);
-  const std::int64_t elements = collective.counts[index];
-  if (elements == 0) return;
-  Summands sources;
-  for (int peer = 0; peer < size_; ++peer) {
-    const DType dtype = in_dtype_of(peer, call);
-    const auto element = static_cast<std::int64_t>(size_of(dtype));
-    const std::int64_t first = call.offsets[index] * element;
-    sources.add(peer == rank_ ? collective.send + first : peer_data(peer, false, first, elements * element), dtype);
-    count(call, peer, elements * element);
-  }
-  reduce(collective, collective.recv, sources, elements);
+  reduce_direct(call, call.collective.recv, call.offsets[index], call.collective.counts[index]);
 }
 
 /// Reduces the own part, tells the others, and pulls theirs. In place: a part of a rank's buffer is
@@ -209,22 +268,12 @@ void SharedMemoryEngine::direct_reduce_scatter(Call& call) {
 /// with everybody's.
 void SharedMemoryEngine::direct_all_reduce(Call& call) {
   const Collective& collective = call.collective;
-  const auto in_size = static_cast<std::int64_t>(size_of(collective.in_dtype));
   const auto out_size = static_cast<std::int64_t>(size_of(collective.out_dtype));
   const std::int64_t total = call.descriptor.elements;
   const std::int64_t part = part_elements(total, size_);
   const auto first_of = [&](int rank) { return std::min(total, rank * part); };
   const std::int64_t first = first_of(rank_);
-  const std::int64_t elements = first_of(rank_ + 1) - first;
-  if (elements > 0) {
-    Summands sources;
-    for (int peer = 0; peer < size_; ++peer) {
-      sources.add(peer == rank_ ? collective.send + first * in_size : peer_data(peer, false, first * in_size, elements * in_size),
-                  collective.in_dtype);
-      count(call, peer, elements * in_size);
-    }
-    reduce(collective, collective.recv + first * out_size, sources, elements);
-  }
+  reduce_direct(call, collective.recv + first * out_size, first, first_of(rank_ + 1) - first);
   const std::uint64_t done = call.descriptor.sequence + 1;
   own().reduced.store(done);
   ring();
@@ -234,9 +283,7 @@ void SharedMemoryEngine::direct_all_reduce(Call& call) {
     const std::int64_t bytes = (first_of(peer + 1) - theirs) * out_size;
     const SharedWord& reduced = controls_[static_cast<std::size_t>(peer)]->reduced;
     wait_for(peer, call.descriptor, [&] { return reduced.load() >= done; });
-    if (bytes > 0)
-      copy_in(
-          collective.recv + theirs * out_size, peer_data(peer, true, theirs * out_size, bytes), bytes, peer, call);
+    if (bytes > 0) pull(collective.recv + theirs * out_size, source_of(peer, true, theirs * out_size, bytes), bytes, call);
   }
 }
 

@@ -156,8 +156,7 @@ void SharedMemoryEngine::direct_parts(Call& call, const PartTable& parts) {
     const auto index = static_cast<std::size_t>(peer);
     const std::int64_t bytes = parts.taken[index] * element;
     if (bytes == 0) continue;
-    const std::byte* const from = peer_data(peer, false, parts.source_offset[index] * element, bytes);
-    copy_in(collective.recv + parts.taken_offset[index] * element, from, bytes, peer, call);
+    pull(collective.recv + parts.taken_offset[index] * element, source_of(peer, false, parts.source_offset[index] * element, bytes), bytes, call);
   }
 }
 

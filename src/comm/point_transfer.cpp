@@ -14,7 +14,7 @@
 namespace zeroth::detail {
 namespace {
 
-/// Data of an attached arena that is read where it lies instead of flowing through the ring. The sender then has to wait for the receiver.
+/// Data that the receiver can read is read where it lies instead of flowing through the ring. The sender then has to wait for the receiver.
 constexpr std::size_t kDirectBytes = kRingBytes;
 
 std::size_t message_bytes(const Collective& call) {
@@ -53,10 +53,11 @@ void SharedMemoryEngine::run_points(std::span<const Collective> calls) {
     points.push_back({.call = call, .own = describe_call(call, sequence++)});
     Point& point = points.back();
     if (sends && message_bytes(call) > kDirectBytes) {
-      const Location place = find_window(call.send, message_bytes(call));
+      Location place = find(call.send, message_bytes(call));
+      if (place.window == kPrivateMemory && controls_[peer]->reads_private.load() == 0) place = {};
       point.own.send_window = place.window;
       point.own.send_offset = place.offset;
-      point.direct = place.window >= 0;
+      point.direct = place.window != -1;
     }
     point.header = point.own;
     world_ranks.push_back(world_ranks_[peer]);
@@ -140,10 +141,14 @@ bool SharedMemoryEngine::progress_recv(Point& point) {
   }
   if (!point.header_complete()) return point.header_done > before;
   const std::span<std::byte> data(point.call.recv, message_bytes(point.call));
-  if (point.header.send_window >= 0) {
+  if (point.header.send_window != -1) {
     const CallDescriptor& sent = point.header;
-    const std::byte* const from = window_bytes(point.peer(), sent, sent.send_window, sent.send_offset, data.size());
-    kernels::copy_stream(data.data(), from, static_cast<std::int64_t>(data.size()), isa_);
+    const Source from = source_at(point.peer(), sent, sent.send_window, sent.send_offset, data.size());
+    if (from.here != nullptr) {
+      kernels::copy_stream(data.data(), from.here, static_cast<std::int64_t>(data.size()), isa_);
+    } else {
+      read_private(data, from, point.own);
+    }
     point.data_done = data.size();
   } else {
     point.data_done += take(point.peer(), data.subspan(point.data_done));

@@ -4,6 +4,7 @@
 
 #include "comm/function_ref.h"
 #include "comm/peers.h"
+#include "comm/private_memory.h"
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/comm/factory.h>
@@ -43,6 +44,8 @@ class SegmentExchange {
   [[nodiscard]] virtual std::vector<SharedSpan> exchange(const Arena& arena, FunctionRef<void()> check) = 0;
   [[nodiscard]] virtual std::unique_ptr<SegmentExchange> split(const SubgroupSpec& spec,
                                                                FunctionRef<void()> check) = 0;
+  /// What ranks can read of each other's own memory; null where they are threads.
+  [[nodiscard]] virtual std::unique_ptr<PrivateMemory> private_memory() const { return nullptr; }
   /// Watches the ranks of the world, whose control blocks these are; null if they cannot die.
   [[nodiscard]] virtual std::unique_ptr<Liveness> watch(const std::vector<JobControl*>& controls) = 0;
 };

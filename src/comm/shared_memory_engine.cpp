@@ -95,8 +95,14 @@ void SharedMemoryEngine::create_segment(const CommOptions& options, bool world, 
   const std::size_t bytes = reserved_bytes(options, world, size_);
   arena_ = Arena::create(exchange_->capabilities().window_kind, bytes, "comm." + group_);
   if (options.ledger) hold_ = options.ledger->hold({-1, MemoryState::kControl}, held_bytes_);
-  segments_ = exchange_->exchange(arena_, check);
   const std::size_t control_offset = world ? kJobControlBytes : 0;
+  private_ = exchange_->private_memory();
+  if (private_) {
+    auto& control = *reinterpret_cast<GroupControl*>(arena_.data() + control_offset);
+    control.probe_at = private_->probe_at();
+    control.probe_value = private_->probe_value();
+  }
+  segments_ = exchange_->exchange(arena_, check);
   const std::size_t links_offset = control_offset + kGroupControlBytes;
   const std::size_t staging_offset = links_offset + align_up(static_cast<std::size_t>(size_) * sizeof(PeerLink), kPageBytes);
   const std::size_t rings_bytes = static_cast<std::size_t>(size_) * kRingBytes;
@@ -114,8 +120,21 @@ void SharedMemoryEngine::create_segment(const CommOptions& options, bool world, 
     smallest = std::min(smallest, segment.size() - rings_bytes - staging_offset);
   }
   half_bytes_ = smallest / 2 / kCacheLineBytes * kCacheLineBytes;
+  find_out_what_can_be_read();
   sent_.resize(segments_.size());
   received_.resize(segments_.size());
+}
+
+void SharedMemoryEngine::find_out_what_can_be_read() {
+  if (!private_) return;
+  for (int peer = 0; peer < size_; ++peer) {
+    const GroupControl& theirs = *controls_[static_cast<std::size_t>(peer)];
+    std::uint64_t value = 0;
+    if (peer == rank_) continue;
+    if (private_->read(peer, std::as_writable_bytes(std::span(&value, 1)), theirs.probe_at) == 0 && value == theirs.probe_value) continue;
+    return;
+  }
+  own().reads_private.store(1);
 }
 
 template <class Body>

@@ -3,9 +3,15 @@
 // A matched call is posted: its description goes into this rank's slot, everybody reads everybody's and
 // compares. Then, by size and place of the data, which all ranks judge alike because they see the same posts:
 //   inline   at most 8 KiB a rank: the data lies beside the description; one phase, nobody waits twice
-//   direct   every buffer that peers read lies in an attached arena: they read it in place
+//   direct   every buffer that peers read lies in an attached arena, where they read it in place, or in memory of the rank's own that they
+//            can read
 //   staged   else: through the shared staging area of each rank, in chunks that stay in the cache, double
 //   buffered
+//
+// [Note: Private memory] One process copies from another's memory with one system call (process_vm_readv), once instead of twice, if the kernel
+// lets it. Whether it does is tried when a group meets: each rank reads a word of every other one and says whether it could, before its first
+// post. Where all could, a buffer in no attached arena is posted with its address. The owner waits in the call until all have read it, as with
+// an arena; should it leave the call with an error, nobody gets a result, because everybody waits for everybody at the end of a call.
 #pragma once
 
 #include "comm/control_block.h"
@@ -76,8 +82,14 @@ class SharedMemoryEngine {
     std::uint64_t far = 0;                ///< of these from other nodes
   };
   struct Location {
-    std::int32_t window = -1;  ///< -1: in no attached arena
+    std::int32_t window = -1;  ///< -1: nowhere that others can read; or kPrivateMemory
     std::uint64_t offset = 0;
+  };
+  /// Bytes of a peer.
+  struct Source {
+    int peer = 0;
+    const std::byte* here = nullptr;  ///< mapped; null: in private memory of the peer's,
+    std::uint64_t there = 0;          ///< at this address
   };
   struct Rounds {
     std::uint64_t count = 0;
@@ -94,6 +106,7 @@ class SharedMemoryEngine {
                      int rank,
                      std::vector<int> world_ranks);
   void create_segment(const CommOptions& options, bool world, FunctionRef<void()> check);
+  void find_out_what_can_be_read();
   [[nodiscard]] GroupView view() const { return {where_, group_, rank_, world_ranks_, controls_}; }
 
   [[nodiscard]] WaitContext context_of(const CallDescriptor& call, std::vector<int> ranks) const;
@@ -148,14 +161,20 @@ class SharedMemoryEngine {
 
   [[nodiscard]] bool is_direct(const Call& call) const;
   void locate(Call& call) const;
-  [[nodiscard]] Location find_window(const std::byte* data, std::uint64_t bytes) const;
+  [[nodiscard]] Location find(const std::byte* data, std::uint64_t bytes) const;
   /// Bytes of a peer's arena that `theirs` names.
   [[nodiscard]] const std::byte* window_bytes(
       int peer, const CallDescriptor& theirs, std::int32_t window, std::uint64_t offset, std::uint64_t length) const;
-  [[nodiscard]] const std::byte* peer_data(int peer,
-                                           bool recv,
-                                           std::int64_t first_byte,
-                                           std::int64_t bytes) const;
+  [[nodiscard]] Source source_of(int peer, bool recv, std::int64_t first_byte, std::int64_t bytes) const;
+  /// Which bytes a descriptor's window and offset mean, from `first` on.
+  [[nodiscard]] Source source_at(int peer, const CallDescriptor& theirs, std::int32_t window, std::uint64_t offset, std::uint64_t length) const;
+  /// Every rank of the group can read every other one's private memory. Known when all have posted.
+  [[nodiscard]] bool all_read_private() const;
+  /// Throws what became of the peer if it cannot be read any more.
+  void read_private(std::span<std::byte> to, const Source& from, const CallDescriptor& call);
+  void pull(std::byte* to, const Source& from, std::int64_t bytes, Call& call);
+  /// Sums all ranks' elements from `first` on.
+  void reduce_direct(Call& call, std::byte* to, std::int64_t first, std::int64_t elements);
   void run_direct(Call& call);
   /// Nobody reads this rank's arenas any more.
   void await_readers(const Call& call);
@@ -193,6 +212,7 @@ class SharedMemoryEngine {
   [[nodiscard]] GroupControl& own() const { return *controls_[static_cast<std::size_t>(rank_)]; }
 
   std::unique_ptr<SegmentExchange> exchange_;
+  std::unique_ptr<PrivateMemory> private_;  ///< null: ranks are threads
   std::string group_;
   std::string where_;
   int rank_;

@@ -26,6 +26,9 @@ class ShmExchange final : public SegmentExchange {
   [[nodiscard]] std::vector<SharedSpan> exchange(const Arena& arena, FunctionRef<void()> check) override;
   [[nodiscard]] std::unique_ptr<SegmentExchange> split(const SubgroupSpec& spec,
                                                        FunctionRef<void()> check) override;
+  [[nodiscard]] std::unique_ptr<PrivateMemory> private_memory() const override {
+    return std::make_unique<PrivateMemory>(rendezvous_.pids, system_);
+  }
   [[nodiscard]] std::unique_ptr<Liveness> watch(const std::vector<JobControl*>& controls) override;
 
  private:

@@ -312,6 +312,7 @@ INSTANTIATE_TEST_SUITE_P(Transports,
                          KilledInside,
                          ::testing::Values(WorldParam{"shm", 2},
                                            WorldParam{"shm", 3},
+                                           WorldParam{"staged", 3},
                                            WorldParam{"sockets", 2},
                                            WorldParam{"sockets", 3},
                                            WorldParam{"shm+sockets", 4, 2}),
@@ -320,9 +321,10 @@ INSTANTIATE_TEST_SUITE_P(Transports,
 /// Failpoints at which a rank is inside `call`.
 std::vector<std::string> inside(const WorldParam& param, const Operation& call, bool large) {
   const std::string site = "." + call.name + ".mid";
-  if (param.backend == "shm") return large && call.name != "barrier" && call.name != "all_to_all"
-                                         ? std::vector<std::string>{"shm" + site, "shm.staged.round@hit=1", "shm.staged.round@hit=3"}
-                                         : std::vector<std::string>{"shm" + site};
+  const bool has_rounds = large && call.name != "barrier" && call.name != "all_to_all";
+  if (param.backend == "staged" && has_rounds) return {"shm" + site, "shm.staged.round@hit=1", "shm.staged.round@hit=3"};
+  if (param.backend == "shm" && has_rounds) return {"shm" + site, "shm.direct.read"};
+  if (param.backend == "shm" || param.backend == "staged") return {"shm" + site};
   if (param.backend == "sockets") return {"messages" + site};
   return {"levels.step"};
 }

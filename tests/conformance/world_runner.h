@@ -3,6 +3,7 @@
 
 #include "conformance/mpi_world.h"
 #include "support/fork_ranks.h"
+#include "support/private_memory.h"
 #include "support/process_seats.h"
 #include "support/thread_ranks.h"
 
@@ -22,7 +23,7 @@
 namespace zeroth::test {
 
 struct WorldParam {
-  /// Of make_backend(); or over test transports "messages", "levels" (inproc in a node, messages between nodes) and "mixed" (both, by kind and size) for threads, "sockets"
+  /// Of make_backend(); "staged" (shm whose processes cannot read each other's own memory); or over test transports "messages", "levels" (inproc in a node, messages between nodes) and "mixed" (both, by kind and size) for threads, "sockets"
   /// and "shm+sockets" for processes.
   std::string backend{};
   int size = 1;
@@ -73,7 +74,9 @@ struct WorldOptions {
                       .transport = transport_of(param),
                       .deadline = options.deadline});
   }
-  ProcessSeats seats(param.backend, param.size, comm);
+  const bool staged = param.backend == "staged";
+  if (staged) comm.system = kernel_without_reads();
+  ProcessSeats seats(staged ? "shm" : param.backend, param.size, comm);
   const auto run = [&](int rank) {
     const std::shared_ptr<CommBackend> backend = seats.seat(rank);
     try {
@@ -105,6 +108,7 @@ struct WorldOptions {
   for (const char* backend : {"inproc", "shm"}) {
     for (const int size : {1, 2, 3, 4, 7}) worlds.push_back({backend, size});
   }
+  for (const int size : {2, 3}) worlds.push_back({"staged", size});
   return worlds;
 }
 
@@ -156,7 +160,7 @@ inline std::string name_of_param(const ::testing::TestParamInfo<WorldParam>& inf
 /// Thread sanitizer does not follow forked children of a process that once had threads; shm is covered by the
 /// other builds.
 [[nodiscard]] inline bool runs_here(const WorldParam& param) {
-  return !(kThreadSanitizer && (param.backend == "shm" || param.backend == "sockets" || param.backend == "shm+sockets"));
+  return !(kThreadSanitizer && (param.backend == "shm" || param.backend == "staged" || param.backend == "sockets" || param.backend == "shm+sockets"));
 }
 
 }  // namespace zeroth::test

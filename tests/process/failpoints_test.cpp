@@ -64,6 +64,7 @@ bool is_swallowed(std::string_view site) { return site == "store.answer"; }
 /// Another failure must come first, and where.
 std::string first_failure(std::string_view site, int victim, int size) {
   if (site == "abort.hear") return "engine.judge@rank=" + std::to_string(victim == 0 ? size - 1 : 0) + ":throw;";
+  if (site == "shm.staged.round") return "system.process_vm_readv:errno=EPERM;";  // else data is read where it lies
   if (site.starts_with("abort.")) return "engine.judge@rank=" + std::to_string(victim) + ":throw;";
   return "";
 }
@@ -257,6 +258,8 @@ TEST_F(Failpoints, AFailedSystemCallIsMadeAgainOrNamed) {
                                    {"unix_socket.receive", "EMFILE", ErrorCode::kResource},
                                    {"system.memfd_create", "ENOSYS", ErrorCode::kResource},
                                    {"system.pidfd_open", "EPERM", ErrorCode::kResource},
+                                   {"system.process_vm_readv", "EINTR", {}},
+                                   {"system.process_vm_readv", "EPERM", {}},  // data goes through staging areas then
                                    {"export.open", "EACCES", ErrorCode::kIo},
                                    {"export.write", "EINTR", {}},
                                    {"export.write", "ENOSPC", ErrorCode::kIo},

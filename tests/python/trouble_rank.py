@@ -21,9 +21,9 @@ def config(stage: int = 3) -> dict[str, object]:
     return {"zero_optimization": {"stage": stage}, "zeroth": {"timeout_ms": 20_000}}
 
 
-def train(engine: zeroth.Engine) -> None:
+def train(engine: zeroth.Engine) -> zeroth.StepResult:
     engine.backward(engine(X, Y))
-    engine.step()
+    return engine.step()
 
 
 def exception(rank: int) -> None:

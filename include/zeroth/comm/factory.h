@@ -33,8 +33,8 @@ struct CommOptions {
   Milliseconds frozen_after{10'000};  ///< a stopped peer without a heartbeat for this long is lost
   /// Polling before sleep; unset: 20 us if every rank of the host has a core, else 50 us in which it yields its own.
   std::optional<std::chrono::microseconds> spin{};
-  /// Per rank and group, for buffers that are not attached; at least 64 KiB. Small enough that two halves
-  /// stay in a core's cache.
+  /// Per rank and group, for buffers that are neither attached nor readable by other processes (process_vm_readv), and for pieces that are
+  /// summed; at least 64 KiB. Small enough that two halves stay in a core's cache.
   std::size_t staging_bytes = std::size_t{256} << 10U;
   /// Node of each world rank; empty: all ranks are on one. The same on all ranks. See CommBackend::node_sizes().
   std::vector<int> nodes{};

@@ -100,6 +100,9 @@ class Refusing final : public SystemCalls {
     return memfd_ ? refuse(ENOSYS) : kernel_->memfd_create(name, flags);
   }
   int pidfd_open(pid_t pid) override { return pidfd_ ? refuse(EPERM) : kernel_->pidfd_open(pid); }
+  ssize_t read_process(pid_t pid, std::byte* to, std::uint64_t from, std::size_t bytes) override {
+    return kernel_->read_process(pid, to, from, bytes);
+  }
 
  private:
   static int refuse(int reason) {

@@ -184,6 +184,9 @@ class RefusingKernel final : public SystemCalls {
     return memfd_ ? refuse() : kernel_->memfd_create(name, flags);
   }
   int pidfd_open(pid_t pid) override { return memfd_ ? kernel_->pidfd_open(pid) : refuse(); }
+  ssize_t read_process(pid_t pid, std::byte* to, std::uint64_t from, std::size_t bytes) override {
+    return kernel_->read_process(pid, to, from, bytes);
+  }
 
  private:
   static int refuse() {
