@@ -392,6 +392,13 @@ constexpr std::array kKeys{
          .highest = kMaxMilliseconds,
          .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::preemption>(
+    bind<&Config::runtime, &RuntimeConfig::end_stuck_after_ms>(
+        {.pointer = "/zeroth/end_stuck_after_ms",
+         .kind = KeyKind::kInteger,
+         .text = "Where a job of several processes has failed: milliseconds until a process that sleeps, spins or hangs in code of its own, and so "
+                 "does not come to the call that would throw the error, writes it and ends. 0: never; so it is in an interactive Python, too.",
+         .highest = kMaxMilliseconds,
+         .shared = false}),
         {.pointer = "/zeroth/preemption",
          .text = "The first SIGTERM does not end the process: at the next step all ranks agree that the job was asked to make room, and "
                  "`result.preempted` says so. Save and end with exit code 75 then. A second SIGTERM ends the process."}),

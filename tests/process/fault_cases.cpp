@@ -18,6 +18,7 @@ namespace {
 constexpr int kStep = 3;  // from 0: step 4 in messages
 constexpr int kUnit = 2;  // blocks.1
 constexpr Milliseconds kShortTimeout{3'000};
+constexpr Milliseconds kSoon{1'500};
 
 using Action = std::function<void(RankHere& here)>;
 
@@ -124,9 +125,10 @@ void add_ends(Cases& cases) {
 
 void add_hangs(Cases& cases) {
   const auto patient = [](FaultCase& fault) -> FaultCase& {
-    fault.hangs = true;
+    fault.deaf = true;
     fault.arrange = [inner = fault.arrange](WatchedJob& job, Times& times) {
       job.options.timeout = job.options.first_timeout = kShortTimeout;
+      job.options.end_stuck_after = kSoon;
       if (inner) inner(job, times);
     };
     return fault;
@@ -160,7 +162,8 @@ void add_hangs(Cases& cases) {
             late({is(2, R"(in the backward of unit blocks\.1 of step 4)"), R"(wait for .*the gradients of unit blocks\.1)"}));
   FaultCase& absent = patient(cases.add("NeverComes", "never comes to the rendezvous"));
   absent.says(late({"not all ranks came: missing rank 2"}), late({R"(no answer within 3\.0 s)", "all_gather#0 .* from rank 2"}));
-  absent.absent = true;
+  absent.absent = absent.hangs = true;
+  absent.deaf = false;
 }
 
 void add_calls(Cases& cases) {

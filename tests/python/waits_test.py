@@ -74,6 +74,14 @@ class Waits(unittest.TestCase):
                         self.assertRegex(text, rf"\[TIMEOUT\] no answer within 4\.0 s: {place}.*ranks 0, 2 wait for .*unit .* at .*waits_rank\.py:\d+ in train")
                         self.assertLess(seconds, 4.0 + 6.0)  # the promise is 2 s; two cores are busy
 
+    def test_a_rank_that_sleeps_with_the_gil_ends_by_itself(self) -> None:
+        done = run("native_code", "shm", timeout_ms=3_000, alone=True)  # no launcher ends it
+        line = r"ZEROTH ERROR \[TIMEOUT\] no answer within 3\.0 s: rank 1 \(pid \d+ on .*\) is between steps, after step 3, at .*waits_rank\.py:\d+ in native_code"
+        self.assertEqual(len(re.findall(line, done.stderr)), 1, done.stderr)
+        self.assertRegex(done.stderr, r"rank 1/3 has not come to a call of Zeroth for [1-9]\.\d s since then, and is ended")
+        for rank in (0, 2):
+            self.told(done, rank)
+
     def test_traces_show_where_ranks_part(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             run("load_batch", "gloo", timeout_ms=2_000, environment_of_test={"ZEROTH_TRACE_DIR": folder})

@@ -115,6 +115,7 @@ class RecordingBackend final : public ForwardingBackend {
   RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<ControlPlane> control = nullptr);
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
+  ~RecordingBackend() override;
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override;
   void abort(const Error& error) noexcept override;
 

@@ -7,7 +7,11 @@
 namespace zeroth {
 
 RecordingBackend::RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<ControlPlane> control)
-    : ForwardingBackend(std::move(inner)), control_(std::move(control)), watch_(std::move(watch)), group_(watch_->recorder().group(group_name())) {}
+    : ForwardingBackend(std::move(inner)), control_(std::move(control)), watch_(std::move(watch)), group_(watch_->recorder().group(group_name())) {
+  watch_->take_group();
+}
+
+RecordingBackend::~RecordingBackend() { watch_->give_group(); }
 
 Work RecordingBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
   watch_->check();
