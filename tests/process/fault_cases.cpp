@@ -289,13 +289,17 @@ void add_models(Cases& cases) {
     };
     return fault;
   };
-  const Told gradients = differ({R"(the gradients of unit blocks\.1 on rank [013])", R"(the gradients of unit blocks\.0 on rank 2)"});
+  const auto run_both = [](const std::string& units) { return "hint: ranks run different modules.*: run units " + units + " on every rank .*or train over shm"; };
+  const Told gradients = differ(
+      {R"(the gradients of unit blocks\.1 on rank [013])", R"(the gradients of unit blocks\.0 on rank 2)", run_both(R"(blocks\.0 and blocks\.1)")});
   branch("UnusedParameterStage0", 0, false).says(std::nullopt, gradients);
   branch("UnusedParameterStage2", 2, false).says(std::nullopt, gradients);
   branch("LeavesUnitOut", 3, false)
-      .says(std::nullopt, differ({R"(the parameters of unit blocks\.1 on rank [013])", R"(the parameters of unit blocks\.2 on rank 2)"}));
+      .says(std::nullopt, differ({R"(the parameters of unit blocks\.1 on rank [013])", R"(the parameters of unit blocks\.2 on rank 2)",
+                                    run_both(R"(blocks\.1 and blocks\.2)")}));
   branch("RunsUnitAlone", 3, true)
-      .says(std::nullopt, differ({R"(the parameters of unit blocks\.2 on rank [013])", R"(the parameters of unit blocks\.1 on rank 2)"}));
+      .says(std::nullopt, differ({R"(the parameters of unit blocks\.2 on rank [013])", R"(the parameters of unit blocks\.1 on rank 2)",
+                                    run_both(R"(blocks\.1 and blocks\.2)")}));
 
   const auto poisoned = [&](std::string name, std::string what, bool once) -> FaultCase& {
     FaultCase& fault = cases.add(std::move(name), std::move(what));
