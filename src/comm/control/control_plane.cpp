@@ -548,10 +548,17 @@ class Leaf final : public ControlThread {
   std::string link_trouble_{};
 };
 
+std::vector<std::string> listening_hosts(bool one_host, const ControlOptions& options) {
+  if (!options.interface.empty()) return interface_addresses(options.interface);
+  if (one_host) return {"127.0.0.1"};
+  const std::vector<std::string> all = interface_addresses("");
+  const std::vector<std::string> met = own_addresses_of(options.meeting_host, all);
+  return met.empty() ? all : met;
+}
+
 std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, const ControlOptions& options, bool one_host, Invitation& invitation) {
   try {
-    const std::vector<std::string> hosts = one_host && options.interface.empty() ? std::vector<std::string>{"127.0.0.1"} : interface_addresses(options.interface);
-    auto hub = std::make_unique<Hub>(watch, options, hosts);
+    auto hub = std::make_unique<Hub>(watch, options, listening_hosts(one_host, options));
     hub->invite(invitation);
     return hub;
   } catch (const Error& error) {
