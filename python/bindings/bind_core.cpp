@@ -123,6 +123,7 @@ void bind_core(py::module_& module) {
           py::arg("pipe"),
           py::arg("skipped"),
           py::arg("here"))
+      .def("spare", [](const World& world) { world.watch()->spare(); })
       .def(
           "write_trace",
           [](const World& world, const std::string& path) { world.watch()->recorder().write(path, world.rank(), world.size()); },

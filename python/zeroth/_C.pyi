@@ -73,6 +73,8 @@ class World:
         engines of this rank are of no use after it."""
     def find_places(self, signal: int, pipe: int, skipped: list[str], here: str) -> None:
         """For zeroth itself: how the line is found at which this rank is."""
+    def spare(self) -> None:
+        """For zeroth itself: this process is interactive, and does not end by itself when the job has failed elsewhere."""
     def write_trace(self, path: str) -> None:
         """Writes the last 1,024 calls of this rank, one JSON object a line; `zeroth-trace` draws the files of all ranks."""
     @property

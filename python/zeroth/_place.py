@@ -7,6 +7,7 @@ line of the user's own."""
 import faulthandler
 import os
 import signal
+import sys
 import sysconfig
 from pathlib import Path
 
@@ -21,10 +22,12 @@ _registered: tuple[int, int, int] | None = None
 
 
 def announce(world: _C.World) -> None:
-    """Lets `world` find the line. Where no real-time signal is free, lines are not given, and phases still are."""
+    """Lets `world` find the line, and leave a notebook or a shell alone when the job has failed. Where no real-time signal is free, lines are not given, and phases still are."""
     global _registered
     if world.size == 1:
         return
+    if hasattr(sys, "ps1") or sys.flags.interactive:
+        world.spare()
     if _registered is None:
         number = next((number for number in range(signal.SIGRTMAX - 2, signal.SIGRTMIN, -1) if signal.getsignal(number) is signal.SIG_DFL), None)
         if number is None:

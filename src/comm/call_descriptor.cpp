@@ -13,6 +13,8 @@
 namespace zeroth::detail {
 namespace {
 
+MessageTag tag_of(const CallDescriptor& call) { return {.unit = call.unit, .label = call.label}; }
+
 /// Peers write descriptors: a byte that is no dtype must not break the text of an error.
 std::string dtype_text(std::uint8_t in, std::uint8_t out) {
   if (in > static_cast<std::uint8_t>(DType::kUInt8) || out > static_cast<std::uint8_t>(DType::kUInt8))
@@ -167,7 +169,7 @@ std::string text_of(const CallDescriptor& call) {
 }
 
 std::string meaning_of(const CallDescriptor& call, const TagNames& names) {
-  if (names) return names({.unit = call.unit, .label = call.label});
+  if (names.name) return names.name(tag_of(call));
   return call.unit >= 0 ? fmt::format("unit {}", call.unit) : "";
 }
 
@@ -175,6 +177,7 @@ Error mismatch_error(const CallSide& own, const CallSide& theirs, int size, std:
   const std::string mine = meaning_of(own.call, names);
   const std::string others = meaning_of(theirs.call, names);
   const auto or_none = [](const std::string& text) { return text.empty() ? "no unit" : text; };
+  const std::string hint = names.hint ? names.hint(tag_of(own.call), tag_of(theirs.call)) : "";
   return Error(ErrorCode::kMismatch,
                "ranks make different calls",
                {.where = std::move(where),
@@ -184,7 +187,7 @@ Error mismatch_error(const CallSide& own, const CallSide& theirs, int size, std:
                              : fmt::format("{} on rank {}, {} on rank {}", or_none(mine), own.rank, or_none(others), theirs.rank),
                 .expected = fmt::format("{} (rank {})", text_of(own.call), own.rank),
                 .got = fmt::format("{} (rank {})", text_of(theirs.call), theirs.rank),
-                .hint = "a rank skipped, swapped or resized a call; all ranks must make the same calls in the same order"});
+                .hint = hint.empty() ? "a rank skipped, swapped or resized a call; all ranks must make the same calls in the same order" : hint});
 }
 
 Error parts_error(const CallDescriptor& call,

@@ -127,7 +127,7 @@ class SelfBackend final : public CommBackend {
   static void validate_alone(const Collective& call) {
     validate(call, 0, 1, "comm.self");
     if (call.counts == call.recv_counts || call.kind != CollectiveKind::kAllToAll) return;
-    throw parts_error(describe_call(call, 0), {0, 0, call.counts.front(), call.recv_counts.front()}, 0, 1, "comm.self", nullptr);
+    throw parts_error(describe_call(call, 0), {0, 0, call.counts.front(), call.recv_counts.front()}, 0, 1, "comm.self", {});
   }
 
   static void run(const Collective& call) {

@@ -386,9 +386,17 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::frozen_after_ms>(
         {.pointer = "/zeroth/frozen_after_ms",
          .kind = KeyKind::kInteger,
-         .text = "Milliseconds without a sign of life after which a peer counts as frozen; above "
+         .text = "Milliseconds without a sign of life after which a peer that others wait for counts as frozen. Signs come from a thread of their "
+                 "own, so a rank that computes, sleeps or holds Python's lock gives them; one that a debugger has stopped does not. Above "
                  "`timeout_ms` it has no effect.",
          .lowest = 1,
+         .highest = kMaxMilliseconds,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::end_stuck_after_ms>(
+        {.pointer = "/zeroth/end_stuck_after_ms",
+         .kind = KeyKind::kInteger,
+         .text = "Where a job of several processes has failed: milliseconds until a process that sleeps, spins or hangs in code of its own, and so "
+                 "does not come to the call that would throw the error, writes it and ends. 0: never; so it is in an interactive Python, too.",
          .highest = kMaxMilliseconds,
          .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::preemption>(

@@ -67,6 +67,7 @@ CommOptions make_comm_options(const Config& config, int world) {
   options.timeout = Milliseconds(config.runtime.timeout_ms);
   options.first_timeout = Milliseconds(config.runtime.first_timeout_ms);
   options.frozen_after = Milliseconds(config.runtime.frozen_after_ms);
+  options.end_stuck_after = Milliseconds(config.runtime.end_stuck_after_ms);
   return options;
 }
 

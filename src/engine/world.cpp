@@ -221,7 +221,9 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
                                                 watch(),
                                                 {.timeout = options.timeout,
                                                  .silent_after = options.frozen_after + std::max(options.frozen_after / 2, Milliseconds{2'000}),
+                                                 .end_stuck_after = options.end_stuck_after,
                                                  .interface = variable_or_empty("ZEROTH_INTERFACE"),
+                                                 .meeting_host = variable_or_empty("MASTER_ADDR"),
                                                  .trace_folder = variable_or_empty("ZEROTH_TRACE_DIR"),
                                                  .logger = Logger(rank_, size_)});
     }

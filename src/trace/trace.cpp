@@ -23,9 +23,15 @@ T field(const nlohmann::json& object, const char* name) {
 /// By (group, sequence).
 using Index = std::map<std::pair<std::string, std::uint64_t>, const Call*>;
 
+bool is_wait(const Call& call) { return call.name == "wait"; }
+
+std::string in_brackets(const std::string& about) { return about.empty() ? "" : " (" + about + ")"; }
+
 Index index_of(const RankTrace& trace) {
   Index index;
-  for (const Call& call : trace.calls) index.emplace(std::pair(call.group, call.sequence), &call);
+  for (const Call& call : trace.calls) {
+    if (!is_wait(call)) index.emplace(std::pair(call.group, call.sequence), &call);
+  }
   return index;
 }
 
@@ -76,6 +82,7 @@ void compare_call(const std::string& group,
 
 RankTrace parse(std::string_view text, const std::string& file) {
   RankTrace trace;
+  nlohmann::json names = nlohmann::json::array();
   int number = 0;
   while (!text.empty()) {
     const std::size_t end = text.find('\n');
@@ -90,6 +97,7 @@ RankTrace parse(std::string_view text, const std::string& file) {
         trace.size = field<int>(object, "size");
         trace.host = field<std::string>(object, "host");
         trace.now_ns = field<std::int64_t>(object, "now_ns");
+        names = object.value("names", names);
         ZR_CHECK(trace.size >= 1 && trace.size <= kMostRanks && trace.rank >= 0 && trace.rank < trace.size,
                  ErrorCode::kIo,
                  "no such rank",
@@ -100,16 +108,18 @@ RankTrace parse(std::string_view text, const std::string& file) {
                 .sequence = field<std::uint64_t>(object, "sequence"),
                 .what = {},
                 .name = field<std::string>(object, "call"),
+                .about = object.contains("about") ? names.at(field<std::size_t>(object, "about")).get<std::string>() : "",
                 .begun_ns = field<std::int64_t>(object, "begun_ns"),
                 .ended_ns = field<std::int64_t>(object, "ended_ns")};
       const auto given = object.value("name", std::string());  // of a barrier
-      call.what = fmt::format("{}{} {} [{}] unit={} label={}",
+      call.what = fmt::format("{}{} {} [{}] unit={} label={}{}",
                               call.name,
                               given.empty() ? "" : " \"" + given + "\"",
                               field<std::string>(object, "dtype"),
                               field<std::int64_t>(object, "elements"),
                               field<int>(object, "unit"),
-                              field<std::uint32_t>(object, "label"));
+                              field<std::uint32_t>(object, "label"),
+                              in_brackets(call.about));
       trace.calls.push_back(std::move(call));
     } catch (const nlohmann::json::exception& error) {
       throw Error(ErrorCode::kIo,
@@ -153,6 +163,7 @@ std::vector<std::string> differences(const std::vector<RankTrace>& ranks) {
   std::map<std::string, std::map<int, Seen>> groups;
   for (const RankTrace& trace : ranks) {
     for (const Call& call : trace.calls) {
+      if (is_wait(call)) continue;  // each rank makes its own
       Seen& seen = groups[call.group][trace.rank];
       seen.oldest = std::min(seen.oldest, call.sequence);
       seen.calls.emplace(call.sequence, &call);
@@ -213,10 +224,10 @@ std::vector<std::string> draw(const std::vector<RankTrace>& ranks, double second
     }
     std::string text = "no call";
     if (open != nullptr) {
-      text = fmt::format("in {}#{} of {} for {:.1f} s", open->name, open->sequence, open->group, static_cast<double>(end - open->begun_ns) * 1e-9);
+      text = fmt::format("in {}#{}{} of {} for {:.1f} s", open->name, open->sequence, in_brackets(open->about), open->group, static_cast<double>(end - open->begun_ns) * 1e-9);
     } else if (!trace.calls.empty()) {
       const Call& last = trace.calls.back();
-      text = fmt::format("last {}#{} of {}, {:.1f} s before", last.name, last.sequence, last.group, static_cast<double>(end - last.ended_ns) * 1e-9);
+      text = fmt::format("last {}#{}{} of {}, {:.1f} s before", last.name, last.sequence, in_brackets(last.about), last.group, static_cast<double>(end - last.ended_ns) * 1e-9);
     }
     lines.push_back(fmt::format("rank {:<4} |{}| {}", trace.rank, bar, text));
   }

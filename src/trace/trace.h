@@ -13,8 +13,9 @@ namespace zeroth::trace {
 struct Call {
   std::string group{};
   std::uint64_t sequence = 0;
-  std::string what{};  ///< "all_gather float32 [100] unit=3 label=0": equal for calls that match
-  std::string name{};  ///< "all_gather"
+  std::string what{};  ///< "all_gather float32 [100] unit=3 label=1 (the parameters of unit blocks.2)": equal for calls that match
+  std::string name{};  ///< "all_gather"; "wait" for what others put into shared memory
+  std::string about{};  ///< "the parameters of unit blocks.2", or ""
   std::int64_t begun_ns = 0;
   std::int64_t ended_ns = 0;  ///< 0: has not ended, or has failed
 };

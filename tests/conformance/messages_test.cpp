@@ -28,7 +28,7 @@ TEST(Messages, AWaitThatTakesTooLongNamesTheCallAndTheRank) {
       2,
       [](int rank, const std::shared_ptr<CommBackend>& backend) {
         if (rank == 1) return std::this_thread::sleep_for(Milliseconds{700});
-        backend->set_tag_names([](const MessageTag& tag) { return "the gradients of unit " + std::to_string(tag.unit); });
+        backend->set_tag_names({.name = [](const MessageTag& tag) { return "the gradients of unit " + std::to_string(tag.unit); }, .hint = {}});
         const Communicator comm(backend);
         std::vector<float> data(5);
         for (int attempt = 0; attempt < 2; ++attempt) {  // a broken seat stays broken

@@ -18,6 +18,7 @@ namespace {
 constexpr int kStep = 3;  // from 0: step 4 in messages
 constexpr int kUnit = 2;  // blocks.1
 constexpr Milliseconds kShortTimeout{3'000};
+constexpr Milliseconds kSoon{1'500};
 
 using Action = std::function<void(RankHere& here)>;
 
@@ -124,9 +125,10 @@ void add_ends(Cases& cases) {
 
 void add_hangs(Cases& cases) {
   const auto patient = [](FaultCase& fault) -> FaultCase& {
-    fault.hangs = true;
+    fault.deaf = true;
     fault.arrange = [inner = fault.arrange](WatchedJob& job, Times& times) {
       job.options.timeout = job.options.first_timeout = kShortTimeout;
+      job.options.end_stuck_after = kSoon;
       if (inner) inner(job, times);
     };
     return fault;
@@ -160,7 +162,8 @@ void add_hangs(Cases& cases) {
             late({is(2, R"(in the backward of unit blocks\.1 of step 4)"), R"(wait for .*the gradients of unit blocks\.1)"}));
   FaultCase& absent = patient(cases.add("NeverComes", "never comes to the rendezvous"));
   absent.says(late({"not all ranks came: missing rank 2"}), late({R"(no answer within 3\.0 s)", "all_gather#0 .* from rank 2"}));
-  absent.absent = true;
+  absent.absent = absent.hangs = true;
+  absent.deaf = false;
 }
 
 void add_calls(Cases& cases) {
@@ -286,13 +289,17 @@ void add_models(Cases& cases) {
     };
     return fault;
   };
-  const Told gradients = differ({R"(the gradients of unit blocks\.1 on rank [013])", R"(the gradients of unit blocks\.0 on rank 2)"});
+  const auto run_both = [](const std::string& units) { return "hint: ranks run different modules.*: run units " + units + " on every rank .*or train over shm"; };
+  const Told gradients = differ(
+      {R"(the gradients of unit blocks\.1 on rank [013])", R"(the gradients of unit blocks\.0 on rank 2)", run_both(R"(blocks\.0 and blocks\.1)")});
   branch("UnusedParameterStage0", 0, false).says(std::nullopt, gradients);
   branch("UnusedParameterStage2", 2, false).says(std::nullopt, gradients);
   branch("LeavesUnitOut", 3, false)
-      .says(std::nullopt, differ({R"(the parameters of unit blocks\.1 on rank [013])", R"(the parameters of unit blocks\.2 on rank 2)"}));
+      .says(std::nullopt, differ({R"(the parameters of unit blocks\.1 on rank [013])", R"(the parameters of unit blocks\.2 on rank 2)",
+                                    run_both(R"(blocks\.1 and blocks\.2)")}));
   branch("RunsUnitAlone", 3, true)
-      .says(std::nullopt, differ({R"(the parameters of unit blocks\.2 on rank [013])", R"(the parameters of unit blocks\.1 on rank 2)"}));
+      .says(std::nullopt, differ({R"(the parameters of unit blocks\.2 on rank [013])", R"(the parameters of unit blocks\.1 on rank 2)",
+                                    run_both(R"(blocks\.1 and blocks\.2)")}));
 
   const auto poisoned = [&](std::string name, std::string what, bool once) -> FaultCase& {
     FaultCase& fault = cases.add(std::move(name), std::move(what));

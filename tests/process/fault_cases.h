@@ -75,6 +75,7 @@ struct FaultCase {
   std::string what{};  ///< for the page: "rank 2 is killed in the forward of blocks.1"
   int guilty = 2;
   bool hangs = false;   ///< the guilty rank does not end by itself: the test kills it when the others have ended
+  bool deaf = false;    ///< nor does it come to a wait again, but its control thread ends it: with the line of the others
   bool absent = false;  ///< it does not even come
   /// Over shared memory and over messages. None: the job goes on there, and trains to its end.
   std::optional<Told> memory{};

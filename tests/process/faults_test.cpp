@@ -18,6 +18,7 @@
 #include <regex>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -140,6 +141,16 @@ void expect_told(const test::RankFailure* failure, const FaultCase& fault, const
   }
 }
 
+/// The guilty rank, which comes to no wait, goes with the line of the others.
+void expect_ends_itself(const Outcome& outcome, const FaultCase& fault, const Told& told, const std::string& all) {
+  const auto guilty = static_cast<std::size_t>(fault.guilty);
+  const int status = outcome.report.ends[guilty].wait_status;
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == exit_code(told.code)) << status << all;
+  const std::string& said = outcome.output[guilty];
+  EXPECT_TRUE(holds(said, "ZEROTH ERROR \\[" + std::string(slug(told.code)) + "\\] ")) << said << all;
+  for (const std::string& word : told.words) EXPECT_TRUE(holds(said, word)) << "it does not say \"" << word << "\"\n" << said;
+}
+
 std::string text_of(Over over) { return over == Over::kMemory ? "shared memory" : "messages"; }
 
 /// All faults, over what they exist.
@@ -210,7 +221,10 @@ TEST_P(Faults, AreExplained) {
     const auto index = static_cast<std::size_t>(rank);
     const test::RankFailure* failure = outcome.report.of(rank);
     EXPECT_FALSE(outcome.report.ends[index].killed_at_deadline) << all;
-    if (rank == fault.guilty) continue;
+    if (rank == fault.guilty) {
+      if (fault.deaf) expect_ends_itself(outcome, fault, *told, all);
+      continue;
+    }
     EXPECT_LT(outcome.seconds[index].value_or(kBoundSeconds), kBoundSeconds) << all;
     if (told) {
       expect_told(failure, fault, *told, all);
@@ -225,6 +239,35 @@ TEST_P(Faults, AreExplained) {
 INSTANTIATE_TEST_SUITE_P(All, Faults, ::testing::ValuesIn(all_faults()), [](const auto& param_info) {
   return std::get<0>(param_info.param).name + (std::get<1>(param_info.param) == Over::kMemory ? "OverMemory" : "OverMessages");
 });
+
+TEST(AfterAVerdict, OnlyARankThatHasNotHeardOfItIsEnded) {
+  const std::string name = test::unique_job();
+  const Outputs outputs;
+  CommOptions options;
+  options.timeout = Milliseconds{20'000};
+  options.end_stuck_after = Milliseconds{300};
+  const auto goes_on = [] { std::this_thread::sleep_for(Milliseconds{2'500}); };
+  const test::ForkReport report = test::fork_ranks(kFaultRanks, [&](int rank) {
+    outputs.take(rank);
+    const World world = shared_memory_world(name, rank, kFaultRanks);
+    std::shared_ptr<CommBackend> seat = world.connect(options, std::make_shared<TrafficTable>());
+    Communicator(seat).barrier();
+    if (rank == 0) world.abort(Error(ErrorCode::kUsage, "the validation set is empty"));  // its own error
+    if (rank == 1) {
+      try {
+        Communicator(seat).barrier();
+      } catch (const Error&) {  // it has heard, and has something left to do
+      }
+    }
+    if (rank == 2) seat.reset();  // it needs nobody any more
+    goes_on();                    // rank 3 does not know
+  });
+  for (int rank = 0; rank < kFaultRanks; ++rank) {
+    const int status = report.ends[static_cast<std::size_t>(rank)].wait_status;
+    EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, rank == 3 ? 76 : 0) << rank << report.text() << outputs.text(rank);
+  }
+  EXPECT_TRUE(holds(outputs.text(3), R"(ZEROTH ERROR \[ABORTED\] rank 0 stopped the job: \[USAGE\] the validation set is empty; rank 3/4 has not come)")) << outputs.text(3);
+}
 
 TEST(FaultsPage, HoldsEveryFaultWithWhatTheRanksMustSay) {
   std::ifstream file(ZEROTH_FAULTS_PAGE);

@@ -74,9 +74,22 @@ class Waits(unittest.TestCase):
                         self.assertRegex(text, rf"\[TIMEOUT\] no answer within 4\.0 s: {place}.*ranks 0, 2 wait for .*unit .* at .*waits_rank\.py:\d+ in train")
                         self.assertLess(seconds, 4.0 + 6.0)  # the promise is 2 s; two cores are busy
 
+    def test_a_rank_that_sleeps_with_the_gil_ends_by_itself(self) -> None:
+        done = run("native_code", "shm", timeout_ms=3_000, alone=True)  # no launcher ends it
+        line = r"ZEROTH ERROR \[TIMEOUT\] no answer within 3\.0 s: rank 1 \(pid \d+ on .*\) is between steps, after step 3, at .*waits_rank\.py:\d+ in native_code"
+        self.assertEqual(len(re.findall(line, done.stderr)), 1, done.stderr)
+        self.assertRegex(done.stderr, r"rank 1/3 has not come to a call of Zeroth for [1-9]\.\d s since then, and is ended")
+        for rank in (0, 2):
+            self.told(done, rank)
+
     def test_traces_show_where_ranks_part(self) -> None:
+        for transport in ("gloo", "shm"):
+            with self.subTest(transport=transport):
+                self.trace(transport)
+
+    def trace(self, transport: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            run("load_batch", "gloo", timeout_ms=2_000, environment_of_test={"ZEROTH_TRACE_DIR": folder})
+            run("load_batch", transport, timeout_ms=2_000, environment_of_test={"ZEROTH_TRACE_DIR": folder})
             files = sorted(path.name for path in pathlib.Path(folder).iterdir())
             self.assertEqual(files, [f"trace-rank{rank}.jsonl" for rank in range(RANKS)])
             tool = str(pathlib.Path(os.environ["ZEROTH_RUN"]).with_name("zeroth-trace"))
@@ -85,9 +98,11 @@ class Waits(unittest.TestCase):
             wrong = subprocess.run([tool, folder], capture_output=True, text=True, timeout=60, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, r"(?m)^3 of 3 ranks; the last 10 s$")
-        self.assertRegex(done.stdout, r"(?m)^rank 0 .*>\| in \w+#\d+ of world/engine0 for \d\.\d s$")
-        self.assertRegex(done.stdout, r"(?m)^rank 1 .*\.\| last \w+#\d+ of world/engine0, \d\.\d s before$")
-        self.assertRegex(done.stdout, r"(?m)^world/engine0#\d+: ranks 0, 2 have begun .*, rank 1 has not$")
+        call = r"wait#\d+ \((a bucket slot held by unit blocks\.2|step\(\) of all ranks)\)" if transport == "shm" else r"\w+#\d+ \(the parameters of unit \w+\)"
+        self.assertRegex(done.stdout, rf"(?m)^rank 0 .*>\| in {call} of world/engine0 for \d\.\d s$")
+        self.assertRegex(done.stdout, r"(?m)^rank 1 .*\.\| last all_reduce#\d+ of world/engine0, \d\.\d s before$")
+        if transport != "shm":
+            self.assertRegex(done.stdout, r"(?m)^world/engine0#\d+: ranks 0, 2 have begun .* \(the parameters of unit \w+\), rank 1 has not$")
         self.assertEqual(wrong.returncode, 74)
         self.assertRegex(wrong.stderr, r"ZEROTH ERROR \[IO\] the trace is empty")
 

@@ -22,10 +22,11 @@ EngineSettings settings_of(const WatchedJob& job) {
 }
 
 TagNames names_of_sums() {
-  return [](const MessageTag& tag) -> std::string {
-    if (tag.label == kLossTag) return "the loss metrics";
-    return tag.label == kCountsTag ? "the token counts" : "";
-  };
+  return {.name = [](const MessageTag& tag) -> std::string {
+            if (tag.label == kLossTag) return "the loss metrics";
+            return tag.label == kCountsTag ? "the token counts" : "";
+          },
+          .hint = {}};
 }
 
 void train(const WatchedJob& job, const World& world) {

@@ -61,8 +61,13 @@ struct WaitContext {
       progress{};  ///< expected and got at the moment of failure: "epoch 7, rank 1 is at 6"
 };
 
-/// Text of a tag in errors: "the gradients of unit block.3"; empty for one that means nothing.
-using TagNames = std::function<std::string(const MessageTag&)>;
+/// What tags mean, for errors and traces; empty: nobody says.
+struct TagNames {
+  /// "the gradients of unit block.3"; empty for one that means nothing.
+  std::function<std::string(const MessageTag&)> name{};
+  /// What to do where one rank makes a call with this tag and another one with that tag; empty: what is said of any mismatch.
+  std::function<std::string(const MessageTag&, const MessageTag&)> hint{};
+};
 
 class CommBackend {
  public:

@@ -7,6 +7,7 @@
 //   at the deadline         kTimeout on all ranks, with that line
 //   silent_after            kPeerLost for a rank that others wait for and that gives no sign of life; a second after its end
 //   tell()                  an error of one rank on all
+//   end_stuck_after         the end of a rank that does not come to a call that could throw any of this: it spins, or sleeps
 #pragma once
 
 #include <zeroth/base/deadline.h>
@@ -23,7 +24,14 @@ namespace zeroth {
 struct ControlOptions {
   Milliseconds timeout{300'000};      ///< for joining
   Milliseconds silent_after{15'000};  ///< a rank without a sign of life for so long is lost; signs come four times as often, or every second
-  std::string interface{};            ///< "eth0": the hub listens there; "" is loopback if all ranks are on one host, else every other interface
+  /// A process whose program has not heard of a verdict for so long, because it hangs in code of its own, is ended by its control thread: one
+  /// line "ZEROTH ERROR [TIMEOUT] ..." on stderr, then _exit() with the code's exit code. 0: never; and never where ranks are threads of one
+  /// process, nor after RankWatch::spare(). Not meant for who has been thrown an error once, or holds no group of the job any more.
+  Milliseconds end_stuck_after{5'000};
+  std::string interface{};            ///< "eth0": the hub listens there; "": on loopback if all ranks are on one host, else where `meeting_host` says
+  /// The name or address at which the ranks of several hosts have met rank 0, MASTER_ADDR say: where that is an address of rank 0's own, the
+  /// hub listens there alone, else on every interface but loopback.
+  std::string meeting_host{};
   std::string trace_folder{};         ///< a rank that is judged writes its flight recorder there, as trace-rank3.jsonl; "": nowhere
   Logger logger{};                    ///< rank 0's notes, and traces that could not be written
 };

@@ -6,6 +6,7 @@
 #include <zeroth/comm/rank_watch.h>
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -13,6 +14,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 
 namespace zeroth {
 
@@ -107,22 +109,29 @@ class CountingBackend final : public ForwardingBackend {
   std::shared_ptr<TrafficTable> table_;
 };
 
-/// Writes every call into the rank's flight recorder, and makes none once the job has been judged. A mismatch that a wait finds by itself, in
+/// Writes every call, and every wait_until(), into the rank's flight recorder, and makes none once the job has been judged. A mismatch that a wait finds by itself, in
 /// memory that only this rank looked at, is told to all ranks, and so is an abort. Parts made by split() do the same.
 class RecordingBackend final : public ForwardingBackend {
  public:
   /// `control` lives as long as this and its parts; null: there is nobody to tell.
   RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<ControlPlane> control = nullptr);
+  ~RecordingBackend() override;
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override;
   void abort(const Error& error) noexcept override;
+  void set_tag_names(TagNames names) override;
 
  private:
+  [[nodiscard]] std::int32_t about(const MessageTag& tag);
+
   std::shared_ptr<ControlPlane> control_;
   std::shared_ptr<RankWatch> watch_;
   std::int32_t group_;
   std::uint64_t calls_ = 0;
+  std::atomic<std::uint64_t> waits_{0};
+  TagNames tag_names_;
+  std::unordered_map<std::uint64_t, std::int32_t> abouts_;  ///< by unit and label: of FlightRecorder::names()
 };
 
 /// For transports whose calls do not carry what ranks compare (MPI's own algorithms; NCCL): before each matched call every rank hears 16 bytes of

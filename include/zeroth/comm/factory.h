@@ -31,6 +31,7 @@ struct CommOptions {
   Milliseconds timeout{300'000};      ///< of every wait
   Milliseconds first_timeout{0};      ///< until `watch` has seen the first step end: 0: twice as long
   Milliseconds frozen_after{10'000};  ///< a stopped peer without a heartbeat for this long is lost
+  Milliseconds end_stuck_after{5'000};  ///< as ControlOptions has it, for World::connect()
   /// Polling before sleep; unset: 20 us if every rank of the host has a core, else 50 us in which it yields its own.
   std::optional<std::chrono::microseconds> spin{};
   /// Per rank and group, for buffers that are neither attached nor readable by other processes (process_vm_readv), and for pieces that are

@@ -18,18 +18,20 @@
 
 namespace zeroth {
 
-/// One call.
+/// One call, or one wait for what others put into shared memory.
 struct CallRecord {
-  std::uint64_t sequence = 0;  ///< in its group, from 0
+  std::uint64_t sequence = 0;  ///< in its group, from 0; waits are counted by themselves
   std::int64_t begun_ns = 0;   ///< of a steady clock of this host
   std::int64_t ended_ns = 0;   ///< 0: has not ended, or has failed
   std::int64_t elements = 0;   ///< sum of its counts
   std::int32_t group = 0;      ///< of groups()
-  std::int32_t name = -1;      ///< of names(); -1: none
+  std::int32_t name = -1;      ///< of names(): of a barrier; -1: none
+  std::int32_t about = -1;     ///< of names(): "the parameters of unit blocks.0"; -1: nobody says
   std::int32_t unit = -1;
   std::uint32_t label = 0;
   CollectiveKind kind = CollectiveKind::kBarrier;
   DType dtype = DType::kUInt8;
+  bool wait = false;  ///< no call: `kind` and `dtype` mean nothing
   bool operator==(const CallRecord&) const = default;
 };
 
@@ -41,7 +43,7 @@ class FlightRecorder {
 
   /// A number for the group's name; the same for the same name.
   [[nodiscard]] std::int32_t group(std::string_view name);
-  /// A number for a barrier's name. There are 1,024; later names are all the same one, "...".
+  /// A number for a name, or for what a call is about. There are 1,024; later ones are all the same one, "...". Some 100 ns.
   [[nodiscard]] std::int32_t name(std::string_view name);
   /// A call begins. Returns its ticket. With end() some 60 ns, most of it for two looks at a clock.
   std::uint64_t begin(const CallRecord& call) noexcept;
@@ -52,9 +54,10 @@ class FlightRecorder {
   [[nodiscard]] std::vector<CallRecord> records() const;
   [[nodiscard]] std::vector<std::string> groups() const;
   [[nodiscard]] std::vector<std::string> names() const;
-  /// "all_gather#40 of world/engine0, ended 12.3 s ago", of the newest record; "" if there is none.
+  /// "all_gather#40 (the parameters of unit blocks.0) of world/engine0, ended 12.3 s ago", of the newest record; "" if there is none.
   [[nodiscard]] std::string last_call() const;
-  /// One JSON object a line: first {"rank", "size", "host", "now_ns"}, then one a record, oldest first. Throws kIo.
+  /// One JSON object a line: first {"rank", "size", "host", "now_ns", "names"}, then one a record, oldest first; its "about" is the place of a
+  /// name in "names". Throws kIo.
   void write(const std::string& path, int rank, int size) const;
 
  private:

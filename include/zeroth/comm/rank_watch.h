@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -117,6 +118,18 @@ class RankWatch {
     if (judged_.load(std::memory_order_acquire)) [[unlikely]]
       throw_verdict();
   }
+  /// The user's program has been told that the job is over: an error of a wait, of a call of all ranks, or of its own. Any thread.
+  void hear() const noexcept { heard_.store(true, std::memory_order_relaxed); }
+  /// Groups of the job that the program has in its hands: without one it owes the others nothing.
+  void take_group() noexcept { groups_.fetch_add(1, std::memory_order_relaxed); }
+  void give_group() noexcept { groups_.fetch_sub(1, std::memory_order_relaxed); }
+  /// A person sits in front of this process, and it must not end by itself (see ControlOptions::end_stuck_after).
+  void spare() noexcept { spared_.store(true, std::memory_order_relaxed); }
+  /// There is a verdict of which the program has not heard, because it does not come to a call that could throw it.
+  [[nodiscard]] bool is_deaf() const noexcept {
+    return judged_.load(std::memory_order_acquire) && groups_.load(std::memory_order_relaxed) > 0 && !heard_.load(std::memory_order_relaxed) &&
+           !spared_.load(std::memory_order_relaxed);
+  }
   /// Another rank has stopped the job or is lost, and the control plane may know why: for at most so long lets it say that, and throws
   /// what it says. Comes back at once where there is none.
   void await_verdict(Milliseconds patience) const;
@@ -138,6 +151,9 @@ class RankWatch {
   std::atomic<std::int64_t> first_timeout_{0};
   std::atomic<std::int64_t> waited_ns_{0};
   std::atomic<bool> judged_{false};
+  mutable std::atomic<bool> heard_{false};
+  std::atomic<bool> spared_{false};
+  std::atomic<int> groups_{0};
   mutable std::mutex mutex_;  ///< of all below
   std::vector<std::vector<std::string>> models_;
   std::map<std::string, std::weak_ptr<std::atomic<std::uint64_t>>> calls_begun_;
@@ -154,12 +170,14 @@ class RankWatch {
 /// One wait of a transport. Costs nothing until it has lasted a slice. `watch` null: nobody watches.
 class WatchedWait {
  public:
-  explicit WatchedWait(RankWatch* watch) : watch_(watch), begun_(watch == nullptr ? SteadyClock::time_point{} : SteadyClock::now()) {}
+  explicit WatchedWait(RankWatch* watch)
+      : watch_(watch), exceptions_(std::uncaught_exceptions()), begun_(watch == nullptr ? SteadyClock::time_point{} : SteadyClock::now()) {}
   WatchedWait(const WatchedWait&) = delete;
   WatchedWait& operator=(const WatchedWait&) = delete;
   ~WatchedWait() {
     if (watch_ == nullptr) return;
     if (id_ != 0) watch_->end_wait(id_);
+    if (std::uncaught_exceptions() > exceptions_) watch_->hear();
     watch_->add_waited(SteadyClock::now() - begun_);
   }
 
@@ -183,6 +201,7 @@ class WatchedWait {
 
  private:
   RankWatch* watch_;
+  int exceptions_;
   SteadyClock::time_point begun_;
   std::uint64_t id_ = 0;
 };

@@ -92,7 +92,8 @@ struct RuntimeConfig {
   std::int64_t first_timeout_ms = 0;      ///< until the first step has ended; 0: twice timeout_ms
   Uneven uneven = Uneven::kError;
   bool preemption = false;                ///< SIGTERM is noted, and told by StepResult::preempted
-  std::int64_t frozen_after_ms = 60'000;  ///< a peer that shows no life for so long is lost
+  std::int64_t frozen_after_ms = 10'000;  ///< a peer that shows no life for so long is lost
+  std::int64_t end_stuck_after_ms = 5'000;  ///< a process that does not hear of the job's end for so long is ended; 0: never
   int max_nonfinite_steps = 10;           ///< training stops after so many in a row
   bool broadcast_buffers = true;          ///< rank 0's before each training forward
   bool compute_copies = false;            ///< on the CPU, too, units compute with copies of the parameters

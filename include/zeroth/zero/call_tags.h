@@ -13,7 +13,8 @@ enum class CallPurpose : std::uint8_t { kOther, kGatherParameters, kPublishParam
 
 [[nodiscard]] MessageTag tag_of(Meeting what);
 
-/// "the gradients of unit blocks.3", "step()"; "" for tags of other calls. `model` must outlive it.
+/// "the gradients of unit blocks.3", "step()"; "" for tags of other calls. Where ranks gather or sum different units, a hint what to do. `model`
+/// must outlive it.
 [[nodiscard]] TagNames tag_names(const ModelLayout& model);
 
 /// "step()", "an export": what the ranks come together for.

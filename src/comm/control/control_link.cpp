@@ -14,6 +14,7 @@
 #include <pthread.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -187,6 +188,23 @@ std::vector<std::string> interface_addresses(const std::string& interface) {
            ErrorCode::kEnvironment,
            "no such interface with an address is up",
            {.where = "comm.control", .which = "ZEROTH_INTERFACE", .expected = fmt::format("one of {}", fmt::join(names, ", ")), .got = interface});
+  return found;
+}
+
+std::vector<std::string> own_addresses_of(const std::string& name, const std::vector<std::string>& own) {
+  if (name.empty()) return {};
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* all = nullptr;
+  if (::getaddrinfo(name.c_str(), nullptr, &hints, &all) != 0) return {};
+  std::vector<std::string> found;
+  for (const addrinfo* entry = all; entry != nullptr; entry = entry->ai_next) {
+    char host[NI_MAXHOST] = "";
+    if (::getnameinfo(entry->ai_addr, entry->ai_addrlen, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) continue;
+    const bool is_own = std::ranges::find(own, host) != own.end() && std::ranges::find(found, host) == found.end();
+    if (is_own) found.emplace_back(host);
+  }
+  ::freeaddrinfo(all);
   return found;
 }
 

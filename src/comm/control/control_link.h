@@ -48,6 +48,8 @@ struct TcpAddress {
 [[nodiscard]] ForkClosedFd connect_tcp(const TcpAddress& address, const Deadline& deadline, std::string& why);
 /// Numeric addresses of the host's interfaces that are up, without loopback; of `interface` only if it is not empty.
 [[nodiscard]] std::vector<std::string> interface_addresses(const std::string& interface);
+/// Those of `own` that `name`, a name or an address, stands for. Asks the resolver: blocks as long as that does.
+[[nodiscard]] std::vector<std::string> own_addresses_of(const std::string& name, const std::vector<std::string>& own);
 
 class ControlLink {
  public:

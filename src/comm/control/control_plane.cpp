@@ -22,6 +22,7 @@
 #include <cerrno>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -54,11 +55,24 @@ std::span<std::uint8_t> as_bytes_of(T& value) {
   return {reinterpret_cast<std::uint8_t*>(&value), sizeof value};
 }
 
-bool all_on_one_host(const Communicator& ranks) {
-  const auto own = static_cast<std::int64_t>(digest64(host_identity()));
-  std::vector<std::int64_t> all(static_cast<std::size_t>(ranks.size()));
-  ranks.all_gather(std::span(&own, 1), std::span(all));
-  return std::ranges::all_of(all, [&](std::int64_t id) { return id == own; });
+/// What is known of the processes of all ranks.
+struct Neighbourhood {
+  bool one_host = true;
+  bool threads = false;  ///< some ranks share a process
+};
+
+Neighbourhood look_around(const Communicator& ranks) {
+  const std::string host = host_identity();
+  const std::array<std::int64_t, 2> own{static_cast<std::int64_t>(digest64(host)), static_cast<std::int64_t>(digest64(fmt::format("{} {}", host, ::getpid())))};
+  std::vector<std::int64_t> all(2 * static_cast<std::size_t>(ranks.size()));
+  ranks.all_gather(std::span<const std::int64_t>(own), std::span(all));
+  Neighbourhood found;
+  std::set<std::int64_t> processes;
+  for (std::size_t rank = 0; rank < all.size() / 2; ++rank) {
+    found.one_host = found.one_host && all[2 * rank] == own[0];
+    found.threads = !processes.insert(all[2 * rank + 1]).second || found.threads;
+  }
+  return found;
 }
 
 /// What the thread of every rank has: a bell, the rank's watch, an end.
@@ -70,6 +84,7 @@ class ControlThread : public ControlPlane {
   }
 
   void tell(const Error& error) noexcept override {
+    watch_->hear();
     try {
       const std::lock_guard lock(mutex_);
       if (std::exchange(told_, true)) return;  // the first error is the cause
@@ -123,6 +138,10 @@ class ControlThread : public ControlPlane {
 
   /// The rank's waits throw it from now on; what led there is written down.
   void judge(const Error& error) {
+    if (!unheard_) {
+      unheard_ = error;
+      judged_at_ = SteadyClock::now();
+    }
     watch_->judge(error);
     if (options_.trace_folder.empty() || std::exchange(traced_, true)) return;
     try {
@@ -130,6 +149,26 @@ class ControlThread : public ControlPlane {
     } catch (const Error& trouble) {
       options_.logger.warn(trouble.what());
     }
+  }
+
+  /// In each round of the thread. Who hangs in code of its own never comes to a wait that would throw the verdict: it ends here, with what
+  /// the others say. `late`: this process itself was stopped or starved since the last round, and gets the whole time again.
+  void end_if_deaf(SteadyClock::time_point now, bool late) {
+    if (!unheard_) return;
+    if (late) judged_at_ = now;
+    if (options_.end_stuck_after <= Milliseconds{0} || now - judged_at_ < options_.end_stuck_after || !watch_->is_deaf()) return;
+    ErrorContext context = unheard_->context();
+    if (context.who.empty()) context.who = who();
+    const Error end(unheard_->code(),
+                    fmt::format("{}; {} has not come to a call of Zeroth for {:.1f} s since then, and is ended (zeroth.end_stuck_after_ms): it {}",
+                                unheard_->message(),
+                                who(),
+                                std::chrono::duration<double>(now - judged_at_).count(),
+                                describe(watch_->status(true))),
+                    std::move(context));
+    const std::string line = fmt::format("ZEROTH ERROR {}\n", end.what());
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+    ::_exit(exit_code(end.code()));
   }
 
   virtual void run() = 0;
@@ -148,6 +187,8 @@ class ControlThread : public ControlPlane {
   bool traced_ = false;
 
  private:
+  std::optional<Error> unheard_;  ///< what the program has to hear, and since when
+  SteadyClock::time_point judged_at_{};
   std::mutex mutex_;
   std::optional<VerdictMessage> to_tell_;  ///< under mutex_, as is told_
   bool told_ = false;
@@ -200,7 +241,8 @@ class Hub final : public ControlThread {
     while (!stopping_.load()) {
       wait();
       const auto now = SteadyClock::now();
-      if (now - last > too_long()) wake_up(now);
+      const bool late = now - last > too_long();
+      if (late) wake_up(now);
       last = now;
       serve_links(now);
       serve_guests(now);
@@ -208,6 +250,7 @@ class Hub final : public ControlThread {
       look_at_own(now);
       for (CoordinatorAction& action : coordinator_.tick(now)) act(action);
       ping(now);
+      end_if_deaf(now, late);
     }
     // Who goes because of an error has told it a moment ago.
     serve_links(SteadyClock::now());
@@ -424,7 +467,8 @@ class Leaf final : public ControlThread {
       (void)::poll(polled.data(), polled.size(), static_cast<int>((waits ? 2 * kBusy : idle()).count()));
       hush();
       const auto now = SteadyClock::now();
-      if (now - last > too_long()) heard_ = now;
+      const bool late = now - last > too_long();
+      if (late) heard_ = now;
       last = now;
       if (!gone_) listen(now);
       if (const std::optional<VerdictMessage> told = take_told()) {
@@ -433,6 +477,7 @@ class Leaf final : public ControlThread {
       }
       report(now);
       miss_hub(now);
+      end_if_deaf(now, late);
     }
     if (gone_) return;
     if (const std::optional<VerdictMessage> told = take_told()) link_.send(*told);
@@ -503,10 +548,17 @@ class Leaf final : public ControlThread {
   std::string link_trouble_{};
 };
 
+std::vector<std::string> listening_hosts(bool one_host, const ControlOptions& options) {
+  if (!options.interface.empty()) return interface_addresses(options.interface);
+  if (one_host) return {"127.0.0.1"};
+  const std::vector<std::string> all = interface_addresses("");
+  const std::vector<std::string> met = own_addresses_of(options.meeting_host, all);
+  return met.empty() ? all : met;
+}
+
 std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, const ControlOptions& options, bool one_host, Invitation& invitation) {
   try {
-    const std::vector<std::string> hosts = one_host && options.interface.empty() ? std::vector<std::string>{"127.0.0.1"} : interface_addresses(options.interface);
-    auto hub = std::make_unique<Hub>(watch, options, hosts);
+    auto hub = std::make_unique<Hub>(watch, options, listening_hosts(one_host, options));
     hub->invite(invitation);
     return hub;
   } catch (const Error& error) {
@@ -518,13 +570,15 @@ std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, 
 }  // namespace
 }  // namespace detail
 
-std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_ptr<RankWatch> watch, const ControlOptions& options) {
+std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_ptr<RankWatch> watch, const ControlOptions& wanted) {
   // Borrowed for these two calls.
   const Communicator ranks(std::shared_ptr<CommBackend>(&base, [](CommBackend*) {}));
-  const bool one_host = detail::all_on_one_host(ranks);
+  const detail::Neighbourhood around = detail::look_around(ranks);
+  ControlOptions options = wanted;
+  if (around.threads) options.end_stuck_after = Milliseconds{0};
   detail::Invitation invitation;
   std::unique_ptr<ControlPlane> hub;
-  if (ranks.rank() == 0) hub = detail::open_hub(watch, options, one_host, invitation);
+  if (ranks.rank() == 0) hub = detail::open_hub(watch, options, around.one_host, invitation);
   ranks.broadcast(detail::as_bytes_of(invitation), 0);
   ZR_CHECK(invitation.trouble[0] == '\0',
            ErrorCode::kResource,

@@ -19,8 +19,9 @@ double seconds(Milliseconds time) { return std::chrono::duration<double>(time).c
 /// How near an error is to what went wrong first, 0 nearest.
 int distance_from_cause(const Error& error) {
   switch (error.code()) {
-    case ErrorCode::kPeerLost: return 1;
-    case ErrorCode::kTimeout: return 2;
+    case ErrorCode::kMismatch: return 1;
+    case ErrorCode::kPeerLost: return 2;
+    case ErrorCode::kTimeout: return 3;
     default: return 0;
   }
 }

@@ -56,7 +56,7 @@ class Coordinator {
   /// Its connection has ended; `in_order`: after a goodbye. `trouble`: what the system says of it, or "".
   void left(int rank, bool in_order, TimePoint now, std::string trouble = "");
   /// A rank ends with this error. Where it is only what that rank saw of another one, the other's own word may be on its way: so the cause
-  /// is the first error of the best class (a rank's own, a mismatch; a loss; a deadline) within a moment.
+  /// is the first error of the best class (a rank's own; a mismatch; a loss; a deadline) within a moment.
   void told(Error error, TimePoint now);
   /// What has been told so far, for a rank 0 that ends itself and can wait for nothing better.
   [[nodiscard]] const std::optional<Error>& last_word() const { return told_; }

@@ -20,11 +20,13 @@ constexpr auto kRelease = std::memory_order_release;
 
 /// [Note: Versions] Word 0 of a slot is 2 ticket + 1 while it is written and 2 ticket + 2 afterwards. Stores of the other words are
 /// releases, so that the odd version is seen before any of them; loads are acquires, so that the second look at the version is the last.
-enum Word : std::size_t { kVersion, kSequence, kBegun, kEnded, kElements, kGroupUnit, kLabelKind, kName };
+enum Word : std::size_t { kVersion, kSequence, kBegun, kEnded, kElements, kGroupUnit, kLabelKind, kNames };
 
 constexpr std::uint64_t written(std::uint64_t ticket) { return 2 * ticket + 2; }
 
 std::uint64_t pair_of(std::uint32_t high, std::uint32_t low) { return std::uint64_t{high} << 32U | low; }
+
+std::string_view call_text(const CallRecord& record) { return record.wait ? "wait" : name_of(record.kind); }
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -60,9 +62,9 @@ std::uint64_t FlightRecorder::begin(const CallRecord& call) noexcept {
   words[kEnded].store(0, kRelease);
   words[kElements].store(static_cast<std::uint64_t>(call.elements), kRelease);
   words[kGroupUnit].store(pair_of(static_cast<std::uint32_t>(call.group), static_cast<std::uint32_t>(call.unit)), kRelease);
-  const auto kind = static_cast<std::uint32_t>(call.kind) | static_cast<std::uint32_t>(call.dtype) << 8U;
+  const auto kind = static_cast<std::uint32_t>(call.kind) | static_cast<std::uint32_t>(call.dtype) << 8U | static_cast<std::uint32_t>(call.wait) << 16U;
   words[kLabelKind].store(pair_of(call.label, kind), kRelease);
-  words[kName].store(static_cast<std::uint32_t>(call.name), kRelease);
+  words[kNames].store(pair_of(static_cast<std::uint32_t>(call.about), static_cast<std::uint32_t>(call.name)), kRelease);
   words[kVersion].store(written(ticket), kRelease);
   return ticket;
 }
@@ -80,7 +82,9 @@ bool FlightRecorder::read(std::uint64_t ticket, CallRecord& record) const {
   if (words[kVersion].load(kAcquire) != written(ticket)) return false;
   const std::uint64_t group_unit = words[kGroupUnit].load(kAcquire);
   const std::uint64_t label_kind = words[kLabelKind].load(kAcquire);
-  record.name = static_cast<std::int32_t>(words[kName].load(kAcquire) & 0xffff'ffffU);
+  const std::uint64_t names = words[kNames].load(kAcquire);
+  record.name = static_cast<std::int32_t>(names & 0xffff'ffffU);
+  record.about = static_cast<std::int32_t>(names >> 32U);
   record.sequence = words[kSequence].load(kAcquire);
   record.begun_ns = static_cast<std::int64_t>(words[kBegun].load(kAcquire));
   record.ended_ns = static_cast<std::int64_t>(words[kEnded].load(kAcquire));
@@ -90,6 +94,7 @@ bool FlightRecorder::read(std::uint64_t ticket, CallRecord& record) const {
   record.label = static_cast<std::uint32_t>(label_kind >> 32U);
   record.kind = static_cast<CollectiveKind>(label_kind & 0xffU);
   record.dtype = static_cast<DType>(label_kind >> 8U & 0xffU);
+  record.wait = (label_kind >> 16U & 1U) != 0;
   return words[kVersion].load(std::memory_order_relaxed) == written(ticket);
 }
 
@@ -117,35 +122,41 @@ std::string FlightRecorder::last_call() const {
   const std::uint64_t end = next_.load();
   CallRecord record;
   if (end == 0 || !read(end - 1, record)) return "";
-  const std::vector<std::string> names = groups();
+  const std::vector<std::string> all_groups = groups();
+  const std::vector<std::string> all_names = names();
   const auto index = static_cast<std::size_t>(record.group);
   const std::int64_t since = record.ended_ns == 0 ? record.begun_ns : record.ended_ns;
-  return fmt::format("{}#{}{} of {}, {} {:.1f} s ago",
-                     name_of(record.kind),
+  return fmt::format("{}#{}{}{} of {}, {} {:.1f} s ago",
+                     call_text(record),
                      record.sequence,
-                     record.name < 0 ? "" : " \"" + this->names().at(static_cast<std::size_t>(record.name)) + "\"",
-                     index < names.size() ? names[index] : "?",
+                     record.name < 0 ? "" : " \"" + all_names.at(static_cast<std::size_t>(record.name)) + "\"",
+                     record.about < 0 ? "" : " (" + all_names.at(static_cast<std::size_t>(record.about)) + ")",
+                     index < all_groups.size() ? all_groups[index] : "?",
                      record.ended_ns == 0 ? "begun" : "ended",
                      static_cast<double>(std::max<std::int64_t>(0, now_ns() - since)) * 1e-9);
 }
 
 void FlightRecorder::write(const std::string& path, int rank, int size) const {
   std::ofstream file(path, std::ios::trunc);
-  file << nlohmann::json{{"rank", rank}, {"size", size}, {"pid", ::getpid()}, {"host", host_name()}, {"now_ns", now_ns()}}.dump() << '\n';
+  const auto put = [&file](const nlohmann::json& line) { file << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n'; };
+  const std::vector<CallRecord> all = records();  // before the names: which grow meanwhile
   const std::vector<std::string> groups_now = groups();
-  for (const CallRecord& record : records()) {
+  const std::vector<std::string> names_now = names();
+  put({{"rank", rank}, {"size", size}, {"pid", ::getpid()}, {"host", host_name()}, {"now_ns", now_ns()}, {"names", names_now}});
+  for (const CallRecord& record : all) {
     const auto index = static_cast<std::size_t>(record.group);
     nlohmann::json line{{"group", index < groups_now.size() ? groups_now[index] : "?"},
                         {"sequence", record.sequence},
-                        {"call", name_of(record.kind)},
+                        {"call", call_text(record)},
                         {"dtype", name_of(record.dtype)},
                         {"elements", record.elements},
                         {"unit", record.unit},
                         {"label", record.label},
                         {"begun_ns", record.begun_ns},
                         {"ended_ns", record.ended_ns}};
-    if (record.name >= 0) line["name"] = names().at(static_cast<std::size_t>(record.name));
-    file << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n';
+    if (record.name >= 0) line["name"] = names_now.at(static_cast<std::size_t>(record.name));
+    if (record.about >= 0) line["about"] = record.about;
+    put(line);
   }
   file.close();
   ZR_CHECK(file,

@@ -105,6 +105,7 @@ void RankWatch::judge(const Error& error) {
 }
 
 void RankWatch::throw_verdict() const {
+  hear();
   const std::lock_guard lock(mutex_);
   ErrorContext context = verdict_->context();
   if (context.who.empty()) context.who = fmt::format("rank {}/{}", rank_, size_);  // else whom it is about, or who saw it

@@ -7,7 +7,11 @@
 namespace zeroth {
 
 RecordingBackend::RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<ControlPlane> control)
-    : ForwardingBackend(std::move(inner)), control_(std::move(control)), watch_(std::move(watch)), group_(watch_->recorder().group(group_name())) {}
+    : ForwardingBackend(std::move(inner)), control_(std::move(control)), watch_(std::move(watch)), group_(watch_->recorder().group(group_name())) {
+  watch_->take_group();
+}
+
+RecordingBackend::~RecordingBackend() { watch_->give_group(); }
 
 Work RecordingBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
   watch_->check();
@@ -18,6 +22,7 @@ Work RecordingBackend::submit(std::span<const Collective> collectives, const Str
                                                 .elements = std::accumulate(call.counts.begin(), call.counts.end(), std::int64_t{0}),
                                                 .group = group_,
                                                 .name = call.name.empty() ? -1 : watch_->recorder().name(call.name),
+                                                .about = about(call.tag),
                                                 .unit = call.tag.unit,
                                                 .label = call.tag.label,
                                                 .kind = call.kind,
@@ -40,12 +45,31 @@ std::unique_ptr<CommBackend> RecordingBackend::split(int color, int key, std::st
 
 void RecordingBackend::wait_until(const std::function<bool()>& predicate, const WaitContext& context) {
   watch_->check();
+  FlightRecorder& recorder = watch_->recorder();
+  const std::uint64_t ticket = recorder.begin({.sequence = waits_.fetch_add(1), .group = group_, .about = recorder.name(context.what), .wait = true});
   try {
     inner().wait_until(predicate, context);
+    recorder.end(ticket);
   } catch (const Error& error) {
     if (control_ && error.code() == ErrorCode::kMismatch) control_->tell(error);
     throw;
   }
+}
+
+void RecordingBackend::set_tag_names(TagNames names) {
+  tag_names_ = names;
+  abouts_.clear();
+  inner().set_tag_names(std::move(names));
+}
+
+std::int32_t RecordingBackend::about(const MessageTag& tag) {
+  if (!tag_names_.name) return -1;
+  const auto [place, is_new] = abouts_.try_emplace(std::uint64_t{static_cast<std::uint32_t>(tag.unit)} << 32U | tag.label, -1);
+  if (is_new) {
+    const std::string text = tag_names_.name(tag);
+    if (!text.empty()) place->second = watch_->recorder().name(text);
+  }
+  return place->second;
 }
 
 void RecordingBackend::abort(const Error& error) noexcept {

@@ -236,6 +236,18 @@ TEST(ForkClosedFd, IsClosedInAForkedChildOnly) {
   ::close(ends[1]);
 }
 
+TEST(OwnAddresses, AreThoseOfANameThatThisHostHas) {
+  using Hosts = std::vector<std::string>;
+  const Hosts own{"192.0.2.7", "2001:db8::7", "198.51.100.1"};
+  EXPECT_EQ(detail::own_addresses_of("192.0.2.7", own), (Hosts{"192.0.2.7"}));
+  EXPECT_EQ(detail::own_addresses_of("2001:db8::7", own), (Hosts{"2001:db8::7"}));
+  EXPECT_EQ(detail::own_addresses_of("192.0.2.8", own), Hosts{}) << "another host's";
+  EXPECT_EQ(detail::own_addresses_of("", own), Hosts{});
+  EXPECT_EQ(detail::own_addresses_of("localhost", own), Hosts{}) << "which nobody else reaches";
+  EXPECT_EQ(detail::own_addresses_of("localhost", {"127.0.0.1"}), (Hosts{"127.0.0.1"})) << "a name counts as what it stands for";
+  EXPECT_EQ(detail::own_addresses_of("no such host", own), Hosts{});
+}
+
 TEST_P(ControlPlaneOnce, AnInterfaceThatIsNotThereIsNamed) {
   ThreadRanksOptions options;
   options.abort_on_failure = false;

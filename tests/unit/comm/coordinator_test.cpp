@@ -302,6 +302,23 @@ TEST(Coordinator, ARanksOwnErrorComesBeforeWhatOthersSawOfIt) {
   EXPECT_EQ(job.verdict->message(), "rank 2 stopped the job: [MODEL] no loss");
 }
 
+TEST(Coordinator, AMismatchComesAfterARanksOwnErrorAndBeforeALoss) {
+  Situation mismatch(4);
+  mismatch.tell(ErrorCode::kPeerLost, "rank 2 left early");
+  mismatch.tell(ErrorCode::kMismatch, "ranks make different calls");
+  EXPECT_FALSE(mismatch.verdict) << "a rank that failed by itself may be why the calls differ";
+  mismatch.run(Milliseconds{250});
+  ASSERT_TRUE(mismatch.verdict);
+  EXPECT_EQ(mismatch.verdict->message(), "ranks make different calls");
+  Situation own(4);
+  own.tell(ErrorCode::kMismatch, "ranks make different calls");
+  own.run(Milliseconds{50});
+  own.tell(ErrorCode::kAborted, "rank 2 stopped the job: [MODEL] no loss");
+  own.run(Milliseconds{50});
+  ASSERT_TRUE(own.verdict);
+  EXPECT_EQ(own.verdict->message(), "rank 2 stopped the job: [MODEL] no loss");
+}
+
 TEST(Coordinator, ALossIsBelievedAfterAMoment) {
   Situation job(4);
   job.tell(ErrorCode::kTimeout, "no answer");

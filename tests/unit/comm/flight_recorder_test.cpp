@@ -20,6 +20,16 @@ CallRecord a_call(std::uint64_t sequence) {
   return {.sequence = sequence, .elements = 100, .group = 0, .unit = 3, .label = 9, .kind = CollectiveKind::kReduceScatter, .dtype = DType::kBFloat16};
 }
 
+std::vector<nlohmann::json> lines_of(const FlightRecorder& recorder) {
+  const std::string path = testing::TempDir() + "/flight-recorder-test.jsonl";
+  recorder.write(path, 1, 4);
+  std::ifstream file(path);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  std::filesystem::remove(path);
+  return lines;
+}
+
 TEST(FlightRecorder, KeepsWhatACallWasAndWhenItEnded) {
   FlightRecorder recorder;
   EXPECT_EQ(recorder.group("world"), 0);
@@ -52,14 +62,26 @@ TEST(FlightRecorder, KeepsNamesOfBarriers) {
   for (int number = 0; number < 3'000; ++number) (void)recorder.name("step " + std::to_string(number));  // a name a step does not fill the memory
   EXPECT_EQ(recorder.names().size(), 1'024U);
   EXPECT_EQ(recorder.names().at(static_cast<std::size_t>(recorder.name("one more"))), "...");
-  const std::string path = ::testing::TempDir() + "names.jsonl";
-  recorder.write(path, 0, 1);
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  std::getline(file, line);
-  EXPECT_EQ(nlohmann::json::parse(line).at("name"), "before the export");
-  std::filesystem::remove(path);
+  EXPECT_EQ(lines_of(recorder).at(1).at("name"), "before the export");
+}
+
+TEST(FlightRecorder, SaysWhatCallsAndWaitsWereAbout) {
+  FlightRecorder recorder;
+  (void)recorder.group("world");
+  CallRecord call = a_call(4);
+  call.about = recorder.name("the gradients of unit blocks.1");
+  recorder.end(recorder.begin(call));
+  EXPECT_THAT(recorder.last_call(), HasSubstr("reduce_scatter#4 (the gradients of unit blocks.1) of world, ended"));
+  (void)recorder.begin({.sequence = 2, .about = recorder.name("parameters of unit root"), .wait = true});
+  EXPECT_THAT(recorder.last_call(), HasSubstr("wait#2 (parameters of unit root) of world, begun"));
+  EXPECT_TRUE(recorder.records().at(1).wait);
+  EXPECT_EQ(recorder.records().at(0).about, call.about);
+  EXPECT_EQ(recorder.records().at(0).name, -1);
+  const std::vector<nlohmann::json> lines = lines_of(recorder);
+  EXPECT_EQ(lines.at(0).at("names"), (std::vector<std::string>{"the gradients of unit blocks.1", "parameters of unit root"}));
+  EXPECT_EQ(lines.at(1).at("about"), 0);
+  EXPECT_EQ(lines.at(2).at("about"), 1);
+  EXPECT_EQ(lines.at(2).at("call"), "wait");
 }
 
 TEST(FlightRecorder, KeepsTheLast) {
@@ -98,12 +120,7 @@ TEST(FlightRecorder, WritesOneObjectALine) {
   (void)recorder.group("world");
   recorder.end(recorder.begin(a_call(1)));
   (void)recorder.begin(a_call(2));
-  const std::string path = testing::TempDir() + "/flight-recorder-test.jsonl";
-  recorder.write(path, 1, 4);
-  std::ifstream file(path);
-  std::vector<nlohmann::json> lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
-  std::filesystem::remove(path);
+  const std::vector<nlohmann::json> lines = lines_of(recorder);
   ASSERT_EQ(lines.size(), 3U);
   EXPECT_EQ(lines[0].at("rank"), 1);
   EXPECT_EQ(lines[0].at("size"), 4);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <source_location>
 #include <string>
 #include <thread>
@@ -60,6 +61,33 @@ TEST(RankWatch, AVerdictIsAwaitedOnlyWhereSomebodyCouldSayOne) {
   });
   EXPECT_THROW(watch.await_verdict(Milliseconds{60'000}), JobVerdict);
   judge.join();
+}
+
+TEST(RankWatch, IsDeafUntilItsProgramHasHadAnErrorOnce) {
+  const auto deaf_after = [](const std::function<void(RankWatch&)>& happens) {
+    RankWatch watch(0, 2);
+    watch.take_group();
+    watch.judge(Error(ErrorCode::kTimeout, "rank 1 does not come"));
+    EXPECT_TRUE(watch.is_deaf());
+    happens(watch);
+    return watch.is_deaf();
+  };
+  RankWatch sound(0, 2);
+  sound.take_group();
+  EXPECT_FALSE(sound.is_deaf()) << "there is no verdict";
+  EXPECT_TRUE(deaf_after([](RankWatch& watch) { WatchedWait wait(&watch); })) << "a wait that ends well says nothing";
+  EXPECT_FALSE(deaf_after([](RankWatch& watch) { EXPECT_THROW(watch.check(), JobVerdict); }));
+  EXPECT_FALSE(deaf_after([](RankWatch& watch) {
+    try {
+      WatchedWait wait(&watch);
+      throw Error(ErrorCode::kPeerLost, "what the transport saw by itself");
+    } catch (const Error&) {
+      watch.add_waited({});
+    }
+  }));
+  EXPECT_FALSE(deaf_after([](RankWatch& watch) { watch.hear(); }));
+  EXPECT_FALSE(deaf_after([](RankWatch& watch) { watch.give_group(); })) << "it needs nobody any more";
+  EXPECT_FALSE(deaf_after([](RankWatch& watch) { watch.spare(); }));
 }
 
 TEST(RankWatch, AVerdictSaysWhomItIsAbout) {

@@ -120,6 +120,7 @@ Config any_config() {
                  .uneven = *rc::gen::element(Uneven::kError, Uneven::kDrop, Uneven::kJoin),
                  .preemption = *rc::gen::arbitrary<bool>(),
                  .frozen_after_ms = any_int(1, 604'800'000),
+                 .end_stuck_after_ms = any_int(0, 604'800'000),
                  .max_nonfinite_steps = static_cast<int>(any_int(1, 2147483646)),
                  .broadcast_buffers = *rc::gen::arbitrary<bool>(),
                  .compute_copies = *rc::gen::arbitrary<bool>(),
@@ -188,6 +189,7 @@ TEST(ConfigValue, TheDigestCoversWhatRanksMustShare) {
   local.runtime.timeout_ms = 5;
   local.runtime.first_timeout_ms = 5;
   local.runtime.frozen_after_ms = 5;
+  local.runtime.end_stuck_after_ms = 5;
   local.runtime.execution = ExecutionMode::kChaos;
   local.runtime.chaos_seed = 9;
   local.runtime.memory_limit_bytes = 1000;

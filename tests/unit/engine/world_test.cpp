@@ -1,4 +1,5 @@
 #include <zeroth/base/error.h>
+#include <zeroth/engine/settings.h>
 #include <zeroth/engine/world.h>
 
 #include <gtest/gtest.h>
@@ -229,6 +230,16 @@ TEST(World, HowCallsAreMadeIsThatOfTheFirstEngineAndNeverChosenInSilence) {
   EXPECT_EQ(refusal(alone, Reduction::kTransport, false), "");
   EXPECT_NE(refusal(alone, Reduction::kRankOrder, false).find("decided by its first engine"), std::string::npos);
   EXPECT_NE(refusal(alone, Reduction::kTransport, true).find("zeroth.check_calls"), std::string::npos);
+}
+
+TEST(World, TimesOfAnEmptyConfigurationAreThoseOfTheTransports) {
+  const CommOptions resolved = make_comm_options(Config{}, 4);
+  const CommOptions plain;
+  EXPECT_EQ(resolved.frozen_after, Milliseconds{10'000}) << "a frozen rank is named within 10 to 15 s";
+  EXPECT_EQ(resolved.frozen_after, plain.frozen_after);
+  EXPECT_EQ(resolved.timeout, plain.timeout);
+  EXPECT_EQ(resolved.first_timeout, plain.first_timeout);
+  EXPECT_EQ(resolved.end_stuck_after, plain.end_stuck_after);
 }
 
 TEST(World, AbortBeforeAnyConnectionIsNothing) {

@@ -52,6 +52,27 @@ TEST(Trace, ACallThatNobodyEnds) {
   EXPECT_THAT(differences(ranks), ElementsAre("world#1: all ranks have begun all_gather, rank 0 has not ended it"));
 }
 
+TEST(Trace, WaitsOfARankAreItsOwn) {
+  std::vector<RankTrace> ranks{a_rank(0, 2), a_rank(1, 2)};
+  for (const std::uint64_t number : {0U, 1U}) {  // with numbers of calls
+    ranks[1].calls.push_back({.group = "world", .sequence = number, .what = "wait", .name = "wait", .about = "step() of all ranks", .begun_ns = 10 * kSecond});
+  }
+  EXPECT_THAT(differences(ranks), IsEmpty());
+  EXPECT_THAT(draw(ranks, 20.0, 20).at(1), HasSubstr(">| in wait#1 (step() of all ranks) of world for 10.0 s"));
+}
+
+TEST(Trace, NamesAreInTheFirstLineOnce) {
+  const std::string head = R"({"rank": 0, "size": 1, "host": "h", "now_ns": 5, "names": ["a", "the parameters of unit blocks.0"]})";
+  const auto call = [](int about) {
+    return R"({"group": "world", "sequence": 3, "call": "all_gather", "dtype": "float32", "elements": 9, "unit": 1, "label": 1, "begun_ns": 1, "ended_ns": 2, "about": )" +
+           std::to_string(about) + "}";
+  };
+  const RankTrace trace = parse(head + "\n" + call(1), "trace");
+  EXPECT_EQ(trace.calls.at(0).what, "all_gather float32 [9] unit=1 label=1 (the parameters of unit blocks.0)");
+  EXPECT_THAT(draw({trace}, 1.0, 10).at(0), HasSubstr("last all_gather#3 (the parameters of unit blocks.0) of world"));
+  EXPECT_THAT(test::error_of(ErrorCode::kIo, [&] { (void)parse(head + "\n" + call(2), "trace"); }), HasSubstr("trace:2"));
+}
+
 TEST(Trace, WhatHasLeftARingIsNotMissed) {
   std::vector<RankTrace> ranks{a_rank(0, 9), a_rank(1, 9)};
   ranks[1].calls.erase(ranks[1].calls.begin(), ranks[1].calls.begin() + 6);
