@@ -1,6 +1,7 @@
 #include "launcher/job_log.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/preemption.h>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -88,7 +89,10 @@ void JobLog::first_cause(const FailureRecord& cause, const std::string& text) {
 }
 
 void JobLog::end(const JobEnd& end) {
-  write("end", Json{{"exit_code", end.exit_code}, {"will_restart", end.restart}, {"text", end.text}});
+  write("end", Json{{"exit_code", end.exit_code},
+                    {"preempted", end.exit_code == kExitPreempted},
+                    {"will_restart", end.restart},
+                    {"text", end.text}});
 }
 
 }  // namespace zeroth::launcher

@@ -100,6 +100,7 @@ JobEnd run_as_node(const Options& options, const std::string& secret, const Cons
                                task.extra = options.environment;
                                task.bind = options.bind;
                              },
+                         .preempt_grace = options.preempt_grace,
                          // The head waits for other nodes, for as long as it likes, and pings.
                          .lost_after = options.lost_after};
   const AgentEnd end = run_agent(*channel, setup, console.inbox);

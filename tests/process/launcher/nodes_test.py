@@ -145,6 +145,21 @@ class Nodes(unittest.TestCase):
         self.assertEqual((head.code(), other.code()), (143, 143))
         self.assertIn("its agent was stopped by signal 15", head.err)
 
+    def test_nodes_that_are_preempted_one_after_the_other_make_room_together(self) -> None:
+        for first, second in ((0, 1), (1, 0)):
+            with self.subTest(first=first):
+                nodes = [self.node(number, PROBE, "room", "save=4") for number in range(2)]
+                pids = nodes[0].pids("READY", 2)
+                nodes[first].process.send_signal(signal.SIGTERM)
+                nodes[0].wait_for("makes room", 1, stream="err")
+                time.sleep(1.2)  # no repeat of the first request
+                nodes[second].process.send_signal(signal.SIGTERM)
+                if first == 1:
+                    os.kill(pids[0], signal.SIGTERM)  # as the engine of rank 0 hears of it from rank 1
+                self.assertEqual((nodes[0].code(), nodes[1].code()), (75, 75), nodes[0].err)
+                self.assertIn("preempted: 2 of 2 ranks ended with exit code 75", nodes[1].err)
+        self.assertTrue(self.stage.gone())
+
     def test_a_late_node_is_named_with_its_time(self) -> None:
         head = self.node(0, of=4, options=("--connect-timeout", "6"))
         other = self.node(2, of=4)
