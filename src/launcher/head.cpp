@@ -35,7 +35,7 @@ void make_log_directory(const std::string& directory) {
   if (error) {
     throw Error(ErrorCode::kIo,
                 fmt::format("cannot make the directory {}: {}", directory, error.message()),
-                {.where = "--log-dir"});
+                {.where = "--log-dir", .hint = "give a folder that can be made or written"});
   }
 }
 

@@ -38,7 +38,7 @@ JobLog::JobLog(const std::string& path) : path_(path) {
   if (!file_.valid()) {
     throw Error(ErrorCode::kIo,
                 "cannot write the status file: " + errno_text(errno),
-                {.where = "--json", .which = path});
+                {.where = "--json", .which = path, .hint = "give a path in a folder that is there and can be written"});
   }
 }
 

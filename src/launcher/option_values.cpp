@@ -91,8 +91,8 @@ std::string parse_remote_program(const std::string& text) {
 Endpoint parse_endpoint(const char* option, const std::string& text) {
   TextCursor cursor(text, option, 1, ErrorCode::kUsage);
   Endpoint endpoint{.host = cursor.host(":")};
-  if (!cursor.take(':')) cursor.refuse("the port is missing", "HOST:PORT", cursor.rest());
-  endpoint.port = cursor.number(1, 65'535, "", "the port");
+  if (!cursor.take(':')) cursor.refuse("the port is missing", "HOST:PORT", cursor.rest(), "the same free port on all nodes, for example node0:29400");
+  endpoint.port = cursor.number(1, 65'535, "", "the port", "the same free port on all nodes");
   return endpoint;
 }
 

@@ -63,6 +63,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     expect(error.code() == zeroth::ErrorCode::kEnvironment, "refused with another code", error.what());
     expect(error.context().where == "world" && !error.context().which.empty(), "refused without the variable", error.what());
     expect(!error.context().expected.empty(), "refused without what is expected", error.what());
+    expect(!error.context().hint.empty(), "refused without a hint", error.what());
   } catch (const std::exception& error) {
     expect(false, "refused with something that is no Error", error.what());
   }

@@ -33,6 +33,7 @@ void expect_refusal(const Refusal& refusal, const JobSetup& setup = {}) {
   EXPECT_EQ(result.out, "");
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
   EXPECT_THAT(result.err, ::testing::StartsWith("zeroth-run: ["));
+  EXPECT_THAT(result.err, HasSubstr("; hint: "));
   for (const std::string& text : refusal.said) EXPECT_THAT(result.err, HasSubstr(text));
   EXPECT_FALSE(result.anything_left);
 }

@@ -207,6 +207,7 @@ TEST(World, RefusesEverythingElseByName) {
       EXPECT_EQ(error.code(), ErrorCode::kEnvironment) << row.name;
       EXPECT_EQ(error.context().which, row.which) << row.name;
       EXPECT_FALSE(error.context().expected.empty()) << row.name;
+      EXPECT_FALSE(error.context().hint.empty()) << row.name;
       EXPECT_FALSE(error.context().got.empty() && row.name != "nothing") << row.name;
     }
   }
