@@ -63,7 +63,7 @@ TEST_F(SeveralHosts, TheJobHasOneNameAndOnePort) {
   const JobResult result = job.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(std::ranges::count(result.out, '\n'), 3) << result.out;
-  EXPECT_THAT(result.out, HasSubstr("[0-2] OWN=kept\n"));
+  EXPECT_THAT(result.out, HasSubstr("[ranks 0-2] OWN=kept\n"));
 }
 
 TEST_F(SeveralHosts, TheAddressOfThisHostIsTheOneThatOthersSee) {

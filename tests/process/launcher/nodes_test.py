@@ -94,7 +94,7 @@ class Nodes(unittest.TestCase):
         nodes = [self.stage.run("-n", "1", "--nnodes", "2", "--node-rank", str(number), "--rdzv", f"[::1]:{self.port}", "sh", "-c",
                                 "echo $MASTER_ADDR", ZEROTH_RDZV_SECRET=SECRET) for number in range(2)]
         self.assertEqual([node.code() for node in nodes], [0, 0], nodes[0].err)
-        self.assertEqual(nodes[0].out, "[0-1] ::1\n")
+        self.assertEqual(nodes[0].out, "[ranks 0-1] ::1\n")
 
     def test_every_node_exits_with_the_first_cause(self) -> None:
         head, other = self.node(0, PROBE, "wait", "exit=7"), self.node(1, PROBE, "wait", "exit=7", ranks=2)
