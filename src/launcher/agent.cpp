@@ -209,6 +209,7 @@ class Agent final : public GroupListener {
   void lose_head() {
     head_gone_ = true;
     channel_->close_out();
+    kill_at_.reset();  // whoever makes room for a job that has no head any more gets no more time than others
     stop_ranks(SIGTERM);
   }
 
