@@ -40,7 +40,7 @@ JobEnd run_with_nodes(const Options& options,
                       const Attempt& attempt) {
   Rendezvous rendezvous(spec_of(options, secret));
   try {
-    if (const int signal = rendezvous.gather(console.inbox, sayer(console)); signal != 0) {
+    if (const int signal = rendezvous.gather(console.inbox, sayer(console), attempt.timeout); signal != 0) {
       const JobEnd end = stopped_before_the_start(signal, console);
       rendezvous.dismiss(end);
       return end;

@@ -47,7 +47,7 @@ Supervisor::Supervisor(const Options& options, const Console& console, const Att
       inbox_(&console.inbox),
       sinks_{&console.out, &console.err},
       mergers_{LineMerger(console.out, options.num_ranks), LineMerger(console.err, options.num_ranks)},
-      timeout_at_(attempt.timeout_at) {
+      timeout_at_(attempt.timeout.at) {
   outputs_.reserve(2 * static_cast<std::size_t>(options.num_ranks));
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     for (const Stream stream : {Stream::kOut, Stream::kErr}) {

@@ -32,8 +32,8 @@ inline constexpr Milliseconds kFarewell{2000};
 
 /// One start of a job.
 struct Attempt {
-  int restart = 0;                        ///< starts before this one
-  std::optional<TimePoint> timeout_at{};  ///< of the whole job
+  int restart = 0;       ///< starts before this one
+  JobTimeout timeout{};  ///< of the whole job
   JobLog* log = nullptr;                  ///< outlives this
 };
 

@@ -273,6 +273,28 @@ TEST_F(SeveralHosts, ALateHostIsNamedWithItsTime) {
   EXPECT_FALSE(result.anything_left);
 }
 
+TEST_F(SeveralHosts, TheJobsTimeCountsWhileAHostIsAwaited) {
+  Job job(hosts.probe({"--hosts", "h1,silent", "--timeout", "1.5"}, {"wait"}), hosts.setup());
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 76);
+  EXPECT_THAT(result.err,
+              HasSubstr("[TIMEOUT] the job took longer than 1.5 s; nothing was started; where: --timeout; got: waited for host silent for "));
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST_F(SeveralHosts, TheFirstLineSaysWhatIsStarted) {
+  const std::string file = hosts.scratch.file("list", "h1 slots=2\nh2 slots=2\n");
+  for (const auto& [options, line] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--hostfile", file}, "2 hosts x 2 ranks = 4 (hostfile " + file + ")"},
+           {{"--hostfile", file, "-n", "3"}, "2 hosts, 3 ranks (hostfile " + file + ")"},
+           {{"--hosts", "h1"}, "1 host x 1 rank = 1 (--hosts)"}}) {
+    std::vector<std::string> arguments = hosts.probe(options, {"args"});
+    arguments.erase(arguments.begin());  // not -q
+    Job job(arguments, hosts.setup());
+    EXPECT_THAT(job.wait().err, ::testing::StartsWith("zeroth-run: " + line + "\n"));
+  }
+}
+
 TEST_F(SeveralHosts, CtrlCWhileWaitingForAHostIsHeard) {
   Job job(hosts.probe({"--hosts", "h1,silent"}, {"wait"}), hosts.setup());
   std::this_thread::sleep_for(std::chrono::milliseconds(300));

@@ -169,6 +169,13 @@ class Nodes(unittest.TestCase):
         self.assertEqual(other.code(), 69)
         self.assertIn("nodes 1, 3 did not come within 6 s", other.err)
 
+    def test_the_jobs_time_counts_while_nodes_are_awaited(self) -> None:
+        head = self.node(0, of=3, options=("--timeout", "1.5"))
+        other = self.node(2, of=3)
+        self.assertEqual((head.code(), other.code()), (76, 76))
+        for run in (head, other):
+            self.assertRegex(run.err, r"\[TIMEOUT\] the job took longer than 1\.5 s; nothing was started; where: --timeout; got: waited for node 1 for [12] s")
+
     def test_a_head_that_is_not_there_is_awaited_and_named(self) -> None:
         other = self.node(1, options=("--connect-timeout", "6"))
         self.assertEqual(other.code(), 69)
