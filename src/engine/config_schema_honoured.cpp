@@ -402,7 +402,7 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::preemption>(
         {.pointer = "/zeroth/preemption",
          .text = "The first SIGTERM does not end the process: at the next step all ranks agree that the job was asked to make room, and "
-                 "`result.preempted` says so. Save and end with exit code 75 then. A second SIGTERM ends the process."}),
+                 "`result.preempted` says so. Save and end with exit code 75 then. A second SIGTERM, more than a second later, ends the process."}),
     bind<&Config::runtime, &RuntimeConfig::uneven>(
         {.pointer = "/zeroth/uneven",
          .kind = KeyKind::kChoice,

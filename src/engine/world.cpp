@@ -148,7 +148,8 @@ World World::from_variables(const Lookup& lookup) {
              {.where = "world",
               .which = std::string(launcher.rank) + ", " + std::string(launcher.size),
               .expected = "0 <= rank < size",
-              .got = "rank " + *rank + ", size " + *size});
+              .got = "rank " + *rank + ", size " + *size,
+              .hint = "ranks are counted from 0; give every rank the same size"});
     world.backend_name_ = backend_of(lookup, launcher, world.size_);
     const auto local = lookup(launcher.local_rank);
     world.local_rank_ = local ? number(std::string(launcher.local_rank), *local) : world.rank_;
@@ -158,7 +159,8 @@ World World::from_variables(const Lookup& lookup) {
              {.where = "world",
               .which = std::string(launcher.local_rank),
               .expected = "below the size, " + *size,
-              .got = local.value_or("")});
+              .got = local.value_or(""),
+              .hint = "local ranks are counted from 0 on each host; or unset it"});
     world.ranks_on_host_ = ranks_on_host_of(lookup, launcher, world.size_);
     const auto job = lookup(launcher.job);
     const auto step = launcher.step.empty() ? std::nullopt : lookup(launcher.step);

@@ -4,6 +4,8 @@
 #include "launcher/local_group.h"
 #include "launcher/spawn.h"
 
+#include <zeroth/base/preemption.h>
+
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -12,6 +14,7 @@
 #include <csignal>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth::launcher {
@@ -44,6 +47,7 @@ class Agent final : public GroupListener {
     channel_->send(FrameType::kOutputEnd, encode(Output{.rank = rank, .stream = stream}));
   }
   void rank_ended(int rank, const std::string& /*host*/, pid_t pid, const ExitStatus& status) override {
+    made_room_ = made_room_ || status.preempted();
     channel_->send(FrameType::kRankEnd, encode(RankEnd{.rank = rank, .pid = pid, .status = status}));
   }
   void host_failed(const std::string& /*host*/,
@@ -84,6 +88,7 @@ class Agent final : public GroupListener {
     if (group_) consider(group_->next());
     consider(kill_at_);
     consider(give_up_at_);
+    consider(leave_at_);
     const auto left = std::chrono::ceil<Milliseconds>(*next - SteadyClock::now()).count();
     return static_cast<int>(std::clamp<long long>(left, 0, kPingEvery.count()));
   }
@@ -95,13 +100,30 @@ class Agent final : public GroupListener {
     } else if (signal == SIGUSR1 || signal == SIGUSR2) {
       if (group_) group_->signal_ranks(signal);
     } else if (signal != SIGTSTP) {
+      const TimePoint now = SteadyClock::now();
+      if (signal == SIGTERM && stopped_at_ && now <= *stopped_at_ + kOneRequest) return;
       if (!group_ || group_->gone()) {
-        head_gone_ = true;
+        // Others may still save; a second request ends the wait for them, or the time.
+        if (signal != SIGTERM || !made_room_ || stopped_at_) head_gone_ = true;
+        stopped_at_ = now;
+        leave_at_ = now + setup_->preempt_grace;
         return;
       }
       channel_->send(FrameType::kNote, fmt::format("its agent was stopped by signal {}", signal));
-      stop_ranks(kill_at_ ? SIGKILL : signal);
+      if (signal == SIGTERM && !kill_at_) {
+        make_room();
+      } else {
+        stop_ranks(kill_at_ ? SIGKILL : signal);
+      }
     }
+  }
+
+  /// [Note: Making room] in supervisor.cpp. Nodes are told one after the other: our ranks may have heard of it through the head.
+  void make_room() {
+    stopped_at_ = SteadyClock::now();
+    kill_at_ = *stopped_at_ + setup_->preempt_grace;
+    if (!std::exchange(told_to_make_room_, true)) group_->signal_ranks(SIGTERM);
+    group_->signal_groups(SIGCONT);
   }
 
   void stop_ranks(int signal) {
@@ -131,7 +153,7 @@ class Agent final : public GroupListener {
         if (!group_) break;
         if (order.groups) {
           group_->signal_groups(order.number);
-        } else {
+        } else if (order.number != SIGTERM || !std::exchange(told_to_make_room_, true)) {
           group_->signal_ranks(order.number);
         }
         paused_ = order.groups && order.number == SIGSTOP;
@@ -187,6 +209,7 @@ class Agent final : public GroupListener {
   void lose_head() {
     head_gone_ = true;
     channel_->close_out();
+    kill_at_.reset();  // whoever makes room for a job that has no head any more gets no more time than others
     stop_ranks(SIGTERM);
   }
 
@@ -203,6 +226,7 @@ class Agent final : public GroupListener {
       if (group_) group_->signal_groups(SIGKILL);
       give_up_at_ = now + kStuck;
     }
+    if (leave_at_ && now >= *leave_at_) head_gone_ = true;
     if (give_up_at_ && now >= *give_up_at_ && group_) {
       give_up_at_.reset();
       for (const std::string& who : group_->abandon()) {
@@ -230,8 +254,12 @@ class Agent final : public GroupListener {
   bool head_gone_ = false;
   bool paused_ = false;  ///< the head has been stopped with all ranks: it will be silent
   bool reported_ = false;
+  bool told_to_make_room_ = false;  ///< our ranks have had SIGTERM
+  bool made_room_ = false;          ///< one of them has ended so
+  std::optional<TimePoint> stopped_at_;
   std::optional<TimePoint> kill_at_;
   std::optional<TimePoint> give_up_at_;
+  std::optional<TimePoint> leave_at_;
   std::vector<pollfd> polled_;
 };
 

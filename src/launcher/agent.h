@@ -21,6 +21,7 @@ struct AgentSetup {
   Hello hello{};
   /// What this host itself says of the task, where the head does not (--nnodes); may throw.
   std::function<void(HostTask&)> complete{};
+  Milliseconds preempt_grace{30'000};  ///< from SIGTERM to the agent itself to SIGKILL of its ranks
   Milliseconds lost_after{
       10'000};  ///< without a word from the head for so long it has gone; the task says how long from then on
 };

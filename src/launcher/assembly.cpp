@@ -154,6 +154,7 @@ std::unique_ptr<AgentLink> start_agent(const std::string& host,
 
 int await_agents(const std::vector<std::unique_ptr<AgentLink>>& links,
                  Milliseconds timeout,
+                 const JobTimeout& job,
                  SignalInbox& inbox,
                  const std::function<void(std::string_view)>& say,
                  const std::function<void(const RefusedHost&)>& refused) {
@@ -174,6 +175,7 @@ int await_agents(const std::vector<std::unique_ptr<AgentLink>>& links,
     for (const int number : inbox.take()) {
       if (number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT) signal = number;
     }
+    if (waiting.num_waiting() > 0) job.check("waited for " + waiting.describe());
     if (SteadyClock::now() >= report_at && waiting.num_waiting() > 0) {
       report_at += kReportEvery;
       say("waiting for " + waiting.describe());

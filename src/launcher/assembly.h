@@ -2,6 +2,7 @@
 #pragma once
 
 #include "launcher/agent_link.h"
+#include "launcher/console.h"
 #include "launcher/signals.h"
 
 #include <zeroth/base/deadline.h>
@@ -39,9 +40,11 @@ struct RefusedHost {
 
 /// Waits until every agent has said hello. Says every five seconds whom it waits for, and for how long it has
 /// waited. Throws Error(kLaunch) that names every host that failed, or is late after `timeout`; once one has
-/// failed the others get kOthers. `refused` hears of each of them first. Returns the number of a signal that came instead, or 0.
+/// failed the others get kOthers. `refused` hears of each of them first. Throws Error(kTimeout) at the end of
+/// the job's time. Returns the number of a signal that came instead, or 0.
 [[nodiscard]] int await_agents(const std::vector<std::unique_ptr<AgentLink>>& links,
                                Milliseconds timeout,
+                               const JobTimeout& job,
                                SignalInbox& inbox,
                                const std::function<void(std::string_view)>& say,
                                const std::function<void(const RefusedHost&)>& refused = {});

@@ -1,5 +1,7 @@
 #include "launcher/console.h"
 
+#include <zeroth/base/error.h>
+
 #include <fmt/format.h>
 
 namespace zeroth::launcher {
@@ -7,6 +9,13 @@ namespace zeroth::launcher {
 void Console::say(std::string_view text) const {
   err.queue() += fmt::format("zeroth-run: {}\n", text);
   err.flush_some();
+}
+
+void JobTimeout::check(const std::string& what) const {
+  if (!at || SteadyClock::now() < *at) return;
+  throw Error(ErrorCode::kTimeout,
+              fmt::format("the job took longer than {:g} s; nothing was started", static_cast<double>(length.count()) / 1000),
+              {.where = "--timeout", .got = what, .hint = "see to that, or give more time"});
 }
 
 JobEnd stopped_before_the_start(int signal, const Console& console) {

@@ -5,6 +5,10 @@
 #include "launcher/rank_group.h"
 #include "launcher/signals.h"
 
+#include <zeroth/base/deadline.h>
+
+#include <optional>
+#include <string>
 #include <string_view>
 
 namespace zeroth::launcher {
@@ -17,6 +21,15 @@ struct Console {
 
   /// A line of our own, "zeroth-run: " before it, on standard error; waits for no reader.
   void say(std::string_view text) const;
+};
+
+/// --timeout, which also counts while hosts or nodes are awaited.
+struct JobTimeout {
+  Milliseconds length{};
+  std::optional<SteadyClock::time_point> at{};  ///< none: no such option
+
+  /// Throws Error(kTimeout) if it is over before anything was started; `what` says at what.
+  void check(const std::string& what) const;
 };
 
 /// Says that a signal came while hosts or nodes were awaited, and is that end.

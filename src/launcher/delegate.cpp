@@ -20,7 +20,7 @@ namespace {
 [[noreturn]] void refuse(const std::string& launcher,
                          const std::string& message,
                          const std::string& which,
-                         const std::string& hint = "") {
+                         const std::string& hint) {
   throw Error(ErrorCode::kUsage, message, {.where = "--launcher " + launcher, .which = which, .hint = hint});
 }
 
@@ -76,7 +76,17 @@ void add_mpirun(Delegation& delegation,
   for (const auto& [name, value] : options.environment) command.insert(command.end(), {"-x", name});
 }
 
-void add_srun(Delegation& delegation, const Options& options, const std::vector<HostSelection>& hosts) {
+bool is_set(const std::vector<std::string>& environment, const std::vector<std::pair<std::string, std::string>>& more, std::string_view name) {
+  return std::ranges::any_of(more, [name](const auto& pair) { return pair.first == name; }) ||
+         std::ranges::any_of(environment, [name](std::string_view entry) {
+           return entry.starts_with(name) && entry.substr(name.size()).starts_with('=') && entry.size() > name.size() + 1;
+         });
+}
+
+void add_srun(Delegation& delegation,
+              const Options& options,
+              const std::vector<HostSelection>& hosts,
+              const std::vector<std::string>& environment) {
   std::vector<std::string>& command = delegation.command;
   command = {"srun", fmt::format("--ntasks={}", ranks_of(options, hosts))};
   if (options.bind != BindCores::kAuto) {
@@ -98,6 +108,12 @@ void add_srun(Delegation& delegation, const Options& options, const std::vector<
     command.push_back(fmt::format("--nodes={}", hosts.size()));
     command.push_back(fmt::format("--ntasks-per-node={}", hosts.front().slots.size()));
     command.push_back("--nodelist=" + join(names, ","));
+  }
+  // Slurm's variables do not say that MPI reaches all ranks, so a world of several hosts asks for it (zeroth/engine/world.h); srun has to
+  // start them as ranks of MPI then. Who has chosen otherwise keeps that.
+  if (hosts.size() > 1) {
+    if (!is_set(environment, options.environment, "SLURM_MPI_TYPE")) command.emplace_back("--mpi=pmix");
+    if (!is_set(environment, options.environment, "ZEROTH_BACKEND")) delegation.environment.emplace_back("ZEROTH_BACKEND", "shm+mpi");
   }
   command.emplace_back("--export=ALL");
 }
@@ -121,7 +137,7 @@ Delegation delegation_of(const Options& options, const std::vector<std::string>&
   if (options.launcher == "mpirun") {
     add_mpirun(delegation, options, hosts, environment);
   } else {
-    add_srun(delegation, options, hosts);
+    add_srun(delegation, options, hosts, environment);
   }
   if (options.command.front().starts_with('-')) {
     refuse(options.launcher,

@@ -35,7 +35,7 @@ void make_log_directory(const std::string& directory) {
   if (error) {
     throw Error(ErrorCode::kIo,
                 fmt::format("cannot make the directory {}: {}", directory, error.message()),
-                {.where = "--log-dir"});
+                {.where = "--log-dir", .hint = "give a folder that can be made or written"});
   }
 }
 
@@ -68,7 +68,7 @@ int run_job(const Options& options, const Console& console) {
   JobLog log = is_head && !options.json_file.empty() ? JobLog(options.json_file) : JobLog();
   const Starter start = starter_of(options, console);
   Attempt attempt{.log = &log};
-  if (options.timeout) attempt.timeout_at = SteadyClock::now() + *options.timeout;
+  if (options.timeout) attempt.timeout = {.length = *options.timeout, .at = SteadyClock::now() + *options.timeout};
   for (;; ++attempt.restart) {
     log.set_restart(attempt.restart);
     JobEnd end;

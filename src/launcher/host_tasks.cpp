@@ -78,7 +78,8 @@ std::vector<HostSelection> hosts_of(const Options& options) {
                 "the number of ranks does not fit the hosts",
                 {.which = "-n",
                  .expected = fmt::format("at most {} slots, and {}", slots, kMaxRanks),
-                 .got = std::to_string(wanted)});
+                 .got = std::to_string(wanted),
+                 .hint = wanted > slots ? "give the hosts more slots, or start fewer ranks" : "start fewer ranks"});
   }
   std::size_t left = wanted;
   for (HostSelection& host : hosts) {

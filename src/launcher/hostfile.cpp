@@ -13,11 +13,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <unordered_map>
 
 namespace zeroth::launcher {
 namespace {
+
+constexpr const char* kRightFile = "is it the right file?";
 
 /// Names of hosts are the same in capitals.
 std::string folded(std::string name) {
@@ -34,11 +38,11 @@ class HostTable {
       cursor.refuse("a host twice",
                     "each host once, with all its slots",
                     host.name,
-                    column,
-                    "the first is at " + before->second);
+                    "the first is at " + before->second,
+                    column);
     }
     if (hosts_.size() == kMaxHosts) {
-      cursor.refuse("too many hosts", fmt::format("at most {}", kMaxHosts), host.name, column);
+      cursor.refuse("too many hosts", fmt::format("at most {}", kMaxHosts), host.name, "start several jobs", column);
     }
     hosts_.push_back(std::move(host));
   }
@@ -64,13 +68,12 @@ void parse_line(std::string_view line, const std::string& name, std::size_t numb
     cursor.refuse("the number of slots is missing",
                   "HOST slots=N",
                   cursor.rest(),
-                  0,
                   "add slots=<ranks for this host>");
   }
-  host.num_slots = cursor.number(1, kMaxSlots, " \t", "the number of slots");
+  host.num_slots = cursor.number(1, kMaxSlots, " \t", "the number of slots", "slots=<ranks for this host>, a plain number");
   cursor.skip_blanks();
   if (!cursor.at_end()) {
-    cursor.refuse("more on the line than a host and its slots", "HOST slots=N", cursor.rest());
+    cursor.refuse("more on the line than a host and its slots", "HOST slots=N", cursor.rest(), "one host a line; a comment begins with '#'");
   }
   table.add(std::move(host), cursor, column, fmt::format("line {}", number));
 }
@@ -101,28 +104,28 @@ std::map<std::size_t, Node> parse_filter(std::string_view text,
       cursor.refuse("this host is not among the job's",
                     "a host of the hostfile or of --hosts",
                     node.host,
-                    column,
-                    near.empty() ? "" : "did you mean " + near + "?");
+                    near.empty() ? option + " chooses from the hosts that are there" : "did you mean " + near + "?",
+                    column);
     }
     if (cursor.take(':')) {
       do {
         const std::size_t slot_column = cursor.column();
         const int slot =
-            cursor.number(0, hosts[found->second].num_slots - 1, ",@", "the slot of " + node.host);
+            cursor.number(0, hosts[found->second].num_slots - 1, ",@", "the slot of " + node.host, "slots are counted from 0");
         if (std::ranges::find(node.slots, slot) != node.slots.end()) {
-          cursor.refuse("a slot twice", "each slot once", std::to_string(slot), slot_column);
+          cursor.refuse("a slot twice", "each slot once", std::to_string(slot), "leave one of them out", slot_column);
         }
         node.slots.push_back(slot);
       } while (cursor.take(','));
     }
     std::ranges::sort(node.slots);
     if (!nodes.emplace(found->second, node).second) {
-      cursor.refuse("a host twice", "each host once: HOST:SLOT,SLOT", node.host, column);
+      cursor.refuse("a host twice", "each host once: HOST:SLOT,SLOT", node.host, "name all its slots at one place", column);
     }
   } while (cursor.take('@'));
   if (!cursor.at_end()) {
     cursor.refuse(
-        "not a filter of hosts", "NODE[@NODE...], NODE is HOST or HOST:SLOT[,SLOT...]", cursor.rest());
+        "not a filter of hosts", "NODE[@NODE...], NODE is HOST or HOST:SLOT[,SLOT...]", cursor.rest(), "hosts are parted by '@', slots by ','");
   }
   return nodes;
 }
@@ -133,13 +136,12 @@ std::vector<HostEntry> parse_hostfile(std::string_view text, const std::string& 
   const TextCursor whole(text, name, 1, ErrorCode::kConfig);
   if (text.size() > kMaxHostfileBytes) {
     whole.refuse(
-        "the hostfile is too large", fmt::format("at most {} bytes", kMaxHostfileBytes), text.substr(0, 8));
+        "the hostfile is too large", fmt::format("at most {} bytes", kMaxHostfileBytes), text.substr(0, 8), kRightFile);
   }
   if (text.starts_with("\xef\xbb\xbf")) {
     whole.refuse("the hostfile begins with a byte-order mark",
                  "plain text",
                  text.substr(0, 3),
-                 0,
                  "save it as UTF-8 without BOM");
   }
   HostTable table;
@@ -155,13 +157,13 @@ std::vector<HostEntry> parse_hostfile(std::string_view text, const std::string& 
       cursor.refuse(carriage ? "a carriage return" : "a NUL byte",
                     "lines that end with LF",
                     line.substr(control, 1),
-                    control + 1,
-                    carriage ? "the file has Windows line ends: sed -i 's/\\r$//'" : "this is no text file");
+                    carriage ? "the file has Windows line ends: sed -i 's/\\r$//'" : "this is no text file",
+                    control + 1);
     }
     parse_line(line, name, number, table);
   }
   if (table.empty()) {
-    whole.refuse("no host in the hostfile", "lines HOST slots=N", text.substr(0, 0));
+    whole.refuse("no host in the hostfile", "lines HOST slots=N", text.substr(0, 0), "an empty list is never this host alone: for that use -n without --hostfile");
   }
   return table.take();
 }
@@ -173,12 +175,12 @@ std::vector<HostEntry> parse_host_list(std::string_view text) {
     const std::size_t column = cursor.column();
     HostEntry host{.name = cursor.host(":,"), .num_slots = 1};
     if (cursor.take(':')) {
-      host.num_slots = cursor.number(1, kMaxSlots, ",", "the number of slots");
+      host.num_slots = cursor.number(1, kMaxSlots, ",", "the number of slots", "HOST:<ranks for this host>, a plain number; an IPv6 address goes in brackets");
     }
     table.add(std::move(host), cursor, column, fmt::format("column {}", column));
   } while (cursor.take(','));
   if (!cursor.at_end()) {
-    cursor.refuse("not a list of hosts", "HOST[:SLOTS][,HOST[:SLOTS]...]", cursor.rest());
+    cursor.refuse("not a list of hosts", "HOST[:SLOTS][,HOST[:SLOTS]...]", cursor.rest(), "hosts are parted by ','");
   }
   return table.take();
 }
@@ -192,13 +194,18 @@ std::string format_hostfile(const std::vector<HostEntry>& hosts) {
 }
 
 std::string read_hostfile(const std::string& path) {
-  const auto refuse = [&path](ErrorCode code, const std::string& message, const std::string& hint = "") {
+  const auto refuse = [&path](ErrorCode code, const std::string& message, const std::string& hint) {
     throw Error(code, message, {.where = "--hostfile", .which = path, .hint = hint});
   };
   // O_NONBLOCK: a FIFO without a writer must not stop us before fstat has told what it is.
   const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!file.valid()) {
-    refuse(ErrorCode::kIo, "cannot read the hostfile: " + errno_text(errno));
+    const int error = errno;
+    std::error_code unknown;
+    const std::string here = std::filesystem::current_path(unknown).string();
+    refuse(ErrorCode::kIo,
+           "cannot read the hostfile: " + errno_text(error),
+           fmt::format("{}; this host alone is never taken instead", path.starts_with('/') ? "check the path" : "the working directory is " + here));
   }
   struct stat info {};
   if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
@@ -208,17 +215,17 @@ std::string read_hostfile(const std::string& path) {
   }
   const std::string too_large = fmt::format("the hostfile is larger than {} bytes", kMaxHostfileBytes);
   if (info.st_size > static_cast<off_t>(kMaxHostfileBytes)) {
-    refuse(ErrorCode::kConfig, too_large);
+    refuse(ErrorCode::kConfig, too_large, kRightFile);
   }
   std::string text;
   std::string block(std::size_t{64} << 10, '\0');
   for (;;) {
     const ssize_t bytes = ::read(file.get(), block.data(), block.size());
     if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) refuse(ErrorCode::kIo, "cannot read the hostfile: " + errno_text(errno));
+    if (bytes < 0) refuse(ErrorCode::kIo, "cannot read the hostfile: " + errno_text(errno), "copy it to a disk of this machine");
     if (bytes == 0) return text;
     text.append(block.data(), static_cast<std::size_t>(bytes));
-    if (text.size() > kMaxHostfileBytes) refuse(ErrorCode::kConfig, too_large);  // it has grown meanwhile
+    if (text.size() > kMaxHostfileBytes) refuse(ErrorCode::kConfig, too_large, kRightFile);  // it has grown meanwhile
   }
 }
 
@@ -249,7 +256,8 @@ std::vector<HostSelection> select_hosts(const std::vector<HostEntry>& hosts,
     if (!host.slots.empty()) selected.push_back(std::move(host));
   }
   if (selected.empty()) {
-    throw Error(ErrorCode::kUsage, "no host is left", {.which = "--exclude", .got = in_quotes(exclude)});
+    throw Error(ErrorCode::kUsage, "no host is left",
+                {.which = "--exclude", .expected = "a host that it does not name", .got = in_quotes(exclude), .hint = "exclude fewer"});
   }
   return selected;
 }

@@ -1,6 +1,7 @@
 #include "launcher/job_log.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/preemption.h>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -37,7 +38,7 @@ JobLog::JobLog(const std::string& path) : path_(path) {
   if (!file_.valid()) {
     throw Error(ErrorCode::kIo,
                 "cannot write the status file: " + errno_text(errno),
-                {.where = "--json", .which = path});
+                {.where = "--json", .which = path, .hint = "give a path in a folder that is there and can be written"});
   }
 }
 
@@ -88,7 +89,10 @@ void JobLog::first_cause(const FailureRecord& cause, const std::string& text) {
 }
 
 void JobLog::end(const JobEnd& end) {
-  write("end", Json{{"exit_code", end.exit_code}, {"will_restart", end.restart}, {"text", end.text}});
+  write("end", Json{{"exit_code", end.exit_code},
+                    {"preempted", end.exit_code == kExitPreempted},
+                    {"will_restart", end.restart},
+                    {"text", end.text}});
 }
 
 }  // namespace zeroth::launcher

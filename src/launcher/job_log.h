@@ -28,7 +28,7 @@ class JobLog {
   void rank_end(int rank, const std::string& host, pid_t pid, const ExitStatus& status);
   /// "first_cause": rank, host, pid, and exit_code or signal; text.
   void first_cause(const FailureRecord& cause, const std::string& text);
-  /// "end": exit_code, will_restart, text.
+  /// "end": exit_code, preempted, will_restart, text.
   void end(const JobEnd& end);
   /// Why it is incomplete, "" if it is not; once.
   [[nodiscard]] std::string take_failure() { return std::exchange(failure_, {}); }

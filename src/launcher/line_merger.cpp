@@ -59,7 +59,7 @@ void LineMerger::write_first() {
   Entry& entry = waiting_.front();
   std::ranges::sort(entry.ranks);
   waiting_bytes_ -= entry.line.size();
-  sink_->queue() += fmt::format("[{}] {}", describe_ranks(entry.ranks), entry.line);
+  sink_->queue() += fmt::format("[{}{}] {}", entry.ranks.size() > 1 ? "ranks " : "", describe_ranks(entry.ranks), entry.line);
   waiting_.pop_front();
 }
 

@@ -2,6 +2,8 @@
 
 #include "launcher/error_line.h"
 
+#include <zeroth/base/preemption.h>
+
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -69,6 +71,7 @@ void LineSplitter::emit(std::string& out) {
       out += pending_;
     }
   }
+  makes_room_ = makes_room_ || pending_.find(kMakesRoom) != std::string::npos;
   if (const std::optional<ErrorMark> mark = find_error_mark(pending_)) {
     last_error_line_ = pending_.substr(mark->begin, kMaxErrorLine);
     while (!last_error_line_.empty() &&

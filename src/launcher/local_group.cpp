@@ -12,6 +12,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
+#include <fstream>
+#include <string>
 #include <utility>
 
 namespace zeroth::launcher {
@@ -20,19 +23,29 @@ namespace {
 // [Note: End of a rank] A rank goes through kRunning -> kLingering (it has ended, its pipes may hold more) ->
 // kEnding (its group got SIGKILL, the leader is reaped, members that became our children are being reaped) ->
 // kGone. The launcher is a subreaper, so the orphans of a group are its children and "nothing is left" is
-// something that it can wait for.
+// something that it can wait for. A process that has left its group (setsid) becomes our child, too, when its parent ends: after
+// the last rank every child that we did not have before gets SIGKILL, until there is none.
 
 constexpr std::size_t kBlockBytes = std::size_t{64} << 10;
+constexpr Milliseconds kSweepEvery{20};  // their ends wake us; this is for what no signal tells
 constexpr std::array kStreams{Stream::kOut, Stream::kErr};
 
 constexpr std::size_t index_of(Stream stream) {
   return static_cast<std::size_t>(stream);
 }
 
+/// None where the kernel does not say (CONFIG_PROC_CHILDREN).
+std::vector<pid_t> children() {
+  std::vector<pid_t> result;
+  std::ifstream file("/proc/self/task/" + std::to_string(::getpid()) + "/children");
+  for (pid_t pid = 0; file >> pid;) result.push_back(pid);
+  return result;
+}
+
 }  // namespace
 
 LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupListener& listener)
-    : listener_(&listener) {
+    : listener_(&listener), before_(children()) {
   SpawnPlan plan{.program = find_program(task.command.front(), search_path_of(task.environment)),
                  .arguments = task.command,
                  .descriptors = context.descriptors};
@@ -141,10 +154,24 @@ void LocalGroup::settle() {
       rank.state = State::kGone;
     }
   }
+  if (!swept_ && std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.state == State::kGone; })) sweep();
+}
+
+void LocalGroup::sweep() {
+  const TimePoint now = SteadyClock::now();
+  if (sweep_until_ == TimePoint{}) sweep_until_ = now + kStuck;
+  reap_orphans();
+  swept_ = true;
+  for (const pid_t pid : children()) {
+    if (std::ranges::find(before_, pid) != before_.end()) continue;
+    ::kill(pid, SIGKILL);  // and its children become ours
+    swept_ = now >= sweep_until_;
+  }
 }
 
 std::optional<TimePoint> LocalGroup::next() const {
   std::optional<TimePoint> first;
+  if (sweep_until_ != TimePoint{} && !swept_) first = SteadyClock::now() + kSweepEvery;
   for (const Rank& rank : ranks_) {
     const bool due = rank.state == State::kLingering || rank.state == State::kEnding;
     if (due && (!first || rank.until < *first)) first = rank.until;
@@ -167,6 +194,7 @@ std::vector<std::string> LocalGroup::abandon() {
       left.push_back(fmt::format("pid {}", rank.process.pid()));
       rank.process.abandon();
       rank.state = State::kGone;
+      swept_ = true;  // it stays our child
     }
   }
   return left;
@@ -178,7 +206,7 @@ int LocalGroup::num_running() const {
 }
 
 bool LocalGroup::gone() const {
-  return std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.state == State::kGone; });
+  return swept_ && std::ranges::all_of(ranks_, [](const Rank& rank) { return rank.state == State::kGone; });
 }
 
 std::size_t LocalGroup::read_some(Rank& rank, Stream stream) {

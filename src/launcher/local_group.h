@@ -22,7 +22,7 @@ struct StartContext {
   int stdin_fd = -1;   ///< rank 0's standard input, if not -1; borrowed, for the start only
 };
 
-/// One at most in a process, which has no other children and is a subreaper: see [Note: End of a rank].
+/// One at most in a process, which starts no other children meanwhile and is a subreaper: see [Note: End of a rank].
 class LocalGroup final : public RankGroup {
  public:
   /// Starts every rank. A failure throws what find_program and spawn_rank throw, and what was started until
@@ -64,10 +64,15 @@ class LocalGroup final : public RankGroup {
   void drain(Rank& rank);
   void close(Rank& rank, Stream stream);
   void reap_orphans();
+  /// Ends what the ranks have left behind outside of their process groups.
+  void sweep();
 
   GroupListener* listener_;
   std::vector<std::string> notes_;
   std::vector<Rank> ranks_;
+  std::vector<pid_t> before_;  ///< children of this process that are not of the ranks: who became zeroth-run by exec had them
+  bool swept_ = false;
+  TimePoint sweep_until_{};
 };
 
 }  // namespace zeroth::launcher

@@ -40,7 +40,7 @@ JobEnd run_with_nodes(const Options& options,
                       const Attempt& attempt) {
   Rendezvous rendezvous(spec_of(options, secret));
   try {
-    if (const int signal = rendezvous.gather(console.inbox, sayer(console)); signal != 0) {
+    if (const int signal = rendezvous.gather(console.inbox, sayer(console), attempt.timeout); signal != 0) {
       const JobEnd end = stopped_before_the_start(signal, console);
       rendezvous.dismiss(end);
       return end;
@@ -100,6 +100,7 @@ JobEnd run_as_node(const Options& options, const std::string& secret, const Cons
                                task.extra = options.environment;
                                task.bind = options.bind;
                              },
+                         .preempt_grace = options.preempt_grace,
                          // The head waits for other nodes, for as long as it likes, and pings.
                          .lost_after = options.lost_after};
   const AgentEnd end = run_agent(*channel, setup, console.inbox);

@@ -19,9 +19,11 @@ constexpr std::array kOwned{"RANK",
                             "WORLD_SIZE",
                             "LOCAL_WORLD_SIZE",
                             "GROUP_RANK",
+                            "GROUP_WORLD_SIZE",
                             "NODE_RANK",
                             "TORCHELASTIC_RUN_ID",
                             "TORCHELASTIC_RESTART_COUNT",
+                            "TORCHELASTIC_MAX_RESTARTS",
                             "ZEROTH_BOUND_CORES",
                             "ZEROTH_JOB_ID",
                             "ZEROTH_RESTART_COUNT"};
@@ -91,8 +93,8 @@ std::string parse_remote_program(const std::string& text) {
 Endpoint parse_endpoint(const char* option, const std::string& text) {
   TextCursor cursor(text, option, 1, ErrorCode::kUsage);
   Endpoint endpoint{.host = cursor.host(":")};
-  if (!cursor.take(':')) cursor.refuse("the port is missing", "HOST:PORT", cursor.rest());
-  endpoint.port = cursor.number(1, 65'535, "", "the port");
+  if (!cursor.take(':')) cursor.refuse("the port is missing", "HOST:PORT", cursor.rest(), "the same free port on all nodes, for example node0:29400");
+  endpoint.port = cursor.number(1, 65'535, "", "the port", "the same free port on all nodes");
   return endpoint;
 }
 

@@ -22,7 +22,8 @@ constexpr const char* kDescription =
     "zeroth-run starts N ranks of a program, on this host or on several, and ends all of them when one "
     "fails.\n"
     "Each rank finds its place in the world in torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, ...).\n"
-    "Its exit code is 0, or that of the first rank that failed (128 + signal if a signal ended it).\n";
+    "Its exit code is 0, or that of the first rank that failed (128 + signal if a signal ended it);\n"
+    "75 if ranks have made room and ask to be started again.\n";
 
 constexpr const char* kExamples =
     "Examples:\n"
@@ -81,6 +82,7 @@ struct Raw {
   std::string num_ranks;
   std::string timeout;
   std::string grace;
+  std::string preempt_grace;
   std::string connect_timeout;
   std::string lost_after;
   std::string remote_program;
@@ -111,6 +113,8 @@ void declare(CLI::App& app, Options& options, Raw& raw) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--timeout", raw.timeout, "End the whole job after this time")->type_name("SECONDS");
   app.add_option("--grace", raw.grace, "From a forwarded Ctrl-C or SIGTERM to SIGKILL (2)")
+      ->type_name("SECONDS");
+  app.add_option("--preempt-grace", raw.preempt_grace, "The same for SIGTERM where a rank makes room (30)")
       ->type_name("SECONDS");
   app.add_option(
          "--bind-cores", raw.bind, "Each rank on cores of its own: auto (where there are enough), on, off")
@@ -236,6 +240,7 @@ void check_launcher(const CLI::App& app, const Options& options) {
                              "--stdin",
                              "--timeout",
                              "--grace",
+                             "--preempt-grace",
                              "--max-restarts",
                              "--json",
                              "--nnodes",
@@ -284,6 +289,8 @@ void check(const CLI::App& app, Options& options, const Raw& raw) {
   }
   if (given(app, "--timeout")) options.timeout = parse_seconds("--timeout", raw.timeout);
   if (given(app, "--grace")) options.grace = parse_seconds("--grace", raw.grace);
+  if (given(app, "--preempt-grace"))
+    options.preempt_grace = parse_seconds("--preempt-grace", raw.preempt_grace);
   for (const std::string& assignment : raw.assignments) {
     options.environment.push_back(parse_assignment(assignment));
   }

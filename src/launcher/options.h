@@ -26,6 +26,7 @@ struct Options {
   std::string log_directory{};  ///< also write each rank's output there; "" = no
   std::optional<Milliseconds> timeout{};
   Milliseconds grace{2000};  ///< from a forwarded SIGINT or SIGTERM to SIGKILL
+  Milliseconds preempt_grace{30'000};  ///< from SIGTERM to SIGKILL where a rank makes room
   std::string hostfile{};    ///< start ranks on the hosts of this file; "" = no
   std::string hosts{};       ///< or on these, "a:2,b"; "" = no
   std::string include{};     ///< DeepSpeed's filters over either

@@ -59,7 +59,7 @@ RankOutput::RankOutput(OutputSink& sink, LineStyle style, std::string file, bool
   if (!path_.empty()) {
     file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | (append ? O_APPEND : O_TRUNC) | O_CLOEXEC, 0666));
     if (!file_.valid()) {
-      throw Error(ErrorCode::kIo, "cannot write " + path_ + ": " + errno_text(errno), {.where = "--log-dir"});
+      throw Error(ErrorCode::kIo, "cannot write " + path_ + ": " + errno_text(errno), {.where = "--log-dir", .hint = "give a folder that can be written"});
     }
   }
 }

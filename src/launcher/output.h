@@ -48,6 +48,7 @@ class RankOutput {
   RankOutput(OutputSink& sink, LineStyle style, std::string file, bool append);
 
   [[nodiscard]] const std::string& last_error_line() const { return splitter_.last_error_line(); }
+  [[nodiscard]] bool makes_room() const { return splitter_.makes_room(); }
 
   void feed(std::string_view bytes);
   /// Nothing more comes: what is left is passed on.

@@ -1,6 +1,8 @@
 // One rank as the launcher holds it: a process group with the rank as its leader.
 #pragma once
 
+#include <zeroth/base/preemption.h>
+
 #include <sys/types.h>
 
 #include <optional>
@@ -14,6 +16,8 @@ struct ExitStatus {
   bool core_dumped = false;
 
   [[nodiscard]] bool ok() const { return exit_code == 0 && signal == 0; }
+  /// It has made room (zeroth/base/preemption.h): no failure.
+  [[nodiscard]] bool preempted() const { return exit_code == kExitPreempted && signal == 0; }
 };
 
 /// Owns a child process that leads its own process group.

@@ -54,7 +54,7 @@ Rendezvous::Rendezvous(RendezvousSpec spec)
       socket_(listen_at(spec_.endpoint)),
       links_(static_cast<std::size_t>(spec_.num_nodes - 1)) {}
 
-int Rendezvous::gather(SignalInbox& inbox, const Say& say) {
+int Rendezvous::gather(SignalInbox& inbox, const Say& say, const JobTimeout& job) {
   const auto begin = SteadyClock::now();
   auto report_at = begin + kReportEvery;
   std::vector<pollfd> polled;
@@ -79,6 +79,7 @@ int Rendezvous::gather(SignalInbox& inbox, const Say& say) {
     if (polled[1].revents != 0) accept_visitors();
     if (const int signal = stop_signal(inbox); signal != 0) return signal;
     const auto now = SteadyClock::now();
+    if (num_missing() > 0) job.check(fmt::format("waited for {} for {} s", missing(), seconds_since(begin)));
     if (now - begin >= spec_.timeout) {
       refuse(
           fmt::format("{} did not come within {} s", missing(), seconds_since(begin)),

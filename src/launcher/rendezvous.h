@@ -3,6 +3,7 @@
 #pragma once
 
 #include "launcher/agent_link.h"
+#include "launcher/console.h"
 #include "launcher/option_values.h"
 #include "launcher/signals.h"
 #include "launcher/unique_fd.h"
@@ -43,8 +44,8 @@ class Rendezvous {
 
   /// Waits for every other node. Says every five seconds whom it waits for. Connections that do not know the
   /// secret are closed and counted. Throws Error(kLaunch): late nodes, with the time, or a node that does not
-  /// fit (version, number of nodes). Returns a signal that came instead, or 0.
-  [[nodiscard]] int gather(SignalInbox& inbox, const Say& say);
+  /// fit (version, number of nodes); Error(kTimeout) at the end of the job's time. Returns a signal that came instead, or 0.
+  [[nodiscard]] int gather(SignalInbox& inbox, const Say& say, const JobTimeout& job);
   /// The nodes 1, 2, ... after `gather`.
   [[nodiscard]] std::vector<std::unique_ptr<AgentLink>> take_links() { return std::move(links_); }
   /// Sends the nodes that are here away.

@@ -129,7 +129,7 @@ std::string read_secret(const std::string& file) {
       throw Error(ErrorCode::kIo,
                   "cannot read the secret: " +
                       (fd.valid() && !regular ? std::string("not a regular file") : errno_text(errno)),
-                  {.where = "--rdzv-secret-file", .which = file});
+                  {.where = "--rdzv-secret-file", .which = file, .hint = "give the path of a file that this user may read"});
     }
     secret.resize(static_cast<std::size_t>(bytes));
     if (secret.ends_with('\n')) secret.pop_back();

@@ -69,7 +69,7 @@ UniqueFd listen_at(const Endpoint& endpoint) {
         {.where = "--rdzv",
          .hint = error == EADDRINUSE
                      ? "another program, or another job, has this port; choose another one on all nodes"
-                     : ""});
+                     : "node 0 listens at an address of its own; the others give the same"});
   }
   return socket;
 }

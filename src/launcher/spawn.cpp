@@ -46,7 +46,9 @@ ErrorCode code_of(int error_number) {
   }
 }
 
-[[noreturn]] void cannot_start(const std::string& program, int error_number, std::string hint = "") {
+constexpr const char* kFewer = "start fewer ranks, or free memory";
+
+[[noreturn]] void cannot_start(const std::string& program, int error_number, std::string hint = "check the path") {
   throw Error(code_of(error_number),
               fmt::format("cannot start {}: {}", program, ::strerrordesc_np(error_number)),
               {.hint = std::move(hint)});
@@ -131,7 +133,7 @@ struct Pipe {
 Pipe make_pipe(const std::string& program) {
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
-    cannot_start(program, errno, errno == EMFILE ? "raise the limit of open files (ulimit -n)" : "");
+    cannot_start(program, errno, errno == EMFILE ? "raise the limit of open files (ulimit -n)" : kFewer);
   }
   Pipe result{UniqueFd(ends[0]), UniqueFd(ends[1])};
   ::fcntl(result.read.get(), F_SETFL, O_NONBLOCK);
@@ -239,7 +241,7 @@ SpawnedRank spawn_rank(const SpawnPlan& plan, const InheritedSignals& inherited)
   const int clone_error = errno;
   ::sigprocmask(SIG_SETMASK, &ours, nullptr);
   if (pid < 0) {
-    cannot_start(program, clone_error, clone_error == EAGAIN ? "the limit of processes (ulimit -u)" : "");
+    cannot_start(program, clone_error, clone_error == EAGAIN ? "the limit of processes (ulimit -u)" : kFewer);
   }
   SpawnedRank rank{RankProcess(pid), std::move(out.read), std::move(err.read)};
   if (child.error_number != 0) {
@@ -248,7 +250,7 @@ SpawnedRank spawn_rank(const SpawnPlan& plan, const InheritedSignals& inherited)
                  child.error_number,
                  no_interpreter                  ? "the file is there; the interpreter that it names is not"
                  : child.error_number == ENOEXEC ? "not a program; a script needs a first line like #!/bin/sh"
-                                                 : "");
+                                                 : "try it by hand, without zeroth-run");
   }
   return rank;
 }

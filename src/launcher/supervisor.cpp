@@ -1,6 +1,7 @@
 #include "launcher/supervisor.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/preemption.h>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -20,10 +21,17 @@ namespace zeroth::launcher {
 //                  failures name another rank; not at all if there can be none), SIGTERM to all, SIGKILL
 //                  kTerminateGrace later
 //   signal         Ctrl-C, SIGTERM, SIGHUP, SIGQUIT to us: passed on, SIGKILL after options.grace or at the
-//                  next such signal
+//                  next such signal ([Note: Making room] for SIGTERM)
 //   timeout        SIGTERM, SIGKILL after kTerminateGrace
 //   output closed  nobody reads our output any more: the same
-// A rank that exits with 0 early is no failure here; its peers notice and say so.
+// A rank that exits with 0 or kExitPreempted early is no failure here; its peers notice and say so.
+
+// [Note: Making room] A rank that catches SIGTERM to save first (zeroth/base/preemption.h) says so in a line at once, and by its exit code
+// in the end. Then
+//   - SIGKILL waits for options.preempt_grace, since the ranks agree at their next step only, and one may save for all;
+//   - SIGTERM goes to the ranks alone: a loader process that it ended would be a failure of its rank, and children end with their rank
+//     anyway. It goes to them once: the second ends them. SIGTERM to us within kOneRequest of the first is the same request;
+//   - the job is not started again here, even if a rank fails on the way: somebody wants the machine.
 
 namespace {
 
@@ -39,7 +47,7 @@ Supervisor::Supervisor(const Options& options, const Console& console, const Att
       inbox_(&console.inbox),
       sinks_{&console.out, &console.err},
       mergers_{LineMerger(console.out, options.num_ranks), LineMerger(console.err, options.num_ranks)},
-      timeout_at_(attempt.timeout_at) {
+      timeout_at_(attempt.timeout.at) {
   outputs_.reserve(2 * static_cast<std::size_t>(options.num_ranks));
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     for (const Stream stream : {Stream::kOut, Stream::kErr}) {
@@ -122,7 +130,12 @@ RankOutput& Supervisor::output_of(int rank, Stream stream) {
 }
 
 void Supervisor::rank_output(int rank, Stream stream, std::string_view bytes) {
-  output_of(rank, stream).feed(bytes);
+  RankOutput& output = output_of(rank, stream);
+  output.feed(bytes);
+  if (output.makes_room() && !told_to_make_room_) {
+    told_to_make_room_ = true;
+    grant_room();
+  }
 }
 
 void Supervisor::rank_output_ended(int rank, Stream stream) {
@@ -209,7 +222,7 @@ void Supervisor::handle_signal(int signal) {
   } else if (stop_ == Stop::kNone) {
     stop_signal_ = signal;
     begin_stop(Stop::kSignal);
-  } else {
+  } else if (signal != SIGTERM || stop_signal_ != SIGTERM || SteadyClock::now() > stopped_at_ + kOneRequest) {
     kill_all();
   }
 }
@@ -223,7 +236,10 @@ void Supervisor::rank_ended(int rank, const std::string& host, pid_t pid, const 
     relay_.close();
   }
   attempt_.log->rank_end(rank, host, pid, status);
-  if (status.ok()) {
+  if (status.ok() || status.preempted()) {
+    ++num_well_ended_;
+    num_preempted_ += status.preempted() ? 1 : 0;
+    grant_room();
     return;
   }
   const std::string& line = output_of(rank, Stream::kErr).last_error_line();
@@ -283,6 +299,18 @@ void Supervisor::await_cause() {
   kill_at_ = *terminate_at_ + kTerminateGrace;
 }
 
+/// Those who make room after SIGTERM get the time for it.
+void Supervisor::grant_room() {
+  if (makes_room() && kill_at_ && stop_ == Stop::kSignal && stop_signal_ == SIGTERM)
+    kill_at_ = stopped_at_ + std::max(options_.grace, options_.preempt_grace);
+}
+
+/// All have ended as they wanted, and some ask to be started again.
+bool Supervisor::preempted() const {
+  return (stop_ == Stop::kNone || stop_ == Stop::kSignal) && num_preempted_ > 0 &&
+         num_well_ended_ == options_.num_ranks;
+}
+
 void Supervisor::settle_groups() {
   for (const auto& group : groups_) group->settle();
 }
@@ -334,6 +362,7 @@ void Supervisor::suspend() {
 void Supervisor::begin_stop(Stop reason) {
   const TimePoint now = SteadyClock::now();
   stop_ = reason;
+  stopped_at_ = now;
   timeout_at_.reset();
   num_running_at_stop_ = 0;
   for (const auto& group : groups_) num_running_at_stop_ += group->num_running();
@@ -342,6 +371,7 @@ void Supervisor::begin_stop(Stop reason) {
   }
   if (reason == Stop::kSignal) {
     kill_at_ = now + options_.grace;
+    grant_room();
     terminate(stop_signal_);
   } else {
     kill_at_ = now + kTerminateGrace;
@@ -351,7 +381,11 @@ void Supervisor::begin_stop(Stop reason) {
 
 void Supervisor::terminate(int signal) {
   terminated_ = true;
-  signal_groups(signal);
+  if (stop_ != Stop::kSignal || signal != SIGTERM) {
+    signal_groups(signal);
+  } else if (!told_to_make_room_) {
+    for (const auto& group : groups_) group->signal_ranks(signal);
+  }
   signal_groups(SIGCONT);  // a stopped process would only die at SIGKILL
 }
 
@@ -375,6 +409,16 @@ JobEnd Supervisor::conclude() {
   const std::string ended = num_running_at_stop_ == 1
                                 ? "1 rank was ended"
                                 : fmt::format("{} ranks were ended", num_running_at_stop_);
+  if (preempted()) {
+    const JobEnd end{kExitPreempted,
+                     false,
+                     fmt::format("preempted: {} of {} ranks ended with exit code {}, the others with 0; start the job again to go on.",
+                                 num_preempted_,
+                                 options_.num_ranks,
+                                 kExitPreempted)};
+    say(end.text);
+    return end;
+  }
   JobEnd end;
   switch (stop_) {
     case Stop::kNone:
@@ -384,14 +428,19 @@ JobEnd Supervisor::conclude() {
       // If the cause is not the first failure, it was still running then and the first one counts as another
       // in its place.
       end = {job_exit_code(cause),
-             attempt_.restart < options_.max_restarts,
+             attempt_.restart < options_.max_restarts && !makes_room(),
              describe(cause) + describe_others(num_running_at_stop_, options_.num_ranks) + "."};
       break;
     }
     case Stop::kSignal:
       end = {128 + stop_signal_,
              false,
-             fmt::format("stopped by signal {} ({}); {}.", stop_signal_, signal_name(stop_signal_), ended)};
+             fmt::format("stopped by signal {} ({}); {}{}.",
+                         stop_signal_,
+                         signal_name(stop_signal_),
+                         ended,
+                         makes_room() ? fmt::format("; {} had made room; hint: --preempt-grace gives more time", num_preempted_)
+                                      : "")};
       break;
     case Stop::kTimeout:
       end = {exit_code(ErrorCode::kTimeout),

@@ -32,8 +32,8 @@ inline constexpr Milliseconds kFarewell{2000};
 
 /// One start of a job.
 struct Attempt {
-  int restart = 0;                        ///< starts before this one
-  std::optional<TimePoint> timeout_at{};  ///< of the whole job
+  int restart = 0;       ///< starts before this one
+  JobTimeout timeout{};  ///< of the whole job
   JobLog* log = nullptr;                  ///< outlives this
 };
 
@@ -79,6 +79,9 @@ class Supervisor final : public GroupListener {
   void suspend();
   void begin_stop(Stop reason);
   void await_cause();
+  void grant_room();
+  [[nodiscard]] bool makes_room() const { return told_to_make_room_ || num_preempted_ > 0; }
+  [[nodiscard]] bool preempted() const;
   void terminate(int signal);
   void kill_all();
   void signal_groups(int signal);
@@ -98,6 +101,10 @@ class Supervisor final : public GroupListener {
   int stop_signal_ = 0;
   int output_error_ = 0;
   int num_running_at_stop_ = 0;
+  int num_preempted_ = 0;           ///< ranks that ended with kExitPreempted
+  int num_well_ended_ = 0;          ///< these, and those with 0
+  bool told_to_make_room_ = false;  ///< a rank has said so: the ranks have had their SIGTERM
+  TimePoint stopped_at_{};
   bool terminated_ = false;  ///< the ranks have been told to stop: later failures are consequences
   bool abandon_output_ = false;
   std::optional<TimePoint> timeout_at_;

@@ -73,7 +73,7 @@ std::string_view TextCursor::until(std::string_view stops) {
   return found;
 }
 
-int TextCursor::number(int low, int high, std::string_view stops, const std::string& what) {
+int TextCursor::number(int low, int high, std::string_view stops, const std::string& what, const std::string& hint) {
   const std::size_t begin = column();
   const std::string_view text = until(stops);
   int value = 0;
@@ -81,7 +81,7 @@ int TextCursor::number(int low, int high, std::string_view stops, const std::str
   const bool plain = !text.empty() && text.front() >= '0' && text.front() <= '9' &&
                      (text.size() == 1 || text.front() != '0');
   if (!plain || status != std::errc{} || end != text.data() + text.size() || value < low || value > high) {
-    refuse(what + " is not usable", fmt::format("{} to {}", low, high), text, begin);
+    refuse(what + " is not usable", fmt::format("{} to {}", low, high), text, hint, begin);
   }
   return value;
 }
@@ -91,7 +91,7 @@ std::string TextCursor::host(std::string_view stops) {
   if (take('[')) {
     const std::string_view text = until("]");
     const auto address = ipv6(text);
-    if (!take(']') || !address) refuse("not an IPv6 address in brackets", "[address]", text, begin);
+    if (!take(']') || !address) refuse("not an IPv6 address in brackets", "[address]", text, "brackets are for an address such as [fd00::7]", begin);
     return *address;
   }
   const std::string_view text = until(stops);
@@ -99,23 +99,25 @@ std::string TextCursor::host(std::string_view stops) {
     return std::string(text);
   }
   const bool brackets_needed = stops.find(':') != std::string_view::npos;
-  if (const auto address = ipv6(text); address && !brackets_needed) {
+  const auto address = ipv6(text);
+  if (address && !brackets_needed) {
     return *address;
   }
-  std::string hint;
+  std::string hint = "the name or address that ssh takes, without a port";
   if (text.starts_with("slots=")) hint = "the host comes first: HOST slots=N";
+  if (text.empty()) hint = rest().starts_with(':') ? "an IPv6 address goes in brackets here: [fd00::7]" : "a host is missing here";
   if (text.find('%') != std::string_view::npos)
     hint = "an address with a zone is not taken; give the host a name";
   if (text.find('@') != std::string_view::npos) hint = "the user belongs into ssh's configuration (User)";
   if (text.starts_with('-')) hint = "a host never begins with '-': ssh would take it for an option";
-  refuse("not a host", kHostForm, text, begin, hint);
+  refuse("not a host", kHostForm, text, hint, begin);
 }
 
 void TextCursor::refuse(const std::string& message,
                         const std::string& expected,
                         std::string_view got,
-                        std::size_t column,
-                        const std::string& hint) const {
+                        const std::string& hint,
+                        std::size_t column) const {
   throw Error(code_,
               message,
               {.where = fmt::format("{}:{}:{}", name_, line_, column == 0 ? this->column() : column),

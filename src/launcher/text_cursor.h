@@ -31,17 +31,17 @@ class TextCursor {
   /// Up to the first of `stops`, or the end.
   std::string_view until(std::string_view stops);
   /// A number without sign or leading zero from `low` to `high`; refuses anything else, up to the first of
-  /// `stops`.
-  int number(int low, int high, std::string_view stops, const std::string& what);
+  /// `stops`, with `hint`.
+  int number(int low, int high, std::string_view stops, const std::string& what, const std::string& hint);
   /// A host: a name, or an IPv6 address, in brackets where `stops` has a ':'. Refuses what is neither.
   std::string host(std::string_view stops);
 
-  /// Throws. `column` 0: here.
+  /// Throws. `column` 0: here. Every refusal has a hint: what to do about it.
   [[noreturn]] void refuse(const std::string& message,
                            const std::string& expected,
                            std::string_view got,
-                           std::size_t column = 0,
-                           const std::string& hint = "") const;
+                           const std::string& hint,
+                           std::size_t column = 0) const;
 
  private:
   std::string_view text_;

@@ -75,6 +75,7 @@ void check_refusal(const Error& error, ErrorCode code, const std::string& name, 
   expect(error.code() == code, "refused with another code", error.what());
   expect(zeroth::fuzz::is_printable(error.what()), "a refusal with control characters", error.what());
   expect(!error.context().expected.empty() && !error.context().got.empty(), "refused without what is expected and came", error.what());
+  expect(!error.context().hint.empty(), "refused without a hint", error.what());
   const std::string& place = error.context().where;
   expect(place.starts_with(name + ":"), "refused without a place", error.what());
   const char* const end = place.data() + place.size();
@@ -134,6 +135,7 @@ std::optional<std::vector<HostSelection>> try_filter(const std::vector<HostEntry
   } catch (const Error& error) {
     if (!include && error.context().where.empty()) {
       expect(error.message() == "no host is left" && error.code() == ErrorCode::kUsage, "refused without a place", error.what());
+      expect(!error.context().hint.empty(), "refused without a hint", error.what());
       return std::vector<HostSelection>{};
     }
     check_refusal(error, ErrorCode::kUsage, include ? "--include" : "--exclude", filter);

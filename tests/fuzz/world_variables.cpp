@@ -1,7 +1,9 @@
 // The launcher's variables, as lines NAME=VALUE: a world that makes sense, and is the same from its own numbers; or which variable is wrong.
 #include <zeroth/base/error.h>
+#include <zeroth/comm/factory.h>
 #include <zeroth/engine/world.h>
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <optional>
@@ -46,7 +48,8 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     expect(world.size() >= 1 && world.rank() >= 0 && world.rank() < world.size(), "a rank that is not in its world", text);
     expect(world.local_rank() >= 0 && world.local_rank() < world.size(), "a local rank that is not in its world", text);
     const std::string& backend = world.backend_name();
-    expect(backend == "self" || backend == "shm" || backend == "mpi" || backend == "shm+mpi", "an unknown transport", backend);
+    const auto is_known = [](const std::string& part) { return part == "shm" || part == "mpi" || part == "shm+mpi"; };
+    expect(backend == "self" || std::ranges::all_of(zeroth::backends_in(backend), is_known), "an unknown transport", backend);
     const World same = world_of({{"RANK", std::to_string(world.rank())},
                                  {"WORLD_SIZE", std::to_string(world.size())},
                                  {"LOCAL_RANK", std::to_string(world.local_rank())},
@@ -60,6 +63,7 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     expect(error.code() == zeroth::ErrorCode::kEnvironment, "refused with another code", error.what());
     expect(error.context().where == "world" && !error.context().which.empty(), "refused without the variable", error.what());
     expect(!error.context().expected.empty(), "refused without what is expected", error.what());
+    expect(!error.context().hint.empty(), "refused without a hint", error.what());
   } catch (const std::exception& error) {
     expect(false, "refused with something that is no Error", error.what());
   }

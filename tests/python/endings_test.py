@@ -50,6 +50,18 @@ class Processes(job.RankTest):
         told = re.findall(r"rank (\d) makes room after step (\d+)", done.stdout)
         self.assertEqual(sorted(told), [(str(rank), "6") for rank in range(3)], done.stdout)
 
+    def test_sigterm_to_the_launcher_gives_rank_0_the_time_to_save(self) -> None:
+        with job.Family(job.command(3, "trouble_rank.py", "make_room")) as launcher:
+            launcher.wait_for("trains", 3)
+            launcher.process.send_signal(signal.SIGTERM)
+            done = launcher.end(60)
+            self.assertEqual(launcher.left.text(), "")
+        self.assertEqual(done.returncode, 75, done.stdout + done.stderr)
+        told = re.findall(r"rank (\d) makes room after step (\d+)", done.stdout)
+        self.assertEqual(sorted(rank for rank, _ in told), ["0", "1", "2"], done.stdout)
+        self.assertEqual(len({step for _, step in told}), 1, done.stdout)
+        self.assertIn("zeroth-run: preempted: 3 of 3 ranks", done.stderr)
+
     def test_a_slow_rank_is_named_within_twenty_steps(self) -> None:
         with job.Family(job.command(3, "trouble_rank.py", "slow")) as family:
             done = family.end(120)

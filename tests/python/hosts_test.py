@@ -28,6 +28,20 @@ class SeveralHosts(unittest.TestCase):
         one_host = mpi_test.Mpirun().trained(4, "", per_node=2)[0]
         self.assertEqual({losses for _, _, losses in told}, {one_host})
 
+    def test_zeroth_run_starts_it_with_all_variables(self) -> None:
+        with hosts.Hosts(2) as two:
+            settings = {"OMPI_MCA_plm_rsh_agent": str(two.agent), "OMPI_MCA_btl": "self,vader,tcp", "OMPI_MCA_btl_tcp_if_include": f"{two.net}.0/24",
+                        "OMPI_MCA_oob_tcp_if_include": f"{two.net}.0/24"}
+            path = f"{os.path.dirname(os.environ['ZEROTH_MPIRUN'])}:{os.environ['PATH']}"
+            command = [job.RUN, "--launcher", "mpirun", "--bind-cores", "off", "--hosts", f"{two.net}.1:2,{two.net}.2:2", sys.executable, mpi_test.PROGRAM]
+            with job.Family(command, mpi_test.variables(RANKS_PER_NODE="0", PATH=path, **settings)) as family:
+                done = family.end(240)
+                self.assertEqual(family.left.text(), "")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stderr, rf"zeroth-run: mpirun -n 4 --bind-to none -H {two.net}\.1:2,{two.net}\.2:2 (-x \w+ )*-x RANKS_PER_NODE ")
+        told = re.findall(r"(\d) of 4 over shm\+mpi, stage (\d): (.*)", done.stdout)
+        self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 16, done.stdout)
+
     def test_a_cable_that_is_cut_ends_in_a_line_that_names_a_rank(self) -> None:
         with hosts.Hosts(2) as two:
             command = two.mpirun(os.environ["ZEROTH_MPIRUN"], 2, mpi_test.PROGRAM, "for ever")

@@ -95,6 +95,20 @@ class Mpirun(unittest.TestCase):
         for more in (own_calls, {**own_calls, "CHECK_CALLS": "1"}):
             self.assertEqual(self.trained(3, "mpi", more=more)[0], self.reference(3)[0])
 
+    def test_zeroth_run_starts_it(self) -> None:
+        path = f"{os.path.dirname(MPIRUN[0])}:{os.environ['PATH']}"
+        settings = variables(PATH=path, RANKS_PER_NODE="0", OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl="self,vader")
+        for backend in ("shm", "mpi"):
+            command = [job.RUN, "--launcher", "mpirun", "--bind-cores", "off", "-n", "2", "--env", f"ZEROTH_BACKEND={backend}", sys.executable, PROGRAM]
+            with self.subTest(backend=backend), job.Family(command, settings) as family:
+                done = family.end(240)
+                self.assertEqual(family.left.text(), "")
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn(f"zeroth-run: ZEROTH_BACKEND={backend} mpirun -n 2 --bind-to none -x ZEROTH_BACKEND ", done.stderr)
+                told = re.findall(rf"(\d) of 2 over {backend}, stage (\d): (.*)", done.stdout)
+                self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 8, done.stdout)
+                self.assertEqual({losses for _, _, losses in told}, {self.reference(2)[0]})
+
     def test_a_rank_that_gives_up_tells_the_others_why(self) -> None:
         done = self.run_ranks(3, "tell", backend="mpi")
         self.assertNotEqual(done.returncode, 0)

@@ -135,6 +135,9 @@ class Slurm(unittest.TestCase):
         mpi = {"OMPI_MCA_btl": "self,vader,tcp", "OMPI_MCA_btl_tcp_if_include": f"{self.cluster.net}.0/24"}
         found = self.losses("shm+mpi", 4, "srun", "--nodes=2", "--ntasks=4", "--mpi=pmix", ZEROTH_BACKEND="shm+mpi", **mpi)
         self.assertEqual(found, self.expected["shm+mpi"])
+        # zeroth-run asks for it by itself.
+        delegated = self.losses("shm+mpi", 4, job.RUN, "--launcher", "srun", "--hosts", "host-1:2,host-2:2", ZEROTH_BACKEND="", **mpi)
+        self.assertEqual(delegated, found)
 
     def test_two_nodes_without_mpi_are_refused(self) -> None:
         done = self.cluster.run("srun", "--nodes=2", "--ntasks=4", sys.executable, mpi_test.PROGRAM, ZEROTH_BACKEND="")

@@ -105,6 +105,20 @@ def preempt(rank: int) -> None:
             sys.exit(zeroth.EXIT_PREEMPTED)
 
 
+def make_room(rank: int) -> None:
+    """Until SIGTERM comes; then rank 0 saves, and takes its time."""
+    engine = zeroth.Engine(zoo.make("plain"), config() | {"zeroth": {"timeout_ms": 20_000, "preemption": True}})
+    while True:
+        engine.backward(engine(X, Y))
+        if engine.step().preempted:
+            if rank == 0:
+                time.sleep(4)
+            print(f"rank {rank} makes room after step {engine.steps}", flush=True)
+            sys.exit(zeroth.EXIT_PREEMPTED)
+        if engine.steps == 3:
+            print("trains", flush=True)
+
+
 def slow(rank: int) -> None:
     """Rank 1 takes longer for its batches from step 30 on."""
     engine = zeroth.Engine(zoo.make("plain"), config(), log_level="warning")
@@ -129,6 +143,7 @@ def forever(rank: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"exception": exception, "disagree": disagree, "gil": gil, "give_up": give_up, "kill": kill, "forever": forever, "preempt": preempt, "slow": slow}[sys.argv[1]](
+    {"exception": exception, "disagree": disagree, "gil": gil, "give_up": give_up, "kill": kill, "forever": forever, "preempt": preempt, "make_room": make_room,
+     "slow": slow}[sys.argv[1]](
         zeroth.World.from_environment().rank, *sys.argv[2:]
     )

@@ -33,6 +33,7 @@ void expect_refusal(const Refusal& refusal, const JobSetup& setup = {}) {
   EXPECT_EQ(result.out, "");
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
   EXPECT_THAT(result.err, ::testing::StartsWith("zeroth-run: ["));
+  EXPECT_THAT(result.err, HasSubstr("; hint: "));
   for (const std::string& text : refusal.said) EXPECT_THAT(result.err, HasSubstr(text));
   EXPECT_FALSE(result.anything_left);
 }
@@ -121,6 +122,8 @@ TEST(CommandLine, RefusesWhatItCannotUse) {
       {{"-n", "1", "--json", "", "true"}, 64, {"--json", "empty"}},
       {{"-n", "1", "--dry-run", "true"}, 64, {"--dry-run", "add --launcher"}},
       {{"-n", "1", "--env", "RANK=1", "true"}, 64, {"RANK", "set by zeroth-run"}},
+      {{"-n", "1", "--env", "GROUP_WORLD_SIZE=1", "true"}, 64, {"GROUP_WORLD_SIZE", "set by zeroth-run"}},
+      {{"-n", "1", "--env", "TORCHELASTIC_MAX_RESTARTS=1", "true"}, 64, {"TORCHELASTIC_MAX_RESTARTS", "set by zeroth-run"}},
       {{"-n", "1", "--env", "ZEROTH_BOUND_CORES=1", "true"}, 64, {"ZEROTH_BOUND_CORES", "set by zeroth-run"}},
       {{"-n", "1", "--hostfil", "x", "true"}, 64, {"--hostfil", "did you mean --hostfile?"}},
       {{"-n", "1", "--nnode", "2", "true"}, 64, {"--nnode", "did you mean --nnodes?"}},

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <cstdio>
 #include <map>
 #include <string>
 #include <thread>
@@ -135,6 +136,23 @@ TEST(Failure, GrandchildrenAreEndedAfterSuccessToo) {
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_FALSE(result.anything_left);
+}
+
+TEST(Failure, ChildrenWithASessionOfTheirOwnEndWithTheJob) {
+  Job job({"-q", "-n", "2", "/bin/sh", "-c", "setsid sh -c 'trap "" TERM; sleep 60 & sleep 60' >/dev/null 2>&1 & sleep 0.3; exit 5"});
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST(Failure, ChildrenThatTheLauncherHadBeforeAreLeftAlone) {
+  const std::string command = "sh -c 'sleep 30 >/dev/null 2>&1 & echo $!; exec " ZEROTH_RUN_PATH " -q -n 1 true'";
+  FILE* pipe = ::popen(command.c_str(), "r");
+  pid_t before = 0;
+  EXPECT_EQ(std::fscanf(pipe, "%d", &before), 1);
+  EXPECT_EQ(::pclose(pipe), 0);
+  EXPECT_TRUE(is_alive(before));
+  ::kill(before, SIGKILL);
 }
 
 TEST(Failure, TheEndOfGrandchildrenIsWaitedFor) {

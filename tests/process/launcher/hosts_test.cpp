@@ -63,7 +63,7 @@ TEST_F(SeveralHosts, TheJobHasOneNameAndOnePort) {
   const JobResult result = job.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(std::ranges::count(result.out, '\n'), 3) << result.out;
-  EXPECT_THAT(result.out, HasSubstr("[0-2] OWN=kept\n"));
+  EXPECT_THAT(result.out, HasSubstr("[ranks 0-2] OWN=kept\n"));
 }
 
 TEST_F(SeveralHosts, TheAddressOfThisHostIsTheOneThatOthersSee) {
@@ -271,6 +271,28 @@ TEST_F(SeveralHosts, ALateHostIsNamedWithItsTime) {
               HasSubstr("[LAUNCH] 1 of 2 hosts cannot take part: host silent: no answer for 6 s"));
   EXPECT_LT(result.lasted, std::chrono::seconds(9));
   EXPECT_FALSE(result.anything_left);
+}
+
+TEST_F(SeveralHosts, TheJobsTimeCountsWhileAHostIsAwaited) {
+  Job job(hosts.probe({"--hosts", "h1,silent", "--timeout", "1.5"}, {"wait"}), hosts.setup());
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 76);
+  EXPECT_THAT(result.err,
+              HasSubstr("[TIMEOUT] the job took longer than 1.5 s; nothing was started; where: --timeout; got: waited for host silent for "));
+  EXPECT_FALSE(result.anything_left);
+}
+
+TEST_F(SeveralHosts, TheFirstLineSaysWhatIsStarted) {
+  const std::string file = hosts.scratch.file("list", "h1 slots=2\nh2 slots=2\n");
+  for (const auto& [options, line] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"--hostfile", file}, "2 hosts x 2 ranks = 4 (hostfile " + file + ")"},
+           {{"--hostfile", file, "-n", "3"}, "2 hosts, 3 ranks (hostfile " + file + ")"},
+           {{"--hosts", "h1"}, "1 host x 1 rank = 1 (--hosts)"}}) {
+    std::vector<std::string> arguments = hosts.probe(options, {"args"});
+    arguments.erase(arguments.begin());  // not -q
+    Job job(arguments, hosts.setup());
+    EXPECT_THAT(job.wait().err, ::testing::StartsWith("zeroth-run: " + line + "\n"));
+  }
 }
 
 TEST_F(SeveralHosts, CtrlCWhileWaitingForAHostIsHeard) {

@@ -94,7 +94,7 @@ class Nodes(unittest.TestCase):
         nodes = [self.stage.run("-n", "1", "--nnodes", "2", "--node-rank", str(number), "--rdzv", f"[::1]:{self.port}", "sh", "-c",
                                 "echo $MASTER_ADDR", ZEROTH_RDZV_SECRET=SECRET) for number in range(2)]
         self.assertEqual([node.code() for node in nodes], [0, 0], nodes[0].err)
-        self.assertEqual(nodes[0].out, "[0-1] ::1\n")
+        self.assertEqual(nodes[0].out, "[ranks 0-1] ::1\n")
 
     def test_every_node_exits_with_the_first_cause(self) -> None:
         head, other = self.node(0, PROBE, "wait", "exit=7"), self.node(1, PROBE, "wait", "exit=7", ranks=2)
@@ -145,6 +145,21 @@ class Nodes(unittest.TestCase):
         self.assertEqual((head.code(), other.code()), (143, 143))
         self.assertIn("its agent was stopped by signal 15", head.err)
 
+    def test_nodes_that_are_preempted_one_after_the_other_make_room_together(self) -> None:
+        for first, second in ((0, 1), (1, 0)):
+            with self.subTest(first=first):
+                nodes = [self.node(number, PROBE, "room", "save=4") for number in range(2)]
+                pids = nodes[0].pids("READY", 2)
+                nodes[first].process.send_signal(signal.SIGTERM)
+                nodes[0].wait_for("makes room", 1, stream="err")
+                time.sleep(1.2)  # no repeat of the first request
+                nodes[second].process.send_signal(signal.SIGTERM)
+                if first == 1:
+                    os.kill(pids[0], signal.SIGTERM)  # as the engine of rank 0 hears of it from rank 1
+                self.assertEqual((nodes[0].code(), nodes[1].code()), (75, 75), nodes[0].err)
+                self.assertIn("preempted: 2 of 2 ranks ended with exit code 75", nodes[1].err)
+        self.assertTrue(self.stage.gone())
+
     def test_a_late_node_is_named_with_its_time(self) -> None:
         head = self.node(0, of=4, options=("--connect-timeout", "6"))
         other = self.node(2, of=4)
@@ -153,6 +168,13 @@ class Nodes(unittest.TestCase):
         self.assertIn("[LAUNCH] nodes 1, 3 did not come within 6 s; where: --rdzv", head.err)
         self.assertEqual(other.code(), 69)
         self.assertIn("nodes 1, 3 did not come within 6 s", other.err)
+
+    def test_the_jobs_time_counts_while_nodes_are_awaited(self) -> None:
+        head = self.node(0, of=3, options=("--timeout", "1.5"))
+        other = self.node(2, of=3)
+        self.assertEqual((head.code(), other.code()), (76, 76))
+        for run in (head, other):
+            self.assertRegex(run.err, r"\[TIMEOUT\] the job took longer than 1\.5 s; nothing was started; where: --timeout; got: waited for node 1 for [12] s")
 
     def test_a_head_that_is_not_there_is_awaited_and_named(self) -> None:
         other = self.node(1, options=("--connect-timeout", "6"))

@@ -82,11 +82,11 @@ TEST(Output, LastLineWithoutAnEndIsNotLost) {
 TEST(Output, ALineOfSeveralRanksIsWrittenOnce) {
   Job job({"-q", "-n", "3", "/bin/sh", "-c", "echo same; echo own $RANK; echo same >&2"}, {.merge = true});
   const JobResult result = job.wait();
-  EXPECT_EQ(result.out.substr(0, 11), "[0-2] same\n");
+  EXPECT_EQ(result.out.substr(0, 17), "[ranks 0-2] same\n");
   for (const char* rank : {"0", "1", "2"}) {
     EXPECT_THAT(result.out, HasSubstr(std::string("[") + rank + "] own " + rank + "\n"));
   }
-  EXPECT_EQ(result.err, "[0-2] same\n");
+  EXPECT_EQ(result.err, "[ranks 0-2] same\n");
 }
 
 TEST(Output, AMergedLineComesBeforeTheReportOfTheEnd) {

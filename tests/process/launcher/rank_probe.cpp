@@ -14,11 +14,16 @@
 //       child                       a child of its own that sleeps; prints "CHILD <rank> <pid>"
 //       heavy                       with child: it holds 128 MiB, so that its end takes a while
 //       flood                       after READY writes to standard output without end
+//   room [save=SECONDS]  catches SIGTERM as zeroth.preemption does, prints "READY <rank> <pid>", waits for it (at most 60 s); then rank 0
+//                        takes that long; prints "SAVED <rank> 0" and ends with 75
+#include <zeroth/base/preemption.h>
+
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -26,6 +31,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 namespace {
@@ -135,6 +141,23 @@ int wait_and_act(const std::vector<std::string_view>& options) {
   act(options);
 }
 
+int make_room(const std::vector<std::string_view>& options) {
+  zeroth::catch_preemption();
+  std::printf("READY %d %d\n", rank(), getpid());
+  std::fflush(stdout);
+  const auto look = std::chrono::milliseconds(5);
+  for (auto left = std::chrono::milliseconds(60'000); !zeroth::preemption_requested(); left -= look) {
+    if (left.count() <= 0) return 99;
+    std::this_thread::sleep_for(look);
+  }
+  for (const std::string_view option : options) {
+    if (option.starts_with("save=") && rank() == 0)
+      std::this_thread::sleep_for(std::chrono::duration<double>(std::atof(option.substr(5).data())));
+  }
+  std::printf("SAVED %d 0\n", rank());
+  return zeroth::kExitPreempted;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -167,6 +190,8 @@ int main(int argc, char** argv) {
     std::printf("%d read %ld\n", rank(), bytes);
   } else if (mode == "wait") {
     return wait_and_act(rest);
+  } else if (mode == "room") {
+    return make_room(rest);
   } else {
     std::fprintf(stderr, "rank_probe: unknown mode\n");
     return 98;

@@ -48,7 +48,7 @@ TEST(Restart, TheWholeJobIsStartedAgain) {
           {.merge = true});
   const JobResult result = job.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(result.out, "[0-1] try 0 of 3\n[0-1] try 1 of 3\n[0-1] try 2 of 3\n");
+  EXPECT_EQ(result.out, "[ranks 0-1] try 0 of 3\n[ranks 0-1] try 1 of 3\n[ranks 0-1] try 2 of 3\n");
   EXPECT_THAT(result.err,
               HasSubstr("exited with code 5; the other rank was ended.\nzeroth-run: restart 1 of 3\n"));
   EXPECT_THAT(result.err, HasSubstr("zeroth-run: restart 2 of 3\n"));
@@ -191,15 +191,15 @@ TEST(Binding, RanksHaveCoresOfTheirOwnUnlessTheyAreTooMany) {
   EXPECT_THAT(bound.out, HasSubstr("] bound " + std::to_string(all / 2) + "\n"));
   EXPECT_THAT(bound.out, ::testing::Not(HasSubstr("bound no")));
   EXPECT_THAT(bound.out, HasSubstr("[1] Cpus_allowed"));
-  EXPECT_THAT(bound.out, ::testing::Not(HasSubstr("[0-1] Cpus_allowed")));
+  EXPECT_THAT(bound.out, ::testing::Not(HasSubstr("[ranks 0-1] Cpus_allowed")));
   for (const auto& options :
        {std::vector<std::string>{"-n", "2", "--bind-cores", "off"},
         std::vector<std::string>{"-n", std::to_string(all + 1)},
         std::vector<std::string>{"-n", "2", "--env", "OMP_NUM_THREADS=" + std::to_string(all)}}) {
     const JobResult free = lines(options);
     EXPECT_THAT(free.err, ::testing::Not(HasSubstr("cores of its own")));
-    EXPECT_THAT(free.out, ::testing::ContainsRegex("\\[0-[0-9]+\\] bound no"));
-    EXPECT_THAT(free.out, ::testing::ContainsRegex("\\[0-[0-9]+\\] Cpus_allowed"));
+    EXPECT_THAT(free.out, ::testing::ContainsRegex("\\[ranks 0-[0-9]+\\] bound no"));
+    EXPECT_THAT(free.out, ::testing::ContainsRegex("\\[ranks 0-[0-9]+\\] Cpus_allowed"));
   }
 }
 

@@ -119,6 +119,15 @@ TEST(World, ReadsEveryLauncher) {
        "",
        kSlurm},
       {"MPI alone", {{"ZEROTH_BACKEND", "mpi"}}, 0, 1, 0, "mpi", "", kNobody},
+      {"a mixture by wish", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", "shm|mpi"}}, 0, 2, 0, "shm|mpi", "", kTorchrun},
+      {"a mixture between hosts",
+       {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_STEP_NUM_NODES", "2"}, {"ZEROTH_BACKEND", "shm+mpi|mpi"}},
+       3,
+       4,
+       1,
+       "shm+mpi|mpi",
+       "",
+       kSlurm},
       {"no wish", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", ""}}, 0, 2, 0, "shm", "", kTorchrun},
       {"the most", {{"RANK", "4095"}, {"WORLD_SIZE", "4096"}}, 4095, 4096, 4095, "shm", "", kTorchrun},
   };
@@ -181,6 +190,11 @@ TEST(World, RefusesEverythingElseByName) {
        {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"ZEROTH_BACKEND", "shm"}},
        "OMPI_COMM_WORLD_LOCAL_SIZE"},
       {"no such backend", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", "nccl"}}, "ZEROTH_BACKEND"},
+      {"a mixture with a stranger", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", "shm|tcp"}}, "ZEROTH_BACKEND"},
+      {"half a mixture", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", "shm|"}}, "ZEROTH_BACKEND"},
+      {"a mixture with shared memory between hosts",
+       {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"ZEROTH_BACKEND", "shm|mpi"}},
+       "OMPI_COMM_WORLD_LOCAL_SIZE"},
       {"Slurm half", {{"SLURM_NTASKS", "2"}}, "SLURM_PROCID"},
       {"Slurm on two hosts",
        {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_NUM_NODES", "2"}},
@@ -194,6 +208,7 @@ TEST(World, RefusesEverythingElseByName) {
       EXPECT_EQ(error.code(), ErrorCode::kEnvironment) << row.name;
       EXPECT_EQ(error.context().which, row.which) << row.name;
       EXPECT_FALSE(error.context().expected.empty()) << row.name;
+      EXPECT_FALSE(error.context().hint.empty()) << row.name;
       EXPECT_FALSE(error.context().got.empty() && row.name != "nothing") << row.name;
     }
   }

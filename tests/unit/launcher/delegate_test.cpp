@@ -12,7 +12,9 @@
 namespace zeroth::launcher {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Options options_for(const std::string& launcher) {
   Options options;
@@ -38,13 +40,27 @@ TEST(Delegation, OnSeveralHosts) {
        {std::pair{"mpirun", "X='a b' mpirun -n 4 -H n1:2,n2:2 -x A -x X python "},
         std::pair{
             "srun",
-            "X='a b' srun --ntasks=4 --nodes=2 --ntasks-per-node=2 --nodelist=n1,n2 --export=ALL python "}}) {
+            "X='a b' ZEROTH_BACKEND=shm+mpi srun --ntasks=4 --nodes=2 --ntasks-per-node=2 --nodelist=n1,n2 --mpi=pmix --export=ALL python "}}) {
     Options options = options_for(launcher);
     options.hosts = "n1:2,n2:4";
     options.num_ranks = 4;
     options.environment = {{"X", "a b"}};
     EXPECT_THAT(text_for(options), ::testing::StartsWith(expected));
   }
+}
+
+TEST(Delegation, SrunOnSeveralHostsAsksForMpiUnlessTheUserHasChosen) {
+  Options options = options_for("srun");
+  options.hosts = "n1:2,n2:2";
+  EXPECT_THAT(text_for(options, {"ZEROTH_BACKEND=mpi"}), ::testing::StartsWith("srun "));
+  EXPECT_THAT(text_for(options, {"ZEROTH_BACKEND="}), ::testing::StartsWith("ZEROTH_BACKEND=shm+mpi srun "));
+  EXPECT_THAT(text_for(options, {"ZEROTH_BACKEND_=x"}), ::testing::StartsWith("ZEROTH_BACKEND=shm+mpi srun "));
+  EXPECT_THAT(text_for(options, {"SLURM_MPI_TYPE=pmi2"}), Not(HasSubstr("--mpi")));
+  options.environment = {{"ZEROTH_BACKEND", "mpi"}};
+  EXPECT_THAT(text_for(options), ::testing::StartsWith("ZEROTH_BACKEND=mpi srun "));
+  options.hosts = "n1:4";
+  options.environment.clear();
+  EXPECT_THAT(text_for(options), AllOf(::testing::StartsWith("srun "), Not(HasSubstr("--mpi"))));
 }
 
 TEST(Delegation, BindingIsToldOnlyIfAsked) {

@@ -31,7 +31,7 @@ TEST_F(LineMergerTest, TheSameLineOfSeveralRanksIsWrittenOnce) {
   add(0, "same\n", 40);
   add(1, "own\n", 50);
   EXPECT_EQ(flushed(99), "");
-  EXPECT_EQ(flushed(100), "[0,2] same\n");
+  EXPECT_EQ(flushed(100), "[ranks 0,2] same\n");
   EXPECT_EQ(flushed(149), "");
   EXPECT_EQ(flushed(150), "[1] own\n");
   EXPECT_EQ(merger.next(), std::nullopt);
@@ -39,7 +39,7 @@ TEST_F(LineMergerTest, TheSameLineOfSeveralRanksIsWrittenOnce) {
 
 TEST_F(LineMergerTest, ALineOfAllRanksDoesNotWait) {
   for (const int rank : {3, 1, 0, 2}) add(rank, "all\r");
-  EXPECT_EQ(flushed(0), "[0-3] all\r");
+  EXPECT_EQ(flushed(0), "[ranks 0-3] all\r");
 }
 
 TEST_F(LineMergerTest, TheLinesOfARankStayInOrder) {
@@ -49,7 +49,7 @@ TEST_F(LineMergerTest, TheLinesOfARankStayInOrder) {
   add(1, "a\n");  // not that of rank 0: rank 1 has written b before it
   add(0, "b\n");  // a second b of rank 0
   merger.flush_all();
-  EXPECT_EQ(sink.queue(), "[0] a\n[0-1] b\n[1] a\n[0] b\n");
+  EXPECT_EQ(sink.queue(), "[0] a\n[ranks 0-1] b\n[1] a\n[0] b\n");
 }
 
 TEST_F(LineMergerTest, LongLinesDoNotWaitByTheHundred) {
