@@ -72,7 +72,7 @@ struct WorldSpec {
 
 /// Blocks until all ranks are there. "self", "inproc", "shm"; "mpi", "shm+mpi" (two levels, see two_level.h; both need libzeroth_mpi.so, and
 /// ranks that mpirun started); "nccl" over inproc (with a hub) or shm, "nccl+mpi" over shm+mpi (see nccl.h); "shm|mpi" and the like are mixtures,
-/// each call by the backend that options.call_table gives it (mixed.h); throws kConfig naming what is built for another
+/// each call by the backend that options.call_table gives it (mixed.h), none of them nccl; throws kConfig naming what is built for another
 /// name, kTimeout naming the ranks that did not come, kMismatch for a wrong world size, a rank that came
 /// twice or another version of Zeroth, kResource if memfd or pidfd is refused.
 [[nodiscard]] std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec);

@@ -215,6 +215,11 @@ void MpiSeat::abort(std::string_view text) noexcept {
   if (stopped_.empty()) stop(fmt::format("this rank stopped the job: {}", message));
 }
 
+void MpiSeat::hear() {
+  const std::lock_guard lock(mutex_);
+  enter();
+}
+
 bool MpiSeat::is_done(void* request) const noexcept {
   int done = 0;
   return table_.test(request, &done) != 0 || done != 0;

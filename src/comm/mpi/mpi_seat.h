@@ -75,6 +75,8 @@ class MpiSeat {
   /// Tells the others, and leaves. All that is under way ends within less than a second: the others leave, too, and each takes what another has
   /// still to send. What a rank has not taken by then it never will; but where MPI may still write, no seat of this process calls it any more.
   void abort(std::string_view text) noexcept;
+  /// Throws kAborted if another rank has stopped the job, as this one hears it within 10 ms. For who waits for something else than MPI.
+  void hear();
 
  private:
   /// One message of the group, in pieces that MPI can count.
