@@ -23,7 +23,7 @@ namespace zeroth::detail {
 /// How a wait spends its time until what it waits for is late.
 enum class MpiPatience {
   kSparing,  ///< looks for a while, then sleeps 20 us between looks
-  kEager,    ///< looks all the time, after a while yielding: MPI goes on with a call only while somebody looks
+  kEager,    ///< looks all the time, after a while yielding, for 10 ms and 0.5 ms a MB: MPI goes on with a call only while somebody looks
 };
 
 /// A part of an exchange; any length.
