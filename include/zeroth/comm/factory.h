@@ -36,7 +36,7 @@ struct CommOptions {
   /// Per rank and group, for buffers that are not attached; at least 64 KiB. Small enough that two halves
   /// stay in a core's cache.
   std::size_t staging_bytes = std::size_t{256} << 10U;
-  /// Node of each world rank; empty: all ranks are on one. The same on all ranks. See CommBackend::node_sizes().
+  /// Node of each world rank; empty: the hosts, over mpi and shm+mpi, else all ranks are on one. The same on all ranks. See CommBackend::node_sizes().
   std::vector<int> nodes{};
   /// The same on all ranks. kTransport: "mpi" makes its calls by MPI's own algorithms, "nccl" its sums by NCCL's; "self" has nothing to sum;
   /// other backends are refused (kConfig). kRankOrder: "nccl" refuses sums of floating-point numbers, call by call.
