@@ -105,10 +105,12 @@ std::unique_ptr<CommBackend> make_mpi(const WorldSpec& spec) {
   const std::shared_ptr<detail::MpiSeat> seat = detail::open_mpi_seat(detail::load_mpi(), spec.rank, spec.size, spec.options);
   const std::shared_ptr<MessageTransport> transport = detail::make_mpi_transport(seat);
   require_same_way(transport, spec.options);
-  std::unique_ptr<CommBackend> messages = make_message_backend(transport, spec.options);
-  if (spec.options.reduction == Reduction::kRankOrder) return messages;
-  std::unique_ptr<CommBackend> side = spec.options.check_calls ? messages->split(0, spec.rank, "checks") : nullptr;
-  std::unique_ptr<CommBackend> own_sums = detail::make_mpi_collectives(seat, std::move(messages), spec.options);
+  CommOptions options = spec.options;
+  options.nodes = detail::nodes_of_ranks(transport, options, detail::host_identity());
+  std::unique_ptr<CommBackend> messages = make_message_backend(transport, options);
+  if (options.reduction == Reduction::kRankOrder) return messages;
+  std::unique_ptr<CommBackend> side = options.check_calls ? messages->split(0, spec.rank, "checks") : nullptr;
+  std::unique_ptr<CommBackend> own_sums = detail::make_mpi_collectives(seat, std::move(messages), options);
   if (!side) return own_sums;
   return std::make_unique<CheckedBackend>(std::move(own_sums), std::move(side));
 }
@@ -247,9 +249,18 @@ std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec
               .expected = "rank_order; or ranks of mpirun with ZEROTH_BACKEND=mpi",
               .got = std::string(name_of(spec.options.reduction))});
   }
+  for (const std::string& part : parts) {
+    ZR_CHECK(parts.size() == 1 || !find_backend(part).has_devices,
+             ErrorCode::kConfig,
+             "a backend of devices cannot be part of a mixture",
+             {.where = "comm." + std::string(name),
+              .which = part,
+              .expected = "backends of the host",
+              .got = "one that chooses by the stream of a call, and not by its kind and size",
+              .hint = "use " + part + " alone: its calls on streams of the host are made by its base"});
+  }
   std::unique_ptr<CommBackend> backend = parts.size() == 1 ? find_backend(name).make(spec) : make_mixture(parts, spec);
-  const bool has_devices = parts.size() == 1 && find_backend(name).has_devices;
-  return has_devices ? std::move(backend) : make_staging_backend(std::move(backend), spec.options);
+  return find_backend(parts.front()).has_devices ? std::move(backend) : make_staging_backend(std::move(backend), spec.options);
 }
 
 std::string_view name_of(Reduction reduction) noexcept { return reduction == Reduction::kRankOrder ? "rank_order" : "transport"; }

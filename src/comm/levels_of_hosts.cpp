@@ -29,12 +29,12 @@ std::uint64_t digest_of(const std::vector<int>& nodes) {
   return digest64({reinterpret_cast<const char*>(nodes.data()), nodes.size() * sizeof(int)});
 }
 
-std::vector<RankFacts> facts_of_all(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options) {
+std::vector<std::string> hosts_of_all(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options, const std::string& host) {
   RankFacts own;
-  const std::string host = host_identity();
   std::memcpy(own.host.data(), host.data(), std::min(host.size(), own.host.size() - 1));
   own.wanted_nodes = digest_of(options.nodes);
   std::vector<RankFacts> all = facts_of_ranks(transport, options, own);
+  std::vector<std::string> hosts;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     ZR_CHECK(all[rank].wanted_nodes == own.wanted_nodes,
              ErrorCode::kMismatch,
@@ -45,8 +45,9 @@ std::vector<RankFacts> facts_of_all(const std::shared_ptr<MessageTransport>& tra
               .expected = options.nodes.empty() ? "none wanted here" : fmt::format("nodes {} of the ranks", options.nodes),
               .got = fmt::format("another value on rank {}", rank)});
     all[rank].host.back() = '\0';
+    hosts.emplace_back(all[rank].host.data());
   }
-  return all;
+  return hosts;
 }
 
 }  // namespace
@@ -85,11 +86,14 @@ std::vector<int> nodes_of_hosts(const std::vector<std::string>& hosts, const std
   return nodes;
 }
 
+std::vector<int> nodes_of_ranks(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options, const std::string& host) {
+  const std::vector<std::string> hosts = hosts_of_all(transport, options, host);
+  return options.nodes.empty() ? nodes_of_hosts(hosts, {}) : options.nodes;
+}
+
 std::unique_ptr<CommBackend> make_levels_of_hosts(const std::shared_ptr<MessageTransport>& transport, const WorldSpec& spec) {
-  std::vector<std::string> hosts;
-  for (const RankFacts& facts : facts_of_all(transport, spec.options)) hosts.emplace_back(facts.host.data());
   CommOptions options = spec.options;
-  options.nodes = nodes_of_hosts(hosts, spec.options.nodes);
+  options.nodes = nodes_of_hosts(hosts_of_all(transport, spec.options, host_identity()), spec.options.nodes);
   const int node = options.nodes[static_cast<std::size_t>(spec.rank)];
   const auto before = options.nodes.begin() + spec.rank;
   WorldSpec inside = spec;

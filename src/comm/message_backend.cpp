@@ -635,7 +635,10 @@ class MessageBackend final : public CommBackend {
                 {.where = group_->where() + ".wait_until", .which = context.what});
   }
   void ring() override {}
-  void check_peers(const WaitContext& /*context*/) override { group_->throw_if_aborted(); }
+  void check_peers(const WaitContext& /*context*/) override {
+    group_->throw_if_aborted();
+    group_->job().transport->check();
+  }
 
   void abort(const Error& error) noexcept override {
     MessageJob& job = group_->job();

@@ -113,6 +113,9 @@ class MixedBackend final : public CommBackend {
   }
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override { first().wait_until(predicate, context); }
   void ring() override { first().ring(); }
+  void check_peers(const WaitContext& context) override {
+    for (const NamedBackend& backend : seats_->all()) backend.backend->check_peers(context);
+  }
   void abort(const Error& error) noexcept override { seats_->abort(error); }
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override { first().count_one_sided(kind, peer, bytes); }
   void set_observer(std::shared_ptr<TrafficObserver> observer) override {

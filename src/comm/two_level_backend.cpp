@@ -439,6 +439,10 @@ class Beside final : public ForwardingBackend {
         },
         context);
   }
+  void check_peers(const WaitContext& context) override {
+    inner().check_peers(context);
+    other_->check_peers({.what = context.what});
+  }
   [[nodiscard]] std::size_t memory_bytes() const override { return inner().memory_bytes() + other_->memory_bytes(); }
   [[nodiscard]] const std::string& group_name() const override { return base().group_name(); }
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {

@@ -130,14 +130,18 @@ TEST(Chaos, AThousandSeedsOfThreadsWithRandomDelays) {
   }
 }
 
-TEST(Chaos, TenThousandCallsOverTwoBackends) {
-  for (const int world : {2, 4}) {
-    const RankReport report = try_ranks(
-        world,
-        [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) { random_calls(backend, static_cast<std::uint64_t>(world), kSanitized ? 2'000 : 10'000, 20'000); },
-        {.transport = ThreadTransport::kMixed});
-    EXPECT_TRUE(report.ok()) << report.text();
-  }
+class ChaosOverTwoBackends : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         ChaosOverTwoBackends,
+                         ::testing::ValuesIn(mpi_world_size() > 0 ? std::vector<WorldParam>{{"shm|mpi", mpi_world_size()}}
+                                                                  : std::vector<WorldParam>{{"mixed", 2}, {"mixed", 4}}),
+                         name_of_param);
+
+TEST_P(ChaosOverTwoBackends, TenThousandCalls) {
+  const RankReport report = run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+    random_calls(backend, static_cast<std::uint64_t>(backend->size()), kSanitized ? 2'000 : 10'000, 20'000);
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
 }
 
 class ChaosStreams : public ::testing::TestWithParam<ThreadTransport> {};

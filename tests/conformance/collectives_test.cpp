@@ -11,8 +11,10 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <ctime>
 #include <limits>
 #include <numeric>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
@@ -540,9 +542,11 @@ TEST_P(Collectives, MinimaAndMaximaOfEveryDtype) {
   for_all_places_and_counts(GetParam(),
                             [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
                               check_extremes<float>(comm, buffers, count, in_place);
+                              check_extremes<double>(comm, buffers, count, in_place);
                               check_extremes<Float16>(comm, buffers, count, in_place);
                               check_extremes<BFloat16>(comm, buffers, count, in_place);
                               check_extremes<std::int32_t>(comm, buffers, count, in_place);
+                              check_extremes<std::int64_t>(comm, buffers, count, in_place);
                               check_extremes<std::uint8_t>(comm, buffers, count, in_place);
                             });
 }
@@ -750,6 +754,46 @@ TEST_P(Collectives, SplitGroupsAreIndependent) {
     Communicator(backend).barrier();
   });
   EXPECT_TRUE(report.ok()) << report.text();
+}
+
+/// Ranks that wait for one that comes late.
+class LateRank : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends,
+                         LateRank,
+                         ::testing::ValuesIn(mpi_world_size() > 0 ? matched_worlds()
+                                                                  : std::vector<WorldParam>{{"inproc", 2}, {"shm", 3}, {"messages", 2}, {"mixed", 2}, {"levels", 4, 2}}),
+                         name_of_param);
+
+TEST_P(LateRank, CostsNobodyACore) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  const bool threads = !is_mpi_world(GetParam().backend) && GetParam().backend != "shm";
+  const int waiters = threads ? GetParam().size - 1 : 1;  // of a process
+  const auto cpu_ms = [] {
+    timespec used{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return used.tv_sec * 1000 + used.tv_nsec / 1'000'000;
+  };
+  for (const std::size_t bytes : {std::size_t{4}, std::size_t{64} << 20U}) {
+    const RankReport report = run_world(GetParam(), [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+      const Communicator comm(backend);
+      std::vector<float> data(bytes / sizeof(float), 1.0F);
+      comm.barrier();
+      if (rank == comm.size() - 1) {
+        std::this_thread::sleep_for(Milliseconds{1'000});
+        return comm.broadcast(std::span(data), rank);
+      }
+      long used = 0;
+      // Looked at long before the call has anything to do. Load on the machine only makes it smaller.
+      std::jthread watcher([&, before = cpu_ms()] {
+        std::this_thread::sleep_for(Milliseconds{500});
+        used = cpu_ms() - before;
+      });
+      comm.broadcast(std::span(data), comm.size() - 1);
+      watcher.join();
+      require(used < 150L * waiters, fmt::format("{} ms of 500 ms of a processor, waiting for {} bytes that nobody sends", used, bytes));
+    });
+    EXPECT_TRUE(report.ok()) << report.text();
+  }
 }
 
 }  // namespace

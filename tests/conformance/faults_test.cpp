@@ -8,11 +8,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <functional>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace zeroth::test {
@@ -303,6 +305,71 @@ TEST_P(ProcessFaults, ARankKilledInTheMiddleOfCalls) {
       EXPECT_EQ(failure.code, ErrorCode::kPeerLost) << failure.text;
     }
   }
+}
+
+/// Transports that see a stream end, and not why. A rank may see only that a survivor has left: nobody else tells it the cause, unless a program calls abort().
+class MessageFaults : public ::testing::TestWithParam<WorldParam> {
+ protected:
+  /// All other ranks end with one of `codes`; at least one of them names the culprit, the call and these texts.
+  static void expect_end(const std::function<void(const std::shared_ptr<CommBackend>&)>& misdeed,
+                         const std::set<ErrorCode>& codes,
+                         const std::vector<std::string>& texts,
+                         const WorldOptions& options) {
+    const WorldParam& param = GetParam();
+    const std::vector<Operation> calls = operations();
+    const int culprit = param.size - 1;
+    for (std::size_t index = 0; index < kMatchedOperations; index += index < 2 ? 2 : 3) {  // small and large
+      SCOPED_TRACE(calls[index].name);
+      const RankReport report = run_world(
+          param,
+          [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+            const Communicator comm(backend);
+            comm.barrier();
+            if (rank == culprit) return misdeed(backend);
+            calls[index].run(comm);
+            comm.barrier();
+            throw std::runtime_error("two calls succeeded without a rank");
+          },
+          options);
+      int naming = 0;
+      for (int rank = 0; rank < culprit; ++rank) {
+        const RankFailure* failure = report.of(rank);
+        ASSERT_NE(failure, nullptr) << "rank " << rank << " saw nothing\n" << report.text();
+        ASSERT_TRUE(failure->code.has_value()) << failure->text;
+        EXPECT_TRUE(codes.contains(*failure->code)) << failure->text;
+        const auto says = [&](const std::string& text) { return failure->text.find(text) != std::string::npos; };
+        const bool names_call = says(calls[index].name) || says("barrier");
+        // In levels it is rank 1 of node 1.
+        const bool names_rank = says("rank " + std::to_string(culprit)) || (param.per_node > 0 && says("of node 1; ") && says("from rank 1"));
+        naming += names_rank && names_call && std::ranges::all_of(texts, says) ? 1 : 0;
+      }
+      EXPECT_GE(naming, 1) << report.text();
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Transports,
+                         MessageFaults,
+                         ::testing::Values(WorldParam{"sockets", 2}, WorldParam{"sockets", 3}, WorldParam{"shm+sockets", 4, 2}),
+                         name_of_param);
+
+TEST_P(MessageFaults, ARankThatLeavesEarlyIsNamed) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_end([](const auto&) {}, {ErrorCode::kPeerLost}, {}, impatient());
+}
+
+TEST_P(MessageFaults, AnAbortReachesEveryWait) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_end([](const auto& backend) { backend->abort(Error(ErrorCode::kNonFinite, "the loss is gone", {.which = "parameter w"})); },
+             {ErrorCode::kAborted, ErrorCode::kPeerLost},
+             {"the loss is gone", "NONFINITE", "parameter w"},
+             impatient());
+}
+
+TEST_P(MessageFaults, ARankThatNeverCallsIsATimeout) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  WorldOptions options = impatient();
+  options.comm.timeout = Milliseconds{250};
+  expect_end([](const auto&) { std::this_thread::sleep_for(Milliseconds{900}); }, {ErrorCode::kTimeout, ErrorCode::kPeerLost}, {"[TIMEOUT]"}, options);
 }
 
 /// One rank dies inside a call that all have begun: by the failpoint between the agreement about the call and its data, and for large

@@ -11,8 +11,12 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
+
+#include <unistd.h>
 
 namespace zeroth::test {
 
@@ -22,8 +26,11 @@ namespace zeroth::test {
   return size == nullptr ? 0 : std::atoi(size);
 }
 
-/// "mpi" sums in rank order; "mpi_own_sums" makes MPI's own calls, and "mpi_own_sums_checked" compares them; "shm+mpi" has shared memory inside nodes.
-[[nodiscard]] inline bool is_mpi_world(const std::string& backend) { return backend.starts_with("mpi") || backend == "shm+mpi"; }
+/// "mpi" sums in rank order; "mpi_own_sums" makes MPI's own calls, and "mpi_own_sums_checked" compares them; "shm+mpi" has shared memory inside nodes;
+/// "shm|mpi" has both, by the kind and size of a call.
+[[nodiscard]] inline bool is_mpi_world(const std::string& backend) {
+  return backend.starts_with("mpi") || backend == "shm+mpi" || backend == "shm|mpi";
+}
 
 /// Runs body(rank, backend) on this rank; every rank has the report of all.
 [[nodiscard]] inline RankReport run_mpi_world(const std::string& name, const RankBody& body, CommOptions options, bool abort_on_failure) {
@@ -38,9 +45,15 @@ namespace zeroth::test {
   const int size = mpi_world_size();
   static int worlds = 0;
   const std::string job = std::string(std::getenv("PMIX_NAMESPACE")) + "." + std::to_string(worlds++);
-  const auto world = [&](const char* kind, const CommOptions& with) {
+  const auto world = [&](const std::string& kind, const CommOptions& with) {
     return std::shared_ptr<CommBackend>(make_backend(kind, {.rank = rank, .size = size, .job = job, .hub = nullptr, .options = with}));
   };
+  const bool mixed = name == "shm|mpi";
+  const std::filesystem::path table = std::filesystem::temp_directory_path() / ("zeroth-calls-" + std::to_string(::getpid()));  // rank 0 reads its own
+  if (mixed) {
+    std::ofstream(table) << table_of_both("shm", "mpi").to_json();
+    options.call_table = table.string();
+  }
   Outcome own;
   const auto failed = [&](const char* text, int code) {
     own.failed = 1;
@@ -48,7 +61,8 @@ namespace zeroth::test {
     std::strncpy(own.text.data(), text, own.text.size() - 1);
   };
   {
-    const std::shared_ptr<CommBackend> backend = world(name == "shm+mpi" ? "shm+mpi" : "mpi", options);
+    const std::shared_ptr<CommBackend> backend = world(mixed || name == "shm+mpi" ? name : "mpi", options);
+    std::filesystem::remove(table);
     try {
       body(rank, backend);
     } catch (const Error& error) {

@@ -44,11 +44,14 @@ struct WorldOptions {
 
 /// Ranks that send each other messages: no memory that all peers can read.
 [[nodiscard]] inline bool over_messages(const WorldParam& param) {
-  return param.backend == "messages" || is_mpi_world(param.backend) || param.backend == "levels";
+  return param.backend == "messages" || param.backend == "levels" || (is_mpi_world(param.backend) && param.backend != "shm|mpi");
 }
 
 /// Nodes whose ranks share memory, and messages between them.
 [[nodiscard]] inline bool has_levels(const WorldParam& param) { return param.backend == "levels" || param.backend == "shm+mpi"; }
+
+/// A rank that finds a mismatch tells those who look somewhere else: in another level, or at another backend.
+[[nodiscard]] inline bool tells_others(const WorldParam& param) { return has_levels(param) || param.backend == "shm|mpi"; }
 
 /// Whether sums have the bits of rank order along the nodes; else they are as close as any order is.
 [[nodiscard]] inline bool sums_in_rank_order(const CommBackend& backend) { return backend.kind() != "mpi with its own sums"; }
@@ -115,7 +118,7 @@ struct WorldOptions {
 /// All worlds for what needs no memory that peers can read; under mpirun that one.
 [[nodiscard]] inline std::vector<WorldParam> matched_worlds() {
   if (mpi_world_size() == 4) return {{"shm+mpi", 4, 2}};
-  if (mpi_world_size() > 0) return {{"mpi", mpi_world_size()}, {"mpi_own_sums", mpi_world_size()}, {"mpi_own_sums_checked", mpi_world_size()}};
+  if (mpi_world_size() > 0) return {{"mpi", mpi_world_size()}, {"mpi_own_sums", mpi_world_size()}, {"mpi_own_sums_checked", mpi_world_size()}, {"shm|mpi", mpi_world_size()}};
   std::vector<WorldParam> worlds = all_worlds();
   for (const int size : {1, 2, 3, 5}) worlds.push_back({"messages", size});
   for (const char* backend : {"inproc", "shm", "messages"}) worlds.push_back({backend, 4, 2});
@@ -133,7 +136,7 @@ struct WorldOptions {
 
 [[nodiscard]] inline std::vector<WorldParam> several_worlds_of_messages() {
   if (mpi_world_size() == 4) return {{"shm+mpi", 4, 2}};
-  if (mpi_world_size() > 1) return {{"mpi", mpi_world_size()}, {"mpi_own_sums_checked", mpi_world_size()}};
+  if (mpi_world_size() > 1) return {{"mpi", mpi_world_size()}, {"mpi_own_sums_checked", mpi_world_size()}, {"shm|mpi", mpi_world_size()}};
   return {{"messages", 2}, {"messages", 3}, {"messages", 4}, {"levels", 4, 2}};
 }
 
@@ -154,6 +157,7 @@ inline std::string name_of_param(const ::testing::TestParamInfo<WorldParam>& inf
   const std::string size = std::to_string(info.param.size);
   std::string backend = info.param.backend;
   std::ranges::replace(backend, '+', '_');
+  if (const std::size_t between = backend.find('|'); between != std::string::npos) backend.replace(between, 1, "_or_");
   return backend + "_" + (info.param.per_node == 0 ? size : std::to_string(info.param.per_node) + "per" + size);
 }
 

@@ -15,18 +15,24 @@ import mpi_test
 
 
 class SeveralHosts(unittest.TestCase):
-    def test_shared_memory_inside_each_host_and_mpi_between_them(self) -> None:
-        with hosts.Hosts(2) as two:
-            command = two.mpirun(os.environ["ZEROTH_MPIRUN"], 2, mpi_test.PROGRAM)
-            with job.Family(command, mpi_test.variables(ZEROTH_BACKEND="", RANKS_PER_NODE="0")) as family:
-                done = family.end(240)
-                self.assertEqual(family.left.text(), "")
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("info: 4 ranks over shm+mpi, says OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)", done.stderr)
-        told = re.findall(r"(\d) of 4 over shm\+mpi, stage (\d): (.*)", done.stdout)
-        self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 16, done.stdout)
-        one_host = mpi_test.Mpirun().trained(4, "", per_node=2)[0]
-        self.assertEqual({losses for _, _, losses in told}, {one_host})
+    def test_each_host_is_a_node_with_shared_memory_inside_it_and_over_mpi_alone(self) -> None:
+        one_host, one_host_bytes = mpi_test.Mpirun().trained(4, "", per_node=2)
+        for wanted, backend in (("", "shm+mpi"), ("mpi", "mpi")):
+            with hosts.Hosts(2) as two:
+                command = two.mpirun(os.environ["ZEROTH_MPIRUN"], 2, mpi_test.PROGRAM)
+                with job.Family(command, mpi_test.variables(ZEROTH_BACKEND=wanted, RANKS_PER_NODE="0")) as family:
+                    done = family.end(240)
+                    self.assertEqual(family.left.text(), "")
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            self.assertIn(f"info: 4 ranks over {backend}, says OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)", done.stderr)
+            told = re.findall(rf"(\d) of 4 over {re.escape(backend)}, stage (\d): (.*)", done.stdout)
+            self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 16, done.stdout)
+            self.assertEqual({losses for _, _, losses in told}, {one_host}, backend)
+            between = mpi_test.bytes_of(done.stderr)
+            self.assertEqual(between.keys(), one_host_bytes.keys(), done.stderr)
+            for key, (_, far) in between.items():
+                # Over MPI alone all that crosses is counted, as on virtual nodes.
+                self.assertTrue(far == one_host_bytes[key][1] if backend == "mpi" else 0 < far < 0.6 * one_host_bytes[key][1], (backend, key, far))
 
     def test_zeroth_run_starts_it_with_all_variables(self) -> None:
         with hosts.Hosts(2) as two:

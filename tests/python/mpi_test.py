@@ -35,6 +35,12 @@ REFERENCES: dict[tuple[int, int], Trained] = {}
 """of trainings over shared memory, by ranks and ranks on a node: several tests compare with the same one"""
 
 
+def bytes_of(text: str) -> dict[tuple[int, int], tuple[int, int]]:
+    """By rank and stage: in all, and between nodes."""
+    return {(int(rank), int(stage)): (int(payload), int(between)) for rank, stage, payload, between in
+            re.findall(r"rank (\d) stage (\d) payload (\d+) between nodes (\d+)", text)}
+
+
 class Mpirun(unittest.TestCase):
     def run_ranks(
         self, ranks: int, *arguments: str, backend: str, per_node: int = 0, limit_s: float = 240,
@@ -62,10 +68,9 @@ class Mpirun(unittest.TestCase):
         self.assertEqual(len({losses for _, _, losses in told}), 1, done.stdout)
         kind = backend or "shm"
         self.assertIn(f"info: {ranks} ranks over {kind}, says OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)", done.stderr)
-        bytes_of = {(int(rank), int(stage)): (int(payload), int(between)) for rank, stage, payload, between in
-                    re.findall(r"rank (\d) stage (\d) payload (\d+) between nodes (\d+)", done.stderr)}
-        self.assertEqual(len(bytes_of), 4 * ranks, done.stderr)
-        return told[0][2], bytes_of
+        counted = bytes_of(done.stderr)
+        self.assertEqual(len(counted), 4 * ranks, done.stderr)
+        return told[0][2], counted
 
     def test_two_levels_have_the_bits_of_shared_memory_with_these_nodes_and_cross_between_them_once(self) -> None:
         flat, bytes_flat = self.reference(4, per_node=2)

@@ -80,6 +80,10 @@ class MessageHub : public std::enable_shared_from_this<MessageHub> {
       return hub_->post({from, rank_, tag}, [&](Post& post) { post.to = bytes; }, false);
     }
 
+    void check() override {
+      const std::lock_guard lock(hub_->mutex_);
+      ZR_CHECK(hub_->stopped_.empty(), ErrorCode::kAborted, hub_->stopped_, {.where = "test.hub"});
+    }
     void abort(std::string_view text) noexcept override {
       const std::lock_guard lock(hub_->mutex_);
       if (!hub_->tells_ || !hub_->stopped_.empty()) return;

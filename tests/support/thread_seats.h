@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,13 +23,13 @@ enum class ThreadTransport {
   kMixed,     ///< inproc and messages, by the kind and size of a call
 };
 
-/// Every kind of call on both, and all of them on the other one at some size.
-[[nodiscard]] inline CallTable table_of_threads() {
+/// Every kind of call on one of two backends, memory and messages, and most of them on the other one at some size.
+[[nodiscard]] inline CallTable table_of_both(const std::string& in_memory, const std::string& in_messages) {
   std::vector<CallTable::Row> rows;
   const auto add = [&](CollectiveKind kind, std::vector<std::uint64_t> bounds, bool memory) {
     bounds.push_back(CallTable::kNoBound);
     for (const std::uint64_t bound : bounds) {
-      rows.push_back({.kind = kind, .up_to_bytes = bound, .backend = memory ? "inproc" : "messages"});
+      rows.push_back({.kind = kind, .up_to_bytes = bound, .backend = memory ? in_memory : in_messages});
       memory = !memory;
     }
   };
@@ -73,7 +74,7 @@ class ThreadSeats {
       std::vector<NamedBackend> both;
       both.push_back({"inproc", in_memory(rank, world_, memory_, options)});
       both.push_back({"messages", std::move(base)});
-      return make_mixed_backend(std::move(both), table_of_threads());
+      return make_mixed_backend(std::move(both), table_of_both("inproc", "messages"));
     }
     CommOptions inside = options;
     inside.nodes.clear();

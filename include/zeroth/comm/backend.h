@@ -118,7 +118,7 @@ class CommBackend {
 
   /// Throws kAborted if a rank has stopped the job, and kPeerLost if one of `context.ranks` (empty: any other one) is lost, as far as the
   /// seat sees that without waiting. Never blocks. For who waits for something else than the seat: a device.
-  virtual void check_peers(const WaitContext& context) { (void)context; }
+  virtual void check_peers(const WaitContext& context) = 0;
 
   /// Everybody who waits, now or later, in any group of this job throws kAborted with the text of the first
   /// abort. Idempotent.

@@ -37,7 +37,7 @@ struct CommOptions {
   /// Per rank and group, for buffers that are neither attached nor readable by other processes (process_vm_readv), and for pieces that are
   /// summed; at least 64 KiB. Small enough that two halves stay in a core's cache.
   std::size_t staging_bytes = std::size_t{256} << 10U;
-  /// Node of each world rank; empty: all ranks are on one. The same on all ranks. See CommBackend::node_sizes().
+  /// Node of each world rank; empty: the hosts, over mpi and shm+mpi, else all ranks are on one. The same on all ranks. See CommBackend::node_sizes().
   std::vector<int> nodes{};
   /// The same on all ranks. kTransport: "mpi" makes its calls by MPI's own algorithms, "nccl" its sums by NCCL's; "self" has nothing to sum;
   /// other backends are refused (kConfig). kRankOrder: "nccl" refuses sums of floating-point numbers, call by call.
@@ -73,7 +73,7 @@ struct WorldSpec {
 
 /// Blocks until all ranks are there. "self", "inproc", "shm"; "mpi", "shm+mpi" (two levels, see two_level.h; both need libzeroth_mpi.so, and
 /// ranks that mpirun started); "nccl" over inproc (with a hub) or shm, "nccl+mpi" over shm+mpi (see nccl.h); "shm|mpi" and the like are mixtures,
-/// each call by the backend that options.call_table gives it (mixed.h); throws kConfig naming what is built for another
+/// each call by the backend that options.call_table gives it (mixed.h), none of them nccl; throws kConfig naming what is built for another
 /// name, kTimeout naming the ranks that did not come, kMismatch for a wrong world size, a rank that came
 /// twice or another version of Zeroth, kResource if memfd or pidfd is refused.
 [[nodiscard]] std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec& spec);

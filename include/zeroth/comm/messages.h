@@ -50,6 +50,9 @@ class MessageTransport {
   /// Tells the other ranks, as far as the transport can, that this one stops the job: their transfers throw kAborted with the text. Returns soon.
   /// May be called from any thread.
   virtual void abort(std::string_view text) noexcept { (void)text; }
+  /// Throws kAborted with the text if another rank is known to have stopped the job. Never waits. May be called from any thread. Without it that is
+  /// heard in transfers alone.
+  virtual void check() {}
 };
 
 /// Matched calls only (Capabilities::one_sided is false). Before the data of a call its description goes to every rank of the

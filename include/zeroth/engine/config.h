@@ -84,7 +84,7 @@ struct ZeroConfig {
 /// The rest of section "zeroth".
 struct RuntimeConfig {
   int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
-  int ranks_per_node = 0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi, else all
+  int ranks_per_node = 0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi and mpi, else all
   Reduction reduction = Reduction::kRankOrder;  ///< who forms sums over ranks, in which order
   bool check_calls = false;  ///< calls of transports that do not compare them themselves are compared all the same
   std::int64_t link_bytes_per_s = 0;  ///< emulated speed of a rank's link to other nodes; 0: as it is

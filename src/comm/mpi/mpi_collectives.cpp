@@ -609,6 +609,7 @@ class MpiCollectives final : public CommBackend {
     group_->messages().wait_until(predicate, context);
   }
   void ring() override {}
+  void check_peers(const WaitContext& context) override { group_->messages().check_peers(context); }
   void abort(const Error& error) noexcept override { group_->messages().abort(error); }
 
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override { group_->messages().count_one_sided(kind, peer, bytes); }

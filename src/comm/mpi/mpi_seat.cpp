@@ -172,7 +172,8 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
   const microseconds busy = std::chrono::milliseconds{10} + microseconds{requests.bytes / 200};
   const microseconds memory{requests.bytes / 2'000};  // time in which it carries them
   const microseconds spin = polling_.time.count() > 0 ? polling_.time + memory : polling_.time;
-  const microseconds looking = patience == MpiPatience::kEager ? busy : spin;
+  // MPI does not say whether anybody is there: so even who looks all the time does so no longer than memory takes for them.
+  const microseconds looking = patience == MpiPatience::kEager ? std::chrono::milliseconds{10} + memory : spin;
   const bool has_core = patience == MpiPatience::kEager && !polling_.yields && polling_.time.count() > 0;
   // A short call ends before the others' aborts are looked for.
   for (int looks = has_core ? 1 : 0;; ++looks) {
@@ -213,6 +214,11 @@ void MpiSeat::abort(std::string_view text) noexcept {
   // What is not sent by now stays with MPI: its text must stay, too.
   if (!requests.empty()) new std::string(message);
   if (stopped_.empty()) stop(fmt::format("this rank stopped the job: {}", message));
+}
+
+void MpiSeat::hear() {
+  const std::lock_guard lock(mutex_);
+  enter();
 }
 
 bool MpiSeat::is_done(void* request) const noexcept {

@@ -31,6 +31,7 @@ class MpiTransport final : public MessageTransport {
     return start(false, from, tag, bytes.data(), bytes.size());
   }
   void abort(std::string_view text) noexcept override { seat_->abort(text); }
+  void check() override { seat_->hear(); }
 
  private:
   std::unique_ptr<Transfer> start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes) {

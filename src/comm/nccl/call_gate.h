@@ -34,6 +34,7 @@ class NoCalls final : public CommBackend {
   [[nodiscard]] PeerWindow attach(const Arena& /*arena*/, std::string_view /*name*/) override { refuse("attach()"); }
   void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& /*context*/) override { refuse("wait_until()"); }
   void ring() override {}
+  void check_peers(const WaitContext& /*context*/) override {}  // the base is asked
   void abort(const Error& /*error*/) noexcept override {}
   void count_one_sided(CollectiveKind /*kind*/, int /*peer*/, std::uint64_t /*bytes*/) override {}
   void set_observer(std::shared_ptr<TrafficObserver> /*observer*/) override {}

@@ -171,6 +171,39 @@ TEST(MixedBackend, WhatDoesNotGoTogetherIsRefused) {
   error_of(ErrorCode::kConfig, [] { (void)make_mixed_backend({}, CallTable()); });
   EXPECT_THAT(error_of(ErrorCode::kConfig, [] { (void)make_backend("shm|mpi", {.rank = 0, .size = 2, .job = "x"}); }), HasSubstr("needs a table"));
   EXPECT_THAT(error_of(ErrorCode::kConfig, [] { (void)make_backend("shm|mpj", {.rank = 0, .size = 2, .job = "x"}); }), HasSubstr("no such communication backend"));
+  for (const char* name : {"nccl|mpi", "shm|nccl", "shm+mpi|nccl+mpi"}) {
+    EXPECT_THAT(error_of(ErrorCode::kConfig, [&] { (void)make_backend(name, {.rank = 0, .size = 2, .job = "x"}); }),
+                AllOf(HasSubstr("a backend of devices cannot be part of a mixture"), HasSubstr("which: nccl"), HasSubstr("alone")));
+  }
+  CommOptions own_sums = quick_options();
+  own_sums.reduction = Reduction::kTransport;
+  EXPECT_THAT(error_of(ErrorCode::kConfig, [&] { (void)make_backend("shm|mpi", {.rank = 0, .size = 2, .job = "x", .options = own_sums}); }),
+              AllOf(HasSubstr("no sums of its own; where: comm.shm"), HasSubstr("zeroth.reduction")));
+}
+
+/// Sees a rank that is lost, whenever it is asked.
+class Bereaved final : public ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  void check_peers(const WaitContext& context) override { throw Error(ErrorCode::kPeerLost, "rank 5 left early", {.which = context.what}); }
+};
+
+TEST(MixedBackend, WhoWaitsForSomethingElseSeesThePeersOfAllSeats) {
+  for (const std::size_t lost : {0U, 1U, 2U}) {  // the last: of none
+    std::vector<NamedBackend> seats;
+    for (const char* name : {"one", "other"}) {
+      std::unique_ptr<CommBackend> seat = make_backend("self", {});
+      if (seats.size() == lost) seat = std::make_unique<Bereaved>(std::move(seat));
+      seats.push_back({name, std::move(seat)});
+    }
+    const auto mixed = make_mixed_backend(std::move(seats), CallTable());
+    const auto look = [&] { mixed->check_peers({.what = "a kernel"}); };
+    if (lost == 2) {
+      EXPECT_NO_THROW(look());
+    } else {
+      EXPECT_THAT(error_of(ErrorCode::kPeerLost, look), HasSubstr("rank 5 left early; which: a kernel"));
+    }
+  }
 }
 
 }  // namespace

@@ -327,6 +327,37 @@ TEST(Staging, AStreamThatNeverComesToTheCallIsATimeout) {
   for (const int rank : {0, 2, 3}) EXPECT_THAT(errors[static_cast<std::size_t>(rank)], AllOf(HasSubstr("[TIMEOUT] the device did not come"), HasSubstr("who: rank 1/4")));
 }
 
+/// Also what a seat of a mixture, or of a transport of messages, hears that makes no call meanwhile.
+TEST(Staging, WhoWaitsForItsDeviceHearsThatTheJobIsOver) {
+  for (const ThreadTransport over : {ThreadTransport::kMemory, ThreadTransport::kLevels, ThreadTransport::kMixed}) {
+    const auto begin = SteadyClock::now();
+    StagedWorld world(over);
+    const std::vector<std::string> errors = world.try_ranks([&](StagedRank& rank) {
+      const Collective call = sum_of(rank.put(std::vector<std::byte>(8)), 2);
+      rank.seat->submit({&call, 1}, rank.stream).wait();
+      if (rank.rank == 2) rank.seat->abort(Error(ErrorCode::kModel, "planted"));
+      rank.gpu.hold(rank.stream.native(), true);
+      rank.seat->submit({&call, 1}, rank.stream).wait();
+    });
+    EXPECT_LT(SteadyClock::now() - begin, Milliseconds{10'000});
+    EXPECT_THAT(errors, Each(HasSubstr("planted"))) << static_cast<int>(over);
+  }
+}
+
+TEST(Staging, WhoWaitsForItsDeviceSeesThatARankHasLeft) {
+  for (const ThreadTransport over : {ThreadTransport::kMemory, ThreadTransport::kMixed}) {
+    StagedWorld world(over);
+    const std::vector<std::string> errors = world.try_ranks([&](StagedRank& rank) {
+      const Collective call = sum_of(rank.put(std::vector<std::byte>(8)), 2);
+      rank.seat->submit({&call, 1}, rank.stream).wait();
+      if (rank.rank == 2) return;
+      rank.gpu.hold(rank.stream.native(), true);
+      rank.seat->submit({&call, 1}, rank.stream).wait();
+    });
+    for (const int rank : {0, 1, 3}) EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("[PEER_LOST]")) << static_cast<int>(over);
+  }
+}
+
 TEST(Staging, WhatTheHostFindsIsInTheWork) {
   StagedWorld world;
   const std::vector<std::string> errors = world.try_ranks([&](StagedRank& rank) {

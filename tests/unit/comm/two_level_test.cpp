@@ -3,6 +3,7 @@
 #include "support/thread_ranks.h"
 
 #include <zeroth/comm/communicator.h>
+#include <zeroth/comm/decorators.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -232,6 +233,37 @@ TEST(Nodes, ThatAreNotThoseOfTheWorldAreRefused) {
     EXPECT_EQ(error.code(), ErrorCode::kUsage);
     EXPECT_THAT(error.what(), HasSubstr("CommOptions::nodes"));
   }
+}
+
+/// Nodes of ranks that send messages alone, each on a host of this name; or the errors.
+RankReport expect_nodes(const std::vector<std::string>& hosts, const std::function<std::vector<int>(int rank)>& wanted, const std::vector<int>& nodes) {
+  const auto size = static_cast<int>(hosts.size());
+  const auto hub = std::make_shared<MessageHub>(size);
+  return try_ranks(size, [&](int rank, const std::shared_ptr<CommBackend>&) {
+    CommOptions options = quick_options();
+    options.nodes = wanted(rank);
+    const auto transport = hub->transport(rank);
+    options.nodes = detail::nodes_of_ranks(transport, options, hosts[static_cast<std::size_t>(rank)]);
+    EXPECT_EQ(options.nodes, nodes);
+    const auto table = std::make_shared<TrafficTable>();
+    const std::unique_ptr<CommBackend> backend = make_message_backend(transport, options);
+    backend->set_observer(table);
+    std::vector<float> data(100'000, 1.0F);
+    Communicator(std::shared_ptr<CommBackend>(backend.get(), [](CommBackend*) {})).all_reduce(std::span(data));
+    EXPECT_EQ(table->far_bytes() > 0, nodes.front() != nodes.back());
+  });
+}
+
+TEST(NodesOfHosts, RanksWithOneLevelCountHostsAsTwoLevelsDo) {
+  const auto nothing = [](int /*rank*/) { return std::vector<int>{}; };
+  EXPECT_EQ(expect_nodes({"a", "a", "b", "b"}, nothing, {0, 0, 1, 1}).text(), "");
+  EXPECT_EQ(expect_nodes({"a", "a"}, nothing, {0, 0}).text(), "");
+  EXPECT_EQ(expect_nodes({"a", "b", "b"}, nothing, {0, 1, 1}).text(), "");
+  EXPECT_EQ(expect_nodes({"a", "a", "a", "a"}, [](int /*rank*/) { return std::vector<int>{0, 0, 1, 1}; }, {0, 0, 1, 1}).text(), "");
+  const RankReport odd = expect_nodes({"a", "b"}, [](int rank) { return rank == 0 ? std::vector<int>{} : std::vector<int>{0, 0}; }, {});
+  ASSERT_EQ(odd.failures.size(), 2U) << odd.text();
+  EXPECT_EQ(odd.failures.front().code, ErrorCode::kMismatch) << odd.text();
+  EXPECT_THAT(odd.text(), HasSubstr("zeroth.ranks_per_node"));
 }
 
 }  // namespace
