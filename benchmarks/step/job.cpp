@@ -34,19 +34,14 @@ int run_job(const std::function<void(const World&)>& body) {
       at::set_num_threads(1);
       body(world);
       return EXIT_SUCCESS;
-    } catch (const Error& error) {
-      world.abort(error);
-      throw;
-    } catch (const std::exception& error) {
-      world.abort(Error(ErrorCode::kInternal, error.what()));
+    } catch (const std::exception& cause) {
+      world.abort(cause);
       throw;
     }
-  } catch (const Error& error) {
+  } catch (const std::exception& cause) {
+    const Error error = error_of(cause);
     std::cerr << std::string(error.what()) + "\n";
     return exit_code(error.code());
-  } catch (const std::exception& error) {
-    std::cerr << std::string(error.what()) + "\n";
-    return EXIT_FAILURE;
   }
 }
 

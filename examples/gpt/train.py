@@ -24,15 +24,16 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code; an error of Zeroth is one line on stderr, written at once, so that ranks do not mix."""
+    """Returns the exit code; an error of Zeroth is one line on stderr, written at once, so that ranks do not mix. What is caught here the
+    other ranks have to be told; what is not, Zeroth tells them."""
     who = "rank=?/?"
-    rank = 0
+    world = None
     try:
         world = zeroth.World.from_environment()
-        rank, who = world.rank, f"rank={world.rank}/{world.size}"
+        who = f"rank={world.rank}/{world.size}"
         train(parse_command_line(arguments), world)
     except HelpRequested as help_text:
-        if rank == 0:
+        if world is None or world.rank == 0:
             print(help_text, end="")
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -42,6 +43,8 @@ def main(arguments: Sequence[str]) -> int:
             raise
         text, code = line
         sys.stderr.write(text)
+        if world is not None:
+            world.abort(error if isinstance(error, zeroth.Error) else str(error))
         return code
     return 0
 

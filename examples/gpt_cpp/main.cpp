@@ -50,20 +50,12 @@ int main(int argc, char** argv) {
     }
     gpt::train(line.options, *world);
     return EXIT_SUCCESS;
-  } catch (const zeroth::Error& error) {
+  } catch (const std::exception& cause) {
+    const zeroth::Error error = zeroth::error_of(cause);
     std::cerr << error_line(error, who) << std::flush;
     if (world) {
-      world->abort(error);
+      world->abort(cause);
     }
     return zeroth::exit_code(error.code());
-  } catch (const std::exception& error) {
-    // Torch appends a stack trace to what it says.
-    const std::string text = error.what();
-    const std::string first_line = text.substr(0, text.find('\n'));
-    std::cerr << who + ": " + first_line + "\n" << std::flush;
-    if (world) {
-      world->abort(zeroth::Error(zeroth::ErrorCode::kInternal, first_line));
-    }
-    return EXIT_FAILURE;
   }
 }

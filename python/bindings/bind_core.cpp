@@ -106,14 +106,15 @@ void bind_core(py::module_& module) {
       .def_static("from_group", &world_from_group, py::arg("group") = py::none())
       .def(
           "abort",
-          [](const World& world, const std::string& message) {
-            world.abort(Error(ErrorCode::kAborted,
-                              message,
-                              {.where = "python.world",
-                               .who = "rank " + std::to_string(world.rank()) + "/" + std::to_string(world.size())}));
+          [](const World& world, const py::object& why) {
+            const Error cause = error_of_python(why).value_or(
+                Error(ErrorCode::kAborted,
+                      py::str(why).cast<std::string>(),
+                      {.where = "python.world", .who = "rank " + std::to_string(world.rank()) + "/" + std::to_string(world.size())}));
+            const py::gil_scoped_release no_gil;
+            world.abort(cause);
           },
-          py::arg("message"),
-          py::call_guard<py::gil_scoped_release>())
+          py::arg("why"))
       .def(
           "find_places",
           [](const World& world, int signal, int pipe, std::vector<std::string> skipped, std::string here) {

@@ -56,6 +56,19 @@ PyObject* new_type(py::module_& module, const char* name, const char* text, PyOb
 
 }  // namespace
 
+std::optional<Error> error_of_python(const py::handle& object) {
+  if (PyObject_IsInstance(object.ptr(), error_type) != 1 || !py::hasattr(object, "hint")) return std::nullopt;  // the last that to_python() sets
+  const auto text = [&object](const char* name) { return py::str(object.attr(name)).cast<std::string>(); };
+  return Error(code_of(text("code")),
+               text("message"),
+               {.where = text("where"),
+                .who = text("who"),
+                .which = text("which"),
+                .expected = text("expected"),
+                .got = text("got"),
+                .hint = text("hint")});
+}
+
 void set_python_error(const Error& error) { raise(error_type, error); }
 
 void bind_errors(py::module_& module) {

@@ -4,9 +4,9 @@
 
 #include <pybind11/pybind11.h>
 
-namespace zeroth {
-class Error;
-}
+#include <zeroth/base/error.h>
+
+#include <optional>
 
 namespace zeroth::python {
 
@@ -16,6 +16,8 @@ namespace py = pybind11;
 void bind_errors(py::module_& module);
 /// Makes it the exception that Python raises next. With the GIL.
 void set_python_error(const Error& error);
+/// What a zeroth.Error was made of, by C++ or by make_error(); none for any other object.
+[[nodiscard]] std::optional<Error> error_of_python(const py::handle& object);
 void bind_core(py::module_& module);    ///< Config, World, StepResult, MemoryReport
 void bind_engine(py::module_& module);  ///< Engine and the hooks of its units: the only file that includes torch
 

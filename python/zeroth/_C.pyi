@@ -66,11 +66,11 @@ class World:
     def from_group(group: ProcessGroup | None = None) -> World:
         """The ranks of an existing torch.distributed group (None: the default one), which carries every message: on several
         hosts, whatever started them. It needs a backend for CPU tensors, such as gloo."""
-    def abort(self, message: str) -> None:
+    def abort(self, why: str | Error) -> None:
         """Tells every rank that this one gives up, and why: whoever waits in an engine of this world, or comes to wait, gets Error
-        ABORTED with the message at once; in a world from_group() they learn of it when this process ends. For reasons that the
-        engines cannot see, such as data that has run out. Does not block; does nothing before the world has its first engine. The
-        engines of this rank are of no use after it."""
+        ABORTED with the text at once, or the error as it is where it tells of other ranks (MISMATCH, PEER_LOST, TIMEOUT). For reasons that
+        the engines cannot see, such as data that has run out; an exception that leaves the script is told by itself. Blocks for half a
+        second at most; does nothing before the world has its first engine. The engines of this rank are of no use after it."""
     def find_places(self, signal: int, pipe: int, skipped: list[str], here: str) -> None:
         """For zeroth itself: how the line is found at which this rank is."""
     def spare(self) -> None:

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
-from zeroth import _C, _place, _units, _watch
+from zeroth import _C, _ending, _place, _units, _watch
 from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
@@ -69,12 +69,15 @@ class Engine:
         gathered and reduced as one, instead of those that zeroth.units(model) finds. `world`: from the environment by default.
         `progress_every_s`: rank 0 logs how far it is, at most so often; 0: never. `json_log`: a file that gets the log and every step as
         JSON lines (default: that of ZEROTH_JSON_LOG)."""
+        _ending.install()
         _refuse_second(model)
         _refuse_subclasses(model)
         if world is None:
             world = _C.World.from_environment()
         _refuse_another_world(world)
         _place.announce(world)
+        _ending.follow(world)
+        self._world: _C.World | None = world
         self._model = model
         found = _units.find_units(model) if units is None else _units.named_units(model, units)
         hypers, group_of = _groups(model, params)
@@ -277,6 +280,7 @@ class Engine:
         again. Without, and where an engine is only dropped, its parameters are gone: reading one is an error with its name. Raises
         Error, with the engine closed, if the module holds others than those that got the values."""
         self._core.close(keep_parameters=keep_parameters)
+        self._world = None
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

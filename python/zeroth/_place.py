@@ -1,21 +1,24 @@
-"""Where the user's program is, for ranks that wait for this one.
+"""Where the user's program is, for ranks that wait for this one, or that it leaves with an exception.
 
 A rank that hangs may hold the GIL, so nobody can ask the interpreter. `faulthandler` can: its signal handler writes the traceback of the
 thread that gets the signal with system calls alone. The thread of the control plane sends that signal, reads the pipe, and takes the first
 line of the user's own."""
 
 import faulthandler
+import functools
 import os
 import signal
 import sys
 import sysconfig
+import traceback
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
 from zeroth import _C
 
-__all__ = ["announce"]
+__all__ = ["announce", "place_of"]
 
 _registered: tuple[int, int, int] | None = None
 """signal, and the two ends of the pipe: for the whole process, and for good"""
@@ -35,8 +38,20 @@ def announce(world: _C.World) -> None:
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         faulthandler.register(number, file=writing, all_threads=False, chain=False)
         _registered = (number, reading, writing)
+    world.find_places(_registered[0], _registered[1], list(_not_the_users()), os.getcwd() + "/")
+
+
+def place_of(where: TracebackType | None) -> str:
+    """ "train.py:57 in load_batch": the innermost line of the user's own, "" where there is none."""
+    for frame in reversed(traceback.extract_tb(where)):
+        if not frame.filename.startswith(_not_the_users()):
+            return f"{frame.filename.removeprefix(os.getcwd() + '/')}:{frame.lineno} in {frame.name}"
+    return ""
+
+
+@functools.cache
+def _not_the_users() -> tuple[str, ...]:
+    """How files begin that are a library's."""
     libraries = {Path(path).parent for path in (__file__, torch.__file__)}
     libraries |= {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    skipped = sorted({str(path) + "/" for folder in libraries for path in (folder, folder.resolve())})
-    skipped += ["<frozen"]
-    world.find_places(_registered[0], _registered[1], skipped, os.getcwd() + "/")
+    return (*sorted({str(path) + "/" for folder in libraries for path in (folder, folder.resolve())}), "<frozen")

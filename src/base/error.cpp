@@ -1,6 +1,7 @@
 #include <zeroth/base/error.h>
 
 #include <cstring>
+#include <new>
 #include <system_error>
 
 namespace zeroth {
@@ -40,6 +41,7 @@ std::string_view slug(ErrorCode code) noexcept {
     case ErrorCode::kLaunch: return "LAUNCH";
     case ErrorCode::kEnvironment: return "ENVIRONMENT";
     case ErrorCode::kAborted: return "ABORTED";
+    case ErrorCode::kUser: return "USER";
     case ErrorCode::kInternal: return "INTERNAL";
   }
   return "INTERNAL";
@@ -54,6 +56,7 @@ std::optional<ErrorCode> code_of_slug(std::string_view text) noexcept {
 
 int exit_code(ErrorCode code) noexcept {
   switch (code) {
+    case ErrorCode::kUser: return 1;
     case ErrorCode::kUsage: return 64;
     case ErrorCode::kModel: return 65;
     case ErrorCode::kLaunch: return 69;
@@ -77,6 +80,13 @@ Error::Error(ErrorCode code, const std::string& message, ErrorContext context)
       code_(code),
       message_(message),
       context_(std::move(context)) {}
+
+Error error_of(const std::exception& exception) {
+  if (const auto* error = dynamic_cast<const Error*>(&exception)) return *error;
+  const std::string text = exception.what();
+  if (dynamic_cast<const std::bad_alloc*>(&exception) != nullptr) return {ErrorCode::kOutOfMemory, "an allocation failed", {.got = text}};
+  return {ErrorCode::kUser, text.substr(0, text.find('\n'))};
+}
 
 std::string errno_text(int error_number) {
   return std::generic_category().message(error_number) + " (errno " + std::to_string(error_number) + ")";

@@ -273,11 +273,14 @@ const std::shared_ptr<RankWatch>& World::watch() const {
   return connection_->watch;
 }
 
-void World::abort(const Error& error) const noexcept {
+void World::abort(const std::exception& cause) const noexcept {
   if (!connection_ || !connection_->base) return;
-  connection_->base->abort(error);
-  if (connection_->control) {
-    connection_->control->tell(end_of_job(rank_, error));
+  try {
+    const auto* own = dynamic_cast<const Error*>(&cause);  // a copy would forget that it is a verdict
+    const Error& error = own != nullptr ? *own : error_of(cause);
+    connection_->base->abort(error);
+    if (connection_->control) connection_->control->tell(end_of_job(rank_, error));
+  } catch (...) {  // no memory to say so: the others see this rank end
   }
 }
 

@@ -94,6 +94,7 @@ FailureClass classify(const FailureRecord& record) {
     return FailureClass::kPeerLost;
   }
   const bool names_own_fault =
+      code == slug(ErrorCode::kUser) ||  // whose exit code, 1, says nothing
       std::ranges::any_of(kOwnFaults, [code](ErrorCode own) { return code == slug(own); });
   return names_own_fault ? FailureClass::kOwnFault : FailureClass::kUnexplained;
 }

@@ -222,7 +222,7 @@ Told told_of(const Plot& plot) {
     case Kind::kFailpointKill: return {ErrorCode::kPeerLost, {named + (memory ? "was killed by SIGKILL" : gone)}};
     case Kind::kExit: return {ErrorCode::kPeerLost, {named + (memory ? "exited with code 3" : gone)}};
     case Kind::kLeave: return {ErrorCode::kPeerLost, {named + (memory ? "left early" : gone)}};
-    case Kind::kThrow: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[INTERNAL\] planted 4711)"}};
+    case Kind::kThrow: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[USER\] planted 4711)"}};
     case Kind::kAbort: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[MODEL\] planted 4711)"}};
     case Kind::kFailpointThrow: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[INTERNAL\] planted failure at )" + plot.site}};
     case Kind::kFreeze: return {ErrorCode::kPeerLost, {named + "(is frozen: no heartbeat|has given no sign of life)"}};

@@ -112,9 +112,9 @@ void add_ends(Cases& cases) {
             lost({"rank 0 closed its connection", "the parameters of unit root"}));
   cases.add("Throws", "throws an exception in the forward of blocks.1", Moment::kForward,
             [](RankHere&) { throw std::runtime_error("no such token: 50257"); }, kUnit)
-      .says(stopped({R"(rank 2 stopped the job: \[INTERNAL\] no such token: 50257)"}));
+      .says(stopped({R"(rank 2 stopped the job: \[USER\] no such token: 50257)"}));
   cases.add("OutOfMemory", "has no memory left in the backward of blocks.1", Moment::kBackward, [](RankHere&) { throw std::bad_alloc(); }, kUnit)
-      .says(stopped({R"(rank 2 stopped the job: \[INTERNAL\] std::bad_alloc)"}));
+      .says(stopped({R"(rank 2 stopped the job: \[OUT_OF_MEMORY\] an allocation failed; got: std::bad_alloc)"}));
   cases.add("Aborts", "stops the job with an error of its own", Moment::kTrained,
             [](RankHere&) { throw Error(ErrorCode::kUsage, "the validation set is empty", {.where = "evaluate"}); })
       .says(stopped({R"(rank 2 stopped the job: \[USAGE\] the validation set is empty)"}));

@@ -32,7 +32,7 @@ class Trouble(job.RankTest):
         for stage in (1, 3):
             with self.subTest(stage=stage):
                 done = job.run(3, "c10d_trouble_rank.py", "skip", str(stage))
-                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(done.returncode, 1, done.stderr)
                 for rank in range(3):
                     self.assertRegex(done.stdout, rf"rank {rank} is told: \[MISMATCH\] ranks make different calls.*unit blocks\.2 on rank")
 
@@ -43,7 +43,7 @@ class Trouble(job.RankTest):
 
     def test_a_rank_that_left_is_named(self) -> None:
         done = job.run(2, "c10d_trouble_rank.py", "leave")
-        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(done.returncode, 76, done.stderr)
         self.assertRegex(done.stderr, r"\[PEER_LOST\] torch's group lost rank 1")
 
     def test_an_exception_on_one_rank_is_named_first(self) -> None:

@@ -20,7 +20,7 @@ class Processes(job.RankTest):
 
     def test_ranks_that_disagree_are_told_on_all_ranks(self) -> None:
         done = job.run(2, "trouble_rank.py", "disagree")
-        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(done.returncode, 76, done.stderr)
         for rank in (0, 1):
             self.assertRegex(done.stdout, rf"rank {rank} is told: \[MISMATCH\]")
 
@@ -95,6 +95,79 @@ class Processes(job.RankTest):
                               env=environment, capture_output=True, text=True, timeout=120, check=True)
         self.assertEqual(done.stdout.strip(), "zeroth.World(rank=0, size=1, backend='self')")
         self.assertLess(time.monotonic() - begin, 120)
+
+
+class ExitCodes(unittest.TestCase):
+    """Of scripts that an exception leaves, alone; with others: waits_test.py."""
+
+    SETUP = """
+import sys, torch, zeroth
+from torch import nn
+
+class Sub(torch.Tensor):
+    pass
+
+def engine(config=None, model=None, **options):
+    return zeroth.Engine(model or nn.Linear(2, 2), config or {}, log_level="off", **options)
+
+def train(engine, factor=1.0):
+    engine.backward((engine(torch.ones(1, 2)) * factor).sum())
+    return engine.step()
+"""
+    ENDINGS: tuple[tuple[str, int, str], ...] = (
+        ("CONFIG", 78, 'engine({"zero_optimization": {"stge": 3}})'),
+        ("CONFIG", 78, 'zeroth.Config.from_json("{", "a text")'),
+        ("USAGE", 64, "engine().step()"),
+        ("MODEL", 65, "engine(units=[nn.Linear(2, 2)])"),
+        ("NONFINITE", 65, 'it = engine({"zeroth": {"max_nonfinite_steps": 2}})\nwhile True: train(it, float("nan"))'),
+        ("OUT_OF_MEMORY", 71, 'engine({"zeroth": {"memory_limit_bytes": 1}})'),
+        ("IO", 74, 'it = engine()\ntrain(it)\nit.export_safetensors("/no/such/folder/x")'),
+        ("ENVIRONMENT", 77, 'import os\nos.environ["RANK"] = "0"\nzeroth.World.from_environment()'),
+        ("INTERNAL", 70, 'zeroth.make_error("NO_SUCH", "code")'),
+        ("TIMEOUT", 76, 'raise zeroth.make_error("TIMEOUT", "no answer")'),
+        ("", 1, 'engine()\nraise ValueError("a mistake of the user\'s")'),
+        ("", 1, 'raise zeroth.Error("one that nobody has made with make_error()")'),
+        ("", 3, "engine()\nsys.exit(3)"),
+        ("", -signal.SIGINT, "engine()\nraise KeyboardInterrupt"),
+        ("", 0, 'it = engine()\ntry:\n    it.step()\nexcept zeroth.Error:\n    pass'),
+    )
+
+    def end(self, program: str) -> subprocess.CompletedProcess[str]:
+        environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+        return subprocess.run([sys.executable, "-c", self.SETUP + program], env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    def test_a_script_ends_with_the_code_of_the_error_that_leaves_it(self) -> None:
+        for code, exit_code, program in self.ENDINGS:
+            with self.subTest(program=program):
+                done = self.end(program)
+                self.assertEqual(done.returncode, exit_code, done.stderr)
+                last = (done.stderr.splitlines() or [""])[-1]
+                self.assertEqual(done.stderr.count("Traceback"), exit_code not in (0, 3), done.stderr)
+                self.assertRegex(last, rf"^zeroth\.(Config)?Error: \[{code}\] " if code else "^")
+
+    def test_the_hook_that_was_there_is_called_and_may_be_called(self) -> None:
+        fails = "\nengine().step()"
+        own = "def hook(*_): print('the hook of', __name__, file=sys.stderr)\n"
+        around = own + "before = sys.excepthook\nsys.excepthook = lambda *error: (before(*error), hook())"
+        called = self.end(around + fails)
+        self.assertEqual(called.returncode, 64, called.stderr)
+        self.assertRegex(called.stderr, r"(?s)^Traceback.*\[USAGE\].*\nthe hook of __main__\n$")
+        # One that comes after the last engine has the last word, on the exit code, too.
+        called = self.end("it = engine()\n" + around + "\nit.step()")
+        self.assertEqual(called.returncode, 1, called.stderr)
+        self.assertRegex(called.stderr, r"(?s)^Traceback.*\[USAGE\].*\nthe hook of __main__\n$")
+        first = subprocess.run([sys.executable, "-c", "import sys\n" + own + "sys.excepthook = hook\n" + self.SETUP + fails],
+                               capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual((first.returncode, first.stderr), (64, "the hook of __main__\n"))
+
+    def test_a_console_goes_on(self) -> None:
+        cell = 'import code\nconsole = code.InteractiveInterpreter({"engine": engine})\nconsole.runcode("engine().step()")\nprint("goes on")'
+        done = self.end(cell)
+        self.assertEqual((done.returncode, done.stdout), (0, "goes on\n"), done.stderr)
+        self.assertIn("zeroth.Error: [USAGE]", done.stderr)
+        typed = subprocess.run([sys.executable, "-i"], input="import zeroth\nraise zeroth.make_error('USAGE', 'x')\nprint('goes on')\n",
+                               capture_output=True, text=True, timeout=120, check=False)
+        self.assertIn("goes on\n", typed.stdout, typed.stderr)
 
 
 class Interrupts(job.RankTest):

@@ -87,7 +87,7 @@ class RankTest(unittest.TestCase):
     def rank_1_is_named_first(self, program: str, *arguments: str) -> None:
         """Of three ranks rank 1 ends with code 1, and the last line says so."""
         done = run(3, program, *arguments)
-        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(done.returncode, 1, done.stderr)
         self.assertRegex(done.stderr.strip().splitlines()[-1], r"zeroth-run: rank 1 \(pid \d+\) exited with code 1")
 
 

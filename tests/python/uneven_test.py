@@ -54,12 +54,12 @@ class Uneven(unittest.TestCase):
         for transport in TRANSPORTS:
             with self.subTest(transport):
                 done = run("error", transport)
-                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(done.returncode, 76, done.stderr)
                 self.assertRegex(done.stderr, r'\[MISMATCH\] rank 0 has no batch left, ranks 1-3 have more; .*after step 1; .*zeroth\.uneven = "join"')
 
     def test_an_error_of_a_step_is_everybodys(self) -> None:
         done = run("nonfinite", "gloo")
-        self.assertNotEqual(done.returncode, 0)
+        self.assertEqual(done.returncode, 65, done.stderr)
         self.assertIn("[NONFINITE] 2 steps in a row had no finite gradient", done.stderr)
 
 

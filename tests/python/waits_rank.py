@@ -114,6 +114,8 @@ def misbehave(how: str, engine: zeroth.Engine, model: nn.Module) -> None:
         sys.exit(0)
     elif how == "raise":
         raise ValueError("a mistake of the user's")
+    elif how == "refuse":
+        raise zeroth.make_error("USAGE", "the scale is not a number", where="train.py", hint="take one")
     elif how == "skip_step":
         engine.backward(engine(X, Y))
     elif how == "parameters":

@@ -21,6 +21,9 @@ BETWEEN_HOSTS = ["gloo", *(["mpi", "shm+mpi"] if MPI else [])]
 RANKS = 3
 LEFT = "left early|Connection closed by peer"
 """by the control plane, or by gloo"""
+SEEN_OF_OTHERS = 76
+"""exit code of whoever ends because of another rank"""
+SAYS_ITS_CODE = ["sh", "-c", '"$@"; code=$?; echo "rank ${RANK-$OMPI_COMM_WORLD_RANK} ends with $code"; exit $code', "sh"]
 
 
 def others(transport: str) -> list[int]:
@@ -30,10 +33,10 @@ def others(transport: str) -> list[int]:
 
 def run(
     how: str, transport: str, stage: int = 3, timeout_ms: int = 60_000, environment_of_test: Mapping[str, str] | None = None,
-    alone: bool = False) -> subprocess.CompletedProcess[str]:
+    alone: bool = False, each_code: bool = False) -> subprocess.CompletedProcess[str]:
     """Rank 1 misbehaves at step 3, after which nothing of the job is left. `alone`: no launcher ends the others before they have found out by
-    themselves; then its exit code says nothing."""
-    program = [sys.executable, str(job.HERE / "waits_rank.py"), how, transport, str(stage), str(timeout_ms)]
+    themselves; then its exit code says nothing. `each_code`: "rank 1 ends with 76" in its output, for every rank; with `alone` only."""
+    program = [*(SAYS_ITS_CODE if each_code else []), sys.executable, str(job.HERE / "waits_rank.py"), how, transport, str(stage), str(timeout_ms)]
     environment = {**os.environ, **(environment_of_test or {})}
     if transport in ("mpi", "shm+mpi"):
         environment = mpi_test.variables(ZEROTH_BACKEND=transport, **(environment_of_test or {}))
@@ -43,7 +46,7 @@ def run(
         environment = mpi_test.variables(**world, **(environment_of_test or {}))
         command = ["sh", "-c", 'for RANK in 0 1 2; do RANK=$RANK LOCAL_RANK=$RANK "$@" & done; wait', "sh", *program]
     else:
-        command = job.command(RANKS, "waits_rank.py", *program[2:])
+        command = job.command(RANKS, "waits_rank.py", how, transport, str(stage), str(timeout_ms))
     with job.Family(command, environment) as family:
         done = family.end(180)
         left = family.left.text()
@@ -65,7 +68,7 @@ class Waits(unittest.TestCase):
             for how in ("load_batch", "tokenize", "native_code") if transport == "shm" else ("native_code",):
                 with self.subTest(transport=transport, how=how):
                     done = run(how, transport, timeout_ms=4_000)
-                    self.assertNotEqual(done.returncode, 0)
+                    self.assertEqual(done.returncode, SEEN_OF_OTHERS, done.stderr)
                     place = rf"rank 1 \(pid \d+ on .*\) is between steps, after step 3, at .*waits_rank\.py:\d+ in {how}"
                     # At a quarter of the deadline, once, from rank 0; at the deadline on every other rank.
                     self.assertEqual(len(re.findall(rf"warning: {place}.*ranks 0, 2 wait for .*for \d\.\d s of 4\.0 s", done.stderr)), 1, done.stderr)
@@ -110,7 +113,7 @@ class Waits(unittest.TestCase):
         for transport in ("shm", *BETWEEN_HOSTS):
             with self.subTest(transport=transport):
                 done = run("stop", transport)
-                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(done.returncode, SEEN_OF_OTHERS, done.stderr)
                 for rank in others(transport):
                     seconds, text = self.told(done, rank)
                     self.assertRegex(text, r"\[PEER_LOST\] rank 1\b.*(is frozen: no heartbeat|has given no sign of life)")
@@ -122,7 +125,7 @@ class Waits(unittest.TestCase):
             for how, call in cases.items():
                 with self.subTest(transport=transport, how=how):
                     done = run(how, transport)
-                    self.assertNotEqual(done.returncode, 0)
+                    self.assertEqual(done.returncode, SEEN_OF_OTHERS, done.stderr)
                     for rank in (0, 2):
                         seconds, text = self.told(done, rank)
                         self.assertRegex(text, r"\[MISMATCH\]|\[ABORTED\] .*\[MISMATCH\]")
@@ -149,7 +152,7 @@ class Waits(unittest.TestCase):
                 if transport == "shm":  # the others need not take part: the step takes both batches, and says so
                     self.assertRegex(done.stderr, r"warning: rank 1 ran 2 backwards in step 4, rank 0 ran 1")
                     continue
-                self.assertNotEqual(done.returncode, 0)
+                self.assertEqual(done.returncode, SEEN_OF_OTHERS, done.stderr)
                 for rank in others(transport):
                     seconds, text = self.told(done, rank)
                     self.assertRegex(text, r"\[(MISMATCH|PEER_LOST)\]")
@@ -172,15 +175,23 @@ class Waits(unittest.TestCase):
                 alone = "mpi" in transport  # mpirun itself ends the job once the first of the others has
                 done = run("leave", transport, alone=alone)
                 if not alone:
-                    self.assertNotEqual(done.returncode, 0)
+                    self.assertEqual(done.returncode, SEEN_OF_OTHERS, done.stderr)
                 self.lost(done, transport, LEFT)
 
     def test_a_rank_that_raises_is_named(self) -> None:
-        for transport in BETWEEN_HOSTS:
-            with self.subTest(transport=transport):
-                done = run("raise", transport, alone=True)
-                self.assertIn("ValueError: a mistake of the user's", done.stderr)
-                self.lost(done, transport, LEFT)
+        cases = {"raise": (r"\[USER\] ValueError: a mistake of the user's; where: \S*waits_rank\.py:\d+ in misbehave", 1),
+                 "refuse": (r"\[USAGE\] the scale is not a number; where: train\.py at \S*waits_rank\.py:\d+ in misbehave; .*hint: take one", 64)}
+        for transport in ("shm", *BETWEEN_HOSTS):
+            for how, (what, code) in cases.items():
+                with self.subTest(transport=transport, how=how):
+                    done = run(how, transport, alone=True, each_code=True)
+                    self.assertEqual(done.stderr.count("a mistake of the user's\n" if how == "raise" else "zeroth.Error: [USAGE]"), 1, done.stderr)
+                    for rank in others(transport):
+                        seconds, text = self.told(done, rank)
+                        self.assertRegex(text, rf"^\[ABORTED\] rank 1 stopped the job: {what}")
+                        self.assertLess(seconds, 5.0)  # the promise is 2 s; two cores are busy
+                    codes = {rank: int(found) for rank, found in re.findall(r"rank (\d) ends with (\d+)", done.stdout)}
+                    self.assertEqual(codes, {"1": code, **{str(rank): SEEN_OF_OTHERS for rank in others(transport)}}, done.stdout)
 
     def test_a_rank_that_is_killed_is_named(self) -> None:
         # mpirun by default kills the others before they can speak: see mpi_test.py for what it says itself.

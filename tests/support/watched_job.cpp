@@ -78,11 +78,8 @@ void sum_counts(const Communicator& own, int count) {
 void run_watched_rank(const WatchedJob& job, const World& world) {
   try {
     train(job, world);
-  } catch (const Error& error) {
-    world.abort(error);
-    throw;
-  } catch (const std::exception& error) {
-    world.abort(Error(ErrorCode::kInternal, error.what()));
+  } catch (const std::exception& cause) {
+    world.abort(cause);
     throw;
   }
 }

@@ -1,6 +1,7 @@
 // Errors: one type, stable codes, and a context that says where, who, which, what was expected, what came, what to do.
 #pragma once
 
+#include <exception>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -24,6 +25,7 @@ enum class ErrorCode {
   kLaunch,        ///< a rank could not be started
   kEnvironment,   ///< world variables, CPU features, torch version
   kAborted,       ///< another rank reported an error; this one stops with it
+  kUser,          ///< an exception of the program around Zeroth
   kInternal,      ///< a bug in Zeroth
 };
 
@@ -31,7 +33,7 @@ enum class ErrorCode {
 [[nodiscard]] std::string_view slug(ErrorCode code) noexcept;
 /// The code that has this text form; none if there is no such code.
 [[nodiscard]] std::optional<ErrorCode> code_of_slug(std::string_view text) noexcept;
-/// Process exit code of a failure (sysexits.h): 64 usage, 65 model or non-finite, 69 launch, 70 internal, 71 memory or resource,
+/// Process exit code of a failure: 1 user, as Python ends with; else of sysexits.h: 64 usage, 65 model or non-finite, 69 launch, 70 internal, 71 memory or resource,
 /// 74 I/O, 76 peer lost, mismatch, timeout or aborted, 77 environment, 78 configuration.
 [[nodiscard]] int exit_code(ErrorCode code) noexcept;
 
@@ -60,6 +62,10 @@ class Error : public std::runtime_error {
   std::string message_;
   ErrorContext context_;
 };
+
+/// What an exception that ends a rank is to the others: an Error as it is, std::bad_alloc kOutOfMemory, all else kUser with the first line
+/// of what() (torch appends a stack trace).
+[[nodiscard]] Error error_of(const std::exception& exception);
 
 /// Text of errno, thread safe.
 [[nodiscard]] std::string errno_text(int error_number);

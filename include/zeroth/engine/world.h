@@ -1,6 +1,7 @@
 // World: who this process is among the ranks of a job, from any launcher's variables.
 #pragma once
 
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -50,8 +51,10 @@ class World {
   [[nodiscard]] std::shared_ptr<CommBackend> connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const;
   /// What this rank is doing, as the others can ask it through the control plane. Shared by copies.
   [[nodiscard]] const std::shared_ptr<RankWatch>& watch() const;
-  /// Tells every rank that this one has failed, if it ever connected. Never throws.
-  void abort(const Error& error) const noexcept;
+  /// Tells every rank that this one has failed, if it ever connected: waits of theirs throw what end_of_job() makes of error_of(cause). For
+  /// whatever leaves the program of a rank: `catch (const std::exception& cause) { world.abort(cause); throw; }`. Blocks for half a second at
+  /// most, where a transport has to pass it on. Never throws.
+  void abort(const std::exception& cause) const noexcept;
 
  private:
   struct Connection;

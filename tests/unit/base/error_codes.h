@@ -14,7 +14,7 @@ struct CodeFacts {
   int exit_code;
 };
 
-inline constexpr std::array<CodeFacts, 14> kCodes{{
+inline constexpr std::array<CodeFacts, 15> kCodes{{
     {ErrorCode::kUsage, "USAGE", 64},
     {ErrorCode::kConfig, "CONFIG", 78},
     {ErrorCode::kModel, "MODEL", 65},
@@ -28,6 +28,7 @@ inline constexpr std::array<CodeFacts, 14> kCodes{{
     {ErrorCode::kLaunch, "LAUNCH", 69},
     {ErrorCode::kEnvironment, "ENVIRONMENT", 77},
     {ErrorCode::kAborted, "ABORTED", 76},
+    {ErrorCode::kUser, "USER", 1},
     {ErrorCode::kInternal, "INTERNAL", 70},
 }};
 

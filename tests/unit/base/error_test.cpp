@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <new>
 #include <set>
+#include <stdexcept>
 #include <string>
 
 namespace zeroth {
@@ -35,6 +37,8 @@ TEST(ErrorCode, EveryCodeIsInTheTable) {
 
 TEST(ErrorCode, ExitCodesTellFailureFromSignalAndShell) {
   for (const auto& facts : kCodes) {
+    if (facts.code == ErrorCode::kUser)
+      continue;  // 1: what Python and the shell say of a program's own failure
     EXPECT_GE(exit_code(facts.code), 64);
     EXPECT_LE(exit_code(facts.code), 78);
   }
@@ -67,6 +71,17 @@ TEST(Error, KeepsItsPartsAndCopies) {
   EXPECT_EQ(copy.message(), "no");
   EXPECT_EQ(copy.context().which, "w");
   EXPECT_STREQ(copy.what(), error.what());
+}
+
+TEST(ErrorOf, AnErrorStaysMemoryIsNamedAndAllElseIsTheUsers) {
+  EXPECT_STREQ(error_of(Error(ErrorCode::kModel, "no loss", {.who = "rank 2/4"})).what(),
+               "[MODEL] no loss; who: rank 2/4");
+  EXPECT_STREQ(error_of(std::bad_alloc()).what(),
+               "[OUT_OF_MEMORY] an allocation failed; got: std::bad_alloc");
+  EXPECT_STREQ(error_of(std::runtime_error("no such token: 50257")).what(), "[USER] no such token: 50257");
+  EXPECT_STREQ(error_of(std::logic_error("expected a float\nException raised from check at x.cpp:12")).what(),
+               "[USER] expected a float");
+  EXPECT_STREQ(error_of(std::runtime_error("")).what(), "[USER] ");
 }
 
 TEST(Check, ThrowsOnlyWhenFalseAndEvaluatesOnce) {

@@ -55,6 +55,7 @@ TEST(FirstCause, ClassesFollowSignalCodeAndErrorLine) {
       {2, 0, "ZEROTH ERROR [ABORTED] x", FailureClass::kAborted},
       {1, 0, "RuntimeError: [PEER_LOST] x", FailureClass::kPeerLost},
       {1, 0, "zeroth.ConfigError: [CONFIG] x", FailureClass::kOwnFault},
+      {1, 0, "ZEROTH ERROR [USER] x", FailureClass::kOwnFault},
       {1, 0, "ValueError: [1, 2] x", FailureClass::kUnexplained},
       {1, 0, "ZEROTH ERROR [CONFIG] x", FailureClass::kOwnFault},
       // abort() is where an uncaught C++ exception ends, also one that tells of a lost peer.

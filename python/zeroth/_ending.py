@@ -1,0 +1,86 @@
+"""How a script ends: an exception that nobody catches is told to the other ranks, and one of Zeroth's decides the exit code.
+
+Through sys.excepthook, after the one that was there: what it prints is printed as before. Interrupts and SystemExit stay what they are, and
+so does what a console or a notebook shows and survives."""
+
+import os
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from zeroth import _C, _place
+
+__all__ = ["follow", "install"]
+
+_LONGEST = 500
+"""characters of an exception's text, for the others"""
+
+_worlds: "weakref.WeakSet[_C.World]" = weakref.WeakSet()
+"""of several ranks, with an engine; whoever holds them keeps their connections"""
+
+os.register_at_fork(after_in_child=_worlds.clear)
+
+
+def install() -> None:
+    """Around the hook that is there now, unless that is ours. Torch sets one, too, when it makes its first group."""
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook(sys.excepthook)
+
+
+def follow(world: _C.World) -> None:
+    """Other ranks of `world` hear of the exception that ends this one."""
+    if world.size > 1:
+        _worlds.add(world)
+
+
+class _Hook:
+    def __init__(self, before: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        try:
+            self._before(kind, error, traceback)
+        finally:
+            if not isinstance(error, KeyboardInterrupt) and _has_ended():
+                for world in list(_worlds):
+                    world.abort(_told(error, traceback))
+                # A hook that was set later, and has called this one, may not have printed yet what it will.
+                if isinstance(error, _C.Error) and sys._getframe().f_back is None:
+                    raise SystemExit(getattr(error, "exit_code", 1))
+
+
+def _has_ended() -> bool:
+    """The script, not a line in a console, or a cell that a program runs: that program is on the stack, and goes on."""
+    if hasattr(sys, "ps1") or sys.flags.inspect:
+        return False
+    frame: FrameType = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_name not in ("<module>", "_run_module_as_main")
+
+
+def _told(error: BaseException, traceback: TracebackType | None) -> _C.Error:
+    """What the others are told: whose error it is, and where the user's program was. What this rank only saw of others stays as it is."""
+    place = _place.place_of(traceback)
+    if not isinstance(error, _C.Error) or not hasattr(error, "hint"):
+        return _C.make_error("USER", _text(error), where=place)
+    if error.code in ("ABORTED", "MISMATCH", "PEER_LOST", "TIMEOUT"):
+        return error
+    where = " at ".join(part for part in (error.where, place) if part)
+    return _C.make_error(
+        error.code, error.message, where=where, who=error.who, which=error.which, expected=error.expected, got=error.got, hint=error.hint
+    )
+
+
+def _text(error: BaseException) -> str:
+    """ "ValueError: no such token: 50257": the first line, for torch appends a stack trace."""
+    try:
+        lines = str(error).strip().splitlines()
+    except Exception:  # the user's own __str__
+        lines = []
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text[:_LONGEST].encode(errors="backslashreplace").decode()
+
+
+install()
