@@ -5,9 +5,6 @@
 
 namespace zeroth::launcher {
 
-/// The address of this machine on the way to `host` (a name or an address); "" if there is no way. May ask
-/// the DNS.
-[[nodiscard]] std::string address_towards(const std::string& host);
 /// The address of the ssh client, if this process was started over ssh: the head as this host sees it. "" if
 /// not.
 [[nodiscard]] std::string ssh_client_address();

@@ -14,30 +14,6 @@ import launching  # noqa: E402
 from launching import PROBE, SECRET, Run, Stage  # noqa: E402
 
 LOST_AFTER_S = 3
-# In place of ssh: the command runs in the namespace, and its standard streams cross the network as those of ssh do.
-SSH = """#!/usr/bin/env python3
-import os, socket, subprocess, sys, threading
-NAME, HERE = {name!r}, {here!r}
-if sys.argv[1] == "inside":
-    stream = socket.create_connection((HERE, int(sys.argv[2])))
-    os.dup2(stream.fileno(), 0)
-    os.dup2(stream.fileno(), 1)
-    os.execvp("sh", ["sh", "-c", sys.argv[3]])
-host, *command = sys.argv[sys.argv.index("--") + 1:]
-server = socket.create_server((HERE, 0))
-server.settimeout(10)
-enter = ["ip", "netns", "exec", NAME + "h" + host.rsplit(".", 1)[-1], "unshare", "--uts", "--mount", sys.executable, __file__, "inside"]
-subprocess.Popen([*enter, str(server.getsockname()[1]), " ".join(command)], start_new_session=True, stdin=subprocess.DEVNULL, cwd="/")
-stream, _ = server.accept()
-
-def copy(read, write, end):
-    while data := read():
-        write(data)
-    end()
-
-threading.Thread(target=copy, args=(lambda: os.read(0, 65536), stream.sendall, lambda: stream.shutdown(socket.SHUT_WR)), daemon=True).start()
-copy(lambda: stream.recv(65536), lambda data: os.write(1, data), lambda: None)
-"""
 
 
 class Namespaces(unittest.TestCase):
@@ -48,9 +24,7 @@ class Namespaces(unittest.TestCase):
         self.stage = Stage()
         self.stage.__enter__()
         self.addCleanup(self.stage.__exit__)
-        self.ssh = pathlib.Path(self.stage.folder, "ssh")
-        self.ssh.write_text(SSH.format(name=self.net.name, here=f"{self.net.net}.250"))
-        self.ssh.chmod(0o755)
+        self.ssh = self.net.ssh()
 
     def over_ssh(self, *program: str) -> Run:
         return self.stage.run("--no-merge", "--hosts", f"{self.net.net}.1:2,{self.net.net}.2:2", "--lost-after", str(LOST_AFTER_S),
