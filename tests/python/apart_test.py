@@ -68,14 +68,14 @@ class TwoHosts(unittest.TestCase):
         return self.losses(subprocess.run(command, env=variables(), capture_output=True, text=True, timeout=240, check=False), "shm")
 
     def test_ranks_of_a_hostfile_train_with_the_bits_of_one_host(self) -> None:
-        family = self.jobs.over_ssh(PROGRAM)
+        family = self.jobs.over_ssh(PROGRAM, names="host-")
         done = family.end(240)
         self.assertEqual(family.left.text(), "")
         self.assertEqual(self.losses(done, "c10d gloo"), self.on_one_host())
         self.assertIn("info: 4 ranks over c10d gloo, says torch.distributed", done.stderr)
 
     def test_ranks_of_nodes_train_with_the_bits_of_one_host(self) -> None:
-        head, other = self.jobs.nodes(PROGRAM)
+        head, other = self.jobs.nodes(PROGRAM, place="host-1:29400")
         done = head.end(240)
         self.assertEqual(other.end(30).returncode, 0)
         self.assertEqual(self.losses(done, "c10d gloo"), self.on_one_host())

@@ -55,6 +55,24 @@ class Namespaces(unittest.TestCase):
             self.assertEqual([run.code() for run in runs], [0] * len(runs), runs[0].err)
             self.assertEqual(runs[0].out, "[0] ['1', '2', '3']\n")
 
+    def test_hosts_whose_own_names_lead_to_loopback_give_rank_zero_an_address(self) -> None:
+        """Debian's 127.0.1.1: rank 0 would bind, and gloo advertise, what nobody else reaches."""
+        say = (sys.executable, "-c", "import os; print(os.environ['MASTER_ADDR'])")
+        names = ("--hosts", "host-1:1,host-2:1", "--remote-program", launching.RUN)
+        run = self.stage.run("--no-merge", *names, *say, ZEROTH_SSH=str(self.net.ssh()))
+        self.assertEqual((run.code(), run.err), (0, ""))
+        self.assertEqual(sorted(run.out.splitlines()), [f"[{rank}] {self.net.net}.1" for rank in (0, 1)])
+        # Where nothing tells the address: the name, and a warning.
+        run = self.stage.run("--no-merge", *names, *say, ZEROTH_SSH=str(self.net.ssh(says_address=False)))
+        self.assertEqual(run.code(), 0, run.err)
+        self.assertEqual(sorted(run.out.splitlines()), ["[0] host-1", "[1] host-1"])
+        self.assertRegex(run.err, r"zeroth-run: host host-1: \[LAUNCH\] warning: MASTER_ADDR=host-1 leads to loopback here \(127\.0\.\d\.1\), .*/etc/hosts")
+        # Node by node: where the others have come to.
+        nodes = [self.stage.run("--no-merge", "-n", "1", "--nnodes", "2", "--node-rank", str(node), "--rdzv", "host-1:29400", *say,
+                                prefix=self.net.inside(node + 1), ZEROTH_RDZV_SECRET=SECRET) for node in (0, 1)]
+        self.assertEqual([node.code() for node in nodes], [0, 0], nodes[0].err)
+        self.assertEqual(sorted(nodes[0].out.splitlines()), [f"[0] {self.net.net}.1", "[1] host-1"])
+
     def test_a_cable_cut_under_ssh_names_the_host_and_ends_both_sides(self) -> None:
         head = self.over_ssh(PROBE, "wait", "ignore", "child")
         head.pids("READY", 4)
