@@ -3,7 +3,9 @@
     zeroth-run -n 2 python examples/gpt/train.py --data FOLDER --suffix .py --steps 100 --sample 300 --plot FOLDER
 
 Prints the size and digest of the text, progress, the validation loss beside the byte-bigram entropy of the held-out text, a text
-sample, and what memory and traffic were planned and measured. A bare process works too.
+sample, and what memory and traffic were planned and measured. A bare process works too, and so do ranks on several hosts:
+
+    zeroth-run --hostfile hosts python examples/gpt/train.py --data FOLDER
 
 Arguments, lines and records (--json) are those of zeroth-gpt, the same trainer in C++ (examples/gpt_cpp); --bar and --plot are here
 only. From the same arguments both give the same losses, gradient norms, samples and weights, bit for bit, at every ZeRO stage: with

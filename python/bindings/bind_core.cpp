@@ -1,4 +1,5 @@
 #include "bindings.h"
+#include "group.h"
 #include "place.h"
 
 #include <pybind11/stl.h>
@@ -8,7 +9,6 @@
 #include <zeroth/engine/config.h>
 #include <zeroth/engine/engine.h>
 #include <zeroth/engine/world.h>
-#include <zeroth/libtorch/c10d.h>
 
 #include <map>
 #include <string>
@@ -36,34 +36,6 @@ ConfigOverride make_override(const std::string& pointer, const py::object& value
     const std::string why = py::str(error.value()).cast<std::string>();
     throw ConfigError("an override", {{.pointer = pointer, .origin = origin, .what = "holds no JSON value: " + why}}, 1);
   }
-}
-
-/// A group of the same ranks whose messages are CPU memory. Collective for the group's members.
-py::object gloo_beside(const py::module_& distributed, const py::object& group) {
-  const py::object ranks = distributed.attr("get_process_group_ranks")(group);
-  return distributed.attr("new_group")(
-      ranks, py::arg("backend") = "gloo", py::arg("use_local_synchronization") = true, py::arg("group_desc") = "zeroth");
-}
-
-/// `group`: a torch.distributed.ProcessGroup, or None for the default one.
-World world_from_group(py::object group) {
-  const py::module_ distributed = py::module_::import("torch.distributed");
-  ZR_CHECK(distributed.attr("is_available")().cast<bool>() && distributed.attr("is_initialized")().cast<bool>(),
-           ErrorCode::kUsage,
-           "torch.distributed is not initialised",
-           {.where = "python.world", .hint = "call torch.distributed.init_process_group(\"gloo\") first"});
-  if (group.is_none()) group = distributed.attr("group").attr("WORLD");
-  ZR_CHECK(py::hasattr(group, "group_name"),
-           ErrorCode::kUsage,
-           "this rank is not in the group, or it is none",
-           {.where = "python.world",
-            .expected = "a torch.distributed.ProcessGroup",
-            .got = py::repr(group).cast<std::string>(),
-            .hint = "make the engine on the members of the group only"});
-  const bool cpu = group.attr("_device_types").contains(py::module_::import("torch").attr("device")("cpu"));
-  const std::string beside = cpu ? "" : distributed.attr("get_backend")(group).cast<std::string>();
-  if (!cpu) group = gloo_beside(distributed, group);
-  return libtorch::world_from_c10d(group.attr("group_name").cast<std::string>(), beside);
 }
 
 }  // namespace
@@ -102,7 +74,7 @@ void bind_core(py::module_& module) {
                              [](const Config& config) { return config.train_micro_batch_size_per_gpu; });
 
   py::class_<World>(module, "World")
-      .def_static("from_environment", &World::from_environment)
+      .def_static("from_environment", &world_from_environment)
       .def_static("from_group", &world_from_group, py::arg("group") = py::none())
       .def(
           "abort",

@@ -61,7 +61,9 @@ class World:
     """Who this process is among the ranks of its job."""
 
     @staticmethod
-    def from_environment() -> World: ...
+    def from_environment() -> World:
+        """What the launcher's variables say. Ranks on several hosts that MPI does not join are the default group of torch.distributed: if
+        there is none yet, this makes it over gloo and waits for all of them."""
     @staticmethod
     def from_group(group: ProcessGroup | None = None) -> World:
         """The ranks of an existing torch.distributed group (None: the default one), which carries every message: on several

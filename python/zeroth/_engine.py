@@ -66,7 +66,7 @@ class Engine:
         json_log: str = "",
     ) -> None:
         """`params`: groups as torch's optimizers take them, with "lr" and "weight_decay" of their own. `units`: modules that are
-        gathered and reduced as one, instead of those that zeroth.units(model) finds. `world`: from the environment by default.
+        gathered and reduced as one, instead of those that zeroth.units(model) finds. `world`: World.from_environment() by default.
         `progress_every_s`: rank 0 logs how far it is, at most so often; 0: never. `json_log`: a file that gets the log and every step as
         JSON lines (default: that of ZEROTH_JSON_LOG)."""
         _ending.install()

@@ -1,12 +1,31 @@
 #include <zeroth/base/surroundings.h>
 
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
 #include <climits>
 #include <cstdlib>
+#include <memory>
+#include <utility>
 
 namespace zeroth {
+namespace {
+
+/// "" for what has no such text.
+std::string numeric(const sockaddr* address) {
+  const bool six = address->sa_family == AF_INET6;
+  if (!six && address->sa_family != AF_INET) return "";
+  std::array<char, NI_MAXHOST> text{};
+  const socklen_t length = six ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  return ::getnameinfo(address, length, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0 ? text.data() : "";
+}
+
+}  // namespace
 
 std::string variable_or_empty(const char* name) {
   const char* const value = std::getenv(name);
@@ -16,6 +35,41 @@ std::string variable_or_empty(const char* name) {
 std::string host_name() {
   std::array<char, HOST_NAME_MAX + 1> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+std::string address_towards(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(found, ::freeaddrinfo);
+  std::string text;
+  for (const addrinfo* entry = found; entry != nullptr && text.empty(); entry = entry->ai_next) {
+    // Connecting a datagram socket sends nothing; it chooses the route, and with it our address.
+    const int socket = ::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    sockaddr_storage own{};
+    socklen_t length = sizeof own;
+    if (socket >= 0 && ::connect(socket, entry->ai_addr, entry->ai_addrlen) == 0 &&
+        ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &length) == 0) {
+      text = numeric(reinterpret_cast<const sockaddr*>(&own));
+    }
+    if (socket >= 0) ::close(socket);
+  }
+  return text;
+}
+
+std::vector<Interface> interfaces() {
+  ifaddrs* first = nullptr;
+  std::vector<Interface> found;
+  if (::getifaddrs(&first) != 0) return found;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(first, ::freeifaddrs);
+  for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    if (std::string address = numeric(entry->ifa_addr); !address.empty()) {
+      found.push_back({.name = entry->ifa_name, .address = std::move(address), .loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0});
+    }
+  }
+  return found;
 }
 
 }  // namespace zeroth

@@ -18,11 +18,13 @@ namespace {
 
 constexpr std::string_view kConfigurationLine = "configuration ";
 constexpr std::string_view kVersionLine = "version ";
+constexpr std::string_view kLibrariesLine = "libraries ";
 
 /// One line for each thing that must agree, in a form that people can compare.
 std::string describe(const ModelLayout& model, const EngineSettings& settings) {
   std::ostringstream text;
   text << kVersionLine << settings.version << "\n";
+  text << kLibrariesLine << (settings.libraries.empty() ? "none" : settings.libraries) << "\n";
   text << kConfigurationLine << settings.configuration << "\n";
   text << "plan " << name_of(settings.plan.parameter) << " " << name_of(settings.plan.gradient) << " "
        << name_of(settings.plan.optimizer) << " " << name_of(settings.plan.policy) << " reshard "
@@ -123,6 +125,15 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
                    .expected = ours + " (" + usual_rank + ")",
                    .got = theirs + " (" + odd_rank + ")",
                    .hint = "install the same version on every host; zeroth doctor --hosts names the odd one"});
+    }
+    if (ours.starts_with(kLibrariesLine) && theirs.starts_with(kLibrariesLine)) {
+      throw Error(ErrorCode::kMismatch,
+                  "ranks compute with different versions of a library",
+                  {.where = "engine",
+                   .who = who,
+                   .expected = ours.substr(kLibrariesLine.size()) + " (" + usual_rank + ")",
+                   .got = theirs.substr(kLibrariesLine.size()) + " (" + odd_rank + ")",
+                   .hint = "install the same versions on every host, with a Zeroth that was built against them"});
     }
     if (ours.starts_with(kConfigurationLine) && theirs.starts_with(kConfigurationLine)) {
       throw Error(ErrorCode::kMismatch,

@@ -98,9 +98,14 @@ std::optional<std::string> environment(std::string_view name) {
   return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
 }
 
-/// The transport of ranks that this launcher has started.
-std::string backend_of(const Lookup& lookup, const Launcher& launcher, int size) {
-  const std::string wanted = wanted_backend(lookup);
+/// What says that the ranks are on several hosts.
+struct SeveralHosts {
+  std::string variable;
+  std::string expected;
+  std::string got;
+};
+
+std::optional<SeveralHosts> several_hosts(const Lookup& lookup, const Launcher& launcher, int size) {
   struct Hint {
     std::string_view variable;
     int expected;
@@ -108,26 +113,29 @@ std::string backend_of(const Lookup& lookup, const Launcher& launcher, int size)
   };
   for (const Hint& hint : {Hint{launcher.local_size, size, std::to_string(size) + ", all ranks on this host"}, Hint{launcher.hosts, 1, "1 host"}}) {
     const auto text = hint.variable.empty() ? std::nullopt : lookup(hint.variable);
-    const bool reaches_all = !wanted.empty() && std::ranges::none_of(backends_in(wanted), [](const std::string& part) { return part == "shm"; });
-    if (!text || number(std::string(hint.variable), *text) == hint.expected || reaches_all) continue;
-    if (launcher.has_mpi && wanted.empty()) return "shm+mpi";
-    throw Error(ErrorCode::kEnvironment,
-                "the ranks are on several hosts, and the shared memory of one does not reach them",
-                {.where = "world",
-                 .which = std::string(hint.variable),
-                 .expected = hint.meaning,
-                 .got = *text,
-                 .hint = "start them with mpirun, or set ZEROTH_BACKEND=shm+mpi where they are ranks of MPI; in Python also: "
-                         "torch.distributed.init_process_group(\"gloo\"), then Engine(..., world=zeroth.World.from_group())"});
+    if (text && number(std::string(hint.variable), *text) != hint.expected) return SeveralHosts{std::string(hint.variable), hint.meaning, *text};
+  }
+  return std::nullopt;
+}
+
+/// The transport of ranks that this launcher has started; none where they are on several hosts and what they ask for stays on one.
+std::optional<std::string> backend_of(const Lookup& lookup, const Launcher& launcher, int size) {
+  const std::string wanted = wanted_backend(lookup);
+  const bool reaches_all = !wanted.empty() && std::ranges::none_of(backends_in(wanted), [](const std::string& part) { return part == "shm"; });
+  if (!reaches_all && several_hosts(lookup, launcher, size)) {
+    return launcher.has_mpi && wanted.empty() ? std::optional<std::string>("shm+mpi") : std::nullopt;
   }
   return !wanted.empty() ? wanted : size > 1 ? "shm" : "self";
 }
 
-}  // namespace
+struct Started {
+  const Launcher* launcher;
+  int rank;
+  int size;
+};
 
-World World::from_variables(const Lookup& lookup) {
-  World world;
-  if (const std::string wanted = wanted_backend(lookup); !wanted.empty()) world.backend_name_ = wanted;
+/// Who has started this rank: the first of the launchers whose variables are there.
+std::optional<Started> started_by(const Lookup& lookup) {
   for (const Launcher& launcher : kLaunchers) {
     const auto rank = lookup(launcher.rank);
     const auto size = lookup(launcher.size);
@@ -140,37 +148,78 @@ World World::from_variables(const Lookup& lookup) {
               .expected = "set together with " + std::string(rank ? launcher.rank : launcher.size),
               .got = "unset",
               .hint = "start the ranks with zeroth-run -n N PROGRAM, or unset both"});
-    world.rank_ = number(std::string(launcher.rank), *rank);
-    world.size_ = number(std::string(launcher.size), *size);
-    ZR_CHECK(world.size_ >= 1 && world.rank_ < world.size_,
+    const Started started{&launcher, number(std::string(launcher.rank), *rank), number(std::string(launcher.size), *size)};
+    ZR_CHECK(started.size >= 1 && started.rank < started.size,
              ErrorCode::kEnvironment,
              "the rank does not exist in this world",
              {.where = "world",
               .which = std::string(launcher.rank) + ", " + std::string(launcher.size),
               .expected = "0 <= rank < size",
               .got = "rank " + *rank + ", size " + *size,
-              .hint = "ranks are counted from 0; give every rank the same size"});
-    world.backend_name_ = backend_of(lookup, launcher, world.size_);
-    const auto local = lookup(launcher.local_rank);
-    world.local_rank_ = local ? number(std::string(launcher.local_rank), *local) : world.rank_;
-    ZR_CHECK(world.local_rank_ < world.size_,
-             ErrorCode::kEnvironment,
-             "the local rank does not exist in this world",
-             {.where = "world",
-              .which = std::string(launcher.local_rank),
-              .expected = "below the size, " + *size,
-              .got = local.value_or(""),
-              .hint = "local ranks are counted from 0 on each host; or unset it"});
-    world.ranks_on_host_ = ranks_on_host_of(lookup, launcher, world.size_);
-    const auto job = lookup(launcher.job);
-    const auto step = launcher.step.empty() ? std::nullopt : lookup(launcher.step);
-    if (job) world.job_ = step ? *job + "." + *step : *job;
-    const bool ours = launcher.job == kOwnJob && job;  // zeroth-run uses torchrun's variables, and one more
-    world.origin_ = std::string(launcher.rank) + " and " + std::string(launcher.size) + " (" +
-                    std::string(ours ? "zeroth-run" : launcher.name) + ")";
-    break;
+               .hint = "ranks are counted from 0; give every rank the same size"});
+    return started;
   }
+  return std::nullopt;
+}
+
+/// The launcher's, or else the rank.
+int local_rank_of(const Lookup& lookup, const Started& started) {
+  const auto local = lookup(started.launcher->local_rank);
+  const int rank = local ? number(std::string(started.launcher->local_rank), *local) : started.rank;
+  ZR_CHECK(rank < started.size,
+           ErrorCode::kEnvironment,
+           "the local rank does not exist in this world",
+           {.where = "world",
+            .which = std::string(started.launcher->local_rank),
+            .expected = "below the size, " + std::to_string(started.size),
+            .got = local.value_or(""),
+            .hint = "local ranks are counted from 0 on each host; or unset it"});
+  return rank;
+}
+
+}  // namespace
+
+World World::from_variables(const Lookup& lookup) {
+  World world;
+  if (const std::string wanted = wanted_backend(lookup); !wanted.empty()) world.backend_name_ = wanted;
+  const std::optional<Started> started = started_by(lookup);
+  if (!started) return world;
+  const Launcher& launcher = *started->launcher;
+  world.rank_ = started->rank;
+  world.size_ = started->size;
+  const std::optional<std::string> backend = backend_of(lookup, launcher, world.size_);
+  if (!backend) {
+    const SeveralHosts told = several_hosts(lookup, launcher, world.size_).value();
+    throw Error(ErrorCode::kEnvironment,
+                "the ranks are on several hosts, and the shared memory of one does not reach them",
+                {.where = "world",
+                 .which = told.variable,
+                 .expected = told.expected,
+                 .got = told.got,
+                 .hint = "start them with mpirun, or set ZEROTH_BACKEND=shm+mpi where they are ranks of MPI; in Python a group of torch.distributed "
+                         "joins them: zeroth.Engine makes it where MASTER_ADDR and MASTER_PORT are set beside RANK and WORLD_SIZE, or takes that of "
+                         "torch.distributed.init_process_group(\"gloo\", ...)"});
+  }
+  world.backend_name_ = *backend;
+  world.local_rank_ = local_rank_of(lookup, *started);
+  world.ranks_on_host_ = ranks_on_host_of(lookup, launcher, world.size_);
+  const auto job = lookup(launcher.job);
+  const auto step = launcher.step.empty() ? std::nullopt : lookup(launcher.step);
+  if (job) world.job_ = step ? *job + "." + *step : *job;
+  const bool ours = launcher.job == kOwnJob && job;  // zeroth-run uses torchrun's variables, and one more
+  world.origin_ = std::string(launcher.rank) + " and " + std::string(launcher.size) + " (" +
+                  std::string(ours ? "zeroth-run" : launcher.name) + ")";
   return world;
+}
+
+std::optional<World::Seat> World::without_transport(const Lookup& lookup) {
+  const std::optional<Started> started = started_by(lookup);
+  if (!started || backend_of(lookup, *started->launcher, started->size)) return std::nullopt;
+  return Seat{.rank = started->rank, .size = started->size};
+}
+
+std::optional<World::Seat> World::without_transport() {
+  return without_transport(environment);
 }
 
 World World::from_environment() {
@@ -198,6 +247,13 @@ World World::from_transport(std::shared_ptr<MessageTransport> transport, std::st
   world.backend_name_ = transport->kind();
   world.origin_ = std::move(origin);
   world.transport_ = std::move(transport);
+  // A group of some ranks has places of its own.
+  for (const Launcher& launcher : kLaunchers) {
+    const bool whole = environment(launcher.rank) == std::to_string(world.rank_) && environment(launcher.size) == std::to_string(world.size_);
+    if (!whole) continue;
+    world.local_rank_ = local_rank_of(environment, {&launcher, world.rank_, world.size_});
+    break;
+  }
   return world;
 }
 

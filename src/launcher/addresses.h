@@ -5,11 +5,20 @@
 
 namespace zeroth::launcher {
 
-/// The address of this machine on the way to `host` (a name or an address); "" if there is no way. May ask
-/// the DNS.
-[[nodiscard]] std::string address_towards(const std::string& host);
-/// The address of the ssh client, if this process was started over ssh: the head as this host sees it. "" if
-/// not.
-[[nodiscard]] std::string ssh_client_address();
+/// The two ends of an ssh connection as sshd has them: the head as the host sees it, and the host as the head
+/// reaches it. "" for what is no numeric address.
+struct SshEnds {
+  std::string client{};
+  std::string server{};
+};
+/// `connection`: the value of SSH_CONNECTION.
+[[nodiscard]] SshEnds ssh_ends(const std::string& connection);
+
+/// Numeric, of IPv4 or IPv6.
+[[nodiscard]] bool is_address(const std::string& text);
+/// For a numeric address.
+[[nodiscard]] bool is_loopback(const std::string& address);
+/// The first numeric address of `host` that is not a loopback one, "" if there is none. May ask the DNS.
+[[nodiscard]] std::string address_of(const std::string& host);
 
 }  // namespace zeroth::launcher

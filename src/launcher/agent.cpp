@@ -1,10 +1,12 @@
 #include "launcher/agent.h"
 
+#include "launcher/addresses.h"
 #include "launcher/environment.h"
 #include "launcher/local_group.h"
 #include "launcher/spawn.h"
 
 #include <zeroth/base/preemption.h>
+#include <zeroth/base/surroundings.h>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -194,6 +196,7 @@ class Agent final : public GroupListener {
                     {.which = task.directory, .hint = "start zeroth-run in a directory that every host has"});
       }
       lost_after_ = Milliseconds(task.lost_after_ms);
+      warn_of_loopback(task);
       const StartContext context{.inherited = &inbox_->inherited(),
                                  .descriptors = reserve_descriptors(task.num_ranks, 2)};
       group_ = std::make_unique<LocalGroup>(task, context, *this);
@@ -203,6 +206,24 @@ class Agent final : public GroupListener {
       refused_ = true;
       group_.reset();
       channel_->send(FrameType::kRefused, encode(error));
+    }
+  }
+
+  /// Rank 0's host may know the name that the others reach it by as one of its own loopback.
+  void warn_of_loopback(const HostTask& task) {
+    if (task.first_rank != 0 || task.job.num_nodes == 1) return;
+    std::string master = task.job.master_address;
+    for (const auto& [name, value] : task.extra) {
+      if (name == "MASTER_ADDR") master = value;
+    }
+    if (is_address(master)) return;
+    if (const std::string address = address_towards(master); is_loopback(address)) {
+      channel_->send(FrameType::kNote,
+                     fmt::format("[LAUNCH] warning: MASTER_ADDR={} leads to loopback here ({}), where the "
+                                 "other hosts are not; hint: correct /etc/hosts, or name the host by its "
+                                 "address",
+                                 master,
+                                 address));
     }
   }
 

@@ -108,7 +108,7 @@ int run_agent_on_standard_streams(SignalInbox& inbox) {
       .hello = {.version = ZEROTH_VERSION_TEXT,
                 .host = host_name(),
                 .free_port = free_port(),
-                .head_seen = ssh_client_address()},
+                .ssh_connection = variable_or_empty("SSH_CONNECTION").substr(0, kMaxName)},
       .complete = [](HostTask& task) { complete_environment(task, current_environment()); }};
   return run_agent(channel, setup, inbox).job ? 0 : exit_code(ErrorCode::kPeerLost);
 }

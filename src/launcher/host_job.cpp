@@ -34,15 +34,19 @@ std::string current_directory() {
   return path.string();
 }
 
-/// Rank 0's host as the others reach it.
+/// Rank 0's host as the others reach it: by an address wherever one is known, for its name leads to loopback on
+/// many a host itself.
 std::string master_address(const std::vector<HostSelection>& hosts,
                            const std::vector<std::unique_ptr<AgentLink>>& links) {
   if (!is_this_host(hosts.front().name)) {
-    return hosts.front().name;
+    const std::string reached = ssh_ends(links.front()->hello()->ssh_connection).server;
+    if (!reached.empty() && !is_loopback(reached)) return reached;
+    const std::string resolved = address_of(hosts.front().name);
+    return resolved.empty() ? hosts.front().name : resolved;
   }
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     if (is_this_host(hosts[i].name)) continue;
-    if (const std::string& seen = links[i]->hello()->head_seen; !seen.empty()) return seen;
+    if (const std::string seen = ssh_ends(links[i]->hello()->ssh_connection).client; !seen.empty()) return seen;
     if (const std::string own = address_towards(hosts[i].name); !own.empty()) return own;
     return host_name();
   }

@@ -9,7 +9,6 @@
 namespace zeroth::launcher {
 namespace {
 
-constexpr std::size_t kMaxName = 256;
 constexpr std::size_t kMaxText = std::size_t{16} << 10;
 constexpr std::size_t kMaxValue = std::size_t{4} << 20;  // the kernel takes 128 KiB a string
 constexpr std::size_t kMaxStrings = std::size_t{1} << 16;
@@ -44,7 +43,7 @@ std::string encode(const Hello& hello) {
       .number(hello.num_ranks)
       .number(hello.node)
       .number(hello.num_nodes)
-      .text(hello.head_seen)
+      .text(hello.ssh_connection)
       .take();
 }
 
@@ -57,7 +56,7 @@ Hello decode_hello(std::string_view payload) {
   hello.num_ranks = reader.small(0, kMaxJobRanks);
   hello.node = reader.small(-1, kMaxJobRanks - 1);
   hello.num_nodes = reader.small(0, kMaxJobRanks);
-  hello.head_seen = printable(reader.text(kMaxName));
+  hello.ssh_connection = printable(reader.text(kMaxName));
   reader.finish();
   return hello;
 }

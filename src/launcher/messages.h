@@ -6,6 +6,7 @@
 
 #include <zeroth/base/error.h>
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,8 @@
 namespace zeroth::launcher {
 
 inline constexpr int kMaxJobRanks = 4096;
+/// Of a text in a hello, and of other names.
+inline constexpr std::size_t kMaxName = 256;
 
 /// The first words of an agent.
 struct Hello {
@@ -22,7 +25,7 @@ struct Hello {
   int num_ranks = 0;        ///< ranks that it brings (--nnodes); 0: the head decides
   int node = -1;            ///< its --node-rank; -1: the head decides
   int num_nodes = 0;        ///< its --nnodes
-  std::string head_seen{};  ///< the head's address as it sees it, "" if it does not know
+  std::string ssh_connection{};  ///< its SSH_CONNECTION, "" if it was not started over ssh
 
   bool operator==(const Hello&) const = default;
 };

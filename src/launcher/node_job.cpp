@@ -1,6 +1,5 @@
 #include "launcher/node_job.h"
 
-#include "launcher/addresses.h"
 #include "launcher/agent.h"
 #include "launcher/environment.h"
 #include "launcher/own_ranks.h"
@@ -57,10 +56,12 @@ JobEnd run_with_nodes(const Options& options,
                 "the nodes bring too many ranks",
                 {.expected = fmt::format("at most {}", kMaxRanks), .got = std::to_string(sized.num_ranks)});
   }
+  // The name may lead to loopback here. The other nodes have connected to it, and keep it.
+  const std::string& reached = rendezvous.reached_at();
   const JobFacts facts{.num_ranks = sized.num_ranks,
                        .num_nodes = options.num_nodes,
                        .job_id = random_job_id(),
-                       .master_address = options.rendezvous.host,
+                       .master_address = reached.empty() ? options.rendezvous.host : reached,
                        .master_port = port_for_master(options),
                        .restart = attempt.restart,
                        .max_restarts = options.max_restarts};

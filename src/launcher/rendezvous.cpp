@@ -1,9 +1,11 @@
 #include "launcher/rendezvous.h"
 
+#include "launcher/addresses.h"
 #include "launcher/secret.h"
 #include "launcher/sockets.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 
 #include <fmt/format.h>
@@ -47,11 +49,18 @@ std::string nonce_in(const Frame& frame) {
   return frame.payload;
 }
 
+/// Where the head's own name leads to its loopback (Debian's 127.0.1.1), the others come to another address.
+Endpoint open_to_others(Endpoint endpoint) {
+  const bool is_name = !is_address(endpoint.host) && endpoint.host != "localhost";
+  if (is_name && is_loopback(address_towards(endpoint.host))) endpoint.host.clear();
+  return endpoint;
+}
+
 }  // namespace
 
 Rendezvous::Rendezvous(RendezvousSpec spec)
     : spec_(std::move(spec)),
-      socket_(listen_at(spec_.endpoint)),
+      socket_(listen_at(open_to_others(spec_.endpoint))),
       links_(static_cast<std::size_t>(spec_.num_nodes - 1)) {}
 
 int Rendezvous::gather(SignalInbox& inbox, const Say& say, const JobTimeout& job) {
@@ -112,8 +121,10 @@ void Rendezvous::accept_visitors() {
       visitors_.pop_front();
       ++num_strangers_;
     }
+    std::string here = local_address(socket.get());
     visitors_.push_back({.channel = channel_over(std::move(socket), spec_.lost_after, kMaxStrangerBytes),
                          .address = address,
+                         .here = std::move(here),
                          .nonce = random_nonce(),
                          .until = SteadyClock::now() + kStrangerPatience});
     visitors_.back().channel.send(FrameType::kChallenge, visitors_.back().nonce);
@@ -188,6 +199,7 @@ void Rendezvous::admit(Visitor& visitor, const Hello& hello, const Say& say) {
     say(fmt::format("{} was refused: this node is here already", who));
     return;
   }
+  if (reached_at_.empty() || is_loopback(reached_at_)) reached_at_ = visitor.here;
   visitor.channel.set_max_frame_bytes(kMaxFrameBytes);
   link = std::make_unique<AgentLink>(
       fmt::format("{}/node{}", hello.host, hello.node), std::move(visitor.channel), hello);

@@ -39,7 +39,7 @@ inline constexpr std::size_t kMaxStrangers = 64;
 class Rendezvous {
  public:
   /// Listens at the endpoint's address, or at all addresses if it is none of this machine (a service in front
-  /// of it). Throws Error(kLaunch).
+  /// of it) or a name that leads to loopback here. Throws Error(kLaunch).
   explicit Rendezvous(RendezvousSpec spec);
 
   /// Waits for every other node. Says every five seconds whom it waits for. Connections that do not know the
@@ -48,6 +48,8 @@ class Rendezvous {
   [[nodiscard]] int gather(SignalInbox& inbox, const Say& say, const JobTimeout& job);
   /// The nodes 1, 2, ... after `gather`.
   [[nodiscard]] std::vector<std::unique_ptr<AgentLink>> take_links() { return std::move(links_); }
+  /// The numeric address of this host at which they came, one that is not loopback if there is such; "" before.
+  [[nodiscard]] const std::string& reached_at() const { return reached_at_; }
   /// Sends the nodes that are here away.
   void dismiss(const JobEnd& end);
 
@@ -55,6 +57,7 @@ class Rendezvous {
   struct Visitor {
     Channel channel;
     std::string address;
+    std::string here;  ///< the address that it has connected to
     std::string nonce;
     SteadyClock::time_point until;
     bool proven = false;
@@ -74,6 +77,7 @@ class Rendezvous {
   UniqueFd socket_;
   std::list<Visitor> visitors_;
   std::vector<std::unique_ptr<AgentLink>> links_;  // by node - 1
+  std::string reached_at_;
   int num_strangers_ = 0;
 };
 

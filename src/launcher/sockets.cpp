@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cerrno>
+#include <string_view>
 
 namespace zeroth::launcher {
 namespace {
@@ -91,6 +92,20 @@ UniqueFd accept_one(int listening, std::string& address) {
     address = fmt::format("{}:{}", host.data(), port.data());
   }
   return socket;
+}
+
+std::string local_address(int socket) {
+  sockaddr_storage own{};
+  socklen_t length = sizeof(own);
+  std::array<char, NI_MAXHOST> host{};
+  auto* generic = reinterpret_cast<sockaddr*>(&own);
+  if (::getsockname(socket, generic, &length) != 0 ||
+      ::getnameinfo(generic, length, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "";
+  }
+  constexpr std::string_view kMapped = "::ffff:";
+  const std::string text = host.data();
+  return text.starts_with(kMapped) ? text.substr(kMapped.size()) : text;
 }
 
 UniqueFd connect_once(const Endpoint& endpoint, Milliseconds patience, std::string& why) {

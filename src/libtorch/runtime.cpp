@@ -158,8 +158,9 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
                                      static_cast<std::uint64_t>(runtime->config_.runtime.chaos_seed) +
                                          static_cast<std::uint64_t>(world.rank()));
   runtime->traffic_ = std::make_shared<TrafficTable>();
-  const EngineSettings settings =
+  EngineSettings settings =
       make_settings(runtime->config_, {.world = world.size(), .on_host = world.ranks_on_host()}, group_hypers(runtime->config_, options.groups));
+  settings.libraries = torch_version_text();
   runtime->core_ = std::make_unique<zeroth::Engine>(runtime->model_.params,
                                                     runtime->model_.units,
                                                     settings,

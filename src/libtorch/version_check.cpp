@@ -36,6 +36,8 @@ void compare_torch_versions(const std::string& built, const std::string& loaded,
             .hint = "rebuild Zeroth against this torch, or run it with the one of the build (LD_LIBRARY_PATH)"});
 }
 
+std::string torch_version_text() { return std::string("torch ") + TORCH_VERSION; }
+
 void require_same_torch() {
   Dl_info info{};
   // Any symbol of libtorch_cpu will do: it tells which file was loaded.

@@ -50,12 +50,13 @@ COMMANDS = {
     ], ("tests/python/docs_test.py", "def test_commands")),
     "zeroth-run -n N [options] PROGRAM [arguments...]":
         ("tests/process/launcher/command_line_test.cpp", "Usage: zeroth-run -n N [options] PROGRAM"),
-    "zeroth-run --hostfile hosts python train.py": ("tests/process/launcher/hosts_test.cpp", '{"--hostfile", file}'),
-    "zeroth-run --hosts node1:8,node2:8 python train.py": ("tests/process/launcher/hosts_test.cpp", '{"--hosts", "h1:2,h2:1"}'),
+    "zeroth-run --hostfile hosts python train.py": ("tests/python/apart_test.py", "def test_ranks_of_a_hostfile_train"),
+    "zeroth-run --hosts node1:8,node2:8 python train.py": ("tests/python/apart_test.py", 'how="--hosts"'),
     **dict.fromkeys([
         "zeroth-run -n 8 --nnodes 2 --node-rank 0 --rdzv node0:29400 --rdzv-secret-file secret python train.py",
         "zeroth-run -n 8 --nnodes 2 --node-rank 1 --rdzv node0:29400 --rdzv-secret-file secret python train.py",
-    ], ("tests/process/launcher/nodes_test.py", '"--rdzv-secret-file", str(file)')),
+        "zeroth-run -n 8 --nnodes 2 --node-rank $JOB_COMPLETION_INDEX --rdzv node0:29400 --rdzv-secret-file secret python train.py",
+    ], ("tests/python/apart_test.py", "def test_ranks_of_nodes_train")),
     "zeroth-run --launcher mpirun --hostfile hosts python train.py": ("tests/process/launcher/restart_test.cpp", '"--launcher", "mpirun"'),
     "zeroth-run --launcher srun --dry-run -n 16 python train.py": ("tests/process/launcher/restart_test.cpp", '"--launcher", "srun", "--dry-run"'),
     "torchrun --nproc-per-node 2 --no-python ./trainer":

@@ -116,7 +116,7 @@ bool is_same(std::string_view encoded, std::string_view payload) {
 }
 
 void check(const zeroth::launcher::Hello& hello) {
-  expect(zeroth::fuzz::is_printable(hello.version + hello.host + hello.head_seen), "a hello with control characters");
+  expect(zeroth::fuzz::is_printable(hello.version + hello.host + hello.ssh_connection), "a hello with control characters");
   expect(hello.free_port >= 0 && hello.free_port <= 65'535, "a port that there is not");
   expect(hello.num_ranks >= 0 && hello.num_ranks <= zeroth::launcher::kMaxJobRanks, "a number of ranks out of its limits");
 }

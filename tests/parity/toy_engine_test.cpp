@@ -231,7 +231,7 @@ TEST(ToyEngine, EverySettingThatDecidesNumbersIsCompared) {
   }
 }
 
-TEST(ToyEngine, VersionConfigurationAndPlanAreComparedBeforeTheFirstStep) {
+TEST(ToyEngine, VersionsConfigurationAndPlanAreComparedBeforeTheFirstStep) {
   struct Case {
     std::function<void(EngineSettings&)> change;
     std::vector<std::string> words;
@@ -239,6 +239,9 @@ TEST(ToyEngine, VersionConfigurationAndPlanAreComparedBeforeTheFirstStep) {
   const std::vector<Case> cases{
       {[](EngineSettings& settings) { settings.version = "0.0.9"; },
        {"ranks run different versions of Zeroth", "(rank 0)", "got: version 0.0.9 (rank 2)"}},
+      {[](EngineSettings& settings) { settings.libraries = "torch 2.3.1"; },
+       {"ranks compute with different versions of a library", "expected: torch 2.4.0 (rank 0)", "got: torch 2.3.1 (rank 2)"}},
+      {[](EngineSettings& settings) { settings.libraries.clear(); }, {"expected: torch 2.4.0 (rank 0)", "got: none (rank 2)"}},
       {[](EngineSettings& settings) { settings.configuration = R"({"train_batch_size": 12})"; },
        {"ranks do not have the same configuration", "/train_batch_size: 6 here, 12 there"}},
       {[](EngineSettings& settings) { settings.plan = zero_plan(2, {"dp"}); },
@@ -252,6 +255,7 @@ TEST(ToyEngine, VersionConfigurationAndPlanAreComparedBeforeTheFirstStep) {
       training.after_step = [&steps](Engine&, ToyModel&, const StepResult&) { ++steps; };
       training.tamper = [&expected](int rank, ToyStructure&, EngineSettings& settings) {
         settings.configuration = R"({"train_batch_size": 6})";
+        settings.libraries = "torch 2.4.0";
         if (rank == 2) expected.change(settings);
       };
       const std::string message = message_of(training);

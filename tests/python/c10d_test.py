@@ -95,7 +95,21 @@ class Refusals(unittest.TestCase):
 
     def test_several_hosts_are_told_about_groups(self) -> None:
         text = self.run_python("zeroth.World.from_environment()", RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="1")
-        self.assertRegex(text, r"\[ENVIRONMENT\] the ranks are on several hosts.*World\.from_group\(\)")
+        self.assertRegex(text, r"\[ENVIRONMENT\] the ranks are on several hosts.*MASTER_ADDR and MASTER_PORT.*init_process_group")
+
+    def test_an_address_of_rank_0_that_does_not_lead_out_is_named(self) -> None:
+        for address, got in (("127.0.1.1", r"got: loopback, 127\.0\."), ("no.such.host.invalid", "got: no such host")):
+            text = self.run_python("zeroth.Engine(torch.nn.Linear(2, 2))", RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="1", MASTER_ADDR=address,
+                                   MASTER_PORT="1", GLOO_SOCKET_IFNAME="")
+            self.assertRegex(text, rf"\[ENVIRONMENT\] the ranks are on several hosts, and rank 0's address does not lead.*MASTER_ADDR={address}.*{got}")
+
+    def test_a_group_that_is_there_is_the_world_of_several_hosts(self) -> None:
+        variables = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+        group = "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        text = self.run_python(group + "raise SystemExit(repr(zeroth.World.from_environment()))", RANK="0", **variables)
+        self.assertIn("zeroth.World(rank=0, size=1, backend='c10d gloo')", text)
+        text = self.run_python(group + "zeroth.World.from_environment()", RANK="0", **{**variables, "WORLD_SIZE": "3"})
+        self.assertRegex(text, r"\[ENVIRONMENT\] torch\.distributed and the environment speak of different worlds.*rank 0 of 3")
 
     def test_a_group_must_be_there(self) -> None:
         self.assertRegex(self.run_python("zeroth.World.from_group()"), r"\[USAGE\] torch\.distributed is not initialised")

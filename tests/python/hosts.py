@@ -1,5 +1,5 @@
 """Several hosts on this machine: network namespaces on one bridge, each with a name and /dev/shm of its own. Needs root. Instead of ssh, mpirun
-enters the namespace."""
+and zeroth-run enter the namespace."""
 
 from __future__ import annotations
 
@@ -17,6 +17,40 @@ while [[ $1 == -* ]]; do shift; done
 host=${1##*.}
 shift
 exec ip netns exec NAMEh$host unshare --uts --mount /bin/sh -c "hostname host-$host && mount -t tmpfs tmpfs /dev/shm && $*"
+"""
+
+
+# In place of ssh for zeroth-run: the command runs in the namespace, and its standard streams cross the network as those of ssh do. The host's own name
+# leads to loopback there, as Debian has it.
+SSH = """#!/usr/bin/env python3
+import os, socket, subprocess, sys, threading
+NAME, NET = {name!r}, {net!r}
+HERE = NET + ".250"
+if sys.argv[1] == "inside":
+    number, port, command = sys.argv[2:]
+    subprocess.run(["hostname", "host-" + number], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=True)
+    subprocess.run(["mount", "--bind", os.path.dirname(__file__) + "/etc-hosts-" + number, "/etc/hosts"], check=True)
+    stream = socket.create_connection((HERE, int(port)))
+    os.dup2(stream.fileno(), 0)
+    os.dup2(stream.fileno(), 1)
+    connection = {{"SSH_CONNECTION": f"{{HERE}} 50000 {{NET}}.{{number}} 22"}} if {says_address!r} else {{}}
+    os.execvpe("sh", ["sh", "-c", command], {{**os.environ, **connection}})
+host, *command = sys.argv[sys.argv.index("--") + 1:]
+number = host.replace("-", ".").rsplit(".", 1)[-1]
+server = socket.create_server((HERE, 0))
+server.settimeout(10)
+enter = ["ip", "netns", "exec", NAME + "h" + number, "unshare", "--uts", "--mount", sys.executable, __file__, "inside", number]
+subprocess.Popen([*enter, str(server.getsockname()[1]), " ".join(command)], start_new_session=True, stdin=subprocess.DEVNULL, cwd="/")
+stream, _ = server.accept()
+
+def copy(read, write, end):
+    while data := read():
+        write(data)
+    end()
+
+threading.Thread(target=copy, args=(lambda: os.read(0, 65536), stream.sendall, lambda: stream.shutdown(socket.SHUT_WR)), daemon=True).start()
+copy(lambda: stream.recv(65536), lambda data: os.write(1, data), lambda: None)
 """
 
 
@@ -51,9 +85,10 @@ class Hosts:
 
     def __enter__(self) -> Hosts:
         self.folder = tempfile.TemporaryDirectory()
-        self.agent = pathlib.Path(self.folder.name, "enter")
-        self.agent.write_text(ENTER.replace("NAME", self.name))
-        self.agent.chmod(0o755)
+        self.agent = self.program("enter", ENTER.replace("NAME", self.name))
+        for host in range(1, self.count + 1):
+            names = [f"{self.net}.{other} host-{other}" if other != host else f"127.0.1.1 host-{host}" for other in range(1, self.count + 1)]
+            pathlib.Path(self.folder.name, f"etc-hosts-{host}").write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
         try:
             self.ip("link", "add", f"{self.name}b", "type", "bridge")
             self.ip("addr", "add", f"{self.net}.250/24", "dev", f"{self.name}b")
@@ -76,6 +111,21 @@ class Hosts:
             subprocess.run(["ip", "netns", "del", f"{self.name}h{host}"], check=False, capture_output=True)
         subprocess.run(["ip", "link", "del", f"{self.name}b"], check=False, capture_output=True)
         self.folder.cleanup()
+
+    def program(self, name: str, text: str) -> pathlib.Path:
+        path = pathlib.Path(self.folder.name, name)
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def ssh(self, *, says_address: bool = True) -> pathlib.Path:
+        """For zeroth-run --ssh, which calls the hosts NET.1, NET.2, ... or host-1, host-2, ... `says_address`: as sshd does, in SSH_CONNECTION."""
+        return self.program("ssh", SSH.format(name=self.name, net=self.net, says_address=says_address))
+
+    def inside(self, host: int) -> list[str]:
+        """What a command follows that runs there, under the host's own name."""
+        script = (f"hostname host-{host} && mount -t tmpfs tmpfs /dev/shm && mount --bind {self.folder.name}/etc-hosts-{host} /etc/hosts && exec \"$@\"")
+        return ["ip", "netns", "exec", f"{self.name}h{host}", "unshare", "--uts", "--mount", "sh", "-c", script, "sh"]
 
     def cut(self, host: int) -> None:
         """Its cable."""

@@ -51,6 +51,7 @@ struct EngineSettings {
   std::uint64_t memory_limit_bytes = 0;  ///< for all ranks of this host together; 0: what the system says is available
   std::string configuration{};          ///< Config::shared_json(), compared between ranks; may be empty
   std::string version{version_text()};  ///< of Zeroth, compared between ranks
+  std::string libraries{};              ///< that the front end computes with, "torch 2.11.0", compared between ranks; may be empty
 };
 
 /// What a rank does next; see Engine::next_batch().

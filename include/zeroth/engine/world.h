@@ -20,18 +20,28 @@ namespace zeroth {
 /// Reads RANK and WORLD_SIZE (zeroth-run, torchrun), else OMPI_COMM_WORLD_RANK / _SIZE (mpirun), else SLURM_PROCID /
 /// SLURM_NTASKS (srun); a bare process is a world of one. Ranks on one host meet in its
 /// shared memory. Ranks that mpirun has started on several (OMPI_COMM_WORLD_LOCAL_SIZE is less than the size) use MPI between hosts; those of other launchers are
-/// refused (LOCAL_WORLD_SIZE must equal the size, SLURM_STEP_NUM_NODES must be 1, where they are set). ZEROTH_BACKEND=shm, =mpi or
-/// =shm+mpi decides instead.
+/// refused (LOCAL_WORLD_SIZE must equal the size, SLURM_STEP_NUM_NODES must be 1, where they are set), for there is no transport between them here: the
+/// Python package then takes a group of torch.distributed. ZEROTH_BACKEND=shm, =mpi or =shm+mpi decides instead.
 class World {
  public:
   /// Throws kEnvironment for variables that make no sense: which, expected, got.
   [[nodiscard]] static World from_environment();
   /// For tests and embedders: `lookup` stands for getenv.
   [[nodiscard]] static World from_variables(const std::function<std::optional<std::string>(std::string_view)>& lookup);
+  struct Seat {
+    int rank = 0;
+    int size = 1;
+    bool operator==(const Seat&) const = default;
+  };
+  /// This rank's, where the variables make sense and from_environment() refuses all the same: the ranks are on several hosts, and nothing here joins
+  /// them. Who has messages between them makes their world with from_transport(). Throws kEnvironment as from_environment() does.
+  [[nodiscard]] static std::optional<Seat> without_transport();
+  [[nodiscard]] static std::optional<Seat> without_transport(const std::function<std::optional<std::string>(std::string_view)>& lookup);
   /// Ranks that are threads of this process.
   [[nodiscard]] static World from_hub(std::shared_ptr<InprocHub> hub, int rank, int size);
 
-  /// Ranks that send each other messages: those of the transport. `origin`: who says so, for the log.
+  /// Ranks that send each other messages: those of the transport. `origin`: who says so, for the log. Where they are all ranks of the launcher's
+  /// variables, local_rank() is what those say.
   [[nodiscard]] static World from_transport(std::shared_ptr<MessageTransport> transport, std::string origin = "the caller's transport");
 
   [[nodiscard]] int rank() const { return rank_; }

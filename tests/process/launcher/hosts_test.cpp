@@ -48,7 +48,8 @@ TEST_F(SeveralHosts, EachRankFindsItsPlace) {
   const std::string here = std::filesystem::current_path().string();
   EXPECT_THAT(
       lines_of(result.out),
-      ElementsAre("[0] 0/3 0/2 0/2 h1 " + here, "[1] 1/3 1/2 0/2 h1 " + here, "[2] 2/3 0/1 1/2 h1 " + here));
+      ElementsAre("[0] 0/3 0/2 0/2 192.0.2.8 " + here, "[1] 1/3 1/2 0/2 192.0.2.8 " + here, "[2] 2/3 0/1 1/2 192.0.2.8 " + here))
+      << "the end of the connection that sshd tells";
   EXPECT_EQ(result.err, "");
   EXPECT_FALSE(result.anything_left);
 }

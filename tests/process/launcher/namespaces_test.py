@@ -14,30 +14,6 @@ import launching  # noqa: E402
 from launching import PROBE, SECRET, Run, Stage  # noqa: E402
 
 LOST_AFTER_S = 3
-# In place of ssh: the command runs in the namespace, and its standard streams cross the network as those of ssh do.
-SSH = """#!/usr/bin/env python3
-import os, socket, subprocess, sys, threading
-NAME, HERE = {name!r}, {here!r}
-if sys.argv[1] == "inside":
-    stream = socket.create_connection((HERE, int(sys.argv[2])))
-    os.dup2(stream.fileno(), 0)
-    os.dup2(stream.fileno(), 1)
-    os.execvp("sh", ["sh", "-c", sys.argv[3]])
-host, *command = sys.argv[sys.argv.index("--") + 1:]
-server = socket.create_server((HERE, 0))
-server.settimeout(10)
-enter = ["ip", "netns", "exec", NAME + "h" + host.rsplit(".", 1)[-1], "unshare", "--uts", "--mount", sys.executable, __file__, "inside"]
-subprocess.Popen([*enter, str(server.getsockname()[1]), " ".join(command)], start_new_session=True, stdin=subprocess.DEVNULL, cwd="/")
-stream, _ = server.accept()
-
-def copy(read, write, end):
-    while data := read():
-        write(data)
-    end()
-
-threading.Thread(target=copy, args=(lambda: os.read(0, 65536), stream.sendall, lambda: stream.shutdown(socket.SHUT_WR)), daemon=True).start()
-copy(lambda: stream.recv(65536), lambda data: os.write(1, data), lambda: None)
-"""
 
 
 class Namespaces(unittest.TestCase):
@@ -48,9 +24,7 @@ class Namespaces(unittest.TestCase):
         self.stage = Stage()
         self.stage.__enter__()
         self.addCleanup(self.stage.__exit__)
-        self.ssh = pathlib.Path(self.stage.folder, "ssh")
-        self.ssh.write_text(SSH.format(name=self.net.name, here=f"{self.net.net}.250"))
-        self.ssh.chmod(0o755)
+        self.ssh = self.net.ssh()
 
     def over_ssh(self, *program: str) -> Run:
         return self.stage.run("--no-merge", "--hosts", f"{self.net.net}.1:2,{self.net.net}.2:2", "--lost-after", str(LOST_AFTER_S),
@@ -80,6 +54,24 @@ class Namespaces(unittest.TestCase):
         for runs in ([self.over_ssh(sys.executable, "-c", meet)], [self.node(0, sys.executable, "-c", meet), self.node(1, sys.executable, "-c", meet)]):
             self.assertEqual([run.code() for run in runs], [0] * len(runs), runs[0].err)
             self.assertEqual(runs[0].out, "[0] ['1', '2', '3']\n")
+
+    def test_hosts_whose_own_names_lead_to_loopback_give_rank_zero_an_address(self) -> None:
+        """Debian's 127.0.1.1: rank 0 would bind, and gloo advertise, what nobody else reaches."""
+        say = (sys.executable, "-c", "import os; print(os.environ['MASTER_ADDR'])")
+        names = ("--hosts", "host-1:1,host-2:1", "--remote-program", launching.RUN)
+        run = self.stage.run("--no-merge", *names, *say, ZEROTH_SSH=str(self.net.ssh()))
+        self.assertEqual((run.code(), run.err), (0, ""))
+        self.assertEqual(sorted(run.out.splitlines()), [f"[{rank}] {self.net.net}.1" for rank in (0, 1)])
+        # Where nothing tells the address: the name, and a warning.
+        run = self.stage.run("--no-merge", *names, *say, ZEROTH_SSH=str(self.net.ssh(says_address=False)))
+        self.assertEqual(run.code(), 0, run.err)
+        self.assertEqual(sorted(run.out.splitlines()), ["[0] host-1", "[1] host-1"])
+        self.assertRegex(run.err, r"zeroth-run: host host-1: \[LAUNCH\] warning: MASTER_ADDR=host-1 leads to loopback here \(127\.0\.\d\.1\), .*/etc/hosts")
+        # Node by node: where the others have come to.
+        nodes = [self.stage.run("--no-merge", "-n", "1", "--nnodes", "2", "--node-rank", str(node), "--rdzv", "host-1:29400", *say,
+                                prefix=self.net.inside(node + 1), ZEROTH_RDZV_SECRET=SECRET) for node in (0, 1)]
+        self.assertEqual([node.code() for node in nodes], [0, 0], nodes[0].err)
+        self.assertEqual(sorted(nodes[0].out.splitlines()), [f"[0] {self.net.net}.1", "[1] host-1"])
 
     def test_a_cable_cut_under_ssh_names_the_host_and_ends_both_sides(self) -> None:
         head = self.over_ssh(PROBE, "wait", "ignore", "child")

@@ -115,7 +115,7 @@ TEST(Messages, AreReadBack) {
                     .num_ranks = 4,
                     .node = 1,
                     .num_nodes = 2,
-                    .head_seen = "::1"};
+                    .ssh_connection = "::1 50000 ::2 22"};
   EXPECT_EQ(decode_hello(encode(hello)), hello);
   EXPECT_EQ(decode_task(encode(some_task())), some_task());
   const Started started = decode_started(encode(Started{.pids = {1, 2}, .notes = {"n"}}));
