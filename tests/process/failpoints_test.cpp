@@ -21,7 +21,6 @@
 
 #include "process/rank_life.h"
 #include "support/fork_ranks.h"
-#include "support/left_behind.h"
 #include "support/process_seats.h"
 
 namespace zeroth::testing {
@@ -105,7 +104,6 @@ class ExportFolder {
 struct Outcome {
   test::ForkReport report{};
   bool struck = false;  ///< the rank came by the site
-  std::string left{};
 };
 
 /// Ranks live with `spec`; `exports`: where one of them writes a file, if it does.
@@ -135,11 +133,9 @@ bool was_killed(const test::ProcessEnd& end) { return WIFSIGNALED(end.wait_statu
 Outcome strike(const std::string& rule, int victim, const ExportFolder* exports, bool ends) {
   const std::string site = rule.substr(0, rule.find_first_of("@:"));
   const World world = world_of(site);
-  const test::LeftBehind left;
   Outcome run;
   const Milliseconds timeout{ends && is_before_meeting(site) ? 400 : 30'000};
   run.report = run_lives(world, first_failure(site, victim, world.size) + rule, timeout, exports, victim);
-  run.left = left.text();
   return run;
 }
 
@@ -160,7 +156,6 @@ Outcome strike(const std::string& site, const std::string& action, int victim, c
 /// Everybody has ended by itself and in time; who was not struck knows why.
 void expect_orderly(const Outcome& run, const std::string& site, const std::string& action, int victim) {
   const test::ForkReport& report = run.report;
-  EXPECT_EQ(run.left, "") << report.text();
   for (const test::ProcessEnd& end : report.ends) {
     EXPECT_FALSE(end.killed_at_deadline) << report.text();
     EXPECT_LT(end.after, kBound) << report.text();
@@ -197,7 +192,6 @@ class Failpoints : public ::testing::Test {
           expect_orderly(run, site, action, victim);
         } else {
           EXPECT_TRUE(run.report.ok()) << run.report.text();  // it does not come by, and is none the worse for it
-          EXPECT_EQ(run.left, "");
         }
         if (exports) expect_whole_file(folder, site, action, victim);
       }
@@ -218,11 +212,9 @@ bool needs_mpi(std::string_view site) { return site.starts_with("mpi.") || site 
 TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {
   for (const char* site : {"engine.judge", "messages.send", "levels.step"}) {
     const ExportFolder folder;
-    const test::LeftBehind left;
     const World world = world_of(site);
     const test::ForkReport report = run_lives(world, "", Milliseconds{30'000}, &folder, 1);
     EXPECT_TRUE(report.ok()) << report.text();
-    EXPECT_EQ(left.text(), "");
     EXPECT_TRUE(folder.is_new(1));
     EXPECT_EQ(folder.temporaries(), 0);
   }
@@ -271,7 +263,6 @@ TEST_F(Failpoints, AFailedSystemCallIsMadeAgainOrNamed) {
     const ExportFolder folder;
     if (exports) folder.fill(kVictim);
     const Outcome run = strike(site + "@hit=1,rank=2:errno=" + broken.error, kVictim, exports ? &folder : nullptr, broken.code.has_value());
-    EXPECT_EQ(run.left, "") << run.report.text();
     if (!broken.code) {
       EXPECT_TRUE(run.report.ok()) << run.report.text();
       continue;
@@ -301,7 +292,6 @@ TEST_F(Failpoints, ASleepOfARankIsNoFailure) {
       if (site.name != name && !star) continue;
       const Outcome run = strike(site.name + rule.substr(colon), 1, nullptr, false);
       EXPECT_TRUE(run.report.ok()) << site.name << "\n" << run.report.text();
-      EXPECT_EQ(run.left, "");
     }
   }
 }

@@ -27,7 +27,6 @@
 #include "process/fault_cases.h"
 #include "process/fault_page.h"
 #include "support/fork_ranks.h"
-#include "support/left_behind.h"
 #include "support/socket_transport.h"
 
 namespace zeroth::testing {
@@ -61,7 +60,6 @@ class Outputs {
 
 struct Outcome {
   test::ForkReport report{};
-  std::string left{};
   std::array<std::optional<double>, kFaultRanks> seconds{};
   std::array<std::string, kFaultRanks> output{};
   bool struck = false;
@@ -80,7 +78,6 @@ Outcome run(const FaultCase& fault, Over over) {
   Times times;
   if (fault.arrange) fault.arrange(job, times);
   if (!job.happen) times.strike();  // counted from the start
-  const test::LeftBehind left;
   Outcome outcome;
   {
     const Outputs outputs;
@@ -122,7 +119,6 @@ Outcome run(const FaultCase& fault, Over over) {
     }
   }
   outcome.struck = times.has_struck();
-  outcome.left = left.text();
   return outcome;
 }
 
@@ -205,7 +201,6 @@ TEST_P(Faults, AreExplained) {
   const std::string all = outcome.report.text() + outcome.output[0];
   if (std::getenv("ZEROTH_SHOW_FAULTS") != nullptr) std::fputs(all.c_str(), stdout);
   EXPECT_TRUE(outcome.struck) << all;
-  EXPECT_EQ(outcome.left, "") << all;
   for (int rank = 0; rank < kFaultRanks; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
     const test::RankFailure* failure = outcome.report.of(rank);
