@@ -76,6 +76,7 @@ struct FaultCase {
   int guilty = 2;
   bool hangs = false;   ///< the guilty rank does not end by itself: the test kills it when the others have ended
   bool absent = false;  ///< it does not even come
+  double within_s = 15;  ///< from the fault to the end of every other rank
   /// Over shared memory and over messages. None: the job goes on there, and trains to its end.
   std::optional<Told> memory{};
   std::optional<Told> messages{};

@@ -141,6 +141,7 @@ ForkReport fork_ranks(int world, const std::function<void(int rank)>& body, cons
     }
     std::this_thread::sleep_for(Milliseconds{2});
   }
+  for (const ProcessEnd& end : report.ends) report.ended.push_back(end.after);
   std::ranges::sort(report.failures, {}, &RankFailure::rank);
   if (const std::string text = left.text(); !text.empty()) ADD_FAILURE() << "the ranks have left\n" << text << report.text();
   return report;
