@@ -22,7 +22,8 @@
 #       Some cases of a test once more, by n ranks that mpirun starts; left out without MPI.
 #   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds] [WAITS | BESIDE])
 #       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it. BESIDE is for
-#       tests of processes in which nothing has little time: two of them run beside each other.
+#       tests of processes in which nothing has little time: two of them run beside each other. What a test of processes leaves, as
+#       one of mpirun, is a failure.
 #   zeroth_add_benchmark(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
 #       Google Benchmark executable under <build>/benchmarks; without benchmark::benchmark_main with NO_MAIN.
 #
@@ -206,7 +207,7 @@ function(zeroth_add_mpi_test name test)
   math(EXPR others "${arg_RANKS} - 1")
   set(filter "--gtest_filter=${arg_FILTER}")
   add_test(NAME ${name}
-    COMMAND ${MPIEXEC_EXECUTABLE} ${ZEROTH_MPIEXEC_FLAGS}
+    COMMAND ${ZEROTH_LEAVES_NOTHING} ${MPIEXEC_EXECUTABLE} ${ZEROTH_MPIEXEC_FLAGS}
             -n 1 $<TARGET_FILE:${test}> "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml" ${filter}
             : -n ${others} $<TARGET_FILE:${test}> ${filter})
   zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE FALSE)
@@ -214,9 +215,15 @@ function(zeroth_add_mpi_test name test)
     "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ZEROTH_MPI_LIBRARY=$<TARGET_FILE:zeroth_mpi>")
 endfunction()
 
+# In front of the command of a test that starts processes: it fails if one of them leaves anything.
+set(ZEROTH_LEAVES_NOTHING python3 -B ${PROJECT_SOURCE_DIR}/tests/support/left_behind.py)
+
 function(zeroth_add_script_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "WAITS;BESIDE" "TIMEOUT" "COMMAND;LABELS")
   zeroth_check_arguments(zeroth_add_script_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_COMMAND}")
+  if("process" IN_LIST arg_LABELS)
+    list(PREPEND arg_COMMAND ${ZEROTH_LEAVES_NOTHING})
+  endif()
   add_test(NAME ${name} COMMAND ${arg_COMMAND})
   zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE ${arg_WAITS})
   set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)

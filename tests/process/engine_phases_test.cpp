@@ -145,7 +145,6 @@ class EnginePhases : public ::testing::TestWithParam<std::tuple<Fault, int>> {
   /// One job whose rank 1 is struck in a phase of its third step (or when it is built); returns where it was when it ended or froze.
   static Phase strike_in(Phase wanted, Fault fault, int stage) {
     constexpr int kVictim = 1;
-    const test::LeftBehind left;
     Places places;
     const Enter enter = [&, fault = fault](int rank, Phase phase) {
       places.enter(rank, phase);
@@ -169,7 +168,6 @@ class EnginePhases : public ::testing::TestWithParam<std::tuple<Fault, int>> {
     const std::string job = test::unique_job();
     const test::ForkReport report = test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
     expect_victim_is_named(report, fault, kVictim);
-    EXPECT_EQ(left.text(), "") << report.text();
     return fault == Fault::kFreeze ? place : places.phase(kVictim);
   }
 };
@@ -219,7 +217,6 @@ class EngineMoments : public ::testing::TestWithParam<int> {
     std::mt19937_64 random(blow.seed);
     const int victim = static_cast<int>(random() % kWorld);
     const auto delay = static_cast<useconds_t>(random() % 12'000);
-    const test::LeftBehind left;
     Places places;
     const ToyTraining training = with_phases(GetParam(), [&](int rank, Phase phase) { places.enter(rank, phase); });
     bool struck = false;
@@ -244,7 +241,6 @@ class EngineMoments : public ::testing::TestWithParam<int> {
     } else {
       expect_victim_is_named(report, blow.fault, victim);
     }
-    EXPECT_EQ(left.text(), "") << report.text();
   }
 
   /// Where the victims were, for whoever reads the report.

@@ -19,6 +19,7 @@ constexpr int kStep = 3;  // from 0: step 4 in messages
 constexpr int kUnit = 2;  // blocks.1
 constexpr Milliseconds kShortTimeout{3'000};
 constexpr Milliseconds kSoon{1'500};
+constexpr double kDeathSeconds = 2;  ///< a death and a lost connection are seen at once, and not by a clock
 
 using Action = std::function<void(RankHere& here)>;
 
@@ -76,6 +77,10 @@ class Cases {
     fault.what = "rank " + std::to_string(guilty) + " " + std::move(what);
     fault.guilty = guilty;
     return fault;
+  }
+  /// All so far.
+  void end_within(double seconds) {
+    for (FaultCase& fault : cases_) fault.within_s = seconds;
   }
   [[nodiscard]] std::vector<FaultCase> take() { return std::move(cases_); }
 
@@ -327,9 +332,11 @@ void add_connections(Cases& cases) {
   const std::string ended = R"(rank 2 \(pid [^)]*\) is gone: its control connection ended without a goodbye \(it has closed the connection\))";
   control.says(lost({ended, kNextOverMemory}), lost({ended, "the parameters of unit root"}));
   control.hangs = true;
+  control.within_s = kDeathSeconds;
   FaultCase& data = cases.add("DataLinkCut", "loses its connections to the others", Moment::kBegin, [](RankHere&) { cut(AF_UNIX); });
   data.says(lost({"rank 2 closed its connection", "the parameters of unit root"}));
   data.only = Over::kMessages;
+  data.within_s = kDeathSeconds;
   FaultCase& memory = cases.add("NoMemfd", "is refused memory by its kernel");
   memory.says(Told{ErrorCode::kResource, {"memfd_create failed on rank 2: Too many open files"}});
   memory.failpoints = "system.memfd_create:errno=EMFILE";
@@ -341,6 +348,7 @@ void add_connections(Cases& cases) {
 std::vector<FaultCase> fault_cases() {
   Cases cases;
   add_ends(cases);
+  cases.end_within(kDeathSeconds);
   add_hangs(cases);
   add_calls(cases);
   add_steps(cases);

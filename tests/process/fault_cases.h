@@ -77,6 +77,7 @@ struct FaultCase {
   bool hangs = false;   ///< the guilty rank does not end by itself: the test kills it when the others have ended
   bool deaf = false;    ///< nor does it come to a wait again, but its control thread ends it: with the line of the others
   bool absent = false;  ///< it does not even come
+  double within_s = 15;  ///< from the fault to the end of every other rank
   /// Over shared memory and over messages. None: the job goes on there, and trains to its end.
   std::optional<Told> memory{};
   std::optional<Told> messages{};

@@ -9,7 +9,8 @@ namespace {
 constexpr std::string_view kHead = R"(# What the ranks say of a fault
 
 This page is written by `faults_test` (`tests/process/faults_test.cpp`), which makes each of these faults on one rank of four and holds
-every other rank to an error in less than 15 s that names the guilty rank, the call, and the unit or parameter:
+every other rank to an error in less than 15 s, in less than 2 s where a rank ends or a connection does, that names the guilty rank, the call,
+and the unit or parameter:
 `ZEROTH_WRITE_FAULTS=docs/faults.md build/core/tests/process/faults_test`. A test compares the two.
 
 Ranks are processes on one host; each trains a small model with ZeRO stage 3 (units `root`, `blocks.0` to `blocks.2`) and makes two sums of

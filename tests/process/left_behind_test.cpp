@@ -3,8 +3,10 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -78,12 +80,6 @@ void end(pid_t pid) {
   ::waitpid(pid, nullptr, 0);
 }
 
-TEST(LeftBehind, NothingIsNothing) {
-  const LeftBehind left;
-  ASSERT_TRUE(fork_ranks(2, [](int) { hold_shared_memory(); }).ok());
-  EXPECT_EQ(left.text(), "");
-}
-
 TEST(LeftBehind, ReportsAnOrphanWithItsSharedMemory) {
   const LeftBehind left;
   const pid_t orphan = stay(hold_shared_memory, /*as_orphan=*/true);
@@ -92,6 +88,17 @@ TEST(LeftBehind, ReportsAnOrphanWithItsSharedMemory) {
               AllOf(HasSubstr(who), HasSubstr("mapping of /memfd:zeroth:left"), ContainsRegex(": descriptor [0-9]+ of /memfd:zeroth:left")));
   end(orphan);
   EXPECT_EQ(left.text(), "");
+}
+
+TEST(LeftBehind, ReportsAProcessThatBecomesAnotherProgramMeanwhile) {
+  const LeftBehind left;
+  const pid_t child = ::fork();
+  for (int name = 0; child == 0; ++name) {
+    ::prctl(PR_SET_NAME, std::to_string(name).c_str());
+    ::usleep(1'000);
+  }
+  EXPECT_THAT(left.text(kSoon), HasSubstr("process " + std::to_string(child) + " ("));
+  end(child);
 }
 
 TEST(LeftBehind, ReportsADescendantOfAnyDepth) {
@@ -151,40 +158,63 @@ TEST(LeftBehind, WaitsForWhatIsGoingAway) {
 }
 
 TEST(LeftBehind, DoesNotSeeWhatBelongsToATestBesideIt) {
-  // The forked rank looks; this process is the neighbour: it has a child with memory, and opens a socket after the other's beginning.
-  const LeftBehind cleanup;
+  // Rank 0 looks; rank 1 is the neighbour: it has a child with memory, and opens a socket after the other's beginning.
   auto* moves = static_cast<std::atomic<int>*>(
       ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   const auto wait_for = [moves](int move) {
     while (*moves < move) std::this_thread::sleep_for(milliseconds{1});
   };
-  pid_t child = -1;
-  int descriptor = -1;
-  const ForkReport report = fork_ranks(
-      1,
-      [&](int) {
-        const std::set<std::string> before = holdings();
-        const LeftBehind left;
-        *moves = 1;
-        wait_for(2);
-        const std::string text = left.text(kSoon);
-        require(text.empty(), text);
-        require(holdings() == before, "the check itself holds something");
-      },
-      {.meanwhile = [&](const std::vector<pid_t>&, milliseconds) {
-        if (*moves < 1) return true;
-        child = stay(hold_shared_memory, /*as_orphan=*/false);
-        descriptor = listen_as_zeroth("neighbour");
-        *moves = 2;
-        return false;
-      }});
+  const auto look = [&] {
+    const std::set<std::string> before = holdings();
+    const LeftBehind left;
+    *moves = 1;
+    wait_for(2);
+    const std::string text = left.text(kSoon);
+    *moves = 3;
+    require(text.empty(), text);
+    require(holdings() == before, "the check itself holds something");
+  };
+  const auto be_there = [&] {
+    wait_for(1);
+    const LeftBehind left;
+    const pid_t child = stay(hold_shared_memory, /*as_orphan=*/false);
+    const int descriptor = listen_as_zeroth("neighbour");
+    *moves = 2;
+    wait_for(3);
+    const std::string text = left.text(kSoon);
+    require(text.find("process " + std::to_string(child) + " ") != std::string::npos, text);
+    require(text.find("-neighbour ") != std::string::npos, text);
+    ::close(descriptor);
+    end(child);
+  };
+  const ForkReport report = fork_ranks(2, [&](int rank) { rank == 0 ? look() : be_there(); });
   EXPECT_TRUE(report.ok()) << report.text();
-  EXPECT_THAT(cleanup.text(kSoon), AllOf(HasSubstr("process " + std::to_string(child)), HasSubstr("-neighbour ")));
-  ::close(descriptor);
-  end(child);
   ::munmap(moves, sizeof(std::atomic<int>));
-  EXPECT_EQ(cleanup.text(), "");
 }
+
+/// So that no test with ranks can forget to look.
+TEST(ForkRanks, FailTheTestWhereTheyLeaveSomething) {
+  auto* orphan = static_cast<pid_t*>(::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  const std::string name = "/zeroth-left-" + std::to_string(::getpid());
+  ::testing::TestPartResultArray failures;
+  {
+    const ::testing::ScopedFakeTestPartResultReporter instead(&failures);
+    const ForkReport report = fork_ranks(1, [&](int) {
+      *orphan = stay([] { (void)listen_as_zeroth("left3"); }, /*as_orphan=*/true);
+      ::close(::shm_open(name.c_str(), O_CREAT | O_RDWR | O_CLOEXEC, 0600));
+      std::ofstream(std::filesystem::temp_directory_path() / "forgotten") << "text";
+    });
+    EXPECT_TRUE(report.ok()) << report.text();
+  }
+  end(*orphan);
+  ::shm_unlink(name.c_str());
+  ASSERT_EQ(failures.size(), 1);
+  EXPECT_THAT(failures.GetTestPartResult(0).message(), AllOf(HasSubstr("process " + std::to_string(*orphan) + " "), HasSubstr("-left3 "),
+                                                             HasSubstr("file /dev/shm" + name), HasSubstr("/forgotten")));
+  ::munmap(orphan, sizeof(pid_t));
+}
+
+TEST(ForkRanks, DoNotFailTheTestForWhatEndsWithThem) { EXPECT_TRUE(fork_ranks(2, [](int) { hold_shared_memory(); }).ok()); }
 
 TEST(Holdings, ReportDescriptorsMemoryAndThreadsUntilTheyAreGivenBack) {
   const std::set<std::string> before = holdings();

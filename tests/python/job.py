@@ -14,7 +14,7 @@ import unittest
 from collections.abc import Mapping
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "process" / "gpt"))
+sys.path.insert(0, str(HERE.parent / "support"))
 import left_behind  # noqa: E402
 
 RUN = os.environ["ZEROTH_RUN"]
@@ -29,12 +29,14 @@ def command(ranks: int, program: str, *arguments: str, merge: bool = False) -> l
 
 
 def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S) -> subprocess.CompletedProcess[str]:
-    """Under zeroth-run, whose ranks end with it."""
-    return subprocess.run(command(ranks, program, *arguments), capture_output=True, text=True, timeout=limit_s, check=False)
+    """Under zeroth-run, whose ranks end with it; nothing of it may be left."""
+    with Family(command(ranks, program, *arguments)) as family:
+        return family.end(limit_s)
 
 
 class Family:
-    """A process with its output in files, and all that is below it. What of them lives when the block ends is killed."""
+    """A process with its output in files, and all that is below it. What of them lives when the block ends is killed; what is left when the
+    process was waited for is a failure."""
 
     def __init__(self, arguments: list[str], environment: Mapping[str, str] = os.environ) -> None:
         self.arguments = arguments
@@ -48,7 +50,8 @@ class Family:
         self.left = left_behind.LeftBehind(temporary)
         with open(self.folder.name + "/out", "wb") as out, open(self.folder.name + "/err", "wb") as err:
             self.process = subprocess.Popen(
-                self.arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**self.environment, "TMPDIR": str(temporary)},
+                self.arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                env={**self.environment, "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": self.folder.name + "/torch"},
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # ignored in the background of a shell
         return self
 
@@ -69,9 +72,12 @@ class Family:
                 raise AssertionError(f"{text!r} did not come {count} times\n{self.output('out')}{self.output('err')}")
             time.sleep(0.01)
 
-    def end(self, limit_s: float) -> subprocess.CompletedProcess[str]:
-        """Waits for it."""
+    def end(self, limit_s: float, may_leave: str = "") -> subprocess.CompletedProcess[str]:
+        """Waits for it, and looks for what it has left; `may_leave`: part of a line that is another's fault."""
         code = self.process.wait(limit_s)
+        left = [line for line in self.left.text().splitlines() if not may_leave or may_leave not in line]
+        if left:
+            raise AssertionError("\n".join(["left:", *left, self.output("out"), self.output("err")]))
         return subprocess.CompletedProcess(self.arguments, code, self.output("out"), self.output("err"))
 
 

@@ -1,6 +1,7 @@
 #include "support/fork_ranks.h"
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +16,8 @@
 #include <fstream>
 #include <optional>
 #include <thread>
+
+#include "support/left_behind.h"
 
 namespace zeroth::test {
 namespace {
@@ -69,6 +72,7 @@ ForkReport fork_ranks(int world, const std::function<void(int rank)>& body, cons
   const auto start = SteadyClock::now();
   const auto since = [start] { return std::chrono::duration_cast<Milliseconds>(SteadyClock::now() - start); };
   const pid_t parent = ::getpid();
+  const LeftBehind left;
   std::vector<Child> children;
   std::vector<pid_t> pids;
   for (int rank = 0; rank < world; ++rank) {
@@ -137,7 +141,9 @@ ForkReport fork_ranks(int world, const std::function<void(int rank)>& body, cons
     }
     std::this_thread::sleep_for(Milliseconds{2});
   }
+  for (const ProcessEnd& end : report.ends) report.ended.push_back(end.after);
   std::ranges::sort(report.failures, {}, &RankFailure::rank);
+  if (const std::string text = left.text(); !text.empty()) ADD_FAILURE() << "the ranks have left\n" << text << report.text();
   return report;
 }
 

@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 using Lines = std::set<std::string>;
 
 constexpr std::string_view kSharedMemory = "/memfd:zeroth";
+const std::string kProcess = "process ";
 constexpr std::chrono::milliseconds kBetweenLooks{10};
 
 std::string read_text(const fs::path& path) {
@@ -149,6 +150,14 @@ Lines without(const Lines& all, const Lines& these) {
   return rest;
 }
 
+/// " (its program)" for the line of a process. Not in the line itself: a process that stays may have become another program.
+std::string name_of(const std::string& line) {
+  if (!line.starts_with(kProcess)) return "";
+  std::string name = read_text("/proc/" + line.substr(kProcess.size(), line.find(':') - kProcess.size()) + "/comm");
+  std::erase(name, '\n');
+  return " (" + name + ")";
+}
+
 /// What `look` sees time and again until the end of the patience. What is seen once was on its way out, or in.
 std::string what_stays(const std::function<Lines()>& look, std::chrono::milliseconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
@@ -161,7 +170,7 @@ std::string what_stays(const std::function<Lines()>& look, std::chrono::millisec
     staying = std::move(both);
   }
   std::string text;
-  for (const std::string& line : staying) text += line + "\n";
+  for (const std::string& line : staying) text += line + name_of(line) + "\n";
   return text;
 }
 
@@ -208,12 +217,9 @@ std::set<std::string> LeftBehind::look() const {
   Lines lines = without(holdings(), held_before_);
   const std::set<pid_t> family = living_descendants();
   for (const pid_t pid : family) {
-    const fs::path process = "/proc/" + std::to_string(pid);
-    std::string name = read_text(process / "comm");
-    std::erase(name, '\n');
-    const std::string who = "process " + std::to_string(pid) + " (" + name + ")";
+    const std::string who = kProcess + std::to_string(pid);
     lines.insert(who);
-    for (const std::string& memory : shared_memory(process)) lines.insert(who + ": " + memory);
+    for (const std::string& memory : shared_memory("/proc/" + std::to_string(pid))) lines.insert(who + ": " + memory);
   }
   const std::vector<NamedSocket> sockets = named_sockets();
   if (!sockets.empty()) {

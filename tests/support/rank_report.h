@@ -1,6 +1,7 @@
 // What went wrong on the ranks of a test, collected in one place.
 #pragma once
 
+#include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>
 
 #include <optional>
@@ -19,6 +20,7 @@ struct RankFailure {
 
 struct RankReport {
   std::vector<RankFailure> failures{};
+  std::vector<Milliseconds> ended{};  ///< by rank, since the start; of processes only
 
   [[nodiscard]] bool ok() const { return failures.empty(); }
   [[nodiscard]] std::string text() const {

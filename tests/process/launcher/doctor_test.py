@@ -49,7 +49,7 @@ class Doctor(unittest.TestCase):
             self.assertIn(text, run.out)
         self.assertEqual(run.err, "")
         self.assertEqual([path.name for path in self.stage.folder.iterdir() if "doctor-" in path.name], [], "nothing is left in the folder")
-        self.assertTrue(self.stage.gone())
+        self.assertEqual(self.stage.left(), "")
 
     def test_the_report_for_programs(self) -> None:
         run = doctoring.run(self.stage, "-n", "4", "--json")
@@ -118,7 +118,7 @@ class Doctor(unittest.TestCase):
         run.wait_for("waiting for host mute", stream="err")
         run.process.send_signal(signal.SIGKILL)
         run.process.wait()
-        self.assertTrue(self.stage.gone(10), "ranks or agents live on")
+        self.assertEqual(self.stage.left(10), "", "ranks or agents live on")
 
     def test_it_ends_when_its_time_is_over(self) -> None:
         begin = time.monotonic()

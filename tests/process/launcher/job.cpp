@@ -56,8 +56,8 @@ std::vector<pid_t> children_of_this_process() {
 
 }  // namespace
 
-Job::Job(const std::vector<std::string>& arguments, const JobSetup& setup) : start_(Clock::now()) {
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+Job::Job(const std::vector<std::string>& arguments, const JobSetup& setup)
+    : outlived_(setup.outlived), start_(Clock::now()) {
   const auto in = make_pipe();
   const auto out = make_pipe();
   const auto err = make_pipe();
@@ -111,9 +111,7 @@ Job::Job(const std::vector<std::string>& arguments, const JobSetup& setup) : sta
 
 Job::~Job() {
   kill_everything();
-  for (std::thread& thread : threads_) thread.join();
-  ::close(out_fd_);
-  ::close(err_fd_);
+  close_outputs();
 }
 
 std::vector<std::string> Job::probe(int num_ranks,
@@ -137,6 +135,14 @@ void Job::start_reading() {
 void Job::close_stdout() {
   ::close(out_fd_);
   out_fd_ = -1;
+}
+
+void Job::close_outputs() {
+  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
+  for (int* const fd : {&out_fd_, &err_fd_}) {
+    if (*fd >= 0) ::close(std::exchange(*fd, -1));
+  }
 }
 
 std::string Job::out() const {
@@ -191,11 +197,11 @@ JobResult Job::wait(std::chrono::milliseconds deadline) {
     ended_ = true;
     result.exit_code = info.si_code == CLD_EXITED ? info.si_status : -1;
     result.signal = info.si_code == CLD_EXITED ? 0 : info.si_status;
-    result.anything_left = !no_child_left();
+    EXPECT_TRUE(until(Clock::now() + outlived_, no_child_left)) << "a process of the job was alive when zeroth-run had ended";
   }
   kill_everything();
-  for (std::thread& thread : threads_) thread.join();
-  threads_.clear();
+  close_outputs();
+  EXPECT_EQ(left_.text(), "");
   result.out = out_;
   result.err = err_;
   return result;

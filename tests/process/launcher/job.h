@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "support/left_behind.h"
+
 namespace zeroth::testing {
 
 /// Generous: what is promised is two seconds.
@@ -30,6 +32,7 @@ struct JobSetup {
   std::optional<rlim_t> descriptor_limit{};
   std::vector<int> ignored_signals{};
   bool read_output = true;  ///< false: nobody reads standard output until `start_reading`
+  std::chrono::milliseconds outlived{0};  ///< by processes of the job, where zeroth-run cannot wait for them
 };
 
 struct JobResult {
@@ -37,12 +40,12 @@ struct JobResult {
   int signal = 0;
   std::string out;
   std::string err;
-  bool anything_left = false;  ///< a process of the job was alive when zeroth-run had ended
   std::chrono::milliseconds lasted{};
 };
 
 /// Starts zeroth-run with the given arguments. The test process is a subreaper: whatever a job leaves behind
-/// becomes its child and is found (and ended) there. Only one job at a time.
+/// becomes its child and is found (and ended) there; a test fails where a process was alive when zeroth-run had ended, or memory,
+/// sockets or files are left. Only one job at a time, and what a test itself puts into TMPDIR is there before it.
 class Job {
  public:
   explicit Job(const std::vector<std::string>& arguments, const JobSetup& setup = {});
@@ -73,6 +76,10 @@ class Job {
   void collect(int fd, std::string& text);
   void kill_everything();
 
+  void close_outputs();
+
+  test::LeftBehind left_;
+  std::chrono::milliseconds outlived_;
   pid_t pid_ = -1;
   bool ended_ = false;
   std::chrono::steady_clock::time_point start_;

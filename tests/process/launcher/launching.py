@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "gpt"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
 import left_behind  # noqa: E402
 
 RUN = os.environ["ZEROTH_RUN"]
@@ -79,25 +79,26 @@ class Stage:
         left_behind.adopt_orphans()
         self.temporary = tempfile.TemporaryDirectory()
         self.folder = pathlib.Path(self.temporary.name)
+        self.folder_of_runs = tempfile.TemporaryDirectory()
+        self.behind = left_behind.LeftBehind(pathlib.Path(self.folder_of_runs.name))
         self.runs = 0
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.gone(0)
         left_behind.kill_descendants()
-        self.gone(5)
+        self.left()
         self.temporary.cleanup()
+        self.folder_of_runs.cleanup()
 
     def run(self, *arguments: str, prefix: Sequence[str] = (), **environment: str) -> Run:
         self.runs += 1
-        return Run(self.folder, str(self.runs), [*prefix, RUN, "-q", *arguments], environment)
+        return Run(self.folder, str(self.runs), [*prefix, RUN, "-q", *arguments], {**self.environment, **environment})
 
-    @staticmethod
-    def gone(limit_s: float = 5.0) -> bool:
-        """No process of any run is left."""
-        end = time.monotonic() + limit_s
-        while left_behind.living_descendants():
-            if time.monotonic() > end:
-                return False
-            time.sleep(0.02)
-        return True
+    @property
+    def environment(self) -> dict[str, str]:
+        """For runs of this stage: what they leave is found."""
+        return {"TMPDIR": self.folder_of_runs.name}
+
+    def left(self, limit_s: float = 5.0) -> str:
+        """Processes, shared memory, sockets and files of any run that do not go away, "" if there are none."""
+        return self.behind.text(limit_s)

@@ -92,7 +92,7 @@ class Namespaces(unittest.TestCase):
         self.assertIn(said, head.err)
         self.assertIn("; 2 other ranks were ended.", head.err)
         self.assertEqual([other.code() for other in others], [76] * len(others))
-        self.assertTrue(self.stage.gone(LOST_AFTER_S + 5), "ranks behind the cut live on")
+        self.assertEqual(self.stage.left(LOST_AFTER_S + 5), "", "ranks behind the cut live on")
 
     def test_a_host_behind_a_cut_cable_cannot_take_part(self) -> None:
         self.net.cut(2)

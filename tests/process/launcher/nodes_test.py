@@ -83,7 +83,7 @@ class Nodes(unittest.TestCase):
         self.assertEqual([node.code() for node in nodes], [0, 0, 0], nodes[1].err)
         places = ["0/6 0/2 0", "1/6 1/2 0", "2/6 0/3 1", "3/6 1/3 1", "4/6 2/3 1", "5/6 0/1 2"]
         self.assertEqual(sorted(nodes[1].out.splitlines()), [f"[{rank}] {place} 127.0.0.1 none" for rank, place in enumerate(places)])
-        self.assertTrue(self.stage.gone())
+        self.assertEqual(self.stage.left(), "")
 
     def test_an_address_of_ipv6(self) -> None:
         try:
@@ -103,14 +103,14 @@ class Nodes(unittest.TestCase):
         self.assertEqual((head.code(), other.code()), (7, 7))
         for run in (head, other):
             self.assertRegex(run.err, rf"zeroth-run: rank 2 \(pid {pids[2]} on .*/node1\) exited with code 7; the other 2 ranks were ended\.\n")
-        self.assertTrue(self.stage.gone())
+        self.assertEqual(self.stage.left(), "")
 
     def test_a_failed_job_is_started_again_on_all_nodes(self) -> None:
         say = ("sh", "-c", "[ $ZEROTH_RESTART_COUNT = 2 ] && echo $RANK of $WORLD_SIZE; [ $ZEROTH_RESTART_COUNT = 2 ] || exit 5")
         nodes = [self.node(number, *say, of=3, options=("--max-restarts", "2")) for number in range(3)]
         self.assertEqual([node.code() for node in nodes], [0, 0, 0], nodes[0].err)
         self.assertEqual(sorted(nodes[0].out.splitlines()), ["[0] 0 of 3", "[1] 1 of 3", "[2] 2 of 3"])
-        self.assertTrue(self.stage.gone())
+        self.assertEqual(self.stage.left(), "")
 
     def test_a_lost_node_comes_back_for_the_next_start(self) -> None:
         say = ("sh", "-c", "echo START $ZEROTH_RESTART_COUNT; [ $ZEROTH_RESTART_COUNT = 1 ] || sleep 30")
@@ -128,7 +128,7 @@ class Nodes(unittest.TestCase):
         other.kill()
         self.assertEqual(head.code(), 76)
         self.assertRegex(head.err, r"host .*/node1 \(ranks 1-2\): \[PEER_LOST\] the connection to the host has ended")
-        self.assertTrue(self.stage.gone())
+        self.assertEqual(self.stage.left(), "")
 
     def test_ranks_end_with_the_head(self) -> None:
         head, other = self.node(0), self.node(1, PROBE, "wait", "ignore", "child")
@@ -136,7 +136,7 @@ class Nodes(unittest.TestCase):
         head.kill()
         self.assertEqual(other.code(), 76)
         self.assertIn("[PEER_LOST] the head of the job has gone; the ranks of this node were ended", other.err)
-        self.assertTrue(self.stage.gone())
+        self.assertEqual(self.stage.left(), "")
 
     def test_a_node_that_is_told_to_stop_ends_the_job(self) -> None:
         head, other = self.node(0), self.node(1)

@@ -1,4 +1,9 @@
-"""What a job of a test may leave: processes, shared memory, sockets, files. Sees what belongs to this test only."""
+"""What a job of a test may leave: processes, shared memory, sockets, files. Sees what belongs to this test only.
+
+usage: left_behind.py COMMAND...
+
+runs a test, ends as it ends, but with 1 and a line for each thing where something is left.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,29 @@ import ctypes
 import os
 import pathlib
 import signal
+import subprocess
+import sys
+import tempfile
 import time
+from collections.abc import Sequence
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE_S = 2.0
 PROC = pathlib.Path("/proc")
 
 
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: int) -> None:
+    if LIBC.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
 def adopt_orphans() -> None:
     """From here on, whatever a job leaves becomes a child of this process and is found below it."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def read(path: pathlib.Path) -> str:
@@ -94,29 +111,38 @@ def named_sockets() -> dict[str, str]:
     return found
 
 
+def name_of(line: str) -> str:
+    """ " (its program)" for the line of a process. Not in the line itself: a process that stays may have become another program."""
+    words = line.split()
+    return f" ({read(PROC / words[1] / 'comm').strip()})" if words[0] == "process" else ""
+
+
+def memory_files() -> set[str]:
+    return {f"file {path}" for path in pathlib.Path("/dev/shm").glob("*zeroth*")}
+
+
 class LeftBehind:
     """Compares with what was there at its construction. `folder` is the TMPDIR that the job is given."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         self.sockets_before = set(named_sockets())
+        self.files_before = memory_files()
 
     def look(self) -> set[str]:
         family = living_descendants()
         lines = set()
         for pid in family:
-            who = f"process {pid} ({read(PROC / str(pid) / 'comm').strip()})"
-            lines.add(who)
+            lines.add(f"process {pid}")
             if "/memfd:zeroth" in read(PROC / str(pid) / "maps"):
-                lines.add(f"{who} maps shared memory")
+                lines.add(f"process {pid} maps shared memory")
         sockets = {inode: name for inode, name in named_sockets().items() if inode not in self.sockets_before}
         if sockets:
             strangers = {int(path.name) for path in PROC.iterdir() if path.name.isdigit()} - family - {os.getpid()}
             held = set().union(*(targets(pid) for pid in strangers))
             lines |= {f"socket {name} {inode}" for inode, name in sockets.items() if inode not in held}
         lines |= {f"file {path}" for path in self.folder.rglob("*")}
-        lines |= {f"file {path}" for path in pathlib.Path("/dev/shm").glob("*zeroth*")}
-        return lines
+        return lines | (memory_files() - self.files_before)
 
     def text(self, patience_s: float = PATIENCE_S) -> str:
         """One line for each thing that stays, "" if nothing does."""
@@ -125,4 +151,27 @@ class LeftBehind:
         while staying and time.monotonic() < end:
             time.sleep(0.01)
             staying &= self.look()
-        return "\n".join(sorted(staying))
+        return "\n".join(line + name_of(line) for line in sorted(staying))
+
+
+def run(command: Sequence[str]) -> int:
+    """Its exit code as a shell has it, 1 if it leaves something."""
+    adopt_orphans()
+    with tempfile.TemporaryDirectory(prefix="zeroth-test-", ignore_cleanup_errors=True) as folder:
+        temporary = pathlib.Path(folder, "tmp")
+        temporary.mkdir()
+        left = LeftBehind(temporary)
+        environment = {**os.environ, "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}  # what torch keeps is no leaving
+        try:
+            code = subprocess.Popen(command, env=environment, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)).wait()
+            text = left.text()
+        finally:
+            kill_descendants()
+    if text:
+        print(f"FAILED: the test has left\n{text}", flush=True)
+        return 1
+    return 128 - code if code < 0 else code
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))
