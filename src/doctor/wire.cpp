@@ -78,10 +78,21 @@ int port_of(int fd) {
                                              : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
 }
 
-/// What is said is short and awaited.
-void send_at_once(int fd) {
-  const int on = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+/// A host that vanishes says nothing, and who waits for it without a word of its own would wait for as long as the examination may take. Longer than a task.
+constexpr int kVanishedAfterS = 12;
+
+void set(int fd, int level, int option, int value) {
+  ::setsockopt(fd, level, option, &value, sizeof value);
+}
+
+/// What is said is short and awaited, by somebody who may vanish.
+void prepare(int fd) {
+  set(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(fd, IPPROTO_TCP, TCP_KEEPIDLE, kVanishedAfterS / 3);
+  set(fd, IPPROTO_TCP, TCP_KEEPINTVL, kVanishedAfterS / 3);
+  set(fd, IPPROTO_TCP, TCP_KEEPCNT, 2);
+  set(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kVanishedAfterS * 1000);
 }
 
 std::span<const std::byte> bytes_of(std::string_view text) {
@@ -196,7 +207,7 @@ Wire Door::admit(const Deadline& deadline, int& rank) {
     std::string address;
     UniqueFd socket = launcher::accept_one(socket_.get(), address);
     if (!socket.valid()) continue;
-    send_at_once(socket.get());
+    prepare(socket.get());
     if (visitors_.size() == kMaxStrangers) {
       visitors_.erase(visitors_.begin());  // the oldest makes room
       ++strangers_;
@@ -218,7 +229,7 @@ Wire knock(const std::vector<Endpoint>& endpoints, const std::string& secret, in
     for (std::size_t i = 0; i < endpoints.size(); ++i) {
       UniqueFd socket = launcher::connect_once(endpoints[i], std::clamp(deadline.remaining(), Milliseconds{1}, Milliseconds{2000}), reasons[i]);
       if (!socket.valid()) continue;
-      send_at_once(socket.get());
+      prepare(socket.get());
       Wire wire(std::move(socket));
       const Deadline patience(std::clamp(deadline.remaining(), Milliseconds{1}, kStrangerPatience));
       try {

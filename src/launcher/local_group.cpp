@@ -2,6 +2,7 @@
 
 #include "launcher/cores.h"
 #include "launcher/environment.h"
+#include "launcher/oom.h"
 #include "launcher/spawn.h"
 
 #include <fcntl.h>
@@ -45,7 +46,7 @@ std::vector<pid_t> children() {
 }  // namespace
 
 LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupListener& listener)
-    : listener_(&listener), before_(children()) {
+    : listener_(&listener), oom_kills_(count_oom_kills()), before_(children()) {
   SpawnPlan plan{.program = find_program(task.command.front(), search_path_of(task.environment)),
                  .arguments = task.command,
                  .descriptors = context.descriptors};
@@ -117,10 +118,25 @@ void LocalGroup::look_for_exits() {
       drain(rank);
       rank.state = State::kLingering;
       rank.until = SteadyClock::now() + kLinger;
+      if (status->signal == SIGKILL) explain_kill(rank);
       listener_->rank_ended(rank.number, "", rank.process.pid(), *status);
     }
   }
   reap_orphans();
+}
+
+void LocalGroup::explain_kill(const Rank& rank) {
+  const std::optional<std::int64_t> now = count_oom_kills();
+  if (oom_kills_ && now && *now > *oom_kills_) {
+    listener_->host_note("",
+                         fmt::format("[OUT_OF_MEMORY] the kernel has ended a process for lack of memory, most likely rank {} (pid {}); got: oom_kill {} of "
+                                     "the memory cgroup, {} before; hint: give the job more memory, or start fewer ranks on this host",
+                                     rank.number,
+                                     rank.process.pid(),
+                                     *now,
+                                     *oom_kills_));
+  }
+  oom_kills_ = now;
 }
 
 void LocalGroup::reap_orphans() {

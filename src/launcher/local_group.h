@@ -10,6 +10,8 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,12 +66,15 @@ class LocalGroup final : public RankGroup {
   void drain(Rank& rank);
   void close(Rank& rank, Stream stream);
   void reap_orphans();
+  /// Says so if the kernel has ended a process for lack of memory, most likely this one.
+  void explain_kill(const Rank& rank);
   /// Ends what the ranks have left behind outside of their process groups.
   void sweep();
 
   GroupListener* listener_;
   std::vector<std::string> notes_;
   std::vector<Rank> ranks_;
+  std::optional<std::int64_t> oom_kills_;  ///< so far
   std::vector<pid_t> before_;  ///< children of this process that are not of the ranks: who became zeroth-run by exec had them
   bool swept_ = false;
   TimePoint sweep_until_{};

@@ -47,7 +47,7 @@ class GroupListener {
   /// No rank of the group is under control any more, or none could be started; once at most, and nothing
   /// comes after it.
   virtual void host_failed(const std::string& host, int first_rank, int num_ranks, const Error& error) = 0;
-  /// Something that a user should know, one line.
+  /// Something that a user should know, one line. `host` "": this one.
   virtual void host_note(const std::string& host, std::string_view text) = 0;
   /// So much waits to be written that output should not be read for now.
   [[nodiscard]] virtual bool congested(Stream stream) const = 0;

@@ -147,7 +147,7 @@ bool Supervisor::congested(Stream stream) const {
 }
 
 void Supervisor::host_note(const std::string& host, std::string_view text) {
-  say(fmt::format("host {}: {}", host, text));
+  say(host.empty() ? std::string(text) : fmt::format("host {}: {}", host, text));
 }
 
 void Supervisor::wait_for_events() {

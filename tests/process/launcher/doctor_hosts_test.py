@@ -1,4 +1,4 @@
-"""`zeroth doctor` on three hosts, which are network namespaces: a throttled cable, a wrong version, a full disk, a cut cable, a name that leads
+"""`zeroth doctor` on three hosts, which are network namespaces: a throttled cable, a wrong version, a full disk, a cable that is cut while it is measured, a name that leads
 to loopback. Needs root."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
@@ -36,7 +37,9 @@ time.sleep(60)
 """
 
 
-class DoctorOnHosts(unittest.TestCase):
+class Doctored(unittest.TestCase):
+    """With three hosts."""
+
     def setUp(self) -> None:
         self.net = hosts.Hosts(NUM_HOSTS)
         self.net.__enter__()
@@ -65,6 +68,8 @@ class DoctorOnHosts(unittest.TestCase):
         self.assertEqual(len(lines), 1, f"{words}\n{run.out}{run.err}")
         return lines[0]
 
+
+class DoctorOnHosts(Doctored):
     def test_healthy_hosts_and_a_plan_for_their_links(self) -> None:
         run = self.doctor("--params", "7e9", "--memory-gib", "1000", slots=(2, 2, 2))
         self.assertEqual(run.code(LIMIT_S), 0, run.out + run.err)
@@ -132,13 +137,27 @@ class DoctorOnHosts(unittest.TestCase):
         self.assertIn("rank 3: [TIMEOUT] nobody of this job answers", run.err)
         self.assertIn("\n  0-2       tcp   between ", run.out)
 
+    def test_a_cable_that_is_cut_while_it_is_measured(self) -> None:
+        """The host is there until then: what is known of the others is reported, and the lost one named."""
+        self.net.throttle(3, "10mbit")
+        run = self.doctor("--timeout", "60")
+        sent = pathlib.Path(f"/sys/class/net/{self.net.name}v3/statistics/tx_bytes")
+        end = time.monotonic() + LIMIT_S
+        while int(sent.read_text()) < 150_000:  # of a meeting there are a few kB
+            self.assertIsNone(run.process.poll(), run.out + run.err)
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.005)
+        self.net.cut(3)
+        self.assertEqual(run.code(LIMIT_S), 1, run.out + run.err)
+        self.expect_one(run, "[LAUNCH] a rank does not answer", f"where: {self.address(3)}; who: rank 3")
+        self.assertIn("\n  0-2       tcp   between ", run.out)
+
+
+class DoctorOverMpi(Doctored):
     def test_links_of_mpi(self) -> None:
-        mpirun = os.environ.get("ZEROTH_MPIRUN")
-        if not mpirun:
-            return
         program = f"import os; os.execv({DOCTOR!r}, ['zeroth', 'doctor', '--no-disk', '--json', '--slow-below', '0.001'])"
         library = ["-x", "ZEROTH_MPI_LIBRARY"]
-        command = self.net.mpirun(mpirun, 2, "-c", program)
+        command = self.net.mpirun(os.environ["ZEROTH_MPIRUN"], 2, "-c", program)
         at = command.index("-H")
         names = {name: "" for name in ("PYTHONPATH", "OMP_NUM_THREADS", "ZEROTH_BACKEND", "RANKS_PER_NODE")}
         run = Run(self.stage.folder, "mpi", [*command[:at], *library, *command[at:]],
@@ -155,6 +174,8 @@ def main() -> int:
     reason = hosts.why_not()
     if not reason and shutil.which("tc") is None:
         reason = "not permitted: no tc"
+    if not reason and "DoctorOverMpi" in sys.argv and "ZEROTH_MPIRUN" not in os.environ:
+        reason = "no mpirun: the links of MPI"
     if reason:
         print(f"SKIPPED: {reason}")
         return 77

@@ -3,11 +3,17 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
+#include <system_error>
 #include <thread>
 
 namespace zeroth::testing {
@@ -227,6 +233,39 @@ TEST(Failure, AllRanksMayFailAtOnce) {
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 11);
   EXPECT_THAT(result.err, HasSubstr("exited with code 11"));
+}
+
+TEST(Failure, TheKernelsKillForLackOfMemoryIsSaid) {
+  // A memory cgroup of version 1 below our own, in which the whole job runs.
+  std::ifstream cgroups("/proc/self/cgroup");
+  std::string folder;
+  for (std::string line; std::getline(cgroups, line);) {
+    const std::size_t at = line.find(":memory:");
+    if (at != std::string::npos) folder = "/sys/fs/cgroup/memory" + line.substr(at + 8) + "/zeroth-test-" + std::to_string(::getpid());
+  }
+  std::error_code error;
+  if (folder.empty() || !std::filesystem::create_directory(folder, error)) GTEST_SKIP() << "not permitted: no memory cgroup to make";
+  const auto write = [&folder](const std::string& name, const std::string& value) {
+    std::ofstream file(folder + name);
+    file << value << std::flush;
+    return file.good();
+  };
+  if (!write("/memory.limit_in_bytes", "64M")) {
+    ::rmdir(folder.c_str());
+    GTEST_SKIP() << "not permitted: no limit for a memory cgroup";
+  }
+  (void)write("/memory.swappiness", "0");
+  const std::string rank = "[ $RANK = 0 ] && exec sleep 30; exec dd if=/dev/zero of=/dev/null bs=300M count=1";
+  const std::string command = "echo $$ > " + folder + "/cgroup.procs; exec " ZEROTH_RUN_PATH " -q -n 2 /bin/sh -c '" + rank + "' 2>&1";
+  FILE* pipe = ::popen(command.c_str(), "r");
+  std::string said;
+  std::array<char, 4096> block{};
+  for (std::size_t bytes = 0; (bytes = std::fread(block.data(), 1, block.size(), pipe)) > 0;) said.append(block.data(), bytes);
+  EXPECT_EQ(WEXITSTATUS(::pclose(pipe)), 128 + SIGKILL) << said;
+  EXPECT_THAT(said, HasSubstr("zeroth-run: [OUT_OF_MEMORY] the kernel has ended a process for lack of memory, most likely rank 1 (pid "));
+  EXPECT_THAT(said, HasSubstr("zeroth-run: rank 1 (pid "));
+  EXPECT_THAT(said, HasSubstr("was killed by signal 9 (SIGKILL); the other rank was ended."));
+  ::rmdir(folder.c_str());
 }
 
 TEST(Failure, TimeoutEndsTheJob) {
