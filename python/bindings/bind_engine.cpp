@@ -410,7 +410,7 @@ void bind_engine(py::module_& module) {
              return name_of(self.base().begin_batch(has_batch));
            })
       .def("join", [](Engine& self) { return name_of(self.base().join()); }, NoGil())
-      .def("average", [](Engine& self, double value) { return self.base().average(value); }, NoGil())
+      .def("average", [](Engine& self, double value, const std::string& name) { return self.base().average(value, name); }, py::arg("value"), py::arg("name") = "", NoGil())
       .def("barrier", [](Engine& self, const std::string& name) { self.base().core().barrier(name); }, py::arg("name") = "", NoGil())
       .def("set_buffers", &Engine::set_buffers, py::arg("buffers"))
       .def("export_safetensors",

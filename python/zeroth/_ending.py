@@ -23,8 +23,8 @@ os.register_at_fork(after_in_child=_worlds.clear)
 
 
 def install() -> None:
-    """Around the hook that is there now, unless that is ours. Torch sets one, too, when it makes its first group."""
-    if not isinstance(sys.excepthook, _Hook):
+    """Around the hook that is there now, unless that is ours. Torch sets one, too, when it makes its first group. Not in a console or a notebook."""
+    if not _is_interactive() and not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
 
 
@@ -50,9 +50,13 @@ class _Hook:
                     raise SystemExit(getattr(error, "exit_code", 1))
 
 
+def _is_interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.inspect)
+
+
 def _has_ended() -> bool:
     """The script, not a line in a console, or a cell that a program runs: that program is on the stack, and goes on."""
-    if hasattr(sys, "ps1") or sys.flags.inspect:
+    if _is_interactive():
         return False
     frame: FrameType = sys._getframe()
     while frame.f_back is not None:

@@ -265,9 +265,15 @@ class Engine:
         """Forgets peaks and traffic, so that a phase can be measured by itself."""
         self._core.reset_counters()
 
-    def average(self, value: float) -> float:
-        """Mean over ranks. Collective."""
-        return self._core.average(value)
+    def average(self, value: float, name: str = "") -> float:
+        """Mean over ranks. Collective. Ranks compare the names, as those of barriers: without one, two averages that a rank makes the other way
+        round are the wrong numbers everywhere."""
+        return self._core.average(value, name)
+
+    def barrier(self, name: str = "") -> None:
+        """Waits until all ranks are here. Collective. The name is in errors and in the flight recorder; where ranks give different ones, all get
+        Error MISMATCH with both."""
+        self._core.barrier(name)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 

@@ -540,21 +540,28 @@ void Engine::meet(Meeting what, std::string_view name) {
   if (watch_) watch_->resume(before);
 }
 
-double Engine::sum_over_ranks(double value) {
+// One-sided meetings know what kind of call it is, and no more: names are compared by a matched one.
+void Engine::compare_names(Meeting what, std::string_view name) {
+  if (world() > 1 && communicator_.backend().capabilities().one_sided) communicator_.barrier(name, tag_of(what));
+}
+
+double Engine::sum_over_ranks(double value, std::string_view name) {
   together([&] {
-    meet(Meeting::kAverage);
+    meet(Meeting::kAverage, name);
+    if (!name.empty() && rounds_->num_out() == 0) compare_names(Meeting::kAverage, name);
     communicator_.all_reduce(std::span(&value, 1));
   });
   return value;
 }
 
-double Engine::average(double value) { return sum_over_ranks(value) / static_cast<double>(world() - rounds_->num_out()); }
+double Engine::average(double value, std::string_view name) {
+  return sum_over_ranks(value, name) / static_cast<double>(world() - rounds_->num_out());
+}
 
 void Engine::barrier(std::string_view name) {
   together([&] {
     meet(Meeting::kBarrier, name);
-    // One-sided meetings know what kind of call it is, and no more: names are compared by a matched one.
-    if (world() > 1 && communicator_.backend().capabilities().one_sided) communicator_.barrier(rounds_->num_out() == 0 ? name : std::string_view());
+    compare_names(Meeting::kBarrier, rounds_->num_out() == 0 ? name : std::string_view());
   });
 }
 

@@ -40,7 +40,7 @@ bool EngineBase::next_batch(bool has_batch) {
   for (; next == Next::kStep; next = join()) (void)step();
   return next == Next::kBatch;
 }
-double EngineBase::average(double value) { return runtime_->core().average(value); }
+double EngineBase::average(double value, std::string_view name) { return runtime_->core().average(value, name); }
 void EngineBase::export_safetensors(const std::string& path) { runtime_->export_safetensors(path); }
 MemoryReport EngineBase::memory_report() const { return runtime_->memory_report(); }
 WireReport EngineBase::wire_report() const { return runtime_->wire_report(); }

@@ -63,6 +63,36 @@ TEST(ToyEngine, BarriersOfDifferentNamesAreAMismatchWithBoth) {
   }
 }
 
+TEST(ToyEngine, AveragesThatOneRankSwapsAreAMismatchWithBothNames) {
+  for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages}) {
+    ToyTraining training = small(1, 2);
+    training.transport = transport;
+    training.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {
+      EXPECT_EQ(engine.average(engine.rank(), "rank"), 0.5);
+      if (result.step < 2) return;
+      const bool swaps = engine.rank() == 1;
+      (void)engine.average(1.0, swaps ? "the accuracy" : "the loss");
+      (void)engine.average(1.0, swaps ? "the loss" : "the accuracy");
+    };
+    const std::string message = message_of(training);
+    EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks make different calls"));
+    EXPECT_THAT(message, AllOf(HasSubstr("average() on rank 0"), HasSubstr("average() on rank 1")));
+    EXPECT_THAT(message, HasSubstr("\"the loss\""));
+    EXPECT_THAT(message, HasSubstr("\"the accuracy\""));
+  }
+}
+
+TEST(ToyEngine, AnAverageThatOneRankNamesIsAnotherCallThanOneWithoutAName) {
+  for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages}) {
+    ToyTraining training = small(1, 2);
+    training.transport = transport;
+    training.after_step = [](Engine& engine, ToyModel&, const StepResult&) { (void)engine.average(1.0, engine.rank() == 0 ? "the loss" : ""); };
+    const std::string message = message_of(training);
+    EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks make different calls"));
+    EXPECT_THAT(message, HasSubstr("\"the loss\""));
+  }
+}
+
 TEST(ToyEngine, RanksThatSetOtherLearningRatesAreNamed) {
   ToyTraining training = small(2, 3);
   training.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {

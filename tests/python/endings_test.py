@@ -13,6 +13,9 @@ import unittest
 
 import job
 
+if os.environ.get("ZEROTH_MPIRUN"):
+    import mpi_test
+
 
 class Processes(job.RankTest):
     def test_an_exception_on_one_rank_is_named_first(self) -> None:
@@ -169,12 +172,13 @@ def train(engine, factor=1.0):
         self.assertIn("goes on\n", typed.stdout, typed.stderr)
 
 
+PLACES = {"construction": "__init__", "forward": "__call__", "backward": "backward", "step": "_step", "export": "export_safetensors", "close": "close"}
+"""calls that wait, and functions of the engine"""
+
+
 class Interrupts(job.RankTest):
     """Rank 1 comes late to each call; rank 0, which waits for it there, gets SIGINT and calls again."""
 
-    PLACES = {"construction": "__init__", "forward": "__call__", "backward": "backward", "step": "_step", "export": "export_safetensors",
-              "close": "close"}
-    """functions of the engine"""
     arguments: tuple[str, ...] = ()
     done: subprocess.CompletedProcess[str]
 
@@ -190,7 +194,7 @@ class Interrupts(job.RankTest):
 
     def test_ctrl_c_ends_each_wait_within_half_a_second(self) -> None:
         self.assertEqual(self.done.returncode, 0, self.done.stdout + self.done.stderr)
-        for where, place in self.PLACES.items():
+        for where, place in PLACES.items():
             with self.subTest(where=where):
                 seconds, function = self.told(where, "KeyboardInterrupt after ").split(" s in ")
                 self.assertLessEqual(float(seconds), 0.5)
@@ -219,13 +223,32 @@ class OverAGroup(Interrupts):
     arguments = ("group",)
 
     def test_the_world_stays_broken(self) -> None:
-        for where in self.PLACES:
+        for where in PLACES:
             with self.subTest(where=where):
                 self.assertRegex(self.told(where, "rank 0 "), r"^is told nothing: KeyboardInterrupt|^is told: .*interrupt.*; hint: ")
                 why = r"\[ABORTED\] rank 0 stopped the job: .*interrupt"
                 if where == "construction":  # an engine that is not there yet tells nobody: the group hears that its rank went
                     why += r"|\[PEER_LOST\] torch's group lost rank 0"
                 self.assertRegex(self.told(where, "rank 1 "), rf"^is told: (?:{why})")
+
+
+@unittest.skipUnless(os.environ.get("ZEROTH_MPIRUN"), "needs mpirun")
+class OverMpi(unittest.TestCase):
+    """As over a group. Not in the construction: nothing ends MPI_Init() before its time."""
+
+    def test_ctrl_c_ends_each_wait_within_half_a_second_and_the_other_rank_hears_why(self) -> None:
+        for where, place in PLACES.items():
+            if where == "construction":
+                continue
+            with self.subTest(where=where), tempfile.TemporaryDirectory() as folder:
+                program = [sys.executable, str(job.HERE / "interrupt_rank.py"), folder, "mpi", where]
+                with job.Family([*mpi_test.MPIRUN, "--enable-recovery", "-n", "2", *program], mpi_test.variables(ZEROTH_BACKEND="mpi")) as family:
+                    done = family.end(120)
+                found = re.search(rf"{where}: KeyboardInterrupt after (\S+) s in (\w+)", done.stdout)
+                assert found is not None, done.stdout + done.stderr
+                self.assertLessEqual(float(found[1]), 0.5)
+                self.assertEqual(found[2], place)
+                self.assertRegex(done.stdout, rf"{where}: rank 1 is told: \[ABORTED\] rank 0 stopped the job: .*interrupt")
 
 
 del Interrupts  # only what is made of it has tests to run

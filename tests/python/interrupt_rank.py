@@ -1,5 +1,6 @@
 """One rank of two. Rank 1 comes late to each call that waits for it; rank 0 gets SIGINT there, must have a KeyboardInterrupt soon, and makes the
-call again; see endings_test.py. Arguments: a folder, and "group" for torch's gloo group instead of shared memory."""
+call again; see endings_test.py. Arguments: a folder, and "group" for torch's gloo group instead of shared memory, or
+"mpi" and the one call, for a rank that mpirun has started."""
 
 from __future__ import annotations
 
@@ -136,4 +137,7 @@ def interrupted(where: str, rank: int) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where a shell has started us in its background
     torch.set_num_threads(1)
-    forks.run({where: functools.partial(interrupted, where) for where in ("construction", "forward", "backward", "step", "export", "close")})
+    if sys.argv[2:3] == ["mpi"]:
+        interrupted(sys.argv[3], zeroth.World.from_environment().rank)
+    else:
+        forks.run({where: functools.partial(interrupted, where) for where in ("construction", "forward", "backward", "step", "export", "close")})

@@ -8,8 +8,10 @@ import sys
 import unittest
 import weakref
 
-import zoo
-from alone import BATCH, config
+sys.ps1 = "In: "  # as IPython and the interactive Python have it before anything is imported: sys.excepthook stays theirs
+
+import zoo  # noqa: E402
+from alone import BATCH, config  # noqa: E402
 
 SETUP = """
 import zeroth
@@ -38,6 +40,11 @@ losses = []
 model = zoo.make("plain")
 """
 FAILURES = ("fail(engine, ValueError('not today'))", "fail(model, KeyboardInterrupt())")
+
+
+class Hook(unittest.TestCase):
+    def test_it_is_not_ours(self) -> None:
+        self.assertIs(sys.excepthook, sys.__excepthook__)
 
 
 class Notebook(code.InteractiveInterpreter):

@@ -66,6 +66,10 @@ def average_alone(engine: zeroth.Engine) -> None:
     engine.average(1.0)
 
 
+AVERAGES = {"all": ("the loss", "the accuracy"), "swap_averages": ("the accuracy", "the loss"), "skip_average": ("the accuracy",)}
+"""names of those that ranks make in a step, and what rank 1 makes of it"""
+
+
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -120,7 +124,7 @@ def misbehave(how: str, engine: zeroth.Engine, model: nn.Module) -> None:
         engine.backward(engine(X, Y))
     elif how == "parameters":
         spoil(model)
-    else:
+    elif how not in AVERAGES:
         globals()[how](engine)
 
 
@@ -148,6 +152,9 @@ def main(how: str, transport: str, stage: str, timeout_ms: str) -> None:
             if step == 5 and how == "parameters" and world.rank == 1:
                 leave_bias_out(model)
             result = train(engine)
+            if step == 3 and how in AVERAGES:
+                for name in AVERAGES[how if world.rank == 1 else "all"]:
+                    engine.average(1.0, name)
             if not result.committed:
                 say(f"rank {world.rank} goes on: {result.reason}")
         say(f"rank {world.rank} has trained")

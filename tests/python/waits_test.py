@@ -129,6 +129,18 @@ class Waits(unittest.TestCase):
                         self.assertRegex(text, r"\brank 1\b")
                         self.assertLess(seconds, 10.0)
 
+    def test_averages_that_one_rank_swaps_or_skips_are_named(self) -> None:
+        for transport in ("shm", *BETWEEN_HOSTS):
+            for how in ("swap_averages", "skip_average"):
+                with self.subTest(transport=transport, how=how):
+                    done = run(how, transport)
+                    self.assertEqual(done.returncode, SEEN_OF_OTHERS, done.stderr)
+                    for rank in range(1 + len(others(transport))):
+                        seconds, text = self.told(done, rank)
+                        self.assertRegex(text, r'^\[MISMATCH\] ranks make different calls.*"the (loss|accuracy)".*"the (?!\1)(loss|accuracy)"')
+                        self.assertRegex(text, r"average\(\) on rank \d, average\(\) on rank \d")
+                        self.assertLess(seconds, 10.0)
+
     def test_an_evaluation_on_one_rank_works_over_shared_memory_and_is_named_elsewhere(self) -> None:
         for transport in TRANSPORTS:
             with self.subTest(transport=transport):

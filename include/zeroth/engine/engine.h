@@ -172,8 +172,9 @@ class Engine {
   void set_group(int group, const GroupHyper& hyper);
   /// Learning rate that the next update takes, one a group.
   [[nodiscard]] std::vector<double> learning_rates() const;
-  /// Mean over ranks. Blocking, collective.
-  [[nodiscard]] double average(double value);
+  /// Mean over ranks. Blocking, collective. `name` is compared as a barrier's is, and costs a call more on one-sided transports: without, two
+  /// averages that one rank makes the other way round are the wrong numbers everywhere.
+  [[nodiscard]] double average(double value, std::string_view name = {});
   /// Whole values of a flat (flat.bytes()) as they are now, between steps. Collective; null on ranks that do not want them. Where the
   /// transport is one-sided a rank may call it alone.
   void read_flat(int flat, std::byte* out) { parameters_->read(flat, out); }
@@ -230,7 +231,8 @@ class Engine {
   /// Nobody is out any more. All ranks do it at the same place.
   void end_rounds();
   void take_part(Turn turn, int what);
-  [[nodiscard]] double sum_over_ranks(double value);
+  [[nodiscard]] double sum_over_ranks(double value, std::string_view name = {});
+  void compare_names(Meeting what, std::string_view name);
   /// Throws for what a rank without a batch cannot take part in.
   void require_joinable(Turn turn) const;
   [[noreturn]] void throw_uneven(const std::vector<int>& out) const;

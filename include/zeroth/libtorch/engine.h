@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <zeroth/engine/config.h>
@@ -104,8 +105,8 @@ class EngineBase {
   /// Forgets the gradients since the last step(); see zeroth::Engine::discard_gradients(). Gradients begin anew after each update by
   /// themselves: this is for a batch that is thrown away, and for gradients that another loss left here. Collective if there are any.
   void zero_grad();
-  /// Mean over ranks. Collective, blocks.
-  [[nodiscard]] double average(double value);
+  /// Mean over ranks. Collective, blocks. Where ranks give different names they get kMismatch with both.
+  [[nodiscard]] double average(double value, std::string_view name = {});
   /// Collective. Writes all weights and buffers as rank 0 has them, one unit at a time, to a temporary file that is synced and
   /// renamed: `path` is either the old file or the whole new one. Tied weights are written once; the other names are in the
   /// metadata. Throws kIo on every rank.
