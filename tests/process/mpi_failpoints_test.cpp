@@ -23,6 +23,7 @@
 namespace zeroth::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
 constexpr int kRanks = 2;
@@ -36,12 +37,12 @@ struct Ending {
 };
 
 /// mpirun with ranks that live with `spec`. `stays`: it does not end a rank because another one failed, and ends with 0 itself.
-Ending mpirun(const std::string& spec, bool stays, const std::vector<std::string>& program = {ZEROTH_MPI_LIFE}) {
+Ending mpirun(const std::string& spec, bool stays, const std::vector<std::string>& program = {ZEROTH_MPI_LIFE}, int ranks = kRanks) {
   std::vector<std::string> words{ZEROTH_MPIRUN};
   std::istringstream flags(ZEROTH_MPIRUN_FLAGS);
   for (std::string word; flags >> word;) words.push_back(word);
   if (stays) words.insert(words.end(), {"--mca", "orte_abort_on_non_zero_status", "0", "--enable-recovery"});
-  words.insert(words.end(), {"-n", std::to_string(kRanks)});
+  words.insert(words.end(), {"-n", std::to_string(ranks)});
   words.insert(words.end(), program.begin(), program.end());
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
@@ -155,6 +156,34 @@ TEST(MpiFailpoints, ARankKilledInsideAnyCallEndsTheJob) {
   for (const Failpoint& site : failpoints()) {
     if (!site.name.starts_with("messages.") || !site.name.ends_with(".mid")) continue;
     for (int rank = 0; rank < kRanks; ++rank) expect_killed(site.name, rank);
+  }
+}
+
+/// mpirun leaves the others alone, and the control plane tells them.
+TEST(MpiFailpoints, ARankKilledInsideAnyCallIsNamedByAllOthers) {
+  struct Case {
+    const char* backend;
+    const char* how;
+    int ranks;
+    std::vector<std::string> sites;
+  };
+  std::vector<std::string> calls;
+  for (const Failpoint& site : failpoints()) {
+    if (site.name.starts_with("messages.") && site.name.ends_with(".mid")) calls.push_back(site.name);
+  }
+  for (const Case& of : {Case{"mpi", "calls", 3, calls}, Case{"mpi", "own-sums", 3, {"mpi.start", "mpi.wait"}}, Case{"shm+mpi", "calls", 4, {"levels.step"}}}) {
+    for (const std::string& site : of.sites) {
+      constexpr int kVictim = 1;
+      SCOPED_TRACE(std::string(of.backend) + " " + of.how + ", " + site + " kills rank 1");
+      const test::LeftBehind left;
+      const Ending ending = mpirun("", true, {"env", std::string("ZEROTH_BACKEND=") + of.backend, ZEROTH_MPI_LIFE, of.how, at(site, kVictim, "kill")}, of.ranks);
+      EXPECT_TRUE(ending.in_time) << ending.output;
+      for (int rank = 0; rank < of.ranks; ++rank) {
+        if (rank == kVictim) continue;
+        EXPECT_THAT(ending.output, ContainsRegex("rank " + std::to_string(rank) + " ends: \\[(PEER_LOST|ABORTED)\\] [^\n]*rank 1 "));
+      }
+      EXPECT_EQ(left.text(Milliseconds{5'000}), "");
+    }
   }
 }
 

@@ -21,30 +21,6 @@ constexpr std::size_t kSmall = 10;
 constexpr std::size_t kLarge = 40'000;                         // more than lies beside a description
 constexpr std::size_t kTensorBytes = std::size_t{65} << 20U;  // more than the writer leaves to the end
 
-/// Every call of a whole group, and messages around a ring.
-void call_everything(const Communicator& comm, std::size_t part) {
-  const auto world = static_cast<std::size_t>(comm.size());
-  const bool first = comm.rank() == 0;
-  const std::vector<float> own(part, 1.0F);
-  const std::vector<float> all(part * world, 1.0F);
-  std::vector<float> taken(part);
-  std::vector<float> whole(part * world);
-  std::vector<float> at_first(first ? part * world : 0);
-  comm.barrier();
-  comm.all_gather(std::span<const float>(own), std::span(whole));
-  comm.reduce_scatter(std::span<const float>(all), std::span(taken));
-  comm.all_reduce(std::span(whole));
-  comm.broadcast(std::span(taken), 0);
-  comm.gather(std::span<const float>(own), std::span(at_first), 0);
-  comm.scatter(std::span<const float>(at_first), std::span(taken), 0);
-  comm.all_to_all(std::span<const float>(all), std::span(whole));
-  const int next = (comm.rank() + 1) % comm.size();
-  const int before = (comm.rank() + comm.size() - 1) % comm.size();
-  const std::array<Collective, 2> ring{comm.send_call(std::span<const float>(own), next),
-                                       comm.recv_call(std::span(taken), before)};
-  comm.batch(ring);
-}
-
 /// A sum that peers read where it lies.
 void sum_in_place(const Communicator& comm) {
   const Arena arena = Arena::create(comm.backend().capabilities().window_kind, kLarge * sizeof(float), "life");
@@ -91,6 +67,29 @@ void live_until_training(const RankLife& life, CommBackend& backend, const Commu
 }
 
 }  // namespace
+
+void call_everything(const Communicator& comm, std::size_t part) {
+  const auto world = static_cast<std::size_t>(comm.size());
+  const bool first = comm.rank() == 0;
+  const std::vector<float> own(part, 1.0F);
+  const std::vector<float> all(part * world, 1.0F);
+  std::vector<float> taken(part);
+  std::vector<float> whole(part * world);
+  std::vector<float> at_first(first ? part * world : 0);
+  comm.barrier();
+  comm.all_gather(std::span<const float>(own), std::span(whole));
+  comm.reduce_scatter(std::span<const float>(all), std::span(taken));
+  comm.all_reduce(std::span(whole));
+  comm.broadcast(std::span(taken), 0);
+  comm.gather(std::span<const float>(own), std::span(at_first), 0);
+  comm.scatter(std::span<const float>(at_first), std::span(taken), 0);
+  comm.all_to_all(std::span<const float>(all), std::span(whole));
+  const int next = (comm.rank() + 1) % comm.size();
+  const int before = (comm.rank() + comm.size() - 1) % comm.size();
+  const std::array<Collective, 2> ring{comm.send_call(std::span<const float>(own), next),
+                                       comm.recv_call(std::span(taken), before)};
+  comm.batch(ring);
+}
 
 std::uintmax_t exported_bytes() {
   const std::string header = R"({"w":{"data_offsets":[0,)" + std::to_string(kTensorBytes) + R"(],"dtype":"U8","shape":[)" +

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <zeroth/comm/backend.h>
+#include <zeroth/comm/communicator.h>
 
 #include <chrono>
 #include <cstdint>
@@ -24,6 +25,9 @@ struct RankLife {
 
 /// Tells the others if it throws, as programs do.
 void live(const RankLife& life);
+
+/// Every call of a whole group, and messages around a ring.
+void call_everything(const Communicator& comm, std::size_t part);
 
 /// Length of the file that a rank writes.
 [[nodiscard]] std::uintmax_t exported_bytes();

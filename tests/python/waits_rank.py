@@ -112,6 +112,8 @@ def leave_bias_out(model: Any) -> None:
 
 
 def misbehave(how: str, engine: zeroth.Engine, model: nn.Module) -> None:
+    if how == "nothing":  # ZEROTH_FAULTS does it
+        return
     if how in ("load_batch", "tokenize", "native_code", "stop", "kill", "kill_parent"):
         globals()[how]()
     elif how == "leave":

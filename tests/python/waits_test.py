@@ -210,6 +210,17 @@ class Waits(unittest.TestCase):
                 gone = "was killed by SIGKILL" if transport == "shm+mpi" else r"\(pid \d+ on .*\) is gone: its control connection ended without a goodbye"
                 self.lost(run("kill_parent", transport, alone=True), transport, gone)
 
+    def test_a_rank_that_is_killed_inside_a_call_ends_all(self) -> None:
+        # Between the agreement about a call and its data, of each kind that a training makes; over MPI mpi_failpoints_test does it.
+        for call in ("all_gather", "reduce_scatter", "all_reduce", "barrier"):
+            with self.subTest(call=call):
+                done = run("nothing", "gloo", alone=True, environment_of_test={"ZEROTH_FAULTS": f"messages.{call}.mid@rank=1,hit=8:kill"})
+                told = [self.told(done, rank)[1] for rank in (0, 2)]
+                for text in told:
+                    self.assertRegex(text, r"\[PEER_LOST\] (torch's group lost )?rank \d\b")
+                # Who waits for a survivor may see its end before it hears of the victim: gloo's error does not wait for the control plane.
+                self.assertTrue(any(re.search(r"\[PEER_LOST\] (torch's group lost )?rank 1\b", text) for text in told), told)
+
     def test_a_parameter_that_one_rank_has_otherwise_is_named(self) -> None:
         for transport in BETWEEN_HOSTS:
             with self.subTest(transport=transport):

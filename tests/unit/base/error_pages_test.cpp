@@ -1,5 +1,5 @@
 // docs/errors/<SLUG>.md: one page a code, each with the same four parts and a message that looks like the
-// real ones.
+// real ones; and a test a code that provokes it.
 #include "error_codes.h"
 
 #include <gtest/gtest.h>
@@ -9,6 +9,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <string_view>
 
 namespace zeroth {
 namespace {
@@ -50,6 +51,38 @@ TEST(ErrorPages, TheIndexLinksEveryPage) {
   const std::string index = read(std::filesystem::path(ZEROTH_ERROR_PAGES) / "README.md");
   for (const auto& facts : testing::kCodes) {
     EXPECT_NE(index.find("(" + std::string(facts.slug) + ".md)"), std::string::npos) << facts.slug;
+  }
+}
+
+/// A test that brings about a failure of the code and looks at what is said of it: a file, and what of that test stands there.
+struct Provoking {
+  std::string_view slug;
+  const char* file;
+  const char* text;
+};
+constexpr Provoking kProvoking[] = {
+    {"USAGE", "process/fault_cases.cpp", R"(cases.add("SkipsBackward")"},
+    {"CONFIG", "python/options_test.py", R"(caught.exception.exit_code), ("CONFIG", 78))"},
+    {"MODEL", "python/refusals_test.py", R"(\[MODEL\] a parameter was replaced or removed)"},
+    {"MISMATCH", "process/fault_cases.cpp", R"(cases.add("SwapsSums")"},
+    {"PEER_LOST", "process/fault_cases.cpp", R"(cases.add("KilledInForward")"},
+    {"TIMEOUT", "process/fault_cases.cpp", R"(cases.add("SpinsInForward")"},
+    {"NONFINITE", "process/fault_cases.cpp", R"(poisoned("NanAlways")"},
+    {"OUT_OF_MEMORY", "process/fault_cases.cpp", R"(tampered("NoRoom")"},
+    {"RESOURCE", "process/fault_cases.cpp", R"(cases.add("NoMemfd")"},
+    {"IO", "process/launcher/restart_test.cpp", "[IO] cannot write the status file: "},
+    {"LAUNCH", "process/launcher/nodes_test.py", "[LAUNCH] nodes 1, 3 did not come within 6 s"},
+    {"ENVIRONMENT", "process/launcher/command_line_test.cpp", R"({"[ENVIRONMENT]", "/tmp: Is a directory"})"},
+    {"ABORTED", "process/fault_cases.cpp", R"(cases.add("Aborts")"},
+    {"INTERNAL", "process/failpoints_test.cpp", "failure->code == ErrorCode::kInternal"},
+};
+
+TEST(ErrorPages, ATestProvokesEveryCode) {
+  const std::filesystem::path tests = std::filesystem::path(ZEROTH_SOURCE_FOLDER) / "tests";
+  for (const auto& facts : testing::kCodes) {
+    const auto* const found = std::ranges::find(kProvoking, facts.slug, &Provoking::slug);
+    ASSERT_NE(found, std::end(kProvoking)) << facts.slug << ": name the test that provokes it";
+    EXPECT_NE(read(tests / found->file).find(found->text), std::string::npos) << facts.slug << ": not in " << found->file << ": " << found->text;
   }
 }
 
