@@ -10,6 +10,7 @@
 #include <zeroth/base/log.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/comm/control_plane.h>
+#include <zeroth/comm/two_level.h>
 
 namespace zeroth {
 
@@ -270,8 +271,11 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
               .got = std::string(name_of(options.reduction)),
               .hint = "start the ranks with mpirun and set ZEROTH_BACKEND=mpi"});
     connection_->base =
-        transport_ ? make_message_backend(transport_, watched)
+        transport_ ? make_backend_over_hosts(transport_, watched)
                    : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = watched});
+    if (const std::string_view kind = connection_->base->kind(); transport_ && kind != transport_->kind()) {
+      Logger(rank_, size_).progress("ranks of a node share its memory: calls go over " + std::string(kind));
+    }
     if (size_ > 1) {
       connection_->control = ControlPlane::join(*connection_->base,
                                                 watch(),
