@@ -196,7 +196,7 @@ World World::from_variables(const Lookup& lookup) {
                  .expected = told.expected,
                  .got = told.got,
                  .hint = "start them with mpirun, or set ZEROTH_BACKEND=shm+mpi where they are ranks of MPI; in Python a group of torch.distributed "
-                         "joins them: zeroth.Engine makes it where MASTER_ADDR and MASTER_PORT are set beside RANK and WORLD_SIZE, or takes that of "
+                         "joins them: zeroth.Engine makes it where MASTER_ADDR and MASTER_PORT are set, or takes that of "
                          "torch.distributed.init_process_group(\"gloo\", ...)"});
   }
   world.backend_name_ = *backend;
