@@ -72,7 +72,7 @@ World world_from_environment() {
   if (!distributed.attr("is_initialized")().cast<bool>()) {
     if (variable_or_empty(kMaster).empty() || variable_or_empty("MASTER_PORT").empty()) return World::from_environment();
     if (variable_or_empty(kGlooInterface).empty()) py::module_::import("os").attr("environ")[kGlooInterface] = interface_to_others();
-    distributed.attr("init_process_group")("gloo");
+    distributed.attr("init_process_group")("gloo", py::arg("rank") = seat->rank, py::arg("world_size") = seat->size);
   }
   World world = world_from_group(py::none());
   ZR_CHECK((World::Seat{.rank = world.rank(), .size = world.size()} == *seat),

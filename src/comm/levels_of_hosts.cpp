@@ -2,6 +2,7 @@
 
 #include "comm/rank_facts.h"
 
+#include <zeroth/base/secret.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/two_level.h>
 
@@ -14,6 +15,8 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <set>
+#include <span>
 #include <utility>
 
 namespace zeroth::detail {
@@ -23,18 +26,31 @@ namespace {
 struct RankFacts {
   std::array<char, 160> host{};
   std::uint64_t wanted_nodes = 0;  ///< digest
+  std::uint64_t mark = 0;          ///< random: rank 0's makes a name that no other group has
+};
+
+struct Nodes {
+  std::vector<int> of_ranks{};
+  std::string name{};
 };
 
 std::uint64_t digest_of(const std::vector<int>& nodes) {
   return digest64({reinterpret_cast<const char*>(nodes.data()), nodes.size() * sizeof(int)});
 }
 
-std::vector<std::string> hosts_of_all(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options, const std::string& host) {
+/// What all ranks say before there are nodes. Matched.
+struct Introduced {
+  std::vector<std::string> hosts{};
+  std::uint64_t mark = 0;
+};
+
+Introduced introduce(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options, const std::string& host) {
   RankFacts own;
   std::memcpy(own.host.data(), host.data(), std::min(host.size(), own.host.size() - 1));
   own.wanted_nodes = digest_of(options.nodes);
+  fill_random(std::as_writable_bytes(std::span(&own.mark, 1)), "the name of a group", {.where = "comm." + std::string(transport->kind())});
   std::vector<RankFacts> all = facts_of_ranks(transport, options, own);
-  std::vector<std::string> hosts;
+  Introduced introduced{.mark = all.front().mark};
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     ZR_CHECK(all[rank].wanted_nodes == own.wanted_nodes,
              ErrorCode::kMismatch,
@@ -45,9 +61,37 @@ std::vector<std::string> hosts_of_all(const std::shared_ptr<MessageTransport>& t
               .expected = options.nodes.empty() ? "none wanted here" : fmt::format("nodes {} of the ranks", options.nodes),
               .got = fmt::format("another value on rank {}", rank)});
     all[rank].host.back() = '\0';
-    hosts.emplace_back(all[rank].host.data());
+    introduced.hosts.emplace_back(all[rank].host.data());
   }
-  return hosts;
+  return introduced;
+}
+
+/// Matched.
+Nodes nodes_of_all(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options) {
+  const Introduced introduced = introduce(transport, options, host_identity());
+  return {.of_ranks = nodes_of_hosts(introduced.hosts, options.nodes), .name = fmt::format("hosts-{:016x}", introduced.mark)};
+}
+
+/// `spec.options.nodes` are the nodes, `spec.job` names the group.
+std::unique_ptr<CommBackend> make_levels(const std::shared_ptr<MessageTransport>& transport, const WorldSpec& spec) {
+  const CommOptions& options = spec.options;
+  const int node = options.nodes[static_cast<std::size_t>(spec.rank)];
+  const auto before = options.nodes.begin() + spec.rank;
+  WorldSpec inside = spec;
+  inside.rank = static_cast<int>(std::count(options.nodes.begin(), before, node));
+  inside.size = static_cast<int>(std::count(options.nodes.begin(), options.nodes.end(), node));
+  inside.job = fmt::format("{}/node {}", spec.job, node);
+  inside.options.nodes.clear();
+  for (std::size_t rank = 0; rank < options.nodes.size(); ++rank) {
+    if (options.nodes[rank] == node) inside.options.watched_ranks.push_back(static_cast<int>(rank));
+  }
+  try {
+    std::unique_ptr<CommBackend> base = make_message_backend(transport, options);
+    return make_two_level_backend(std::move(base), make_backend(inside.size > 1 ? "shm" : "self", inside), options);
+  } catch (const Error& error) {
+    transport->abort(error.what());
+    throw;
+  }
 }
 
 }  // namespace
@@ -87,30 +131,28 @@ std::vector<int> nodes_of_hosts(const std::vector<std::string>& hosts, const std
 }
 
 std::vector<int> nodes_of_ranks(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options, const std::string& host) {
-  const std::vector<std::string> hosts = hosts_of_all(transport, options, host);
-  return options.nodes.empty() ? nodes_of_hosts(hosts, {}) : options.nodes;
+  const Introduced introduced = introduce(transport, options, host);
+  return options.nodes.empty() ? nodes_of_hosts(introduced.hosts, {}) : options.nodes;
 }
 
 std::unique_ptr<CommBackend> make_levels_of_hosts(const std::shared_ptr<MessageTransport>& transport, const WorldSpec& spec) {
-  CommOptions options = spec.options;
-  options.nodes = nodes_of_hosts(hosts_of_all(transport, spec.options, host_identity()), spec.options.nodes);
-  const int node = options.nodes[static_cast<std::size_t>(spec.rank)];
-  const auto before = options.nodes.begin() + spec.rank;
-  WorldSpec inside = spec;
-  inside.rank = static_cast<int>(std::count(options.nodes.begin(), before, node));
-  inside.size = static_cast<int>(std::count(options.nodes.begin(), options.nodes.end(), node));
-  inside.job = fmt::format("{}/node {}", spec.job.empty() ? job_from_environment() : spec.job, node);
-  inside.options.nodes.clear();
-  for (std::size_t rank = 0; rank < options.nodes.size(); ++rank) {
-    if (options.nodes[rank] == node) inside.options.watched_ranks.push_back(static_cast<int>(rank));
-  }
-  try {
-    std::unique_ptr<CommBackend> base = make_message_backend(transport, options);
-    return make_two_level_backend(std::move(base), make_backend(inside.size > 1 ? "shm" : "self", inside), options);
-  } catch (const Error& error) {
-    transport->abort(error.what());
-    throw;
-  }
+  WorldSpec whole = spec;
+  whole.options.nodes = nodes_of_all(transport, spec.options).of_ranks;
+  if (whole.job.empty()) whole.job = job_from_environment();
+  return make_levels(transport, whole);
 }
 
 }  // namespace zeroth::detail
+
+namespace zeroth {
+
+std::unique_ptr<CommBackend> make_backend_over_hosts(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options) {
+  detail::Nodes nodes = detail::nodes_of_all(transport, options);
+  const std::set<int> different(nodes.of_ranks.begin(), nodes.of_ranks.end());
+  if (different.size() == 1) return make_message_backend(transport, options);
+  WorldSpec spec{.rank = transport->rank(), .size = transport->size(), .job = std::move(nodes.name), .options = options};
+  spec.options.nodes = std::move(nodes.of_ranks);
+  return detail::make_levels(transport, spec);
+}
+
+}  // namespace zeroth

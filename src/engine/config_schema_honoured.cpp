@@ -349,7 +349,7 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::ranks_per_node>(
         {.pointer = "/zeroth/ranks_per_node",
          .kind = KeyKind::kInteger,
-         .text = "Consecutive ranks that count as one node; 0: the ranks of each host over `shm+mpi` and `mpi`, else all. Sums are formed inside each node first, then over the "
+         .text = "Consecutive ranks that count as one node; 0: the ranks of each host where there are several, else all. Sums are formed inside each node first, then over the "
                  "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, also on one host.",
          .highest = 4096}),
     bind<&Config::runtime, &RuntimeConfig::reduction>(

@@ -10,6 +10,7 @@
 #include <zeroth/base/log.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/comm/control_plane.h>
+#include <zeroth/comm/two_level.h>
 
 namespace zeroth {
 
@@ -197,7 +198,7 @@ World World::from_variables(const Lookup& lookup) {
                  .expected = told.expected,
                  .got = told.got,
                  .hint = "start them with mpirun, or set ZEROTH_BACKEND=shm+mpi where they are ranks of MPI; in Python a group of torch.distributed "
-                         "joins them: zeroth.Engine makes it where MASTER_ADDR and MASTER_PORT are set beside RANK and WORLD_SIZE, or takes that of "
+                         "joins them: zeroth.Engine makes it where MASTER_ADDR and MASTER_PORT are set, or takes that of "
                          "torch.distributed.init_process_group(\"gloo\", ...)"});
   }
   world.backend_name_ = *backend;
@@ -272,8 +273,11 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
               .got = std::string(name_of(options.reduction)),
               .hint = "start the ranks with mpirun and set ZEROTH_BACKEND=mpi"});
     connection_->base =
-        transport_ ? make_message_backend(transport_, watched)
+        transport_ ? make_backend_over_hosts(transport_, watched)
                    : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = watched});
+    if (const std::string_view kind = connection_->base->kind(); transport_ && kind != transport_->kind()) {
+      Logger(rank_, size_).progress("ranks of a node share its memory: calls go over " + std::string(kind));
+    }
     if (size_ > 1) {
       connection_->control = ControlPlane::join(*connection_->base,
                                                 watch(),

@@ -1,5 +1,5 @@
 """Two hosts without MPI, as network namespaces: zeroth-run starts the ranks over ssh or node by node, and the default world is a group of
-torch.distributed, with the bits of one host. Each host's own name leads to its loopback. A cable that is cut is named."""
+torch.distributed, with the bits of one host whose ranks are in the same nodes. Each host's own name leads to its loopback. A cable that is cut is named."""
 
 from __future__ import annotations
 
@@ -64,8 +64,9 @@ class TwoHosts(unittest.TestCase):
         return told[0][2]
 
     def on_one_host(self) -> str:
+        """With its ranks in the same nodes."""
         command = [job.RUN, "-n", "4", "--no-merge", sys.executable, PROGRAM]
-        return self.losses(subprocess.run(command, env=variables(), capture_output=True, text=True, timeout=240, check=False), "shm")
+        return self.losses(subprocess.run(command, env=variables(RANKS_PER_NODE="2"), capture_output=True, text=True, timeout=240, check=False), "shm")
 
     def test_ranks_of_a_hostfile_train_with_the_bits_of_one_host(self) -> None:
         family = self.jobs.over_ssh(PROGRAM, names="host-")
@@ -73,6 +74,9 @@ class TwoHosts(unittest.TestCase):
         self.assertEqual(family.left.text(), "")
         self.assertEqual(self.losses(done, "c10d gloo"), self.on_one_host())
         self.assertIn("info: 4 ranks over c10d gloo, says torch.distributed", done.stderr)
+        self.assertIn("info: ranks of a node share its memory: calls go over shm+c10d gloo", done.stderr)
+        shared = {between for _, between in re.findall(r"payload (\d+) between nodes (\d+)", done.stderr)}
+        self.assertNotIn("0", shared, "nothing is counted between the hosts")
 
     def test_ranks_of_nodes_train_with_the_bits_of_one_host(self) -> None:
         head, other = self.jobs.nodes(PROGRAM, place="host-1:29400")
@@ -87,8 +91,9 @@ class TwoHosts(unittest.TestCase):
                      "--batch", "2", "--eval-windows", "3", "--zero-stage", "3", "--steps", "3", "--json"]
         done = self.jobs.over_ssh(*arguments, str(folder / "hosts.json"), how="--hosts").end(240)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        alone = subprocess.run([job.RUN, "-n", "4", sys.executable, *arguments, str(folder / "host.json")], env=variables(), capture_output=True, text=True,
-                               timeout=240, check=False)
+        (folder / "nodes.json").write_text('{"zeroth": {"ranks_per_node": 2}}')
+        alone = subprocess.run([job.RUN, "-n", "4", sys.executable, *arguments, str(folder / "host.json"), "--config", str(folder / "nodes.json")],
+                               env=variables(), capture_output=True, text=True, timeout=240, check=False)
         self.assertEqual(alone.returncode, 0, alone.stdout + alone.stderr)
         losses = [re.findall(r'"loss_hex": *"([^"]+)"', (folder / name).read_text()) for name in ("hosts.json", "host.json")]
         self.assertEqual(len(losses[0]), 3)

@@ -27,6 +27,37 @@ class Parity(job.RankTest):
         self.run_well(4, "c10d_rank.py", "plain", "reused", "checkpoint", "odd")
 
 
+class Levels(job.RankTest):
+    """Nodes of two ranks: shared memory inside each, gloo between them."""
+
+    def trained(self, **variables: str) -> tuple[str, dict[str, tuple[int, int]], str]:
+        """Losses, the same on all ranks; bytes by rank and stage, in all and between nodes; and the log."""
+        done = subprocess.run(job.command(4, "mpi_rank.py"), env={**os.environ, "RANKS_PER_NODE": "2", **variables}, capture_output=True, text=True,
+                              timeout=job.TIME_LIMIT_S, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        told = re.findall(r"of 4 over (?:shm|c10d gloo), stage \d: (.*)", done.stdout)
+        self.assertEqual((len(told), len(set(told))), (16, 1), done.stdout)
+        found = re.findall(r"(rank \d stage \d) payload (\d+) between nodes (\d+)", done.stderr)
+        return told[0], {key: (int(payload), int(between)) for key, payload, between in found}, done.stderr
+
+    def test_they_have_the_bits_of_shared_memory_and_cross_between_nodes_once(self) -> None:
+        for more in ({}, {"DEGREES": "1"}):
+            with self.subTest(more):
+                flat, bytes_flat, _ = self.trained(**more)
+                levels, bytes_levels, log = self.trained(GROUP="1", **more)
+                self.assertIn("info: ranks of a node share its memory: calls go over shm+c10d gloo", log)
+                self.assertEqual(levels, flat)
+                self.assertEqual(len(bytes_levels), 16)
+                if not more:
+                    for key, (_, between) in bytes_levels.items():  # what exactly: comm_collectives
+                        self.assertLess(between, 0.6 * bytes_flat[key][1], key)
+
+    def test_without_nodes_one_host_has_one_level(self) -> None:
+        flat, _, log = self.trained(GROUP="1", RANKS_PER_NODE="0")
+        self.assertNotIn("share its memory", log)
+        self.assertEqual(flat, self.trained(RANKS_PER_NODE="0")[0])
+
+
 class Trouble(job.RankTest):
     def test_a_unit_that_one_rank_skips_is_named_on_all(self) -> None:
         for stage in (1, 3):

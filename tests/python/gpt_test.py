@@ -184,10 +184,12 @@ class Trainers(unittest.TestCase):
             self.assert_picture(path)
 
     def test_mpirun_starts_the_ranks_of_make_train(self) -> None:
-        done = self.train_main("--cpp", "--launcher", "mpirun", "--", "--steps", "120", "--eval-every", "40", "--sample", "0")
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertIn("OMPI_COMM_WORLD_RANK", done.stdout + done.stderr)
-        self.check_stages(done.stdout)
+        for trainer in (("--cpp",), ("--pictures", str(self.folder / "under mpirun"))):
+            with self.subTest(trainer):
+                done = self.train_main(*trainer, "--launcher", "mpirun", "--", "--steps", "120", "--eval-every", "40", "--sample", "0")
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn("OMPI_COMM_WORLD_RANK", done.stdout + done.stderr)
+                self.check_stages(done.stdout)
         done = self.train_main("--launcher", "srun", "--")
         self.assertEqual((done.returncode, done.stderr), (64, 'train-main: error: --launcher is zeroth-run or mpirun, not "srun"\n'))
 

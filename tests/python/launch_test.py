@@ -1,4 +1,4 @@
-"""Ranks under torchrun and under zeroth-run: they train with the same bits, and the first line of the log says who started them."""
+"""Ranks under torchrun, under zeroth-run, and with srun's variables: they train with the same bits, and the first line of the log says who started them."""
 
 from __future__ import annotations
 
@@ -70,6 +70,29 @@ class Launchers(unittest.TestCase):
         self.check(losses["shm"])
         self.assertEqual(self.first_lines(done), ["info: 2 ranks over shm, says RANK and WORLD_SIZE (torchrun)",
                                                   "info: 2 ranks over c10d gloo, says torch.distributed"])
+
+    def test_the_variables_of_srun(self) -> None:
+        """As Slurm sets them; a real one is in slurm_test.py. Of two hosts, with a place to meet that the user has named."""
+        self.check_srun("shm", "shm, says SLURM_PROCID and SLURM_NTASKS (srun)", SLURM_STEP_NUM_NODES="1")
+        self.check_srun("c10d gloo", "c10d gloo, says torch.distributed", SLURM_STEP_NUM_NODES="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.free_port()))
+
+    def check_srun(self, backend: str, said: str, **variables: str) -> None:
+        own = {name: value for name, value in os.environ.items() if name not in ("ZEROTH_JOB_ID", "RANK", "WORLD_SIZE")}
+        own |= {"OMP_NUM_THREADS": "1", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "8", "SLURM_STEP_ID": "3",
+                "SLURM_JOB_ID": f"{os.getpid()}", **variables}
+        tasks = [subprocess.Popen([sys.executable, PROGRAM], env=own | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for task in range(2)]
+        try:
+            texts = [task.communicate(timeout=120) for task in tasks]
+        finally:
+            for task in tasks:
+                task.kill()
+                task.wait()
+        done = subprocess.CompletedProcess(PROGRAM, max(task.returncode for task in tasks), *("".join(stream) for stream in zip(*texts, strict=True)))
+        losses = self.losses(done)
+        self.assertEqual(list(losses), [backend])
+        self.check(losses[backend])
+        self.assertEqual(self.first_lines(done), [f"info: 2 ranks over {said}"])
 
     def test_zeroth_run_with_a_log_of_json(self) -> None:
         with tempfile.TemporaryDirectory() as folder:

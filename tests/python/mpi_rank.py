@@ -1,5 +1,5 @@
-"""One rank that mpirun starts: trains at every stage, and says over what and with which losses; or fails in the third step as the argument says. See
-mpi_test.py."""
+"""One rank that mpirun or zeroth-run starts: trains at every stage, and says over what and with which losses; or fails in the third step as the argument
+says. With GROUP in the environment over a group of torch.distributed. See mpi_test.py, apart_test.py and c10d_test.py."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import time
 
 import torch
+import torch.distributed as dist
 import zoo
 
 import zeroth
@@ -63,7 +64,9 @@ def have(trouble: str, world: zeroth.World) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    world = zeroth.World.from_environment()
+    if "GROUP" in os.environ:
+        dist.init_process_group("gloo")
+    world = zeroth.World.from_group() if "GROUP" in os.environ else zeroth.World.from_environment()
     for stage in range(4):
         losses = trained(world, stage, sys.argv[1] if len(sys.argv) > 1 else "")
         # In one write: mpirun passes on what ranks write without looking for lines.

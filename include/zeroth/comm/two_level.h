@@ -3,6 +3,7 @@
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/comm/factory.h>
+#include <zeroth/comm/messages.h>
 
 #include <memory>
 
@@ -24,5 +25,10 @@ namespace zeroth {
 [[nodiscard]] std::unique_ptr<CommBackend> make_two_level_backend(std::unique_ptr<CommBackend> base,
                                                                   std::unique_ptr<CommBackend> node,
                                                                   const CommOptions& options);
+
+/// The ranks of `transport`: on one node (options.nodes, or else the hosts: what can share memory) as make_message_backend(), on several in two levels with
+/// shared memory inside each. Matched, blocks until all ranks have come. Throws kMismatch where ranks disagree about the nodes, kConfig where a node
+/// would be on two hosts, and what backend "shm" throws.
+[[nodiscard]] std::unique_ptr<CommBackend> make_backend_over_hosts(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options);
 
 }  // namespace zeroth

@@ -41,7 +41,7 @@ class World {
   [[nodiscard]] static World from_hub(std::shared_ptr<InprocHub> hub, int rank, int size);
 
   /// Ranks that send each other messages: those of the transport. `origin`: who says so, for the log. Where they are all ranks of the launcher's
-  /// variables, local_rank() is what those say.
+  /// variables, local_rank() is what those say. Ranks of one node share its memory where there are several (make_backend_over_hosts()).
   [[nodiscard]] static World from_transport(std::shared_ptr<MessageTransport> transport, std::string origin = "the caller's transport");
 
   [[nodiscard]] int rank() const { return rank_; }

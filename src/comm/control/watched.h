@@ -11,7 +11,8 @@ namespace zeroth::detail {
 
 /// The control plane has so long to say in better words why a rank has stopped the job, or why one is gone.
 inline constexpr Milliseconds kWordOfCause{500};
-inline constexpr Milliseconds kWordOfLoss{100};
+/// More than the coordinator gathers causes for: who sees the end of a survivor, which has told what it saw, is to hear of the victim.
+inline constexpr Milliseconds kWordOfLoss{400};
 
 class Watched {
  public:

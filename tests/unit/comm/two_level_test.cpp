@@ -4,6 +4,7 @@
 
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/decorators.h>
+#include <zeroth/comm/two_level.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -197,6 +198,34 @@ TEST(LevelsOfHosts, ARankThatFailsOnTheWayTellsTheOthers) {
     EXPECT_THAT(errors[0], HasSubstr("[RESOURCE] planted"));
     EXPECT_THAT(errors[1], HasSubstr("planted"));
   }
+}
+
+/// What two ranks on one host get whose nodes are these: the kind of their backend, or an error.
+std::vector<std::string> kinds_over_hosts(const std::vector<std::vector<int>>& nodes) {
+  const auto hub = std::make_shared<MessageHub>(2, true);
+  std::vector<std::string> kinds(2);
+  const auto live = [&](std::size_t rank) {
+    CommOptions options = quick_options();
+    options.nodes = nodes[rank];
+    try {
+      const std::shared_ptr<CommBackend> backend = make_backend_over_hosts(hub->transport(static_cast<int>(rank)), options);
+      require_sums(backend);
+      kinds[rank] = backend->kind();
+    } catch (const Error& error) {
+      kinds[rank] = error.what();
+    }
+  };
+  std::thread other([&] { live(1); });
+  live(0);
+  other.join();
+  return kinds;
+}
+
+/// Levels of several ranks each need processes: tests/python/c10d_test.py.
+TEST(LevelsOfHosts, RanksOfOneNodeHaveMessagesAlone) {
+  EXPECT_THAT(kinds_over_hosts({{}, {}}), ElementsAre("messages", "messages"));
+  EXPECT_THAT(kinds_over_hosts({{0, 1}, {0, 1}}), ElementsAre("messages", "messages")) << "one rank on each";
+  EXPECT_THAT(kinds_over_hosts({{}, {0, 1}}), ::testing::Each(AllOf(HasSubstr("[MISMATCH]"), HasSubstr("zeroth.ranks_per_node"))));
 }
 
 TEST(Nodes, AreHostsOrPartsOfThem) {
