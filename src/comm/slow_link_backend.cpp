@@ -13,7 +13,7 @@ namespace zeroth {
 /// Counts what comes from other nodes, on its way to who watches; and makes its receiver wait.
 class SlowLinkBackend::Link final : public TrafficObserver {
  public:
-  explicit Link(LinkSpeed speed) : speed_(speed), free_at_(SteadyClock::now()) {}
+  explicit Link(LinkSpeed speed) : speed_(speed) {}
 
   void observe(const TrafficEvent& event) noexcept override {
     far_bytes_ += event.far_bytes;
@@ -46,7 +46,7 @@ class SlowLinkBackend::Link final : public TrafficObserver {
 
  private:
   LinkSpeed speed_;
-  SteadyClock::time_point free_at_;  ///< when it will have carried what it was given
+  SteadyClock::time_point free_at_{};  ///< when it will have carried what it was given; a new one has been idle for long
   std::atomic<std::uint64_t> far_bytes_ = 0;
   std::mutex mutex_;
   std::shared_ptr<TrafficObserver> watcher_;

@@ -62,7 +62,7 @@ COMMANDS = {
     "torchrun --nproc-per-node 2 --no-python ./trainer":
         ("tests/package/package_test.sh", "torchrun --nproc-per-node 2 --no-python ./trainer"),
     "mpirun -n 2 ./trainer": ("tests/python/mpi_test.py", 'self.trained(ranks, "", per_node)'),
-    "mpirun -n 8 --hostfile hosts python train.py": ("tests/python/hosts_test.py", "shared_memory_inside_each_host"),
+    "mpirun -n 8 --hostfile hosts python train.py": ("tests/python/hosts_test.py", "shared_memory_inside_it"),
     "mpirun -n 4 -x ZEROTH_BACKEND=mpi python train.py": ("tests/python/mpi_test.py", 'self.trained(ranks, "mpi")'),
     "mpirun -n 2 zeroth-bench comm --backends shm,mpi --tune calls.json": ("tests/python/mpi_test.py", '"--backends", "shm,mpi"'),
     "zeroth-trace traces --seconds 10": ("tests/python/waits_test.py", '"--seconds", "10"'),

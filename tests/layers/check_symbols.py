@@ -5,6 +5,7 @@ usage: check_symbols.py --levels base=0,device=1,... [--nm NM] [--optimised] ROO
 
 By the undefined symbols of each room's static library:
   torch  no room below libtorch (nor the launcher) wants a symbol of the namespaces at, c10, torch, caffe2
+  mpi    no room wants a function of MPI: it is loaded when an MPI world is asked for
   layer  no room wants a symbol that only a room of the same or a higher level defines
   wide   (--optimised) no object that is compiled for AVX2 or AVX-512 defines an inline function that the linker may
          choose for everybody: it would run those instructions on a processor that lacks them
@@ -47,6 +48,7 @@ def check(nm: str, levels: dict[str, int], libraries: dict[str, pathlib.Path]) -
         if room != "libtorch":
             names = sorted(name for name in wanted if TORCH.search(name))
             violations += [f"{room}: torch: wants {name}" for name in demangled(names)]
+        violations += [f"{room}: mpi: wants {name}" for name in sorted(wanted) if name.startswith(("MPI_", "ompi_"))]
         for other in libraries:
             if other == room or levels[other] < levels[room]:
                 continue

@@ -137,6 +137,21 @@ class Symbols(unittest.TestCase):
                 self.assertEqual(code, 1)
                 self.assertRegex(output, f"zero: torch: wants {name}::")
 
+    def test_a_function_of_mpi_is_found(self) -> None:
+        code, output = self.check(comm='extern "C" int MPI_Finalize(); int planted() { return MPI_Finalize(); }')
+        self.assertEqual(code, 1)
+        self.assertEqual(output, "comm: mpi: wants MPI_Finalize\n")
+
+    def test_a_library_of_mpi_is_found(self) -> None:
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            for library, links in (("libmpi.so", []), ("libneeds.so", ["-L", folder, "-Wl,--no-as-needed", "-lmpi"]), ("libfree.so", [])):
+                soname = [f"-Wl,-soname,{library}.40"]
+                subprocess.run([CXX, "-shared", "-fPIC", "-x", "c++", "/dev/null", "-o", folder / library, *soname, "-x", "none", *links], check=True)
+            files = [folder / "libneeds.so", folder / "libfree.so"]
+            done = subprocess.run([sys.executable, HERE / "check_needed.py", *files], capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stdout), (1, f"{files[0]}: needs libmpi.so.40\n"))
+
     def test_an_inline_function_in_a_wide_object_is_found(self) -> None:
         code, output = self.check("{}_avx2.cpp.o")
         self.assertEqual(code, 1)

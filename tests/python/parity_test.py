@@ -29,6 +29,9 @@ class ParityTest(job.RankTest):
     def test_three_ranks(self) -> None:
         self.run_well(3, "parity_rank.py")
 
+    def test_plans_for_slow_links_bring_fewer_bytes_between_nodes(self) -> None:
+        self.assertIn("bytes between nodes: stage 3 ", self.run_well(4, "links_rank.py"))
+
 
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -111,13 +111,22 @@ def leave_bias_out(model: Any) -> None:
     linear.forward = lambda x: F.linear(x, linear.weight)
 
 
-def misbehave(how: str, engine: zeroth.Engine, model: nn.Module) -> None:
+def abort(world: zeroth.World) -> None:
+    """And stays: the others hear of it from no connection that ends."""
+    world.abort("the data set has ended")
+    time.sleep(8.0)
+    os._exit(0)
+
+
+def misbehave(how: str, engine: zeroth.Engine, model: nn.Module, world: zeroth.World) -> None:
     if how == "nothing":  # ZEROTH_FAULTS does it
         return
     if how in ("load_batch", "tokenize", "native_code", "stop", "kill", "kill_parent"):
         globals()[how]()
     elif how == "leave":
         sys.exit(0)
+    elif how == "abort":
+        abort(world)
     elif how == "raise":
         raise ValueError("a mistake of the user's")
     elif how == "refuse":
@@ -150,7 +159,7 @@ def main(how: str, transport: str, stage: str, timeout_ms: str) -> None:
             if step == 3:
                 begin = time.monotonic()
                 if world.rank == 1:
-                    misbehave(how, engine, model)
+                    misbehave(how, engine, model, world)
             if step == 5 and how == "parameters" and world.rank == 1:
                 leave_bias_out(model)
             result = train(engine)

@@ -201,6 +201,15 @@ class Waits(unittest.TestCase):
                     codes = {rank: int(found) for rank, found in re.findall(r"rank (\d) ends with (\d+)", done.stdout)}
                     self.assertEqual(codes, {"1": code, **{str(rank): SEEN_OF_OTHERS for rank in others(transport)}}, done.stdout)
 
+    def test_a_rank_that_stops_the_job_is_heard_while_it_lives(self) -> None:
+        for transport in ("shm", *BETWEEN_HOSTS):
+            with self.subTest(transport=transport):
+                done = run("abort", transport, alone=True)
+                for rank in others(transport):
+                    seconds, text = self.told(done, rank)
+                    self.assertRegex(text, r"\[ABORTED\] .*rank 1\b.*the data set has ended")
+                    self.assertLess(seconds, 6.0)  # the promise is 2 s; two cores are busy, and after 8 s rank 1 leaves
+
     def test_a_rank_that_is_killed_is_named(self) -> None:
         # mpirun by default kills the others before they can speak: see mpi_test.py for what it says itself.
         self.lost(run("kill", "gloo", alone=True), "gloo", "Connection (reset|closed) by peer|is gone: its control connection ended")

@@ -10,6 +10,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -78,6 +79,28 @@ TEST(SlowLinkBackend, BytesFromOtherNodesTakeTheirTimeAndAreCountedAllTheSame) {
         const double pulled = seconds([&] { counting->count_one_sided(CollectiveKind::kAllGather, 3 - rank, 30'000); });
         require(pulled >= 0.03, "30 kB that the caller copied");
         require(seconds([&] { counting->count_one_sided(CollectiveKind::kAllGather, rank ^ 1, 1'000'000'000); }) < 1, "a neighbour's");
+      },
+      options);
+}
+
+TEST(SlowLinkBackend, ABurstIsFreeAndIsSavedUpNoFurther) {
+  test::ThreadRanksOptions options;
+  options.comm.nodes = {0, 1};
+  run_ranks(
+      2,
+      [](int rank, const std::shared_ptr<CommBackend>& backend) {
+        const LinkSpeed speed{.bytes_per_second = 1e5, .burst_bytes = 60'000};
+        SlowLinkBackend slow(backend->split(0, rank, "slow"), speed);
+        const auto pull_twice = [&] {
+          const auto begin = SteadyClock::now();
+          for (int call = 0; call < 2; ++call) slow.count_one_sided(CollectiveKind::kAllGather, 1 - rank, 40'000);
+          const double seconds = std::chrono::duration<double>(SteadyClock::now() - begin).count();
+          require(seconds >= 0.2, "80 kB, of which 60 are free, took " + std::to_string(seconds) + " s");  // a lower bound: sleeps are never short
+          require(seconds < 0.8, "nothing was free");
+        };
+        pull_twice();
+        std::this_thread::sleep_for(Milliseconds{1'300});  // time for 130 kB; the link keeps 60
+        pull_twice();
       },
       options);
 }
