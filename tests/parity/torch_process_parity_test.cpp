@@ -71,7 +71,6 @@ TEST_P(TorchProcessParity, OneJobRunsTheWholeList) {
     EXPECT_EQ(output.references.size(), references.size()) << "rank " << rank;
   }
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_FALSE(result.anything_left);
   EXPECT_EQ(ranks.size(), static_cast<std::size_t>(world)) << result.out;
   // Every rank all variants; the references against threads once.
   EXPECT_EQ(compared, static_cast<std::size_t>(world) * variants + references.size());
