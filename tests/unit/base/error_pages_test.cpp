@@ -74,6 +74,7 @@ constexpr Provoking kProvoking[] = {
     {"LAUNCH", "process/launcher/nodes_test.py", "[LAUNCH] nodes 1, 3 did not come within 6 s"},
     {"ENVIRONMENT", "process/launcher/command_line_test.cpp", R"({"[ENVIRONMENT]", "/tmp: Is a directory"})"},
     {"ABORTED", "process/fault_cases.cpp", R"(cases.add("Aborts")"},
+    {"USER", "process/fault_cases.cpp", R"(cases.add("Throws")"},
     {"INTERNAL", "process/failpoints_test.cpp", "failure->code == ErrorCode::kInternal"},
 };
 
