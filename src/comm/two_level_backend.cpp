@@ -78,6 +78,8 @@ class TwoLevels {
     } catch (const Error& error) {
       const Error whole = named(error);
       broken_ = std::make_exception_ptr(whole);
+      // Not every transport carries a word to the ranks of other nodes.
+      if (options_.watch && whole.code() == ErrorCode::kMismatch) options_.watch->tell(whole);
       stop(whole);
       throw whole;
     } catch (...) {

@@ -624,7 +624,7 @@ TEST_P(Collectives, BytesBetweenNodesAreThoseOfTheFormula) {
     const int size = comm.size();
     const bool one_node = per_node == 0 || per_node >= size;
     require(nodes.size() == static_cast<std::size_t>(one_node ? 1 : (size + per_node - 1) / per_node), "number of nodes");
-    const bool levels = backend->kind() == "inproc+messages" || backend->kind() == "shm+mpi";
+    const bool levels = backend->kind().find('+') != std::string_view::npos;
     require(levels == (has_levels(GetParam()) && !one_node && per_node > 1 && size % per_node == 0), "levels where there are some");
     const auto others = static_cast<std::uint64_t>(nodes.size() - 1);
     const auto far = static_cast<std::uint64_t>(one_node ? 0 : size - nodes[static_cast<std::size_t>(rank / per_node)]);  // ranks on other nodes
@@ -760,13 +760,13 @@ TEST_P(Collectives, SplitGroupsAreIndependent) {
 class LateRank : public ::testing::TestWithParam<WorldParam> {};
 INSTANTIATE_TEST_SUITE_P(Backends,
                          LateRank,
-                         ::testing::ValuesIn(mpi_world_size() > 0 ? matched_worlds()
-                                                                  : std::vector<WorldParam>{{"inproc", 2}, {"shm", 3}, {"messages", 2}, {"mixed", 2}, {"levels", 4, 2}}),
+                         ::testing::ValuesIn(!started_worlds().empty() ? started_worlds()
+                                                                       : std::vector<WorldParam>{{"inproc", 2}, {"shm", 3}, {"messages", 2}, {"mixed", 2}, {"levels", 4, 2}}),
                          name_of_param);
 
 TEST_P(LateRank, CostsNobodyACore) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  const bool threads = !is_mpi_world(GetParam().backend) && GetParam().backend != "shm";
+  const bool threads = !is_started_world(GetParam()) && GetParam().backend != "shm";
   const int waiters = threads ? GetParam().size - 1 : 1;  // of a process
   const auto cpu_ms = [] {
     timespec used{};

@@ -2,15 +2,12 @@
 // world of a case is a new duplicate of MPI's.
 #pragma once
 
-#include "support/rank_report.h"
-#include "support/thread_ranks.h"
+#include "conformance/started_ranks.h"
+#include "support/thread_seats.h"
 
-#include <zeroth/comm/communicator.h>
+#include <zeroth/comm/factory.h>
 
-#include <array>
-#include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -36,57 +33,23 @@ namespace zeroth::test {
 [[nodiscard]] inline RankReport run_mpi_world(const std::string& name, const RankBody& body, CommOptions options, bool abort_on_failure) {
   if (name.starts_with("mpi_own_sums")) options.reduction = Reduction::kTransport;
   options.check_calls = name == "mpi_own_sums_checked";
-  struct Outcome {
-    std::int32_t failed = 0;
-    std::int32_t code = -1;
-    std::array<char, 4'088> text{};
-  };
-  const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
-  const int size = mpi_world_size();
   static int worlds = 0;
   const std::string job = std::string(std::getenv("PMIX_NAMESPACE")) + "." + std::to_string(worlds++);
   const auto world = [&](const std::string& kind, const CommOptions& with) {
-    return std::shared_ptr<CommBackend>(make_backend(kind, {.rank = rank, .size = size, .job = job, .hub = nullptr, .options = with}));
+    const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
+    return std::shared_ptr<CommBackend>(make_backend(kind, {.rank = rank, .size = mpi_world_size(), .job = job, .hub = nullptr, .options = with}));
   };
-  const bool mixed = name == "shm|mpi";
-  const std::filesystem::path table = std::filesystem::temp_directory_path() / ("zeroth-calls-" + std::to_string(::getpid()));  // rank 0 reads its own
-  if (mixed) {
+  const auto seat = [&] {
+    if (name == "shm+mpi") return world(name, options);
+    if (name != "shm|mpi") return world("mpi", options);
+    const std::filesystem::path table = std::filesystem::temp_directory_path() / ("zeroth-calls-" + std::to_string(::getpid()));  // rank 0 reads its own
     std::ofstream(table) << table_of_both("shm", "mpi").to_json();
     options.call_table = table.string();
-  }
-  Outcome own;
-  const auto failed = [&](const char* text, int code) {
-    own.failed = 1;
-    own.code = code;
-    std::strncpy(own.text.data(), text, own.text.size() - 1);
-  };
-  {
-    const std::shared_ptr<CommBackend> backend = world(mixed || name == "shm+mpi" ? name : "mpi", options);
+    std::shared_ptr<CommBackend> mixed = world(name, options);
     std::filesystem::remove(table);
-    try {
-      body(rank, backend);
-    } catch (const Error& error) {
-      if (abort_on_failure) backend->abort(error);
-      failed(error.what(), static_cast<int>(error.code()));
-    } catch (const std::exception& error) {
-      if (abort_on_failure) backend->abort(Error(ErrorCode::kInternal, error.what()));
-      failed(error.what(), -1);
-    }
-  }
-  std::vector<Outcome> all(static_cast<std::size_t>(size));
-  const auto* const bytes = reinterpret_cast<const std::uint8_t*>(&own);
-  Communicator(world("mpi", quick_options()))
-      .all_gather(std::span(bytes, sizeof own), std::span(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own));
-  RankReport report;
-  for (int other = 0; other < size; ++other) {
-    const Outcome& outcome = all[static_cast<std::size_t>(other)];
-    if (outcome.failed == 0) continue;
-    report.failures.push_back(
-        {.rank = other,
-         .text = outcome.text.data(),
-         .code = outcome.code < 0 ? std::nullopt : std::optional(static_cast<ErrorCode>(outcome.code))});
-  }
-  return report;
+    return mixed;
+  };
+  return run_started_rank({.seat = seat, .seat_of_report = [&] { return world("mpi", quick_options()); }}, body, abort_on_failure);
 }
 
 }  // namespace zeroth::test

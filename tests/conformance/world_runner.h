@@ -1,6 +1,7 @@
 // One conformance suite for all backends: a test body runs on every rank of a world of any kind.
 #pragma once
 
+#include "conformance/gloo_world.h"
 #include "conformance/mpi_world.h"
 #include "support/fork_ranks.h"
 #include "support/private_memory.h"
@@ -42,13 +43,18 @@ struct WorldOptions {
   std::function<bool(const std::vector<pid_t>& pids, Milliseconds since)> meanwhile{};  ///< processes only
 };
 
+/// Ranks that somebody else started.
+[[nodiscard]] inline bool is_started_world(const WorldParam& param) { return is_mpi_world(param.backend) || is_gloo_world(param.backend); }
+
 /// Ranks that send each other messages: no memory that all peers can read.
 [[nodiscard]] inline bool over_messages(const WorldParam& param) {
-  return param.backend == "messages" || param.backend == "levels" || (is_mpi_world(param.backend) && param.backend != "shm|mpi");
+  return param.backend == "messages" || param.backend == "levels" || (is_started_world(param) && param.backend != "shm|mpi");
 }
 
 /// Nodes whose ranks share memory, and messages between them.
-[[nodiscard]] inline bool has_levels(const WorldParam& param) { return param.backend == "levels" || param.backend == "shm+mpi"; }
+[[nodiscard]] inline bool has_levels(const WorldParam& param) {
+  return param.backend == "levels" || param.backend == "shm+mpi" || param.backend == "shm+gloo";
+}
 
 /// A rank that finds a mismatch tells those who look somewhere else: in another level, or at another backend.
 [[nodiscard]] inline bool tells_others(const WorldParam& param) { return has_levels(param) || param.backend == "shm|mpi"; }
@@ -68,6 +74,7 @@ struct WorldOptions {
                                           const WorldOptions& options = {}) {
   CommOptions comm = options.comm;
   comm.nodes = nodes_of_ranks(param.size, param.per_node);
+  if (is_gloo_world(param.backend)) return run_gloo_world(body, comm, options.abort_on_failure);
   if (is_mpi_world(param.backend)) return run_mpi_world(param.backend, body, comm, options.abort_on_failure);
   if (param.backend == "inproc" || param.backend == "mixed" || over_messages(param)) {
     return try_ranks(param.size,
@@ -115,10 +122,20 @@ struct WorldOptions {
   return worlds;
 }
 
-/// All worlds for what needs no memory that peers can read; under mpirun that one.
+/// Worlds of the ranks that somebody else started; a test program that stands alone has none.
+[[nodiscard]] inline std::vector<WorldParam> started_worlds() {
+  const int gloo = gloo_ranks().size;
+  const int mpi = mpi_world_size();
+  if (gloo == 4) return {{"shm+gloo", 4, 2}};
+  if (gloo > 0) return {{"gloo", gloo}};
+  if (mpi == 4) return {{"shm+mpi", 4, 2}};
+  if (mpi > 0) return {{"mpi", mpi}, {"mpi_own_sums", mpi}, {"mpi_own_sums_checked", mpi}, {"shm|mpi", mpi}};
+  return {};
+}
+
+/// All worlds for what needs no memory that peers can read; of ranks that somebody else started theirs.
 [[nodiscard]] inline std::vector<WorldParam> matched_worlds() {
-  if (mpi_world_size() == 4) return {{"shm+mpi", 4, 2}};
-  if (mpi_world_size() > 0) return {{"mpi", mpi_world_size()}, {"mpi_own_sums", mpi_world_size()}, {"mpi_own_sums_checked", mpi_world_size()}, {"shm|mpi", mpi_world_size()}};
+  if (!started_worlds().empty()) return started_worlds();
   std::vector<WorldParam> worlds = all_worlds();
   for (const int size : {1, 2, 3, 5}) worlds.push_back({"messages", size});
   for (const char* backend : {"inproc", "shm", "messages"}) worlds.push_back({backend, 4, 2});
@@ -135,20 +152,21 @@ struct WorldOptions {
 }
 
 [[nodiscard]] inline std::vector<WorldParam> several_worlds_of_messages() {
-  if (mpi_world_size() == 4) return {{"shm+mpi", 4, 2}};
-  if (mpi_world_size() > 1) return {{"mpi", mpi_world_size()}, {"mpi_own_sums_checked", mpi_world_size()}, {"shm|mpi", mpi_world_size()}};
-  return {{"messages", 2}, {"messages", 3}, {"messages", 4}, {"levels", 4, 2}};
+  std::vector<WorldParam> worlds = started_worlds();
+  if (worlds.empty()) return {{"messages", 2}, {"messages", 3}, {"messages", 4}, {"levels", 4, 2}};
+  std::erase_if(worlds, [](const WorldParam& world) { return world.backend == "mpi_own_sums"; });  // it compares nothing
+  return worlds;
 }
 
 /// With those of two backends, where calls that differ may be in two places: nobody compares them but the control plane.
 [[nodiscard]] inline std::vector<WorldParam> several_worlds_with_messages() {
   std::vector<WorldParam> worlds = several_worlds_of_messages();
-  if (mpi_world_size() == 0) worlds.push_back({"mixed", 3});
+  if (started_worlds().empty()) worlds.push_back({"mixed", 3});
   return worlds;
 }
 
 [[nodiscard]] inline std::vector<WorldParam> several_matched_ranks() {
-  std::vector<WorldParam> worlds = mpi_world_size() > 1 ? std::vector<WorldParam>{} : several_ranks();
+  std::vector<WorldParam> worlds = started_worlds().empty() ? several_ranks() : std::vector<WorldParam>{};
   for (const WorldParam& world : several_worlds_of_messages()) worlds.push_back(world);
   return worlds;
 }

@@ -67,6 +67,12 @@ class Trouble(job.RankTest):
                 for rank in range(3):
                     self.assertRegex(done.stdout, rf"rank {rank} is told: \[MISMATCH\] ranks make different calls.*unit blocks\.2 on rank")
 
+    def test_over_two_levels_the_other_node_is_told_too(self) -> None:
+        done = job.run(4, "c10d_trouble_rank.py", "skip", "3", "2")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        for rank in range(4):
+            self.assertRegex(done.stdout, rf"rank {rank} is told: \[MISMATCH\] ranks make different calls; where: comm\.shm .*unit blocks\.2 on rank")
+
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "c10d_trouble_rank.py", "kill")
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)

@@ -51,9 +51,9 @@ def train(engine: zeroth.Engine, dtype: torch.dtype = torch.float64) -> None:
     engine.step()
 
 
-def skip(world: zeroth.World, stage: str) -> None:
+def skip(world: zeroth.World, stage: str, per_node: str = "0") -> None:
     model = Skipping()
-    engine = zeroth.Engine(model, config(int(stage)), world=world, log_level="off")
+    engine = zeroth.Engine(model, config(int(stage), ranks_per_node=int(per_node)), world=world, log_level="off")
     try:
         for step in range(4):
             if step == 2 and world.rank == 1:

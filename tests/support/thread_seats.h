@@ -21,6 +21,7 @@ enum class ThreadTransport {
   kMessages,  ///< matched calls over messages
   kLevels,    ///< inproc inside a node, messages between nodes
   kMixed,     ///< inproc and messages, by the kind and size of a call
+  kSilentLevels,  ///< kLevels over messages that carry no word of a rank that stops, as those of gloo
 };
 
 /// Every kind of call on one of two backends, memory and messages, and most of them on the other one at some size.

@@ -135,6 +135,10 @@ class RankWatch {
   void await_verdict(Milliseconds patience) const;
   /// Called when a wait begins to be watched or expires; must not block. Null: nobody listens.
   void set_waker(std::function<void()> waker);
+  /// What tell() calls; must not block. Null: nobody carries it on. When this has come back, nobody is in the one before.
+  void set_teller(std::function<void(const Error& error)> teller);
+  /// A transport has found what other ranks wait in vain to see: where there is a control plane, all of them throw it. Any thread.
+  void tell(const Error& error) const;
 
  private:
   friend class WatchedWait;
@@ -160,6 +164,8 @@ class RankWatch {
   std::shared_ptr<const Locator> locator_;
   std::optional<std::source_location> here_;
   std::shared_ptr<const std::function<void()>> waker_;
+  mutable std::mutex teller_mutex_;  ///< held while it is called
+  std::function<void(const Error& error)> teller_;
   std::optional<Error> verdict_;
   std::map<std::uint64_t, WaitStatus> waits_;
   std::set<pid_t> threads_;  ///< that have waited

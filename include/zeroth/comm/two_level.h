@@ -20,7 +20,8 @@ namespace zeroth {
 /// and in all S (n-1)/n, as ever (a sum of bf16 is fp32, twice as wide). The bits are those of `base`: sums are formed along its nodes in any
 /// case. The other calls go over `base`. A group inside one node is `node`, its windows included; with nodes of different sizes, of one rank each,
 /// or whose ranks are not consecutive, everything goes over `base` (CommBackend::kind() says which).
-/// A call that fails on one rank stops the job for the others (kAborted), as far as `base` can tell them.
+/// A call that fails on one rank stops the job for the others (kAborted), as far as `base` can tell them. Of different calls, which ranks of one node
+/// alone may see, the control plane tells them, if there is one (options.watch): kMismatch with both sides.
 /// Memory: (O + L) pieces of options.staging_bytes, once a sum needs them.
 [[nodiscard]] std::unique_ptr<CommBackend> make_two_level_backend(std::unique_ptr<CommBackend> base,
                                                                   std::unique_ptr<CommBackend> node,

@@ -109,6 +109,7 @@ class ControlThread : public ControlPlane {
   void start() {
     thread_ = start_own_thread([this] { run(); }, "the control plane", {.where = "comm.control", .who = who()});
     watch_->set_waker([bell = bell_] { ring(bell->get()); });  // it may be called a moment after the plane has gone
+    watch_->set_teller([this](const Error& error) { tell(error); });
   }
   /// By every destructor, while the object is whole.
   void stop() noexcept {
@@ -117,6 +118,7 @@ class ControlThread : public ControlPlane {
       return;
     }
     watch_->set_waker({});
+    watch_->set_teller({});
     stopping_.store(true);
     ring(bell_->get());
     if (thread_.joinable()) thread_.join();

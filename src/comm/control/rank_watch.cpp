@@ -64,6 +64,16 @@ void RankWatch::set_waker(std::function<void()> waker) {
   waker_ = waker ? std::make_shared<const std::function<void()>>(std::move(waker)) : nullptr;
 }
 
+void RankWatch::set_teller(std::function<void(const Error& error)> teller) {
+  const std::lock_guard lock(teller_mutex_);
+  teller_ = std::move(teller);
+}
+
+void RankWatch::tell(const Error& error) const {
+  const std::lock_guard lock(teller_mutex_);
+  if (teller_) teller_(error);
+}
+
 RankStatus RankWatch::status(bool with_place) {
   RankStatus status;
   const std::uint64_t phase = phase_.load(std::memory_order_relaxed);

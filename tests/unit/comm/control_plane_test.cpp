@@ -41,7 +41,7 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
     options.abort_on_failure = false;
     options.comm.timeout = timeout;
     options.comm.first_timeout = timeout;
-    if (GetParam() == ThreadTransport::kLevels) options.comm.nodes = nodes_of_ranks(world, world / 2);
+    if (GetParam() == ThreadTransport::kLevels || GetParam() == ThreadTransport::kSilentLevels) options.comm.nodes = nodes_of_ranks(world, world / 2);
     for (int rank = 0; rank < world; ++rank) {
       watches_.push_back(std::make_shared<RankWatch>(rank, world));
       watches_.back()->set_first_timeout(timeout);
@@ -164,11 +164,11 @@ TEST_P(ControlPlaneTest, WhatARankTellsAsItEndsIsHeard) {
 }
 
 std::string name_of_transport(const testing::TestParamInfo<ThreadTransport>& info) {
-  return std::array<std::string, 4>{"Memory", "Messages", "Levels", "Mixed"}.at(static_cast<std::size_t>(info.param));
+  return std::array<std::string, 5>{"Memory", "Messages", "Levels", "Mixed", "SilentLevels"}.at(static_cast<std::size_t>(info.param));
 }
 INSTANTIATE_TEST_SUITE_P(All,
                          ControlPlaneTest,
-                         testing::Values(ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels, ThreadTransport::kMixed),
+                         testing::Values(ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels, ThreadTransport::kMixed, ThreadTransport::kSilentLevels),
                          name_of_transport);
 
 using ControlPlaneOnce = ControlPlaneTest;
