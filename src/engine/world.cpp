@@ -17,6 +17,7 @@ namespace zeroth {
 struct World::Connection {
   std::shared_ptr<RankWatch> watch;
   std::unique_ptr<CommBackend> base;
+  bool met_in_part = false;  ///< over a group of the user's, which keeps what was said in vain
   std::shared_ptr<ControlPlane> control;
   int groups = 0;
   Milliseconds timeout{};
@@ -272,6 +273,13 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
               .expected = "rank_order over " + backend_name_,
               .got = std::string(name_of(options.reduction)),
               .hint = "start the ranks with mpirun and set ZEROTH_BACKEND=mpi"});
+    ZR_CHECK(!connection_->met_in_part,
+             ErrorCode::kAborted,
+             "the ranks of this group have begun to meet, and an error or an interrupt of this rank has ended that",
+             {.where = "world",
+              .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
+              .hint = "the group carries what was half said: start the job again, or make another group"});
+    connection_->met_in_part = transport_ != nullptr;
     connection_->base =
         transport_ ? make_backend_over_hosts(transport_, watched)
                    : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = watched});

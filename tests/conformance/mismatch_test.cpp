@@ -237,6 +237,7 @@ TEST_P(Mismatch, ABrokenSeatStaysBroken) {
   const RankReport report = run_world(GetParam(),
                                       [](int rank, const std::shared_ptr<CommBackend>& backend) {
                                         const Communicator comm(backend);
+                                        comm.barrier();  // else ranks of another node may still be meeting, and hear of it there
                                         std::vector<float> data(4);
                                         for (int attempt = 0; attempt < 3; ++attempt) {
                                           try {

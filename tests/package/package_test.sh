@@ -41,6 +41,7 @@ if [[ $python != none ]]; then
     PATH="$(dirname "$python"):$PATH" OMP_NUM_THREADS=1 timeout 120 $launched >log 2>&1 || { cat log; exit 1; }
     grep -x "consumer works" log && grep -q "^100 [0-9]" log && ls model.safetensors net.safetensors || { cat log; exit 1; }
   done
+  rm -rf "${TMPDIR:-/tmp}"/torchelastic_*  # torchrun leaves its folder of logs
 
   printf '#!/bin/sh\nprintf "/nowhere;9.9.9"\n' >"$work/other-python"
   chmod +x "$work/other-python"
