@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <climits>
 #include <cstdlib>
@@ -56,6 +57,20 @@ std::string address_towards(const std::string& host) {
     if (socket >= 0) ::close(socket);
   }
   return text;
+}
+
+std::vector<std::string> addresses_of(const std::string& name) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* first = nullptr;
+  std::vector<std::string> found;
+  if (name.empty() || ::getaddrinfo(name.c_str(), nullptr, &hints, &first) != 0) return found;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(first, ::freeaddrinfo);
+  for (const addrinfo* entry = first; entry != nullptr; entry = entry->ai_next) {
+    std::string address = numeric(entry->ai_addr);
+    if (!address.empty() && std::ranges::find(found, address) == found.end()) found.push_back(std::move(address));
+  }
+  return found;
 }
 
 std::vector<Interface> interfaces() {

@@ -10,8 +10,6 @@
 #include <zeroth/engine/world.h>
 
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
 
@@ -73,16 +71,10 @@ Place place_of_zeroth_run(std::optional<Door>& door) {
 
 /// Numeric addresses of the interfaces that are up; loopback only if there is nothing else to tell, on one host.
 std::vector<std::string> own_addresses(bool loopback) {
-  ifaddrs* first = nullptr;
   std::vector<std::string> addresses;
-  if (::getifaddrs(&first) != 0) return addresses;
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> list(first, ::freeifaddrs);
-  for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+  for (const Interface& one : interfaces()) {
     // The door listens with IPv4 or both, never with IPv6 alone on the hosts that MPI connects.
-    if (entry->ifa_addr->sa_family != AF_INET || ((entry->ifa_flags & IFF_LOOPBACK) != 0) != loopback) continue;
-    std::array<char, NI_MAXHOST> text{};
-    if (::getnameinfo(entry->ifa_addr, sizeof(sockaddr_in), text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0) addresses.emplace_back(text.data());
+    if (one.loopback == loopback && one.address.find(':') == std::string::npos) addresses.push_back(one.address);
   }
   return addresses;
 }

@@ -1,11 +1,10 @@
 #include "launcher/addresses.h"
 
+#include <zeroth/base/surroundings.h>
+
 #include <arpa/inet.h>
-#include <netdb.h>
-#include <sys/socket.h>
 
 #include <array>
-#include <memory>
 #include <sstream>
 
 namespace zeroth::launcher {
@@ -32,16 +31,8 @@ SshEnds ssh_ends(const std::string& connection) {
 }
 
 std::string address_of(const std::string& host) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return "";
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> list(found, ::freeaddrinfo);
-  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
-    std::array<char, NI_MAXHOST> text{};
-    const int failed = ::getnameinfo(
-        entry->ai_addr, entry->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST);
-    if (failed == 0 && !is_loopback(text.data())) return text.data();
+  for (const std::string& address : addresses_of(host)) {
+    if (!is_loopback(address)) return address;
   }
   return "";
 }

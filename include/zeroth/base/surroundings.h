@@ -15,13 +15,17 @@ namespace zeroth {
 /// The numeric address of this machine on the way to `host` (a name or an address); "" if there is no way. May ask the DNS.
 [[nodiscard]] std::string address_towards(const std::string& host);
 
+/// What `name`, a name or an address, stands for: numeric addresses as the resolver has them, each once; none if it knows none. Blocks as long as
+/// the resolver does.
+[[nodiscard]] std::vector<std::string> addresses_of(const std::string& name);
+
 /// Of this machine, that is up: "eth0".
 struct Interface {
   std::string name{};
   std::string address{};  ///< numeric; an interface that has several is there as often
   bool loopback = false;
 };
-/// Those with an address of IPv4 or IPv6; none if the kernel does not say.
+/// Those with an address of IPv4 or IPv6; none, with errno, if the kernel does not say.
 [[nodiscard]] std::vector<Interface> interfaces();
 
 }  // namespace zeroth

@@ -2,11 +2,10 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/interrupt.h>
+#include <zeroth/base/surroundings.h>
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <ifaddrs.h>
-#include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -163,27 +162,16 @@ ForkClosedFd connect_tcp(const TcpAddress& to, const Deadline& deadline, std::st
 }
 
 std::vector<std::string> interface_addresses(const std::string& interface) {
-  ifaddrs* all = nullptr;
-  ZR_CHECK(::getifaddrs(&all) == 0,
-           ErrorCode::kResource,
-           "the interfaces of this host cannot be listed: " + errno_text(errno),
-           {.where = "comm.control"});
+  const std::vector<Interface> all = interfaces();
+  ZR_CHECK(!all.empty(), ErrorCode::kResource, "the interfaces of this host cannot be listed: " + errno_text(errno), {.where = "comm.control"});
   std::vector<std::string> found;
   std::vector<std::string> names;
-  for (const ifaddrs* entry = all; entry != nullptr; entry = entry->ifa_next) {
-    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
-    const int family = entry->ifa_addr->sa_family;
-    if (family != AF_INET && family != AF_INET6) continue;
-    if (std::string_view(entry->ifa_name) != (names.empty() ? "" : names.back())) names.emplace_back(entry->ifa_name);
-    const bool loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0;
-    if (interface.empty() ? loopback : interface != entry->ifa_name) continue;
-    char host[NI_MAXHOST] = "";
-    const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-    if (::getnameinfo(entry->ifa_addr, length, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) continue;
-    if (std::string_view(host).starts_with("fe80:")) continue;  // means nothing without the other host's own name of the interface
-    found.emplace_back(host);
+  for (const Interface& one : all) {
+    if (names.empty() || names.back() != one.name) names.push_back(one.name);
+    if (interface.empty() ? one.loopback : interface != one.name) continue;
+    if (one.address.starts_with("fe80:")) continue;  // means nothing without the other host's own name of the interface
+    found.push_back(one.address);
   }
-  ::freeifaddrs(all);
   ZR_CHECK(!found.empty() || interface.empty(),
            ErrorCode::kEnvironment,
            "no such interface with an address is up",
@@ -192,19 +180,8 @@ std::vector<std::string> interface_addresses(const std::string& interface) {
 }
 
 std::vector<std::string> own_addresses_of(const std::string& name, const std::vector<std::string>& own) {
-  if (name.empty()) return {};
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* all = nullptr;
-  if (::getaddrinfo(name.c_str(), nullptr, &hints, &all) != 0) return {};
-  std::vector<std::string> found;
-  for (const addrinfo* entry = all; entry != nullptr; entry = entry->ai_next) {
-    char host[NI_MAXHOST] = "";
-    if (::getnameinfo(entry->ai_addr, entry->ai_addrlen, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0) continue;
-    const bool is_own = std::ranges::find(own, host) != own.end() && std::ranges::find(found, host) == found.end();
-    if (is_own) found.emplace_back(host);
-  }
-  ::freeaddrinfo(all);
+  std::vector<std::string> found = addresses_of(name);
+  std::erase_if(found, [&own](const std::string& address) { return std::ranges::find(own, address) == own.end(); });
   return found;
 }
 

@@ -24,6 +24,15 @@ TEST(Surroundings, TheAddressTowardsAHostIsOneOfAnInterface) {
   }
 }
 
+TEST(Surroundings, ANameStandsForItsAddresses) {
+  EXPECT_EQ(addresses_of("192.0.2.7"), (std::vector<std::string>{"192.0.2.7"})) << "once, for whichever protocol";
+  EXPECT_EQ(addresses_of("2001:db8::7"), (std::vector<std::string>{"2001:db8::7"}));
+  const std::vector<std::string> local = addresses_of("localhost");
+  EXPECT_NE(std::ranges::find(local, "127.0.0.1"), local.end());
+  EXPECT_TRUE(addresses_of("").empty());
+  EXPECT_TRUE(addresses_of("no.such.host.invalid").empty());
+}
+
 TEST(Surroundings, ThereIsNoWayToAHostThatIsNotThere) {
   EXPECT_EQ(address_towards("no.such.host.invalid"), "");
 }
