@@ -8,7 +8,16 @@
 namespace zeroth::test {
 namespace {
 
-class Large : public ::testing::TestWithParam<WorldParam> {};
+constexpr std::int64_t kTotal = (std::int64_t{1} << 31U) + 4099;
+constexpr std::uint64_t kNeeded = std::uint64_t{6} << 30U;
+
+class Large : public ::testing::TestWithParam<WorldParam> {
+ protected:
+  void SetUp() override {
+    if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: shadow memory of gigabytes";
+    if (available_memory_bytes() < kNeeded) GTEST_SKIP() << "not enough memory: 6 GiB";
+  }
+};
 INSTANTIATE_TEST_SUITE_P(Backends,
                          Large,
                          ::testing::ValuesIn(mpi_world_size() > 0 ? std::vector<WorldParam>{{"mpi", 2}, {"mpi_own_sums", 2}}
@@ -16,10 +25,6 @@ INSTANTIATE_TEST_SUITE_P(Backends,
                          name_of_param);
 
 TEST_P(Large, MoreThanTwoGibibytesInOneGather) {
-  if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: shadow memory of gigabytes";
-  constexpr std::int64_t kTotal = (std::int64_t{1} << 31U) + 4099;
-  constexpr std::uint64_t kNeeded = std::uint64_t{6} << 30U;
-  if (available_memory_bytes() < kNeeded) GTEST_SKIP() << "not enough memory: 6 GiB";
   const RankReport report = run_world(
       GetParam(),
       [](int rank, const std::shared_ptr<CommBackend>& backend) {
@@ -49,10 +54,6 @@ TEST_P(Large, MoreThanTwoGibibytesInOneGather) {
 
 /// Bytes: the type of which a call of this length has the most elements.
 TEST_P(Large, MoreThanTwoBillionElementsInOneReductionAndInOneMessage) {
-  if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: shadow memory of gigabytes";
-  constexpr std::int64_t kTotal = (std::int64_t{1} << 31U) + 4099;
-  constexpr std::uint64_t kNeeded = std::uint64_t{6} << 30U;
-  if (available_memory_bytes() < kNeeded) GTEST_SKIP() << "not enough memory: 6 GiB";
   const RankReport report = run_world(
       GetParam(),
       [](int rank, const std::shared_ptr<CommBackend>& backend) {

@@ -6,10 +6,16 @@ from __future__ import annotations
 import itertools
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import job
 
 ENTER = """#!/bin/bash
 # HOST COMMAND...
@@ -56,6 +62,20 @@ copy(lambda: stream.recv(65536), lambda data: os.write(1, data), lambda: None)
 
 NUMBERS = itertools.count()
 """The kernel takes its time to forget a name."""
+
+
+LOST_OVER_A_CUT_CABLE = (r"\[PEER_LOST\] rank [23] \(pid \d+ on \S+\) (is gone|has given no sign of life).*who: rank [01]/4; expected: .* from rank [23]; "
+                         r"got: ranks? 0.* waits? for .* at \S+mpi_rank\.py:\d+")
+"""what ranks 0 and 1 of mpi_rank.py say of the host of ranks 2 and 3: MPI and gloo do not see it, the control plane does, before their deadline"""
+
+
+def verdict(family: job.Family, limit_s: float = 60) -> str:
+    """What `family` has written to standard error by the time that a rank is lost or late."""
+    begin = time.monotonic()
+    while not re.search(r"\[(TIMEOUT|PEER_LOST)\].*\n", family.output("err")):
+        assert time.monotonic() - begin < limit_s, family.output("err")
+        time.sleep(0.1)
+    return family.output("err")
 
 
 def why_not() -> str:
