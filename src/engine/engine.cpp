@@ -498,9 +498,8 @@ void Engine::look_at_others(const Verdict& verdict) {
               std::to_string(committed_steps_ + 1) + ", rank 0 ran " + std::to_string(verdict.backwards[0]) +
               ": where a rank leaves out its step(), the next one takes the gradients of two batches from it");
   }
-  if (boundaries_ == 0) return;
-  const std::optional<Straggler> slow = stragglers_->observe(verdict.times);
-  if (slow && rank() == 0) log_.warn(describe(*slow));
+  if (boundaries_ == 0 || rank() != 0) return;  // who is slow is the same for all, and one says it
+  if (const std::optional<Straggler> slow = stragglers_->observe(verdict.times)) log_.warn(describe(*slow));
 }
 
 void Engine::warn_of_wide_gradient() {

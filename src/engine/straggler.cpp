@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <utility>
 
 namespace zeroth {
@@ -16,14 +17,19 @@ T median_of(std::vector<T> values) {
   return *middle;
 }
 
-/// Of each rank, the median of the others'.
-std::vector<std::int64_t> usual_of(const std::vector<std::int64_t>& times) {
-  std::vector<std::int64_t> sorted = times;
+/// Some time of each rank, and the median of the others'.
+struct Usual {
+  std::vector<std::int64_t> own{};
+  std::vector<std::int64_t> of_others{};
+};
+template <class Time>
+Usual usual_of(std::span<const StepTimes> times, Time time_of) {
+  Usual usual;
+  for (const StepTimes& rank : times) usual.own.push_back(std::invoke(time_of, rank));
+  std::vector<std::int64_t> sorted = usual.own;
   std::ranges::sort(sorted);
   const std::size_t middle = (sorted.size() - 1) / 2;  // of all but one
-  std::vector<std::int64_t> usual;
-  usual.reserve(times.size());
-  for (const std::int64_t time : times) usual.push_back(sorted[time <= sorted[middle] ? middle + 1 : middle]);
+  for (const std::int64_t time : usual.own) usual.of_others.push_back(sorted[time <= sorted[middle] ? middle + 1 : middle]);
   return usual;
 }
 
@@ -50,27 +56,19 @@ std::string describe(const Straggler& slow) {
 }
 
 std::vector<StragglerDetector::Lag> StragglerDetector::lags_of(std::span<const StepTimes> times) {
-  std::vector<Lag> lags(times.size());
-  std::vector<std::int64_t> of_ranks(times.size());
-  std::ranges::transform(times, of_ranks.begin(), &StepTimes::computed_us);
-  const std::vector<std::int64_t> usual = usual_of(of_ranks);
+  const Usual usual = usual_of(times, &StepTimes::computed_us);
+  std::vector<Lag> lags;
+  lags.reserve(times.size());
   for (std::size_t rank = 0; rank < times.size(); ++rank) {
-    lags[rank].ratio =
-        static_cast<double>(of_ranks[rank]) / static_cast<double>(std::max<std::int64_t>(1, usual[rank]));
-    lags[rank].excess_us = of_ranks[rank] - usual[rank];
-  }
-  for (const Part& part : kParts) {
-    std::ranges::transform(times, of_ranks.begin(), part.time);
-    const std::vector<std::int64_t> usual_there = usual_of(of_ranks);
-    for (std::size_t rank = 0; rank < times.size(); ++rank)
-      lags[rank].excess.*part.time = of_ranks[rank] - usual_there[rank];
+    const std::int64_t typical = std::max<std::int64_t>(1, usual.of_others[rank]);
+    lags.push_back({static_cast<double>(usual.own[rank]) / static_cast<double>(typical), usual.own[rank] - typical});
   }
   return lags;
 }
 
 std::optional<Straggler> StragglerDetector::observe(std::span<const StepTimes> times) {
   if (times.size() < 2) return std::nullopt;
-  steps_.push_back(lags_of(times));
+  steps_.push_back({.times = {times.begin(), times.end()}, .lags = lags_of(times)});
   if (steps_.size() > kWindow) steps_.pop_front();
   const std::optional<Straggler> slow = slowest();
   if (named_ >= 0) {
@@ -86,32 +84,37 @@ std::optional<Straggler> StragglerDetector::observe(std::span<const StepTimes> t
 std::optional<Straggler> StragglerDetector::slowest() const {
   if (steps_.size() < kWindow) return std::nullopt;
   std::optional<Straggler> worst;
-  for (std::size_t rank = 0; rank < steps_.front().size(); ++rank) {
+  for (std::size_t rank = 0; rank < steps_.front().lags.size(); ++rank) {
     std::size_t outliers = 0;
-    for (const std::vector<Lag>& step : steps_) outliers += step[rank].ratio < kEachRatio ? 1 : 0;
+    for (const Step& step : steps_) outliers += step.lags[rank].ratio < kEachRatio ? 1 : 0;
     if (outliers > kOutliers) continue;
     std::vector<double> ratios;
     std::vector<std::int64_t> excess;
-    for (const std::vector<Lag>& step : steps_) {
-      ratios.push_back(step[rank].ratio);
-      excess.push_back(step[rank].excess_us);
+    for (const Step& step : steps_) {
+      ratios.push_back(step.lags[rank].ratio);
+      excess.push_back(step.lags[rank].excess_us);
     }
     const double typical = median_of(ratios);
     if (typical < kRatio || median_of(excess) < kLeastExcess_us) continue;
     if (!worst || typical > worst->ratio) worst = Straggler{static_cast<int>(rank), typical, static_cast<int>(kWindow)};
   }
-  if (!worst) return std::nullopt;
+  if (worst) find_phase(*worst);
+  return worst;
+}
+
+void StragglerDetector::find_phase(Straggler& slow) const {
+  const auto rank = static_cast<std::size_t>(slow.rank);
   for (const Part& part : kParts) {
     std::vector<std::int64_t> excess;
-    for (const std::vector<Lag>& step : steps_)
-      excess.push_back(step[static_cast<std::size_t>(worst->rank)].excess.*part.time);
-    const std::int64_t typical = median_of(std::move(excess));
-    if (worst->phase.empty() || typical > worst->excess_us) {
-      worst->phase = part.phase;
-      worst->excess_us = typical;
+    for (const Step& step : steps_) {
+      const Usual usual = usual_of(step.times, part.time);
+      excess.push_back(usual.own[rank] - usual.of_others[rank]);
     }
+    const std::int64_t typical = median_of(std::move(excess));
+    if (!slow.phase.empty() && typical <= slow.excess_us) continue;
+    slow.phase = part.phase;
+    slow.excess_us = typical;
   }
-  return worst;
 }
 
 }  // namespace zeroth

@@ -43,12 +43,18 @@ class StragglerDetector {
   struct Lag {
     double ratio = 1.0;
     std::int64_t excess_us = 0;
-    StepTimes excess{};  ///< by phase
+  };
+  /// Of each rank.
+  struct Step {
+    std::vector<StepTimes> times{};
+    std::vector<Lag> lags{};
   };
   [[nodiscard]] static std::vector<Lag> lags_of(std::span<const StepTimes> times);
   [[nodiscard]] std::optional<Straggler> slowest() const;
+  /// Fills in the phase of a rank that is slow.
+  void find_phase(Straggler& slow) const;
 
-  std::deque<std::vector<Lag>> steps_;  ///< of each rank
+  std::deque<Step> steps_;
   int named_ = -1;
   std::size_t kept_up_ = 0;  ///< steps since the named one was slow
 };
