@@ -123,10 +123,14 @@ void SharedMemoryEngine::read_private(std::span<std::byte> to, const Source& fro
                .hint = "does a thread of that rank free the buffer, or give up its right to be read (prctl(PR_SET_DUMPABLE)), during the call?"});
 }
 
+void SharedMemoryEngine::fetch(std::span<std::byte> to, const Source& from, const CallDescriptor& call) {
+  if (from.here == nullptr) return read_private(to, from, call);
+  kernels::copy_stream(to.data(), from.here, static_cast<std::int64_t>(to.size()), isa_);
+}
+
 void SharedMemoryEngine::pull(std::byte* to, const Source& from, std::int64_t bytes, Call& call) {
   if (bytes <= 0) return;
-  if (from.here != nullptr) return copy_in(to, from.here, bytes, from.peer, call);
-  read_private({to, static_cast<std::size_t>(bytes)}, from, call.descriptor);
+  fetch({to, static_cast<std::size_t>(bytes)}, from, call.descriptor);
   count(call, from.peer, bytes);
 }
 

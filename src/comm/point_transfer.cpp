@@ -2,7 +2,6 @@
 #include "comm/call_descriptor.h"
 #include "comm/shared_memory_engine.h"
 
-#include <kernels/copy/copy.h>
 #include <zeroth/base/failpoint.h>
 
 #include <fmt/format.h>
@@ -143,12 +142,7 @@ bool SharedMemoryEngine::progress_recv(Point& point) {
   const std::span<std::byte> data(point.call.recv, message_bytes(point.call));
   if (point.header.send_window != -1) {
     const CallDescriptor& sent = point.header;
-    const Source from = source_at(point.peer(), sent, sent.send_window, sent.send_offset, data.size());
-    if (from.here != nullptr) {
-      kernels::copy_stream(data.data(), from.here, static_cast<std::int64_t>(data.size()), isa_);
-    } else {
-      read_private(data, from, point.own);
-    }
+    fetch(data, source_at(point.peer(), sent, sent.send_window, sent.send_offset, data.size()), point.own);
     point.data_done = data.size();
   } else {
     point.data_done += take(point.peer(), data.subspan(point.data_done));

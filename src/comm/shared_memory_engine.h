@@ -172,6 +172,9 @@ class SharedMemoryEngine {
   [[nodiscard]] bool all_read_private() const;
   /// Throws what became of the peer if it cannot be read any more.
   void read_private(std::span<std::byte> to, const Source& from, const CallDescriptor& call);
+  /// All of `to`, from wherever it lies.
+  void fetch(std::span<std::byte> to, const Source& from, const CallDescriptor& call);
+  /// The same, counted.
   void pull(std::byte* to, const Source& from, std::int64_t bytes, Call& call);
   /// Sums all ranks' elements from `first` on.
   void reduce_direct(Call& call, std::byte* to, std::int64_t first, std::int64_t elements);
