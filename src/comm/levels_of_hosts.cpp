@@ -29,11 +29,6 @@ struct RankFacts {
   std::uint64_t mark = 0;          ///< random: rank 0's makes a name that no other group has
 };
 
-struct Nodes {
-  std::vector<int> of_ranks{};
-  std::string name{};
-};
-
 std::uint64_t digest_of(const std::vector<int>& nodes) {
   return digest64({reinterpret_cast<const char*>(nodes.data()), nodes.size() * sizeof(int)});
 }
@@ -41,7 +36,7 @@ std::uint64_t digest_of(const std::vector<int>& nodes) {
 /// What all ranks say before there are nodes. Matched.
 struct Introduced {
   std::vector<std::string> hosts{};
-  std::uint64_t mark = 0;
+  std::string name{};  ///< that no other group has
 };
 
 Introduced introduce(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options, const std::string& host) {
@@ -50,7 +45,7 @@ Introduced introduce(const std::shared_ptr<MessageTransport>& transport, const C
   own.wanted_nodes = digest_of(options.nodes);
   fill_random(std::as_writable_bytes(std::span(&own.mark, 1)), "the name of a group", {.where = "comm." + std::string(transport->kind())});
   std::vector<RankFacts> all = facts_of_ranks(transport, options, own);
-  Introduced introduced{.mark = all.front().mark};
+  Introduced introduced{.name = fmt::format("hosts-{:016x}", all.front().mark)};
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     ZR_CHECK(all[rank].wanted_nodes == own.wanted_nodes,
              ErrorCode::kMismatch,
@@ -64,12 +59,6 @@ Introduced introduce(const std::shared_ptr<MessageTransport>& transport, const C
     introduced.hosts.emplace_back(all[rank].host.data());
   }
   return introduced;
-}
-
-/// Matched.
-Nodes nodes_of_all(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options) {
-  const Introduced introduced = introduce(transport, options, host_identity());
-  return {.of_ranks = nodes_of_hosts(introduced.hosts, options.nodes), .name = fmt::format("hosts-{:016x}", introduced.mark)};
 }
 
 /// `spec.options.nodes` are the nodes, `spec.job` names the group.
@@ -137,7 +126,7 @@ std::vector<int> nodes_of_ranks(const std::shared_ptr<MessageTransport>& transpo
 
 std::unique_ptr<CommBackend> make_levels_of_hosts(const std::shared_ptr<MessageTransport>& transport, const WorldSpec& spec) {
   WorldSpec whole = spec;
-  whole.options.nodes = nodes_of_all(transport, spec.options).of_ranks;
+  whole.options.nodes = nodes_of_hosts(introduce(transport, spec.options, host_identity()).hosts, spec.options.nodes);
   if (whole.job.empty()) whole.job = job_from_environment();
   return make_levels(transport, whole);
 }
@@ -147,11 +136,11 @@ std::unique_ptr<CommBackend> make_levels_of_hosts(const std::shared_ptr<MessageT
 namespace zeroth {
 
 std::unique_ptr<CommBackend> make_backend_over_hosts(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options) {
-  detail::Nodes nodes = detail::nodes_of_all(transport, options);
-  const std::set<int> different(nodes.of_ranks.begin(), nodes.of_ranks.end());
+  const detail::Introduced introduced = detail::introduce(transport, options, detail::host_identity());
+  WorldSpec spec{.rank = transport->rank(), .size = transport->size(), .job = introduced.name, .options = options};
+  spec.options.nodes = detail::nodes_of_hosts(introduced.hosts, options.nodes);
+  const std::set<int> different(spec.options.nodes.begin(), spec.options.nodes.end());
   if (different.size() == 1) return make_message_backend(transport, options);
-  WorldSpec spec{.rank = transport->rank(), .size = transport->size(), .job = std::move(nodes.name), .options = options};
-  spec.options.nodes = std::move(nodes.of_ranks);
   return detail::make_levels(transport, spec);
 }
 
