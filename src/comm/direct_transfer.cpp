@@ -238,16 +238,11 @@ void SharedMemoryEngine::await_readers(const Call& call) {
 void SharedMemoryEngine::direct_gather(Call& call) {
   const Collective& collective = call.collective;
   const auto element = static_cast<std::int64_t>(size_of(collective.in_dtype));
-  for (int step = 0; step < size_; ++step) {  // each rank starts with another source
+  for (int step = 1; step < size_; ++step) {  // each rank starts with another source
     const int peer = (rank_ + step) % size_;
     const auto index = static_cast<std::size_t>(peer);
     const std::int64_t bytes = collective.counts[index] * element;
-    std::byte* to = collective.recv + call.offsets[index] * element;
-    if (peer != rank_) {
-      if (bytes > 0) pull(to, source_of(peer, false, 0, bytes), bytes, call);
-    } else if (to != collective.send) {
-      kernels::copy_stream(to, collective.send, bytes, isa_);
-    }
+    if (bytes > 0) pull(collective.recv + call.offsets[index] * element, source_of(peer, false, 0, bytes), bytes, call);
   }
 }
 
@@ -255,11 +250,7 @@ void SharedMemoryEngine::direct_broadcast(Call& call) {
   const Collective& collective = call.collective;
   const std::int64_t bytes =
       call.descriptor.elements * static_cast<std::int64_t>(size_of(collective.in_dtype));
-  if (rank_ != collective.root) {
-    pull(collective.recv, source_of(collective.root, false, 0, bytes), bytes, call);
-  } else if (collective.recv != collective.send) {
-    kernels::copy_stream(collective.recv, collective.send, bytes, isa_);
-  }
+  if (rank_ != collective.root) pull(collective.recv, source_of(collective.root, false, 0, bytes), bytes, call);
 }
 
 void SharedMemoryEngine::direct_reduce_scatter(Call& call) {

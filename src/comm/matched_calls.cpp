@@ -1,5 +1,6 @@
 #include "comm/matched_calls.h"
 
+#include <kernels/copy/copy.h>
 #include <kernels/reduce/extreme.h>
 #include <kernels/reduce/reduce.h>
 #include <zeroth/base/planted.h>
@@ -88,6 +89,9 @@ void reduce_in_rank_order(const Collective& call,
                                      .greatest = call.op == ReduceOp::kMax,
                                      .n = elements});
   }
+  // What each rank sums of an all_reduce the others fetch at once, from the caches where a part fits.
+  const auto part_bytes = static_cast<std::int64_t>(size_of(call.out_dtype)) * (call.counts.front() / num_sources);
+  const bool read_soon = call.kind == CollectiveKind::kAllReduce && part_bytes < kernels::kCopyStreamBytes;
   kernels::sum_sources({.dst = to,
                         .dst_dtype = call.out_dtype,
                         .accumulate = call.accumulate,
@@ -96,6 +100,7 @@ void reduce_in_rank_order(const Collective& call,
                         .src_dtypes = sources.dtypes.data(),
                         .groups = nodes.sizes.data(),
                         .num_groups = static_cast<int>(nodes.sizes.size()),
+                        .read_soon = read_soon,
                         .n = elements},
                        isa);
   plant_ulp(rank, to, call.out_dtype);

@@ -6,7 +6,6 @@
 #include "comm/call_descriptor.h"
 #include "comm/shared_memory_engine.h"
 
-#include <kernels/copy/copy.h>
 
 #include <fmt/format.h>
 
@@ -111,6 +110,7 @@ void SharedMemoryEngine::all_to_all(Call& call) {
     const std::size_t after = before + static_cast<std::size_t>(*own) * element;
     post(call.descriptor, {{.bytes = counts}, {table_bytes, data.first(before)}, {table_bytes + after, data.subspan(after)}});
   }
+  keep_own_part(call);
   await_posts(call.descriptor);
   const PartTable& parts = parts_of_all_to_all(call);
   if (parts.fits_posts) {
@@ -123,20 +123,9 @@ void SharedMemoryEngine::all_to_all(Call& call) {
   }
 }
 
-void SharedMemoryEngine::copy_own_part(const Call& call, const PartTable& parts) const {
-  const Collective& collective = call.collective;
-  const auto own = static_cast<std::size_t>(rank_);
-  const auto element = static_cast<std::int64_t>(size_of(collective.in_dtype));
-  if (parts.taken[own] == 0) return;
-  std::byte* const to = collective.recv + parts.taken_offset[own] * element;
-  const std::byte* const from = collective.send + parts.source_offset[own] * element;
-  if (to != from) kernels::copy_stream(to, from, parts.taken[own] * element, isa_);
-}
-
 void SharedMemoryEngine::inline_parts(Call& call, const PartTable& parts, std::size_t payload_offset) {
   const Collective& collective = call.collective;
   const auto element = static_cast<std::int64_t>(size_of(collective.in_dtype));
-  copy_own_part(call, parts);
   for (int peer = 0; peer < size_; ++peer) {
     const auto index = static_cast<std::size_t>(peer);
     const auto bytes = static_cast<std::size_t>(parts.taken[index] * element);
@@ -150,7 +139,6 @@ void SharedMemoryEngine::inline_parts(Call& call, const PartTable& parts, std::s
 void SharedMemoryEngine::direct_parts(Call& call, const PartTable& parts) {
   const Collective& collective = call.collective;
   const auto element = static_cast<std::int64_t>(size_of(collective.in_dtype));
-  copy_own_part(call, parts);
   for (int step = 1; step < size_; ++step) {  // each rank starts with another source
     const int peer = (rank_ + step) % size_;
     const auto index = static_cast<std::size_t>(peer);
@@ -168,7 +156,6 @@ void SharedMemoryEngine::staged_parts(Call& call, const PartTable& parts) {
   const auto length = [piece](std::int64_t elements, std::int64_t first) {
     return std::clamp<std::int64_t>(elements - first, 0, piece);
   };
-  copy_own_part(call, parts);
   const std::uint64_t base = rounds_;
   staged_rounds(
       call,

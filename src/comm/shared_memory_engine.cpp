@@ -185,6 +185,7 @@ void SharedMemoryEngine::post_and_move(Call& call) {
     locate(call);
   }
   post(call.descriptor, {{.bytes = payload}});
+  keep_own_part(call);
   await_posts(call.descriptor);
   if (small) {
     run_inline(call);
@@ -205,6 +206,50 @@ void SharedMemoryEngine::post(const CallDescriptor& descriptor, std::initializer
   own().posted.store(descriptor.sequence + 1);
   ++next_sequence_;
   ring();
+}
+
+// Needs nobody, so it goes while the others come.
+void SharedMemoryEngine::keep_own_part(const Call& call) const {
+  const Collective& collective = call.collective;
+  const auto own = static_cast<std::size_t>(rank_);
+  const bool root = rank_ == collective.root;
+  std::int64_t elements = 0;
+  std::int64_t from = 0;
+  std::int64_t to = 0;
+  switch (collective.kind) {
+    case CollectiveKind::kGather:
+      if (!root) return;
+      [[fallthrough]];
+    case CollectiveKind::kAllGather:
+      elements = collective.counts[own];
+      to = call.offsets[own];
+      break;
+    case CollectiveKind::kScatter:
+      if (!root) return;
+      elements = collective.counts[own];
+      from = call.offsets[own];
+      break;
+    case CollectiveKind::kBroadcast:
+      if (!root) return;
+      elements = call.descriptor.elements;
+      break;
+    case CollectiveKind::kAllToAll:
+      if (collective.counts[own] != collective.recv_counts[own]) return;  // an error, which is found with those of the others
+      elements = collective.counts[own];
+      from = call.offsets[own];
+      to = std::accumulate(collective.recv_counts.begin(), collective.recv_counts.begin() + rank_, std::int64_t{0});
+      break;
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kBarrier:
+    case CollectiveKind::kSend:
+    case CollectiveKind::kRecv:
+      return;
+  }
+  const auto element = static_cast<std::int64_t>(size_of(collective.in_dtype));
+  const std::byte* const source = collective.send + from * element;
+  std::byte* const target = collective.recv + to * element;
+  if (elements > 0 && target != source) kernels::copy_stream(target, source, elements * element, isa_);
 }
 
 void SharedMemoryEngine::await_posts(const CallDescriptor& descriptor) {
@@ -266,13 +311,13 @@ void SharedMemoryEngine::run_inline(Call& call) {
         const auto index = static_cast<std::size_t>(peer);
         std::byte* to = collective.recv + call.offsets[index] * in_size;
         const auto bytes = static_cast<std::size_t>(collective.counts[index] * in_size);
-        if (bytes == 0 || (peer == rank_ && to == collective.send)) continue;
+        if (bytes == 0 || peer == rank_) continue;
         std::memcpy(to, slot_of(peer, sequence).payload, bytes);
         count(call, peer, collective.counts[index] * in_size);
       }
       return;
     case CollectiveKind::kBroadcast:
-      if (collective.recv != collective.send || rank_ != collective.root) {
+      if (rank_ != collective.root) {
         const auto bytes = static_cast<std::size_t>(call.descriptor.elements * in_size);
         if (bytes > 0) std::memcpy(collective.recv, slot_of(collective.root, sequence).payload, bytes);
         count(call, collective.root, static_cast<std::int64_t>(bytes));

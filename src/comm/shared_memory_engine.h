@@ -140,6 +140,8 @@ class SharedMemoryEngine {
     std::span<const std::byte> bytes{};
   };
   void post(const CallDescriptor& descriptor, std::initializer_list<PayloadPart> payload = {});
+  /// Moves what this rank has for itself.
+  void keep_own_part(const Call& call) const;
   void await_posts(const CallDescriptor& descriptor);
   template <class Body>
   auto guarded(Body&& body);
@@ -157,7 +159,6 @@ class SharedMemoryEngine {
   void inline_parts(Call& call, const PartTable& parts, std::size_t payload_offset);
   void direct_parts(Call& call, const PartTable& parts);
   void staged_parts(Call& call, const PartTable& parts);
-  void copy_own_part(const Call& call, const PartTable& parts) const;
 
   [[nodiscard]] bool is_direct(const Call& call) const;
   void locate(Call& call) const;

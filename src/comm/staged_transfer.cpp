@@ -6,7 +6,6 @@
 // of rounds in a call, so the counters go on from call to call.
 #include "comm/shared_memory_engine.h"
 
-#include <kernels/copy/copy.h>
 #include <zeroth/base/failpoint.h>
 
 #include <algorithm>
@@ -105,8 +104,6 @@ void SharedMemoryEngine::staged_gather(Call& call) {
   for (int rank = 0; rank < size_; ++rank) {
     if (!to_one || rank != collective.root) longest = std::max(longest, bytes_of(rank));
   }
-  if (reads && place_of(rank_) != collective.send)
-    kernels::copy_stream(place_of(rank_), collective.send, bytes_of(rank_), isa_);
   const std::uint64_t base = rounds_;
   staged_rounds(
       call,
@@ -134,8 +131,6 @@ void SharedMemoryEngine::staged_broadcast(Call& call) {
       call.descriptor.elements * static_cast<std::int64_t>(size_of(collective.in_dtype));
   const auto chunk = static_cast<std::int64_t>(half_bytes_);
   const bool root = rank_ == collective.root;
-  if (root && collective.recv != collective.send)
-    kernels::copy_stream(collective.recv, collective.send, total, isa_);
   const std::uint64_t base = rounds_;
   staged_rounds(
       call,

@@ -113,6 +113,18 @@ std::string describe_isa() {
 
 namespace detail {
 
+bool has_fast_string_copy() noexcept {
+  static const bool has = [] {
+    constexpr unsigned kErms = 1U << 9U;
+    unsigned eax = 0;
+    unsigned ebx = 0;
+    unsigned ecx = 0;
+    unsigned edx = 0;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (ebx & kErms) != 0;
+  }();
+  return has;
+}
+
 void require_supported(Isa isa, const char* op) {
   ZR_CHECK(is_supported(isa),
            ErrorCode::kUsage,

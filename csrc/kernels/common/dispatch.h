@@ -31,6 +31,9 @@ void require_isa_override();
 
 namespace detail {
 
+/// True if `rep movsb` is as fast as any loop for large ranges (ERMS).
+[[nodiscard]] bool has_fast_string_copy() noexcept;
+
 /// Throws Error{kUsage} with `where` = "kernels.<op>" when this processor cannot run `isa`.
 void require_supported(Isa isa, const char* op);
 

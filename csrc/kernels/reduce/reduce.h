@@ -29,12 +29,13 @@ struct SumSourcesArgs {
       nullptr;  ///< [num_sources], in place of `src_dtype`: all the same, or fp32 and bf16, which costs a copy in the cache
   const int* groups = nullptr;  ///< [num_groups] sizes of consecutive groups of sources, together num_sources; null: one group
   int num_groups = 0;
+  bool read_soon = false;  ///< leave dst in the caches, whatever its size: somebody reads it at once
   std::int64_t n = 0;
 };
 
 /// Sums on the calling thread. src -> dst dtypes: fp32 -> fp32 | bf16 | fp16, bf16 -> fp32 | bf16, fp16 -> fp32 |
 /// fp16, fp64 -> fp64, int64 -> int64, int32 -> int32. Traffic: every source read once, dst written once (and read, if
-/// accumulating); without accumulation a dst of 256 KiB and more is written with streaming stores, fenced
+/// accumulating); without accumulation a dst of 256 KiB and more that nobody reads soon is written with streaming stores, fenced
 /// before the return. Every split of a range into calls gives the same bits, and so does every `isa`; a bf16
 /// or fp16 source gives those of its values in fp32, and a NaN result is the positive quiet NaN. Throws Error{kUsage}:
 /// other dtypes, num_sources < 1, n < 0, groups that are not all the sources, unsupported isa. Groups cost a pass through the cache.

@@ -94,7 +94,7 @@ template <template <class> class V, class Sum, class Out, class In>
 void sum_range(const SumSourcesArgs& args) {
   alignas(64) Sum running[kBlock];
   const Out* const dst = static_cast<const Out*>(args.dst);
-  const bool stream = !args.accumulate && wants_streaming(dst, args.n);
+  const bool stream = !args.accumulate && !args.read_soon && wants_streaming(dst, args.n);
   // Streaming stores need whole lines: a first short block reaches the next boundary, the other blocks are
   // multiples of a line.
   std::int64_t i = stream ? elements_until_aligned(dst, args.n) : 0;

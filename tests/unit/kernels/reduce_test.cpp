@@ -148,10 +148,14 @@ TYPED_TEST(SumSources, AddsInSourceOrderWithTheSameBitsOnRandomPatterns) {
     problem.fill_random(random);
     const GuardedArray<Out> want = problem.expected(accumulate);
     for (const Isa isa : supported_isas()) {
-      GuardedArray<Out> got = problem.dst;
-      sum_sources(problem.args(got.data(), accumulate), isa);
-      ASSERT_TRUE(same_bits(want, got))
-          << name_of(isa) << " sources " << num_sources << " accumulate " << accumulate << " seed " << kSeed;
+      for (const bool read_soon : {false, true}) {
+        GuardedArray<Out> got = problem.dst;
+        SumSourcesArgs args = problem.args(got.data(), accumulate);
+        args.read_soon = read_soon;
+        sum_sources(args, isa);
+        ASSERT_TRUE(same_bits(want, got))
+            << name_of(isa) << " sources " << num_sources << " accumulate " << accumulate << " seed " << kSeed;
+      }
     }
     done += kN * num_sources;
   }
