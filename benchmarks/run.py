@@ -112,6 +112,15 @@ RUNS = [
         quick="--rounds 3",
         minutes=1,
     ),
+    *(
+        Run(
+            name=f"watch-step-{plan}",
+            command=f"{LAUNCH} 2 {{build}}/benchmarks/watch_step_bench --size 25m --plan {plan} --cycles 30",
+            quick="--size 3m --cycles 2",
+            minutes=2.5,
+        )
+        for plan in (2, 3)
+    ),
     Run(
         name="collectives-2-ranks",
         command="{build}/benchmarks/collectives_bench --ranks 2",

@@ -15,6 +15,7 @@
 namespace zeroth {
 
 struct World::Connection {
+  bool is_watched = true;
   std::shared_ptr<RankWatch> watch;
   std::unique_ptr<CommBackend> base;
   bool met_in_part = false;  ///< over a group of the user's, which keeps what was said in vain
@@ -259,12 +260,26 @@ World World::from_transport(std::shared_ptr<MessageTransport> transport, std::st
   return world;
 }
 
+World World::unwatched() const {
+  ZR_CHECK(!hub_ && !transport_,
+           ErrorCode::kUsage,
+           "ranks of a hub or a transport meet once",
+           {.where = "world", .expected = "ranks that a launcher's variables describe", .got = origin_});
+  World other = *this;
+  other.job_ += ".unwatched";
+  other.connection_ = std::make_shared<Connection>();
+  other.connection_->is_watched = false;
+  return other;
+}
+
+bool World::is_watched() const { return connection_->is_watched; }
+
 std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const {
   if (!connection_->base) {
     CommOptions watched = options;
-    watched.watch = watch();
+    watched.watch = is_watched() ? watch() : nullptr;
     watched.call_table = variable_or_empty("ZEROTH_CALL_TABLE");
-    connection_->watch->set_first_timeout(options.first_timeout);
+    watch()->set_first_timeout(options.first_timeout);
     ZR_CHECK(!transport_ || options.reduction == Reduction::kRankOrder,
              ErrorCode::kConfig,
              "this transport has no sums of its own",
@@ -286,7 +301,7 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
     if (const std::string_view kind = connection_->base->kind(); transport_ && kind != transport_->kind()) {
       Logger(rank_, size_).progress("ranks of a node share its memory: calls go over " + std::string(kind));
     }
-    if (size_ > 1) {
+    if (size_ > 1 && is_watched()) {
       connection_->control = ControlPlane::join(*connection_->base,
                                                 watch(),
                                                 {.timeout = options.timeout,
@@ -332,7 +347,7 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
     const LinkSpeed speed{.bytes_per_second = static_cast<double>(options.link_bytes_per_s)};
     group = std::make_unique<SlowLinkBackend>(std::move(group), speed);
   }
-  group = std::make_unique<RecordingBackend>(std::move(group), watch(), connection_->control);
+  if (is_watched()) group = std::make_unique<RecordingBackend>(std::move(group), watch(), connection_->control);
   return std::make_shared<CountingBackend>(std::move(group), std::move(table));
 }
 

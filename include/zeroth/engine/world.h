@@ -44,6 +44,11 @@ class World {
   /// variables, local_rank() is what those say. Ranks of one node share its memory where there are several (make_backend_over_hosts()).
   [[nodiscard]] static World from_transport(std::shared_ptr<MessageTransport> transport, std::string origin = "the caller's transport");
 
+  /// The same ranks of this host's processes, whose engines have no flight recorder, watch or control plane: nobody says where a rank is that others
+  /// wait for, and only their deadlines end that. For benchmarks, which measure what those cost. Throws kUsage for ranks of a hub or a transport.
+  [[nodiscard]] World unwatched() const;
+  [[nodiscard]] bool is_watched() const;
+
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
   [[nodiscard]] int local_rank() const { return local_rank_; }

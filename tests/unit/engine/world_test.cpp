@@ -1,4 +1,5 @@
 #include <zeroth/base/error.h>
+#include <zeroth/comm/communicator.h>
 #include <zeroth/engine/settings.h>
 #include <zeroth/engine/world.h>
 
@@ -264,6 +265,22 @@ TEST(World, HowCallsAreMadeIsThatOfTheFirstEngineAndNeverChosenInSilence) {
   EXPECT_EQ(refusal(alone, Reduction::kTransport, false), "");
   EXPECT_NE(refusal(alone, Reduction::kRankOrder, false).find("decided by its first engine"), std::string::npos);
   EXPECT_NE(refusal(alone, Reduction::kTransport, true).find("zeroth.check_calls"), std::string::npos);
+}
+
+TEST(World, UnwatchedRanksAreTheSameAndRecordNothing) {
+  const World world = world_of({});
+  const World other = world.unwatched();
+  EXPECT_TRUE(world.is_watched());
+  EXPECT_FALSE(other.is_watched());
+  EXPECT_EQ(other.size(), world.size());
+  EXPECT_NE(other.job(), world.job()) << "they meet apart from the watched ones";
+  const auto calls_of = [](const World& ranks) {
+    Communicator(ranks.connect({}, std::make_shared<TrafficTable>())).barrier();
+    return ranks.watch()->recorder().records().size();
+  };
+  EXPECT_EQ(calls_of(world), 1U);
+  EXPECT_EQ(calls_of(other), 0U);
+  EXPECT_THROW((void)World::from_hub(make_inproc_hub(1), 0, 1).unwatched(), Error);
 }
 
 TEST(World, TimesOfAnEmptyConfigurationAreThoseOfTheTransports) {
