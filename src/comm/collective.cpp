@@ -53,18 +53,32 @@ class Check {
   Check(const Collective& collective, int rank, int size, std::string_view where)
       : collective_(collective), rank_(rank), size_(size), where_(where) {}
 
-  void require(bool condition, std::string_view message, const std::string& expected = {}) const {
+  void require(bool condition, std::string_view message, std::string_view expected = {}) const {
     if (condition) [[likely]]
       return;
+    fail(message, std::string(expected));
+  }
+  void require_number(bool condition, std::string_view message, std::int64_t expected) const {
+    if (condition) [[likely]]
+      return;
+    fail(message, std::to_string(expected));
+  }
+  void require_rank(int rank, std::string_view message) const {
+    if (rank >= 0 && rank < size_) [[likely]]
+      return;
+    fail(message, fmt::format("0 to {}", size_ - 1));
+  }
+
+ private:
+  [[noreturn]] void fail(std::string_view message, std::string expected) const {
     throw Error(ErrorCode::kUsage,
                 std::string(message),
                 {.where = std::string(where_),
                  .who = fmt::format("rank {}/{}", rank_, size_),
                  .which = describe(collective_),
-                 .expected = expected});
+                 .expected = std::move(expected)});
   }
 
- private:
   const Collective& collective_;
   int rank_;
   int size_;
@@ -179,12 +193,10 @@ void validate(const Collective& collective, int rank, int size, std::string_view
   const bool one_count =
       kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kBroadcast || is_point_to_point(kind);
   const std::size_t num_counts = one_count ? 1 : static_cast<std::size_t>(size);
-  check.require(
-      collective.counts.size() == num_counts, "wrong number of counts", fmt::format("{}", num_counts));
+  check.require_number(collective.counts.size() == num_counts, "wrong number of counts", static_cast<std::int64_t>(num_counts));
   const std::size_t num_recv_counts = kind == CollectiveKind::kAllToAll ? static_cast<std::size_t>(size) : 0;
-  check.require(collective.recv_counts.size() == num_recv_counts,
-                "wrong number of counts to receive",
-                fmt::format("{}", num_recv_counts));
+  check.require_number(
+      collective.recv_counts.size() == num_recv_counts, "wrong number of counts to receive", static_cast<std::int64_t>(num_recv_counts));
   constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() / 64;
   for (const std::vector<std::int64_t>* counts : {&collective.counts, &collective.recv_counts}) {
     std::int64_t total = 0;
@@ -198,10 +210,7 @@ void validate(const Collective& collective, int rank, int size, std::string_view
   check.require(parts_fill(collective),
                 "the parts are not one after the other",
                 "offsets of parts that fill the buffer");
-  check.require(
-      collective.root >= 0 && collective.root < size,
-      is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group",
-      fmt::format("0 to {}", size - 1));
+  check.require_rank(collective.root, is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group");
   check.require(!is_point_to_point(kind) || collective.root != rank, "a rank sends to itself");
   check.require(!collective.accumulate || (kind == CollectiveKind::kReduceScatter && collective.op == ReduceOp::kSum),
                 "only the sum of a reduce_scatter accumulates");

@@ -10,6 +10,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -18,6 +20,16 @@ namespace zeroth::detail {
 
 /// validate()s each call and says what they are, for their Work.
 [[nodiscard]] WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::string_view where);
+
+/// Has the stream do `on->*run(calls)`. Where it runs tasks at once, the calls are not copied.
+template <class Group>
+void enqueue_calls(const Stream& stream, std::span<const Collective> calls, const std::shared_ptr<Group>& on, void (Group::*run)(std::span<const Collective>)) {
+  if (stream.runs_inline()) {
+    const auto task = [&] { (*on.*run)(calls); };
+    return stream.enqueue(std::cref(task));
+  }
+  stream.enqueue([on, run, copies = std::vector<Collective>(calls.begin(), calls.end())] { (*on.*run)(copies); });
+}
 
 /// What an observer is told that a call is: a step is part of the whole, which is counted elsewhere.
 struct CountedAs {

@@ -609,9 +609,7 @@ class MessageBackend final : public CommBackend {
     WorkInfo info = validated(collectives, rank(), size(), group_->where());
     Event& last_call = group_->job().last_call;
     stream.order_after(last_call);
-    stream.enqueue([group = group_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] {
-      group->run(calls);
-    });
+    enqueue_calls(stream, collectives, group_, &MessageGroup::run);
     last_call = stream.record();
     return {last_call, std::move(info)};
   }

@@ -89,7 +89,7 @@ class MixedBackend final : public CommBackend {
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     WorkInfo info = detail::validated(collectives, rank(), size(), "comm." + std::string(kind()));
     stream.order_after(*last_call_);
-    stream.enqueue([seats = seats_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] { seats->run(calls); });
+    detail::enqueue_calls(stream, collectives, seats_, &Seats::run);
     *last_call_ = stream.record();
     return {*last_call_, std::move(info)};
   }

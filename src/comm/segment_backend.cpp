@@ -11,15 +11,7 @@ Work SegmentBackend::submit(std::span<const Collective> collectives, const Strea
   WorkInfo info = validated(collectives, rank(), size(), engine_->where());
   Peers& peers = engine_->peers();
   stream.order_after(peers.last_call);
-  if (stream.runs_inline()) {
-    // The task runs before enqueue() returns: no copy of the calls is needed.
-    stream.enqueue([engine = engine_.get(), collectives] { engine->run(collectives); });
-  } else {
-    stream.enqueue(
-        [engine = engine_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] {
-          engine->run(calls);
-        });
-  }
+  enqueue_calls(stream, collectives, engine_, &SharedMemoryEngine::run);
   peers.last_call = stream.record();
   return {peers.last_call, std::move(info)};
 }

@@ -363,7 +363,7 @@ class TwoLevelBackend final : public CommBackend {
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     WorkInfo info = validated(collectives, rank(), size(), levels_->where());
     stream.order_after(*last_call_);
-    stream.enqueue([levels = levels_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] { levels->run(calls); });
+    enqueue_calls(stream, collectives, levels_, &TwoLevels::run);
     *last_call_ = stream.record();
     return {*last_call_, std::move(info)};
   }

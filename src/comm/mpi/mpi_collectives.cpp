@@ -401,6 +401,18 @@ class MpiGroup {
   void broadcast(const Collective& call) {
     const std::size_t bytes = static_cast<std::size_t>(call.counts.front()) * size_of(call.in_dtype);
     const bool root = rank() == call.root;
+    if (size() == 2) {  // one message: MPI's call does no less, and begins later
+      std::vector<MpiPiece> to = no_pieces();
+      std::vector<MpiPiece> from = no_pieces();
+      if (root) {
+        to[1 - index()] = {const_cast<std::byte*>(call.send), bytes};
+      } else {
+        from[1 - index()] = {call.recv, bytes};
+      }
+      return exchange(to, from, [&] {
+        if (root && call.recv != call.send) copy(call.recv, call.send, bytes);
+      });
+    }
     if (root && call.recv != call.send) copy(call.recv, call.send, bytes);
     constexpr auto kMost = static_cast<std::size_t>(kMostElements);
     for (std::size_t done = 0; done < bytes; done += kMost) {
@@ -593,7 +605,7 @@ class MpiCollectives final : public CommBackend {
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     WorkInfo info = validated(collectives, rank(), size(), "comm.mpi");
     stream.order_after(calls_->last_call);
-    stream.enqueue([group = group_, calls = std::vector<Collective>(collectives.begin(), collectives.end())] { group->run_all(calls); });
+    enqueue_calls(stream, collectives, group_, &MpiGroup::run_all);
     calls_->last_call = stream.record();
     return {calls_->last_call, std::move(info)};
   }
