@@ -20,7 +20,6 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <source_location>
 #include <string>
 #include <vector>
 
@@ -106,8 +105,8 @@ class RankWatch {
   using Locator = std::function<std::string(pid_t thread)>;
   void set_locator(Locator locator);
   /// Where there is no locator, in native programs: the program says that it is here, until it says that it is elsewhere. Any thread;
-  /// some 20 ns.
-  void at(const std::source_location& here = std::source_location::current()) noexcept;
+  /// some 20 ns. The arguments are the caller's place: std::source_location needs clang 16.
+  void at(const char* file = __builtin_FILE(), int line = __builtin_LINE(), const char* function = __builtin_FUNCTION()) noexcept;
   [[nodiscard]] RankStatus status(bool with_place);
 
   /// What the control plane has decided about the job: every wait that is watched, and every check(), throws it from now on as a
@@ -162,7 +161,12 @@ class RankWatch {
   std::vector<std::vector<std::string>> models_;
   std::map<std::string, std::weak_ptr<std::atomic<std::uint64_t>>> calls_begun_;
   std::shared_ptr<const Locator> locator_;
-  std::optional<std::source_location> here_;
+  struct Line {
+    const char* file = "";
+    int line = 0;  ///< 0: none
+    const char* function = "";
+  };
+  Line here_;
   std::shared_ptr<const std::function<void()>> waker_;
   mutable std::mutex teller_mutex_;  ///< held while it is called
   std::function<void(const Error& error)> teller_;

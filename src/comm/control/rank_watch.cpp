@@ -17,14 +17,10 @@ constexpr std::array<std::string_view, kNumPhases> kPhases{
 
 pid_t this_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
 
-/// "train.cpp:57 in load_batch": as of Python, without the folders, the type and the arguments of the function.
-std::string text_of(const std::source_location& here) {
-  std::string_view file = here.file_name();
+/// "train.cpp:57 in load_batch": as of Python, without the folders.
+std::string place_text(std::string_view file, int line, std::string_view function) {
   file.remove_prefix(file.rfind('/') + 1);
-  std::string_view function = here.function_name();
-  function = function.substr(0, function.find('('));
-  function.remove_prefix(function.find_last_of(" :") + 1);
-  return fmt::format("{}:{}{}{}", file, here.line(), function.empty() ? "" : " in ", function);
+  return fmt::format("{}:{}{}{}", file, line, function.empty() ? "" : " in ", function);
 }
 
 constexpr std::uint64_t pack(Phase phase, int model, int unit) {
@@ -54,9 +50,9 @@ void RankWatch::set_locator(Locator locator) {
   locator_ = locator ? std::make_shared<const Locator>(std::move(locator)) : nullptr;
 }
 
-void RankWatch::at(const std::source_location& here) noexcept {
+void RankWatch::at(const char* file, int line, const char* function) noexcept {
   const std::lock_guard lock(mutex_);
-  here_ = here;
+  here_ = {file, line, function};
 }
 
 void RankWatch::set_waker(std::function<void()> waker) {
@@ -81,7 +77,7 @@ RankStatus RankWatch::status(bool with_place) {
   status.step = steps_.load(std::memory_order_relaxed);
   status.last_call = recorder_.last_call();
   std::shared_ptr<const Locator> locator;
-  std::optional<std::source_location> here;
+  std::string here;
   pid_t thread = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -96,13 +92,13 @@ RankStatus RankWatch::status(bool with_place) {
     });
     if (!waits_.empty()) status.wait = waits_.begin()->second;
     locator = locator_;
-    here = here_;
+    if (here_.line > 0) here = place_text(here_.file, here_.line, here_.function);
     thread = last_thread_ != 0 ? last_thread_ : ::getpid();
   }
   if (with_place && locator) {
     status.place = (*locator)(thread);
-  } else if (with_place && here) {
-    status.place = text_of(*here);
+  } else if (with_place) {
+    status.place = std::move(here);
   }
   return status;
 }
