@@ -33,6 +33,7 @@ namespace zeroth {
 ///
 /// With options.check_calls ranks compare each matched call over a group that is split from `base`, with windows or without, before NCCL hears of
 /// it: a mismatch, of the parts of an all_to_all too, is kMismatch with both sides in the Work on every rank, and no rank gives the call to NCCL.
+/// split() and attach() are compared with those calls; in errors they read as barriers with that name.
 /// The price is that submit() on a CUDA stream then blocks the host, though never for the device: until all ranks of the group are at the same call,
 /// at most options.timeout (kTimeout in the Work). So one thread cannot make the calls of two seats, ranks must have their calls on streams of the
 /// host and those on CUDA streams in one common order, and the calls of one submit() are an NCCL group each. Messages between two ranks go on as

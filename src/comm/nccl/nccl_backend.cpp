@@ -77,6 +77,7 @@ class NcclBackend final : public ForwardingBackend {
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
     group_->finish();
+    group_->pass_gate("split", name);
     std::unique_ptr<CommBackend> base = inner().split(color, key, name);
     std::shared_ptr<NcclGroup> part;
     if (base) {
@@ -92,6 +93,7 @@ class NcclBackend final : public ForwardingBackend {
   }
 
   [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
+    group_->pass_gate("attach", name);
     if (arena.kind() != ArenaKind::kDevice) return inner().attach(arena, name);
     // Ranks compare the name, as in every attach(): a barrier of the base that carries it.
     const auto device = make_cpu_device();

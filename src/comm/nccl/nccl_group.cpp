@@ -175,6 +175,11 @@ void NcclGroup::check_host_pointers(std::span<const Collective> calls) const {
   check_host_buffers(job_->cuda, calls, rank_, where_, who_);
 }
 
+void NcclGroup::pass_gate(std::string_view call, std::string_view name) {
+  if (!gate_) return;
+  guarded([&] { gate_->pass({.kind = CollectiveKind::kBarrier, .name = fmt::format("{} {}", call, name)}); });
+}
+
 std::shared_ptr<Completion> NcclGroup::submit(std::span<const Collective> calls, void* stream) {
   check_calls(calls);
   auto point = std::make_shared<Point>();

@@ -94,6 +94,8 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   /// Makes `part` the group of this one's ranks of one color, or with a negative color (`part` null) lets the others make theirs; blocks.
   void open_part(int color, int key, NcclGroup* part);
 
+  /// Before a matched call of the base, "attach" or "split": ranks compare it with what others give to NCCL. Does nothing without a gate.
+  void pass_gate(std::string_view call, std::string_view name);
   /// Throws kUsage for calls of the base with memory that only the device can read.
   void check_host_pointers(std::span<const Collective> calls) const;
   /// Gives the calls to NCCL, after what `stream` holds and before what it gets from now on. What goes wrong is in the completion. With a

@@ -504,6 +504,27 @@ TEST_P(NcclGate, CallsOfOtherSizesDtypesAndKindsAreRefused) {
   }
 }
 
+/// Those calls are the base's, which does not see what others give to NCCL.
+TEST_P(NcclGate, ACallAgainstASplitOrAnAttachIsRefused) {
+  for (const bool splits : {true, false}) {
+    if (!splits && GetParam() == Base::kMessages) continue;  // which has no windows
+    NcclWorld world(2);
+    set_up(world);
+    const auto errors = world.try_ranks([&](NcclRank& rank) {
+      const Elapsed elapsed;
+      const std::string text = error_of(ErrorCode::kMismatch, [&] {
+        if (rank.rank == 0) return submit(rank, sum_of(rank.room<float>(4), 4)).wait();
+        if (splits) return (void)rank.seat->split(0, 0, "part");
+        (void)rank.seat->attach(Arena::create(ArenaKind::kPrivate, 4096, "test"), "part");
+      });
+      EXPECT_TRUE(elapsed.below(5'000)) << "long before the deadline";
+      EXPECT_THAT(text, AllOf(HasSubstr("all_reduce#0 float32, 4 elements"), HasSubstr(splits ? "\"split part\" (rank 1)" : "\"attach part\" (rank 1)")));
+    });
+    EXPECT_THAT(errors, Each(IsEmpty()));
+    EXPECT_THAT(moved(world.gpu, 0), IsEmpty());
+  }
+}
+
 TEST_P(NcclGate, PartsOfAnAllToAllAreComparedToo) {
   NcclWorld world(2);
   set_up(world);
