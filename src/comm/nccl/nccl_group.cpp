@@ -367,8 +367,9 @@ void NcclGroup::throw_timeout(const Deadline& deadline, const Awaited& awaited) 
   }
   const double seconds = std::chrono::duration<double>(deadline.timeout()).count();
   const CallDescriptor about{.unit = awaited.tag.unit, .label = awaited.tag.label};
+  const std::string_view alive = board_ ? ", and every peer is alive" : "";  // else the base does not see whether they are
   throw Error(ErrorCode::kTimeout,
-              awaited.opens ? fmt::format("NCCL has not connected the ranks within {:.1f} s", seconds) : fmt::format("no end within {:.1f} s", seconds),
+              fmt::format("{} within {:.1f} s{}", awaited.opens ? "NCCL has not connected the ranks" : "no end", seconds, alive),
               {.where = where_,
                .who = who_,
                .which = awaited.opens ? "" : meaning_of(about, tag_names_),
