@@ -89,9 +89,7 @@ void NcclJob::abort(std::string_view text) noexcept {
   }
 }
 
-void NcclJob::throw_if_aborted(std::string_view where, std::string_view who) const {
-  if (!aborted_.load()) [[likely]]
-    return;
+void NcclJob::throw_aborted(std::string_view where, std::string_view who) const {
   const std::lock_guard lock(mutex_);
   throw Error(ErrorCode::kAborted, "this rank stopped the job: " + abort_text_, {.where = std::string(where), .who = std::string(who)});
 }
@@ -318,8 +316,15 @@ void NcclGroup::await(FunctionRef<bool(Milliseconds)> done, const Awaited& await
   }
 }
 
+void NcclGroup::throw_if_aborted(std::string_view what) const {
+  if (!job_->aborted()) [[likely]]
+    return;
+  if (base_ != nullptr) base_->check_peers({.what = std::string(what)});
+  job_->throw_aborted(where_, who_);
+}
+
 void NcclGroup::look_up(const Awaited& awaited) {
-  job_->throw_if_aborted(where_, who_);
+  throw_if_aborted(awaited.what);
   ZR_CHECK(base_ != nullptr, ErrorCode::kAborted, "the seat was given up before its work was done", {.where = where_, .who = who_});
   check_interrupt();
   if (board_) board_->compare(awaited.through, tag_names_);
@@ -382,7 +387,7 @@ void NcclGroup::throw_timeout(const Deadline& deadline, const Awaited& awaited) 
 void NcclGroup::fail() {
   // An abort ends the communicator, and who finds it ended is to hear why.
   try {
-    job_->throw_if_aborted(where_, who_);
+    throw_if_aborted("");
     throw;
   } catch (...) {
     broken_ = std::current_exception();

@@ -667,7 +667,7 @@ TEST(NcclStops, AnAbortEndsWaitsOfAllRanksWithItsText) {
       while (!waiting.load()) std::this_thread::yield();
       rank.seat->abort(Error(ErrorCode::kNonFinite, "three steps in a row without a finite gradient"));
       EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { submit(rank, sum_of(rank.room<float>(4), 4)).wait(); }),
-                  HasSubstr("this rank stopped the job: [NONFINITE] three steps"));
+                  HasSubstr("rank 1 stopped the job: [NONFINITE] three steps"));
       return;
     }
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
@@ -677,6 +677,18 @@ TEST(NcclStops, AnAbortEndsWaitsOfAllRanksWithItsText) {
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
   EXPECT_EQ(world.gpu.living_comms(), 0U);
+}
+
+TEST(NcclStops, OfTwoRanksThatStopTheJobBothSayTheFirst) {
+  NcclWorld world(2);
+  std::atomic<bool> stopped = false;
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    while (rank.rank == 1 && !stopped.load()) std::this_thread::yield();
+    rank.seat->abort(Error(ErrorCode::kModel, "cause " + std::to_string(rank.rank)));
+    stopped.store(true);
+    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { submit(rank, sum_of(rank.room<float>(4), 4)).wait(); }), HasSubstr("rank 0 stopped the job: [MODEL] cause 0"));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
 TEST(NcclStops, AnAbortFromAnotherThreadEndsTheWait) {
@@ -693,7 +705,7 @@ TEST(NcclStops, AnAbortFromAnotherThreadEndsTheWait) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       part->abort(Error(ErrorCode::kInternal, "planted"));
     });
-    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }), HasSubstr("this rank stopped the job: [INTERNAL] planted"))
+    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }), HasSubstr("rank 0 stopped the job: [INTERNAL] planted"))
         << "also where the aborted kernel has come to its end";
     other.join();
     done.store(true);
