@@ -202,7 +202,7 @@ void check_reduce_scatter(const Communicator& comm,
     expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm, first + i, seed);
 }
 
-/// Uneven parts that lie in the buffer in another order than that of the ranks.
+/// Parts, equal where they can be, that lie in the buffer in another order than that of the ranks.
 template <class In, class Out>
 void check_reduce_scatter_at_offsets(const Communicator& comm,
                                      const Buffers& buffers,
@@ -213,7 +213,7 @@ void check_reduce_scatter_at_offsets(const Communicator& comm,
   Collective call{.kind = CollectiveKind::kReduceScatter,
                   .in_dtype = DTypeOf<In>::value,
                   .out_dtype = DTypeOf<Out>::value,
-                  .counts = uneven_parts(total, size, seed)};
+                  .counts = total % size == 0 ? std::vector<std::int64_t>(static_cast<std::size_t>(size), total / size) : uneven_parts(total, size, seed)};
   call.offsets.resize(call.counts.size());
   std::int64_t end = 0;
   for (int place = 0; place < size; ++place) {  // even ranks from the last one down, then odd ones
