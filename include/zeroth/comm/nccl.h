@@ -11,7 +11,7 @@ namespace zeroth {
 /// A group of the ranks of `base`, each with a GPU of its own (options.device). Matched over `base`, blocks until NCCL has connected them, at
 /// most options.timeout: kTimeout with the ranks that have not come, as far as `base` has windows to see that. Throws kEnvironment where NCCL,
 /// CUDA's runtime or a GPU is missing or too old, on every rank with the word of the rank that lacks it; kConfig where two ranks have one GPU;
-/// kMismatch where ranks have different versions of NCCL, different options.reduction or different options.check_calls.
+/// kMismatch where ranks have different versions of NCCL or of CUDA's runtime, different options.reduction or different options.check_calls.
 ///
 /// Calls on a stream of a CUDA device (Stream::native()) go over NCCL, with buffers of that device; all else - calls on streams of the host,
 /// windows, waits, abort - is `base`'s. The two are separate channels: each keeps the order of submission, across groups too, and what is on the

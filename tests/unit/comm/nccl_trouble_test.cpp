@@ -216,6 +216,13 @@ TEST(NcclOpens, DifferentVersionsAndOrdersAreMismatches) {
     EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks have different versions of NCCL"), HasSubstr("2.28.9 (a fake NCCL, rank 0)"), HasSubstr("2.19.3 (an older NCCL, rank 1)")));
   }
   world.tables[1] = world.tables[0];
+  world.cudas[1].version = 12'060;
+  world.cudas[1].library = "an older CUDA";
+  for (const std::string& error : world.try_ranks([](NcclRank&) { FAIL() << "a seat"; })) {
+    EXPECT_THAT(error,
+                AllOf(StartsWith("[MISMATCH] ranks have different versions of the CUDA runtime"), HasSubstr("13.0 (a fake CUDA, rank 0)"), HasSubstr("12.6 (an older CUDA, rank 1)")));
+  }
+  world.cudas[1] = world.cudas[0];
   world.set_options = [](int rank, CommOptions& options) { options.reduction = rank == 0 ? Reduction::kRankOrder : Reduction::kTransport; };
   EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }), Each(StartsWith("[MISMATCH] ranks ask for different orders of sums")));
 }
