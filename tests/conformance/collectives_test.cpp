@@ -14,6 +14,7 @@
 #include <ctime>
 #include <limits>
 #include <numeric>
+#include <string_view>
 #include <thread>
 #include <type_traits>
 #include <utility>

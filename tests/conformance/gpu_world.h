@@ -8,14 +8,18 @@
 #include "support/fake_gpu.h"
 #include "support/thread_ranks.h"
 
+#include <zeroth/base/deadline.h>
 #include <zeroth/comm/decorators.h>
 #include <zeroth/device/device.h>
 
 #include <gmock/gmock.h>
 
 #include <array>
+#include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
