@@ -192,9 +192,14 @@ void random_calls_of_seeds(const std::shared_ptr<CommBackend>& backend, int seed
   }
 }
 
-/// Ranks that mpirun has started, and threads that send messages.
+/// Ranks that mpirun has started, threads that send messages, and threads with GPUs.
+std::vector<WorldParam> worlds_of_seeds() {
+  std::vector<WorldParam> worlds = several_worlds_with_messages();
+  if (started_worlds().empty()) worlds.insert(worlds.end(), {{"nccl", 3}, {"nccl", 4}, {"nccl_checked", 3}, {"inproc_on_gpu", 3}});
+  return worlds;
+}
 class ChaosOverMessages : public ::testing::TestWithParam<WorldParam> {};
-INSTANTIATE_TEST_SUITE_P(Backends, ChaosOverMessages, ::testing::ValuesIn(several_worlds_with_messages()), name_of_param);
+INSTANTIATE_TEST_SUITE_P(Backends, ChaosOverMessages, ::testing::ValuesIn(worlds_of_seeds()), name_of_param);
 
 TEST_P(ChaosOverMessages, AHundredSeedsWithRandomDelays) {
   const RankReport report = run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "conformance/gloo_world.h"
+#include "conformance/gpu_world.h"
 #include "conformance/mpi_world.h"
 #include "support/fork_ranks.h"
 #include "support/private_memory.h"
@@ -25,7 +26,7 @@ namespace zeroth::test {
 
 struct WorldParam {
   /// Of make_backend(); "staged" (shm whose processes cannot read each other's own memory); or over test transports "messages", "levels" (inproc in a node, messages between nodes) and "mixed" (both, by kind and size) for threads, "sockets"
-  /// and "shm+sockets" for processes.
+  /// and "shm+sockets" for processes; or of gpu_world.h.
   std::string backend{};
   int size = 1;
   int per_node = 0;  ///< ranks on a node; 0: all
@@ -59,8 +60,16 @@ struct WorldOptions {
 /// A rank that finds a mismatch tells those who look somewhere else: in another level, or at another backend.
 [[nodiscard]] inline bool tells_others(const WorldParam& param) { return has_levels(param) || param.backend == "shm|mpi"; }
 
+/// NCCL's sums: in any order, and rounded to their dtype at each addition. What asks for another dtype is refused.
+[[nodiscard]] inline bool sums_in_one_dtype(const CommBackend& backend) { return backend.kind() == "nccl"; }
+
 /// Whether sums have the bits of rank order along the nodes; else they are as close as any order is.
-[[nodiscard]] inline bool sums_in_rank_order(const CommBackend& backend) { return backend.kind() != "mpi with its own sums"; }
+[[nodiscard]] inline bool sums_in_rank_order(const CommBackend& backend) {
+  return backend.kind() != "mpi with its own sums" && !sums_in_one_dtype(backend);
+}
+
+/// Whether a send and a recv are compared, and a wait says how far they have come. NCCL's are not, also where matched calls are compared.
+[[nodiscard]] inline bool compares_messages(const WorldParam& param) { return !param.backend.starts_with("nccl"); }
 
 [[nodiscard]] inline ThreadTransport transport_of(const WorldParam& param) {
   if (param.backend == "levels") return ThreadTransport::kLevels;
@@ -76,14 +85,10 @@ struct WorldOptions {
   comm.nodes = nodes_of_ranks(param.size, param.per_node);
   if (is_gloo_world(param.backend)) return run_gloo_world(body, comm, options.abort_on_failure);
   if (is_mpi_world(param.backend)) return run_mpi_world(param.backend, body, comm, options.abort_on_failure);
-  if (param.backend == "inproc" || param.backend == "mixed" || over_messages(param)) {
-    return try_ranks(param.size,
-                     body,
-                     {.comm = comm,
-                      .abort_on_failure = options.abort_on_failure,
-                      .transport = transport_of(param),
-                      .deadline = options.deadline});
-  }
+  const ThreadRanksOptions threads{
+      .comm = comm, .abort_on_failure = options.abort_on_failure, .transport = transport_of(param), .deadline = options.deadline};
+  if (is_gpu_world(param.backend)) return run_gpu_world(param.backend, param.size, body, threads);
+  if (param.backend == "inproc" || param.backend == "mixed" || over_messages(param)) return try_ranks(param.size, body, threads);
   const bool staged = param.backend == "staged";
   if (staged) comm.system = kernel_without_reads();
   ProcessSeats seats(staged ? "shm" : param.backend, param.size, comm);
@@ -113,12 +118,15 @@ struct WorldOptions {
   return report;
 }
 
+/// With windows; those of GPUs have them in memory of the host.
 [[nodiscard]] inline std::vector<WorldParam> all_worlds() {
   std::vector<WorldParam> worlds{{"self", 1}};
   for (const char* backend : {"inproc", "shm"}) {
     for (const int size : {1, 2, 3, 4, 7}) worlds.push_back({backend, size});
   }
-  for (const int size : {2, 3}) worlds.push_back({"staged", size});
+  for (const char* backend : {"staged", "inproc_on_gpu", "nccl_checked"}) {
+    for (const int size : {2, 3}) worlds.push_back({backend, size});
+  }
   return worlds;
 }
 
@@ -141,6 +149,8 @@ struct WorldOptions {
   for (const char* backend : {"inproc", "shm", "messages"}) worlds.push_back({backend, 4, 2});
   worlds.push_back({"inproc", 5, 3});
   worlds.insert(worlds.end(), {{"mixed", 3}, {"mixed", 4, 2}});
+  for (const int size : {1, 2, 3}) worlds.push_back({"nccl", size});
+  worlds.insert(worlds.end(), {{"nccl", 4, 2}, {"inproc_on_gpu", 4, 2}});
   // Two nodes of two, two of three, one, and two of different sizes, which have no second level.
   for (const auto& [size, per_node] : {std::pair{4, 2}, {6, 3}, {2, 2}, {5, 3}}) worlds.push_back({"levels", size, per_node});
   return worlds;
@@ -148,8 +158,11 @@ struct WorldOptions {
 
 /// Worlds in which a rank can miss another one.
 [[nodiscard]] inline std::vector<WorldParam> several_ranks() {
-  return {{"inproc", 2}, {"inproc", 3}, {"inproc", 4}, {"shm", 2}, {"shm", 3}, {"shm", 4}};
+  return {{"inproc", 2}, {"inproc", 3}, {"inproc", 4}, {"shm", 2}, {"shm", 3}, {"shm", 4}, {"inproc_on_gpu", 2}, {"inproc_on_gpu", 3}};
 }
+
+/// Those of NCCL in which calls are compared before they are made. It has no memory that takes a message which nobody has asked for.
+[[nodiscard]] inline std::vector<WorldParam> several_ranks_of_nccl() { return {{"nccl_checked", 2}, {"nccl_checked", 3}, {"nccl_checked", 4}}; }
 
 [[nodiscard]] inline std::vector<WorldParam> several_worlds_of_messages() {
   std::vector<WorldParam> worlds = started_worlds();
@@ -166,8 +179,9 @@ struct WorldOptions {
 }
 
 [[nodiscard]] inline std::vector<WorldParam> several_matched_ranks() {
-  std::vector<WorldParam> worlds = started_worlds().empty() ? several_ranks() : std::vector<WorldParam>{};
-  for (const WorldParam& world : several_worlds_of_messages()) worlds.push_back(world);
+  std::vector<WorldParam> worlds = several_worlds_of_messages();
+  if (!started_worlds().empty()) return worlds;
+  for (const auto& more : {several_ranks(), several_ranks_of_nccl()}) worlds.insert(worlds.end(), more.begin(), more.end());
   return worlds;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -444,12 +445,12 @@ struct Calls {
     const Guard lock(gpu().mutex_);
     const auto wanted = reinterpret_cast<std::uintptr_t>(address);
     *about = {};
-    auto found = gpu().memory_.upper_bound(wanted);
-    if (found == gpu().memory_.begin()) return detail::kCudaSuccess;
-    --found;
-    if (wanted >= found->first + found->second.bytes) return detail::kCudaSuccess;
-    about->type = detail::kCudaMemoryDevice;
-    about->device = found->second.device;
+    const auto after = gpu().memory_.upper_bound(wanted);
+    const auto found = after == gpu().memory_.begin() ? gpu().memory_.end() : std::prev(after);
+    const bool known = found != gpu().memory_.end() && wanted < found->first + found->second.bytes;
+    if (!known && !gpu().host_memory_is_managed) return detail::kCudaSuccess;
+    about->type = known ? detail::kCudaMemoryDevice : detail::kCudaMemoryManaged;
+    about->device = known ? found->second.device : FakeGpu::current;
     about->device_address = const_cast<void*>(address);
     return detail::kCudaSuccess;
   }

@@ -45,6 +45,7 @@ class FakeGpu {
   bool never_opens = false;              ///< NCCL never connects
   bool moves_data = true;                ///< collectives copy; false: buffers are addresses that nobody reads
   bool abort_blocks = false;             ///< ncclCommAbort does not come back until release_aborts()
+  bool host_memory_is_managed = false;   ///< what the fake does not know is managed memory: of the host and of every device
   bool registers = true;                 ///< false: NCCL has no use for a buffer, and gives no handle
   bool finalize_blocks = false;          ///< ncclCommFinalize stays in progress
   int polls_in_progress = 3;             ///< looks until NCCL has taken what it was given

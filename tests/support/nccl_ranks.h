@@ -42,7 +42,7 @@ struct NcclRank {
 
 /// How the ranks of a test come together.
 struct NcclWorld {
-  explicit NcclWorld(int world_size) : gpu(world_size), size(world_size), cuda(gpu.cuda_table()), tables(static_cast<std::size_t>(world_size), gpu.nccl_table()) {
+  explicit NcclWorld(int world_size) : gpu(world_size), size(world_size), cudas(static_cast<std::size_t>(world_size), gpu.cuda_table()), tables(cudas.size(), gpu.nccl_table()) {
     options.timeout = Milliseconds{20'000};
     options.reduction = Reduction::kTransport;
   }
@@ -50,7 +50,7 @@ struct NcclWorld {
   FakeGpu gpu;
   int size;
   CommOptions options{};
-  detail::CudaTable cuda;
+  std::vector<detail::CudaTable> cudas;   ///< of each rank
   std::vector<detail::NcclTable> tables;  ///< of each rank
   std::function<void(int rank)> before_loading{};
   std::function<std::unique_ptr<CommBackend>(int rank, std::unique_ptr<CommBackend>)> wrap_base{};
@@ -85,11 +85,12 @@ struct NcclWorld {
     of_base.reduction = Reduction::kRankOrder;  // it has no other
     auto base = make_backend("inproc", {.rank = rank, .size = size, .hub = hub, .options = of_base});
     if (wrap_base) base = wrap_base(rank, std::move(base));
+    const auto index = static_cast<std::size_t>(rank);
     auto seat = detail::make_nccl_backend(std::move(base), mine, [&] {
       if (before_loading) before_loading(rank);
-      return detail::NcclLibraries{.nccl = &tables[static_cast<std::size_t>(rank)], .cuda = &cuda};
+      return detail::NcclLibraries{.nccl = &tables[index], .cuda = &cudas[index]};
     });
-    const auto device = detail::make_cuda_device(cuda, rank, mine.timeout);
+    const auto device = detail::make_cuda_device(cudas[index], rank, mine.timeout);
     NcclRank own{.rank = rank, .gpu = gpu, .device = *device, .stream = device->make_stream("test"), .seat = std::move(seat)};
     body(own);
   }

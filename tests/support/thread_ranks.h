@@ -15,6 +15,8 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace zeroth::test {
 
@@ -31,6 +33,8 @@ struct ThreadRanksOptions {
   bool abort_on_failure = true;  ///< a rank that throws stops the others; false: they find out by themselves
   ThreadTransport transport = ThreadTransport::kMemory;
   std::vector<std::shared_ptr<RankWatch>> watches{};  ///< one a rank, or none
+  /// A rank's seat over that of the transport; empty: that itself.
+  std::function<std::unique_ptr<CommBackend>(int rank, std::unique_ptr<CommBackend> base, const CommOptions& options)> seat_over{};
   Milliseconds deadline{120'000};  ///< after it the test program ends with a text: a thread cannot be killed
 };
 
@@ -50,7 +54,8 @@ using RankBody = std::function<void(int rank, const std::shared_ptr<CommBackend>
     try {
       CommOptions comm = options.comm;
       if (!options.watches.empty()) comm.watch = options.watches[static_cast<std::size_t>(rank)];
-      const std::shared_ptr<CommBackend> backend = seats.seat(rank, comm);
+      std::unique_ptr<CommBackend> base = seats.seat(rank, comm);
+      const std::shared_ptr<CommBackend> backend = options.seat_over ? options.seat_over(rank, std::move(base), comm) : std::move(base);
       try {
         body(rank, backend);
       } catch (const Error& error) {

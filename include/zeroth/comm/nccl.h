@@ -11,7 +11,7 @@ namespace zeroth {
 /// A group of the ranks of `base`, each with a GPU of its own (options.device). Matched over `base`, blocks until NCCL has connected them, at
 /// most options.timeout: kTimeout with the ranks that have not come, as far as `base` has windows to see that. Throws kEnvironment where NCCL,
 /// CUDA's runtime or a GPU is missing or too old, on every rank with the word of the rank that lacks it; kConfig where two ranks have one GPU;
-/// kMismatch where ranks have different versions of NCCL, different options.reduction or different options.check_calls.
+/// kMismatch where ranks have different versions of NCCL or of CUDA's runtime, different options.reduction or different options.check_calls.
 ///
 /// Calls on a stream of a CUDA device (Stream::native()) go over NCCL, with buffers of that device; all else - calls on streams of the host,
 /// windows, waits, abort - is `base`'s. The two are separate channels: each keeps the order of submission, across groups too, and what is on the
@@ -33,6 +33,7 @@ namespace zeroth {
 ///
 /// With options.check_calls ranks compare each matched call over a group that is split from `base`, with windows or without, before NCCL hears of
 /// it: a mismatch, of the parts of an all_to_all too, is kMismatch with both sides in the Work on every rank, and no rank gives the call to NCCL.
+/// split() and attach() are compared with those calls; in errors they read as barriers with that name.
 /// The price is that submit() on a CUDA stream then blocks the host, though never for the device: until all ranks of the group are at the same call,
 /// at most options.timeout (kTimeout in the Work). So one thread cannot make the calls of two seats, ranks must have their calls on streams of the
 /// host and those on CUDA streams in one common order, and the calls of one submit() are an NCCL group each. Messages between two ranks go on as

@@ -25,12 +25,14 @@ namespace {
 
 /// What ranks tell each other before NCCL is asked for anything.
 struct Introduction {
-  std::int32_t version = 0;
+  std::int32_t nccl_version = 0;
+  std::int32_t cuda_version = 0;
   std::int32_t reduction = 0;
   std::uint64_t checks = 0;  ///< CommOptions::check_calls
   std::uint64_t host = 0;
   char bus_id[32] = "";      ///< of the device
-  char library[256] = "";
+  char nccl_library[256] = "";
+  char cuda_library[256] = "";
   char problem[512] = "";    ///< why this rank cannot
   NcclId id{};               ///< rank 0's counts
 };
@@ -77,6 +79,7 @@ class NcclBackend final : public ForwardingBackend {
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
     group_->finish();
+    group_->pass_gate("split", name);
     std::unique_ptr<CommBackend> base = inner().split(color, key, name);
     std::shared_ptr<NcclGroup> part;
     if (base) {
@@ -92,6 +95,7 @@ class NcclBackend final : public ForwardingBackend {
   }
 
   [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
+    group_->pass_gate("attach", name);
     if (arena.kind() != ArenaKind::kDevice) return inner().attach(arena, name);
     // Ranks compare the name, as in every attach(): a barrier of the base that carries it.
     const auto device = make_cpu_device();
@@ -131,20 +135,27 @@ void compare(const std::vector<Introduction>& all, const CommBackend& base) {
              "a rank cannot use NCCL",
              {.where = "comm.nccl", .who = who, .which = fmt::format("rank {}", rank), .got = all[rank].problem});
   }
-  const Introduction& own = all[static_cast<std::size_t>(base.rank())];
+  const auto own_rank = static_cast<std::size_t>(base.rank());
+  const Introduction& own = all[own_rank];
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const Introduction& other = all[rank];
-    const auto said = [&](const Introduction& by, std::size_t of, const std::string& what) {
-      return fmt::format("{} ({}, rank {})", what, static_cast<const char*>(by.library), of);
-    };
-    ZR_CHECK(other.version == own.version,
+    const auto said = [&](const std::string& version, const char* library, std::size_t by) { return fmt::format("{} ({}, rank {})", version, library, by); };
+    ZR_CHECK(other.nccl_version == own.nccl_version,
              ErrorCode::kMismatch,
              "ranks have different versions of NCCL",
              {.where = "comm.nccl",
               .who = who,
-              .expected = said(own, static_cast<std::size_t>(base.rank()), nccl_version_text(own.version)),
-              .got = said(other, rank, nccl_version_text(other.version)),
+              .expected = said(nccl_version_text(own.nccl_version), own.nccl_library, own_rank),
+              .got = said(nccl_version_text(other.nccl_version), other.nccl_library, rank),
               .hint = "install the same on all hosts, or set ZEROTH_NCCL_LIBRARY"});
+    ZR_CHECK(other.cuda_version == own.cuda_version,
+             ErrorCode::kMismatch,
+             "ranks have different versions of the CUDA runtime",
+             {.where = "comm.nccl",
+              .who = who,
+              .expected = said(cuda_version_text(own.cuda_version), own.cuda_library, own_rank),
+              .got = said(cuda_version_text(other.cuda_version), other.cuda_library, rank),
+              .hint = "install the same on all hosts, or set ZEROTH_CUDA_LIBRARY"});
     ZR_CHECK(other.reduction == own.reduction,
              ErrorCode::kMismatch,
              "ranks ask for different orders of sums",
@@ -191,8 +202,10 @@ std::unique_ptr<CommBackend> make_nccl_backend(std::unique_ptr<CommBackend> base
   std::exception_ptr problem;
   try {
     libraries = load();
-    own.version = libraries.nccl->version;
-    put(own.library, libraries.nccl->library);
+    own.nccl_version = libraries.nccl->version;
+    put(own.nccl_library, libraries.nccl->library);
+    own.cuda_version = libraries.cuda->version;
+    put(own.cuda_library, libraries.cuda->library);
     device = choose_device(*libraries.cuda, options.device, "comm.nccl");
     check_cuda(*libraries.cuda, libraries.cuda->device_bus_id(own.bus_id, sizeof own.bus_id, device), "the address of a device", "comm.nccl");
     const CudaDeviceScope scope(*libraries.cuda, device, "comm.nccl");

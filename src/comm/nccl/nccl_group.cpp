@@ -89,9 +89,7 @@ void NcclJob::abort(std::string_view text) noexcept {
   }
 }
 
-void NcclJob::throw_if_aborted(std::string_view where, std::string_view who) const {
-  if (!aborted_.load()) [[likely]]
-    return;
+void NcclJob::throw_aborted(std::string_view where, std::string_view who) const {
   const std::lock_guard lock(mutex_);
   throw Error(ErrorCode::kAborted, "this rank stopped the job: " + abort_text_, {.where = std::string(where), .who = std::string(who)});
 }
@@ -173,6 +171,11 @@ void NcclGroup::check_calls(std::span<const Collective> calls) const {
 void NcclGroup::check_host_pointers(std::span<const Collective> calls) const {
   for (const Collective& call : calls) validate(call, rank_, size_, where_);
   check_host_buffers(job_->cuda, calls, rank_, where_, who_);
+}
+
+void NcclGroup::pass_gate(std::string_view call, std::string_view name) {
+  if (!gate_) return;
+  guarded([&] { gate_->pass({.kind = CollectiveKind::kBarrier, .name = fmt::format("{} {}", call, name)}); });
 }
 
 std::shared_ptr<Completion> NcclGroup::submit(std::span<const Collective> calls, void* stream) {
@@ -313,8 +316,15 @@ void NcclGroup::await(FunctionRef<bool(Milliseconds)> done, const Awaited& await
   }
 }
 
+void NcclGroup::throw_if_aborted(std::string_view what) const {
+  if (!job_->aborted()) [[likely]]
+    return;
+  if (base_ != nullptr) base_->check_peers({.what = std::string(what)});
+  job_->throw_aborted(where_, who_);
+}
+
 void NcclGroup::look_up(const Awaited& awaited) {
-  job_->throw_if_aborted(where_, who_);
+  throw_if_aborted(awaited.what);
   ZR_CHECK(base_ != nullptr, ErrorCode::kAborted, "the seat was given up before its work was done", {.where = where_, .who = who_});
   check_interrupt();
   if (board_) board_->compare(awaited.through, tag_names_);
@@ -362,8 +372,9 @@ void NcclGroup::throw_timeout(const Deadline& deadline, const Awaited& awaited) 
   }
   const double seconds = std::chrono::duration<double>(deadline.timeout()).count();
   const CallDescriptor about{.unit = awaited.tag.unit, .label = awaited.tag.label};
+  const std::string_view alive = board_ ? ", and every peer is alive" : "";  // else the base does not see whether they are
   throw Error(ErrorCode::kTimeout,
-              awaited.opens ? fmt::format("NCCL has not connected the ranks within {:.1f} s", seconds) : fmt::format("no end within {:.1f} s", seconds),
+              fmt::format("{} within {:.1f} s{}", awaited.opens ? "NCCL has not connected the ranks" : "no end", seconds, alive),
               {.where = where_,
                .who = who_,
                .which = awaited.opens ? "" : meaning_of(about, tag_names_),
@@ -376,7 +387,7 @@ void NcclGroup::throw_timeout(const Deadline& deadline, const Awaited& awaited) 
 void NcclGroup::fail() {
   // An abort ends the communicator, and who finds it ended is to hear why.
   try {
-    job_->throw_if_aborted(where_, who_);
+    throw_if_aborted("");
     throw;
   } catch (...) {
     broken_ = std::current_exception();

@@ -57,8 +57,9 @@ class NcclJob {
   void add(const std::shared_ptr<NcclGroup>& group);
   /// The first text stays. Ends the communicators of all groups, in bounded time. Any thread.
   void abort(std::string_view text) noexcept;
-  /// Throws kAborted after abort().
-  void throw_if_aborted(std::string_view where, std::string_view who) const;
+  [[nodiscard]] bool aborted() const { return aborted_.load(); }
+  /// After abort().
+  [[noreturn]] void throw_aborted(std::string_view where, std::string_view who) const;
   /// Something may still run on the device for ever: nothing may wait for it any more.
   void leave_device() noexcept { leaves_device_.store(true); }
 
@@ -94,6 +95,8 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   /// Makes `part` the group of this one's ranks of one color, or with a negative color (`part` null) lets the others make theirs; blocks.
   void open_part(int color, int key, NcclGroup* part);
 
+  /// Before a matched call of the base, "attach" or "split": ranks compare it with what others give to NCCL. Does nothing without a gate.
+  void pass_gate(std::string_view call, std::string_view name);
   /// Throws kUsage for calls of the base with memory that only the device can read.
   void check_host_pointers(std::span<const Collective> calls) const;
   /// Gives the calls to NCCL, after what `stream` holds and before what it gets from now on. What goes wrong is in the completion. With a
@@ -132,6 +135,8 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   void await(FunctionRef<bool(Milliseconds)> done, const Awaited& awaited);
   [[nodiscard]] bool settled(NcclCommunicator& communicator, Milliseconds slice);
   void look_up(const Awaited& awaited);
+  /// Throws kAborted if this rank has stopped the job, with the cause of the rank that was the first to do so where the base knows it.
+  void throw_if_aborted(std::string_view what) const;
   [[nodiscard]] std::vector<int> missing(const Awaited& awaited) const;
   [[nodiscard]] WaitReport report_of(const Deadline& deadline, const Awaited& awaited) const;
   [[noreturn]] void throw_timeout(const Deadline& deadline, const Awaited& awaited) const;
@@ -141,7 +146,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   void guarded(const Body& body) {
     if (broken_) std::rethrow_exception(broken_);
     try {
-      job_->throw_if_aborted(where_, who_);
+      throw_if_aborted("");
       body();
     } catch (...) {
       fail();

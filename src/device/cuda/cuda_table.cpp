@@ -45,12 +45,14 @@ CudaTable make_table() {
            "this CUDA runtime is too old",
            {.where = "device.cuda",
             .which = table.library,
-            .expected = std::to_string(kLeastVersion) + " (11.8) or later",
-            .got = std::to_string(table.version)});
+            .expected = cuda_version_text(kLeastVersion) + " or later",
+            .got = cuda_version_text(table.version)});
   return table;
 }
 
 }  // namespace
+
+std::string cuda_version_text(int version) { return std::to_string(version / 1'000) + "." + std::to_string(version % 1'000 / 10); }
 
 const CudaTable& load_cuda() {
   static const CudaTable table = make_table();  // a library is one for the process; a failure is tried again

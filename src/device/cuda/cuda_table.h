@@ -65,6 +65,9 @@ struct CudaTable {
   CudaStatus (*take_last_error)() = nullptr;
 };
 
+/// "13.0".
+[[nodiscard]] std::string cuda_version_text(int version);
+
 /// The CUDA runtime of this process, else that of the system or of ZEROTH_CUDA_LIBRARY; looked for once. Throws kEnvironment with what
 /// each place said, or with the function or version that is missing. Needs no GPU.
 [[nodiscard]] const CudaTable& load_cuda();

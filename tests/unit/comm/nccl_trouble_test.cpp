@@ -216,6 +216,13 @@ TEST(NcclOpens, DifferentVersionsAndOrdersAreMismatches) {
     EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks have different versions of NCCL"), HasSubstr("2.28.9 (a fake NCCL, rank 0)"), HasSubstr("2.19.3 (an older NCCL, rank 1)")));
   }
   world.tables[1] = world.tables[0];
+  world.cudas[1].version = 12'060;
+  world.cudas[1].library = "an older CUDA";
+  for (const std::string& error : world.try_ranks([](NcclRank&) { FAIL() << "a seat"; })) {
+    EXPECT_THAT(error,
+                AllOf(StartsWith("[MISMATCH] ranks have different versions of the CUDA runtime"), HasSubstr("13.0 (a fake CUDA, rank 0)"), HasSubstr("12.6 (an older CUDA, rank 1)")));
+  }
+  world.cudas[1] = world.cudas[0];
   world.set_options = [](int rank, CommOptions& options) { options.reduction = rank == 0 ? Reduction::kRankOrder : Reduction::kTransport; };
   EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }), Each(StartsWith("[MISMATCH] ranks ask for different orders of sums")));
 }
@@ -345,7 +352,7 @@ TEST(NcclFails, AMessageThatNobodyTakesNamesThePeerAtTheDeadline) {
       return;
     }
     const Work work = submit(rank, Communicator::send_call(std::span<const float>(rank.room<float>(4), 4), 1));
-    EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }), HasSubstr("expected: send#0 float32, 4 elements (16 B) to rank 1"));
+    EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }), AllOf(HasSubstr("every peer is alive"), HasSubstr("expected: send#0 float32, 4 elements (16 B) to rank 1")));
     done.store(true);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -504,6 +511,27 @@ TEST_P(NcclGate, CallsOfOtherSizesDtypesAndKindsAreRefused) {
   }
 }
 
+/// Those calls are the base's, which does not see what others give to NCCL.
+TEST_P(NcclGate, ACallAgainstASplitOrAnAttachIsRefused) {
+  for (const bool splits : {true, false}) {
+    if (!splits && GetParam() == Base::kMessages) continue;  // which has no windows
+    NcclWorld world(2);
+    set_up(world);
+    const auto errors = world.try_ranks([&](NcclRank& rank) {
+      const Elapsed elapsed;
+      const std::string text = error_of(ErrorCode::kMismatch, [&] {
+        if (rank.rank == 0) return submit(rank, sum_of(rank.room<float>(4), 4)).wait();
+        if (splits) return (void)rank.seat->split(0, 0, "part");
+        (void)rank.seat->attach(Arena::create(ArenaKind::kPrivate, 4096, "test"), "part");
+      });
+      EXPECT_TRUE(elapsed.below(5'000)) << "long before the deadline";
+      EXPECT_THAT(text, AllOf(HasSubstr("all_reduce#0 float32, 4 elements"), HasSubstr(splits ? "\"split part\" (rank 1)" : "\"attach part\" (rank 1)")));
+    });
+    EXPECT_THAT(errors, Each(IsEmpty()));
+    EXPECT_THAT(moved(world.gpu, 0), IsEmpty());
+  }
+}
+
 TEST_P(NcclGate, PartsOfAnAllToAllAreComparedToo) {
   NcclWorld world(2);
   set_up(world);
@@ -646,7 +674,7 @@ TEST(NcclStops, AnAbortEndsWaitsOfAllRanksWithItsText) {
       while (!waiting.load()) std::this_thread::yield();
       rank.seat->abort(Error(ErrorCode::kNonFinite, "three steps in a row without a finite gradient"));
       EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { submit(rank, sum_of(rank.room<float>(4), 4)).wait(); }),
-                  HasSubstr("this rank stopped the job: [NONFINITE] three steps"));
+                  HasSubstr("rank 1 stopped the job: [NONFINITE] three steps"));
       return;
     }
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
@@ -656,6 +684,18 @@ TEST(NcclStops, AnAbortEndsWaitsOfAllRanksWithItsText) {
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
   EXPECT_EQ(world.gpu.living_comms(), 0U);
+}
+
+TEST(NcclStops, OfTwoRanksThatStopTheJobBothSayTheFirst) {
+  NcclWorld world(2);
+  std::atomic<bool> stopped = false;
+  const auto errors = world.try_ranks([&](NcclRank& rank) {
+    while (rank.rank == 1 && !stopped.load()) std::this_thread::yield();
+    rank.seat->abort(Error(ErrorCode::kModel, "cause " + std::to_string(rank.rank)));
+    stopped.store(true);
+    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { submit(rank, sum_of(rank.room<float>(4), 4)).wait(); }), HasSubstr("rank 0 stopped the job: [MODEL] cause 0"));
+  });
+  EXPECT_THAT(errors, Each(IsEmpty()));
 }
 
 TEST(NcclStops, AnAbortFromAnotherThreadEndsTheWait) {
@@ -672,7 +712,7 @@ TEST(NcclStops, AnAbortFromAnotherThreadEndsTheWait) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       part->abort(Error(ErrorCode::kInternal, "planted"));
     });
-    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }), HasSubstr("this rank stopped the job: [INTERNAL] planted"))
+    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }), HasSubstr("rank 0 stopped the job: [INTERNAL] planted"))
         << "also where the aborted kernel has come to its end";
     other.join();
     done.store(true);
