@@ -64,13 +64,30 @@ class TwoLevels {
   }
 
   void run(std::span<const Collective> calls) {
-    if (broken_) std::rethrow_exception(broken_);
-    try {
+    guarded([&] {
       for_each_run(
           calls, [&](std::span<const Collective> points) { run_points(points); }, [&](const Collective& call) {
             run_one(call);
             if (observer_) observer_->observe({.group = base_->group_name(), .kind = call.kind, .calls = 1});
           });
+    });
+  }
+
+  /// Before the seats are divided, one after the other.
+  void meet_for_split(std::string_view name) {
+    guarded([&] {
+      const Collective call{.name = fmt::format("split {}", name)};
+      whole_ = describe_whole(call);
+      agree(call);
+    });
+  }
+
+ private:
+  template <class Body>
+  void guarded(const Body& body) {
+    if (broken_) std::rethrow_exception(broken_);
+    try {
+      body();
     } catch (const JobVerdict& verdict) {
       broken_ = std::current_exception();
       stop(verdict);
@@ -88,7 +105,6 @@ class TwoLevels {
     }
   }
 
- private:
   /// Who is not in the group of the call that failed does not see it.
   void stop(const Error& error) noexcept {
     if (making_ != node_.get()) node_->abort(error);
@@ -370,6 +386,7 @@ class TwoLevelBackend final : public CommBackend {
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
     last_call_->wait();
+    levels_->meet_for_split(name);
     std::unique_ptr<CommBackend> base = levels_->base().split(color, key, name);
     std::unique_ptr<CommBackend> node = levels_->node().split(color, key, name);
     return base ? make_levels(std::move(base), std::move(node), levels_->options(), last_call_) : nullptr;

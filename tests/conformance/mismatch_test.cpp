@@ -99,6 +99,9 @@ std::vector<Case> cases() {
       [[maybe_unused]] const PeerWindow window = comm.backend().attach(arena, name);
     };
   };
+  const auto split = [](std::string name) {
+    return [name](const Communicator& comm) { [[maybe_unused]] const std::unique_ptr<CommBackend> part = comm.backend().split(0, comm.rank(), name); };
+  };
   const auto integers = [](const Communicator& comm) {
     std::vector<std::int32_t> data(64);
     comm.all_reduce(std::span(data), {.unit = 1, .label = 0});
@@ -135,6 +138,8 @@ std::vector<Case> cases() {
       {"OtherEndOfALongName", named(long_name + "one"), named(long_name + "two"), {"barrier#1 \"a name that is too long"}},
       {"NameAgainstNone", named("x"), barrier, {"barrier#1 \"x\""}},
       {"OtherWindow", attach("a"), attach("b"), {"attach"}},
+      {"OtherSplit", split("a"), split("b"), {"split"}},
+      {"CallAgainstSplit", reduce(64, one), split("part"), {"split", "all_reduce"}, true},
       {"CallAgainstAttach", reduce(64, one), attach("b"), {"attach", "all_reduce"}, true},
   };
 }
