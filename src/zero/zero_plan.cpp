@@ -59,8 +59,7 @@ std::vector<int> Degrees::path(int from, int to) const {
   }
   if (to < from) steps.push_back(to);
   std::ranges::sort(steps, std::greater{});
-  const auto [again, end] = std::ranges::unique(steps);
-  steps.erase(again, end);
+  steps.erase(std::unique(steps.begin(), steps.end()), steps.end());  // std::ranges::unique of libstdc++ 12 does not compile with clang 14
   return steps;
 }
 

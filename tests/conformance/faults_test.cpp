@@ -6,6 +6,7 @@
 #include <zeroth/base/failpoint.h>
 #include <zeroth/comm/decorators.h>
 
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -298,21 +299,32 @@ TEST_P(ProcessFaults, ARankKilledInTheMiddleOfCalls) {
   for (int attempt = 0; attempt < 6; ++attempt) {
     WorldOptions options = impatient();
     const std::size_t victim = static_cast<std::size_t>(attempt) % static_cast<std::size_t>(GetParam().size);
+    int begun[2];
+    ASSERT_EQ(::pipe2(begun, O_NONBLOCK | O_CLOEXEC), 0);
+    int at_work = 0;
+    Milliseconds since_when{};
     options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds since) {
-      if (since < Milliseconds{150 + 13 * attempt}) return true;
+      for (char rank = 0; at_work < GetParam().size && ::read(begun[0], &rank, 1) == 1;) {
+        ++at_work;
+        since_when = since;
+      }
+      if (at_work < GetParam().size || since < since_when + Milliseconds{13 * attempt}) return true;
       ::kill(pids[victim], SIGKILL);
       return false;
     };
     const RankReport report = run_world(
         GetParam(),
-        [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+        [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
           const Communicator comm(backend);
           const std::vector<Operation> calls = operations();
+          comm.barrier();
+          require(::write(begun[1], "", 1) == 1, "the parent is not told");
           for (;;) {
             for (std::size_t call = 0; call < kMatchedOperations; ++call) calls[call].run(comm);
           }
         },
         options);
+    for (const int end : begun) ::close(end);
     ASSERT_EQ(report.failures.size(), static_cast<std::size_t>(GetParam().size));
     expect_prompt(report, static_cast<int>(victim));
     for (const RankFailure& failure : report.failures) {
