@@ -1,4 +1,4 @@
-// HMAC-SHA-256: how who has a secret shows it without saying it.
+// HMAC-SHA-256: how who has a secret shows it without saying it (docs/decisions/0027-secrets-are-proved.md).
 #pragma once
 
 #include <array>
