@@ -6,6 +6,7 @@
 //   at 1/4 of a deadline    a warning in rank 0's log: who is missing, where that rank is (file, line, phase), who waits
 //   at the deadline         kTimeout on all ranks, with that line
 //   silent_after            kPeerLost for a rank that others wait for and that gives no sign of life; a second after its end
+//                           also on who is cut off from rank 0, and on rank 0 once it is cut off from all others, whatever they do
 //   tell()                  an error of one rank on all
 //   end_stuck_after         the end of a rank that does not come to a call that could throw any of this: it spins, or sleeps
 #pragma once

@@ -439,19 +439,20 @@ class Leaf final : public ControlThread {
     link_.send(PingMessage{});
   }
 
-  /// Without the hub nobody else would say that it is the one that is missing.
+  /// Without the hub nobody else would say that it is the one that is missing, nor that the job has ended without this rank: so who is cut
+  /// off has no job any more, whatever it does. A hub that has left in order owes only those who wait for it.
   void miss_hub(SteadyClock::time_point now) {
     const auto silent = std::chrono::duration_cast<Milliseconds>(now - (gone_ ? gone_at_ : heard_));
-    if (silent < (gone_ ? Milliseconds{1'000} : options_.silent_after)) return;
-    const RankStatus own = watch_->status(false);
-    const std::vector<int>& awaited = own.wait.report.ranks;
-    if (own.wait.id == 0 || (!awaited.empty() && std::ranges::find(awaited, 0) == awaited.end())) return;
-    const std::string what = gone_ ? end_text(in_order_, link_trouble_) : silence_text(silent);
-    judge(Error(ErrorCode::kPeerLost,
-                        "rank 0 " + what,
-                        {.where = "comm.control group=" + own.wait.report.group,
-                         .expected = own.wait.report.call + " from rank 0",
-                         .hint = "look at the output of that rank and its host"}));
+    const WaitStatus wait = watch_->status(false).wait;
+    const std::vector<int>& awaited = wait.report.ranks;
+    const bool waits = wait.id != 0 && (awaited.empty() || std::ranges::find(awaited, 0) != awaited.end());
+    if ((in_order_ && !waits) || silent < (gone_ && waits ? Milliseconds{1'000} : options_.silent_after)) return;
+    ErrorContext context{.where = "comm.control", .expected = "a sign of life from rank 0", .hint = "look at the output of that rank and its host"};
+    if (waits) {
+      context.where += " group=" + wait.report.group;
+      context.expected = wait.report.call + " from rank 0";
+    }
+    judge(Error(ErrorCode::kPeerLost, "rank 0 " + (gone_ ? end_text(in_order_, link_trouble_) : silence_text(silent)), std::move(context)));
   }
 
   ControlLink link_;
