@@ -7,6 +7,8 @@
 #include "comm/own_thread.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
+#include <zeroth/base/interrupt.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
@@ -20,6 +22,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -83,6 +86,7 @@ class ControlThread : public ControlPlane {
   }
 
   void tell(const Error& error) noexcept override {
+    ZR_FAILPOINT("control.tell");
     watch_->hear();
     try {
       const std::lock_guard lock(mutex_);
@@ -133,6 +137,7 @@ class ControlThread : public ControlPlane {
   /// The rank's waits throw it from now on; what led there is written down.
   void judge(const Error& error) {
     if (!unheard_) {
+      ZR_FAILPOINT("control.judged");
       unheard_ = error;
       judged_at_ = SteadyClock::now();
     }
@@ -256,9 +261,9 @@ class Hub final : public ControlThread {
   }
 
   void receive_guests(SteadyClock::time_point now) {
-    const auto refused = [this](const std::string& whom_and_why) {
+    const auto refused = [this](const TcpAddress& peer, const std::string& why) {
       if (std::exchange(refused_, true)) return;  // a scanner must not fill the log
-      options_.logger.warn(fmt::format("control plane: a connection from {} was refused; others are only counted", whom_and_why));
+      options_.logger.warn(fmt::format("control plane: a connection from {} was refused: {}; others are only counted", to_text(peer), why));
     };
     for (Reception::Member& member : reception_.look(refused)) {
       if (verdict_) member.link.send(*verdict_);
@@ -311,6 +316,7 @@ class Hub final : public ControlThread {
 
   void decide(const Error& error) {
     if (verdict_) return;
+    ZR_FAILPOINT("control.verdict");
     verdict_ = VerdictMessage{error.code(), error.message(), error.context()};
     judge(error);
     to_all(*verdict_);
@@ -325,6 +331,7 @@ class Hub final : public ControlThread {
 
   void ping(SteadyClock::time_point now) {
     if (now - pinged_ < ping_every()) return;
+    ZR_FAILPOINT("control.beat");
     pinged_ = now;
     to_all(PingMessage{});
   }
@@ -354,22 +361,29 @@ class Hub final : public ControlThread {
 /// Every other rank's.
 class Leaf final : public ControlThread {
  public:
-  Leaf(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const Invitation& invitation)
-      : ControlThread(std::move(watch), options), link_(introduce_to(invitation)) {
+  /// `check` throws once it is known that rank 0 will not answer.
+  Leaf(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const Invitation& invitation, std::function<void()> check)
+      : ControlThread(std::move(watch), options), link_(introduce_to(invitation, std::move(check))) {
     heard_ = SteadyClock::now();
     start();
   }
   ~Leaf() override { stop(); }
 
  private:
-  [[nodiscard]] ControlLink introduce_to(const Invitation& invitation) {
+  [[nodiscard]] ControlLink introduce_to(const Invitation& invitation, std::function<void()> check) {
     std::vector<TcpAddress> hub;
     for (std::uint32_t index = 0; index < invitation.count; ++index) hub.push_back({invitation.addresses[index].host, invitation.addresses[index].port});
     const HelloMessage hello{.rank = static_cast<std::uint32_t>(watch_->rank()),
                              .size = static_cast<std::uint32_t>(watch_->size()),
                              .pid = static_cast<std::uint32_t>(::getpid()),
                              .host = host_name()};
-    Introduction done = introduce(hub, invitation.secret, hello, Deadline(std::min(options_.timeout, kJoinTime)), std::min(options_.timeout, kAddressTime), who());
+    Introduction done = introduce({.hub = std::move(hub),
+                                   .secret = invitation.secret,
+                                   .hello = hello,
+                                   .timeout = std::min(options_.timeout, kJoinTime),
+                                   .patience = std::min(options_.timeout, kAddressTime),
+                                   .who = who(),
+                                   .check = std::move(check)});
     if (done.verdict) judge(error_of(*done.verdict));
     return std::move(done.link);
   }
@@ -435,6 +449,7 @@ class Leaf final : public ControlThread {
       }
     }
     if (now - pinged_ < ping_every()) return;
+    ZR_FAILPOINT("control.beat");
     pinged_ = now;
     link_.send(PingMessage{});
   }
@@ -508,7 +523,11 @@ std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_
             .got = std::string(invitation.trouble, ::strnlen(invitation.trouble, sizeof invitation.trouble))});
   if (hub) return hub;
   ZR_ASSERT(invitation.count <= detail::kMostAddresses, "an invitation with more addresses than it has room for");
-  return std::make_unique<detail::Leaf>(std::move(watch), options, invitation);
+  const auto check = [&base] {
+    check_interrupt();
+    base.check_peers({.what = "rank 0 beside the data", .names_ranks = true, .ranks = {0}});
+  };
+  return std::make_unique<detail::Leaf>(std::move(watch), options, invitation, check);
 }
 
 }  // namespace zeroth

@@ -1,6 +1,6 @@
 #include "comm/control/introduction.h"
 
-#include <zeroth/base/interrupt.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/secret.h>
 
 #include <fmt/format.h>
@@ -42,10 +42,12 @@ Nonce draw_nonce() {
 }
 
 /// One address. Empty, and `why`, unless who listens there has the secret.
-std::optional<Introduction> try_address(const TcpAddress& hub, const JobSecret& secret, HelloMessage hello, const Deadline& deadline, std::string& why) {
+std::optional<Introduction> try_address(const IntroductionSpec& spec, const TcpAddress& hub, std::string& why) {
+  const Deadline deadline(spec.patience);
   ForkClosedFd socket = connect_tcp(hub, deadline, why);
   if (!socket) return std::nullopt;
   Introduction to{ControlLink(std::move(socket))};
+  HelloMessage hello = spec.hello;
   hello.nonce = draw_nonce();
   std::optional<ChallengeMessage> challenge;
   bool welcome = false;
@@ -53,17 +55,18 @@ std::optional<Introduction> try_address(const TcpAddress& hub, const JobSecret& 
   while (!welcome && why.empty()) {
     pollfd watched{.fd = to.link.fd(), .events = POLLIN, .revents = 0};
     (void)::poll(&watched, 1, static_cast<int>(deadline.slice().count()));
-    check_interrupt();
+    spec.check();
     const bool open = to.link.receive([&](const ControlMessage& message) {
       if (!why.empty()) return;
       if (welcome) {
         if (const auto* verdict = std::get_if<VerdictMessage>(&message)) to.verdict = *verdict;
       } else if (const auto* first = std::get_if<ChallengeMessage>(&message); first != nullptr && !challenge) {
         challenge = *first;
-        hello.proof = proof_of_rank(secret, hub, *challenge, hello);
+        ZR_FAILPOINT("control.hello");
+        hello.proof = proof_of_rank(spec.secret, hub, *challenge, hello);
         to.link.send(hello);
       } else if (const auto* answer = std::get_if<WelcomeMessage>(&message); answer != nullptr && challenge) {
-        welcome = same(answer->proof, proof_of_hub(secret, hub, *challenge, hello));
+        welcome = same(answer->proof, proof_of_hub(spec.secret, hub, *challenge, hello));
         if (welcome) to.link.trust();
         if (!welcome) why = "who listens there does not know the job's secret";
       } else {
@@ -131,7 +134,7 @@ std::string Reception::objection(const Guest& guest, const HelloMessage& hello) 
   return come_[hello.rank] ? fmt::format("it says that it is rank {}, which has come already", hello.rank) : "";
 }
 
-std::vector<Reception::Member> Reception::look(const std::function<void(const std::string&)>& refused) {
+std::vector<Reception::Member> Reception::look(const Refused& refused) {
   admit();
   std::vector<Member> members;
   std::erase_if(guests_, [&](Guest& guest) {
@@ -153,10 +156,11 @@ std::vector<Reception::Member> Reception::look(const std::function<void(const st
     }
     if (!why.empty()) {
       ++strangers_;
-      refused(fmt::format("{}: {}", to_text(guest.peer), why));
+      refused(guest.peer, why);
       return true;
     }
     come_[hello->rank] = true;
+    ZR_FAILPOINT("control.welcome");
     guest.link.trust();
     guest.link.send(WelcomeMessage{proof_of_hub(secret_, guest.hub, guest.challenge, *hello)});
     members.push_back({std::move(*hello), std::move(guest.link)});
@@ -165,21 +169,23 @@ std::vector<Reception::Member> Reception::look(const std::function<void(const st
   return members;
 }
 
-Introduction introduce(const std::vector<TcpAddress>& hub, const JobSecret& secret, const HelloMessage& hello, const Deadline& deadline, Milliseconds patience, const std::string& who) {
-  std::vector<std::string> found(hub.size());
+Introduction introduce(const IntroductionSpec& spec) {
+  ZR_FAILPOINT("control.connect");
+  const Deadline deadline(spec.timeout);
+  std::vector<std::string> found(spec.hub.size());
   do {
-    for (std::size_t index = 0; index < hub.size(); ++index) {
+    for (std::size_t index = 0; index < spec.hub.size(); ++index) {
       std::string why;
-      if (std::optional<Introduction> done = try_address(hub[index], secret, hello, Deadline(patience), why)) return *std::move(done);
-      found[index] = fmt::format("{}: {}", to_text(hub[index]), why);
+      if (std::optional<Introduction> done = try_address(spec, spec.hub[index], why)) return *std::move(done);
+      found[index] = fmt::format("{}: {}", to_text(spec.hub[index]), why);
+      spec.check();
     }
     std::this_thread::sleep_for(std::min(deadline.remaining(), kAgainAfter));
-    check_interrupt();
   } while (!deadline.passed());
   throw Error(ErrorCode::kResource,
               "rank 0 cannot be reached beside the data",
               {.where = "comm.control",
-               .who = who,
+               .who = spec.who,
                .expected = "rank 0, with the job's secret",
                .got = fmt::format("{}", fmt::join(found, "; ")),
                .hint = "open the network between the hosts, or name the interface that reaches them with ZEROTH_INTERFACE"});

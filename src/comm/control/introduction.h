@@ -50,8 +50,9 @@ class Reception {
     ControlLink link;
   };
   /// The ranks that have shown since the last look that they have the secret, each once and welcomed. Others are dropped; `refused` is
-  /// called with each, "10.0.3.7:4711: it does not know the job's secret".
-  [[nodiscard]] std::vector<Member> look(const std::function<void(const std::string&)>& refused);
+  /// called with each and the reason, "it does not know the job's secret".
+  using Refused = std::function<void(const TcpAddress& peer, const std::string& why)>;
+  [[nodiscard]] std::vector<Member> look(const Refused& refused);
 
  private:
   struct Guest {
@@ -78,8 +79,16 @@ struct Introduction {
   ControlLink link;
   std::optional<VerdictMessage> verdict{};
 };
-/// Tries each address at least once, each for at most `patience`, and all again until the deadline. check_interrupt() is called at least every
-/// 100 ms. Throws kResource, with `who` and what was found at each address.
-[[nodiscard]] Introduction introduce(const std::vector<TcpAddress>& hub, const JobSecret& secret, const HelloMessage& hello, const Deadline& deadline, Milliseconds patience, const std::string& who);
+struct IntroductionSpec {
+  std::vector<TcpAddress> hub{};
+  JobSecret secret{};
+  HelloMessage hello{};
+  Milliseconds timeout{};   ///< all addresses are tried once, and again until then
+  Milliseconds patience{};  ///< with one address
+  std::string who{};        ///< for errors
+  std::function<void()> check{};  ///< called at least every 100 ms; what it throws ends the attempt
+};
+/// Throws kResource, with what was found at each address.
+[[nodiscard]] Introduction introduce(const IntroductionSpec& spec);
 
 }  // namespace zeroth::detail

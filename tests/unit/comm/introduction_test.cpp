@@ -92,6 +92,9 @@ class ReceptionTest : public ::testing::Test {
     const std::optional<ControlMessage> word = talker.next();
     return word && std::holds_alternative<WelcomeMessage>(*word);
   }
+  [[nodiscard]] IntroductionSpec spec_of(std::vector<TcpAddress> hub, std::uint32_t rank, Milliseconds timeout = kLong, Milliseconds patience = kLong) const {
+    return {.hub = std::move(hub), .secret = reception_.secret(), .hello = hello_of(rank), .timeout = timeout, .patience = patience, .who = "a rank", .check = [] {}};
+  }
   HelloMessage proven(HelloMessage hello, const ChallengeMessage& challenge) const {
     hello.proof = proof_of_rank(reception_.secret(), address(), challenge, hello);
     return hello;
@@ -114,7 +117,7 @@ class ReceptionTest : public ::testing::Test {
     reception_.add_polled(polled);
     (void)::poll(polled.data(), polled.size(), 5);
     const std::lock_guard lock(mutex_);
-    for (Reception::Member& member : reception_.look([this](const std::string& whom) { refused_ += whom + "\n"; })) members_.push_back(std::move(member));
+    for (Reception::Member& member : reception_.look([this](const TcpAddress& peer, const std::string& why) { refused_ += to_text(peer) + ": " + why + "\n"; })) members_.push_back(std::move(member));
   }};
 };
 
@@ -142,7 +145,7 @@ TEST(Proof, DependsOnAllThatHasBeenSaid) {
 
 TEST_F(ReceptionTest, RanksAreWelcomedOnce) {
   for (const std::uint32_t rank : {2U, 1U}) {
-    const Introduction done = introduce({address()}, reception_.secret(), hello_of(rank), Deadline(kLong), kLong, "rank");
+    const Introduction done = introduce(spec_of({address()}, rank));
     EXPECT_FALSE(done.verdict.has_value());
   }
   const std::lock_guard lock(mutex_);
@@ -230,7 +233,7 @@ TEST_F(ReceptionTest, WhoSpeaksBeforeItsTurnOrTooMuchIsRefused) {
 TEST_F(ReceptionTest, ManySilentOnesDoNotKeepARankOut) {
   std::vector<Talker> silent;
   for (int count = 0; count < 100; ++count) silent.push_back(Talker::to(address()));
-  const Introduction done = introduce({address()}, reception_.secret(), hello_of(1), Deadline(Milliseconds{0}), kLong, "rank 1/3");
+  const Introduction done = introduce(spec_of({address()}, 1, Milliseconds{0}));
   const std::lock_guard lock(mutex_);
   EXPECT_EQ(members_.size(), 1U);
   EXPECT_GE(reception_.strangers(), 30U);
@@ -244,7 +247,7 @@ TEST_F(ReceptionTest, WhatIsSaidRightBehindTheWelcomeIsHeard) {
     members_.clear();
     std::this_thread::sleep_for(Milliseconds{1});
   });
-  Introduction done = introduce({address()}, reception_.secret(), hello_of(1), Deadline(kLong), kLong, "rank 1/3");
+  Introduction done = introduce(spec_of({address()}, 1));
   const Deadline deadline(kLong);
   while (!done.verdict && !deadline.passed()) {
     pollfd watched{.fd = done.link.fd(), .events = POLLIN, .revents = 0};
@@ -283,14 +286,13 @@ TEST_F(ReceptionTest, ARankGoesOnToTheFirstAddressWhereTheSecretIsKnown) {
   });
   const Impostor bold([](Talker& talker) { talker.send(VerdictMessage{.message = "the job ends"}); });
   const Introduction done =
-      introduce({silent.address(), guessing.address(), bold.address(), address()}, reception_.secret(), hello_of(1), Deadline(kLong), Milliseconds{300}, "rank 1/3");
+      introduce(spec_of({silent.address(), guessing.address(), bold.address(), address()}, 1, kLong, Milliseconds{300}));
   EXPECT_FALSE(done.verdict.has_value());
   const std::lock_guard lock(mutex_);
   EXPECT_EQ(members_.size(), 1U);
 }
 
 TEST(Introduction, SaysWhatItHasFoundAtEachAddress) {
-  const JobSecret secret{5};
   const Impostor guessing([](Talker& talker) {
     talker.send(ChallengeMessage{{7}});
     (void)talker.next();
@@ -307,7 +309,13 @@ TEST(Introduction, SaysWhatItHasFoundAtEachAddress) {
   listen_tcp(kHere, nobody).reset();
   const auto begin = SteadyClock::now();
   const std::string error = test::error_of(ErrorCode::kResource, [&] {
-    (void)introduce({guessing.address(), mirror.address(), silent.address(), nobody}, secret, hello_of(1), Deadline(Milliseconds{500}), Milliseconds{300}, "rank 1/3");
+    (void)introduce({.hub = {guessing.address(), mirror.address(), silent.address(), nobody},
+                     .secret = {5},
+                     .hello = hello_of(1),
+                     .timeout = Milliseconds{500},
+                     .patience = Milliseconds{300},
+                     .who = "rank 1/3",
+                     .check = [] {}});
   });
   EXPECT_LT(SteadyClock::now() - begin, kLong);
   const std::string no_secret = ": who listens there does not know the job's secret";
@@ -318,6 +326,18 @@ TEST(Introduction, SaysWhatItHasFoundAtEachAddress) {
                     HasSubstr(to_text(mirror.address()) + no_secret),
                     HasSubstr(to_text(silent.address()) + ": who listens there says nothing"),
                     HasSubstr(to_text(nobody) + ": Connection refused")));
+}
+
+TEST(Introduction, EndsWithWhatIsKnownOfRank0) {
+  const Impostor silent([](Talker&) {});
+  int looks = 0;
+  const auto check = [&] {
+    if (++looks == 2) throw Error(ErrorCode::kPeerLost, "rank 0 was killed");
+  };
+  const std::string error = test::error_of(ErrorCode::kPeerLost, [&] {
+    (void)introduce({.hub = {silent.address()}, .hello = hello_of(1), .timeout = kLong, .patience = kLong, .who = "rank 1/3", .check = check});
+  });
+  EXPECT_THAT(error, HasSubstr("rank 0 was killed"));
 }
 
 /// Between a rank and the hub, at another address: it passes on every word.
@@ -334,7 +354,7 @@ TEST_F(ReceptionTest, AProofThatWasMadeForAnotherAddressIsNotPassedOn) {
     ++passed;
   });
   const std::string error =
-      test::error_of(ErrorCode::kResource, [&] { (void)introduce({relay.address()}, reception_.secret(), hello_of(1), Deadline(Milliseconds{100}), Milliseconds{1'000}, "rank 1/3"); });
+      test::error_of(ErrorCode::kResource, [&] { (void)introduce(spec_of({relay.address()}, 1, Milliseconds{100}, Milliseconds{1'000})); });
   EXPECT_THAT(error, HasSubstr(to_text(relay.address())));
   EXPECT_GT(passed.load(), 0);
   const std::lock_guard lock(mutex_);
