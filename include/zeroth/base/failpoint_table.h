@@ -132,6 +132,11 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
     {"mpi.open", "src/comm/mpi/mpi_seat.cpp", "before MPI's world is opened"},
     {"mpi.start", "src/comm/mpi/mpi_seat.cpp", "before MPI is given a message, or asked for one"},
     {"mpi.wait", "src/comm/mpi/mpi_seat.cpp", "before MPI is asked whether a message is done"},
+    {"c10d.*",
+     "src/libtorch/c10d.cpp",
+     "before torch's group is given a message, or asked for one",
+     FailpointKind::kThrowing,
+     kDirections},
     {"levels.step", "src/comm/two_level_backend.cpp", "before one step of a call over two levels"},
     {"mixed.choose", "src/comm/mixed_backend.cpp", "the backend of a call is chosen, and has not been given it"},
     // The control plane. Nothing may leave the threads of its own, nor what tells it of an error.
