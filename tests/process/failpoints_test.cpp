@@ -235,8 +235,10 @@ class Failpoints : public ::testing::Test {
   }
 };
 
-/// Other tests strike at these: mpi_failpoints_test.cpp under mpirun, tests/python/c10d_test.py over groups of torch.
-bool is_elsewhere(std::string_view site) { return site.starts_with("mpi.") || site == "abort.mpi" || site.starts_with("c10d."); }
+/// Other tests strike at these: mpi_failpoints_test.cpp under mpirun, tests/python/c10d_test.py over groups of torch, launcher/nodes_test.py.
+bool is_elsewhere(std::string_view site) {
+  return site.starts_with("mpi.") || site == "abort.mpi" || site.starts_with("c10d.") || site.starts_with("launcher.");
+}
 
 TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {
   for (const char* site : {"engine.judge", "messages.send", "levels.step"}) {

@@ -192,6 +192,14 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
     {"engine.update", "src/engine/engine.cpp", "judged good, no parameter has changed"},
     {"engine.publish", "src/engine/engine.cpp", "the own shard is updated, nobody has been told"},
     {"engine.committed", "src/engine/engine.cpp", "the step is done on this rank"},
+    // The launcher, whose rank is the number of its node.
+    {"launcher.join", "src/launcher/rendezvous.cpp", "other nodes, before they look for node 0"},
+    {"launcher.admit", "src/launcher/rendezvous.cpp", "node 0, with the hello of a node that it has not judged"},
+    {"launcher.hello", "src/launcher/agent.cpp", "other nodes, believed, before their hello"},
+    {"launcher.order", "src/launcher/remote_group.cpp", "node 0, before another node is given its task"},
+    {"launcher.task", "src/launcher/agent.cpp", "other nodes, with their task, before a rank is started"},
+    {"launcher.spawn", "src/launcher/spawn.cpp", "before a process is started"},
+    {"launcher.output", "src/launcher/local_group.cpp", "output of a rank has been read and not passed on"},
     // Files.
     {"export.open", "src/engine/safetensors.cpp", "open of the temporary file", FailpointKind::kSystemCall},
     {"export.write", "src/engine/safetensors.cpp", "write", FailpointKind::kSystemCall},
