@@ -200,6 +200,9 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
     {"launcher.task", "src/launcher/agent.cpp", "other nodes, with their task, before a rank is started"},
     {"launcher.spawn", "src/launcher/spawn.cpp", "before a process is started"},
     {"launcher.output", "src/launcher/local_group.cpp", "output of a rank has been read and not passed on"},
+    // The doctor.
+    {"doctor.ask", "src/doctor/survey.cpp", "rank 0, before the ranks are told what to measure"},
+    {"doctor.answer", "src/doctor/participant.cpp", "a rank, told what to measure"},
     // Files.
     {"export.open", "src/engine/safetensors.cpp", "open of the temporary file", FailpointKind::kSystemCall},
     {"export.write", "src/engine/safetensors.cpp", "write", FailpointKind::kSystemCall},
