@@ -2,11 +2,11 @@
 #   cmake -DROOT=<sources> -DOUTPUT=<file> -P failpoint_lines.cmake
 # Included with ROOT set and without OUTPUT it only sets failpoint_files, the sources that hold sites.
 file(READ ${ROOT}/include/zeroth/base/failpoint_table.h table)
-string(REGEX MATCHALL "{\"[a-z_.*]+\",[ \n]*\"src/[a-z_/.]+\"" rows "${table}")
+string(REGEX MATCHALL "{\"[a-z0-9_.*]+\",[ \n]*\"src/[a-z0-9_/.]+\"" rows "${table}")
 set(failpoint_files)
 set(lines)
 foreach(row IN LISTS rows)
-  string(REGEX MATCH "{\"([a-z_.*]+)\",[ \n]*\"(src/[a-z_/.]+)\"" unused "${row}")
+  string(REGEX MATCH "{\"([a-z0-9_.*]+)\",[ \n]*\"(src/[a-z0-9_/.]+)\"" unused "${row}")
   set(name "${CMAKE_MATCH_1}")
   set(file "${CMAKE_MATCH_2}")
   list(APPEND failpoint_files ${ROOT}/${file})

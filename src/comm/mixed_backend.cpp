@@ -1,6 +1,7 @@
 #include "comm/matched_calls.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/decorators.h>
@@ -36,6 +37,7 @@ class Seats {
         CommBackend& seat = seat_of(calls[begin]);
         std::size_t end = begin + 1;
         while (end < calls.size() && &seat_of(calls[end]) == &seat) ++end;
+        ZR_FAILPOINT("mixed.choose");
         seat.submit(calls.subspan(begin, end - begin), stream_).wait();
         begin = end;
       }

@@ -8,6 +8,7 @@
 #include "doctor/table.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/surroundings.h>
 
 #include <fmt/format.h>
@@ -65,6 +66,7 @@ Report lead(const Place& place, Door& door, const RankFacts& facts, const Preten
 }
 
 int run_as_rank(const Options& options) {
+  arm_failpoints_of_environment();
   const Pretence pretence = parse_pretence(variable_or_empty("ZEROTH_DOCTOR_PRETEND"));
   RankFacts facts = facts_of_this_process();
   std::optional<Door> door;

@@ -4,6 +4,7 @@
 #include "doctor/probes.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/comm/factory.h>
 
 #include <nlohmann/json.hpp>
@@ -28,6 +29,7 @@ class Participant {
   Participant(const Place& place, const RankFacts& facts, const Pretence& pretence) : place_(&place), facts_(&facts), pretence_(&pretence) {}
 
   Json answer(const Json& task) {
+    ZR_FAILPOINT("doctor.answer");
     const std::string what = task.at("do").get<std::string>();
     if (what == "facts") return *facts_;
     if (what == "clock") return {{"ns", now_ns()}};

@@ -6,6 +6,7 @@
 #include "launcher/sockets.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -106,6 +107,7 @@ class Survey {
 
   /// Says every task at once and waits for the answers; who gives none in time is lost. An answer may be {"error": text}.
   Tasks ask(const Tasks& tasks, Milliseconds patience = kAnswer) {
+    ZR_FAILPOINT("doctor.ask");
     Tasks answers;
     std::set<int> gone;
     const auto talk = [&](int rank, const auto& say) {

@@ -4,6 +4,7 @@
 #include "launcher/sockets.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/hmac.h>
 #include <zeroth/base/text.h>
 
 #include <fmt/format.h>
@@ -28,7 +29,7 @@ constexpr Milliseconds kStrangerPatience{3000};
 constexpr std::size_t kMaxStrangers = 64;
 constexpr std::string_view kGreeting = "ZEROTHDR";
 constexpr std::size_t kRankBytes = 4;
-constexpr std::size_t kVisitBytes = kRankBytes + launcher::kNonceBytes + sizeof(launcher::Digest);
+constexpr std::size_t kVisitBytes = kRankBytes + launcher::kNonceBytes + sizeof(Digest);
 
 std::string number_text(std::uint32_t value) {
   std::string text(kRankBytes, '\0');
@@ -238,7 +239,7 @@ Wire knock(const std::vector<Endpoint>& endpoints, const std::string& secret, in
         const std::string visit = number_text(static_cast<std::uint32_t>(rank)) + launcher::random_nonce();
         if (greeting.starts_with(kGreeting)) {
           wire.write_all(bytes_of(visit + visit_proof(launcher::Side::kNode, secret, nonce, visit)), patience);
-          const std::string proof = read_text(wire, sizeof(launcher::Digest), patience);
+          const std::string proof = read_text(wire, sizeof(Digest), patience);
           if (launcher::same_proof(proof, visit_proof(launcher::Side::kHead, secret, nonce, visit))) return wire;
         }
         reasons[i] = "somebody else listens there";

@@ -5,6 +5,7 @@
 #include "launcher/local_group.h"
 #include "launcher/spawn.h"
 
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/preemption.h>
 #include <zeroth/base/surroundings.h>
 
@@ -26,6 +27,7 @@ class Agent final : public GroupListener {
  public:
   Agent(Channel& channel, const AgentSetup& setup, SignalInbox& inbox)
       : channel_(&channel), setup_(&setup), inbox_(&inbox) {
+    ZR_FAILPOINT("launcher.hello");
     channel_->send(FrameType::kHello, encode(setup.hello));
   }
 
@@ -187,6 +189,7 @@ class Agent final : public GroupListener {
       throw Error(ErrorCode::kLaunch, "a second task for one agent", {.where = "zeroth-run --agent"});
     }
     try {
+      ZR_FAILPOINT("launcher.task");
       if (setup_->complete) setup_->complete(task);
       if (task.command.empty())
         throw Error(ErrorCode::kLaunch, "a task without a program", {.where = "zeroth-run --agent"});

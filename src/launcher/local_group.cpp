@@ -5,6 +5,8 @@
 #include "launcher/oom.h"
 #include "launcher/spawn.h"
 
+#include <zeroth/base/failpoint.h>
+
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/ioctl.h>
@@ -239,6 +241,7 @@ std::size_t LocalGroup::read_some(Rank& rank, Stream stream) {
     close(rank, stream);
     return 0;
   }
+  ZR_FAILPOINT("launcher.output");
   listener_->rank_output(
       rank.number, stream, std::string_view(block.data(), static_cast<std::size_t>(bytes)));
   return static_cast<std::size_t>(bytes);

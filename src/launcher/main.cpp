@@ -7,6 +7,8 @@
 #include "launcher/signals.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
+#include <zeroth/base/surroundings.h>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -72,6 +74,7 @@ int run(std::span<const char* const> arguments) {
   if (!options.launcher.empty()) {
     return delegate(options);
   }
+  if (const std::string faults = variable_or_empty(kFailpointVariable); !faults.empty()) arm_failpoints(parse_failpoints(faults), options.node);
   SignalInbox inbox;
   // Orphans of the ranks become our children, so that we can see the end of them.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);

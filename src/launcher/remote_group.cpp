@@ -2,6 +2,8 @@
 
 #include "launcher/agent.h"
 
+#include <zeroth/base/failpoint.h>
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -36,6 +38,7 @@ RemoteGroup::RemoteGroup(std::unique_ptr<AgentLink> link,
       ended_(static_cast<std::size_t>(task.num_ranks)),
       num_running_(task.num_ranks) {
   link_->set_say([this](std::string_view line) { listener_->host_note(link_->host(), line); });
+  ZR_FAILPOINT("launcher.order");
   link_->channel().send(FrameType::kTask, encode(task));
 }
 

@@ -5,6 +5,7 @@
 #include "launcher/sockets.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 
@@ -168,6 +169,7 @@ void Rendezvous::refuse_stranger(const Visitor& visitor, const std::string& why,
 
 /// The visitor knows the secret: what is wrong with it is wrong with the job.
 void Rendezvous::admit(Visitor& visitor, const Hello& hello, const Say& say) {
+  ZR_FAILPOINT("launcher.admit");
   const std::string who = fmt::format("node {} ({} at {})", hello.node, hello.host, visitor.address);
   const auto check =
       [&](bool fits, const std::string& message, const std::string& expected, const std::string& got) {
@@ -290,6 +292,7 @@ bool introduce(const RendezvousSpec& spec, Channel& channel, SignalInbox& inbox,
 }  // namespace
 
 std::unique_ptr<Channel> join_job(const RendezvousSpec& spec, SignalInbox& inbox, const Say& say) {
+  ZR_FAILPOINT("launcher.join");
   const auto begin = SteadyClock::now();
   auto report_at = begin + kReportEvery;
   int refusals = 0;

@@ -1,25 +1,17 @@
 // The secret of a job, and how two processes show each other that they have it without saying it.
 #pragma once
 
-#include <array>
-#include <cstdint>
+#include <cstddef>
 #include <string>
 #include <string_view>
 
 namespace zeroth::launcher {
 
-using Digest = std::array<std::uint8_t, 32>;
-
-/// SHA-256. Ref: FIPS 180-4.
-[[nodiscard]] Digest sha256(std::string_view bytes);
-/// HMAC with SHA-256. Ref: RFC 2104.
-[[nodiscard]] Digest hmac_sha256(std::string_view key, std::string_view bytes);
-
 inline constexpr std::size_t kNonceBytes = 16;
 
 enum class Side { kHead, kNode };
 /// What a side shows: a function of the secret and of both sides' nonces, so that a recorded one is of no use
-/// later, nor the other side's own. 32 bytes.
+/// later, nor the other side's own. The bytes of a Digest.
 [[nodiscard]] std::string proof_of(Side side,
                                    std::string_view secret,
                                    std::string_view head_nonce,

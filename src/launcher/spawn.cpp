@@ -1,6 +1,7 @@
 #include "launcher/spawn.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -201,6 +202,7 @@ rlimit reserve_descriptors(int num_ranks, int per_rank) {
 }
 
 SpawnedRank spawn_rank(const SpawnPlan& plan, const InheritedSignals& inherited) {
+  ZR_FAILPOINT("launcher.spawn");
   const std::string& program = plan.arguments.front();
   Pipe out = make_pipe(program);
   Pipe err = make_pipe(program);

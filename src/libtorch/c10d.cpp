@@ -15,6 +15,7 @@
 #include <vector>
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 
 namespace zeroth::libtorch {
 namespace {
@@ -174,6 +175,7 @@ class C10dTransport final : public MessageTransport {
              ErrorCode::kUsage,
              "a forked child uses the engine of its parent",
              {.where = "comm.c10d", .hint = "only the process that made the engine may use it"});
+    ZR_FAILPOINT_OF("c10d.*", sends ? "send" : "recv");
     std::vector<at::Tensor> tensors{
         at::from_blob(bytes.data(), {static_cast<std::int64_t>(bytes.size())}, at::TensorOptions().dtype(at::kByte))};
     const int own_tag = static_cast<int>(kFirstTag + tag);

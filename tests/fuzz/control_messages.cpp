@@ -16,11 +16,20 @@ using zeroth::fuzz::expect;
 
 namespace {
 
+/// Of somebody who has not shown that he has the secret only what is small is taken, and read as it is read of others.
+void expect_small_of_strangers(const Decoded& decoded, std::span<const std::byte> bytes) {
+  const Decoded small = zeroth::detail::decode(bytes, zeroth::detail::kLargestStrangersFrameBytes);
+  const bool large = decoded.consumed > zeroth::detail::kFrameHeaderBytes + zeroth::detail::kLargestStrangersFrameBytes;
+  if (large) expect(small.outcome == Decoded::Outcome::kRefused, "a stranger may say as much as a rank");
+  if (decoded.consumed > 0 && !large) expect(small.consumed == decoded.consumed, "a small message of a stranger is read otherwise");
+}
+
 /// All messages of a stream, each checked; the rest of it is incomplete or refused.
 std::vector<StatusMessage> statuses_of(std::span<const std::byte> bytes) {
   std::vector<StatusMessage> statuses;
   while (true) {
     const Decoded decoded = zeroth::detail::decode(bytes);
+    expect_small_of_strangers(decoded, bytes);
     if (decoded.outcome == Decoded::Outcome::kRefused) expect(!decoded.why.empty(), "refused without a reason");
     if (decoded.outcome != Decoded::Outcome::kMessage) return statuses;
     expect(decoded.message.has_value() && decoded.consumed > 0 && decoded.consumed <= bytes.size(), "a message of another length");

@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "process/rank_life.h"
 #include "support/fork_ranks.h"
 #include "support/process_seats.h"
+#include "support/watched_job.h"
 
 namespace zeroth::testing {
 namespace {
@@ -47,6 +49,8 @@ World world_of(std::string_view site) {
   for (const std::string_view begin : {"messages.", "abort.messages", "matched."}) {
     if (site.starts_with(begin)) return {.kind = "sockets", .size = 3};
   }
+  if (site.starts_with("control.")) return {.kind = "watched", .size = 3};
+  if (site.starts_with("mixed.")) return {.kind = "shm|sockets", .size = 3};
   if (site.starts_with("levels.")) return {.kind = "shm+sockets", .size = 4, .per_node = 2};
   return {.kind = "shm", .size = 3};
 }
@@ -63,17 +67,18 @@ bool is_swallowed(std::string_view site) { return site == "store.answer"; }
 /// Whether the rank comes by: rank 0 alone is the meeting point and serves the store, and the others come to it.
 bool comes_by(const std::string& site, int rank) {
   static const std::set<std::string> of_rank_0{
-      "rendezvous.listen", "rendezvous.admit", "rendezvous.answer", "memory.collect", "memory.spread", "store.answer"};
+      "rendezvous.listen", "rendezvous.admit", "rendezvous.answer", "memory.collect", "memory.spread", "store.answer", "control.welcome", "control.verdict"};
   static const std::set<std::string> of_others{
-      "rendezvous.connect", "rendezvous.hello", "rendezvous.welcome", "memory.offer", "unix_socket.connect", "store.ask"};
+      "rendezvous.connect", "rendezvous.hello", "rendezvous.welcome", "memory.offer", "unix_socket.connect", "store.ask", "control.connect", "control.hello"};
   return rank == 0 ? !of_others.contains(site) : !of_rank_0.contains(site);
 }
 
 /// Another failure must come first, and where.
 std::string first_failure(std::string_view site, int victim, int size) {
-  if (site == "abort.hear") return "engine.judge@rank=" + std::to_string(victim == 0 ? size - 1 : 0) + ":throw;";
+  if (site == "control.verdict" && victim != 0) return "";
+  if (site == "abort.hear" || site == "control.verdict" || site == "control.judged") return "engine.judge@rank=" + std::to_string(victim == 0 ? size - 1 : 0) + ":throw;";
   if (site == "shm.staged.round") return "system.process_vm_readv:errno=EPERM;";  // else data is read where it lies
-  if (site.starts_with("abort.")) return "engine.judge@rank=" + std::to_string(victim) + ":throw;";
+  if (site.starts_with("abort.") || site == "control.tell") return "engine.judge@rank=" + std::to_string(victim) + ":throw;";
   return "";
 }
 
@@ -116,12 +121,28 @@ struct Outcome {
   bool struck = false;  ///< the rank came by the site
 };
 
+/// Ranks of a world with a control plane train with `spec`.
+test::ForkReport run_watched(const World& world, const std::string& spec, const CommOptions& options) {
+  const std::string name = test::unique_job();
+  const auto last_until_a_beat = [&](RankHere& here, Moment moment, int /*unit*/) {
+    if (spec.starts_with("control.beat") && moment == Moment::kBegin && here.step == 0) std::this_thread::sleep_for(Milliseconds{700});
+  };
+  return test::fork_ranks(
+      world.size,
+      [&](int rank) {
+        arm_failpoints(parse_failpoints(spec), rank);
+        run_watched_rank({.world = world.size, .steps = 2, .options = options, .happen = last_until_a_beat}, shared_memory_world(name, rank, world.size));
+      },
+      {.deadline = kHangs});
+}
+
 /// Ranks live with `spec`; `exports`: where one of them writes a file, if it does.
 test::ForkReport run_lives(const World& world, const std::string& spec, Milliseconds timeout, const ExportFolder* exports, int exporter) {
   const bool breaks_store = spec.starts_with("store.");
   CommOptions options;
   options.timeout = timeout;
   for (int rank = 0; world.per_node > 0 && rank < world.size; ++rank) options.nodes.push_back(rank / world.per_node);
+  if (world.kind == "watched") return run_watched(world, spec, options);
   test::ProcessSeats seats(world.kind, world.size, options);
   const std::string store = world.kind == "shm" ? test::unique_job() : "";
   return test::fork_ranks(
@@ -170,7 +191,7 @@ void expect_orderly(const Outcome& run, const std::string& site, const std::stri
     EXPECT_FALSE(end.killed_at_deadline) << report.text();
     EXPECT_LT(end.after, kBound) << report.text();
     const test::RankFailure* failure = report.of(end.rank);
-    const bool failed_first = site == "abort.hear" && failure != nullptr &&
+    const bool failed_first = (site == "abort.hear" || site == "control.verdict" || site == "control.judged") && failure != nullptr &&
                               failure->text.find("planted failure at engine.judge") != std::string::npos &&
                               failure->code == ErrorCode::kInternal;
     if (failed_first || (end.rank == victim && !(action == "throw" && is_swallowed(site)))) continue;
@@ -214,8 +235,10 @@ class Failpoints : public ::testing::Test {
   }
 };
 
-/// Reached under mpirun only: tests/process/mpi_failpoints_test.cpp strikes at these.
-bool needs_mpi(std::string_view site) { return site.starts_with("mpi.") || site == "abort.mpi"; }
+/// Other tests strike at these: mpi_failpoints_test.cpp under mpirun, tests/python/c10d_test.py over groups of torch, launcher/nodes_test.py and doctor_test.py.
+bool is_elsewhere(std::string_view site) {
+  return site.starts_with("mpi.") || site == "abort.mpi" || site.starts_with("c10d.") || site.starts_with("launcher.") || site.starts_with("doctor.");
+}
 
 TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {
   for (const char* site : {"engine.judge", "messages.send", "levels.step"}) {
@@ -314,7 +337,7 @@ std::string group_of(std::string_view site) { return std::string(site.substr(0, 
 TEST_P(Sweep, EverySiteIsReachedAndEveryRankEnds) {
   int sites = 0;
   for (const Failpoint& site : failpoints()) {
-    if (group_of(site.name) != GetParam() || needs_mpi(site.name)) continue;
+    if (group_of(site.name) != GetParam() || is_elsewhere(site.name)) continue;
     ++sites;
     expect_strikes(site.name, site.kind);
   }
@@ -322,12 +345,12 @@ TEST_P(Sweep, EverySiteIsReachedAndEveryRankEnds) {
 }
 
 constexpr const char* kGroups[] = {
-    "rendezvous", "memory", "system", "unix_socket", "shm", "messages", "levels", "store", "abort", "one_sided", "matched", "engine", "export"};
+    "rendezvous", "memory", "system", "unix_socket", "shm", "messages", "levels", "mixed", "control", "store", "abort", "one_sided", "matched", "engine", "export"};
 INSTANTIATE_TEST_SUITE_P(Groups, Sweep, ::testing::ValuesIn(kGroups), [](const auto& of) { return std::string(of.param); });
 
 TEST_F(Failpoints, TheGroupsAreAllThereAre) {
   const std::set<std::string> groups(std::begin(kGroups), std::end(kGroups));
-  for (const Failpoint& site : failpoints()) EXPECT_TRUE(needs_mpi(site.name) || groups.contains(group_of(site.name))) << site.name;
+  for (const Failpoint& site : failpoints()) EXPECT_TRUE(is_elsewhere(site.name) || groups.contains(group_of(site.name))) << site.name;
 }
 
 }  // namespace

@@ -1,8 +1,11 @@
 // Each fault of fault_cases.h on one rank of four, over shared memory and over messages between processes: every other rank ends in less
 // than 15 s, 2 s where it dies, with the right error, which names the rank, the call and the unit or parameter; or the job goes on where that is right.
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <netinet/in.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,11 +15,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iomanip>
 #include <iterator>
 #include <optional>
 #include <regex>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -261,6 +266,76 @@ TEST(AfterAVerdict, OnlyARankThatHasNotHeardOfItIsEnded) {
     EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, rank == 3 ? 76 : 0) << rank << report.text() << outputs.text(rank);
   }
   EXPECT_TRUE(holds(outputs.text(3), R"(ZEROTH ERROR \[ABORTED\] rank 0 stopped the job: \[USAGE\] the validation set is empty; rank 3/4 has not come)")) << outputs.text(3);
+}
+
+/// This process's connections of the control plane.
+std::vector<int> control_connections() {
+  std::vector<int> found;
+  for (int fd = 3; fd < 1'000; ++fd) {
+    sockaddr_in peer{};
+    socklen_t length = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0 && peer.sin_family == AF_INET) found.push_back(fd);
+  }
+  return found;
+}
+
+/// As a cable that is cut: not one packet comes any more.
+void cut_cable() {
+  sock_filter nothing{.code = BPF_RET | BPF_K, .jt = 0, .jf = 0, .k = 0};
+  const sock_fprog program{.len = 1, .filter = &nothing};
+  for (const int fd : control_connections()) {
+    if (::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) != 0) throw std::runtime_error("no filter on a socket");
+  }
+}
+
+void close_connections() {
+  for (const int fd : control_connections()) (void)::shutdown(fd, SHUT_RDWR);
+}
+
+/// Rank `victim` of three is cut off from the others while it sleeps; they leave in order. What it ends with, and what it has written.
+struct CutOff {
+  int code = -1;
+  std::string text{};
+  std::string report{};
+};
+CutOff cut_off(int victim, const std::function<void()>& cut, Milliseconds sleep) {
+  constexpr int kRanks = 3;
+  const std::string name = test::unique_job();
+  const Outputs outputs;
+  CommOptions options;
+  options.timeout = Milliseconds{20'000};
+  options.frozen_after = Milliseconds{200};  // and two seconds more between hosts
+  options.end_stuck_after = Milliseconds{300};
+  const test::ForkReport report = test::fork_ranks(kRanks, [&](int rank) {
+    outputs.take(rank);
+    const World world = shared_memory_world(name, rank, kRanks);
+    const std::shared_ptr<CommBackend> seat = world.connect(options, std::make_shared<TrafficTable>());
+    if (rank == victim) cut();
+    Communicator(seat).barrier();  // over shared memory
+    if (rank == victim) std::this_thread::sleep_for(sleep);
+  });
+  const int status = report.ends[static_cast<std::size_t>(victim)].wait_status;
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, outputs.text(victim), report.text()};
+}
+
+TEST(WhoIsCutOff, EndsByItselfWhileItSleeps) {
+  for (const int victim : {0, 1, 2}) {
+    const std::string other = victim == 0 ? "rank [12] .pid" : "rank 0 ";
+    const CutOff silent = cut_off(victim, cut_cable, kHangs);
+    EXPECT_EQ(silent.code, 76) << victim << silent.report << silent.text;
+    EXPECT_TRUE(holds(silent.text, R"(ZEROTH ERROR \[PEER_LOST\] )" + other + ".*has given no sign of life for 2.* rank " + std::to_string(victim) + "/3 has not come")) << silent.text;
+    const CutOff closed = cut_off(victim, close_connections, kHangs);
+    EXPECT_EQ(closed.code, 76) << victim << closed.report << closed.text;
+    EXPECT_TRUE(holds(closed.text, R"(ZEROTH ERROR \[PEER_LOST\] )" + other + ".*is gone: its control connection ended without a goodbye.* rank " + std::to_string(victim) + "/3 has not come"))
+        << closed.text;
+  }
+}
+
+TEST(WhoIsCutOff, IsNobodyWhomTheOthersHaveLeftInOrder) {
+  for (const int last : {0, 1}) {
+    const CutOff end = cut_off(last, [] {}, Milliseconds{4'000});
+    EXPECT_EQ(end.code, 0) << last << end.report << end.text;
+  }
 }
 
 TEST(FaultsPage, HoldsEveryFaultWithWhatTheRanksMustSay) {

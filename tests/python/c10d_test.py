@@ -78,6 +78,23 @@ class Trouble(job.RankTest):
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)
         self.assertRegex(done.stderr.strip().splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
 
+    def test_every_failpoint_of_the_transport_ends_both_ranks(self) -> None:
+        listed = subprocess.run([job.RUN, "--list-failpoints"], capture_output=True, text=True, timeout=30, check=True).stdout
+        sites = re.findall(r"^(c10d\.\w+)", listed, re.MULTILINE)
+        self.assertEqual(sites, ["c10d.send", "c10d.recv"])
+        for site in sites:
+            for rank in (0, 1):
+                for action in ("kill", "throw"):
+                    rule = f"{site}@rank={rank},hit=9:{action}"
+                    with self.subTest(rule), job.Family(job.command(2, "c10d_trouble_rank.py", "kill"), os.environ | {"ZEROTH_FAULTS": rule}) as family:
+                        done = family.end(60)
+                        last = done.stderr.strip().splitlines()[-1]
+                        if action == "kill":
+                            self.assertRegex(last, rf"rank {rank} \(pid \d+\) was killed by signal 9")
+                        else:
+                            self.assertRegex(done.stderr, rf"\[INTERNAL\] planted failure at {re.escape(site)}")
+                            self.assertRegex(last, rf"rank {rank} \(pid \d+\) exited with code 70")
+
     def test_a_rank_that_left_is_named(self) -> None:
         done = job.run(2, "c10d_trouble_rank.py", "leave")
         self.assertEqual(done.returncode, 76, done.stderr)

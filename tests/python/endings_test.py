@@ -234,7 +234,7 @@ class OverAGroup(Interrupts):
 
 @unittest.skipUnless(os.environ.get("ZEROTH_MPIRUN"), "needs mpirun")
 class OverMpi(unittest.TestCase):
-    """As over a group. Not in the construction: nothing ends MPI_Init() before its time."""
+    """As over a group. But who is interrupted in the construction has a thread in MPI, and can only end."""
 
     def test_ctrl_c_ends_each_wait_within_half_a_second_and_the_other_rank_hears_why(self) -> None:
         for where, place in PLACES.items():
@@ -249,6 +249,20 @@ class OverMpi(unittest.TestCase):
                 self.assertLessEqual(float(found[1]), 0.5)
                 self.assertEqual(found[2], place)
                 self.assertRegex(done.stdout, rf"{where}: rank 1 is told: \[ABORTED\] rank 0 stopped the job: .*interrupt")
+
+    def test_ctrl_c_ends_a_rank_while_mpi_opens_its_world(self) -> None:
+        program = [sys.executable, str(job.HERE / "interrupt_rank.py"), "no folder", "mpi", "opening"]
+        with job.Family([*mpi_test.MPIRUN, "-n", "2", *program], mpi_test.variables(ZEROTH_BACKEND="mpi")) as family:
+            done = family.end(60)
+            ended = time.time()
+        found = re.search(r"opening: KeyboardInterrupt after (\S+) s in (\w+)", done.stdout)
+        assert found is not None, done.stdout + done.stderr
+        self.assertLessEqual(float(found[1]), 0.5)
+        said = re.search(r"opening: rank 0 ends at (\S+)", done.stdout)
+        assert said is not None, done.stdout + done.stderr
+        self.assertLess(ended - float(said[1]), 10, "mpirun has seen it end, and has ended the other one")
+        self.assertNotEqual(done.returncode, 0)
+        self.assertNotRegex(done.stderr, r"signal 11|Segmentation")
 
 
 del Interrupts  # only what is made of it has tests to run

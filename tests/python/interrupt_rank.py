@@ -134,10 +134,22 @@ def interrupted(where: str, rank: int) -> None:
         print(f"{where}: rank {rank} then {attempt(training.train)}", flush=True)
 
 
+def opening(rank: int) -> None:
+    """MPI's world is open once all ranks have come, and rank 1 does not."""
+    if rank == 1:
+        time.sleep(forks.LIMIT_S)
+        return
+    engine = functools.partial(zeroth.Engine, zoo.make("plain"), CONFIG, world=zeroth.World.from_environment(), log_level="off")
+    print(f"opening: {interrupt(engine)}", flush=True)
+    print(f"opening: rank 0 ends at {time.time():.3f}", flush=True)
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where a shell has started us in its background
     torch.set_num_threads(1)
-    if sys.argv[2:3] == ["mpi"]:
+    if sys.argv[2:] == ["mpi", "opening"]:
+        opening(zeroth.World.from_environment().rank)
+    elif sys.argv[2:3] == ["mpi"]:
         interrupted(sys.argv[3], zeroth.World.from_environment().rank)
     else:
         forks.run({where: functools.partial(interrupted, where) for where in ("construction", "forward", "backward", "step", "export", "close")})

@@ -6,6 +6,7 @@
 
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/messages.h>
+#include <zeroth/comm/mixed.h>
 #include <zeroth/comm/two_level.h>
 
 #include <algorithm>
@@ -17,13 +18,13 @@
 
 namespace zeroth::test {
 
-/// Made before the fork. `kind`: of make_backend(), "sockets" (matched calls over messages), or "shm+sockets"
-/// (shm in each node of options.nodes, messages between nodes).
+/// Made before the fork. `kind`: of make_backend(), "sockets" (matched calls over messages), "shm+sockets"
+/// (shm in each node of options.nodes, messages between nodes), or "shm|sockets" (large sums over messages).
 class ProcessSeats {
  public:
   ProcessSeats(std::string kind, int world, CommOptions options)
       : kind_(std::move(kind)), world_(world), options_(std::move(options)), job_(unique_job()) {
-    if (kind_ == "sockets" || kind_ == "shm+sockets") mesh_ = std::make_unique<SocketMesh>(world);
+    if (kind_.ends_with("sockets")) mesh_ = std::make_unique<SocketMesh>(world);
   }
 
   /// In the rank's process; blocks until all ranks have asked for theirs.
@@ -33,6 +34,12 @@ class ProcessSeats {
                           {.rank = rank, .size = world_, .job = job_, .hub = nullptr, .options = options_});
     std::unique_ptr<CommBackend> base = make_message_backend(mesh_->transport(rank), options_);
     if (kind_ == "sockets") return base;
+    if (kind_ == "shm|sockets") {
+      std::vector<NamedBackend> backends;
+      backends.push_back({"shm", make_backend("shm", {.rank = rank, .size = world_, .job = job_, .hub = nullptr, .options = options_})});
+      backends.push_back({"sockets", std::move(base)});
+      return make_mixed_backend(std::move(backends), CallTable({{.kind = CollectiveKind::kAllReduce, .up_to_bytes = 1'000, .backend = "shm"}, {.kind = CollectiveKind::kAllReduce, .backend = "sockets"}}));
+    }
     const std::vector<int>& nodes = options_.nodes;
     const int node = nodes[static_cast<std::size_t>(rank)];
     const auto first = static_cast<int>(std::find(nodes.begin(), nodes.end(), node) - nodes.begin());

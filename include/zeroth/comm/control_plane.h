@@ -6,6 +6,7 @@
 //   at 1/4 of a deadline    a warning in rank 0's log: who is missing, where that rank is (file, line, phase), who waits
 //   at the deadline         kTimeout on all ranks, with that line
 //   silent_after            kPeerLost for a rank that others wait for and that gives no sign of life; a second after its end
+//                           also on who is cut off from rank 0, and on rank 0 once it is cut off from all others, whatever they do
 //   tell()                  an error of one rank on all
 //   end_stuck_after         the end of a rank that does not come to a call that could throw any of this: it spins, or sleeps
 #pragma once
@@ -43,8 +44,8 @@ struct ControlOptions {
 class ControlPlane {
  public:
   /// Collective over `base`, a seat in a group of all ranks of the job, with whose numbers `watch` speaks. The hub draws a secret and hands
-  /// it out through `base`; who connects without it is dropped and counted. Throws kResource, on all ranks, if the hub cannot listen, and
-  /// on the rank that cannot reach it, with the addresses that it has tried.
+  /// it out through `base`; who does not prove that he has it is dropped and counted. Throws kResource, on all ranks, if the hub cannot listen,
+  /// and on the rank that does not reach it, with what it has found at each address.
   [[nodiscard]] static std::unique_ptr<ControlPlane> join(CommBackend& base, std::shared_ptr<RankWatch> watch, const ControlOptions& options);
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;
@@ -56,7 +57,7 @@ class ControlPlane {
   virtual void tell(const Error& error) noexcept = 0;
   /// Hub: "127.0.0.1:40123"; else "".
   [[nodiscard]] virtual std::string address() const = 0;
-  /// Hub: connections that were dropped because they did not know the secret or said something that is no message.
+  /// Hub: connections that were dropped because they did not show that they know the secret.
   [[nodiscard]] virtual std::uint64_t strangers() const = 0;
 
  protected:

@@ -27,6 +27,7 @@ namespace {
 constexpr std::size_t kMostForkClosed = 8'192;
 constexpr std::size_t kMostQueued = std::size_t{1} << 20U;
 constexpr std::size_t kReadBytes = std::size_t{16} << 10U;
+constexpr int kMostReads = 64;  // at once: one that never stops talking must not keep the thread from the others
 
 /// [Note: Closed in children] fork() has no flag as execve() has: a handler closes these. Atomics, because it runs in the child of a
 /// process whose threads go on.
@@ -73,6 +74,16 @@ SocketAddress parse(const std::string& host, std::uint16_t port) {
   address.length = found->ai_addrlen;
   ::freeaddrinfo(found);
   return address;
+}
+
+TcpAddress numeric(const sockaddr_storage& address) {
+  std::array<char, INET6_ADDRSTRLEN> host{};
+  const auto* four = reinterpret_cast<const sockaddr_in*>(&address);
+  const auto* six = reinterpret_cast<const sockaddr_in6*>(&address);
+  const bool is_six = address.ss_family == AF_INET6;
+  const void* bytes = is_six ? static_cast<const void*>(&six->sin6_addr) : &four->sin_addr;
+  (void)::inet_ntop(address.ss_family, bytes, host.data(), host.size());
+  return {host.data(), ntohs(is_six ? six->sin6_port : four->sin_port)};
 }
 
 void tune(int socket) {
@@ -126,9 +137,7 @@ ForkClosedFd listen_tcp(const std::string& host, TcpAddress& bound) {
   require(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) == 0, "bind");
   require(::listen(socket.get(), SOMAXCONN) == 0, "listen");
   require(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address.storage), &address.length) == 0, "getsockname");
-  const std::uint16_t port = address.storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&address.storage)->sin6_port
-                                                                   : reinterpret_cast<const sockaddr_in*>(&address.storage)->sin_port;
-  bound = {host, ntohs(port)};
+  bound = {host, numeric(address.storage).port};
   return ForkClosedFd(std::move(socket));
 }
 
@@ -158,6 +167,14 @@ ForkClosedFd connect_tcp(const TcpAddress& to, const Deadline& deadline, std::st
     return {};
   }
   tune(socket.get());
+  return ForkClosedFd(std::move(socket));
+}
+
+ForkClosedFd accept_tcp(const ForkClosedFd& listener, TcpAddress& peer) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  UniqueFd socket(::accept4(listener.get(), reinterpret_cast<sockaddr*>(&address), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (socket) peer = numeric(address);
   return ForkClosedFd(std::move(socket));
 }
 
@@ -217,7 +234,7 @@ void ControlLink::flush() {
 
 bool ControlLink::receive(const std::function<void(ControlMessage)>& take) {
   bool open = !broken_;
-  while (open) {
+  for (int reads = 0; open && reads < kMostReads; ++reads) {
     const std::size_t before = in_.size();
     in_.resize(before + kReadBytes);
     const ssize_t got = ::recv(socket_.get(), in_.data() + before, kReadBytes, MSG_DONTWAIT);
@@ -231,7 +248,7 @@ bool ControlLink::receive(const std::function<void(ControlMessage)>& take) {
     // What has come before the end still counts.
     std::size_t used = 0;
     for (;;) {
-      Decoded decoded = decode(std::span(in_).subspan(used));
+      Decoded decoded = decode(std::span(in_).subspan(used), largest_);
       if (decoded.outcome == Decoded::Outcome::kIncomplete) break;
       if (decoded.outcome == Decoded::Outcome::kRefused) {
         trouble_ = decoded.why;

@@ -46,11 +46,14 @@ struct TcpAddress {
 [[nodiscard]] ForkClosedFd listen_tcp(const std::string& host, TcpAddress& bound);
 /// Empty if nobody is there by the deadline; `why` says what happened. check() is called at least every 100 ms.
 [[nodiscard]] ForkClosedFd connect_tcp(const TcpAddress& address, const Deadline& deadline, std::string& why);
+/// The next of those who have connected; empty if there is none. `peer`: whence it comes.
+[[nodiscard]] ForkClosedFd accept_tcp(const ForkClosedFd& listener, TcpAddress& peer);
 /// Numeric addresses of the host's interfaces that are up, without loopback; of `interface` only if it is not empty.
 [[nodiscard]] std::vector<std::string> interface_addresses(const std::string& interface);
 /// Those of `own` that `name`, a name or an address, stands for. Asks the resolver: blocks as long as that does.
 [[nodiscard]] std::vector<std::string> own_addresses_of(const std::string& name, const std::vector<std::string>& own);
 
+/// Until trust() the other side is a stranger, whose frames have to be small.
 class ControlLink {
  public:
   explicit ControlLink(ForkClosedFd socket);
@@ -60,7 +63,8 @@ class ControlLink {
   /// Queues and sends what goes. A peer that does not read for long is a lost one.
   void send(const ControlMessage& message);
   void flush();
-  /// Reads what is there; calls `take` with each message. False once the other side has closed, or has said what is no message.
+  void trust() { largest_ = kLargestFrameBytes; }
+  /// Reads what is there, within reason; calls `take` with each message. False once the other side has closed, or has said what is no message.
   [[nodiscard]] bool receive(const std::function<void(ControlMessage)>& take);
   /// Why receive() was false.
   [[nodiscard]] const std::string& trouble() const { return trouble_; }
@@ -69,6 +73,7 @@ class ControlLink {
   ForkClosedFd socket_;
   std::vector<std::byte> in_;
   std::vector<std::byte> out_;
+  std::size_t largest_ = kLargestStrangersFrameBytes;
   std::string trouble_;
   bool broken_ = false;
 };

@@ -1,5 +1,7 @@
 #include "comm/control/control_message.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -9,7 +11,7 @@
 namespace zeroth::detail {
 namespace {
 
-constexpr std::uint32_t kMagic = 0x5a430001;  // "ZC", version 1
+constexpr std::uint16_t kMagic = 0x5a43;  // "ZC"
 
 class Writer {
  public:
@@ -76,9 +78,17 @@ class Reader {
 template <class Archive, class Message>
 void fields(Archive& archive, Message& message) {
   using M = std::remove_const_t<Message>;
-  if constexpr (std::is_same_v<M, HelloMessage>) {
-    for (auto& byte : message.secret) archive(byte);
+  const auto bytes = [&archive](auto& array) {
+    for (auto& byte : array) archive(byte);
+  };
+  if constexpr (std::is_same_v<M, ChallengeMessage>) {
+    bytes(message.nonce);
+  } else if constexpr (std::is_same_v<M, HelloMessage>) {
+    bytes(message.nonce);
+    bytes(message.proof);
     archive(message.rank)(message.size)(message.pid)(message.host);
+  } else if constexpr (std::is_same_v<M, WelcomeMessage>) {
+    bytes(message.proof);
   } else if constexpr (std::is_same_v<M, AskMessage>) {
     archive(message.question)(message.with_place);
   }
@@ -177,23 +187,27 @@ std::vector<std::byte> encode(const ControlMessage& message) {
   std::visit([&](const auto& value) { write(body, value); }, message);
   const std::vector<std::byte> bytes = body.take();
   Writer header;
-  header(kMagic)(static_cast<std::uint32_t>(bytes.size()))(static_cast<std::uint8_t>(message.index()));
+  header(kControlVersion)(kMagic)(static_cast<std::uint32_t>(bytes.size()))(static_cast<std::uint8_t>(message.index()));
   std::vector<std::byte> frame = header.take();
   frame.insert(frame.end(), bytes.begin(), bytes.end());
   return frame;
 }
 
-Decoded decode(std::span<const std::byte> bytes) {
+Decoded decode(std::span<const std::byte> bytes, std::size_t largest) {
   const auto refused = [](std::string why) { return Decoded{.outcome = Decoded::Outcome::kRefused, .why = std::move(why)}; };
   Reader header(bytes.first(std::min(bytes.size(), kFrameHeaderBytes)));
-  std::uint32_t magic = 0;
-  header(magic);
-  if (bytes.size() >= 4 && magic != kMagic) return refused("the first bytes are not those of this version of Zeroth");
+  std::uint16_t version = 0;
+  std::uint16_t magic = 0;
+  header(version)(magic);
+  if (header.good() && magic != kMagic) return refused("the first bytes are not Zeroth's");
+  if (header.good() && version != kControlVersion) {
+    return refused(fmt::format("it speaks version {} of the control plane, this process version {}: all ranks must run the same build of Zeroth", version, kControlVersion));
+  }
   std::uint32_t length = 0;
   std::uint8_t kind = 0;
   header(length)(kind);
   if (!header.good()) return {};
-  if (length > kLargestFrameBytes) return refused("the message is too long");
+  if (length > largest) return refused("the message is too long");
   if (bytes.size() < kFrameHeaderBytes + length) return {};
   Reader body(bytes.subspan(kFrameHeaderBytes, length));
   Decoded decoded{.outcome = Decoded::Outcome::kMessage, .consumed = kFrameHeaderBytes + length, .message = std::nullopt, .why = {}};

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/hmac.h>
 #include <zeroth/comm/rank_watch.h>
 
 #include <array>
@@ -15,16 +16,27 @@
 
 namespace zeroth::detail {
 
-using JobSecret = std::array<std::uint8_t, 16>;
+using Nonce = std::array<std::uint8_t, 16>;
 
-/// The first message of a connection, in both directions.
+/// The hub's first message: bytes that it has drawn for this connection.
+struct ChallengeMessage {
+  Nonce nonce{};
+  bool operator==(const ChallengeMessage&) const = default;
+};
+/// The rank's answer: who it is, and the proof of it (control/introduction.h).
 struct HelloMessage {
-  JobSecret secret{};
+  Nonce nonce{};
+  Digest proof{};
   std::uint32_t rank = 0;
   std::uint32_t size = 0;
   std::uint32_t pid = 0;
   std::string host{};
   bool operator==(const HelloMessage&) const = default;
+};
+/// The hub's answer to that: its own proof. From here on both say what they like.
+struct WelcomeMessage {
+  Digest proof{};
+  bool operator==(const WelcomeMessage&) const = default;
 };
 /// Nothing but a sign of life.
 struct PingMessage {
@@ -51,11 +63,13 @@ struct VerdictMessage {
 struct ByeMessage {
   bool operator==(const ByeMessage&) const = default;
 };
-using ControlMessage = std::variant<HelloMessage, PingMessage, AskMessage, StatusMessage, VerdictMessage, ByeMessage>;
+using ControlMessage = std::variant<ChallengeMessage, HelloMessage, WelcomeMessage, PingMessage, AskMessage, StatusMessage, VerdictMessage, ByeMessage>;
 
-/// A frame: 4 bytes of magic and version, 4 of length, 1 of kind, then the fields.
+/// A frame: 2 bytes of version, 2 of magic, 4 of length, 1 of kind, then the fields.
+inline constexpr std::uint16_t kControlVersion = 2;  ///< changes with every change of the messages
 inline constexpr std::size_t kFrameHeaderBytes = 9;
 inline constexpr std::size_t kLargestFrameBytes = std::size_t{64} << 10U;
+inline constexpr std::size_t kLargestStrangersFrameBytes = 512;  ///< of somebody who has not shown that he has the secret
 inline constexpr std::size_t kLongestText = 4'096;   ///< longer ones are cut when they are written, refused when they are read
 inline constexpr std::size_t kMostWaitedRanks = 4'096;
 inline constexpr std::size_t kMostGroups = 32;         ///< in RankStatus::calls_begun; others are left out
@@ -71,7 +85,7 @@ struct Decoded {
   std::optional<ControlMessage> message{};
   std::string why{};  ///< refused: what is wrong
 };
-/// Never reads past `bytes`, never allocates more than they hold.
-[[nodiscard]] Decoded decode(std::span<const std::byte> bytes);
+/// Never reads past `bytes`, never allocates more than they hold. `largest`: of a frame, without its header.
+[[nodiscard]] Decoded decode(std::span<const std::byte> bytes, std::size_t largest = kLargestFrameBytes);
 
 }  // namespace zeroth::detail

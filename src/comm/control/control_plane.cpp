@@ -2,11 +2,13 @@
 
 #include "comm/control/control_link.h"
 #include "comm/control/coordinator.h"
+#include "comm/control/introduction.h"
 #include "comm/levels_of_hosts.h"
 #include "comm/own_thread.h"
 
 #include <zeroth/base/error.h>
-#include <zeroth/base/secret.h>
+#include <zeroth/base/failpoint.h>
+#include <zeroth/base/interrupt.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
@@ -14,13 +16,13 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -33,9 +35,9 @@ namespace {
 constexpr Milliseconds kPingEvery{1'000};  // at least
 constexpr Milliseconds kIdle{500};
 constexpr Milliseconds kBusy{50};
-constexpr Milliseconds kHelloTime{5'000};
+constexpr Milliseconds kJoinTime{10'000};
+constexpr Milliseconds kAddressTime{5'000};  // each, within that
 constexpr Milliseconds kByeTime{200};
-constexpr std::size_t kMostStrangers = 64;
 constexpr std::size_t kMostAddresses = 16;
 
 /// What the ranks are told through the data plane: plain bytes, the same in both directions.
@@ -84,6 +86,7 @@ class ControlThread : public ControlPlane {
   }
 
   void tell(const Error& error) noexcept override {
+    ZR_FAILPOINT("control.tell");
     watch_->hear();
     try {
       const std::lock_guard lock(mutex_);
@@ -98,13 +101,6 @@ class ControlThread : public ControlPlane {
 
  protected:
   [[nodiscard]] std::string who() const { return fmt::format("rank {}/{}", watch_->rank(), watch_->size()); }
-  [[nodiscard]] HelloMessage hello(const JobSecret& secret) const {
-    return {.secret = secret,
-            .rank = static_cast<std::uint32_t>(watch_->rank()),
-            .size = static_cast<std::uint32_t>(watch_->size()),
-            .pid = static_cast<std::uint32_t>(::getpid()),
-            .host = host_name()};
-  }
 
   void start() {
     thread_ = start_own_thread([this] { run(); }, "the control plane", {.where = "comm.control", .who = who()});
@@ -141,6 +137,7 @@ class ControlThread : public ControlPlane {
   /// The rank's waits throw it from now on; what led there is written down.
   void judge(const Error& error) {
     if (!unheard_) {
+      ZR_FAILPOINT("control.judged");
       unheard_ = error;
       judged_at_ = SteadyClock::now();
     }
@@ -203,15 +200,9 @@ class Hub final : public ControlThread {
   Hub(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const std::vector<std::string>& hosts)
       : ControlThread(std::move(watch), options),
         coordinator_(watch_->size(), {.silent_after = options.silent_after}),
+        reception_(hosts, watch_->size()),
         links_(static_cast<std::size_t>(watch_->size())) {
-    fill_random(std::as_writable_bytes(std::span(secret_)), "the secret", {.where = "comm.control", .who = who()});
-    for (const std::string& host : hosts) {
-      if (addresses_.size() == kMostAddresses) break;
-      TcpAddress bound;
-      listeners_.push_back(listen_tcp(host, bound));
-      addresses_.push_back(std::move(bound));
-    }
-    ZR_CHECK(!listeners_.empty(),
+    ZR_CHECK(!hosts.empty(),
              ErrorCode::kResource,
              "there is no address at which other hosts could reach this one",
              {.where = "comm.control", .who = who(), .hint = "bring an interface up, or name one with ZEROTH_INTERFACE"});
@@ -220,12 +211,12 @@ class Hub final : public ControlThread {
   }
   ~Hub() override { stop(); }
 
-  [[nodiscard]] std::string address() const override { return to_text(addresses_.front()); }
-  [[nodiscard]] std::uint64_t strangers() const override { return strangers_.load(); }
+  [[nodiscard]] std::string address() const override { return to_text(reception_.addresses().front()); }
+  [[nodiscard]] std::uint64_t strangers() const override { return reception_.strangers(); }
 
   void invite(Invitation& invitation) const {
-    invitation.secret = secret_;
-    for (const TcpAddress& address : addresses_) {
+    invitation.secret = reception_.secret();
+    for (const TcpAddress& address : reception_.addresses()) {
       Invitation::Entry& entry = invitation.addresses[invitation.count++];
       std::strncpy(entry.host, address.host.c_str(), sizeof entry.host - 1);
       entry.port = address.port;
@@ -233,11 +224,6 @@ class Hub final : public ControlThread {
   }
 
  private:
-  struct Guest {
-    ControlLink link;
-    Deadline deadline{kHelloTime};
-  };
-
   void run() override {
     auto last = SteadyClock::now();
     while (!stopping_.load()) {
@@ -247,7 +233,7 @@ class Hub final : public ControlThread {
       if (late) wake_up(now);
       last = now;
       serve_links(now);
-      serve_guests(now);
+      receive_guests(now);
       if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), now);
       look_at_own(now);
       for (CoordinatorAction& action : coordinator_.tick(now)) act(action);
@@ -265,62 +251,25 @@ class Hub final : public ControlThread {
   void wait() {
     polled_.clear();
     polled_.push_back({.fd = bell_->get(), .events = POLLIN, .revents = 0});
-    for (const ForkClosedFd& listener : listeners_) polled_.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
-    const auto add = [&](const ControlLink& link) {
-      polled_.push_back({.fd = link.fd(), .events = static_cast<short>(POLLIN | (link.wants_to_write() ? POLLOUT : 0)), .revents = 0});
-    };
+    reception_.add_polled(polled_);
     for (const auto& link : links_) {
-      if (link) add(*link);
+      if (link) polled_.push_back({.fd = link->fd(), .events = static_cast<short>(POLLIN | (link->wants_to_write() ? POLLOUT : 0)), .revents = 0});
     }
-    for (const Guest& guest : guests_) add(guest.link);
     const Milliseconds pause = coordinator_.busy() || watch_->status(false).wait.id != 0 ? kBusy : idle();
     (void)::poll(polled_.data(), polled_.size(), static_cast<int>(pause.count()));
     hush();
-    for (std::size_t index = 0; index < listeners_.size(); ++index) {
-      if ((polled_[index + 1].revents & POLLIN) != 0) admit(listeners_[index].get());
+  }
+
+  void receive_guests(SteadyClock::time_point now) {
+    const auto refused = [this](const TcpAddress& peer, const std::string& why) {
+      if (std::exchange(refused_, true)) return;  // a scanner must not fill the log
+      options_.logger.warn(fmt::format("control plane: a connection from {} was refused: {}; others are only counted", to_text(peer), why));
+    };
+    for (Reception::Member& member : reception_.look(refused)) {
+      if (verdict_) member.link.send(*verdict_);
+      links_[member.hello.rank].emplace(std::move(member.link));
+      coordinator_.joined(static_cast<int>(member.hello.rank), member.hello.host, static_cast<int>(member.hello.pid), now);
     }
-  }
-
-  void admit(int listener) {
-    while (true) {
-      UniqueFd socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!socket) return;
-      if (guests_.size() >= links_.size() + kMostStrangers) {
-        ++strangers_;
-        continue;  // and closes it
-      }
-      guests_.push_back({ControlLink(ForkClosedFd(std::move(socket)))});
-    }
-  }
-
-  void serve_guests(SteadyClock::time_point now) {
-    for (std::size_t index = guests_.size(); index-- > 0;) {
-      std::optional<HelloMessage> hello;
-      bool more = false;
-      const bool open = guests_[index].link.receive([&](ControlMessage message) {
-        more = more || hello.has_value();
-        if (auto* first = std::get_if<HelloMessage>(&message); first != nullptr && !hello) hello = std::move(*first);
-      });
-      if (open && !hello && !guests_[index].deadline.passed()) continue;
-      if (hello && !more && is_member(*hello)) {
-        join(*hello, std::move(guests_[index].link), now);
-      } else {
-        ++strangers_;
-        if (strangers_.load() == 1) options_.logger.warn("control plane: a connection by somebody who is not of this job was dropped; others are only counted");
-      }
-      guests_.erase(guests_.begin() + static_cast<std::ptrdiff_t>(index));
-    }
-  }
-
-  [[nodiscard]] bool is_member(const HelloMessage& hello) const {
-    return same_secret(std::as_bytes(std::span(secret_)), std::as_bytes(std::span(hello.secret))) && hello.size == links_.size() && hello.rank > 0 && hello.rank < links_.size() && !links_[hello.rank];
-  }
-
-  void join(const HelloMessage& theirs, ControlLink link, SteadyClock::time_point now) {
-    link.send(hello(secret_));
-    if (verdict_) link.send(*verdict_);
-    links_[theirs.rank].emplace(std::move(link));
-    coordinator_.joined(static_cast<int>(theirs.rank), theirs.host, static_cast<int>(theirs.pid), now);
   }
 
   void serve_links(SteadyClock::time_point now) {
@@ -367,6 +316,7 @@ class Hub final : public ControlThread {
 
   void decide(const Error& error) {
     if (verdict_) return;
+    ZR_FAILPOINT("control.verdict");
     verdict_ = VerdictMessage{error.code(), error.message(), error.context()};
     judge(error);
     to_all(*verdict_);
@@ -381,6 +331,7 @@ class Hub final : public ControlThread {
 
   void ping(SteadyClock::time_point now) {
     if (now - pinged_ < ping_every()) return;
+    ZR_FAILPOINT("control.beat");
     pinged_ = now;
     to_all(PingMessage{});
   }
@@ -398,14 +349,11 @@ class Hub final : public ControlThread {
   }
 
   Coordinator coordinator_;
-  JobSecret secret_{};
-  std::vector<ForkClosedFd> listeners_;
-  std::vector<TcpAddress> addresses_;
+  Reception reception_;
   std::vector<std::optional<ControlLink>> links_;  ///< by rank
-  std::vector<Guest> guests_;                      ///< who has not said hello
   std::vector<pollfd> polled_;
   std::optional<VerdictMessage> verdict_{};
-  std::atomic<std::uint64_t> strangers_{0};
+  bool refused_ = false;  ///< a stranger, and that has been said
   SteadyClock::time_point pinged_{};
   bool own_waited_ = false;
 };
@@ -413,50 +361,31 @@ class Hub final : public ControlThread {
 /// Every other rank's.
 class Leaf final : public ControlThread {
  public:
-  Leaf(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const Invitation& invitation)
-      : ControlThread(std::move(watch), options), link_(connect(invitation)) {
-    link_.send(hello(invitation.secret));
-    await_hello(invitation.secret);
+  /// `check` throws once it is known that rank 0 will not answer.
+  Leaf(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const Invitation& invitation, std::function<void()> check)
+      : ControlThread(std::move(watch), options), link_(introduce_to(invitation, std::move(check))) {
     heard_ = SteadyClock::now();
     start();
   }
   ~Leaf() override { stop(); }
 
  private:
-  [[nodiscard]] ForkClosedFd connect(const Invitation& invitation) const {
-    std::vector<std::string> tried;
-    const Deadline deadline(options_.timeout);
-    for (std::uint32_t index = 0; index < invitation.count; ++index) {
-      const TcpAddress address{invitation.addresses[index].host, invitation.addresses[index].port};
-      std::string why;
-      ForkClosedFd socket = connect_tcp(address, Deadline(std::min(deadline.remaining(), Milliseconds{5'000})), why);
-      if (socket) return socket;
-      tried.push_back(fmt::format("{}: {}", to_text(address), why));
-    }
-    throw Error(ErrorCode::kResource,
-                "rank 0 cannot be reached beside the data",
-                {.where = "comm.control",
-                 .who = who(),
-                 .expected = "a TCP connection to rank 0",
-                 .got = fmt::format("{}", fmt::join(tried, "; ")),
-                 .hint = "open the network between the hosts, or name the interface that reaches them with ZEROTH_INTERFACE"});
-  }
-
-  void await_hello(const JobSecret& secret) {
-    const Deadline deadline(std::min(options_.timeout, Milliseconds{10'000}));
-    bool welcome = false;
-    while (!welcome) {
-      pollfd watched{.fd = link_.fd(), .events = POLLIN, .revents = 0};
-      (void)::poll(&watched, 1, static_cast<int>(deadline.slice().count()));
-      const bool open = link_.receive([&](ControlMessage message) {
-        if (const auto* theirs = std::get_if<HelloMessage>(&message)) welcome = theirs->secret == secret;
-        if (const auto* verdict = std::get_if<VerdictMessage>(&message)) judge(error_of(*verdict));
-      });
-      ZR_CHECK(welcome || (open && !deadline.passed()),
-               ErrorCode::kResource,
-               "who listens at rank 0's address is not rank 0",
-               {.where = "comm.control", .who = who(), .got = link_.trouble().empty() ? "no answer" : link_.trouble()});
-    }
+  [[nodiscard]] ControlLink introduce_to(const Invitation& invitation, std::function<void()> check) {
+    std::vector<TcpAddress> hub;
+    for (std::uint32_t index = 0; index < invitation.count; ++index) hub.push_back({invitation.addresses[index].host, invitation.addresses[index].port});
+    const HelloMessage hello{.rank = static_cast<std::uint32_t>(watch_->rank()),
+                             .size = static_cast<std::uint32_t>(watch_->size()),
+                             .pid = static_cast<std::uint32_t>(::getpid()),
+                             .host = host_name()};
+    Introduction done = introduce({.hub = std::move(hub),
+                                   .secret = invitation.secret,
+                                   .hello = hello,
+                                   .timeout = std::min(options_.timeout, kJoinTime),
+                                   .patience = std::min(options_.timeout, kAddressTime),
+                                   .who = who(),
+                                   .check = std::move(check)});
+    if (done.verdict) judge(error_of(*done.verdict));
+    return std::move(done.link);
   }
 
   void run() override {
@@ -520,23 +449,25 @@ class Leaf final : public ControlThread {
       }
     }
     if (now - pinged_ < ping_every()) return;
+    ZR_FAILPOINT("control.beat");
     pinged_ = now;
     link_.send(PingMessage{});
   }
 
-  /// Without the hub nobody else would say that it is the one that is missing.
+  /// Without the hub nobody else would say that it is the one that is missing, nor that the job has ended without this rank: so who is cut
+  /// off has no job any more, whatever it does. A hub that has left in order owes only those who wait for it.
   void miss_hub(SteadyClock::time_point now) {
     const auto silent = std::chrono::duration_cast<Milliseconds>(now - (gone_ ? gone_at_ : heard_));
-    if (silent < (gone_ ? Milliseconds{1'000} : options_.silent_after)) return;
-    const RankStatus own = watch_->status(false);
-    const std::vector<int>& awaited = own.wait.report.ranks;
-    if (own.wait.id == 0 || (!awaited.empty() && std::ranges::find(awaited, 0) == awaited.end())) return;
-    const std::string what = gone_ ? end_text(in_order_, link_trouble_) : silence_text(silent);
-    judge(Error(ErrorCode::kPeerLost,
-                        "rank 0 " + what,
-                        {.where = "comm.control group=" + own.wait.report.group,
-                         .expected = own.wait.report.call + " from rank 0",
-                         .hint = "look at the output of that rank and its host"}));
+    const WaitStatus wait = watch_->status(false).wait;
+    const std::vector<int>& awaited = wait.report.ranks;
+    const bool waits = wait.id != 0 && (awaited.empty() || std::ranges::find(awaited, 0) != awaited.end());
+    if ((in_order_ && !waits) || silent < (gone_ && waits ? Milliseconds{1'000} : options_.silent_after)) return;
+    ErrorContext context{.where = "comm.control", .expected = "a sign of life from rank 0", .hint = "look at the output of that rank and its host"};
+    if (waits) {
+      context.where += " group=" + wait.report.group;
+      context.expected = wait.report.call + " from rank 0";
+    }
+    judge(Error(ErrorCode::kPeerLost, "rank 0 " + (gone_ ? end_text(in_order_, link_trouble_) : silence_text(silent)), std::move(context)));
   }
 
   ControlLink link_;
@@ -560,7 +491,9 @@ std::vector<std::string> listening_hosts(bool one_host, const ControlOptions& op
 
 std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, const ControlOptions& options, bool one_host, Invitation& invitation) {
   try {
-    auto hub = std::make_unique<Hub>(watch, options, listening_hosts(one_host, options));
+    std::vector<std::string> hosts = listening_hosts(one_host, options);
+    if (hosts.size() > kMostAddresses) hosts.resize(kMostAddresses);
+    auto hub = std::make_unique<Hub>(watch, options, hosts);
     hub->invite(invitation);
     return hub;
   } catch (const Error& error) {
@@ -590,7 +523,11 @@ std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_
             .got = std::string(invitation.trouble, ::strnlen(invitation.trouble, sizeof invitation.trouble))});
   if (hub) return hub;
   ZR_ASSERT(invitation.count <= detail::kMostAddresses, "an invitation with more addresses than it has room for");
-  return std::make_unique<detail::Leaf>(std::move(watch), options, invitation);
+  const auto check = [&base] {
+    check_interrupt();
+    base.check_peers({.what = "rank 0 beside the data", .names_ranks = true, .ranks = {0}});
+  };
+  return std::make_unique<detail::Leaf>(std::move(watch), options, invitation, check);
 }
 
 }  // namespace zeroth

@@ -123,6 +123,23 @@ std::optional<Error> Coordinator::find_loss(TimePoint now) const {
   return std::nullopt;
 }
 
+std::optional<Error> Coordinator::find_isolation(TimePoint now) const {
+  int lost = 0;
+  for (int rank = size_; --rank > 0;) {
+    const Rank& known = at(rank);
+    if (known.gone && known.in_order) continue;
+    if (!known.joined || now - (known.gone ? known.gone_at : known.heard) < options_.silent_after) return std::nullopt;
+    lost = rank;
+  }
+  if (lost == 0) return std::nullopt;
+  return Error(ErrorCode::kPeerLost,
+               name_of(lost) + " " + loss_of(lost, now),
+               {.where = "comm.control",
+                .expected = fmt::format("a sign of life from rank {}", lost),
+                .got = size_ == 2 ? "" : "none from any other rank either",
+                .hint = "look at the output of that rank and its host"});
+}
+
 bool Coordinator::blocked_since(int rank, TimePoint since) const {
   const Rank& known = at(rank);
   // A later sample of one that lies after `since`, with two looks between them: it has looked after that moment, in vain.
@@ -294,11 +311,15 @@ std::vector<CoordinatorAction> Coordinator::conclude(const Inquiry& inquiry, Tim
 
 std::vector<CoordinatorAction> Coordinator::tick(TimePoint now) {
   std::vector<CoordinatorAction> actions;
-  if (judged_ || !busy()) {
+  if (judged_) return actions;
+  const std::optional<Error> isolation = told_ || waits(0) ? std::nullopt : find_isolation(now);
+  if (!busy() && !isolation) {
     inquiry_.reset();
     return actions;
   }
-  if (told_) {
+  if (isolation) {
+    actions.emplace_back(VerdictAction{*isolation});
+  } else if (told_) {
     if (distance_from_cause(*told_) == 0 || now - told_at_ >= options_.gather) actions.emplace_back(VerdictAction{*told_});
   } else if (const std::optional<Error> loss = find_loss(now)) {
     actions.emplace_back(VerdictAction{*loss});

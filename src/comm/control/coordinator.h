@@ -1,6 +1,7 @@
 // Coordinator: what rank 0 makes of what all ranks say about themselves. No sockets, no clocks of its own: times come in, actions go out.
 //
 //   a rank waits for one that is gone or silent          verdict PEER_LOST
+//   all other ranks are, and not one of them waits       verdict PEER_LOST: rank 0 is cut off
 //   ranks wait for each other in a circle                verdict MISMATCH: calls that only some of them make
 //   a wait has lasted a quarter of its deadline          a line: who is missing, where that rank is, who waits
 //   a wait has reached its deadline                      verdict TIMEOUT, with the same line
@@ -105,6 +106,8 @@ class Coordinator {
   /// "was lost: ...", or "" for a rank that is there.
   [[nodiscard]] std::string loss_of(int rank, TimePoint now) const;
   [[nodiscard]] std::optional<Error> find_loss(TimePoint now) const;
+  /// Nobody is left who could say what has become of the job, and not all have left in order.
+  [[nodiscard]] std::optional<Error> find_isolation(TimePoint now) const;
   /// Whether the rank cannot go on before `other` makes another call. Not so for what `other` has begun: it may be on its way.
   [[nodiscard]] bool needs(int rank, int other) const;
   /// Ranks that wait for each other and have looked in vain since all of them did.

@@ -3,6 +3,7 @@
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
+#include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
 
@@ -45,7 +46,7 @@ void check_code(const MpiTable& table, int code, std::string_view call, int rank
 }
 
 /// A call of MPI that blocks has no deadline. So a thread makes it, and is left behind where it does not come back: the process will end soon.
-/// `call` returns MPI's code and what it has found; false: it has not come back within `timeout`.
+/// `call` returns MPI's code and what it has found; null: it has not come back within `timeout`. What `check` throws ends the wait, too.
 struct Blocking {
   std::mutex mutex;
   std::condition_variable changed;
@@ -55,8 +56,8 @@ struct Blocking {
   void* group = nullptr;
 };
 
-template <class Call>
-std::shared_ptr<Blocking> make_blocking_call(Milliseconds timeout, const Call& call) {
+template <class Call, class Check>
+std::shared_ptr<Blocking> make_blocking_call(Milliseconds timeout, const Call& call, const Check& check) {
   auto blocking = std::make_shared<Blocking>();
   std::thread([blocking, call] {
     MpiWorldFacts facts;
@@ -69,8 +70,15 @@ std::shared_ptr<Blocking> make_blocking_call(Milliseconds timeout, const Call& c
     blocking->done = true;
     blocking->changed.notify_all();
   }).detach();
+  const Deadline deadline(timeout);
   std::unique_lock lock(blocking->mutex);
-  return blocking->changed.wait_for(lock, timeout, [&] { return blocking->done; }) ? blocking : nullptr;
+  while (!blocking->changed.wait_for(lock, deadline.slice(), [&] { return blocking->done; })) {
+    if (deadline.passed()) return nullptr;
+    lock.unlock();
+    check();
+    lock.lock();
+  }
+  return blocking;
 }
 
 [[noreturn]] void throw_memory_left(int rank, int size) {
@@ -144,9 +152,8 @@ void MpiSeat::enter() {
 void* MpiSeat::split(void* group, int color, int key, Milliseconds timeout) {
   const std::lock_guard lock(mutex_);  // nobody else calls MPI meanwhile
   throw_if_stopped();
-  const auto made = make_blocking_call(timeout, [group, color, key, &table = table_](MpiWorldFacts& /*facts*/, void*& part) {
-    return table.split(group, color, key, &part);
-  });
+  const auto divide = [group, color, key, &table = table_](MpiWorldFacts& /*facts*/, void*& part) { return table.split(group, color, key, &part); };
+  const auto made = make_blocking_call(timeout, divide, [] {});  // no interrupt under a lock; all have said that they come
   if (!made) {  // the thread is still inside MPI, and may be for ever
     table_.leave_unfinished();
     table_.leave_memory();
@@ -385,7 +392,16 @@ void MpiSeat::check(int code, std::string_view call) const { check_code(table_, 
 std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size, const CommOptions& options) {
   ZR_FAILPOINT("mpi.open");
   if (table.memory_is_left() != 0) throw_memory_left(rank, size);
-  const auto opening = make_blocking_call(options.timeout, [&table](MpiWorldFacts& found, void*& world) { return table.open(&found, &world); });
+  const auto open = [&table](MpiWorldFacts& found, void*& world) { return table.open(&found, &world); };
+  const auto check = [&table] {
+    try {
+      check_interrupt();
+    } catch (...) {
+      table.leave_unfinished();
+      throw;
+    }
+  };
+  const auto opening = make_blocking_call(options.timeout, open, check);
   if (!opening) {
     table.leave_unfinished();
     throw Error(ErrorCode::kTimeout,

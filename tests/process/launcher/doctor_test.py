@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,20 @@ class Doctor(unittest.TestCase):
         self.assertLess(time.monotonic() - begin, 40)
         self.assertRegex(found(run)[0], r"^\[LAUNCH\] a rank does not answer; who: rank 1; expected: to come to rank 0, 127.0.0.1:\d+; got: nothing for 3 s")
         self.assertIn("(ranks 0, 2)", run.out)
+
+    def test_every_failpoint_is_a_finding(self) -> None:
+        listed = subprocess.run([os.environ["ZEROTH_RUN"], "--list-failpoints"], capture_output=True, text=True, timeout=30, check=True).stdout
+        self.assertEqual(re.findall(r"^doctor\.(\w+)", listed, re.MULTILINE), ["ask", "answer"])
+        for site, victims in (("ask", (0,)), ("answer", (0, 1, 2))):
+            for victim in victims:
+                for action in ("kill", "throw"):
+                    rule = f"doctor.{site}@rank={victim},hit=2:{action}"
+                    with self.subTest(rule):
+                        run = doctoring.run(self.stage, "-n", "3", "--timeout", "20", ZEROTH_FAULTS=rule)
+                        self.assertNotEqual(run.code(LIMIT_S), 0)
+                        said = "\n".join(found(run)) + run.err
+                        self.assertRegex(said, rf"rank {victim}\b" if action == "kill" else rf"planted failure at doctor\.{site}|missing rank {victim}\b")
+                        self.assertEqual(self.stage.left(), "")
 
     def test_disks_that_are_full_or_not_there(self) -> None:
         run = Run(self.stage.folder, "full", [DOCTOR, "doctor", "-n", "1", "--disk-mib", "1", "--min-free-gib", "900000"], {})

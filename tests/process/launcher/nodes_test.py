@@ -15,7 +15,7 @@ import time
 import unittest
 
 import launching
-from launching import PROBE, SECRET, Run, Stage
+from launching import PATIENCE_S, PROBE, SECRET, Run, Stage
 
 
 def number(value: int) -> bytes:
@@ -73,9 +73,10 @@ class Nodes(unittest.TestCase):
         self.addCleanup(self.stage.__exit__)
         self.port = launching.free_port()
 
-    def node(self, number: int, *arguments: str, of: int = 2, ranks: int = 1, options: tuple[str, ...] = (), secret: str = SECRET) -> Run:
+    def node(self, number: int, *arguments: str, of: int = 2, ranks: int = 1, options: tuple[str, ...] = (), secret: str = SECRET,
+             **environment: str) -> Run:
         return self.stage.run("-n", str(ranks), "--no-merge", "--nnodes", str(of), "--node-rank", str(number),
-                              "--rdzv", f"127.0.0.1:{self.port}", *options, *(arguments or (PROBE, "wait")), ZEROTH_RDZV_SECRET=secret)
+                              "--rdzv", f"127.0.0.1:{self.port}", *options, *(arguments or (PROBE, "wait")), ZEROTH_RDZV_SECRET=secret, **environment)
 
     def test_ranks_find_their_place(self) -> None:
         say = ("sh", "-c", "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR ${ZEROTH_RDZV_SECRET-none}")
@@ -129,6 +130,29 @@ class Nodes(unittest.TestCase):
         self.assertEqual(head.code(), 76)
         self.assertRegex(head.err, r"host .*/node1 \(ranks 1-2\): \[PEER_LOST\] the connection to the host has ended")
         self.assertEqual(self.stage.left(), "")
+
+    def test_every_failpoint_of_the_launcher_ends_both_nodes(self) -> None:
+        listed = subprocess.run([launching.RUN, "--list-failpoints"], capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
+        comes_by = {"join": (1,), "admit": (0,), "hello": (1,), "order": (0,), "task": (1,), "spawn": (0, 1), "output": (0, 1)}
+        self.assertEqual(set(re.findall(r"^launcher\.(\w+)", listed, re.MULTILINE)), set(comes_by))
+        options = ("--connect-timeout", "3")
+        for site, victims in comes_by.items():
+            for victim in victims:
+                for action in ("kill", "throw"):
+                    rule = f"launcher.{site}@rank={victim}:{action}"
+                    with self.subTest(rule):
+                        self.port = launching.free_port()
+                        nodes = [self.node(number, PROBE, "wait", "ignore", options=options, ZEROTH_FAULTS=rule) for number in (0, 1)]
+                        codes = [node.code() for node in nodes]
+                        said = nodes[0].err + nodes[1].err
+                        if action == "kill":
+                            self.assertEqual(codes[victim], 128 + signal.SIGKILL, said)
+                        else:
+                            self.assertIn(f"planted failure at launcher.{site}", said)
+                            self.assertEqual(codes[victim], 70, said)
+                        # The other one has lost it, has waited for it in vain, or has been told.
+                        self.assertIn(codes[1 - victim], (69, 70, 76), said)
+                        self.assertEqual(self.stage.left(), "")
 
     def test_ranks_end_with_the_head(self) -> None:
         head, other = self.node(0), self.node(1, PROBE, "wait", "ignore", "child")

@@ -30,9 +30,14 @@ StatusMessage a_status() {
 }
 
 std::vector<ControlMessage> one_of_each() {
-  HelloMessage hello{.secret = {}, .rank = 3, .size = 8, .pid = 4711, .host = "h1"};
-  for (std::size_t byte = 0; byte < hello.secret.size(); ++byte) hello.secret[byte] = static_cast<std::uint8_t>(17 * byte);
-  return {hello,
+  ChallengeMessage challenge;
+  HelloMessage hello{.rank = 3, .size = 8, .pid = 4711, .host = "h1"};
+  WelcomeMessage welcome;
+  for (std::size_t byte = 0; byte < hello.nonce.size(); ++byte) challenge.nonce[byte] = hello.nonce[byte] = static_cast<std::uint8_t>(17 * byte);
+  for (std::size_t byte = 0; byte < hello.proof.size(); ++byte) welcome.proof[byte] = hello.proof[byte] = static_cast<std::uint8_t>(7 * byte);
+  return {challenge,
+          hello,
+          welcome,
           PingMessage{},
           AskMessage{.question = 5, .with_place = true},
           a_status(),
@@ -91,8 +96,8 @@ TEST(ControlMessage, WhatIsNoMessageIsRefused) {
   const std::string http = "GET / HTTP/1.1\r\n\r\n";
   std::vector<std::byte> bytes(http.size());
   std::ranges::transform(http, bytes.begin(), [](char c) { return static_cast<std::byte>(c); });
-  refused(bytes, "not those of this version");
-  refused(std::vector<std::byte>(1'000'000), "not those of this version");
+  refused(bytes, "not Zeroth's");
+  refused(std::vector<std::byte>(1'000'000), "not Zeroth's");
   bytes = encode(PingMessage{});
   bytes[8] = std::byte{99};
   refused(bytes, "no such kind");
@@ -111,6 +116,21 @@ TEST(ControlMessage, WhatIsNoMessageIsRefused) {
   bytes = encode(verdict);
   bytes[11] = std::byte{'?'};  // the code's first letter
   refused(bytes, "do not fit");
+}
+
+TEST(ControlMessage, AnotherVersionIsNamed) {
+  std::vector<std::byte> bytes = encode(PingMessage{});
+  bytes[0] = std::byte{1};
+  EXPECT_THAT(decode(bytes).why, HasSubstr("it speaks version 1 of the control plane, this process version 2: all ranks must run the same build of Zeroth"));
+}
+
+TEST(ControlMessage, AStrangersFrameIsSmall) {
+  for (const ControlMessage& message : {ControlMessage{ChallengeMessage{}}, ControlMessage{HelloMessage{.host = std::string(255, 'h')}}, ControlMessage{WelcomeMessage{}}}) {
+    EXPECT_EQ(decode(encode(message), kLargestStrangersFrameBytes).outcome, Outcome::kMessage);
+  }
+  const std::vector<std::byte> bytes = encode(HelloMessage{.host = std::string(600, 'h')});
+  EXPECT_EQ(decode(bytes).outcome, Outcome::kMessage);
+  EXPECT_THAT(decode(bytes, kLargestStrangersFrameBytes).why, HasSubstr("too long"));
 }
 
 TEST(ControlMessage, LongTextsAndListsAreCut) {

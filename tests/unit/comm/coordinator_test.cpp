@@ -280,6 +280,36 @@ TEST(Coordinator, ASilentRankIsLost) {
   EXPECT_THAT(job.verdict->what(), HasSubstr("no sign of life for 3."));
 }
 
+TEST(Coordinator, WhoIsCutOffFromAllOthersIsTold) {
+  Situation all(3);
+  all.leave(2, false, "Connection timed out");
+  all.mute(1);
+  all.run(Milliseconds{9'000});
+  EXPECT_FALSE(all.verdict.has_value()) << "they may come back";
+  all.run(Milliseconds{2'000});
+  ASSERT_TRUE(all.verdict.has_value());
+  EXPECT_EQ(all.verdict->code(), ErrorCode::kPeerLost);
+  EXPECT_THAT(all.verdict->what(), AllOf(HasSubstr("rank 1 (pid 101 on h0) has given no sign of life"), HasSubstr("none from any other rank either")));
+}
+
+TEST(Coordinator, WhoIsNotCutOffFromAllOthersGoesOn) {
+  Situation some(3);
+  some.leave(2, false);
+  some.run(Milliseconds{30'000});
+  EXPECT_FALSE(some.verdict.has_value()) << "rank 1 is there";
+  Situation left(3);
+  left.leave(1, true);
+  left.leave(2, true);
+  left.run(Milliseconds{30'000});
+  EXPECT_FALSE(left.verdict.has_value()) << "all have left in order";
+  Situation one(3);
+  one.leave(1, true);
+  one.leave(2, false);
+  one.run(Milliseconds{30'000});
+  ASSERT_TRUE(one.verdict.has_value());
+  EXPECT_THAT(one.verdict->what(), HasSubstr("rank 2 (pid 102 on h1) is gone"));
+}
+
 TEST(Coordinator, ALossSaysWhatTheSystemSaid) {
   Situation job(2);
   job.wait(0, "barrier#1", {1});
