@@ -2,6 +2,7 @@
 
 #include "comm/control/control_link.h"
 #include "comm/control/coordinator.h"
+#include "comm/control/early_end.h"
 #include "comm/levels_of_hosts.h"
 #include "comm/own_thread.h"
 
@@ -258,7 +259,7 @@ class Hub final : public ControlThread {
     serve_links(SteadyClock::now());
     if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), SteadyClock::now());
     if (const std::optional<Error> cause = coordinator_.last_word()) decide(*cause);
-    to_all(ByeMessage{});
+    to_all(ByeMessage{watch_->goodbye()});
     linger();
   }
 
@@ -327,16 +328,16 @@ class Hub final : public ControlThread {
     for (std::size_t rank = 1; rank < links_.size(); ++rank) {
       if (!links_[rank]) continue;
       links_[rank]->flush();
-      bool bye = false;
+      std::optional<RankStatus> goodbye;
       const bool open = links_[rank]->receive([&](ControlMessage message) {
         const int from = static_cast<int>(rank);
         coordinator_.heard(from, now);
         if (const auto* status = std::get_if<StatusMessage>(&message)) coordinator_.answered(from, *status, now);
         if (const auto* verdict = std::get_if<VerdictMessage>(&message)) coordinator_.told(error_of(*verdict), now);
-        bye = bye || std::holds_alternative<ByeMessage>(message);
+        if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye = std::move(bye->status);
       });
-      if (open && !bye) continue;
-      coordinator_.left(static_cast<int>(rank), bye, now, links_[rank]->trouble());
+      if (open && !goodbye) continue;
+      coordinator_.left(static_cast<int>(rank), std::move(goodbye), now, links_[rank]->trouble());
       links_[rank].reset();
     }
   }
@@ -448,10 +449,11 @@ class Leaf final : public ControlThread {
     while (!welcome) {
       pollfd watched{.fd = link_.fd(), .events = POLLIN, .revents = 0};
       (void)::poll(&watched, 1, static_cast<int>(deadline.slice().count()));
-      const bool open = link_.receive([&](ControlMessage message) {
-        if (const auto* theirs = std::get_if<HelloMessage>(&message)) welcome = theirs->secret == secret;
+      const bool open = link_.receive([&](const ControlMessage& message) {
+        if (const auto* theirs = std::get_if<HelloMessage>(&message)) hub_ = *theirs;
         if (const auto* verdict = std::get_if<VerdictMessage>(&message)) judge(error_of(*verdict));
       });
+      welcome = hub_.secret == secret;
       ZR_CHECK(welcome || (open && !deadline.passed()),
                ErrorCode::kResource,
                "who listens at rank 0's address is not rank 0",
@@ -483,7 +485,7 @@ class Leaf final : public ControlThread {
     }
     if (gone_) return;
     if (const std::optional<VerdictMessage> told = take_told()) link_.send(*told);
-    link_.send(ByeMessage{});
+    link_.send(ByeMessage{watch_->goodbye()});
     const Deadline deadline(kByeTime);
     while (link_.wants_to_write() && !deadline.passed()) {
       std::this_thread::sleep_for(Milliseconds{2});
@@ -499,9 +501,9 @@ class Leaf final : public ControlThread {
         link_.send(StatusMessage{ask->question, watch_->status(ask->with_place)});
       }
       if (const auto* verdict = std::get_if<VerdictMessage>(&message)) judge(error_of(*verdict));
-      in_order_ = in_order_ || std::holds_alternative<ByeMessage>(message);
+      if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye_ = std::move(bye->status);
     });
-    if (open && !in_order_) return;
+    if (open && !goodbye_) return;
     gone_ = true;
     gone_at_ = now;
     link_trouble_ = link_.trouble();
@@ -510,13 +512,14 @@ class Leaf final : public ControlThread {
   /// A wait is told of its own accord: once it is worth a question, and at its deadline. And that it is over.
   void report(SteadyClock::time_point now) {
     if (gone_) return;
-    if (now - reported_ >= Milliseconds{250} || !reported_wait_) {
-      const RankStatus own = watch_->status(false);
+    const RankStatus own = watch_->status(false);
+    if (now - reported_ >= Milliseconds{250} || !reported_wait_ || own.wait.lost != reported_lost_) {
       const bool waits = own.wait.id != 0;
       if (waits || reported_wait_) {
         link_.send(StatusMessage{0, own});
         reported_ = now;
         reported_wait_ = waits;
+        reported_lost_ = own.wait.lost;
       }
     }
     if (now - pinged_ < ping_every()) return;
@@ -527,26 +530,27 @@ class Leaf final : public ControlThread {
   /// Without the hub nobody else would say that it is the one that is missing.
   void miss_hub(SteadyClock::time_point now) {
     const auto silent = std::chrono::duration_cast<Milliseconds>(now - (gone_ ? gone_at_ : heard_));
-    if (silent < (gone_ ? Milliseconds{1'000} : options_.silent_after)) return;
     const RankStatus own = watch_->status(false);
-    const std::vector<int>& awaited = own.wait.report.ranks;
-    if (own.wait.id == 0 || (!awaited.empty() && std::ranges::find(awaited, 0) == awaited.end())) return;
-    const std::string what = gone_ ? end_text(in_order_, link_trouble_) : silence_text(silent);
+    const bool certain = goodbye_ && own.wait.lost == 0;
+    if (!certain && silent < (gone_ ? Milliseconds{1'000} : options_.silent_after)) return;
+    if (!awaits(own.wait, 0)) return;
+    EarlyEnd end{.text = gone_ ? end_text(link_trouble_) : silence_text(silent), .hint = "look at the output of that rank and its host"};
+    if (goodbye_) end = early_end(*goodbye_, watch_->rank(), own);
     judge(Error(ErrorCode::kPeerLost,
-                        "rank 0 " + what,
-                        {.where = "comm.control group=" + own.wait.report.group,
-                         .expected = own.wait.report.call + " from rank 0",
-                         .hint = "look at the output of that rank and its host"}));
+                rank_text(0, static_cast<int>(hub_.pid), hub_.host) + " " + end.text,
+                {.where = "comm.control group=" + own.wait.report.group, .expected = own.wait.report.call + " from rank 0", .hint = std::move(end.hint)}));
   }
 
   ControlLink link_;
+  HelloMessage hub_{};
   SteadyClock::time_point heard_{};
   SteadyClock::time_point reported_{};
   SteadyClock::time_point pinged_{};
   SteadyClock::time_point gone_at_{};
   bool reported_wait_ = false;
+  int reported_lost_ = -1;
   bool gone_ = false;
-  bool in_order_ = false;
+  std::optional<RankStatus> goodbye_{};
   std::string link_trouble_{};
 };
 

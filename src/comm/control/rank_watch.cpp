@@ -13,7 +13,8 @@ namespace zeroth {
 namespace {
 
 constexpr std::array<std::string_view, kNumPhases> kPhases{
-    "has not begun to train", "is in the forward", "is in the backward", "has ended the backward", "is in step()", "is between steps", "is in a call of all ranks"};
+    "has not begun to train", "is in the forward", "is in the backward", "has ended the backward", "is in step()", "is between steps", "is in a call of all ranks",
+    "is in a forward without gradients"};
 
 pid_t this_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
 
@@ -107,6 +108,13 @@ RankStatus RankWatch::status(bool with_place) {
   return status;
 }
 
+RankStatus RankWatch::goodbye() {
+  RankStatus last = status(false);
+  const std::lock_guard lock(mutex_);
+  if (here_) last.place = text_of(*here_);
+  return last;
+}
+
 void RankWatch::judge(const Error& error) {
   const std::lock_guard lock(mutex_);
   if (verdict_) return;
@@ -122,7 +130,7 @@ void RankWatch::throw_verdict() const {
   throw JobVerdict(verdict_->code(), verdict_->message(), std::move(context));
 }
 
-std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired) {
+std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired, int lost) {
   std::shared_ptr<const std::function<void()>> waker;
   {
     const std::lock_guard lock(mutex_);
@@ -136,8 +144,9 @@ std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired)
     wait.id = id;
     ++wait.looks;
     wait.report = std::move(report);
-    if (first || (expired && !wait.expired)) waker = waker_;
+    if (first || (expired && !wait.expired) || (lost >= 0 && wait.lost < 0)) waker = waker_;
     wait.expired = wait.expired || expired;
+    wait.lost = std::max(wait.lost, lost);
   }
   if (waker) (*waker)();
   return id;
@@ -165,15 +174,18 @@ std::string describe(const RankStatus& status) {
   if (status.wait.id != 0) {
     return fmt::format("waits for {}{}", status.wait.report.call, status.place.empty() ? "" : " at " + status.place);
   }
+  return describe_phase(status) + (status.place.empty() ? "" : ", at " + status.place);
+}
+
+std::string describe_phase(const RankStatus& status) {
   const auto phase = static_cast<std::size_t>(status.phase);
   std::string text(kPhases[phase < kPhases.size() ? phase : 0]);
   if (!status.unit.empty()) text += " of unit " + status.unit;
-  if (status.phase == Phase::kBetweenSteps) {
+  if (status.phase == Phase::kBetweenSteps || status.phase == Phase::kEvaluation || status.phase == Phase::kMeeting) {
     text += fmt::format(", after step {}", status.step);
   } else if (status.phase != Phase::kStarting) {
     text += fmt::format(" of step {}", status.step + 1);
   }
-  if (!status.place.empty()) text += ", at " + status.place;
   return text;
 }
 
