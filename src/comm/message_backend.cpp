@@ -239,8 +239,8 @@ class MessageGroup {
         arriving[index].reset();
         const int peer = calls[index].root;
         if (!same_message(headers[index], own[index])) {
-          throw mismatch_error(
-              {own[index], rank_}, {headers[index], peer}, size(), fmt::format("{} group={}", where(), name_), tag_names_);
+          job_->watched.tell_and_throw(mismatch_error(
+              {own[index], rank_}, {headers[index], peer}, size(), fmt::format("{} group={}", where(), name_), tag_names_));
         }
         call_ = own[index];
         receive(transfers, peer, Kind::kMessage, {calls[index].recv, bytes_of(calls[index])});
@@ -379,7 +379,7 @@ class MessageGroup {
       for (const PartSize& part : {PartSize{peer, rank_, all[index].given, told[index].taken},
                                    PartSize{rank_, peer, told[index].given, all[index].taken}}) {
         if (part.given == part.taken) continue;
-        throw parts_error(call_, part, rank_, size(), fmt::format("{} group={}", where(), name_), tag_names_);
+        job_->watched.tell_and_throw(parts_error(call_, part, rank_, size(), fmt::format("{} group={}", where(), name_), tag_names_));
       }
     }
     return all;

@@ -64,6 +64,7 @@ class Peers {
 
   [[nodiscard]] int rank() const { return setup_.rank; }
   [[nodiscard]] Milliseconds timeout() const { return setup_.timeout; }
+  [[nodiscard]] const Watched& watched() const { return setup_.watched; }
 
   /// Blocks until predicate() holds; throws as CommBackend::wait_until does. `context` is called only to
   /// describe a failure.
