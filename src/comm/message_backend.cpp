@@ -151,6 +151,11 @@ class MessageGroup {
     CallDescriptor about;
   };
   using Transfers = std::vector<Pending>;
+  /// For messages, until a deadline.
+  struct Waiting {
+    Deadline deadline;
+    WatchedWait watched;
+  };
   enum class Kind : std::uint32_t { kDescription, kData, kHeader, kMessage };
   static constexpr std::uint32_t kKinds = 4;
 
@@ -217,8 +222,7 @@ class MessageGroup {
                     const std::vector<CallDescriptor>& headers,
                     std::vector<std::unique_ptr<Transfer>>& arriving,
                     Transfers& transfers) {
-    Deadline deadline(patience());
-    WatchedWait watched(job_->watched.watch());
+    Waiting waiting{Deadline(patience()), WatchedWait(job_->watched.watch())};
     for (;;) {
       std::vector<std::size_t> next;  // the first one of each sender
       for (std::size_t index = 0; index < calls.size(); ++index) {
@@ -229,22 +233,22 @@ class MessageGroup {
       bool came = false;
       for (const std::size_t index : next) {
         // One of several must not keep the others from being seen.
-        const Milliseconds slice = next.size() == 1 ? deadline.slice() : Milliseconds{came ? 0 : 1};
-        if (!wait_for(*arriving[index], slice, calls[index].root, own[index])) continue;
+        const Milliseconds slice = next.size() == 1 ? waiting.deadline.slice() : Milliseconds{came ? 0 : 1};
+        if (!wait_for(waiting, *arriving[index], slice, calls[index].root, own[index])) continue;
         came = true;
         arriving[index].reset();
         const int peer = calls[index].root;
         if (!same_message(headers[index], own[index])) {
-          throw mismatch_error(
-              {own[index], rank_}, {headers[index], peer}, size(), fmt::format("{} group={}", where(), name_), tag_names_);
+          job_->watched.tell_and_throw(mismatch_error(
+              {own[index], rank_}, {headers[index], peer}, size(), fmt::format("{} group={}", where(), name_), tag_names_));
         }
         call_ = own[index];
         receive(transfers, peer, Kind::kMessage, {calls[index].recv, bytes_of(calls[index])});
       }
       if (came) {
-        deadline = Deadline(patience());
+        waiting.deadline = Deadline(patience());
       } else {
-        check_wait(watched, deadline, calls[next.front()].root, own[next.front()]);
+        check_wait(waiting, calls[next.front()].root, own[next.front()]);
       }
     }
   }
@@ -275,22 +279,24 @@ class MessageGroup {
   }
 
   void await(Transfers& transfers) {
-    const Deadline deadline(patience());
-    WatchedWait watched(job_->watched.watch());
+    Waiting waiting{Deadline(patience()), WatchedWait(job_->watched.watch())};
     for (const Pending& pending : transfers) {
-      while (!wait_for(*pending.transfer, deadline.slice(), pending.peer, pending.about)) {
-        check_wait(watched, deadline, pending.peer, pending.about);
+      while (!wait_for(waiting, *pending.transfer, waiting.deadline.slice(), pending.peer, pending.about)) {
+        check_wait(waiting, pending.peer, pending.about);
       }
     }
     transfers.clear();
   }
 
   /// A transport knows messages, and which rank of its own numbers it has lost; whoever reads its error also wants the call.
-  [[nodiscard]] bool wait_for(Transfer& transfer, Milliseconds slice, int peer, const CallDescriptor& about) const {
+  [[nodiscard]] bool wait_for(Waiting& waiting, Transfer& transfer, Milliseconds slice, int peer, const CallDescriptor& about) const {
     try {
       return transfer.wait(slice);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::kPeerLost && error.code() != ErrorCode::kAborted) throw;
+      if (error.code() == ErrorCode::kPeerLost) {
+        waiting.watched.lose([&] { return report_of(waiting.deadline, peer, about); }, job_->watched.job_rank(members_[static_cast<std::size_t>(peer)]));
+      }
       job_->watched.await_verdict(error.code() == ErrorCode::kAborted ? kWordOfCause : kWordOfLoss);
       if (const Error cause = cause_of_stop(error); error.code() == ErrorCode::kAborted && cause.message() != error.message()) throw Error(cause);
       ErrorContext context = error.context();
@@ -316,16 +322,16 @@ class MessageGroup {
   }
 
   /// Throws where waiting for the peer is pointless.
-  void check_wait(WatchedWait& watched, const Deadline& deadline, int peer, const CallDescriptor& about) const {
+  void check_wait(Waiting& waiting, int peer, const CallDescriptor& about) const {
     throw_if_aborted();
     check_interrupt();
-    const auto report = [&] { return report_of(deadline, peer, about); };
-    const bool passed = deadline.passed();  // once: who has not been heard to expire must not give up
-    passed ? watched.expire(report) : watched.look(report);
+    const auto report = [&] { return report_of(waiting.deadline, peer, about); };
+    const bool passed = waiting.deadline.passed();  // once: who has not been heard to expire must not give up
+    passed ? waiting.watched.expire(report) : waiting.watched.look(report);
     const bool names_peer = about.kind == PostKind::kSend || about.kind == PostKind::kRecv;
     ZR_CHECK(!passed,
              ErrorCode::kTimeout,
-             fmt::format("no answer within {:.1f} s", std::chrono::duration<double>(deadline.timeout()).count()),
+             fmt::format("no answer within {:.1f} s", std::chrono::duration<double>(waiting.deadline.timeout()).count()),
              {.where = fmt::format("{} group={}", where(), name_),
               .who = fmt::format("rank {}/{}", rank_, size()),
               .which = meaning_of(about, tag_names_),
@@ -373,7 +379,7 @@ class MessageGroup {
       for (const PartSize& part : {PartSize{peer, rank_, all[index].given, told[index].taken},
                                    PartSize{rank_, peer, told[index].given, all[index].taken}}) {
         if (part.given == part.taken) continue;
-        throw parts_error(call_, part, rank_, size(), fmt::format("{} group={}", where(), name_), tag_names_);
+        job_->watched.tell_and_throw(parts_error(call_, part, rank_, size(), fmt::format("{} group={}", where(), name_), tag_names_));
       }
     }
     return all;

@@ -88,6 +88,7 @@ void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionR
       // The peer may have done what we wait for and left in the meantime.
       if (predicate()) return;
       if (failure->error.code() == ErrorCode::kTimeout) watched.expire(report);
+      if (failure->departed >= 0) watched.lose(report, setup_.watched.job_rank(failure->departed));
       raise(view, context, *failure);
     }
     futex_wait(own.doorbell, rung, deadline.slice());
@@ -107,7 +108,7 @@ void Peers::raise(const GroupView& view, FunctionRef<WaitContext()> context, con
   ZR_FAILPOINT("abort.hear");
   check_interrupt();  // Ctrl-C goes to all ranks: who hears it later must not call the others' end a loss
   if (failure.error.code() == ErrorCode::kAborted) setup_.watched.await_verdict(kWordOfCause);
-  if (failure.departed) {  // a stack that unwinds leaves groups, and stops the job at its end
+  if (failure.departed >= 0) {  // a stack that unwinds leaves groups, and stops the job at its end
     setup_.watched.await_verdict(kWordOfCause);
     throw_if_aborted(view, context);
   }
@@ -227,7 +228,7 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
       if (group_rank == view.rank || !awaits(waited, group_rank)) continue;
       if (view.controls[rank]->departed.load() != 0) {
         Failure failure = lost(group_rank, "left early", "every rank must make the same calls; see where that rank returned or threw");
-        failure.departed = failure.error.code() == ErrorCode::kPeerLost;
+        if (failure.error.code() == ErrorCode::kPeerLost) failure.departed = view.world_ranks[rank];
         return failure;
       }
     }

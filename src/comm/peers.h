@@ -64,6 +64,7 @@ class Peers {
 
   [[nodiscard]] int rank() const { return setup_.rank; }
   [[nodiscard]] Milliseconds timeout() const { return setup_.timeout; }
+  [[nodiscard]] const Watched& watched() const { return setup_.watched; }
 
   /// Blocks until predicate() holds; throws as CommBackend::wait_until does. `context` is called only to
   /// describe a failure.
@@ -84,7 +85,7 @@ class Peers {
   struct Failure {
     Error error;
     std::string loss{};  ///< the peer that was lost first, as a sentence; empty for other failures
-    bool departed = false;  ///< it left in order: perhaps because of what this rank has not heard yet
+    int departed = -1;  ///< the world's rank that left in order: perhaps because of what this rank has not heard yet
   };
   /// Whether somebody whom the context awaits is lost, or the job is aborted, or the deadline has passed.
   [[nodiscard]] std::optional<Failure> find_failure(const GroupView& view,

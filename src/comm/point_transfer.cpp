@@ -113,8 +113,8 @@ bool SharedMemoryEngine::progress(Point& point) {
 bool SharedMemoryEngine::progress_send(Point& point) {
   const PeerLink& theirs = link(point.peer(), rank_);
   if (theirs.refused.load() != 0) {
-    throw mismatch_error(
-        {theirs.offered, rank_}, {theirs.wanted, point.peer()}, size_, fmt::format("{} group={}", where_, group_), tag_names_);
+    peers_->watched().tell_and_throw(mismatch_error(
+        {theirs.offered, rank_}, {theirs.wanted, point.peer()}, size_, fmt::format("{} group={}", where_, group_), tag_names_));
   }
   const std::size_t before = point.header_done + point.data_done;
   if (!point.header_complete()) {
@@ -160,8 +160,8 @@ void SharedMemoryEngine::compare(Point& point) {
   mine.offered = point.header;
   mine.refused.store(1);
   ring();
-  throw mismatch_error(
-      {point.own, rank_}, {point.header, point.peer()}, size_, fmt::format("{} group={}", where_, group_), tag_names_);
+  peers_->watched().tell_and_throw(mismatch_error(
+      {point.own, rank_}, {point.header, point.peer()}, size_, fmt::format("{} group={}", where_, group_), tag_names_));
 }
 
 std::size_t SharedMemoryEngine::in_ring(int from, int to) const {

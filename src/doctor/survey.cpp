@@ -123,9 +123,9 @@ class Survey {
         lost(rank, error.what());
       }
     };
-    for (const auto& [rank, task] : tasks) talk(rank, [&](Wire& wire) { wire.send(task.dump(), Deadline(kAnswer)); });
+    for (const auto& [rank, task] : tasks) talk(rank, [&task = task](Wire& wire) { wire.send(task.dump(), Deadline(kAnswer)); });
     const Deadline deadline(patience);
-    for (const auto& [rank, task] : tasks) talk(rank, [&](Wire& wire) { answers[rank] = Json::parse(wire.receive(deadline)); });
+    for (const auto& [rank, task] : tasks) talk(rank, [&, rank = rank](Wire& wire) { answers[rank] = Json::parse(wire.receive(deadline)); });
     for (const int rank : gone) wires_.erase(rank);
     return answers;
   }

@@ -209,10 +209,10 @@ void Engine::store_initial(int flat, const std::byte* values) {
               static_cast<std::size_t>(rest.size()) * element);
 }
 
-Invocation Engine::begin_forward(int unit) { return {unit, ++forward_seq_, micro_step_}; }
+Invocation Engine::begin_forward(int unit, bool evaluates) { return {unit, ++forward_seq_, micro_step_, evaluates}; }
 
 void Engine::pre_forward(const Invocation& use) {
-  enter(Phase::kForward, use.unit);
+  enter(use.evaluates ? Phase::kEvaluation : Phase::kForward, use.unit);
   // Another way through the ring begins: what is kept for a backward yet to come gives its slot up and is gathered again then.
   if (kept_in_ring_ >= 0 && kept_in_ring_ != use.unit && layout_.units[static_cast<std::size_t>(use.unit)].repeated) {
     uses_[static_cast<std::size_t>(std::exchange(kept_in_ring_, -1))].kept.reset();

@@ -15,6 +15,7 @@ std::int64_t microseconds_of(std::chrono::nanoseconds time) {
 std::int64_t StepTimes::*PhaseClock::part_of(Phase phase) noexcept {
   switch (phase) {
     case Phase::kForward:
+    case Phase::kEvaluation:
       return &StepTimes::forward_us;
     case Phase::kBackward:
     case Phase::kAfterBackward:

@@ -338,7 +338,8 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   }
   auto use = std::make_shared<UnitUse>();
   use->computed_again = in_backward_;
-  use->invocation = core_->begin_forward(unit);
+  if (unit == 0) evaluates_ = !at::GradMode::is_enabled();  // inside, a reentrant checkpoint has none in training either
+  use->invocation = core_->begin_forward(unit, evaluates_ && !at::GradMode::is_enabled() && !in_backward_);
   last_begun_ = use->invocation.forward_seq;
   core_->pre_forward(use->invocation);
   return use;

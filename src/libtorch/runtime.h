@@ -170,6 +170,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<at::Tensor> gradient_guards_;  // one a trainable parameter, or none
   std::vector<std::size_t> guarded_;         // those whose `.grad` is a guard now
   bool in_backward_ = false;
+  bool evaluates_ = false;  ///< the last forward of the whole model was one without gradients
   std::uint64_t backward_seq_ = 0;
   int counted_in_ = -1;                      // graph task in which uses were counted last
   pid_t owner_;

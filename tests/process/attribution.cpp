@@ -221,7 +221,7 @@ Told told_of(const Plot& plot) {
     case Kind::kKill:
     case Kind::kFailpointKill: return {ErrorCode::kPeerLost, {named + (memory ? "was killed by SIGKILL" : gone)}};
     case Kind::kExit: return {ErrorCode::kPeerLost, {named + (memory ? "exited with code 3" : gone)}};
-    case Kind::kLeave: return {ErrorCode::kPeerLost, {named + (memory ? "left early" : gone)}};
+    case Kind::kLeave: return {ErrorCode::kPeerLost, {named + R"(left early: it ended after \d+ steps?, while .*: unequal batch counts\?)"}};
     case Kind::kThrow: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[USER\] planted 4711)"}};
     case Kind::kAbort: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[MODEL\] planted 4711)"}};
     case Kind::kFailpointThrow: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[INTERNAL\] planted failure at )" + plot.site}};

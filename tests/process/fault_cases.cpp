@@ -110,11 +110,38 @@ void add_ends(Cases& cases) {
       .says(lost({R"(rank 2 \(pid \d+\) exited with code 3 before the others were done)", kNextOverMemory}),
             lost({closed, "the parameters of unit root"}));
   const auto leaves = [](RankHere& here) { here.turn.leaves = true; };
+  const auto left_after = [](int rank, const std::string& end, const std::string& meanwhile) {
+    return R"(rank )" + std::to_string(rank) + R"( \(pid \d+ on [^)]+\) left early: it ended )" + end + R"(, while rank \d is in )" + meanwhile;
+  };
+  const std::string fewer = R"(the (forward|backward) of unit \S+ of step 4: unequal batch counts\?.*engine\.batches\(loader\).*zeroth\.uneven = "join")";
   cases.add("LeavesEarly", "has fewer batches: its loop ends, exit code 0", Moment::kBegin, leaves)
-      .says(lost({R"(rank 2 \(pid \d+\) left early)", kNextOverMemory}), lost({closed, "the parameters of unit root"}));
+      .says(lost({left_after(2, "after 3 steps", fewer), kNextOverMemory}), lost({left_after(2, "after 3 steps", fewer), "the parameters of unit root"}));
   cases.add("HubLeavesEarly", "has fewer batches: its loop ends, exit code 0", Moment::kBegin, leaves, -1, 0)
-      .says(lost({R"(rank 0 \(pid \d+\) left early)", kNextOverMemory}),
-            lost({"rank 0 closed its connection", "the parameters of unit root"}));
+      .says(lost({left_after(0, "after 3 steps", fewer), kNextOverMemory}), lost({left_after(0, "after 3 steps", fewer), "the parameters of unit root"}));
+  /// `action` on the others in place of step kStep, when the guilty rank leaves.
+  const auto left_alone = [&](std::string name, std::string what, int step, Action action) -> FaultCase& {
+    FaultCase& fault = cases.add(std::move(name), std::move(what));
+    fault.arrange = [step, action = std::move(action)](WatchedJob& job, Times& times) {
+      job.happen = [&times, step, action](RankHere& here, Moment moment, int) {
+        if (here.step != step || moment != Moment::kBegin) return;
+        if (here.world.rank() == 2) times.strike();
+        here.turn.leaves = here.world.rank() == 2;
+        if (here.world.rank() != 2) action(here);
+      };
+    };
+    return fault;
+  };
+  const std::string some = R"(: a call that only some ranks make\?.*`if rank == 0`)";
+  left_alone("LeavesBeforeAnAverage", "ends after its loop, where the others call average()", kStep, [](RankHere& here) { (void)here.engine.average(1.0); })
+      .says(lost({left_after(2, "after 3 steps", "a call of all ranks, after step 3" + some), R"(average\(\))"}));
+  left_alone("LeavesBeforeAnEvaluation", "ends after its loop, where the others evaluate", kStep,
+             [](RankHere& here) {
+               (void)here.model.evaluate(7, 0);
+               here.turn.leaves = true;
+             })
+      .says(std::nullopt, lost({left_after(2, "after 3 steps", "a forward without gradients of unit root, after step 3" + some), "the parameters of unit root"}));
+  left_alone("LeavesBeforeItsFirstStep", "ends before its first step, exit code 0", 0, [](RankHere&) {})
+      .says(lost({left_after(2, "before its first step", R"(the (forward|backward) of unit \S+ of step 1; )"), "see where that rank returned or threw"}));
   cases.add("Throws", "throws an exception in the forward of blocks.1", Moment::kForward,
             [](RankHere&) { throw std::runtime_error("no such token: 50257"); }, kUnit)
       .says(stopped({R"(rank 2 stopped the job: \[USER\] no such token: 50257)"}));

@@ -19,8 +19,7 @@ MPI = bool(os.environ.get("ZEROTH_MPIRUN"))
 TRANSPORTS = ["shm", "gloo", *(["mpi"] if MPI else [])]
 BETWEEN_HOSTS = ["gloo", *(["mpi", "shm+mpi"] if MPI else [])]
 RANKS = 3
-LEFT = "left early|Connection closed by peer"
-"""by the control plane, or by gloo"""
+LEFT = r'left early: it ended after 3 steps, while rank \d is in the (forward|backward) of unit \S+ of step 4: unequal batch counts\?.*engine\.batches\(loader\)'
 SEEN_OF_OTHERS = 76
 """exit code of whoever ends because of another rank"""
 SAYS_ITS_CODE = ["sh", "-c", '"$@"; code=$?; echo "rank ${RANK-$OMPI_COMM_WORLD_RANK} ends with $code"; exit $code', "sh"]
@@ -185,6 +184,13 @@ class Waits(unittest.TestCase):
                 if not alone:
                     self.assertEqual(done.returncode, SEEN_OF_OTHERS, done.stderr)
                 self.lost(done, transport, LEFT)
+
+    def test_a_rank_that_leaves_before_an_evaluation_has_no_fewer_batches(self) -> None:
+        done = run("leave_before_evaluation", "gloo")
+        for rank in others("gloo"):
+            _, text = self.told(done, rank)
+            self.assertRegex(text, r"rank 1 .*left early: it ended after 3 steps, while rank \d is in a forward without gradients of unit root, after step 3: a call that only")
+            self.assertNotIn("batch", text)
 
     def test_a_rank_that_raises_is_named(self) -> None:
         cases = {"raise": (r"\[USER\] ValueError: a mistake of the user's; where: \S*waits_rank\.py:\d+ in misbehave", 1),

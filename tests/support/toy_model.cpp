@@ -200,7 +200,7 @@ double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bo
   };
   const auto bias_of = [&](int block) { return structure_.units[static_cast<std::size_t>(block) + 1].params.back(); };
 
-  const Invocation root = engine_->begin_forward(0);
+  const Invocation root = engine_->begin_forward(0, !backward);
   engine_->pre_forward(root);
   visit(false, 0);
   const std::vector<T> w_in = load<T>(0);
@@ -221,7 +221,7 @@ double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bo
     samples[s].h.push_back(std::move(h));
   }
   for (const int block : path) {
-    const Invocation use = engine_->begin_forward(block + 1);
+    const Invocation use = engine_->begin_forward(block + 1, !backward);
     engine_->pre_forward(use);
     visit(false, block + 1);
     const std::vector<T> w = load<T>(weight_of(block));

@@ -25,9 +25,9 @@
 
 namespace zeroth {
 
-/// Where the user's program is in a step, as its last call of the engine shows.
-enum class Phase : std::uint8_t { kStarting, kForward, kBackward, kAfterBackward, kStep, kBetweenSteps, kMeeting };
-inline constexpr std::uint8_t kNumPhases = 7;
+/// Where the user's program is in a step, as its last call of the engine shows. kEvaluation: in a forward that no backward follows.
+enum class Phase : std::uint8_t { kStarting, kForward, kBackward, kAfterBackward, kStep, kBetweenSteps, kMeeting, kEvaluation };
+inline constexpr std::uint8_t kNumPhases = 8;
 
 /// A wait as its transport describes it. `ranks` are those of the job.
 struct WaitReport {
@@ -46,6 +46,7 @@ struct WaitStatus {
   std::uint64_t id = 0;     ///< of this rank's waits, from 1; 0: it does not wait
   std::uint64_t looks = 0;  ///< how often it has looked in vain, about every 100 ms
   bool expired = false;     ///< its deadline has passed
+  int lost = -1;            ///< a rank of the job that it waits for and that has given its group up or closed its connection; -1: none
   WaitReport report{};
 };
 
@@ -108,6 +109,8 @@ class RankWatch {
   /// some 20 ns. The arguments are the caller's place: std::source_location needs clang 16.
   void at(const char* file = __builtin_FILE(), int line = __builtin_LINE(), const char* function = __builtin_FUNCTION()) noexcept;
   [[nodiscard]] RankStatus status(bool with_place);
+  /// The last one, for the others: with the program's own last word of where it is, but asking nobody.
+  [[nodiscard]] RankStatus goodbye();
 
   /// What the control plane has decided about the job: every wait that is watched, and every check(), throws it from now on as a
   /// JobVerdict. The first one stays. Any thread.
@@ -142,7 +145,7 @@ class RankWatch {
  private:
   friend class WatchedWait;
   /// A wait is seen by others from its first look on: one of which nobody knows what for is no news. `id` 0: the first.
-  std::uint64_t look(std::uint64_t id, WaitReport report, bool expired);
+  std::uint64_t look(std::uint64_t id, WaitReport report, bool expired, int lost = -1);
   void end_wait(std::uint64_t id) noexcept;
   [[noreturn]] void throw_verdict() const;
 
@@ -166,6 +169,7 @@ class RankWatch {
     int line = 0;  ///< 0: none
     const char* function = "";
   };
+  [[nodiscard]] static std::string place_text(const Line& here);
   Line here_;
   std::shared_ptr<const std::function<void()>> waker_;
   mutable std::mutex teller_mutex_;  ///< held while it is called
@@ -207,6 +211,14 @@ class WatchedWait {
     watch_->await_verdict(kLastWord);
   }
 
+  /// This rank of the job cannot come any more: lets the control plane say why, to who awaits its verdict.
+  template <class Report>
+  void lose(const Report& report, int rank) {
+    if (watch_ == nullptr) return;
+    look(report);
+    id_ = watch_->look(id_, report(), false, rank);
+  }
+
   static constexpr Milliseconds kLastWord{2'000};
 
  private:
@@ -218,5 +230,7 @@ class WatchedWait {
 
 /// "is between steps, after step 3, at train.py:57 in load_batch".
 [[nodiscard]] std::string describe(const RankStatus& status);
+/// "is in the forward of unit blocks.1 of step 4", whether it waits there or not.
+[[nodiscard]] std::string describe_phase(const RankStatus& status);
 
 }  // namespace zeroth

@@ -73,6 +73,7 @@ struct Invocation {
   int unit = 0;
   std::uint64_t forward_seq = 0;
   std::int64_t micro_step = 0;
+  bool evaluates = false;  ///< no backward follows
 };
 
 /// Planned and measured, so that they can be compared.
@@ -117,7 +118,8 @@ class Engine {
   /// values of a unit are no longer needed. Replicated units are bound when this returns.
   void initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
 
-  [[nodiscard]] Invocation begin_forward(int unit);  ///< numbers an invocation
+  /// Numbers an invocation. `evaluates`: no backward follows.
+  [[nodiscard]] Invocation begin_forward(int unit, bool evaluates = false);
   void pre_forward(const Invocation& use);
   /// `awaits_backward`: a backward of this use will come, so its unit may stay gathered (see Reshard).
   void post_forward(const Invocation& use, bool awaits_backward);

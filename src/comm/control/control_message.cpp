@@ -94,9 +94,8 @@ void fields(Archive& archive, Message& message) {
   }
 }
 
-void write(Writer& out, const StatusMessage& message) {
-  const RankStatus& status = message.status;
-  out(message.question)(status.phase)(status.step)(status.unit)(status.place)(status.last_call)(status.one_thread);
+void write(Writer& out, const RankStatus& status) {
+  out(status.phase)(status.step)(status.unit)(status.place)(status.last_call)(status.one_thread);
   std::vector<std::pair<std::string, std::uint64_t>> begun;
   for (const auto& entry : status.calls_begun) {
     if (begun.size() < kMostGroups && entry.first.size() <= kLongestGroup) begun.push_back(entry);
@@ -104,17 +103,16 @@ void write(Writer& out, const StatusMessage& message) {
   out(static_cast<std::uint16_t>(begun.size()));
   for (const auto& [group, calls] : begun) out(group)(calls);
   const WaitStatus& wait = status.wait;
-  out(wait.id)(wait.looks)(wait.expired)(wait.report.group)(wait.report.call)(wait.report.direct)(wait.report.calls_of)(wait.report.sequence);
+  out(wait.id)(wait.looks)(wait.expired)(static_cast<std::int32_t>(wait.lost))(wait.report.group)(wait.report.call)(wait.report.direct)(wait.report.calls_of)(wait.report.sequence);
   out(static_cast<std::uint64_t>(wait.report.waited.count()))(static_cast<std::uint64_t>(wait.report.timeout.count()));
   const auto count = static_cast<std::uint16_t>(std::min(wait.report.ranks.size(), kMostWaitedRanks));
   out(count);
   for (std::size_t index = 0; index < count; ++index) out(static_cast<std::uint32_t>(wait.report.ranks[index]));
 }
 
-void read(Reader& in, StatusMessage& message) {
-  RankStatus& status = message.status;
+void read(Reader& in, RankStatus& status) {
   std::uint8_t phase = 0;
-  in(message.question)(phase)(status.step)(status.unit)(status.place)(status.last_call)(status.one_thread);
+  in(phase)(status.step)(status.unit)(status.place)(status.last_call)(status.one_thread);
   if (phase >= kNumPhases) in.refuse();
   status.phase = static_cast<Phase>(phase);
   std::uint16_t groups = 0;
@@ -130,9 +128,11 @@ void read(Reader& in, StatusMessage& message) {
   std::uint64_t waited = 0;
   std::uint64_t timeout = 0;
   std::uint16_t count = 0;
-  in(wait.id)(wait.looks)(wait.expired)(wait.report.group)(wait.report.call)(wait.report.direct)(wait.report.calls_of)(wait.report.sequence)(waited)(timeout)(count);
+  std::int32_t lost = 0;
+  in(wait.id)(wait.looks)(wait.expired)(lost)(wait.report.group)(wait.report.call)(wait.report.direct)(wait.report.calls_of)(wait.report.sequence)(waited)(timeout)(count);
   constexpr std::uint64_t kLongestWait = std::uint64_t{1} << 40U;
   if (count > kMostWaitedRanks || waited > kLongestWait || timeout > kLongestWait || !in.has(std::size_t{count} * 4)) return in.refuse();
+  wait.lost = lost;
   wait.report.waited = Milliseconds(static_cast<std::int64_t>(waited));
   wait.report.timeout = Milliseconds(static_cast<std::int64_t>(timeout));
   for (std::uint16_t index = 0; index < count; ++index) {
@@ -142,6 +142,20 @@ void read(Reader& in, StatusMessage& message) {
     wait.report.ranks.push_back(static_cast<int>(rank));
   }
 }
+
+void write(Writer& out, const StatusMessage& message) {
+  out(message.question);
+  write(out, message.status);
+}
+
+void read(Reader& in, StatusMessage& message) {
+  in(message.question);
+  read(in, message.status);
+}
+
+void write(Writer& out, const ByeMessage& message) { write(out, message.status); }
+
+void read(Reader& in, ByeMessage& message) { read(in, message.status); }
 
 template <class Archive, class Context>
 void fields_of_context(Archive& archive, Context& context) {

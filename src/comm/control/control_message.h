@@ -59,9 +59,9 @@ struct VerdictMessage {
   std::string message{};
   ErrorContext context{};
 };
-/// Rank to hub: it leaves in order.
+/// Either way: who says it leaves in order, and this is what it has done.
 struct ByeMessage {
-  bool operator==(const ByeMessage&) const = default;
+  RankStatus status{};
 };
 using ControlMessage = std::variant<ChallengeMessage, HelloMessage, WelcomeMessage, PingMessage, AskMessage, StatusMessage, VerdictMessage, ByeMessage>;
 

@@ -2,6 +2,7 @@
 
 #include "comm/control/control_link.h"
 #include "comm/control/coordinator.h"
+#include "comm/control/early_end.h"
 #include "comm/control/introduction.h"
 #include "comm/levels_of_hosts.h"
 #include "comm/own_thread.h"
@@ -49,6 +50,8 @@ struct Invitation {
     std::uint16_t port = 0;
   };
   std::array<Entry, kMostAddresses> addresses{};
+  std::uint32_t pid = 0;  ///< of the hub, and where it is
+  char host[256] = "";
   char trouble[512] = "";  ///< why the hub does not listen
 };
 
@@ -216,6 +219,8 @@ class Hub final : public ControlThread {
 
   void invite(Invitation& invitation) const {
     invitation.secret = reception_.secret();
+    invitation.pid = static_cast<std::uint32_t>(::getpid());
+    std::strncpy(invitation.host, host_name().c_str(), sizeof invitation.host - 1);
     for (const TcpAddress& address : reception_.addresses()) {
       Invitation::Entry& entry = invitation.addresses[invitation.count++];
       std::strncpy(entry.host, address.host.c_str(), sizeof entry.host - 1);
@@ -244,7 +249,7 @@ class Hub final : public ControlThread {
     serve_links(SteadyClock::now());
     if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), SteadyClock::now());
     if (const std::optional<Error> cause = coordinator_.last_word()) decide(*cause);
-    to_all(ByeMessage{});
+    to_all(ByeMessage{watch_->goodbye()});
     linger();
   }
 
@@ -276,16 +281,16 @@ class Hub final : public ControlThread {
     for (std::size_t rank = 1; rank < links_.size(); ++rank) {
       if (!links_[rank]) continue;
       links_[rank]->flush();
-      bool bye = false;
+      std::optional<RankStatus> goodbye;
       const bool open = links_[rank]->receive([&](ControlMessage message) {
         const int from = static_cast<int>(rank);
         coordinator_.heard(from, now);
         if (const auto* status = std::get_if<StatusMessage>(&message)) coordinator_.answered(from, *status, now);
         if (const auto* verdict = std::get_if<VerdictMessage>(&message)) coordinator_.told(error_of(*verdict), now);
-        bye = bye || std::holds_alternative<ByeMessage>(message);
+        if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye = std::move(bye->status);
       });
-      if (open && !bye) continue;
-      coordinator_.left(static_cast<int>(rank), bye, now, links_[rank]->trouble());
+      if (open && !goodbye) continue;
+      coordinator_.left(static_cast<int>(rank), std::move(goodbye), now, links_[rank]->trouble());
       links_[rank].reset();
     }
   }
@@ -363,7 +368,9 @@ class Leaf final : public ControlThread {
  public:
   /// `check` throws once it is known that rank 0 will not answer.
   Leaf(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const Invitation& invitation, std::function<void()> check)
-      : ControlThread(std::move(watch), options), link_(introduce_to(invitation, std::move(check))) {
+      : ControlThread(std::move(watch), options),
+        link_(introduce_to(invitation, std::move(check))),
+        hub_(rank_text(0, static_cast<int>(invitation.pid), invitation.host)) {
     heard_ = SteadyClock::now();
     start();
   }
@@ -412,7 +419,7 @@ class Leaf final : public ControlThread {
     }
     if (gone_) return;
     if (const std::optional<VerdictMessage> told = take_told()) link_.send(*told);
-    link_.send(ByeMessage{});
+    link_.send(ByeMessage{watch_->goodbye()});
     const Deadline deadline(kByeTime);
     while (link_.wants_to_write() && !deadline.passed()) {
       std::this_thread::sleep_for(Milliseconds{2});
@@ -428,9 +435,9 @@ class Leaf final : public ControlThread {
         link_.send(StatusMessage{ask->question, watch_->status(ask->with_place)});
       }
       if (const auto* verdict = std::get_if<VerdictMessage>(&message)) judge(error_of(*verdict));
-      in_order_ = in_order_ || std::holds_alternative<ByeMessage>(message);
+      if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye_ = std::move(bye->status);
     });
-    if (open && !in_order_) return;
+    if (open && !goodbye_) return;
     gone_ = true;
     gone_at_ = now;
     link_trouble_ = link_.trouble();
@@ -439,13 +446,14 @@ class Leaf final : public ControlThread {
   /// A wait is told of its own accord: once it is worth a question, and at its deadline. And that it is over.
   void report(SteadyClock::time_point now) {
     if (gone_) return;
-    if (now - reported_ >= Milliseconds{250} || !reported_wait_) {
-      const RankStatus own = watch_->status(false);
+    const RankStatus own = watch_->status(false);
+    if (now - reported_ >= Milliseconds{250} || !reported_wait_ || own.wait.lost != reported_lost_) {
       const bool waits = own.wait.id != 0;
       if (waits || reported_wait_) {
         link_.send(StatusMessage{0, own});
         reported_ = now;
         reported_wait_ = waits;
+        reported_lost_ = own.wait.lost;
       }
     }
     if (now - pinged_ < ping_every()) return;
@@ -458,26 +466,30 @@ class Leaf final : public ControlThread {
   /// off has no job any more, whatever it does. A hub that has left in order owes only those who wait for it.
   void miss_hub(SteadyClock::time_point now) {
     const auto silent = std::chrono::duration_cast<Milliseconds>(now - (gone_ ? gone_at_ : heard_));
-    const WaitStatus wait = watch_->status(false).wait;
-    const std::vector<int>& awaited = wait.report.ranks;
-    const bool waits = wait.id != 0 && (awaited.empty() || std::ranges::find(awaited, 0) != awaited.end());
-    if ((in_order_ && !waits) || silent < (gone_ && waits ? Milliseconds{1'000} : options_.silent_after)) return;
-    ErrorContext context{.where = "comm.control", .expected = "a sign of life from rank 0", .hint = "look at the output of that rank and its host"};
+    const RankStatus own = watch_->status(false);
+    const bool waits = awaits(own.wait, 0);
+    const bool certain = goodbye_ && own.wait.lost == 0;
+    if ((goodbye_ && !waits) || (!certain && silent < (gone_ && waits ? Milliseconds{1'000} : options_.silent_after))) return;
+    EarlyEnd end{.text = gone_ ? end_text(link_trouble_) : silence_text(silent), .hint = "look at the output of that rank and its host"};
+    if (goodbye_) end = early_end(*goodbye_, watch_->rank(), own);
+    ErrorContext context{.where = "comm.control", .expected = "a sign of life from rank 0", .hint = std::move(end.hint)};
     if (waits) {
-      context.where += " group=" + wait.report.group;
-      context.expected = wait.report.call + " from rank 0";
+      context.where += " group=" + own.wait.report.group;
+      context.expected = own.wait.report.call + " from rank 0";
     }
-    judge(Error(ErrorCode::kPeerLost, "rank 0 " + (gone_ ? end_text(in_order_, link_trouble_) : silence_text(silent)), std::move(context)));
+    judge(Error(ErrorCode::kPeerLost, hub_ + " " + end.text, std::move(context)));
   }
 
   ControlLink link_;
+  std::string hub_;  ///< rank_text() of it
   SteadyClock::time_point heard_{};
   SteadyClock::time_point reported_{};
   SteadyClock::time_point pinged_{};
   SteadyClock::time_point gone_at_{};
   bool reported_wait_ = false;
+  int reported_lost_ = -1;
   bool gone_ = false;
-  bool in_order_ = false;
+  std::optional<RankStatus> goodbye_{};
   std::string link_trouble_{};
 };
 

@@ -1,5 +1,7 @@
 #include "comm/control/coordinator.h"
 
+#include "comm/control/early_end.h"
+
 #include <zeroth/base/text.h>
 
 #include <fmt/format.h>
@@ -28,8 +30,14 @@ int distance_from_cause(const Error& error) {
 
 }  // namespace
 
-std::string end_text(bool in_order, const std::string& trouble) {
-  if (in_order) return "left early";
+bool awaits(const WaitStatus& wait, int rank) {
+  const std::vector<int>& ranks = wait.report.ranks;
+  return wait.id != 0 && (wait.lost == rank || ranks.empty() || std::ranges::find(ranks, rank) != ranks.end());
+}
+
+std::string rank_text(int rank, int pid, const std::string& host) { return fmt::format("rank {} (pid {} on {})", rank, pid, host); }
+
+std::string end_text(const std::string& trouble) {
   return "is gone: its control connection ended without a goodbye" + (trouble.empty() ? "" : " (" + trouble + ")");
 }
 
@@ -50,12 +58,12 @@ void Coordinator::joined(int rank, std::string host, int pid, TimePoint now) {
 
 void Coordinator::heard(int rank, TimePoint now) { at(rank).heard = now; }
 
-void Coordinator::left(int rank, bool in_order, TimePoint now, std::string trouble) {
+void Coordinator::left(int rank, std::optional<RankStatus> goodbye, TimePoint now, std::string trouble) {
   Rank& known = at(rank);
   if (known.gone) return;
   known.trouble = std::move(trouble);
   known.gone = true;
-  known.in_order = in_order;
+  known.goodbye = std::move(goodbye);
   known.gone_at = now;
   known.status.reset();
   known.samples.clear();
@@ -90,34 +98,53 @@ bool Coordinator::busy() const {
 
 std::string Coordinator::name_of(int rank) const {
   const Rank& known = at(rank);
-  return known.joined ? fmt::format("rank {} (pid {} on {})", rank, known.pid, known.host) : fmt::format("rank {}", rank);
+  return known.joined ? rank_text(rank, known.pid, known.host) : fmt::format("rank {}", rank);
 }
 
-std::string Coordinator::loss_of(int rank, TimePoint now) const {
+Error Coordinator::loss_error(int rank, const std::string& what, int waiting, std::string hint) const {
+  const WaitReport& report = wait_of(waiting);
+  return Error(ErrorCode::kPeerLost,
+               name_of(rank) + " " + what,
+               {.where = "comm.control group=" + report.group,
+                .expected = fmt::format("{} from rank {}", report.call, rank),
+                .got = who_waits(),
+                .hint = std::move(hint)});
+}
+
+Error Coordinator::left_error(int rank, const RankStatus& last, int waiting) const {
+  EarlyEnd end = early_end(last, waiting, *at(waiting).status);
+  return loss_error(rank, end.text, waiting, std::move(end.hint));
+}
+
+std::optional<Error> Coordinator::loss_of(int rank, int waiting, TimePoint now) const {
+  const std::string hint = "look at the output of that rank and its host";
   const Rank& known = at(rank);
   if (known.gone) {
-    if (now - known.gone_at < options_.grace) return "";
-    return end_text(known.in_order, known.trouble);
+    // Its goodbye comes after whatever it has said of an error. Else what it did last may be on its way.
+    const bool certain = known.goodbye && at(waiting).status->wait.lost == rank;
+    if (!certain && now - known.gone_at < options_.grace) return std::nullopt;
+    return known.goodbye ? left_error(rank, *known.goodbye, waiting) : loss_error(rank, end_text(known.trouble), waiting, hint);
   }
   const auto silent = std::chrono::duration_cast<Milliseconds>(now - known.heard);
-  if (!known.joined || silent < options_.silent_after) return "";
-  return silence_text(silent);
+  if (!known.joined || silent < options_.silent_after) return std::nullopt;
+  return loss_error(rank, silence_text(silent), waiting, hint);
+}
+
+int Coordinator::find_left() const {
+  for (int waiting = 0; waiting < size_; ++waiting) {
+    if (!waits(waiting) || !wait_of(waiting).direct) continue;  // of who lives, a connection that ends is no goodbye
+    const int lost = at(waiting).status->wait.lost;
+    if (lost >= 0 && lost < size_ && lost != waiting && at(lost).joined && !at(lost).gone) return waiting;
+  }
+  return -1;
 }
 
 std::optional<Error> Coordinator::find_loss(TimePoint now) const {
   for (int waiting = 0; waiting < size_; ++waiting) {
     if (!waits(waiting)) continue;
-    const WaitReport& report = wait_of(waiting);
     for (int rank = 0; rank < size_; ++rank) {
-      if (rank == waiting || (!report.ranks.empty() && std::ranges::find(report.ranks, rank) == report.ranks.end())) continue;
-      const std::string loss = loss_of(rank, now);
-      if (loss.empty()) continue;
-      return Error(ErrorCode::kPeerLost,
-                   name_of(rank) + " " + loss,
-                   {.where = "comm.control group=" + report.group,
-                    .expected = fmt::format("{} from rank {}", report.call, rank),
-                    .got = who_waits(),
-                    .hint = "look at the output of that rank and its host"});
+      if (rank == waiting || !awaits(at(waiting).status->wait, rank)) continue;
+      if (std::optional<Error> loss = loss_of(rank, waiting, now)) return loss;
     }
   }
   return std::nullopt;
@@ -127,13 +154,14 @@ std::optional<Error> Coordinator::find_isolation(TimePoint now) const {
   int lost = 0;
   for (int rank = size_; --rank > 0;) {
     const Rank& known = at(rank);
-    if (known.gone && known.in_order) continue;
+    if (known.goodbye) continue;
     if (!known.joined || now - (known.gone ? known.gone_at : known.heard) < options_.silent_after) return std::nullopt;
     lost = rank;
   }
   if (lost == 0) return std::nullopt;
+  const Rank& known = at(lost);
   return Error(ErrorCode::kPeerLost,
-               name_of(lost) + " " + loss_of(lost, now),
+               name_of(lost) + " " + (known.gone ? end_text(known.trouble) : silence_text(std::chrono::duration_cast<Milliseconds>(now - known.heard))),
                {.where = "comm.control",
                 .expected = fmt::format("a sign of life from rank {}", lost),
                 .got = size_ == 2 ? "" : "none from any other rank either",
@@ -195,10 +223,8 @@ std::vector<int> Coordinator::find_circle() const {
 
 std::vector<int> Coordinator::missing_for(int rank) const {
   std::vector<int> missing;
-  const WaitReport& report = wait_of(rank);
   for (int other = 0; other < size_; ++other) {
-    const bool awaited = report.ranks.empty() || std::ranges::find(report.ranks, other) != report.ranks.end();
-    if (other != rank && awaited && !waits(other)) missing.push_back(other);
+    if (other != rank && awaits(at(rank).status->wait, other) && !waits(other)) missing.push_back(other);
   }
   if (!missing.empty()) return missing;
   // Those it waits for wait themselves: somebody further on keeps all of them.
@@ -245,7 +271,7 @@ std::string Coordinator::explain(int about, TimePoint now) const {
     const auto silent = std::chrono::duration_cast<Milliseconds>(now - known.heard);
     std::string text = name_of(rank) + " ";
     if (known.gone) {
-      text += known.in_order ? "has left" : "is gone";
+      text += known.goodbye ? "has left" : "is gone";
     } else if (known.status && silent < 2 * options_.answer_within) {
       text += describe(*known.status);
       if (!known.status->last_call.empty()) text += ", its last call " + known.status->last_call;
@@ -280,6 +306,7 @@ void Coordinator::begin(Purpose purpose, int about, std::vector<int> circle, Tim
 }
 
 bool Coordinator::complete(const Inquiry& inquiry, TimePoint now) const {
+  if (inquiry.purpose == Purpose::kLeft && now - inquiry.since < options_.unwind) return false;
   if (now - inquiry.since >= options_.answer_within) return true;
   return std::ranges::all_of(ranks_, [&](const Rank& rank) { return rank.gone || !rank.joined || rank.answered >= inquiry.question; });
 }
@@ -289,6 +316,13 @@ std::vector<CoordinatorAction> Coordinator::conclude(const Inquiry& inquiry, Tim
   if (inquiry.purpose == Purpose::kCircle) {
     if (std::ranges::any_of(inquiry.circle, [&](int rank) { return !waits(rank); }) || find_circle().empty()) return actions;
     actions.emplace_back(VerdictAction{circle_error(inquiry.circle)});
+    return actions;
+  }
+  if (inquiry.purpose == Purpose::kLeft) {
+    const int waiting = find_left();
+    if (waiting < 0) return actions;
+    const int lost = at(waiting).status->wait.lost;
+    if (at(lost).status) actions.emplace_back(VerdictAction{left_error(lost, *at(lost).status, waiting)});
     return actions;
   }
   if (!waits(inquiry.about)) return actions;  // it has come in the meantime
@@ -328,6 +362,8 @@ std::vector<CoordinatorAction> Coordinator::tick(TimePoint now) {
       const Inquiry inquiry = *std::exchange(inquiry_, std::nullopt);
       actions = conclude(inquiry, now);
     }
+  } else if (const int left = find_left(); left >= 0) {
+    begin(Purpose::kLeft, left, {}, now, actions);
   } else if (std::vector<int> circle = find_circle(); !circle.empty()) {
     const int about = circle.front();
     begin(Purpose::kCircle, about, std::move(circle), now, actions);

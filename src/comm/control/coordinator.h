@@ -1,6 +1,6 @@
 // Coordinator: what rank 0 makes of what all ranks say about themselves. No sockets, no clocks of its own: times come in, actions go out.
 //
-//   a rank waits for one that is gone or silent          verdict PEER_LOST
+//   a rank waits for one that is gone or silent          verdict PEER_LOST: how it ended, and what the others do meanwhile
 //   all other ranks are, and not one of them waits       verdict PEER_LOST: rank 0 is cut off
 //   ranks wait for each other in a circle                verdict MISMATCH: calls that only some of them make
 //   a wait has lasted a quarter of its deadline          a line: who is missing, where that rank is, who waits
@@ -43,6 +43,7 @@ struct CoordinatorOptions {
   Milliseconds answer_within{1'000};     ///< who has not answered by then is described without its place
   Milliseconds gather{150};   ///< causes that ranks tell within this time are compared
   Milliseconds grace{1'000};  ///< what the data plane finds out by itself within this time is told better there
+  Milliseconds unwind{300};   ///< who has given its group up may still be about to say why
 };
 
 class Coordinator {
@@ -54,8 +55,8 @@ class Coordinator {
   /// Anything at all has come from the rank.
   void heard(int rank, TimePoint now);
   void answered(int rank, const StatusMessage& message, TimePoint now);
-  /// Its connection has ended; `in_order`: after a goodbye. `trouble`: what the system says of it, or "".
-  void left(int rank, bool in_order, TimePoint now, std::string trouble = "");
+  /// Its connection has ended, after this goodbye or without one. `trouble`: what the system says of it, or "".
+  void left(int rank, std::optional<RankStatus> goodbye, TimePoint now, std::string trouble = "");
   /// A rank ends with this error. Where it is only what that rank saw of another one, the other's own word may be on its way: so the cause
   /// is the first error of the best class (a rank's own; a mismatch; a loss; a deadline) within a moment.
   void told(Error error, TimePoint now);
@@ -76,7 +77,7 @@ class Coordinator {
   struct Rank {
     bool joined = false;
     bool gone = false;
-    bool in_order = false;
+    std::optional<RankStatus> goodbye{};
     std::string trouble{};
     std::string host{};
     int pid = 0;
@@ -88,7 +89,7 @@ class Coordinator {
     std::deque<Sample> samples{};  ///< of its wait, unchanged since
     std::uint64_t noted_wait = 0;  ///< the last one that a line was written about
   };
-  enum class Purpose : std::uint8_t { kNote, kTimeout, kCircle };
+  enum class Purpose : std::uint8_t { kNote, kTimeout, kCircle, kLeft };
   /// Where is everybody? For a line or a verdict.
   struct Inquiry {
     Purpose purpose;
@@ -103,11 +104,16 @@ class Coordinator {
   [[nodiscard]] bool waits(int rank) const;
   [[nodiscard]] const WaitReport& wait_of(int rank) const { return at(rank).status->wait.report; }
   [[nodiscard]] std::string name_of(int rank) const;
-  /// "was lost: ...", or "" for a rank that is there.
-  [[nodiscard]] std::string loss_of(int rank, TimePoint now) const;
+  /// A rank that is lost to one that waits for it; none where it is there.
+  [[nodiscard]] std::optional<Error> loss_of(int rank, int waiting, TimePoint now) const;
   [[nodiscard]] std::optional<Error> find_loss(TimePoint now) const;
   /// Nobody is left who could say what has become of the job, and not all have left in order.
   [[nodiscard]] std::optional<Error> find_isolation(TimePoint now) const;
+  /// `last`: what it has said at its end, or where it is, without its group.
+  [[nodiscard]] Error left_error(int rank, const RankStatus& last, int waiting) const;
+  [[nodiscard]] Error loss_error(int rank, const std::string& what, int waiting, std::string hint) const;
+  /// A rank that waits in vain for one that has given its group up and lives, -1: none.
+  [[nodiscard]] int find_left() const;
   /// Whether the rank cannot go on before `other` makes another call. Not so for what `other` has begun: it may be on its way.
   [[nodiscard]] bool needs(int rank, int other) const;
   /// Ranks that wait for each other and have looked in vain since all of them did.
@@ -136,8 +142,12 @@ class Coordinator {
   bool judged_ = false;
 };
 
-/// What is said of a rank whose connection has ended, after a goodbye or without one; and of one that is silent.
-[[nodiscard]] std::string end_text(bool in_order, const std::string& trouble);
+/// Whether the wait cannot end without this rank of the job.
+[[nodiscard]] bool awaits(const WaitStatus& wait, int rank);
+/// "rank 0 (pid 4711 on h1)".
+[[nodiscard]] std::string rank_text(int rank, int pid, const std::string& host);
+/// What is said of a rank whose connection has ended without a goodbye; and of one that is silent.
+[[nodiscard]] std::string end_text(const std::string& trouble);
 [[nodiscard]] std::string silence_text(Milliseconds silent);
 
 }  // namespace zeroth::detail

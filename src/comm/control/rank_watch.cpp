@@ -13,15 +13,10 @@ namespace zeroth {
 namespace {
 
 constexpr std::array<std::string_view, kNumPhases> kPhases{
-    "has not begun to train", "is in the forward", "is in the backward", "has ended the backward", "is in step()", "is between steps", "is in a call of all ranks"};
+    "has not begun to train", "is in the forward", "is in the backward", "has ended the backward", "is in step()", "is between steps", "is in a call of all ranks",
+    "is in a forward without gradients"};
 
 pid_t this_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
-
-/// "train.cpp:57 in load_batch": as of Python, without the folders.
-std::string place_text(std::string_view file, int line, std::string_view function) {
-  file.remove_prefix(file.rfind('/') + 1);
-  return fmt::format("{}:{}{}{}", file, line, function.empty() ? "" : " in ", function);
-}
 
 constexpr std::uint64_t pack(Phase phase, int model, int unit) {
   return static_cast<std::uint64_t>(phase) << 56U | (static_cast<std::uint64_t>(model + 1) & 0xff'ffffU) << 32U |
@@ -92,7 +87,7 @@ RankStatus RankWatch::status(bool with_place) {
     });
     if (!waits_.empty()) status.wait = waits_.begin()->second;
     locator = locator_;
-    if (here_.line > 0) here = place_text(here_.file, here_.line, here_.function);
+    here = place_text(here_);
     thread = last_thread_ != 0 ? last_thread_ : ::getpid();
   }
   if (with_place && locator) {
@@ -101,6 +96,21 @@ RankStatus RankWatch::status(bool with_place) {
     status.place = std::move(here);
   }
   return status;
+}
+
+/// "train.cpp:57 in load_batch": as of Python, without the folders.
+std::string RankWatch::place_text(const Line& here) {
+  if (here.line == 0) return "";
+  std::string_view file = here.file;
+  file.remove_prefix(file.rfind('/') + 1);
+  return fmt::format("{}:{} in {}", file, here.line, here.function);
+}
+
+RankStatus RankWatch::goodbye() {
+  RankStatus last = status(false);
+  const std::lock_guard lock(mutex_);
+  last.place = place_text(here_);
+  return last;
 }
 
 void RankWatch::judge(const Error& error) {
@@ -118,7 +128,7 @@ void RankWatch::throw_verdict() const {
   throw JobVerdict(verdict_->code(), verdict_->message(), std::move(context));
 }
 
-std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired) {
+std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired, int lost) {
   std::shared_ptr<const std::function<void()>> waker;
   {
     const std::lock_guard lock(mutex_);
@@ -132,8 +142,9 @@ std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired)
     wait.id = id;
     ++wait.looks;
     wait.report = std::move(report);
-    if (first || (expired && !wait.expired)) waker = waker_;
+    if (first || (expired && !wait.expired) || (lost >= 0 && wait.lost < 0)) waker = waker_;
     wait.expired = wait.expired || expired;
+    wait.lost = std::max(wait.lost, lost);
   }
   if (waker) (*waker)();
   return id;
@@ -161,15 +172,18 @@ std::string describe(const RankStatus& status) {
   if (status.wait.id != 0) {
     return fmt::format("waits for {}{}", status.wait.report.call, status.place.empty() ? "" : " at " + status.place);
   }
+  return describe_phase(status) + (status.place.empty() ? "" : ", at " + status.place);
+}
+
+std::string describe_phase(const RankStatus& status) {
   const auto phase = static_cast<std::size_t>(status.phase);
   std::string text(kPhases[phase < kPhases.size() ? phase : 0]);
   if (!status.unit.empty()) text += " of unit " + status.unit;
-  if (status.phase == Phase::kBetweenSteps) {
+  if (status.phase == Phase::kBetweenSteps || status.phase == Phase::kEvaluation || status.phase == Phase::kMeeting) {
     text += fmt::format(", after step {}", status.step);
   } else if (status.phase != Phase::kStarting) {
     text += fmt::format(" of step {}", status.step + 1);
   }
-  if (!status.place.empty()) text += ", at " + status.place;
   return text;
 }
 

@@ -25,6 +25,11 @@ class Watched {
   void await_verdict(Milliseconds patience) const {
     if (watch_) watch_->await_verdict(patience);
   }
+  /// What two ranks alone can see: the others hear of it where there is a control plane.
+  [[noreturn]] void tell_and_throw(const Error& mismatch) const {
+    if (watch_) watch_->tell(mismatch);
+    throw Error(mismatch);
+  }
   /// How long a wait may take now.
   [[nodiscard]] Milliseconds patience(Milliseconds timeout) const { return watch_ ? watch_->patience(timeout) : timeout; }
   /// The job's number of a rank of this world.

@@ -26,6 +26,7 @@ StatusMessage a_status() {
                      .wait = {.id = 9,
                               .looks = 33,
                               .expired = true,
+                              .lost = 2,
                               .report = {.group = "world/engine0", .call = "barrier#41", .ranks = {0, 2, 4095}, .direct = false, .calls_of = "world#0", .sequence = 11, .waited = Milliseconds{3'300}, .timeout = Milliseconds{300'000}}}}};
 }
 
@@ -44,7 +45,7 @@ std::vector<ControlMessage> one_of_each() {
           VerdictMessage{.code = ErrorCode::kMismatch,
                          .message = "ranks wait for each other",
                          .context = {.where = "a", .who = "b", .which = "c", .expected = "d", .got = "e", .hint = "f"}},
-          ByeMessage{}};
+          ByeMessage{a_status().status}};
 }
 
 TEST(ControlMessage, WhatIsWrittenIsRead) {
@@ -67,6 +68,7 @@ TEST(ControlMessage, FieldsOfAStatus) {
   EXPECT_EQ(status.wait.report.ranks, (std::vector<int>{0, 2, 4095}));
   EXPECT_EQ(status.wait.report.timeout, Milliseconds{300'000});
   EXPECT_TRUE(status.wait.expired);
+  EXPECT_EQ(status.wait.lost, 2);
 }
 
 TEST(ControlMessage, EveryBeginningIsIncomplete) {

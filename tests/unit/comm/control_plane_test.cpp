@@ -135,6 +135,35 @@ TEST_P(ControlPlaneTest, CallsOfDifferentSizesAreFoundWhereverTheyAreMade) {
   for (const RankFailure& failure : report.failures) EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("100000 elements"), HasSubstr("20 elements")));
 }
 
+TEST_P(ControlPlaneTest, WhatTwoRanksAloneCanSeeAllHear) {
+  const auto begin = SteadyClock::now();
+  for (const bool parts : {false, true}) {
+    watches_.clear();
+    failed_ = 0;
+    done_ = false;
+    const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
+      const Communicator comm(seat.backend);
+      std::vector<float> data(10);
+      if (parts) {
+        const std::vector<std::int64_t> takes{1, 2, 3, 4};
+        std::vector<std::int64_t> gives(4, rank + 1);
+        if (rank == 3) gives = {4, 5, 4, 4};  // to rank 1, which takes 4
+        std::vector<float> given(static_cast<std::size_t>(rank == 3 ? 17 : 4 * (rank + 1)));
+        comm.all_to_all(std::span<const float>(given), std::span(data), gives, takes);
+      } else {
+        if (rank == 0) comm.send(std::span<const float>(data).first(4), 1);
+        if (rank == 1) comm.recv(std::span(data).first(5), 0);
+      }
+      comm.barrier();
+    });
+    ASSERT_EQ(report.failures.size(), 4U) << report.text();
+    for (const RankFailure& failure : report.failures) {
+      EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("4 elements"), HasSubstr("5 elements"), HasSubstr(parts ? "all_to_all" : "recv")));
+    }
+  }
+  EXPECT_LT(SteadyClock::now() - begin, Milliseconds{30'000});
+}
+
 TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
   const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
     barrier(seat);

@@ -13,6 +13,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::MatchesRegex;
 using ::testing::Not;
 
 /// Ranks that behave as told, a clock, and everything that the coordinator has said.
@@ -46,10 +47,18 @@ class Situation {
   void several_threads(int rank) { states_[rank].status.one_thread = false; }
   void mute(int rank) { muted_.push_back(rank); }
   void tell(ErrorCode code, const std::string& text) { coordinator_.told(Error(code, text), now_); }
-  void leave(int rank, bool in_order, const std::string& trouble = "") {
-    coordinator_.left(rank, in_order, now_, trouble);
+  void leave(int rank, const std::string& trouble = "") {
+    coordinator_.left(rank, std::nullopt, now_, trouble);
     mute(rank);
   }
+  /// With a goodbye that says how it was.
+  void leave_in_order(int rank) {
+    coordinator_.left(rank, states_[rank].status, now_);
+    mute(rank);
+  }
+  /// Its transport has told the waiting rank that the other one cannot come.
+  void lose(int rank, int lost) { states_[rank].status.wait.lost = lost; }
+  void last_call(int rank, const std::string& call) { states_[rank].status.last_call = call; }
 
   /// Runs for so long, or until there is a verdict. Answers come at once.
   void run(Milliseconds time) {
@@ -249,7 +258,7 @@ TEST(Coordinator, WhereNobodyKnowsForWhomAllWait) {
 TEST(Coordinator, ALostRankIsNamedOnceSomebodyWaitsForIt) {
   for (const bool in_order : {false, true}) {
     Situation job(3);
-    job.leave(1, in_order);
+    in_order ? job.leave_in_order(1) : job.leave(1);
     job.compute(0, Phase::kForward, 1);
     job.run(Milliseconds{5'000});
     EXPECT_FALSE(job.verdict) << "nobody needs it";
@@ -263,10 +272,93 @@ TEST(Coordinator, ALostRankIsNamedOnceSomebodyWaitsForIt) {
 
 TEST(Coordinator, ALostRankThatNobodyAwaitsIsNoError) {
   Situation job(3);
-  job.leave(1, true);
+  job.leave_in_order(1);
   job.wait(2, "send#0", {0});
   job.compute(0, Phase::kForward, 1);
   job.run(Milliseconds{20'000});
+  EXPECT_FALSE(job.verdict);
+}
+
+/// Rank 2 has finished three steps and left; the others wait for it in `phase` after as many.
+Situation left_after_three_steps(Phase phase) {
+  Situation job(3);
+  job.compute(2, Phase::kBetweenSteps, 3);
+  job.last_call(2, "all_reduce#5 of world/engine1, ended 0.1 s ago");
+  job.leave_in_order(2);
+  for (const int rank : {0, 1}) {
+    job.compute(rank, phase, 3);
+    job.wait(rank, "all_gather#42", {2});
+  }
+  return job;
+}
+
+TEST(Coordinator, ARankWithFewerBatchesIsNamedAsThat) {
+  for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kStep}) {
+    Situation job = left_after_three_steps(phase);
+    job.run(Milliseconds{2'000});
+    ASSERT_TRUE(job.verdict);
+    EXPECT_EQ(job.verdict->code(), ErrorCode::kPeerLost);
+    EXPECT_THAT(job.verdict->message(), MatchesRegex(R"(rank 2 \(pid 102 on h1\) left early: it ended after 3 steps, while rank 0 is in .* of step 4: unequal batch counts\?)"));
+    EXPECT_THAT(job.verdict->context().hint, AllOf(HasSubstr("engine.batches(loader)"), HasSubstr("zeroth.uneven"), HasSubstr("its last call all_reduce#5")));
+    EXPECT_THAT(job.verdict->context().expected, HasSubstr("all_gather#42 from rank 2"));
+  }
+}
+
+TEST(Coordinator, ACallOfSomeRanksAfterTheLastStepIsNoBatch) {
+  for (const Phase phase : {Phase::kMeeting, Phase::kEvaluation, Phase::kBetweenSteps}) {
+    Situation job = left_after_three_steps(phase);
+    job.run(Milliseconds{2'000});
+    ASSERT_TRUE(job.verdict);
+    EXPECT_THAT(job.verdict->what(), AllOf(HasSubstr("it ended after 3 steps, while rank 0 is"), HasSubstr("a call that only some ranks make?"), Not(HasSubstr("batch"))));
+    EXPECT_THAT(job.verdict->context().hint, HasSubstr("`if rank == 0`"));
+  }
+}
+
+TEST(Coordinator, ARankThatLeavesBeforeOrInAStepHasNoFewerBatches) {
+  const std::pair<Phase, std::string> ends[] = {{Phase::kStarting, "it ended before its first step, while rank 0"},
+                                                {Phase::kBackward, "it ended in the backward of step 1, while rank 0"}};
+  for (const auto& [phase, text] : ends) {
+    Situation job(2);
+    job.compute(1, phase, 0);
+    job.leave_in_order(1);
+    job.compute(0, Phase::kForward, 0);
+    job.wait(0, "all_gather#1", {1});
+    job.run(Milliseconds{2'000});
+    ASSERT_TRUE(job.verdict);
+    EXPECT_THAT(job.verdict->what(), AllOf(HasSubstr(text), Not(HasSubstr("batch")), HasSubstr("see where that rank returned")));
+  }
+}
+
+TEST(Coordinator, WhatATransportKnowsForCertainWaitsForNoGrace) {
+  Situation job = left_after_three_steps(Phase::kForward);
+  job.run(Milliseconds{500});
+  EXPECT_FALSE(job.verdict) << "its last message may be on its way";
+  job.lose(1, 2);
+  job.run(Milliseconds{100});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_THAT(job.verdict->message(), HasSubstr("while rank 1 is in the forward of step 4"));
+}
+
+TEST(Coordinator, ARankThatGaveItsGroupUpAndLivesIsAskedWhereItIs) {
+  Situation job(2);
+  job.compute(1, Phase::kBetweenSteps, 3, "train.py:9 in plot");
+  job.compute(0, Phase::kForward, 3);
+  job.wait(0, "all_gather#42", {1});
+  job.lose(0, 1);
+  job.run(Milliseconds{200});
+  EXPECT_FALSE(job.verdict) << "it may be about to say why";
+  job.run(Milliseconds{300});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_THAT(job.verdict->what(), AllOf(HasSubstr("left early: it ended after 3 steps"), HasSubstr("it was at train.py:9 in plot")));
+}
+
+TEST(Coordinator, ARankThatLivesAndLostItsConnectionHasNotLeft) {
+  Situation job(2);
+  job.compute(1, Phase::kBetweenSteps, 3);
+  job.wait(0, "all_gather#42", {1});
+  job.by_messages(0, "world#0", 42, 43);
+  job.lose(0, 1);
+  job.run(Milliseconds{5'000});
   EXPECT_FALSE(job.verdict);
 }
 
@@ -282,7 +374,7 @@ TEST(Coordinator, ASilentRankIsLost) {
 
 TEST(Coordinator, WhoIsCutOffFromAllOthersIsTold) {
   Situation all(3);
-  all.leave(2, false, "Connection timed out");
+  all.leave(2, "Connection timed out");
   all.mute(1);
   all.run(Milliseconds{9'000});
   EXPECT_FALSE(all.verdict.has_value()) << "they may come back";
@@ -294,17 +386,17 @@ TEST(Coordinator, WhoIsCutOffFromAllOthersIsTold) {
 
 TEST(Coordinator, WhoIsNotCutOffFromAllOthersGoesOn) {
   Situation some(3);
-  some.leave(2, false);
+  some.leave(2);
   some.run(Milliseconds{30'000});
   EXPECT_FALSE(some.verdict.has_value()) << "rank 1 is there";
   Situation left(3);
-  left.leave(1, true);
-  left.leave(2, true);
+  left.leave_in_order(1);
+  left.leave_in_order(2);
   left.run(Milliseconds{30'000});
   EXPECT_FALSE(left.verdict.has_value()) << "all have left in order";
   Situation one(3);
-  one.leave(1, true);
-  one.leave(2, false);
+  one.leave_in_order(1);
+  one.leave(2);
   one.run(Milliseconds{30'000});
   ASSERT_TRUE(one.verdict.has_value());
   EXPECT_THAT(one.verdict->what(), HasSubstr("rank 2 (pid 102 on h1) is gone"));
@@ -313,7 +405,7 @@ TEST(Coordinator, WhoIsNotCutOffFromAllOthersGoesOn) {
 TEST(Coordinator, ALossSaysWhatTheSystemSaid) {
   Situation job(2);
   job.wait(0, "barrier#1", {1});
-  job.leave(1, false, "Connection reset by peer (errno 104)");
+  job.leave(1, "Connection reset by peer (errno 104)");
   job.run(Milliseconds{3'000});
   ASSERT_TRUE(job.verdict);
   EXPECT_THAT(job.verdict->what(), HasSubstr("its control connection ended without a goodbye (Connection reset by peer (errno 104))"));
