@@ -82,6 +82,7 @@ LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupL
     }
     plan.stdin_fd = rank == 0 && context.stdin_fd >= 0 ? context.stdin_fd : nothing.get();
     SpawnedRank spawned = spawn_rank(plan, *context.inherited);
+    keeper_.watch(spawned.process.pid());
     ranks_.push_back({.number = rank,
                       .process = std::move(spawned.process),
                       .pipes = {std::move(spawned.out), std::move(spawned.err)}});
@@ -160,6 +161,7 @@ void LocalGroup::reap_orphans() {
 void LocalGroup::settle() {
   for (Rank& rank : ranks_) {
     if (rank.state == State::kLingering && (rank.drained() || SteadyClock::now() >= rank.until)) {
+      keeper_.forget(rank.process.pid());
       rank.process.end_group();
       drain(rank);
       rank.state = State::kEnding;

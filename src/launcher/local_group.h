@@ -2,6 +2,7 @@
 #pragma once
 
 #include "launcher/host_task.h"
+#include "launcher/keeper.h"
 #include "launcher/rank_group.h"
 #include "launcher/signals.h"
 #include "launcher/unique_fd.h"
@@ -73,6 +74,7 @@ class LocalGroup final : public RankGroup {
 
   GroupListener* listener_;
   std::vector<std::string> notes_;
+  Keeper keeper_;
   std::vector<Rank> ranks_;
   std::optional<std::int64_t> oom_kills_;  ///< so far
   std::vector<pid_t> before_;  ///< children of this process that are not of the ranks: who became zeroth-run by exec had them

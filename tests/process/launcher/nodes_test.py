@@ -142,7 +142,7 @@ class Nodes(unittest.TestCase):
                     rule = f"launcher.{site}@rank={victim}:{action}"
                     with self.subTest(rule):
                         self.port = launching.free_port()
-                        nodes = [self.node(number, PROBE, "wait", "ignore", options=options, ZEROTH_FAULTS=rule) for number in (0, 1)]
+                        nodes = [self.node(number, PROBE, "wait", "ignore", "child", options=options, ZEROTH_FAULTS=rule) for number in (0, 1)]
                         codes = [node.code() for node in nodes]
                         said = nodes[0].err + nodes[1].err
                         if action == "kill":
