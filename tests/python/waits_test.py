@@ -208,6 +208,7 @@ class Waits(unittest.TestCase):
                     self.assertEqual(codes, {"1": code, **{str(rank): SEEN_OF_OTHERS for rank in others(transport)}}, done.stdout)
 
     def test_a_rank_that_stops_the_job_is_heard_while_it_lives(self) -> None:
+            self.assertRegex(done.stdout, rf"(?m)^(\[\d\] )?rank {rank} knows PEER_LOST {rank} 3 all_gather#\d+$")
         for transport in ("shm", *BETWEEN_HOSTS):
             with self.subTest(transport=transport):
                 done = run("abort", transport, alone=True)

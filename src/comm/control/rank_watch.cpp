@@ -126,8 +126,28 @@ void RankWatch::throw_verdict() const {
   hear();
   const std::lock_guard lock(mutex_);
   ErrorContext context = verdict_->context();
-  if (context.who.empty()) context.who = fmt::format("rank {}/{}", rank_, size_);  // else whom it is about, or who saw it
+  if (context.who.empty()) context.who = fmt::format("rank {}/{}{}", rank_, size_, step_text());  // else whom it is about, or who saw it
   throw JobVerdict(verdict_->code(), verdict_->message(), std::move(context));
+}
+
+std::string RankWatch::step_text() const {
+  const auto phase = static_cast<Phase>(phase_.load(std::memory_order_relaxed) >> 56U);
+  const std::int64_t steps = steps_.load(std::memory_order_relaxed);
+  switch (phase) {
+    case Phase::kForward: return fmt::format(", step {} (forward)", steps + 1);
+    case Phase::kBackward:
+    case Phase::kAfterBackward: return fmt::format(", step {} (backward)", steps + 1);
+    case Phase::kStep: return fmt::format(", step {} (step())", steps + 1);
+    default: return steps > 0 ? fmt::format(", after step {}", steps) : "";
+  }
+}
+
+Error RankWatch::dated(const Error& error) const {
+  ErrorContext context = error.context();
+  const std::string own = fmt::format("rank {}/{}", rank_, size_);
+  if (!context.who.empty() && context.who != own) return error;
+  context.who = own + step_text();
+  return Error(error.code(), error.message(), std::move(context));
 }
 
 std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired, int lost) {
