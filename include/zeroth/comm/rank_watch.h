@@ -123,6 +123,9 @@ class RankWatch {
   }
   /// The error with the step in which this rank has it: "rank 0/4, step 120 (forward)"; as it is where that is known, or it is not of this rank alone.
   [[nodiscard]] Error dated(const Error& error) const;
+  /// Writes what is known of the end of this rank: the error, `last`, how the rank was before it heard of it, and the last calls
+  /// (FlightRecorder::write()). Throws kIo.
+  void write_record(const std::string& path, const Error& error, const RankStatus& last) const;
   /// The user's program has been told that the job is over: an error of a wait, of a call of all ranks, or of its own. Any thread.
   void hear() const noexcept { heard_.store(true, std::memory_order_relaxed); }
   /// Groups of the job that the program has in its hands: without one it owes the others nothing.

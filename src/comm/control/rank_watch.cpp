@@ -1,11 +1,13 @@
 #include <zeroth/comm/rank_watch.h>
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <ctime>
 #include <thread>
 #include <utility>
 
@@ -148,6 +150,26 @@ Error RankWatch::dated(const Error& error) const {
   if (!context.who.empty() && context.who != own) return error;
   context.who = own + step_text();
   return Error(error.code(), error.message(), std::move(context));
+}
+
+void RankWatch::write_record(const std::string& path, const Error& error, const RankStatus& last) const {
+  const ErrorContext& context = error.context();
+  const WaitReport& waited = last.wait.report;
+  FlightRecorder::Facts facts{{"code", std::string(slug(error.code()))},
+                              {"message", error.message()},
+                              {"where", context.where},
+                              {"who", context.who.empty() ? fmt::format("rank {}/{}", rank_, size_) : context.who},
+                              {"which", context.which},
+                              {"expected", context.expected},
+                              {"got", context.got},
+                              {"hint", context.hint},
+                              {"steps", std::to_string(last.step)},
+                              {"rank_was", describe_phase(last)},
+                              {"waited_for", waited.call},
+                              {"group", waited.group},
+                              {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))}};
+  std::erase_if(facts, [](const auto& fact) { return fact.second.empty(); });
+  recorder_.write(path, rank_, size_, facts);
 }
 
 std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired, int lost) {

@@ -2,7 +2,10 @@
 #include <zeroth/comm/rank_watch.h>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <source_location>
 #include <stdexcept>
@@ -80,6 +83,24 @@ TEST(RankWatch, AnErrorOfThisRankSaysItsStep) {
   } catch (const JobVerdict& verdict) {
     EXPECT_EQ(verdict.context().who, "rank 1/4, after step 119");
   }
+}
+
+TEST(RankWatch, ARecordHoldsTheErrorAndWhereTheRankWas) {
+  RankWatch watch(1, 4);
+  watch.enter(Phase::kForward, watch.add_model({"root"}), 0);
+  watch.finish_step(3);
+  WatchedWait wait(&watch);
+  wait.look(report);
+  const std::string path = testing::TempDir() + "/rank-watch-record";
+  watch.write_record(path, Error(ErrorCode::kTimeout, "no answer", {.hint = "look"}), watch.status(false));
+  std::string head;
+  std::getline(std::ifstream(path), head);
+  std::filesystem::remove(path);
+  auto failure = nlohmann::json::parse(head).at("failure");
+  EXPECT_EQ(failure.at("time").get<std::string>().size(), std::string("2026-11-24T12:00:00Z").size());
+  failure.erase("time");
+  EXPECT_EQ(failure, (nlohmann::json{{"code", "TIMEOUT"}, {"message", "no answer"}, {"hint", "look"}, {"who", "rank 1/4"}, {"steps", "3"},
+                                     {"rank_was", "is in the forward of unit root of step 4"}, {"waited_for", "barrier#1"}, {"group", "world"}}));
 }
 
 TEST(RankWatch, AVerdictIsAwaitedOnlyWhereSomebodyCouldSayOne) {
