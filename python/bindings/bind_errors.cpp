@@ -1,7 +1,10 @@
 #include "bindings.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/error_place.h>
 #include <zeroth/engine/config.h>
+
+#include <pybind11/stl.h>
 
 #include <exception>
 #include <optional>
@@ -21,6 +24,10 @@ py::object to_python(PyObject* type, const Error& error) {
   instance.attr("exit_code") = exit_code(error.code());
   instance.attr("message") = error.message();
   const ErrorContext& context = error.context();
+  const ErrorPlace place = place_of(context);
+  instance.attr("rank") = py::cast(place.rank);
+  instance.attr("step") = py::cast(place.step);
+  instance.attr("op") = place.op;
   instance.attr("where") = context.where;
   instance.attr("who") = context.who;
   instance.attr("which") = context.which;
@@ -74,7 +81,7 @@ void set_python_error(const Error& error) { raise(error_type, error); }
 void bind_errors(py::module_& module) {
   error_type = new_type(module,
                         "Error",
-                        "Everything that Zeroth refuses or reports: code, exit_code, message, where, who, which, expected, got, hint.",
+                        "Everything that Zeroth refuses or reports: code, exit_code, message, rank, step, op, where, who, which, expected, got, hint.",
                         PyExc_RuntimeError);
   config_error_type = new_type(module, "ConfigError", "Everything that is wrong with a configuration, at once.", error_type);
   py::register_exception_translator(&translate);

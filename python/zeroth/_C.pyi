@@ -18,6 +18,12 @@ class Error(RuntimeError):
     exit_code: int
     """what a program that ends with it should exit with"""
     message: str
+    rank: int | None
+    """that `who` names"""
+    step: int | None
+    """in which that rank was, or its last one"""
+    op: str
+    """"all_gather#841", the call, numbered in its group; "" where there is none"""
     where: str
     who: str
     which: str

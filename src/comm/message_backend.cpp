@@ -89,6 +89,13 @@ class MessageGroup {
     try {
       throw_if_aborted();
       return body();
+    } catch (const JobVerdict&) {
+      broken_ = std::current_exception();
+      throw;
+    } catch (const Error& error) {
+      const Error dated = job_->watched.dated(error);
+      broken_ = std::make_exception_ptr(dated);
+      throw dated;
     } catch (...) {
       broken_ = std::current_exception();
       throw;

@@ -113,14 +113,14 @@ void Peers::raise(const GroupView& view, FunctionRef<WaitContext()> context, con
     throw_if_aborted(view, context);
   }
   if (!failure.loss.empty()) tell_loss(failure.loss);
-  throw failure.error.code() == ErrorCode::kAborted ? cause_of_stop(failure.error) : Error(failure.error);
+  throw setup_.watched.dated(failure.error.code() == ErrorCode::kAborted ? cause_of_stop(failure.error) : failure.error);
 }
 
 void Peers::throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const {
   const std::optional<Error> error = find_abort(view, context);
   if (!error) return;
   setup_.watched.await_verdict(kWordOfCause);
-  throw cause_of_stop(*error);
+  throw setup_.watched.dated(cause_of_stop(*error));
 }
 
 WaitReport Peers::report_of(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) const {

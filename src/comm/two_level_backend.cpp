@@ -115,7 +115,7 @@ class TwoLevels {
   [[nodiscard]] Error named(const Error& error) const {
     ErrorContext context = error.context();
     // A transport below the group of messages counts as the whole group does.
-    if (making_ == base_.get() || context.who == fmt::format("rank {}/{}", base_->rank(), base_->size())) return error;
+    if (making_ == base_.get() || context.who.starts_with(fmt::format("rank {}/{}", base_->rank(), base_->size()))) return error;
     context.who = fmt::format("rank {}/{}, which is {} {}",
                               base_->rank(),
                               base_->size(),

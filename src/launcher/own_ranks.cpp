@@ -14,10 +14,18 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <filesystem>
 #include <memory>
+#include <string_view>
 #include <utility>
 
 namespace zeroth::launcher {
+namespace {
+
+/// Where a failing rank writes why, and its last calls.
+constexpr std::string_view kRecords = "ZEROTH_TRACE_DIR";
+
+}  // namespace
 
 std::vector<std::string> environment_of_ranks(const Options& options) {
   std::vector<std::string> environment = current_environment();
@@ -44,6 +52,10 @@ void add_own_ranks(
   task.environment = environment_of_ranks(options);
   task.extra = options.environment;
   task.bind = options.bind;
+  // Ranks of other hosts may not have the folder.
+  if (!options.log_directory.empty() && !value_of(task, kRecords)) {
+    task.extra.emplace_back(kRecords, std::filesystem::absolute(options.log_directory).string());
+  }
   StartContext context{.inherited = &console.inbox.inherited(), .descriptors = descriptors};
   UniqueFd relay_read;
   if (options.forward_stdin) {

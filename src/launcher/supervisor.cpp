@@ -1,5 +1,7 @@
 #include "launcher/supervisor.h"
 
+#include "launcher/records.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/preemption.h>
 
@@ -39,6 +41,12 @@ constexpr std::size_t index_of(Stream stream) {
   return static_cast<std::size_t>(stream);
 }
 
+/// "; details: logs/trace-rank1.jsonl", where a rank has left a record.
+std::string details_of(const Options& options, const FailureRecord& cause) {
+  const std::string record = options.log_directory.empty() ? "" : find_record(options.log_directory, cause.rank, options.num_ranks);
+  return record.empty() ? "" : "; details: " + record;
+}
+
 }  // namespace
 
 Supervisor::Supervisor(const Options& options, const Console& console, const Attempt& attempt)
@@ -48,6 +56,7 @@ Supervisor::Supervisor(const Options& options, const Console& console, const Att
       sinks_{&console.out, &console.err},
       mergers_{LineMerger(console.out, options.num_ranks), LineMerger(console.err, options.num_ranks)},
       timeout_at_(attempt.timeout.at) {
+  if (!options.log_directory.empty()) forget_records(options.log_directory, options.num_ranks);
   outputs_.reserve(2 * static_cast<std::size_t>(options.num_ranks));
   for (int rank = 0; rank < options.num_ranks; ++rank) {
     for (const Stream stream : {Stream::kOut, Stream::kErr}) {
@@ -429,7 +438,7 @@ JobEnd Supervisor::conclude() {
       // in its place.
       end = {job_exit_code(cause),
              attempt_.restart < options_.max_restarts && !makes_room(),
-             describe(cause) + describe_others(num_running_at_stop_, options_.num_ranks) + "."};
+             describe(cause) + describe_others(num_running_at_stop_, options_.num_ranks) + details_of(options_, cause) + "."};
       break;
     }
     case Stop::kSignal:

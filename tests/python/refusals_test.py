@@ -301,10 +301,10 @@ class OnTwoRanks(job.RankTest):
             with self.subTest(name=name):
                 both, alone = told[f"{name}, both"], told[f"{name}, rank 1"]
                 for rank, other in (("0", "1"), ("1", "0")):  # whoever comes second may hear of the first
-                    self.assertRegex(both[rank], rf"^{own}|^\[PEER_LOST\] rank {other} \(pid \d+\) left early")
+                    self.assertRegex(both[rank], rf"^{own}|^\[PEER_LOST\] rank {other} \(pid \d+ on \S+\) left early")
                 self.assertRegex(" ".join(both.values()), own)
                 self.assertRegex(alone["1"], f"^{own}")
-                self.assertRegex(alone["0"], r"^\[PEER_LOST\] rank 1 \(pid \d+\) left early")
+                self.assertRegex(alone["0"], r"^\[PEER_LOST\] rank 1 \(pid \d+ on \S+\) left early")
         for name, size in (("size, both", 3), ("size, rank 1", 2)):
             for rank in ("0", "1"):
                 self.assertRegex(told[name][rank], rf"^\[MISMATCH\] rank 1 .* says that there are 4 ranks, rank 0 .* says {size}")

@@ -173,6 +173,7 @@ def main(how: str, transport: str, stage: str, timeout_ms: str) -> None:
         say(f"rank {world.rank} has trained")
     except zeroth.Error as error:
         say(f"rank {world.rank} is told after {time.monotonic() - begin:.1f} s: {error}")
+        say(f"rank {world.rank} knows {error.code} {error.rank} {error.step} {error.op}")
         time.sleep(1.0)  # the launcher ends the others soon after the first: each shall have spoken
         raise
 

@@ -3,6 +3,7 @@ say nothing, or too little, or nothing at all for half an hour."""
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -91,9 +92,13 @@ class Waits(unittest.TestCase):
             files = sorted(path.name for path in pathlib.Path(folder).iterdir())
             self.assertEqual(files, [f"trace-rank{rank}.jsonl" for rank in range(RANKS)])
             tool = str(pathlib.Path(os.environ["ZEROTH_RUN"]).with_name("zeroth-trace"))
+            record = json.loads(pathlib.Path(folder, "trace-rank2.jsonl").read_text().splitlines()[0])
             done = subprocess.run([tool, folder, "--seconds", "10"], capture_output=True, text=True, timeout=60, check=False)
             pathlib.Path(folder, "trace-rank9.jsonl").touch()
             wrong = subprocess.run([tool, folder], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual((record["rank"], record["failure"]["code"], record["failure"]["steps"]), (2, "TIMEOUT", "3"), record)
+        self.assertRegex(record["failure"]["message"], "rank 1 .* in load_batch")
+        self.assertTrue(record["failure"]["waited_for"] and record["failure"]["group"], record)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertRegex(done.stdout, r"(?m)^3 of 3 ranks; the last 10 s$")
         call = r"wait#\d+ \((a bucket slot held by unit blocks\.2|step\(\) of all ranks)\)" if transport == "shm" else r"\w+#\d+ \(the parameters of unit \w+\)"
@@ -103,6 +108,18 @@ class Waits(unittest.TestCase):
             self.assertRegex(done.stdout, r"(?m)^world/engine0#\d+: ranks 0, 2 have begun .* \(the parameters of unit \w+\), rank 1 has not$")
         self.assertEqual(wrong.returncode, 74)
         self.assertRegex(wrong.stderr, r"ZEROTH ERROR \[IO\] the trace is empty")
+
+    def test_the_launcher_names_a_record_of_the_rank_that_failed(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            command = job.command(RANKS, "waits_rank.py", "raise", "shm", "3", "60000")
+            with job.Family([command[0], "--log-dir", folder, *command[1:]]) as family:
+                done = family.end(180)
+            found = re.search(r"; details: (\S+/trace-rank1\.jsonl)\.\n$", done.stderr)
+            self.assertIsNotNone(found, done.stderr)
+            assert found is not None
+            failure = json.loads(pathlib.Path(found[1]).read_text().splitlines()[0])["failure"]
+        self.assertIn("rank 1 stopped the job: [USER] ValueError: a mistake of the user's", failure["message"])
+        self.assertEqual(failure["rank_was"], "is between steps, after step 3")
 
     def test_a_rank_that_is_stopped_is_named(self) -> None:
         for transport in ("shm", *BETWEEN_HOSTS):
@@ -191,6 +208,7 @@ class Waits(unittest.TestCase):
             _, text = self.told(done, rank)
             self.assertRegex(text, r"rank 1 .*left early: it ended after 3 steps, while rank \d is in a forward without gradients of unit root, after step 3: a call that only")
             self.assertNotIn("batch", text)
+            self.assertRegex(done.stdout, rf"(?m)^(\[\d\] )?rank {rank} knows PEER_LOST {rank} 3 all_gather#\d+$")
 
     def test_a_rank_that_raises_is_named(self) -> None:
         cases = {"raise": (r"\[USER\] ValueError: a mistake of the user's; where: \S*waits_rank\.py:\d+ in misbehave", 1),

@@ -33,7 +33,7 @@ struct ControlOptions {
   /// The name or address at which the ranks of several hosts have met rank 0, MASTER_ADDR say: where that is an address of rank 0's own, the
   /// hub listens there alone, else on every interface but loopback.
   std::string meeting_host{};
-  std::string trace_folder{};         ///< a rank that is judged writes its flight recorder there, as trace-rank3.jsonl; "": nowhere
+  std::string trace_folder{};         ///< a rank that is judged writes why and its last calls there, as trace-rank3.jsonl; "": nowhere
   Logger logger{};                    ///< rank 0's notes, and traces that could not be written
 };
 

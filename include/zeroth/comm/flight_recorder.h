@@ -56,9 +56,12 @@ class FlightRecorder {
   [[nodiscard]] std::vector<std::string> names() const;
   /// "all_gather#40 (the parameters of unit blocks.0) of world/engine0, ended 12.3 s ago", of the newest record; "" if there is none.
   [[nodiscard]] std::string last_call() const;
-  /// One JSON object a line: first {"rank", "size", "host", "now_ns", "names"}, then one a record, oldest first; its "about" is the place of a
-  /// name in "names". Throws kIo.
-  void write(const std::string& path, int rank, int size) const;
+  /// Why it is written, by name: "code", "message", "step", ...; see RankWatch::write_record().
+  using Facts = std::map<std::string, std::string>;
+  /// One JSON object a line: first {"rank", "size", "host", "now_ns", "names"} and, where there are some, "failure" with the facts, then one a
+  /// record, oldest first; its "about" is the place of a name in "names". A new file that only its owner can read, in place of a plain one of
+  /// that name. Throws kIo, and then leaves none.
+  void write(const std::string& path, int rank, int size, const Facts& facts = {}) const;
 
  private:
   /// Words, so that a reader races with nobody: version (odd while written), then the record.

@@ -120,6 +120,11 @@ class RankWatch {
     if (judged_.load(std::memory_order_acquire)) [[unlikely]]
       throw_verdict();
   }
+  /// The error with the step in which this rank has it: "rank 0/4, step 120 (forward)"; as it is where that is known, or it is not of this rank alone.
+  [[nodiscard]] Error dated(const Error& error) const;
+  /// Writes what is known of the end of this rank: the error, `last`, how the rank was before it heard of it, and the last calls
+  /// (FlightRecorder::write()). Throws kIo.
+  void write_record(const std::string& path, const Error& error, const RankStatus& last) const;
   /// The user's program has been told that the job is over: an error of a wait, of a call of all ranks, or of its own. Any thread.
   void hear() const noexcept { heard_.store(true, std::memory_order_relaxed); }
   /// Groups of the job that the program has in its hands: without one it owes the others nothing.
@@ -148,6 +153,7 @@ class RankWatch {
   std::uint64_t look(std::uint64_t id, WaitReport report, bool expired, int lost = -1);
   void end_wait(std::uint64_t id) noexcept;
   [[noreturn]] void throw_verdict() const;
+  [[nodiscard]] std::string step_text() const;
 
   const int rank_;
   const int size_;

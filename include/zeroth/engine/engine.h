@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <typeinfo>
 #include <vector>
 
 #include <zeroth/base/log.h>
@@ -193,8 +194,9 @@ class Engine {
     require_not_parted();
     try {
       return std::forward<Call>(call)();
-    } catch (const Error&) {
-      throw;
+    } catch (const Error& error) {
+      if (!watch_ || typeid(error) != typeid(Error)) throw;  // a verdict says it already
+      throw watch_->dated(error);
     } catch (...) {
       part();
       throw;

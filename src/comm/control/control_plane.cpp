@@ -144,10 +144,11 @@ class ControlThread : public ControlPlane {
       unheard_ = error;
       judged_at_ = SteadyClock::now();
     }
+    const RankStatus last = watch_->status(false);
     watch_->judge(error);
     if (options_.trace_folder.empty() || std::exchange(traced_, true)) return;
     try {
-      watch_->recorder().write(fmt::format("{}/trace-rank{}.jsonl", options_.trace_folder, watch_->rank()), watch_->rank(), watch_->size());
+      watch_->write_record(fmt::format("{}/trace-rank{}.jsonl", options_.trace_folder, watch_->rank()), error, last);
     } catch (const Error& trouble) {
       options_.logger.warn(trouble.what());
     }

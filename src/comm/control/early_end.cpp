@@ -12,6 +12,7 @@ bool is_in_step(Phase phase) { return phase == Phase::kForward || phase == Phase
 std::string end_of(const RankStatus& last) {
   if (last.phase == Phase::kStarting && last.step == 0) return "before its first step";
   if (last.phase == Phase::kBetweenSteps) return fmt::format("after {} step{}", last.step, last.step == 1 ? "" : "s");
+  if (last.phase == Phase::kAfterBackward) return fmt::format("after a backward of step {}", last.step + 1);
   std::string text = describe_phase(last);
   if (text.starts_with("is ")) text.erase(0, 3);
   return text;

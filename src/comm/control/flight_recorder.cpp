@@ -1,16 +1,19 @@
 #include <zeroth/comm/flight_recorder.h>
 
+#include "comm/unique_fd.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/surroundings.h>
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <fstream>
 
 namespace zeroth {
 namespace {
@@ -30,6 +33,25 @@ std::string_view call_text(const CallRecord& record) { return record.wait ? "wai
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+/// An errno, or 0. Nothing is left of a file that could not be written whole.
+int write_anew(const std::string& path, std::string_view text) {
+  struct stat there {};
+  if (::lstat(path.c_str(), &there) == 0 && S_ISREG(there.st_mode)) ::unlink(path.c_str());
+  const detail::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file) return errno;
+  while (!text.empty()) {
+    const ssize_t put = ::write(file.get(), text.data(), text.size());
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) {
+      const int trouble = errno;
+      ::unlink(path.c_str());
+      return trouble;
+    }
+    text.remove_prefix(static_cast<std::size_t>(put));
+  }
+  return 0;
 }
 
 }  // namespace
@@ -136,13 +158,15 @@ std::string FlightRecorder::last_call() const {
                      static_cast<double>(std::max<std::int64_t>(0, now_ns() - since)) * 1e-9);
 }
 
-void FlightRecorder::write(const std::string& path, int rank, int size) const {
-  std::ofstream file(path, std::ios::trunc);
-  const auto put = [&file](const nlohmann::json& line) { file << line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) << '\n'; };
+void FlightRecorder::write(const std::string& path, int rank, int size, const Facts& facts) const {
+  std::string text;
+  const auto put = [&text](const nlohmann::json& line) { text += line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n'; };
   const std::vector<CallRecord> all = records();  // before the names: which grow meanwhile
   const std::vector<std::string> groups_now = groups();
   const std::vector<std::string> names_now = names();
-  put({{"rank", rank}, {"size", size}, {"pid", ::getpid()}, {"host", host_name()}, {"now_ns", now_ns()}, {"names", names_now}});
+  nlohmann::json head{{"rank", rank}, {"size", size}, {"pid", ::getpid()}, {"host", host_name()}, {"now_ns", now_ns()}, {"names", names_now}};
+  if (!facts.empty()) head["failure"] = facts;
+  put(head);
   for (const CallRecord& record : all) {
     const auto index = static_cast<std::size_t>(record.group);
     nlohmann::json line{{"group", index < groups_now.size() ? groups_now[index] : "?"},
@@ -150,6 +174,7 @@ void FlightRecorder::write(const std::string& path, int rank, int size) const {
                         {"call", call_text(record)},
                         {"dtype", name_of(record.dtype)},
                         {"elements", record.elements},
+                        {"bytes", record.elements * static_cast<std::int64_t>(size_of(record.dtype))},
                         {"unit", record.unit},
                         {"label", record.label},
                         {"begun_ns", record.begun_ns},
@@ -158,11 +183,11 @@ void FlightRecorder::write(const std::string& path, int rank, int size) const {
     if (record.about >= 0) line["about"] = record.about;
     put(line);
   }
-  file.close();
-  ZR_CHECK(file,
-           ErrorCode::kIo,
-           "the trace could not be written: " + errno_text(errno),
-           {.where = "comm.trace", .who = fmt::format("rank {}/{}", rank, size), .which = path});
+  if (const int trouble = write_anew(path, text); trouble != 0) {
+    throw Error(ErrorCode::kIo,
+                "the trace could not be written: " + errno_text(trouble),
+                {.where = "comm.trace", .who = fmt::format("rank {}/{}", rank, size), .which = path});
+  }
 }
 
 }  // namespace zeroth

@@ -1,11 +1,13 @@
 #include <zeroth/comm/rank_watch.h>
 
+#include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <ctime>
 #include <thread>
 #include <utility>
 
@@ -124,8 +126,48 @@ void RankWatch::throw_verdict() const {
   hear();
   const std::lock_guard lock(mutex_);
   ErrorContext context = verdict_->context();
-  if (context.who.empty()) context.who = fmt::format("rank {}/{}", rank_, size_);  // else whom it is about, or who saw it
+  if (context.who.empty()) context.who = fmt::format("rank {}/{}{}", rank_, size_, step_text());  // else whom it is about, or who saw it
   throw JobVerdict(verdict_->code(), verdict_->message(), std::move(context));
+}
+
+std::string RankWatch::step_text() const {
+  const auto phase = static_cast<Phase>(phase_.load(std::memory_order_relaxed) >> 56U);
+  const std::int64_t steps = steps_.load(std::memory_order_relaxed);
+  switch (phase) {
+    case Phase::kForward: return fmt::format(", step {} (forward)", steps + 1);
+    case Phase::kBackward:
+    case Phase::kAfterBackward: return fmt::format(", step {} (backward)", steps + 1);
+    case Phase::kStep: return fmt::format(", step {} (step())", steps + 1);
+    default: return steps > 0 ? fmt::format(", after step {}", steps) : "";
+  }
+}
+
+Error RankWatch::dated(const Error& error) const {
+  ErrorContext context = error.context();
+  const std::string own = fmt::format("rank {}/{}", rank_, size_);
+  if (!context.who.empty() && context.who != own) return error;
+  context.who = own + step_text();
+  return Error(error.code(), error.message(), std::move(context));
+}
+
+void RankWatch::write_record(const std::string& path, const Error& error, const RankStatus& last) const {
+  const ErrorContext& context = error.context();
+  const WaitReport& waited = last.wait.report;
+  FlightRecorder::Facts facts{{"code", std::string(slug(error.code()))},
+                              {"message", error.message()},
+                              {"where", context.where},
+                              {"who", context.who.empty() ? fmt::format("rank {}/{}", rank_, size_) : context.who},
+                              {"which", context.which},
+                              {"expected", context.expected},
+                              {"got", context.got},
+                              {"hint", context.hint},
+                              {"steps", std::to_string(last.step)},
+                              {"rank_was", describe_phase(last)},
+                              {"waited_for", waited.call},
+                              {"group", waited.group},
+                              {"time", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))}};
+  std::erase_if(facts, [](const auto& fact) { return fact.second.empty(); });
+  recorder_.write(path, rank_, size_, facts);
 }
 
 std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired, int lost) {

@@ -30,6 +30,8 @@ class Watched {
     if (watch_) watch_->tell(mismatch);
     throw Error(mismatch);
   }
+  /// See RankWatch::dated().
+  [[nodiscard]] Error dated(const Error& error) const { return watch_ ? watch_->dated(error) : error; }
   /// How long a wait may take now.
   [[nodiscard]] Milliseconds patience(Milliseconds timeout) const { return watch_ ? watch_->patience(timeout) : timeout; }
   /// The job's number of a rank of this world.

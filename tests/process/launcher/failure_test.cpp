@@ -1,5 +1,6 @@
 // One rank fails: all are ended, the right one is named, nothing is left.
 #include "process/launcher/job.h"
+#include "process/launcher/scratch.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,6 +22,7 @@ namespace {
 
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string pid_text(pid_t pid) {
   return " (pid " + std::to_string(pid) + ") ";
@@ -216,6 +218,20 @@ TEST(Failure, ARankThatEndsSlowlyAfterItsErrorIsNamed) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("zeroth-run: rank 1 (pid "));
   EXPECT_THAT(result.err, EndsWith(" exited with code 1; the other 2 ranks were ended.\n"));
+}
+
+TEST(Failure, TheRecordOfARankIsNamedAndOnlyThatOfThisJob) {
+  const Scratch scratch;
+  const std::string folder = scratch.path("logs");
+  std::filesystem::create_directory(folder);
+  std::ofstream(folder + "/trace-rank0.jsonl") << "of an earlier job\n";
+  const auto run = [&](const std::string& script) {
+    Job job({"-q", "-n", "2", "--log-dir", folder, "/bin/sh", "-c", script});
+    return job.wait(kEndDeadline).err;
+  };
+  EXPECT_THAT(run("exit 3"), Not(HasSubstr("details")));
+  const std::string leaves = R"(if [ $RANK = 1 ]; then echo '{}' > "$ZEROTH_TRACE_DIR/trace-rank1.jsonl"; exit 76; fi; sleep 100)";
+  EXPECT_THAT(run(leaves), EndsWith("; details: " + folder + "/trace-rank1.jsonl.\n"));
 }
 
 TEST(Failure, DeathsByOurOwnHandAreNotTheCause) {

@@ -1,6 +1,7 @@
 #include "error_codes.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/error_place.h>
 
 #include <gtest/gtest.h>
 
@@ -82,6 +83,17 @@ TEST(ErrorOf, AnErrorStaysMemoryIsNamedAndAllElseIsTheUsers) {
   EXPECT_STREQ(error_of(std::logic_error("expected a float\nException raised from check at x.cpp:12")).what(),
                "[USER] expected a float");
   EXPECT_STREQ(error_of(std::runtime_error("")).what(), "[USER] ");
+}
+
+TEST(PlaceOf, ReadsRankStepAndCall) {
+  const auto place = [](std::string who, std::string where, std::string expected) {
+    return place_of({.where = std::move(where), .who = std::move(who), .expected = std::move(expected)});
+  };
+  EXPECT_EQ(place("rank 3/8, step 120 (forward)", "comm.shm group=world", "all_gather#841 float32, 96 elements"), (ErrorPlace{3, 120, "all_gather#841"}));
+  EXPECT_EQ(place("rank 3/8, after step 119", "comm.shm all_reduce#12 group=world", "a slot of rank 2"), (ErrorPlace{3, 119, "all_reduce#12"}));
+  EXPECT_EQ(place("rank 3/8", "world#0", "# nothing, x#y"), (ErrorPlace{3, std::nullopt, "world#0"}));
+  EXPECT_EQ(place("", "", ""), ErrorPlace{});
+  EXPECT_EQ(place("rank 99999999999/8, step x", "", ""), ErrorPlace{}) << "no number that fits";
 }
 
 TEST(Check, ThrowsOnlyWhenFalseAndEvaluatesOnce) {

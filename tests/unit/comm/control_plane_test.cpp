@@ -51,7 +51,7 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
         world,
         [&](int rank, const std::shared_ptr<CommBackend>& backend) {
           const auto& watch = watches_[static_cast<std::size_t>(rank)];
-          const std::shared_ptr<ControlPlane> control = ControlPlane::join(*backend, watch, {.timeout = Milliseconds{20'000}, .silent_after = Milliseconds{10'000}, .logger = {}});
+          const std::shared_ptr<ControlPlane> control = ControlPlane::join(*backend, watch, {.timeout = Milliseconds{20'000}, .silent_after = Milliseconds{10'000}, .trace_folder = trace_folder_, .logger = {}});
           if (rank == 0) hub_address_ = control->address();
           const Seat seat{watch, control, std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), watch, control)};
           try {
@@ -71,6 +71,7 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
   std::atomic<int> failed_{0};
   std::atomic<bool> done_{false};
   int kept_ = 0;  ///< ranks that do not fail
+  std::string trace_folder_{};
 };
 
 void barrier(const Seat& seat) { Communicator(seat.backend).barrier(); }
@@ -165,6 +166,7 @@ TEST_P(ControlPlaneTest, WhatTwoRanksAloneCanSeeAllHear) {
 }
 
 TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
+  trace_folder_ = "/nonexistent/folder";  // a record that cannot be written hides nothing
   const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
     barrier(seat);
     if (rank == 1) seat.control->tell(Error(ErrorCode::kIo, "the disk is full"));

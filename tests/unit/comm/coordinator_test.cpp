@@ -316,7 +316,8 @@ TEST(Coordinator, ACallOfSomeRanksAfterTheLastStepIsNoBatch) {
 
 TEST(Coordinator, ARankThatLeavesBeforeOrInAStepHasNoFewerBatches) {
   const std::pair<Phase, std::string> ends[] = {{Phase::kStarting, "it ended before its first step, while rank 0"},
-                                                {Phase::kBackward, "it ended in the backward of step 1, while rank 0"}};
+                                                {Phase::kBackward, "it ended in the backward of step 1, while rank 0"},
+                                                {Phase::kAfterBackward, "it ended after a backward of step 1, while rank 0"}};
   for (const auto& [phase, text] : ends) {
     Situation job(2);
     job.compute(1, phase, 0);

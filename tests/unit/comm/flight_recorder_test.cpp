@@ -5,8 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/resource.h>
 
 #include <atomic>
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -128,6 +130,39 @@ TEST(FlightRecorder, WritesOneObjectALine) {
   EXPECT_EQ(lines[1].at("group"), "world");
   EXPECT_EQ(lines[2].at("ended_ns"), 0);
   EXPECT_THAT(test::error_of(ErrorCode::kIo, [&] { recorder.write("/nonexistent/folder/trace", 1, 4); }), HasSubstr("/nonexistent/folder/trace"));
+}
+
+TEST(FlightRecorder, AFileIsItsOwnersAloneAndReplacesOnlyAPlainOne) {
+  const FlightRecorder recorder;
+  const std::filesystem::path folder = std::filesystem::path(testing::TempDir()) / "flight-recorder-files";
+  std::filesystem::create_directory(folder);
+  const std::string path = folder / "trace";
+  std::ofstream(path) << "of an earlier run\n";
+  std::filesystem::permissions(path, std::filesystem::perms::all);
+  recorder.write(path, 1, 4, {{"code", "TIMEOUT"}});
+  EXPECT_EQ(std::filesystem::status(path).permissions(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  std::string head;
+  std::getline(std::ifstream(path), head);
+  EXPECT_EQ(nlohmann::json::parse(head).at("failure").at("code"), "TIMEOUT");
+  const std::string link = folder / "link";
+  std::filesystem::create_symlink("/dev/full", link);
+  EXPECT_THAT(test::error_of(ErrorCode::kIo, [&] { recorder.write(link, 1, 4); }), HasSubstr("File exists"));
+  std::filesystem::remove_all(folder);
+}
+
+TEST(FlightRecorder, AFullDiskLeavesNoHalfOfAFile) {
+  const FlightRecorder recorder;
+  const std::string path = testing::TempDir() + "/flight-recorder-full";
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit full{.rlim_cur = 16, .rlim_max = before.rlim_max};
+  const auto ignored = std::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+  const std::string text = test::error_of(ErrorCode::kIo, [&] { recorder.write(path, 1, 4); });
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, ignored);
+  EXPECT_THAT(text, HasSubstr("the trace could not be written: File too large"));
+  EXPECT_FALSE(std::filesystem::exists(path));
 }
 
 }  // namespace

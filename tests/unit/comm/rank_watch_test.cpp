@@ -2,9 +2,13 @@
 #include <zeroth/comm/rank_watch.h>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <source_location>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -46,6 +50,57 @@ TEST(RankWatch, ANativeProgramSaysWhereItIs) {
   EXPECT_EQ(watch.status(true).place.substr(watch.status(true).place.find(" in ")), " in load_batch");
   watch.set_locator([](pid_t) { return "train.py:57 in main"; });
   EXPECT_EQ(watch.status(true).place, "train.py:57 in main");
+}
+
+TEST(RankWatch, AGoodbyeAsksNobody) {
+  RankWatch watch(0, 2);
+  watch.at();
+  watch.enter(Phase::kBetweenSteps);
+  watch.finish_step(3);
+  watch.set_locator([](pid_t) -> std::string { throw std::runtime_error("asked"); });
+  const RankStatus last = watch.goodbye();
+  EXPECT_EQ(last.step, 3);
+  EXPECT_EQ(last.phase, Phase::kBetweenSteps);
+  EXPECT_EQ(last.place.substr(0, 20), "rank_watch_test.cpp:");
+}
+
+TEST(RankWatch, AnErrorOfThisRankSaysItsStep) {
+  RankWatch watch(1, 4);
+  const auto who = [&](std::string told) { return watch.dated(Error(ErrorCode::kPeerLost, "rank 2 was killed", {.who = std::move(told)})).context().who; };
+  EXPECT_EQ(who("rank 1/4"), "rank 1/4") << "nothing has been trained";
+  watch.finish_step(119);
+  watch.enter(Phase::kForward);
+  EXPECT_EQ(who("rank 1/4"), "rank 1/4, step 120 (forward)");
+  EXPECT_EQ(who(""), "rank 1/4, step 120 (forward)");
+  EXPECT_EQ(who("rank 1/4, step 120 (forward)"), "rank 1/4, step 120 (forward)");
+  EXPECT_EQ(who("rank 2/4"), "rank 2/4") << "it is about another one, or another group";
+  watch.enter(Phase::kBetweenSteps);
+  EXPECT_EQ(who("rank 1/4"), "rank 1/4, after step 119");
+  watch.judge(Error(ErrorCode::kTimeout, "no answer"));
+  try {
+    watch.check();
+    FAIL();
+  } catch (const JobVerdict& verdict) {
+    EXPECT_EQ(verdict.context().who, "rank 1/4, after step 119");
+  }
+}
+
+TEST(RankWatch, ARecordHoldsTheErrorAndWhereTheRankWas) {
+  RankWatch watch(1, 4);
+  watch.enter(Phase::kForward, watch.add_model({"root"}), 0);
+  watch.finish_step(3);
+  WatchedWait wait(&watch);
+  wait.look(report);
+  const std::string path = testing::TempDir() + "/rank-watch-record";
+  watch.write_record(path, Error(ErrorCode::kTimeout, "no answer", {.hint = "look"}), watch.status(false));
+  std::string head;
+  std::getline(std::ifstream(path), head);
+  std::filesystem::remove(path);
+  auto failure = nlohmann::json::parse(head).at("failure");
+  EXPECT_EQ(failure.at("time").get<std::string>().size(), std::string("2026-11-24T12:00:00Z").size());
+  failure.erase("time");
+  EXPECT_EQ(failure, (nlohmann::json{{"code", "TIMEOUT"}, {"message", "no answer"}, {"hint", "look"}, {"who", "rank 1/4"}, {"steps", "3"},
+                                     {"rank_was", "is in the forward of unit root of step 4"}, {"waited_for", "barrier#1"}, {"group", "world"}}));
 }
 
 TEST(RankWatch, AVerdictIsAwaitedOnlyWhereSomebodyCouldSayOne) {
