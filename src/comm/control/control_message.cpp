@@ -78,7 +78,7 @@ void fields(Archive& archive, Message& message) {
   using M = std::remove_const_t<Message>;
   if constexpr (std::is_same_v<M, HelloMessage>) {
     for (auto& byte : message.secret) archive(byte);
-    archive(message.rank)(message.size)(message.pid)(message.host);
+    archive(message.rank)(message.size)(message.pid)(message.host)(message.host_digest);
   } else if constexpr (std::is_same_v<M, AskMessage>) {
     archive(message.question)(message.with_place);
   }

@@ -5,12 +5,14 @@
 #include "comm/control/early_end.h"
 #include "comm/levels_of_hosts.h"
 #include "comm/own_thread.h"
+#include "comm/process_monitor.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/secret.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
+#include <zeroth/comm/system_calls.h>
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -76,6 +78,25 @@ Neighbourhood look_around(const Communicator& ranks) {
   return found;
 }
 
+/// The process of another rank, if it is one of this host that the kernel lets us watch: so its end has a name also over transports that
+/// only see a connection end.
+class Neighbour {
+ public:
+  Neighbour() = default;
+  explicit Neighbour(const HelloMessage& hello) : pid_(static_cast<pid_t>(hello.pid)) {
+    if (pid_ != ::getpid() && hello.host_digest == digest64(host_identity())) pidfd_ = UniqueFd(make_system_calls()->pidfd_open(pid_));
+  }
+  /// "was killed by SIGKILL (signal 9)"; "" while it lives, or where nobody can tell.
+  [[nodiscard]] std::string end() const {
+    pollfd watched{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+    return pidfd_ && ::poll(&watched, 1, 0) == 1 ? process_end(pid_, pidfd_.get()) : "";
+  }
+
+ private:
+  pid_t pid_ = 0;
+  UniqueFd pidfd_{};
+};
+
 /// What the thread of every rank has: a bell, the rank's watch, an end.
 class ControlThread : public ControlPlane {
  public:
@@ -104,7 +125,8 @@ class ControlThread : public ControlPlane {
             .rank = static_cast<std::uint32_t>(watch_->rank()),
             .size = static_cast<std::uint32_t>(watch_->size()),
             .pid = static_cast<std::uint32_t>(::getpid()),
-            .host = host_name()};
+            .host = host_name(),
+            .host_digest = digest64(host_identity())};
   }
 
   void start() {
@@ -205,7 +227,8 @@ class Hub final : public ControlThread {
   Hub(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const std::vector<std::string>& hosts)
       : ControlThread(std::move(watch), options),
         coordinator_(watch_->size(), {.silent_after = options.silent_after}),
-        links_(static_cast<std::size_t>(watch_->size())) {
+        links_(static_cast<std::size_t>(watch_->size())),
+        neighbours_(links_.size()) {
     fill_random(std::as_writable_bytes(std::span(secret_)), "the secret", {.where = "comm.control", .who = who()});
     for (const std::string& host : hosts) {
       if (addresses_.size() == kMostAddresses) break;
@@ -322,6 +345,7 @@ class Hub final : public ControlThread {
     link.send(hello(secret_));
     if (verdict_) link.send(*verdict_);
     links_[theirs.rank].emplace(std::move(link));
+    neighbours_[theirs.rank] = Neighbour(theirs);
     coordinator_.joined(static_cast<int>(theirs.rank), theirs.host, static_cast<int>(theirs.pid), now);
   }
 
@@ -338,9 +362,17 @@ class Hub final : public ControlThread {
         if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye = std::move(bye->status);
       });
       if (open && !goodbye) continue;
+      if (!goodbye) lost_.push_back(rank);
       coordinator_.left(static_cast<int>(rank), std::move(goodbye), now, links_[rank]->trouble());
       links_[rank].reset();
     }
+    // A process closes what it has before its end can be seen.
+    std::erase_if(lost_, [&](std::size_t rank) {
+      std::string end = neighbours_[rank].end();
+      const bool known = !end.empty();
+      if (known) coordinator_.ended(static_cast<int>(rank), std::move(end));
+      return known;
+    });
   }
 
   void wake_up(SteadyClock::time_point now) {
@@ -404,6 +436,8 @@ class Hub final : public ControlThread {
   std::vector<ForkClosedFd> listeners_;
   std::vector<TcpAddress> addresses_;
   std::vector<std::optional<ControlLink>> links_;  ///< by rank
+  std::vector<Neighbour> neighbours_;              ///< likewise
+  std::vector<std::size_t> lost_;                  ///< ranks that went without a goodbye, and whose end is not known
   std::vector<Guest> guests_;                      ///< who has not said hello
   std::vector<pollfd> polled_;
   std::optional<VerdictMessage> verdict_{};
@@ -455,6 +489,7 @@ class Leaf final : public ControlThread {
         if (const auto* verdict = std::get_if<VerdictMessage>(&message)) judge(error_of(*verdict));
       });
       welcome = hub_.secret == secret;
+      if (welcome) hub_process_ = Neighbour(hub_);
       ZR_CHECK(welcome || (open && !deadline.passed()),
                ErrorCode::kResource,
                "who listens at rank 0's address is not rank 0",
@@ -532,10 +567,11 @@ class Leaf final : public ControlThread {
   void miss_hub(SteadyClock::time_point now) {
     const auto silent = std::chrono::duration_cast<Milliseconds>(now - (gone_ ? gone_at_ : heard_));
     const RankStatus own = watch_->status(false);
-    const bool certain = goodbye_ && own.wait.lost == 0;
+    const std::string how = gone_ && !goodbye_ ? hub_process_.end() : "";
+    const bool certain = (goodbye_ || !how.empty()) && own.wait.lost == 0;
     if (!certain && silent < (gone_ ? Milliseconds{1'000} : options_.silent_after)) return;
     if (!awaits(own.wait, 0)) return;
-    EarlyEnd end{.text = gone_ ? end_text(link_trouble_) : silence_text(silent), .hint = "look at the output of that rank and its host"};
+    EarlyEnd end{.text = gone_ ? end_text(how, link_trouble_) : silence_text(silent), .hint = "look at the output of that rank and its host"};
     if (goodbye_) end = early_end(*goodbye_, watch_->rank(), own);
     judge(Error(ErrorCode::kPeerLost,
                 rank_text(0, static_cast<int>(hub_.pid), hub_.host) + " " + end.text,
@@ -544,6 +580,7 @@ class Leaf final : public ControlThread {
 
   ControlLink link_;
   HelloMessage hub_{};
+  Neighbour hub_process_{};
   SteadyClock::time_point heard_{};
   SteadyClock::time_point reported_{};
   SteadyClock::time_point pinged_{};

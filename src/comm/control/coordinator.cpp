@@ -37,7 +37,8 @@ bool awaits(const WaitStatus& wait, int rank) {
 
 std::string rank_text(int rank, int pid, const std::string& host) { return fmt::format("rank {} (pid {} on {})", rank, pid, host); }
 
-std::string end_text(const std::string& trouble) {
+std::string end_text(const std::string& how, const std::string& trouble) {
+  if (!how.empty()) return how;
   return "is gone: its control connection ended without a goodbye" + (trouble.empty() ? "" : " (" + trouble + ")");
 }
 
@@ -121,9 +122,9 @@ std::optional<Error> Coordinator::loss_of(int rank, int waiting, TimePoint now) 
   const Rank& known = at(rank);
   if (known.gone) {
     // Its goodbye comes after whatever it has said of an error. Else what it did last may be on its way.
-    const bool certain = known.goodbye && at(waiting).status->wait.lost == rank;
+    const bool certain = (known.goodbye || !known.end.empty()) && at(waiting).status->wait.lost == rank;
     if (!certain && now - known.gone_at < options_.grace) return std::nullopt;
-    return known.goodbye ? left_error(rank, *known.goodbye, waiting) : loss_error(rank, end_text(known.trouble), waiting, hint);
+    return known.goodbye ? left_error(rank, *known.goodbye, waiting) : loss_error(rank, end_text(known.end, known.trouble), waiting, hint);
   }
   const auto silent = std::chrono::duration_cast<Milliseconds>(now - known.heard);
   if (!known.joined || silent < options_.silent_after) return std::nullopt;

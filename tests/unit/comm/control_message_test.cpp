@@ -31,7 +31,7 @@ StatusMessage a_status() {
 }
 
 std::vector<ControlMessage> one_of_each() {
-  HelloMessage hello{.secret = {}, .rank = 3, .size = 8, .pid = 4711, .host = "h1"};
+  HelloMessage hello{.secret = {}, .rank = 3, .size = 8, .pid = 4711, .host = "h1", .host_digest = 0xfedcba9876543210};
   for (std::size_t byte = 0; byte < hello.secret.size(); ++byte) hello.secret[byte] = static_cast<std::uint8_t>(17 * byte);
   return {hello,
           PingMessage{},
