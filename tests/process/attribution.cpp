@@ -216,11 +216,10 @@ Told told_of(const Plot& plot) {
   const std::string steps = std::to_string(plot.step);
   const std::string next = std::to_string(plot.step + 1);
   const bool memory = plot.over == Over::kMemory;
-  const std::string gone = memory ? "" : "closed its connection";
   switch (plot.kind) {
     case Kind::kKill:
-    case Kind::kFailpointKill: return {ErrorCode::kPeerLost, {named + (memory ? "was killed by SIGKILL" : gone)}};
-    case Kind::kExit: return {ErrorCode::kPeerLost, {named + (memory ? "exited with code 3" : gone)}};
+    case Kind::kFailpointKill: return {ErrorCode::kPeerLost, {named + "was killed by SIGKILL"}};
+    case Kind::kExit: return {ErrorCode::kPeerLost, {named + "exited with code 3"}};
     case Kind::kLeave: return {ErrorCode::kPeerLost, {named + R"(left early: it ended after \d+ steps?, while .*: unequal batch counts\?)"}};
     case Kind::kThrow: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[USER\] planted 4711)"}};
     case Kind::kAbort: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[MODEL\] planted 4711)"}};

@@ -90,25 +90,27 @@ class Cases {
 
 void add_ends(Cases& cases) {
   const std::string killed = R"(rank 2 \(pid \d+\) was killed by SIGKILL \(signal 9\))";
-  const std::string closed = "rank 2 closed its connection";
+  /// Over messages the control plane says it, with the host.
+  const auto ended = [](int rank, const std::string& how) { return "rank " + std::to_string(rank) + R"( \(pid \d+ on [^)]+\) )" + how; };
+  const std::string killed_far = ended(2, R"(was killed by SIGKILL \(signal 9\))");
   cases.add("KilledInForward", "is killed in the forward of blocks.1", Moment::kForward, raises(SIGKILL), kUnit)
-      .says(lost({killed, kNextOverMemory}), lost({closed, R"(the parameters of unit blocks\.2)"}));
+      .says(lost({killed, kNextOverMemory}), lost({killed_far, R"(the parameters of unit blocks\.2)"}));
   cases.add("KilledBeforeBackward", "is killed between forward and backward", Moment::kBackward, raises(SIGKILL), 0)
-      .says(lost({killed, kNextOverMemory}), lost({closed, R"(the gradients of unit blocks\.2)"}));
+      .says(lost({killed, kNextOverMemory}), lost({killed_far, R"(the gradients of unit blocks\.2)"}));
   cases.add("KilledInBackward", "is killed in the backward of blocks.1", Moment::kBackward, raises(SIGKILL), kUnit)
-      .says(lost({killed, kNextOverMemory}), lost({closed, R"(the gradients of unit blocks\.1)"}));
+      .says(lost({killed, kNextOverMemory}), lost({killed_far, R"(the gradients of unit blocks\.1)"}));
   FaultCase& in_step = cases.add("KilledInStep", "is killed in step(), before the update");
-  in_step.says(lost({killed, "the loss metrics"}), lost({closed, "the loss metrics"}));
+  in_step.says(lost({killed, "the loss metrics"}), lost({killed_far, "the loss metrics"}));
   in_step.failpoints = "engine.update@hit=4:kill";
   cases.add("KilledHub", "is killed in the forward of blocks.1", Moment::kForward, raises(SIGKILL), kUnit, 0)
       .says(lost({R"(rank 0 \(pid \d+\) was killed by SIGKILL)", kNextOverMemory}),
-            lost({"rank 0 closed its connection", R"(the parameters of unit blocks\.2)"}));
+            lost({ended(0, "was killed by SIGKILL"), R"(the parameters of unit blocks\.2)"}));
   cases.add("Crashes", "crashes in the forward of blocks.1 (SIGSEGV)", Moment::kForward, raises(SIGSEGV), kUnit)
       .says(lost({R"(rank 2 \(pid \d+\) was killed by SIGSEGV \(signal 11\))", kNextOverMemory}),
-            lost({closed, R"(the parameters of unit blocks\.2)"}));
+            lost({ended(2, R"(was killed by SIGSEGV \(signal 11\))"), R"(the parameters of unit blocks\.2)"}));
   cases.add("ExitsSilently", "calls _exit(3) between steps", Moment::kBegin, [](RankHere&) { ::_exit(3); })
       .says(lost({R"(rank 2 \(pid \d+\) exited with code 3 before the others were done)", kNextOverMemory}),
-            lost({closed, "the parameters of unit root"}));
+            lost({ended(2, "exited with code 3"), "the parameters of unit root"}));
   const auto leaves = [](RankHere& here) { here.turn.leaves = true; };
   const auto left_after = [](int rank, const std::string& end, const std::string& meanwhile) {
     return R"(rank )" + std::to_string(rank) + R"( \(pid \d+ on [^)]+\) left early: it ended )" + end + R"(, while rank \d is in )" + meanwhile;

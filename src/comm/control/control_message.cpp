@@ -86,7 +86,7 @@ void fields(Archive& archive, Message& message) {
   } else if constexpr (std::is_same_v<M, HelloMessage>) {
     bytes(message.nonce);
     bytes(message.proof);
-    archive(message.rank)(message.size)(message.pid)(message.host);
+    archive(message.rank)(message.size)(message.pid)(message.host)(message.host_digest);
   } else if constexpr (std::is_same_v<M, WelcomeMessage>) {
     bytes(message.proof);
   } else if constexpr (std::is_same_v<M, AskMessage>) {

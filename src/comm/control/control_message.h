@@ -31,6 +31,7 @@ struct HelloMessage {
   std::uint32_t size = 0;
   std::uint32_t pid = 0;
   std::string host{};
+  std::uint64_t host_digest = 0;  ///< of host_identity(): where it is the same, so are process ids
   bool operator==(const HelloMessage&) const = default;
 };
 /// The hub's answer to that: its own proof. From here on both say what they like.

@@ -6,6 +6,7 @@
 #include "comm/control/introduction.h"
 #include "comm/levels_of_hosts.h"
 #include "comm/own_thread.h"
+#include "comm/process_monitor.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -13,6 +14,7 @@
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
+#include <zeroth/comm/system_calls.h>
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -51,6 +53,7 @@ struct Invitation {
   };
   std::array<Entry, kMostAddresses> addresses{};
   std::uint32_t pid = 0;  ///< of the hub, and where it is
+  std::uint64_t host_digest = 0;
   char host[256] = "";
   char trouble[512] = "";  ///< why the hub does not listen
 };
@@ -80,6 +83,25 @@ Neighbourhood look_around(const Communicator& ranks) {
   return found;
 }
 
+/// The process of another rank, if it is one of this host that the kernel lets us watch: so its end has a name also over transports that
+/// only see a connection end.
+class Neighbour {
+ public:
+  Neighbour() = default;
+  explicit Neighbour(const HelloMessage& hello) : pid_(static_cast<pid_t>(hello.pid)) {
+    if (pid_ != ::getpid() && hello.host_digest == digest64(host_identity())) pidfd_ = UniqueFd(make_system_calls()->pidfd_open(pid_));
+  }
+  /// "was killed by SIGKILL (signal 9)"; "" while it lives, or where nobody can tell.
+  [[nodiscard]] std::string end() const {
+    pollfd watched{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+    return pidfd_ && ::poll(&watched, 1, 0) == 1 ? process_end(pid_, pidfd_.get()) : "";
+  }
+
+ private:
+  pid_t pid_ = 0;
+  UniqueFd pidfd_{};
+};
+
 /// What the thread of every rank has: a bell, the rank's watch, an end.
 class ControlThread : public ControlPlane {
  public:
@@ -104,6 +126,13 @@ class ControlThread : public ControlPlane {
 
  protected:
   [[nodiscard]] std::string who() const { return fmt::format("rank {}/{}", watch_->rank(), watch_->size()); }
+  [[nodiscard]] HelloMessage hello() const {
+    return {.rank = static_cast<std::uint32_t>(watch_->rank()),
+            .size = static_cast<std::uint32_t>(watch_->size()),
+            .pid = static_cast<std::uint32_t>(::getpid()),
+            .host = host_name(),
+            .host_digest = digest64(host_identity())};
+  }
 
   void start() {
     thread_ = start_own_thread([this] { run(); }, "the control plane", {.where = "comm.control", .who = who()});
@@ -205,7 +234,8 @@ class Hub final : public ControlThread {
       : ControlThread(std::move(watch), options),
         coordinator_(watch_->size(), {.silent_after = options.silent_after}),
         reception_(hosts, watch_->size()),
-        links_(static_cast<std::size_t>(watch_->size())) {
+        links_(static_cast<std::size_t>(watch_->size())),
+        neighbours_(links_.size()) {
     ZR_CHECK(!hosts.empty(),
              ErrorCode::kResource,
              "there is no address at which other hosts could reach this one",
@@ -220,8 +250,10 @@ class Hub final : public ControlThread {
 
   void invite(Invitation& invitation) const {
     invitation.secret = reception_.secret();
-    invitation.pid = static_cast<std::uint32_t>(::getpid());
-    std::strncpy(invitation.host, host_name().c_str(), sizeof invitation.host - 1);
+    const HelloMessage own = hello();
+    invitation.pid = own.pid;
+    invitation.host_digest = own.host_digest;
+    std::strncpy(invitation.host, own.host.c_str(), sizeof invitation.host - 1);
     for (const TcpAddress& address : reception_.addresses()) {
       Invitation::Entry& entry = invitation.addresses[invitation.count++];
       std::strncpy(entry.host, address.host.c_str(), sizeof entry.host - 1);
@@ -274,6 +306,7 @@ class Hub final : public ControlThread {
     for (Reception::Member& member : reception_.look(refused)) {
       if (verdict_) member.link.send(*verdict_);
       links_[member.hello.rank].emplace(std::move(member.link));
+      neighbours_[member.hello.rank] = Neighbour(member.hello);
       coordinator_.joined(static_cast<int>(member.hello.rank), member.hello.host, static_cast<int>(member.hello.pid), now);
     }
   }
@@ -291,9 +324,17 @@ class Hub final : public ControlThread {
         if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye = std::move(bye->status);
       });
       if (open && !goodbye) continue;
+      if (!goodbye) lost_.push_back(rank);
       coordinator_.left(static_cast<int>(rank), std::move(goodbye), now, links_[rank]->trouble());
       links_[rank].reset();
     }
+    // A process closes what it has before its end can be seen.
+    std::erase_if(lost_, [&](std::size_t rank) {
+      std::string end = neighbours_[rank].end();
+      const bool known = !end.empty();
+      if (known) coordinator_.ended(static_cast<int>(rank), std::move(end));
+      return known;
+    });
   }
 
   void wake_up(SteadyClock::time_point now) {
@@ -357,6 +398,8 @@ class Hub final : public ControlThread {
   Coordinator coordinator_;
   Reception reception_;
   std::vector<std::optional<ControlLink>> links_;  ///< by rank
+  std::vector<Neighbour> neighbours_;              ///< likewise
+  std::vector<std::size_t> lost_;                  ///< ranks that went without a goodbye, and whose end is not known
   std::vector<pollfd> polled_;
   std::optional<VerdictMessage> verdict_{};
   bool refused_ = false;  ///< a stranger, and that has been said
@@ -371,7 +414,8 @@ class Leaf final : public ControlThread {
   Leaf(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const Invitation& invitation, std::function<void()> check)
       : ControlThread(std::move(watch), options),
         link_(introduce_to(invitation, std::move(check))),
-        hub_(rank_text(0, static_cast<int>(invitation.pid), invitation.host)) {
+        hub_(rank_text(0, static_cast<int>(invitation.pid), invitation.host)),
+        hub_process_({.pid = invitation.pid, .host_digest = invitation.host_digest}) {
     heard_ = SteadyClock::now();
     start();
   }
@@ -381,13 +425,9 @@ class Leaf final : public ControlThread {
   [[nodiscard]] ControlLink introduce_to(const Invitation& invitation, std::function<void()> check) {
     std::vector<TcpAddress> hub;
     for (std::uint32_t index = 0; index < invitation.count; ++index) hub.push_back({invitation.addresses[index].host, invitation.addresses[index].port});
-    const HelloMessage hello{.rank = static_cast<std::uint32_t>(watch_->rank()),
-                             .size = static_cast<std::uint32_t>(watch_->size()),
-                             .pid = static_cast<std::uint32_t>(::getpid()),
-                             .host = host_name()};
     Introduction done = introduce({.hub = std::move(hub),
                                    .secret = invitation.secret,
-                                   .hello = hello,
+                                   .hello = hello(),
                                    .timeout = std::min(options_.timeout, kJoinTime),
                                    .patience = std::min(options_.timeout, kAddressTime),
                                    .who = who(),
@@ -469,9 +509,10 @@ class Leaf final : public ControlThread {
     const auto silent = std::chrono::duration_cast<Milliseconds>(now - (gone_ ? gone_at_ : heard_));
     const RankStatus own = watch_->status(false);
     const bool waits = awaits(own.wait, 0);
-    const bool certain = goodbye_ && own.wait.lost == 0;
+    const std::string how = gone_ && !goodbye_ ? hub_process_.end() : "";
+    const bool certain = (goodbye_ || !how.empty()) && own.wait.lost == 0;
     if ((goodbye_ && !waits) || (!certain && silent < (gone_ && waits ? Milliseconds{1'000} : options_.silent_after))) return;
-    EarlyEnd end{.text = gone_ ? end_text(link_trouble_) : silence_text(silent), .hint = "look at the output of that rank and its host"};
+    EarlyEnd end{.text = gone_ ? end_text(how, link_trouble_) : silence_text(silent), .hint = "look at the output of that rank and its host"};
     if (goodbye_) end = early_end(*goodbye_, watch_->rank(), own);
     ErrorContext context{.where = "comm.control", .expected = "a sign of life from rank 0", .hint = std::move(end.hint)};
     if (waits) {
@@ -483,6 +524,7 @@ class Leaf final : public ControlThread {
 
   ControlLink link_;
   std::string hub_;  ///< rank_text() of it
+  Neighbour hub_process_;
   SteadyClock::time_point heard_{};
   SteadyClock::time_point reported_{};
   SteadyClock::time_point pinged_{};

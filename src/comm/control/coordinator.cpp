@@ -37,7 +37,8 @@ bool awaits(const WaitStatus& wait, int rank) {
 
 std::string rank_text(int rank, int pid, const std::string& host) { return fmt::format("rank {} (pid {} on {})", rank, pid, host); }
 
-std::string end_text(const std::string& trouble) {
+std::string end_text(const std::string& how, const std::string& trouble) {
+  if (!how.empty()) return how;
   return "is gone: its control connection ended without a goodbye" + (trouble.empty() ? "" : " (" + trouble + ")");
 }
 
@@ -121,9 +122,9 @@ std::optional<Error> Coordinator::loss_of(int rank, int waiting, TimePoint now) 
   const Rank& known = at(rank);
   if (known.gone) {
     // Its goodbye comes after whatever it has said of an error. Else what it did last may be on its way.
-    const bool certain = known.goodbye && at(waiting).status->wait.lost == rank;
+    const bool certain = (known.goodbye || !known.end.empty()) && at(waiting).status->wait.lost == rank;
     if (!certain && now - known.gone_at < options_.grace) return std::nullopt;
-    return known.goodbye ? left_error(rank, *known.goodbye, waiting) : loss_error(rank, end_text(known.trouble), waiting, hint);
+    return known.goodbye ? left_error(rank, *known.goodbye, waiting) : loss_error(rank, end_text(known.end, known.trouble), waiting, hint);
   }
   const auto silent = std::chrono::duration_cast<Milliseconds>(now - known.heard);
   if (!known.joined || silent < options_.silent_after) return std::nullopt;
@@ -161,7 +162,7 @@ std::optional<Error> Coordinator::find_isolation(TimePoint now) const {
   if (lost == 0) return std::nullopt;
   const Rank& known = at(lost);
   return Error(ErrorCode::kPeerLost,
-               name_of(lost) + " " + (known.gone ? end_text(known.trouble) : silence_text(std::chrono::duration_cast<Milliseconds>(now - known.heard))),
+               name_of(lost) + " " + (known.gone ? end_text(known.end, known.trouble) : silence_text(std::chrono::duration_cast<Milliseconds>(now - known.heard))),
                {.where = "comm.control",
                 .expected = fmt::format("a sign of life from rank {}", lost),
                 .got = size_ == 2 ? "" : "none from any other rank either",

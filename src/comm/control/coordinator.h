@@ -57,6 +57,8 @@ class Coordinator {
   void answered(int rank, const StatusMessage& message, TimePoint now);
   /// Its connection has ended, after this goodbye or without one. `trouble`: what the system says of it, or "".
   void left(int rank, std::optional<RankStatus> goodbye, TimePoint now, std::string trouble = "");
+  /// How its process has ended, where the system tells: "was killed by SIGKILL (signal 9)".
+  void ended(int rank, std::string how) { at(rank).end = std::move(how); }
   /// A rank ends with this error. Where it is only what that rank saw of another one, the other's own word may be on its way: so the cause
   /// is the first error of the best class (a rank's own; a mismatch; a loss; a deadline) within a moment.
   void told(Error error, TimePoint now);
@@ -79,6 +81,7 @@ class Coordinator {
     bool gone = false;
     std::optional<RankStatus> goodbye{};
     std::string trouble{};
+    std::string end{};
     std::string host{};
     int pid = 0;
     TimePoint heard{};
@@ -146,8 +149,9 @@ class Coordinator {
 [[nodiscard]] bool awaits(const WaitStatus& wait, int rank);
 /// "rank 0 (pid 4711 on h1)".
 [[nodiscard]] std::string rank_text(int rank, int pid, const std::string& host);
-/// What is said of a rank whose connection has ended without a goodbye; and of one that is silent.
-[[nodiscard]] std::string end_text(const std::string& trouble);
+/// What is said of a rank whose connection has ended without a goodbye: how its process has ended, where that is known, or what the system says of the
+/// connection; and of one that is silent.
+[[nodiscard]] std::string end_text(const std::string& how, const std::string& trouble);
 [[nodiscard]] std::string silence_text(Milliseconds silent);
 
 }  // namespace zeroth::detail

@@ -32,7 +32,7 @@ StatusMessage a_status() {
 
 std::vector<ControlMessage> one_of_each() {
   ChallengeMessage challenge;
-  HelloMessage hello{.rank = 3, .size = 8, .pid = 4711, .host = "h1"};
+  HelloMessage hello{.rank = 3, .size = 8, .pid = 4711, .host = "h1", .host_digest = 0xfedcba9876543210};
   WelcomeMessage welcome;
   for (std::size_t byte = 0; byte < hello.nonce.size(); ++byte) challenge.nonce[byte] = hello.nonce[byte] = static_cast<std::uint8_t>(17 * byte);
   for (std::size_t byte = 0; byte < hello.proof.size(); ++byte) welcome.proof[byte] = hello.proof[byte] = static_cast<std::uint8_t>(7 * byte);

@@ -51,6 +51,7 @@ class Situation {
     coordinator_.left(rank, std::nullopt, now_, trouble);
     mute(rank);
   }
+  void end_process(int rank, const std::string& how) { coordinator_.ended(rank, how); }
   /// With a goodbye that says how it was.
   void leave_in_order(int rank) {
     coordinator_.left(rank, states_[rank].status, now_);
@@ -410,6 +411,19 @@ TEST(Coordinator, ALossSaysWhatTheSystemSaid) {
   job.run(Milliseconds{3'000});
   ASSERT_TRUE(job.verdict);
   EXPECT_THAT(job.verdict->what(), HasSubstr("its control connection ended without a goodbye (Connection reset by peer (errno 104))"));
+}
+
+TEST(Coordinator, TheEndOfAProcessIsSaidWhereTheSystemTells) {
+  Situation job(2);
+  job.wait(0, "barrier#1", {1});
+  job.leave(1, "Connection reset by peer (errno 104)");
+  job.lose(0, 1);
+  job.run(Milliseconds{300});
+  EXPECT_FALSE(job.verdict) << "the transport's own words are as good";
+  job.end_process(1, "was killed by SIGKILL (signal 9)");
+  job.run(Milliseconds{100});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->message(), "rank 1 (pid 101 on h0) was killed by SIGKILL (signal 9)");
 }
 
 TEST(Coordinator, ARanksOwnErrorComesBeforeWhatOthersSawOfIt) {
