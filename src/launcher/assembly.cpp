@@ -123,8 +123,8 @@ bool is_this_host(const std::string& host) {
 std::unique_ptr<AgentLink> start_agent(const std::string& host,
                                        const AgentProgram& program,
                                        const InheritedSignals& inherited) {
-  SpawnPlan plan{
-      .environment = current_environment(), .descriptors = program.descriptors, .death_signal = SIGTERM};
+  // A scheduler that signals a session means the ranks, whom the head tells; without ssh it would lose a host instead.
+  SpawnPlan plan{.environment = current_environment(), .descriptors = program.descriptors, .death_signal = SIGTERM, .own_session = true};
   const bool here = is_this_host(host);
   if (here) {
     plan.program = "/proc/self/exe";

@@ -75,6 +75,7 @@ struct ChildPlan {
   const InheritedSignals* inherited;
   const rlimit* descriptors;
   int death_signal;
+  bool own_session;
   const cpu_set_t* processors;  ///< none: as they are
   std::size_t processors_bytes;
   pid_t launcher;
@@ -89,7 +90,8 @@ bool restore_inherited(const ChildPlan& plan) {
 }
 
 bool become_rank(const ChildPlan& plan) {
-  if (::setpgid(0, 0) != 0 || ::prctl(PR_SET_PDEATHSIG, plan.death_signal) != 0) {
+  const bool leads = plan.own_session ? ::setsid() >= 0 : ::setpgid(0, 0) == 0;
+  if (!leads || ::prctl(PR_SET_PDEATHSIG, plan.death_signal) != 0) {
     return false;
   }
   if (::getppid() != plan.launcher) {
@@ -222,6 +224,7 @@ SpawnedRank spawn_rank(const SpawnPlan& plan, const InheritedSignals& inherited)
                   .inherited = &inherited,
                   .descriptors = &plan.descriptors,
                   .death_signal = plan.death_signal,
+                  .own_session = plan.own_session,
                   .processors = processors.get(),
                   .processors_bytes = processors_bytes,
                   .launcher = ::getpid(),

@@ -30,6 +30,7 @@ struct SpawnPlan {
   rlimit descriptors{};                    ///< RLIMIT_NOFILE of the rank
   std::vector<int> processors{};           ///< where it may run; empty = as we may
   int death_signal = SIGKILL;              ///< what it gets when the calling thread dies
+  bool own_session = false;                ///< what is sent to the launcher's session is not for it
 };
 
 struct SpawnedRank {
@@ -38,7 +39,7 @@ struct SpawnedRank {
   UniqueFd err;  ///< read end of its standard error, non-blocking
 };
 
-/// Starts one rank as the leader of a new process group, with pipes as its output, that dies with the calling
+/// Starts one rank as the leader of a new process group (or session), with pipes as its output, that dies with the calling
 /// thread (PR_SET_PDEATHSIG). Blocks until the program has been loaded. Throws Error: kUsage (no such file),
 /// kEnvironment (not executable), kResource (processes, memory, descriptors), kLaunch (anything else).
 [[nodiscard]] SpawnedRank spawn_rank(const SpawnPlan& plan, const InheritedSignals& inherited);

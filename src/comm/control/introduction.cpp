@@ -24,7 +24,7 @@ std::string_view text_of(const std::array<std::uint8_t, Size>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), Size};
 }
 
-/// What is said before the address has one length, and so has what is said behind it but for the hello's end.
+/// No two things that are said have the same text: the address has its length before it, and the hello is a frame.
 Digest proof_of(std::string_view side, const JobSecret& secret, const TcpAddress& hub, const ChallengeMessage& challenge, const HelloMessage& hello) {
   const std::string address = to_text(hub);
   std::string text = fmt::format("zeroth control {} {:3}{}", side, address.size(), address);
@@ -52,7 +52,7 @@ std::optional<Introduction> try_address(const IntroductionSpec& spec, const TcpA
   std::optional<ChallengeMessage> challenge;
   bool welcome = false;
   why.clear();
-  while (!welcome && why.empty()) {
+  while (true) {
     pollfd watched{.fd = to.link.fd(), .events = POLLIN, .revents = 0};
     (void)::poll(&watched, 1, static_cast<int>(deadline.slice().count()));
     spec.check();
@@ -73,12 +73,11 @@ std::optional<Introduction> try_address(const IntroductionSpec& spec, const TcpA
         why = "who listens there does not show that it knows the job's secret";
       }
     });
-    if (welcome || !why.empty()) break;
-    if (!open) why = to.link.trouble();
-    if (open && deadline.passed()) why = "who listens there says nothing";
+    if (welcome) return to;
+    if (why.empty() && !open) why = to.link.trouble();
+    if (why.empty() && deadline.passed()) why = "who listens there says nothing";
+    if (!why.empty()) return std::nullopt;
   }
-  if (!welcome) return std::nullopt;
-  return to;
 }
 
 }  // namespace
@@ -115,8 +114,10 @@ void Reception::add_polled(std::vector<pollfd>& polled) const {
 
 void Reception::admit() {
   for (std::size_t index = 0; index < listeners_.size(); ++index) {
-    TcpAddress peer;
-    while (ForkClosedFd socket = accept_tcp(listeners_[index], peer)) {
+    for (std::size_t count = 0; count < kMostStrangers; ++count) {  // and the others at the next look
+      TcpAddress peer;
+      ForkClosedFd socket = accept_tcp(listeners_[index], peer);
+      if (!socket) break;
       if (guests_.size() == come_.size() + kMostStrangers) {
         guests_.erase(guests_.begin());  // the oldest makes room: a rank introduces itself at once
         ++strangers_;

@@ -18,6 +18,7 @@
 namespace zeroth::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -144,10 +145,11 @@ TEST_F(SeveralHosts, TheFirstCauseIsNamedWithItsHost) {
 }
 
 TEST_F(SeveralHosts, AnAgentThatDiesIsAHostThatIsLost) {
-  // Ranks without children: of what a rank has started nobody on that host knows any more.
-  Job job(hosts.probe({"--hosts", "h1:2,h2:2"}, {"wait", "ignore"}), hosts.setup());
-  const auto pids = job.wait_for("READY", 4);
-  ::kill(parent_of(pids.at(2)), SIGKILL);
+  Job job(hosts.probe({"--hosts", "h1:2,h2:2"}, {"wait", "ignore", "child"}), hosts.setup());
+  auto pids = job.wait_for("READY", 4);
+  const pid_t agent = parent_of(pids.at(2));
+  for (const auto& [rank, pid] : job.wait_for("CHILD", 4)) pids.emplace(100 + rank, pid);
+  ::kill(agent, SIGKILL);
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 76);
   EXPECT_THAT(
@@ -165,6 +167,20 @@ TEST_F(SeveralHosts, RanksEndWithTheConnectionToTheirHost) {
   EXPECT_EQ(result.exit_code, 76);
   EXPECT_THAT(result.err, HasSubstr("host child (ranks 1-2): [PEER_LOST]"));
   EXPECT_TRUE(all_gone_within(pids, kEndDeadline));
+}
+
+TEST_F(SeveralHosts, AConnectionHasASessionOfItsOwnAndItsEndASignal) {
+  Job job(hosts.probe({"--hosts", "child:1,localhost:1"}, {"wait"}), hosts.setup());
+  const auto pids = job.wait_for("READY", 2);
+  const pid_t ssh = parent_of(parent_of(parent_of(pids.at(0))));  // above its shell and the agent
+  for (const pid_t connection : {ssh, parent_of(pids.at(1))}) {
+    EXPECT_EQ(parent_of(connection), job.pid());
+    EXPECT_EQ(::getsid(connection), connection);
+  }
+  ::kill(ssh, SIGTERM);
+  const JobResult result = job.wait(kEndDeadline);
+  EXPECT_EQ(result.exit_code, 76);
+  EXPECT_THAT(result.err, ContainsRegex("host child \\(rank 0\\): \\[PEER_LOST\\] the connection to the host has ended; got: [^;]*ssh was killed by signal 15 \\(SIGTERM\\)"));
 }
 
 TEST_F(SeveralHosts, RanksEndWithTheHead) {
