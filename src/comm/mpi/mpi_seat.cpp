@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include <time.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <memory>
@@ -29,8 +31,9 @@ constexpr Milliseconds kCancelTime{100};
 constexpr Milliseconds kAbortTime{200};
 constexpr Milliseconds kTakeBackTime{300};
 constexpr int kLooksBetweenProbes = 64;
+constexpr int kFirstLooks = 16;
 constexpr std::size_t kSentAhead = 4'096;
-constexpr std::chrono::milliseconds kAway{10};
+constexpr std::int64_t kAwayNs = 10'000'000;
 
 void check_code(const MpiTable& table, int code, std::string_view call, int rank, int size) {
   if (code == 0) [[likely]]
@@ -90,6 +93,13 @@ std::shared_ptr<Blocking> make_blocking_call(Milliseconds timeout, const Call& c
                .hint = "end this process and start the job again: MPI would write where that memory was"});
 }
 
+/// Some milliseconds off, and a quarter of the price of an exact clock.
+std::int64_t coarse_ns() {
+  timespec time{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+  return time.tv_sec * 1'000'000'000 + time.tv_nsec;
+}
+
 std::string seconds(Milliseconds time) { return fmt::format("{:.1f} s", std::chrono::duration<double>(time).count()); }
 
 }  // namespace
@@ -143,8 +153,8 @@ void MpiSeat::start_locked(const Message& message, MpiRequests& requests) {
 
 void MpiSeat::enter() {
   throw_if_stopped();
-  const auto now = SteadyClock::now();
-  if (now - heard_at_ < kAway) return;
+  const std::int64_t now = coarse_ns();
+  if (now - heard_at_ < kAwayNs) return;
   heard_at_ = now;
   listen();
 }
@@ -174,6 +184,11 @@ void* MpiSeat::split(void* group, int color, int key, Milliseconds timeout) {
 bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patience) {
   ZR_FAILPOINT("mpi.wait");
   if (requests.list.empty()) return true;
+  const bool has_core = patience == MpiPatience::kEager && !polling_.yields && polling_.time.count() > 0;
+  // A short call ends before the others' aborts are looked for, and before it is worth a look at the clock, which takes as long as one at a message.
+  for (int looks = 0; has_core && looks < kFirstLooks; ++looks) {
+    if (look(requests, false)) return true;
+  }
   const auto begin = SteadyClock::now();
   // By then a transfer that nobody holds up has ended, also over a slow link: later it is the peer that is waited for.
   const microseconds busy = std::chrono::milliseconds{10} + microseconds{requests.bytes / 200};
@@ -181,9 +196,7 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
   const microseconds spin = polling_.time.count() > 0 ? polling_.time + memory : polling_.time;
   // MPI does not say whether anybody is there: so even who looks all the time does so no longer than memory takes for them.
   const microseconds looking = patience == MpiPatience::kEager ? std::chrono::milliseconds{10} + memory : spin;
-  const bool has_core = patience == MpiPatience::kEager && !polling_.yields && polling_.time.count() > 0;
-  // A short call ends before the others' aborts are looked for.
-  for (int looks = has_core ? 1 : 0;; ++looks) {
+  for (int looks = 0;; ++looks) {
     if (look(requests, looks % kLooksBetweenProbes == 0)) return true;
     const auto now = std::chrono::duration_cast<microseconds>(SteadyClock::now() - begin);
     if (now >= slice) {
@@ -264,7 +277,7 @@ bool MpiSeat::look(MpiRequests& asked, bool probes) {
   // What MPI does not send ahead may have been taken to nowhere, by a rank that has left.
   const bool all_done = requests.empty();
   if (all_done ? asked.bytes > kSentAhead : probes) {
-    heard_at_ = SteadyClock::now();
+    heard_at_ = coarse_ns();
     listen();
   }
   if (all_done) return true;

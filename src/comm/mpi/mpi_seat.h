@@ -119,7 +119,7 @@ class MpiSeat {
   std::mutex mutex_;
   std::string stopped_;              ///< under mutex: why MPI is not called any more
   bool has_told_ = false;            ///< under mutex: the others know, or have said it themselves
-  SteadyClock::time_point heard_at_ = SteadyClock::now();  ///< under mutex: when abort was last looked for, about
+  std::int64_t heard_at_ = 0;  ///< under mutex: when abort was last looked for, about, of CLOCK_MONOTONIC_COARSE
   std::vector<void*> groups_;        ///< the world's parts, and the world
   std::vector<UnderWay> under_way_;  ///< under mutex; those that were started last are mostly done first
 };
