@@ -33,6 +33,7 @@ namespace {
 constexpr int kFewRanks = 8;
 constexpr std::size_t kSmallReduceBytes = std::size_t{2} << 10U;  // of an all_reduce in one step; below what MPI copies at once, not kInlineBytes
 constexpr std::size_t kSmallPartBytes = std::size_t{64} << 10U;
+constexpr std::size_t kTinyPartBytes = std::size_t{4} << 10U;  // of few ranks
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // of one call of MPI, which counts with an int
 
 /// What MPI sums by itself.
@@ -325,12 +326,15 @@ class MpiGroup {
     run([&] { return seat_->start_exchange(handle_, rank(), to, from); }, meanwhile);
   }
 
+  /// Below it an all_gather is MPI's own call, which needs fewer messages than there are ranks.
+  [[nodiscard]] std::size_t small_part() const { return size() > kFewRanks ? kSmallPartBytes : size() > 2 ? kTinyPartBytes : 0; }
+
   void all_gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
     std::vector<MpiPiece> pieces = pieces_of(whole, counts, element);
     const MpiPiece place = pieces[index()];
     const bool in_place = own == place.data;
     const std::optional<ByteParts> parts = byte_parts(counts, element);
-    if (parts && size() > kFewRanks && total_bytes(counts, element) / members_.size() < kSmallPartBytes) {
+    if (parts && total_bytes(counts, element) / members_.size() < small_part()) {
       make(total_bytes(counts, element), [&](const MpiTable& table, void** request) {
         return table.all_gather(handle_, in_place ? nullptr : not_null(own), not_null(whole), parts->view(), request);
       });

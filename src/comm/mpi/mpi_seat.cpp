@@ -32,6 +32,7 @@ constexpr Milliseconds kAbortTime{200};
 constexpr Milliseconds kTakeBackTime{300};
 constexpr int kLooksBetweenProbes = 64;
 constexpr int kFirstLooks = 16;
+constexpr int kLooksBetweenYields = 8;  // MPI yields in each where it is told that it has no processor of its own
 constexpr std::size_t kSentAhead = 4'096;
 constexpr std::int64_t kAwayNs = 10'000'000;
 
@@ -196,7 +197,7 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
   const microseconds spin = polling_.time.count() > 0 ? polling_.time + memory : polling_.time;
   // MPI does not say whether anybody is there: so even who looks all the time does so no longer than memory takes for them.
   const microseconds looking = patience == MpiPatience::kEager ? std::chrono::milliseconds{10} + memory : spin;
-  for (int looks = 0;; ++looks) {
+  for (int looks = 1;; ++looks) {
     if (look(requests, looks % kLooksBetweenProbes == 0)) return true;
     const auto now = std::chrono::duration_cast<microseconds>(SteadyClock::now() - begin);
     if (now >= slice) {
@@ -205,7 +206,7 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
     }
     const microseconds all = requests.waited + now;
     if (all < looking) {
-      if (!has_core || all >= spin) std::this_thread::yield();
+      if ((!has_core || all >= spin) && looks % kLooksBetweenYields == 0) std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(all < busy ? microseconds{20} : microseconds{1'000});
     }
