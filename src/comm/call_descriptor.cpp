@@ -36,7 +36,7 @@ std::string quoted_name_of(const CallDescriptor& call) {
   std::memcpy(bytes, reinterpret_cast<const std::byte*>(&call) + kNameBytesAt, sizeof bytes);
   std::string text(bytes, ::strnlen(bytes, sizeof bytes));
   if (text.empty()) return {};
-  std::ranges::replace_if(text, [](char letter) { return letter >= 0 && letter < ' '; }, '?');  // a peer wrote it
+  std::ranges::replace_if(text, [](char letter) { return (letter >= 0 && letter < ' ') || letter == 0x7f; }, '?');  // a peer wrote it
   return " \"" + text + "\"";
 }
 
