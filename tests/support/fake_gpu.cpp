@@ -7,6 +7,7 @@
 #include <cstring>
 #include <iterator>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 namespace zeroth::test {
@@ -122,6 +123,16 @@ std::string_view text_of(NcclOp op) {
   return kNames[static_cast<std::size_t>(op)];
 }
 
+/// Integers wrap, as NCCL's do.
+template <class T>
+T sum_of(T a, T b) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(static_cast<std::make_unsigned_t<T>>(a) + static_cast<std::make_unsigned_t<T>>(b));
+  } else {
+    return a + b;
+  }
+}
+
 template <class T>
 void join(T* to, const T* from, std::size_t count, NcclOp op) {
   for (std::size_t i = 0; i < count; ++i) {
@@ -130,7 +141,7 @@ void join(T* to, const T* from, std::size_t count, NcclOp op) {
       const float b = static_cast<float>(from[i]);
       to[i] = T(op == NcclOp::kSum ? a + b : op == NcclOp::kMax ? std::max(a, b) : std::min(a, b));
     } else {
-      to[i] = static_cast<T>(op == NcclOp::kSum ? to[i] + from[i] : op == NcclOp::kMax ? std::max(to[i], from[i]) : std::min(to[i], from[i]));
+      to[i] = static_cast<T>(op == NcclOp::kSum ? sum_of(to[i], from[i]) : op == NcclOp::kMax ? std::max(to[i], from[i]) : std::min(to[i], from[i]));
     }
   }
 }
