@@ -5,6 +5,7 @@
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <random>
@@ -127,6 +128,15 @@ Config engine_config(const GptCase& gpt_case, int zero_stage) {
 
 }  // namespace
 
+void add_options(CLI::App& app, GptCase& gpt_case) {
+  app.add_option("--size", gpt_case.size, "parameters")->check(CLI::IsMember({"3m", "25m", "120m"}));
+  app.add_option("--dtype", gpt_case.dtype)->check(CLI::IsMember({"fp32", "bf16"}));
+  app.add_option("--micro-batch", gpt_case.micro_batch, "sequences")->check(CLI::PositiveNumber);
+  app.add_option("--seq", gpt_case.seq, "tokens of a sequence")->check(CLI::PositiveNumber);
+  app.add_option("--accumulate", gpt_case.accumulate, "micro-steps of a step")->check(CLI::PositiveNumber);
+  app.add_option("--reshard", gpt_case.reshard)->check(CLI::IsMember({"default", "all", "none"}));
+}
+
 gpt::ModelOptions shape_of(const GptCase& gpt_case) {
   gpt::ModelOptions options;
   options.seq = gpt_case.seq;
@@ -166,8 +176,9 @@ std::unique_ptr<Contestant> make_floor(const GptCase& gpt_case,
 EngineGpt::EngineGpt(const GptCase& gpt_case,
                      int zero_stage,
                      std::shared_ptr<const Batches> batches,
-                     const World& world)
-    : Contestant("zero-" + std::to_string(zero_stage)),
+                     const World& world,
+                     std::string name)
+    : Contestant(name.empty() ? "zero-" + std::to_string(zero_stage) : std::move(name)),
       accumulate_(gpt_case.accumulate),
       zero_stage_(zero_stage),
       batches_(std::move(batches)),

@@ -25,6 +25,9 @@ struct GptCase {
   std::string reshard = "default";
 };
 
+/// --size, --dtype, --micro-batch, --seq, --accumulate and --reshard.
+void add_options(CLI::App& app, GptCase& gpt_case);
+
 /// Shape of `size`. Throws std::invalid_argument for another name.
 [[nodiscard]] gpt::ModelOptions shape_of(const GptCase& gpt_case);
 
@@ -55,11 +58,12 @@ class Batches {
 /// A GPT in an engine of its own.
 class EngineGpt : public Contestant {
  public:
-  /// Collective.
+  /// Collective. Without a name it has that of its stage, "zero-2".
   EngineGpt(const GptCase& gpt_case,
             int zero_stage,
             std::shared_ptr<const Batches> batches,
-            const World& world);
+            const World& world,
+            std::string name = "");
   void step(PhaseTimes& phases) override;
 
   [[nodiscard]] libtorch::Engine<gpt::GptImpl>& engine() { return engine_; }

@@ -1,5 +1,7 @@
 #include "step/paired_blocks.h"
 
+#include <CLI/CLI.hpp>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -116,6 +118,12 @@ Summary PairedResult::over_floor(std::size_t contestant, Field field, double sca
   std::vector<double> values;
   for (const auto& cycle : cycles) values.push_back(scale * (field(cycle[contestant]) - field(cycle[0])));
   return summarise(values);
+}
+
+void add_options(CLI::App& app, PairedOptions& options) {
+  app.add_option("--cycles,--blocks", options.cycles, "cycles A B C C B A")->check(CLI::PositiveNumber);
+  app.add_option("--steps-per-block", options.steps_per_block)->check(CLI::PositiveNumber);
+  app.add_option("--max-seconds", options.max_seconds, "start no new cycle after this time");
 }
 
 PairedResult run_paired(const std::vector<std::unique_ptr<Contestant>>& contestants,

@@ -13,6 +13,10 @@
 #include <string_view>
 #include <vector>
 
+namespace CLI {
+class App;
+}
+
 namespace zeroth::benchmarks {
 
 /// Parts of a step that are timed by themselves.
@@ -77,6 +81,9 @@ struct PairedOptions {
   double max_seconds = 0.0;  ///< no new cycle after this time; 0: no limit
   bool progress = false;     ///< rank 0 says on stderr how far it is
 };
+
+/// --cycles (--blocks), --steps-per-block and --max-seconds.
+void add_options(CLI::App& app, PairedOptions& options);
 
 /// Collective: all ranks call it with the same contestants and options.
 [[nodiscard]] PairedResult run_paired(const std::vector<std::unique_ptr<Contestant>>& contestants,

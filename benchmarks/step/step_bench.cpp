@@ -151,22 +151,13 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app{"Overhead of a Zeroth step over plain torch"};
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--size", options.gpt_case.size, "parameters")->check(CLI::IsMember({"3m", "25m", "120m"}));
-  app.add_option("--dtype", options.gpt_case.dtype)->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--micro-batch", options.gpt_case.micro_batch, "sequences")->check(CLI::PositiveNumber);
-  app.add_option("--seq", options.gpt_case.seq, "tokens of a sequence")->check(CLI::PositiveNumber);
-  app.add_option("--accumulate", options.gpt_case.accumulate, "micro-steps of a step")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--reshard", options.gpt_case.reshard)->check(CLI::IsMember({"default", "all", "none"}));
+  add_options(app, options.gpt_case);
   app.add_option("--plans,--zero-stage", options.plans, "ZeRO stages, each in an engine of its own")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->delimiter(',')
       ->check(CLI::Range(0, 3));
-  app.add_option("--cycles,--blocks", options.paired.cycles, "cycles A B C C B A")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--steps-per-block", options.paired.steps_per_block)->check(CLI::PositiveNumber);
+  add_options(app, options.paired);
   app.add_option("--warmup", options.paired.warmup_steps, "steps before")->check(CLI::NonNegativeNumber);
-  app.add_option("--max-seconds", options.paired.max_seconds, "start no new cycle after this time");
   app.add_flag("--noise", options.noise, "a second floor, to see how far equal things differ");
   app.add_flag("--keep-pages", options.keep_pages, "glibc's malloc never gives pages back");
   app.add_option("--json", options.json, "file for the result");

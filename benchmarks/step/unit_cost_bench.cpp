@@ -229,9 +229,7 @@ int main(int argc, char** argv) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->delimiter(',')
       ->check(CLI::Range(0, 3));
-  app.add_option("--cycles,--blocks", options.paired.cycles)->check(CLI::PositiveNumber);
-  app.add_option("--steps-per-block", options.paired.steps_per_block)->check(CLI::PositiveNumber);
-  app.add_option("--max-seconds", options.paired.max_seconds, "start no new cycle after this time");
+  add_options(app, options.paired);
   app.add_option("--json", options.json, "file for the result");
   CLI11_PARSE(app, argc, argv);
   return run_job([&](const zeroth::World& world) { run(options, world, argc, argv); });

@@ -33,16 +33,6 @@ struct Options {
 double wall(const BlockTime& block) { return block.wall; }
 double cpu(const BlockTime& block) { return block.cpu; }
 
-/// An engine under another name.
-class Named final : public Contestant {
- public:
-  Named(std::string name, std::unique_ptr<EngineGpt> engine) : Contestant(std::move(name)), engine_(std::move(engine)) {}
-  void step(PhaseTimes& phases) override { engine_->step(phases); }
-
- private:
-  std::unique_ptr<EngineGpt> engine_;
-};
-
 void run(const Options& options, const World& world, int argc, const char* const* argv) {
   Record record("step/watch", argc, argv, launcher_prefix(world));
   const Communicator communicator = make_bench_communicator(world);
@@ -50,7 +40,7 @@ void run(const Options& options, const World& world, int argc, const char* const
   const World unwatched = world.unwatched();
   std::vector<std::unique_ptr<Contestant>> contestants;
   const auto add = [&](std::string name, const World& ranks) {
-    contestants.push_back(std::make_unique<Named>(std::move(name), std::make_unique<EngineGpt>(options.gpt_case, options.plan, batches, ranks)));
+    contestants.push_back(std::make_unique<EngineGpt>(options.gpt_case, options.plan, batches, ranks, std::move(name)));
   };
   add("unwatched", unwatched);
   add("second unwatched", unwatched);
@@ -66,8 +56,11 @@ void run(const Options& options, const World& world, int argc, const char* const
   record.version("torch", TORCH_VERSION);
   record.setting("size", options.gpt_case.size);
   record.setting("ranks", world.size());
+  record.setting("dtype", options.gpt_case.dtype);
   record.setting("micro_batch", options.gpt_case.micro_batch);
   record.setting("seq", options.gpt_case.seq);
+  record.setting("accumulate", options.gpt_case.accumulate);
+  record.setting("reshard", options.gpt_case.reshard);
   record.setting("plan", options.plan);
   record.setting("cycles", result.cycles.size());
   record.setting("steps_per_block", paired.steps_per_block);
@@ -91,13 +84,10 @@ int main(int argc, char** argv) {
   using namespace zeroth::benchmarks;
   Options options;
   CLI::App app{"Cost of the watch over a step"};
-  app.add_option("--size", options.gpt_case.size, "parameters")->check(CLI::IsMember({"3m", "25m", "120m"}));
-  app.add_option("--micro-batch", options.gpt_case.micro_batch, "sequences")->check(CLI::PositiveNumber);
-  app.add_option("--seq", options.gpt_case.seq, "tokens of a sequence")->check(CLI::PositiveNumber);
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  add_options(app, options.gpt_case);
   app.add_option("--plan,--zero-stage", options.plan, "ZeRO stage")->check(CLI::Range(0, 3));
-  app.add_option("--cycles", options.paired.cycles, "cycles A B C C B A")->check(CLI::PositiveNumber);
-  app.add_option("--steps-per-block", options.paired.steps_per_block)->check(CLI::PositiveNumber);
-  app.add_option("--max-seconds", options.paired.max_seconds, "start no new cycle after this time");
+  add_options(app, options.paired);
   app.add_option("--json", options.json, "file for the result");
   CLI11_PARSE(app, argc, argv);
   return run_job([&](const zeroth::World& world) { run(options, world, argc, argv); });
