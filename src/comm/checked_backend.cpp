@@ -184,7 +184,7 @@ void CheckedBackend::follow(const Work& work, const Stream& stream) {
 
 std::unique_ptr<CommBackend> CheckedBackend::split(int color, int key, std::string_view name) {
   last_call_->wait();
-  comparison_->compare({.name = fmt::format("split {}", name)});
+  comparison_->compare(detail::stand_in("split", name));
   std::unique_ptr<CommBackend> side = comparison_->side().split(color, key, name);
   std::unique_ptr<CommBackend> part = inner().split(color, key, name);
   if (!part) return nullptr;

@@ -5,6 +5,8 @@
 #include <kernels/reduce/reduce.h>
 #include <zeroth/base/planted.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -37,6 +39,8 @@ WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::s
   if (!calls.empty()) info.what = name_of(calls.front().kind);
   return info;
 }
+
+Collective stand_in(std::string_view call, std::string_view name) { return {.name = fmt::format("{} {}", call, name)}; }
 
 std::vector<std::int64_t> even_parts(std::int64_t elements, int parts) {
   std::vector<std::int64_t> counts(static_cast<std::size_t>(parts), elements / parts);

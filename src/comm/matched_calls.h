@@ -31,6 +31,9 @@ void enqueue_calls(const Stream& stream, std::span<const Collective> calls, cons
   stream.enqueue([on, run, copies = std::vector<Collective>(calls.begin(), calls.end())] { (*on.*run)(copies); });
 }
 
+/// A barrier that stands for a call of another kind, "split" or "attach", where ranks compare what they come to.
+[[nodiscard]] Collective stand_in(std::string_view call, std::string_view name);
+
 /// What an observer is told that a call is: a step is part of the whole, which is counted elsewhere.
 struct CountedAs {
   CollectiveKind kind;

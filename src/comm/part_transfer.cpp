@@ -6,7 +6,6 @@
 #include "comm/call_descriptor.h"
 #include "comm/shared_memory_engine.h"
 
-
 #include <fmt/format.h>
 
 #include <algorithm>

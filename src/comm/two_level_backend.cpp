@@ -76,7 +76,7 @@ class TwoLevels {
   /// Before the seats are divided, one after the other.
   void meet_for_split(std::string_view name) {
     guarded([&] {
-      const Collective call{.name = fmt::format("split {}", name)};
+      const Collective call = stand_in("split", name);
       whole_ = describe_whole(call);
       agree(call);
     });

@@ -73,7 +73,7 @@ class Giver {
   [[nodiscard]] std::size_t bytes(std::int64_t elements) const { return static_cast<std::size_t>(elements) * element_; }
 
   void check(NcclStatus status) const {
-    if (status == NcclStatus::kSuccess || status == NcclStatus::kInProgress) [[likely]]
+    if (is_accepted(status)) [[likely]]
       return;  // and no text is made
     check_nccl(place_.nccl, status, place_.comm, fmt::format("a step of {}", describe(call_)), place_.where, place_.who);
   }
@@ -188,7 +188,7 @@ NcclOp nccl_op(ReduceOp op) {
 }
 
 void check_nccl(const NcclTable& nccl, NcclStatus status, NcclComm comm, std::string_view call, std::string_view where, std::string_view who) {
-  if (status == NcclStatus::kSuccess || status == NcclStatus::kInProgress) [[likely]]
+  if (is_accepted(status)) [[likely]]
     return;
   const auto text_of = [](const char* text) { return std::string(text == nullptr ? "" : text); };
   const std::string last = text_of(nccl.last_error(comm));

@@ -1,6 +1,7 @@
 #include "comm/nccl/nccl_group.h"
 
 #include "comm/device_buffers.h"
+#include "comm/matched_calls.h"
 #include "comm/nccl/nccl_calls.h"
 #include "device/cuda/cuda_runtime.h"
 #include "device/polling.h"
@@ -175,7 +176,7 @@ void NcclGroup::check_host_pointers(std::span<const Collective> calls) const {
 
 void NcclGroup::pass_gate(std::string_view call, std::string_view name) {
   if (!gate_) return;
-  guarded([&] { gate_->pass({.kind = CollectiveKind::kBarrier, .name = fmt::format("{} {}", call, name)}); });
+  guarded([&] { gate_->pass(stand_in(call, name)); });
 }
 
 std::shared_ptr<Completion> NcclGroup::submit(std::span<const Collective> calls, void* stream) {

@@ -19,6 +19,9 @@ enum class NcclStatus : int {
   kInProgress = 7,
 };
 
+/// NCCL has done it, or goes on by itself.
+[[nodiscard]] constexpr bool is_accepted(NcclStatus status) { return status == NcclStatus::kSuccess || status == NcclStatus::kInProgress; }
+
 enum class NcclOp : int { kSum = 0, kProduct = 1, kMax = 2, kMin = 3 };
 
 enum class NcclType : int { kInt8 = 0, kUInt8 = 1, kInt32 = 2, kUInt32 = 3, kInt64 = 4, kUInt64 = 5, kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBFloat16 = 9 };
