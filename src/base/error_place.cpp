@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <string_view>
+#include <utility>
 
 namespace zeroth {
 namespace {
@@ -33,9 +34,11 @@ std::string call_in(std::string_view text) {
 }  // namespace
 
 ErrorPlace place_of(const ErrorContext& context) {
+  std::string op = call_in(context.expected);
+  if (op.empty()) op = call_in(context.where);
   return {.rank = number_after<int>(context.who, "rank "),
           .step = number_after<std::int64_t>(context.who, "step "),
-          .op = call_in(context.expected).empty() ? call_in(context.where) : call_in(context.expected)};
+          .op = std::move(op)};
 }
 
 }  // namespace zeroth

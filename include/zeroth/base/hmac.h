@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -14,6 +15,10 @@ using Digest = std::array<std::uint8_t, 32>;
 /// HMAC with SHA-256. Ref: RFC 2104.
 [[nodiscard]] Digest hmac_sha256(std::string_view key, std::string_view bytes);
 
-[[nodiscard]] inline std::string_view as_text(const Digest& digest) { return {reinterpret_cast<const char*>(digest.data()), digest.size()}; }
+/// Of a digest, a secret or a nonce.
+template <std::size_t Size>
+[[nodiscard]] std::string_view as_text(const std::array<std::uint8_t, Size>& bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), Size};
+}
 
 }  // namespace zeroth

@@ -88,8 +88,9 @@ Neighbourhood look_around(const Communicator& ranks) {
 class Neighbour {
  public:
   Neighbour() = default;
-  explicit Neighbour(const HelloMessage& hello) : pid_(static_cast<pid_t>(hello.pid)) {
-    if (pid_ != ::getpid() && hello.host_digest == digest64(host_identity())) pidfd_ = UniqueFd(make_system_calls()->pidfd_open(pid_));
+  /// `here`: the digest of this host.
+  Neighbour(std::uint32_t pid, std::uint64_t host_digest, std::uint64_t here) : pid_(static_cast<pid_t>(pid)) {
+    if (pid_ != ::getpid() && host_digest == here) pidfd_ = UniqueFd(make_system_calls()->pidfd_open(pid_));
   }
   /// "was killed by SIGKILL (signal 9)"; "" while it lives, or where nobody can tell.
   [[nodiscard]] std::string end() const {
@@ -131,7 +132,7 @@ class ControlThread : public ControlPlane {
             .size = static_cast<std::uint32_t>(watch_->size()),
             .pid = static_cast<std::uint32_t>(::getpid()),
             .host = host_name(),
-            .host_digest = digest64(host_identity())};
+            .host_digest = host_digest_};
   }
 
   void start() {
@@ -214,6 +215,7 @@ class ControlThread : public ControlPlane {
   std::shared_ptr<RankWatch> watch_;
   ControlOptions options_;
   pid_t owner_;
+  const std::uint64_t host_digest_ = digest64(host_identity());
   std::shared_ptr<ForkClosedFd> bell_;
   std::atomic<bool> stopping_{false};
   bool traced_ = false;
@@ -306,7 +308,7 @@ class Hub final : public ControlThread {
     for (Reception::Member& member : reception_.look(refused)) {
       if (verdict_) member.link.send(*verdict_);
       links_[member.hello.rank].emplace(std::move(member.link));
-      neighbours_[member.hello.rank] = Neighbour(member.hello);
+      neighbours_[member.hello.rank] = Neighbour(member.hello.pid, member.hello.host_digest, host_digest_);
       coordinator_.joined(static_cast<int>(member.hello.rank), member.hello.host, static_cast<int>(member.hello.pid), now);
     }
   }
@@ -415,7 +417,7 @@ class Leaf final : public ControlThread {
       : ControlThread(std::move(watch), options),
         link_(introduce_to(invitation, std::move(check))),
         hub_(rank_text(0, static_cast<int>(invitation.pid), invitation.host)),
-        hub_process_({.pid = invitation.pid, .host_digest = invitation.host_digest}) {
+        hub_process_(invitation.pid, invitation.host_digest, host_digest_) {
     heard_ = SteadyClock::now();
     start();
   }
@@ -512,7 +514,7 @@ class Leaf final : public ControlThread {
     const std::string how = gone_ && !goodbye_ ? hub_process_.end() : "";
     const bool certain = (goodbye_ || !how.empty()) && own.wait.lost == 0;
     if ((goodbye_ && !waits) || (!certain && silent < (gone_ && waits ? Milliseconds{1'000} : options_.silent_after))) return;
-    EarlyEnd end{.text = gone_ ? end_text(how, link_trouble_) : silence_text(silent), .hint = "look at the output of that rank and its host"};
+    EarlyEnd end{.text = gone_ ? end_text(how, link_trouble_) : silence_text(silent), .hint = kLookThere};
     if (goodbye_) end = early_end(*goodbye_, watch_->rank(), own);
     ErrorContext context{.where = "comm.control", .expected = "a sign of life from rank 0", .hint = std::move(end.hint)};
     if (waits) {

@@ -117,18 +117,22 @@ Error Coordinator::left_error(int rank, const RankStatus& last, int waiting) con
   return loss_error(rank, end.text, waiting, std::move(end.hint));
 }
 
+std::string Coordinator::loss_text(int rank, TimePoint now) const {
+  const Rank& known = at(rank);
+  return known.gone ? end_text(known.end, known.trouble) : silence_text(std::chrono::duration_cast<Milliseconds>(now - known.heard));
+}
+
 std::optional<Error> Coordinator::loss_of(int rank, int waiting, TimePoint now) const {
-  const std::string hint = "look at the output of that rank and its host";
   const Rank& known = at(rank);
   if (known.gone) {
     // Its goodbye comes after whatever it has said of an error. Else what it did last may be on its way.
     const bool certain = (known.goodbye || !known.end.empty()) && at(waiting).status->wait.lost == rank;
     if (!certain && now - known.gone_at < options_.grace) return std::nullopt;
-    return known.goodbye ? left_error(rank, *known.goodbye, waiting) : loss_error(rank, end_text(known.end, known.trouble), waiting, hint);
+    if (known.goodbye) return left_error(rank, *known.goodbye, waiting);
+  } else if (!known.joined || now - known.heard < options_.silent_after) {
+    return std::nullopt;
   }
-  const auto silent = std::chrono::duration_cast<Milliseconds>(now - known.heard);
-  if (!known.joined || silent < options_.silent_after) return std::nullopt;
-  return loss_error(rank, silence_text(silent), waiting, hint);
+  return loss_error(rank, loss_text(rank, now), waiting, kLookThere);
 }
 
 int Coordinator::find_left() const {
@@ -160,13 +164,12 @@ std::optional<Error> Coordinator::find_isolation(TimePoint now) const {
     lost = rank;
   }
   if (lost == 0) return std::nullopt;
-  const Rank& known = at(lost);
   return Error(ErrorCode::kPeerLost,
-               name_of(lost) + " " + (known.gone ? end_text(known.end, known.trouble) : silence_text(std::chrono::duration_cast<Milliseconds>(now - known.heard))),
+               name_of(lost) + " " + loss_text(lost, now),
                {.where = "comm.control",
                 .expected = fmt::format("a sign of life from rank {}", lost),
                 .got = size_ == 2 ? "" : "none from any other rank either",
-                .hint = "look at the output of that rank and its host"});
+                .hint = kLookThere});
 }
 
 bool Coordinator::blocked_since(int rank, TimePoint since) const {

@@ -107,6 +107,8 @@ class Coordinator {
   [[nodiscard]] bool waits(int rank) const;
   [[nodiscard]] const WaitReport& wait_of(int rank) const { return at(rank).status->wait.report; }
   [[nodiscard]] std::string name_of(int rank) const;
+  /// Of a rank that is gone without a goodbye, or silent.
+  [[nodiscard]] std::string loss_text(int rank, TimePoint now) const;
   /// A rank that is lost to one that waits for it; none where it is there.
   [[nodiscard]] std::optional<Error> loss_of(int rank, int waiting, TimePoint now) const;
   [[nodiscard]] std::optional<Error> find_loss(TimePoint now) const;
@@ -149,6 +151,8 @@ class Coordinator {
 [[nodiscard]] bool awaits(const WaitStatus& wait, int rank);
 /// "rank 0 (pid 4711 on h1)".
 [[nodiscard]] std::string rank_text(int rank, int pid, const std::string& host);
+/// The hint where nothing better is known.
+inline constexpr const char* kLookThere = "look at the output of that rank and its host";
 /// What is said of a rank whose connection has ended without a goodbye: how its process has ended, where that is known, or what the system says of the
 /// connection; and of one that is silent.
 [[nodiscard]] std::string end_text(const std::string& how, const std::string& trouble);

@@ -19,18 +19,13 @@ constexpr Milliseconds kGuestPatience{5'000};
 constexpr Milliseconds kAgainAfter{100};
 constexpr std::size_t kMostStrangers = 64;  // at once, besides ranks
 
-template <std::size_t Size>
-std::string_view text_of(const std::array<std::uint8_t, Size>& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), Size};
-}
-
 /// No two things that are said have the same text: the address has its length before it, and the hello is a frame.
 Digest proof_of(std::string_view side, const JobSecret& secret, const TcpAddress& hub, const ChallengeMessage& challenge, const HelloMessage& hello) {
   const std::string address = to_text(hub);
   std::string text = fmt::format("zeroth control {} {:3}{}", side, address.size(), address);
-  text.append(text_of(challenge.nonce));
+  text.append(as_text(challenge.nonce));
   for (const std::byte byte : encode(hello)) text.push_back(static_cast<char>(byte));
-  return hmac_sha256(text_of(secret), text);
+  return hmac_sha256(as_text(secret), text);
 }
 
 bool same(const Digest& a, const Digest& b) { return same_secret(std::as_bytes(std::span(a)), std::as_bytes(std::span(b))); }

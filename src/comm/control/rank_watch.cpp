@@ -74,7 +74,7 @@ RankStatus RankWatch::status(bool with_place) {
   status.step = steps_.load(std::memory_order_relaxed);
   status.last_call = recorder_.last_call();
   std::shared_ptr<const Locator> locator;
-  std::string here;
+  Line here;
   pid_t thread = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -89,13 +89,13 @@ RankStatus RankWatch::status(bool with_place) {
     });
     if (!waits_.empty()) status.wait = waits_.begin()->second;
     locator = locator_;
-    here = place_text(here_);
+    here = here_;
     thread = last_thread_ != 0 ? last_thread_ : ::getpid();
   }
   if (with_place && locator) {
     status.place = (*locator)(thread);
   } else if (with_place) {
-    status.place = std::move(here);
+    status.place = place_text(here);
   }
   return status;
 }
