@@ -33,7 +33,10 @@ class Buffers {
       case CollectiveKind::kAllReduce:
       case CollectiveKind::kBroadcast: call.counts = {std::max<std::int64_t>(1, elements)}; break;
       case CollectiveKind::kBarrier: break;
-      case CollectiveKind::kAllToAll: call.counts = call.recv_counts = parts; break;
+      case CollectiveKind::kAllToAll:
+        call.counts = call.recv_counts = parts;
+        call.equal_parts = true;
+        break;
       default: call.counts = parts;
     }
     return call;
@@ -76,7 +79,6 @@ std::vector<Timing> measure(const std::vector<NamedBackend>& backends, const Mea
     for (const std::uint64_t bytes : options.sizes) {
       const Collective call = buffers.call(kind, bytes, options.dtype, first.size());
       Timing timing{.kind = kind, .bytes = table_bytes(call), .microseconds = {}};
-      if (kind == CollectiveKind::kAllToAll) timing.bytes = bytes;  // for people: tables do not count it
       std::vector<int> repeats;
       for (const NamedBackend& backend : backends) {
         make(backend, call, 2);

@@ -44,7 +44,7 @@ CallTable choose(const std::vector<Timing>& timings, const std::vector<std::stri
     }
     if (of_kind.empty()) continue;
     std::ranges::sort(of_kind, {}, &Timing::bytes);
-    if (kind == CollectiveKind::kAllToAll || kind == CollectiveKind::kSend || kind == CollectiveKind::kBarrier) {
+    if (kind == CollectiveKind::kSend || kind == CollectiveKind::kBarrier) {
       rows.push_back({.kind = kind, .up_to_bytes = CallTable::kNoBound, .backend = fastest(of_kind, backends, gain)});
       continue;
     }

@@ -21,8 +21,8 @@ struct Timing {
 [[nodiscard]] double median(std::vector<double> values);
 
 /// The fastest backend for each, by the medians; `backends.front()` unless another one is faster by more than `gain` (0.05: 5 %). Neighbours
-/// with one backend make one row, and two rows part at the geometric mean of the sizes that were measured. Kinds without a size of their own (an
-/// all_to_all) get the backend with the least sum of logarithms.
+/// with one backend make one row, and two rows part at the geometric mean of the sizes that were measured. Kinds that have one row (messages between two
+/// ranks) get the backend with the least sum of logarithms.
 [[nodiscard]] CallTable choose(const std::vector<Timing>& timings, const std::vector<std::string>& backends, double gain);
 
 }  // namespace zeroth::bench

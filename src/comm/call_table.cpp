@@ -73,7 +73,7 @@ CallTable::Row row_of(const Json& row, std::size_t index, std::string_view where
 }  // namespace
 
 std::uint64_t table_bytes(const Collective& call) {
-  if (call.kind == CollectiveKind::kAllToAll || is_point_to_point(call.kind)) return 0;
+  if ((call.kind == CollectiveKind::kAllToAll && !call.equal_parts) || is_point_to_point(call.kind)) return CallTable::kNoBound;
   std::uint64_t elements = 0;
   for (const std::int64_t count : call.counts) elements += static_cast<std::uint64_t>(count);
   return elements * size_of(call.out_dtype);
@@ -89,9 +89,9 @@ CallTable::CallTable(std::vector<Row> rows) : rows_(std::move(rows)) {
     if (of_kind.empty()) continue;
     const ErrorContext context{.where = "comm.table", .which = std::string(name_of(wanted))};
     ZR_CHECK(wanted != CollectiveKind::kRecv, ErrorCode::kConfig, "receives go where sends go", context);
-    ZR_CHECK(of_kind.size() == 1 || (wanted != CollectiveKind::kAllToAll && wanted != CollectiveKind::kSend && wanted != CollectiveKind::kBarrier),
+    ZR_CHECK(of_kind.size() == 1 || (wanted != CollectiveKind::kSend && wanted != CollectiveKind::kBarrier),
              ErrorCode::kConfig,
-             "such calls have one row: their size is not the same on all ranks",
+             "such calls have one row: barriers are of no size, and of messages that run side by side those on one backend would wait for those on another",
              context);
     ZR_CHECK(of_kind.back()->up_to_bytes == kNoBound, ErrorCode::kConfig, "the last row of a call has a bound: nobody makes larger ones", context);
     const bool rising = std::ranges::adjacent_find(of_kind, [](const Row* one, const Row* next) { return one->up_to_bytes >= next->up_to_bytes; }) == of_kind.end();

@@ -48,6 +48,12 @@ bool parts_fill(const Collective& collective) {
   return true;
 }
 
+/// Whether all parts that an all_to_all gives and takes have one size.
+bool is_even(const Collective& collective) {
+  const auto as_first = [first = collective.counts.empty() ? 0 : collective.counts.front()](std::int64_t count) { return count == first; };
+  return std::ranges::all_of(collective.counts, as_first) && std::ranges::all_of(collective.recv_counts, as_first);
+}
+
 class Check {
  public:
   Check(const Collective& collective, int rank, int size, std::string_view where)
@@ -205,6 +211,9 @@ void validate(const Collective& collective, int rank, int size, std::string_view
       total += count;
     }
   }
+  check.require(!collective.equal_parts || (kind == CollectiveKind::kAllToAll && is_even(collective)),
+                "the parts are not equal",
+                "one size in an all_to_all of equal parts");
   check.require(collective.offsets.empty() || kind == CollectiveKind::kReduceScatter,
                 "only a reduce_scatter has offsets");
   check.require(parts_fill(collective),

@@ -101,7 +101,7 @@ class Communicator {
   void all_to_all(std::span<const T> in, std::span<T> out, MessageTag tag = {}) const {
     std::vector<std::int64_t> counts = equal_counts(in.size() / static_cast<std::size_t>(size()));
     std::vector<std::int64_t> recv_counts = counts;
-    all_to_all_async(in, out, std::move(counts), std::move(recv_counts), stream_, tag).wait();
+    run<T, T>(CollectiveKind::kAllToAll, in, out, {.counts = std::move(counts), .recv_counts = std::move(recv_counts), .equal_parts = true}, stream_, tag).wait();
   }
   /// counts[r]: elements for rank r; recv_counts[r]: elements from rank r.
   template <class T>
@@ -219,6 +219,7 @@ class Communicator {
   struct Shares {
     std::vector<std::int64_t> counts{};
     std::vector<std::int64_t> recv_counts{};
+    bool equal_parts = false;
     ReduceOp op = ReduceOp::kSum;
     int root = 0;
   };
@@ -236,6 +237,7 @@ class Communicator {
                                   .recv = reinterpret_cast<std::byte*>(out.data()),
                                   .counts = std::move(shares.counts),
                                   .recv_counts = std::move(shares.recv_counts),
+                                  .equal_parts = shares.equal_parts,
                                   .op = shares.op,
                                   .root = shares.root,
                                   .tag = tag},

@@ -14,13 +14,13 @@
 
 namespace zeroth {
 
-/// Bytes of a matched call, as a CallTable counts them: of all its counts, in the dtype of the result. The same on all ranks, but for an
-/// all_to_all, where only two ranks know of their counts: 0. So are sends and receives.
+/// Bytes of a matched call, as a CallTable counts them: of all its counts, in the dtype of the result. The same on all ranks. Of an all_to_all only if
+/// it is one of equal parts: else two ranks alone know of their counts, and it is CallTable::kNoBound. So are sends and receives.
 [[nodiscard]] std::uint64_t table_bytes(const Collective& call);
 
 /// Who makes a call. A value; as JSON
 ///   {"zeroth_calls": 1, "rows": [{"call": "all_reduce", "up_to_bytes": 65536, "backend": "mpi"}, {"call": "all_reduce", "backend": "shm"}]}
-/// The rows of a kind go from small to large, and the last has no bound. Kinds without rows are the first backend's. all_to_all and send
+/// The rows of a kind go from small to large, and the last has no bound. Kinds without rows are the first backend's. send and barrier
 /// have one row at most; that of send is also of recv, which has none.
 class CallTable {
  public:

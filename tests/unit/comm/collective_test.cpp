@@ -96,6 +96,14 @@ TEST(Collective, WhatOneRankCanSeeIsRefused) {
   Collective negative = good(CollectiveKind::kAllToAll);
   negative.recv_counts[1] = -1;
   EXPECT_EQ(problem(negative), "a count is negative or too large");
+  Collective uneven = good(CollectiveKind::kAllToAll);
+  uneven.equal_parts = true;
+  EXPECT_EQ(problem(uneven), "the parts are not equal");
+  uneven.recv_counts = uneven.counts = {3, 3};
+  EXPECT_EQ(problem(uneven), "");
+  Collective no_parts = good(CollectiveKind::kAllReduce);
+  no_parts.equal_parts = true;
+  EXPECT_EQ(problem(no_parts), "the parts are not equal");
   Collective barrier = good(CollectiveKind::kBarrier);
   barrier.counts = {1};
   EXPECT_EQ(problem(barrier), "a barrier has no data");

@@ -36,8 +36,9 @@ TEST(CallTable, SizesAreThoseThatAllRanksKnow) {
   EXPECT_EQ(table_bytes({.kind = Kind::kAllGather, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3, 0, 4}}), 28U);
   // Ranks may give a reduction sums of either width.
   EXPECT_EQ(table_bytes({.kind = Kind::kReduceScatter, .in_dtype = DType::kBFloat16, .out_dtype = DType::kFloat32, .counts = {3, 4}}), 28U);
-  EXPECT_EQ(table_bytes({.kind = Kind::kAllToAll, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3, 4}, .recv_counts = {1, 1}}), 0U);
-  EXPECT_EQ(table_bytes({.kind = Kind::kSend, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3}}), 0U);
+  EXPECT_EQ(table_bytes({.kind = Kind::kAllToAll, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3, 4}, .recv_counts = {1, 1}}), CallTable::kNoBound);
+  EXPECT_EQ(table_bytes({.kind = Kind::kAllToAll, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3, 3}, .recv_counts = {3, 3}, .equal_parts = true}), 24U);
+  EXPECT_EQ(table_bytes({.kind = Kind::kSend, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3}}), CallTable::kNoBound);
 }
 
 TEST(CallTable, RowsThatCannotBeFollowedAreRefused) {
@@ -49,7 +50,7 @@ TEST(CallTable, RowsThatCannotBeFollowedAreRefused) {
       {{{Kind::kAllReduce, 100, "a"}}, "the last row of a call has a bound"},
       {{{Kind::kAllReduce, 100, "a"}, {Kind::kAllReduce, 100, "b"}, {Kind::kAllReduce, CallTable::kNoBound, "a"}}, "do not go from small to large"},
       {{{Kind::kAllReduce, CallTable::kNoBound, "a"}, {Kind::kAllReduce, CallTable::kNoBound, "b"}}, "do not go from small to large"},
-      {{{Kind::kAllToAll, 100, "a"}, {Kind::kAllToAll, CallTable::kNoBound, "b"}}, "such calls have one row"},
+      {{{Kind::kBarrier, 100, "a"}, {Kind::kBarrier, CallTable::kNoBound, "b"}}, "such calls have one row"},
       {{{Kind::kSend, 100, "a"}, {Kind::kSend, CallTable::kNoBound, "b"}}, "such calls have one row"},
       {{{Kind::kRecv, CallTable::kNoBound, "a"}}, "receives go where sends go"},
   };
@@ -118,7 +119,11 @@ TEST(MixedBackend, EachCallIsMadeByTheBackendOfItsRow) {
   const TwoWorlds worlds(2);
   const RankReport report = on_threads(2, [&](int rank) {
     const std::vector<std::shared_ptr<TrafficTable>> counted{std::make_shared<TrafficTable>(), std::make_shared<TrafficTable>()};
-    const CallTable table({{Kind::kAllReduce, 64, "other"}, {Kind::kAllReduce, CallTable::kNoBound, "one"}, {Kind::kBarrier, CallTable::kNoBound, "other"}});
+    const CallTable table({{Kind::kAllReduce, 64, "other"},
+                           {Kind::kAllReduce, CallTable::kNoBound, "one"},
+                           {Kind::kBarrier, CallTable::kNoBound, "other"},
+                           {Kind::kAllToAll, 64, "one"},
+                           {Kind::kAllToAll, CallTable::kNoBound, "other"}});
     // Its counting observers are those of the seats: none is set on the whole.
     const std::shared_ptr<CommBackend> mixed = make_mixed_backend(worlds.seats(rank, counted), table);
     const auto calls = [&](std::size_t seat, Kind kind) { return counted[seat]->row(kind).calls; };
@@ -135,6 +140,11 @@ TEST(MixedBackend, EachCallIsMadeByTheBackendOfItsRow) {
     ranks.broadcast(std::span(small), 0);
     require(calls(1, Kind::kBarrier) == 1 && calls(0, Kind::kBarrier) == 0, "barrier");
     require(calls(1, Kind::kBroadcast) == 0 && calls(0, Kind::kBroadcast) == 1, "no row: the first");
+    std::vector<float> taken(16);
+    ranks.all_to_all(std::span<const float>(small), std::span(taken));
+    require(calls(0, Kind::kAllToAll) == 1 && calls(1, Kind::kAllToAll) == 0, "an all_to_all of equal parts, 64 bytes");
+    ranks.all_to_all(std::span<const float>(small), std::span(taken), {8, 8}, {8, 8});
+    require(calls(0, Kind::kAllToAll) == 1 && calls(1, Kind::kAllToAll) == 1, "one of whose size only two ranks know: the last row");
   });
   EXPECT_EQ(report.text(), "");
 }
