@@ -112,12 +112,18 @@ RUNS = [
         quick="--rounds 3",
         minutes=1,
     ),
+    Run(
+        name="control",
+        command="{build}/benchmarks/control_bench",
+        quick="--ranks 8 --rounds 1",
+        minutes=3,
+    ),
     *(
         Run(
             name=f"watch-step-{plan}",
-            command=f"{LAUNCH} 2 {{build}}/benchmarks/watch_step_bench --size 25m --plan {plan} --cycles 30",
+            command=f"{LAUNCH} 2 {{build}}/benchmarks/watch_step_bench --size 25m --plan {plan} --cycles 70 --max-seconds 560",
             quick="--size 3m --cycles 2",
-            minutes=2.5,
+            minutes=10,
         )
         for plan in (2, 3)
     ),

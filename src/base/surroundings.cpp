@@ -1,17 +1,24 @@
 #include <zeroth/base/surroundings.h>
 
+#include <zeroth/base/error.h>
+
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <climits>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
+#include <system_error>
 #include <utility>
 
 namespace zeroth {
@@ -36,6 +43,22 @@ std::string variable_or_empty(const char* name) {
 std::string host_name() {
   std::array<char, HOST_NAME_MAX + 1> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
+
+std::size_t allow_open_files(std::size_t wanted) {
+  rlimit limit{};
+  ZR_CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0, ErrorCode::kResource, "cannot read the limit of open files: " + errno_text(errno));
+  if (limit.rlim_cur < wanted && limit.rlim_cur < limit.rlim_max) {
+    const rlimit raised{.rlim_cur = std::min<rlim_t>(wanted, limit.rlim_max), .rlim_max = limit.rlim_max};
+    if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
+  }
+  return limit.rlim_cur;
+}
+
+std::size_t count_open_files() {
+  std::error_code unreadable;
+  const std::filesystem::directory_iterator open("/proc/self/fd", unreadable);
+  return unreadable ? 0 : static_cast<std::size_t>(std::distance(begin(open), end(open)));
 }
 
 std::string address_towards(const std::string& host) {

@@ -11,6 +11,8 @@
 namespace zeroth {
 namespace {
 
+constexpr std::size_t kMostRuns = 16;
+
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -83,6 +85,7 @@ std::string ranks_text(std::vector<int> ranks) {
     while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
     if (end - begin < 3) end = begin + 1;
     const std::string first = std::to_string(ranks[begin]);
+    if (runs.size() == kMostRuns) return "ranks " + join(runs, ", ") + " and " + std::to_string(ranks.size() - begin) + " more";
     runs.push_back(end - begin == 1 ? first : first + "-" + std::to_string(ranks[end - 1]));
     begin = end;
   }

@@ -2,6 +2,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
+#include <zeroth/base/surroundings.h>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -194,11 +195,8 @@ rlimit reserve_descriptors(int num_ranks, int per_rank) {
                  .got = fmt::format("{}", before.rlim_max),
                  .hint = "raise it (ulimit -n) or start fewer ranks"});
   }
-  if (needed > before.rlim_cur) {
-    const rlimit raised{.rlim_cur = needed, .rlim_max = before.rlim_max};
-    if (::setrlimit(RLIMIT_NOFILE, &raised) != 0) {
-      throw Error(ErrorCode::kResource, "cannot raise the limit of open files: " + errno_text(errno));
-    }
+  if (allow_open_files(needed) < needed) {
+    throw Error(ErrorCode::kResource, "cannot raise the limit of open files: " + errno_text(errno));
   }
   return before;
 }

@@ -1,6 +1,7 @@
 // What a process finds around it.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,12 @@ namespace zeroth {
 /// What `name`, a name or an address, stands for: numeric addresses as the resolver has them, each once; none if it knows none. Blocks as long as
 /// the resolver does.
 [[nodiscard]] std::vector<std::string> addresses_of(const std::string& name);
+
+/// How many files this process may have open; where that is less than `wanted`, raised as far as the system lets it. Others of this process that
+/// use select() see numbers above 1,023 from then on. Throws kResource if the system does not say.
+[[nodiscard]] std::size_t allow_open_files(std::size_t wanted);
+/// How many it has open now; 0 if the system does not say.
+[[nodiscard]] std::size_t count_open_files();
 
 /// Of this machine, that is up: "eth0".
 struct Interface {

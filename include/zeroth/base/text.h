@@ -17,7 +17,7 @@ namespace zeroth {
 /// allowed; the first among equals), or "" if none is near.
 [[nodiscard]] std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
 [[nodiscard]] std::string join(std::span<const std::string> parts, std::string_view separator);
-/// "rank 3", "ranks 1, 2", "ranks 0-7, 9"; sorted.
+/// "rank 3", "ranks 1, 2", "ranks 0-7, 9"; sorted; of very many runs the first: "ranks 0, 2, 4, ... and 490 more".
 [[nodiscard]] std::string ranks_text(std::vector<int> ranks);
 /// 64-bit xxHash3 of a byte range: digests of structure, not security.
 [[nodiscard]] std::uint64_t digest64(std::string_view bytes, std::uint64_t seed = 0);

@@ -24,7 +24,7 @@ namespace zeroth {
 
 struct ControlOptions {
   Milliseconds timeout{300'000};      ///< for joining
-  Milliseconds silent_after{15'000};  ///< a rank without a sign of life for so long is lost; signs come four times as often, or every second
+  Milliseconds silent_after{15'000};  ///< a rank without a sign of life for so long is lost; signs come four times as often, or every second (3 ms a rank in large jobs)
   /// A process whose program has not heard of a verdict for so long, because it hangs in code of its own, is ended by its control thread: one
   /// line "ZEROTH ERROR [TIMEOUT] ..." on stderr, then _exit() with the code's exit code. 0: never; and never where ranks are threads of one
   /// process, nor after RankWatch::spare(). Not meant for who has been thrown an error once, or holds no group of the job any more.

@@ -66,6 +66,8 @@ class ControlLink {
   void trust() { largest_ = kLargestFrameBytes; }
   /// Reads what is there, within reason; calls `take` with each message. False once the other side has closed, or has said what is no message.
   [[nodiscard]] bool receive(const std::function<void(ControlMessage)>& take);
+  /// receive() will be false, whether or not anything has come.
+  [[nodiscard]] bool broken() const { return broken_; }
   /// Why receive() was false.
   [[nodiscard]] const std::string& trouble() const { return trouble_; }
 

@@ -35,13 +35,21 @@ namespace zeroth {
 namespace detail {
 namespace {
 
-constexpr Milliseconds kPingEvery{1'000};  // at least
+constexpr Milliseconds kPingEvery{1'000};  // at least, where ranks are few
 constexpr Milliseconds kIdle{500};
 constexpr Milliseconds kBusy{50};
 constexpr Milliseconds kJoinTime{10'000};
 constexpr Milliseconds kAddressTime{5'000};  // each, within that
 constexpr Milliseconds kByeTime{200};
 constexpr std::size_t kMostAddresses = 16;
+
+// [Note: Many ranks] What all ranks say goes through one thread of rank 0. So that a thousand of them take little of its core, each speaks the less often the
+// more there are, and the hub collects what many have said for a moment before it looks at it. Neither delays what a rank has to say at once: the
+// beginning of a wait, the loss of another one, an error.
+constexpr int kManyRanks = 64;
+constexpr Milliseconds kAtLeastEvery{250};
+constexpr Milliseconds every(int num_ranks) { return std::max(kAtLeastEvery, Milliseconds{num_ranks}); }
+constexpr std::chrono::microseconds collecting(std::size_t num_ranks) { return std::chrono::microseconds(num_ranks < kManyRanks ? 0 : 10 * num_ranks); }
 
 /// What the ranks are told through the data plane: plain bytes, the same in both directions.
 struct Invitation {
@@ -81,6 +89,19 @@ Neighbourhood look_around(const Communicator& ranks) {
     found.threads = !processes.insert(all[2 * rank + 1]).second || found.threads;
   }
   return found;
+}
+
+/// A connection and a process of every rank, beside what the program has open.
+void reserve_open_files(int num_ranks) {
+  const std::size_t wanted = count_open_files() + 2 * static_cast<std::size_t>(num_ranks);
+  const std::size_t allowed = allow_open_files(wanted);
+  ZR_CHECK(allowed >= wanted,
+           ErrorCode::kResource,
+           fmt::format("too few open files are allowed for the control plane of {} ranks", num_ranks),
+           {.where = "comm.control",
+            .expected = fmt::format("{} on the host of rank 0", wanted),
+            .got = fmt::format("{}", allowed),
+            .hint = "raise the hard limit there (ulimit -Hn, LimitNOFILE of the service, the container's nofile)"});
 }
 
 /// The process of another rank, if it is one of this host that the kernel lets us watch: so its end has a name also over transports that
@@ -206,7 +227,9 @@ class ControlThread : public ControlPlane {
 
   virtual void run() = 0;
 
-  [[nodiscard]] Milliseconds ping_every() const { return std::clamp(options_.silent_after / 4, kBusy, kPingEvery); }
+  [[nodiscard]] Milliseconds ping_every() const {
+    return std::clamp(options_.silent_after / 4, kBusy, std::max(kPingEvery, Milliseconds{3 * watch_->size()}));  // [Note: Many ranks]
+  }
   /// How long the thread sleeps at most.
   [[nodiscard]] Milliseconds idle() const { return std::min(kIdle, ping_every()); }
   /// Between two looks: this process itself was stopped, or starved, and must not take the others for silent.
@@ -234,7 +257,7 @@ class Hub final : public ControlThread {
  public:
   Hub(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const std::vector<std::string>& hosts)
       : ControlThread(std::move(watch), options),
-        coordinator_(watch_->size(), {.silent_after = options.silent_after}),
+        coordinator_(watch_->size(), {.silent_after = options.silent_after, .ask_every = every(watch_->size())}),
         reception_(hosts, watch_->size()),
         links_(static_cast<std::size_t>(watch_->size())),
         neighbours_(links_.size()) {
@@ -272,7 +295,7 @@ class Hub final : public ControlThread {
       const bool late = now - last > too_long();
       if (late) wake_up(now);
       last = now;
-      serve_links(now);
+      serve_ready_links(now);
       receive_guests(now);
       if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), now);
       look_at_own(now);
@@ -281,7 +304,7 @@ class Hub final : public ControlThread {
       end_if_deaf(now, late);
     }
     // Who goes because of an error has told it a moment ago.
-    serve_links(SteadyClock::now());
+    for (std::size_t rank = 1; rank < links_.size(); ++rank) serve_link(rank, SteadyClock::now());
     if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), SteadyClock::now());
     if (const std::optional<Error> cause = coordinator_.last_word()) decide(*cause);
     to_all(ByeMessage{watch_->goodbye()});
@@ -289,12 +312,18 @@ class Hub final : public ControlThread {
   }
 
   void wait() {
+    const auto collect = collecting(links_.size());
+    if (collect.count() > 0) std::this_thread::sleep_for(collect);  // [Note: Many ranks]
     polled_.clear();
+    polled_ranks_.clear();
+    for (std::size_t rank = 1; rank < links_.size(); ++rank) {
+      const auto& link = links_[rank];
+      if (!link) continue;
+      polled_.push_back({.fd = link->fd(), .events = static_cast<short>(POLLIN | (link->wants_to_write() ? POLLOUT : 0)), .revents = 0});
+      polled_ranks_.push_back(rank);
+    }
     polled_.push_back({.fd = bell_->get(), .events = POLLIN, .revents = 0});
     reception_.add_polled(polled_);
-    for (const auto& link : links_) {
-      if (link) polled_.push_back({.fd = link->fd(), .events = static_cast<short>(POLLIN | (link->wants_to_write() ? POLLOUT : 0)), .revents = 0});
-    }
     const Milliseconds pause = coordinator_.busy() || watch_->status(false).wait.id != 0 ? kBusy : idle();
     (void)::poll(polled_.data(), polled_.size(), static_cast<int>(pause.count()));
     hush();
@@ -313,22 +342,28 @@ class Hub final : public ControlThread {
     }
   }
 
-  void serve_links(SteadyClock::time_point now) {
-    for (std::size_t rank = 1; rank < links_.size(); ++rank) {
-      if (!links_[rank]) continue;
-      links_[rank]->flush();
-      std::optional<RankStatus> goodbye;
-      const bool open = links_[rank]->receive([&](ControlMessage message) {
-        const int from = static_cast<int>(rank);
-        coordinator_.heard(from, now);
-        if (const auto* status = std::get_if<StatusMessage>(&message)) coordinator_.answered(from, *status, now);
-        if (const auto* verdict = std::get_if<VerdictMessage>(&message)) coordinator_.told(error_of(*verdict), now);
-        if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye = std::move(bye->status);
-      });
-      if (open && !goodbye) continue;
-      if (!goodbye) lost_.push_back(rank);
-      coordinator_.left(static_cast<int>(rank), std::move(goodbye), now, links_[rank]->trouble());
-      links_[rank].reset();
+  void serve_link(std::size_t rank, SteadyClock::time_point now) {
+    if (!links_[rank]) return;
+    links_[rank]->flush();
+    std::optional<RankStatus> goodbye;
+    const bool open = links_[rank]->receive([&](ControlMessage message) {
+      const int from = static_cast<int>(rank);
+      coordinator_.heard(from, now);
+      if (const auto* status = std::get_if<StatusMessage>(&message)) coordinator_.answered(from, *status, now);
+      if (const auto* verdict = std::get_if<VerdictMessage>(&message)) coordinator_.told(error_of(*verdict), now);
+      if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye = std::move(bye->status);
+    });
+    if (open && !goodbye) return;
+    if (!goodbye) lost_.push_back(rank);
+    coordinator_.left(static_cast<int>(rank), std::move(goodbye), now, links_[rank]->trouble());
+    links_[rank].reset();
+  }
+
+  void serve_ready_links(SteadyClock::time_point now) {
+    for (std::size_t index = 0; index < polled_ranks_.size(); ++index) {
+      const std::size_t rank = polled_ranks_[index];
+      // One that broke as it was written to is never ready again.
+      if (polled_[index].revents != 0 || links_[rank]->broken()) serve_link(rank, now);
     }
     // A process closes what it has before its end can be seen.
     std::erase_if(lost_, [&](std::size_t rank) {
@@ -403,6 +438,7 @@ class Hub final : public ControlThread {
   std::vector<Neighbour> neighbours_;              ///< likewise
   std::vector<std::size_t> lost_;                  ///< ranks that went without a goodbye, and whose end is not known
   std::vector<pollfd> polled_;
+  std::vector<std::size_t> polled_ranks_;          ///< whose links are first in polled_
   std::optional<VerdictMessage> verdict_{};
   bool refused_ = false;  ///< a stranger, and that has been said
   SteadyClock::time_point pinged_{};
@@ -490,7 +526,7 @@ class Leaf final : public ControlThread {
   void report(SteadyClock::time_point now) {
     if (gone_) return;
     const RankStatus own = watch_->status(false);
-    if (now - reported_ >= Milliseconds{250} || !reported_wait_ || own.wait.lost != reported_lost_) {
+    if (now - reported_ >= every(watch_->size()) || !reported_wait_ || own.wait.lost != reported_lost_) {
       const bool waits = own.wait.id != 0;
       if (waits || reported_wait_) {
         link_.send(StatusMessage{0, own});
@@ -548,6 +584,7 @@ std::vector<std::string> listening_hosts(bool one_host, const ControlOptions& op
 
 std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, const ControlOptions& options, bool one_host, Invitation& invitation) {
   try {
+    reserve_open_files(watch->size());
     std::vector<std::string> hosts = listening_hosts(one_host, options);
     if (hosts.size() > kMostAddresses) hosts.resize(kMostAddresses);
     auto hub = std::make_unique<Hub>(watch, options, hosts);

@@ -145,9 +145,14 @@ int Coordinator::find_left() const {
 }
 
 std::optional<Error> Coordinator::find_loss(TimePoint now) const {
-  for (int waiting = 0; waiting < size_; ++waiting) {
+  std::vector<int> lost;
+  for (int rank = 0; rank < size_; ++rank) {
+    const Rank& known = at(rank);
+    if (known.gone || (known.joined && now - known.heard >= options_.silent_after)) lost.push_back(rank);
+  }
+  for (int waiting = 0; waiting < size_ && !lost.empty(); ++waiting) {
     if (!waits(waiting)) continue;
-    for (int rank = 0; rank < size_; ++rank) {
+    for (const int rank : lost) {
       if (rank == waiting || !awaits(at(waiting).status->wait, rank)) continue;
       if (std::optional<Error> loss = loss_of(rank, waiting, now)) return loss;
     }
@@ -193,29 +198,45 @@ bool Coordinator::needs(int rank, int other) const {
 
 std::vector<int> Coordinator::find_circle() const {
   // A rank that runs one thread and waits does nothing for the others. Who waits for several needs all of them: one circle is enough.
-  const auto stuck = [&](int rank) { return waits(rank) && at(rank).status->one_thread && !at(rank).samples.empty(); };
+  const auto stuck = [&](int rank) { return waits(rank) && at(rank).status->one_thread && blocked_since(rank, {}); };
   const auto confirmed = [&](const std::vector<int>& ranks) {
     TimePoint all_wait{};
     for (const int rank : ranks) all_wait = std::max(all_wait, at(rank).samples.front().when);
     return std::ranges::all_of(ranks, [&](int rank) { return blocked_since(rank, all_wait); });
   };
+  // Depth first along stuck ranks; one that is met again on the way closes a circle. Each is gone through once, whatever the start: a circle that shares
+  // ranks with one that is not yet confirmed is found at a later look.
+  enum class Seen : std::uint8_t { kNo, kOnTheWay, kDone };
+  std::vector<Seen> seen(static_cast<std::size_t>(size_), Seen::kNo);
+  const auto seen_of = [&](int rank) -> Seen& { return seen[static_cast<std::size_t>(rank)]; };
+  struct Step {
+    int rank;
+    std::size_t next = 0;  ///< of those that it waits for
+  };
+  std::vector<Step> path;
   for (int start = 0; start < size_; ++start) {
-    std::vector<int> path;
-    // Depth first along stuck ranks; a rank met again closes a circle.
-    std::vector<std::uint8_t> seen(static_cast<std::size_t>(size_), 0);
-    const auto walk = [&](const auto& self, int rank) -> std::vector<int> {
-      if (const auto met = std::ranges::find(path, rank); met != path.end()) return {met, path.end()};
-      if (!stuck(rank) || seen[static_cast<std::size_t>(rank)] != 0) return {};
-      seen[static_cast<std::size_t>(rank)] = 1;
-      path.push_back(rank);
-      for (const int next : wait_of(rank).ranks) {
-        if (next < 0 || next >= size_ || next == rank || !waits(next) || !needs(rank, next)) continue;
-        if (std::vector<int> circle = self(self, next); !circle.empty()) return circle;
+    if (seen_of(start) != Seen::kNo || !stuck(start)) continue;
+    path.assign(1, {start});
+    seen_of(start) = Seen::kOnTheWay;
+    while (!path.empty()) {
+      const int rank = path.back().rank;
+      const std::vector<int>& awaited = wait_of(rank).ranks;
+      if (path.back().next == awaited.size()) {
+        seen_of(rank) = Seen::kDone;
+        path.pop_back();
+        continue;
       }
-      path.pop_back();
-      return {};
-    };
-    if (std::vector<int> circle = walk(walk, start); !circle.empty() && confirmed(circle)) return circle;
+      const int next = awaited[path.back().next++];
+      if (next < 0 || next >= size_ || next == rank || seen_of(next) == Seen::kDone || !stuck(next) || !needs(rank, next)) continue;
+      if (seen_of(next) == Seen::kNo) {
+        seen_of(next) = Seen::kOnTheWay;
+        path.push_back({next});
+        continue;
+      }
+      std::vector<int> circle;
+      for (auto step = std::ranges::find(path, next, &Step::rank); step != path.end(); ++step) circle.push_back(step->rank);
+      if (confirmed(circle)) return circle;
+    }
   }
   // Where it is not known who waits for whom: nobody is left who could come.
   std::vector<int> all(static_cast<std::size_t>(size_));
@@ -242,6 +263,15 @@ std::string Coordinator::who_waits() const {
   std::vector<std::string> texts;
   for (const auto& [call, ranks] : waiting_by_call()) texts.push_back(crowd_text(call, ranks));
   std::ranges::sort(texts);
+  return first_of(std::move(texts));
+}
+
+std::string Coordinator::first_of(std::vector<std::string> texts) {
+  if (texts.size() > kMostDescribed) {
+    const std::size_t more = texts.size() - kMostDescribed;
+    texts.resize(kMostDescribed);
+    texts.push_back(fmt::format("and {} more", more));
+  }
   return fmt::format("{}", fmt::join(texts, "; "));
 }
 
@@ -267,10 +297,6 @@ std::string Coordinator::explain(int about, TimePoint now) const {
   const std::vector<int> missing = missing_for(about);
   std::vector<std::string> texts;
   for (const int rank : missing) {
-    if (texts.size() == kMostDescribed) {
-      texts.push_back(fmt::format("and {} more", missing.size() - kMostDescribed));
-      break;
-    }
     const Rank& known = at(rank);
     const auto silent = std::chrono::duration_cast<Milliseconds>(now - known.heard);
     std::string text = name_of(rank) + " ";
@@ -284,7 +310,7 @@ std::string Coordinator::explain(int about, TimePoint now) const {
     }
     texts.push_back(std::move(text));
   }
-  return texts.empty() ? "every rank waits" : fmt::format("{}", fmt::join(texts, "; "));
+  return texts.empty() ? "every rank waits" : first_of(std::move(texts));
 }
 
 Error Coordinator::circle_error(const std::vector<int>& circle) const {
@@ -298,7 +324,7 @@ Error Coordinator::circle_error(const std::vector<int>& circle) const {
                        .hint = "all ranks must make the same calls in the same order: look for a call under a condition that holds on some ranks only"};
   std::vector<std::string> rest;
   for (std::size_t index = 1; index < crowds.size(); ++index) rest.push_back(describe_crowd(crowds[index]));
-  context.expected = fmt::format("{}", fmt::join(rest, "; "));
+  context.expected = first_of(std::move(rest));
   return Error(ErrorCode::kMismatch,
                crowds.size() > 1 ? "ranks wait for each other in different calls" : "ranks wait for each other, and nobody is left who could come",
                std::move(context));

@@ -132,6 +132,8 @@ class Coordinator {
   [[nodiscard]] std::string explain(int about, TimePoint now) const;
   [[nodiscard]] std::string who_waits() const;
   [[nodiscard]] std::map<std::string, std::vector<int>> waiting_by_call() const;
+  /// As many of them as one can read, and how many there are more.
+  [[nodiscard]] static std::string first_of(std::vector<std::string> texts);
   /// "ranks 0, 1 wait for barrier#5 at train.py:33".
   [[nodiscard]] std::string crowd_text(const std::string& call, const std::vector<int>& ranks) const;
   [[nodiscard]] Error circle_error(const std::vector<int>& circle) const;

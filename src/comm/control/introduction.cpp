@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <span>
 #include <string_view>
 #include <thread>
@@ -103,7 +104,8 @@ Reception::Reception(const std::vector<std::string>& hosts, int num_ranks)
 }
 
 void Reception::add_polled(std::vector<pollfd>& polled) const {
-  for (const ForkClosedFd& listener : listeners_) polled.push_back({.fd = listener.get(), .events = POLLIN, .revents = 0});
+  const bool full = SteadyClock::now() < full_until_;  // who cannot be let in would only keep this thread awake
+  for (const ForkClosedFd& listener : listeners_) polled.push_back({.fd = full ? -1 : listener.get(), .events = POLLIN, .revents = 0});
   for (const Guest& guest : guests_) polled.push_back({.fd = guest.link.fd(), .events = POLLIN, .revents = 0});
 }
 
@@ -112,7 +114,10 @@ void Reception::admit() {
     for (std::size_t count = 0; count < kMostStrangers; ++count) {  // and the others at the next look
       TcpAddress peer;
       ForkClosedFd socket = accept_tcp(listeners_[index], peer);
-      if (!socket) break;
+      if (!socket) {
+        if (errno == EMFILE || errno == ENFILE) full_until_ = SteadyClock::now() + kAgainAfter;
+        break;
+      }
       if (guests_.size() == come_.size() + kMostStrangers) {
         guests_.erase(guests_.begin());  // the oldest makes room: a rank introduces itself at once
         ++strangers_;

@@ -71,6 +71,7 @@ class Reception {
   std::vector<TcpAddress> addresses_;
   std::vector<bool> come_;  ///< by rank
   std::vector<Guest> guests_;  ///< the oldest first
+  SteadyClock::time_point full_until_{};  ///< this process may open no more files: whoever comes has to wait
   std::atomic<std::uint64_t> strangers_{0};
 };
 

@@ -1,6 +1,9 @@
 #include <zeroth/base/surroundings.h>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -35,6 +38,28 @@ TEST(Surroundings, ANameStandsForItsAddresses) {
 
 TEST(Surroundings, ThereIsNoWayToAHostThatIsNotThere) {
   EXPECT_EQ(address_towards("no.such.host.invalid"), "");
+}
+
+TEST(Surroundings, OpenFilesAreAllowedAsFarAsTheSystemLets) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const rlimit tight{.rlim_cur = 100, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  EXPECT_EQ(allow_open_files(50), 100U) << "what is there stays";
+  EXPECT_EQ(allow_open_files(120), 120U);
+  rlimit now{};
+  ::getrlimit(RLIMIT_NOFILE, &now);
+  EXPECT_EQ(now.rlim_cur, 120U);
+  EXPECT_EQ(now.rlim_max, before.rlim_max) << "the hard limit is not ours";
+  if (before.rlim_max != RLIM_INFINITY) {
+    EXPECT_EQ(allow_open_files(before.rlim_max + 1), before.rlim_max);
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+
+  const std::size_t open = count_open_files();
+  const int one_more = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  EXPECT_EQ(count_open_files(), open + 1);
+  ::close(one_more);
 }
 
 }  // namespace

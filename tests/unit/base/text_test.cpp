@@ -86,6 +86,11 @@ TEST(RanksText, RunsAreShort) {
   EXPECT_EQ(ranks_text({3, 1}), "ranks 1, 3");
   EXPECT_EQ(ranks_text({2, 1}), "ranks 1, 2");
   EXPECT_EQ(ranks_text({0, 1, 2, 3, 7, 9, 10, 11}), "ranks 0-3, 7, 9-11");
+  std::vector<int> every_other;
+  for (int rank = 0; rank < 32; rank += 2) every_other.push_back(rank);
+  EXPECT_EQ(ranks_text(every_other), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30");
+  for (int rank = 32; rank < 1'000; rank += 2) every_other.push_back(rank);
+  EXPECT_EQ(ranks_text(every_other), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30 and 484 more");
 }
 
 RC_GTEST_PROP(NearestNameProperty, OneEditOfALongNameIsAlwaysFound, ()) {

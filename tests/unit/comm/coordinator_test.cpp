@@ -3,9 +3,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace zeroth::detail {
 namespace {
@@ -190,6 +193,43 @@ TEST(Coordinator, ACircleOfThree) {
   job.run(Milliseconds{5'000});
   ASSERT_TRUE(job.verdict);
   EXPECT_EQ(job.verdict->code(), ErrorCode::kMismatch);
+}
+
+TEST(Coordinator, ACircleOfAllOfVeryManyRanks) {
+  constexpr int kRanks = 4'000;
+  Situation job(kRanks);
+  for (int rank = 0; rank < kRanks; ++rank) job.wait(rank, "barrier#" + std::to_string(rank), {(rank + 1) % kRanks});
+  job.run(Milliseconds{2'000});
+  ASSERT_TRUE(job.verdict);
+  EXPECT_EQ(job.verdict->code(), ErrorCode::kMismatch);
+  EXPECT_THAT(job.verdict->context().expected, HasSubstr("and 3995 more"));
+}
+
+/// Whoever waits for whom: there is a verdict exactly if some ranks wait for each other in a circle.
+RC_GTEST_PROP(CoordinatorProperty, ACircleIsFoundIfThereIsOne, ()) {
+  const auto size = *rc::gen::inRange(2, 10);
+  std::vector<std::vector<int>> awaited(static_cast<std::size_t>(size));
+  Situation job(size);
+  for (int rank = 0; rank < size; ++rank) {
+    if (*rc::gen::inRange(0, 4) == 0) {
+      job.compute(rank, Phase::kForward, 1);
+      continue;
+    }
+    std::vector<int>& others = awaited[static_cast<std::size_t>(rank)];
+    const auto count = *rc::gen::inRange(1, 4);
+    for (int other = 0; other < count; ++other) others.push_back((rank + *rc::gen::inRange(1, size)) % size);
+    job.wait(rank, "barrier#" + std::to_string(rank), others);
+  }
+  // Who waits for nobody that waits, directly or not, will go on some day: what then is left is a circle, or leads to one.
+  std::vector<bool> goes_on(static_cast<std::size_t>(size));
+  for (int round = 0; round < size; ++round) {
+    for (int rank = 0; rank < size; ++rank) {
+      const std::vector<int>& others = awaited[static_cast<std::size_t>(rank)];
+      goes_on[static_cast<std::size_t>(rank)] = std::ranges::all_of(others, [&](int other) { return goes_on[static_cast<std::size_t>(other)]; });
+    }
+  }
+  job.run(Milliseconds{3'000});
+  RC_ASSERT(job.verdict.has_value() == (std::ranges::find(goes_on, false) != goes_on.end()));
 }
 
 TEST(Coordinator, AChainThatEndsAtARankThatComputesIsNoCircle) {

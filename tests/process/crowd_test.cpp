@@ -1,0 +1,169 @@
+// A thousand ranks, as processes with the control plane that jobs have: how they meet, end in order, and hear of what went wrong.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <zeroth/comm/control_plane.h>
+
+#include "support/crowd.h"
+#include "support/fork_ranks.h"
+
+namespace zeroth::test {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 1'000;
+constexpr int kOdd = 567;  ///< the rank that something happens to
+constexpr Milliseconds kLong{100'000};
+
+struct Member {
+  int rank;
+  RankWatch& watch;
+  Crowd& crowd;
+};
+
+/// Every rank meets the others, joins, and runs the body; who fails stays until all have failed, as no program does: so what the others say cannot be of its end.
+class CrowdTest : public testing::Test {
+ protected:
+  ForkReport run(const std::function<void(const Member&)>& body, Milliseconds silent_after, const ForkRanksOptions& options = {.deadline = Milliseconds{120'000}}) {
+    return fork_ranks(
+        kRanks,
+        [&](int rank) {
+          if (before_joining_) before_joining_(rank);
+          const auto watch = std::make_shared<RankWatch>(rank, kRanks);
+          const std::unique_ptr<CommBackend> seat = crowd_.seat(rank);
+          const std::unique_ptr<ControlPlane> control = ControlPlane::join(*seat, watch, {.timeout = kLong, .silent_after = silent_after});
+          try {
+            body({rank, *watch, crowd_});
+            if (control->strangers() > 0) throw std::runtime_error("strangers have come");
+          } catch (const std::exception&) {
+            crowd_.note(rank) = 1;
+            while (count_failed() < expected_failures_) std::this_thread::sleep_for(Milliseconds{100});
+            throw;
+          }
+        },
+        options);
+  }
+
+  /// All but the odd rank, each with these words.
+  void expect_all_say(const ForkReport& report, ErrorCode code, const testing::Matcher<const std::string&>& words) {
+    int others = 0;
+    for (const RankFailure& failure : report.failures) {
+      if (failure.rank == kOdd) continue;
+      ++others;
+      ASSERT_EQ(failure.code, code) << failure.rank << ": " << failure.text;
+      ASSERT_THAT(failure.text, words) << failure.rank;
+    }
+    EXPECT_EQ(others, kRanks - 1);
+  }
+
+  [[nodiscard]] int count_failed() {
+    int failed = 0;
+    for (int rank = 0; rank < kRanks; ++rank) failed += crowd_.note(rank) > 0 ? 1 : 0;
+    return failed;
+  }
+
+  Crowd crowd_{kRanks};
+  int expected_failures_ = kRanks - 1;
+  std::function<void(int rank)> before_joining_{};
+};
+
+TEST_F(CrowdTest, MeetsAndEndsInOrder) {
+  // A user's limit is often 1,024 files; rank 0 holds a connection and a process of each rank.
+  before_joining_ = [](int rank) {
+    rlimit files{};
+    ::getrlimit(RLIMIT_NOFILE, &files);
+    files.rlim_cur = 256;
+    if (rank == 0 && ::setrlimit(RLIMIT_NOFILE, &files) != 0) throw std::runtime_error("setrlimit failed");
+  };
+  const ForkReport report = run(
+      [](const Member& here) {
+        here.crowd.meet(here.rank, here.watch, 0, kLong);
+        if (here.rank == kOdd) std::this_thread::sleep_for(Milliseconds{2'000});
+        here.crowd.meet(here.rank, here.watch, 1, kLong);
+      },
+      Milliseconds{60'000});
+  EXPECT_EQ(report.text(), "");
+}
+
+TEST_F(CrowdTest, AllHearThatRank0MayOpenTooFewFiles) {
+  before_joining_ = [](int rank) {
+    const rlimit few{.rlim_cur = 256, .rlim_max = 256};
+    if (rank == 0 && ::setrlimit(RLIMIT_NOFILE, &few) != 0) throw std::runtime_error("setrlimit failed");
+  };
+  expected_failures_ = 0;
+  const ForkReport report = run([](const Member& /*here*/) {}, Milliseconds{60'000});
+  EXPECT_NE(report.of(kOdd), nullptr);
+  expect_all_say(report,
+                 ErrorCode::kResource,
+                 AllOf(HasSubstr("rank 0 cannot listen for the control plane"), HasSubstr("too few open files are allowed for the control plane of 1000 ranks"), HasSubstr("got: 256"), HasSubstr("ulimit -Hn")));
+}
+
+TEST_F(CrowdTest, AllHearWhoWasKilled) {
+  const ForkReport report = run(
+      [](const Member& here) {
+        here.crowd.meet(here.rank, here.watch, 0, kLong);
+        if (here.rank == kOdd) {
+          while (!here.crowd.all_at(1, kOdd)) std::this_thread::sleep_for(Milliseconds{20});
+          ::kill(::getpid(), SIGKILL);
+        }
+        here.crowd.meet(here.rank, here.watch, 1, kLong);
+      },
+      Milliseconds{60'000});
+  expect_all_say(report, ErrorCode::kPeerLost, AllOf(HasSubstr("rank 567 (pid"), HasSubstr("was killed by SIGKILL"), HasSubstr("place 1 from rank 567")));
+}
+
+TEST_F(CrowdTest, AllHearWhoIsFrozen) {
+  const ForkReport report = run(
+      [](const Member& here) {
+        here.crowd.meet(here.rank, here.watch, 0, kLong);
+        if (here.rank == kOdd) ::kill(::getpid(), SIGSTOP);
+        here.crowd.meet(here.rank, here.watch, 1, kLong);
+      },
+      Milliseconds{5'000},
+      {.deadline = Milliseconds{120'000}, .meanwhile = [this](const std::vector<pid_t>& pids, Milliseconds /*since*/) {
+         if (count_failed() < expected_failures_) return true;
+         ::kill(pids[kOdd], SIGKILL);
+         return false;
+       }});
+  expect_all_say(report, ErrorCode::kPeerLost, AllOf(HasSubstr("rank 567 (pid"), HasSubstr("has given no sign of life for"), HasSubstr("it was stopped")));
+}
+
+TEST_F(CrowdTest, AllHearWhoMakesAnotherCall) {
+  expected_failures_ = kRanks;
+  const ForkReport report = run(
+      [](const Member& here) {
+        here.crowd.meet(here.rank, here.watch, 0, kLong);
+        here.crowd.meet(here.rank, here.watch, here.rank == kOdd ? 2 : 1, kLong);
+      },
+      Milliseconds{60'000});
+  expect_all_say(report, ErrorCode::kMismatch, AllOf(HasSubstr("rank 567 waits for place 2"), HasSubstr("ranks 0-566, 568-999 wait for place 1")));
+}
+
+TEST_F(CrowdTest, AtTheDeadlineAllHearWhoIsMissingAndWhereItIs) {
+  const ForkReport report = run(
+      [this](const Member& here) {
+        here.crowd.meet(here.rank, here.watch, 0, kLong);
+        if (here.rank == kOdd) {
+          here.watch.at("train.cpp", 57, "load_batch");
+          here.watch.enter(Phase::kBetweenSteps);
+          while (count_failed() < expected_failures_) std::this_thread::sleep_for(Milliseconds{100});
+          return;
+        }
+        here.crowd.meet(here.rank, here.watch, 1, Milliseconds{6'000});
+      },
+      Milliseconds{60'000});
+  expect_all_say(report, ErrorCode::kTimeout, AllOf(HasSubstr("rank 567 (pid"), HasSubstr("is between steps, after step 0, at train.cpp:57 in load_batch"), HasSubstr("ranks 0-566, 568-999 wait for place 1")));
+}
+
+}  // namespace
+}  // namespace zeroth::test
