@@ -79,6 +79,11 @@ Supervisor::Supervisor(const Options& options, const Console& console, const Att
 }
 
 void Supervisor::say(std::string_view text) {
+  for (const std::string& note : notes_.take_all()) write(note);
+  write(text);
+}
+
+void Supervisor::write(std::string_view text) {
   for (LineMerger& merger : mergers_) merger.flush_all();
   sinks_[1]->queue() += fmt::format("zeroth-run: {}\n", text);
 }
@@ -97,6 +102,7 @@ JobEnd Supervisor::run() {
   }
   const JobEnd end = conclude();
   end_groups(end);
+  for (const std::string& note : notes_.take_all()) write(note);
   for (LineMerger& merger : mergers_) merger.flush_all();
   flush_sinks();
   while (!abandon_output_ && (sinks_[0]->pending() > 0 || sinks_[1]->pending() > 0)) {
@@ -124,6 +130,7 @@ void Supervisor::end_groups(const JobEnd& end) {
 
 void Supervisor::flush_sinks() {
   const TimePoint now = SteadyClock::now();
+  for (const std::string& note : notes_.take(now)) write(note);
   for (LineMerger& merger : mergers_) merger.flush(now);
   for (OutputSink* sink : sinks_) {
     sink->flush_some();
@@ -156,7 +163,7 @@ bool Supervisor::congested(Stream stream) const {
 }
 
 void Supervisor::host_note(const std::string& host, std::string_view text) {
-  say(host.empty() ? std::string(text) : fmt::format("host {}: {}", host, text));
+  host.empty() ? say(text) : notes_.add(host, text, SteadyClock::now());
 }
 
 void Supervisor::wait_for_events() {
@@ -205,6 +212,7 @@ int Supervisor::poll_timeout_ms() const {
   consider(terminate_at_);
   consider(kill_at_);
   consider(stuck_at_);
+  consider(notes_.next());
   for (const LineMerger& merger : mergers_) consider(merger.next());
   for (const auto& group : groups_) consider(group->next());
   if (!next) {

@@ -3,6 +3,7 @@
 
 #include "launcher/console.h"
 #include "launcher/first_cause.h"
+#include "launcher/host_notes.h"
 #include "launcher/job_log.h"
 #include "launcher/line_merger.h"
 #include "launcher/options.h"
@@ -68,6 +69,7 @@ class Supervisor final : public GroupListener {
   [[nodiscard]] RankOutput& output_of(int rank, Stream stream);
   [[nodiscard]] bool ranks_gone() const;
   void flush_sinks();
+  void write(std::string_view text);
   void wait_for_events();
   [[nodiscard]] int poll_timeout_ms() const;
   void handle_signal(int signal);
@@ -94,6 +96,7 @@ class Supervisor final : public GroupListener {
   SignalInbox* inbox_;
   std::array<OutputSink*, 2> sinks_;
   std::array<LineMerger, 2> mergers_;  // of the sinks; where both are one, the second is not used
+  HostNotes notes_;
   StdinRelay relay_;
   std::vector<RankOutput> outputs_;  // two for each rank
   std::vector<FailureRecord> failures_;
