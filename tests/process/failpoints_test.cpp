@@ -237,7 +237,7 @@ class Failpoints : public ::testing::Test {
 
 /// Other tests strike at these: mpi_failpoints_test.cpp under mpirun, tests/python/c10d_test.py over groups of torch, launcher/nodes_test.py and doctor_test.py.
 bool is_elsewhere(std::string_view site) {
-  return site.starts_with("mpi.") || site == "abort.mpi" || site.starts_with("c10d.") || site.starts_with("launcher.") || site.starts_with("doctor.");
+  return site.starts_with("mpi.") || site == "abort.mpi" || site.starts_with("nccl.") || site == "abort.nccl" || site.starts_with("c10d.") || site.starts_with("launcher.") || site.starts_with("doctor.");
 }
 
 TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {

@@ -6,6 +6,7 @@
 #include "device/cuda/cuda_runtime.h"
 #include "device/polling.h"
 
+#include <zeroth/base/failpoint.h>
 #include <zeroth/base/interrupt.h>
 #include <zeroth/device/device.h>
 
@@ -77,6 +78,7 @@ void NcclJob::add(const std::shared_ptr<NcclGroup>& group) {
 }
 
 void NcclJob::abort(std::string_view text) noexcept {
+  ZR_FAILPOINT("abort.nccl");
   std::vector<std::weak_ptr<NcclGroup>> groups;
   {
     const std::lock_guard lock(mutex_);
@@ -135,6 +137,7 @@ void NcclGroup::set_tag_names(TagNames names) {
 void NcclGroup::open(const NcclId& id) {
   guarded([&] {
     const CudaDeviceScope scope(job_->cuda, job_->device, where_);
+    ZR_FAILPOINT("nccl.open");
     communicator_->join(size_, id, rank_);
     await([&](Milliseconds slice) { return settled(*communicator_, slice); }, {.what = "NCCL's communicator", .opens = true});
     if (board_) board_->set_open();
@@ -146,6 +149,7 @@ void NcclGroup::open_part(int color, int key, NcclGroup* part) {
     const CudaDeviceScope scope(job_->cuda, job_->device, where_);
     // With a negative color no communicator comes; this one is a place to put none.
     NcclCommunicator none(job_->nccl, [] {}, where_, who_);
+    ZR_FAILPOINT("nccl.open");
     communicator_->split(color, key, part == nullptr ? none : *part->communicator_);
     const Awaited awaited{.what = "NCCL's communicator of a new group", .through = next_sequence_};
     await([&](Milliseconds slice) { return settled(*communicator_, slice); }, awaited);
@@ -227,6 +231,7 @@ void NcclGroup::launch_run(std::span<const Collective> calls, bool points, Await
     if (begun_) begun_->store(next_sequence_);
   }
   awaited.through = next_sequence_;
+  ZR_FAILPOINT("nccl.give");
   communicator_->in_group([&](NcclComm comm) {
     const NcclPlace place{.nccl = job_->nccl,
                           .cuda = job_->cuda,
@@ -273,6 +278,7 @@ void NcclGroup::run_until(Completion& completion) {
   const Point& point = static_cast<Point&>(completion);
   try {
     guarded([&] {
+      ZR_FAILPOINT("nccl.wait");
       await(
           [&](Milliseconds slice) {
             return poll_for(slice, [&] {
