@@ -383,5 +383,28 @@ TEST_F(SeveralHosts, AHostfileAndAFilterChooseTheRanks) {
   EXPECT_EQ(first.wait().out, "[0] RANK=0\n");
 }
 
+TEST_F(SeveralHosts, AThousandRanksOnAHundredAndTwentyFiveHosts) {
+  std::string text;
+  for (int host = 0; host < 125; ++host) text += "h" + std::to_string(host) + " slots=8\n";
+  const std::string file = hosts.scratch.file("hosts", text);
+  const auto start = [&](const std::string& script) {
+    std::vector<std::string> arguments = hosts.arguments({"--hostfile", file}, {"sh", "-c", script});
+    arguments.erase(arguments.begin());  // not -q
+    return arguments;
+  };
+  Job all(start("echo here"), hosts.setup());
+  const JobResult result = all.wait(std::chrono::seconds{60});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(lines_of(result.out).size(), 1'000U);
+  EXPECT_THAT(result.err, HasSubstr("zeroth-run: 125 hosts x 8 ranks = 1000"));
+  EXPECT_THAT(result.err, ::testing::ContainsRegex("zeroth-run: hosts h[0-9]+, h[0-9]+, h[0-9]+, h[0-9]+ and [0-9]+ more: OMP_NUM_THREADS=1 in every rank"));
+  EXPECT_LT(lines_of(result.err).size(), 60U) << "what hosts say alike is said once";
+
+  Job one_fails(start("if [ $RANK = 567 ]; then sleep 2; exit 3; fi; exec sleep 100"), hosts.setup());
+  const JobResult failed = one_fails.wait(std::chrono::seconds{60});
+  EXPECT_EQ(failed.exit_code, 3);
+  EXPECT_THAT(failed.err, ::testing::ContainsRegex("zeroth-run: rank 567 \\(pid [0-9]+ on h70\\) exited with code 3; the other 999 ranks were ended"));
+}
+
 }  // namespace
 }  // namespace zeroth::testing
