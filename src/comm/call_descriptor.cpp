@@ -43,7 +43,11 @@ std::string quoted_name_of(const CallDescriptor& call) {
 /// " float32, 23 elements (92 B)": what follows the name of the call.
 std::string shape_of(const CallDescriptor& call) {
   std::string text;
-  if (call.op != static_cast<std::uint8_t>(ReduceOp::kSum)) text += fmt::format(" {}", name_of(static_cast<ReduceOp>(call.op)));
+  if (call.kind == PostKind::kAllToAll) {
+    text += call.op == kEqualParts ? " of equal parts" : " of parts of any size";
+  } else if (call.op != static_cast<std::uint8_t>(ReduceOp::kSum)) {
+    text += fmt::format(" {}", name_of(static_cast<ReduceOp>(call.op)));
+  }
   if (call.kind == PostKind::kBarrier) return quoted_name_of(call);
   if (call.kind < PostKind::kBarrier) {
     const std::uint64_t element = call.in_dtype <= static_cast<std::uint8_t>(DType::kUInt8)
@@ -85,7 +89,7 @@ CallDescriptor describe_call(const Collective& collective, std::uint64_t sequenc
   call.kind = static_cast<PostKind>(collective.kind);
   call.in_dtype = static_cast<std::uint8_t>(collective.in_dtype);
   call.out_dtype = static_cast<std::uint8_t>(collective.out_dtype);
-  call.op = static_cast<std::uint8_t>(collective.op);
+  call.op = collective.equal_parts ? kEqualParts : static_cast<std::uint8_t>(collective.op);
   call.root = collective.root;
   call.unit = collective.tag.unit;
   call.label = collective.tag.label;

@@ -65,7 +65,7 @@ struct CallDescriptor {
   PostKind kind = PostKind::kBarrier;
   std::uint8_t in_dtype = 0;
   std::uint8_t out_dtype = 0;
-  std::uint8_t op = 0;  ///< ReduceOp
+  std::uint8_t op = 0;  ///< ReduceOp; of an all_to_all kEqualParts where Collective::equal_parts is
   std::int32_t root = 0;
   std::int32_t unit = -1;
   std::uint32_t label = 0;
@@ -88,6 +88,8 @@ struct CallDescriptor {
   std::int64_t color = 0;  ///< kSplit
   std::int64_t key = 0;
 };
+
+inline constexpr std::uint8_t kEqualParts = 1;
 
 /// [Note: Names in descriptors] A barrier has neither buffers nor parts: what describes those of other calls holds the beginning of its name, for the
 /// text of an error on other ranks. Its digest is what is compared. So names cost no bytes.

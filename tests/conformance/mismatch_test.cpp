@@ -93,6 +93,12 @@ std::vector<Case> cases() {
     std::vector<float> out(data.size());
     comm.all_to_all(std::span<const float>(data), std::span(out), {.unit = 1, .label = 0});
   };
+  const auto exchange_unequal = [](const Communicator& comm) {
+    std::vector<float> data(2 * static_cast<std::size_t>(comm.size()));
+    std::vector<float> out(data.size());
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(comm.size()), 2);
+    comm.all_to_all(std::span<const float>(data), std::span(out), counts, counts, {.unit = 1, .label = 0});
+  };
   const auto attach = [](std::string name) {
     return [name](const Communicator& comm) {
       const Arena arena = Arena::create(comm.backend().capabilities().window_kind, kPageBytes, "test");
@@ -133,6 +139,7 @@ std::vector<Case> cases() {
       {"SumAgainstMaximum", reduce(64, one), extreme(ReduceOp::kMax), {"all_reduce#1 float32", "all_reduce#1 max float32"}},
       {"OtherRootOfAGather", gather_at(0), gather_at(1), {"root 0", "root 1"}},
       {"AllToAllAgainstGather", exchange, gather_at(0), {"all_to_all", "gather"}, true},
+      {"EqualPartsAgainstParts", exchange, exchange_unequal, {"all_to_all#1 of equal parts", "all_to_all#1 of parts of any size"}},
       {"OtherUnit", reduce(64, one), reduce(64, two), {"unit 1", "unit 2"}},
       {"OtherName", named("before the export"), named("after the export"), {"barrier#1 \"before the export\"", "barrier#1 \"after the export\""}},
       {"OtherEndOfALongName", named(long_name + "one"), named(long_name + "two"), {"barrier#1 \"a name that is too long"}},

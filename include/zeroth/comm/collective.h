@@ -90,7 +90,8 @@ struct Collective {
   std::byte* recv = nullptr;
   std::vector<std::int64_t> counts{};       ///< elements
   std::vector<std::int64_t> recv_counts{};  ///< elements; all_to_all only
-  /// all_to_all only: the parts of all ranks have one size, by the program's word on all of them. No data depends on it: so a CallTable knows the size.
+  /// all_to_all only: the parts of all ranks have one size, by the program's word on all of them; ranks compare it. So a transport and a CallTable may
+  /// choose by the size.
   bool equal_parts = false;
   /// Elements; reduce_scatter only: where each rank's part begins in `send`, one after the other in any order. Empty: in rank order.
   std::vector<std::int64_t> offsets{};

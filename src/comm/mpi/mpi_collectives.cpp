@@ -32,6 +32,8 @@ namespace {
 // for each of them, where MPI needs log n. Where the limit is best is a guess: nobody has measured between hosts.
 constexpr int kFewRanks = 8;
 constexpr std::size_t kSmallReduceBytes = std::size_t{2} << 10U;  // of an all_reduce in one step; below what MPI copies at once, not kInlineBytes
+constexpr std::size_t kPairReduceBytes = std::size_t{32} << 10U;  // the same of two ranks, which move no more bytes in one step than in two,
+constexpr std::size_t kPairHalvesBytes = std::size_t{8} << 10U;   // where halves are not copied at once either
 constexpr std::size_t kSmallPartBytes = std::size_t{64} << 10U;
 constexpr std::size_t kTinyPartBytes = std::size_t{4} << 10U;  // of few ranks
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // of one call of MPI, which counts with an int
@@ -179,11 +181,12 @@ class MpiGroup {
     }
   }
 
-  /// A call of MPI, until it is done.
+  /// A call of MPI, until it is done. `answered`: then every other rank has given something to it.
   template <class Start>
-  void make(std::size_t bytes, const Start& start) {
-    run([&] { return seat_->start_call(name_of(call_.kind), bytes, start); }, [] {});
+  void make(std::size_t bytes, bool answered, const Start& start) {
+    run([&] { return seat_->start_call(name_of(call_.kind), bytes, answered, start); }, [] {});
   }
+  [[nodiscard]] static bool all_give(const std::vector<std::int64_t>& counts) { return std::ranges::find(counts, 0) == counts.end(); }
 
   /// Starts something and waits for it. `meanwhile`: what this rank does once it has started.
   template <class Start, class Meanwhile>
@@ -268,7 +271,7 @@ class MpiGroup {
   }
 
   void barrier() {
-    make(0, [&](const MpiTable& table, void** request) { return table.barrier(handle_, request); });
+    make(0, true, [&](const MpiTable& table, void** request) { return table.barrier(handle_, request); });
   }
 
   /// Lengths and offsets in bytes, as MPI counts them; none if it cannot.
@@ -326,7 +329,7 @@ class MpiGroup {
     run([&] { return seat_->start_exchange(handle_, rank(), to, from); }, meanwhile);
   }
 
-  /// Below it an all_gather is MPI's own call, which needs fewer messages than there are ranks.
+  /// Below it an all_gather or all_to_all is MPI's own call, which needs fewer messages than there are ranks.
   [[nodiscard]] std::size_t small_part() const { return size() > kFewRanks ? kSmallPartBytes : size() > 2 ? kTinyPartBytes : 0; }
 
   void all_gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
@@ -335,7 +338,7 @@ class MpiGroup {
     const bool in_place = own == place.data;
     const std::optional<ByteParts> parts = byte_parts(counts, element);
     if (parts && total_bytes(counts, element) / members_.size() < small_part()) {
-      make(total_bytes(counts, element), [&](const MpiTable& table, void** request) {
+      make(total_bytes(counts, element), all_give(counts), [&](const MpiTable& table, void** request) {
         return table.all_gather(handle_, in_place ? nullptr : not_null(own), not_null(whole), parts->view(), request);
       });
       return count(counts, element);
@@ -353,7 +356,7 @@ class MpiGroup {
     const MpiPiece place = pieces[index()];
     const bool in_place = root && call.send == place.data;
     if (const std::optional<ByteParts> parts = byte_parts(call.counts, element)) {
-      make(total_bytes(call.counts, element), [&](const MpiTable& table, void** request) {
+      make(total_bytes(call.counts, element), false, [&](const MpiTable& table, void** request) {
         return table.gather(handle_, in_place ? nullptr : not_null(call.send), not_null(call.recv), parts->view(), call.root, request);
       });
       if (root) count(call.counts, element);
@@ -373,7 +376,7 @@ class MpiGroup {
     const MpiPiece place = pieces[index()];
     const bool in_place = root && call.recv == place.data;
     if (const std::optional<ByteParts> parts = byte_parts(call.counts, element)) {
-      make(total_bytes(call.counts, element), [&](const MpiTable& table, void** request) {
+      make(total_bytes(call.counts, element), false, [&](const MpiTable& table, void** request) {
         return table.scatter(handle_, not_null(call.send), in_place ? nullptr : not_null(call.recv), parts->view(), call.root, request);
       });
       if (!root) count(call.root, place.bytes);
@@ -396,6 +399,12 @@ class MpiGroup {
           call_, {rank(), rank(), call.counts[index()], call.recv_counts[index()]}, rank(), size(), "comm.mpi group=" + messages_->group_name(), tag_names_);
       seat_->abort(error.what());  // the others are in this call
       throw error;
+    }
+    if (call.equal_parts && given.bytes < small_part()) {  // of others nobody but two ranks knows how large the parts are
+      make(members_.size() * given.bytes, true, [&](const MpiTable& table, void** request) {
+        return table.all_to_all(handle_, not_null(call.send), not_null(call.recv), static_cast<int>(given.bytes), request);
+      });
+      return count(call.recv_counts, size_of(call.in_dtype));
     }
     exchange(to, from, [&] {
       copy(taken.data, given.data, taken.bytes);
@@ -421,7 +430,7 @@ class MpiGroup {
     constexpr auto kMost = static_cast<std::size_t>(kMostElements);
     for (std::size_t done = 0; done < bytes; done += kMost) {
       const auto piece = static_cast<int>(std::min(kMost, bytes - done));
-      make(static_cast<std::size_t>(piece), [&](const MpiTable& table, void** request) {
+      make(static_cast<std::size_t>(piece), !root, [&](const MpiTable& table, void** request) {
         return table.broadcast(handle_, call.recv + done, piece, call.root, request);
       });
     }
@@ -434,6 +443,10 @@ class MpiGroup {
     return call.kind == CollectiveKind::kAllReduce || (call.offsets.empty() && offsets_of(call.counts).back() <= INT_MAX);
   }
 
+  [[nodiscard]] bool in_one_step(std::size_t bytes) const {
+    return bytes <= kSmallReduceBytes || (size() == 2 && bytes >= kPairHalvesBytes && bytes <= kPairReduceBytes);
+  }
+
   void all_reduce(const Collective& call) {
     const std::size_t in_size = size_of(call.in_dtype);
     const std::size_t out_size = size_of(call.out_dtype);
@@ -444,7 +457,7 @@ class MpiGroup {
       for (std::int64_t done = 0; done < elements; done += kMostElements) {
         const std::size_t begin = static_cast<std::size_t>(done) * out_size;
         const auto piece = static_cast<int>(std::min(kMostElements, elements - done));
-        make(2 * static_cast<std::size_t>(piece) * out_size, [&](const MpiTable& table, void** request) {
+        make(2 * static_cast<std::size_t>(piece) * out_size, true, [&](const MpiTable& table, void** request) {
           const std::byte* const from = call.send == call.recv ? nullptr : call.send + begin;
           return table.all_reduce(handle_, from, call.recv + begin, piece, *number_of(call.out_dtype), request);
         });
@@ -453,7 +466,7 @@ class MpiGroup {
       count(std::vector<std::int64_t>(members_.size(), shares[index()]), out_size);
       return;
     }
-    if (bytes <= kSmallReduceBytes) {
+    if (in_one_step(bytes)) {
       std::byte* const all = staging_.reserve(bytes * members_.size(), options_.ledger);
       all_gather(call.send, all, std::vector<std::int64_t>(members_.size(), elements), in_size);
       Summands sources;
@@ -482,7 +495,7 @@ class MpiGroup {
     std::byte* const to = aside ? sum_.reserve(static_cast<std::size_t>(own) * element, options_.ledger) : call.recv;
     std::vector<int> counts;
     for (const std::int64_t each : call.counts) counts.push_back(static_cast<int>(each));
-    make(2 * static_cast<std::size_t>(total) * element, [&](const MpiTable& table, void** request) {
+    make(2 * static_cast<std::size_t>(total) * element, own > 0, [&](const MpiTable& table, void** request) {
       return table.reduce_scatter(handle_, not_null(from), not_null(to), counts.data(), *number_of(call.out_dtype), request);
     });
     count(std::vector<std::int64_t>(members_.size(), own), element);

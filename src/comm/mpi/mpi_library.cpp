@@ -189,6 +189,12 @@ int start_all_gather(void* group, const void* own, void* whole, MpiParts parts, 
   });
 }
 
+int start_all_to_all(void* group, const void* from, void* to, int bytes, void** out) {
+  return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
+    return MPI_Ialltoall(from, bytes, MPI_BYTE, to, bytes, MPI_BYTE, comm, &request.handle);
+  });
+}
+
 int start_gather(void* group, const void* own, void* whole, MpiParts parts, int root, void** out) {
   return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
     const KeptParts kept = keep(request, parts, size_of_group(comm));
@@ -260,6 +266,7 @@ extern "C" __attribute__((visibility("default"))) const zeroth::detail::MpiTable
                               .barrier = start_barrier,
                               .broadcast = start_broadcast,
                               .all_gather = start_all_gather,
+                              .all_to_all = start_all_to_all,
                               .gather = start_gather,
                               .scatter = start_scatter,
                               .all_reduce = start_all_reduce,

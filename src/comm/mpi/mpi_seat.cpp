@@ -33,7 +33,8 @@ constexpr Milliseconds kTakeBackTime{300};
 constexpr int kLooksBetweenProbes = 64;
 constexpr int kFirstLooks = 16;
 constexpr int kLooksBetweenYields = 8;  // MPI yields in each where it is told that it has no processor of its own
-constexpr std::size_t kSentAhead = 4'096;
+constexpr std::size_t kSentAhead = 4'096;  // of one message: Open MPI's limit in shared memory, the least that it has
+constexpr std::size_t kEnvelope = 256;     // and what it puts before a message at most
 constexpr std::int64_t kAwayNs = 10'000'000;
 
 void check_code(const MpiTable& table, int code, std::string_view call, int rank, int size) {
@@ -131,7 +132,7 @@ MpiRequests MpiSeat::start_exchange(void* group, int rank, std::span<const MpiPi
   for (int distance = 1; distance < size; ++distance) {
     const int target = (rank + distance) % size;
     const MpiPiece& piece = to[static_cast<std::size_t>(target)];
-    start_locked({group, true, target, kExchangeTag, piece.data, piece.bytes}, requests);
+    start_locked({group, true, target, kExchangeTag, piece.data, piece.bytes, from[static_cast<std::size_t>(target)].bytes > 0}, requests);
   }
   return requests;
 }
@@ -150,6 +151,7 @@ void MpiSeat::start_locked(const Message& message, MpiRequests& requests) {
     under_way_.push_back({request, message.sends ? Kind::kSend : Kind::kReceive});
   }
   requests.bytes += message.bytes;
+  if (message.sends && !message.answered) requests.unanswered = std::max(requests.unanswered, message.bytes + kEnvelope);
 }
 
 void MpiSeat::enter() {
@@ -275,9 +277,9 @@ bool MpiSeat::look(MpiRequests& asked, bool probes) {
     check(code, "to go on with a message");
     if (done == 0) break;
   }
-  // What MPI does not send ahead may have been taken to nowhere, by a rank that has left.
+  // What MPI does not send ahead may have been taken to nowhere, by a rank that has left: not by one whose own part of the call has come.
   const bool all_done = requests.empty();
-  if (all_done ? asked.bytes > kSentAhead : probes) {
+  if (all_done ? asked.unanswered > kSentAhead : probes) {
     heard_at_ = coarse_ns();
     listen();
   }

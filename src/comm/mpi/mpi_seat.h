@@ -36,6 +36,7 @@ struct MpiPiece {
 struct MpiRequests {
   std::vector<void*> list{};
   std::size_t bytes = 0;
+  std::size_t unanswered = 0;  ///< the largest message to a rank of which nothing comes in return: that it makes the same call is not seen
   std::chrono::microseconds waited{0};
 };
 
@@ -54,13 +55,13 @@ class MpiSeat {
   [[nodiscard]] MpiRequests start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes);
   /// A call of a group: call(table, &request) starts it and returns MPI's code. `bytes`: about as many as it moves.
   template <class Call>
-  [[nodiscard]] MpiRequests start_call(std::string_view what, std::size_t bytes, const Call& call) {
+  [[nodiscard]] MpiRequests start_call(std::string_view what, std::size_t bytes, bool answered, const Call& call) {
     const std::lock_guard lock(mutex_);
     enter();
     void* request = nullptr;
     check(call(table_, &request), what);
     under_way_.push_back({request, Kind::kCall});
-    return {.list = {request}, .bytes = bytes};
+    return {.list = {request}, .bytes = bytes, .unanswered = answered ? 0 : bytes};
   }
   /// to[r] goes to rank r of the group, and from[r] comes from it, as messages between each two ranks: that is how MPI's non-blocking calls do it, and
   /// it has no limit of length. (MPI_Ialltoallw has none either, and takes 8 us longer.)
@@ -87,6 +88,7 @@ class MpiSeat {
     int tag = 0;
     std::byte* data = nullptr;
     std::size_t bytes = 0;
+    bool answered = false;  ///< the same rank sends something in return
   };
   enum class Kind { kSend, kReceive, kCall };
   /// A request that callers wait for.

@@ -9,7 +9,7 @@
 namespace zeroth::detail {
 
 /// Grows with every change of MpiTable.
-inline constexpr std::uint32_t kMpiTableVersion = 4;
+inline constexpr std::uint32_t kMpiTableVersion = 5;
 
 /// As in MPI: what the library allows threads to do.
 enum class MpiThreads : int { kSingle = 0, kFunneled = 1, kSerialized = 2, kMultiple = 3 };
@@ -66,6 +66,8 @@ struct MpiTable {
   int (*broadcast)(void* group, void* data, int bytes, int root, void** request) = nullptr;
   /// `own` null: it lies at its place in `whole`. At the root only `whole` of a gather and a scatter is used.
   int (*all_gather)(void* group, const void* own, void* whole, MpiParts parts, void** request) = nullptr;
+  /// `bytes` from and for every rank.
+  int (*all_to_all)(void* group, const void* from, void* to, int bytes, void** request) = nullptr;
   int (*gather)(void* group, const void* own, void* whole, MpiParts parts, int root, void** request) = nullptr;
   int (*scatter)(void* group, const void* whole, void* own, MpiParts parts, int root, void** request) = nullptr;
   /// Sums in MPI's order; `from` null: they take the place of what this rank gives.
