@@ -3,10 +3,14 @@
 //
 // A row's time is that of the slowest rank. The roof is the time that the call's bytes would take at the traffic of a plain copy from the one of
 // its buffers to the other by all ranks at once in the same round: for a whole of S bytes on each of n ranks 2 n S in an all_gather and an
-// all_to_all, (n+1) S in a reduce_scatter, (n+1) S + 2 (n-1) S in an all_reduce.
+// all_to_all, (n+1) S in a reduce_scatter, (n+1) S + 2 (n-1) S in an all_reduce. "bare" is what such a call cannot do without where memory is
+// shared, and nothing else: ranks wait for each other, copy or sum where the others' data lies, and wait again. No ranks are compared, no deadline is
+// looked at, and nobody sleeps.
 #include "support/record.h"
 
+#include <kernels/common/dispatch.h>
 #include <kernels/copy/copy.h>
+#include <kernels/reduce/reduce.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/factory.h>
@@ -16,10 +20,13 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <mpi.h>
+#include <sched.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -107,6 +114,77 @@ class Ours final : public Contestant {
  private:
   std::shared_ptr<CommBackend> backend_;
   Communicator comm_;
+};
+
+/// Between buffers in attached arenas.
+class Bare final : public Contestant {
+ public:
+  /// `here`: this rank's arena, whose last bytes count the ranks that have come.
+  Bare(PeerWindow window, const Arena& here, int rank)
+      : Contestant("bare", static_cast<int>(window.ranks.size())),
+        window_(std::move(window)),
+        here_(here.data()),
+        rank_(rank),
+        come_(*reinterpret_cast<std::uint64_t*>(window_.ranks.front().data() + window_.ranks.front().size() - sizeof(std::uint64_t))) {}
+
+  void make(const Call& call) override {
+    const std::size_t part = call.bytes / static_cast<std::size_t>(ranks());
+    const auto own = static_cast<std::size_t>(rank_);
+    meet();
+    switch (call.op) {
+      case Op::kAllGather:
+        for_each_rank([&](std::size_t peer) { copy(call.recv + peer * part, at(peer, call.send), part); });
+        break;
+      case Op::kAllToAll:
+        for_each_rank([&](std::size_t peer) { copy(call.recv + peer * part, at(peer, call.send) + own * part, part); });
+        break;
+      case Op::kReduceScatter: sum(call, call.recv, part); break;
+      case Op::kAllReduce:
+        sum(call, call.recv + own * part, part);
+        meet();
+        for_each_rank([&](std::size_t peer) {
+          if (peer != own) copy(call.recv + peer * part, at(peer, call.recv) + peer * part, part);
+        });
+        break;
+    }
+    meet();
+  }
+
+ private:
+  void meet() {
+    const auto size = static_cast<std::uint64_t>(ranks());
+    const std::uint64_t all = (come_.fetch_add(1) / size + 1) * size;
+    for (int looks = 1; come_.load() < all; ++looks) {
+      if (looks % 64 == 0) ::sched_yield();
+    }
+  }
+  /// Every rank begins with itself.
+  template <class Body>
+  void for_each_rank(const Body& body) {
+    const auto size = static_cast<std::size_t>(ranks());
+    for (std::size_t index = 0; index < size; ++index) body((static_cast<std::size_t>(rank_) + index) % size);
+  }
+  [[nodiscard]] std::byte* at(std::size_t peer, const std::byte* own) const { return window_.ranks[peer].data() + (own - here_); }
+  static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+    kernels::copy_stream(to, from, static_cast<std::int64_t>(bytes), kernels::best_isa());
+  }
+  void sum(const Call& call, std::byte* to, std::size_t part) {
+    std::vector<const void*> sources;
+    for (std::size_t peer = 0; peer < window_.ranks.size(); ++peer) sources.push_back(at(peer, call.send) + static_cast<std::size_t>(rank_) * part);
+    kernels::sum_sources({.dst = to,
+                          .dst_dtype = call.dtype,
+                          .sources = sources.data(),
+                          .num_sources = static_cast<int>(sources.size()),
+                          .src_dtype = call.dtype,
+                          .read_soon = call.op == Op::kAllReduce,
+                          .n = static_cast<std::int64_t>(part / size_of(call.dtype))},
+                         kernels::best_isa());
+  }
+
+  PeerWindow window_;
+  std::byte* here_;
+  int rank_;
+  std::atomic_ref<std::uint64_t> come_;
 };
 
 void check_mpi(int code) {
@@ -244,7 +322,10 @@ void add_rows(Record& record, const std::string& name, const Samples& samples) {
     ratio(times("shm"), times(who), "shm / " + who, 1.0);
   }
   if (samples.of.contains("Open MPI")) ratio(times("mpi"), times("Open MPI"), "mpi / Open MPI", std::nullopt);
-  if (!samples.roof_us.empty()) ratio(own, samples.roof_us, "shm attached / roof", 1 / 0.6);
+  ratio(own, times("bare"), "shm attached / bare", std::nullopt);
+  if (samples.roof_us.empty()) return;
+  ratio(own, samples.roof_us, "shm attached / roof", 1 / 0.6);
+  ratio(times("bare"), samples.roof_us, "bare / roof", std::nullopt);
 }
 
 int run(const std::string& group, const std::string& command, const std::string& json, int rounds, int largest_log2) {
@@ -259,14 +340,16 @@ int run(const std::string& group, const std::string& command, const std::string&
   {
     const std::size_t largest = std::size_t{1} << static_cast<unsigned>(largest_log2);
     const std::shared_ptr<CommBackend> shm = make_backend("shm", {.rank = rank, .size = ranks, .job = std::getenv("PMIX_NAMESPACE")});
-    const Arena arena = Arena::create(ArenaKind::kShared, 2 * largest, "bench");
+    const Arena arena = Arena::create(ArenaKind::kShared, 2 * largest + kPageBytes, "bench");
     const Arena plain = Arena::create(ArenaKind::kPrivate, 2 * largest, "plain");
     const PeerWindow window = shm->attach(arena, "bench");
-    for (const Arena* memory : {&arena, &plain}) std::memset(memory->data(), 0, 2 * largest);
+    for (const Arena* memory : {&arena, &plain}) std::memset(memory->data(), 0, memory->capacity());
+    check_mpi(MPI_Barrier(MPI_COMM_WORLD));
 
     std::vector<std::unique_ptr<Contestant>> contestants;
     contestants.push_back(std::make_unique<Ours>("shm attached", shm));
     contestants.push_back(std::make_unique<Ours>("shm", shm));
+    contestants.push_back(std::make_unique<Bare>(window, arena, rank));
     contestants.push_back(std::make_unique<Ours>("mpi", make_backend("mpi", {.rank = rank, .size = ranks})));
     contestants.push_back(std::make_unique<OpenMpi>(ranks));
     contestants.push_back(std::make_unique<Gloo>(group, ranks));
@@ -286,7 +369,7 @@ int run(const std::string& group, const std::string& command, const std::string&
             }
             for (std::size_t index = 0; index < contestants.size(); ++index) {
               Contestant& contestant = *contestants[(index + static_cast<std::size_t>(round)) % contestants.size()];
-              const Arena& memory = contestant.name() == "shm attached" ? arena : plain;
+              const Arena& memory = contestant.name() == "shm attached" || contestant.name() == "bare" ? arena : plain;
               const Call call{.op = op, .dtype = dtype, .send = memory.data(), .recv = memory.data() + largest, .bytes = bytes};
               if (!contestant.can(call)) continue;
               contestant.make(call);

@@ -105,7 +105,7 @@ CallDescriptor describe_call(const Collective& collective, std::uint64_t sequenc
   call.whole_kind = static_cast<PostKind>(collective.step_of.kind);
   call.whole_in_dtype = static_cast<std::uint8_t>(collective.step_of.in_dtype);
   call.whole_out_dtype = static_cast<std::uint8_t>(collective.step_of.out_dtype);
-  call.whole_op = static_cast<std::uint8_t>(collective.step_of.op);
+  call.whole_op = collective.step_of.equal_parts ? kEqualParts : static_cast<std::uint8_t>(collective.step_of.op);
   call.whole_root = collective.step_of.root;
   call.whole_elements = collective.step_of.elements;
   call.whole_digest = collective.step_of.digest;
@@ -132,6 +132,7 @@ WholeCall describe_whole(const Collective& collective) {
           .in_dtype = collective.in_dtype,
           .out_dtype = collective.out_dtype,
           .op = collective.op,
+          .equal_parts = collective.equal_parts,
           .root = collective.root,
           .elements = call.elements,
           .digest = digest64(text) | 1U};

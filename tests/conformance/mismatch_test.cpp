@@ -139,7 +139,7 @@ std::vector<Case> cases() {
       {"SumAgainstMaximum", reduce(64, one), extreme(ReduceOp::kMax), {"all_reduce#1 float32", "all_reduce#1 max float32"}},
       {"OtherRootOfAGather", gather_at(0), gather_at(1), {"root 0", "root 1"}},
       {"AllToAllAgainstGather", exchange, gather_at(0), {"all_to_all", "gather"}, true},
-      {"EqualPartsAgainstParts", exchange, exchange_unequal, {"all_to_all#1 of equal parts", "all_to_all#1 of parts of any size"}},
+      {"EqualPartsAgainstParts", exchange, exchange_unequal, {" of equal parts", " of parts of any size"}},
       {"OtherUnit", reduce(64, one), reduce(64, two), {"unit 1", "unit 2"}},
       {"OtherName", named("before the export"), named("after the export"), {"barrier#1 \"before the export\"", "barrier#1 \"after the export\""}},
       {"OtherEndOfALongName", named(long_name + "one"), named(long_name + "two"), {"barrier#1 \"a name that is too long"}},

@@ -48,6 +48,7 @@ struct WholeCall {
   DType in_dtype = DType::kUInt8;
   DType out_dtype = DType::kUInt8;
   ReduceOp op = ReduceOp::kSum;
+  bool equal_parts = false;
   int root = 0;
   std::int64_t elements = 0;
   std::uint64_t digest = 0;  ///< 0: the call is no step
