@@ -43,50 +43,39 @@ double cpu_ms() {
   return ms(used.ru_utime) + ms(used.ru_stime);
 }
 
-enum Number : int { kAsked, kJoined, kQuietCpu, kWaitCpu, kThrown, kNumNumbers };
+/// Which of a rank's notes.
+enum Note : int { kAsked, kJoined, kQuietCpu, kWaitCpu, kThrown };
 
-struct Job {
-  std::vector<std::unique_ptr<test::Crowd>> numbers{};  ///< one for each Number; the first is where ranks meet
-  test::Crowd& crowd() { return *numbers.front(); }
-  double& of(Number number, int rank) { return numbers[number]->note(rank); }
-};
-
-void run_rank(Job& job, int rank, int victim) {
-  const int size = job.crowd().size();
+void run_rank(test::Crowd& crowd, int rank, int victim) {
+  const int size = crowd.size();
   const auto watch = std::make_shared<RankWatch>(rank, size);
-  const std::unique_ptr<CommBackend> seat = job.crowd().seat(rank);
-  job.of(kAsked, rank) = now_ms();
+  const std::unique_ptr<CommBackend> seat = crowd.seat(rank);
+  crowd.note(rank, kAsked) = now_ms();
   const std::unique_ptr<ControlPlane> control = ControlPlane::join(*seat, watch, {.timeout = kTimeout, .silent_after = Milliseconds{60'000}});
-  job.of(kJoined, rank) = now_ms();
-  job.crowd().meet(rank, *watch, 0, kTimeout);
+  crowd.note(rank, kJoined) = now_ms();
+  crowd.meet(rank, *watch, 0, kTimeout);
   double before = cpu_ms();
   std::this_thread::sleep_for(kPhase);
-  job.of(kQuietCpu, rank) = cpu_ms() - before;
-  job.crowd().meet(rank, *watch, 1, kTimeout);
+  crowd.note(rank, kQuietCpu) = cpu_ms() - before;
+  crowd.meet(rank, *watch, 1, kTimeout);
   if (rank == victim) {
-    while (!job.crowd().all_at(2, victim)) std::this_thread::sleep_for(Milliseconds{10});
+    while (!crowd.all_at(2, victim)) std::this_thread::sleep_for(Milliseconds{10});
     std::this_thread::sleep_for(kPhase + Milliseconds{1'000});
-    job.of(kThrown, rank) = now_ms();
+    crowd.note(rank, kThrown) = now_ms();
     ::kill(::getpid(), SIGKILL);
   }
   try {
-    std::thread measure([&] {
+    const std::jthread measure([&] {
       std::this_thread::sleep_for(Milliseconds{500});
       before = cpu_ms();
       std::this_thread::sleep_for(kPhase);
-      job.of(kWaitCpu, rank) = cpu_ms() - before;
+      crowd.note(rank, kWaitCpu) = cpu_ms() - before;
     });
-    try {
-      job.crowd().meet(rank, *watch, 2, kTimeout);
-    } catch (...) {
-      measure.join();
-      throw;
-    }
-    measure.join();
+    crowd.meet(rank, *watch, 2, kTimeout);
     throw std::runtime_error("the rank that is killed has come");
   } catch (const Error& error) {
     const bool named = error.message().find(fmt::format("rank {} (pid", victim)) != std::string::npos;
-    job.of(kThrown, rank) = now_ms();
+    crowd.note(rank, kThrown) = now_ms();
     if (error.code() != ErrorCode::kPeerLost || !named) throw;
   }
   // Nobody leaves before all have heard: that would be another ending.
@@ -94,8 +83,7 @@ void run_rank(Job& job, int rank, int victim) {
 }
 
 void run_job(int size, std::vector<std::vector<double>>& samples) {
-  Job job;
-  for (int number = 0; number < kNumNumbers; ++number) job.numbers.push_back(std::make_unique<test::Crowd>(size));
+  test::Crowd crowd(size);
   const int victim = size / 2;
   std::vector<pid_t> pids;
   const pid_t parent = ::getpid();
@@ -105,7 +93,7 @@ void run_job(int size, std::vector<std::vector<double>>& samples) {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != parent) ::_exit(2);
       try {
-        run_rank(job, rank, victim);
+        run_rank(crowd, rank, victim);
       } catch (const std::exception& error) {
         std::cerr << fmt::format("rank {}: {}\n", rank, error.what());
         ::_exit(1);
@@ -129,11 +117,11 @@ void run_job(int size, std::vector<std::vector<double>>& samples) {
   double joined = 0;
   std::vector<double> thrown;
   for (int rank = 0; rank < size; ++rank) {
-    asked = std::max(asked, job.of(kAsked, rank));
-    joined = std::max(joined, job.of(kJoined, rank));
-    if (rank != victim) thrown.push_back(job.of(kThrown, rank) - job.of(kThrown, victim));
+    asked = std::max(asked, crowd.note(rank, kAsked));
+    joined = std::max(joined, crowd.note(rank, kJoined));
+    if (rank != victim) thrown.push_back(crowd.note(rank, kThrown) - crowd.note(victim, kThrown));
   }
-  const auto share = [&](Number number, int rank) { return 100 * job.of(number, rank) / static_cast<double>(kPhase.count()); };
+  const auto share = [&](Note note, int rank) { return 100 * crowd.note(rank, note) / static_cast<double>(kPhase.count()); };
   const std::vector<double> found{joined - asked,        share(kQuietCpu, 0), share(kQuietCpu, 1), share(kWaitCpu, 0), share(kWaitCpu, 1),
                                   median(thrown), *std::ranges::max_element(thrown)};
   samples.resize(found.size());

@@ -25,10 +25,10 @@ constexpr Milliseconds kLook{100};  // as transports do
 /// What all ranks see. What they look at often lies close together.
 struct Crowd::Shared {
   explicit Shared(int num_ranks) : size(num_ranks) {}
-  static std::size_t bytes(int size) { return sizeof(Shared) + static_cast<std::size_t>(size) * (sizeof(double) + kPlaces + kSlotBytes); }
+  static std::size_t bytes(int size) { return sizeof(Shared) + static_cast<std::size_t>(size) * (kNotes * sizeof(double) + kPlaces + kSlotBytes); }
 
-  double& note(int rank) { return reinterpret_cast<double*>(this + 1)[rank]; }
-  std::atomic<bool>& arrived(int place, int rank) { return reinterpret_cast<std::atomic<bool>*>(&note(size))[place * size + rank]; }
+  double& note(int rank, int which) { return reinterpret_cast<double*>(this + 1)[which * size + rank]; }
+  std::atomic<bool>& arrived(int place, int rank) { return reinterpret_cast<std::atomic<bool>*>(&note(0, kNotes))[place * size + rank]; }
   std::byte* slot(int rank) { return reinterpret_cast<std::byte*>(&arrived(kPlaces, 0)) + static_cast<std::size_t>(rank) * kSlotBytes; }
 
   int size;
@@ -97,7 +97,7 @@ Crowd::~Crowd() { ::munmap(shared_, Shared::bytes(size_)); }
 
 std::unique_ptr<CommBackend> Crowd::seat(int rank) { return std::make_unique<Seat>(*shared_, rank, size_); }
 
-double& Crowd::note(int rank) { return shared_->note(rank); }
+double& Crowd::note(int rank, int which) { return shared_->note(rank, which); }
 
 bool Crowd::all_at(int place, int absent) const {
   for (int rank = 0; rank < size_; ++rank) {

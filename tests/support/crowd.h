@@ -14,6 +14,7 @@ namespace zeroth::test {
 class Crowd {
  public:
   static constexpr int kPlaces = 8;
+  static constexpr int kNotes = 8;
 
   /// Throws std::runtime_error where the system gives no memory.
   explicit Crowd(int size);
@@ -28,8 +29,8 @@ class Crowd {
   void meet(int rank, RankWatch& watch, int place, Milliseconds timeout);
   /// Whether all but `absent` wait at the place.
   [[nodiscard]] bool all_at(int place, int absent) const;
-  /// A number of each rank, which the others can read.
-  [[nodiscard]] double& note(int rank);
+  /// Numbers of each rank, which the others can read; 0 at first. `which` is below kNotes.
+  [[nodiscard]] double& note(int rank, int which = 0);
 
  private:
   struct Shared;

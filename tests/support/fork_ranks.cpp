@@ -12,10 +12,11 @@
 #include <csignal>
 #include <cstdint>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <thread>
+
+#include <zeroth/base/surroundings.h>
 
 #include "support/left_behind.h"
 
@@ -153,10 +154,6 @@ std::string unique_job() {
   return "test-" + std::to_string(::getpid()) + "-" + std::to_string(bits);
 }
 
-int open_descriptors() {
-  int count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
-  return count;
-}
+int open_descriptors() { return static_cast<int>(count_open_files()); }
 
 }  // namespace zeroth::test
