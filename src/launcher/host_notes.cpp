@@ -4,10 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <iterator>
 #include <span>
-#include <utility>
 
 namespace zeroth::launcher {
 namespace {
@@ -25,26 +22,15 @@ std::string line_of(const std::string& text, const std::vector<std::string>& hos
 
 }  // namespace
 
-void HostNotes::add(const std::string& host, std::string_view text, TimePoint now) {
-  // After everything that this host has said before: so its notes stay in order.
-  auto from = waiting_.end();
-  while (from != waiting_.begin() && std::ranges::find(std::prev(from)->hosts, host) == std::prev(from)->hosts.end()) --from;
-  const auto same = std::find_if(from, waiting_.end(), [text](const Note& note) { return note.text == text; });
-  if (same != waiting_.end()) {
-    same->hosts.push_back(host);
-    return;
-  }
-  waiting_.push_back({.text = std::string(text), .hosts = {host}, .due = now + kNoteWindow});
-}
+void HostNotes::add(const std::string& host, std::string_view text, TimePoint now) { waiting_.add(host, text, now + kNoteWindow); }
 
 std::vector<std::string> HostNotes::take(TimePoint now) {
   std::vector<std::string> lines;
-  for (; !waiting_.empty() && (waiting_.front().due <= now || waiting_.size() > kMostWaiting); waiting_.pop_front()) lines.push_back(line_of(waiting_.front().text, waiting_.front().hosts));
+  while (!waiting_.empty() && (waiting_.first().due <= now || waiting_.size() > kMostWaiting)) {
+    const auto note = waiting_.take_first();
+    lines.push_back(line_of(note.text, note.by));
+  }
   return lines;
-}
-
-std::optional<HostNotes::TimePoint> HostNotes::next() const {
-  return waiting_.empty() ? std::nullopt : std::optional(waiting_.front().due);
 }
 
 }  // namespace zeroth::launcher

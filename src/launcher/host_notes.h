@@ -1,9 +1,10 @@
 // Holds what hosts have to say for a moment, so that what many of them say is written once.
 #pragma once
 
+#include "launcher/said_once.h"
+
 #include <zeroth/base/deadline.h>
 
-#include <deque>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,17 +20,11 @@ class HostNotes {
   void add(const std::string& host, std::string_view text, TimePoint now);
   /// Those that have waited for kNoteWindow, and of very many the first.
   [[nodiscard]] std::vector<std::string> take(TimePoint now);
-  [[nodiscard]] std::vector<std::string> take_all() { return take(TimePoint::max()); }
   /// When take() has something next; none if nothing waits.
-  [[nodiscard]] std::optional<TimePoint> next() const;
+  [[nodiscard]] std::optional<TimePoint> next() const { return waiting_.next(); }
 
  private:
-  struct Note {
-    std::string text;
-    std::vector<std::string> hosts;
-    TimePoint due;
-  };
-  std::deque<Note> waiting_;
+  SaidOnce<std::string> waiting_;
 };
 
 inline constexpr Milliseconds kNoteWindow{300};  ///< a hundred hosts begin within it

@@ -27,40 +27,23 @@ std::string describe_ranks(const std::vector<int>& ranks) {
 }
 
 void LineMerger::add(int rank, std::string_view line, TimePoint now) {
-  // After everything that this rank has written before: so its lines stay in order.
-  auto from = waiting_.end();
-  while (from != waiting_.begin() && std::ranges::find(std::prev(from)->ranks, rank) == std::prev(from)->ranks.end()) --from;
-  const auto same = std::find_if(from, waiting_.end(), [line](const Entry& entry) { return entry.line == line; });
-  if (same != waiting_.end()) {
-    same->ranks.push_back(rank);
-  } else {
-    waiting_bytes_ += line.size();
-    waiting_.push_back({.line = std::string(line), .ranks = {rank}, .due = now + kMergeWindow});
-  }
+  if (waiting_.add(rank, line, now + kMergeWindow)) waiting_bytes_ += line.size();
   while (waiting_.size() > kMostWaiting || waiting_bytes_ > kMostWaitingBytes) write_first();
 }
 
 void LineMerger::flush(TimePoint now) {
-  while (!waiting_.empty() && (waiting_.front().due <= now || waiting_.front().ranks.size() == num_ranks_)) write_first();
+  while (!waiting_.empty() && (waiting_.first().due <= now || waiting_.first().by.size() == num_ranks_)) write_first();
 }
 
 void LineMerger::flush_all() {
   while (!waiting_.empty()) write_first();
 }
 
-std::optional<LineMerger::TimePoint> LineMerger::next() const {
-  if (waiting_.empty()) {
-    return std::nullopt;
-  }
-  return waiting_.front().due;
-}
-
 void LineMerger::write_first() {
-  Entry& entry = waiting_.front();
-  std::ranges::sort(entry.ranks);
-  waiting_bytes_ -= entry.line.size();
-  sink_->queue() += fmt::format("[{}{}] {}", entry.ranks.size() > 1 ? "ranks " : "", describe_ranks(entry.ranks), entry.line);
-  waiting_.pop_front();
+  auto [line, ranks, due] = waiting_.take_first();
+  std::ranges::sort(ranks);
+  waiting_bytes_ -= line.size();
+  sink_->queue() += fmt::format("[{}{}] {}", ranks.size() > 1 ? "ranks " : "", describe_ranks(ranks), line);
 }
 
 }  // namespace zeroth::launcher

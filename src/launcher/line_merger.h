@@ -2,11 +2,11 @@
 #pragma once
 
 #include "launcher/output.h"
+#include "launcher/said_once.h"
 
 #include <zeroth/base/deadline.h>
 
 #include <cstddef>
-#include <deque>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -31,20 +31,14 @@ class LineMerger {
   void flush(TimePoint now);
   void flush_all();
   /// When flush() is due next; none if nothing waits.
-  [[nodiscard]] std::optional<TimePoint> next() const;
+  [[nodiscard]] std::optional<TimePoint> next() const { return waiting_.next(); }
 
  private:
-  struct Entry {
-    std::string line;
-    std::vector<int> ranks;  // in the order in which they wrote it
-    TimePoint due;
-  };
-
   void write_first();
 
   OutputSink* sink_;
   std::size_t num_ranks_;
-  std::deque<Entry> waiting_;
+  SaidOnce<int> waiting_;
   std::size_t waiting_bytes_ = 0;
 };
 

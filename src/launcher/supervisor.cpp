@@ -79,8 +79,12 @@ Supervisor::Supervisor(const Options& options, const Console& console, const Att
 }
 
 void Supervisor::say(std::string_view text) {
-  for (const std::string& note : notes_.take_all()) write(note);
+  write_notes();
   write(text);
+}
+
+void Supervisor::write_notes(TimePoint now) {
+  for (const std::string& note : notes_.take(now)) write(note);
 }
 
 void Supervisor::write(std::string_view text) {
@@ -102,7 +106,7 @@ JobEnd Supervisor::run() {
   }
   const JobEnd end = conclude();
   end_groups(end);
-  for (const std::string& note : notes_.take_all()) write(note);
+  write_notes();
   for (LineMerger& merger : mergers_) merger.flush_all();
   flush_sinks();
   while (!abandon_output_ && (sinks_[0]->pending() > 0 || sinks_[1]->pending() > 0)) {
@@ -130,7 +134,7 @@ void Supervisor::end_groups(const JobEnd& end) {
 
 void Supervisor::flush_sinks() {
   const TimePoint now = SteadyClock::now();
-  for (const std::string& note : notes_.take(now)) write(note);
+  write_notes(now);
   for (LineMerger& merger : mergers_) merger.flush(now);
   for (OutputSink* sink : sinks_) {
     sink->flush_some();

@@ -69,6 +69,8 @@ class Supervisor final : public GroupListener {
   [[nodiscard]] RankOutput& output_of(int rank, Stream stream);
   [[nodiscard]] bool ranks_gone() const;
   void flush_sinks();
+  /// What hosts have said that is due by then.
+  void write_notes(TimePoint now = TimePoint::max());
   void write(std::string_view text);
   void wait_for_events();
   [[nodiscard]] int poll_timeout_ms() const;

@@ -35,9 +35,9 @@ TEST_F(HostNotesTest, WhatSeveralHostsSayIsSaidOnce) {
 
 TEST_F(HostNotesTest, ManyHostsAreCounted) {
   for (const char* host : {"a", "b", "c", "d", "e"}) add(host, "five");
-  EXPECT_THAT(notes.take_all(), ElementsAre("hosts a, b, c, d, e: five"));
+  EXPECT_THAT(notes.take(HostNotes::TimePoint::max()), ElementsAre("hosts a, b, c, d, e: five"));
   for (int host = 0; host < 125; ++host) add("n" + std::to_string(host), "many");
-  EXPECT_THAT(notes.take_all(), ElementsAre("hosts n0, n1, n2, n3 and 121 more: many"));
+  EXPECT_THAT(notes.take(HostNotes::TimePoint::max()), ElementsAre("hosts n0, n1, n2, n3 and 121 more: many"));
 }
 
 TEST_F(HostNotesTest, TheNotesOfAHostStayInOrder) {
@@ -45,7 +45,7 @@ TEST_F(HostNotesTest, TheNotesOfAHostStayInOrder) {
   add("b", "second");
   add("b", "first");  // not that of a: b has said another thing before
   add("a", "first");  // again
-  EXPECT_THAT(notes.take_all(), ElementsAre("host a: first", "host b: second", "hosts b, a: first"));
+  EXPECT_THAT(notes.take(HostNotes::TimePoint::max()), ElementsAre("host a: first", "host b: second", "hosts b, a: first"));
 }
 
 TEST_F(HostNotesTest, AFloodDoesNotPileUp) {
