@@ -40,6 +40,19 @@ struct NcclRank {
   }
 };
 
+/// An all_reduce in place.
+inline Collective sum_of(float* data, std::int64_t count, MessageTag tag = {}) {
+  return {.kind = CollectiveKind::kAllReduce,
+          .in_dtype = DType::kFloat32,
+          .out_dtype = DType::kFloat32,
+          .send = reinterpret_cast<const std::byte*>(data),
+          .recv = reinterpret_cast<std::byte*>(data),
+          .counts = {count},
+          .tag = tag};
+}
+
+inline Work submit(NcclRank& rank, const Collective& call) { return rank.seat->submit({&call, 1}, rank.stream); }
+
 /// How the ranks of a test come together.
 struct NcclWorld {
   explicit NcclWorld(int world_size) : gpu(world_size), size(world_size), cudas(static_cast<std::size_t>(world_size), gpu.cuda_table()), tables(cudas.size(), gpu.nccl_table()) {

@@ -1,11 +1,11 @@
 // What the backend over NCCL says and does when something goes wrong, on fakes of NCCL and CUDA.
 #include "comm/nccl/nccl_calls.h"
+#include "support/elapsed.h"
 #include "support/error_of.h"
 #include "support/message_hub.h"
 #include "support/nccl_ranks.h"
 
 #include <zeroth/base/dtype.h>
-#include <zeroth/base/failpoint.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/messages.h>
@@ -33,37 +33,18 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
+using test::Elapsed;
 using test::error_of;
 using test::FakeGpu;
 using test::NcclRank;
 using test::NcclWorld;
-
-Collective sum_of(float* data, std::int64_t count, MessageTag tag = {}) {
-  return {.kind = CollectiveKind::kAllReduce,
-          .in_dtype = DType::kFloat32,
-          .out_dtype = DType::kFloat32,
-          .send = reinterpret_cast<const std::byte*>(data),
-          .recv = reinterpret_cast<std::byte*>(data),
-          .counts = {count},
-          .tag = tag};
-}
-
-Work submit(NcclRank& rank, const Collective& call) { return rank.seat->submit({&call, 1}, rank.stream); }
+using test::submit;
+using test::sum_of;
 
 /// What submit() throws at once.
 std::string refusal(NcclRank& rank, ErrorCode code, const std::vector<Collective>& calls) {
   return error_of(code, [&] { (void)rank.seat->submit(calls, rank.stream); });
 }
-
-class Elapsed {
- public:
-  [[nodiscard]] bool below(int milliseconds) const {
-    return std::chrono::steady_clock::now() - begin_ < std::chrono::milliseconds(milliseconds);
-  }
-
- private:
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
 
 // What NCCL cannot do.
 
@@ -663,68 +644,6 @@ TEST(NcclGateAtTheStart, RanksThatDoNotAllCompareAreRefused) {
   world.set_options = [](int rank, CommOptions& options) { options.check_calls = rank == 0; };
   EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }),
               Each(AllOf(StartsWith("[MISMATCH] some ranks want their calls compared"), HasSubstr("true (rank 0)"), HasSubstr("false (rank 1)"))));
-}
-
-// Failpoints. The ranks are threads here: which of them strikes is for the number of the hit to say, and a death cannot be had.
-
-/// Calls, a part and calls in it, and nobody goes before all are done; tells the others of an error, as programs do.
-void live_over_nccl(NcclRank& rank) {
-  try {
-    auto* const data = rank.room<float>(4);
-    submit(rank, sum_of(data, 4)).wait();
-    const auto part = rank.seat->split(0, rank.rank, "part");
-    const Collective call = sum_of(data, 4);
-    part->submit({&call, 1}, rank.stream).wait();
-    const Collective barrier{.kind = CollectiveKind::kBarrier};
-    rank.seat->submit({&barrier, 1}, make_cpu_device()->make_stream("the end")).wait();
-  } catch (const Error& error) {
-    rank.seat->abort(error);
-    throw;
-  }
-}
-
-TEST(NcclFailpoints, WhoeverFailsAtASiteTheOthersEndInTime) {
-  constexpr int kRanks = 3;
-  int sites = 0;
-  for (const Failpoint& site : failpoints()) {
-    if (!site.name.starts_with("nccl.")) continue;
-    ++sites;
-    for (int hit = 1; hit <= 2 * kRanks; ++hit) {  // in the world, and in the part
-      SCOPED_TRACE(site.name + " hit " + std::to_string(hit));
-      NcclWorld world(kRanks);
-      arm_failpoints(parse_failpoints(site.name + "@hit=" + std::to_string(hit) + ":throw"), 0);
-      const Elapsed elapsed;
-      const auto errors = world.try_ranks(live_over_nccl);
-      disarm_failpoints();
-      EXPECT_TRUE(elapsed.below(10'000));
-      const auto planted = std::ranges::count_if(errors, [&](const std::string& error) { return error.starts_with("[INTERNAL] planted failure at " + site.name); });
-      EXPECT_EQ(planted, 1) << ::testing::PrintToString(errors);
-      EXPECT_THAT(errors, Each(Not(IsEmpty())));
-      EXPECT_THAT(errors, Each(Not(HasSubstr("[TIMEOUT]"))));
-      EXPECT_THAT(world.gpu.violations(), IsEmpty());
-      EXPECT_EQ(world.gpu.living_comms(), 0U);
-    }
-  }
-  EXPECT_EQ(sites, 3);
-}
-
-TEST(NcclFailpoints, ASlowRankIsNoFailure) {
-  for (const char* const spec : {"nccl.open@hit=2:sleep=50", "nccl.give@hit=3:sleep=50", "nccl.wait@hit=1:sleep=50"}) {
-    NcclWorld world(3);
-    arm_failpoints(parse_failpoints(spec), 0);
-    const auto errors = world.try_ranks(live_over_nccl);
-    disarm_failpoints();
-    EXPECT_THAT(errors, Each(IsEmpty())) << spec;
-  }
-}
-
-TEST(NcclFailpoints, AnAbortThatIsLateStillEndsTheOthers) {
-  NcclWorld world(2);
-  arm_failpoints(parse_failpoints("nccl.give@hit=2:throw;abort.nccl@hit=1:sleep=300"), 0);
-  const auto errors = world.try_ranks(live_over_nccl);
-  disarm_failpoints();
-  EXPECT_THAT(errors, Each(HasSubstr("planted failure at nccl.give")));
-  EXPECT_EQ(world.gpu.living_comms(), 0U);
 }
 
 // Stopping.
