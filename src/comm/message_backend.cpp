@@ -1,12 +1,10 @@
 #include "comm/call_descriptor.h"
-#include "comm/control/end_of_job.h"
-#include "comm/control/watched.h"
 #include "comm/matched_calls.h"
+#include "comm/message_links.h"
 
 #include <kernels/common/dispatch.h>
 #include <kernels/copy/copy.h>
 #include <zeroth/base/failpoint.h>
-#include <zeroth/base/interrupt.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/messages.h>
 
@@ -24,17 +22,6 @@
 
 namespace zeroth::detail {
 namespace {
-
-/// What all groups of the rank share.
-struct MessageJob {
-  std::shared_ptr<MessageTransport> transport;
-  CommOptions options;
-  Watched watched;
-  Event last_call{};            ///< matched calls run in the order of their submission, across groups
-  std::uint32_t next_group = 1;  ///< number of the next group, not below any that this rank has seen
-  std::mutex mutex;
-  std::string abort_text;  ///< under mutex
-};
 
 /// A buffer that holds the parts of all ranks, one after the other.
 template <class Byte>
@@ -57,43 +44,31 @@ class PartsOf {
 using Parts = PartsOf<std::byte>;
 using ConstParts = PartsOf<const std::byte>;
 
-/// One group: its members, and the kinds of messages that go between them. Run by one thread at a time.
+/// The calls of one group. Run by one thread at a time.
 class MessageGroup {
  public:
   MessageGroup(std::shared_ptr<MessageJob> job, std::string name, std::uint32_t number, std::vector<int> members, int rank)
-      : job_(std::move(job)),
-        name_(std::move(name)),
-        number_(number),
-        members_(std::move(members)),
-        rank_(rank),
-        nodes_(job_->options.nodes, members_),
-        sent_(members_.size()),
-        taken_(members_.size()),
-        isa_(kernels::best_isa()) {
-    if (RankWatch* const watch = job_->watched.watch()) begun_ = watch->calls_begun(watched_as());
+      : job_(*job), links_(std::move(job), std::move(name), number, std::move(members), rank), rank_(rank), sent_(ranks()), taken_(ranks()), isa_(kernels::best_isa()) {
+    if (RankWatch* const watch = job_.watched.watch()) begun_ = watch->calls_begun(links_.watched_as());
   }
 
-  [[nodiscard]] int rank() const { return rank_; }
-  [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
-  [[nodiscard]] const std::string& name() const { return name_; }
-  [[nodiscard]] MessageJob& job() const { return *job_; }
-  [[nodiscard]] std::string where() const { return "comm." + std::string(job_->transport->kind()); }
+  [[nodiscard]] int size() const { return links_.size(); }
+  [[nodiscard]] const MessageLinks& links() const { return links_; }
   [[nodiscard]] std::size_t staging_bytes() const { return staging_.size(); }
-  [[nodiscard]] const NodeMap& nodes() const { return nodes_; }
   void set_observer(std::shared_ptr<TrafficObserver> observer) { observer_ = std::move(observer); }
-  void set_tag_names(TagNames names) { tag_names_ = std::move(names); }
+  void set_tag_names(TagNames names) { links_.set_tag_names(std::move(names)); }
 
   template <class Body>
   auto guarded(Body&& body) {
     if (broken_) std::rethrow_exception(broken_);
     try {
-      throw_if_aborted();
+      links_.throw_if_aborted();
       return body();
     } catch (const JobVerdict&) {
       broken_ = std::current_exception();
       throw;
     } catch (const Error& error) {
-      const Error dated = job_->watched.dated(error);
+      const Error dated = job_.watched.dated(error);
       broken_ = std::make_exception_ptr(dated);
       throw dated;
     } catch (...) {
@@ -117,34 +92,26 @@ class MessageGroup {
       call_.counts_digest = digest64(name);
       call_.color = color;
       call_.key = key;
-      call_.send_offset = job_->next_group;
+      call_.send_offset = job_.next_group;
       ZR_FAILPOINT_OF("messages.*.post", name_of(call_.kind));
       const std::vector<CallDescriptor> all = agree();
       ZR_FAILPOINT_OF("messages.*.mid", name_of(call_.kind));
       // Above every number that a member has seen: so no two groups of two ranks have the same.
       std::uint64_t number = 0;
       for (const CallDescriptor& theirs : all) number = std::max(number, theirs.send_offset);
-      job_->next_group = static_cast<std::uint32_t>(number) + 1;
+      job_.next_group = static_cast<std::uint32_t>(number) + 1;
       if (color < 0) return nullptr;
       const std::vector<int> ranks =
           members_of(color, size(), [&](int peer) -> const CallDescriptor& { return all[static_cast<std::size_t>(peer)]; });
       const auto rank = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
       std::vector<int> members;
-      for (const int peer : ranks) members.push_back(members_[static_cast<std::size_t>(peer)]);
+      for (const int peer : ranks) members.push_back(links_.members()[static_cast<std::size_t>(peer)]);
       auto part = std::make_shared<MessageGroup>(
-          job_, name_ + "/" + std::string(name), static_cast<std::uint32_t>(number), std::move(members), rank);
+          links_.job(), links_.name() + "/" + std::string(name), static_cast<std::uint32_t>(number), std::move(members), rank);
       part->observer_ = observer_;
       ZR_FAILPOINT_OF("messages.*.end", name_of(call_.kind));
       return part;
     });
-  }
-
-  void throw_if_aborted() const {
-    const std::lock_guard lock(job_->mutex);
-    if (job_->abort_text.empty()) return;
-    throw Error(ErrorCode::kAborted,
-                "this rank stopped the job: " + job_->abort_text,
-                {.where = fmt::format("{} group={}", where(), name_), .who = fmt::format("rank {}/{}", rank_, size())});
   }
 
   void report(const TrafficEvent& event) noexcept {
@@ -152,19 +119,9 @@ class MessageGroup {
   }
 
  private:
-  struct Pending {
-    int peer;
-    std::unique_ptr<Transfer> transfer;
-    CallDescriptor about;
-  };
-  using Transfers = std::vector<Pending>;
-  /// For messages, until a deadline.
-  struct Waiting {
-    Deadline deadline;
-    WatchedWait watched;
-  };
-  enum class Kind : std::uint32_t { kDescription, kData, kHeader, kMessage };
-  static constexpr std::uint32_t kKinds = 4;
+  using Transfers = MessageLinks::Transfers;
+
+  [[nodiscard]] std::size_t ranks() const { return links_.members().size(); }
 
   void run_matched(const Collective& call) {
     call_ = describe_call(call, next_sequence_);
@@ -177,7 +134,7 @@ class MessageGroup {
     move(call);
     ZR_FAILPOINT_OF("messages.*.end", name_of(call_.kind));
     const CountedAs counted(call);
-    report({.group = name_,
+    report({.group = links_.name(),
             .kind = counted.kind,
             .calls = counted.calls,
             .bytes = received_,
@@ -197,28 +154,26 @@ class MessageGroup {
     std::vector<std::unique_ptr<Transfer>> arriving(calls.size());
     for (std::size_t index = 0; index < calls.size(); ++index) {
       if (calls[index].kind != CollectiveKind::kRecv) continue;
-      const int from = members_[static_cast<std::size_t>(calls[index].root)];
-      arriving[index] =
-          job_->transport->receive(from, tag_of(Kind::kHeader), std::as_writable_bytes(std::span(&headers[index], 1)));
+      arriving[index] = links_.expect_header(calls[index].root, headers[index]);
     }
     Transfers transfers;
     for (std::size_t index = 0; index < calls.size(); ++index) {
       call_ = own[index];
       if (calls[index].kind != CollectiveKind::kSend) continue;
-      send(transfers, calls[index].root, Kind::kHeader, std::as_bytes(std::span(&own[index], 1)));
-      send(transfers, calls[index].root, Kind::kMessage, {calls[index].send, bytes_of(calls[index])});
+      send(transfers, calls[index].root, MessageKind::kHeader, std::as_bytes(std::span(&own[index], 1)));
+      send(transfers, calls[index].root, MessageKind::kMessage, {calls[index].send, bytes_of(calls[index])});
     }
     ZR_FAILPOINT("messages.headers");
     take_headers(calls, own, headers, arriving, transfers);
-    await(transfers);
+    links_.await(transfers);
     for (const Collective& call : calls) {
       const bool receives = call.kind == CollectiveKind::kRecv;
       const CountedAs counted(call);
-      report({.group = name_,
+      report({.group = links_.name(),
               .kind = counted.kind,
               .calls = counted.calls,
               .bytes = receives ? bytes_of(call) : 0,
-              .far_bytes = receives && nodes_.is_far(rank_, call.root) ? bytes_of(call) : 0,
+              .far_bytes = receives && links_.nodes().is_far(rank_, call.root) ? bytes_of(call) : 0,
               .control_bytes = receives ? sizeof(CallDescriptor) : 0});
     }
   }
@@ -229,7 +184,7 @@ class MessageGroup {
                     const std::vector<CallDescriptor>& headers,
                     std::vector<std::unique_ptr<Transfer>>& arriving,
                     Transfers& transfers) {
-    Waiting waiting{Deadline(patience()), WatchedWait(job_->watched.watch())};
+    MessageLinks::Waiting waiting = links_.begin_wait();
     for (;;) {
       std::vector<std::size_t> next;  // the first one of each sender
       for (std::size_t index = 0; index < calls.size(); ++index) {
@@ -241,21 +196,21 @@ class MessageGroup {
       for (const std::size_t index : next) {
         // One of several must not keep the others from being seen.
         const Milliseconds slice = next.size() == 1 ? waiting.deadline.slice() : Milliseconds{came ? 0 : 1};
-        if (!wait_for(waiting, *arriving[index], slice, calls[index].root, own[index])) continue;
+        if (!links_.wait_for(waiting, *arriving[index], slice, calls[index].root, own[index])) continue;
         came = true;
         arriving[index].reset();
         const int peer = calls[index].root;
         if (!same_message(headers[index], own[index])) {
-          job_->watched.tell_and_throw(mismatch_error(
-              {own[index], rank_}, {headers[index], peer}, size(), fmt::format("{} group={}", where(), name_), tag_names_));
+          job_.watched.tell_and_throw(mismatch_error(
+              {own[index], rank_}, {headers[index], peer}, size(), links_.where_group(), links_.tag_names()));
         }
         call_ = own[index];
-        receive(transfers, peer, Kind::kMessage, {calls[index].recv, bytes_of(calls[index])});
+        receive(transfers, peer, MessageKind::kMessage, {calls[index].recv, bytes_of(calls[index])});
       }
       if (came) {
-        waiting.deadline = Deadline(patience());
+        links_.renew(waiting);
       } else {
-        check_wait(waiting, calls[next.front()].root, own[next.front()]);
+        links_.check_wait(waiting, calls[next.front()].root, own[next.front()]);
       }
     }
   }
@@ -263,118 +218,42 @@ class MessageGroup {
   [[nodiscard]] static std::size_t bytes_of(const Collective& call) {
     return static_cast<std::size_t>(call.counts.front()) * size_of(call.in_dtype);
   }
-  [[nodiscard]] std::uint32_t tag_of(Kind kind) const {
-    const std::uint32_t tag = kKinds * number_ + static_cast<std::uint32_t>(kind);
-    return kind == Kind::kHeader ? tag | MessageTransport::kAlone : tag;
-  }
-
-  void send(Transfers& into, int peer, Kind kind, std::span<const std::byte> bytes) {
-    if (bytes.empty()) return;
-    const int to = members_[static_cast<std::size_t>(peer)];
-    ZR_FAILPOINT("messages.send");
-    into.push_back({peer, job_->transport->send(to, tag_of(kind), bytes), call_});
-  }
-
-  void receive(Transfers& into, int peer, Kind kind, std::span<std::byte> bytes) {
-    if (bytes.empty()) return;
-    const int from = members_[static_cast<std::size_t>(peer)];
-    ZR_FAILPOINT("messages.receive");
-    into.push_back({peer, job_->transport->receive(from, tag_of(kind), bytes), call_});
-    if (kind != Kind::kData) return;
+  void send(Transfers& into, int peer, MessageKind kind, std::span<const std::byte> bytes) const { links_.send(into, peer, kind, bytes, call_); }
+  void receive(Transfers& into, int peer, MessageKind kind, std::span<std::byte> bytes) {
+    links_.receive(into, peer, kind, bytes, call_);
+    if (kind != MessageKind::kData) return;
     received_ += bytes.size();
-    if (nodes_.is_far(rank_, peer)) far_ += bytes.size();
-  }
-
-  void await(Transfers& transfers) {
-    Waiting waiting{Deadline(patience()), WatchedWait(job_->watched.watch())};
-    for (const Pending& pending : transfers) {
-      while (!wait_for(waiting, *pending.transfer, waiting.deadline.slice(), pending.peer, pending.about)) {
-        check_wait(waiting, pending.peer, pending.about);
-      }
-    }
-    transfers.clear();
-  }
-
-  /// A transport knows messages, and which rank of its own numbers it has lost; whoever reads its error also wants the call.
-  [[nodiscard]] bool wait_for(Waiting& waiting, Transfer& transfer, Milliseconds slice, int peer, const CallDescriptor& about) const {
-    try {
-      return transfer.wait(slice);
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::kPeerLost && error.code() != ErrorCode::kAborted) throw;
-      if (error.code() == ErrorCode::kPeerLost) {
-        waiting.watched.lose([&] { return report_of(waiting.deadline, peer, about); }, job_->watched.job_rank(members_[static_cast<std::size_t>(peer)]));
-      }
-      job_->watched.await_verdict(error.code() == ErrorCode::kAborted ? kWordOfCause : kWordOfLoss);
-      if (const Error cause = cause_of_stop(error); error.code() == ErrorCode::kAborted && cause.message() != error.message()) throw Error(cause);
-      ErrorContext context = error.context();
-      if (context.who.empty()) context.who = fmt::format("rank {}/{}", rank_, size());
-      if (context.which.empty()) context.which = meaning_of(about, tag_names_);
-      if (context.expected.empty()) context.expected = fmt::format("{} with rank {} of group={}", text_of(about), peer, name_);
-      throw Error(error.code(), error.message(), std::move(context));
-    }
-  }
-
-  /// No two groups of a rank have the same.
-  [[nodiscard]] std::string watched_as() const { return fmt::format("{}#{}", name_, number_); }
-  [[nodiscard]] Milliseconds patience() const { return job_->watched.patience(job_->options.timeout); }
-  [[nodiscard]] WaitReport report_of(const Deadline& deadline, int peer, const CallDescriptor& about) const {
-    const std::string meaning = meaning_of(about, tag_names_);
-    return {.group = name_,
-            .call = text_of(about) + (meaning.empty() ? "" : ", " + meaning),
-            .ranks = {job_->watched.job_rank(members_[static_cast<std::size_t>(peer)])},
-            .calls_of = about.kind == PostKind::kSend || about.kind == PostKind::kRecv ? "" : watched_as(),
-            .sequence = about.sequence,
-            .waited = deadline.timeout() - deadline.remaining(),
-            .timeout = deadline.timeout()};
-  }
-
-  /// Throws where waiting for the peer is pointless.
-  void check_wait(Waiting& waiting, int peer, const CallDescriptor& about) const {
-    throw_if_aborted();
-    check_interrupt();
-    const auto report = [&] { return report_of(waiting.deadline, peer, about); };
-    const bool passed = waiting.deadline.passed();  // once: who has not been heard to expire must not give up
-    passed ? waiting.watched.expire(report) : waiting.watched.look(report);
-    const bool names_peer = about.kind == PostKind::kSend || about.kind == PostKind::kRecv;
-    ZR_CHECK(!passed,
-             ErrorCode::kTimeout,
-             fmt::format("no answer within {:.1f} s", std::chrono::duration<double>(waiting.deadline.timeout()).count()),
-             {.where = fmt::format("{} group={}", where(), name_),
-              .who = fmt::format("rank {}/{}", rank_, size()),
-              .which = meaning_of(about, tag_names_),
-              .expected = names_peer ? text_of(about) : fmt::format("{} from rank {}", text_of(about), peer),
-              .got = "nothing",
-              .hint = "that rank computes longer than the timeout, hangs, or takes another path"});
+    if (links_.nodes().is_far(rank_, peer)) far_ += bytes.size();
   }
 
   /// Everybody's description of this call, once all are the same.
-  std::vector<CallDescriptor> agree() { return agree(std::vector<CallDescriptor>(members_.size(), call_)); }
+  std::vector<CallDescriptor> agree() { return agree(std::vector<CallDescriptor>(ranks(), call_)); }
 
   /// `told`: to each rank.
   std::vector<CallDescriptor> agree(const std::vector<CallDescriptor>& told) {
     ++next_sequence_;
     if (begun_) begun_->store(next_sequence_, std::memory_order_relaxed);
-    std::vector<CallDescriptor> all(members_.size(), call_);
+    std::vector<CallDescriptor> all(ranks(), call_);
     Transfers transfers;
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank_) continue;
       const auto index = static_cast<std::size_t>(peer);
-      send(transfers, peer, Kind::kDescription, std::as_bytes(std::span(&told[index], 1)));
-      receive(transfers, peer, Kind::kDescription, std::as_writable_bytes(std::span(&all[index], 1)));
+      send(transfers, peer, MessageKind::kDescription, std::as_bytes(std::span(&told[index], 1)));
+      receive(transfers, peer, MessageKind::kDescription, std::as_writable_bytes(std::span(&all[index], 1)));
     }
-    await(transfers);
+    links_.await(transfers);
     for (int peer = 0; peer < size(); ++peer) {
       const CallDescriptor& theirs = all[static_cast<std::size_t>(peer)];
       if (same_call(call_, theirs)) [[likely]]
         continue;
-      throw mismatch_error({call_, rank_}, {theirs, peer}, size(), fmt::format("{} group={}", where(), name_), tag_names_);
+      throw mismatch_error({call_, rank_}, {theirs, peer}, size(), links_.where_group(), links_.tag_names());
     }
     return all;
   }
 
   /// Two ranks compare what one gives the other, in both directions.
   std::vector<CallDescriptor> agree_on_parts(const Collective& call) {
-    std::vector<CallDescriptor> told(members_.size(), call_);
+    std::vector<CallDescriptor> told(ranks(), call_);
     for (std::size_t peer = 0; peer < told.size(); ++peer) {
       told[peer].given = call.counts[peer];
       told[peer].taken = call.recv_counts[peer];
@@ -386,7 +265,7 @@ class MessageGroup {
       for (const PartSize& part : {PartSize{peer, rank_, all[index].given, told[index].taken},
                                    PartSize{rank_, peer, told[index].given, all[index].taken}}) {
         if (part.given == part.taken) continue;
-        job_->watched.tell_and_throw(parts_error(call_, part, rank_, size(), fmt::format("{} group={}", where(), name_), tag_names_));
+        job_.watched.tell_and_throw(parts_error(call_, part, rank_, size(), links_.where_group(), links_.tag_names()));
       }
     }
     return all;
@@ -413,11 +292,11 @@ class MessageGroup {
     Transfers transfers;
     for (int distance = 1; distance < size(); ++distance) {  // every rank begins with another one
       const int peer = (rank_ + distance) % size();
-      send(transfers, peer, Kind::kData, {own, part(rank_).size()});
-      receive(transfers, peer, Kind::kData, part(peer));
+      send(transfers, peer, MessageKind::kData, {own, part(rank_).size()});
+      receive(transfers, peer, MessageKind::kData, part(peer));
     }
     if (part(rank_).data() != own) copy(part(rank_).data(), own, part(rank_).size());
-    await(transfers);
+    links_.await(transfers);
   }
 
   [[nodiscard]] std::size_t own_bytes(const Collective& call) const {
@@ -427,29 +306,29 @@ class MessageGroup {
   void gather_at_root(const Collective& call) {
     Transfers transfers;
     if (rank_ != call.root) {
-      send(transfers, call.root, Kind::kData, {call.send, own_bytes(call)});
-      return await(transfers);
+      send(transfers, call.root, MessageKind::kData, {call.send, own_bytes(call)});
+      return links_.await(transfers);
     }
     const Parts part(call.recv, call.counts, size_of(call.in_dtype));
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank_) receive(transfers, peer, Kind::kData, part(peer));
+      if (peer != rank_) receive(transfers, peer, MessageKind::kData, part(peer));
     }
     if (part(rank_).data() != call.send) copy(part(rank_).data(), call.send, part(rank_).size());
-    await(transfers);
+    links_.await(transfers);
   }
 
   void scatter(const Collective& call) {
     Transfers transfers;
     if (rank_ != call.root) {
-      receive(transfers, call.root, Kind::kData, {call.recv, own_bytes(call)});
-      return await(transfers);
+      receive(transfers, call.root, MessageKind::kData, {call.recv, own_bytes(call)});
+      return links_.await(transfers);
     }
     const ConstParts part(call.send, call.counts, size_of(call.in_dtype));
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank_) send(transfers, peer, Kind::kData, part(peer));
+      if (peer != rank_) send(transfers, peer, MessageKind::kData, part(peer));
     }
     if (part(rank_).data() != call.recv) copy(call.recv, part(rank_).data(), part(rank_).size());
-    await(transfers);
+    links_.await(transfers);
   }
 
   void all_to_all(const Collective& call) {
@@ -459,11 +338,11 @@ class MessageGroup {
     for (int distance = 1; distance < size(); ++distance) {  // every rank begins with another one
       const int to = (rank_ + distance) % size();
       const int from = (rank_ + size() - distance) % size();
-      send(transfers, to, Kind::kData, given(to));
-      receive(transfers, from, Kind::kData, taken(from));
+      send(transfers, to, MessageKind::kData, given(to));
+      receive(transfers, from, MessageKind::kData, taken(from));
     }
     copy(taken(rank_).data(), given(rank_).data(), given(rank_).size());
-    await(transfers);
+    links_.await(transfers);
   }
 
   /// [Note: Pieces] Parts are exchanged in pieces of staging_bytes; all messages of a piece are posted before the piece before it is
@@ -474,7 +353,7 @@ class MessageGroup {
                       const std::vector<std::int64_t>& offsets) {
     const std::size_t in_size = size_of(call.in_dtype);
     // The same on all ranks, whatever dtype each gives.
-    const auto piece = static_cast<std::int64_t>(job_->options.staging_bytes / std::max(in_size, size_of(call.out_dtype)));
+    const auto piece = static_cast<std::int64_t>(job_.options.staging_bytes / std::max(in_size, size_of(call.out_dtype)));
     const auto size_from = [this](int peer) { return size_of(in_dtypes_[static_cast<std::size_t>(peer)]); };
     const std::int64_t pieces = (*std::ranges::max_element(counts) + piece - 1) / piece;
     reserve_staging();
@@ -492,15 +371,15 @@ class MessageGroup {
         const std::int64_t begin = offsets[static_cast<std::size_t>(peer)] + first;
         send(transfers,
              peer,
-             Kind::kData,
+             MessageKind::kData,
              {call.send + static_cast<std::size_t>(begin) * in_size, static_cast<std::size_t>(length) * in_size});
-        receive(transfers, peer, Kind::kData, {staging(peer, number), own * size_from(peer)});
+        receive(transfers, peer, MessageKind::kData, {staging(peer, number), own * size_from(peer)});
       }
     };
     if (pieces > 0) post(0);
     for (std::int64_t number = 0; number < pieces; ++number) {
       if (number + 1 < pieces) post(number + 1);
-      await(posted[number % 2]);
+      links_.await(posted[number % 2]);
       const auto [first, length] = range(rank_, number);
       Summands sources;
       for (int peer = 0; peer < size(); ++peer) {
@@ -517,10 +396,10 @@ class MessageGroup {
     const auto elements = call.counts.front();
     const auto bytes = static_cast<std::size_t>(elements) * in_size;
     if (bytes <= kInlineBytes) {
-      std::vector<std::byte> all(bytes * members_.size());
-      gather(call.send, all.data(), std::vector<std::int64_t>(members_.size(), elements), in_size);
+      std::vector<std::byte> all(bytes * ranks());
+      gather(call.send, all.data(), std::vector<std::int64_t>(ranks(), elements), in_size);
       Summands sources;
-      for (std::size_t peer = 0; peer < members_.size(); ++peer) sources.add(all.data() + peer * bytes, call.in_dtype);
+      for (std::size_t peer = 0; peer < ranks(); ++peer) sources.add(all.data() + peer * bytes, call.in_dtype);
       reduce(call, call.recv, sources, elements);
       return;
     }
@@ -541,24 +420,24 @@ class MessageGroup {
     Transfers transfers;
     if (bytes <= kInlineBytes || size() == 2) {
       for (int peer = 0; root && peer < size(); ++peer) {
-        if (peer != rank_) send(transfers, peer, Kind::kData, {call.recv, bytes});
+        if (peer != rank_) send(transfers, peer, MessageKind::kData, {call.recv, bytes});
       }
-      if (!root) receive(transfers, call.root, Kind::kData, {call.recv, bytes});
-      return await(transfers);
+      if (!root) receive(transfers, call.root, MessageKind::kData, {call.recv, bytes});
+      return links_.await(transfers);
     }
     const Parts part(call.recv, even_parts(call.counts.front(), size()), element);
     for (int peer = 0; root && peer < size(); ++peer) {
-      if (peer != rank_) send(transfers, peer, Kind::kData, part(peer));
+      if (peer != rank_) send(transfers, peer, MessageKind::kData, part(peer));
     }
-    if (!root) receive(transfers, call.root, Kind::kData, part(rank_));
-    await(transfers);
+    if (!root) receive(transfers, call.root, MessageKind::kData, part(rank_));
+    links_.await(transfers);
     // The root has everything: nobody sends to it, and it sends its own part only.
     for (int peer = 0; peer < size(); ++peer) {
       if (peer == rank_) continue;
-      if (peer != call.root) send(transfers, peer, Kind::kData, part(rank_));
-      if (!root) receive(transfers, peer, Kind::kData, part(peer));
+      if (peer != call.root) send(transfers, peer, MessageKind::kData, part(rank_));
+      if (!root) receive(transfers, peer, MessageKind::kData, part(peer));
     }
-    await(transfers);
+    links_.await(transfers);
   }
 
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
@@ -566,33 +445,29 @@ class MessageGroup {
   }
 
   void reduce(const Collective& call, std::byte* to, const Summands& sources, std::int64_t elements) const {
-    reduce_in_rank_order(call, rank_, to, sources, elements, nodes_, isa_);
+    reduce_in_rank_order(call, rank_, to, sources, elements, links_.nodes(), isa_);
   }
 
   void reserve_staging() {
-    const std::size_t bytes = 2 * static_cast<std::size_t>(size() - 1) * job_->options.staging_bytes;
+    const std::size_t bytes = 2 * static_cast<std::size_t>(size() - 1) * job_.options.staging_bytes;
     if (staging_.size() >= bytes) return;
     staging_.resize(bytes);
-    if (job_->options.ledger) staging_hold_ = job_->options.ledger->hold({-1, MemoryState::kControl}, bytes);
+    if (job_.options.ledger) staging_hold_ = job_.options.ledger->hold({-1, MemoryState::kControl}, bytes);
   }
 
   /// Where the peer's contribution to piece `number` lies; two pieces at a time.
   [[nodiscard]] std::byte* staging(int peer, std::int64_t number) {
     const int place = (peer < rank_ ? peer : peer - 1) + static_cast<int>(number % 2) * (size() - 1);
-    return staging_.data() + static_cast<std::size_t>(place) * job_->options.staging_bytes;
+    return staging_.data() + static_cast<std::size_t>(place) * job_.options.staging_bytes;
   }
 
-  std::shared_ptr<MessageJob> job_;
-  std::string name_;
-  std::uint32_t number_;
-  std::vector<int> members_;  // ranks of the transport, in the order of the group
+  MessageJob& job_;  // links_ holds it
+  MessageLinks links_;
   int rank_;
-  NodeMap nodes_;
   std::vector<std::uint64_t> sent_;   // messages to each rank
   std::vector<std::uint64_t> taken_;  // and from each
   kernels::Isa isa_;
   std::shared_ptr<TrafficObserver> observer_;
-  TagNames tag_names_;
   CallDescriptor call_{};     // the one that runs
   std::vector<DType> in_dtypes_;  // what each rank gives to it
   std::uint64_t received_ = 0;  // by it
@@ -608,19 +483,19 @@ class MessageBackend final : public CommBackend {
  public:
   explicit MessageBackend(std::shared_ptr<MessageGroup> group) : group_(std::move(group)) {}
 
-  [[nodiscard]] int rank() const override { return group_->rank(); }
-  [[nodiscard]] int size() const override { return group_->size(); }
-  [[nodiscard]] const std::string& group_name() const override { return group_->name(); }
-  [[nodiscard]] std::string_view kind() const override { return group_->job().transport->kind(); }
+  [[nodiscard]] int rank() const override { return links().rank(); }
+  [[nodiscard]] int size() const override { return links().size(); }
+  [[nodiscard]] const std::string& group_name() const override { return links().name(); }
+  [[nodiscard]] std::string_view kind() const override { return job().transport->kind(); }
   [[nodiscard]] Capabilities capabilities() const override {
     return {.one_sided = false, .window_kind = ArenaKind::kPrivate, .separate_processes = true};
   }
-  [[nodiscard]] std::span<const int> node_sizes() const override { return group_->nodes().sizes; }
+  [[nodiscard]] std::span<const int> node_sizes() const override { return links().nodes().sizes; }
   [[nodiscard]] std::size_t memory_bytes() const override { return group_->staging_bytes(); }
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
-    WorkInfo info = validated(collectives, rank(), size(), group_->where());
-    Event& last_call = group_->job().last_call;
+    WorkInfo info = validated(collectives, rank(), size(), links().where());
+    Event& last_call = job().last_call;
     stream.order_after(last_call);
     enqueue_calls(stream, collectives, group_, &MessageGroup::run);
     last_call = stream.record();
@@ -628,7 +503,7 @@ class MessageBackend final : public CommBackend {
   }
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override {
-    group_->job().last_call.wait();
+    job().last_call.wait();
     std::shared_ptr<MessageGroup> part = group_->split(color, key, name);
     return part ? std::make_unique<MessageBackend>(std::move(part)) : nullptr;
   }
@@ -636,23 +511,23 @@ class MessageBackend final : public CommBackend {
   [[nodiscard]] PeerWindow attach(const Arena& /*arena*/, std::string_view name) override {
     throw Error(ErrorCode::kUsage,
                 "this transport has no memory that peers can read",
-                {.where = group_->where() + ".attach",
+                {.where = links().where() + ".attach",
                  .which = std::string(name),
                  .hint = "look at capabilities().one_sided, and make matched calls"});
   }
   void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& context) override {
     throw Error(ErrorCode::kUsage,
                 "this transport has no memory that peers can write",
-                {.where = group_->where() + ".wait_until", .which = context.what});
+                {.where = links().where() + ".wait_until", .which = context.what});
   }
   void ring() override {}
   void check_peers(const WaitContext& /*context*/) override {
-    group_->throw_if_aborted();
-    group_->job().transport->check();
+    links().throw_if_aborted();
+    job().transport->check();
   }
 
   void abort(const Error& error) noexcept override {
-    MessageJob& job = group_->job();
+    MessageJob& job = this->job();
     {
       const std::lock_guard lock(job.mutex);
       if (!job.abort_text.empty()) return;
@@ -663,17 +538,20 @@ class MessageBackend final : public CommBackend {
   }
 
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
-    group_->report({.group = group_->name(),
+    group_->report({.group = links().name(),
                     .kind = kind,
                     .one_sided = true,
                     .calls = 1,
                     .bytes = bytes,
-                    .far_bytes = group_->nodes().is_far(rank(), peer) ? bytes : 0});
+                    .far_bytes = links().nodes().is_far(rank(), peer) ? bytes : 0});
   }
   void set_observer(std::shared_ptr<TrafficObserver> observer) override { group_->set_observer(std::move(observer)); }
   void set_tag_names(TagNames names) override { group_->set_tag_names(std::move(names)); }
 
  private:
+  [[nodiscard]] const MessageLinks& links() const { return group_->links(); }
+  [[nodiscard]] MessageJob& job() const { return *links().job(); }
+
   std::shared_ptr<MessageGroup> group_;
 };
 
