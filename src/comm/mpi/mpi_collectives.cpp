@@ -32,10 +32,10 @@ namespace {
 // for each of them, where MPI needs log n. Where the limit is best is a guess: nobody has measured between hosts.
 constexpr int kFewRanks = 8;
 constexpr std::size_t kSmallReduceBytes = std::size_t{2} << 10U;  // of an all_reduce in one step; below what MPI copies at once, not kInlineBytes
-constexpr std::size_t kPairReduceBytes = std::size_t{32} << 10U;  // the same of two ranks, which move no more bytes in one step than in two,
-constexpr std::size_t kPairHalvesBytes = std::size_t{8} << 10U;   // where halves are not copied at once either
+constexpr int kCloseRanks = 4;                                     // which move hardly more bytes in one step than in two,
+constexpr std::size_t kCloseReduceBytes = std::size_t{32} << 10U;  // and do so up to here where parts are not copied at once either
 constexpr std::size_t kSmallPartBytes = std::size_t{64} << 10U;
-constexpr std::size_t kTinyPartBytes = std::size_t{4} << 10U;  // of few ranks
+constexpr std::size_t kTinyPartBytes = std::size_t{4} << 10U;  // about what MPI copies at once
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // of one call of MPI, which counts with an int
 
 /// What MPI sums by itself.
@@ -157,6 +157,13 @@ class MpiGroup {
   }
 
  private:
+  /// A piece of every rank's part of a sum on its way: what this rank gives to and takes from each.
+  struct Posted {
+    std::vector<MpiPiece> given{};
+    std::vector<MpiPiece> taken{};
+    MpiRequests requests{};
+  };
+
   void run_matched(const Collective& call) {
     call_ = describe_call(call, next_sequence_++);
     if (begun_) begun_->store(next_sequence_, std::memory_order_relaxed);
@@ -181,12 +188,11 @@ class MpiGroup {
     }
   }
 
-  /// A call of MPI, until it is done. `answered`: then every other rank has given something to it.
+  /// A call of MPI, until it is done.
   template <class Start>
-  void make(std::size_t bytes, bool answered, const Start& start) {
-    run([&] { return seat_->start_call(name_of(call_.kind), bytes, answered, start); }, [] {});
+  void make(std::size_t bytes, const Start& start) {
+    run([&] { return seat_->start_call(name_of(call_.kind), bytes, start); }, [] {});
   }
-  [[nodiscard]] static bool all_give(const std::vector<std::int64_t>& counts) { return std::ranges::find(counts, 0) == counts.end(); }
 
   /// Starts something and waits for it. `meanwhile`: what this rank does once it has started.
   template <class Start, class Meanwhile>
@@ -271,7 +277,7 @@ class MpiGroup {
   }
 
   void barrier() {
-    make(0, true, [&](const MpiTable& table, void** request) { return table.barrier(handle_, request); });
+    make(0, [&](const MpiTable& table, void** request) { return table.barrier(handle_, request); });
   }
 
   /// Lengths and offsets in bytes, as MPI counts them; none if it cannot.
@@ -295,7 +301,7 @@ class MpiGroup {
     return parts;
   }
   [[nodiscard]] static std::size_t total_bytes(const std::vector<std::int64_t>& counts, std::size_t element) {
-    return static_cast<std::size_t>(offsets_of(counts).back()) * element;
+    return static_cast<std::size_t>(std::accumulate(counts.begin(), counts.end(), std::int64_t{0})) * element;
   }
   /// MPI takes a null pointer for "in place", and what a rank without elements has may be null.
   template <class Byte>
@@ -307,44 +313,49 @@ class MpiGroup {
 
   /// Where each rank's part of a whole lies.
   template <class Byte>
-  [[nodiscard]] static std::vector<MpiPiece> pieces_of(Byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
-    std::vector<MpiPiece> pieces;
+  static void set_parts(std::vector<MpiPiece>& pieces, Byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
+    pieces.clear();
     std::int64_t begin = 0;
     for (const std::int64_t each : counts) {
       pieces.push_back({const_cast<std::byte*>(whole) + static_cast<std::size_t>(begin) * element, static_cast<std::size_t>(each) * element});
       begin += each;
     }
-    return pieces;
   }
-  [[nodiscard]] std::vector<MpiPiece> no_pieces() const { return std::vector<MpiPiece>(members_.size()); }
+  [[nodiscard]] MpiPiece own_part(std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) const {
+    const std::int64_t before = std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0});
+    return {whole + static_cast<std::size_t>(before) * element, static_cast<std::size_t>(counts[index()]) * element};
+  }
+  /// The same piece, or none, for every rank.
+  void set_all(std::vector<MpiPiece>& pieces, const MpiPiece& piece = {}) const { pieces.assign(members_.size(), piece); }
 
-  /// to[r] to rank r, from[r] from it, and nothing to and from this one but by `meanwhile`.
-  void exchange(std::vector<MpiPiece>& to, std::vector<MpiPiece>& from) {
-    exchange(to, from, [] {});
+  /// to_[r] to rank r, from_[r] from it, and nothing to and from this one but by `meanwhile`.
+  void exchange() {
+    exchange([] {});
   }
   template <class Meanwhile>
-  void exchange(std::vector<MpiPiece>& to, std::vector<MpiPiece>& from, const Meanwhile& meanwhile) {
-    to[index()] = from[index()] = {};
-    for (int peer = 0; peer < size(); ++peer) count(peer, from[static_cast<std::size_t>(peer)].bytes);
-    run([&] { return seat_->start_exchange(handle_, rank(), to, from); }, meanwhile);
+  void exchange(const Meanwhile& meanwhile) {
+    to_[index()] = from_[index()] = {};
+    for (int peer = 0; peer < size(); ++peer) count(peer, from_[static_cast<std::size_t>(peer)].bytes);
+    run([&] { return seat_->start_exchange(handle_, rank(), to_, from_); }, meanwhile);
   }
 
   /// Below it an all_gather or all_to_all is MPI's own call, which needs fewer messages than there are ranks.
   [[nodiscard]] std::size_t small_part() const { return size() > kFewRanks ? kSmallPartBytes : size() > 2 ? kTinyPartBytes : 0; }
 
   void all_gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
-    std::vector<MpiPiece> pieces = pieces_of(whole, counts, element);
-    const MpiPiece place = pieces[index()];
+    const MpiPiece place = own_part(whole, counts, element);
     const bool in_place = own == place.data;
-    const std::optional<ByteParts> parts = byte_parts(counts, element);
-    if (parts && total_bytes(counts, element) / members_.size() < small_part()) {
-      make(total_bytes(counts, element), all_give(counts), [&](const MpiTable& table, void** request) {
-        return table.all_gather(handle_, in_place ? nullptr : not_null(own), not_null(whole), parts->view(), request);
-      });
-      return count(counts, element);
+    if (total_bytes(counts, element) / members_.size() < small_part()) {
+      if (const std::optional<ByteParts> parts = byte_parts(counts, element)) {
+        make(total_bytes(counts, element), [&](const MpiTable& table, void** request) {
+          return table.all_gather(handle_, in_place ? nullptr : not_null(own), not_null(whole), parts->view(), request);
+        });
+        return count(counts, element);
+      }
     }
-    std::vector<MpiPiece> to(members_.size(), MpiPiece{const_cast<std::byte*>(own), place.bytes});
-    exchange(to, pieces, [&] {
+    set_all(to_, {const_cast<std::byte*>(own), place.bytes});
+    set_parts(from_, whole, counts, element);
+    exchange([&] {
       if (!in_place) copy(place.data, own, place.bytes);
     });
   }
@@ -352,48 +363,54 @@ class MpiGroup {
   void gather(const Collective& call) {
     const std::size_t element = size_of(call.in_dtype);
     const bool root = rank() == call.root;
-    std::vector<MpiPiece> pieces = pieces_of(call.recv, call.counts, element);
-    const MpiPiece place = pieces[index()];
+    const MpiPiece place = own_part(call.recv, call.counts, element);
     const bool in_place = root && call.send == place.data;
     if (const std::optional<ByteParts> parts = byte_parts(call.counts, element)) {
-      make(total_bytes(call.counts, element), false, [&](const MpiTable& table, void** request) {
+      make(total_bytes(call.counts, element), [&](const MpiTable& table, void** request) {
         return table.gather(handle_, in_place ? nullptr : not_null(call.send), not_null(call.recv), parts->view(), call.root, request);
       });
       if (root) count(call.counts, element);
       return;
     }
-    std::vector<MpiPiece> to = no_pieces();
-    to[static_cast<std::size_t>(call.root)] = {const_cast<std::byte*>(call.send), place.bytes};
-    if (!root) pieces = no_pieces();
-    exchange(to, pieces);
+    set_all(to_);
+    set_all(from_);
+    if (root) {
+      set_parts(from_, call.recv, call.counts, element);
+    } else {
+      to_[static_cast<std::size_t>(call.root)] = {const_cast<std::byte*>(call.send), place.bytes};
+    }
+    exchange();
     if (root && !in_place) copy(place.data, call.send, place.bytes);
   }
 
   void scatter(const Collective& call) {
     const std::size_t element = size_of(call.in_dtype);
     const bool root = rank() == call.root;
-    std::vector<MpiPiece> pieces = pieces_of(call.send, call.counts, element);
-    const MpiPiece place = pieces[index()];
+    const MpiPiece place = own_part(const_cast<std::byte*>(call.send), call.counts, element);
     const bool in_place = root && call.recv == place.data;
     if (const std::optional<ByteParts> parts = byte_parts(call.counts, element)) {
-      make(total_bytes(call.counts, element), false, [&](const MpiTable& table, void** request) {
+      make(total_bytes(call.counts, element), [&](const MpiTable& table, void** request) {
         return table.scatter(handle_, not_null(call.send), in_place ? nullptr : not_null(call.recv), parts->view(), call.root, request);
       });
       if (!root) count(call.root, place.bytes);
       return;
     }
-    std::vector<MpiPiece> from = no_pieces();
-    from[static_cast<std::size_t>(call.root)] = {call.recv, place.bytes};
-    if (!root) pieces = no_pieces();
-    exchange(pieces, from);
+    set_all(to_);
+    set_all(from_);
+    if (root) {
+      set_parts(to_, call.send, call.counts, element);
+    } else {
+      from_[static_cast<std::size_t>(call.root)] = {call.recv, place.bytes};
+    }
+    exchange();
     if (root && !in_place) copy(call.recv, place.data, place.bytes);
   }
 
   void all_to_all(const Collective& call) {
-    std::vector<MpiPiece> to = pieces_of(call.send, call.counts, size_of(call.in_dtype));
-    std::vector<MpiPiece> from = pieces_of(call.recv, call.recv_counts, size_of(call.in_dtype));
-    const MpiPiece given = to[index()];
-    const MpiPiece taken = from[index()];
+    set_parts(to_, call.send, call.counts, size_of(call.in_dtype));
+    set_parts(from_, call.recv, call.recv_counts, size_of(call.in_dtype));
+    const MpiPiece given = to_[index()];
+    const MpiPiece taken = from_[index()];
     if (given.bytes != taken.bytes) {
       const Error error = parts_error(
           call_, {rank(), rank(), call.counts[index()], call.recv_counts[index()]}, rank(), size(), "comm.mpi group=" + messages_->group_name(), tag_names_);
@@ -401,12 +418,12 @@ class MpiGroup {
       throw error;
     }
     if (call.equal_parts && given.bytes < small_part()) {  // of others nobody but two ranks knows how large the parts are
-      make(members_.size() * given.bytes, true, [&](const MpiTable& table, void** request) {
+      make(members_.size() * given.bytes, [&](const MpiTable& table, void** request) {
         return table.all_to_all(handle_, not_null(call.send), not_null(call.recv), static_cast<int>(given.bytes), request);
       });
       return count(call.recv_counts, size_of(call.in_dtype));
     }
-    exchange(to, from, [&] {
+    exchange([&] {
       copy(taken.data, given.data, taken.bytes);
     });
   }
@@ -415,14 +432,10 @@ class MpiGroup {
     const std::size_t bytes = static_cast<std::size_t>(call.counts.front()) * size_of(call.in_dtype);
     const bool root = rank() == call.root;
     if (size() == 2) {  // one message: MPI's call does no less, and begins later
-      std::vector<MpiPiece> to = no_pieces();
-      std::vector<MpiPiece> from = no_pieces();
-      if (root) {
-        to[1 - index()] = {const_cast<std::byte*>(call.send), bytes};
-      } else {
-        from[1 - index()] = {call.recv, bytes};
-      }
-      return exchange(to, from, [&] {
+      set_all(to_, root ? MpiPiece{const_cast<std::byte*>(call.send), bytes} : MpiPiece{});
+      set_all(from_);
+      if (!root) from_[static_cast<std::size_t>(call.root)] = {call.recv, bytes};
+      return exchange([&] {
         if (root && call.recv != call.send) copy(call.recv, call.send, bytes);
       });
     }
@@ -430,7 +443,7 @@ class MpiGroup {
     constexpr auto kMost = static_cast<std::size_t>(kMostElements);
     for (std::size_t done = 0; done < bytes; done += kMost) {
       const auto piece = static_cast<int>(std::min(kMost, bytes - done));
-      make(static_cast<std::size_t>(piece), !root, [&](const MpiTable& table, void** request) {
+      make(static_cast<std::size_t>(piece), [&](const MpiTable& table, void** request) {
         return table.broadcast(handle_, call.recv + done, piece, call.root, request);
       });
     }
@@ -444,7 +457,7 @@ class MpiGroup {
   }
 
   [[nodiscard]] bool in_one_step(std::size_t bytes) const {
-    return bytes <= kSmallReduceBytes || (size() == 2 && bytes >= kPairHalvesBytes && bytes <= kPairReduceBytes);
+    return bytes <= kSmallReduceBytes || (size() <= kCloseRanks && bytes >= members_.size() * kTinyPartBytes && bytes <= kCloseReduceBytes);
   }
 
   void all_reduce(const Collective& call) {
@@ -457,7 +470,7 @@ class MpiGroup {
       for (std::int64_t done = 0; done < elements; done += kMostElements) {
         const std::size_t begin = static_cast<std::size_t>(done) * out_size;
         const auto piece = static_cast<int>(std::min(kMostElements, elements - done));
-        make(2 * static_cast<std::size_t>(piece) * out_size, true, [&](const MpiTable& table, void** request) {
+        make(2 * static_cast<std::size_t>(piece) * out_size, [&](const MpiTable& table, void** request) {
           const std::byte* const from = call.send == call.recv ? nullptr : call.send + begin;
           return table.all_reduce(handle_, from, call.recv + begin, piece, *number_of(call.out_dtype), request);
         });
@@ -474,7 +487,7 @@ class MpiGroup {
       return reduce(call, call.recv, sources, elements);
     }
     // A rank's own part goes to nobody, so its sum may take that place while other parts are still under way.
-    std::byte* const own = pieces_of(call.recv, shares, out_size)[index()].data;
+    std::byte* const own = own_part(call.recv, shares, out_size).data;
     reduce_here(call, own, shares, offsets_of(shares));
     all_gather(own, call.recv, shares, out_size);
   }
@@ -495,7 +508,7 @@ class MpiGroup {
     std::byte* const to = aside ? sum_.reserve(static_cast<std::size_t>(own) * element, options_.ledger) : call.recv;
     std::vector<int> counts;
     for (const std::int64_t each : call.counts) counts.push_back(static_cast<int>(each));
-    make(2 * static_cast<std::size_t>(total) * element, own > 0, [&](const MpiTable& table, void** request) {
+    make(2 * static_cast<std::size_t>(total) * element, [&](const MpiTable& table, void** request) {
       return table.reduce_scatter(handle_, not_null(from), not_null(to), counts.data(), *number_of(call.out_dtype), request);
     });
     count(std::vector<std::int64_t>(members_.size(), own), element);
@@ -505,13 +518,6 @@ class MpiGroup {
       copy(call.recv, to, static_cast<std::size_t>(own) * element);
     }
   }
-
-  /// A piece of every rank's part on its way: what this rank gives to and takes from each.
-  struct Posted {
-    std::vector<MpiPiece> given{};
-    std::vector<MpiPiece> taken{};
-    MpiRequests requests{};
-  };
 
   /// MPI moves the parts, in pieces of staging_bytes, and the kernels of the other backends add them up, in rank order along the nodes. A piece is on
   /// its way while the one before it is added up.
@@ -529,10 +535,10 @@ class MpiGroup {
     std::byte* const wide = widens ? widened_.reserve(2 * half, options_.ledger) : nullptr;
     const auto first_of = [&](std::size_t owner, std::int64_t number) { return std::min(number * piece, counts[owner]); };
     const auto length_of = [&](std::size_t owner, std::int64_t number) { return std::min(piece, counts[owner] - first_of(owner, number)); };
-    Posted posted[2];
     const auto post = [&](std::int64_t number) {
-      Posted& next = posted[number % 2];
-      next.given = next.taken = no_pieces();
+      Posted& next = posted_[number % 2];
+      set_all(next.given);
+      set_all(next.taken);
       const std::size_t begin = static_cast<std::size_t>(number % 2) * half;
       const auto own_bytes = static_cast<std::size_t>(length_of(index(), number)) * size_on_the_way;
       for (std::size_t peer = 0; peer < members_.size(); ++peer) {
@@ -552,7 +558,7 @@ class MpiGroup {
       post(0);
       for (std::int64_t number = 0; number < pieces; ++number) {
         if (number + 1 < pieces) post(number + 1);
-        Posted& done = posted[number % 2];
+        Posted& done = posted_[number % 2];
         await(done.requests);
         Summands sources;
         for (std::size_t peer = 0; peer < members_.size(); ++peer) {
@@ -595,6 +601,9 @@ class MpiGroup {
   std::uint64_t far_ = 0;       // from other nodes
   std::uint64_t next_sequence_ = 0;
   std::shared_ptr<std::atomic<std::uint64_t>> begun_;  // next_sequence_, for others to see
+  std::vector<MpiPiece> to_;    // of an exchange: by rank
+  std::vector<MpiPiece> from_;
+  Posted posted_[2];
   Scratch staging_;
   Scratch widened_;
   Scratch sum_;

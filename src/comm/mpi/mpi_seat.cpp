@@ -115,6 +115,7 @@ MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* d
   enter();
   MpiRequests requests;
   start_locked({world_, sends, peer, static_cast<int>(tag), data, bytes}, requests);
+  if (sends) requests.told = bytes + kEnvelope;
   return requests;
 }
 
@@ -124,6 +125,7 @@ MpiRequests MpiSeat::start_exchange(void* group, int rank, std::span<const MpiPi
   enter();
   MpiRequests requests;
   const auto size = static_cast<int>(to.size());
+  requests.list.reserve(2 * to.size());
   for (int distance = 1; distance < size; ++distance) {  // every rank begins with another one
     const int source = (rank + size - distance) % size;
     const MpiPiece& piece = from[static_cast<std::size_t>(source)];
@@ -132,7 +134,7 @@ MpiRequests MpiSeat::start_exchange(void* group, int rank, std::span<const MpiPi
   for (int distance = 1; distance < size; ++distance) {
     const int target = (rank + distance) % size;
     const MpiPiece& piece = to[static_cast<std::size_t>(target)];
-    start_locked({group, true, target, kExchangeTag, piece.data, piece.bytes, from[static_cast<std::size_t>(target)].bytes > 0}, requests);
+    start_locked({group, true, target, kExchangeTag, piece.data, piece.bytes}, requests);
   }
   return requests;
 }
@@ -151,7 +153,6 @@ void MpiSeat::start_locked(const Message& message, MpiRequests& requests) {
     under_way_.push_back({request, message.sends ? Kind::kSend : Kind::kReceive});
   }
   requests.bytes += message.bytes;
-  if (message.sends && !message.answered) requests.unanswered = std::max(requests.unanswered, message.bytes + kEnvelope);
 }
 
 void MpiSeat::enter() {
@@ -277,9 +278,9 @@ bool MpiSeat::look(MpiRequests& asked, bool probes) {
     check(code, "to go on with a message");
     if (done == 0) break;
   }
-  // What MPI does not send ahead may have been taken to nowhere, by a rank that has left: not by one whose own part of the call has come.
+  // What MPI does not send ahead may have been taken to nowhere, by a rank that has left.
   const bool all_done = requests.empty();
-  if (all_done ? asked.unanswered > kSentAhead : probes) {
+  if (all_done ? asked.told > kSentAhead : probes) {
     heard_at_ = coarse_ns();
     listen();
   }

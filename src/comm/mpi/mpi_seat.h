@@ -36,7 +36,7 @@ struct MpiPiece {
 struct MpiRequests {
   std::vector<void*> list{};
   std::size_t bytes = 0;
-  std::size_t unanswered = 0;  ///< the largest message to a rank of which nothing comes in return: that it makes the same call is not seen
+  std::size_t told = 0;  ///< the largest message of which the sender is to know that the receiver has not left
   std::chrono::microseconds waited{0};
 };
 
@@ -51,20 +51,21 @@ class MpiSeat {
   [[nodiscard]] int size() const { return facts_.size; }
   [[nodiscard]] void* world() const { return world_; }
 
-  /// A message, in pieces that MPI can count.
+  /// A message, in pieces that MPI can count. A sender whose message is done knows that nobody had left who was to take it, but of what MPI sends ahead.
   [[nodiscard]] MpiRequests start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes);
-  /// A call of a group: call(table, &request) starts it and returns MPI's code. `bytes`: about as many as it moves.
+  /// A call of a group: call(table, &request) starts it and returns MPI's code. `bytes`: about as many as it moves. [Note: Done] A rank whose own part is
+  /// done goes on, as in MPI: what it sent to a rank that had left it hears in its next call, or after 10 ms in any.
   template <class Call>
-  [[nodiscard]] MpiRequests start_call(std::string_view what, std::size_t bytes, bool answered, const Call& call) {
+  [[nodiscard]] MpiRequests start_call(std::string_view what, std::size_t bytes, const Call& call) {
     const std::lock_guard lock(mutex_);
     enter();
     void* request = nullptr;
     check(call(table_, &request), what);
     under_way_.push_back({request, Kind::kCall});
-    return {.list = {request}, .bytes = bytes, .unanswered = answered ? 0 : bytes};
+    return {.list = {request}, .bytes = bytes};
   }
   /// to[r] goes to rank r of the group, and from[r] comes from it, as messages between each two ranks: that is how MPI's non-blocking calls do it, and
-  /// it has no limit of length. (MPI_Ialltoallw has none either, and takes 8 us longer.)
+  /// it has no limit of length. (MPI_Ialltoallw has none either, and takes 8 us longer.) See [Note: Done].
   [[nodiscard]] MpiRequests start_exchange(void* group, int rank, std::span<const MpiPiece> to, std::span<const MpiPiece> from);
   /// MpiTable::split(), which blocks, for at most `timeout`: kTimeout, and this rank is without MPI. Null for a color below 0.
   [[nodiscard]] void* split(void* group, int color, int key, Milliseconds timeout);
@@ -88,7 +89,6 @@ class MpiSeat {
     int tag = 0;
     std::byte* data = nullptr;
     std::size_t bytes = 0;
-    bool answered = false;  ///< the same rank sends something in return
   };
   enum class Kind { kSend, kReceive, kCall };
   /// A request that callers wait for.
