@@ -8,6 +8,7 @@
 // slowest rank.
 //
 //   collectives_bench --ranks 2 --rounds 30 --json out.json
+#include "support/cpu_time.h"
 #include "support/record.h"
 
 #include <kernels/copy/copy.h>
@@ -174,14 +175,7 @@ class Rank {
     return 2 * static_cast<double>(own * n) / best;
   }
 
-  static double cpu_us() {
-    rusage usage{};
-    ::getrusage(RUSAGE_SELF, &usage);
-    const auto us = [](const timeval& time) {
-      return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_usec);
-    };
-    return us(usage.ru_utime) + us(usage.ru_stime);
-  }
+  static double cpu_us() { return 1e6 * cpu_seconds(); }
 
   Sample time(int batch, const std::function<void()>& call) {
     comm_.barrier();
@@ -282,14 +276,7 @@ int run(const Settings& settings, Record& record) {
     if (status != 0) ++failed;
   }
   if (failed > 0) return 1;
-  double cpu_seconds = 0;
-  for (const int whose : {RUSAGE_SELF, RUSAGE_CHILDREN}) {
-    rusage usage{};
-    ::getrusage(whose, &usage);
-    cpu_seconds += static_cast<double>(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-                   static_cast<double>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) * 1e-6;
-  }
-  record.set_own_cpu_seconds(cpu_seconds);
+  record.set_own_cpu_seconds(cpu_seconds() + cpu_seconds(RUSAGE_CHILDREN));
   record.setting("ranks", settings.ranks);
   record.setting("rounds", settings.rounds);
   record.setting("staging_bytes", settings.staging_bytes);

@@ -5,6 +5,7 @@
 //   a rank is killed       until half of the others, and all of them, have thrown an error that names it
 //
 //   control_bench --ranks 8 128 1000 --rounds 5 --json out.json
+#include "support/cpu_time.h"
 #include "support/crowd.h"
 #include "support/record.h"
 #include "support/statistics.h"
@@ -15,7 +16,6 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,12 +36,7 @@ constexpr Milliseconds kTimeout{120'000};
 
 double now_ms() { return std::chrono::duration<double, std::milli>(SteadyClock::now().time_since_epoch()).count(); }
 
-double cpu_ms() {
-  rusage used{};
-  ::getrusage(RUSAGE_SELF, &used);
-  const auto ms = [](const timeval& time) { return 1e3 * static_cast<double>(time.tv_sec) + 1e-3 * static_cast<double>(time.tv_usec); };
-  return ms(used.ru_utime) + ms(used.ru_stime);
-}
+double cpu_ms() { return 1e3 * cpu_seconds(); }
 
 /// Which of a rank's notes.
 enum Note : int { kAsked, kJoined, kQuietCpu, kWaitCpu, kThrown };

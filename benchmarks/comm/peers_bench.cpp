@@ -6,6 +6,7 @@
 // all_to_all, (n+1) S in a reduce_scatter, (n+1) S + 2 (n-1) S in an all_reduce. "bare" is what such a call cannot do without where memory is
 // shared, and nothing else: ranks wait for each other, copy or sum where the others' data lies, and wait again. No ranks are compared, no deadline is
 // looked at, and nobody sleeps.
+#include "support/cpu_time.h"
 #include "support/record.h"
 
 #include <kernels/common/dispatch.h>
@@ -21,7 +22,6 @@
 
 #include <mpi.h>
 #include <sched.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
@@ -67,11 +67,13 @@ struct Call {
 
 class Contestant {
  public:
-  Contestant(std::string name, int ranks) : name_(std::move(name)), ranks_(ranks) {}
+  /// `memory`: where its buffers are; of two of the largest size.
+  Contestant(std::string name, int ranks, const Arena& memory) : name_(std::move(name)), ranks_(ranks), memory_(memory.data()) {}
   Contestant(const Contestant&) = delete;
   Contestant& operator=(const Contestant&) = delete;
   virtual ~Contestant() = default;
   [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] std::byte* memory() const { return memory_; }
   /// Whether it can make this call at all.
   [[nodiscard]] virtual bool can(const Call& /*call*/) { return true; }
   virtual void make(const Call& call) = 0;
@@ -82,11 +84,13 @@ class Contestant {
  private:
   std::string name_;
   int ranks_;
+  std::byte* memory_;
 };
 
 class Ours final : public Contestant {
  public:
-  Ours(std::string name, std::shared_ptr<CommBackend> backend) : Contestant(std::move(name), backend->size()), backend_(std::move(backend)), comm_(backend_) {}
+  Ours(std::string name, std::shared_ptr<CommBackend> backend, const Arena& memory)
+      : Contestant(std::move(name), backend->size(), memory), backend_(std::move(backend)), comm_(backend_) {}
   void make(const Call& call) override {
     Collective own{.in_dtype = call.dtype, .out_dtype = call.dtype, .send = call.send, .recv = call.recv};
     const std::vector<std::int64_t> parts(static_cast<std::size_t>(ranks()), call.elements() / ranks());
@@ -121,7 +125,7 @@ class Bare final : public Contestant {
  public:
   /// `here`: this rank's arena, whose last bytes count the ranks that have come.
   Bare(PeerWindow window, const Arena& here, int rank)
-      : Contestant("bare", static_cast<int>(window.ranks.size())),
+      : Contestant("bare", static_cast<int>(window.ranks.size()), here),
         window_(std::move(window)),
         here_(here.data()),
         rank_(rank),
@@ -193,7 +197,7 @@ void check_mpi(int code) {
 
 class OpenMpi final : public Contestant {
  public:
-  explicit OpenMpi(int ranks) : Contestant("Open MPI", ranks) {}
+  OpenMpi(int ranks, const Arena& memory) : Contestant("Open MPI", ranks, memory) {}
   /// It has no bf16, which moves as any 2 bytes, but is not summed.
   bool can(const Call& call) override { return call.dtype == DType::kFloat32 || call.op == Op::kAllGather || call.op == Op::kAllToAll; }
   void make(const Call& call) override {
@@ -211,7 +215,7 @@ class OpenMpi final : public Contestant {
 
 class Gloo final : public Contestant {
  public:
-  Gloo(const std::string& group, int ranks) : Contestant("gloo", ranks), group_(c10d::resolve_process_group(group)) {}
+  Gloo(const std::string& group, int ranks, const Arena& memory) : Contestant("gloo", ranks, memory), group_(c10d::resolve_process_group(group)) {}
   void make(const Call& call) override {
     const std::int64_t part = call.elements() / ranks();
     at::Tensor send = tensor(call, call.send, call.op == Op::kAllGather ? part : call.elements());
@@ -245,12 +249,7 @@ class Gloo final : public Contestant {
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
 
-double cpu_us() {
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto us = [](const timeval& time) { return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_usec); };
-  return us(usage.ru_utime) + us(usage.ru_stime);
-}
+double cpu_us() { return 1e6 * cpu_seconds(); }
 
 struct Sample {
   double us = 0;
@@ -347,12 +346,12 @@ int run(const std::string& group, const std::string& command, const std::string&
     check_mpi(MPI_Barrier(MPI_COMM_WORLD));
 
     std::vector<std::unique_ptr<Contestant>> contestants;
-    contestants.push_back(std::make_unique<Ours>("shm attached", shm));
-    contestants.push_back(std::make_unique<Ours>("shm", shm));
+    contestants.push_back(std::make_unique<Ours>("shm attached", shm, arena));
+    contestants.push_back(std::make_unique<Ours>("shm", shm, plain));
     contestants.push_back(std::make_unique<Bare>(window, arena, rank));
-    contestants.push_back(std::make_unique<Ours>("mpi", make_backend("mpi", {.rank = rank, .size = ranks})));
-    contestants.push_back(std::make_unique<OpenMpi>(ranks));
-    contestants.push_back(std::make_unique<Gloo>(group, ranks));
+    contestants.push_back(std::make_unique<Ours>("mpi", make_backend("mpi", {.rank = rank, .size = ranks}), plain));
+    contestants.push_back(std::make_unique<OpenMpi>(ranks, plain));
+    contestants.push_back(std::make_unique<Gloo>(group, ranks, plain));
 
     for (const unsigned log2 : {12U, 16U, 20U, 22U, 24U, 26U, 28U}) {
       const std::size_t bytes = std::size_t{1} << log2;
@@ -369,8 +368,7 @@ int run(const std::string& group, const std::string& command, const std::string&
             }
             for (std::size_t index = 0; index < contestants.size(); ++index) {
               Contestant& contestant = *contestants[(index + static_cast<std::size_t>(round)) % contestants.size()];
-              const Arena& memory = contestant.name() == "shm attached" || contestant.name() == "bare" ? arena : plain;
-              const Call call{.op = op, .dtype = dtype, .send = memory.data(), .recv = memory.data() + largest, .bytes = bytes};
+              const Call call{.op = op, .dtype = dtype, .send = contestant.memory(), .recv = contestant.memory() + largest, .bytes = bytes};
               if (!contestant.can(call)) continue;
               contestant.make(call);
               const Sample sample = measure(batch, [&] { contestant.make(call); });
@@ -386,7 +384,7 @@ int run(const std::string& group, const std::string& command, const std::string&
       }
     }
   }
-  double cpu = cpu_us() * 1e-6;
+  const double cpu = cpu_seconds();
   double all = 0;
   check_mpi(MPI_Allreduce(&cpu, &all, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD));
   if (rank == 0) {
