@@ -1,5 +1,5 @@
 // Collectives of Zeroth beside those of Open MPI and of torch's gloo: the same ranks, the same buffers, the same run, one after the other in
-// rounds that begin with another one each. Loaded by comm_peers.py, which makes torch's group; mpirun starts the ranks.
+// rounds of another order each. Loaded by comm_peers.py, which makes torch's group; mpirun starts the ranks.
 //
 // A row's time is that of the slowest rank. The roof is the time that the call's bytes would take at the traffic of a plain copy from the one of
 // its buffers to the other by all ranks at once in the same round: for a whole of S bytes on each of n ranks 2 n S in an all_gather and an
@@ -33,6 +33,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -353,10 +354,11 @@ int run(const std::string& group, const std::string& command, const std::string&
     contestants.push_back(std::make_unique<OpenMpi>(ranks, plain));
     contestants.push_back(std::make_unique<Gloo>(group, ranks, plain));
 
+    std::mt19937 order(1); 
     for (const unsigned log2 : {12U, 16U, 20U, 22U, 24U, 26U, 28U}) {
       const std::size_t bytes = std::size_t{1} << log2;
       if (bytes > largest) break;
-      // Several calls also where a few fill the caches: the first one after another contestant's pays for what that one has left there.
+      // Several calls also where a few fill the caches, and as many before: the first ones after another contestant's pay for what that one has left there.
       const int batch = bytes <= (std::size_t{64} << 10U) ? 50 : bytes <= (std::size_t{1} << 20U) ? 10 : bytes <= (std::size_t{16} << 20U) ? 4 : 1;
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
         for (const Op op : kOps) {
@@ -366,11 +368,13 @@ int run(const std::string& group, const std::string& command, const std::string&
             if (bytes >= (std::size_t{4} << 20U)) {
               bytes_a_us = roof(arena.data() + largest, arena.data(), bytes, ranks);
             }
-            for (std::size_t index = 0; index < contestants.size(); ++index) {
-              Contestant& contestant = *contestants[(index + static_cast<std::size_t>(round)) % contestants.size()];
+            // In another order each time, the same on all ranks: who always came after one that uses other memory would always find cold caches.
+            std::shuffle(contestants.begin(), contestants.end(), order);
+            for (const std::unique_ptr<Contestant>& each : contestants) {
+              Contestant& contestant = *each;
               const Call call{.op = op, .dtype = dtype, .send = contestant.memory(), .recv = contestant.memory() + largest, .bytes = bytes};
               if (!contestant.can(call)) continue;
-              contestant.make(call);
+              for (int index = 0; index < batch; ++index) contestant.make(call);  // warm
               const Sample sample = measure(batch, [&] { contestant.make(call); });
               if (round > 0) samples.of[contestant.name()].push_back(sample);
             }

@@ -36,6 +36,7 @@ constexpr int kCloseRanks = 4;                                     // which move
 constexpr std::size_t kCloseReduceBytes = std::size_t{32} << 10U;  // and do so up to here where parts are not copied at once either
 constexpr std::size_t kSmallPartBytes = std::size_t{64} << 10U;
 constexpr std::size_t kTinyPartBytes = std::size_t{4} << 10U;  // about what MPI copies at once
+constexpr std::size_t kLargePartBytes = std::size_t{8} << 20U;  // that few ranks gather as well by MPI's own call, and a fifth faster
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // of one call of MPI, which counts with an int
 
 /// What MPI sums by itself.
@@ -345,7 +346,8 @@ class MpiGroup {
   void all_gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
     const MpiPiece place = own_part(whole, counts, element);
     const bool in_place = own == place.data;
-    if (total_bytes(counts, element) / members_.size() < small_part()) {
+    const std::size_t part = total_bytes(counts, element) / members_.size();
+    if (part < small_part() || (size() > 2 && size() <= kFewRanks && part >= kLargePartBytes)) {
       if (const std::optional<ByteParts> parts = byte_parts(counts, element)) {
         make(total_bytes(counts, element), [&](const MpiTable& table, void** request) {
           return table.all_gather(handle_, in_place ? nullptr : not_null(own), not_null(whole), parts->view(), request);
