@@ -354,7 +354,7 @@ int run(const std::string& group, const std::string& command, const std::string&
     contestants.push_back(std::make_unique<OpenMpi>(ranks, plain));
     contestants.push_back(std::make_unique<Gloo>(group, ranks, plain));
 
-    std::mt19937 order(1); 
+    std::mt19937 order(1);
     for (const unsigned log2 : {12U, 16U, 20U, 22U, 24U, 26U, 28U}) {
       const std::size_t bytes = std::size_t{1} << log2;
       if (bytes > largest) break;

@@ -48,10 +48,11 @@ using ConstParts = PartsOf<const std::byte>;
 class MessageGroup {
  public:
   MessageGroup(std::shared_ptr<MessageJob> job, std::string name, std::uint32_t number, std::vector<int> members, int rank)
-      : job_(*job), links_(std::move(job), std::move(name), number, std::move(members), rank), rank_(rank), sent_(ranks()), taken_(ranks()), isa_(kernels::best_isa()) {
-    if (RankWatch* const watch = job_.watched.watch()) begun_ = watch->calls_begun(links_.watched_as());
+      : links_(std::move(job), std::move(name), number, std::move(members), rank), sent_(ranks()), taken_(ranks()), isa_(kernels::best_isa()) {
+    if (RankWatch* const watch = links_.job()->watched.watch()) begun_ = watch->calls_begun(links_.watched_as());
   }
 
+  [[nodiscard]] int rank() const { return links_.rank(); }
   [[nodiscard]] int size() const { return links_.size(); }
   [[nodiscard]] const MessageLinks& links() const { return links_; }
   [[nodiscard]] std::size_t staging_bytes() const { return staging_.size(); }
@@ -68,7 +69,7 @@ class MessageGroup {
       broken_ = std::current_exception();
       throw;
     } catch (const Error& error) {
-      const Error dated = job_.watched.dated(error);
+      const Error dated = job().watched.dated(error);
       broken_ = std::make_exception_ptr(dated);
       throw dated;
     } catch (...) {
@@ -92,22 +93,22 @@ class MessageGroup {
       call_.counts_digest = digest64(name);
       call_.color = color;
       call_.key = key;
-      call_.send_offset = job_.next_group;
+      call_.send_offset = job().next_group;
       ZR_FAILPOINT_OF("messages.*.post", name_of(call_.kind));
       const std::vector<CallDescriptor> all = agree();
       ZR_FAILPOINT_OF("messages.*.mid", name_of(call_.kind));
       // Above every number that a member has seen: so no two groups of two ranks have the same.
       std::uint64_t number = 0;
       for (const CallDescriptor& theirs : all) number = std::max(number, theirs.send_offset);
-      job_.next_group = static_cast<std::uint32_t>(number) + 1;
+      job().next_group = static_cast<std::uint32_t>(number) + 1;
       if (color < 0) return nullptr;
       const std::vector<int> ranks =
           members_of(color, size(), [&](int peer) -> const CallDescriptor& { return all[static_cast<std::size_t>(peer)]; });
-      const auto rank = static_cast<int>(std::ranges::find(ranks, rank_) - ranks.begin());
+      const auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
       std::vector<int> members;
       for (const int peer : ranks) members.push_back(links_.members()[static_cast<std::size_t>(peer)]);
       auto part = std::make_shared<MessageGroup>(
-          links_.job(), links_.name() + "/" + std::string(name), static_cast<std::uint32_t>(number), std::move(members), rank);
+          links_.job(), links_.name() + "/" + std::string(name), static_cast<std::uint32_t>(number), std::move(members), place);
       part->observer_ = observer_;
       ZR_FAILPOINT_OF("messages.*.end", name_of(call_.kind));
       return part;
@@ -121,6 +122,7 @@ class MessageGroup {
  private:
   using Transfers = MessageLinks::Transfers;
 
+  [[nodiscard]] MessageJob& job() const { return *links_.job(); }
   [[nodiscard]] std::size_t ranks() const { return links_.members().size(); }
 
   void run_matched(const Collective& call) {
@@ -173,7 +175,7 @@ class MessageGroup {
               .kind = counted.kind,
               .calls = counted.calls,
               .bytes = receives ? bytes_of(call) : 0,
-              .far_bytes = receives && links_.nodes().is_far(rank_, call.root) ? bytes_of(call) : 0,
+              .far_bytes = receives && links_.nodes().is_far(rank(), call.root) ? bytes_of(call) : 0,
               .control_bytes = receives ? sizeof(CallDescriptor) : 0});
     }
   }
@@ -201,8 +203,8 @@ class MessageGroup {
         arriving[index].reset();
         const int peer = calls[index].root;
         if (!same_message(headers[index], own[index])) {
-          job_.watched.tell_and_throw(mismatch_error(
-              {own[index], rank_}, {headers[index], peer}, size(), links_.where_group(), links_.tag_names()));
+          job().watched.tell_and_throw(mismatch_error(
+              {own[index], rank()}, {headers[index], peer}, size(), links_.where_group(), links_.tag_names()));
         }
         call_ = own[index];
         receive(transfers, peer, MessageKind::kMessage, {calls[index].recv, bytes_of(calls[index])});
@@ -223,7 +225,7 @@ class MessageGroup {
     links_.receive(into, peer, kind, bytes, call_);
     if (kind != MessageKind::kData) return;
     received_ += bytes.size();
-    if (links_.nodes().is_far(rank_, peer)) far_ += bytes.size();
+    if (links_.nodes().is_far(rank(), peer)) far_ += bytes.size();
   }
 
   /// Everybody's description of this call, once all are the same.
@@ -236,7 +238,7 @@ class MessageGroup {
     std::vector<CallDescriptor> all(ranks(), call_);
     Transfers transfers;
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank_) continue;
+      if (peer == rank()) continue;
       const auto index = static_cast<std::size_t>(peer);
       send(transfers, peer, MessageKind::kDescription, std::as_bytes(std::span(&told[index], 1)));
       receive(transfers, peer, MessageKind::kDescription, std::as_writable_bytes(std::span(&all[index], 1)));
@@ -246,7 +248,7 @@ class MessageGroup {
       const CallDescriptor& theirs = all[static_cast<std::size_t>(peer)];
       if (same_call(call_, theirs)) [[likely]]
         continue;
-      throw mismatch_error({call_, rank_}, {theirs, peer}, size(), links_.where_group(), links_.tag_names());
+      throw mismatch_error({call_, rank()}, {theirs, peer}, size(), links_.where_group(), links_.tag_names());
     }
     return all;
   }
@@ -259,13 +261,13 @@ class MessageGroup {
       told[peer].taken = call.recv_counts[peer];
     }
     std::vector<CallDescriptor> all = agree(told);
-    all[static_cast<std::size_t>(rank_)] = told[static_cast<std::size_t>(rank_)];
+    all[static_cast<std::size_t>(rank())] = told[static_cast<std::size_t>(rank())];
     for (int peer = 0; peer < size(); ++peer) {
       const auto index = static_cast<std::size_t>(peer);
-      for (const PartSize& part : {PartSize{peer, rank_, all[index].given, told[index].taken},
-                                   PartSize{rank_, peer, told[index].given, all[index].taken}}) {
+      for (const PartSize& part : {PartSize{peer, rank(), all[index].given, told[index].taken},
+                                   PartSize{rank(), peer, told[index].given, all[index].taken}}) {
         if (part.given == part.taken) continue;
-        job_.watched.tell_and_throw(parts_error(call_, part, rank_, size(), links_.where_group(), links_.tag_names()));
+        job().watched.tell_and_throw(parts_error(call_, part, rank(), size(), links_.where_group(), links_.tag_names()));
       }
     }
     return all;
@@ -291,43 +293,43 @@ class MessageGroup {
     const Parts part(whole, counts, element);
     Transfers transfers;
     for (int distance = 1; distance < size(); ++distance) {  // every rank begins with another one
-      const int peer = (rank_ + distance) % size();
-      send(transfers, peer, MessageKind::kData, {own, part(rank_).size()});
+      const int peer = (rank() + distance) % size();
+      send(transfers, peer, MessageKind::kData, {own, part(rank()).size()});
       receive(transfers, peer, MessageKind::kData, part(peer));
     }
-    if (part(rank_).data() != own) copy(part(rank_).data(), own, part(rank_).size());
+    if (part(rank()).data() != own) copy(part(rank()).data(), own, part(rank()).size());
     links_.await(transfers);
   }
 
   [[nodiscard]] std::size_t own_bytes(const Collective& call) const {
-    return static_cast<std::size_t>(call.counts[static_cast<std::size_t>(rank_)]) * size_of(call.in_dtype);
+    return static_cast<std::size_t>(call.counts[static_cast<std::size_t>(rank())]) * size_of(call.in_dtype);
   }
 
   void gather_at_root(const Collective& call) {
     Transfers transfers;
-    if (rank_ != call.root) {
+    if (rank() != call.root) {
       send(transfers, call.root, MessageKind::kData, {call.send, own_bytes(call)});
       return links_.await(transfers);
     }
     const Parts part(call.recv, call.counts, size_of(call.in_dtype));
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank_) receive(transfers, peer, MessageKind::kData, part(peer));
+      if (peer != rank()) receive(transfers, peer, MessageKind::kData, part(peer));
     }
-    if (part(rank_).data() != call.send) copy(part(rank_).data(), call.send, part(rank_).size());
+    if (part(rank()).data() != call.send) copy(part(rank()).data(), call.send, part(rank()).size());
     links_.await(transfers);
   }
 
   void scatter(const Collective& call) {
     Transfers transfers;
-    if (rank_ != call.root) {
+    if (rank() != call.root) {
       receive(transfers, call.root, MessageKind::kData, {call.recv, own_bytes(call)});
       return links_.await(transfers);
     }
     const ConstParts part(call.send, call.counts, size_of(call.in_dtype));
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer != rank_) send(transfers, peer, MessageKind::kData, part(peer));
+      if (peer != rank()) send(transfers, peer, MessageKind::kData, part(peer));
     }
-    if (part(rank_).data() != call.recv) copy(call.recv, part(rank_).data(), part(rank_).size());
+    if (part(rank()).data() != call.recv) copy(call.recv, part(rank()).data(), part(rank()).size());
     links_.await(transfers);
   }
 
@@ -336,12 +338,12 @@ class MessageGroup {
     const Parts taken(call.recv, call.recv_counts, size_of(call.in_dtype));
     Transfers transfers;
     for (int distance = 1; distance < size(); ++distance) {  // every rank begins with another one
-      const int to = (rank_ + distance) % size();
-      const int from = (rank_ + size() - distance) % size();
+      const int to = (rank() + distance) % size();
+      const int from = (rank() + size() - distance) % size();
       send(transfers, to, MessageKind::kData, given(to));
       receive(transfers, from, MessageKind::kData, taken(from));
     }
-    copy(taken(rank_).data(), given(rank_).data(), given(rank_).size());
+    copy(taken(rank()).data(), given(rank()).data(), given(rank()).size());
     links_.await(transfers);
   }
 
@@ -353,7 +355,7 @@ class MessageGroup {
                       const std::vector<std::int64_t>& offsets) {
     const std::size_t in_size = size_of(call.in_dtype);
     // The same on all ranks, whatever dtype each gives.
-    const auto piece = static_cast<std::int64_t>(job_.options.staging_bytes / std::max(in_size, size_of(call.out_dtype)));
+    const auto piece = static_cast<std::int64_t>(job().options.staging_bytes / std::max(in_size, size_of(call.out_dtype)));
     const auto size_from = [this](int peer) { return size_of(in_dtypes_[static_cast<std::size_t>(peer)]); };
     const std::int64_t pieces = (*std::ranges::max_element(counts) + piece - 1) / piece;
     reserve_staging();
@@ -364,9 +366,9 @@ class MessageGroup {
     };
     const auto post = [&](std::int64_t number) {
       Transfers& transfers = posted[number % 2];
-      const auto own = static_cast<std::size_t>(range(rank_, number).second);
+      const auto own = static_cast<std::size_t>(range(rank(), number).second);
       for (int distance = 1; distance < size(); ++distance) {
-        const int peer = (rank_ + distance) % size();
+        const int peer = (rank() + distance) % size();
         const auto [first, length] = range(peer, number);
         const std::int64_t begin = offsets[static_cast<std::size_t>(peer)] + first;
         send(transfers,
@@ -380,11 +382,11 @@ class MessageGroup {
     for (std::int64_t number = 0; number < pieces; ++number) {
       if (number + 1 < pieces) post(number + 1);
       links_.await(posted[number % 2]);
-      const auto [first, length] = range(rank_, number);
+      const auto [first, length] = range(rank(), number);
       Summands sources;
       for (int peer = 0; peer < size(); ++peer) {
-        const std::int64_t begin = offsets[static_cast<std::size_t>(rank_)] + first;
-        sources.add(peer == rank_ ? call.send + static_cast<std::size_t>(begin) * in_size : staging(peer, number),
+        const std::int64_t begin = offsets[static_cast<std::size_t>(rank())] + first;
+        sources.add(peer == rank() ? call.send + static_cast<std::size_t>(begin) * in_size : staging(peer, number),
                     in_dtypes_[static_cast<std::size_t>(peer)]);
       }
       reduce(call, to + static_cast<std::size_t>(first) * size_of(call.out_dtype), sources, length);
@@ -406,7 +408,7 @@ class MessageGroup {
     // A rank's own part is sent to nobody, so its sum may take that place while others' parts are still under way.
     const std::vector<std::int64_t> counts = even_parts(elements, size());
     const std::size_t out_size = size_of(call.out_dtype);
-    std::byte* own = Parts(call.recv, counts, out_size)(rank_).data();
+    std::byte* own = Parts(call.recv, counts, out_size)(rank()).data();
     reduce_scatter(call, own, counts, offsets_of(counts));
     gather(own, call.recv, counts, out_size);
   }
@@ -415,26 +417,26 @@ class MessageGroup {
   void broadcast(const Collective& call) {
     const std::size_t element = size_of(call.in_dtype);
     const auto bytes = static_cast<std::size_t>(call.counts.front()) * element;
-    const bool root = rank_ == call.root;
+    const bool root = rank() == call.root;
     if (root && call.recv != call.send) copy(call.recv, call.send, bytes);
     Transfers transfers;
     if (bytes <= kInlineBytes || size() == 2) {
       for (int peer = 0; root && peer < size(); ++peer) {
-        if (peer != rank_) send(transfers, peer, MessageKind::kData, {call.recv, bytes});
+        if (peer != rank()) send(transfers, peer, MessageKind::kData, {call.recv, bytes});
       }
       if (!root) receive(transfers, call.root, MessageKind::kData, {call.recv, bytes});
       return links_.await(transfers);
     }
     const Parts part(call.recv, even_parts(call.counts.front(), size()), element);
     for (int peer = 0; root && peer < size(); ++peer) {
-      if (peer != rank_) send(transfers, peer, MessageKind::kData, part(peer));
+      if (peer != rank()) send(transfers, peer, MessageKind::kData, part(peer));
     }
-    if (!root) receive(transfers, call.root, MessageKind::kData, part(rank_));
+    if (!root) receive(transfers, call.root, MessageKind::kData, part(rank()));
     links_.await(transfers);
     // The root has everything: nobody sends to it, and it sends its own part only.
     for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank_) continue;
-      if (peer != call.root) send(transfers, peer, MessageKind::kData, part(rank_));
+      if (peer == rank()) continue;
+      if (peer != call.root) send(transfers, peer, MessageKind::kData, part(rank()));
       if (!root) receive(transfers, peer, MessageKind::kData, part(peer));
     }
     links_.await(transfers);
@@ -445,25 +447,23 @@ class MessageGroup {
   }
 
   void reduce(const Collective& call, std::byte* to, const Summands& sources, std::int64_t elements) const {
-    reduce_in_rank_order(call, rank_, to, sources, elements, links_.nodes(), isa_);
+    reduce_in_rank_order(call, rank(), to, sources, elements, links_.nodes(), isa_);
   }
 
   void reserve_staging() {
-    const std::size_t bytes = 2 * static_cast<std::size_t>(size() - 1) * job_.options.staging_bytes;
+    const std::size_t bytes = 2 * static_cast<std::size_t>(size() - 1) * job().options.staging_bytes;
     if (staging_.size() >= bytes) return;
     staging_.resize(bytes);
-    if (job_.options.ledger) staging_hold_ = job_.options.ledger->hold({-1, MemoryState::kControl}, bytes);
+    if (job().options.ledger) staging_hold_ = job().options.ledger->hold({-1, MemoryState::kControl}, bytes);
   }
 
   /// Where the peer's contribution to piece `number` lies; two pieces at a time.
   [[nodiscard]] std::byte* staging(int peer, std::int64_t number) {
-    const int place = (peer < rank_ ? peer : peer - 1) + static_cast<int>(number % 2) * (size() - 1);
-    return staging_.data() + static_cast<std::size_t>(place) * job_.options.staging_bytes;
+    const int place = (peer < rank() ? peer : peer - 1) + static_cast<int>(number % 2) * (size() - 1);
+    return staging_.data() + static_cast<std::size_t>(place) * job().options.staging_bytes;
   }
 
-  MessageJob& job_;  // links_ holds it
   MessageLinks links_;
-  int rank_;
   std::vector<std::uint64_t> sent_;   // messages to each rank
   std::vector<std::uint64_t> taken_;  // and from each
   kernels::Isa isa_;

@@ -346,10 +346,11 @@ class MpiGroup {
   void all_gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
     const MpiPiece place = own_part(whole, counts, element);
     const bool in_place = own == place.data;
-    const std::size_t part = total_bytes(counts, element) / members_.size();
+    const std::size_t total = total_bytes(counts, element);
+    const std::size_t part = total / members_.size();
     if (part < small_part() || (size() > 2 && size() <= kFewRanks && part >= kLargePartBytes)) {
       if (const std::optional<ByteParts> parts = byte_parts(counts, element)) {
-        make(total_bytes(counts, element), [&](const MpiTable& table, void** request) {
+        make(total, [&](const MpiTable& table, void** request) {
           return table.all_gather(handle_, in_place ? nullptr : not_null(own), not_null(whole), parts->view(), request);
         });
         return count(counts, element);

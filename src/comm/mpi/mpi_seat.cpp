@@ -115,7 +115,7 @@ MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* d
   enter();
   MpiRequests requests;
   start_locked({world_, sends, peer, static_cast<int>(tag), data, bytes}, requests);
-  if (sends) requests.told = bytes + kEnvelope;
+  requests.confirms = sends && bytes + kEnvelope > kSentAhead;
   return requests;
 }
 
@@ -280,12 +280,11 @@ bool MpiSeat::look(MpiRequests& asked, bool probes) {
   }
   // What MPI does not send ahead may have been taken to nowhere, by a rank that has left.
   const bool all_done = requests.empty();
-  if (all_done ? asked.told > kSentAhead : probes) {
+  if (all_done ? asked.confirms : probes) {
     heard_at_ = coarse_ns();
     listen();
   }
-  if (all_done) return true;
-  return false;
+  return all_done;
 }
 
 // Has another rank stopped the job?

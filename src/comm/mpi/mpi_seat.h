@@ -36,7 +36,7 @@ struct MpiPiece {
 struct MpiRequests {
   std::vector<void*> list{};
   std::size_t bytes = 0;
-  std::size_t told = 0;  ///< the largest message of which the sender is to know that the receiver has not left
+  bool confirms = false;  ///< done, the sender is to know that nobody had left who was to take it
   std::chrono::microseconds waited{0};
 };
 

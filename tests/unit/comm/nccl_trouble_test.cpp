@@ -1,10 +1,10 @@
 // What the backend over NCCL says and does when something goes wrong, on fakes of NCCL and CUDA.
 #include "comm/nccl/nccl_calls.h"
-#include "support/elapsed.h"
 #include "support/error_of.h"
 #include "support/message_hub.h"
 #include "support/nccl_ranks.h"
 
+#include <zeroth/base/deadline.h>
 #include <zeroth/base/dtype.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/comm/decorators.h>
@@ -33,7 +33,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
-using test::Elapsed;
 using test::error_of;
 using test::FakeGpu;
 using test::NcclRank;
@@ -147,9 +146,9 @@ TEST(NcclOpens, AWorldThatNeverConnectsIsATimeoutThatNamesRanks) {
   NcclWorld world(3);
   world.options.timeout = Milliseconds{400};
   world.gpu.never_opens = true;
-  const Elapsed elapsed;
+  const Deadline in_time(Milliseconds{5'000});
   const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a seat"; });
-  EXPECT_TRUE(elapsed.below(5'000));
+  EXPECT_FALSE(in_time.passed());
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("rank " + std::to_string(rank) + "/3"));
   }
@@ -163,9 +162,9 @@ TEST(NcclOpens, ARankThatCannotTellsTheOthersWhy) {
   world.before_loading = [](int rank) {
     if (rank == 1) throw Error(ErrorCode::kEnvironment, "NCCL was asked for, and cannot be loaded", {.where = "comm.nccl"});
   };
-  const Elapsed elapsed;
+  const Deadline in_time(Milliseconds{5'000});
   const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a seat"; });
-  EXPECT_TRUE(elapsed.below(5'000)) << "nobody waits for it";
+  EXPECT_FALSE(in_time.passed()) << "nobody waits for it";
   EXPECT_THAT(errors[1], StartsWith("[ENVIRONMENT] NCCL was asked for"));
   for (const std::size_t rank : {0U, 2U}) {
     EXPECT_THAT(errors[rank], AllOf(StartsWith("[ENVIRONMENT] a rank cannot use NCCL"), HasSubstr("which: rank 1"), HasSubstr("cannot be loaded")));
@@ -313,10 +312,10 @@ TEST(NcclFails, ARankThatDoesNotComeIsNamedAtTheDeadline) {
     };
     if (rank.rank == 1) return stay();
     const Work work = submit(rank, sum_of(data, 4, {.unit = 3, .label = 1}));
-    const Elapsed elapsed;
+    const Deadline in_time(Milliseconds{8'000});
     EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }),
                 AllOf(HasSubstr("rank 1 has made 1 of 2 calls"), HasSubstr("all_reduce#1 float32"), HasSubstr("which: unit 3"), Not(HasSubstr("rank 2 has"))));
-    EXPECT_TRUE(elapsed.below(8'000));
+    EXPECT_FALSE(in_time.passed());
     --left;
     stay();
   });
@@ -390,9 +389,9 @@ TEST(NcclFails, AWaitSeesThatThePeerWasLost) {
     }
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
     lost.store(true);
-    const Elapsed elapsed;
+    const Deadline in_time(Milliseconds{5'000});
     EXPECT_THAT(error_of(ErrorCode::kPeerLost, [&] { work.wait(); }), AllOf(HasSubstr("was killed by SIGKILL"), HasSubstr("all_reduce#0")));
-    EXPECT_TRUE(elapsed.below(5'000)) << "long before the deadline";
+    EXPECT_FALSE(in_time.passed()) << "long before the deadline";
     done.store(true);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -452,10 +451,10 @@ TEST_P(NcclGate, SwappedCallsOfOneRankAreRefusedOnEveryRankBeforeAnyDataMoves) {
     EXPECT_EQ(moved(rank.gpu, rank.rank).size(), 1U);
     // Equal shapes: NCCL would add the one to the other.
     const bool swaps = rank.rank == 1;
-    const Elapsed elapsed;
+    const Deadline in_time(Milliseconds{5'000});
     const Work work = submit(rank, swaps ? sum_of(second, 4, {.unit = 2, .label = 0}) : sum_of(first, 4, {.unit = 1, .label = 0}));
     const std::string text = error_of(ErrorCode::kMismatch, [&] { work.wait(); });
-    EXPECT_TRUE(elapsed.below(5'000)) << "long before the deadline";
+    EXPECT_FALSE(in_time.passed()) << "long before the deadline";
     EXPECT_THAT(text, AllOf(HasSubstr("ranks make different calls"), HasSubstr("comm.nccl group=world"), HasSubstr("all_reduce#1 float32, 4 elements")));
     const int other = swaps ? 0 : 1;
     EXPECT_THAT(text, AllOf(HasSubstr("unit " + std::to_string(swaps ? 2 : 1) + " on rank " + std::to_string(rank.rank)),
@@ -500,13 +499,13 @@ TEST_P(NcclGate, ACallAgainstASplitOrAnAttachIsRefused) {
     NcclWorld world(2);
     set_up(world);
     const auto errors = world.try_ranks([&](NcclRank& rank) {
-      const Elapsed elapsed;
+      const Deadline in_time(Milliseconds{5'000});
       const std::string text = error_of(ErrorCode::kMismatch, [&] {
         if (rank.rank == 0) return submit(rank, sum_of(rank.room<float>(4), 4)).wait();
         if (splits) return (void)rank.seat->split(0, 0, "part");
         (void)rank.seat->attach(Arena::create(ArenaKind::kPrivate, 4096, "test"), "part");
       });
-      EXPECT_TRUE(elapsed.below(5'000)) << "long before the deadline";
+      EXPECT_FALSE(in_time.passed()) << "long before the deadline";
       EXPECT_THAT(text, AllOf(HasSubstr("all_reduce#0 float32, 4 elements"), HasSubstr(splits ? "\"split part\" (rank 1)" : "\"attach part\" (rank 1)")));
     });
     EXPECT_THAT(errors, Each(IsEmpty()));
@@ -707,17 +706,17 @@ TEST(NcclStops, AnAbortThatNcclNeverFinishesIsLeftBehind) {
   NcclWorld world(1);
   world.options.timeout = Milliseconds{300};
   world.gpu.abort_blocks = true;
-  const Elapsed elapsed;
+  const Deadline in_time(Milliseconds{6'000});
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     rank.gpu.hold(rank.stream.native(), true);
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
-    const Elapsed stopping;
+    const Deadline stopping(Milliseconds{3'000});
     rank.seat->abort(Error(ErrorCode::kInternal, "planted"));
-    EXPECT_TRUE(stopping.below(3'000));
+    EXPECT_FALSE(stopping.passed());
     EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }), HasSubstr("planted"));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
-  EXPECT_TRUE(elapsed.below(6'000)) << "neither the abort nor the end of the seat waits for ever";
+  EXPECT_FALSE(in_time.passed()) << "neither the abort nor the end of the seat waits for ever";
   world.gpu.release_aborts();
   while (world.gpu.living_comms() > 0) std::this_thread::yield();
 }
@@ -741,12 +740,12 @@ TEST(NcclStops, ASeatDoesNotWaitForeverForPeersThatDoNotFinalize) {
   NcclWorld world(1);
   world.options.timeout = Milliseconds{200};
   world.gpu.finalize_blocks = true;
-  const Elapsed elapsed;
+  const Deadline in_time(Milliseconds{3'000});
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     submit(rank, sum_of(rank.room<float>(4), 4)).wait();
     rank.seat.reset();
   });
-  EXPECT_TRUE(elapsed.below(3'000));
+  EXPECT_FALSE(in_time.passed());
   EXPECT_THAT(errors, Each(IsEmpty()));
   while (world.gpu.living_comms() > 0) std::this_thread::yield();
   EXPECT_THAT(world.gpu.log(0, {"finalize", "abort", "destroy"}), ::testing::ElementsAre("finalize", "abort"));
