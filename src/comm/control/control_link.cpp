@@ -233,7 +233,7 @@ void ControlLink::flush() {
 }
 
 bool ControlLink::receive(const std::function<void(ControlMessage)>& take) {
-  bool open = !broken_;
+  bool open = true;
   for (int reads = 0; open && reads < kMostReads; ++reads) {
     const std::size_t before = in_.size();
     in_.resize(before + kReadBytes);
@@ -242,10 +242,10 @@ bool ControlLink::receive(const std::function<void(ControlMessage)>& take) {
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (got <= 0) {
-      trouble_ = got == 0 ? "it has closed the connection" : errno_text(errno);
+      if (!broken_) trouble_ = got == 0 ? "it has closed the connection" : errno_text(errno);
       open = false;
     }
-    // What has come before the end still counts.
+    // What has come before the end still counts, also where a write has found the end first.
     std::size_t used = 0;
     for (;;) {
       Decoded decoded = decode(std::span(in_).subspan(used), largest_);
@@ -260,7 +260,7 @@ bool ControlLink::receive(const std::function<void(ControlMessage)>& take) {
     in_.erase(in_.begin(), in_.begin() + static_cast<std::ptrdiff_t>(used));
     if (static_cast<std::size_t>(got > 0 ? got : 0) < kReadBytes) break;
   }
-  return open;
+  return open && !broken_;
 }
 
 }  // namespace zeroth::detail

@@ -66,7 +66,7 @@ class ControlLink {
   void trust() { largest_ = kLargestFrameBytes; }
   /// Reads what is there, within reason; calls `take` with each message. False once the other side has closed, or has said what is no message.
   [[nodiscard]] bool receive(const std::function<void(ControlMessage)>& take);
-  /// receive() will be false, whether or not anything has come.
+  /// receive() will be false, once it has read what had come.
   [[nodiscard]] bool broken() const { return broken_; }
   /// Why receive() was false.
   [[nodiscard]] const std::string& trouble() const { return trouble_; }
