@@ -46,8 +46,8 @@ using Clock = std::chrono::steady_clock;
 struct Settings {
   int ranks = 2;
   int rounds = 30;
-  std::vector<std::size_t> sizes{
-      std::size_t{4} << 10U, std::size_t{256} << 10U, std::size_t{4} << 20U, std::size_t{64} << 20U};
+  std::vector<std::size_t> sizes{std::size_t{4} << 10U, std::size_t{256} << 10U, std::size_t{4} << 20U,
+                                 std::size_t{64} << 20U};
   std::size_t staging_bytes = CommOptions{}.staging_bytes;
   std::string json{};
   std::string job{};
@@ -70,12 +70,11 @@ class Rank {
  public:
   Rank(const Settings& settings, int rank)
       : settings_(settings),
-        backend_(make_backend("shm",
-                              {.rank = rank,
-                               .size = settings.ranks,
-                               .job = settings.job,
-                               .hub = nullptr,
-                               .options = options_of(settings)})),
+        backend_(make_backend("shm", {.rank = rank,
+                                      .size = settings.ranks,
+                                      .job = settings.job,
+                                      .hub = nullptr,
+                                      .options = options_of(settings)})),
         comm_(backend_),
         largest_(*std::max_element(settings.sizes.begin(), settings.sizes.end())),
         arena_(Arena::create(ArenaKind::kShared, kPageBytes + 2 * largest_, "bench")),
@@ -124,15 +123,12 @@ class Rank {
       float* const recv = attached ? shared_recv() : plain_recv();
       const std::string_view how = attached ? "attached" : "staged";
       const auto rank = static_cast<std::size_t>(comm_.rank());
-      measure(name("all_gather", how), gather_traffic, [&] {
-        comm_.all_gather(std::span<const float>(recv + rank * part, part), std::span(recv, part * n));
-      });
-      measure(name("reduce_scatter", how), scatter_traffic, [&] {
-        comm_.reduce_scatter(std::span<const float>(send, part * n), std::span(recv, part));
-      });
-      measure(name("all_reduce", how), scatter_traffic + gather_traffic, [&] {
-        comm_.all_reduce(std::span<const float>(send, count), std::span(recv, count));
-      });
+      measure(name("all_gather", how), gather_traffic,
+              [&] { comm_.all_gather(std::span<const float>(recv + rank * part, part), std::span(recv, part * n)); });
+      measure(name("reduce_scatter", how), scatter_traffic,
+              [&] { comm_.reduce_scatter(std::span<const float>(send, part * n), std::span(recv, part)); });
+      measure(name("all_reduce", how), scatter_traffic + gather_traffic,
+              [&] { comm_.all_reduce(std::span<const float>(send, count), std::span(recv, count)); });
     }
     measure(name("gather", "pulled"), gather_traffic, [&] { pull(part * sizeof(float)); });
     measure("barrier", 0, [&] { comm_.barrier(); });
@@ -151,8 +147,7 @@ class Rank {
       const std::size_t first = static_cast<std::size_t>(peer) * part_bytes;
       kernels::copy_stream(reinterpret_cast<std::byte*>(shared_recv()) + first,
                            window_.ranks[static_cast<std::size_t>(peer)].data() + kPageBytes + first,
-                           static_cast<std::int64_t>(part_bytes),
-                           isa_);
+                           static_cast<std::int64_t>(part_bytes), isa_);
     }
   }
 
@@ -215,9 +210,7 @@ double least(const std::vector<double>& values) {
   return *std::min_element(values.begin(), values.end());
 }
 
-void add_rows(Record& record,
-              const Settings& settings,
-              const std::map<std::string, std::vector<Sample>>& samples) {
+void add_rows(Record& record, const Settings& settings, const std::map<std::string, std::vector<Sample>>& samples) {
   for (const auto& [name, list] : samples) {
     std::vector<double> wall;
     std::vector<double> cpu;
@@ -229,14 +222,8 @@ void add_rows(Record& record,
     }
     const std::string row = fmt::format("n={} {}", settings.ranks, name);
     record.add({.name = row, .unit = "us", .summary = summarise(wall), .better = Better::kLower});
-    record.add({.name = row + ", least",
-                .unit = "us",
-                .summary = summarise({least(wall)}),
-                .better = Better::kLower});
-    record.add({.name = row + ", cpu of all ranks",
-                .unit = "us",
-                .summary = summarise(cpu),
-                .better = Better::kLower});
+    record.add({.name = row + ", least", .unit = "us", .summary = summarise({least(wall)}), .better = Better::kLower});
+    record.add({.name = row + ", cpu of all ranks", .unit = "us", .summary = summarise(cpu), .better = Better::kLower});
     if (ratio.empty()) continue;
     // The bar is for data in place, with a core for each rank; staging moves every byte twice.
     const bool has_bar = name.find("staged") == std::string::npos && settings.ranks == 2;
@@ -245,10 +232,8 @@ void add_rows(Record& record,
                 .summary = summarise(ratio),
                 .better = Better::kLower,
                 .bar = has_bar ? std::optional<double>(1.6) : std::nullopt});
-    record.add({.name = row + " / roof, least",
-                .unit = "x",
-                .summary = summarise({least(ratio)}),
-                .better = Better::kLower});
+    record.add(
+        {.name = row + " / roof, least", .unit = "x", .summary = summarise({least(ratio)}), .better = Better::kLower});
   }
 }
 
@@ -284,8 +269,7 @@ int run(const Settings& settings, Record& record) {
   record.note(
       "attached: buffers in an attached arena, read in place; staged: private buffers; pulled: one-sided, "
       "without a meeting");
-  record.note(
-      "roof: traffic of a plain copy of the same shared pages by all ranks at once, in the same round");
+  record.note("roof: traffic of a plain copy of the same shared pages by all ranks at once, in the same round");
   add_rows(record, settings, samples);
   std::cout << record.table();
   record.write(settings.json);

@@ -1,8 +1,10 @@
-// What the control plane costs by the number of ranks. The ranks are processes on this host that send each other nothing else.
+// What the control plane costs by the number of ranks. The ranks are processes on this host that send each other
+// nothing else.
 //
 //   all have joined        from the moment when all ask to be let in
-//   hub, leaf              CPU of the process of rank 0, and of another one, of which nothing else runs: while all compute, and while all wait for one rank
-//   a rank is killed       until half of the others, and all of them, have thrown an error that names it
+//   hub, leaf              CPU of the process of rank 0, and of another one, of which nothing else runs: while all
+//   compute, and while all wait for one rank a rank is killed       until half of the others, and all of them, have
+//   thrown an error that names it
 //
 //   control_bench --ranks 8 128 1000 --rounds 5 --json out.json
 #include "support/cpu_time.h"
@@ -34,9 +36,13 @@ namespace {
 constexpr Milliseconds kPhase{3'000};
 constexpr Milliseconds kTimeout{120'000};
 
-double now_ms() { return std::chrono::duration<double, std::milli>(SteadyClock::now().time_since_epoch()).count(); }
+double now_ms() {
+  return std::chrono::duration<double, std::milli>(SteadyClock::now().time_since_epoch()).count();
+}
 
-double cpu_ms() { return 1e3 * cpu_seconds(); }
+double cpu_ms() {
+  return 1e3 * cpu_seconds();
+}
 
 /// Which of a rank's notes.
 enum Note : int { kAsked, kJoined, kQuietCpu, kWaitCpu, kThrown };
@@ -46,7 +52,8 @@ void run_rank(test::Crowd& crowd, int rank, int victim) {
   const auto watch = std::make_shared<RankWatch>(rank, size);
   const std::unique_ptr<CommBackend> seat = crowd.seat(rank);
   crowd.note(rank, kAsked) = now_ms();
-  const std::unique_ptr<ControlPlane> control = ControlPlane::join(*seat, watch, {.timeout = kTimeout, .silent_after = Milliseconds{60'000}});
+  const std::unique_ptr<ControlPlane> control =
+      ControlPlane::join(*seat, watch, {.timeout = kTimeout, .silent_after = Milliseconds{60'000}});
   crowd.note(rank, kJoined) = now_ms();
   crowd.meet(rank, *watch, 0, kTimeout);
   double before = cpu_ms();
@@ -116,9 +123,16 @@ void run_job(int size, std::vector<std::vector<double>>& samples) {
     joined = std::max(joined, crowd.note(rank, kJoined));
     if (rank != victim) thrown.push_back(crowd.note(rank, kThrown) - crowd.note(victim, kThrown));
   }
-  const auto share = [&](Note note, int rank) { return 100 * crowd.note(rank, note) / static_cast<double>(kPhase.count()); };
-  const std::vector<double> found{joined - asked,        share(kQuietCpu, 0), share(kQuietCpu, 1), share(kWaitCpu, 0), share(kWaitCpu, 1),
-                                  median(thrown), *std::ranges::max_element(thrown)};
+  const auto share = [&](Note note, int rank) {
+    return 100 * crowd.note(rank, note) / static_cast<double>(kPhase.count());
+  };
+  const std::vector<double> found{joined - asked,
+                                  share(kQuietCpu, 0),
+                                  share(kQuietCpu, 1),
+                                  share(kWaitCpu, 0),
+                                  share(kWaitCpu, 1),
+                                  median(thrown),
+                                  *std::ranges::max_element(thrown)};
   samples.resize(found.size());
   for (std::size_t row = 0; row < found.size(); ++row) samples[row].push_back(found[row]);
 }
@@ -143,7 +157,10 @@ int main(int argc, char** argv) {
     std::vector<std::vector<double>> samples;
     for (int round = 0; round < rounds; ++round) run_job(size, samples);
     const auto add = [&](std::size_t row, const std::string& name, const std::string& unit) {
-      record.add({.name = fmt::format("{} ranks: {}", size, name), .unit = unit, .summary = summarise(samples[row]), .better = Better::kLower});
+      record.add({.name = fmt::format("{} ranks: {}", size, name),
+                  .unit = unit,
+                  .summary = summarise(samples[row]),
+                  .better = Better::kLower});
     };
     add(0, "all have joined", "ms");
     add(1, "hub while all compute", "% of a core");

@@ -1,8 +1,10 @@
-// What Zeroth adds to MPI: its calls over MPI's own algorithms (Reduction::kTransport) beside the same calls made of MPI by hand, blocking and
-// non-blocking, and beside its sums in rank order. The same ranks and buffers, one after the other, in rounds that begin with another one each.
+// What Zeroth adds to MPI: its calls over MPI's own algorithms (Reduction::kTransport) beside the same calls made of
+// MPI by hand, blocking and non-blocking, and beside its sums in rank order. The same ranks and buffers, one after the
+// other, in rounds that begin with another one each.
 //
-// A row's time is that of the slowest rank. Blocking calls have no deadline and hear of nothing; the non-blocking ones of the same library are other
-// code, and slower where messages are small. The bar is for the faster of the two, at sizes from 4 KiB to 256 MiB.
+// A row's time is that of the slowest rank. Blocking calls have no deadline and hear of nothing; the non-blocking ones
+// of the same library are other code, and slower where messages are small. The bar is for the faster of the two, at
+// sizes from 4 KiB to 256 MiB.
 //
 //   mpirun -n 2 --bind-to core --mca btl self,vader build/release/benchmarks/mpi_bench --rounds 15 --json mpi.json
 #include "support/cpu_time.h"
@@ -14,7 +16,6 @@
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
-
 #include <mpi.h>
 
 #include <algorithm>
@@ -35,12 +36,8 @@ using Clock = std::chrono::steady_clock;
 
 struct Settings {
   int rounds = 15;
-  std::vector<std::size_t> sizes{std::size_t{4} << 10U,
-                                 std::size_t{32} << 10U,
-                                 std::size_t{256} << 10U,
-                                 std::size_t{2} << 20U,
-                                 std::size_t{16} << 20U,
-                                 std::size_t{64} << 20U,
+  std::vector<std::size_t> sizes{std::size_t{4} << 10U,  std::size_t{32} << 10U, std::size_t{256} << 10U,
+                                 std::size_t{2} << 20U,  std::size_t{16} << 20U, std::size_t{64} << 20U,
                                  std::size_t{256} << 20U};
   std::string json{};
 };
@@ -75,15 +72,20 @@ Contestant ours(const std::shared_ptr<CommBackend>& backend) {
     const auto whole = static_cast<std::size_t>(call.whole());
     const auto part = static_cast<std::size_t>(call.part());
     switch (call.op) {
-      case Op::kAllReduce: return comm.all_reduce(std::span<const float>(call.send, whole), std::span(call.recv, whole));
-      case Op::kAllGather: return comm.all_gather(std::span<const float>(call.send, part), std::span(call.recv, part * static_cast<std::size_t>(call.ranks)));
+      case Op::kAllReduce:
+        return comm.all_reduce(std::span<const float>(call.send, whole), std::span(call.recv, whole));
+      case Op::kAllGather:
+        return comm.all_gather(std::span<const float>(call.send, part),
+                               std::span(call.recv, part * static_cast<std::size_t>(call.ranks)));
       case Op::kReduceScatter:
-        return comm.reduce_scatter(std::span<const float>(call.send, part * static_cast<std::size_t>(call.ranks)), std::span(call.recv, part));
+        return comm.reduce_scatter(std::span<const float>(call.send, part * static_cast<std::size_t>(call.ranks)),
+                                   std::span(call.recv, part));
       case Op::kAllToAll: {
         const std::size_t all = part * static_cast<std::size_t>(call.ranks);
         return comm.all_to_all(std::span<const float>(call.send, all), std::span(call.recv, all));
       }
-      case Op::kBroadcast: return comm.broadcast(std::span(call.recv, whole), 0);
+      case Op::kBroadcast:
+        return comm.broadcast(std::span(call.recv, whole), 0);
     }
   };
 }
@@ -99,14 +101,19 @@ struct Parts {
 
 void blocking(const Call& call) {
   switch (call.op) {
-    case Op::kAllReduce: return check(MPI_Allreduce(call.send, call.recv, call.whole(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
-    case Op::kAllGather: return check(MPI_Allgather(call.send, call.part(), MPI_FLOAT, call.recv, call.part(), MPI_FLOAT, MPI_COMM_WORLD));
-    case Op::kReduceScatter: return check(MPI_Reduce_scatter_block(call.send, call.recv, call.part(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
+    case Op::kAllReduce:
+      return check(MPI_Allreduce(call.send, call.recv, call.whole(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
+    case Op::kAllGather:
+      return check(MPI_Allgather(call.send, call.part(), MPI_FLOAT, call.recv, call.part(), MPI_FLOAT, MPI_COMM_WORLD));
+    case Op::kReduceScatter:
+      return check(MPI_Reduce_scatter_block(call.send, call.recv, call.part(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD));
     case Op::kAllToAll: {
       const Parts parts(call);
-      return check(MPI_Alltoallv(call.send, parts.counts.data(), parts.offsets.data(), MPI_FLOAT, call.recv, parts.counts.data(), parts.offsets.data(), MPI_FLOAT, MPI_COMM_WORLD));
+      return check(MPI_Alltoallv(call.send, parts.counts.data(), parts.offsets.data(), MPI_FLOAT, call.recv,
+                                 parts.counts.data(), parts.offsets.data(), MPI_FLOAT, MPI_COMM_WORLD));
     }
-    case Op::kBroadcast: return check(MPI_Bcast(call.recv, call.whole(), MPI_FLOAT, 0, MPI_COMM_WORLD));
+    case Op::kBroadcast:
+      return check(MPI_Bcast(call.recv, call.whole(), MPI_FLOAT, 0, MPI_COMM_WORLD));
   }
 }
 
@@ -114,15 +121,23 @@ void non_blocking(const Call& call) {
   MPI_Request request = MPI_REQUEST_NULL;
   const Parts parts(call);
   switch (call.op) {
-    case Op::kAllReduce: check(MPI_Iallreduce(call.send, call.recv, call.whole(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request)); break;
-    case Op::kAllGather: check(MPI_Iallgather(call.send, call.part(), MPI_FLOAT, call.recv, call.part(), MPI_FLOAT, MPI_COMM_WORLD, &request)); break;
+    case Op::kAllReduce:
+      check(MPI_Iallreduce(call.send, call.recv, call.whole(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request));
+      break;
+    case Op::kAllGather:
+      check(MPI_Iallgather(call.send, call.part(), MPI_FLOAT, call.recv, call.part(), MPI_FLOAT, MPI_COMM_WORLD,
+                           &request));
+      break;
     case Op::kReduceScatter:
       check(MPI_Ireduce_scatter_block(call.send, call.recv, call.part(), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD, &request));
       break;
     case Op::kAllToAll:
-      check(MPI_Ialltoallv(call.send, parts.counts.data(), parts.offsets.data(), MPI_FLOAT, call.recv, parts.counts.data(), parts.offsets.data(), MPI_FLOAT, MPI_COMM_WORLD, &request));
+      check(MPI_Ialltoallv(call.send, parts.counts.data(), parts.offsets.data(), MPI_FLOAT, call.recv,
+                           parts.counts.data(), parts.offsets.data(), MPI_FLOAT, MPI_COMM_WORLD, &request));
       break;
-    case Op::kBroadcast: check(MPI_Ibcast(call.recv, call.whole(), MPI_FLOAT, 0, MPI_COMM_WORLD, &request)); break;
+    case Op::kBroadcast:
+      check(MPI_Ibcast(call.recv, call.whole(), MPI_FLOAT, 0, MPI_COMM_WORLD, &request));
+      break;
   }
   check(MPI_Wait(&request, MPI_STATUS_IGNORE));
 }
@@ -142,12 +157,17 @@ constexpr const char* kOurs = "transport";
 constexpr const char* kBlocking = "MPI blocking";
 constexpr const char* kNonBlocking = "MPI non-blocking";
 
-double least(const std::vector<double>& list) { return *std::ranges::min_element(list); }
+double least(const std::vector<double>& list) {
+  return *std::ranges::min_element(list);
+}
 
 void add_rows(Record& record, const std::string& name, const std::map<std::string, std::vector<double>>& times) {
   for (const auto& [who, list] : times) {
     record.add({.name = name + " " + who, .unit = "us", .summary = summarise(list), .better = Better::kLower});
-    record.add({.name = name + " " + who + ", least", .unit = "us", .summary = summarise({least(list)}), .better = Better::kLower});
+    record.add({.name = name + " " + who + ", least",
+                .unit = "us",
+                .summary = summarise({least(list)}),
+                .better = Better::kLower});
   }
   const std::vector<double>& own = times.at(kOurs);
   const std::vector<double>& one = times.at(kBlocking);
@@ -161,9 +181,17 @@ void add_rows(Record& record, const std::string& name, const std::map<std::strin
     more.push_back(own[round] - faster);
     to_non_blocking.push_back(own[round] / other[round]);
   }
-  record.add({.name = name + " / the faster of MPI's", .unit = "x", .summary = summarise(ratio), .better = Better::kLower, .bar = 1.05});
-  record.add({.name = name + " - the faster of MPI's", .unit = "us", .summary = summarise(more), .better = Better::kLower});
-  record.add({.name = name + " / MPI non-blocking", .unit = "x", .summary = summarise(to_non_blocking), .better = Better::kLower});
+  record.add({.name = name + " / the faster of MPI's",
+              .unit = "x",
+              .summary = summarise(ratio),
+              .better = Better::kLower,
+              .bar = 1.05});
+  record.add(
+      {.name = name + " - the faster of MPI's", .unit = "us", .summary = summarise(more), .better = Better::kLower});
+  record.add({.name = name + " / MPI non-blocking",
+              .unit = "x",
+              .summary = summarise(to_non_blocking),
+              .better = Better::kLower});
   record.add({.name = name + " / the faster of MPI's, least of each",
               .unit = "x",
               .summary = summarise({least(own) / std::min(least(one), least(other))}),
@@ -182,14 +210,19 @@ int run(const Settings& settings, Record& record) {
     CommOptions own_sums;
     own_sums.reduction = Reduction::kTransport;
     const std::vector<std::pair<std::string, Contestant>> contestants{
-        {kOurs, ours(make_backend("mpi", {.rank = rank, .size = ranks, .job = {}, .hub = nullptr, .options = own_sums}))},
+        {kOurs,
+         ours(make_backend("mpi", {.rank = rank, .size = ranks, .job = {}, .hub = nullptr, .options = own_sums}))},
         {kBlocking, blocking},
         {kNonBlocking, non_blocking},
         {"rank order", ours(make_backend("mpi", {.rank = rank, .size = ranks}))}};
     for (const std::size_t bytes : settings.sizes) {
       const int batch = bytes <= (std::size_t{64} << 10U) ? 100 : bytes <= (std::size_t{2} << 20U) ? 10 : 1;
       for (const Op op : kOps) {
-        const Call call{.op = op, .send = send.data(), .recv = recv.data(), .count = static_cast<std::int64_t>(bytes / sizeof(float)), .ranks = ranks};
+        const Call call{.op = op,
+                        .send = send.data(),
+                        .recv = recv.data(),
+                        .count = static_cast<std::int64_t>(bytes / sizeof(float)),
+                        .ranks = ranks};
         std::map<std::string, std::vector<double>> times;
         for (int round = 0; round <= settings.rounds; ++round) {
           for (std::size_t index = 0; index < contestants.size(); ++index) {
@@ -215,7 +248,8 @@ int run(const Settings& settings, Record& record) {
   record.set_own_cpu_seconds(cpu);
   record.setting("ranks", ranks);
   record.setting("rounds", settings.rounds);
-  record.note("transport: Zeroth with Reduction::kTransport; rank order: its default, every call compared between ranks");
+  record.note(
+      "transport: Zeroth with Reduction::kTransport; rank order: its default, every call compared between ranks");
   record.note("the faster of MPI's: of each round, blocking or non-blocking");
   std::cout << record.table();
   record.write(settings.json);

@@ -1,11 +1,13 @@
-// Collectives of Zeroth beside those of Open MPI and of torch's gloo: the same ranks, the same buffers, the same run, one after the other in
-// rounds of another order each. Loaded by comm_peers.py, which makes torch's group; mpirun starts the ranks.
+// Collectives of Zeroth beside those of Open MPI and of torch's gloo: the same ranks, the same buffers, the same run,
+// one after the other in rounds of another order each. Loaded by comm_peers.py, which makes torch's group; mpirun
+// starts the ranks.
 //
-// A row's time is that of the slowest rank. The roof is the time that the call's bytes would take at the traffic of a plain copy from the one of
-// its buffers to the other by all ranks at once in the same round: for a whole of S bytes on each of n ranks 2 n S in an all_gather and an
-// all_to_all, (n+1) S in a reduce_scatter, (n+1) S + 2 (n-1) S in an all_reduce. "bare" is what such a call cannot do without where memory is
-// shared, and nothing else: ranks wait for each other, copy or sum where the others' data lies, and wait again. No ranks are compared, no deadline is
-// looked at, and nobody sleeps.
+// A row's time is that of the slowest rank. The roof is the time that the call's bytes would take at the traffic of a
+// plain copy from the one of its buffers to the other by all ranks at once in the same round: for a whole of S bytes on
+// each of n ranks 2 n S in an all_gather and an all_to_all, (n+1) S in a reduce_scatter, (n+1) S + 2 (n-1) S in an
+// all_reduce. "bare" is what such a call cannot do without where memory is shared, and nothing else: ranks wait for
+// each other, copy or sum where the others' data lies, and wait again. No ranks are compared, no deadline is looked at,
+// and nobody sleeps.
 #include "support/cpu_time.h"
 #include "support/record.h"
 
@@ -17,11 +19,10 @@
 #include <zeroth/comm/factory.h>
 
 #include <ATen/ops/from_blob.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
 #include <mpi.h>
 #include <sched.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -47,10 +48,14 @@ constexpr Op kOps[] = {Op::kAllReduce, Op::kAllGather, Op::kReduceScatter, Op::k
 
 std::string name_of(Op op) {
   switch (op) {
-    case Op::kAllReduce: return "all_reduce";
-    case Op::kAllGather: return "all_gather";
-    case Op::kReduceScatter: return "reduce_scatter";
-    case Op::kAllToAll: return "all_to_all";
+    case Op::kAllReduce:
+      return "all_reduce";
+    case Op::kAllGather:
+      return "all_gather";
+    case Op::kReduceScatter:
+      return "reduce_scatter";
+    case Op::kAllToAll:
+      return "all_to_all";
   }
   return "";
 }
@@ -69,7 +74,8 @@ struct Call {
 class Contestant {
  public:
   /// `memory`: where its buffers are; of two of the largest size.
-  Contestant(std::string name, int ranks, const Arena& memory) : name_(std::move(name)), ranks_(ranks), memory_(memory.data()) {}
+  Contestant(std::string name, int ranks, const Arena& memory)
+      : name_(std::move(name)), ranks_(ranks), memory_(memory.data()) {}
   Contestant(const Contestant&) = delete;
   Contestant& operator=(const Contestant&) = delete;
   virtual ~Contestant() = default;
@@ -130,7 +136,8 @@ class Bare final : public Contestant {
         window_(std::move(window)),
         here_(here.data()),
         rank_(rank),
-        come_(*reinterpret_cast<std::uint64_t*>(window_.ranks.front().data() + window_.ranks.front().size() - sizeof(std::uint64_t))) {}
+        come_(*reinterpret_cast<std::uint64_t*>(window_.ranks.front().data() + window_.ranks.front().size() -
+                                                sizeof(std::uint64_t))) {}
 
   void make(const Call& call) override {
     const std::size_t part = call.bytes / static_cast<std::size_t>(ranks());
@@ -143,7 +150,9 @@ class Bare final : public Contestant {
       case Op::kAllToAll:
         for_each_rank([&](std::size_t peer) { copy(call.recv + peer * part, at(peer, call.send) + own * part, part); });
         break;
-      case Op::kReduceScatter: sum(call, call.recv, part); break;
+      case Op::kReduceScatter:
+        sum(call, call.recv, part);
+        break;
       case Op::kAllReduce:
         sum(call, call.recv + own * part, part);
         meet();
@@ -169,13 +178,16 @@ class Bare final : public Contestant {
     const auto size = static_cast<std::size_t>(ranks());
     for (std::size_t index = 0; index < size; ++index) body((static_cast<std::size_t>(rank_) + index) % size);
   }
-  [[nodiscard]] std::byte* at(std::size_t peer, const std::byte* own) const { return window_.ranks[peer].data() + (own - here_); }
+  [[nodiscard]] std::byte* at(std::size_t peer, const std::byte* own) const {
+    return window_.ranks[peer].data() + (own - here_);
+  }
   static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
     kernels::copy_stream(to, from, static_cast<std::int64_t>(bytes), kernels::best_isa());
   }
   void sum(const Call& call, std::byte* to, std::size_t part) {
     std::vector<const void*> sources;
-    for (std::size_t peer = 0; peer < window_.ranks.size(); ++peer) sources.push_back(at(peer, call.send) + static_cast<std::size_t>(rank_) * part);
+    for (std::size_t peer = 0; peer < window_.ranks.size(); ++peer)
+      sources.push_back(at(peer, call.send) + static_cast<std::size_t>(rank_) * part);
     kernels::sum_sources({.dst = to,
                           .dst_dtype = call.dtype,
                           .sources = sources.data(),
@@ -200,23 +212,30 @@ class OpenMpi final : public Contestant {
  public:
   OpenMpi(int ranks, const Arena& memory) : Contestant("Open MPI", ranks, memory) {}
   /// It has no bf16, which moves as any 2 bytes, but is not summed.
-  bool can(const Call& call) override { return call.dtype == DType::kFloat32 || call.op == Op::kAllGather || call.op == Op::kAllToAll; }
+  bool can(const Call& call) override {
+    return call.dtype == DType::kFloat32 || call.op == Op::kAllGather || call.op == Op::kAllToAll;
+  }
   void make(const Call& call) override {
     const MPI_Datatype type = call.dtype == DType::kFloat32 ? MPI_FLOAT : MPI_SHORT;
     const int whole = static_cast<int>(call.elements());
     const int part = static_cast<int>(call.elements() / ranks());
     switch (call.op) {
-      case Op::kAllReduce: return check_mpi(MPI_Allreduce(call.send, call.recv, whole, type, MPI_SUM, MPI_COMM_WORLD));
-      case Op::kAllGather: return check_mpi(MPI_Allgather(call.send, part, type, call.recv, part, type, MPI_COMM_WORLD));
-      case Op::kReduceScatter: return check_mpi(MPI_Reduce_scatter_block(call.send, call.recv, part, type, MPI_SUM, MPI_COMM_WORLD));
-      case Op::kAllToAll: return check_mpi(MPI_Alltoall(call.send, part, type, call.recv, part, type, MPI_COMM_WORLD));
+      case Op::kAllReduce:
+        return check_mpi(MPI_Allreduce(call.send, call.recv, whole, type, MPI_SUM, MPI_COMM_WORLD));
+      case Op::kAllGather:
+        return check_mpi(MPI_Allgather(call.send, part, type, call.recv, part, type, MPI_COMM_WORLD));
+      case Op::kReduceScatter:
+        return check_mpi(MPI_Reduce_scatter_block(call.send, call.recv, part, type, MPI_SUM, MPI_COMM_WORLD));
+      case Op::kAllToAll:
+        return check_mpi(MPI_Alltoall(call.send, part, type, call.recv, part, type, MPI_COMM_WORLD));
     }
   }
 };
 
 class Gloo final : public Contestant {
  public:
-  Gloo(const std::string& group, int ranks, const Arena& memory) : Contestant("gloo", ranks, memory), group_(c10d::resolve_process_group(group)) {}
+  Gloo(const std::string& group, int ranks, const Arena& memory)
+      : Contestant("gloo", ranks, memory), group_(c10d::resolve_process_group(group)) {}
   void make(const Call& call) override {
     const std::int64_t part = call.elements() / ranks();
     at::Tensor send = tensor(call, call.send, call.op == Op::kAllGather ? part : call.elements());
@@ -245,12 +264,15 @@ class Gloo final : public Contestant {
 
  private:
   static at::Tensor tensor(const Call& call, std::byte* data, std::int64_t elements) {
-    return at::from_blob(data, {elements}, at::TensorOptions().dtype(call.dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16));
+    return at::from_blob(data, {elements},
+                         at::TensorOptions().dtype(call.dtype == DType::kFloat32 ? at::kFloat : at::kBFloat16));
   }
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };
 
-double cpu_us() { return 1e6 * cpu_seconds(); }
+double cpu_us() {
+  return 1e6 * cpu_seconds();
+}
 
 struct Sample {
   double us = 0;
@@ -263,7 +285,8 @@ Sample measure(int batch, const std::function<void()>& call) {
   const double cpu_before = cpu_us();
   const auto begin = Clock::now();
   for (int index = 0; index < batch; ++index) call();
-  const double own[] = {std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / batch, (cpu_us() - cpu_before) / batch};
+  const double own[] = {std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / batch,
+                        (cpu_us() - cpu_before) / batch};
   Sample sample;
   check_mpi(MPI_Allreduce(&own[0], &sample.us, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD));
   check_mpi(MPI_Allreduce(&own[1], &sample.cpu_us, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD));
@@ -308,13 +331,18 @@ void add_rows(Record& record, const std::string& name, const Samples& samples) {
     std::vector<double> cpu;
     for (const Sample& sample : list) cpu.push_back(sample.cpu_us);
     record.add({.name = name + " " + who, .unit = "us", .summary = summarise(times(who)), .better = Better::kLower});
-    record.add({.name = name + " " + who + ", cpu of all ranks", .unit = "us", .summary = summarise(cpu), .better = Better::kLower});
+    record.add({.name = name + " " + who + ", cpu of all ranks",
+                .unit = "us",
+                .summary = summarise(cpu),
+                .better = Better::kLower});
   }
   const std::vector<double> own = times("shm attached");
-  const auto ratio = [&](const std::vector<double>& mine, const std::vector<double>& other, const std::string& text, std::optional<double> bar) {
+  const auto ratio = [&](const std::vector<double>& mine, const std::vector<double>& other, const std::string& text,
+                         std::optional<double> bar) {
     std::vector<double> values;
     for (std::size_t round = 0; round < mine.size(); ++round) values.push_back(mine[round] / other[round]);
-    record.add({.name = name + " " + text, .unit = "x", .summary = summarise(values), .better = Better::kLower, .bar = bar});
+    record.add(
+        {.name = name + " " + text, .unit = "x", .summary = summarise(values), .better = Better::kLower, .bar = bar});
   };
   for (const auto& [who, list] : samples.of) {
     if (who != "Open MPI" && who != "gloo") continue;
@@ -339,7 +367,8 @@ int run(const std::string& group, const std::string& command, const std::string&
   Record record("comm/peers", 1, argv);
   {
     const std::size_t largest = std::size_t{1} << static_cast<unsigned>(largest_log2);
-    const std::shared_ptr<CommBackend> shm = make_backend("shm", {.rank = rank, .size = ranks, .job = std::getenv("PMIX_NAMESPACE")});
+    const std::shared_ptr<CommBackend> shm =
+        make_backend("shm", {.rank = rank, .size = ranks, .job = std::getenv("PMIX_NAMESPACE")});
     const Arena arena = Arena::create(ArenaKind::kShared, 2 * largest + kPageBytes, "bench");
     const Arena plain = Arena::create(ArenaKind::kPrivate, 2 * largest, "plain");
     const PeerWindow window = shm->attach(arena, "bench");
@@ -358,8 +387,12 @@ int run(const std::string& group, const std::string& command, const std::string&
     for (const unsigned log2 : {12U, 16U, 20U, 22U, 24U, 26U, 28U}) {
       const std::size_t bytes = std::size_t{1} << log2;
       if (bytes > largest) break;
-      // Several calls also where a few fill the caches, and as many before: the first ones after another contestant's pay for what that one has left there.
-      const int batch = bytes <= (std::size_t{64} << 10U) ? 50 : bytes <= (std::size_t{1} << 20U) ? 10 : bytes <= (std::size_t{16} << 20U) ? 4 : 1;
+      // Several calls also where a few fill the caches, and as many before: the first ones after another contestant's
+      // pay for what that one has left there.
+      const int batch = bytes <= (std::size_t{64} << 10U)   ? 50
+                        : bytes <= (std::size_t{1} << 20U)  ? 10
+                        : bytes <= (std::size_t{16} << 20U) ? 4
+                                                            : 1;
       for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {
         for (const Op op : kOps) {
           Samples samples;
@@ -368,20 +401,26 @@ int run(const std::string& group, const std::string& command, const std::string&
             if (bytes >= (std::size_t{4} << 20U)) {
               bytes_a_us = roof(arena.data() + largest, arena.data(), bytes, ranks);
             }
-            // In another order each time, the same on all ranks: who always came after one that uses other memory would always find cold caches.
+            // In another order each time, the same on all ranks: who always came after one that uses other memory would
+            // always find cold caches.
             std::shuffle(contestants.begin(), contestants.end(), order);
             for (const std::unique_ptr<Contestant>& each : contestants) {
               Contestant& contestant = *each;
-              const Call call{.op = op, .dtype = dtype, .send = contestant.memory(), .recv = contestant.memory() + largest, .bytes = bytes};
+              const Call call{.op = op,
+                              .dtype = dtype,
+                              .send = contestant.memory(),
+                              .recv = contestant.memory() + largest,
+                              .bytes = bytes};
               if (!contestant.can(call)) continue;
               for (int index = 0; index < batch; ++index) contestant.make(call);  // warm
               const Sample sample = measure(batch, [&] { contestant.make(call); });
               if (round > 0) samples.of[contestant.name()].push_back(sample);
             }
-            if (round > 0 && bytes_a_us > 0) samples.roof_us.push_back(traffic_of({.op = op, .bytes = bytes}, ranks) / bytes_a_us);
+            if (round > 0 && bytes_a_us > 0)
+              samples.roof_us.push_back(traffic_of({.op = op, .bytes = bytes}, ranks) / bytes_a_us);
           }
-          const std::string name =
-              "n=" + std::to_string(ranks) + " " + format_bytes(bytes) + " " + name_of(op) + " " + std::string(zeroth::name_of(dtype));
+          const std::string name = "n=" + std::to_string(ranks) + " " + format_bytes(bytes) + " " + name_of(op) + " " +
+                                   std::string(zeroth::name_of(dtype));
           if (rank == 0) add_rows(record, name, samples);
           if (rank == 0) std::fprintf(stderr, "%s\n", name.c_str());
         }
@@ -415,8 +454,9 @@ int run(const std::string& group, const std::string& command, const std::string&
 }  // namespace
 }  // namespace zeroth::benchmarks
 
-extern "C" __attribute__((visibility("default"))) int zeroth_comm_peers(
-    const char* group, const char* command, const char* json, int rounds, int largest_log2) {
+extern "C" __attribute__((visibility("default"))) int zeroth_comm_peers(const char* group, const char* command,
+                                                                        const char* json, int rounds,
+                                                                        int largest_log2) {
   try {
     return zeroth::benchmarks::run(group, command, json, rounds, largest_log2);
   } catch (const std::exception& error) {

@@ -1,7 +1,8 @@
 // What the flight recorder, the watch over waits and the control plane cost while nothing is wrong.
 //
-// Two ranks (threads) make calls of 4 KiB in blocks, in turn through a seat as it is and through one that is recorded and watched; a
-// round gives one difference. Beside it the parts alone: a record of the recorder, and an event of the engine.
+// Two ranks (threads) make calls of 4 KiB in blocks, in turn through a seat as it is and through one that is recorded
+// and watched; a round gives one difference. Beside it the parts alone: a record of the recorder, and an event of the
+// engine.
 //
 //   watch_bench --rounds 41 --json out.json
 #include "support/record.h"
@@ -47,9 +48,11 @@ Times time_calls(int rounds) {
   const auto run = [&](int rank) {
     const auto watch = std::make_shared<RankWatch>(rank, kRanks);
     CommOptions options;
-    const std::shared_ptr<CommBackend> plain = make_backend("inproc", {.rank = rank, .size = kRanks, .hub = plain_hub, .options = options});
+    const std::shared_ptr<CommBackend> plain =
+        make_backend("inproc", {.rank = rank, .size = kRanks, .hub = plain_hub, .options = options});
     options.watch = watch;
-    std::unique_ptr<CommBackend> base = make_backend("inproc", {.rank = rank, .size = kRanks, .hub = watched_hub, .options = options});
+    std::unique_ptr<CommBackend> base =
+        make_backend("inproc", {.rank = rank, .size = kRanks, .hub = watched_hub, .options = options});
     const std::shared_ptr<ControlPlane> control = ControlPlane::join(*base, watch, {});
     const auto watched = std::make_shared<RecordingBackend>(std::move(base), watch, control);
     const std::vector<float> part(kFloats / kRanks, 1.0F);
@@ -91,7 +94,8 @@ void run(int rounds, Record& record) {
   constexpr int kEvents = 100'000;
   for (int round = 0; round < rounds; ++round) {
     records.push_back(ns_each(kEvents, [&] {
-      for (int event = 0; event < kEvents; ++event) recorder.end(recorder.begin({.sequence = static_cast<std::uint64_t>(event)}));
+      for (int event = 0; event < kEvents; ++event)
+        recorder.end(recorder.begin({.sequence = static_cast<std::uint64_t>(event)}));
     }));
     waits.push_back(ns_each(kEvents, [&] {
       for (int event = 0; event < kEvents; ++event) seat.wait_until([] { return true; }, context);
@@ -100,11 +104,26 @@ void run(int rounds, Record& record) {
       for (int event = 0; event < kEvents; ++event) watch.enter(Phase::kForward, 0, event);
     }));
   }
-  record.add({.name = "all_gather 4 KiB, 2 ranks, as it is", .unit = "ns", .summary = summarise(calls.plain), .better = Better::kLower});
-  record.add({.name = "all_gather 4 KiB, 2 ranks, recorded and watched", .unit = "ns", .summary = summarise(calls.watched), .better = Better::kLower});
-  record.add({.name = "difference a call", .unit = "ns", .summary = summarise(calls.difference), .better = Better::kLower, .bar = 1'000});
-  record.add({.name = "record of the flight recorder", .unit = "ns", .summary = summarise(records), .better = Better::kLower});
-  record.add({.name = "one-sided wait that need not wait, recorded", .unit = "ns", .summary = summarise(waits), .better = Better::kLower, .bar = 1'000});
+  record.add({.name = "all_gather 4 KiB, 2 ranks, as it is",
+              .unit = "ns",
+              .summary = summarise(calls.plain),
+              .better = Better::kLower});
+  record.add({.name = "all_gather 4 KiB, 2 ranks, recorded and watched",
+              .unit = "ns",
+              .summary = summarise(calls.watched),
+              .better = Better::kLower});
+  record.add({.name = "difference a call",
+              .unit = "ns",
+              .summary = summarise(calls.difference),
+              .better = Better::kLower,
+              .bar = 1'000});
+  record.add(
+      {.name = "record of the flight recorder", .unit = "ns", .summary = summarise(records), .better = Better::kLower});
+  record.add({.name = "one-sided wait that need not wait, recorded",
+              .unit = "ns",
+              .summary = summarise(waits),
+              .better = Better::kLower,
+              .bar = 1'000});
   record.add({.name = "event of the engine", .unit = "ns", .summary = summarise(events), .better = Better::kLower});
 }
 

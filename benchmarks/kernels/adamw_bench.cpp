@@ -81,11 +81,8 @@ void measure(const Options& options, Isa isa, Record& record) {
   Arena high_bits(bytes / 2, Pages::kShared);
   Arena low_bits(bytes / 2, Pages::kHuge);
   const volatile float hidden_zero = 0.0F;
-  const StreamArrays a{states.as<float>(),
-                       states.as<float>(bytes),
-                       states.as<float>(2 * bytes),
-                       states.as<float>(3 * bytes),
-                       hidden_zero};
+  const StreamArrays a{states.as<float>(), states.as<float>(bytes), states.as<float>(2 * bytes),
+                       states.as<float>(3 * bytes), hidden_zero};
   auto* const high = high_bits.as<BFloat16>();
   auto* const low = low_bits.as<std::int16_t>();
   for (std::int64_t i = 0; i < n; ++i) {
@@ -110,19 +107,17 @@ void measure(const Options& options, Isa isa, Record& record) {
     };
   };
   const auto stream = stream_kernel(isa);
-  const std::vector<RangeFunction> kernels{
-      adamw(false), adamw(true), [=](std::int64_t begin, std::int64_t end) { stream(a, begin, end); }};
+  const std::vector<RangeFunction> kernels{adamw(false), adamw(true),
+                                           [=](std::int64_t begin, std::int64_t end) { stream(a, begin, end); }};
   const std::string names[] = {"adamw", "adamw, masters in two halves"};
   constexpr double kBar = 1.05;
 
   for (const int num_threads : options.threads) {
     Team team(num_threads);
-    const std::string suffix =
-        ", " + std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
+    const std::string suffix = ", " + std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
     for (std::size_t which = 0; which < 2; ++which) {
       const Paired paired = run_paired(
-          options.rounds,
-          [&] { return time_pass(team, n, kernels[which]); },
+          options.rounds, [&] { return time_pass(team, n, kernels[which]); },
           [&] { return time_pass(team, n, kernels[2]); });
       const std::string name = names[which] + suffix;
       record.add({name, "ms", summarise(paired.a), Better::kLower, {}});
@@ -157,8 +152,7 @@ int main(int argc, char** argv) {
   app.add_option("--isa", options.isa, "scalar, avx2 or avx512");
   app.add_option("--json", options.json, "file for the result");
   CLI11_PARSE(app, argc, argv);
-  const std::map<std::string, Isa> isas{
-      {"scalar", Isa::kScalar}, {"avx2", Isa::kAvx2}, {"avx512", Isa::kAvx512}};
+  const std::map<std::string, Isa> isas{{"scalar", Isa::kScalar}, {"avx2", Isa::kAvx2}, {"avx512", Isa::kAvx512}};
   const auto isa = isas.find(options.isa);
   if (isa == isas.end() || !kernels::is_supported(isa->second)) {
     std::fprintf(stderr, "this processor runs %s\n", kernels::describe_isa().c_str());

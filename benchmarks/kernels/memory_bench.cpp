@@ -22,13 +22,8 @@ constexpr std::int64_t kArenaBytes = std::int64_t{256} << 20;
 using CopyFunction = std::function<void(std::byte*, const std::byte*, std::int64_t)>;
 
 /// Alternates the functions over the whole arenas in pieces of `bytes`; one row a function: GB/s of payload.
-void compare(const std::vector<std::pair<std::string, CopyFunction>>& functions,
-             Arena& to,
-             Arena& from,
-             std::int64_t bytes,
-             double seconds,
-             const std::string& suffix,
-             Record& record) {
+void compare(const std::vector<std::pair<std::string, CopyFunction>>& functions, Arena& to, Arena& from,
+             std::int64_t bytes, double seconds, const std::string& suffix, Record& record) {
   std::vector<std::vector<double>> rates(functions.size());
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   std::size_t which = 0;
@@ -58,30 +53,26 @@ int main(int argc, char** argv) {
 
   const kernels::Isa isa = kernels::best_isa();
   const std::vector<std::pair<std::string, CopyFunction>> functions{
-      {"memcpy",
-       [](std::byte* to, const std::byte* from, std::int64_t bytes) {
-         std::memcpy(to, from, static_cast<std::size_t>(bytes));
-       }},
+      {"memcpy", [](std::byte* to, const std::byte* from,
+                    std::int64_t bytes) { std::memcpy(to, from, static_cast<std::size_t>(bytes)); }},
       {"copy_stream",
-       [isa](std::byte* to, const std::byte* from, std::int64_t bytes) {
-         kernels::copy_stream(to, from, bytes, isa);
-       }},
+       [isa](std::byte* to, const std::byte* from, std::int64_t bytes) { kernels::copy_stream(to, from, bytes, isa); }},
       {"bucket_store", [isa](std::byte* to, const std::byte* from, std::int64_t bytes) {
          (void)kernels::bucket_store(to, DType::kFloat32, from, DType::kFloat32, bytes / 4, isa);
        }}};
   Record record("kernels/memory", argc, argv);
   record.setting("isa", kernels::describe_isa());
   record.note("GB/s of payload; source and destination are not in the caches");
-  for (const auto& [from_pages, to_pages] : {std::pair{Pages::kShared, Pages::kHuge},
-                                             std::pair{Pages::kHuge, Pages::kShared},
-                                             std::pair{Pages::kShared, Pages::kShared}}) {
+  for (const auto& [from_pages, to_pages] :
+       {std::pair{Pages::kShared, Pages::kHuge}, std::pair{Pages::kHuge, Pages::kShared},
+        std::pair{Pages::kShared, Pages::kShared}}) {
     Arena from(kArenaBytes, from_pages);
     Arena to(kArenaBytes, to_pages);
     std::memset(from.as<std::byte>(), 1, kArenaBytes);
     std::memset(to.as<std::byte>(), 1, kArenaBytes);
     for (std::int64_t bytes = std::int64_t{32} << 10; bytes <= std::int64_t{64} << 20; bytes *= 2) {
-      const std::string suffix = ", " + std::to_string(bytes >> 10) + " KiB, " +
-                                 std::string(name_of(from_pages)) + " -> " + std::string(name_of(to_pages));
+      const std::string suffix = ", " + std::to_string(bytes >> 10) + " KiB, " + std::string(name_of(from_pages)) +
+                                 " -> " + std::string(name_of(to_pages));
       compare(functions, to, from, bytes, seconds, suffix, record);
     }
   }

@@ -1,5 +1,5 @@
-// The roof of an update: a kernel with the traffic of fp32 AdamW, 16 B read and 12 B written an element in place, and no arithmetic
-// to speak of.
+// The roof of an update: a kernel with the traffic of fp32 AdamW, 16 B read and 12 B written an element in place, and
+// no arithmetic to speak of.
 #pragma once
 
 #include <kernels/common/dispatch.h>
@@ -31,7 +31,9 @@ inline constexpr double kStreamBytes = 28;  ///< an element
     v[i] += g[i] * zero;
   }
 }
-inline void stream_scalar(const StreamArrays& a, std::int64_t begin, std::int64_t end) { stream_body(a, begin, end); }
+inline void stream_scalar(const StreamArrays& a, std::int64_t begin, std::int64_t end) {
+  stream_body(a, begin, end);
+}
 [[gnu::target("avx2")]] inline void stream_avx2(const StreamArrays& a, std::int64_t begin, std::int64_t end) {
   stream_body(a, begin, end);
 }

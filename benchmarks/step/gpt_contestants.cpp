@@ -55,8 +55,7 @@ class FloorGpt final : public Contestant {
         params_(model_->parameters()) {
     const torch::NoGradGuard no_grad;
     for (const torch::Tensor& param : params_) {
-      const torch::Tensor master =
-          param.scalar_type() == torch::kFloat32 ? param.detach() : param.to(torch::kFloat32);
+      const torch::Tensor master = param.scalar_type() == torch::kFloat32 ? param.detach() : param.to(torch::kFloat32);
       masters_.push_back(master);
       exp_avgs_.push_back(torch::zeros_like(master));
       exp_avg_sqs_.push_back(torch::zeros_like(master));
@@ -85,17 +84,8 @@ class FloorGpt final : public Contestant {
     for (const torch::Tensor& param : params_) grads.push_back(param.grad());
     if (!wide_grads_.empty()) at::_foreach_copy_(wide_grads_, grads);
     at::_foreach_add_(steps_, 1.0);
-    at::_fused_adamw_(masters_,
-                      wide_grads_.empty() ? grads : wide_grads_,
-                      exp_avgs_,
-                      exp_avg_sqs_,
-                      /*max_exp_avg_sqs=*/{},
-                      steps_,
-                      kLr,
-                      kBeta1,
-                      kBeta2,
-                      kWeightDecay,
-                      kEps,
+    at::_fused_adamw_(masters_, wide_grads_.empty() ? grads : wide_grads_, exp_avgs_, exp_avg_sqs_,
+                      /*max_exp_avg_sqs=*/{}, steps_, kLr, kBeta1, kBeta2, kWeightDecay, kEps,
                       /*amsgrad=*/false,
                       /*maximize=*/false);
     if (!wide_grads_.empty()) at::_foreach_copy_(params_, masters_);
@@ -116,10 +106,9 @@ class FloorGpt final : public Contestant {
 
 Config engine_config(const GptCase& gpt_case, int zero_stage) {
   std::ostringstream text;
-  text << R"({"train_micro_batch_size_per_gpu": )" << gpt_case.micro_batch
-       << R"(, "gradient_accumulation_steps": )" << gpt_case.accumulate
-       << R"(, "optimizer": {"type": "AdamW", "params": {"lr": )" << kLr << R"(, "betas": [)" << kBeta1
-       << ", " << kBeta2 << R"(], "eps": )" << kEps << R"(, "weight_decay": )" << kWeightDecay << "}}"
+  text << R"({"train_micro_batch_size_per_gpu": )" << gpt_case.micro_batch << R"(, "gradient_accumulation_steps": )"
+       << gpt_case.accumulate << R"(, "optimizer": {"type": "AdamW", "params": {"lr": )" << kLr << R"(, "betas": [)"
+       << kBeta1 << ", " << kBeta2 << R"(], "eps": )" << kEps << R"(, "weight_decay": )" << kWeightDecay << "}}"
        << R"(, "bf16": {"enabled": )" << (gpt_case.dtype == "bf16" ? "true" : "false") << "}"
        << R"(, "zero_optimization": {"stage": )" << zero_stage << "}"
        << R"(, "zeroth": {"threads": 1, "reshard": ")" << gpt_case.reshard << R"("}})";
@@ -167,24 +156,18 @@ Batches::Batches(const GptCase& gpt_case, int rank) {
   }
 }
 
-std::unique_ptr<Contestant> make_floor(const GptCase& gpt_case,
-                                       std::shared_ptr<const Batches> batches,
+std::unique_ptr<Contestant> make_floor(const GptCase& gpt_case, std::shared_ptr<const Batches> batches,
                                        std::string name) {
   return std::make_unique<FloorGpt>(gpt_case, std::move(batches), std::move(name));
 }
 
-EngineGpt::EngineGpt(const GptCase& gpt_case,
-                     int zero_stage,
-                     std::shared_ptr<const Batches> batches,
-                     const World& world,
-                     std::string name)
+EngineGpt::EngineGpt(const GptCase& gpt_case, int zero_stage, std::shared_ptr<const Batches> batches,
+                     const World& world, std::string name)
     : Contestant(name.empty() ? "zero-" + std::to_string(zero_stage) : std::move(name)),
       accumulate_(gpt_case.accumulate),
       zero_stage_(zero_stage),
       batches_(std::move(batches)),
-      engine_(
-          make_gpt(gpt_case), engine_config(gpt_case, zero_stage), world, {.log_level = LogLevel::kWarning}) {
-}
+      engine_(make_gpt(gpt_case), engine_config(gpt_case, zero_stage), world, {.log_level = LogLevel::kWarning}) {}
 
 void EngineGpt::step(PhaseTimes& phases) {
   PhaseClock clock(phases);
@@ -197,8 +180,7 @@ void EngineGpt::step(PhaseTimes& phases) {
     clock.end(Phase::kBackward);
     const StepResult result = engine_.step();
     clock.end(Phase::kStep);
-    if (result.boundary && !result.committed)
-      throw std::runtime_error(name() + ": step skipped: " + result.reason);
+    if (result.boundary && !result.committed) throw std::runtime_error(name() + ": step skipped: " + result.reason);
   }
   const auto value = loss.item<float>();
   loss_digest_ = digest64({reinterpret_cast<const char*>(&value), sizeof(value)}, loss_digest_);

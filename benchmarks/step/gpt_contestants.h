@@ -39,9 +39,7 @@ class Batches {
     torch::Tensor x_BT{};
     torch::Tensor y_BT{};
   };
-  [[nodiscard]] const Batch& at(std::size_t micro_step) const {
-    return batches_[micro_step % batches_.size()];
-  }
+  [[nodiscard]] const Batch& at(std::size_t micro_step) const { return batches_[micro_step % batches_.size()]; }
 
  private:
   std::vector<Batch> batches_{};
@@ -51,18 +49,14 @@ class Batches {
 /// after the step. bf16: parameters and gradients in bf16 and fp32 masters; the step casts the gradients to
 /// fp32 in buffers that are kept, updates the masters and casts them back, each by one torch call over all
 /// parameters.
-[[nodiscard]] std::unique_ptr<Contestant> make_floor(const GptCase& gpt_case,
-                                                     std::shared_ptr<const Batches> batches,
+[[nodiscard]] std::unique_ptr<Contestant> make_floor(const GptCase& gpt_case, std::shared_ptr<const Batches> batches,
                                                      std::string name);
 
 /// A GPT in an engine of its own.
 class EngineGpt : public Contestant {
  public:
   /// Collective. Without a name it has that of its stage, "zero-2".
-  EngineGpt(const GptCase& gpt_case,
-            int zero_stage,
-            std::shared_ptr<const Batches> batches,
-            const World& world,
+  EngineGpt(const GptCase& gpt_case, int zero_stage, std::shared_ptr<const Batches> batches, const World& world,
             std::string name = "");
   void step(PhaseTimes& phases) override;
 

@@ -109,8 +109,7 @@ Summary PairedResult::absolute(std::size_t contestant, Field field, double scale
 
 Summary PairedResult::percent_over_floor(std::size_t contestant, Field field) const {
   std::vector<double> values;
-  for (const auto& cycle : cycles)
-    values.push_back(100.0 * (field(cycle[contestant]) / field(cycle[0]) - 1.0));
+  for (const auto& cycle : cycles) values.push_back(100.0 * (field(cycle[contestant]) / field(cycle[0]) - 1.0));
   return summarise(values);
 }
 
@@ -126,8 +125,7 @@ void add_options(CLI::App& app, PairedOptions& options) {
   app.add_option("--max-seconds", options.max_seconds, "start no new cycle after this time");
 }
 
-PairedResult run_paired(const std::vector<std::unique_ptr<Contestant>>& contestants,
-                        const PairedOptions& options,
+PairedResult run_paired(const std::vector<std::unique_ptr<Contestant>>& contestants, const PairedOptions& options,
                         const Communicator& communicator) {
   PairedResult result;
   for (const auto& contestant : contestants) {
@@ -151,8 +149,7 @@ PairedResult run_paired(const std::vector<std::unique_ptr<Contestant>>& contesta
       tell(result, static_cast<std::size_t>(cycle), options.cycles);
     }
     // The mean over ranks of the time, so that all of them stop after the same cycle.
-    const double seconds =
-        sum_over_ranks(since(start).wall, communicator) / static_cast<double>(communicator.size());
+    const double seconds = sum_over_ranks(since(start).wall, communicator) / static_cast<double>(communicator.size());
     if (options.max_seconds > 0.0 && seconds > options.max_seconds) break;
   }
   result.own_cpu_seconds = sum_over_ranks(since(start).cpu, communicator);

@@ -87,7 +87,6 @@ void add_options(CLI::App& app, PairedOptions& options);
 
 /// Collective: all ranks call it with the same contestants and options.
 [[nodiscard]] PairedResult run_paired(const std::vector<std::unique_ptr<Contestant>>& contestants,
-                                      const PairedOptions& options,
-                                      const Communicator& communicator);
+                                      const PairedOptions& options, const Communicator& communicator);
 
 }  // namespace zeroth::benchmarks

@@ -57,13 +57,9 @@ double cpu(const BlockTime& block) {
 template <Phase kPhase>
 void add_phase(Record& record, const PairedResult& result, std::size_t contestant, double ranks) {
   const std::string name = result.names[contestant] + " " + std::string(name_of(kPhase));
-  record.add({name + " over floor, wall",
-              "ms",
-              result.over_floor(contestant, phase_wall<kPhase>, 1e3),
-              Better::kLower});
-  record.add({name + " over floor, CPU a rank",
-              "ms",
-              result.over_floor(contestant, phase_cpu<kPhase>, 1e3 / ranks),
+  record.add(
+      {name + " over floor, wall", "ms", result.over_floor(contestant, phase_wall<kPhase>, 1e3), Better::kLower});
+  record.add({name + " over floor, CPU a rank", "ms", result.over_floor(contestant, phase_cpu<kPhase>, 1e3 / ranks),
               Better::kLower});
 }
 
@@ -80,8 +76,7 @@ void add_rows(Record& record, const PairedResult& result, const Options& options
     Row row{result.names[i] + " over floor, wall", "%", result.percent_over_floor(i, wall), Better::kLower};
     if (has_bar && i >= first_plan) row.bar = bar_of(options.plans[i - first_plan]);
     record.add(std::move(row));
-    record.add(
-        {result.names[i] + " over floor, CPU", "%", result.percent_over_floor(i, cpu), Better::kLower});
+    record.add({result.names[i] + " over floor, CPU", "%", result.percent_over_floor(i, cpu), Better::kLower});
   }
   for (std::size_t i = first_plan; i < result.names.size(); ++i) {
     record.add({result.names[i] + " wall", "ms", result.absolute(i, wall, 1e3), Better::kLower});
@@ -108,17 +103,15 @@ void run(const Options& options, const World& world, int argc, const char* const
   paired.progress = true;
   const PairedResult result = run_paired(contestants, paired, communicator);
 
-  const bool equal_bits = std::ranges::all_of(engines, [&](const EngineGpt* engine) {
-    return engine->loss_digest() == engines.front()->loss_digest();
-  });
+  const bool equal_bits = std::ranges::all_of(
+      engines, [&](const EngineGpt* engine) { return engine->loss_digest() == engines.front()->loss_digest(); });
   if (world.rank() != 0) return;
   const GptCase& gpt_case = options.gpt_case;
   record.version("torch", TORCH_VERSION);
   record.setting("size", gpt_case.size);
   std::int64_t parameters = 0;
   if (!engines.empty()) {
-    for (const torch::Tensor& param : engines.front()->engine().model()->parameters())
-      parameters += param.numel();
+    for (const torch::Tensor& param : engines.front()->engine().model()->parameters()) parameters += param.numel();
   }
   record.setting("parameters", parameters);
   record.setting("dtype", gpt_case.dtype);

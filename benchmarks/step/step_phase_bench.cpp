@@ -1,6 +1,6 @@
-// The whole step phase of one rank, Engine::step(): exact norm, judge, AdamW, publication. Against the streaming kernel of AdamW's own
-// traffic in the same process, in paired blocks. What it takes longer is given in bytes a parameter at the speed of that kernel: the
-// norm reads the gradients once (4 B), the 16-bit copy is written once (2 B).
+// The whole step phase of one rank, Engine::step(): exact norm, judge, AdamW, publication. Against the streaming kernel
+// of AdamW's own traffic in the same process, in paired blocks. What it takes longer is given in bytes a parameter at
+// the speed of that kernel: the norm reads the gradients once (4 B), the 16-bit copy is written once (2 B).
 //
 // Run: step_phase_bench [--params N] [--units N] [--rounds N] [--threads T ...] [--json FILE]
 #include "kernels/bench_support.h"
@@ -47,8 +47,8 @@ class FlatTraining {
     settings.plan = zero_plan(zero_stage, {"dp"});
     settings.groups = {GroupHyper{.lr = 1e-5, .weight_decay = 0.1}};
     settings.threads = threads;
-    engine_ = std::make_unique<Engine>(
-        std::move(params), std::move(units), settings, *device_, make_backend("self", {.rank = 0, .size = 1}), binder_, Logger());
+    engine_ = std::make_unique<Engine>(std::move(params), std::move(units), settings, *device_,
+                                       make_backend("self", {.rank = 0, .size = 1}), binder_, Logger());
     const std::vector<std::byte> zeros(static_cast<std::size_t>(size_) * size_of(dtype));
     engine_->initialize([&](int) { return ConstTensorView{zeros.data(), shape_, dtype}; }, [](int) {});
     gradient_.resize(static_cast<std::size_t>(size_));
@@ -81,8 +81,8 @@ void measure(const Options& options, Record& record) {
   const auto bytes = static_cast<std::size_t>(options.params) * sizeof(float);
   benchmarks::Arena arrays(4 * bytes, Pages::kHuge);
   const volatile float hidden_zero = 0.0F;
-  const StreamArrays a{
-      arrays.as<float>(), arrays.as<float>(bytes), arrays.as<float>(2 * bytes), arrays.as<float>(3 * bytes), hidden_zero};
+  const StreamArrays a{arrays.as<float>(), arrays.as<float>(bytes), arrays.as<float>(2 * bytes),
+                       arrays.as<float>(3 * bytes), hidden_zero};
   std::fill_n(arrays.as<float>(), 4 * options.params, 0.5F);
   StreamKernel* const stream = stream_kernel(kernels::best_isa());
   for (const int num_threads : options.threads) {
@@ -97,11 +97,13 @@ void measure(const Options& options, Record& record) {
         const Paired paired = run_paired(options.rounds, [&] { return training.time_step(); }, time_stream);
         std::vector<double> above;
         for (const double ratio : paired.ratio) above.push_back(kStreamBytes * (ratio - 1));
-        const std::string name = "step phase, stage " + std::to_string(zero_stage) + ", " + std::string(name_of(dtype)) + ", " +
-                                 std::to_string(num_threads) + (num_threads == 1 ? " thread" : " threads");
+        const std::string name = "step phase, stage " + std::to_string(zero_stage) + ", " +
+                                 std::string(name_of(dtype)) + ", " + std::to_string(num_threads) +
+                                 (num_threads == 1 ? " thread" : " threads");
         record.add({name, "ms", summarise(paired.a), Better::kLower, {}});
         record.add({name + ", stream beside it", "ms", summarise(paired.b), Better::kNone, {}});
-        record.add({name + ", above the stream", "B/parameter", summarise(above), Better::kLower, dtype == DType::kFloat32 ? 4.0 : 6.0});
+        record.add({name + ", above the stream", "B/parameter", summarise(above), Better::kLower,
+                    dtype == DType::kFloat32 ? 4.0 : 6.0});
       }
     }
   }
@@ -112,7 +114,8 @@ void measure(const Options& options, Record& record) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app{"The step phase against a streaming kernel of AdamW's traffic"};
-  app.add_option("--params", options.params, "elements")->check(CLI::Range(std::int64_t{1} << 20, std::int64_t{1} << 34));
+  app.add_option("--params", options.params, "elements")
+      ->check(CLI::Range(std::int64_t{1} << 20, std::int64_t{1} << 34));
   app.add_option("--units", options.units, "units of equal size")->check(CLI::Range(1, 1000));
   app.add_option("--rounds", options.rounds, "A B B A blocks")->check(CLI::Range(1, 1000));
   app.add_option("--threads", options.threads, "numbers of threads");
@@ -121,7 +124,8 @@ int main(int argc, char** argv) {
   Record record("step/phase", argc, argv);
   record.setting("params", options.params);
   record.setting("units", options.units);
-  record.note("above the stream: 28 B x (step phase / stream - 1); the stream moves 28 B a parameter; one rank, no clipping");
+  record.note(
+      "above the stream: 28 B x (step phase / stream - 1); the stream moves 28 B a parameter; one rank, no clipping");
   measure(options, record);
   std::printf("%s", record.table().c_str());
   record.write(options.json);

@@ -115,8 +115,7 @@ class PlainContestant final : public Contestant {
     std::vector<torch::Tensor> grads;
     for (const torch::Tensor& param : params_) grads.push_back(param.grad());
     at::_foreach_add_(steps_, 1.0);
-    at::_fused_adamw_(
-        params_, grads, exp_avgs_, exp_avg_sqs_, {}, steps_, kLr, 0.9, 0.999, 0.01, 1e-8, false, false);
+    at::_fused_adamw_(params_, grads, exp_avgs_, exp_avg_sqs_, {}, steps_, kLr, 0.9, 0.999, 0.01, 1e-8, false, false);
     for (torch::Tensor& param : params_) param.mutable_grad().reset();
   }
 
@@ -172,8 +171,7 @@ void add_phase(Record& record, const PairedResult& result, std::size_t contestan
   const auto wall = [](const BlockTime& block) { return block.phase_wall[kIndex]; };
   const auto cpu = [](const BlockTime& block) { return block.phase_cpu[kIndex]; };
   record.add({name + ", wall", "us", result.over_floor(contestant, wall, scale), Better::kLower});
-  record.add(
-      {name + ", CPU a rank", "us", result.over_floor(contestant, cpu, scale / ranks), Better::kLower});
+  record.add({name + ", CPU a rank", "us", result.over_floor(contestant, cpu, scale / ranks), Better::kLower});
 }
 
 void run(const Options& options, const World& world, int argc, const char* const* argv) {

@@ -1,10 +1,10 @@
-// What the flight recorder, the watch over waits and the control plane cost a training step while nothing is wrong: an engine that has them beside one
-// of the same job that has not, in paired blocks.
+// What the flight recorder, the watch over waits and the control plane cost a training step while nothing is wrong: an
+// engine that has them beside one of the same job that has not, in paired blocks.
 //
 //   zeroth-run -n 2 watch_step_bench --size 3m --plan 2 --cycles 60 --json watch-step.json
 //
-// The floor is the engine without; a second one says how far equal things differ. The control plane's thread runs beside all of them: what it takes
-// is what a rank takes that does nothing, a row of its own.
+// The floor is the engine without; a second one says how far equal things differ. The control plane's thread runs
+// beside all of them: what it takes is what a rank takes that does nothing, a row of its own.
 #include "step/gpt_contestants.h"
 #include "step/job.h"
 #include "support/record.h"
@@ -30,8 +30,12 @@ struct Options {
   std::string json{};
 };
 
-double wall(const BlockTime& block) { return block.wall; }
-double cpu(const BlockTime& block) { return block.cpu; }
+double wall(const BlockTime& block) {
+  return block.wall;
+}
+double cpu(const BlockTime& block) {
+  return block.cpu;
+}
 
 void run(const Options& options, const World& world, int argc, const char* const* argv) {
   Record record("step/watch", argc, argv, launcher_prefix(world));
@@ -70,9 +74,21 @@ void run(const Options& options, const World& world, int argc, const char* const
   record.add({"unwatched CPU, all ranks", "ms", result.absolute(0, cpu, 1e3)});
   record.add({"second unwatched over unwatched, wall", "%", result.percent_over_floor(1, wall)});
   record.add({"second unwatched over unwatched, CPU", "%", result.percent_over_floor(1, cpu)});
-  record.add({.name = "watched over unwatched, wall", .unit = "%", .summary = result.percent_over_floor(2, wall), .better = Better::kLower, .bar = 0.5});
-  record.add({.name = "watched over unwatched, CPU", .unit = "%", .summary = result.percent_over_floor(2, cpu), .better = Better::kLower, .bar = 0.5});
-  record.add({.name = "a rank that sleeps, CPU", .unit = "% of a core", .summary = summarise({100 * slept.cpu / slept.wall}), .better = Better::kLower, .bar = 0.5});
+  record.add({.name = "watched over unwatched, wall",
+              .unit = "%",
+              .summary = result.percent_over_floor(2, wall),
+              .better = Better::kLower,
+              .bar = 0.5});
+  record.add({.name = "watched over unwatched, CPU",
+              .unit = "%",
+              .summary = result.percent_over_floor(2, cpu),
+              .better = Better::kLower,
+              .bar = 0.5});
+  record.add({.name = "a rank that sleeps, CPU",
+              .unit = "% of a core",
+              .summary = summarise({100 * slept.cpu / slept.wall}),
+              .better = Better::kLower,
+              .bar = 0.5});
   std::printf("%s", record.table().c_str());
   record.write(options.json);
 }

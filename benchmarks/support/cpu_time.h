@@ -9,7 +9,9 @@ namespace zeroth::benchmarks {
 [[nodiscard]] inline double cpu_seconds(int whose = RUSAGE_SELF) {
   rusage used{};
   ::getrusage(whose, &used);
-  const auto seconds = [](const timeval& time) { return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec); };
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
+  };
   return seconds(used.ru_utime) + seconds(used.ru_stime);
 }
 

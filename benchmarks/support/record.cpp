@@ -78,8 +78,7 @@ std::string_view name_of(Better better) {
 nlohmann::ordered_json machine(double load_before) {
   utsname system{};
   ::uname(&system);
-  const double memory =
-      static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
+  const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGE_SIZE));
   return {{"cpu", cpu_model()},
           {"cores", ::sysconf(_SC_NPROCESSORS_ONLN)},
           {"memory_gib", memory / static_cast<double>(1ULL << 30U)},
@@ -105,15 +104,8 @@ std::string Record::table() const {
   std::string text;
   for (const Row& row : rows_) {
     std::array<char, 200> line{};
-    std::snprintf(line.data(),
-                  line.size(),
-                  "%-*s %10.3f %-6s [%.3f, %.3f] of %zu",
-                  static_cast<int>(width),
-                  row.name.c_str(),
-                  row.summary.median,
-                  row.unit.c_str(),
-                  row.summary.low,
-                  row.summary.high,
+    std::snprintf(line.data(), line.size(), "%-*s %10.3f %-6s [%.3f, %.3f] of %zu", static_cast<int>(width),
+                  row.name.c_str(), row.summary.median, row.unit.c_str(), row.summary.low, row.summary.high,
                   row.summary.samples);
     text += line.data();
     if (row.bar) {
@@ -143,15 +135,9 @@ nlohmann::ordered_json Record::to_json() const {
   if (own_cpu_seconds_) {
     where["foreign_cpu_seconds"] = std::max(0.0, busy_seconds() - busy_before_ - *own_cpu_seconds_);
   }
-  return {{"schema", 1},
-          {"benchmark", benchmark_},
-          {"date", date_},
-          {"command", command_},
-          {"machine", std::move(where)},
-          {"versions", versions_},
-          {"settings", settings_},
-          {"rows", std::move(rows)},
-          {"notes", notes_}};
+  return {{"schema", 1},           {"benchmark", benchmark_},     {"date", date_},
+          {"command", command_},   {"machine", std::move(where)}, {"versions", versions_},
+          {"settings", settings_}, {"rows", std::move(rows)},     {"notes", notes_}};
 }
 
 void Record::write(const std::string& path) const {

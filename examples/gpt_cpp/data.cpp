@@ -27,12 +27,9 @@ using zeroth::ErrorContext;
 
 constexpr std::size_t kTextProbeBytes = 8192;
 
-[[noreturn]] void io_error(const std::string& message,
-                           const fs::path& path,
-                           const std::string& reason,
+[[noreturn]] void io_error(const std::string& message, const fs::path& path, const std::string& reason,
                            const std::string& hint = {}) {
-  throw Error(ErrorCode::kIo,
-              message,
+  throw Error(ErrorCode::kIo, message,
               ErrorContext{.where = "gpt data", .which = path.string(), .got = reason, .hint = hint});
 }
 
@@ -42,9 +39,8 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 
 bool wanted(const fs::path& path, const std::vector<std::string>& suffixes) {
   const std::string name = path.filename().string();
-  return suffixes.empty() || std::any_of(suffixes.begin(), suffixes.end(), [&](const std::string& suffix) {
-           return name.ends_with(suffix);
-         });
+  return suffixes.empty() || std::any_of(suffixes.begin(), suffixes.end(),
+                                         [&](const std::string& suffix) { return name.ends_with(suffix); });
 }
 
 // Names below the folder in byte order: directory order differs between machines and file systems.
@@ -52,14 +48,11 @@ std::vector<std::string> list_files(const CorpusOptions& options) {
   std::error_code ec;
   const fs::file_status status = fs::status(options.folder, ec);
   if (!fs::exists(status)) {
-    io_error("the data folder does not exist",
-             options.folder,
-             "no such folder",
+    io_error("the data folder does not exist", options.folder, "no such folder",
              "give --data a folder with text files");
   }
   if (!fs::is_directory(status)) {
-    io_error(
-        "the data folder is not a folder", options.folder, "a file", "give --data the folder that holds it");
+    io_error("the data folder is not a folder", options.folder, "a file", "give --data the folder that holds it");
   }
   std::vector<std::string> names;
   fs::recursive_directory_iterator it(options.folder, ec);
@@ -136,18 +129,14 @@ Corpus load_corpus(const CorpusOptions& options, std::size_t seq) {
   const std::size_t window = seq + 1;
   const std::size_t needed = (2 + kMinHeldOutWindows) * window;
   if (corpus.files.empty()) {
-    throw Error(
-        ErrorCode::kUsage,
-        "the data folder holds nothing to train on",
-        ErrorContext{
-            .where = "gpt data",
-            .which = options.folder.string(),
-            .got = absence(options) + fmt::format(" ({} binary files)", corpus.num_binary),
-            .hint = "give --data a folder with text files; --suffix and --exclude narrow the choice"});
+    throw Error(ErrorCode::kUsage, "the data folder holds nothing to train on",
+                ErrorContext{.where = "gpt data",
+                             .which = options.folder.string(),
+                             .got = absence(options) + fmt::format(" ({} binary files)", corpus.num_binary),
+                             .hint = "give --data a folder with text files; --suffix and --exclude narrow the choice"});
   }
   if (corpus.bytes.size() < needed) {
-    throw Error(ErrorCode::kUsage,
-                "too little text for this sequence length",
+    throw Error(ErrorCode::kUsage, "too little text for this sequence length",
                 ErrorContext{.where = "gpt data",
                              .which = options.folder.string(),
                              .expected = fmt::format("at least {} bytes for --seq {}", needed, seq),
@@ -162,22 +151,16 @@ Corpus load_corpus(const CorpusOptions& options, std::size_t seq) {
 std::string describe(const Corpus& corpus) {
   const std::string binary =
       corpus.num_binary > 0 ? fmt::format(", {} binary files left out", corpus.num_binary) : std::string();
-  return fmt::format("{} files, {} of text (xxHash3 {:016x}), {} to train on, {} held out{}",
-                     corpus.files.size(),
-                     zeroth::format_bytes(corpus.bytes.size()),
-                     corpus.digest,
-                     zeroth::format_bytes(corpus.train_bytes),
-                     zeroth::format_bytes(corpus.bytes.size() - corpus.train_bytes),
-                     binary);
+  return fmt::format("{} files, {} of text (xxHash3 {:016x}), {} to train on, {} held out{}", corpus.files.size(),
+                     zeroth::format_bytes(corpus.bytes.size()), corpus.digest, zeroth::format_bytes(corpus.train_bytes),
+                     zeroth::format_bytes(corpus.bytes.size() - corpus.train_bytes), binary);
 }
 
 std::string describe(const CorpusFile& file) {
   return fmt::format("{:016x} {:>12} {}", file.digest, file.bytes, file.name);
 }
 
-std::vector<std::size_t> train_windows(std::size_t text_bytes,
-                                       std::size_t seq,
-                                       std::size_t batch,
+std::vector<std::size_t> train_windows(std::size_t text_bytes, std::size_t seq, std::size_t batch,
                                        const BatchKey& key) {
   ZR_ASSERT(text_bytes > seq, "the text is shorter than a window");
   const std::uint64_t batch_key = key_of(key.seed, key.step, key.micro_step, key.rank);

@@ -32,9 +32,7 @@ struct Corpus {
   std::uint64_t digest = 0;     ///< of all names, sizes and contents
 
   [[nodiscard]] std::span<const std::uint8_t> train() const { return std::span(bytes).first(train_bytes); }
-  [[nodiscard]] std::span<const std::uint8_t> held_out() const {
-    return std::span(bytes).subspan(train_bytes);
-  }
+  [[nodiscard]] std::span<const std::uint8_t> held_out() const { return std::span(bytes).subspan(train_bytes); }
 };
 
 /// Fewest windows of held-out text that give a validation loss worth reading.
@@ -62,16 +60,12 @@ struct BatchKey {
 
 /// Starts of `batch` windows of `seq` + 1 bytes in a text of `text_bytes` (at least `seq` + 1), uniform and
 /// independent.
-[[nodiscard]] std::vector<std::size_t> train_windows(std::size_t text_bytes,
-                                                     std::size_t seq,
-                                                     std::size_t batch,
+[[nodiscard]] std::vector<std::size_t> train_windows(std::size_t text_bytes, std::size_t seq, std::size_t batch,
                                                      const BatchKey& key);
 
 /// Starts of at most `count` windows of `seq` + 1 bytes, evenly spread, not overlapping; the same on all
 /// ranks and for any world size.
-[[nodiscard]] std::vector<std::size_t> held_out_windows(std::size_t text_bytes,
-                                                        std::size_t seq,
-                                                        std::size_t count);
+[[nodiscard]] std::vector<std::size_t> held_out_windows(std::size_t text_bytes, std::size_t seq, std::size_t count);
 
 /// Entropy of a byte when the byte before it is known, in nats, from the pair counts of the text itself: what
 /// a table of byte pairs could reach at best. 0 for fewer than two bytes. Ref: Shannon, "A Mathematical

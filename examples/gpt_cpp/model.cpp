@@ -38,10 +38,7 @@ std::int64_t hidden_width(std::int64_t d_model) {
   return std::max<std::int64_t>(32, (d_model * 8 / 3 + 16) / 32 * 32);
 }
 
-ProjectionImpl::ProjectionImpl(std::int64_t in,
-                               std::int64_t out,
-                               double initial_deviation,
-                               torch::Dtype dtype)
+ProjectionImpl::ProjectionImpl(std::int64_t in, std::int64_t out, double initial_deviation, torch::Dtype dtype)
     : deviation(initial_deviation) {
   weight = register_parameter("weight", torch::empty({out, in}, dtype));
 }
@@ -56,10 +53,8 @@ torch::Tensor RmsNormImpl::forward(const torch::Tensor& x) {
 
 Rotary::Rotary(std::int64_t head_width, std::int64_t seq, torch::Dtype dtype) {
   const torch::Tensor position_T = torch::arange(seq, torch::kFloat64);
-  const torch::Tensor exponent_h =
-      torch::arange(0, head_width, 2, torch::kFloat64) / static_cast<double>(head_width);
-  const torch::Tensor angle_T11h =
-      torch::outer(position_T, torch::pow(kRotaryBase, -exponent_h)).view({seq, 1, 1, -1});
+  const torch::Tensor exponent_h = torch::arange(0, head_width, 2, torch::kFloat64) / static_cast<double>(head_width);
+  const torch::Tensor angle_T11h = torch::outer(position_T, torch::pow(kRotaryBase, -exponent_h)).view({seq, 1, 1, -1});
   cos_T11h_ = angle_T11h.cos().to(dtype);
   sin_T11h_ = angle_T11h.sin().to(dtype);
 }
@@ -75,11 +70,9 @@ torch::Tensor Rotary::rotate(const torch::Tensor& x_BT2NH) const {
 AttentionImpl::AttentionImpl(const ModelOptions& options, std::shared_ptr<const Rotary> rotary)
     : heads_(options.heads),
       rotary_(std::move(rotary)),
-      qkv_(register_module("qkv",
-                           Projection(options.d_model, 3 * options.d_model, kDeviation, options.dtype))),
+      qkv_(register_module("qkv", Projection(options.d_model, 3 * options.d_model, kDeviation, options.dtype))),
       out_(register_module(
-          "out",
-          Projection(options.d_model, options.d_model, residual_deviation(options.layers), options.dtype))) {}
+          "out", Projection(options.d_model, options.d_model, residual_deviation(options.layers), options.dtype))) {}
 
 torch::Tensor AttentionImpl::forward(const torch::Tensor& x_BTD) {
   const std::int64_t B = x_BTD.size(0);
@@ -97,13 +90,9 @@ torch::Tensor AttentionImpl::forward(const torch::Tensor& x_BTD) {
 
 MlpImpl::MlpImpl(const ModelOptions& options)
     : gate_up_(register_module(
-          "gate_up",
-          Projection(options.d_model, 2 * hidden_width(options.d_model), kDeviation, options.dtype))),
-      down_(register_module("down",
-                            Projection(hidden_width(options.d_model),
-                                       options.d_model,
-                                       residual_deviation(options.layers),
-                                       options.dtype))) {}
+          "gate_up", Projection(options.d_model, 2 * hidden_width(options.d_model), kDeviation, options.dtype))),
+      down_(register_module("down", Projection(hidden_width(options.d_model), options.d_model,
+                                               residual_deviation(options.layers), options.dtype))) {}
 
 torch::Tensor MlpImpl::forward(const torch::Tensor& x_BTD) {
   const auto gate_and_up_BTF = gate_up_->forward(x_BTD).chunk(2, -1);
@@ -123,12 +112,10 @@ torch::Tensor BlockImpl::forward(const torch::Tensor& x_BTD) {
 
 GptImpl::GptImpl(const ModelOptions& options) : last_norm_(RmsNorm(options.d_model, options.dtype)) {
   torch::NoGradGuard no_grad;
-  embedding_VD_ =
-      register_parameter("embedding", torch::empty({options.vocab, options.d_model}, options.dtype));
+  embedding_VD_ = register_parameter("embedding", torch::empty({options.vocab, options.d_model}, options.dtype));
   blocks_ = register_module("blocks", torch::nn::ModuleList());
   register_module("last_norm", last_norm_);
-  const auto rotary =
-      std::make_shared<const Rotary>(options.d_model / options.heads, options.seq, options.dtype);
+  const auto rotary = std::make_shared<const Rotary>(options.d_model / options.heads, options.seq, options.dtype);
   fill(embedding_VD_, key_of(options.seed, zeroth::digest64("embedding")), kDeviation);
   const auto fill_projection = [&](const std::string& name, torch::nn::Module& module) {
     if (auto* projection = module.as<Projection>()) {
@@ -150,8 +137,7 @@ torch::Tensor GptImpl::forward(const torch::Tensor& x_BT, const torch::Tensor& y
   }
   torch::Tensor logits_BTV = torch::linear(last_norm_->forward(h_BTD), embedding_VD_);
   if (logits_BTV.scalar_type() == torch::kBFloat16) {
-    logits_BTV =
-        logits_BTV.to(torch::kFloat32);  // eight bits of mantissa are too few for a sum over the vocabulary
+    logits_BTV = logits_BTV.to(torch::kFloat32);  // eight bits of mantissa are too few for a sum over the vocabulary
   }
   return y_BT.defined() ? torch::cross_entropy_loss(logits_BTV.flatten(0, 1), y_BT.flatten()) : logits_BTV;
 }

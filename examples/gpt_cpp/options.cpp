@@ -14,15 +14,10 @@ using zeroth::Error;
 using zeroth::ErrorCode;
 using zeroth::ErrorContext;
 
-[[noreturn]] void usage_error(const std::string& message,
-                              const std::string& which,
-                              const std::string& got = {}) {
-  throw Error(ErrorCode::kUsage,
-              message,
-              ErrorContext{.where = "zeroth-gpt",
-                           .which = which,
-                           .got = got,
-                           .hint = "zeroth-gpt --help lists all arguments"});
+[[noreturn]] void usage_error(const std::string& message, const std::string& which, const std::string& got = {}) {
+  throw Error(
+      ErrorCode::kUsage, message,
+      ErrorContext{.where = "zeroth-gpt", .which = which, .got = got, .hint = "zeroth-gpt --help lists all arguments"});
 }
 
 void add_model_arguments(CLI::App& app, Options& options) {
@@ -32,9 +27,7 @@ void add_model_arguments(CLI::App& app, Options& options) {
   app.add_option("--heads", options.heads, "attention heads; 0: d-model / 64")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--seq", options.seq, "sequence length in bytes of text")
-      ->check(size)
-      ->capture_default_str();
+  app.add_option("--seq", options.seq, "sequence length in bytes of text")->check(size)->capture_default_str();
   app.add_option("--init", options.init_path, "begin with the weights of this safetensors file");
 }
 
@@ -42,10 +35,10 @@ void add_data_arguments(CLI::App& app, Options& options) {
   app.add_option("--data", options.corpus.folder, "folder with text files, read recursively")->required();
   app.add_option("--suffix", options.corpus.suffixes, "take only files whose names end so; may be repeated")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_option(
-         "--exclude", options.corpus.exclude, "leave out files and folders of this name; may be repeated")
+  app.add_option("--exclude", options.corpus.exclude, "leave out files and folders of this name; may be repeated")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  app.add_flag("--list-files", options.list_files, "print name, size and xxHash3 of every file (few are printed anyway)");
+  app.add_flag("--list-files", options.list_files,
+               "print name, size and xxHash3 of every file (few are printed anyway)");
 }
 
 void add_run_arguments(CLI::App& app, Options& options, std::string& target) {
@@ -55,12 +48,10 @@ void add_run_arguments(CLI::App& app, Options& options, std::string& target) {
   app.add_option("--eval-every", options.eval_every, "steps between validations; 0: at the end only")
       ->check(count)
       ->capture_default_str();
-  app.add_option(
-         "--eval-windows", options.eval_windows, "held-out sequences of a validation; 0: never validate")
+  app.add_option("--eval-windows", options.eval_windows, "held-out sequences of a validation; 0: never validate")
       ->check(count)
       ->capture_default_str();
-  app.add_option("--target,--target-loss",
-                 target,
+  app.add_option("--target,--target-loss", target,
                  "stop when the validation loss is below this number, or below \"bigram\": the bigram "
                  "entropy of the held-out text");
   app.add_option("--max-seconds", options.max_seconds, "stop training after this time; 0: no limit")
@@ -82,13 +73,10 @@ void add_run_arguments(CLI::App& app, Options& options, std::string& target) {
 }
 
 void add_engine_arguments(CLI::App& app, Options& options) {
-  app.add_option(
-      "--config", options.config_path, "Zeroth configuration (JSON); the arguments below win over it");
+  app.add_option("--config", options.config_path, "Zeroth configuration (JSON); the arguments below win over it");
   app.add_option("--zero-stage", options.zero_stage, "0, 1, 2 or 3 (default 3)")->check(CLI::Range(0, 3));
-  app.add_option("--batch", options.batch, "sequences per rank and micro-step (default 8)")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--accumulate", options.accumulate, "micro-steps of a step (default 1)")
-      ->check(CLI::PositiveNumber);
+  app.add_option("--batch", options.batch, "sequences per rank and micro-step (default 8)")->check(CLI::PositiveNumber);
+  app.add_option("--accumulate", options.accumulate, "micro-steps of a step (default 1)")->check(CLI::PositiveNumber);
   app.add_option("--dtype", options.dtype, "fp32, bf16 or fp64 (default fp32)")
       ->check(CLI::IsMember({"fp32", "bf16", "fp64"}));
   app.add_option("--lr", options.lr, "highest learning rate (default 0.001)")->check(CLI::NonNegativeNumber);
@@ -116,8 +104,7 @@ void check_combinations(Options& options) {
     options.heads = std::max<std::int64_t>(1, options.d_model / 64);
   }
   if (options.d_model % options.heads != 0 || options.d_model / options.heads % 2 != 0) {
-    usage_error("the width does not divide into heads of an even width (rotary positions turn pairs)",
-                "--heads",
+    usage_error("the width does not divide into heads of an even width (rotary positions turn pairs)", "--heads",
                 fmt::format("--d-model {} --heads {}", options.d_model, options.heads));
   }
   const bool has_target = options.target_bigram || options.target_loss.has_value();

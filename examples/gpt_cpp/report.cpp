@@ -32,8 +32,7 @@ ordered_json object(const NamedBytes& entries) {
 }
 
 std::optional<std::uint64_t> find(const NamedBytes& entries, const std::string& name) {
-  const auto it =
-      std::find_if(entries.begin(), entries.end(), [&](const auto& entry) { return entry.first == name; });
+  const auto it = std::find_if(entries.begin(), entries.end(), [&](const auto& entry) { return entry.first == name; });
   return it == entries.end() ? std::nullopt : std::optional(it->second);
 }
 
@@ -72,9 +71,7 @@ Report::Report(int rank, const std::filesystem::path& json_path) : speaks_(rank 
   }
   errno = 0;
   json_.open(json_path, std::ios::trunc);
-  ZR_CHECK(json_.is_open(),
-           zeroth::ErrorCode::kIo,
-           "cannot write the records",
+  ZR_CHECK(json_.is_open(), zeroth::ErrorCode::kIo, "cannot write the records",
            zeroth::ErrorContext{
                .where = "zeroth-gpt --json", .which = json_path.string(), .got = zeroth::errno_text(errno)});
 }
@@ -86,53 +83,32 @@ void Report::line(std::string_view text) {
   }
 }
 
-void Report::introduce(const Options& options,
-                       const Settings& settings,
-                       const RunSummary& summary,
-                       int threads) {
+void Report::introduce(const Options& options, const Settings& settings, const RunSummary& summary, int threads) {
   line(fmt::format("{} parameters: {} layers, width {}, {} heads, sequence {}, {}",
-                   grouped(static_cast<std::uint64_t>(summary.parameters)),
-                   options.layers,
-                   options.d_model,
-                   options.heads,
-                   options.seq,
-                   settings.dtype));
-  line(fmt::format(
-      "ZeRO-{}, {} ranks x {} micro-steps x {} sequences = {} sequences a step, threads per rank: {}",
-      summary.zero_stage,
-      summary.world_size,
-      settings.batch.accumulate,
-      settings.batch.micro,
-      settings.batch.train,
-      threads));
+                   grouped(static_cast<std::uint64_t>(summary.parameters)), options.layers, options.d_model,
+                   options.heads, options.seq, settings.dtype));
+  line(fmt::format("ZeRO-{}, {} ranks x {} micro-steps x {} sequences = {} sequences a step, threads per rank: {}",
+                   summary.zero_stage, summary.world_size, settings.batch.accumulate, settings.batch.micro,
+                   settings.batch.train, threads));
 }
 
 void Report::progress(const StepRecord& record, std::int64_t steps, double tokens_per_second) {
   if (speaks_) {
-    line(fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  grad norm {:.3f}  lr {:.2e}",
-                     record.step,
-                     steps,
-                     record.loss,
-                     grouped(static_cast<std::uint64_t>(tokens_per_second)),
-                     record.grad_norm,
-                     record.lr));
+    line(fmt::format("step {}/{}  loss {:.4f}  {} tokens/s  grad norm {:.3f}  lr {:.2e}", record.step, steps,
+                     record.loss, grouped(static_cast<std::uint64_t>(tokens_per_second)), record.grad_norm, record.lr));
   }
 }
 
 void Report::validation(std::int64_t step, double loss, double bigram_entropy) {
   if (speaks_) {
-    line(
-        fmt::format("step {}  validation loss {:.4f} nats/byte (bigram entropy of the held-out text: {:.4f})",
-                    step,
-                    loss,
-                    bigram_entropy));
+    line(fmt::format("step {}  validation loss {:.4f} nats/byte (bigram entropy of the held-out text: {:.4f})", step,
+                     loss, bigram_entropy));
   }
 }
 
 void Report::sample(std::string_view prompt, std::string_view text, double temperature) {
   if (speaks_) {
-    line(fmt::format(
-        "--- sample, temperature {}, after the prompt \"{}\" ---", temperature, printable(prompt)));
+    line(fmt::format("--- sample, temperature {}, after the prompt \"{}\" ---", temperature, printable(prompt)));
     line(printable(prompt) + printable(text));
     line("--- end of the sample ---");
   }
@@ -142,23 +118,18 @@ void Report::table(const RunSummary& summary) {
   if (!speaks_) {
     return;
   }
-  line(fmt::format("ZeRO-{}, {} ranks, {} parameters: bytes of rank 0",
-                   summary.zero_stage,
-                   summary.world_size,
+  line(fmt::format("ZeRO-{}, {} ranks, {} parameters: bytes of rank 0", summary.zero_stage, summary.world_size,
                    grouped(static_cast<std::uint64_t>(summary.parameters))));
   line(fmt::format("  {:<32} {:>16} {:>16}", "memory", "planned", "measured"));
   for (const std::string& name : names_of(summary.planned, summary.measured)) {
-    line(fmt::format(
-        "  {:<32} {:>16} {:>16}", name, cell(summary.planned, name), cell(summary.measured, name)));
+    line(fmt::format("  {:<32} {:>16} {:>16}", name, cell(summary.planned, name), cell(summary.measured, name)));
   }
   line(fmt::format("  {:<32} {:>16} {:>16}", "wire, all training steps", "formula", "counted"));
   for (const std::string& name : names_of(summary.wire, summary.wire_formula)) {
-    line(fmt::format(
-        "  {:<32} {:>16} {:>16}", name, cell(summary.wire_formula, name), cell(summary.wire, name)));
+    line(fmt::format("  {:<32} {:>16} {:>16}", name, cell(summary.wire_formula, name), cell(summary.wire, name)));
   }
   line(fmt::format("  {:<32} {:>16} {:>16}", "control", "", grouped(summary.wire_control)));
-  line(fmt::format("  ring slots in use at a time, most: {}; peak PSS of all ranks: {}",
-                   summary.live_slots,
+  line(fmt::format("  ring slots in use at a time, most: {}; peak PSS of all ranks: {}", summary.live_slots,
                    zeroth::format_bytes(summary.pss_peak)));
 }
 
@@ -207,9 +178,7 @@ void Report::append(const std::string& record) {
   }
   errno = 0;
   json_ << record << '\n' << std::flush;
-  ZR_CHECK(json_.good(),
-           zeroth::ErrorCode::kIo,
-           "cannot write a record",
+  ZR_CHECK(json_.good(), zeroth::ErrorCode::kIo, "cannot write a record",
            zeroth::ErrorContext{
                .where = "zeroth-gpt --json", .which = json_path_.string(), .got = zeroth::errno_text(errno)});
 }

@@ -44,8 +44,9 @@ struct RunSummary {
   std::optional<std::int64_t> below_bigram_step{};  ///< first validation below the bigram entropy
   NamedBytes planned{};                             ///< by state, and their total
   NamedBytes measured{};                            ///< the same at the moment of the largest total
-  std::uint64_t pss_peak = 0;      ///< each rank's highest proportional set size after a forward, backward or step; their sum
-  NamedBytes wire{};               ///< received in training steps, by kind
+  std::uint64_t pss_peak =
+      0;              ///< each rank's highest proportional set size after a forward, backward or step; their sum
+  NamedBytes wire{};  ///< received in training steps, by kind
   NamedBytes wire_formula{};       ///< the plan's formula for the same steps
   std::uint64_t wire_control = 0;  ///< received in training steps beside them: judges, averages
   std::uint64_t live_slots = 0;    ///< most ring slots in use at a time

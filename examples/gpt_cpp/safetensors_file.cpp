@@ -33,8 +33,7 @@ constexpr std::size_t kLengthBytes = 8;
 constexpr std::size_t kShown = 5;
 
 [[noreturn]] void io_error(const fs::path& path, const std::string& reason) {
-  throw Error(ErrorCode::kIo,
-              "the initial weights cannot be read",
+  throw Error(ErrorCode::kIo, "the initial weights cannot be read",
               ErrorContext{.where = "zeroth-gpt --init", .which = path.string(), .got = reason});
 }
 
@@ -66,16 +65,9 @@ std::vector<std::byte> read_file(const fs::path& path) {
 }
 
 std::uint64_t element_bytes(const std::string& dtype) {
-  static const std::map<std::string, std::uint64_t, std::less<>> kBytes{{"F64", 8},
-                                                                        {"F32", 4},
-                                                                        {"F16", 2},
-                                                                        {"BF16", 2},
-                                                                        {"I64", 8},
-                                                                        {"I32", 4},
-                                                                        {"I16", 2},
-                                                                        {"I8", 1},
-                                                                        {"U8", 1},
-                                                                        {"BOOL", 1}};
+  static const std::map<std::string, std::uint64_t, std::less<>> kBytes{{"F64", 8}, {"F32", 4}, {"F16", 2}, {"BF16", 2},
+                                                                        {"I64", 8}, {"I32", 4}, {"I16", 2}, {"I8", 1},
+                                                                        {"U8", 1},  {"BOOL", 1}};
   const auto found = kBytes.find(dtype);
   require(found != kBytes.end(), "the dtype " + dtype);
   return found->second;
@@ -95,8 +87,7 @@ std::vector<std::int64_t> integers(const json& list, const std::string& what) {
 }
 
 StoredTensor read_entry(const json& entry, std::span<const std::byte> data) {
-  require(entry.is_object() && entry.contains("dtype") && entry.contains("shape") &&
-              entry.contains("data_offsets"),
+  require(entry.is_object() && entry.contains("dtype") && entry.contains("shape") && entry.contains("data_offsets"),
           "an entry without dtype, shape or data_offsets");
   require(entry["dtype"].is_string(), "a dtype that is no text");
   StoredTensor tensor{.dtype = entry["dtype"].get<std::string>(), .shape = integers(entry["shape"], "shape")};
@@ -106,8 +97,7 @@ StoredTensor read_entry(const json& entry, std::span<const std::byte> data) {
             "a shape of more than 2^64 bytes");
   }
   const std::vector<std::int64_t> offsets = integers(entry["data_offsets"], "data_offsets");
-  require(offsets.size() == 2 && offsets[0] <= offsets[1] &&
-              static_cast<std::uint64_t>(offsets[1]) <= data.size(),
+  require(offsets.size() == 2 && offsets[0] <= offsets[1] && static_cast<std::uint64_t>(offsets[1]) <= data.size(),
           "data_offsets that do not lie in the file");
   const auto begin = static_cast<std::size_t>(offsets[0]);
   const auto end = static_cast<std::size_t>(offsets[1]);
@@ -122,7 +112,8 @@ void require_filled(const std::map<std::string, StoredTensor>& tensors, std::spa
   for (const auto& [name, tensor] : tensors) {
     ranges.push_back(tensor.data);
   }
-  std::ranges::sort(ranges, [](auto a, auto b) { return std::pair(a.data(), a.size()) < std::pair(b.data(), b.size()); });
+  std::ranges::sort(ranges,
+                    [](auto a, auto b) { return std::pair(a.data(), a.size()) < std::pair(b.data(), b.size()); });
   const std::byte* end = data.data();
   for (const auto& range : ranges) {
     require(range.data() == end, "tensors that overlap, or leave bytes between them");
@@ -161,12 +152,10 @@ void add(Names& problems, const std::string& what, Names items) {
   }
   const std::size_t more = items.size() > kShown ? items.size() - kShown : 0;
   items.resize(items.size() - more);
-  problems.push_back(what + ": " + zeroth::join(items, ", ") +
-                     (more > 0 ? fmt::format(" and {} more", more) : ""));
+  problems.push_back(what + ": " + zeroth::join(items, ", ") + (more > 0 ? fmt::format(" and {} more", more) : ""));
 }
 
-Names problems_of(const std::map<std::string, StoredTensor>& tensors,
-                  const std::map<std::string, Shape>& shapes) {
+Names problems_of(const std::map<std::string, StoredTensor>& tensors, const std::map<std::string, Shape>& shapes) {
   Names missing;
   Names reshaped;
   for (const auto& [name, shape] : shapes) {
@@ -209,9 +198,7 @@ SafetensorsFile::SafetensorsFile(const fs::path& path)
 
 void SafetensorsFile::require_weights(const std::map<std::string, Shape>& shapes) const {
   const Names problems = problems_of(tensors_, shapes);
-  ZR_CHECK(problems.empty(),
-           ErrorCode::kUsage,
-           "the initial weights are not those of this model",
+  ZR_CHECK(problems.empty(), ErrorCode::kUsage, "the initial weights are not those of this model",
            ErrorContext{.where = "zeroth-gpt --init",
                         .which = path_.string(),
                         .expected = fmt::format("its {} parameters", shapes.size()),

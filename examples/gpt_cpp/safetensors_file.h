@@ -17,13 +17,13 @@ using Shape = std::vector<std::int64_t>;
 struct StoredTensor {
   std::string dtype{};  ///< "F64", "F32", "BF16", "F16", "I64", ...
   Shape shape{};
-  std::span<const std::byte>
-      data{};  ///< row-major; exactly as many bytes as dtype and shape say; of any alignment
+  std::span<const std::byte> data{};  ///< row-major; exactly as many bytes as dtype and shape say; of any alignment
 };
 
 /// The tensors of a file's bytes, by name; their data lies in these bytes. `path` is for the error.
 /// @throws zeroth::Error kIo: which rule of the format is broken, and of which tensor.
-[[nodiscard]] std::map<std::string, StoredTensor> parse_safetensors(std::span<const std::byte> file, const std::filesystem::path& path);
+[[nodiscard]] std::map<std::string, StoredTensor> parse_safetensors(std::span<const std::byte> file,
+                                                                    const std::filesystem::path& path);
 
 /// A file in memory.
 class SafetensorsFile {

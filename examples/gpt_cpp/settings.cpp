@@ -44,9 +44,7 @@ class Overrides {
     return document_.contains(pointer) && document_.at(pointer) != "auto";
   }
   [[nodiscard]] bool mentions(const char* where) const { return document_.contains(Pointer(where)); }
-  [[nodiscard]] bool is_true(const char* where) const {
-    return says(where) && document_.at(Pointer(where)) == true;
-  }
+  [[nodiscard]] bool is_true(const char* where) const { return says(where) && document_.at(Pointer(where)) == true; }
   // A positive integer of the file, or 0.
   [[nodiscard]] std::int64_t size(const char* where) const {
     const bool number = says(where) && document_.at(Pointer(where)).is_number_integer();
@@ -169,9 +167,8 @@ Settings make_settings(const Options& options, int world_size) {
   }
 
   Settings settings;
-  settings.config = options.config_path.empty()
-                        ? zeroth::Config::from_json_text("{}", "zeroth-gpt", overrides.values())
-                        : zeroth::Config::from_file(options.config_path, overrides.values());
+  settings.config = options.config_path.empty() ? zeroth::Config::from_json_text("{}", "zeroth-gpt", overrides.values())
+                                                : zeroth::Config::from_file(options.config_path, overrides.values());
   settings.batch = settings.config.resolve(world_size);
   settings.dtype = options.dtype.value_or(settings.config.bf16 ? "bf16" : "fp32");
   settings.notes = overrides.notes();

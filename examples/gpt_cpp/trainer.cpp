@@ -50,11 +50,8 @@ int use_threads(int world_size) {
   const char* text = std::getenv("OMP_NUM_THREADS");
   const int share = std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / world_size);
   const int threads = text != nullptr ? std::atoi(text) : share;
-  ZR_CHECK(
-      threads > 0,
-      ErrorCode::kEnvironment,
-      "OMP_NUM_THREADS is no positive number",
-      ErrorContext{.where = "zeroth-gpt", .which = "OMP_NUM_THREADS", .got = text != nullptr ? text : ""});
+  ZR_CHECK(threads > 0, ErrorCode::kEnvironment, "OMP_NUM_THREADS is no positive number",
+           ErrorContext{.where = "zeroth-gpt", .which = "OMP_NUM_THREADS", .got = text != nullptr ? text : ""});
   at::set_num_threads(threads);
   return threads;
 }
@@ -197,15 +194,14 @@ void Trainer::introduce() {
 void Trainer::check_agreement(const std::string& what, std::uint64_t value) {
   const auto mine = static_cast<double>((value ^ (value >> 40U)) & 0xffffffU);
   const bool differs = engine_.average(mine) != mine;
-  ZR_CHECK(engine_.average(differs ? 1.0 : 0.0) == 0.0,
-           ErrorCode::kMismatch,
-           "the ranks differ in " + what,
-           ErrorContext{.where = "zeroth-gpt",
-                        .who = "rank " + std::to_string(world_.rank()) + "/" + std::to_string(world_.size()),
-                        .which = what,
-                        .expected = "one value on all ranks",
-                        .got = "on this rank " + std::to_string(value) + (differs ? "" : ", which may be the others' too"),
-                        .hint = "give every rank the same arguments and the same files"});
+  ZR_CHECK(
+      engine_.average(differs ? 1.0 : 0.0) == 0.0, ErrorCode::kMismatch, "the ranks differ in " + what,
+      ErrorContext{.where = "zeroth-gpt",
+                   .who = "rank " + std::to_string(world_.rank()) + "/" + std::to_string(world_.size()),
+                   .which = what,
+                   .expected = "one value on all ranks",
+                   .got = "on this rank " + std::to_string(value) + (differs ? "" : ", which may be the others' too"),
+                   .hint = "give every rank the same arguments and the same files"});
 }
 
 void Trainer::sample_memory(std::int64_t step) {
@@ -219,7 +215,8 @@ StepRecord Trainer::train_step(std::int64_t step) {
   double loss_sum = 0.0;
   zeroth::StepResult result;
   for (std::int64_t micro_step = 0; micro_step < settings_.batch.accumulate; ++micro_step) {
-    world_.watch()->at();  // the line that is shown to ranks that wait for this one: its batch may come from a slow disk
+    world_.watch()
+        ->at();  // the line that is shown to ranks that wait for this one: its batch may come from a slow disk
     const BatchKey key{options_.seed, step, micro_step, world_.rank()};
     const auto starts =
         train_windows(corpus_.train().size(), seq, static_cast<std::size_t>(settings_.batch.micro), key);
@@ -298,8 +295,7 @@ void Trainer::add_traffic(const zeroth::libtorch::WireReport& before) {
 // others. True when the target is reached.
 bool Trainer::validate() {
   const torch::NoGradGuard no_grad;
-  const auto windows = held_out_windows(corpus_.held_out().size(),
-                                        static_cast<std::size_t>(options_.seq),
+  const auto windows = held_out_windows(corpus_.held_out().size(), static_cast<std::size_t>(options_.seq),
                                         static_cast<std::size_t>(options_.eval_windows));
   const auto world_size = static_cast<std::size_t>(world_.size());
   const auto batch_size = static_cast<std::size_t>(settings_.batch.micro);
@@ -316,8 +312,7 @@ bool Trainer::validate() {
     const Batch batch = make_batch(corpus_.held_out(), starts, options_.seq);
     sum += static_cast<double>(count) * engine_.forward(batch.x_BT, batch.y_BT).item().toDouble();
   }
-  const double loss =
-      engine_.average(sum) * static_cast<double>(world_size) / static_cast<double>(windows.size());
+  const double loss = engine_.average(sum) * static_cast<double>(world_size) / static_cast<double>(windows.size());
   summary_.validation_loss = loss;
   summary_.target_reached = target_ && loss < *target_;
   validated_step_ = summary_.steps;
@@ -339,12 +334,11 @@ std::string Trainer::generate() {
   std::string text;
   for (std::int64_t i = 0; i < options_.sample_bytes; ++i) {
     const auto length = std::min(static_cast<std::int64_t>(tokens.size()), options_.seq);
-    const torch::Tensor x_BT = torch::from_blob(
-        tokens.data() + (static_cast<std::int64_t>(tokens.size()) - length), {1, length}, torch::kInt64);
+    const torch::Tensor x_BT = torch::from_blob(tokens.data() + (static_cast<std::int64_t>(tokens.size()) - length),
+                                                {1, length}, torch::kInt64);
     const torch::Tensor logits_V =
         engine_.forward(x_BT, torch::Tensor()).select(1, length - 1).flatten().to(torch::kFloat64);
-    const std::span<const double> logits(logits_V.data_ptr<double>(),
-                                         static_cast<std::size_t>(logits_V.numel()));
+    const std::span<const double> logits(logits_V.data_ptr<double>(), static_cast<std::size_t>(logits_V.numel()));
     const double random = unit_interval(mix64(key + static_cast<std::uint64_t>(i)));
     const std::size_t byte = sample_index(logits, options_.temperature, random);
     tokens.push_back(static_cast<std::int64_t>(byte));
@@ -359,8 +353,7 @@ void Trainer::summarise() {
   summary_.measured = by_name(memory.measured_peak);
   summary_.live_slots = static_cast<std::uint64_t>(memory.live_slots_peak);
   pss_peak_ = std::max(pss_peak_, memory.pss);
-  summary_.pss_peak =
-      static_cast<std::uint64_t>(engine_.average(static_cast<double>(pss_peak_)) * world_.size());
+  summary_.pss_peak = static_cast<std::uint64_t>(engine_.average(static_cast<double>(pss_peak_)) * world_.size());
 
   const zeroth::WireBytes step = engine_.wire_report().planned_per_step;
   const auto steps = static_cast<std::uint64_t>(summary_.steps);

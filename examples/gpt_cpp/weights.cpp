@@ -29,10 +29,8 @@ std::map<std::string, torch::Tensor> parameters_of(const Gpt& model) {
 }
 
 torch::Tensor to_tensor(const StoredTensor& stored) {
-  static const std::map<std::string, torch::Dtype> kDtypes{{"F64", torch::kFloat64},
-                                                           {"F32", torch::kFloat32},
-                                                           {"BF16", torch::kBFloat16},
-                                                           {"F16", torch::kFloat16}};
+  static const std::map<std::string, torch::Dtype> kDtypes{
+      {"F64", torch::kFloat64}, {"F32", torch::kFloat32}, {"BF16", torch::kBFloat16}, {"F16", torch::kFloat16}};
   torch::Tensor tensor = torch::empty(stored.shape, kDtypes.at(stored.dtype));
   std::memcpy(tensor.data_ptr(), stored.data.data(), stored.data.size());
   return tensor;

@@ -2,13 +2,13 @@
 #include "group.h"
 #include "place.h"
 
-#include <pybind11/stl.h>
-#include <pybind11/stl/filesystem.h>
-
 #include <zeroth/device/memory.h>
 #include <zeroth/engine/config.h>
 #include <zeroth/engine/engine.h>
 #include <zeroth/engine/world.h>
+
+#include <pybind11/stl.h>
+#include <pybind11/stl/filesystem.h>
 
 #include <map>
 #include <string>
@@ -23,7 +23,8 @@ using Bytes = std::map<std::string, std::uint64_t>;
 Bytes by_state(const MemorySnapshot& snapshot) {
   Bytes bytes;
   for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
-    if (snapshot.bytes[state] != 0) bytes[std::string(name_of(static_cast<MemoryState>(state)))] = snapshot.bytes[state];
+    if (snapshot.bytes[state] != 0)
+      bytes[std::string(name_of(static_cast<MemoryState>(state)))] = snapshot.bytes[state];
   }
   return bytes;
 }
@@ -34,7 +35,8 @@ ConfigOverride make_override(const std::string& pointer, const py::object& value
     return {.pointer = pointer, .json = text.cast<std::string>(), .origin = origin};
   } catch (const py::error_already_set& error) {
     const std::string why = py::str(error.value()).cast<std::string>();
-    throw ConfigError("an override", {{.pointer = pointer, .origin = origin, .what = "holds no JSON value: " + why}}, 1);
+    throw ConfigError("an override", {{.pointer = pointer, .origin = origin, .what = "holds no JSON value: " + why}},
+                      1);
   }
 }
 
@@ -42,27 +44,23 @@ ConfigOverride make_override(const std::string& pointer, const py::object& value
 
 void bind_core(py::module_& module) {
   py::class_<ConfigOverride>(module, "ConfigOverride")
-      .def(py::init(&make_override),
-           py::arg("pointer"),
-           py::arg("value"),
-           py::arg("origin") = "an override")
+      .def(py::init(&make_override), py::arg("pointer"), py::arg("value"), py::arg("origin") = "an override")
       .def("__repr__", [](const ConfigOverride& one) { return one.origin + ": " + one.pointer + " = " + one.json; });
   using Overrides = std::vector<ConfigOverride>;
 
   py::class_<Config>(module, "Config")
       .def_static(
           "from_file",
-          [](const std::filesystem::path& path, const Overrides& overrides) { return Config::from_file(path, overrides); },
-          py::arg("path"),
-          py::arg("overrides") = Overrides{})
+          [](const std::filesystem::path& path, const Overrides& overrides) {
+            return Config::from_file(path, overrides);
+          },
+          py::arg("path"), py::arg("overrides") = Overrides{})
       .def_static(
           "from_json",
           [](const std::string& text, const std::string& origin, const Overrides& overrides) {
             return Config::from_json_text(text, origin, overrides);
           },
-          py::arg("text"),
-          py::arg("origin") = "a dict",
-          py::arg("overrides") = Overrides{})
+          py::arg("text"), py::arg("origin") = "a dict", py::arg("overrides") = Overrides{})
       .def("to_json", &Config::to_json)
       .def("describe", &Config::describe)
       .def("__eq__", [](const Config& one, const Config& other) { return one == other; })
@@ -80,9 +78,9 @@ void bind_core(py::module_& module) {
           "abort",
           [](const World& world, const py::object& why) {
             const Error cause = error_of_python(why).value_or(
-                Error(ErrorCode::kAborted,
-                      py::str(why).cast<std::string>(),
-                      {.where = "python.world", .who = "rank " + std::to_string(world.rank()) + "/" + std::to_string(world.size())}));
+                Error(ErrorCode::kAborted, py::str(why).cast<std::string>(),
+                      {.where = "python.world",
+                       .who = "rank " + std::to_string(world.rank()) + "/" + std::to_string(world.size())}));
             const py::gil_scoped_release no_gil;
             world.abort(cause);
           },
@@ -92,24 +90,22 @@ void bind_core(py::module_& module) {
           [](const World& world, int signal, int pipe, std::vector<std::string> skipped, std::string here) {
             world.watch()->set_locator(make_locator({signal, pipe, std::move(skipped), std::move(here)}));
           },
-          py::arg("signal"),
-          py::arg("pipe"),
-          py::arg("skipped"),
-          py::arg("here"))
+          py::arg("signal"), py::arg("pipe"), py::arg("skipped"), py::arg("here"))
       .def("spare", [](const World& world) { world.watch()->spare(); })
       .def(
           "write_trace",
-          [](const World& world, const std::string& path) { world.watch()->recorder().write(path, world.rank(), world.size()); },
-          py::arg("path"),
-          py::call_guard<py::gil_scoped_release>())
+          [](const World& world, const std::string& path) {
+            world.watch()->recorder().write(path, world.rank(), world.size());
+          },
+          py::arg("path"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("rank", &World::rank)
       .def_property_readonly("size", &World::size)
       .def_property_readonly("local_rank", &World::local_rank)
       .def_property_readonly("backend", &World::backend_name)
       .def_property_readonly("origin", &World::origin)
       .def("__repr__", [](const World& world) {
-        return "zeroth.World(rank=" + std::to_string(world.rank()) + ", size=" + std::to_string(world.size()) + ", backend='" +
-               world.backend_name() + "')";
+        return "zeroth.World(rank=" + std::to_string(world.rank()) + ", size=" + std::to_string(world.size()) +
+               ", backend='" + world.backend_name() + "')";
       });
 
   py::class_<FirstOffender>(module, "FirstOffender")
@@ -139,7 +135,8 @@ void bind_core(py::module_& module) {
       .def("__repr__", [](const StepResult& result) {
         if (!result.boundary) return std::string("zeroth.StepResult(boundary=False)");
         if (!result.committed) return "zeroth.StepResult(committed=False, reason='" + result.reason + "')";
-        return "zeroth.StepResult(step=" + std::to_string(result.step) + ", grad_norm=" + std::to_string(result.grad_norm) + ")";
+        return "zeroth.StepResult(step=" + std::to_string(result.step) +
+               ", grad_norm=" + std::to_string(result.grad_norm) + ")";
       });
 
   py::class_<MemoryReport>(module, "MemoryReport")

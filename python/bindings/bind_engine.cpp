@@ -4,9 +4,8 @@
 #include <zeroth/base/interrupt.h>
 #include <zeroth/libtorch/engine.h>
 
-#include <pthread.h>
-
 #include <ATen/core/grad_mode.h>
+#include <pthread.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -29,8 +28,8 @@ namespace {
 
 using libtorch::EngineBase;
 using libtorch::ModelDescription;
-using libtorch::NamedParameter;
 using libtorch::NamedBuffer;
+using libtorch::NamedParameter;
 using libtorch::UnitScope;
 
 /// Objects inside objects that are worth following.
@@ -38,23 +37,24 @@ constexpr std::size_t kDeepest = 64;
 
 /// zeroth._tree.parts: what lies inside an object that is no tuple, list or dict.
 py::object& parts_of() {
-  static auto* function = new py::object(py::module_::import("zeroth._tree").attr("parts"));  // outlives the interpreter
+  static auto* function =
+      new py::object(py::module_::import("zeroth._tree").attr("parts"));  // outlives the interpreter
   return *function;
 }
 
-/// Tensors in a nest of Python objects, in order. `around`: the objects that `object` lies in; none of them is followed again.
+/// Tensors in a nest of Python objects, in order. `around`: the objects that `object` lies in; none of them is followed
+/// again.
 void collect(PyObject* object, std::vector<at::Tensor>& into, std::vector<PyObject*>& around) {
   if (THPVariable_Check(object)) {
     into.push_back(THPVariable_Unpack(object));
     return;
   }
-  if (object == Py_None || PyBool_Check(object) || PyLong_Check(object) || PyFloat_Check(object) || PyUnicode_Check(object) ||
-      PyBytes_Check(object) || std::ranges::find(around, object) != around.end()) {
+  if (object == Py_None || PyBool_Check(object) || PyLong_Check(object) || PyFloat_Check(object) ||
+      PyUnicode_Check(object) || PyBytes_Check(object) || std::ranges::find(around, object) != around.end()) {
     return;
   }
   if (around.size() > kDeepest) {
-    throw Error(ErrorCode::kModel,
-                "what goes into or comes out of a unit is nested too deeply",
+    throw Error(ErrorCode::kModel, "what goes into or comes out of a unit is nested too deeply",
                 {.where = "python.unit", .expected = std::to_string(kDeepest) + " levels at most"});
   }
   around.push_back(object);
@@ -78,11 +78,13 @@ void collect(const py::handle& object, std::vector<at::Tensor>& into) {
   collect(object.ptr(), into, around);
 }
 
-using BufferTuple = std::tuple<py::dict, py::str, std::string, std::optional<at::Tensor>, bool>;  // `_buffers`, key; name; persistent
+using BufferTuple =
+    std::tuple<py::dict, py::str, std::string, std::optional<at::Tensor>, bool>;  // `_buffers`, key; name; persistent
 
 std::vector<NamedBuffer> named_buffers(const std::vector<BufferTuple>& buffers) {
   std::vector<NamedBuffer> result;
-  for (const auto& [holder, key, name, tensor, persistent] : buffers) result.push_back({name, tensor.value_or(at::Tensor()), persistent});
+  for (const auto& [holder, key, name, tensor, persistent] : buffers)
+    result.push_back({name, tensor.value_or(at::Tensor()), persistent});
   return result;
 }
 
@@ -90,12 +92,11 @@ std::vector<NamedBuffer> named_buffers(const std::vector<BufferTuple>& buffers) 
 class Engine {
  public:
   Engine(ModelDescription model, Config config, const World& world, libtorch::EngineOptions options)
-      : running_(model.units.size()), base_(std::in_place, std::move(model), std::move(config), world, std::move(options)) {}
+      : running_(model.units.size()),
+        base_(std::in_place, std::move(model), std::move(config), world, std::move(options)) {}
 
   [[nodiscard]] EngineBase& base() {
-    ZR_CHECK(base_.has_value(),
-             ErrorCode::kUsage,
-             "the engine is closed",
+    ZR_CHECK(base_.has_value(), ErrorCode::kUsage, "the engine is closed",
              {.where = "python.engine", .hint = "make a new one, or use it before close()"});
     return *base_;
   }
@@ -112,12 +113,14 @@ class Engine {
       py::object value = holder[key];
       const auto same = [&value](const WatchedBuffer& one) { return one.value.is(value); };
       const auto before = std::ranges::find_if(buffers_, same);
-      watched.push_back({holder, key, std::move(value), buffers_.empty() || (before != buffers_.end() && before->written)});
+      watched.push_back(
+          {holder, key, std::move(value), buffers_.empty() || (before != buffers_.end() && before->written)});
     }
     base().set_buffers(named_buffers(buffers));
     buffers_ = std::move(watched);
   }
-  /// Modules may have put other tensors in the place of buffers: running means that are computed anew, tables that grow.
+  /// Modules may have put other tensors in the place of buffers: running means that are computed anew, tables that
+  /// grow.
   void refresh_buffers() {
     for (std::size_t index = 0; index < buffers_.size(); ++index) {
       WatchedBuffer& buffer = buffers_[index];
@@ -126,14 +129,16 @@ class Engine {
       if (now != buffer.value.ptr()) put_buffer(index, py::reinterpret_borrow<py::object>(now), /*written=*/false);
     }
   }
-  /// Before rank 0's values are written to buffers: what a module put there may be in a graph, or the user's own, so it gets a copy.
+  /// Before rank 0's values are written to buffers: what a module put there may be in a graph, or the user's own, so it
+  /// gets a copy.
   void own_buffers() {
     if (!base().shares_buffers()) return;
     const at::NoGradGuard no_grad;
     for (std::size_t index = 0; index < buffers_.size(); ++index) {
       WatchedBuffer& buffer = buffers_[index];
       if (buffer.written || !THPVariable_Check(buffer.value.ptr())) continue;
-      auto copy = py::reinterpret_steal<py::object>(THPVariable_Wrap(THPVariable_Unpack(buffer.value.ptr()).detach().clone()));
+      auto copy =
+          py::reinterpret_steal<py::object>(THPVariable_Wrap(THPVariable_Unpack(buffer.value.ptr()).detach().clone()));
       buffer.holder[buffer.key] = copy;
       put_buffer(index, std::move(copy), /*written=*/true);
     }
@@ -179,14 +184,16 @@ class UnitHooks {
   /// Those of a copy of the module, which is in no engine: they do nothing.
   [[nodiscard]] static UnitHooks of_copy() { return {nullptr, 0}; }
 
-  /// For the root. `watched`: dictionaries of modules, each with what it held, a tuple of its values or their number. Where one holds something
-  /// else, `look_again(module)` raises for what the engine cannot follow, or gives what to watch from then on. Both are Python's, so that its
-  /// collector sees through them.
-  void before_root(py::list watched, const py::function& look_again, const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
+  /// For the root. `watched`: dictionaries of modules, each with what it held, a tuple of its values or their number.
+  /// Where one holds something else, `look_again(module)` raises for what the engine cannot follow, or gives what to
+  /// watch from then on. Both are Python's, so that its collector sees through them.
+  void before_root(py::list watched, const py::function& look_again, const py::handle& module, const py::tuple& args,
+                   const py::dict& kwargs) {
     if (engine_ == nullptr) return;
     if (std::ranges::any_of(watched, [](const py::handle& entry) { return changed(entry); })) {
       const py::list now = look_again(module);
-      if (PyList_SetSlice(watched.ptr(), 0, PyList_GET_SIZE(watched.ptr()), now.ptr()) != 0) throw py::error_already_set();
+      if (PyList_SetSlice(watched.ptr(), 0, PyList_GET_SIZE(watched.ptr()), now.ptr()) != 0)
+        throw py::error_already_set();
     }
     engine_->refresh_buffers();
     before(module, args, kwargs);
@@ -231,8 +238,7 @@ class UnitHooks {
     for (std::size_t index = 0; index < inputs.size(); ++index) {
       const at::Tensor& input = inputs[index];
       if (input.device() == device || (input.is_cpu() && input.dim() <= 1)) continue;
-      throw Error(ErrorCode::kUsage,
-                  "an input is on another device than the parameters",
+      throw Error(ErrorCode::kUsage, "an input is on another device than the parameters",
                   {.where = "python.forward",
                    .which = "input tensor " + std::to_string(index) + ", counted through nested arguments",
                    .expected = device.str(),
@@ -247,7 +253,8 @@ class UnitHooks {
 
 pthread_t main_thread;
 
-/// Ends a wait with KeyboardInterrupt, or whatever the user's signal handler raises. Only the main thread runs handlers.
+/// Ends a wait with KeyboardInterrupt, or whatever the user's signal handler raises. Only the main thread runs
+/// handlers.
 void check_signals() {
   if (pthread_equal(pthread_self(), main_thread) == 0) return;
   const py::gil_scoped_acquire gil;
@@ -284,9 +291,9 @@ LogLevel log_level_of(const std::string& name) {
   for (const auto& [text, level] : levels) {
     if (name == text) return level;
   }
-  throw Error(ErrorCode::kUsage,
-              "there is no such log level",
-              {.where = "python.engine", .which = "log_level", .expected = "debug, info, warning, error or off", .got = name});
+  throw Error(
+      ErrorCode::kUsage, "there is no such log level",
+      {.where = "python.engine", .which = "log_level", .expected = "debug, info, warning, error or off", .got = name});
 }
 
 using UnitTuple = std::tuple<std::string, std::uintptr_t, std::string>;  // path, id of the module, class
@@ -294,28 +301,25 @@ using TensorTuple = std::tuple<std::string, at::Tensor>;
 using GroupTuple = std::tuple<std::optional<double>, std::optional<double>>;  // lr, weight decay
 
 /// A parameter in a group may train, now or later.
-std::vector<NamedParameter> named_parameters(std::vector<TensorTuple> tensors, const std::map<std::string, int>& group_of) {
+std::vector<NamedParameter> named_parameters(std::vector<TensorTuple> tensors,
+                                             const std::map<std::string, int>& group_of) {
   std::vector<NamedParameter> result;
   for (auto& [name, tensor] : tensors) result.push_back({name, std::move(tensor), group_of.contains(name)});
   return result;
 }
 
-/// Whether the dictionary of a parameter's hooks has entries, without the GIL: torch takes it to find that there are none. The hook that is
-/// asked about keeps the dictionary.
+/// Whether the dictionary of a parameter's hooks has entries, without the GIL: torch takes it to find that there are
+/// none. The hook that is asked about keeps the dictionary.
 std::function<bool()> has_entries(PyObject* dictionary) {
-  return [used = &reinterpret_cast<PyDictObject*>(dictionary)->ma_used] { return __atomic_load_n(used, __ATOMIC_RELAXED) != 0; };
+  return [used = &reinterpret_cast<PyDictObject*>(dictionary)->ma_used] {
+    return __atomic_load_n(used, __ATOMIC_RELAXED) != 0;
+  };
 }
 
-std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
-                                    std::vector<TensorTuple> parameters,
-                                    const std::vector<BufferTuple>& buffers,
-                                    const std::vector<GroupTuple>& groups,
-                                    const std::map<std::string, int>& group_of,
-                                    Config config,
-                                    const World& world,
-                                    const std::string& log_level,
-                                    double progress_every_s,
-                                    std::string json_log,
+std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::vector<TensorTuple> parameters,
+                                    const std::vector<BufferTuple>& buffers, const std::vector<GroupTuple>& groups,
+                                    const std::map<std::string, int>& group_of, Config config, const World& world,
+                                    const std::string& log_level, double progress_every_s, std::string json_log,
                                     const std::map<std::string, py::dict>& hooks) {
   std::vector<libtorch::UnitPath> paths;
   for (const auto& [path, identity, type] : units) {
@@ -334,20 +338,24 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units,
   };
   for (const auto& [lr, weight_decay] : groups) options.groups.push_back({.lr = lr, .weight_decay = weight_decay});
   const py::gil_scoped_release no_gil;
-  ModelDescription model = libtorch::describe_model(
-      paths, named_parameters(std::move(parameters), group_of), named_buffers(buffers), [&group_of](const std::string& name, const at::Tensor&) {
-        const auto found = group_of.find(name);
-        return found != group_of.end() ? found->second : 0;
-      });
+  ModelDescription model =
+      libtorch::describe_model(paths, named_parameters(std::move(parameters), group_of), named_buffers(buffers),
+                               [&group_of](const std::string& name, const at::Tensor&) {
+                                 const auto found = group_of.find(name);
+                                 return found != group_of.end() ? found->second : 0;
+                               });
   return std::make_shared<Engine>(std::move(model), std::move(config), world, std::move(options));
 }
 
 const char* name_of(Next next) {
   switch (next) {
-    case Next::kBatch: return "batch";
-    case Next::kEnd: return "end";
+    case Next::kBatch:
+      return "batch";
+    case Next::kEnd:
+      return "end";
     case Next::kStep:
-    case Next::kShareBuffers: break;  // which the base makes by itself
+    case Next::kShareBuffers:
+      break;  // which the base makes by itself
   }
   return "step";
 }
@@ -356,26 +364,21 @@ const char* name_of(Next next) {
 
 void bind_engine(py::module_& module) {
   // Python's, which need not be the one that imports this.
-  main_thread = static_cast<pthread_t>(py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>());
+  main_thread = static_cast<pthread_t>(
+      py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>());
   set_interrupt_check(&check_signals);
   py::register_exception_translator(&translate);
   using NoGil = py::call_guard<py::gil_scoped_release>;
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init(&make_engine),
-           py::arg("units"),
-           py::arg("parameters"),
-           py::arg("buffers"),
-           py::arg("groups"),
-           py::arg("group_of"),
-           py::arg("config"),
-           py::arg("world"),
-           py::arg("log_level"),
-           py::arg("progress_every_s"),
-           py::arg("json_log"),
-           py::arg("hooks"))
-      .def("open_backward", [](Engine& self, const at::Tensor& loss) { return self.base().open_backward(loss); }, NoGil())
-      .def("close_backward", [](Engine& self, std::uint64_t seen) { self.base().close_backward(seen); }, NoGil())
+      .def(py::init(&make_engine), py::arg("units"), py::arg("parameters"), py::arg("buffers"), py::arg("groups"),
+           py::arg("group_of"), py::arg("config"), py::arg("world"), py::arg("log_level"), py::arg("progress_every_s"),
+           py::arg("json_log"), py::arg("hooks"))
+      .def(
+          "open_backward", [](Engine& self, const at::Tensor& loss) { return self.base().open_backward(loss); },
+          NoGil())
+      .def(
+          "close_backward", [](Engine& self, std::uint64_t seen) { self.base().close_backward(seen); }, NoGil())
       .def(
           "fail_backward",
           [](Engine& self) {
@@ -398,7 +401,8 @@ void bind_engine(py::module_& module) {
             return self.base().step();
           },
           NoGil())
-      .def("begin_epoch", [](Engine& self) { self.base().begin_epoch(); }, NoGil())
+      .def(
+          "begin_epoch", [](Engine& self) { self.base().begin_epoch(); }, NoGil())
       .def("begin_batch",
            [](Engine& self, bool has_batch) {
              if (!has_batch) {  // it shares buffers with those that have one
@@ -409,9 +413,15 @@ void bind_engine(py::module_& module) {
              self.drop_forwards();
              return name_of(self.base().begin_batch(has_batch));
            })
-      .def("join", [](Engine& self) { return name_of(self.base().join()); }, NoGil())
-      .def("average", [](Engine& self, double value, const std::string& name) { return self.base().average(value, name); }, py::arg("value"), py::arg("name") = "", NoGil())
-      .def("barrier", [](Engine& self, const std::string& name) { self.base().core().barrier(name); }, py::arg("name") = "", NoGil())
+      .def(
+          "join", [](Engine& self) { return name_of(self.base().join()); }, NoGil())
+      .def(
+          "average",
+          [](Engine& self, double value, const std::string& name) { return self.base().average(value, name); },
+          py::arg("value"), py::arg("name") = "", NoGil())
+      .def(
+          "barrier", [](Engine& self, const std::string& name) { self.base().core().barrier(name); },
+          py::arg("name") = "", NoGil())
       .def("set_buffers", &Engine::set_buffers, py::arg("buffers"))
       .def("export_safetensors",
            [](Engine& self, const std::string& path) {
@@ -419,17 +429,19 @@ void bind_engine(py::module_& module) {
              const py::gil_scoped_release no_gil;
              self.base().export_safetensors(path);
            })
-      .def("memory_report", [](Engine& self) { return self.base().memory_report(); }, NoGil())
+      .def(
+          "memory_report", [](Engine& self) { return self.base().memory_report(); }, NoGil())
       .def("wire_report",
            [](Engine& self) {
              const libtorch::WireReport report = self.base().wire_report();
              const WireBytes& planned = report.planned_per_step;
-             return std::map<std::string, std::uint64_t>{{"planned_all_gather", planned.total() - planned.reduce_gradients},
-                                                         {"planned_reduce_scatter", planned.reduce_gradients},
-                                                         {"all_gather", report.all_gather},
-                                                         {"reduce_scatter", report.reduce_scatter},
-                                                         {"between_nodes", report.between_nodes},
-                                                         {"control", report.control}};
+             return std::map<std::string, std::uint64_t>{
+                 {"planned_all_gather", planned.total() - planned.reduce_gradients},
+                 {"planned_reduce_scatter", planned.reduce_gradients},
+                 {"all_gather", report.all_gather},
+                 {"reduce_scatter", report.reduce_scatter},
+                 {"between_nodes", report.between_nodes},
+                 {"control", report.control}};
            })
       .def("reset_counters", [](Engine& self) { self.base().reset_counters(); })
       .def("close", &Engine::close, py::arg("keep_parameters"), NoGil())
@@ -449,9 +461,7 @@ void bind_engine(py::module_& module) {
             hyper.weight_decay = weight_decay;
             core.set_group(group, hyper);
           },
-          py::arg("group"),
-          py::arg("lr"),
-          py::arg("weight_decay"))
+          py::arg("group"), py::arg("lr"), py::arg("weight_decay"))
       .def_property_readonly("groups",
                              [](Engine& self) {
                                std::vector<std::tuple<double, double>> groups;  // lr, weight decay
@@ -461,7 +471,10 @@ void bind_engine(py::module_& module) {
                                return groups;
                              })
       .def_property_readonly("has_schedule",
-                             [](Engine& self) { return self.base().core().settings().schedule.kind != LearningRateSchedule::Kind::kConstant; })
+                             [](Engine& self) {
+                               return self.base().core().settings().schedule.kind !=
+                                      LearningRateSchedule::Kind::kConstant;
+                             })
       .def_property_readonly("gathers_parameters",
                              [](Engine& self) { return self.base().core().settings().plan.gathers_parameters(); })
       .def_property_readonly("units", [](Engine& self) {
@@ -480,13 +493,18 @@ void bind_engine(py::module_& module) {
       .def("before_root", &UnitHooks::before_root)
       .def("before", &UnitHooks::before)
       .def("after", &UnitHooks::after)
-      .def("__deepcopy__", [](const UnitHooks& /*self*/, const py::dict& /*memo*/) { return UnitHooks::of_copy(); }, py::arg("memo"))
-      .def("__reduce_ex__", [](const UnitHooks& /*self*/, int /*protocol*/) -> py::object {
-        throw Error(ErrorCode::kUsage,
-                    "a module inside an engine cannot be pickled",
-                    {.where = "python.engine",
-                     .hint = "save its state_dict() (stages 0 to 2), engine.export_safetensors(path), or the module after close()"});
-      }, py::arg("protocol"));
+      .def(
+          "__deepcopy__", [](const UnitHooks& /*self*/, const py::dict& /*memo*/) { return UnitHooks::of_copy(); },
+          py::arg("memo"))
+      .def(
+          "__reduce_ex__",
+          [](const UnitHooks& /*self*/, int /*protocol*/) -> py::object {
+            throw Error(ErrorCode::kUsage, "a module inside an engine cannot be pickled",
+                        {.where = "python.engine",
+                         .hint = "save its state_dict() (stages 0 to 2), engine.export_safetensors(path), or the "
+                                 "module after close()"});
+          },
+          py::arg("protocol"));
 }
 
 }  // namespace zeroth::python

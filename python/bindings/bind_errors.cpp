@@ -37,7 +37,9 @@ py::object to_python(PyObject* type, const Error& error) {
   return instance;
 }
 
-void raise(PyObject* type, const Error& error) { PyErr_SetObject(type, to_python(type, error).ptr()); }
+void raise(PyObject* type, const Error& error) {
+  PyErr_SetObject(type, to_python(type, error).ptr());
+}
 
 ErrorCode code_of(const std::string& text) {
   if (const std::optional<ErrorCode> code = code_of_slug(text)) return *code;
@@ -64,10 +66,10 @@ PyObject* new_type(py::module_& module, const char* name, const char* text, PyOb
 }  // namespace
 
 std::optional<Error> error_of_python(const py::handle& object) {
-  if (PyObject_IsInstance(object.ptr(), error_type) != 1 || !py::hasattr(object, "hint")) return std::nullopt;  // the last that to_python() sets
+  if (PyObject_IsInstance(object.ptr(), error_type) != 1 || !py::hasattr(object, "hint"))
+    return std::nullopt;  // the last that to_python() sets
   const auto text = [&object](const char* name) { return py::str(object.attr(name)).cast<std::string>(); };
-  return Error(code_of(text("code")),
-               text("message"),
+  return Error(code_of(text("code")), text("message"),
                {.where = text("where"),
                 .who = text("who"),
                 .which = text("which"),
@@ -76,27 +78,23 @@ std::optional<Error> error_of_python(const py::handle& object) {
                 .hint = text("hint")});
 }
 
-void set_python_error(const Error& error) { raise(error_type, error); }
+void set_python_error(const Error& error) {
+  raise(error_type, error);
+}
 
 void bind_errors(py::module_& module) {
-  error_type = new_type(module,
-                        "Error",
-                        "Everything that Zeroth refuses or reports: code, exit_code, message, rank, step, op, where, who, which, expected, got, hint.",
+  error_type = new_type(module, "Error",
+                        "Everything that Zeroth refuses or reports: code, exit_code, message, rank, step, op, where, "
+                        "who, which, expected, got, hint.",
                         PyExc_RuntimeError);
-  config_error_type = new_type(module, "ConfigError", "Everything that is wrong with a configuration, at once.", error_type);
+  config_error_type =
+      new_type(module, "ConfigError", "Everything that is wrong with a configuration, at once.", error_type);
   py::register_exception_translator(&translate);
   module.def(
       "make_error",
-      [](const std::string& code,
-         const std::string& message,
-         std::string where,
-         std::string who,
-         std::string which,
-         std::string expected,
-         std::string got,
-         std::string hint) {
-        const Error error(code_of(code),
-                          message,
+      [](const std::string& code, const std::string& message, std::string where, std::string who, std::string which,
+         std::string expected, std::string got, std::string hint) {
+        const Error error(code_of(code), message,
                           {.where = std::move(where),
                            .who = std::move(who),
                            .which = std::move(which),
@@ -105,15 +103,8 @@ void bind_errors(py::module_& module) {
                            .hint = std::move(hint)});
         return to_python(error.code() == ErrorCode::kConfig ? config_error_type : error_type, error);
       },
-      py::arg("code"),
-      py::arg("message"),
-      py::kw_only(),
-      py::arg("where") = "",
-      py::arg("who") = "",
-      py::arg("which") = "",
-      py::arg("expected") = "",
-      py::arg("got") = "",
-      py::arg("hint") = "");
+      py::arg("code"), py::arg("message"), py::kw_only(), py::arg("where") = "", py::arg("who") = "",
+      py::arg("which") = "", py::arg("expected") = "", py::arg("got") = "", py::arg("hint") = "");
 }
 
 }  // namespace zeroth::python

@@ -1,10 +1,10 @@
-// What the files of the shim share. The shim holds no logic of training: it turns Python objects into the C++ API's and back, and
-// releases the GIL around everything that may wait for another rank.
+// What the files of the shim share. The shim holds no logic of training: it turns Python objects into the C++ API's and
+// back, and releases the GIL around everything that may wait for another rank.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <zeroth/base/error.h>
+
+#include <pybind11/pybind11.h>
 
 #include <optional>
 

@@ -16,7 +16,8 @@ namespace {
 constexpr const char* kMaster = "MASTER_ADDR";
 constexpr const char* kGlooInterface = "GLOO_SOCKET_IFNAME";
 
-/// Gloo advertises the address of this host's own name, which is 127.0.1.1 on many: so it is told the interface that leads to MASTER_ADDR.
+/// Gloo advertises the address of this host's own name, which is 127.0.1.1 on many: so it is told the interface that
+/// leads to MASTER_ADDR.
 std::string interface_to_others() {
   if (const std::string chosen = variable_or_empty("ZEROTH_INTERFACE"); !chosen.empty()) return chosen;
   const std::string master = variable_or_empty(kMaster);
@@ -33,14 +34,15 @@ std::string interface_to_others() {
                .which = std::string(kMaster) + "=" + master,
                .expected = "an address that every host reaches by an interface of its own: " + join(others, ", "),
                .got = address.empty() ? "no such host, or no way to it" : "loopback, " + address,
-               .hint = "name rank 0's host by its address, or correct /etc/hosts here; ZEROTH_INTERFACE names an interface in spite of it"});
+               .hint = "name rank 0's host by its address, or correct /etc/hosts here; ZEROTH_INTERFACE names an "
+                       "interface in spite of it"});
 }
 
 /// A group of the same ranks whose messages are CPU memory. Collective for the group's members.
 py::object gloo_beside(const py::module_& distributed, const py::object& group) {
   const py::object ranks = distributed.attr("get_process_group_ranks")(group);
-  return distributed.attr("new_group")(
-      ranks, py::arg("backend") = "gloo", py::arg("use_local_synchronization") = true, py::arg("group_desc") = "zeroth");
+  return distributed.attr("new_group")(ranks, py::arg("backend") = "gloo", py::arg("use_local_synchronization") = true,
+                                       py::arg("group_desc") = "zeroth");
 }
 
 }  // namespace
@@ -48,13 +50,10 @@ py::object gloo_beside(const py::module_& distributed, const py::object& group) 
 World world_from_group(py::object group) {
   const py::module_ distributed = py::module_::import("torch.distributed");
   ZR_CHECK(distributed.attr("is_available")().cast<bool>() && distributed.attr("is_initialized")().cast<bool>(),
-           ErrorCode::kUsage,
-           "torch.distributed is not initialised",
+           ErrorCode::kUsage, "torch.distributed is not initialised",
            {.where = "python.world", .hint = "call torch.distributed.init_process_group(\"gloo\") first"});
   if (group.is_none()) group = distributed.attr("group").attr("WORLD");
-  ZR_CHECK(py::hasattr(group, "group_name"),
-           ErrorCode::kUsage,
-           "this rank is not in the group, or it is none",
+  ZR_CHECK(py::hasattr(group, "group_name"), ErrorCode::kUsage, "this rank is not in the group, or it is none",
            {.where = "python.world",
             .expected = "a torch.distributed.ProcessGroup",
             .got = py::repr(group).cast<std::string>(),
@@ -70,17 +69,19 @@ World world_from_environment() {
   const py::module_ distributed = py::module_::import("torch.distributed");
   if (!seat || !distributed.attr("is_available")().cast<bool>()) return World::from_environment();
   if (!distributed.attr("is_initialized")().cast<bool>()) {
-    if (variable_or_empty(kMaster).empty() || variable_or_empty("MASTER_PORT").empty()) return World::from_environment();
-    if (variable_or_empty(kGlooInterface).empty()) py::module_::import("os").attr("environ")[kGlooInterface] = interface_to_others();
+    if (variable_or_empty(kMaster).empty() || variable_or_empty("MASTER_PORT").empty())
+      return World::from_environment();
+    if (variable_or_empty(kGlooInterface).empty())
+      py::module_::import("os").attr("environ")[kGlooInterface] = interface_to_others();
     distributed.attr("init_process_group")("gloo", py::arg("rank") = seat->rank, py::arg("world_size") = seat->size);
   }
   World world = world_from_group(py::none());
-  ZR_CHECK((World::Seat{.rank = world.rank(), .size = world.size()} == *seat),
-           ErrorCode::kEnvironment,
+  ZR_CHECK((World::Seat{.rank = world.rank(), .size = world.size()} == *seat), ErrorCode::kEnvironment,
            "torch.distributed and the environment speak of different worlds",
            {.where = "python.world",
             .which = "torch.distributed: rank " + std::to_string(world.rank()) + " of " + std::to_string(world.size()),
-            .expected = "rank " + std::to_string(seat->rank) + " of " + std::to_string(seat->size) + ", as the variables of the launcher say",
+            .expected = "rank " + std::to_string(seat->rank) + " of " + std::to_string(seat->size) +
+                        ", as the variables of the launcher say",
             .hint = "start the ranks with a launcher, or pass world=zeroth.World.from_group()"});
   return world;
 }

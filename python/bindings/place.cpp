@@ -65,7 +65,9 @@ std::string place_of(std::string_view traceback, const PlaceFinder& finder) {
     traceback.remove_prefix(end == std::string_view::npos ? traceback.size() : end + 1);
     if (!frame) continue;
     if (!first) first = frame;
-    if (std::ranges::none_of(finder.skipped, [&](const std::string& prefix) { return frame->file.starts_with(prefix); })) users = frame;
+    if (std::ranges::none_of(finder.skipped,
+                             [&](const std::string& prefix) { return frame->file.starts_with(prefix); }))
+      users = frame;
   }
   if (!users) users = first;
   if (!users) return "";

@@ -16,8 +16,8 @@ struct PlaceFinder {
   std::string here{};                  ///< not said before file names
 };
 
-/// "train.py:57 in load_batch": of a traceback of faulthandler, most recent call first, the first line that is the user's; of one without, the
-/// first. "" if it has none.
+/// "train.py:57 in load_batch": of a traceback of faulthandler, most recent call first, the first line that is the
+/// user's; of one without, the first. "" if it has none.
 [[nodiscard]] std::string place_of(std::string_view traceback, const PlaceFinder& finder);
 
 [[nodiscard]] RankWatch::Locator make_locator(PlaceFinder finder);

@@ -28,21 +28,36 @@ std::string render(ErrorCode code, const std::string& message, const ErrorContex
 
 std::string_view slug(ErrorCode code) noexcept {
   switch (code) {
-    case ErrorCode::kUsage: return "USAGE";
-    case ErrorCode::kConfig: return "CONFIG";
-    case ErrorCode::kModel: return "MODEL";
-    case ErrorCode::kMismatch: return "MISMATCH";
-    case ErrorCode::kPeerLost: return "PEER_LOST";
-    case ErrorCode::kTimeout: return "TIMEOUT";
-    case ErrorCode::kNonFinite: return "NONFINITE";
-    case ErrorCode::kOutOfMemory: return "OUT_OF_MEMORY";
-    case ErrorCode::kResource: return "RESOURCE";
-    case ErrorCode::kIo: return "IO";
-    case ErrorCode::kLaunch: return "LAUNCH";
-    case ErrorCode::kEnvironment: return "ENVIRONMENT";
-    case ErrorCode::kAborted: return "ABORTED";
-    case ErrorCode::kUser: return "USER";
-    case ErrorCode::kInternal: return "INTERNAL";
+    case ErrorCode::kUsage:
+      return "USAGE";
+    case ErrorCode::kConfig:
+      return "CONFIG";
+    case ErrorCode::kModel:
+      return "MODEL";
+    case ErrorCode::kMismatch:
+      return "MISMATCH";
+    case ErrorCode::kPeerLost:
+      return "PEER_LOST";
+    case ErrorCode::kTimeout:
+      return "TIMEOUT";
+    case ErrorCode::kNonFinite:
+      return "NONFINITE";
+    case ErrorCode::kOutOfMemory:
+      return "OUT_OF_MEMORY";
+    case ErrorCode::kResource:
+      return "RESOURCE";
+    case ErrorCode::kIo:
+      return "IO";
+    case ErrorCode::kLaunch:
+      return "LAUNCH";
+    case ErrorCode::kEnvironment:
+      return "ENVIRONMENT";
+    case ErrorCode::kAborted:
+      return "ABORTED";
+    case ErrorCode::kUser:
+      return "USER";
+    case ErrorCode::kInternal:
+      return "INTERNAL";
   }
   return "INTERNAL";
 }
@@ -56,21 +71,32 @@ std::optional<ErrorCode> code_of_slug(std::string_view text) noexcept {
 
 int exit_code(ErrorCode code) noexcept {
   switch (code) {
-    case ErrorCode::kUser: return 1;
-    case ErrorCode::kUsage: return 64;
-    case ErrorCode::kModel: return 65;
-    case ErrorCode::kLaunch: return 69;
-    case ErrorCode::kInternal: return 70;
+    case ErrorCode::kUser:
+      return 1;
+    case ErrorCode::kUsage:
+      return 64;
+    case ErrorCode::kModel:
+      return 65;
+    case ErrorCode::kLaunch:
+      return 69;
+    case ErrorCode::kInternal:
+      return 70;
     case ErrorCode::kOutOfMemory:
-    case ErrorCode::kResource: return 71;
-    case ErrorCode::kNonFinite: return 65;
-    case ErrorCode::kIo: return 74;
+    case ErrorCode::kResource:
+      return 71;
+    case ErrorCode::kNonFinite:
+      return 65;
+    case ErrorCode::kIo:
+      return 74;
     case ErrorCode::kMismatch:
     case ErrorCode::kPeerLost:
     case ErrorCode::kTimeout:
-    case ErrorCode::kAborted: return 76;
-    case ErrorCode::kEnvironment: return 77;
-    case ErrorCode::kConfig: return 78;
+    case ErrorCode::kAborted:
+      return 76;
+    case ErrorCode::kEnvironment:
+      return 77;
+    case ErrorCode::kConfig:
+      return 78;
   }
   return 70;
 }
@@ -84,7 +110,8 @@ Error::Error(ErrorCode code, const std::string& message, ErrorContext context)
 Error error_of(const std::exception& exception) {
   if (const auto* error = dynamic_cast<const Error*>(&exception)) return *error;
   const std::string text = exception.what();
-  if (dynamic_cast<const std::bad_alloc*>(&exception) != nullptr) return {ErrorCode::kOutOfMemory, "an allocation failed", {.got = text}};
+  if (dynamic_cast<const std::bad_alloc*>(&exception) != nullptr)
+    return {ErrorCode::kOutOfMemory, "an allocation failed", {.got = text}};
   return {ErrorCode::kUser, text.substr(0, text.find('\n'))};
 }
 
@@ -96,8 +123,7 @@ namespace detail {
 
 void assertion_failed(const char* expression, const char* file, int line, const char* note) {
   const char* slash = std::strrchr(file, '/');
-  throw Error(ErrorCode::kInternal,
-              note,
+  throw Error(ErrorCode::kInternal, note,
               {.where = std::string(slash != nullptr ? slash + 1 : file) + ":" + std::to_string(line),
                .expected = expression,
                .hint = "this is a bug in Zeroth; please report it with this line"});

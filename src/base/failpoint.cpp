@@ -1,4 +1,8 @@
+#include "base/failpoint_lines.h"
+
+#include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
+#include <zeroth/base/text.h>
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -13,11 +17,6 @@
 #include <mutex>
 #include <thread>
 #include <utility>
-
-#include <zeroth/base/error.h>
-#include <zeroth/base/text.h>
-
-#include "base/failpoint_lines.h"
 
 namespace zeroth {
 
@@ -104,12 +103,8 @@ class SpecReader {
     const Failpoint* const site = find_failpoint(name);
     if (site == nullptr) {
       const std::string nearest = nearest_site(name);
-      refuse(begin,
-             "no such failpoint",
-             "the name of a site",
-             name,
-             nearest.empty() ? "zeroth-run --list-failpoints prints all of them"
-                             : "did you mean " + nearest + "?");
+      refuse(begin, "no such failpoint", "the name of a site", name,
+             nearest.empty() ? "zeroth-run --list-failpoints prints all of them" : "did you mean " + nearest + "?");
     }
     rule.site = site->name;
     bool has_seed = false;
@@ -164,16 +159,13 @@ class SpecReader {
                     : name == "stop" ? FailpointAction::kStop
                                      : FailpointAction::kThrow;
       if (name == "throw" && site.kind == FailpointKind::kNoThrow) {
-        refuse(begin,
-               site.name + " cannot throw: it lies in a function that is noexcept",
-               "kill, stop, exit=N or sleep=MS",
-               name);
+        refuse(begin, site.name + " cannot throw: it lies in a function that is noexcept",
+               "kill, stop, exit=N or sleep=MS", name);
       }
       return;
     }
     const bool known = name == "exit" || name == "sleep" || name == "errno";
-    if (!known || !take('='))
-      refuse(begin, "not an action", "kill, stop, throw, exit=N, sleep=MS or errno=NAME", name);
+    if (!known || !take('=')) refuse(begin, "not an action", "kill, stop, throw, exit=N, sleep=MS or errno=NAME", name);
     if (name == "exit") {
       rule.action = FailpointAction::kExit;
       rule.argument = static_cast<int>(number(0, 255));
@@ -197,10 +189,7 @@ class SpecReader {
       names.emplace_back(known.name);
     }
     const std::string nearest = nearest_name(name.substr(0, 20), names);
-    refuse(begin,
-           "an unknown errno",
-           "one of " + join(names, ", "),
-           name,
+    refuse(begin, "an unknown errno", "one of " + join(names, ", "), name,
            nearest.empty() ? "" : "did you mean " + nearest + "?");
   }
 
@@ -228,13 +217,9 @@ class SpecReader {
   }
   [[nodiscard]] std::string_view rest() const { return spec_.substr(at_); }
 
-  [[noreturn]] static void refuse(std::size_t at,
-                                  const std::string& what,
-                                  const std::string& expected,
-                                  std::string_view got,
-                                  const std::string& hint = "") {
-    throw Error(ErrorCode::kEnvironment,
-                what,
+  [[noreturn]] static void refuse(std::size_t at, const std::string& what, const std::string& expected,
+                                  std::string_view got, const std::string& hint = "") {
+    throw Error(ErrorCode::kEnvironment, what,
                 {.where = "failpoints",
                  .which = fmt::format("{}, column {}", kFailpointVariable, at + 1),
                  .expected = expected,
@@ -306,8 +291,7 @@ class Armed {
       const std::uint64_t passed = ++passed_[index];
       if (rule.hit != 0 && rule.hit != passed) continue;
       if (rule.probability) {
-        const std::uint64_t drawn =
-            mixed(mixed(rule.seed ^ mixed(static_cast<std::uint64_t>(rank_))) ^ passed);
+        const std::uint64_t drawn = mixed(mixed(rule.seed ^ mixed(static_cast<std::uint64_t>(rank_))) ^ passed);
         if (static_cast<double>(drawn >> 11U) * 0x1p-53 >= *rule.probability) continue;
       }
       actions.due.push_back(rule);
@@ -378,7 +362,8 @@ void disarm_failpoints() noexcept {
 }
 
 void arm_failpoints_of_environment() {
-  // Not std::call_once: where its function throws, the thread sanitizer's pthread_once never comes back from the next call.
+  // Not std::call_once: where its function throws, the thread sanitizer's pthread_once never comes back from the next
+  // call.
   static std::mutex mutex;
   static bool done = false;
   const std::lock_guard lock(mutex);
@@ -411,8 +396,7 @@ bool pass_failpoint(std::size_t row, std::string_view member, int line) {
         failing = rule.argument;
         break;
       case FailpointAction::kThrow:
-        throw Error(ErrorCode::kInternal,
-                    "planted failure at " + site,
+        throw Error(ErrorCode::kInternal, "planted failure at " + site,
                     {.where = fmt::format("{}:{}", kFailpoints[row].file, line),
                      .who = fmt::format("rank {}", actions.rank),
                      .hint = fmt::format("{} asked for it", kFailpointVariable)});

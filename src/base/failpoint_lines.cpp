@@ -11,10 +11,13 @@ namespace {
 constexpr auto kLines = std::to_array<int>({
 #include "failpoint_lines.inc"
 });
-static_assert(kLines.size() == kFailpoints.size(), "cmake/failpoint_lines.cmake reads the table in another way than the compiler");
+static_assert(kLines.size() == kFailpoints.size(),
+              "cmake/failpoint_lines.cmake reads the table in another way than the compiler");
 
 }  // namespace
 
-int line_of_failpoint(std::size_t row) noexcept { return kLines[row]; }
+int line_of_failpoint(std::size_t row) noexcept {
+  return kLines[row];
+}
 
 }  // namespace zeroth::detail

@@ -9,7 +9,9 @@ std::atomic<InterruptCheck> the_check{nullptr};
 
 }  // namespace
 
-void set_interrupt_check(InterruptCheck check) noexcept { the_check.store(check); }
+void set_interrupt_check(InterruptCheck check) noexcept {
+  the_check.store(check);
+}
 
 void check_interrupt() {
   if (const InterruptCheck check = the_check.load()) check();

@@ -1,3 +1,4 @@
+#include <zeroth/base/error.h>
 #include <zeroth/base/log.h>
 
 #include <fcntl.h>
@@ -13,15 +14,14 @@
 #include <mutex>
 #include <utility>
 
-#include <zeroth/base/error.h>
-
 namespace zeroth {
 namespace {
 
 /// "2026-11-21T23:20:43.123Z"
 std::string now_text() {
   const auto now = std::chrono::system_clock::now();
-  const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+  const auto milliseconds =
+      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
   return fmt::format("{:%FT%T}.{:03}Z", fmt::gmtime(std::chrono::system_clock::to_time_t(now)), milliseconds);
 }
 
@@ -31,9 +31,7 @@ class JsonFile {
   JsonFile(std::string path, int rank) : path_(std::move(path)), rank_(rank) {
     if (path_.empty()) return;
     descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    ZR_CHECK(descriptor_ >= 0,
-             ErrorCode::kIo,
-             "the JSON log cannot be opened",
+    ZR_CHECK(descriptor_ >= 0, ErrorCode::kIo, "the JSON log cannot be opened",
              {.where = "base.log", .which = path_, .got = std::strerror(errno)});
   }
   JsonFile(const JsonFile&) = delete;
@@ -74,11 +72,21 @@ struct Logger::Sink {
     logger.set_pattern("[%n] %l: %v");
     logger.flush_on(spdlog::level::trace);
     switch (level) {
-      case LogLevel::kDebug: logger.set_level(spdlog::level::debug); break;
-      case LogLevel::kInfo: logger.set_level(spdlog::level::info); break;
-      case LogLevel::kWarning: logger.set_level(spdlog::level::warn); break;
-      case LogLevel::kError: logger.set_level(spdlog::level::err); break;
-      case LogLevel::kOff: logger.set_level(spdlog::level::off); break;
+      case LogLevel::kDebug:
+        logger.set_level(spdlog::level::debug);
+        break;
+      case LogLevel::kInfo:
+        logger.set_level(spdlog::level::info);
+        break;
+      case LogLevel::kWarning:
+        logger.set_level(spdlog::level::warn);
+        break;
+      case LogLevel::kError:
+        logger.set_level(spdlog::level::err);
+        break;
+      case LogLevel::kOff:
+        logger.set_level(spdlog::level::off);
+        break;
     }
   }
 
@@ -97,8 +105,8 @@ struct Logger::Sink {
 Logger::Logger() = default;
 
 Logger::Logger(int rank, int world_size, LogLevel level, const std::string& json_path)
-    : sink_(std::make_shared<Sink>(
-          rank, "zeroth " + std::to_string(rank) + "/" + std::to_string(world_size), level, json_path)) {}
+    : sink_(std::make_shared<Sink>(rank, "zeroth " + std::to_string(rank) + "/" + std::to_string(world_size), level,
+                                   json_path)) {}
 
 void Logger::debug(std::string_view text) const {
   if (!sink_) return;

@@ -1,6 +1,7 @@
+#include <zeroth/base/error.h>
 #include <zeroth/base/preemption.h>
 
-#include <zeroth/base/error.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -11,14 +12,12 @@
 #include <ctime>
 #include <mutex>
 
-#include <unistd.h>
-
 namespace zeroth {
 namespace {
 
 std::atomic<bool> requested{false};
 std::atomic<std::int64_t> asked_at_ns{0};  // 0: no SIGTERM yet
-std::atomic<pid_t> owner{0};               // children that it forks have the handler, too, but no step to look at the flag
+std::atomic<pid_t> owner{0};  // children that it forks have the handler, too, but no step to look at the flag
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free &&
                   std::atomic<pid_t>::is_always_lock_free,
               "a signal handler writes them");
@@ -56,16 +55,21 @@ void catch_preemption() {
   static std::once_flag once;
   owner = ::getpid();
   std::call_once(once, [] {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = &on_sigterm;
     action.sa_flags = SA_RESTART;
     ::sigemptyset(&action.sa_mask);
-    ZR_CHECK(::sigaction(SIGTERM, &action, nullptr) == 0, ErrorCode::kResource, "sigaction failed: " + errno_text(errno), {.where = "preemption"});
+    ZR_CHECK(::sigaction(SIGTERM, &action, nullptr) == 0, ErrorCode::kResource,
+             "sigaction failed: " + errno_text(errno), {.where = "preemption"});
   });
 }
 
-bool preemption_requested() noexcept { return requested.load(std::memory_order_relaxed); }
+bool preemption_requested() noexcept {
+  return requested.load(std::memory_order_relaxed);
+}
 
-void request_preemption() noexcept { requested.store(true, std::memory_order_relaxed); }
+void request_preemption() noexcept {
+  requested.store(true, std::memory_order_relaxed);
+}
 
 }  // namespace zeroth

@@ -11,7 +11,8 @@ namespace zeroth {
 
 void fill_random(std::span<std::byte> bytes, std::string_view purpose, ErrorContext context) {
   if (::getrandom(bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size())) return;
-  throw Error(ErrorCode::kResource, "no random bytes for " + std::string(purpose) + ": " + errno_text(errno), std::move(context));
+  throw Error(ErrorCode::kResource, "no random bytes for " + std::string(purpose) + ": " + errno_text(errno),
+              std::move(context));
 }
 
 bool same_secret(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {

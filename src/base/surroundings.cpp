@@ -1,6 +1,5 @@
-#include <zeroth/base/surroundings.h>
-
 #include <zeroth/base/error.h>
+#include <zeroth/base/surroundings.h>
 
 #include <ifaddrs.h>
 #include <net/if.h>
@@ -47,7 +46,8 @@ std::string host_name() {
 
 std::size_t allow_open_files(std::size_t wanted) {
   rlimit limit{};
-  ZR_CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0, ErrorCode::kResource, "cannot read the limit of open files: " + errno_text(errno));
+  ZR_CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0, ErrorCode::kResource,
+           "cannot read the limit of open files: " + errno_text(errno));
   if (limit.rlim_cur < wanted && limit.rlim_cur < limit.rlim_max) {
     const rlimit raised{.rlim_cur = std::min<rlim_t>(wanted, limit.rlim_max), .rlim_max = limit.rlim_max};
     if (::setrlimit(RLIMIT_NOFILE, &raised) == 0) limit = raised;
@@ -104,7 +104,8 @@ std::vector<Interface> interfaces() {
   for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
     if (std::string address = numeric(entry->ifa_addr); !address.empty()) {
-      found.push_back({.name = entry->ifa_name, .address = std::move(address), .loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0});
+      found.push_back(
+          {.name = entry->ifa_name, .address = std::move(address), .loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0});
     }
   }
   return found;

@@ -85,7 +85,8 @@ std::string ranks_text(std::vector<int> ranks) {
     while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
     if (end - begin < 3) end = begin + 1;
     const std::string first = std::to_string(ranks[begin]);
-    if (runs.size() == kMostRuns) return "ranks " + join(runs, ", ") + " and " + std::to_string(ranks.size() - begin) + " more";
+    if (runs.size() == kMostRuns)
+      return "ranks " + join(runs, ", ") + " and " + std::to_string(ranks.size() - begin) + " more";
     runs.push_back(end - begin == 1 ? first : first + "-" + std::to_string(ranks[end - 1]));
     begin = end;
   }

@@ -1,4 +1,5 @@
-// zeroth-bench comm: what the calls between the ranks of this job take on each backend, and which of them a mixture should use.
+// zeroth-bench comm: what the calls between the ranks of this job take on each backend, and which of them a mixture
+// should use.
 #include "bench/measure.h"
 
 #include <zeroth/base/error.h>
@@ -26,26 +27,31 @@ struct Arguments {
   std::string tune{};
 };
 
-[[noreturn]] void refuse(const std::string& message, const std::string& option, const std::string& expected, const std::string& got) {
+[[noreturn]] void refuse(const std::string& message, const std::string& option, const std::string& expected,
+                         const std::string& got) {
   throw Error(ErrorCode::kUsage, message, {.where = "zeroth-bench", .which = option, .expected = expected, .got = got});
 }
 
 std::uint64_t bytes_of(const std::string& text) {
   std::size_t used = 0;
   std::uint64_t number = 0;
-  while (used < text.size() && text[used] >= '0' && text[used] <= '9' && number < (std::uint64_t{1} << 40U)) number = number * 10 + static_cast<std::uint64_t>(text[used++] - '0');
+  while (used < text.size() && text[used] >= '0' && text[used] <= '9' && number < (std::uint64_t{1} << 40U))
+    number = number * 10 + static_cast<std::uint64_t>(text[used++] - '0');
   const std::string unit = text.substr(used);
   const std::uint64_t factor = unit.empty() || unit == "B" ? 1 : unit == "KiB" ? 1024 : unit == "MiB" ? 1024 * 1024 : 0;
-  if (used == 0 || factor == 0 || number == 0 || number * factor > (std::uint64_t{1} << 32U)) refuse("this is no size", "--sizes", "1 B to 4096 MiB, such as 64KiB", text);
+  if (used == 0 || factor == 0 || number == 0 || number * factor > (std::uint64_t{1} << 32U))
+    refuse("this is no size", "--sizes", "1 B to 4096 MiB, such as 64KiB", text);
   return number * factor;
 }
 
 CollectiveKind kind_of(const std::string& text) {
-  for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kBroadcast, CollectiveKind::kGather,
+  for (const CollectiveKind kind : {CollectiveKind::kAllReduce, CollectiveKind::kAllGather,
+                                    CollectiveKind::kReduceScatter, CollectiveKind::kBroadcast, CollectiveKind::kGather,
                                     CollectiveKind::kScatter, CollectiveKind::kAllToAll, CollectiveKind::kBarrier}) {
     if (name_of(kind) == text) return kind;
   }
-  refuse("there is no such call to measure", "--calls", "all_reduce, all_gather, reduce_scatter, broadcast, gather, scatter, all_to_all, barrier", text);
+  refuse("there is no such call to measure", "--calls",
+         "all_reduce, all_gather, reduce_scatter, broadcast, gather, scatter, all_to_all, barrier", text);
 }
 
 DType dtype_of(const std::string& text) {
@@ -56,7 +62,8 @@ DType dtype_of(const std::string& text) {
 }
 
 bench::MeasureOptions options_of(const Arguments& arguments, const World& world) {
-  bench::MeasureOptions options{.backends = arguments.backends, .dtype = dtype_of(arguments.dtype), .rounds = arguments.rounds};
+  bench::MeasureOptions options{
+      .backends = arguments.backends, .dtype = dtype_of(arguments.dtype), .rounds = arguments.rounds};
   if (options.backends.empty()) options.backends = backends_in(world.backend_name());
   for (const std::string& call : arguments.calls) options.kinds.push_back(kind_of(call));
   for (const std::string& size : arguments.sizes) options.sizes.push_back(bytes_of(size));
@@ -68,7 +75,8 @@ void write(const std::string& path, const std::string& text) {
   std::ofstream file(temporary, std::ios::binary);
   file << text;
   file.close();
-  ZR_CHECK(file.good() && std::rename(temporary.c_str(), path.c_str()) == 0, ErrorCode::kIo, "the table cannot be written: " + errno_text(errno), {.where = "zeroth-bench", .which = path});
+  ZR_CHECK(file.good() && std::rename(temporary.c_str(), path.c_str()) == 0, ErrorCode::kIo,
+           "the table cannot be written: " + errno_text(errno), {.where = "zeroth-bench", .which = path});
 }
 
 void run(const Arguments& arguments) {
@@ -86,17 +94,21 @@ void run(const Arguments& arguments) {
   say(head);
   const std::vector<bench::Timing> timings = bench::measure(backends, options, [&](const bench::Timing& timing) {
     std::string line = fmt::format("{:<16}{:>12}", name_of(timing.kind), timing.bytes);
-    for (const std::string& name : options.backends) line += fmt::format("{:>14.1f}", bench::median(timing.microseconds.at(name)));
+    for (const std::string& name : options.backends)
+      line += fmt::format("{:>14.1f}", bench::median(timing.microseconds.at(name)));
     say(line);
   });
   const CallTable table = bench::choose(timings, options.backends, arguments.gain);
   if (backends.size() == 1 && arguments.tune.empty()) return;
   for (const CallTable::Row& row : table.rows()) {
-    say(fmt::format("{}{}: {}", name_of(row.kind), row.up_to_bytes == CallTable::kNoBound ? "" : " up to " + format_bytes(row.up_to_bytes), row.backend));
+    say(fmt::format("{}{}: {}", name_of(row.kind),
+                    row.up_to_bytes == CallTable::kNoBound ? "" : " up to " + format_bytes(row.up_to_bytes),
+                    row.backend));
   }
   if (arguments.tune.empty() || !speaks) return;
   write(arguments.tune, table.to_json());
-  say(fmt::format("ZEROTH_BACKEND='{}' ZEROTH_CALL_TABLE={} makes calls so", fmt::join(options.backends, "|"), arguments.tune));
+  say(fmt::format("ZEROTH_BACKEND='{}' ZEROTH_CALL_TABLE={} makes calls so", fmt::join(options.backends, "|"),
+                  arguments.tune));
 }
 
 }  // namespace
@@ -106,12 +118,20 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   CLI::App& comm = *app.add_subcommand("comm", "Calls between ranks, on one backend or on several side by side");
   Arguments arguments;
-  comm.add_option("--backends", arguments.backends, "Comma-separated: shm, mpi, shm+mpi (default: that of the launcher)")->delimiter(',');
+  comm.add_option("--backends", arguments.backends,
+                  "Comma-separated: shm, mpi, shm+mpi (default: that of the launcher)")
+      ->delimiter(',');
   comm.add_option("--calls", arguments.calls, "Comma-separated")->delimiter(',')->capture_default_str();
-  comm.add_option("--sizes", arguments.sizes, "Of the whole call, comma-separated")->delimiter(',')->capture_default_str();
+  comm.add_option("--sizes", arguments.sizes, "Of the whole call, comma-separated")
+      ->delimiter(',')
+      ->capture_default_str();
   comm.add_option("--dtype", arguments.dtype, "float32, float64, bfloat16, float16")->capture_default_str();
-  comm.add_option("--rounds", arguments.rounds, "Medians are over so many")->check(CLI::Range(1, 1000))->capture_default_str();
-  comm.add_option("--gain", arguments.gain, "Another backend than the first must be faster by this share")->check(CLI::Range(0.0, 0.9))->capture_default_str();
+  comm.add_option("--rounds", arguments.rounds, "Medians are over so many")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  comm.add_option("--gain", arguments.gain, "Another backend than the first must be faster by this share")
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
   comm.add_option("--tune", arguments.tune, "Rank 0 writes the table of the fastest to FILE")->type_name("FILE");
   try {
     app.parse(argc, argv);

@@ -31,13 +31,17 @@ class Buffers {
     const std::vector<std::int64_t> parts(static_cast<std::size_t>(ranks), std::max<std::int64_t>(1, elements / ranks));
     switch (kind) {
       case CollectiveKind::kAllReduce:
-      case CollectiveKind::kBroadcast: call.counts = {std::max<std::int64_t>(1, elements)}; break;
-      case CollectiveKind::kBarrier: break;
+      case CollectiveKind::kBroadcast:
+        call.counts = {std::max<std::int64_t>(1, elements)};
+        break;
+      case CollectiveKind::kBarrier:
+        break;
       case CollectiveKind::kAllToAll:
         call.counts = call.recv_counts = parts;
         call.equal_parts = true;
         break;
-      default: call.counts = parts;
+      default:
+        call.counts = parts;
     }
     return call;
   }
@@ -47,7 +51,9 @@ class Buffers {
   Arena recv_;
 };
 
-double seconds_since(SteadyClock::time_point begin) { return std::chrono::duration<double>(SteadyClock::now() - begin).count(); }
+double seconds_since(SteadyClock::time_point begin) {
+  return std::chrono::duration<double>(SteadyClock::now() - begin).count();
+}
 
 }  // namespace
 
@@ -57,13 +63,17 @@ std::vector<NamedBackend> connect(const World& world, const MeasureOptions& opti
   std::vector<NamedBackend> backends;
   for (const std::string& name : options.backends) {
     const std::string job = world.job().empty() ? "" : world.job() + ".bench." + name;
-    backends.push_back({name, make_backend(name, {.rank = world.rank(), .size = world.size(), .job = job, .hub = {}, .options = comm})});
+    backends.push_back(
+        {name,
+         make_backend(name, {.rank = world.rank(), .size = world.size(), .job = job, .hub = {}, .options = comm})});
   }
   return backends;
 }
 
-std::vector<Timing> measure(const std::vector<NamedBackend>& backends, const MeasureOptions& options, const std::function<void(const Timing&)>& progress) {
-  const Communicator first(std::shared_ptr<CommBackend>(backends.front().backend.get(), [](CommBackend*) {}));  // borrowed
+std::vector<Timing> measure(const std::vector<NamedBackend>& backends, const MeasureOptions& options,
+                            const std::function<void(const Timing&)>& progress) {
+  const Communicator first(
+      std::shared_ptr<CommBackend>(backends.front().backend.get(), [](CommBackend*) {}));  // borrowed
   const Stream stream = make_cpu_device(ExecutionMode::kInline)->make_stream("bench");
   const Buffers buffers(*std::ranges::max_element(options.sizes), first.size());
   const auto make = [&](const NamedBackend& backend, const Collective& call, int times) {
@@ -85,7 +95,8 @@ std::vector<Timing> measure(const std::vector<NamedBackend>& backends, const Mea
         const auto begin = SteadyClock::now();
         make(backend, call, 1);
         const double once = slowest(seconds_since(begin));
-        repeats.push_back(static_cast<int>(std::clamp(std::chrono::duration<double>(options.round_time).count() / once, 1.0, 10'000.0)));
+        repeats.push_back(static_cast<int>(
+            std::clamp(std::chrono::duration<double>(options.round_time).count() / once, 1.0, 10'000.0)));
       }
       for (int round = 0; round < options.rounds; ++round) {
         for (std::size_t turn = 0; turn < backends.size(); ++turn) {

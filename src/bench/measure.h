@@ -17,10 +17,10 @@ namespace zeroth::bench {
 struct MeasureOptions {
   std::vector<std::string> backends{};  ///< names of make_backend()
   std::vector<CollectiveKind> kinds{};
-  std::vector<std::uint64_t> sizes{};   ///< table_bytes()
+  std::vector<std::uint64_t> sizes{};  ///< table_bytes()
   DType dtype = DType::kFloat32;
-  int rounds = 7;                       ///< each begins with another backend
-  Milliseconds round_time{20};          ///< as many calls as fit, one at least
+  int rounds = 7;               ///< each begins with another backend
+  Milliseconds round_time{20};  ///< as many calls as fit, one at least
   Milliseconds timeout{60'000};
 };
 
@@ -28,6 +28,7 @@ struct MeasureOptions {
 [[nodiscard]] std::vector<NamedBackend> connect(const World& world, const MeasureOptions& options);
 
 /// Collective: the same on all ranks. `progress` is called after each call and size.
-[[nodiscard]] std::vector<Timing> measure(const std::vector<NamedBackend>& backends, const MeasureOptions& options, const std::function<void(const Timing&)>& progress);
+[[nodiscard]] std::vector<Timing> measure(const std::vector<NamedBackend>& backends, const MeasureOptions& options,
+                                          const std::function<void(const Timing&)>& progress);
 
 }  // namespace zeroth::bench

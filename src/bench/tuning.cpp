@@ -8,7 +8,8 @@ namespace zeroth::bench {
 namespace {
 
 /// Of several timings of one kind: the first backend, or the one that takes least time.
-const std::string& fastest(const std::vector<const Timing*>& timings, const std::vector<std::string>& backends, double gain) {
+const std::string& fastest(const std::vector<const Timing*>& timings, const std::vector<std::string>& backends,
+                           double gain) {
   const auto logarithms = [&](const std::string& backend) {
     double sum = 0;
     for (const Timing* timing : timings) sum += std::log(median(timing->microseconds.at(backend)));
@@ -53,7 +54,8 @@ CallTable choose(const std::vector<Timing>& timings, const std::vector<std::stri
       const std::string& backend = fastest({of_kind[at]}, backends, gain);
       if (rows.size() > begin && rows.back().backend == backend) continue;
       if (rows.size() > begin) {
-        const double between = std::sqrt(static_cast<double>(of_kind[at - 1]->bytes) * static_cast<double>(of_kind[at]->bytes));
+        const double between =
+            std::sqrt(static_cast<double>(of_kind[at - 1]->bytes) * static_cast<double>(of_kind[at]->bytes));
         rows.back().up_to_bytes = static_cast<std::uint64_t>(between);
       }
       rows.push_back({.kind = kind, .up_to_bytes = CallTable::kNoBound, .backend = backend});

@@ -13,7 +13,9 @@
 namespace zeroth::detail {
 namespace {
 
-MessageTag tag_of(const CallDescriptor& call) { return {.unit = call.unit, .label = call.label}; }
+MessageTag tag_of(const CallDescriptor& call) {
+  return {.unit = call.unit, .label = call.label};
+}
 
 /// Peers write descriptors: a byte that is no dtype must not break the text of an error.
 std::string dtype_text(std::uint8_t in, std::uint8_t out) {
@@ -36,7 +38,8 @@ std::string quoted_name_of(const CallDescriptor& call) {
   std::memcpy(bytes, reinterpret_cast<const std::byte*>(&call) + kNameBytesAt, sizeof bytes);
   std::string text(bytes, ::strnlen(bytes, sizeof bytes));
   if (text.empty()) return {};
-  std::ranges::replace_if(text, [](char letter) { return (letter >= 0 && letter < ' ') || letter == 0x7f; }, '?');  // a peer wrote it
+  std::ranges::replace_if(
+      text, [](char letter) { return (letter >= 0 && letter < ' ') || letter == 0x7f; }, '?');  // a peer wrote it
   return " \"" + text + "\"";
 }
 
@@ -50,18 +53,16 @@ std::string shape_of(const CallDescriptor& call) {
   }
   if (call.kind == PostKind::kBarrier) return quoted_name_of(call);
   if (call.kind < PostKind::kBarrier) {
-    const std::uint64_t element = call.in_dtype <= static_cast<std::uint8_t>(DType::kUInt8)
-                                      ? size_of(static_cast<DType>(call.in_dtype))
-                                      : 0;
-    text += fmt::format(" {}, {} elements ({} B)",
-                        dtype_text(call.in_dtype, call.out_dtype),
-                        call.elements,
+    const std::uint64_t element =
+        call.in_dtype <= static_cast<std::uint8_t>(DType::kUInt8) ? size_of(static_cast<DType>(call.in_dtype)) : 0;
+    text += fmt::format(" {}, {} elements ({} B)", dtype_text(call.in_dtype, call.out_dtype), call.elements,
                         static_cast<std::uint64_t>(call.elements) * element);
     if (call.kind != PostKind::kBroadcast && call.kind != PostKind::kAllReduce && call.kind < PostKind::kSend) {
       text += fmt::format(" in parts {:08x}", call.counts_digest & 0xffffffffU);
     }
   }
-  if (call.kind == PostKind::kBroadcast || call.kind == PostKind::kGather || call.kind == PostKind::kScatter) text += fmt::format(", root {}", call.root);
+  if (call.kind == PostKind::kBroadcast || call.kind == PostKind::kGather || call.kind == PostKind::kScatter)
+    text += fmt::format(", root {}", call.root);
   if (call.kind >= PostKind::kAttach) text += fmt::format(" name {:08x}", call.counts_digest & 0xffffffffU);
   if (call.kind == PostKind::kSend || call.kind == PostKind::kRecv) {
     text += other_rank(static_cast<CollectiveKind>(call.kind), call.root);
@@ -93,12 +94,12 @@ CallDescriptor describe_call(const Collective& collective, std::uint64_t sequenc
   call.root = collective.root;
   call.unit = collective.tag.unit;
   call.label = collective.tag.label;
-  call.counts_digest = digest64({reinterpret_cast<const char*>(collective.counts.data()),
-                                 collective.counts.size() * sizeof(std::int64_t)});
+  call.counts_digest = digest64(
+      {reinterpret_cast<const char*>(collective.counts.data()), collective.counts.size() * sizeof(std::int64_t)});
   if (!collective.offsets.empty()) {
-    call.counts_digest = digest64({reinterpret_cast<const char*>(collective.offsets.data()),
-                                   collective.offsets.size() * sizeof(std::int64_t)},
-                                  call.counts_digest);
+    call.counts_digest = digest64(
+        {reinterpret_cast<const char*>(collective.offsets.data()), collective.offsets.size() * sizeof(std::int64_t)},
+        call.counts_digest);
   }
   if (!collective.name.empty()) put_name(call, collective.name);
   call.elements = std::accumulate(collective.counts.begin(), collective.counts.end(), std::int64_t{0});
@@ -118,16 +119,9 @@ WholeCall describe_whole(const Collective& collective) {
   if (collective.kind == CollectiveKind::kReduceScatter) call.in_dtype = 0;
   if (collective.kind == CollectiveKind::kAllToAll) call.counts_digest = 0;
   const bool own = collective.kind == CollectiveKind::kAllToAll;
-  const std::string text = fmt::format("{} {} {} {} {} {} {} {:x} {}",
-                                       static_cast<int>(call.kind),
-                                       call.in_dtype,
-                                       call.out_dtype,
-                                       call.op,
-                                       call.root,
-                                       call.unit,
-                                       call.label,
-                                       call.counts_digest,
-                                       own ? 0 : call.elements);
+  const std::string text =
+      fmt::format("{} {} {} {} {} {} {} {:x} {}", static_cast<int>(call.kind), call.in_dtype, call.out_dtype, call.op,
+                  call.root, call.unit, call.label, call.counts_digest, own ? 0 : call.elements);
   return {.kind = collective.kind,
           .in_dtype = collective.in_dtype,
           .out_dtype = collective.out_dtype,
@@ -144,18 +138,20 @@ bool same_call(const CallDescriptor& a, const CallDescriptor& b) {
     return dtype == static_cast<std::uint8_t>(DType::kFloat32) || dtype == static_cast<std::uint8_t>(DType::kBFloat16);
   };
   const bool sum = a.kind == PostKind::kReduceScatter && a.op == static_cast<std::uint8_t>(ReduceOp::kSum);
-  const bool mixed = sum && a.out_dtype == static_cast<std::uint8_t>(DType::kFloat32) && is_float(a.in_dtype) && is_float(b.in_dtype);
+  const bool mixed =
+      sum && a.out_dtype == static_cast<std::uint8_t>(DType::kFloat32) && is_float(a.in_dtype) && is_float(b.in_dtype);
   const bool same_parts =
       a.kind == PostKind::kAllToAll || (a.counts_digest == b.counts_digest && a.elements == b.elements);
   return a.sequence == b.sequence && a.kind == b.kind && (a.in_dtype == b.in_dtype || mixed) &&
-         a.out_dtype == b.out_dtype && a.op == b.op && a.root == b.root && a.unit == b.unit && a.label == b.label && same_parts &&
-         a.whole_digest == b.whole_digest;
+         a.out_dtype == b.out_dtype && a.op == b.op && a.root == b.root && a.unit == b.unit && a.label == b.label &&
+         same_parts && a.whole_digest == b.whole_digest;
 }
 
 bool same_message(const CallDescriptor& sent, const CallDescriptor& wanted) {
   if (planted("tag_compare")) return true;
   return sent.kind == PostKind::kSend && sent.sequence == wanted.sequence && sent.in_dtype == wanted.in_dtype &&
-         sent.elements == wanted.elements && sent.unit == wanted.unit && sent.label == wanted.label && sent.whole_digest == wanted.whole_digest;
+         sent.elements == wanted.elements && sent.unit == wanted.unit && sent.label == wanted.label &&
+         sent.whole_digest == wanted.whole_digest;
 }
 
 std::string text_of(const CallDescriptor& call) {
@@ -183,32 +179,30 @@ Error mismatch_error(const CallSide& own, const CallSide& theirs, int size, std:
   const std::string others = meaning_of(theirs.call, names);
   const auto or_none = [](const std::string& text) { return text.empty() ? "no unit" : text; };
   const std::string hint = names.hint ? names.hint(tag_of(own.call), tag_of(theirs.call)) : "";
-  return Error(ErrorCode::kMismatch,
-               "ranks make different calls",
-               {.where = std::move(where),
-                .who = fmt::format("rank {}/{}", own.rank, size),
-                .which = mine.empty() && others.empty()
-                             ? ""
-                             : fmt::format("{} on rank {}, {} on rank {}", or_none(mine), own.rank, or_none(others), theirs.rank),
-                .expected = fmt::format("{} (rank {})", text_of(own.call), own.rank),
-                .got = fmt::format("{} (rank {})", text_of(theirs.call), theirs.rank),
-                .hint = hint.empty() ? "a rank skipped, swapped or resized a call; all ranks must make the same calls in the same order" : hint});
+  return Error(
+      ErrorCode::kMismatch, "ranks make different calls",
+      {.where = std::move(where),
+       .who = fmt::format("rank {}/{}", own.rank, size),
+       .which = mine.empty() && others.empty() ? ""
+                                               : fmt::format("{} on rank {}, {} on rank {}", or_none(mine), own.rank,
+                                                             or_none(others), theirs.rank),
+       .expected = fmt::format("{} (rank {})", text_of(own.call), own.rank),
+       .got = fmt::format("{} (rank {})", text_of(theirs.call), theirs.rank),
+       .hint = hint.empty()
+                   ? "a rank skipped, swapped or resized a call; all ranks must make the same calls in the same order"
+                   : hint});
 }
 
-Error parts_error(const CallDescriptor& call,
-                  const PartSize& part,
-                  int rank,
-                  int size,
-                  std::string where,
+Error parts_error(const CallDescriptor& call, const PartSize& part, int rank, int size, std::string where,
                   const TagNames& names) {
-  return Error(ErrorCode::kMismatch,
-               "two ranks disagree about a part of an all_to_all",
-               {.where = std::move(where),
-                .who = fmt::format("rank {}/{}", rank, size),
-                .which = fmt::format("{}#{} {}", name_of(call.kind), call.sequence, meaning_of(call, names)),
-                .expected = fmt::format("{} elements, which rank {} takes from rank {}", part.taken, part.to, part.from),
-                .got = fmt::format("{} elements, which rank {} gives to rank {}", part.given, part.from, part.to),
-                .hint = "counts[to] on one rank is recv_counts[from] on the other; let ranks tell each other before"});
+  return Error(
+      ErrorCode::kMismatch, "two ranks disagree about a part of an all_to_all",
+      {.where = std::move(where),
+       .who = fmt::format("rank {}/{}", rank, size),
+       .which = fmt::format("{}#{} {}", name_of(call.kind), call.sequence, meaning_of(call, names)),
+       .expected = fmt::format("{} elements, which rank {} takes from rank {}", part.taken, part.to, part.from),
+       .got = fmt::format("{} elements, which rank {} gives to rank {}", part.given, part.from, part.to),
+       .hint = "counts[to] on one rank is recv_counts[from] on the other; let ranks tell each other before"});
 }
 
 }  // namespace zeroth::detail

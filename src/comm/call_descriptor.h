@@ -21,8 +21,8 @@ namespace zeroth::detail {
 /// For the steps of a call: what all ranks must agree about.
 [[nodiscard]] WholeCall describe_whole(const Collective& collective);
 
-/// Whether two ranks mean the same call. What they give to a reduce_scatter to fp32 may be fp32 and bf16; the parts of an all_to_all
-/// are compared elsewhere.
+/// Whether two ranks mean the same call. What they give to a reduce_scatter to fp32 may be fp32 and bf16; the parts of
+/// an all_to_all are compared elsewhere.
 [[nodiscard]] bool same_call(const CallDescriptor& a, const CallDescriptor& b);
 
 /// Whether a send and a recv mean the same message.
@@ -41,7 +41,8 @@ struct CallSide {
 };
 
 /// kMismatch with both sides. `where` is "comm.shm group=world".
-[[nodiscard]] Error mismatch_error(const CallSide& own, const CallSide& theirs, int size, std::string where, const TagNames& names);
+[[nodiscard]] Error mismatch_error(const CallSide& own, const CallSide& theirs, int size, std::string where,
+                                   const TagNames& names);
 
 /// A part of an all_to_all as its two ranks see it, in elements.
 struct PartSize {
@@ -52,11 +53,7 @@ struct PartSize {
 };
 
 /// kMismatch with both sides, on `rank`.
-[[nodiscard]] Error parts_error(const CallDescriptor& call,
-                                const PartSize& part,
-                                int rank,
-                                int size,
-                                std::string where,
+[[nodiscard]] Error parts_error(const CallDescriptor& call, const PartSize& part, int rank, int size, std::string where,
                                 const TagNames& names);
 
 }  // namespace zeroth::detail

@@ -38,8 +38,10 @@ struct Fingerprint {
 };
 
 Fingerprint fingerprint_of(CallDescriptor call) {
-  static_assert(std::has_unique_object_representations_v<CallDescriptor>, "bytes between members would be part of the digest");
-  const bool sum_in_fp32 = call.kind == detail::PostKind::kReduceScatter && call.op == static_cast<std::uint8_t>(ReduceOp::kSum) &&
+  static_assert(std::has_unique_object_representations_v<CallDescriptor>,
+                "bytes between members would be part of the digest");
+  const bool sum_in_fp32 = call.kind == detail::PostKind::kReduceScatter &&
+                           call.op == static_cast<std::uint8_t>(ReduceOp::kSum) &&
                            call.out_dtype == static_cast<std::uint8_t>(DType::kFloat32);
   if (sum_in_fp32 && call.in_dtype == static_cast<std::uint8_t>(DType::kBFloat16)) call.in_dtype = call.out_dtype;
   if (call.kind == detail::PostKind::kAllToAll) {  // each rank's own
@@ -92,7 +94,8 @@ class CheckedBackend::Comparison {
           throw detail::mismatch_error({own, comm_.rank()}, {theirs, peer}, comm_.size(), where_, tag_names_);
         }
       }
-      throw Error(ErrorCode::kInternal, "fingerprints of calls differ and their descriptions do not", {.where = where_});
+      throw Error(ErrorCode::kInternal, "fingerprints of calls differ and their descriptions do not",
+                  {.where = where_});
     }
     if (collective.kind == CollectiveKind::kAllToAll) compare_parts(collective, own);
   }
@@ -107,9 +110,10 @@ class CheckedBackend::Comparison {
     observe(mine.size() * sizeof(std::int64_t));
     for (std::size_t from = 0; from < size; ++from) {
       for (std::size_t to = 0; to < size; ++to) {
-        const detail::PartSize part{
-            static_cast<int>(from), static_cast<int>(to), all[from * mine.size() + to], all[to * mine.size() + size + from]};
-        if (part.given != part.taken) throw detail::parts_error(own, part, comm_.rank(), comm_.size(), where_, tag_names_);
+        const detail::PartSize part{static_cast<int>(from), static_cast<int>(to), all[from * mine.size() + to],
+                                    all[to * mine.size() + size + from]};
+        if (part.given != part.taken)
+          throw detail::parts_error(own, part, comm_.rank(), comm_.size(), where_, tag_names_);
       }
     }
   }
@@ -140,7 +144,8 @@ class CheckedBackend::Comparison {
   }
 
   void observe(std::size_t bytes) {
-    if (observer_) observer_->observe({.group = group_, .control_bytes = bytes * static_cast<std::uint64_t>(comm_.size() - 1)});
+    if (observer_)
+      observer_->observe({.group = group_, .control_bytes = bytes * static_cast<std::uint64_t>(comm_.size() - 1)});
   }
 
   std::shared_ptr<CommBackend> side_;
@@ -156,20 +161,23 @@ class CheckedBackend::Comparison {
 CheckedBackend::CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side)
     : CheckedBackend(std::move(inner), std::move(side), std::make_shared<Event>()) {}
 
-CheckedBackend::CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side, std::shared_ptr<Event> last_call)
+CheckedBackend::CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side,
+                               std::shared_ptr<Event> last_call)
     : ForwardingBackend(std::move(inner)),
       comparison_(std::make_shared<Comparison>(std::move(side), group_name(), kind())),
       last_call_(std::move(last_call)) {}
 
-std::size_t CheckedBackend::memory_bytes() const { return inner().memory_bytes() + comparison_->side().memory_bytes(); }
+std::size_t CheckedBackend::memory_bytes() const {
+  return inner().memory_bytes() + comparison_->side().memory_bytes();
+}
 
 Work CheckedBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
   WorkInfo info = detail::validated(collectives, rank(), size(), comparison_->where());
   stream.order_after(*last_call_);
-  // One after the other, however a rank puts them together: else one could compare its second call while another one makes its first.
+  // One after the other, however a rank puts them together: else one could compare its second call while another one
+  // makes its first.
   detail::for_each_run(
-      collectives,
-      [&](std::span<const Collective> points) { follow(inner().submit(points, stream), stream); },
+      collectives, [&](std::span<const Collective> points) { follow(inner().submit(points, stream), stream); },
       [&](const Collective& call) {
         stream.enqueue([comparison = comparison_, call] { comparison->compare(call); });
         follow(inner().submit({&call, 1}, stream), stream);

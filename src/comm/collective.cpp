@@ -20,8 +20,7 @@ bool overlap(const std::byte* a, std::uint64_t a_bytes, const std::byte* b, std:
 std::string list_of(const std::vector<std::int64_t>& counts) {
   constexpr std::size_t kShown = 8;
   const std::size_t shown = std::min(kShown, counts.size());
-  return fmt::format("[{}{}]",
-                     fmt::join(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+  return fmt::format("[{}{}]", fmt::join(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
                      counts.size() > kShown ? ", ..." : "");
 }
 
@@ -50,7 +49,9 @@ bool parts_fill(const Collective& collective) {
 
 /// Whether all parts that an all_to_all gives and takes have one size.
 bool is_even(const Collective& collective) {
-  const auto as_first = [first = collective.counts.empty() ? 0 : collective.counts.front()](std::int64_t count) { return count == first; };
+  const auto as_first = [first = collective.counts.empty() ? 0 : collective.counts.front()](std::int64_t count) {
+    return count == first;
+  };
   return std::ranges::all_of(collective.counts, as_first) && std::ranges::all_of(collective.recv_counts, as_first);
 }
 
@@ -77,8 +78,7 @@ class Check {
 
  private:
   [[noreturn]] void fail(std::string_view message, std::string expected) const {
-    throw Error(ErrorCode::kUsage,
-                std::string(message),
+    throw Error(ErrorCode::kUsage, std::string(message),
                 {.where = std::string(where_),
                  .who = fmt::format("rank {}/{}", rank_, size_),
                  .which = describe(collective_),
@@ -141,16 +141,13 @@ std::string describe(const Collective& collective) {
     return fmt::format("barrier{} unit={} label={}", name, collective.tag.unit, collective.tag.label);
   }
   return fmt::format(
-      "{}{} {}{} {}{}{} unit={} label={}",
-      name_of(collective.kind),
-      collective.op == ReduceOp::kSum ? "" : fmt::format(" {}", name_of(collective.op)),
-      name_of(collective.in_dtype),
+      "{}{} {}{} {}{}{} unit={} label={}", name_of(collective.kind),
+      collective.op == ReduceOp::kSum ? "" : fmt::format(" {}", name_of(collective.op)), name_of(collective.in_dtype),
       collective.in_dtype == collective.out_dtype ? "" : fmt::format("->{}", name_of(collective.out_dtype)),
       list_of(collective.counts),
       (collective.recv_counts.empty() ? "" : " from " + list_of(collective.recv_counts)) +
           (collective.offsets.empty() ? "" : " at " + list_of(collective.offsets)),
-      is_point_to_point(collective.kind) ? other_rank(collective.kind, collective.root) : "",
-      collective.tag.unit,
+      is_point_to_point(collective.kind) ? other_rank(collective.kind, collective.root) : "", collective.tag.unit,
       collective.tag.label);
 }
 
@@ -199,10 +196,11 @@ void validate(const Collective& collective, int rank, int size, std::string_view
   const bool one_count =
       kind == CollectiveKind::kAllReduce || kind == CollectiveKind::kBroadcast || is_point_to_point(kind);
   const std::size_t num_counts = one_count ? 1 : static_cast<std::size_t>(size);
-  check.require_number(collective.counts.size() == num_counts, "wrong number of counts", static_cast<std::int64_t>(num_counts));
+  check.require_number(collective.counts.size() == num_counts, "wrong number of counts",
+                       static_cast<std::int64_t>(num_counts));
   const std::size_t num_recv_counts = kind == CollectiveKind::kAllToAll ? static_cast<std::size_t>(size) : 0;
-  check.require_number(
-      collective.recv_counts.size() == num_recv_counts, "wrong number of counts to receive", static_cast<std::int64_t>(num_recv_counts));
+  check.require_number(collective.recv_counts.size() == num_recv_counts, "wrong number of counts to receive",
+                       static_cast<std::int64_t>(num_recv_counts));
   constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() / 64;
   for (const std::vector<std::int64_t>* counts : {&collective.counts, &collective.recv_counts}) {
     std::int64_t total = 0;
@@ -212,14 +210,13 @@ void validate(const Collective& collective, int rank, int size, std::string_view
     }
   }
   check.require(!collective.equal_parts || (kind == CollectiveKind::kAllToAll && is_even(collective)),
-                "the parts are not equal",
-                "one size in an all_to_all of equal parts");
+                "the parts are not equal", "one size in an all_to_all of equal parts");
   check.require(collective.offsets.empty() || kind == CollectiveKind::kReduceScatter,
                 "only a reduce_scatter has offsets");
-  check.require(parts_fill(collective),
-                "the parts are not one after the other",
+  check.require(parts_fill(collective), "the parts are not one after the other",
                 "offsets of parts that fill the buffer");
-  check.require_rank(collective.root, is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group");
+  check.require_rank(collective.root,
+                     is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group");
   check.require(!is_point_to_point(kind) || collective.root != rank, "a rank sends to itself");
   check.require(!collective.accumulate || (kind == CollectiveKind::kReduceScatter && collective.op == ReduceOp::kSum),
                 "only the sum of a reduce_scatter accumulates");
@@ -237,24 +234,18 @@ void validate(const Collective& collective, int rank, int size, std::string_view
   check.require(send_bytes == 0 || collective.send != nullptr, "send is null");
   check.require(recv_bytes == 0 || collective.recv != nullptr, "recv is null");
   check.require(
-      send_bytes == 0 ||
-          reinterpret_cast<std::uintptr_t>(collective.send) % static_cast<std::uintptr_t>(in_size) == 0,
+      send_bytes == 0 || reinterpret_cast<std::uintptr_t>(collective.send) % static_cast<std::uintptr_t>(in_size) == 0,
       "send is not aligned to its dtype");
   check.require(
-      recv_bytes == 0 ||
-          reinterpret_cast<std::uintptr_t>(collective.recv) % static_cast<std::uintptr_t>(out_size) == 0,
+      recv_bytes == 0 || reinterpret_cast<std::uintptr_t>(collective.recv) % static_cast<std::uintptr_t>(out_size) == 0,
       "recv is not aligned to its dtype");
-  if (!overlap(collective.send,
-               static_cast<std::uint64_t>(send_bytes),
-               collective.recv,
+  if (!overlap(collective.send, static_cast<std::uint64_t>(send_bytes), collective.recv,
                static_cast<std::uint64_t>(recv_bytes))) {
     return;
   }
   // In place, the smaller buffer is this rank's part of the larger one.
   std::int64_t before =
-      one_count
-          ? 0
-          : std::accumulate(collective.counts.begin(), collective.counts.begin() + rank, std::int64_t{0});
+      one_count ? 0 : std::accumulate(collective.counts.begin(), collective.counts.begin() + rank, std::int64_t{0});
   if (!collective.offsets.empty()) before = collective.offsets[static_cast<std::size_t>(rank)];
   const bool gathers = kind == CollectiveKind::kAllGather || kind == CollectiveKind::kGather;
   const std::byte* expected_send = collective.send;
@@ -262,8 +253,7 @@ void validate(const Collective& collective, int rank, int size, std::string_view
   (gathers ? expected_recv : expected_send) += before * in_size;
   check.require(collective.in_dtype == collective.out_dtype && expected_send == expected_recv &&
                     !collective.accumulate && kind != CollectiveKind::kAllToAll,
-                "send and recv overlap",
-                "none, or exactly in place");
+                "send and recv overlap", "none, or exactly in place");
 }
 
 }  // namespace zeroth

@@ -26,8 +26,7 @@ Work Communicator::submit(const Call& call, const Stream& stream) const {
   CallExtent extent{.send = call.send_elements, .recv = call.recv_elements};
   if (one_count || collective.counts.size() == static_cast<std::size_t>(size())) extent = extent_of(collective, rank());
   if (call.send_elements != extent.send || call.recv_elements != extent.recv) {
-    throw Error(ErrorCode::kUsage,
-                "spans do not fit the counts",
+    throw Error(ErrorCode::kUsage, "spans do not fit the counts",
                 {.where = fmt::format("comm.{} group={}", backend_->kind(), backend_->group_name()),
                  .who = fmt::format("rank {}/{}", rank(), size()),
                  .which = describe(collective),

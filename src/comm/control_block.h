@@ -32,9 +32,8 @@ inline constexpr std::size_t kLossTextBytes = 512;
 struct JobControl {
   alignas(kCacheLineBytes) SharedFlag doorbell;
   SharedFlag waiting;
-  alignas(kCacheLineBytes) SharedWord heartbeat;  ///< grows every 100 ms while the process runs
-  alignas(kCacheLineBytes)
-      SharedFlag first_abort;  ///< used in rank 0's block: 1 + the rank that called abort first
+  alignas(kCacheLineBytes) SharedWord heartbeat;      ///< grows every 100 ms while the process runs
+  alignas(kCacheLineBytes) SharedFlag first_abort;    ///< used in rank 0's block: 1 + the rank that called abort first
   alignas(kCacheLineBytes) SharedFlag abort_claimed;  ///< set by the thread that writes the next two
   std::int32_t abort_code;
   char abort_text[kAbortTextBytes];
@@ -79,7 +78,8 @@ struct CallDescriptor {
   std::uint8_t whole_out_dtype = 0;
   std::uint8_t whole_op = 0;
   // The rest differs between ranks and is not compared.
-  std::int32_t send_window = -1;  ///< index of the attached arena that holds the send buffer, -1: none, or kPrivateMemory
+  std::int32_t send_window =
+      -1;  ///< index of the attached arena that holds the send buffer, -1: none, or kPrivateMemory
   std::int32_t recv_window = -1;
   std::uint64_t send_offset = 0;
   std::uint64_t recv_offset = 0;
@@ -91,8 +91,9 @@ struct CallDescriptor {
 
 inline constexpr std::uint8_t kEqualParts = 1;
 
-/// [Note: Names in descriptors] A barrier has neither buffers nor parts: what describes those of other calls holds the beginning of its name, for the
-/// text of an error on other ranks. Its digest is what is compared. So names cost no bytes.
+/// [Note: Names in descriptors] A barrier has neither buffers nor parts: what describes those of other calls holds the
+/// beginning of its name, for the text of an error on other ranks. Its digest is what is compared. So names cost no
+/// bytes.
 inline constexpr std::size_t kNameBytesAt = offsetof(CallDescriptor, send_offset);
 inline constexpr std::size_t kNameBytes = sizeof(CallDescriptor) - kNameBytesAt;
 static_assert(kNameBytes == 48);
@@ -118,10 +119,8 @@ struct GroupControl {
   alignas(kCacheLineBytes) SharedWord posted;    ///< calls posted
   alignas(kCacheLineBytes) SharedWord staged;    ///< rounds of staging filled, over all calls
   alignas(kCacheLineBytes) SharedWord consumed;  ///< rounds of staging of the others that this rank has used
-  alignas(kCacheLineBytes)
-      SharedWord reduced;  ///< 1 + last call whose own part of an all_reduce is ready to be pulled
-  alignas(kCacheLineBytes)
-      SharedWord finished;  ///< 1 + last call whose peers' windows this rank no longer reads
+  alignas(kCacheLineBytes) SharedWord reduced;  ///< 1 + last call whose own part of an all_reduce is ready to be pulled
+  alignas(kCacheLineBytes) SharedWord finished;  ///< 1 + last call whose peers' windows this rank no longer reads
   alignas(kCacheLineBytes) SharedFlag departed;  ///< the seat was given up
   /// Set before the first post, if the rank has read the next two of every other one. See [Note: Private memory].
   SharedFlag reads_private;
@@ -130,15 +129,15 @@ struct GroupControl {
   CallSlot slots[2];
 };
 
-/// What a rank says to one other rank of the group about the messages between them; one a pair and direction of speech. Only its owner
-/// writes it.
+/// What a rank says to one other rank of the group about the messages between them; one a pair and direction of speech.
+/// Only its owner writes it.
 ///
-/// [Note: Rings] Messages from one rank to another are a stream of bytes, headers and data, in a ring of kRingBytes in the sender's
-/// segment. `filled` bytes have been put into it, `taken` (the receiver's word) of them have been read: what fits is sent at once,
-/// and a message of any length flows through. Data in an attached arena does not: its header says where it lies, the receiver reads it
-/// there, and the sender waits for `received`.
+/// [Note: Rings] Messages from one rank to another are a stream of bytes, headers and data, in a ring of kRingBytes in
+/// the sender's segment. `filled` bytes have been put into it, `taken` (the receiver's word) of them have been read:
+/// what fits is sent at once, and a message of any length flows through. Data in an attached arena does not: its header
+/// says where it lies, the receiver reads it there, and the sender waits for `received`.
 struct alignas(kCacheLineBytes) PeerLink {
-  SharedWord filled;  ///< bytes put into the ring towards the other rank
+  SharedWord filled;                          ///< bytes put into the ring towards the other rank
   alignas(kCacheLineBytes) SharedWord taken;  ///< bytes read from the other rank's ring towards this one
   SharedWord received;                        ///< messages from the other rank that have arrived
   SharedFlag refused;                         ///< set after the next two, when they differ
@@ -148,9 +147,7 @@ struct alignas(kCacheLineBytes) PeerLink {
 
 inline constexpr std::size_t kRingBytes = std::size_t{64} << 10U;
 
-inline constexpr std::size_t kJobControlBytes =
-    (sizeof(JobControl) + kPageBytes - 1) / kPageBytes * kPageBytes;
-inline constexpr std::size_t kGroupControlBytes =
-    (sizeof(GroupControl) + kPageBytes - 1) / kPageBytes * kPageBytes;
+inline constexpr std::size_t kJobControlBytes = (sizeof(JobControl) + kPageBytes - 1) / kPageBytes * kPageBytes;
+inline constexpr std::size_t kGroupControlBytes = (sizeof(GroupControl) + kPageBytes - 1) / kPageBytes * kPageBytes;
 
 }  // namespace zeroth::detail

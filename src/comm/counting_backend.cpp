@@ -21,8 +21,9 @@ void TrafficTable::observe(const TrafficEvent& event) noexcept {
   auto group = groups_.find(event.group);
   if (group == groups_.end()) group = groups_.emplace(std::string(event.group), Rows{}).first;
   TrafficRow& row = group->second[static_cast<std::size_t>(event.kind)];
-  row += event.one_sided ? TrafficRow{.one_sided_calls = event.calls, .one_sided_bytes = event.bytes, .far_bytes = event.far_bytes}
-                         : TrafficRow{.calls = event.calls, .bytes = event.bytes, .far_bytes = event.far_bytes};
+  row += event.one_sided
+             ? TrafficRow{.one_sided_calls = event.calls, .one_sided_bytes = event.bytes, .far_bytes = event.far_bytes}
+             : TrafficRow{.calls = event.calls, .bytes = event.bytes, .far_bytes = event.far_bytes};
   control_bytes_ += event.control_bytes;
 }
 
@@ -70,13 +71,8 @@ std::string TrafficTable::text() const {
       const TrafficRow& row = rows[kind];
       if (row == TrafficRow{}) continue;
       lines += fmt::format("{:<12} {:<14} {:>8} calls {:>12}   one-sided {:>8} copies {:>12}   between nodes {:>12}\n",
-                           name,
-                           name_of(static_cast<CollectiveKind>(kind)),
-                           row.calls,
-                           format_bytes(row.bytes),
-                           row.one_sided_calls,
-                           format_bytes(row.one_sided_bytes),
-                           format_bytes(row.far_bytes));
+                           name, name_of(static_cast<CollectiveKind>(kind)), row.calls, format_bytes(row.bytes),
+                           row.one_sided_calls, format_bytes(row.one_sided_bytes), format_bytes(row.far_bytes));
     }
   }
   return lines;

@@ -27,8 +27,7 @@ SharedMemoryEngine::Location SharedMemoryEngine::find(const std::byte* data, std
   for (std::size_t index = 0; index < windows_.size(); ++index) {
     const std::span<std::byte> own = windows_[index].own;
     if (data < own.data() || data + bytes > own.data() + own.size()) continue;
-    return {.window = static_cast<std::int32_t>(index),
-            .offset = static_cast<std::uint64_t>(data - own.data())};
+    return {.window = static_cast<std::int32_t>(index), .offset = static_cast<std::uint64_t>(data - own.data())};
   }
   if (private_) return {.window = kPrivateMemory, .offset = reinterpret_cast<std::uintptr_t>(data)};
   return {};
@@ -76,7 +75,9 @@ bool SharedMemoryEngine::is_direct(const Call& call) const {
   const std::uint64_t sequence = call.descriptor.sequence;
   const CollectiveKind kind = call.collective.kind;
   const bool reads_private = all_read_private();
-  const auto is_readable = [&](std::int32_t window) { return window >= 0 || (window == kPrivateMemory && reads_private); };
+  const auto is_readable = [&](std::int32_t window) {
+    return window >= 0 || (window == kPrivateMemory && reads_private);
+  };
   if (kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kScatter) {
     return is_readable(slot_of(call.collective.root, sequence).descriptor.send_window);
   }
@@ -90,18 +91,22 @@ bool SharedMemoryEngine::is_direct(const Call& call) const {
 }
 
 bool SharedMemoryEngine::all_read_private() const {
-  return private_ && std::ranges::all_of(controls_, [](const GroupControl* control) { return control->reads_private.load() != 0; });
+  return private_ &&
+         std::ranges::all_of(controls_, [](const GroupControl* control) { return control->reads_private.load() != 0; });
 }
 
-SharedMemoryEngine::Source SharedMemoryEngine::source_of(int peer, bool recv, std::int64_t first_byte, std::int64_t bytes) const {
+SharedMemoryEngine::Source SharedMemoryEngine::source_of(int peer, bool recv, std::int64_t first_byte,
+                                                         std::int64_t bytes) const {
   // Posted for the call in progress, which is the last one that this rank posted.
   const CallDescriptor& theirs = slot_of(peer, next_sequence_ - 1).descriptor;
-  const std::uint64_t offset = (recv ? theirs.recv_offset : theirs.send_offset) + static_cast<std::uint64_t>(first_byte);
-  return source_at(peer, theirs, recv ? theirs.recv_window : theirs.send_window, offset, static_cast<std::uint64_t>(bytes));
+  const std::uint64_t offset =
+      (recv ? theirs.recv_offset : theirs.send_offset) + static_cast<std::uint64_t>(first_byte);
+  return source_at(peer, theirs, recv ? theirs.recv_window : theirs.send_window, offset,
+                   static_cast<std::uint64_t>(bytes));
 }
 
-SharedMemoryEngine::Source SharedMemoryEngine::source_at(
-    int peer, const CallDescriptor& theirs, std::int32_t window, std::uint64_t offset, std::uint64_t length) const {
+SharedMemoryEngine::Source SharedMemoryEngine::source_at(int peer, const CallDescriptor& theirs, std::int32_t window,
+                                                         std::uint64_t offset, std::uint64_t length) const {
   if (window == kPrivateMemory && private_) return {.peer = peer, .there = offset};
   return {.peer = peer, .here = window_bytes(peer, theirs, window, offset, length)};
 }
@@ -110,7 +115,8 @@ void SharedMemoryEngine::read_private(std::span<std::byte> to, const Source& fro
   const int refused = private_->read(from.peer, to, from.there);
   if (refused == 0) [[likely]]
     return;
-  // A rank that has ended, or has left the call and given its memory back, is why: the others hear of it within a moment.
+  // A rank that has ended, or has left the call and given its memory back, is why: the others hear of it within a
+  // moment.
   const Deadline deadline(WatchedWait::kLastWord);
   wait_for(from.peer, call, [&] { return deadline.passed(); });
   throw Error(ErrorCode::kResource,
@@ -120,7 +126,8 @@ void SharedMemoryEngine::read_private(std::span<std::byte> to, const Source& fro
                .which = text_of(call),
                .expected = "a buffer that stays where it is until the call ends",
                .got = fmt::format("process_vm_readv of {} bytes", to.size()),
-               .hint = "does a thread of that rank free the buffer, or give up its right to be read (prctl(PR_SET_DUMPABLE)), during the call?"});
+               .hint = "does a thread of that rank free the buffer, or give up its right to be read "
+                       "(prctl(PR_SET_DUMPABLE)), during the call?"});
 }
 
 void SharedMemoryEngine::fetch(std::span<std::byte> to, const Source& from, const CallDescriptor& call) {
@@ -134,15 +141,15 @@ void SharedMemoryEngine::pull(std::byte* to, const Source& from, std::int64_t by
   count(call, from.peer, bytes);
 }
 
-// Where peers' elements have to be fetched, a piece of each is, into this rank's staging area: no rank reads that one during a direct call, because
-// all have posted the call, and so have taken what the calls before it left there.
+// Where peers' elements have to be fetched, a piece of each is, into this rank's staging area: no rank reads that one
+// during a direct call, because all have posted the call, and so have taken what the calls before it left there.
 void SharedMemoryEngine::reduce_direct(Call& call, std::byte* to, std::int64_t first, std::int64_t elements) {
   if (elements == 0) return;
   const Collective& collective = call.collective;
   std::vector<Source> sources;
   std::int64_t piece = elements;
-  const auto room = static_cast<std::int64_t>(2 * half_bytes_) / std::max(1, size_ - 1) / static_cast<std::int64_t>(kCacheLineBytes) *
-                    static_cast<std::int64_t>(kCacheLineBytes);
+  const auto room = static_cast<std::int64_t>(2 * half_bytes_) / std::max(1, size_ - 1) /
+                    static_cast<std::int64_t>(kCacheLineBytes) * static_cast<std::int64_t>(kCacheLineBytes);
   for (int peer = 0; peer < size_; ++peer) {
     const auto element = static_cast<std::int64_t>(size_of(in_dtype_of(peer, call)));
     sources.push_back(peer == rank_ ? Source{.peer = peer, .here = collective.send + first * element}
@@ -172,8 +179,8 @@ void SharedMemoryEngine::reduce_direct(Call& call, std::byte* to, std::int64_t f
   }
 }
 
-const std::byte* SharedMemoryEngine::window_bytes(
-    int peer, const CallDescriptor& theirs, std::int32_t window, std::uint64_t offset, std::uint64_t length) const {
+const std::byte* SharedMemoryEngine::window_bytes(int peer, const CallDescriptor& theirs, std::int32_t window,
+                                                  std::uint64_t offset, std::uint64_t length) const {
   const auto index = static_cast<std::size_t>(window);
   const auto context = [&](std::string expected, std::string got) {
     return ErrorContext{.where = fmt::format("{} group={}", where_, group_),
@@ -183,14 +190,11 @@ const std::byte* SharedMemoryEngine::window_bytes(
                         .got = std::move(got),
                         .hint = "all ranks must attach the same arenas in the same order"};
   };
-  ZR_CHECK(
-      window >= 0 && index < windows_.size(),
-      ErrorCode::kMismatch,
-      fmt::format("rank {} names an arena that is not attached", peer),
-      context(fmt::format("one of {} attached arenas", windows_.size()), fmt::format("arena {}", window)));
+  ZR_CHECK(window >= 0 && index < windows_.size(), ErrorCode::kMismatch,
+           fmt::format("rank {} names an arena that is not attached", peer),
+           context(fmt::format("one of {} attached arenas", windows_.size()), fmt::format("arena {}", window)));
   const std::span<std::byte> bytes_there = windows_[index].window.ranks[static_cast<std::size_t>(peer)];
-  ZR_CHECK(offset <= bytes_there.size() && length <= bytes_there.size() - offset,
-           ErrorCode::kMismatch,
+  ZR_CHECK(offset <= bytes_there.size() && length <= bytes_there.size() - offset, ErrorCode::kMismatch,
            fmt::format("rank {} names bytes outside its attached arena", peer),
            context(fmt::format("bytes of arena {}, which has {}", window, bytes_there.size()),
                    fmt::format("{} bytes at {}", length, offset)));
@@ -248,8 +252,7 @@ void SharedMemoryEngine::direct_gather(Call& call) {
 
 void SharedMemoryEngine::direct_broadcast(Call& call) {
   const Collective& collective = call.collective;
-  const std::int64_t bytes =
-      call.descriptor.elements * static_cast<std::int64_t>(size_of(collective.in_dtype));
+  const std::int64_t bytes = call.descriptor.elements * static_cast<std::int64_t>(size_of(collective.in_dtype));
   if (rank_ != collective.root) pull(collective.recv, source_of(collective.root, false, 0, bytes), bytes, call);
 }
 
@@ -278,7 +281,8 @@ void SharedMemoryEngine::direct_all_reduce(Call& call) {
     const std::int64_t bytes = (first_of(peer + 1) - theirs) * out_size;
     const SharedWord& reduced = controls_[static_cast<std::size_t>(peer)]->reduced;
     wait_for(peer, call.descriptor, [&] { return reduced.load() >= done; });
-    if (bytes > 0) pull(collective.recv + theirs * out_size, source_of(peer, true, theirs * out_size, bytes), bytes, call);
+    if (bytes > 0)
+      pull(collective.recv + theirs * out_size, source_of(peer, true, theirs * out_size, bytes), bytes, call);
   }
 }
 

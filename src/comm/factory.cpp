@@ -31,68 +31,56 @@ namespace zeroth {
 namespace {
 
 std::unique_ptr<CommBackend> make_self(const WorldSpec& spec) {
-  ZR_CHECK(spec.size == 1,
-           ErrorCode::kUsage,
-           "backend self is for a world of one rank",
-           {.where = "comm.self",
-            .got = fmt::format("{} ranks", spec.size),
-            .hint = "use shm, or inproc for threads"});
+  ZR_CHECK(spec.size == 1, ErrorCode::kUsage, "backend self is for a world of one rank",
+           {.where = "comm.self", .got = fmt::format("{} ranks", spec.size), .hint = "use shm, or inproc for threads"});
   return detail::make_self_backend(spec.options);
 }
 
 std::unique_ptr<CommBackend> make_inproc(const WorldSpec& spec) {
-  ZR_CHECK(spec.hub != nullptr,
-           ErrorCode::kUsage,
-           "ranks that are threads need a hub",
+  ZR_CHECK(spec.hub != nullptr, ErrorCode::kUsage, "ranks that are threads need a hub",
            {.where = "comm.inproc", .hint = "make_inproc_hub(world_size), the same for every rank"});
-  ZR_CHECK(spec.hub->world_size() == spec.size,
-           ErrorCode::kMismatch,
-           "world sizes differ",
+  ZR_CHECK(spec.hub->world_size() == spec.size, ErrorCode::kMismatch, "world sizes differ",
            {.where = "comm.inproc",
             .who = fmt::format("rank {}/{}", spec.rank, spec.size),
             .expected = fmt::format("{} ranks, as the hub was made for", spec.hub->world_size()),
             .got = fmt::format("{} ranks", spec.size)});
   spec.hub->claim(spec.rank);
   return std::make_unique<detail::SegmentBackend>(detail::SharedMemoryEngine::make_world(
-      std::make_unique<detail::InprocExchange>(spec.hub, "world", spec.rank, spec.size),
-      spec.rank,
-      spec.size,
+      std::make_unique<detail::InprocExchange>(spec.hub, "world", spec.rank, spec.size), spec.rank, spec.size,
       spec.options));
 }
 
 std::unique_ptr<CommBackend> make_shm(const WorldSpec& spec) {
-  ZR_CHECK(spec.size <= detail::kMaxShmRanks,
-           ErrorCode::kConfig,
-           "too many ranks on one host",
+  ZR_CHECK(spec.size <= detail::kMaxShmRanks, ErrorCode::kConfig, "too many ranks on one host",
            {.where = "comm.shm",
             .expected = fmt::format("at most {}", detail::kMaxShmRanks),
             .got = fmt::format("{}", spec.size)});
   const std::shared_ptr<SystemCalls> system = spec.options.system ? spec.options.system : make_system_calls();
   const detail::Refusal refused = detail::probe_system_calls(*system);
   if (refused.call != 0 && spec.size == 1) throw detail::refusal_error(refused, spec.rank, spec.size);
-  detail::RendezvousSpec rendezvous{
-      .job = spec.job.empty() && spec.size > 1 ? job_from_environment() : spec.job,
-      .rank = spec.rank,
-      .size = spec.size,
-      .timeout = spec.options.timeout,
-      .refused = refused};
+  detail::RendezvousSpec rendezvous{.job = spec.job.empty() && spec.size > 1 ? job_from_environment() : spec.job,
+                                    .rank = spec.rank,
+                                    .size = spec.size,
+                                    .timeout = spec.options.timeout,
+                                    .refused = refused};
   if (rendezvous.job.empty()) rendezvous.job = fmt::format("alone-{}", ::getpid());
   auto exchange = std::make_unique<detail::ShmExchange>(std::move(rendezvous), spec.options, system, [] {});
   return std::make_unique<detail::SegmentBackend>(
       detail::SharedMemoryEngine::make_world(std::move(exchange), spec.rank, spec.size, spec.options));
 }
 
-/// Ranks that make their calls in different ways would wait for each other: so this is compared over messages, which all of them have.
+/// Ranks that make their calls in different ways would wait for each other: so this is compared over messages, which
+/// all of them have.
 void require_same_way(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options) {
   const std::array<std::int32_t, 2> own{static_cast<std::int32_t>(options.reduction), options.check_calls ? 1 : 0};
   const std::vector<std::array<std::int32_t, 2>> all = detail::facts_of_ranks(transport, options, own);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == own) continue;
     const auto text = [](const std::array<std::int32_t, 2>& way) {
-      return fmt::format("zeroth.reduction {}, zeroth.check_calls {}", name_of(static_cast<Reduction>(way[0])), way[1] != 0);
+      return fmt::format("zeroth.reduction {}, zeroth.check_calls {}", name_of(static_cast<Reduction>(way[0])),
+                         way[1] != 0);
     };
-    throw Error(ErrorCode::kMismatch,
-                "ranks do not make their calls in the same way",
+    throw Error(ErrorCode::kMismatch, "ranks do not make their calls in the same way",
                 {.where = "comm.mpi",
                  .who = fmt::format("rank {}/{}", transport->rank(), transport->size()),
                  .expected = fmt::format("{} (rank {})", text(own), transport->rank()),
@@ -102,7 +90,8 @@ void require_same_way(const std::shared_ptr<MessageTransport>& transport, const 
 }
 
 std::unique_ptr<CommBackend> make_mpi(const WorldSpec& spec) {
-  const std::shared_ptr<detail::MpiSeat> seat = detail::open_mpi_seat(detail::load_mpi(), spec.rank, spec.size, spec.options);
+  const std::shared_ptr<detail::MpiSeat> seat =
+      detail::open_mpi_seat(detail::load_mpi(), spec.rank, spec.size, spec.options);
   const std::shared_ptr<MessageTransport> transport = detail::make_mpi_transport(seat);
   require_same_way(transport, spec.options);
   CommOptions options = spec.options;
@@ -116,14 +105,17 @@ std::unique_ptr<CommBackend> make_mpi(const WorldSpec& spec) {
 }
 
 std::unique_ptr<CommBackend> make_shm_and_mpi(const WorldSpec& spec) {
-  return detail::make_levels_of_hosts(detail::make_mpi_transport(detail::load_mpi(), spec.rank, spec.size, spec.options), spec);
+  return detail::make_levels_of_hosts(
+      detail::make_mpi_transport(detail::load_mpi(), spec.rank, spec.size, spec.options), spec);
 }
 
 std::unique_ptr<CommBackend> make_nccl(const WorldSpec& spec) {
   return make_nccl_backend(spec.hub ? make_inproc(spec) : make_shm(spec), spec.options);
 }
 
-std::unique_ptr<CommBackend> make_nccl_and_mpi(const WorldSpec& spec) { return make_nccl_backend(make_shm_and_mpi(spec), spec.options); }
+std::unique_ptr<CommBackend> make_nccl_and_mpi(const WorldSpec& spec) {
+  return make_nccl_backend(make_shm_and_mpi(spec), spec.options);
+}
 
 /// What is built. A new backend adds its line here.
 struct Entry {
@@ -150,8 +142,7 @@ const Entry& find_backend(std::string_view name) {
   }
   const std::vector<std::string> names = backend_names();
   const std::string nearest = nearest_name(name, names);
-  throw Error(ErrorCode::kConfig,
-              "no such communication backend",
+  throw Error(ErrorCode::kConfig, "no such communication backend",
               {.where = "comm",
                .which = std::string(name),
                .expected = "one of those in this build: " + join(names, ", "),
@@ -173,8 +164,7 @@ CallTable shared_table(const std::string& path, CommBackend& base) {
   }
   auto length = static_cast<std::int64_t>(text.size());
   ranks.broadcast(std::span(&length, 1), 0);
-  ZR_CHECK(length > 0 && length <= static_cast<std::int64_t>(kLongest),
-           ErrorCode::kConfig,
+  ZR_CHECK(length > 0 && length <= static_cast<std::int64_t>(kLongest), ErrorCode::kConfig,
            "the call table cannot be read",
            {.where = "comm.mixed",
             .which = path,
@@ -187,8 +177,7 @@ CallTable shared_table(const std::string& path, CommBackend& base) {
 }
 
 std::unique_ptr<CommBackend> make_mixture(const std::vector<std::string>& names, const WorldSpec& spec) {
-  ZR_CHECK(!spec.options.call_table.empty(),
-           ErrorCode::kConfig,
+  ZR_CHECK(!spec.options.call_table.empty(), ErrorCode::kConfig,
            "a mixture of backends needs a table of which makes which calls",
            {.where = "comm.mixed",
             .which = join(names, std::string(1, kBetweenBackends)),
@@ -211,9 +200,7 @@ std::string job_from_environment() {
   if (std::string job = variable_or_empty("ZEROTH_JOB_ID"); !job.empty()) return job;
   const std::string address = variable_or_empty("MASTER_ADDR");
   const std::string port = variable_or_empty("MASTER_PORT");
-  ZR_CHECK(!address.empty() && !port.empty(),
-           ErrorCode::kEnvironment,
-           "the ranks of this job have no common name",
+  ZR_CHECK(!address.empty() && !port.empty(), ErrorCode::kEnvironment, "the ranks of this job have no common name",
            {.where = "comm.shm",
             .expected = "ZEROTH_JOB_ID, or MASTER_ADDR and MASTER_PORT",
             .hint = "start the ranks with zeroth-run or torchrun"});
@@ -234,15 +221,12 @@ std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec
   arm_failpoints_of_environment();
   const std::vector<std::string> parts = backends_in(name);
   for (const std::string& part : parts) (void)find_backend(part);
-  ZR_CHECK(spec.size >= 1 && spec.rank >= 0 && spec.rank < spec.size,
-           ErrorCode::kUsage,
-           "the rank is not in the world",
+  ZR_CHECK(spec.size >= 1 && spec.rank >= 0 && spec.rank < spec.size, ErrorCode::kUsage, "the rank is not in the world",
            {.where = "comm." + std::string(name),
             .expected = "0 <= rank < world size",
             .got = fmt::format("rank {}, world size {}", spec.rank, spec.size)});
   for (const std::string& part : parts) {
-    ZR_CHECK(find_backend(part).has_own_sums || spec.options.reduction == Reduction::kRankOrder,
-             ErrorCode::kConfig,
+    ZR_CHECK(find_backend(part).has_own_sums || spec.options.reduction == Reduction::kRankOrder, ErrorCode::kConfig,
              "this transport has no sums of its own",
              {.where = "comm." + part,
               .which = "zeroth.reduction",
@@ -250,8 +234,7 @@ std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec
               .got = std::string(name_of(spec.options.reduction))});
   }
   for (const std::string& part : parts) {
-    ZR_CHECK(parts.size() == 1 || !find_backend(part).has_devices,
-             ErrorCode::kConfig,
+    ZR_CHECK(parts.size() == 1 || !find_backend(part).has_devices, ErrorCode::kConfig,
              "a backend of devices cannot be part of a mixture",
              {.where = "comm." + std::string(name),
               .which = part,
@@ -260,10 +243,13 @@ std::unique_ptr<CommBackend> make_backend(std::string_view name, const WorldSpec
               .hint = "use " + part + " alone: its calls on streams of the host are made by its base"});
   }
   std::unique_ptr<CommBackend> backend = parts.size() == 1 ? find_backend(name).make(spec) : make_mixture(parts, spec);
-  return find_backend(parts.front()).has_devices ? std::move(backend) : make_staging_backend(std::move(backend), spec.options);
+  return find_backend(parts.front()).has_devices ? std::move(backend)
+                                                 : make_staging_backend(std::move(backend), spec.options);
 }
 
-std::string_view name_of(Reduction reduction) noexcept { return reduction == Reduction::kRankOrder ? "rank_order" : "transport"; }
+std::string_view name_of(Reduction reduction) noexcept {
+  return reduction == Reduction::kRankOrder ? "rank_order" : "transport";
+}
 
 std::vector<std::string> backend_names() {
   std::vector<std::string> names;

@@ -17,8 +17,7 @@ Work FaultyBackend::submit(std::span<const Collective> collectives, const Stream
   maybe_delay();
   if (hits(plan_.freeze_at_call)) std::this_thread::sleep_for(plan_.freeze);
   if (hits(plan_.fail_at_call)) {
-    throw Error(ErrorCode::kInternal,
-                "planted failure",
+    throw Error(ErrorCode::kInternal, "planted failure",
                 {.where = "comm.faulty",
                  .who = "rank " + std::to_string(rank()) + "/" + std::to_string(size()),
                  .which = describe(collectives[static_cast<std::size_t>(plan_.fail_at_call - first)])});

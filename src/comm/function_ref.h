@@ -14,18 +14,15 @@ template <class Result, class... Arguments>
 class FunctionRef<Result(Arguments...)> {
  public:
   template <class Callable>
-  requires(!std::is_same_v<std::remove_cvref_t<Callable>, FunctionRef>)
-      // NOLINTNEXTLINE(google-explicit-constructor): made from lambdas at the call
-      FunctionRef(Callable&& callable)
+    requires(!std::is_same_v<std::remove_cvref_t<Callable>, FunctionRef>)
+  // NOLINTNEXTLINE(google-explicit-constructor): made from lambdas at the call
+  FunctionRef(Callable&& callable)
       : object_(const_cast<void*>(static_cast<const void*>(std::addressof(callable)))),
         call_([](void* object, Arguments... arguments) -> Result {
-          return (*static_cast<std::remove_reference_t<Callable>*>(object))(
-              std::forward<Arguments>(arguments)...);
+          return (*static_cast<std::remove_reference_t<Callable>*>(object))(std::forward<Arguments>(arguments)...);
         }) {}
 
-  Result operator()(Arguments... arguments) const {
-    return call_(object_, std::forward<Arguments>(arguments)...);
-  }
+  Result operator()(Arguments... arguments) const { return call_(object_, std::forward<Arguments>(arguments)...); }
 
  private:
   void* object_;

@@ -15,15 +15,13 @@ std::shared_ptr<InprocHub> make_inproc_hub(int world_size) {
 void InprocHub::claim(int rank) {
   const std::lock_guard lock(mutex_);
   const auto index = static_cast<std::size_t>(rank);
-  ZR_CHECK(!claimed_[index],
-           ErrorCode::kMismatch,
-           fmt::format("rank {} came twice", rank),
+  ZR_CHECK(!claimed_[index], ErrorCode::kMismatch, fmt::format("rank {} came twice", rank),
            {.where = "comm.inproc", .hint = "every thread needs its own rank; a hub serves one world"});
   claimed_[index] = true;
 }
 
-std::vector<detail::SharedSpan> InprocHub::gather(
-    const std::string& key, int rank, int size, detail::SharedSpan item, detail::FunctionRef<void()> check) {
+std::vector<detail::SharedSpan> InprocHub::gather(const std::string& key, int rank, int size, detail::SharedSpan item,
+                                                  detail::FunctionRef<void()> check) {
   std::unique_lock lock(mutex_);
   Meeting& meeting = meetings_[key];
   if (meeting.items.empty()) meeting.items.resize(static_cast<std::size_t>(size));
@@ -50,10 +48,9 @@ std::vector<SharedSpan> InprocExchange::exchange(const Arena& arena, FunctionRef
   return hub_->gather(fmt::format("{}#{}", token_, meetings_++), rank_, size_, own, check);
 }
 
-std::unique_ptr<SegmentExchange> InprocExchange::split(const SubgroupSpec& spec,
-                                                       FunctionRef<void()> /*check*/) {
-  return std::make_unique<InprocExchange>(
-      hub_, token_ + "/" + spec.token, spec.rank, static_cast<int>(spec.members.size()));
+std::unique_ptr<SegmentExchange> InprocExchange::split(const SubgroupSpec& spec, FunctionRef<void()> /*check*/) {
+  return std::make_unique<InprocExchange>(hub_, token_ + "/" + spec.token, spec.rank,
+                                          static_cast<int>(spec.members.size()));
 }
 
 std::unique_ptr<Liveness> InprocExchange::watch(const std::vector<JobControl*>& /*controls*/) {

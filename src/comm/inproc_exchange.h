@@ -23,8 +23,8 @@ class InprocHub {
   /// Throws kMismatch if the rank has already been taken.
   void claim(int rank);
   /// Waits until all `size` ranks have brought their item under `key`, and gives all of them.
-  [[nodiscard]] std::vector<detail::SharedSpan> gather(
-      const std::string& key, int rank, int size, detail::SharedSpan item, detail::FunctionRef<void()> check);
+  [[nodiscard]] std::vector<detail::SharedSpan> gather(const std::string& key, int rank, int size,
+                                                       detail::SharedSpan item, detail::FunctionRef<void()> check);
 
  private:
   struct Meeting {
@@ -50,8 +50,7 @@ class InprocExchange final : public SegmentExchange {
     return {.one_sided = true, .window_kind = ArenaKind::kPrivate, .separate_processes = false};
   }
   [[nodiscard]] std::vector<SharedSpan> exchange(const Arena& arena, FunctionRef<void()> check) override;
-  [[nodiscard]] std::unique_ptr<SegmentExchange> split(const SubgroupSpec& spec,
-                                                       FunctionRef<void()> check) override;
+  [[nodiscard]] std::unique_ptr<SegmentExchange> split(const SubgroupSpec& spec, FunctionRef<void()> check) override;
   [[nodiscard]] std::unique_ptr<Liveness> watch(const std::vector<JobControl*>& controls) override;
 
  private:

@@ -39,22 +39,23 @@ struct Introduced {
   std::string name{};  ///< that no other group has
 };
 
-Introduced introduce(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options, const std::string& host) {
+Introduced introduce(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options,
+                     const std::string& host) {
   RankFacts own;
   std::memcpy(own.host.data(), host.data(), std::min(host.size(), own.host.size() - 1));
   own.wanted_nodes = digest_of(options.nodes);
-  fill_random(std::as_writable_bytes(std::span(&own.mark, 1)), "the name of a group", {.where = "comm." + std::string(transport->kind())});
+  fill_random(std::as_writable_bytes(std::span(&own.mark, 1)), "the name of a group",
+              {.where = "comm." + std::string(transport->kind())});
   std::vector<RankFacts> all = facts_of_ranks(transport, options, own);
   Introduced introduced{.name = fmt::format("hosts-{:016x}", all.front().mark)};
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    ZR_CHECK(all[rank].wanted_nodes == own.wanted_nodes,
-             ErrorCode::kMismatch,
-             "ranks put ranks on different nodes",
-             {.where = "comm." + std::string(transport->kind()),
-              .who = fmt::format("rank {}/{}", transport->rank(), transport->size()),
-              .which = "zeroth.ranks_per_node",
-              .expected = options.nodes.empty() ? "none wanted here" : fmt::format("nodes {} of the ranks", options.nodes),
-              .got = fmt::format("another value on rank {}", rank)});
+    ZR_CHECK(
+        all[rank].wanted_nodes == own.wanted_nodes, ErrorCode::kMismatch, "ranks put ranks on different nodes",
+        {.where = "comm." + std::string(transport->kind()),
+         .who = fmt::format("rank {}/{}", transport->rank(), transport->size()),
+         .which = "zeroth.ranks_per_node",
+         .expected = options.nodes.empty() ? "none wanted here" : fmt::format("nodes {} of the ranks", options.nodes),
+         .got = fmt::format("another value on rank {}", rank)});
     all[rank].host.back() = '\0';
     introduced.hosts.emplace_back(all[rank].host.data());
   }
@@ -106,9 +107,7 @@ std::vector<int> nodes_of_hosts(const std::vector<std::string>& hosts, const std
       continue;
     }
     const std::size_t first = first_of_node.emplace(wanted[rank], rank).first->second;
-    ZR_CHECK(hosts[first] == hosts[rank],
-             ErrorCode::kConfig,
-             "a node would have ranks on two hosts",
+    ZR_CHECK(hosts[first] == hosts[rank], ErrorCode::kConfig, "a node would have ranks on two hosts",
              {.where = "comm",
               .which = "zeroth.ranks_per_node",
               .expected = "a number that divides the ranks of each host",
@@ -119,12 +118,14 @@ std::vector<int> nodes_of_hosts(const std::vector<std::string>& hosts, const std
   return nodes;
 }
 
-std::vector<int> nodes_of_ranks(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options, const std::string& host) {
+std::vector<int> nodes_of_ranks(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options,
+                                const std::string& host) {
   const Introduced introduced = introduce(transport, options, host);
   return options.nodes.empty() ? nodes_of_hosts(introduced.hosts, {}) : options.nodes;
 }
 
-std::unique_ptr<CommBackend> make_levels_of_hosts(const std::shared_ptr<MessageTransport>& transport, const WorldSpec& spec) {
+std::unique_ptr<CommBackend> make_levels_of_hosts(const std::shared_ptr<MessageTransport>& transport,
+                                                  const WorldSpec& spec) {
   WorldSpec whole = spec;
   whole.options.nodes = nodes_of_hosts(introduce(transport, spec.options, host_identity()).hosts, spec.options.nodes);
   if (whole.job.empty()) whole.job = job_from_environment();
@@ -135,7 +136,8 @@ std::unique_ptr<CommBackend> make_levels_of_hosts(const std::shared_ptr<MessageT
 
 namespace zeroth {
 
-std::unique_ptr<CommBackend> make_backend_over_hosts(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options) {
+std::unique_ptr<CommBackend> make_backend_over_hosts(const std::shared_ptr<MessageTransport>& transport,
+                                                     const CommOptions& options) {
   const detail::Introduced introduced = detail::introduce(transport, options, detail::host_identity());
   WorldSpec spec{.rank = transport->rank(), .size = transport->size(), .job = introduced.name, .options = options};
   spec.options.nodes = detail::nodes_of_hosts(introduced.hosts, options.nodes);

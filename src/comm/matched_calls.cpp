@@ -34,13 +34,16 @@ WorkInfo validated(std::span<const Collective> calls, int rank, int size, std::s
   WorkInfo info;
   for (const Collective& call : calls) {
     validate(call, rank, size, where);
-    for (const std::int64_t count : call.counts) info.bytes += static_cast<std::uint64_t>(count) * size_of(call.in_dtype);
+    for (const std::int64_t count : call.counts)
+      info.bytes += static_cast<std::uint64_t>(count) * size_of(call.in_dtype);
   }
   if (!calls.empty()) info.what = name_of(calls.front().kind);
   return info;
 }
 
-Collective stand_in(std::string_view call, std::string_view name) { return {.name = fmt::format("{} {}", call, name)}; }
+Collective stand_in(std::string_view call, std::string_view name) {
+  return {.name = fmt::format("{} {}", call, name)};
+}
 
 std::vector<std::int64_t> even_parts(std::int64_t elements, int parts) {
   std::vector<std::int64_t> counts(static_cast<std::size_t>(parts), elements / parts);
@@ -54,7 +57,9 @@ std::vector<std::int64_t> offsets_of(const std::vector<std::int64_t>& counts) {
   return offsets;
 }
 
-std::vector<std::int64_t> offsets_of(const Collective& call) { return call.offsets.empty() ? offsets_of(call.counts) : call.offsets; }
+std::vector<std::int64_t> offsets_of(const Collective& call) {
+  return call.offsets.empty() ? offsets_of(call.counts) : call.offsets;
+}
 
 NodeMap::NodeMap(const std::vector<int>& nodes, std::span<const int> members) {
   for (const int member : members) {
@@ -66,8 +71,7 @@ NodeMap::NodeMap(const std::vector<int>& nodes, std::span<const int> members) {
 }
 
 void check_nodes(const std::vector<int>& nodes, int size, std::string_view where) {
-  ZR_CHECK(nodes.empty() || nodes.size() == static_cast<std::size_t>(size),
-           ErrorCode::kUsage,
+  ZR_CHECK(nodes.empty() || nodes.size() == static_cast<std::size_t>(size), ErrorCode::kUsage,
            "the nodes of the ranks are not those of the world",
            {.where = std::string(where),
             .which = "CommOptions::nodes",
@@ -75,13 +79,8 @@ void check_nodes(const std::vector<int>& nodes, int size, std::string_view where
             .got = std::to_string(nodes.size())});
 }
 
-void reduce_in_rank_order(const Collective& call,
-                       int rank,
-                       std::byte* to,
-                       const Summands& sources,
-                       std::int64_t elements,
-                       const NodeMap& nodes,
-                       kernels::Isa isa) {
+void reduce_in_rank_order(const Collective& call, int rank, std::byte* to, const Summands& sources,
+                          std::int64_t elements, const NodeMap& nodes, kernels::Isa isa) {
   if (elements == 0) return;
   const auto* const data = reinterpret_cast<const void* const*>(sources.data.data());
   const auto num_sources = static_cast<int>(sources.data.size());

@@ -1,4 +1,5 @@
-// What every backend that makes matched calls does alike: checks at the door, reductions in rank order, who belongs to a new group.
+// What every backend that makes matched calls does alike: checks at the door, reductions in rank order, who belongs to
+// a new group.
 #pragma once
 
 #include "comm/control_block.h"
@@ -23,7 +24,8 @@ namespace zeroth::detail {
 
 /// Has the stream do `on->*run(calls)`. Where it runs tasks at once, the calls are not copied.
 template <class Group>
-void enqueue_calls(const Stream& stream, std::span<const Collective> calls, const std::shared_ptr<Group>& on, void (Group::*run)(std::span<const Collective>)) {
+void enqueue_calls(const Stream& stream, std::span<const Collective> calls, const std::shared_ptr<Group>& on,
+                   void (Group::*run)(std::span<const Collective>)) {
   if (stream.runs_inline()) {
     const auto task = [&] { (*on.*run)(calls); };
     return stream.enqueue(std::cref(task));
@@ -78,13 +80,8 @@ struct NodeMap {
 void check_nodes(const std::vector<int>& nodes, int size, std::string_view where);
 
 /// `elements` of the call's result to `to`, from one source a rank, in rank order along the nodes. `rank`: this one.
-void reduce_in_rank_order(const Collective& call,
-                       int rank,
-                       std::byte* to,
-                       const Summands& sources,
-                       std::int64_t elements,
-                       const NodeMap& nodes,
-                       kernels::Isa isa);
+void reduce_in_rank_order(const Collective& call, int rank, std::byte* to, const Summands& sources,
+                          std::int64_t elements, const NodeMap& nodes, kernels::Isa isa);
 
 /// In order: `points` with every run of sends and receives, `matched` with every other call.
 template <class Points, class Matched>

@@ -1,7 +1,6 @@
 #include <zeroth/base/text.h>
 #include <zeroth/comm/mesh.h>
 
-
 #include <algorithm>
 #include <cstdint>
 #include <set>
@@ -14,19 +13,15 @@ void check_spec(const MeshSpec& spec, int world_size) {
   std::int64_t product = 1;
   std::set<std::string> names;
   for (const MeshAxis& axis : spec.axes) {
-    ZR_CHECK(axis.size >= 1 && axis.size <= world_size && !axis.name.empty(),
-             ErrorCode::kConfig,
+    ZR_CHECK(axis.size >= 1 && axis.size <= world_size && !axis.name.empty(), ErrorCode::kConfig,
              "a mesh axis needs a name and a size between 1 and the world size",
              {.where = "comm.mesh", .which = axis.name, .got = std::to_string(axis.size)});
-    ZR_CHECK(names.insert(axis.name).second,
-             ErrorCode::kConfig,
-             "two mesh axes have one name",
+    ZR_CHECK(names.insert(axis.name).second, ErrorCode::kConfig, "two mesh axes have one name",
              {.where = "comm.mesh", .which = axis.name});
     product *= axis.size;
     if (product > world_size) break;
   }
-  ZR_CHECK(!spec.axes.empty() && product == world_size,
-           ErrorCode::kConfig,
+  ZR_CHECK(!spec.axes.empty() && product == world_size, ErrorCode::kConfig,
            "the axes of the mesh do not multiply to the world size",
            {.where = "comm.mesh",
             .expected = std::to_string(world_size),
@@ -35,8 +30,7 @@ void check_spec(const MeshSpec& spec, int world_size) {
 
 }  // namespace
 
-Mesh::Mesh(std::shared_ptr<CommBackend> world, MeshSpec spec)
-    : world_(std::move(world)), spec_(std::move(spec)) {
+Mesh::Mesh(std::shared_ptr<CommBackend> world, MeshSpec spec) : world_(std::move(world)), spec_(std::move(spec)) {
   check_spec(spec_, world_->size());
   coordinates_.resize(spec_.axes.size());
   int rest = world_->rank();
@@ -57,8 +51,7 @@ std::size_t Mesh::index_of(std::string_view axis) const {
   }
   std::vector<std::string> names;
   for (const MeshAxis& known : spec_.axes) names.push_back(known.name);
-  throw Error(ErrorCode::kUsage,
-              "the mesh has no such axis",
+  throw Error(ErrorCode::kUsage, "the mesh has no such axis",
               {.where = "comm.mesh", .which = std::string(axis), .expected = "one of " + join(names, ", ")});
 }
 

@@ -47,8 +47,12 @@ using ConstParts = PartsOf<const std::byte>;
 /// The calls of one group. Run by one thread at a time.
 class MessageGroup {
  public:
-  MessageGroup(std::shared_ptr<MessageJob> job, std::string name, std::uint32_t number, std::vector<int> members, int rank)
-      : links_(std::move(job), std::move(name), number, std::move(members), rank), sent_(ranks()), taken_(ranks()), isa_(kernels::best_isa()) {
+  MessageGroup(std::shared_ptr<MessageJob> job, std::string name, std::uint32_t number, std::vector<int> members,
+               int rank)
+      : links_(std::move(job), std::move(name), number, std::move(members), rank),
+        sent_(ranks()),
+        taken_(ranks()),
+        isa_(kernels::best_isa()) {
     if (RankWatch* const watch = links_.job()->watched.watch()) begun_ = watch->calls_begun(links_.watched_as());
   }
 
@@ -81,7 +85,8 @@ class MessageGroup {
   void run(std::span<const Collective> calls) {
     guarded([&] {
       for_each_run(
-          calls, [&](std::span<const Collective> points) { run_points(points); }, [&](const Collective& call) { run_matched(call); });
+          calls, [&](std::span<const Collective> points) { run_points(points); },
+          [&](const Collective& call) { run_matched(call); });
     });
   }
 
@@ -102,13 +107,13 @@ class MessageGroup {
       for (const CallDescriptor& theirs : all) number = std::max(number, theirs.send_offset);
       job().next_group = static_cast<std::uint32_t>(number) + 1;
       if (color < 0) return nullptr;
-      const std::vector<int> ranks =
-          members_of(color, size(), [&](int peer) -> const CallDescriptor& { return all[static_cast<std::size_t>(peer)]; });
+      const std::vector<int> ranks = members_of(
+          color, size(), [&](int peer) -> const CallDescriptor& { return all[static_cast<std::size_t>(peer)]; });
       const auto place = static_cast<int>(std::ranges::find(ranks, rank()) - ranks.begin());
       std::vector<int> members;
       for (const int peer : ranks) members.push_back(links_.members()[static_cast<std::size_t>(peer)]);
-      auto part = std::make_shared<MessageGroup>(
-          links_.job(), links_.name() + "/" + std::string(name), static_cast<std::uint32_t>(number), std::move(members), place);
+      auto part = std::make_shared<MessageGroup>(links_.job(), links_.name() + "/" + std::string(name),
+                                                 static_cast<std::uint32_t>(number), std::move(members), place);
       part->observer_ = observer_;
       ZR_FAILPOINT_OF("messages.*.end", name_of(call_.kind));
       return part;
@@ -144,8 +149,9 @@ class MessageGroup {
             .control_bytes = static_cast<std::uint64_t>(size() - 1) * sizeof(CallDescriptor)});
   }
 
-  /// Data of another length than its receive must not be on its way: so a receive is posted once its header has come and is the right one.
-  /// Sends are posted at once, header and data, and headers are looked at in any order: all go on side by side.
+  /// Data of another length than its receive must not be on its way: so a receive is posted once its header has come
+  /// and is the right one. Sends are posted at once, header and data, and headers are looked at in any order: all go on
+  /// side by side.
   void run_points(std::span<const Collective> calls) {
     std::vector<CallDescriptor> own;
     for (const Collective& call : calls) {
@@ -181,10 +187,8 @@ class MessageGroup {
   }
 
   /// Until every header has come: compares it, and posts the receive of its data. Those of one sender in their order.
-  void take_headers(std::span<const Collective> calls,
-                    const std::vector<CallDescriptor>& own,
-                    const std::vector<CallDescriptor>& headers,
-                    std::vector<std::unique_ptr<Transfer>>& arriving,
+  void take_headers(std::span<const Collective> calls, const std::vector<CallDescriptor>& own,
+                    const std::vector<CallDescriptor>& headers, std::vector<std::unique_ptr<Transfer>>& arriving,
                     Transfers& transfers) {
     MessageLinks::Waiting waiting = links_.begin_wait();
     for (;;) {
@@ -203,8 +207,8 @@ class MessageGroup {
         arriving[index].reset();
         const int peer = calls[index].root;
         if (!same_message(headers[index], own[index])) {
-          job().watched.tell_and_throw(mismatch_error(
-              {own[index], rank()}, {headers[index], peer}, size(), links_.where_group(), links_.tag_names()));
+          job().watched.tell_and_throw(mismatch_error({own[index], rank()}, {headers[index], peer}, size(),
+                                                      links_.where_group(), links_.tag_names()));
         }
         call_ = own[index];
         receive(transfers, peer, MessageKind::kMessage, {calls[index].recv, bytes_of(calls[index])});
@@ -220,7 +224,9 @@ class MessageGroup {
   [[nodiscard]] static std::size_t bytes_of(const Collective& call) {
     return static_cast<std::size_t>(call.counts.front()) * size_of(call.in_dtype);
   }
-  void send(Transfers& into, int peer, MessageKind kind, std::span<const std::byte> bytes) const { links_.send(into, peer, kind, bytes, call_); }
+  void send(Transfers& into, int peer, MessageKind kind, std::span<const std::byte> bytes) const {
+    links_.send(into, peer, kind, bytes, call_);
+  }
   void receive(Transfers& into, int peer, MessageKind kind, std::span<std::byte> bytes) {
     links_.receive(into, peer, kind, bytes, call_);
     if (kind != MessageKind::kData) return;
@@ -267,7 +273,8 @@ class MessageGroup {
       for (const PartSize& part : {PartSize{peer, rank(), all[index].given, told[index].taken},
                                    PartSize{rank(), peer, told[index].given, all[index].taken}}) {
         if (part.given == part.taken) continue;
-        job().watched.tell_and_throw(parts_error(call_, part, rank(), size(), links_.where_group(), links_.tag_names()));
+        job().watched.tell_and_throw(
+            parts_error(call_, part, rank(), size(), links_.where_group(), links_.tag_names()));
       }
     }
     return all;
@@ -277,14 +284,22 @@ class MessageGroup {
     switch (call.kind) {
       case CollectiveKind::kBarrier:
       case CollectiveKind::kSend:
-      case CollectiveKind::kRecv: return;
-      case CollectiveKind::kAllGather: return gather(call.send, call.recv, call.counts, size_of(call.in_dtype));
-      case CollectiveKind::kReduceScatter: return reduce_scatter(call, call.recv, call.counts, offsets_of(call));
-      case CollectiveKind::kAllReduce: return all_reduce(call);
-      case CollectiveKind::kBroadcast: return broadcast(call);
-      case CollectiveKind::kGather: return gather_at_root(call);
-      case CollectiveKind::kScatter: return scatter(call);
-      case CollectiveKind::kAllToAll: return all_to_all(call);
+      case CollectiveKind::kRecv:
+        return;
+      case CollectiveKind::kAllGather:
+        return gather(call.send, call.recv, call.counts, size_of(call.in_dtype));
+      case CollectiveKind::kReduceScatter:
+        return reduce_scatter(call, call.recv, call.counts, offsets_of(call));
+      case CollectiveKind::kAllReduce:
+        return all_reduce(call);
+      case CollectiveKind::kBroadcast:
+        return broadcast(call);
+      case CollectiveKind::kGather:
+        return gather_at_root(call);
+      case CollectiveKind::kScatter:
+        return scatter(call);
+      case CollectiveKind::kAllToAll:
+        return all_to_all(call);
     }
   }
 
@@ -347,15 +362,14 @@ class MessageGroup {
     links_.await(transfers);
   }
 
-  /// [Note: Pieces] Parts are exchanged in pieces of staging_bytes; all messages of a piece are posted before the piece before it is
-  /// awaited and summed, so that no rank waits for a message that another one would send only later.
-  void reduce_scatter(const Collective& call,
-                      std::byte* to,
-                      const std::vector<std::int64_t>& counts,
+  /// [Note: Pieces] Parts are exchanged in pieces of staging_bytes; all messages of a piece are posted before the piece
+  /// before it is awaited and summed, so that no rank waits for a message that another one would send only later.
+  void reduce_scatter(const Collective& call, std::byte* to, const std::vector<std::int64_t>& counts,
                       const std::vector<std::int64_t>& offsets) {
     const std::size_t in_size = size_of(call.in_dtype);
     // The same on all ranks, whatever dtype each gives.
-    const auto piece = static_cast<std::int64_t>(job().options.staging_bytes / std::max(in_size, size_of(call.out_dtype)));
+    const auto piece =
+        static_cast<std::int64_t>(job().options.staging_bytes / std::max(in_size, size_of(call.out_dtype)));
     const auto size_from = [this](int peer) { return size_of(in_dtypes_[static_cast<std::size_t>(peer)]); };
     const std::int64_t pieces = (*std::ranges::max_element(counts) + piece - 1) / piece;
     reserve_staging();
@@ -371,9 +385,7 @@ class MessageGroup {
         const int peer = (rank() + distance) % size();
         const auto [first, length] = range(peer, number);
         const std::int64_t begin = offsets[static_cast<std::size_t>(peer)] + first;
-        send(transfers,
-             peer,
-             MessageKind::kData,
+        send(transfers, peer, MessageKind::kData,
              {call.send + static_cast<std::size_t>(begin) * in_size, static_cast<std::size_t>(length) * in_size});
         receive(transfers, peer, MessageKind::kData, {staging(peer, number), own * size_from(peer)});
       }
@@ -468,10 +480,10 @@ class MessageGroup {
   std::vector<std::uint64_t> taken_;  // and from each
   kernels::Isa isa_;
   std::shared_ptr<TrafficObserver> observer_;
-  CallDescriptor call_{};     // the one that runs
+  CallDescriptor call_{};         // the one that runs
   std::vector<DType> in_dtypes_;  // what each rank gives to it
-  std::uint64_t received_ = 0;  // by it
-  std::uint64_t far_ = 0;       // from other nodes
+  std::uint64_t received_ = 0;    // by it
+  std::uint64_t far_ = 0;         // from other nodes
   std::uint64_t next_sequence_ = 0;
   std::shared_ptr<std::atomic<std::uint64_t>> begun_;  // next_sequence_, for others to see
   std::vector<std::byte> staging_;
@@ -509,15 +521,13 @@ class MessageBackend final : public CommBackend {
   }
 
   [[nodiscard]] PeerWindow attach(const Arena& /*arena*/, std::string_view name) override {
-    throw Error(ErrorCode::kUsage,
-                "this transport has no memory that peers can read",
+    throw Error(ErrorCode::kUsage, "this transport has no memory that peers can read",
                 {.where = links().where() + ".attach",
                  .which = std::string(name),
                  .hint = "look at capabilities().one_sided, and make matched calls"});
   }
   void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& context) override {
-    throw Error(ErrorCode::kUsage,
-                "this transport has no memory that peers can write",
+    throw Error(ErrorCode::kUsage, "this transport has no memory that peers can write",
                 {.where = links().where() + ".wait_until", .which = context.what});
   }
   void ring() override {}
@@ -560,7 +570,8 @@ class MessageBackend final : public CommBackend {
 
 namespace zeroth {
 
-std::unique_ptr<CommBackend> make_message_backend(std::shared_ptr<MessageTransport> transport, const CommOptions& options) {
+std::unique_ptr<CommBackend> make_message_backend(std::shared_ptr<MessageTransport> transport,
+                                                  const CommOptions& options) {
   std::vector<int> members(static_cast<std::size_t>(transport->size()));
   std::iota(members.begin(), members.end(), 0);
   const int rank = transport->rank();

@@ -52,8 +52,10 @@ class MessageLinks {
     WatchedWait watched;
   };
 
-  /// `members`: ranks of the transport, in the order of the group; `number`: the same on all of them, and no other group's of a rank.
-  MessageLinks(std::shared_ptr<MessageJob> job, std::string name, std::uint32_t number, std::vector<int> members, int rank);
+  /// `members`: ranks of the transport, in the order of the group; `number`: the same on all of them, and no other
+  /// group's of a rank.
+  MessageLinks(std::shared_ptr<MessageJob> job, std::string name, std::uint32_t number, std::vector<int> members,
+               int rank);
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
@@ -73,18 +75,22 @@ class MessageLinks {
   void throw_if_aborted() const;
 
   /// Start; without bytes there is no message. The bytes stay where they are until await().
-  void send(Transfers& into, int peer, MessageKind kind, std::span<const std::byte> bytes, const CallDescriptor& about) const;
-  void receive(Transfers& into, int peer, MessageKind kind, std::span<std::byte> bytes, const CallDescriptor& about) const;
+  void send(Transfers& into, int peer, MessageKind kind, std::span<const std::byte> bytes,
+            const CallDescriptor& about) const;
+  void receive(Transfers& into, int peer, MessageKind kind, std::span<std::byte> bytes,
+               const CallDescriptor& about) const;
   /// A header, which comes before anybody waits for it.
   [[nodiscard]] std::unique_ptr<Transfer> expect_header(int peer, CallDescriptor& into) const;
 
-  /// Until all are done; then the list is empty. Throws kTimeout, kPeerLost, kAborted, what the job has been told, interrupts.
+  /// Until all are done; then the list is empty. Throws kTimeout, kPeerLost, kAborted, what the job has been told,
+  /// interrupts.
   void await(Transfers& transfers) const;
   [[nodiscard]] Waiting begin_wait() const;
   /// Something has come: the deadline begins anew.
   void renew(Waiting& waiting) const { waiting.deadline = Deadline(patience()); }
   /// Blocks for at most `slice`; true once it is done. Names the call in what the transport throws.
-  [[nodiscard]] bool wait_for(Waiting& waiting, Transfer& transfer, Milliseconds slice, int peer, const CallDescriptor& about) const;
+  [[nodiscard]] bool wait_for(Waiting& waiting, Transfer& transfer, Milliseconds slice, int peer,
+                              const CallDescriptor& about) const;
   /// Throws where waiting for the peer is pointless.
   void check_wait(Waiting& waiting, int peer, const CallDescriptor& about) const;
 

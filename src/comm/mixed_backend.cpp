@@ -71,9 +71,10 @@ class Seats {
 
 class MixedBackend final : public CommBackend {
  public:
-  /// `last_call`: of this rank in a group or in its parts; each one begins after it, whoever makes it. Two ranks could else be in
-  /// calls of two seats, each waiting for the other one.
-  MixedBackend(std::vector<NamedBackend> backends, std::shared_ptr<const CallTable> table, std::shared_ptr<Event> last_call)
+  /// `last_call`: of this rank in a group or in its parts; each one begins after it, whoever makes it. Two ranks could
+  /// else be in calls of two seats, each waiting for the other one.
+  MixedBackend(std::vector<NamedBackend> backends, std::shared_ptr<const CallTable> table,
+               std::shared_ptr<Event> last_call)
       : seats_(std::make_shared<Seats>(std::move(backends), std::move(table))), last_call_(std::move(last_call)) {}
 
   [[nodiscard]] int rank() const override { return first().rank(); }
@@ -100,7 +101,8 @@ class MixedBackend final : public CommBackend {
     last_call_->wait();
     std::vector<NamedBackend> parts;
     try {
-      for (const NamedBackend& backend : seats_->all()) parts.push_back({backend.name, backend.backend->split(color, key, name)});
+      for (const NamedBackend& backend : seats_->all())
+        parts.push_back({backend.name, backend.backend->split(color, key, name)});
     } catch (const Error& error) {
       abort(error);
       throw;
@@ -113,13 +115,17 @@ class MixedBackend final : public CommBackend {
     last_call_->wait();
     return first().attach(arena, name);
   }
-  void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override { first().wait_until(predicate, context); }
+  void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
+    first().wait_until(predicate, context);
+  }
   void ring() override { first().ring(); }
   void check_peers(const WaitContext& context) override {
     for (const NamedBackend& backend : seats_->all()) backend.backend->check_peers(context);
   }
   void abort(const Error& error) noexcept override { seats_->abort(error); }
-  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override { first().count_one_sided(kind, peer, bytes); }
+  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
+    first().count_one_sided(kind, peer, bytes);
+  }
   void set_observer(std::shared_ptr<TrafficObserver> observer) override {
     for (const NamedBackend& backend : seats_->all()) backend.backend->set_observer(observer);
   }
@@ -141,17 +147,16 @@ void require_same_group(const std::vector<NamedBackend>& backends) {
     const CommBackend& other = *backends[index].backend;
     const std::string& name = backends[index].name;
     for (std::size_t before = 0; before < index; ++before) {
-      ZR_CHECK(backends[before].name != name, ErrorCode::kConfig, "two backends of a mixture have one name", {.where = "comm.mixed", .which = name});
+      ZR_CHECK(backends[before].name != name, ErrorCode::kConfig, "two backends of a mixture have one name",
+               {.where = "comm.mixed", .which = name});
     }
-    ZR_CHECK(other.rank() == first.rank() && other.size() == first.size(),
-             ErrorCode::kConfig,
+    ZR_CHECK(other.rank() == first.rank() && other.size() == first.size(), ErrorCode::kConfig,
              "the backends of a mixture number their ranks differently",
              {.where = "comm.mixed",
               .which = name,
               .expected = fmt::format("rank {}/{}, as in {}", first.rank(), first.size(), backends.front().name),
               .got = fmt::format("rank {}/{}", other.rank(), other.size())});
-    ZR_CHECK(std::ranges::equal(other.node_sizes(), first.node_sizes()),
-             ErrorCode::kConfig,
+    ZR_CHECK(std::ranges::equal(other.node_sizes(), first.node_sizes()), ErrorCode::kConfig,
              "the backends of a mixture see other nodes, so that their sums differ",
              {.where = "comm.mixed",
               .which = name,
@@ -166,9 +171,7 @@ void require_same_table(CommBackend& base, const CallTable& table) {
   std::vector<std::int64_t> all(static_cast<std::size_t>(ranks.size()));
   ranks.all_gather(std::span(&own, 1), std::span(all));
   const auto other = std::ranges::find_if(all, [&](std::int64_t digest) { return digest != all.front(); });
-  ZR_CHECK(other == all.end(),
-           ErrorCode::kMismatch,
-           "ranks have different call tables",
+  ZR_CHECK(other == all.end(), ErrorCode::kMismatch, "ranks have different call tables",
            {.where = "comm.mixed",
             .who = fmt::format("rank {}/{}", ranks.rank(), ranks.size()),
             .expected = "the table of rank 0 on all ranks",
@@ -183,12 +186,15 @@ std::unique_ptr<CommBackend> make_mixed_backend(std::vector<NamedBackend> backen
     if (std::ranges::find(backends, row.backend, &NamedBackend::name) != backends.end()) continue;
     std::vector<std::string> names;
     for (const NamedBackend& backend : backends) names.push_back(backend.name);
-    throw Error(ErrorCode::kConfig,
-                "the call table names a backend that is not there",
-                {.where = "comm.mixed", .which = std::string(name_of(row.kind)), .expected = "one of " + join(names, ", "), .got = row.backend});
+    throw Error(ErrorCode::kConfig, "the call table names a backend that is not there",
+                {.where = "comm.mixed",
+                 .which = std::string(name_of(row.kind)),
+                 .expected = "one of " + join(names, ", "),
+                 .got = row.backend});
   }
   require_same_table(*backends.front().backend, table);
-  return std::make_unique<MixedBackend>(std::move(backends), std::make_shared<const CallTable>(std::move(table)), std::make_shared<Event>());
+  return std::make_unique<MixedBackend>(std::move(backends), std::make_shared<const CallTable>(std::move(table)),
+                                        std::make_shared<Event>());
 }
 
 }  // namespace zeroth

@@ -22,7 +22,8 @@ std::thread start_own_thread(std::function<void()> body, std::string_view purpos
     problem = error.what();
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ZR_CHECK(thread.joinable(), ErrorCode::kResource, "no thread for " + std::string(purpose) + ": " + problem, std::move(context));
+  ZR_CHECK(thread.joinable(), ErrorCode::kResource, "no thread for " + std::string(purpose) + ": " + problem,
+           std::move(context));
   return thread;
 }
 

@@ -1,8 +1,8 @@
 // Scatter and all_to_all: each rank reads another part of a sender's buffer.
 //
-// [Note: Counts of an all_to_all] A rank knows what it gives to each and takes from each, not what others give to others. So it posts its
-// counts and recv_counts, and behind them its data, if there is room. From all posts every rank checks all pairs, and judges like all others
-// by which way the data goes.
+// [Note: Counts of an all_to_all] A rank knows what it gives to each and takes from each, not what others give to
+// others. So it posts its counts and recv_counts, and behind them its data, if there is room. From all posts every rank
+// checks all pairs, and judges like all others by which way the data goes.
 #include "comm/call_descriptor.h"
 #include "comm/shared_memory_engine.h"
 
@@ -57,7 +57,8 @@ const PartTable& SharedMemoryEngine::parts_of_all_to_all(const Call& call) {
   std::vector<std::int64_t>& posted = all_to_all_.posted;
   posted.resize(2 * ranks * ranks);
   for (std::size_t peer = 0; peer < ranks; ++peer) {
-    std::memcpy(posted.data() + 2 * ranks * peer, slot_of(static_cast<int>(peer), call.descriptor.sequence).payload, counts_bytes(size_));
+    std::memcpy(posted.data() + 2 * ranks * peer, slot_of(static_cast<int>(peer), call.descriptor.sequence).payload,
+                counts_bytes(size_));
   }
   const auto given = [&](std::size_t from, std::size_t to) { return posted[2 * ranks * from + to]; };
   const auto taken = [&](std::size_t from, std::size_t to) { return posted[2 * ranks * to + ranks + from]; };
@@ -88,9 +89,7 @@ const PartTable& SharedMemoryEngine::parts_of_all_to_all(const Call& call) {
 void SharedMemoryEngine::all_to_all(Call& call) {
   const Collective& collective = call.collective;
   const std::size_t table_bytes = counts_bytes(size_);
-  ZR_CHECK(table_bytes <= kInlineBytes,
-           ErrorCode::kUsage,
-           "too many ranks share memory for an all_to_all",
+  ZR_CHECK(table_bytes <= kInlineBytes, ErrorCode::kUsage, "too many ranks share memory for an all_to_all",
            {.where = fmt::format("{} group={}", where_, group_),
             .expected = fmt::format("at most {}", kInlineBytes / counts_bytes(1)),
             .got = std::to_string(size_)});
@@ -105,9 +104,11 @@ void SharedMemoryEngine::all_to_all(Call& call) {
     post(call.descriptor, {{.bytes = counts}});
   } else {  // what a rank keeps for itself stays out
     const auto own = collective.counts.begin() + rank_;
-    const auto before = static_cast<std::size_t>(std::accumulate(collective.counts.begin(), own, std::int64_t{0})) * element;
+    const auto before =
+        static_cast<std::size_t>(std::accumulate(collective.counts.begin(), own, std::int64_t{0})) * element;
     const std::size_t after = before + static_cast<std::size_t>(*own) * element;
-    post(call.descriptor, {{.bytes = counts}, {table_bytes, data.first(before)}, {table_bytes + after, data.subspan(after)}});
+    post(call.descriptor,
+         {{.bytes = counts}, {table_bytes, data.first(before)}, {table_bytes + after, data.subspan(after)}});
   }
   keep_own_part(call);
   await_posts(call.descriptor);
@@ -130,7 +131,8 @@ void SharedMemoryEngine::inline_parts(Call& call, const PartTable& parts, std::s
     const auto bytes = static_cast<std::size_t>(parts.taken[index] * element);
     if (peer == rank_ || bytes == 0) continue;
     const std::byte* const payload = slot_of(peer, call.descriptor.sequence).payload + payload_offset;
-    std::memcpy(collective.recv + parts.taken_offset[index] * element, payload + parts.source_offset[index] * element, bytes);
+    std::memcpy(collective.recv + parts.taken_offset[index] * element, payload + parts.source_offset[index] * element,
+                bytes);
     count(call, peer, parts.taken[index] * element);
   }
 }
@@ -143,7 +145,8 @@ void SharedMemoryEngine::direct_parts(Call& call, const PartTable& parts) {
     const auto index = static_cast<std::size_t>(peer);
     const std::int64_t bytes = parts.taken[index] * element;
     if (bytes == 0) continue;
-    pull(collective.recv + parts.taken_offset[index] * element, source_of(peer, false, parts.source_offset[index] * element, bytes), bytes, call);
+    pull(collective.recv + parts.taken_offset[index] * element,
+         source_of(peer, false, parts.source_offset[index] * element, bytes), bytes, call);
   }
 }
 
@@ -157,8 +160,7 @@ void SharedMemoryEngine::staged_parts(Call& call, const PartTable& parts) {
   };
   const std::uint64_t base = rounds_;
   staged_rounds(
-      call,
-      {.count = static_cast<std::uint64_t>((parts.longest + piece - 1) / piece)},
+      call, {.count = static_cast<std::uint64_t>((parts.longest + piece - 1) / piece)},
       [&](std::uint64_t round, std::byte* half) {
         const std::int64_t first = static_cast<std::int64_t>(round) * piece;
         for (int peer = 0; peer < size_; ++peer) {
@@ -167,7 +169,8 @@ void SharedMemoryEngine::staged_parts(Call& call, const PartTable& parts) {
           const std::int64_t bytes = length(parts.given[index], first) * element;
           // An ordinary copy, not a streaming one: the peer reads it from the cache.
           if (bytes > 0) {
-            std::memcpy(half, collective.send + (parts.given_offset[index] + first) * element, static_cast<std::size_t>(bytes));
+            std::memcpy(half, collective.send + (parts.given_offset[index] + first) * element,
+                        static_cast<std::size_t>(bytes));
           }
           half += stride;
         }
@@ -180,9 +183,7 @@ void SharedMemoryEngine::staged_parts(Call& call, const PartTable& parts) {
           if (length(parts.taken[index], first) == 0) continue;
           copy_in(collective.recv + (parts.taken_offset[index] + first) * element,
                   peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride,
-                  length(parts.taken[index], first) * element,
-                  peer,
-                  call);
+                  length(parts.taken[index], first) * element, peer, call);
         }
       });
 }

@@ -113,7 +113,8 @@ void Peers::raise(const GroupView& view, FunctionRef<WaitContext()> context, con
     throw_if_aborted(view, context);
   }
   if (!failure.loss.empty()) tell_loss(failure.loss);
-  throw setup_.watched.dated(failure.error.code() == ErrorCode::kAborted ? cause_of_stop(failure.error) : failure.error);
+  throw setup_.watched.dated(failure.error.code() == ErrorCode::kAborted ? cause_of_stop(failure.error)
+                                                                         : failure.error);
 }
 
 void Peers::throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const {
@@ -151,7 +152,8 @@ std::optional<Error> Peers::find_abort(const GroupView& view, FunctionRef<WaitCo
     damaged.expected = fmt::format("a rank below {}", setup_.controls.size());
     damaged.got = fmt::format("{}", first - 1);
     damaged.hint = "something wrote where it should not: run the program under an address sanitizer";
-    return Error(ErrorCode::kAborted, "the job was stopped, and the word that says by whom is damaged", std::move(damaged));
+    return Error(ErrorCode::kAborted, "the job was stopped, and the word that says by whom is damaged",
+                 std::move(damaged));
   }
   const std::size_t rank = first - 1;
   const JobControl& cause = *setup_.controls[rank];
@@ -161,22 +163,19 @@ std::optional<Error> Peers::find_abort(const GroupView& view, FunctionRef<WaitCo
   return Error(ErrorCode::kAborted, fmt::format("rank {} stopped the job: {}", rank, text), std::move(stopped));
 }
 
-std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
-                                                  const Deadline& deadline,
+std::optional<Peers::Failure> Peers::find_failure(const GroupView& view, const Deadline& deadline,
                                                   FunctionRef<WaitContext()> context) const {
   if (std::optional<Error> abort = find_abort(view, context)) return Failure{*std::move(abort)};
   WaitContext waited;        // filled once something is wrong
   std::vector<int> missing;  // likewise
   const auto describe = [&](ErrorCode code, const std::string& message, std::string hint) {
     return Error(
-        code,
-        message,
+        code, message,
         {.where = fmt::format("{} group={}", view.where, view.group),
          .who = fmt::format("rank {}/{}", view.rank, view.world_ranks.size()),
          .which = waited.unit,
          .expected = waited.names_ranks ? waited.what : fmt::format("{} from {}", waited.what, rank_list(missing)),
-         .got = fmt::format("{}{}nothing for {:.1f} s",
-                            waited.progress ? waited.progress() : "",
+         .got = fmt::format("{}{}nothing for {:.1f} s", waited.progress ? waited.progress() : "",
                             waited.progress ? ", " : "",
                             std::chrono::duration<double>(deadline.timeout() - deadline.remaining()).count()),
          .hint = std::move(hint)});
@@ -184,8 +183,7 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
   const auto name = [&](int rank) {
     const std::string identity =
         setup_.liveness ? setup_.liveness->identity(view.world_ranks[static_cast<std::size_t>(rank)]) : "";
-    return fmt::format(
-        "rank {}{}{}{}", rank, identity.empty() ? "" : " (", identity, identity.empty() ? "" : ")");
+    return fmt::format("rank {}{}{}{}", rank, identity.empty() ? "" : " (", identity, identity.empty() ? "" : ")");
   };
   const auto lost = [&](int group_rank, const std::string& what, std::string hint) {
     // A rank that stops the job says so before it goes.
@@ -195,9 +193,12 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
     const std::string sentence = name(group_rank) + " " + what;
     const std::string told = told_loss(view.world_ranks[static_cast<std::size_t>(group_rank)]);
     if (told.empty()) {
-      return Failure{describe(ErrorCode::kPeerLost, sentence, std::move(hint)), fmt::format("in group {} {}", view.group, sentence)};
+      return Failure{describe(ErrorCode::kPeerLost, sentence, std::move(hint)),
+                     fmt::format("in group {} {}", view.group, sentence)};
     }
-    return Failure{describe(ErrorCode::kPeerLost, told + ": " + sentence + " after it saw that", "look at the rank that was lost first"), told};
+    return Failure{describe(ErrorCode::kPeerLost, told + ": " + sentence + " after it saw that",
+                            "look at the rank that was lost first"),
+                   told};
   };
   bool anybody_departed = false;
   for (std::size_t rank = 0; rank < view.controls.size(); ++rank) {
@@ -227,7 +228,8 @@ std::optional<Peers::Failure> Peers::find_failure(const GroupView& view,
       const int group_rank = static_cast<int>(rank);
       if (group_rank == view.rank || !awaits(waited, group_rank)) continue;
       if (view.controls[rank]->departed.load() != 0) {
-        Failure failure = lost(group_rank, "left early", "every rank must make the same calls; see where that rank returned or threw");
+        Failure failure = lost(group_rank, "left early",
+                               "every rank must make the same calls; see where that rank returned or threw");
         if (failure.error.code() == ErrorCode::kPeerLost) failure.departed = view.world_ranks[rank];
         return failure;
       }
@@ -272,8 +274,7 @@ void Peers::abort(const Error& error) noexcept {
   own.abort_code = static_cast<std::int32_t>(error.code());
   std::strncpy(own.abort_text, error.what(), kAbortTextBytes - 1);
   std::uint32_t none = 0;
-  setup_.controls.front()->first_abort.compare_exchange_strong(none,
-                                                               static_cast<std::uint32_t>(setup_.rank) + 1);
+  setup_.controls.front()->first_abort.compare_exchange_strong(none, static_cast<std::uint32_t>(setup_.rank) + 1);
   ZR_FAILPOINT("abort.wake");
   for (JobControl* peer : setup_.controls) {
     peer->doorbell.fetch_add(1);

@@ -85,17 +85,18 @@ class Peers {
   struct Failure {
     Error error;
     std::string loss{};  ///< the peer that was lost first, as a sentence; empty for other failures
-    int departed = -1;  ///< the world's rank that left in order: perhaps because of what this rank has not heard yet
+    int departed = -1;   ///< the world's rank that left in order: perhaps because of what this rank has not heard yet
   };
   /// Whether somebody whom the context awaits is lost, or the job is aborted, or the deadline has passed.
-  [[nodiscard]] std::optional<Failure> find_failure(const GroupView& view,
-                                                    const Deadline& deadline,
+  [[nodiscard]] std::optional<Failure> find_failure(const GroupView& view, const Deadline& deadline,
                                                     FunctionRef<WaitContext()> context) const;
-  [[nodiscard]] WaitReport report_of(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context) const;
+  [[nodiscard]] WaitReport report_of(const GroupView& view, const Deadline& deadline,
+                                     FunctionRef<WaitContext()> context) const;
   [[nodiscard]] std::optional<Error> find_abort(const GroupView& view, FunctionRef<WaitContext()> context) const;
   [[noreturn]] void raise(const GroupView& view, FunctionRef<WaitContext()> context, const Failure& failure);
-  /// [Note: Told losses] A rank that ends because it has lost a peer is lost to the others in turn, and they may notice only that.
-  /// So it leaves word of whom it has lost: every rank names the first loss, whichever of them the user looks at.
+  /// [Note: Told losses] A rank that ends because it has lost a peer is lost to the others in turn, and they may notice
+  /// only that. So it leaves word of whom it has lost: every rank names the first loss, whichever of them the user
+  /// looks at.
   void tell_loss(const std::string& loss) noexcept;
   [[nodiscard]] std::string told_loss(int world_rank) const;
 

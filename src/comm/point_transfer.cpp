@@ -13,7 +13,8 @@
 namespace zeroth::detail {
 namespace {
 
-/// Data that the receiver can read is read where it lies instead of flowing through the ring. The sender then has to wait for the receiver.
+/// Data that the receiver can read is read where it lies instead of flowing through the ring. The sender then has to
+/// wait for the receiver.
 constexpr std::size_t kDirectBytes = kRingBytes;
 
 std::size_t message_bytes(const Collective& call) {
@@ -74,7 +75,8 @@ void SharedMemoryEngine::run_points(std::span<const Collective> calls) {
     waited.names_ranks = true;
     waited.unit = meaning_of(first->own, tag_names_);
     waited.progress = [first] {
-      return fmt::format("{} of {} B {}", first->data_done, message_bytes(first->call), first->sends() ? "sent" : "received");
+      return fmt::format("{} of {} B {}", first->data_done, message_bytes(first->call),
+                         first->sends() ? "sent" : "received");
     };
     return waited;
   };
@@ -113,8 +115,8 @@ bool SharedMemoryEngine::progress(Point& point) {
 bool SharedMemoryEngine::progress_send(Point& point) {
   const PeerLink& theirs = link(point.peer(), rank_);
   if (theirs.refused.load() != 0) {
-    peers_->watched().tell_and_throw(mismatch_error(
-        {theirs.offered, rank_}, {theirs.wanted, point.peer()}, size_, fmt::format("{} group={}", where_, group_), tag_names_));
+    peers_->watched().tell_and_throw(mismatch_error({theirs.offered, rank_}, {theirs.wanted, point.peer()}, size_,
+                                                    fmt::format("{} group={}", where_, group_), tag_names_));
   }
   const std::size_t before = point.header_done + point.data_done;
   if (!point.header_complete()) {
@@ -134,7 +136,8 @@ bool SharedMemoryEngine::progress_send(Point& point) {
 bool SharedMemoryEngine::progress_recv(Point& point) {
   const std::size_t before = point.header_done + point.data_done;
   if (!point.header_complete()) {
-    point.header_done += take(point.peer(), std::as_writable_bytes(std::span(&point.header, 1)).subspan(point.header_done));
+    point.header_done +=
+        take(point.peer(), std::as_writable_bytes(std::span(&point.header, 1)).subspan(point.header_done));
     if (point.header_complete()) compare(point);
     ZR_FAILPOINT_OF("shm.*.data", name_of(point.call.kind));
   }
@@ -160,14 +163,13 @@ void SharedMemoryEngine::compare(Point& point) {
   mine.offered = point.header;
   mine.refused.store(1);
   ring();
-  peers_->watched().tell_and_throw(mismatch_error(
-      {point.own, rank_}, {point.header, point.peer()}, size_, fmt::format("{} group={}", where_, group_), tag_names_));
+  peers_->watched().tell_and_throw(mismatch_error({point.own, rank_}, {point.header, point.peer()}, size_,
+                                                  fmt::format("{} group={}", where_, group_), tag_names_));
 }
 
 std::size_t SharedMemoryEngine::in_ring(int from, int to) const {
   const std::uint64_t bytes = link(from, to).filled.load() - link(to, from).taken.load();
-  ZR_CHECK(bytes <= kRingBytes,
-           ErrorCode::kInternal,
+  ZR_CHECK(bytes <= kRingBytes, ErrorCode::kInternal,
            fmt::format("the words about messages from rank {} to rank {} are damaged", from, to),
            {.where = fmt::format("{} group={}", where_, group_),
             .who = fmt::format("rank {}/{}", rank_, size_),

@@ -19,7 +19,9 @@ std::uint64_t random_word() {
 }  // namespace
 
 PrivateMemory::PrivateMemory(std::vector<pid_t> processes, std::shared_ptr<SystemCalls> system)
-    : processes_(std::move(processes)), system_(std::move(system)), probe_(std::make_unique<const std::uint64_t>(random_word())) {
+    : processes_(std::move(processes)),
+      system_(std::move(system)),
+      probe_(std::make_unique<const std::uint64_t>(random_word())) {
   (void)::prctl(PR_SET_PTRACER, ::getppid(), 0, 0, 0);  // EINVAL without Yama, which is as well
 }
 

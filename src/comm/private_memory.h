@@ -13,8 +13,8 @@ namespace zeroth::detail {
 
 class PrivateMemory {
  public:
-  /// `processes` of a group's ranks. Lets processes that have this one's parent read this one's memory, where Yama would not
-  /// (PR_SET_PTRACER).
+  /// `processes` of a group's ranks. Lets processes that have this one's parent read this one's memory, where Yama
+  /// would not (PR_SET_PTRACER).
   PrivateMemory(std::vector<pid_t> processes, std::shared_ptr<SystemCalls> system);
   PrivateMemory(const PrivateMemory&) = delete;
   PrivateMemory& operator=(const PrivateMemory&) = delete;
@@ -23,8 +23,8 @@ class PrivateMemory {
   [[nodiscard]] std::uint64_t probe_at() const { return reinterpret_cast<std::uintptr_t>(probe_.get()); }
   [[nodiscard]] std::uint64_t probe_value() const { return *probe_; }
 
-  /// All of `to`. 0, or an errno: EPERM where the kernel or container forbids it, ESRCH if the process has ended, EFAULT if it has given
-  /// the memory back.
+  /// All of `to`. 0, or an errno: EPERM where the kernel or container forbids it, ESRCH if the process has ended,
+  /// EFAULT if it has given the memory back.
   [[nodiscard]] int read(int rank, std::span<std::byte> to, std::uint64_t from) const;
 
  private:

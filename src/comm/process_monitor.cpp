@@ -50,8 +50,7 @@ std::optional<int> wait_status(pid_t pid, int pidfd) {
   constexpr std::size_t kStateField = 0;
   constexpr std::size_t kExitCodeField = 49;  // field 52 of proc(5); the first two are not in the list
   const std::vector<std::string> fields = stat_fields(pid);
-  if (fields.size() > kExitCodeField && fields[kStateField] == "Z")
-    return std::atoi(fields[kExitCodeField].c_str());
+  if (fields.size() > kExitCodeField && fields[kStateField] == "Z") return std::atoi(fields[kExitCodeField].c_str());
   PidfdInfo info{.mask = kPidfdInfoExit};
   if (::ioctl(pidfd, _IOWR(0xFF, 11, PidfdInfo), &info) == 0 && (info.mask & kPidfdInfoExit) != 0)
     return info.exit_code;
@@ -71,17 +70,13 @@ std::string process_end(pid_t pid, int pidfd) {
   if (WIFSIGNALED(*status)) {
     const int signal = WTERMSIG(*status);
     const char* abbreviation = ::sigabbrev_np(signal);
-    return fmt::format(
-        "was killed by SIG{} (signal {})", abbreviation != nullptr ? abbreviation : "?", signal);
+    return fmt::format("was killed by SIG{} (signal {})", abbreviation != nullptr ? abbreviation : "?", signal);
   }
   return fmt::format("exited with code {} before the others were done", WEXITSTATUS(*status));
 }
 
-ProcessMonitor::ProcessMonitor(int rank,
-                               std::vector<JobControl*> controls,
-                               std::vector<pid_t> pids,
-                               Milliseconds frozen_after,
-                               SystemCalls& system)
+ProcessMonitor::ProcessMonitor(int rank, std::vector<JobControl*> controls, std::vector<pid_t> pids,
+                               Milliseconds frozen_after, SystemCalls& system)
     : rank_(rank), controls_(std::move(controls)), frozen_after_(frozen_after), owner_(::getpid()) {
   for (std::size_t peer_rank = 0; peer_rank < pids.size(); ++peer_rank) {
     auto peer = std::make_unique<Peer>();
@@ -94,9 +89,7 @@ ProcessMonitor::ProcessMonitor(int rank,
         peer->death = "has ended while the job was starting";
         peer->dead.store(true);
       }
-      ZR_CHECK(peer->pidfd || peer->dead.load(),
-               ErrorCode::kResource,
-               "pidfd_open failed: " + errno_text(refused),
+      ZR_CHECK(peer->pidfd || peer->dead.load(), ErrorCode::kResource, "pidfd_open failed: " + errno_text(refused),
                {.where = "comm.shm",
                 .who = fmt::format("rank {}/{}", rank, pids.size()),
                 .hint = "the container refuses this system call: allow pidfd_open in its seccomp profile"});
@@ -109,8 +102,7 @@ ProcessMonitor::ProcessMonitor(int rank,
 }
 
 ProcessMonitor::~ProcessMonitor() {
-  if (::getpid() !=
-      owner_) {  // a forked child has the object but not the thread: waiting for it would never end
+  if (::getpid() != owner_) {  // a forked child has the object but not the thread: waiting for it would never end
     thread_.detach();
     return;
   }
@@ -135,8 +127,8 @@ std::string ProcessMonitor::freeze(int world_rank) const {
   const char state = process_state(peer.pid);
   const bool stopped = state == 'T' || state == 't';
   if (!stopped && silent < 3 * frozen_after_.count()) return {};
-  return fmt::format(
-      "is frozen: no heartbeat for {:.1f} s, process state {}", static_cast<double>(silent) / 1000, state);
+  return fmt::format("is frozen: no heartbeat for {:.1f} s, process state {}", static_cast<double>(silent) / 1000,
+                     state);
 }
 
 void ProcessMonitor::run() {

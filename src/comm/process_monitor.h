@@ -28,10 +28,7 @@ class ProcessMonitor final : public Liveness {
  public:
   /// `controls` must stay mapped as long as this lives. Throws kResource if pidfd_open is refused. A
   /// process that is gone already counts as dead.
-  ProcessMonitor(int rank,
-                 std::vector<JobControl*> controls,
-                 std::vector<pid_t> pids,
-                 Milliseconds frozen_after,
+  ProcessMonitor(int rank, std::vector<JobControl*> controls, std::vector<pid_t> pids, Milliseconds frozen_after,
                  SystemCalls& system);
   ~ProcessMonitor() override;
 

@@ -5,10 +5,8 @@
 
 namespace zeroth::detail {
 
-void gather_facts(const std::shared_ptr<MessageTransport>& transport,
-                  const CommOptions& options,
-                  std::span<const std::byte> own,
-                  std::span<std::byte> all) {
+void gather_facts(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options,
+                  std::span<const std::byte> own, std::span<std::byte> all) {
   CommOptions plain = options;
   plain.nodes.clear();
   const std::shared_ptr<CommBackend> backend = make_message_backend(transport, plain);

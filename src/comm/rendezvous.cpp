@@ -31,9 +31,7 @@ class Host {
   Rendezvous run() {
     ZR_FAILPOINT("rendezvous.listen");
     std::optional<UniqueFd> listener = listen_at(socket_name("comm", spec_.job));
-    ZR_CHECK(listener.has_value(),
-             ErrorCode::kMismatch,
-             "somebody already is rank 0 of this job",
+    ZR_CHECK(listener.has_value(), ErrorCode::kMismatch, "somebody already is rank 0 of this job",
              ErrorContext{.where = "comm.shm.rendezvous",
                           .who = fmt::format("rank 0/{}", spec_.size),
                           .which = "job " + spec_.job,
@@ -49,8 +47,7 @@ class Host {
       if (deadline.passed())
         refuse(ErrorCode::kTimeout, "not all ranks came: missing " + missing_ranks(result), result);
       wait_for_guests(listener->get());
-      for (UniqueFd guest = accept_if_ready(listener->get()); guest;
-           guest = accept_if_ready(listener->get())) {
+      for (UniqueFd guest = accept_if_ready(listener->get()); guest; guest = accept_if_ready(listener->get())) {
         if (identity_of(guest.get()).uid == ::getuid()) waiting_.push_back(std::move(guest));
       }
       missing -= hear_guests(result);
@@ -65,8 +62,7 @@ class Host {
     Welcome answer;
     std::ranges::copy(result.pids, answer.pids.begin());
     for (std::size_t rank = 1; rank < result.connections.size(); ++rank) {
-      ZR_CHECK(send_message(result.connections[rank].get(), bytes_of(answer)),
-               ErrorCode::kPeerLost,
+      ZR_CHECK(send_message(result.connections[rank].get(), bytes_of(answer)), ErrorCode::kPeerLost,
                fmt::format("rank {} (pid {}) went away while the job was starting", rank, result.pids[rank]),
                context_of(spec_));
     }
@@ -79,14 +75,11 @@ class Host {
     return ::poll(&watched, 1, timeout_ms) > 0;
   }
 
-  static UniqueFd accept_if_ready(int listener) {
-    return readable(listener, 0) ? accept_from(listener) : UniqueFd();
-  }
+  static UniqueFd accept_if_ready(int listener) { return readable(listener, 0) ? accept_from(listener) : UniqueFd(); }
 
   void wait_for_guests(int listener) const {
     std::vector<pollfd> watched{{.fd = listener, .events = POLLIN, .revents = 0}};
-    for (const UniqueFd& guest : waiting_)
-      watched.push_back({.fd = guest.get(), .events = POLLIN, .revents = 0});
+    for (const UniqueFd& guest : waiting_) watched.push_back({.fd = guest.get(), .events = POLLIN, .revents = 0});
     ::poll(watched.data(), watched.size(), static_cast<int>(kWaitSlice.count()));
     check_interrupt();
   }
@@ -117,7 +110,8 @@ class Host {
     std::string problem = problem_of(hello, {.pid = pid, .host_pid = ::getpid(), .size = spec_.size});
     if (problem.empty()) {
       const auto index = static_cast<std::size_t>(hello.rank);
-      if (result.connections[index]) problem = fmt::format("rank {} came twice: pid {} and pid {}", hello.rank, result.pids[index], pid);
+      if (result.connections[index])
+        problem = fmt::format("rank {} came twice: pid {} and pid {}", hello.rank, result.pids[index], pid);
     }
     if (!problem.empty()) {
       waiting_.push_back(std::move(guest));  // it hears the answer too
@@ -131,11 +125,9 @@ class Host {
   void notice_leavers(const Rendezvous& result) const {
     for (std::size_t rank = 1; rank < result.connections.size(); ++rank) {
       const UniqueFd& connection = result.connections[rank];
-      if (connection &&
-          readable(connection.get(), 0)) {  // guests say nothing after their hello: this is the end
+      if (connection && readable(connection.get(), 0)) {  // guests say nothing after their hello: this is the end
         refuse(ErrorCode::kPeerLost,
-               fmt::format("rank {} (pid {}) went away while the job was starting", rank, result.pids[rank]),
-               result);
+               fmt::format("rank {} (pid {}) went away while the job was starting", rank, result.pids[rank]), result);
       }
     }
   }
@@ -175,8 +167,7 @@ Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) 
   Deadline deadline(spec.timeout);
   const auto impatient = [&] {
     check();
-    ZR_CHECK(
-        !deadline.passed(), ErrorCode::kTimeout, "rank 0 did not gather all ranks in time", context_of(spec));
+    ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "rank 0 did not gather all ranks in time", context_of(spec));
   };
   ZR_FAILPOINT("rendezvous.connect");
   UniqueFd connection = connect_to(socket_name("comm", spec.job), impatient);
@@ -192,10 +183,7 @@ Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) 
   ZR_FAILPOINT("rendezvous.welcome");
   const std::optional<Message> message =
       sent ? receive_message(connection.get(), sizeof(Welcome) + 1, impatient) : std::nullopt;
-  ZR_CHECK(message.has_value(),
-           ErrorCode::kPeerLost,
-           "rank 0 went away while the job was starting",
-           context_of(spec));
+  ZR_CHECK(message.has_value(), ErrorCode::kPeerLost, "rank 0 went away while the job was starting", context_of(spec));
   const std::optional<Welcome> answer = parse_welcome(message->bytes);
   ZR_CHECK(answer.has_value(), ErrorCode::kMismatch, "rank 0 answers in another protocol", context_of(spec));
   if (const std::optional<Error> refusal = refusal_in(*answer, context_of(spec))) throw Error(*refusal);

@@ -16,7 +16,8 @@
 namespace zeroth::detail {
 
 inline constexpr std::uint64_t kRendezvousMagic = 0x5a65726f74682031U;
-inline constexpr std::uint32_t kRendezvousProtocol = 4;  ///< changes with every change of control_block.h or of the messages
+inline constexpr std::uint32_t kRendezvousProtocol =
+    4;  ///< changes with every change of control_block.h or of the messages
 
 struct Hello {
   std::uint64_t magic = kRendezvousMagic;

@@ -33,9 +33,7 @@ class SegmentBackend final : public CommBackend {
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
     engine_->count_one_sided(kind, peer, bytes);
   }
-  void set_observer(std::shared_ptr<TrafficObserver> observer) override {
-    engine_->set_observer(std::move(observer));
-  }
+  void set_observer(std::shared_ptr<TrafficObserver> observer) override { engine_->set_observer(std::move(observer)); }
   void set_tag_names(TagNames names) override { engine_->set_tag_names(std::move(names)); }
 
  private:

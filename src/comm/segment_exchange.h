@@ -42,8 +42,7 @@ class SegmentExchange {
   /// Gives `arena` to everybody and gets everybody's. Every rank of the group calls it; blocks, and calls
   /// check() at least every 100 ms, which throws when waiting is pointless.
   [[nodiscard]] virtual std::vector<SharedSpan> exchange(const Arena& arena, FunctionRef<void()> check) = 0;
-  [[nodiscard]] virtual std::unique_ptr<SegmentExchange> split(const SubgroupSpec& spec,
-                                                               FunctionRef<void()> check) = 0;
+  [[nodiscard]] virtual std::unique_ptr<SegmentExchange> split(const SubgroupSpec& spec, FunctionRef<void()> check) = 0;
   /// What ranks can read of each other's own memory; null where they are threads.
   [[nodiscard]] virtual std::unique_ptr<PrivateMemory> private_memory() const { return nullptr; }
   /// Watches the ranks of the world, whose control blocks these are; null if they cannot die.

@@ -41,9 +41,7 @@ class SelfBackend final : public CommBackend {
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     for (const Collective& collective : collectives) validate_alone(collective);
-    stream.enqueue([job = job_,
-                    group = group_,
-                    observer = observer_,
+    stream.enqueue([job = job_, group = group_, observer = observer_,
                     calls = std::vector<Collective>(collectives.begin(), collectives.end())] {
       for (const Collective& call : calls) {
         throw_if_aborted(*job, group);
@@ -51,8 +49,7 @@ class SelfBackend final : public CommBackend {
         if (observer) observer->observe({.group = group, .kind = call.kind, .calls = 1});
       }
     });
-    return {stream.record(),
-            {.what = collectives.empty() ? "" : std::string(name_of(collectives.front().kind))}};
+    return {stream.record(), {.what = collectives.empty() ? "" : std::string(name_of(collectives.front().kind))}};
   }
 
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int /*key*/, std::string_view name) override {
@@ -63,9 +60,7 @@ class SelfBackend final : public CommBackend {
 
   [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
     throw_if_aborted(*job_, group_);
-    ZR_CHECK(arena.kind() != ArenaKind::kDevice,
-             ErrorCode::kUsage,
-             "an arena of a device is no window of the host",
+    ZR_CHECK(arena.kind() != ArenaKind::kDevice, ErrorCode::kUsage, "an arena of a device is no window of the host",
              {.where = "comm.self.attach", .which = std::string(name), .hint = "attach it to a seat over NCCL"});
     return {.ranks = {{arena.data(), arena.capacity()}}, .keep = {arena.keep_alive()}};
   }
@@ -77,16 +72,14 @@ class SelfBackend final : public CommBackend {
       const std::uint32_t rung = doorbell.load();
       if (predicate()) return;
       throw_if_aborted(*job_, group_);
-      ZR_CHECK(
-          !deadline.passed(),
-          ErrorCode::kTimeout,
-          fmt::format("nothing came within {:.1f} s", std::chrono::duration<double>(job_->timeout).count()),
-          {.where = "comm.self group=" + group_,
-           .who = "rank 0/1",
-           .which = context.unit,
-           .expected = context.what,
-           .got = context.progress ? context.progress() : "",
-           .hint = "this rank is alone: nobody else can fulfil what it waits for"});
+      ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout,
+               fmt::format("nothing came within {:.1f} s", std::chrono::duration<double>(job_->timeout).count()),
+               {.where = "comm.self group=" + group_,
+                .who = "rank 0/1",
+                .which = context.unit,
+                .expected = context.what,
+                .got = context.progress ? context.progress() : "",
+                .hint = "this rank is alone: nobody else can fulfil what it waits for"});
       futex_wait(doorbell, rung, deadline.slice());
       check_interrupt();
     }
@@ -109,8 +102,7 @@ class SelfBackend final : public CommBackend {
     return {&kAlone, 1};
   }
   void count_one_sided(CollectiveKind kind, int /*peer*/, std::uint64_t bytes) override {
-    if (observer_)
-      observer_->observe({.group = group_, .kind = kind, .one_sided = true, .calls = 1, .bytes = bytes});
+    if (observer_) observer_->observe({.group = group_, .kind = kind, .one_sided = true, .calls = 1, .bytes = bytes});
   }
   void set_observer(std::shared_ptr<TrafficObserver> observer) override { observer_ = std::move(observer); }
   void set_tag_names(TagNames /*names*/) override {}  // one rank agrees with itself
@@ -119,15 +111,15 @@ class SelfBackend final : public CommBackend {
   static void throw_if_aborted(Job& job, const std::string& group) {
     if (job.control.first_abort.load() == 0) return;
     const std::lock_guard lock(job.mutex);
-    throw Error(ErrorCode::kAborted,
-                "rank 0 stopped the job: " + job.abort_text,
+    throw Error(ErrorCode::kAborted, "rank 0 stopped the job: " + job.abort_text,
                 {.where = "comm.self group=" + group, .who = "rank 0/1"});
   }
 
   static void validate_alone(const Collective& call) {
     validate(call, 0, 1, "comm.self");
     if (call.counts == call.recv_counts || call.kind != CollectiveKind::kAllToAll) return;
-    throw parts_error(describe_call(call, 0), {0, 0, call.counts.front(), call.recv_counts.front()}, 0, 1, "comm.self", {});
+    throw parts_error(describe_call(call, 0), {0, 0, call.counts.front(), call.recv_counts.front()}, 0, 1, "comm.self",
+                      {});
   }
 
   static void run(const Collective& call) {
@@ -137,8 +129,7 @@ class SelfBackend final : public CommBackend {
     const std::int64_t elements = call.counts.front();
     if (!sums) {
       if (call.send == call.recv) return;
-      kernels::copy_stream(
-          call.recv, call.send, elements * static_cast<std::int64_t>(size_of(call.in_dtype)), isa);
+      kernels::copy_stream(call.recv, call.send, elements * static_cast<std::int64_t>(size_of(call.in_dtype)), isa);
       return;
     }
     Summands own;

@@ -26,9 +26,7 @@ WaitContext SharedMemoryEngine::context_of(const CallDescriptor& call, std::vect
   return {.what = text_of(call), .ranks = std::move(ranks), .unit = meaning_of(call, tag_names_), .progress = {}};
 }
 
-SharedMemoryEngine::SharedMemoryEngine(std::unique_ptr<SegmentExchange> exchange,
-                                       std::string group,
-                                       int rank,
+SharedMemoryEngine::SharedMemoryEngine(std::unique_ptr<SegmentExchange> exchange, std::string group, int rank,
                                        std::vector<int> world_ranks)
     : exchange_(std::move(exchange)),
       group_(std::move(group)),
@@ -50,10 +48,8 @@ std::size_t SharedMemoryEngine::reserved_bytes(const CommOptions& options, bool 
   return segment_bytes(options, world, size) + static_cast<std::size_t>(size) * kRingBytes;
 }
 
-std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_ptr<SegmentExchange> exchange,
-                                                                   int rank,
-                                                                   int size,
-                                                                   const CommOptions& options) {
+std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_ptr<SegmentExchange> exchange, int rank,
+                                                                   int size, const CommOptions& options) {
   check_nodes(options.nodes, size, "comm." + std::string(exchange->kind()));
   std::vector<int> world_ranks(static_cast<std::size_t>(size));
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
@@ -61,9 +57,7 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_p
       new SharedMemoryEngine(std::move(exchange), "world", rank, std::move(world_ranks)));
   const Deadline deadline(options.timeout);
   engine->create_segment(options, true, [&] {
-    ZR_CHECK(!deadline.passed(),
-             ErrorCode::kTimeout,
-             "not all ranks handed over their memory",
+    ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "not all ranks handed over their memory",
              {.where = engine->where_, .who = fmt::format("rank {}/{}", rank, size)});
   });
   Peers::Setup setup{.rank = rank,
@@ -85,9 +79,7 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::make_world(std::unique_p
 void SharedMemoryEngine::create_segment(const CommOptions& options, bool world, FunctionRef<void()> check) {
   options_ = options;
   nodes_ = NodeMap(options.nodes, world_ranks_);
-  ZR_CHECK(options.staging_bytes >= kMinStagingBytes,
-           ErrorCode::kUsage,
-           "too little staging memory",
+  ZR_CHECK(options.staging_bytes >= kMinStagingBytes, ErrorCode::kUsage, "too little staging memory",
            {.where = where_,
             .expected = std::to_string(kMinStagingBytes) + " bytes",
             .got = std::to_string(options.staging_bytes)});
@@ -104,13 +96,13 @@ void SharedMemoryEngine::create_segment(const CommOptions& options, bool world, 
   }
   segments_ = exchange_->exchange(arena_, check);
   const std::size_t links_offset = control_offset + kGroupControlBytes;
-  const std::size_t staging_offset = links_offset + align_up(static_cast<std::size_t>(size_) * sizeof(PeerLink), kPageBytes);
+  const std::size_t staging_offset =
+      links_offset + align_up(static_cast<std::size_t>(size_) * sizeof(PeerLink), kPageBytes);
   const std::size_t rings_bytes = static_cast<std::size_t>(size_) * kRingBytes;
   std::size_t smallest = SIZE_MAX;
   for (std::size_t peer = 0; peer < segments_.size(); ++peer) {
     const std::span<std::byte> segment = segments_[peer].bytes;
-    ZR_CHECK(segment.size() >= staging_offset + kMinStagingBytes + rings_bytes,
-             ErrorCode::kMismatch,
+    ZR_CHECK(segment.size() >= staging_offset + kMinStagingBytes + rings_bytes, ErrorCode::kMismatch,
              fmt::format("the control memory of rank {} is too small", peer),
              {.where = where_, .expected = std::to_string(bytes), .got = std::to_string(segment.size())});
     controls_.push_back(reinterpret_cast<GroupControl*>(segment.data() + control_offset));
@@ -131,7 +123,9 @@ void SharedMemoryEngine::find_out_what_can_be_read() {
     const GroupControl& theirs = *controls_[static_cast<std::size_t>(peer)];
     std::uint64_t value = 0;
     if (peer == rank_) continue;
-    if (private_->read(peer, std::as_writable_bytes(std::span(&value, 1)), theirs.probe_at) == 0 && value == theirs.probe_value) continue;
+    if (private_->read(peer, std::as_writable_bytes(std::span(&value, 1)), theirs.probe_at) == 0 &&
+        value == theirs.probe_value)
+      continue;
     return;
   }
   own().reads_private.store(1);
@@ -151,12 +145,15 @@ auto SharedMemoryEngine::guarded(Body&& body) {
 void SharedMemoryEngine::run(std::span<const Collective> calls) {
   guarded([&] {
     for_each_run(
-        calls, [&](std::span<const Collective> points) { run_points(points); }, [&](const Collective& call) { run_posted(call); });
+        calls, [&](std::span<const Collective> points) { run_points(points); },
+        [&](const Collective& call) { run_posted(call); });
   });
 }
 
 void SharedMemoryEngine::run_posted(const Collective& collective) {
-  Call call{.collective = collective, .descriptor = describe_call(collective, next_sequence_), .offsets = offsets_of(collective)};
+  Call call{.collective = collective,
+            .descriptor = describe_call(collective, next_sequence_),
+            .offsets = offsets_of(collective)};
   peers_->throw_if_aborted(view(), [&] { return context_of(call.descriptor, {}); });
 
   if (collective.kind == CollectiveKind::kAllToAll) {
@@ -234,7 +231,8 @@ void SharedMemoryEngine::keep_own_part(const Call& call) const {
       elements = call.descriptor.elements;
       break;
     case CollectiveKind::kAllToAll:
-      if (collective.counts[own] != collective.recv_counts[own]) return;  // an error, which is found with those of the others
+      if (collective.counts[own] != collective.recv_counts[own])
+        return;  // an error, which is found with those of the others
       elements = collective.counts[own];
       from = call.offsets[own];
       to = std::accumulate(collective.recv_counts.begin(), collective.recv_counts.begin() + rank_, std::int64_t{0});
@@ -260,7 +258,8 @@ void SharedMemoryEngine::await_posts(const CallDescriptor& descriptor) {
     const CallDescriptor& theirs = slot_of(peer, descriptor.sequence).descriptor;
     if (same_call(descriptor, theirs)) [[likely]]
       continue;
-    throw mismatch_error({descriptor, rank_}, {theirs, peer}, size_, fmt::format("{} group={}", where_, group_), tag_names_);
+    throw mismatch_error({descriptor, rank_}, {theirs, peer}, size_, fmt::format("{} group={}", where_, group_),
+                         tag_names_);
   }
   ZR_FAILPOINT_OF("shm.*.mid", name_of(descriptor.kind));
 }
@@ -269,8 +268,7 @@ void SharedMemoryEngine::wait_for(int peer, const CallDescriptor& descriptor, Fu
   peers_->wait(view(), predicate, [&] { return context_of(descriptor, {peer}); });
 }
 
-void SharedMemoryEngine::wait_all(const CallDescriptor& descriptor,
-                                  FunctionRef<bool(const GroupControl&)> predicate) {
+void SharedMemoryEngine::wait_all(const CallDescriptor& descriptor, FunctionRef<bool(const GroupControl&)> predicate) {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     const GroupControl& control = *controls_[static_cast<std::size_t>(peer)];
@@ -282,8 +280,8 @@ std::int64_t SharedMemoryEngine::inline_bytes(const Call& call) const {
   const Collective& collective = call.collective;
   if (collective.kind == CollectiveKind::kBarrier) return 0;
   const bool gathers = collective.kind == CollectiveKind::kAllGather || collective.kind == CollectiveKind::kGather;
-  const std::int64_t elements = gathers ? *std::max_element(collective.counts.begin(), collective.counts.end())
-                                    : call.descriptor.elements;
+  const std::int64_t elements =
+      gathers ? *std::max_element(collective.counts.begin(), collective.counts.end()) : call.descriptor.elements;
   // The same on all ranks, also where they give different dtypes.
   const std::size_t element = collective.kind == CollectiveKind::kReduceScatter
                                   ? std::max(size_of(collective.in_dtype), size_of(collective.out_dtype))
@@ -363,22 +361,19 @@ void SharedMemoryEngine::copy_in(std::byte* to, const std::byte* from, std::int6
   count(call, peer, bytes);
 }
 
-void SharedMemoryEngine::reduce(const Collective& collective,
-                             std::byte* to,
-                             const Summands& sources,
-                             std::int64_t elements) const {
+void SharedMemoryEngine::reduce(const Collective& collective, std::byte* to, const Summands& sources,
+                                std::int64_t elements) const {
   reduce_in_rank_order(collective, rank_, to, sources, elements, nodes_, isa_);
 }
 
 PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name) {
   const ArenaKind kind = exchange_->capabilities().window_kind;
-  const bool any = kind == ArenaKind::kPrivate && arena.kind() != ArenaKind::kDevice;  // whatever threads of one process share
-  ZR_CHECK(arena.capacity() == 0 || arena.kind() == kind || any,
-           ErrorCode::kUsage,
-           arena.kind() == ArenaKind::kDevice ? "an arena of a device is no window of the host" : "processes can attach shared arenas only",
-           {.where = where_ + ".attach",
-            .who = fmt::format("rank {}/{}", rank_, size_),
-            .which = std::string(name)});
+  const bool any =
+      kind == ArenaKind::kPrivate && arena.kind() != ArenaKind::kDevice;  // whatever threads of one process share
+  ZR_CHECK(arena.capacity() == 0 || arena.kind() == kind || any, ErrorCode::kUsage,
+           arena.kind() == ArenaKind::kDevice ? "an arena of a device is no window of the host"
+                                              : "processes can attach shared arenas only",
+           {.where = where_ + ".attach", .who = fmt::format("rank {}/{}", rank_, size_), .which = std::string(name)});
   return guarded([&] {
     CallDescriptor descriptor;
     descriptor.sequence = next_sequence_;
@@ -393,8 +388,7 @@ PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name)
     post(descriptor);
     await_posts(descriptor);
     const Deadline deadline(options_.timeout);
-    const std::vector<SharedSpan> spans =
-        exchange_->exchange(arena, [&] { peers_->check(view(), deadline, context); });
+    const std::vector<SharedSpan> spans = exchange_->exchange(arena, [&] { peers_->check(view(), deadline, context); });
     PeerWindow window;
     for (const SharedSpan& span : spans) {
       window.ranks.push_back(span.bytes);
@@ -419,9 +413,10 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::split(int color, int key
     post(descriptor);
     await_posts(descriptor);
     if (color < 0) return nullptr;
-    SubgroupSpec spec{.members = members_of(color, size_, [&](int peer) -> const CallDescriptor& {
-                        return slot_of(peer, descriptor.sequence).descriptor;
-                      }),
+    SubgroupSpec spec{.members = members_of(color, size_,
+                                            [&](int peer) -> const CallDescriptor& {
+                                              return slot_of(peer, descriptor.sequence).descriptor;
+                                            }),
                       .rank = 0,
                       .token = fmt::format("{}.{}.{}", name, descriptor.sequence, color)};
     spec.rank = static_cast<int>(std::ranges::find(spec.members, rank_) - spec.members.begin());
@@ -429,9 +424,7 @@ std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::split(int color, int key
     for (const int member : spec.members) world_ranks.push_back(world_ranks_[static_cast<std::size_t>(member)]);
     const Deadline deadline(options_.timeout);
     // Only members matter: ranks of other colors may be done and gone before this part has met.
-    const auto check = [&] {
-      peers_->check(view(), deadline, [&] { return context_of(descriptor, spec.members); });
-    };
+    const auto check = [&] { peers_->check(view(), deadline, [&] { return context_of(descriptor, spec.members); }); };
     std::shared_ptr<SharedMemoryEngine> part(new SharedMemoryEngine(
         exchange_->split(spec, check), group_ + "/" + std::string(name), spec.rank, std::move(world_ranks)));
     part->create_segment(options_, false, check);

@@ -3,20 +3,22 @@
 // A matched call is posted: its description goes into this rank's slot, everybody reads everybody's and
 // compares. Then, by size and place of the data, which all ranks judge alike because they see the same posts:
 //   inline   at most 8 KiB a rank: the data lies beside the description; one phase, nobody waits twice
-//   direct   every buffer that peers read lies in an attached arena, where they read it in place, or in memory of the rank's own that they
+//   direct   every buffer that peers read lies in an attached arena, where they read it in place, or in memory of the
+//   rank's own that they
 //            can read
 //   staged   else: through the shared staging area of each rank, in chunks that stay in the cache, double
 //   buffered
 //
-// [Note: Private memory] One process copies from another's memory with one system call (process_vm_readv), once instead of twice, if the kernel
-// lets it. Whether it does is tried when a group meets: each rank reads a word of every other one and says whether it could, before its first
-// post. Where all could, a buffer in no attached arena is posted with its address. The owner waits in the call until all have read it, as with
-// an arena; should it leave the call with an error, nobody gets a result, because everybody waits for everybody at the end of a call.
+// [Note: Private memory] One process copies from another's memory with one system call (process_vm_readv), once instead
+// of twice, if the kernel lets it. Whether it does is tried when a group meets: each rank reads a word of every other
+// one and says whether it could, before its first post. Where all could, a buffer in no attached arena is posted with
+// its address. The owner waits in the call until all have read it, as with an arena; should it leave the call with an
+// error, nobody gets a result, because everybody waits for everybody at the end of a call.
 #pragma once
 
 #include "comm/control_block.h"
-#include "comm/part_table.h"
 #include "comm/matched_calls.h"
+#include "comm/part_table.h"
 #include "comm/peers.h"
 #include "comm/segment_exchange.h"
 
@@ -40,8 +42,8 @@ namespace zeroth::detail {
 class SharedMemoryEngine {
  public:
   /// Blocks until every rank's memory is mapped. `rank` of `size` in the world.
-  [[nodiscard]] static std::shared_ptr<SharedMemoryEngine> make_world(
-      std::unique_ptr<SegmentExchange> exchange, int rank, int size, const CommOptions& options);
+  [[nodiscard]] static std::shared_ptr<SharedMemoryEngine> make_world(std::unique_ptr<SegmentExchange> exchange,
+                                                                      int rank, int size, const CommOptions& options);
   SharedMemoryEngine(const SharedMemoryEngine&) = delete;
   SharedMemoryEngine& operator=(const SharedMemoryEngine&) = delete;
   ~SharedMemoryEngine();
@@ -101,9 +103,7 @@ class SharedMemoryEngine {
     std::shared_ptr<void> keep;
   };
 
-  SharedMemoryEngine(std::unique_ptr<SegmentExchange> exchange,
-                     std::string group,
-                     int rank,
+  SharedMemoryEngine(std::unique_ptr<SegmentExchange> exchange, std::string group, int rank,
                      std::vector<int> world_ranks);
   void create_segment(const CommOptions& options, bool world, FunctionRef<void()> check);
   void find_out_what_can_be_read();
@@ -125,9 +125,7 @@ class SharedMemoryEngine {
   std::size_t take(int peer, std::span<std::byte> bytes);
   void compare(Point& point);
   /// `rank`'s word to `peer`, and its ring towards it.
-  [[nodiscard]] PeerLink& link(int rank, int peer) const {
-    return links_[static_cast<std::size_t>(rank)][peer];
-  }
+  [[nodiscard]] PeerLink& link(int rank, int peer) const { return links_[static_cast<std::size_t>(rank)][peer]; }
   [[nodiscard]] std::byte* ring_towards(int rank, int peer) const {
     return rings_[static_cast<std::size_t>(rank)] + static_cast<std::size_t>(peer) * kRingBytes;
   }
@@ -164,11 +162,12 @@ class SharedMemoryEngine {
   void locate(Call& call) const;
   [[nodiscard]] Location find(const std::byte* data, std::uint64_t bytes) const;
   /// Bytes of a peer's arena that `theirs` names.
-  [[nodiscard]] const std::byte* window_bytes(
-      int peer, const CallDescriptor& theirs, std::int32_t window, std::uint64_t offset, std::uint64_t length) const;
+  [[nodiscard]] const std::byte* window_bytes(int peer, const CallDescriptor& theirs, std::int32_t window,
+                                              std::uint64_t offset, std::uint64_t length) const;
   [[nodiscard]] Source source_of(int peer, bool recv, std::int64_t first_byte, std::int64_t bytes) const;
   /// Which bytes a descriptor's window and offset mean, from `first` on.
-  [[nodiscard]] Source source_at(int peer, const CallDescriptor& theirs, std::int32_t window, std::uint64_t offset, std::uint64_t length) const;
+  [[nodiscard]] Source source_at(int peer, const CallDescriptor& theirs, std::int32_t window, std::uint64_t offset,
+                                 std::uint64_t length) const;
   /// Every rank of the group can read every other one's private memory. Known when all have posted.
   [[nodiscard]] bool all_read_private() const;
   /// Throws what became of the peer if it cannot be read any more.
@@ -188,9 +187,7 @@ class SharedMemoryEngine {
   void direct_broadcast(Call& call);
 
   void run_staged(Call& call);
-  void staged_rounds(const Call& call,
-                     Rounds rounds,
-                     FunctionRef<void(std::uint64_t, std::byte*)> stage,
+  void staged_rounds(const Call& call, Rounds rounds, FunctionRef<void(std::uint64_t, std::byte*)> stage,
                      FunctionRef<void(std::uint64_t)> consume);
   [[nodiscard]] const std::byte* peer_half(int peer, std::uint64_t round) const;
   [[nodiscard]] std::int64_t piece_bytes() const;
@@ -228,14 +225,14 @@ class SharedMemoryEngine {
   MemoryHold hold_;
   std::vector<SharedSpan> segments_;
   std::vector<GroupControl*> controls_;
-  std::vector<std::byte*> staging_;  ///< of each rank
-  std::size_t half_bytes_ = 0;       ///< half of the smallest staging area
-  std::vector<PeerLink*> links_;     ///< of each rank, one towards each
-  std::vector<std::byte*> rings_;    ///< of each rank, one towards each
+  std::vector<std::byte*> staging_;          ///< of each rank
+  std::size_t half_bytes_ = 0;               ///< half of the smallest staging area
+  std::vector<PeerLink*> links_;             ///< of each rank, one towards each
+  std::vector<std::byte*> rings_;            ///< of each rank, one towards each
   std::atomic<std::size_t> held_bytes_ = 0;  ///< read by memory_bytes() on any thread
-  std::vector<MemoryHold> ring_holds_;     ///< of those in use
-  std::vector<std::uint64_t> sent_;        ///< messages to each rank
-  std::vector<std::uint64_t> received_;    ///< messages from each rank
+  std::vector<MemoryHold> ring_holds_;       ///< of those in use
+  std::vector<std::uint64_t> sent_;          ///< messages to each rank
+  std::vector<std::uint64_t> received_;      ///< messages from each rank
   /// Memory that calls of one kind use again: they are short.
   struct AllToAllScratch {
     std::vector<std::int64_t> table{};

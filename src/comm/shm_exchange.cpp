@@ -28,10 +28,7 @@ std::string name_of_rank(const Rendezvous& rendezvous, int rank) {
 }
 
 /// Of a message about memory that does not say what it should.
-ErrorContext context_of_offer(const RendezvousSpec& spec,
-                              const Rendezvous& rendezvous,
-                              int from,
-                              std::string expected,
+ErrorContext context_of_offer(const RendezvousSpec& spec, const Rendezvous& rendezvous, int from, std::string expected,
                               std::string got) {
   return {.where = "comm.shm",
           .who = fmt::format("rank {}/{}", spec.rank, spec.size),
@@ -41,8 +38,8 @@ ErrorContext context_of_offer(const RendezvousSpec& spec,
           .hint = "all ranks must run the same build of Zeroth"};
 }
 
-SharedSpan map_memory_of(
-    const RendezvousSpec& spec, const Rendezvous& rendezvous, int owner, int fd, std::uint64_t bytes) {
+SharedSpan map_memory_of(const RendezvousSpec& spec, const Rendezvous& rendezvous, int owner, int fd,
+                         std::uint64_t bytes) {
   ZR_FAILPOINT("memory.map");
   try {
     ForeignMapping mapping = map_foreign(fd, bytes);
@@ -50,9 +47,7 @@ SharedSpan map_memory_of(
   } catch (const Error& error) {  // it knows the memory, but not whose it is
     ErrorContext context = error.context();
     context.who = fmt::format("rank {}/{}", spec.rank, spec.size);
-    context.which = fmt::format("job {}, {} of {}",
-                                spec.job,
-                                context.which.empty() ? "memory" : context.which,
+    context.which = fmt::format("job {}, {} of {}", spec.job, context.which.empty() ? "memory" : context.which,
                                 name_of_rank(rendezvous, owner));
     throw Error(error.code(), error.message(), std::move(context));
   }
@@ -73,9 +68,7 @@ Refusal probe_system_calls(SystemCalls& system) {
   return {};
 }
 
-ShmExchange::ShmExchange(RendezvousSpec spec,
-                         CommOptions options,
-                         std::shared_ptr<SystemCalls> system,
+ShmExchange::ShmExchange(RendezvousSpec spec, CommOptions options, std::shared_ptr<SystemCalls> system,
                          FunctionRef<void()> check)
     : spec_(std::move(spec)),
       options_(std::move(options)),
@@ -83,8 +76,7 @@ ShmExchange::ShmExchange(RendezvousSpec spec,
       rendezvous_(meet(spec_, check)) {}
 
 void ShmExchange::lost(int rank) const {
-  throw Error(ErrorCode::kPeerLost,
-              name_of_rank(rendezvous_, rank) + " went away while memory was handed over",
+  throw Error(ErrorCode::kPeerLost, name_of_rank(rendezvous_, rank) + " went away while memory was handed over",
               {.where = "comm.shm", .who = fmt::format("rank {}/{}", spec_.rank, spec_.size)});
 }
 
@@ -98,8 +90,8 @@ std::vector<SharedSpan> ShmExchange::exchange(const Arena& arena, FunctionRef<vo
     } else if (offers.sizes.bytes[index] == 0) {
       spans.emplace_back();
     } else {
-      spans.push_back(map_memory_of(
-          spec_, rendezvous_, rank, offers.descriptors[index].get(), offers.sizes.bytes[index]));
+      spans.push_back(
+          map_memory_of(spec_, rendezvous_, rank, offers.descriptors[index].get(), offers.sizes.bytes[index]));
     }
   }
   return spans;
@@ -120,22 +112,14 @@ ShmExchange::Offers ShmExchange::collect(const Arena& arena, FunctionRef<void()>
       lost(rank);
     }
     std::uint64_t bytes = 0;
-    ZR_CHECK(message->bytes.size() == sizeof bytes,
-             ErrorCode::kInternal,
-             "a memory offer of the wrong length",
-             context_of_offer(spec_,
-                              rendezvous_,
-                              rank,
-                              fmt::format("{} bytes", sizeof bytes),
+    ZR_CHECK(message->bytes.size() == sizeof bytes, ErrorCode::kInternal, "a memory offer of the wrong length",
+             context_of_offer(spec_, rendezvous_, rank, fmt::format("{} bytes", sizeof bytes),
                               fmt::format("{}", message->bytes.size())));
     std::memcpy(&bytes, message->bytes.data(), sizeof bytes);
     const std::size_t expected_descriptors = bytes > 0 ? 1 : 0;
-    ZR_CHECK(message->descriptors.size() == expected_descriptors,
-             ErrorCode::kInternal,
+    ZR_CHECK(message->descriptors.size() == expected_descriptors, ErrorCode::kInternal,
              "a memory offer and its memory do not fit",
-             context_of_offer(spec_,
-                              rendezvous_,
-                              rank,
+             context_of_offer(spec_, rendezvous_, rank,
                               fmt::format("{} descriptors for {} bytes", expected_descriptors, bytes),
                               fmt::format("{}", message->descriptors.size())));
     offers.sizes.bytes[index] = bytes;
@@ -148,10 +132,8 @@ ShmExchange::Offers ShmExchange::collect(const Arena& arena, FunctionRef<void()>
     if (descriptor) descriptors.push_back(descriptor.get());
   }
   for (int rank = 1; rank < spec_.size; ++rank) {
-    if (!send_message(rendezvous_.connections[static_cast<std::size_t>(rank)].get(),
-                      bytes_of(offers.sizes),
-                      descriptors,
-                      check)) {
+    if (!send_message(rendezvous_.connections[static_cast<std::size_t>(rank)].get(), bytes_of(offers.sizes),
+                      descriptors, check)) {
       check();
       lost(rank);
     }
@@ -164,36 +146,27 @@ ShmExchange::Offers ShmExchange::offer(const Arena& arena, FunctionRef<void()> c
   const int broker = rendezvous_.connections.front().get();
   const std::uint64_t bytes = arena.capacity();
   const int fd = arena.fd();
-  const bool sent = send_message(
-      broker, bytes_of(bytes), bytes > 0 ? std::span<const int>(&fd, 1) : std::span<const int>(), check);
+  const bool sent =
+      send_message(broker, bytes_of(bytes), bytes > 0 ? std::span<const int>(&fd, 1) : std::span<const int>(), check);
   std::optional<Message> message = sent ? receive_message(broker, sizeof(Sizes), check) : std::nullopt;
   if (!message) {
     check();
     lost(0);
   }
   Offers offers;
-  ZR_CHECK(message->bytes.size() == sizeof offers.sizes,
-           ErrorCode::kInternal,
+  ZR_CHECK(message->bytes.size() == sizeof offers.sizes, ErrorCode::kInternal,
            "a list of memory offers of the wrong length",
-           context_of_offer(spec_,
-                            rendezvous_,
-                            0,
-                            fmt::format("{} bytes", sizeof offers.sizes),
+           context_of_offer(spec_, rendezvous_, 0, fmt::format("{} bytes", sizeof offers.sizes),
                             fmt::format("{}", message->bytes.size())));
   std::memcpy(&offers.sizes, message->bytes.data(), sizeof offers.sizes);
   offers.descriptors.resize(static_cast<std::size_t>(spec_.size));
   const std::size_t num_ranks = offers.descriptors.size();
   const auto non_empty = static_cast<std::size_t>(
-      std::count_if(offers.sizes.bytes.begin(),
-                    offers.sizes.bytes.begin() + static_cast<std::ptrdiff_t>(num_ranks),
+      std::count_if(offers.sizes.bytes.begin(), offers.sizes.bytes.begin() + static_cast<std::ptrdiff_t>(num_ranks),
                     [](std::uint64_t size) { return size > 0; }));
-  ZR_CHECK(message->descriptors.size() == non_empty,
-           ErrorCode::kInternal,
+  ZR_CHECK(message->descriptors.size() == non_empty, ErrorCode::kInternal,
            "a list of memory offers and its memory do not fit",
-           context_of_offer(spec_,
-                            rendezvous_,
-                            0,
-                            fmt::format("{} descriptors", non_empty),
+           context_of_offer(spec_, rendezvous_, 0, fmt::format("{} descriptors", non_empty),
                             fmt::format("{}", message->descriptors.size())));
   std::size_t next = 0;
   for (std::size_t rank = 0; rank < num_ranks; ++rank) {
@@ -207,14 +180,11 @@ std::unique_ptr<SegmentExchange> ShmExchange::split(const SubgroupSpec& spec, Fu
                                                       .rank = spec.rank,
                                                       .size = static_cast<int>(spec.members.size()),
                                                       .timeout = spec_.timeout},
-                                       options_,
-                                       system_,
-                                       check);
+                                       options_, system_, check);
 }
 
 std::unique_ptr<Liveness> ShmExchange::watch(const std::vector<JobControl*>& controls) {
-  return std::make_unique<ProcessMonitor>(
-      spec_.rank, controls, rendezvous_.pids, options_.frozen_after, *system_);
+  return std::make_unique<ProcessMonitor>(spec_.rank, controls, rendezvous_.pids, options_.frozen_after, *system_);
 }
 
 }  // namespace zeroth::detail

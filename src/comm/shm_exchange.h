@@ -14,18 +14,14 @@ namespace zeroth::detail {
 class ShmExchange final : public SegmentExchange {
  public:
   /// Blocks until all ranks are there.
-  ShmExchange(RendezvousSpec spec,
-              CommOptions options,
-              std::shared_ptr<SystemCalls> system,
-              FunctionRef<void()> check);
+  ShmExchange(RendezvousSpec spec, CommOptions options, std::shared_ptr<SystemCalls> system, FunctionRef<void()> check);
 
   [[nodiscard]] std::string_view kind() const override { return "shm"; }
   [[nodiscard]] Capabilities capabilities() const override {
     return {.one_sided = true, .window_kind = ArenaKind::kShared, .separate_processes = true};
   }
   [[nodiscard]] std::vector<SharedSpan> exchange(const Arena& arena, FunctionRef<void()> check) override;
-  [[nodiscard]] std::unique_ptr<SegmentExchange> split(const SubgroupSpec& spec,
-                                                       FunctionRef<void()> check) override;
+  [[nodiscard]] std::unique_ptr<SegmentExchange> split(const SubgroupSpec& spec, FunctionRef<void()> check) override;
   [[nodiscard]] std::unique_ptr<PrivateMemory> private_memory() const override {
     return std::make_unique<PrivateMemory>(rendezvous_.pids, system_);
   }

@@ -34,7 +34,8 @@ class SlowLinkBackend::Link final : public TrafficObserver {
           std::chrono::duration<double>(speed_.bytes_per_second > 0 ? amount / speed_.bytes_per_second : 0));
     };
     const auto now = SteadyClock::now();
-    free_at_ = std::max(free_at_, now - time_of(static_cast<double>(speed_.burst_bytes))) + time_of(static_cast<double>(bytes));
+    free_at_ = std::max(free_at_, now - time_of(static_cast<double>(speed_.burst_bytes))) +
+               time_of(static_cast<double>(bytes));
     const auto until = std::max(free_at_, now) + speed_.latency;
     for (;;) {
       const auto left = until - SteadyClock::now();
@@ -46,7 +47,8 @@ class SlowLinkBackend::Link final : public TrafficObserver {
 
  private:
   LinkSpeed speed_;
-  SteadyClock::time_point free_at_{};  ///< when it will have carried what it was given; a new one has been idle for long
+  SteadyClock::time_point
+      free_at_{};  ///< when it will have carried what it was given; a new one has been idle for long
   std::atomic<std::uint64_t> far_bytes_ = 0;
   std::mutex mutex_;
   std::shared_ptr<TrafficObserver> watcher_;
@@ -78,6 +80,8 @@ void SlowLinkBackend::count_one_sided(CollectiveKind kind, int peer, std::uint64
   link_->wait();
 }
 
-void SlowLinkBackend::set_observer(std::shared_ptr<TrafficObserver> observer) { link_->set_watcher(std::move(observer)); }
+void SlowLinkBackend::set_observer(std::shared_ptr<TrafficObserver> observer) {
+  link_->set_watcher(std::move(observer));
+}
 
 }  // namespace zeroth

@@ -35,8 +35,7 @@ std::int64_t SharedMemoryEngine::piece_bytes() const {
   return static_cast<std::int64_t>(half_bytes_ / readers / kCacheLineBytes * kCacheLineBytes);
 }
 
-void SharedMemoryEngine::staged_rounds(const Call& call,
-                                       Rounds rounds,
+void SharedMemoryEngine::staged_rounds(const Call& call, Rounds rounds,
                                        FunctionRef<void(std::uint64_t, std::byte*)> stage,
                                        FunctionRef<void(std::uint64_t)> consume) {
   const std::uint64_t base = rounds_;
@@ -55,8 +54,7 @@ void SharedMemoryEngine::staged_rounds(const Call& call,
     if (round == 0 || !rounds.ahead) fill(round);
     if (rounds.ahead && round + 1 < rounds.count) fill(round + 1);
     const std::uint64_t global = base + round;
-    wait_all(call.descriptor,
-             [global](const GroupControl& control) { return control.staged.load() > global; });
+    wait_all(call.descriptor, [global](const GroupControl& control) { return control.staged.load() > global; });
     ZR_FAILPOINT("shm.staged.round");
     consume(round);
     own().consumed.store(global + 1);
@@ -106,8 +104,7 @@ void SharedMemoryEngine::staged_gather(Call& call) {
   }
   const std::uint64_t base = rounds_;
   staged_rounds(
-      call,
-      {.count = rounds_for(longest, chunk)},
+      call, {.count = rounds_for(longest, chunk)},
       [&](std::uint64_t round, std::byte* half) {
         const std::int64_t first = static_cast<std::int64_t>(round) * chunk;
         if (!to_one || !reads) stage_bytes(half, collective.send + first, std::min(chunk, bytes_of(rank_) - first));
@@ -116,10 +113,7 @@ void SharedMemoryEngine::staged_gather(Call& call) {
         const std::int64_t first = static_cast<std::int64_t>(round) * chunk;
         for (int step = 1; reads && step < size_; ++step) {
           const int peer = (rank_ + step) % size_;
-          copy_in(place_of(peer) + first,
-                  peer_half(peer, base + round),
-                  std::min(chunk, bytes_of(peer) - first),
-                  peer,
+          copy_in(place_of(peer) + first, peer_half(peer, base + round), std::min(chunk, bytes_of(peer) - first), peer,
                   call);
         }
       });
@@ -127,14 +121,12 @@ void SharedMemoryEngine::staged_gather(Call& call) {
 
 void SharedMemoryEngine::staged_broadcast(Call& call) {
   const Collective& collective = call.collective;
-  const std::int64_t total =
-      call.descriptor.elements * static_cast<std::int64_t>(size_of(collective.in_dtype));
+  const std::int64_t total = call.descriptor.elements * static_cast<std::int64_t>(size_of(collective.in_dtype));
   const auto chunk = static_cast<std::int64_t>(half_bytes_);
   const bool root = rank_ == collective.root;
   const std::uint64_t base = rounds_;
   staged_rounds(
-      call,
-      {.count = rounds_for(total, chunk)},
+      call, {.count = rounds_for(total, chunk)},
       [&](std::uint64_t round, std::byte* half) {
         const std::int64_t first = static_cast<std::int64_t>(round) * chunk;
         if (root) stage_bytes(half, collective.send + first, std::min(chunk, total - first));
@@ -142,11 +134,8 @@ void SharedMemoryEngine::staged_broadcast(Call& call) {
       [&](std::uint64_t round) {
         const std::int64_t first = static_cast<std::int64_t>(round) * chunk;
         if (!root) {
-          copy_in(collective.recv + first,
-                  peer_half(collective.root, base + round),
-                  std::min(chunk, total - first),
-                  collective.root,
-                  call);
+          copy_in(collective.recv + first, peer_half(collective.root, base + round), std::min(chunk, total - first),
+                  collective.root, call);
         }
       });
 }
@@ -163,14 +152,12 @@ void SharedMemoryEngine::staged_reduce_scatter(Call& call) {
   };
   const std::uint64_t base = rounds_;
   staged_rounds(
-      call,
-      {.count = rounds_for(longest, piece)},
+      call, {.count = rounds_for(longest, piece)},
       [&](std::uint64_t round, std::byte* half) {
         const std::int64_t first = static_cast<std::int64_t>(round) * piece;
         for (int peer = 0; peer < size_; ++peer) {
           if (peer == rank_) continue;
-          const std::byte* from =
-              collective.send + (call.offsets[static_cast<std::size_t>(peer)] + first) * in_size;
+          const std::byte* from = collective.send + (call.offsets[static_cast<std::size_t>(peer)] + first) * in_size;
           stage_bytes(half, from, length(peer, first) * in_size);
           half += stride;
         }
@@ -182,8 +169,10 @@ void SharedMemoryEngine::staged_reduce_scatter(Call& call) {
         Summands sources;
         for (int peer = 0; peer < size_; ++peer) {
           const DType dtype = in_dtype_of(peer, call);
-          const std::byte* const own = collective.send + (call.offsets[static_cast<std::size_t>(rank_)] + first) * in_size;
-          sources.add(peer == rank_ ? own : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride, dtype);
+          const std::byte* const own =
+              collective.send + (call.offsets[static_cast<std::size_t>(rank_)] + first) * in_size;
+          sources.add(peer == rank_ ? own : peer_half(peer, base + round) + (rank_ - (rank_ > peer ? 1 : 0)) * stride,
+                      dtype);
           count(call, peer, elements * static_cast<std::int64_t>(size_of(dtype)));
         }
         reduce(collective, collective.recv + first * out_size, sources, elements);
@@ -227,8 +216,7 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
   };
   const std::uint64_t base = rounds_;
   staged_rounds(
-      call,
-      {.count = 2 * blocks, .ahead = blocks > 1},
+      call, {.count = 2 * blocks, .ahead = blocks > 1},
       [&](std::uint64_t round, std::byte* half) {
         const Step step = step_of(round);
         if (step.gather) {
@@ -249,11 +237,8 @@ void SharedMemoryEngine::staged_all_reduce(Call& call) {
           for (int offset = 1; offset < size_; ++offset) {
             const int peer = (rank_ + offset) % size_;
             const Place theirs = place(step.block, peer);
-            copy_in(collective.recv + theirs.first * out_size,
-                    peer_half(peer, base + round),
-                    theirs.elements * out_size,
-                    peer,
-                    call);
+            copy_in(collective.recv + theirs.first * out_size, peer_half(peer, base + round),
+                    theirs.elements * out_size, peer, call);
           }
           return;
         }

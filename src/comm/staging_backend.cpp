@@ -63,7 +63,8 @@ class Staging {
 /// The Staging of a rank, once it is needed.
 class StagingRoot {
  public:
-  StagingRoot(const CommOptions& options, std::function<const CudaTable&()> load) : options_(options), load_(std::move(load)) {}
+  StagingRoot(const CommOptions& options, std::function<const CudaTable&()> load)
+      : options_(options), load_(std::move(load)) {}
 
   [[nodiscard]] Staging* made() const { return staging_.get(); }
   [[nodiscard]] Staging& make(std::string_view where) {
@@ -114,7 +115,9 @@ struct StagedCall {
 class StagingBackend final : public ForwardingBackend {
  public:
   StagingBackend(std::unique_ptr<CommBackend> base, std::shared_ptr<StagingRoot> root)
-      : ForwardingBackend(std::move(base)), root_(std::move(root)), stream_(make_cpu_device()->make_stream("staging")) {}
+      : ForwardingBackend(std::move(base)),
+        root_(std::move(root)),
+        stream_(make_cpu_device()->make_stream("staging")) {}
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     void* const native = stream.native();
@@ -127,7 +130,8 @@ class StagingBackend final : public ForwardingBackend {
     }
     WorkInfo info = validated(collectives, rank(), size(), where());
     Staging& staging = root_->make(where());
-    for (const Collective& call : collectives) check_device_buffers(staging.cuda, staging.device, call, rank(), where(), who());
+    for (const Collective& call : collectives)
+      check_device_buffers(staging.cuda, staging.device, call, rank(), where(), who());
     stream.enqueue([&] { run(staging, collectives, native); });  // runs before it returns
     return {stream.record(), std::move(info)};
   }
@@ -144,11 +148,11 @@ class StagingBackend final : public ForwardingBackend {
   void run(Staging& staging, std::span<const Collective> calls, void* native) {
     try {
       for_each_run(
-          calls,
-          [&](std::span<const Collective> points) { run_together(staging, points, native); },
+          calls, [&](std::span<const Collective> points) { run_together(staging, points, native); },
           [&](const Collective& call) { run_together(staging, {&call, 1}, native); });
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::kResource || error.code() == ErrorCode::kOutOfMemory) inner().abort(error);  // only this rank knows
+      if (error.code() == ErrorCode::kResource || error.code() == ErrorCode::kOutOfMemory)
+        inner().abort(error);  // only this rank knows
       throw;
     }
   }
@@ -161,7 +165,9 @@ class StagingBackend final : public ForwardingBackend {
     for (const Collective& call : calls) bytes += staged.emplace_back(call, rank(), bytes).bytes;
     PinnedSlab::Block block = staging.take(bytes);
     const auto copy = [&](void* to, const void* from, std::size_t size) {
-      if (size > 0) check_cuda(cuda, cuda.copy(to, from, size, kCudaCopyAnyWay, native), "a copy through pinned memory", where(), who());
+      if (size > 0)
+        check_cuda(cuda, cuda.copy(to, from, size, kCudaCopyAnyWay, native), "a copy through pinned memory", where(),
+                   who());
     };
     std::vector<Collective> on_host;
     for (StagedCall& call : staged) {
@@ -189,7 +195,8 @@ class StagingBackend final : public ForwardingBackend {
       inner().check_peers({.what = describe(calls.front())});
       if (!deadline.passed()) continue;
       const Error error(ErrorCode::kTimeout,
-                        fmt::format("the device did not come to the call within {:.1f} s", std::chrono::duration<double>(deadline.timeout()).count()),
+                        fmt::format("the device did not come to the call within {:.1f} s",
+                                    std::chrono::duration<double>(deadline.timeout()).count()),
                         {.where = where(),
                          .who = who(),
                          .which = describe(calls.front()),
@@ -206,8 +213,7 @@ class StagingBackend final : public ForwardingBackend {
 
 }  // namespace
 
-std::unique_ptr<CommBackend> make_staging_backend(std::unique_ptr<CommBackend> base,
-                                                  const CommOptions& options,
+std::unique_ptr<CommBackend> make_staging_backend(std::unique_ptr<CommBackend> base, const CommOptions& options,
                                                   std::function<const CudaTable&()> load) {
   return std::make_unique<StagingBackend>(std::move(base), std::make_shared<StagingRoot>(options, std::move(load)));
 }
@@ -217,7 +223,8 @@ std::unique_ptr<CommBackend> make_staging_backend(std::unique_ptr<CommBackend> b
 namespace zeroth {
 
 std::unique_ptr<CommBackend> make_staging_backend(std::unique_ptr<CommBackend> base, const CommOptions& options) {
-  return detail::make_staging_backend(std::move(base), options, []() -> const detail::CudaTable& { return detail::load_cuda(); });
+  return detail::make_staging_backend(std::move(base), options,
+                                      []() -> const detail::CudaTable& { return detail::load_cuda(); });
 }
 
 }  // namespace zeroth

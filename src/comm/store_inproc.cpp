@@ -10,9 +10,7 @@ namespace zeroth {
 namespace detail {
 
 void check_entry(std::string_view key, std::string_view value) {
-  ZR_CHECK(key.size() + value.size() <= kMaxEntryBytes,
-           ErrorCode::kUsage,
-           "an entry of the store is too long",
+  ZR_CHECK(key.size() + value.size() <= kMaxEntryBytes, ErrorCode::kUsage, "an entry of the store is too long",
            {.where = "comm.store",
             .which = std::string(key.substr(0, 64)),
             .expected = fmt::format("at most {} bytes", kMaxEntryBytes),
@@ -20,8 +18,7 @@ void check_entry(std::string_view key, std::string_view value) {
 }
 
 void throw_missing(std::string_view key, Milliseconds timeout) {
-  throw Error(ErrorCode::kTimeout,
-              "nobody has set a key of the store",
+  throw Error(ErrorCode::kTimeout, "nobody has set a key of the store",
               {.where = "comm.store",
                .which = std::string(key),
                .got = fmt::format("nothing for {:.1f} s", std::chrono::duration<double>(timeout).count())});
@@ -53,13 +50,10 @@ std::int64_t StoreTable::add(std::string_view key, std::int64_t delta) {
     const std::lock_guard lock(mutex_);
     std::string& text = values_.try_emplace(std::string(key), "0").first->second;
     const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), sum);
-    ZR_CHECK(problem == std::errc() && end == text.data() + text.size(),
-             ErrorCode::kUsage,
+    ZR_CHECK(problem == std::errc() && end == text.data() + text.size(), ErrorCode::kUsage,
              "add() to a key of the store that holds no number",
              {.where = "comm.store", .which = std::string(key), .got = text.substr(0, 64)});
-    ZR_CHECK(!__builtin_add_overflow(sum, delta, &sum),
-             ErrorCode::kUsage,
-             "a counter of the store overflows",
+    ZR_CHECK(!__builtin_add_overflow(sum, delta, &sum), ErrorCode::kUsage, "a counter of the store overflows",
              {.where = "comm.store", .which = std::string(key)});
     text = std::to_string(sum);
   }
@@ -69,8 +63,8 @@ std::int64_t StoreTable::add(std::string_view key, std::int64_t delta) {
 
 void StoreTable::wait(std::span<const std::string> keys, Milliseconds timeout) {
   const Deadline deadline(timeout);
-  for (const std::string& key : keys)
-    [[maybe_unused]] const std::string value = get(key, deadline.remaining());
+  for (const std::string& key : keys) [[maybe_unused]]
+    const std::string value = get(key, deadline.remaining());
 }
 
 std::optional<std::string> StoreTable::find(std::string_view key) {

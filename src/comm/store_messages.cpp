@@ -42,9 +42,8 @@ std::optional<std::pair<Head, std::string_view>> split_head(std::span<const std:
 }  // namespace
 
 std::string bytes_of_request(const StoreRequest& request) {
-  const RequestHead head{.number = request.number,
-                         .key_bytes = static_cast<std::uint32_t>(request.key.size()),
-                         .kind = request.kind};
+  const RequestHead head{
+      .number = request.number, .key_bytes = static_cast<std::uint32_t>(request.key.size()), .kind = request.kind};
   return message(head, request.key, request.value);
 }
 
@@ -81,7 +80,9 @@ std::string perform(StoreTable& table, const StoreRequest& request) {
   };
   try {
     switch (request.kind) {
-      case StoreRequestKind::kSet: table.set(request.key, request.value); return answer(StoreStatus::kOk, {});
+      case StoreRequestKind::kSet:
+        table.set(request.key, request.value);
+        return answer(StoreStatus::kOk, {});
       case StoreRequestKind::kFind:
         if (const auto found = table.find(request.key)) return answer(StoreStatus::kOk, *found);
         return answer(StoreStatus::kMissing, {});

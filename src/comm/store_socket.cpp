@@ -40,9 +40,7 @@ class ServedStore final : public Store {
  public:
   explicit ServedStore(std::string_view name) {
     std::optional<UniqueFd> listener = listen_at(socket_name("store", name));
-    ZR_CHECK(listener.has_value(),
-             ErrorCode::kResource,
-             "another process serves a store of this name",
+    ZR_CHECK(listener.has_value(), ErrorCode::kResource, "another process serves a store of this name",
              {.where = "comm.store", .which = std::string(name)});
     listener_ = std::move(*listener);
     stop_ = UniqueFd(::eventfd(0, EFD_CLOEXEC));
@@ -68,8 +66,7 @@ class ServedStore final : public Store {
     for (;;) {
       std::vector<pollfd> watched{{.fd = stop_.get(), .events = POLLIN, .revents = 0},
                                   {.fd = listener_.get(), .events = POLLIN, .revents = 0}};
-      for (const UniqueFd& client : clients)
-        watched.push_back({.fd = client.get(), .events = POLLIN, .revents = 0});
+      for (const UniqueFd& client : clients) watched.push_back({.fd = client.get(), .events = POLLIN, .revents = 0});
       ::poll(watched.data(), watched.size(), -1);
       if (watched[0].revents != 0) return;
       for (std::size_t index = clients.size(); index-- > 0;) {
@@ -121,9 +118,7 @@ class ClientStore final : public Store {
       : name_(name), patience_(std::clamp(timeout, kLeastPatience, kMostPatience)) {
     const Deadline deadline(timeout);
     socket_ = connect_to(socket_name("store", name), [&] {
-      ZR_CHECK(!deadline.passed(),
-               ErrorCode::kTimeout,
-               "nobody serves the store",
+      ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "nobody serves the store",
                ErrorContext{.where = "comm.store", .which = name_});
     });
   }
@@ -157,27 +152,22 @@ class ClientStore final : public Store {
 
   void wait(std::span<const std::string> keys, Milliseconds timeout) override {
     const Deadline deadline(timeout);
-    for (const std::string& key : keys)
-      [[maybe_unused]] const std::string value = get(key, deadline.remaining());
+    for (const std::string& key : keys) [[maybe_unused]]
+      const std::string value = get(key, deadline.remaining());
   }
 
  private:
   /// The value, or empty if the key is missing.
-  std::optional<std::string> ask(StoreRequestKind kind,
-                                 std::string_view key,
-                                 std::string_view value,
+  std::optional<std::string> ask(StoreRequestKind kind, std::string_view key, std::string_view value,
                                  Milliseconds timeout) {
     const Deadline deadline(timeout);
     const std::lock_guard lock(mutex_);
     const auto impatient = [&] {
-      ZR_CHECK(
-          !deadline.passed(),
-          ErrorCode::kTimeout,
-          "the store does not answer",
-          ErrorContext{.where = "comm.store",
-                       .which = name_,
-                       .expected = fmt::format("an answer about \"{}\" within {} ms", key, timeout.count()),
-                       .hint = "whether the request has been carried out is not known"});
+      ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "the store does not answer",
+               ErrorContext{.where = "comm.store",
+                            .which = name_,
+                            .expected = fmt::format("an answer about \"{}\" within {} ms", key, timeout.count()),
+                            .hint = "whether the request has been carried out is not known"});
     };
     ZR_FAILPOINT("store.ask");
     const std::uint64_t number = ++requests_;
@@ -186,13 +176,10 @@ class ClientStore final : public Store {
     for (;;) {
       const std::optional<Message> message =
           sent ? receive_message(socket_.get(), kMaxStoreMessageBytes, impatient) : std::nullopt;
-      ZR_CHECK(message.has_value(),
-               ErrorCode::kPeerLost,
-               "the process that serves the store has gone",
+      ZR_CHECK(message.has_value(), ErrorCode::kPeerLost, "the process that serves the store has gone",
                {.where = "comm.store", .which = name_});
       const auto answer = parse_answer(message->bytes);
-      ZR_CHECK(answer.has_value(),
-               ErrorCode::kMismatch,
+      ZR_CHECK(answer.has_value(), ErrorCode::kMismatch,
                "the process that serves the store answers in another protocol",
                {.where = "comm.store",
                 .which = name_,
@@ -202,9 +189,7 @@ class ClientStore final : public Store {
       if (answer->number != number) continue;  // to a request that this client gave up
       if (answer->status == StoreStatus::kMissing) return std::nullopt;
       std::string text(answer->value);
-      ZR_CHECK(answer->status == StoreStatus::kOk,
-               ErrorCode::kUsage,
-               text,
+      ZR_CHECK(answer->status == StoreStatus::kOk, ErrorCode::kUsage, text,
                {.where = "comm.store", .which = std::string(key)});
       return text;
     }

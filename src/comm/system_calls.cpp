@@ -1,6 +1,5 @@
-#include <zeroth/comm/system_calls.h>
-
 #include <zeroth/base/failpoint.h>
+#include <zeroth/comm/system_calls.h>
 
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -21,7 +20,8 @@ class KernelCalls final : public SystemCalls {
   ssize_t read_process(pid_t pid, std::byte* to, std::uint64_t from, std::size_t bytes) override {
     if (ZR_FAILPOINT_ERRNO("system.process_vm_readv")) return -1;
     const iovec here{.iov_base = to, .iov_len = bytes};
-    const iovec there{.iov_base = reinterpret_cast<void*>(from), .iov_len = bytes};  // NOLINT(performance-no-int-to-ptr): of another process
+    const iovec there{.iov_base = reinterpret_cast<void*>(from),
+                      .iov_len = bytes};  // NOLINT(performance-no-int-to-ptr): of another process
     return ::process_vm_readv(pid, &here, 1, &there, 1, 0);
   }
 };

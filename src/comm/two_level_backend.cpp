@@ -32,9 +32,7 @@ DType type_of_partial(const Collective& call) {
 class TwoLevels {
  public:
   /// `across`: the ranks with this one's place in their nodes, in the order of the nodes.
-  TwoLevels(std::unique_ptr<CommBackend> base,
-            std::unique_ptr<CommBackend> node,
-            std::unique_ptr<CommBackend> across,
+  TwoLevels(std::unique_ptr<CommBackend> base, std::unique_ptr<CommBackend> node, std::unique_ptr<CommBackend> across,
             const CommOptions& options)
       : base_(std::move(base)),
         node_(std::move(node)),
@@ -66,7 +64,8 @@ class TwoLevels {
   void run(std::span<const Collective> calls) {
     guarded([&] {
       for_each_run(
-          calls, [&](std::span<const Collective> points) { run_points(points); }, [&](const Collective& call) {
+          calls, [&](std::span<const Collective> points) { run_points(points); },
+          [&](const Collective& call) {
             run_one(call);
             if (observer_) observer_->observe({.group = base_->group_name(), .kind = call.kind, .calls = 1});
           });
@@ -115,12 +114,11 @@ class TwoLevels {
   [[nodiscard]] Error named(const Error& error) const {
     ErrorContext context = error.context();
     // A transport below the group of messages counts as the whole group does.
-    if (making_ == base_.get() || context.who.starts_with(fmt::format("rank {}/{}", base_->rank(), base_->size()))) return error;
-    context.who = fmt::format("rank {}/{}, which is {} {}",
-                              base_->rank(),
-                              base_->size(),
-                              context.who.empty() ? "one" : context.who,
-                              making_ == node_.get() ? fmt::format("of node {}", across_->rank()) : "of those that join the nodes");
+    if (making_ == base_.get() || context.who.starts_with(fmt::format("rank {}/{}", base_->rank(), base_->size())))
+      return error;
+    context.who = fmt::format(
+        "rank {}/{}, which is {} {}", base_->rank(), base_->size(), context.who.empty() ? "one" : context.who,
+        making_ == node_.get() ? fmt::format("of node {}", across_->rank()) : "of those that join the nodes");
     return Error(error.code(), in_whole(error.message()), std::move(context));
   }
 
@@ -132,7 +130,8 @@ class TwoLevels {
     if (making_ != node_.get() || !message.starts_with(kBegin)) return message;
     const auto number = std::from_chars(message.data() + kBegin.size(), end, rank);
     if (number.ec != std::errc() || rank < 0 || rank >= per_node()) return message;
-    return fmt::format("rank {}, of node {} rank {}{}", rank_at(across_->rank(), rank), across_->rank(), rank, std::string_view(number.ptr, end));
+    return fmt::format("rank {}, of node {} rank {}{}", rank_at(across_->rank(), rank), across_->rank(), rank,
+                       std::string_view(number.ptr, end));
   }
 
   [[nodiscard]] int per_node() const { return node_->size(); }
@@ -159,21 +158,31 @@ class TwoLevels {
   void run_one(const Collective& call) {
     whole_ = describe_whole(call);
     switch (call.kind) {
-      case CollectiveKind::kReduceScatter: return reduce_scatter(call);
-      case CollectiveKind::kAllReduce: return all_reduce(call);
-      case CollectiveKind::kAllGather: agree(call); return all_gather(call);
-      case CollectiveKind::kBroadcast: agree(call); return broadcast(call);
+      case CollectiveKind::kReduceScatter:
+        return reduce_scatter(call);
+      case CollectiveKind::kAllReduce:
+        return all_reduce(call);
+      case CollectiveKind::kAllGather:
+        agree(call);
+        return all_gather(call);
+      case CollectiveKind::kBroadcast:
+        agree(call);
+        return broadcast(call);
       case CollectiveKind::kGather:
       case CollectiveKind::kScatter:
       case CollectiveKind::kAllToAll:
-      case CollectiveKind::kBarrier: agree(call); return make(*base_, call);
+      case CollectiveKind::kBarrier:
+        agree(call);
+        return make(*base_, call);
       case CollectiveKind::kSend:
-      case CollectiveKind::kRecv: return;  // not alone
+      case CollectiveKind::kRecv:
+        return;  // not alone
     }
   }
 
-  /// [Note: One first step] Ranks that make different calls would wait for each other in different groups, for ever. So every call begins with
-  /// one that all ranks of a node make, and goes on with one that its ranks make between the nodes: if not of itself, with empty ones.
+  /// [Note: One first step] Ranks that make different calls would wait for each other in different groups, for ever. So
+  /// every call begins with one that all ranks of a node make, and goes on with one that its ranks make between the
+  /// nodes: if not of itself, with empty ones.
   void agree(const Collective& call) {
     for (CommBackend* seat : {node_.get(), across_.get()}) make(*seat, Collective{.tag = call.tag, .name = call.name});
   }
@@ -225,8 +234,8 @@ class TwoLevels {
     }
   }
 
-  /// For each node, its ranks' parts are summed over this node; then these sums over the nodes. Piece by piece, so that what lies between
-  /// the levels is small.
+  /// For each node, its ranks' parts are summed over this node; then these sums over the nodes. Piece by piece, so that
+  /// what lies between the levels is small.
   void reduce_scatter(const Collective& call) {
     const DType partial = type_of_partial(call);
     const auto in_size = static_cast<std::int64_t>(size_of(call.in_dtype));
@@ -251,15 +260,14 @@ class TwoLevels {
       for (int node = 0; node < nodes(); ++node) {
         const std::vector<std::int64_t> inside = of_node(lengths, node);
         over.counts.push_back(inside[static_cast<std::size_t>(node_->rank())]);
-        make(*node_,
-             {.kind = CollectiveKind::kReduceScatter,
-              .in_dtype = call.in_dtype,
-              .out_dtype = partial,
-              .send = parts_of(call, offsets, inside, node, first, in_size),
-              .recv = sum,
-              .counts = inside,
-              .op = call.op,
-              .tag = call.tag});
+        make(*node_, {.kind = CollectiveKind::kReduceScatter,
+                      .in_dtype = call.in_dtype,
+                      .out_dtype = partial,
+                      .send = parts_of(call, offsets, inside, node, first, in_size),
+                      .recv = sum,
+                      .counts = inside,
+                      .op = call.op,
+                      .tag = call.tag});
         sum += over.counts.back() * partial_size;
       }
       make(*across_, over);
@@ -267,14 +275,12 @@ class TwoLevels {
   }
 
   /// Elements from `first` on of the parts for the ranks of a node, one part after the other.
-  const std::byte* parts_of(const Collective& call,
-                            const std::vector<std::int64_t>& offsets,
-                            const std::vector<std::int64_t>& lengths,
-                            int node,
-                            std::int64_t first,
+  const std::byte* parts_of(const Collective& call, const std::vector<std::int64_t>& offsets,
+                            const std::vector<std::int64_t>& lengths, int node, std::int64_t first,
                             std::int64_t in_size) {
     const auto begin = static_cast<std::size_t>(rank_at(node, 0));
-    const bool whole = std::equal(lengths.begin(), lengths.end(), call.counts.begin() + static_cast<std::ptrdiff_t>(begin));
+    const bool whole =
+        std::equal(lengths.begin(), lengths.end(), call.counts.begin() + static_cast<std::ptrdiff_t>(begin));
     if (whole && call.offsets.empty()) return call.send + offsets[begin] * in_size;
     std::byte* to = packed_.data();
     for (std::size_t place = 0; place < lengths.size(); ++place) {
@@ -350,18 +356,18 @@ class TwoLevels {
   std::exception_ptr broken_;
 };
 
-/// [Note: One order of calls] The last call of this rank in a group or in the parts that it was split into: each one begins after it. Without that
-/// two ranks of two groups could each be in a call of the one that the other has not come to.
+/// [Note: One order of calls] The last call of this rank in a group or in the parts that it was split into: each one
+/// begins after it. Without that two ranks of two groups could each be in a call of the one that the other has not come
+/// to.
 using LastCall = std::shared_ptr<Event>;
 
-std::unique_ptr<CommBackend> make_levels(std::unique_ptr<CommBackend> base,
-                                         std::unique_ptr<CommBackend> node,
-                                         const CommOptions& options,
-                                         LastCall last_call);
+std::unique_ptr<CommBackend> make_levels(std::unique_ptr<CommBackend> base, std::unique_ptr<CommBackend> node,
+                                         const CommOptions& options, LastCall last_call);
 
 class TwoLevelBackend final : public CommBackend {
  public:
-  TwoLevelBackend(std::shared_ptr<TwoLevels> levels, LastCall last_call) : levels_(std::move(levels)), last_call_(std::move(last_call)) {}
+  TwoLevelBackend(std::shared_ptr<TwoLevels> levels, LastCall last_call)
+      : levels_(std::move(levels)), last_call_(std::move(last_call)) {}
 
   [[nodiscard]] int rank() const override { return levels_->base().rank(); }
   [[nodiscard]] int size() const override { return levels_->base().size(); }
@@ -393,15 +399,13 @@ class TwoLevelBackend final : public CommBackend {
   }
 
   [[nodiscard]] PeerWindow attach(const Arena& /*arena*/, std::string_view name) override {
-    throw Error(ErrorCode::kUsage,
-                "ranks on several nodes have no memory that all of them can read",
+    throw Error(ErrorCode::kUsage, "ranks on several nodes have no memory that all of them can read",
                 {.where = levels_->where() + ".attach",
                  .which = std::string(name),
                  .hint = "look at capabilities().one_sided, and make matched calls"});
   }
   void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& context) override {
-    throw Error(ErrorCode::kUsage,
-                "ranks on several nodes have no memory that all of them can write",
+    throw Error(ErrorCode::kUsage, "ranks on several nodes have no memory that all of them can write",
                 {.where = levels_->where() + ".wait_until", .which = context.what});
   }
   void ring() override {}
@@ -414,10 +418,10 @@ class TwoLevelBackend final : public CommBackend {
     levels_->node().abort(error);
     levels_->base().abort(error);
   }
-  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override { levels_->base().count_one_sided(kind, peer, bytes); }
-  void set_observer(std::shared_ptr<TrafficObserver> observer) override {
-    levels_->set_observer(observer);
+  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
+    levels_->base().count_one_sided(kind, peer, bytes);
   }
+  void set_observer(std::shared_ptr<TrafficObserver> observer) override { levels_->set_observer(observer); }
   void set_tag_names(TagNames names) override {
     levels_->for_each_seat([&](CommBackend& seat) { seat.set_tag_names(names); });
   }
@@ -430,11 +434,8 @@ class TwoLevelBackend final : public CommBackend {
 /// Two seats of the same ranks, of which one makes the calls. The other one hears of aborts.
 class Beside final : public ForwardingBackend {
  public:
-  Beside(std::unique_ptr<CommBackend> inner,
-         std::unique_ptr<CommBackend> other,
-         bool inner_is_node,
-         const CommOptions& options,
-         LastCall last_call)
+  Beside(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> other, bool inner_is_node,
+         const CommOptions& options, LastCall last_call)
       : ForwardingBackend(std::move(inner)),
         other_(std::move(other)),
         inner_is_node_(inner_is_node),
@@ -504,10 +505,8 @@ bool has_levels(CommBackend& base, const CommBackend& node) {
   return fits != 0;
 }
 
-std::unique_ptr<CommBackend> make_levels(std::unique_ptr<CommBackend> base,
-                                         std::unique_ptr<CommBackend> node,
-                                         const CommOptions& options,
-                                         LastCall last_call) {
+std::unique_ptr<CommBackend> make_levels(std::unique_ptr<CommBackend> base, std::unique_ptr<CommBackend> node,
+                                         const CommOptions& options, LastCall last_call) {
   if (base->node_sizes().size() == 1 && node->size() == base->size()) {
     return std::make_unique<Beside>(std::move(node), std::move(base), true, options, std::move(last_call));
   }
@@ -525,8 +524,7 @@ std::unique_ptr<CommBackend> make_levels(std::unique_ptr<CommBackend> base,
 namespace zeroth {
 
 std::unique_ptr<CommBackend> make_two_level_backend(std::unique_ptr<CommBackend> base,
-                                                    std::unique_ptr<CommBackend> node,
-                                                    const CommOptions& options) {
+                                                    std::unique_ptr<CommBackend> node, const CommOptions& options) {
   return detail::make_levels(std::move(base), std::move(node), options, std::make_shared<Event>());
 }
 

@@ -39,15 +39,11 @@ struct PeerIdentity {
 
 /// Sends one message with descriptors. False if the other side has closed. Waits while the other side does
 /// not read; check() is called at least every 100 ms then, and throws when that is pointless.
-[[nodiscard]] bool send_message(int socket,
-                                std::span<const std::byte> bytes,
-                                std::span<const int> descriptors,
+[[nodiscard]] bool send_message(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors,
                                 FunctionRef<void()> check);
 /// For a message on a connection that holds nothing unread, where there is nothing to wait for: throws
 /// kTimeout if the other side does not take it all the same within kSendPatience.
-[[nodiscard]] bool send_message(int socket,
-                                std::span<const std::byte> bytes,
-                                std::span<const int> descriptors = {});
+[[nodiscard]] bool send_message(int socket, std::span<const std::byte> bytes, std::span<const int> descriptors = {});
 inline constexpr Milliseconds kSendPatience{2'000};
 
 struct Message {
@@ -55,9 +51,7 @@ struct Message {
   std::vector<UniqueFd> descriptors{};
 };
 /// Waits for one message of at most `limit` bytes; empty if the other side has closed. check() as above.
-[[nodiscard]] std::optional<Message> receive_message(int socket,
-                                                     std::size_t limit,
-                                                     FunctionRef<void()> check);
+[[nodiscard]] std::optional<Message> receive_message(int socket, std::size_t limit, FunctionRef<void()> check);
 
 /// A struct as the bytes of a message.
 template <class T>

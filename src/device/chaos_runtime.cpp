@@ -1,3 +1,7 @@
+#include "device/stream_runtime.h"
+
+#include <zeroth/base/error.h>
+
 #include <chrono>
 #include <deque>
 #include <random>
@@ -5,16 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include <zeroth/base/error.h>
-
-#include "device/stream_runtime.h"
-
 namespace zeroth::detail {
 namespace {
 
-/// [Note: Chaos] One thread, several queues. Each enqueue may run a few ready heads of random queues, each wait runs random
-/// ready heads until its point is reached. So the order across streams is any that the events allow, and a task whose
-/// completion nobody waits for may run very late. The same seed gives the same order.
+/// [Note: Chaos] One thread, several queues. Each enqueue may run a few ready heads of random queues, each wait runs
+/// random ready heads until its point is reached. So the order across streams is any that the events allow, and a task
+/// whose completion nobody waits for may run very late. The same seed gives the same order.
 class ChaosRuntime final : public StreamRuntime {
  public:
   explicit ChaosRuntime(std::uint64_t seed) : random_(seed) {}
@@ -55,8 +55,8 @@ class ChaosRuntime final : public StreamRuntime {
       std::exception_ptr error = std::exchange(queue.error, nullptr);
       for (Item& item : queue.items) {
         if (item.task && !error) {
-          error = std::make_exception_ptr(Error(
-              ErrorCode::kAborted, "the device was closed before this work ran", {.where = "device.chaos"}));
+          error = std::make_exception_ptr(
+              Error(ErrorCode::kAborted, "the device was closed before this work ran", {.where = "device.chaos"}));
         }
         if (item.completes) {
           item.completes->error = std::exchange(error, nullptr);
@@ -148,6 +148,8 @@ class ChaosRuntime final : public StreamRuntime {
 
 }  // namespace
 
-std::shared_ptr<StreamRuntime> make_chaos_runtime(std::uint64_t seed) { return std::make_shared<ChaosRuntime>(seed); }
+std::shared_ptr<StreamRuntime> make_chaos_runtime(std::uint64_t seed) {
+  return std::make_shared<ChaosRuntime>(seed);
+}
 
 }  // namespace zeroth::detail

@@ -1,6 +1,6 @@
-#include <zeroth/device/device.h>
-
 #include "device/stream_runtime.h"
+
+#include <zeroth/device/device.h>
 
 #include <utility>
 
@@ -31,10 +31,9 @@ class CpuDevice final : public Device {
 }  // namespace
 
 std::unique_ptr<Device> make_cpu_device(ExecutionMode mode, std::uint64_t seed) {
-  ZR_CHECK(mode != ExecutionMode::kDevice,
-           ErrorCode::kUsage,
-           "the CPU has no streams of its own",
-           {.where = "device.cpu", .expected = "inline or chaos", .hint = "make_cuda_device() makes a device that has"});
+  ZR_CHECK(
+      mode != ExecutionMode::kDevice, ErrorCode::kUsage, "the CPU has no streams of its own",
+      {.where = "device.cpu", .expected = "inline or chaos", .hint = "make_cuda_device() makes a device that has"});
   return std::make_unique<CpuDevice>(mode, seed);
 }
 

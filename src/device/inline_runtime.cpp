@@ -1,7 +1,7 @@
+#include "device/stream_runtime.h"
+
 #include <deque>
 #include <utility>
-
-#include "device/stream_runtime.h"
 
 namespace zeroth::detail {
 namespace {
@@ -53,6 +53,8 @@ class InlineRuntime final : public StreamRuntime {
 
 }  // namespace
 
-std::shared_ptr<StreamRuntime> make_inline_runtime(InlineKind kind) { return std::make_shared<InlineRuntime>(kind); }
+std::shared_ptr<StreamRuntime> make_inline_runtime(InlineKind kind) {
+  return std::make_shared<InlineRuntime>(kind);
+}
 
 }  // namespace zeroth::detail

@@ -8,20 +8,31 @@ namespace zeroth {
 
 std::string_view name_of(MemoryState state) noexcept {
   switch (state) {
-    case MemoryState::kParameter: return "parameters";
-    case MemoryState::kMaster: return "masters";
-    case MemoryState::kOptimizer: return "optimizer";
-    case MemoryState::kBucket: return "buckets";
-    case MemoryState::kReduced: return "reduced";
-    case MemoryState::kGathered: return "gathered";
-    case MemoryState::kOverflow: return "overflow";
-    case MemoryState::kControl: return "control";
-    case MemoryState::kOther: return "other";
+    case MemoryState::kParameter:
+      return "parameters";
+    case MemoryState::kMaster:
+      return "masters";
+    case MemoryState::kOptimizer:
+      return "optimizer";
+    case MemoryState::kBucket:
+      return "buckets";
+    case MemoryState::kReduced:
+      return "reduced";
+    case MemoryState::kGathered:
+      return "gathered";
+    case MemoryState::kOverflow:
+      return "overflow";
+    case MemoryState::kControl:
+      return "control";
+    case MemoryState::kOther:
+      return "other";
   }
   return "other";
 }
 
-std::uint64_t MemorySnapshot::total() const { return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0}); }
+std::uint64_t MemorySnapshot::total() const {
+  return std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+}
 
 MemoryHold::MemoryHold(std::shared_ptr<MemoryLedger> ledger, Tag tag, std::size_t bytes)
     : ledger_(std::move(ledger)), tag_(tag), bytes_(bytes) {
@@ -41,7 +52,9 @@ MemoryHold& MemoryHold::operator=(MemoryHold&& other) noexcept {
   return *this;
 }
 
-MemoryHold::~MemoryHold() { release(); }
+MemoryHold::~MemoryHold() {
+  release();
+}
 
 void MemoryHold::release() noexcept {
   if (ledger_) ledger_->release(tag_, bytes_);

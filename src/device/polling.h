@@ -1,16 +1,16 @@
 // Waiting for what tells nobody: a device, a library.
 #pragma once
 
+#include <zeroth/base/deadline.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
 
-#include <zeroth/base/deadline.h>
-
 namespace zeroth::detail {
 
-/// Calls look() until it says true: for 50 us without a pause, then with growing ones, at most 1 ms. False after `slice`. Throws what look()
-/// throws.
+/// Calls look() until it says true: for 50 us without a pause, then with growing ones, at most 1 ms. False after
+/// `slice`. Throws what look() throws.
 template <class Look>
 [[nodiscard]] bool poll_for(Milliseconds slice, const Look& look) {
   constexpr std::chrono::microseconds kBusy{50};

@@ -1,13 +1,13 @@
 // What the kernel says about memory: /proc and the cgroup.
 #include "device/proc.h"
 
+#include <zeroth/device/memory.h>
+
 #include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <functional>
 #include <string>
-
-#include <zeroth/device/memory.h>
 
 namespace zeroth {
 namespace {
@@ -52,7 +52,8 @@ std::uint64_t sum_resident(const std::function<bool(std::uintptr_t, std::uintptr
   return total;
 }
 
-/// Page cache on the lists that reclaim looks at, from a memory.stat. v1 writes the sums over sub-groups as "total_...".
+/// Page cache on the lists that reclaim looks at, from a memory.stat. v1 writes the sums over sub-groups as
+/// "total_...".
 std::uint64_t reclaimable_bytes(const std::string& folder) {
   std::ifstream stat(folder + "/memory.stat");
   std::string key;
@@ -137,7 +138,8 @@ std::uint64_t available_memory_bytes() {
   while (std::getline(info, line)) {
     if (const auto bytes = field_bytes(line, "MemAvailable:")) available = *bytes;
   }
-  if (const auto left = cgroup_left_bytes("/sys/fs/cgroup", "/proc/self/cgroup")) available = std::min(available, *left);
+  if (const auto left = cgroup_left_bytes("/sys/fs/cgroup", "/proc/self/cgroup"))
+    available = std::min(available, *left);
   return available;
 }
 

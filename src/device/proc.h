@@ -7,8 +7,8 @@
 
 namespace zeroth {
 
-/// The least that any memory cgroup of the process still leaves; nothing if none has a limit. `root` is where cgroups are
-/// mounted (v2 at the root itself, v1 under "memory"), `own_groups` a file such as /proc/self/cgroup.
+/// The least that any memory cgroup of the process still leaves; nothing if none has a limit. `root` is where cgroups
+/// are mounted (v2 at the root itself, v1 under "memory"), `own_groups` a file such as /proc/self/cgroup.
 [[nodiscard]] std::optional<std::uint64_t> cgroup_left_bytes(const std::string& root, const std::string& own_groups);
 
 }  // namespace zeroth

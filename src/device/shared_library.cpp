@@ -1,12 +1,12 @@
 #include "device/shared_library.h"
 
-#include <dlfcn.h>
-
-#include <filesystem>
-
 #include <zeroth/base/error.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
+
+#include <dlfcn.h>
+
+#include <filesystem>
 
 namespace zeroth::detail {
 namespace {
@@ -53,13 +53,12 @@ SharedLibrary SharedLibrary::open(const LibraryQuery& query) {
     library.file_ = file_of(found.probe);
     std::error_code ignored;
     const bool same = wanted.empty() || std::filesystem::equivalent(wanted, library.file_, ignored);
-    ZR_CHECK(same,
-             ErrorCode::kEnvironment,
-             "this process already has another " + query.what,
-             {.where = query.where,
-              .expected = wanted + ", as " + query.variable + " says",
-              .got = library.file_,
-              .hint = "one process can use one only: unset the variable, or have it name the library that is loaded first"});
+    ZR_CHECK(
+        same, ErrorCode::kEnvironment, "this process already has another " + query.what,
+        {.where = query.where,
+         .expected = wanted + ", as " + query.variable + " says",
+         .got = library.file_,
+         .hint = "one process can use one only: unset the variable, or have it name the library that is loaded first"});
     return library;
   }
   std::vector<std::string> refusals;
@@ -78,19 +77,17 @@ SharedLibrary SharedLibrary::open(const LibraryQuery& query) {
     library.file_ = file_of(probe);
     return library;
   }
-  throw Error(ErrorCode::kEnvironment,
-              query.what + " was asked for, and cannot be loaded",
-              {.where = query.where,
-               .expected = wanted.empty() ? "one of " + join(query.names, ", ") : wanted + ", as " + query.variable + " says",
-               .got = join(refusals, "; "),
-               .hint = query.hint});
+  throw Error(
+      ErrorCode::kEnvironment, query.what + " was asked for, and cannot be loaded",
+      {.where = query.where,
+       .expected = wanted.empty() ? "one of " + join(query.names, ", ") : wanted + ", as " + query.variable + " says",
+       .got = join(refusals, "; "),
+       .hint = query.hint});
 }
 
 void* SharedLibrary::address(const char* name, bool optional) const {
   void* const found = ::dlsym(handle_, name);
-  ZR_CHECK(found != nullptr || optional,
-           ErrorCode::kEnvironment,
-           "this " + what_ + " lacks a function",
+  ZR_CHECK(found != nullptr || optional, ErrorCode::kEnvironment, "this " + what_ + " lacks a function",
            {.where = where_, .which = file_, .expected = name, .got = last_error(), .hint = "install a newer version"});
   return found;
 }

@@ -21,10 +21,10 @@ struct LibraryQuery {
 /// One loaded library; stays for the rest of the process.
 class SharedLibrary {
  public:
-  /// The one that this process has already, whoever loaded it: its functions are global symbols (a program that is linked with it), or
-  /// a file of one of `names` is loaded. Else that of the variable, else the names as the dynamic linker finds them. Throws kEnvironment
-  /// with what each place said; also where the variable names another file than the one that is loaded, since two copies of one library
-  /// in a process do not know of each other.
+  /// The one that this process has already, whoever loaded it: its functions are global symbols (a program that is
+  /// linked with it), or a file of one of `names` is loaded. Else that of the variable, else the names as the dynamic
+  /// linker finds them. Throws kEnvironment with what each place said; also where the variable names another file than
+  /// the one that is loaded, since two copies of one library in a process do not know of each other.
   [[nodiscard]] static SharedLibrary open(const LibraryQuery& query);
 
   /// File that the probe is in.

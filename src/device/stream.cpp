@@ -1,8 +1,8 @@
+#include "device/stream_runtime.h"
+
 #include <zeroth/device/stream.h>
 
 #include <utility>
-
-#include "device/stream_runtime.h"
 
 namespace zeroth {
 
@@ -20,7 +20,9 @@ void finish_foreign(const StreamRuntime& runtime, Completion& completion) {
 
 }  // namespace detail
 
-bool Event::ready() const { return !completion_ || completion_->done || completion_->source->ready(*completion_); }
+bool Event::ready() const {
+  return !completion_ || completion_->done || completion_->source->ready(*completion_);
+}
 
 void Event::wait() const {
   if (!completion_) return;
@@ -31,18 +33,28 @@ void Event::wait() const {
 Stream::Stream(std::shared_ptr<detail::StreamRuntime> runtime, int index, std::string name)
     : runtime_(std::move(runtime)), index_(index), name_(std::move(name)) {}
 
-void Stream::enqueue(std::function<void()> task) const { runtime_->enqueue(index_, std::move(task)); }
+void Stream::enqueue(std::function<void()> task) const {
+  runtime_->enqueue(index_, std::move(task));
+}
 
-Event Stream::record() const { return Event(runtime_->record(index_)); }
+Event Stream::record() const {
+  return Event(runtime_->record(index_));
+}
 
 void Stream::order_after(const Event& event) const {
   if (event.completion_) runtime_->order_after(index_, event.completion_);
 }
 
-void Stream::synchronize() const { record().wait(); }
+void Stream::synchronize() const {
+  record().wait();
+}
 
-bool Stream::runs_inline() const { return runtime_->runs_inline(); }
+bool Stream::runs_inline() const {
+  return runtime_->runs_inline();
+}
 
-void* Stream::native() const { return runtime_ ? runtime_->native_stream(index_) : nullptr; }
+void* Stream::native() const {
+  return runtime_ ? runtime_->native_stream(index_) : nullptr;
+}
 
 }  // namespace zeroth

@@ -1,11 +1,11 @@
 // What stands behind Stream: the two CPU execution modes, inline and chaos, and CUDA (cuda/cuda_runtime.h).
 #pragma once
 
+#include <zeroth/device/stream.h>
+
 #include <exception>
 #include <functional>
 #include <memory>
-
-#include <zeroth/device/stream.h>
 
 namespace zeroth::detail {
 
@@ -35,13 +35,12 @@ class CompletionSource {
 
 class StreamRuntime : public CompletionSource, public std::enable_shared_from_this<StreamRuntime> {
  public:
-
   [[nodiscard]] virtual int add_stream() = 0;
   virtual void enqueue(int stream, std::function<void()> task) = 0;
   [[nodiscard]] virtual std::shared_ptr<Completion> record(int stream) = 0;
   virtual void order_after(int stream, std::shared_ptr<Completion> completion) = 0;
-  /// The device goes: tasks that have not run are dropped, and who waits for them gets kAborted. Also what ends the circle of
-  /// runtime -> task or completion -> runtime.
+  /// The device goes: tasks that have not run are dropped, and who waits for them gets kAborted. Also what ends the
+  /// circle of runtime -> task or completion -> runtime.
   virtual void close() noexcept {}
   [[nodiscard]] virtual bool runs_inline() const = 0;
   /// See Stream::native().

@@ -1,3 +1,4 @@
+#include <zeroth/base/error.h>
 #include <zeroth/device/thread_pool.h>
 
 #include <algorithm>
@@ -11,8 +12,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include <zeroth/base/error.h>
 
 namespace zeroth {
 
@@ -72,9 +71,7 @@ void ThreadPool::State::work(std::size_t index) {
 }
 
 ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique<State>()) {
-  ZR_CHECK(threads >= 1 && threads <= 1024,
-           ErrorCode::kUsage,
-           "a thread pool needs 1 to 1024 threads",
+  ZR_CHECK(threads >= 1 && threads <= 1024, ErrorCode::kUsage, "a thread pool needs 1 to 1024 threads",
            {.where = "device.thread_pool", .got = std::to_string(threads)});
   state_->workers.reserve(static_cast<std::size_t>(threads));
   try {
@@ -83,18 +80,18 @@ ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique
     }
   } catch (const std::system_error& error) {
     state_->join();  // those that did start: a thread must not be destroyed while it can be joined
-    throw Error(ErrorCode::kResource,
-                std::string("a thread cannot be started: ") + error.what(),
+    throw Error(ErrorCode::kResource, std::string("a thread cannot be started: ") + error.what(),
                 {.where = "device.thread_pool",
                  .expected = std::to_string(threads) + " threads",
                  .hint = "raise the limit of processes (ulimit -u, pids.max) or memory, or ask for fewer threads"});
   }
 }
 
-ThreadPool::~ThreadPool() { state_->join(); }
+ThreadPool::~ThreadPool() {
+  state_->join();
+}
 
-void ThreadPool::parallel_for(std::size_t count,
-                              std::size_t grain,
+void ThreadPool::parallel_for(std::size_t count, std::size_t grain,
                               const std::function<void(std::size_t, std::size_t)>& body) {
   if (count == 0) return;
   const std::size_t step = std::max<std::size_t>(1, grain);

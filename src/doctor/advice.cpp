@@ -23,7 +23,8 @@ constexpr std::int64_t kColumns = 1024;
 /// A model of this size as the engine sees one: matrices, because gradients of matrices travel in their own dtype.
 ModelLayout layout_of(const ModelSize& model, const Degrees& degrees) {
   const int units = model.layers + 1;
-  const auto rows = static_cast<std::int64_t>(std::max(1.0, std::round(model.params / units / static_cast<double>(kColumns))));
+  const auto rows =
+      static_cast<std::int64_t>(std::max(1.0, std::round(model.params / units / static_cast<double>(kColumns))));
   std::vector<ParamSpec> params;
   std::vector<UnitSpec> specs;
   for (int unit = 0; unit < units; ++unit) {
@@ -37,7 +38,9 @@ ModelLayout layout_of(const ModelSize& model, const Degrees& degrees) {
 PlanCost cost_of(const ShardingPlan& plan, std::string keys, const ModelSize& model, const Cluster& cluster) {
   const int world = cluster.hosts * cluster.ranks_per_host;
   const ModelLayout layout = layout_of(model, plan.degrees(world));
-  const NodeLevels nodes{.node_sizes = std::vector<int>(static_cast<std::size_t>(cluster.hosts), cluster.ranks_per_host), .two_levels = true};
+  const NodeLevels nodes{
+      .node_sizes = std::vector<int>(static_cast<std::size_t>(cluster.hosts), cluster.ranks_per_host),
+      .two_levels = true};
   PlanCost cost{.name = plan.name, .keys = std::move(keys), .splits_parameters = plan.gathers_parameters()};
   cost.memory_bytes = plan_memory(layout, plan, 0, kAdamStates, model.micro_steps).total();
   const std::uint64_t all = plan_wire(layout, plan, 0, model.micro_steps).total();
@@ -45,26 +48,30 @@ PlanCost cost_of(const ShardingPlan& plan, std::string keys, const ModelSize& mo
   // What crosses as a sum is wider than what it is the sum of.
   cost.near_bytes = all - std::min(all, cost.far_bytes);
   if (cluster.ranks_per_host > 1) cost.seconds += static_cast<double>(cost.near_bytes) / cluster.near_bytes_per_s;
-  if (cluster.hosts > 1) cost.seconds += static_cast<double>(cost.far_bytes) * cluster.ranks_per_host / cluster.far_bytes_per_s;
+  if (cluster.hosts > 1)
+    cost.seconds += static_cast<double>(cost.far_bytes) * cluster.ranks_per_host / cluster.far_bytes_per_s;
   cost.fits = cost.memory_bytes <= cluster.bytes_per_host / static_cast<std::uint64_t>(cluster.ranks_per_host);
   return cost;
 }
 
 void check(bool holds, const char* which, const std::string& expected, const std::string& got) {
-  ZR_CHECK(holds, ErrorCode::kUsage, "a size that no plan can be made for", {.where = "zeroth doctor", .which = which, .expected = expected, .got = got});
+  ZR_CHECK(holds, ErrorCode::kUsage, "a size that no plan can be made for",
+           {.where = "zeroth doctor", .which = which, .expected = expected, .got = got});
 }
 
 void check(const ModelSize& model, const Cluster& cluster) {
   check(model.params >= 1e6 && model.params <= 1e14, "--params", "1e6 to 1e14", fmt::format("{}", model.params));
   check(model.layers >= 1 && model.layers <= 4096, "--layers", "1 to 4096", std::to_string(model.layers));
-  check(model.micro_steps >= 1 && model.micro_steps <= 1'000'000, "--micro-steps", "1 to 1000000", std::to_string(model.micro_steps));
+  check(model.micro_steps >= 1 && model.micro_steps <= 1'000'000, "--micro-steps", "1 to 1000000",
+        std::to_string(model.micro_steps));
   check(is_trained(model.dtype), "--dtype", "fp32, fp64 or bf16", "another one");
-  check(cluster.hosts >= 1 && cluster.ranks_per_host >= 1 && cluster.hosts <= 4096 / cluster.ranks_per_host, "ranks", "1 to 4096",
-        fmt::format("{} on {} hosts", cluster.ranks_per_host, cluster.hosts));
+  check(cluster.hosts >= 1 && cluster.ranks_per_host >= 1 && cluster.hosts <= 4096 / cluster.ranks_per_host, "ranks",
+        "1 to 4096", fmt::format("{} on {} hosts", cluster.ranks_per_host, cluster.hosts));
   const auto usable = [](double rate) { return std::isfinite(rate) && rate > 0; };
   check(cluster.ranks_per_host == 1 || usable(cluster.near_bytes_per_s), "links inside a host", "a bandwidth", "none");
   check(cluster.hosts == 1 || usable(cluster.far_bytes_per_s), "links between hosts", "a bandwidth", "none");
-  check(std::isfinite(cluster.compute_s) && cluster.compute_s >= 0, "--compute-seconds", "0 or more", fmt::format("{}", cluster.compute_s));
+  check(std::isfinite(cluster.compute_s) && cluster.compute_s >= 0, "--compute-seconds", "0 or more",
+        fmt::format("{}", cluster.compute_s));
 }
 
 void choose(Advice& advice, double compute_s) {
@@ -77,7 +84,9 @@ void choose(Advice& advice, double compute_s) {
   const bool splits = fastest[1] <= kWorthSplitting * fastest[0];
   for (std::size_t i = 0; i < advice.plans.size(); ++i) {
     const PlanCost& plan = advice.plans[i];
-    if (!plan.fits || plan.splits_parameters != splits || compute_s + plan.seconds > kWorthItsMemory * fastest[splits ? 1 : 0]) continue;
+    if (!plan.fits || plan.splits_parameters != splits ||
+        compute_s + plan.seconds > kWorthItsMemory * fastest[splits ? 1 : 0])
+      continue;
     if (!advice.chosen || plan.memory_bytes < advice.plans[*advice.chosen].memory_bytes) advice.chosen = i;
   }
 }
@@ -97,9 +106,12 @@ Advice advise(const ModelSize& model, const Cluster& cluster) {
   }
   if (cluster.hosts > 1 && cluster.ranks_per_host > 1) {
     const int group = cluster.ranks_per_host;
-    candidates.push_back({hpz_plan(group, axes), fmt::format("\"zero_optimization\": {{\"stage\": 3, \"zero_hpz_partition_size\": {}}}", group)});
+    candidates.push_back(
+        {hpz_plan(group, axes),
+         fmt::format("\"zero_optimization\": {{\"stage\": 3, \"zero_hpz_partition_size\": {}}}", group)});
     // HSDP and MiCS are one plan here.
-    candidates.push_back({hsdp_plan(group, axes), fmt::format("\"zero_optimization\": {{\"stage\": 3, \"mics_shard_size\": {}}}", group)});
+    candidates.push_back({hsdp_plan(group, axes),
+                          fmt::format("\"zero_optimization\": {{\"stage\": 3, \"mics_shard_size\": {}}}", group)});
     // With gradients split as well: summed inside the hosts until the last micro-step.
     const std::size_t without = model.micro_steps > 1 ? candidates.size() : 0;
     for (std::size_t i = 0; i < without; ++i) {
@@ -112,35 +124,31 @@ Advice advise(const ModelSize& model, const Cluster& cluster) {
     }
   }
   Advice advice;
-  for (const Candidate& candidate : candidates) advice.plans.push_back(cost_of(candidate.plan, candidate.keys, model, cluster));
+  for (const Candidate& candidate : candidates)
+    advice.plans.push_back(cost_of(candidate.plan, candidate.keys, model, cluster));
   choose(advice, cluster.compute_s);
   return advice;
 }
 
 std::vector<std::string> describe(const Advice& advice, const ModelSize& model, const Cluster& cluster) {
   std::vector<std::string> lines;
-  std::string links = cluster.ranks_per_host > 1 ? fmt::format("inside a host {} for each rank", rate_text(cluster.near_bytes_per_s)) : "one rank on each host";
+  std::string links = cluster.ranks_per_host > 1
+                          ? fmt::format("inside a host {} for each rank", rate_text(cluster.near_bytes_per_s))
+                          : "one rank on each host";
   if (cluster.hosts > 1) links += fmt::format(", between hosts {} for each host", rate_text(cluster.far_bytes_per_s));
   lines.push_back(fmt::format("{:.3g} parameters in {}, {} ranks on {} host{}, {} micro-step{}; {}; {} on each host",
-                              model.params,
-                              name_of(model.dtype),
-                              cluster.hosts * cluster.ranks_per_host,
-                              cluster.hosts,
-                              cluster.hosts > 1 ? "s" : "",
-                              model.micro_steps,
-                              model.micro_steps > 1 ? "s" : "",
-                              links,
+                              model.params, name_of(model.dtype), cluster.hosts * cluster.ranks_per_host, cluster.hosts,
+                              cluster.hosts > 1 ? "s" : "", model.micro_steps, model.micro_steps > 1 ? "s" : "", links,
                               format_bytes(cluster.bytes_per_host)));
-  lines.push_back(fmt::format("{:<12}{:>14}{:>16}{:>16}{:>16}", "plan", "memory/rank", "inside/step", "between/step", "time/step"));
+  lines.push_back(
+      fmt::format("{:<12}{:>14}{:>16}{:>16}{:>16}", "plan", "memory/rank", "inside/step", "between/step", "time/step"));
   for (std::size_t i = 0; i < advice.plans.size(); ++i) {
     const PlanCost& plan = advice.plans[i];
-    lines.push_back(fmt::format("{:<12}{:>14}{:>16}{:>16}{:>16}{}",
-                                plan.name,
-                                format_bytes(plan.memory_bytes),
-                                format_bytes(plan.near_bytes),
-                                format_bytes(plan.far_bytes),
-                                seconds_text(plan.seconds),
-                                !plan.fits ? "  does not fit" : advice.chosen == i ? "  <- proposed" : ""));
+    lines.push_back(fmt::format("{:<12}{:>14}{:>16}{:>16}{:>16}{}", plan.name, format_bytes(plan.memory_bytes),
+                                format_bytes(plan.near_bytes), format_bytes(plan.far_bytes), seconds_text(plan.seconds),
+                                !plan.fits           ? "  does not fit"
+                                : advice.chosen == i ? "  <- proposed"
+                                                     : ""));
   }
   if (!advice.chosen) {
     lines.emplace_back("no plan fits the memory of these hosts: more hosts, or a smaller model");
@@ -154,8 +162,7 @@ std::vector<std::string> describe(const Advice& advice, const ModelSize& model, 
   if (*advice.chosen != kStage3) {
     const auto more = static_cast<std::int64_t>(chosen.memory_bytes) - static_cast<std::int64_t>(flat.memory_bytes);
     lines.push_back(fmt::format("stage 3 over all ranks would spend {} of a step on links, {} {}{}",
-                                seconds_text(flat.seconds),
-                                chosen.name + " spends " + seconds_text(chosen.seconds),
+                                seconds_text(flat.seconds), chosen.name + " spends " + seconds_text(chosen.seconds),
                                 more < 0 ? "and takes less by " : "and takes more by ",
                                 format_bytes(static_cast<std::uint64_t>(std::abs(more))) + " a rank"));
   }

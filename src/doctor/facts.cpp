@@ -68,7 +68,8 @@ std::string first_line(std::string text) {
 
 /// The one library of MPI that says its version before MPI is initialised.
 std::string mpi_version() {
-  const auto ask = function_of<int(char*, int*)>(open_library({"libmpi.so.40", "libmpi.so.12", "libmpi.so"}), "MPI_Get_library_version");
+  const auto ask = function_of<int(char*, int*)>(open_library({"libmpi.so.40", "libmpi.so.12", "libmpi.so"}),
+                                                 "MPI_Get_library_version");
   if (ask == nullptr) return "";
   std::string text(8192, '\0');  // MPI_MAX_LIBRARY_VERSION_STRING of all MPIs that we know
   int length = 0;
@@ -185,9 +186,11 @@ double seconds_since(SteadyClock::time_point begin) {
   return std::chrono::duration<double>(SteadyClock::now() - begin).count();
 }
 
-/// Writes or reads blocks until the file is `bytes` long, or the time is over. Returns an error, and the bytes in `done`.
+/// Writes or reads blocks until the file is `bytes` long, or the time is over. Returns an error, and the bytes in
+/// `done`.
 template <typename Transfer>
-std::string move_blocks(std::size_t bytes, std::size_t block, const Deadline& deadline, std::size_t& done, const Transfer& transfer) {
+std::string move_blocks(std::size_t bytes, std::size_t block, const Deadline& deadline, std::size_t& done,
+                        const Transfer& transfer) {
   for (done = 0; done < bytes && !deadline.passed();) {
     const ssize_t moved = transfer(std::min(block, bytes - done), done);
     if (moved < 0 && errno == EINTR) continue;
@@ -210,7 +213,8 @@ std::string loopback_of(const std::string& name) {
   for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
     if (!is_loopback(*entry->ai_addr)) return "";
     std::array<char, NI_MAXHOST> text{};
-    if (first.empty() && ::getnameinfo(entry->ai_addr, entry->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0) {
+    if (first.empty() &&
+        ::getnameinfo(entry->ai_addr, entry->ai_addrlen, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) == 0) {
       first = text.data();
     }
   }
@@ -274,7 +278,7 @@ RankFacts facts_of_this_process() {
   facts.memory = memory_of_machine();
   facts.memory_available = available_memory_bytes();
   facts.memory_limit = cgroup_limit();
-  struct statvfs shm {};
+  struct statvfs shm{};
   if (::statvfs("/dev/shm", &shm) == 0) {
     facts.shm_bytes = std::uint64_t{shm.f_blocks} * shm.f_frsize;
     facts.shm_free = std::uint64_t{shm.f_bavail} * shm.f_frsize;
@@ -292,7 +296,7 @@ DiskFacts measure_disk(const std::string& folder, std::size_t bytes, Millisecond
   constexpr std::size_t kBlock = std::size_t{4} << 20U;
   constexpr std::size_t kAlign = 4096;
   DiskFacts disk{.folder = folder};
-  struct statvfs info {};
+  struct statvfs info{};
   if (::statvfs(folder.c_str(), &info) != 0) {
     disk.error = errno_text(errno);
     return disk;
@@ -311,15 +315,17 @@ DiskFacts measure_disk(const std::string& folder, std::size_t bytes, Millisecond
   std::memset(memory.get(), 0x5A, kBlock);
   std::size_t written = 0;
   SteadyClock::time_point begin = SteadyClock::now();
-  const std::string write_error = move_blocks(bytes, kBlock, Deadline(patience), written, [&](std::size_t size, std::size_t at) {
-    return ::pwrite(file.fd(), memory.get(), size, static_cast<off_t>(at));
-  });
+  const std::string write_error =
+      move_blocks(bytes, kBlock, Deadline(patience), written, [&](std::size_t size, std::size_t at) {
+        return ::pwrite(file.fd(), memory.get(), size, static_cast<off_t>(at));
+      });
   if (!write_error.empty() || ::fdatasync(file.fd()) != 0) {
     disk.error = "cannot write: " + (write_error.empty() ? errno_text(errno) : write_error);
     return disk;
   }
   disk.write_bytes_per_s = static_cast<double>(written) / seconds_since(begin);
-  // What was written would come from memory: past the page cache if the file system can, else as far as it lets go of it.
+  // What was written would come from memory: past the page cache if the file system can, else as far as it lets go of
+  // it.
   const std::string again = fmt::format("/proc/self/fd/{}", file.fd());
   const UniqueFd direct(::open(again.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC));
   disk.direct = direct.valid() && ::pread(direct.get(), memory.get(), kAlign, 0) == static_cast<ssize_t>(kAlign);
@@ -328,9 +334,9 @@ DiskFacts measure_disk(const std::string& folder, std::size_t bytes, Millisecond
   const std::size_t whole = disk.direct ? written / kAlign * kAlign : written;
   std::size_t read = 0;
   begin = SteadyClock::now();
-  const std::string read_error = move_blocks(whole, kBlock, Deadline(patience), read, [&](std::size_t size, std::size_t at) {
-    return ::pread(source, memory.get(), size, static_cast<off_t>(at));
-  });
+  const std::string read_error = move_blocks(
+      whole, kBlock, Deadline(patience), read,
+      [&](std::size_t size, std::size_t at) { return ::pread(source, memory.get(), size, static_cast<off_t>(at)); });
   if (!read_error.empty()) {
     disk.error = "cannot read: " + read_error;
     return disk;

@@ -10,14 +10,15 @@
 
 namespace zeroth::doctor {
 
-/// All but rank and host, which the caller knows. Versions of libraries are asked in a forked child with a deadline, so that a broken one
-/// ends or holds up only that; call before there are threads.
+/// All but rank and host, which the caller knows. Versions of libraries are asked in a forked child with a deadline, so
+/// that a broken one ends or holds up only that; call before there are threads.
 [[nodiscard]] RankFacts facts_of_this_process();
 
 /// What `task` returns in a forked child; "" if it crashes, or takes longer.
 [[nodiscard]] std::string ask_in_child(const std::function<std::string()>& task, Milliseconds patience);
 
-/// Writes one file of `bytes` in the folder, syncs it, reads it back and removes it. Nothing is thrown: see DiskFacts::error.
+/// Writes one file of `bytes` in the folder, syncs it, reads it back and removes it. Nothing is thrown: see
+/// DiskFacts::error.
 [[nodiscard]] DiskFacts measure_disk(const std::string& folder, std::size_t bytes, Milliseconds patience);
 
 /// The loopback address that all of a name's addresses are, the first of them; "" if one is not, or there is none.

@@ -1,7 +1,6 @@
 #include "doctor/head.h"
 
 #include "doctor/status_lines.h"
-
 #include "launcher/unique_fd.h"
 
 #include <zeroth/base/error.h>
@@ -40,7 +39,8 @@ constexpr Milliseconds kFarewell{15'000};
 std::string own_program() {
   std::error_code error;
   const fs::path path = fs::read_symlink("/proc/self/exe", error);
-  ZR_CHECK(!error, ErrorCode::kEnvironment, "the path of this program cannot be read: " + error.message(), {.where = "zeroth doctor"});
+  ZR_CHECK(!error, ErrorCode::kEnvironment, "the path of this program cannot be read: " + error.message(),
+           {.where = "zeroth doctor"});
   return path.string();
 }
 
@@ -63,7 +63,8 @@ std::string seconds(Milliseconds time) {
   return fmt::format("{:.3f}", static_cast<double>(time.count()) / 1000);
 }
 
-std::vector<std::string> command_of(const Options& options, const std::vector<launcher::HostEntry>& hosts, const std::string& status_file) {
+std::vector<std::string> command_of(const Options& options, const std::vector<launcher::HostEntry>& hosts,
+                                    const std::string& status_file) {
   std::vector<std::string> command{zeroth_run(), "-q", "--no-prefix", "--timeout", seconds(options.timeout)};
   if (!status_file.empty()) command.insert(command.end(), {"--json", status_file});
   if (hosts.empty()) {
@@ -83,7 +84,8 @@ class Child {
  public:
   Child(std::vector<std::string> command, UniqueFd& out) {
     std::array<int, 2> ends{};
-    ZR_CHECK(::pipe2(ends.data(), O_CLOEXEC) == 0, ErrorCode::kResource, "no pipe: " + errno_text(errno), {.where = "zeroth doctor"});
+    ZR_CHECK(::pipe2(ends.data(), O_CLOEXEC) == 0, ErrorCode::kResource, "no pipe: " + errno_text(errno),
+             {.where = "zeroth doctor"});
     out = UniqueFd(ends[0]);
     const UniqueFd write_end(ends[1]);
     std::vector<char*> arguments;
@@ -134,8 +136,10 @@ std::string read_all(int fd, const Deadline& deadline) {
     if (::poll(&polled, 1, static_cast<int>(deadline.slice().count())) <= 0) continue;
     const ssize_t got = ::read(fd, block.data(), block.size());
     if (got == 0) break;
-    if (got > 0) text.append(block.data(), static_cast<std::size_t>(got));
-    else if (errno != EINTR && errno != EAGAIN) break;
+    if (got > 0)
+      text.append(block.data(), static_cast<std::size_t>(got));
+    else if (errno != EINTR && errno != EAGAIN)
+      break;
   }
   return text;
 }
@@ -180,10 +184,10 @@ Attempt attempt(const Options& options, const std::vector<launcher::HostEntry>& 
   Attempt result{.wait_status = child.end(deadline)};
   if (status_file.valid()) result.status_lines = read_from_start(status_file.get());
   const bool whole = WIFEXITED(result.wait_status) && WEXITSTATUS(result.wait_status) == 0;
-  ZR_CHECK(!(WIFEXITED(result.wait_status) && WEXITSTATUS(result.wait_status) == 127),
-           ErrorCode::kUsage,
+  ZR_CHECK(!(WIFEXITED(result.wait_status) && WEXITSTATUS(result.wait_status) == 127), ErrorCode::kUsage,
            "cannot start " + zeroth_run(),
-           {.where = "zeroth doctor", .hint = "zeroth and zeroth-run are installed side by side; or put zeroth-run in PATH"});
+           {.where = "zeroth doctor",
+            .hint = "zeroth and zeroth-run are installed side by side; or put zeroth-run in PATH"});
   if (whole) result.report = report_from(text);
   return result;
 }
@@ -193,8 +197,9 @@ Finding failure_of(const Attempt& failed) {
   Finding finding{.code = ErrorCode::kLaunch, .message = "the ranks of the examination did not run to their end"};
   finding.context.got = end_of(failed.status_lines);
   if (finding.context.got.empty()) {
-    finding.context.got = WIFSIGNALED(failed.wait_status) ? fmt::format("zeroth-run was ended by signal {}", WTERMSIG(failed.wait_status))
-                                                          : fmt::format("zeroth-run exited with code {}", WEXITSTATUS(failed.wait_status));
+    finding.context.got = WIFSIGNALED(failed.wait_status)
+                              ? fmt::format("zeroth-run was ended by signal {}", WTERMSIG(failed.wait_status))
+                              : fmt::format("zeroth-run exited with code {}", WEXITSTATUS(failed.wait_status));
   }
   finding.context.hint = "see the lines above";
   return finding;
@@ -208,9 +213,11 @@ Cluster cluster_of(const Report& report, const Options& options) {
   cluster.ranks_per_host = std::max(1, static_cast<int>(report.ranks.size()));
   cluster.bytes_per_host = ~std::uint64_t{0};
   for (const RankFacts& facts : report.ranks) {
-    cluster.ranks_per_host = std::min(cluster.ranks_per_host, static_cast<int>(std::ranges::count(report.ranks, facts.host, &RankFacts::host)));
+    cluster.ranks_per_host = std::min(cluster.ranks_per_host,
+                                      static_cast<int>(std::ranges::count(report.ranks, facts.host, &RankFacts::host)));
   }
-  for (const RankFacts& facts : report.ranks) cluster.bytes_per_host = std::min(cluster.bytes_per_host, facts.memory_available);
+  for (const RankFacts& facts : report.ranks)
+    cluster.bytes_per_host = std::min(cluster.bytes_per_host, facts.memory_available);
   if (options.memory_bytes > 0) cluster.bytes_per_host = options.memory_bytes;
   for (const Link& link : report.links) {
     const double rate = usual_of(report, link.transport, link.far).bytes_per_s;
@@ -254,10 +261,13 @@ Report examine(const Options& options) {
     }
     const std::size_t before = hosts.size();
     for (const Culprit& culprit : to_leave_out(culprits_of(now.status_lines))) {
-      if (std::erase_if(hosts, [&](const launcher::HostEntry& host) { return host.name == culprit.host; }) == 0) continue;
+      if (std::erase_if(hosts, [&](const launcher::HostEntry& host) { return host.name == culprit.host; }) == 0)
+        continue;
       refused.push_back({.code = ErrorCode::kLaunch,
                          .message = "a host cannot take part",
-                         .context = {.where = culprit.host, .got = culprit.text, .hint = "try by hand: ssh -o BatchMode=yes -- HOST zeroth-run --version"}});
+                         .context = {.where = culprit.host,
+                                     .got = culprit.text,
+                                     .hint = "try by hand: ssh -o BatchMode=yes -- HOST zeroth-run --version"}});
     }
     if (hosts.size() == before) refused.push_back(failure_of(now));
     if (hosts.empty() || hosts.size() == before) return {.findings = std::move(refused)};

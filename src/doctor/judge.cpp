@@ -1,7 +1,6 @@
 #include "doctor/judge.h"
 
 #include "doctor/units.h"
-
 #include "launcher/line_merger.h"
 
 #include <zeroth/base/text.h>
@@ -74,18 +73,18 @@ Finding slow_link(const Report& report, const Link& link, const Usual& usual, co
   const bool narrow = figure_of(link) < thresholds.slow_link * usual.bytes_per_s;
   const bool to_b = link.there_bytes_per_s < link.back_bytes_per_s;
   Finding finding{.code = ErrorCode::kEnvironment, .message = narrow ? "a link is slow" : "a link takes long"};
-  finding.context = {.where = "link over " + link.transport,
-                     .who = name_of_link(report, link),
-                     .expected = narrow ? fmt::format("{} as usual here", rate_text(usual.bytes_per_s))
-                                        : fmt::format("{} as usual here", latency_text(usual.latency_us)),
-                     .got = narrow ? fmt::format("{} from rank {} to rank {}, {} back",
-                                                 rate_text(slowest),
-                                                 to_b ? link.a : link.b,
-                                                 to_b ? link.b : link.a,
-                                                 rate_text(std::max(link.there_bytes_per_s, link.back_bytes_per_s)))
-                                   : latency_text(link.latency_us),
-                     .hint = link.far ? "look at the cable, the switch port and the interface of these hosts; until then leave one out (--exclude)"
-                                      : "another program on these cores, or ranks on different sockets (zeroth-run --bind-cores on)"};
+  finding.context = {
+      .where = "link over " + link.transport,
+      .who = name_of_link(report, link),
+      .expected = narrow ? fmt::format("{} as usual here", rate_text(usual.bytes_per_s))
+                         : fmt::format("{} as usual here", latency_text(usual.latency_us)),
+      .got = narrow ? fmt::format("{} from rank {} to rank {}, {} back", rate_text(slowest), to_b ? link.a : link.b,
+                                  to_b ? link.b : link.a,
+                                  rate_text(std::max(link.there_bytes_per_s, link.back_bytes_per_s)))
+                    : latency_text(link.latency_us),
+      .hint = link.far ? "look at the cable, the switch port and the interface of these hosts; until then leave one "
+                         "out (--exclude)"
+                       : "another program on these cores, or ranks on different sockets (zeroth-run --bind-cores on)"};
   return finding;
 }
 
@@ -105,18 +104,19 @@ void judge_links(Report& report, const Thresholds& thresholds) {
   }
   for (const Link& link : report.links) {
     if (link.error.empty()) continue;
-    report.findings.push_back(
-        {.code = ErrorCode::kLaunch,
-         .message = "two ranks do not reach each other",
-         .context = {.where = "link over " + link.transport,
-                     .who = name_of_link(report, link),
-                     .got = link.error,
-                     .hint = link.far ? "a firewall between these hosts, or the wrong interface" : "see RESOURCE in the documentation's errors"}});
+    report.findings.push_back({.code = ErrorCode::kLaunch,
+                               .message = "two ranks do not reach each other",
+                               .context = {.where = "link over " + link.transport,
+                                           .who = name_of_link(report, link),
+                                           .got = link.error,
+                                           .hint = link.far ? "a firewall between these hosts, or the wrong interface"
+                                                            : "see RESOURCE in the documentation's errors"}});
   }
 }
 
 /// The odd ones of a text that all ranks should have alike.
-void judge_versions(Report& report, const char* what, const std::function<std::string(const RankFacts&)>& value, bool note) {
+void judge_versions(Report& report, const char* what, const std::function<std::string(const RankFacts&)>& value,
+                    bool note) {
   std::vector<std::string> values;
   for (const RankFacts& facts : report.ranks) values.push_back(value(facts));
   const std::vector<std::size_t> odd = odd_ones_out(values);
@@ -127,7 +127,8 @@ void judge_versions(Report& report, const char* what, const std::function<std::s
   const std::string with = most ? "as on most ranks" : fmt::format("as on rank {}", report.ranks[common].rank);
   // One line a host: its ranks have the same files.
   std::map<std::pair<int, std::string>, std::vector<std::string>> ranks;
-  for (const std::size_t index : odd) ranks[{report.ranks[index].host, values[index]}].push_back(std::to_string(report.ranks[index].rank));
+  for (const std::size_t index : odd)
+    ranks[{report.ranks[index].host, values[index]}].push_back(std::to_string(report.ranks[index].rank));
   for (const auto& [key, numbers] : ranks) {
     report.findings.push_back(
         {.note = note,
@@ -155,7 +156,9 @@ void judge_lost(Report& report) {
                      .who = (ranks.size() > 1 ? "ranks " : "rank ") + launcher::describe_ranks(ranks),
                      .expected = expected,
                      .got = got,
-                     .hint = report.hosts.size() > 1 ? "a firewall, the wrong interface, or a name that leads to loopback (/etc/hosts)" : ""}});
+                     .hint = report.hosts.size() > 1
+                                 ? "a firewall, the wrong interface, or a name that leads to loopback (/etc/hosts)"
+                                 : ""}});
   }
 }
 
@@ -168,20 +171,31 @@ void judge_host(Report& report, const RankFacts& facts) {
     report.findings.push_back({.note = note, .code = code, .message = message, .context = std::move(context)});
   };
   if (!facts.memfd.empty()) {
-    add(false, ErrorCode::kResource, "memfd_create is refused", {.got = facts.memfd, .hint = "allow it in the container's seccomp profile: ranks of a host share memory through it"});
+    add(false, ErrorCode::kResource, "memfd_create is refused",
+        {.got = facts.memfd,
+         .hint = "allow it in the container's seccomp profile: ranks of a host share memory through it"});
   }
   if (!facts.pidfd.empty()) {
-    add(false, ErrorCode::kResource, "pidfd_open is refused", {.got = facts.pidfd, .hint = "allow it in the container's seccomp profile: ranks notice the end of others through it"});
+    add(false, ErrorCode::kResource, "pidfd_open is refused",
+        {.got = facts.pidfd,
+         .hint = "allow it in the container's seccomp profile: ranks notice the end of others through it"});
   }
   if (facts.open_files >= 0 && facts.open_files < 1024) {
-    add(false, ErrorCode::kResource, "few open files are allowed", {.expected = "1024 or more", .got = std::to_string(facts.open_files), .hint = "ulimit -n"});
+    add(false, ErrorCode::kResource, "few open files are allowed",
+        {.expected = "1024 or more", .got = std::to_string(facts.open_files), .hint = "ulimit -n"});
   }
   const bool has_device = !facts.devices.empty();
   if (facts.memlock >= 0 && has_device) {
-    add(true, ErrorCode::kResource, "locked memory is limited", {.expected = "unlimited, for pinned memory and RDMA", .got = format_bytes(static_cast<std::uint64_t>(facts.memlock)), .hint = "ulimit -l unlimited"});
+    add(true, ErrorCode::kResource, "locked memory is limited",
+        {.expected = "unlimited, for pinned memory and RDMA",
+         .got = format_bytes(static_cast<std::uint64_t>(facts.memlock)),
+         .hint = "ulimit -l unlimited"});
   }
   if (facts.shm_bytes < (std::uint64_t{1} << 30U)) {
-    add(true, ErrorCode::kResource, "/dev/shm is small", {.expected = "1.00 GiB or more, for workers of data loaders and MPI; Zeroth itself does not use it", .got = format_bytes(facts.shm_bytes), .hint = "docker run --shm-size"});
+    add(true, ErrorCode::kResource, "/dev/shm is small",
+        {.expected = "1.00 GiB or more, for workers of data loaders and MPI; Zeroth itself does not use it",
+         .got = format_bytes(facts.shm_bytes),
+         .hint = "docker run --shm-size"});
   }
 }
 
@@ -195,9 +209,10 @@ void judge_names(Report& report, const RankFacts& facts) {
                    .which = facts.host_name,
                    .expected = "an address that the other hosts reach",
                    .got = facts.name_leads_to,
-                   .hint = fmt::format("correct /etc/hosts on {}, or set GLOO_SOCKET_IFNAME: programs that advertise the address of "
-                                       "their own name (gloo) cannot be reached",
-                                       facts.host_name)}});
+                   .hint = fmt::format(
+                       "correct /etc/hosts on {}, or set GLOO_SOCKET_IFNAME: programs that advertise the address of "
+                       "their own name (gloo) cannot be reached",
+                       facts.host_name)}});
 }
 
 void judge_disks(Report& report, const Thresholds& thresholds) {
@@ -227,12 +242,13 @@ void judge_clocks(Report& report, const Thresholds& thresholds) {
   for (const ClockFacts& clock : report.clocks) {
     const double off = clock.ahead_ms - usual;
     if (std::abs(off) <= thresholds.skew_ms + clock.uncertainty_ms) continue;
-    report.findings.push_back({.code = ErrorCode::kEnvironment,
-                               .message = "a clock is wrong",
-                               .context = {.where = report.name_of_host(clock.host),
-                                           .expected = fmt::format("within {:.0f} ms of the others", thresholds.skew_ms),
-                                           .got = fmt::format("{:.0f} ms {}", std::abs(off), off > 0 ? "ahead" : "behind"),
-                                           .hint = "start chrony or ntpd there; logs and certificates go by it"}});
+    report.findings.push_back(
+        {.code = ErrorCode::kEnvironment,
+         .message = "a clock is wrong",
+         .context = {.where = report.name_of_host(clock.host),
+                     .expected = fmt::format("within {:.0f} ms of the others", thresholds.skew_ms),
+                     .got = fmt::format("{:.0f} ms {}", std::abs(off), off > 0 ? "ahead" : "behind"),
+                     .hint = "start chrony or ntpd there; logs and certificates go by it"}});
   }
 }
 
@@ -263,7 +279,8 @@ Usual usual_of(const Report& report, std::string_view transport, bool far) {
 }
 
 double figure_of(const Link& link) {
-  return link.far ? std::min(link.there_bytes_per_s, link.back_bytes_per_s) : std::max(link.there_bytes_per_s, link.back_bytes_per_s);
+  return link.far ? std::min(link.there_bytes_per_s, link.back_bytes_per_s)
+                  : std::max(link.there_bytes_per_s, link.back_bytes_per_s);
 }
 
 std::vector<std::size_t> odd_links(const Report& report, const Thresholds& thresholds) {
@@ -303,7 +320,8 @@ void judge(Report& report, const Thresholds& thresholds) {
   judge_versions(report, "CUDA driver", [](const RankFacts& facts) { return facts.cuda; }, false);
   judge_versions(report, "glibc", [](const RankFacts& facts) { return facts.glibc; }, true);
   judge_versions(report, "kernel", [](const RankFacts& facts) { return facts.kernel; }, true);
-  judge_versions(report, "number of devices", [](const RankFacts& facts) { return std::to_string(facts.devices.size()); }, true);
+  judge_versions(
+      report, "number of devices", [](const RankFacts& facts) { return std::to_string(facts.devices.size()); }, true);
   judge_lost(report);
   std::set<int> seen;
   for (const RankFacts& facts : std::vector<RankFacts>(report.ranks)) {

@@ -74,7 +74,8 @@ int run_as_rank(const Options& options) {
   facts.rank = place.rank;
   facts.host = place.host;
   facts.ranks_on_host = place.local_size;
-  if (const auto version = pretence.versions.find(place.rank); version != pretence.versions.end()) facts.zeroth = version->second;
+  if (const auto version = pretence.versions.find(place.rank); version != pretence.versions.end())
+    facts.zeroth = version->second;
   if (pretence.silent.contains(place.rank)) return 0;
   if (door) {
     Report report = lead(place, *door, facts, pretence, options);

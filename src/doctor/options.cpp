@@ -21,7 +21,8 @@ namespace {
 
 constexpr const char* kHint = "zeroth doctor --help";
 constexpr const char* kHelp =
-    "zeroth doctor looks at the hosts of a job before it is started: versions, devices, memory, limits, disks, clocks, and every link.\n"
+    "zeroth doctor looks at the hosts of a job before it is started: versions, devices, memory, limits, disks, clocks, "
+    "and every link.\n"
     "It prints a table, and one line for each thing that is wrong. Its exit code is 0 if nothing is, else 1.\n";
 constexpr const char* kExamples =
     "Examples:\n"
@@ -32,7 +33,9 @@ constexpr const char* kExamples =
 
 class UsageFormatter : public CLI::Formatter {
  public:
-  std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override { return "\nUsage: zeroth doctor [options]\n"; }
+  std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override {
+    return "\nUsage: zeroth doctor [options]\n";
+  }
 };
 
 [[noreturn]] void refuse(const std::string& message, ErrorContext context = {}) {
@@ -41,8 +44,8 @@ class UsageFormatter : public CLI::Formatter {
 }
 
 struct Raw {
-  std::string num_ranks, hosts, hostfile, include, exclude, ssh, remote_program, connect_timeout, timeout, folder, disk_mib, slow_below, max_skew,
-      min_free, params, dtype, layers, micro_steps, compute, memory;
+  std::string num_ranks, hosts, hostfile, include, exclude, ssh, remote_program, connect_timeout, timeout, folder,
+      disk_mib, slow_below, max_skew, min_free, params, dtype, layers, micro_steps, compute, memory;
   bool no_disk = false;
 };
 
@@ -51,14 +54,16 @@ void declare(CLI::App& app, Options& options, Raw& raw) {
   app.add_option("--folder", raw.folder, "Where a file is written and read (the current directory)")->type_name("DIR");
   app.add_option("--disk-mib", raw.disk_mib, "Size of that file (64)")->type_name("MIB");
   app.add_flag("--no-disk", raw.no_disk, "Look at no disk");
-  app.add_option("--slow-below", raw.slow_below, "A link with less than this part of what is usual is slow (0.5)")->type_name("PART");
+  app.add_option("--slow-below", raw.slow_below, "A link with less than this part of what is usual is slow (0.5)")
+      ->type_name("PART");
   app.add_option("--max-skew-ms", raw.max_skew, "Clocks may differ by so much (500)")->type_name("MS");
   app.add_option("--min-free-gib", raw.min_free, "A disk must have so much room (1)")->type_name("GIB");
   app.add_option("--timeout", raw.timeout, "End the examination after this time (120)")->type_name("SECONDS");
   app.add_flag("--json", options.json, "Print one JSON object");
   app.add_flag("--report", options.report)->group("");
   const std::string hosts = "Several hosts (see zeroth-run --help)";
-  for (const auto& [name, value, what, type] : std::vector<std::tuple<const char*, std::string*, const char*, const char*>>{
+  for (const auto& [name, value, what, type] :
+       std::vector<std::tuple<const char*, std::string*, const char*, const char*>>{
            {"--hostfile", &raw.hostfile, "The hosts of FILE, lines HOST slots=N", "FILE"},
            {"--hosts", &raw.hosts, "These hosts: HOST[:SLOTS],...", "LIST"},
            {"--include", &raw.include, "Only these: HOST[:SLOT,...]@...", "NODES"},
@@ -69,7 +74,8 @@ void declare(CLI::App& app, Options& options, Raw& raw) {
     app.add_option(name, *value, what)->type_name(type)->group(hosts);
   }
   const std::string plan = "Which plan suits the links";
-  for (const auto& [name, value, what, type] : std::vector<std::tuple<const char*, std::string*, const char*, const char*>>{
+  for (const auto& [name, value, what, type] :
+       std::vector<std::tuple<const char*, std::string*, const char*, const char*>>{
            {"--params", &raw.params, "Parameters of the model: 7e9", "N"},
            {"--dtype", &raw.dtype, "Of the parameters: bf16, fp32 or fp64 (bf16)", "NAME"},
            {"--layers", &raw.layers, "Blocks that repeat (32)", "N"},
@@ -87,8 +93,10 @@ bool given(const CLI::App& app, const char* option) {
 double parse_number(const char* option, const std::string& text, double low, double high) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value) || value < low || value > high) {
-    refuse("a number is not usable", {.which = option, .expected = fmt::format("{} to {}", low, high), .got = launcher::in_quotes(text)});
+  if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value) || value < low ||
+      value > high) {
+    refuse("a number is not usable",
+           {.which = option, .expected = fmt::format("{} to {}", low, high), .got = launcher::in_quotes(text)});
   }
   return value;
 }
@@ -98,11 +106,16 @@ std::uint64_t parse_gib(const char* option, const std::string& text) {
 }
 
 DType parse_dtype(const std::string& text) {
-  for (const auto& [name, dtype] : {std::pair{"bf16", DType::kBFloat16}, {"bfloat16", DType::kBFloat16}, {"fp32", DType::kFloat32},
-                                    {"float32", DType::kFloat32}, {"fp64", DType::kFloat64}, {"float64", DType::kFloat64}}) {
+  for (const auto& [name, dtype] : {std::pair{"bf16", DType::kBFloat16},
+                                    {"bfloat16", DType::kBFloat16},
+                                    {"fp32", DType::kFloat32},
+                                    {"float32", DType::kFloat32},
+                                    {"fp64", DType::kFloat64},
+                                    {"float64", DType::kFloat64}}) {
     if (text == name) return dtype;
   }
-  refuse("parameters are not trained in this type", {.which = "--dtype", .expected = "bf16, fp32 or fp64", .got = launcher::in_quotes(text)});
+  refuse("parameters are not trained in this type",
+         {.which = "--dtype", .expected = "bf16, fp32 or fp64", .got = launcher::in_quotes(text)});
 }
 
 void check_hosts(const CLI::App& app, Options& options, const Raw& raw) {
@@ -110,33 +123,42 @@ void check_hosts(const CLI::App& app, Options& options, const Raw& raw) {
   const bool file = given(app, "--hostfile");
   if (hosts && file) refuse("--hostfile and --hosts together", {.hint = "give one of the two"});
   for (const char* option : {"--include", "--exclude", "--ssh", "--remote-program", "--connect-timeout"}) {
-    if (given(app, option) && !hosts && !file) refuse("this option needs hosts", {.which = option, .hint = "add --hostfile or --hosts"});
-    if (given(app, option) && app.get_option(option)->as<std::string>().empty()) refuse("an empty value", {.which = option});
+    if (given(app, option) && !hosts && !file)
+      refuse("this option needs hosts", {.which = option, .hint = "add --hostfile or --hosts"});
+    if (given(app, option) && app.get_option(option)->as<std::string>().empty())
+      refuse("an empty value", {.which = option});
   }
   if (hosts || file) {
-    if (given(app, "--ranks")) refuse("-n counts the ranks of this host alone", {.which = "-n", .hint = "give slots: --hosts node1:2,node2:2"});
+    if (given(app, "--ranks"))
+      refuse("-n counts the ranks of this host alone", {.which = "-n", .hint = "give slots: --hosts node1:2,node2:2"});
     const std::vector<launcher::HostEntry> all =
-        hosts ? launcher::parse_host_list(raw.hosts) : launcher::parse_hostfile(launcher::read_hostfile(raw.hostfile), raw.hostfile);
+        hosts ? launcher::parse_host_list(raw.hosts)
+              : launcher::parse_hostfile(launcher::read_hostfile(raw.hostfile), raw.hostfile);
     for (const launcher::HostSelection& host : launcher::select_hosts(all, raw.include, raw.exclude)) {
       options.hosts.push_back({.name = host.name, .num_slots = static_cast<int>(host.slots.size())});
     }
   }
   options.ssh = raw.ssh;
   if (given(app, "--remote-program")) options.remote_program = launcher::parse_remote_program(raw.remote_program);
-  if (given(app, "--connect-timeout")) options.connect_timeout = launcher::parse_seconds("--connect-timeout", raw.connect_timeout);
+  if (given(app, "--connect-timeout"))
+    options.connect_timeout = launcher::parse_seconds("--connect-timeout", raw.connect_timeout);
 }
 
 void check_plan(const CLI::App& app, Options& options, const Raw& raw) {
   if (!given(app, "--params")) {
     for (const char* option : {"--dtype", "--layers", "--micro-steps", "--compute-seconds", "--memory-gib"}) {
-      if (given(app, option)) refuse("this option needs the size of the model", {.which = option, .hint = "add --params"});
+      if (given(app, option))
+        refuse("this option needs the size of the model", {.which = option, .hint = "add --params"});
     }
     return;
   }
   ModelSize model{.params = parse_number("--params", raw.params, 1e6, 1e14)};
   if (given(app, "--dtype")) model.dtype = parse_dtype(raw.dtype);
-  if (given(app, "--layers")) model.layers = launcher::parse_integer("--layers", raw.layers, 1, 4096, "the number of layers");
-  if (given(app, "--micro-steps")) model.micro_steps = launcher::parse_integer("--micro-steps", raw.micro_steps, 1, 1'000'000, "the number of micro-steps");
+  if (given(app, "--layers"))
+    model.layers = launcher::parse_integer("--layers", raw.layers, 1, 4096, "the number of layers");
+  if (given(app, "--micro-steps"))
+    model.micro_steps =
+        launcher::parse_integer("--micro-steps", raw.micro_steps, 1, 1'000'000, "the number of micro-steps");
   if (given(app, "--compute-seconds")) options.compute_s = parse_number("--compute-seconds", raw.compute, 0, 1e6);
   if (given(app, "--memory-gib")) options.memory_bytes = parse_gib("--memory-gib", raw.memory);
   options.model = model;
@@ -145,22 +167,27 @@ void check_plan(const CLI::App& app, Options& options, const Raw& raw) {
 void check(const CLI::App& app, Options& options, const Raw& raw) {
   check_hosts(app, options, raw);
   check_plan(app, options, raw);
-  if (given(app, "--ranks")) options.num_ranks = launcher::parse_integer("-n", raw.num_ranks, 1, 128, "the number of ranks");
+  if (given(app, "--ranks"))
+    options.num_ranks = launcher::parse_integer("-n", raw.num_ranks, 1, 128, "the number of ranks");
   if (given(app, "--timeout")) options.timeout = launcher::parse_seconds("--timeout", raw.timeout);
   if (given(app, "--folder") && raw.folder.empty()) refuse("an empty folder name", {.which = "--folder"});
   if (given(app, "--folder")) options.folder = raw.folder;
-  if (given(app, "--disk-mib")) options.disk_mib = launcher::parse_integer("--disk-mib", raw.disk_mib, 1, 1024, "the size of the file");
-  if (raw.no_disk && (given(app, "--folder") || given(app, "--disk-mib"))) refuse("--no-disk with a folder or a size", {.hint = "give one of the two"});
+  if (given(app, "--disk-mib"))
+    options.disk_mib = launcher::parse_integer("--disk-mib", raw.disk_mib, 1, 1024, "the size of the file");
+  if (raw.no_disk && (given(app, "--folder") || given(app, "--disk-mib")))
+    refuse("--no-disk with a folder or a size", {.hint = "give one of the two"});
   if (raw.no_disk) options.folder.clear();
   if (given(app, "--slow-below")) options.thresholds.slow_link = parse_number("--slow-below", raw.slow_below, 0.001, 1);
   if (given(app, "--max-skew-ms")) options.thresholds.skew_ms = parse_number("--max-skew-ms", raw.max_skew, 0, 1e9);
   if (given(app, "--min-free-gib")) options.thresholds.free_disk_bytes = parse_gib("--min-free-gib", raw.min_free);
   // Rank 0 has slow links measured again, so it must know what is slow.
-  options.for_ranks = {"--slow-below", fmt::format("{}", options.thresholds.slow_link), "--timeout", fmt::format("{:.3f}", static_cast<double>(options.timeout.count()) / 1000)};
+  options.for_ranks = {"--slow-below", fmt::format("{}", options.thresholds.slow_link), "--timeout",
+                       fmt::format("{:.3f}", static_cast<double>(options.timeout.count()) / 1000)};
   if (options.folder.empty()) {
     options.for_ranks.emplace_back("--no-disk");
   } else {
-    options.for_ranks.insert(options.for_ranks.end(), {"--folder", options.folder, "--disk-mib", std::to_string(options.disk_mib)});
+    options.for_ranks.insert(options.for_ranks.end(),
+                             {"--folder", options.folder, "--disk-mib", std::to_string(options.disk_mib)});
   }
 }
 
@@ -198,7 +225,8 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   const std::string_view word = arguments.empty() ? "" : arguments.front();
   if (word == "--version") return {.text = fmt::format("zeroth {}\n", version_text())};
   if (word == "doctor") return parse_doctor(arguments.subspan(1));
-  if (word == "-h" || word == "--help") return {.text = "Usage: zeroth doctor [options]\n       zeroth --version\n\nzeroth doctor --help says more.\n"};
+  if (word == "-h" || word == "--help")
+    return {.text = "Usage: zeroth doctor [options]\n       zeroth --version\n\nzeroth doctor --help says more.\n"};
   refuse(word.empty() ? "nothing to do was given" : "there is no such thing to do",
          {.expected = "doctor", .got = word.empty() ? "" : launcher::in_quotes(word)});
 }

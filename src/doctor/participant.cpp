@@ -26,7 +26,8 @@ constexpr std::size_t kMaxDiskBytes = std::size_t{1} << 30U;
 
 class Participant {
  public:
-  Participant(const Place& place, const RankFacts& facts, const Pretence& pretence) : place_(&place), facts_(&facts), pretence_(&pretence) {}
+  Participant(const Place& place, const RankFacts& facts, const Pretence& pretence)
+      : place_(&place), facts_(&facts), pretence_(&pretence) {}
 
   Json answer(const Json& task) {
     ZR_FAILPOINT("doctor.answer");
@@ -45,7 +46,9 @@ class Participant {
  private:
   /// The wall clock: it is what is compared.
   [[nodiscard]] std::int64_t now_ns() const {
-    const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+    const auto now =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+            .count();
     const auto pretended = pretence_->clocks_ms.find(place_->rank);
     return now + (pretended == pretence_->clocks_ms.end() ? 0 : static_cast<std::int64_t>(pretended->second * 1e6));
   }
@@ -66,7 +69,10 @@ class Participant {
       if (place_->world) {
         host_.emplace(place_->world->backend().split(place_->host, place_->rank, "host"));
       } else {
-        host_.emplace(make_backend("shm", {.rank = place_->local_rank, .size = place_->local_size, .job = place_->job + " doctor", .options = options}));
+        host_.emplace(make_backend("shm", {.rank = place_->local_rank,
+                                           .size = place_->local_size,
+                                           .job = place_->job + " doctor",
+                                           .options = options}));
       }
     }
     const std::string kind{seat_of(name).backend().kind()};
@@ -107,7 +113,8 @@ class Participant {
   }
 
   static Json figures(const LinkFigures& figures) {
-    return {{"latency_us", figures.latency_us}, {"there", figures.there_bytes_per_s}, {"back", figures.back_bytes_per_s}};
+    return {
+        {"latency_us", figures.latency_us}, {"there", figures.there_bytes_per_s}, {"back", figures.back_bytes_per_s}};
   }
 
   const Place* place_;
@@ -119,7 +126,8 @@ class Participant {
 
 }  // namespace
 
-void take_part(Wire& survey, const Place& place, const RankFacts& facts, const Pretence& pretence, Milliseconds patience) {
+void take_part(Wire& survey, const Place& place, const RankFacts& facts, const Pretence& pretence,
+               Milliseconds patience) {
   Participant participant(place, facts, pretence);
   while (true) {
     Json answer;

@@ -10,7 +10,8 @@
 namespace zeroth::doctor {
 
 /// Blocks. Errors of single tasks are answers; throws Error for a survey that has gone or is silent for `patience`.
-void take_part(Wire& survey, const Place& place, const RankFacts& facts, const Pretence& pretence, Milliseconds patience);
+void take_part(Wire& survey, const Place& place, const RankFacts& facts, const Pretence& pretence,
+               Milliseconds patience);
 
 /// Of one task; the survey waits a little longer.
 inline constexpr Milliseconds kTaskPatience{10'000};

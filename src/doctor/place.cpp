@@ -1,7 +1,6 @@
 #include "doctor/place.h"
 
 #include "doctor/facts.h"
-
 #include "launcher/secret.h"
 
 #include <zeroth/base/error.h>
@@ -33,8 +32,7 @@ int number_of(const char* name, int low, int high) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   ZR_CHECK(error == std::errc{} && end == text.data() + text.size() && value >= low && value <= high,
-           ErrorCode::kEnvironment,
-           "a variable of the launcher makes no sense",
+           ErrorCode::kEnvironment, "a variable of the launcher makes no sense",
            {.where = "zeroth doctor",
             .which = name,
             .expected = fmt::format("{} to {}", low, high),
@@ -54,9 +52,7 @@ Place place_of_zeroth_run(std::optional<Door>& door) {
   place.host = number_of("GROUP_RANK", 0, place.num_hosts - 1);
   place.job = variable_or_empty(kJob);
   place.secret = place.job;
-  ZR_CHECK(place.secret.size() >= 16,
-           ErrorCode::kEnvironment,
-           "the job has no name that others cannot guess",
+  ZR_CHECK(place.secret.size() >= 16, ErrorCode::kEnvironment, "the job has no name that others cannot guess",
            {.where = "zeroth doctor", .which = kJob, .expected = "16 characters or more, as zeroth-run sets it"});
   const int port = number_of("MASTER_PORT", 1, 65535);
   place.hub = {{.host = variable_or_empty("MASTER_ADDR"), .port = port}};
@@ -96,7 +92,8 @@ std::string identity_of_host() {
 std::string hand_out(const Communicator& world, const std::string& text) {
   std::int64_t size = static_cast<std::int64_t>(text.size());
   world.broadcast(std::span(&size, 1), 0);
-  ZR_CHECK(size >= 0 && size <= 65536, ErrorCode::kMismatch, "rank 0 says something else than a place to meet", {.where = "zeroth doctor"});
+  ZR_CHECK(size >= 0 && size <= 65536, ErrorCode::kMismatch, "rank 0 says something else than a place to meet",
+           {.where = "zeroth doctor"});
   std::vector<std::uint8_t> bytes(text.begin(), text.end());
   bytes.resize(static_cast<std::size_t>(size));
   world.broadcast(std::span(bytes), 0);
@@ -115,7 +112,8 @@ Place place_of_world(std::optional<Door>& door, Milliseconds timeout) {
   options.timeout = timeout;
   Place place{.rank = own.rank(), .size = own.size(), .job = own.job()};
   place.world.emplace(own.connect(options, std::make_shared<TrafficTable>()));
-  const std::vector<std::int64_t> identities = gather(*place.world, static_cast<std::int64_t>(digest64(identity_of_host()) >> 1U));
+  const std::vector<std::int64_t> identities =
+      gather(*place.world, static_cast<std::int64_t>(digest64(identity_of_host()) >> 1U));
   std::vector<std::int64_t> hosts;
   std::vector<int> count;
   for (int rank = 0; rank < place.size; ++rank) {

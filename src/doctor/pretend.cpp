@@ -10,8 +10,7 @@ namespace zeroth::doctor {
 namespace {
 
 [[noreturn]] void refuse(std::string_view rule) {
-  throw Error(ErrorCode::kEnvironment,
-              "no rule of what the doctor can pretend",
+  throw Error(ErrorCode::kEnvironment, "no rule of what the doctor can pretend",
               {.which = "ZEROTH_DOCTOR_PRETEND",
                .expected = "version=RANK:TEXT, clock=RANK:MS, slow=A-B:BYTES or silent=RANK",
                .got = "\"" + std::string(rule) + "\""});

@@ -1,8 +1,9 @@
-// ZEROTH_DOCTOR_PRETEND: what tests make up, because a machine has no broken clock when one is needed. Rules separated by ';':
+// ZEROTH_DOCTOR_PRETEND: what tests make up, because a machine has no broken clock when one is needed. Rules separated
+// by ';':
 //   version=RANK:TEXT     that rank says that it is another Zeroth
 //   clock=RANK:MS         its clock is so far ahead
-//   slow=A-B:BYTES        what those two ranks of one host send each other takes as long as over a link of so many bytes a second
-//   silent=RANK           it does not come to the meeting
+//   slow=A-B:BYTES        what those two ranks of one host send each other takes as long as over a link of so many
+//   bytes a second silent=RANK           it does not come to the meeting
 #pragma once
 
 #include <map>

@@ -20,8 +20,8 @@ using Microseconds = std::chrono::duration<double, std::micro>;
 using Seconds = std::chrono::duration<double>;
 
 constexpr int kMostTrips = 200;
-constexpr Milliseconds kTrips{100};   ///< so long trips are made, one at least
-constexpr Milliseconds kWarmUp{50};   ///< a stream's start does not count
+constexpr Milliseconds kTrips{100};  ///< so long trips are made, one at least
+constexpr Milliseconds kWarmUp{50};  ///< a stream's start does not count
 constexpr Milliseconds kWindow{200};
 constexpr std::size_t kBlock = std::size_t{256} << 10U;
 
@@ -77,7 +77,8 @@ void pour(Wire& wire, const Deadline& deadline) {
 double rate_of(const std::string& text) {
   double rate = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rate);
-  ZR_CHECK(error == std::errc{} && end == text.data() + text.size() && rate > 0, ErrorCode::kLaunch, "a peer measured nonsense");
+  ZR_CHECK(error == std::errc{} && end == text.data() + text.size() && rate > 0, ErrorCode::kLaunch,
+           "a peer measured nonsense");
   return rate;
 }
 
@@ -98,7 +99,8 @@ void give(const Communicator& seat, int peer, std::span<const T> data) {
 template <typename T>
 void take(const Communicator& seat, int peer, std::span<T> data, double slow_bytes_per_s) {
   seat.recv(data, peer);
-  if (slow_bytes_per_s > 0) std::this_thread::sleep_for(Seconds(static_cast<double>(data.size_bytes()) / slow_bytes_per_s));
+  if (slow_bytes_per_s > 0)
+    std::this_thread::sleep_for(Seconds(static_cast<double>(data.size_bytes()) / slow_bytes_per_s));
 }
 
 /// Sends messages of growing size, each confirmed by one byte; ends with the size 0. Returns the best rate.
@@ -144,14 +146,16 @@ void receive_growing(const Communicator& seat, int peer, double slow_bytes_per_s
 
 }  // namespace
 
-LinkFigures measure_tcp(const std::vector<Endpoint>& peer, const std::string& secret, int own_rank, const Deadline& deadline) {
+LinkFigures measure_tcp(const std::vector<Endpoint>& peer, const std::string& secret, int own_rank,
+                        const Deadline& deadline) {
   Wire talk = knock(peer, secret, own_rank, deadline);
   LinkFigures figures;
   figures.latency_us = shortest_trip_us([&] {
-    std::array<std::byte, 1> byte{};
-    talk.write_all(byte, deadline);
-    talk.read_all(byte, deadline);
-  }) / 2;
+                         std::array<std::byte, 1> byte{};
+                         talk.write_all(byte, deadline);
+                         talk.read_all(byte, deadline);
+                       }) /
+                       2;
   const std::array<std::byte, 1> end{std::byte{1}};
   talk.write_all(end, deadline);
   Wire there = knock(peer, secret, own_rank, deadline);

@@ -72,15 +72,12 @@ std::string to_text(const Report& report) {
 }
 
 Report report_from(std::string_view text) {
-  ZR_CHECK(text.size() <= kMaxReportBytes,
-           ErrorCode::kLaunch,
-           "the report of the ranks is too large",
+  ZR_CHECK(text.size() <= kMaxReportBytes, ErrorCode::kLaunch, "the report of the ranks is too large",
            {.where = "zeroth doctor", .got = fmt::format("{} bytes", text.size())});
   try {
     return Json::parse(text).get<Report>();
   } catch (const Json::exception& error) {
-    throw Error(ErrorCode::kLaunch,
-                "what the ranks printed is no report",
+    throw Error(ErrorCode::kLaunch, "what the ranks printed is no report",
                 {.where = "zeroth doctor", .got = error.what()});
   }
 }

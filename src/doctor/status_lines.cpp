@@ -35,10 +35,14 @@ std::vector<Culprit> culprits_of(std::string_view lines) {
   for (const Json& object : objects_of(lines)) {
     const std::string event = text_in(object, "event");
     const auto late = object.find("late");
-    Culprit culprit{.host = text_in(object, "host"), .text = text_in(object, "text"), .late = late != object.end() && *late == true};
+    Culprit culprit{.host = text_in(object, "host"),
+                    .text = text_in(object, "text"),
+                    .late = late != object.end() && *late == true};
     if (culprit.host.empty()) continue;
-    if (event == "host_refused") refused.push_back(std::move(culprit));
-    else if (event == "first_cause") first.push_back(std::move(culprit));
+    if (event == "host_refused")
+      refused.push_back(std::move(culprit));
+    else if (event == "first_cause")
+      first.push_back(std::move(culprit));
   }
   return refused.empty() ? first : refused;
 }

@@ -2,7 +2,6 @@
 
 #include "doctor/facts.h"
 #include "doctor/participant.h"
-
 #include "launcher/sockets.h"
 
 #include <zeroth/base/error.h>
@@ -37,7 +36,8 @@ using Tasks = std::map<int, Json>;
 
 class Survey {
  public:
-  Survey(const Place& place, Door& door, Wire own, const SurveyOptions& options) : place_(&place), door_(&door), options_(&options) {
+  Survey(const Place& place, Door& door, Wire own, const SurveyOptions& options)
+      : place_(&place), door_(&door), options_(&options) {
     wires_.emplace(0, std::move(own));
     report_.num_ranks = place.size;
   }
@@ -79,25 +79,30 @@ class Survey {
     }
     const std::string where = place_->hub.empty() ? "rank 0" : "rank 0, " + launcher::text_of(place_->hub.front());
     for (const int rank : missing) {
-      report_.lost.push_back({.rank = rank, .expected = "to come to " + where, .got = fmt::format("nothing for {:.0f} s", static_cast<double>(options_->meeting.count()) / 1000)});
+      report_.lost.push_back(
+          {.rank = rank,
+           .expected = "to come to " + where,
+           .got = fmt::format("nothing for {:.0f} s", static_cast<double>(options_->meeting.count()) / 1000)});
     }
     if (place_->num_hosts > 1 && !place_->hub.empty()) {
       const std::string& master = place_->hub.front().host;
       if (const std::string loopback = loopback_of(master); !loopback.empty()) {
-        report_.findings.push_back({.code = ErrorCode::kLaunch,
-                                    .message = "rank 0's host advertises loopback",
-                                    .context = {.who = "rank 0",
-                                                .which = "MASTER_ADDR",
-                                                .expected = "an address that the other hosts reach",
-                                                .got = master == loopback ? loopback : master + ", there " + loopback,
-                                                .hint = "correct /etc/hosts on rank 0's host, or name the hosts by their addresses"}});
+        report_.findings.push_back(
+            {.code = ErrorCode::kLaunch,
+             .message = "rank 0's host advertises loopback",
+             .context = {.who = "rank 0",
+                         .which = "MASTER_ADDR",
+                         .expected = "an address that the other hosts reach",
+                         .got = master == loopback ? loopback : master + ", there " + loopback,
+                         .hint = "correct /etc/hosts on rank 0's host, or name the hosts by their addresses"}});
       }
     }
     if (door_->strangers() > 0) {
-      report_.findings.push_back({.note = true,
-                                  .code = ErrorCode::kLaunch,
-                                  .message = fmt::format("{} connections came that do not belong to this job", door_->strangers()),
-                                  .context = {.who = "rank 0", .hint = "a port scanner, or another job with the same port"}});
+      report_.findings.push_back(
+          {.note = true,
+           .code = ErrorCode::kLaunch,
+           .message = fmt::format("{} connections came that do not belong to this job", door_->strangers()),
+           .context = {.who = "rank 0", .hint = "a port scanner, or another job with the same port"}});
     }
   }
 
@@ -105,7 +110,8 @@ class Survey {
     report_.lost.push_back({.rank = rank, .host = report_.host_of(rank), .expected = "answers", .got = got});
   }
 
-  /// Says every task at once and waits for the answers; who gives none in time is lost. An answer may be {"error": text}.
+  /// Says every task at once and waits for the answers; who gives none in time is lost. An answer may be {"error":
+  /// text}.
   Tasks ask(const Tasks& tasks, Milliseconds patience = kAnswer) {
     ZR_FAILPOINT("doctor.ask");
     Tasks answers;
@@ -123,14 +129,18 @@ class Survey {
         lost(rank, error.what());
       }
     };
-    for (const auto& [rank, task] : tasks) talk(rank, [&task = task](Wire& wire) { wire.send(task.dump(), Deadline(kAnswer)); });
+    for (const auto& [rank, task] : tasks)
+      talk(rank, [&task = task](Wire& wire) { wire.send(task.dump(), Deadline(kAnswer)); });
     const Deadline deadline(patience);
-    for (const auto& [rank, task] : tasks) talk(rank, [&, rank = rank](Wire& wire) { answers[rank] = Json::parse(wire.receive(deadline)); });
+    for (const auto& [rank, task] : tasks)
+      talk(rank, [&, rank = rank](Wire& wire) { answers[rank] = Json::parse(wire.receive(deadline)); });
     for (const int rank : gone) wires_.erase(rank);
     return answers;
   }
 
-  [[nodiscard]] static std::string error_of(const Json& answer) { return answer.is_object() ? answer.value("error", "") : "no answer"; }
+  [[nodiscard]] static std::string error_of(const Json& answer) {
+    return answer.is_object() ? answer.value("error", "") : "no answer";
+  }
 
   /// Ranks that are here, by host, in order.
   [[nodiscard]] std::map<int, std::vector<int>> ranks_of_hosts() const {
@@ -154,7 +164,8 @@ class Survey {
     for (const auto& [rank, answer] : ask(tasks)) {
       try {
         RankFacts facts = answer.get<RankFacts>();
-        ZR_CHECK(facts.rank == rank && facts.host >= 0 && facts.host < place_->num_hosts, ErrorCode::kLaunch, "a rank says that it is another one");
+        ZR_CHECK(facts.rank == rank && facts.host >= 0 && facts.host < place_->num_hosts, ErrorCode::kLaunch,
+                 "a rank says that it is another one");
         if (std::ranges::find(report_.hosts, facts.host, &HostEntry::host) == report_.hosts.end()) {
           report_.hosts.push_back({.host = facts.host, .name = facts.host_name});
         }
@@ -170,7 +181,8 @@ class Survey {
     std::map<std::string, int> names;
     for (const HostEntry& host : report_.hosts) ++names[host.name];
     for (HostEntry& host : report_.hosts) {
-      if (names[host.name] > 1) host.name = host.address.empty() ? fmt::format("{}#{}", host.name, host.host) : host.address;
+      if (names[host.name] > 1)
+        host.name = host.address.empty() ? fmt::format("{}#{}", host.name, host.host) : host.address;
     }
   }
 
@@ -188,7 +200,8 @@ class Survey {
 
   void gather_disks() {
     if (options_->folder.empty()) return;
-    for (const auto& [rank, answer] : ask_hosts({{"do", "disk"}, {"folder", options_->folder}, {"bytes", options_->disk_bytes}}, kDisk)) {
+    for (const auto& [rank, answer] :
+         ask_hosts({{"do", "disk"}, {"folder", options_->folder}, {"bytes", options_->disk_bytes}}, kDisk)) {
       try {
         report_.disks.push_back(answer.get<DiskFacts>());
         report_.disks.back().host = report_.host_of(rank);
@@ -236,8 +249,10 @@ class Survey {
         tasks[a] = {{"do", "probe"}, {"address", address_of_host(host)}, {"port", ports_[b]}};
       } else {
         const bool near = one.seat == "host";
-        tasks[b] = {{"do", "messages"}, {"seat", one.seat}, {"peer", near ? places[a] : a}, {"rank", a}, {"measure", false}};
-        tasks[a] = {{"do", "messages"}, {"seat", one.seat}, {"peer", near ? places[b] : b}, {"rank", b}, {"measure", true}};
+        tasks[b] = {
+            {"do", "messages"}, {"seat", one.seat}, {"peer", near ? places[a] : a}, {"rank", a}, {"measure", false}};
+        tasks[a] = {
+            {"do", "messages"}, {"seat", one.seat}, {"peer", near ? places[b] : b}, {"rank", b}, {"measure", true}};
       }
     }
     const Tasks answers = ask(tasks);
@@ -280,16 +295,20 @@ class Survey {
         continue;
       }
       if (hosts.erase(host) == 0) continue;
-      report_.findings.push_back({.code = ErrorCode::kResource,
-                                  .message = "the ranks of a host cannot share memory",
-                                  .context = {.where = report_.name_of_host(host), .who = fmt::format("rank {}", rank), .got = error}});
+      report_.findings.push_back(
+          {.code = ErrorCode::kResource,
+           .message = "the ranks of a host cannot share memory",
+           .context = {.where = report_.name_of_host(host), .who = fmt::format("rank {}", rank), .got = error}});
     }
     std::map<std::size_t, std::vector<Measurement>> rounds;
     for (const auto& [host, ranks] : hosts) {
       const auto of_host = rounds_of(static_cast<int>(ranks.size()));
       for (std::size_t i = 0; i < of_host.size(); ++i) {
         for (const auto& [a, b] : of_host[i]) {
-          rounds[i].push_back({.link = {.a = ranks[static_cast<std::size_t>(a)], .b = ranks[static_cast<std::size_t>(b)], .transport = kinds[host]}, .seat = "host"});
+          rounds[i].push_back({.link = {.a = ranks[static_cast<std::size_t>(a)],
+                                        .b = ranks[static_cast<std::size_t>(b)],
+                                        .transport = kinds[host]},
+                               .seat = "host"});
         }
       }
     }
@@ -300,13 +319,18 @@ class Survey {
     std::vector<int> firsts;
     for (const auto& [host, ranks] : ranks_of_hosts()) firsts.push_back(ranks.front());
     if (firsts.size() < 2) return;
-    for (const auto& [rank, answer] : ask_hosts({{"do", "open"}, {"like", address_of_host(place_->host)}})) ports_[rank] = answer.value("port", 0);
+    for (const auto& [rank, answer] : ask_hosts({{"do", "open"}, {"like", address_of_host(place_->host)}}))
+      ports_[rank] = answer.value("port", 0);
     const auto over = [&](const std::string& transport, const std::string& seat) {
       std::map<std::size_t, std::vector<Measurement>> rounds;
       const auto pairs = rounds_of(static_cast<int>(firsts.size()));
       for (std::size_t i = 0; i < pairs.size(); ++i) {
         for (const auto& [a, b] : pairs[i]) {
-          rounds[i].push_back({.link = {.a = firsts[static_cast<std::size_t>(a)], .b = firsts[static_cast<std::size_t>(b)], .transport = transport, .far = true}, .seat = seat});
+          rounds[i].push_back({.link = {.a = firsts[static_cast<std::size_t>(a)],
+                                        .b = firsts[static_cast<std::size_t>(b)],
+                                        .transport = transport,
+                                        .far = true},
+                               .seat = seat});
         }
       }
       run(rounds);
@@ -320,7 +344,8 @@ class Survey {
     bool world_broken = false;
     for (auto& [index, round] : rounds) {
       std::erase_if(round, [&](const Measurement& one) {
-        const bool dead = one.seat == "host" ? broken.contains(report_.host_of(one.link.a)) : one.seat == "world" && world_broken;
+        const bool dead =
+            one.seat == "host" ? broken.contains(report_.host_of(one.link.a)) : one.seat == "world" && world_broken;
         return dead || !wires_.contains(one.link.a) || !wires_.contains(one.link.b);
       });
       measure(round);

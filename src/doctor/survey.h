@@ -21,12 +21,13 @@ struct SurveyOptions {
   Thresholds thresholds{};       ///< a link that is slow by these is measured again
 };
 
-/// Blocks until all has been asked. `own` leads to rank 0's own participant. Ranks that do not come, or do not answer any more, are findings.
+/// Blocks until all has been asked. `own` leads to rank 0's own participant. Ranks that do not come, or do not answer
+/// any more, are findings.
 [[nodiscard]] Report survey(const Place& place, Door& door, Wire own, const SurveyOptions& options);
 
 using Pair = std::pair<int, int>;
-/// All pairs of 0 ... count-1, in rounds whose pairs have no end in common. Up to 8 one pair a round, so that none disturbs another; beyond that
-/// as few rounds as there can be.
+/// All pairs of 0 ... count-1, in rounds whose pairs have no end in common. Up to 8 one pair a round, so that none
+/// disturbs another; beyond that as few rounds as there can be.
 [[nodiscard]] std::vector<std::vector<Pair>> rounds_of(int count);
 
 }  // namespace zeroth::doctor

@@ -10,7 +10,9 @@ namespace {
 
 /// Three digits, whatever comes before the point.
 std::string three_digits(double value) {
-  return value < 9.995 ? fmt::format("{:.2f}", value) : value < 99.95 ? fmt::format("{:.1f}", value) : fmt::format("{:.0f}", value);
+  return value < 9.995   ? fmt::format("{:.2f}", value)
+         : value < 99.95 ? fmt::format("{:.1f}", value)
+                         : fmt::format("{:.0f}", value);
 }
 
 }  // namespace

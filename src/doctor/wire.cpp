@@ -44,7 +44,8 @@ std::uint32_t number_of(std::string_view text) {
 }
 
 /// A rank's proof is bound to its number, so that nobody who listens can come as another one.
-std::string visit_proof(launcher::Side side, const std::string& secret, std::string_view own_nonce, const std::string& visit) {
+std::string visit_proof(launcher::Side side, const std::string& secret, std::string_view own_nonce,
+                        const std::string& visit) {
   return launcher::proof_of(side, secret, own_nonce, visit);
 }
 
@@ -53,7 +54,9 @@ void wait_for(int fd, short events, const Deadline& deadline, const char* what) 
     pollfd polled{.fd = fd, .events = events, .revents = 0};
     const int ready = ::poll(&polled, 1, static_cast<int>(deadline.slice().count()));
     if (ready > 0) return;
-    ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, fmt::format("nothing for {:.0f} s while {}", static_cast<double>(deadline.timeout().count()) / 1000, what));
+    ZR_CHECK(
+        !deadline.passed(), ErrorCode::kTimeout,
+        fmt::format("nothing for {:.0f} s while {}", static_cast<double>(deadline.timeout().count()) / 1000, what));
   }
 }
 
@@ -68,7 +71,8 @@ std::string address_of(int fd, bool own) {
   }
   constexpr std::string_view kMapped = "::ffff:";
   const std::string numeric = text.data();
-  return numeric.starts_with(kMapped) && numeric.find('.') != std::string::npos ? numeric.substr(kMapped.size()) : numeric;
+  return numeric.starts_with(kMapped) && numeric.find('.') != std::string::npos ? numeric.substr(kMapped.size())
+                                                                                : numeric;
 }
 
 int port_of(int fd) {
@@ -79,7 +83,8 @@ int port_of(int fd) {
                                              : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
 }
 
-/// A host that vanishes says nothing, and who waits for it without a word of its own would wait for as long as the examination may take. Longer than a task.
+/// A host that vanishes says nothing, and who waits for it without a word of its own would wait for as long as the
+/// examination may take. Longer than a task.
 constexpr int kVanishedAfterS = 12;
 
 void set(int fd, int level, int option, int value) {
@@ -148,19 +153,15 @@ void Wire::send(std::string_view message, const Deadline& deadline) {
 
 std::string Wire::receive(const Deadline& deadline) {
   const std::uint32_t bytes = number_of(read_text(*this, kRankBytes, deadline));
-  ZR_CHECK(bytes <= kMaxMessageBytes,
-           ErrorCode::kLaunch,
-           "a message is too large",
+  ZR_CHECK(bytes <= kMaxMessageBytes, ErrorCode::kLaunch, "a message is too large",
            {.expected = fmt::format("at most {} bytes", kMaxMessageBytes), .got = std::to_string(bytes)});
   return read_text(*this, bytes, deadline);
 }
 
 std::pair<Wire, Wire> make_wires() {
   std::array<int, 2> ends{};
-  ZR_CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) == 0,
-           ErrorCode::kResource,
-           "no sockets: " + errno_text(errno),
-           {.where = "zeroth doctor"});
+  ZR_CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) == 0, ErrorCode::kResource,
+           "no sockets: " + errno_text(errno), {.where = "zeroth doctor"});
   return {Wire(UniqueFd(ends[0])), Wire(UniqueFd(ends[1]))};
 }
 
@@ -176,7 +177,8 @@ int Door::look_at(Visitor& visitor) const {
   if (visitor.heard.size() < kVisitBytes) return -1;
   const std::string visit = visitor.heard.substr(0, kRankBytes + launcher::kNonceBytes);
   const std::uint32_t rank = number_of(visit);
-  const bool known = launcher::same_proof(visitor.heard.substr(visit.size()), visit_proof(launcher::Side::kNode, secret_, visitor.nonce, visit));
+  const bool known = launcher::same_proof(visitor.heard.substr(visit.size()),
+                                          visit_proof(launcher::Side::kNode, secret_, visitor.nonce, visit));
   return known && rank <= 0x7FFFFFFFU ? static_cast<int>(rank) : -2;
 }
 
@@ -184,7 +186,8 @@ Wire Door::admit(const Deadline& deadline, int& rank) {
   rank = -1;
   while (!deadline.passed()) {
     std::vector<pollfd> polled{{.fd = socket_.get(), .events = POLLIN, .revents = 0}};
-    for (const Visitor& visitor : visitors_) polled.push_back({.fd = visitor.wire.fd(), .events = POLLIN, .revents = 0});
+    for (const Visitor& visitor : visitors_)
+      polled.push_back({.fd = visitor.wire.fd(), .events = POLLIN, .revents = 0});
     ::poll(polled.data(), polled.size(), static_cast<int>(deadline.slice().count()));
     for (std::size_t i = 0; i < visitors_.size(); ++i) {
       const bool spoke = polled[i + 1].revents != 0;
@@ -198,7 +201,8 @@ Wire Door::admit(const Deadline& deadline, int& rank) {
       }
       try {
         const std::string visit = visitor.heard.substr(0, kRankBytes + launcher::kNonceBytes);
-        visitor.wire.write_all(bytes_of(visit_proof(launcher::Side::kHead, secret_, visitor.nonce, visit)), Deadline(kStrangerPatience));
+        visitor.wire.write_all(bytes_of(visit_proof(launcher::Side::kHead, secret_, visitor.nonce, visit)),
+                               Deadline(kStrangerPatience));
       } catch (const Error&) {
         break;  // it has gone; it may come again
       }
@@ -213,7 +217,8 @@ Wire Door::admit(const Deadline& deadline, int& rank) {
       visitors_.erase(visitors_.begin());  // the oldest makes room
       ++strangers_;
     }
-    Visitor visitor{.wire = Wire(std::move(socket)), .until = Deadline(kStrangerPatience), .nonce = launcher::random_nonce()};
+    Visitor visitor{
+        .wire = Wire(std::move(socket)), .until = Deadline(kStrangerPatience), .nonce = launcher::random_nonce()};
     try {
       visitor.wire.write_all(bytes_of(std::string(kGreeting) + visitor.nonce), visitor.until);
       visitors_.push_back(std::move(visitor));
@@ -228,7 +233,8 @@ Wire knock(const std::vector<Endpoint>& endpoints, const std::string& secret, in
   std::vector<std::string> reasons(endpoints.size());
   while (true) {
     for (std::size_t i = 0; i < endpoints.size(); ++i) {
-      UniqueFd socket = launcher::connect_once(endpoints[i], std::clamp(deadline.remaining(), Milliseconds{1}, Milliseconds{2000}), reasons[i]);
+      UniqueFd socket = launcher::connect_once(
+          endpoints[i], std::clamp(deadline.remaining(), Milliseconds{1}, Milliseconds{2000}), reasons[i]);
       if (!socket.valid()) continue;
       prepare(socket.get());
       Wire wire(std::move(socket));
@@ -251,10 +257,13 @@ Wire knock(const std::vector<Endpoint>& endpoints, const std::string& secret, in
     std::this_thread::sleep_for(std::min(deadline.remaining(), Milliseconds{100}));
   }
   std::vector<std::string> parts;
-  for (std::size_t i = 0; i < endpoints.size(); ++i) parts.push_back(fmt::format("{}: {}", launcher::text_of(endpoints[i]), reasons[i]));
-  throw Error(ErrorCode::kTimeout,
-              fmt::format("nobody of this job answers for {:.0f} s", static_cast<double>(deadline.timeout().count()) / 1000),
-              {.got = join(parts, " | "), .hint = "a firewall, the wrong interface, or a name that leads to loopback there (/etc/hosts)"});
+  for (std::size_t i = 0; i < endpoints.size(); ++i)
+    parts.push_back(fmt::format("{}: {}", launcher::text_of(endpoints[i]), reasons[i]));
+  throw Error(
+      ErrorCode::kTimeout,
+      fmt::format("nobody of this job answers for {:.0f} s", static_cast<double>(deadline.timeout().count()) / 1000),
+      {.got = join(parts, " | "),
+       .hint = "a firewall, the wrong interface, or a name that leads to loopback there (/etc/hosts)"});
 }
 
 Endpoint any_port_like(const std::string& address) {

@@ -21,8 +21,8 @@ using launcher::UniqueFd;
 /// One message, and what a rank says at once.
 inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20U;
 
-/// A connected socket that does not block; a message is its length in 4 bytes, little-endian, and so many bytes. Calls throw Error: kTimeout,
-/// kPeerLost (closed, cut), kLaunch (a message that is too large).
+/// A connected socket that does not block; a message is its length in 4 bytes, little-endian, and so many bytes. Calls
+/// throw Error: kTimeout, kPeerLost (closed, cut), kLaunch (a message that is too large).
 class Wire {
  public:
   Wire() = default;
@@ -46,8 +46,9 @@ class Wire {
 /// Two ends of one.
 [[nodiscard]] std::pair<Wire, Wire> make_wires();
 
-/// The listening side greets whoever comes with a nonce and hears a proof that they know the secret of the job (launcher/secret.h), with the
-/// number of their rank; whoever does not, or takes longer than kStrangerPatience, is dropped and counted. Then it shows the same.
+/// The listening side greets whoever comes with a nonce and hears a proof that they know the secret of the job
+/// (launcher/secret.h), with the number of their rank; whoever does not, or takes longer than kStrangerPatience, is
+/// dropped and counted. Then it shows the same.
 class Door {
  public:
   /// Listens at the endpoint (port 0: any), at all addresses for an empty host. Throws Error(kLaunch).
@@ -55,7 +56,8 @@ class Door {
 
   [[nodiscard]] int port() const { return port_; }
   [[nodiscard]] int strangers() const { return strangers_; }
-  /// Waits for one visitor who knows the secret, at most until the deadline. `rank` gets who it is, and is -1 if nobody came.
+  /// Waits for one visitor who knows the secret, at most until the deadline. `rank` gets who it is, and is -1 if nobody
+  /// came.
   [[nodiscard]] Wire admit(const Deadline& deadline, int& rank);
 
  private:
@@ -75,9 +77,10 @@ class Door {
   std::vector<Visitor> visitors_;
 };
 
-/// The other side, as rank `rank`: tries the endpoints in turn until one answers and shows that it knows the secret. Throws Error(kTimeout) with
-/// what happened at each.
-[[nodiscard]] Wire knock(const std::vector<Endpoint>& endpoints, const std::string& secret, int rank, const Deadline& deadline);
+/// The other side, as rank `rank`: tries the endpoints in turn until one answers and shows that it knows the secret.
+/// Throws Error(kTimeout) with what happened at each.
+[[nodiscard]] Wire knock(const std::vector<Endpoint>& endpoints, const std::string& secret, int rank,
+                         const Deadline& deadline);
 
 /// All addresses of this host, of the kind (IPv6 or not) of that one, and any port.
 [[nodiscard]] Endpoint any_port_like(const std::string& address);

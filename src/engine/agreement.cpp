@@ -1,5 +1,10 @@
 #include "engine/agreement.h"
 
+#include "engine/odd_rank.h"
+
+#include <zeroth/base/text.h>
+#include <zeroth/engine/config.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -7,11 +12,6 @@
 #include <iterator>
 #include <limits>
 #include <sstream>
-
-#include <zeroth/base/text.h>
-#include <zeroth/engine/config.h>
-
-#include "engine/odd_rank.h"
 
 namespace zeroth {
 namespace {
@@ -29,8 +29,8 @@ std::string describe(const ModelLayout& model, const EngineSettings& settings) {
   text << "plan " << name_of(settings.plan.parameter) << " " << name_of(settings.plan.gradient) << " "
        << name_of(settings.plan.optimizer) << " " << name_of(settings.plan.policy) << " reshard "
        << name_of(settings.plan.reshard) << " ring_slots " << settings.plan.ring_slots
-       << (settings.plan.narrow_buckets ? "" : " wide buckets") << " parameter_degree " << settings.plan.parameter_degree
-       << " optimizer_degree " << settings.plan.optimizer_degree;
+       << (settings.plan.narrow_buckets ? "" : " wide buckets") << " parameter_degree "
+       << settings.plan.parameter_degree << " optimizer_degree " << settings.plan.optimizer_degree;
   if (settings.plan.gradient_degree != 0) text << " gradient_degree " << settings.plan.gradient_degree;
   text << "\n";
   text << "micro_steps " << settings.micro_steps << "\n";
@@ -41,7 +41,8 @@ std::string describe(const ModelLayout& model, const EngineSettings& settings) {
   text << "threads " << settings.threads << "\n";
   text << "schedule " << name_of(settings.schedule.kind) << " " << settings.schedule.warmup_steps << " "
        << settings.schedule.total_steps << " from " << hex_float(settings.schedule.warmup_start)
-       << (settings.schedule.logarithmic ? " along a logarithm" : "") << " to " << hex_float(settings.schedule.floor) << "\n";
+       << (settings.schedule.logarithmic ? " along a logarithm" : "") << " to " << hex_float(settings.schedule.floor)
+       << "\n";
   for (std::size_t group = 0; group < settings.groups.size(); ++group) {
     const GroupHyper& hyper = settings.groups[group];
     text << "group " << group << " lr " << hex_float(hyper.lr) << " betas " << hex_float(hyper.beta1) << " "
@@ -77,8 +78,7 @@ std::vector<std::string> gather_texts(const std::string& own, const Communicator
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   std::int64_t total = 0;
   for (const std::int64_t size : sizes) {
-    ZR_CHECK(size >= 0 && size <= kMost, ErrorCode::kMismatch,
-             "a rank's description has an absurd size",
+    ZR_CHECK(size >= 0 && size <= kMost, ErrorCode::kMismatch, "a rank's description has an absurd size",
              {.where = "engine.agreement",
               .who = "rank " + std::to_string(&size - sizes.data()) + "/" + std::to_string(world),
               .expected = "at most " + std::to_string(kMost) + " bytes",
@@ -86,7 +86,8 @@ std::vector<std::string> gather_texts(const std::string& own, const Communicator
     total += size;
   }
   std::vector<std::uint8_t> all(static_cast<std::size_t>(total));
-  communicator.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(own.data()), own.size()), std::span(all), sizes);
+  communicator.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(own.data()), own.size()), std::span(all),
+                          sizes);
   std::vector<std::string> texts;
   std::size_t offset = 0;
   for (const std::int64_t size : sizes) {
@@ -98,7 +99,8 @@ std::vector<std::string> gather_texts(const std::string& own, const Communicator
 
 }  // namespace
 
-void require_same_structure(const ModelLayout& model, const EngineSettings& settings, const Communicator& communicator) {
+void require_same_structure(const ModelLayout& model, const EngineSettings& settings,
+                            const Communicator& communicator) {
   const std::string own = describe(model, settings);
   const auto world = static_cast<std::size_t>(communicator.size());
   std::vector<std::int64_t> digests(world);
@@ -118,8 +120,7 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
     const std::string theirs = line < got.size() ? got[line] : "nothing more";
     if (ours == theirs) continue;
     if (ours.starts_with(kVersionLine) && theirs.starts_with(kVersionLine)) {
-      throw Error(ErrorCode::kMismatch,
-                  "ranks run different versions of Zeroth",
+      throw Error(ErrorCode::kMismatch, "ranks run different versions of Zeroth",
                   {.where = "engine",
                    .who = who,
                    .expected = ours + " (" + usual_rank + ")",
@@ -127,8 +128,7 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
                    .hint = "install the same version on every host; zeroth doctor --hosts names the odd one"});
     }
     if (ours.starts_with(kLibrariesLine) && theirs.starts_with(kLibrariesLine)) {
-      throw Error(ErrorCode::kMismatch,
-                  "ranks compute with different versions of a library",
+      throw Error(ErrorCode::kMismatch, "ranks compute with different versions of a library",
                   {.where = "engine",
                    .who = who,
                    .expected = ours.substr(kLibrariesLine.size()) + " (" + usual_rank + ")",
@@ -136,17 +136,17 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
                    .hint = "install the same versions on every host, with a Zeroth that was built against them"});
     }
     if (ours.starts_with(kConfigurationLine) && theirs.starts_with(kConfigurationLine)) {
-      throw Error(ErrorCode::kMismatch,
-                  "ranks do not have the same configuration",
+      throw Error(ErrorCode::kMismatch, "ranks do not have the same configuration",
                   {.where = "engine",
                    .who = who,
-                   .which = join(shared_differences(ours.substr(kConfigurationLine.size()), theirs.substr(kConfigurationLine.size())), "; "),
+                   .which = join(shared_differences(ours.substr(kConfigurationLine.size()),
+                                                    theirs.substr(kConfigurationLine.size())),
+                                 "; "),
                    .expected = "the values of " + usual_rank + " (\"here\")",
                    .got = "those of " + odd_rank + " (\"there\")",
                    .hint = "start every rank with the same configuration file and arguments"});
     }
-    throw Error(ErrorCode::kMismatch,
-                "ranks do not train the same thing",
+    throw Error(ErrorCode::kMismatch, "ranks do not train the same thing",
                 {.where = "engine",
                  .who = who,
                  .expected = ours + " (" + usual_rank + ")",
@@ -157,23 +157,27 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
 }
 
 void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd, const Communicator& communicator) {
-  static constexpr std::string_view kNames[] = {"lr", "beta1", "beta2", "eps", "weight_decay", "momentum", "dampening", "nesterov"};
+  static constexpr std::string_view kNames[] = {"lr",           "beta1",    "beta2",     "eps",
+                                                "weight_decay", "momentum", "dampening", "nesterov"};
   constexpr std::size_t kValues = std::size(kNames);
   std::vector<double> own;
   for (const GroupHyper& group : groups) {
-    own.insert(own.end(),
-               {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum, group.dampening, group.nesterov ? 1.0 : 0.0});
+    own.insert(own.end(), {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum,
+                           group.dampening, group.nesterov ? 1.0 : 0.0});
   }
   std::vector<double> all(own.size() * static_cast<std::size_t>(communicator.size()));
   communicator.all_gather(std::span<const double>(own), std::span(all));
-  const auto values_of = [&](int rank) { return std::span<const double>(all).subspan(own.size() * static_cast<std::size_t>(rank), own.size()); };
+  const auto values_of = [&](int rank) {
+    return std::span<const double>(all).subspan(own.size() * static_cast<std::size_t>(rank), own.size());
+  };
   const std::span<const double> expected = values_of(usual);
   const std::span<const double> got = values_of(odd);
-  const auto same_bits = [](double a, double b) { return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b); };  // as the digests
+  const auto same_bits = [](double a, double b) {
+    return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+  };  // as the digests
   const auto index = static_cast<std::size_t>(std::ranges::mismatch(expected, got, same_bits).in1 - expected.begin());
   ZR_ASSERT(index < own.size(), "ranks' digests of their parameter groups differ but their values do not");
-  throw Error(ErrorCode::kMismatch,
-              "ranks set different learning rates or weight decays",
+  throw Error(ErrorCode::kMismatch, "ranks set different learning rates or weight decays",
               {.where = "engine.step",
                .who = "rank " + std::to_string(odd) + "/" + std::to_string(communicator.size()),
                .which = std::string(kNames[index % kValues]) + " of parameter group " + std::to_string(index / kValues),
@@ -182,14 +186,12 @@ void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int od
                .hint = "change groups alike on all ranks, before step(); nothing was updated"});
 }
 
-void require_plan_fits(const ModelLayout& model,
-                       const EngineSettings& settings,
-                       int optimizer_states,
+void require_plan_fits(const ModelLayout& model, const EngineSettings& settings, int optimizer_states,
                        const Communicator& communicator) {
   const auto world = static_cast<std::size_t>(communicator.size());
-  const auto own = static_cast<std::int64_t>(std::min<std::uint64_t>(
-      settings.memory_limit_bytes > 0 ? settings.memory_limit_bytes : available_memory_bytes(),
-      std::uint64_t{std::numeric_limits<std::int64_t>::max()}));
+  const auto own = static_cast<std::int64_t>(
+      std::min<std::uint64_t>(settings.memory_limit_bytes > 0 ? settings.memory_limit_bytes : available_memory_bytes(),
+                              std::uint64_t{std::numeric_limits<std::int64_t>::max()}));
   std::vector<std::int64_t> limits(world);
   communicator.all_gather(std::span(&own, 1), std::span(limits));
   const auto least = std::ranges::min_element(limits);
@@ -222,8 +224,7 @@ void require_plan_fits(const ModelLayout& model,
       if (bytes <= limit && fits.empty()) fits = name;
     }
   }
-  throw Error(ErrorCode::kOutOfMemory,
-              "the plan does not fit the memory that is there",
+  throw Error(ErrorCode::kOutOfMemory, "the plan does not fit the memory that is there",
               {.where = "engine.plan",
                .who = "rank " + std::to_string(least - limits.begin()) + "/" + std::to_string(world),
                .which = settings.plan.name + " on " + std::to_string(world) + " ranks",

@@ -15,10 +15,8 @@ void check_finite(const Json& value, std::string_view pointer) {
   if (value.is_array()) {
     for (const Json& part : value) check_finite(part, pointer);
   }
-  ZR_CHECK(!value.is_number_float() || std::isfinite(value.get<double>()),
-           ErrorCode::kConfig,
-           "the value is not finite",
-           {.where = "engine.config", .which = std::string(pointer)});
+  ZR_CHECK(!value.is_number_float() || std::isfinite(value.get<double>()), ErrorCode::kConfig,
+           "the value is not finite", {.where = "engine.config", .which = std::string(pointer)});
 }
 
 template <class Keep>
@@ -37,9 +35,7 @@ Json shared(const Config& config) {
   return write(config, [](const KeySpec& key) { return key.shared; });
 }
 
-std::string error_message(std::string_view origin,
-                          const std::vector<ConfigProblem>& problems,
-                          std::size_t total) {
+std::string error_message(std::string_view origin, const std::vector<ConfigProblem>& problems, std::size_t total) {
   if (total == 1) {
     const ConfigProblem& only = problems.front();
     return (only.origin.empty() ? std::string(origin) : only.origin) + ": " + only.what;
@@ -70,11 +66,8 @@ std::string HintNote::text() const {
 
 std::string ConfigProblem::text() const {
   std::string out = origin;
-  for (const auto& [before, part] : {std::pair{": ", &pointer},
-                                     {": ", &what},
-                                     {"; expected ", &expected},
-                                     {"; got ", &got},
-                                     {"; hint: ", &hint}}) {
+  for (const auto& [before, part] :
+       {std::pair{": ", &pointer}, {": ", &what}, {"; expected ", &expected}, {"; got ", &got}, {"; hint: ", &hint}}) {
     if (!part->empty()) out += (out.empty() ? "" : before) + *part;
   }
   return out;
@@ -118,8 +111,7 @@ Config Config::from_file(const std::filesystem::path& path, std::span<const Conf
   return from_json_text(config::read_document(path), path.string(), overrides);
 }
 
-Config Config::from_json_text(std::string_view text,
-                              std::string_view origin,
+Config Config::from_json_text(std::string_view text, std::string_view origin,
                               std::span<const ConfigOverride> overrides) {
   config::Problems problems(origin);
   config::Document document = config::parse_document(text, problems);
@@ -172,8 +164,7 @@ std::vector<std::string> Config::describe() const {
   for (const KeySpec& key : config::honoured_keys()) {
     const Json::json_pointer at{std::string(key.pointer)};
     if (!flat.contains(at)) continue;
-    lines.push_back(std::string(key.pointer) + " = " + flat.at(at).dump() + " (" + origin_of(key.pointer) +
-                    ")");
+    lines.push_back(std::string(key.pointer) + " = " + flat.at(at).dump() + " (" + origin_of(key.pointer) + ")");
   }
   return lines;
 }
@@ -185,9 +176,7 @@ bool Config::operator==(const Config& other) const {
 std::vector<std::string> shared_differences(std::string_view here, std::string_view there) {
   const auto parse = [](std::string_view text) {
     Json root = Json::parse(text, nullptr, false);
-    ZR_CHECK(root.is_object(),
-             ErrorCode::kMismatch,
-             "a peer sent a configuration that is no JSON object",
+    ZR_CHECK(root.is_object(), ErrorCode::kMismatch, "a peer sent a configuration that is no JSON object",
              {.where = "engine.config", .got = config::printable(text)});
     return root.flatten();
   };
@@ -200,8 +189,7 @@ std::vector<std::string> shared_differences(std::string_view here, std::string_v
   };
   for (const auto& item : mine.items()) {
     if (show(theirs, item.key()) == item.value().dump()) continue;
-    lines.push_back(item.key() + ": " + item.value().dump() + " here, " + show(theirs, item.key()) +
-                    " there");
+    lines.push_back(item.key() + ": " + item.value().dump() + " here, " + show(theirs, item.key()) + " there");
   }
   for (const auto& item : theirs.items()) {
     if (mine.contains(item.key())) continue;

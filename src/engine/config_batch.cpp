@@ -9,11 +9,10 @@ namespace {
 // Sizes are below 2^31 each, so that a product of two fits 64 bits and one of three need not.
 std::int64_t checked_product(std::int64_t a, std::int64_t b, std::int64_t c) {
   std::int64_t product = 0;
-  ZR_CHECK(!__builtin_mul_overflow(a, b, &product) && !__builtin_mul_overflow(product, c, &product),
-           ErrorCode::kConfig,
-           "the batch does not fit 64 bits",
-           {.where = "engine.config",
-            .got = std::to_string(a) + " x " + std::to_string(b) + " x " + std::to_string(c)});
+  ZR_CHECK(
+      !__builtin_mul_overflow(a, b, &product) && !__builtin_mul_overflow(product, c, &product), ErrorCode::kConfig,
+      "the batch does not fit 64 bits",
+      {.where = "engine.config", .got = std::to_string(a) + " x " + std::to_string(b) + " x " + std::to_string(c)});
   return product;
 }
 
@@ -25,8 +24,7 @@ std::string nearest_multiples(std::int64_t value, std::int64_t factor) {
 }
 
 [[noreturn]] void refuse(std::string message, std::string expected, std::string got, std::string hint) {
-  throw Error(ErrorCode::kConfig,
-              std::move(message),
+  throw Error(ErrorCode::kConfig, std::move(message),
               {.where = "engine.config",
                .which = "train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps",
                .expected = std::move(expected),
@@ -37,12 +35,9 @@ std::string nearest_multiples(std::int64_t value, std::int64_t factor) {
 }  // namespace
 
 BatchSizes Config::resolve(std::int64_t data_ranks) const {
-  ZR_CHECK(data_ranks >= 1,
-           ErrorCode::kUsage,
-           "a world has at least one data rank",
+  ZR_CHECK(data_ranks >= 1, ErrorCode::kUsage, "a world has at least one data rank",
            {.where = "engine.config", .got = std::to_string(data_ranks)});
-  ZR_CHECK(!data_parallel_size || *data_parallel_size == data_ranks,
-           ErrorCode::kConfig,
+  ZR_CHECK(!data_parallel_size || *data_parallel_size == data_ranks, ErrorCode::kConfig,
            "the configuration was written for another number of data ranks",
            {.where = "engine.config",
             .which = "/data_parallel_size",
@@ -58,10 +53,8 @@ BatchSizes Config::resolve(std::int64_t data_ranks) const {
   }
 
   if (!train && !micro) {
-    refuse("no batch size is given",
-           "train_micro_batch_size_per_gpu or train_batch_size",
-           accumulate ? "gradient_accumulation_steps alone" : "neither",
-           "set train_micro_batch_size_per_gpu");
+    refuse("no batch size is given", "train_micro_batch_size_per_gpu or train_batch_size",
+           accumulate ? "gradient_accumulation_steps alone" : "neither", "set train_micro_batch_size_per_gpu");
   }
   if (!train) {
     const std::int64_t steps = accumulate.value_or(1);
@@ -82,10 +75,8 @@ BatchSizes Config::resolve(std::int64_t data_ranks) const {
       if (*train % per_micro == 0) {
         hint += ", or train_micro_batch_size_per_gpu " + std::to_string(*train / per_micro);
       }
-      refuse("the batch sizes contradict each other",
-             terms + " = " + std::to_string(factor),
-             "train_batch_size " + std::to_string(*train),
-             hint + "; or leave one of the three out");
+      refuse("the batch sizes contradict each other", terms + " = " + std::to_string(factor),
+             "train_batch_size " + std::to_string(*train), hint + "; or leave one of the three out");
     }
     return {*train, *micro, *accumulate};
   }

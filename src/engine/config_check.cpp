@@ -62,9 +62,8 @@ class ValueCheck {
         return value_.is_string() && !choice().empty();
       case KeyKind::kNumberPair:
         return value_.is_array() && value_.size() == 2 &&
-               std::all_of(value_.begin(), value_.end(), [this](const Json& part) {
-                 return part.is_number() && is_within(part.get<double>());
-               });
+               std::all_of(value_.begin(), value_.end(),
+                           [this](const Json& part) { return part.is_number() && is_within(part.get<double>()); });
       case KeyKind::kSection:
         return value_.is_object();
       case KeyKind::kAny:
@@ -83,20 +82,17 @@ class ValueCheck {
   [[nodiscard]] bool is_integer() const {
     if (value_.is_number_unsigned()) {
       const auto number = value_.get<std::uint64_t>();
-      return number <= static_cast<std::uint64_t>(key_.highest) &&
-             static_cast<std::int64_t>(number) >= key_.lowest;
+      return number <= static_cast<std::uint64_t>(key_.highest) && static_cast<std::int64_t>(number) >= key_.lowest;
     }
     if (value_.is_number_integer()) {
       const auto number = value_.get<std::int64_t>();
       return number >= key_.lowest && number <= key_.highest;
     }
     if (!value_.is_number_float()) return false;
-    constexpr double kExact =
-        9007199254740992.0;  // 2^53: above, a double no longer says which integer was meant
+    constexpr double kExact = 9007199254740992.0;  // 2^53: above, a double no longer says which integer was meant
     const double number = value_.get<double>();
     return std::trunc(number) == number && std::abs(number) <= kExact &&
-           static_cast<std::int64_t>(number) >= key_.lowest &&
-           static_cast<std::int64_t>(number) <= key_.highest;
+           static_cast<std::int64_t>(number) >= key_.lowest && static_cast<std::int64_t>(number) <= key_.highest;
   }
   [[nodiscard]] bool is_within(double number) const {
     const Bounds& b = key_.bounds;
@@ -134,11 +130,9 @@ class Checker {
     for (const KeySpec* key : given_) {
       const std::string_view section = key->pointer.substr(0, key->pointer.find('/', 1));
       if (problems_.touches(std::string(section) + "/type")) continue;
-      if (section == "/scheduler" && config_.scheduler.type.empty())
-        continue;  // check_together() asks for the type
+      if (section == "/scheduler" && config_.scheduler.type.empty()) continue;  // check_together() asks for the type
       if (key->applies != nullptr && !key->applies(config_)) {
-        add(key->pointer,
-            "the key has no meaning here",
+        add(key->pointer, "the key has no meaning here",
             std::string("it belongs to ") + std::string(key->applies_text));
       }
     }
@@ -167,13 +161,10 @@ class Checker {
     if (value.is_null() && key.nullable) return;
     if (key.key_class == KeyClass::kRefused) return check_refused(key, value);
     if (value == "auto" && key.kind != KeyKind::kText) {
-      return add(
-          key.pointer,
-          "\"auto\" is left over",
-          "the trainer that writes \"auto\" fills it in before it makes the engine; give a value here, or "
-          "override the key",
-          expected_text(key),
-          "\"auto\"");
+      return add(key.pointer, "\"auto\" is left over",
+                 "the trainer that writes \"auto\" fills it in before it makes the engine; give a value here, or "
+                 "override the key",
+                 expected_text(key), "\"auto\"");
     }
     const ValueCheck checked(key, value);
     if (!checked.good()) return wrong_value(key, value);
@@ -194,9 +185,8 @@ class Checker {
     if (key.kind == KeyKind::kChoice && value.is_string()) {
       const auto& given = value.get_ref<const std::string&>();
       const std::vector<std::string> elsewhere = split_list(key.elsewhere);
-      const bool known = std::any_of(elsewhere.begin(), elsewhere.end(), [&given](const std::string& name) {
-        return same_without_case(name, given);
-      });
+      const bool known = std::any_of(elsewhere.begin(), elsewhere.end(),
+                                     [&given](const std::string& name) { return same_without_case(name, given); });
       if (known) {
         hint = given + " is not built";
       } else if (const std::string near = nearest(given, split_list(key.choices)); !near.empty()) {
@@ -216,10 +206,7 @@ class Checker {
       if (value.is_object() && !check_members(key, value)) return;
     }
     if (is_off(key, value)) return;
-    add(key.pointer,
-        "Zeroth cannot do this",
-        std::string(key.text),
-        expected_text(key) + ", or leave the key out",
+    add(key.pointer, "Zeroth cannot do this", std::string(key.text), expected_text(key) + ", or leave the key out",
         printable(value.dump()));
   }
 
@@ -235,9 +222,7 @@ class Checker {
     return good;
   }
 
-  void unknown(const std::string& pointer,
-               const std::string& parent,
-               const std::string& name,
+  void unknown(const std::string& pointer, const std::string& parent, const std::string& name,
                std::vector<std::string> siblings = {}) {
     std::string hint;
     if (problems_.lists_next()) {
@@ -251,8 +236,7 @@ class Checker {
     add(pointer, "unknown key", std::move(hint));
   }
 
-  [[nodiscard]] static std::string nearest(const std::string& name,
-                                           const std::vector<std::string>& candidates) {
+  [[nodiscard]] static std::string nearest(const std::string& name, const std::vector<std::string>& candidates) {
     constexpr std::size_t kLongestName = 128;  // the search takes the product of the lengths
     return name.size() > kLongestName ? std::string() : nearest_name(name, candidates);
   }
@@ -274,10 +258,7 @@ class Checker {
     return {};
   }
 
-  void add(std::string_view pointer,
-           std::string what,
-           std::string hint = {},
-           std::string expected = {},
+  void add(std::string_view pointer, std::string what, std::string hint = {}, std::string expected = {},
            std::string got = {}) {
     problems_.add({.pointer = printable(pointer, 160),
                    .origin = document_.origin_of(pointer, problems_.origin()),
@@ -300,32 +281,21 @@ using AddProblem = std::function<void(const char*, std::string, std::string, std
 
 void check_optimizer(const OptimizerConfig& optimizer, const AddProblem& add) {
   if (optimizer.type == "AdamW" && !optimizer.adam_w_mode) {
-    add("/optimizer/params/adam_w_mode",
-        "AdamW without its mode is Adam",
-        "true",
-        "false",
-        "set type to \"Adam\"");
+    add("/optimizer/params/adam_w_mode", "AdamW without its mode is Adam", "true", "false", "set type to \"Adam\"");
   }
   if (optimizer.nesterov && (optimizer.momentum <= 0.0 || optimizer.dampening != 0.0)) {
-    add("/optimizer/params/nesterov",
-        "Nesterov momentum needs momentum and no dampening",
+    add("/optimizer/params/nesterov", "Nesterov momentum needs momentum and no dampening",
         "momentum > 0 and dampening 0",
-        "momentum " + Json(optimizer.momentum).dump() + " and dampening " + Json(optimizer.dampening).dump(),
-        {});
+        "momentum " + Json(optimizer.momentum).dump() + " and dampening " + Json(optimizer.dampening).dump(), {});
   }
 }
 
 void check_scheduler(const SchedulerConfig& scheduler, bool warmup_given, const AddProblem& add) {
   if (scheduler.type != "WarmupDecayLR" && scheduler.type != "WarmupCosineLR") return;
   if (scheduler.total_num_steps == 0) {
-    add("/scheduler/params/total_num_steps",
-        "the key is missing",
-        "an integer",
-        {},
-        scheduler.type + " needs it");
+    add("/scheduler/params/total_num_steps", "the key is missing", "an integer", {}, scheduler.type + " needs it");
   } else if (scheduler.total_num_steps < scheduler.warmup_num_steps) {
-    add("/scheduler/params/total_num_steps",
-        "the warmup is longer than the run",
+    add("/scheduler/params/total_num_steps", "the warmup is longer than the run",
         "at least warmup_num_steps = " + std::to_string(scheduler.warmup_num_steps),
         std::to_string(scheduler.total_num_steps),
         warmup_given ? "" : "warmup_num_steps is 1000 where it is not given");
@@ -338,38 +308,28 @@ void check_degrees(const ZeroConfig& zero, const AddProblem& add) {
   if (zero.mics_shard_size == 0)
     add("/zero_optimization/mics_shard_size", "wrong value", "-1, or an integer of at least 1", "0", {});
   if (hpz && mics) {
-    add("/zero_optimization/mics_shard_size",
-        "two keys say over how many ranks states are split",
-        "-1",
-        std::to_string(zero.mics_shard_size),
-        "zero_hpz_partition_size is set as well");
+    add("/zero_optimization/mics_shard_size", "two keys say over how many ranks states are split", "-1",
+        std::to_string(zero.mics_shard_size), "zero_hpz_partition_size is set as well");
   }
   for (const auto& [pointer, degree] : {std::pair{"/zeroth/parameter_degree", zero.parameter_degree},
                                         {"/zeroth/optimizer_degree", mics ? zero.optimizer_degree : 0}}) {
     if (degree == 0 || !(hpz || mics)) continue;
-    add(pointer,
-        "two keys say over how many ranks states are split",
-        "0",
-        std::to_string(degree),
+    add(pointer, "two keys say over how many ranks states are split", "0", std::to_string(degree),
         std::string(hpz ? "zero_hpz_partition_size" : "mics_shard_size") + " is set as well");
   }
   const int parameter = hpz ? zero.hpz_partition_size : zero.parameter_degree;
   if (zero.stage == 3 && zero.optimizer_degree > 0 && !mics &&
       (parameter == 0 || zero.optimizer_degree % parameter != 0)) {
-    add("/zeroth/optimizer_degree",
-        "the optimizer is split over other groups than the parameters",
+    add("/zeroth/optimizer_degree", "the optimizer is split over other groups than the parameters",
         parameter == 0 ? "a parameter_degree that divides it" : "a multiple of " + std::to_string(parameter),
-        std::to_string(zero.optimizer_degree),
-        {});
+        std::to_string(zero.optimizer_degree), {});
   }
-  for (const int other : {mics ? zero.mics_shard_size : parameter, mics ? zero.mics_shard_size : zero.optimizer_degree}) {
+  for (const int other :
+       {mics ? zero.mics_shard_size : parameter, mics ? zero.mics_shard_size : zero.optimizer_degree}) {
     const int degree = zero.gradient_degree;
     if (degree == 0 || other <= 0 || degree % other == 0 || other % degree == 0) continue;
-    add("/zeroth/gradient_degree",
-        "gradients are summed in other groups than states are split over",
-        "a divisor or a multiple of " + std::to_string(other),
-        std::to_string(degree),
-        {});
+    add("/zeroth/gradient_degree", "gradients are summed in other groups than states are split over",
+        "a divisor or a multiple of " + std::to_string(other), std::to_string(degree), {});
     break;
   }
 }
@@ -398,29 +358,24 @@ void check_together(const Config& config, const Document& document, Problems& pr
     const Json::json_pointer at{std::string(pointer)};
     return document.root.contains(at) && !document.root.at(at).is_null();
   };
-  const AddProblem add =
-      [&](const char* pointer, std::string what, std::string expected, std::string got, std::string hint) {
-        problems.add({.pointer = pointer,
-                      .origin = document.origin_of(pointer, problems.origin()),
-                      .what = std::move(what),
-                      .expected = std::move(expected),
-                      .got = std::move(got),
-                      .hint = std::move(hint)});
-      };
+  const AddProblem add = [&](const char* pointer, std::string what, std::string expected, std::string got,
+                             std::string hint) {
+    problems.add({.pointer = pointer,
+                  .origin = document.origin_of(pointer, problems.origin()),
+                  .what = std::move(what),
+                  .expected = std::move(expected),
+                  .got = std::move(got),
+                  .hint = std::move(hint)});
+  };
   if (!problems.touches("/optimizer")) check_optimizer(config.optimizer, add);
-  if (!problems.touches("/zero_optimization") && !problems.touches("/zeroth"))
-    check_degrees(config.zero, add);
+  if (!problems.touches("/zero_optimization") && !problems.touches("/zeroth")) check_degrees(config.zero, add);
   if (!problems.touches("/scheduler")) {
     const std::span<const KeySpec> keys = honoured_keys();
     const bool has_params = std::any_of(keys.begin(), keys.end(), [&given](const KeySpec& key) {
       return key.pointer.starts_with("/scheduler/params/") && given(key.pointer);
     });
     if (config.scheduler.type.empty() && has_params) {
-      add("/scheduler",
-          "there are params but no type",
-          "a type",
-          {},
-          "set scheduler.type, say \"WarmupCosineLR\"");
+      add("/scheduler", "there are params but no type", "a type", {}, "set scheduler.type, say \"WarmupCosineLR\"");
     }
     check_scheduler(config.scheduler, given("/scheduler/params/warmup_num_steps"), add);
   }

@@ -254,8 +254,7 @@ Document parse_document(std::string_view text, Problems& problems) {
   std::size_t line = 1;
   TreeBuilder builder(document, problems, line);
   const bool complete = Json::sax_parse(LineCountingIterator(text.data(), &line),
-                                        LineCountingIterator(text.data() + text.size(), &line),
-                                        &builder);
+                                        LineCountingIterator(text.data() + text.size(), &line), &builder);
   if (!complete) problems.raise();
   if (!document.root.is_object()) {
     refuse("the document is no object", printable(std::string(document.root.type_name())));
@@ -299,7 +298,8 @@ void rename_aliases(Document& document, Problems& problems) {
 
 namespace {
 
-/// Where a value goes. A section that is left open gives way; nullptr where one is of a wrong type, which is the schema's to say.
+/// Where a value goes. A section that is left open gives way; nullptr where one is of a wrong type, which is the
+/// schema's to say.
 Json* place_of(const std::string& pointer, Json& root) {
   Json* node = &root;
   for (const std::string& name : pointer_names(pointer)) {

@@ -18,8 +18,7 @@ inline constexpr std::size_t kMaxDepth = 32;
 
 struct Document {
   nlohmann::json root = nlohmann::json::object();
-  std::map<std::string, std::string, std::less<>>
-      origins{};  ///< of each member, by JSON pointer: "zero3.json:4"
+  std::map<std::string, std::string, std::less<>> origins{};  ///< of each member, by JSON pointer: "zero3.json:4"
 
   /// Origin of the nearest member at or above `pointer`, else `otherwise`.
   [[nodiscard]] std::string origin_of(std::string_view pointer, std::string_view otherwise) const;

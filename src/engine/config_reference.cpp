@@ -92,19 +92,14 @@ std::string reference_markdown() {
   for (const KeySpec& key : honoured_keys()) {
     std::string meaning(key.text);
     if (!key.applies_text.empty()) meaning += " Only for " + std::string(key.applies_text) + ".";
-    page += row({"`" + dotted(key.pointer) + "`",
-                 expected_text(key) + (key.nullable ? ", or null" : ""),
-                 default_of(key),
-                 key.shared ? "yes" : "no",
-                 meaning});
+    page += row({"`" + dotted(key.pointer) + "`", expected_text(key) + (key.nullable ? ", or null" : ""),
+                 default_of(key), key.shared ? "yes" : "no", meaning});
   }
   page += "\n## Hints\n\n";
   page += row({"key", "takes", "DeepSpeed's default", "what Zeroth does instead"}) + "|---|---|---|---|\n";
   for (const KeySpec& key : hint_keys()) {
-    page += row({"`" + dotted(key.pointer) + "`",
-                 expected_text(key) + ", or null",
-                 "`" + std::string(key.default_text) + "`",
-                 capitalised(key.text) + "."});
+    page += row({"`" + dotted(key.pointer) + "`", expected_text(key) + ", or null",
+                 "`" + std::string(key.default_text) + "`", capitalised(key.text) + "."});
   }
   page += "\n## Refused\n\n";
   page += row({"key", "accepted", "why it is refused"}) + "|---|---|---|\n";

@@ -32,7 +32,8 @@ static_assert(static_cast<int>(ReductionPolicy::kPerMicroStep) == 0 &&
 static_assert(static_cast<int>(Reduction::kRankOrder) == 0 && static_cast<int>(Reduction::kTransport) == 1);
 static_assert(static_cast<int>(Reshard::kDefault) == 0 && static_cast<int>(Reshard::kAll) == 1 &&
               static_cast<int>(Reshard::kNone) == 2);
-static_assert(static_cast<int>(Uneven::kError) == 0 && static_cast<int>(Uneven::kDrop) == 1 && static_cast<int>(Uneven::kJoin) == 2);
+static_assert(static_cast<int>(Uneven::kError) == 0 && static_cast<int>(Uneven::kDrop) == 1 &&
+              static_cast<int>(Uneven::kJoin) == 2);
 static_assert(static_cast<int>(ExecutionMode::kInline) == 0 && static_cast<int>(ExecutionMode::kChaos) == 1);
 
 template <class T>
@@ -57,9 +58,7 @@ Json to_value(const T& field) {
     const std::vector<std::string> names = split_list(kEnumNames<T>);
     const auto index = static_cast<std::size_t>(field);
     // Also of what only a program can write: ExecutionMode::kDevice.
-    ZR_CHECK(index < names.size(),
-             ErrorCode::kConfig,
-             "a field has a value that no configuration file can name",
+    ZR_CHECK(index < names.size(), ErrorCode::kConfig, "a field has a value that no configuration file can name",
              {.where = "config", .expected = std::string(kEnumNames<T>), .got = std::to_string(index)});
     return names[index];
   } else {
@@ -82,9 +81,7 @@ constexpr KeySpec bind(KeySpec key) {
 constexpr bool (*kAdaptive)(const Config&) = [](const Config& c) { return c.optimizer.type != "SGD"; };
 constexpr bool (*kSgd)(const Config&) = [](const Config& c) { return c.optimizer.type == "SGD"; };
 constexpr bool (*kScheduled)(const Config&) = [](const Config& c) { return !c.scheduler.type.empty(); };
-constexpr bool (*kCosine)(const Config&) = [](const Config& c) {
-  return c.scheduler.type == "WarmupCosineLR";
-};
+constexpr bool (*kCosine)(const Config&) = [](const Config& c) { return c.scheduler.type == "WarmupCosineLR"; };
 constexpr bool (*kTotal)(const Config&) = [](const Config& c) {
   return c.scheduler.type == "WarmupCosineLR" || c.scheduler.type == "WarmupDecayLR";
 };
@@ -115,9 +112,8 @@ constexpr std::array kKeys{
     bind<&Config::train_batch_size>(
         {.pointer = "/train_batch_size",
          .kind = KeyKind::kInteger,
-         .text =
-             "Sequences per step over all ranks. Two of the three batch keys give the third; one alone means "
-             "one micro-step; given together they must satisfy train = micro x accumulation x data ranks.",
+         .text = "Sequences per step over all ranks. Two of the three batch keys give the third; one alone means "
+                 "one micro-step; given together they must satisfy train = micro x accumulation x data ranks.",
          .nullable = true,
          .lowest = 1}),
     bind<&Config::train_micro_batch_size_per_gpu>({.pointer = "/train_micro_batch_size_per_gpu",
@@ -209,8 +205,7 @@ constexpr std::array kKeys{
          .nullable = true,
          .choices = "WarmupLR|WarmupDecayLR|WarmupCosineLR",
          .elsewhere = "LRRangeTest|OneCycle",
-         .write =
-             [](const Config& c) { return c.scheduler.type.empty() ? Json() : Json(c.scheduler.type); }}),
+         .write = [](const Config& c) { return c.scheduler.type.empty() ? Json() : Json(c.scheduler.type); }}),
     bind<&Config::scheduler, &SchedulerConfig::warmup_min_lr>(
         {.pointer = "/scheduler/params/warmup_min_lr",
          .kind = KeyKind::kNumber,
@@ -225,13 +220,12 @@ constexpr std::array kKeys{
          .bounds = kPositive,
          .applies = kAbsoluteRates,
          .applies_text = "schedulers WarmupLR and WarmupDecayLR"}),
-    bind<&Config::scheduler, &SchedulerConfig::warmup_num_steps>(
-        {.pointer = "/scheduler/params/warmup_num_steps",
-         .kind = KeyKind::kInteger,
-         .text = "Steps of the warmup.",
-         .highest = kMaxInt,
-         .applies = kScheduled,
-         .applies_text = "a scheduler with a type"}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_num_steps>({.pointer = "/scheduler/params/warmup_num_steps",
+                                                                  .kind = KeyKind::kInteger,
+                                                                  .text = "Steps of the warmup.",
+                                                                  .highest = kMaxInt,
+                                                                  .applies = kScheduled,
+                                                                  .applies_text = "a scheduler with a type"}),
     bind<&Config::scheduler, &SchedulerConfig::warmup_type>({.pointer = "/scheduler/params/warmup_type",
                                                              .kind = KeyKind::kChoice,
                                                              .text = "Shape of the warmup.",
@@ -282,10 +276,9 @@ constexpr std::array kKeys{
     bind<&Config::zero, &ZeroConfig::mics_shard_size>(
         {.pointer = "/zero_optimization/mics_shard_size",
          .kind = KeyKind::kInteger,
-         .text =
-             "Parameters and optimizer are split inside groups of so many consecutive ranks, and each group "
-             "has all of them (MiCS; HSDP "
-             "is the same); -1 means off. `zero_hpz_partition_size` takes less memory and no more traffic.",
+         .text = "Parameters and optimizer are split inside groups of so many consecutive ranks, and each group "
+                 "has all of them (MiCS; HSDP "
+                 "is the same); -1 means off. `zero_hpz_partition_size` takes less memory and no more traffic.",
          .lowest = -1,
          .applies = kMics,
          .applies_text = "ZeRO stage 3"}),
@@ -308,8 +301,10 @@ constexpr std::array kKeys{
     bind<&Config::zero, &ZeroConfig::gradient_degree>(
         {.pointer = "/zeroth/gradient_degree",
          .kind = KeyKind::kInteger,
-         .text = "Consecutive ranks over which the gradients of a micro-step are summed; the sums of these groups are added once a step. "
-                 "With groups that are nodes, micro-steps send nothing between nodes. 0: all ranks. Part of the numbers, like "
+         .text = "Consecutive ranks over which the gradients of a micro-step are summed; the sums of these groups are "
+                 "added once a step. "
+                 "With groups that are nodes, micro-steps send nothing between nodes. 0: all ranks. Part of the "
+                 "numbers, like "
                  "`reduction_policy`."}),
     bind<&Config::zero, &ZeroConfig::reduction_policy>(
         {.pointer = "/zeroth/reduction_policy",
@@ -319,26 +314,28 @@ constexpr std::array kKeys{
     bind<&Config::zero, &ZeroConfig::reshard>(
         {.pointer = "/zeroth/reshard",
          .kind = KeyKind::kChoice,
-         .text =
-             "Stage 3: which units give their gathered parameters back after forward. `default` keeps the "
-             "last repeated unit and all units that are not repeated until backward has used them.",
+         .text = "Stage 3: which units give their gathered parameters back after forward. `default` keeps the "
+                 "last repeated unit and all units that are not repeated until backward has used them.",
          .choices = kEnumNames<Reshard>}),
     bind<&Config::zero, &ZeroConfig::ring_slots>(
         {.pointer = "/zeroth/ring_slots",
          .kind = KeyKind::kInteger,
-         .text = "Slots that the repeated units share for gradient buckets, so that a unit need not wait until all ranks have "
+         .text = "Slots that the repeated units share for gradient buckets, so that a unit need not wait until all "
+                 "ranks have "
                  "taken the gradients of the one after it; and at most as many for gathered parameters.",
          .lowest = 2,
          .highest = 4096}),
-    bind<&Config::zero, &ZeroConfig::prefetch_units>(
-        {.pointer = "/zeroth/prefetch_units",
-         .kind = KeyKind::kInteger,
-         .text = "Units gathered ahead, each in a slot of its own, where the device works asynchronously; on the CPU none are.",
-         .highest = 4096}),
+    bind<&Config::zero, &ZeroConfig::prefetch_units>({.pointer = "/zeroth/prefetch_units",
+                                                      .kind = KeyKind::kInteger,
+                                                      .text = "Units gathered ahead, each in a slot of its own, where "
+                                                              "the device works asynchronously; on the CPU none are.",
+                                                      .highest = 4096}),
     bind<&Config::zero, &ZeroConfig::narrow_buckets>(
         {.pointer = "/zeroth/narrow_buckets",
-         .text = "Gradients of 16-bit matrices lie in the buckets of repeated units, and travel, as they were computed; sums are "
-                 "fp32, with the same bits. One that comes in fp32 all the same (a sum of several uses) takes memory beyond the "
+         .text = "Gradients of 16-bit matrices lie in the buckets of repeated units, and travel, as they were "
+                 "computed; sums are "
+                 "fp32, with the same bits. One that comes in fp32 all the same (a sum of several uses) takes memory "
+                 "beyond the "
                  "plan, and a warning names the first one. false plans for fp32."}),
 
     bind<&Config::runtime, &RuntimeConfig::threads>(
@@ -349,31 +346,38 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::ranks_per_node>(
         {.pointer = "/zeroth/ranks_per_node",
          .kind = KeyKind::kInteger,
-         .text = "Consecutive ranks that count as one node; 0: the ranks of each host where there are several, else all. Sums are formed inside each node first, then over the "
-                 "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, also on one host.",
+         .text = "Consecutive ranks that count as one node; 0: the ranks of each host where there are several, else "
+                 "all. Sums are formed inside each node first, then over the "
+                 "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, also on "
+                 "one host.",
          .highest = 4096}),
     bind<&Config::runtime, &RuntimeConfig::reduction>(
         {.pointer = "/zeroth/reduction",
          .kind = KeyKind::kChoice,
-         .text = "Who forms sums over ranks. `rank_order`: Zeroth, in rank order along the nodes, with the same bits over every transport. "
-                 "`transport`: over `mpi`, MPI's own calls; with more than 8 ranks sums are in an order of MPI's, and stages, sizes and MPI's "
+         .text = "Who forms sums over ranks. `rank_order`: Zeroth, in rank order along the nodes, with the same bits "
+                 "over every transport. "
+                 "`transport`: over `mpi`, MPI's own calls; with more than 8 ranks sums are in an order of MPI's, and "
+                 "stages, sizes and MPI's "
                  "parameters change bits. Refused where the transport has none. Part of the numbers.",
          .choices = kEnumNames<Reduction>}),
     bind<&Config::runtime, &RuntimeConfig::check_calls>(
         {.pointer = "/zeroth/check_calls",
-         .text = "To find a rank that takes another path, where `reduction` is `transport`: all ranks compare each call before they make it, "
+         .text = "To find a rank that takes another path, where `reduction` is `transport`: all ranks compare each "
+                 "call before they make it, "
                  "which costs two rounds of small messages. In `rank_order` they always do."}),
     bind<&Config::runtime, &RuntimeConfig::link_bytes_per_s>(
         {.pointer = "/zeroth/link_bytes_per_s",
          .kind = KeyKind::kInteger,
-         .text = "For experiments on one machine: each rank's link to other nodes carries so many bytes a second, by waiting. 0: as it is. "
+         .text = "For experiments on one machine: each rank's link to other nodes carries so many bytes a second, by "
+                 "waiting. 0: as it is. "
                  "The numbers are the same.",
          .highest = kMaxBytes,
          .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::timeout_ms>(
         {.pointer = "/zeroth/timeout_ms",
          .kind = KeyKind::kInteger,
-         .text = "Milliseconds that a rank waits for a peer that is alive. After a quarter of it a line says who is missing and where that rank is.",
+         .text = "Milliseconds that a rank waits for a peer that is alive. After a quarter of it a line says who is "
+                 "missing and where that rank is.",
          .lowest = 1,
          .highest = kMaxMilliseconds,
          .shared = false}),
@@ -386,8 +390,10 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::frozen_after_ms>(
         {.pointer = "/zeroth/frozen_after_ms",
          .kind = KeyKind::kInteger,
-         .text = "Milliseconds without a sign of life after which a peer that others wait for counts as frozen. Signs come from a thread of their "
-                 "own, so a rank that computes, sleeps or holds Python's lock gives them; one that a debugger has stopped does not. Above "
+         .text = "Milliseconds without a sign of life after which a peer that others wait for counts as frozen. Signs "
+                 "come from a thread of their "
+                 "own, so a rank that computes, sleeps or holds Python's lock gives them; one that a debugger has "
+                 "stopped does not. Above "
                  "`timeout_ms` it has no effect.",
          .lowest = 1,
          .highest = kMaxMilliseconds,
@@ -395,19 +401,25 @@ constexpr std::array kKeys{
     bind<&Config::runtime, &RuntimeConfig::end_stuck_after_ms>(
         {.pointer = "/zeroth/end_stuck_after_ms",
          .kind = KeyKind::kInteger,
-         .text = "Where a job of several processes has failed: milliseconds until a process that sleeps, spins or hangs in code of its own, and so "
-                 "does not come to the call that would throw the error, writes it and ends. 0: never; so it is in an interactive Python, too.",
+         .text = "Where a job of several processes has failed: milliseconds until a process that sleeps, spins or "
+                 "hangs in code of its own, and so "
+                 "does not come to the call that would throw the error, writes it and ends. 0: never; so it is in an "
+                 "interactive Python, too.",
          .highest = kMaxMilliseconds,
          .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::preemption>(
         {.pointer = "/zeroth/preemption",
-         .text = "The first SIGTERM does not end the process: at the next step all ranks agree that the job was asked to make room, and "
-                 "`result.preempted` says so. Save and end with exit code 75 then. A second SIGTERM, more than a second later, ends the process."}),
+         .text = "The first SIGTERM does not end the process: at the next step all ranks agree that the job was asked "
+                 "to make room, and "
+                 "`result.preempted` says so. Save and end with exit code 75 then. A second SIGTERM, more than a "
+                 "second later, ends the process."}),
     bind<&Config::runtime, &RuntimeConfig::uneven>(
         {.pointer = "/zeroth/uneven",
          .kind = KeyKind::kChoice,
-         .text = "Where ranks run out of batches at different times, in loops over `engine.batches(loader)`. `error`: an error on all ranks "
-                 "that names them. `drop`: all end with the first. `join`: ranks without a batch take part with weight zero until nobody "
+         .text = "Where ranks run out of batches at different times, in loops over `engine.batches(loader)`. `error`: "
+                 "an error on all ranks "
+                 "that names them. `drop`: all end with the first. `join`: ranks without a batch take part with weight "
+                 "zero until nobody "
                  "has one; each step's gradient is the mean over the batches that there are.",
          .choices = kEnumNames<Uneven>}),
     bind<&Config::runtime, &RuntimeConfig::max_nonfinite_steps>(
@@ -421,7 +433,8 @@ constexpr std::array kKeys{
                  "so that a model does not depend on which rank exports it."}),
     bind<&Config::runtime, &RuntimeConfig::compute_copies>(
         {.pointer = "/zeroth/compute_copies",
-         .text = "Units compute with copies of the parameters, as they always do on a GPU: on the CPU it takes memory and time "
+         .text = "Units compute with copies of the parameters, as they always do on a GPU: on the CPU it takes memory "
+                 "and time "
                  "and shows that nothing else differs. The numbers are the same.",
          .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::execution>(

@@ -14,9 +14,7 @@ constexpr KeySpec value(std::string_view pointer, KeyKind kind, std::string_view
 constexpr KeySpec flag(std::string_view pointer, std::string_view why, std::string_view off = "false") {
   return value(pointer, KeyKind::kAny, off, why);
 }
-constexpr KeySpec section(std::string_view pointer,
-                          std::string_view members,
-                          std::string_view why,
+constexpr KeySpec section(std::string_view pointer, std::string_view members, std::string_view why,
                           std::string_view off = "?enabled=false") {
   return {.pointer = pointer,
           .key_class = KeyClass::kRefused,
@@ -27,8 +25,7 @@ constexpr KeySpec section(std::string_view pointer,
           .off = off};
 }
 
-constexpr std::string_view kOffload =
-    "offloading to host memory or files is not built; all state lies in host memory";
+constexpr std::string_view kOffload = "offloading to host memory or files is not built; all state lies in host memory";
 constexpr std::string_view kLowReduction = "gradients are summed and accumulated in fp32, from what was computed";
 constexpr std::string_view kQuantized = "quantized communication is not built";
 constexpr std::string_view kMonitor = "no monitor is built; the program writes its own records";
@@ -41,9 +38,7 @@ constexpr std::string_view kParallel = "only data parallelism is built";
 constexpr std::string_view kMasters = "masters, moments and accumulated gradients are fp32";
 
 constexpr std::array kKeys{
-    flag("/managed_gradient_accumulation",
-         "every call of step() ends a micro-step, and the last one updates",
-         "true"),
+    flag("/managed_gradient_accumulation", "every call of step() ends a micro-step, and the last one updates", "true"),
     flag("/gradient_allreduce_op", "gradients are averaged over ranks and micro-steps", "\"mean\""),
     value("/communication_data_type", KeyKind::kAny, "null|\"fp32\"", kLowReduction),
     flag("/sparse_gradients", "sparse gradients are not built"),
@@ -58,35 +53,27 @@ constexpr std::array kKeys{
             "training in fp16 and its loss scaling are not built; bf16 needs no scaling"),
     flag("/bf16/bf16_master_weights_and_grads", kMasters),
     flag("/bf16/bf16_optimizer_states", kMasters),
-    section("/torch_autocast",
-            "enabled|dtype|lower_precision_safe_modules",
-            "autocast is not built; use bf16.enabled"),
+    section("/torch_autocast", "enabled|dtype|lower_precision_safe_modules", "autocast is not built; use bf16.enabled"),
     section("/amp", "", "apex is not supported; use bf16.enabled"),
     value("/data_types/grad_accum_dtype", KeyKind::kAny, "null|\"fp32\"", kLowReduction),
-    value(
-        "/data_types/param_dtype", KeyKind::kAny, "null", "parameters have the dtype of the model, or bf16"),
+    value("/data_types/param_dtype", KeyKind::kAny, "null", "parameters have the dtype of the model, or bf16"),
     value("/data_types/buffer_dtype", KeyKind::kAny, "null", "buffers have the dtype of the model"),
 
     flag("/optimizer/params/bias_correction", kRule, "true"),
     flag("/optimizer/params/amsgrad", kRule),
     flag("/optimizer/params/maximize", kRule),
     value("/optimizer/params/max_grad_norm", KeyKind::kAny, "null|0", "clipping is set by gradient_clipping"),
-    value(
-        "/scheduler/params/last_batch_iteration", KeyKind::kAny, "-1", "a schedule starts at the first step"),
+    value("/scheduler/params/last_batch_iteration", KeyKind::kAny, "-1", "a schedule starts at the first step"),
 
     flag("/zero_optimization/elastic_checkpoint", kCheckpoint),
     flag("/zero_optimization/ignore_unused_parameters",
-         "an unused parameter contributes zero, on one rank as on all; making it an error is not built",
-         "true"),
-    section("/zero_optimization/offload_param",
-            "device|nvme_path|buffer_count|buffer_size|max_in_cpu|pin_memory",
-            kOffload,
-            "?device=\"none\"|null"),
+         "an unused parameter contributes zero, on one rank as on all; making it an error is not built", "true"),
+    section("/zero_optimization/offload_param", "device|nvme_path|buffer_count|buffer_size|max_in_cpu|pin_memory",
+            kOffload, "?device=\"none\"|null"),
     section("/zero_optimization/offload_optimizer",
             "device|nvme_path|buffer_count|pin_memory|pipeline_read|pipeline_write|fast_init|ratio|"
             "super_offload|cpuadam_cores_perc",
-            kOffload,
-            "?device=\"none\"|null"),
+            kOffload, "?device=\"none\"|null"),
     value("/zero_optimization/cpu_offload", KeyKind::kAny, "null|false", kOffload),
     value("/zero_optimization/cpu_offload_param", KeyKind::kAny, "null|false", kOffload),
     value("/zero_optimization/zenflow", KeyKind::kAny, "null", kOffload),
@@ -107,13 +94,11 @@ constexpr std::array kKeys{
     section("/pipeline",
             "stages|partition|seed_layers|activation_checkpoint_interval|pipe_partitioned|grad_partitioned|"
             "use_reentrant",
-            kParallel,
-            "?stages=1|null"),
+            kParallel, "?stages=1|null"),
     section("/tensor_parallel",
             "autotp_size|dtype|tp_overlap_comm|tp|partition_config|preset_model|injection_policy_tuple|"
             "keep_module_on_host",
-            kParallel,
-            "?autotp_size=0|1;?tp={\"tp_size\":1}|{}|null"),
+            kParallel, "?autotp_size=0|1;?tp={\"tp_size\":1}|{}|null"),
     section("/expert_parallel", "", kParallel),
     section("/compile", "", "DeepCompile is not built", "?deepcompile=false"),
     section("/elasticity", "", "a job keeps the ranks it started with"),
@@ -124,10 +109,9 @@ constexpr std::array kKeys{
     section("/tensorboard", "enabled|output_path|job_name", kMonitor),
     section("/csv_monitor", "enabled|output_path|job_name", kMonitor),
     section("/wandb", "enabled|team|group|project", kMonitor),
-    section(
-        "/comet",
-        "enabled|samples_log_interval|project|workspace|api_key|experiment_name|experiment_key|online|mode",
-        kMonitor),
+    section("/comet",
+            "enabled|samples_log_interval|project|workspace|api_key|experiment_name|experiment_key|online|mode",
+            kMonitor),
 
     section("/data_efficiency", "", kData),
     section("/curriculum_learning", "", kData),

@@ -1,23 +1,22 @@
-#include <zeroth/engine/engine.h>
-
-#include <algorithm>
-#include <cstring>
-#include <utility>
-
-#include <kernels/common/dispatch.h>
-#include <zeroth/base/failpoint.h>
-#include <zeroth/base/planted.h>
-#include <zeroth/base/preemption.h>
-#include <zeroth/base/text.h>
-#include <zeroth/zero/call_tags.h>
-#include <zeroth/zero/gradient_store.h>
-
 #include "engine/agreement.h"
 #include "engine/judge.h"
 #include "engine/phase_clock.h"
 #include "engine/rounds.h"
 #include "engine/straggler.h"
 #include "engine/updater.h"
+
+#include <kernels/common/dispatch.h>
+#include <zeroth/base/failpoint.h>
+#include <zeroth/base/planted.h>
+#include <zeroth/base/preemption.h>
+#include <zeroth/base/text.h>
+#include <zeroth/engine/engine.h>
+#include <zeroth/zero/call_tags.h>
+#include <zeroth/zero/gradient_store.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
 
 namespace zeroth {
 
@@ -27,22 +26,29 @@ namespace {
 std::int64_t digest_of(const std::vector<GroupHyper>& groups) {
   std::vector<double> values;
   for (const GroupHyper& group : groups) {
-    values.insert(values.end(),
-                  {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum, group.dampening,
-                   group.nesterov ? 1.0 : 0.0});
+    values.insert(values.end(), {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum,
+                                 group.dampening, group.nesterov ? 1.0 : 0.0});
   }
-  return static_cast<std::int64_t>(digest64({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)}) >> 1U);
+  return static_cast<std::int64_t>(
+      digest64({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)}) >> 1U);
 }
 
 Turn turn_of(Meeting what) {
   switch (what) {
-    case Meeting::kAverage: return Turn::kAverage;
-    case Meeting::kBarrier: return Turn::kBarrier;
-    case Meeting::kBuffers: return Turn::kBuffers;
-    case Meeting::kExport: return Turn::kExport;
-    case Meeting::kClose: return Turn::kClose;
-    case Meeting::kStep: return Turn::kStep;
-    case Meeting::kRound: break;
+    case Meeting::kAverage:
+      return Turn::kAverage;
+    case Meeting::kBarrier:
+      return Turn::kBarrier;
+    case Meeting::kBuffers:
+      return Turn::kBuffers;
+    case Meeting::kExport:
+      return Turn::kExport;
+    case Meeting::kClose:
+      return Turn::kClose;
+    case Meeting::kStep:
+      return Turn::kStep;
+    case Meeting::kRound:
+      break;
   }
   return Turn::kListen;
 }
@@ -54,18 +60,13 @@ struct Engine::UnitUse {
   std::vector<UnshardLease> forward;  ///< one a running forward
   UnshardLease kept;                  ///< from forward to backward
   UnshardLease backward;
-  int trainable = 0;                  ///< trainable parameters
-  int arrived = 0;                    ///< of them, with a gradient in this backward
-  std::vector<bool> seen;             ///< one a parameter of the unit's spec
+  int trainable = 0;       ///< trainable parameters
+  int arrived = 0;         ///< of them, with a gradient in this backward
+  std::vector<bool> seen;  ///< one a parameter of the unit's spec
 };
 
-Engine::Engine(std::vector<ParamSpec> params,
-               std::vector<UnitSpec> units,
-               EngineSettings settings,
-               Device& device,
-               std::shared_ptr<CommBackend> backend,
-               ParameterBinder& binder,
-               Logger logger)
+Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, EngineSettings settings, Device& device,
+               std::shared_ptr<CommBackend> backend, ParameterBinder& binder, Logger logger)
     : settings_(std::move(settings)),
       device_(device),
       communicator_(std::move(backend)),
@@ -81,11 +82,11 @@ Engine::Engine(std::vector<ParamSpec> params,
     log_.warn("kernels run scalar code, several times slower, with the same bits: " + kernels::describe_isa());
   }
   settings_.plan.validate();
-  if (!device_.asynchronous()) settings_.plan.prefetch_units = 0;  // nothing goes ahead of the caller there: no slot for it
+  if (!device_.asynchronous())
+    settings_.plan.prefetch_units = 0;  // nothing goes ahead of the caller there: no slot for it
   ZR_CHECK(settings_.micro_steps >= 1, ErrorCode::kUsage, "micro_steps must be at least 1", {.where = "engine"});
   for (const ParamSpec& param : layout_.params) {
-    ZR_CHECK(param.group >= 0 && static_cast<std::size_t>(param.group) < settings_.groups.size(),
-             ErrorCode::kUsage,
+    ZR_CHECK(param.group >= 0 && static_cast<std::size_t>(param.group) < settings_.groups.size(), ErrorCode::kUsage,
              "a parameter belongs to a parameter group that does not exist",
              {.where = "engine", .which = param.name, .got = std::to_string(param.group)});
   }
@@ -96,10 +97,10 @@ Engine::Engine(std::vector<ParamSpec> params,
     expected_[param] = layout_.params[param].trainable;
     if (layout_.params[param].trainable) reported = std::min(reported, layout_.params[param].group);
   }
-  reported_group_ = static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
+  reported_group_ =
+      static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
   ZR_CHECK(std::ranges::any_of(layout_.params, [](const ParamSpec& param) { return param.trainable; }),
-           ErrorCode::kModel,
-           "the model has no trainable parameter",
+           ErrorCode::kModel, "the model has no trainable parameter",
            {.where = "engine",
             .got = std::to_string(layout_.params.size()) + " parameters, all frozen",
             .hint = "set requires_grad on what should be trained before the engine is built"});
@@ -113,16 +114,10 @@ void Engine::build_stores() {
   const int states = static_cast<int>(optimizer_->states().size());
   const KernelContext kernels{pool_.get(), kernels::best_isa()};
   memory_ = std::make_unique<ModelMemory>(layout_, settings_.plan, states, settings_.micro_steps, device_, backend);
-  parameters_ = std::make_unique<ParameterStore>(
-      layout_, settings_.plan, *memory_, backend, device_, device_.make_stream("gather"), kernels, binder_);
-  gradients_ = std::make_unique<GradientStore>(layout_,
-                                               settings_.plan,
-                                               settings_.micro_steps,
-                                               *memory_,
-                                               backend,
-                                               device_.make_stream("reduce"),
-                                               kernels,
-                                               device_.ledger());
+  parameters_ = std::make_unique<ParameterStore>(layout_, settings_.plan, *memory_, backend, device_,
+                                                 device_.make_stream("gather"), kernels, binder_);
+  gradients_ = std::make_unique<GradientStore>(layout_, settings_.plan, settings_.micro_steps, *memory_, backend,
+                                               device_.make_stream("reduce"), kernels, device_.ledger());
   updater_ = std::make_unique<Updater>(layout_, *optimizer_, *memory_, backend, kernels);
   rounds_ = std::make_unique<Rounds>(communicator_, layout_, [this] { gradients_->meet(Meeting::kRound); });
   parameters_->set_before_gather([this](int unit) { announce(Turn::kGather, unit); });
@@ -152,8 +147,8 @@ Engine::~Engine() {
 void Engine::initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release) {
   const int differing = take_values(values, release);
   if (differing >= 0) {
-    log_.warn("initial values differed from rank 0's (first in unit " + layout_.units[static_cast<std::size_t>(differing)].name +
-              "); rank 0's are used");
+    log_.warn("initial values differed from rank 0's (first in unit " +
+              layout_.units[static_cast<std::size_t>(differing)].name + "); rank 0's are used");
   }
   device_.ledger().reset_peak();
   parameters_->publish();
@@ -179,7 +174,8 @@ int Engine::take_values(const std::function<ConstTensorView(int)>& values, const
       const std::size_t element = size_of(layout.dtype);
       std::int64_t written = 0;
       const auto fill_until = [&](std::int64_t end) {  // padding, over what the flat before left there
-        std::memset(whole.data() + static_cast<std::size_t>(written) * element, 0, static_cast<std::size_t>(end - written) * element);
+        std::memset(whole.data() + static_cast<std::size_t>(written) * element, 0,
+                    static_cast<std::size_t>(end - written) * element);
       };
       for (const Segment& segment : layout.segments) {
         if (segment.numel == 0) continue;  // it may have no address
@@ -191,7 +187,8 @@ int Engine::take_values(const std::function<ConstTensorView(int)>& values, const
       fill_until(layout.length);
       const std::string_view text(reinterpret_cast<const char*>(whole.data()), whole.size());
       const std::uint64_t before = digest64(text);
-      communicator_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(whole.data()), whole.size()), 0, {.unit = layout.unit});
+      communicator_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(whole.data()), whole.size()), 0,
+                              {.unit = layout.unit});
       if (digest64(text) != before && differing < 0) differing = static_cast<int>(unit);
       store_initial(flat, whole.data());
     }
@@ -204,16 +201,18 @@ void Engine::store_initial(int flat, const std::byte* values) {
   const FlatLayout& layout = layout_.flat(flat);
   const std::size_t element = size_of(layout.dtype);
   const Range rest = memory_->rest_range(flat, rank());
-  std::memcpy(memory_->parameters(flat),
-              values + static_cast<std::size_t>(rest.begin) * element,
+  std::memcpy(memory_->parameters(flat), values + static_cast<std::size_t>(rest.begin) * element,
               static_cast<std::size_t>(rest.size()) * element);
 }
 
-Invocation Engine::begin_forward(int unit, bool evaluates) { return {unit, ++forward_seq_, micro_step_, evaluates}; }
+Invocation Engine::begin_forward(int unit, bool evaluates) {
+  return {unit, ++forward_seq_, micro_step_, evaluates};
+}
 
 void Engine::pre_forward(const Invocation& use) {
   enter(use.evaluates ? Phase::kEvaluation : Phase::kForward, use.unit);
-  // Another way through the ring begins: what is kept for a backward yet to come gives its slot up and is gathered again then.
+  // Another way through the ring begins: what is kept for a backward yet to come gives its slot up and is gathered
+  // again then.
   if (kept_in_ring_ >= 0 && kept_in_ring_ != use.unit && layout_.units[static_cast<std::size_t>(use.unit)].repeated) {
     uses_[static_cast<std::size_t>(std::exchange(kept_in_ring_, -1))].kept.reset();
   }
@@ -222,9 +221,7 @@ void Engine::pre_forward(const Invocation& use) {
 
 void Engine::post_forward(const Invocation& use, bool awaits_backward) {
   UnitUse& unit = uses_[static_cast<std::size_t>(use.unit)];
-  ZR_CHECK(!unit.forward.empty(),
-           ErrorCode::kUsage,
-           "post_forward without pre_forward",
+  ZR_CHECK(!unit.forward.empty(), ErrorCode::kUsage, "post_forward without pre_forward",
            {.where = "engine", .which = "unit " + layout_.units[static_cast<std::size_t>(use.unit)].name});
   UnshardLease lease = std::move(unit.forward.back());
   unit.forward.pop_back();
@@ -253,7 +250,8 @@ void Engine::post_backward(int unit) {
 }
 
 std::size_t Engine::position_in_unit(int param) const {
-  const std::vector<int>& params = layout_.units[static_cast<std::size_t>(layout_.places[static_cast<std::size_t>(param)].unit)].params;
+  const std::vector<int>& params =
+      layout_.units[static_cast<std::size_t>(layout_.places[static_cast<std::size_t>(param)].unit)].params;
   return static_cast<std::size_t>(std::ranges::find(params, param) - params.begin());
 }
 
@@ -342,8 +340,7 @@ StepResult Engine::step() {
 }
 
 void Engine::throw_idle(int idle_rank) const {
-  throw Error(ErrorCode::kUsage,
-              "step() without a backward since the last step()",
+  throw Error(ErrorCode::kUsage, "step() without a backward since the last step()",
               {.where = "engine.step",
                .who = "rank " + std::to_string(idle_rank) + "/" + std::to_string(world()),
                .hint = "call backward(loss) on every rank in every micro-step; nothing was changed"});
@@ -383,13 +380,14 @@ void Engine::forget_gradients() {
 
 void Engine::discard_gradients() {
   if (!had_backward_) return;
-  ZR_CHECK(micro_step_ == 0,
-           ErrorCode::kUsage,
-           "zero_grad() after a backward in the middle of an accumulation",
-           {.where = "engine.zero_grad",
-            .expected = "a call before the first step() of an accumulation, or after its last",
-            .got = std::to_string(micro_step_) + " of " + std::to_string(settings_.micro_steps) + " micro-steps, summed already",
-            .hint = "gradients that another loss leaves here do not arise while these parameters have requires_grad_(False)"});
+  ZR_CHECK(
+      micro_step_ == 0, ErrorCode::kUsage, "zero_grad() after a backward in the middle of an accumulation",
+      {.where = "engine.zero_grad",
+       .expected = "a call before the first step() of an accumulation, or after its last",
+       .got = std::to_string(micro_step_) + " of " + std::to_string(settings_.micro_steps) +
+              " micro-steps, summed already",
+       .hint =
+           "gradients that another loss leaves here do not arise while these parameters have requires_grad_(False)"});
   const Verdict verdict = together([&] {
     announce(Turn::kDiscard);
     return agree(/*idle=*/false, /*discards=*/true);
@@ -401,8 +399,7 @@ void Engine::discard_gradients() {
 
 void Engine::throw_not_all_discard(const Verdict& verdict) const {
   const std::string of = "/" + std::to_string(world());
-  throw Error(ErrorCode::kMismatch,
-              "some ranks discard their gradients, others call step()",
+  throw Error(ErrorCode::kMismatch, "some ranks discard their gradients, others call step()",
               {.where = "engine.judge",
                .who = "rank " + std::to_string(verdict.discarding_rank) + of,
                .expected = "step() on all ranks, or zero_grad() on all",
@@ -444,20 +441,17 @@ StepResult Engine::finish_step(bool idle) {
   result.lr = settings_.groups[reported_group_].lr * lr_factor;
   if (verdict.offender_rank >= 0) {
     result.first_offender = FirstOffender{layout_.params[static_cast<std::size_t>(verdict.offender.param)].name,
-                                          verdict.offender_rank,
-                                          verdict.offender.micro_step,
-                                          verdict.offender.count};
+                                          verdict.offender_rank, verdict.offender.micro_step, verdict.offender.count};
   }
   const bool finite = verdict.offender_rank < 0 && verdict.norm.nonfinite_blocks() == 0;
   if (verdict.failed_rank >= 0) {
     result.reason = "backward failed on rank " + std::to_string(verdict.failed_rank);
   } else if (!finite) {
-    result.reason = result.first_offender
-                        ? "non-finite gradient: parameter " + result.first_offender->param + ", rank " +
-                              std::to_string(result.first_offender->rank) + ", micro-step " +
-                              std::to_string(result.first_offender->micro_step) + ", " +
-                              std::to_string(result.first_offender->count) + " elements"
-                        : "the sum of gradients over ranks is not finite though each of them is";
+    result.reason = result.first_offender ? "non-finite gradient: parameter " + result.first_offender->param +
+                                                ", rank " + std::to_string(result.first_offender->rank) +
+                                                ", micro-step " + std::to_string(result.first_offender->micro_step) +
+                                                ", " + std::to_string(result.first_offender->count) + " elements"
+                                          : "the sum of gradients over ranks is not finite though each of them is";
   } else {
     if (settings_.gradient_clipping > 0) {
       result.clip_coefficient = std::min(1.0, settings_.gradient_clipping / (result.grad_norm + 1e-6));
@@ -475,8 +469,7 @@ StepResult Engine::finish_step(bool idle) {
   forget_gradients();
   nonfinite_in_a_row_ = finite ? 0 : nonfinite_in_a_row_ + 1;
   if (!result.committed) log_.progress("step skipped on all ranks: " + result.reason);
-  ZR_CHECK(nonfinite_in_a_row_ < settings_.max_nonfinite_steps,
-           ErrorCode::kNonFinite,
+  ZR_CHECK(nonfinite_in_a_row_ < settings_.max_nonfinite_steps, ErrorCode::kNonFinite,
            std::to_string(nonfinite_in_a_row_) + " steps in a row had no finite gradient",
            {.where = "engine.step",
             .which = result.first_offender ? result.first_offender->param : "",
@@ -494,8 +487,9 @@ void Engine::look_at_others(const Verdict& verdict) {
   if (verdict.joined > 0) return;  // who has no batch does less
   if (verdict.uneven_rank >= 0 && verdict.failed_rank < 0 && !std::exchange(warned_of_uneven_, true) && rank() == 0) {
     const auto uneven = static_cast<std::size_t>(verdict.uneven_rank);
-    log_.warn("rank " + std::to_string(uneven) + " ran " + std::to_string(verdict.backwards[uneven]) + " backwards in step " +
-              std::to_string(committed_steps_ + 1) + ", rank 0 ran " + std::to_string(verdict.backwards[0]) +
+    log_.warn("rank " + std::to_string(uneven) + " ran " + std::to_string(verdict.backwards[uneven]) +
+              " backwards in step " + std::to_string(committed_steps_ + 1) + ", rank 0 ran " +
+              std::to_string(verdict.backwards[0]) +
               ": where a rank leaves out its step(), the next one takes the gradients of two batches from it");
   }
   if (boundaries_ == 0 || rank() != 0) return;  // who is slow is the same for all, and one says it
@@ -506,15 +500,16 @@ void Engine::warn_of_wide_gradient() {
   const int param = gradients_->first_wide();
   if (param < 0 || std::exchange(warned_of_wide_gradient_, true)) return;
   const ParamPlace& place = layout_.places[static_cast<std::size_t>(param)];
-  log_.warn("the gradient of " + layout_.params[static_cast<std::size_t>(param)].name + " came wider than its bucket, which takes " +
-            format_bytes(layout_.flat(place.flat).accumulation_bytes()) +
-            " beyond the plan from now on: it is used several times, or a graph of an earlier step still holds it (keep loss.item() "
-            "instead of loss), or it came in float32. With zeroth.narrow_buckets = false such buckets are part of the plan");
+  log_.warn(
+      "the gradient of " + layout_.params[static_cast<std::size_t>(param)].name +
+      " came wider than its bucket, which takes " + format_bytes(layout_.flat(place.flat).accumulation_bytes()) +
+      " beyond the plan from now on: it is used several times, or a graph of an earlier step still holds it (keep "
+      "loss.item() "
+      "instead of loss), or it came in float32. With zeroth.narrow_buckets = false such buckets are part of the plan");
 }
 
 void Engine::set_group(int group, const GroupHyper& hyper) {
-  ZR_CHECK(group >= 0 && static_cast<std::size_t>(group) < settings_.groups.size(),
-           ErrorCode::kUsage,
+  ZR_CHECK(group >= 0 && static_cast<std::size_t>(group) < settings_.groups.size(), ErrorCode::kUsage,
            "there is no such parameter group",
            {.where = "engine.set_group",
             .expected = "0 to " + std::to_string(settings_.groups.size() - 1),
@@ -576,14 +571,15 @@ void Engine::announce_backward() {
 
 void Engine::require_joinable(Turn turn) const {
   if (turn != Turn::kExport && turn != Turn::kClose) return;
-  throw Error(ErrorCode::kUsage,
-              "a call of all ranks while some have no batch and wait for the others",
-              {.where = "engine.next_batch",
-               .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
-               .which = turn == Turn::kExport ? "an export" : "close()",
-               .expected = "forward, backward, step(), zero_grad(), average() or barrier() until the batches of all ranks are used up",
-               .got = ranks_text(rounds_->out()) + " without a batch",
-               .hint = "make it after the loop over the batches"});
+  throw Error(
+      ErrorCode::kUsage, "a call of all ranks while some have no batch and wait for the others",
+      {.where = "engine.next_batch",
+       .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
+       .which = turn == Turn::kExport ? "an export" : "close()",
+       .expected =
+           "forward, backward, step(), zero_grad(), average() or barrier() until the batches of all ranks are used up",
+       .got = ranks_text(rounds_->out()) + " without a batch",
+       .hint = "make it after the loop over the batches"});
 }
 
 void Engine::begin_epoch() {
@@ -605,7 +601,8 @@ bool Engine::next_batch(bool has_batch, const JoinedCalls& calls) {
     if (next == Next::kStep) {
       calls.step ? calls.step() : static_cast<void>(step());
     } else {
-      ZR_CHECK(static_cast<bool>(calls.share_buffers), ErrorCode::kInternal, "nobody shares buffers on a rank without a batch", {.where = "engine.next_batch"});
+      ZR_CHECK(static_cast<bool>(calls.share_buffers), ErrorCode::kInternal,
+               "nobody shares buffers on a rank without a batch", {.where = "engine.next_batch"});
       calls.share_buffers();
     }
   }
@@ -640,12 +637,14 @@ void Engine::throw_uneven(const std::vector<int>& out) const {
     if (std::ranges::find(out, rank) == out.end()) others.push_back(rank);
   }
   throw Error(ErrorCode::kMismatch,
-              ranks_text(out) + (out.size() == 1 ? " has" : " have") + " no batch left, " + ranks_text(others) + (others.size() == 1 ? " has" : " have") + " more",
+              ranks_text(out) + (out.size() == 1 ? " has" : " have") + " no batch left, " + ranks_text(others) +
+                  (others.size() == 1 ? " has" : " have") + " more",
               {.where = "engine.next_batch",
                .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
                .which = "the batch after step " + std::to_string(committed_steps_),
                .expected = "as many batches on every rank",
-               .hint = "zeroth.uneven = \"join\" trains on all of them (ranks without one take part with weight zero), \"drop\" ends with the first"});
+               .hint = "zeroth.uneven = \"join\" trains on all of them (ranks without one take part with weight zero), "
+                       "\"drop\" ends with the first"});
 }
 
 Next Engine::follow() {
@@ -665,17 +664,22 @@ Next Engine::follow() {
         ++joined_;
         had_backward_ = true;
         return Next::kStep;
-      case Turn::kBuffers: return Next::kShareBuffers;
-      default: take_part(next.turn, next.what);
+      case Turn::kBuffers:
+        return Next::kShareBuffers;
+      default:
+        take_part(next.turn, next.what);
     }
   }
 }
 
 void Engine::take_part(Turn turn, int what) {
   switch (turn) {
-    case Turn::kBatch: return parameters_->forget_order();
-    case Turn::kGather: return parameters_->take_part(what);
-    case Turn::kReduce: return gradients_->take_part(what);
+    case Turn::kBatch:
+      return parameters_->forget_order();
+    case Turn::kGather:
+      return parameters_->take_part(what);
+    case Turn::kReduce:
+      return gradients_->take_part(what);
     case Turn::kBackward:
       // One-sided: nobody has to wait for gradients of this rank. Else its part in each reduction is yet to come.
       if (gradients_->reads_peers()) gradients_->close_backward();
@@ -683,26 +687,29 @@ void Engine::take_part(Turn turn, int what) {
     case Turn::kDiscard:
       had_backward_ = true;
       return discard_gradients();
-    case Turn::kAverage: (void)sum_over_ranks(0.0); return;
-    case Turn::kBarrier: return barrier();
-    default: return require_joinable(turn);
+    case Turn::kAverage:
+      (void)sum_over_ranks(0.0);
+      return;
+    case Turn::kBarrier:
+      return barrier();
+    default:
+      return require_joinable(turn);
   }
 }
 
 void Engine::part() noexcept {
   if (world() == 1 || std::exchange(parted_, true)) return;
-  communicator_.backend().abort(Error(ErrorCode::kAborted,
-                                      "a call of all ranks was interrupted there",
-                                      {.where = "engine", .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world())}));
+  communicator_.backend().abort(
+      Error(ErrorCode::kAborted, "a call of all ranks was interrupted there",
+            {.where = "engine", .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world())}));
 }
 
 void Engine::require_not_parted() const {
-  ZR_CHECK(!parted_,
-           ErrorCode::kAborted,
-           "an earlier call of all ranks was interrupted on this rank",
-           {.where = "engine",
-            .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
-            .hint = "the ranks are no longer at one place, and the others have been told: end the job and start it again"});
+  ZR_CHECK(
+      !parted_, ErrorCode::kAborted, "an earlier call of all ranks was interrupted on this rank",
+      {.where = "engine",
+       .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
+       .hint = "the ranks are no longer at one place, and the others have been told: end the job and start it again"});
 }
 
 MemoryReport Engine::memory_report() const {
@@ -717,12 +724,14 @@ MemoryReport Engine::memory_report() const {
           .overflow_slots = counters.overflow_slots,
           .spills = gradients_->spills(),
           .resident = memory_->resident_bytes(),
-          .transport = communicator_.backend().memory_bytes() + memory_->transport_bytes() + parameters_->transport_bytes() +
-                       gradients_->transport_bytes(),
+          .transport = communicator_.backend().memory_bytes() + memory_->transport_bytes() +
+                       parameters_->transport_bytes() + gradients_->transport_bytes(),
           .pss = pss_bytes()};
 }
 
-WireBytes Engine::planned_wire() const { return plan_wire(layout_, settings_.plan, rank(), settings_.micro_steps); }
+WireBytes Engine::planned_wire() const {
+  return plan_wire(layout_, settings_.plan, rank(), settings_.micro_steps);
+}
 
 void Engine::reset_peaks() {
   device_.ledger().reset_peak();

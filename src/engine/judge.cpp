@@ -1,8 +1,8 @@
 #include "engine/judge.h"
 
-#include <algorithm>
-
 #include "engine/odd_rank.h"
+
+#include <algorithm>
 
 namespace zeroth {
 namespace {

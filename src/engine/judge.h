@@ -1,14 +1,14 @@
 // The judge: one small integer all_reduce a step, from which every rank takes the same decision.
 #pragma once
 
-#include <cstdint>
-#include <optional>
-#include <vector>
-
 #include <kernels/norm/norm.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/zero/gradient_store.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
 
 namespace zeroth {
 
@@ -18,32 +18,32 @@ struct Evidence {
   kernels::NormAccumulator norm{};  ///< over this rank's reduced shards
   std::vector<bool> touched{};      ///< one a parameter: a gradient arrived on this rank
   Offender offender{};
-  bool failed = false;              ///< a backward threw on this rank
-  bool idle = false;                ///< no backward ran on this rank since its last step()
-  std::int64_t backwards = 0;       ///< of this rank since its last step()
-  bool preempted = false;           ///< this rank was asked to make room
-  StepTimes times{};                ///< of this rank, since the last time
-  int joined = 0;                   ///< micro-steps in which this rank had no batch
-  bool discards = false;            ///< this rank wants no update, but the step's gradients forgotten
+  bool failed = false;         ///< a backward threw on this rank
+  bool idle = false;           ///< no backward ran on this rank since its last step()
+  std::int64_t backwards = 0;  ///< of this rank since its last step()
+  bool preempted = false;      ///< this rank was asked to make room
+  StepTimes times{};           ///< of this rank, since the last time
+  int joined = 0;              ///< micro-steps in which this rank had no batch
+  bool discards = false;       ///< this rank wants no update, but the step's gradients forgotten
 };
 
 /// What all ranks agree on.
 struct Verdict {
   kernels::NormAccumulator norm{};
-  std::vector<bool> touched{};      ///< by any rank
+  std::vector<bool> touched{};  ///< by any rank
   Offender offender{};
   int offender_rank = -1;
   int failed_rank = -1;
   int idle_rank = -1;
-  int usual_groups_rank = 0;        ///< first of the ranks whose hyper-parameters most ranks have
-  int other_groups_rank = -1;       ///< first rank whose hyper-parameters differ from those
-  int preempted_rank = -1;          ///< first rank that was asked to make room
-  int uneven_rank = -1;             ///< first rank that ran more or fewer backwards than rank 0
-  std::int64_t joined = 0;          ///< of all ranks
-  std::vector<std::int64_t> backwards{};   ///< by rank
-  std::vector<StepTimes> times{};          ///< by rank
-  int discarding_rank = -1;         ///< first rank that discards
-  int keeping_rank = -1;            ///< first rank that does not
+  int usual_groups_rank = 0;              ///< first of the ranks whose hyper-parameters most ranks have
+  int other_groups_rank = -1;             ///< first rank whose hyper-parameters differ from those
+  int preempted_rank = -1;                ///< first rank that was asked to make room
+  int uneven_rank = -1;                   ///< first rank that ran more or fewer backwards than rank 0
+  std::int64_t joined = 0;                ///< of all ranks
+  std::vector<std::int64_t> backwards{};  ///< by rank
+  std::vector<StepTimes> times{};         ///< by rank
+  int discarding_rank = -1;               ///< first rank that discards
+  int keeping_rank = -1;                  ///< first rank that does not
 };
 
 /// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), eleven words a rank.

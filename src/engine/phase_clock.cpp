@@ -12,7 +12,7 @@ std::int64_t microseconds_of(std::chrono::nanoseconds time) {
 
 }  // namespace
 
-std::int64_t StepTimes::*PhaseClock::part_of(Phase phase) noexcept {
+std::int64_t StepTimes::* PhaseClock::part_of(Phase phase) noexcept {
   switch (phase) {
     case Phase::kForward:
     case Phase::kEvaluation:

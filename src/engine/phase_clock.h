@@ -17,7 +17,7 @@ class PhaseClock {
   /// The rank enters a phase. `waited`: all its waits so far. Calls of all ranks belong to the phase in which
   /// they are made.
   void turn(Phase phase, std::chrono::nanoseconds waited) noexcept {
-    std::int64_t StepTimes::*const part = part_of(phase);
+    std::int64_t StepTimes::* const part = part_of(phase);
     if (part == nullptr || part == part_) return;
     charge(waited);
     part_ = part;
@@ -26,11 +26,11 @@ class PhaseClock {
   [[nodiscard]] StepTimes take(std::chrono::nanoseconds waited) noexcept;
 
  private:
-  [[nodiscard]] static std::int64_t StepTimes::*part_of(Phase phase) noexcept;
+  [[nodiscard]] static std::int64_t StepTimes::* part_of(Phase phase) noexcept;
   void charge(std::chrono::nanoseconds waited) noexcept;
 
   StepTimes times_{};
-  std::int64_t StepTimes::*part_ = &StepTimes::between_us;
+  std::int64_t StepTimes::* part_ = &StepTimes::between_us;
   SteadyClock::time_point charged_at_ = SteadyClock::now();
   std::chrono::nanoseconds waited_before_{0};  ///< when it was
 };

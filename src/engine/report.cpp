@@ -1,10 +1,9 @@
+#include <zeroth/base/text.h>
 #include <zeroth/engine/engine.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
-
-#include <zeroth/base/text.h>
 
 namespace zeroth {
 
@@ -12,13 +11,8 @@ std::string to_text(const MemoryReport& report) {
   std::string text;
   const auto row = [&text](std::string_view name, std::uint64_t planned, std::uint64_t measured) {
     std::array<char, 128> line{};
-    std::snprintf(line.data(),
-                  line.size(),
-                  "  %-12.*s %14llu %14llu  %s\n",
-                  static_cast<int>(name.size()),
-                  name.data(),
-                  static_cast<unsigned long long>(planned),
-                  static_cast<unsigned long long>(measured),
+    std::snprintf(line.data(), line.size(), "  %-12.*s %14llu %14llu  %s\n", static_cast<int>(name.size()), name.data(),
+                  static_cast<unsigned long long>(planned), static_cast<unsigned long long>(measured),
                   planned == measured ? "" : "differs");
     text += line.data();
   };

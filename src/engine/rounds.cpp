@@ -1,10 +1,10 @@
 #include "engine/rounds.h"
 
+#include <zeroth/base/error.h>
+
 #include <iterator>
 #include <span>
 #include <utility>
-
-#include <zeroth/base/error.h>
 
 namespace zeroth {
 namespace {
@@ -19,7 +19,9 @@ Announcement announcement_of(std::int64_t word) {
   return {.turn = static_cast<Turn>(word & ((1 << kTurnBits) - 1)), .what = static_cast<int>(word >> kTurnBits) - 1};
 }
 
-bool between_batches(Announcement said) { return said.turn == Turn::kBatch || said.turn == Turn::kNoBatch; }
+bool between_batches(Announcement said) {
+  return said.turn == Turn::kBatch || said.turn == Turn::kNoBatch;
+}
 
 }  // namespace
 
@@ -32,12 +34,25 @@ std::vector<int> Rounds::out() const {
 }
 
 std::string Rounds::describe(Announcement said) const {
-  static constexpr const char* kNames[] = {"nothing", "the next batch", "the end of its batches", "another epoch", "the parameters of ", "the gradients of ", "backward",
-                                           "step()", "zero_grad()", "average()", "barrier()", "a forward that shares buffers", "an export", "close()"};
+  static constexpr const char* kNames[] = {"nothing",
+                                           "the next batch",
+                                           "the end of its batches",
+                                           "another epoch",
+                                           "the parameters of ",
+                                           "the gradients of ",
+                                           "backward",
+                                           "step()",
+                                           "zero_grad()",
+                                           "average()",
+                                           "barrier()",
+                                           "a forward that shares buffers",
+                                           "an export",
+                                           "close()"};
   const auto index = static_cast<std::size_t>(said.turn);
   const std::string name = index < std::size(kNames) ? kNames[index] : "an unknown call";
   if (said.what < 0) return name;
-  if (said.turn != Turn::kGather && said.turn != Turn::kReduce) return name + " by a name of digest " + std::to_string(said.what);
+  if (said.turn != Turn::kGather && said.turn != Turn::kReduce)
+    return name + " by a name of digest " + std::to_string(said.what);
   const int unit = said.turn == Turn::kReduce ? model_.flat(said.what).unit : said.what;
   return name + "unit " + model_.units[static_cast<std::size_t>(unit)].name;
 }
@@ -60,14 +75,14 @@ Announcement Rounds::hold(Announcement own) {
       first = static_cast<int>(rank);
       said = theirs;
     }
-    ZR_CHECK(theirs == said || (between_batches(theirs) && between_batches(said)),
-             ErrorCode::kMismatch,
+    ZR_CHECK(theirs == said || (between_batches(theirs) && between_batches(said)), ErrorCode::kMismatch,
              "ranks that have a batch do not do the same with it",
              {.where = "engine.rounds",
               .who = "rank " + std::to_string(communicator_.rank()) + "/" + std::to_string(communicator_.size()),
               .expected = describe(said) + " on rank " + std::to_string(first),
               .got = describe(theirs) + " on rank " + std::to_string(rank),
-              .hint = "while some ranks have no batch (zeroth.uneven = \"join\") all others must make the same calls in the same order"});
+              .hint = "while some ranks have no batch (zeroth.uneven = \"join\") all others must make the same calls "
+                      "in the same order"});
   }
   if (!between_batches(said)) return said;
   out_ = std::move(out);
@@ -76,11 +91,17 @@ Announcement Rounds::hold(Announcement own) {
   return {.turn = some_have ? Turn::kBatch : Turn::kNoBatch};
 }
 
-void Rounds::begin_batch(bool has_batch) { (void)hold({.turn = has_batch ? Turn::kBatch : Turn::kNoBatch}); }
+void Rounds::begin_batch(bool has_batch) {
+  (void)hold({.turn = has_batch ? Turn::kBatch : Turn::kNoBatch});
+}
 
-void Rounds::announce(Announcement next) { (void)hold(next); }
+void Rounds::announce(Announcement next) {
+  (void)hold(next);
+}
 
-Announcement Rounds::listen() { return hold({}); }
+Announcement Rounds::listen() {
+  return hold({});
+}
 
 void Rounds::end() {
   out_.assign(out_.size(), 0);

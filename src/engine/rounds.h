@@ -1,22 +1,37 @@
 // Rounds: how ranks that have run out of batches take part in what the others do.
 //
-// Before each batch every rank says whether it has another one. While some have none, the others say before each call in which all must
-// take part which one comes: one small all_gather a call. Ranks without a batch do nothing but listen, and make that call with nothing of
-// their own. As Horovod's join (docs/papers.md), for sharded parameters.
+// Before each batch every rank says whether it has another one. While some have none, the others say before each call
+// in which all must take part which one comes: one small all_gather a call. Ranks without a batch do nothing but
+// listen, and make that call with nothing of their own. As Horovod's join (docs/papers.md), for sharded parameters.
 #pragma once
+
+#include <zeroth/comm/communicator.h>
+#include <zeroth/zero/model_layout.h>
 
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include <zeroth/comm/communicator.h>
-#include <zeroth/zero/model_layout.h>
-
 namespace zeroth {
 
 /// What a rank says in a round. Those from kEpoch on: what all do next.
-enum class Turn : std::uint8_t { kListen, kBatch, kNoBatch, kEpoch, kGather, kReduce, kBackward, kStep, kDiscard, kAverage, kBarrier, kBuffers, kExport, kClose };
+enum class Turn : std::uint8_t {
+  kListen,
+  kBatch,
+  kNoBatch,
+  kEpoch,
+  kGather,
+  kReduce,
+  kBackward,
+  kStep,
+  kDiscard,
+  kAverage,
+  kBarrier,
+  kBuffers,
+  kExport,
+  kClose
+};
 
 struct Announcement {
   Turn turn = Turn::kListen;
@@ -28,7 +43,10 @@ class Rounds {
  public:
   /// `meet` comes before each round: see Engine::meet(). Both outlive this.
   Rounds(const Communicator& communicator, const ModelLayout& model, std::function<void()> meet)
-      : communicator_(communicator), model_(model), meet_(std::move(meet)), out_(static_cast<std::size_t>(communicator.size()), 0) {}
+      : communicator_(communicator),
+        model_(model),
+        meet_(std::move(meet)),
+        out_(static_cast<std::size_t>(communicator.size()), 0) {}
 
   /// Ranks without a batch, since the last round before a batch.
   [[nodiscard]] std::vector<int> out() const;
@@ -37,9 +55,11 @@ class Rounds {
 
   /// Collective, blocks. Every rank is here: none is out. Says which ranks are from now on. Throws kMismatch.
   void begin_batch(bool has_batch);
-  /// On a rank with a batch, while some have none. Collective, blocks. Throws kMismatch where ranks with a batch do not say the same.
+  /// On a rank with a batch, while some have none. Collective, blocks. Throws kMismatch where ranks with a batch do not
+  /// say the same.
   void announce(Announcement next);
-  /// On a rank that is out: what the others say. After kBatch and kNoBatch, which stand for some and for none have one, out() is anew.
+  /// On a rank that is out: what the others say. After kBatch and kNoBatch, which stand for some and for none have one,
+  /// out() is anew.
   [[nodiscard]] Announcement listen();
   /// Nobody is out any more: an epoch is over, or given up.
   void end();

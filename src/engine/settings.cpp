@@ -43,15 +43,16 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
   (void)settings.plan.degrees(ranks.world);  // an error now, and not in the engine
   // Without any batch size in the document there is one micro-step; else the sizes must fit the world.
   const bool sized = config.train_batch_size || config.train_micro_batch_size_per_gpu;
-  settings.micro_steps = static_cast<int>(sized ? config.resolve(ranks.world).accumulate
-                                                : config.gradient_accumulation_steps.value_or(1));
+  settings.micro_steps =
+      static_cast<int>(sized ? config.resolve(ranks.world).accumulate : config.gradient_accumulation_steps.value_or(1));
   settings.gradient_clipping = config.gradient_clipping;
   settings.optimizer = {.type = config.optimizer.rule(), .momentum = config.optimizer.momentum != 0.0};
   settings.groups = std::move(groups);
   settings.schedule = config.scheduler.schedule();
   settings.max_nonfinite_steps = config.runtime.max_nonfinite_steps;
   settings.uneven = config.runtime.uneven;
-  settings.threads = config.runtime.threads > 0 ? config.runtime.threads : std::max(1, cores_of_this_rank(ranks.on_host));
+  settings.threads =
+      config.runtime.threads > 0 ? config.runtime.threads : std::max(1, cores_of_this_rank(ranks.on_host));
   settings.memory_limit_bytes = static_cast<std::uint64_t>(config.runtime.memory_limit_bytes);
   settings.configuration = config.shared_json();
   return settings;

@@ -29,18 +29,18 @@ Usual usual_of(std::span<const StepTimes> times, Time time_of) {
   std::vector<std::int64_t> sorted = usual.own;
   std::ranges::sort(sorted);
   const std::size_t middle = (sorted.size() - 1) / 2;  // of all but one
-  for (const std::int64_t time : usual.own) usual.of_others.push_back(sorted[time <= sorted[middle] ? middle + 1 : middle]);
+  for (const std::int64_t time : usual.own)
+    usual.of_others.push_back(sorted[time <= sorted[middle] ? middle + 1 : middle]);
   return usual;
 }
 
 struct Part {
-  std::int64_t StepTimes::*time;
+  std::int64_t StepTimes::* time;
   std::string_view phase;
 };
 constexpr std::array kParts{Part{&StepTimes::between_us, "between steps"},
                             Part{&StepTimes::forward_us, "in the forward"},
-                            Part{&StepTimes::backward_us, "in the backward"},
-                            Part{&StepTimes::step_us, "in step()"}};
+                            Part{&StepTimes::backward_us, "in the backward"}, Part{&StepTimes::step_us, "in step()"}};
 
 }  // namespace
 
@@ -48,11 +48,7 @@ std::string describe(const Straggler& slow) {
   return fmt::format(
       "rank {} is slow: it computes {:.2f} times as long as the others, over {} steps, most of it {} ({:.1f} "
       "ms a step more); they wait for it",
-      slow.rank,
-      slow.ratio,
-      slow.steps,
-      slow.phase,
-      static_cast<double>(slow.excess_us) / 1'000);
+      slow.rank, slow.ratio, slow.steps, slow.phase, static_cast<double>(slow.excess_us) / 1'000);
 }
 
 std::vector<StragglerDetector::Lag> StragglerDetector::lags_of(std::span<const StepTimes> times) {

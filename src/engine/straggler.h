@@ -28,10 +28,11 @@ struct Straggler {
 /// A pure value: the same on every rank, as what it is given is.
 class StragglerDetector {
  public:
-  static constexpr std::size_t kWindow = 16;       ///< steps that are looked at
-  static constexpr double kRatio = 1.15;           ///< slow: in the median of the window; so that a rank that takes 1.2 of the time is found in spite of noise
-  static constexpr double kEachRatio = 1.05;       ///< and in nearly all of its steps
-  static constexpr std::size_t kOutliers = 3;      ///< but so many
+  static constexpr std::size_t kWindow = 16;  ///< steps that are looked at
+  static constexpr double kRatio = 1.15;  ///< slow: in the median of the window; so that a rank that takes 1.2 of the
+                                          ///< time is found in spite of noise
+  static constexpr double kEachRatio = 1.05;              ///< and in nearly all of its steps
+  static constexpr std::size_t kOutliers = 3;             ///< but so many
   static constexpr std::int64_t kLeastExcess_us = 1'000;  ///< below it a step is too short to be compared
 
   /// `times` of every rank in the step that has ended. Names a rank once, and again only after it has kept up

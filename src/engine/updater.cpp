@@ -5,11 +5,8 @@
 
 namespace zeroth {
 
-Engine::Updater::Updater(const ModelLayout& layout,
-                         const Optimizer& optimizer,
-                         ModelMemory& memory,
-                         CommBackend& backend,
-                         KernelContext kernels)
+Engine::Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMemory& memory,
+                         CommBackend& backend, KernelContext kernels)
     : layout_(layout),
       optimizer_(optimizer),
       memory_(memory),
@@ -24,8 +21,10 @@ std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::
   bool joinable = false;  // the run before ends where this parameter begins
   for (auto segment = layout.segments.begin(); segment != layout.segments.end(); ++segment) {
     if (segment->numel == 0) continue;
-    // Padding is zero in values, gradients and states, and stays zero under every update: it goes with the parameter before it.
-    const auto next = std::find_if(segment + 1, layout.segments.end(), [](const Segment& other) { return other.numel > 0; });
+    // Padding is zero in values, gradients and states, and stays zero under every update: it goes with the parameter
+    // before it.
+    const auto next =
+        std::find_if(segment + 1, layout.segments.end(), [](const Segment& other) { return other.numel > 0; });
     const std::int64_t end = next == layout.segments.end() ? layout.length : next->offset;
     const Range part = intersect({segment->offset, end}, range);
     if (part.size() == 0) continue;
@@ -54,17 +53,15 @@ void Engine::Updater::update_run(int flat, const Run& run, double factor, const 
     if (part.size() == 0) continue;
     const bool own = owner == memory_.rank();
     const std::byte* sums = own ? memory_.reduced(flat) : memory_.peer_reduced(flat, owner);
-    update_range(flat, part, run.step, sums + static_cast<std::size_t>(part.begin - shard.begin) * element, factor, hyper);
-    if (!own && memory_.one_sided()) backend_.count_one_sided(CollectiveKind::kAllGather, owner, static_cast<std::size_t>(part.size()) * element);
+    update_range(flat, part, run.step, sums + static_cast<std::size_t>(part.begin - shard.begin) * element, factor,
+                 hyper);
+    if (!own && memory_.one_sided())
+      backend_.count_one_sided(CollectiveKind::kAllGather, owner, static_cast<std::size_t>(part.size()) * element);
   }
 }
 
-void Engine::Updater::update_range(int flat,
-                                   const Range& updated,
-                                   std::int64_t step,
-                                   const std::byte* grad,
-                                   double factor,
-                                   const GroupHyper& hyper) {
+void Engine::Updater::update_range(int flat, const Range& updated, std::int64_t step, const std::byte* grad,
+                                   double factor, const GroupHyper& hyper) {
   const FlatLayout& layout = layout_.flat(flat);
   const DType accumulation = layout.accumulation();
   const std::size_t element = size_of(accumulation);
@@ -73,7 +70,9 @@ void Engine::Updater::update_range(int flat,
   std::int16_t* master_low = memory_.master_low(flat);
   std::byte* resting = memory_.parameters(flat) + static_cast<std::size_t>(in_parameters) * size_of(layout.dtype);
 
-  const auto at = [element](auto* base, std::int64_t index) { return base + static_cast<std::size_t>(index) * element; };
+  const auto at = [element](auto* base, std::int64_t index) {
+    return base + static_cast<std::size_t>(index) * element;
+  };
   const std::size_t num_states = optimizer_.states().size();
   kernels_.for_ranges(updated.size(), [&](std::int64_t begin, std::int64_t end) {
     std::array<std::byte*, 4> states{};
@@ -93,9 +92,7 @@ void Engine::Updater::update_range(int flat,
   });
 }
 
-void Engine::Updater::update(const std::vector<bool>& touched,
-                             double factor,
-                             const std::vector<GroupHyper>& groups,
+void Engine::Updater::update(const std::vector<bool>& touched, double factor, const std::vector<GroupHyper>& groups,
                              double lr_factor) {
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!layout_.flats[flat].trainable) continue;

@@ -1,16 +1,15 @@
-#include <zeroth/engine/world.h>
-
-#include <algorithm>
-#include <charconv>
-#include <cstdlib>
-#include <utility>
-
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/log.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/comm/control_plane.h>
 #include <zeroth/comm/two_level.h>
+#include <zeroth/engine/world.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <utility>
 
 namespace zeroth {
 
@@ -28,7 +27,9 @@ struct World::Connection {
   bool check_calls = false;
 };
 
-World::World() : connection_(std::make_shared<Connection>()) { arm_failpoints_of_environment(); }
+World::World() : connection_(std::make_shared<Connection>()) {
+  arm_failpoints_of_environment();
+}
 
 namespace {
 
@@ -40,8 +41,7 @@ int number(const std::string& name, const std::string& text) {
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   ZR_CHECK(error == std::errc{} && end == text.data() + text.size() && value >= 0 && value <= kMostRanks,
-           ErrorCode::kEnvironment,
-           "a world variable is not a sensible number",
+           ErrorCode::kEnvironment, "a world variable is not a sensible number",
            {.where = "world",
             .which = name,
             .expected = "0 to " + std::to_string(kMostRanks),
@@ -74,10 +74,9 @@ constexpr std::string_view kBackendVariable = "ZEROTH_BACKEND";
 /// What the variable asks for, "" for nothing.
 std::string wanted_backend(const Lookup& lookup) {
   const std::string wanted = lookup(kBackendVariable).value_or("");
-  const bool known = std::ranges::all_of(backends_in(wanted), [](const std::string& part) { return part == "shm" || part == "mpi" || part == "shm+mpi"; });
-  ZR_CHECK(wanted.empty() || known,
-           ErrorCode::kEnvironment,
-           "no such transport between processes",
+  const bool known = std::ranges::all_of(
+      backends_in(wanted), [](const std::string& part) { return part == "shm" || part == "mpi" || part == "shm+mpi"; });
+  ZR_CHECK(wanted.empty() || known, ErrorCode::kEnvironment, "no such transport between processes",
            {.where = "world",
             .which = std::string(kBackendVariable),
             .expected = "shm, mpi or shm+mpi, or a mixture such as shm|mpi",
@@ -114,17 +113,22 @@ std::optional<SeveralHosts> several_hosts(const Lookup& lookup, const Launcher& 
     int expected;
     std::string meaning;
   };
-  for (const Hint& hint : {Hint{launcher.local_size, size, std::to_string(size) + ", all ranks on this host"}, Hint{launcher.hosts, 1, "1 host"}}) {
+  for (const Hint& hint : {Hint{launcher.local_size, size, std::to_string(size) + ", all ranks on this host"},
+                           Hint{launcher.hosts, 1, "1 host"}}) {
     const auto text = hint.variable.empty() ? std::nullopt : lookup(hint.variable);
-    if (text && number(std::string(hint.variable), *text) != hint.expected) return SeveralHosts{std::string(hint.variable), hint.meaning, *text};
+    if (text && number(std::string(hint.variable), *text) != hint.expected)
+      return SeveralHosts{std::string(hint.variable), hint.meaning, *text};
   }
   return std::nullopt;
 }
 
-/// The transport of ranks that this launcher has started; none where they are on several hosts and what they ask for stays on one.
+/// The transport of ranks that this launcher has started; none where they are on several hosts and what they ask for
+/// stays on one.
 std::optional<std::string> backend_of(const Lookup& lookup, const Launcher& launcher, int size) {
   const std::string wanted = wanted_backend(lookup);
-  const bool reaches_all = !wanted.empty() && std::ranges::none_of(backends_in(wanted), [](const std::string& part) { return part == "shm"; });
+  const bool reaches_all = !wanted.empty() && std::ranges::none_of(backends_in(wanted), [](const std::string& part) {
+    return part == "shm";
+  });
   if (!reaches_all && several_hosts(lookup, launcher, size)) {
     return launcher.has_mpi && wanted.empty() ? std::optional<std::string>("shm+mpi") : std::nullopt;
   }
@@ -143,23 +147,21 @@ std::optional<Started> started_by(const Lookup& lookup) {
     const auto rank = lookup(launcher.rank);
     const auto size = lookup(launcher.size);
     if (!rank && !size) continue;
-    ZR_CHECK(rank && size,
-             ErrorCode::kEnvironment,
-             "one of two world variables is missing",
+    ZR_CHECK(rank && size, ErrorCode::kEnvironment, "one of two world variables is missing",
              {.where = "world",
               .which = std::string(rank ? launcher.size : launcher.rank),
               .expected = "set together with " + std::string(rank ? launcher.rank : launcher.size),
               .got = "unset",
               .hint = "start the ranks with zeroth-run -n N PROGRAM, or unset both"});
-    const Started started{&launcher, number(std::string(launcher.rank), *rank), number(std::string(launcher.size), *size)};
-    ZR_CHECK(started.size >= 1 && started.rank < started.size,
-             ErrorCode::kEnvironment,
+    const Started started{&launcher, number(std::string(launcher.rank), *rank),
+                          number(std::string(launcher.size), *size)};
+    ZR_CHECK(started.size >= 1 && started.rank < started.size, ErrorCode::kEnvironment,
              "the rank does not exist in this world",
              {.where = "world",
               .which = std::string(launcher.rank) + ", " + std::string(launcher.size),
               .expected = "0 <= rank < size",
               .got = "rank " + *rank + ", size " + *size,
-               .hint = "ranks are counted from 0; give every rank the same size"});
+              .hint = "ranks are counted from 0; give every rank the same size"});
     return started;
   }
   return std::nullopt;
@@ -169,9 +171,7 @@ std::optional<Started> started_by(const Lookup& lookup) {
 int local_rank_of(const Lookup& lookup, const Started& started) {
   const auto local = lookup(started.launcher->local_rank);
   const int rank = local ? number(std::string(started.launcher->local_rank), *local) : started.rank;
-  ZR_CHECK(rank < started.size,
-           ErrorCode::kEnvironment,
-           "the local rank does not exist in this world",
+  ZR_CHECK(rank < started.size, ErrorCode::kEnvironment, "the local rank does not exist in this world",
            {.where = "world",
             .which = std::string(started.launcher->local_rank),
             .expected = "below the size, " + std::to_string(started.size),
@@ -193,15 +193,16 @@ World World::from_variables(const Lookup& lookup) {
   const std::optional<std::string> backend = backend_of(lookup, launcher, world.size_);
   if (!backend) {
     const SeveralHosts told = several_hosts(lookup, launcher, world.size_).value();
-    throw Error(ErrorCode::kEnvironment,
-                "the ranks are on several hosts, and the shared memory of one does not reach them",
-                {.where = "world",
-                 .which = told.variable,
-                 .expected = told.expected,
-                 .got = told.got,
-                 .hint = "start them with mpirun, or set ZEROTH_BACKEND=shm+mpi where they are ranks of MPI; in Python a group of torch.distributed "
-                         "joins them: zeroth.Engine makes it where MASTER_ADDR and MASTER_PORT are set, or takes that of "
-                         "torch.distributed.init_process_group(\"gloo\", ...)"});
+    throw Error(
+        ErrorCode::kEnvironment, "the ranks are on several hosts, and the shared memory of one does not reach them",
+        {.where = "world",
+         .which = told.variable,
+         .expected = told.expected,
+         .got = told.got,
+         .hint = "start them with mpirun, or set ZEROTH_BACKEND=shm+mpi where they are ranks of MPI; in Python a group "
+                 "of torch.distributed "
+                 "joins them: zeroth.Engine makes it where MASTER_ADDR and MASTER_PORT are set, or takes that of "
+                 "torch.distributed.init_process_group(\"gloo\", ...)"});
   }
   world.backend_name_ = *backend;
   world.local_rank_ = local_rank_of(lookup, *started);
@@ -246,13 +247,15 @@ World World::from_transport(std::shared_ptr<MessageTransport> transport, std::st
   world.rank_ = transport->rank();
   world.size_ = transport->size();
   world.local_rank_ = world.rank_;
-  world.ranks_on_host_ = ranks_on_host_of(environment, *std::ranges::find(kLaunchers, "torchrun", &Launcher::name), world.size_);
+  world.ranks_on_host_ =
+      ranks_on_host_of(environment, *std::ranges::find(kLaunchers, "torchrun", &Launcher::name), world.size_);
   world.backend_name_ = transport->kind();
   world.origin_ = std::move(origin);
   world.transport_ = std::move(transport);
   // A group of some ranks has places of its own.
   for (const Launcher& launcher : kLaunchers) {
-    const bool whole = environment(launcher.rank) == std::to_string(world.rank_) && environment(launcher.size) == std::to_string(world.size_);
+    const bool whole = environment(launcher.rank) == std::to_string(world.rank_) &&
+                       environment(launcher.size) == std::to_string(world.size_);
     if (!whole) continue;
     world.local_rank_ = local_rank_of(environment, {&launcher, world.rank_, world.size_});
     break;
@@ -261,9 +264,7 @@ World World::from_transport(std::shared_ptr<MessageTransport> transport, std::st
 }
 
 World World::unwatched() const {
-  ZR_CHECK(!hub_ && !transport_,
-           ErrorCode::kUsage,
-           "ranks of a hub or a transport meet once",
+  ZR_CHECK(!hub_ && !transport_, ErrorCode::kUsage, "ranks of a hub or a transport meet once",
            {.where = "world", .expected = "ranks that a launcher's variables describe", .got = origin_});
   World other = *this;
   other.job_ += ".unwatched";
@@ -272,7 +273,9 @@ World World::unwatched() const {
   return other;
 }
 
-bool World::is_watched() const { return connection_->is_watched; }
+bool World::is_watched() const {
+  return connection_->is_watched;
+}
 
 std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const {
   if (!connection_->base) {
@@ -280,41 +283,43 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
     watched.watch = is_watched() ? watch() : nullptr;
     watched.call_table = variable_or_empty("ZEROTH_CALL_TABLE");
     watch()->set_first_timeout(options.first_timeout);
-    ZR_CHECK(!transport_ || options.reduction == Reduction::kRankOrder,
-             ErrorCode::kConfig,
+    ZR_CHECK(!transport_ || options.reduction == Reduction::kRankOrder, ErrorCode::kConfig,
              "this transport has no sums of its own",
              {.where = "world",
               .which = "zeroth.reduction",
               .expected = "rank_order over " + backend_name_,
               .got = std::string(name_of(options.reduction)),
               .hint = "start the ranks with mpirun and set ZEROTH_BACKEND=mpi"});
-    ZR_CHECK(!connection_->met_in_part,
-             ErrorCode::kAborted,
+    ZR_CHECK(!connection_->met_in_part, ErrorCode::kAborted,
              "the ranks of this group have begun to meet, and an error or an interrupt of this rank has ended that",
              {.where = "world",
               .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
               .hint = "the group carries what was half said: start the job again, or make another group"});
     connection_->met_in_part = transport_ != nullptr;
     connection_->base =
-        transport_ ? make_backend_over_hosts(transport_, watched)
-                   : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = watched});
+        transport_
+            ? make_backend_over_hosts(transport_, watched)
+            : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = watched});
     if (const std::string_view kind = connection_->base->kind(); transport_ && kind != transport_->kind()) {
       Logger(rank_, size_).progress("ranks of a node share its memory: calls go over " + std::string(kind));
     }
     if (size_ > 1 && is_watched()) {
-      connection_->control = ControlPlane::join(*connection_->base,
-                                                watch(),
-                                                {.timeout = options.timeout,
-                                                 .silent_after = options.frozen_after + std::max(options.frozen_after / 2, Milliseconds{2'000}),
-                                                 .end_stuck_after = options.end_stuck_after,
-                                                 .interface = variable_or_empty("ZEROTH_INTERFACE"),
-                                                 .meeting_host = variable_or_empty("MASTER_ADDR"),
-                                                 .trace_folder = variable_or_empty("ZEROTH_TRACE_DIR"),
-                                                 .logger = Logger(rank_, size_)});
+      connection_->control = ControlPlane::join(
+          *connection_->base, watch(),
+          {.timeout = options.timeout,
+           .silent_after = options.frozen_after + std::max(options.frozen_after / 2, Milliseconds{2'000}),
+           .end_stuck_after = options.end_stuck_after,
+           .interface = variable_or_empty("ZEROTH_INTERFACE"),
+           .meeting_host = variable_or_empty("MASTER_ADDR"),
+           .trace_folder = variable_or_empty("ZEROTH_TRACE_DIR"),
+           .logger = Logger(rank_, size_)});
     }
     if (options.reduction == Reduction::kTransport) {
-      Logger(rank_, size_).progress("calls between ranks are those of " + std::string(connection_->base->kind()) + " (zeroth.reduction = transport), " +
-                                    (options.check_calls ? "and compared (zeroth.check_calls)" : "and not compared (zeroth.check_calls = false)"));
+      Logger(rank_, size_)
+          .progress("calls between ranks are those of " + std::string(connection_->base->kind()) +
+                    " (zeroth.reduction = transport), " +
+                    (options.check_calls ? "and compared (zeroth.check_calls)"
+                                         : "and not compared (zeroth.check_calls = false)"));
     }
     connection_->reduction = options.reduction;
     connection_->check_calls = options.check_calls;
@@ -322,24 +327,23 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
     connection_->frozen_after = options.frozen_after;
     connection_->nodes = options.nodes;
   }
-  ZR_CHECK(connection_->nodes == options.nodes,
-           ErrorCode::kConfig,
+  ZR_CHECK(connection_->nodes == options.nodes, ErrorCode::kConfig,
            "the nodes of a process's ranks are those of its first engine",
            {.where = "world",
             .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
             .which = "zeroth.ranks_per_node",
             .hint = "give every engine of the process the same value"});
   ZR_CHECK(connection_->reduction == options.reduction && connection_->check_calls == options.check_calls,
-           ErrorCode::kConfig,
-           "how the ranks of a process make their calls is decided by its first engine",
+           ErrorCode::kConfig, "how the ranks of a process make their calls is decided by its first engine",
            {.where = "world",
             .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
             .which = "zeroth.reduction, zeroth.check_calls",
             .hint = "give every engine of the process the same values"});
   if (connection_->timeout != options.timeout || connection_->frozen_after != options.frozen_after) {
-    Logger(rank_, size_).progress("the timeouts of this process's first engine hold for this one too: " +
-                                  std::to_string(connection_->timeout.count()) + " ms, frozen after " +
-                                  std::to_string(connection_->frozen_after.count()) + " ms");
+    Logger(rank_, size_)
+        .progress("the timeouts of this process's first engine hold for this one too: " +
+                  std::to_string(connection_->timeout.count()) + " ms, frozen after " +
+                  std::to_string(connection_->frozen_after.count()) + " ms");
   }
   const std::string name = "engine" + std::to_string(connection_->groups++);
   std::unique_ptr<CommBackend> group = connection_->base->split(0, rank_, name);

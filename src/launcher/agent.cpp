@@ -54,9 +54,7 @@ class Agent final : public GroupListener {
     made_room_ = made_room_ || status.preempted();
     channel_->send(FrameType::kRankEnd, encode(RankEnd{.rank = rank, .pid = pid, .status = status}));
   }
-  void host_failed(const std::string& /*host*/,
-                   int /*first_rank*/,
-                   int /*num_ranks*/,
+  void host_failed(const std::string& /*host*/, int /*first_rank*/, int /*num_ranks*/,
                    const Error& /*error*/) override {}
   void host_note(const std::string& /*host*/, std::string_view text) override {
     channel_->send(FrameType::kNote, text);
@@ -122,7 +120,8 @@ class Agent final : public GroupListener {
     }
   }
 
-  /// [Note: Making room] in supervisor.cpp. Nodes are told one after the other: our ranks may have heard of it through the head.
+  /// [Note: Making room] in supervisor.cpp. Nodes are told one after the other: our ranks may have heard of it through
+  /// the head.
   void make_room() {
     stopped_at_ = SteadyClock::now();
     kill_at_ = *stopped_at_ + setup_->preempt_grace;
@@ -178,8 +177,7 @@ class Agent final : public GroupListener {
       case FrameType::kPing:
         break;
       default:
-        throw Error(ErrorCode::kLaunch,
-                    "the head of the job said what only an agent says",
+        throw Error(ErrorCode::kLaunch, "the head of the job said what only an agent says",
                     {.where = "zeroth-run --agent"});
     }
   }
@@ -194,8 +192,7 @@ class Agent final : public GroupListener {
       if (task.command.empty())
         throw Error(ErrorCode::kLaunch, "a task without a program", {.where = "zeroth-run --agent"});
       if (!task.directory.empty() && ::chdir(task.directory.c_str()) != 0) {
-        throw Error(ErrorCode::kLaunch,
-                    "the working directory is not there: " + errno_text(errno),
+        throw Error(ErrorCode::kLaunch, "the working directory is not there: " + errno_text(errno),
                     {.which = task.directory, .hint = "start zeroth-run in a directory that every host has"});
       }
       lost_after_ = Milliseconds(task.lost_after_ms);
@@ -225,8 +222,7 @@ class Agent final : public GroupListener {
                      fmt::format("[LAUNCH] warning: MASTER_ADDR={} leads to loopback here ({}), where the "
                                  "other hosts are not; hint: correct /etc/hosts, or name the host by its "
                                  "address",
-                                 master,
-                                 address));
+                                 master, address));
     }
   }
 

@@ -21,8 +21,7 @@ constexpr Milliseconds kRest{1000};
 std::string tidy(std::string_view line) {
   std::string text(line.substr(0, kMaxLine));
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  std::ranges::replace_if(
-      text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, ' ');
+  std::ranges::replace_if(text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, ' ');
   return text;
 }
 
@@ -89,12 +88,10 @@ std::optional<Frame> AgentLink::next() {
   if (!frame || frame->type != FrameType::kHello) {
     return frame;
   }
-  if (!first)
-    throw Error(ErrorCode::kLaunch, "a second hello of one agent", {.where = "zeroth-run between hosts"});
+  if (!first) throw Error(ErrorCode::kLaunch, "a second hello of one agent", {.where = "zeroth-run between hosts"});
   hello_ = decode_hello(frame->payload);
   if (hello_->version != ZEROTH_VERSION_TEXT) {
-    throw Error(ErrorCode::kLaunch,
-                "another version of zeroth-run is on that host",
+    throw Error(ErrorCode::kLaunch, "another version of zeroth-run is on that host",
                 {.expected = ZEROTH_VERSION_TEXT,
                  .got = hello_->version,
                  .hint = "install one version on all hosts, or name it with --remote-program"});
@@ -110,8 +107,7 @@ bool AgentLink::ended() const {
 std::string AgentLink::why_ended() const {
   std::string text = name_ + " was closed";
   if (status_ && status_->signal != 0) {
-    text =
-        fmt::format("{} was killed by signal {} ({})", name_, status_->signal, signal_name(status_->signal));
+    text = fmt::format("{} was killed by signal {} ({})", name_, status_->signal, signal_name(status_->signal));
   } else if (status_) {
     text = fmt::format("{} exited with code {}", name_, status_->exit_code);
   }

@@ -66,12 +66,9 @@ class Waiting {
     for (std::size_t i = 0; i < links_->size() && names.size() < 8; ++i) {
       if (waits_for(i)) names.push_back((*links_)[i]->host());
     }
-    return fmt::format("host {}{} for {} s ({} of {} are here)",
-                       join(names, ", "),
-                       names.size() < num_waiting() ? ", ..." : "",
-                       waited_s(),
-                       links_->size() - failed_.size() - num_waiting(),
-                       links_->size());
+    return fmt::format("host {}{} for {} s ({} of {} are here)", join(names, ", "),
+                       names.size() < num_waiting() ? ", ..." : "", waited_s(),
+                       links_->size() - failed_.size() - num_waiting(), links_->size());
   }
 
   /// Throws if a host has failed or is late.
@@ -88,11 +85,9 @@ class Waiting {
     std::vector<std::string> parts;
     for (const auto& [index, text] : failed_)
       parts.push_back(fmt::format("host {}: {}", (*links_)[index]->host(), text));
-    throw Error(
-        ErrorCode::kLaunch,
-        fmt::format(
-            "{} of {} hosts cannot take part: {}", failed_.size(), links_->size(), join(parts, " | ")),
-        {.hint = "try by hand: ssh -o BatchMode=yes -- HOST zeroth-run --version"});
+    throw Error(ErrorCode::kLaunch,
+                fmt::format("{} of {} hosts cannot take part: {}", failed_.size(), links_->size(), join(parts, " | ")),
+                {.hint = "try by hand: ssh -o BatchMode=yes -- HOST zeroth-run --version"});
   }
 
  private:
@@ -120,26 +115,21 @@ bool is_this_host(const std::string& host) {
   return host == "localhost" || host == "127.0.0.1" || host == "::1" || (!own.empty() && host == own);
 }
 
-std::unique_ptr<AgentLink> start_agent(const std::string& host,
-                                       const AgentProgram& program,
+std::unique_ptr<AgentLink> start_agent(const std::string& host, const AgentProgram& program,
                                        const InheritedSignals& inherited) {
   // A scheduler that signals a session means the ranks, whom the head tells; without ssh it would lose a host instead.
-  SpawnPlan plan{.environment = current_environment(), .descriptors = program.descriptors, .death_signal = SIGTERM, .own_session = true};
+  SpawnPlan plan{.environment = current_environment(),
+                 .descriptors = program.descriptors,
+                 .death_signal = SIGTERM,
+                 .own_session = true};
   const bool here = is_this_host(host);
   if (here) {
     plan.program = "/proc/self/exe";
     plan.arguments = {"zeroth-run", "--agent"};
   } else {
     plan.program = find_program(program.ssh, search_path_of(plan.environment));
-    plan.arguments = {program.ssh,
-                      "-o",
-                      "BatchMode=yes",
-                      "-o",
-                      "ConnectTimeout=10",
-                      "--",
-                      host,
-                      program.remote_program,
-                      "--agent"};
+    plan.arguments = {program.ssh, "-o", "BatchMode=yes",        "-o",     "ConnectTimeout=10",
+                      "--",        host, program.remote_program, "--agent"};
   }
   std::array<int, 2> ends{};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
@@ -148,19 +138,15 @@ std::unique_ptr<AgentLink> start_agent(const std::string& host,
   const UniqueFd read_end(ends[0]);
   UniqueFd write_end(ends[1]);
   plan.stdin_fd = read_end.get();
-  return std::make_unique<AgentLink>(
-      host, here ? "its agent" : program.ssh, std::move(write_end), spawn_rank(plan, inherited));
+  return std::make_unique<AgentLink>(host, here ? "its agent" : program.ssh, std::move(write_end),
+                                     spawn_rank(plan, inherited));
 }
 
-int await_agents(const std::vector<std::unique_ptr<AgentLink>>& links,
-                 Milliseconds timeout,
-                 const JobTimeout& job,
-                 SignalInbox& inbox,
-                 const std::function<void(std::string_view)>& say,
+int await_agents(const std::vector<std::unique_ptr<AgentLink>>& links, Milliseconds timeout, const JobTimeout& job,
+                 SignalInbox& inbox, const std::function<void(std::string_view)>& say,
                  const std::function<void(const RefusedHost&)>& refused) {
   for (const auto& link : links) {
-    link->set_say(
-        [&say, host = link->host()](std::string_view line) { say(fmt::format("host {}: {}", host, line)); });
+    link->set_say([&say, host = link->host()](std::string_view line) { say(fmt::format("host {}: {}", host, line)); });
   }
   Waiting waiting(links, timeout);
   auto report_at = SteadyClock::now() + kReportEvery;

@@ -25,8 +25,7 @@ struct AgentProgram {
 /// Starts the agent of a host: ssh -o BatchMode=yes -o ConnectTimeout=10 -- HOST REMOTE_PROGRAM --agent, or
 /// for this host itself zeroth-run --agent. Nothing else is on a command line; all that a rank gets travels
 /// through standard input. Throws what spawn_rank throws.
-[[nodiscard]] std::unique_ptr<AgentLink> start_agent(const std::string& host,
-                                                     const AgentProgram& program,
+[[nodiscard]] std::unique_ptr<AgentLink> start_agent(const std::string& host, const AgentProgram& program,
                                                      const InheritedSignals& inherited);
 /// localhost, 127.0.0.1, ::1, or this machine's own name.
 [[nodiscard]] bool is_this_host(const std::string& host);
@@ -42,10 +41,8 @@ struct RefusedHost {
 /// waited. Throws Error(kLaunch) that names every host that failed, or is late after `timeout`; once one has
 /// failed the others get kOthers. `refused` hears of each of them first. Throws Error(kTimeout) at the end of
 /// the job's time. Returns the number of a signal that came instead, or 0.
-[[nodiscard]] int await_agents(const std::vector<std::unique_ptr<AgentLink>>& links,
-                               Milliseconds timeout,
-                               const JobTimeout& job,
-                               SignalInbox& inbox,
+[[nodiscard]] int await_agents(const std::vector<std::unique_ptr<AgentLink>>& links, Milliseconds timeout,
+                               const JobTimeout& job, SignalInbox& inbox,
                                const std::function<void(std::string_view)>& say,
                                const std::function<void(const RefusedHost&)>& refused = {});
 

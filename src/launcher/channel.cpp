@@ -20,10 +20,7 @@ void make_non_blocking(int fd) {
 }  // namespace
 
 Channel::Channel(UniqueFd in, UniqueFd out, std::size_t max_banner_bytes, std::size_t max_frame_bytes)
-    : in_(std::move(in)),
-      out_(std::move(out)),
-      parser_(max_banner_bytes, max_frame_bytes),
-      queue_(preface()) {
+    : in_(std::move(in)), out_(std::move(out)), parser_(max_banner_bytes, max_frame_bytes), queue_(preface()) {
   make_non_blocking(in_.get());
   make_non_blocking(out_.get());
   flush();

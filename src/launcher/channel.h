@@ -24,10 +24,7 @@ class Channel {
  public:
   /// Sends the preface. For a socket `out` is a duplicate of `in`. `max_banner_bytes` may come before the
   /// other side's preface.
-  Channel(UniqueFd in,
-          UniqueFd out,
-          std::size_t max_banner_bytes,
-          std::size_t max_frame_bytes = kMaxFrameBytes);
+  Channel(UniqueFd in, UniqueFd out, std::size_t max_banner_bytes, std::size_t max_frame_bytes = kMaxFrameBytes);
 
   /// Appends two descriptors.
   void add_polled(std::vector<pollfd>& polled) const;

@@ -31,8 +31,8 @@ int numa_node_of(const std::string& folder) {
   for (std::filesystem::directory_iterator entry(folder, ignored), end; !ignored && entry != end;
        entry.increment(ignored)) {
     const std::string name = entry->path().filename().string();
-    if (name.starts_with("node") && name.size() > 4 &&
-        name.find_first_not_of("0123456789", 4) == std::string::npos && name.size() < 10) {
+    if (name.starts_with("node") && name.size() > 4 && name.find_first_not_of("0123456789", 4) == std::string::npos &&
+        name.size() < 10) {
       return std::stoi(name.substr(4));
     }
   }
@@ -66,9 +66,8 @@ std::vector<std::vector<int>> share_processors(std::vector<Processor> processors
     return {};
   }
   const auto place = [](const Processor& one) { return std::tuple(one.node, one.package, one.core); };
-  std::ranges::sort(processors, {}, [&](const Processor& one) {
-    return std::tuple_cat(place(one), std::tuple(one.number));
-  });
+  std::ranges::sort(processors, {},
+                    [&](const Processor& one) { return std::tuple_cat(place(one), std::tuple(one.number)); });
   // Where each core begins; its threads follow.
   std::vector<std::size_t> begins;
   for (std::size_t i = 0; i < processors.size(); ++i) {
@@ -101,8 +100,7 @@ std::vector<std::vector<int>> plan_binding(BindCores wanted, int num_ranks) {
   const std::vector<Processor> processors = processors_here();
   std::vector<std::vector<int>> shares = share_processors(processors, num_ranks);
   if (shares.empty() && wanted == BindCores::kOn) {
-    throw Error(ErrorCode::kUsage,
-                "there is no core for every rank",
+    throw Error(ErrorCode::kUsage, "there is no core for every rank",
                 {.which = "--bind-cores on",
                  .expected = fmt::format("at least {} in the affinity mask", num_ranks),
                  .got = std::to_string(processors.size()),

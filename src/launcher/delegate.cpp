@@ -17,9 +17,7 @@
 namespace zeroth::launcher {
 namespace {
 
-[[noreturn]] void refuse(const std::string& launcher,
-                         const std::string& message,
-                         const std::string& which,
+[[noreturn]] void refuse(const std::string& launcher, const std::string& message, const std::string& which,
                          const std::string& hint) {
   throw Error(ErrorCode::kUsage, message, {.where = "--launcher " + launcher, .which = which, .hint = hint});
 }
@@ -32,9 +30,7 @@ std::vector<HostSelection> hosts_for(const Options& options) {
   std::vector<HostSelection> hosts = hosts_of(options);
   for (const HostSelection& host : hosts) {
     if (host.slots_named) {
-      refuse(options.launcher,
-             "single slots cannot be chosen with another launcher",
-             "--include, --exclude",
+      refuse(options.launcher, "single slots cannot be chosen with another launcher", "--include, --exclude",
              "filter whole hosts");
     }
   }
@@ -47,9 +43,7 @@ std::size_t ranks_of(const Options& options, const std::vector<HostSelection>& h
   return ranks;
 }
 
-void add_mpirun(Delegation& delegation,
-                const Options& options,
-                const std::vector<HostSelection>& hosts,
+void add_mpirun(Delegation& delegation, const Options& options, const std::vector<HostSelection>& hosts,
                 const std::vector<std::string>& environment) {
   std::vector<std::string>& command = delegation.command;
   command = {"mpirun", "-n", std::to_string(ranks_of(options, hosts))};
@@ -76,16 +70,16 @@ void add_mpirun(Delegation& delegation,
   for (const auto& [name, value] : options.environment) command.insert(command.end(), {"-x", name});
 }
 
-bool is_set(const std::vector<std::string>& environment, const std::vector<std::pair<std::string, std::string>>& more, std::string_view name) {
+bool is_set(const std::vector<std::string>& environment, const std::vector<std::pair<std::string, std::string>>& more,
+            std::string_view name) {
   return std::ranges::any_of(more, [name](const auto& pair) { return pair.first == name; }) ||
          std::ranges::any_of(environment, [name](std::string_view entry) {
-           return entry.starts_with(name) && entry.substr(name.size()).starts_with('=') && entry.size() > name.size() + 1;
+           return entry.starts_with(name) && entry.substr(name.size()).starts_with('=') &&
+                  entry.size() > name.size() + 1;
          });
 }
 
-void add_srun(Delegation& delegation,
-              const Options& options,
-              const std::vector<HostSelection>& hosts,
+void add_srun(Delegation& delegation, const Options& options, const std::vector<HostSelection>& hosts,
               const std::vector<std::string>& environment) {
   std::vector<std::string>& command = delegation.command;
   command = {"srun", fmt::format("--ntasks={}", ranks_of(options, hosts))};
@@ -98,9 +92,7 @@ void add_srun(Delegation& delegation,
     std::vector<std::string> names;
     for (const HostSelection& host : hosts) {
       if (host.slots.size() != hosts.front().slots.size()) {
-        refuse("srun",
-               "srun is told one number of ranks for all hosts",
-               host.name,
+        refuse("srun", "srun is told one number of ranks for all hosts", host.name,
                "give every host as many slots, or use -n");
       }
       names.push_back(host.name);
@@ -109,11 +101,12 @@ void add_srun(Delegation& delegation,
     command.push_back(fmt::format("--ntasks-per-node={}", hosts.front().slots.size()));
     command.push_back("--nodelist=" + join(names, ","));
   }
-  // Slurm's variables do not say that MPI reaches all ranks, so a world of several hosts asks for it (zeroth/engine/world.h); srun has to
-  // start them as ranks of MPI then. Who has chosen otherwise keeps that.
+  // Slurm's variables do not say that MPI reaches all ranks, so a world of several hosts asks for it
+  // (zeroth/engine/world.h); srun has to start them as ranks of MPI then. Who has chosen otherwise keeps that.
   if (hosts.size() > 1) {
     if (!is_set(environment, options.environment, "SLURM_MPI_TYPE")) command.emplace_back("--mpi=pmix");
-    if (!is_set(environment, options.environment, "ZEROTH_BACKEND")) delegation.environment.emplace_back("ZEROTH_BACKEND", "shm+mpi");
+    if (!is_set(environment, options.environment, "ZEROTH_BACKEND"))
+      delegation.environment.emplace_back("ZEROTH_BACKEND", "shm+mpi");
   }
   command.emplace_back("--export=ALL");
 }
@@ -140,10 +133,8 @@ Delegation delegation_of(const Options& options, const std::vector<std::string>&
     add_srun(delegation, options, hosts, environment);
   }
   if (options.command.front().starts_with('-')) {
-    refuse(options.launcher,
-           "a program whose name begins with '-' cannot be named to another launcher",
-           options.command.front(),
-           "write ./" + options.command.front());
+    refuse(options.launcher, "a program whose name begins with '-' cannot be named to another launcher",
+           options.command.front(), "write ./" + options.command.front());
   }
   delegation.command.insert(delegation.command.end(), options.command.begin(), options.command.end());
   return delegation;

@@ -10,9 +10,8 @@
 namespace zeroth::launcher {
 
 struct Delegation {
-  std::vector<std::string> command{};  ///< argv
-  std::vector<std::pair<std::string, std::string>>
-      environment{};  ///< to be set for it: values are on no command line
+  std::vector<std::string> command{};                              ///< argv
+  std::vector<std::pair<std::string, std::string>> environment{};  ///< to be set for it: values are on no command line
 };
 
 /// `environment`: of this process, "NAME=VALUE"; its names go to other hosts with mpirun, srun carries all by

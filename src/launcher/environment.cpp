@@ -69,8 +69,7 @@ int free_port() {
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   if (!socket.valid() || ::bind(socket.get(), generic, length) != 0 ||
       ::getsockname(socket.get(), generic, &length) != 0) {
-    throw Error(ErrorCode::kResource,
-                "no free port on 127.0.0.1 for MASTER_PORT: " + errno_text(errno),
+    throw Error(ErrorCode::kResource, "no free port on 127.0.0.1 for MASTER_PORT: " + errno_text(errno),
                 {.hint = "give one with --env MASTER_PORT=<port>"});
   }
   return ntohs(address.sin_port);

@@ -33,8 +33,6 @@ inline constexpr std::string_view kBoundVariable = "ZEROTH_BOUND_CORES";
 
 /// The whole environment of one rank as "NAME=VALUE": the launcher's, then ours over it, then `task.extra`
 /// over both.
-[[nodiscard]] std::vector<std::string> rank_environment(const HostTask& task,
-                                                        int local_rank,
-                                                        int num_threads);
+[[nodiscard]] std::vector<std::string> rank_environment(const HostTask& task, int local_rank, int num_threads);
 
 }  // namespace zeroth::launcher

@@ -7,8 +7,7 @@ namespace {
 
 constexpr std::string_view kNativeMark = "ZEROTH ERROR [";
 constexpr std::string_view kPythonMark = "Error: [";
-constexpr std::string_view kNameCharacters =
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";
+constexpr std::string_view kNameCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.";
 
 /// "PEER_LOST" of "PEER_LOST] ...".
 std::string_view code_at(std::string_view rest) {

@@ -28,31 +28,21 @@ namespace {
 //    explains more, however late that rank gets to its exit.
 // 3. Else mismatch, timeout, peer lost, aborted, in this order: each may be an echo of those before it.
 
-constexpr std::array kOwnFaults{ErrorCode::kUsage,
-                                ErrorCode::kConfig,
-                                ErrorCode::kModel,
-                                ErrorCode::kNonFinite,
-                                ErrorCode::kOutOfMemory,
-                                ErrorCode::kResource,
-                                ErrorCode::kIo,
-                                ErrorCode::kLaunch,
-                                ErrorCode::kEnvironment,
-                                ErrorCode::kInternal};
+constexpr std::array kOwnFaults{ErrorCode::kUsage,       ErrorCode::kConfig,   ErrorCode::kModel, ErrorCode::kNonFinite,
+                                ErrorCode::kOutOfMemory, ErrorCode::kResource, ErrorCode::kIo,    ErrorCode::kLaunch,
+                                ErrorCode::kEnvironment, ErrorCode::kInternal};
 
 /// Where a record stands in [Note: Cause and echo]; smaller explains more.
 enum class Standing { kFirstOfAll, kCause, kMismatch, kTimeout, kPeerLost, kAborted, kEcho };
 
-Standing standing_of(const FailureRecord& record,
-                     bool any_own_fault,
-                     SteadyClock::time_point explained_since) {
+Standing standing_of(const FailureRecord& record, bool any_own_fault, SteadyClock::time_point explained_since) {
   switch (classify(record)) {
     case FailureClass::kOwnFault:
     case FailureClass::kSignal:
     case FailureClass::kHostLost:
       return Standing::kCause;
     case FailureClass::kUnexplained:
-      return !any_own_fault && record.when + kOneLook < explained_since ? Standing::kFirstOfAll
-                                                                        : Standing::kEcho;
+      return !any_own_fault && record.when + kOneLook < explained_since ? Standing::kFirstOfAll : Standing::kEcho;
     case FailureClass::kMismatch:
       return Standing::kMismatch;
     case FailureClass::kTimeout:
@@ -93,9 +83,8 @@ FailureClass classify(const FailureRecord& record) {
   if (!aborted_itself && has_code(ErrorCode::kPeerLost)) {
     return FailureClass::kPeerLost;
   }
-  const bool names_own_fault =
-      code == slug(ErrorCode::kUser) ||  // whose exit code, 1, says nothing
-      std::ranges::any_of(kOwnFaults, [code](ErrorCode own) { return code == slug(own); });
+  const bool names_own_fault = code == slug(ErrorCode::kUser) ||  // whose exit code, 1, says nothing
+                               std::ranges::any_of(kOwnFaults, [code](ErrorCode own) { return code == slug(own); });
   return names_own_fault ? FailureClass::kOwnFault : FailureClass::kUnexplained;
 }
 
@@ -126,10 +115,8 @@ std::optional<std::size_t> first_cause(std::span<const FailureRecord> records) {
     const bool in_first_look = standing(record) == best_standing && record.when <= first_seen + kOneLook;
     return std::tuple(!in_first_look, weight_of(record), record.when, record.rank);
   };
-  const auto best =
-      std::min_element(records.begin(), records.end(), [&](const FailureRecord& a, const FailureRecord& b) {
-        return key(a) < key(b);
-      });
+  const auto best = std::min_element(records.begin(), records.end(),
+                                     [&](const FailureRecord& a, const FailureRecord& b) { return key(a) < key(b); });
   return static_cast<std::size_t>(best - records.begin());
 }
 
@@ -149,18 +136,15 @@ std::string signal_name(int signal) {
 
 std::string describe(const FailureRecord& record) {
   if (record.num_ranks > 0) {
-    const std::string ranks =
-        record.num_ranks == 1 ? fmt::format("rank {}", record.rank)
-                              : fmt::format("ranks {}-{}", record.rank, record.rank + record.num_ranks - 1);
+    const std::string ranks = record.num_ranks == 1
+                                  ? fmt::format("rank {}", record.rank)
+                                  : fmt::format("ranks {}-{}", record.rank, record.rank + record.num_ranks - 1);
     return fmt::format("host {} ({}): {}", record.host, ranks, record.error_line);
   }
-  const std::string who = fmt::format(
-      "rank {} (pid {}{})", record.rank, record.pid, record.host.empty() ? "" : " on " + record.host);
+  const std::string who =
+      fmt::format("rank {} (pid {}{})", record.rank, record.pid, record.host.empty() ? "" : " on " + record.host);
   if (record.signal != 0) {
-    return fmt::format("{} was killed by signal {} ({}){}",
-                       who,
-                       record.signal,
-                       signal_name(record.signal),
+    return fmt::format("{} was killed by signal {} ({}){}", who, record.signal, signal_name(record.signal),
                        record.core_dumped ? ", core dumped" : "");
   }
   const std::string head = fmt::format("{} exited with code {}", who, record.exit_code);
@@ -172,11 +156,9 @@ std::string describe_others(int num_ended, int num_ranks) {
     return "";
   }
   if (num_ended < num_ranks - 1) {
-    return num_ended == 1 ? "; 1 other rank was ended"
-                          : fmt::format("; {} other ranks were ended", num_ended);
+    return num_ended == 1 ? "; 1 other rank was ended" : fmt::format("; {} other ranks were ended", num_ended);
   }
-  return num_ended == 1 ? "; the other rank was ended"
-                        : fmt::format("; the other {} ranks were ended", num_ended);
+  return num_ended == 1 ? "; the other rank was ended" : fmt::format("; the other {} ranks were ended", num_ended);
 }
 
 }  // namespace zeroth::launcher

@@ -20,7 +20,7 @@ struct FailureRecord {
   int signal = 0;     ///< 0 when the rank exited by itself
   bool core_dumped = false;
   SteadyClock::time_point when{};  ///< when the launcher saw it
-  std::string error_line{};  ///< the rank's last line with an error of Zeroth (error_line.h), if it wrote one
+  std::string error_line{};        ///< the rank's last line with an error of Zeroth (error_line.h), if it wrote one
   std::string host{};              ///< where, if the job has several hosts
   int num_ranks = 0;  ///< not 0: the whole host failed, with so many ranks from `rank` on; no process, no signal
 };
@@ -28,9 +28,9 @@ struct FailureRecord {
 /// What a record says about its rank. [Note: Cause and echo] in first_cause.cpp tells which of several
 /// explains a job.
 enum class FailureClass {
-  kOwnFault,  ///< an error of Zeroth about the rank itself: configuration, model, memory, I/O, numerics ...
-  kSignal,    ///< killed
-  kHostLost,  ///< nobody on that host answers
+  kOwnFault,     ///< an error of Zeroth about the rank itself: configuration, model, memory, I/O, numerics ...
+  kSignal,       ///< killed
+  kHostLost,     ///< nobody on that host answers
   kUnexplained,  ///< an exit code of the program's own, or SIGABRT (it ends uncaught exceptions): cause or
                  ///< echo
   kMismatch,     ///< ranks disagree: somebody else took the other path

@@ -19,16 +19,12 @@ void append(std::string& bytes, std::uint64_t value, std::size_t count) {
 
 std::uint64_t number_at(std::string_view bytes, std::size_t count) {
   std::uint64_t value = 0;
-  for (std::size_t i = 0; i < count; ++i)
-    value |= std::uint64_t{static_cast<unsigned char>(bytes[i])} << (8 * i);
+  for (std::size_t i = 0; i < count; ++i) value |= std::uint64_t{static_cast<unsigned char>(bytes[i])} << (8 * i);
   return value;
 }
 
-[[noreturn]] void refuse(const std::string& message,
-                         const std::string& expected = "",
-                         const std::string& got = "") {
-  throw Error(
-      ErrorCode::kLaunch, message, {.where = "zeroth-run between hosts", .expected = expected, .got = got});
+[[noreturn]] void refuse(const std::string& message, const std::string& expected = "", const std::string& got = "") {
+  throw Error(ErrorCode::kLaunch, message, {.where = "zeroth-run between hosts", .expected = expected, .got = got});
 }
 
 }  // namespace
@@ -66,8 +62,7 @@ bool FrameParser::find_preface() {
   banner_ = buffer_.substr(0, begin);
   const auto protocol = number_at(std::string_view(buffer_).substr(begin + kMagic.size()), 4);
   if (protocol != kProtocol) {
-    refuse("another version of zeroth-run",
-           fmt::format("protocol {}", kProtocol),
+    refuse("another version of zeroth-run", fmt::format("protocol {}", kProtocol),
            fmt::format("protocol {}", protocol));
   }
   offset_ = begin + kPrefaceBytes;
@@ -89,8 +84,7 @@ std::optional<Frame> FrameParser::next() {
     refuse("a message of no known kind", fmt::format("1 to {}", kLastFrameType), std::to_string(type));
   }
   // Only who may send long frames at all may send a task: not a stranger.
-  const bool may_be_task =
-      static_cast<FrameType>(type) == FrameType::kTask && max_frame_bytes_ >= kMaxFrameBytes;
+  const bool may_be_task = static_cast<FrameType>(type) == FrameType::kTask && max_frame_bytes_ >= kMaxFrameBytes;
   const std::size_t limit = may_be_task ? kMaxTaskBytes : max_frame_bytes_;
   if (length > limit) {
     refuse("a message is too long", fmt::format("at most {} bytes", limit), std::to_string(length));
@@ -98,8 +92,7 @@ std::optional<Frame> FrameParser::next() {
   if (rest.size() < kHeaderBytes + length) {
     return std::nullopt;
   }
-  Frame frame{.type = static_cast<FrameType>(type),
-              .payload = std::string(rest.substr(kHeaderBytes, length))};
+  Frame frame{.type = static_cast<FrameType>(type), .payload = std::string(rest.substr(kHeaderBytes, length))};
   offset_ += kHeaderBytes + length;
   if (offset_ == buffer_.size() || offset_ > kMaxFrameBytes) {
     buffer_.erase(0, offset_);
@@ -129,9 +122,7 @@ std::int64_t PayloadReader::number(std::int64_t low, std::int64_t high) {
   if (rest_.size() < 8) refuse("a message is cut off", "a number");
   const auto value = static_cast<std::int64_t>(number_at(rest_, 8));
   if (value < low || value > high) {
-    refuse("a number in a message is out of its limits",
-           fmt::format("{} to {}", low, high),
-           std::to_string(value));
+    refuse("a number in a message is out of its limits", fmt::format("{} to {}", low, high), std::to_string(value));
   }
   rest_.remove_prefix(8);
   return value;
@@ -142,8 +133,7 @@ std::string PayloadReader::text(std::size_t max_bytes) {
   const std::size_t length = number_at(rest_, 4);
   rest_.remove_prefix(4);
   if (length > max_bytes || length > rest_.size()) {
-    refuse("a text in a message is too long",
-           fmt::format("at most {} bytes", std::min(max_bytes, rest_.size())),
+    refuse("a text in a message is too long", fmt::format("at most {} bytes", std::min(max_bytes, rest_.size())),
            std::to_string(length));
   }
   std::string value(rest_.substr(0, length));
@@ -156,8 +146,7 @@ std::vector<std::string> PayloadReader::texts(std::size_t max_count, std::size_t
   const std::size_t count = number_at(rest_, 4);
   rest_.remove_prefix(4);
   if (count > max_count || count > rest_.size() / 4) {
-    refuse("too many texts in a message",
-           fmt::format("at most {}", std::min(max_count, rest_.size() / 4)),
+    refuse("too many texts in a message", fmt::format("at most {}", std::min(max_count, rest_.size() / 4)),
            std::to_string(count));
   }
   std::vector<std::string> values;

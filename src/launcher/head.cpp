@@ -33,8 +33,7 @@ void make_log_directory(const std::string& directory) {
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) {
-    throw Error(ErrorCode::kIo,
-                fmt::format("cannot make the directory {}: {}", directory, error.message()),
+    throw Error(ErrorCode::kIo, fmt::format("cannot make the directory {}: {}", directory, error.message()),
                 {.where = "--log-dir", .hint = "give a folder that can be made or written"});
   }
 }
@@ -45,10 +44,8 @@ using Starter = std::function<JobEnd(const Attempt&)>;
 Starter starter_of(const Options& options, const Console& console) {
   if (options.num_nodes > 1) {
     const std::string secret = read_secret(options.secret_file);
-    if (options.node > 0)
-      return [=, &console](const Attempt&) { return run_as_node(options, secret, console); };
-    return
-        [=, &console](const Attempt& attempt) { return run_with_nodes(options, secret, console, attempt); };
+    if (options.node > 0) return [=, &console](const Attempt&) { return run_as_node(options, secret, console); };
+    return [=, &console](const Attempt& attempt) { return run_with_nodes(options, secret, console, attempt); };
   }
   if (!options.several_hosts()) {
     return [=, &console](const Attempt& attempt) { return run_here(options, console, attempt); };
@@ -89,8 +86,7 @@ int run_job(const Options& options, const Console& console) {
 
 int run_agent_on_standard_streams(SignalInbox& inbox) {
   if (::isatty(STDIN_FILENO) != 0) {
-    throw Error(ErrorCode::kUsage,
-                "an agent is started by another zeroth-run, not by hand",
+    throw Error(ErrorCode::kUsage, "an agent is started by another zeroth-run, not by hand",
                 {.which = "--agent", .hint = "zeroth-run --help"});
   }
   UniqueFd in(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3));
@@ -99,17 +95,15 @@ int run_agent_on_standard_streams(SignalInbox& inbox) {
   // Whatever else writes to standard output must not fall into the frames.
   if (!in.valid() || !out.valid() || ::dup2(nothing.get(), STDIN_FILENO) < 0 ||
       ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0) {
-    throw Error(ErrorCode::kResource,
-                "no descriptors for an agent: " + errno_text(errno),
+    throw Error(ErrorCode::kResource, "no descriptors for an agent: " + errno_text(errno),
                 {.where = "zeroth-run --agent"});
   }
   Channel channel(std::move(in), std::move(out), 0);
-  const AgentSetup setup{
-      .hello = {.version = ZEROTH_VERSION_TEXT,
-                .host = host_name(),
-                .free_port = free_port(),
-                .ssh_connection = variable_or_empty("SSH_CONNECTION").substr(0, kMaxName)},
-      .complete = [](HostTask& task) { complete_environment(task, current_environment()); }};
+  const AgentSetup setup{.hello = {.version = ZEROTH_VERSION_TEXT,
+                                   .host = host_name(),
+                                   .free_port = free_port(),
+                                   .ssh_connection = variable_or_empty("SSH_CONNECTION").substr(0, kMaxName)},
+                         .complete = [](HostTask& task) { complete_environment(task, current_environment()); }};
   return run_agent(channel, setup, inbox).job ? 0 : exit_code(ErrorCode::kPeerLost);
 }
 

@@ -27,8 +27,7 @@ std::string current_directory() {
   std::error_code error;
   const std::filesystem::path path = std::filesystem::current_path(error);
   if (error) {
-    throw Error(ErrorCode::kEnvironment,
-                "the current directory has no path: " + error.message(),
+    throw Error(ErrorCode::kEnvironment, "the current directory has no path: " + error.message(),
                 {.where = "zeroth-run"});
   }
   return path.string();
@@ -56,7 +55,8 @@ std::string master_address(const std::vector<HostSelection>& hosts,
 /// "2 hosts x 8 ranks = 16 (hostfile hosts)".
 std::string describe_job(const Options& options, const std::vector<HostSelection>& hosts) {
   const std::size_t ranks = hosts.front().slots.size();
-  const bool even = std::ranges::all_of(hosts, [ranks](const HostSelection& host) { return host.slots.size() == ranks; });
+  const bool even =
+      std::ranges::all_of(hosts, [ranks](const HostSelection& host) { return host.slots.size() == ranks; });
   const std::string count = fmt::format("{} host{}", hosts.size(), hosts.size() == 1 ? "" : "s");
   const std::string source = options.hostfile.empty() ? "--hosts" : "hostfile " + options.hostfile;
   return even ? fmt::format("{} x {} rank{} = {} ({})", count, ranks, ranks == 1 ? "" : "s", options.num_ranks, source)
@@ -65,25 +65,19 @@ std::string describe_job(const Options& options, const std::vector<HostSelection
 
 }  // namespace
 
-JobEnd run_on_hosts(const Options& options,
-                    const std::vector<HostSelection>& hosts,
-                    const Console& console,
+JobEnd run_on_hosts(const Options& options, const std::vector<HostSelection>& hosts, const Console& console,
                     const Attempt& attempt) {
-  const int per_host =
-      3 + 2 * static_cast<int>(options.log_directory.empty() ? 0 : hosts.front().slots.size());
+  const int per_host = 3 + 2 * static_cast<int>(options.log_directory.empty() ? 0 : hosts.front().slots.size());
   const AgentProgram program{.ssh = options.ssh,
                              .remote_program = options.remote_program,
                              .descriptors = reserve_descriptors(static_cast<int>(hosts.size()), per_host)};
   std::vector<std::unique_ptr<AgentLink>> links;
-  for (const HostSelection& host : hosts)
-    links.push_back(start_agent(host.name, program, console.inbox.inherited()));
+  for (const HostSelection& host : hosts) links.push_back(start_agent(host.name, program, console.inbox.inherited()));
   if (!options.quiet && attempt.restart == 0) console.say(describe_job(options, hosts));
-  if (const int signal = await_agents(links,
-                                      options.connect_timeout,
-                                      attempt.timeout,
-                                      console.inbox,
-                                      [&console](std::string_view text) { console.say(text); },
-                                      [&attempt](const RefusedHost& host) { attempt.log->host_refused(host.host, host.text, host.late); });
+  if (const int signal = await_agents(
+          links, options.connect_timeout, attempt.timeout, console.inbox,
+          [&console](std::string_view text) { console.say(text); },
+          [&attempt](const RefusedHost& host) { attempt.log->host_refused(host.host, host.text, host.late); });
       signal != 0) {
     return stopped_before_the_start(signal, console);
   }
@@ -105,8 +99,7 @@ JobEnd run_on_hosts(const Options& options,
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     tasks[i].directory = directory;
     tasks[i].lost_after_ms = static_cast<int>(options.lost_after.count());
-    job.add(
-        std::make_unique<RemoteGroup>(std::move(links[i]), tasks[i], job, options.lost_after, options.quiet));
+    job.add(std::make_unique<RemoteGroup>(std::move(links[i]), tasks[i], job, options.lost_after, options.quiet));
   }
   return job.run();
 }

@@ -22,7 +22,9 @@ std::string line_of(const std::string& text, const std::vector<std::string>& hos
 
 }  // namespace
 
-void HostNotes::add(const std::string& host, std::string_view text, TimePoint now) { waiting_.add(host, text, now + kNoteWindow); }
+void HostNotes::add(const std::string& host, std::string_view text, TimePoint now) {
+  waiting_.add(host, text, now + kNoteWindow);
+}
 
 std::vector<std::string> HostNotes::take(TimePoint now) {
   std::vector<std::string> lines;

@@ -12,7 +12,8 @@
 
 namespace zeroth::launcher {
 
-/// Notes leave as "host a: text", "hosts a, b: text", "hosts a, b, c, d and 121 more: text", in the order in which each was said first.
+/// Notes leave as "host a: text", "hosts a, b: text", "hosts a, b, c, d and 121 more: text", in the order in which each
+/// was said first.
 class HostNotes {
  public:
   using TimePoint = SteadyClock::time_point;

@@ -51,8 +51,7 @@ std::string devices_of(const HostSelection& host, const std::optional<std::strin
   const std::vector<std::string> devices = given ? split(*given) : std::vector<std::string>{};
   for (const int slot : host.slots) {
     if (given && static_cast<std::size_t>(slot) >= devices.size()) {
-      throw Error(ErrorCode::kUsage,
-                  "a slot is chosen that has no device",
+      throw Error(ErrorCode::kUsage, "a slot is chosen that has no device",
                   {.which = fmt::format("slot {} of host {}", slot, host.name),
                    .expected = fmt::format("below {}, the devices of {}", devices.size(), kDevices),
                    .got = *given,
@@ -66,16 +65,14 @@ std::string devices_of(const HostSelection& host, const std::optional<std::strin
 }  // namespace
 
 std::vector<HostSelection> hosts_of(const Options& options) {
-  const auto entries = options.hostfile.empty()
-                           ? parse_host_list(options.hosts)
-                           : parse_hostfile(read_hostfile(options.hostfile), options.hostfile);
+  const auto entries = options.hostfile.empty() ? parse_host_list(options.hosts)
+                                                : parse_hostfile(read_hostfile(options.hostfile), options.hostfile);
   std::vector<HostSelection> hosts = select_hosts(entries, options.include, options.exclude);
   std::size_t slots = 0;
   for (const HostSelection& host : hosts) slots += host.slots.size();
   const std::size_t wanted = options.num_ranks == 0 ? slots : static_cast<std::size_t>(options.num_ranks);
   if (wanted > slots || wanted > kMaxRanks) {
-    throw Error(ErrorCode::kUsage,
-                "the number of ranks does not fit the hosts",
+    throw Error(ErrorCode::kUsage, "the number of ranks does not fit the hosts",
                 {.which = "-n",
                  .expected = fmt::format("at most {} slots, and {}", slots, kMaxRanks),
                  .got = std::to_string(wanted),
@@ -90,9 +87,7 @@ std::vector<HostSelection> hosts_of(const Options& options) {
   return hosts;
 }
 
-std::vector<HostTask> share_out(const Options& options,
-                                const std::vector<HostSelection>& hosts,
-                                const JobFacts& job,
+std::vector<HostTask> share_out(const Options& options, const std::vector<HostSelection>& hosts, const JobFacts& job,
                                 const std::vector<std::string>& environment) {
   std::vector<HostTask> tasks;
   int first_rank = 0;
@@ -119,8 +114,7 @@ bool is_host_bound(std::string_view name) {
          std::ranges::find(kHostBound, name) != kHostBound.end();
 }
 
-std::vector<std::string> carried(const std::vector<std::string>& environment,
-                                 std::vector<std::string>& left_out) {
+std::vector<std::string> carried(const std::vector<std::string>& environment, std::vector<std::string>& left_out) {
   std::vector<std::string> result;
   for (const std::string& entry : environment) {
     if (is_host_bound(name_of(entry))) {

@@ -18,10 +18,8 @@ namespace zeroth::launcher {
 /// What each host runs, ranks in the order of the hosts. CUDA_VISIBLE_DEVICES is as given; where the filter
 /// names slots of a host, those of the devices given, or the slots themselves. Throws Error(kUsage) for a
 /// slot beyond the devices given.
-[[nodiscard]] std::vector<HostTask> share_out(const Options& options,
-                                              const std::vector<HostSelection>& hosts,
-                                              const JobFacts& job,
-                                              const std::vector<std::string>& environment);
+[[nodiscard]] std::vector<HostTask> share_out(const Options& options, const std::vector<HostSelection>& hosts,
+                                              const JobFacts& job, const std::vector<std::string>& environment);
 
 /// Variables that belong to a host or a login: not carried to other hosts. Also names that no shell could
 /// set.

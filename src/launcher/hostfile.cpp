@@ -35,11 +35,8 @@ class HostTable {
   void add(HostEntry host, const TextCursor& cursor, std::size_t column, const std::string& place) {
     const auto [before, is_new] = places_.try_emplace(folded(host.name), place);
     if (!is_new) {
-      cursor.refuse("a host twice",
-                    "each host once, with all its slots",
-                    host.name,
-                    "the first is at " + before->second,
-                    column);
+      cursor.refuse("a host twice", "each host once, with all its slots", host.name,
+                    "the first is at " + before->second, column);
     }
     if (hosts_.size() == kMaxHosts) {
       cursor.refuse("too many hosts", fmt::format("at most {}", kMaxHosts), host.name, "start several jobs", column);
@@ -65,15 +62,14 @@ void parse_line(std::string_view line, const std::string& name, std::size_t numb
   HostEntry host{.name = cursor.host(" \t")};
   cursor.skip_blanks();
   if (!cursor.take("slots=")) {
-    cursor.refuse("the number of slots is missing",
-                  "HOST slots=N",
-                  cursor.rest(),
-                  "add slots=<ranks for this host>");
+    cursor.refuse("the number of slots is missing", "HOST slots=N", cursor.rest(), "add slots=<ranks for this host>");
   }
-  host.num_slots = cursor.number(1, kMaxSlots, " \t", "the number of slots", "slots=<ranks for this host>, a plain number");
+  host.num_slots =
+      cursor.number(1, kMaxSlots, " \t", "the number of slots", "slots=<ranks for this host>, a plain number");
   cursor.skip_blanks();
   if (!cursor.at_end()) {
-    cursor.refuse("more on the line than a host and its slots", "HOST slots=N", cursor.rest(), "one host a line; a comment begins with '#'");
+    cursor.refuse("more on the line than a host and its slots", "HOST slots=N", cursor.rest(),
+                  "one host a line; a comment begins with '#'");
   }
   table.add(std::move(host), cursor, column, fmt::format("line {}", number));
 }
@@ -84,8 +80,7 @@ struct Node {
 };
 
 /// Index into `hosts` -> what the filter names of it.
-std::map<std::size_t, Node> parse_filter(std::string_view text,
-                                         const std::vector<HostEntry>& hosts,
+std::map<std::size_t, Node> parse_filter(std::string_view text, const std::vector<HostEntry>& hosts,
                                          const std::string& option) {
   std::unordered_map<std::string, std::size_t> index;
   std::vector<std::string> names;
@@ -101,17 +96,15 @@ std::map<std::size_t, Node> parse_filter(std::string_view text,
     const auto found = index.find(folded(node.host));
     if (found == index.end()) {
       const std::string near = names.size() <= 1000 ? nearest_name(node.host, names) : "";
-      cursor.refuse("this host is not among the job's",
-                    "a host of the hostfile or of --hosts",
-                    node.host,
+      cursor.refuse("this host is not among the job's", "a host of the hostfile or of --hosts", node.host,
                     near.empty() ? option + " chooses from the hosts that are there" : "did you mean " + near + "?",
                     column);
     }
     if (cursor.take(':')) {
       do {
         const std::size_t slot_column = cursor.column();
-        const int slot =
-            cursor.number(0, hosts[found->second].num_slots - 1, ",@", "the slot of " + node.host, "slots are counted from 0");
+        const int slot = cursor.number(0, hosts[found->second].num_slots - 1, ",@", "the slot of " + node.host,
+                                       "slots are counted from 0");
         if (std::ranges::find(node.slots, slot) != node.slots.end()) {
           cursor.refuse("a slot twice", "each slot once", std::to_string(slot), "leave one of them out", slot_column);
         }
@@ -120,12 +113,13 @@ std::map<std::size_t, Node> parse_filter(std::string_view text,
     }
     std::ranges::sort(node.slots);
     if (!nodes.emplace(found->second, node).second) {
-      cursor.refuse("a host twice", "each host once: HOST:SLOT,SLOT", node.host, "name all its slots at one place", column);
+      cursor.refuse("a host twice", "each host once: HOST:SLOT,SLOT", node.host, "name all its slots at one place",
+                    column);
     }
   } while (cursor.take('@'));
   if (!cursor.at_end()) {
-    cursor.refuse(
-        "not a filter of hosts", "NODE[@NODE...], NODE is HOST or HOST:SLOT[,SLOT...]", cursor.rest(), "hosts are parted by '@', slots by ','");
+    cursor.refuse("not a filter of hosts", "NODE[@NODE...], NODE is HOST or HOST:SLOT[,SLOT...]", cursor.rest(),
+                  "hosts are parted by '@', slots by ','");
   }
   return nodes;
 }
@@ -135,13 +129,11 @@ std::map<std::size_t, Node> parse_filter(std::string_view text,
 std::vector<HostEntry> parse_hostfile(std::string_view text, const std::string& name) {
   const TextCursor whole(text, name, 1, ErrorCode::kConfig);
   if (text.size() > kMaxHostfileBytes) {
-    whole.refuse(
-        "the hostfile is too large", fmt::format("at most {} bytes", kMaxHostfileBytes), text.substr(0, 8), kRightFile);
+    whole.refuse("the hostfile is too large", fmt::format("at most {} bytes", kMaxHostfileBytes), text.substr(0, 8),
+                 kRightFile);
   }
   if (text.starts_with("\xef\xbb\xbf")) {
-    whole.refuse("the hostfile begins with a byte-order mark",
-                 "plain text",
-                 text.substr(0, 3),
+    whole.refuse("the hostfile begins with a byte-order mark", "plain text", text.substr(0, 3),
                  "save it as UTF-8 without BOM");
   }
   HostTable table;
@@ -154,16 +146,15 @@ std::vector<HostEntry> parse_hostfile(std::string_view text, const std::string& 
     if (control != std::string_view::npos) {
       const bool carriage = line[control] == '\r';
       const TextCursor cursor(line, name, number, ErrorCode::kConfig);
-      cursor.refuse(carriage ? "a carriage return" : "a NUL byte",
-                    "lines that end with LF",
-                    line.substr(control, 1),
+      cursor.refuse(carriage ? "a carriage return" : "a NUL byte", "lines that end with LF", line.substr(control, 1),
                     carriage ? "the file has Windows line ends: sed -i 's/\\r$//'" : "this is no text file",
                     control + 1);
     }
     parse_line(line, name, number, table);
   }
   if (table.empty()) {
-    whole.refuse("no host in the hostfile", "lines HOST slots=N", text.substr(0, 0), "an empty list is never this host alone: for that use -n without --hostfile");
+    whole.refuse("no host in the hostfile", "lines HOST slots=N", text.substr(0, 0),
+                 "an empty list is never this host alone: for that use -n without --hostfile");
   }
   return table.take();
 }
@@ -175,7 +166,8 @@ std::vector<HostEntry> parse_host_list(std::string_view text) {
     const std::size_t column = cursor.column();
     HostEntry host{.name = cursor.host(":,"), .num_slots = 1};
     if (cursor.take(':')) {
-      host.num_slots = cursor.number(1, kMaxSlots, ",", "the number of slots", "HOST:<ranks for this host>, a plain number; an IPv6 address goes in brackets");
+      host.num_slots = cursor.number(1, kMaxSlots, ",", "the number of slots",
+                                     "HOST:<ranks for this host>, a plain number; an IPv6 address goes in brackets");
     }
     table.add(std::move(host), cursor, column, fmt::format("column {}", column));
   } while (cursor.take(','));
@@ -203,14 +195,13 @@ std::string read_hostfile(const std::string& path) {
     const int error = errno;
     std::error_code unknown;
     const std::string here = std::filesystem::current_path(unknown).string();
-    refuse(ErrorCode::kIo,
-           "cannot read the hostfile: " + errno_text(error),
-           fmt::format("{}; this host alone is never taken instead", path.starts_with('/') ? "check the path" : "the working directory is " + here));
+    refuse(ErrorCode::kIo, "cannot read the hostfile: " + errno_text(error),
+           fmt::format("{}; this host alone is never taken instead",
+                       path.starts_with('/') ? "check the path" : "the working directory is " + here));
   }
-  struct stat info {};
+  struct stat info{};
   if (::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
-    refuse(ErrorCode::kConfig,
-           "the hostfile is not a regular file",
+    refuse(ErrorCode::kConfig, "the hostfile is not a regular file",
            "give the path of a file, no folder, pipe or device");
   }
   const std::string too_large = fmt::format("the hostfile is larger than {} bytes", kMaxHostfileBytes);
@@ -222,24 +213,23 @@ std::string read_hostfile(const std::string& path) {
   for (;;) {
     const ssize_t bytes = ::read(file.get(), block.data(), block.size());
     if (bytes < 0 && errno == EINTR) continue;
-    if (bytes < 0) refuse(ErrorCode::kIo, "cannot read the hostfile: " + errno_text(errno), "copy it to a disk of this machine");
+    if (bytes < 0)
+      refuse(ErrorCode::kIo, "cannot read the hostfile: " + errno_text(errno), "copy it to a disk of this machine");
     if (bytes == 0) return text;
     text.append(block.data(), static_cast<std::size_t>(bytes));
     if (text.size() > kMaxHostfileBytes) refuse(ErrorCode::kConfig, too_large, kRightFile);  // it has grown meanwhile
   }
 }
 
-std::vector<HostSelection> select_hosts(const std::vector<HostEntry>& hosts,
-                                        std::string_view include,
+std::vector<HostSelection> select_hosts(const std::vector<HostEntry>& hosts, std::string_view include,
                                         std::string_view exclude) {
   if (!include.empty() && !exclude.empty()) {
     throw Error(ErrorCode::kUsage, "--include and --exclude together", {.hint = "give one of the two"});
   }
   const bool including = !include.empty();
-  const auto nodes =
-      including || !exclude.empty()
-          ? parse_filter(including ? include : exclude, hosts, including ? "--include" : "--exclude")
-          : std::map<std::size_t, Node>{};
+  const auto nodes = including || !exclude.empty()
+                         ? parse_filter(including ? include : exclude, hosts, including ? "--include" : "--exclude")
+                         : std::map<std::size_t, Node>{};
   std::vector<HostSelection> selected;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     const auto named = nodes.find(i);
@@ -257,7 +247,10 @@ std::vector<HostSelection> select_hosts(const std::vector<HostEntry>& hosts,
   }
   if (selected.empty()) {
     throw Error(ErrorCode::kUsage, "no host is left",
-                {.which = "--exclude", .expected = "a host that it does not name", .got = in_quotes(exclude), .hint = "exclude fewer"});
+                {.which = "--exclude",
+                 .expected = "a host that it does not name",
+                 .got = in_quotes(exclude),
+                 .hint = "exclude fewer"});
   }
   return selected;
 }

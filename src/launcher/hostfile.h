@@ -48,8 +48,7 @@ struct HostSelection {
 /// NODE[@NODE...], where NODE is HOST or HOST:SLOT[,SLOT...]; IPv6 in brackets. The hosts keep the order that
 /// they have in `hosts`. Throws Error(kUsage) for what is not of this form, a host or slot that is not there
 /// or is named twice, and when nothing is left.
-[[nodiscard]] std::vector<HostSelection> select_hosts(const std::vector<HostEntry>& hosts,
-                                                      std::string_view include,
+[[nodiscard]] std::vector<HostSelection> select_hosts(const std::vector<HostEntry>& hosts, std::string_view include,
                                                       std::string_view exclude);
 
 }  // namespace zeroth::launcher

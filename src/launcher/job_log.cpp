@@ -36,8 +36,7 @@ JobLog::JobLog(const std::string& path) : path_(path) {
   // O_NONBLOCK: a FIFO that nobody reads is an error, not a wait.
   file_.reset(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666));
   if (!file_.valid()) {
-    throw Error(ErrorCode::kIo,
-                "cannot write the status file: " + errno_text(errno),
+    throw Error(ErrorCode::kIo, "cannot write the status file: " + errno_text(errno),
                 {.where = "--json", .which = path, .hint = "give a path in a folder that is there and can be written"});
   }
 }
@@ -64,14 +63,9 @@ void JobLog::write(const char* event, Object object) {
   }
 }
 
-void JobLog::start(int num_ranks,
-                   const std::vector<std::string>& command,
-                   const std::vector<std::string>& hosts) {
+void JobLog::start(int num_ranks, const std::vector<std::string>& command, const std::vector<std::string>& hosts) {
   write("start",
-        Json{{"version", ZEROTH_VERSION_TEXT},
-             {"num_ranks", num_ranks},
-             {"hosts", hosts},
-             {"command", command}});
+        Json{{"version", ZEROTH_VERSION_TEXT}, {"num_ranks", num_ranks}, {"hosts", hosts}, {"command", command}});
 }
 
 void JobLog::host_refused(const std::string& host, const std::string& text, bool late) {

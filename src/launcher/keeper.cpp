@@ -49,11 +49,13 @@ void close_all_but_input() {
 
 Keeper::Keeper() {
   std::array<int, 2> ends{};
-  ZR_CHECK(::pipe2(ends.data(), O_CLOEXEC) == 0, ErrorCode::kResource, "no pipe for the keeper of the ranks: " + errno_text(errno));
+  ZR_CHECK(::pipe2(ends.data(), O_CLOEXEC) == 0, ErrorCode::kResource,
+           "no pipe for the keeper of the ranks: " + errno_text(errno));
   const UniqueFd read_end(ends[0]);
   pipe_ = UniqueFd(ends[1]);
   pid_ = ::fork();
-  ZR_CHECK(pid_ >= 0, ErrorCode::kResource, "no process for the keeper of the ranks: " + errno_text(errno), {.hint = "the limit of processes (ulimit -u)"});
+  ZR_CHECK(pid_ >= 0, ErrorCode::kResource, "no process for the keeper of the ranks: " + errno_text(errno),
+           {.hint = "the limit of processes (ulimit -u)"});
   if (pid_ == 0) keep(read_end.get());
 }
 

@@ -7,9 +7,9 @@
 
 namespace zeroth::launcher {
 
-/// A small process beside this one, of a session of its own. The kernel ends a rank whose launcher dies, but not what the rank has started: this
-/// one hears of the launcher's death by the end of a pipe, and ends the groups that it watches with SIGKILL. A process that has left its rank's
-/// group (setsid) lives on.
+/// A small process beside this one, of a session of its own. The kernel ends a rank whose launcher dies, but not what
+/// the rank has started: this one hears of the launcher's death by the end of a pipe, and ends the groups that it
+/// watches with SIGKILL. A process that has left its rank's group (setsid) lives on.
 class Keeper {
  public:
   /// To be made while this process has one thread. Throws Error(kResource).

@@ -74,15 +74,12 @@ void LineSplitter::emit(std::string& out) {
   makes_room_ = makes_room_ || pending_.find(kMakesRoom) != std::string::npos;
   if (const std::optional<ErrorMark> mark = find_error_mark(pending_)) {
     last_error_line_ = pending_.substr(mark->begin, kMaxErrorLine);
-    while (!last_error_line_.empty() &&
-           (last_error_line_.back() == '\n' || last_error_line_.back() == '\r')) {
+    while (!last_error_line_.empty() && (last_error_line_.back() == '\n' || last_error_line_.back() == '\r')) {
       last_error_line_.pop_back();
     }
     std::replace_if(
-        last_error_line_.begin(),
-        last_error_line_.end(),
-        [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; },
-        '?');
+        last_error_line_.begin(), last_error_line_.end(),
+        [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
   }
   pending_.clear();
 }

@@ -13,8 +13,8 @@ inline constexpr std::size_t kMaxLineBytes = std::size_t{64} << 10;
 
 /// What stands around a rank's lines.
 struct LineStyle {
-  std::string prefix{};       ///< before every line
-  bool pass_through = false;  ///< bytes leave as they came, at once (one rank, no prefix)
+  std::string prefix{};                                ///< before every line
+  bool pass_through = false;                           ///< bytes leave as they came, at once (one rank, no prefix)
   std::function<void(std::string_view line)> taker{};  ///< gets each line with its end, instead of the output
 };
 

@@ -26,8 +26,8 @@ namespace {
 // [Note: End of a rank] A rank goes through kRunning -> kLingering (it has ended, its pipes may hold more) ->
 // kEnding (its group got SIGKILL, the leader is reaped, members that became our children are being reaped) ->
 // kGone. The launcher is a subreaper, so the orphans of a group are its children and "nothing is left" is
-// something that it can wait for. A process that has left its group (setsid) becomes our child, too, when its parent ends: after
-// the last rank every child that we did not have before gets SIGKILL, until there is none.
+// something that it can wait for. A process that has left its group (setsid) becomes our child, too, when its parent
+// ends: after the last rank every child that we did not have before gets SIGKILL, until there is none.
 
 constexpr std::size_t kBlockBytes = std::size_t{64} << 10;
 constexpr Milliseconds kSweepEvery{20};  // their ends wake us; this is for what no signal tells
@@ -65,11 +65,8 @@ LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupL
     shares.clear();
   if (!shares.empty()) {
     notes_.push_back(fmt::format(
-        "every rank on cores of its own: {} on {}, ..., {} on {} (--bind-cores off leaves them free)",
-        task.first_rank,
-        describe_processors(shares.front()),
-        task.first_rank + task.num_ranks - 1,
-        describe_processors(shares.back())));
+        "every rank on cores of its own: {} on {}, ..., {} on {} (--bind-cores off leaves them free)", task.first_rank,
+        describe_processors(shares.front()), task.first_rank + task.num_ranks - 1, describe_processors(shares.back())));
   }
   const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   ranks_.reserve(static_cast<std::size_t>(task.num_ranks));
@@ -131,13 +128,12 @@ void LocalGroup::look_for_exits() {
 void LocalGroup::explain_kill(const Rank& rank) {
   const std::optional<std::int64_t> now = count_oom_kills();
   if (oom_kills_ && now && *now > *oom_kills_) {
-    listener_->host_note("",
-                         fmt::format("[OUT_OF_MEMORY] the kernel has ended a process for lack of memory, most likely rank {} (pid {}); got: oom_kill {} of "
-                                     "the memory cgroup, {} before; hint: give the job more memory, or start fewer ranks on this host",
-                                     rank.number,
-                                     rank.process.pid(),
-                                     *now,
-                                     *oom_kills_));
+    listener_->host_note(
+        "",
+        fmt::format("[OUT_OF_MEMORY] the kernel has ended a process for lack of memory, most likely rank {} (pid {}); "
+                    "got: oom_kill {} of "
+                    "the memory cgroup, {} before; hint: give the job more memory, or start fewer ranks on this host",
+                    rank.number, rank.process.pid(), *now, *oom_kills_));
   }
   oom_kills_ = now;
 }
@@ -244,8 +240,7 @@ std::size_t LocalGroup::read_some(Rank& rank, Stream stream) {
     return 0;
   }
   ZR_FAILPOINT("launcher.output");
-  listener_->rank_output(
-      rank.number, stream, std::string_view(block.data(), static_cast<std::size_t>(bytes)));
+  listener_->rank_output(rank.number, stream, std::string_view(block.data(), static_cast<std::size_t>(bytes)));
   return static_cast<std::size_t>(bytes);
 }
 
@@ -257,8 +252,7 @@ void LocalGroup::drain(Rank& rank) {
       continue;
     }
     std::size_t bytes = 1;
-    for (auto left = static_cast<std::size_t>(available); left > 0 && bytes > 0;
-         left -= std::min(left, bytes)) {
+    for (auto left = static_cast<std::size_t>(available); left > 0 && bytes > 0; left -= std::min(left, bytes)) {
       bytes = read_some(rank, stream);
     }
     if (bytes > 0) read_some(rank, stream);  // finds the end of the stream, if this is it

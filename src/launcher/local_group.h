@@ -77,7 +77,8 @@ class LocalGroup final : public RankGroup {
   Keeper keeper_;
   std::vector<Rank> ranks_;
   std::optional<std::int64_t> oom_kills_;  ///< so far
-  std::vector<pid_t> before_;  ///< children of this process that are not of the ranks: who became zeroth-run by exec had them
+  std::vector<pid_t>
+      before_;  ///< children of this process that are not of the ranks: who became zeroth-run by exec had them
   bool swept_ = false;
   TimePoint sweep_until_{};
 };

@@ -53,8 +53,8 @@ void write_all(int fd, std::string_view text) {
 }
 
 bool same_file(int a, int b) {
-  struct stat info_a {};
-  struct stat info_b {};
+  struct stat info_a{};
+  struct stat info_b{};
   return ::fstat(a, &info_a) == 0 && ::fstat(b, &info_b) == 0 && info_a.st_dev == info_b.st_dev &&
          info_a.st_ino == info_b.st_ino;
 }
@@ -74,7 +74,8 @@ int run(std::span<const char* const> arguments) {
   if (!options.launcher.empty()) {
     return delegate(options);
   }
-  if (const std::string faults = variable_or_empty(kFailpointVariable); !faults.empty()) arm_failpoints(parse_failpoints(faults), options.node);
+  if (const std::string faults = variable_or_empty(kFailpointVariable); !faults.empty())
+    arm_failpoints(parse_failpoints(faults), options.node);
   SignalInbox inbox;
   // Orphans of the ranks become our children, so that we can see the end of them.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);

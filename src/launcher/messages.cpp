@@ -24,8 +24,7 @@ Stream stream_of(int number) {
 }  // namespace
 
 std::string printable(std::string text) {
-  std::ranges::replace_if(
-      text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, ' ');
+  std::ranges::replace_if(text, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, ' ');
   return text;
 }
 
@@ -110,11 +109,11 @@ HostTask decode_task(std::string_view payload) {
   const auto names = reader.texts(kMaxStrings, kMaxText);
   const auto values = reader.texts(kMaxStrings, kMaxValue);
   reader.finish();
-  if (task.directory.find('\0') != std::string::npos) refuse_task("a NUL byte in the directory", printable(task.directory));
+  if (task.directory.find('\0') != std::string::npos)
+    refuse_task("a NUL byte in the directory", printable(task.directory));
   if (names.size() != values.size()) refuse_task("variables without values", std::to_string(names.size()));
   for (std::size_t i = 0; i < names.size(); ++i) {
-    if (!valid_variable_name(names[i]))
-      refuse_task("not a name of a variable", printable(names[i].substr(0, 40)));
+    if (!valid_variable_name(names[i])) refuse_task("not a name of a variable", printable(names[i].substr(0, 40)));
     task.extra.emplace_back(names[i], values[i]);
   }
   return task;
@@ -160,11 +159,7 @@ RankEnd decode_rank_end(std::string_view payload) {
 }
 
 std::string encode(const Output& output) {
-  return PayloadWriter()
-      .number(output.rank)
-      .number(static_cast<int>(output.stream))
-      .take()
-      .append(output.bytes);
+  return PayloadWriter().number(output.rank).number(static_cast<int>(output.stream)).take().append(output.bytes);
 }
 
 Output decode_output(std::string_view payload) {
@@ -186,11 +181,7 @@ SignalOrder decode_signal(std::string_view payload) {
 }
 
 std::string encode(const JobEnd& end) {
-  return PayloadWriter()
-      .number(end.exit_code)
-      .number(end.restart ? 1 : 0)
-      .text(end.text.substr(0, kMaxText))
-      .take();
+  return PayloadWriter().number(end.exit_code).number(end.restart ? 1 : 0).text(end.text.substr(0, kMaxText)).take();
 }
 
 JobEnd decode_job_end(std::string_view payload) {
@@ -205,13 +196,8 @@ std::string encode(const Error& error) {
   const ErrorContext& context = error.context();
   PayloadWriter writer;
   writer.text(slug(error.code()));
-  for (const std::string& part : {error.message(),
-                                  context.where,
-                                  context.who,
-                                  context.which,
-                                  context.expected,
-                                  context.got,
-                                  context.hint}) {
+  for (const std::string& part :
+       {error.message(), context.where, context.who, context.which, context.expected, context.got, context.hint}) {
     writer.text(std::string_view(part).substr(0, kMaxText));
   }
   return writer.take();

@@ -19,12 +19,12 @@ inline constexpr std::size_t kMaxName = 256;
 
 /// The first words of an agent.
 struct Hello {
-  std::string version{};    ///< of zeroth-run; the head's own, or the host is refused
-  std::string host{};       ///< its own name for itself
-  int free_port = 0;        ///< a port that was free there, for MASTER_PORT
-  int num_ranks = 0;        ///< ranks that it brings (--nnodes); 0: the head decides
-  int node = -1;            ///< its --node-rank; -1: the head decides
-  int num_nodes = 0;        ///< its --nnodes
+  std::string version{};         ///< of zeroth-run; the head's own, or the host is refused
+  std::string host{};            ///< its own name for itself
+  int free_port = 0;             ///< a port that was free there, for MASTER_PORT
+  int num_ranks = 0;             ///< ranks that it brings (--nnodes); 0: the head decides
+  int node = -1;                 ///< its --node-rank; -1: the head decides
+  int num_nodes = 0;             ///< its --nnodes
   std::string ssh_connection{};  ///< its SSH_CONNECTION, "" if it was not started over ssh
 
   bool operator==(const Hello&) const = default;

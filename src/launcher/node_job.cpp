@@ -33,9 +33,7 @@ RendezvousSpec spec_of(const Options& options, const std::string& secret) {
 
 }  // namespace
 
-JobEnd run_with_nodes(const Options& options,
-                      const std::string& secret,
-                      const Console& console,
+JobEnd run_with_nodes(const Options& options, const std::string& secret, const Console& console,
                       const Attempt& attempt) {
   Rendezvous rendezvous(spec_of(options, secret));
   try {
@@ -52,8 +50,7 @@ JobEnd run_with_nodes(const Options& options,
   Options sized = options;
   for (const auto& link : links) sized.num_ranks += link->hello()->num_ranks;
   if (sized.num_ranks > kMaxRanks) {
-    throw Error(ErrorCode::kUsage,
-                "the nodes bring too many ranks",
+    throw Error(ErrorCode::kUsage, "the nodes bring too many ranks",
                 {.expected = fmt::format("at most {}", kMaxRanks), .got = std::to_string(sized.num_ranks)});
   }
   // The name may lead to loopback here. The other nodes have connected to it, and keep it.
@@ -70,9 +67,8 @@ JobEnd run_with_nodes(const Options& options,
   std::vector<std::string> names{host_name()};
   for (const auto& link : links) names.push_back(link->host());
   attempt.log->start(facts.num_ranks, options.command, names);
-  HostTask task{.job = facts,
-                .first_rank = options.num_ranks,
-                .lost_after_ms = static_cast<int>(options.lost_after.count())};
+  HostTask task{
+      .job = facts, .first_rank = options.num_ranks, .lost_after_ms = static_cast<int>(options.lost_after.count())};
   for (std::unique_ptr<AgentLink>& link : links) {
     ++task.node;
     task.num_ranks = link->hello()->num_ranks;
@@ -106,8 +102,7 @@ JobEnd run_as_node(const Options& options, const std::string& secret, const Cons
                          .lost_after = options.lost_after};
   const AgentEnd end = run_agent(*channel, setup, console.inbox);
   if (!end.job) {
-    throw Error(ErrorCode::kPeerLost,
-                "the head of the job has gone; the ranks of this node were ended",
+    throw Error(ErrorCode::kPeerLost, "the head of the job has gone; the ranks of this node were ended",
                 {.where = "--rdzv"});
   }
   if (!end.job->text.empty()) console.say(end.job->text);

@@ -11,9 +11,7 @@ namespace zeroth::launcher {
 
 /// Node 0: its own ranks, and those of the nodes that come. Blocks. Throws Error if the job cannot be
 /// started.
-[[nodiscard]] JobEnd run_with_nodes(const Options& options,
-                                    const std::string& secret,
-                                    const Console& console,
+[[nodiscard]] JobEnd run_with_nodes(const Options& options, const std::string& secret, const Console& console,
                                     const Attempt& attempt);
 
 /// Another node: what the head says, run here with this node's own command and environment. Blocks. Throws

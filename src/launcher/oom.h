@@ -9,7 +9,8 @@
 
 namespace zeroth::launcher {
 
-/// Of a text of /proc/self/cgroup: the files that may count it, the likeliest first (cgroup v2, v1; a container's own root).
+/// Of a text of /proc/self/cgroup: the files that may count it, the likeliest first (cgroup v2, v1; a container's own
+/// root).
 [[nodiscard]] std::vector<std::string> oom_files(std::string_view cgroups);
 /// The number after "oom_kill" (memory.events, memory.oom_control); none if there is no such line.
 [[nodiscard]] std::optional<std::int64_t> oom_kills_in(std::string_view text);

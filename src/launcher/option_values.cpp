@@ -41,9 +41,8 @@ int parse_integer(const char* option, const std::string& text, int low, int high
   int value = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (status != std::errc{} || end != text.data() + text.size() || value < low || value > high) {
-    refuse_usage(
-        what + " is not usable",
-        {.which = option, .expected = fmt::format("{} to {}", low, high), .got = fmt::format("'{}'", text)});
+    refuse_usage(what + " is not usable",
+                 {.which = option, .expected = fmt::format("{} to {}", low, high), .got = fmt::format("'{}'", text)});
   }
   return value;
 }
@@ -54,9 +53,8 @@ Milliseconds parse_seconds(const char* option, const std::string& text) {
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), seconds);
   if (status != std::errc{} || end != text.data() + text.size() || !std::isfinite(seconds) || seconds <= 0 ||
       seconds > kLongest) {
-    refuse_usage(
-        "not a usable time",
-        {.which = option, .expected = "seconds above 0, at most a year", .got = fmt::format("'{}'", text)});
+    refuse_usage("not a usable time",
+                 {.which = option, .expected = "seconds above 0, at most a year", .got = fmt::format("'{}'", text)});
   }
   return Milliseconds{std::max<long long>(1, std::llround(seconds * 1000))};
 }
@@ -82,10 +80,9 @@ std::string parse_remote_program(const std::string& text) {
            std::string_view("._+/-").find(c) != std::string_view::npos;
   });
   if (!plain) {
-    refuse_usage("not a path that every remote shell takes as it is",
-                 {.which = "--remote-program",
-                  .expected = "letters, digits and ._+/-, no '-' first",
-                  .got = in_quotes(text)});
+    refuse_usage(
+        "not a path that every remote shell takes as it is",
+        {.which = "--remote-program", .expected = "letters, digits and ._+/-, no '-' first", .got = in_quotes(text)});
   }
   return text;
 }
@@ -93,7 +90,9 @@ std::string parse_remote_program(const std::string& text) {
 Endpoint parse_endpoint(const char* option, const std::string& text) {
   TextCursor cursor(text, option, 1, ErrorCode::kUsage);
   Endpoint endpoint{.host = cursor.host(":")};
-  if (!cursor.take(':')) cursor.refuse("the port is missing", "HOST:PORT", cursor.rest(), "the same free port on all nodes, for example node0:29400");
+  if (!cursor.take(':'))
+    cursor.refuse("the port is missing", "HOST:PORT", cursor.rest(),
+                  "the same free port on all nodes, for example node0:29400");
   endpoint.port = cursor.number(1, 65'535, "", "the port", "the same free port on all nodes");
   return endpoint;
 }

@@ -13,8 +13,8 @@ namespace zeroth::launcher {
 [[noreturn]] void refuse_usage(const std::string& message, ErrorContext context = {});
 
 /// These throw Error(kUsage) that names the option.
-[[nodiscard]] int parse_integer(
-    const char* option, const std::string& text, int low, int high, const std::string& what);
+[[nodiscard]] int parse_integer(const char* option, const std::string& text, int low, int high,
+                                const std::string& what);
 [[nodiscard]] Milliseconds parse_seconds(const char* option, const std::string& text);
 /// --env NAME=VALUE; not of the variables that say who a rank is.
 [[nodiscard]] std::pair<std::string, std::string> parse_assignment(const std::string& text);

@@ -45,10 +45,7 @@ class UsageFormatter : public CLI::Formatter {
 std::string list_of_failpoints() {
   std::string text;
   for (const Failpoint& site : failpoints()) {
-    text += fmt::format("{:<28}{:<42}{}{}\n",
-                        site.name,
-                        fmt::format("{}:{}", site.file, site.line),
-                        site.what,
+    text += fmt::format("{:<28}{:<42}{}{}\n", site.name, fmt::format("{}:{}", site.file, site.line), site.what,
                         site.kind == FailpointKind::kSystemCall ? " (errno=NAME)"
                         : site.kind == FailpointKind::kNoThrow  ? " (no throw)"
                                                                 : "");
@@ -100,27 +97,22 @@ void declare(CLI::App& app, Options& options, Raw& raw) {
   app.add_option("-n,--ranks", raw.num_ranks, "Number of ranks to start, 1 to 4096")->type_name("N");
   app.add_flag("--no-prefix", raw.no_prefix, "Do not put '[rank] ' before each line of output");
   app.add_flag("--no-merge", raw.no_merge, "Write a line that several ranks write as often as it comes");
-  app.add_option("--log-dir,--tee",
-                 options.log_directory,
+  app.add_option("--log-dir,--tee", options.log_directory,
                  "Also write DIR/rank<r>.stdout.log and .stderr.log, unchanged")
       ->type_name("DIR");
-  app.add_flag(
-      "--stdin", options.forward_stdin, "Rank 0 reads this program's standard input (else /dev/null)");
+  app.add_flag("--stdin", options.forward_stdin, "Rank 0 reads this program's standard input (else /dev/null)");
   app.add_option("--env", raw.assignments, "Set a variable in every rank; may be given several times")
       ->type_name("NAME=VALUE")
       ->expected(1)
       ->allow_extra_args(false)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--timeout", raw.timeout, "End the whole job after this time")->type_name("SECONDS");
-  app.add_option("--grace", raw.grace, "From a forwarded Ctrl-C or SIGTERM to SIGKILL (2)")
-      ->type_name("SECONDS");
+  app.add_option("--grace", raw.grace, "From a forwarded Ctrl-C or SIGTERM to SIGKILL (2)")->type_name("SECONDS");
   app.add_option("--preempt-grace", raw.preempt_grace, "The same for SIGTERM where a rank makes room (30)")
       ->type_name("SECONDS");
-  app.add_option(
-         "--bind-cores", raw.bind, "Each rank on cores of its own: auto (where there are enough), on, off")
+  app.add_option("--bind-cores", raw.bind, "Each rank on cores of its own: auto (where there are enough), on, off")
       ->type_name("WHEN");
-  app.add_option(
-         "--max-restarts", raw.max_restarts, "Start the whole job again after a failure, at most K times (0)")
+  app.add_option("--max-restarts", raw.max_restarts, "Start the whole job again after a failure, at most K times (0)")
       ->type_name("K");
   app.add_option("--json", options.json_file, "Write status lines (JSON) to FILE")->type_name("FILE");
   app.add_option("--launcher", options.launcher, "Let mpirun or srun start the job; prints the command")
@@ -137,12 +129,8 @@ void declare_hosts(CLI::App& app, Options& options, Raw& raw) {
   app.add_option("--hosts", options.hosts, "Start ranks on these hosts: HOST[:SLOTS],...")
       ->type_name("LIST")
       ->group(group);
-  app.add_option("--include", options.include, "Only these: HOST[:SLOT,...]@...")
-      ->type_name("NODES")
-      ->group(group);
-  app.add_option("--exclude", options.exclude, "All but these: HOST[:SLOT,...]@...")
-      ->type_name("NODES")
-      ->group(group);
+  app.add_option("--include", options.include, "Only these: HOST[:SLOT,...]@...")->type_name("NODES")->group(group);
+  app.add_option("--exclude", options.exclude, "All but these: HOST[:SLOT,...]@...")->type_name("NODES")->group(group);
   app.add_option("--ssh", options.ssh, "A program that is called like ssh (ZEROTH_SSH, ssh)")
       ->type_name("PROGRAM")
       ->group(group);
@@ -166,8 +154,7 @@ void declare_nodes(CLI::App& app, Options& options, Raw& raw) {
   app.add_option("--rdzv", raw.rendezvous, "Where node 0 listens, the same on all nodes")
       ->type_name("HOST:PORT")
       ->group(group);
-  app.add_option(
-         "--rdzv-secret-file", options.secret_file, "The secret that the nodes share (ZEROTH_RDZV_SECRET)")
+  app.add_option("--rdzv-secret-file", options.secret_file, "The secret that the nodes share (ZEROTH_RDZV_SECRET)")
       ->type_name("FILE")
       ->group(group);
 }
@@ -190,8 +177,7 @@ void check_hosts(const CLI::App& app, Options& options, const Raw& raw) {
     }
   }
   if (options.several_hosts() && options.forward_stdin) {
-    refuse_usage("standard input does not reach other hosts",
-                 {.which = "--stdin", .hint = "let rank 0 read a file"});
+    refuse_usage("standard input does not reach other hosts", {.which = "--stdin", .hint = "let rank 0 read a file"});
   }
   if (const char* ssh = std::getenv("ZEROTH_SSH"); ssh != nullptr && options.ssh.empty()) options.ssh = ssh;
   if (options.ssh.empty()) options.ssh = "ssh";
@@ -228,28 +214,16 @@ void check_nodes(const CLI::App& app, Options& options, const Raw& raw) {
 /// What another launcher would not do is refused, not dropped.
 void check_launcher(const CLI::App& app, const Options& options) {
   if (!given(app, "--launcher")) {
-    if (options.dry_run)
-      refuse_usage("--dry-run prints the command of another launcher", {.hint = "add --launcher"});
+    if (options.dry_run) refuse_usage("--dry-run prints the command of another launcher", {.hint = "add --launcher"});
     return;
   }
   if (options.launcher != "mpirun" && options.launcher != "srun") {
     refuse_usage("no such launcher",
                  {.which = "--launcher", .expected = "mpirun or srun", .got = launcher::in_quotes(options.launcher)});
   }
-  for (const char* option : {"--log-dir",
-                             "--stdin",
-                             "--timeout",
-                             "--grace",
-                             "--preempt-grace",
-                             "--max-restarts",
-                             "--json",
-                             "--nnodes",
-                             "--ssh",
-                             "--remote-program",
-                             "--connect-timeout",
-                             "--lost-after",
-                             "--no-prefix",
-                             "--no-merge"}) {
+  for (const char* option :
+       {"--log-dir", "--stdin", "--timeout", "--grace", "--preempt-grace", "--max-restarts", "--json", "--nnodes",
+        "--ssh", "--remote-program", "--connect-timeout", "--lost-after", "--no-prefix", "--no-merge"}) {
     if (given(app, option)) {
       refuse_usage("another launcher does not know this option",
                    {.which = option, .hint = "leave it out, or leave --launcher out"});
@@ -272,25 +246,21 @@ void check(const CLI::App& app, Options& options, const Raw& raw) {
   if (given(app, "--ranks")) {
     options.num_ranks = parse_integer("-n", raw.num_ranks, 1, kMaxRanks, "the number of ranks");
   } else if (!options.several_hosts()) {
-    refuse_usage(
-        "-n N, the number of ranks, is missing (options come before PROGRAM; or --hostfile, --hosts)");
+    refuse_usage("-n N, the number of ranks, is missing (options come before PROGRAM; or --hostfile, --hosts)");
   }
   options.prefix = !raw.no_prefix;
   options.merge = options.prefix && !raw.no_merge;
   if (given(app, "--log-dir") && options.log_directory.empty()) {
     refuse_usage("an empty directory name", {.which = "--log-dir"});
   }
-  if (given(app, "--json") && options.json_file.empty())
-    refuse_usage("an empty file name", {.which = "--json"});
+  if (given(app, "--json") && options.json_file.empty()) refuse_usage("an empty file name", {.which = "--json"});
   if (given(app, "--bind-cores")) options.bind = parse_bind(raw.bind);
   if (given(app, "--max-restarts")) {
-    options.max_restarts =
-        parse_integer("--max-restarts", raw.max_restarts, 0, 1000, "the number of restarts");
+    options.max_restarts = parse_integer("--max-restarts", raw.max_restarts, 0, 1000, "the number of restarts");
   }
   if (given(app, "--timeout")) options.timeout = parse_seconds("--timeout", raw.timeout);
   if (given(app, "--grace")) options.grace = parse_seconds("--grace", raw.grace);
-  if (given(app, "--preempt-grace"))
-    options.preempt_grace = parse_seconds("--preempt-grace", raw.preempt_grace);
+  if (given(app, "--preempt-grace")) options.preempt_grace = parse_seconds("--preempt-grace", raw.preempt_grace);
   for (const std::string& assignment : raw.assignments) {
     options.environment.push_back(parse_assignment(assignment));
   }
@@ -314,8 +284,7 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   declare_hosts(app, options, raw);
   declare_nodes(app, options, raw);
   app.add_flag_callback(
-      "--list-failpoints",
-      [] { throw CLI::CallForVersion(list_of_failpoints(), 0); },
+      "--list-failpoints", [] { throw CLI::CallForVersion(list_of_failpoints(), 0); },
       "Print the sites that ZEROTH_FAULTS can name and exit");
 
   // CLI11 consumes the vector from its end.

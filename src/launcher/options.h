@@ -19,17 +19,16 @@ inline constexpr int kMaxRanks = 4096;
 struct Options {
   int num_ranks = 0;   ///< 0: every slot of the hosts
   bool prefix = true;  ///< "[rank] " before every line
-  bool merge =
-      true;  ///< a line that several ranks write within 100 ms is written once; needs prefix and two ranks
+  bool merge = true;   ///< a line that several ranks write within 100 ms is written once; needs prefix and two ranks
   bool forward_stdin = false;   ///< rank 0 reads our standard input; all others read /dev/null
   bool quiet = false;           ///< no informational lines (errors stay)
   std::string log_directory{};  ///< also write each rank's output there; "" = no
   std::optional<Milliseconds> timeout{};
-  Milliseconds grace{2000};  ///< from a forwarded SIGINT or SIGTERM to SIGKILL
+  Milliseconds grace{2000};            ///< from a forwarded SIGINT or SIGTERM to SIGKILL
   Milliseconds preempt_grace{30'000};  ///< from SIGTERM to SIGKILL where a rank makes room
-  std::string hostfile{};    ///< start ranks on the hosts of this file; "" = no
-  std::string hosts{};       ///< or on these, "a:2,b"; "" = no
-  std::string include{};     ///< DeepSpeed's filters over either
+  std::string hostfile{};              ///< start ranks on the hosts of this file; "" = no
+  std::string hosts{};                 ///< or on these, "a:2,b"; "" = no
+  std::string include{};               ///< DeepSpeed's filters over either
   std::string exclude{};
   std::string ssh{};  ///< a program that is called like ssh
   std::string remote_program = "zeroth-run";
@@ -42,10 +41,10 @@ struct Options {
   std::string launcher{};                ///< "mpirun" or "srun" does it; "" = we do
   bool dry_run = false;                  ///< with launcher: only print the command
   BindCores bind = BindCores::kAuto;
-  int max_restarts = 0;     ///< starts of the whole job after the first
-  std::string json_file{};  ///< status lines; "" = none
+  int max_restarts = 0;                                            ///< starts of the whole job after the first
+  std::string json_file{};                                         ///< status lines; "" = none
   std::vector<std::pair<std::string, std::string>> environment{};  ///< --env, in order; names are valid
-  std::vector<std::string> command{};  ///< program and its arguments, at least one
+  std::vector<std::string> command{};                              ///< program and its arguments, at least one
 
   [[nodiscard]] bool several_hosts() const { return !hostfile.empty() || !hosts.empty(); }
 };

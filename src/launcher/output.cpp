@@ -59,7 +59,8 @@ RankOutput::RankOutput(OutputSink& sink, LineStyle style, std::string file, bool
   if (!path_.empty()) {
     file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | (append ? O_APPEND : O_TRUNC) | O_CLOEXEC, 0666));
     if (!file_.valid()) {
-      throw Error(ErrorCode::kIo, "cannot write " + path_ + ": " + errno_text(errno), {.where = "--log-dir", .hint = "give a folder that can be written"});
+      throw Error(ErrorCode::kIo, "cannot write " + path_ + ": " + errno_text(errno),
+                  {.where = "--log-dir", .hint = "give a folder that can be written"});
     }
   }
 }
@@ -81,8 +82,8 @@ void RankOutput::copy(std::string_view bytes) {
       bytes.remove_prefix(static_cast<std::size_t>(written));
     } else if (errno != EINTR) {
       // A full disk under the logs is no reason to end the training; it is one to say so.
-      sink_->queue() += fmt::format(
-          "zeroth-run: [IO] cannot write {}: {}; this file is incomplete\n", path_, ::strerrordesc_np(errno));
+      sink_->queue() += fmt::format("zeroth-run: [IO] cannot write {}: {}; this file is incomplete\n", path_,
+                                    ::strerrordesc_np(errno));
       file_.reset();
     }
   }

@@ -30,8 +30,7 @@ constexpr std::string_view kRecords = "ZEROTH_TRACE_DIR";
 std::vector<std::string> environment_of_ranks(const Options& options) {
   std::vector<std::string> environment = current_environment();
   if (options.num_nodes > 0) {
-    std::erase_if(environment,
-                  [](const std::string& entry) { return entry.starts_with("ZEROTH_RDZV_SECRET="); });
+    std::erase_if(environment, [](const std::string& entry) { return entry.starts_with("ZEROTH_RDZV_SECRET="); });
   }
   return environment;
 }
@@ -46,8 +45,7 @@ rlimit reserve_for_ranks(const Options& options) {
   return reserve_descriptors(options.num_ranks, options.log_directory.empty() ? 2 : 4);
 }
 
-void add_own_ranks(
-    Supervisor& job, const Options& options, const Console& console, HostTask task, rlimit descriptors) {
+void add_own_ranks(Supervisor& job, const Options& options, const Console& console, HostTask task, rlimit descriptors) {
   task.command = options.command;
   task.environment = environment_of_ranks(options);
   task.extra = options.environment;

@@ -22,8 +22,7 @@ namespace zeroth::launcher {
 
 /// Starts the ranks of `task`, which says no more than who they are, as children of this process. Throws what
 /// LocalGroup throws.
-void add_own_ranks(
-    Supervisor& job, const Options& options, const Console& console, HostTask task, rlimit descriptors);
+void add_own_ranks(Supervisor& job, const Options& options, const Console& console, HostTask task, rlimit descriptors);
 
 /// A job on this host alone. Blocks.
 [[nodiscard]] JobEnd run_here(const Options& options, const Console& console, const Attempt& attempt);

@@ -27,8 +27,7 @@ struct ExitStatus {
 class RankProcess {
  public:
   explicit RankProcess(pid_t pid) noexcept : pid_(pid) {}
-  RankProcess(RankProcess&& other) noexcept
-      : pid_(other.pid_), leader_(std::exchange(other.leader_, false)) {}
+  RankProcess(RankProcess&& other) noexcept : pid_(other.pid_), leader_(std::exchange(other.leader_, false)) {}
   RankProcess(const RankProcess&) = delete;
   RankProcess& operator=(const RankProcess&) = delete;
   RankProcess& operator=(RankProcess&&) = delete;

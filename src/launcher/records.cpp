@@ -8,7 +8,9 @@
 namespace zeroth::launcher {
 namespace {
 
-std::string record_of(const std::string& directory, int rank) { return fmt::format("{}/trace-rank{}.jsonl", directory, rank); }
+std::string record_of(const std::string& directory, int rank) {
+  return fmt::format("{}/trace-rank{}.jsonl", directory, rank);
+}
 
 }  // namespace
 

@@ -25,11 +25,8 @@ constexpr std::size_t kCreditBytes = std::size_t{64} << 10;
 
 }  // namespace
 
-RemoteGroup::RemoteGroup(std::unique_ptr<AgentLink> link,
-                         const HostTask& task,
-                         GroupListener& listener,
-                         Milliseconds lost_after,
-                         bool quiet)
+RemoteGroup::RemoteGroup(std::unique_ptr<AgentLink> link, const HostTask& task, GroupListener& listener,
+                         Milliseconds lost_after, bool quiet)
     : link_(std::move(link)),
       listener_(&listener),
       first_rank_(task.first_rank),
@@ -71,8 +68,7 @@ void RemoteGroup::take_frames() {
 std::size_t RemoteGroup::local(int rank) const {
   const int index = rank - first_rank_;
   if (index < 0 || index >= static_cast<int>(ended_.size())) {
-    throw Error(ErrorCode::kLaunch,
-                "an agent speaks of a rank that it does not have",
+    throw Error(ErrorCode::kLaunch, "an agent speaks of a rank that it does not have",
                 {.got = fmt::format("rank {}", rank)});
   }
   return static_cast<std::size_t>(index);
@@ -83,10 +79,9 @@ void RemoteGroup::take(const Frame& frame) {
     case FrameType::kStarted: {
       Started started = decode_started(frame.payload);
       if (state_ != State::kStarting || started.pids.size() != ended_.size()) {
-        throw Error(ErrorCode::kLaunch,
-                    "an agent has started what it was not told to",
-                    {.expected = fmt::format("{} ranks", ended_.size()),
-                     .got = fmt::format("{} ranks", started.pids.size())});
+        throw Error(
+            ErrorCode::kLaunch, "an agent has started what it was not told to",
+            {.expected = fmt::format("{} ranks", ended_.size()), .got = fmt::format("{} ranks", started.pids.size())});
       }
       pids_ = std::move(started.pids);
       state_ = State::kRunning;
@@ -145,8 +140,7 @@ void RemoteGroup::finish_rank(int rank, const RankEnd& end) {
 }
 
 void RemoteGroup::give_credit() {
-  if (uncredited_bytes_ < kCreditBytes || listener_->congested(Stream::kOut) ||
-      listener_->congested(Stream::kErr)) {
+  if (uncredited_bytes_ < kCreditBytes || listener_->congested(Stream::kOut) || listener_->congested(Stream::kErr)) {
     return;
   }
   link_->channel().send(FrameType::kCredit,
@@ -166,10 +160,9 @@ void RemoteGroup::settle() {
                started ? "the connection to the host has ended" : "the host's ranks were not started",
                {.got = link_->why_ended()}));
   } else if (watch_.silent_for(channel, lost_after_)) {
-    fail(Error(
-        ErrorCode::kPeerLost,
-        fmt::format("no word from the host for {:g} s", static_cast<double>(lost_after_.count()) / 1000),
-        {.hint = "the network to it is cut, or it hangs"}));
+    fail(Error(ErrorCode::kPeerLost,
+               fmt::format("no word from the host for {:g} s", static_cast<double>(lost_after_.count()) / 1000),
+               {.hint = "the network to it is cut, or it hangs"}));
   }
 }
 
@@ -186,8 +179,7 @@ void RemoteGroup::signal_groups(int signal) {
 }
 
 void RemoteGroup::signal_ranks(int signal) {
-  if (!gone())
-    link_->channel().send(FrameType::kSignal, encode(SignalOrder{.number = signal, .groups = false}));
+  if (!gone()) link_->channel().send(FrameType::kSignal, encode(SignalOrder{.number = signal, .groups = false}));
 }
 
 std::vector<std::string> RemoteGroup::abandon() {

@@ -15,10 +15,7 @@ class RemoteGroup final : public RankGroup {
  public:
   /// Sends the task at once. `link` has said hello; `listener` outlives this. An agent that says nothing for
   /// `lost_after` is lost.
-  RemoteGroup(std::unique_ptr<AgentLink> link,
-              const HostTask& task,
-              GroupListener& listener,
-              Milliseconds lost_after,
+  RemoteGroup(std::unique_ptr<AgentLink> link, const HostTask& task, GroupListener& listener, Milliseconds lost_after,
               bool quiet);
 
   void add_polled(std::vector<pollfd>& polled) const override;

@@ -69,8 +69,8 @@ int Rendezvous::gather(SignalInbox& inbox, const Say& say, const JobTimeout& job
   auto report_at = begin + kReportEvery;
   std::vector<pollfd> polled;
   while (num_missing() > 0) {
-    polled.assign({{.fd = inbox.fd(), .events = POLLIN, .revents = 0},
-                   {.fd = socket_.get(), .events = POLLIN, .revents = 0}});
+    polled.assign(
+        {{.fd = inbox.fd(), .events = POLLIN, .revents = 0}, {.fd = socket_.get(), .events = POLLIN, .revents = 0}});
     for (const Visitor& visitor : visitors_) visitor.channel.add_polled(polled);
     for (const auto& link : links_) {
       if (link) link->add_polled(polled);
@@ -91,20 +91,15 @@ int Rendezvous::gather(SignalInbox& inbox, const Say& say, const JobTimeout& job
     const auto now = SteadyClock::now();
     if (num_missing() > 0) job.check(fmt::format("waited for {} for {} s", missing(), seconds_since(begin)));
     if (now - begin >= spec_.timeout) {
-      refuse(
-          fmt::format("{} did not come within {} s", missing(), seconds_since(begin)),
-          {.got = num_strangers_ == 0 ? "" : fmt::format("{} connections without the secret", num_strangers_),
-           .hint = fmt::format("each node: zeroth-run --nnodes {} --node-rank K --rdzv {} ...",
-                               spec_.num_nodes,
-                               text_of(spec_.endpoint))});
+      refuse(fmt::format("{} did not come within {} s", missing(), seconds_since(begin)),
+             {.got = num_strangers_ == 0 ? "" : fmt::format("{} connections without the secret", num_strangers_),
+              .hint = fmt::format("each node: zeroth-run --nnodes {} --node-rank K --rdzv {} ...", spec_.num_nodes,
+                                  text_of(spec_.endpoint))});
     }
     if (now >= report_at) {
       report_at += kReportEvery;
-      say(fmt::format("waiting for {} for {} s ({} of {} nodes are here)",
-                      missing(),
-                      seconds_since(begin),
-                      spec_.num_nodes - num_missing(),
-                      spec_.num_nodes));
+      say(fmt::format("waiting for {} for {} s ({} of {} nodes are here)", missing(), seconds_since(begin),
+                      spec_.num_nodes - num_missing(), spec_.num_nodes));
     }
   }
   if (num_strangers_ > 0) say(fmt::format("{} connections without the secret were refused", num_strangers_));
@@ -139,11 +134,9 @@ bool Rendezvous::look_at(Visitor& visitor, const Say& say) {
         visitor.own_nonce = nonce_in(*frame);
       } else if (!visitor.proven) {
         const std::string expected = proof_of(Side::kNode, spec_.secret, visitor.nonce, visitor.own_nonce);
-        if (frame->type != FrameType::kProof || !same_proof(frame->payload, expected))
-          refuse("another secret");
+        if (frame->type != FrameType::kProof || !same_proof(frame->payload, expected)) refuse("another secret");
         visitor.proven = true;
-        visitor.channel.send(FrameType::kProof,
-                             proof_of(Side::kHead, spec_.secret, visitor.nonce, visitor.own_nonce));
+        visitor.channel.send(FrameType::kProof, proof_of(Side::kHead, spec_.secret, visitor.nonce, visitor.own_nonce));
       } else if (frame->type == FrameType::kHello) {
         admit(visitor, decode_hello(frame->payload), say);
         return true;
@@ -171,31 +164,22 @@ void Rendezvous::refuse_stranger(const Visitor& visitor, const std::string& why,
 void Rendezvous::admit(Visitor& visitor, const Hello& hello, const Say& say) {
   ZR_FAILPOINT("launcher.admit");
   const std::string who = fmt::format("node {} ({} at {})", hello.node, hello.host, visitor.address);
-  const auto check =
-      [&](bool fits, const std::string& message, const std::string& expected, const std::string& got) {
-        if (fits) return;
-        const Error error(
-            ErrorCode::kLaunch, message, {.where = "--rdzv", .who = who, .expected = expected, .got = got});
-        visitor.channel.send(FrameType::kRefused, encode(error));
-        throw error;
-      };
-  check(hello.version == ZEROTH_VERSION_TEXT,
-        "another version of zeroth-run is on that node",
-        ZEROTH_VERSION_TEXT,
+  const auto check = [&](bool fits, const std::string& message, const std::string& expected, const std::string& got) {
+    if (fits) return;
+    const Error error(ErrorCode::kLaunch, message, {.where = "--rdzv", .who = who, .expected = expected, .got = got});
+    visitor.channel.send(FrameType::kRefused, encode(error));
+    throw error;
+  };
+  check(hello.version == ZEROTH_VERSION_TEXT, "another version of zeroth-run is on that node", ZEROTH_VERSION_TEXT,
         hello.version);
-  check(hello.num_nodes == spec_.num_nodes,
-        "a node expects another number of nodes",
-        fmt::format("--nnodes {}", spec_.num_nodes),
-        fmt::format("--nnodes {}", hello.num_nodes));
-  check(hello.node >= 1 && hello.node < spec_.num_nodes,
-        "a node with a number that is not there",
-        fmt::format("--node-rank 1 to {}", spec_.num_nodes - 1),
-        fmt::format("--node-rank {}", hello.node));
+  check(hello.num_nodes == spec_.num_nodes, "a node expects another number of nodes",
+        fmt::format("--nnodes {}", spec_.num_nodes), fmt::format("--nnodes {}", hello.num_nodes));
+  check(hello.node >= 1 && hello.node < spec_.num_nodes, "a node with a number that is not there",
+        fmt::format("--node-rank 1 to {}", spec_.num_nodes - 1), fmt::format("--node-rank {}", hello.node));
   check(hello.num_ranks >= 1, "a node without ranks", "at least 1", std::to_string(hello.num_ranks));
   auto& link = links_[static_cast<std::size_t>(hello.node - 1)];
   if (link) {
-    const Error error(ErrorCode::kLaunch,
-                      "this node is here already",
+    const Error error(ErrorCode::kLaunch, "this node is here already",
                       {.where = "--rdzv", .who = who, .hint = "every node has a --node-rank of its own"});
     visitor.channel.send(FrameType::kRefused, encode(error));
     say(fmt::format("{} was refused: this node is here already", who));
@@ -203,8 +187,8 @@ void Rendezvous::admit(Visitor& visitor, const Hello& hello, const Say& say) {
   }
   if (reached_at_.empty() || is_loopback(reached_at_)) reached_at_ = visitor.here;
   visitor.channel.set_max_frame_bytes(kMaxFrameBytes);
-  link = std::make_unique<AgentLink>(
-      fmt::format("{}/node{}", hello.host, hello.node), std::move(visitor.channel), hello);
+  link =
+      std::make_unique<AgentLink>(fmt::format("{}/node{}", hello.host, hello.node), std::move(visitor.channel), hello);
 }
 
 /// A node that went before the start may come again.
@@ -300,8 +284,7 @@ std::unique_ptr<Channel> join_job(const RendezvousSpec& spec, SignalInbox& inbox
     std::string why;
     int signal = 0;
     if (UniqueFd socket = connect_once(spec.endpoint, kConnectPatience, why); socket.valid()) {
-      auto channel =
-          std::make_unique<Channel>(channel_over(std::move(socket), spec.lost_after, kMaxStrangerBytes));
+      auto channel = std::make_unique<Channel>(channel_over(std::move(socket), spec.lost_after, kMaxStrangerBytes));
       if (introduce(spec, *channel, inbox, signal)) {
         channel->set_max_frame_bytes(kMaxFrameBytes);
         return channel;
@@ -313,8 +296,7 @@ std::unique_ptr<Channel> join_job(const RendezvousSpec& spec, SignalInbox& inbox
       }
     }
     pollfd ready{.fd = inbox.fd(), .events = POLLIN, .revents = 0};
-    if (signal == 0 && ::poll(&ready, 1, static_cast<int>(kRetryEvery.count())) == 1)
-      signal = stop_signal(inbox);
+    if (signal == 0 && ::poll(&ready, 1, static_cast<int>(kRetryEvery.count())) == 1) signal = stop_signal(inbox);
     if (signal != 0) return nullptr;
     const auto now = SteadyClock::now();
     if (now - begin >= spec.timeout) {
@@ -323,8 +305,7 @@ std::unique_ptr<Channel> join_job(const RendezvousSpec& spec, SignalInbox& inbox
     }
     if (now >= report_at) {
       report_at += kReportEvery;
-      say(fmt::format(
-          "waiting for the head at {} for {} s: {}", text_of(spec.endpoint), seconds_since(begin), why));
+      say(fmt::format("waiting for the head at {} for {} s: {}", text_of(spec.endpoint), seconds_since(begin), why));
     }
   }
 }

@@ -44,7 +44,8 @@ class Rendezvous {
 
   /// Waits for every other node. Says every five seconds whom it waits for. Connections that do not know the
   /// secret are closed and counted. Throws Error(kLaunch): late nodes, with the time, or a node that does not
-  /// fit (version, number of nodes); Error(kTimeout) at the end of the job's time. Returns a signal that came instead, or 0.
+  /// fit (version, number of nodes); Error(kTimeout) at the end of the job's time. Returns a signal that came instead,
+  /// or 0.
   [[nodiscard]] int gather(SignalInbox& inbox, const Say& say, const JobTimeout& job);
   /// The nodes 1, 2, ... after `gather`.
   [[nodiscard]] std::vector<std::unique_ptr<AgentLink>> take_links() { return std::move(links_); }
@@ -83,8 +84,6 @@ class Rendezvous {
 
 /// Another node's side: connects, again and again until the timeout, and shows the secret. Throws
 /// Error(kLaunch); returns none when a signal came.
-[[nodiscard]] std::unique_ptr<Channel> join_job(const RendezvousSpec& spec,
-                                                SignalInbox& inbox,
-                                                const Say& say);
+[[nodiscard]] std::unique_ptr<Channel> join_job(const RendezvousSpec& spec, SignalInbox& inbox, const Say& say);
 
 }  // namespace zeroth::launcher

@@ -15,7 +15,8 @@
 
 namespace zeroth::launcher {
 
-/// A queue of texts and of who has said each. What one of them says stays in order; between them a text may move up to an equal one.
+/// A queue of texts and of who has said each. What one of them says stays in order; between them a text may move up to
+/// an equal one.
 template <class Who>
 class SaidOnce {
  public:

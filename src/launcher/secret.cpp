@@ -24,10 +24,7 @@ constexpr std::size_t kMaxSecret = 4096;
 
 }  // namespace
 
-std::string proof_of(Side side,
-                     std::string_view secret,
-                     std::string_view head_nonce,
-                     std::string_view node_nonce) {
+std::string proof_of(Side side, std::string_view secret, std::string_view head_nonce, std::string_view node_nonce) {
   std::string text = side == Side::kHead ? "zeroth-run head" : "zeroth-run node";
   text.append(head_nonce).append(node_nonce);
   return std::string(as_text(hmac_sha256(secret, text)));
@@ -48,15 +45,15 @@ std::string read_secret(const std::string& file) {
   const std::string where = file.empty() ? "ZEROTH_RDZV_SECRET" : file;
   if (!file.empty()) {
     const UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-    struct stat info {};
+    struct stat info{};
     secret.assign(kMaxSecret + 2, '\0');
     const bool regular = fd.valid() && ::fstat(fd.get(), &info) == 0 && S_ISREG(info.st_mode);
     const ssize_t bytes = regular ? ::read(fd.get(), secret.data(), secret.size()) : -1;
     if (bytes < 0) {
-      throw Error(ErrorCode::kIo,
-                  "cannot read the secret: " +
-                      (fd.valid() && !regular ? std::string("not a regular file") : errno_text(errno)),
-                  {.where = "--rdzv-secret-file", .which = file, .hint = "give the path of a file that this user may read"});
+      throw Error(
+          ErrorCode::kIo,
+          "cannot read the secret: " + (fd.valid() && !regular ? std::string("not a regular file") : errno_text(errno)),
+          {.where = "--rdzv-secret-file", .which = file, .hint = "give the path of a file that this user may read"});
     }
     secret.resize(static_cast<std::size_t>(bytes));
     if (secret.ends_with('\n')) secret.pop_back();

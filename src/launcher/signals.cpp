@@ -15,7 +15,7 @@ constexpr std::array kStopSignals{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGTSTP, SIG
 }  // namespace
 
 SignalInbox::SignalInbox() {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = SIG_DFL;
   // An inherited "ignore" would make the kernel reap the ranks before we read how they ended.
   ::sigaction(SIGCHLD, &action, &inherited_.on_child);
@@ -27,7 +27,7 @@ SignalInbox::SignalInbox() {
   sigemptyset(&handled);
   sigaddset(&handled, SIGCHLD);
   for (const int signal : kStopSignals) {
-    struct sigaction current {};
+    struct sigaction current{};
     if (::sigaction(signal, nullptr, &current) == 0 && current.sa_handler != SIG_IGN) {
       sigaddset(&handled, signal);
     }

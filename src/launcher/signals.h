@@ -11,8 +11,8 @@ namespace zeroth::launcher {
 /// What the launcher changes about its own signals and must give back to the ranks.
 struct InheritedSignals {
   sigset_t mask{};
-  struct sigaction on_child {};
-  struct sigaction on_pipe {};
+  struct sigaction on_child{};
+  struct sigaction on_pipe{};
 };
 
 /// Blocks the signals that the launcher handles and turns them into readable data for as long as the process

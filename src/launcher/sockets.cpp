@@ -24,8 +24,7 @@ AddressList resolve(const std::string& host, int port, int flags, std::string& w
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* found = nullptr;
-  const int status =
-      ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  const int status = ::getaddrinfo(host.empty() ? nullptr : host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (status != 0) why = ::gai_strerror(status);
   return {status == 0 ? found : nullptr, ::freeaddrinfo};
 }
@@ -68,9 +67,8 @@ UniqueFd listen_at(const Endpoint& endpoint) {
         ErrorCode::kLaunch,
         fmt::format("cannot listen at {}: {}", text_of(endpoint), why.empty() ? errno_text(error) : why),
         {.where = "--rdzv",
-         .hint = error == EADDRINUSE
-                     ? "another program, or another job, has this port; choose another one on all nodes"
-                     : "node 0 listens at an address of its own; the others give the same"});
+         .hint = error == EADDRINUSE ? "another program, or another job, has this port; choose another one on all nodes"
+                                     : "node 0 listens at an address of its own; the others give the same"});
   }
   return socket;
 }
@@ -78,17 +76,11 @@ UniqueFd listen_at(const Endpoint& endpoint) {
 UniqueFd accept_one(int listening, std::string& address) {
   sockaddr_storage peer{};
   socklen_t length = sizeof(peer);
-  UniqueFd socket(
-      ::accept4(listening, reinterpret_cast<sockaddr*>(&peer), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  UniqueFd socket(::accept4(listening, reinterpret_cast<sockaddr*>(&peer), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
   std::array<char, NI_MAXHOST> host{};
   std::array<char, NI_MAXSERV> port{};
-  if (socket.valid() && ::getnameinfo(reinterpret_cast<sockaddr*>(&peer),
-                                      length,
-                                      host.data(),
-                                      host.size(),
-                                      port.data(),
-                                      port.size(),
-                                      NI_NUMERICHOST | NI_NUMERICSERV) == 0) {
+  if (socket.valid() && ::getnameinfo(reinterpret_cast<sockaddr*>(&peer), length, host.data(), host.size(), port.data(),
+                                      port.size(), NI_NUMERICHOST | NI_NUMERICSERV) == 0) {
     address = fmt::format("{}:{}", host.data(), port.data());
   }
   return socket;

@@ -51,19 +51,17 @@ ErrorCode code_of(int error_number) {
 constexpr const char* kFewer = "start fewer ranks, or free memory";
 
 [[noreturn]] void cannot_start(const std::string& program, int error_number, std::string hint = "check the path") {
-  throw Error(code_of(error_number),
-              fmt::format("cannot start {}: {}", program, ::strerrordesc_np(error_number)),
+  throw Error(code_of(error_number), fmt::format("cannot start {}: {}", program, ::strerrordesc_np(error_number)),
               {.hint = std::move(hint)});
 }
 
 bool is_runnable(const std::string& path) {
-  struct stat info {};
+  struct stat info{};
   return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
 }
 
 std::string hint_for_script(const std::string& path) {
-  return path.ends_with(".py") ? "run it with its interpreter: python3 " + path
-                               : "chmod +x, or name its interpreter";
+  return path.ends_with(".py") ? "run it with its interpreter: python3 " + path : "chmod +x, or name its interpreter";
 }
 
 /// All that the child needs, prepared before it exists: between clone and execve it shares our memory and may
@@ -147,7 +145,7 @@ Pipe make_pipe(const std::string& program) {
 }  // namespace
 
 std::string find_program(const std::string& program, const std::string& search_path) {
-  struct stat info {};
+  struct stat info{};
   if (program.find('/') != std::string::npos) {
     if (::stat(program.c_str(), &info) != 0) {
       cannot_start(program, errno);
@@ -177,8 +175,7 @@ std::string find_program(const std::string& program, const std::string& search_p
   if (!here) {
     cannot_start(program, ENOENT, "it is in no directory of PATH");
   }
-  cannot_start(program,
-               ENOENT,
+  cannot_start(program, ENOENT,
                is_runnable("./" + program) ? "did you mean ./" + program + "?" : hint_for_script(program));
 }
 
@@ -189,8 +186,7 @@ rlimit reserve_descriptors(int num_ranks, int per_rank) {
   }
   const rlim_t needed = static_cast<rlim_t>(num_ranks) * static_cast<rlim_t>(per_rank) + kOwnDescriptors;
   if (needed > before.rlim_max) {
-    throw Error(ErrorCode::kResource,
-                fmt::format("too many open files for {} ranks", num_ranks),
+    throw Error(ErrorCode::kResource, fmt::format("too many open files for {} ranks", num_ranks),
                 {.expected = fmt::format("a limit of at least {}", needed),
                  .got = fmt::format("{}", before.rlim_max),
                  .hint = "raise it (ulimit -n) or start fewer ranks"});
@@ -239,8 +235,7 @@ SpawnedRank spawn_rank(const SpawnPlan& plan, const InheritedSignals& inherited)
   sigset_t ours;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, &ours);
-  const pid_t pid =
-      ::clone(child_main, reinterpret_cast<void*>(top), CLONE_VM | CLONE_VFORK | SIGCHLD, &child);
+  const pid_t pid = ::clone(child_main, reinterpret_cast<void*>(top), CLONE_VM | CLONE_VFORK | SIGCHLD, &child);
   const int clone_error = errno;
   ::sigprocmask(SIG_SETMASK, &ours, nullptr);
   if (pid < 0) {
@@ -249,8 +244,7 @@ SpawnedRank spawn_rank(const SpawnPlan& plan, const InheritedSignals& inherited)
   SpawnedRank rank{RankProcess(pid), std::move(out.read), std::move(err.read)};
   if (child.error_number != 0) {
     const bool no_interpreter = child.error_number == ENOENT && is_runnable(plan.program);
-    cannot_start(program,
-                 child.error_number,
+    cannot_start(program, child.error_number,
                  no_interpreter                  ? "the file is there; the interpreter that it names is not"
                  : child.error_number == ENOEXEC ? "not a program; a script needs a first line like #!/bin/sh"
                                                  : "try it by hand, without zeroth-run");

@@ -39,8 +39,8 @@ struct SpawnedRank {
   UniqueFd err;  ///< read end of its standard error, non-blocking
 };
 
-/// Starts one rank as the leader of a new process group (or session), with pipes as its output, that dies with the calling
-/// thread (PR_SET_PDEATHSIG). Blocks until the program has been loaded. Throws Error: kUsage (no such file),
+/// Starts one rank as the leader of a new process group (or session), with pipes as its output, that dies with the
+/// calling thread (PR_SET_PDEATHSIG). Blocks until the program has been loaded. Throws Error: kUsage (no such file),
 /// kEnvironment (not executable), kResource (processes, memory, descriptors), kLaunch (anything else).
 [[nodiscard]] SpawnedRank spawn_rank(const SpawnPlan& plan, const InheritedSignals& inherited);
 

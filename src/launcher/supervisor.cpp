@@ -28,11 +28,13 @@ namespace zeroth::launcher {
 //   output closed  nobody reads our output any more: the same
 // A rank that exits with 0 or kExitPreempted early is no failure here; its peers notice and say so.
 
-// [Note: Making room] A rank that catches SIGTERM to save first (zeroth/base/preemption.h) says so in a line at once, and by its exit code
-// in the end. Then
+// [Note: Making room] A rank that catches SIGTERM to save first (zeroth/base/preemption.h) says so in a line at once,
+// and by its exit code in the end. Then
 //   - SIGKILL waits for options.preempt_grace, since the ranks agree at their next step only, and one may save for all;
-//   - SIGTERM goes to the ranks alone: a loader process that it ended would be a failure of its rank, and children end with their rank
-//     anyway. It goes to them once: the second ends them. SIGTERM to us within kOneRequest of the first is the same request;
+//   - SIGTERM goes to the ranks alone: a loader process that it ended would be a failure of its rank, and children end
+//   with their rank
+//     anyway. It goes to them once: the second ends them. SIGTERM to us within kOneRequest of the first is the same
+//     request;
 //   - the job is not started again here, even if a rank fails on the way: somebody wants the machine.
 
 namespace {
@@ -43,7 +45,8 @@ constexpr std::size_t index_of(Stream stream) {
 
 /// "; details: logs/trace-rank1.jsonl", where a rank has left a record.
 std::string details_of(const Options& options, const FailureRecord& cause) {
-  const std::string record = options.log_directory.empty() ? "" : find_record(options.log_directory, cause.rank, options.num_ranks);
+  const std::string record =
+      options.log_directory.empty() ? "" : find_record(options.log_directory, cause.rank, options.num_ranks);
   return record.empty() ? "" : "; details: " + record;
 }
 
@@ -64,16 +67,13 @@ Supervisor::Supervisor(const Options& options, const Console& console, const Att
       LineStyle style{.prefix = options.prefix ? fmt::format("[{}] ", rank) : "",
                       .pass_through = !options.prefix && options.num_ranks == 1};
       if (options.merge && options.num_ranks > 1) {
-        style = {
-            .taker = [&merger, rank](std::string_view line) { merger.add(rank, line, SteadyClock::now()); }};
+        style = {.taker = [&merger, rank](std::string_view line) { merger.add(rank, line, SteadyClock::now()); }};
       }
       const char* name = stream == Stream::kOut ? "stdout" : "stderr";
-      outputs_.emplace_back(*sinks_[index_of(stream)],
-                            std::move(style),
-                            options.log_directory.empty()
-                                ? ""
-                                : fmt::format("{}/rank{}.{}.log", options.log_directory, rank, name),
-                            attempt.restart > 0);
+      outputs_.emplace_back(
+          *sinks_[index_of(stream)], std::move(style),
+          options.log_directory.empty() ? "" : fmt::format("{}/rank{}.{}.log", options.log_directory, rank, name),
+          attempt.restart > 0);
     }
   }
 }
@@ -176,8 +176,7 @@ void Supervisor::wait_for_events() {
   for (const OutputSink* sink : sinks_) {
     polled_.push_back({.fd = sink->pending() > 0 ? sink->fd() : -1, .events = POLLOUT, .revents = 0});
   }
-  polled_.push_back(
-      {.fd = relay_.active() ? relay_.poll_fd() : -1, .events = relay_.poll_events(), .revents = 0});
+  polled_.push_back({.fd = relay_.active() ? relay_.poll_fd() : -1, .events = relay_.poll_events(), .revents = 0});
   std::vector<std::size_t> ends{polled_.size()};
   for (const auto& group : groups_) {
     group->add_polled(polled_);
@@ -311,8 +310,7 @@ std::optional<TimePoint> Supervisor::doubt() const {
 /// Sets when a failing job is told to stop, from the failures that are known.
 void Supervisor::await_cause() {
   const auto any = [this](auto&& is) {
-    return std::ranges::any_of(failures_,
-                               [&](const FailureRecord& failure) { return is(classify(failure)); });
+    return std::ranges::any_of(failures_, [&](const FailureRecord& failure) { return is(classify(failure)); });
   };
   const bool only_echoes = !any([](FailureClass failure_class) { return !is_echo(failure_class); });
   terminate_at_ = failures_.front().when + (only_echoes ? kEchoWindow : kCauseWindow);
@@ -427,16 +425,14 @@ JobEnd Supervisor::conclude() {
   terminate_at_.reset();
   stuck_at_.reset();
   timeout_at_.reset();
-  const std::string ended = num_running_at_stop_ == 1
-                                ? "1 rank was ended"
-                                : fmt::format("{} ranks were ended", num_running_at_stop_);
+  const std::string ended =
+      num_running_at_stop_ == 1 ? "1 rank was ended" : fmt::format("{} ranks were ended", num_running_at_stop_);
   if (preempted()) {
-    const JobEnd end{kExitPreempted,
-                     false,
-                     fmt::format("preempted: {} of {} ranks ended with exit code {}, the others with 0; start the job again to go on.",
-                                 num_preempted_,
-                                 options_.num_ranks,
-                                 kExitPreempted)};
+    const JobEnd end{
+        kExitPreempted, false,
+        fmt::format(
+            "preempted: {} of {} ranks ended with exit code {}, the others with 0; start the job again to go on.",
+            num_preempted_, options_.num_ranks, kExitPreempted)};
     say(end.text);
     return end;
   }
@@ -448,36 +444,27 @@ JobEnd Supervisor::conclude() {
       const FailureRecord& cause = failures_[*first_cause(failures_)];
       // If the cause is not the first failure, it was still running then and the first one counts as another
       // in its place.
-      end = {job_exit_code(cause),
-             attempt_.restart < options_.max_restarts && !makes_room(),
-             describe(cause) + describe_others(num_running_at_stop_, options_.num_ranks) + details_of(options_, cause) + "."};
+      end = {job_exit_code(cause), attempt_.restart < options_.max_restarts && !makes_room(),
+             describe(cause) + describe_others(num_running_at_stop_, options_.num_ranks) + details_of(options_, cause) +
+                 "."};
       break;
     }
     case Stop::kSignal:
-      end = {128 + stop_signal_,
-             false,
-             fmt::format("stopped by signal {} ({}); {}{}.",
-                         stop_signal_,
-                         signal_name(stop_signal_),
-                         ended,
-                         makes_room() ? fmt::format("; {} had made room; hint: --preempt-grace gives more time", num_preempted_)
-                                      : "")};
+      end = {128 + stop_signal_, false,
+             fmt::format("stopped by signal {} ({}); {}{}.", stop_signal_, signal_name(stop_signal_), ended,
+                         makes_room()
+                             ? fmt::format("; {} had made room; hint: --preempt-grace gives more time", num_preempted_)
+                             : "")};
       break;
     case Stop::kTimeout:
-      end = {exit_code(ErrorCode::kTimeout),
-             false,
-             fmt::format("[{}] the job took longer than {} s; {}.",
-                         slug(ErrorCode::kTimeout),
-                         static_cast<double>(options_.timeout->count()) / 1000.0,
-                         ended)};
+      end = {exit_code(ErrorCode::kTimeout), false,
+             fmt::format("[{}] the job took longer than {} s; {}.", slug(ErrorCode::kTimeout),
+                         static_cast<double>(options_.timeout->count()) / 1000.0, ended)};
       break;
     case Stop::kOutputClosed:
-      end = {output_error_ == EPIPE ? 128 + SIGPIPE : exit_code(ErrorCode::kIo),
-             false,
-             fmt::format("[{}] the output cannot be written: {}; {}.",
-                         slug(ErrorCode::kIo),
-                         ::strerrordesc_np(output_error_),
-                         ended)};
+      end = {output_error_ == EPIPE ? 128 + SIGPIPE : exit_code(ErrorCode::kIo), false,
+             fmt::format("[{}] the output cannot be written: {}; {}.", slug(ErrorCode::kIo),
+                         ::strerrordesc_np(output_error_), ended)};
       break;
   }
   say(end.text);

@@ -33,9 +33,9 @@ inline constexpr Milliseconds kFarewell{2000};
 
 /// One start of a job.
 struct Attempt {
-  int restart = 0;       ///< starts before this one
-  JobTimeout timeout{};  ///< of the whole job
-  JobLog* log = nullptr;                  ///< outlives this
+  int restart = 0;        ///< starts before this one
+  JobTimeout timeout{};   ///< of the whole job
+  JobLog* log = nullptr;  ///< outlives this
 };
 
 /// One thread, one poll: signals (SIGCHLD too) through a signalfd, the groups' descriptors, our own output.

@@ -21,18 +21,16 @@ bool is_alphanumeric(char c) {
 }
 
 bool is_host_name(std::string_view text) {
-  return !text.empty() && text.size() <= kMaxHostBytes && is_alphanumeric(text.front()) &&
-         text.back() != '.' && text.find("..") == std::string_view::npos &&
-         std::ranges::all_of(text,
-                             [](char c) { return is_alphanumeric(c) || c == '.' || c == '-' || c == '_'; });
+  return !text.empty() && text.size() <= kMaxHostBytes && is_alphanumeric(text.front()) && text.back() != '.' &&
+         text.find("..") == std::string_view::npos &&
+         std::ranges::all_of(text, [](char c) { return is_alphanumeric(c) || c == '.' || c == '-' || c == '_'; });
 }
 
 /// Shortest form of an address; none if it is no address.
 std::optional<std::string> ipv6(std::string_view text) {
   std::array<unsigned char, 16> address{};
   std::array<char, INET6_ADDRSTRLEN> shortest{};
-  if (text.size() >= shortest.size() ||
-      ::inet_pton(AF_INET6, std::string(text).c_str(), address.data()) != 1 ||
+  if (text.size() >= shortest.size() || ::inet_pton(AF_INET6, std::string(text).c_str(), address.data()) != 1 ||
       ::inet_ntop(AF_INET6, address.data(), shortest.data(), shortest.size()) == nullptr) {
     return std::nullopt;
   }
@@ -78,8 +76,8 @@ int TextCursor::number(int low, int high, std::string_view stops, const std::str
   const std::string_view text = until(stops);
   int value = 0;
   const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool plain = !text.empty() && text.front() >= '0' && text.front() <= '9' &&
-                     (text.size() == 1 || text.front() != '0');
+  const bool plain =
+      !text.empty() && text.front() >= '0' && text.front() <= '9' && (text.size() == 1 || text.front() != '0');
   if (!plain || status != std::errc{} || end != text.data() + text.size() || value < low || value > high) {
     refuse(what + " is not usable", fmt::format("{} to {}", low, high), text, hint, begin);
   }
@@ -91,7 +89,9 @@ std::string TextCursor::host(std::string_view stops) {
   if (take('[')) {
     const std::string_view text = until("]");
     const auto address = ipv6(text);
-    if (!take(']') || !address) refuse("not an IPv6 address in brackets", "[address]", text, "brackets are for an address such as [fd00::7]", begin);
+    if (!take(']') || !address)
+      refuse("not an IPv6 address in brackets", "[address]", text, "brackets are for an address such as [fd00::7]",
+             begin);
     return *address;
   }
   const std::string_view text = until(stops);
@@ -105,21 +105,17 @@ std::string TextCursor::host(std::string_view stops) {
   }
   std::string hint = "the name or address that ssh takes, without a port";
   if (text.starts_with("slots=")) hint = "the host comes first: HOST slots=N";
-  if (text.empty()) hint = rest().starts_with(':') ? "an IPv6 address goes in brackets here: [fd00::7]" : "a host is missing here";
-  if (text.find('%') != std::string_view::npos)
-    hint = "an address with a zone is not taken; give the host a name";
+  if (text.empty())
+    hint = rest().starts_with(':') ? "an IPv6 address goes in brackets here: [fd00::7]" : "a host is missing here";
+  if (text.find('%') != std::string_view::npos) hint = "an address with a zone is not taken; give the host a name";
   if (text.find('@') != std::string_view::npos) hint = "the user belongs into ssh's configuration (User)";
   if (text.starts_with('-')) hint = "a host never begins with '-': ssh would take it for an option";
   refuse("not a host", kHostForm, text, hint, begin);
 }
 
-void TextCursor::refuse(const std::string& message,
-                        const std::string& expected,
-                        std::string_view got,
-                        const std::string& hint,
-                        std::size_t column) const {
-  throw Error(code_,
-              message,
+void TextCursor::refuse(const std::string& message, const std::string& expected, std::string_view got,
+                        const std::string& hint, std::size_t column) const {
+  throw Error(code_, message,
               {.where = fmt::format("{}:{}:{}", name_, line_, column == 0 ? this->column() : column),
                .expected = expected,
                .got = in_quotes(got),

@@ -37,11 +37,8 @@ class TextCursor {
   std::string host(std::string_view stops);
 
   /// Throws. `column` 0: here. Every refusal has a hint: what to do about it.
-  [[noreturn]] void refuse(const std::string& message,
-                           const std::string& expected,
-                           std::string_view got,
-                           const std::string& hint,
-                           std::size_t column = 0) const;
+  [[noreturn]] void refuse(const std::string& message, const std::string& expected, std::string_view got,
+                           const std::string& hint, std::size_t column = 0) const;
 
  private:
   std::string_view text_;

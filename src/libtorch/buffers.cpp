@@ -19,8 +19,7 @@ std::vector<std::int64_t> structure_of(const ModelDescription& model) {
       digests.push_back(static_cast<std::int64_t>(digest64(name + " None") >> 1U));
       continue;
     }
-    ZR_CHECK((buffer.is_cpu() || buffer.is_cuda()) && buffer.layout() == at::kStrided,
-             ErrorCode::kModel,
+    ZR_CHECK((buffer.is_cpu() || buffer.is_cuda()) && buffer.layout() == at::kStrided, ErrorCode::kModel,
              "a buffer cannot be shared between ranks",
              {.where = "libtorch.buffers",
               .which = name,
@@ -37,17 +36,16 @@ std::vector<std::int64_t> structure_of(const ModelDescription& model) {
 void require_same_structure(const ModelDescription& model, const Communicator& communicator) {
   const auto world = static_cast<std::size_t>(communicator.size());
   const std::vector<std::int64_t> own = structure_of(model);
-  const auto refuse =
-      [&](std::size_t rank, const std::string& which, std::int64_t expected, std::int64_t got) {
-        throw Error(ErrorCode::kMismatch,
-                    "ranks do not have the same buffers",
-                    {.where = "libtorch.buffers",
-                     .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
-                     .which = which,
-                     .expected = std::to_string(expected) + " (rank 0)",
-                     .got = std::to_string(got) + " (rank " + std::to_string(rank) + ")",
-                     .hint = "build the same model on every rank, and change buffers alike; zeroth.broadcast_buffers = false shares none"});
-      };
+  const auto refuse = [&](std::size_t rank, const std::string& which, std::int64_t expected, std::int64_t got) {
+    throw Error(ErrorCode::kMismatch, "ranks do not have the same buffers",
+                {.where = "libtorch.buffers",
+                 .who = "rank " + std::to_string(rank) + "/" + std::to_string(world),
+                 .which = which,
+                 .expected = std::to_string(expected) + " (rank 0)",
+                 .got = std::to_string(got) + " (rank " + std::to_string(rank) + ")",
+                 .hint = "build the same model on every rank, and change buffers alike; zeroth.broadcast_buffers = "
+                         "false shares none"});
+  };
   std::vector<std::int64_t> counts(world);
   const auto count = static_cast<std::int64_t>(own.size());
   communicator.all_gather(std::span(&count, 1), std::span(counts));
@@ -61,8 +59,7 @@ void require_same_structure(const ModelDescription& model, const Communicator& c
     for (std::size_t index = 0; index < own.size(); ++index) {
       const std::int64_t expected = all[index];
       const std::int64_t got = all[rank * own.size() + index];
-      if (expected != got)
-        refuse(rank, model.buffers[index].name + " (name, shape or dtype)", expected, got);
+      if (expected != got) refuse(rank, model.buffers[index].name + " (name, shape or dtype)", expected, got);
     }
   }
 }
@@ -86,13 +83,15 @@ void require_same_now(const ModelDescription& model, const Communicator& communi
   std::string look;
   for (const auto& [name, buffer, _] : model.buffers) {
     look += buffer.defined() ? std::to_string(static_cast<int>(buffer.scalar_type())) : "-";
-    for (std::int64_t dim = 0; buffer.defined() && dim < buffer.dim(); ++dim) look += "," + std::to_string(buffer.size(dim));
+    for (std::int64_t dim = 0; buffer.defined() && dim < buffer.dim(); ++dim)
+      look += "," + std::to_string(buffer.size(dim));
     look += ";";
   }
   std::vector<std::int64_t> looks(static_cast<std::size_t>(communicator.size()));
   looks[static_cast<std::size_t>(communicator.rank())] = static_cast<std::int64_t>(digest64(look) >> 1U);
   communicator.all_reduce(std::span(looks));
-  if (std::ranges::adjacent_find(looks, std::not_equal_to<>()) != looks.end()) require_same_structure(model, communicator);
+  if (std::ranges::adjacent_find(looks, std::not_equal_to<>()) != looks.end())
+    require_same_structure(model, communicator);
 }
 
 }  // namespace

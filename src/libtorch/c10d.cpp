@@ -1,8 +1,9 @@
+#include <zeroth/base/error.h>
+#include <zeroth/base/failpoint.h>
 #include <zeroth/libtorch/c10d.h>
 
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,9 +14,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include <zeroth/base/error.h>
-#include <zeroth/base/failpoint.h>
 
 namespace zeroth::libtorch {
 namespace {
@@ -39,8 +37,9 @@ struct Request {
   std::optional<std::string> failure{};
 };
 
-/// [Note: Waiting for torch] Work::wait() has no slices: where its timeout passes, gloo closes every connection of the group. So a
-/// thread of ours waits inside torch, one request after the other, and everybody else waits for that thread.
+/// [Note: Waiting for torch] Work::wait() has no slices: where its timeout passes, gloo closes every connection of the
+/// group. So a thread of ours waits inside torch, one request after the other, and everybody else waits for that
+/// thread.
 class Waiter {
  public:
   Waiter() : thread_([this] { run(); }) {}
@@ -115,13 +114,13 @@ class Waiter {
 };
 
 Error lost_peer(int peer, int rank, int size, bool sends, const std::string& text) {
-  return Error(ErrorCode::kPeerLost,
-               "torch's group lost rank " + std::to_string(peer),
-               {.where = "comm.c10d",
-                .who = "rank " + std::to_string(rank) + "/" + std::to_string(size),
-                .expected = std::string(sends ? "a message to" : "a message from") + " rank " + std::to_string(peer),
-                .got = text,
-                .hint = "look at the output of that rank; a longer timeout is torch's: init_process_group(timeout=...)"});
+  return Error(
+      ErrorCode::kPeerLost, "torch's group lost rank " + std::to_string(peer),
+      {.where = "comm.c10d",
+       .who = "rank " + std::to_string(rank) + "/" + std::to_string(size),
+       .expected = std::string(sends ? "a message to" : "a message from") + " rank " + std::to_string(peer),
+       .got = text,
+       .hint = "look at the output of that rank; a longer timeout is torch's: init_process_group(timeout=...)"});
 }
 
 class C10dTransfer final : public Transfer {
@@ -171,9 +170,7 @@ class C10dTransport final : public MessageTransport {
 
  private:
   std::unique_ptr<Transfer> start(int peer, bool sends, std::span<std::byte> bytes, std::uint32_t tag) {
-    ZR_CHECK(::getpid() == owner_,
-             ErrorCode::kUsage,
-             "a forked child uses the engine of its parent",
+    ZR_CHECK(::getpid() == owner_, ErrorCode::kUsage, "a forked child uses the engine of its parent",
              {.where = "comm.c10d", .hint = "only the process that made the engine may use it"});
     ZR_FAILPOINT_OF("c10d.*", sends ? "send" : "recv");
     std::vector<at::Tensor> tensors{
@@ -213,16 +210,14 @@ std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_n
   try {
     group = c10d::resolve_process_group(group_name);
   } catch (const c10::Error& error) {
-    throw Error(ErrorCode::kUsage,
-                "torch.distributed has no such group",
+    throw Error(ErrorCode::kUsage, "torch.distributed has no such group",
                 {.where = "comm.c10d",
                  .which = group_name,
                  .got = first_line(error.what()),
                  .hint = "call torch.distributed.init_process_group() first, and pass a group that it made"});
   }
   ZR_CHECK(std::ranges::any_of(group->getDeviceTypes(), [](const c10::Device& device) { return device.is_cpu(); }),
-           ErrorCode::kUsage,
-           "the group has no backend for CPU tensors",
+           ErrorCode::kUsage, "the group has no backend for CPU tensors",
            {.where = "comm.c10d",
             .which = group_name,
             .got = group->getBackendName(),

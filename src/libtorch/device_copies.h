@@ -1,11 +1,15 @@
 // DeviceCopies: the parameters that units compute with, where these are not the engine's own memory.
 //
-//   engine: parameters, gradients, optimizer (host memory)  --values-->  copies on the GPU  --forward, backward-->  gradients --> host
+//   engine: parameters, gradients, optimizer (host memory)  --values-->  copies on the GPU  --forward, backward-->
+//   gradients --> host
 //
-// The engine keeps everything in host memory and computes its sums and updates there. On an accelerator a flat that is bound gets its
-// values by a copy to a place on that device; the places are those of the plan: one a unit, or the ring where parameters are sharded.
-// One arena, allocated once by torch's allocator of the device. A unit that finds its place taken gets memory of its own for a while.
+// The engine keeps everything in host memory and computes its sums and updates there. On an accelerator a flat that is
+// bound gets its values by a copy to a place on that device; the places are those of the plan: one a unit, or the ring
+// where parameters are sharded. One arena, allocated once by torch's allocator of the device. A unit that finds its
+// place taken gets memory of its own for a while.
 #pragma once
+
+#include <zeroth/zero/memory_plan.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -14,16 +18,16 @@
 #include <cstdint>
 #include <vector>
 
-#include <zeroth/zero/memory_plan.h>
-
 namespace zeroth::libtorch {
 
-/// One thread at a time. Copies are ordered on the current stream of the device, and have been read from the host when a call returns.
+/// One thread at a time. Copies are ordered on the current stream of the device, and have been read from the host when
+/// a call returns.
 class DeviceCopies {
  public:
   DeviceCopies(c10::Device device, const ModelLayout& layout, const ShardingPlan& plan);
 
-  /// Copies `host`, the values of the whole flat, to the flat's place, and keeps the place for it until release(). Returns its address.
+  /// Copies `host`, the values of the whole flat, to the flat's place, and keeps the place for it until release().
+  /// Returns its address.
   [[nodiscard]] at::DataPtr fetch(int flat, const std::byte* host);
   /// The flat has a place, and there are new values for it.
   void refresh(int flat, const std::byte* host);

@@ -1,11 +1,12 @@
-#include <zeroth/libtorch/engine.h>
-
 #include "libtorch/model_scan.h"
 #include "libtorch/runtime.h"
 
+#include <zeroth/libtorch/engine.h>
+
 namespace zeroth::libtorch {
 
-EngineBase::EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world, EngineOptions options)
+EngineBase::EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world,
+                       EngineOptions options)
     : owner_(model) {
   ScannedModel scanned = scan_model(*model, options.groups);
   runtime_ = Runtime::create(std::move(scanned.model), std::move(config), world, std::move(options));
@@ -21,34 +22,82 @@ EngineBase::EngineBase(EngineBase&&) noexcept = default;
 EngineBase& EngineBase::operator=(EngineBase&&) noexcept = default;
 EngineBase::~EngineBase() = default;
 
-void EngineBase::backward(const at::Tensor& loss) { runtime_->backward(loss); }
-std::uint64_t EngineBase::open_backward(const at::Tensor& loss) { return runtime_->open_backward(loss); }
-void EngineBase::close_backward(std::uint64_t seen) { runtime_->close_backward(seen); }
-void EngineBase::replace_buffer(std::size_t index, at::Tensor tensor) { runtime_->replace_buffer(index, std::move(tensor)); }
-void EngineBase::set_buffers(std::vector<NamedBuffer> buffers) { runtime_->set_buffers(std::move(buffers)); }
-bool EngineBase::shares_buffers() const { return runtime_->shares_buffers(); }
-void EngineBase::share_buffers() { runtime_->share_buffers(); }
-void EngineBase::fail_backward() { runtime_->fail_backward(); }
-void EngineBase::release_parameters() { runtime_->release_parameters(); }
-void EngineBase::zero_grad() { runtime_->discard_gradients(); }
-StepResult EngineBase::step() { return runtime_->step(); }
-void EngineBase::begin_epoch() { runtime_->core().begin_epoch(); }
-Next EngineBase::begin_batch(bool has_batch) { return runtime_->begin_batch(has_batch); }
-Next EngineBase::join() { return runtime_->join(); }
+void EngineBase::backward(const at::Tensor& loss) {
+  runtime_->backward(loss);
+}
+std::uint64_t EngineBase::open_backward(const at::Tensor& loss) {
+  return runtime_->open_backward(loss);
+}
+void EngineBase::close_backward(std::uint64_t seen) {
+  runtime_->close_backward(seen);
+}
+void EngineBase::replace_buffer(std::size_t index, at::Tensor tensor) {
+  runtime_->replace_buffer(index, std::move(tensor));
+}
+void EngineBase::set_buffers(std::vector<NamedBuffer> buffers) {
+  runtime_->set_buffers(std::move(buffers));
+}
+bool EngineBase::shares_buffers() const {
+  return runtime_->shares_buffers();
+}
+void EngineBase::share_buffers() {
+  runtime_->share_buffers();
+}
+void EngineBase::fail_backward() {
+  runtime_->fail_backward();
+}
+void EngineBase::release_parameters() {
+  runtime_->release_parameters();
+}
+void EngineBase::zero_grad() {
+  runtime_->discard_gradients();
+}
+StepResult EngineBase::step() {
+  return runtime_->step();
+}
+void EngineBase::begin_epoch() {
+  runtime_->core().begin_epoch();
+}
+Next EngineBase::begin_batch(bool has_batch) {
+  return runtime_->begin_batch(has_batch);
+}
+Next EngineBase::join() {
+  return runtime_->join();
+}
 bool EngineBase::next_batch(bool has_batch) {
   Next next = begin_batch(has_batch);
   for (; next == Next::kStep; next = join()) (void)step();
   return next == Next::kBatch;
 }
-double EngineBase::average(double value, std::string_view name) { return runtime_->core().average(value, name); }
-void EngineBase::export_safetensors(const std::string& path) { runtime_->export_safetensors(path); }
-MemoryReport EngineBase::memory_report() const { return runtime_->memory_report(); }
-WireReport EngineBase::wire_report() const { return runtime_->wire_report(); }
-void EngineBase::reset_counters() { runtime_->reset_counters(); }
-c10::Device EngineBase::device() const { return runtime_->device(); }
-const Config& EngineBase::config() const { return runtime_->config(); }
-zeroth::Engine& EngineBase::core() { return runtime_->core(); }
-int EngineBase::rank() const { return runtime_->core().rank(); }
-int EngineBase::world_size() const { return runtime_->core().world(); }
+double EngineBase::average(double value, std::string_view name) {
+  return runtime_->core().average(value, name);
+}
+void EngineBase::export_safetensors(const std::string& path) {
+  runtime_->export_safetensors(path);
+}
+MemoryReport EngineBase::memory_report() const {
+  return runtime_->memory_report();
+}
+WireReport EngineBase::wire_report() const {
+  return runtime_->wire_report();
+}
+void EngineBase::reset_counters() {
+  runtime_->reset_counters();
+}
+c10::Device EngineBase::device() const {
+  return runtime_->device();
+}
+const Config& EngineBase::config() const {
+  return runtime_->config();
+}
+zeroth::Engine& EngineBase::core() {
+  return runtime_->core();
+}
+int EngineBase::rank() const {
+  return runtime_->core().rank();
+}
+int EngineBase::world_size() const {
+  return runtime_->core().world();
+}
 
 }  // namespace zeroth::libtorch

@@ -1,13 +1,12 @@
+#include "libtorch/model_scan.h"
+
+#include <zeroth/base/error.h>
 #include <zeroth/libtorch/model_description.h>
 
 #include <algorithm>
 #include <functional>
 #include <map>
 #include <unordered_map>
-
-#include <zeroth/base/error.h>
-
-#include "libtorch/model_scan.h"
 
 namespace zeroth::libtorch {
 namespace {
@@ -19,9 +18,12 @@ bool has_lost_memory(const at::Tensor& tensor) {
 
 void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
   const auto refuse = [&name](const std::string& got, const std::string& hint) {
-    throw Error(ErrorCode::kModel,
-                "a parameter cannot be partitioned",
-                {.where = "libtorch.scan", .which = name, .expected = "a dense tensor on the CPU or a CUDA device", .got = got, .hint = hint});
+    throw Error(ErrorCode::kModel, "a parameter cannot be partitioned",
+                {.where = "libtorch.scan",
+                 .which = name,
+                 .expected = "a dense tensor on the CPU or a CUDA device",
+                 .got = got,
+                 .hint = hint});
   };
   if (tensor.is_meta()) refuse("a meta tensor (shape without memory)", "materialise it before the engine is built");
   if (tensor.layout() != at::kStrided) {
@@ -29,24 +31,31 @@ void check_trainable_kind(const at::Tensor& tensor, const std::string& name) {
            "use to_dense(), or sparse=false in the embedding");
   }
   if (has_lost_memory(tensor)) {
-    refuse("a tensor without memory", "the engine that held its values is gone: close() it next time, which gives them back, and build the model anew");
+    refuse("a tensor without memory",
+           "the engine that held its values is gone: close() it next time, which gives them back, and build the model "
+           "anew");
   }
-  if (!tensor.is_cpu() && !tensor.is_cuda()) refuse("device " + tensor.device().str(), "move the model to the CPU or a CUDA device");
+  if (!tensor.is_cpu() && !tensor.is_cuda())
+    refuse("device " + tensor.device().str(), "move the model to the CPU or a CUDA device");
   if (!tensor.is_non_overlapping_and_dense()) {
     std::string strides;
-    for (const std::int64_t stride : tensor.strides()) strides += (strides.empty() ? "" : ", ") + std::to_string(stride);
+    for (const std::int64_t stride : tensor.strides())
+      strides += (strides.empty() ? "" : ", ") + std::to_string(stride);
     refuse("strides [" + strides + "] with gaps or overlap", "make it contiguous() before it becomes a parameter");
   }
 }
 
-std::vector<std::int64_t> shape_of(const at::Tensor& tensor) { return tensor.sizes().vec(); }
+std::vector<std::int64_t> shape_of(const at::Tensor& tensor) {
+  return tensor.sizes().vec();
+}
 
 bool nested(const std::string& one, const std::string& other) {
   return one.starts_with(other + ".") || other.starts_with(one + ".");
 }
 
-/// Units that look alike, by class and parameters, share the ring of slots: blocks of an encoder, and of a decoder. Not such as are
-/// gathered while others there are, because one lies in the other: of those the kind that is there most often.
+/// Units that look alike, by class and parameters, share the ring of slots: blocks of an encoder, and of a decoder. Not
+/// such as are gathered while others there are, because one lies in the other: of those the kind that is there most
+/// often.
 void mark_repeated(ModelDescription& model, const std::vector<std::string>& types) {
   std::map<std::string, std::vector<std::size_t>> classes;
   for (std::size_t unit = 1; unit < model.units.size(); ++unit) {
@@ -64,7 +73,8 @@ void mark_repeated(ModelDescription& model, const std::vector<std::string>& type
   std::vector<std::size_t> ring;
   for (const std::vector<std::size_t>& members : kinds) {
     const bool apart = std::ranges::none_of(members, [&](std::size_t unit) {
-      return std::ranges::any_of(ring, [&](std::size_t other) { return nested(model.units[unit].name, model.units[other].name); });
+      return std::ranges::any_of(
+          ring, [&](std::size_t other) { return nested(model.units[unit].name, model.units[other].name); });
     });
     if (members.size() >= 2 && apart) ring.insert(ring.end(), members.begin(), members.end());
   }
@@ -88,8 +98,7 @@ void require_own_memory(const ModelDescription& model) {
   for (std::size_t index = 1; index < extents.size(); ++index) {
     const auto [one, other] = std::minmax(extents[index - 1].param, extents[index].param);
     const bool written = model.params[one].trainable || model.params[other].trainable;
-    ZR_CHECK(!written || extents[index - 1].end <= extents[index].begin,
-             ErrorCode::kModel,
+    ZR_CHECK(!written || extents[index - 1].end <= extents[index].begin, ErrorCode::kModel,
              "two parameters share memory, but are not the same parameter",
              {.where = "libtorch.scan",
               .which = model.params[one].name + " and " + model.params[other].name,
@@ -109,23 +118,24 @@ std::string common_path(const std::string& one, const std::string& other) {
 
 DType dtype_of(const at::Tensor& tensor, const std::string& name) {
   switch (tensor.scalar_type()) {
-    case at::kDouble: return DType::kFloat64;
-    case at::kFloat: return DType::kFloat32;
-    case at::kBFloat16: return DType::kBFloat16;
-    default: break;
+    case at::kDouble:
+      return DType::kFloat64;
+    case at::kFloat:
+      return DType::kFloat32;
+    case at::kBFloat16:
+      return DType::kBFloat16;
+    default:
+      break;
   }
-  throw Error(ErrorCode::kModel,
-              "a parameter has a dtype that is not trained here",
+  throw Error(ErrorCode::kModel, "a parameter has a dtype that is not trained here",
               {.where = "libtorch.scan",
                .which = name,
                .expected = "float64, float32 or bfloat16",
                .got = c10::toString(tensor.scalar_type())});
 }
 
-ModelDescription describe_model(const std::vector<UnitPath>& units,
-                                const std::vector<NamedParameter>& parameters,
-                                std::vector<NamedBuffer> buffers,
-                                const GroupOf& group_of) {
+ModelDescription describe_model(const std::vector<UnitPath>& units, const std::vector<NamedParameter>& parameters,
+                                std::vector<NamedBuffer> buffers, const GroupOf& group_of) {
   ModelDescription model;
   model.units.push_back({.name = "root"});
   std::vector<const void*> identities{nullptr};
@@ -161,7 +171,8 @@ ModelDescription describe_model(const std::vector<UnitPath>& units,
     const auto [found, fresh] = known.try_emplace(tensor.unsafeGetTensorImpl(), model.params.size());
     if (!fresh) {
       ParamSpec& spec = model.params[found->second];
-      if (name != spec.name && std::ranges::find(spec.aliases, name) == spec.aliases.end()) spec.aliases.push_back(name);
+      if (name != spec.name && std::ranges::find(spec.aliases, name) == spec.aliases.end())
+        spec.aliases.push_back(name);
       if (unit_of_param[found->second] != unit) {
         // The lowest unit around all its uses.
         std::string& path = path_of_param[found->second];
@@ -171,8 +182,7 @@ ModelDescription describe_model(const std::vector<UnitPath>& units,
       continue;
     }
     check_trainable_kind(tensor, name);
-    ZR_CHECK(model.tensors.empty() || tensor.device() == model.tensors[0].device(),
-             ErrorCode::kModel,
+    ZR_CHECK(model.tensors.empty() || tensor.device() == model.tensors[0].device(), ErrorCode::kModel,
              "parameters are on different devices",
              {.where = "libtorch.scan",
               .which = name,

@@ -45,7 +45,9 @@ ScannedModel scan_model(torch::nn::Module& model, const std::vector<ParamGroup>&
   for (const auto& item : model.named_buffers(/*recurse=*/true)) {
     if (item.value().defined()) buffers.push_back({plain_name(item.key()), item.value()});
   }
-  const auto group = [&groups](const std::string& name, const at::Tensor& tensor) { return group_of(groups, name, tensor); };
+  const auto group = [&groups](const std::string& name, const at::Tensor& tensor) {
+    return group_of(groups, name, tensor);
+  };
   return {describe_model(paths, parameters, std::move(buffers), group), std::move(wrappers)};
 }
 

@@ -1,14 +1,14 @@
 // What a LibTorch model consists of.
 #pragma once
 
+#include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/model_description.h>
+
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include <string>
 #include <vector>
-
-#include <zeroth/libtorch/engine.h>
-#include <zeroth/libtorch/model_description.h>
 
 namespace zeroth::libtorch {
 

@@ -1,12 +1,21 @@
 #include "libtorch/runtime.h"
 
+#include "libtorch/buffers.h"
+#include "libtorch/model_scan.h"
+#include "libtorch/safetensors_export.h"
+#include "libtorch/version_check.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/preemption.h>
+#include <zeroth/engine/settings.h>
+#include <zeroth/zero/gradient_store.h>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,21 +25,10 @@
 #include <set>
 #include <utility>
 
-#include <zeroth/base/preemption.h>
-#include <zeroth/base/error.h>
-#include <zeroth/engine/settings.h>
-#include <zeroth/zero/gradient_store.h>
-
-#include "libtorch/buffers.h"
-#include "libtorch/model_scan.h"
-#include "libtorch/safetensors_export.h"
-#include "libtorch/version_check.h"
-
 namespace zeroth::libtorch {
 
 void refuse_compiled_autograd() {
-  throw Error(ErrorCode::kModel,
-              "a compiled backward does not run the engine's hooks",
+  throw Error(ErrorCode::kModel, "a compiled backward does not run the engine's hooks",
               {.where = "libtorch.backward",
                .expected = "the ordinary autograd engine",
                .got = "compiled autograd",
@@ -48,12 +46,16 @@ std::string units_line(const ModelDescription& model) {
   };
   std::int64_t all = 0;
   for (const UnitSpec& unit : model.units) all += elements(unit);
-  const auto percent = [all](std::int64_t part) { return std::to_string(all > 0 ? (100 * part + all / 2) / all : 0) + " %"; };
+  const auto percent = [all](std::int64_t part) {
+    return std::to_string(all > 0 ? (100 * part + all / 2) / all : 0) + " %";
+  };
   const std::int64_t root = elements(model.units.front());
   std::int64_t largest = 0;
-  for (std::size_t unit = 1; unit < model.units.size(); ++unit) largest = std::max(largest, elements(model.units[unit]));
+  for (std::size_t unit = 1; unit < model.units.size(); ++unit)
+    largest = std::max(largest, elements(model.units[unit]));
   std::string line = "units: " + std::to_string(model.units.size() - 1);
-  if (model.units.size() > 1) line += " with " + percent(largest) + " of the parameters at most, gathered one after the other,";
+  if (model.units.size() > 1)
+    line += " with " + percent(largest) + " of the parameters at most, gathered one after the other,";
   line += " and the root with " + percent(root) + ", gathered from the beginning of forward to the end of backward";
   return 2 * root > all ? line + ": more or other units would need less memory" : line;
 }
@@ -61,8 +63,7 @@ std::string units_line(const ModelDescription& model) {
 /// Runs when a parameter's gradient is complete in `.grad`; chains what was there before.
 class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
-  GradientHook(std::weak_ptr<Runtime> runtime,
-               int param,
+  GradientHook(std::weak_ptr<Runtime> runtime, int param,
                std::unique_ptr<torch::autograd::PostAccumulateGradHook> previous,
                std::function<bool()> previous_has_work)
       : runtime_(std::move(runtime)),
@@ -75,7 +76,9 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
     if (const auto runtime = runtime_.lock()) runtime->in_hook([&] { runtime->gradient(param_, parameter); });
   }
   void compiled_args(torch::dynamo::autograd::CompiledNodeArgs& /*args*/) const override { refuse_compiled_autograd(); }
-  [[nodiscard]] std::unique_ptr<torch::autograd::PostAccumulateGradHook> take_previous() { return std::move(previous_); }
+  [[nodiscard]] std::unique_ptr<torch::autograd::PostAccumulateGradHook> take_previous() {
+    return std::move(previous_);
+  }
 
  private:
   std::weak_ptr<Runtime> runtime_;
@@ -103,10 +106,9 @@ std::string json_log_of(const EngineOptions& options) {
 
 /// The engine converts nothing: the model's own dtypes decide, and the document must not say something else.
 void require_dtype_of_config(const Config& config, const ModelDescription& model) {
-  const bool any = std::ranges::any_of(model.params, [](const ParamSpec& spec) { return spec.dtype == DType::kBFloat16; });
-  ZR_CHECK(!config.bf16 || any,
-           ErrorCode::kConfig,
-           "bf16 is enabled, but the model has no bfloat16 parameter",
+  const bool any =
+      std::ranges::any_of(model.params, [](const ParamSpec& spec) { return spec.dtype == DType::kBFloat16; });
+  ZR_CHECK(!config.bf16 || any, ErrorCode::kConfig, "bf16 is enabled, but the model has no bfloat16 parameter",
            {.where = "libtorch",
             .which = "bf16.enabled",
             .expected = "a model in bfloat16",
@@ -120,31 +122,31 @@ Runtime::Runtime(Config config, ModelDescription model)
     : config_(std::move(config)), model_(std::move(model)), slots_(model_.tensors, model_.params), owner_(::getpid()) {}
 
 void Runtime::require_own_process() const {
-  ZR_CHECK(::getpid() == owner_,
-           ErrorCode::kUsage,
-           "a forked child uses the engine of its parent",
-           {.where = "libtorch",
-            .expected = "process " + std::to_string(owner_),
-            .got = "process " + std::to_string(::getpid()),
-            .hint = "only the process that made the engine can train; start helpers before it, or let them work on copies"});
+  ZR_CHECK(
+      ::getpid() == owner_, ErrorCode::kUsage, "a forked child uses the engine of its parent",
+      {.where = "libtorch",
+       .expected = "process " + std::to_string(owner_),
+       .got = "process " + std::to_string(::getpid()),
+       .hint = "only the process that made the engine can train; start helpers before it, or let them work on copies"});
 }
 
 void Runtime::look_at_trainability() {
   for (std::size_t param = 0; param < model_.params.size(); ++param) {
     const bool now = slots_.tensor(static_cast<int>(param)).requires_grad();
-    ZR_CHECK(!now || model_.params[param].trainable,
-             ErrorCode::kModel,
+    ZR_CHECK(!now || model_.params[param].trainable, ErrorCode::kModel,
              "a parameter became trainable that has no place for its gradient",
              {.where = "libtorch.forward",
               .which = model_.params[param].name,
               .expected = "requires_grad as when the engine was built",
               .got = "requires_grad is true now",
-              .hint = "name it in a parameter group when the engine is built, frozen or not: then it may become trainable at any step"});
+              .hint = "name it in a parameter group when the engine is built, frozen or not: then it may become "
+                      "trainable at any step"});
     core_->expect_gradient(static_cast<int>(param), now);
   }
 }
 
-std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, const World& world, EngineOptions options) {
+std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, const World& world,
+                                         EngineOptions options) {
   require_same_torch();
   config.validate();
   std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), std::move(model)));
@@ -154,31 +156,30 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->rethrow_ = options.rethrow;
   if (runtime->config_.runtime.preemption) catch_preemption();
   runtime->announce(world);
-  runtime->device_ = make_cpu_device(runtime->config_.runtime.execution,
-                                     static_cast<std::uint64_t>(runtime->config_.runtime.chaos_seed) +
-                                         static_cast<std::uint64_t>(world.rank()));
+  runtime->device_ = make_cpu_device(
+      runtime->config_.runtime.execution,
+      static_cast<std::uint64_t>(runtime->config_.runtime.chaos_seed) + static_cast<std::uint64_t>(world.rank()));
   runtime->traffic_ = std::make_shared<TrafficTable>();
-  EngineSettings settings =
-      make_settings(runtime->config_, {.world = world.size(), .on_host = world.ranks_on_host()}, group_hypers(runtime->config_, options.groups));
+  EngineSettings settings = make_settings(runtime->config_, {.world = world.size(), .on_host = world.ranks_on_host()},
+                                          group_hypers(runtime->config_, options.groups));
   settings.libraries = torch_version_text();
-  runtime->core_ = std::make_unique<zeroth::Engine>(runtime->model_.params,
-                                                    runtime->model_.units,
-                                                    settings,
-                                                    *runtime->device_,
-                                                    world.connect(make_comm_options(runtime->config_, world.size()), runtime->traffic_),
-                                                    runtime->slots_,
-                                                    runtime->log_);
+  runtime->core_ = std::make_unique<zeroth::Engine>(
+      runtime->model_.params, runtime->model_.units, settings, *runtime->device_,
+      world.connect(make_comm_options(runtime->config_, world.size()), runtime->traffic_), runtime->slots_,
+      runtime->log_);
   if (world.is_watched()) runtime->core_->set_watch(world.watch());
   if (runtime->core_->settings().plan.gathers_parameters()) runtime->log_.progress(units_line(runtime->model_));
   ParameterSlots& slots = runtime->slots_;
   const bool copies = !slots.device().is_cpu() || runtime->config_.runtime.compute_copies;
-  slots.set_layout(runtime->core_->layout(),
-                   runtime->core_->settings().plan.gathers_parameters(),
-                   copies ? std::make_unique<DeviceCopies>(slots.device(), runtime->core_->layout(), runtime->core_->settings().plan) : nullptr);
+  slots.set_layout(
+      runtime->core_->layout(), runtime->core_->settings().plan.gathers_parameters(),
+      copies ? std::make_unique<DeviceCopies>(slots.device(), runtime->core_->layout(), runtime->core_->settings().plan)
+             : nullptr);
   libtorch::require_shareable(runtime->model_, runtime->core_->communicator());  // before any parameter is taken
   runtime->core_->initialize([&slots](int param) { return slots.initial_value(param); },
                              [&slots](int unit) { slots.drop_initial(unit); });
-  if (const std::string buffer = libtorch::share_buffers(runtime->model_, runtime->core_->communicator()); !buffer.empty()) {
+  if (const std::string buffer = libtorch::share_buffers(runtime->model_, runtime->core_->communicator());
+      !buffer.empty()) {
     runtime->log_.warn("buffers differed from rank 0's (first: " + buffer + "); rank 0's are used");
   }
   slots.take_versions();
@@ -189,15 +190,16 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
 }
 
 void Runtime::announce(const World& world) const {
-  log_.progress(std::to_string(world.size()) + (world.size() == 1 ? " rank" : " ranks") + " over " + world.backend_name() + ", says " +
-                world.origin());
+  log_.progress(std::to_string(world.size()) + (world.size() == 1 ? " rank" : " ranks") + " over " +
+                world.backend_name() + ", says " + world.origin());
   for (const std::string& line : config_.describe()) {
     if (!line.ends_with("(default)")) log_.progress("config " + line);
   }
   for (const HintNote& hint : config_.hints) log_.progress("hint " + hint.text());
   if (config_.gradient_clipping == 0) log_.progress("gradient clipping is off");
   if (!slots_.device().is_cpu()) {
-    log_.progress("computes on " + slots_.device().str() + "; parameters, gradients and optimizer are kept and updated in host memory");
+    log_.progress("computes on " + slots_.device().str() +
+                  "; parameters, gradients and optimizer are kept and updated in host memory");
   }
   for (const ParamSpec& spec : model_.params) {
     for (const std::string& alias : spec.aliases) log_.progress("tied: " + alias + " -> " + spec.name);
@@ -206,7 +208,8 @@ void Runtime::announce(const World& world) const {
   for (const ParamSpec& spec : model_.params) {
     if (!spec.trainable) continue;
     const std::string wide(name_of(accumulation_dtype(spec.dtype)));
-    dtypes.insert("precision: parameters " + std::string(name_of(spec.dtype)) + ", masters, sums of gradients and moments " + wide);
+    dtypes.insert("precision: parameters " + std::string(name_of(spec.dtype)) +
+                  ", masters, sums of gradients and moments " + wide);
   }
   for (const std::string& line : dtypes) log_.progress(line);
 }
@@ -226,21 +229,19 @@ void Runtime::install_hooks(const EngineOptions& options) {
     }
     auto previous = std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
     torch::autograd::impl::set_post_acc_grad_hooks(
-        tensor,
-        std::make_unique<GradientHook>(weak_from_this(),
-                                       static_cast<int>(param),
-                                       std::move(previous),
-                                       options.earlier_hooks ? options.earlier_hooks(model_.params[param].name) : nullptr));
+        tensor, std::make_unique<GradientHook>(
+                    weak_from_this(), static_cast<int>(param), std::move(previous),
+                    options.earlier_hooks ? options.earlier_hooks(model_.params[param].name) : nullptr));
   }
 }
 
 void Runtime::make_gradient_guards() {
   for (const int param : trainable_) {
     gradient_guards_.push_back(slots_.make_guard(
-        param,
-        "zeroth: the gradient of '" + model_.params[static_cast<std::size_t>(param)].name +
-            "' is in the engine, not here. engine.step() clips it (gradient_clipping in the configuration), reports its norm "
-            "(StepResult.grad_norm) and updates the parameter; a hook on the parameter sees it as it arrives."));
+        param, "zeroth: the gradient of '" + model_.params[static_cast<std::size_t>(param)].name +
+                   "' is in the engine, not here. engine.step() clips it (gradient_clipping in the configuration), "
+                   "reports its norm "
+                   "(StepResult.grad_norm) and updates the parameter; a hook on the parameter sees it as it arrives."));
   }
 }
 
@@ -258,8 +259,7 @@ void Runtime::require_guards() const {
   if (!core_->has_gradients()) return;
   for (const std::size_t index : guarded_) {
     const at::Tensor& tensor = slots_.tensor(trainable_[index]);
-    ZR_CHECK(tensor.grad().is_same(gradient_guards_[index]),
-             ErrorCode::kUsage,
+    ZR_CHECK(tensor.grad().is_same(gradient_guards_[index]), ErrorCode::kUsage,
              "a gradient was set or deleted after backward, but it is in the engine, not in .grad",
              {.where = "libtorch.gradient",
               .which = model_.params[static_cast<std::size_t>(trainable_[index])].name,
@@ -277,8 +277,8 @@ void Runtime::clear_gradients() {
 
 Runtime::~Runtime() {
   if (::getpid() != owner_) {
-    // A forked child, a worker of a DataLoader for one: it has no copy of the pool's threads, so waiting for their end would take for
-    // ever. Memory and transport are the parent's; the child keeps its view of them until it ends.
+    // A forked child, a worker of a DataLoader for one: it has no copy of the pool's threads, so waiting for their end
+    // would take for ever. Memory and transport are the parent's; the child keeps its view of them until it ends.
     (void)core_.release();
     (void)device_.release();
     return;
@@ -292,22 +292,24 @@ Runtime::~Runtime() {
     }
   }
   for (const auto& [param, grad_dtype] : narrow_) slots_.tensor(param).set_grad_dtype(grad_dtype);
-  // The arenas go away with the engine: parameters, and what graphs saved of them, keep their shape and say so when touched.
+  // The arenas go away with the engine: parameters, and what graphs saved of them, keep their shape and say so when
+  // touched.
   if (core_) {
     core_->abandon(/*in_backward=*/false);  // leases of forwards that never had their backward
     slots_.retire();
   }
 }
 
-// [Note: Width of a gradient] Gradients of several uses of a 16-bit parameter are summed by torch, and that sum must be one in fp32:
-// a grad_dtype of float makes torch widen each term before it adds. A parameter used once has no sum, and widening it early is only
-// traffic: a temporary of twice the size, whose fresh pages cost more than the cast. So its gradient comes as it was computed,
-// and is widened where it is summed, with the same bits. Uses are edges to the parameter's accumulator: known when backward begins, and
-// never counted too low. Whoever else holds the accumulator, a graph of an earlier step for one, counts as a use more: dearer, not
-// wrong. What a checkpoint computes again has edges of its own if gradients go that way (use_reentrant=True): all are counted anew when a
-// backward within the backward comes to its first unit. A part of a unit that is computed again so is in no graph when backward begins:
-// wide. Counted too low is only a parameter used once outside of such a part, and several times within before its first unit: torch
-// adds those in 16 bits.
+// [Note: Width of a gradient] Gradients of several uses of a 16-bit parameter are summed by torch, and that sum must be
+// one in fp32: a grad_dtype of float makes torch widen each term before it adds. A parameter used once has no sum, and
+// widening it early is only traffic: a temporary of twice the size, whose fresh pages cost more than the cast. So its
+// gradient comes as it was computed, and is widened where it is summed, with the same bits. Uses are edges to the
+// parameter's accumulator: known when backward begins, and never counted too low. Whoever else holds the accumulator, a
+// graph of an earlier step for one, counts as a use more: dearer, not wrong. What a checkpoint computes again has edges
+// of its own if gradients go that way (use_reentrant=True): all are counted anew when a backward within the backward
+// comes to its first unit. A part of a unit that is computed again so is in no graph when backward begins: wide.
+// Counted too low is only a parameter used once outside of such a part, and several times within before its first unit:
+// torch adds those in 16 bits.
 void Runtime::choose_widths() {
   counted_in_ = torch::autograd::get_current_graph_task_id();
   for (const auto& [param, _] : narrow_) {
@@ -333,12 +335,15 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   slots_.require_bound(unit);
   if (in_backward_) {
     const std::lock_guard lock(hooks_);
-    const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();  // a checkpoint's, or one within it
-    finish_earlier_backwards([&node](const Running& running) { return node && running.first_node > node->sequence_nr(); });
+    const std::shared_ptr<torch::autograd::Node> node =
+        torch::autograd::get_current_node();  // a checkpoint's, or one within it
+    finish_earlier_backwards(
+        [&node](const Running& running) { return node && running.first_node > node->sequence_nr(); });
   }
   auto use = std::make_shared<UnitUse>();
   use->computed_again = in_backward_;
-  if (unit == 0) evaluates_ = !at::GradMode::is_enabled();  // inside, a reentrant checkpoint has none in training either
+  if (unit == 0)
+    evaluates_ = !at::GradMode::is_enabled();  // inside, a reentrant checkpoint has none in training either
   use->invocation = core_->begin_forward(unit, evaluates_ && !at::GradMode::is_enabled() && !in_backward_);
   last_begun_ = use->invocation.forward_seq;
   core_->pre_forward(use->invocation);
@@ -346,8 +351,10 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit) {
 }
 
 bool Runtime::shares_buffers() const {
-  // Without gradients a forward is one of evaluation, which some ranks may do alone; in backward it is a checkpoint's, done before.
-  return config_.runtime.broadcast_buffers && at::GradMode::is_enabled() && !in_backward_ && core_->world() > 1 && !model_.buffers.empty();
+  // Without gradients a forward is one of evaluation, which some ranks may do alone; in backward it is a checkpoint's,
+  // done before.
+  return config_.runtime.broadcast_buffers && at::GradMode::is_enabled() && !in_backward_ && core_->world() > 1 &&
+         !model_.buffers.empty();
 }
 
 void Runtime::share_buffers() {
@@ -388,7 +395,9 @@ void Runtime::end(const std::shared_ptr<UnitUse>& use, bool awaits_backward) {
   awaited.push_back(use);
 }
 
-void Runtime::drop(const UnitUse& use) noexcept { core_->drop_forward(use.invocation); }
+void Runtime::drop(const UnitUse& use) noexcept {
+  core_->drop_forward(use.invocation);
+}
 
 void Runtime::enter_backward() {
   if (in_backward_) return;
@@ -431,16 +440,14 @@ void Runtime::fail_backward() {
 
 bool Runtime::ends_with_gradients(int unit) const {
   // The root's nodes lie around those of all units, so its gradients tell nothing about the rest of its backward.
-  return unit != 0 && std::ranges::all_of(model_.units[static_cast<std::size_t>(unit)].params, [this](int param) {
-    return slots_.tensor(param).requires_grad();
-  });
+  return unit != 0 && std::ranges::all_of(model_.units[static_cast<std::size_t>(unit)].params,
+                                          [this](int param) { return slots_.tensor(param).requires_grad(); });
 }
 
 void Runtime::before_backward(UnitUse& use) {
   const int unit = use.invocation.unit;
   // Within backward, grad mode is on only for create_graph.
-  ZR_CHECK(!at::GradMode::is_enabled() || !core_->settings().plan.gathers_parameters(),
-           ErrorCode::kModel,
+  ZR_CHECK(!at::GradMode::is_enabled() || !core_->settings().plan.gathers_parameters(), ErrorCode::kModel,
            "backward with create_graph does not work while parameters are sharded",
            {.where = "libtorch.backward",
             .which = "unit " + model_.units[static_cast<std::size_t>(unit)].name,
@@ -460,12 +467,13 @@ void Runtime::before_backward(UnitUse& use) {
   core_->pre_backward(unit);
 }
 
-// [Note: Parameters without a gradient] Of a unit some of whose parameters get no gradient, nobody can tell by its gradients that they are all
-// there. Torch runs the nodes made last first, those of a backward within a backward before all others: once a node is about to run that is
-// older than a use, or belongs to a graph around the use's, nothing of the use is left to run; and nothing of the unit, unless another use of
-// it is yet to come, which parameters may be waiting for. (Nodes of a GPU and of the CPU run on threads of their own, so parameters stay
-// gathered where the use is not known to have handed its inputs' gradients on.) No such node may come before the root's last gradient: uses
-// that have handed theirs on then bring nothing more, or it goes into an event of its own.
+// [Note: Parameters without a gradient] Of a unit some of whose parameters get no gradient, nobody can tell by its
+// gradients that they are all there. Torch runs the nodes made last first, those of a backward within a backward before
+// all others: once a node is about to run that is older than a use, or belongs to a graph around the use's, nothing of
+// the use is left to run; and nothing of the unit, unless another use of it is yet to come, which parameters may be
+// waiting for. (Nodes of a GPU and of the CPU run on threads of their own, so parameters stay gathered where the use is
+// not known to have handed its inputs' gradients on.) No such node may come before the root's last gradient: uses that
+// have handed theirs on then bring nothing more, or it goes into an event of its own.
 template <class Over>
 void Runtime::finish_uses(const Over& over) {
   for (std::size_t index = running_.size(); index-- > 0;) {
@@ -504,8 +512,8 @@ void Runtime::input_whole(UnitUse& use, std::size_t input) {
 }
 
 void Runtime::finish_unit(int unit) {
-  // Gathered parameters may be read until every node of the unit has run: all gradients are there, and every running use has
-  // handed its inputs' gradients on.
+  // Gathered parameters may be read until every node of the unit has run: all gradients are there, and every running
+  // use has handed its inputs' gradients on.
   if (active_uses_[static_cast<std::size_t>(unit)] == 0 && core_->gradients_complete(unit)) core_->post_backward(unit);
 }
 
@@ -514,16 +522,15 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
   at::Tensor grad = parameter.grad();
   if (!grad.defined()) return;  // a function returned no gradient
   const ParamSpec& spec = model_.params[static_cast<std::size_t>(param)];
-  ZR_CHECK(grad.layout() == at::kStrided,
-           ErrorCode::kModel,
-           "a gradient is not dense",
+  ZR_CHECK(grad.layout() == at::kStrided, ErrorCode::kModel, "a gradient is not dense",
            {.where = "libtorch.gradient",
             .which = spec.name,
             .expected = "a strided gradient",
             .got = "a sparse one",
             .hint = "set sparse=false in the embedding"});
   if (!grad.is_cpu()) grad = grad.to(at::kCPU);  // waits for it
-  if (grad.scalar_type() != parameter.scalar_type()) grad = grad.to(at::kFloat);  // what a function of the user's own may return
+  if (grad.scalar_type() != parameter.scalar_type())
+    grad = grad.to(at::kFloat);  // what a function of the user's own may return
   if (grad.strides() != parameter.strides() && grad.numel() > 0) {
     at::Tensor dense = at::empty_strided(parameter.sizes(), parameter.strides(), grad.options());
     dense.copy_(grad);
@@ -533,11 +540,13 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
   if (core_->completes_unit(param)) {
     for (std::size_t index = running_.size(); index-- > 0;) {
       const Invocation& other = running_[index].use;
-      if (other.unit == unit || active_uses_[static_cast<std::size_t>(other.unit)] > 0 || awaits_earlier_use(other)) continue;
+      if (other.unit == unit || active_uses_[static_cast<std::size_t>(other.unit)] > 0 || awaits_earlier_use(other))
+        continue;
       core_->end_gradients(other.unit);
     }
   }
-  core_->grad_ready(param, {static_cast<const std::byte*>(grad.const_data_ptr()), spec.shape, dtype_of(grad, spec.name)});
+  core_->grad_ready(param,
+                    {static_cast<const std::byte*>(grad.const_data_ptr()), spec.shape, dtype_of(grad, spec.name)});
   parameter.mutable_grad().reset();
   finish_unit(unit);
 }
@@ -558,9 +567,7 @@ std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
   settle();
   require_guards();
   clear_gradients();
-  ZR_CHECK(loss.defined() && loss.requires_grad(),
-           ErrorCode::kModel,
-           "no gradient can flow from this loss",
+  ZR_CHECK(loss.defined() && loss.requires_grad(), ErrorCode::kModel, "no gradient can flow from this loss",
            {.where = "libtorch.backward",
             .expected = "a tensor that requires grad",
             .got = loss.defined() ? "requires_grad is false" : "an undefined tensor",
@@ -597,23 +604,18 @@ StepResult Runtime::step() {
 void Runtime::report(const StepResult& result) {
   const auto now = SteadyClock::now();
   const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
-  log_.record("step",
-              {{"step", result.step},
-               {"committed", result.committed},
-               {"reason", std::string_view(result.reason)},
-               {"grad_norm", result.grad_norm},
-               {"clip_coefficient", result.clip_coefficient},
-               {"lr", result.lr},
-               {"seconds", seconds(now - stepped_at_)}});
+  log_.record("step", {{"step", result.step},
+                       {"committed", result.committed},
+                       {"reason", std::string_view(result.reason)},
+                       {"grad_norm", result.grad_norm},
+                       {"clip_coefficient", result.clip_coefficient},
+                       {"lr", result.lr},
+                       {"seconds", seconds(now - stepped_at_)}});
   stepped_at_ = now;
   if (progress_every_.count() == 0 || now - reported_at_ < progress_every_) return;
   char line[160];
-  std::snprintf(line,
-                sizeof line,
-                "step %lld: gradient norm %.4g, lr %.4g, %.3g steps/s",
-                static_cast<long long>(result.step),
-                result.grad_norm,
-                result.lr,
+  std::snprintf(line, sizeof line, "step %lld: gradient norm %.4g, lr %.4g, %.3g steps/s",
+                static_cast<long long>(result.step), result.grad_norm, result.lr,
                 static_cast<double>(result.step - reported_step_) / seconds(now - reported_at_));
   log_.progress(line);
   reported_at_ = now;
@@ -648,9 +650,7 @@ void Runtime::give_parameters_back() {
       own = at::empty_strided(like.sizes(), like.strides(), like.options().requires_grad(false));
       if (own.nbytes() == 0) continue;
       own.copy_(at::from_blob(values.data() + static_cast<std::size_t>(segment.offset) * size_of(flat.dtype),
-                              like.sizes(),
-                              like.strides(),
-                              at::TensorOptions().dtype(like.scalar_type())));
+                              like.sizes(), like.strides(), at::TensorOptions().dtype(like.scalar_type())));
     }
   }
   core_->barrier();  // nobody reads another rank's shards after this
@@ -670,7 +670,8 @@ WireReport Runtime::wire_report() const {
   WireReport report{.planned_per_step = core_->planned_wire()};
   // Matched calls of these kinds carry nothing else once the engine is built.
   report.all_gather = bytes(CollectiveKind::kAllGather).one_sided_bytes + bytes(CollectiveKind::kAllGather).bytes;
-  report.reduce_scatter = bytes(CollectiveKind::kReduceScatter).one_sided_bytes + bytes(CollectiveKind::kReduceScatter).bytes;
+  report.reduce_scatter =
+      bytes(CollectiveKind::kReduceScatter).one_sided_bytes + bytes(CollectiveKind::kReduceScatter).bytes;
   report.between_nodes = traffic_->far_bytes();
   report.control = traffic_->bytes() - report.all_gather - report.reduce_scatter + traffic_->control_bytes();
   return report;

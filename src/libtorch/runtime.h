@@ -1,8 +1,14 @@
 // Runtime: turns LibTorch's hooks into the five events of the core engine. One a LibTorch engine.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "libtorch/slots.h"
 
+#include <zeroth/base/deadline.h>
+#include <zeroth/engine/world.h>
+#include <zeroth/libtorch/engine.h>
+#include <zeroth/libtorch/model_description.h>
+
+#include <ATen/core/Tensor.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -14,13 +20,6 @@
 #include <unordered_set>
 #include <vector>
 
-#include <zeroth/base/deadline.h>
-#include <zeroth/engine/world.h>
-#include <zeroth/libtorch/engine.h>
-#include <zeroth/libtorch/model_description.h>
-
-#include "libtorch/slots.h"
-
 namespace zeroth::libtorch {
 
 /// What a hook says when compiled autograd asks how to compile it. Throws kModel.
@@ -31,25 +30,23 @@ struct UnitUse {
   Invocation invocation{};
   /// An input that needs a gradient.
   struct Input {
-    int senders = 0;               ///< nodes of the unit that hand it one
-    int senders_left = 0;          ///< of them, those that have not yet run in the backward `active_in`
-    bool done = false;             ///< in that backward
+    int senders = 0;       ///< nodes of the unit that hand it one
+    int senders_left = 0;  ///< of them, those that have not yet run in the backward `active_in`
+    bool done = false;     ///< in that backward
   };
   std::vector<Input> inputs{};
-  bool open_ended = false;         ///< nothing tells when the unit's backward is over
-  bool computed_again = false;     ///< for a checkpoint, in backward
-  std::uint64_t first_node = 0;    ///< autograd's number of the first node that the forward could make
-  std::uint64_t last_begun = 0;    ///< number of the forward of a unit that began last before this one ended
-  std::uint64_t active_in = 0;     ///< backward in which the outputs' nodes ran
-  int inputs_left = 0;             ///< inputs that are not done in that backward
+  bool open_ended = false;       ///< nothing tells when the unit's backward is over
+  bool computed_again = false;   ///< for a checkpoint, in backward
+  std::uint64_t first_node = 0;  ///< autograd's number of the first node that the forward could make
+  std::uint64_t last_begun = 0;  ///< number of the forward of a unit that began last before this one ended
+  std::uint64_t active_in = 0;   ///< backward in which the outputs' nodes ran
+  int inputs_left = 0;           ///< inputs that are not done in that backward
 };
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   /// Makes the core engine, brings rank 0's values and installs the hooks. Collective.
-  static std::shared_ptr<Runtime> create(ModelDescription model,
-                                         Config config,
-                                         const World& world,
+  static std::shared_ptr<Runtime> create(ModelDescription model, Config config, const World& world,
                                          EngineOptions options);
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
@@ -64,7 +61,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] bool shares_buffers() const;  ///< share_buffers() would
   /// Collective where there are buffers: before a forward of the whole model that trains.
   void share_buffers();
-  void before_backward(UnitUse& use);   ///< the nodes of the unit's outputs are about to run
+  void before_backward(UnitUse& use);                 ///< the nodes of the unit's outputs are about to run
   void input_sent(UnitUse& use, std::size_t input);   ///< a node of the unit that hands the input a gradient has run
   void input_whole(UnitUse& use, std::size_t input);  ///< the input has all of its gradient
   void gradient(int param, const at::Tensor& parameter);
@@ -106,7 +103,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] MemoryReport memory_report() const;
   [[nodiscard]] c10::Device device() const { return slots_.device(); }
-  [[nodiscard]] bool has_parameter(const at::Tensor& tensor) const { return parameters_.contains(tensor.unsafeGetTensorImpl()); }
+  [[nodiscard]] bool has_parameter(const at::Tensor& tensor) const {
+    return parameters_.contains(tensor.unsafeGetTensorImpl());
+  }
 
  private:
   Runtime(Config config, ModelDescription model);
@@ -118,7 +117,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void report(const StepResult& result);
   /// Throws kUsage in a forked child: memory and transport belong to the process that made the engine.
   void require_own_process() const;
-  /// Tells the core which parameters get gradients now. Throws kModel for one that was frozen for good and now wants one.
+  /// Tells the core which parameters get gradients now. Throws kModel for one that was frozen for good and now wants
+  /// one.
   void look_at_trainability();
   void install_hooks(const EngineOptions& options);
   void make_gradient_guards();
@@ -130,7 +130,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void enter_backward();
   void leave_backward();
   void finish_unit(int unit);
-  /// Ends those whose last node has run, now that the backward comes to a node that is older than those of `younger(running)`.
+  /// Ends those whose last node has run, now that the backward comes to a node that is older than those of
+  /// `younger(running)`.
   template <class Younger>
   void finish_earlier_backwards(const Younger& younger);
   [[nodiscard]] bool awaits_earlier_use(const Invocation& use);
@@ -150,7 +151,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::shared_ptr<TrafficTable> traffic_;
   ParameterSlots slots_;
   std::unique_ptr<zeroth::Engine> core_;
-  std::vector<int> active_uses_;        // per unit, in this backward
+  std::vector<int> active_uses_;  // per unit, in this backward
   /// A use of a unit whose backward has begun and is not known to be over.
   struct Running {
     Invocation use;
@@ -158,21 +159,22 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     int graph_task;
   };
   std::vector<Running> running_;
-  std::vector<std::vector<std::weak_ptr<const UnitUse>>> awaited_;  // per unit, in order, those of which no backward has begun
-  std::uint64_t last_begun_ = 0;        // number of the forward of a unit that began last
+  std::vector<std::vector<std::weak_ptr<const UnitUse>>>
+      awaited_;                   // per unit, in order, those of which no backward has begun
+  std::uint64_t last_begun_ = 0;  // number of the forward of a unit that began last
   std::vector<int> trainable_;
   std::unordered_set<const at::TensorImpl*> parameters_;
   struct Narrow {
     int param;
     std::optional<at::ScalarType> grad_dtype;  // the user's
   };
-  std::vector<Narrow> narrow_;          // trainable 16-bit parameters
+  std::vector<Narrow> narrow_;               // trainable 16-bit parameters
   std::vector<at::Tensor> gradient_guards_;  // one a trainable parameter, or none
   std::vector<std::size_t> guarded_;         // those whose `.grad` is a guard now
   bool in_backward_ = false;
   bool evaluates_ = false;  ///< the last forward of the whole model was one without gradients
   std::uint64_t backward_seq_ = 0;
-  int counted_in_ = -1;                      // graph task in which uses were counted last
+  int counted_in_ = -1;  // graph task in which uses were counted last
   pid_t owner_;
   Milliseconds progress_every_{0};
   SteadyClock::time_point reported_at_ = SteadyClock::now();  // the last line of progress, or the beginning

@@ -1,36 +1,38 @@
 #include "libtorch/slots.h"
 
+#include <zeroth/base/error.h>
+
 #include <ATen/core/grad_mode.h>
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/autograd/variable.h>
-
-#include <zeroth/base/error.h>
 
 namespace zeroth::libtorch {
 namespace {
 
 at::Tensor tensor_on(c10::Storage storage, const at::Tensor& like, std::int64_t offset) {
   const c10::DispatchKey key = c10::computeDispatchKey(like.scalar_type(), at::kStrided, storage.device());
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(key), at::scalarTypeToTypeMeta(like.scalar_type()));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key),
+                                                         at::scalarTypeToTypeMeta(like.scalar_type()));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), offset);
   return tensor;
 }
 
-std::int64_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+std::int64_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
 
 c10::Storage empty_storage(std::size_t bytes, c10::Device device) {
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                               static_cast<std::int64_t>(bytes),
-                                               at::DataPtr(nullptr, device),
-                                               nullptr,
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes),
+                                               at::DataPtr(nullptr, device), nullptr,
                                                /*resizable=*/false);
 }
 
 }  // namespace
 
 ParameterSlots::ParameterSlots(std::vector<at::Tensor> tensors, std::vector<ParamSpec> specs)
-    : tensors_(std::move(tensors)), specs_(std::move(specs)), device_(tensors_.empty() ? at::kCPU : tensors_[0].device()) {}
+    : tensors_(std::move(tensors)),
+      specs_(std::move(specs)),
+      device_(tensors_.empty() ? at::kCPU : tensors_[0].device()) {}
 
 void ParameterSlots::set_layout(const ModelLayout& layout, bool gathered, std::unique_ptr<DeviceCopies> copies) {
   layout_ = &layout;
@@ -42,12 +44,13 @@ void ParameterSlots::set_layout(const ModelLayout& layout, bool gathered, std::u
     const ParamPlace& place = layout.places[param];
     const Segment& segment = layout.segment(static_cast<int>(param));
     views_.push_back(tensor_on(storages_[static_cast<std::size_t>(place.flat)], tensors_[param], segment.offset));
-    guards_.push_back(make_guard(static_cast<int>(param),
-                                 "zeroth: parameter '" + specs_[param].name +
-                                     "' is not gathered now, so it has no memory. A call of its unit (" +
-                                     layout.units[static_cast<std::size_t>(place.unit)].name +
-                                     ") gathers it, for the unit's forward and backward; units=[...] names other units when the engine is "
-                                     "built. export_safetensors() and close() give values back."));
+    guards_.push_back(make_guard(
+        static_cast<int>(param),
+        "zeroth: parameter '" + specs_[param].name +
+            "' is not gathered now, so it has no memory. A call of its unit (" +
+            layout.units[static_cast<std::size_t>(place.unit)].name +
+            ") gathers it, for the unit's forward and backward; units=[...] names other units when the engine is "
+            "built. export_safetensors() and close() give values back."));
   }
 }
 
@@ -98,7 +101,8 @@ void ParameterSlots::refresh() {
   if (!copies_ || given_back_) return;
   const at::NoGradGuard no_grad;
   for (std::size_t flat = 0; flat < bound_.size(); ++flat) {
-    if (bound_[flat] != nullptr && layout_->flats[flat].trainable) copies_->refresh(static_cast<int>(flat), bound_[flat]);
+    if (bound_[flat] != nullptr && layout_->flats[flat].trainable)
+      copies_->refresh(static_cast<int>(flat), bound_[flat]);
   }
 }
 
@@ -108,8 +112,7 @@ bool ParameterSlots::loses_writes(std::size_t param) const {
 }
 
 void ParameterSlots::require_not_lost(std::size_t param) const {
-  ZR_CHECK(version_of(tensors_[param]) == versions_[param] || !loses_writes(param),
-           ErrorCode::kModel,
+  ZR_CHECK(version_of(tensors_[param]) == versions_[param] || !loses_writes(param), ErrorCode::kModel,
            "a parameter was written in place, where its value is only a copy",
            {.where = "libtorch.parameters",
             .which = specs_[param].name,
@@ -127,14 +130,14 @@ void ParameterSlots::require_kept() const {
 void ParameterSlots::require_unwritten(int unit) const {
   for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
     const auto index = static_cast<std::size_t>(param);
-    ZR_CHECK(version_of(tensors_[index]) == versions_[index],
-             ErrorCode::kModel,
-             "a parameter was written in place during a forward",
-             {.where = "libtorch.forward",
-              .which = specs_[index].name,
-              .expected = "a forward that only reads parameters: ranks see different data, and sharded ones would lose it",
-              .got = "a write, as by Embedding(max_norm=...)",
-              .hint = "normalise a copy in the forward, or keep the value in a buffer"});
+    ZR_CHECK(
+        version_of(tensors_[index]) == versions_[index], ErrorCode::kModel,
+        "a parameter was written in place during a forward",
+        {.where = "libtorch.forward",
+         .which = specs_[index].name,
+         .expected = "a forward that only reads parameters: ranks see different data, and sharded ones would lose it",
+         .got = "a write, as by Embedding(max_norm=...)",
+         .hint = "normalise a copy in the forward, or keep the value in a buffer"});
   }
 }
 
@@ -157,11 +160,11 @@ void ParameterSlots::require_ours(int unit) const {
     const auto index = static_cast<std::size_t>(param);
     const at::Tensor& tensor = tensors_[index];
     const c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-    const bool ours = storage == storages_[static_cast<std::size_t>(layout_->places[index].flat)].unsafeGetStorageImpl() ||
-                      storage == guards_[index].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    const bool ours =
+        storage == storages_[static_cast<std::size_t>(layout_->places[index].flat)].unsafeGetStorageImpl() ||
+        storage == guards_[index].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
     ZR_CHECK(ours && tensor.scalar_type() == views_[index].scalar_type() && tensor.sizes() == views_[index].sizes(),
-             ErrorCode::kModel,
-             "a parameter was moved, cast or given other data after the engine was built",
+             ErrorCode::kModel, "a parameter was moved, cast or given other data after the engine was built",
              {.where = "libtorch.parameters",
               .which = specs_[index].name,
               .expected = views_[index].toString() + " in the engine's memory",
@@ -184,10 +187,10 @@ void ParameterSlots::retire() {
     if (!given_back_) {
       for (const Segment& segment : layout.segments) {
         const auto param = static_cast<std::size_t>(segment.param);
-        tensors_[param].set_data(make_guard(segment.param,
-                                            "zeroth: parameter '" + specs_[param].name +
-                                                "' has no values any more: the engine that held them was dropped, or closed with "
-                                                "keep_parameters false. close() gives values back."));
+        tensors_[param].set_data(make_guard(
+            segment.param, "zeroth: parameter '" + specs_[param].name +
+                               "' has no values any more: the engine that held them was dropped, or closed with "
+                               "keep_parameters false. close() gives values back."));
       }
     }
     c10::StorageImpl* storage = storages_[flat].unsafeGetStorageImpl();

@@ -1,9 +1,15 @@
 // ParameterSlots: binds the user's parameters to flat storages that come and go.
 //
-// Every flat has one at::Storage. Gathered, it points at the slot; else at nothing, and each parameter carries a guard instead:
-// full shape, no memory, any access is an error with the parameter's name. Views that autograd saved alias the storage, so nothing
-// leaks and nothing dangles while a lease is out. See docs/life-of-a-parameter.md.
+// Every flat has one at::Storage. Gathered, it points at the slot; else at nothing, and each parameter carries a guard
+// instead: full shape, no memory, any access is an error with the parameter's name. Views that autograd saved alias the
+// storage, so nothing leaks and nothing dangles while a lease is out. See docs/life-of-a-parameter.md.
 #pragma once
+
+#include "libtorch/device_copies.h"
+
+#include <zeroth/base/tensor_view.h>
+#include <zeroth/zero/model_layout.h>
+#include <zeroth/zero/parameter_store.h>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
@@ -12,12 +18,6 @@
 #include <string>
 #include <vector>
 
-#include <zeroth/base/tensor_view.h>
-#include <zeroth/zero/model_layout.h>
-#include <zeroth/zero/parameter_store.h>
-
-#include "libtorch/device_copies.h"
-
 namespace zeroth::libtorch {
 
 class ParameterSlots final : public ParameterBinder {
@@ -25,8 +25,8 @@ class ParameterSlots final : public ParameterBinder {
   /// `tensors`: one a parameter, the user's own. They are kept, and changed only by bind().
   ParameterSlots(std::vector<at::Tensor> tensors, std::vector<ParamSpec> specs);
 
-  /// Call once the layout is known, before the first bind(). With `copies` storages point at these and not at the engine's memory.
-  /// `gathered`: parameters at rest are shards.
+  /// Call once the layout is known, before the first bind(). With `copies` storages point at these and not at the
+  /// engine's memory. `gathered`: parameters at rest are shards.
   void set_layout(const ModelLayout& layout, bool gathered, std::unique_ptr<DeviceCopies> copies);
   /// Dense host memory with the values of a parameter as the user made it; until drop_initial() of its unit.
   [[nodiscard]] ConstTensorView initial_value(int param);
@@ -40,8 +40,9 @@ class ParameterSlots final : public ParameterBinder {
   void give_back(const std::vector<at::Tensor>& own);
   /// The memory behind the parameters goes away: they, and all views that graphs saved of them, become guards for ever.
   void retire();
-  /// Throws kModel if a parameter of the unit no longer has the memory or dtype that it was given: module.to(), .data = ...; or if it
-  /// was written in place where that would be lost. Other writes, which autograd's version tells, are taken note of.
+  /// Throws kModel if a parameter of the unit no longer has the memory or dtype that it was given: module.to(), .data =
+  /// ...; or if it was written in place where that would be lost. Other writes, which autograd's version tells, are
+  /// taken note of.
   void require_bound(int unit);
   /// The first half of require_bound(): parameters are where and what the engine made them.
   void require_ours(int unit) const;
@@ -69,15 +70,15 @@ class ParameterSlots final : public ParameterBinder {
   std::vector<at::Tensor> tensors_;
   std::vector<ParamSpec> specs_;
   const ModelLayout* layout_ = nullptr;
-  std::vector<c10::Storage> storages_;    // one a flat
-  std::vector<at::Tensor> views_;         // one a parameter, into its flat's storage
-  std::vector<at::Tensor> guards_;        // one a parameter
+  std::vector<c10::Storage> storages_;  // one a flat
+  std::vector<at::Tensor> views_;       // one a parameter, into its flat's storage
+  std::vector<at::Tensor> guards_;      // one a parameter
   c10::Device device_;
   std::unique_ptr<DeviceCopies> copies_;
-  std::vector<const std::byte*> bound_;   // one a flat: the engine's memory behind it, nullptr if it is not bound
-  std::vector<at::Tensor> initial_;       // host copies of initial values of one unit
-  std::vector<std::int64_t> versions_;    // one a parameter: autograd's count of writes, as it was last known
-  bool taken_ = false;                    // drop_initial() has begun: users' memory is going away
+  std::vector<const std::byte*> bound_;  // one a flat: the engine's memory behind it, nullptr if it is not bound
+  std::vector<at::Tensor> initial_;      // host copies of initial values of one unit
+  std::vector<std::int64_t> versions_;   // one a parameter: autograd's count of writes, as it was last known
+  bool taken_ = false;                   // drop_initial() has begun: users' memory is going away
   bool given_back_ = false;
   bool gathered_ = false;
 };

@@ -1,3 +1,5 @@
+#include "libtorch/runtime.h"
+
 #include <zeroth/libtorch/unit.h>
 
 #include <ATen/SequenceNumber.h>
@@ -10,15 +12,14 @@
 #include <limits>
 #include <unordered_set>
 
-#include "libtorch/runtime.h"
-
 namespace zeroth::libtorch {
 namespace {
 
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// Calls `Tell` with the runtime, if that is still there, when the node that the hook hangs on is about to run (Before) or has run (After).
+/// Calls `Tell` with the runtime, if that is still there, when the node that the hook hangs on is about to run (Before)
+/// or has run (After).
 template <class Tell>
 class Before final : public torch::autograd::FunctionPreHook {
  public:
@@ -69,10 +70,12 @@ Nodes receivers(const std::vector<at::Tensor>& tensors) {
   return nodes;
 }
 
-bool accumulates(const Node& node) { return node.sequence_nr() == std::numeric_limits<std::uint64_t>::max(); }
+bool accumulates(const Node& node) {
+  return node.sequence_nr() == std::numeric_limits<std::uint64_t>::max();
+}
 
-/// For each of `inputs` the nodes made since `first`, from `outputs` on, that hand a gradient to it. What the forward took from
-/// elsewhere than its arguments, engine's parameters aside, is added to `inputs`.
+/// For each of `inputs` the nodes made since `first`, from `outputs` on, that hand a gradient to it. What the forward
+/// took from elsewhere than its arguments, engine's parameters aside, is added to `inputs`.
 std::vector<Nodes> senders(const Nodes& outputs, Nodes& inputs, std::uint64_t first, const Runtime& runtime) {
   const auto from_elsewhere = [&](Node& node) {
     if (!accumulates(node)) return node.sequence_nr() < first;
@@ -108,7 +111,7 @@ std::vector<Nodes> senders(const Nodes& outputs, Nodes& inputs, std::uint64_t fi
 struct UnitScope::State {
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<UnitUse> use;
-  Nodes inputs{};            ///< receivers, as they were before the forward could change an input in place
+  Nodes inputs{};  ///< receivers, as they were before the forward could change an input in place
 };
 
 UnitScope::UnitScope(std::shared_ptr<Runtime> runtime, int unit, std::vector<at::Tensor> inputs) {
@@ -119,7 +122,8 @@ UnitScope::UnitScope(std::shared_ptr<Runtime> runtime, int unit, std::vector<at:
 }
 
 UnitScope::~UnitScope() {
-  // Only an exception leaves an unfinished scope; the lease goes back, if it is still out, and nothing else is to be done.
+  // Only an exception leaves an unfinished scope; the lease goes back, if it is still out, and nothing else is to be
+  // done.
   if (state_) state_->runtime->drop(*state_->use);
 }
 
@@ -132,33 +136,35 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
     return accumulates(*node) || std::ranges::find(state->inputs, node) != state->inputs.end();
   });
   for (const std::shared_ptr<Node>& node : own) {
-    node->add_pre_hook(make_hook<Before>(state->runtime, [use = state->use](Runtime& runtime) { runtime.before_backward(*use); }));
+    node->add_pre_hook(
+        make_hook<Before>(state->runtime, [use = state->use](Runtime& runtime) { runtime.before_backward(*use); }));
   }
   if (!own.empty()) {
-    // [Note: End of a unit's backward] A use is over when all nodes of the unit have run. Those that lead to an input have when each
-    // node that hands a gradient to it has; those that lead to parameters, when these have their gradients. Some nodes of a unit may
-    // never run, because nobody uses the output behind them: then the input's producer tells, which runs when its gradient is
-    // whole. It is no good alone: other units may take the same input (an encoder's output in a decoder), a leaf has no producer, and
-    // another output of the unit before may come first. An input to which no node leads is not waited for; what the unit took from
-    // elsewhere (an attribute, a closure) counts as an input.
-    // Without any input there are only the unit's own gradients to go by, which say nothing of frozen parameters: such a use
-    // lasts until the end of backward.
+    // [Note: End of a unit's backward] A use is over when all nodes of the unit have run. Those that lead to an input
+    // have when each node that hands a gradient to it has; those that lead to parameters, when these have their
+    // gradients. Some nodes of a unit may never run, because nobody uses the output behind them: then the input's
+    // producer tells, which runs when its gradient is whole. It is no good alone: other units may take the same input
+    // (an encoder's output in a decoder), a leaf has no producer, and another output of the unit before may come first.
+    // An input to which no node leads is not waited for; what the unit took from elsewhere (an attribute, a closure)
+    // counts as an input. Without any input there are only the unit's own gradients to go by, which say nothing of
+    // frozen parameters: such a use lasts until the end of backward.
     const std::vector<Nodes> handing = senders(own, state->inputs, state->use->first_node, *state->runtime);
     for (std::size_t index = 0; index < handing.size(); ++index) {
       if (handing[index].empty()) continue;
       const std::size_t input = state->use->inputs.size();
       state->use->inputs.push_back({.senders = static_cast<int>(handing[index].size())});
       for (const std::shared_ptr<Node>& node : handing[index]) {
-        node->add_post_hook(
-            make_hook<After>(state->runtime, [use = state->use, input](Runtime& runtime) { runtime.input_sent(*use, input); }));
+        node->add_post_hook(make_hook<After>(
+            state->runtime, [use = state->use, input](Runtime& runtime) { runtime.input_sent(*use, input); }));
       }
       if (!accumulates(*state->inputs[index])) {
         // A tensor's hook comes before those of the node, which may be an output of the unit before.
-        state->inputs[index]->add_tensor_pre_hook(
-            make_hook<Before>(state->runtime, [use = state->use, input](Runtime& runtime) { runtime.input_whole(*use, input); }));
+        state->inputs[index]->add_tensor_pre_hook(make_hook<Before>(
+            state->runtime, [use = state->use, input](Runtime& runtime) { runtime.input_whole(*use, input); }));
       }
     }
-    state->use->open_ended = state->use->inputs.empty() && !state->runtime->ends_with_gradients(state->use->invocation.unit);
+    state->use->open_ended =
+        state->use->inputs.empty() && !state->runtime->ends_with_gradients(state->use->invocation.unit);
   }
   state->runtime->end(state->use, /*awaits_backward=*/!own.empty());
 }

@@ -1,13 +1,13 @@
 #include "libtorch/version_check.h"
 
+#include <zeroth/base/error.h>
+
 #include <ATen/Context.h>
 #include <dlfcn.h>
 #include <torch/headeronly/version.h>
 
 #include <filesystem>
 #include <fstream>
-
-#include <zeroth/base/error.h>
 
 namespace zeroth::libtorch {
 
@@ -26,8 +26,7 @@ std::string installed_torch_version(const std::string& folder) {
 }
 
 void compare_torch_versions(const std::string& built, const std::string& loaded, const std::string& folder) {
-  ZR_CHECK(loaded.empty() || loaded == built,
-           ErrorCode::kEnvironment,
+  ZR_CHECK(loaded.empty() || loaded == built, ErrorCode::kEnvironment,
            "another torch is loaded than the one that Zeroth was built against",
            {.where = "libtorch",
             .which = folder,
@@ -36,7 +35,9 @@ void compare_torch_versions(const std::string& built, const std::string& loaded,
             .hint = "rebuild Zeroth against this torch, or run it with the one of the build (LD_LIBRARY_PATH)"});
 }
 
-std::string torch_version_text() { return std::string("torch ") + TORCH_VERSION; }
+std::string torch_version_text() {
+  return std::string("torch ") + TORCH_VERSION;
+}
 
 void require_same_torch() {
   Dl_info info{};

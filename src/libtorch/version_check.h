@@ -12,8 +12,8 @@ void require_same_torch();
 /// "torch 2.11.0": what the build was made against, and require_same_torch() has found loaded.
 [[nodiscard]] std::string torch_version_text();
 
-/// Version that the torch installation at `folder` (the one with lib/ in it) says: version.py of a wheel or build-version of a
-/// LibTorch archive, without the part after '+'. Empty if it says none.
+/// Version that the torch installation at `folder` (the one with lib/ in it) says: version.py of a wheel or
+/// build-version of a LibTorch archive, without the part after '+'. Empty if it says none.
 [[nodiscard]] std::string installed_torch_version(const std::string& folder);
 
 /// Throws kEnvironment if both are known and differ.

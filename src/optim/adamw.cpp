@@ -1,8 +1,8 @@
 // Adam and AdamW differ in where weight decay enters; both keep two moments.
+#include "optim/optimizer_table.h"
+
 #include <kernels/adamw/adamw.h>
 #include <zeroth/optim/optimizer.h>
-
-#include "optim/optimizer_table.h"
 
 namespace zeroth {
 namespace {

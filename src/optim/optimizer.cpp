@@ -1,9 +1,8 @@
-#include <zeroth/optim/optimizer.h>
+#include "optim/optimizer_table.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
-
-#include "optim/optimizer_table.h"
+#include <zeroth/optim/optimizer.h>
 
 namespace zeroth {
 
@@ -19,8 +18,7 @@ std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options) {
   }
   const std::vector<std::string> names = optimizer_names();
   const std::string near = nearest_name(options.type, names);
-  throw Error(ErrorCode::kConfig,
-              "no such optimizer is built",
+  throw Error(ErrorCode::kConfig, "no such optimizer is built",
               {.where = "optim",
                .which = "optimizer.type",
                .expected = "one of " + join(names, ", "),

@@ -1,9 +1,9 @@
 // One line an optimizer: name and factory. Add yours here and in its own file (docs/how-to-add-an-optimizer.md).
 #pragma once
 
-#include <memory>
-
 #include <zeroth/optim/optimizer.h>
+
+#include <memory>
 
 namespace zeroth {
 

@@ -8,10 +8,14 @@ namespace zeroth {
 
 std::string_view name_of(LearningRateSchedule::Kind kind) noexcept {
   switch (kind) {
-    case LearningRateSchedule::Kind::kConstant: return "constant";
-    case LearningRateSchedule::Kind::kWarmup: return "warmup";
-    case LearningRateSchedule::Kind::kWarmupLinear: return "warmup-linear";
-    case LearningRateSchedule::Kind::kWarmupCosine: return "warmup-cosine";
+    case LearningRateSchedule::Kind::kConstant:
+      return "constant";
+    case LearningRateSchedule::Kind::kWarmup:
+      return "warmup";
+    case LearningRateSchedule::Kind::kWarmupLinear:
+      return "warmup-linear";
+    case LearningRateSchedule::Kind::kWarmupCosine:
+      return "warmup-cosine";
   }
   return "constant";
 }

@@ -1,7 +1,7 @@
+#include "optim/optimizer_table.h"
+
 #include <kernels/sgd/sgd.h>
 #include <zeroth/optim/optimizer.h>
-
-#include "optim/optimizer_table.h"
 
 namespace zeroth {
 namespace {
@@ -38,6 +38,8 @@ class Sgd final : public Optimizer {
 
 }  // namespace
 
-std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options) { return std::make_unique<Sgd>(options.momentum); }
+std::unique_ptr<Optimizer> make_sgd(const OptimizerOptions& options) {
+  return std::make_unique<Sgd>(options.momentum);
+}
 
 }  // namespace zeroth

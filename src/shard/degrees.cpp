@@ -1,9 +1,8 @@
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 #include <zeroth/shard/degrees.h>
 
 #include <algorithm>
-
-#include <zeroth/base/error.h>
-#include <zeroth/base/text.h>
 
 namespace zeroth {
 
@@ -19,11 +18,11 @@ std::vector<int> pieces_of_ranks(int world, std::span<const int> degrees) {
     }
     std::vector<std::string> asked;
     for (const int other : degrees) asked.push_back(std::to_string(other));
-    throw Error(ErrorCode::kConfig,
-                "states cannot be split over so many ranks",
-                {.where = "shard.degrees",
-                 .expected = "degrees from 1 to " + std::to_string(world) + ", the number of ranks, each a divisor of the next",
-                 .got = join(asked, ", ")});
+    throw Error(
+        ErrorCode::kConfig, "states cannot be split over so many ranks",
+        {.where = "shard.degrees",
+         .expected = "degrees from 1 to " + std::to_string(world) + ", the number of ranks, each a divisor of the next",
+         .got = join(asked, ", ")});
   }
   std::vector<int> pieces;
   for (int rank = 0; rank < world; ++rank) {

@@ -1,12 +1,11 @@
+#include <zeroth/base/error.h>
+#include <zeroth/base/platform.h>
+#include <zeroth/shard/degrees.h>
 #include <zeroth/shard/flat_layout.h>
 
 #include <algorithm>
 #include <cmath>
 #include <string>
-
-#include <zeroth/base/error.h>
-#include <zeroth/base/platform.h>
-#include <zeroth/shard/degrees.h>
 
 namespace zeroth {
 namespace {
@@ -23,19 +22,13 @@ void check_shape(const ParamSpec& param) {
   std::int64_t numel = 1;
   for (const std::int64_t extent : param.shape) {
     ZR_CHECK(extent >= 0, ErrorCode::kModel, "a parameter has a negative extent", {.which = param.name});
-    ZR_CHECK(extent <= kMost && (extent == 0 || numel <= kMost / extent),
-             ErrorCode::kModel,
-             "a parameter has more elements than can be addressed",
-             {.which = param.name});
+    ZR_CHECK(extent <= kMost && (extent == 0 || numel <= kMost / extent), ErrorCode::kModel,
+             "a parameter has more elements than can be addressed", {.which = param.name});
     numel *= extent;
   }
-  ZR_CHECK(is_trained(param.dtype),
-           ErrorCode::kModel,
-           "parameters must be float64, float32 or bfloat16",
+  ZR_CHECK(is_trained(param.dtype), ErrorCode::kModel, "parameters must be float64, float32 or bfloat16",
            {.which = param.name, .got = std::string(name_of(param.dtype))});
-  ZR_CHECK(std::isfinite(param.grad_factor),
-           ErrorCode::kModel,
-           "the gradient factor of a parameter is not finite",
+  ZR_CHECK(std::isfinite(param.grad_factor), ErrorCode::kModel, "the gradient factor of a parameter is not finite",
            {.which = param.name, .got = std::to_string(param.grad_factor)});
 }
 
@@ -64,15 +57,13 @@ std::vector<std::int64_t> shard_boundaries(std::int64_t length, std::span<const 
     blocks_of[static_cast<std::size_t>(pieces[static_cast<std::size_t>(rank)])] = base + (turn < odd ? 1 : 0);
   }
   std::vector<std::int64_t> boundaries{0};
-  for (const std::int64_t count : blocks_of) boundaries.push_back(std::min(boundaries.back() + count * kBlockElements, length));
+  for (const std::int64_t count : blocks_of)
+    boundaries.push_back(std::min(boundaries.back() + count * kBlockElements, length));
   return boundaries;
 }
 
-std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
-                                          const UnitSpec& unit,
-                                          int unit_index,
-                                          int world,
-                                          std::span<const int> degrees) {
+std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params, const UnitSpec& unit, int unit_index,
+                                          int world, std::span<const int> degrees) {
   const std::vector<int> pieces = pieces_of_ranks(world, degrees);
   std::vector<FlatLayout> layouts;
   for (const int index : unit.params) {
@@ -94,9 +85,7 @@ std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params,
     const std::int64_t offset = align_elements(found->length, param.dtype);
     found->segments.push_back({index, offset, param.numel()});
     found->length = offset + param.numel();
-    ZR_CHECK(found->length <= kMost,
-             ErrorCode::kModel,
-             "a unit has more elements than can be addressed",
+    ZR_CHECK(found->length <= kMost, ErrorCode::kModel, "a unit has more elements than can be addressed",
              {.which = unit.name, .got = param.name + " and those before it"});
   }
   for (FlatLayout& layout : layouts) {

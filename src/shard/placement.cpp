@@ -1,16 +1,18 @@
+#include <zeroth/base/error.h>
 #include <zeroth/shard/placement.h>
 
 #include <string>
-
-#include <zeroth/base/error.h>
 
 namespace zeroth {
 
 std::string_view name_of(Placement placement) noexcept {
   switch (placement) {
-    case Placement::kReplicate: return "Replicate";
-    case Placement::kPartial: return "Partial";
-    case Placement::kFlat: return "Flat";
+    case Placement::kReplicate:
+      return "Replicate";
+    case Placement::kPartial:
+      return "Partial";
+    case Placement::kFlat:
+      return "Flat";
   }
   return "Replicate";
 }
@@ -21,8 +23,7 @@ Transition transition(Placement from, Placement to) {
   if (from == Placement::kPartial && to == Placement::kFlat) return Transition::kReduceScatter;
   if (from == Placement::kPartial && to == Placement::kReplicate) return Transition::kAllReduce;
   if (from == Placement::kReplicate && to == Placement::kFlat) return Transition::kLocalSlice;
-  throw Error(ErrorCode::kUsage,
-              "there is no transition between these placements",
+  throw Error(ErrorCode::kUsage, "there is no transition between these placements",
               {.where = "shard.transition",
                .expected = "Flat, Partial or Replicate -> Flat or Replicate",
                .got = std::string(name_of(from)) + " -> " + std::string(name_of(to))});

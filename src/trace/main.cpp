@@ -1,4 +1,5 @@
-// zeroth-trace: reads what the flight recorders of all ranks have written, says where they differ, draws the last seconds.
+// zeroth-trace: reads what the flight recorders of all ranks have written, says where they differ, draws the last
+// seconds.
 #include "trace/trace.h"
 
 #include <zeroth/base/error.h>
@@ -35,18 +36,22 @@ std::vector<std::string> files_of(const std::vector<std::string>& arguments) {
     }
   }
   std::ranges::sort(files);
-  ZR_CHECK(!files.empty(), ErrorCode::kUsage, "there is no trace", {.where = "zeroth-trace", .which = arguments.front(), .expected = "files *.jsonl"});
+  ZR_CHECK(!files.empty(), ErrorCode::kUsage, "there is no trace",
+           {.where = "zeroth-trace", .which = arguments.front(), .expected = "files *.jsonl"});
   return files;
 }
 
 std::string read_all(const std::string& file) {
   std::error_code error;
   const std::uintmax_t bytes = fs::file_size(file, error);
-  ZR_CHECK(!error, ErrorCode::kIo, "the file cannot be read: " + error.message(), {.where = "zeroth-trace", .which = file});
-  ZR_CHECK(bytes <= kLargestFile, ErrorCode::kIo, "the file is too large for a trace", {.where = "zeroth-trace", .which = file, .got = std::to_string(bytes) + " bytes"});
+  ZR_CHECK(!error, ErrorCode::kIo, "the file cannot be read: " + error.message(),
+           {.where = "zeroth-trace", .which = file});
+  ZR_CHECK(bytes <= kLargestFile, ErrorCode::kIo, "the file is too large for a trace",
+           {.where = "zeroth-trace", .which = file, .got = std::to_string(bytes) + " bytes"});
   std::ifstream stream(file, std::ios::binary);
   std::string text((std::istreambuf_iterator<char>(stream)), {});
-  ZR_CHECK(stream.good() || stream.eof(), ErrorCode::kIo, "the file cannot be read: " + zeroth::errno_text(errno), {.where = "zeroth-trace", .which = file});
+  ZR_CHECK(stream.good() || stream.eof(), ErrorCode::kIo, "the file cannot be read: " + zeroth::errno_text(errno),
+           {.where = "zeroth-trace", .which = file});
   return text;
 }
 
@@ -64,7 +69,8 @@ void run(const std::vector<std::string>& arguments, double seconds, int columns)
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app("Draws what the flight recorders of all ranks have written (World.write_trace(), ZEROTH_TRACE_DIR).", "zeroth-trace");
+  CLI::App app("Draws what the flight recorders of all ranks have written (World.write_trace(), ZEROTH_TRACE_DIR).",
+               "zeroth-trace");
   std::vector<std::string> arguments;
   double seconds = 10;
   int columns = 60;

@@ -23,9 +23,13 @@ T field(const nlohmann::json& object, const char* name) {
 /// By (group, sequence).
 using Index = std::map<std::pair<std::string, std::uint64_t>, const Call*>;
 
-bool is_wait(const Call& call) { return call.name == "wait"; }
+bool is_wait(const Call& call) {
+  return call.name == "wait";
+}
 
-std::string in_brackets(const std::string& about) { return about.empty() ? "" : " (" + about + ")"; }
+std::string in_brackets(const std::string& about) {
+  return about.empty() ? "" : " (" + about + ")";
+}
 
 Index index_of(const RankTrace& trace) {
   Index index;
@@ -46,11 +50,8 @@ std::string list_of(const std::vector<int>& ranks) {
 }
 
 /// What one group's calls with one number say.
-void compare_call(const std::string& group,
-                  std::uint64_t sequence,
-                  const std::map<int, const Call*>& made,
-                  const std::vector<int>& without,
-                  std::vector<std::string>& lines) {
+void compare_call(const std::string& group, std::uint64_t sequence, const std::map<int, const Call*>& made,
+                  const std::vector<int>& without, std::vector<std::string>& lines) {
   std::map<std::string, std::vector<int>> by_what;
   std::vector<int> open;
   for (const auto& [rank, call] : made) {
@@ -65,16 +66,12 @@ void compare_call(const std::string& group,
   } else if (!without.empty()) {
     std::vector<int> begun;
     for (const auto& [rank, call] : made) begun.push_back(rank);
-    lines.push_back(fmt::format("{}#{}: {} ha{} begun {}, {} ha{} not",
-                                group,
-                                sequence,
-                                list_of(begun),
-                                begun.size() == 1 ? "s" : "ve",
-                                made.begin()->second->what,
-                                list_of(without),
+    lines.push_back(fmt::format("{}#{}: {} ha{} begun {}, {} ha{} not", group, sequence, list_of(begun),
+                                begun.size() == 1 ? "s" : "ve", made.begin()->second->what, list_of(without),
                                 without.size() == 1 ? "s" : "ve"));
   } else if (!open.empty()) {
-    lines.push_back(fmt::format("{}#{}: all ranks have begun {}, {} ha{} not ended it", group, sequence, name, list_of(open), open.size() == 1 ? "s" : "ve"));
+    lines.push_back(fmt::format("{}#{}: all ranks have begun {}, {} ha{} not ended it", group, sequence, name,
+                                list_of(open), open.size() == 1 ? "s" : "ve"));
   }
 }
 
@@ -99,31 +96,26 @@ RankTrace parse(std::string_view text, const std::string& file) {
         trace.now_ns = field<std::int64_t>(object, "now_ns");
         names = object.value("names", names);
         ZR_CHECK(trace.size >= 1 && trace.size <= kMostRanks && trace.rank >= 0 && trace.rank < trace.size,
-                 ErrorCode::kIo,
-                 "no such rank",
+                 ErrorCode::kIo, "no such rank",
                  {.where = "trace", .which = file, .got = fmt::format("rank {} of {}", trace.rank, trace.size)});
         continue;
       }
-      Call call{.group = field<std::string>(object, "group"),
-                .sequence = field<std::uint64_t>(object, "sequence"),
-                .what = {},
-                .name = field<std::string>(object, "call"),
-                .about = object.contains("about") ? names.at(field<std::size_t>(object, "about")).get<std::string>() : "",
-                .begun_ns = field<std::int64_t>(object, "begun_ns"),
-                .ended_ns = field<std::int64_t>(object, "ended_ns")};
+      Call call{
+          .group = field<std::string>(object, "group"),
+          .sequence = field<std::uint64_t>(object, "sequence"),
+          .what = {},
+          .name = field<std::string>(object, "call"),
+          .about = object.contains("about") ? names.at(field<std::size_t>(object, "about")).get<std::string>() : "",
+          .begun_ns = field<std::int64_t>(object, "begun_ns"),
+          .ended_ns = field<std::int64_t>(object, "ended_ns")};
       const auto given = object.value("name", std::string());  // of a barrier
-      call.what = fmt::format("{}{} {} [{}] unit={} label={}{}",
-                              call.name,
-                              given.empty() ? "" : " \"" + given + "\"",
-                              field<std::string>(object, "dtype"),
-                              field<std::int64_t>(object, "elements"),
-                              field<int>(object, "unit"),
-                              field<std::uint32_t>(object, "label"),
-                              in_brackets(call.about));
+      call.what =
+          fmt::format("{}{} {} [{}] unit={} label={}{}", call.name, given.empty() ? "" : " \"" + given + "\"",
+                      field<std::string>(object, "dtype"), field<std::int64_t>(object, "elements"),
+                      field<int>(object, "unit"), field<std::uint32_t>(object, "label"), in_brackets(call.about));
       trace.calls.push_back(std::move(call));
     } catch (const nlohmann::json::exception& error) {
-      throw Error(ErrorCode::kIo,
-                  "not a trace of a rank",
+      throw Error(ErrorCode::kIo, "not a trace of a rank",
                   {.where = "trace",
                    .which = fmt::format("{}:{}", file, number),
                    .expected = "one JSON object a line, as World.write_trace() writes them",
@@ -143,7 +135,8 @@ void align_clocks(std::vector<RankTrace>& ranks) {
     std::vector<std::int64_t> ahead;
     for (const auto& [key, call] : index_of(trace)) {
       const auto same = reference.find(key);
-      if (same != reference.end() && call->ended_ns != 0 && same->second->ended_ns != 0) ahead.push_back(call->ended_ns - same->second->ended_ns);
+      if (same != reference.end() && call->ended_ns != 0 && same->second->ended_ns != 0)
+        ahead.push_back(call->ended_ns - same->second->ended_ns);
     }
     if (ahead.empty()) continue;
     const std::int64_t offset = median(std::move(ahead));
@@ -183,7 +176,8 @@ std::vector<std::string> differences(const std::vector<RankTrace>& ranks) {
       for (const auto& [rank, seen] : members) {
         const auto call = seen.calls.find(sequence);
         // Messages between two ranks carry numbers of their own.
-        const bool between_two = call != seen.calls.end() && (call->second->name == "send" || call->second->name == "recv");
+        const bool between_two =
+            call != seen.calls.end() && (call->second->name == "send" || call->second->name == "recv");
         if (between_two) continue;
         if (call == seen.calls.end()) {
           without.push_back(rank);
@@ -193,7 +187,9 @@ std::vector<std::string> differences(const std::vector<RankTrace>& ranks) {
       }
       const std::size_t before = lines.size();
       if (!made.empty()) compare_call(group, sequence, made, without, lines);
-      if (lines.size() > before && (made.empty() || !without.empty() || lines.back().find("different") != std::string::npos)) break;
+      if (lines.size() > before &&
+          (made.empty() || !without.empty() || lines.back().find("different") != std::string::npos))
+        break;
     }
   }
   return lines;
@@ -224,10 +220,12 @@ std::vector<std::string> draw(const std::vector<RankTrace>& ranks, double second
     }
     std::string text = "no call";
     if (open != nullptr) {
-      text = fmt::format("in {}#{}{} of {} for {:.1f} s", open->name, open->sequence, in_brackets(open->about), open->group, static_cast<double>(end - open->begun_ns) * 1e-9);
+      text = fmt::format("in {}#{}{} of {} for {:.1f} s", open->name, open->sequence, in_brackets(open->about),
+                         open->group, static_cast<double>(end - open->begun_ns) * 1e-9);
     } else if (!trace.calls.empty()) {
       const Call& last = trace.calls.back();
-      text = fmt::format("last {}#{}{} of {}, {:.1f} s before", last.name, last.sequence, in_brackets(last.about), last.group, static_cast<double>(end - last.ended_ns) * 1e-9);
+      text = fmt::format("last {}#{}{} of {}, {:.1f} s before", last.name, last.sequence, in_brackets(last.about),
+                         last.group, static_cast<double>(end - last.ended_ns) * 1e-9);
     }
     lines.push_back(fmt::format("rank {:<4} |{}| {}", trace.rank, bar, text));
   }

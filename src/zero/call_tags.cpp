@@ -10,27 +10,40 @@ namespace {
 
 constexpr std::uint32_t kMeetings = 0x100;  // labels from here on
 
-bool is_unit(const ModelLayout& model, const MessageTag& tag) { return tag.unit >= 0 && static_cast<std::size_t>(tag.unit) < model.units.size(); }
+bool is_unit(const ModelLayout& model, const MessageTag& tag) {
+  return tag.unit >= 0 && static_cast<std::size_t>(tag.unit) < model.units.size();
+}
 
-bool is(CallPurpose purpose, const MessageTag& tag) { return tag.label == static_cast<std::uint32_t>(purpose); }
+bool is(CallPurpose purpose, const MessageTag& tag) {
+  return tag.label == static_cast<std::uint32_t>(purpose);
+}
 
-bool gathers(const MessageTag& tag) { return is(CallPurpose::kGatherParameters, tag); }
+bool gathers(const MessageTag& tag) {
+  return is(CallPurpose::kGatherParameters, tag);
+}
 
 bool sums(const MessageTag& tag) {
-  return is(CallPurpose::kReduceGradients, tag) || is(CallPurpose::kShareGradients, tag) || is(CallPurpose::kCombineGradients, tag);
+  return is(CallPurpose::kReduceGradients, tag) || is(CallPurpose::kShareGradients, tag) ||
+         is(CallPurpose::kCombineGradients, tag);
 }
 
 }  // namespace
 
-MessageTag tag_of(Meeting what) { return {.unit = -1, .label = kMeetings + static_cast<std::uint32_t>(what)}; }
+MessageTag tag_of(Meeting what) {
+  return {.unit = -1, .label = kMeetings + static_cast<std::uint32_t>(what)};
+}
 
 TagNames tag_names(const ModelLayout& model) {
   TagNames names;
   names.name = [&model](const MessageTag& tag) -> std::string {
     if (tag.label >= kMeetings) return name_of(static_cast<Meeting>(tag.label - kMeetings));
-    static constexpr const char* kPurposes[] = {
-        "", "the parameters of ", "the updated parameters of ", "the parameters of ", "the gradients of ", "the summed gradients of ",
-        "the groups' gradients of "};
+    static constexpr const char* kPurposes[] = {"",
+                                                "the parameters of ",
+                                                "the updated parameters of ",
+                                                "the parameters of ",
+                                                "the gradients of ",
+                                                "the summed gradients of ",
+                                                "the groups' gradients of "};
     if (!is_unit(model, tag) || tag.label >= std::size(kPurposes)) return "";
     return kPurposes[tag.label] + ("unit " + model.units[static_cast<std::size_t>(tag.unit)].name);
   };
@@ -39,16 +52,20 @@ TagNames tag_names(const ModelLayout& model) {
     if (!alike || own.unit == theirs.unit || !is_unit(model, own) || !is_unit(model, theirs)) return "";
     const auto name = [&](const MessageTag& tag) { return model.units[static_cast<std::size_t>(tag.unit)].name; };
     // Lower number first: the same words on all ranks.
-    const auto& [first, second] = std::minmax(own, theirs, [](const MessageTag& a, const MessageTag& b) { return a.unit < b.unit; });
-    return "ranks run different modules, or the same ones in another order: run units " + name(first) + " and " + name(second) +
-           " on every rank (with zeros where there is nothing to do), or train over shm, or shm+mpi between hosts, where the ranks of a host may "
+    const auto& [first, second] =
+        std::minmax(own, theirs, [](const MessageTag& a, const MessageTag& b) { return a.unit < b.unit; });
+    return "ranks run different modules, or the same ones in another order: run units " + name(first) + " and " +
+           name(second) +
+           " on every rank (with zeros where there is nothing to do), or train over shm, or shm+mpi between hosts, "
+           "where the ranks of a host may "
            "take different paths";
   };
   return names;
 }
 
 const char* name_of(Meeting what) noexcept {
-  static constexpr const char* kNames[] = {"step()", "average()", "barrier()", "a forward that shares buffers", "an export", "close()", "the next batch"};
+  static constexpr const char* kNames[] = {"step()",    "average()", "barrier()",     "a forward that shares buffers",
+                                           "an export", "close()",   "the next batch"};
   const auto index = static_cast<std::size_t>(what);
   return index < std::size(kNames) ? kNames[index] : "an unknown call";
 }

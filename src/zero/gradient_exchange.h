@@ -1,16 +1,16 @@
-// GradientExchange: how the buckets that ranks publish become reduced shards. Two ways, by the capability of the transport among the ranks
-// that sum a micro-step: one_sided_exchange.cpp where they read each other's memory, matched_exchange.cpp where they make matched calls. The
-// same sums in the same order, so the same bits.
+// GradientExchange: how the buckets that ranks publish become reduced shards. Two ways, by the capability of the
+// transport among the ranks that sum a micro-step: one_sided_exchange.cpp where they read each other's memory,
+// matched_exchange.cpp where they make matched calls. The same sums in the same order, so the same bits.
 #pragma once
 
-#include <cstdint>
-#include <memory>
+#include "zero/reduced_shards.h"
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
 #include <zeroth/zero/gradient_store.h>
 
-#include "zero/reduced_shards.h"
+#include <cstdint>
+#include <memory>
 
 namespace zeroth {
 
@@ -21,10 +21,11 @@ class GradientExchange {
   GradientExchange& operator=(const GradientExchange&) = delete;
   virtual ~GradientExchange() = default;
 
-  /// Blocks until nobody needs what `unit` has published in its bucket slot. `skip(flat)` is true for flats that have published nothing
-  /// which still lies there.
+  /// Blocks until nobody needs what `unit` has published in its bucket slot. `skip(flat)` is true for flats that have
+  /// published nothing which still lies there.
   virtual void await_slot(int unit, const std::function<bool(int flat)>& skip) = 0;
-  /// The flat's bucket, that of `dtype`, is full: everybody may take it. One reduction event. Other ranks' may have another dtype.
+  /// The flat's bucket, that of `dtype`, is full: everybody may take it. One reduction event. Other ranks' may have
+  /// another dtype.
   virtual void publish(int flat, DType dtype) = 0;
   /// A good moment to take what has been published: a unit is closed.
   virtual void progress() = 0;
@@ -34,8 +35,8 @@ class GradientExchange {
   virtual void meet(Meeting what, std::string_view name) = 0;
   /// Blocks until this rank has the sums of all backwards before number `next`, of all ranks or those of its run.
   virtual void await_sums(std::uint64_t next) = 0;
-  /// After that, with sums at ModelMemory::micro_step_sums(): blocks until this rank's shards hold those of all runs of ranks. Nobody
-  /// changes his before the step is judged.
+  /// After that, with sums at ModelMemory::micro_step_sums(): blocks until this rank's shards hold those of all runs of
+  /// ranks. Nobody changes his before the step is judged.
   virtual void combine_sums(std::uint64_t next) = 0;
   /// Replicated gradients: makes all shards readable through ModelMemory::peer_reduced().
   virtual void share_sums() = 0;

@@ -1,11 +1,10 @@
+#include "zero/gradient_exchange.h"
+
+#include <kernels/bucket/bucket.h>
 #include <zeroth/zero/gradient_store.h>
 
 #include <algorithm>
 #include <atomic>
-
-#include <kernels/bucket/bucket.h>
-
-#include "zero/gradient_exchange.h"
 
 namespace zeroth {
 namespace {
@@ -27,14 +26,8 @@ std::vector<int> sole_users(const SlotTable& table) {
 
 }  // namespace
 
-GradientStore::GradientStore(const ModelLayout& model,
-                             const ShardingPlan& plan,
-                             int micro_steps,
-                             ModelMemory& memory,
-                             CommBackend& backend,
-                             Stream reduce_stream,
-                             KernelContext kernels,
-                             MemoryLedger& ledger)
+GradientStore::GradientStore(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, ModelMemory& memory,
+                             CommBackend& backend, Stream reduce_stream, KernelContext kernels, MemoryLedger& ledger)
     : model_(model),
       plan_(plan),
       micro_steps_(micro_steps),
@@ -56,11 +49,21 @@ GradientStore::GradientStore(const ModelLayout& model,
 
 GradientStore::~GradientStore() = default;
 
-bool GradientStore::has_sums(int flat) const { return shards_->has_sums(flat); }
-const kernels::NormAccumulator& GradientStore::norm(int flat) const { return shards_->norm(flat); }
-std::uint64_t GradientStore::spills() const { return exchange_->spills(); }
-std::size_t GradientStore::transport_bytes() const { return exchange_->transport_bytes(); }
-std::uint64_t GradientStore::backwards_in_step() const { return backward_ & (kBackwardsPerStep - 1); }
+bool GradientStore::has_sums(int flat) const {
+  return shards_->has_sums(flat);
+}
+const kernels::NormAccumulator& GradientStore::norm(int flat) const {
+  return shards_->norm(flat);
+}
+std::uint64_t GradientStore::spills() const {
+  return exchange_->spills();
+}
+std::size_t GradientStore::transport_bytes() const {
+  return exchange_->transport_bytes();
+}
+std::uint64_t GradientStore::backwards_in_step() const {
+  return backward_ & (kBackwardsPerStep - 1);
+}
 
 bool GradientStore::publishes_now() const {
   return plan_.policy == ReductionPolicy::kPerMicroStep || micro_step_ == micro_steps_ - 1;
@@ -118,7 +121,8 @@ void GradientStore::widen(int flat) {
     if (!own.filled[segment]) continue;
     const auto [_, offset, numel] = layout.segments[segment];
     const std::byte* from = memory_.bucket(flat, own.dtype) + array_bytes(offset, own.dtype);
-    (void)kernels::bucket_store(memory_.bucket(flat, wide) + array_bytes(offset, wide), wide, from, own.dtype, numel, kernels_.isa);
+    (void)kernels::bucket_store(memory_.bucket(flat, wide) + array_bytes(offset, wide), wide, from, own.dtype, numel,
+                                kernels_.isa);
   }
   own.dtype = wide;
 }
@@ -154,7 +158,9 @@ void GradientStore::end_unit(int unit, const std::vector<bool>& expected) {
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {
     const FlatLayout& layout = model_.flat(flat);
     const bool awaited = layout.trainable && layout.length > 0 && state(flat).published_in <= backward_ &&
-                         std::ranges::any_of(layout.segments, [&](const Segment& segment) { return expected[static_cast<std::size_t>(segment.param)]; });
+                         std::ranges::any_of(layout.segments, [&](const Segment& segment) {
+                           return expected[static_cast<std::size_t>(segment.param)];
+                         });
     if (awaited && !state(flat).open) open(flat);
   }
   close_unit(unit);
@@ -169,8 +175,7 @@ void GradientStore::publish(int flat) {
   const auto fill_until = [&](std::int64_t end) {
     if (end <= written_end) return;
     kernels::fill_zero(bucket + array_bytes(written_end, own.dtype),
-                       static_cast<std::int64_t>(array_bytes(end - written_end, own.dtype)),
-                       kernels_.isa);
+                       static_cast<std::int64_t>(array_bytes(end - written_end, own.dtype)), kernels_.isa);
   };
   for (std::size_t segment = 0; segment < own.filled.size(); ++segment) {
     if (!own.filled[segment]) continue;
@@ -208,7 +213,8 @@ void GradientStore::meet(Meeting what, std::string_view name) {
 
 void GradientStore::complete() {
   const std::uint64_t next_step = (backward_ / kBackwardsPerStep + 1) * kBackwardsPerStep;
-  ZR_CHECK(backward_ + 1 < next_step, ErrorCode::kUsage, "more than a million backwards in one step", {.where = "zero.reduce"});
+  ZR_CHECK(backward_ + 1 < next_step, ErrorCode::kUsage, "more than a million backwards in one step",
+           {.where = "zero.reduce"});
   backward_ = next_step;
   exchange_->close_backward(next_step);  // first: it tells the others what this rank has no gradients for
   meet(Meeting::kStep);
@@ -220,14 +226,17 @@ void GradientStore::complete() {
   exchange_->combine_sums(next_step);
 }
 
-void GradientStore::share_sums() { exchange_->share_sums(); }
+void GradientStore::share_sums() {
+  exchange_->share_sums();
+}
 
 void GradientStore::begin_step() {
   std::fill(touched_.begin(), touched_.end(), false);
   shards_->begin_step();
   exchange_->begin_step();
   for (FlatState& flat : flats_) {
-    // Open still where a rank refuses the step before its last backward: what micro-steps left in the bucket goes with the step.
+    // Open still where a rank refuses the step before its last backward: what micro-steps left in the bucket goes with
+    // the step.
     flat.published = flat.open = false;
     flat.filled.assign(flat.filled.size(), false);
   }

@@ -1,14 +1,14 @@
-// Gradients where every rank makes the same calls: a published bucket is one reduce_scatter, in the order in which the unit buckets
-// close, which is that of the model's backward on all ranks.
-#include <cstdint>
-#include <utility>
-#include <vector>
+// Gradients where every rank makes the same calls: a published bucket is one reduce_scatter, in the order in which the
+// unit buckets close, which is that of the model's backward on all ranks.
+#include "zero/gradient_exchange.h"
+#include "zero/matched_sums.h"
 
 #include <zeroth/base/failpoint.h>
 #include <zeroth/zero/call_tags.h>
 
-#include "zero/gradient_exchange.h"
-#include "zero/matched_sums.h"
+#include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace zeroth {
 namespace {
@@ -55,7 +55,8 @@ class MatchedExchange final : public GradientExchange {
       const Summand sum{.data = own, .dtype = accumulation};
       in_place ? shards_.add(flat, {&sum, 1}) : shards_.arrived(flat);
     });
-    if (reduce_stream_.runs_inline()) reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
+    if (reduce_stream_.runs_inline())
+      reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
   }
 
   void progress() override {}

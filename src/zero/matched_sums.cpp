@@ -1,10 +1,10 @@
 #include "zero/matched_sums.h"
 
+#include <zeroth/base/failpoint.h>
+
 #include <cstring>
 #include <string>
 #include <vector>
-
-#include <zeroth/base/failpoint.h>
 
 namespace zeroth {
 
@@ -25,7 +25,8 @@ MatchedSums::MatchedSums(const ExchangeContext& context)
 
 void MatchedSums::combine(std::span<std::uint8_t> summed) {
   ZR_FAILPOINT("matched.combine");
-  // Runs of ranks may have taken different paths, and a rank whose part is empty does not know: what any of them has sums of, all add up.
+  // Runs of ranks may have taken different paths, and a rank whose part is empty does not know: what any of them has
+  // sums of, all add up.
   const std::vector<std::uint8_t> own(summed.begin(), summed.end());
   const Collective agree{.kind = CollectiveKind::kAllReduce,
                          .in_dtype = DType::kUInt8,
@@ -44,7 +45,8 @@ void MatchedSums::combine(std::span<std::uint8_t> summed) {
     const DType accumulation = layout.accumulation();
     std::byte* const sums = memory_.micro_step_sums(flat);
     if (own[index] == 0) std::memset(sums, 0, array_bytes(memory_.micro_step_part(flat).size(), accumulation));
-    calls.push_back(others_.reduction(CallPurpose::kCombineGradients, layout, accumulation, sums, memory_.reduced(flat)));
+    calls.push_back(
+        others_.reduction(CallPurpose::kCombineGradients, layout, accumulation, sums, memory_.reduced(flat)));
   }
   if (!calls.empty()) others_.submit(calls, reduce_stream_).wait();
   for (std::size_t index = 0; index < summed.size(); ++index) {
@@ -59,12 +61,8 @@ void MatchedSums::share(std::span<const std::uint8_t> summed) {
     if (summed[index] == 0) continue;
     const int flat = static_cast<int>(index);
     const FlatLayout& layout = model_.flats[index];
-    const std::vector<Work> works = updates_.gather(CallPurpose::kShareGradients,
-                                                    layout,
-                                                    layout.accumulation(),
-                                                    memory_.reduced(flat),
-                                                    memory_.gathered_sums(flat),
-                                                    reduce_stream_);
+    const std::vector<Work> works = updates_.gather(CallPurpose::kShareGradients, layout, layout.accumulation(),
+                                                    memory_.reduced(flat), memory_.gathered_sums(flat), reduce_stream_);
     for (const Work& work : works) work.wait();
   }
 }

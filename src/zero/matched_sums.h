@@ -1,13 +1,14 @@
-// MatchedSums: sums that this rank has of its run of ranks, joined with those of the others by matched calls at the end of a step.
+// MatchedSums: sums that this rank has of its run of ranks, joined with those of the others by matched calls at the end
+// of a step.
 #pragma once
+
+#include "zero/gradient_exchange.h"
+#include "zero/row_group.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string_view>
-
-#include "zero/gradient_exchange.h"
-#include "zero/row_group.h"
 
 namespace zeroth {
 
@@ -21,8 +22,8 @@ class MatchedSums {
 
   /// Whether runs have to be joined.
   [[nodiscard]] bool combines() const { return others_.moves(); }
-  /// `summed`: one a flat, 1 if this rank's run has sums of it in this step, at ModelMemory::micro_step_sums(); afterwards, if any run has. Blocks
-  /// until this rank's shards hold the sums of all runs.
+  /// `summed`: one a flat, 1 if this rank's run has sums of it in this step, at ModelMemory::micro_step_sums();
+  /// afterwards, if any run has. Blocks until this rank's shards hold the sums of all runs.
   void combine(std::span<std::uint8_t> summed);
   /// Sums of `summed` flats to the ranks that update with them, see GradientExchange::share_sums(). Blocks.
   void share(std::span<const std::uint8_t> summed);
@@ -34,8 +35,8 @@ class MatchedSums {
   CommBackend& backend_;
   Stream reduce_stream_;
   ReducedShards& shards_;
-  RowGroup others_;   ///< one rank of each run, with the same part
-  RowPath updates_;   ///< whose pieces are what this rank updates
+  RowGroup others_;  ///< one rank of each run, with the same part
+  RowPath updates_;  ///< whose pieces are what this rank updates
 };
 
 }  // namespace zeroth

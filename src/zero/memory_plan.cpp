@@ -1,13 +1,12 @@
+#include "zero/signals.h"
+
+#include <zeroth/shard/degrees.h>
 #include <zeroth/zero/memory_plan.h>
 
 #include <algorithm>
 #include <functional>
 #include <map>
 #include <vector>
-
-#include <zeroth/shard/degrees.h>
-
-#include "zero/signals.h"
 
 namespace zeroth {
 namespace {
@@ -21,10 +20,7 @@ struct WireCounts {
 };
 
 /// A step's calls, counted.
-WireBytes wire_of(const ModelLayout& model,
-                  const ShardingPlan& plan,
-                  int micro_steps,
-                  const WireCounts& count) {
+WireBytes wire_of(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, const WireCounts& count) {
   WireBytes wire;
   const Degrees degrees = plan.degrees(model.world);
   const auto steps = static_cast<std::uint64_t>(micro_steps);
@@ -40,8 +36,7 @@ WireBytes wire_of(const ModelLayout& model,
                              (plan.policy == ReductionPolicy::kPerMicroStep ? steps : 1);
     wire.reduce_gradients += count.reduce(flat, model.world, degrees.gradient, flat.accumulation());
     wire.gather_gradients += array_bytes(count.gather(flat, model.world, degrees.sums), flat.accumulation());
-    wire.publish_parameters +=
-        array_bytes(count.gather(flat, degrees.optimizer, degrees.parameter), flat.dtype);
+    wire.publish_parameters += array_bytes(count.gather(flat, degrees.optimizer, degrees.parameter), flat.dtype);
   }
   return wire;
 }
@@ -124,16 +119,16 @@ bool keeps_gathered(const ModelLayout& model, const ShardingPlan& plan, int unit
   if (plan.reshard == Reshard::kNone) return true;
   const auto index = static_cast<std::size_t>(unit);
   if (!model.units[index].repeated) return true;
-  const bool last = std::none_of(model.units.begin() + unit + 1, model.units.end(), [](const UnitSpec& other) {
-    return other.repeated;
-  });
+  const bool last = std::none_of(model.units.begin() + unit + 1, model.units.end(),
+                                 [](const UnitSpec& other) { return other.repeated; });
   return last && plan.ring_slots >= 2;
 }
 
 SlotTable gathered_slots(const ModelLayout& model, const ShardingPlan& plan) {
   std::vector<std::size_t> bytes;
   for (const FlatLayout& flat : model.flats) bytes.push_back(plan.gathers_parameters() ? flat.bytes() : 0);
-  return make_slot_table(model, bytes, plan.reshard != Reshard::kNone, std::min(plan.ring_slots, 1 + plan.prefetch_units));
+  return make_slot_table(model, bytes, plan.reshard != Reshard::kNone,
+                         std::min(plan.ring_slots, 1 + plan.prefetch_units));
 }
 
 std::vector<DType> bucket_dtypes(const ModelLayout& model, const ShardingPlan& plan, int micro_steps) {
@@ -174,10 +169,7 @@ std::size_t control_bytes(const ModelLayout& model) {
   return SignalLayout(static_cast<int>(model.flats.size()), model.world).bytes();
 }
 
-MemorySnapshot plan_memory(const ModelLayout& model,
-                           const ShardingPlan& plan,
-                           int rank,
-                           int optimizer_states,
+MemorySnapshot plan_memory(const ModelLayout& model, const ShardingPlan& plan, int rank, int optimizer_states,
                            int micro_steps) {
   MemorySnapshot memory;
   const auto add = [&memory](MemoryState state, std::size_t bytes) {
@@ -192,8 +184,7 @@ MemorySnapshot plan_memory(const ModelLayout& model,
     const DType accumulation = flat.accumulation();
     const std::int64_t updated = flat.part(rank, degrees.optimizer).size();
     if (accumulation != flat.dtype) add(MemoryState::kMaster, array_bytes(updated, flat.dtype));
-    add(MemoryState::kOptimizer,
-        static_cast<std::size_t>(optimizer_states) * array_bytes(updated, accumulation));
+    add(MemoryState::kOptimizer, static_cast<std::size_t>(optimizer_states) * array_bytes(updated, accumulation));
     if (in_buckets[index]) continue;
     add(MemoryState::kReduced,
         array_bytes(sums_range(model, plan, static_cast<int>(index), rank).size(), accumulation));
@@ -205,30 +196,25 @@ MemorySnapshot plan_memory(const ModelLayout& model,
 }
 
 WireBytes plan_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps) {
-  return wire_of(
-      model,
-      plan,
-      micro_steps,
-      {.gather = [rank](const FlatLayout& flat,
-                        int from,
-                        int to) { return flat.part(rank, to).size() - flat.part(rank, from).size(); },
-       // An owner pulls its range from each of the others.
-       .reduce =
-           [rank](const FlatLayout& flat, int from, int to, DType dtype) {
-             return array_bytes(flat.part(rank, from).size(), dtype) * static_cast<std::uint64_t>(from / to - 1);
-           }});
+  return wire_of(model, plan, micro_steps,
+                 {.gather = [rank](const FlatLayout& flat, int from,
+                                   int to) { return flat.part(rank, to).size() - flat.part(rank, from).size(); },
+                  // An owner pulls its range from each of the others.
+                  .reduce =
+                      [rank](const FlatLayout& flat, int from, int to, DType dtype) {
+                        return array_bytes(flat.part(rank, from).size(), dtype) *
+                               static_cast<std::uint64_t>(from / to - 1);
+                      }});
 }
 
-WireBytes plan_far_wire(
-    const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps, const NodeLevels& nodes) {
+WireBytes plan_far_wire(const ModelLayout& model, const ShardingPlan& plan, int rank, int micro_steps,
+                        const NodeLevels& nodes) {
   std::vector<int> node_of;
   for (std::size_t node = 0; node < nodes.node_sizes.size(); ++node) {
     node_of.insert(node_of.end(), static_cast<std::size_t>(nodes.node_sizes[node]), static_cast<int>(node));
   }
   const auto senders = [&](const RankRow& row) { return far_senders(row, rank, node_of, nodes.two_levels); };
-  return wire_of(model,
-                 plan,
-                 micro_steps,
+  return wire_of(model, plan, micro_steps,
                  {.gather =
                       [&](const FlatLayout& flat, int from, int to) {
                         const std::vector<int> path =

@@ -1,12 +1,11 @@
+#include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 #include <zeroth/zero/model_layout.h>
 
 #include <algorithm>
 #include <array>
 #include <numeric>
 #include <unordered_set>
-
-#include <zeroth/base/error.h>
-#include <zeroth/base/text.h>
 
 namespace zeroth {
 
@@ -38,30 +37,27 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
   model.places.resize(model.params.size());
   std::unordered_set<std::string> names;
   for (const ParamSpec& param : model.params) {
-    ZR_CHECK(names.insert(param.name).second,
-             ErrorCode::kModel,
-             "two parameters have the same name",
+    ZR_CHECK(names.insert(param.name).second, ErrorCode::kModel, "two parameters have the same name",
              {.where = "zero.model_layout", .which = param.name});
   }
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     const UnitSpec& spec = model.units[unit];
     model.unit_flats.emplace_back();
     for (const int param : spec.params) {
-      ZR_CHECK(param >= 0 && static_cast<std::size_t>(param) < model.params.size(),
-               ErrorCode::kUsage,
+      ZR_CHECK(param >= 0 && static_cast<std::size_t>(param) < model.params.size(), ErrorCode::kUsage,
                "a unit names a parameter that does not exist",
                {.where = "zero.model_layout", .which = spec.name, .got = std::to_string(param)});
       ParamPlace& place = model.places[static_cast<std::size_t>(param)];
-      ZR_CHECK(place.unit < 0,
-               ErrorCode::kModel,
-               "a parameter belongs to two units",
-               {.where = "zero.model_layout",
-                .which = model.params[static_cast<std::size_t>(param)].name,
-                .expected = "one unit",
-                .got = place.unit < 0 ? "" : model.units[static_cast<std::size_t>(place.unit)].name + " and " + spec.name});
+      ZR_CHECK(
+          place.unit < 0, ErrorCode::kModel, "a parameter belongs to two units",
+          {.where = "zero.model_layout",
+           .which = model.params[static_cast<std::size_t>(param)].name,
+           .expected = "one unit",
+           .got = place.unit < 0 ? "" : model.units[static_cast<std::size_t>(place.unit)].name + " and " + spec.name});
       place.unit = static_cast<int>(unit);
     }
-    for (FlatLayout& layout : make_flat_layouts(model.params, spec, static_cast<int>(unit), degrees.world, below_the_world)) {
+    for (FlatLayout& layout :
+         make_flat_layouts(model.params, spec, static_cast<int>(unit), degrees.world, below_the_world)) {
       const int index = static_cast<int>(model.flats.size());
       for (std::size_t segment = 0; segment < layout.segments.size(); ++segment) {
         ParamPlace& place = model.places[static_cast<std::size_t>(layout.segments[segment].param)];
@@ -73,15 +69,15 @@ ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpe
     }
   }
   for (std::size_t param = 0; param < model.params.size(); ++param) {
-    ZR_CHECK(model.places[param].unit >= 0,
-             ErrorCode::kModel,
-             "a parameter belongs to no unit",
+    ZR_CHECK(model.places[param].unit >= 0, ErrorCode::kModel, "a parameter belongs to no unit",
              {.where = "zero.model_layout", .which = model.params[param].name});
   }
   return model;
 }
 
-std::size_t SlotTable::total_bytes() const { return std::accumulate(slot_bytes.begin(), slot_bytes.end(), std::size_t{0}); }
+std::size_t SlotTable::total_bytes() const {
+  return std::accumulate(slot_bytes.begin(), slot_bytes.end(), std::size_t{0});
+}
 
 std::size_t SlotTable::slot_offset(int unit) const {
   const auto slot = static_cast<std::ptrdiff_t>(unit_slot[static_cast<std::size_t>(unit)]);
@@ -95,9 +91,7 @@ std::vector<int> ring_positions(const ModelLayout& model) {
   return positions;
 }
 
-SlotTable make_slot_table(const ModelLayout& model,
-                          const std::vector<std::size_t>& flat_bytes,
-                          bool shared_ring,
+SlotTable make_slot_table(const ModelLayout& model, const std::vector<std::size_t>& flat_bytes, bool shared_ring,
                           int ring_slots) {
   SlotTable table;
   table.unit_slot.assign(model.units.size(), -1);

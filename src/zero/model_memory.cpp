@@ -1,15 +1,17 @@
+#include "zero/signals.h"
+
 #include <zeroth/zero/model_memory.h>
 
 #include <algorithm>
 #include <functional>
 
-#include "zero/signals.h"
-
 namespace zeroth {
 namespace {
 
 /// What lies between two elements, from `first` on.
-std::size_t distance(std::int64_t first, std::int64_t element, DType dtype) { return array_bytes(element - first, dtype); }
+std::size_t distance(std::int64_t first, std::int64_t element, DType dtype) {
+  return array_bytes(element - first, dtype);
+}
 
 }  // namespace
 
@@ -26,12 +28,14 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
   layout.signals = take(control_bytes(model));
   for (std::size_t index = 0; index < model.flats.size(); ++index) {
     const FlatLayout& flat = model.flats[index];
-    layout.parameters.push_back(plan.shares_parameters() ? take(array_bytes(flat.part(rank, degrees.parameter).size(), flat.dtype))
-                                                        : SharedLayout::kNone);
+    layout.parameters.push_back(plan.shares_parameters()
+                                    ? take(array_bytes(flat.part(rank, degrees.parameter).size(), flat.dtype))
+                                    : SharedLayout::kNone);
     const bool shares_sums = plan.shares_sums(model.world) && flat.trainable && !in_buckets[index];
     layout.reduced.push_back(
-        shares_sums ? take(array_bytes(sums_range(model, plan, static_cast<int>(index), rank).size(), flat.accumulation()))
-                    : SharedLayout::kNone);
+        shares_sums
+            ? take(array_bytes(sums_range(model, plan, static_cast<int>(index), rank).size(), flat.accumulation()))
+            : SharedLayout::kNone);
   }
   for (const std::size_t bytes : bucket_slots(model, plan, micro_steps).slot_bytes) {
     layout.bucket_slots.push_back(take(bytes));
@@ -40,12 +44,8 @@ SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& pl
   return layout;
 }
 
-ModelMemory::ModelMemory(const ModelLayout& model,
-                         const ShardingPlan& plan,
-                         int optimizer_states,
-                         int micro_steps,
-                         Device& device,
-                         CommBackend& backend)
+ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int optimizer_states, int micro_steps,
+                         Device& device, CommBackend& backend)
     : model_(model),
       plan_(plan),
       degrees_(plan.degrees(model.world)),
@@ -55,7 +55,8 @@ ModelMemory::ModelMemory(const ModelLayout& model,
       reach_{.first = one_sided_ ? 0 : rank_, .count = one_sided_ ? model.world : 1},
       bucket_dtypes_(bucket_dtypes(model, plan, micro_steps)),
       sums_in_buckets_(sums_in_buckets(model, plan, micro_steps)),
-      // Without runs of ranks nobody sums the next gradients before all ranks have given theirs, and then they have taken the last sums.
+      // Without runs of ranks nobody sums the next gradients before all ranks have given theirs, and then they have
+      // taken the last sums.
       peers_read_sums_(one_sided_ && plan.gathers_gradients(model.world) &&
                        (degrees_.sums_groups() || std::ranges::any_of(sums_in_buckets_, std::identity{}))),
       bucket_table_(bucket_slots(model, plan, micro_steps)),
@@ -163,7 +164,8 @@ void ModelMemory::find_neighbours(CommBackend& backend) {
   if (std::ranges::any_of(nodes, [per_node](int size) { return size != per_node; })) return;
   const int node = rank_ / per_node;
   own_seat_ = backend.split(node, rank_, "node");
-  ZR_ASSERT(own_seat_->capabilities().one_sided && own_seat_->size() == per_node, "a node is no group of ranks that read each other's memory");
+  ZR_ASSERT(own_seat_->capabilities().one_sided && own_seat_->size() == per_node,
+            "a node is no group of ranks that read each other's memory");
   seat_ = own_seat_.get();
   reach_ = {.first = node * per_node, .count = per_node};
 }
@@ -246,8 +248,12 @@ const Signals& ModelMemory::signals(int rank) const {
   return signals_[static_cast<std::size_t>(index)];
 }
 
-Range ModelMemory::update_range(int flat) const { return model_.flat(flat).part(rank_, degrees_.optimizer); }
+Range ModelMemory::update_range(int flat) const {
+  return model_.flat(flat).part(rank_, degrees_.optimizer);
+}
 
-Range ModelMemory::rest_range(int flat, int rank) const { return model_.flat(flat).part(rank, degrees_.parameter); }
+Range ModelMemory::rest_range(int flat, int rank) const {
+  return model_.flat(flat).part(rank, degrees_.parameter);
+}
 
 }  // namespace zeroth

@@ -2,16 +2,26 @@
 //
 //   bucket slot (shared) --publish--> every owner pulls its range from all ranks, in rank order -> reduced shard
 //
-// One reduction event is one published bucket: reduction_code(backward, event). An owner knows for each rank whether it took
-// part in an event: it has published it, or it has published a later one, or it has closed the backward. So nobody waits for a
-// rank that takes another path through the model, until the step is judged.
+// One reduction event is one published bucket: reduction_code(backward, event). An owner knows for each rank whether it
+// took part in an event: it has published it, or it has published a later one, or it has closed the backward. So nobody
+// waits for a rank that takes another path through the model, until the step is judged.
 //
-// With a degree of gradients all of this is among the ranks of a run. At the end of the step each rank says which flats its run has sums
-// of, and pulls its piece of them from the ranks of the other runs that have the same part. Where these are out of reach, on other nodes,
-// that is a matched call instead, as are the meetings.
+// With a degree of gradients all of this is among the ranks of a run. At the end of the step each rank says which flats
+// its run has sums of, and pulls its piece of them from the ranks of the other runs that have the same part. Where
+// these are out of reach, on other nodes, that is a matched call instead, as are the meetings.
 //
-// Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way, owners copy the
-// ranges of their slots aside (spill); ranks that go through the model in one order never need it.
+// Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way,
+// owners copy the ranges of their slots aside (spill); ranks that go through the model in one order never need it.
+#include "zero/gradient_exchange.h"
+#include "zero/layout_tag.h"
+#include "zero/matched_sums.h"
+#include "zero/signals.h"
+
+#include <zeroth/base/failpoint.h>
+#include <zeroth/base/planted.h>
+#include <zeroth/shard/degrees.h>
+#include <zeroth/zero/call_tags.h>
+
 #include <algorithm>
 #include <map>
 #include <optional>
@@ -20,16 +30,6 @@
 #include <tuple>
 #include <utility>
 #include <vector>
-
-#include <zeroth/base/failpoint.h>
-#include <zeroth/base/planted.h>
-#include <zeroth/shard/degrees.h>
-#include <zeroth/zero/call_tags.h>
-
-#include "zero/gradient_exchange.h"
-#include "zero/layout_tag.h"
-#include "zero/matched_sums.h"
-#include "zero/signals.h"
 
 namespace zeroth {
 namespace {
@@ -50,7 +50,8 @@ class OneSidedExchange final : public GradientExchange {
         summed_(model_.flats.size()) {
     if (!memory_.one_sided()) matched_.emplace(context);
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
-      if (model_.flats[flat].trainable && model_.flats[flat].length > 0) trainable_flats_.push_back(static_cast<int>(flat));
+      if (model_.flats[flat].trainable && model_.flats[flat].length > 0)
+        trainable_flats_.push_back(static_cast<int>(flat));
     }
   }
 
@@ -76,7 +77,7 @@ class OneSidedExchange final : public GradientExchange {
     std::uint64_t last_code = 0;      ///< code of the last published event
     std::uint64_t next_backward = 0;  ///< owner: next event to reduce
     std::uint64_t next_event = 0;
-    bool active = false;              ///< owner: in active_
+    bool active = false;  ///< owner: in active_
   };
   enum class Part : std::uint8_t { kPublished, kAbsent, kUnknown };
   /// This rank's range of a published bucket, in the memory of its rank.
@@ -108,7 +109,9 @@ class OneSidedExchange final : public GradientExchange {
   [[nodiscard]] Part part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const;
   void reduce_event(int flat, std::uint64_t code);
   /// What a rank sums while micro-steps accumulate.
-  [[nodiscard]] Range summed_part(int flat, int rank) const { return model_.flat(flat).part(rank, memory_.degrees().gradient); }
+  [[nodiscard]] Range summed_part(int flat, int rank) const {
+    return model_.flat(flat).part(rank, memory_.degrees().gradient);
+  }
   [[nodiscard]] bool owns(int flat) const { return memory_.micro_step_part(flat).size() > 0; }
   FlatState& state(int flat) { return flats_[static_cast<std::size_t>(flat)]; }
 
@@ -118,9 +121,9 @@ class OneSidedExchange final : public GradientExchange {
   Stream reduce_stream_;
   MemoryLedger& ledger_;
   ReducedShards& shards_;
-  RankRow run_;     ///< whose gradients this rank sums: all, or those of its run
-  RankRow others_;  ///< one rank of each run, with the same part
-  RankRow reach_;   ///< whose memory this rank reads
+  RankRow run_;                         ///< whose gradients this rank sums: all, or those of its run
+  RankRow others_;                      ///< one rank of each run, with the same part
+  RankRow reach_;                       ///< whose memory this rank reads
   std::optional<MatchedSums> matched_;  ///< with those out of reach
   std::vector<FlatState> flats_;
   std::vector<int> active_;  ///< owned flats that this rank has published and not yet reduced
@@ -137,7 +140,8 @@ bool OneSidedExchange::consumed_by_all(int flat) const {
   const std::uint64_t code = flats_[static_cast<std::size_t>(flat)].last_code;
   for (int index = 0; code != 0 && index < run_.count; ++index) {
     const int owner = run_.rank(index);
-    if (summed_part(flat, owner).size() > 0 && memory_.signals(owner).consumed(flat, memory_.rank()) < code) return false;
+    if (summed_part(flat, owner).size() > 0 && memory_.signals(owner).consumed(flat, memory_.rank()) < code)
+      return false;
   }
   return true;
 }
@@ -163,10 +167,10 @@ void OneSidedExchange::await_slot(int unit, const std::function<bool(int)>& skip
     return ranks_where([&](int rank) {
       if (memory_.peers_read_sums() && memory_.signals(rank).taken().load() < steps_) return true;
       return in_run(rank) && std::ranges::any_of(model_.unit_flats[static_cast<std::size_t>(unit)], [&](int flat) {
-        const std::uint64_t code = state(flat).last_code;
-        return !skip(flat) && code != 0 && summed_part(flat, rank).size() > 0 &&
-               memory_.signals(rank).consumed(flat, memory_.rank()).load() < code;
-      });
+               const std::uint64_t code = state(flat).last_code;
+               return !skip(flat) && code != 0 && summed_part(flat, rank).size() > 0 &&
+                      memory_.signals(rank).consumed(flat, memory_.rank()).load() < code;
+             });
     });
   };
   wait("a bucket slot held by unit " + model_.units[static_cast<std::size_t>(unit)].name, is_free, missing);
@@ -192,7 +196,8 @@ void OneSidedExchange::close_backward(std::uint64_t next) {
   progress_all();
 }
 
-OneSidedExchange::Part OneSidedExchange::part_of(int source, int flat, std::uint64_t backward, std::uint64_t event) const {
+OneSidedExchange::Part OneSidedExchange::part_of(int source, int flat, std::uint64_t backward,
+                                                 std::uint64_t event) const {
   const std::uint64_t code = reduction_code(backward, event);
   if (!spilled_.empty() && spilled_.contains({flat, code, source})) return Part::kPublished;
   const Signals& signals = memory_.signals(source);
@@ -220,8 +225,8 @@ void OneSidedExchange::progress(int flat) {
       ++own.next_event;
       continue;
     }
-    // Nobody took part: everybody has closed this backward. Closed first, published second, as in part_of(): what is not
-    // published by then belongs to a backward that was still open when `closed` was read.
+    // Nobody took part: everybody has closed this backward. Closed first, published second, as in part_of(): what is
+    // not published by then belongs to a backward that was still open when `closed` was read.
     std::uint64_t closed = ~std::uint64_t{0};
     for (int index = 0; index < run_.count; ++index) {
       closed = std::min(closed, memory_.signals(run_.rank(index)).closed().load());
@@ -280,13 +285,14 @@ void OneSidedExchange::progress() {
 }
 
 std::vector<int> OneSidedExchange::stuck_ranks() const {
-  // [Note: Stuck] A rank is stuck if it waits for a slot whose bucket some owner cannot take, because another stuck rank has not
-  // said yet whether it takes part in that event; or if it has come to a matched call and another stuck rank has not. The largest
-  // such set: start with all that wait, drop whoever will get on.
-  // Ranks that go through the model in one order are never stuck, however slow one of them is.
+  // [Note: Stuck] A rank is stuck if it waits for a slot whose bucket some owner cannot take, because another stuck
+  // rank has not said yet whether it takes part in that event; or if it has come to a matched call and another stuck
+  // rank has not. The largest such set: start with all that wait, drop whoever will get on. Ranks that go through the
+  // model in one order are never stuck, however slow one of them is.
   const auto calls_of = [this](int rank) { return memory_.signals(rank).meeting().load() >> 8U; };
   std::uint64_t fewest_calls = calls_of(reach_.rank(0));
-  for (int index = 1; index < reach_.count; ++index) fewest_calls = std::min(fewest_calls, calls_of(reach_.rank(index)));
+  for (int index = 1; index < reach_.count; ++index)
+    fewest_calls = std::min(fewest_calls, calls_of(reach_.rank(index)));
   std::vector<int> stuck;
   for (int index = 0; index < reach_.count; ++index) {
     const int rank = reach_.rank(index);
@@ -333,7 +339,8 @@ OneSidedExchange::Pull OneSidedExchange::pull_of(int flat, int source, const Pub
   const DType dtype = theirs.wide ? layout.accumulation() : memory_.bucket_dtype(flat);
   const Range own = memory_.micro_step_part(flat);
   return {.dtype = dtype,
-          .data = {memory_.peer_bucket(flat, source, dtype) + array_bytes(own.begin, dtype), array_bytes(own.size(), dtype)}};
+          .data = {memory_.peer_bucket(flat, source, dtype) + array_bytes(own.begin, dtype),
+                   array_bytes(own.size(), dtype)}};
 }
 
 void OneSidedExchange::spill(int flat, int source, const Publication& theirs) {
@@ -368,7 +375,8 @@ std::vector<int> OneSidedExchange::ranks_where(const std::function<bool(int)>& p
   return ranks;
 }
 
-void OneSidedExchange::wait(const std::string& what, const std::function<bool()>& done, std::function<std::vector<int>()> missing) {
+void OneSidedExchange::wait(const std::string& what, const std::function<bool()>& done,
+                            std::function<std::vector<int>()> missing) {
   reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
   std::optional<std::uint64_t> seen;
   memory_.seat().wait_until(
@@ -391,23 +399,25 @@ void OneSidedExchange::meet(Meeting what, std::string_view given) {
   const std::string quoted = given.empty() ? "" : " \"" + std::string(given) + "\"";
   const std::uint64_t own = (++meetings_ << 8U) | static_cast<std::uint64_t>(what);
   announce(memory_.signals(memory_.rank()).meeting(), own);
-  wait(std::string(name(own)) + quoted + " of all ranks", [&] {
-    for (int index = 0; index < reach_.count; ++index) {
-      const int rank = reach_.rank(index);
-      const std::uint64_t theirs = memory_.signals(rank).meeting().load();
-      if (theirs >> 8U < meetings_) return false;
-      ZR_CHECK(theirs >> 8U > meetings_ || theirs == own || planted("tag_compare"),
-               ErrorCode::kMismatch,
-               "ranks come to different calls of the engine",
-               {.where = "zero.meet",
-                .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
-                .which = "matched call " + std::to_string(meetings_),
-                .expected = std::string(name(own)) + quoted + " on rank " + std::to_string(memory_.rank()),
-                .got = std::string(name(theirs)) + " on rank " + std::to_string(rank),
-                .hint = "all ranks must make the same calls in the same order"});
-    }
-    return true;
-  }, [&] { return ranks_where([&](int rank) { return memory_.signals(rank).meeting().load() >> 8U < meetings_; }); });
+  wait(
+      std::string(name(own)) + quoted + " of all ranks",
+      [&] {
+        for (int index = 0; index < reach_.count; ++index) {
+          const int rank = reach_.rank(index);
+          const std::uint64_t theirs = memory_.signals(rank).meeting().load();
+          if (theirs >> 8U < meetings_) return false;
+          ZR_CHECK(theirs >> 8U > meetings_ || theirs == own || planted("tag_compare"), ErrorCode::kMismatch,
+                   "ranks come to different calls of the engine",
+                   {.where = "zero.meet",
+                    .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
+                    .which = "matched call " + std::to_string(meetings_),
+                    .expected = std::string(name(own)) + quoted + " on rank " + std::to_string(memory_.rank()),
+                    .got = std::string(name(theirs)) + " on rank " + std::to_string(rank),
+                    .hint = "all ranks must make the same calls in the same order"});
+        }
+        return true;
+      },
+      [&] { return ranks_where([&](int rank) { return memory_.signals(rank).meeting().load() >> 8U < meetings_; }); });
   // All in reach are here: nobody needs this rank to take gradients while it waits for the others.
   if (!memory_.one_sided()) matched_meeting(what, given, backend_, reduce_stream_);
 }
@@ -415,13 +425,13 @@ void OneSidedExchange::meet(Meeting what, std::string_view given) {
 void OneSidedExchange::await_sums(std::uint64_t next) {
   const auto open = [this, next](int flat) { return owns(flat) && state(flat).next_backward < next; };
   wait(
-      "the gradients of this step",
-      [&] { return std::ranges::none_of(trainable_flats_, open); },
+      "the gradients of this step", [&] { return std::ranges::none_of(trainable_flats_, open); },
       [&] {
         return ranks_where([&](int rank) {
           return in_run(rank) && std::ranges::any_of(trainable_flats_, [&](int flat) {
-            return open(flat) && part_of(rank, flat, state(flat).next_backward, state(flat).next_event) == Part::kUnknown;
-          });
+                   return open(flat) &&
+                          part_of(rank, flat, state(flat).next_backward, state(flat).next_event) == Part::kUnknown;
+                 });
         });
       });
 }
@@ -434,9 +444,12 @@ void OneSidedExchange::combine_sums(std::uint64_t next) {
     memory_.signals(memory_.rank()).summed(flat).store(next << 1U | summed_[static_cast<std::size_t>(flat)]);
   }
   announce(memory_.signals(memory_.rank()).summed_all(), next);
-  // All in reach, not the other runs alone: sums that this one has nothing to give to may come into a bucket that its ranks read till then.
+  // All in reach, not the other runs alone: sums that this one has nothing to give to may come into a bucket that its
+  // ranks read till then.
   const auto is_missing = [this, next](int rank) { return memory_.signals(rank).summed_all().load() < next; };
-  wait("the sums of all ranks", [&] { return ranks_where(is_missing).empty(); }, [&] { return ranks_where(is_missing); });
+  wait(
+      "the sums of all ranks", [&] { return ranks_where(is_missing).empty(); },
+      [&] { return ranks_where(is_missing); });
   if (matched_) return matched_->combine(summed_);
   for (const int flat : trainable_flats_) {
     const FlatLayout& layout = model_.flat(flat);
@@ -446,13 +459,15 @@ void OneSidedExchange::combine_sums(std::uint64_t next) {
       const int rank = others_.rank(index);
       if (memory_.signals(rank).summed(flat).load() != (next << 1U | 1U)) continue;
       require_same_layout(model_, memory_, flat, rank, "zero.reduce", "gradients", "sums");
-      sources.push_back({.data = memory_.peer_sums(flat, rank, piece.begin), .dtype = layout.accumulation(), .rank = rank});
+      sources.push_back(
+          {.data = memory_.peer_sums(flat, rank, piece.begin), .dtype = layout.accumulation(), .rank = rank});
     }
     if (sources.empty()) continue;
     shards_.combine(flat, sources);
     for (const Summand& source : sources) {
       if (source.rank == memory_.rank()) continue;
-      backend_.count_one_sided(CollectiveKind::kReduceScatter, source.rank, array_bytes(piece.size(), layout.accumulation()));
+      backend_.count_one_sided(CollectiveKind::kReduceScatter, source.rank,
+                               array_bytes(piece.size(), layout.accumulation()));
     }
   }
 }

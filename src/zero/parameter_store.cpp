@@ -1,24 +1,17 @@
-#include <zeroth/zero/parameter_store.h>
-
-#include <algorithm>
-
-#include <kernels/copy/copy.h>
-
-#include <zeroth/zero/call_tags.h>
-
 #include "zero/layout_tag.h"
 #include "zero/row_group.h"
 #include "zero/signals.h"
 
+#include <kernels/copy/copy.h>
+#include <zeroth/zero/call_tags.h>
+#include <zeroth/zero/parameter_store.h>
+
+#include <algorithm>
+
 namespace zeroth {
 
-ParameterStore::ParameterStore(const ModelLayout& model,
-                               const ShardingPlan& plan,
-                               ModelMemory& memory,
-                               CommBackend& backend,
-                               Device& device,
-                               Stream gather_stream,
-                               KernelContext kernels,
+ParameterStore::ParameterStore(const ModelLayout& model, const ShardingPlan& plan, ModelMemory& memory,
+                               CommBackend& backend, Device& device, Stream gather_stream, KernelContext kernels,
                                ParameterBinder& binder)
     : model_(model),
       plan_(plan),
@@ -29,8 +22,8 @@ ParameterStore::ParameterStore(const ModelLayout& model,
       kernels_(kernels),
       binder_(binder),
       whole_(std::make_unique<RowPath>(model, backend, memory, memory.degrees().parameter, 1, "parameters")),
-      at_rest_(std::make_unique<RowPath>(
-          model, backend, memory, memory.degrees().optimizer, memory.degrees().parameter, "updates")),
+      at_rest_(std::make_unique<RowPath>(model, backend, memory, memory.degrees().optimizer, memory.degrees().parameter,
+                                         "updates")),
       units_(model.units.size()),
       slot_user_(memory.gathered_table().slot_bytes.size(), -1),
       ring_(ring_positions(model)) {
@@ -45,7 +38,8 @@ ParameterStore::~ParameterStore() = default;
 
 std::byte* ParameterStore::flat_data(int flat) {
   UnitState& unit = units_[static_cast<std::size_t>(model_.flat(flat).unit)];
-  if (unit.overflow.capacity() > 0) return unit.overflow.data() + memory_.gathered_table().flat_offset[static_cast<std::size_t>(flat)];
+  if (unit.overflow.capacity() > 0)
+    return unit.overflow.data() + memory_.gathered_table().flat_offset[static_cast<std::size_t>(flat)];
   return memory_.gathered(flat);
 }
 
@@ -148,13 +142,11 @@ void ParameterStore::bring(int flat, std::byte* out, RowPath& group, CallPurpose
   if (layout.part(memory_.rank(), group.to()).size() == 0) return;
   const Range own = layout.part(memory_.rank(), group.from());
   const std::byte* const part =
-      memory_.parameters(flat) +
-      array_bytes(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
+      memory_.parameters(flat) + array_bytes(own.begin - memory_.rest_range(flat, memory_.rank()).begin, layout.dtype);
   if (!group.moves()) {
-    gather_stream_.enqueue(
-        [this, out, part, bytes = static_cast<std::int64_t>(array_bytes(own.size(), layout.dtype))] {
-          if (out != part) kernels::copy_stream(out, part, bytes, kernels_.isa);
-        });
+    gather_stream_.enqueue([this, out, part, bytes = static_cast<std::int64_t>(array_bytes(own.size(), layout.dtype))] {
+      if (out != part) kernels::copy_stream(out, part, bytes, kernels_.isa);
+    });
     return;
   }
   if (group.one_sided()) {
@@ -172,8 +164,9 @@ void ParameterStore::require_version(int flat, int rank, const RowPath& group) {
   SignalWord& version = &group == at_rest_.get() ? peer.updated() : peer.epoch(flat);
   if (version.load() < epoch_) {
     const auto unit = static_cast<std::size_t>(model_.flat(flat).unit);
-    memory_.seat().wait_until([&] { return version.load() >= epoch_; },
-                              {.what = "parameters of unit " + model_.units[unit].name, .ranks = {memory_.reach().index_of(rank)}});
+    memory_.seat().wait_until(
+        [&] { return version.load() >= epoch_; },
+        {.what = "parameters of unit " + model_.units[unit].name, .ranks = {memory_.reach().index_of(rank)}});
   }
   require_same_layout(model_, memory_, flat, rank, "zero.gather", "parameters", "shard");
   const std::uint64_t their_epoch = version.load();
@@ -183,8 +176,7 @@ void ParameterStore::require_version(int flat, int rank, const RowPath& group) {
   context.expected = "epoch " + std::to_string(epoch_) + " on rank " + std::to_string(memory_.rank());
   context.got = "epoch " + std::to_string(their_epoch) + " on rank " + std::to_string(rank);
   context.hint = "all ranks must call step() equally often";
-  throw Error(ErrorCode::kMismatch,
-              "a rank offers another version of a shard than this rank needs",
+  throw Error(ErrorCode::kMismatch, "a rank offers another version of a shard than this rank needs",
               std::move(context));
 }
 
@@ -203,21 +195,17 @@ void ParameterStore::pull(int flat, std::byte* out, const RowPath& group) {
     kernels_.for_ranges(part.size(), [&](std::int64_t first, std::int64_t last) {
       kernels::copy_stream(target + static_cast<std::size_t>(first) * element,
                            source + static_cast<std::size_t>(first) * element,
-                           (last - first) * static_cast<std::int64_t>(element),
-                           kernels_.isa);
+                           (last - first) * static_cast<std::int64_t>(element), kernels_.isa);
     });
     if (rank != memory_.rank()) {
-      backend_.count_one_sided(
-          CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(part.size()) * element);
+      backend_.count_one_sided(CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(part.size()) * element);
     }
   }
 }
 
 void ParameterStore::quiesce() {
   for (std::size_t unit = 0; sharded() && unit < units_.size(); ++unit) {
-    ZR_CHECK(units_[unit].leases == 0,
-             ErrorCode::kUsage,
-             "the step ends while a unit is still in use",
+    ZR_CHECK(units_[unit].leases == 0, ErrorCode::kUsage, "the step ends while a unit is still in use",
              {.where = "zero.parameters", .which = "unit " + model_.units[unit].name});
     drop(static_cast<int>(unit));
   }
@@ -234,16 +222,13 @@ void ParameterStore::publish() {
     memory_.seat().ring();
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
       if (!model_.flats[flat].trainable) continue;
-      bring(static_cast<int>(flat),
-            memory_.parameters(static_cast<int>(flat)),
-            *at_rest_,
+      bring(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), *at_rest_,
             CallPurpose::kPublishParameters);
     }
     gather_stream_.synchronize();
   }
   // Only now: others gather here what this rank has just taken, too.
-  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat)
-    own.epoch(static_cast<int>(flat)).store(epoch_);
+  for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
   memory_.seat().ring();
 }
 

@@ -1,13 +1,13 @@
 #include "zero/reduced_shards.h"
 
+#include <kernels/reduce/reduce.h>
+#include <zeroth/base/planted.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <mutex>
 #include <utility>
-
-#include <kernels/reduce/reduce.h>
-#include <zeroth/base/planted.h>
 
 namespace zeroth {
 namespace {
@@ -16,7 +16,8 @@ namespace {
 constexpr std::int64_t kPiece = 16 * kBlockElements;
 
 template <class T>
-void add_scaled(kernels::NormAccumulator& norm, const std::byte* data, std::int64_t n, double factor, kernels::Isa isa) {
+void add_scaled(kernels::NormAccumulator& norm, const std::byte* data, std::int64_t n, double factor,
+                kernels::Isa isa) {
   const auto scale = static_cast<T>(factor);
   const T* from = reinterpret_cast<const T*>(data);
   std::vector<T> scaled(from, from + n);
@@ -25,7 +26,8 @@ void add_scaled(kernels::NormAccumulator& norm, const std::byte* data, std::int6
 }
 
 /// Adds the squares of a piece of gradients, times the flat's factor: the norm is that of what the update sees.
-void add_to_norm(kernels::NormAccumulator& norm, const std::byte* data, const FlatLayout& layout, std::int64_t n, kernels::Isa isa) {
+void add_to_norm(kernels::NormAccumulator& norm, const std::byte* data, const FlatLayout& layout, std::int64_t n,
+                 kernels::Isa isa) {
   if (layout.grad_factor == 1.0) {
     norm.add(data, layout.accumulation(), n, isa);
   } else if (layout.accumulation() == DType::kFloat64) {
@@ -37,12 +39,8 @@ void add_to_norm(kernels::NormAccumulator& norm, const std::byte* data, const Fl
 
 }  // namespace
 
-ReducedShards::ReducedShards(const ModelLayout& model,
-                             ModelMemory& memory,
-                             KernelContext kernels,
-                             MemoryLedger& ledger,
-                             std::span<const int> node_sizes,
-                             const std::vector<int>& slot_units)
+ReducedShards::ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels, MemoryLedger& ledger,
+                             std::span<const int> node_sizes, const std::vector<int>& slot_units)
     : model_(model),
       memory_(memory),
       kernels_(kernels),
@@ -75,7 +73,8 @@ void ReducedShards::combine(int flat, std::span<const Summand> sources) {
   sum(flat, memory_.reduced(flat), model_.flat(flat).shard(memory_.rank()).size(), sources, false);
 }
 
-void ReducedShards::sum(int flat, std::byte* target, std::int64_t elements, std::span<const Summand> sources, bool accumulate) {
+void ReducedShards::sum(int flat, std::byte* target, std::int64_t elements, std::span<const Summand> sources,
+                        bool accumulate) {
   const FlatLayout& layout = model_.flat(flat);
   const DType accumulation = layout.accumulation();
   std::vector<DType> dtypes;
@@ -89,7 +88,8 @@ void ReducedShards::sum(int flat, std::byte* target, std::int64_t elements, std:
   measure(flat, target, elements, [&](std::byte* sum, std::int64_t at, std::int64_t n) {
     std::vector<const void*> parts;
     for (const Summand& source : sources) {
-      parts.push_back(static_cast<const std::byte*>(source.data) + static_cast<std::size_t>(at) * size_of(source.dtype));
+      parts.push_back(static_cast<const std::byte*>(source.data) +
+                      static_cast<std::size_t>(at) * size_of(source.dtype));
     }
     kernels::sum_sources({.dst = sum,
                           .dst_dtype = accumulation,
@@ -109,20 +109,21 @@ void ReducedShards::sum(int flat, std::byte* target, std::int64_t elements, std:
 }
 
 void ReducedShards::arrived(int flat) {
-  measure(flat, memory_.micro_step_sums(flat), memory_.micro_step_part(flat).size(), [](std::byte*, std::int64_t, std::int64_t) {});
+  measure(flat, memory_.micro_step_sums(flat), memory_.micro_step_part(flat).size(),
+          [](std::byte*, std::int64_t, std::int64_t) {});
 }
 
 void ReducedShards::combined(int flat) {
-  measure(flat, memory_.reduced(flat), model_.flat(flat).shard(memory_.rank()).size(), [](std::byte*, std::int64_t, std::int64_t) {});
+  measure(flat, memory_.reduced(flat), model_.flat(flat).shard(memory_.rank()).size(),
+          [](std::byte*, std::int64_t, std::int64_t) {});
 }
 
-void ReducedShards::measure(int flat,
-                            std::byte* target,
-                            std::int64_t elements,
+void ReducedShards::measure(int flat, std::byte* target, std::int64_t elements,
                             const std::function<void(std::byte*, std::int64_t, std::int64_t)>& form) {
   const FlatLayout& layout = model_.flat(flat);
-  // [Note: Norm at the sum] Squares are added while a piece of the sum is still in the cache, so that the step phase need not read
-  // it once more. A later event changes the sum: it begins anew. Pieces may be added in any order: the norm is exact.
+  // [Note: Norm at the sum] Squares are added while a piece of the sum is still in the cache, so that the step phase
+  // need not read it once more. A later event changes the sum: it begins anew. Pieces may be added in any order: the
+  // norm is exact.
   kernels::NormAccumulator norm;
   std::mutex merging;
   kernels_.for_ranges(elements, [&](std::int64_t begin, std::int64_t end) {

@@ -1,13 +1,17 @@
 // ReducedShards: this rank's shards of the reduced gradients, and the sums that go into them.
 //
-// Where gradients have a degree (Degrees::sums_groups()), events are those of a run of ranks, a rank's sums are its part at that degree,
-// and its shard is what combine() makes of them and of other runs' at the end of the step.
+// Where gradients have a degree (Degrees::sums_groups()), events are those of a run of ranks, a rank's sums are its
+// part at that degree, and its shard is what combine() makes of them and of other runs' at the end of the step.
 //
-// [Note: Sums in buckets] Where nothing else of the step needs a unit's bucket (sums_in_buckets()), the sums replace the local gradients
-// in this rank's own range of its own bucket, which nobody else reads: a shard less of memory. Should the bucket be needed after all (a
-// second backward, a late gradient, another unit in the same slot), the flat's sums first leave it for memory beyond the plan, and
-// return at the end.
+// [Note: Sums in buckets] Where nothing else of the step needs a unit's bucket (sums_in_buckets()), the sums replace
+// the local gradients in this rank's own range of its own bucket, which nobody else reads: a shard less of memory.
+// Should the bucket be needed after all (a second backward, a late gradient, another unit in the same slot), the flat's
+// sums first leave it for memory beyond the plan, and return at the end.
 #pragma once
+
+#include <kernels/norm/norm.h>
+#include <zeroth/zero/kernel_context.h>
+#include <zeroth/zero/model_memory.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -16,15 +20,12 @@
 #include <span>
 #include <vector>
 
-#include <kernels/norm/norm.h>
-#include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/model_memory.h>
-
 namespace zeroth {
 
 /// Memory beyond the plan, and counted so, for gradients or sums of a unit that must make room.
 struct Aside {
-  Aside(MemoryLedger& ledger, int unit, std::size_t size) : bytes(size), hold(ledger.hold({unit, MemoryState::kOverflow}, size)) {}
+  Aside(MemoryLedger& ledger, int unit, std::size_t size)
+      : bytes(size), hold(ledger.hold({unit, MemoryState::kOverflow}, size)) {}
 
   std::vector<std::byte> bytes;
   MemoryHold hold;
@@ -39,30 +40,28 @@ struct Summand {
 
 class ReducedShards {
  public:
-  /// `node_sizes`: CommBackend's. `slot_units`: the unit whose bucket lies in each bucket slot, -1; who may change an entry has waited for the events of that unit.
-  ReducedShards(const ModelLayout& model,
-                ModelMemory& memory,
-                KernelContext kernels,
-                MemoryLedger& ledger,
-                std::span<const int> node_sizes,
-                const std::vector<int>& slot_units);
+  /// `node_sizes`: CommBackend's. `slot_units`: the unit whose bucket lies in each bucket slot, -1; who may change an
+  /// entry has waited for the events of that unit.
+  ReducedShards(const ModelLayout& model, ModelMemory& memory, KernelContext kernels, MemoryLedger& ledger,
+                std::span<const int> node_sizes, const std::vector<int>& slot_units);
 
-  /// One reduction event: the sum of `sources` (from each rank that took part, in rank order), along the nodes, is added to what earlier events of the
-  /// step left, or stored if it is the first.
+  /// One reduction event: the sum of `sources` (from each rank that took part, in rank order), along the nodes, is
+  /// added to what earlier events of the step left, or stored if it is the first.
   void add(int flat, std::span<const Summand> sources);
   /// The same where the transport has left the new sum at ModelMemory::micro_step_sums().
   void arrived(int flat);
-  /// The flat's bucket will hold further gradients of this step, its own or another's: its sums, those of earlier events and of later
-  /// ones, lie elsewhere until settle(). No event of the flat may be under way.
+  /// The flat's bucket will hold further gradients of this step, its own or another's: its sums, those of earlier
+  /// events and of later ones, lie elsewhere until settle(). No event of the flat may be under way.
   void vacate(int flat);
   /// Whether the flat's unit has its bucket slot at the moment.
   [[nodiscard]] bool has_slot(int flat) const;
   /// Flats whose sums lie elsewhere.
   [[nodiscard]] std::vector<int> vacated() const;
-  /// All events have come, no bucket is open, and nobody reads what others left in the slots of vacated(): every sum is at
-  /// ModelMemory::micro_step_sums() from now on.
+  /// All events have come, no bucket is open, and nobody reads what others left in the slots of vacated(): every sum is
+  /// at ModelMemory::micro_step_sums() from now on.
   void settle();
-  /// After settle(): the shard is the sum of `sources`, one from each run of ranks that has sums, in rank order. This rank's own may be one.
+  /// After settle(): the shard is the sum of `sources`, one from each run of ranks that has sums, in rank order. This
+  /// rank's own may be one.
   void combine(int flat, std::span<const Summand> sources);
   /// The same where the transport has left that sum at ModelMemory::reduced().
   void combined(int flat);
@@ -79,7 +78,8 @@ class ReducedShards {
   /// Adds up `sources`, `n` elements of each, at `target`, along the nodes.
   void sum(int flat, std::byte* target, std::int64_t n, std::span<const Summand> sources, bool accumulate);
   /// Forms `n` elements of a sum at `target` piece by piece (place, first element, elements), with its norm.
-  void measure(int flat, std::byte* target, std::int64_t n, const std::function<void(std::byte*, std::int64_t, std::int64_t)>& form);
+  void measure(int flat, std::byte* target, std::int64_t n,
+               const std::function<void(std::byte*, std::int64_t, std::int64_t)>& form);
 
   const ModelLayout& model_;
   ModelMemory& memory_;

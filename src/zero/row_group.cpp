@@ -16,8 +16,8 @@ RowGroup::RowGroup(const ModelLayout& model, CommBackend& world, int from, int t
   group_ = own_.get();
 }
 
-Work RowGroup::gather(
-    CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part, std::byte* whole, const Stream& stream) {
+Work RowGroup::gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part, std::byte* whole,
+                      const Stream& stream) {
   Collective call{.kind = CollectiveKind::kAllGather,
                   .in_dtype = dtype,
                   .out_dtype = dtype,
@@ -28,14 +28,19 @@ Work RowGroup::gather(
   return group_->submit({&call, 1}, stream);
 }
 
-RowPath::RowPath(
-    const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to, std::string_view name)
-    : row_(row_of(world.rank(), from, to)), from_(from), to_(to), rank_(world.rank()), one_sided_(memory.reaches(from)) {
+RowPath::RowPath(const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to,
+                 std::string_view name)
+    : row_(row_of(world.rank(), from, to)),
+      from_(from),
+      to_(to),
+      rank_(world.rank()),
+      one_sided_(memory.reaches(from)) {
   if (one_sided_) return;
   const std::vector<int> path = memory.degrees().path(from, to);
   for (std::size_t step = 1; step < path.size(); ++step) {
     // The last one is what there is without degrees between.
-    const std::string group = step + 1 == path.size() ? std::string(name) : std::string(name) + " over " + std::to_string(path[step]);
+    const std::string group =
+        step + 1 == path.size() ? std::string(name) : std::string(name) + " over " + std::to_string(path[step]);
     steps_.push_back(std::make_unique<RowGroup>(model, world, path[step - 1], path[step], group));
   }
 }
@@ -46,8 +51,8 @@ std::size_t RowPath::transport_bytes() const {
   return bytes;
 }
 
-std::vector<Work> RowPath::gather(
-    CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part, std::byte* whole, const Stream& stream) {
+std::vector<Work> RowPath::gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part,
+                                  std::byte* whole, const Stream& stream) {
   std::vector<Work> works;
   const std::int64_t begin = flat.part(rank_, to_).begin;
   for (const auto& step : steps_) {
@@ -59,8 +64,8 @@ std::vector<Work> RowPath::gather(
   return works;
 }
 
-Collective RowGroup::reduction(
-    CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* whole, std::byte* part) const {
+Collective RowGroup::reduction(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* whole,
+                               std::byte* part) const {
   Collective call{.kind = CollectiveKind::kReduceScatter,
                   .in_dtype = dtype,
                   .out_dtype = flat.accumulation(),

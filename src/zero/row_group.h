@@ -1,4 +1,5 @@
-// The ranks that bring a state from one degree of sharding to a lower one, or sums to a higher one, and the matched calls by which they do.
+// The ranks that bring a state from one degree of sharding to a lower one, or sums to a higher one, and the matched
+// calls by which they do.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -17,8 +18,8 @@ namespace zeroth {
 /// A row of ranks and its group.
 class RowGroup {
  public:
-  /// Those of row_of(rank, from, to). Matched over `world`, unless the row is one rank or all of them; blocks. `model` and `world` outlive
-  /// the group.
+  /// Those of row_of(rank, from, to). Matched over `world`, unless the row is one rank or all of them; blocks. `model`
+  /// and `world` outlive the group.
   RowGroup(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name);
 
   [[nodiscard]] int to() const { return to_; }
@@ -26,18 +27,15 @@ class RowGroup {
   [[nodiscard]] bool moves() const { return row_.count > 1; }
   /// Of the group's own seat, if there is one.
   [[nodiscard]] std::size_t transport_bytes() const { return own_ ? own_->memory_bytes() : 0; }
-  /// An all_gather of parts at degree `from` into `whole`, which has this rank's part at degree `to`. No degree of the model lies between
-  /// the two. Only if it moves(), as the next two.
-  Work gather(CallPurpose purpose,
-              const FlatLayout& flat,
-              DType dtype,
-              const std::byte* part,
-              std::byte* whole,
+  /// An all_gather of parts at degree `from` into `whole`, which has this rank's part at degree `to`. No degree of the
+  /// model lies between the two. Only if it moves(), as the next two.
+  Work gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part, std::byte* whole,
               const Stream& stream);
-  /// The other way, over any degrees: `whole`, this rank's part at degree `to`, of `dtype`, on every rank of the row; their sum, along the
-  /// nodes, into parts at degree `from`, in the flat's accumulation dtype: this rank's at `part`, which may be its own place in `whole`.
-  [[nodiscard]] Collective reduction(
-      CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* whole, std::byte* part) const;
+  /// The other way, over any degrees: `whole`, this rank's part at degree `to`, of `dtype`, on every rank of the row;
+  /// their sum, along the nodes, into parts at degree `from`, in the flat's accumulation dtype: this rank's at `part`,
+  /// which may be its own place in `whole`.
+  [[nodiscard]] Collective reduction(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* whole,
+                                     std::byte* part) const;
   Work submit(std::span<const Collective> calls, const Stream& stream) { return group_->submit(calls, stream); }
 
  private:
@@ -52,7 +50,8 @@ class RowGroup {
 class RowPath {
  public:
   /// Over Degrees::path(from, to). Without groups where `memory` reaches all of them; else as for a RowGroup.
-  RowPath(const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to, std::string_view name);
+  RowPath(const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to,
+          std::string_view name);
 
   /// All of them: row_of(rank, from, to).
   [[nodiscard]] const RankRow& row() const { return row_; }
@@ -63,12 +62,8 @@ class RowPath {
   [[nodiscard]] bool one_sided() const { return one_sided_; }
   [[nodiscard]] std::size_t transport_bytes() const;
   /// RowGroup::gather() for each step; what one brings the next one gives on. One work a step.
-  std::vector<Work> gather(CallPurpose purpose,
-                           const FlatLayout& flat,
-                           DType dtype,
-                           const std::byte* part,
-                           std::byte* whole,
-                           const Stream& stream);
+  std::vector<Work> gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part,
+                           std::byte* whole, const Stream& stream);
 
  private:
   RankRow row_;

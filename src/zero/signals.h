@@ -1,25 +1,29 @@
-// The words in shared memory by which ranks tell each other how far they are. One block a rank, written by that rank only.
+// The words in shared memory by which ranks tell each other how far they are. One block a rank, written by that rank
+// only.
 #pragma once
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/platform.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include <zeroth/base/error.h>
-#include <zeroth/base/platform.h>
-
 namespace zeroth {
 
 using SignalWord = std::atomic<std::uint64_t>;
 static_assert(SignalWord::is_always_lock_free && sizeof(SignalWord) == 8, "signals are shared between processes");
 
-/// Code of the `event`-th reduction of a flat in the `backward`-th backward (both from 0): larger is later, 0 is "none yet".
+/// Code of the `event`-th reduction of a flat in the `backward`-th backward (both from 0): larger is later, 0 is "none
+/// yet".
 [[nodiscard]] constexpr std::uint64_t reduction_code(std::uint64_t backward, std::uint64_t event) {
   return (backward << 16U) | (event + 1);
 }
 
-[[nodiscard]] constexpr std::uint64_t backward_of(std::uint64_t code) { return code >> 16U; }
+[[nodiscard]] constexpr std::uint64_t backward_of(std::uint64_t code) {
+  return code >> 16U;
+}
 
 /// The bucket that a rank has published last.
 struct Publication {
@@ -35,7 +39,8 @@ struct Publication {
 /// Where the words lie inside a rank's block.
 class SignalLayout {
  public:
-  SignalLayout(int flats, int world) : flats_(static_cast<std::size_t>(flats)), world_(static_cast<std::size_t>(world)) {}
+  SignalLayout(int flats, int world)
+      : flats_(static_cast<std::size_t>(flats)), world_(static_cast<std::size_t>(world)) {}
 
   [[nodiscard]] std::size_t bytes() const {
     const std::size_t words = kHeaderWords + flats_ * (kWordsPerFlat + world_);
@@ -55,7 +60,8 @@ class SignalLayout {
 /// One rank's block, as seen by anyone.
 class Signals {
  public:
-  Signals(std::span<std::byte> block, SignalLayout layout) : words_(reinterpret_cast<SignalWord*>(block.data())), layout_(layout) {
+  Signals(std::span<std::byte> block, SignalLayout layout)
+      : words_(reinterpret_cast<SignalWord*>(block.data())), layout_(layout) {
     ZR_ASSERT(block.size() >= layout.bytes(), "signal block too small");
   }
 
@@ -71,8 +77,8 @@ class Signals {
   [[nodiscard]] SignalWord& updated() const { return words_[4]; }
   /// The step, as the number of its first backward's successor, of which summed() is complete.
   [[nodiscard]] SignalWord& summed_all() const { return words_[5]; }
-  /// Counts this rank's news: grows after every change of a word above or below but `updated`, `epoch` and `tag`, so that who waits for any
-  /// of them polls one word a rank. A cache line of its own.
+  /// Counts this rank's news: grows after every change of a word above or below but `updated`, `epoch` and `tag`, so
+  /// that who waits for any of them polls one word a rank. A cache line of its own.
   [[nodiscard]] SignalWord& news() const { return words_[kCacheLineBytes / sizeof(SignalWord)]; }
   /// Version of what this rank has at rest of `flat`: updates done, plus one.
   [[nodiscard]] SignalWord& epoch(int flat) const { return word(0, flat); }
@@ -82,8 +88,8 @@ class Signals {
     const std::uint64_t word = published(flat).load();
     return {.code = word >> 1U, .wide = (word & 1U) != 0};
   }
-  /// Digest of the flat's layout, constant from the construction of the stores on and never 0 then: compared before a rank reads
-  /// another rank's shard or bucket of the flat.
+  /// Digest of the flat's layout, constant from the construction of the stores on and never 0 then: compared before a
+  /// rank reads another rank's shard or bucket of the flat.
   [[nodiscard]] SignalWord& tag(int flat) const { return word(2, flat); }
   /// Twice the number of the step (as in summed_all()), plus one if this rank's run of ranks has sums of the flat.
   [[nodiscard]] SignalWord& summed(int flat) const { return word(3, flat); }

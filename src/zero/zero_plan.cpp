@@ -12,17 +12,19 @@ std::string_view name_of(ReductionPolicy policy) noexcept {
 
 std::string_view name_of(Reshard reshard) noexcept {
   switch (reshard) {
-    case Reshard::kDefault: return "default";
-    case Reshard::kAll: return "all";
-    case Reshard::kNone: return "none";
+    case Reshard::kDefault:
+      return "default";
+    case Reshard::kAll:
+      return "all";
+    case Reshard::kNone:
+      return "none";
   }
   return "default";
 }
 
 void ShardingPlan::validate() const {
   const auto refuse = [this](const char* text) {
-    throw Error(ErrorCode::kUsage,
-                text,
+    throw Error(ErrorCode::kUsage, text,
                 {.where = "zero.plan",
                  .which = name,
                  .got = "parameter " + std::string(name_of(parameter)) + ", gradient " +
@@ -37,17 +39,13 @@ void ShardingPlan::validate() const {
   if (parameter == Placement::kFlat && optimizer != Placement::kFlat) {
     refuse("sharded parameters need a sharded optimizer");
   }
-  if (parameter_degree != 0 && parameter != Placement::kFlat)
-    refuse("a degree of parameters that are not sharded");
-  if (optimizer_degree != 0 && optimizer != Placement::kFlat)
-    refuse("a degree of an optimizer that is not sharded");
+  if (parameter_degree != 0 && parameter != Placement::kFlat) refuse("a degree of parameters that are not sharded");
+  if (optimizer_degree != 0 && optimizer != Placement::kFlat) refuse("a degree of an optimizer that is not sharded");
   if (parameter_degree + optimizer_degree != 0 && gradient == Placement::kReplicate) {
     refuse("degrees of sharding beside replicated gradients");
   }
-  ZR_CHECK(parameter_degree >= 0 && optimizer_degree >= 0 && gradient_degree >= 0,
-           ErrorCode::kUsage,
-           "a degree of sharding is negative",
-           {.which = name});
+  ZR_CHECK(parameter_degree >= 0 && optimizer_degree >= 0 && gradient_degree >= 0, ErrorCode::kUsage,
+           "a degree of sharding is negative", {.which = name});
   ZR_CHECK(ring_slots >= 1 && ring_slots <= 4096, ErrorCode::kUsage, "ring_slots must be 1 to 4096", {.which = name});
   ZR_CHECK(prefetch_units >= 0, ErrorCode::kUsage, "prefetch_units must not be negative", {.which = name});
 }
@@ -59,7 +57,8 @@ std::vector<int> Degrees::path(int from, int to) const {
   }
   if (to < from) steps.push_back(to);
   std::ranges::sort(steps, std::greater{});
-  steps.erase(std::unique(steps.begin(), steps.end()), steps.end());  // std::ranges::unique of libstdc++ 12 does not compile with clang 14
+  steps.erase(std::unique(steps.begin(), steps.end()),
+              steps.end());  // std::ranges::unique of libstdc++ 12 does not compile with clang 14
   return steps;
 }
 
@@ -73,24 +72,22 @@ Degrees ShardingPlan::degrees(int world) const {
                  .optimizer = of(optimizer, optimizer_degree),
                  .world = world};
   states.sums = gathers_into_buckets() ? 1 : states.optimizer;
-  ZR_CHECK(states.parameter <= states.optimizer && states.optimizer % states.parameter == 0 &&
-               world % states.optimizer == 0,
-           ErrorCode::kConfig,
-           "states cannot be split over so many ranks",
-           {.where = "zero.plan",
-            .which = name,
-            .expected = "a degree of parameters that divides the optimizer's, which divides the " +
-                        std::to_string(world) + " ranks",
-            .got = "parameters over " + std::to_string(states.parameter) + ", optimizer over " +
-                   std::to_string(states.optimizer),
-            .hint = "the keys are zero_hpz_partition_size, mics_shard_size, zeroth.parameter_degree and "
-                    "zeroth.optimizer_degree"});
+  ZR_CHECK(
+      states.parameter <= states.optimizer && states.optimizer % states.parameter == 0 && world % states.optimizer == 0,
+      ErrorCode::kConfig, "states cannot be split over so many ranks",
+      {.where = "zero.plan",
+       .which = name,
+       .expected =
+           "a degree of parameters that divides the optimizer's, which divides the " + std::to_string(world) + " ranks",
+       .got = "parameters over " + std::to_string(states.parameter) + ", optimizer over " +
+              std::to_string(states.optimizer),
+       .hint = "the keys are zero_hpz_partition_size, mics_shard_size, zeroth.parameter_degree and "
+               "zeroth.optimizer_degree"});
   // A part at one degree is a run of parts at the next one: of any two degrees one divides the other.
   const auto in_line = [](int a, int b) { return a % b == 0 || b % a == 0; };
   ZR_CHECK(world % states.gradient == 0 && in_line(states.gradient, states.parameter) &&
                in_line(states.gradient, states.optimizer),
-           ErrorCode::kConfig,
-           "gradients cannot be summed over so many ranks",
+           ErrorCode::kConfig, "gradients cannot be summed over so many ranks",
            {.where = "zero.plan",
             .which = name,
             .expected = "a divisor of the " + std::to_string(world) + " ranks that divides, or is a multiple of, " +
@@ -102,9 +99,7 @@ Degrees ShardingPlan::degrees(int world) const {
 }
 
 ShardingPlan zero_plan(int zero_stage, std::vector<std::string> axes) {
-  ZR_CHECK(zero_stage >= 0 && zero_stage <= 3,
-           ErrorCode::kConfig,
-           "there is no such ZeRO stage",
+  ZR_CHECK(zero_stage >= 0 && zero_stage <= 3, ErrorCode::kConfig, "there is no such ZeRO stage",
            {.which = "zero_optimization.stage", .expected = "0, 1, 2 or 3", .got = std::to_string(zero_stage)});
   ShardingPlan plan;
   plan.name = "zero-" + std::to_string(zero_stage);
@@ -133,9 +128,7 @@ ShardingPlan mics_plan(int group, std::vector<std::string> axes) {
 }
 
 ShardingPlan hpz_plan(int group, std::vector<std::string> axes) {
-  ZR_CHECK(group >= 1,
-           ErrorCode::kConfig,
-           "states cannot be split over so few ranks",
+  ZR_CHECK(group >= 1, ErrorCode::kConfig, "states cannot be split over so few ranks",
            {.where = "zero.plan", .expected = "groups of at least one rank", .got = std::to_string(group)});
   ShardingPlan plan = zero_plan(3, std::move(axes));
   plan.name = "hpz-" + std::to_string(group);

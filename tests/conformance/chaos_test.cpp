@@ -18,10 +18,7 @@ namespace zeroth::test {
 namespace {
 
 /// A few calls of random kinds and sizes, the same on all ranks; checks every result.
-void random_calls(const std::shared_ptr<CommBackend>& backend,
-                  std::uint64_t seed,
-                  int calls,
-                  std::size_t largest) {
+void random_calls(const std::shared_ptr<CommBackend>& backend, std::uint64_t seed, int calls, std::size_t largest) {
   const Communicator comm(backend);
   const auto size = static_cast<std::size_t>(comm.size());
   const auto rank = static_cast<std::size_t>(comm.rank());
@@ -30,8 +27,7 @@ void random_calls(const std::shared_ptr<CommBackend>& backend,
     const std::uint64_t kind = random() % 9;
     const std::size_t part = random() % (random() % 4 == 0 ? largest : 40);
     const auto base = static_cast<std::int64_t>(random() % 1000);
-    const MessageTag tag{.unit = static_cast<std::int32_t>(random() % 5),
-                         .label = static_cast<std::uint32_t>(call)};
+    const MessageTag tag{.unit = static_cast<std::int32_t>(random() % 5), .label = static_cast<std::uint32_t>(call)};
     const std::string where = "seed " + std::to_string(seed) + " call " + std::to_string(call);
     const std::int64_t rank_sum = static_cast<std::int64_t>(size * (size - 1) / 2);
     if (kind == 0) {
@@ -71,7 +67,8 @@ void random_calls(const std::shared_ptr<CommBackend>& backend,
       std::vector<std::int32_t> all(here ? part * size : 0);
       comm.gather(std::span<const std::int32_t>(own), std::span(all), root, tag);
       for (std::size_t i = 0; i < all.size(); ++i) {
-        if (all[i] != static_cast<std::int32_t>(base) + static_cast<std::int32_t>(i / part)) require(false, "gather " + where);
+        if (all[i] != static_cast<std::int32_t>(base) + static_cast<std::int32_t>(i / part))
+          require(false, "gather " + where);
         all[i] += 1;
       }
       comm.scatter(std::span<const std::int32_t>(all), std::span(own), root, tag);
@@ -80,12 +77,16 @@ void random_calls(const std::shared_ptr<CommBackend>& backend,
       }
     } else if (kind == 5 || kind == 6) {
       // Rank r gives rank q r + q + part elements, or none: counts that only the two of them know.
-      const auto length = [&](std::size_t from, std::size_t to) { return (from + to + call) % 3 == 0 ? 0 : from + to + part; };
+      const auto length = [&](std::size_t from, std::size_t to) {
+        return (from + to + call) % 3 == 0 ? 0 : from + to + part;
+      };
       std::vector<std::int64_t> counts;
       std::vector<std::int64_t> recv_counts;
       std::vector<std::int64_t> in;
       std::vector<std::int64_t> expected;
-      const auto value = [&](std::size_t from, std::size_t to) { return base + static_cast<std::int64_t>(100 * from + to); };
+      const auto value = [&](std::size_t from, std::size_t to) {
+        return base + static_cast<std::int64_t>(100 * from + to);
+      };
       for (std::size_t peer = 0; peer < size; ++peer) {
         counts.push_back(static_cast<std::int64_t>(length(rank, peer)));
         recv_counts.push_back(static_cast<std::int64_t>(length(peer, rank)));
@@ -100,8 +101,9 @@ void random_calls(const std::shared_ptr<CommBackend>& backend,
       const std::vector<std::int64_t> out(part, base + comm.rank());
       std::vector<std::int64_t> in(part);
       const std::size_t from = (rank + size - step) % size;
-      const Collective both[] = {comm.send_call(std::span<const std::int64_t>(out), static_cast<int>((rank + step) % size), tag),
-                                 comm.recv_call(std::span(in), static_cast<int>(from), tag)};
+      const Collective both[] = {
+          comm.send_call(std::span<const std::int64_t>(out), static_cast<int>((rank + step) % size), tag),
+          comm.recv_call(std::span(in), static_cast<int>(from), tag)};
       comm.batch(both);
       for (const std::int64_t value : in) {
         if (value != base + static_cast<std::int64_t>(from)) require(false, "recv " + where);
@@ -119,11 +121,10 @@ TEST(Chaos, AThousandSeedsOfThreadsWithRandomDelays) {
     const RankReport report = try_ranks(world, [&](int rank, const std::shared_ptr<CommBackend>& backend) {
       (void)rank;
       // The seat inside the decorator belongs to the harness: wrap a part of it.
-      const std::shared_ptr<CommBackend> faulty =
-          std::make_shared<FaultyBackend>(backend->split(0, backend->rank(), "faulty"),
-                                          FaultPlan{.seed = static_cast<std::uint64_t>(seed),
-                                                    .delay_probability = 0.2,
-                                                    .max_delay = std::chrono::microseconds{100}});
+      const std::shared_ptr<CommBackend> faulty = std::make_shared<FaultyBackend>(
+          backend->split(0, backend->rank(), "faulty"), FaultPlan{.seed = static_cast<std::uint64_t>(seed),
+                                                                  .delay_probability = 0.2,
+                                                                  .max_delay = std::chrono::microseconds{100}});
       random_calls(faulty, static_cast<std::uint64_t>(seed), 12, 5000);
     });
     ASSERT_TRUE(report.ok()) << "seed " << seed << "\n" << report.text();
@@ -131,10 +132,10 @@ TEST(Chaos, AThousandSeedsOfThreadsWithRandomDelays) {
 }
 
 class ChaosOverTwoBackends : public ::testing::TestWithParam<WorldParam> {};
-INSTANTIATE_TEST_SUITE_P(Backends,
-                         ChaosOverTwoBackends,
-                         ::testing::ValuesIn(mpi_world_size() > 0 ? std::vector<WorldParam>{{"shm|mpi", mpi_world_size()}}
-                                                                  : std::vector<WorldParam>{{"mixed", 2}, {"mixed", 4}}),
+INSTANTIATE_TEST_SUITE_P(Backends, ChaosOverTwoBackends,
+                         ::testing::ValuesIn(mpi_world_size() > 0
+                                                 ? std::vector<WorldParam>{{"shm|mpi", mpi_world_size()}}
+                                                 : std::vector<WorldParam>{{"mixed", 2}, {"mixed", 4}}),
                          name_of_param);
 
 TEST_P(ChaosOverTwoBackends, TenThousandCalls) {
@@ -145,36 +146,36 @@ TEST_P(ChaosOverTwoBackends, TenThousandCalls) {
 }
 
 class ChaosStreams : public ::testing::TestWithParam<ThreadTransport> {};
-INSTANTIATE_TEST_SUITE_P(Transports,
-                         ChaosStreams,
-                         ::testing::Values(ThreadTransport::kMemory, ThreadTransport::kMixed),
-                         [](const auto& given) { return std::string(given.param == ThreadTransport::kMemory ? "Memory" : "Mixed"); });
+INSTANTIATE_TEST_SUITE_P(Transports, ChaosStreams, ::testing::Values(ThreadTransport::kMemory, ThreadTransport::kMixed),
+                         [](const auto& given) {
+                           return std::string(given.param == ThreadTransport::kMemory ? "Memory" : "Mixed");
+                         });
 
 TEST_P(ChaosStreams, CallsOnSeveralStreamsKeepProgramOrder) {
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
-    const RankReport report = try_ranks(3, [&](int rank, const std::shared_ptr<CommBackend>& backend) {
-      const auto device =
-          make_cpu_device(ExecutionMode::kChaos, seed * 10 + static_cast<std::uint64_t>(rank));
-      const std::vector<Stream> streams{
-          device->make_stream("gather"), device->make_stream("reduce"), device->make_stream("host")};
-      const Communicator comm(backend);
-      std::vector<std::vector<std::int64_t>> data;
-      std::vector<Work> works;
-      for (std::size_t call = 0; call < 20; ++call) data.emplace_back(50 * call, rank + 1);
-      for (std::size_t call = 0; call < data.size(); ++call) {
-        // The stream is each rank's own choice: order is that of the program all the same.
-        const Stream& stream = streams[(call * 7 + seed + static_cast<std::size_t>(rank)) % streams.size()];
-        works.push_back(comm.all_reduce_async(std::span<const std::int64_t>(data[call]),
-                                              std::span(data[call]),
-                                              stream,
-                                              {.unit = static_cast<std::int32_t>(call), .label = 0}));
-      }
-      works.back().wait();
-      for (const Work& work : works) work.wait();
-      for (const auto& values : data) {
-        for (const std::int64_t value : values) require(value == 6, "wrong sum");
-      }
-    }, {.transport = GetParam()});
+    const RankReport report = try_ranks(
+        3,
+        [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+          const auto device = make_cpu_device(ExecutionMode::kChaos, seed * 10 + static_cast<std::uint64_t>(rank));
+          const std::vector<Stream> streams{device->make_stream("gather"), device->make_stream("reduce"),
+                                            device->make_stream("host")};
+          const Communicator comm(backend);
+          std::vector<std::vector<std::int64_t>> data;
+          std::vector<Work> works;
+          for (std::size_t call = 0; call < 20; ++call) data.emplace_back(50 * call, rank + 1);
+          for (std::size_t call = 0; call < data.size(); ++call) {
+            // The stream is each rank's own choice: order is that of the program all the same.
+            const Stream& stream = streams[(call * 7 + seed + static_cast<std::size_t>(rank)) % streams.size()];
+            works.push_back(comm.all_reduce_async(std::span<const std::int64_t>(data[call]), std::span(data[call]),
+                                                  stream, {.unit = static_cast<std::int32_t>(call), .label = 0}));
+          }
+          works.back().wait();
+          for (const Work& work : works) work.wait();
+          for (const auto& values : data) {
+            for (const std::int64_t value : values) require(value == 6, "wrong sum");
+          }
+        },
+        {.transport = GetParam()});
     ASSERT_TRUE(report.ok()) << "seed " << seed << "\n" << report.text();
   }
 }
@@ -195,7 +196,8 @@ void random_calls_of_seeds(const std::shared_ptr<CommBackend>& backend, int seed
 /// Ranks that mpirun has started, threads that send messages, and threads with GPUs.
 std::vector<WorldParam> worlds_of_seeds() {
   std::vector<WorldParam> worlds = several_worlds_with_messages();
-  if (started_worlds().empty()) worlds.insert(worlds.end(), {{"nccl", 3}, {"nccl", 4}, {"nccl_checked", 3}, {"inproc_on_gpu", 3}});
+  if (started_worlds().empty())
+    worlds.insert(worlds.end(), {{"nccl", 3}, {"nccl", 4}, {"nccl_checked", 3}, {"inproc_on_gpu", 3}});
   return worlds;
 }
 class ChaosOverMessages : public ::testing::TestWithParam<WorldParam> {};

@@ -32,8 +32,8 @@ constexpr std::int64_t kCounts[] = {0, 1, 7, 64, 1023, 2049, 4099, 70'001, 300'0
 
 template <class T>
 T value_of(int rank, std::int64_t index, std::uint64_t seed) {
-  std::uint64_t bits = (static_cast<std::uint64_t>(index) + 1) * 0x9e3779b97f4a7c15U + seed * 77 +
-                       static_cast<std::uint64_t>(rank) * 13;
+  std::uint64_t bits =
+      (static_cast<std::uint64_t>(index) + 1) * 0x9e3779b97f4a7c15U + seed * 77 + static_cast<std::uint64_t>(rank) * 13;
   bits ^= bits >> 29U;
   bits *= 0xbf58476d1ce4e5b9U;
   bits ^= bits >> 32U;
@@ -49,7 +49,8 @@ template <class T>
 class GivenValues {
  public:
   GivenValues(int size, std::int64_t index, std::uint64_t seed) : size_(static_cast<std::size_t>(size)) {
-    for (std::size_t rank = 0; rank < size_; ++rank) values_.at(rank) = value_of<T>(static_cast<int>(rank), index, seed);
+    for (std::size_t rank = 0; rank < size_; ++rank)
+      values_.at(rank) = value_of<T>(static_cast<int>(rank), index, seed);
   }
   [[nodiscard]] T of(int rank) const { return values_.at(static_cast<std::size_t>(rank)); }
   [[nodiscard]] std::span<const T> all() const { return std::span(values_).first(size_); }
@@ -59,7 +60,8 @@ class GivenValues {
   std::array<T, 16> values_;
 };
 
-/// The promise of the header: rank order along the nodes, one rounding an addition, in the accumulation dtype; integers wrap.
+/// The promise of the header: rank order along the nodes, one rounding an addition, in the accumulation dtype; integers
+/// wrap.
 template <class In, class Out>
 Out rank_order_sum(const GivenValues<In>& given, std::span<const int> nodes) {
   if constexpr (std::is_integral_v<In>) {
@@ -96,8 +98,7 @@ void expect_sum(const Out& got, const Communicator& comm, std::int64_t index, st
   const auto expected = rank_order_sum<In, Out>(given, comm.backend().node_sizes());
   const bool exactly = std::is_integral_v<In> || sums_in_rank_order(comm.backend());
   if (exactly && std::memcmp(&got, &expected, sizeof got) != 0) {
-    throw std::runtime_error(
-        fmt::format("element {}: {} instead of {}", index, as_double(got), as_double(expected)));
+    throw std::runtime_error(fmt::format("element {}: {} instead of {}", index, as_double(got), as_double(expected)));
   }
   if constexpr (!std::is_integral_v<In>) {
     double exact = 0;
@@ -106,13 +107,13 @@ void expect_sum(const Out& got, const Communicator& comm, std::int64_t index, st
       exact += as_double(value);
       magnitude += std::abs(as_double(value));
     }
-    // One rounding an addition (2^-24 relative each, 2^-53 in double), one more to bf16 (2^-9) or fp16 (2^-12), or one at each addition.
+    // One rounding an addition (2^-24 relative each, 2^-53 in double), one more to bf16 (2^-9) or fp16 (2^-12), or one
+    // at each addition.
     const double unit = std::is_same_v<In, double> ? 0x1p-53 : 0x1p-24;
     const double output = std::is_same_v<Out, BFloat16> ? 0x1p-8 : (std::is_same_v<Out, Float16> ? 0x1p-11 : 0);
     const int outputs = sums_in_one_dtype(comm.backend()) ? size : 1;
     if (std::abs(as_double(got) - exact) > magnitude * (size * unit + outputs * output)) {
-      throw std::runtime_error(
-          fmt::format("element {}: {} is too far from {}", index, as_double(got), exact));
+      throw std::runtime_error(fmt::format("element {}: {} is too far from {}", index, as_double(got), exact));
     }
   }
 }
@@ -121,10 +122,8 @@ void expect_sum(const Out& got, const Communicator& comm, std::int64_t index, st
 class Buffers {
  public:
   Buffers(CommBackend& backend, Place place, std::size_t bytes) : half_(align_up(bytes + 64, kPageBytes)) {
-    arena_ =
-        Arena::create(place == Place::kAttached ? backend.capabilities().window_kind : ArenaKind::kPrivate,
-                      2 * half_,
-                      "test");
+    arena_ = Arena::create(place == Place::kAttached ? backend.capabilities().window_kind : ArenaKind::kPrivate,
+                           2 * half_, "test");
     if (place == Place::kAttached) window_ = backend.attach(arena_, "test");
   }
   template <class T>
@@ -191,61 +190,51 @@ template <class In, class Out>
 void check_all_reduce(const Communicator& comm, const Buffers& buffers, std::int64_t count, bool in_place) {
   const auto seed = static_cast<std::uint64_t>(count);
   const std::span<In> in = buffers.send<In>(count);
-  for (std::int64_t i = 0; i < count; ++i)
-    in[static_cast<std::size_t>(i)] = value_of<In>(comm.rank(), i, seed);
+  for (std::int64_t i = 0; i < count; ++i) in[static_cast<std::size_t>(i)] = value_of<In>(comm.rank(), i, seed);
   std::span<Out> out = buffers.recv<Out>(count);
   if constexpr (std::is_same_v<In, Out>) {
     if (in_place) out = in;
   }
   if (!reduces<In, Out>(comm.backend(), [&] { comm.all_reduce(std::span<const In>(in), out); })) return;
-  for (std::int64_t i = 0; i < count; ++i)
-    expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm, i, seed);
+  for (std::int64_t i = 0; i < count; ++i) expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm, i, seed);
 }
 
 template <class In, class Out>
-void check_reduce_scatter(const Communicator& comm,
-                          const Buffers& buffers,
-                          std::int64_t total,
-                          bool in_place) {
+void check_reduce_scatter(const Communicator& comm, const Buffers& buffers, std::int64_t total, bool in_place) {
   const auto seed = static_cast<std::uint64_t>(total);
   const auto [counts, first, own] = parts_of(comm, total, seed);
   const std::span<In> in = buffers.send<In>(total);
-  for (std::int64_t i = 0; i < total; ++i)
-    in[static_cast<std::size_t>(i)] = value_of<In>(comm.rank(), i, seed);
+  for (std::int64_t i = 0; i < total; ++i) in[static_cast<std::size_t>(i)] = value_of<In>(comm.rank(), i, seed);
   std::span<Out> out = buffers.recv<Out>(own);
   if constexpr (std::is_same_v<In, Out>) {
     if (in_place) out = in.subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(own));
   }
   if (!reduces<In, Out>(comm.backend(), [&] { comm.reduce_scatter(std::span<const In>(in), out, counts); })) return;
-  for (std::int64_t i = 0; i < own; ++i)
-    expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm, first + i, seed);
+  for (std::int64_t i = 0; i < own; ++i) expect_sum<In, Out>(out[static_cast<std::size_t>(i)], comm, first + i, seed);
 }
 
 /// Parts, equal where they can be, that lie in the buffer in another order than that of the ranks.
 template <class In, class Out>
-void check_reduce_scatter_at_offsets(const Communicator& comm,
-                                     const Buffers& buffers,
-                                     std::int64_t total,
+void check_reduce_scatter_at_offsets(const Communicator& comm, const Buffers& buffers, std::int64_t total,
                                      bool in_place) {
   const auto seed = static_cast<std::uint64_t>(total) + 1;
   const int size = comm.size();
   Collective call{.kind = CollectiveKind::kReduceScatter,
                   .in_dtype = DTypeOf<In>::value,
                   .out_dtype = DTypeOf<Out>::value,
-                  .counts = total % size == 0 ? std::vector<std::int64_t>(static_cast<std::size_t>(size), total / size) : uneven_parts(total, size, seed)};
+                  .counts = total % size == 0 ? std::vector<std::int64_t>(static_cast<std::size_t>(size), total / size)
+                                              : uneven_parts(total, size, seed)};
   call.offsets.resize(call.counts.size());
   std::int64_t end = 0;
   for (int place = 0; place < size; ++place) {  // even ranks from the last one down, then odd ones
     const int evens = (size + 1) / 2;
-    const auto rank =
-        static_cast<std::size_t>(place < evens ? 2 * (evens - 1 - place) : 2 * (place - evens) + 1);
+    const auto rank = static_cast<std::size_t>(place < evens ? 2 * (evens - 1 - place) : 2 * (place - evens) + 1);
     call.offsets[rank] = end;
     end += call.counts[rank];
   }
   const auto own = static_cast<std::size_t>(comm.rank());
   const std::span<In> in = buffers.send<In>(total);
-  for (std::int64_t i = 0; i < total; ++i)
-    in[static_cast<std::size_t>(i)] = value_of<In>(comm.rank(), i, seed);
+  for (std::int64_t i = 0; i < total; ++i) in[static_cast<std::size_t>(i)] = value_of<In>(comm.rank(), i, seed);
   std::span<Out> out = buffers.recv<Out>(call.counts[own]);
   if constexpr (std::is_same_v<In, Out>) {
     if (in_place) out = in.subspan(static_cast<std::size_t>(call.offsets[own]), out.size());
@@ -283,7 +272,8 @@ void check_extremes(const Communicator& comm, const Buffers& buffers, std::int64
         const std::int64_t index = begin + static_cast<std::int64_t>(i);
         const T expected = rank_order_extreme<T>(comm.size(), index, seed, op == ReduceOp::kMax);
         if (std::memcmp(&got[i], &expected, sizeof expected) != 0) {
-          throw std::runtime_error(fmt::format("{} of element {}: {} instead of {}", name_of(op), index, as_double(got[i]), as_double(expected)));
+          throw std::runtime_error(fmt::format("{} of element {}: {} instead of {}", name_of(op), index,
+                                               as_double(got[i]), as_double(expected)));
         }
       }
     };
@@ -428,8 +418,8 @@ void check_all_to_all(const Communicator& comm, const Buffers& buffers, std::int
   next = 0;
   for (int peer = 0; peer < comm.size(); ++peer) {
     const auto length = static_cast<std::size_t>(recv_counts[static_cast<std::size_t>(peer)]);
-    expect_values(
-        std::span<const T>(out.subspan(next, length)), peer, 0, static_cast<std::uint64_t>(comm.rank()), "all_to_all");
+    expect_values(std::span<const T>(out.subspan(next, length)), peer, 0, static_cast<std::uint64_t>(comm.rank()),
+                  "all_to_all");
     next += length;
   }
 }
@@ -457,17 +447,17 @@ void for_all_places_and_counts(const WorldParam& param, const Check& check) {
       const Buffers buffers(*backend, place, kBufferBytes);
       for (const std::int64_t count : kCounts) {
         for (const bool in_place : {false, true}) {
-          // Under sanitizers an element costs tens of times as much: where most pieces are staged is enough of the largest.
-          if (kSanitized && count == kCounts[std::size(kCounts) - 1] && (in_place || place == Place::kAttached)) continue;
+          // Under sanitizers an element costs tens of times as much: where most pieces are staged is enough of the
+          // largest.
+          if (kSanitized && count == kCounts[std::size(kCounts) - 1] && (in_place || place == Place::kAttached))
+            continue;
           try {
             check(comm, buffers, count, in_place);
           } catch (const Error&) {
             throw;
           } catch (const std::runtime_error& error) {
             throw std::runtime_error(fmt::format("{} memory, {} elements, in place {}: {}",
-                                                 place == Place::kAttached ? "attached" : "ordinary",
-                                                 count,
-                                                 in_place,
+                                                 place == Place::kAttached ? "attached" : "ordinary", count, in_place,
                                                  error.what()));
           }
         }
@@ -479,71 +469,67 @@ void for_all_places_and_counts(const WorldParam& param, const Check& check) {
 
 TEST_P(Collectives, AllReduceSumsInRankOrder) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(),
-                            [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-                              check_all_reduce<float, float>(comm, buffers, count, in_place);
-                              check_all_reduce<double, double>(comm, buffers, count, in_place);
-                              check_all_reduce<BFloat16, BFloat16>(comm, buffers, count, in_place);
-                              check_all_reduce<BFloat16, float>(comm, buffers, count, in_place);
-                              check_all_reduce<float, BFloat16>(comm, buffers, count, in_place);
-                              check_all_reduce<Float16, Float16>(comm, buffers, count, in_place);
-                              check_all_reduce<Float16, float>(comm, buffers, count, in_place);
-                              check_all_reduce<float, Float16>(comm, buffers, count, in_place);
-                              check_all_reduce<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
-                              check_all_reduce<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
-                            });
+  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+    check_all_reduce<float, float>(comm, buffers, count, in_place);
+    check_all_reduce<double, double>(comm, buffers, count, in_place);
+    check_all_reduce<BFloat16, BFloat16>(comm, buffers, count, in_place);
+    check_all_reduce<BFloat16, float>(comm, buffers, count, in_place);
+    check_all_reduce<float, BFloat16>(comm, buffers, count, in_place);
+    check_all_reduce<Float16, Float16>(comm, buffers, count, in_place);
+    check_all_reduce<Float16, float>(comm, buffers, count, in_place);
+    check_all_reduce<float, Float16>(comm, buffers, count, in_place);
+    check_all_reduce<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
+    check_all_reduce<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
+  });
 }
 
 TEST_P(Collectives, ReduceScatterSumsUnevenParts) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(
-      GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-        check_reduce_scatter<float, float>(comm, buffers, count, in_place);
-        check_reduce_scatter<double, double>(comm, buffers, count, in_place);
-        check_reduce_scatter<BFloat16, BFloat16>(comm, buffers, count, in_place);
-        check_reduce_scatter<BFloat16, float>(comm, buffers, count, in_place);
-        check_reduce_scatter<float, BFloat16>(comm, buffers, count, in_place);
-        check_reduce_scatter<Float16, Float16>(comm, buffers, count, in_place);
-        check_reduce_scatter<float, Float16>(comm, buffers, count, in_place);
-        check_reduce_scatter<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
-        check_reduce_scatter<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
-      });
+  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+    check_reduce_scatter<float, float>(comm, buffers, count, in_place);
+    check_reduce_scatter<double, double>(comm, buffers, count, in_place);
+    check_reduce_scatter<BFloat16, BFloat16>(comm, buffers, count, in_place);
+    check_reduce_scatter<BFloat16, float>(comm, buffers, count, in_place);
+    check_reduce_scatter<float, BFloat16>(comm, buffers, count, in_place);
+    check_reduce_scatter<Float16, Float16>(comm, buffers, count, in_place);
+    check_reduce_scatter<float, Float16>(comm, buffers, count, in_place);
+    check_reduce_scatter<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
+    check_reduce_scatter<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
+  });
 }
 
 TEST_P(Collectives, ReduceScatterSumsPartsInAnotherOrderThanTheRanks) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(
-      GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-        check_reduce_scatter_at_offsets<float, float>(comm, buffers, count, in_place);
-        check_reduce_scatter_at_offsets<double, double>(comm, buffers, count, in_place);
-        check_reduce_scatter_at_offsets<BFloat16, float>(comm, buffers, count, in_place);
-      });
+  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+    check_reduce_scatter_at_offsets<float, float>(comm, buffers, count, in_place);
+    check_reduce_scatter_at_offsets<double, double>(comm, buffers, count, in_place);
+    check_reduce_scatter_at_offsets<BFloat16, float>(comm, buffers, count, in_place);
+  });
 }
 
 TEST_P(Collectives, ReduceScatterTakesFromEachRankTheDtypeThatItHas) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(
-      GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool /*in_place*/) {
-        if (comm.rank() % 2 == 0 && !sums_in_one_dtype(comm.backend())) {
-          check_mixed_reduce_scatter<float>(comm, buffers, count);
-        } else {
-          check_mixed_reduce_scatter<BFloat16>(comm, buffers, count);
-        }
-      });
+  for_all_places_and_counts(GetParam(),
+                            [](const auto& comm, const auto& buffers, std::int64_t count, bool /*in_place*/) {
+                              if (comm.rank() % 2 == 0 && !sums_in_one_dtype(comm.backend())) {
+                                check_mixed_reduce_scatter<float>(comm, buffers, count);
+                              } else {
+                                check_mixed_reduce_scatter<BFloat16>(comm, buffers, count);
+                              }
+                            });
 }
 
 TEST_P(Collectives, AllGatherPutsUnevenPartsInOrder) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(),
-                            [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-                              check_all_gather<double>(comm, buffers, count, in_place);
-                              check_all_gather<float>(comm, buffers, count, in_place);
-                              check_all_gather<Float16>(comm, buffers, count, in_place);
-                              check_all_gather<BFloat16>(comm, buffers, count, in_place);
-                              check_all_gather<std::int64_t>(comm, buffers, count, in_place);
-                              check_all_gather<std::int32_t>(comm, buffers, count, in_place);
-                              check_all_gather<std::uint8_t>(comm, buffers, count, in_place);
-                            });
+  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+    check_all_gather<double>(comm, buffers, count, in_place);
+    check_all_gather<float>(comm, buffers, count, in_place);
+    check_all_gather<Float16>(comm, buffers, count, in_place);
+    check_all_gather<BFloat16>(comm, buffers, count, in_place);
+    check_all_gather<std::int64_t>(comm, buffers, count, in_place);
+    check_all_gather<std::int32_t>(comm, buffers, count, in_place);
+    check_all_gather<std::uint8_t>(comm, buffers, count, in_place);
+  });
 }
 
 /// Transports choose another way for parts of some sizes: none may depend on what one rank alone has.
@@ -568,36 +554,33 @@ TEST_P(Collectives, BroadcastFromEveryRoot) {
 
 TEST_P(Collectives, MinimaAndMaximaOfEveryDtype) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(),
-                            [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-                              check_extremes<float>(comm, buffers, count, in_place);
-                              check_extremes<double>(comm, buffers, count, in_place);
-                              check_extremes<Float16>(comm, buffers, count, in_place);
-                              check_extremes<BFloat16>(comm, buffers, count, in_place);
-                              check_extremes<std::int32_t>(comm, buffers, count, in_place);
-                              check_extremes<std::int64_t>(comm, buffers, count, in_place);
-                              check_extremes<std::uint8_t>(comm, buffers, count, in_place);
-                            });
+  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+    check_extremes<float>(comm, buffers, count, in_place);
+    check_extremes<double>(comm, buffers, count, in_place);
+    check_extremes<Float16>(comm, buffers, count, in_place);
+    check_extremes<BFloat16>(comm, buffers, count, in_place);
+    check_extremes<std::int32_t>(comm, buffers, count, in_place);
+    check_extremes<std::int64_t>(comm, buffers, count, in_place);
+    check_extremes<std::uint8_t>(comm, buffers, count, in_place);
+  });
 }
 
 TEST_P(Collectives, GatherPutsUnevenPartsInOrderAtEveryRoot) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(),
-                            [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-                              check_gather<double>(comm, buffers, count, in_place);
-                              check_gather<BFloat16>(comm, buffers, count, in_place);
-                              check_gather<std::uint8_t>(comm, buffers, count, in_place);
-                            });
+  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+    check_gather<double>(comm, buffers, count, in_place);
+    check_gather<BFloat16>(comm, buffers, count, in_place);
+    check_gather<std::uint8_t>(comm, buffers, count, in_place);
+  });
 }
 
 TEST_P(Collectives, ScatterGivesUnevenPartsFromEveryRoot) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(),
-                            [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-                              check_scatter<double>(comm, buffers, count, in_place);
-                              check_scatter<BFloat16>(comm, buffers, count, in_place);
-                              check_scatter<std::uint8_t>(comm, buffers, count, in_place);
-                            });
+  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
+    check_scatter<double>(comm, buffers, count, in_place);
+    check_scatter<BFloat16>(comm, buffers, count, in_place);
+    check_scatter<std::uint8_t>(comm, buffers, count, in_place);
+  });
 }
 
 TEST_P(Collectives, AllToAllMovesEqualAndUnequalParts) {
@@ -652,27 +635,32 @@ TEST_P(Collectives, BytesBetweenNodesAreThoseOfTheFormula) {
     const std::span<const int> nodes = backend->node_sizes();
     const int size = comm.size();
     const bool one_node = per_node == 0 || per_node >= size;
-    require(nodes.size() == static_cast<std::size_t>(one_node ? 1 : (size + per_node - 1) / per_node), "number of nodes");
+    require(nodes.size() == static_cast<std::size_t>(one_node ? 1 : (size + per_node - 1) / per_node),
+            "number of nodes");
     const bool levels = backend->kind().find('+') != std::string_view::npos;
-    require(levels == (has_levels(GetParam()) && !one_node && per_node > 1 && size % per_node == 0), "levels where there are some");
+    require(levels == (has_levels(GetParam()) && !one_node && per_node > 1 && size % per_node == 0),
+            "levels where there are some");
     const auto others = static_cast<std::uint64_t>(nodes.size() - 1);
-    const auto far = static_cast<std::uint64_t>(one_node ? 0 : size - nodes[static_cast<std::size_t>(rank / per_node)]);  // ranks on other nodes
+    const auto far = static_cast<std::uint64_t>(
+        one_node ? 0 : size - nodes[static_cast<std::size_t>(rank / per_node)]);  // ranks on other nodes
     for (const std::size_t part : {std::size_t{5}, std::size_t{170'001}}) {
       const std::uint64_t bytes = part * sizeof(float);
       std::vector<float> one(part, 1.0F);
       std::vector<float> all(part * static_cast<std::size_t>(size), 1.0F);
       const auto require_far = [&](const std::string& name, std::uint64_t expected) {
-        require(table->far_bytes() == expected,
-                fmt::format("{} of {}: {} bytes from other nodes, expected {}", name, part, table->far_bytes(), expected));
+        require(table->far_bytes() == expected, fmt::format("{} of {}: {} bytes from other nodes, expected {}", name,
+                                                            part, table->far_bytes(), expected));
       };
       table->reset();
       comm.all_gather(std::span<const float>(one), std::span(all));
       require_far("all_gather", bytes * (levels ? others : far));
-      require(table->bytes() == bytes * static_cast<std::uint64_t>(size - 1), "in all an all_gather receives what it always does");
+      require(table->bytes() == bytes * static_cast<std::uint64_t>(size - 1),
+              "in all an all_gather receives what it always does");
       table->reset();
       comm.reduce_scatter(std::span<const float>(all), std::span(one));
       require_far("reduce_scatter", bytes * (levels ? others : far));
-      require(table->bytes() == bytes * static_cast<std::uint64_t>(size - 1), "in all a reduce_scatter receives what it always does");
+      require(table->bytes() == bytes * static_cast<std::uint64_t>(size - 1),
+              "in all a reduce_scatter receives what it always does");
       table->reset();
       comm.broadcast(std::span(one), 0);
       if (levels) require_far("broadcast", rank > 0 && rank % per_node == 0 ? bytes : 0);
@@ -683,8 +671,10 @@ TEST_P(Collectives, BytesBetweenNodesAreThoseOfTheFormula) {
       if (levels && !small) {
         // A part of the sum from each other node, and of the result; parts may be one element longer.
         const std::uint64_t expected = 2 * others * (bytes / static_cast<std::uint64_t>(size));
-        require(table->far_bytes() / 4 >= expected / 4 - 4 * others && table->far_bytes() / 4 <= expected / 4 + 4 * others,
-                fmt::format("all_reduce of {}: {} bytes from other nodes, about {} expected", part, table->far_bytes(), expected));
+        require(
+            table->far_bytes() / 4 >= expected / 4 - 4 * others && table->far_bytes() / 4 <= expected / 4 + 4 * others,
+            fmt::format("all_reduce of {}: {} bytes from other nodes, about {} expected", part, table->far_bytes(),
+                        expected));
       }
     }
     backend->set_observer(nullptr);
@@ -698,8 +688,7 @@ TEST_P(Collectives, AllReduceHasTheBitsOfReduceScatterAndGather) {
     const Communicator comm(backend);
     for (const std::size_t part : {std::size_t{3}, std::size_t{1001}, std::size_t{50'003}}) {
       std::vector<float> in(part * static_cast<std::size_t>(comm.size()));
-      for (std::size_t i = 0; i < in.size(); ++i)
-        in[i] = value_of<float>(rank, static_cast<std::int64_t>(i), 9);
+      for (std::size_t i = 0; i < in.size(); ++i) in[i] = value_of<float>(rank, static_cast<std::int64_t>(i), 9);
       std::vector<float> whole(in.size());
       std::vector<float> own(part);
       std::vector<float> gathered(in.size());
@@ -741,7 +730,9 @@ TEST_P(Collectives, BarrierWaitsForTheLastRank) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
     const Communicator comm(backend);
-    const auto now = [] { return static_cast<std::int64_t>(SteadyClock::now().time_since_epoch().count()); };  // one clock for the host
+    const auto now = [] {
+      return static_cast<std::int64_t>(SteadyClock::now().time_since_epoch().count());
+    };  // one clock for the host
     for (int round = 1; round <= 50; ++round) {
       if (round % 10 == rank) std::this_thread::sleep_for(Milliseconds{2});
       const std::int64_t came = now();
@@ -787,10 +778,15 @@ TEST_P(Collectives, SplitGroupsAreIndependent) {
 
 /// Ranks that wait for one that comes late.
 class LateRank : public ::testing::TestWithParam<WorldParam> {};
-INSTANTIATE_TEST_SUITE_P(Backends,
-                         LateRank,
+INSTANTIATE_TEST_SUITE_P(Backends, LateRank,
                          ::testing::ValuesIn(!started_worlds().empty() ? started_worlds()
-                                                                       : std::vector<WorldParam>{{"inproc", 2}, {"shm", 3}, {"messages", 2}, {"mixed", 2}, {"levels", 4, 2}, {"nccl", 2}, {"inproc_on_gpu", 2}}),
+                                                                       : std::vector<WorldParam>{{"inproc", 2},
+                                                                                                 {"shm", 3},
+                                                                                                 {"messages", 2},
+                                                                                                 {"mixed", 2},
+                                                                                                 {"levels", 4, 2},
+                                                                                                 {"nccl", 2},
+                                                                                                 {"inproc_on_gpu", 2}}),
                          name_of_param);
 
 TEST_P(LateRank, CostsNobodyACore) {
@@ -802,7 +798,8 @@ TEST_P(LateRank, CostsNobodyACore) {
     ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
     return used.tv_sec * 1000 + used.tv_nsec / 1'000'000;
   };
-  // What a rank does before it waits counts, too: a sanitizer takes half a second for 64 MiB on their way to a fake GPU.
+  // What a rank does before it waits counts, too: a sanitizer takes half a second for 64 MiB on their way to a fake
+  // GPU.
   const std::size_t large = std::size_t{kSanitized ? 8 : 64} << 20U;
   for (const std::size_t bytes : {std::size_t{4}, large}) {
     const RankReport report = run_world(GetParam(), [&](int rank, const std::shared_ptr<CommBackend>& backend) {
@@ -821,7 +818,8 @@ TEST_P(LateRank, CostsNobodyACore) {
       });
       comm.broadcast(std::span(data), comm.size() - 1);
       watcher.join();
-      require(used < 150L * waiters, fmt::format("{} ms of 500 ms of a processor, waiting for {} bytes that nobody sends", used, bytes));
+      require(used < 150L * waiters,
+              fmt::format("{} ms of 500 ms of a processor, waiting for {} bytes that nobody sends", used, bytes));
     });
     EXPECT_TRUE(report.ok()) << report.text();
   }

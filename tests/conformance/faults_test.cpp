@@ -111,16 +111,13 @@ std::vector<Operation> operations() {
          [[maybe_unused]] const PeerWindow window = comm.backend().attach(arena, "test");
        }},
       {"split",
-       [](const Communicator& comm) {
-         [[maybe_unused]] const auto part = comm.backend().split(0, 0, "part");
-       }},
+       [](const Communicator& comm) { [[maybe_unused]] const auto part = comm.backend().split(0, 0, "part"); }},
       {"parameters of unit block.3",
        [](const Communicator& comm) {
-         comm.backend().wait_until([] { return false; },
-                                   {.what = "parameters of unit block.3",
-                                    .ranks = {comm.size() - 1},
-                                    .unit = "block.3",
-                                    .progress = [] { return "epoch 6"; }});
+         comm.backend().wait_until([] { return false; }, {.what = "parameters of unit block.3",
+                                                          .ranks = {comm.size() - 1},
+                                                          .unit = "block.3",
+                                                          .progress = [] { return "epoch 6"; }});
        }},
   };
 }
@@ -137,16 +134,15 @@ constexpr Milliseconds kEndsWithin{kSanitized ? 10'000 : 2'000};
 
 /// Ranks that are processes have ended in time, or before the culprit.
 void expect_prompt(const RankReport& report, int culprit) {
-  for (const Milliseconds ended : report.ended) EXPECT_LT(ended - report.ended[static_cast<std::size_t>(culprit)], kEndsWithin) << report.text();
+  for (const Milliseconds ended : report.ended)
+    EXPECT_LT(ended - report.ended[static_cast<std::size_t>(culprit)], kEndsWithin) << report.text();
 }
 
 /// The last rank does `misdeed` where the others make the call; every other rank must end with `code` and all
 /// `texts`.
 void expect_lost(const WorldParam& param,
                  const std::function<void(const Operation&, const std::shared_ptr<CommBackend>&)>& misdeed,
-                 ErrorCode code,
-                 const std::vector<std::string>& texts,
-                 const WorldOptions& options) {
+                 ErrorCode code, const std::vector<std::string>& texts, const WorldOptions& options) {
   for (const Operation& operation : operations()) {
     SCOPED_TRACE(operation.name);
     const int culprit = param.size - 1;
@@ -168,8 +164,7 @@ void expect_lost(const WorldParam& param,
       const RankFailure* failure = report.of(rank);
       ASSERT_NE(failure, nullptr) << "rank " << rank << " saw nothing\n" << report.text();
       EXPECT_EQ(failure->code, code) << failure->text;
-      for (const std::string& text : texts)
-        EXPECT_NE(failure->text.find(text), std::string::npos) << failure->text;
+      for (const std::string& text : texts) EXPECT_NE(failure->text.find(text), std::string::npos) << failure->text;
       EXPECT_NE(failure->text.find("rank " + std::to_string(culprit)), std::string::npos) << failure->text;
       EXPECT_NE(failure->text.find(operation.name), std::string::npos) << failure->text;
     }
@@ -187,15 +182,12 @@ class Faults : public ::testing::TestWithParam<WorldParam> {};
 INSTANTIATE_TEST_SUITE_P(Backends, Faults, ::testing::ValuesIn(worlds_that_see()), name_of_param);
 
 class ProcessFaults : public ::testing::TestWithParam<WorldParam> {};
-INSTANTIATE_TEST_SUITE_P(Backends,
-                         ProcessFaults,
-                         ::testing::Values(WorldParam{"shm", 2}, WorldParam{"shm", 4}),
+INSTANTIATE_TEST_SUITE_P(Backends, ProcessFaults, ::testing::Values(WorldParam{"shm", 2}, WorldParam{"shm", 4}),
                          name_of_param);
 
 TEST_P(Faults, ARankThatLeavesEarlyIsNamed) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  expect_lost(
-      GetParam(), [](const auto&, const auto&) {}, ErrorCode::kPeerLost, {"left early"}, impatient());
+  expect_lost(GetParam(), [](const auto&, const auto&) {}, ErrorCode::kPeerLost, {"left early"}, impatient());
 }
 
 TEST_P(Faults, AnAbortReachesEveryWait) {
@@ -205,9 +197,7 @@ TEST_P(Faults, AnAbortReachesEveryWait) {
       [](const auto&, const auto& backend) {
         backend->abort(Error(ErrorCode::kNonFinite, "the loss is gone", {.which = "parameter w"}));
       },
-      ErrorCode::kAborted,
-      {"the loss is gone", "NONFINITE", "parameter w"},
-      impatient());
+      ErrorCode::kAborted, {"the loss is gone", "NONFINITE", "parameter w"}, impatient());
 }
 
 TEST_P(Faults, ARankThatNeverCallsIsATimeout) {
@@ -226,28 +216,25 @@ TEST_P(Faults, ARankThatNeverCallsIsATimeout) {
           }
         }
       },
-      ErrorCode::kTimeout,
-      {"every peer is alive"},
-      options);
+      ErrorCode::kTimeout, {"every peer is alive"}, options);
 }
 
 TEST_P(Faults, AbortWakesASleeperAndIsFirstComeFirstServed) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  const RankReport report =
-      run_world(GetParam(),
-                [](int rank, const std::shared_ptr<CommBackend>& backend) {
-                  const Communicator comm(backend);
-                  comm.barrier();
-                  backend->abort(Error(ErrorCode::kModel, "cause " + std::to_string(rank)));
-                  try {
-                    comm.barrier();
-                  } catch (const Error& error) {
-                    require(error.code() == ErrorCode::kAborted, error.what());
-                    // All ranks tell the same cause: write it where the parent can compare.
-                    throw std::runtime_error(error.message());
-                  }
-                },
-                {.abort_on_failure = false});
+  const RankReport report = run_world(GetParam(),
+                                      [](int rank, const std::shared_ptr<CommBackend>& backend) {
+                                        const Communicator comm(backend);
+                                        comm.barrier();
+                                        backend->abort(Error(ErrorCode::kModel, "cause " + std::to_string(rank)));
+                                        try {
+                                          comm.barrier();
+                                        } catch (const Error& error) {
+                                          require(error.code() == ErrorCode::kAborted, error.what());
+                                          // All ranks tell the same cause: write it where the parent can compare.
+                                          throw std::runtime_error(error.message());
+                                        }
+                                      },
+                                      {.abort_on_failure = false});
   ASSERT_EQ(report.failures.size(), static_cast<std::size_t>(GetParam().size));
   for (const RankFailure& failure : report.failures) {
     EXPECT_NE(failure.text.find("cause"), std::string::npos) << failure.text;
@@ -258,20 +245,14 @@ TEST_P(Faults, AbortWakesASleeperAndIsFirstComeFirstServed) {
 TEST_P(ProcessFaults, AKilledRankIsNamedWithItsSignal) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   expect_lost(
-      GetParam(),
-      [](const auto&, const auto&) { ::raise(SIGKILL); },
-      ErrorCode::kPeerLost,
-      {"SIGKILL (signal 9)", "pid "},
-      impatient());
+      GetParam(), [](const auto&, const auto&) { ::raise(SIGKILL); }, ErrorCode::kPeerLost,
+      {"SIGKILL (signal 9)", "pid "}, impatient());
 }
 
 TEST_P(ProcessFaults, AnExitWithoutGoodbyeIsNamedWithItsCode) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   expect_lost(
-      GetParam(),
-      [](const auto&, const auto&) { ::_exit(3); },
-      ErrorCode::kPeerLost,
-      {"exited with code 3"},
+      GetParam(), [](const auto&, const auto&) { ::_exit(3); }, ErrorCode::kPeerLost, {"exited with code 3"},
       impatient());
 }
 
@@ -287,11 +268,8 @@ TEST_P(ProcessFaults, AStoppedRankIsFrozen) {
     return false;
   };
   expect_lost(
-      GetParam(),
-      [](const auto&, const auto&) { ::raise(SIGSTOP); },
-      ErrorCode::kPeerLost,
-      {"frozen", "process state T"},
-      options);
+      GetParam(), [](const auto&, const auto&) { ::raise(SIGSTOP); }, ErrorCode::kPeerLost,
+      {"frozen", "process state T"}, options);
 }
 
 TEST_P(ProcessFaults, ARankKilledInTheMiddleOfCalls) {
@@ -337,14 +315,14 @@ TEST_P(ProcessFaults, ARankKilledInTheMiddleOfCalls) {
   }
 }
 
-/// Transports that see a stream end, and not why; and NCCL's, where a call may be done on a rank that needed nothing from the missing one. A rank may see only
-/// that a survivor has left: nobody else tells it the cause, unless a program calls abort().
+/// Transports that see a stream end, and not why; and NCCL's, where a call may be done on a rank that needed nothing
+/// from the missing one. A rank may see only that a survivor has left: nobody else tells it the cause, unless a program
+/// calls abort().
 class MessageFaults : public ::testing::TestWithParam<WorldParam> {
  protected:
   /// All other ranks end with one of `codes`; at least one of them names the culprit, the call and these texts.
   static void expect_end(const std::function<void(const std::shared_ptr<CommBackend>&)>& misdeed,
-                         const std::set<ErrorCode>& codes,
-                         const std::vector<std::string>& texts,
+                         const std::set<ErrorCode>& codes, const std::vector<std::string>& texts,
                          const WorldOptions& options) {
     const WorldParam& param = GetParam();
     const std::vector<Operation> calls = operations();
@@ -373,16 +351,17 @@ class MessageFaults : public ::testing::TestWithParam<WorldParam> {
         const auto says = [&](const std::string& text) { return failure->text.find(text) != std::string::npos; };
         const bool names_call = says(calls[index].name) || says("barrier");
         // In levels it is rank 1 of node 1.
-        const bool names_rank = says("rank " + std::to_string(culprit)) || (param.per_node > 0 && says("of node 1; ") && says("from rank 1"));
+        const bool names_rank = says("rank " + std::to_string(culprit)) ||
+                                (param.per_node > 0 && says("of node 1; ") && says("from rank 1"));
         naming += names_rank && names_call && std::ranges::all_of(texts, says) ? 1 : 0;
       }
       EXPECT_GE(naming, 1) << report.text();
     }
   }
 };
-INSTANTIATE_TEST_SUITE_P(Transports,
-                         MessageFaults,
-                         ::testing::Values(WorldParam{"sockets", 2}, WorldParam{"sockets", 3}, WorldParam{"shm+sockets", 4, 2}, WorldParam{"nccl", 3}),
+INSTANTIATE_TEST_SUITE_P(Transports, MessageFaults,
+                         ::testing::Values(WorldParam{"sockets", 2}, WorldParam{"sockets", 3},
+                                           WorldParam{"shm+sockets", 4, 2}, WorldParam{"nccl", 3}),
                          name_of_param);
 
 TEST_P(MessageFaults, ARankThatLeavesEarlyIsNamed) {
@@ -392,29 +371,28 @@ TEST_P(MessageFaults, ARankThatLeavesEarlyIsNamed) {
 
 TEST_P(MessageFaults, AnAbortReachesEveryWait) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  expect_end([](const auto& backend) { backend->abort(Error(ErrorCode::kNonFinite, "the loss is gone", {.which = "parameter w"})); },
-             {ErrorCode::kAborted, ErrorCode::kPeerLost},
-             {"the loss is gone", "NONFINITE", "parameter w"},
-             impatient());
+  expect_end(
+      [](const auto& backend) {
+        backend->abort(Error(ErrorCode::kNonFinite, "the loss is gone", {.which = "parameter w"}));
+      },
+      {ErrorCode::kAborted, ErrorCode::kPeerLost}, {"the loss is gone", "NONFINITE", "parameter w"}, impatient());
 }
 
 TEST_P(MessageFaults, ARankThatNeverCallsIsATimeout) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   WorldOptions options = impatient();
   options.comm.timeout = Milliseconds{250};
-  expect_end([](const auto&) { std::this_thread::sleep_for(Milliseconds{900}); }, {ErrorCode::kTimeout, ErrorCode::kPeerLost}, {"[TIMEOUT]"}, options);
+  expect_end([](const auto&) { std::this_thread::sleep_for(Milliseconds{900}); },
+             {ErrorCode::kTimeout, ErrorCode::kPeerLost}, {"[TIMEOUT]"}, options);
 }
 
-/// One rank dies inside a call that all have begun: by the failpoint between the agreement about the call and its data, and for large
-/// data over shared memory between two rounds. As gloo's tests kill in every collective, here on every transport between processes.
+/// One rank dies inside a call that all have begun: by the failpoint between the agreement about the call and its data,
+/// and for large data over shared memory between two rounds. As gloo's tests kill in every collective, here on every
+/// transport between processes.
 class KilledInside : public ::testing::TestWithParam<WorldParam> {};
-INSTANTIATE_TEST_SUITE_P(Transports,
-                         KilledInside,
-                         ::testing::Values(WorldParam{"shm", 2},
-                                           WorldParam{"shm", 3},
-                                           WorldParam{"staged", 3},
-                                           WorldParam{"sockets", 2},
-                                           WorldParam{"sockets", 3},
+INSTANTIATE_TEST_SUITE_P(Transports, KilledInside,
+                         ::testing::Values(WorldParam{"shm", 2}, WorldParam{"shm", 3}, WorldParam{"staged", 3},
+                                           WorldParam{"sockets", 2}, WorldParam{"sockets", 3},
                                            WorldParam{"shm+sockets", 4, 2}),
                          name_of_param);
 
@@ -422,7 +400,8 @@ INSTANTIATE_TEST_SUITE_P(Transports,
 std::vector<std::string> inside(const WorldParam& param, const Operation& call, bool large) {
   const std::string site = "." + call.name + ".mid";
   const bool has_rounds = large && call.name != "barrier" && call.name != "all_to_all";
-  if (param.backend == "staged" && has_rounds) return {"shm" + site, "shm.staged.round@hit=1", "shm.staged.round@hit=3"};
+  if (param.backend == "staged" && has_rounds)
+    return {"shm" + site, "shm.staged.round@hit=1", "shm.staged.round@hit=3"};
   if (param.backend == "shm" && has_rounds) return {"shm" + site, "shm.direct.read"};
   if (param.backend == "shm" || param.backend == "staged") return {"shm" + site};
   if (param.backend == "sockets") return {"messages" + site};
@@ -460,11 +439,13 @@ TEST_P(KilledInside, EachCallEndsOnEveryOtherRankWithBothNames) {
           }
           ASSERT_TRUE(failure->code.has_value()) << failure->text;
           EXPECT_EQ(exit_code(*failure->code), 76) << failure->text;
-          EXPECT_TRUE(failure->text.find(call.name) != std::string::npos || failure->text.find("barrier") != std::string::npos)
+          EXPECT_TRUE(failure->text.find(call.name) != std::string::npos ||
+                      failure->text.find("barrier") != std::string::npos)
               << failure->text;
           if (failure->text.find("rank " + std::to_string(victim)) != std::string::npos) ++naming;
         }
-        // Over sockets a rank may see only that a survivor has left: nobody else tells it why, unless a program calls abort().
+        // Over sockets a rank may see only that a survivor has left: nobody else tells it why, unless a program calls
+        // abort().
         EXPECT_GE(naming, param.backend == "sockets" ? 1 : param.size - 1) << report.text();
       }
     }

@@ -1,5 +1,5 @@
-// Worlds of torch's gloo in the conformance suite. Only Python can make its groups: a rank is a Python process that loads the suites as a library
-// (gloo_suites.cpp, gloo_rank.py), and each world of a case is a new group.
+// Worlds of torch's gloo in the conformance suite. Only Python can make its groups: a rank is a Python process that
+// loads the suites as a library (gloo_suites.cpp, gloo_rank.py), and each world of a case is a new group.
 #pragma once
 
 #include "conformance/started_ranks.h"
@@ -22,13 +22,16 @@ struct GlooRanks {
 }
 
 /// "shm+gloo" has shared memory inside nodes.
-[[nodiscard]] inline bool is_gloo_world(const std::string& backend) { return backend == "gloo" || backend == "shm+gloo"; }
+[[nodiscard]] inline bool is_gloo_world(const std::string& backend) {
+  return backend == "gloo" || backend == "shm+gloo";
+}
 
 /// Runs body(rank, backend) on this rank; every rank has the report of all.
-[[nodiscard]] inline RankReport run_gloo_world(const RankBody& body, const CommOptions& options, bool abort_on_failure) {
-  return run_started_rank({.seat = [&] { return gloo_ranks().seat(options); }, .seat_of_report = [] { return gloo_ranks().seat(quick_options()); }},
-                          body,
-                          abort_on_failure);
+[[nodiscard]] inline RankReport run_gloo_world(const RankBody& body, const CommOptions& options,
+                                               bool abort_on_failure) {
+  return run_started_rank({.seat = [&] { return gloo_ranks().seat(options); },
+                           .seat_of_report = [] { return gloo_ranks().seat(quick_options()); }},
+                          body, abort_on_failure);
 }
 
 }  // namespace zeroth::test

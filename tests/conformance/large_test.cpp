@@ -18,10 +18,10 @@ class Large : public ::testing::TestWithParam<WorldParam> {
     if (available_memory_bytes() < kNeeded) GTEST_SKIP() << "not enough memory: 6 GiB";
   }
 };
-INSTANTIATE_TEST_SUITE_P(Backends,
-                         Large,
-                         ::testing::ValuesIn(mpi_world_size() > 0 ? std::vector<WorldParam>{{"mpi", 2}, {"mpi_own_sums", 2}}
-                                                                  : std::vector<WorldParam>{{"self", 1}, {"inproc", 2}, {"shm", 2}}),
+INSTANTIATE_TEST_SUITE_P(Backends, Large,
+                         ::testing::ValuesIn(mpi_world_size() > 0
+                                                 ? std::vector<WorldParam>{{"mpi", 2}, {"mpi_own_sums", 2}}
+                                                 : std::vector<WorldParam>{{"self", 1}, {"inproc", 2}, {"shm", 2}}),
                          name_of_param);
 
 TEST_P(Large, MoreThanTwoGibibytesInOneGather) {
@@ -34,15 +34,12 @@ TEST_P(Large, MoreThanTwoGibibytesInOneGather) {
         counts.front() += kTotal - 1000 * size;
         const Arena arena = Arena::create(ArenaKind::kPrivate, static_cast<std::size_t>(kTotal), "large");
         auto* bytes = reinterpret_cast<std::uint8_t*>(arena.data());
-        const auto value = [](std::int64_t index) {
-          return static_cast<std::uint8_t>(index / 4096 * 31 + index);
-        };
+        const auto value = [](std::int64_t index) { return static_cast<std::uint8_t>(index / 4096 * 31 + index); };
         const std::int64_t first = rank == 0 ? 0 : counts.front() + (rank - 1) * 1000;
         const std::int64_t own = counts[static_cast<std::size_t>(rank)];
         for (std::int64_t index = 0; index < own; ++index) bytes[first + index] = value(first + index);
         comm.all_gather(std::span<const std::uint8_t>(bytes + first, static_cast<std::size_t>(own)),
-                        std::span(bytes, static_cast<std::size_t>(kTotal)),
-                        counts);
+                        std::span(bytes, static_cast<std::size_t>(kTotal)), counts);
         for (std::int64_t index = 0; index < kTotal; ++index) {
           if (bytes[index] != value(index)) require(false, "byte " + std::to_string(index));
         }
@@ -60,8 +57,12 @@ TEST_P(Large, MoreThanTwoBillionElementsInOneReductionAndInOneMessage) {
         const Communicator comm(backend);
         const Arena arena = Arena::create(ArenaKind::kPrivate, static_cast<std::size_t>(kTotal), "large");
         const std::span bytes(reinterpret_cast<std::uint8_t*>(arena.data()), static_cast<std::size_t>(kTotal));
-        const auto value = [](std::size_t index, int of) { return static_cast<std::uint8_t>(index / 4096 * 31 + index * static_cast<std::size_t>(of)); };
-        const auto largest = [&](std::size_t index) { return comm.size() == 1 ? value(index, 1) : std::max(value(index, 1), value(index, 2)); };
+        const auto value = [](std::size_t index, int of) {
+          return static_cast<std::uint8_t>(index / 4096 * 31 + index * static_cast<std::size_t>(of));
+        };
+        const auto largest = [&](std::size_t index) {
+          return comm.size() == 1 ? value(index, 1) : std::max(value(index, 1), value(index, 2));
+        };
         for (std::size_t index = 0; index < bytes.size(); ++index) bytes[index] = value(index, rank + 1);
         comm.all_reduce(bytes, ReduceOp::kMax);
         for (std::size_t index = 0; index < bytes.size(); ++index) {

@@ -28,7 +28,9 @@ TEST(Messages, AWaitThatTakesTooLongNamesTheCallAndTheRank) {
       2,
       [](int rank, const std::shared_ptr<CommBackend>& backend) {
         if (rank == 1) return std::this_thread::sleep_for(Milliseconds{700});
-        backend->set_tag_names({.name = [](const MessageTag& tag) { return "the gradients of unit " + std::to_string(tag.unit); }, .hint = {}});
+        backend->set_tag_names(
+            {.name = [](const MessageTag& tag) { return "the gradients of unit " + std::to_string(tag.unit); },
+             .hint = {}});
         const Communicator comm(backend);
         std::vector<float> data(5);
         for (int attempt = 0; attempt < 2; ++attempt) {  // a broken seat stays broken
@@ -37,7 +39,8 @@ TEST(Messages, AWaitThatTakesTooLongNamesTheCallAndTheRank) {
             throw std::runtime_error("a sum of one rank");
           } catch (const Error& error) {
             EXPECT_EQ(error.code(), ErrorCode::kTimeout);
-            EXPECT_THAT(error.what(), HasSubstr("all_reduce#0 float32, 5 elements (20 B), unit 3, label 0 from rank 1"));
+            EXPECT_THAT(error.what(),
+                        HasSubstr("all_reduce#0 float32, 5 elements (20 B), unit 3, label 0 from rank 1"));
             EXPECT_THAT(error.what(), HasSubstr("which: the gradients of unit 3"));
           }
         }
@@ -77,7 +80,8 @@ TEST(Messages, GroupsOfTheSameRanksDoNotMix) {
         const std::shared_ptr<CommBackend> inner = pair->split(0, rank, "inner");
         EXPECT_EQ(twin->rank(), 1 - pair->rank());
         EXPECT_EQ(inner->group_name(), "world/pair/inner");
-        const Communicator groups[] = {Communicator(backend), Communicator(pair), Communicator(twin), Communicator(inner)};
+        const Communicator groups[] = {Communicator(backend), Communicator(pair), Communicator(twin),
+                                       Communicator(inner)};
         for (int round = 0; round < 20; ++round) {
           // Lower and upper pair are at different groups at the same time.
           for (int index = 0; index < 3; ++index) {

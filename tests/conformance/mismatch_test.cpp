@@ -1,6 +1,5 @@
 // Ranks that make different calls: an error at once, on every rank, with both sides in it.
 #include "conformance/world_runner.h"
-
 #include "support/sanitizer.h"
 
 #include <zeroth/base/deadline.h>
@@ -106,7 +105,9 @@ std::vector<Case> cases() {
     };
   };
   const auto split = [](std::string name) {
-    return [name](const Communicator& comm) { [[maybe_unused]] const std::unique_ptr<CommBackend> part = comm.backend().split(0, comm.rank(), name); };
+    return [name](const Communicator& comm) {
+      [[maybe_unused]] const std::unique_ptr<CommBackend> part = comm.backend().split(0, comm.rank(), name);
+    };
   };
   const auto integers = [](const Communicator& comm) {
     std::vector<std::int32_t> data(64);
@@ -136,13 +137,22 @@ std::vector<Case> cases() {
       {"OtherParts", gather({1, 2}), gather({2, 1}), {"parts"}},
       {"OtherOrderOfParts", scatter_at(true), scatter_at(false), {"parts"}},
       {"OtherRoot", broadcast(0), broadcast(1), {"root 0", "root 1"}},
-      {"SumAgainstMaximum", reduce(64, one), extreme(ReduceOp::kMax), {"all_reduce#1 float32", "all_reduce#1 max float32"}},
+      {"SumAgainstMaximum",
+       reduce(64, one),
+       extreme(ReduceOp::kMax),
+       {"all_reduce#1 float32", "all_reduce#1 max float32"}},
       {"OtherRootOfAGather", gather_at(0), gather_at(1), {"root 0", "root 1"}},
       {"AllToAllAgainstGather", exchange, gather_at(0), {"all_to_all", "gather"}, true},
       {"EqualPartsAgainstParts", exchange, exchange_unequal, {" of equal parts", " of parts of any size"}},
       {"OtherUnit", reduce(64, one), reduce(64, two), {"unit 1", "unit 2"}},
-      {"OtherName", named("before the export"), named("after the export"), {"barrier#1 \"before the export\"", "barrier#1 \"after the export\""}},
-      {"OtherEndOfALongName", named(long_name + "one"), named(long_name + "two"), {"barrier#1 \"a name that is too long"}},
+      {"OtherName",
+       named("before the export"),
+       named("after the export"),
+       {"barrier#1 \"before the export\"", "barrier#1 \"after the export\""}},
+      {"OtherEndOfALongName",
+       named(long_name + "one"),
+       named(long_name + "two"),
+       {"barrier#1 \"a name that is too long"}},
       {"NameAgainstNone", named("x"), barrier, {"barrier#1 \"x\""}},
       {"OtherWindow", attach("a"), attach("b"), {"attach"}},
       {"OtherSplit", split("a"), split("b"), {"split"}},
@@ -161,12 +171,15 @@ void in_time(const std::function<void()>& call) {
     call();
   } catch (const Error& error) {
     const auto took = std::chrono::duration_cast<Milliseconds>(SteadyClock::now() - begin);
-    if (took >= kFound) throw std::runtime_error("found after " + std::to_string(took.count()) + " ms only: " + error.what());
+    if (took >= kFound)
+      throw std::runtime_error("found after " + std::to_string(took.count()) + " ms only: " + error.what());
     throw;
   }
 }
 
-std::string without_numbers(const std::string& text) { return std::regex_replace(text, std::regex("#[0-9]+"), ""); }
+std::string without_numbers(const std::string& text) {
+  return std::regex_replace(text, std::regex("#[0-9]+"), "");
+}
 
 class Mismatch : public ::testing::TestWithParam<WorldParam> {};
 INSTANTIATE_TEST_SUITE_P(Backends, Mismatch, ::testing::ValuesIn(several_matched_ranks()), name_of_param);
@@ -177,7 +190,8 @@ TEST_P(Mismatch, EveryRankPrintsBothSides) {
     SCOPED_TRACE(item.name);
     const bool attaches = item.both_sides.front() == "attach";
     if (attaches && over_messages(GetParam())) continue;  // it has no windows
-    if (item.across && GetParam().backend == "shm|mpi") continue;  // the calls may be on two backends, where nobody compares them
+    if (item.across && GetParam().backend == "shm|mpi")
+      continue;  // the calls may be on two backends, where nobody compares them
     const RankReport report = run_world(GetParam(),
                                         [&](int rank, const std::shared_ptr<CommBackend>& backend) {
                                           const Communicator comm(backend);
@@ -192,7 +206,8 @@ TEST_P(Mismatch, EveryRankPrintsBothSides) {
       // Calls are numbered by the backend that makes them, and the first of a mixture has made some for the mixture.
       const bool numbered = GetParam().backend != "shm|mpi";
       for (const std::string& side : item.both_sides)
-        EXPECT_THAT(numbered ? failure.text : without_numbers(failure.text), ::testing::HasSubstr(numbered ? side : without_numbers(side)));
+        EXPECT_THAT(numbered ? failure.text : without_numbers(failure.text),
+                    ::testing::HasSubstr(numbered ? side : without_numbers(side)));
       if (tells_others(GetParam()) && failure.code == ErrorCode::kAborted) {
         EXPECT_NE(failure.text.find("[MISMATCH] ranks make different calls"), std::string::npos) << failure.text;
         continue;
@@ -223,7 +238,8 @@ TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
           if (rank == last) counts.front() += 2;
           std::vector<float> in(static_cast<std::size_t>(part * GetParam().size + (rank == last ? 2 : 0)));
           std::vector<float> out(static_cast<std::size_t>(part * GetParam().size));
-          Communicator(backend).all_to_all(std::span<const float>(in), std::span(out), counts, recv_counts, {.unit = 4});
+          Communicator(backend).all_to_all(std::span<const float>(in), std::span(out), counts, recv_counts,
+                                           {.unit = 4});
         },
         options);
     int named = 0;
@@ -231,10 +247,13 @@ TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
       const bool of_the_pair = failure.rank == 0 || failure.rank == last;
       if (messages && !of_the_pair) continue;  // a part is known to its two ranks only
       // Over messages the first of the pair may tell the second one before that sees it.
-      const bool was_told = messages && failure.code == ErrorCode::kAborted && failure.text.find("[MISMATCH]") != std::string::npos;
+      const bool was_told =
+          messages && failure.code == ErrorCode::kAborted && failure.text.find("[MISMATCH]") != std::string::npos;
       EXPECT_TRUE(was_told || failure.code == ErrorCode::kMismatch) << failure.text;
-      const std::string taken = std::to_string(part) + " elements, which rank 0 takes from rank " + std::to_string(last);
-      const std::string given = std::to_string(part + 2) + " elements, which rank " + std::to_string(last) + " gives to rank 0";
+      const std::string taken =
+          std::to_string(part) + " elements, which rank 0 takes from rank " + std::to_string(last);
+      const std::string given =
+          std::to_string(part + 2) + " elements, which rank " + std::to_string(last) + " gives to rank 0";
       EXPECT_NE(failure.text.find(taken), std::string::npos) << failure.text;
       EXPECT_NE(failure.text.find(given), std::string::npos) << failure.text;
       EXPECT_THAT(failure.text, ::testing::ContainsRegex("all_to_all#[02] unit 4"));
@@ -246,51 +265,51 @@ TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
 
 TEST_P(Mismatch, ABrokenSeatStaysBroken) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  const RankReport report = run_world(GetParam(),
-                                      [](int rank, const std::shared_ptr<CommBackend>& backend) {
-                                        const Communicator comm(backend);
-                                        comm.barrier();  // else ranks of another node may still be meeting, and hear of it there
-                                        // Or in the barrier: that all have left a call no call can say.
-                                        std::this_thread::sleep_for(Milliseconds{50});
-                                        std::vector<float> data(4);
-                                        for (int attempt = 0; attempt < 3; ++attempt) {
-                                          try {
-                                            comm.all_reduce(std::span(data), {.unit = rank, .label = 0});
-                                          } catch (const Error& error) {
-                                            const bool told = tells_others(GetParam()) && error.code() == ErrorCode::kAborted &&
-                                                              std::string_view(error.what()).find("[MISMATCH]") != std::string_view::npos;
-                                            require(told || error.code() == ErrorCode::kMismatch, error.what());
-                                            continue;
-                                          }
-                                          throw std::runtime_error("a broken seat made a call");
-                                        }
-                                      },
-                                      {.abort_on_failure = false});
+  const RankReport report =
+      run_world(GetParam(),
+                [](int rank, const std::shared_ptr<CommBackend>& backend) {
+                  const Communicator comm(backend);
+                  comm.barrier();  // else ranks of another node may still be meeting, and hear of it there
+                  // Or in the barrier: that all have left a call no call can say.
+                  std::this_thread::sleep_for(Milliseconds{50});
+                  std::vector<float> data(4);
+                  for (int attempt = 0; attempt < 3; ++attempt) {
+                    try {
+                      comm.all_reduce(std::span(data), {.unit = rank, .label = 0});
+                    } catch (const Error& error) {
+                      const bool told = tells_others(GetParam()) && error.code() == ErrorCode::kAborted &&
+                                        std::string_view(error.what()).find("[MISMATCH]") != std::string_view::npos;
+                      require(told || error.code() == ErrorCode::kMismatch, error.what());
+                      continue;
+                    }
+                    throw std::runtime_error("a broken seat made a call");
+                  }
+                },
+                {.abort_on_failure = false});
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
 TEST_P(Mismatch, UsageErrorsAreLocalAndLeaveTheSeatWhole) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  const RankReport report =
-      run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
-        const Communicator comm(backend);
-        std::vector<float> data(4, 1.0F);
-        std::vector<float> wrong(3);
-        try {
-          comm.all_reduce(std::span<const float>(data), std::span(wrong));
-          throw std::runtime_error("a span of the wrong size was taken");
-        } catch (const Error& error) {
-          require(error.code() == ErrorCode::kUsage, error.what());
-        }
-        try {
-          comm.broadcast(std::span(data), comm.size());
-          throw std::runtime_error("a root outside the group was taken");
-        } catch (const Error& error) {
-          require(error.code() == ErrorCode::kUsage, error.what());
-        }
-        comm.all_reduce(std::span(data));
-        require(data[0] == static_cast<float>(comm.size()), "the seat was harmed");
-      });
+  const RankReport report = run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+    const Communicator comm(backend);
+    std::vector<float> data(4, 1.0F);
+    std::vector<float> wrong(3);
+    try {
+      comm.all_reduce(std::span<const float>(data), std::span(wrong));
+      throw std::runtime_error("a span of the wrong size was taken");
+    } catch (const Error& error) {
+      require(error.code() == ErrorCode::kUsage, error.what());
+    }
+    try {
+      comm.broadcast(std::span(data), comm.size());
+      throw std::runtime_error("a root outside the group was taken");
+    } catch (const Error& error) {
+      require(error.code() == ErrorCode::kUsage, error.what());
+    }
+    comm.all_reduce(std::span(data));
+    require(data[0] == static_cast<float>(comm.size()), "the seat was harmed");
+  });
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
@@ -309,10 +328,13 @@ TEST_P(Uncompared, RanksThatMakeTheirCallsInDifferentWaysAreRefusedAtTheStart) {
       if (rank == 0 || checks) options.reduction = Reduction::kTransport;
       options.check_calls = checks && rank == 0;
       try {
-        (void)make_backend("mpi", {.rank = rank, .size = backend->size(), .job = {}, .hub = nullptr, .options = options});
+        (void)make_backend("mpi",
+                           {.rank = rank, .size = backend->size(), .job = {}, .hub = nullptr, .options = options});
       } catch (const Error& error) {
         const std::string text = error.what();
-        require(error.code() == ErrorCode::kMismatch && text.find("zeroth.reduction transport, zeroth.check_calls false") != std::string::npos, text);
+        require(error.code() == ErrorCode::kMismatch &&
+                    text.find("zeroth.reduction transport, zeroth.check_calls false") != std::string::npos,
+                text);
         continue;
       }
       throw std::runtime_error("ranks that make different calls were let in");
@@ -321,11 +343,12 @@ TEST_P(Uncompared, RanksThatMakeTheirCallsInDifferentWaysAreRefusedAtTheStart) {
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
-/// MPI keeps the buffers of a call of its own that does not end, so this process is without MPI afterwards: mpi_failpoints_test runs it.
+/// MPI keeps the buffers of a call of its own that does not end, so this process is without MPI afterwards:
+/// mpi_failpoints_test runs it.
 class WithoutMpi : public ::testing::TestWithParam<WorldParam> {};
-INSTANTIATE_TEST_SUITE_P(Backends,
-                         WithoutMpi,
-                         ::testing::ValuesIn(std::getenv("ZEROTH_TEST_LOSES_MPI") == nullptr ? std::vector<WorldParam>{} : uncompared_worlds()),
+INSTANTIATE_TEST_SUITE_P(Backends, WithoutMpi,
+                         ::testing::ValuesIn(std::getenv("ZEROTH_TEST_LOSES_MPI") == nullptr ? std::vector<WorldParam>{}
+                                                                                             : uncompared_worlds()),
                          name_of_param);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(WithoutMpi);
 
@@ -335,7 +358,10 @@ TEST_P(WithoutMpi, ACallThatOneRankSkipsEndsAtTheDeadlineAndMpiWithIt) {
   CommOptions options = quick_options();
   options.timeout = options.first_timeout = Milliseconds{1'000};
   options.reduction = Reduction::kTransport;
-  const auto open = [&] { return std::shared_ptr<CommBackend>(make_backend("mpi", {.rank = rank, .size = last + 1, .job = {}, .hub = nullptr, .options = options})); };
+  const auto open = [&] {
+    return std::shared_ptr<CommBackend>(
+        make_backend("mpi", {.rank = rank, .size = last + 1, .job = {}, .hub = nullptr, .options = options}));
+  };
   try {
     const Communicator comm(open());
     std::vector<float> data(100'000);
@@ -346,7 +372,9 @@ TEST_P(WithoutMpi, ACallThatOneRankSkipsEndsAtTheDeadlineAndMpiWithIt) {
     ADD_FAILURE() << "ranks that made different calls have ended them";
   } catch (const Error& error) {
     const std::string text = error.what();
-    EXPECT_TRUE(error.code() == ErrorCode::kTimeout || (error.code() == ErrorCode::kAborted && text.find("[TIMEOUT]") != std::string::npos)) << text;
+    EXPECT_TRUE(error.code() == ErrorCode::kTimeout ||
+                (error.code() == ErrorCode::kAborted && text.find("[TIMEOUT]") != std::string::npos))
+        << text;
     EXPECT_NE(text.find("all_reduce#1"), std::string::npos) << text;
   }
   if (rank != last) return;  // what they were in are messages, which end
@@ -355,7 +383,9 @@ TEST_P(WithoutMpi, ACallThatOneRankSkipsEndsAtTheDeadlineAndMpiWithIt) {
     ADD_FAILURE() << "MPI would go on with the call, in memory that is gone";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kAborted) << error.what();
-    EXPECT_NE(std::string(error.what()).find("MPI still has memory of a call that failed before in this process"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("MPI still has memory of a call that failed before in this process"),
+              std::string::npos)
+        << error.what();
   }
 }
 

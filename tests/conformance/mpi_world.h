@@ -1,5 +1,5 @@
-// Worlds of MPI in the conformance suite. mpirun starts several copies of a test program; each is a rank that runs the same cases, and each
-// world of a case is a new duplicate of MPI's.
+// Worlds of MPI in the conformance suite. mpirun starts several copies of a test program; each is a rank that runs the
+// same cases, and each world of a case is a new duplicate of MPI's.
 #pragma once
 
 #include "conformance/started_ranks.h"
@@ -7,13 +7,13 @@
 
 #include <zeroth/comm/factory.h>
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
-
-#include <unistd.h>
 
 namespace zeroth::test {
 
@@ -23,33 +23,37 @@ namespace zeroth::test {
   return size == nullptr ? 0 : std::atoi(size);
 }
 
-/// "mpi" sums in rank order; "mpi_own_sums" makes MPI's own calls, and "mpi_own_sums_checked" compares them; "shm+mpi" has shared memory inside nodes;
-/// "shm|mpi" has both, by the kind and size of a call.
+/// "mpi" sums in rank order; "mpi_own_sums" makes MPI's own calls, and "mpi_own_sums_checked" compares them; "shm+mpi"
+/// has shared memory inside nodes; "shm|mpi" has both, by the kind and size of a call.
 [[nodiscard]] inline bool is_mpi_world(const std::string& backend) {
   return backend.starts_with("mpi") || backend == "shm+mpi" || backend == "shm|mpi";
 }
 
 /// Runs body(rank, backend) on this rank; every rank has the report of all.
-[[nodiscard]] inline RankReport run_mpi_world(const std::string& name, const RankBody& body, CommOptions options, bool abort_on_failure) {
+[[nodiscard]] inline RankReport run_mpi_world(const std::string& name, const RankBody& body, CommOptions options,
+                                              bool abort_on_failure) {
   if (name.starts_with("mpi_own_sums")) options.reduction = Reduction::kTransport;
   options.check_calls = name == "mpi_own_sums_checked";
   static int worlds = 0;
   const std::string job = std::string(std::getenv("PMIX_NAMESPACE")) + "." + std::to_string(worlds++);
   const auto world = [&](const std::string& kind, const CommOptions& with) {
     const int rank = std::atoi(std::getenv("OMPI_COMM_WORLD_RANK"));
-    return std::shared_ptr<CommBackend>(make_backend(kind, {.rank = rank, .size = mpi_world_size(), .job = job, .hub = nullptr, .options = with}));
+    return std::shared_ptr<CommBackend>(
+        make_backend(kind, {.rank = rank, .size = mpi_world_size(), .job = job, .hub = nullptr, .options = with}));
   };
   const auto seat = [&] {
     if (name == "shm+mpi") return world(name, options);
     if (name != "shm|mpi") return world("mpi", options);
-    const std::filesystem::path table = std::filesystem::temp_directory_path() / ("zeroth-calls-" + std::to_string(::getpid()));  // rank 0 reads its own
+    const std::filesystem::path table = std::filesystem::temp_directory_path() /
+                                        ("zeroth-calls-" + std::to_string(::getpid()));  // rank 0 reads its own
     std::ofstream(table) << table_of_both("shm", "mpi").to_json();
     options.call_table = table.string();
     std::shared_ptr<CommBackend> mixed = world(name, options);
     std::filesystem::remove(table);
     return mixed;
   };
-  return run_started_rank({.seat = seat, .seat_of_report = [&] { return world("mpi", quick_options()); }}, body, abort_on_failure);
+  return run_started_rank({.seat = seat, .seat_of_report = [&] { return world("mpi", quick_options()); }}, body,
+                          abort_on_failure);
 }
 
 }  // namespace zeroth::test

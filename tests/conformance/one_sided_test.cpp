@@ -44,16 +44,13 @@ TEST_P(OneSided, EpochsCarryData) {
     const Communicator comm(backend);
     const Board board(*backend, kBytes);
     for (std::uint64_t epoch = 1; epoch <= 200; ++epoch) {
-      std::memset(
-          board.data(rank), static_cast<int>((epoch + static_cast<std::uint64_t>(rank)) % 251), kBytes);
+      std::memset(board.data(rank), static_cast<int>((epoch + static_cast<std::uint64_t>(rank)) % 251), kBytes);
       board.flag(rank).store(epoch);
       backend->ring();
       for (int peer = 0; peer < comm.size(); ++peer) {
-        backend->wait_until([&] { return board.flag(peer).load() >= epoch; },
-                            {.what = "an epoch", .ranks = {peer}});
+        backend->wait_until([&] { return board.flag(peer).load() >= epoch; }, {.what = "an epoch", .ranks = {peer}});
         const auto expected = static_cast<std::byte>((epoch + static_cast<std::uint64_t>(peer)) % 251);
-        require(board.data(peer)[0] == expected && board.data(peer)[kBytes - 1] == expected,
-                "torn or old data");
+        require(board.data(peer)[0] == expected && board.data(peer)[kBytes - 1] == expected, "torn or old data");
       }
       comm.barrier();  // the judge: nobody overwrites before all have read
     }
@@ -73,8 +70,7 @@ TEST_P(OneSided, NoWakeUpIsLost) {
         const Board board(*backend);
         const auto size = static_cast<std::uint64_t>(backend->size());
         for (std::uint64_t hop = static_cast<std::uint64_t>(rank); hop < 3000; hop += size) {
-          if (hop > 0)
-            backend->wait_until([&] { return board.flag(0).load() == hop; }, {.what = "the token"});
+          if (hop > 0) backend->wait_until([&] { return board.flag(0).load() == hop; }, {.what = "the token"});
           board.flag(0).store(hop + 1);
           backend->ring();
         }
@@ -86,22 +82,20 @@ TEST_P(OneSided, NoWakeUpIsLost) {
 
 TEST_P(OneSided, ThePredicateMayWorkAndThrow) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  const RankReport report =
-      run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
-        int steps = 0;
-        backend->wait_until([&] { return ++steps >= 3; }, {.what = "own progress"});
-        require(steps == 3, "called once too often");
-        try {
-          backend->wait_until([]() -> bool { throw std::runtime_error("from the predicate"); },
-                              {.what = "nothing"});
-        } catch (const Error&) {
-          throw;
-        } catch (const std::runtime_error& error) {
-          require(std::string(error.what()) == "from the predicate", error.what());
-          return;
-        }
-        throw std::runtime_error("the exception was swallowed");
-      });
+  const RankReport report = run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+    int steps = 0;
+    backend->wait_until([&] { return ++steps >= 3; }, {.what = "own progress"});
+    require(steps == 3, "called once too often");
+    try {
+      backend->wait_until([]() -> bool { throw std::runtime_error("from the predicate"); }, {.what = "nothing"});
+    } catch (const Error&) {
+      throw;
+    } catch (const std::runtime_error& error) {
+      require(std::string(error.what()) == "from the predicate", error.what());
+      return;
+    }
+    throw std::runtime_error("the exception was swallowed");
+  });
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
@@ -116,8 +110,7 @@ TEST_P(OneSided, WindowsMayDifferInSizeAndBeEmpty) {
       require(window.ranks[peer].size() == align_up(peer * 10'000, kPageBytes), "size of a window");
     }
     if (rank > 0)
-      require(window.ranks[static_cast<std::size_t>(rank)].data() == arena.data(),
-              "the own window is the arena");
+      require(window.ranks[static_cast<std::size_t>(rank)].data() == arena.data(), "the own window is the arena");
     Communicator(backend).barrier();
   });
   EXPECT_TRUE(report.ok()) << report.text();
@@ -136,8 +129,7 @@ TEST_P(OneSided, AWindowOutlivesTheSeat) {
     }
     Communicator(backend).barrier();
     for (int peer = 0; peer < backend->size(); ++peer) {
-      const auto* word =
-          reinterpret_cast<const std::uint64_t*>(kept[0].ranks[static_cast<std::size_t>(peer)].data());
+      const auto* word = reinterpret_cast<const std::uint64_t*>(kept[0].ranks[static_cast<std::size_t>(peer)].data());
       require(*word == static_cast<std::uint64_t>(peer) + 100, "the mapping has gone");
     }
     Communicator(backend).barrier();

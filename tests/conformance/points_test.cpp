@@ -28,7 +28,8 @@ constexpr std::int64_t kCounts[] = {0, 1, 7, 1023, 8192, 16'385, 300'007};
 
 template <class T>
 T value_of(int from, int to, std::int64_t index) {
-  const auto mixed = static_cast<std::uint64_t>(index) * 7919 + static_cast<std::uint64_t>(from) * 31 + static_cast<std::uint64_t>(to);
+  const auto mixed =
+      static_cast<std::uint64_t>(index) * 7919 + static_cast<std::uint64_t>(from) * 31 + static_cast<std::uint64_t>(to);
   return static_cast<T>(static_cast<float>(mixed % 251));
 }
 
@@ -53,7 +54,8 @@ void pass_around(const Communicator& comm, std::span<T> out, std::span<T> in) {
   const int next = (comm.rank() + 1) % comm.size();
   const int previous = (comm.rank() + comm.size() - 1) % comm.size();
   fill(out, comm.rank(), next);
-  const Collective calls[] = {comm.send_call(std::span<const T>(out), next, {.unit = 3}), comm.recv_call(in, previous, {.unit = 3})};
+  const Collective calls[] = {comm.send_call(std::span<const T>(out), next, {.unit = 3}),
+                              comm.recv_call(in, previous, {.unit = 3})};
   comm.batch(calls);
   expect_message(std::span<const T>(in), previous, comm.rank());
 }
@@ -71,8 +73,8 @@ TEST_P(Points, AllRanksPassMessagesAroundAtOnce) {
       if (attached) window = backend->attach(arena, "test");
       const auto around = [&]<class T>(T /*tag*/, std::int64_t count) {
         const auto elements = static_cast<std::size_t>(count);
-        pass_around<T>(
-            comm, {reinterpret_cast<T*>(arena.data()), elements}, {reinterpret_cast<T*>(arena.data() + kBytes), elements});
+        pass_around<T>(comm, {reinterpret_cast<T*>(arena.data()), elements},
+                       {reinterpret_cast<T*>(arena.data() + kBytes), elements});
       };
       for (const std::int64_t count : kCounts) {
         around(double{}, count);
@@ -102,7 +104,8 @@ TEST_P(Points, MessagesOfAPairArriveInOrderWhateverTheirSizes) {
       } else {
         std::ranges::fill(data, -1);
         comm.recv(std::span(data), 0, tag);
-        require(std::ranges::count(data, round) == static_cast<std::ptrdiff_t>(count), fmt::format("message {}", round));
+        require(std::ranges::count(data, round) == static_cast<std::ptrdiff_t>(count),
+                fmt::format("message {}", round));
       }
     }
   });
@@ -163,18 +166,18 @@ TEST_P(SharedPoints, SmallMessagesWaitForNobody) {
 
 TEST_P(SharedPoints, OfASmallMessageThatIsAnotherOneTheReceiverTellsAndTheNextSend) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  const RankReport report = run_world(
-      GetParam(),
-      [](int rank, const std::shared_ptr<CommBackend>& backend) {
-        const Communicator comm(backend);
-        std::vector<float> data(3);
-        if (rank == 0) {
-          comm.send(std::span<const float>(data), 1, {.unit = 1});  // fits the ring: done
-          for (;;) comm.send(std::span<const float>(data), 1, {.unit = 1});
-        }
-        if (rank == 1) comm.recv(std::span(data), 0, {.unit = 2});
-      },
-      {.abort_on_failure = false});
+  const RankReport report =
+      run_world(GetParam(),
+                [](int rank, const std::shared_ptr<CommBackend>& backend) {
+                  const Communicator comm(backend);
+                  std::vector<float> data(3);
+                  if (rank == 0) {
+                    comm.send(std::span<const float>(data), 1, {.unit = 1});  // fits the ring: done
+                    for (;;) comm.send(std::span<const float>(data), 1, {.unit = 1});
+                  }
+                  if (rank == 1) comm.recv(std::span(data), 0, {.unit = 2});
+                },
+                {.abort_on_failure = false});
   ASSERT_EQ(report.failures.size(), 2U) << report.text();
   for (const RankFailure& failure : report.failures) {
     EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
@@ -196,20 +199,24 @@ TEST_P(Points, BatchesMeetSingleCalls) {
       fill(std::span(out), rank, next);
       // Round a circle: only rank 0 does both at once.
       if (rank == 0) {
-        const Collective calls[] = {comm.send_call(std::span<const float>(out), next), comm.recv_call(std::span(in), previous)};
+        const Collective calls[] = {comm.send_call(std::span<const float>(out), next),
+                                    comm.recv_call(std::span(in), previous)};
         comm.batch(calls);
       } else {
         comm.recv(std::span(in), previous);
         comm.send(std::span<const float>(out), next);
       }
       expect_message(std::span<const float>(in), previous, rank);
-      // The first rank takes from all, in an order in which the others cannot send: each hands on to the one below when it is done.
+      // The first rank takes from all, in an order in which the others cannot send: each hands on to the one below when
+      // it is done.
       if (rank == 0) {
         std::vector<std::vector<float>> from(static_cast<std::size_t>(comm.size()), std::vector<float>(count));
         std::vector<Collective> calls;
-        for (int peer = 1; peer <= last; ++peer) calls.push_back(comm.recv_call(std::span(from[static_cast<std::size_t>(peer)]), peer));
+        for (int peer = 1; peer <= last; ++peer)
+          calls.push_back(comm.recv_call(std::span(from[static_cast<std::size_t>(peer)]), peer));
         comm.batch(calls);
-        for (int peer = 1; peer <= last; ++peer) expect_message(std::span<const float>(from[static_cast<std::size_t>(peer)]), peer, 0);
+        for (int peer = 1; peer <= last; ++peer)
+          expect_message(std::span<const float>(from[static_cast<std::size_t>(peer)]), peer, 0);
       } else {
         std::int32_t turn = 0;
         if (rank < last) comm.recv(std::span(&turn, 1), rank + 1);
@@ -222,7 +229,8 @@ TEST_P(Points, BatchesMeetSingleCalls) {
     if (rank == 0) {
       const std::vector<double> first(30'000, 1);
       const std::vector<double> second(5, 2);
-      const Collective calls[] = {comm.send_call(std::span<const double>(first), last), comm.send_call(std::span<const double>(second), last)};
+      const Collective calls[] = {comm.send_call(std::span<const double>(first), last),
+                                  comm.send_call(std::span<const double>(second), last)};
       comm.batch(calls);
     } else if (rank == last) {
       std::vector<double> first(30'000);
@@ -301,7 +309,10 @@ std::vector<Case> cases() {
     comm.recv(std::span(data), 0, {.unit = 1});
   };
   return {
-      {"OtherSize", send(50'000, {.unit = 1}), recv(50'001, {.unit = 1}), {"send#0 float32, 50000 elements", "recv#0 float32, 50001 elements"}},
+      {"OtherSize",
+       send(50'000, {.unit = 1}),
+       recv(50'001, {.unit = 1}),
+       {"send#0 float32, 50000 elements", "recv#0 float32, 50001 elements"}},
       {"OtherTag", send(50'000, {.unit = 1}), recv(50'000, {.unit = 2}), {"to rank 1, unit 1", "from rank 0, unit 2"}},
       {"OtherDtype", send(50'000, {.unit = 1}), recv_integers, {"send#0 float32", "recv#0 int32"}},
   };
@@ -320,7 +331,8 @@ TEST_P(ComparedPoints, AnotherMessageThanExpectedIsNamedOnBothSides) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const bool messages = over_messages(GetParam());
   WorldOptions options{.abort_on_failure = false};
-  if (messages) options.comm.timeout = Milliseconds{2'000};  // of the sender, who sees nothing; and of the meeting before
+  if (messages)
+    options.comm.timeout = Milliseconds{2'000};  // of the sender, who sees nothing; and of the meeting before
   for (const Case& item : cases()) {
     SCOPED_TRACE(item.name);
     const RankReport report = run_world(
@@ -333,7 +345,8 @@ TEST_P(ComparedPoints, AnotherMessageThanExpectedIsNamedOnBothSides) {
         options);
     std::set<int> who;
     for (const RankFailure& failure : report.failures) {
-      if (failure.rank < 2) who.insert(failure.rank);  // another one hears of it, too, if it is still in the meeting before
+      if (failure.rank < 2)
+        who.insert(failure.rank);  // another one hears of it, too, if it is still in the meeting before
       if (failure.rank == 0 && (messages || tells_others(GetParam()))) continue;
       EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
       for (const std::string& side : item.both_sides) EXPECT_THAT(failure.text, HasSubstr(side));
@@ -353,7 +366,8 @@ TEST_P(Points, WhatOneRankCanSeeIsRefusedAndLeavesTheSeatWhole) {
         require(false, fmt::format("a message to rank {} was taken", peer));
       } catch (const Error& error) {
         require(error.code() == ErrorCode::kUsage, error.what());
-        require(std::string(error.what()).find(peer == rank ? "to itself" : "not in the group") != std::string::npos, error.what());
+        require(std::string(error.what()).find(peer == rank ? "to itself" : "not in the group") != std::string::npos,
+                error.what());
       }
     }
     comm.all_reduce(std::span(data));
@@ -392,22 +406,22 @@ TEST_P(Points, ASendThatNobodyTakesEndsAtTheDeadlineAndSaysHowFarItCame) {
 TEST(PointsMemory, ARingIsCountedOnceSomethingIsSentThere) {
   CommOptions options = quick_options();
   options.ledger = MemoryLedger::create();
-  const RankReport report = run_world(
-      {"inproc", 3},
-      [&](int rank, const std::shared_ptr<CommBackend>& backend) {
-        const Communicator comm(backend);
-        const std::size_t before = transport_bytes("inproc", 3, options);
-        require(backend->memory_bytes() == before, "before");
-        std::vector<float> data(10);
-        for (int round = 0; round < 3; ++round) {
-          if (rank == 0) comm.send(std::span<const float>(data), 1);
-          if (rank == 0) comm.send(std::span<const float>(data), 2);
-          if (rank != 0) comm.recv(std::span(data), 0);
-        }
-        constexpr std::size_t kRing = std::size_t{64} << 10U;
-        require(backend->memory_bytes() == before + (rank == 0 ? 2 * kRing : 0), "after");
-      },
-      {.comm = options});
+  const RankReport report =
+      run_world({"inproc", 3},
+                [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+                  const Communicator comm(backend);
+                  const std::size_t before = transport_bytes("inproc", 3, options);
+                  require(backend->memory_bytes() == before, "before");
+                  std::vector<float> data(10);
+                  for (int round = 0; round < 3; ++round) {
+                    if (rank == 0) comm.send(std::span<const float>(data), 1);
+                    if (rank == 0) comm.send(std::span<const float>(data), 2);
+                    if (rank != 0) comm.recv(std::span(data), 0);
+                  }
+                  constexpr std::size_t kRing = std::size_t{64} << 10U;
+                  require(backend->memory_bytes() == before + (rank == 0 ? 2 * kRing : 0), "after");
+                },
+                {.comm = options});
   EXPECT_TRUE(report.ok()) << report.text();
   EXPECT_EQ(options.ledger->live().total(), 0U);
 }

@@ -1,4 +1,5 @@
-// Ranks that somebody else started: each is a process that runs the same cases of the same suite, and meets the others in a new world for each body.
+// Ranks that somebody else started: each is a process that runs the same cases of the same suite, and meets the others
+// in a new world for each body.
 #pragma once
 
 #include "support/rank_report.h"
@@ -19,12 +20,14 @@ namespace zeroth::test {
 
 /// Seats of this rank, each in a new world of all ranks that they make together.
 struct StartedRank {
-  std::function<std::shared_ptr<CommBackend>()> seat{};            ///< for the body
-  std::function<std::shared_ptr<CommBackend>()> seat_of_report{};  ///< for what became of it, whatever that did to the body's world
+  std::function<std::shared_ptr<CommBackend>()> seat{};  ///< for the body
+  std::function<std::shared_ptr<CommBackend>()>
+      seat_of_report{};  ///< for what became of it, whatever that did to the body's world
 };
 
 /// Runs body(rank, backend) on this rank; every rank has the report of all.
-[[nodiscard]] inline RankReport run_started_rank(const StartedRank& started, const RankBody& body, bool abort_on_failure) {
+[[nodiscard]] inline RankReport run_started_rank(const StartedRank& started, const RankBody& body,
+                                                 bool abort_on_failure) {
   struct Outcome {
     std::int32_t failed = 0;
     std::int32_t code = -1;
@@ -51,7 +54,8 @@ struct StartedRank {
   const Communicator comm(started.seat_of_report());
   std::vector<Outcome> all(static_cast<std::size_t>(comm.size()));
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(&own);
-  comm.all_gather(std::span(bytes, sizeof own), std::span(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own));
+  comm.all_gather(std::span(bytes, sizeof own),
+                  std::span(reinterpret_cast<std::uint8_t*>(all.data()), all.size() * sizeof own));
   RankReport report;
   for (int other = 0; other < comm.size(); ++other) {
     const Outcome& outcome = all[static_cast<std::size_t>(other)];

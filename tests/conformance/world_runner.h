@@ -25,8 +25,9 @@
 namespace zeroth::test {
 
 struct WorldParam {
-  /// Of make_backend(); "staged" (shm whose processes cannot read each other's own memory); or over test transports "messages", "levels" (inproc in a node, messages between nodes) and "mixed" (both, by kind and size) for threads, "sockets"
-  /// and "shm+sockets" for processes; or of gpu_world.h.
+  /// Of make_backend(); "staged" (shm whose processes cannot read each other's own memory); or over test transports
+  /// "messages", "levels" (inproc in a node, messages between nodes) and "mixed" (both, by kind and size) for threads,
+  /// "sockets" and "shm+sockets" for processes; or of gpu_world.h.
   std::string backend{};
   int size = 1;
   int per_node = 0;  ///< ranks on a node; 0: all
@@ -45,11 +46,14 @@ struct WorldOptions {
 };
 
 /// Ranks that somebody else started.
-[[nodiscard]] inline bool is_started_world(const WorldParam& param) { return is_mpi_world(param.backend) || is_gloo_world(param.backend); }
+[[nodiscard]] inline bool is_started_world(const WorldParam& param) {
+  return is_mpi_world(param.backend) || is_gloo_world(param.backend);
+}
 
 /// Ranks that send each other messages: no memory that all peers can read.
 [[nodiscard]] inline bool over_messages(const WorldParam& param) {
-  return param.backend == "messages" || param.backend == "levels" || (is_started_world(param) && param.backend != "shm|mpi");
+  return param.backend == "messages" || param.backend == "levels" ||
+         (is_started_world(param) && param.backend != "shm|mpi");
 }
 
 /// Nodes whose ranks share memory, and messages between them.
@@ -58,18 +62,25 @@ struct WorldOptions {
 }
 
 /// A rank that finds a mismatch tells those who look somewhere else: in another level, or at another backend.
-[[nodiscard]] inline bool tells_others(const WorldParam& param) { return has_levels(param) || param.backend == "shm|mpi"; }
+[[nodiscard]] inline bool tells_others(const WorldParam& param) {
+  return has_levels(param) || param.backend == "shm|mpi";
+}
 
 /// NCCL's sums: in any order, and rounded to their dtype at each addition. What asks for another dtype is refused.
-[[nodiscard]] inline bool sums_in_one_dtype(const CommBackend& backend) { return backend.kind() == "nccl"; }
+[[nodiscard]] inline bool sums_in_one_dtype(const CommBackend& backend) {
+  return backend.kind() == "nccl";
+}
 
 /// Whether sums have the bits of rank order along the nodes; else they are as close as any order is.
 [[nodiscard]] inline bool sums_in_rank_order(const CommBackend& backend) {
   return backend.kind() != "mpi with its own sums" && !sums_in_one_dtype(backend);
 }
 
-/// Whether a send and a recv are compared, and a wait says how far they have come. NCCL's are not, also where matched calls are compared.
-[[nodiscard]] inline bool compares_messages(const WorldParam& param) { return !param.backend.starts_with("nccl"); }
+/// Whether a send and a recv are compared, and a wait says how far they have come. NCCL's are not, also where matched
+/// calls are compared.
+[[nodiscard]] inline bool compares_messages(const WorldParam& param) {
+  return !param.backend.starts_with("nccl");
+}
 
 [[nodiscard]] inline ThreadTransport transport_of(const WorldParam& param) {
   if (param.backend == "levels") return ThreadTransport::kLevels;
@@ -78,17 +89,19 @@ struct WorldOptions {
 }
 
 /// Runs body(rank, backend) on every rank and returns what failed.
-[[nodiscard]] inline RankReport run_world(const WorldParam& param,
-                                          const RankBody& body,
+[[nodiscard]] inline RankReport run_world(const WorldParam& param, const RankBody& body,
                                           const WorldOptions& options = {}) {
   CommOptions comm = options.comm;
   comm.nodes = nodes_of_ranks(param.size, param.per_node);
   if (is_gloo_world(param.backend)) return run_gloo_world(body, comm, options.abort_on_failure);
   if (is_mpi_world(param.backend)) return run_mpi_world(param.backend, body, comm, options.abort_on_failure);
-  const ThreadRanksOptions threads{
-      .comm = comm, .abort_on_failure = options.abort_on_failure, .transport = transport_of(param), .deadline = options.deadline};
+  const ThreadRanksOptions threads{.comm = comm,
+                                   .abort_on_failure = options.abort_on_failure,
+                                   .transport = transport_of(param),
+                                   .deadline = options.deadline};
   if (is_gpu_world(param.backend)) return run_gpu_world(param.backend, param.size, body, threads);
-  if (param.backend == "inproc" || param.backend == "mixed" || over_messages(param)) return try_ranks(param.size, body, threads);
+  if (param.backend == "inproc" || param.backend == "mixed" || over_messages(param))
+    return try_ranks(param.size, body, threads);
   const bool staged = param.backend == "staged";
   if (staged) comm.system = kernel_without_reads();
   ProcessSeats seats(staged ? "shm" : param.backend, param.size, comm);
@@ -152,26 +165,33 @@ struct WorldOptions {
   for (const int size : {1, 2, 3}) worlds.push_back({"nccl", size});
   worlds.insert(worlds.end(), {{"nccl", 4, 2}, {"inproc_on_gpu", 4, 2}});
   // Two nodes of two, two of three, one, and two of different sizes, which have no second level.
-  for (const auto& [size, per_node] : {std::pair{4, 2}, {6, 3}, {2, 2}, {5, 3}}) worlds.push_back({"levels", size, per_node});
+  for (const auto& [size, per_node] : {std::pair{4, 2}, {6, 3}, {2, 2}, {5, 3}})
+    worlds.push_back({"levels", size, per_node});
   return worlds;
 }
 
 /// Worlds in which a rank can miss another one.
 [[nodiscard]] inline std::vector<WorldParam> several_ranks() {
-  return {{"inproc", 2}, {"inproc", 3}, {"inproc", 4}, {"shm", 2}, {"shm", 3}, {"shm", 4}, {"inproc_on_gpu", 2}, {"inproc_on_gpu", 3}};
+  return {{"inproc", 2}, {"inproc", 3}, {"inproc", 4},        {"shm", 2},
+          {"shm", 3},    {"shm", 4},    {"inproc_on_gpu", 2}, {"inproc_on_gpu", 3}};
 }
 
-/// Those of NCCL in which calls are compared before they are made. It has no memory that takes a message which nobody has asked for.
-[[nodiscard]] inline std::vector<WorldParam> several_ranks_of_nccl() { return {{"nccl_checked", 2}, {"nccl_checked", 3}, {"nccl_checked", 4}}; }
+/// Those of NCCL in which calls are compared before they are made. It has no memory that takes a message which nobody
+/// has asked for.
+[[nodiscard]] inline std::vector<WorldParam> several_ranks_of_nccl() {
+  return {{"nccl_checked", 2}, {"nccl_checked", 3}, {"nccl_checked", 4}};
+}
 
 [[nodiscard]] inline std::vector<WorldParam> several_worlds_of_messages() {
   std::vector<WorldParam> worlds = started_worlds();
   if (worlds.empty()) return {{"messages", 2}, {"messages", 3}, {"messages", 4}, {"levels", 4, 2}};
-  std::erase_if(worlds, [](const WorldParam& world) { return world.backend == "mpi_own_sums"; });  // it compares nothing
+  std::erase_if(worlds,
+                [](const WorldParam& world) { return world.backend == "mpi_own_sums"; });  // it compares nothing
   return worlds;
 }
 
-/// With those of two backends, where calls that differ may be in two places: nobody compares them but the control plane.
+/// With those of two backends, where calls that differ may be in two places: nobody compares them but the control
+/// plane.
 [[nodiscard]] inline std::vector<WorldParam> several_worlds_with_messages() {
   std::vector<WorldParam> worlds = several_worlds_of_messages();
   if (started_worlds().empty()) worlds.push_back({"mixed", 3});
@@ -181,7 +201,8 @@ struct WorldOptions {
 [[nodiscard]] inline std::vector<WorldParam> several_matched_ranks() {
   std::vector<WorldParam> worlds = several_worlds_of_messages();
   if (!started_worlds().empty()) return worlds;
-  for (const auto& more : {several_ranks(), several_ranks_of_nccl()}) worlds.insert(worlds.end(), more.begin(), more.end());
+  for (const auto& more : {several_ranks(), several_ranks_of_nccl()})
+    worlds.insert(worlds.end(), more.begin(), more.end());
   return worlds;
 }
 
@@ -196,7 +217,8 @@ inline std::string name_of_param(const ::testing::TestParamInfo<WorldParam>& inf
 /// Thread sanitizer does not follow forked children of a process that once had threads; shm is covered by the
 /// other builds.
 [[nodiscard]] inline bool runs_here(const WorldParam& param) {
-  return !(kThreadSanitizer && (param.backend == "shm" || param.backend == "staged" || param.backend == "sockets" || param.backend == "shm+sockets"));
+  return !(kThreadSanitizer && (param.backend == "shm" || param.backend == "staged" || param.backend == "sockets" ||
+                                param.backend == "shm+sockets"));
 }
 
 }  // namespace zeroth::test

@@ -16,16 +16,12 @@ namespace {
 
 using namespace testing;  // NOLINT(google-build-using-namespace)
 
-auto load_kernel() { return load_entry<decltype(zeroth_cuda_adamw)>("zeroth_cuda_adamw"); }
+auto load_kernel() {
+  return load_entry<decltype(zeroth_cuda_adamw)>("zeroth_cuda_adamw");
+}
 
 AdamWHyper usual_hyper() {
-  return {.lr = 3e-4,
-          .beta1 = 0.9,
-          .beta2 = 0.95,
-          .eps = 1e-8,
-          .weight_decay = 0.1,
-          .factor = 1.0 / 6.0,
-          .step = 7};
+  return {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .factor = 1.0 / 6.0, .step = 7};
 }
 
 template <class T>
@@ -123,16 +119,9 @@ TYPED_TEST(AdamWDevice, GivesTheBitsOfTheCpuOnRandomPatterns) {
 TYPED_TEST(AdamWDevice, GivesTheBitsOfTheCpuOnDelicateValues) {
   using Limits = std::numeric_limits<TypeParam>;
   std::vector<TypeParam> values;
-  for (const TypeParam value : {TypeParam{0},
-                                TypeParam{1},
-                                Limits::denorm_min(),
-                                Limits::min() - Limits::denorm_min(),
-                                Limits::min(),
-                                Limits::epsilon(),
-                                Limits::max(),
-                                Limits::infinity(),
-                                Limits::quiet_NaN(),
-                                Limits::signaling_NaN()}) {
+  for (const TypeParam value :
+       {TypeParam{0}, TypeParam{1}, Limits::denorm_min(), Limits::min() - Limits::denorm_min(), Limits::min(),
+        Limits::epsilon(), Limits::max(), Limits::infinity(), Limits::quiet_NaN(), Limits::signaling_NaN()}) {
     values.push_back(value);
     values.push_back(-value);
   }

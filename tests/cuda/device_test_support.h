@@ -33,8 +33,7 @@ inline void require_ok(int status, const std::string& what) {
 inline std::string why_no_device() {
   int devices = 0;
   const cudaError_t status = cudaGetDeviceCount(&devices);
-  if (status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver ||
-      status == cudaErrorStubLibrary) {
+  if (status == cudaErrorNoDevice || status == cudaErrorInsufficientDriver || status == cudaErrorStubLibrary) {
     return cudaGetErrorString(status);
   }
   require_ok(status, "cudaGetDeviceCount");
@@ -42,8 +41,7 @@ inline std::string why_no_device() {
   int major = 0;
   require_ok(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "cudaDeviceGetAttribute");
   return major >= 8 ? ""
-                    : "the kernels are built for compute capability 8.0 and up, this one has " +
-                          std::to_string(major);
+                    : "the kernels are built for compute capability 8.0 and up, this one has " + std::to_string(major);
 }
 
 /// n elements on the device, `misalign` elements past what cudaMalloc aligns, between guards.
@@ -64,8 +62,7 @@ class DeviceArray {
 
   [[nodiscard]] std::vector<T> to_host() const {
     std::vector<T> elements(n_);
-    require_ok(cudaMemcpy(elements.data(), data(), n_ * sizeof(T), cudaMemcpyDeviceToHost),
-               "copy from the device");
+    require_ok(cudaMemcpy(elements.data(), data(), n_ * sizeof(T), cudaMemcpyDeviceToHost), "copy from the device");
     return elements;
   }
 
@@ -78,8 +75,8 @@ class DeviceArray {
       if (i >= first_ && i < first_ + n_) {
         const Bits<T> expected = bits_of(want[static_cast<std::int64_t>(i - first_)]);
         if (all[i] == expected) continue;
-        return ::testing::AssertionFailure() << "element " << i - first_ << " of " << n_ << ": want 0x"
-                                             << std::hex << expected << ", got 0x" << all[i];
+        return ::testing::AssertionFailure() << "element " << i - first_ << " of " << n_ << ": want 0x" << std::hex
+                                             << expected << ", got 0x" << all[i];
       }
       if (all[i] != pattern) return ::testing::AssertionFailure() << "wrote outside the range";
     }

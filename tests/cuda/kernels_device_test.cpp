@@ -36,8 +36,7 @@ struct Entries {
       load<decltype(zeroth_cuda_extreme_sources)>("zeroth_cuda_extreme_sources");
   decltype(zeroth_cuda_extreme_sources_workspace)* extreme_workspace =
       load<decltype(zeroth_cuda_extreme_sources_workspace)>("zeroth_cuda_extreme_sources_workspace");
-  decltype(zeroth_cuda_norm_blocks)* norm =
-      load<decltype(zeroth_cuda_norm_blocks)>("zeroth_cuda_norm_blocks");
+  decltype(zeroth_cuda_norm_blocks)* norm = load<decltype(zeroth_cuda_norm_blocks)>("zeroth_cuda_norm_blocks");
 };
 
 /// A device behind the interface of on_grid_cases.h. Calls go to a stream that waits for no other.
@@ -46,9 +45,7 @@ class DeviceMachine {
   template <class T>
   using Array = DeviceArray<T>;
 
-  DeviceMachine() {
-    require_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
-  }
+  DeviceMachine() { require_ok(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate"); }
   DeviceMachine(const DeviceMachine&) = delete;
   DeviceMachine& operator=(const DeviceMachine&) = delete;
   ~DeviceMachine() { cudaStreamDestroy(stream_); }
@@ -70,8 +67,7 @@ class DeviceMachine {
     return run([&] { return entries_.sum(&args, workspace.data(), stream_); });
   }
   bool extreme(const ExtremeSourcesArgs& args) {
-    const DeviceArray<std::uint8_t> workspace(GuardedArray<std::uint8_t>(entries_.extreme_workspace(&args)),
-                                              0);
+    const DeviceArray<std::uint8_t> workspace(GuardedArray<std::uint8_t>(entries_.extreme_workspace(&args)), 0);
     return run([&] { return entries_.extreme(&args, workspace.data(), stream_); });
   }
   bool norm(const void* src, DType dtype, std::int64_t n, double* sums) {
@@ -138,9 +134,8 @@ TYPED_TEST_SUITE(SgdOnDevice, StateTypes);
 TYPED_TEST(SgdOnDevice, GivesTheBitsOfTheCpu) {
   for (const SgdHyper& hyper : sgd_forms()) {
     for (const bool split : {false, true}) {
-      this->on_ranges([&](auto& machine, const Range& range) {
-        return sgd_matches<TypeParam>(machine, hyper, split, range);
-      });
+      this->on_ranges(
+          [&](auto& machine, const Range& range) { return sgd_matches<TypeParam>(machine, hyper, split, range); });
     }
   }
   ASSERT_TRUE(sgd_matches<TypeParam>(*this->machine_, sgd_forms().back(), true, {kLongerThanTheGrid, 0, 2}));
@@ -148,8 +143,8 @@ TYPED_TEST(SgdOnDevice, GivesTheBitsOfTheCpu) {
 
 template <class T>
 using BucketOnDevice = KernelsOnDevice<T>;
-using Buckets = ::testing::
-    Types<Pair<float, float>, Pair<BFloat16, float>, Pair<BFloat16, BFloat16>, Pair<double, double>>;
+using Buckets =
+    ::testing::Types<Pair<float, float>, Pair<BFloat16, float>, Pair<BFloat16, BFloat16>, Pair<double, double>>;
 TYPED_TEST_SUITE(BucketOnDevice, Buckets);
 
 TYPED_TEST(BucketOnDevice, GivesTheBitsAndTheCountOfTheCpu) {
@@ -157,8 +152,7 @@ TYPED_TEST(BucketOnDevice, GivesTheBitsAndTheCountOfTheCpu) {
   using Out = typename TypeParam::Result;
   for (const bool add : {false, true}) {
     if (add && std::is_same_v<Out, BFloat16>) continue;
-    this->on_ranges(
-        [&](auto& machine, const Range& range) { return bucket_matches<In, Out>(machine, add, range); });
+    this->on_ranges([&](auto& machine, const Range& range) { return bucket_matches<In, Out>(machine, add, range); });
     ASSERT_TRUE((bucket_matches<In, Out>(*this->machine_, add, {kLongerThanTheGrid, 0, 2})));
   }
 }
@@ -183,12 +177,9 @@ TYPED_TEST_SUITE(SumOnDevice, SumPairs);
 TYPED_TEST(SumOnDevice, GivesTheBitsOfTheCpu) {
   using In = typename TypeParam::Source;
   using Out = typename TypeParam::Result;
-  std::vector<SumCase> cases{{.num_sources = 1},
-                             {.num_sources = 6, .accumulate = true},
-                             {.num_sources = 17},
-                             {.num_sources = 14, .groups = {6, 3, 5}, .accumulate = true},
-                             {.num_sources = 300},
-                             {.num_sources = 261, .groups = {200, 60, 1}, .accumulate = true}};
+  std::vector<SumCase> cases{{.num_sources = 1},   {.num_sources = 6, .accumulate = true},
+                             {.num_sources = 17},  {.num_sources = 14, .groups = {6, 3, 5}, .accumulate = true},
+                             {.num_sources = 300}, {.num_sources = 261, .groups = {200, 60, 1}, .accumulate = true}};
   if (std::is_same_v<In, float>) {
     cases.push_back({.num_sources = 7, .groups = {4, 3}, .mixed = true});
     cases.push_back({.num_sources = 130, .accumulate = true, .mixed = true});
@@ -238,8 +229,7 @@ TYPED_TEST(NormOnDevice, GivesTheSumsAndTheWordsOfTheCpu) {
     ASSERT_TRUE(norm_matches<TypeParam>(*this->machine_, {5'000'003, 1, seed})) << seed;
   }
   if (sizeof(TypeParam) == 2) {  // more blocks than the largest grid has warps
-    ASSERT_TRUE(
-        norm_matches<TypeParam>(*this->machine_, {std::int64_t{16384} * 8 * kNormBlock + 5'000, 0, 1}));
+    ASSERT_TRUE(norm_matches<TypeParam>(*this->machine_, {std::int64_t{16384} * 8 * kNormBlock + 5'000, 0, 1}));
   }
 }
 

@@ -1,12 +1,12 @@
-// The types and numbers of our tables are those of the vendor's headers. Compiled where the headers are; needs neither GPU nor library.
+// The types and numbers of our tables are those of the vendor's headers. Compiled where the headers are; needs neither
+// GPU nor library.
 #include "comm/nccl/nccl_calls.h"
 #include "comm/nccl/nccl_table.h"
 #include "device/cuda/cuda_table.h"
 
 #include <cuda_runtime_api.h>
-#include <nccl.h>
-
 #include <gtest/gtest.h>
+#include <nccl.h>
 
 #include <cstddef>
 
@@ -20,14 +20,19 @@ consteval bool same(Ours ours, Theirs theirs) {
 
 static_assert(same(NcclStatus::kSuccess, ncclSuccess) && same(NcclStatus::kCudaError, ncclUnhandledCudaError));
 static_assert(same(NcclStatus::kSystemError, ncclSystemError) && same(NcclStatus::kInternalError, ncclInternalError));
-static_assert(same(NcclStatus::kInvalidArgument, ncclInvalidArgument) && same(NcclStatus::kInvalidUsage, ncclInvalidUsage));
+static_assert(same(NcclStatus::kInvalidArgument, ncclInvalidArgument) &&
+              same(NcclStatus::kInvalidUsage, ncclInvalidUsage));
 static_assert(same(NcclStatus::kRemoteError, ncclRemoteError) && same(NcclStatus::kInProgress, ncclInProgress));
 static_assert(sizeof(NcclStatus) == sizeof(ncclResult_t));
-static_assert(same(NcclOp::kSum, ncclSum) && same(NcclOp::kProduct, ncclProd) && same(NcclOp::kMax, ncclMax) && same(NcclOp::kMin, ncclMin));
+static_assert(same(NcclOp::kSum, ncclSum) && same(NcclOp::kProduct, ncclProd) && same(NcclOp::kMax, ncclMax) &&
+              same(NcclOp::kMin, ncclMin));
 static_assert(sizeof(NcclOp) == sizeof(ncclRedOp_t));
-static_assert(same(NcclType::kInt8, ncclInt8) && same(NcclType::kUInt8, ncclUint8) && same(NcclType::kInt32, ncclInt32));
-static_assert(same(NcclType::kUInt32, ncclUint32) && same(NcclType::kInt64, ncclInt64) && same(NcclType::kUInt64, ncclUint64));
-static_assert(same(NcclType::kFloat16, ncclFloat16) && same(NcclType::kFloat32, ncclFloat32) && same(NcclType::kFloat64, ncclFloat64));
+static_assert(same(NcclType::kInt8, ncclInt8) && same(NcclType::kUInt8, ncclUint8) &&
+              same(NcclType::kInt32, ncclInt32));
+static_assert(same(NcclType::kUInt32, ncclUint32) && same(NcclType::kInt64, ncclInt64) &&
+              same(NcclType::kUInt64, ncclUint64));
+static_assert(same(NcclType::kFloat16, ncclFloat16) && same(NcclType::kFloat32, ncclFloat32) &&
+              same(NcclType::kFloat64, ncclFloat64));
 static_assert(same(NcclType::kBFloat16, ncclBfloat16) && sizeof(NcclType) == sizeof(ncclDataType_t));
 static_assert(sizeof(NcclId) == sizeof(ncclUniqueId));
 static_assert(same(kNcclUnset, NCCL_CONFIG_UNDEF_INT) && same(kNcclNoColor, NCCL_SPLIT_NOCOLOR));
@@ -35,26 +40,33 @@ static_assert(same(kNcclLeastVersion, NCCL_VERSION(2, 18, 0)));
 
 // A config of ours is the beginning of theirs.
 static_assert(sizeof(NcclConfig) <= sizeof(ncclConfig_t));
-static_assert(offsetof(NcclConfig, size) == offsetof(ncclConfig_t, size) && offsetof(NcclConfig, magic) == offsetof(ncclConfig_t, magic));
-static_assert(offsetof(NcclConfig, version) == offsetof(ncclConfig_t, version) && offsetof(NcclConfig, blocking) == offsetof(ncclConfig_t, blocking));
+static_assert(offsetof(NcclConfig, size) == offsetof(ncclConfig_t, size) &&
+              offsetof(NcclConfig, magic) == offsetof(ncclConfig_t, magic));
+static_assert(offsetof(NcclConfig, version) == offsetof(ncclConfig_t, version) &&
+              offsetof(NcclConfig, blocking) == offsetof(ncclConfig_t, blocking));
 static_assert(offsetof(NcclConfig, cga_cluster_size) == offsetof(ncclConfig_t, cgaClusterSize));
-static_assert(offsetof(NcclConfig, least_ctas) == offsetof(ncclConfig_t, minCTAs) && offsetof(NcclConfig, most_ctas) == offsetof(ncclConfig_t, maxCTAs));
+static_assert(offsetof(NcclConfig, least_ctas) == offsetof(ncclConfig_t, minCTAs) &&
+              offsetof(NcclConfig, most_ctas) == offsetof(ncclConfig_t, maxCTAs));
 static_assert(offsetof(NcclConfig, net_name) == offsetof(ncclConfig_t, netName));
 static_assert(offsetof(NcclConfig, split_share) == offsetof(ncclConfig_t, splitShare));
 
-static_assert(kCudaSuccess == cudaSuccess && kCudaInvalidValue == cudaErrorInvalidValue && kCudaOutOfMemory == cudaErrorMemoryAllocation);
-static_assert(kCudaInsufficientDriver == cudaErrorInsufficientDriver && kCudaNoDevice == cudaErrorNoDevice && kCudaNotReady == cudaErrorNotReady);
+static_assert(kCudaSuccess == cudaSuccess && kCudaInvalidValue == cudaErrorInvalidValue &&
+              kCudaOutOfMemory == cudaErrorMemoryAllocation);
+static_assert(kCudaInsufficientDriver == cudaErrorInsufficientDriver && kCudaNoDevice == cudaErrorNoDevice &&
+              kCudaNotReady == cudaErrorNotReady);
 static_assert(kCudaStreamNonBlocking == cudaStreamNonBlocking && kCudaEventDisableTiming == cudaEventDisableTiming);
 static_assert(kCudaHostPortable == cudaHostAllocPortable && same(kCudaCopyAnyWay, cudaMemcpyDefault));
 static_assert(same(kCudaMemoryUnknown, cudaMemoryTypeUnregistered) && same(kCudaMemoryHost, cudaMemoryTypeHost));
 static_assert(same(kCudaMemoryDevice, cudaMemoryTypeDevice) && same(kCudaMemoryManaged, cudaMemoryTypeManaged));
 static_assert(sizeof(CudaPointer) >= sizeof(cudaPointerAttributes) && sizeof(CudaStatus) == sizeof(cudaError_t));
-static_assert(offsetof(CudaPointer, type) == offsetof(cudaPointerAttributes, type) && offsetof(CudaPointer, device) == offsetof(cudaPointerAttributes, device));
+static_assert(offsetof(CudaPointer, type) == offsetof(cudaPointerAttributes, type) &&
+              offsetof(CudaPointer, device) == offsetof(cudaPointerAttributes, device));
 static_assert(offsetof(CudaPointer, device_address) == offsetof(cudaPointerAttributes, devicePointer));
 static_assert(offsetof(CudaPointer, host_address) == offsetof(cudaPointerAttributes, hostPointer));
 
 // Calls that the tables make compile against the vendor's declarations, argument by argument.
-[[maybe_unused]] void declarations(ncclComm_t comm, cudaStream_t stream, const void* from, void* to, std::size_t count, ncclConfig_t* config, void* handle) {
+[[maybe_unused]] void declarations(ncclComm_t comm, cudaStream_t stream, const void* from, void* to, std::size_t count,
+                                   ncclConfig_t* config, void* handle) {
   const ncclDataType_t type = ncclFloat32;
   const ncclRedOp_t op = ncclSum;
   ncclUniqueId id;

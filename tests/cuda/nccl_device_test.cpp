@@ -62,17 +62,18 @@ TEST_F(NcclDevice, OneRankMakesEveryCall) {
   std::byte* const b = arena.reserve(4'096).data();
   std::vector<float> values(1'024);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
-  for (const CollectiveKind kind : {CollectiveKind::kAllGather,
-                                    CollectiveKind::kReduceScatter,
-                                    CollectiveKind::kAllReduce,
-                                    CollectiveKind::kBroadcast,
-                                    CollectiveKind::kGather,
-                                    CollectiveKind::kScatter,
-                                    CollectiveKind::kAllToAll}) {
+  for (const CollectiveKind kind :
+       {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kAllReduce,
+        CollectiveKind::kBroadcast, CollectiveKind::kGather, CollectiveKind::kScatter, CollectiveKind::kAllToAll}) {
     std::vector<float> got(1'024, -1);
     copy(a, values.data(), 4'096);
     copy(b, got.data(), 4'096);
-    Collective call{.kind = kind, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .send = a, .recv = b, .counts = {1'024}};
+    Collective call{.kind = kind,
+                    .in_dtype = DType::kFloat32,
+                    .out_dtype = DType::kFloat32,
+                    .send = a,
+                    .recv = b,
+                    .counts = {1'024}};
     if (kind == CollectiveKind::kAllToAll) call.recv_counts = {1'024};
     seat_->submit({&call, 1}, stream_).wait();
     copy(got.data(), b, 4'096);

@@ -38,7 +38,8 @@ TEST(StagingDevice, RanksThatShareAGpuSumInRankOrder) {
         const detail::CudaTable& cuda = detail::load_cuda();
         const auto copy = [&](void* to, const void* from) {
           stream.enqueue([&, to, from] {
-            detail::check_cuda(cuda, cuda.copy(to, from, arena.capacity(), detail::kCudaCopyAnyWay, stream.native()), "a copy", "test");
+            detail::check_cuda(cuda, cuda.copy(to, from, arena.capacity(), detail::kCudaCopyAnyWay, stream.native()),
+                               "a copy", "test");
           });
         };
         std::vector<float> values(kElements);

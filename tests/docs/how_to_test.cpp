@@ -2,7 +2,6 @@
 #include "docs/how-to-add-a-backend-1.cpp"
 #include "docs/how-to-add-a-plan-1.cpp"
 #include "docs/how-to-add-an-optimizer-1.cpp"
-
 #include "support/toy_training.h"
 
 #include <zeroth/comm/communicator.h>
@@ -60,7 +59,8 @@ void expect_lion(double tolerance) {
   std::array<T, 5> momentum{};
   std::array<double, 5> wanted{1, -2, 0, 0.5, 3};
   std::array<double, 5> wanted_momentum{};
-  for (const std::array<T, 5>& grad : {std::array<T, 5>{4, -4, 0, 8, -1}, {-2, 6, 0, -1, 1}, {1, 1, 1, 1, 1}}) {  // sums of two ranks
+  for (const std::array<T, 5>& grad :
+       {std::array<T, 5>{4, -4, 0, 8, -1}, {-2, 6, 0, -1, 1}, {1, 1, 1, 1, 1}}) {  // sums of two ranks
     std::array<std::byte*, 1> states{reinterpret_cast<std::byte*>(momentum.data())};
     optimizer->step({.param = reinterpret_cast<std::byte*>(param.data()),
                      .states = states,

@@ -1,10 +1,11 @@
-// The configuration document: what is accepted reads back as itself; what is refused says where and what, in every problem.
+// The configuration document: what is accepted reads back as itself; what is refused says where and what, in every
+// problem.
+#include "fuzz/fuzz_target.h"
+
 #include <zeroth/engine/config.h>
 
 #include <exception>
 #include <string>
-
-#include "fuzz/fuzz_target.h"
 
 using zeroth::Config;
 using zeroth::fuzz::expect;
@@ -18,7 +19,8 @@ void check_accepted(const Config& config) {
   expect(again.to_json() == text, "its text is not the same the second time", text);
   expect(again.shared_json() == config.shared_json() && again.digest() == config.digest(), "its digest differs", text);
   config.validate();
-  for (const std::string& line : config.describe()) expect(zeroth::fuzz::is_printable(line), "a line for the log holds control characters", line);
+  for (const std::string& line : config.describe())
+    expect(zeroth::fuzz::is_printable(line), "a line for the log holds control characters", line);
   try {
     const zeroth::BatchSizes sizes = config.resolve(4);
     expect(sizes.train == sizes.micro * sizes.accumulate * 4, "batch sizes that do not fit each other", text);

@@ -1,12 +1,11 @@
-// What ranks say to rank 0 beside the data: the bytes of a connection, and what the coordinator makes of the statuses among them. The first
-// byte is the number of ranks.
+// What ranks say to rank 0 beside the data: the bytes of a connection, and what the coordinator makes of the statuses
+// among them. The first byte is the number of ranks.
 #include "comm/control/coordinator.h"
+#include "fuzz/fuzz_target.h"
 
 #include <algorithm>
 #include <chrono>
 #include <exception>
-
-#include "fuzz/fuzz_target.h"
 
 using zeroth::detail::Coordinator;
 using zeroth::detail::Decoded;
@@ -21,7 +20,8 @@ void expect_small_of_strangers(const Decoded& decoded, std::span<const std::byte
   const Decoded small = zeroth::detail::decode(bytes, zeroth::detail::kLargestStrangersFrameBytes);
   const bool large = decoded.consumed > zeroth::detail::kFrameHeaderBytes + zeroth::detail::kLargestStrangersFrameBytes;
   if (large) expect(small.outcome == Decoded::Outcome::kRefused, "a stranger may say as much as a rank");
-  if (decoded.consumed > 0 && !large) expect(small.consumed == decoded.consumed, "a small message of a stranger is read otherwise");
+  if (decoded.consumed > 0 && !large)
+    expect(small.consumed == decoded.consumed, "a small message of a stranger is read otherwise");
 }
 
 /// All messages of a stream, each checked; the rest of it is incomplete or refused.
@@ -32,11 +32,13 @@ std::vector<StatusMessage> statuses_of(std::span<const std::byte> bytes) {
     expect_small_of_strangers(decoded, bytes);
     if (decoded.outcome == Decoded::Outcome::kRefused) expect(!decoded.why.empty(), "refused without a reason");
     if (decoded.outcome != Decoded::Outcome::kMessage) return statuses;
-    expect(decoded.message.has_value() && decoded.consumed > 0 && decoded.consumed <= bytes.size(), "a message of another length");
+    expect(decoded.message.has_value() && decoded.consumed > 0 && decoded.consumed <= bytes.size(),
+           "a message of another length");
     const std::vector<std::byte> again = zeroth::detail::encode(*decoded.message);
     expect(again.size() == decoded.consumed, "a message that is written with another length");
     const Decoded second = zeroth::detail::decode(again);
-    expect(second.outcome == Decoded::Outcome::kMessage && zeroth::detail::encode(*second.message) == again, "a message that is not what was written");
+    expect(second.outcome == Decoded::Outcome::kMessage && zeroth::detail::encode(*second.message) == again,
+           "a message that is not what was written");
     if (const auto* status = std::get_if<StatusMessage>(&*decoded.message)) statuses.push_back(*status);
     bytes = bytes.subspan(decoded.consumed);
   }

@@ -1,4 +1,6 @@
 // Runs a fuzz target over the files of folders; a finding ends the process with a signal. Needs no clang.
+#include "fuzz/fuzz_target.h"
+
 #include <algorithm>
 #include <cstdio>
 #include <exception>
@@ -7,8 +9,6 @@
 #include <iterator>
 #include <string>
 #include <vector>
-
-#include "fuzz/fuzz_target.h"
 
 namespace {
 

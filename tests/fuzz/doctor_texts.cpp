@@ -2,14 +2,13 @@
 #include "doctor/pretend.h"
 #include "doctor/report.h"
 #include "doctor/status_lines.h"
+#include "fuzz/fuzz_target.h"
 
 #include <zeroth/base/error.h>
 
 #include <exception>
 #include <string>
 #include <string_view>
-
-#include "fuzz/fuzz_target.h"
 
 using zeroth::Error;
 using zeroth::ErrorCode;

@@ -1,12 +1,12 @@
 // ZEROTH_FAULTS: rules read back as themselves; a refusal says the column.
+#include "fuzz/fuzz_target.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
 
 #include <charconv>
 #include <exception>
 #include <string>
-
-#include "fuzz/fuzz_target.h"
 
 using zeroth::fuzz::expect;
 
@@ -25,7 +25,8 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     std::size_t column = 0;
     std::from_chars(context.which.data() + kBegin.size(), context.which.data() + context.which.size(), column);
     expect(column >= 1 && column <= spec.size() + 1, "a column that is not in the text", error.what());
-    expect(!context.expected.empty() && !context.got.empty(), "refused without what is expected and came", error.what());
+    expect(!context.expected.empty() && !context.got.empty(), "refused without what is expected and came",
+           error.what());
     expect(zeroth::fuzz::is_printable(error.what()), "a message with control characters", error.what());
   } catch (const std::exception& error) {
     expect(false, "refused with something that is no Error", error.what());

@@ -1,7 +1,7 @@
 // What every fuzz target of Zeroth is made of: one function that is given bytes, and says aloud what it finds wrong.
 //
-// With clang's libFuzzer (make fuzz) the function is called with bytes that it makes up; in every other build corpus_main.cpp calls it
-// with the files of tests/fuzz/corpus, so that what was once found stays found.
+// With clang's libFuzzer (make fuzz) the function is called with bytes that it makes up; in every other build
+// corpus_main.cpp calls it with the files of tests/fuzz/corpus, so that what was once found stays found.
 #pragma once
 
 #include <cstddef>

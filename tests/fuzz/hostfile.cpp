@@ -1,6 +1,9 @@
-// Which hosts a job runs on: the first line is a list of hosts and a filter, the rest a hostfile. What is accepted keeps the grammar and reads
-// back as itself, a filter's two meanings share out every slot, and what is refused says line and column.
+// Which hosts a job runs on: the first line is a list of hosts and a filter, the rest a hostfile. What is accepted
+// keeps the grammar and reads back as itself, a filter's two meanings share out every slot, and what is refused says
+// line and column.
 #include "launcher/hostfile.h"
+
+#include "fuzz/fuzz_target.h"
 
 #include <zeroth/base/error.h>
 
@@ -17,8 +20,6 @@
 #include <string>
 #include <vector>
 
-#include "fuzz/fuzz_target.h"
-
 using zeroth::Error;
 using zeroth::ErrorCode;
 using zeroth::fuzz::expect;
@@ -31,7 +32,8 @@ constexpr std::string_view kLetters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNO
 
 std::vector<std::string_view> lines_of(std::string_view text) {
   std::vector<std::string_view> lines;
-  for (std::size_t at = 0; at <= text.size(); at += lines.back().size() + 1) lines.push_back(text.substr(at, text.find('\n', at) - at));
+  for (std::size_t at = 0; at <= text.size(); at += lines.back().size() + 1)
+    lines.push_back(text.substr(at, text.find('\n', at) - at));
   return lines;
 }
 
@@ -43,15 +45,17 @@ bool is_address(const std::string& name) {
 }
 
 bool is_name(const std::string& name) {
-  return !name.empty() && name.size() <= 253 && kLetters.find(name.front()) != std::string_view::npos && name.back() != '.' &&
-         name.find("..") == std::string::npos && name.find_first_not_of(std::string(kLetters) + ".-_") == std::string::npos;
+  return !name.empty() && name.size() <= 253 && kLetters.find(name.front()) != std::string_view::npos &&
+         name.back() != '.' && name.find("..") == std::string::npos &&
+         name.find_first_not_of(std::string(kLetters) + ".-_") == std::string::npos;
 }
 
 void check_hosts(const std::vector<HostEntry>& hosts) {
   std::set<std::string> seen;
   for (const HostEntry& host : hosts) {
     expect(is_name(host.name) || is_address(host.name), "a host that is neither a name nor an address", host.name);
-    expect(host.num_slots >= 1 && host.num_slots <= zeroth::launcher::kMaxSlots, "a number of slots out of its limits", host.name);
+    expect(host.num_slots >= 1 && host.num_slots <= zeroth::launcher::kMaxSlots, "a number of slots out of its limits",
+           host.name);
     std::string folded = host.name;
     for (char& c : folded) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
     expect(seen.insert(folded).second, "a host twice", host.name);
@@ -74,7 +78,8 @@ std::string list_of(const std::vector<HostEntry>& hosts) {
 void check_refusal(const Error& error, ErrorCode code, const std::string& name, std::string_view text) {
   expect(error.code() == code, "refused with another code", error.what());
   expect(zeroth::fuzz::is_printable(error.what()), "a refusal with control characters", error.what());
-  expect(!error.context().expected.empty() && !error.context().got.empty(), "refused without what is expected and came", error.what());
+  expect(!error.context().expected.empty() && !error.context().got.empty(), "refused without what is expected and came",
+         error.what());
   expect(!error.context().hint.empty(), "refused without a hint", error.what());
   const std::string& place = error.context().where;
   expect(place.starts_with(name + ":"), "refused without a place", error.what());
@@ -91,14 +96,16 @@ void check_refusal(const Error& error, ErrorCode code, const std::string& name, 
 
 /// Every line that is more than a comment is one host, and ends with its slots.
 void check_lines(const std::vector<HostEntry>& hosts, std::string_view text) {
-  expect(text.find_first_of(std::string_view("\r\0", 2)) == std::string_view::npos, "a carriage return or NUL byte is accepted", text);
+  expect(text.find_first_of(std::string_view("\r\0", 2)) == std::string_view::npos,
+         "a carriage return or NUL byte is accepted", text);
   std::size_t num_hosts = 0;
   for (std::string_view line : lines_of(text)) {
     line = line.substr(0, line.find('#'));
     line = line.substr(0, line.find_last_not_of(" \t") + 1);
     if (line.empty()) continue;
     expect(num_hosts < hosts.size(), "a line without its host", line);
-    expect(line.ends_with("slots=" + std::to_string(hosts[num_hosts].num_slots)), "a line that does not end with its slots", line);
+    expect(line.ends_with("slots=" + std::to_string(hosts[num_hosts].num_slots)),
+           "a line that does not end with its slots", line);
     ++num_hosts;
   }
   expect(num_hosts == hosts.size(), "a host without its line", text);
@@ -122,19 +129,22 @@ void try_host_list(std::string_view text) {
     const std::vector<HostEntry> hosts = zeroth::launcher::parse_host_list(text);
     expect(std::ranges::count(text, ',') + 1 == std::ssize(hosts), "not one host between two commas", text);
     check_hosts(hosts);
-    expect(zeroth::launcher::parse_host_list(list_of(hosts)) == hosts, "a list that does not read back as itself", text);
+    expect(zeroth::launcher::parse_host_list(list_of(hosts)) == hosts, "a list that does not read back as itself",
+           text);
   } catch (const Error& error) {
     check_refusal(error, ErrorCode::kUsage, "--hosts", text);
   }
 }
 
 /// None where the filter is refused; no host where none is left.
-std::optional<std::vector<HostSelection>> try_filter(const std::vector<HostEntry>& hosts, std::string_view filter, bool include) {
+std::optional<std::vector<HostSelection>> try_filter(const std::vector<HostEntry>& hosts, std::string_view filter,
+                                                     bool include) {
   try {
     return zeroth::launcher::select_hosts(hosts, include ? filter : "", include ? "" : filter);
   } catch (const Error& error) {
     if (!include && error.context().where.empty()) {
-      expect(error.message() == "no host is left" && error.code() == ErrorCode::kUsage, "refused without a place", error.what());
+      expect(error.message() == "no host is left" && error.code() == ErrorCode::kUsage, "refused without a place",
+             error.what());
       expect(!error.context().hint.empty(), "refused without a hint", error.what());
       return std::vector<HostSelection>{};
     }
@@ -148,14 +158,16 @@ std::vector<int> take_slots(const HostEntry& host, const std::vector<HostSelecti
   if (at == selected.size() || selected[at].name != host.name) return {};
   const HostSelection& selection = selected[at++];
   expect(!selection.slots.empty(), "a host without slots is selected", host.name);
-  expect(selection.slots_named || std::ssize(selection.slots) == host.num_slots, "a part of a host without named slots", host.name);
+  expect(selection.slots_named || std::ssize(selection.slots) == host.num_slots, "a part of a host without named slots",
+         host.name);
   return selection.slots;
 }
 
 void try_filters(const std::vector<HostEntry>& hosts, std::string_view filter) {
   const auto included = try_filter(hosts, filter, true);
   const auto excluded = try_filter(hosts, filter, false);
-  expect(included.has_value() == excluded.has_value(), "a filter that --include and --exclude read differently", filter);
+  expect(included.has_value() == excluded.has_value(), "a filter that --include and --exclude read differently",
+         filter);
   if (!included) return;
   std::size_t included_at = 0;
   std::size_t excluded_at = 0;
@@ -166,9 +178,11 @@ void try_filters(const std::vector<HostEntry>& hosts, std::string_view filter) {
     const std::vector<int> out = take_slots(host, *excluded, excluded_at);
     std::vector<int> both;
     std::ranges::merge(in, out, std::back_inserter(both));
-    expect(filter.empty() ? in == all && out == all : both == all, "a slot that is selected twice or not at all", filter);
+    expect(filter.empty() ? in == all && out == all : both == all, "a slot that is selected twice or not at all",
+           filter);
   }
-  expect(included_at == included->size() && excluded_at == excluded->size(), "a selection that is no host, or in another order", filter);
+  expect(included_at == included->size() && excluded_at == excluded->size(),
+         "a selection that is no host, or in another order", filter);
   if (filter.empty()) return;
   std::ptrdiff_t num_commas = 0;
   for (const HostSelection& host : *included) num_commas += host.slots_named ? std::ssize(host.slots) - 1 : 0;

@@ -1,6 +1,7 @@
-// What the head of a job and its agents say to each other: frames are the same however their bytes come in, and what they hold is refused or
-// encodes to the same bytes; no length that lies allocates memory. The first byte says how long the pieces are, whether a banner may come
-// before the preface, and whether a stranger speaks.
+// What the head of a job and its agents say to each other: frames are the same however their bytes come in, and what
+// they hold is refused or encodes to the same bytes; no length that lies allocates memory. The first byte says how long
+// the pieces are, whether a banner may come before the preface, and whether a stranger speaks.
+#include "fuzz/fuzz_target.h"
 #include "launcher/frames.h"
 #include "launcher/messages.h"
 
@@ -12,8 +13,6 @@
 #include <new>
 #include <string>
 #include <vector>
-
-#include "fuzz/fuzz_target.h"
 
 using zeroth::Error;
 using zeroth::ErrorCode;
@@ -38,10 +37,18 @@ void* operator new(std::size_t bytes) {
   if (void* const place = allocate(bytes)) return place;
   throw std::bad_alloc();
 }
-void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes); }
-void operator delete(void* place) noexcept { std::free(place); }
-void operator delete(void* place, std::size_t) noexcept { std::free(place); }
-void operator delete(void* place, const std::nothrow_t&) noexcept { std::free(place); }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  return allocate(bytes);
+}
+void operator delete(void* place) noexcept {
+  std::free(place);
+}
+void operator delete(void* place, std::size_t) noexcept {
+  std::free(place);
+}
+void operator delete(void* place, const std::nothrow_t&) noexcept {
+  std::free(place);
+}
 
 namespace {
 
@@ -91,7 +98,8 @@ Rest rest_of(std::string_view bytes, const Limits& limits) {
   for (std::size_t i = 4; i-- > 0;) length = length << 8 | static_cast<unsigned char>(bytes[i]);
   const int kind = bytes[4];
   const bool may_be_task = kind == 2 && limits.frame_bytes == zeroth::launcher::kMaxFrameBytes;
-  if (kind < 1 || kind > 15 || length > (may_be_task ? zeroth::launcher::kMaxTaskBytes : limits.frame_bytes)) return Rest::kBad;
+  if (kind < 1 || kind > 15 || length > (may_be_task ? zeroth::launcher::kMaxTaskBytes : limits.frame_bytes))
+    return Rest::kBad;
   return bytes.size() < 5 + length ? Rest::kPart : Rest::kWhole;
 }
 
@@ -112,43 +120,55 @@ void check_stream(std::string_view bytes, const Cut& cut, const Limits& limits) 
 
 /// But for control characters, which are spaces in a text for the user.
 bool is_same(std::string_view encoded, std::string_view payload) {
-  return std::ranges::equal(encoded, payload, [](char a, char b) { return a == b || (a == ' ' && !zeroth::fuzz::is_printable({&b, 1})); });
+  return std::ranges::equal(
+      encoded, payload, [](char a, char b) { return a == b || (a == ' ' && !zeroth::fuzz::is_printable({&b, 1})); });
 }
 
 void check(const zeroth::launcher::Hello& hello) {
-  expect(zeroth::fuzz::is_printable(hello.version + hello.host + hello.ssh_connection), "a hello with control characters");
+  expect(zeroth::fuzz::is_printable(hello.version + hello.host + hello.ssh_connection),
+         "a hello with control characters");
   expect(hello.free_port >= 0 && hello.free_port <= 65'535, "a port that there is not");
-  expect(hello.num_ranks >= 0 && hello.num_ranks <= zeroth::launcher::kMaxJobRanks, "a number of ranks out of its limits");
+  expect(hello.num_ranks >= 0 && hello.num_ranks <= zeroth::launcher::kMaxJobRanks,
+         "a number of ranks out of its limits");
 }
 
 void check(const zeroth::launcher::HostTask& task) {
   expect(zeroth::fuzz::is_printable(task.job.job_id + task.job.master_address), "a task with control characters");
-  expect(task.job.num_ranks >= 1 && task.job.num_ranks <= zeroth::launcher::kMaxJobRanks, "a number of ranks out of its limits");
-  expect(task.first_rank >= 0 && task.num_ranks >= 1 && task.first_rank + task.num_ranks <= task.job.num_ranks, "ranks that are not in the job");
+  expect(task.job.num_ranks >= 1 && task.job.num_ranks <= zeroth::launcher::kMaxJobRanks,
+         "a number of ranks out of its limits");
+  expect(task.first_rank >= 0 && task.num_ranks >= 1 && task.first_rank + task.num_ranks <= task.job.num_ranks,
+         "ranks that are not in the job");
   const auto holds_nul = [](const std::string& text) { return text.find('\0') != std::string::npos; };
-  expect(std::ranges::none_of(task.command, holds_nul) && std::ranges::none_of(task.environment, holds_nul), "a NUL byte in a task");
+  expect(std::ranges::none_of(task.command, holds_nul) && std::ranges::none_of(task.environment, holds_nul),
+         "a NUL byte in a task");
   for (const auto& [name, value] : task.extra) {
     expect(zeroth::launcher::valid_variable_name(name) && !holds_nul(value), "a variable that cannot be set", name);
   }
 }
 
 void check(const zeroth::launcher::Started& started) {
-  expect(std::ranges::all_of(started.pids, [](int pid) { return pid > 0; }), "a process that there is not");  // kill(0) and kill(-1) reach others
-  for (const std::string& note : started.notes) expect(zeroth::fuzz::is_printable(note), "a note with control characters");
+  expect(std::ranges::all_of(started.pids, [](int pid) { return pid > 0; }),
+         "a process that there is not");  // kill(0) and kill(-1) reach others
+  for (const std::string& note : started.notes)
+    expect(zeroth::fuzz::is_printable(note), "a note with control characters");
 }
 
 void check(const zeroth::launcher::RankEnd& end) {
-  expect(end.rank >= 0 && end.rank < zeroth::launcher::kMaxJobRanks && end.pid > 0, "the end of a rank that there is not");
+  expect(end.rank >= 0 && end.rank < zeroth::launcher::kMaxJobRanks && end.pid > 0,
+         "the end of a rank that there is not");
 }
 
 void check(const zeroth::launcher::Output& output) {
   expect(output.rank >= 0 && output.rank < zeroth::launcher::kMaxJobRanks, "output of a rank that there is not");
 }
 
-void check(const zeroth::launcher::SignalOrder& order) { expect(order.number > 0 && order.number <= 64, "a signal that there is not"); }
+void check(const zeroth::launcher::SignalOrder& order) {
+  expect(order.number > 0 && order.number <= 64, "a signal that there is not");
+}
 
 void check(const zeroth::launcher::JobEnd& end) {
-  expect(end.exit_code >= 0 && end.exit_code <= 255 && zeroth::fuzz::is_printable(end.text), "an end that cannot be passed on");
+  expect(end.exit_code >= 0 && end.exit_code <= 255 && zeroth::fuzz::is_printable(end.text),
+         "an end that cannot be passed on");
 }
 
 template <typename Decode>
@@ -168,29 +188,41 @@ void check_error(std::string_view payload) {
   const auto code = zeroth::code_of_slug(reader.text(payload.size()));
   expect(error.code() == code.value_or(ErrorCode::kLaunch), "an error with another code", error.what());
   const std::string again = zeroth::launcher::encode(error);
-  expect(is_same(std::string_view(again).substr(4 + slug(error.code()).size()), reader.rest()), "an error with another text", error.what());
-  expect(zeroth::launcher::encode(zeroth::launcher::decode_error(again)) == again, "an error that is not what was written", error.what());
+  expect(is_same(std::string_view(again).substr(4 + slug(error.code()).size()), reader.rest()),
+         "an error with another text", error.what());
+  expect(zeroth::launcher::encode(zeroth::launcher::decode_error(again)) == again,
+         "an error that is not what was written", error.what());
 }
 
 void check_payload(const Frame& frame) {
   namespace launcher = zeroth::launcher;
   try {
     switch (frame.type) {
-      case FrameType::kHello: return check_read_back(frame.payload, launcher::decode_hello);
-      case FrameType::kTask: return check_read_back(frame.payload, launcher::decode_task);
-      case FrameType::kStarted: return check_read_back(frame.payload, launcher::decode_started);
-      case FrameType::kRefused: return check_error(frame.payload);
+      case FrameType::kHello:
+        return check_read_back(frame.payload, launcher::decode_hello);
+      case FrameType::kTask:
+        return check_read_back(frame.payload, launcher::decode_task);
+      case FrameType::kStarted:
+        return check_read_back(frame.payload, launcher::decode_started);
+      case FrameType::kRefused:
+        return check_error(frame.payload);
       case FrameType::kOutput:
-      case FrameType::kOutputEnd: return check_read_back(frame.payload, launcher::decode_output);
-      case FrameType::kRankEnd: return check_read_back(frame.payload, launcher::decode_rank_end);
-      case FrameType::kSignal: return check_read_back(frame.payload, launcher::decode_signal);
-      case FrameType::kEnd: return check_read_back(frame.payload, launcher::decode_job_end);
-      case FrameType::kNote: return expect(zeroth::fuzz::is_printable(launcher::printable(frame.payload)), "a note with control characters");
+      case FrameType::kOutputEnd:
+        return check_read_back(frame.payload, launcher::decode_output);
+      case FrameType::kRankEnd:
+        return check_read_back(frame.payload, launcher::decode_rank_end);
+      case FrameType::kSignal:
+        return check_read_back(frame.payload, launcher::decode_signal);
+      case FrameType::kEnd:
+        return check_read_back(frame.payload, launcher::decode_job_end);
+      case FrameType::kNote:
+        return expect(zeroth::fuzz::is_printable(launcher::printable(frame.payload)), "a note with control characters");
       case FrameType::kGone:
       case FrameType::kCredit:
       case FrameType::kPing:
       case FrameType::kChallenge:
-      case FrameType::kProof: return;
+      case FrameType::kProof:
+        return;
     }
     expect(false, "a frame of no known kind");
   } catch (const Error& error) {
@@ -209,13 +241,15 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   try {
     const Cut whole = cut(bytes, std::max<std::size_t>(1, bytes.size()), limits);
     const Cut pieces = cut(bytes, data[0] % 16U + 1U, limits);
-    expect(whole.encoded == pieces.encoded && whole.banner == pieces.banner && whole.refused == pieces.refused, "other frames from other pieces");
+    expect(whole.encoded == pieces.encoded && whole.banner == pieces.banner && whole.refused == pieces.refused,
+           "other frames from other pieces");
     check_stream(bytes, whole, limits);
     for (const Frame& frame : whole.frames) check_payload(frame);
   } catch (const std::exception& error) {
     expect(false, "refused with something that is no Error, or not read back", error.what());
   }
   // A text takes 4 bytes of a payload, and as a string in a vector that grows by doubling 64.
-  expect(largest_allocation <= 16 * size + 4096, "an allocation for bytes that did not come", std::to_string(largest_allocation));
+  expect(largest_allocation <= 16 * size + 4096, "an allocation for bytes that did not come",
+         std::to_string(largest_allocation));
   return 0;
 }

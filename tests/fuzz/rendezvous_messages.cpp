@@ -1,11 +1,11 @@
 // Messages of the rendezvous. The first byte says what the rest is: a hello to rank 0, or rank 0's answer.
 #include "comm/rendezvous_messages.h"
 
+#include "fuzz/fuzz_target.h"
+
 #include <cstring>
 #include <exception>
 #include <string>
-
-#include "fuzz/fuzz_target.h"
 
 using zeroth::detail::Hello;
 using zeroth::detail::Welcome;
@@ -16,7 +16,8 @@ namespace {
 void check_hello(std::span<const std::byte> bytes, std::uint8_t kind) {
   const auto hello = zeroth::detail::parse_hello(bytes);
   if (!hello) return;
-  expect(bytes.size() == sizeof(Hello) && std::memcmp(&*hello, bytes.data(), sizeof(Hello)) == 0, "a hello that is not what was sent");
+  expect(bytes.size() == sizeof(Hello) && std::memcmp(&*hello, bytes.data(), sizeof(Hello)) == 0,
+         "a hello that is not what was sent");
   const int size = kind % 4 + 1;
   const std::string problem = zeroth::detail::problem_of(*hello, {.pid = kind / 8, .host_pid = 1, .size = size});
   expect(zeroth::fuzz::is_printable(problem), "a problem with control characters", problem);
@@ -33,7 +34,8 @@ void check_welcome(std::span<const std::byte> bytes) {
   const auto refusal = zeroth::detail::refusal_in(*answer, {.where = "fuzz"});
   expect(refusal.has_value() == (answer->code >= 0), "a welcome and a refusal at once");
   if (!refusal) return;
-  expect(zeroth::code_of_slug(zeroth::slug(refusal->code())) == refusal->code(), "a code that there is not", refusal->what());
+  expect(zeroth::code_of_slug(zeroth::slug(refusal->code())) == refusal->code(), "a code that there is not",
+         refusal->what());
   expect(refusal->message().size() <= answer->text.size(), "a text that is longer than its field", refusal->what());
 }
 

@@ -1,8 +1,12 @@
-// A safetensors file: tensors that lie in it, and read back as themselves when they are written again; or which rule is broken.
+// A safetensors file: tensors that lie in it, and read back as themselves when they are written again; or which rule is
+// broken.
+#include "fuzz/fuzz_target.h"
 #include "gpt_cpp/safetensors_file.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/engine/safetensors.h>
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -10,10 +14,6 @@
 #include <filesystem>
 #include <string>
 #include <vector>
-
-#include <unistd.h>
-
-#include "fuzz/fuzz_target.h"
 
 using zeroth::fuzz::expect;
 
@@ -59,7 +59,8 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     const Tensors tensors = gpt::parse_safetensors(file, "fuzz");
     std::size_t total = 0;
     for (const auto& [name, tensor] : tensors) {
-      const bool inside = tensor.data.empty() || (tensor.data.data() >= file.data() && tensor.data.data() + tensor.data.size() <= file.data() + size);
+      const bool inside = tensor.data.empty() || (tensor.data.data() >= file.data() &&
+                                                  tensor.data.data() + tensor.data.size() <= file.data() + size);
       expect(inside, "a tensor outside the file", name);
       total += tensor.data.size();
     }
@@ -67,7 +68,8 @@ int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
     if (size <= 4096) check_written_again(tensors);
   } catch (const zeroth::Error& error) {
     expect(error.code() == zeroth::ErrorCode::kIo, "refused with another code", error.what());
-    expect(error.context().which == "fuzz" && !error.context().got.empty(), "refused without file and rule", error.what());
+    expect(error.context().which == "fuzz" && !error.context().got.empty(), "refused without file and rule",
+           error.what());
   } catch (const std::exception& error) {
     expect(false, "refused with something that is no Error", error.what());
   }

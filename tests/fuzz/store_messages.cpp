@@ -1,13 +1,13 @@
-// Messages of the store's socket, from a client to the server and back. The first byte says what the rest is: a request to a server that
-// has served others, or an answer.
+// Messages of the store's socket, from a client to the server and back. The first byte says what the rest is: a request
+// to a server that has served others, or an answer.
 #include "comm/store_messages.h"
+
+#include "fuzz/fuzz_target.h"
 
 #include <zeroth/base/error.h>
 
 #include <exception>
 #include <string>
-
-#include "fuzz/fuzz_target.h"
 
 using zeroth::detail::StoreAnswer;
 using zeroth::detail::StoreRequest;
@@ -17,7 +17,9 @@ using zeroth::fuzz::expect;
 
 namespace {
 
-std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text)); }
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
 
 void check_request(std::span<const std::byte> bytes) {
   const auto request = zeroth::detail::parse_request(bytes);

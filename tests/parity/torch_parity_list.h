@@ -14,12 +14,8 @@ struct ParityPlace {
   Reshard reshard;
 };
 inline constexpr std::array kParityPlaces{
-    ParityPlace{0, Reshard::kDefault},
-    ParityPlace{1, Reshard::kDefault},
-    ParityPlace{2, Reshard::kDefault},
-    ParityPlace{3, Reshard::kDefault},
-    ParityPlace{3, Reshard::kAll},
-    ParityPlace{3, Reshard::kNone},
+    ParityPlace{0, Reshard::kDefault}, ParityPlace{1, Reshard::kDefault}, ParityPlace{2, Reshard::kDefault},
+    ParityPlace{3, Reshard::kDefault}, ParityPlace{3, Reshard::kAll},     ParityPlace{3, Reshard::kNone},
 };
 
 inline std::vector<TorchTraining> parity_references(TorchNet net, DType dtype, int world) {
@@ -43,8 +39,7 @@ inline std::vector<TorchTraining> parity_references(int world) {
   std::vector<TorchTraining> all;
   for (const TorchNet net : {TorchNet::kGpt, TorchNet::kForeign}) {
     for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
-      for (TorchTraining& reference : parity_references(net, dtype, world))
-        all.push_back(std::move(reference));
+      for (TorchTraining& reference : parity_references(net, dtype, world)) all.push_back(std::move(reference));
     }
   }
   return all;

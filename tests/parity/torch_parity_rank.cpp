@@ -19,8 +19,8 @@ namespace {
 std::string shared_bits(const TorchOutcome& outcome) {
   std::string text;
   for (std::size_t step = 0; step < outcome.losses.size(); ++step) {
-    text += "loss of step " + std::to_string(step) + " " + hex_float(outcome.losses[step]) +
-            "; norm of step " + std::to_string(step) + " " + hex_float(outcome.norms[step]) + "; ";
+    text += "loss of step " + std::to_string(step) + " " + hex_float(outcome.losses[step]) + "; norm of step " +
+            std::to_string(step) + " " + hex_float(outcome.norms[step]) + "; ";
   }
   for (const auto& [name, value] : outcome.values) {
     const std::string_view bytes(reinterpret_cast<const char*>(value.bytes.data()), value.bytes.size());
@@ -36,8 +36,7 @@ class Rank {
   /// True if everything was equal.
   bool run_list() {
     const std::string backend = world_.size() == 1 ? "self" : "shm";
-    if (world_.backend_name() != backend)
-      report("the job", "backend " + world_.backend_name() + ", not " + backend);
+    if (world_.backend_name() != backend) report("the job", "backend " + world_.backend_name() + ", not " + backend);
     const std::vector<TorchTraining> references = parity_references(world_.size());
     for (std::size_t index = 0; index < references.size(); ++index) {
       const TorchOutcome expected = train(references[index]);
@@ -50,9 +49,7 @@ class Rank {
       }
       // Ranks take turns, so that all references are compared once.
       if (static_cast<int>(index) % world_.size() == world_.rank()) {
-        compare(references[index].text() + " against ranks that are threads",
-                threads(references[index]),
-                expected);
+        compare(references[index].text() + " against ranks that are threads", threads(references[index]), expected);
       }
     }
     expect_comparison_to_see_one_bit(references.front());
@@ -85,15 +82,14 @@ class Rank {
   void expect_comparison_to_see_one_bit(TorchTraining training) {
     const TorchOutcome expected = train(training);
     training.lr = std::nextafter(static_cast<float>(training.lr), 1.0F);
-    if (difference(expected, train(training)).empty())
-      report(training.text(), "another learning rate is not seen");
+    if (difference(expected, train(training)).empty()) report(training.text(), "another learning rate is not seen");
   }
   /// On one line.
   void report(const std::string& configuration, std::string what) {
     good_ = false;
     std::ranges::replace(what, '\n', ' ');
-    std::cout << "DIFFERENT world " << world_.size() << " rank " << world_.rank() << " " << configuration
-              << ": " << what << std::endl;
+    std::cout << "DIFFERENT world " << world_.size() << " rank " << world_.rank() << " " << configuration << ": "
+              << what << std::endl;
   }
 
   World world_;

@@ -61,10 +61,7 @@ TEST_P(TorchParity, RunToRunIdentical) {
   EXPECT_EQ(difference(train_torch(training), train_torch(training)), "");
 }
 
-INSTANTIATE_TEST_SUITE_P(World,
-                         TorchParity,
-                         ::testing::Values(1, 2, 3, 4),
-                         ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(World, TorchParity, ::testing::Values(1, 2, 3, 4), ::testing::PrintToStringParamName());
 
 /// Against plain torch in one process, which goes through all ranks' batches: every stage in worlds 1 to 4,
 /// by turns inline and in chaos. A missing factor shows in float64 at 1e-12.
@@ -99,8 +96,8 @@ TEST(TorchReference, GptFloat64) {
 
 TEST(TorchReference, ForeignFloat64) {
   for (const double clipping : {0.0, 0.5}) {
-    expect_as_plain_torch(
-        {.net = TorchNet::kForeign, .dtype = DType::kFloat64, .micro_steps = 2, .clipping = clipping}, 1e-12);
+    expect_as_plain_torch({.net = TorchNet::kForeign, .dtype = DType::kFloat64, .micro_steps = 2, .clipping = clipping},
+                          1e-12);
   }
 }
 
@@ -121,20 +118,15 @@ TEST(TorchReference, SgdFloat32) {
 TEST(TorchReference, SgdFloat64) {
   for (const TorchNet net : {TorchNet::kGpt, TorchNet::kForeign}) {
     for (const double clipping : {0.0, 0.5}) {
-      expect_as_plain_torch({.net = net,
-                             .dtype = DType::kFloat64,
-                             .micro_steps = 2,
-                             .clipping = clipping,
-                             .lr = 3e-2,
-                             .sgd = true},
-                            1e-12);
+      expect_as_plain_torch(
+          {.net = net, .dtype = DType::kFloat64, .micro_steps = 2, .clipping = clipping, .lr = 3e-2, .sgd = true},
+          1e-12);
     }
   }
 }
 
 TEST(TorchReference, AWrongFactorWouldShow) {
-  TorchTraining training{
-      .dtype = DType::kFloat64, .world = 2, .steps = 20, .clipping = 0.0, .lr = 3e-2, .sgd = true};
+  TorchTraining training{.dtype = DType::kFloat64, .world = 2, .steps = 20, .clipping = 0.0, .lr = 3e-2, .sgd = true};
   const std::vector<double> expected = train_plain_torch(training);
   training.lr *= 1.0 + 1e-9;
   const TorchOutcome got = train_torch(training);

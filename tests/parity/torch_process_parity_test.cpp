@@ -60,8 +60,7 @@ TEST_P(TorchProcessParity, OneJobRunsTheWholeList) {
   for (const auto& [rank, output] : ranks) {
     compared += output.compared;
     if (!output.different.empty()) {
-      ADD_FAILURE() << output.different.front() << "\nand " << output.different.size() - 1 << " more on rank "
-                    << rank;
+      ADD_FAILURE() << output.different.front() << "\nand " << output.different.size() - 1 << " more on rank " << rank;
     }
     const std::vector<std::string>& expected = ranks[0].references;
     for (std::size_t index = 0; index < std::min(expected.size(), output.references.size()); ++index) {
@@ -76,10 +75,7 @@ TEST_P(TorchProcessParity, OneJobRunsTheWholeList) {
   EXPECT_EQ(compared, static_cast<std::size_t>(world) * variants + references.size());
 }
 
-INSTANTIATE_TEST_SUITE_P(World,
-                         TorchProcessParity,
-                         ::testing::Values(1, 2, 3, 4),
-                         ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(World, TorchProcessParity, ::testing::Values(1, 2, 3, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace zeroth::testing

@@ -1,12 +1,12 @@
 // What tests of the engine on the toy model share.
 #pragma once
 
-#include <string>
-#include <utility>
+#include "support/toy_training.h"
 
 #include <zeroth/base/error.h>
 
-#include "support/toy_training.h"
+#include <string>
+#include <utility>
 
 namespace zeroth::testing {
 
@@ -19,7 +19,8 @@ namespace zeroth::testing {
 }
 
 /// Ranks, and whether they make matched calls over messages.
-inline constexpr std::pair<int, bool> kTransports[] = {{1, false}, {2, false}, {3, false}, {1, true}, {2, true}, {3, true}};
+inline constexpr std::pair<int, bool> kTransports[] = {{1, false}, {2, false}, {3, false},
+                                                       {1, true},  {2, true},  {3, true}};
 
 /// What the call throws.
 template <class Call>

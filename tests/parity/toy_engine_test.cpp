@@ -1,4 +1,11 @@
 // The engine on the toy model: what it computes, what it says, what it refuses, and what must not disturb it.
+#include "toy_engine.h"
+
+#include "support/sanitizer.h"
+
+#include <kernels/common/dispatch.h>
+#include <zeroth/comm/decorators.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,12 +15,6 @@
 #include <map>
 #include <sstream>
 #include <string>
-
-#include <kernels/common/dispatch.h>
-#include <zeroth/comm/decorators.h>
-
-#include "support/sanitizer.h"
-#include "toy_engine.h"
 
 namespace zeroth::testing {
 namespace {
@@ -86,7 +87,9 @@ TEST(ToyEngine, AnAverageThatOneRankNamesIsAnotherCallThanOneWithoutAName) {
   for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages}) {
     ToyTraining training = small(1, 2);
     training.transport = transport;
-    training.after_step = [](Engine& engine, ToyModel&, const StepResult&) { (void)engine.average(1.0, engine.rank() == 0 ? "the loss" : ""); };
+    training.after_step = [](Engine& engine, ToyModel&, const StepResult&) {
+      (void)engine.average(1.0, engine.rank() == 0 ? "the loss" : "");
+    };
     const std::string message = message_of(training);
     EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks make different calls"));
     EXPECT_THAT(message, HasSubstr("\"the loss\""));
@@ -117,7 +120,8 @@ TEST(ToyEngine, OptimizersAndThreadsGiveTheSameBitsAtEveryStage) {
       for (const int threads : {1, 2}) {
         training.plan = zero_plan(stage, {"dp"});
         training.threads = threads;
-        EXPECT_EQ(difference(expected, train_toy(training)), "") << optimizer << " stage " << stage << " threads " << threads;
+        EXPECT_EQ(difference(expected, train_toy(training)), "")
+            << optimizer << " stage " << stage << " threads " << threads;
       }
     }
   }
@@ -170,8 +174,8 @@ TEST(ToyEngine, LossesHaveTheGoldenBits) {
       ASSERT_EQ(kernels::best_isa(), isa);
     }
   }
-  // Our own kernels and IEEE operations only: the same bits on every machine and instruction set. If a change of numbers is meant,
-  // the new file is what this test prints.
+  // Our own kernels and IEEE operations only: the same bits on every machine and instruction set. If a change of
+  // numbers is meant, the new file is what this test prints.
   std::map<std::string, std::string> golden;
   std::ifstream file(ZEROTH_GOLDEN_FILE);
   for (std::string name, losses; file >> name && std::getline(file, losses);) golden[name] = losses;
@@ -192,7 +196,8 @@ TEST(ToyEngine, NonFiniteGradientSkipsTheStepOnAllRanksAndNamesTheFirstOffender)
     ToyTraining training = small(stage, 3);
     training.micro_steps = 2;
     training.poison = [](int rank, std::int64_t step, int micro_step, int param) {
-      return step == 2 && ((rank == 2 && micro_step == 0 && param == 4) || (rank == 0 && micro_step == 1 && param == 1));
+      return step == 2 &&
+             ((rank == 2 && micro_step == 0 && param == 4) || (rank == 0 && micro_step == 1 && param == 1));
     };
     const ToyOutcome outcome = train_toy(training);
     const StepResult& skipped = outcome.results[2];
@@ -211,7 +216,8 @@ TEST(ToyEngine, TrainingStopsAfterTooManyNonFiniteSteps) {
   ToyTraining training = small(2, 2);
   training.max_nonfinite_steps = 3;
   training.poison = [](int rank, std::int64_t, int, int param) { return rank == 1 && param == 3; };
-  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[NONFINITE] 3 steps in a row"), HasSubstr("blocks.0.weight"), HasSubstr("rank 1")));
+  EXPECT_THAT(message_of(training),
+              AllOf(HasSubstr("[NONFINITE] 3 steps in a row"), HasSubstr("blocks.0.weight"), HasSubstr("rank 1")));
 }
 
 TEST(ToyEngine, RanksThatDifferAreNamedWithTheParameter) {
@@ -219,8 +225,8 @@ TEST(ToyEngine, RanksThatDifferAreNamedWithTheParameter) {
   training.tamper = [](int rank, ToyStructure& structure, EngineSettings&) {
     if (rank == 2) structure.params[4].dtype = DType::kFloat64;
   };
-  EXPECT_THAT(message_of(training),
-              AllOf(HasSubstr("[MISMATCH]"), HasSubstr("rank 2/3"), HasSubstr("blocks.0.bias float32"), HasSubstr("float64")));
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[MISMATCH]"), HasSubstr("rank 2/3"),
+                                          HasSubstr("blocks.0.bias float32"), HasSubstr("float64")));
   training.tamper = [](int rank, ToyStructure&, EngineSettings& settings) {
     if (rank == 1) settings.groups[1].lr = 0.5;
   };
@@ -249,8 +255,7 @@ TEST(ToyEngine, EverySettingThatDecidesNumbersIsCompared) {
       {"micro_steps", [](ToyStructure&, EngineSettings& settings) { settings.micro_steps = 2; }},
       {"threads", [](ToyStructure&, EngineSettings& settings) { settings.threads = 2; }},
       {"ring_slots", [](ToyStructure&, EngineSettings& settings) { settings.plan.ring_slots = 3; }},
-      {"optimizer_degree 1",
-       [](ToyStructure&, EngineSettings& settings) { settings.plan.optimizer_degree = 1; }},
+      {"optimizer_degree 1", [](ToyStructure&, EngineSettings& settings) { settings.plan.optimizer_degree = 1; }},
   };
   for (const auto& [word, change] : changes) {
     ToyTraining training = small(1, 2);
@@ -270,8 +275,10 @@ TEST(ToyEngine, VersionsConfigurationAndPlanAreComparedBeforeTheFirstStep) {
       {[](EngineSettings& settings) { settings.version = "0.0.9"; },
        {"ranks run different versions of Zeroth", "(rank 0)", "got: version 0.0.9 (rank 2)"}},
       {[](EngineSettings& settings) { settings.libraries = "torch 2.3.1"; },
-       {"ranks compute with different versions of a library", "expected: torch 2.4.0 (rank 0)", "got: torch 2.3.1 (rank 2)"}},
-      {[](EngineSettings& settings) { settings.libraries.clear(); }, {"expected: torch 2.4.0 (rank 0)", "got: none (rank 2)"}},
+       {"ranks compute with different versions of a library", "expected: torch 2.4.0 (rank 0)",
+        "got: torch 2.3.1 (rank 2)"}},
+      {[](EngineSettings& settings) { settings.libraries.clear(); },
+       {"expected: torch 2.4.0 (rank 0)", "got: none (rank 2)"}},
       {[](EngineSettings& settings) { settings.configuration = R"({"train_batch_size": 12})"; },
        {"ranks do not have the same configuration", "/train_batch_size: 6 here, 12 there"}},
       {[](EngineSettings& settings) { settings.plan = zero_plan(2, {"dp"}); },
@@ -301,11 +308,8 @@ TEST(ToyEngine, RanksThatSplitParametersOverOtherGroupsAreNamed) {
   training.tamper = [](int rank, ToyStructure&, EngineSettings& settings) {
     if (rank == 1) settings.plan.parameter_degree = 1;
   };
-  EXPECT_THAT(message_of(training),
-              AllOf(HasSubstr("[MISMATCH]"),
-                    HasSubstr("rank 1/2"),
-                    HasSubstr("parameter_degree 0"),
-                    HasSubstr("parameter_degree 1")));
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[MISMATCH]"), HasSubstr("rank 1/2"),
+                                          HasSubstr("parameter_degree 0"), HasSubstr("parameter_degree 1")));
 }
 
 TEST(ToyEngine, ARankOrAWholeGroupThatSkipsAUnitIsNamedWhereCallsAreMatched) {
@@ -327,9 +331,8 @@ TEST(ToyEngine, ARankOrAWholeGroupThatSkipsAUnitIsNamedWhereCallsAreMatched) {
 TEST(ToyEngine, DegreesThatDoNotDivideTheRanksAreRefused) {
   ToyTraining training = small(3, 4);
   training.plan = hsdp_plan(3, {"dp"});
-  EXPECT_THAT(
-      message_of(training),
-      AllOf(HasSubstr("[CONFIG]"), HasSubstr("hsdp-3"), HasSubstr("the 4 ranks"), HasSubstr("over 3")));
+  EXPECT_THAT(message_of(training),
+              AllOf(HasSubstr("[CONFIG]"), HasSubstr("hsdp-3"), HasSubstr("the 4 ranks"), HasSubstr("over 3")));
 }
 
 TEST(ToyEngine, ModelsThatCannotBeTrainedAreRefused) {
@@ -356,7 +359,8 @@ TEST(ToyEngine, StepWithoutBackwardOnOneRankIsAnErrorOnAllAndChangesNothing) {
       training.plan.policy = policy;
       const ToyOutcome expected = train_toy(training);
       std::atomic<int> refusals{0};
-      training.after_step = [&refusals, micro_steps = micro_steps](Engine& engine, ToyModel& model, const StepResult& result) {
+      training.after_step = [&refusals, micro_steps = micro_steps](Engine& engine, ToyModel& model,
+                                                                   const StepResult& result) {
         if (!result.boundary || result.step != 3) return;
         for (int micro_step = 0; micro_step + 1 < micro_steps; ++micro_step) {
           (void)model.forward_backward(70, micro_step);
@@ -399,7 +403,8 @@ TEST(ToyEngine, DiscardedGradientsLeaveNoTrace) {
         (void)engine.step();
         engine.discard_gradients();  // of nothing since
         (void)model.forward_backward(71, 1);
-        EXPECT_THAT(error_of([&engine] { engine.discard_gradients(); }), AllOf(HasSubstr("[USAGE]"), HasSubstr("1 of 3 micro-steps")));
+        EXPECT_THAT(error_of([&engine] { engine.discard_gradients(); }),
+                    AllOf(HasSubstr("[USAGE]"), HasSubstr("1 of 3 micro-steps")));
         EXPECT_TRUE(engine.has_gradients());
         if (engine.rank() == 0) engine.abandon(/*in_backward=*/true);  // so that this step is skipped
         (void)engine.step();
@@ -453,7 +458,8 @@ TEST(ToyEngine, EvaluationBetweenStepsChangesNothing) {
 }
 
 TEST(ToyEngine, RanksThatTakeOppositePathsNeitherWaitNorDiffer) {
-  // Even blocks on even ranks, odd blocks on odd ranks, and slots for two: each rank needs slots that wait for the others.
+  // Even blocks on even ranks, odd blocks on odd ranks, and slots for two: each rank needs slots that wait for the
+  // others.
   for (const int world : {2, 3, 4}) {
     ToyTraining training = small(0, world);
     training.model.blocks = 8;
@@ -535,9 +541,13 @@ void expect_bits_of_an_inline_run(std::uint64_t first_seed, std::uint64_t seeds)
   }
 }
 
-TEST(ToyEngine, AThousandSeedsOfChaosGiveTheBitsOfAnInlineRun) { expect_bits_of_an_inline_run(0, 1000); }
+TEST(ToyEngine, AThousandSeedsOfChaosGiveTheBitsOfAnInlineRun) {
+  expect_bits_of_an_inline_run(0, 1000);
+}
 
-TEST(ToyEngine, AHundredMoreSeedsOfChaosGiveTheBitsOfAnInlineRun) { expect_bits_of_an_inline_run(1000, 100); }
+TEST(ToyEngine, AHundredMoreSeedsOfChaosGiveTheBitsOfAnInlineRun) {
+  expect_bits_of_an_inline_run(1000, 100);
+}
 
 }  // namespace
 }  // namespace zeroth::testing

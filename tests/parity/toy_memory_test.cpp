@@ -1,13 +1,13 @@
 // What the engine uses on the toy model, memory and wire, beside what its plans say; and what does not fit.
+#include "toy_engine.h"
+
+#include <zeroth/base/text.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <array>
 #include <cstdint>
-
-#include <zeroth/base/text.h>
-
-#include "toy_engine.h"
 
 namespace zeroth::testing {
 namespace {
@@ -22,7 +22,8 @@ TEST(ToyEngine, MeasuredMemoryIsThePlannedMemory) {
       training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
       const ToyOutcome outcome = train_toy(training);
       for (const MemoryReport& report : outcome.memory) {
-        EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n" << to_text(report);
+        EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n"
+                                                        << to_text(report);
         EXPECT_EQ(report.live.total(), report.measured_peak.total());
         EXPECT_EQ(report.overflow_slots, 0U);
         EXPECT_EQ(report.spills, 0U);
@@ -46,7 +47,8 @@ TEST(ToyEngine, SixteenBitBucketsTakeHalfAndSumsOfSeveralGradientsGoBeyondThePla
       std::uint64_t less = 0;
       for (std::size_t rank = 0; rank < outcome.memory.size(); ++rank) {
         const MemoryReport& report = outcome.memory[rank];
-        EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n" << to_text(report);
+        EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n"
+                                                        << to_text(report);
         EXPECT_EQ(outcome.reduce_bytes[rank], outcome.planned_wire[rank].reduce_gradients);
         EXPECT_EQ(whole.reduce_bytes[rank], whole.planned_wire[rank].reduce_gradients);
         less += whole.reduce_bytes[rank] - outcome.reduce_bytes[rank];
@@ -55,11 +57,14 @@ TEST(ToyEngine, SixteenBitBucketsTakeHalfAndSumsOfSeveralGradientsGoBeyondThePla
       training.model.wide_rank = 0;
       wide.model.wide_rank = 0;
       const ToyOutcome mixed = train_toy(training);
-      EXPECT_EQ(difference(train_toy(wide), mixed), "") << "stage " << stage << " world " << world << " messages " << messages;
+      EXPECT_EQ(difference(train_toy(wide), mixed), "")
+          << "stage " << stage << " world " << world << " messages " << messages;
       for (std::size_t rank = 0; rank < mixed.memory.size(); ++rank) {
         const MemoryReport& report = mixed.memory[rank];
         const bool beyond = rank == 0 && stage > 0 && world > 1;
-        EXPECT_EQ(report.measured_peak[MemoryState::kOverflow] > 0, beyond) << "stage " << stage << " rank " << rank << "\n" << to_text(report);
+        EXPECT_EQ(report.measured_peak[MemoryState::kOverflow] > 0, beyond)
+            << "stage " << stage << " rank " << rank << "\n"
+            << to_text(report);
       }
     }
   }
@@ -72,7 +77,9 @@ TEST(ToyEngine, SumsLeaveTheirBucketsForASecondBackwardOfAStep) {
     training.passes = 2;
     training.steps = 4;
     if (!messages) {  // ranks take part in the first backward only, in the second only, in both, in none
-      training.skip = [](int rank, std::int64_t pass, int block) { return (rank + block + pass) % 3 == 0 || (block + pass) % 4 == 0; };
+      training.skip = [](int rank, std::int64_t pass, int block) {
+        return (rank + block + pass) % 3 == 0 || (block + pass) % 4 == 0;
+      };
     }
     const ToyOutcome expected = train_toy(training);
     for (int stage = 0; stage <= 3; ++stage) {
@@ -80,10 +87,12 @@ TEST(ToyEngine, SumsLeaveTheirBucketsForASecondBackwardOfAStep) {
         training.plan = zero_plan(stage, {"dp"});
         training.mode = mode;
         const ToyOutcome outcome = train_toy(training);
-        EXPECT_EQ(difference(expected, outcome), "") << "stage " << stage << " world " << world << " messages " << messages;
+        EXPECT_EQ(difference(expected, outcome), "")
+            << "stage " << stage << " world " << world << " messages " << messages;
         for (const MemoryReport& report : outcome.memory) {
           const bool in_buckets = report.planned[MemoryState::kReduced] == 0;
-          EXPECT_TRUE(!in_buckets || report.measured_peak[MemoryState::kOverflow] > 0) << "stage " << stage << "\n" << to_text(report);
+          EXPECT_TRUE(!in_buckets || report.measured_peak[MemoryState::kOverflow] > 0) << "stage " << stage << "\n"
+                                                                                       << to_text(report);
           EXPECT_EQ(report.live[MemoryState::kOverflow], 0U);
         }
       }
@@ -156,9 +165,8 @@ ToyTraining on_eight(const ShardingPlan& plan, DType dtype, int micro_steps) {
 TEST(ToyEngine, WithDegreesMeasuredMemoryIsThePlannedMemory) {
   for (const ShardingPlan& plan : plans_on_eight()) {
     for (const auto& [dtype, micro_steps] : {std::pair{DType::kFloat32, 2}, {DType::kBFloat16, 1}}) {
-      for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory,
-                                                    test::ThreadTransport::kMessages,
-                                                    test::ThreadTransport::kLevels}) {
+      for (const test::ThreadTransport transport :
+           {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
         ToyTraining training = on_eight(plan, dtype, micro_steps);
         training.transport = transport;
         training.per_node = 4;
@@ -177,13 +185,11 @@ TEST(ToyEngine, WithDegreesMeasuredMemoryIsThePlannedMemory) {
 TEST(ToyEngine, WithDegreesWireBytesAreTheFormulaInAllAndBetweenNodes) {
   for (const ShardingPlan& plan : plans_on_eight()) {
     for (const auto& [dtype, per_node] : {std::pair{DType::kFloat32, 4}, {DType::kBFloat16, 2}}) {
-      for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory,
-                                                    test::ThreadTransport::kMessages,
-                                                    test::ThreadTransport::kLevels}) {
-        const NodeLevels nodes{
-            .node_sizes = std::vector<int>(static_cast<std::size_t>(8 / per_node), per_node),
-            .two_levels = transport == test::ThreadTransport::kLevels,
-            .one_sided = transport == test::ThreadTransport::kMemory};
+      for (const test::ThreadTransport transport :
+           {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
+        const NodeLevels nodes{.node_sizes = std::vector<int>(static_cast<std::size_t>(8 / per_node), per_node),
+                               .two_levels = transport == test::ThreadTransport::kLevels,
+                               .one_sided = transport == test::ThreadTransport::kMemory};
         ToyTraining training = on_eight(plan, dtype, 2);
         training.transport = transport;
         training.per_node = per_node;
@@ -202,8 +208,7 @@ TEST(ToyEngine, WithDegreesWireBytesAreTheFormulaInAllAndBetweenNodes) {
                     planned.gather_parameters + planned.gather_gradients + planned.publish_parameters)
               << where;
           EXPECT_EQ(outcome.far_gather_bytes[rank],
-                    far.at(rank).gather_parameters + far.at(rank).gather_gradients +
-                        far.at(rank).publish_parameters)
+                    far.at(rank).gather_parameters + far.at(rank).gather_gradients + far.at(rank).publish_parameters)
               << where;
           EXPECT_EQ(outcome.far_reduce_bytes[rank], far.at(rank).reduce_gradients) << where;
           // Two levels bring sums of nodes, for all pieces at this rank's place: other bytes on each rank.
@@ -215,7 +220,8 @@ TEST(ToyEngine, WithDegreesWireBytesAreTheFormulaInAllAndBetweenNodes) {
 }
 
 TEST(ToyEngine, TrafficSumsToTheTextbookFactors) {
-  // 2S (n-1)/n at stages 0 to 2 and 3S (n-1)/n at stage 3 with everything resharded; sums over ranks, S with tail padding.
+  // 2S (n-1)/n at stages 0 to 2 and 3S (n-1)/n at stage 3 with everything resharded; sums over ranks, S with tail
+  // padding.
   for (int stage = 0; stage <= 3; ++stage) {
     ToyTraining training = small(stage, 3);
     training.plan.reshard = Reshard::kAll;
@@ -272,8 +278,8 @@ TEST(ToyEngine, APlanThatDoesNotFitIsRefusedWithTheTable) {
   training.model.width = 200;
   const std::uint64_t stage0 = train_toy(training).memory[0].planned.total();
   training.memory_limit_bytes = stage0 * 3 / 2;
-  EXPECT_THAT(message_of(training),
-              AllOf(HasSubstr("[OUT_OF_MEMORY]"), HasSubstr("zero-0"), HasSubstr("zero-3"), HasSubstr("smallest change that fits: zero-")));
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[OUT_OF_MEMORY]"), HasSubstr("zero-0"), HasSubstr("zero-3"),
+                                          HasSubstr("smallest change that fits: zero-")));
   training.memory_limit_bytes = 1000;
   EXPECT_THAT(message_of(training), HasSubstr("no ZeRO stage fits"));
   training.plan = zero_plan(3, {"dp"});
@@ -281,7 +287,8 @@ TEST(ToyEngine, APlanThatDoesNotFitIsRefusedWithTheTable) {
   std::uint64_t stage3 = 0;
   for (const MemoryReport& report : train_toy(training).memory) stage3 += report.planned.total();
   training.memory_limit_bytes = 1000;
-  EXPECT_THAT(message_of(training), AllOf(HasSubstr("got: " + format_bytes(stage3)), HasSubstr("zero-3 " + format_bytes(stage3))));
+  EXPECT_THAT(message_of(training),
+              AllOf(HasSubstr("got: " + format_bytes(stage3)), HasSubstr("zero-3 " + format_bytes(stage3))));
 }
 
 TEST(ToyEngine, APlanThatDoesNotFitForItsReshardSaysSo) {
@@ -291,8 +298,8 @@ TEST(ToyEngine, APlanThatDoesNotFitForItsReshardSaysSo) {
   training.plan.reshard = Reshard::kNone;
   const std::uint64_t kept = train_toy(training).memory[0].planned.total();
   training.memory_limit_bytes = sharded + kept;  // two ranks of either, on average
-  EXPECT_THAT(message_of(training),
-              AllOf(HasSubstr("[OUT_OF_MEMORY]"), HasSubstr("zero-3 with reshard none"), HasSubstr("zero-3 with reshard default")));
+  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[OUT_OF_MEMORY]"), HasSubstr("zero-3 with reshard none"),
+                                          HasSubstr("zero-3 with reshard default")));
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 // The stage changes memory, never numbers: the toy model on ranks that are threads, compared with ==.
+#include "support/sanitizer.h"
+#include "support/toy_training.h"
+
 #include <gtest/gtest.h>
 
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
-
-#include "support/sanitizer.h"
-#include "support/toy_training.h"
 
 namespace zeroth::testing {
 namespace {
@@ -74,15 +74,19 @@ class ToyParity : public ::testing::TestWithParam<Case> {
         training.chaos_seed += 1;
         const ToyOutcome got = train_toy(training);
         EXPECT_EQ(difference(expected, got), "")
-            << plan.name << (mode == ExecutionMode::kChaos ? " chaos seed " + std::to_string(training.chaos_seed) : " inline");
+            << plan.name
+            << (mode == ExecutionMode::kChaos ? " chaos seed " + std::to_string(training.chaos_seed) : " inline");
       }
     }
   }
 };
 
-TEST_P(ToyParity, PlainModel) { expect_all_plans_equal(training()); }
+TEST_P(ToyParity, PlainModel) {
+  expect_all_plans_equal(training());
+}
 
-/// Buckets of 16 bits at stages 1 to 3, and wide ones where a gradient is a sum; with 32 bits at stage 0 they are the same numbers.
+/// Buckets of 16 bits at stages 1 to 3, and wide ones where a gradient is a sum; with 32 bits at stage 0 they are the
+/// same numbers.
 TEST_P(ToyParity, GradientsOf16Bits) {
   if (GetParam().dtype != DType::kBFloat16) return;
   ToyTraining narrow = training();
@@ -139,7 +143,9 @@ TEST_P(MatchedParity, MatchedCallsGiveTheBitsOfSharedMemory) {
   odd.model.reuse_last = true;
   odd.model.tie_first_two = true;
   odd.model.frozen_blocks = {2};
-  odd.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };  // on all ranks alike
+  odd.skip = [](int /*rank*/, std::int64_t step, int block) {
+    return block > 0 && (step + block) % 3 == 0;
+  };  // on all ranks alike
   expect_messages_give_the_same(odd);
 }
 
@@ -165,8 +171,8 @@ struct NodesCase {
 
 class NodesParity : public ::testing::TestWithParam<NodesCase> {};
 
-/// Sums go along the nodes in every transport, so what crosses between them may be sums of nodes: shared memory that knows of nodes, messages
-/// that do, and two levels give the same bits at every stage.
+/// Sums go along the nodes in every transport, so what crosses between them may be sums of nodes: shared memory that
+/// knows of nodes, messages that do, and two levels give the same bits at every stage.
 TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
   const auto [dtype, world, per_node, policy] = GetParam();
   ToyTraining training{.reports_memory = false};
@@ -189,7 +195,8 @@ TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
       training.plan = plan;
       training.mode = plan.name.size() % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
       training.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " transport " << static_cast<int>(transport);
+      EXPECT_EQ(difference(expected, train_toy(training)), "")
+          << plan.name << " transport " << static_cast<int>(transport);
     }
   }
 }
@@ -220,7 +227,8 @@ TEST_P(NodesParity, WhatSomeRanksLeaveOutIsZeroUnderEveryTransportAndStage) {
       training.plan = plan;
       training.mode = plan.name.size() % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
       training.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " transport " << static_cast<int>(transport);
+      EXPECT_EQ(difference(expected, train_toy(training)), "")
+          << plan.name << " transport " << static_cast<int>(transport);
     }
   }
 }
@@ -251,7 +259,8 @@ std::vector<ShardingPlan> plans_with_degrees(int world, ReductionPolicy policy) 
 /// A model with all that may be odd in one.
 ToyTraining odd_training(const NodesCase& value) {
   ToyTraining training{.reports_memory = false};
-  training.model = {.width = 97, .blocks = 3, .dtype = value.dtype};  // ten pieces a block: something for each of eight ranks
+  training.model = {
+      .width = 97, .blocks = 3, .dtype = value.dtype};  // ten pieces a block: something for each of eight ranks
   training.model.reuse_last = true;
   training.model.tie_first_two = true;
   training.model.frozen_blocks = {2};
@@ -287,9 +296,7 @@ std::vector<test::ThreadTransport> transports_of(const NodesCase& value) {
 }
 
 /// The training gives `expected` under each plan over each transport, every other time in legal disorder.
-void expect_same(const ToyOutcome& expected,
-                 ToyTraining training,
-                 const std::vector<ShardingPlan>& plans,
+void expect_same(const ToyOutcome& expected, ToyTraining training, const std::vector<ShardingPlan>& plans,
                  const std::vector<test::ThreadTransport>& transports) {
   for (const test::ThreadTransport transport : transports) {
     for (const ShardingPlan& plan : plans) {
@@ -365,7 +372,8 @@ TEST_P(GradientDegreeParity, EveryPlanHasTheBitsOfStageZero) {
     expect_same(expected, training, plans, transports_of(GetParam()));
   }
   // Once a step, sums of runs inside a node are steps of the node's.
-  EXPECT_TRUE(other_numbers || policy == ReductionPolicy::kPerStep) << "the degree takes no part: this test could not fail";
+  EXPECT_TRUE(other_numbers || policy == ReductionPolicy::kPerStep)
+      << "the degree takes no part: this test could not fail";
 }
 
 /// Once a step, groups that are nodes make the sums of nodes: the numbers without a degree.
@@ -422,7 +430,8 @@ TEST_P(GradientDegreeParity, OverMessagesGroupsMayTakeDifferentPaths) {
   }
 }
 
-/// Two levels keep what shared memory allows inside a node: ranks of one may take different paths, if parameters and gradients are split there.
+/// Two levels keep what shared memory allows inside a node: ranks of one may take different paths, if parameters and
+/// gradients are split there.
 TEST(OnNodes, RanksOfANodeMayTakeDifferentPathsWhereStatesAreSplitInsideIt) {
   for (const auto& [world, per_node, degree] : {std::tuple{4, 2, 2}, {6, 3, 3}}) {
     ToyTraining training{.reports_memory = false};
@@ -432,7 +441,9 @@ TEST(OnNodes, RanksOfANodeMayTakeDifferentPathsWhereStatesAreSplitInsideIt) {
     training.per_node = per_node;
     training.micro_steps = 2;
     training.steps = 4;
-    training.skip = [](int rank, std::int64_t step, int block) { return block > 0 && (rank * 5 + block * 3 + step * 7) % 4 == 0; };
+    training.skip = [](int rank, std::int64_t step, int block) {
+      return block > 0 && (rank * 5 + block * 3 + step * 7) % 4 == 0;
+    };
     std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, degree, ReductionPolicy::kPerMicroStep);
     training.plan = plans.back();
     const ToyOutcome expected = train_toy(training);
@@ -450,14 +461,17 @@ TEST(OnNodes, RandomPathsOverAThousandStepsEqualTheReferenceWhereStatesAreSplitI
   training.world = 4;
   training.per_node = 2;
   training.steps = test::kSanitized ? 100 : 1'000;
-  training.skip = [paths = random_paths(6)](int rank, std::int64_t step, int block) { return block > 0 && paths(rank, step, block); };
+  training.skip = [paths = random_paths(6)](int rank, std::int64_t step, int block) {
+    return block > 0 && paths(rank, step, block);
+  };
   const auto plan_of = [](ShardingPlan plan) {
     plan.gradient_degree = 2;
     return plan;
   };
   training.plan = plan_of(zero_plan(0, {"dp"}));
   const ToyOutcome expected = train_toy(training);
-  expect_same(expected, training, {plan_of(hsdp_plan(2, {"dp"})), plan_of(hpz_plan(2, {"dp"}))}, {test::ThreadTransport::kLevels});
+  expect_same(expected, training, {plan_of(hsdp_plan(2, {"dp"})), plan_of(hpz_plan(2, {"dp"}))},
+              {test::ThreadTransport::kLevels});
 }
 
 std::vector<NodesCase> degrees_cases() {
@@ -492,13 +506,14 @@ std::vector<NodesCase> nodes_cases() {
 
 std::string name_of_nodes_case(const ::testing::TestParamInfo<NodesCase>& info) {
   const NodesCase& value = info.param;
-  return std::string(name_of(value.dtype)) + "_" + std::to_string(value.per_node) + "per" + std::to_string(value.world) + "_" +
-         std::string(name_of(value.policy));
+  return std::string(name_of(value.dtype)) + "_" + std::to_string(value.per_node) + "per" +
+         std::to_string(value.world) + "_" + std::string(name_of(value.policy));
 }
 
 INSTANTIATE_TEST_SUITE_P(AllCases, NodesParity, ::testing::ValuesIn(nodes_cases()), name_of_nodes_case);
 INSTANTIATE_TEST_SUITE_P(AllCases, DegreesParity, ::testing::ValuesIn(degrees_cases()), name_of_nodes_case);
-INSTANTIATE_TEST_SUITE_P(AllCases, GradientDegreeParity, ::testing::ValuesIn(gradient_degree_cases()), name_of_nodes_case);
+INSTANTIATE_TEST_SUITE_P(AllCases, GradientDegreeParity, ::testing::ValuesIn(gradient_degree_cases()),
+                         name_of_nodes_case);
 INSTANTIATE_TEST_SUITE_P(AllCases, ToyParity, ::testing::ValuesIn(all_cases()), name_of_case);
 INSTANTIATE_TEST_SUITE_P(AllCases, MatchedParity, ::testing::ValuesIn(matched_cases()), name_of_case);
 

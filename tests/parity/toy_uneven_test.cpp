@@ -1,4 +1,11 @@
-// Ranks with different numbers of batches: what Engine::next_batch() makes of them, under every plan and over every transport.
+// Ranks with different numbers of batches: what Engine::next_batch() makes of them, under every plan and over every
+// transport.
+#include "support/thread_ranks.h"
+#include "support/toy_model.h"
+
+#include <zeroth/base/text.h>
+#include <zeroth/zero/gradient_store.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -8,20 +15,14 @@
 #include <string>
 #include <vector>
 
-#include <zeroth/base/text.h>
-#include <zeroth/zero/gradient_store.h>
-
-#include "support/thread_ranks.h"
-#include "support/toy_model.h"
-
 namespace zeroth::testing {
 namespace {
 
+using test::ThreadTransport;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using test::ThreadTransport;
 
 /// batches[epoch][rank]
 using Batches = std::vector<std::vector<int>>;
@@ -43,8 +44,8 @@ struct Training {
 };
 
 struct Outcome {
-  std::vector<std::string> norms{};         ///< of each step
-  std::vector<std::int64_t> averaged{};     ///< micro-batches of each step
+  std::vector<std::string> norms{};      ///< of each step
+  std::vector<std::int64_t> averaged{};  ///< micro-batches of each step
   std::vector<std::vector<double>> values{};
   std::vector<int> trained{};  ///< batches of this rank, one an epoch
   [[nodiscard]] bool operator==(const Outcome&) const = default;
@@ -62,14 +63,16 @@ EngineSettings settings_of(const Training& training) {
 
 std::vector<std::vector<double>> values_of(const Engine& engine, ToyModel& model) {
   std::vector<std::vector<double>> values;
-  for (std::size_t param = 0; param < engine.layout().params.size(); ++param) values.push_back(model.value(static_cast<int>(param)));
+  for (std::size_t param = 0; param < engine.layout().params.size(); ++param)
+    values.push_back(model.value(static_cast<int>(param)));
   return values;
 }
 
 Outcome train_rank(const Training& training, const std::shared_ptr<CommBackend>& backend) {
   const auto device = make_cpu_device(training.mode, 17 + static_cast<std::uint64_t>(backend->rank()));
   ToyModel model(training.model, 7);
-  Engine engine(model.structure().params, model.structure().units, settings_of(training), *device, backend, model, Logger());
+  Engine engine(model.structure().params, model.structure().units, settings_of(training), *device, backend, model,
+                Logger());
   model.attach(engine);
   Outcome own;
   const auto step = [&] {
@@ -81,7 +84,8 @@ Outcome train_rank(const Training& training, const std::shared_ptr<CommBackend>&
   for (std::size_t epoch = 0; epoch < training.batches.size(); ++epoch) {
     engine.begin_epoch();
     int batch = 0;
-    while (engine.next_batch(batch < training.batches[epoch][static_cast<std::size_t>(engine.rank())], {.step = step})) {
+    while (
+        engine.next_batch(batch < training.batches[epoch][static_cast<std::size_t>(engine.rank())], {.step = step})) {
       if (training.train) {
         training.train(engine, model, static_cast<int>(epoch), batch);
       } else {
@@ -115,7 +119,9 @@ Result run(const Training& training) {
   result.outcomes.resize(static_cast<std::size_t>(training.world()));
   result.report = test::try_ranks(
       training.world(),
-      [&](int rank, const std::shared_ptr<CommBackend>& backend) { result.outcomes[static_cast<std::size_t>(rank)] = train_rank(training, backend); },
+      [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+        result.outcomes[static_cast<std::size_t>(rank)] = train_rank(training, backend);
+      },
       options_of(training.world(), training.transport));
   return result;
 }
@@ -189,7 +195,8 @@ TEST_P(UnevenTransport, JoinIsTheMeanOverTheBatchesThatThereAre) {
     const std::vector<std::vector<double>> expected = by_one_rank(training);
     ASSERT_EQ(got.values.size(), expected.size());
     for (std::size_t param = 0; param < expected.size(); ++param) {
-      for (std::size_t i = 0; i < expected[param].size(); ++i) EXPECT_NEAR(got.values[param][i], expected[param][i], 1e-13) << param << " " << i;
+      for (std::size_t i = 0; i < expected[param].size(); ++i)
+        EXPECT_NEAR(got.values[param][i], expected[param][i], 1e-13) << param << " " << i;
     }
   }
 }
@@ -215,7 +222,8 @@ TEST_P(UnevenTransport, JoinHasTheSameBitsAtEveryStage) {
           for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
             training.plan = plan;
             training.mode = mode;
-            EXPECT_EQ(trained(training), expected) << plan.name << " " << name_of(dtype) << " " << micro_steps << " " << static_cast<int>(mode);
+            EXPECT_EQ(trained(training), expected)
+                << plan.name << " " << name_of(dtype) << " " << micro_steps << " " << static_cast<int>(mode);
           }
         }
       }
@@ -246,9 +254,9 @@ TEST_P(UnevenTransport, ErrorNamesWhoHasNoneOnAllRanks) {
   const Result result = run(training);
   ASSERT_EQ(result.report.failures.size(), 4U) << result.report.text();
   for (const test::RankFailure& failure : result.report.failures) {
-    EXPECT_THAT(failure.text,
-                AllOf(HasSubstr("[MISMATCH] ranks 0, 2 have no batch left, ranks 1, 3 have more"), HasSubstr("after step 3"), HasSubstr("zeroth.uneven = \"join\""),
-                      HasSubstr("who: rank " + std::to_string(failure.rank) + "/4")));
+    EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH] ranks 0, 2 have no batch left, ranks 1, 3 have more"),
+                                    HasSubstr("after step 3"), HasSubstr("zeroth.uneven = \"join\""),
+                                    HasSubstr("who: rank " + std::to_string(failure.rank) + "/4")));
   }
 }
 
@@ -262,7 +270,10 @@ TEST_P(UnevenTransport, AveragesBarriersAndDiscardedBatchesAreJoined) {
       return;
     }
     engine.barrier();
-    test::require(engine.step().batches == (batch == 0 ? 4 : batch == 2 ? 2 : 1), "batches of step " + std::to_string(batch));
+    test::require(engine.step().batches == (batch == 0   ? 4
+                                            : batch == 2 ? 2
+                                                         : 1),
+                  "batches of step " + std::to_string(batch));
     const double mean = engine.average(engine.rank() + 1.0);
     test::require(mean == (batch == 0 ? 2.5 : batch == 2 ? 3.0 : 2.0), "mean " + std::to_string(mean));
   };
@@ -277,14 +288,17 @@ TEST_P(UnevenTransport, EvaluationIsJoinedAndAnEpochThatIsLeftEarlyEnds) {
       [&](int rank, const std::shared_ptr<CommBackend>& backend) {
         const auto device = make_cpu_device(ExecutionMode::kInline);
         ToyModel model(training.model, 7);
-        Engine engine(model.structure().params, model.structure().units, settings_of(training), *device, backend, model, Logger());
+        Engine engine(model.structure().params, model.structure().units, settings_of(training), *device, backend, model,
+                      Logger());
         model.attach(engine);
         int trained = 0;
         for (int epoch = 0; epoch < 3; ++epoch) {
           engine.begin_epoch();
           int batch = 0;
           // All who have a batch leave the second epoch after two, while rank 0 is out.
-          while ((epoch != 1 || batch < 2) && engine.next_batch(batch < training.batches[static_cast<std::size_t>(epoch)][static_cast<std::size_t>(rank)])) {
+          while ((epoch != 1 || batch < 2) &&
+                 engine.next_batch(batch <
+                                   training.batches[static_cast<std::size_t>(epoch)][static_cast<std::size_t>(rank)])) {
             if (epoch == 0) {
               (void)model.evaluate(batch, 0);
             } else {
@@ -312,7 +326,8 @@ TEST_P(UnevenTransport, WhatCannotBeJoinedIsRefusedOnAllRanks) {
   const Result result = run(training);
   ASSERT_EQ(result.report.failures.size(), 4U) << result.report.text();
   for (const test::RankFailure& failure : result.report.failures) {
-    EXPECT_THAT(failure.text, AllOf(HasSubstr("[USAGE]"), HasSubstr("an export"), HasSubstr("rank 0 without a batch"), HasSubstr("after the loop")));
+    EXPECT_THAT(failure.text, AllOf(HasSubstr("[USAGE]"), HasSubstr("an export"), HasSubstr("rank 0 without a batch"),
+                                    HasSubstr("after the loop")));
   }
 }
 
@@ -325,13 +340,18 @@ TEST_P(UnevenTransport, RanksThatDoNotDoTheSameWithTheirBatchesAreNamed) {
   };
   const Result result = run(training);
   ASSERT_EQ(result.report.failures.size(), 4U) << result.report.text();
-  EXPECT_THAT(result.report.text(), AllOf(HasSubstr("ranks that have a batch do not do the same with it"), HasSubstr("step() on rank 1"), HasSubstr("average() on rank 2")));
+  EXPECT_THAT(result.report.text(), AllOf(HasSubstr("ranks that have a batch do not do the same with it"),
+                                          HasSubstr("step() on rank 1"), HasSubstr("average() on rank 2")));
 }
 
-INSTANTIATE_TEST_SUITE_P(All,
-                         UnevenTransport,
-                         ::testing::Values(ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels),
-                         [](const auto& given) { return std::string(given.param == ThreadTransport::kMemory ? "Memory" : given.param == ThreadTransport::kMessages ? "Messages" : "Levels"); });
+INSTANTIATE_TEST_SUITE_P(All, UnevenTransport,
+                         ::testing::Values(ThreadTransport::kMemory, ThreadTransport::kMessages,
+                                           ThreadTransport::kLevels),
+                         [](const auto& given) {
+                           return std::string(given.param == ThreadTransport::kMemory     ? "Memory"
+                                              : given.param == ThreadTransport::kMessages ? "Messages"
+                                                                                          : "Levels");
+                         });
 
 }  // namespace
 }  // namespace zeroth::testing

@@ -1,5 +1,12 @@
 #include "process/attribution.h"
 
+#include "process/fault_cases.h"
+#include "support/fork_ranks.h"
+#include "support/socket_transport.h"
+#include "support/watched_job.h"
+
+#include <zeroth/base/failpoint.h>
+
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,13 +22,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include <zeroth/base/failpoint.h>
-
-#include "process/fault_cases.h"
-#include "support/fork_ranks.h"
-#include "support/socket_transport.h"
-#include "support/watched_job.h"
 
 namespace zeroth::testing {
 namespace {
@@ -56,18 +56,40 @@ enum class Kind : std::uint8_t {
   kOtherWidth,
   kOtherConfiguration,
 };
-constexpr std::array kKindNames{
-    "is killed", "calls _exit(3)", "leaves", "throws", "stops the job", "is stopped (SIGSTOP)", "sleeps", "spins",
-    "is killed at a failpoint", "throws at a failpoint", "skips its small sum", "skips its large sum", "swaps two sums", "sums another size",
-    "skips a step()", "skips a backward", "steps twice", "averages alone", "calls a stray barrier()", "discards its gradients",
-    "sets another rate", "has NaN gradients", "builds another width", "has another configuration"};
+constexpr std::array kKindNames{"is killed",
+                                "calls _exit(3)",
+                                "leaves",
+                                "throws",
+                                "stops the job",
+                                "is stopped (SIGSTOP)",
+                                "sleeps",
+                                "spins",
+                                "is killed at a failpoint",
+                                "throws at a failpoint",
+                                "skips its small sum",
+                                "skips its large sum",
+                                "swaps two sums",
+                                "sums another size",
+                                "skips a step()",
+                                "skips a backward",
+                                "steps twice",
+                                "averages alone",
+                                "calls a stray barrier()",
+                                "discards its gradients",
+                                "sets another rate",
+                                "has NaN gradients",
+                                "builds another width",
+                                "has another configuration"};
 constexpr std::array kMoments{Moment::kBegin, Moment::kForward, Moment::kBackward, Moment::kTrained, Moment::kStepped};
-constexpr std::array kMomentNames{"at the beginning", "in the forward", "in the backward", "after the backward", "after step()"};
+constexpr std::array kMomentNames{"at the beginning", "in the forward", "in the backward", "after the backward",
+                                  "after step()"};
 constexpr std::array kUnits{"root", "blocks.0", "blocks.1", "blocks.2"};
 /// A rank comes by them once a step or oftener, at every stage.
 constexpr std::array<std::string_view, 4> kSites{"engine.judge", "engine.update", "engine.publish", "engine.committed"};
-constexpr std::array<std::string_view, 3> kMemorySites{"shm.all_reduce.post", "shm.all_reduce.mid", "shm.all_reduce.end"};
-constexpr std::array<std::string_view, 4> kMessageSites{"messages.all_reduce.post", "messages.all_reduce.mid", "messages.all_reduce.end", "messages.send"};
+constexpr std::array<std::string_view, 3> kMemorySites{"shm.all_reduce.post", "shm.all_reduce.mid",
+                                                       "shm.all_reduce.end"};
+constexpr std::array<std::string_view, 4> kMessageSites{"messages.all_reduce.post", "messages.all_reduce.mid",
+                                                        "messages.all_reduce.end", "messages.send"};
 
 struct Plot {
   std::uint64_t seed = 0;
@@ -81,9 +103,13 @@ struct Plot {
   int unit = 0;
   std::string site{};
 
-  [[nodiscard]] bool at_a_moment() const { return kind == Kind::kKill || kind == Kind::kExit || kind == Kind::kThrow || kind == Kind::kAbort || hangs(); }
+  [[nodiscard]] bool at_a_moment() const {
+    return kind == Kind::kKill || kind == Kind::kExit || kind == Kind::kThrow || kind == Kind::kAbort || hangs();
+  }
   [[nodiscard]] bool hangs() const { return kind == Kind::kFreeze || kind == Kind::kSleep || kind == Kind::kSpin; }
-  [[nodiscard]] bool in_a_unit() const { return kMoments[moment] == Moment::kForward || kMoments[moment] == Moment::kBackward; }
+  [[nodiscard]] bool in_a_unit() const {
+    return kMoments[moment] == Moment::kForward || kMoments[moment] == Moment::kBackward;
+  }
 };
 
 Plot plot_of(std::uint64_t seed) {
@@ -101,7 +127,7 @@ Plot plot_of(std::uint64_t seed) {
   if (plot.kind == Kind::kFailpointKill || plot.kind == Kind::kFailpointThrow) {
     const bool memory = plot.over == Over::kMemory;
     const bool common = draw(2) == 0;
-    plot.site = common ? kSites[static_cast<std::size_t>(draw(kSites.size()))]
+    plot.site = common   ? kSites[static_cast<std::size_t>(draw(kSites.size()))]
                 : memory ? kMemorySites[static_cast<std::size_t>(draw(kMemorySites.size()))]
                          : kMessageSites[static_cast<std::size_t>(draw(kMessageSites.size()))];
   }
@@ -116,20 +142,33 @@ int hit_of(const Plot& plot) {
 
 void commit(const Plot& plot, RankHere& here) {
   switch (plot.kind) {
-    case Kind::kKill: ::raise(SIGKILL); return;
-    case Kind::kExit: ::_exit(3);
-    case Kind::kThrow: throw std::runtime_error("planted 4711");
-    case Kind::kAbort: throw Error(ErrorCode::kModel, "planted 4711");
-    case Kind::kFreeze: ::raise(SIGSTOP); return;
+    case Kind::kKill:
+      ::raise(SIGKILL);
+      return;
+    case Kind::kExit:
+      ::_exit(3);
+    case Kind::kThrow:
+      throw std::runtime_error("planted 4711");
+    case Kind::kAbort:
+      throw Error(ErrorCode::kModel, "planted 4711");
+    case Kind::kFreeze:
+      ::raise(SIGSTOP);
+      return;
     case Kind::kSleep:
       for (;;) std::this_thread::sleep_for(Milliseconds{1'000});
     case Kind::kSpin:
       for (volatile bool always = true; always;) {
       }
       return;
-    case Kind::kLeave: here.turn.leaves = true; return;
-    case Kind::kSkipLoss: here.turn.loss = false; return;
-    case Kind::kSkipCounts: here.turn.counts = false; return;
+    case Kind::kLeave:
+      here.turn.leaves = true;
+      return;
+    case Kind::kSkipLoss:
+      here.turn.loss = false;
+      return;
+    case Kind::kSkipCounts:
+      here.turn.counts = false;
+      return;
     case Kind::kSwapSums:
       here.turn.loss = here.turn.counts = false;
       sum_counts(here.own);
@@ -141,17 +180,30 @@ void commit(const Plot& plot, RankHere& here) {
       here.turn.loss = false;
       sum_counts(here.own, kManyCounts - 1);
       return;
-    case Kind::kSkipStep: here.turn.step = false; return;
-    case Kind::kSkipBackward: here.turn.backward = false; return;
-    case Kind::kStepTwice: (void)here.engine.step(); return;
-    case Kind::kAverage: (void)here.engine.average(1.0); return;
-    case Kind::kBarrier: here.engine.barrier(); return;
+    case Kind::kSkipStep:
+      here.turn.step = false;
+      return;
+    case Kind::kSkipBackward:
+      here.turn.backward = false;
+      return;
+    case Kind::kStepTwice:
+      (void)here.engine.step();
+      return;
+    case Kind::kAverage:
+      (void)here.engine.average(1.0);
+      return;
+    case Kind::kBarrier:
+      here.engine.barrier();
+      return;
     case Kind::kDiscard:
       here.turn.step = false;
       here.engine.discard_gradients();
       return;
-    case Kind::kOtherRate: here.engine.set_group(1, GroupHyper{.lr = 0.5}); return;
-    default: return;
+    case Kind::kOtherRate:
+      here.engine.set_group(1, GroupHyper{.lr = 0.5});
+      return;
+    default:
+      return;
   }
 }
 
@@ -160,9 +212,12 @@ Moment moment_of(Kind kind) {
   switch (kind) {
     case Kind::kSwapSums:
     case Kind::kOtherSize:
-    case Kind::kStepTwice: return Moment::kStepped;
-    case Kind::kDiscard: return Moment::kTrained;
-    default: return Moment::kBegin;
+    case Kind::kStepTwice:
+      return Moment::kStepped;
+    case Kind::kDiscard:
+      return Moment::kTrained;
+    default:
+      return Moment::kBegin;
   }
 }
 
@@ -194,7 +249,8 @@ WatchedJob job_of(const Plot& plot, Times& times) {
   };
   if (plot.kind == Kind::kNan) {
     job.poison = [plot, &times](int rank, std::int64_t step, int, int param) {
-      if (rank != plot.guilty || step < plot.step || param != 3 + 2 * (plot.unit % 3)) return false;  // a block's weight
+      if (rank != plot.guilty || step < plot.step || param != 3 + 2 * (plot.unit % 3))
+        return false;  // a block's weight
       times.strike();
       return true;
     };
@@ -203,7 +259,8 @@ WatchedJob job_of(const Plot& plot, Times& times) {
     job.tamper = [plot, &times](int rank, ToyOptions& model, EngineSettings& settings) {
       if (rank != plot.guilty) return;
       times.strike();
-      plot.kind == Kind::kOtherWidth ? void(model.width = 14) : void(settings.configuration = R"({"train_batch_size":16})");
+      plot.kind == Kind::kOtherWidth ? void(model.width = 14)
+                                     : void(settings.configuration = R"({"train_batch_size":16})");
     };
   }
   return job;
@@ -218,46 +275,69 @@ Told told_of(const Plot& plot) {
   const bool memory = plot.over == Over::kMemory;
   switch (plot.kind) {
     case Kind::kKill:
-    case Kind::kFailpointKill: return {ErrorCode::kPeerLost, {named + "was killed by SIGKILL"}};
-    case Kind::kExit: return {ErrorCode::kPeerLost, {named + "exited with code 3"}};
-    case Kind::kLeave: return {ErrorCode::kPeerLost, {named + R"(left early: it ended after \d+ steps?, while .*: unequal batch counts\?)"}};
-    case Kind::kThrow: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[USER\] planted 4711)"}};
-    case Kind::kAbort: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[MODEL\] planted 4711)"}};
-    case Kind::kFailpointThrow: return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[INTERNAL\] planted failure at )" + plot.site}};
-    case Kind::kFreeze: return {ErrorCode::kPeerLost, {named + "(is frozen: no heartbeat|has given no sign of life)"}};
+    case Kind::kFailpointKill:
+      return {ErrorCode::kPeerLost, {named + "was killed by SIGKILL"}};
+    case Kind::kExit:
+      return {ErrorCode::kPeerLost, {named + "exited with code 3"}};
+    case Kind::kLeave:
+      return {ErrorCode::kPeerLost,
+              {named + R"(left early: it ended after \d+ steps?, while .*: unequal batch counts\?)"}};
+    case Kind::kThrow:
+      return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[USER\] planted 4711)"}};
+    case Kind::kAbort:
+      return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[MODEL\] planted 4711)"}};
+    case Kind::kFailpointThrow:
+      return {ErrorCode::kAborted, {guilty + R"( stopped the job: \[INTERNAL\] planted failure at )" + plot.site}};
+    case Kind::kFreeze:
+      return {ErrorCode::kPeerLost, {named + "(is frozen: no heartbeat|has given no sign of life)"}};
     case Kind::kSleep:
     case Kind::kSpin: {
       const std::string unit = kUnits[static_cast<std::size_t>(plot.unit)];
-      const std::array<std::string, kMoments.size()> doing{"is between steps, after step " + steps,
-                                                           "is in the forward of unit " + unit + " of step " + next,
-                                                           "is in the backward of unit " + unit + " of step " + next,
-                                                           "has ended the backward of step " + next,
-                                                           "is between steps, after step " + next};
+      const std::array<std::string, kMoments.size()> doing{
+          "is between steps, after step " + steps, "is in the forward of unit " + unit + " of step " + next,
+          "is in the backward of unit " + unit + " of step " + next, "has ended the backward of step " + next,
+          "is between steps, after step " + next};
       return {ErrorCode::kTimeout, {R"(no answer within 1\.5 s: )" + named + doing[plot.moment]}};
     }
-    case Kind::kSkipLoss: return {ErrorCode::kMismatch, {"the token counts on " + guilty}};
-    case Kind::kSkipCounts: return {ErrorCode::kMismatch, {guilty + " waits for ", "the token counts"}};
-    case Kind::kSwapSums: return {ErrorCode::kMismatch, {"the token counts on " + guilty, "the loss metrics on rank"}};
-    case Kind::kOtherSize: return {ErrorCode::kMismatch, {"the token counts on " + guilty, R"(19999 elements .*\()" + guilty + R"(\))"}};
-    case Kind::kSkipStep: return {ErrorCode::kMismatch, {guilty + " waits for .*the loss metrics", R"(wait.* for .*step\(\))"}};
+    case Kind::kSkipLoss:
+      return {ErrorCode::kMismatch, {"the token counts on " + guilty}};
+    case Kind::kSkipCounts:
+      return {ErrorCode::kMismatch, {guilty + " waits for ", "the token counts"}};
+    case Kind::kSwapSums:
+      return {ErrorCode::kMismatch, {"the token counts on " + guilty, "the loss metrics on rank"}};
+    case Kind::kOtherSize:
+      return {ErrorCode::kMismatch, {"the token counts on " + guilty, R"(19999 elements .*\()" + guilty + R"(\))"}};
+    case Kind::kSkipStep:
+      return {ErrorCode::kMismatch, {guilty + " waits for .*the loss metrics", R"(wait.* for .*step\(\))"}};
     case Kind::kSkipBackward:
       if (memory) return {ErrorCode::kUsage, {R"(step\(\) without a backward)", "who: " + guilty + "/"}, true};
       return {ErrorCode::kMismatch, {R"(step\(\) on )" + guilty}};
-    case Kind::kStepTwice: return {ErrorCode::kMismatch, {guilty + R"( waits for .*step\(\))", "the loss metrics"}};
-    case Kind::kAverage: return {ErrorCode::kMismatch, {R"((average\(\) on )" + guilty + "|" + guilty + R"( waits for average\(\)))"}};
-    case Kind::kBarrier: return {ErrorCode::kMismatch, {R"((barrier\(\) on )" + guilty + "|" + guilty + R"( waits for barrier\(\)))"}};
-    case Kind::kDiscard: return {ErrorCode::kMismatch, {R"(zero_grad\(\) on )" + guilty + "/"}};
-    case Kind::kOtherRate: return {ErrorCode::kMismatch, {"lr of parameter group 1", R"(0\.5 \()" + guilty + R"(\))"}};
+    case Kind::kStepTwice:
+      return {ErrorCode::kMismatch, {guilty + R"( waits for .*step\(\))", "the loss metrics"}};
+    case Kind::kAverage:
+      return {ErrorCode::kMismatch, {R"((average\(\) on )" + guilty + "|" + guilty + R"( waits for average\(\)))"}};
+    case Kind::kBarrier:
+      return {ErrorCode::kMismatch, {R"((barrier\(\) on )" + guilty + "|" + guilty + R"( waits for barrier\(\)))"}};
+    case Kind::kDiscard:
+      return {ErrorCode::kMismatch, {R"(zero_grad\(\) on )" + guilty + "/"}};
+    case Kind::kOtherRate:
+      return {ErrorCode::kMismatch, {"lr of parameter group 1", R"(0\.5 \()" + guilty + R"(\))"}};
     case Kind::kNan:
-      return {ErrorCode::kNonFinite, {R"(parameter blocks\.)" + std::to_string(plot.unit % 3) + R"(\.weight, )" + guilty}, true};
-    case Kind::kOtherWidth: return {ErrorCode::kMismatch, {R"(in\.weight float32 \[14, 5\] .*\()" + guilty + R"(\))"}};
-    case Kind::kOtherConfiguration: return {ErrorCode::kMismatch, {"/train_batch_size: ", guilty}};
+      return {ErrorCode::kNonFinite,
+              {R"(parameter blocks\.)" + std::to_string(plot.unit % 3) + R"(\.weight, )" + guilty},
+              true};
+    case Kind::kOtherWidth:
+      return {ErrorCode::kMismatch, {R"(in\.weight float32 \[14, 5\] .*\()" + guilty + R"(\))"}};
+    case Kind::kOtherConfiguration:
+      return {ErrorCode::kMismatch, {"/train_batch_size: ", guilty}};
   }
   return {};
 }
 
 /// Of three ranks and more the odd one is to blame, not rank 0's opposite.
-bool blames_one(Kind kind) { return kind == Kind::kOtherRate || kind == Kind::kOtherWidth || kind == Kind::kOtherConfiguration; }
+bool blames_one(Kind kind) {
+  return kind == Kind::kOtherRate || kind == Kind::kOtherWidth || kind == Kind::kOtherConfiguration;
+}
 
 bool is_over(pid_t pid) {
   siginfo_t info{};
@@ -286,7 +366,8 @@ test::ForkReport run(const Plot& plot, Times& times) {
       times.strike();
     }
     try {
-      run_watched_rank(job, mesh ? World::from_transport(mesh->transport(rank), "the test") : shared_memory_world(name, rank, plot.world));
+      run_watched_rank(job, mesh ? World::from_transport(mesh->transport(rank), "the test")
+                                 : shared_memory_world(name, rank, plot.world));
     } catch (...) {
       times.end(rank);
       throw;
@@ -300,8 +381,8 @@ test::ForkReport run(const Plot& plot, Times& times) {
 
 std::string describe_seed(std::uint64_t seed) {
   const Plot plot = plot_of(seed);
-  std::string text = "seed " + std::to_string(seed) + ": rank " + std::to_string(plot.guilty) + " of " + std::to_string(plot.world) + " " +
-                     kKindNames[static_cast<std::size_t>(plot.kind)];
+  std::string text = "seed " + std::to_string(seed) + ": rank " + std::to_string(plot.guilty) + " of " +
+                     std::to_string(plot.world) + " " + kKindNames[static_cast<std::size_t>(plot.kind)];
   if (plot.at_a_moment()) {
     text += std::string(" ") + kMomentNames[plot.moment];
     if (plot.in_a_unit()) text += std::string(" of ") + kUnits[static_cast<std::size_t>(plot.unit)];
@@ -317,7 +398,9 @@ std::string misattribution(std::uint64_t seed) {
   const test::ForkReport report = run(plot, times);
   const Told told = told_of(plot);
   std::string wrong;
-  const auto blame = [&](int rank, const std::string& what) { wrong += "  rank " + std::to_string(rank) + " " + what + "\n"; };
+  const auto blame = [&](int rank, const std::string& what) {
+    wrong += "  rank " + std::to_string(rank) + " " + what + "\n";
+  };
   if (!times.has_struck()) wrong += "  nothing has happened\n";
   for (int rank = 0; rank < plot.world; ++rank) {
     if (rank == plot.guilty) continue;
@@ -328,7 +411,8 @@ std::string misattribution(std::uint64_t seed) {
       blame(rank, "ended well");
       continue;
     }
-    if (failure->code != told.code && !(told.or_aborted && failure->code == ErrorCode::kAborted)) blame(rank, "has another code than " + std::string(slug(told.code)));
+    if (failure->code != told.code && !(told.or_aborted && failure->code == ErrorCode::kAborted))
+      blame(rank, "has another code than " + std::string(slug(told.code)));
     std::vector<std::string> words = told.words;
     if (plot.world > 2 && blames_one(plot.kind)) words.push_back("who: rank " + std::to_string(plot.guilty) + "/");
     for (const std::string& word : words) {

@@ -1,7 +1,9 @@
-// Faults drawn from seeds: every innocent rank blames the guilty one. ZEROTH_ATTRIBUTIONS=500 makes so many instead of a few;
-// ZEROTH_ATTRIBUTION_SEED=17 makes that one alone and shows what its ranks say.
-#include <gtest/gtest.h>
+// Faults drawn from seeds: every innocent rank blames the guilty one. ZEROTH_ATTRIBUTIONS=500 makes so many instead of
+// a few; ZEROTH_ATTRIBUTION_SEED=17 makes that one alone and shows what its ranks say.
+#include "process/attribution.h"
+
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -14,8 +16,6 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
-
-#include "process/attribution.h"
 
 namespace zeroth::testing {
 namespace {
@@ -74,7 +74,8 @@ TEST(Attribution, EveryRankBlamesTheGuiltyOne) {
   std::string wrong;
   for (const Driver& driver : drivers) {
     std::array<char, 4096> buffer{};
-    for (ssize_t got = 0; (got = ::read(driver.pipe, buffer.data(), buffer.size())) > 0;) wrong.append(buffer.data(), static_cast<std::size_t>(got));
+    for (ssize_t got = 0; (got = ::read(driver.pipe, buffer.data(), buffer.size())) > 0;)
+      wrong.append(buffer.data(), static_cast<std::size_t>(got));
     ::close(driver.pipe);
     int status = 0;
     ::waitpid(driver.pid, &status, 0);

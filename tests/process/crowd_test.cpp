@@ -1,4 +1,11 @@
-// A thousand ranks, as processes with the control plane that jobs have: how they meet, end in order, and hear of what went wrong.
+// A thousand ranks, as processes with the control plane that jobs have: how they meet, end in order, and hear of what
+// went wrong.
+#include "support/crowd.h"
+
+#include "support/fork_ranks.h"
+
+#include <zeroth/comm/control_plane.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -9,11 +16,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-
-#include <zeroth/comm/control_plane.h>
-
-#include "support/crowd.h"
-#include "support/fork_ranks.h"
 
 namespace zeroth::test {
 namespace {
@@ -31,17 +33,20 @@ struct Member {
   Crowd& crowd;
 };
 
-/// Every rank meets the others, joins, and runs the body; who fails stays until all have failed, as no program does: so what the others say cannot be of its end.
+/// Every rank meets the others, joins, and runs the body; who fails stays until all have failed, as no program does: so
+/// what the others say cannot be of its end.
 class CrowdTest : public testing::Test {
  protected:
-  ForkReport run(const std::function<void(const Member&)>& body, Milliseconds silent_after, const ForkRanksOptions& options = {.deadline = Milliseconds{120'000}}) {
+  ForkReport run(const std::function<void(const Member&)>& body, Milliseconds silent_after,
+                 const ForkRanksOptions& options = {.deadline = Milliseconds{120'000}}) {
     return fork_ranks(
         kRanks,
         [&](int rank) {
           if (before_joining_) before_joining_(rank);
           const auto watch = std::make_shared<RankWatch>(rank, kRanks);
           const std::unique_ptr<CommBackend> seat = crowd_.seat(rank);
-          const std::unique_ptr<ControlPlane> control = ControlPlane::join(*seat, watch, {.timeout = kLong, .silent_after = silent_after});
+          const std::unique_ptr<ControlPlane> control =
+              ControlPlane::join(*seat, watch, {.timeout = kLong, .silent_after = silent_after});
           try {
             body({rank, *watch, crowd_});
             if (control->strangers() > 0) throw std::runtime_error("strangers have come");
@@ -103,9 +108,10 @@ TEST_F(CrowdTest, AllHearThatRank0MayOpenTooFewFiles) {
   expected_failures_ = 0;
   const ForkReport report = run([](const Member& /*here*/) {}, Milliseconds{60'000});
   EXPECT_NE(report.of(kOdd), nullptr);
-  expect_all_say(report,
-                 ErrorCode::kResource,
-                 AllOf(HasSubstr("rank 0 cannot listen for the control plane"), HasSubstr("too few open files are allowed for the control plane of 1000 ranks"), HasSubstr("got: 256"), HasSubstr("ulimit -Hn")));
+  expect_all_say(report, ErrorCode::kResource,
+                 AllOf(HasSubstr("rank 0 cannot listen for the control plane"),
+                       HasSubstr("too few open files are allowed for the control plane of 1000 ranks"),
+                       HasSubstr("got: 256"), HasSubstr("ulimit -Hn")));
 }
 
 TEST_F(CrowdTest, AllHearWhoWasKilled) {
@@ -119,7 +125,9 @@ TEST_F(CrowdTest, AllHearWhoWasKilled) {
         here.crowd.meet(here.rank, here.watch, 1, kLong);
       },
       Milliseconds{60'000});
-  expect_all_say(report, ErrorCode::kPeerLost, AllOf(HasSubstr("rank 567 (pid"), HasSubstr("was killed by SIGKILL"), HasSubstr("place 1 from rank 567")));
+  expect_all_say(
+      report, ErrorCode::kPeerLost,
+      AllOf(HasSubstr("rank 567 (pid"), HasSubstr("was killed by SIGKILL"), HasSubstr("place 1 from rank 567")));
 }
 
 TEST_F(CrowdTest, AllHearWhoIsFrozen) {
@@ -135,7 +143,9 @@ TEST_F(CrowdTest, AllHearWhoIsFrozen) {
          ::kill(pids[kOdd], SIGKILL);
          return false;
        }});
-  expect_all_say(report, ErrorCode::kPeerLost, AllOf(HasSubstr("rank 567 (pid"), HasSubstr("has given no sign of life for"), HasSubstr("it was stopped")));
+  expect_all_say(
+      report, ErrorCode::kPeerLost,
+      AllOf(HasSubstr("rank 567 (pid"), HasSubstr("has given no sign of life for"), HasSubstr("it was stopped")));
 }
 
 TEST_F(CrowdTest, AllHearWhoMakesAnotherCall) {
@@ -146,7 +156,8 @@ TEST_F(CrowdTest, AllHearWhoMakesAnotherCall) {
         here.crowd.meet(here.rank, here.watch, here.rank == kOdd ? 2 : 1, kLong);
       },
       Milliseconds{60'000});
-  expect_all_say(report, ErrorCode::kMismatch, AllOf(HasSubstr("rank 567 waits for place 2"), HasSubstr("ranks 0-566, 568-999 wait for place 1")));
+  expect_all_say(report, ErrorCode::kMismatch,
+                 AllOf(HasSubstr("rank 567 waits for place 2"), HasSubstr("ranks 0-566, 568-999 wait for place 1")));
 }
 
 TEST_F(CrowdTest, AtTheDeadlineAllHearWhoIsMissingAndWhereItIs) {
@@ -162,7 +173,10 @@ TEST_F(CrowdTest, AtTheDeadlineAllHearWhoIsMissingAndWhereItIs) {
         here.crowd.meet(here.rank, here.watch, 1, Milliseconds{6'000});
       },
       Milliseconds{60'000});
-  expect_all_say(report, ErrorCode::kTimeout, AllOf(HasSubstr("rank 567 (pid"), HasSubstr("is between steps, after step 0, at train.cpp:57 in load_batch"), HasSubstr("ranks 0-566, 568-999 wait for place 1")));
+  expect_all_say(
+      report, ErrorCode::kTimeout,
+      AllOf(HasSubstr("rank 567 (pid"), HasSubstr("is between steps, after step 0, at train.cpp:57 in load_batch"),
+            HasSubstr("ranks 0-566, 568-999 wait for place 1")));
 }
 
 }  // namespace

@@ -1,5 +1,12 @@
-// A rank is killed, frozen, leaves, throws or is interrupted at the n-th call that the engine makes to its transport, for n over a
-// whole step: all ranks end in time, nothing is left. And ranks that are processes give the bits of ranks that are threads.
+// A rank is killed, frozen, leaves, throws or is interrupted at the n-th call that the engine makes to its transport,
+// for n over a whole step: all ranks end in time, nothing is left. And ranks that are processes give the bits of ranks
+// that are threads.
+#include "process/engine_ranks.h"
+#include "support/process_seats.h"
+
+#include <zeroth/comm/decorators.h>
+#include <zeroth/comm/factory.h>
+
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -7,19 +14,14 @@
 #include <fstream>
 #include <iterator>
 
-#include <zeroth/comm/decorators.h>
-#include <zeroth/comm/factory.h>
-
-#include "process/engine_ranks.h"
-#include "support/process_seats.h"
-
 namespace zeroth::testing {
 namespace {
 
 /// Strikes at the n-th call.
 class TripBackend final : public ForwardingBackend {
  public:
-  TripBackend(std::unique_ptr<CommBackend> inner, Fault fault, int at) : ForwardingBackend(std::move(inner)), fault_(fault), left_(at) {}
+  TripBackend(std::unique_ptr<CommBackend> inner, Fault fault, int at)
+      : ForwardingBackend(std::move(inner)), fault_(fault), left_(at) {}
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     count();
@@ -63,22 +65,25 @@ TEST_P(EngineFaults, EveryRankEndsInTimeAndNothingIsLeft) {
       if (of != kVictim) return inner;
       return std::make_unique<TripBackend>(std::move(inner), kind, at);
     };
-    const test::ForkReport report = test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
+    const test::ForkReport report =
+        test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
     expect_victim_is_named(report, fault, kVictim);
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllFaults,
-                         EngineFaults,
-                         ::testing::Combine(::testing::Values(Fault::kKill, Fault::kFreeze, Fault::kExit, Fault::kThrow, Fault::kInterrupt),
+INSTANTIATE_TEST_SUITE_P(AllFaults, EngineFaults,
+                         ::testing::Combine(::testing::Values(Fault::kKill, Fault::kFreeze, Fault::kExit, Fault::kThrow,
+                                                              Fault::kInterrupt),
                                             ::testing::Values(0, 1, 2, 3)),
                          [](const auto& param_info) {
-                           return std::string(name_of(std::get<0>(param_info.param))) + "Stage" + std::to_string(std::get<1>(param_info.param));
+                           return std::string(name_of(std::get<0>(param_info.param))) + "Stage" +
+                                  std::to_string(std::get<1>(param_info.param));
                          });
 
 std::string text_of(const ToyOutcome& outcome) {
   std::string text;
-  for (std::size_t step = 0; step < outcome.losses.size(); ++step) text += outcome.losses[step] + " " + outcome.norms[step] + "\n";
+  for (std::size_t step = 0; step < outcome.losses.size(); ++step)
+    text += outcome.losses[step] + " " + outcome.norms[step] + "\n";
   return text;
 }
 
@@ -90,7 +95,8 @@ CommOptions options_of(const ToyTraining& training) {
 }
 
 /// Losses and norms of ranks that are processes, over a transport of ProcessSeats.
-std::string train_in_processes(const ToyTraining& training, test::ForkRanksOptions options = {}, const char* transport = "shm") {
+std::string train_in_processes(const ToyTraining& training, test::ForkRanksOptions options = {},
+                               const char* transport = "shm") {
   test::ProcessSeats seats(transport, training.world, options_of(training));
   const std::string path = ::testing::TempDir() + test::unique_job() + ".txt";
   options.meanwhile = seats.parted(std::move(options.meanwhile));
@@ -146,11 +152,13 @@ TEST(EngineProcesses, GiveTheBitsOfThreadsAtDegreesOfSharding) {
   }
 }
 
-/// Four ranks on two nodes, with shared memory inside them: `plans` of what two levels keep there, and what they do not.
+/// Four ranks on two nodes, with shared memory inside them: `plans` of what two levels keep there, and what they do
+/// not.
 std::vector<ShardingPlan> plans_on_nodes() {
   std::vector<ShardingPlan> plans;
   for (const int gradient_degree : {0, 2}) {
-    for (const ShardingPlan& plan : {zero_plan(0, {"dp"}), zero_plan(2, {"dp"}), zero_plan(3, {"dp"}), hsdp_plan(2, {"dp"}), hpz_plan(2, {"dp"})}) {
+    for (const ShardingPlan& plan : {zero_plan(0, {"dp"}), zero_plan(2, {"dp"}), zero_plan(3, {"dp"}),
+                                     hsdp_plan(2, {"dp"}), hpz_plan(2, {"dp"})}) {
       plans.push_back(plan);
       plans.back().gradient_degree = gradient_degree;
       plans.back().name += "-g" + std::to_string(gradient_degree);
@@ -195,10 +203,9 @@ TEST(EngineFaults, OverTwoLevelsEveryRankEndsInTimeAndNothingIsLeft) {
           return std::make_unique<TripBackend>(std::move(inner), fault, at);
         };
         test::ProcessSeats seats("shm+sockets", training.world, options_of(training));
-        const test::ForkReport report = test::fork_ranks(
-            training.world,
-            [&](int rank) { (void)train_toy_rank(training, seats.seat(rank)); },
-            {.deadline = kHangs, .meanwhile = seats.parted({})});
+        const test::ForkReport report =
+            test::fork_ranks(training.world, [&](int rank) { (void)train_toy_rank(training, seats.seat(rank)); },
+                             {.deadline = kHangs, .meanwhile = seats.parted({})});
         for (const test::ProcessEnd& end : report.ends) {
           EXPECT_FALSE(end.killed_at_deadline) << report.text();
           if (end.rank == kVictim) continue;
@@ -218,12 +225,12 @@ TEST(EngineProcesses, AreResidentWithinTwoPagesOfThePlan) {
     const std::string job = test::unique_job();
     const test::ForkReport report = test::fork_ranks(training.world, [&](int rank) {
       const ToyOutcome own = train_toy_rank(
-          training, make_backend("shm", {.rank = rank, .size = training.world, .job = job, .options = process_options()}));
+          training,
+          make_backend("shm", {.rank = rank, .size = training.world, .job = job, .options = process_options()}));
       const MemoryReport& memory = own.memory.front();
       // Both mappings end within a page, and all of it is used: what is not resident was planned in vain.
       if (memory.resident > memory.planned.total() + 2 * kPageBytes ||
-          memory.resident + 2 * kPageBytes < memory.planned.total() ||
-          memory.measured_peak != memory.planned) {
+          memory.resident + 2 * kPageBytes < memory.planned.total() || memory.measured_peak != memory.planned) {
         throw std::runtime_error(to_text(memory));
       }
     });
@@ -242,7 +249,8 @@ std::uint64_t resident_bytes_of_process() {
 
 TEST(EngineProcesses, ResidentMemoryDoesNotGrowOverTwoHundredSteps) {
   if (kAddressSanitizer || kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: they keep what was freed";
-  // Also what no ledger counts. A page a step would be 0.8 MiB; what is lost less often than that stays below the limit.
+  // Also what no ledger counts. A page a step would be 0.8 MiB; what is lost less often than that stays below the
+  // limit.
   constexpr std::uint64_t kLimitBytes = std::uint64_t{1} << 20U;
   constexpr int kWarmSteps = 20;
   for (const int stage : {0, 3}) {
@@ -253,9 +261,9 @@ TEST(EngineProcesses, ResidentMemoryDoesNotGrowOverTwoHundredSteps) {
       if (result.step == kWarmSteps) warm_bytes = resident_bytes_of_process();
       if (result.step != training.steps) return;
       const std::uint64_t bytes = resident_bytes_of_process();
-      test::require(bytes < warm_bytes + kLimitBytes,
-                    "resident after " + std::to_string(kWarmSteps) + " steps " + std::to_string(warm_bytes) + " bytes, after 200 more " +
-                        std::to_string(bytes));
+      test::require(bytes < warm_bytes + kLimitBytes, "resident after " + std::to_string(kWarmSteps) + " steps " +
+                                                          std::to_string(warm_bytes) + " bytes, after 200 more " +
+                                                          std::to_string(bytes));
     };
     const std::string job = test::unique_job();
     const test::ForkReport report = test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); });

@@ -1,5 +1,9 @@
-// A rank is killed, frozen or interrupted in every phase of a step and at random moments, at every stage: the others end in time
-// with an error that names it, and nothing is left.
+// A rank is killed, frozen or interrupted in every phase of a step and at random moments, at every stage: the others
+// end in time with an error that names it, and nothing is left.
+#include "process/engine_ranks.h"
+
+#include <zeroth/comm/decorators.h>
+
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/time.h>
@@ -13,10 +17,6 @@
 #include <new>
 #include <random>
 
-#include <zeroth/comm/decorators.h>
-
-#include "process/engine_ranks.h"
-
 namespace zeroth::testing {
 namespace {
 
@@ -25,19 +25,21 @@ enum class Phase {
   kOutside,       // before the first
   kConstruction,  // the engine is about to be built
   kForward,
-  kBackward,      // in the middle of it, before a gradient is handed over
-  kReduction,     // waits until all gradients of the step are summed
-  kJudge,         // about to tell the others what it saw
-  kVerdict,       // has the verdict of all, has not begun the update
-  kUpdate,        // some microseconds later
-  kPublish,       // about to wake the others for the new parameters
-  kBetween,       // after a step
+  kBackward,   // in the middle of it, before a gradient is handed over
+  kReduction,  // waits until all gradients of the step are summed
+  kJudge,      // about to tell the others what it saw
+  kVerdict,    // has the verdict of all, has not begun the update
+  kUpdate,     // some microseconds later
+  kPublish,    // about to wake the others for the new parameters
+  kBetween,    // after a step
 };
 
-constexpr std::array kPhaseNames{
-    "Outside", "Construction", "Forward", "Backward", "Reduction", "Judge", "Verdict", "Update", "Publish", "Between"};
+constexpr std::array kPhaseNames{"Outside", "Construction", "Forward", "Backward", "Reduction",
+                                 "Judge",   "Verdict",      "Update",  "Publish",  "Between"};
 
-constexpr const char* name_of(Phase phase) { return kPhaseNames[static_cast<std::size_t>(phase)]; }
+constexpr const char* name_of(Phase phase) {
+  return kPhaseNames[static_cast<std::size_t>(phase)];
+}
 
 /// Where each rank is, in memory that parent and ranks share.
 class Places {
@@ -79,7 +81,8 @@ using Enter = std::function<void(int rank, Phase phase)>;
 /// Knows the phases inside Engine::step() by the calls that it makes to its transport.
 class PhaseBackend final : public ForwardingBackend {
  public:
-  PhaseBackend(std::unique_ptr<CommBackend> inner, Enter enter) : ForwardingBackend(std::move(inner)), enter_(std::move(enter)) {}
+  PhaseBackend(std::unique_ptr<CommBackend> inner, Enter enter)
+      : ForwardingBackend(std::move(inner)), enter_(std::move(enter)) {}
 
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
     if (context.what == "the gradients of this step") {
@@ -112,7 +115,8 @@ class PhaseBackend final : public ForwardingBackend {
 /// The training of one rank, with a call of `enter` at the beginning of each phase.
 ToyTraining with_phases(int stage, const Enter& enter) {
   ToyTraining training = process_training(stage);
-  training.model = {.width = 200, .blocks = 4};  // an update of a hundred microseconds and more, a step of some milliseconds
+  training.model = {.width = 200,
+                    .blocks = 4};  // an update of a hundred microseconds and more, a step of some milliseconds
   training.steps = 1'000'000;
   training.tamper = [enter](int rank, ToyStructure&, EngineSettings&) { enter(rank, Phase::kConstruction); };
   training.skip = [enter](int rank, std::int64_t, int block) {
@@ -127,22 +131,26 @@ ToyTraining with_phases(int stage, const Enter& enter) {
   training.decorate = [enter](std::unique_ptr<CommBackend> inner, int) -> std::unique_ptr<CommBackend> {
     return std::make_unique<PhaseBackend>(std::move(inner), enter);
   };
-  training.after_step = [enter](Engine& engine, ToyModel&, const StepResult&) { enter(engine.rank(), Phase::kBetween); };
+  training.after_step = [enter](Engine& engine, ToyModel&, const StepResult&) {
+    enter(engine.rank(), Phase::kBetween);
+  };
   return training;
 }
 
 /// The alarm clock of a victim strikes in the middle of whatever it is doing.
 void strike_at_alarm(Fault fault, int microseconds) {
-  ::signal(SIGALRM, fault == Fault::kFreeze      ? [](int) { ::raise(SIGSTOP); }
-                    : fault == Fault::kInterrupt ? [](int) { ::raise(SIGINT); }
-                                                 : [](int) { ::raise(SIGKILL); });
+  ::signal(
+      SIGALRM, fault == Fault::kFreeze      ? [](int) { ::raise(SIGSTOP); }
+               : fault == Fault::kInterrupt ? [](int) { ::raise(SIGINT); }
+                                            : [](int) { ::raise(SIGKILL); });
   const itimerval once{.it_interval = {}, .it_value = {.tv_sec = 0, .tv_usec = microseconds}};
   ::setitimer(ITIMER_REAL, &once, nullptr);
 }
 
 class EnginePhases : public ::testing::TestWithParam<std::tuple<Fault, int>> {
  protected:
-  /// One job whose rank 1 is struck in a phase of its third step (or when it is built); returns where it was when it ended or froze.
+  /// One job whose rank 1 is struck in a phase of its third step (or when it is built); returns where it was when it
+  /// ended or froze.
   static Phase strike_in(Phase wanted, Fault fault, int stage) {
     constexpr int kVictim = 1;
     Places places;
@@ -166,7 +174,8 @@ class EnginePhases : public ::testing::TestWithParam<std::tuple<Fault, int>> {
       };
     }
     const std::string job = test::unique_job();
-    const test::ForkReport report = test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
+    const test::ForkReport report =
+        test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
     expect_victim_is_named(report, fault, kVictim);
     return fault == Fault::kFreeze ? place : places.phase(kVictim);
   }
@@ -174,15 +183,8 @@ class EnginePhases : public ::testing::TestWithParam<std::tuple<Fault, int>> {
 
 TEST_P(EnginePhases, AFaultInAnyPhaseEndsEveryRankInTime) {
   const auto [fault, stage] = GetParam();
-  for (const Phase phase : {Phase::kConstruction,
-                            Phase::kForward,
-                            Phase::kBackward,
-                            Phase::kReduction,
-                            Phase::kJudge,
-                            Phase::kVerdict,
-                            Phase::kUpdate,
-                            Phase::kPublish,
-                            Phase::kBetween}) {
+  for (const Phase phase : {Phase::kConstruction, Phase::kForward, Phase::kBackward, Phase::kReduction, Phase::kJudge,
+                            Phase::kVerdict, Phase::kUpdate, Phase::kPublish, Phase::kBetween}) {
     SCOPED_TRACE(name_of(phase));
     Phase struck = Phase::kOutside;
     // An alarm may be late on a busy machine, and then strike after the update: again.
@@ -193,8 +195,7 @@ TEST_P(EnginePhases, AFaultInAnyPhaseEndsEveryRankInTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllStages,
-                         EnginePhases,
+INSTANTIATE_TEST_SUITE_P(AllStages, EnginePhases,
                          ::testing::Combine(::testing::Values(Fault::kKill, Fault::kFreeze, Fault::kInterrupt),
                                             ::testing::Values(0, 1, 2, 3)),
                          [](const auto& param_info) {
@@ -213,7 +214,8 @@ struct Blow {
 class EngineMoments : public ::testing::TestWithParam<int> {
  protected:
   void strike_from_outside(const Blow& blow) {
-    SCOPED_TRACE(std::string(name_of(blow.fault)) + (blow.everybody ? " of all ranks" : "") + ", seed " + std::to_string(blow.seed));
+    SCOPED_TRACE(std::string(name_of(blow.fault)) + (blow.everybody ? " of all ranks" : "") + ", seed " +
+                 std::to_string(blow.seed));
     std::mt19937_64 random(blow.seed);
     const int victim = static_cast<int>(random() % kWorld);
     const auto delay = static_cast<useconds_t>(random() % 12'000);
@@ -233,7 +235,8 @@ class EngineMoments : public ::testing::TestWithParam<int> {
       return blow.fault == Fault::kFreeze;
     };
     const std::string job = test::unique_job();
-    const test::ForkReport report = test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
+    const test::ForkReport report =
+        test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
     EXPECT_TRUE(struck) << report.text();
     if (blow.everybody) {
       expect_nobody_hung(report);

@@ -1,6 +1,13 @@
 // Ranks of the toy engine that are processes: how they live, and what is expected of them when one of them fails.
 #pragma once
 
+#include "support/fork_ranks.h"
+#include "support/left_behind.h"
+#include "support/toy_training.h"
+
+#include <zeroth/comm/factory.h>
+#include <zeroth/device/device.h>
+
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -13,13 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include <zeroth/comm/factory.h>
-#include <zeroth/device/device.h>
-
-#include "support/fork_ranks.h"
-#include "support/left_behind.h"
-#include "support/toy_training.h"
-
 namespace zeroth::testing {
 
 inline constexpr int kWorld = 3;
@@ -28,20 +28,28 @@ enum class Fault { kKill, kFreeze, kExit, kThrow, kInterrupt };
 
 constexpr const char* name_of(Fault fault) {
   switch (fault) {
-    case Fault::kKill: return "Kill";
-    case Fault::kFreeze: return "Freeze";
-    case Fault::kExit: return "Exit";
-    case Fault::kThrow: return "Throw";
-    case Fault::kInterrupt: return "Interrupt";
+    case Fault::kKill:
+      return "Kill";
+    case Fault::kFreeze:
+      return "Freeze";
+    case Fault::kExit:
+      return "Exit";
+    case Fault::kThrow:
+      return "Throw";
+    case Fault::kInterrupt:
+      return "Interrupt";
   }
   return "";
 }
 
 constexpr int signal_of(Fault fault) {
   switch (fault) {
-    case Fault::kFreeze: return SIGSTOP;
-    case Fault::kInterrupt: return SIGINT;
-    default: return SIGKILL;
+    case Fault::kFreeze:
+      return SIGSTOP;
+    case Fault::kInterrupt:
+      return SIGINT;
+    default:
+      return SIGKILL;
   }
 }
 
@@ -67,7 +75,8 @@ inline ToyTraining process_training(int zero_stage) {
   return training;
 }
 
-/// Trains as one rank, in its process. However that ends, the rank gives back what it held: programs may catch the error and go on.
+/// Trains as one rank, in its process. However that ends, the rank gives back what it held: programs may catch the
+/// error and go on.
 inline void train_as_rank(const ToyTraining& training, int rank, const std::string& job) {
   std::signal(SIGINT, SIG_DFL);  // ignored in what a script starts in its background
   const std::set<std::string> before = test::holdings();
@@ -82,15 +91,16 @@ inline void train_as_rank(const ToyTraining& training, int rank, const std::stri
   } catch (...) {
     failure = std::current_exception();
   }
-  if (const std::string held = test::still_held(before); !held.empty()) throw std::runtime_error("rank still holds\n" + held);
+  if (const std::string held = test::still_held(before); !held.empty())
+    throw std::runtime_error("rank still holds\n" + held);
   if (failure) std::rethrow_exception(failure);
 }
 
 /// Waiting for anything longer than this means that a rank hangs: all other limits are above it.
 inline constexpr Milliseconds kHangs{15'000};
 
-/// For ForkRanksOptions::meanwhile: wakes a frozen rank when the others have given it up, so that it can find out and end as well.
-/// True while there is more to wait for.
+/// For ForkRanksOptions::meanwhile: wakes a frozen rank when the others have given it up, so that it can find out and
+/// end as well. True while there is more to wait for.
 [[nodiscard]] inline bool wait_to_wake(const std::vector<pid_t>& pids, int frozen) {
   for (std::size_t rank = 0; rank < pids.size(); ++rank) {
     if (static_cast<int>(rank) != frozen && ::kill(pids[rank], 0) == 0) return true;
@@ -105,7 +115,8 @@ inline void expect_nobody_hung(const test::ForkReport& report) {
   }
 }
 
-/// Every rank ended by itself; all but the victim with an error that names the victim, a frozen victim with an error too.
+/// Every rank ended by itself; all but the victim with an error that names the victim, a frozen victim with an error
+/// too.
 inline void expect_victim_is_named(const test::ForkReport& report, Fault fault, int victim) {
   expect_nobody_hung(report);
   for (const test::ProcessEnd& end : report.ends) {

@@ -1,6 +1,12 @@
 // Strikes at every failpoint there is, with every action that ends a rank's work, on every rank of a small life: the
 // others end in time with the right code, nothing is left behind, and no site is without a run that reaches it.
+#include "process/rank_life.h"
+#include "support/fork_ranks.h"
+#include "support/process_seats.h"
+#include "support/watched_job.h"
+
 #include <zeroth/base/failpoint.h>
+#include <zeroth/comm/factory.h>
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -17,13 +23,6 @@
 #include <thread>
 #include <utility>
 #include <vector>
-
-#include <zeroth/comm/factory.h>
-
-#include "process/rank_life.h"
-#include "support/fork_ranks.h"
-#include "support/process_seats.h"
-#include "support/watched_job.h"
 
 namespace zeroth::testing {
 namespace {
@@ -55,30 +54,36 @@ World world_of(std::string_view site) {
   return {.kind = "shm", .size = 3};
 }
 
-/// Who fails here is missed by nobody but the clock: others may not have met it; or they come when rank 0 has given the meeting up, and
-/// find nobody.
+/// Who fails here is missed by nobody but the clock: others may not have met it; or they come when rank 0 has given the
+/// meeting up, and find nobody.
 bool is_before_meeting(std::string_view site) {
   return site.starts_with("rendezvous.") || site.starts_with("system.") || site.starts_with("unix_socket.");
 }
 
 /// An exception there is not that of the rank: it ends a connection to a server, whose clients see that.
-bool is_swallowed(std::string_view site) { return site == "store.answer"; }
+bool is_swallowed(std::string_view site) {
+  return site == "store.answer";
+}
 
 /// Whether the rank comes by: rank 0 alone is the meeting point and serves the store, and the others come to it.
 bool comes_by(const std::string& site, int rank) {
-  static const std::set<std::string> of_rank_0{
-      "rendezvous.listen", "rendezvous.admit", "rendezvous.answer", "memory.collect", "memory.spread", "store.answer", "control.welcome", "control.verdict"};
-  static const std::set<std::string> of_others{
-      "rendezvous.connect", "rendezvous.hello", "rendezvous.welcome", "memory.offer", "unix_socket.connect", "store.ask", "control.connect", "control.hello"};
+  static const std::set<std::string> of_rank_0{"rendezvous.listen", "rendezvous.admit", "rendezvous.answer",
+                                               "memory.collect",    "memory.spread",    "store.answer",
+                                               "control.welcome",   "control.verdict"};
+  static const std::set<std::string> of_others{"rendezvous.connect", "rendezvous.hello",    "rendezvous.welcome",
+                                               "memory.offer",       "unix_socket.connect", "store.ask",
+                                               "control.connect",    "control.hello"};
   return rank == 0 ? !of_others.contains(site) : !of_rank_0.contains(site);
 }
 
 /// Another failure must come first, and where.
 std::string first_failure(std::string_view site, int victim, int size) {
   if (site == "control.verdict" && victim != 0) return "";
-  if (site == "abort.hear" || site == "control.verdict" || site == "control.judged") return "engine.judge@rank=" + std::to_string(victim == 0 ? size - 1 : 0) + ":throw;";
+  if (site == "abort.hear" || site == "control.verdict" || site == "control.judged")
+    return "engine.judge@rank=" + std::to_string(victim == 0 ? size - 1 : 0) + ":throw;";
   if (site == "shm.staged.round") return "system.process_vm_readv:errno=EPERM;";  // else data is read where it lies
-  if (site.starts_with("abort.") || site == "control.tell") return "engine.judge@rank=" + std::to_string(victim) + ":throw;";
+  if (site.starts_with("abort.") || site == "control.tell")
+    return "engine.judge@rank=" + std::to_string(victim) + ":throw;";
   return "";
 }
 
@@ -125,19 +130,22 @@ struct Outcome {
 test::ForkReport run_watched(const World& world, const std::string& spec, const CommOptions& options) {
   const std::string name = test::unique_job();
   const auto last_until_a_beat = [&](RankHere& here, Moment moment, int /*unit*/) {
-    if (spec.starts_with("control.beat") && moment == Moment::kBegin && here.step == 0) std::this_thread::sleep_for(Milliseconds{700});
+    if (spec.starts_with("control.beat") && moment == Moment::kBegin && here.step == 0)
+      std::this_thread::sleep_for(Milliseconds{700});
   };
-  return test::fork_ranks(
-      world.size,
-      [&](int rank) {
-        arm_failpoints(parse_failpoints(spec), rank);
-        run_watched_rank({.world = world.size, .steps = 2, .options = options, .happen = last_until_a_beat}, shared_memory_world(name, rank, world.size));
-      },
-      {.deadline = kHangs});
+  return test::fork_ranks(world.size,
+                          [&](int rank) {
+                            arm_failpoints(parse_failpoints(spec), rank);
+                            run_watched_rank(
+                                {.world = world.size, .steps = 2, .options = options, .happen = last_until_a_beat},
+                                shared_memory_world(name, rank, world.size));
+                          },
+                          {.deadline = kHangs});
 }
 
 /// Ranks live with `spec`; `exports`: where one of them writes a file, if it does.
-test::ForkReport run_lives(const World& world, const std::string& spec, Milliseconds timeout, const ExportFolder* exports, int exporter) {
+test::ForkReport run_lives(const World& world, const std::string& spec, Milliseconds timeout,
+                           const ExportFolder* exports, int exporter) {
   const bool breaks_store = spec.starts_with("store.");
   CommOptions options;
   options.timeout = timeout;
@@ -158,7 +166,9 @@ test::ForkReport run_lives(const World& world, const std::string& spec, Millisec
       {.deadline = kHangs, .meanwhile = seats.parted({})});
 }
 
-bool was_killed(const test::ProcessEnd& end) { return WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) == SIGKILL; }
+bool was_killed(const test::ProcessEnd& end) {
+  return WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) == SIGKILL;
+}
 
 /// Ranks live with `rule`; `victim` is the one that writes a file, if one does.
 Outcome strike(const std::string& rule, int victim, const ExportFolder* exports, bool ends) {
@@ -191,7 +201,8 @@ void expect_orderly(const Outcome& run, const std::string& site, const std::stri
     EXPECT_FALSE(end.killed_at_deadline) << report.text();
     EXPECT_LT(end.after, kBound) << report.text();
     const test::RankFailure* failure = report.of(end.rank);
-    const bool failed_first = (site == "abort.hear" || site == "control.verdict" || site == "control.judged") && failure != nullptr &&
+    const bool failed_first = (site == "abort.hear" || site == "control.verdict" || site == "control.judged") &&
+                              failure != nullptr &&
                               failure->text.find("planted failure at engine.judge") != std::string::npos &&
                               failure->code == ErrorCode::kInternal;
     if (failed_first || (end.rank == victim && !(action == "throw" && is_swallowed(site)))) continue;
@@ -229,15 +240,18 @@ class Failpoints : public ::testing::Test {
   }
 
   /// The file is the old one or the new one; what goes through an exception takes the temporary file along.
-  static void expect_whole_file(const ExportFolder& folder, const std::string& site, const std::string& action, int rank) {
+  static void expect_whole_file(const ExportFolder& folder, const std::string& site, const std::string& action,
+                                int rank) {
     EXPECT_EQ(folder.temporaries(), action == "kill" && site != "export.open" && site != "export.folder" ? 1 : 0);
     EXPECT_TRUE(site == "export.folder" ? folder.is_new(rank) : folder.is_old(rank));
   }
 };
 
-/// Other tests strike at these: mpi_failpoints_test.cpp under mpirun, tests/python/c10d_test.py over groups of torch, launcher/nodes_test.py and doctor_test.py.
+/// Other tests strike at these: mpi_failpoints_test.cpp under mpirun, tests/python/c10d_test.py over groups of torch,
+/// launcher/nodes_test.py and doctor_test.py.
 bool is_elsewhere(std::string_view site) {
-  return site.starts_with("mpi.") || site == "abort.mpi" || site.starts_with("nccl.") || site == "abort.nccl" || site.starts_with("c10d.") || site.starts_with("launcher.") || site.starts_with("doctor.");
+  return site.starts_with("mpi.") || site == "abort.mpi" || site.starts_with("nccl.") || site == "abort.nccl" ||
+         site.starts_with("c10d.") || site.starts_with("launcher.") || site.starts_with("doctor.");
 }
 
 TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {
@@ -256,7 +270,9 @@ TEST_F(Failpoints, WhoDiesBeforeItCanSayItsRankIsMentioned) {
   ASSERT_TRUE(run.struck);
   ASSERT_NE(run.report.of(0), nullptr);
   const std::string text = run.report.of(0)->text;
-  EXPECT_NE(text.find("missing rank 2; pid " + std::to_string(run.report.ends[2].pid) + " connected and left"), std::string::npos) << text;
+  EXPECT_NE(text.find("missing rank 2; pid " + std::to_string(run.report.ends[2].pid) + " connected and left"),
+            std::string::npos)
+      << text;
 }
 
 struct BrokenCall {
@@ -295,7 +311,8 @@ TEST_F(Failpoints, AFailedSystemCallIsMadeAgainOrNamed) {
     const bool exports = site.starts_with("export.");
     const ExportFolder folder;
     if (exports) folder.fill(kVictim);
-    const Outcome run = strike(site + "@hit=1,rank=2:errno=" + broken.error, kVictim, exports ? &folder : nullptr, broken.code.has_value());
+    const Outcome run = strike(site + "@hit=1,rank=2:errno=" + broken.error, kVictim, exports ? &folder : nullptr,
+                               broken.code.has_value());
     if (!broken.code) {
       EXPECT_TRUE(run.report.ok()) << run.report.text();
       continue;
@@ -332,7 +349,9 @@ TEST_F(Failpoints, ASleepOfARankIsNoFailure) {
 /// One case a group of sites, so that each stays short.
 class Sweep : public Failpoints, public ::testing::WithParamInterface<const char*> {};
 
-std::string group_of(std::string_view site) { return std::string(site.substr(0, site.find('.'))); }
+std::string group_of(std::string_view site) {
+  return std::string(site.substr(0, site.find('.')));
+}
 
 TEST_P(Sweep, EverySiteIsReachedAndEveryRankEnds) {
   int sites = 0;
@@ -344,13 +363,16 @@ TEST_P(Sweep, EverySiteIsReachedAndEveryRankEnds) {
   EXPECT_GT(sites, 0);
 }
 
-constexpr const char* kGroups[] = {
-    "rendezvous", "memory", "system", "unix_socket", "shm", "messages", "levels", "mixed", "control", "store", "abort", "one_sided", "matched", "engine", "export"};
-INSTANTIATE_TEST_SUITE_P(Groups, Sweep, ::testing::ValuesIn(kGroups), [](const auto& of) { return std::string(of.param); });
+constexpr const char* kGroups[] = {"rendezvous", "memory",    "system",  "unix_socket", "shm",
+                                   "messages",   "levels",    "mixed",   "control",     "store",
+                                   "abort",      "one_sided", "matched", "engine",      "export"};
+INSTANTIATE_TEST_SUITE_P(Groups, Sweep, ::testing::ValuesIn(kGroups),
+                         [](const auto& of) { return std::string(of.param); });
 
 TEST_F(Failpoints, TheGroupsAreAllThereAre) {
   const std::set<std::string> groups(std::begin(kGroups), std::end(kGroups));
-  for (const Failpoint& site : failpoints()) EXPECT_TRUE(is_elsewhere(site.name) || groups.contains(group_of(site.name))) << site.name;
+  for (const Failpoint& site : failpoints())
+    EXPECT_TRUE(is_elsewhere(site.name) || groups.contains(group_of(site.name))) << site.name;
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "process/fault_cases.h"
 
+#include <zeroth/zero/gradient_store.h>
+
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -9,8 +11,6 @@
 #include <new>
 #include <thread>
 #include <utility>
-
-#include <zeroth/zero/gradient_store.h>
 
 namespace zeroth::testing {
 namespace {
@@ -54,13 +54,24 @@ void cut(int domain) {
   }
 }
 
-Told lost(std::vector<std::string> words) { return {ErrorCode::kPeerLost, std::move(words)}; }
-Told differ(std::vector<std::string> words) { return {ErrorCode::kMismatch, std::move(words)}; }
-Told late(std::vector<std::string> words) { return {ErrorCode::kTimeout, std::move(words)}; }
-Told stopped(std::vector<std::string> words) { return {ErrorCode::kAborted, std::move(words)}; }
-Told alike(ErrorCode code, std::vector<std::string> words) { return {code, std::move(words), true}; }
+Told lost(std::vector<std::string> words) {
+  return {ErrorCode::kPeerLost, std::move(words)};
+}
+Told differ(std::vector<std::string> words) {
+  return {ErrorCode::kMismatch, std::move(words)};
+}
+Told late(std::vector<std::string> words) {
+  return {ErrorCode::kTimeout, std::move(words)};
+}
+Told stopped(std::vector<std::string> words) {
+  return {ErrorCode::kAborted, std::move(words)};
+}
+Told alike(ErrorCode code, std::vector<std::string> words) {
+  return {code, std::move(words), true};
+}
 
-/// Where the others are over shared memory when a rank goes in the forward or in the backward: they need nobody before these.
+/// Where the others are over shared memory when a rank goes in the forward or in the backward: they need nobody before
+/// these.
 const std::string kNextOverMemory = R"((a bucket slot held by unit blocks\.2|step\(\) of all ranks))";
 
 class Cases {
@@ -91,7 +102,9 @@ class Cases {
 void add_ends(Cases& cases) {
   const std::string killed = R"(rank 2 \(pid \d+\) was killed by SIGKILL \(signal 9\))";
   /// Over messages the control plane says it, with the host.
-  const auto ended = [](int rank, const std::string& how) { return "rank " + std::to_string(rank) + R"( \(pid \d+ on [^)]+\) )" + how; };
+  const auto ended = [](int rank, const std::string& how) {
+    return "rank " + std::to_string(rank) + R"( \(pid \d+ on [^)]+\) )" + how;
+  };
   const std::string killed_far = ended(2, R"(was killed by SIGKILL \(signal 9\))");
   cases.add("KilledInForward", "is killed in the forward of blocks.1", Moment::kForward, raises(SIGKILL), kUnit)
       .says(lost({killed, kNextOverMemory}), lost({killed_far, R"(the parameters of unit blocks\.2)"}));
@@ -113,13 +126,17 @@ void add_ends(Cases& cases) {
             lost({ended(2, "exited with code 3"), "the parameters of unit root"}));
   const auto leaves = [](RankHere& here) { here.turn.leaves = true; };
   const auto left_after = [](int rank, const std::string& end, const std::string& meanwhile) {
-    return R"(rank )" + std::to_string(rank) + R"( \(pid \d+ on [^)]+\) left early: it ended )" + end + R"(, while rank \d is in )" + meanwhile;
+    return R"(rank )" + std::to_string(rank) + R"( \(pid \d+ on [^)]+\) left early: it ended )" + end +
+           R"(, while rank \d is in )" + meanwhile;
   };
-  const std::string fewer = R"(the (forward|backward) of unit \S+ of step 4: unequal batch counts\?.*engine\.batches\(loader\).*zeroth\.uneven = "join")";
+  const std::string fewer =
+      R"(the (forward|backward) of unit \S+ of step 4: unequal batch counts\?.*engine\.batches\(loader\).*zeroth\.uneven = "join")";
   cases.add("LeavesEarly", "has fewer batches: its loop ends, exit code 0", Moment::kBegin, leaves)
-      .says(lost({left_after(2, "after 3 steps", fewer), kNextOverMemory}), lost({left_after(2, "after 3 steps", fewer), "the parameters of unit root"}));
+      .says(lost({left_after(2, "after 3 steps", fewer), kNextOverMemory}),
+            lost({left_after(2, "after 3 steps", fewer), "the parameters of unit root"}));
   cases.add("HubLeavesEarly", "has fewer batches: its loop ends, exit code 0", Moment::kBegin, leaves, -1, 0)
-      .says(lost({left_after(0, "after 3 steps", fewer), kNextOverMemory}), lost({left_after(0, "after 3 steps", fewer), "the parameters of unit root"}));
+      .says(lost({left_after(0, "after 3 steps", fewer), kNextOverMemory}),
+            lost({left_after(0, "after 3 steps", fewer), "the parameters of unit root"}));
   /// `action` on the others in place of step kStep, when the guilty rank leaves.
   const auto left_alone = [&](std::string name, std::string what, int step, Action action) -> FaultCase& {
     FaultCase& fault = cases.add(std::move(name), std::move(what));
@@ -134,26 +151,37 @@ void add_ends(Cases& cases) {
     return fault;
   };
   const std::string some = R"(: a call that only some ranks make\?.*`if rank == 0`)";
-  left_alone("LeavesBeforeAnAverage", "ends after its loop, where the others call average()", kStep, [](RankHere& here) { (void)here.engine.average(1.0); })
+  left_alone("LeavesBeforeAnAverage", "ends after its loop, where the others call average()", kStep,
+             [](RankHere& here) { (void)here.engine.average(1.0); })
       .says(lost({left_after(2, "after 3 steps", "a call of all ranks, after step 3" + some), R"(average\(\))"}));
   left_alone("LeavesBeforeAnEvaluation", "ends after its loop, where the others evaluate", kStep,
              [](RankHere& here) {
                (void)here.model.evaluate(7, 0);
                here.turn.leaves = true;
              })
-      .says(std::nullopt, lost({left_after(2, "after 3 steps", "a forward without gradients of unit root, after step 3" + some), "the parameters of unit root"}));
+      .says(std::nullopt,
+            lost({left_after(2, "after 3 steps", "a forward without gradients of unit root, after step 3" + some),
+                  "the parameters of unit root"}));
   left_alone("LeavesBeforeItsFirstStep", "ends before its first step, exit code 0", 0, [](RankHere&) {})
-      .says(lost({left_after(2, "before its first step", R"(the (forward|backward) of unit \S+ of step 1; )"), "see where that rank returned or threw"}));
-  cases.add("Throws", "throws an exception in the forward of blocks.1", Moment::kForward,
-            [](RankHere&) { throw std::runtime_error("no such token: 50257"); }, kUnit)
+      .says(lost({left_after(2, "before its first step", R"(the (forward|backward) of unit \S+ of step 1; )"),
+                  "see where that rank returned or threw"}));
+  cases
+      .add(
+          "Throws", "throws an exception in the forward of blocks.1", Moment::kForward,
+          [](RankHere&) { throw std::runtime_error("no such token: 50257"); }, kUnit)
       .says(stopped({R"(rank 2 stopped the job: \[USER\] no such token: 50257)"}));
-  cases.add("OutOfMemory", "has no memory left in the backward of blocks.1", Moment::kBackward, [](RankHere&) { throw std::bad_alloc(); }, kUnit)
+  cases
+      .add(
+          "OutOfMemory", "has no memory left in the backward of blocks.1", Moment::kBackward,
+          [](RankHere&) { throw std::bad_alloc(); }, kUnit)
       .says(stopped({R"(rank 2 stopped the job: \[OUT_OF_MEMORY\] an allocation failed; got: std::bad_alloc)"}));
-  cases.add("Aborts", "stops the job with an error of its own", Moment::kTrained,
-            [](RankHere&) { throw Error(ErrorCode::kUsage, "the validation set is empty", {.where = "evaluate"}); })
+  cases
+      .add("Aborts", "stops the job with an error of its own", Moment::kTrained,
+           [](RankHere&) { throw Error(ErrorCode::kUsage, "the validation set is empty", {.where = "evaluate"}); })
       .says(stopped({R"(rank 2 stopped the job: \[USAGE\] the validation set is empty)"}));
   FaultCase& transport = cases.add("TransportFails", "fails inside its transport, in a sum");
-  transport.says(stopped({R"(rank 2 stopped the job: \[INTERNAL\] planted failure at (shm|messages)\.all_reduce\.mid)"}));
+  transport.says(
+      stopped({R"(rank 2 stopped the job: \[INTERNAL\] planted failure at (shm|messages)\.all_reduce\.mid)"}));
   transport.failpoints = "shm.all_reduce.mid@hit=12:throw;messages.all_reduce.mid@hit=12:throw";
 }
 
@@ -174,117 +202,156 @@ void add_hangs(Cases& cases) {
   const std::string frozen = R"(rank 2 \(pid [^)]*\) (is frozen: no heartbeat for|has given no sign of life for))";
   still(cases.add("Stopped", "is stopped between steps (SIGSTOP)", Moment::kBegin, raises(SIGSTOP)))
       .says(lost({frozen, kNextOverMemory}), lost({frozen, "the parameters of unit root"}));
-  still(cases.add("StoppedInBackward", "is stopped in the backward of blocks.1 (SIGSTOP)", Moment::kBackward, raises(SIGSTOP), kUnit))
+  still(cases.add("StoppedInBackward", "is stopped in the backward of blocks.1 (SIGSTOP)", Moment::kBackward,
+                  raises(SIGSTOP), kUnit))
       .says(lost({frozen, kNextOverMemory}), lost({frozen, R"(the gradients of unit blocks\.1)"}));
-  const std::string hub_frozen = R"(rank 0 (\(pid [^)]*\) )?(is frozen: no heartbeat for|has given no sign of life for))";
-  still(cases.add("HubStopped", "is stopped in the forward of blocks.1 (SIGSTOP)", Moment::kForward, raises(SIGSTOP), kUnit, 0))
+  const std::string hub_frozen =
+      R"(rank 0 (\(pid [^)]*\) )?(is frozen: no heartbeat for|has given no sign of life for))";
+  still(cases.add("HubStopped", "is stopped in the forward of blocks.1 (SIGSTOP)", Moment::kForward, raises(SIGSTOP),
+                  kUnit, 0))
       .says(lost({hub_frozen, kNextOverMemory}), lost({hub_frozen, R"(the parameters of unit blocks\.2)"}));
   const auto is = [](int rank, const std::string& doing) {
     return R"(no answer within 3\.0 s: rank )" + std::to_string(rank) + R"( \(pid \d+ on [^)]+\) is )" + doing;
   };
   patient(cases.add("Sleeps", "sleeps between steps, longer than the timeout", Moment::kBegin, hang))
-      .says(late({is(2, R"(between steps, after step 3, at fault_cases\.cpp:?\d* in hang,)"), "wait for " + kNextOverMemory}),
+      .says(late({is(2, R"(between steps, after step 3, at fault_cases\.cpp:?\d* in hang,)"),
+                  "wait for " + kNextOverMemory}),
             late({is(2, "between steps, after step 3"), "wait for .*the parameters of unit root"}));
   patient(cases.add("HubSleeps", "sleeps between steps, longer than the timeout", Moment::kBegin, hang, -1, 0))
       .says(late({is(0, "between steps, after step 3"), "wait for " + kNextOverMemory}),
             late({is(0, "between steps, after step 3"), "wait for .*the parameters of unit root"}));
   patient(cases.add("SpinsInForward", "spins in the forward of blocks.1", Moment::kForward, spin, kUnit))
       .says(late({is(2, R"(in the forward of unit blocks\.1 of step 4)"), "wait for " + kNextOverMemory}),
-            late({is(2, R"(in the forward of unit blocks\.1 of step 4)"), R"(wait for .*the parameters of unit blocks\.2)"}));
+            late({is(2, R"(in the forward of unit blocks\.1 of step 4)"),
+                  R"(wait for .*the parameters of unit blocks\.2)"}));
   patient(cases.add("SpinsInBackward", "spins in the backward of blocks.1", Moment::kBackward, spin, kUnit))
       .says(late({is(2, R"(in the backward of unit blocks\.1 of step 4)"), "wait for " + kNextOverMemory}),
-            late({is(2, R"(in the backward of unit blocks\.1 of step 4)"), R"(wait for .*the gradients of unit blocks\.1)"}));
+            late({is(2, R"(in the backward of unit blocks\.1 of step 4)"),
+                  R"(wait for .*the gradients of unit blocks\.1)"}));
   FaultCase& absent = patient(cases.add("NeverComes", "never comes to the rendezvous"));
-  absent.says(late({"not all ranks came: missing rank 2"}), late({R"(no answer within 3\.0 s)", "all_gather#0 .* from rank 2"}));
+  absent.says(late({"not all ranks came: missing rank 2"}),
+              late({R"(no answer within 3\.0 s)", "all_gather#0 .* from rank 2"}));
   absent.absent = absent.hangs = true;
   absent.deaf = false;
 }
 
 void add_calls(Cases& cases) {
   const std::string loss = "the loss metrics on rank [013]";
-  cases.add("SkipsSmallSum", "skips a small all_reduce of its own", Moment::kBegin, [](RankHere& here) { here.turn.loss = false; })
+  cases
+      .add("SkipsSmallSum", "skips a small all_reduce of its own", Moment::kBegin,
+           [](RankHere& here) { here.turn.loss = false; })
       .says(differ({loss, "the token counts on rank 2"}));
   const std::string counts = "ranks 0, 1, 3 wait for all_reduce#7 .*the token counts";
-  cases.add("SkipsLargeSum", "skips a large all_reduce of its own", Moment::kBegin, [](RankHere& here) { here.turn.counts = false; })
-      .says(differ({counts, "rank 2 waits for " + kNextOverMemory}), differ({counts, "rank 2 waits for .*the parameters of unit root"}));
-  cases.add("SwapsSums", "makes two all_reduces of equal shape in swapped order", Moment::kStepped,
-            [](RankHere& here) {
-              here.turn.loss = here.turn.counts = false;
-              sum_counts(here.own, 4);
-              sum_loss(here.own, 4);
-            })
+  cases
+      .add("SkipsLargeSum", "skips a large all_reduce of its own", Moment::kBegin,
+           [](RankHere& here) { here.turn.counts = false; })
+      .says(differ({counts, "rank 2 waits for " + kNextOverMemory}),
+            differ({counts, "rank 2 waits for .*the parameters of unit root"}));
+  cases
+      .add("SwapsSums", "makes two all_reduces of equal shape in swapped order", Moment::kStepped,
+           [](RankHere& here) {
+             here.turn.loss = here.turn.counts = false;
+             sum_counts(here.own, 4);
+             sum_loss(here.own, 4);
+           })
       .says(differ({loss, "the token counts on rank 2", R"(4 elements \(16 B\).* \(rank 2\))"}));
-  cases.add("OtherSize", "sums 3 floats where the others sum 4", Moment::kStepped,
-            [](RankHere& here) {
-              here.turn.loss = false;
-              sum_loss(here.own, 3);
-            })
+  cases
+      .add("OtherSize", "sums 3 floats where the others sum 4", Moment::kStepped,
+           [](RankHere& here) {
+             here.turn.loss = false;
+             sum_loss(here.own, 3);
+           })
       .says(differ({loss, "4 elements", R"(3 elements \(12 B\).* \(rank 2\))"}));
-  cases.add("OtherType", "sums doubles where the others sum floats", Moment::kStepped,
-            [](RankHere& here) {
-              here.turn.loss = false;
-              std::vector<double> values(4, 1.0);
-              here.own.all_reduce(std::span(values), MessageTag{.label = kLossTag});
-            })
+  cases
+      .add("OtherType", "sums doubles where the others sum floats", Moment::kStepped,
+           [](RankHere& here) {
+             here.turn.loss = false;
+             std::vector<double> values(4, 1.0);
+             here.own.all_reduce(std::span(values), MessageTag{.label = kLossTag});
+           })
       .says(differ({loss, "float32", R"(float64, 4 elements .* \(rank 2\))"}));
-  cases.add("OtherOp", "takes the maximum where the others sum", Moment::kStepped,
-            [](RankHere& here) {
-              here.turn.loss = false;
-              std::vector<float> values(4, 1.0F);
-              here.own.all_reduce(std::span(values), ReduceOp::kMax, MessageTag{.label = kLossTag});
-            })
+  cases
+      .add("OtherOp", "takes the maximum where the others sum", Moment::kStepped,
+           [](RankHere& here) {
+             here.turn.loss = false;
+             std::vector<float> values(4, 1.0F);
+             here.own.all_reduce(std::span(values), ReduceOp::kMax, MessageTag{.label = kLossTag});
+           })
       .says(differ({loss, R"(max float32, 4 elements .* \(rank 2\))"}));
-  cases.add("OtherCall", "gathers where the others sum", Moment::kStepped,
-            [](RankHere& here) {
-              here.turn.loss = false;
-              const std::vector<float> part(1, 1.0F);
-              std::vector<float> values(4, 1.0F);
-              here.own.all_gather(std::span(part), std::span(values), MessageTag{.label = kLossTag});
-            })
+  cases
+      .add("OtherCall", "gathers where the others sum", Moment::kStepped,
+           [](RankHere& here) {
+             here.turn.loss = false;
+             const std::vector<float> part(1, 1.0F);
+             std::vector<float> values(4, 1.0F);
+             here.own.all_gather(std::span(part), std::span(values), MessageTag{.label = kLossTag});
+           })
       .says(differ({loss, "all_reduce#6", R"(all_gather#6 .* \(rank 2\))"}));
-  cases.add("AverageOnOneRank", "calls average() under `if rank == 0`", Moment::kBegin, [](RankHere& here) { (void)here.engine.average(1.0); }, -1, 0)
+  cases
+      .add(
+          "AverageOnOneRank", "calls average() under `if rank == 0`", Moment::kBegin,
+          [](RankHere& here) { (void)here.engine.average(1.0); }, -1, 0)
       .says(differ({R"((average\(\) on rank 0|rank 0 waits for average\(\)))", R"(step\(\))"}),
             differ({R"(average\(\) on rank 0)", "the parameters of unit root on rank [123]"}));
-  cases.add("ExportOnOneRank", "exports the weights under `if rank == 0`", Moment::kBegin,
-            [](RankHere& here) {
-              here.engine.meet(Meeting::kExport);
-              (void)here.model.value(0);
-            },
-            -1, 0)
+  cases
+      .add(
+          "ExportOnOneRank", "exports the weights under `if rank == 0`", Moment::kBegin,
+          [](RankHere& here) {
+            here.engine.meet(Meeting::kExport);
+            (void)here.model.value(0);
+          },
+          -1, 0)
       .says(differ({"(an export on rank 0|rank 0 waits for an export)", R"(step\(\))"}),
             differ({"an export on rank 0", "the parameters of unit root on rank [123]"}));
-  cases.add("ReadsOnOneRank", "reads a parameter under `if rank == 0`", Moment::kBegin, [](RankHere& here) { (void)here.model.value(3); }, -1, 0)
-      .says(std::nullopt, differ({R"(the parameters of unit blocks\.0 on rank 0)", "the parameters of unit root on rank [123]"}));
-  cases.add("EvaluatesOnOneRank", "evaluates under `if rank == 0`", Moment::kBegin, [](RankHere& here) { (void)here.model.evaluate(7, 0); }, -1, 0)
-      .says(std::nullopt, differ({"the parameters of unit root on rank 0", R"(the gradients of unit blocks\.2 on rank [123])"}));
-  cases.add("StrayBarrier", "calls barrier() once more than the others", Moment::kTrained, [](RankHere& here) { here.engine.barrier(); })
-      .says(differ({R"((barrier\(\) on rank 2|rank 2 waits for barrier\(\)))", R"(step\(\))"}), differ({R"(barrier\(\) on rank 2)", R"(step\(\) on rank [013])"}));
+  cases
+      .add(
+          "ReadsOnOneRank", "reads a parameter under `if rank == 0`", Moment::kBegin,
+          [](RankHere& here) { (void)here.model.value(3); }, -1, 0)
+      .says(std::nullopt,
+            differ({R"(the parameters of unit blocks\.0 on rank 0)", "the parameters of unit root on rank [123]"}));
+  cases
+      .add(
+          "EvaluatesOnOneRank", "evaluates under `if rank == 0`", Moment::kBegin,
+          [](RankHere& here) { (void)here.model.evaluate(7, 0); }, -1, 0)
+      .says(std::nullopt,
+            differ({"the parameters of unit root on rank 0", R"(the gradients of unit blocks\.2 on rank [123])"}));
+  cases
+      .add("StrayBarrier", "calls barrier() once more than the others", Moment::kTrained,
+           [](RankHere& here) { here.engine.barrier(); })
+      .says(differ({R"((barrier\(\) on rank 2|rank 2 waits for barrier\(\)))", R"(step\(\))"}),
+            differ({R"(barrier\(\) on rank 2)", R"(step\(\) on rank [013])"}));
 }
 
 void add_steps(Cases& cases) {
   cases.add("SkipsStep", "leaves a step() out", Moment::kBegin, [](RankHere& here) { here.turn.step = false; })
       .says(differ({R"(ranks 0, 1, 3 wait for .*step\(\))", "rank 2 waits for all_reduce#6 .*the loss metrics"}));
-  cases.add("SkipsBackward", "leaves forward and backward out", Moment::kBegin, [](RankHere& here) { here.turn.backward = false; })
+  cases
+      .add("SkipsBackward", "leaves forward and backward out", Moment::kBegin,
+           [](RankHere& here) { here.turn.backward = false; })
       .says(alike(ErrorCode::kUsage, {R"(step\(\) without a backward since the last step\(\))", "who: rank 2/4"}),
             differ({R"(step\(\) on rank 2)", "the parameters of unit root on rank [013]"}));
   cases.add("StepsTwice", "calls step() twice", Moment::kStepped, [](RankHere& here) { (void)here.engine.step(); })
       .says(differ({"ranks 0, 1, 3 wait for all_reduce#6 .*the loss metrics", R"(rank 2 waits for .*step\(\))"}));
-  cases.add("DiscardsGradients", "calls zero_grad() where the others step()", Moment::kTrained,
-            [](RankHere& here) {
-              here.turn.step = false;
-              here.engine.discard_gradients();
-            })
+  cases
+      .add("DiscardsGradients", "calls zero_grad() where the others step()", Moment::kTrained,
+           [](RankHere& here) {
+             here.turn.step = false;
+             here.engine.discard_gradients();
+           })
       .says(differ({"some ranks discard their gradients", R"(zero_grad\(\) on rank 2/4)"}));
-  cases.add("OtherRate", "sets another learning rate", Moment::kBegin,
-            [](RankHere& here) { here.engine.set_group(0, GroupHyper{.lr = 0.5, .weight_decay = 0.1}); })
+  cases
+      .add("OtherRate", "sets another learning rate", Moment::kBegin,
+           [](RankHere& here) { here.engine.set_group(0, GroupHyper{.lr = 0.5, .weight_decay = 0.1}); })
       .says(differ({"lr of parameter group 0", R"(0\.02 \(rank 0\))", R"(0\.5 \(rank 2\))"}));
-  cases.add("BackwardFails", "catches an exception of its backward and calls step()", Moment::kTrained,
-            [](RankHere& here) { here.engine.abandon(true); })
+  cases
+      .add("BackwardFails", "catches an exception of its backward and calls step()", Moment::kTrained,
+           [](RankHere& here) { here.engine.abandon(true); })
       .warning = "step skipped on all ranks: backward failed on rank 2";
 }
 
 void add_models(Cases& cases) {
-  const auto tampered = [&](std::string name, std::string what, std::function<void(ToyOptions&, EngineSettings&)> tamper) -> FaultCase& {
+  const auto tampered = [&](std::string name, std::string what,
+                            std::function<void(ToyOptions&, EngineSettings&)> tamper) -> FaultCase& {
     FaultCase& fault = cases.add(std::move(name), std::move(what));
     fault.arrange = [tamper = std::move(tamper)](WatchedJob& job, Times& times) {
       job.tamper = [&times, tamper](int rank, ToyOptions& model, EngineSettings& settings) {
@@ -295,24 +362,30 @@ void add_models(Cases& cases) {
     };
     return fault;
   };
-  tampered("OtherWidth", "builds a model of another width", [](ToyOptions& model, EngineSettings&) { model.width = 14; })
-      .says(differ({R"(parameter in\.weight float32 \[12, 5\] .*\(rank 0\))", R"(in\.weight float32 \[14, 5\] .*\(rank 2\))"}));
-  tampered("OtherDepth", "builds a model with one block more", [](ToyOptions& model, EngineSettings&) { model.blocks = 4; })
-      .says(differ({R"(nothing more \(rank 0\))", R"(parameter blocks\.3\.weight .*\(rank 2\))"}));
-  tampered("OtherFrozen", "freezes a weight that the others train", [](ToyOptions& model, EngineSettings&) { model.frozen_blocks = {1}; })
-      .says(differ({R"(blocks\.1\.weight .* trainable .*\(rank 0\))", R"(blocks\.1\.weight .* frozen .*\(rank 2\))"}));
-  tampered("OtherConfiguration", "has another configuration",
-           [](ToyOptions&, EngineSettings& settings) { settings.configuration = R"({"train_batch_size":16})"; })
-      .says(differ({"who: rank 2/4", "/train_batch_size: 12 here, 16 there"}));
-  tampered("OtherStage", "asks for ZeRO stage 2 where the others ask for 3",
-           [](ToyOptions&, EngineSettings& settings) { settings.plan = zero_plan(2, {"dp"}); })
-      .says(differ({R"(plan Flat Flat Flat .*\(rank 0\))", R"(plan Replicate Flat Flat .*\(rank 2\))"}));
-  tampered("NoRoom", "may take too little memory", [](ToyOptions&, EngineSettings& settings) { settings.memory_limit_bytes = 1'000; })
-      .says(alike(ErrorCode::kOutOfMemory, {"the plan does not fit the memory that is there", "who: rank 2/4", "at most 1000 B", "zero-3"}));
+  tampered("OtherWidth", "builds a model of another width",
+           [](ToyOptions& model, EngineSettings&) { model.width = 14; })
+      .says(differ(
+          {R"(parameter in\.weight float32 \[12, 5\] .*\(rank 0\))", R"(in\.weight float32 \[14, 5\] .*\(rank 2\))"}));
+  tampered("OtherDepth", "builds a model with one block more", [](ToyOptions& model, EngineSettings&) {
+    model.blocks = 4;
+  }).says(differ({R"(nothing more \(rank 0\))", R"(parameter blocks\.3\.weight .*\(rank 2\))"}));
+  tampered("OtherFrozen", "freezes a weight that the others train", [](ToyOptions& model, EngineSettings&) {
+    model.frozen_blocks = {1};
+  }).says(differ({R"(blocks\.1\.weight .* trainable .*\(rank 0\))", R"(blocks\.1\.weight .* frozen .*\(rank 2\))"}));
+  tampered("OtherConfiguration", "has another configuration", [](ToyOptions&, EngineSettings& settings) {
+    settings.configuration = R"({"train_batch_size":16})";
+  }).says(differ({"who: rank 2/4", "/train_batch_size: 12 here, 16 there"}));
+  tampered("OtherStage", "asks for ZeRO stage 2 where the others ask for 3", [](ToyOptions&, EngineSettings& settings) {
+    settings.plan = zero_plan(2, {"dp"});
+  }).says(differ({R"(plan Flat Flat Flat .*\(rank 0\))", R"(plan Replicate Flat Flat .*\(rank 2\))"}));
+  tampered("NoRoom", "may take too little memory",
+           [](ToyOptions&, EngineSettings& settings) { settings.memory_limit_bytes = 1'000; })
+      .says(alike(ErrorCode::kOutOfMemory,
+                  {"the plan does not fit the memory that is there", "who: rank 2/4", "at most 1000 B", "zero-3"}));
 
   const auto branch = [&](std::string name, int stage, bool is_alone) -> FaultCase& {
-    FaultCase& fault = cases.add(std::move(name),
-                                 std::string(is_alone ? "alone runs" : "leaves out") + " blocks.1 in step 4, ZeRO stage " + std::to_string(stage));
+    FaultCase& fault = cases.add(std::move(name), std::string(is_alone ? "alone runs" : "leaves out") +
+                                                      " blocks.1 in step 4, ZeRO stage " + std::to_string(stage));
     fault.arrange = [stage, is_alone](WatchedJob& job, Times& times) {
       job.zero_stage = stage;
       job.skip = [&times, is_alone](int rank, std::int64_t step, int block) {
@@ -323,17 +396,22 @@ void add_models(Cases& cases) {
     };
     return fault;
   };
-  const auto run_both = [](const std::string& units) { return "hint: ranks run different modules.*: run units " + units + " on every rank .*or train over shm"; };
-  const Told gradients = differ(
-      {R"(the gradients of unit blocks\.1 on rank [013])", R"(the gradients of unit blocks\.0 on rank 2)", run_both(R"(blocks\.0 and blocks\.1)")});
+  const auto run_both = [](const std::string& units) {
+    return "hint: ranks run different modules.*: run units " + units + " on every rank .*or train over shm";
+  };
+  const Told gradients =
+      differ({R"(the gradients of unit blocks\.1 on rank [013])", R"(the gradients of unit blocks\.0 on rank 2)",
+              run_both(R"(blocks\.0 and blocks\.1)")});
   branch("UnusedParameterStage0", 0, false).says(std::nullopt, gradients);
   branch("UnusedParameterStage2", 2, false).says(std::nullopt, gradients);
   branch("LeavesUnitOut", 3, false)
-      .says(std::nullopt, differ({R"(the parameters of unit blocks\.1 on rank [013])", R"(the parameters of unit blocks\.2 on rank 2)",
-                                    run_both(R"(blocks\.1 and blocks\.2)")}));
+      .says(std::nullopt,
+            differ({R"(the parameters of unit blocks\.1 on rank [013])",
+                    R"(the parameters of unit blocks\.2 on rank 2)", run_both(R"(blocks\.1 and blocks\.2)")}));
   branch("RunsUnitAlone", 3, true)
-      .says(std::nullopt, differ({R"(the parameters of unit blocks\.2 on rank [013])", R"(the parameters of unit blocks\.1 on rank 2)",
-                                    run_both(R"(blocks\.1 and blocks\.2)")}));
+      .says(std::nullopt,
+            differ({R"(the parameters of unit blocks\.2 on rank [013])",
+                    R"(the parameters of unit blocks\.1 on rank 2)", run_both(R"(blocks\.1 and blocks\.2)")}));
 
   const auto poisoned = [&](std::string name, std::string what, bool once) -> FaultCase& {
     FaultCase& fault = cases.add(std::move(name), std::move(what));
@@ -350,19 +428,23 @@ void add_models(Cases& cases) {
   };
   const std::string where = R"(non-finite gradient: parameter blocks\.1\.weight, rank 2)";
   poisoned("NanOnce", "has a NaN gradient once", true).warning = "step skipped on all ranks: " + where;
-  poisoned("NanAlways", "has NaN gradients for two steps, and two are the limit", false).says(alike(ErrorCode::kNonFinite, {where, "2 steps in a row"}));
+  poisoned("NanAlways", "has NaN gradients for two steps, and two are the limit", false)
+      .says(alike(ErrorCode::kNonFinite, {where, "2 steps in a row"}));
 }
 
 void add_connections(Cases& cases) {
-  FaultCase& control = cases.add("ControlLinkCut", "loses its control connection, then sleeps", Moment::kBegin, [](RankHere& here) {
-    cut(AF_INET);
-    hang(here);
-  });
-  const std::string ended = R"(rank 2 \(pid [^)]*\) is gone: its control connection ended without a goodbye \(it has closed the connection\))";
+  FaultCase& control =
+      cases.add("ControlLinkCut", "loses its control connection, then sleeps", Moment::kBegin, [](RankHere& here) {
+        cut(AF_INET);
+        hang(here);
+      });
+  const std::string ended =
+      R"(rank 2 \(pid [^)]*\) is gone: its control connection ended without a goodbye \(it has closed the connection\))";
   control.says(lost({ended, kNextOverMemory}), lost({ended, "the parameters of unit root"}));
   control.hangs = true;
   control.within_s = kDeathSeconds;
-  FaultCase& data = cases.add("DataLinkCut", "loses its connections to the others", Moment::kBegin, [](RankHere&) { cut(AF_UNIX); });
+  FaultCase& data =
+      cases.add("DataLinkCut", "loses its connections to the others", Moment::kBegin, [](RankHere&) { cut(AF_UNIX); });
   data.says(lost({"rank 2 closed its connection", "the parameters of unit root"}));
   data.only = Over::kMessages;
   data.within_s = kDeathSeconds;

@@ -1,6 +1,11 @@
 // Faults of one rank out of four, and what the others must say of each. docs/faults.md shows them.
 #pragma once
 
+#include "support/watched_job.h"
+
+#include <zeroth/base/deadline.h>
+#include <zeroth/base/error.h>
+
 #include <sys/mman.h>
 
 #include <array>
@@ -13,11 +18,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <zeroth/base/deadline.h>
-#include <zeroth/base/error.h>
-
-#include "support/watched_job.h"
 
 namespace zeroth::testing {
 
@@ -74,9 +74,9 @@ struct FaultCase {
   std::string name{};  ///< of the test
   std::string what{};  ///< for the page: "rank 2 is killed in the forward of blocks.1"
   int guilty = 2;
-  bool hangs = false;   ///< the guilty rank does not end by itself: the test kills it when the others have ended
-  bool deaf = false;    ///< nor does it come to a wait again, but its control thread ends it: with the line of the others
-  bool absent = false;  ///< it does not even come
+  bool hangs = false;  ///< the guilty rank does not end by itself: the test kills it when the others have ended
+  bool deaf = false;  ///< nor does it come to a wait again, but its control thread ends it: with the line of the others
+  bool absent = false;   ///< it does not even come
   double within_s = 15;  ///< from the fault to the end of every other rank
   /// Over shared memory and over messages. None: the job goes on there, and trains to its end.
   std::optional<Told> memory{};
@@ -96,7 +96,9 @@ struct FaultCase {
   }
   [[nodiscard]] const std::optional<Told>& told(Over over) const { return over == Over::kMemory ? memory : messages; }
 };
-inline std::ostream& operator<<(std::ostream& out, const FaultCase& fault) { return out << fault.what; }
+inline std::ostream& operator<<(std::ostream& out, const FaultCase& fault) {
+  return out << fault.what;
+}
 
 [[nodiscard]] std::vector<FaultCase> fault_cases();
 

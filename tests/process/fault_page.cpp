@@ -43,7 +43,8 @@ std::string without_accidents(std::string said) {
 std::string fault_page(const std::vector<FaultRow>& rows) {
   std::ostringstream page;
   page << kHead;
-  for (const FaultRow& row : rows) page << "| " << row.fault << " | " << row.over << " | " << row.said << " | " << row.seconds << " |\n";
+  for (const FaultRow& row : rows)
+    page << "| " << row.fault << " | " << row.over << " | " << row.said << " | " << row.seconds << " |\n";
   return page.str();
 }
 

@@ -1,5 +1,13 @@
-// Each fault of fault_cases.h on one rank of four, over shared memory and over messages between processes: every other rank ends in less
-// than 15 s, 2 s where it dies, with the right error, which names the rank, the call and the unit or parameter; or the job goes on where that is right.
+// Each fault of fault_cases.h on one rank of four, over shared memory and over messages between processes: every other
+// rank ends in less than 15 s, 2 s where it dies, with the right error, which names the rank, the call and the unit or
+// parameter; or the job goes on where that is right.
+#include "process/fault_cases.h"
+#include "process/fault_page.h"
+#include "support/fork_ranks.h"
+#include "support/socket_transport.h"
+
+#include <zeroth/base/failpoint.h>
+
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <netinet/in.h>
@@ -27,13 +35,6 @@
 #include <tuple>
 #include <utility>
 #include <vector>
-
-#include <zeroth/base/failpoint.h>
-
-#include "process/fault_cases.h"
-#include "process/fault_page.h"
-#include "support/fork_ranks.h"
-#include "support/socket_transport.h"
 
 namespace zeroth::testing {
 namespace {
@@ -110,7 +111,8 @@ Outcome run(const FaultCase& fault, Over over) {
             while (fault.absent) ::pause();
           }
           try {
-            run_watched_rank(job, mesh ? World::from_transport(mesh->transport(rank), "the test") : shared_memory_world(name, rank, kFaultRanks));
+            run_watched_rank(job, mesh ? World::from_transport(mesh->transport(rank), "the test")
+                                       : shared_memory_world(name, rank, kFaultRanks));
           } catch (...) {
             times.end(rank);
             throw;
@@ -127,7 +129,9 @@ Outcome run(const FaultCase& fault, Over over) {
   return outcome;
 }
 
-bool holds(const std::string& text, const std::string& pattern) { return std::regex_search(text, std::regex(pattern)); }
+bool holds(const std::string& text, const std::string& pattern) {
+  return std::regex_search(text, std::regex(pattern));
+}
 
 void expect_told(const test::RankFailure* failure, const FaultCase& fault, const Told& told, const std::string& all) {
   if (failure == nullptr) {
@@ -148,10 +152,13 @@ void expect_ends_itself(const Outcome& outcome, const FaultCase& fault, const To
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == exit_code(told.code)) << status << all;
   const std::string& said = outcome.output[guilty];
   EXPECT_TRUE(holds(said, "ZEROTH ERROR \\[" + std::string(slug(told.code)) + "\\] ")) << said << all;
-  for (const std::string& word : told.words) EXPECT_TRUE(holds(said, word)) << "it does not say \"" << word << "\"\n" << said;
+  for (const std::string& word : told.words)
+    EXPECT_TRUE(holds(said, word)) << "it does not say \"" << word << "\"\n" << said;
 }
 
-std::string text_of(Over over) { return over == Over::kMemory ? "shared memory" : "messages"; }
+std::string text_of(Over over) {
+  return over == Over::kMemory ? "shared memory" : "messages";
+}
 
 /// All faults, over what they exist.
 std::vector<std::tuple<FaultCase, Over>> all_faults() {
@@ -168,7 +175,8 @@ std::vector<std::tuple<FaultCase, Over>> all_faults() {
 class PageWriter final : public ::testing::Environment {
  public:
   static PageWriter& instance() {
-    static auto* const writer = static_cast<PageWriter*>(::testing::AddGlobalTestEnvironment(new PageWriter));  // which GoogleTest deletes
+    static auto* const writer =
+        static_cast<PageWriter*>(::testing::AddGlobalTestEnvironment(new PageWriter));  // which GoogleTest deletes
     return *writer;
   }
   void add(FaultRow row) { rows_.push_back(std::move(row)); }
@@ -202,7 +210,8 @@ FaultRow row_of(const FaultCase& fault, Over over, const Outcome& outcome) {
     row.seconds = seconds.str();
   } else if (!fault.warning.empty()) {
     std::smatch line;
-    if (std::regex_search(outcome.output[0], line, std::regex(fault.warning + ".*"))) row.said += ": `" + without_accidents(line.str()) + "`";
+    if (std::regex_search(outcome.output[0], line, std::regex(fault.warning + ".*")))
+      row.said += ": `" + without_accidents(line.str()) + "`";
   }
   return row;
 }
@@ -236,7 +245,8 @@ TEST_P(Faults, AreExplained) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Faults, ::testing::ValuesIn(all_faults()), [](const auto& param_info) {
-  return std::get<0>(param_info.param).name + (std::get<1>(param_info.param) == Over::kMemory ? "OverMemory" : "OverMessages");
+  return std::get<0>(param_info.param).name +
+         (std::get<1>(param_info.param) == Over::kMemory ? "OverMemory" : "OverMessages");
 });
 
 TEST(AfterAVerdict, OnlyARankThatHasNotHeardOfItIsEnded) {
@@ -263,9 +273,13 @@ TEST(AfterAVerdict, OnlyARankThatHasNotHeardOfItIsEnded) {
   });
   for (int rank = 0; rank < kFaultRanks; ++rank) {
     const int status = report.ends[static_cast<std::size_t>(rank)].wait_status;
-    EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, rank == 3 ? 76 : 0) << rank << report.text() << outputs.text(rank);
+    EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, rank == 3 ? 76 : 0)
+        << rank << report.text() << outputs.text(rank);
   }
-  EXPECT_TRUE(holds(outputs.text(3), R"(ZEROTH ERROR \[ABORTED\] rank 0 stopped the job: \[USAGE\] the validation set is empty; rank 3/4 has not come)")) << outputs.text(3);
+  EXPECT_TRUE(holds(
+      outputs.text(3),
+      R"(ZEROTH ERROR \[ABORTED\] rank 0 stopped the job: \[USAGE\] the validation set is empty; rank 3/4 has not come)"))
+      << outputs.text(3);
 }
 
 /// This process's connections of the control plane.
@@ -274,7 +288,8 @@ std::vector<int> control_connections() {
   for (int fd = 3; fd < 1'000; ++fd) {
     sockaddr_in peer{};
     socklen_t length = sizeof peer;
-    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0 && peer.sin_family == AF_INET) found.push_back(fd);
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) == 0 && peer.sin_family == AF_INET)
+      found.push_back(fd);
   }
   return found;
 }
@@ -284,7 +299,8 @@ void cut_cable() {
   sock_filter nothing{.code = BPF_RET | BPF_K, .jt = 0, .jf = 0, .k = 0};
   const sock_fprog program{.len = 1, .filter = &nothing};
   for (const int fd : control_connections()) {
-    if (::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) != 0) throw std::runtime_error("no filter on a socket");
+    if (::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) != 0)
+      throw std::runtime_error("no filter on a socket");
   }
 }
 
@@ -292,7 +308,8 @@ void close_connections() {
   for (const int fd : control_connections()) (void)::shutdown(fd, SHUT_RDWR);
 }
 
-/// Rank `victim` of three is cut off from the others while it sleeps; they leave in order. What it ends with, and what it has written.
+/// Rank `victim` of three is cut off from the others while it sleeps; they leave in order. What it ends with, and what
+/// it has written.
 struct CutOff {
   int code = -1;
   std::string text{};
@@ -323,10 +340,15 @@ TEST(WhoIsCutOff, EndsByItselfWhileItSleeps) {
     const std::string other = victim == 0 ? "rank [12] .pid" : "rank 0 ";
     const CutOff silent = cut_off(victim, cut_cable, kHangs);
     EXPECT_EQ(silent.code, 76) << victim << silent.report << silent.text;
-    EXPECT_TRUE(holds(silent.text, R"(ZEROTH ERROR \[PEER_LOST\] )" + other + ".*has given no sign of life for 2.* rank " + std::to_string(victim) + "/3 has not come")) << silent.text;
+    EXPECT_TRUE(holds(silent.text, R"(ZEROTH ERROR \[PEER_LOST\] )" + other +
+                                       ".*has given no sign of life for 2.* rank " + std::to_string(victim) +
+                                       "/3 has not come"))
+        << silent.text;
     const CutOff closed = cut_off(victim, close_connections, kHangs);
     EXPECT_EQ(closed.code, 76) << victim << closed.report << closed.text;
-    EXPECT_TRUE(holds(closed.text, R"(ZEROTH ERROR \[PEER_LOST\] )" + other + ".*exited with code 0 before the others were done.* rank " + std::to_string(victim) + "/3 has not come"))
+    EXPECT_TRUE(holds(closed.text, R"(ZEROTH ERROR \[PEER_LOST\] )" + other +
+                                       ".*exited with code 0 before the others were done.* rank " +
+                                       std::to_string(victim) + "/3 has not come"))
         << closed.text;
   }
 }
@@ -357,8 +379,11 @@ TEST(FaultsPage, HoldsEveryFaultWithWhatTheRanksMustSay) {
       EXPECT_TRUE(holds(row.said, "^goes on" + (fault.warning.empty() ? "$" : ": `" + fault.warning))) << row.said;
       continue;
     }
-    EXPECT_TRUE(row.said.starts_with("`[" + std::string(slug(told->code)) + "] ") || (told->or_aborted && row.said.starts_with("`[ABORTED] "))) << row.said;
-    for (const std::string& word : told->words) EXPECT_TRUE(holds(row.said, word)) << row.said << "\ndoes not say\n" << word;
+    EXPECT_TRUE(row.said.starts_with("`[" + std::string(slug(told->code)) + "] ") ||
+                (told->or_aborted && row.said.starts_with("`[ABORTED] ")))
+        << row.said;
+    for (const std::string& word : told->words)
+      EXPECT_TRUE(holds(row.said, word)) << row.said << "\ndoes not say\n" << word;
     EXPECT_LT(std::stod(row.seconds), fault.within_s);
   }
 }

@@ -1,6 +1,8 @@
 // The checks for what a job leaves behind can fail: here everything is left behind on purpose, and must be reported.
 #include "support/left_behind.h"
 
+#include "support/fork_ranks.h"
+
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest-spi.h>
@@ -21,16 +23,14 @@
 #include <functional>
 #include <thread>
 
-#include "support/fork_ranks.h"
-
 namespace zeroth::test {
 namespace {
 
+using std::chrono::milliseconds;
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using std::chrono::milliseconds;
 
 constexpr milliseconds kSoon{50};  ///< what was left on purpose does not go away
 
@@ -42,7 +42,8 @@ int listen_as_zeroth(const std::string& job) {
   std::memcpy(address.sun_path + 1, name.data(), std::min(name.size(), sizeof address.sun_path - 1));
   const int descriptor = ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  if (::bind(descriptor, reinterpret_cast<const sockaddr*>(&address), length) != 0 || ::listen(descriptor, 1) != 0) return -1;
+  if (::bind(descriptor, reinterpret_cast<const sockaddr*>(&address), length) != 0 || ::listen(descriptor, 1) != 0)
+    return -1;
   return descriptor;
 }
 
@@ -84,8 +85,8 @@ TEST(LeftBehind, ReportsAnOrphanWithItsSharedMemory) {
   const LeftBehind left;
   const pid_t orphan = stay(hold_shared_memory, /*as_orphan=*/true);
   const std::string who = "process " + std::to_string(orphan) + " ";
-  EXPECT_THAT(left.text(kSoon),
-              AllOf(HasSubstr(who), HasSubstr("mapping of /memfd:zeroth:left"), ContainsRegex(": descriptor [0-9]+ of /memfd:zeroth:left")));
+  EXPECT_THAT(left.text(kSoon), AllOf(HasSubstr(who), HasSubstr("mapping of /memfd:zeroth:left"),
+                                      ContainsRegex(": descriptor [0-9]+ of /memfd:zeroth:left")));
   end(orphan);
   EXPECT_EQ(left.text(), "");
 }
@@ -103,8 +104,8 @@ TEST(LeftBehind, ReportsAProcessThatBecomesAnotherProgramMeanwhile) {
 
 TEST(LeftBehind, ReportsADescendantOfAnyDepth) {
   const LeftBehind left;
-  pid_t* shared = static_cast<pid_t*>(
-      ::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  pid_t* shared =
+      static_cast<pid_t*>(::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   const pid_t child = stay([shared] { *shared = stay([] {}, /*as_orphan=*/false); }, /*as_orphan=*/false);
   EXPECT_THAT(left.text(kSoon), HasSubstr("process " + std::to_string(*shared) + " "));
   end(child);
@@ -116,7 +117,8 @@ TEST(LeftBehind, ReportsADescendantOfAnyDepth) {
 TEST(LeftBehind, ReportsAListeningSocketInTheTest) {
   const LeftBehind left;
   const int descriptor = listen_as_zeroth("left1");
-  EXPECT_THAT(left.text(kSoon), AllOf(HasSubstr("socket @zeroth-comm-"), HasSubstr("-left1 "), HasSubstr("descriptor ")));
+  EXPECT_THAT(left.text(kSoon),
+              AllOf(HasSubstr("socket @zeroth-comm-"), HasSubstr("-left1 "), HasSubstr("descriptor ")));
   ::close(descriptor);
   EXPECT_EQ(left.text(), "");
 }
@@ -194,7 +196,8 @@ TEST(LeftBehind, DoesNotSeeWhatBelongsToATestBesideIt) {
 
 /// So that no test with ranks can forget to look.
 TEST(ForkRanks, FailTheTestWhereTheyLeaveSomething) {
-  auto* orphan = static_cast<pid_t*>(::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* orphan =
+      static_cast<pid_t*>(::mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   const std::string name = "/zeroth-left-" + std::to_string(::getpid());
   ::testing::TestPartResultArray failures;
   {
@@ -209,12 +212,15 @@ TEST(ForkRanks, FailTheTestWhereTheyLeaveSomething) {
   end(*orphan);
   ::shm_unlink(name.c_str());
   ASSERT_EQ(failures.size(), 1);
-  EXPECT_THAT(failures.GetTestPartResult(0).message(), AllOf(HasSubstr("process " + std::to_string(*orphan) + " "), HasSubstr("-left3 "),
-                                                             HasSubstr("file /dev/shm" + name), HasSubstr("/forgotten")));
+  EXPECT_THAT(failures.GetTestPartResult(0).message(),
+              AllOf(HasSubstr("process " + std::to_string(*orphan) + " "), HasSubstr("-left3 "),
+                    HasSubstr("file /dev/shm" + name), HasSubstr("/forgotten")));
   ::munmap(orphan, sizeof(pid_t));
 }
 
-TEST(ForkRanks, DoNotFailTheTestForWhatEndsWithThem) { EXPECT_TRUE(fork_ranks(2, [](int) { hold_shared_memory(); }).ok()); }
+TEST(ForkRanks, DoNotFailTheTestForWhatEndsWithThem) {
+  EXPECT_TRUE(fork_ranks(2, [](int) { hold_shared_memory(); }).ok());
+}
 
 TEST(Holdings, ReportDescriptorsMemoryAndThreadsUntilTheyAreGivenBack) {
   const std::set<std::string> before = holdings();
@@ -224,7 +230,8 @@ TEST(Holdings, ReportDescriptorsMemoryAndThreadsUntilTheyAreGivenBack) {
   void* memory = ::mmap(nullptr, 4096, PROT_READ, MAP_SHARED, descriptor, 0);
   EXPECT_THAT(still_held(before, kSoon), AllOf(HasSubstr("descriptor "), HasSubstr("mapping of /memfd:zeroth:left")));
   ::close(descriptor);
-  EXPECT_THAT(still_held(before, kSoon), AllOf(Not(HasSubstr("descriptor ")), HasSubstr("mapping of /memfd:zeroth:left")));
+  EXPECT_THAT(still_held(before, kSoon),
+              AllOf(Not(HasSubstr("descriptor ")), HasSubstr("mapping of /memfd:zeroth:left")));
   ::munmap(memory, 4096);
   EXPECT_EQ(still_held(before), "");
   std::thread thread([] { std::this_thread::sleep_for(milliseconds{500}); });

@@ -1,5 +1,9 @@
-// Failpoints of ranks that mpirun started: those of the MPI transport, and the middle of every call. A rank that dies is mpirun's to see
-// (docs/decisions/0014-mpi-behind-a-table.md): it ends the others. A rank that throws tells them itself.
+// Failpoints of ranks that mpirun started: those of the MPI transport, and the middle of every call. A rank that dies
+// is mpirun's to see (docs/decisions/0014-mpi-behind-a-table.md): it ends the others. A rank that throws tells them
+// itself.
+#include "support/left_behind.h"
+
+#include <zeroth/base/deadline.h>
 #include <zeroth/base/failpoint.h>
 
 #include <fcntl.h>
@@ -15,10 +19,6 @@
 #include <string>
 #include <thread>
 #include <vector>
-
-#include <zeroth/base/deadline.h>
-
-#include "support/left_behind.h"
 
 namespace zeroth::testing {
 namespace {
@@ -36,8 +36,10 @@ struct Ending {
   std::string output{};
 };
 
-/// mpirun with ranks that live with `spec`. `stays`: it does not end a rank because another one failed, and ends with 0 itself.
-Ending mpirun(const std::string& spec, bool stays, const std::vector<std::string>& program = {ZEROTH_MPI_LIFE}, int ranks = kRanks) {
+/// mpirun with ranks that live with `spec`. `stays`: it does not end a rank because another one failed, and ends with 0
+/// itself.
+Ending mpirun(const std::string& spec, bool stays, const std::vector<std::string>& program = {ZEROTH_MPI_LIFE},
+              int ranks = kRanks) {
   std::vector<std::string> words{ZEROTH_MPIRUN};
   std::istringstream flags(ZEROTH_MPIRUN_FLAGS);
   for (std::string word; flags >> word;) words.push_back(word);
@@ -101,17 +103,21 @@ void expect_killed(const std::string& site, int rank, const std::string& before 
 TEST(MpiFailpoints, ALifeWithoutAFaultIsWhole) {
   const Ending ending = mpirun("", false);
   EXPECT_TRUE(WIFEXITED(ending.status) && WEXITSTATUS(ending.status) == 0) << ending.output;
-  for (int rank = 0; rank < kRanks; ++rank) EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(rank) + " is whole"));
+  for (int rank = 0; rank < kRanks; ++rank)
+    EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(rank) + " is whole"));
 }
 
 /// Such a process cannot end as mpirun wants it to, so it is no test by itself.
 TEST(MpiFailpoints, ACallOfMpisThatDoesNotEndLeavesTheProcessWithoutMpi) {
   const test::LeftBehind left;
-  const Ending ending = mpirun("", true, {"env", "ZEROTH_TEST_LOSES_MPI=1", ZEROTH_MISMATCH, "--gtest_color=no", "--gtest_filter=*ACallThatOneRankSkips*"});
+  const Ending ending = mpirun("", true,
+                               {"env", "ZEROTH_TEST_LOSES_MPI=1", ZEROTH_MISMATCH, "--gtest_color=no",
+                                "--gtest_filter=*ACallThatOneRankSkips*"});
   EXPECT_TRUE(ending.in_time) << ending.output;
   for (const char* part : {"[  PASSED  ] 1 test.", "[       OK ] "}) {
     const std::size_t first = ending.output.find(part);
-    EXPECT_TRUE(first != std::string::npos && ending.output.find(part, first + 1) != std::string::npos) << "both ranks: " << ending.output;
+    EXPECT_TRUE(first != std::string::npos && ending.output.find(part, first + 1) != std::string::npos)
+        << "both ranks: " << ending.output;
   }
   EXPECT_EQ(left.text(Milliseconds{5'000}), "");
 }
@@ -144,9 +150,8 @@ TEST(MpiFailpoints, ARankThatThrowsTellsTheOthers) {
       EXPECT_TRUE(ending.in_time) << ending.output;
       const std::string planted = std::string("planted failure at ") + site;
       EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(rank) + " ends: [INTERNAL] " + planted));
-      EXPECT_THAT(ending.output,
-                  HasSubstr("rank " + std::to_string(1 - rank) + " ends: [ABORTED] rank " + std::to_string(rank) +
-                            " stopped the job: [INTERNAL] " + planted));
+      EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(1 - rank) + " ends: [ABORTED] rank " +
+                                           std::to_string(rank) + " stopped the job: [INTERNAL] " + planted));
       EXPECT_EQ(left.text(Milliseconds{5'000}), "");
     }
   }
@@ -171,16 +176,21 @@ TEST(MpiFailpoints, ARankKilledInsideAnyCallIsNamedByAllOthers) {
   for (const Failpoint& site : failpoints()) {
     if (site.name.starts_with("messages.") && site.name.ends_with(".mid")) calls.push_back(site.name);
   }
-  for (const Case& of : {Case{"mpi", "calls", 3, calls}, Case{"mpi", "own-sums", 3, {"mpi.start", "mpi.wait"}}, Case{"shm+mpi", "calls", 4, {"levels.step"}}}) {
+  for (const Case& of : {Case{"mpi", "calls", 3, calls}, Case{"mpi", "own-sums", 3, {"mpi.start", "mpi.wait"}},
+                         Case{"shm+mpi", "calls", 4, {"levels.step"}}}) {
     for (const std::string& site : of.sites) {
       constexpr int kVictim = 1;
       SCOPED_TRACE(std::string(of.backend) + " " + of.how + ", " + site + " kills rank 1");
       const test::LeftBehind left;
-      const Ending ending = mpirun("", true, {"env", std::string("ZEROTH_BACKEND=") + of.backend, ZEROTH_MPI_LIFE, of.how, at(site, kVictim, "kill")}, of.ranks);
+      const Ending ending = mpirun(
+          "", true,
+          {"env", std::string("ZEROTH_BACKEND=") + of.backend, ZEROTH_MPI_LIFE, of.how, at(site, kVictim, "kill")},
+          of.ranks);
       EXPECT_TRUE(ending.in_time) << ending.output;
       for (int rank = 0; rank < of.ranks; ++rank) {
         if (rank == kVictim) continue;
-        EXPECT_THAT(ending.output, ContainsRegex("rank " + std::to_string(rank) + " ends: \\[(PEER_LOST|ABORTED)\\] [^\n]*rank 1 "));
+        EXPECT_THAT(ending.output,
+                    ContainsRegex("rank " + std::to_string(rank) + " ends: \\[(PEER_LOST|ABORTED)\\] [^\n]*rank 1 "));
       }
       EXPECT_EQ(left.text(Milliseconds{5'000}), "");
     }

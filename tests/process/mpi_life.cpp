@@ -1,12 +1,7 @@
-// A rank of mpirun that lives a small life; ZEROTH_FAULTS says where it fails. `mpi_life calls SPEC`: a rank of a world with a control plane, which
-// makes every call and fails by SPEC once all have met; ZEROTH_BACKEND says over what. `mpi_life own-sums SPEC`: MPI forms the sums.
-#include <cstdio>
-#include <cstdlib>
-#include <exception>
-#include <memory>
-#include <string>
-#include <string_view>
-#include <vector>
+// A rank of mpirun that lives a small life; ZEROTH_FAULTS says where it fails. `mpi_life calls SPEC`: a rank of a world
+// with a control plane, which makes every call and fails by SPEC once all have met; ZEROTH_BACKEND says over what.
+// `mpi_life own-sums SPEC`: MPI forms the sums.
+#include "process/rank_life.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -14,7 +9,13 @@
 #include <zeroth/comm/factory.h>
 #include <zeroth/engine/world.h>
 
-#include "process/rank_life.h"
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
 namespace {
 
@@ -55,7 +56,8 @@ int main(int argc, char** argv) {
       zeroth::CommOptions options;
       options.timeout = zeroth::Milliseconds{20'000};
       return zeroth::make_backend(
-          "mpi", {.rank = rank, .size = variable("OMPI_COMM_WORLD_SIZE"), .job = {}, .hub = nullptr, .options = options});
+          "mpi",
+          {.rank = rank, .size = variable("OMPI_COMM_WORLD_SIZE"), .job = {}, .hub = nullptr, .options = options});
     }});
   } catch (const zeroth::Error& error) {
     std::fprintf(stderr, "rank %d ends: %s\n", rank, error.what());

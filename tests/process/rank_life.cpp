@@ -1,5 +1,12 @@
 #include "process/rank_life.h"
 
+#include "support/toy_training.h"
+
+#include <zeroth/base/error.h>
+#include <zeroth/comm/communicator.h>
+#include <zeroth/comm/store.h>
+#include <zeroth/engine/safetensors.h>
+
 #include <array>
 #include <exception>
 #include <span>
@@ -7,18 +14,11 @@
 #include <utility>
 #include <vector>
 
-#include <zeroth/base/error.h>
-#include <zeroth/comm/communicator.h>
-#include <zeroth/comm/store.h>
-#include <zeroth/engine/safetensors.h>
-
-#include "support/toy_training.h"
-
 namespace zeroth::testing {
 namespace {
 
 constexpr std::size_t kSmall = 10;
-constexpr std::size_t kLarge = 40'000;                         // more than lies beside a description
+constexpr std::size_t kLarge = 40'000;                        // more than lies beside a description
 constexpr std::size_t kTensorBytes = std::size_t{65} << 20U;  // more than the writer leaves to the end
 
 /// A sum that peers read where it lies.
@@ -48,7 +48,8 @@ void meet_at_store(const std::string& name, int rank, int world, Milliseconds pa
 
 void write_file(const std::filesystem::path& path) {
   SafetensorsWriter writer(
-      path, {{.name = "w", .dtype = "U8", .shape = {static_cast<std::int64_t>(kTensorBytes)}, .bytes = kTensorBytes}}, {});
+      path, {{.name = "w", .dtype = "U8", .shape = {static_cast<std::int64_t>(kTensorBytes)}, .bytes = kTensorBytes}},
+      {});
   const std::vector<std::byte> piece(kTensorBytes / 5);
   for (int part = 0; part < 5; ++part) writer.write(piece);
   writer.flush();
@@ -92,8 +93,8 @@ void call_everything(const Communicator& comm, std::size_t part) {
 }
 
 std::uintmax_t exported_bytes() {
-  const std::string header = R"({"w":{"data_offsets":[0,)" + std::to_string(kTensorBytes) + R"(],"dtype":"U8","shape":[)" +
-                             std::to_string(kTensorBytes) + "]}}";
+  const std::string header = R"({"w":{"data_offsets":[0,)" + std::to_string(kTensorBytes) +
+                             R"(],"dtype":"U8","shape":[)" + std::to_string(kTensorBytes) + "]}}";
   return sizeof(std::uint64_t) + (header.size() + 7) / 8 * 8 + kTensorBytes;
 }
 

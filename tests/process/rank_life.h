@@ -1,5 +1,5 @@
-// What a rank does from its first to its last breath, in small: meets the others, makes every call once, trains, writes a file, leaves.
-// Tests that break ranks at a failpoint let them live this, so that every site is on the way.
+// What a rank does from its first to its last breath, in small: meets the others, makes every call once, trains, writes
+// a file, leaves. Tests that break ranks at a failpoint let them live this, so that every site is on the way.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -17,7 +17,7 @@ namespace zeroth::testing {
 struct RankLife {
   /// Meets the others; called once.
   std::function<std::unique_ptr<CommBackend>()> seat{};
-  std::string store{};                                       ///< name of a store that rank 0 serves; "": none
+  std::string store{};  ///< name of a store that rank 0 serves; "": none
   std::chrono::milliseconds store_patience{20'000};
   std::filesystem::path exports{};  ///< the file that this rank writes; "": none
   int gradient_degree = 0;          ///< of the plan

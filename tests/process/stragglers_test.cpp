@@ -1,4 +1,9 @@
 // Ranks that take longer than others, as engines see them: over shared memory and over messages between processes.
+#include "support/fork_ranks.h"
+#include "support/left_behind.h"
+#include "support/socket_transport.h"
+#include "support/watched_job.h"
+
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,11 +14,6 @@
 #include <regex>
 #include <string>
 #include <thread>
-
-#include "support/fork_ranks.h"
-#include "support/left_behind.h"
-#include "support/socket_transport.h"
-#include "support/watched_job.h"
 
 namespace zeroth::testing {
 namespace {
@@ -40,7 +40,8 @@ std::string output_of(const WatchedJob& job, bool over_messages) {
         kRanks,
         [&](int rank) {
           if (rank == 0) ::dup2(output, STDERR_FILENO);
-          run_watched_rank(job, mesh ? World::from_transport(mesh->transport(rank), "the test") : shared_memory_world(name, rank, kRanks));
+          run_watched_rank(job, mesh ? World::from_transport(mesh->transport(rank), "the test")
+                                     : shared_memory_world(name, rank, kRanks));
         },
         options);
     const ssize_t got = ::pread(output, text.data(), text.size(), 0);
@@ -61,12 +62,15 @@ TEST_P(Stragglers, AFifthSlowerIsNamedWithinTwentySteps) {
   job.steps = 1 + 20;  // the first is not compared
   job.happen = [](RankHere& here, Moment moment, int unit) {
     if (moment == Moment::kForward && unit == 1) std::this_thread::sleep_for(kUsual / 2);
-    if (moment == Moment::kBackward && unit == 1) std::this_thread::sleep_for(here.world.rank() == 2 ? kUsual / 2 + kUsual / 5 : kUsual / 2);
+    if (moment == Moment::kBackward && unit == 1)
+      std::this_thread::sleep_for(here.world.rank() == 2 ? kUsual / 2 + kUsual / 5 : kUsual / 2);
   };
   const std::string output = output_of(job, GetParam());
-  const std::regex line(R"(rank 2 is slow: it computes 1\.[12]\d times as long as the others, over 16 steps, most of it in the backward \([345]\.\d ms a step more\); they wait for it)");
+  const std::regex line(
+      R"(rank 2 is slow: it computes 1\.[12]\d times as long as the others, over 16 steps, most of it in the backward \([345]\.\d ms a step more\); they wait for it)");
   EXPECT_TRUE(std::regex_search(output, line)) << output;
-  EXPECT_EQ(output.find("is slow", output.find("is slow") + 1), std::string::npos) << "named twice, or another one\n" << output;
+  EXPECT_EQ(output.find("is slow", output.find("is slow") + 1), std::string::npos) << "named twice, or another one\n"
+                                                                                   << output;
 }
 
 TEST_P(Stragglers, NoFalseAlarmInAThousandCleanSteps) {
@@ -81,7 +85,8 @@ TEST_P(Stragglers, NoFalseAlarmInAThousandCleanSteps) {
   EXPECT_EQ(output_of(job, GetParam()).find("is slow"), std::string::npos);
 }
 
-INSTANTIATE_TEST_SUITE_P(Over, Stragglers, ::testing::Values(false, true), [](const auto& over) { return over.param ? "Messages" : "Memory"; });
+INSTANTIATE_TEST_SUITE_P(Over, Stragglers, ::testing::Values(false, true),
+                         [](const auto& over) { return over.param ? "Messages" : "Memory"; });
 
 }  // namespace
 }  // namespace zeroth::testing

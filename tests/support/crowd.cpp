@@ -1,5 +1,7 @@
 #include "support/crowd.h"
 
+#include <zeroth/base/error.h>
+
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -12,8 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include <zeroth/base/error.h>
-
 namespace zeroth::test {
 namespace {
 
@@ -25,11 +25,17 @@ constexpr Milliseconds kLook{100};  // as transports do
 /// What all ranks see. What they look at often lies close together.
 struct Crowd::Shared {
   explicit Shared(int num_ranks) : size(num_ranks) {}
-  static std::size_t bytes(int size) { return sizeof(Shared) + static_cast<std::size_t>(size) * (kNotes * sizeof(double) + kPlaces + kSlotBytes); }
+  static std::size_t bytes(int size) {
+    return sizeof(Shared) + static_cast<std::size_t>(size) * (kNotes * sizeof(double) + kPlaces + kSlotBytes);
+  }
 
   double& note(int rank, int which) { return reinterpret_cast<double*>(this + 1)[which * size + rank]; }
-  std::atomic<bool>& arrived(int place, int rank) { return reinterpret_cast<std::atomic<bool>*>(&note(0, kNotes))[place * size + rank]; }
-  std::byte* slot(int rank) { return reinterpret_cast<std::byte*>(&arrived(kPlaces, 0)) + static_cast<std::size_t>(rank) * kSlotBytes; }
+  std::atomic<bool>& arrived(int place, int rank) {
+    return reinterpret_cast<std::atomic<bool>*>(&note(0, kNotes))[place * size + rank];
+  }
+  std::byte* slot(int rank) {
+    return reinterpret_cast<std::byte*>(&arrived(kPlaces, 0)) + static_cast<std::size_t>(rank) * kSlotBytes;
+  }
 
   int size;
   alignas(64) pthread_barrier_t barrier{};
@@ -51,9 +57,13 @@ class Crowd::Seat final : public CommBackend {
     for (const Collective& call : collectives) run(call);
     return {stream.record(), {}};
   }
-  [[nodiscard]] std::unique_ptr<CommBackend> split(int /*color*/, int /*key*/, std::string_view /*name*/) override { throw not_here(); }
+  [[nodiscard]] std::unique_ptr<CommBackend> split(int /*color*/, int /*key*/, std::string_view /*name*/) override {
+    throw not_here();
+  }
   [[nodiscard]] PeerWindow attach(const Arena& /*arena*/, std::string_view /*name*/) override { throw not_here(); }
-  void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& /*context*/) override { throw not_here(); }
+  void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& /*context*/) override {
+    throw not_here();
+  }
   void ring() override {}
   void check_peers(const WaitContext& /*context*/) override {}
   void abort(const Error& /*error*/) noexcept override {}
@@ -71,7 +81,8 @@ class Crowd::Seat final : public CommBackend {
     if (bytes > kSlotBytes) throw not_here();
     if (gathers || rank_ == call.root) std::memcpy(shared_.slot(rank_), call.send, bytes);
     ::pthread_barrier_wait(&shared_.barrier);
-    for (int rank = 0; gathers && rank < size_; ++rank) std::memcpy(call.recv + static_cast<std::size_t>(rank) * bytes, shared_.slot(rank), bytes);
+    for (int rank = 0; gathers && rank < size_; ++rank)
+      std::memcpy(call.recv + static_cast<std::size_t>(rank) * bytes, shared_.slot(rank), bytes);
     if (!gathers && rank_ != call.root) std::memcpy(call.recv, shared_.slot(call.root), bytes);
     ::pthread_barrier_wait(&shared_.barrier);
   }
@@ -93,11 +104,17 @@ Crowd::Crowd(int size) : size_(size) {
   ::pthread_barrierattr_destroy(&attributes);
 }
 
-Crowd::~Crowd() { ::munmap(shared_, Shared::bytes(size_)); }
+Crowd::~Crowd() {
+  ::munmap(shared_, Shared::bytes(size_));
+}
 
-std::unique_ptr<CommBackend> Crowd::seat(int rank) { return std::make_unique<Seat>(*shared_, rank, size_); }
+std::unique_ptr<CommBackend> Crowd::seat(int rank) {
+  return std::make_unique<Seat>(*shared_, rank, size_);
+}
 
-double& Crowd::note(int rank, int which) { return shared_->note(rank, which); }
+double& Crowd::note(int rank, int which) {
+  return shared_->note(rank, which);
+}
 
 bool Crowd::all_at(int place, int absent) const {
   for (int rank = 0; rank < size_; ++rank) {

@@ -1,5 +1,5 @@
-// Many ranks on one host without a transport: processes with a control plane, and between them a mapping in which they say how far they have come. For what
-// depends on the number of ranks and not on what they send.
+// Many ranks on one host without a transport: processes with a control plane, and between them a mapping in which they
+// say how far they have come. For what depends on the number of ranks and not on what they send.
 #pragma once
 
 #include <zeroth/base/deadline.h>
@@ -23,9 +23,11 @@ class Crowd {
   Crowd& operator=(const Crowd&) = delete;
 
   [[nodiscard]] int size() const { return size_; }
-  /// What ControlPlane::join() needs of a transport: all_gather and broadcast of at most 4 KiB a rank, for which every rank must be there.
+  /// What ControlPlane::join() needs of a transport: all_gather and broadcast of at most 4 KiB a rank, for which every
+  /// rank must be there.
   [[nodiscard]] std::unique_ptr<CommBackend> seat(int rank);
-  /// Waits, watched, until all ranks are at this place; each place serves once. Throws what the watch throws, and kTimeout.
+  /// Waits, watched, until all ranks are at this place; each place serves once. Throws what the watch throws, and
+  /// kTimeout.
   void meet(int rank, RankWatch& watch, int place, Milliseconds timeout);
   /// Whether all but `absent` wait at the place.
   [[nodiscard]] bool all_at(int place, int absent) const;

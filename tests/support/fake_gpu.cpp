@@ -20,8 +20,8 @@ using detail::NcclType;
 struct FakeGpu::Event {
   int number = 0;
   int device = 0;
-  std::uint64_t recorded = 0;              ///< times
-  std::set<std::uint64_t> happened{};      ///< which of them: each record is a point of its own
+  std::uint64_t recorded = 0;          ///< times
+  std::set<std::uint64_t> happened{};  ///< which of them: each record is a point of its own
 };
 
 /// One call of NCCL of one rank.
@@ -64,8 +64,8 @@ struct FakeGpu::Clique {
   int size = 0;
   int joined = 0;
   int splits = 0;
-  std::map<int, std::deque<Operation*>> matched;                    ///< by rank
-  std::map<std::pair<int, int>, std::deque<Operation*>> sends;      ///< from, to
+  std::map<int, std::deque<Operation*>> matched;                ///< by rank
+  std::map<std::pair<int, int>, std::deque<Operation*>> sends;  ///< from, to
   std::map<std::pair<int, int>, std::deque<Operation*>> receives;
   struct Split {
     int color = 0;
@@ -103,18 +103,23 @@ namespace {
 std::size_t element_of(NcclType type) {
   switch (type) {
     case NcclType::kInt8:
-    case NcclType::kUInt8: return 1;
+    case NcclType::kUInt8:
+      return 1;
     case NcclType::kFloat16:
-    case NcclType::kBFloat16: return 2;
+    case NcclType::kBFloat16:
+      return 2;
     case NcclType::kInt32:
     case NcclType::kUInt32:
-    case NcclType::kFloat32: return 4;
-    default: return 8;
+    case NcclType::kFloat32:
+      return 4;
+    default:
+      return 8;
   }
 }
 
 std::string_view text_of(NcclType type) {
-  static constexpr std::string_view kNames[] = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"};
+  static constexpr std::string_view kNames[] = {"int8",   "uint8",   "int32",   "uint32",  "int64",
+                                                "uint64", "float16", "float32", "float64", "bfloat16"};
   return kNames[static_cast<std::size_t>(type)];
 }
 
@@ -141,7 +146,9 @@ void join(T* to, const T* from, std::size_t count, NcclOp op) {
       const float b = static_cast<float>(from[i]);
       to[i] = T(op == NcclOp::kSum ? a + b : op == NcclOp::kMax ? std::max(a, b) : std::min(a, b));
     } else {
-      to[i] = static_cast<T>(op == NcclOp::kSum ? sum_of(to[i], from[i]) : op == NcclOp::kMax ? std::max(to[i], from[i]) : std::min(to[i], from[i]));
+      to[i] = static_cast<T>(op == NcclOp::kSum   ? sum_of(to[i], from[i])
+                             : op == NcclOp::kMax ? std::max(to[i], from[i])
+                                                  : std::min(to[i], from[i]));
     }
   }
 }
@@ -159,13 +166,27 @@ std::vector<std::byte> joined(const std::vector<const void*>& from, std::size_t 
       join(reinterpret_cast<T*>(to.data()), other.data(), count, op);
     };
     switch (type) {
-      case NcclType::kFloat64: add(double{}); break;
-      case NcclType::kFloat32: add(float{}); break;
-      case NcclType::kBFloat16: add(BFloat16{}); break;
-      case NcclType::kFloat16: add(Float16{}); break;
-      case NcclType::kInt64: add(std::int64_t{}); break;
-      case NcclType::kInt32: add(std::int32_t{}); break;
-      default: add(std::uint8_t{}); break;
+      case NcclType::kFloat64:
+        add(double{});
+        break;
+      case NcclType::kFloat32:
+        add(float{});
+        break;
+      case NcclType::kBFloat16:
+        add(BFloat16{});
+        break;
+      case NcclType::kFloat16:
+        add(Float16{});
+        break;
+      case NcclType::kInt64:
+        add(std::int64_t{});
+        break;
+      case NcclType::kInt32:
+        add(std::int32_t{});
+        break;
+      default:
+        add(std::uint8_t{});
+        break;
     }
   }
   return to;
@@ -186,7 +207,9 @@ FakeGpu::~FakeGpu() {
   one = nullptr;
 }
 
-void FakeGpu::say(const std::string& line) { log_[current].push_back(line); }
+void FakeGpu::say(const std::string& line) {
+  log_[current].push_back(line);
+}
 
 void FakeGpu::hold(void* stream, bool held) {
   const std::lock_guard lock(mutex_);
@@ -323,7 +346,8 @@ void FakeGpu::match(Clique& clique) {
     }
     const Operation& first = *all.front();
     const bool same = std::ranges::all_of(all, [&](const Operation* other) {
-      return other->kind == first.kind && other->count == first.count && other->type == first.type && other->root == first.root;
+      return other->kind == first.kind && other->count == first.count && other->type == first.type &&
+             other->root == first.root;
     });
     if (!same) return;  // a real one hangs
     const std::size_t bytes = first.count * element_of(first.type);
@@ -347,7 +371,8 @@ void FakeGpu::match(Clique& clique) {
         Operation& own = *all[static_cast<std::size_t>(rank)];
         if (own.kind == "reduce" && rank != own.root) continue;
         const bool scatters = own.kind == "reduce_scatter";
-        std::memcpy(own.recv, whole.data() + (scatters ? static_cast<std::size_t>(rank) * bytes : 0), scatters ? bytes : whole.size());
+        std::memcpy(own.recv, whole.data() + (scatters ? static_cast<std::size_t>(rank) * bytes : 0),
+                    scatters ? bytes : whole.size());
       }
     }
     for (int rank = 0; rank < clique.size; ++rank) {
@@ -382,13 +407,15 @@ struct Calls {
   }
   static CudaStatus get_device(int* device) { return *device = FakeGpu::current, detail::kCudaSuccess; }
   static CudaStatus device_bus_id(char* text, int bytes, int device) {
-    if (!gpu().same_bus.empty()) return std::snprintf(text, static_cast<std::size_t>(bytes), "%s", gpu().same_bus.c_str()), detail::kCudaSuccess;
+    if (!gpu().same_bus.empty())
+      return std::snprintf(text, static_cast<std::size_t>(bytes), "%s", gpu().same_bus.c_str()), detail::kCudaSuccess;
     return std::snprintf(text, static_cast<std::size_t>(bytes), "0000:%02x:00.0", device), detail::kCudaSuccess;
   }
   static CudaStatus stream_create(void** stream, unsigned flags) {
     const Guard lock(gpu().mutex_);
     if (flags != detail::kCudaStreamNonBlocking) gpu().violate("a stream that waits for the default stream");
-    auto* const made = new FakeGpu::Stream{.number = gpu().next_stream_[FakeGpu::current]++, .device = FakeGpu::current};
+    auto* const made =
+        new FakeGpu::Stream{.number = gpu().next_stream_[FakeGpu::current]++, .device = FakeGpu::current};
     gpu().streams_.insert(made);
     return *stream = made, detail::kCudaSuccess;
   }
@@ -401,7 +428,8 @@ struct Calls {
   }
   static CudaStatus stream_wait_event(void* stream, void* event, unsigned) {
     const Guard lock(gpu().mutex_);
-    gpu().say("stream_wait s" + std::to_string(stream_of(stream)->number) + " e" + std::to_string(event_of(event)->number));
+    gpu().say("stream_wait s" + std::to_string(stream_of(stream)->number) + " e" +
+              std::to_string(event_of(event)->number));
     stream_of(stream)->items.push_back({.wait = event_of(event), .number = event_of(event)->recorded});
     return detail::kCudaSuccess;
   }
@@ -421,7 +449,8 @@ struct Calls {
   static CudaStatus event_record(void* event, void* stream) {
     const Guard lock(gpu().mutex_);
     if (stream_of(stream)->device != FakeGpu::current) gpu().violate("an event on a stream of another device");
-    gpu().say("event_record e" + std::to_string(event_of(event)->number) + " s" + std::to_string(stream_of(stream)->number));
+    gpu().say("event_record e" + std::to_string(event_of(event)->number) + " s" +
+              std::to_string(stream_of(stream)->number));
     stream_of(stream)->items.push_back({.record = event_of(event), .number = ++event_of(event)->recorded});
     return detail::kCudaSuccess;
   }
@@ -431,7 +460,8 @@ struct Calls {
     if (gpu().broken_device == event_of(event)->device) return FakeGpu::kBroken;
     gpu().advance();
     const FakeGpu::Event& asked = *event_of(event);
-    return asked.recorded == 0 || asked.happened.contains(asked.recorded) ? detail::kCudaSuccess : detail::kCudaNotReady;
+    return asked.recorded == 0 || asked.happened.contains(asked.recorded) ? detail::kCudaSuccess
+                                                                          : detail::kCudaNotReady;
   }
   static CudaStatus copy(void* to, const void* from, std::size_t bytes, int, void* stream) {
     const Guard lock(gpu().mutex_);
@@ -465,7 +495,9 @@ struct Calls {
     about->device_address = const_cast<void*>(address);
     return detail::kCudaSuccess;
   }
-  static const char* cuda_text(CudaStatus status) { return status == FakeGpu::kBroken ? "an illegal memory access was encountered" : "a fake error"; }
+  static const char* cuda_text(CudaStatus status) {
+    return status == FakeGpu::kBroken ? "an illegal memory access was encountered" : "a fake error";
+  }
   static CudaStatus take_last_error() { return detail::kCudaSuccess; }
 
   // NCCL.
@@ -487,14 +519,17 @@ struct Calls {
     if (!clique) clique = std::make_shared<FakeGpu::Clique>();
     clique->size = size;
     ++clique->joined;
-    auto* const made = new FakeGpu::Comm{.clique = clique, .name = name, .rank = rank, .device = device, .polls_left = gpu().polls_in_progress};
+    auto* const made = new FakeGpu::Comm{
+        .clique = clique, .name = name, .rank = rank, .device = device, .polls_left = gpu().polls_in_progress};
     gpu().comms_.insert(made);
     return made;
   }
   static NcclStatus init(void** comm, int size, detail::NcclId id, int rank, detail::NcclConfig* config) {
     const Guard lock(gpu().mutex_);
-    gpu().say("init " + std::to_string(rank) + "/" + std::to_string(size) + " blocking=" + std::to_string(config->blocking));
-    if (config->blocking != 0 || config->magic != 0xcafebeef || config->size != sizeof(detail::NcclConfig)) gpu().violate("a config that NCCL would refuse");
+    gpu().say("init " + std::to_string(rank) + "/" + std::to_string(size) +
+              " blocking=" + std::to_string(config->blocking));
+    if (config->blocking != 0 || config->magic != 0xcafebeef || config->size != sizeof(detail::NcclConfig))
+      gpu().violate("a config that NCCL would refuse");
     if (refused("init")) return NcclStatus::kSystemError;
     *comm = make_comm(id.bytes, size, rank, FakeGpu::current);
     return NcclStatus::kInProgress;
@@ -509,7 +544,8 @@ struct Calls {
     all.push_back({.color = color, .key = key, .rank = comm.rank, .to = part, .device = comm.device});
     comm.polls_left = gpu().polls_in_progress;
     if (static_cast<int>(all.size()) < comm.clique->size) return NcclStatus::kInProgress;
-    std::ranges::sort(all, [](const auto& a, const auto& b) { return std::pair(a.key, a.rank) < std::pair(b.key, b.rank); });
+    std::ranges::sort(all,
+                      [](const auto& a, const auto& b) { return std::pair(a.key, a.rank) < std::pair(b.key, b.rank); });
     std::map<int, int> sizes;
     for (const auto& asked : all) ++sizes[asked.color];
     std::map<int, int> next;
@@ -524,7 +560,8 @@ struct Calls {
     const Guard lock(gpu().mutex_);
     if (!known(comm, "finalize")) return NcclStatus::kInvalidArgument;
     gpu().log_[comm_of(comm)->device].emplace_back("finalize");
-    if (FakeGpu::current != comm_of(comm)->device) gpu().violate("finalize with another device than the communicator's");
+    if (FakeGpu::current != comm_of(comm)->device)
+      gpu().violate("finalize with another device than the communicator's");
     comm_of(comm)->finalizing = true;
     comm_of(comm)->polls_left = gpu().polls_in_progress;
     return NcclStatus::kInProgress;
@@ -572,7 +609,8 @@ struct Calls {
     if (!comm.opened && (gpu().never_opens || comm.clique->joined < comm.clique->size)) return NcclStatus::kSuccess;
     if (comm.finalizing && gpu().finalize_blocks) return NcclStatus::kSuccess;
     const auto splitting = comm.clique->splitting.find(comm.splits - 1);
-    if (splitting != comm.clique->splitting.end() && static_cast<int>(splitting->second.size()) < comm.clique->size) return NcclStatus::kSuccess;
+    if (splitting != comm.clique->splitting.end() && static_cast<int>(splitting->second.size()) < comm.clique->size)
+      return NcclStatus::kSuccess;
     if (comm.polls_left-- > 0) return NcclStatus::kSuccess;
     comm.polls_left = 0;
     comm.opened = true;
@@ -580,7 +618,9 @@ struct Calls {
     *status = NcclStatus::kSuccess;
     return NcclStatus::kSuccess;
   }
-  static const char* nccl_text(NcclStatus status) { return status == NcclStatus::kRemoteError ? "remote process exited or there was a network error" : "a fake error"; }
+  static const char* nccl_text(NcclStatus status) {
+    return status == NcclStatus::kRemoteError ? "remote process exited or there was a network error" : "a fake error";
+  }
   static const char* last_error(void*) { return "socket closed by a fake peer"; }
   static NcclStatus group_start() {
     const Guard lock(gpu().mutex_);
@@ -603,7 +643,8 @@ struct Calls {
     const Guard lock(gpu().mutex_);
     if (!known(handle, operation.kind.c_str())) return NcclStatus::kInvalidArgument;
     FakeGpu::Comm& comm = *comm_of(handle);
-    std::string line = operation.kind + " " + std::to_string(operation.count) + " " + std::string(text_of(operation.type));
+    std::string line =
+        operation.kind + " " + std::to_string(operation.count) + " " + std::string(text_of(operation.type));
     const bool reduces = operation.kind.find("reduce") != std::string::npos;
     if (reduces) line += " " + std::string(text_of(operation.op));
     if (operation.kind == "broadcast" || operation.kind == "reduce") line += " root=" + std::to_string(operation.root);
@@ -623,20 +664,29 @@ struct Calls {
     comm.building->operations.push_back(std::move(operation));
     return NcclStatus::kInProgress;
   }
-  static NcclStatus all_gather(const void* send, void* recv, std::size_t count, NcclType type, void* comm, void* stream) {
+  static NcclStatus all_gather(const void* send, void* recv, std::size_t count, NcclType type, void* comm,
+                               void* stream) {
     return add({.kind = "all_gather", .send = send, .recv = recv, .count = count, .type = type}, comm, stream);
   }
-  static NcclStatus reduce_scatter(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, void* comm, void* stream) {
-    return add({.kind = "reduce_scatter", .send = send, .recv = recv, .count = count, .type = type, .op = op}, comm, stream);
+  static NcclStatus reduce_scatter(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op,
+                                   void* comm, void* stream) {
+    return add({.kind = "reduce_scatter", .send = send, .recv = recv, .count = count, .type = type, .op = op}, comm,
+               stream);
   }
-  static NcclStatus all_reduce(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, void* comm, void* stream) {
-    return add({.kind = "all_reduce", .send = send, .recv = recv, .count = count, .type = type, .op = op}, comm, stream);
+  static NcclStatus all_reduce(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, void* comm,
+                               void* stream) {
+    return add({.kind = "all_reduce", .send = send, .recv = recv, .count = count, .type = type, .op = op}, comm,
+               stream);
   }
-  static NcclStatus reduce(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, int root, void* comm, void* stream) {
-    return add({.kind = "reduce", .send = send, .recv = recv, .count = count, .type = type, .op = op, .root = root}, comm, stream);
+  static NcclStatus reduce(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, int root,
+                           void* comm, void* stream) {
+    return add({.kind = "reduce", .send = send, .recv = recv, .count = count, .type = type, .op = op, .root = root},
+               comm, stream);
   }
-  static NcclStatus broadcast(const void* send, void* recv, std::size_t count, NcclType type, int root, void* comm, void* stream) {
-    return add({.kind = "broadcast", .send = send, .recv = recv, .count = count, .type = type, .root = root}, comm, stream);
+  static NcclStatus broadcast(const void* send, void* recv, std::size_t count, NcclType type, int root, void* comm,
+                              void* stream) {
+    return add({.kind = "broadcast", .send = send, .recv = recv, .count = count, .type = type, .root = root}, comm,
+               stream);
   }
   static NcclStatus send(const void* data, std::size_t count, NcclType type, int peer, void* comm, void* stream) {
     return add({.kind = "send", .send = data, .count = count, .type = type, .root = peer}, comm, stream);

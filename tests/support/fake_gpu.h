@@ -1,8 +1,9 @@
-// GPUs and an NCCL that are not there: streams, events and collectives in memory of the host, behind the tables of src/device/cuda and
-// src/comm/nccl. Ranks are threads, each with a device of its own.
+// GPUs and an NCCL that are not there: streams, events and collectives in memory of the host, behind the tables of
+// src/device/cuda and src/comm/nccl. Ranks are threads, each with a device of its own.
 //
-// What is given to a stream runs only when somebody asks for an event, and then as far as events, held streams and other ranks let it: so
-// a missing order shows as wrong data, and a missing wait as a call that NCCL has not yet taken. What no program may do lands in violations().
+// What is given to a stream runs only when somebody asks for an event, and then as far as events, held streams and
+// other ranks let it: so a missing order shows as wrong data, and a missing wait as a call that NCCL has not yet taken.
+// What no program may do lands in violations().
 #pragma once
 
 #include "comm/nccl/nccl_table.h"
@@ -41,17 +42,18 @@ class FakeGpu {
 
   // What the test wants to go wrong. Set before the ranks run, or under no call.
   detail::CudaStatus count_status = detail::kCudaSuccess;
-  std::string same_bus{};                ///< all devices are at this address
-  bool never_opens = false;              ///< NCCL never connects
-  bool moves_data = true;                ///< collectives copy; false: buffers are addresses that nobody reads
-  bool abort_blocks = false;             ///< ncclCommAbort does not come back until release_aborts()
-  bool host_memory_is_managed = false;   ///< what the fake does not know is managed memory: of the host and of every device
-  bool registers = true;                 ///< false: NCCL has no use for a buffer, and gives no handle
-  bool finalize_blocks = false;          ///< ncclCommFinalize stays in progress
-  int polls_in_progress = 3;             ///< looks until NCCL has taken what it was given
+  std::string same_bus{};     ///< all devices are at this address
+  bool never_opens = false;   ///< NCCL never connects
+  bool moves_data = true;     ///< collectives copy; false: buffers are addresses that nobody reads
+  bool abort_blocks = false;  ///< ncclCommAbort does not come back until release_aborts()
+  bool host_memory_is_managed =
+      false;                     ///< what the fake does not know is managed memory: of the host and of every device
+  bool registers = true;         ///< false: NCCL has no use for a buffer, and gives no handle
+  bool finalize_blocks = false;  ///< ncclCommFinalize stays in progress
+  int polls_in_progress = 3;     ///< looks until NCCL has taken what it was given
   detail::CudaStatus event_status = detail::kCudaSuccess;  ///< what every look at an event says, if not success
-  std::atomic<int> broken_device{-1};    ///< every look at one of its events says kBroken; may be set at any time
-  std::string refuse{};                  ///< the call of NCCL with this name returns kSystemError
+  std::atomic<int> broken_device{-1};  ///< every look at one of its events says kBroken; may be set at any time
+  std::string refuse{};                ///< the call of NCCL with this name returns kSystemError
 
   /// What the stream holds stays where it is.
   void hold(void* stream, bool held);

@@ -1,5 +1,9 @@
 #include "support/fork_ranks.h"
 
+#include "support/left_behind.h"
+
+#include <zeroth/base/surroundings.h>
+
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/prctl.h>
@@ -15,10 +19,6 @@
 #include <fstream>
 #include <optional>
 #include <thread>
-
-#include <zeroth/base/surroundings.h>
-
-#include "support/left_behind.h"
 
 namespace zeroth::test {
 namespace {
@@ -130,8 +130,7 @@ ForkReport fork_ranks(int world, const std::function<void(int rank)>& body, cons
       } else if (WIFSIGNALED(status)) {
         failure.text = "killed by signal " + std::to_string(WTERMSIG(status));
       } else if (WEXITSTATUS(status) != 0) {
-        failure.text =
-            child.text.empty() ? "exit code " + std::to_string(WEXITSTATUS(status)) : child.text.substr(1);
+        failure.text = child.text.empty() ? "exit code " + std::to_string(WEXITSTATUS(status)) : child.text.substr(1);
         if (!child.text.empty() && child.text.front() != '-') {
           failure.code = static_cast<ErrorCode>(child.text.front() - 'A');
         }
@@ -144,7 +143,8 @@ ForkReport fork_ranks(int world, const std::function<void(int rank)>& body, cons
   }
   for (const ProcessEnd& end : report.ends) report.ended.push_back(end.after);
   std::ranges::sort(report.failures, {}, &RankFailure::rank);
-  if (const std::string text = left.text(); !text.empty()) ADD_FAILURE() << "the ranks have left\n" << text << report.text();
+  if (const std::string text = left.text(); !text.empty())
+    ADD_FAILURE() << "the ranks have left\n" << text << report.text();
   return report;
 }
 
@@ -154,6 +154,8 @@ std::string unique_job() {
   return "test-" + std::to_string(::getpid()) + "-" + std::to_string(bits);
 }
 
-int open_descriptors() { return static_cast<int>(count_open_files()); }
+int open_descriptors() {
+  return static_cast<int>(count_open_files());
+}
 
 }  // namespace zeroth::test

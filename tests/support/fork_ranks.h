@@ -35,8 +35,7 @@ struct ForkRanksOptions {
 /// Forks `world` children that run body(rank) and _exit: with 0, or with 1 and a text if it throws. The
 /// caller must have no threads. A child dies with its parent. Failures: exceptions, signals, exit codes, the
 /// deadline. What they leave behind (left_behind.h) fails the test that runs.
-[[nodiscard]] ForkReport fork_ranks(int world,
-                                    const std::function<void(int rank)>& body,
+[[nodiscard]] ForkReport fork_ranks(int world, const std::function<void(int rank)>& body,
                                     const ForkRanksOptions& options = {});
 
 /// A name for the shm rendezvous that no other test run has.

@@ -108,7 +108,8 @@ struct NamedSocket {
   [[nodiscard]] std::string text() const { return "socket " + name + " inode " + inode; }
 };
 
-/// Abstract sockets of Zeroth and this user, in this network namespace; also connections that were accepted under such a name.
+/// Abstract sockets of Zeroth and this user, in this network namespace; also connections that were accepted under such
+/// a name.
 std::vector<NamedSocket> named_sockets() {
   const std::string prefix = "@zeroth-";
   const std::string of_this_user = "-" + std::to_string(::getuid()) + "-";
@@ -117,7 +118,8 @@ std::vector<NamedSocket> named_sockets() {
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);
     const std::vector<std::string> fields{std::istream_iterator<std::string>(words), {}};
-    if (fields.size() < 8 || !fields[7].starts_with(prefix) || fields[7].find(of_this_user) == std::string::npos) continue;
+    if (fields.size() < 8 || !fields[7].starts_with(prefix) || fields[7].find(of_this_user) == std::string::npos)
+      continue;
     result.push_back({.name = fields[7], .inode = fields[6]});
   }
   return result;
@@ -150,7 +152,8 @@ Lines without(const Lines& all, const Lines& these) {
   return rest;
 }
 
-/// " (its program)" for the line of a process. Not in the line itself: a process that stays may have become another program.
+/// " (its program)" for the line of a process. Not in the line itself: a process that stays may have become another
+/// program.
 std::string name_of(const std::string& line) {
   if (!line.starts_with(kProcess)) return "";
   std::string name = read_text("/proc/" + line.substr(kProcess.size(), line.find(':') - kProcess.size()) + "/comm");

@@ -1,5 +1,5 @@
-// A message transport between threads, stricter than any real one: a message is not sent before its receive is posted, and
-// a receive of another size is an error.
+// A message transport between threads, stricter than any real one: a message is not sent before its receive is posted,
+// and a receive of another size is an error.
 #pragma once
 
 #include <zeroth/base/error.h>
@@ -57,7 +57,8 @@ class MessageHub : public std::enable_shared_from_this<MessageHub> {
       hub_->changed_.wait_for(lock, slice, [&] { return over() || !hub_->stopped_.empty(); });
       const bool done = over();
       ZR_CHECK(done || hub_->stopped_.empty(), ErrorCode::kAborted, hub_->stopped_, {.where = "test.hub"});
-      ZR_CHECK(!post_->wrong_size, ErrorCode::kInternal, "a message has another size than its receive", {.where = "test.hub"});
+      ZR_CHECK(!post_->wrong_size, ErrorCode::kInternal, "a message has another size than its receive",
+               {.where = "test.hub"});
       return done;
     }
 

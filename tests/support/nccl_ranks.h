@@ -51,11 +51,17 @@ inline Collective sum_of(float* data, std::int64_t count, MessageTag tag = {}) {
           .tag = tag};
 }
 
-inline Work submit(NcclRank& rank, const Collective& call) { return rank.seat->submit({&call, 1}, rank.stream); }
+inline Work submit(NcclRank& rank, const Collective& call) {
+  return rank.seat->submit({&call, 1}, rank.stream);
+}
 
 /// How the ranks of a test come together.
 struct NcclWorld {
-  explicit NcclWorld(int world_size) : gpu(world_size), size(world_size), cudas(static_cast<std::size_t>(world_size), gpu.cuda_table()), tables(cudas.size(), gpu.nccl_table()) {
+  explicit NcclWorld(int world_size)
+      : gpu(world_size),
+        size(world_size),
+        cudas(static_cast<std::size_t>(world_size), gpu.cuda_table()),
+        tables(cudas.size(), gpu.nccl_table()) {
     options.timeout = Milliseconds{20'000};
     options.reduction = Reduction::kTransport;
   }
@@ -104,7 +110,8 @@ struct NcclWorld {
       return detail::NcclLibraries{.nccl = &tables[index], .cuda = &cudas[index]};
     });
     const auto device = detail::make_cuda_device(cudas[index], rank, mine.timeout);
-    NcclRank own{.rank = rank, .gpu = gpu, .device = *device, .stream = device->make_stream("test"), .seat = std::move(seat)};
+    NcclRank own{
+        .rank = rank, .gpu = gpu, .device = *device, .stream = device->make_stream("test"), .seat = std::move(seat)};
     body(own);
   }
 };

@@ -30,15 +30,18 @@ class ProcessSeats {
   /// In the rank's process; blocks until all ranks have asked for theirs.
   [[nodiscard]] std::unique_ptr<CommBackend> seat(int rank) {
     if (!mesh_)
-      return make_backend(kind_,
-                          {.rank = rank, .size = world_, .job = job_, .hub = nullptr, .options = options_});
+      return make_backend(kind_, {.rank = rank, .size = world_, .job = job_, .hub = nullptr, .options = options_});
     std::unique_ptr<CommBackend> base = make_message_backend(mesh_->transport(rank), options_);
     if (kind_ == "sockets") return base;
     if (kind_ == "shm|sockets") {
       std::vector<NamedBackend> backends;
-      backends.push_back({"shm", make_backend("shm", {.rank = rank, .size = world_, .job = job_, .hub = nullptr, .options = options_})});
+      backends.push_back(
+          {"shm",
+           make_backend("shm", {.rank = rank, .size = world_, .job = job_, .hub = nullptr, .options = options_})});
       backends.push_back({"sockets", std::move(base)});
-      return make_mixed_backend(std::move(backends), CallTable({{.kind = CollectiveKind::kAllReduce, .up_to_bytes = 1'000, .backend = "shm"}, {.kind = CollectiveKind::kAllReduce, .backend = "sockets"}}));
+      return make_mixed_backend(std::move(backends),
+                                CallTable({{.kind = CollectiveKind::kAllReduce, .up_to_bytes = 1'000, .backend = "shm"},
+                                           {.kind = CollectiveKind::kAllReduce, .backend = "sockets"}}));
     }
     const std::vector<int>& nodes = options_.nodes;
     const int node = nodes[static_cast<std::size_t>(rank)];

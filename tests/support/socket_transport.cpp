@@ -71,9 +71,7 @@ class Hub {
       Peer& peer = peers_[static_cast<std::size_t>(with)];
       if (over(peer)) return true;
       ZR_CHECK(stopped_.empty(), ErrorCode::kAborted, stopped_, {.where = "test.sockets"});
-      ZR_CHECK(peer.fd >= 0,
-               ErrorCode::kPeerLost,
-               "rank " + std::to_string(with) + " closed its connection",
+      ZR_CHECK(peer.fd >= 0, ErrorCode::kPeerLost, "rank " + std::to_string(with) + " closed its connection",
                {.where = "test.sockets"});
       if (deadline.passed()) return false;
     }
@@ -183,10 +181,8 @@ class Receiving final : public Transfer {
     return done_ || hub_->wait(from_, slice, [this](Hub::Peer& peer) {
       std::deque<Bytes>& arrived = peer.arrived[tag_];
       if (arrived.empty()) return false;
-      ZR_CHECK(arrived.front().size() == bytes_.size(),
-               ErrorCode::kInternal,
-               "a message has another size than its receive",
-               {.where = "test.sockets"});
+      ZR_CHECK(arrived.front().size() == bytes_.size(), ErrorCode::kInternal,
+               "a message has another size than its receive", {.where = "test.sockets"});
       if (!bytes_.empty()) std::memcpy(bytes_.data(), arrived.front().data(), bytes_.size());
       arrived.pop_front();
       return done_ = true;
@@ -232,9 +228,7 @@ SocketMesh::SocketMesh(int size) : size_(size), ends_(static_cast<std::size_t>(s
     for (int peer = rank + 1; peer < size; ++peer) {
       std::array<int, 2> pair{};
       ZR_CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair.data()) == 0,
-               ErrorCode::kResource,
-               "socketpair failed: " + errno_text(errno),
-               {.where = "test.sockets"});
+               ErrorCode::kResource, "socketpair failed: " + errno_text(errno), {.where = "test.sockets"});
       ends_[static_cast<std::size_t>(rank * size + peer)] = pair[0];
       ends_[static_cast<std::size_t>(peer * size + rank)] = pair[1];
     }
@@ -248,8 +242,7 @@ SocketMesh::~SocketMesh() {
 std::shared_ptr<MessageTransport> SocketMesh::transport(int rank, std::string_view kind) {
   std::vector<int> own(static_cast<std::size_t>(size_), -1);
   for (int peer = 0; peer < size_; ++peer) {
-    own[static_cast<std::size_t>(peer)] =
-        std::exchange(ends_[static_cast<std::size_t>(rank * size_ + peer)], -1);
+    own[static_cast<std::size_t>(peer)] = std::exchange(ends_[static_cast<std::size_t>(rank * size_ + peer)], -1);
   }
   close_all();
   return std::make_shared<SocketTransport>(std::make_shared<Hub>(rank, std::move(own)), kind);

@@ -34,16 +34,15 @@ struct ThreadRanksOptions {
   ThreadTransport transport = ThreadTransport::kMemory;
   std::vector<std::shared_ptr<RankWatch>> watches{};  ///< one a rank, or none
   /// A rank's seat over that of the transport; empty: that itself.
-  std::function<std::unique_ptr<CommBackend>(int rank, std::unique_ptr<CommBackend> base, const CommOptions& options)> seat_over{};
+  std::function<std::unique_ptr<CommBackend>(int rank, std::unique_ptr<CommBackend> base, const CommOptions& options)>
+      seat_over{};
   Milliseconds deadline{120'000};  ///< after it the test program ends with a text: a thread cannot be killed
 };
 
 using RankBody = std::function<void(int rank, const std::shared_ptr<CommBackend>& backend)>;
 
 /// Runs body(rank, backend) on `world` threads and returns what they threw.
-[[nodiscard]] inline RankReport try_ranks(int world,
-                                          const RankBody& body,
-                                          const ThreadRanksOptions& options = {}) {
+[[nodiscard]] inline RankReport try_ranks(int world, const RankBody& body, const ThreadRanksOptions& options = {}) {
   const ThreadSeats seats(world, options.transport, options.comm.nodes);
   RankReport report;
   std::mutex mutex;
@@ -55,7 +54,8 @@ using RankBody = std::function<void(int rank, const std::shared_ptr<CommBackend>
       CommOptions comm = options.comm;
       if (!options.watches.empty()) comm.watch = options.watches[static_cast<std::size_t>(rank)];
       std::unique_ptr<CommBackend> base = seats.seat(rank, comm);
-      const std::shared_ptr<CommBackend> backend = options.seat_over ? options.seat_over(rank, std::move(base), comm) : std::move(base);
+      const std::shared_ptr<CommBackend> backend =
+          options.seat_over ? options.seat_over(rank, std::move(base), comm) : std::move(base);
       try {
         body(rank, backend);
       } catch (const Error& error) {
@@ -79,8 +79,7 @@ using RankBody = std::function<void(int rank, const std::shared_ptr<CommBackend>
   for (int rank = 0; rank < world; ++rank) threads.emplace_back(run, rank);
   {
     std::unique_lock lock(mutex);
-    if (!changed.wait_until(
-            lock, std::chrono::steady_clock::now() + options.deadline, [&] { return running == 0; })) {
+    if (!changed.wait_until(lock, std::chrono::steady_clock::now() + options.deadline, [&] { return running == 0; })) {
       std::fprintf(stderr, "ranks still run after the deadline; failed so far:\n%s", report.text().c_str());
       std::abort();
     }

@@ -17,10 +17,10 @@ namespace zeroth::test {
 
 /// What the threads of a world talk over.
 enum class ThreadTransport {
-  kMemory,    ///< inproc
-  kMessages,  ///< matched calls over messages
-  kLevels,    ///< inproc inside a node, messages between nodes
-  kMixed,     ///< inproc and messages, by the kind and size of a call
+  kMemory,        ///< inproc
+  kMessages,      ///< matched calls over messages
+  kLevels,        ///< inproc inside a node, messages between nodes
+  kMixed,         ///< inproc and messages, by the kind and size of a call
   kSilentLevels,  ///< kLevels over messages that carry no word of a rank that stops, as those of gloo
 };
 
@@ -61,7 +61,8 @@ class ThreadSeats {
         memory_(make_inproc_hub(world)),
         messages_(std::make_shared<MessageHub>(world, transport == ThreadTransport::kLevels)) {
     for (int rank = 0; rank < static_cast<int>(nodes_.size()); ++rank) {
-      if (node_of(rank) == static_cast<int>(node_memory_.size())) node_memory_.push_back(make_inproc_hub(ranks_on(node_of(rank))));
+      if (node_of(rank) == static_cast<int>(node_memory_.size()))
+        node_memory_.push_back(make_inproc_hub(ranks_on(node_of(rank))));
     }
   }
 
@@ -83,15 +84,16 @@ class ThreadSeats {
     const auto first = static_cast<int>(std::find(nodes_.begin(), nodes_.end(), node) - nodes_.begin());
     for (int other = first; other < first + ranks_on(node); ++other) inside.watched_ranks.push_back(other);
     return make_two_level_backend(
-        std::move(base), in_memory(rank - first, ranks_on(node), node_memory_[static_cast<std::size_t>(node)], inside), options);
+        std::move(base), in_memory(rank - first, ranks_on(node), node_memory_[static_cast<std::size_t>(node)], inside),
+        options);
   }
 
  private:
   [[nodiscard]] int node_of(int rank) const { return nodes_[static_cast<std::size_t>(rank)]; }
-  [[nodiscard]] int ranks_on(int node) const { return static_cast<int>(std::count(nodes_.begin(), nodes_.end(), node)); }
-  [[nodiscard]] static std::unique_ptr<CommBackend> in_memory(int rank,
-                                                              int size,
-                                                              std::shared_ptr<InprocHub> hub,
+  [[nodiscard]] int ranks_on(int node) const {
+    return static_cast<int>(std::count(nodes_.begin(), nodes_.end(), node));
+  }
+  [[nodiscard]] static std::unique_ptr<CommBackend> in_memory(int rank, int size, std::shared_ptr<InprocHub> hub,
                                                               const CommOptions& options) {
     return make_backend("inproc", {.rank = rank, .size = size, .job = {}, .hub = std::move(hub), .options = options});
   }

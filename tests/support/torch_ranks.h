@@ -22,8 +22,7 @@ struct WorldRanksOptions {
 };
 
 /// Runs body(world) on `size` threads and returns what they threw.
-[[nodiscard]] inline RankReport try_world(int size,
-                                          const std::function<void(const World& world)>& body,
+[[nodiscard]] inline RankReport try_world(int size, const std::function<void(const World& world)>& body,
                                           const WorldRanksOptions& options = {}) {
   const std::shared_ptr<InprocHub> hub = make_inproc_hub(size);
   RankReport report;

@@ -54,9 +54,7 @@ struct Initial {
     return (torch::randn(shape, generator, torch::kFloat64) * deviation).to(dtype);
   }
   /// Norms stay fp32 in a bf16 model: two dtypes in one unit.
-  [[nodiscard]] torch::Dtype norm_dtype() const {
-    return dtype == torch::kBFloat16 ? torch::kFloat32 : dtype;
-  }
+  [[nodiscard]] torch::Dtype norm_dtype() const { return dtype == torch::kBFloat16 ? torch::kFloat32 : dtype; }
   [[nodiscard]] Tensor ones(std::int64_t width) const { return torch::ones({width}, norm_dtype()); }
 };
 
@@ -90,13 +88,9 @@ struct BlockImpl : torch::nn::Module {
   }
   Tensor forward(const Tensor& x_BTD, torch::Generator generator) {
     const std::int64_t B = x_BTD.size(0), T = x_BTD.size(1), D = x_BTD.size(2);
-    const auto heads =
-        torch::linear(rms_norm(x_BTD, attention_norm), qkv).view({B, T, 3, 2, D / 2}).unbind(2);
-    const Tensor y_BNTH = torch::scaled_dot_product_attention(heads[0].transpose(1, 2),
-                                                              heads[1].transpose(1, 2),
-                                                              heads[2].transpose(1, 2),
-                                                              {},
-                                                              0.0,
+    const auto heads = torch::linear(rms_norm(x_BTD, attention_norm), qkv).view({B, T, 3, 2, D / 2}).unbind(2);
+    const Tensor y_BNTH = torch::scaled_dot_product_attention(heads[0].transpose(1, 2), heads[1].transpose(1, 2),
+                                                              heads[2].transpose(1, 2), {}, 0.0,
                                                               /*is_causal=*/true);
     const Tensor h_BTD =
         x_BTD + drop(torch::linear(y_BNTH.transpose(1, 2).reshape({B, T, D}), out), dropout_, generator);
@@ -123,8 +117,7 @@ struct GptImpl : torch::nn::Module {
     Tensor h_BTD = torch::embedding(embedding_VD, step.input) + position_TD;
     for (auto& block : blocks) h_BTD = block->forward(h_BTD, step.generator);
     const Tensor logits_BTV = torch::linear(rms_norm(h_BTD, last_norm), embedding_VD);
-    const auto sums =
-        logits_BTV.scalar_type() == torch::kBFloat16 ? torch::kFloat32 : logits_BTV.scalar_type();
+    const auto sums = logits_BTV.scalar_type() == torch::kBFloat16 ? torch::kFloat32 : logits_BTV.scalar_type();
     return torch::cross_entropy_loss(logits_BTV.to(sums).flatten(0, 1), step.target.flatten());
   }
   Tensor embedding_VD{}, position_TD{}, last_norm{};
@@ -146,8 +139,8 @@ struct StemImpl : torch::nn::Module {
   }
   Tensor forward(const Tensor& x, const Tensor& prompt) {
     const Tensor y = torch::conv2d(x + torch::matmul(prompt, frozen), weight, {}, 1, 1);
-    return torch::relu(torch::batch_norm(
-                           y.to(scale.scalar_type()), scale, shift, mean, variance, true, 0.1, 1e-5, false))
+    return torch::relu(
+               torch::batch_norm(y.to(scale.scalar_type()), scale, shift, mean, variance, true, 0.1, 1e-5, false))
         .to(x.scalar_type());
   }
   Tensor weight{}, frozen{}, scale{}, shift{}, mean{}, variance{};
@@ -169,8 +162,7 @@ TORCH_MODULE(Mix);
 
 struct DenseImpl : torch::nn::Module {
   DenseImpl(Initial& initial, Tensor shared) {
-    weight =
-        register_parameter("weight", shared.defined() ? shared : initial.normal({kChannels, kChannels}, 0.2));
+    weight = register_parameter("weight", shared.defined() ? shared : initial.normal({kChannels, kChannels}, 0.2));
     bias = register_parameter("bias", initial.normal({kChannels}, 0.02));
   }
   Tensor forward(const Tensor& x) { return torch::relu(torch::linear(x, weight, bias)) + 0.1 * x; }
@@ -182,8 +174,7 @@ struct ForeignImpl : torch::nn::Module {
   explicit ForeignImpl(const TorchTraining& training) {
     Initial initial{torch_dtype(training.dtype)};
     prompt = register_parameter("prompt", initial.normal({6, 6}, 0.1));
-    rotation =
-        register_parameter("rotation", initial.normal({kChannels, kChannels}, 0.2), /*requires_grad=*/false);
+    rotation = register_parameter("rotation", initial.normal({kChannels, kChannels}, 0.2), /*requires_grad=*/false);
     head = register_parameter("head", initial.normal({kClasses, kChannels}, 0.2));
     stem = register_module("stem", Unit<Stem>(Stem(initial)));
     mix = register_module("mix", Unit<Mix>(Mix(initial)));
@@ -222,8 +213,7 @@ Step make_step(const TorchTraining& training, int rank, int step, int micro) {
     result.input = torch::randint(kVocab, {kBatch, kSequence}, result.generator, torch::kInt64);
     result.target = torch::randint(kVocab, {kBatch, kSequence}, result.generator, torch::kInt64);
   } else {
-    result.input =
-        torch::randn({kBatch, 3, 6, 6}, result.generator, torch::kFloat64).to(torch_dtype(training.dtype));
+    result.input = torch::randn({kBatch, 3, 6, 6}, result.generator, torch::kFloat64).to(torch_dtype(training.dtype));
     result.target = torch::randint(kClasses, {kBatch}, result.generator, torch::kInt64);
     // One rank in turn skips; in each third step all of them do, so that the branch stays untouched.
     result.skip_branch = step % 3 == 2 || (rank + step + micro) % 3 == 0;
@@ -256,8 +246,8 @@ Config config_of(const TorchTraining& training) {
 libtorch::EngineOptions engine_options() {
   libtorch::EngineOptions options;
   options.log_level = LogLevel::kOff;
-  options.groups = {{.match = [](const std::string&, const Tensor& parameter) { return parameter.dim() < 2; },
-                     .weight_decay = 0.0}};
+  options.groups = {
+      {.match = [](const std::string&, const Tensor& parameter) { return parameter.dim() < 2; }, .weight_decay = 0.0}};
   return options;
 }
 
@@ -284,8 +274,7 @@ std::string buffers_of(Net& model) {
   for (const auto& item : model->named_buffers()) {
     const Tensor dense = item.value().contiguous();
     text += item.key() + " " +
-            std::to_string(digest64({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()})) +
-            "\n";
+            std::to_string(digest64({static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()})) + "\n";
   }
   return text;
 }
@@ -372,15 +361,13 @@ std::unique_ptr<torch::optim::Optimizer> plain_optimizer(const TorchTraining& tr
   if (training.sgd) {
     const auto options = torch::optim::SGDOptions(training.lr).momentum(0.9);
     groups.emplace_back(
-        decayed,
-        std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(options).weight_decay(0.1)));
+        decayed, std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(options).weight_decay(0.1)));
     groups.emplace_back(plain, std::make_unique<torch::optim::SGDOptions>(options));
     return std::make_unique<torch::optim::SGD>(groups, options);
   }
   const auto options = torch::optim::AdamWOptions(training.lr).weight_decay(0.0);
   groups.emplace_back(
-      decayed,
-      std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(options).weight_decay(0.1)));
+      decayed, std::make_unique<torch::optim::AdamWOptions>(torch::optim::AdamWOptions(options).weight_decay(0.1)));
   groups.emplace_back(plain, std::make_unique<torch::optim::AdamWOptions>(options));
   return std::make_unique<torch::optim::AdamW>(groups, options);
 }
@@ -392,8 +379,7 @@ std::vector<double> run_plain(const TorchTraining& training) {
   std::vector<Tensor> decayed, plain, trainable;
   for (const Tensor& parameter : model->parameters()) {
     const auto same = [&](const Tensor& other) { return other.is_same(parameter); };
-    if (!parameter.requires_grad() || std::ranges::any_of(trainable, same))
-      continue;  // tied weights come twice
+    if (!parameter.requires_grad() || std::ranges::any_of(trainable, same)) continue;  // tied weights come twice
     trainable.push_back(parameter);
     (parameter.dim() < 2 ? plain : decayed).push_back(parameter);
   }
@@ -420,9 +406,8 @@ std::vector<double> run_plain(const TorchTraining& training) {
 
 std::string TorchTraining::text() const {
   return std::string(net == TorchNet::kGpt ? "gpt " : "foreign ") + std::string(name_of(dtype)) + " world " +
-         std::to_string(world) + " stage " + std::to_string(zero_stage) + " reshard " +
-         std::string(name_of(reshard)) + " " + std::string(name_of(policy)) + " accumulate " +
-         std::to_string(micro_steps) +
+         std::to_string(world) + " stage " + std::to_string(zero_stage) + " reshard " + std::string(name_of(reshard)) +
+         " " + std::string(name_of(policy)) + " accumulate " + std::to_string(micro_steps) +
          (mode == ExecutionMode::kChaos ? " chaos seed " + std::to_string(chaos_seed) : " inline");
 }
 
@@ -447,14 +432,13 @@ TorchOutcome train_torch_as_rank(const TorchTraining& training, const World& wor
 }
 
 std::string difference(const TorchOutcome& expected, const TorchOutcome& got) {
-  const auto compare =
-      [](const std::vector<double>& a, const std::vector<double>& b, const std::string& what) -> std::string {
+  const auto compare = [](const std::vector<double>& a, const std::vector<double>& b,
+                          const std::string& what) -> std::string {
     if (a.size() != b.size()) return "number of steps";
     for (std::size_t step = 0; step < a.size(); ++step) {
       // Bits, so that two NaNs are equal and the zeros are not.
       if (std::memcmp(&a[step], &b[step], sizeof(double)) == 0) continue;
-      return what + " of step " + std::to_string(step) + ": " + hex_float(a[step]) + " against " +
-             hex_float(b[step]);
+      return what + " of step " + std::to_string(step) + ": " + hex_float(a[step]) + " against " + hex_float(b[step]);
     }
     return "";
   };

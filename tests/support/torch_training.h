@@ -19,7 +19,7 @@ class World;
 namespace zeroth::testing {
 
 enum class TorchNet {
-  kGpt,  ///< transformer: tied embedding, dropout, SwiGLU, fp32 norms in bf16 blocks; every block is a unit
+  kGpt,      ///< transformer: tied embedding, dropout, SwiGLU, fp32 norms in bf16 blocks; every block is a unit
   kForeign,  ///< convolution (channels_last), batch norm, a reused unit, a skipped branch, tied and frozen
              ///< weights, soft prompt
 };
@@ -34,8 +34,7 @@ struct TorchTraining {
   int steps = 4;
   double clipping = 0.5;
   double lr = 1e-2;
-  bool sgd =
-      false;  ///< SGD with momentum, which does not forgive a wrong factor of the gradient, instead of AdamW
+  bool sgd = false;  ///< SGD with momentum, which does not forgive a wrong factor of the gradient, instead of AdamW
   double dropout = 0.2;
   int zero_stage = 0;
   Reshard reshard = Reshard::kDefault;

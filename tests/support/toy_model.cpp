@@ -40,11 +40,8 @@ std::vector<T> affine(const std::vector<T>& w, const std::vector<T>& x, const st
 
 /// Adds dz x^T to dw and dz to db; returns W^T dz.
 template <class T>
-std::vector<T> affine_backward(const std::vector<T>& w,
-                               const std::vector<T>& x,
-                               const std::vector<T>& dz,
-                               std::vector<T>& dw,
-                               std::vector<T>* db) {
+std::vector<T> affine_backward(const std::vector<T>& w, const std::vector<T>& x, const std::vector<T>& dz,
+                               std::vector<T>& dw, std::vector<T>* db) {
   const std::size_t cols = x.size();
   dw.resize(dz.size() * cols, T{0});
   if (db != nullptr) db->resize(dz.size(), T{0});
@@ -65,11 +62,13 @@ ToyStructure make_toy(const ToyOptions& options, std::uint64_t seed) {
   ToyStructure toy;
   std::mt19937_64 random(seed);
   const auto add = [&](const std::string& name, std::vector<std::int64_t> shape, bool trainable, int group) {
-    toy.params.push_back({.name = name, .shape = std::move(shape), .dtype = options.dtype, .trainable = trainable, .group = group});
+    toy.params.push_back(
+        {.name = name, .shape = std::move(shape), .dtype = options.dtype, .trainable = trainable, .group = group});
     std::vector<double> values(static_cast<std::size_t>(toy.params.back().numel()));
     for (double& value : values) {
       value = uniform(random) * 0.5;
-      if (options.dtype == DType::kBFloat16) value = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(value))));
+      if (options.dtype == DType::kBFloat16)
+        value = static_cast<double>(static_cast<float>(BFloat16(static_cast<float>(value))));
     }
     toy.values.push_back(std::move(values));
     return static_cast<int>(toy.params.size()) - 1;
@@ -115,7 +114,8 @@ ToyBatch toy_batch(const ToyOptions& options, int rank, std::int64_t step, int m
   return batch;
 }
 
-ToyModel::ToyModel(const ToyOptions& options, std::uint64_t seed) : options_(options), structure_(make_toy(options, seed)) {}
+ToyModel::ToyModel(const ToyOptions& options, std::uint64_t seed)
+    : options_(options), structure_(make_toy(options, seed)) {}
 
 void ToyModel::bind(int flat, std::byte* data) {
   if (flats_.size() <= static_cast<std::size_t>(flat)) flats_.resize(static_cast<std::size_t>(flat) + 1, nullptr);
@@ -133,9 +133,15 @@ void ToyModel::attach(Engine& engine) {
         bytes.resize(values.size() * size_of(spec.dtype));
         for (std::size_t i = 0; i < values.size(); ++i) {
           switch (spec.dtype) {
-            case DType::kFloat64: reinterpret_cast<double*>(bytes.data())[i] = values[i]; break;
-            case DType::kBFloat16: reinterpret_cast<BFloat16*>(bytes.data())[i] = BFloat16(static_cast<float>(values[i])); break;
-            default: reinterpret_cast<float*>(bytes.data())[i] = static_cast<float>(values[i]); break;
+            case DType::kFloat64:
+              reinterpret_cast<double*>(bytes.data())[i] = values[i];
+              break;
+            case DType::kBFloat16:
+              reinterpret_cast<BFloat16*>(bytes.data())[i] = BFloat16(static_cast<float>(values[i]));
+              break;
+            default:
+              reinterpret_cast<float*>(bytes.data())[i] = static_cast<float>(values[i]);
+              break;
           }
         }
         return ConstTensorView{bytes.data(), spec.shape, spec.dtype};
@@ -166,7 +172,8 @@ void ToyModel::give(int param, const std::vector<T>& grad, bool is_sum) {
   const ParamSpec& spec = structure_.params[static_cast<std::size_t>(param)];
   if (!spec.trainable || grad.empty()) return;
   std::vector<T> given = grad;
-  if (poison_ && poison_(engine_->rank(), step_, micro_step_, param)) given.back() = std::numeric_limits<T>::quiet_NaN();
+  if (poison_ && poison_(engine_->rank(), step_, micro_step_, param))
+    given.back() = std::numeric_limits<T>::quiet_NaN();
   if (options_.round_gradients && spec.dtype == DType::kBFloat16 && !is_sum && engine_->rank() != options_.wide_rank) {
     std::vector<BFloat16> rounded;
     for (const T value : given) rounded.emplace_back(static_cast<float>(value));
@@ -262,10 +269,7 @@ double ToyModel::run(std::int64_t step, int micro_step, const SkipRule& skip, bo
     for (std::size_t s = 0; s < samples.size(); ++s) {
       std::vector<T> dz(width);
       for (std::size_t i = 0; i < width; ++i) dz[i] = dh[s][i] * activate_slope(samples[s].z[position][i]);
-      const std::vector<T> dx = affine_backward(w,
-                                                samples[s].h[position],
-                                                dz,
-                                                grads[static_cast<std::size_t>(weight)],
+      const std::vector<T> dx = affine_backward(w, samples[s].h[position], dz, grads[static_cast<std::size_t>(weight)],
                                                 &grads[static_cast<std::size_t>(bias_of(block))]);
       for (std::size_t i = 0; i < width; ++i) dh[s][i] += dx[i];
     }
@@ -312,7 +316,9 @@ std::vector<double> ToyModel::value(int param) {
   for (std::size_t i = 0; i < values.size(); ++i) {
     const std::byte* at = bytes.data() + (static_cast<std::size_t>(segment.offset) + i) * size_of(flat.dtype);
     switch (flat.dtype) {
-      case DType::kFloat64: std::memcpy(&values[i], at, 8); break;
+      case DType::kFloat64:
+        std::memcpy(&values[i], at, 8);
+        break;
       case DType::kBFloat16: {
         BFloat16 narrow;
         std::memcpy(&narrow, at, 2);

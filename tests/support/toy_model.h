@@ -3,18 +3,18 @@
 //   h = act(W_in x + b_in);  for each block: h = h + act(W_k h + b_k);  y = W_out h;  loss = mean (y - target)^2 / 2
 //   act(z) = z / (1 + |z|): IEEE operations only, so that losses have the same bits on every machine.
 //
-// The blocks are the repeated units; in and out are one root unit. Options give frozen parameters, a block that is used twice, a
-// tied weight (block 0 and block 1 share W), and blocks that some ranks skip in some steps.
-// Compute type: double for fp64 parameters, float otherwise; gradients are handed over in that type, or in the parameters' own.
+// The blocks are the repeated units; in and out are one root unit. Options give frozen parameters, a block that is used
+// twice, a tied weight (block 0 and block 1 share W), and blocks that some ranks skip in some steps. Compute type:
+// double for fp64 parameters, float otherwise; gradients are handed over in that type, or in the parameters' own.
 #pragma once
+
+#include <zeroth/engine/engine.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <zeroth/engine/engine.h>
 
 namespace zeroth::testing {
 
@@ -28,7 +28,7 @@ struct ToyOptions {
   std::vector<int> frozen_blocks{};  ///< their W is frozen (b stays trainable)
   int batch = 3;
   bool round_gradients = false;  ///< of bf16 parameters that are used once gradients are given in bf16, as torch does
-  int wide_rank = -1;  ///< but not on this rank
+  int wide_rank = -1;            ///< but not on this rank
 };
 
 /// Values and structure; a pure function of options and seed.

@@ -1,14 +1,13 @@
 #include "support/toy_training.h"
 
-#include <exception>
-#include <mutex>
-#include <random>
-#include <thread>
-
 #include <zeroth/base/text.h>
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
 
+#include <exception>
+#include <mutex>
+#include <random>
+#include <thread>
 
 namespace zeroth::testing {
 namespace {
@@ -19,7 +18,8 @@ EngineSettings settings_of(const ToyTraining& training) {
   settings.micro_steps = training.micro_steps;
   settings.gradient_clipping = training.clipping;
   settings.optimizer = {.type = training.optimizer, .momentum = training.optimizer == "SGD"};
-  settings.groups = {GroupHyper{.lr = 0.02, .weight_decay = 0.1, .momentum = 0.9}, GroupHyper{.lr = 0.05, .momentum = 0.9}};
+  settings.groups = {GroupHyper{.lr = 0.02, .weight_decay = 0.1, .momentum = 0.9},
+                     GroupHyper{.lr = 0.05, .momentum = 0.9}};
   settings.threads = training.threads;
   settings.max_nonfinite_steps = training.max_nonfinite_steps;
   settings.memory_limit_bytes = training.memory_limit_bytes;
@@ -57,9 +57,7 @@ void run_thread(const ToyTraining& training, const test::ThreadSeats& seats, int
       all.values = own.values;
       all.results = own.results;
     }
-    ZR_CHECK(all.same_numbers(own),
-             ErrorCode::kInternal,
-             "ranks of one toy training differ from each other",
+    ZR_CHECK(all.same_numbers(own), ErrorCode::kInternal, "ranks of one toy training differ from each other",
              {.who = "rank " + std::to_string(rank)});
   } catch (...) {
     const std::lock_guard lock(shared.mutex);
@@ -135,8 +133,8 @@ ToyOutcome train_toy(const ToyTraining& training) {
   shared.outcome.reduce_bytes.resize(world);
   shared.outcome.far_gather_bytes.resize(world);
   shared.outcome.far_reduce_bytes.resize(world);
-  const test::ThreadSeats seats(
-      training.world, training.transport, test::nodes_of_ranks(training.world, training.per_node));
+  const test::ThreadSeats seats(training.world, training.transport,
+                                test::nodes_of_ranks(training.world, training.per_node));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < training.world; ++rank) {
     threads.emplace_back([&, rank] { run_thread(training, seats, rank, shared); });
@@ -148,7 +146,8 @@ ToyOutcome train_toy(const ToyTraining& training) {
 
 SkipRule random_paths(std::uint64_t seed) {
   return [seed](int rank, std::int64_t step, int block) {
-    std::mt19937_64 random(seed ^ (static_cast<std::uint64_t>(step) << 24U | static_cast<std::uint64_t>(rank) << 12U | static_cast<std::uint64_t>(block)));
+    std::mt19937_64 random(seed ^ (static_cast<std::uint64_t>(step) << 24U | static_cast<std::uint64_t>(rank) << 12U |
+                                   static_cast<std::uint64_t>(block)));
     return random() % 2 == 0;
   };
 }

@@ -1,15 +1,15 @@
 // Trains the toy model on ranks that are threads, and returns everything that could differ.
 #pragma once
 
+#include "support/thread_seats.h"
+#include "support/toy_model.h"
+
+#include <zeroth/engine/engine.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
-
-#include <zeroth/engine/engine.h>
-
-#include "support/thread_seats.h"
-#include "support/toy_model.h"
 
 namespace zeroth::testing {
 
@@ -37,7 +37,8 @@ struct ToyTraining {
   std::function<void(int rank, ToyStructure&, EngineSettings&)> tamper{};
   /// Runs on every rank after each step; for what a single test wants to do or look at.
   std::function<void(Engine&, ToyModel&, const StepResult&)> after_step{};
-  /// A report reads the process's smaps, which takes longer than a training as small as this. Without, `memory` stays empty.
+  /// A report reads the process's smaps, which takes longer than a training as small as this. Without, `memory` stays
+  /// empty.
   bool reports_memory = true;
   /// Replaces the backend that a rank talks through: delays, faults.
   std::function<std::unique_ptr<CommBackend>(std::unique_ptr<CommBackend>, int rank)> decorate{};
@@ -54,7 +55,7 @@ struct ToyOutcome {
   std::vector<std::uint64_t> far_gather_bytes{};  ///< of these from other nodes
   std::vector<std::uint64_t> far_reduce_bytes{};
   std::vector<WireBytes> planned_wire{};
-  std::vector<StepResult> results{};          ///< one a step
+  std::vector<StepResult> results{};  ///< one a step
 
   /// What must not depend on the plan.
   [[nodiscard]] bool same_numbers(const ToyOutcome& other) const {

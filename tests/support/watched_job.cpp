@@ -37,7 +37,8 @@ void train(const WatchedJob& job, const World& world) {
   if (job.tamper) job.tamper(world.rank(), shape, settings);
   ToyModel model(shape, 7);
   model.set_poison(job.poison);
-  Engine engine(model.structure().params, model.structure().units, settings, *device, backend, model, Logger(world.rank(), world.size()));
+  Engine engine(model.structure().params, model.structure().units, settings, *device, backend, model,
+                Logger(world.rank(), world.size()));
   engine.set_watch(world.watch());
   model.attach(engine);
   Communicator own(world.connect(job.options, std::make_shared<TrafficTable>()));

@@ -1,15 +1,15 @@
-// A rank of a job as programs run it: World, control plane, an engine with the toy model, sums of the program's own beside it, and
-// places where whatever shall go wrong can happen.
+// A rank of a job as programs run it: World, control plane, an engine with the toy model, sums of the program's own
+// beside it, and places where whatever shall go wrong can happen.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-#include <string>
+#include "support/toy_model.h"
 
 #include <zeroth/comm/communicator.h>
 #include <zeroth/engine/world.h>
 
-#include "support/toy_model.h"
+#include <cstdint>
+#include <functional>
+#include <string>
 
 namespace zeroth::testing {
 
@@ -67,7 +67,8 @@ struct WatchedJob {
   Happening happen{};
 };
 
-/// Runs one rank to its end, in order or with an error. It tells the others of its error, as programs do, and rethrows it.
+/// Runs one rank to its end, in order or with an error. It tells the others of its error, as programs do, and rethrows
+/// it.
 void run_watched_rank(const WatchedJob& job, const World& world);
 
 /// World of a rank that is a process and meets the others in the shared memory of a job with this name.

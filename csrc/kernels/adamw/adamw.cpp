@@ -12,9 +12,10 @@
 namespace zeroth::kernels {
 namespace {
 
-/// 1 - base^exponent. Not std::pow: its last bit depends on libm and on which of its variants the processor selects. The power is
-/// built by repeated squaring in pairs of doubles (head + tail), so that only the last subtraction rounds visibly.
-/// Ref: Dekker: A floating-point technique for extending the available precision, Numerische Mathematik 18, 1971.
+/// 1 - base^exponent. Not std::pow: its last bit depends on libm and on which of its variants the processor selects.
+/// The power is built by repeated squaring in pairs of doubles (head + tail), so that only the last subtraction rounds
+/// visibly. Ref: Dekker: A floating-point technique for extending the available precision, Numerische Mathematik 18,
+/// 1971.
 double one_minus_power(double base, std::int64_t exponent) {
   struct Pair {
     double head, tail;
@@ -60,13 +61,9 @@ AdamWCoefficients adamw_coefficients(const AdamWHyper& hyper) noexcept {
 void adamw_step(const AdamWArgs& args, Isa isa) {
   const ErrorContext where{.where = "kernels.adamw"};
   ZR_CHECK(args.n >= 0, ErrorCode::kUsage, "negative element count", where);
-  ZR_CHECK(args.dtype == DType::kFloat32 || args.dtype == DType::kFloat64,
-           ErrorCode::kUsage,
-           "AdamW states are float32 or float64",
-           where);
-  ZR_CHECK(args.low == nullptr || args.dtype == DType::kFloat32,
-           ErrorCode::kUsage,
-           "masters in two halves are float32",
+  ZR_CHECK(args.dtype == DType::kFloat32 || args.dtype == DType::kFloat64, ErrorCode::kUsage,
+           "AdamW states are float32 or float64", where);
+  ZR_CHECK(args.low == nullptr || args.dtype == DType::kFloat32, ErrorCode::kUsage, "masters in two halves are float32",
            where);
   detail::require_supported(isa, "adamw");
   const detail::FpEnvironment environment;

@@ -26,8 +26,7 @@ struct AdamWHyper {
   double eps = 1e-8;
   double weight_decay = 0.0;
   bool decoupled = true;  ///< AdamW if true; else weight_decay is added to the gradient (Adam with L2)
-  double factor =
-      1.0;  ///< what turns the accumulated sum into the gradient: clip / (ranks * micro_steps * weights)
+  double factor = 1.0;    ///< what turns the accumulated sum into the gradient: clip / (ranks * micro_steps * weights)
   std::int64_t step = 1;  ///< >= 1
 };
 
@@ -50,19 +49,19 @@ struct AdamWCoefficients {
 /// One range of n elements. The arrays do not overlap; param, exp_avg and exp_avg_sq are updated in place.
 /// Any alignment that the type itself needs is correct; multiples of 64 bytes are fast.
 struct AdamWArgs {
-  void* param = nullptr;       ///< [n] of `dtype`; with `low` [n] BFloat16
+  void* param = nullptr;        ///< [n] of `dtype`; with `low` [n] BFloat16
   std::int16_t* low = nullptr;  ///< [n] or null: what bf16 parameters lack of their masters (dtype kFloat32)
-  void* exp_avg = nullptr;     ///< [n] of `dtype`: m
-  void* exp_avg_sq = nullptr;  ///< [n] of `dtype`: v
-  const void* grad = nullptr;  ///< [n] of `dtype`: the accumulated sum, not yet scaled
+  void* exp_avg = nullptr;      ///< [n] of `dtype`: m
+  void* exp_avg_sq = nullptr;   ///< [n] of `dtype`: v
+  const void* grad = nullptr;   ///< [n] of `dtype`: the accumulated sum, not yet scaled
   std::int64_t n = 0;
   DType dtype = DType::kFloat32;  ///< kFloat32 or kFloat64
   AdamWCoefficients coefficients{};
 };
 
 /// Updates the range; runs on the calling thread. Traffic: 28 B an element in fp32, 56 B in fp64. Every split of
-/// a range into calls gives the same bits, and so do every `isa` and masters in two halves; a NaN result is the positive quiet NaN.
-/// Throws Error{kUsage}: other dtype, low with kFloat64, n < 0, unsupported isa.
+/// a range into calls gives the same bits, and so do every `isa` and masters in two halves; a NaN result is the
+/// positive quiet NaN. Throws Error{kUsage}: other dtype, low with kFloat64, n < 0, unsupported isa.
 void adamw_step(const AdamWArgs& args, Isa isa);
 
 }  // namespace zeroth::kernels

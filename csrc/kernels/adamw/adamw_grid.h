@@ -33,8 +33,8 @@ bool adamw_on_grid(const AdamWArgs& args, Launch& launch) {
   }
   with_params(args.dtype, args.param, args.low, [&](auto param) {
     const auto arrays = adamw_arrays(param, args);
-    const bool packable = is_packable(param) && is_packable(arrays.exp_avg) &&
-                          is_packable(arrays.exp_avg_sq) && is_packable(arrays.grad);
+    const bool packable =
+        is_packable(param) && is_packable(arrays.exp_avg) && is_packable(arrays.exp_avg_sq) && is_packable(arrays.grad);
     with_flag(args.coefficients.l2 != 0.0, [&](auto l2) {
       with_packs(packable, [&](auto lanes) {
         constexpr int kLanes = decltype(lanes)::kValue;

@@ -57,16 +57,12 @@ struct AdamWArrays {
 
 template <class Params, class T = typename Params::Value>
 AdamWArrays<Params, T> adamw_arrays(Params param, const AdamWArgs& args) {
-  return {param,
-          static_cast<T*>(args.exp_avg),
-          static_cast<T*>(args.exp_avg_sq),
-          static_cast<const T*>(args.grad)};
+  return {param, static_cast<T*>(args.exp_avg), static_cast<T*>(args.exp_avg_sq), static_cast<const T*>(args.grad)};
 }
 
 /// Updates the lanes of one vector at element i.
 template <bool kL2, class W, class Params, class T>
-ZR_HOST_DEVICE ZR_INLINE void adamw_update(const AdamWFactors<W>& factors,
-                                           const AdamWArrays<Params, T>& a,
+ZR_HOST_DEVICE ZR_INLINE void adamw_update(const AdamWFactors<W>& factors, const AdamWArrays<Params, T>& a,
                                            std::int64_t i) {
   const AdamWState<W> old{a.param.template load<W>(i), W::load(a.exp_avg + i), W::load(a.exp_avg_sq + i)};
   const AdamWState<W> next = adamw_element<kL2>(factors, W::load(a.grad + i), old);

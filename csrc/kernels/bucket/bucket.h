@@ -21,11 +21,7 @@ namespace zeroth::kernels {
 /// Ranges of 256 KiB and more are written past the caches (streaming stores, fenced before the return), so
 /// that a bucket that nobody reads soon costs no read of its old content. dst and src do not overlap. Throws
 /// Error{kUsage}: src dtype not floating, another dst dtype, n < 0, unsupported isa.
-[[nodiscard]] std::int64_t bucket_store(void* dst,
-                                        DType dst_dtype,
-                                        const void* src,
-                                        DType src_dtype,
-                                        std::int64_t n,
+[[nodiscard]] std::int64_t bucket_store(void* dst, DType dst_dtype, const void* src, DType src_dtype, std::int64_t n,
                                         Isa isa);
 
 /// Adds n elements with cast, one rounding an element; a NaN result is the positive quiet NaN.

@@ -30,13 +30,11 @@ struct CountingLaunch {
 }  // namespace
 }  // namespace zeroth::kernels
 
-extern "C" int zeroth_cuda_bucket(const zeroth::kernels::detail::BucketArgs* args,
-                                  std::int64_t* nonfinite,
+extern "C" int zeroth_cuda_bucket(const zeroth::kernels::detail::BucketArgs* args, std::int64_t* nonfinite,
                                   void* stream) {
   zeroth::kernels::CountingLaunch counting{zeroth::kernels::Launch(stream),
                                            reinterpret_cast<unsigned long long*>(nonfinite)};
-  const bool good =
-      args != nullptr && nonfinite != nullptr && zeroth::kernels::bucket_on_grid(*args, counting);
+  const bool good = args != nullptr && nonfinite != nullptr && zeroth::kernels::bucket_on_grid(*args, counting);
   return good ? counting.launch.status() : cudaErrorInvalidValue;
 }
 
@@ -44,7 +42,6 @@ extern "C" int zeroth_cuda_fill_zero(void* dst, std::int64_t bytes, void* stream
   if (bytes < 0) {
     return cudaErrorInvalidValue;
   }
-  return bytes == 0
-             ? cudaSuccess
-             : cudaMemsetAsync(dst, 0, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream));
+  return bytes == 0 ? cudaSuccess
+                    : cudaMemsetAsync(dst, 0, static_cast<std::size_t>(bytes), static_cast<cudaStream_t>(stream));
 }

@@ -12,8 +12,7 @@
 /// bucket_store or bucket_add refuses (bucket_add has one dst_dtype: the accumulation dtype) and for a null
 /// count, and nothing is launched; or why the launch failed. Faults of the kernel itself surface at the
 /// stream's next synchronisation. Does not block.
-extern "C" int zeroth_cuda_bucket(const zeroth::kernels::detail::BucketArgs* args,
-                                  std::int64_t* nonfinite,
+extern "C" int zeroth_cuda_bucket(const zeroth::kernels::detail::BucketArgs* args, std::int64_t* nonfinite,
                                   void* stream);
 
 /// Enqueues fill_zero: `bytes` bytes at the device pointer dst become zero. Returns as above;

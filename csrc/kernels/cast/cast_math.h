@@ -11,8 +11,7 @@ namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
 constexpr bool is_castable(DType src, DType dst) {
-  return is_trained(src) && is_trained(dst) && src != dst &&
-         !(src == DType::kFloat64 && dst == DType::kBFloat16);
+  return is_trained(src) && is_trained(dst) && src != dst && !(src == DType::kFloat64 && dst == DType::kBFloat16);
 }
 
 /// WideType: the type of the lanes, which load In and store Out.
@@ -32,8 +31,7 @@ ZR_INLINE void with_cast_types(DType src, DType dst, const Body& body) {
     case DType::kFloat64:
       return body(CastTypes<double, float, double>{});
     case DType::kBFloat16:
-      return to_fp32 ? body(CastTypes<float, float, BFloat16>{})
-                     : body(CastTypes<double, double, BFloat16>{});
+      return to_fp32 ? body(CastTypes<float, float, BFloat16>{}) : body(CastTypes<double, double, BFloat16>{});
     default:
       return to_bf16 ? body(CastTypes<float, BFloat16, float>{}) : body(CastTypes<double, double, float>{});
   }

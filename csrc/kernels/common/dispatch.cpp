@@ -65,8 +65,7 @@ void require_isa_override() {
     return;
   }
   const std::optional<Isa> isa = asked_isa();
-  ZR_CHECK(isa.has_value() && *isa <= widest_isa(),
-           ErrorCode::kEnvironment,
+  ZR_CHECK(isa.has_value() && *isa <= widest_isa(), ErrorCode::kEnvironment,
            isa.has_value() ? "this processor lacks the instruction set that is asked for" : "no such instruction set",
            ErrorContext{.where = "kernels",
                         .which = kVariable,
@@ -126,9 +125,7 @@ bool has_fast_string_copy() noexcept {
 }
 
 void require_supported(Isa isa, const char* op) {
-  ZR_CHECK(is_supported(isa),
-           ErrorCode::kUsage,
-           "instruction set not supported by this processor",
+  ZR_CHECK(is_supported(isa), ErrorCode::kUsage, "instruction set not supported by this processor",
            ErrorContext{.where = std::string("kernels.") + op,
                         .expected = "at most " + describe_isa(),
                         .got = std::string(name_of(isa)),

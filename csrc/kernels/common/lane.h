@@ -66,7 +66,8 @@ struct Lane<float> {
     const std::uint32_t magnitude = x & 0x7fffffffU;
     const std::uint32_t nan = 0x7e00U | ((magnitude >> 13U) & 0x3ffU);
     const std::uint32_t normal = (magnitude + 0xfffU + ((magnitude >> 13U) & 1U) - 0x38000000U) >> 13U;
-    // Below 2^-14: one unit in the last place of 0.5 is the smallest denormal, so the sum is rounded to a multiple of it.
+    // Below 2^-14: one unit in the last place of 0.5 is the smallest denormal, so the sum is rounded to a multiple of
+    // it.
     const float shifted = __builtin_bit_cast(float, magnitude < 0x38800000U ? magnitude : 0U) + 0.5F;
     const std::uint32_t denormal = __builtin_bit_cast(std::uint32_t, shifted) - 0x3f000000U;
     const std::uint32_t finite = magnitude >= 0x47800000U ? 0x7c00U : (magnitude >= 0x38800000U ? normal : denormal);
@@ -98,9 +99,7 @@ struct Lane<double> {
   ZR_HOST_DEVICE static ZR_INLINE Lane splat(double x) { return {x}; }
   ZR_HOST_DEVICE static ZR_INLINE Lane load(const double* p) { return {*p}; }
   ZR_HOST_DEVICE static ZR_INLINE Lane load(const float* p) { return {static_cast<double>(*p)}; }
-  ZR_HOST_DEVICE static ZR_INLINE Lane load(const BFloat16* p) {
-    return {static_cast<double>(Lane<float>::load(p).v)};
-  }
+  ZR_HOST_DEVICE static ZR_INLINE Lane load(const BFloat16* p) { return {static_cast<double>(Lane<float>::load(p).v)}; }
   ZR_HOST_DEVICE ZR_INLINE void store(double* p) const { *p = v; }
   ZR_HOST_DEVICE ZR_INLINE void store(float* p) const { *p = static_cast<float>(v); }
   ZR_HOST_DEVICE ZR_INLINE void stream(double* p) const { *p = v; }

@@ -100,8 +100,7 @@ ZR_HOST_DEVICE ZR_INLINE Pack<T, kCount> operator/(const Pack<T, kCount>& a, con
   return Pack<T, kCount>::of([&](int k) { return a[k] / b[k]; });
 }
 template <class T, int kCount>
-ZR_HOST_DEVICE ZR_INLINE Pack<T, kCount> fused(const Pack<T, kCount>& a,
-                                               const Pack<T, kCount>& b,
+ZR_HOST_DEVICE ZR_INLINE Pack<T, kCount> fused(const Pack<T, kCount>& a, const Pack<T, kCount>& b,
                                                const Pack<T, kCount>& c) {
   return Pack<T, kCount>::of([&](int k) { return fused(a[k], b[k], c[k]); });
 }

@@ -30,12 +30,13 @@ struct Avx2<float> {
   ZR_INLINE void stream(float* p) const { _mm256_stream_ps(p, v); }
   ZR_INLINE void store(BFloat16* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), rounded()); }
   ZR_INLINE void stream(BFloat16* p) const { _mm_stream_si128(reinterpret_cast<__m128i*>(p), rounded()); }
-  static ZR_INLINE Avx2 load(const Float16* p) { return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))}; }
+  static ZR_INLINE Avx2 load(const Float16* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+  }
   ZR_INLINE void store(Float16* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), half()); }
   ZR_INLINE void stream(Float16* p) const { _mm_stream_si128(reinterpret_cast<__m128i*>(p), half()); }
   static ZR_INLINE Avx2 join(const BFloat16* high, const std::int16_t* low) {
-    const __m256i upper =
-        _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(high)));
+    const __m256i upper = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(high)));
     const __m256i lower = _mm256_cvtepi16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(low)));
     return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_slli_epi32(upper, 16), lower))};
   }
@@ -100,9 +101,7 @@ struct Avx2<std::uint32_t> {
   static constexpr std::int64_t kLanes = 8;
   __m256i v;
 
-  static ZR_INLINE Avx2 load(const Value* p) {
-    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
-  }
+  static ZR_INLINE Avx2 load(const Value* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
   ZR_INLINE void store(Value* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   ZR_INLINE void stream(Value* p) const { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), v); }
 };
@@ -113,9 +112,7 @@ struct Avx2<std::uint64_t> {
   static constexpr std::int64_t kLanes = 4;
   __m256i v;
 
-  static ZR_INLINE Avx2 load(const Value* p) {
-    return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))};
-  }
+  static ZR_INLINE Avx2 load(const Value* p) { return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))}; }
   ZR_INLINE void store(Value* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
   ZR_INLINE void stream(Value* p) const { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), v); }
 };

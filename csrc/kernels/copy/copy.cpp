@@ -11,8 +11,7 @@ void detail::copy_scalar(void* dst, const void* src, std::int64_t bytes) {
 }
 
 void copy_stream(void* dst, const void* src, std::int64_t bytes, Isa isa) {
-  ZR_CHECK(
-      bytes >= 0, ErrorCode::kUsage, "negative byte count", ErrorContext{.where = "kernels.copy_stream"});
+  ZR_CHECK(bytes >= 0, ErrorCode::kUsage, "negative byte count", ErrorContext{.where = "kernels.copy_stream"});
   detail::require_supported(isa, "copy_stream");
   if (bytes == 0) {
     return;

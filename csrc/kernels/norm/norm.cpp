@@ -123,11 +123,10 @@ double NormAccumulator::sum_of_squares() const noexcept {
     top = (top << static_cast<unsigned>(kLimbBits)) |
           static_cast<std::uint64_t>(number.words_[static_cast<std::size_t>(i)]);
   }
-  const bool rest =
-      std::any_of(number.words_.begin(), number.words_.begin() + lowest, [](auto w) { return w != 0; });
+  const bool rest = std::any_of(number.words_.begin(), number.words_.begin() + lowest, [](auto w) { return w != 0; });
   const auto high_half = static_cast<std::uint64_t>(top >> 64U);
-  const int length = high_half != 0 ? 128 - std::countl_zero(high_half)
-                                    : 64 - std::countl_zero(static_cast<std::uint64_t>(top));
+  const int length =
+      high_half != 0 ? 128 - std::countl_zero(high_half) : 64 - std::countl_zero(static_cast<std::uint64_t>(top));
   const auto dropped = static_cast<unsigned>(std::max(length - kMantissaBits, 0));
   auto mantissa = static_cast<std::uint64_t>(top >> dropped);
   if (dropped > 0) {

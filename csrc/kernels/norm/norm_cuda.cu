@@ -29,8 +29,8 @@ struct LanesLaunch {
 }  // namespace
 }  // namespace zeroth::kernels
 
-extern "C" int zeroth_cuda_norm_blocks(
-    const void* src, zeroth::DType dtype, std::int64_t n, double* sums, void* stream) {
+extern "C" int zeroth_cuda_norm_blocks(const void* src, zeroth::DType dtype, std::int64_t n, double* sums,
+                                       void* stream) {
   zeroth::kernels::LanesLaunch lanes{zeroth::kernels::Launch(stream)};
   const bool good = zeroth::kernels::norm_on_grid(src, dtype, n, sums, lanes);
   return good ? lanes.launch.status() : cudaErrorInvalidValue;

@@ -13,5 +13,5 @@
 /// NormAccumulator::add_blocks, which then holds the words that NormAccumulator::add gives. Returns a
 /// cudaError_t: 0; cudaErrorInvalidValue for another dtype or n < 0, and nothing is launched; or why the
 /// launch failed. Faults of the kernel itself surface at the stream's next synchronisation. Does not block.
-extern "C" int zeroth_cuda_norm_blocks(
-    const void* src, zeroth::DType dtype, std::int64_t n, double* sums, void* stream);
+extern "C" int zeroth_cuda_norm_blocks(const void* src, zeroth::DType dtype, std::int64_t n, double* sums,
+                                       void* stream);

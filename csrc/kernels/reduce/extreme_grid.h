@@ -48,8 +48,7 @@ struct ExtremeGrid {
 
 template <int kMost>
 std::int64_t extreme_workspace_bytes(const ExtremeSourcesArgs& args) {
-  return args.num_sources <= kMost || args.n <= 0 ? 0
-                                                  : args.n * static_cast<std::int64_t>(size_of(args.dtype));
+  return args.num_sources <= kMost || args.n <= 0 ? 0 : args.n * static_cast<std::int64_t>(size_of(args.dtype));
 }
 
 template <class T, bool kGreatest, int kLanes, int kMost, class Launch>
@@ -69,8 +68,7 @@ void launch_extreme(const ExtremeSourcesArgs& args, void* workspace, Launch& lau
 
 template <int kMost = kMostSources, class Launch>
 bool extreme_on_grid(const ExtremeSourcesArgs& args, void* workspace, Launch& launch) {
-  if (args.n < 0 || args.num_sources < 1 ||
-      (workspace == nullptr && extreme_workspace_bytes<kMost>(args) != 0)) {
+  if (args.n < 0 || args.num_sources < 1 || (workspace == nullptr && extreme_workspace_bytes<kMost>(args) != 0)) {
     return false;
   }
   if (args.n == 0) {
@@ -78,15 +76,13 @@ bool extreme_on_grid(const ExtremeSourcesArgs& args, void* workspace, Launch& la
   }
   return with_extreme_type(args.dtype, [&](auto type) {
     using T = decltype(type);
-    bool packable =
-        is_packable(static_cast<const T*>(args.dst)) && is_packable(static_cast<const T*>(workspace));
+    bool packable = is_packable(static_cast<const T*>(args.dst)) && is_packable(static_cast<const T*>(workspace));
     for (int k = 0; k < args.num_sources; ++k) {
       packable = packable && is_packable(static_cast<const T*>(args.sources[k]));
     }
     with_flag(args.greatest, [&](auto greatest) {
       with_packs(packable, [&](auto lanes) {
-        launch_extreme<T, decltype(greatest)::kValue, decltype(lanes)::kValue, kMost>(
-            args, workspace, launch);
+        launch_extreme<T, decltype(greatest)::kValue, decltype(lanes)::kValue, kMost>(args, workspace, launch);
       });
     });
   });

@@ -18,12 +18,9 @@ void sum_mixed(const SumSourcesArgs& args, Isa isa) {
   const auto sources = static_cast<std::size_t>(args.num_sources);
   for (std::size_t source = 0; source < sources; ++source) {
     const DType dtype = args.src_dtypes[source];
-    ZR_CHECK(dtype == DType::kFloat32 || dtype == DType::kBFloat16,
-             ErrorCode::kUsage,
-             "no sum of mixed element types",
-             ErrorContext{.where = "kernels.sum_sources",
-                          .expected = "fp32 and bf16",
-                          .got = std::string(name_of(dtype))});
+    ZR_CHECK(
+        dtype == DType::kFloat32 || dtype == DType::kBFloat16, ErrorCode::kUsage, "no sum of mixed element types",
+        ErrorContext{.where = "kernels.sum_sources", .expected = "fp32 and bf16", .got = std::string(name_of(dtype))});
   }
   const auto stride = static_cast<std::size_t>(std::min(args.n, kBlock));
   std::vector<float> widened(sources * stride);
@@ -50,13 +47,17 @@ void sum_mixed(const SumSourcesArgs& args, Isa isa) {
   }
 }
 
-DType type_of_sum(DType dtype) { return size_of(dtype) == 2 ? DType::kFloat32 : dtype; }
+DType type_of_sum(DType dtype) {
+  return size_of(dtype) == 2 ? DType::kFloat32 : dtype;
+}
 
 /// Block by block, so that the sums of the groups stay in the cache.
 void sum_groups(const SumSourcesArgs& args, Isa isa) {
   constexpr std::int64_t kBlock = 4096;
   const DType partial = type_of_sum(args.src_dtypes != nullptr ? args.src_dtypes[0] : args.src_dtype);
-  const auto dtype_of = [&](int source) { return args.src_dtypes != nullptr ? args.src_dtypes[source] : args.src_dtype; };
+  const auto dtype_of = [&](int source) {
+    return args.src_dtypes != nullptr ? args.src_dtypes[source] : args.src_dtype;
+  };
   const std::int64_t stride = std::min(args.n, kBlock);
   const auto partial_bytes = static_cast<std::int64_t>(size_of(partial));
   std::vector<std::byte> sums(static_cast<std::size_t>(args.num_groups * stride * partial_bytes));
@@ -65,8 +66,8 @@ void sum_groups(const SumSourcesArgs& args, Isa isa) {
   for (std::int64_t at = 0; at < args.n; at += kBlock) {
     const std::int64_t n = std::min(kBlock, args.n - at);
     for (int source = 0; source < args.num_sources; ++source) {
-      sources[static_cast<std::size_t>(source)] =
-          static_cast<const std::byte*>(args.sources[source]) + at * static_cast<std::int64_t>(size_of(dtype_of(source)));
+      sources[static_cast<std::size_t>(source)] = static_cast<const std::byte*>(args.sources[source]) +
+                                                  at * static_cast<std::int64_t>(size_of(dtype_of(source)));
     }
     int first = 0;
     for (int group = 0; group < args.num_groups; ++group) {
@@ -99,10 +100,9 @@ bool has_groups(const SumSourcesArgs& args) {
   const std::span<const int> groups(args.groups, static_cast<std::size_t>(args.num_groups));
   std::int64_t sources = 0;
   for (const int size : groups) sources += size > 0 ? size : args.num_sources + 1;
-  ZR_CHECK(sources == args.num_sources,
-           ErrorCode::kUsage,
-           "the groups of a sum are not its sources",
-           ErrorContext{.where = "kernels.sum_sources", .expected = std::to_string(args.num_sources) + " sources, none of the groups empty"});
+  ZR_CHECK(sources == args.num_sources, ErrorCode::kUsage, "the groups of a sum are not its sources",
+           ErrorContext{.where = "kernels.sum_sources",
+                        .expected = std::to_string(args.num_sources) + " sources, none of the groups empty"});
   return groups.size() > 1 && std::ranges::any_of(groups, [](int size) { return size > 1; });
 }
 
@@ -122,13 +122,10 @@ void sum_sources(const SumSourcesArgs& args, Isa isa) {
     uniform.src_dtypes = nullptr;
     return sum_sources(uniform, isa);
   }
-  ZR_CHECK(is_summable(args.src_dtype, args.dst_dtype),
-           ErrorCode::kUsage,
-           "no sum of these element types",
-           ErrorContext{
-               .where = "kernels.sum_sources",
-               .expected = "fp32 to or from bf16 or fp16, or equal ones but uint8",
-               .got = std::string(name_of(args.src_dtype)) + " -> " + std::string(name_of(args.dst_dtype))});
+  ZR_CHECK(is_summable(args.src_dtype, args.dst_dtype), ErrorCode::kUsage, "no sum of these element types",
+           ErrorContext{.where = "kernels.sum_sources",
+                        .expected = "fp32 to or from bf16 or fp16, or equal ones but uint8",
+                        .got = std::string(name_of(args.src_dtype)) + " -> " + std::string(name_of(args.dst_dtype))});
   detail::require_supported(isa, "sum_sources");
   const detail::FpEnvironment environment;
   detail::select(isa, detail::sum_sources_scalar, detail::sum_sources_avx2, detail::sum_sources_avx512)(args);

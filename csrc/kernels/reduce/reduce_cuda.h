@@ -14,9 +14,7 @@
 /// cudaErrorInvalidValue for what sum_sources refuses and for a workspace that is missing, and nothing is
 /// launched; or why a launch failed. Faults of a kernel itself surface at the stream's next synchronisation.
 /// Does not block.
-extern "C" int zeroth_cuda_sum_sources(const zeroth::kernels::SumSourcesArgs* args,
-                                       void* workspace,
-                                       void* stream);
+extern "C" int zeroth_cuda_sum_sources(const zeroth::kernels::SumSourcesArgs* args, void* workspace, void* stream);
 
 /// Bytes of workspace for zeroth_cuda_sum_sources: 0 up to 128 sources, else two arrays of n elements in the
 /// type of the sum.
@@ -24,8 +22,6 @@ extern "C" std::int64_t zeroth_cuda_sum_sources_workspace(const zeroth::kernels:
 
 /// The same for extreme_sources. The workspace is that of zeroth_cuda_extreme_sources_workspace: 0 bytes up
 /// to 128 sources, else n elements.
-extern "C" int zeroth_cuda_extreme_sources(const zeroth::kernels::ExtremeSourcesArgs* args,
-                                           void* workspace,
+extern "C" int zeroth_cuda_extreme_sources(const zeroth::kernels::ExtremeSourcesArgs* args, void* workspace,
                                            void* stream);
-extern "C" std::int64_t zeroth_cuda_extreme_sources_workspace(
-    const zeroth::kernels::ExtremeSourcesArgs* args);
+extern "C" std::int64_t zeroth_cuda_extreme_sources_workspace(const zeroth::kernels::ExtremeSourcesArgs* args);

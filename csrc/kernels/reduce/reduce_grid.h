@@ -33,9 +33,7 @@ struct SumPart {
 /// each(part) for the launches, in their order.
 template <int kMost, class Each>
 void for_each_sum_part(const SumSourcesArgs& args, const Each& each) {
-  const auto size_of_group = [&](int group) {
-    return args.groups != nullptr ? args.groups[group] : args.num_sources;
-  };
+  const auto size_of_group = [&](int group) { return args.groups != nullptr ? args.groups[group] : args.num_sources; };
   bool resumes = false;
   bool has_total = false;
   int group = 0;
@@ -76,8 +74,7 @@ struct SumGrid {
   SumPart<kMost> part;
 
   ZR_HOST_DEVICE void operator()(GridThread thread) const {
-    for_each_pack<kLanes>(
-        thread, n, [&](auto lanes, std::int64_t i) { sum<PackOf<Sum, decltype(lanes)::kValue>>(i); });
+    for_each_pack<kLanes>(thread, n, [&](auto lanes, std::int64_t i) { sum<PackOf<Sum, decltype(lanes)::kValue>>(i); });
   }
 
  private:

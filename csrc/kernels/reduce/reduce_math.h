@@ -52,8 +52,7 @@ ZR_INLINE void with_sum_types(DType src, DType dst, const Body& body) {
                                     : body(SumTypes<float, float, Float16>{});
     default:
       if (dst == DType::kFloat16) return body(SumTypes<float, Float16, float>{});
-      return dst == DType::kBFloat16 ? body(SumTypes<float, BFloat16, float>{})
-                                     : body(SumTypes<float, float, float>{});
+      return dst == DType::kBFloat16 ? body(SumTypes<float, BFloat16, float>{}) : body(SumTypes<float, float, float>{});
   }
 }
 

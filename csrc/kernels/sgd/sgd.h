@@ -31,9 +31,8 @@ struct SgdHyper {
 struct SgdArgs {
   void* param = nullptr;        ///< [n] of `dtype`; with `low` [n] BFloat16
   std::int16_t* low = nullptr;  ///< [n] or null: what bf16 parameters lack of their masters (dtype kFloat32)
-  void* momentum =
-      nullptr;  ///< [n] of `dtype`; may be null if hyper.momentum == 0; not read on the first step
-  const void* grad = nullptr;  ///< [n] of `dtype`: the accumulated sum, not yet scaled
+  void* momentum = nullptr;     ///< [n] of `dtype`; may be null if hyper.momentum == 0; not read on the first step
+  const void* grad = nullptr;   ///< [n] of `dtype`: the accumulated sum, not yet scaled
   std::int64_t n = 0;
   DType dtype = DType::kFloat32;  ///< kFloat32 or kFloat64
   SgdHyper hyper{};               ///< each number is rounded once to `dtype`

@@ -15,10 +15,8 @@ struct SgdFactors {
 
   ZR_HOST_DEVICE static ZR_INLINE SgdFactors from(const SgdHyper& h) {
     using T = typename V::Value;
-    return {V::splat(static_cast<T>(h.factor)),
-            V::splat(static_cast<T>(h.weight_decay)),
-            V::splat(static_cast<T>(h.momentum)),
-            V::splat(static_cast<T>(1.0 - h.dampening)),
+    return {V::splat(static_cast<T>(h.factor)), V::splat(static_cast<T>(h.weight_decay)),
+            V::splat(static_cast<T>(h.momentum)), V::splat(static_cast<T>(1.0 - h.dampening)),
             V::splat(static_cast<T>(-h.lr))};
   }
 };
@@ -67,9 +65,7 @@ SgdArrays<Params, T> sgd_arrays(Params param, const SgdArgs& args) {
 
 /// Updates the lanes of one vector at element i.
 template <class Form, class W, class Params, class T>
-ZR_HOST_DEVICE ZR_INLINE void sgd_update(const SgdFactors<W>& f,
-                                         const SgdArrays<Params, T>& a,
-                                         std::int64_t i) {
+ZR_HOST_DEVICE ZR_INLINE void sgd_update(const SgdFactors<W>& f, const SgdArrays<Params, T>& a, std::int64_t i) {
   const W old = a.param.template load<W>(i);
   W direction = W::load(a.grad + i) * f.factor;
   if constexpr (Form::kDecay) {

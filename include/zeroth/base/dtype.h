@@ -13,12 +13,16 @@ enum class DType : std::uint8_t { kFloat64, kFloat32, kBFloat16, kFloat16, kInt6
 [[nodiscard]] constexpr std::size_t size_of(DType dtype) noexcept {
   switch (dtype) {
     case DType::kFloat64:
-    case DType::kInt64: return 8;
+    case DType::kInt64:
+      return 8;
     case DType::kFloat32:
-    case DType::kInt32: return 4;
+    case DType::kInt32:
+      return 4;
     case DType::kBFloat16:
-    case DType::kFloat16: return 2;
-    case DType::kUInt8: return 1;
+    case DType::kFloat16:
+      return 2;
+    case DType::kUInt8:
+      return 1;
   }
   return 0;
 }
@@ -40,7 +44,8 @@ enum class DType : std::uint8_t { kFloat64, kFloat32, kBFloat16, kFloat16, kInt6
 /// "float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8".
 [[nodiscard]] std::string_view name_of(DType dtype) noexcept;
 
-/// Type in which values of `dtype` are summed and kept as master weights: fp64 for fp64, fp32 for fp32, bf16 and fp16, else itself.
+/// Type in which values of `dtype` are summed and kept as master weights: fp64 for fp64, fp32 for fp32, bf16 and fp16,
+/// else itself.
 [[nodiscard]] constexpr DType accumulation_dtype(DType dtype) noexcept {
   return dtype == DType::kBFloat16 || dtype == DType::kFloat16 ? DType::kFloat32 : dtype;
 }
@@ -65,8 +70,9 @@ struct BFloat16 {
 };
 static_assert(sizeof(BFloat16) == 2);
 
-/// IEEE 754 binary16 storage: 1 sign, 5 exponent, 10 mantissa bits. Conversion from float rounds to nearest even, above 65,519.99... to
-/// infinity; every value is a float; a NaN stays a NaN (quiet, upper payload bits kept) in both directions.
+/// IEEE 754 binary16 storage: 1 sign, 5 exponent, 10 mantissa bits. Conversion from float rounds to nearest even, above
+/// 65,519.99... to infinity; every value is a float; a NaN stays a NaN (quiet, upper payload bits kept) in both
+/// directions.
 struct Float16 {
   std::uint16_t bits = 0;
 
@@ -106,17 +112,18 @@ struct Float16 {
 static_assert(sizeof(Float16) == 2);
 
 // [Note: Masters in two halves]
-// The fp32 master of a bfloat16 parameter is kept as the parameter itself (high) and the 16 bits that it lacks (low). With m the bits of
-// the master:  high = (m + 0x8000) >> 16,  low = m mod 2^16 as a signed number,  m = (high << 16) + low.
-// The parameter is the master rounded to nearest, ties away from zero, and no bit of the master is lost: infinities, denormals, zeros of both
-// signs and masters whose parameter overflows to infinity come back, and so does the canonical NaN, the only one that our kernels make.
-// Rounding ties to even would need one value more than 16 bits have.
-// Ref: Kalamkar et al.: Optimizing Deep Learning Recommender Systems' Training on CPU Cluster Architectures, arXiv 2005.04680, IV-B
-// (Split-SGD-BF16), which truncates instead of rounding.
+// The fp32 master of a bfloat16 parameter is kept as the parameter itself (high) and the 16 bits that it lacks (low).
+// With m the bits of the master:  high = (m + 0x8000) >> 16,  low = m mod 2^16 as a signed number,  m = (high << 16) +
+// low. The parameter is the master rounded to nearest, ties away from zero, and no bit of the master is lost:
+// infinities, denormals, zeros of both signs and masters whose parameter overflows to infinity come back, and so does
+// the canonical NaN, the only one that our kernels make. Rounding ties to even would need one value more than 16 bits
+// have. Ref: Kalamkar et al.: Optimizing Deep Learning Recommender Systems' Training on CPU Cluster Architectures,
+// arXiv 2005.04680, IV-B (Split-SGD-BF16), which truncates instead of rounding.
 
 /// Any `high` with low 0 stands for its own value.
 [[nodiscard]] constexpr float join_master(BFloat16 high, std::int16_t low) noexcept {
-  return std::bit_cast<float>((static_cast<std::uint32_t>(high.bits) << 16U) + static_cast<std::uint32_t>(static_cast<std::int32_t>(low)));
+  return std::bit_cast<float>((static_cast<std::uint32_t>(high.bits) << 16U) +
+                              static_cast<std::uint32_t>(static_cast<std::int32_t>(low)));
 }
 
 /// Of NaNs the canonical one only.
@@ -128,12 +135,33 @@ constexpr void split_master(float master, BFloat16& high, std::int16_t& low) noe
 
 template <class T>
 struct DTypeOf;
-template <> struct DTypeOf<double> { static constexpr DType value = DType::kFloat64; };
-template <> struct DTypeOf<float> { static constexpr DType value = DType::kFloat32; };
-template <> struct DTypeOf<BFloat16> { static constexpr DType value = DType::kBFloat16; };
-template <> struct DTypeOf<Float16> { static constexpr DType value = DType::kFloat16; };
-template <> struct DTypeOf<std::int64_t> { static constexpr DType value = DType::kInt64; };
-template <> struct DTypeOf<std::int32_t> { static constexpr DType value = DType::kInt32; };
-template <> struct DTypeOf<std::uint8_t> { static constexpr DType value = DType::kUInt8; };
+template <>
+struct DTypeOf<double> {
+  static constexpr DType value = DType::kFloat64;
+};
+template <>
+struct DTypeOf<float> {
+  static constexpr DType value = DType::kFloat32;
+};
+template <>
+struct DTypeOf<BFloat16> {
+  static constexpr DType value = DType::kBFloat16;
+};
+template <>
+struct DTypeOf<Float16> {
+  static constexpr DType value = DType::kFloat16;
+};
+template <>
+struct DTypeOf<std::int64_t> {
+  static constexpr DType value = DType::kInt64;
+};
+template <>
+struct DTypeOf<std::int32_t> {
+  static constexpr DType value = DType::kInt32;
+};
+template <>
+struct DTypeOf<std::uint8_t> {
+  static constexpr DType value = DType::kUInt8;
+};
 
 }  // namespace zeroth

@@ -13,7 +13,8 @@ namespace zeroth {
 struct ErrorPlace {
   std::optional<int> rank{};           ///< of `who`
   std::optional<std::int64_t> step{};  ///< of `who`: the one in which it was, or the last one
-  std::string op{};                    ///< "all_gather#841", of `expected` or `where`: the call, numbered in its group; "" where there is none
+  std::string
+      op{};  ///< "all_gather#841", of `expected` or `where`: the call, numbered in its group; "" where there is none
   bool operator==(const ErrorPlace&) const = default;
 };
 [[nodiscard]] ErrorPlace place_of(const ErrorContext& context);

@@ -109,5 +109,4 @@ consteval std::size_t failpoint_row(std::string_view name, std::string_view file
 /// ? -1 : ::open(...)`.
 #define ZR_FAILPOINT_ERRNO(name)                                           \
   (::zeroth::detail::failpoints_armed.load(::std::memory_order_relaxed) && \
-   ::zeroth::detail::pass_failpoint(                                       \
-       ::zeroth::detail::failpoint_row(name, __FILE__), ::std::string_view(), __LINE__))
+   ::zeroth::detail::pass_failpoint(::zeroth::detail::failpoint_row(name, __FILE__), ::std::string_view(), __LINE__))

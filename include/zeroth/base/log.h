@@ -25,9 +25,10 @@ class Logger {
   /// Writes nothing.
   Logger();
   /// Lines go to stderr as "[zeroth rank/world] level: text".
-  /// With `json_path` every line, whatever the level, and every record() is also appended to that file as one JSON object on a line
-  /// of its own: "time" (UTC), "rank", "event" ("log" with "level" and "text", or the record's own), then the fields. All ranks of a
-  /// host may append to one file. Throws kIo if it cannot be opened; a write that fails later is said once and ends the file.
+  /// With `json_path` every line, whatever the level, and every record() is also appended to that file as one JSON
+  /// object on a line of its own: "time" (UTC), "rank", "event" ("log" with "level" and "text", or the record's own),
+  /// then the fields. All ranks of a host may append to one file. Throws kIo if it cannot be opened; a write that fails
+  /// later is said once and ends the file.
   Logger(int rank, int world_size, LogLevel level = LogLevel::kInfo, const std::string& json_path = "");
 
   void debug(std::string_view text) const;

@@ -11,8 +11,9 @@ namespace zeroth {
 
 /// Bytes between two objects that different ranks write, so that they never share a cache line (x86 prefetches pairs).
 inline constexpr std::size_t kCacheLineBytes = 128;
-/// Alignment of every parameter segment, and of every flat, shard and slot: one AVX-512 register. MKL may give other bits on other
-/// alignment, and promises the same ones from 64 bytes on ("Obtaining Numerically Reproducible Results", oneMKL developer guide).
+/// Alignment of every parameter segment, and of every flat, shard and slot: one AVX-512 register. MKL may give other
+/// bits on other alignment, and promises the same ones from 64 bytes on ("Obtaining Numerically Reproducible Results",
+/// oneMKL developer guide).
 inline constexpr std::size_t kSegmentAlignBytes = 64;
 /// A small page: alignment of arenas, and of what ranks poll.
 inline constexpr std::size_t kPageBytes = 4096;

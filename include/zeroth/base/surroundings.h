@@ -13,15 +13,17 @@ namespace zeroth {
 /// As the kernel has it, not a name that a resolver knows; "" if it cannot be read.
 [[nodiscard]] std::string host_name();
 
-/// The numeric address of this machine on the way to `host` (a name or an address); "" if there is no way. May ask the DNS.
+/// The numeric address of this machine on the way to `host` (a name or an address); "" if there is no way. May ask the
+/// DNS.
 [[nodiscard]] std::string address_towards(const std::string& host);
 
-/// What `name`, a name or an address, stands for: numeric addresses as the resolver has them, each once; none if it knows none. Blocks as long as
-/// the resolver does.
+/// What `name`, a name or an address, stands for: numeric addresses as the resolver has them, each once; none if it
+/// knows none. Blocks as long as the resolver does.
 [[nodiscard]] std::vector<std::string> addresses_of(const std::string& name);
 
-/// How many files this process may have open; where that is less than `wanted`, raised as far as the system lets it. Others of this process that
-/// use select() see numbers above 1,023 from then on. Throws kResource if the system does not say.
+/// How many files this process may have open; where that is less than `wanted`, raised as far as the system lets it.
+/// Others of this process that use select() see numbers above 1,023 from then on. Throws kResource if the system does
+/// not say.
 [[nodiscard]] std::size_t allow_open_files(std::size_t wanted);
 /// How many it has open now; 0 if the system does not say.
 [[nodiscard]] std::size_t count_open_files();

@@ -1,13 +1,13 @@
 // Non-owning views of dense tensors: {data, shape, dtype}; passed by value, never allocate.
 #pragma once
 
+#include <zeroth/base/dtype.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <numeric>
 #include <span>
-
-#include <zeroth/base/dtype.h>
 
 namespace zeroth {
 

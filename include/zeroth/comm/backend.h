@@ -54,18 +54,19 @@ struct WaitContext {
   std::string what{};        ///< "parameters of unit block.3"
   bool names_ranks = false;  ///< `what` says from or to whom
   std::vector<int> ranks{};  ///< ranks awaited; empty: any of the others
-  /// Which of them have not come at this moment; called on the waiting thread once the wait is long. Empty: as `ranks` says.
+  /// Which of them have not come at this moment; called on the waiting thread once the wait is long. Empty: as `ranks`
+  /// says.
   std::function<std::vector<int>()> missing{};
-  std::string unit{};        ///< name of the unit, if any
-  std::function<std::string()>
-      progress{};  ///< expected and got at the moment of failure: "epoch 7, rank 1 is at 6"
+  std::string unit{};                       ///< name of the unit, if any
+  std::function<std::string()> progress{};  ///< expected and got at the moment of failure: "epoch 7, rank 1 is at 6"
 };
 
 /// What tags mean, for errors and traces; empty: nobody says.
 struct TagNames {
   /// "the gradients of unit block.3"; empty for one that means nothing.
   std::function<std::string(const MessageTag&)> name{};
-  /// What to do where one rank makes a call with this tag and another one with that tag; empty: what is said of any mismatch.
+  /// What to do where one rank makes a call with this tag and another one with that tag; empty: what is said of any
+  /// mismatch.
   std::function<std::string(const MessageTag&, const MessageTag&)> hint{};
 };
 
@@ -84,8 +85,9 @@ class CommBackend {
   /// "self", "inproc", "shm", "mpi", "nccl", ...
   [[nodiscard]] virtual std::string_view kind() const = 0;
   [[nodiscard]] virtual Capabilities capabilities() const = 0;
-  /// Ranks of each run of consecutive ranks that are on one node: {size()} on a single one. Sums are formed along these: first inside
-  /// each run, in rank order, then over the runs. So what crosses from node to node may be a sum, with the same bits.
+  /// Ranks of each run of consecutive ranks that are on one node: {size()} on a single one. Sums are formed along
+  /// these: first inside each run, in rank order, then over the runs. So what crosses from node to node may be a sum,
+  /// with the same bits.
   [[nodiscard]] virtual std::span<const int> node_sizes() const = 0;
   /// Bytes of this seat's own control block and staging (not of attached arenas), counted as
   /// MemoryState::kControl.
@@ -116,8 +118,9 @@ class CommBackend {
   /// waiting for.
   virtual void ring() = 0;
 
-  /// Throws kAborted if a rank has stopped the job, and kPeerLost if one of `context.ranks` (empty: any other one) is lost, as far as the
-  /// seat sees that without waiting. Never blocks. For who waits for something else than the seat: a device.
+  /// Throws kAborted if a rank has stopped the job, and kPeerLost if one of `context.ranks` (empty: any other one) is
+  /// lost, as far as the seat sees that without waiting. Never blocks. For who waits for something else than the seat:
+  /// a device.
   virtual void check_peers(const WaitContext& context) = 0;
 
   /// Everybody who waits, now or later, in any group of this job throws kAborted with the text of the first

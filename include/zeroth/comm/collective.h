@@ -12,7 +12,18 @@
 
 namespace zeroth {
 
-enum class CollectiveKind : std::uint8_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kGather, kScatter, kAllToAll, kSend, kRecv, kBarrier };
+enum class CollectiveKind : std::uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kSend,
+  kRecv,
+  kBarrier
+};
 inline constexpr std::size_t kNumCollectiveKinds = 10;
 
 /// Between two ranks: the others of the group take no part.
@@ -22,10 +33,12 @@ inline constexpr std::size_t kNumCollectiveKinds = 10;
 
 /// Whether `root` says something about such a call.
 [[nodiscard]] constexpr bool has_root(CollectiveKind kind) noexcept {
-  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter || is_point_to_point(kind);
+  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter ||
+         is_point_to_point(kind);
 }
 
-/// "all_gather", "reduce_scatter", "all_reduce", "broadcast", "gather", "scatter", "all_to_all", "send", "recv", "barrier".
+/// "all_gather", "reduce_scatter", "all_reduce", "broadcast", "gather", "scatter", "all_to_all", "send", "recv",
+/// "barrier".
 [[nodiscard]] std::string_view name_of(CollectiveKind kind) noexcept;
 
 /// How a reduction joins what the ranks give.
@@ -57,10 +70,10 @@ struct WholeCall {
 
 /// One matched call. Every rank of the group makes the same calls in the same order with the same kind,
 /// dtypes, counts, op, root, tag; in an all_to_all what a rank gives another one (its counts) is what that one takes
-/// from it (its recv_counts). A send and a recv are matched by their two ranks alone: those from one rank to another in order, and with
-/// the same dtype, count and tag. Sends and receives of one submit() run side by side: ranks that send to each other submit both together.
-/// Alone, a send is done when the receiver has taken it; on inproc and shm also before, as long as all that is on its way between the two
-/// fits 64 KiB. Over messages the transport decides.
+/// from it (its recv_counts). A send and a recv are matched by their two ranks alone: those from one rank to another in
+/// order, and with the same dtype, count and tag. Sends and receives of one submit() run side by side: ranks that send
+/// to each other submit both together. Alone, a send is done when the receiver has taken it; on inproc and shm also
+/// before, as long as all that is on its way between the two fits 64 KiB. Over messages the transport decides.
 ///
 ///   kind            counts                  send                        recv
 ///   all_gather      elements of each rank   own part, counts[rank]      all parts in rank order, sum(counts)
@@ -79,10 +92,10 @@ struct WholeCall {
 /// (one rounding at the end), wrapping for integers; all_reduce gives the bits of reduce_scatter followed by
 /// all_gather. Sums take every dtype but uint8, with out_dtype == in_dtype or fp32 on one side and bf16 or fp16 on
 /// the other; the other calls take every dtype, out_dtype == in_dtype. In a reduce_scatter to fp32 each rank gives
-/// fp32 or bf16 (not fp16), whatever the others give, with the bits of fp32 from all. A minimum or maximum takes every dtype,
-/// out_dtype == in_dtype; of equal values (0 and -0) it is the lowest rank's, and one NaN makes it NaN. In place: all_gather and gather with
-/// send at its place inside recv, reduce_scatter and scatter with recv at its place inside send, all_reduce and
-/// broadcast with send == recv. Any other overlap is an error.
+/// fp32 or bf16 (not fp16), whatever the others give, with the bits of fp32 from all. A minimum or maximum takes every
+/// dtype, out_dtype == in_dtype; of equal values (0 and -0) it is the lowest rank's, and one NaN makes it NaN. In
+/// place: all_gather and gather with send at its place inside recv, reduce_scatter and scatter with recv at its place
+/// inside send, all_reduce and broadcast with send == recv. Any other overlap is an error.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kBarrier;
   DType in_dtype = DType::kUInt8;
@@ -91,17 +104,19 @@ struct Collective {
   std::byte* recv = nullptr;
   std::vector<std::int64_t> counts{};       ///< elements
   std::vector<std::int64_t> recv_counts{};  ///< elements; all_to_all only
-  /// all_to_all only: the parts of all ranks have one size, by the program's word on all of them; ranks compare it. So a transport and a CallTable may
-  /// choose by the size.
+  /// all_to_all only: the parts of all ranks have one size, by the program's word on all of them; ranks compare it. So
+  /// a transport and a CallTable may choose by the size.
   bool equal_parts = false;
-  /// Elements; reduce_scatter only: where each rank's part begins in `send`, one after the other in any order. Empty: in rank order.
+  /// Elements; reduce_scatter only: where each rank's part begins in `send`, one after the other in any order. Empty:
+  /// in rank order.
   std::vector<std::int64_t> offsets{};
-  ReduceOp op = ReduceOp::kSum;             ///< all_reduce, reduce_scatter
-  int root = 0;                             ///< broadcast, gather, scatter; of a send and a recv the other rank
-  bool accumulate = false;                  ///< sum of a reduce_scatter only, not in place: recv = recv + sum; this rank's own matter
+  ReduceOp op = ReduceOp::kSum;  ///< all_reduce, reduce_scatter
+  int root = 0;                  ///< broadcast, gather, scatter; of a send and a recv the other rank
+  bool accumulate = false;  ///< sum of a reduce_scatter only, not in place: recv = recv + sum; this rank's own matter
   MessageTag tag{};
   WholeCall step_of{};
-  /// Of a barrier: ranks compare it, errors and the flight recorder say it (both at least its first 45 bytes). Empty: it has none.
+  /// Of a barrier: ranks compare it, errors and the flight recorder say it (both at least its first 45 bytes). Empty:
+  /// it has none.
   std::string name{};
 };
 

@@ -48,17 +48,12 @@ class Communicator {
     all_gather_async(shard, out, equal_counts(shard.size()), stream_, tag).wait();
   }
   template <class T>
-  void all_gather(std::span<const T> shard,
-                  std::span<T> out,
-                  std::vector<std::int64_t> counts,
+  void all_gather(std::span<const T> shard, std::span<T> out, std::vector<std::int64_t> counts,
                   MessageTag tag = {}) const {
     all_gather_async(shard, out, std::move(counts), stream_, tag).wait();
   }
   template <class T>
-  void reduce_scatter(std::span<const T> in,
-                      std::span<T> shard,
-                      std::vector<std::int64_t> counts,
-                      ReduceOp op,
+  void reduce_scatter(std::span<const T> in, std::span<T> shard, std::vector<std::int64_t> counts, ReduceOp op,
                       MessageTag tag = {}) const {
     run<T, T>(CollectiveKind::kReduceScatter, in, shard, {.counts = std::move(counts), .op = op}, stream_, tag).wait();
   }
@@ -67,9 +62,7 @@ class Communicator {
     reduce_scatter_async(in, shard, equal_counts(shard.size()), stream_, tag).wait();
   }
   template <class In, class Out>
-  void reduce_scatter(std::span<const In> in,
-                      std::span<Out> shard,
-                      std::vector<std::int64_t> counts,
+  void reduce_scatter(std::span<const In> in, std::span<Out> shard, std::vector<std::int64_t> counts,
                       MessageTag tag = {}) const {
     reduce_scatter_async(in, shard, std::move(counts), stream_, tag).wait();
   }
@@ -84,7 +77,8 @@ class Communicator {
     gather_async(part, whole, equal_counts(part.size()), root, stream_, tag).wait();
   }
   template <class T>
-  void gather(std::span<const T> part, std::span<T> whole, std::vector<std::int64_t> counts, int root, MessageTag tag = {}) const {
+  void gather(std::span<const T> part, std::span<T> whole, std::vector<std::int64_t> counts, int root,
+              MessageTag tag = {}) const {
     gather_async(part, whole, std::move(counts), root, stream_, tag).wait();
   }
   /// Equal parts of what the root has to all ranks: whole is size() times part there, and empty elsewhere.
@@ -93,7 +87,8 @@ class Communicator {
     scatter_async(whole, part, equal_counts(part.size()), root, stream_, tag).wait();
   }
   template <class T>
-  void scatter(std::span<const T> whole, std::span<T> part, std::vector<std::int64_t> counts, int root, MessageTag tag = {}) const {
+  void scatter(std::span<const T> whole, std::span<T> part, std::vector<std::int64_t> counts, int root,
+               MessageTag tag = {}) const {
     scatter_async(whole, part, std::move(counts), root, stream_, tag).wait();
   }
   /// Part r of `in` goes to rank r, part r of `out` comes from rank r; equal parts, size() of them in each.
@@ -101,15 +96,14 @@ class Communicator {
   void all_to_all(std::span<const T> in, std::span<T> out, MessageTag tag = {}) const {
     std::vector<std::int64_t> counts = equal_counts(in.size() / static_cast<std::size_t>(size()));
     std::vector<std::int64_t> recv_counts = counts;
-    run<T, T>(CollectiveKind::kAllToAll, in, out, {.counts = std::move(counts), .recv_counts = std::move(recv_counts), .equal_parts = true}, stream_, tag).wait();
+    run<T, T>(CollectiveKind::kAllToAll, in, out,
+              {.counts = std::move(counts), .recv_counts = std::move(recv_counts), .equal_parts = true}, stream_, tag)
+        .wait();
   }
   /// counts[r]: elements for rank r; recv_counts[r]: elements from rank r.
   template <class T>
-  void all_to_all(std::span<const T> in,
-                  std::span<T> out,
-                  std::vector<std::int64_t> counts,
-                  std::vector<std::int64_t> recv_counts,
-                  MessageTag tag = {}) const {
+  void all_to_all(std::span<const T> in, std::span<T> out, std::vector<std::int64_t> counts,
+                  std::vector<std::int64_t> recv_counts, MessageTag tag = {}) const {
     all_to_all_async(in, out, std::move(counts), std::move(recv_counts), stream_, tag).wait();
   }
   void barrier(MessageTag tag = {}) const { barrier({}, tag); }
@@ -149,64 +143,46 @@ class Communicator {
   }
   /// Calls as values; sends and receives that follow each other run side by side.
   void batch(std::span<const Collective> calls) const { batch_async(calls, stream_).wait(); }
-  Work batch_async(std::span<const Collective> calls, const Stream& stream) const { return backend_->submit(calls, stream); }
+  Work batch_async(std::span<const Collective> calls, const Stream& stream) const {
+    return backend_->submit(calls, stream);
+  }
 
   template <class In, class Out>
-  Work all_reduce_async(std::span<const In> in,
-                        std::span<Out> out,
-                        const Stream& stream,
-                        MessageTag tag = {}) const {
-    return run<In, Out>(CollectiveKind::kAllReduce, in, out, {.counts = {static_cast<std::int64_t>(in.size())}}, stream, tag);
+  Work all_reduce_async(std::span<const In> in, std::span<Out> out, const Stream& stream, MessageTag tag = {}) const {
+    return run<In, Out>(CollectiveKind::kAllReduce, in, out, {.counts = {static_cast<std::int64_t>(in.size())}}, stream,
+                        tag);
   }
   template <class T>
-  Work all_gather_async(std::span<const T> shard,
-                        std::span<T> out,
-                        std::vector<std::int64_t> counts,
-                        const Stream& stream,
-                        MessageTag tag = {}) const {
+  Work all_gather_async(std::span<const T> shard, std::span<T> out, std::vector<std::int64_t> counts,
+                        const Stream& stream, MessageTag tag = {}) const {
     return run<T, T>(CollectiveKind::kAllGather, shard, out, {.counts = std::move(counts)}, stream, tag);
   }
   template <class In, class Out>
-  Work reduce_scatter_async(std::span<const In> in,
-                            std::span<Out> shard,
-                            std::vector<std::int64_t> counts,
-                            const Stream& stream,
-                            MessageTag tag = {}) const {
+  Work reduce_scatter_async(std::span<const In> in, std::span<Out> shard, std::vector<std::int64_t> counts,
+                            const Stream& stream, MessageTag tag = {}) const {
     return run<In, Out>(CollectiveKind::kReduceScatter, in, shard, {.counts = std::move(counts)}, stream, tag);
   }
   template <class T>
   Work broadcast_async(std::span<T> data, int root, const Stream& stream, MessageTag tag = {}) const {
     const std::span<const T> in = rank() == root ? std::span<const T>(data) : std::span<const T>();
-    return run<T, T>(
-        CollectiveKind::kBroadcast, in, data, {.counts = {static_cast<std::int64_t>(data.size())}, .root = root}, stream, tag);
+    return run<T, T>(CollectiveKind::kBroadcast, in, data,
+                     {.counts = {static_cast<std::int64_t>(data.size())}, .root = root}, stream, tag);
   }
   template <class T>
-  Work gather_async(std::span<const T> part,
-                    std::span<T> whole,
-                    std::vector<std::int64_t> counts,
-                    int root,
-                    const Stream& stream,
-                    MessageTag tag = {}) const {
+  Work gather_async(std::span<const T> part, std::span<T> whole, std::vector<std::int64_t> counts, int root,
+                    const Stream& stream, MessageTag tag = {}) const {
     return run<T, T>(CollectiveKind::kGather, part, whole, {.counts = std::move(counts), .root = root}, stream, tag);
   }
   template <class T>
-  Work scatter_async(std::span<const T> whole,
-                     std::span<T> part,
-                     std::vector<std::int64_t> counts,
-                     int root,
-                     const Stream& stream,
-                     MessageTag tag = {}) const {
+  Work scatter_async(std::span<const T> whole, std::span<T> part, std::vector<std::int64_t> counts, int root,
+                     const Stream& stream, MessageTag tag = {}) const {
     return run<T, T>(CollectiveKind::kScatter, whole, part, {.counts = std::move(counts), .root = root}, stream, tag);
   }
   template <class T>
-  Work all_to_all_async(std::span<const T> in,
-                        std::span<T> out,
-                        std::vector<std::int64_t> counts,
-                        std::vector<std::int64_t> recv_counts,
-                        const Stream& stream,
-                        MessageTag tag = {}) const {
-    return run<T, T>(
-        CollectiveKind::kAllToAll, in, out, {.counts = std::move(counts), .recv_counts = std::move(recv_counts)}, stream, tag);
+  Work all_to_all_async(std::span<const T> in, std::span<T> out, std::vector<std::int64_t> counts,
+                        std::vector<std::int64_t> recv_counts, const Stream& stream, MessageTag tag = {}) const {
+    return run<T, T>(CollectiveKind::kAllToAll, in, out,
+                     {.counts = std::move(counts), .recv_counts = std::move(recv_counts)}, stream, tag);
   }
 
  private:
@@ -224,11 +200,7 @@ class Communicator {
     int root = 0;
   };
   template <class In, class Out>
-  Work run(CollectiveKind kind,
-           std::span<const In> in,
-           std::span<Out> out,
-           Shares shares,
-           const Stream& stream,
+  Work run(CollectiveKind kind, std::span<const In> in, std::span<Out> out, Shares shares, const Stream& stream,
            MessageTag tag) const {
     return submit({.collective = {.kind = kind,
                                   .in_dtype = DTypeOf<In>::value,

@@ -1,5 +1,5 @@
-// Decorators of CommBackend: one counts, one compares calls, one breaks things on purpose, one makes links between nodes slow. They hold the
-// seat that they wrap.
+// Decorators of CommBackend: one counts, one compares calls, one breaks things on purpose, one makes links between
+// nodes slow. They hold the seat that they wrap.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -85,9 +85,7 @@ class ForwardingBackend : public CommBackend {
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
     inner_->count_one_sided(kind, peer, bytes);
   }
-  void set_observer(std::shared_ptr<TrafficObserver> observer) override {
-    inner_->set_observer(std::move(observer));
-  }
+  void set_observer(std::shared_ptr<TrafficObserver> observer) override { inner_->set_observer(std::move(observer)); }
   void set_tag_names(TagNames names) override { inner_->set_tag_names(std::move(names)); }
 
  protected:
@@ -109,12 +107,14 @@ class CountingBackend final : public ForwardingBackend {
   std::shared_ptr<TrafficTable> table_;
 };
 
-/// Writes every call, and every wait_until(), into the rank's flight recorder, and makes none once the job has been judged. A mismatch that a wait finds by itself, in
-/// memory that only this rank looked at, is told to all ranks, and so is an abort. Parts made by split() do the same.
+/// Writes every call, and every wait_until(), into the rank's flight recorder, and makes none once the job has been
+/// judged. A mismatch that a wait finds by itself, in memory that only this rank looked at, is told to all ranks, and
+/// so is an abort. Parts made by split() do the same.
 class RecordingBackend final : public ForwardingBackend {
  public:
   /// `control` lives as long as this and its parts; null: there is nobody to tell.
-  RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<ControlPlane> control = nullptr);
+  RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch,
+                   std::shared_ptr<ControlPlane> control = nullptr);
   ~RecordingBackend() override;
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
@@ -134,16 +134,17 @@ class RecordingBackend final : public ForwardingBackend {
   std::unordered_map<std::uint64_t, std::int32_t> abouts_;  ///< by unit and label: of FlightRecorder::names()
 };
 
-/// For transports whose calls do not carry what ranks compare (MPI's own algorithms; NCCL): before each matched call every rank hears 16 bytes of
-/// every other one over another transport, and where they differ, the whole description: a skipped, swapped, differently sized or typed call is
-/// kMismatch on every rank, with both sides, and the call is not made. The counts of an all_to_all are compared between all ranks, too. Costs two
-/// rounds of small messages a call. Sends and receives are left to the transport. As with any transport, a rank that makes no call at all is waited
-/// for until the deadline.
+/// For transports whose calls do not carry what ranks compare (MPI's own algorithms; NCCL): before each matched call
+/// every rank hears 16 bytes of every other one over another transport, and where they differ, the whole description: a
+/// skipped, swapped, differently sized or typed call is kMismatch on every rank, with both sides, and the call is not
+/// made. The counts of an all_to_all are compared between all ranks, too. Costs two rounds of small messages a call.
+/// Sends and receives are left to the transport. As with any transport, a rank that makes no call at all is waited for
+/// until the deadline.
 class CheckedBackend final : public ForwardingBackend {
  public:
-  /// `inner` makes its calls in tasks of the stream: a comparison fails the stream, which is what keeps them back. (NCCL's seat does not, so it
-  /// has this one as a gate that makes no calls.)
-  /// `side`: a seat in a group of the same ranks in the same order, over a transport that compares calls itself. Nobody else makes calls in it.
+  /// `inner` makes its calls in tasks of the stream: a comparison fails the stream, which is what keeps them back.
+  /// (NCCL's seat does not, so it has this one as a gate that makes no calls.) `side`: a seat in a group of the same
+  /// ranks in the same order, over a transport that compares calls itself. Nobody else makes calls in it.
   CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side);
   [[nodiscard]] std::size_t memory_bytes() const override;
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
@@ -155,9 +156,11 @@ class CheckedBackend final : public ForwardingBackend {
  private:
   class Comparison;
   void follow(const Work& work, const Stream& stream);
-  CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side, std::shared_ptr<Event> last_call);
+  CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side,
+                 std::shared_ptr<Event> last_call);
   std::shared_ptr<Comparison> comparison_;
-  std::shared_ptr<Event> last_call_;  ///< of this rank, in this group or in the parts that it was split into: comparisons have one order, too
+  std::shared_ptr<Event> last_call_;  ///< of this rank, in this group or in the parts that it was split into:
+                                      ///< comparisons have one order, too
 };
 
 /// What goes wrong, and when. Probabilities are per matched call or wait; the same seed gives the same
@@ -192,13 +195,14 @@ class FaultyBackend final : public ForwardingBackend {
 
 /// The link of one rank to other nodes.
 struct LinkSpeed {
-  double bytes_per_second = 0;  ///< received; 0: no limit
-  std::chrono::microseconds latency{0};  ///< once a call that receives something
+  double bytes_per_second = 0;                       ///< received; 0: no limit
+  std::chrono::microseconds latency{0};              ///< once a call that receives something
   std::size_t burst_bytes = std::size_t{64} << 10U;  ///< what a link that was idle takes at once
 };
 
-/// Emulates slow links between nodes on one machine, virtual nodes included (CommOptions::nodes): whoever receives bytes from another node
-/// sleeps as long as they would have taken. A token bucket a rank; parts made by split() share it.
+/// Emulates slow links between nodes on one machine, virtual nodes included (CommOptions::nodes): whoever receives
+/// bytes from another node sleeps as long as they would have taken. A token bucket a rank; parts made by split() share
+/// it.
 class SlowLinkBackend final : public ForwardingBackend {
  public:
   SlowLinkBackend(std::unique_ptr<CommBackend> inner, LinkSpeed speed);

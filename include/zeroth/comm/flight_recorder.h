@@ -1,4 +1,5 @@
-// FlightRecorder: the last calls of one rank, in a ring that is always on. Read after a failure, or while the rank hangs.
+// FlightRecorder: the last calls of one rank, in a ring that is always on. Read after a failure, or while the rank
+// hangs.
 #pragma once
 
 #include <zeroth/base/dtype.h>
@@ -35,15 +36,16 @@ struct CallRecord {
   bool operator==(const CallRecord&) const = default;
 };
 
-/// 1,024 records of 64 bytes. Calls of one group come from one thread at a time; several groups may record at once. Readers see whole records
-/// or none: one that is being written is left out.
+/// 1,024 records of 64 bytes. Calls of one group come from one thread at a time; several groups may record at once.
+/// Readers see whole records or none: one that is being written is left out.
 class FlightRecorder {
  public:
   static constexpr std::size_t kRecords = 1'024;
 
   /// A number for the group's name; the same for the same name.
   [[nodiscard]] std::int32_t group(std::string_view name);
-  /// A number for a name, or for what a call is about. There are 1,024; later ones are all the same one, "...". Some 100 ns.
+  /// A number for a name, or for what a call is about. There are 1,024; later ones are all the same one, "...". Some
+  /// 100 ns.
   [[nodiscard]] std::int32_t name(std::string_view name);
   /// A call begins. Returns its ticket. With end() some 60 ns, most of it for two looks at a clock.
   std::uint64_t begin(const CallRecord& call) noexcept;
@@ -54,13 +56,14 @@ class FlightRecorder {
   [[nodiscard]] std::vector<CallRecord> records() const;
   [[nodiscard]] std::vector<std::string> groups() const;
   [[nodiscard]] std::vector<std::string> names() const;
-  /// "all_gather#40 (the parameters of unit blocks.0) of world/engine0, ended 12.3 s ago", of the newest record; "" if there is none.
+  /// "all_gather#40 (the parameters of unit blocks.0) of world/engine0, ended 12.3 s ago", of the newest record; "" if
+  /// there is none.
   [[nodiscard]] std::string last_call() const;
   /// Why it is written, by name: "code", "message", "step", ...; see RankWatch::write_record().
   using Facts = std::map<std::string, std::string>;
-  /// One JSON object a line: first {"rank", "size", "host", "now_ns", "names"} and, where there are some, "failure" with the facts, then one a
-  /// record, oldest first; its "about" is the place of a name in "names". A new file that only its owner can read, in place of a plain one of
-  /// that name. Throws kIo, and then leaves none.
+  /// One JSON object a line: first {"rank", "size", "host", "now_ns", "names"} and, where there are some, "failure"
+  /// with the facts, then one a record, oldest first; its "about" is the place of a name in "names". A new file that
+  /// only its owner can read, in place of a plain one of that name. Throws kIo, and then leaves none.
   void write(const std::string& path, int rank, int size, const Facts& facts = {}) const;
 
  private:

@@ -1,5 +1,5 @@
-// Mesh: the world's ranks as a grid with named axes. Sums over a group of it are formed along the nodes of its ranks, as everywhere
-// (CommBackend::node_sizes()).
+// Mesh: the world's ranks as a grid with named axes. Sums over a group of it are formed along the nodes of its ranks,
+// as everywhere (CommBackend::node_sizes()).
 #pragma once
 
 #include <zeroth/comm/communicator.h>
@@ -45,8 +45,7 @@ class Mesh {
 
  private:
   [[nodiscard]] std::size_t index_of(std::string_view axis) const;
-  [[nodiscard]] std::shared_ptr<CommBackend> make_group(const std::vector<bool>& chosen,
-                                                        std::string_view name);
+  [[nodiscard]] std::shared_ptr<CommBackend> make_group(const std::vector<bool>& chosen, std::string_view name);
 
   std::shared_ptr<CommBackend> world_;
   MeshSpec spec_;

@@ -1,8 +1,8 @@
-// RankWatch: what one rank is doing, for others to ask. Its threads write it; the thread of its control plane reads it while they
-// compute, wait or hang. Shared by everything of the rank: transports, engines, the control plane.
+// RankWatch: what one rank is doing, for others to ask. Its threads write it; the thread of its control plane reads it
+// while they compute, wait or hang. Shared by everything of the rank: transports, engines, the control plane.
 //
-// Cost where nothing is wrong: one store an event of the engine (enter()), less than 0.2 us a call (benchmarks/comm/watch_bench.cpp), two
-// looks at a clock a wait.
+// Cost where nothing is wrong: one store an event of the engine (enter()), less than 0.2 us a call
+// (benchmarks/comm/watch_bench.cpp), two looks at a clock a wait.
 #pragma once
 
 #include <zeroth/base/deadline.h>
@@ -25,17 +25,27 @@
 
 namespace zeroth {
 
-/// Where the user's program is in a step, as its last call of the engine shows. kEvaluation: in a forward that no backward follows.
-enum class Phase : std::uint8_t { kStarting, kForward, kBackward, kAfterBackward, kStep, kBetweenSteps, kMeeting, kEvaluation };
+/// Where the user's program is in a step, as its last call of the engine shows. kEvaluation: in a forward that no
+/// backward follows.
+enum class Phase : std::uint8_t {
+  kStarting,
+  kForward,
+  kBackward,
+  kAfterBackward,
+  kStep,
+  kBetweenSteps,
+  kMeeting,
+  kEvaluation
+};
 inline constexpr std::uint8_t kNumPhases = 8;
 
 /// A wait as its transport describes it. `ranks` are those of the job.
 struct WaitReport {
-  std::string group{};      ///< "world/engine0"
-  std::string call{};       ///< "all_gather#12 float32, 23 elements (92 B)", "parameters of unit block.3"
-  std::vector<int> ranks{};  ///< not one of which may be missing for the wait to end; empty: not known
-  bool direct = false;       ///< what these ranks do is seen at once: nothing can be on its way
-  std::string calls_of{};    ///< else: the group in RankWatch::calls_begun(), "" if that does not tell
+  std::string group{};         ///< "world/engine0"
+  std::string call{};          ///< "all_gather#12 float32, 23 elements (92 B)", "parameters of unit block.3"
+  std::vector<int> ranks{};    ///< not one of which may be missing for the wait to end; empty: not known
+  bool direct = false;         ///< what these ranks do is seen at once: nothing can be on its way
+  std::string calls_of{};      ///< else: the group in RankWatch::calls_begun(), "" if that does not tell
   std::uint64_t sequence = 0;  ///< and the number of the call there, from 0
   Milliseconds waited{};
   Milliseconds timeout{};
@@ -46,23 +56,25 @@ struct WaitStatus {
   std::uint64_t id = 0;     ///< of this rank's waits, from 1; 0: it does not wait
   std::uint64_t looks = 0;  ///< how often it has looked in vain, about every 100 ms
   bool expired = false;     ///< its deadline has passed
-  int lost = -1;            ///< a rank of the job that it waits for and that has given its group up or closed its connection; -1: none
+  int lost =
+      -1;  ///< a rank of the job that it waits for and that has given its group up or closed its connection; -1: none
   WaitReport report{};
 };
 
 /// One rank at one moment.
 struct RankStatus {
   Phase phase = Phase::kStarting;
-  std::int64_t step = 0;      ///< steps finished
-  std::string unit{};         ///< of the phase, or ""
-  std::string place{};        ///< "train.py:57 in load_batch", or "" where it was not asked for or is not known
-  std::string last_call{};    ///< "all_gather#40 of world/engine0", or ""
-  bool one_thread = true;     ///< no more than one thread has ever waited
+  std::int64_t step = 0;    ///< steps finished
+  std::string unit{};       ///< of the phase, or ""
+  std::string place{};      ///< "train.py:57 in load_batch", or "" where it was not asked for or is not known
+  std::string last_call{};  ///< "all_gather#40 of world/engine0", or ""
+  bool one_thread = true;   ///< no more than one thread has ever waited
   std::map<std::string, std::uint64_t> calls_begun{};  ///< by group, of transports where messages can be on their way
   WaitStatus wait{};
 };
 
-/// What the control plane has decided, as waits throw it. Its ranks are those of the job, in whatever group the wait was.
+/// What the control plane has decided, as waits throw it. Its ranks are those of the job, in whatever group the wait
+/// was.
 class JobVerdict final : public Error {
  public:
   using Error::Error;
@@ -87,7 +99,9 @@ class RankWatch {
   void resume(std::uint64_t entered) noexcept { phase_.store(entered, std::memory_order_relaxed); }
   void finish_step(std::int64_t steps) noexcept { steps_.store(steps, std::memory_order_relaxed); }
   /// How long a wait may take: until the first step has ended, when everything is slow, another time. 0: twice as long.
-  void set_first_timeout(Milliseconds timeout) noexcept { first_timeout_.store(timeout.count(), std::memory_order_relaxed); }
+  void set_first_timeout(Milliseconds timeout) noexcept {
+    first_timeout_.store(timeout.count(), std::memory_order_relaxed);
+  }
   [[nodiscard]] Milliseconds patience(Milliseconds timeout) const noexcept {
     if (steps_.load(std::memory_order_relaxed) > 0) return timeout;
     const std::int64_t first = first_timeout_.load(std::memory_order_relaxed);
@@ -95,37 +109,45 @@ class RankWatch {
   }
 
   /// All the time that this rank has waited for others.
-  [[nodiscard]] std::chrono::nanoseconds waited() const noexcept { return std::chrono::nanoseconds(waited_ns_.load(std::memory_order_relaxed)); }
-  void add_waited(std::chrono::nanoseconds time) noexcept { waited_ns_.fetch_add(time.count(), std::memory_order_relaxed); }
+  [[nodiscard]] std::chrono::nanoseconds waited() const noexcept {
+    return std::chrono::nanoseconds(waited_ns_.load(std::memory_order_relaxed));
+  }
+  void add_waited(std::chrono::nanoseconds time) noexcept {
+    waited_ns_.fetch_add(time.count(), std::memory_order_relaxed);
+  }
 
-  /// Where a group counts the calls that this rank has begun. `group` is the same on all its ranks, and no other group's.
+  /// Where a group counts the calls that this rank has begun. `group` is the same on all its ranks, and no other
+  /// group's.
   [[nodiscard]] std::shared_ptr<std::atomic<std::uint64_t>> calls_begun(const std::string& group);
 
-  /// How to find the user's line: called on the control plane's thread with the thread that is asked about, must come back within
-  /// half a second and not need what that thread may hold (the GIL). Returns "" where it does not know.
+  /// How to find the user's line: called on the control plane's thread with the thread that is asked about, must come
+  /// back within half a second and not need what that thread may hold (the GIL). Returns "" where it does not know.
   using Locator = std::function<std::string(pid_t thread)>;
   void set_locator(Locator locator);
-  /// Where there is no locator, in native programs: the program says that it is here, until it says that it is elsewhere. Any thread;
-  /// some 20 ns. The arguments are the caller's place: std::source_location needs clang 16.
-  void at(const char* file = __builtin_FILE(), int line = __builtin_LINE(), const char* function = __builtin_FUNCTION()) noexcept;
+  /// Where there is no locator, in native programs: the program says that it is here, until it says that it is
+  /// elsewhere. Any thread; some 20 ns. The arguments are the caller's place: std::source_location needs clang 16.
+  void at(const char* file = __builtin_FILE(), int line = __builtin_LINE(),
+          const char* function = __builtin_FUNCTION()) noexcept;
   [[nodiscard]] RankStatus status(bool with_place);
   /// The last one, for the others: with the program's own last word of where it is, but asking nobody.
   [[nodiscard]] RankStatus goodbye();
 
-  /// What the control plane has decided about the job: every wait that is watched, and every check(), throws it from now on as a
-  /// JobVerdict. The first one stays. Any thread.
+  /// What the control plane has decided about the job: every wait that is watched, and every check(), throws it from
+  /// now on as a JobVerdict. The first one stays. Any thread.
   void judge(const Error& error);
   /// Throws the verdict, if there is one. One load.
   void check() const {
     if (judged_.load(std::memory_order_acquire)) [[unlikely]]
       throw_verdict();
   }
-  /// The error with the step in which this rank has it: "rank 0/4, step 120 (forward)"; as it is where that is known, or it is not of this rank alone.
+  /// The error with the step in which this rank has it: "rank 0/4, step 120 (forward)"; as it is where that is known,
+  /// or it is not of this rank alone.
   [[nodiscard]] Error dated(const Error& error) const;
-  /// Writes what is known of the end of this rank: the error, `last`, how the rank was before it heard of it, and the last calls
-  /// (FlightRecorder::write()). Throws kIo.
+  /// Writes what is known of the end of this rank: the error, `last`, how the rank was before it heard of it, and the
+  /// last calls (FlightRecorder::write()). Throws kIo.
   void write_record(const std::string& path, const Error& error, const RankStatus& last) const;
-  /// The user's program has been told that the job is over: an error of a wait, of a call of all ranks, or of its own. Any thread.
+  /// The user's program has been told that the job is over: an error of a wait, of a call of all ranks, or of its own.
+  /// Any thread.
   void hear() const noexcept { heard_.store(true, std::memory_order_relaxed); }
   /// Groups of the job that the program has in its hands: without one it owes the others nothing.
   void take_group() noexcept { groups_.fetch_add(1, std::memory_order_relaxed); }
@@ -134,17 +156,19 @@ class RankWatch {
   void spare() noexcept { spared_.store(true, std::memory_order_relaxed); }
   /// There is a verdict of which the program has not heard, because it does not come to a call that could throw it.
   [[nodiscard]] bool is_deaf() const noexcept {
-    return judged_.load(std::memory_order_acquire) && groups_.load(std::memory_order_relaxed) > 0 && !heard_.load(std::memory_order_relaxed) &&
-           !spared_.load(std::memory_order_relaxed);
+    return judged_.load(std::memory_order_acquire) && groups_.load(std::memory_order_relaxed) > 0 &&
+           !heard_.load(std::memory_order_relaxed) && !spared_.load(std::memory_order_relaxed);
   }
-  /// Another rank has stopped the job or is lost, and the control plane may know why: for at most so long lets it say that, and throws
-  /// what it says. Comes back at once where there is none.
+  /// Another rank has stopped the job or is lost, and the control plane may know why: for at most so long lets it say
+  /// that, and throws what it says. Comes back at once where there is none.
   void await_verdict(Milliseconds patience) const;
   /// Called when a wait begins to be watched or expires; must not block. Null: nobody listens.
   void set_waker(std::function<void()> waker);
-  /// What tell() calls; must not block. Null: nobody carries it on. When this has come back, nobody is in the one before.
+  /// What tell() calls; must not block. Null: nobody carries it on. When this has come back, nobody is in the one
+  /// before.
   void set_teller(std::function<void(const Error& error)> teller);
-  /// A transport has found what other ranks wait in vain to see: where there is a control plane, all of them throw it. Any thread.
+  /// A transport has found what other ranks wait in vain to see: where there is a control plane, all of them throw it.
+  /// Any thread.
   void tell(const Error& error) const;
 
  private:
@@ -191,7 +215,9 @@ class RankWatch {
 class WatchedWait {
  public:
   explicit WatchedWait(RankWatch* watch)
-      : watch_(watch), exceptions_(std::uncaught_exceptions()), begun_(watch == nullptr ? SteadyClock::time_point{} : SteadyClock::now()) {}
+      : watch_(watch),
+        exceptions_(std::uncaught_exceptions()),
+        begun_(watch == nullptr ? SteadyClock::time_point{} : SteadyClock::now()) {}
   WatchedWait(const WatchedWait&) = delete;
   WatchedWait& operator=(const WatchedWait&) = delete;
   ~WatchedWait() {
@@ -208,7 +234,8 @@ class WatchedWait {
     watch_->check();
     id_ = watch_->look(id_, report(), false);
   }
-  /// The deadline has passed: lets the control plane find out who is missing, for at most kLastWord, and throws what it says.
+  /// The deadline has passed: lets the control plane find out who is missing, for at most kLastWord, and throws what it
+  /// says.
   template <class Report>
   void expire(const Report& report) {
     if (watch_ == nullptr) return;

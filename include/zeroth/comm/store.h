@@ -38,8 +38,8 @@ class Store {
 /// ("zeroth-store-" and the user id are put before it): nothing is left in the file system. Only processes of
 /// the same user may connect. Throws kResource if the name is taken.
 [[nodiscard]] std::shared_ptr<Store> serve_store(std::string_view name);
-/// A client; tries until the deadline. Requests throw kPeerLost once the server has gone, and kTimeout if it does not answer within
-/// `timeout` (at least 1 s, at most 30 s).
+/// A client; tries until the deadline. Requests throw kPeerLost once the server has gone, and kTimeout if it does not
+/// answer within `timeout` (at least 1 s, at most 30 s).
 [[nodiscard]] std::shared_ptr<Store> connect_store(std::string_view name, Milliseconds timeout);
 
 }  // namespace zeroth

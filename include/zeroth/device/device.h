@@ -1,21 +1,21 @@
 // The device interface: memory and streams of one kind of execution place. `cpu` is made here, CUDA in cuda.h.
 #pragma once
 
+#include <zeroth/device/memory.h>
+#include <zeroth/device/stream.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
-
-#include <zeroth/device/memory.h>
-#include <zeroth/device/stream.h>
 
 namespace zeroth {
 
 /// kDevice: on streams of the device itself (CUDA).
 enum class ExecutionMode : std::uint8_t { kInline, kChaos, kDevice };
 
-/// One device as seen by one rank. Ranks that are threads have one each. Its streams end with it: tasks that have not run by
-/// then never do, and who waits for them gets kAborted.
+/// One device as seen by one rank. Ranks that are threads have one each. Its streams end with it: tasks that have not
+/// run by then never do, and who waits for them gets kAborted.
 class Device {
  public:
   Device() = default;
@@ -38,10 +38,12 @@ class Device {
 };
 
 /// The CPU as a device. In chaos mode `seed` decides the order of tasks and which are delayed (up to 200 us each).
-[[nodiscard]] std::unique_ptr<Device> make_cpu_device(ExecutionMode mode = ExecutionMode::kInline, std::uint64_t seed = 0);
+[[nodiscard]] std::unique_ptr<Device> make_cpu_device(ExecutionMode mode = ExecutionMode::kInline,
+                                                      std::uint64_t seed = 0);
 
-/// For what a task submits while it runs, as the steps of one call: done at once, on its thread, and ordered where the task itself is. So
-/// order_after() waits for nothing, since what was submitted after the task may never run before it; it only hands on errors that are known.
+/// For what a task submits while it runs, as the steps of one call: done at once, on its thread, and ordered where the
+/// task itself is. So order_after() waits for nothing, since what was submitted after the task may never run before it;
+/// it only hands on errors that are known.
 [[nodiscard]] Stream make_nested_stream(std::string name);
 
 }  // namespace zeroth

@@ -1,10 +1,14 @@
 // Tagged memory: every byte that Zeroth holds has a Tag{unit, state}, counted at acquire and at release.
 //
 // MemoryLedger  counts. Live and peak bytes by state; what the plan promises is compared with its peak, exactly.
-// Arena         one mapping, sized once: private with huge pages, or shared through a memfd whose descriptor can be passed to
+// Arena         one mapping, sized once: private with huge pages, or shared through a memfd whose descriptor can be
+// passed to
 //               another process. Nothing in the file system, so nothing is left after kill -9.
 // Buffer        a counted part of an arena.
 #pragma once
+
+#include <zeroth/base/error.h>
+#include <zeroth/base/platform.h>
 
 #include <array>
 #include <cstddef>
@@ -15,21 +19,18 @@
 #include <string>
 #include <string_view>
 
-#include <zeroth/base/error.h>
-#include <zeroth/base/platform.h>
-
 namespace zeroth {
 
 /// What a byte is for. The report and the plan speak these words.
 enum class MemoryState : std::uint8_t {
-  kParameter,     ///< parameters at rest, in the dtype that computes and travels
-  kMaster,        ///< what bfloat16 parameters lack of their fp32 masters
-  kOptimizer,     ///< moments, momentum
-  kBucket,        ///< local gradients of a unit, before reduction
-  kReduced,       ///< reduced gradients (this rank's shard, or all of them at stage 0)
-  kGathered,      ///< gathered parameters of units that rest sharded
-  kOverflow,      ///< beyond the plan: gathered slots, gradients that came wide, gradients and sums that made room
-  kControl,       ///< signals, epochs, tags, staging of the transport
+  kParameter,  ///< parameters at rest, in the dtype that computes and travels
+  kMaster,     ///< what bfloat16 parameters lack of their fp32 masters
+  kOptimizer,  ///< moments, momentum
+  kBucket,     ///< local gradients of a unit, before reduction
+  kReduced,    ///< reduced gradients (this rank's shard, or all of them at stage 0)
+  kGathered,   ///< gathered parameters of units that rest sharded
+  kOverflow,   ///< beyond the plan: gathered slots, gradients that came wide, gradients and sums that made room
+  kControl,    ///< signals, epochs, tags, staging of the transport
   kOther,
 };
 inline constexpr std::size_t kNumMemoryStates = 9;
@@ -76,7 +77,9 @@ class [[nodiscard]] MemoryHold {
 /// Counts live bytes by state, and the state of affairs at the moment of the highest total. Thread safe.
 class MemoryLedger : public std::enable_shared_from_this<MemoryLedger> {
  public:
-  [[nodiscard]] static std::shared_ptr<MemoryLedger> create() { return std::shared_ptr<MemoryLedger>(new MemoryLedger); }
+  [[nodiscard]] static std::shared_ptr<MemoryLedger> create() {
+    return std::shared_ptr<MemoryLedger>(new MemoryLedger);
+  }
 
   [[nodiscard]] MemoryHold hold(Tag tag, std::size_t bytes) { return {shared_from_this(), tag, bytes}; }
 
@@ -124,18 +127,19 @@ class [[nodiscard]] Buffer {
 enum class ArenaKind : std::uint8_t { kPrivate, kShared, kDevice };
 
 /// One anonymous mapping, or memory of a device. Pages start as zero and cost nothing until touched.
-/// Forked children do not get private arenas' writes back, and see shared arenas as not mapped (MADV_DONTFORK), so that a
-/// DataLoader worker can never write into the trainer's parameters.
+/// Forked children do not get private arenas' writes back, and see shared arenas as not mapped (MADV_DONTFORK), so that
+/// a DataLoader worker can never write into the trainer's parameters.
 class Arena {
  public:
   Arena() = default;
 
-  /// Throws kOutOfMemory or kResource with the reason. `name` shows in /proc/<pid>/maps and smaps as "zeroth:<name>": shared
-  /// arenas always, private ones where the kernel names anonymous memory (Linux 5.17, CONFIG_ANON_VMA_NAME).
+  /// Throws kOutOfMemory or kResource with the reason. `name` shows in /proc/<pid>/maps and smaps as "zeroth:<name>":
+  /// shared arenas always, private ones where the kernel names anonymous memory (Linux 5.17, CONFIG_ANON_VMA_NAME).
   [[nodiscard]] static Arena create(ArenaKind kind, std::size_t bytes, std::string_view name);
 
   /// Over memory that somebody else has allocated and that lives as long as `keep`. fd() is -1.
-  [[nodiscard]] static Arena over(ArenaKind kind, std::span<std::byte> bytes, std::string_view name, std::shared_ptr<void> keep);
+  [[nodiscard]] static Arena over(ArenaKind kind, std::span<std::byte> bytes, std::string_view name,
+                                  std::shared_ptr<void> keep);
 
   [[nodiscard]] std::byte* data() const { return bytes_.data(); }
   [[nodiscard]] std::size_t capacity() const { return bytes_.size(); }
@@ -148,7 +152,8 @@ class Arena {
   /// Bytes of it that are resident in this process (Rss of exactly this mapping, on every kernel). Slow: reads smaps.
   [[nodiscard]] std::uint64_t resident_bytes() const;
 
-  /// Next `bytes` of the arena at an offset that is a multiple of `alignment`; throws kInternal when the arena was sized too small (the plan is wrong).
+  /// Next `bytes` of the arena at an offset that is a multiple of `alignment`; throws kInternal when the arena was
+  /// sized too small (the plan is wrong).
   [[nodiscard]] std::span<std::byte> reserve(std::size_t bytes, std::size_t alignment = kPageBytes);
   /// reserve() and count it.
   [[nodiscard]] Buffer allocate(std::size_t bytes, Tag tag, MemoryLedger& ledger, std::size_t alignment = kPageBytes);
@@ -172,12 +177,13 @@ struct ForeignMapping {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-/// Resident bytes (Rss) of all mappings whose name contains `name`, from /proc/self/smaps; see Arena::create for which have one.
+/// Resident bytes (Rss) of all mappings whose name contains `name`, from /proc/self/smaps; see Arena::create for which
+/// have one.
 [[nodiscard]] std::uint64_t resident_bytes(std::string_view name);
 /// Proportional set size of a process (smaps_rollup), 0 if it cannot be read. pid 0 is this process.
 [[nodiscard]] std::uint64_t pss_bytes(int pid = 0);
-/// Bytes that a new process may still use: the smallest of MemAvailable and what the cgroups of this process (v1 or v2, all
-/// levels) leave; page cache that the kernel would give up counts as free.
+/// Bytes that a new process may still use: the smallest of MemAvailable and what the cgroups of this process (v1 or v2,
+/// all levels) leave; page cache that the kernel would give up counts as free.
 [[nodiscard]] std::uint64_t available_memory_bytes();
 
 }  // namespace zeroth

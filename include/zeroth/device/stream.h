@@ -2,11 +2,15 @@
 //
 // A Stream is an ordered queue of tasks. What "later" means is the device's execution mode:
 //   inline  production on CPU: a task runs at once on the caller's thread (a thread hand-off costs 11-49 us)
-//   chaos   tests: tasks wait in their queues and run in a seeded legal order, as late as an event, a wait or luck allows,
+//   chaos   tests: tasks wait in their queues and run in a seeded legal order, as late as an event, a wait or luck
+//   allows,
 //           so that every missing dependency shows as wrong data on some seed
-//   cuda    a task runs at once on the caller's thread and gives work to Stream::native(); that work runs later, on the device.
+//   cuda    a task runs at once on the caller's thread and gives work to Stream::native(); that work runs later, on the
+//   device.
 //           Tasks of such a stream order device work after device work without the host: only Event::wait() waits.
 #pragma once
+
+#include <zeroth/base/deadline.h>
 
 #include <cstdint>
 #include <exception>
@@ -15,8 +19,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include <zeroth/base/deadline.h>
 
 namespace zeroth {
 
@@ -32,7 +34,8 @@ class Event {
   explicit Event(std::shared_ptr<detail::Completion> completion) : completion_(std::move(completion)) {}
 
   [[nodiscard]] bool ready() const;
-  /// Blocks the host until everything before the point has run (in chaos mode it runs what is needed, and by luck more).
+  /// Blocks the host until everything before the point has run (in chaos mode it runs what is needed, and by luck
+  /// more).
   void wait() const;
 
  private:
@@ -47,10 +50,10 @@ class Stream {
   Stream(std::shared_ptr<detail::StreamRuntime> runtime, int index, std::string name);
 
   /// Adds a task. It may run before this returns (inline) or later (chaos, CUDA); it owns what it captures.
-  /// After an exception of a task nothing runs in the stream until the next record(): that event (or Work) carries the exception,
-  /// every wait on it throws it, streams ordered after it fail in turn, and the stream itself goes on.
-  /// A task may enqueue, and wait for events of other streams; what it adds to its own stream runs in place in inline mode, else
-  /// after it, so it must not wait for that (chaos: kInternal).
+  /// After an exception of a task nothing runs in the stream until the next record(): that event (or Work) carries the
+  /// exception, every wait on it throws it, streams ordered after it fail in turn, and the stream itself goes on. A
+  /// task may enqueue, and wait for events of other streams; what it adds to its own stream runs in place in inline
+  /// mode, else after it, so it must not wait for that (chaos: kInternal).
   void enqueue(std::function<void()> task) const;
   /// The point after all tasks so far.
   [[nodiscard]] Event record() const;

@@ -17,8 +17,8 @@ class ThreadPool {
 
   [[nodiscard]] int threads() const { return threads_; }
 
-  /// Splits [0, count) into at most threads() contiguous ranges at multiples of `grain` and runs body(begin, end) on each;
-  /// blocks until all are done and rethrows the first exception. Not reentrant.
+  /// Splits [0, count) into at most threads() contiguous ranges at multiples of `grain` and runs body(begin, end) on
+  /// each; blocks until all are done and rethrows the first exception. Not reentrant.
   void parallel_for(std::size_t count, std::size_t grain, const std::function<void(std::size_t, std::size_t)>& body);
 
  private:

@@ -37,11 +37,10 @@ struct OptimizerConfig {
   std::array<double, 2> betas{0.9, 0.999};
   double eps = 1e-8;
   std::optional<double> weight_decay{};  ///< unset: what decay() says
-  bool adam_w_mode =
-      true;  ///< Adam only: decoupled decay, as DeepSpeed's "Adam" does; false: decay in the gradient
-  double momentum = 0.0;   ///< SGD
-  double dampening = 0.0;  ///< SGD
-  bool nesterov = false;   ///< SGD
+  bool adam_w_mode = true;  ///< Adam only: decoupled decay, as DeepSpeed's "Adam" does; false: decay in the gradient
+  double momentum = 0.0;    ///< SGD
+  double dampening = 0.0;   ///< SGD
+  bool nesterov = false;    ///< SGD
 
   /// weight_decay, or 0.01 for AdamW and 0 for Adam and SGD, as in torch.
   [[nodiscard]] double decay() const;
@@ -84,19 +83,21 @@ struct ZeroConfig {
 /// The rest of section "zeroth".
 struct RuntimeConfig {
   int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
-  int ranks_per_node = 0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi and mpi, else all
+  int ranks_per_node =
+      0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi and mpi, else all
   Reduction reduction = Reduction::kRankOrder;  ///< who forms sums over ranks, in which order
   bool check_calls = false;  ///< calls of transports that do not compare them themselves are compared all the same
   std::int64_t link_bytes_per_s = 0;  ///< emulated speed of a rank's link to other nodes; 0: as it is
-  std::int64_t timeout_ms = 300'000;      ///< longest wait for a peer that is alive
-  std::int64_t first_timeout_ms = 0;      ///< until the first step has ended; 0: twice timeout_ms
+  std::int64_t timeout_ms = 300'000;  ///< longest wait for a peer that is alive
+  std::int64_t first_timeout_ms = 0;  ///< until the first step has ended; 0: twice timeout_ms
   Uneven uneven = Uneven::kError;
   bool preemption = false;                ///< SIGTERM is noted, and told by StepResult::preempted
   std::int64_t frozen_after_ms = 10'000;  ///< a peer that shows no life for so long is lost
-  std::int64_t end_stuck_after_ms = 5'000;  ///< a process that does not hear of the job's end for so long is ended; 0: never
-  int max_nonfinite_steps = 10;           ///< training stops after so many in a row
-  bool broadcast_buffers = true;          ///< rank 0's before each training forward
-  bool compute_copies = false;            ///< on the CPU, too, units compute with copies of the parameters
+  std::int64_t end_stuck_after_ms =
+      5'000;                      ///< a process that does not hear of the job's end for so long is ended; 0: never
+  int max_nonfinite_steps = 10;   ///< training stops after so many in a row
+  bool broadcast_buffers = true;  ///< rank 0's before each training forward
+  bool compute_copies = false;    ///< on the CPU, too, units compute with copies of the parameters
   ExecutionMode execution = ExecutionMode::kInline;
   std::int64_t chaos_seed = 0;
   std::int64_t memory_limit_bytes = 0;  ///< for the plan of one host; 0: what the host and its cgroup have
@@ -155,8 +156,8 @@ struct Config {
   std::optional<std::int64_t> train_micro_batch_size_per_gpu{};
   std::optional<std::int64_t> gradient_accumulation_steps{};
   std::optional<std::int64_t> data_parallel_size{};  ///< checked against the world by resolve()
-  double gradient_clipping = 0.0;  ///< bound of the global norm; 0 or absent: off (DeepSpeed: 1.0)
-  bool bf16 = false;               ///< "bf16": {"enabled": ...}
+  double gradient_clipping = 0.0;                    ///< bound of the global norm; 0 or absent: off (DeepSpeed: 1.0)
+  bool bf16 = false;                                 ///< "bf16": {"enabled": ...}
   OptimizerConfig optimizer{};
   SchedulerConfig scheduler{};
   ZeroConfig zero{};
@@ -168,8 +169,7 @@ struct Config {
                                         std::span<const ConfigOverride> overrides = {});
   /// `origin` names the source in messages. Strict JSON in UTF-8: no comments, no duplicate keys, nothing
   /// after the end.
-  [[nodiscard]] static Config from_json_text(std::string_view text,
-                                             std::string_view origin,
+  [[nodiscard]] static Config from_json_text(std::string_view text, std::string_view origin,
                                              std::span<const ConfigOverride> overrides = {});
 
   /// The whole configuration, defaults included, keys sorted; from_json_text() gives an equal Config back.

@@ -2,14 +2,14 @@
 // Format: https://github.com/huggingface/safetensors (8-byte little-endian header length, JSON header, data).
 #pragma once
 
+#include <zeroth/base/dtype.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <span>
 #include <string>
 #include <vector>
-
-#include <zeroth/base/dtype.h>
 
 namespace zeroth {
 
@@ -22,14 +22,13 @@ struct SafetensorsEntry {
 
 [[nodiscard]] std::string safetensors_dtype(DType dtype);
 
-/// Writes to "<path>.tmp-<pid>-<random>" in the same folder; commit() syncs it, renames it to `path` and syncs the folder.
-/// Destroyed before commit(), it removes the temporary file and leaves `path` as it was.
+/// Writes to "<path>.tmp-<pid>-<random>" in the same folder; commit() syncs it, renames it to `path` and syncs the
+/// folder. Destroyed before commit(), it removes the temporary file and leaves `path` as it was.
 class SafetensorsWriter {
  public:
-  /// Throws kIo if the file cannot be made; kUsage for two entries of one name, a name that is "__metadata__" or not UTF-8, and
-  /// an entry whose bytes do not fit its shape and dtype.
-  SafetensorsWriter(std::string path,
-                    std::vector<SafetensorsEntry> entries,
+  /// Throws kIo if the file cannot be made; kUsage for two entries of one name, a name that is "__metadata__" or not
+  /// UTF-8, and an entry whose bytes do not fit its shape and dtype.
+  SafetensorsWriter(std::string path, std::vector<SafetensorsEntry> entries,
                     const std::map<std::string, std::string>& metadata);
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;

@@ -68,13 +68,11 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
                          value.begin();
                          value.end();
                          typename T::value_type;
-                       } &&
-                       !std::is_same_v<T, std::string>) {
+                       } && !std::is_same_v<T, std::string>) {
     for (const auto& part : value) collect_tensors<kOf>(part, into);
   } else if constexpr (kOf == TensorsOf::kResult) {
-    static_assert(
-        std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_convertible_v<const T&, std::string_view>,
-        "a unit's forward returns tensors, or optionals, pairs, tuples, vectors or maps of them");
+    static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_convertible_v<const T&, std::string_view>,
+                  "a unit's forward returns tensors, or optionals, pairs, tuples, vectors or maps of them");
   }
 }
 
@@ -123,15 +121,10 @@ class UnitImpl<Holder, R (C::*)(Args...)> : public torch::nn::Module, public Uni
 
   R forward(Args... args) {
     return run_as_unit(
-        runtime_.lock(),
-        unit_,
-        [this](Args... inner_args) { return inner_->forward(inner_args...); },
-        args...);
+        runtime_.lock(), unit_, [this](Args... inner_args) { return inner_->forward(inner_args...); }, args...);
   }
   Holder& inner() { return inner_; }
-  [[nodiscard]] const std::type_info& inner_type() const override {
-    return typeid(typename Holder::ContainedType);
-  }
+  [[nodiscard]] const std::type_info& inner_type() const override { return typeid(typename Holder::ContainedType); }
 
  private:
   Holder inner_;
@@ -147,8 +140,7 @@ class UnitImpl<Holder, R (C::*)(Args...) const> : public UnitImpl<Holder, R (C::
 template <class Holder>
 class Unit : public torch::nn::ModuleHolder<UnitImpl<Holder>> {
  public:
-  Unit(std::nullptr_t)
-      : torch::nn::ModuleHolder<UnitImpl<Holder>>(nullptr) {}  // NOLINT: as torch's own holders
+  Unit(std::nullptr_t) : torch::nn::ModuleHolder<UnitImpl<Holder>>(nullptr) {}  // NOLINT: as torch's own holders
   explicit Unit(Holder inner)
       : torch::nn::ModuleHolder<UnitImpl<Holder>>(std::make_shared<UnitImpl<Holder>>(std::move(inner))) {}
   Unit(std::shared_ptr<UnitImpl<Holder>> impl)  // NOLINT: as torch's own holders

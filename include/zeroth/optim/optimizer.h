@@ -1,14 +1,14 @@
 // Optimizer: declares its states and updates ranges. It knows nothing of ranks, shards or tiers.
 #pragma once
 
+#include <kernels/common/dispatch.h>
+#include <zeroth/base/dtype.h>
+
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
-
-#include <kernels/common/dispatch.h>
-#include <zeroth/base/dtype.h>
 
 namespace zeroth {
 
@@ -32,20 +32,22 @@ struct StateDeclaration {
 
 /// Any range of one parameter: n elements of the accumulation dtype. Ranges of different blocks do not overlap.
 struct StepBlock {
-  std::byte* param = nullptr;                ///< [n] of `dtype`; with `low` [n] BFloat16
-  std::int16_t* low = nullptr;               ///< [n] or null: what bf16 parameters lack of their masters, [Note: Masters in two halves]
-  std::span<std::byte* const> states{};      ///< one [n] pointer per declared state, in order of declaration
-  const std::byte* grad = nullptr;           ///< [n] sums over ranks and micro-steps, not scaled
+  std::byte* param = nullptr;  ///< [n] of `dtype`; with `low` [n] BFloat16
+  std::int16_t* low =
+      nullptr;  ///< [n] or null: what bf16 parameters lack of their masters, [Note: Masters in two halves]
+  std::span<std::byte* const> states{};  ///< one [n] pointer per declared state, in order of declaration
+  const std::byte* grad = nullptr;       ///< [n] sums over ranks and micro-steps, not scaled
   std::int64_t n = 0;
-  DType dtype = DType::kFloat32;             ///< fp32 or fp64
-  double factor = 1.0;                       ///< what turns the sum into the gradient: averaging, clipping, grad_factor
-  std::int64_t step = 1;                     ///< updates of this parameter including this one, from 1
+  DType dtype = DType::kFloat32;  ///< fp32 or fp64
+  double factor = 1.0;            ///< what turns the sum into the gradient: averaging, clipping, grad_factor
+  std::int64_t step = 1;          ///< updates of this parameter including this one, from 1
   GroupHyper hyper{};
 
   /// Element i to update, as T, which is `dtype`: of a bf16 parameter its master.
   template <class T>
   [[nodiscard]] T value(std::int64_t i) const {
-    return low == nullptr ? reinterpret_cast<const T*>(param)[i] : static_cast<T>(join_master(reinterpret_cast<const BFloat16*>(param)[i], low[i]));
+    return low == nullptr ? reinterpret_cast<const T*>(param)[i]
+                          : static_cast<T>(join_master(reinterpret_cast<const BFloat16*>(param)[i], low[i]));
   }
   template <class T>
   void set_value(std::int64_t i, T value) const {

@@ -8,9 +8,9 @@ namespace zeroth {
 
 /// Multiplies the learning rate of each group: lr(t) = group.lr * factor(t).
 ///
-/// The curves are those that DeepSpeed's WarmupLR, WarmupDecayLR and WarmupCosineLR give to training: its schedulers step after
-/// the optimizer, so update t (from 0) runs with what iteration i = t - 1 says, and update 0 with the start of the warmup. With
-/// W = max(2, warmup_steps) and T = total_steps:
+/// The curves are those that DeepSpeed's WarmupLR, WarmupDecayLR and WarmupCosineLR give to training: its schedulers
+/// step after the optimizer, so update t (from 0) runs with what iteration i = t - 1 says, and update 0 with the start
+/// of the warmup. With W = max(2, warmup_steps) and T = total_steps:
 ///   i < W      warmup_start + (1 - warmup_start) * (log(i + 1) / log(W), or i / W)
 ///   linear     max(0, (T - i) / (T - W))
 ///   cosine     floor + (1 - floor) * (1 + cos(pi * (i - W + 1) / (T - W))) / 2, and `floor` from T on
@@ -25,9 +25,9 @@ struct LearningRateSchedule {
   Kind kind = Kind::kConstant;
   std::int64_t warmup_steps = 0;
   std::int64_t total_steps = 0;
-  double warmup_start = 0.0;    ///< factor of the first update
-  bool logarithmic = false;     ///< warm up along a logarithm instead of a line
-  double floor = 0.0;           ///< smallest factor of the cosine
+  double warmup_start = 0.0;  ///< factor of the first update
+  bool logarithmic = false;   ///< warm up along a logarithm instead of a line
+  double floor = 0.0;         ///< smallest factor of the cosine
 
   /// Factor of the (t + 1)-th update, t committed before it.
   [[nodiscard]] double factor(std::int64_t t) const;

@@ -1,11 +1,11 @@
 // What the runtime knows of a model: parameters by name, and the units that are gathered and reduced together.
 #pragma once
 
+#include <zeroth/base/dtype.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <zeroth/base/dtype.h>
 
 namespace zeroth {
 
@@ -15,8 +15,8 @@ struct ParamSpec {
   std::vector<std::int64_t> shape{};  ///< contiguous, row major; empty means a scalar
   DType dtype = DType::kFloat32;      ///< fp64, fp32 or bf16
   bool trainable = true;
-  int group = 0;                      ///< index into the optimizer's parameter groups
-  double grad_factor = 1.0;           ///< multiplies the gradient in the update (experts and the like)
+  int group = 0;                       ///< index into the optimizer's parameter groups
+  double grad_factor = 1.0;            ///< multiplies the gradient in the update (experts and the like)
   std::vector<std::string> aliases{};  ///< other names of the same tensor
 
   [[nodiscard]] std::int64_t numel() const {
@@ -32,7 +32,8 @@ struct ParamSpec {
 struct UnitSpec {
   std::string name{};
   std::vector<int> params{};
-  bool repeated = false;  ///< one of several that look alike: they share the ring of slots. Others have a slot of their own.
+  bool repeated =
+      false;  ///< one of several that look alike: they share the ring of slots. Others have a slot of their own.
   bool operator==(const UnitSpec&) const = default;
 };
 

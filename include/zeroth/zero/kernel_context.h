@@ -1,11 +1,11 @@
 // Where kernels run: the engine's thread pool and the instruction set. Neither changes any bit.
 #pragma once
 
-#include <cstdint>
-#include <functional>
-
 #include <kernels/common/dispatch.h>
 #include <zeroth/device/thread_pool.h>
+
+#include <cstdint>
+#include <functional>
 
 namespace zeroth {
 

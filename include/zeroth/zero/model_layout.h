@@ -1,15 +1,16 @@
-// ModelLayout: parameters, units, flat buffers and slots of one model on one group of ranks. A pure value, equal on all ranks.
+// ModelLayout: parameters, units, flat buffers and slots of one model on one group of ranks. A pure value, equal on all
+// ranks.
 #pragma once
-
-#include <cstddef>
-#include <cstdint>
-#include <string>
-#include <vector>
 
 #include <zeroth/device/memory.h>
 #include <zeroth/shard/flat_layout.h>
 #include <zeroth/shard/param_spec.h>
 #include <zeroth/zero/plan.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
 
 namespace zeroth {
 
@@ -39,9 +40,10 @@ struct ModelLayout {
   bool operator==(const ModelLayout&) const = default;
 };
 
-/// Checks that every parameter is in exactly one unit and that names are unique; throws kModel with the name. The layout is for plans with these
-/// degrees, those of a plan without any for all such plans.
-[[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, const Degrees& degrees);
+/// Checks that every parameter is in exactly one unit and that names are unique; throws kModel with the name. The
+/// layout is for plans with these degrees, those of a plan without any for all such plans.
+[[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units,
+                                            const Degrees& degrees);
 /// For plans that split states over all ranks, or not at all.
 [[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, int world);
 
@@ -57,12 +59,10 @@ struct SlotTable {
   bool operator==(const SlotTable&) const = default;
 };
 
-/// Slots for `flat_bytes` (0: the flat does not take part). With `shared_ring`, repeated units share min(ring_slots, number of
-/// repeated units) slots, ring index modulo; every other unit has its own.
-[[nodiscard]] SlotTable make_slot_table(const ModelLayout& model,
-                                        const std::vector<std::size_t>& flat_bytes,
-                                        bool shared_ring,
-                                        int ring_slots);
+/// Slots for `flat_bytes` (0: the flat does not take part). With `shared_ring`, repeated units share min(ring_slots,
+/// number of repeated units) slots, ring index modulo; every other unit has its own.
+[[nodiscard]] SlotTable make_slot_table(const ModelLayout& model, const std::vector<std::size_t>& flat_bytes,
+                                        bool shared_ring, int ring_slots);
 
 /// Position of each unit among the repeated ones (0, 1, ...), -1 for the others.
 [[nodiscard]] std::vector<int> ring_positions(const ModelLayout& model);

@@ -1,5 +1,11 @@
-// ModelMemory: everything that a plan keeps in memory on one rank, allocated once, and where the peers' parts of it are.
+// ModelMemory: everything that a plan keeps in memory on one rank, allocated once, and where the peers' parts of it
+// are.
 #pragma once
+
+#include <zeroth/comm/backend.h>
+#include <zeroth/device/device.h>
+#include <zeroth/shard/degrees.h>
+#include <zeroth/zero/memory_plan.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -7,11 +13,6 @@
 #include <optional>
 #include <string_view>
 #include <vector>
-
-#include <zeroth/comm/backend.h>
-#include <zeroth/device/device.h>
-#include <zeroth/shard/degrees.h>
-#include <zeroth/zero/memory_plan.h>
 
 namespace zeroth {
 
@@ -28,21 +29,16 @@ struct SharedLayout {
   static constexpr std::size_t kNone = ~std::size_t{0};
 };
 
-[[nodiscard]] SharedLayout make_shared_layout(const ModelLayout& model,
-                                              const ShardingPlan& plan,
-                                              int rank,
+[[nodiscard]] SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& plan, int rank,
                                               int micro_steps);
 
-/// Owns the arenas. Addresses never change. Slots are counted from their first use on: a fixed arena gives nothing back.
+/// Owns the arenas. Addresses never change. Slots are counted from their first use on: a fixed arena gives nothing
+/// back.
 class ModelMemory {
  public:
-  /// Collective where ranks read each other's memory: every rank attaches its shared arena. `optimizer_states` buffers of the update range
-  /// per trainable flat.
-  ModelMemory(const ModelLayout& model,
-              const ShardingPlan& plan,
-              int optimizer_states,
-              int micro_steps,
-              Device& device,
+  /// Collective where ranks read each other's memory: every rank attaches its shared arena. `optimizer_states` buffers
+  /// of the update range per trainable flat.
+  ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int optimizer_states, int micro_steps, Device& device,
               CommBackend& backend);
   ModelMemory(const ModelMemory&) = delete;
   ModelMemory& operator=(const ModelMemory&) = delete;
@@ -50,14 +46,15 @@ class ModelMemory {
 
   /// Parameters at rest: those of rest_range().
   [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)]; }
-  /// Where the parameters of `rank`, in reach(), from `element` of the flat on are, which it has at rest, and the plan shares.
+  /// Where the parameters of `rank`, in reach(), from `element` of the flat on are, which it has at rest, and the plan
+  /// shares.
   [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
   /// Of the update range of a bfloat16 flat: 16 bits an element that its parameters lack of their fp32 masters
   /// ([Note: Masters in two halves]); zero at first, so that masters are the initial values. Else null.
   [[nodiscard]] std::int16_t* master_low(int flat) const { return reinterpret_cast<std::int16_t*>(at(masters_, flat)); }
   [[nodiscard]] std::byte* state(int flat, int which) const;
-  /// This rank's reduced shard, its piece of the sums (accumulation dtype): in memory of its own, or, if sums_in_bucket(), its range of
-  /// its own bucket.
+  /// This rank's reduced shard, its piece of the sums (accumulation dtype): in memory of its own, or, if
+  /// sums_in_bucket(), its range of its own bucket.
   [[nodiscard]] std::byte* reduced(int flat) { return sums_at(flat, model_.flat(flat).shard(rank_).begin); }
   /// What this rank sums while micro-steps accumulate: micro_step_part() of the flat. The piece lies in it.
   [[nodiscard]] std::byte* micro_step_sums(int flat) { return sums_at(flat, micro_step_part(flat).begin); }
@@ -65,19 +62,20 @@ class ModelMemory {
   [[nodiscard]] Range micro_step_part(int flat) const { return model_.flat(flat).part(rank_, degrees_.gradient); }
   /// See sums_in_buckets().
   [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[index(flat)]; }
-  /// Other ranks read this one's sums, after the step is judged, where its next gradients or sums will be: so nobody opens a bucket before
-  /// all have done with that.
+  /// Other ranks read this one's sums, after the step is judged, where its next gradients or sums will be: so nobody
+  /// opens a bucket before all have done with that.
   [[nodiscard]] bool peers_read_sums() const { return peers_read_sums_; }
   /// Another rank's reduced shard, after GradientStore::share_sums().
   [[nodiscard]] const std::byte* peer_reduced(int flat, int rank);
   /// Where the sums of `rank`, in reach(), from `element` of the flat on are, which it has.
   [[nodiscard]] const std::byte* peer_sums(int flat, int rank, std::int64_t element) const;
-  /// Where pieces of the sums of what this rank updates come together, its own among them, if the transport is not one-sided.
+  /// Where pieces of the sums of what this rank updates come together, its own among them, if the transport is not
+  /// one-sided.
   [[nodiscard]] std::byte* gathered_sums(int flat);
   /// See bucket_dtypes().
   [[nodiscard]] DType bucket_dtype(int flat) const { return bucket_dtypes_[index(flat)]; }
-  /// Start of the flat inside its bucket slot, for gradients of `dtype`: bucket_dtype(), or the accumulation dtype, whose slot may be
-  /// one beyond the plan (overflow). Counts the slot on first use.
+  /// Start of the flat inside its bucket slot, for gradients of `dtype`: bucket_dtype(), or the accumulation dtype,
+  /// whose slot may be one beyond the plan (overflow). Counts the slot on first use.
   [[nodiscard]] std::byte* bucket(int flat, DType dtype);
   [[nodiscard]] const std::byte* peer_bucket(int flat, int rank, DType dtype) const;
   /// Start of the flat inside its gathered slot; counts the slot on first use.
@@ -87,8 +85,8 @@ class ModelMemory {
   [[nodiscard]] const Signals& signals(int rank) const;
   /// All ranks read each other's memory.
   [[nodiscard]] bool one_sided() const { return one_sided_; }
-  /// The ranks whose memory this one reads: all where the transport is one-sided; those of its node where it is inside nodes, if degrees
-  /// make use of that; else this one.
+  /// The ranks whose memory this one reads: all where the transport is one-sided; those of its node where it is inside
+  /// nodes, if degrees make use of that; else this one.
   [[nodiscard]] const RankRow& reach() const { return reach_; }
   /// Runs of `degree` ranks lie in the reach of each of their ranks. The same on all ranks.
   [[nodiscard]] bool reaches(int degree) const { return (one_sided_ || own_seat_) && reach_.count % degree == 0; }
@@ -111,7 +109,9 @@ class ModelMemory {
 
  private:
   [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
-  [[nodiscard]] static std::byte* at(const std::vector<Buffer>& buffers, int flat) { return buffers[index(flat)].data(); }
+  [[nodiscard]] static std::byte* at(const std::vector<Buffer>& buffers, int flat) {
+    return buffers[index(flat)].data();
+  }
   [[nodiscard]] Range sums_range(int flat, int rank) const { return zeroth::sums_range(model_, plan_, flat, rank); }
   [[nodiscard]] std::byte* sums_at(int flat, std::int64_t element);
   void allocate_private(Device& device, int optimizer_states);

@@ -1,12 +1,18 @@
 // ParameterStore: gathered parameters of units, on leases.
 //
-// A unit that rests sharded is gathered into its slot while at least one lease on it is out; a unit that rests replicated is
-// always there and a lease costs nothing. "Gathered" is a count, not a state: several forwards may be outstanding.
-// Where peers read each other's memory (Capabilities::one_sided) a gather is a pull: wait until each rank's shard has this rank's
-// epoch, copy. No rank overwrites a shard before the judge of the step, which every rank passes after its last gather. Elsewhere a
-// gather is a matched all_gather: all ranks take the same units in the same order, or hear by name what the others took.
-// Whose shards make a whole depends on the degrees of sharding: all ranks', or those of a run of them.
+// A unit that rests sharded is gathered into its slot while at least one lease on it is out; a unit that rests
+// replicated is always there and a lease costs nothing. "Gathered" is a count, not a state: several forwards may be
+// outstanding. Where peers read each other's memory (Capabilities::one_sided) a gather is a pull: wait until each
+// rank's shard has this rank's epoch, copy. No rank overwrites a shard before the judge of the step, which every rank
+// passes after its last gather. Elsewhere a gather is a matched all_gather: all ranks take the same units in the same
+// order, or hear by name what the others took. Whose shards make a whole depends on the degrees of sharding: all
+// ranks', or those of a run of them.
 #pragma once
+
+#include <zeroth/comm/backend.h>
+#include <zeroth/device/device.h>
+#include <zeroth/zero/kernel_context.h>
+#include <zeroth/zero/model_memory.h>
 
 #include <cstdint>
 #include <functional>
@@ -14,18 +20,13 @@
 #include <utility>
 #include <vector>
 
-#include <zeroth/comm/backend.h>
-#include <zeroth/device/device.h>
-#include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/model_memory.h>
-
 namespace zeroth {
 
 enum class CallPurpose : std::uint8_t;
 class RowPath;
 
-/// Told where the parameters of a flat are. `data` is the start of the flat buffer, or null when it may no longer be touched.
-/// Called on the caller's thread, from unshard and release.
+/// Told where the parameters of a flat are. `data` is the start of the flat buffer, or null when it may no longer be
+/// touched. Called on the caller's thread, from unshard and release.
 class ParameterBinder {
  public:
   ParameterBinder() = default;
@@ -37,14 +38,8 @@ class ParameterBinder {
 
 class ParameterStore {
  public:
-  ParameterStore(const ModelLayout& model,
-                 const ShardingPlan& plan,
-                 ModelMemory& memory,
-                 CommBackend& backend,
-                 Device& device,
-                 Stream gather_stream,
-                 KernelContext kernels,
-                 ParameterBinder& binder);
+  ParameterStore(const ModelLayout& model, const ShardingPlan& plan, ModelMemory& memory, CommBackend& backend,
+                 Device& device, Stream gather_stream, KernelContext kernels, ParameterBinder& binder);
   ParameterStore(const ParameterStore&) = delete;
   ParameterStore& operator=(const ParameterStore&) = delete;
   ~ParameterStore();
@@ -55,24 +50,26 @@ class ParameterStore {
   void release(int unit) noexcept;
   [[nodiscard]] int leases(int unit) const { return units_[static_cast<std::size_t>(unit)].leases; }
 
-  /// Instead of acquire(), where gathers are matched calls: this rank's part in one of the unit, whose values it does not need.
+  /// Instead of acquire(), where gathers are matched calls: this rank's part in one of the unit, whose values it does
+  /// not need.
   void take_part(int unit);
-  /// Nothing is prefetched until a step has been taken from beginning to end. For when ranks do not take the same units: what they prefetch
-  /// must be the same.
+  /// Nothing is prefetched until a step has been taken from beginning to end. For when ranks do not take the same
+  /// units: what they prefetch must be the same.
   void forget_order();
   /// Called with the unit before each matched gather of a unit, and not where ranks read each other's parameters.
   void set_before_gather(std::function<void(int unit)> hook) { before_gather_ = std::move(hook); }
 
-  /// Ends all use of the current version: gives prefetched units back. Throws kUsage if a lease of a sharded unit is out.
-  /// Must come before the judge of the step, after which peers overwrite their shards.
+  /// Ends all use of the current version: gives prefetched units back. Throws kUsage if a lease of a sharded unit is
+  /// out. Must come before the judge of the step, after which peers overwrite their shards.
   void quiesce();
-  /// Marks this rank's shards as updated, and brings replicated parameters up to date where updates were sharded (blocks).
+  /// Marks this rank's shards as updated, and brings replicated parameters up to date where updates were sharded
+  /// (blocks).
   void publish();
   /// Version of the parameters: 1 after initialisation, +1 a step.
   [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
 
-  /// Copies the whole flat into `out` (flat.bytes()), without a lease or a slot. Blocks for peers. Collective; `out` is null on ranks that
-  /// do not want it. Where ranks read each other's parameters, the others need not call.
+  /// Copies the whole flat into `out` (flat.bytes()), without a lease or a slot. Blocks for peers. Collective; `out` is
+  /// null on ranks that do not want it. Where ranks read each other's parameters, the others need not call.
   void read(int flat, std::byte* out);
 
   /// Control blocks and staging of groups inside the backend's.
@@ -84,7 +81,7 @@ class ParameterStore {
     std::uint64_t order_deviations = 0;  ///< units not taken in the order of the step before
     int live_slots = 0;                  ///< ring slots in use
     int live_slots_peak = 0;
-    std::uint64_t live_bytes = 0;        ///< parameters gathered now
+    std::uint64_t live_bytes = 0;  ///< parameters gathered now
     std::uint64_t live_bytes_peak = 0;
   };
   [[nodiscard]] const Counters& counters() const { return counters_; }
@@ -93,9 +90,9 @@ class ParameterStore {
  private:
   struct UnitState {
     int leases = 0;
-    bool gathered = false;             ///< its slot holds (or is being filled with) its parameters
+    bool gathered = false;  ///< its slot holds (or is being filled with) its parameters
     bool bound = false;
-    Event ready{};                     ///< of the gather
+    Event ready{};  ///< of the gather
     Arena overflow{};
     MemoryHold overflow_hold{};
   };
@@ -123,11 +120,11 @@ class ParameterStore {
   std::unique_ptr<RowPath> whole_;    ///< whose parts at rest make a whole
   std::unique_ptr<RowPath> at_rest_;  ///< whose updates make what this rank has at rest
   std::vector<UnitState> units_;
-  std::vector<int> slot_user_;     ///< unit in each gathered slot, -1
-  std::vector<int> ring_;          ///< positions among the repeated units
-  std::vector<int> order_;         ///< units taken in this step
-  std::vector<int> last_order_;    ///< and in the one before
-  bool order_known_ = true;        ///< order_ has all of this step
+  std::vector<int> slot_user_;   ///< unit in each gathered slot, -1
+  std::vector<int> ring_;        ///< positions among the repeated units
+  std::vector<int> order_;       ///< units taken in this step
+  std::vector<int> last_order_;  ///< and in the one before
+  bool order_known_ = true;      ///< order_ has all of this step
   std::function<void(int unit)> before_gather_;
   std::uint64_t epoch_ = 0;
   Counters counters_;

@@ -29,8 +29,8 @@ constexpr std::size_t kMostQueued = std::size_t{1} << 20U;
 constexpr std::size_t kReadBytes = std::size_t{16} << 10U;
 constexpr int kMostReads = 64;  // at once: one that never stops talking must not keep the thread from the others
 
-/// [Note: Closed in children] fork() has no flag as execve() has: a handler closes these. Atomics, because it runs in the child of a
-/// process whose threads go on.
+/// [Note: Closed in children] fork() has no flag as execve() has: a handler closes these. Atomics, because it runs in
+/// the child of a process whose threads go on.
 std::array<std::atomic<int>, kMostForkClosed>& fork_closed() {
   static std::array<std::atomic<int>, kMostForkClosed> descriptors{};  // one more than the number, 0: free
   return descriptors;
@@ -65,9 +65,7 @@ SocketAddress parse(const std::string& host, std::uint16_t port) {
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
   const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-  ZR_CHECK(code == 0 && found != nullptr,
-           ErrorCode::kResource,
-           fmt::format("not an address: {}", ::gai_strerror(code)),
+  ZR_CHECK(code == 0 && found != nullptr, ErrorCode::kResource, fmt::format("not an address: {}", ::gai_strerror(code)),
            {.where = "comm.control", .which = host});
   SocketAddress address;
   std::memcpy(&address.storage, found->ai_addr, found->ai_addrlen);
@@ -97,7 +95,8 @@ void tune(int socket) {
 }  // namespace
 
 ForkClosedFd::ForkClosedFd(UniqueFd fd) : fd_(fd.release()), place_(fd_ >= 0 ? remember(fd_) : -1) {}
-ForkClosedFd::ForkClosedFd(ForkClosedFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)), place_(std::exchange(other.place_, -1)) {}
+ForkClosedFd::ForkClosedFd(ForkClosedFd&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), place_(std::exchange(other.place_, -1)) {}
 ForkClosedFd& ForkClosedFd::operator=(ForkClosedFd&& other) noexcept {
   if (this != &other) {
     reset();
@@ -124,9 +123,7 @@ ForkClosedFd listen_tcp(const std::string& host, TcpAddress& bound) {
   SocketAddress address = parse(host, 0);
   UniqueFd socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const auto require = [&](bool good, std::string_view call) {
-    ZR_CHECK(good,
-             ErrorCode::kResource,
-             fmt::format("{} failed: {}", call, errno_text(errno)),
+    ZR_CHECK(good, ErrorCode::kResource, fmt::format("{} failed: {}", call, errno_text(errno)),
              {.where = "comm.control", .which = host, .hint = "name another interface with ZEROTH_INTERFACE"});
   };
   require(static_cast<bool>(socket), "socket");
@@ -136,7 +133,8 @@ ForkClosedFd listen_tcp(const std::string& host, TcpAddress& bound) {
   }
   require(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) == 0, "bind");
   require(::listen(socket.get(), SOMAXCONN) == 0, "listen");
-  require(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address.storage), &address.length) == 0, "getsockname");
+  require(::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&address.storage), &address.length) == 0,
+          "getsockname");
   bound = {host, numeric(address.storage).port};
   return ForkClosedFd(std::move(socket));
 }
@@ -148,7 +146,8 @@ ForkClosedFd connect_tcp(const TcpAddress& to, const Deadline& deadline, std::st
     why = errno_text(errno);
     return {};
   }
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 && errno != EINPROGRESS) {
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.storage), address.length) != 0 &&
+      errno != EINPROGRESS) {
     why = errno_text(errno);
     return {};
   }
@@ -173,14 +172,16 @@ ForkClosedFd connect_tcp(const TcpAddress& to, const Deadline& deadline, std::st
 ForkClosedFd accept_tcp(const ForkClosedFd& listener, TcpAddress& peer) {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
-  UniqueFd socket(::accept4(listener.get(), reinterpret_cast<sockaddr*>(&address), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  UniqueFd socket(
+      ::accept4(listener.get(), reinterpret_cast<sockaddr*>(&address), &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket) peer = numeric(address);
   return ForkClosedFd(std::move(socket));
 }
 
 std::vector<std::string> interface_addresses(const std::string& interface) {
   const std::vector<Interface> all = interfaces();
-  ZR_CHECK(!all.empty(), ErrorCode::kResource, "the interfaces of this host cannot be listed: " + errno_text(errno), {.where = "comm.control"});
+  ZR_CHECK(!all.empty(), ErrorCode::kResource, "the interfaces of this host cannot be listed: " + errno_text(errno),
+           {.where = "comm.control"});
   std::vector<std::string> found;
   std::vector<std::string> names;
   for (const Interface& one : all) {
@@ -189,10 +190,11 @@ std::vector<std::string> interface_addresses(const std::string& interface) {
     if (one.address.starts_with("fe80:")) continue;  // means nothing without the other host's own name of the interface
     found.push_back(one.address);
   }
-  ZR_CHECK(!found.empty() || interface.empty(),
-           ErrorCode::kEnvironment,
-           "no such interface with an address is up",
-           {.where = "comm.control", .which = "ZEROTH_INTERFACE", .expected = fmt::format("one of {}", fmt::join(names, ", ")), .got = interface});
+  ZR_CHECK(!found.empty() || interface.empty(), ErrorCode::kEnvironment, "no such interface with an address is up",
+           {.where = "comm.control",
+            .which = "ZEROTH_INTERFACE",
+            .expected = fmt::format("one of {}", fmt::join(names, ", ")),
+            .got = interface});
   return found;
 }
 
@@ -202,7 +204,9 @@ std::vector<std::string> own_addresses_of(const std::string& name, const std::ve
   return found;
 }
 
-ControlLink::ControlLink(ForkClosedFd socket) : socket_(std::move(socket)) { tune(socket_.get()); }
+ControlLink::ControlLink(ForkClosedFd socket) : socket_(std::move(socket)) {
+  tune(socket_.get());
+}
 
 void ControlLink::send(const ControlMessage& message) {
   if (broken_) return;

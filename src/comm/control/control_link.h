@@ -14,7 +14,8 @@
 
 namespace zeroth::detail {
 
-/// A descriptor that a forked child closes at once: an inherited copy would keep the connection alive after the parent's death.
+/// A descriptor that a forked child closes at once: an inherited copy would keep the connection alive after the
+/// parent's death.
 class ForkClosedFd {
  public:
   ForkClosedFd() = default;
@@ -64,7 +65,8 @@ class ControlLink {
   void send(const ControlMessage& message);
   void flush();
   void trust() { largest_ = kLargestFrameBytes; }
-  /// Reads what is there, within reason; calls `take` with each message. False once the other side has closed, or has said what is no message.
+  /// Reads what is there, within reason; calls `take` with each message. False once the other side has closed, or has
+  /// said what is no message.
   [[nodiscard]] bool receive(const std::function<void(ControlMessage)>& take);
   /// receive() will be false, once it has read what had come.
   [[nodiscard]] bool broken() const { return broken_; }

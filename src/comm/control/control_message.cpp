@@ -19,7 +19,8 @@ class Writer {
     requires(std::is_integral_v<T> || std::is_enum_v<T>)
   Writer& operator()(T value) {
     auto bits = static_cast<std::uint64_t>(value);
-    for (std::size_t byte = 0; byte < sizeof(T); ++byte, bits >>= 8U) bytes_.push_back(static_cast<std::byte>(bits & 0xffU));
+    for (std::size_t byte = 0; byte < sizeof(T); ++byte, bits >>= 8U)
+      bytes_.push_back(static_cast<std::byte>(bits & 0xffU));
     return *this;
   }
   Writer& operator()(std::string_view text) {
@@ -103,7 +104,8 @@ void write(Writer& out, const RankStatus& status) {
   out(static_cast<std::uint16_t>(begun.size()));
   for (const auto& [group, calls] : begun) out(group)(calls);
   const WaitStatus& wait = status.wait;
-  out(wait.id)(wait.looks)(wait.expired)(static_cast<std::int32_t>(wait.lost))(wait.report.group)(wait.report.call)(wait.report.direct)(wait.report.calls_of)(wait.report.sequence);
+  out(wait.id)(wait.looks)(wait.expired)(static_cast<std::int32_t>(wait.lost))(wait.report.group)(wait.report.call)(
+      wait.report.direct)(wait.report.calls_of)(wait.report.sequence);
   out(static_cast<std::uint64_t>(wait.report.waited.count()))(static_cast<std::uint64_t>(wait.report.timeout.count()));
   const auto count = static_cast<std::uint16_t>(std::min(wait.report.ranks.size(), kMostWaitedRanks));
   out(count);
@@ -129,9 +131,11 @@ void read(Reader& in, RankStatus& status) {
   std::uint64_t timeout = 0;
   std::uint16_t count = 0;
   std::int32_t lost = 0;
-  in(wait.id)(wait.looks)(wait.expired)(lost)(wait.report.group)(wait.report.call)(wait.report.direct)(wait.report.calls_of)(wait.report.sequence)(waited)(timeout)(count);
+  in(wait.id)(wait.looks)(wait.expired)(lost)(wait.report.group)(wait.report.call)(wait.report.direct)(
+      wait.report.calls_of)(wait.report.sequence)(waited)(timeout)(count);
   constexpr std::uint64_t kLongestWait = std::uint64_t{1} << 40U;
-  if (count > kMostWaitedRanks || waited > kLongestWait || timeout > kLongestWait || !in.has(std::size_t{count} * 4)) return in.refuse();
+  if (count > kMostWaitedRanks || waited > kLongestWait || timeout > kLongestWait || !in.has(std::size_t{count} * 4))
+    return in.refuse();
   wait.lost = lost;
   wait.report.waited = Milliseconds(static_cast<std::int64_t>(waited));
   wait.report.timeout = Milliseconds(static_cast<std::int64_t>(timeout));
@@ -153,9 +157,13 @@ void read(Reader& in, StatusMessage& message) {
   read(in, message.status);
 }
 
-void write(Writer& out, const ByeMessage& message) { write(out, message.status); }
+void write(Writer& out, const ByeMessage& message) {
+  write(out, message.status);
+}
 
-void read(Reader& in, ByeMessage& message) { read(in, message.status); }
+void read(Reader& in, ByeMessage& message) {
+  read(in, message.status);
+}
 
 template <class Archive, class Context>
 void fields_of_context(Archive& archive, Context& context) {
@@ -208,14 +216,19 @@ std::vector<std::byte> encode(const ControlMessage& message) {
 }
 
 Decoded decode(std::span<const std::byte> bytes, std::size_t largest) {
-  const auto refused = [](std::string why) { return Decoded{.outcome = Decoded::Outcome::kRefused, .why = std::move(why)}; };
+  const auto refused = [](std::string why) {
+    return Decoded{.outcome = Decoded::Outcome::kRefused, .why = std::move(why)};
+  };
   Reader header(bytes.first(std::min(bytes.size(), kFrameHeaderBytes)));
   std::uint16_t version = 0;
   std::uint16_t magic = 0;
   header(version)(magic);
   if (header.good() && magic != kMagic) return refused("the first bytes are not Zeroth's");
   if (header.good() && version != kControlVersion) {
-    return refused(fmt::format("it speaks version {} of the control plane, this process version {}: all ranks must run the same build of Zeroth", version, kControlVersion));
+    return refused(
+        fmt::format("it speaks version {} of the control plane, this process version {}: all ranks must run the same "
+                    "build of Zeroth",
+                    version, kControlVersion));
   }
   std::uint32_t length = 0;
   std::uint8_t kind = 0;
@@ -224,8 +237,12 @@ Decoded decode(std::span<const std::byte> bytes, std::size_t largest) {
   if (length > largest) return refused("the message is too long");
   if (bytes.size() < kFrameHeaderBytes + length) return {};
   Reader body(bytes.subspan(kFrameHeaderBytes, length));
-  Decoded decoded{.outcome = Decoded::Outcome::kMessage, .consumed = kFrameHeaderBytes + length, .message = std::nullopt, .why = {}};
-  if (!read_kind(kind, body, decoded.message, std::make_index_sequence<std::variant_size_v<ControlMessage>>{})) return refused("there is no such kind of message");
+  Decoded decoded{.outcome = Decoded::Outcome::kMessage,
+                  .consumed = kFrameHeaderBytes + length,
+                  .message = std::nullopt,
+                  .why = {}};
+  if (!read_kind(kind, body, decoded.message, std::make_index_sequence<std::variant_size_v<ControlMessage>>{}))
+    return refused("there is no such kind of message");
   if (!body.at_end()) return refused("the fields of the message do not fit its length");
   return decoded;
 }

@@ -64,17 +64,20 @@ struct VerdictMessage {
 struct ByeMessage {
   RankStatus status{};
 };
-using ControlMessage = std::variant<ChallengeMessage, HelloMessage, WelcomeMessage, PingMessage, AskMessage, StatusMessage, VerdictMessage, ByeMessage>;
+using ControlMessage = std::variant<ChallengeMessage, HelloMessage, WelcomeMessage, PingMessage, AskMessage,
+                                    StatusMessage, VerdictMessage, ByeMessage>;
 
 /// A frame: 2 bytes of version, 2 of magic, 4 of length, 1 of kind, then the fields.
 inline constexpr std::uint16_t kControlVersion = 2;  ///< changes with every change of the messages
 inline constexpr std::size_t kFrameHeaderBytes = 9;
 inline constexpr std::size_t kLargestFrameBytes = std::size_t{64} << 10U;
-inline constexpr std::size_t kLargestStrangersFrameBytes = 512;  ///< of somebody who has not shown that he has the secret
-inline constexpr std::size_t kLongestText = 4'096;   ///< longer ones are cut when they are written, refused when they are read
+inline constexpr std::size_t kLargestStrangersFrameBytes =
+    512;  ///< of somebody who has not shown that he has the secret
+inline constexpr std::size_t kLongestText =
+    4'096;  ///< longer ones are cut when they are written, refused when they are read
 inline constexpr std::size_t kMostWaitedRanks = 4'096;
-inline constexpr std::size_t kMostGroups = 32;         ///< in RankStatus::calls_begun; others are left out
-inline constexpr std::size_t kLongestGroup = 256;     ///< those of longer names, too
+inline constexpr std::size_t kMostGroups = 32;     ///< in RankStatus::calls_begun; others are left out
+inline constexpr std::size_t kLongestGroup = 256;  ///< those of longer names, too
 
 [[nodiscard]] std::vector<std::byte> encode(const ControlMessage& message);
 

@@ -1,5 +1,3 @@
-#include <zeroth/comm/control_plane.h>
-
 #include "comm/control/control_link.h"
 #include "comm/control/coordinator.h"
 #include "comm/control/early_end.h"
@@ -14,6 +12,7 @@
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
+#include <zeroth/comm/control_plane.h>
 #include <zeroth/comm/system_calls.h>
 
 #include <fmt/format.h>
@@ -43,13 +42,18 @@ constexpr Milliseconds kAddressTime{5'000};  // each, within that
 constexpr Milliseconds kByeTime{200};
 constexpr std::size_t kMostAddresses = 16;
 
-// [Note: Many ranks] What all ranks say goes through one thread of rank 0. So that a thousand of them take little of its core, each speaks the less often the
-// more there are, and the hub collects what many have said for a moment before it looks at it. Neither delays what a rank has to say at once: the
-// beginning of a wait, the loss of another one, an error.
+// [Note: Many ranks] What all ranks say goes through one thread of rank 0. So that a thousand of them take little of
+// its core, each speaks the less often the more there are, and the hub collects what many have said for a moment before
+// it looks at it. Neither delays what a rank has to say at once: the beginning of a wait, the loss of another one, an
+// error.
 constexpr int kManyRanks = 64;
 constexpr Milliseconds kAtLeastEvery{250};
-constexpr Milliseconds every(int num_ranks) { return std::max(kAtLeastEvery, Milliseconds{num_ranks}); }
-constexpr std::chrono::microseconds collecting(std::size_t num_ranks) { return std::chrono::microseconds(num_ranks < kManyRanks ? 0 : 10 * num_ranks); }
+constexpr Milliseconds every(int num_ranks) {
+  return std::max(kAtLeastEvery, Milliseconds{num_ranks});
+}
+constexpr std::chrono::microseconds collecting(std::size_t num_ranks) {
+  return std::chrono::microseconds(num_ranks < kManyRanks ? 0 : 10 * num_ranks);
+}
 
 /// What the ranks are told through the data plane: plain bytes, the same in both directions.
 struct Invitation {
@@ -79,7 +83,8 @@ struct Neighbourhood {
 
 Neighbourhood look_around(const Communicator& ranks) {
   const std::string host = host_identity();
-  const std::array<std::int64_t, 2> own{static_cast<std::int64_t>(digest64(host)), static_cast<std::int64_t>(digest64(fmt::format("{} {}", host, ::getpid())))};
+  const std::array<std::int64_t, 2> own{static_cast<std::int64_t>(digest64(host)),
+                                        static_cast<std::int64_t>(digest64(fmt::format("{} {}", host, ::getpid())))};
   std::vector<std::int64_t> all(2 * static_cast<std::size_t>(ranks.size()));
   ranks.all_gather(std::span<const std::int64_t>(own), std::span(all));
   Neighbourhood found;
@@ -95,8 +100,7 @@ Neighbourhood look_around(const Communicator& ranks) {
 void reserve_open_files(int num_ranks) {
   const std::size_t wanted = count_open_files() + 2 * static_cast<std::size_t>(num_ranks);
   const std::size_t allowed = allow_open_files(wanted);
-  ZR_CHECK(allowed >= wanted,
-           ErrorCode::kResource,
+  ZR_CHECK(allowed >= wanted, ErrorCode::kResource,
            fmt::format("too few open files are allowed for the control plane of {} ranks", num_ranks),
            {.where = "comm.control",
             .expected = fmt::format("{} on the host of rank 0", wanted),
@@ -104,8 +108,8 @@ void reserve_open_files(int num_ranks) {
             .hint = "raise the hard limit there (ulimit -Hn, LimitNOFILE of the service, the container's nofile)"});
 }
 
-/// The process of another rank, if it is one of this host that the kernel lets us watch: so its end has a name also over transports that
-/// only see a connection end.
+/// The process of another rank, if it is one of this host that the kernel lets us watch: so its end has a name also
+/// over transports that only see a connection end.
 class Neighbour {
  public:
   Neighbour() = default;
@@ -128,8 +132,12 @@ class Neighbour {
 class ControlThread : public ControlPlane {
  public:
   ControlThread(std::shared_ptr<RankWatch> watch, const ControlOptions& options)
-      : watch_(std::move(watch)), options_(options), owner_(::getpid()), bell_(std::make_shared<ForkClosedFd>(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)))) {
-    ZR_CHECK(*bell_, ErrorCode::kResource, "eventfd failed: " + errno_text(errno), {.where = "comm.control", .who = who()});
+      : watch_(std::move(watch)),
+        options_(options),
+        owner_(::getpid()),
+        bell_(std::make_shared<ForkClosedFd>(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)))) {
+    ZR_CHECK(*bell_, ErrorCode::kResource, "eventfd failed: " + errno_text(errno),
+             {.where = "comm.control", .who = who()});
   }
 
   void tell(const Error& error) noexcept override {
@@ -205,19 +213,21 @@ class ControlThread : public ControlPlane {
     }
   }
 
-  /// In each round of the thread. Who hangs in code of its own never comes to a wait that would throw the verdict: it ends here, with what
-  /// the others say. `late`: this process itself was stopped or starved since the last round, and gets the whole time again.
+  /// In each round of the thread. Who hangs in code of its own never comes to a wait that would throw the verdict: it
+  /// ends here, with what the others say. `late`: this process itself was stopped or starved since the last round, and
+  /// gets the whole time again.
   void end_if_deaf(SteadyClock::time_point now, bool late) {
     if (!unheard_) return;
     if (late) judged_at_ = now;
-    if (options_.end_stuck_after <= Milliseconds{0} || now - judged_at_ < options_.end_stuck_after || !watch_->is_deaf()) return;
+    if (options_.end_stuck_after <= Milliseconds{0} || now - judged_at_ < options_.end_stuck_after ||
+        !watch_->is_deaf())
+      return;
     ErrorContext context = unheard_->context();
     if (context.who.empty()) context.who = who();
     const Error end(unheard_->code(),
-                    fmt::format("{}; {} has not come to a call of Zeroth for {:.1f} s since then, and is ended (zeroth.end_stuck_after_ms): it {}",
-                                unheard_->message(),
-                                who(),
-                                std::chrono::duration<double>(now - judged_at_).count(),
+                    fmt::format("{}; {} has not come to a call of Zeroth for {:.1f} s since then, and is ended "
+                                "(zeroth.end_stuck_after_ms): it {}",
+                                unheard_->message(), who(), std::chrono::duration<double>(now - judged_at_).count(),
                                 describe(watch_->status(true))),
                     std::move(context));
     const std::string line = fmt::format("ZEROTH ERROR {}\n", end.what());
@@ -228,7 +238,8 @@ class ControlThread : public ControlPlane {
   virtual void run() = 0;
 
   [[nodiscard]] Milliseconds ping_every() const {
-    return std::clamp(options_.silent_after / 4, kBusy, std::max(kPingEvery, Milliseconds{3 * watch_->size()}));  // [Note: Many ranks]
+    return std::clamp(options_.silent_after / 4, kBusy,
+                      std::max(kPingEvery, Milliseconds{3 * watch_->size()}));  // [Note: Many ranks]
   }
   /// How long the thread sleeps at most.
   [[nodiscard]] Milliseconds idle() const { return std::min(kIdle, ping_every()); }
@@ -261,10 +272,9 @@ class Hub final : public ControlThread {
         reception_(hosts, watch_->size()),
         links_(static_cast<std::size_t>(watch_->size())),
         neighbours_(links_.size()) {
-    ZR_CHECK(!hosts.empty(),
-             ErrorCode::kResource,
-             "there is no address at which other hosts could reach this one",
-             {.where = "comm.control", .who = who(), .hint = "bring an interface up, or name one with ZEROTH_INTERFACE"});
+    ZR_CHECK(
+        !hosts.empty(), ErrorCode::kResource, "there is no address at which other hosts could reach this one",
+        {.where = "comm.control", .who = who(), .hint = "bring an interface up, or name one with ZEROTH_INTERFACE"});
     coordinator_.joined(0, host_name(), ::getpid(), SteadyClock::now());
     start();
   }
@@ -319,7 +329,9 @@ class Hub final : public ControlThread {
     for (std::size_t rank = 1; rank < links_.size(); ++rank) {
       const auto& link = links_[rank];
       if (!link) continue;
-      polled_.push_back({.fd = link->fd(), .events = static_cast<short>(POLLIN | (link->wants_to_write() ? POLLOUT : 0)), .revents = 0});
+      polled_.push_back({.fd = link->fd(),
+                         .events = static_cast<short>(POLLIN | (link->wants_to_write() ? POLLOUT : 0)),
+                         .revents = 0});
       polled_ranks_.push_back(rank);
     }
     polled_.push_back({.fd = bell_->get(), .events = POLLIN, .revents = 0});
@@ -332,13 +344,15 @@ class Hub final : public ControlThread {
   void receive_guests(SteadyClock::time_point now) {
     const auto refused = [this](const TcpAddress& peer, const std::string& why) {
       if (std::exchange(refused_, true)) return;  // a scanner must not fill the log
-      options_.logger.warn(fmt::format("control plane: a connection from {} was refused: {}; others are only counted", to_text(peer), why));
+      options_.logger.warn(fmt::format("control plane: a connection from {} was refused: {}; others are only counted",
+                                       to_text(peer), why));
     };
     for (Reception::Member& member : reception_.look(refused)) {
       if (verdict_) member.link.send(*verdict_);
       links_[member.hello.rank].emplace(std::move(member.link));
       neighbours_[member.hello.rank] = Neighbour(member.hello.pid, member.hello.host_digest, host_digest_);
-      coordinator_.joined(static_cast<int>(member.hello.rank), member.hello.host, static_cast<int>(member.hello.pid), now);
+      coordinator_.joined(static_cast<int>(member.hello.rank), member.hello.host, static_cast<int>(member.hello.pid),
+                          now);
     }
   }
 
@@ -390,7 +404,8 @@ class Hub final : public ControlThread {
       for (std::size_t rank = 1; rank < links_.size(); ++rank) {
         if (links_[rank]) links_[rank]->send(ask->ask);
       }
-      coordinator_.answered(0, {.question = ask->ask.question, .status = watch_->status(ask->ask.with_place)}, SteadyClock::now());
+      coordinator_.answered(0, {.question = ask->ask.question, .status = watch_->status(ask->ask.with_place)},
+                            SteadyClock::now());
     } else if (const auto* note = std::get_if<NoteAction>(&action)) {
       options_.logger.warn(note->text);
     } else {
@@ -438,7 +453,7 @@ class Hub final : public ControlThread {
   std::vector<Neighbour> neighbours_;              ///< likewise
   std::vector<std::size_t> lost_;                  ///< ranks that went without a goodbye, and whose end is not known
   std::vector<pollfd> polled_;
-  std::vector<std::size_t> polled_ranks_;          ///< whose links are first in polled_
+  std::vector<std::size_t> polled_ranks_;  ///< whose links are first in polled_
   std::optional<VerdictMessage> verdict_{};
   bool refused_ = false;  ///< a stranger, and that has been said
   SteadyClock::time_point pinged_{};
@@ -449,7 +464,8 @@ class Hub final : public ControlThread {
 class Leaf final : public ControlThread {
  public:
   /// `check` throws once it is known that rank 0 will not answer.
-  Leaf(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const Invitation& invitation, std::function<void()> check)
+  Leaf(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const Invitation& invitation,
+       std::function<void()> check)
       : ControlThread(std::move(watch), options),
         link_(introduce_to(invitation, std::move(check))),
         hub_(rank_text(0, static_cast<int>(invitation.pid), invitation.host)),
@@ -462,7 +478,8 @@ class Leaf final : public ControlThread {
  private:
   [[nodiscard]] ControlLink introduce_to(const Invitation& invitation, std::function<void()> check) {
     std::vector<TcpAddress> hub;
-    for (std::uint32_t index = 0; index < invitation.count; ++index) hub.push_back({invitation.addresses[index].host, invitation.addresses[index].port});
+    for (std::uint32_t index = 0; index < invitation.count; ++index)
+      hub.push_back({invitation.addresses[index].host, invitation.addresses[index].port});
     Introduction done = introduce({.hub = std::move(hub),
                                    .secret = invitation.secret,
                                    .hello = hello(),
@@ -480,7 +497,10 @@ class Leaf final : public ControlThread {
       const RankStatus own = watch_->status(false);
       const bool waits = own.wait.id != 0;
       std::vector<pollfd> polled{{.fd = bell_->get(), .events = POLLIN, .revents = 0}};
-      if (!gone_) polled.push_back({.fd = link_.fd(), .events = static_cast<short>(POLLIN | (link_.wants_to_write() ? POLLOUT : 0)), .revents = 0});
+      if (!gone_)
+        polled.push_back({.fd = link_.fd(),
+                          .events = static_cast<short>(POLLIN | (link_.wants_to_write() ? POLLOUT : 0)),
+                          .revents = 0});
       (void)::poll(polled.data(), polled.size(), static_cast<int>((waits ? 2 * kBusy : idle()).count()));
       hush();
       const auto now = SteadyClock::now();
@@ -541,18 +561,21 @@ class Leaf final : public ControlThread {
     link_.send(PingMessage{});
   }
 
-  /// Without the hub nobody else would say that it is the one that is missing, nor that the job has ended without this rank: so who is cut
-  /// off has no job any more, whatever it does. A hub that has left in order owes only those who wait for it.
+  /// Without the hub nobody else would say that it is the one that is missing, nor that the job has ended without this
+  /// rank: so who is cut off has no job any more, whatever it does. A hub that has left in order owes only those who
+  /// wait for it.
   void miss_hub(SteadyClock::time_point now) {
     const auto silent = std::chrono::duration_cast<Milliseconds>(now - (gone_ ? gone_at_ : heard_));
     const RankStatus own = watch_->status(false);
     const bool waits = awaits(own.wait, 0);
     const std::string how = gone_ && !goodbye_ ? hub_process_.end() : "";
     const bool certain = (goodbye_ || !how.empty()) && own.wait.lost == 0;
-    if ((goodbye_ && !waits) || (!certain && silent < (gone_ && waits ? Milliseconds{1'000} : options_.silent_after))) return;
+    if ((goodbye_ && !waits) || (!certain && silent < (gone_ && waits ? Milliseconds{1'000} : options_.silent_after)))
+      return;
     EarlyEnd end{.text = gone_ ? end_text(how, link_trouble_) : silence_text(silent), .hint = kLookThere};
     if (goodbye_) end = early_end(*goodbye_, watch_->rank(), own);
-    ErrorContext context{.where = "comm.control", .expected = "a sign of life from rank 0", .hint = std::move(end.hint)};
+    ErrorContext context{
+        .where = "comm.control", .expected = "a sign of life from rank 0", .hint = std::move(end.hint)};
     if (waits) {
       context.where += " group=" + own.wait.report.group;
       context.expected = own.wait.report.call + " from rank 0";
@@ -582,7 +605,8 @@ std::vector<std::string> listening_hosts(bool one_host, const ControlOptions& op
   return met.empty() ? all : met;
 }
 
-std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, const ControlOptions& options, bool one_host, Invitation& invitation) {
+std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, const ControlOptions& options,
+                                       bool one_host, Invitation& invitation) {
   try {
     reserve_open_files(watch->size());
     std::vector<std::string> hosts = listening_hosts(one_host, options);
@@ -599,7 +623,8 @@ std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, 
 }  // namespace
 }  // namespace detail
 
-std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_ptr<RankWatch> watch, const ControlOptions& wanted) {
+std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_ptr<RankWatch> watch,
+                                                 const ControlOptions& wanted) {
   // Borrowed for these two calls.
   const Communicator ranks(std::shared_ptr<CommBackend>(&base, [](CommBackend*) {}));
   const detail::Neighbourhood around = detail::look_around(ranks);
@@ -609,9 +634,7 @@ std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_
   std::unique_ptr<ControlPlane> hub;
   if (ranks.rank() == 0) hub = detail::open_hub(watch, options, around.one_host, invitation);
   ranks.broadcast(detail::as_bytes_of(invitation), 0);
-  ZR_CHECK(invitation.trouble[0] == '\0',
-           ErrorCode::kResource,
-           "rank 0 cannot listen for the control plane",
+  ZR_CHECK(invitation.trouble[0] == '\0', ErrorCode::kResource, "rank 0 cannot listen for the control plane",
            {.where = "comm.control",
             .who = fmt::format("rank {}/{}", ranks.rank(), ranks.size()),
             .got = std::string(invitation.trouble, ::strnlen(invitation.trouble, sizeof invitation.trouble))});

@@ -16,15 +16,21 @@ namespace {
 constexpr std::size_t kSamples = 16;
 constexpr std::size_t kMostDescribed = 4;
 
-double seconds(Milliseconds time) { return std::chrono::duration<double>(time).count(); }
+double seconds(Milliseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
 
 /// How near an error is to what went wrong first, 0 nearest.
 int distance_from_cause(const Error& error) {
   switch (error.code()) {
-    case ErrorCode::kMismatch: return 1;
-    case ErrorCode::kPeerLost: return 2;
-    case ErrorCode::kTimeout: return 3;
-    default: return 0;
+    case ErrorCode::kMismatch:
+      return 1;
+    case ErrorCode::kPeerLost:
+      return 2;
+    case ErrorCode::kTimeout:
+      return 3;
+    default:
+      return 0;
   }
 }
 
@@ -35,7 +41,9 @@ bool awaits(const WaitStatus& wait, int rank) {
   return wait.id != 0 && (wait.lost == rank || ranks.empty() || std::ranges::find(ranks, rank) != ranks.end());
 }
 
-std::string rank_text(int rank, int pid, const std::string& host) { return fmt::format("rank {} (pid {} on {})", rank, pid, host); }
+std::string rank_text(int rank, int pid, const std::string& host) {
+  return fmt::format("rank {} (pid {} on {})", rank, pid, host);
+}
 
 std::string end_text(const std::string& how, const std::string& trouble) {
   if (!how.empty()) return how;
@@ -43,7 +51,8 @@ std::string end_text(const std::string& how, const std::string& trouble) {
 }
 
 std::string silence_text(Milliseconds silent) {
-  return fmt::format("has given no sign of life for {:.1f} s: it was stopped, or its host or the network hangs", seconds(silent));
+  return fmt::format("has given no sign of life for {:.1f} s: it was stopped, or its host or the network hangs",
+                     seconds(silent));
 }
 
 Coordinator::Coordinator(int size, CoordinatorOptions options)
@@ -57,7 +66,9 @@ void Coordinator::joined(int rank, std::string host, int pid, TimePoint now) {
   known.heard = now;
 }
 
-void Coordinator::heard(int rank, TimePoint now) { at(rank).heard = now; }
+void Coordinator::heard(int rank, TimePoint now) {
+  at(rank).heard = now;
+}
 
 void Coordinator::left(int rank, std::optional<RankStatus> goodbye, TimePoint now, std::string trouble) {
   Rank& known = at(rank);
@@ -91,10 +102,13 @@ void Coordinator::answered(int rank, const StatusMessage& message, TimePoint now
   known.answered = std::max(known.answered, message.question);
 }
 
-bool Coordinator::waits(int rank) const { return at(rank).status && at(rank).status->wait.id != 0; }
+bool Coordinator::waits(int rank) const {
+  return at(rank).status && at(rank).status->wait.id != 0;
+}
 
 bool Coordinator::busy() const {
-  return told_ || std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.status && rank.status->wait.id != 0; });
+  return told_ ||
+         std::ranges::any_of(ranks_, [](const Rank& rank) { return rank.status && rank.status->wait.id != 0; });
 }
 
 std::string Coordinator::name_of(int rank) const {
@@ -104,8 +118,7 @@ std::string Coordinator::name_of(int rank) const {
 
 Error Coordinator::loss_error(int rank, const std::string& what, int waiting, std::string hint) const {
   const WaitReport& report = wait_of(waiting);
-  return Error(ErrorCode::kPeerLost,
-               name_of(rank) + " " + what,
+  return Error(ErrorCode::kPeerLost, name_of(rank) + " " + what,
                {.where = "comm.control group=" + report.group,
                 .expected = fmt::format("{} from rank {}", report.call, rank),
                 .got = who_waits(),
@@ -119,7 +132,8 @@ Error Coordinator::left_error(int rank, const RankStatus& last, int waiting) con
 
 std::string Coordinator::loss_text(int rank, TimePoint now) const {
   const Rank& known = at(rank);
-  return known.gone ? end_text(known.end, known.trouble) : silence_text(std::chrono::duration_cast<Milliseconds>(now - known.heard));
+  return known.gone ? end_text(known.end, known.trouble)
+                    : silence_text(std::chrono::duration_cast<Milliseconds>(now - known.heard));
 }
 
 std::optional<Error> Coordinator::loss_of(int rank, int waiting, TimePoint now) const {
@@ -169,8 +183,7 @@ std::optional<Error> Coordinator::find_isolation(TimePoint now) const {
     lost = rank;
   }
   if (lost == 0) return std::nullopt;
-  return Error(ErrorCode::kPeerLost,
-               name_of(lost) + " " + loss_text(lost, now),
+  return Error(ErrorCode::kPeerLost, name_of(lost) + " " + loss_text(lost, now),
                {.where = "comm.control",
                 .expected = fmt::format("a sign of life from rank {}", lost),
                 .got = size_ == 2 ? "" : "none from any other rank either",
@@ -179,7 +192,8 @@ std::optional<Error> Coordinator::find_isolation(TimePoint now) const {
 
 bool Coordinator::blocked_since(int rank, TimePoint since) const {
   const Rank& known = at(rank);
-  // A later sample of one that lies after `since`, with two looks between them: it has looked after that moment, in vain.
+  // A later sample of one that lies after `since`, with two looks between them: it has looked after that moment, in
+  // vain.
   for (const Sample& first : known.samples) {
     if (first.when < since) continue;
     return std::ranges::any_of(known.samples, [&](const Sample& later) { return later.looks >= first.looks + 2; });
@@ -197,15 +211,16 @@ bool Coordinator::needs(int rank, int other) const {
 }
 
 std::vector<int> Coordinator::find_circle() const {
-  // A rank that runs one thread and waits does nothing for the others. Who waits for several needs all of them: one circle is enough.
+  // A rank that runs one thread and waits does nothing for the others. Who waits for several needs all of them: one
+  // circle is enough.
   const auto stuck = [&](int rank) { return waits(rank) && at(rank).status->one_thread && blocked_since(rank, {}); };
   const auto confirmed = [&](const std::vector<int>& ranks) {
     TimePoint all_wait{};
     for (const int rank : ranks) all_wait = std::max(all_wait, at(rank).samples.front().when);
     return std::ranges::all_of(ranks, [&](int rank) { return blocked_since(rank, all_wait); });
   };
-  // Depth first along stuck ranks; one that is met again on the way closes a circle. Each is gone through once, whatever the start: a circle that shares
-  // ranks with one that is not yet confirmed is found at a later look.
+  // Depth first along stuck ranks; one that is met again on the way closes a circle. Each is gone through once,
+  // whatever the start: a circle that shares ranks with one that is not yet confirmed is found at a later look.
   enum class Seen : std::uint8_t { kNo, kOnTheWay, kDone };
   std::vector<Seen> seen(static_cast<std::size_t>(size_), Seen::kNo);
   const auto seen_of = [&](int rank) -> Seen& { return seen[static_cast<std::size_t>(rank)]; };
@@ -227,14 +242,17 @@ std::vector<int> Coordinator::find_circle() const {
         continue;
       }
       const int next = awaited[path.back().next++];
-      if (next < 0 || next >= size_ || next == rank || seen_of(next) == Seen::kDone || !stuck(next) || !needs(rank, next)) continue;
+      if (next < 0 || next >= size_ || next == rank || seen_of(next) == Seen::kDone || !stuck(next) ||
+          !needs(rank, next))
+        continue;
       if (seen_of(next) == Seen::kNo) {
         seen_of(next) = Seen::kOnTheWay;
         path.push_back({next});
         continue;
       }
       std::vector<int> circle;
-      for (auto step = std::ranges::find(path, next, &Step::rank); step != path.end(); ++step) circle.push_back(step->rank);
+      for (auto step = std::ranges::find(path, next, &Step::rank); step != path.end(); ++step)
+        circle.push_back(step->rank);
       if (confirmed(circle)) return circle;
     }
   }
@@ -289,7 +307,8 @@ std::string Coordinator::crowd_text(const std::string& call, const std::vector<i
   const auto placed = std::ranges::find_if(ranks, [&](int rank) { return !place_of(rank).empty(); });
   if (placed == ranks.end()) return text;
   text += " at " + place_of(*placed);
-  const bool same = std::ranges::all_of(ranks, [&](int rank) { return place_of(rank).empty() || place_of(rank) == place_of(*placed); });
+  const bool same = std::ranges::all_of(
+      ranks, [&](int rank) { return place_of(rank).empty() || place_of(rank) == place_of(*placed); });
   return same ? text : text + fmt::format(" (rank {})", *placed);
 }
 
@@ -321,16 +340,20 @@ Error Coordinator::circle_error(const std::vector<int>& circle) const {
   const auto describe_crowd = [&](const auto& crowd) { return crowd_text(crowd.first, crowd.second); };
   ErrorContext context{.where = "comm.control group=" + wait_of(circle.front()).group,
                        .got = describe_crowd(crowds.front()),
-                       .hint = "all ranks must make the same calls in the same order: look for a call under a condition that holds on some ranks only"};
+                       .hint =
+                           "all ranks must make the same calls in the same order: look for a call under a condition "
+                           "that holds on some ranks only"};
   std::vector<std::string> rest;
   for (std::size_t index = 1; index < crowds.size(); ++index) rest.push_back(describe_crowd(crowds[index]));
   context.expected = first_of(std::move(rest));
   return Error(ErrorCode::kMismatch,
-               crowds.size() > 1 ? "ranks wait for each other in different calls" : "ranks wait for each other, and nobody is left who could come",
+               crowds.size() > 1 ? "ranks wait for each other in different calls"
+                                 : "ranks wait for each other, and nobody is left who could come",
                std::move(context));
 }
 
-void Coordinator::begin(Purpose purpose, int about, std::vector<int> circle, TimePoint now, std::vector<CoordinatorAction>& actions) {
+void Coordinator::begin(Purpose purpose, int about, std::vector<int> circle, TimePoint now,
+                        std::vector<CoordinatorAction>& actions) {
   inquiry_ = Inquiry{purpose, about, std::move(circle), ++questions_, now};
   actions.emplace_back(AskAction{{.question = questions_, .with_place = true}});
 }
@@ -338,13 +361,15 @@ void Coordinator::begin(Purpose purpose, int about, std::vector<int> circle, Tim
 bool Coordinator::complete(const Inquiry& inquiry, TimePoint now) const {
   if (inquiry.purpose == Purpose::kLeft && now - inquiry.since < options_.unwind) return false;
   if (now - inquiry.since >= options_.answer_within) return true;
-  return std::ranges::all_of(ranks_, [&](const Rank& rank) { return rank.gone || !rank.joined || rank.answered >= inquiry.question; });
+  return std::ranges::all_of(
+      ranks_, [&](const Rank& rank) { return rank.gone || !rank.joined || rank.answered >= inquiry.question; });
 }
 
 std::vector<CoordinatorAction> Coordinator::conclude(const Inquiry& inquiry, TimePoint now) {
   std::vector<CoordinatorAction> actions;
   if (inquiry.purpose == Purpose::kCircle) {
-    if (std::ranges::any_of(inquiry.circle, [&](int rank) { return !waits(rank); }) || find_circle().empty()) return actions;
+    if (std::ranges::any_of(inquiry.circle, [&](int rank) { return !waits(rank); }) || find_circle().empty())
+      return actions;
     actions.emplace_back(VerdictAction{circle_error(inquiry.circle)});
     return actions;
   }
@@ -359,17 +384,18 @@ std::vector<CoordinatorAction> Coordinator::conclude(const Inquiry& inquiry, Tim
   const WaitReport& report = wait_of(inquiry.about);
   const std::string line = explain(inquiry.about, now);
   if (inquiry.purpose == Purpose::kTimeout) {
-    actions.emplace_back(VerdictAction{Error(ErrorCode::kTimeout,
-                                             fmt::format("no answer within {:.1f} s: {}", seconds(report.timeout), line),
-                                             {.where = "comm.control group=" + report.group,
-                                              .expected = who_waits(),
-                                              .hint = "that rank computes longer than the timeout (zeroth.timeout_ms), hangs, or takes another path"})});
+    actions.emplace_back(VerdictAction{Error(
+        ErrorCode::kTimeout, fmt::format("no answer within {:.1f} s: {}", seconds(report.timeout), line),
+        {.where = "comm.control group=" + report.group,
+         .expected = who_waits(),
+         .hint = "that rank computes longer than the timeout (zeroth.timeout_ms), hangs, or takes another path"})});
     return actions;
   }
   for (Rank& rank : ranks_) {
     if (rank.status) rank.noted_wait = rank.status->wait.id;
   }
-  actions.emplace_back(NoteAction{fmt::format("{}; {}, for {:.1f} s of {:.1f} s", line, who_waits(), seconds(report.waited), seconds(report.timeout))});
+  actions.emplace_back(NoteAction{fmt::format("{}; {}, for {:.1f} s of {:.1f} s", line, who_waits(),
+                                              seconds(report.waited), seconds(report.timeout))});
   return actions;
 }
 
@@ -384,7 +410,8 @@ std::vector<CoordinatorAction> Coordinator::tick(TimePoint now) {
   if (isolation) {
     actions.emplace_back(VerdictAction{*isolation});
   } else if (told_) {
-    if (distance_from_cause(*told_) == 0 || now - told_at_ >= options_.gather) actions.emplace_back(VerdictAction{*told_});
+    if (distance_from_cause(*told_) == 0 || now - told_at_ >= options_.gather)
+      actions.emplace_back(VerdictAction{*told_});
   } else if (const std::optional<Error> loss = find_loss(now)) {
     actions.emplace_back(VerdictAction{*loss});
   } else if (inquiry_) {
@@ -412,7 +439,8 @@ std::vector<CoordinatorAction> Coordinator::tick(TimePoint now) {
       begin(Purpose::kNote, slow, {}, now, actions);
     }
   }
-  judged_ = std::ranges::any_of(actions, [](const CoordinatorAction& action) { return std::holds_alternative<VerdictAction>(action); });
+  judged_ = std::ranges::any_of(
+      actions, [](const CoordinatorAction& action) { return std::holds_alternative<VerdictAction>(action); });
   const bool suspicious = std::ranges::any_of(ranks_, [&](const Rank& rank) {
     return rank.status && rank.status->wait.id != 0 && rank.status->wait.report.waited >= options_.suspicious_after;
   });

@@ -1,10 +1,11 @@
-// Coordinator: what rank 0 makes of what all ranks say about themselves. No sockets, no clocks of its own: times come in, actions go out.
+// Coordinator: what rank 0 makes of what all ranks say about themselves. No sockets, no clocks of its own: times come
+// in, actions go out.
 //
-//   a rank waits for one that is gone or silent          verdict PEER_LOST: how it ended, and what the others do meanwhile
-//   all other ranks are, and not one of them waits       verdict PEER_LOST: rank 0 is cut off
-//   ranks wait for each other in a circle                verdict MISMATCH: calls that only some of them make
-//   a wait has lasted a quarter of its deadline          a line: who is missing, where that rank is, who waits
-//   a wait has reached its deadline                      verdict TIMEOUT, with the same line
+//   a rank waits for one that is gone or silent          verdict PEER_LOST: how it ended, and what the others do
+//   meanwhile all other ranks are, and not one of them waits       verdict PEER_LOST: rank 0 is cut off ranks wait for
+//   each other in a circle                verdict MISMATCH: calls that only some of them make a wait has lasted a
+//   quarter of its deadline          a line: who is missing, where that rank is, who waits a wait has reached its
+//   deadline                      verdict TIMEOUT, with the same line
 #pragma once
 
 #include "comm/control/control_message.h"
@@ -41,7 +42,7 @@ struct CoordinatorOptions {
   Milliseconds ask_every{250};
   Milliseconds suspicious_after{1'000};  ///< a wait of this length is worth a question
   Milliseconds answer_within{1'000};     ///< who has not answered by then is described without its place
-  Milliseconds gather{150};   ///< causes that ranks tell within this time are compared
+  Milliseconds gather{150};              ///< causes that ranks tell within this time are compared
   Milliseconds grace{1'000};  ///< what the data plane finds out by itself within this time is told better there
   Milliseconds unwind{300};   ///< who has given its group up may still be about to say why
 };
@@ -59,8 +60,9 @@ class Coordinator {
   void left(int rank, std::optional<RankStatus> goodbye, TimePoint now, std::string trouble = "");
   /// How its process has ended, where the system tells: "was killed by SIGKILL (signal 9)".
   void ended(int rank, std::string how) { at(rank).end = std::move(how); }
-  /// A rank ends with this error. Where it is only what that rank saw of another one, the other's own word may be on its way: so the cause
-  /// is the first error of the best class (a rank's own; a mismatch; a loss; a deadline) within a moment.
+  /// A rank ends with this error. Where it is only what that rank saw of another one, the other's own word may be on
+  /// its way: so the cause is the first error of the best class (a rank's own; a mismatch; a loss; a deadline) within a
+  /// moment.
   void told(Error error, TimePoint now);
   /// What has been told so far, for a rank 0 that ends itself and can wait for nothing better.
   [[nodiscard]] const std::optional<Error>& last_word() const { return told_; }
@@ -87,8 +89,8 @@ class Coordinator {
     TimePoint heard{};
     TimePoint gone_at{};
     std::optional<RankStatus> status{};
-    std::string place{};         ///< in its last answer to a question with a number
-    std::uint32_t answered = 0;  ///< the last question it has answered
+    std::string place{};           ///< in its last answer to a question with a number
+    std::uint32_t answered = 0;    ///< the last question it has answered
     std::deque<Sample> samples{};  ///< of its wait, unchanged since
     std::uint64_t noted_wait = 0;  ///< the last one that a line was written about
   };
@@ -119,12 +121,14 @@ class Coordinator {
   [[nodiscard]] Error loss_error(int rank, const std::string& what, int waiting, std::string hint) const;
   /// A rank that waits in vain for one that has given its group up and lives, -1: none.
   [[nodiscard]] int find_left() const;
-  /// Whether the rank cannot go on before `other` makes another call. Not so for what `other` has begun: it may be on its way.
+  /// Whether the rank cannot go on before `other` makes another call. Not so for what `other` has begun: it may be on
+  /// its way.
   [[nodiscard]] bool needs(int rank, int other) const;
   /// Ranks that wait for each other and have looked in vain since all of them did.
   [[nodiscard]] std::vector<int> find_circle() const;
   [[nodiscard]] bool blocked_since(int rank, TimePoint since) const;
-  void begin(Purpose purpose, int about, std::vector<int> circle, TimePoint now, std::vector<CoordinatorAction>& actions);
+  void begin(Purpose purpose, int about, std::vector<int> circle, TimePoint now,
+             std::vector<CoordinatorAction>& actions);
   [[nodiscard]] bool complete(const Inquiry& inquiry, TimePoint now) const;
   [[nodiscard]] std::vector<CoordinatorAction> conclude(const Inquiry& inquiry, TimePoint now);
   /// Ranks that the others wait for while they themselves do not wait.
@@ -155,8 +159,8 @@ class Coordinator {
 [[nodiscard]] std::string rank_text(int rank, int pid, const std::string& host);
 /// The hint where nothing better is known.
 inline constexpr const char* kLookThere = "look at the output of that rank and its host";
-/// What is said of a rank whose connection has ended without a goodbye: how its process has ended, where that is known, or what the system says of the
-/// connection; and of one that is silent.
+/// What is said of a rank whose connection has ended without a goodbye: how its process has ended, where that is known,
+/// or what the system says of the connection; and of one that is silent.
 [[nodiscard]] std::string end_text(const std::string& how, const std::string& trouble);
 [[nodiscard]] std::string silence_text(Milliseconds silent);
 

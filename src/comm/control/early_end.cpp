@@ -7,7 +7,10 @@
 namespace zeroth::detail {
 namespace {
 
-bool is_in_step(Phase phase) { return phase == Phase::kForward || phase == Phase::kBackward || phase == Phase::kAfterBackward || phase == Phase::kStep; }
+bool is_in_step(Phase phase) {
+  return phase == Phase::kForward || phase == Phase::kBackward || phase == Phase::kAfterBackward ||
+         phase == Phase::kStep;
+}
 
 std::string end_of(const RankStatus& last) {
   if (last.phase == Phase::kStarting && last.step == 0) return "before its first step";
@@ -29,14 +32,21 @@ std::string last_seen(const RankStatus& last) {
 }  // namespace
 
 EarlyEnd early_end(const RankStatus& last, int waiting, const RankStatus& waits) {
-  EarlyEnd end{.text = fmt::format("left early: it ended {}, while rank {} {}", end_of(last), waiting, describe_phase(waits)), .hint = last_seen(last)};
-  if (last.phase != Phase::kBetweenSteps || last.step == 0) return end;  // it never trained, or not to the end of a step
+  EarlyEnd end{
+      .text = fmt::format("left early: it ended {}, while rank {} {}", end_of(last), waiting, describe_phase(waits)),
+      .hint = last_seen(last)};
+  if (last.phase != Phase::kBetweenSteps || last.step == 0)
+    return end;  // it never trained, or not to the end of a step
   if (is_in_step(waits.phase)) {
     end.text += ": unequal batch counts?";
-    end.hint = "where ranks have unequal numbers of batches, loop over engine.batches(loader) (C++: while next_batch()) with zeroth.uneven = \"join\"; " + end.hint;
+    end.hint =
+        "where ranks have unequal numbers of batches, loop over engine.batches(loader) (C++: while next_batch()) with "
+        "zeroth.uneven = \"join\"; " +
+        end.hint;
   } else {
     end.text += ": a call that only some ranks make?";
-    end.hint = "evaluations, exports, averages and calls of a group are for all ranks, not under `if rank == 0`; " + end.hint;
+    end.hint =
+        "evaluations, exports, averages and calls of a group are for all ranks, not under `if rank == 0`; " + end.hint;
   }
   return end;
 }

@@ -8,7 +8,8 @@
 namespace zeroth::detail {
 
 struct EarlyEnd {
-  std::string text{};  ///< "left early: it ended after 3 steps, while rank 0 is in the forward of unit root of step 4: unequal batch counts?"
+  std::string text{};  ///< "left early: it ended after 3 steps, while rank 0 is in the forward of unit root of step 4:
+                       ///< unequal batch counts?"
   std::string hint{};
 };
 

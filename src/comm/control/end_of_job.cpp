@@ -16,7 +16,9 @@ namespace {
 constexpr std::string_view kStopped = " stopped the job: ";
 
 /// A rank throws it because of what another one did.
-bool is_about_others(ErrorCode code) { return code == ErrorCode::kMismatch || code == ErrorCode::kPeerLost || code == ErrorCode::kTimeout; }
+bool is_about_others(ErrorCode code) {
+  return code == ErrorCode::kMismatch || code == ErrorCode::kPeerLost || code == ErrorCode::kTimeout;
+}
 
 }  // namespace
 
@@ -42,7 +44,8 @@ Error cause_of_stop(const Error& stopped) {
     if (!text.starts_with('[') || end == std::string_view::npos) break;
     const std::optional<ErrorCode> code = code_of_slug(text.substr(1, end - 1));
     text.remove_prefix(end + 2);
-    const bool passed_on = code == ErrorCode::kAborted && text.starts_with("rank ") && text.find(kStopped) != std::string_view::npos;
+    const bool passed_on =
+        code == ErrorCode::kAborted && text.starts_with("rank ") && text.find(kStopped) != std::string_view::npos;
     if (!passed_on && !(code && is_about_others(*code))) break;
     cause = Error(*code, std::string(text));
   }

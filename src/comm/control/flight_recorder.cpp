@@ -1,9 +1,8 @@
-#include <zeroth/comm/flight_recorder.h>
-
 #include "comm/unique_fd.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/surroundings.h>
+#include <zeroth/comm/flight_recorder.h>
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -21,23 +20,31 @@ namespace {
 constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
 
-/// [Note: Versions] Word 0 of a slot is 2 ticket + 1 while it is written and 2 ticket + 2 afterwards. Stores of the other words are
-/// releases, so that the odd version is seen before any of them; loads are acquires, so that the second look at the version is the last.
+/// [Note: Versions] Word 0 of a slot is 2 ticket + 1 while it is written and 2 ticket + 2 afterwards. Stores of the
+/// other words are releases, so that the odd version is seen before any of them; loads are acquires, so that the second
+/// look at the version is the last.
 enum Word : std::size_t { kVersion, kSequence, kBegun, kEnded, kElements, kGroupUnit, kLabelKind, kNames };
 
-constexpr std::uint64_t written(std::uint64_t ticket) { return 2 * ticket + 2; }
+constexpr std::uint64_t written(std::uint64_t ticket) {
+  return 2 * ticket + 2;
+}
 
-std::uint64_t pair_of(std::uint32_t high, std::uint32_t low) { return std::uint64_t{high} << 32U | low; }
+std::uint64_t pair_of(std::uint32_t high, std::uint32_t low) {
+  return std::uint64_t{high} << 32U | low;
+}
 
-std::string_view call_text(const CallRecord& record) { return record.wait ? "wait" : name_of(record.kind); }
+std::string_view call_text(const CallRecord& record) {
+  return record.wait ? "wait" : name_of(record.kind);
+}
 
 std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 /// An errno, or 0. Nothing is left of a file that could not be written whole.
 int write_anew(const std::string& path, std::string_view text) {
-  struct stat there {};
+  struct stat there{};
   if (::lstat(path.c_str(), &there) == 0 && S_ISREG(there.st_mode)) ::unlink(path.c_str());
   const detail::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file) return errno;
@@ -83,8 +90,10 @@ std::uint64_t FlightRecorder::begin(const CallRecord& call) noexcept {
   words[kBegun].store(static_cast<std::uint64_t>(now_ns()), kRelease);
   words[kEnded].store(0, kRelease);
   words[kElements].store(static_cast<std::uint64_t>(call.elements), kRelease);
-  words[kGroupUnit].store(pair_of(static_cast<std::uint32_t>(call.group), static_cast<std::uint32_t>(call.unit)), kRelease);
-  const auto kind = static_cast<std::uint32_t>(call.kind) | static_cast<std::uint32_t>(call.dtype) << 8U | static_cast<std::uint32_t>(call.wait) << 16U;
+  words[kGroupUnit].store(pair_of(static_cast<std::uint32_t>(call.group), static_cast<std::uint32_t>(call.unit)),
+                          kRelease);
+  const auto kind = static_cast<std::uint32_t>(call.kind) | static_cast<std::uint32_t>(call.dtype) << 8U |
+                    static_cast<std::uint32_t>(call.wait) << 16U;
   words[kLabelKind].store(pair_of(call.label, kind), kRelease);
   words[kNames].store(pair_of(static_cast<std::uint32_t>(call.about), static_cast<std::uint32_t>(call.name)), kRelease);
   words[kVersion].store(written(ticket), kRelease);
@@ -148,23 +157,23 @@ std::string FlightRecorder::last_call() const {
   const std::vector<std::string> all_names = names();
   const auto index = static_cast<std::size_t>(record.group);
   const std::int64_t since = record.ended_ns == 0 ? record.begun_ns : record.ended_ns;
-  return fmt::format("{}#{}{}{} of {}, {} {:.1f} s ago",
-                     call_text(record),
-                     record.sequence,
+  return fmt::format("{}#{}{}{} of {}, {} {:.1f} s ago", call_text(record), record.sequence,
                      record.name < 0 ? "" : " \"" + all_names.at(static_cast<std::size_t>(record.name)) + "\"",
                      record.about < 0 ? "" : " (" + all_names.at(static_cast<std::size_t>(record.about)) + ")",
-                     index < all_groups.size() ? all_groups[index] : "?",
-                     record.ended_ns == 0 ? "begun" : "ended",
+                     index < all_groups.size() ? all_groups[index] : "?", record.ended_ns == 0 ? "begun" : "ended",
                      static_cast<double>(std::max<std::int64_t>(0, now_ns() - since)) * 1e-9);
 }
 
 void FlightRecorder::write(const std::string& path, int rank, int size, const Facts& facts) const {
   std::string text;
-  const auto put = [&text](const nlohmann::json& line) { text += line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n'; };
+  const auto put = [&text](const nlohmann::json& line) {
+    text += line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + '\n';
+  };
   const std::vector<CallRecord> all = records();  // before the names: which grow meanwhile
   const std::vector<std::string> groups_now = groups();
   const std::vector<std::string> names_now = names();
-  nlohmann::json head{{"rank", rank}, {"size", size}, {"pid", ::getpid()}, {"host", host_name()}, {"now_ns", now_ns()}, {"names", names_now}};
+  nlohmann::json head{{"rank", rank},        {"size", size},       {"pid", ::getpid()},
+                      {"host", host_name()}, {"now_ns", now_ns()}, {"names", names_now}};
   if (!facts.empty()) head["failure"] = facts;
   put(head);
   for (const CallRecord& record : all) {
@@ -184,8 +193,7 @@ void FlightRecorder::write(const std::string& path, int rank, int size, const Fa
     put(line);
   }
   if (const int trouble = write_anew(path, text); trouble != 0) {
-    throw Error(ErrorCode::kIo,
-                "the trace could not be written: " + errno_text(trouble),
+    throw Error(ErrorCode::kIo, "the trace could not be written: " + errno_text(trouble),
                 {.where = "comm.trace", .who = fmt::format("rank {}/{}", rank, size), .which = path});
   }
 }

@@ -21,7 +21,8 @@ constexpr Milliseconds kAgainAfter{100};
 constexpr std::size_t kMostStrangers = 64;  // at once, besides ranks
 
 /// No two things that are said have the same text: the address has its length before it, and the hello is a frame.
-Digest proof_of(std::string_view side, const JobSecret& secret, const TcpAddress& hub, const ChallengeMessage& challenge, const HelloMessage& hello) {
+Digest proof_of(std::string_view side, const JobSecret& secret, const TcpAddress& hub,
+                const ChallengeMessage& challenge, const HelloMessage& hello) {
   const std::string address = to_text(hub);
   std::string text = fmt::format("zeroth control {} {:3}{}", side, address.size(), address);
   text.append(as_text(challenge.nonce));
@@ -29,7 +30,9 @@ Digest proof_of(std::string_view side, const JobSecret& secret, const TcpAddress
   return hmac_sha256(as_text(secret), text);
 }
 
-bool same(const Digest& a, const Digest& b) { return same_secret(std::as_bytes(std::span(a)), std::as_bytes(std::span(b))); }
+bool same(const Digest& a, const Digest& b) {
+  return same_secret(std::as_bytes(std::span(a)), std::as_bytes(std::span(b)));
+}
 
 Nonce draw_nonce() {
   Nonce nonce{};
@@ -84,12 +87,14 @@ JobSecret draw_secret() {
   return secret;
 }
 
-Digest proof_of_rank(const JobSecret& secret, const TcpAddress& hub, const ChallengeMessage& challenge, HelloMessage hello) {
+Digest proof_of_rank(const JobSecret& secret, const TcpAddress& hub, const ChallengeMessage& challenge,
+                     HelloMessage hello) {
   hello.proof = {};
   return proof_of("rank", secret, hub, challenge, hello);
 }
 
-Digest proof_of_hub(const JobSecret& secret, const TcpAddress& hub, const ChallengeMessage& challenge, const HelloMessage& hello) {
+Digest proof_of_hub(const JobSecret& secret, const TcpAddress& hub, const ChallengeMessage& challenge,
+                    const HelloMessage& hello) {
   return proof_of("hub", secret, hub, challenge, hello);
 }
 
@@ -105,7 +110,8 @@ Reception::Reception(const std::vector<std::string>& hosts, int num_ranks)
 
 void Reception::add_polled(std::vector<pollfd>& polled) const {
   const bool full = SteadyClock::now() < full_until_;  // who cannot be let in would only keep this thread awake
-  for (const ForkClosedFd& listener : listeners_) polled.push_back({.fd = full ? -1 : listener.get(), .events = POLLIN, .revents = 0});
+  for (const ForkClosedFd& listener : listeners_)
+    polled.push_back({.fd = full ? -1 : listener.get(), .events = POLLIN, .revents = 0});
   for (const Guest& guest : guests_) polled.push_back({.fd = guest.link.fd(), .events = POLLIN, .revents = 0});
 }
 
@@ -122,16 +128,21 @@ void Reception::admit() {
         guests_.erase(guests_.begin());  // the oldest makes room: a rank introduces itself at once
         ++strangers_;
       }
-      Guest& guest = guests_.emplace_back(
-          Guest{.link = ControlLink(std::move(socket)), .hub = addresses_[index], .peer = peer, .deadline = Deadline(kGuestPatience), .challenge = {draw_nonce()}});
+      Guest& guest = guests_.emplace_back(Guest{.link = ControlLink(std::move(socket)),
+                                                .hub = addresses_[index],
+                                                .peer = peer,
+                                                .deadline = Deadline(kGuestPatience),
+                                                .challenge = {draw_nonce()}});
       guest.link.send(guest.challenge);
     }
   }
 }
 
 std::string Reception::objection(const Guest& guest, const HelloMessage& hello) const {
-  if (!same(hello.proof, proof_of_rank(secret_, guest.hub, guest.challenge, hello))) return "it does not know the job's secret";
-  if (hello.size != come_.size() || hello.rank >= come_.size()) return fmt::format("it says that it is rank {} of {}, in a job of {}", hello.rank, hello.size, come_.size());
+  if (!same(hello.proof, proof_of_rank(secret_, guest.hub, guest.challenge, hello)))
+    return "it does not know the job's secret";
+  if (hello.size != come_.size() || hello.rank >= come_.size())
+    return fmt::format("it says that it is rank {} of {}, in a job of {}", hello.rank, hello.size, come_.size());
   return come_[hello.rank] ? fmt::format("it says that it is rank {}, which has come already", hello.rank) : "";
 }
 
@@ -183,13 +194,13 @@ Introduction introduce(const IntroductionSpec& spec) {
     }
     std::this_thread::sleep_for(std::min(deadline.remaining(), kAgainAfter));
   } while (!deadline.passed());
-  throw Error(ErrorCode::kResource,
-              "rank 0 cannot be reached beside the data",
-              {.where = "comm.control",
-               .who = spec.who,
-               .expected = "rank 0, with the job's secret",
-               .got = fmt::format("{}", fmt::join(found, "; ")),
-               .hint = "open the network between the hosts, or name the interface that reaches them with ZEROTH_INTERFACE"});
+  throw Error(
+      ErrorCode::kResource, "rank 0 cannot be reached beside the data",
+      {.where = "comm.control",
+       .who = spec.who,
+       .expected = "rank 0, with the job's secret",
+       .got = fmt::format("{}", fmt::join(found, "; ")),
+       .hint = "open the network between the hosts, or name the interface that reaches them with ZEROTH_INTERFACE"});
 }
 
 }  // namespace zeroth::detail

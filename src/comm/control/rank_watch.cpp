@@ -15,10 +15,12 @@ namespace zeroth {
 namespace {
 
 constexpr std::array<std::string_view, kNumPhases> kPhases{
-    "has not begun to train", "is in the forward", "is in the backward", "has ended the backward", "is in step()", "is between steps", "is in a call of all ranks",
-    "is in a forward without gradients"};
+    "has not begun to train", "is in the forward", "is in the backward",        "has ended the backward",
+    "is in step()",           "is between steps",  "is in a call of all ranks", "is in a forward without gradients"};
 
-pid_t this_thread() { return static_cast<pid_t>(::syscall(SYS_gettid)); }
+pid_t this_thread() {
+  return static_cast<pid_t>(::syscall(SYS_gettid));
+}
 
 constexpr std::uint64_t pack(Phase phase, int model, int unit) {
   return static_cast<std::uint64_t>(phase) << 56U | (static_cast<std::uint64_t>(model + 1) & 0xff'ffffU) << 32U |
@@ -40,7 +42,9 @@ std::shared_ptr<std::atomic<std::uint64_t>> RankWatch::calls_begun(const std::st
   return count;
 }
 
-void RankWatch::enter(Phase phase, int model, int unit) noexcept { phase_.store(pack(phase, model, unit), std::memory_order_relaxed); }
+void RankWatch::enter(Phase phase, int model, int unit) noexcept {
+  phase_.store(pack(phase, model, unit), std::memory_order_relaxed);
+}
 
 void RankWatch::set_locator(Locator locator) {
   const std::lock_guard lock(mutex_);
@@ -80,7 +84,8 @@ RankStatus RankWatch::status(bool with_place) {
     const std::lock_guard lock(mutex_);
     const auto model = static_cast<std::size_t>(phase >> 32U & 0xff'ffffU);
     const auto unit = static_cast<std::size_t>(phase & 0xffff'ffffU);
-    if (model > 0 && model <= models_.size() && unit > 0 && unit <= models_[model - 1].size()) status.unit = models_[model - 1][unit - 1];
+    if (model > 0 && model <= models_.size() && unit > 0 && unit <= models_[model - 1].size())
+      status.unit = models_[model - 1][unit - 1];
     status.one_thread = threads_.size() <= 1;
     std::erase_if(calls_begun_, [&](const auto& entry) {
       const auto count = entry.second.lock();
@@ -126,7 +131,8 @@ void RankWatch::throw_verdict() const {
   hear();
   const std::lock_guard lock(mutex_);
   ErrorContext context = verdict_->context();
-  if (context.who.empty()) context.who = fmt::format("rank {}/{}{}", rank_, size_, step_text());  // else whom it is about, or who saw it
+  if (context.who.empty())
+    context.who = fmt::format("rank {}/{}{}", rank_, size_, step_text());  // else whom it is about, or who saw it
   throw JobVerdict(verdict_->code(), verdict_->message(), std::move(context));
 }
 
@@ -134,11 +140,15 @@ std::string RankWatch::step_text() const {
   const auto phase = static_cast<Phase>(phase_.load(std::memory_order_relaxed) >> 56U);
   const std::int64_t steps = steps_.load(std::memory_order_relaxed);
   switch (phase) {
-    case Phase::kForward: return fmt::format(", step {} (forward)", steps + 1);
+    case Phase::kForward:
+      return fmt::format(", step {} (forward)", steps + 1);
     case Phase::kBackward:
-    case Phase::kAfterBackward: return fmt::format(", step {} (backward)", steps + 1);
-    case Phase::kStep: return fmt::format(", step {} (step())", steps + 1);
-    default: return steps > 0 ? fmt::format(", after step {}", steps) : "";
+    case Phase::kAfterBackward:
+      return fmt::format(", step {} (backward)", steps + 1);
+    case Phase::kStep:
+      return fmt::format(", step {} (step())", steps + 1);
+    default:
+      return steps > 0 ? fmt::format(", after step {}", steps) : "";
   }
 }
 

@@ -6,27 +6,34 @@
 
 namespace zeroth {
 
-RecordingBackend::RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch, std::shared_ptr<ControlPlane> control)
-    : ForwardingBackend(std::move(inner)), control_(std::move(control)), watch_(std::move(watch)), group_(watch_->recorder().group(group_name())) {
+RecordingBackend::RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch,
+                                   std::shared_ptr<ControlPlane> control)
+    : ForwardingBackend(std::move(inner)),
+      control_(std::move(control)),
+      watch_(std::move(watch)),
+      group_(watch_->recorder().group(group_name())) {
   watch_->take_group();
 }
 
-RecordingBackend::~RecordingBackend() { watch_->give_group(); }
+RecordingBackend::~RecordingBackend() {
+  watch_->give_group();
+}
 
 Work RecordingBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
   watch_->check();
   std::vector<std::uint64_t> tickets;
   tickets.reserve(collectives.size());
   for (const Collective& call : collectives) {
-    tickets.push_back(watch_->recorder().begin({.sequence = calls_++,
-                                                .elements = std::accumulate(call.counts.begin(), call.counts.end(), std::int64_t{0}),
-                                                .group = group_,
-                                                .name = call.name.empty() ? -1 : watch_->recorder().name(call.name),
-                                                .about = about(call.tag),
-                                                .unit = call.tag.unit,
-                                                .label = call.tag.label,
-                                                .kind = call.kind,
-                                                .dtype = call.in_dtype}));
+    tickets.push_back(
+        watch_->recorder().begin({.sequence = calls_++,
+                                  .elements = std::accumulate(call.counts.begin(), call.counts.end(), std::int64_t{0}),
+                                  .group = group_,
+                                  .name = call.name.empty() ? -1 : watch_->recorder().name(call.name),
+                                  .about = about(call.tag),
+                                  .unit = call.tag.unit,
+                                  .label = call.tag.label,
+                                  .kind = call.kind,
+                                  .dtype = call.in_dtype}));
   }
   const Work work = inner().submit(collectives, stream);
   work.order_before(stream);  // an error is the stream's again, and leaves the records open
@@ -46,7 +53,8 @@ std::unique_ptr<CommBackend> RecordingBackend::split(int color, int key, std::st
 void RecordingBackend::wait_until(const std::function<bool()>& predicate, const WaitContext& context) {
   watch_->check();
   FlightRecorder& recorder = watch_->recorder();
-  const std::uint64_t ticket = recorder.begin({.sequence = waits_.fetch_add(1), .group = group_, .about = recorder.name(context.what), .wait = true});
+  const std::uint64_t ticket = recorder.begin(
+      {.sequence = waits_.fetch_add(1), .group = group_, .about = recorder.name(context.what), .wait = true});
   try {
     inner().wait_until(predicate, context);
     recorder.end(ticket);
@@ -64,7 +72,8 @@ void RecordingBackend::set_tag_names(TagNames names) {
 
 std::int32_t RecordingBackend::about(const MessageTag& tag) {
   if (!tag_names_.name) return -1;
-  const auto [place, is_new] = abouts_.try_emplace(std::uint64_t{static_cast<std::uint32_t>(tag.unit)} << 32U | tag.label, -1);
+  const auto [place, is_new] =
+      abouts_.try_emplace(std::uint64_t{static_cast<std::uint32_t>(tag.unit)} << 32U | tag.label, -1);
   if (is_new) {
     const std::string text = tag_names_.name(tag);
     if (!text.empty()) place->second = watch_->recorder().name(text);

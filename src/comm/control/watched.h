@@ -11,7 +11,8 @@ namespace zeroth::detail {
 
 /// The control plane has so long to say in better words why a rank has stopped the job, or why one is gone.
 inline constexpr Milliseconds kWordOfCause{500};
-/// More than the coordinator gathers causes for: who sees the end of a survivor, which has told what it saw, is to hear of the victim.
+/// More than the coordinator gathers causes for: who sees the end of a survivor, which has told what it saw, is to hear
+/// of the victim.
 inline constexpr Milliseconds kWordOfLoss{400};
 
 class Watched {
@@ -33,9 +34,13 @@ class Watched {
   /// See RankWatch::dated().
   [[nodiscard]] Error dated(const Error& error) const { return watch_ ? watch_->dated(error) : error; }
   /// How long a wait may take now.
-  [[nodiscard]] Milliseconds patience(Milliseconds timeout) const { return watch_ ? watch_->patience(timeout) : timeout; }
+  [[nodiscard]] Milliseconds patience(Milliseconds timeout) const {
+    return watch_ ? watch_->patience(timeout) : timeout;
+  }
   /// The job's number of a rank of this world.
-  [[nodiscard]] int job_rank(int world_rank) const { return ranks_.empty() ? world_rank : ranks_[static_cast<std::size_t>(world_rank)]; }
+  [[nodiscard]] int job_rank(int world_rank) const {
+    return ranks_.empty() ? world_rank : ranks_[static_cast<std::size_t>(world_rank)];
+  }
 
  private:
   std::shared_ptr<RankWatch> watch_;

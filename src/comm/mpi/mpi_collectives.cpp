@@ -27,32 +27,42 @@
 namespace zeroth::detail {
 namespace {
 
-// [Note: Few ranks] Up to so many, parts travel between each two ranks, and the kernels of the other backends add them up: with 2 ranks on one host that
-// is about as fast as MPI's calls where these are good, and faster where they are not (benchmarks/comm/mpi_bench.cpp). With many ranks it is n messages
-// for each of them, where MPI needs log n. Where the limit is best is a guess: nobody has measured between hosts.
+// [Note: Few ranks] Up to so many, parts travel between each two ranks, and the kernels of the other backends add them
+// up: with 2 ranks on one host that is about as fast as MPI's calls where these are good, and faster where they are not
+// (benchmarks/comm/mpi_bench.cpp). With many ranks it is n messages for each of them, where MPI needs log n. Where the
+// limit is best is a guess: nobody has measured between hosts.
 constexpr int kFewRanks = 8;
-constexpr std::size_t kSmallReduceBytes = std::size_t{2} << 10U;  // of an all_reduce in one step; below what MPI copies at once, not kInlineBytes
-constexpr int kCloseRanks = 4;                                     // which move hardly more bytes in one step than in two,
-constexpr std::size_t kCloseReduceBytes = std::size_t{32} << 10U;  // and do so up to here where parts are not copied at once either
+constexpr std::size_t kSmallReduceBytes =
+    std::size_t{2} << 10U;      // of an all_reduce in one step; below what MPI copies at once, not kInlineBytes
+constexpr int kCloseRanks = 4;  // which move hardly more bytes in one step than in two,
+constexpr std::size_t kCloseReduceBytes = std::size_t{32}
+                                          << 10U;  // and do so up to here where parts are not copied at once either
 constexpr std::size_t kSmallPartBytes = std::size_t{64} << 10U;
 constexpr std::size_t kTinyPartBytes = std::size_t{4} << 10U;  // about what MPI copies at once
-constexpr std::size_t kLargePartBytes = std::size_t{8} << 20U;  // that few ranks gather as well by MPI's own call, and a fifth faster
+constexpr std::size_t kLargePartBytes = std::size_t{8}
+                                        << 20U;  // that few ranks gather as well by MPI's own call, and a fifth faster
 constexpr std::int64_t kMostElements = std::int64_t{1} << 30;  // of one call of MPI, which counts with an int
 
 /// What MPI sums by itself.
 std::optional<MpiNumber> number_of(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return MpiNumber::kFloat;
-    case DType::kFloat64: return MpiNumber::kDouble;
-    case DType::kInt32: return MpiNumber::kUInt32;
-    case DType::kInt64: return MpiNumber::kUInt64;
-    default: return std::nullopt;
+    case DType::kFloat32:
+      return MpiNumber::kFloat;
+    case DType::kFloat64:
+      return MpiNumber::kDouble;
+    case DType::kInt32:
+      return MpiNumber::kUInt32;
+    case DType::kInt64:
+      return MpiNumber::kUInt64;
+    default:
+      return std::nullopt;
   }
 }
 
 /// Each rank may give fp32 or bf16 to a sum in fp32, and none knows what the others give: so it goes as fp32.
 DType type_on_the_way(const Collective& call) {
-  const bool mixed = call.kind == CollectiveKind::kReduceScatter && call.op == ReduceOp::kSum && call.out_dtype == DType::kFloat32;
+  const bool mixed =
+      call.kind == CollectiveKind::kReduceScatter && call.op == ReduceOp::kSum && call.out_dtype == DType::kFloat32;
   return mixed && call.in_dtype == DType::kBFloat16 ? DType::kFloat32 : call.in_dtype;
 }
 
@@ -78,13 +88,10 @@ class Scratch {
 /// One group. Run by one thread at a time.
 class MpiGroup {
  public:
-  /// `handle`: the group as MPI knows it; `members`: ranks of the world; `number`: the same on all of them, and no other group's of a rank.
-  MpiGroup(std::shared_ptr<MpiSeat> seat,
-           void* handle,
-           std::shared_ptr<CommBackend> messages,
-           const CommOptions& options,
-           std::vector<int> members,
-           int number)
+  /// `handle`: the group as MPI knows it; `members`: ranks of the world; `number`: the same on all of them, and no
+  /// other group's of a rank.
+  MpiGroup(std::shared_ptr<MpiSeat> seat, void* handle, std::shared_ptr<CommBackend> messages,
+           const CommOptions& options, std::vector<int> members, int number)
       : seat_(std::move(seat)),
         handle_(handle),
         messages_(std::move(messages)),
@@ -102,7 +109,9 @@ class MpiGroup {
   [[nodiscard]] int size() const { return static_cast<int>(members_.size()); }
   [[nodiscard]] CommBackend& messages() const { return *messages_; }
   [[nodiscard]] const NodeMap& nodes() const { return nodes_; }
-  [[nodiscard]] std::size_t memory_bytes() const { return messages_->memory_bytes() + staging_.size() + widened_.size() + sum_.size(); }
+  [[nodiscard]] std::size_t memory_bytes() const {
+    return messages_->memory_bytes() + staging_.size() + widened_.size() + sum_.size();
+  }
   void set_observer(std::shared_ptr<TrafficObserver> observer) {
     messages_->set_observer(observer);
     observer_ = std::move(observer);
@@ -129,8 +138,7 @@ class MpiGroup {
   void run_all(std::span<const Collective> calls) {
     guarded([&] {
       for_each_run(
-          calls,
-          [&](std::span<const Collective> points) { messages_->submit(points, stream_).wait(); },
+          calls, [&](std::span<const Collective> points) { messages_->submit(points, stream_).wait(); },
           [&](const Collective& call) { run_matched(call); });
     });
   }
@@ -171,21 +179,34 @@ class MpiGroup {
     received_ = far_ = 0;
     move(call);
     const CountedAs counted(call);
-    report({.group = messages_->group_name(), .kind = counted.kind, .calls = counted.calls, .bytes = received_, .far_bytes = far_});
+    report({.group = messages_->group_name(),
+            .kind = counted.kind,
+            .calls = counted.calls,
+            .bytes = received_,
+            .far_bytes = far_});
   }
 
   void move(const Collective& call) {
     switch (call.kind) {
       case CollectiveKind::kSend:
-      case CollectiveKind::kRecv: return;
-      case CollectiveKind::kBarrier: return barrier();
-      case CollectiveKind::kAllGather: return all_gather(call.send, call.recv, call.counts, size_of(call.in_dtype));
-      case CollectiveKind::kReduceScatter: return reduce_scatter(call);
-      case CollectiveKind::kAllReduce: return all_reduce(call);
-      case CollectiveKind::kBroadcast: return broadcast(call);
-      case CollectiveKind::kGather: return gather(call);
-      case CollectiveKind::kScatter: return scatter(call);
-      case CollectiveKind::kAllToAll: return all_to_all(call);
+      case CollectiveKind::kRecv:
+        return;
+      case CollectiveKind::kBarrier:
+        return barrier();
+      case CollectiveKind::kAllGather:
+        return all_gather(call.send, call.recv, call.counts, size_of(call.in_dtype));
+      case CollectiveKind::kReduceScatter:
+        return reduce_scatter(call);
+      case CollectiveKind::kAllReduce:
+        return all_reduce(call);
+      case CollectiveKind::kBroadcast:
+        return broadcast(call);
+      case CollectiveKind::kGather:
+        return gather(call);
+      case CollectiveKind::kScatter:
+        return scatter(call);
+      case CollectiveKind::kAllToAll:
+        return all_to_all(call);
     }
   }
 
@@ -211,7 +232,8 @@ class MpiGroup {
     try {
       body();
     } catch (const Error& error) {
-      // While the buffers are still there; afterwards nothing moves any more. Without effect where a peer's abort was heard.
+      // While the buffers are still there; afterwards nothing moves any more. Without effect where a peer's abort was
+      // heard.
       const Error named = in_this_call(error);
       seat_->abort(named.what());
       if (dynamic_cast<const JobVerdict*>(&error) != nullptr) throw;
@@ -231,10 +253,11 @@ class MpiGroup {
       check_interrupt();
       const auto report = [&] { return report_of(deadline); };
       deadline.passed() ? watched.expire(report) : watched.look(report);
-      ZR_CHECK(!deadline.passed(),
-               ErrorCode::kTimeout,
-               fmt::format("MPI did not end a call within {:.1f} s", std::chrono::duration<double>(deadline.timeout()).count()),
-               {.hint = "a rank computes longer than the timeout, hangs, or makes another call; MPI does not say which: zeroth.check_calls "
+      ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout,
+               fmt::format("MPI did not end a call within {:.1f} s",
+                           std::chrono::duration<double>(deadline.timeout()).count()),
+               {.hint = "a rank computes longer than the timeout, hangs, or makes another call; MPI does not say "
+                        "which: zeroth.check_calls "
                         "compares the calls of all ranks"});
     }
   }
@@ -242,10 +265,12 @@ class MpiGroup {
   /// The seat knows the world; whoever reads its error also wants the call.
   [[nodiscard]] Error in_this_call(const Error& error) const {
     ErrorContext context = error.context();
-    if (context.where.empty() || context.where == "comm.mpi") context.where = fmt::format("comm.mpi group={}", messages_->group_name());
+    if (context.where.empty() || context.where == "comm.mpi")
+      context.where = fmt::format("comm.mpi group={}", messages_->group_name());
     if (context.who.empty()) context.who = fmt::format("rank {}/{}", rank(), size());
     if (context.which.empty()) context.which = meaning_of(call_, tag_names_);
-    if (context.expected.empty()) context.expected = fmt::format("{} by all ranks of group={}", text_of(call_), messages_->group_name());
+    if (context.expected.empty())
+      context.expected = fmt::format("{} by all ranks of group={}", text_of(call_), messages_->group_name());
     return Error(error.code(), error.message(), std::move(context));
   }
 
@@ -287,7 +312,8 @@ class MpiGroup {
     std::vector<int> offsets{};
     [[nodiscard]] MpiParts view() const { return {bytes.data(), offsets.data()}; }
   };
-  [[nodiscard]] static std::optional<ByteParts> byte_parts(const std::vector<std::int64_t>& counts, std::size_t element) {
+  [[nodiscard]] static std::optional<ByteParts> byte_parts(const std::vector<std::int64_t>& counts,
+                                                           std::size_t element) {
     ByteParts parts;
     parts.bytes.reserve(counts.size());
     parts.offsets.reserve(counts.size());
@@ -314,20 +340,25 @@ class MpiGroup {
 
   /// Where each rank's part of a whole lies.
   template <class Byte>
-  static void set_parts(std::vector<MpiPiece>& pieces, Byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
+  static void set_parts(std::vector<MpiPiece>& pieces, Byte* whole, const std::vector<std::int64_t>& counts,
+                        std::size_t element) {
     pieces.clear();
     std::int64_t begin = 0;
     for (const std::int64_t each : counts) {
-      pieces.push_back({const_cast<std::byte*>(whole) + static_cast<std::size_t>(begin) * element, static_cast<std::size_t>(each) * element});
+      pieces.push_back({const_cast<std::byte*>(whole) + static_cast<std::size_t>(begin) * element,
+                        static_cast<std::size_t>(each) * element});
       begin += each;
     }
   }
-  [[nodiscard]] MpiPiece own_part(std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) const {
+  [[nodiscard]] MpiPiece own_part(std::byte* whole, const std::vector<std::int64_t>& counts,
+                                  std::size_t element) const {
     const std::int64_t before = std::accumulate(counts.begin(), counts.begin() + rank(), std::int64_t{0});
     return {whole + static_cast<std::size_t>(before) * element, static_cast<std::size_t>(counts[index()]) * element};
   }
   /// The same piece, or none, for every rank.
-  void set_all(std::vector<MpiPiece>& pieces, const MpiPiece& piece = {}) const { pieces.assign(members_.size(), piece); }
+  void set_all(std::vector<MpiPiece>& pieces, const MpiPiece& piece = {}) const {
+    pieces.assign(members_.size(), piece);
+  }
 
   /// to_[r] to rank r, from_[r] from it, and nothing to and from this one but by `meanwhile`.
   void exchange() {
@@ -341,9 +372,12 @@ class MpiGroup {
   }
 
   /// Below it an all_gather or all_to_all is MPI's own call, which needs fewer messages than there are ranks.
-  [[nodiscard]] std::size_t small_part() const { return size() > kFewRanks ? kSmallPartBytes : size() > 2 ? kTinyPartBytes : 0; }
+  [[nodiscard]] std::size_t small_part() const {
+    return size() > kFewRanks ? kSmallPartBytes : size() > 2 ? kTinyPartBytes : 0;
+  }
 
-  void all_gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts, std::size_t element) {
+  void all_gather(const std::byte* own, std::byte* whole, const std::vector<std::int64_t>& counts,
+                  std::size_t element) {
     const MpiPiece place = own_part(whole, counts, element);
     const bool in_place = own == place.data;
     const std::size_t total = total_bytes(counts, element);
@@ -370,7 +404,8 @@ class MpiGroup {
     const bool in_place = root && call.send == place.data;
     if (const std::optional<ByteParts> parts = byte_parts(call.counts, element)) {
       make(total_bytes(call.counts, element), [&](const MpiTable& table, void** request) {
-        return table.gather(handle_, in_place ? nullptr : not_null(call.send), not_null(call.recv), parts->view(), call.root, request);
+        return table.gather(handle_, in_place ? nullptr : not_null(call.send), not_null(call.recv), parts->view(),
+                            call.root, request);
       });
       if (root) count(call.counts, element);
       return;
@@ -393,7 +428,8 @@ class MpiGroup {
     const bool in_place = root && call.recv == place.data;
     if (const std::optional<ByteParts> parts = byte_parts(call.counts, element)) {
       make(total_bytes(call.counts, element), [&](const MpiTable& table, void** request) {
-        return table.scatter(handle_, not_null(call.send), in_place ? nullptr : not_null(call.recv), parts->view(), call.root, request);
+        return table.scatter(handle_, not_null(call.send), in_place ? nullptr : not_null(call.recv), parts->view(),
+                             call.root, request);
       });
       if (!root) count(call.root, place.bytes);
       return;
@@ -415,20 +451,20 @@ class MpiGroup {
     const MpiPiece given = to_[index()];
     const MpiPiece taken = from_[index()];
     if (given.bytes != taken.bytes) {
-      const Error error = parts_error(
-          call_, {rank(), rank(), call.counts[index()], call.recv_counts[index()]}, rank(), size(), "comm.mpi group=" + messages_->group_name(), tag_names_);
+      const Error error = parts_error(call_, {rank(), rank(), call.counts[index()], call.recv_counts[index()]}, rank(),
+                                      size(), "comm.mpi group=" + messages_->group_name(), tag_names_);
       seat_->abort(error.what());  // the others are in this call
       throw error;
     }
-    if (call.equal_parts && given.bytes < small_part()) {  // of others nobody but two ranks knows how large the parts are
+    if (call.equal_parts &&
+        given.bytes < small_part()) {  // of others nobody but two ranks knows how large the parts are
       make(members_.size() * given.bytes, [&](const MpiTable& table, void** request) {
-        return table.all_to_all(handle_, not_null(call.send), not_null(call.recv), static_cast<int>(given.bytes), request);
+        return table.all_to_all(handle_, not_null(call.send), not_null(call.recv), static_cast<int>(given.bytes),
+                                request);
       });
       return count(call.recv_counts, size_of(call.in_dtype));
     }
-    exchange([&] {
-      copy(taken.data, given.data, taken.bytes);
-    });
+    exchange([&] { copy(taken.data, given.data, taken.bytes); });
   }
 
   void broadcast(const Collective& call) {
@@ -453,14 +489,19 @@ class MpiGroup {
     if (!root) count(call.root, bytes);
   }
 
-  /// Whether MPI forms the sum, see [Note: Few ranks]. Only what all ranks know may decide: not what this one gives, or whether it accumulates.
+  /// Whether MPI forms the sum, see [Note: Few ranks]. Only what all ranks know may decide: not what this one gives, or
+  /// whether it accumulates.
   [[nodiscard]] bool sums_itself(const Collective& call) const {
-    if (size() <= kFewRanks || call.op != ReduceOp::kSum || type_on_the_way(call) != call.out_dtype || !number_of(call.out_dtype)) return false;
-    return call.kind == CollectiveKind::kAllReduce || (call.offsets.empty() && offsets_of(call.counts).back() <= INT_MAX);
+    if (size() <= kFewRanks || call.op != ReduceOp::kSum || type_on_the_way(call) != call.out_dtype ||
+        !number_of(call.out_dtype))
+      return false;
+    return call.kind == CollectiveKind::kAllReduce ||
+           (call.offsets.empty() && offsets_of(call.counts).back() <= INT_MAX);
   }
 
   [[nodiscard]] bool in_one_step(std::size_t bytes) const {
-    return bytes <= kSmallReduceBytes || (size() <= kCloseRanks && bytes >= members_.size() * kTinyPartBytes && bytes <= kCloseReduceBytes);
+    return bytes <= kSmallReduceBytes ||
+           (size() <= kCloseRanks && bytes >= members_.size() * kTinyPartBytes && bytes <= kCloseReduceBytes);
   }
 
   void all_reduce(const Collective& call) {
@@ -512,7 +553,8 @@ class MpiGroup {
     std::vector<int> counts;
     for (const std::int64_t each : call.counts) counts.push_back(static_cast<int>(each));
     make(2 * static_cast<std::size_t>(total) * element, [&](const MpiTable& table, void** request) {
-      return table.reduce_scatter(handle_, not_null(from), not_null(to), counts.data(), *number_of(call.out_dtype), request);
+      return table.reduce_scatter(handle_, not_null(from), not_null(to), counts.data(), *number_of(call.out_dtype),
+                                  request);
     });
     count(std::vector<std::int64_t>(members_.size(), own), element);
     if (call.accumulate) {
@@ -522,13 +564,15 @@ class MpiGroup {
     }
   }
 
-  /// MPI moves the parts, in pieces of staging_bytes, and the kernels of the other backends add them up, in rank order along the nodes. A piece is on
-  /// its way while the one before it is added up.
-  void reduce_here(const Collective& call, std::byte* to, const std::vector<std::int64_t>& counts, const std::vector<std::int64_t>& offsets) {
+  /// MPI moves the parts, in pieces of staging_bytes, and the kernels of the other backends add them up, in rank order
+  /// along the nodes. A piece is on its way while the one before it is added up.
+  void reduce_here(const Collective& call, std::byte* to, const std::vector<std::int64_t>& counts,
+                   const std::vector<std::int64_t>& offsets) {
     const DType type = type_on_the_way(call);
     const std::size_t in_size = size_of(call.in_dtype);
     const std::size_t size_on_the_way = size_of(type);
-    const auto piece = static_cast<std::int64_t>(options_.staging_bytes / std::max(size_on_the_way, size_of(call.out_dtype)));
+    const auto piece =
+        static_cast<std::int64_t>(options_.staging_bytes / std::max(size_on_the_way, size_of(call.out_dtype)));
     const std::int64_t pieces = (*std::ranges::max_element(counts) + piece - 1) / piece;
     if (pieces == 0) return;
     const bool widens = type != call.in_dtype;
@@ -536,8 +580,12 @@ class MpiGroup {
     const std::size_t half = place * members_.size();
     std::byte* const staging = staging_.reserve(2 * half, options_.ledger);
     std::byte* const wide = widens ? widened_.reserve(2 * half, options_.ledger) : nullptr;
-    const auto first_of = [&](std::size_t owner, std::int64_t number) { return std::min(number * piece, counts[owner]); };
-    const auto length_of = [&](std::size_t owner, std::int64_t number) { return std::min(piece, counts[owner] - first_of(owner, number)); };
+    const auto first_of = [&](std::size_t owner, std::int64_t number) {
+      return std::min(number * piece, counts[owner]);
+    };
+    const auto length_of = [&](std::size_t owner, std::int64_t number) {
+      return std::min(piece, counts[owner] - first_of(owner, number));
+    };
     const auto post = [&](std::int64_t number) {
       Posted& next = posted_[number % 2];
       set_all(next.given);
@@ -555,7 +603,8 @@ class MpiGroup {
         next.taken[peer] = {staging + begin + peer * place, own_bytes};
         if (peer != index()) count(static_cast<int>(peer), own_bytes);
       }
-      next.requests = seat_->start_exchange(handle_, rank(), next.given, next.taken);  // leaves out what this rank has for itself
+      next.requests =
+          seat_->start_exchange(handle_, rank(), next.given, next.taken);  // leaves out what this rank has for itself
     };
     or_stop([&] {
       post(0);
@@ -567,7 +616,8 @@ class MpiGroup {
         for (std::size_t peer = 0; peer < members_.size(); ++peer) {
           sources.add(peer == index() ? done.given[peer].data : done.taken[peer].data, type);
         }
-        reduce(call, to + static_cast<std::size_t>(first_of(index(), number)) * size_of(call.out_dtype), sources, length_of(index(), number));
+        reduce(call, to + static_cast<std::size_t>(first_of(index(), number)) * size_of(call.out_dtype), sources,
+               length_of(index(), number));
       }
     });
   }
@@ -577,11 +627,24 @@ class MpiGroup {
   }
   void widen(std::byte* to, const std::byte* from, std::int64_t elements) const {
     const void* const source = from;
-    kernels::sum_sources({.dst = to, .dst_dtype = DType::kFloat32, .sources = &source, .num_sources = 1, .src_dtype = DType::kBFloat16, .n = elements}, isa_);
+    kernels::sum_sources({.dst = to,
+                          .dst_dtype = DType::kFloat32,
+                          .sources = &source,
+                          .num_sources = 1,
+                          .src_dtype = DType::kBFloat16,
+                          .n = elements},
+                         isa_);
   }
   void add(std::byte* to, const std::byte* more, DType dtype, std::int64_t elements) const {
     const void* const source = more;
-    kernels::sum_sources({.dst = to, .dst_dtype = dtype, .accumulate = true, .sources = &source, .num_sources = 1, .src_dtype = dtype, .n = elements}, isa_);
+    kernels::sum_sources({.dst = to,
+                          .dst_dtype = dtype,
+                          .accumulate = true,
+                          .sources = &source,
+                          .num_sources = 1,
+                          .src_dtype = dtype,
+                          .n = elements},
+                         isa_);
   }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
     if (bytes > 0) kernels::copy_stream(to, from, static_cast<std::int64_t>(bytes), isa_);
@@ -604,7 +667,7 @@ class MpiGroup {
   std::uint64_t far_ = 0;       // from other nodes
   std::uint64_t next_sequence_ = 0;
   std::shared_ptr<std::atomic<std::uint64_t>> begun_;  // next_sequence_, for others to see
-  std::vector<MpiPiece> to_;    // of an exchange: by rank
+  std::vector<MpiPiece> to_;                           // of an exchange: by rank
   std::vector<MpiPiece> from_;
   Posted posted_[2];
   Scratch staging_;
@@ -621,7 +684,8 @@ struct MpiCalls {
 
 class MpiCollectives final : public CommBackend {
  public:
-  MpiCollectives(std::shared_ptr<MpiGroup> group, std::shared_ptr<MpiCalls> calls) : group_(std::move(group)), calls_(std::move(calls)) {}
+  MpiCollectives(std::shared_ptr<MpiGroup> group, std::shared_ptr<MpiCalls> calls)
+      : group_(std::move(group)), calls_(std::move(calls)) {}
 
   [[nodiscard]] int rank() const override { return group_->rank(); }
   [[nodiscard]] int size() const override { return group_->size(); }
@@ -645,7 +709,9 @@ class MpiCollectives final : public CommBackend {
     return part ? std::make_unique<MpiCollectives>(std::move(part), calls_) : nullptr;
   }
 
-  [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override { return group_->messages().attach(arena, name); }
+  [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
+    return group_->messages().attach(arena, name);
+  }
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
     group_->messages().wait_until(predicate, context);
   }
@@ -653,7 +719,9 @@ class MpiCollectives final : public CommBackend {
   void check_peers(const WaitContext& context) override { group_->messages().check_peers(context); }
   void abort(const Error& error) noexcept override { group_->messages().abort(error); }
 
-  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override { group_->messages().count_one_sided(kind, peer, bytes); }
+  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
+    group_->messages().count_one_sided(kind, peer, bytes);
+  }
   void set_observer(std::shared_ptr<TrafficObserver> observer) override { group_->set_observer(std::move(observer)); }
   void set_tag_names(TagNames names) override { group_->set_tag_names(std::move(names)); }
 
@@ -664,8 +732,7 @@ class MpiCollectives final : public CommBackend {
 
 }  // namespace
 
-std::unique_ptr<CommBackend> make_mpi_collectives(std::shared_ptr<MpiSeat> seat,
-                                                  std::unique_ptr<CommBackend> messages,
+std::unique_ptr<CommBackend> make_mpi_collectives(std::shared_ptr<MpiSeat> seat, std::unique_ptr<CommBackend> messages,
                                                   const CommOptions& options) {
   std::vector<int> members(static_cast<std::size_t>(seat->size()));
   std::iota(members.begin(), members.end(), 0);

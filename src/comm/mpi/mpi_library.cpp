@@ -30,8 +30,8 @@ std::atomic<bool> leaves_unfinished{false};
 pid_t initialised_by = 0;
 bool alone = false;  // in MPI's world
 
-/// MPI_Finalize() waits for the ranks that still run, so it is for those that have ended well: who fails must not wait. mpirun sees a process that
-/// has ended without it as failed, and ends the others.
+/// MPI_Finalize() waits for the ranks that still run, so it is for those that have ended well: who fails must not wait.
+/// mpirun sees a process that has ended without it as failed, and ends the others.
 void finish(int status, void* /*unused*/) {
   if (::getpid() != initialised_by || (!alone && (status != 0 || leaves_unfinished.load()))) return;
   int done = 0;
@@ -43,7 +43,8 @@ int open_world(MpiWorldFacts* facts, void** out) {
   int level = MPI_THREAD_SINGLE;
   if (const int code = MPI_Initialized(&initialised); code != MPI_SUCCESS) return code;
   if (initialised == 0) {
-    if (const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level); code != MPI_SUCCESS) return code;
+    if (const int code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level); code != MPI_SUCCESS)
+      return code;
     initialised_by = ::getpid();
     int size = 0;
     MPI_Comm_size(MPI_COMM_WORLD, &size);
@@ -63,14 +64,16 @@ int open_world(MpiWorldFacts* facts, void** out) {
   MPI_Comm_rank(world->comm, &facts->rank);
   MPI_Comm_size(world->comm, &facts->size);
   MPI_Comm here = MPI_COMM_NULL;
-  if (const int code = MPI_Comm_split_type(world->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here); code != MPI_SUCCESS) return code;
+  if (const int code = MPI_Comm_split_type(world->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
+      code != MPI_SUCCESS)
+    return code;
   MPI_Comm_size(here, &facts->size_here);
   MPI_Comm_free(&here);
   int found = 0;
   int* largest = nullptr;
   MPI_Comm_get_attr(world->comm, MPI_TAG_UB, static_cast<void*>(&largest), &found);
   facts->largest_tag = found != 0 && largest != nullptr ? *largest : 32'767;  // what MPI promises at least
-  leaves_unfinished.store(false);  // all ranks have come together again
+  leaves_unfinished.store(false);                                             // all ranks have come together again
   *out = world.release();
   return MPI_SUCCESS;
 }
@@ -85,11 +88,15 @@ int start(void* group, void** out, const Call& call) {
 }
 
 int send_message(void* world, const void* data, int bytes, int to, int tag, void** out) {
-  return start(world, out, [&](MPI_Comm comm, MpiRequest& request) { return MPI_Isend(data, bytes, MPI_BYTE, to, tag, comm, &request.handle); });
+  return start(world, out, [&](MPI_Comm comm, MpiRequest& request) {
+    return MPI_Isend(data, bytes, MPI_BYTE, to, tag, comm, &request.handle);
+  });
 }
 
 int receive_message(void* world, void* data, int bytes, int from, int tag, void** out) {
-  return start(world, out, [&](MPI_Comm comm, MpiRequest& request) { return MPI_Irecv(data, bytes, MPI_BYTE, from, tag, comm, &request.handle); });
+  return start(world, out, [&](MPI_Comm comm, MpiRequest& request) {
+    return MPI_Irecv(data, bytes, MPI_BYTE, from, tag, comm, &request.handle);
+  });
 }
 
 int test_request(void* handle, int* done) {
@@ -100,24 +107,33 @@ int test_request(void* handle, int* done) {
   return code;
 }
 
-int cancel_request(void* handle) { return MPI_Cancel(&static_cast<MpiRequest*>(handle)->handle); }
+int cancel_request(void* handle) {
+  return MPI_Cancel(&static_cast<MpiRequest*>(handle)->handle);
+}
 
 int probe_message(void* world, int* tag, int* from, int* bytes) {
   int found = 0;
   MPI_Status status;
   *from = -1;
-  const int code = MPI_Iprobe(MPI_ANY_SOURCE, *tag < 0 ? MPI_ANY_TAG : *tag, static_cast<MpiWorld*>(world)->comm, &found, &status);
+  const int code =
+      MPI_Iprobe(MPI_ANY_SOURCE, *tag < 0 ? MPI_ANY_TAG : *tag, static_cast<MpiWorld*>(world)->comm, &found, &status);
   if (code != MPI_SUCCESS || found == 0) return code;
   *from = status.MPI_SOURCE;
   *tag = status.MPI_TAG;
   return MPI_Get_count(&status, MPI_BYTE, bytes);
 }
 
-void leave_unfinished() { leaves_unfinished.store(true); }
+void leave_unfinished() {
+  leaves_unfinished.store(true);
+}
 
 std::atomic<bool> has_left_memory{false};
-void leave_memory() { has_left_memory.store(true); }
-int memory_is_left() { return has_left_memory.load() ? 1 : 0; }
+void leave_memory() {
+  has_left_memory.store(true);
+}
+int memory_is_left() {
+  return has_left_memory.load() ? 1 : 0;
+}
 
 void error_text(int code, char* to, int size) {
   char whole[MPI_MAX_ERROR_STRING] = "";
@@ -137,7 +153,8 @@ int size_of_group(MPI_Comm comm) {
 int split_group(void* group, int color, int key, void** out) {
   auto part = std::make_unique<MpiWorld>();
   *out = nullptr;
-  const int code = MPI_Comm_split(static_cast<MpiWorld*>(group)->comm, color < 0 ? MPI_UNDEFINED : color, key, &part->comm);
+  const int code =
+      MPI_Comm_split(static_cast<MpiWorld*>(group)->comm, color < 0 ? MPI_UNDEFINED : color, key, &part->comm);
   if (code != MPI_SUCCESS || part->comm == MPI_COMM_NULL) return code;
   if (const int set = MPI_Comm_set_errhandler(part->comm, MPI_ERRORS_RETURN); set != MPI_SUCCESS) return set;
   *out = part.release();
@@ -149,7 +166,9 @@ int start_barrier(void* group, void** out) {
 }
 
 int start_broadcast(void* group, void* data, int bytes, int root, void** out) {
-  return start(group, out, [&](MPI_Comm comm, MpiRequest& request) { return MPI_Ibcast(data, bytes, MPI_BYTE, root, comm, &request.handle); });
+  return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
+    return MPI_Ibcast(data, bytes, MPI_BYTE, root, comm, &request.handle);
+  });
 }
 
 /// Lengths and offsets of the parts, kept with the request: MPI reads them while it is under way.
@@ -183,7 +202,8 @@ int start_all_gather(void* group, const void* own, void* whole, MpiParts parts, 
     const int size = size_of_group(comm);
     const int own_bytes = parts.bytes[rank_in(comm)];
     const void* const from = own == nullptr ? MPI_IN_PLACE : own;
-    if (even(parts, size)) return MPI_Iallgather(from, own_bytes, MPI_BYTE, whole, own_bytes, MPI_BYTE, comm, &request.handle);
+    if (even(parts, size))
+      return MPI_Iallgather(from, own_bytes, MPI_BYTE, whole, own_bytes, MPI_BYTE, comm, &request.handle);
     const KeptParts kept = keep(request, parts, size);
     return MPI_Iallgatherv(from, own_bytes, MPI_BYTE, whole, kept.bytes, kept.offsets, MPI_BYTE, comm, &request.handle);
   });
@@ -199,7 +219,8 @@ int start_gather(void* group, const void* own, void* whole, MpiParts parts, int 
   return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
     const KeptParts kept = keep(request, parts, size_of_group(comm));
     const void* const from = own == nullptr ? MPI_IN_PLACE : own;
-    return MPI_Igatherv(from, parts.bytes[rank_in(comm)], MPI_BYTE, whole, kept.bytes, kept.offsets, MPI_BYTE, root, comm, &request.handle);
+    return MPI_Igatherv(from, parts.bytes[rank_in(comm)], MPI_BYTE, whole, kept.bytes, kept.offsets, MPI_BYTE, root,
+                        comm, &request.handle);
   });
 }
 
@@ -207,23 +228,29 @@ int start_scatter(void* group, const void* whole, void* own, MpiParts parts, int
   return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
     const KeptParts kept = keep(request, parts, size_of_group(comm));
     void* const to = own == nullptr ? MPI_IN_PLACE : own;
-    return MPI_Iscatterv(whole, kept.bytes, kept.offsets, MPI_BYTE, to, parts.bytes[rank_in(comm)], MPI_BYTE, root, comm, &request.handle);
+    return MPI_Iscatterv(whole, kept.bytes, kept.offsets, MPI_BYTE, to, parts.bytes[rank_in(comm)], MPI_BYTE, root,
+                         comm, &request.handle);
   });
 }
 
 MPI_Datatype type_of(MpiNumber number) {
   switch (number) {
-    case MpiNumber::kUInt32: return MPI_UINT32_T;
-    case MpiNumber::kUInt64: return MPI_UINT64_T;
-    case MpiNumber::kFloat: return MPI_FLOAT;
-    case MpiNumber::kDouble: return MPI_DOUBLE;
+    case MpiNumber::kUInt32:
+      return MPI_UINT32_T;
+    case MpiNumber::kUInt64:
+      return MPI_UINT64_T;
+    case MpiNumber::kFloat:
+      return MPI_FLOAT;
+    case MpiNumber::kDouble:
+      return MPI_DOUBLE;
   }
   return MPI_DATATYPE_NULL;
 }
 
 int start_all_reduce(void* group, const void* from, void* to, int count, MpiNumber number, void** out) {
   return start(group, out, [&](MPI_Comm comm, MpiRequest& request) {
-    return MPI_Iallreduce(from == nullptr ? MPI_IN_PLACE : from, to, count, type_of(number), MPI_SUM, comm, &request.handle);
+    return MPI_Iallreduce(from == nullptr ? MPI_IN_PLACE : from, to, count, type_of(number), MPI_SUM, comm,
+                          &request.handle);
   });
 }
 

@@ -45,8 +45,10 @@ std::vector<std::string> mpi_library_places(const std::string& own, const std::o
 const MpiTable& load_mpi() {
   const char* const set = std::getenv(kVariable);
   std::vector<std::string> refusals;
-  for (const std::string& place : mpi_library_places(own_file(), set ? std::optional<std::string>(set) : std::nullopt)) {
-    // MPI loads parts of its own that look for its symbols among those of all libraries: hence RTLD_GLOBAL, also inside Python.
+  for (const std::string& place :
+       mpi_library_places(own_file(), set ? std::optional<std::string>(set) : std::nullopt)) {
+    // MPI loads parts of its own that look for its symbols among those of all libraries: hence RTLD_GLOBAL, also inside
+    // Python.
     void* const handle = ::dlopen(place.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (handle == nullptr) {
       refusals.push_back(last_error());
@@ -58,8 +60,7 @@ const MpiTable& load_mpi() {
       continue;
     }
     const MpiTable& table = *function();
-    ZR_CHECK(table.version == kMpiTableVersion,
-             ErrorCode::kEnvironment,
+    ZR_CHECK(table.version == kMpiTableVersion, ErrorCode::kEnvironment,
              "libzeroth_mpi.so is of another version of Zeroth",
              {.where = "comm.mpi",
               .which = place,
@@ -68,12 +69,12 @@ const MpiTable& load_mpi() {
               .hint = "build and install both together"});
     return table;
   }
-  throw Error(ErrorCode::kEnvironment,
-              "MPI was asked for, and libzeroth_mpi.so cannot be loaded",
+  throw Error(ErrorCode::kEnvironment, "MPI was asked for, and libzeroth_mpi.so cannot be loaded",
               {.where = "comm.mpi",
                .expected = std::string(kLibrary) + ", which is built where CMake finds MPI",
                .got = join(refusals, "; "),
-               .hint = std::string("on Debian: apt-get install libopenmpi-dev openmpi-bin, then build again; or set ") + kVariable});
+               .hint = std::string("on Debian: apt-get install libopenmpi-dev openmpi-bin, then build again; or set ") +
+                       kVariable});
 }
 
 }  // namespace zeroth::detail

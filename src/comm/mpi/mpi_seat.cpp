@@ -6,7 +6,6 @@
 #include <zeroth/base/interrupt.h>
 
 #include <fmt/format.h>
-
 #include <time.h>
 
 #include <algorithm>
@@ -22,9 +21,9 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr std::size_t kPieceBytes = std::size_t{1} << 30U;  // MPI counts with an int
-constexpr int kNoteTag = 1 << 29;                          // above every tag of a group
-constexpr int kExchangeTag = kNoteTag + 1;                 // of calls of a group
-constexpr int kLeftTag = kNoteTag + 2;                     // the sender has left, and nothing of it is under way
+constexpr int kNoteTag = 1 << 29;                           // above every tag of a group
+constexpr int kExchangeTag = kNoteTag + 1;                  // of calls of a group
+constexpr int kLeftTag = kNoteTag + 2;                      // the sender has left, and nothing of it is under way
 constexpr int kAnyTag = -1;
 constexpr std::size_t kNoteBytes = 1'024;
 constexpr Milliseconds kCancelTime{100};
@@ -32,7 +31,7 @@ constexpr Milliseconds kAbortTime{200};
 constexpr Milliseconds kTakeBackTime{300};
 constexpr int kLooksBetweenProbes = 64;
 constexpr int kFirstLooks = 16;
-constexpr int kLooksBetweenYields = 8;  // MPI yields in each where it is told that it has no processor of its own
+constexpr int kLooksBetweenYields = 8;     // MPI yields in each where it is told that it has no processor of its own
 constexpr std::size_t kSentAhead = 4'096;  // of one message: Open MPI's limit in shared memory, the least that it has
 constexpr std::size_t kEnvelope = 256;     // and what it puts before a message at most
 constexpr std::int64_t kAwayNs = 10'000'000;
@@ -42,16 +41,16 @@ void check_code(const MpiTable& table, int code, std::string_view call, int rank
     return;
   char text[512] = "";
   table.text(code, text, sizeof text);
-  throw Error(ErrorCode::kPeerLost,
-              fmt::format("MPI refused {}", call),
+  throw Error(ErrorCode::kPeerLost, fmt::format("MPI refused {}", call),
               {.where = "comm.mpi",
                .who = fmt::format("rank {}/{}", rank, size),
                .got = text[0] == '\0' ? fmt::format("error {}", code) : std::string(text),
                .hint = "look at what mpirun and the other ranks have printed"});
 }
 
-/// A call of MPI that blocks has no deadline. So a thread makes it, and is left behind where it does not come back: the process will end soon.
-/// `call` returns MPI's code and what it has found; null: it has not come back within `timeout`. What `check` throws ends the wait, too.
+/// A call of MPI that blocks has no deadline. So a thread makes it, and is left behind where it does not come back: the
+/// process will end soon. `call` returns MPI's code and what it has found; null: it has not come back within `timeout`.
+/// What `check` throws ends the wait, too.
 struct Blocking {
   std::mutex mutex;
   std::condition_variable changed;
@@ -87,8 +86,7 @@ std::shared_ptr<Blocking> make_blocking_call(Milliseconds timeout, const Call& c
 }
 
 [[noreturn]] void throw_memory_left(int rank, int size) {
-  throw Error(ErrorCode::kAborted,
-              "MPI still has memory of a call that failed before in this process",
+  throw Error(ErrorCode::kAborted, "MPI still has memory of a call that failed before in this process",
               {.where = "comm.mpi",
                .who = fmt::format("rank {}/{}", rank, size),
                .expected = "MPI as it was started",
@@ -102,12 +100,18 @@ std::int64_t coarse_ns() {
   return time.tv_sec * 1'000'000'000 + time.tv_nsec;
 }
 
-std::string seconds(Milliseconds time) { return fmt::format("{:.1f} s", std::chrono::duration<double>(time).count()); }
+std::string seconds(Milliseconds time) {
+  return fmt::format("{:.1f} s", std::chrono::duration<double>(time).count());
+}
 
 }  // namespace
 
 MpiSeat::MpiSeat(const MpiTable& table, const MpiWorldFacts& facts, void* world, const CommOptions& options)
-    : table_(table), facts_(facts), world_(world), polling_(polling_of(options.spin, facts.size_here)), groups_{world} {}
+    : table_(table),
+      facts_(facts),
+      world_(world),
+      polling_(polling_of(options.spin, facts.size_here)),
+      groups_{world} {}
 
 MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes) {
   ZR_FAILPOINT("mpi.start");
@@ -119,7 +123,8 @@ MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* d
   return requests;
 }
 
-MpiRequests MpiSeat::start_exchange(void* group, int rank, std::span<const MpiPiece> to, std::span<const MpiPiece> from) {
+MpiRequests MpiSeat::start_exchange(void* group, int rank, std::span<const MpiPiece> to,
+                                    std::span<const MpiPiece> from) {
   ZR_FAILPOINT("mpi.start");
   const std::lock_guard lock(mutex_);
   enter();
@@ -143,8 +148,9 @@ void MpiSeat::start_locked(const Message& message, MpiRequests& requests) {
   for (std::size_t done = 0; done < message.bytes; done += kPieceBytes) {
     const int piece = static_cast<int>(std::min(kPieceBytes, message.bytes - done));
     void* request = nullptr;
-    const int code = message.sends ? table_.send(message.group, message.data + done, piece, message.peer, message.tag, &request)
-                                   : table_.receive(message.group, message.data + done, piece, message.peer, message.tag, &request);
+    const int code =
+        message.sends ? table_.send(message.group, message.data + done, piece, message.peer, message.tag, &request)
+                      : table_.receive(message.group, message.data + done, piece, message.peer, message.tag, &request);
     if (code != 0) {
       forget_locked(requests.list);
       check(code, fmt::format("a message {} rank {}", message.sends ? "to" : "from", message.peer));
@@ -166,14 +172,16 @@ void MpiSeat::enter() {
 void* MpiSeat::split(void* group, int color, int key, Milliseconds timeout) {
   const std::lock_guard lock(mutex_);  // nobody else calls MPI meanwhile
   throw_if_stopped();
-  const auto divide = [group, color, key, &table = table_](MpiWorldFacts& /*facts*/, void*& part) { return table.split(group, color, key, &part); };
-  const auto made = make_blocking_call(timeout, divide, [] {});  // no interrupt under a lock; all have said that they come
-  if (!made) {  // the thread is still inside MPI, and may be for ever
+  const auto divide = [group, color, key, &table = table_](MpiWorldFacts& /*facts*/, void*& part) {
+    return table.split(group, color, key, &part);
+  };
+  const auto made =
+      make_blocking_call(timeout, divide, [] {});  // no interrupt under a lock; all have said that they come
+  if (!made) {                                     // the thread is still inside MPI, and may be for ever
     table_.leave_unfinished();
     table_.leave_memory();
     stopped_ = "a group was never complete";
-    throw Error(ErrorCode::kTimeout,
-                "MPI did not make a group within " + seconds(timeout),
+    throw Error(ErrorCode::kTimeout, "MPI did not make a group within " + seconds(timeout),
                 {.where = "comm.mpi",
                  .who = fmt::format("rank {}/{}", rank(), size()),
                  .expected = "all ranks of the group that is divided",
@@ -189,7 +197,8 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
   ZR_FAILPOINT("mpi.wait");
   if (requests.list.empty()) return true;
   const bool has_core = patience == MpiPatience::kEager && !polling_.yields && polling_.time.count() > 0;
-  // A short call ends before the others' aborts are looked for, and before it is worth a look at the clock, which takes as long as one at a message.
+  // A short call ends before the others' aborts are looked for, and before it is worth a look at the clock, which takes
+  // as long as one at a message.
   for (int looks = 0; has_core && looks < kFirstLooks; ++looks) {
     if (look(requests, false)) return true;
   }
@@ -198,7 +207,8 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
   const microseconds busy = std::chrono::milliseconds{10} + microseconds{requests.bytes / 200};
   const microseconds memory{requests.bytes / 2'000};  // time in which it carries them
   const microseconds spin = polling_.time.count() > 0 ? polling_.time + memory : polling_.time;
-  // MPI does not say whether anybody is there: so even who looks all the time does so no longer than memory takes for them.
+  // MPI does not say whether anybody is there: so even who looks all the time does so no longer than memory takes for
+  // them.
   const microseconds looking = patience == MpiPatience::kEager ? std::chrono::milliseconds{10} + memory : spin;
   for (int looks = 1;; ++looks) {
     if (look(requests, looks % kLooksBetweenProbes == 0)) return true;
@@ -231,7 +241,8 @@ void MpiSeat::abort(std::string_view text) noexcept {
   for (int peer = 0; peer < size(); ++peer) {
     void* request = nullptr;
     if (peer == rank()) continue;
-    if (table_.send(world_, message.data(), static_cast<int>(message.size()), peer, kNoteTag, &request) == 0) requests.push_back(request);
+    if (table_.send(world_, message.data(), static_cast<int>(message.size()), peer, kNoteTag, &request) == 0)
+      requests.push_back(request);
   }
   const Deadline deadline(kAbortTime);
   while (!advance(requests) && !deadline.passed()) std::this_thread::sleep_for(microseconds{100});
@@ -338,7 +349,9 @@ class MpiSeat::Drain {
     for (void* const group : seat_.groups_) take_from(group);
     std::erase_if(taken_, [this](const Taken& taken) { return seat_.is_done(taken.request); });
   }
-  [[nodiscard]] bool all_have_left() const { return std::ranges::all_of(left_, [](bool left) { return left; }); }
+  [[nodiscard]] bool all_have_left() const {
+    return std::ranges::all_of(left_, [](bool left) { return left; });
+  }
 
  private:
   struct Taken {
@@ -365,8 +378,8 @@ class MpiSeat::Drain {
   std::vector<Taken> taken_;
 };
 
-// True if MPI writes nowhere any more. It does not forget a message that the other rank knows of, so whoever leaves takes what comes until all
-// others have nothing under way; a rank that is dead or has not heard of it does not say so.
+// True if MPI writes nowhere any more. It does not forget a message that the other rank knows of, so whoever leaves
+// takes what comes until all others have nothing under way; a rank that is dead or has not heard of it does not say so.
 bool MpiSeat::take_back_all() noexcept {
   for (const UnderWay& mine : under_way_) {
     if (mine.kind != Kind::kCall) (void)table_.cancel(mine.request);
@@ -403,7 +416,9 @@ void MpiSeat::throw_if_stopped() const {
   throw Error(ErrorCode::kAborted, stopped_, {.where = "comm.mpi", .who = fmt::format("rank {}/{}", rank(), size())});
 }
 
-void MpiSeat::check(int code, std::string_view call) const { check_code(table_, code, call, rank(), size()); }
+void MpiSeat::check(int code, std::string_view call) const {
+  check_code(table_, code, call, rank(), size());
+}
 
 std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size, const CommOptions& options) {
   ZR_FAILPOINT("mpi.open");
@@ -420,8 +435,7 @@ std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size
   const auto opening = make_blocking_call(options.timeout, open, check);
   if (!opening) {
     table.leave_unfinished();
-    throw Error(ErrorCode::kTimeout,
-                "MPI's world was not complete within " + seconds(options.timeout),
+    throw Error(ErrorCode::kTimeout, "MPI's world was not complete within " + seconds(options.timeout),
                 {.where = "comm.mpi",
                  .who = fmt::format("rank {}/{}", rank, size),
                  .expected = fmt::format("{} ranks that open it", size),
@@ -431,28 +445,28 @@ std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size
   const MpiWorldFacts& facts = opening->facts;
   check_code(table, opening->code, "to open its world", rank, size);
   const std::string who = fmt::format("rank {}/{}", rank, size);
-  ZR_CHECK(facts.rank == rank && facts.size == size,
-           ErrorCode::kMismatch,
+  ZR_CHECK(facts.rank == rank && facts.size == size, ErrorCode::kMismatch,
            "MPI and the launcher's variables describe different worlds",
            {.where = "comm.mpi",
             .who = who,
             .expected = fmt::format("rank {} of {}", rank, size),
             .got = fmt::format("rank {} of {} from {}", facts.rank, facts.size, table.library),
-            .hint = "start the ranks with mpirun of the same MPI; under zeroth-run and torchrun each rank is an MPI world of its own"});
+            .hint = "start the ranks with mpirun of the same MPI; under zeroth-run and torchrun each rank is an MPI "
+                    "world of its own"});
   // In a process that had MPI before, others may call it at any time; where it was started here, calls come one by one.
   const MpiThreads least = facts.started_here != 0 ? MpiThreads::kSerialized : MpiThreads::kMultiple;
-  ZR_CHECK(facts.threads >= least,
-           ErrorCode::kEnvironment,
-           "this MPI was initialised for fewer threads than call it",
+  ZR_CHECK(facts.threads >= least, ErrorCode::kEnvironment, "this MPI was initialised for fewer threads than call it",
            {.where = "comm.mpi",
             .who = who,
-            .expected = least == MpiThreads::kMultiple ? "MPI_THREAD_MULTIPLE" : "MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE",
+            .expected =
+                least == MpiThreads::kMultiple ? "MPI_THREAD_MULTIPLE" : "MPI_THREAD_SERIALIZED or MPI_THREAD_MULTIPLE",
             .got = fmt::format("thread level {} of 3 from {}", static_cast<int>(facts.threads), table.library),
             .hint = "initialise MPI with MPI_Init_thread(MPI_THREAD_MULTIPLE), or let Zeroth do it first"});
-  ZR_CHECK(facts.largest_tag >= kLeftTag,
-           ErrorCode::kEnvironment,
-           "this MPI has too few tags",
-           {.where = "comm.mpi", .who = who, .expected = fmt::format("at least {}", kLeftTag), .got = fmt::format("{}", facts.largest_tag)});
+  ZR_CHECK(facts.largest_tag >= kLeftTag, ErrorCode::kEnvironment, "this MPI has too few tags",
+           {.where = "comm.mpi",
+            .who = who,
+            .expected = fmt::format("at least {}", kLeftTag),
+            .got = fmt::format("{}", facts.largest_tag)});
   return std::make_shared<MpiSeat>(table, facts, opening->group, options);
 }
 

@@ -23,7 +23,8 @@ namespace zeroth::detail {
 /// How a wait spends its time until what it waits for is late.
 enum class MpiPatience {
   kSparing,  ///< looks for a while, then sleeps 20 us between looks
-  kEager,    ///< looks all the time, after a while yielding, for 10 ms and 0.5 ms a MB: MPI goes on with a call only while somebody looks
+  kEager,    ///< looks all the time, after a while yielding, for 10 ms and 0.5 ms a MB: MPI goes on with a call only
+             ///< while somebody looks
 };
 
 /// A part of an exchange; any length.
@@ -51,10 +52,12 @@ class MpiSeat {
   [[nodiscard]] int size() const { return facts_.size; }
   [[nodiscard]] void* world() const { return world_; }
 
-  /// A message, in pieces that MPI can count. A sender whose message is done knows that nobody had left who was to take it, but of what MPI sends ahead.
+  /// A message, in pieces that MPI can count. A sender whose message is done knows that nobody had left who was to take
+  /// it, but of what MPI sends ahead.
   [[nodiscard]] MpiRequests start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes);
-  /// A call of a group: call(table, &request) starts it and returns MPI's code. `bytes`: about as many as it moves. [Note: Done] A rank whose own part is
-  /// done goes on, as in MPI: what it sent to a rank that had left it hears in its next call, or after 10 ms in any.
+  /// A call of a group: call(table, &request) starts it and returns MPI's code. `bytes`: about as many as it moves.
+  /// [Note: Done] A rank whose own part is done goes on, as in MPI: what it sent to a rank that had left it hears in
+  /// its next call, or after 10 ms in any.
   template <class Call>
   [[nodiscard]] MpiRequests start_call(std::string_view what, std::size_t bytes, const Call& call) {
     const std::lock_guard lock(mutex_);
@@ -64,20 +67,26 @@ class MpiSeat {
     under_way_.push_back({request, Kind::kCall});
     return {.list = {request}, .bytes = bytes};
   }
-  /// to[r] goes to rank r of the group, and from[r] comes from it, as messages between each two ranks: that is how MPI's non-blocking calls do it, and
-  /// it has no limit of length. (MPI_Ialltoallw has none either, and takes 8 us longer.) See [Note: Done].
-  [[nodiscard]] MpiRequests start_exchange(void* group, int rank, std::span<const MpiPiece> to, std::span<const MpiPiece> from);
-  /// MpiTable::split(), which blocks, for at most `timeout`: kTimeout, and this rank is without MPI. Null for a color below 0.
+  /// to[r] goes to rank r of the group, and from[r] comes from it, as messages between each two ranks: that is how
+  /// MPI's non-blocking calls do it, and it has no limit of length. (MPI_Ialltoallw has none either, and takes 8 us
+  /// longer.) See [Note: Done].
+  [[nodiscard]] MpiRequests start_exchange(void* group, int rank, std::span<const MpiPiece> to,
+                                           std::span<const MpiPiece> from);
+  /// MpiTable::split(), which blocks, for at most `timeout`: kTimeout, and this rank is without MPI. Null for a color
+  /// below 0.
   [[nodiscard]] void* split(void* group, int color, int key, Milliseconds timeout);
 
   /// Blocks for at most `slice`; true once all are done, and none is left.
   [[nodiscard]] bool wait(MpiRequests& requests, Milliseconds slice, MpiPatience patience);
-  /// Afterwards MPI does not touch the bytes of these messages; or, if it does not give them back, is not called any more.
+  /// Afterwards MPI does not touch the bytes of these messages; or, if it does not give them back, is not called any
+  /// more.
   void forget(MpiRequests& requests) noexcept;
-  /// Tells the others, and leaves. All that is under way ends within less than a second: the others leave, too, and each takes what another has
-  /// still to send. What a rank has not taken by then it never will; but where MPI may still write, no seat of this process calls it any more.
+  /// Tells the others, and leaves. All that is under way ends within less than a second: the others leave, too, and
+  /// each takes what another has still to send. What a rank has not taken by then it never will; but where MPI may
+  /// still write, no seat of this process calls it any more.
   void abort(std::string_view text) noexcept;
-  /// Throws kAborted if another rank has stopped the job, as this one hears it within 10 ms. For who waits for something else than MPI.
+  /// Throws kAborted if another rank has stopped the job, as this one hears it within 10 ms. For who waits for
+  /// something else than MPI.
   void hear();
 
  private:
@@ -99,8 +108,8 @@ class MpiSeat {
   /// Takes what others have sent in the groups of this seat, to nowhere.
   class Drain;
 
-  /// Before anything is started. A rank that comes from elsewhere first hears whether another one has left meanwhile: it must not take what that
-  /// one could no more take back.
+  /// Before anything is started. A rank that comes from elsewhere first hears whether another one has left meanwhile:
+  /// it must not take what that one could no more take back.
   void enter();
   void start_locked(const Message& message, MpiRequests& requests);
   void ended(void* request) noexcept;
@@ -121,13 +130,15 @@ class MpiSeat {
   std::mutex mutex_;
   std::string stopped_;              ///< under mutex: why MPI is not called any more
   bool has_told_ = false;            ///< under mutex: the others know, or have said it themselves
-  std::int64_t heard_at_ = 0;  ///< under mutex: when abort was last looked for, about, of CLOCK_MONOTONIC_COARSE
+  std::int64_t heard_at_ = 0;        ///< under mutex: when abort was last looked for, about, of CLOCK_MONOTONIC_COARSE
   std::vector<void*> groups_;        ///< the world's parts, and the world
   std::vector<UnderWay> under_way_;  ///< under mutex; those that were started last are mostly done first
 };
 
-/// All ranks of MPI's world, on a duplicate of it. Blocks until they have come, at most options.timeout: kTimeout. Throws kMismatch if MPI has another
-/// rank or size than `rank` and `size`, kEnvironment if it does not let threads in or has too few tags.
-[[nodiscard]] std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size, const CommOptions& options);
+/// All ranks of MPI's world, on a duplicate of it. Blocks until they have come, at most options.timeout: kTimeout.
+/// Throws kMismatch if MPI has another rank or size than `rank` and `size`, kEnvironment if it does not let threads in
+/// or has too few tags.
+[[nodiscard]] std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size,
+                                                     const CommOptions& options);
 
 }  // namespace zeroth::detail

@@ -7,11 +7,14 @@ namespace {
 
 class MpiTransfer final : public Transfer {
  public:
-  MpiTransfer(std::shared_ptr<MpiSeat> seat, MpiRequests requests) : seat_(std::move(seat)), requests_(std::move(requests)) {}
+  MpiTransfer(std::shared_ptr<MpiSeat> seat, MpiRequests requests)
+      : seat_(std::move(seat)), requests_(std::move(requests)) {}
   ~MpiTransfer() override {
     if (!requests_.list.empty()) seat_->forget(requests_);
   }
-  bool wait(Milliseconds slice) override { return requests_.list.empty() || seat_->wait(requests_, slice, MpiPatience::kSparing); }
+  bool wait(Milliseconds slice) override {
+    return requests_.list.empty() || seat_->wait(requests_, slice, MpiPatience::kSparing);
+  }
 
  private:
   std::shared_ptr<MpiSeat> seat_;
@@ -43,9 +46,12 @@ class MpiTransport final : public MessageTransport {
 
 }  // namespace
 
-std::shared_ptr<MessageTransport> make_mpi_transport(std::shared_ptr<MpiSeat> seat) { return std::make_shared<MpiTransport>(std::move(seat)); }
+std::shared_ptr<MessageTransport> make_mpi_transport(std::shared_ptr<MpiSeat> seat) {
+  return std::make_shared<MpiTransport>(std::move(seat));
+}
 
-std::shared_ptr<MessageTransport> make_mpi_transport(const MpiTable& table, int rank, int size, const CommOptions& options) {
+std::shared_ptr<MessageTransport> make_mpi_transport(const MpiTable& table, int rank, int size,
+                                                     const CommOptions& options) {
   return make_mpi_transport(open_mpi_seat(table, rank, size, options));
 }
 

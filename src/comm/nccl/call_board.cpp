@@ -20,7 +20,9 @@ CallBoard::CallBoard(CommBackend& base, std::string where)
       window_(base.attach(arena_, "nccl calls")),
       compared_(static_cast<std::size_t>(base.size()), 0) {}
 
-std::size_t CallBoard::bytes() { return align_up(sizeof(Page), kPageBytes); }
+std::size_t CallBoard::bytes() {
+  return align_up(sizeof(Page), kPageBytes);
+}
 
 CallBoard::Page& CallBoard::page(int rank) const {
   return *reinterpret_cast<Page*>(window_.ranks[static_cast<std::size_t>(rank)].data());
@@ -37,7 +39,9 @@ void CallBoard::post(const CallDescriptor& call) {
   own.posted.store(call.sequence + 1);
 }
 
-std::uint64_t CallBoard::posted(int rank) const { return page(rank).posted.load(); }
+std::uint64_t CallBoard::posted(int rank) const {
+  return page(rank).posted.load();
+}
 
 bool CallBoard::read(int rank, std::uint64_t sequence, CallDescriptor& call) const {
   const Slot& slot = page(rank).slots[sequence % kSlots];
@@ -63,8 +67,12 @@ void CallBoard::compare(std::uint64_t through, const TagNames& names) {
   }
 }
 
-void CallBoard::set_open() { page(rank_).opened.store(1); }
+void CallBoard::set_open() {
+  page(rank_).opened.store(1);
+}
 
-bool CallBoard::open(int rank) const { return page(rank).opened.load() != 0; }
+bool CallBoard::open(int rank) const {
+  return page(rank).opened.load() != 0;
+}
 
 }  // namespace zeroth::detail

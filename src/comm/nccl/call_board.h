@@ -1,5 +1,5 @@
-// The call board: what each rank of a group has called, in memory that all ranks of the host see. NCCL compares nothing; a rank that waits
-// for its device can, without meeting anybody.
+// The call board: what each rank of a group has called, in memory that all ranks of the host see. NCCL compares
+// nothing; a rank that waits for its device can, without meeting anybody.
 #pragma once
 
 #include "comm/control_block.h"
@@ -15,9 +15,10 @@ namespace zeroth::detail {
 
 /// One board a rank and group; one thread at a time.
 ///
-/// [Note: Board] A call's slot holds the words of its descriptor between two stores of its number: 0 before them, 1 + sequence after. A reader
-/// takes a slot only if it finds the same right number before and after it has read the words; all accesses are sequentially consistent. Old
-/// calls are overwritten after kSlots more: what a reader was too late for, it does not compare.
+/// [Note: Board] A call's slot holds the words of its descriptor between two stores of its number: 0 before them, 1 +
+/// sequence after. A reader takes a slot only if it finds the same right number before and after it has read the words;
+/// all accesses are sequentially consistent. Old calls are overwritten after kSlots more: what a reader was too late
+/// for, it does not compare.
 class CallBoard {
  public:
   static constexpr std::size_t kSlots = 128;
@@ -33,8 +34,8 @@ class CallBoard {
   void post(const CallDescriptor& call);
   /// Calls that a rank has made.
   [[nodiscard]] std::uint64_t posted(int rank) const;
-  /// Throws kMismatch for the first call that differs from this rank's, of those below `through` that others have made by now. Each is
-  /// compared once.
+  /// Throws kMismatch for the first call that differs from this rank's, of those below `through` that others have made
+  /// by now. Each is compared once.
   void compare(std::uint64_t through, const TagNames& names);
 
   /// This rank has its communicator.

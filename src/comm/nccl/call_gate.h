@@ -1,5 +1,5 @@
-// The call gate: ranks compare a call before any of them gives it to NCCL (CommOptions::check_calls). The board is there in any case; it
-// compares without a meeting, and so after the data.
+// The call gate: ranks compare a call before any of them gives it to NCCL (CommOptions::check_calls). The board is
+// there in any case; it compares without a meeting, and so after the data.
 #pragma once
 
 #include <zeroth/base/error.h>
@@ -16,11 +16,15 @@
 
 namespace zeroth::detail {
 
-/// The ranks of a group over NCCL, seen by the CheckedBackend that compares their calls. It makes none: NCCL does, once they have passed.
+/// The ranks of a group over NCCL, seen by the CheckedBackend that compares their calls. It makes none: NCCL does, once
+/// they have passed.
 class NoCalls final : public CommBackend {
  public:
   explicit NoCalls(const CommBackend& base)
-      : rank_(base.rank()), size_(base.size()), name_(base.group_name()), node_sizes_(base.node_sizes().begin(), base.node_sizes().end()) {}
+      : rank_(base.rank()),
+        size_(base.size()),
+        name_(base.group_name()),
+        node_sizes_(base.node_sizes().begin(), base.node_sizes().end()) {}
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
@@ -30,9 +34,13 @@ class NoCalls final : public CommBackend {
   [[nodiscard]] std::size_t memory_bytes() const override { return 0; }
   [[nodiscard]] std::span<const int> node_sizes() const override { return node_sizes_; }
   Work submit(std::span<const Collective> /*collectives*/, const Stream& /*stream*/) override { return {}; }
-  [[nodiscard]] std::unique_ptr<CommBackend> split(int /*color*/, int /*key*/, std::string_view /*name*/) override { refuse("split()"); }
+  [[nodiscard]] std::unique_ptr<CommBackend> split(int /*color*/, int /*key*/, std::string_view /*name*/) override {
+    refuse("split()");
+  }
   [[nodiscard]] PeerWindow attach(const Arena& /*arena*/, std::string_view /*name*/) override { refuse("attach()"); }
-  void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& /*context*/) override { refuse("wait_until()"); }
+  void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& /*context*/) override {
+    refuse("wait_until()");
+  }
   void ring() override {}
   void check_peers(const WaitContext& /*context*/) override {}  // the base is asked
   void abort(const Error& /*error*/) noexcept override {}
@@ -42,7 +50,8 @@ class NoCalls final : public CommBackend {
 
  private:
   [[noreturn]] static void refuse(std::string_view call) {
-    throw Error(ErrorCode::kInternal, "the seat behind the gate has no calls of its own", {.where = "comm.nccl", .which = std::string(call)});
+    throw Error(ErrorCode::kInternal, "the seat behind the gate has no calls of its own",
+                {.where = "comm.nccl", .which = std::string(call)});
   }
 
   int rank_;
@@ -56,12 +65,16 @@ class CallGate {
  public:
   /// Matched over `base`, of which it splits a group for the comparisons; blocks. `base` outlives it.
   explicit CallGate(CommBackend& base)
-      : base_(base), device_(make_cpu_device()), stream_(device_->make_stream("gate")), checked_(std::make_unique<NoCalls>(base), side_of(base)) {}
+      : base_(base),
+        device_(make_cpu_device()),
+        stream_(device_->make_stream("gate")),
+        checked_(std::make_unique<NoCalls>(base), side_of(base)) {}
 
-  /// Blocks the host until every rank of the group has come. Throws kMismatch with both sides where one makes another call, and what the
-  /// base throws for a rank that is lost, aborts or does not come; then nobody has passed.
+  /// Blocks the host until every rank of the group has come. Throws kMismatch with both sides where one makes another
+  /// call, and what the base throws for a rank that is lost, aborts or does not come; then nobody has passed.
   void pass(const Collective& call) {
-    base_.submit({}, stream_).wait();  // calls of the base that were submitted before may wait in a stream that runs later, on another rank not
+    base_.submit({}, stream_).wait();  // calls of the base that were submitted before may wait in a stream that runs
+                                       // later, on another rank not
     checked_.submit({&call, 1}, stream_).wait();
   }
 

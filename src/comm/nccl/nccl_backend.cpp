@@ -30,11 +30,11 @@ struct Introduction {
   std::int32_t reduction = 0;
   std::uint64_t checks = 0;  ///< CommOptions::check_calls
   std::uint64_t host = 0;
-  char bus_id[32] = "";      ///< of the device
+  char bus_id[32] = "";  ///< of the device
   char nccl_library[256] = "";
   char cuda_library[256] = "";
-  char problem[512] = "";    ///< why this rank cannot
-  NcclId id{};               ///< rank 0's counts
+  char problem[512] = "";  ///< why this rank cannot
+  NcclId id{};             ///< rank 0's counts
 };
 
 template <std::size_t kSize>
@@ -63,9 +63,7 @@ class NcclBackend final : public ForwardingBackend {
   ~NcclBackend() override { group_->leave(); }
 
   [[nodiscard]] std::string_view kind() const override { return "nccl"; }
-  [[nodiscard]] std::size_t memory_bytes() const override {
-    return inner().memory_bytes() + group_->host_bytes();
-  }
+  [[nodiscard]] std::size_t memory_bytes() const override { return inner().memory_bytes() + group_->host_bytes(); }
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     void* const native = stream.native();
@@ -99,10 +97,12 @@ class NcclBackend final : public ForwardingBackend {
     if (arena.kind() != ArenaKind::kDevice) return inner().attach(arena, name);
     // Ranks compare the name, as in every attach(): a barrier of the base that carries it.
     const auto device = make_cpu_device();
-    const Collective meeting{.kind = CollectiveKind::kBarrier, .tag = {.unit = -1, .label = static_cast<std::uint32_t>(digest64(name))}};
+    const Collective meeting{.kind = CollectiveKind::kBarrier,
+                             .tag = {.unit = -1, .label = static_cast<std::uint32_t>(digest64(name))}};
     inner().submit({&meeting, 1}, device->make_stream("attach")).wait();
     group_->register_buffer(arena);
-    PeerWindow window{.ranks = std::vector<std::span<std::byte>>(static_cast<std::size_t>(size())), .keep = {arena.keep_alive()}};
+    PeerWindow window{.ranks = std::vector<std::span<std::byte>>(static_cast<std::size_t>(size())),
+                      .keep = {arena.keep_alive()}};
     window.ranks[static_cast<std::size_t>(rank())] = {arena.data(), arena.capacity()};
     return window;
   }
@@ -130,43 +130,36 @@ class NcclBackend final : public ForwardingBackend {
 void compare(const std::vector<Introduction>& all, const CommBackend& base) {
   const std::string who = fmt::format("rank {}/{}", base.rank(), base.size());
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    ZR_CHECK(all[rank].problem[0] == '\0',
-             ErrorCode::kEnvironment,
-             "a rank cannot use NCCL",
+    ZR_CHECK(all[rank].problem[0] == '\0', ErrorCode::kEnvironment, "a rank cannot use NCCL",
              {.where = "comm.nccl", .who = who, .which = fmt::format("rank {}", rank), .got = all[rank].problem});
   }
   const auto own_rank = static_cast<std::size_t>(base.rank());
   const Introduction& own = all[own_rank];
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     const Introduction& other = all[rank];
-    const auto said = [&](const std::string& version, const char* library, std::size_t by) { return fmt::format("{} ({}, rank {})", version, library, by); };
-    ZR_CHECK(other.nccl_version == own.nccl_version,
-             ErrorCode::kMismatch,
-             "ranks have different versions of NCCL",
+    const auto said = [&](const std::string& version, const char* library, std::size_t by) {
+      return fmt::format("{} ({}, rank {})", version, library, by);
+    };
+    ZR_CHECK(other.nccl_version == own.nccl_version, ErrorCode::kMismatch, "ranks have different versions of NCCL",
              {.where = "comm.nccl",
               .who = who,
               .expected = said(nccl_version_text(own.nccl_version), own.nccl_library, own_rank),
               .got = said(nccl_version_text(other.nccl_version), other.nccl_library, rank),
               .hint = "install the same on all hosts, or set ZEROTH_NCCL_LIBRARY"});
-    ZR_CHECK(other.cuda_version == own.cuda_version,
-             ErrorCode::kMismatch,
+    ZR_CHECK(other.cuda_version == own.cuda_version, ErrorCode::kMismatch,
              "ranks have different versions of the CUDA runtime",
              {.where = "comm.nccl",
               .who = who,
               .expected = said(cuda_version_text(own.cuda_version), own.cuda_library, own_rank),
               .got = said(cuda_version_text(other.cuda_version), other.cuda_library, rank),
               .hint = "install the same on all hosts, or set ZEROTH_CUDA_LIBRARY"});
-    ZR_CHECK(other.reduction == own.reduction,
-             ErrorCode::kMismatch,
-             "ranks ask for different orders of sums",
+    ZR_CHECK(other.reduction == own.reduction, ErrorCode::kMismatch, "ranks ask for different orders of sums",
              {.where = "comm.nccl",
               .who = who,
               .which = "CommOptions::reduction",
               .expected = fmt::format("{} (rank {})", own.reduction, base.rank()),
               .got = fmt::format("{} (rank {})", other.reduction, rank)});
-    ZR_CHECK(other.checks == own.checks,
-             ErrorCode::kMismatch,
-             "some ranks want their calls compared, and some do not",
+    ZR_CHECK(other.checks == own.checks, ErrorCode::kMismatch, "some ranks want their calls compared, and some do not",
              {.where = "comm.nccl",
               .who = who,
               .which = "CommOptions::check_calls",
@@ -175,9 +168,7 @@ void compare(const std::vector<Introduction>& all, const CommBackend& base) {
               .hint = "start every rank with the same configuration file and arguments"});
     for (std::size_t before = 0; before < rank; ++before) {
       const bool same = all[before].host == other.host && std::strcmp(all[before].bus_id, other.bus_id) == 0;
-      ZR_CHECK(!same,
-               ErrorCode::kConfig,
-               "two ranks have the same GPU",
+      ZR_CHECK(!same, ErrorCode::kConfig, "two ranks have the same GPU",
                {.where = "comm.nccl",
                 .who = who,
                 .which = fmt::format("ranks {} and {}", before, rank),
@@ -190,15 +181,17 @@ void compare(const std::vector<Introduction>& all, const CommBackend& base) {
 
 }  // namespace
 
-std::size_t nccl_board_bytes() { return CallBoard::bytes(); }
+std::size_t nccl_board_bytes() {
+  return CallBoard::bytes();
+}
 
-std::unique_ptr<CommBackend> make_nccl_backend(std::unique_ptr<CommBackend> base,
-                                               const CommOptions& options,
+std::unique_ptr<CommBackend> make_nccl_backend(std::unique_ptr<CommBackend> base, const CommOptions& options,
                                                const std::function<NcclLibraries()>& load) {
   NcclLibraries libraries;
   int device = 0;
-  Introduction own{
-      .reduction = static_cast<std::int32_t>(options.reduction), .checks = options.check_calls ? 1U : 0U, .host = digest64(host_identity())};
+  Introduction own{.reduction = static_cast<std::int32_t>(options.reduction),
+                   .checks = options.check_calls ? 1U : 0U,
+                   .host = digest64(host_identity())};
   std::exception_ptr problem;
   try {
     libraries = load();
@@ -207,10 +200,12 @@ std::unique_ptr<CommBackend> make_nccl_backend(std::unique_ptr<CommBackend> base
     own.cuda_version = libraries.cuda->version;
     put(own.cuda_library, libraries.cuda->library);
     device = choose_device(*libraries.cuda, options.device, "comm.nccl");
-    check_cuda(*libraries.cuda, libraries.cuda->device_bus_id(own.bus_id, sizeof own.bus_id, device), "the address of a device", "comm.nccl");
+    check_cuda(*libraries.cuda, libraries.cuda->device_bus_id(own.bus_id, sizeof own.bus_id, device),
+               "the address of a device", "comm.nccl");
     const CudaDeviceScope scope(*libraries.cuda, device, "comm.nccl");
     if (base->rank() == 0) {
-      check_nccl(*libraries.nccl, libraries.nccl->unique_id(&own.id), nullptr, "an id for the group", "comm.nccl", "rank 0");
+      check_nccl(*libraries.nccl, libraries.nccl->unique_id(&own.id), nullptr, "an id for the group", "comm.nccl",
+                 "rank 0");
     }
   } catch (const Error& error) {
     problem = std::current_exception();

@@ -23,7 +23,8 @@ struct NcclLibraries {
                                                              const CommOptions& options,
                                                              const std::function<NcclLibraries()>& load);
 
-/// What a seat over a base with windows holds on the host beyond that of its base; with CommOptions::check_calls one more group of the base.
+/// What a seat over a base with windows holds on the host beyond that of its base; with CommOptions::check_calls one
+/// more group of the base.
 [[nodiscard]] std::size_t nccl_board_bytes();
 
 }  // namespace zeroth::detail

@@ -17,14 +17,18 @@ namespace zeroth::detail {
 [[nodiscard]] NcclType nccl_type(DType dtype);
 [[nodiscard]] NcclOp nccl_op(ReduceOp op);
 
-/// Throws for a status that is neither success nor in progress: kPeerLost where another rank is to blame, kUsage for arguments, else kResource.
-/// `call`: "an all_gather". `comm` may be null.
-void check_nccl(const NcclTable& nccl, NcclStatus status, NcclComm comm, std::string_view call, std::string_view where, std::string_view who);
+/// Throws for a status that is neither success nor in progress: kPeerLost where another rank is to blame, kUsage for
+/// arguments, else kResource. `call`: "an all_gather". `comm` may be null.
+void check_nccl(const NcclTable& nccl, NcclStatus status, NcclComm comm, std::string_view call, std::string_view where,
+                std::string_view who);
 
-/// Throws kConfig or kUsage, in one line, for what NCCL cannot do with the bits that are asked for. Of a call that validate() has passed.
-void check_nccl_can(const Collective& call, int size, Reduction reduction, std::string_view where, std::string_view who);
+/// Throws kConfig or kUsage, in one line, for what NCCL cannot do with the bits that are asked for. Of a call that
+/// validate() has passed.
+void check_nccl_can(const Collective& call, int size, Reduction reduction, std::string_view where,
+                    std::string_view who);
 
-/// Throws kUsage if one of these calls reads or writes what another one writes: in one NCCL group they run in any order.
+/// Throws kUsage if one of these calls reads or writes what another one writes: in one NCCL group they run in any
+/// order.
 void check_independent(std::span<const Collective> calls, int rank, std::string_view where, std::string_view who);
 
 /// Where calls go.

@@ -11,10 +11,13 @@
 
 namespace zeroth::detail {
 
-NcclCommunicator::NcclCommunicator(const NcclTable& nccl, std::function<void()> enter, std::string where, std::string who)
+NcclCommunicator::NcclCommunicator(const NcclTable& nccl, std::function<void()> enter, std::string where,
+                                   std::string who)
     : nccl_(nccl), enter_(std::move(enter)), where_(std::move(where)), who_(std::move(who)) {}
 
-NcclCommunicator::~NcclCommunicator() { (void)end(End::kAbort, Deadline(Milliseconds{0})); }
+NcclCommunicator::~NcclCommunicator() {
+  (void)end(End::kAbort, Deadline(Milliseconds{0}));
+}
 
 void NcclCommunicator::join(int size, const NcclId& id, int rank) {
   const std::lock_guard lock(mutex_);
@@ -42,7 +45,8 @@ void NcclCommunicator::split(int color, int key, NcclCommunicator& part) {
 
 bool NcclCommunicator::settled() {
   const std::lock_guard lock(mutex_);
-  ZR_CHECK(!ended_.load(), ErrorCode::kAborted, "NCCL's communicator has been given up", {.where = where_, .who = who_});
+  ZR_CHECK(!ended_.load(), ErrorCode::kAborted, "NCCL's communicator has been given up",
+           {.where = where_, .who = who_});
   if (awaited_) {
     comm_.store(std::atomic_ref(*awaited_).load());
     if (comm_.load() == nullptr) return false;
@@ -67,8 +71,10 @@ void NcclCommunicator::add_buffer(std::byte* data, std::size_t bytes, std::share
 bool NcclCommunicator::end(End how, const Deadline& deadline) noexcept {
   std::shared_ptr<Ending> ending;
   {
-    // Whoever holds it is inside a call of NCCL that does not block: but if it does, nothing else will free it than an abort beside it.
-    const bool locked = poll_for(std::min(deadline.remaining(), Milliseconds{1'000}), [&] { return mutex_.try_lock(); });
+    // Whoever holds it is inside a call of NCCL that does not block: but if it does, nothing else will free it than an
+    // abort beside it.
+    const bool locked =
+        poll_for(std::min(deadline.remaining(), Milliseconds{1'000}), [&] { return mutex_.try_lock(); });
     if (!ended_.exchange(true)) {
       NcclComm comm = comm_.exchange(nullptr);
       if (comm == nullptr && locked && awaited_) comm = std::atomic_ref(*awaited_).load();
@@ -77,22 +83,16 @@ bool NcclCommunicator::end(End how, const Deadline& deadline) noexcept {
           ending = std::make_shared<Ending>();
           if (locked) ending_ = ending;
           start_own_thread(
-              [&nccl = nccl_,
-               enter = enter_,
-               comm,
-               buffers = locked ? std::exchange(buffers_, {}) : std::vector<Registered>{},
-               parts = awaited_of_parts_,
-               how,
-               deadline,
-               ending]() mutable {
+              [&nccl = nccl_, enter = enter_, comm,
+               buffers = locked ? std::exchange(buffers_, {}) : std::vector<Registered>{}, parts = awaited_of_parts_,
+               how, deadline, ending]() mutable {
                 enter();
                 end_now(nccl, comm, std::move(buffers), how, deadline);
                 const std::lock_guard lock(ending->mutex);
                 ending->done = true;
                 ending->changed.notify_all();
               },
-              "the end of a communicator",
-              {.where = where_, .who = who_})
+              "the end of a communicator", {.where = where_, .who = who_})
               .detach();
         } catch (...) {
           // No thread: the communicator stays until the process ends, and is never seen to have ended.
@@ -107,13 +107,16 @@ bool NcclCommunicator::end(End how, const Deadline& deadline) noexcept {
   return ending->changed.wait_for(lock, deadline.remaining(), [&] { return ending->done; });
 }
 
-bool NcclCommunicator::ended() const { return ended_.load(); }
+bool NcclCommunicator::ended() const {
+  return ended_.load();
+}
 
-void NcclCommunicator::end_now(
-    const NcclTable& nccl, NcclComm comm, std::vector<Registered> buffers, End how, const Deadline& deadline) noexcept {
+void NcclCommunicator::end_now(const NcclTable& nccl, NcclComm comm, std::vector<Registered> buffers, End how,
+                               const Deadline& deadline) noexcept {
   if (how == End::kClean) {
     for (const Registered& buffer : buffers) {
-      if (buffer.handle != nullptr) (void)nccl.deregister_buffer(comm, buffer.handle);  // null: memory that NCCL has no use for
+      if (buffer.handle != nullptr)
+        (void)nccl.deregister_buffer(comm, buffer.handle);  // null: memory that NCCL has no use for
     }
     NcclStatus status = nccl.finalize(comm);
     while (status == NcclStatus::kInProgress && !deadline.passed()) {
@@ -128,10 +131,13 @@ void NcclCommunicator::end_now(
   (void)nccl.abort(comm);
 }
 
-void NcclCommunicator::check(NcclStatus status, std::string_view call) const { check_nccl(nccl_, status, comm_.load(), call, where_, who_); }
+void NcclCommunicator::check(NcclStatus status, std::string_view call) const {
+  check_nccl(nccl_, status, comm_.load(), call, where_, who_);
+}
 
 void NcclCommunicator::require_living() const {
-  ZR_CHECK(!ended_.load() && comm_.load() != nullptr, ErrorCode::kAborted, "NCCL's communicator has been given up", {.where = where_, .who = who_});
+  ZR_CHECK(!ended_.load() && comm_.load() != nullptr, ErrorCode::kAborted, "NCCL's communicator has been given up",
+           {.where = where_, .who = who_});
 }
 
 }  // namespace zeroth::detail

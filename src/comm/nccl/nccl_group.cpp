@@ -36,7 +36,8 @@ std::vector<std::int32_t> world_ranks_of(CommBackend& base, std::int32_t own) {
   return all;
 }
 
-/// What one NCCL group holds: a run of matched calls, or of messages between two ranks. By kinds alone, so that all ranks form the same ones.
+/// What one NCCL group holds: a run of matched calls, or of messages between two ranks. By kinds alone, so that all
+/// ranks form the same ones.
 template <class Body>
 void for_each_nccl_group(std::span<const Collective> calls, const Body& body) {
   for (std::size_t begin = 0; begin < calls.size();) {
@@ -50,7 +51,8 @@ void for_each_nccl_group(std::span<const Collective> calls, const Body& body) {
 
 }  // namespace
 
-NcclJob::NcclJob(const NcclTable& nccl_table, const CudaTable& cuda_table, int gpu, int rank, const CommOptions& comm_options)
+NcclJob::NcclJob(const NcclTable& nccl_table, const CudaTable& cuda_table, int gpu, int rank,
+                 const CommOptions& comm_options)
     : nccl(nccl_table),
       cuda(cuda_table),
       device(gpu),
@@ -94,7 +96,8 @@ void NcclJob::abort(std::string_view text) noexcept {
 
 void NcclJob::throw_aborted(std::string_view where, std::string_view who) const {
   const std::lock_guard lock(mutex_);
-  throw Error(ErrorCode::kAborted, "this rank stopped the job: " + abort_text_, {.where = std::string(where), .who = std::string(who)});
+  throw Error(ErrorCode::kAborted, "this rank stopped the job: " + abort_text_,
+              {.where = std::string(where), .who = std::string(who)});
 }
 
 /// Done when its event has happened on the device, and then all that was found out about it until then is in it.
@@ -115,7 +118,8 @@ NcclGroup::NcclGroup(std::shared_ptr<NcclJob> job, CommBackend& base)
           job_->nccl, [&cuda = job_->cuda, device = job_->device] { (void)cuda.set_device(device); }, where_, who_)) {
   int node = 0;
   nodes_.sizes.assign(base.node_sizes().begin(), base.node_sizes().end());
-  for (const int ranks : nodes_.sizes) nodes_.of_rank.insert(nodes_.of_rank.end(), static_cast<std::size_t>(ranks), node++);
+  for (const int ranks : nodes_.sizes)
+    nodes_.of_rank.insert(nodes_.of_rank.end(), static_cast<std::size_t>(ranks), node++);
   if (base.capabilities().one_sided) {
     board_ = std::make_unique<CallBoard>(base, where_);
     if (job_->options.ledger) board_hold_ = job_->options.ledger->hold({-1, MemoryState::kControl}, CallBoard::bytes());
@@ -139,7 +143,8 @@ void NcclGroup::open(const NcclId& id) {
     const CudaDeviceScope scope(job_->cuda, job_->device, where_);
     ZR_FAILPOINT("nccl.open");
     communicator_->join(size_, id, rank_);
-    await([&](Milliseconds slice) { return settled(*communicator_, slice); }, {.what = "NCCL's communicator", .opens = true});
+    await([&](Milliseconds slice) { return settled(*communicator_, slice); },
+          {.what = "NCCL's communicator", .opens = true});
     if (board_) board_->set_open();
   });
 }
@@ -197,8 +202,8 @@ std::shared_ptr<Completion> NcclGroup::submit(std::span<const Collective> calls,
   return point;
 }
 
-/// [Note: Two streams] The calls wait for what the caller's stream holds, and the caller's stream for them: by events, on the device. The host waits for
-/// neither.
+/// [Note: Two streams] The calls wait for what the caller's stream holds, and the caller's stream for them: by events,
+/// on the device. The host waits for neither.
 void NcclGroup::launch(std::span<const Collective> calls, void* stream, Point& point) {
   const CudaTable& cuda = job_->cuda;
   const CudaDeviceScope scope(cuda, job_->device, where_);
@@ -208,7 +213,8 @@ void NcclGroup::launch(std::span<const Collective> calls, void* stream, Point& p
   check(cuda.stream_wait_event(job_->stream(), before.get(), 0), "to order a stream after an event");
   for_each_nccl_group(calls, [&](std::span<const Collective> run, bool points) {
     if (points || !gate_) return launch_run(run, points, point.awaited);
-    // One by one, however a rank puts them together: else one could wait in the gate of a second call for a rank that waits for the first.
+    // One by one, however a rank puts them together: else one could wait in the gate of a second call for a rank that
+    // waits for the first.
     for (const Collective& call : run) {
       gate_->pass(call);
       launch_run({&call, 1}, points, point.awaited);
@@ -332,7 +338,8 @@ void NcclGroup::throw_if_aborted(std::string_view what) const {
 
 void NcclGroup::look_up(const Awaited& awaited) {
   throw_if_aborted(awaited.what);
-  ZR_CHECK(base_ != nullptr, ErrorCode::kAborted, "the seat was given up before its work was done", {.where = where_, .who = who_});
+  ZR_CHECK(base_ != nullptr, ErrorCode::kAborted, "the seat was given up before its work was done",
+           {.where = where_, .who = who_});
   check_interrupt();
   if (board_) board_->compare(awaited.through, tag_names_);
   WaitContext context{.what = awaited.what};
@@ -352,7 +359,8 @@ std::vector<int> NcclGroup::missing(const Awaited& awaited) const {
 
 WaitReport NcclGroup::report_of(const Deadline& deadline, const Awaited& awaited) const {
   std::vector<int> ranks;
-  for (const int rank : missing(awaited)) ranks.push_back(job_->watched.job_rank(world_ranks_[static_cast<std::size_t>(rank)]));
+  for (const int rank : missing(awaited))
+    ranks.push_back(job_->watched.job_rank(world_ranks_[static_cast<std::size_t>(rank)]));
   const bool counts = awaited.peer < 0 && !awaited.opens && awaited.through > 0;
   return {.group = name_,
           .call = awaited.what,
@@ -369,26 +377,33 @@ void NcclGroup::throw_timeout(const Deadline& deadline, const Awaited& awaited) 
   if (awaited.peer >= 0) {
     got = "nothing, and NCCL does not say what that rank does";
   } else if (board_ && ranks.empty()) {
-    got = awaited.opens ? "all ranks but this one have it" : "all ranks have made the call: their devices or the network have not";
+    got = awaited.opens ? "all ranks but this one have it"
+                        : "all ranks have made the call: their devices or the network have not";
   } else if (board_ && awaited.opens) {
     got = fmt::format("not yet there either: rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
   } else if (board_) {
     std::vector<std::string> counts;
-    for (const int rank : ranks) counts.push_back(fmt::format("rank {} has made {} of {} calls", rank, board_->posted(rank), awaited.through));
+    for (const int rank : ranks)
+      counts.push_back(fmt::format("rank {} has made {} of {} calls", rank, board_->posted(rank), awaited.through));
     got = fmt::format("{}", fmt::join(counts, ", "));
   }
   const double seconds = std::chrono::duration<double>(deadline.timeout()).count();
   const CallDescriptor about{.unit = awaited.tag.unit, .label = awaited.tag.label};
-  const std::string_view alive = board_ ? ", and every peer is alive" : "";  // else the base does not see whether they are
-  throw Error(ErrorCode::kTimeout,
-              fmt::format("{} within {:.1f} s{}", awaited.opens ? "NCCL has not connected the ranks" : "no end", seconds, alive),
-              {.where = where_,
-               .who = who_,
-               .which = awaited.opens ? "" : meaning_of(about, tag_names_),
-               .expected = awaited.what,
-               .got = std::move(got),
-               .hint = awaited.opens ? "a rank hangs, or the network between the GPUs does not connect: NCCL_DEBUG=INFO shows how far it is"
-                                     : "that rank computes longer than the timeout, hangs, or takes another path"});
+  const std::string_view alive =
+      board_ ? ", and every peer is alive" : "";  // else the base does not see whether they are
+  throw Error(
+      ErrorCode::kTimeout,
+      fmt::format("{} within {:.1f} s{}", awaited.opens ? "NCCL has not connected the ranks" : "no end", seconds,
+                  alive),
+      {.where = where_,
+       .who = who_,
+       .which = awaited.opens ? "" : meaning_of(about, tag_names_),
+       .expected = awaited.what,
+       .got = std::move(got),
+       .hint =
+           awaited.opens
+               ? "a rank hangs, or the network between the GPUs does not connect: NCCL_DEBUG=INFO shows how far it is"
+               : "that rank computes longer than the timeout, hangs, or takes another path"});
 }
 
 void NcclGroup::fail() {

@@ -88,19 +88,23 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   void set_observer(std::shared_ptr<TrafficObserver> observer);
   void set_tag_names(TagNames names);
   /// Of board and gate.
-  [[nodiscard]] std::size_t host_bytes() const { return (board_ ? CallBoard::bytes() : 0) + (gate_ ? gate_->memory_bytes() : 0); }
+  [[nodiscard]] std::size_t host_bytes() const {
+    return (board_ ? CallBoard::bytes() : 0) + (gate_ ? gate_->memory_bytes() : 0);
+  }
 
   /// Joins the others; blocks.
   void open(const NcclId& id);
-  /// Makes `part` the group of this one's ranks of one color, or with a negative color (`part` null) lets the others make theirs; blocks.
+  /// Makes `part` the group of this one's ranks of one color, or with a negative color (`part` null) lets the others
+  /// make theirs; blocks.
   void open_part(int color, int key, NcclGroup* part);
 
-  /// Before a matched call of the base, "attach" or "split": ranks compare it with what others give to NCCL. Does nothing without a gate.
+  /// Before a matched call of the base, "attach" or "split": ranks compare it with what others give to NCCL. Does
+  /// nothing without a gate.
   void pass_gate(std::string_view call, std::string_view name);
   /// Throws kUsage for calls of the base with memory that only the device can read.
   void check_host_pointers(std::span<const Collective> calls) const;
-  /// Gives the calls to NCCL, after what `stream` holds and before what it gets from now on. What goes wrong is in the completion. With a
-  /// gate it blocks until all ranks are at the same calls.
+  /// Gives the calls to NCCL, after what `stream` holds and before what it gets from now on. What goes wrong is in the
+  /// completion. With a gate it blocks until all ranks are at the same calls.
   [[nodiscard]] std::shared_ptr<Completion> submit(std::span<const Collective> calls, void* stream);
   /// Blocks until all that was submitted is done.
   void finish();
@@ -131,11 +135,13 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   void launch_run(std::span<const Collective> calls, bool points, Awaited& awaited);
   void report(const Collective& call) noexcept;
 
-  /// Blocks until done(slice) is true: throws what done() throws, kPeerLost and kAborted of the base, kMismatch of the board, and at the deadline kTimeout.
+  /// Blocks until done(slice) is true: throws what done() throws, kPeerLost and kAborted of the base, kMismatch of the
+  /// board, and at the deadline kTimeout.
   void await(FunctionRef<bool(Milliseconds)> done, const Awaited& awaited);
   [[nodiscard]] bool settled(NcclCommunicator& communicator, Milliseconds slice);
   void look_up(const Awaited& awaited);
-  /// Throws kAborted if this rank has stopped the job, with the cause of the rank that was the first to do so where the base knows it.
+  /// Throws kAborted if this rank has stopped the job, with the cause of the rank that was the first to do so where the
+  /// base knows it.
   void throw_if_aborted(std::string_view what) const;
   [[nodiscard]] std::vector<int> missing(const Awaited& awaited) const;
   [[nodiscard]] WaitReport report_of(const Deadline& deadline, const Awaited& awaited) const;

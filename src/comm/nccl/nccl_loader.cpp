@@ -15,24 +15,22 @@ NcclTable make_table() {
                            .names = {"libnccl.so.2"},
                            .variable = "ZEROTH_NCCL_LIBRARY",
                            .probe = "ncclGetVersion",
-                           .hint = "install libnccl2, or set ZEROTH_NCCL_LIBRARY to its file; inside Python import torch first, whose NCCL is then used"});
+                           .hint = "install libnccl2, or set ZEROTH_NCCL_LIBRARY to its file; inside Python import "
+                                   "torch first, whose NCCL is then used"});
   NcclTable table;
   table.library = library.file();
   NcclStatus (*version)(int*) = nullptr;
   library.find(version, "ncclGetVersion");
-  ZR_CHECK(version(&table.version) == NcclStatus::kSuccess,
-           ErrorCode::kEnvironment,
-           "NCCL does not say its version",
+  ZR_CHECK(version(&table.version) == NcclStatus::kSuccess, ErrorCode::kEnvironment, "NCCL does not say its version",
            {.where = "comm.nccl", .which = table.library});
   // Before the functions: an old one lacks some, and its age is what is to be said.
-  ZR_CHECK(table.version >= kNcclLeastVersion,
-           ErrorCode::kEnvironment,
-           "this NCCL is too old",
-           {.where = "comm.nccl",
-            .which = table.library,
-            .expected = nccl_version_text(kNcclLeastVersion) + " or later: calls that do not block, and groups of groups",
-            .got = nccl_version_text(table.version),
-            .hint = "install a newer libnccl2; inside Python, a newer torch brings one"});
+  ZR_CHECK(
+      table.version >= kNcclLeastVersion, ErrorCode::kEnvironment, "this NCCL is too old",
+      {.where = "comm.nccl",
+       .which = table.library,
+       .expected = nccl_version_text(kNcclLeastVersion) + " or later: calls that do not block, and groups of groups",
+       .got = nccl_version_text(table.version),
+       .hint = "install a newer libnccl2; inside Python, a newer torch brings one"});
   library.find(table.unique_id, "ncclGetUniqueId");
   library.find(table.init, "ncclCommInitRankConfig");
   library.find(table.split, "ncclCommSplit");
@@ -59,7 +57,8 @@ NcclTable make_table() {
 }  // namespace
 
 std::string nccl_version_text(int version) {
-  if (version < 10'000) return fmt::format("{}.{}.{}", version / 1'000, version / 100 % 10, version % 100);  // up to 2.8
+  if (version < 10'000)
+    return fmt::format("{}.{}.{}", version / 1'000, version / 100 % 10, version % 100);  // up to 2.8
   return fmt::format("{}.{}.{}", version / 10'000, version / 100 % 100, version % 100);
 }
 

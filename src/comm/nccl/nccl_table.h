@@ -1,5 +1,6 @@
-// NCCL behind a table of its C functions. The library is looked for when an NCCL world is asked for: nothing here is compiled or linked against it,
-// and a test's table stands in for it. Types and numbers are those of its public ABI, which tests/cuda compares with nccl.h where there is one.
+// NCCL behind a table of its C functions. The library is looked for when an NCCL world is asked for: nothing here is
+// compiled or linked against it, and a test's table stands in for it. Types and numbers are those of its public ABI,
+// which tests/cuda compares with nccl.h where there is one.
 #pragma once
 
 #include <climits>
@@ -20,11 +21,24 @@ enum class NcclStatus : int {
 };
 
 /// NCCL has done it, or goes on by itself.
-[[nodiscard]] constexpr bool is_accepted(NcclStatus status) { return status == NcclStatus::kSuccess || status == NcclStatus::kInProgress; }
+[[nodiscard]] constexpr bool is_accepted(NcclStatus status) {
+  return status == NcclStatus::kSuccess || status == NcclStatus::kInProgress;
+}
 
 enum class NcclOp : int { kSum = 0, kProduct = 1, kMax = 2, kMin = 3 };
 
-enum class NcclType : int { kInt8 = 0, kUInt8 = 1, kInt32 = 2, kUInt32 = 3, kInt64 = 4, kUInt64 = 5, kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBFloat16 = 9 };
+enum class NcclType : int {
+  kInt8 = 0,
+  kUInt8 = 1,
+  kInt32 = 2,
+  kUInt32 = 3,
+  kInt64 = 4,
+  kUInt64 = 5,
+  kFloat16 = 6,
+  kFloat32 = 7,
+  kFloat64 = 8,
+  kBFloat16 = 9
+};
 
 /// ncclUniqueId: goes by value.
 struct NcclId {
@@ -66,12 +80,18 @@ struct NcclTable {
   const char* (*last_error)(NcclComm comm) = nullptr;
   NcclStatus (*group_start)() = nullptr;
   NcclStatus (*group_end)() = nullptr;
-  NcclStatus (*all_gather)(const void* send, void* recv, std::size_t count, NcclType type, NcclComm comm, void* stream) = nullptr;
-  NcclStatus (*reduce_scatter)(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, NcclComm comm, void* stream) = nullptr;
-  NcclStatus (*all_reduce)(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, NcclComm comm, void* stream) = nullptr;
-  NcclStatus (*reduce)(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, int root, NcclComm comm, void* stream) = nullptr;
-  NcclStatus (*broadcast)(const void* send, void* recv, std::size_t count, NcclType type, int root, NcclComm comm, void* stream) = nullptr;
-  NcclStatus (*send)(const void* data, std::size_t count, NcclType type, int peer, NcclComm comm, void* stream) = nullptr;
+  NcclStatus (*all_gather)(const void* send, void* recv, std::size_t count, NcclType type, NcclComm comm,
+                           void* stream) = nullptr;
+  NcclStatus (*reduce_scatter)(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, NcclComm comm,
+                               void* stream) = nullptr;
+  NcclStatus (*all_reduce)(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, NcclComm comm,
+                           void* stream) = nullptr;
+  NcclStatus (*reduce)(const void* send, void* recv, std::size_t count, NcclType type, NcclOp op, int root,
+                       NcclComm comm, void* stream) = nullptr;
+  NcclStatus (*broadcast)(const void* send, void* recv, std::size_t count, NcclType type, int root, NcclComm comm,
+                          void* stream) = nullptr;
+  NcclStatus (*send)(const void* data, std::size_t count, NcclType type, int peer, NcclComm comm,
+                     void* stream) = nullptr;
   NcclStatus (*recv)(void* data, std::size_t count, NcclType type, int peer, NcclComm comm, void* stream) = nullptr;
   /// Null before 2.19.
   NcclStatus (*register_buffer)(NcclComm comm, void* buffer, std::size_t bytes, void** handle) = nullptr;
@@ -81,8 +101,9 @@ struct NcclTable {
 /// "2.28.9".
 [[nodiscard]] std::string nccl_version_text(int version);
 
-/// The NCCL of this process (torch's, if torch is loaded), else that of the system or of ZEROTH_NCCL_LIBRARY; looked for once. Throws kEnvironment
-/// with what each place said, or with the function or version that is missing. Needs no GPU.
+/// The NCCL of this process (torch's, if torch is loaded), else that of the system or of ZEROTH_NCCL_LIBRARY; looked
+/// for once. Throws kEnvironment with what each place said, or with the function or version that is missing. Needs no
+/// GPU.
 [[nodiscard]] const NcclTable& load_nccl();
 
 }  // namespace zeroth::detail

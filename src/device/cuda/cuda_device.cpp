@@ -2,10 +2,10 @@
 
 #include "device/cuda/cuda_runtime.h"
 
+#include <zeroth/base/text.h>
+
 #include <string>
 #include <utility>
-
-#include <zeroth/base/text.h>
 
 namespace zeroth {
 namespace {
@@ -22,7 +22,8 @@ class CudaDevice final : public Device {
     if (bytes == 0) return Arena::over(kind, {}, name, nullptr);
     const detail::CudaDeviceScope scope(cuda_, ordinal_, "device.cuda");
     void* memory = nullptr;
-    detail::check_cuda(cuda_, cuda_.allocate(&memory, bytes), format_bytes(bytes) + " for " + std::string(name), "device.cuda");
+    detail::check_cuda(cuda_, cuda_.allocate(&memory, bytes), format_bytes(bytes) + " for " + std::string(name),
+                       "device.cuda");
     std::shared_ptr<void> keep(memory, [&cuda = cuda_](void* given) { (void)cuda.release(given); });
     return Arena::over(kind, {static_cast<std::byte*>(memory), bytes}, name, std::move(keep));
   }
@@ -40,9 +41,7 @@ class CudaDevice final : public Device {
 
 std::unique_ptr<Device> detail::make_cuda_device(const CudaTable& cuda, int ordinal, Milliseconds timeout) {
   const int count = count_cuda_devices(cuda, "device.cuda");
-  ZR_CHECK(ordinal >= 0 && ordinal < count,
-           ErrorCode::kUsage,
-           "there is no such CUDA device",
+  ZR_CHECK(ordinal >= 0 && ordinal < count, ErrorCode::kUsage, "there is no such CUDA device",
            {.where = "device.cuda", .expected = "0 to " + std::to_string(count - 1), .got = std::to_string(ordinal)});
   return std::make_unique<CudaDevice>(cuda, ordinal, timeout);
 }

@@ -2,12 +2,12 @@
 
 #include "device/polling.h"
 
+#include <zeroth/base/error.h>
+#include <zeroth/base/interrupt.h>
+
 #include <deque>
 #include <string>
 #include <utility>
-
-#include <zeroth/base/error.h>
-#include <zeroth/base/interrupt.h>
 
 namespace zeroth::detail {
 namespace {
@@ -17,7 +17,10 @@ constexpr std::string_view kRuntime = "device.cuda";
 class CudaRuntime final : public StreamRuntime {
  public:
   CudaRuntime(const CudaTable& cuda, int device, Milliseconds timeout)
-      : cuda_(cuda), device_(device), timeout_(timeout), events_(std::make_shared<EventCache>(cuda, device, std::string(kRuntime))) {}
+      : cuda_(cuda),
+        device_(device),
+        timeout_(timeout),
+        events_(std::make_shared<EventCache>(cuda, device, std::string(kRuntime))) {}
 
   int add_stream() override {
     const CudaDeviceScope scope(cuda_, device_, kRuntime);
@@ -30,7 +33,8 @@ class CudaRuntime final : public StreamRuntime {
 
   void enqueue(int stream, std::function<void()> task) override {
     guarded(stream, [&] {
-      ZR_CHECK(!closed_, ErrorCode::kAborted, "the device was closed before this work ran", {.where = std::string(kRuntime)});
+      ZR_CHECK(!closed_, ErrorCode::kAborted, "the device was closed before this work ran",
+               {.where = std::string(kRuntime)});
       const CudaDeviceScope scope(cuda_, device_, kRuntime);
       task();
     });
@@ -40,10 +44,12 @@ class CudaRuntime final : public StreamRuntime {
     auto completion = std::make_shared<Completion>();
     completion->source = shared_from_this();
     guarded(stream, [&] {
-      ZR_CHECK(!closed_, ErrorCode::kAborted, "the device was closed before this work ran", {.where = std::string(kRuntime)});
+      ZR_CHECK(!closed_, ErrorCode::kAborted, "the device was closed before this work ran",
+               {.where = std::string(kRuntime)});
       completion->native = events_->take();
       const CudaDeviceScope scope(cuda_, device_, kRuntime);
-      check_cuda(cuda_, cuda_.event_record(completion->native.get(), at(stream).native), "to record an event", kRuntime);
+      check_cuda(cuda_, cuda_.event_record(completion->native.get(), at(stream).native), "to record an event",
+                 kRuntime);
     });
     completion->error = std::exchange(at(stream).error, nullptr);
     completion->done = completion->error != nullptr;
@@ -59,7 +65,8 @@ class CudaRuntime final : public StreamRuntime {
     if (completion->done) return;
     guarded(stream, [&] {
       const CudaDeviceScope scope(cuda_, device_, kRuntime);
-      check_cuda(cuda_, cuda_.stream_wait_event(at(stream).native, completion->native.get(), 0), "to order a stream after an event", kRuntime);
+      check_cuda(cuda_, cuda_.stream_wait_event(at(stream).native, completion->native.get(), 0),
+                 "to order a stream after an event", kRuntime);
     });
   }
 
@@ -67,7 +74,8 @@ class CudaRuntime final : public StreamRuntime {
     const Deadline deadline(timeout_);
     while (!completion.done) {
       try {
-        completion.done = poll_for(deadline.slice(), [&] { return event_happened(cuda_, completion.native.get(), kRuntime); });
+        completion.done =
+            poll_for(deadline.slice(), [&] { return event_happened(cuda_, completion.native.get(), kRuntime); });
       } catch (...) {
         completion.error = std::current_exception();
         completion.done = true;
@@ -75,8 +83,7 @@ class CudaRuntime final : public StreamRuntime {
       }
       if (completion.done) return;
       check_interrupt();
-      ZR_CHECK(!deadline.passed(),
-               ErrorCode::kTimeout,
+      ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout,
                "the device did not come to the end of its work within " + std::to_string(timeout_.count()) + " ms",
                {.where = std::string(kRuntime),
                 .who = "device " + std::to_string(device_),

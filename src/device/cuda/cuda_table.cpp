@@ -40,9 +40,7 @@ CudaTable make_table() {
   library.find(table.error_string, "cudaGetErrorString");
   library.find(table.take_last_error, "cudaGetLastError");
   check_cuda(table, runtime_version(&table.version), "to say its version", "device.cuda");
-  ZR_CHECK(table.version >= kLeastVersion,
-           ErrorCode::kEnvironment,
-           "this CUDA runtime is too old",
+  ZR_CHECK(table.version >= kLeastVersion, ErrorCode::kEnvironment, "this CUDA runtime is too old",
            {.where = "device.cuda",
             .which = table.library,
             .expected = cuda_version_text(kLeastVersion) + " or later",
@@ -52,14 +50,17 @@ CudaTable make_table() {
 
 }  // namespace
 
-std::string cuda_version_text(int version) { return std::to_string(version / 1'000) + "." + std::to_string(version % 1'000 / 10); }
+std::string cuda_version_text(int version) {
+  return std::to_string(version / 1'000) + "." + std::to_string(version % 1'000 / 10);
+}
 
 const CudaTable& load_cuda() {
   static const CudaTable table = make_table();  // a library is one for the process; a failure is tried again
   return table;
 }
 
-void check_cuda(const CudaTable& cuda, CudaStatus status, std::string_view call, std::string_view where, std::string_view who) {
+void check_cuda(const CudaTable& cuda, CudaStatus status, std::string_view call, std::string_view where,
+                std::string_view who) {
   if (status == kCudaSuccess) [[likely]]
     return;
   // It stays as the thread's last error, where the next caller of CUDA would take it for his own.
@@ -70,7 +71,9 @@ void check_cuda(const CudaTable& cuda, CudaStatus status, std::string_view call,
               {.where = std::string(where),
                .who = std::string(who),
                .got = "error " + std::to_string(status) + (text == nullptr ? "" : std::string(", ") + text),
-               .hint = status == kCudaOutOfMemory ? "" : "an error of an earlier kernel or copy shows only now: CUDA_LAUNCH_BLOCKING=1 finds it"});
+               .hint = status == kCudaOutOfMemory
+                           ? ""
+                           : "an error of an earlier kernel or copy shows only now: CUDA_LAUNCH_BLOCKING=1 finds it"});
 }
 
 int count_cuda_devices(const CudaTable& cuda, std::string_view where) {
@@ -80,18 +83,17 @@ int count_cuda_devices(const CudaTable& cuda, std::string_view where) {
   int driver = 0;
   if (cuda.driver_version(&driver) != kCudaSuccess) driver = 0;
   const char* const text = status == kCudaSuccess ? "no device" : cuda.error_string(status);
-  ZR_CHECK(status == kCudaSuccess && count > 0,
-           ErrorCode::kEnvironment,
-           "there is no CUDA device",
+  ZR_CHECK(status == kCudaSuccess && count > 0, ErrorCode::kEnvironment, "there is no CUDA device",
            {.where = std::string(where),
             .expected = "a GPU that this process may use",
-            .got = std::string(text == nullptr ? "" : text) + ", driver for CUDA " + std::to_string(driver) + ", runtime " +
-                   std::to_string(cuda.version) + " (" + cuda.library + ")",
+            .got = std::string(text == nullptr ? "" : text) + ", driver for CUDA " + std::to_string(driver) +
+                   ", runtime " + std::to_string(cuda.version) + " (" + cuda.library + ")",
             .hint = "look at nvidia-smi and CUDA_VISIBLE_DEVICES"});
   return count;
 }
 
-CudaDeviceScope::CudaDeviceScope(const CudaTable& cuda, int device, std::string_view where) : cuda_(cuda), device_(device) {
+CudaDeviceScope::CudaDeviceScope(const CudaTable& cuda, int device, std::string_view where)
+    : cuda_(cuda), device_(device) {
   check_cuda(cuda_, cuda_.get_device(&before_), "to say which device is current", where);
   if (before_ != device_) check_cuda(cuda_, cuda_.set_device(device_), "device " + std::to_string(device_), where);
 }

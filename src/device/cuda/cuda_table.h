@@ -1,14 +1,16 @@
-// The CUDA runtime behind a table of its C functions. The library is looked for when a CUDA device is asked for: nothing here is compiled or
-// linked against it, and a test's table stands in for it. Types and numbers are those of its ABI, which tests/cuda compares with its headers.
+// The CUDA runtime behind a table of its C functions. The library is looked for when a CUDA device is asked for:
+// nothing here is compiled or linked against it, and a test's table stands in for it. Types and numbers are those of
+// its ABI, which tests/cuda compares with its headers.
 //
-// Every function returns kCudaSuccess or an error that error_string() explains. Any thread may call them; the device is the thread's.
+// Every function returns kCudaSuccess or an error that error_string() explains. Any thread may call them; the device is
+// the thread's.
 #pragma once
+
+#include <zeroth/base/error.h>
 
 #include <cstddef>
 #include <string>
 #include <string_view>
-
-#include <zeroth/base/error.h>
 
 namespace zeroth::detail {
 
@@ -68,12 +70,13 @@ struct CudaTable {
 /// "13.0".
 [[nodiscard]] std::string cuda_version_text(int version);
 
-/// The CUDA runtime of this process, else that of the system or of ZEROTH_CUDA_LIBRARY; looked for once. Throws kEnvironment with what
-/// each place said, or with the function or version that is missing. Needs no GPU.
+/// The CUDA runtime of this process, else that of the system or of ZEROTH_CUDA_LIBRARY; looked for once. Throws
+/// kEnvironment with what each place said, or with the function or version that is missing. Needs no GPU.
 [[nodiscard]] const CudaTable& load_cuda();
 
 /// Throws for a status that is no success: kOutOfMemory for its own, else kResource. `call`: "to record an event".
-void check_cuda(const CudaTable& cuda, CudaStatus status, std::string_view call, std::string_view where, std::string_view who = {});
+void check_cuda(const CudaTable& cuda, CudaStatus status, std::string_view call, std::string_view where,
+                std::string_view who = {});
 
 /// Number of devices; throws kEnvironment where there is none, with the driver's word.
 [[nodiscard]] int count_cuda_devices(const CudaTable& cuda, std::string_view where);

@@ -11,11 +11,13 @@
 
 namespace zeroth::detail {
 
-/// Events without timing, of one device. Thread safe. An event goes back when its last owner lets go; that may be before it has happened: a
-/// stream that was told to wait for it waits for what was recorded then, whatever is recorded later.
+/// Events without timing, of one device. Thread safe. An event goes back when its last owner lets go; that may be
+/// before it has happened: a stream that was told to wait for it waits for what was recorded then, whatever is recorded
+/// later.
 class EventCache : public std::enable_shared_from_this<EventCache> {
  public:
-  EventCache(const CudaTable& cuda, int device, std::string where) : cuda_(cuda), device_(device), where_(std::move(where)) {}
+  EventCache(const CudaTable& cuda, int device, std::string where)
+      : cuda_(cuda), device_(device), where_(std::move(where)) {}
   EventCache(const EventCache&) = delete;
   EventCache& operator=(const EventCache&) = delete;
   ~EventCache();

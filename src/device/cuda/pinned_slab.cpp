@@ -3,11 +3,11 @@
 #include "device/cuda/cuda_runtime.h"
 #include "device/polling.h"
 
-#include <algorithm>
-
 #include <zeroth/base/error.h>
 #include <zeroth/base/interrupt.h>
 #include <zeroth/base/text.h>
+
+#include <algorithm>
 
 namespace zeroth::detail {
 namespace {
@@ -17,13 +17,16 @@ constexpr Milliseconds kSlabEndTime{1'000};
 
 }  // namespace
 
-std::shared_ptr<PinnedSlab> PinnedSlab::create(const CudaTable& cuda, int device, std::size_t bytes, MemoryLedger& ledger, Tag tag) {
+std::shared_ptr<PinnedSlab> PinnedSlab::create(const CudaTable& cuda, int device, std::size_t bytes,
+                                               MemoryLedger& ledger, Tag tag) {
   const std::size_t capacity = align_up(std::max<std::size_t>(bytes, 1), kGrainBytes);
   MemoryHold hold = ledger.hold(tag, capacity);
   const CudaDeviceScope scope(cuda, device, kSlab);
   void* memory = nullptr;
-  check_cuda(cuda, cuda.allocate_pinned(&memory, capacity, kCudaHostPortable), format_bytes(capacity) + " of pinned memory", kSlab);
-  return std::shared_ptr<PinnedSlab>(new PinnedSlab(cuda, {static_cast<std::byte*>(memory), capacity}, std::move(hold)));
+  check_cuda(cuda, cuda.allocate_pinned(&memory, capacity, kCudaHostPortable),
+             format_bytes(capacity) + " of pinned memory", kSlab);
+  return std::shared_ptr<PinnedSlab>(
+      new PinnedSlab(cuda, {static_cast<std::byte*>(memory), capacity}, std::move(hold)));
 }
 
 PinnedSlab::PinnedSlab(const CudaTable& cuda, std::span<std::byte> whole, MemoryHold hold)
@@ -45,28 +48,29 @@ PinnedSlab::~PinnedSlab() {
 PinnedSlab::Block PinnedSlab::take(std::size_t bytes, Milliseconds timeout) {
   if (bytes == 0) return {};
   const std::size_t wanted = align_up(bytes, kGrainBytes);
-  ZR_CHECK(wanted <= whole_.size(),
-           ErrorCode::kInternal,
-           "more staging is asked for than there is",
-           {.where = std::string(kSlab), .expected = "at most " + format_bytes(whole_.size()), .got = format_bytes(bytes)});
+  ZR_CHECK(
+      wanted <= whole_.size(), ErrorCode::kInternal, "more staging is asked for than there is",
+      {.where = std::string(kSlab), .expected = "at most " + format_bytes(whole_.size()), .got = format_bytes(bytes)});
   const Deadline deadline(timeout);
   std::span<std::byte> found;
   const auto look = [&] {
     const std::lock_guard lock(mutex_);
     reclaim();
     found = find(wanted);
-    ZR_CHECK(!found.empty() || !pending_.empty(),
-             ErrorCode::kOutOfMemory,
+    ZR_CHECK(!found.empty() || !pending_.empty(), ErrorCode::kOutOfMemory,
              "the staging memory is in use, and none of it is on its way back",
-             {.where = std::string(kSlab), .expected = format_bytes(wanted) + " in one place", .got = "of " + format_bytes(whole_.size())});
+             {.where = std::string(kSlab),
+              .expected = format_bytes(wanted) + " in one place",
+              .got = "of " + format_bytes(whole_.size())});
     return !found.empty();
   };
   while (!poll_for(deadline.slice(), look)) {
     check_interrupt();
-    ZR_CHECK(!deadline.passed(),
-             ErrorCode::kTimeout,
+    ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout,
              "no staging memory has come back within " + std::to_string(timeout.count()) + " ms",
-             {.where = std::string(kSlab), .expected = format_bytes(wanted), .hint = "a copy that does not end: the device hangs"});
+             {.where = std::string(kSlab),
+              .expected = format_bytes(wanted),
+              .hint = "a copy that does not end: the device hangs"});
   }
   return {shared_from_this(), found};
 }

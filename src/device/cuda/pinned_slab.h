@@ -1,8 +1,11 @@
-// Pinned memory of the host, through which copies to and from a device run beside everything else. Pinning costs a call of the driver that stops
-// the device, so it is done once.
+// Pinned memory of the host, through which copies to and from a device run beside everything else. Pinning costs a call
+// of the driver that stops the device, so it is done once.
 #pragma once
 
 #include "device/cuda/cuda_table.h"
+
+#include <zeroth/base/deadline.h>
+#include <zeroth/device/memory.h>
 
 #include <cstddef>
 #include <map>
@@ -13,13 +16,10 @@
 #include <utility>
 #include <vector>
 
-#include <zeroth/base/deadline.h>
-#include <zeroth/device/memory.h>
-
 namespace zeroth::detail {
 
-/// One allocation, handed out in blocks at multiples of 256 bytes: the lowest place that is large enough, so that the same steps get the same
-/// places. Thread safe.
+/// One allocation, handed out in blocks at multiples of 256 bytes: the lowest place that is large enough, so that the
+/// same steps get the same places. Thread safe.
 class PinnedSlab : public std::enable_shared_from_this<PinnedSlab> {
  public:
   static constexpr std::size_t kGrainBytes = 256;
@@ -38,7 +38,8 @@ class PinnedSlab : public std::enable_shared_from_this<PinnedSlab> {
     [[nodiscard]] std::byte* data() const { return bytes_.data(); }
     [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
     void give_back() noexcept;
-    /// Gives it back once the device has come to `event` (of an EventCache), which the copies come before. Does not block.
+    /// Gives it back once the device has come to `event` (of an EventCache), which the copies come before. Does not
+    /// block.
     void give_back_after(std::shared_ptr<void> event) noexcept;
 
    private:
@@ -49,15 +50,17 @@ class PinnedSlab : public std::enable_shared_from_this<PinnedSlab> {
   };
 
   /// `bytes` are counted as `tag` from now on. Throws kOutOfMemory.
-  [[nodiscard]] static std::shared_ptr<PinnedSlab> create(
-      const CudaTable& cuda, int device, std::size_t bytes, MemoryLedger& ledger, Tag tag = {.state = MemoryState::kControl});
+  [[nodiscard]] static std::shared_ptr<PinnedSlab> create(const CudaTable& cuda, int device, std::size_t bytes,
+                                                          MemoryLedger& ledger,
+                                                          Tag tag = {.state = MemoryState::kControl});
   PinnedSlab(const PinnedSlab&) = delete;
   PinnedSlab& operator=(const PinnedSlab&) = delete;
   /// Waits for copies that are under way, at most a second; memory that they may still touch then is not given back.
   ~PinnedSlab();
 
-  /// Waits for blocks that come back after an event, at most `timeout` (kTimeout); not for those that somebody holds: where nothing is on its way
-  /// back, kOutOfMemory at once. Throws kInternal for more than the whole slab. 0 bytes are an empty block.
+  /// Waits for blocks that come back after an event, at most `timeout` (kTimeout); not for those that somebody holds:
+  /// where nothing is on its way back, kOutOfMemory at once. Throws kInternal for more than the whole slab. 0 bytes are
+  /// an empty block.
   [[nodiscard]] Block take(std::size_t bytes, Milliseconds timeout);
 
   [[nodiscard]] std::size_t capacity() const { return whole_.size(); }

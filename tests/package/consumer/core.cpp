@@ -32,10 +32,7 @@ zeroth::ConstTensorView view_of(const std::vector<float>& values, std::span<cons
 }
 
 /// The value of the parameter in forward, and after one step with the gradient 1.
-void train(zeroth::Engine& engine,
-           const Binder& binder,
-           const std::vector<std::int64_t>& shape,
-           float& before,
+void train(zeroth::Engine& engine, const Binder& binder, const std::vector<std::int64_t>& shape, float& before,
            float& after) {
   const std::vector<float> initial(12, 2.0F);
   engine.initialize([&](int /*param*/) { return view_of(initial, shape); }, [](int /*unit*/) {});
@@ -49,8 +46,7 @@ void train(zeroth::Engine& engine,
   engine.post_backward(0);
   engine.end_backward();
   const zeroth::StepResult result = engine.step();
-  if (!result.committed)
-    throw zeroth::Error(zeroth::ErrorCode::kInternal, "the step was skipped: " + result.reason);
+  if (!result.committed) throw zeroth::Error(zeroth::ErrorCode::kInternal, "the step was skipped: " + result.reason);
   std::vector<std::byte> flat(engine.layout().flat(0).bytes());
   engine.read_flat(0, flat.data());
   std::memcpy(&after, flat.data(), sizeof after);
@@ -67,20 +63,13 @@ int main() {
     settings.groups = {zeroth::GroupHyper{.lr = 0.25}};
     const std::unique_ptr<zeroth::Device> device = zeroth::make_cpu_device();
     Binder binder;
-    zeroth::Engine engine({{.name = "weight", .shape = shape}},
-                          {{.name = "root", .params = {0}}},
-                          settings,
-                          *device,
-                          zeroth::make_backend("self", {}),
-                          binder,
-                          zeroth::Logger(0, 1, zeroth::LogLevel::kInfo));
+    zeroth::Engine engine({{.name = "weight", .shape = shape}}, {{.name = "root", .params = {0}}}, settings, *device,
+                          zeroth::make_backend("self", {}), binder, zeroth::Logger(0, 1, zeroth::LogLevel::kInfo));
     float before = 0.0F;
     float after = 0.0F;
     train(engine, binder, shape, before, after);
-    std::printf("stage %d: %s in use, the weight went from %g to %g\n",
-                zero_stage,
-                zeroth::format_bytes(device->ledger().live().total()).c_str(),
-                static_cast<double>(before),
+    std::printf("stage %d: %s in use, the weight went from %g to %g\n", zero_stage,
+                zeroth::format_bytes(device->ledger().live().total()).c_str(), static_cast<double>(before),
                 static_cast<double>(after));
     if (before != 2.0F || after != 1.75F) return 1;
   }

@@ -1,4 +1,5 @@
-// A LibTorch trainer on the installed package: the code of README.md and docs/cpp-api.md, as it stands there (tests/docs/blocks.py).
+// A LibTorch trainer on the installed package: the code of README.md and docs/cpp-api.md, as it stands there
+// (tests/docs/blocks.py).
 #include "docs/cpp-api-1.cpp"
 
 #include <string>
@@ -19,7 +20,8 @@ void ten_lines(const Net& model, const std::vector<Batch>& batches) {
 double one_step(int zero_stage, const zeroth::World& world) {
   const std::string stage = std::to_string(zero_stage);
   const auto config = zeroth::Config::from_json_text(
-      R"({"optimizer": {"type": "SGD", "params": {"lr": 0.5, "weight_decay": 1}}, "zero_optimization": {"stage": )" + stage + "}}",
+      R"({"optimizer": {"type": "SGD", "params": {"lr": 0.5, "weight_decay": 1}}, "zero_optimization": {"stage": )" +
+          stage + "}}",
       "the consumer");
   const torch::nn::Linear net(3, 1);
   for (const torch::Tensor& parameter : net->parameters()) torch::nn::init::ones_(parameter);

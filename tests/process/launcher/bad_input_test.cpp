@@ -1,5 +1,5 @@
-// Bad hostfiles, command lines and environments, through the real programs: each ends with one line that has the exit code's name, the place
-// (line and column, option or variable) and what to do about it.
+// Bad hostfiles, command lines and environments, through the real programs: each ends with one line that has the exit
+// code's name, the place (line and column, option or variable) and what to do about it.
 #include "process/launcher/job.h"
 #include "process/launcher/scratch.h"
 
@@ -114,7 +114,10 @@ TEST(BadInput, CommandLines) {
       {{"-n", "2", "--dry-run", "true"}, 64, "--dry-run", "add --launcher"},
       {{"--hosts", "a", "--hostfile", "b", "true"}, 64, "--hostfile and --hosts", "give one of the two"},
       {{"--hostfile", "no/hosts", "true"}, 74, "where: --hostfile; which: no/hosts;", "the working directory is /"},
-      {{"--hostfile", "/no/hosts", "true"}, 74, "where: --hostfile; which: /no/hosts;", "this host alone is never taken instead"},
+      {{"--hostfile", "/no/hosts", "true"},
+       74,
+       "where: --hostfile; which: /no/hosts;",
+       "this host alone is never taken instead"},
       {{"--hostfile", "/dev/null", "true"}, 78, "where: --hostfile; which: /dev/null;", "the path of a file"},
       {{"--hosts", "a:0", "true"}, 64, "where: --hosts:1:3;", "<ranks for this host>"},
       {{"--hosts", "a,", "true"}, 64, "where: --hosts:1:3;", "a host is missing here"},
@@ -149,10 +152,12 @@ TEST(BadInput, CommandLines) {
 std::pair<std::string, int> world_from(const std::vector<std::string>& variables) {
   std::string command = "env -i";
   for (const std::string& variable : variables) command += " '" + variable + "'";
-  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen((command + " " WORLD_PROBE_PATH " 2>&1").c_str(), "r"), [](FILE*) { return 0; });
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen((command + " " WORLD_PROBE_PATH " 2>&1").c_str(), "r"),
+                                                   [](FILE*) { return 0; });
   std::string text;
   std::array<char, 4096> block{};
-  for (std::size_t bytes = 0; (bytes = std::fread(block.data(), 1, block.size(), pipe.get())) > 0;) text.append(block.data(), bytes);
+  for (std::size_t bytes = 0; (bytes = std::fread(block.data(), 1, block.size(), pipe.get())) > 0;)
+    text.append(block.data(), bytes);
   const int status = ::pclose(pipe.get());
   return {text, WIFEXITED(status) ? WEXITSTATUS(status) : -1};
 }
@@ -179,7 +184,10 @@ TEST(BadInput, Environments) {
       {{"RANK=0", "WORLD_SIZE=2", "ZEROTH_BACKEND=shm|"}, 77, "ZEROTH_BACKEND", "unset it"},
       {{"OMPI_COMM_WORLD_RANK=0"}, 77, "OMPI_COMM_WORLD_SIZE", start},
       {{"SLURM_NTASKS=2"}, 77, "SLURM_PROCID", start},
-      {{"SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_STEP_NUM_NODES=2"}, 77, "SLURM_STEP_NUM_NODES", "ZEROTH_BACKEND=shm+mpi"},
+      {{"SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_STEP_NUM_NODES=2"},
+       77,
+       "SLURM_STEP_NUM_NODES",
+       "ZEROTH_BACKEND=shm+mpi"},
   };
   EXPECT_EQ(world_from({"RANK=1", "WORLD_SIZE=2"}), std::pair(std::string("rank 1 of 2 over shm\n"), 0));
   for (const Row& row : table) {

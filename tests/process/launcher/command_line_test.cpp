@@ -89,24 +89,14 @@ TEST(CommandLine, RefusesWhatItCannotUse) {
       {{"-n", "1", "--nnodes", "0", "true"}, 64, {"--nnodes", "1 to 4096"}},
       {{"-n", "1", "--nnodes", "2", "true"}, 64, {"missing beside --nnodes", "--node-rank"}},
       {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "true"}, 64, {"missing beside --nnodes", "--rdzv"}},
-      {{"-n", "1", "--nnodes", "2", "--node-rank", "2", "--rdzv", "a:1", "true"},
-       64,
-       {"--node-rank", "0 to 1", "'2'"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "2", "--rdzv", "a:1", "true"}, 64, {"--node-rank", "0 to 1", "'2'"}},
       {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "a", "true"},
        64,
        {"--rdzv:1:2", "the port is missing"}},
-      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "a:0", "true"},
-       64,
-       {"--rdzv:1:3", "1 to 65535"}},
-      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "a:65536", "true"},
-       64,
-       {"--rdzv:1:3", "'65536'"}},
-      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "::1:80", "true"},
-       64,
-       {"--rdzv:1:1", "not a host"}},
-      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "-a:1", "true"},
-       64,
-       {"never begins with '-'"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "a:0", "true"}, 64, {"--rdzv:1:3", "1 to 65535"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "a:65536", "true"}, 64, {"--rdzv:1:3", "'65536'"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "::1:80", "true"}, 64, {"--rdzv:1:1", "not a host"}},
+      {{"-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "-a:1", "true"}, 64, {"never begins with '-'"}},
       {{"--nnodes", "2", "--node-rank", "0", "--rdzv", "a:1", "true"}, 64, {"-n N"}},
       {{"-n", "1", "--node-rank", "0", "true"}, 64, {"--node-rank", "add --nnodes"}},
       {{"-n", "1", "--rdzv-secret-file", "x", "true"}, 64, {"--rdzv-secret-file", "add --nnodes"}},
@@ -122,7 +112,9 @@ TEST(CommandLine, RefusesWhatItCannotUse) {
       {{"-n", "1", "--dry-run", "true"}, 64, {"--dry-run", "add --launcher"}},
       {{"-n", "1", "--env", "RANK=1", "true"}, 64, {"RANK", "set by zeroth-run"}},
       {{"-n", "1", "--env", "GROUP_WORLD_SIZE=1", "true"}, 64, {"GROUP_WORLD_SIZE", "set by zeroth-run"}},
-      {{"-n", "1", "--env", "TORCHELASTIC_MAX_RESTARTS=1", "true"}, 64, {"TORCHELASTIC_MAX_RESTARTS", "set by zeroth-run"}},
+      {{"-n", "1", "--env", "TORCHELASTIC_MAX_RESTARTS=1", "true"},
+       64,
+       {"TORCHELASTIC_MAX_RESTARTS", "set by zeroth-run"}},
       {{"-n", "1", "--env", "ZEROTH_BOUND_CORES=1", "true"}, 64, {"ZEROTH_BOUND_CORES", "set by zeroth-run"}},
       {{"-n", "1", "--hostfil", "x", "true"}, 64, {"--hostfil", "did you mean --hostfile?"}},
       {{"-n", "1", "--nnode", "2", "true"}, 64, {"--nnode", "did you mean --nnodes?"}},
@@ -133,8 +125,7 @@ TEST(CommandLine, RefusesWhatItCannotUse) {
 
 TEST(CommandLine, RefusesWhatAnotherLauncherWouldNotDo) {
   const JobSetup merged{.merge = true};  // without --no-merge
-  expect_refusal(
-      {{"-n", "2", "--launcher", "jsrun", "true"}, 64, {"--launcher", "mpirun or srun", "'jsrun'"}}, merged);
+  expect_refusal({{"-n", "2", "--launcher", "jsrun", "true"}, 64, {"--launcher", "mpirun or srun", "'jsrun'"}}, merged);
   expect_refusal({{"-n", "2", "--launcher", "srun", "true"}, 64, {"cannot start srun"}},
                  {.merge = true, .environment = {{"PATH", "/none"}}});
   for (const auto& option : std::vector<std::vector<std::string>>{{"--log-dir", "d"},
@@ -154,8 +145,7 @@ TEST(CommandLine, RefusesWhatAnotherLauncherWouldNotDo) {
 TEST(CommandLine, SaysWhereAHostfileIsWrong) {
   const Scratch scratch;
   const std::string bad = scratch.file("hosts", "# comment\nnode1 slots=2\nnode2 slots=x\n");
-  expect_refusal(
-      {{"--hostfile", bad, "true"}, 78, {"[CONFIG]", "where: " + bad + ":3:13;", "1 to 1024", "'x'"}});
+  expect_refusal({{"--hostfile", bad, "true"}, 78, {"[CONFIG]", "where: " + bad + ":3:13;", "1 to 1024", "'x'"}});
 }
 
 TEST(CommandLine, SaysWhyAProgramCannotStart) {
@@ -163,8 +153,7 @@ TEST(CommandLine, SaysWhyAProgramCannotStart) {
   const std::string script = scratch.file("train.py", "print()\n");
   const std::string text = scratch.file("text", "no interpreter line\n", 0755);
   const std::string lost = scratch.file("lost", "#!/no/such/interpreter\n", 0755);
-  expect_refusal(
-      {{"-n", "2", "no-such-program"}, 64, {"cannot start no-such-program: No such file or directory"}});
+  expect_refusal({{"-n", "2", "no-such-program"}, 64, {"cannot start no-such-program: No such file or directory"}});
   expect_refusal({{"-n", "2", "/no/such"}, 64, {"cannot start /no/such: No such file or directory"}});
   expect_refusal({{"-n", "2", "/dev/null/x"}, 64, {"cannot start /dev/null/x: Not a directory"}});
   expect_refusal({{"-n", "2", "/tmp"}, 77, {"[ENVIRONMENT]", "/tmp: Is a directory"}});
@@ -178,15 +167,13 @@ TEST(CommandLine, FindsProgramsAsAShellDoes) {
   scratch.file("tool", "#!/bin/sh\necho first\n", 0755);
   scratch.file("second/tool", "#!/bin/sh\necho second\n", 0755);
   scratch.file("zero/tool", "not executable\n", 0644);
-  const std::string path =
-      scratch.path("zero") + ":" + scratch.path("second") + ":" + scratch.path("") + ":/bin";
+  const std::string path = scratch.path("zero") + ":" + scratch.path("second") + ":" + scratch.path("") + ":/bin";
   Job job({"-q", "-n", "1", "tool"}, {.environment = {{"PATH", path}}});
   EXPECT_EQ(job.wait().out, "[0] second\n");
 }
 
 TEST(CommandLine, RefusesMoreRanksThanFilesCanBeOpened) {
-  expect_refusal({{"-n", "200", "true"}, 71, {"[RESOURCE]", "too many open files", "64"}},
-                 {.descriptor_limit = 64});
+  expect_refusal({{"-n", "200", "true"}, 71, {"[RESOURCE]", "too many open files", "64"}}, {.descriptor_limit = 64});
 }
 
 TEST(CommandLine, PrintsHelpAndVersion) {
@@ -204,13 +191,13 @@ TEST(CommandLine, PrintsHelpAndVersion) {
   Job list({"--list-failpoints"});
   const JobResult listed = list.wait();
   EXPECT_EQ(listed.exit_code, 0);
-  EXPECT_THAT(listed.out, ::testing::ContainsRegex("shm.reduce_scatter.mid +src/comm/shared_memory_engine.cpp:[0-9]+ +all have posted"));
+  EXPECT_THAT(listed.out, ::testing::ContainsRegex(
+                              "shm.reduce_scatter.mid +src/comm/shared_memory_engine.cpp:[0-9]+ +all have posted"));
   EXPECT_THAT(listed.out, ::testing::HasSubstr("export.write "));
 }
 
 TEST(CommandLine, LeavesTheArgumentsOfTheProgramAlone) {
-  const std::vector<std::string> odd{
-      "-n", "7", "--help", "--", "", "a b", "$(touch x)", "`x`", "\"'", "*", "--env"};
+  const std::vector<std::string> odd{"-n", "7", "--help", "--", "", "a b", "$(touch x)", "`x`", "\"'", "*", "--env"};
   std::string expected;
   for (const std::string& argument : odd) expected += "[0] <" + argument + ">\n";
   std::vector<std::string> arguments{"args"};

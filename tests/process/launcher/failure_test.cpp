@@ -55,28 +55,22 @@ TEST(Failure, ExitCodeOfTheFailedRankIsTheJobs) {
     ::kill(pids.at(2), SIGUSR1);
     const JobResult result = job.wait(kEndDeadline);
     EXPECT_EQ(result.exit_code, code);
-    EXPECT_EQ(result.err,
-              "zeroth-run: rank 2" + pid_text(pids.at(2)) + "exited with code " + std::to_string(code) +
-                  "; the other 3 ranks were ended.\n");
+    EXPECT_EQ(result.err, "zeroth-run: rank 2" + pid_text(pids.at(2)) + "exited with code " + std::to_string(code) +
+                              "; the other 3 ranks were ended.\n");
   }
 }
 
 TEST(Failure, ASignalIsNamed) {
-  const std::map<int, std::string> names{{SIGKILL, "SIGKILL"},
-                                         {SIGABRT, "SIGABRT"},
-                                         {SIGSEGV, "SIGSEGV"},
-                                         {SIGBUS, "SIGBUS"},
-                                         {SIGFPE, "SIGFPE"},
-                                         {SIGTERM, "SIGTERM"}};
+  const std::map<int, std::string> names{{SIGKILL, "SIGKILL"}, {SIGABRT, "SIGABRT"}, {SIGSEGV, "SIGSEGV"},
+                                         {SIGBUS, "SIGBUS"},   {SIGFPE, "SIGFPE"},   {SIGTERM, "SIGTERM"}};
   for (const auto& [signal, name] : names) {
     Job job(Job::probe(2, {"wait", "signal=" + std::to_string(signal)}));
     const auto pids = job.wait_for("READY", 2);
     ::kill(pids.at(0), SIGUSR1);
     const JobResult result = job.wait(kEndDeadline);
     EXPECT_EQ(result.exit_code, 128 + signal);
-    EXPECT_THAT(result.err,
-                HasSubstr("zeroth-run: rank 0" + pid_text(pids.at(0)) + "was killed by signal " +
-                          std::to_string(signal) + " (" + name + ")"));
+    EXPECT_THAT(result.err, HasSubstr("zeroth-run: rank 0" + pid_text(pids.at(0)) + "was killed by signal " +
+                                      std::to_string(signal) + " (" + name + ")"));
     EXPECT_THAT(result.err, EndsWith("; the other rank was ended.\n"));
   }
 }
@@ -140,7 +134,9 @@ TEST(Failure, GrandchildrenAreEndedAfterSuccessToo) {
 }
 
 TEST(Failure, ChildrenWithASessionOfTheirOwnEndWithTheJob) {
-  Job job({"-q", "-n", "2", "/bin/sh", "-c", "setsid sh -c 'trap "" TERM; sleep 60 & sleep 60' >/dev/null 2>&1 & sleep 0.3; exit 5"});
+  Job job({"-q", "-n", "2", "/bin/sh", "-c",
+           "setsid sh -c 'trap "
+           " TERM; sleep 60 & sleep 60' >/dev/null 2>&1 & sleep 0.3; exit 5"});
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 5);
 }
@@ -182,9 +178,8 @@ TEST(Failure, TheLastErrorLineIsPartOfTheReport) {
   ::kill(pids.at(1), SIGUSR1);
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 78);
-  EXPECT_THAT(result.err,
-              EndsWith("zeroth-run: rank 1" + pid_text(pids.at(1)) + "exited with code 78: " + error +
-                       "; the other 2 ranks were ended.\n"));
+  EXPECT_THAT(result.err, EndsWith("zeroth-run: rank 1" + pid_text(pids.at(1)) + "exited with code 78: " + error +
+                                   "; the other 2 ranks were ended.\n"));
 }
 
 TEST(Failure, RanksThatFailBeforeTheLastIsStartedAreReportedInFull) {
@@ -203,10 +198,9 @@ TEST(Failure, TheCauseIsNamedAndNotTheEcho) {
   ::kill(pids.at(2), SIGKILL);
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 137);
-  EXPECT_THAT(result.err,
-              HasSubstr("zeroth-run: rank 2" + pid_text(pids.at(2)) +
-                        "was killed by signal 9 (SIGKILL); "
-                        "the other 2 ranks were ended.\n"));
+  EXPECT_THAT(result.err, HasSubstr("zeroth-run: rank 2" + pid_text(pids.at(2)) +
+                                    "was killed by signal 9 (SIGKILL); "
+                                    "the other 2 ranks were ended.\n"));
 }
 
 TEST(Failure, ARankThatEndsSlowlyAfterItsErrorIsNamed) {
@@ -230,7 +224,8 @@ TEST(Failure, TheRecordOfARankIsNamedAndOnlyThatOfThisJob) {
     return job.wait(kEndDeadline).err;
   };
   EXPECT_THAT(run("exit 3"), Not(HasSubstr("details")));
-  const std::string leaves = R"(if [ $RANK = 1 ]; then echo '{}' > "$ZEROTH_TRACE_DIR/trace-rank1.jsonl"; exit 76; fi; sleep 100)";
+  const std::string leaves =
+      R"(if [ $RANK = 1 ]; then echo '{}' > "$ZEROTH_TRACE_DIR/trace-rank1.jsonl"; exit 76; fi; sleep 100)";
   EXPECT_THAT(run(leaves), EndsWith("; details: " + folder + "/trace-rank1.jsonl.\n"));
 }
 
@@ -256,10 +251,12 @@ TEST(Failure, TheKernelsKillForLackOfMemoryIsSaid) {
   std::string folder;
   for (std::string line; std::getline(cgroups, line);) {
     const std::size_t at = line.find(":memory:");
-    if (at != std::string::npos) folder = "/sys/fs/cgroup/memory" + line.substr(at + 8) + "/zeroth-test-" + std::to_string(::getpid());
+    if (at != std::string::npos)
+      folder = "/sys/fs/cgroup/memory" + line.substr(at + 8) + "/zeroth-test-" + std::to_string(::getpid());
   }
   std::error_code error;
-  if (folder.empty() || !std::filesystem::create_directory(folder, error)) GTEST_SKIP() << "not permitted: no memory cgroup to make";
+  if (folder.empty() || !std::filesystem::create_directory(folder, error))
+    GTEST_SKIP() << "not permitted: no memory cgroup to make";
   const auto write = [&folder](const std::string& name, const std::string& value) {
     std::ofstream file(folder + name);
     file << value << std::flush;
@@ -271,13 +268,18 @@ TEST(Failure, TheKernelsKillForLackOfMemoryIsSaid) {
   }
   (void)write("/memory.swappiness", "0");
   const std::string rank = "[ $RANK = 0 ] && exec sleep 30; exec dd if=/dev/zero of=/dev/null bs=300M count=1";
-  const std::string command = "echo $$ > " + folder + "/cgroup.procs; exec " ZEROTH_RUN_PATH " -q -n 2 /bin/sh -c '" + rank + "' 2>&1";
+  const std::string command =
+      "echo $$ > " + folder + "/cgroup.procs; exec " ZEROTH_RUN_PATH " -q -n 2 /bin/sh -c '" + rank + "' 2>&1";
   FILE* pipe = ::popen(command.c_str(), "r");
   std::string said;
   std::array<char, 4096> block{};
-  for (std::size_t bytes = 0; (bytes = std::fread(block.data(), 1, block.size(), pipe)) > 0;) said.append(block.data(), bytes);
+  for (std::size_t bytes = 0; (bytes = std::fread(block.data(), 1, block.size(), pipe)) > 0;)
+    said.append(block.data(), bytes);
   EXPECT_EQ(WEXITSTATUS(::pclose(pipe)), 128 + SIGKILL) << said;
-  EXPECT_THAT(said, HasSubstr("zeroth-run: [OUT_OF_MEMORY] the kernel has ended a process for lack of memory, most likely rank 1 (pid "));
+  EXPECT_THAT(
+      said,
+      HasSubstr(
+          "zeroth-run: [OUT_OF_MEMORY] the kernel has ended a process for lack of memory, most likely rank 1 (pid "));
   EXPECT_THAT(said, HasSubstr("zeroth-run: rank 1 (pid "));
   EXPECT_THAT(said, HasSubstr("was killed by signal 9 (SIGKILL); the other rank was ended."));
   ::rmdir(folder.c_str());

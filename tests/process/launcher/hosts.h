@@ -25,7 +25,9 @@ class FakeHosts {
   [[nodiscard]] std::vector<std::string> probe(const std::vector<std::string>& options,
                                                const std::vector<std::string>& arguments) const;
   /// Agents may end a moment after the head, as they do on other hosts.
-  [[nodiscard]] JobSetup setup() const { return {.environment = {{"ZEROTH_SSH", scratch.path("ssh")}}, .outlived = kEndDeadline}; }
+  [[nodiscard]] JobSetup setup() const {
+    return {.environment = {{"ZEROTH_SSH", scratch.path("ssh")}}, .outlived = kEndDeadline};
+  }
 
   Scratch scratch;
 };

@@ -38,18 +38,16 @@ class SeveralHosts : public ::testing::Test {
 };
 
 TEST_F(SeveralHosts, EachRankFindsItsPlace) {
-  Job job(hosts.arguments({"--hosts", "h1:2,h2:1"},
-                          {"/bin/sh",
-                           "-c",
-                           "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE "
-                           "$NODE_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $PWD"}),
+  Job job(hosts.arguments({"--hosts", "h1:2,h2:1"}, {"/bin/sh", "-c",
+                                                     "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE "
+                                                     "$NODE_RANK/$GROUP_WORLD_SIZE $MASTER_ADDR $PWD"}),
           hosts.setup());
   const JobResult result = job.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   const std::string here = std::filesystem::current_path().string();
-  EXPECT_THAT(
-      lines_of(result.out),
-      ElementsAre("[0] 0/3 0/2 0/2 192.0.2.8 " + here, "[1] 1/3 1/2 0/2 192.0.2.8 " + here, "[2] 2/3 0/1 1/2 192.0.2.8 " + here))
+  EXPECT_THAT(lines_of(result.out),
+              ElementsAre("[0] 0/3 0/2 0/2 192.0.2.8 " + here, "[1] 1/3 1/2 0/2 192.0.2.8 " + here,
+                          "[2] 2/3 0/1 1/2 192.0.2.8 " + here))
       << "the end of the connection that sshd tells";
   EXPECT_EQ(result.err, "");
 }
@@ -72,8 +70,7 @@ TEST_F(SeveralHosts, TheAddressOfThisHostIsTheOneThatOthersSee) {
   EXPECT_THAT(job.wait().out, HasSubstr("[1] MASTER_ADDR=192.0.2.7\n"));
   Job alone(hosts.probe({"--hosts", "localhost:2,127.0.0.1"}, {"env", "MASTER_ADDR"}), hosts.setup());
   EXPECT_THAT(alone.wait().out, HasSubstr("[2] MASTER_ADDR=127.0.0.1\n"));
-  Job chosen(hosts.probe({"--hosts", "h1,h2", "--env", "MASTER_ADDR=there"}, {"env", "MASTER_ADDR"}),
-             hosts.setup());
+  Job chosen(hosts.probe({"--hosts", "h1,h2", "--env", "MASTER_ADDR=there"}, {"env", "MASTER_ADDR"}), hosts.setup());
   EXPECT_THAT(chosen.wait().out, HasSubstr("[1] MASTER_ADDR=there\n"));
 }
 
@@ -87,9 +84,8 @@ TEST_F(SeveralHosts, VariablesOfALoginStayWhereTheyAre) {
   arguments.erase(arguments.begin());  // not -q
   Job job(arguments, setup);
   const JobResult result = job.wait();
-  EXPECT_THAT(
-      lines_of(result.out),
-      ElementsAre("[0] CUDA_VISIBLE_DEVICES=2,3", "[0] HOSTNAME=name-of-h1", "[0] SSH_AUTH_SOCK unset"));
+  EXPECT_THAT(lines_of(result.out),
+              ElementsAre("[0] CUDA_VISIBLE_DEVICES=2,3", "[0] HOSTNAME=name-of-h1", "[0] SSH_AUTH_SOCK unset"));
   EXPECT_THAT(result.err,
               ::testing::ContainsRegex("zeroth-run: not carried to the hosts: .*HOSTNAME,.* SSH_AUTH_SOCK"));
 }
@@ -100,8 +96,7 @@ TEST_F(SeveralHosts, OnlyFixedWordsAreOnACommandLine) {
       "; touch " + canary + " $(touch " + canary + ") `touch " + canary + "` & | > < ' \" \\ \n * ~ # { } !";
   JobSetup setup = hosts.setup();
   setup.environment.emplace_back("EVIL", evil);
-  Job job(hosts.probe({"--hosts", "h1", "--no-prefix", "--env", "ALSO=" + evil}, {"args", evil, "", "-x"}),
-          setup);
+  Job job(hosts.probe({"--hosts", "h1", "--no-prefix", "--env", "ALSO=" + evil}, {"args", evil, "", "-x"}), setup);
   const JobResult result = job.wait();
   EXPECT_EQ(result.out, "<" + evil + ">\n<>\n<-x>\n");
   EXPECT_FALSE(std::filesystem::exists(canary));
@@ -131,17 +126,15 @@ TEST_F(SeveralHosts, AnyBytesArriveAsTheyAre) {
 }
 
 TEST_F(SeveralHosts, TheFirstCauseIsNamedWithItsHost) {
-  Job job(
-      hosts.probe({"--hosts", "h1:2,h2:2"}, {"wait", "error=ZEROTH ERROR [CONFIG] no such key", "exit=78"}),
-      hosts.setup());
+  Job job(hosts.probe({"--hosts", "h1:2,h2:2"}, {"wait", "error=ZEROTH ERROR [CONFIG] no such key", "exit=78"}),
+          hosts.setup());
   const auto pids = job.wait_for("READY", 4);
   ::kill(pids.at(3), SIGUSR1);
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 78);
-  EXPECT_EQ(
-      result.err.substr(result.err.find("zeroth-run")),
-      "zeroth-run: rank 3 (pid " + std::to_string(pids.at(3)) +
-          " on h2) exited with code 78: ZEROTH ERROR [CONFIG] no such key; the other 3 ranks were ended.\n");
+  EXPECT_EQ(result.err.substr(result.err.find("zeroth-run")),
+            "zeroth-run: rank 3 (pid " + std::to_string(pids.at(3)) +
+                " on h2) exited with code 78: ZEROTH ERROR [CONFIG] no such key; the other 3 ranks were ended.\n");
 }
 
 TEST_F(SeveralHosts, AnAgentThatDiesIsAHostThatIsLost) {
@@ -152,9 +145,8 @@ TEST_F(SeveralHosts, AnAgentThatDiesIsAHostThatIsLost) {
   ::kill(agent, SIGKILL);
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 76);
-  EXPECT_THAT(
-      result.err,
-      HasSubstr("zeroth-run: host h2 (ranks 2-3): [PEER_LOST] the connection to the host has ended; got: "));
+  EXPECT_THAT(result.err,
+              HasSubstr("zeroth-run: host h2 (ranks 2-3): [PEER_LOST] the connection to the host has ended; got: "));
   EXPECT_THAT(result.err, HasSubstr("ssh exited with code 137: Killed; 2 other ranks were ended.\n"));
   EXPECT_TRUE(all_gone_within(pids, kEndDeadline));
 }
@@ -180,7 +172,8 @@ TEST_F(SeveralHosts, AConnectionHasASessionOfItsOwnAndItsEndASignal) {
   ::kill(ssh, SIGTERM);
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 76);
-  EXPECT_THAT(result.err, ContainsRegex("host child \\(rank 0\\): \\[PEER_LOST\\] the connection to the host has ended; got: [^;]*ssh was killed by signal 15 \\(SIGTERM\\)"));
+  EXPECT_THAT(result.err, ContainsRegex("host child \\(rank 0\\): \\[PEER_LOST\\] the connection to the host has "
+                                        "ended; got: [^;]*ssh was killed by signal 15 \\(SIGTERM\\)"));
 }
 
 TEST_F(SeveralHosts, RanksEndWithTheHead) {
@@ -265,9 +258,8 @@ TEST_F(SeveralHosts, EveryHostThatCannotTakePartIsNamed) {
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 69);
   EXPECT_THAT(result.err, HasSubstr("[LAUNCH] 4 of 5 hosts cannot take part: host refused: "));
-  EXPECT_THAT(
-      result.err,
-      HasSubstr("ssh exited with code 255: ssh: connect to host refused port 22: Connection refused | "));
+  EXPECT_THAT(result.err,
+              HasSubstr("ssh exited with code 255: ssh: connect to host refused port 22: Connection refused | "));
   EXPECT_THAT(result.err,
               HasSubstr("host other: [LAUNCH] another version of zeroth-run is on that host; expected: 0."));
   EXPECT_THAT(result.err, HasSubstr("got: other"));
@@ -280,8 +272,7 @@ TEST_F(SeveralHosts, ALateHostIsNamedWithItsTime) {
   const JobResult result = job.wait();
   EXPECT_EQ(result.exit_code, 69);
   EXPECT_THAT(result.err, HasSubstr("zeroth-run: waiting for host silent for 5 s (1 of 2 are here)\n"));
-  EXPECT_THAT(result.err,
-              HasSubstr("[LAUNCH] 1 of 2 hosts cannot take part: host silent: no answer for 6 s"));
+  EXPECT_THAT(result.err, HasSubstr("[LAUNCH] 1 of 2 hosts cannot take part: host silent: no answer for 6 s"));
   EXPECT_LT(result.lasted, std::chrono::seconds(9));
 }
 
@@ -289,8 +280,8 @@ TEST_F(SeveralHosts, TheJobsTimeCountsWhileAHostIsAwaited) {
   Job job(hosts.probe({"--hosts", "h1,silent", "--timeout", "1.5"}, {"wait"}), hosts.setup());
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 76);
-  EXPECT_THAT(result.err,
-              HasSubstr("[TIMEOUT] the job took longer than 1.5 s; nothing was started; where: --timeout; got: waited for host silent for "));
+  EXPECT_THAT(result.err, HasSubstr("[TIMEOUT] the job took longer than 1.5 s; nothing was started; where: --timeout; "
+                                    "got: waited for host silent for "));
 }
 
 TEST_F(SeveralHosts, TheFirstLineSaysWhatIsStarted) {
@@ -336,9 +327,8 @@ TEST_F(SeveralHosts, AProgramOrDirectoryThatIsNotThereIsTheHostsFault) {
   Job job(hosts.arguments({"--hosts", "h1,h2"}, {"no-such-program"}), hosts.setup());
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 64);
-  EXPECT_THAT(
-      result.err,
-      ::testing::ContainsRegex("host h[12] \\(rank [01]\\): \\[USAGE\\] cannot start no-such-program"));
+  EXPECT_THAT(result.err,
+              ::testing::ContainsRegex("host h[12] \\(rank [01]\\): \\[USAGE\\] cannot start no-such-program"));
 }
 
 TEST_F(SeveralHosts, AMissingZerothRunIsNamed) {
@@ -361,8 +351,7 @@ TEST_F(SeveralHosts, AFloodNobodyReadsStopsTheOutputAndNotTheSupervision) {
 }
 
 TEST_F(SeveralHosts, LogsOfAllRanksAreWrittenHere) {
-  Job job(hosts.probe({"--hosts", "h1,h2", "--log-dir", hosts.scratch.path("logs")}, {"lines", "3"}),
-          hosts.setup());
+  Job job(hosts.probe({"--hosts", "h1,h2", "--log-dir", hosts.scratch.path("logs")}, {"lines", "3"}), hosts.setup());
   EXPECT_EQ(job.wait().exit_code, 0);
   EXPECT_EQ(hosts.scratch.read("logs/rank1.stdout.log"), "1 out 0\n1 out 1\n1 out 2\n");
   EXPECT_EQ(hosts.scratch.read("logs/rank0.stderr.log"), "0 err 0\n0 err 1\n0 err 2\n");
@@ -372,13 +361,10 @@ TEST_F(SeveralHosts, AHostfileAndAFilterChooseTheRanks) {
   const std::string file = hosts.scratch.file("hosts", "# two\nh1 slots=4\nh2 slots=2\n");
   Job all(hosts.probe({"--hostfile", file}, {"env", "RANK"}), hosts.setup());
   EXPECT_EQ(lines_of(all.wait().out).size(), 6U);
-  Job some(hosts.probe({"--hostfile", file, "--include", "h2@h1:1,3"}, {"env", "CUDA_VISIBLE_DEVICES"}),
-           hosts.setup());
+  Job some(hosts.probe({"--hostfile", file, "--include", "h2@h1:1,3"}, {"env", "CUDA_VISIBLE_DEVICES"}), hosts.setup());
   EXPECT_THAT(lines_of(some.wait().out),
-              ElementsAre("[0] CUDA_VISIBLE_DEVICES=1,3",
-                          "[1] CUDA_VISIBLE_DEVICES=1,3",
-                          "[2] CUDA_VISIBLE_DEVICES unset",
-                          "[3] CUDA_VISIBLE_DEVICES unset"));
+              ElementsAre("[0] CUDA_VISIBLE_DEVICES=1,3", "[1] CUDA_VISIBLE_DEVICES=1,3",
+                          "[2] CUDA_VISIBLE_DEVICES unset", "[3] CUDA_VISIBLE_DEVICES unset"));
   Job first(hosts.probe({"--hostfile", file, "--exclude", "h1", "-n", "1"}, {"env", "RANK"}), hosts.setup());
   EXPECT_EQ(first.wait().out, "[0] RANK=0\n");
 }
@@ -397,13 +383,18 @@ TEST_F(SeveralHosts, AThousandRanksOnAHundredAndTwentyFiveHosts) {
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(lines_of(result.out).size(), 1'000U);
   EXPECT_THAT(result.err, HasSubstr("zeroth-run: 125 hosts x 8 ranks = 1000"));
-  EXPECT_THAT(result.err, ::testing::ContainsRegex("zeroth-run: hosts h[0-9]+, h[0-9]+, h[0-9]+, h[0-9]+ and [0-9]+ more: OMP_NUM_THREADS=1 in every rank"));
+  EXPECT_THAT(
+      result.err,
+      ::testing::ContainsRegex(
+          "zeroth-run: hosts h[0-9]+, h[0-9]+, h[0-9]+, h[0-9]+ and [0-9]+ more: OMP_NUM_THREADS=1 in every rank"));
   EXPECT_LT(lines_of(result.err).size(), 60U) << "what hosts say alike is said once";
 
   Job one_fails(start("if [ $RANK = 567 ]; then sleep 2; exit 3; fi; exec sleep 100"), hosts.setup());
   const JobResult failed = one_fails.wait(std::chrono::seconds{60});
   EXPECT_EQ(failed.exit_code, 3);
-  EXPECT_THAT(failed.err, ::testing::ContainsRegex("zeroth-run: rank 567 \\(pid [0-9]+ on h70\\) exited with code 3; the other 999 ranks were ended"));
+  EXPECT_THAT(failed.err,
+              ::testing::ContainsRegex(
+                  "zeroth-run: rank 567 \\(pid [0-9]+ on h70\\) exited with code 3; the other 999 ranks were ended"));
 }
 
 }  // namespace

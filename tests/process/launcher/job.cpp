@@ -114,8 +114,7 @@ Job::~Job() {
   close_outputs();
 }
 
-std::vector<std::string> Job::probe(int num_ranks,
-                                    const std::vector<std::string>& arguments,
+std::vector<std::string> Job::probe(int num_ranks, const std::vector<std::string>& arguments,
                                     const std::vector<std::string>& options) {
   std::vector<std::string> result{"-q", "-n", std::to_string(num_ranks)};
   result.insert(result.end(), options.begin(), options.end());
@@ -179,8 +178,7 @@ std::map<int, pid_t> Job::wait_for(const std::string& word, int count) {
     }
     return static_cast<int>(result.size()) >= count;
   });
-  EXPECT_TRUE(complete) << "only " << result.size() << " of " << count << " lines " << word
-                        << " came; output:\n"
+  EXPECT_TRUE(complete) << "only " << result.size() << " of " << count << " lines " << word << " came; output:\n"
                         << out_ << err_;
   return result;
 }
@@ -197,7 +195,8 @@ JobResult Job::wait(std::chrono::milliseconds deadline) {
     ended_ = true;
     result.exit_code = info.si_code == CLD_EXITED ? info.si_status : -1;
     result.signal = info.si_code == CLD_EXITED ? 0 : info.si_status;
-    EXPECT_TRUE(until(Clock::now() + outlived_, no_child_left)) << "a process of the job was alive when zeroth-run had ended";
+    EXPECT_TRUE(until(Clock::now() + outlived_, no_child_left))
+        << "a process of the job was alive when zeroth-run had ended";
   }
   kill_everything();
   close_outputs();

@@ -2,6 +2,8 @@
 // left of it.
 #pragma once
 
+#include "support/left_behind.h"
+
 #include <sys/resource.h>
 #include <sys/types.h>
 
@@ -16,8 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "support/left_behind.h"
-
 namespace zeroth::testing {
 
 /// Generous: what is promised is two seconds.
@@ -26,12 +26,12 @@ inline constexpr std::chrono::seconds kEndDeadline{5};
 inline constexpr std::chrono::seconds kPatience{30};
 
 struct JobSetup {
-  bool merge = false;  ///< lines of several ranks as one, which is what users get; most tests look at every rank
-  std::string stdin_text{};                                        ///< given through a pipe, then closed
+  bool merge = false;        ///< lines of several ranks as one, which is what users get; most tests look at every rank
+  std::string stdin_text{};  ///< given through a pipe, then closed
   std::vector<std::pair<std::string, std::string>> environment{};  ///< over the test's own
   std::optional<rlim_t> descriptor_limit{};
   std::vector<int> ignored_signals{};
-  bool read_output = true;  ///< false: nobody reads standard output until `start_reading`
+  bool read_output = true;                ///< false: nobody reads standard output until `start_reading`
   std::chrono::milliseconds outlived{0};  ///< by processes of the job, where zeroth-run cannot wait for them
 };
 
@@ -44,8 +44,9 @@ struct JobResult {
 };
 
 /// Starts zeroth-run with the given arguments. The test process is a subreaper: whatever a job leaves behind
-/// becomes its child and is found (and ended) there; a test fails where a process was alive when zeroth-run had ended, or memory,
-/// sockets or files are left. Only one job at a time, and what a test itself puts into TMPDIR is there before it.
+/// becomes its child and is found (and ended) there; a test fails where a process was alive when zeroth-run had ended,
+/// or memory, sockets or files are left. Only one job at a time, and what a test itself puts into TMPDIR is there
+/// before it.
 class Job {
  public:
   explicit Job(const std::vector<std::string>& arguments, const JobSetup& setup = {});
@@ -55,8 +56,7 @@ class Job {
 
   /// Arguments for rank_probe after "-n <ranks>" and options: probe(3, {"wait"}) or probe(3, {"wait"},
   /// {"--tee", "d"}).
-  static std::vector<std::string> probe(int num_ranks,
-                                        const std::vector<std::string>& arguments,
+  static std::vector<std::string> probe(int num_ranks, const std::vector<std::string>& arguments,
                                         const std::vector<std::string>& options = {});
 
   [[nodiscard]] pid_t pid() const { return pid_; }

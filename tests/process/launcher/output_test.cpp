@@ -90,7 +90,8 @@ TEST(Output, ALineOfSeveralRanksIsWrittenOnce) {
 }
 
 TEST(Output, AMergedLineComesBeforeTheReportOfTheEnd) {
-  Job job({"-q", "-n", "2", "/bin/sh", "-c", "if [ $RANK = 0 ]; then sleep 9; fi; echo last >&2; exit 3"}, {.merge = true});
+  Job job({"-q", "-n", "2", "/bin/sh", "-c", "if [ $RANK = 0 ]; then sleep 9; fi; echo last >&2; exit 3"},
+          {.merge = true});
   const JobResult result = job.wait();
   EXPECT_THAT(result.err, ::testing::StartsWith("[1] last\nzeroth-run: rank 1"));
 }
@@ -111,15 +112,7 @@ TEST(Output, OneRankWithoutPrefixIsCopiedByteForByte) {
 TEST(Output, FilesHoldEachRanksBytesUnchanged) {
   const Scratch scratch;
   const std::string bytes = all_bytes(300007);
-  Job job({"-q",
-           "-n",
-           "2",
-           "--tee",
-           scratch.path("a/logs"),
-           "--stdin",
-           "/bin/sh",
-           "-c",
-           "cat; echo trouble $RANK >&2"},
+  Job job({"-q", "-n", "2", "--tee", scratch.path("a/logs"), "--stdin", "/bin/sh", "-c", "cat; echo trouble $RANK >&2"},
           {.stdin_text = bytes});
   const JobResult result = job.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -148,8 +141,7 @@ TEST(Output, AFullDiskUnderTheFilesIsSaidAndTheJobGoesOn) {
   const Scratch scratch;
   std::filesystem::create_directories(scratch.path("logs"));
   std::filesystem::create_symlink("/dev/full", scratch.path("logs/rank0.stdout.log"));
-  Job job(
-      {"-q", "-n", "1", "--tee", scratch.path("logs"), "/bin/sh", "-c", "echo one; sleep 0.05; echo two"});
+  Job job({"-q", "-n", "1", "--tee", scratch.path("logs"), "/bin/sh", "-c", "echo one; sleep 0.05; echo two"});
   const JobResult result = job.wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.out, HasSubstr("[0] one\n"));

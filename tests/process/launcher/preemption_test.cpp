@@ -22,7 +22,8 @@ using ::testing::Not;
 
 constexpr std::chrono::seconds kSave{3};  // longer than --grace, and than SIGKILL after a failure
 const std::vector<std::string> kRoom{"room", "save=3"};
-const std::string kAll = "preempted: 3 of 3 ranks ended with exit code 75, the others with 0; start the job again to go on.\n";
+const std::string kAll =
+    "preempted: 3 of 3 ranks ended with exit code 75, the others with 0; start the job again to go on.\n";
 
 void expect_preempted(const JobResult& result) {
   EXPECT_EQ(result.exit_code, 75) << result.err;
@@ -84,7 +85,8 @@ TEST(Preempted, ALaterSecondSigtermKills) {
   job.signal(SIGTERM);
   const JobResult result = job.wait(kEndDeadline);
   EXPECT_EQ(result.exit_code, 143);
-  EXPECT_THAT(result.err, HasSubstr("stopped by signal 15 (SIGTERM); 3 ranks were ended; 2 had made room; hint: --preempt-grace"));
+  EXPECT_THAT(result.err,
+              HasSubstr("stopped by signal 15 (SIGTERM); 3 ranks were ended; 2 had made room; hint: --preempt-grace"));
 }
 
 TEST(Preempted, TheTimeToSaveHasAnEnd) {
@@ -139,11 +141,7 @@ TEST(Preempted, SomeRanksMayHaveNothingToSave) {
 }
 
 TEST(Preempted, ChildrenOfTheRanksAreNotEndedBeforeThem) {
-  Job job({"-q",
-           "-n",
-           "2",
-           "/bin/sh",
-           "-c",
+  Job job({"-q", "-n", "2", "/bin/sh", "-c",
            "sleep 1 & child=$!; trap 'wait $child; echo CHILD $RANK $?; exit 75' TERM; echo READY $RANK $$; wait"});
   job.wait_for("READY", 2);
   job.signal(SIGTERM);

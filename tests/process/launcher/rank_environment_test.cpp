@@ -26,21 +26,14 @@ std::vector<std::string> values_of(const std::string& out, const std::string& na
     const std::string head = "[" + std::to_string(rank) + "] " + name + "=";
     const std::size_t start = out.find(head);
     const std::size_t value = start + head.size();
-    result.push_back(start == std::string::npos ? "(none)"
-                                                : out.substr(value, out.find('\n', value) - value));
+    result.push_back(start == std::string::npos ? "(none)" : out.substr(value, out.find('\n', value) - value));
   }
   return result;
 }
 
 TEST(RankEnvironment, TellsEachRankItsPlace) {
-  const std::vector<std::string> same{"WORLD_SIZE",
-                                      "LOCAL_WORLD_SIZE",
-                                      "GROUP_RANK",
-                                      "NODE_RANK",
-                                      "MASTER_ADDR",
-                                      "MASTER_PORT",
-                                      "ZEROTH_JOB_ID",
-                                      "TORCHELASTIC_RUN_ID"};
+  const std::vector<std::string> same{"WORLD_SIZE",  "LOCAL_WORLD_SIZE", "GROUP_RANK",    "NODE_RANK",
+                                      "MASTER_ADDR", "MASTER_PORT",      "ZEROTH_JOB_ID", "TORCHELASTIC_RUN_ID"};
   std::vector<std::string> arguments{"env", "RANK", "LOCAL_RANK", "PROBE_OWN"};
   arguments.insert(arguments.end(), same.begin(), same.end());
   // A launcher may itself be a rank of another one: its own place must not shine through.
@@ -81,9 +74,8 @@ TEST(RankEnvironment, SharesTheCoresUnlessTheUserChose) {
   const int threads = std::stoi(values_of(result.out, "OMP_NUM_THREADS", 2)[1]);
   EXPECT_GE(threads, 1);
   EXPECT_LE(threads, static_cast<int>(std::max(1U, std::thread::hardware_concurrency())));
-  EXPECT_THAT(
-      result.err,
-      ::testing::StartsWith("zeroth-run: OMP_NUM_THREADS=" + std::to_string(threads) + " in every rank"));
+  EXPECT_THAT(result.err,
+              ::testing::StartsWith("zeroth-run: OMP_NUM_THREADS=" + std::to_string(threads) + " in every rank"));
   EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << result.err;
 
   Job chosen({"-n", "2", "--bind-cores", "off", RANK_PROBE_PATH, "env", "OMP_NUM_THREADS"},
@@ -92,15 +84,8 @@ TEST(RankEnvironment, SharesTheCoresUnlessTheUserChose) {
   EXPECT_EQ(values_of(kept.out, "OMP_NUM_THREADS", 2)[1], "5");
   EXPECT_EQ(kept.err, "");
 
-  Job given({"-n",
-             "2",
-             "--bind-cores",
-             "off",
-             "--env",
-             "OMP_NUM_THREADS=6",
-             RANK_PROBE_PATH,
-             "env",
-             "OMP_NUM_THREADS"});
+  Job given(
+      {"-n", "2", "--bind-cores", "off", "--env", "OMP_NUM_THREADS=6", RANK_PROBE_PATH, "env", "OMP_NUM_THREADS"});
   const JobResult set = given.wait();
   EXPECT_EQ(values_of(set.out, "OMP_NUM_THREADS", 2)[0], "6");
   EXPECT_EQ(set.err, "");
@@ -110,8 +95,7 @@ TEST(RankEnvironment, PassesValuesByteForByte) {
   const Scratch scratch;
   const std::string touched = scratch.path("touched");
   const std::string value = "$(touch " + touched + ") `touch " + touched + "` \"'; =,\\ \t\xff";
-  Job job(Job::probe(2,
-                     {"env", "ODD", "EMPTY", "MASTER_PORT"},
+  Job job(Job::probe(2, {"env", "ODD", "EMPTY", "MASTER_PORT"},
                      {"--env", "ODD=" + value, "--env", "EMPTY=", "--env", "MASTER_PORT=4242"}));
   const JobResult result = job.wait();
   EXPECT_THAT(result.out, HasSubstr("[1] ODD=" + value + "\n"));

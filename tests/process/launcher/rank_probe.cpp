@@ -14,7 +14,8 @@
 //       child                       a child of its own that sleeps; prints "CHILD <rank> <pid>"
 //       heavy                       with child: it holds 128 MiB, so that its end takes a while
 //       flood                       after READY writes to standard output without end
-//   room [save=SECONDS]  catches SIGTERM as zeroth.preemption does, prints "READY <rank> <pid>", waits for it (at most 60 s); then rank 0
+//   room [save=SECONDS]  catches SIGTERM as zeroth.preemption does, prints "READY <rank> <pid>", waits for it (at most
+//   60 s); then rank 0
 //                        takes that long; prints "SAVED <rank> 0" and ends with 75
 #include <zeroth/base/preemption.h>
 
@@ -56,7 +57,7 @@ int print_self() {
   int ignored = 0;
   for (int signal = 1; signal < SIGRTMIN; ++signal) {
     blocked += sigismember(&mask, signal) == 1 ? 1 : 0;
-    struct sigaction action {};
+    struct sigaction action{};
     ignored += sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN ? 1 : 0;
   }
   int death_signal = 0;

@@ -24,8 +24,7 @@ using Json = nlohmann::json;
 
 /// Rank 1 fails in the first `failures` starts.
 std::vector<std::string> failing(int failures) {
-  return {"/bin/sh",
-          "-c",
+  return {"/bin/sh", "-c",
           "echo try $ZEROTH_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; [ $ZEROTH_RESTART_COUNT -ge " +
               std::to_string(failures) + " ] && exit 0; [ $RANK = 1 ] && exit 5; sleep 30"};
 }
@@ -49,8 +48,7 @@ TEST(Restart, TheWholeJobIsStartedAgain) {
   const JobResult result = job.wait();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(result.out, "[ranks 0-1] try 0 of 3\n[ranks 0-1] try 1 of 3\n[ranks 0-1] try 2 of 3\n");
-  EXPECT_THAT(result.err,
-              HasSubstr("exited with code 5; the other rank was ended.\nzeroth-run: restart 1 of 3\n"));
+  EXPECT_THAT(result.err, HasSubstr("exited with code 5; the other rank was ended.\nzeroth-run: restart 1 of 3\n"));
   EXPECT_THAT(result.err, HasSubstr("zeroth-run: restart 2 of 3\n"));
   EXPECT_EQ(scratch.read("logs/rank0.stdout.log"), "try 0 of 3\ntry 1 of 3\ntry 2 of 3\n");
 }
@@ -74,8 +72,7 @@ TEST(Restart, ASignalOrTheTimeoutIsNoReason) {
 }
 
 TEST(Restart, TheTimeoutIsForAllStarts) {
-  Job job(
-      {"-q", "-n", "1", "--max-restarts", "1000", "--timeout", "2", "/bin/sh", "-c", "sleep 0.5; exit 1"});
+  Job job({"-q", "-n", "1", "--max-restarts", "1000", "--timeout", "2", "/bin/sh", "-c", "sleep 0.5; exit 1"});
   const JobResult result = job.wait(std::chrono::seconds(10));
   EXPECT_EQ(result.exit_code, 76) << result.err;
   EXPECT_LT(result.lasted, std::chrono::seconds(5));
@@ -88,10 +85,8 @@ TEST(Status, TellsStartEndsCauseAndEnd) {
   const auto events = events_of(scratch.read("status"));
   std::vector<std::string> names;
   for (const Json& event : events) names.push_back(event["event"]);
-  EXPECT_THAT(
-      names,
-      ElementsAre(
-          "start", "rank_end", "rank_end", "first_cause", "end", "start", "rank_end", "rank_end", "end"));
+  EXPECT_THAT(names, ElementsAre("start", "rank_end", "rank_end", "first_cause", "end", "start", "rank_end", "rank_end",
+                                 "end"));
   EXPECT_EQ(events[0]["num_ranks"], 2);
   EXPECT_EQ(events[0]["command"][0], "/bin/sh");
   EXPECT_EQ(events[1]["rank"], 1);
@@ -156,10 +151,10 @@ TEST(Restart, HostsAreStartedAgain) {
 
 TEST(Restart, AHostThatWasLostIsReachedAgain) {
   const FakeHosts hosts;
-  Job job(hosts.arguments(
-              {"--hosts", "h1,h2", "--max-restarts", "1"},
-              {"/bin/sh", "-c", "[ $ZEROTH_RESTART_COUNT = 1 ] || { echo READY $RANK $PPID; exec sleep 30; }"}),
-          hosts.setup());
+  Job job(
+      hosts.arguments({"--hosts", "h1,h2", "--max-restarts", "1"},
+                      {"/bin/sh", "-c", "[ $ZEROTH_RESTART_COUNT = 1 ] || { echo READY $RANK $PPID; exec sleep 30; }"}),
+      hosts.setup());
   const auto agents = job.wait_for("READY", 2);
   ::kill(agents.at(1), SIGKILL);
   const JobResult result = job.wait();
@@ -176,8 +171,8 @@ int allowed_processors() {
 TEST(Binding, RanksHaveCoresOfTheirOwnUnlessTheyAreTooMany) {
   const int all = allowed_processors();
   if (all < 2) GTEST_SKIP() << "not permitted: one processor cannot be shared out";
-  const std::vector<std::string> show{
-      "/bin/sh", "-c", "grep Cpus_allowed: /proc/self/status; echo bound ${ZEROTH_BOUND_CORES-no}"};
+  const std::vector<std::string> show{"/bin/sh", "-c",
+                                      "grep Cpus_allowed: /proc/self/status; echo bound ${ZEROTH_BOUND_CORES-no}"};
   const auto lines = [&](const std::vector<std::string>& options) {
     Job job(with(options, show), {.merge = true});
     const JobResult result = job.wait();
@@ -190,10 +185,9 @@ TEST(Binding, RanksHaveCoresOfTheirOwnUnlessTheyAreTooMany) {
   EXPECT_THAT(bound.out, ::testing::Not(HasSubstr("bound no")));
   EXPECT_THAT(bound.out, HasSubstr("[1] Cpus_allowed"));
   EXPECT_THAT(bound.out, ::testing::Not(HasSubstr("[ranks 0-1] Cpus_allowed")));
-  for (const auto& options :
-       {std::vector<std::string>{"-n", "2", "--bind-cores", "off"},
-        std::vector<std::string>{"-n", std::to_string(all + 1)},
-        std::vector<std::string>{"-n", "2", "--env", "OMP_NUM_THREADS=" + std::to_string(all)}}) {
+  for (const auto& options : {std::vector<std::string>{"-n", "2", "--bind-cores", "off"},
+                              std::vector<std::string>{"-n", std::to_string(all + 1)},
+                              std::vector<std::string>{"-n", "2", "--env", "OMP_NUM_THREADS=" + std::to_string(all)}}) {
     const JobResult free = lines(options);
     EXPECT_THAT(free.err, ::testing::Not(HasSubstr("cores of its own")));
     EXPECT_THAT(free.out, ::testing::ContainsRegex("\\[ranks 0-[0-9]+\\] bound no"));
@@ -208,8 +202,7 @@ TEST(Binding, AHostOfOneRankIsLeftAsItIs) {
 }
 
 TEST(Delegation, ADryRunPrintsTheCommand) {
-  Job job({"--launcher", "srun", "--dry-run", "-n", "2", "--env", "A=b c", "./trainer", "a b"},
-          {.merge = true});
+  Job job({"--launcher", "srun", "--dry-run", "-n", "2", "--env", "A=b c", "./trainer", "a b"}, {.merge = true});
   const JobResult result = job.wait();
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.out, "A='b c' srun --ntasks=2 --nodes=1 --export=ALL ./trainer 'a b'\n");
@@ -217,8 +210,7 @@ TEST(Delegation, ADryRunPrintsTheCommand) {
 
 TEST(Delegation, BecomesTheOtherLauncher) {
   const Scratch scratch;
-  scratch.file(
-      "mpirun", "#!/bin/sh\necho called $# \"$A\"\nfor word; do echo \"<$word>\"; done\nexit 9\n", 0755);
+  scratch.file("mpirun", "#!/bin/sh\necho called $# \"$A\"\nfor word; do echo \"<$word>\"; done\nexit 9\n", 0755);
   Job job({"--launcher", "mpirun", "-n", "2", "--env", "A=b c", "./trainer", "a b"},
           {.merge = true, .environment = {{"PATH", scratch.path("")}}});
   const JobResult result = job.wait();

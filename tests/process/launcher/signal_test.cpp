@@ -22,8 +22,7 @@ bool reaches_state(pid_t pid, char wanted) {
     std::string text;
     std::getline(file, text);
     const std::size_t name_end = text.rfind(')');
-    if (name_end != std::string::npos && text.size() > name_end + 2 && text[name_end + 2] == wanted)
-      return true;
+    if (name_end != std::string::npos && text.size() > name_end + 2 && text[name_end + 2] == wanted) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return false;
@@ -102,11 +101,7 @@ TEST(Signal, IgnoredStopSignalsStayIgnored) {
 
 TEST(Signal, UserSignalsReachEveryRankAndOnlyTheRank) {
   // Each rank has a child that would die of it.
-  Job job({"-q",
-           "-n",
-           "3",
-           "/bin/sh",
-           "-c",
+  Job job({"-q", "-n", "3", "/bin/sh", "-c",
            "sleep 0.5 & trap 'echo GOT $RANK 1; wait $!; echo CHILD $RANK $?; exit 0' USR1; echo READY $RANK "
            "$$; wait"});
   job.wait_for("READY", 3);

@@ -14,8 +14,8 @@
 namespace zeroth {
 namespace {
 
-constexpr std::array<DType, 7> kAll{
-    DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16, DType::kInt64, DType::kInt32, DType::kUInt8};
+constexpr std::array<DType, 7> kAll{DType::kFloat64, DType::kFloat32, DType::kBFloat16, DType::kFloat16,
+                                    DType::kInt64,   DType::kInt32,   DType::kUInt8};
 
 TEST(DType, SizesAndNamesAreThoseOfTheTypes) {
   EXPECT_EQ(size_of(DType::kFloat64), sizeof(double));
@@ -27,7 +27,8 @@ TEST(DType, SizesAndNamesAreThoseOfTheTypes) {
   EXPECT_EQ(size_of(DType::kUInt8), sizeof(std::uint8_t));
   std::set<std::string_view> names;
   for (const DType dtype : kAll) names.insert(name_of(dtype));
-  EXPECT_EQ(names, (std::set<std::string_view>{"float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8"}));
+  EXPECT_EQ(names,
+            (std::set<std::string_view>{"float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8"}));
 }
 
 TEST(DType, AccumulatesInAtLeastFloat32) {
@@ -46,8 +47,7 @@ std::uint16_t nearest_even(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
   const auto down = static_cast<std::uint16_t>(bits >> 16U);  // toward zero
   const auto value = [](std::uint32_t pattern) {  // of a finite pattern, or of the "2^128" above the largest
-    if ((pattern & 0x7fffU) == 0x7f80U)
-      return std::copysign(std::ldexp(1.0, 128), pattern & 0x8000U ? -1.0 : 1.0);
+    if ((pattern & 0x7fffU) == 0x7f80U) return std::copysign(std::ldexp(1.0, 128), pattern & 0x8000U ? -1.0 : 1.0);
     return static_cast<double>(std::bit_cast<float>(pattern << 16U));
   };
   const auto up = static_cast<std::uint16_t>(down + 1U);
@@ -102,8 +102,8 @@ TEST(Float16, RoundsToTheNearestAndAtTheMiddleToEven) {
 }
 
 TEST(BFloat16, RoundsEveryUpperHalfWithEveryInterestingLowerHalf) {
-  constexpr std::array<std::uint32_t, 11> kLows{
-      0x0000, 0x0001, 0x0002, 0x3fff, 0x7ffe, 0x7fff, 0x8000, 0x8001, 0xc000, 0xfffe, 0xffff};
+  constexpr std::array<std::uint32_t, 11> kLows{0x0000, 0x0001, 0x0002, 0x3fff, 0x7ffe, 0x7fff,
+                                                0x8000, 0x8001, 0xc000, 0xfffe, 0xffff};
   for (std::uint32_t high = 0; high < 65536; ++high) {
     for (const std::uint32_t low : kLows) {
       const std::uint32_t bits = (high << 16U) | low;

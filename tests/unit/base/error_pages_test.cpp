@@ -21,8 +21,7 @@ std::string read(const std::filesystem::path& path) {
 
 TEST(ErrorPages, EverySlugHasAPageWithAllParts) {
   for (const auto& facts : testing::kCodes) {
-    const std::filesystem::path path =
-        std::filesystem::path(ZEROTH_ERROR_PAGES) / (std::string(facts.slug) + ".md");
+    const std::filesystem::path path = std::filesystem::path(ZEROTH_ERROR_PAGES) / (std::string(facts.slug) + ".md");
     ASSERT_TRUE(std::filesystem::is_regular_file(path)) << path;
     const std::string text = read(path);
     EXPECT_TRUE(text.starts_with("# " + std::string(facts.slug) + "\n")) << path;
@@ -40,9 +39,8 @@ TEST(ErrorPages, EverySlugHasAPageWithAllParts) {
 TEST(ErrorPages, NoPageIsOfAnUnknownSlug) {
   for (const auto& entry : std::filesystem::directory_iterator(ZEROTH_ERROR_PAGES)) {
     const std::string stem = entry.path().stem().string();
-    const bool known = stem == "README" || std::ranges::any_of(testing::kCodes, [&](const auto& facts) {
-                         return facts.slug == stem;
-                       });
+    const bool known =
+        stem == "README" || std::ranges::any_of(testing::kCodes, [&](const auto& facts) { return facts.slug == stem; });
     EXPECT_TRUE(known) << entry.path();
   }
 }
@@ -54,7 +52,8 @@ TEST(ErrorPages, TheIndexLinksEveryPage) {
   }
 }
 
-/// A test that brings about a failure of the code and looks at what is said of it: a file, and what of that test stands there.
+/// A test that brings about a failure of the code and looks at what is said of it: a file, and what of that test stands
+/// there.
 struct Provoking {
   std::string_view slug;
   const char* file;
@@ -83,7 +82,8 @@ TEST(ErrorPages, ATestProvokesEveryCode) {
   for (const auto& facts : testing::kCodes) {
     const auto* const found = std::ranges::find(kProvoking, facts.slug, &Provoking::slug);
     ASSERT_NE(found, std::end(kProvoking)) << facts.slug << ": name the test that provokes it";
-    EXPECT_NE(read(tests / found->file).find(found->text), std::string::npos) << facts.slug << ": not in " << found->file << ": " << found->text;
+    EXPECT_NE(read(tests / found->file).find(found->text), std::string::npos)
+        << facts.slug << ": not in " << found->file << ": " << found->text;
   }
 }
 

@@ -38,16 +38,14 @@ TEST(ErrorCode, EveryCodeIsInTheTable) {
 
 TEST(ErrorCode, ExitCodesTellFailureFromSignalAndShell) {
   for (const auto& facts : kCodes) {
-    if (facts.code == ErrorCode::kUser)
-      continue;  // 1: what Python and the shell say of a program's own failure
+    if (facts.code == ErrorCode::kUser) continue;  // 1: what Python and the shell say of a program's own failure
     EXPECT_GE(exit_code(facts.code), 64);
     EXPECT_LE(exit_code(facts.code), 78);
   }
 }
 
 TEST(ErrorText, NamesEveryFieldInOneOrder) {
-  const Error error(ErrorCode::kMismatch,
-                    "sizes differ",
+  const Error error(ErrorCode::kMismatch, "sizes differ",
                     {.where = "comm.shm all_gather#841",
                      .who = "rank 3/8",
                      .which = "block.2",
@@ -77,8 +75,7 @@ TEST(Error, KeepsItsPartsAndCopies) {
 TEST(ErrorOf, AnErrorStaysMemoryIsNamedAndAllElseIsTheUsers) {
   EXPECT_STREQ(error_of(Error(ErrorCode::kModel, "no loss", {.who = "rank 2/4"})).what(),
                "[MODEL] no loss; who: rank 2/4");
-  EXPECT_STREQ(error_of(std::bad_alloc()).what(),
-               "[OUT_OF_MEMORY] an allocation failed; got: std::bad_alloc");
+  EXPECT_STREQ(error_of(std::bad_alloc()).what(), "[OUT_OF_MEMORY] an allocation failed; got: std::bad_alloc");
   EXPECT_STREQ(error_of(std::runtime_error("no such token: 50257")).what(), "[USER] no such token: 50257");
   EXPECT_STREQ(error_of(std::logic_error("expected a float\nException raised from check at x.cpp:12")).what(),
                "[USER] expected a float");
@@ -89,8 +86,10 @@ TEST(PlaceOf, ReadsRankStepAndCall) {
   const auto place = [](std::string who, std::string where, std::string expected) {
     return place_of({.where = std::move(where), .who = std::move(who), .expected = std::move(expected)});
   };
-  EXPECT_EQ(place("rank 3/8, step 120 (forward)", "comm.shm group=world", "all_gather#841 float32, 96 elements"), (ErrorPlace{3, 120, "all_gather#841"}));
-  EXPECT_EQ(place("rank 3/8, after step 119", "comm.shm all_reduce#12 group=world", "a slot of rank 2"), (ErrorPlace{3, 119, "all_reduce#12"}));
+  EXPECT_EQ(place("rank 3/8, step 120 (forward)", "comm.shm group=world", "all_gather#841 float32, 96 elements"),
+            (ErrorPlace{3, 120, "all_gather#841"}));
+  EXPECT_EQ(place("rank 3/8, after step 119", "comm.shm all_reduce#12 group=world", "a slot of rank 2"),
+            (ErrorPlace{3, 119, "all_reduce#12"}));
   EXPECT_EQ(place("rank 3/8", "world#0", "# nothing, x#y"), (ErrorPlace{3, std::nullopt, "world#0"}));
   EXPECT_EQ(place("", "", ""), ErrorPlace{});
   EXPECT_EQ(place("rank 99999999999/8, step x", "", ""), ErrorPlace{}) << "no number that fits";

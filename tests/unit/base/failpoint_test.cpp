@@ -68,26 +68,20 @@ TEST_F(Failpoints, ASpecSaysSiteConditionsAndAction) {
       "shm.reduce_scatter.mid@rank=1,hit=3:kill;export.write@p=0.25,seed=7:errno=ENOSPC;engine.judge:exit=3");
   ASSERT_EQ(rules.size(), 3U);
   EXPECT_EQ(rules[0],
-            (FailpointRule{
-                .site = "shm.reduce_scatter.mid", .rank = 1, .hit = 3, .action = FailpointAction::kKill}));
-  EXPECT_EQ(rules[1],
-            (FailpointRule{.site = "export.write",
-                           .probability = 0.25,
-                           .seed = 7,
-                           .action = FailpointAction::kErrno,
-                           .argument = ENOSPC}));
-  EXPECT_EQ(rules[2],
-            (FailpointRule{.site = "engine.judge", .action = FailpointAction::kExit, .argument = 3}));
+            (FailpointRule{.site = "shm.reduce_scatter.mid", .rank = 1, .hit = 3, .action = FailpointAction::kKill}));
+  EXPECT_EQ(rules[1], (FailpointRule{.site = "export.write",
+                                     .probability = 0.25,
+                                     .seed = 7,
+                                     .action = FailpointAction::kErrno,
+                                     .argument = ENOSPC}));
+  EXPECT_EQ(rules[2], (FailpointRule{.site = "engine.judge", .action = FailpointAction::kExit, .argument = 3}));
   EXPECT_TRUE(parse_failpoints("").empty());
 }
 
 TEST_F(Failpoints, ARuleReadsBackAsItself) {
   for (const Failpoint& site : failpoints()) {
-    for (const char* rest : {":kill",
-                             "@rank=0:stop",
-                             "@hit=18446744073709551615:exit=255",
-                             "@rank=2,p=0.1,seed=9:sleep=3600000",
-                             "@p=1:kill"}) {
+    for (const char* rest : {":kill", "@rank=0:stop", "@hit=18446744073709551615:exit=255",
+                             "@rank=2,p=0.1,seed=9:sleep=3600000", "@p=1:kill"}) {
       const auto rules = parse_failpoints(site.name + rest);
       EXPECT_EQ(to_text(rules), site.name + rest);
       EXPECT_EQ(parse_failpoints(to_text(rules)), rules);
@@ -266,19 +260,20 @@ TEST_F(Failpoints, TheEnvironmentArmsOnceAndNamesTheRank) {
 TEST(FailpointTable, TheLineIsThatOfTheSite) {
   for (const FailpointRow& row : detail::kFailpoints) {
     const std::vector<Failpoint> all = failpoints();
-    const auto site = std::find_if(all.begin(), all.end(), [&](const Failpoint& one) { return one.file == row.file && one.what == row.what; });
+    const auto site = std::find_if(all.begin(), all.end(),
+                                   [&](const Failpoint& one) { return one.file == row.file && one.what == row.what; });
     ASSERT_NE(site, all.end()) << row.name;
     std::ifstream file(std::filesystem::path(ZEROTH_SOURCE_FOLDER) / row.file);
     std::string line;
     for (int number = 0; number < site->line; ++number) std::getline(file, line);
-    EXPECT_NE(line.find("(\"" + std::string(row.name) + "\""), std::string::npos) << row.name << " is not in line " << site->line;
+    EXPECT_NE(line.find("(\"" + std::string(row.name) + "\""), std::string::npos)
+        << row.name << " is not in line " << site->line;
   }
 }
 
 TEST(FailpointTable, EverySiteIsInItsFileAndHasItsOwnName) {
   std::set<std::string> names;
-  for (const Failpoint& site : failpoints())
-    EXPECT_TRUE(names.insert(site.name).second) << site.name << " twice";
+  for (const Failpoint& site : failpoints()) EXPECT_TRUE(names.insert(site.name).second) << site.name << " twice";
   for (const FailpointRow& row : detail::kFailpoints) {
     std::ifstream file(std::filesystem::path(ZEROTH_SOURCE_FOLDER) / row.file);
     const std::string text{std::istreambuf_iterator<char>(file), {}};

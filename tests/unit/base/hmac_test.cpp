@@ -28,7 +28,8 @@ TEST(Sha256, AgreesWithTheStandard) {
 }
 
 TEST(Sha256, PadsEveryLength) {
-  // Around the ends of blocks, where the length finds no room: a digest of the digests of 0 to 130 letters, by another implementation.
+  // Around the ends of blocks, where the length finds no room: a digest of the digests of 0 to 130 letters, by another
+  // implementation.
   std::string digests;
   for (std::size_t length = 0; length <= 130; ++length) digests += hex(sha256(std::string(length, 'a')));
   EXPECT_EQ(hex(sha256(digests)), "5eee4c50e1b5ec4f1a47f34c25ca988850b49da7904f5ab1b3abc5cc0ae66ef9");
@@ -41,9 +42,8 @@ TEST(HmacSha256, AgreesWithRfc4231) {
             "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
   EXPECT_EQ(hex(hmac_sha256(std::string(20, '\xaa'), std::string(50, '\xdd'))),
             "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
-  EXPECT_EQ(
-      hex(hmac_sha256(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")),
-      "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  EXPECT_EQ(hex(hmac_sha256(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")),
+            "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
 }
 
 }  // namespace

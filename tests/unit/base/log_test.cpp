@@ -10,7 +10,6 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-
 #include <string>
 #include <thread>
 #include <vector>
@@ -121,7 +120,11 @@ TEST_F(JsonLog, HoldsEveryLineAndRecordWhateverTheLevel) {
   log.debug("small \"things\"");
   log.progress("rank 0's");  // not this rank's
   log.warn("bytes \xff");
-  log.record("step", {{"step", std::int64_t{3}}, {"norm", 0.5}, {"bad", std::nan("")}, {"committed", true}, {"reason", std::string_view("none")}});
+  log.record("step", {{"step", std::int64_t{3}},
+                      {"norm", 0.5},
+                      {"bad", std::nan("")},
+                      {"committed", true},
+                      {"reason", std::string_view("none")}});
   const std::vector<nlohmann::json> objects = lines();
   ASSERT_EQ(objects.size(), 3U);
   EXPECT_EQ(objects[0]["text"], "small \"things\"");

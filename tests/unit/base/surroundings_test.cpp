@@ -23,7 +23,8 @@ TEST(Surroundings, TheAddressTowardsAHostIsOneOfAnInterface) {
   }
   for (const Interface& interface : all) {
     if (interface.loopback || interface.address.find('%') != std::string::npos) continue;
-    EXPECT_EQ(address_towards(interface.address), interface.address) << "a host reaches itself under the address that it asks for";
+    EXPECT_EQ(address_towards(interface.address), interface.address)
+        << "a host reaches itself under the address that it asks for";
   }
 }
 

@@ -26,7 +26,8 @@ TEST(BackendFactory, AnUnknownNameNamesWhatIsBuilt) {
 TEST(BackendFactory, NcclSaysWhatItLacks) {
   try {
     const CommOptions options = quick_options();
-    EXPECT_EQ(make_backend("nccl", {.rank = 0, .size = 1, .hub = make_inproc_hub(1), .options = options})->kind(), "nccl");  // with a GPU
+    EXPECT_EQ(make_backend("nccl", {.rank = 0, .size = 1, .hub = make_inproc_hub(1), .options = options})->kind(),
+              "nccl");  // with a GPU
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kEnvironment) << error.what();
     EXPECT_NE(std::string(error.what()).find("where: "), std::string::npos) << error.what();
@@ -48,7 +49,8 @@ TEST(BackendFactory, SumsOfATransportThatHasNoneAreRefused) {
     const std::string text = error_of(ErrorCode::kConfig, [&] {
       (void)make_backend(name, {.rank = 0, .size = 1, .job = "refused", .hub = make_inproc_hub(1), .options = options});
     });
-    for (const char* part : {"zeroth.reduction", "rank_order", "transport", name}) EXPECT_NE(text.find(part), std::string::npos) << text;
+    for (const char* part : {"zeroth.reduction", "rank_order", "transport", name})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
   }
   EXPECT_EQ(make_backend("self", {.rank = 0, .size = 1, .options = options})->kind(), "self");  // nothing to sum
 }
@@ -57,8 +59,8 @@ TEST(BackendFactory, InprocChecksItsHub) {
   error_of(ErrorCode::kUsage, [] { (void)make_backend("inproc", {}); });
   error_of(ErrorCode::kUsage, [] { (void)make_inproc_hub(0); });
   const auto hub = make_inproc_hub(1);
-  const std::string text = error_of(
-      ErrorCode::kMismatch, [&] { (void)make_backend("inproc", {.rank = 0, .size = 2, .hub = hub}); });
+  const std::string text =
+      error_of(ErrorCode::kMismatch, [&] { (void)make_backend("inproc", {.rank = 0, .size = 2, .hub = hub}); });
   EXPECT_NE(text.find("2 ranks"), std::string::npos) << text;
   const auto seat = make_backend("inproc", {.rank = 0, .size = 1, .hub = hub});
   error_of(ErrorCode::kMismatch, [&] { (void)make_backend("inproc", {.rank = 0, .size = 1, .hub = hub}); });
@@ -78,8 +80,8 @@ TEST(BackendFactory, ControlMemoryIsPlannedAndCounted) {
     options.ledger = MemoryLedger::create();
     options.staging_bytes = 100'000;
     {
-      const auto seat = make_backend(
-          name, {.rank = 0, .size = 1, .job = "counted", .hub = make_inproc_hub(1), .options = options});
+      const auto seat =
+          make_backend(name, {.rank = 0, .size = 1, .job = "counted", .hub = make_inproc_hub(1), .options = options});
       EXPECT_EQ(seat->memory_bytes(), transport_bytes(name, 1, options)) << name;
       EXPECT_EQ(options.ledger->live()[MemoryState::kControl], seat->memory_bytes()) << name;
       EXPECT_EQ(options.ledger->live().total(), seat->memory_bytes()) << name;
@@ -118,9 +120,10 @@ TEST(BackendFactory, RefusedSystemCallsAreNamedWithWhatToAllow) {
   for (const bool memfd : {true, false}) {
     CommOptions options = quick_options();
     options.system = std::make_shared<Refusing>(memfd, !memfd);
-    const std::string text = error_of(
-        ErrorCode::kResource, [&] { (void)make_backend("shm", {.job = "refused", .options = options}); });
-    EXPECT_NE(text.find(memfd ? "memfd_create failed on rank 0" : "pidfd_open failed on rank 0"), std::string::npos) << text;
+    const std::string text =
+        error_of(ErrorCode::kResource, [&] { (void)make_backend("shm", {.job = "refused", .options = options}); });
+    EXPECT_NE(text.find(memfd ? "memfd_create failed on rank 0" : "pidfd_open failed on rank 0"), std::string::npos)
+        << text;
     EXPECT_NE(text.find("seccomp"), std::string::npos) << text;
   }
 }
@@ -138,24 +141,21 @@ TEST(BackendFactory, JobComesFromTheEnvironment) {
   EXPECT_NE(job_from_environment(), torchrun);
   ::setenv("ZEROTH_JOB_ID", "mine", 1);
   EXPECT_EQ(job_from_environment(), "mine");
-  for (const char* name : {"ZEROTH_JOB_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"})
-    ::unsetenv(name);
+  for (const char* name : {"ZEROTH_JOB_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}) ::unsetenv(name);
 }
 
 TEST(BackendFactory, ALonelyWaitEndsAtItsDeadline) {
   for (const char* name : {"self", "inproc", "shm"}) {
     CommOptions options;
     options.timeout = Milliseconds{60};
-    const auto seat = make_backend(
-        name, {.rank = 0, .size = 1, .job = "lonely", .hub = make_inproc_hub(1), .options = options});
+    const auto seat =
+        make_backend(name, {.rank = 0, .size = 1, .job = "lonely", .hub = make_inproc_hub(1), .options = options});
     const std::string text = error_of(ErrorCode::kTimeout, [&] {
-      seat->wait_until([] { return false; },
-                       {.what = "a miracle", .ranks = {}, .unit = "block.1", .progress = [] {
-                          return std::string("epoch 3");
-                        }});
+      seat->wait_until([] { return false; }, {.what = "a miracle", .ranks = {}, .unit = "block.1", .progress = [] {
+                                                return std::string("epoch 3");
+                                              }});
     });
-    for (const char* part : {"a miracle", "block.1", "epoch 3"})
-      EXPECT_NE(text.find(part), std::string::npos) << text;
+    for (const char* part : {"a miracle", "block.1", "epoch 3"}) EXPECT_NE(text.find(part), std::string::npos) << text;
     seat->abort(Error(ErrorCode::kModel, "over"));
     const std::string aborted =
         error_of(ErrorCode::kAborted, [&] { seat->wait_until([] { return false; }, {.what = "more"}); });

@@ -42,16 +42,10 @@ std::string problem(const Collective& collective, int rank = 1) {
   return "";
 }
 
-constexpr CollectiveKind kKinds[] = {CollectiveKind::kAllGather,
-                                     CollectiveKind::kReduceScatter,
-                                     CollectiveKind::kAllReduce,
-                                     CollectiveKind::kBroadcast,
-                                     CollectiveKind::kGather,
-                                     CollectiveKind::kScatter,
-                                     CollectiveKind::kAllToAll,
-                                     CollectiveKind::kSend,
-                                     CollectiveKind::kRecv,
-                                     CollectiveKind::kBarrier};
+constexpr CollectiveKind kKinds[] = {
+    CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kAllReduce, CollectiveKind::kBroadcast,
+    CollectiveKind::kGather,    CollectiveKind::kScatter,       CollectiveKind::kAllToAll,  CollectiveKind::kSend,
+    CollectiveKind::kRecv,      CollectiveKind::kBarrier};
 
 TEST(Collective, GoodCallsPass) {
   for (const CollectiveKind kind : kKinds) EXPECT_EQ(problem(good(kind)), "") << name_of(kind);
@@ -79,7 +73,8 @@ TEST(Collective, WhatOneRankCanSeeIsRefused) {
     if (kind == CollectiveKind::kBarrier) continue;
     Collective collective = good(kind);
     collective.root = 2;
-    EXPECT_EQ(problem(collective), is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group");
+    EXPECT_EQ(problem(collective),
+              is_point_to_point(kind) ? "the other rank is not in the group" : "the root is not in the group");
     collective.root = 1;
     if (is_point_to_point(kind)) {
       EXPECT_EQ(problem(collective), "a rank sends to itself");
@@ -91,7 +86,8 @@ TEST(Collective, WhatOneRankCanSeeIsRefused) {
   for (const CollectiveKind kind : kKinds) {
     Collective collective = good(kind);
     collective.recv_counts.push_back(1);
-    EXPECT_EQ(problem(collective), kind == CollectiveKind::kBarrier ? "a barrier has no data" : "wrong number of counts to receive");
+    EXPECT_EQ(problem(collective),
+              kind == CollectiveKind::kBarrier ? "a barrier has no data" : "wrong number of counts to receive");
   }
   Collective negative = good(CollectiveKind::kAllToAll);
   negative.recv_counts[1] = -1;
@@ -110,23 +106,17 @@ TEST(Collective, WhatOneRankCanSeeIsRefused) {
 }
 
 TEST(Collective, SumsKnowTheirDtypes) {
-  const std::vector<std::pair<DType, DType>> sums{{DType::kFloat64, DType::kFloat64},
-                                                  {DType::kFloat32, DType::kFloat32},
-                                                  {DType::kBFloat16, DType::kBFloat16},
-                                                  {DType::kBFloat16, DType::kFloat32},
-                                                  {DType::kFloat32, DType::kBFloat16},
-                                                  {DType::kFloat16, DType::kFloat16},
-                                                  {DType::kFloat16, DType::kFloat32},
-                                                  {DType::kFloat32, DType::kFloat16},
-                                                  {DType::kInt64, DType::kInt64},
-                                                  {DType::kInt32, DType::kInt32}};
+  const std::vector<std::pair<DType, DType>> sums{
+      {DType::kFloat64, DType::kFloat64},  {DType::kFloat32, DType::kFloat32},  {DType::kBFloat16, DType::kBFloat16},
+      {DType::kBFloat16, DType::kFloat32}, {DType::kFloat32, DType::kBFloat16}, {DType::kFloat16, DType::kFloat16},
+      {DType::kFloat16, DType::kFloat32},  {DType::kFloat32, DType::kFloat16},  {DType::kInt64, DType::kInt64},
+      {DType::kInt32, DType::kInt32}};
   for (int in = 0; in <= static_cast<int>(DType::kUInt8); ++in) {
     for (int out = 0; out <= static_cast<int>(DType::kUInt8); ++out) {
       Collective collective = good(CollectiveKind::kAllReduce);
       collective.in_dtype = static_cast<DType>(in);
       collective.out_dtype = static_cast<DType>(out);
-      const bool allowed =
-          std::ranges::find(sums, std::pair{collective.in_dtype, collective.out_dtype}) != sums.end();
+      const bool allowed = std::ranges::find(sums, std::pair{collective.in_dtype, collective.out_dtype}) != sums.end();
       EXPECT_EQ(problem(collective).empty(), allowed) << describe(collective);
       collective.kind = CollectiveKind::kBroadcast;
       EXPECT_EQ(problem(collective).empty(), in == out) << describe(collective);
@@ -252,8 +242,7 @@ TEST(Collective, DescriptionsAreShort) {
   EXPECT_EQ(describe(collective), "reduce_scatter float32 [3, 4] unit=2 label=5");
   collective.counts.assign(100, 1);
   collective.out_dtype = DType::kBFloat16;
-  EXPECT_EQ(describe(collective),
-            "reduce_scatter float32->bfloat16 [1, 1, 1, 1, 1, 1, 1, 1, ...] unit=2 label=5");
+  EXPECT_EQ(describe(collective), "reduce_scatter float32->bfloat16 [1, 1, 1, 1, 1, 1, 1, 1, ...] unit=2 label=5");
   EXPECT_EQ(describe(good(CollectiveKind::kAllToAll)), "all_to_all float32 [3, 4] from [2, 4] unit=2 label=5");
   EXPECT_EQ(describe(good(CollectiveKind::kSend)), "send float32 [7] to rank 0 unit=2 label=5");
   EXPECT_EQ(describe(good(CollectiveKind::kRecv)), "recv float32 [7] from rank 0 unit=2 label=5");

@@ -66,11 +66,13 @@ TEST_F(ControlLinkTest, APeerThatDoesNotReadIsLostAndStillHeard) {
   there_->send(PingMessage{});
   await(*link_);
   const Deadline deadline(kLong);
-  while (!link_->broken() && !deadline.passed()) link_->send(VerdictMessage{ErrorCode::kTimeout, std::string(4'000, 'x'), {}});
+  while (!link_->broken() && !deadline.passed())
+    link_->send(VerdictMessage{ErrorCode::kTimeout, std::string(4'000, 'x'), {}});
   ASSERT_TRUE(link_->broken());
 
   int pings = 0;
-  EXPECT_FALSE(link_->receive([&](ControlMessage message) { pings += std::holds_alternative<PingMessage>(message) ? 1 : 0; }));
+  EXPECT_FALSE(
+      link_->receive([&](ControlMessage message) { pings += std::holds_alternative<PingMessage>(message) ? 1 : 0; }));
   EXPECT_EQ(pings, 1);
   EXPECT_EQ(link_->trouble(), "it does not read what it is sent");
 }

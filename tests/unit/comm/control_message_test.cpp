@@ -27,15 +27,24 @@ StatusMessage a_status() {
                               .looks = 33,
                               .expired = true,
                               .lost = 2,
-                              .report = {.group = "world/engine0", .call = "barrier#41", .ranks = {0, 2, 4095}, .direct = false, .calls_of = "world#0", .sequence = 11, .waited = Milliseconds{3'300}, .timeout = Milliseconds{300'000}}}}};
+                              .report = {.group = "world/engine0",
+                                         .call = "barrier#41",
+                                         .ranks = {0, 2, 4095},
+                                         .direct = false,
+                                         .calls_of = "world#0",
+                                         .sequence = 11,
+                                         .waited = Milliseconds{3'300},
+                                         .timeout = Milliseconds{300'000}}}}};
 }
 
 std::vector<ControlMessage> one_of_each() {
   ChallengeMessage challenge;
   HelloMessage hello{.rank = 3, .size = 8, .pid = 4711, .host = "h1", .host_digest = 0xfedcba9876543210};
   WelcomeMessage welcome;
-  for (std::size_t byte = 0; byte < hello.nonce.size(); ++byte) challenge.nonce[byte] = hello.nonce[byte] = static_cast<std::uint8_t>(17 * byte);
-  for (std::size_t byte = 0; byte < hello.proof.size(); ++byte) welcome.proof[byte] = hello.proof[byte] = static_cast<std::uint8_t>(7 * byte);
+  for (std::size_t byte = 0; byte < hello.nonce.size(); ++byte)
+    challenge.nonce[byte] = hello.nonce[byte] = static_cast<std::uint8_t>(17 * byte);
+  for (std::size_t byte = 0; byte < hello.proof.size(); ++byte)
+    welcome.proof[byte] = hello.proof[byte] = static_cast<std::uint8_t>(7 * byte);
   return {challenge,
           hello,
           welcome,
@@ -123,11 +132,14 @@ TEST(ControlMessage, WhatIsNoMessageIsRefused) {
 TEST(ControlMessage, AnotherVersionIsNamed) {
   std::vector<std::byte> bytes = encode(PingMessage{});
   bytes[0] = std::byte{1};
-  EXPECT_THAT(decode(bytes).why, HasSubstr("it speaks version 1 of the control plane, this process version 2: all ranks must run the same build of Zeroth"));
+  EXPECT_THAT(decode(bytes).why, HasSubstr("it speaks version 1 of the control plane, this process version 2: all "
+                                           "ranks must run the same build of Zeroth"));
 }
 
 TEST(ControlMessage, AStrangersFrameIsSmall) {
-  for (const ControlMessage& message : {ControlMessage{ChallengeMessage{}}, ControlMessage{HelloMessage{.host = std::string(255, 'h')}}, ControlMessage{WelcomeMessage{}}}) {
+  for (const ControlMessage& message :
+       {ControlMessage{ChallengeMessage{}}, ControlMessage{HelloMessage{.host = std::string(255, 'h')}},
+        ControlMessage{WelcomeMessage{}}}) {
     EXPECT_EQ(decode(encode(message), kLargestStrangersFrameBytes).outcome, Outcome::kMessage);
   }
   const std::vector<std::byte> bytes = encode(HelloMessage{.host = std::string(600, 'h')});
@@ -153,7 +165,8 @@ TEST(ControlMessage, FlippedBytesNeverReadPastTheEnd) {
     const std::vector<std::byte> bytes = encode(message);
     for (int round = 0; round < 2'000; ++round) {
       std::vector<std::byte> flipped = bytes;
-      for (int flip = 0; flip < 3; ++flip) flipped[random() % flipped.size()] = static_cast<std::byte>(random() & 0xffU);
+      for (int flip = 0; flip < 3; ++flip)
+        flipped[random() % flipped.size()] = static_cast<std::byte>(random() & 0xffU);
       flipped.shrink_to_fit();  // so that the address sanitizer sees a read past it
       const Decoded decoded = decode(flipped);
       if (decoded.outcome == Outcome::kMessage) {

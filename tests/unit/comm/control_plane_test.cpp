@@ -1,4 +1,5 @@
-// The control plane between ranks that are threads: over each transport, with strangers, and where a rank hangs, leaves or gives up.
+// The control plane between ranks that are threads: over each transport, with strangers, and where a rank hangs, leaves
+// or gives up.
 #include "comm/control/control_link.h"
 #include "support/error_of.h"
 #include "support/thread_ranks.h"
@@ -7,9 +8,9 @@
 #include <zeroth/comm/control_plane.h>
 #include <zeroth/comm/decorators.h>
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -41,7 +42,8 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
     options.abort_on_failure = false;
     options.comm.timeout = timeout;
     options.comm.first_timeout = timeout;
-    if (GetParam() == ThreadTransport::kLevels || GetParam() == ThreadTransport::kSilentLevels) options.comm.nodes = nodes_of_ranks(world, world / 2);
+    if (GetParam() == ThreadTransport::kLevels || GetParam() == ThreadTransport::kSilentLevels)
+      options.comm.nodes = nodes_of_ranks(world, world / 2);
     for (int rank = 0; rank < world; ++rank) {
       watches_.push_back(std::make_shared<RankWatch>(rank, world));
       watches_.back()->set_first_timeout(timeout);
@@ -51,9 +53,14 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
         world,
         [&](int rank, const std::shared_ptr<CommBackend>& backend) {
           const auto& watch = watches_[static_cast<std::size_t>(rank)];
-          const std::shared_ptr<ControlPlane> control = ControlPlane::join(*backend, watch, {.timeout = Milliseconds{20'000}, .silent_after = Milliseconds{10'000}, .trace_folder = trace_folder_, .logger = {}});
+          const std::shared_ptr<ControlPlane> control = ControlPlane::join(*backend, watch,
+                                                                           {.timeout = Milliseconds{20'000},
+                                                                            .silent_after = Milliseconds{10'000},
+                                                                            .trace_folder = trace_folder_,
+                                                                            .logger = {}});
           if (rank == 0) hub_address_ = control->address();
-          const Seat seat{watch, control, std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), watch, control)};
+          const Seat seat{watch, control,
+                          std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), watch, control)};
           try {
             body(rank, seat);
           } catch (...) {
@@ -74,7 +81,9 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
   std::string trace_folder_{};
 };
 
-void barrier(const Seat& seat) { Communicator(seat.backend).barrier(); }
+void barrier(const Seat& seat) {
+  Communicator(seat.backend).barrier();
+}
 
 TEST_P(ControlPlaneTest, AnOrdinaryRunHearsNothingOfIt) {
   const RankReport report = run(4, Milliseconds{20'000}, [&](int /*rank*/, const Seat& seat) {
@@ -102,8 +111,11 @@ TEST_P(ControlPlaneTest, AtTheDeadlineAllRanksEndWithOneLine) {
   ASSERT_EQ(report.failures.size(), 3U) << report.text();
   for (const RankFailure& failure : report.failures) {
     EXPECT_EQ(failure.code, ErrorCode::kTimeout);
-    EXPECT_THAT(failure.text, AllOf(HasSubstr("rank 2 (pid"), HasSubstr("is between steps, after step 0, at train.py:52"), HasSubstr("barrier#"), HasSubstr("ranks 0, 1, 3 wait")));
-    EXPECT_THAT(failure.text, HasSubstr("who: rank " + std::to_string(failure.rank) + "/4; "));  // not a number inside a level
+    EXPECT_THAT(failure.text,
+                AllOf(HasSubstr("rank 2 (pid"), HasSubstr("is between steps, after step 0, at train.py:52"),
+                      HasSubstr("barrier#"), HasSubstr("ranks 0, 1, 3 wait")));
+    EXPECT_THAT(failure.text,
+                HasSubstr("who: rank " + std::to_string(failure.rank) + "/4; "));  // not a number inside a level
   }
 }
 
@@ -123,18 +135,20 @@ TEST_P(ControlPlaneTest, CallsOfSomeRanksOnlyAreFoundLongBeforeTheDeadline) {
   ASSERT_EQ(report.failures.size(), 4U) << report.text();
   for (const RankFailure& failure : report.failures) {
     EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
-    EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("ranks wait for each other in different calls"), HasSubstr("rank 3 waits for barrier#")));
+    EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("ranks wait for each other in different calls"),
+                                    HasSubstr("rank 3 waits for barrier#")));
   }
 }
 
 TEST_P(ControlPlaneTest, CallsOfDifferentSizesAreFoundWhereverTheyAreMade) {
   const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-    barrier(seat);  // else a rank that still makes its groups may hear of it there
+    barrier(seat);                                      // else a rank that still makes its groups may hear of it there
     std::vector<float> data(rank == 3 ? 100'000 : 20);  // of a mixture's backends one, or the other
     Communicator(seat.backend).all_reduce(std::span(data));
   });
   ASSERT_EQ(report.failures.size(), 4U) << report.text();
-  for (const RankFailure& failure : report.failures) EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("100000 elements"), HasSubstr("20 elements")));
+  for (const RankFailure& failure : report.failures)
+    EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("100000 elements"), HasSubstr("20 elements")));
 }
 
 TEST_P(ControlPlaneTest, WhatTwoRanksAloneCanSeeAllHear) {
@@ -161,7 +175,8 @@ TEST_P(ControlPlaneTest, WhatTwoRanksAloneCanSeeAllHear) {
     });
     ASSERT_EQ(report.failures.size(), 4U) << report.text();
     for (const RankFailure& failure : report.failures) {
-      EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("4 elements"), HasSubstr("5 elements"), HasSubstr(parts ? "all_to_all" : "recv")));
+      EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH]"), HasSubstr("4 elements"), HasSubstr("5 elements"),
+                                      HasSubstr(parts ? "all_to_all" : "recv")));
     }
   }
   EXPECT_LT(SteadyClock::now() - begin, Milliseconds{30'000});
@@ -192,42 +207,50 @@ TEST_P(ControlPlaneTest, WhatARankTellsAsItEndsIsHeard) {
       barrier(seat);
     });
     ASSERT_EQ(report.failures.size(), 2U) << report.text();
-    for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.text.substr(0, 31), "[PEER_LOST] rank 7 was killed; ") << failure.text;
+    for (const RankFailure& failure : report.failures)
+      EXPECT_EQ(failure.text.substr(0, 31), "[PEER_LOST] rank 7 was killed; ") << failure.text;
   }
 }
 
 std::string name_of_transport(const testing::TestParamInfo<ThreadTransport>& info) {
-  return std::array<std::string, 5>{"Memory", "Messages", "Levels", "Mixed", "SilentLevels"}.at(static_cast<std::size_t>(info.param));
+  return std::array<std::string, 5>{"Memory", "Messages", "Levels", "Mixed", "SilentLevels"}.at(
+      static_cast<std::size_t>(info.param));
 }
-INSTANTIATE_TEST_SUITE_P(All,
-                         ControlPlaneTest,
-                         testing::Values(ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels, ThreadTransport::kMixed, ThreadTransport::kSilentLevels),
+INSTANTIATE_TEST_SUITE_P(All, ControlPlaneTest,
+                         testing::Values(ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels,
+                                         ThreadTransport::kMixed, ThreadTransport::kSilentLevels),
                          name_of_transport);
 
 using ControlPlaneOnce = ControlPlaneTest;
-INSTANTIATE_TEST_SUITE_P(Memory, ControlPlaneOnce, testing::Values(ThreadTransport::kMemory), [](const auto&) { return "Memory"; });
+INSTANTIATE_TEST_SUITE_P(Memory, ControlPlaneOnce, testing::Values(ThreadTransport::kMemory),
+                         [](const auto&) { return "Memory"; });
 
 TEST_P(ControlPlaneOnce, StrangersAreDroppedAndCounted) {
   const RankReport report = run(2, Milliseconds{20'000}, [&](int rank, const Seat& seat) {
     if (rank == 0) {
       const std::size_t colon = hub_address_.rfind(':');
-      const detail::TcpAddress address{hub_address_.substr(0, colon), static_cast<std::uint16_t>(std::stoi(hub_address_.substr(colon + 1)))};
+      const detail::TcpAddress address{hub_address_.substr(0, colon),
+                                       static_cast<std::uint16_t>(std::stoi(hub_address_.substr(colon + 1)))};
       const std::string http = "GET / HTTP/1.1\r\n\r\n";
       const detail::HelloMessage wrong{.nonce = {1, 2, 3}, .rank = 1, .size = 2, .pid = 1, .host = "h"};
       const std::vector<std::byte> guess = detail::encode(wrong);
       std::uint64_t sent = 0;
-      for (const std::string_view bytes : {std::string_view(http), std::string_view(reinterpret_cast<const char*>(guess.data()), guess.size())}) {
+      for (const std::string_view bytes :
+           {std::string_view(http), std::string_view(reinterpret_cast<const char*>(guess.data()), guess.size())}) {
         std::string why;
         const detail::ForkClosedFd stranger = detail::connect_tcp(address, Deadline(Milliseconds{5'000}), why);
         require(static_cast<bool>(stranger), "the stranger reaches the port: " + why);
-        require(::write(stranger.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()), "and speaks");
+        require(::write(stranger.get(), bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()),
+                "and speaks");
         ++sent;
         const Deadline deadline(Milliseconds{10'000});
         while (seat.control->strangers() < sent && !deadline.passed()) std::this_thread::sleep_for(Milliseconds{10});
         require(seat.control->strangers() == sent, "it is counted");
         pollfd end{.fd = stranger.get(), .events = POLLIN, .revents = 0};
         std::array<char, 64> challenge{};
-        const auto dropped = [&] { return ::poll(&end, 1, 5'000) == 1 && ::read(stranger.get(), challenge.data(), challenge.size()) <= 0; };
+        const auto dropped = [&] {
+          return ::poll(&end, 1, 5'000) == 1 && ::read(stranger.get(), challenge.data(), challenge.size()) <= 0;
+        };
         require(dropped() || dropped(), "and dropped, after the challenge");
       }
     }
@@ -240,7 +263,9 @@ TEST(RankWatch, WhoIsWokenByAWaitSeesWhatItIsFor) {
   RankWatch watch(0, 2);
   std::vector<std::string> seen;
   watch.set_waker([&] { seen.push_back(watch.status(false).wait.report.call); });
-  const auto report = [] { return WaitReport{.group = "world", .call = "barrier#3", .ranks = {1}, .timeout = Milliseconds{100}}; };
+  const auto report = [] {
+    return WaitReport{.group = "world", .call = "barrier#3", .ranks = {1}, .timeout = Milliseconds{100}};
+  };
   {
     WatchedWait wait(&watch);
     wait.look(report);
@@ -278,7 +303,8 @@ TEST(OwnAddresses, AreThoseOfANameThatThisHostHas) {
   EXPECT_EQ(detail::own_addresses_of("192.0.2.8", own), Hosts{}) << "another host's";
   EXPECT_EQ(detail::own_addresses_of("", own), Hosts{});
   EXPECT_EQ(detail::own_addresses_of("localhost", own), Hosts{}) << "which nobody else reaches";
-  EXPECT_EQ(detail::own_addresses_of("localhost", {"127.0.0.1"}), (Hosts{"127.0.0.1"})) << "a name counts as what it stands for";
+  EXPECT_EQ(detail::own_addresses_of("localhost", {"127.0.0.1"}), (Hosts{"127.0.0.1"}))
+      << "a name counts as what it stands for";
   EXPECT_EQ(detail::own_addresses_of("no such host", own), Hosts{});
 }
 

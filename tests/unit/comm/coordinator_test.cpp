@@ -29,7 +29,15 @@ class Situation {
   /// From now on the rank waits for `ranks`; each call of it is another wait.
   void wait(int rank, const std::string& call, std::vector<int> ranks, Milliseconds timeout = Milliseconds{300'000}) {
     State& state = states_[rank];
-    state.status.wait = {.id = ++ids_, .looks = 0, .expired = false, .report = {.group = "world", .call = call, .ranks = std::move(ranks), .direct = true, .waited = {}, .timeout = timeout}};
+    state.status.wait = {.id = ++ids_,
+                         .looks = 0,
+                         .expired = false,
+                         .report = {.group = "world",
+                                    .call = call,
+                                    .ranks = std::move(ranks),
+                                    .direct = true,
+                                    .waited = {},
+                                    .timeout = timeout}};
     state.since = now_;
   }
   void compute(int rank, Phase phase, std::int64_t step, const std::string& place = "") {
@@ -46,7 +54,9 @@ class Situation {
     report.sequence = sequence;
     has_begun(rank, group, begun);
   }
-  void has_begun(int rank, const std::string& group, std::uint64_t calls) { states_[rank].status.calls_begun[group] = calls; }
+  void has_begun(int rank, const std::string& group, std::uint64_t calls) {
+    states_[rank].status.calls_begun[group] = calls;
+  }
   void several_threads(int rank) { states_[rank].status.one_thread = false; }
   void mute(int rank) { muted_.push_back(rank); }
   void tell(ErrorCode code, const std::string& text) { coordinator_.told(Error(code, text), now_); }
@@ -95,7 +105,9 @@ class Situation {
     }
   }
 
-  [[nodiscard]] std::string last_word() const { return coordinator_.last_word() ? coordinator_.last_word()->message() : ""; }
+  [[nodiscard]] std::string last_word() const {
+    return coordinator_.last_word() ? coordinator_.last_word()->message() : "";
+  }
 
   std::vector<std::string> notes{};
   std::optional<Error> verdict{};
@@ -143,8 +155,7 @@ TEST(Coordinator, ASlowRankIsNamedOnceAtAQuarterWithItsPlace) {
   ASSERT_EQ(job.notes.size(), 1U);
   EXPECT_THAT(job.notes[0],
               AllOf(HasSubstr("rank 2 (pid 102 on h1) is between steps, after step 3, at train.py:57 in load_batch"),
-                    HasSubstr("ranks 0, 1, 3 wait for parameters of unit block.0"),
-                    HasSubstr("of 300.0 s")));
+                    HasSubstr("ranks 0, 1, 3 wait for parameters of unit block.0"), HasSubstr("of 300.0 s")));
   EXPECT_FALSE(job.verdict);
   EXPECT_EQ(job.places_asked, 1);
 }
@@ -157,7 +168,9 @@ TEST(Coordinator, AtTheDeadlineAllEndWithTheLine) {
   ASSERT_TRUE(job.verdict);
   EXPECT_EQ(job.verdict->code(), ErrorCode::kTimeout);
   EXPECT_THAT(job.verdict->what(),
-              AllOf(HasSubstr("no answer within 4.0 s"), HasSubstr("rank 2 (pid 102 on h1) is in the forward of step 1, at model.py:9 in forward"), HasSubstr("ranks 0, 1 wait for all_reduce#5")));
+              AllOf(HasSubstr("no answer within 4.0 s"),
+                    HasSubstr("rank 2 (pid 102 on h1) is in the forward of step 1, at model.py:9 in forward"),
+                    HasSubstr("ranks 0, 1 wait for all_reduce#5")));
   EXPECT_EQ(job.notes.size(), 1U);
 }
 
@@ -168,7 +181,8 @@ TEST(Coordinator, ARankThatDoesNotAnswerIsDescribedAllTheSame) {
   job.run(Milliseconds{9'000});
   ASSERT_TRUE(job.verdict);
   EXPECT_EQ(job.verdict->code(), ErrorCode::kTimeout);
-  EXPECT_THAT(job.verdict->what(), HasSubstr("rank 1 (pid 101 on h0) does not answer, and has given no sign of life for"));
+  EXPECT_THAT(job.verdict->what(),
+              HasSubstr("rank 1 (pid 101 on h0) does not answer, and has given no sign of life for"));
 }
 
 TEST(Coordinator, RanksThatWaitForEachOtherAreTold) {
@@ -220,12 +234,14 @@ RC_GTEST_PROP(CoordinatorProperty, ACircleIsFoundIfThereIsOne, ()) {
     for (int other = 0; other < count; ++other) others.push_back((rank + *rc::gen::inRange(1, size)) % size);
     job.wait(rank, "barrier#" + std::to_string(rank), others);
   }
-  // Who waits for nobody that waits, directly or not, will go on some day: what then is left is a circle, or leads to one.
+  // Who waits for nobody that waits, directly or not, will go on some day: what then is left is a circle, or leads to
+  // one.
   std::vector<bool> goes_on(static_cast<std::size_t>(size));
   for (int round = 0; round < size; ++round) {
     for (int rank = 0; rank < size; ++rank) {
       const std::vector<int>& others = awaited[static_cast<std::size_t>(rank)];
-      goes_on[static_cast<std::size_t>(rank)] = std::ranges::all_of(others, [&](int other) { return goes_on[static_cast<std::size_t>(other)]; });
+      goes_on[static_cast<std::size_t>(rank)] =
+          std::ranges::all_of(others, [&](int other) { return goes_on[static_cast<std::size_t>(other)]; });
     }
   }
   job.run(Milliseconds{3'000});
@@ -307,7 +323,9 @@ TEST(Coordinator, ALostRankIsNamedOnceSomebodyWaitsForIt) {
     job.run(Milliseconds{2'000});
     ASSERT_TRUE(job.verdict);
     EXPECT_EQ(job.verdict->code(), ErrorCode::kPeerLost);
-    EXPECT_THAT(job.verdict->what(), AllOf(HasSubstr("rank 1 (pid 101 on h0)"), HasSubstr(in_order ? "left early" : "without a goodbye"), HasSubstr("barrier#3")));
+    EXPECT_THAT(job.verdict->what(),
+                AllOf(HasSubstr("rank 1 (pid 101 on h0)"), HasSubstr(in_order ? "left early" : "without a goodbye"),
+                      HasSubstr("barrier#3")));
   }
 }
 
@@ -339,8 +357,12 @@ TEST(Coordinator, ARankWithFewerBatchesIsNamedAsThat) {
     job.run(Milliseconds{2'000});
     ASSERT_TRUE(job.verdict);
     EXPECT_EQ(job.verdict->code(), ErrorCode::kPeerLost);
-    EXPECT_THAT(job.verdict->message(), MatchesRegex(R"(rank 2 \(pid 102 on h1\) left early: it ended after 3 steps, while rank 0 is in .* of step 4: unequal batch counts\?)"));
-    EXPECT_THAT(job.verdict->context().hint, AllOf(HasSubstr("engine.batches(loader)"), HasSubstr("zeroth.uneven"), HasSubstr("its last call all_reduce#5")));
+    EXPECT_THAT(
+        job.verdict->message(),
+        MatchesRegex(
+            R"(rank 2 \(pid 102 on h1\) left early: it ended after 3 steps, while rank 0 is in .* of step 4: unequal batch counts\?)"));
+    EXPECT_THAT(job.verdict->context().hint, AllOf(HasSubstr("engine.batches(loader)"), HasSubstr("zeroth.uneven"),
+                                                   HasSubstr("its last call all_reduce#5")));
     EXPECT_THAT(job.verdict->context().expected, HasSubstr("all_gather#42 from rank 2"));
   }
 }
@@ -350,15 +372,17 @@ TEST(Coordinator, ACallOfSomeRanksAfterTheLastStepIsNoBatch) {
     Situation job = left_after_three_steps(phase);
     job.run(Milliseconds{2'000});
     ASSERT_TRUE(job.verdict);
-    EXPECT_THAT(job.verdict->what(), AllOf(HasSubstr("it ended after 3 steps, while rank 0 is"), HasSubstr("a call that only some ranks make?"), Not(HasSubstr("batch"))));
+    EXPECT_THAT(job.verdict->what(), AllOf(HasSubstr("it ended after 3 steps, while rank 0 is"),
+                                           HasSubstr("a call that only some ranks make?"), Not(HasSubstr("batch"))));
     EXPECT_THAT(job.verdict->context().hint, HasSubstr("`if rank == 0`"));
   }
 }
 
 TEST(Coordinator, ARankThatLeavesBeforeOrInAStepHasNoFewerBatches) {
-  const std::pair<Phase, std::string> ends[] = {{Phase::kStarting, "it ended before its first step, while rank 0"},
-                                                {Phase::kBackward, "it ended in the backward of step 1, while rank 0"},
-                                                {Phase::kAfterBackward, "it ended after a backward of step 1, while rank 0"}};
+  const std::pair<Phase, std::string> ends[] = {
+      {Phase::kStarting, "it ended before its first step, while rank 0"},
+      {Phase::kBackward, "it ended in the backward of step 1, while rank 0"},
+      {Phase::kAfterBackward, "it ended after a backward of step 1, while rank 0"}};
   for (const auto& [phase, text] : ends) {
     Situation job(2);
     job.compute(1, phase, 0);
@@ -367,7 +391,8 @@ TEST(Coordinator, ARankThatLeavesBeforeOrInAStepHasNoFewerBatches) {
     job.wait(0, "all_gather#1", {1});
     job.run(Milliseconds{2'000});
     ASSERT_TRUE(job.verdict);
-    EXPECT_THAT(job.verdict->what(), AllOf(HasSubstr(text), Not(HasSubstr("batch")), HasSubstr("see where that rank returned")));
+    EXPECT_THAT(job.verdict->what(),
+                AllOf(HasSubstr(text), Not(HasSubstr("batch")), HasSubstr("see where that rank returned")));
   }
 }
 
@@ -391,7 +416,8 @@ TEST(Coordinator, ARankThatGaveItsGroupUpAndLivesIsAskedWhereItIs) {
   EXPECT_FALSE(job.verdict) << "it may be about to say why";
   job.run(Milliseconds{300});
   ASSERT_TRUE(job.verdict);
-  EXPECT_THAT(job.verdict->what(), AllOf(HasSubstr("left early: it ended after 3 steps"), HasSubstr("it was at train.py:9 in plot")));
+  EXPECT_THAT(job.verdict->what(),
+              AllOf(HasSubstr("left early: it ended after 3 steps"), HasSubstr("it was at train.py:9 in plot")));
 }
 
 TEST(Coordinator, ARankThatLivesAndLostItsConnectionHasNotLeft) {
@@ -423,7 +449,8 @@ TEST(Coordinator, WhoIsCutOffFromAllOthersIsTold) {
   all.run(Milliseconds{2'000});
   ASSERT_TRUE(all.verdict.has_value());
   EXPECT_EQ(all.verdict->code(), ErrorCode::kPeerLost);
-  EXPECT_THAT(all.verdict->what(), AllOf(HasSubstr("rank 1 (pid 101 on h0) has given no sign of life"), HasSubstr("none from any other rank either")));
+  EXPECT_THAT(all.verdict->what(), AllOf(HasSubstr("rank 1 (pid 101 on h0) has given no sign of life"),
+                                         HasSubstr("none from any other rank either")));
 }
 
 TEST(Coordinator, WhoIsNotCutOffFromAllOthersGoesOn) {
@@ -450,7 +477,8 @@ TEST(Coordinator, ALossSaysWhatTheSystemSaid) {
   job.leave(1, "Connection reset by peer (errno 104)");
   job.run(Milliseconds{3'000});
   ASSERT_TRUE(job.verdict);
-  EXPECT_THAT(job.verdict->what(), HasSubstr("its control connection ended without a goodbye (Connection reset by peer (errno 104))"));
+  EXPECT_THAT(job.verdict->what(),
+              HasSubstr("its control connection ended without a goodbye (Connection reset by peer (errno 104))"));
 }
 
 TEST(Coordinator, TheEndOfAProcessIsSaidWhereTheSystemTells) {

@@ -37,9 +37,8 @@ TEST(CountingBackend, CountsByGroupAndKind) {
             table->text());
     const TrafficRow reduced = table->row("world/all/half", CollectiveKind::kAllReduce);
     require(reduced.calls == 1 && reduced.bytes > 390'000 && reduced.bytes < 410'000, table->text());
-    require(
-        table->row(CollectiveKind::kReduceScatter) == TrafficRow{.one_sided_calls = 1, .one_sided_bytes = 77},
-        table->text());
+    require(table->row(CollectiveKind::kReduceScatter) == TrafficRow{.one_sided_calls = 1, .one_sided_bytes = 77},
+            table->text());
     require(table->bytes() == reduced.bytes + 77 + (rank == 0 ? 0U : 400'000U), "total");
     require(table->text().find("world/all/half") != std::string::npos, table->text());
     table->reset();
@@ -78,7 +77,8 @@ TEST(SlowLinkBackend, BytesFromOtherNodesTakeTheirTimeAndAreCountedAllTheSame) {
         require(reduced >= 0.08, "80 kB at 1 MB/s");
         const double pulled = seconds([&] { counting->count_one_sided(CollectiveKind::kAllGather, 3 - rank, 30'000); });
         require(pulled >= 0.03, "30 kB that the caller copied");
-        require(seconds([&] { counting->count_one_sided(CollectiveKind::kAllGather, rank ^ 1, 1'000'000'000); }) < 1, "a neighbour's");
+        require(seconds([&] { counting->count_one_sided(CollectiveKind::kAllGather, rank ^ 1, 1'000'000'000); }) < 1,
+                "a neighbour's");
       },
       options);
 }
@@ -95,7 +95,8 @@ TEST(SlowLinkBackend, ABurstIsFreeAndIsSavedUpNoFurther) {
           const auto begin = SteadyClock::now();
           for (int call = 0; call < 2; ++call) slow.count_one_sided(CollectiveKind::kAllGather, 1 - rank, 40'000);
           const double seconds = std::chrono::duration<double>(SteadyClock::now() - begin).count();
-          require(seconds >= 0.2, "80 kB, of which 60 are free, took " + std::to_string(seconds) + " s");  // a lower bound: sleeps are never short
+          require(seconds >= 0.2, "80 kB, of which 60 are free, took " + std::to_string(seconds) +
+                                      " s");  // a lower bound: sleeps are never short
           require(seconds < 0.8, "nothing was free");
         };
         pull_twice();
@@ -174,31 +175,41 @@ TEST(CheckedBackend, DifferentCallsAreAMismatchOfAllRanksWithBothSidesAndAreNotM
     };
   };
   const std::vector<Case> cases{
-      {both(sum(1.0F, 8, 1), sum(1.0F, 8, 2)), sum(1.0F, 8, 2), {"all_reduce#0", "unit 1", "unit 2"}, 0},                            // skipped
-      {both(sum(1.0F, 8, 1), sum(1.0F, 8, 2)), both(sum(1.0F, 8, 2), sum(1.0F, 8, 1)), {"all_reduce#0", "unit 1", "unit 2"}, 0},     // swapped
-      {both(sum(1.0F, 8, 1), sum(1.0F, 8, 2)), both(sum(1.0F, 8, 1), sum(1.0F, 9, 2)), {"all_reduce#1", "(32 B)", "(36 B)"}, 1},     // longer
-      {sum(1.0F, 8, 1), sum(std::int32_t{1}, 8, 1), {"float32", "int32"}, 0},                                                        // of another type
-      {parts(5), parts(5), {"5 elements, which rank 0 gives to rank 2", "1 elements, which rank 2 takes from rank 0"}, 0}};
+      {both(sum(1.0F, 8, 1), sum(1.0F, 8, 2)), sum(1.0F, 8, 2), {"all_reduce#0", "unit 1", "unit 2"}, 0},  // skipped
+      {both(sum(1.0F, 8, 1), sum(1.0F, 8, 2)),
+       both(sum(1.0F, 8, 2), sum(1.0F, 8, 1)),
+       {"all_reduce#0", "unit 1", "unit 2"},
+       0},  // swapped
+      {both(sum(1.0F, 8, 1), sum(1.0F, 8, 2)),
+       both(sum(1.0F, 8, 1), sum(1.0F, 9, 2)),
+       {"all_reduce#1", "(32 B)", "(36 B)"},
+       1},                                                                     // longer
+      {sum(1.0F, 8, 1), sum(std::int32_t{1}, 8, 1), {"float32", "int32"}, 0},  // of another type
+      {parts(5),
+       parts(5),
+       {"5 elements, which rank 0 gives to rank 2", "1 elements, which rank 2 takes from rank 0"},
+       0}};
   for (const Case& item : cases) {
     const auto begin = SteadyClock::now();
-    const RankReport report = try_ranks(
-        3,
-        [&](int rank, const std::shared_ptr<CommBackend>& base) {
-          const CheckedSeat seat(*base);
-          const Communicator comm(seat.backend);
-          for (int attempt = 0; attempt < 2; ++attempt) {  // a broken seat stays broken
-            try {
-              (rank == 2 ? item.last : item.most)(comm);
-              throw std::runtime_error("different calls were made");
-            } catch (const Error& error) {
-              require(error.code() == ErrorCode::kMismatch, error.what());
-              for (const std::string& side : item.sides) require(std::string(error.what()).find(side) != std::string::npos, error.what());
-            }
-          }
-          require(seat.inner->calls >= item.made, "calls before the mismatch");
-          base->split(0, rank, "end");  // the others still wait for nobody
-        },
-        {.abort_on_failure = false});
+    const RankReport report =
+        try_ranks(3,
+                  [&](int rank, const std::shared_ptr<CommBackend>& base) {
+                    const CheckedSeat seat(*base);
+                    const Communicator comm(seat.backend);
+                    for (int attempt = 0; attempt < 2; ++attempt) {  // a broken seat stays broken
+                      try {
+                        (rank == 2 ? item.last : item.most)(comm);
+                        throw std::runtime_error("different calls were made");
+                      } catch (const Error& error) {
+                        require(error.code() == ErrorCode::kMismatch, error.what());
+                        for (const std::string& side : item.sides)
+                          require(std::string(error.what()).find(side) != std::string::npos, error.what());
+                      }
+                    }
+                    require(seat.inner->calls >= item.made, "calls before the mismatch");
+                    base->split(0, rank, "end");  // the others still wait for nobody
+                  },
+                  {.abort_on_failure = false});
     EXPECT_TRUE(report.ok()) << report.text();
     EXPECT_LT(SteadyClock::now() - begin, std::chrono::seconds{5});
   }
@@ -210,13 +221,19 @@ TEST(CheckedBackend, EqualCallsAreMadeHoweverTheyArePutTogether) {
         std::make_shared<CheckedBackend>(base->split(0, rank, "data"), base->split(0, rank, "side"));
     const auto table = std::make_shared<TrafficTable>();
     whole->set_observer(table);
-    for (const std::shared_ptr<CommBackend>& backend : {whole, std::shared_ptr<CommBackend>(whole->split(0, -rank, "turned"))}) {
+    for (const std::shared_ptr<CommBackend>& backend :
+         {whole, std::shared_ptr<CommBackend>(whole->split(0, -rank, "turned"))}) {
       const Communicator comm(backend);
       float one = 1;
       float two = 2;
       const auto sum = [](float& value) {
         auto* const bytes = reinterpret_cast<std::byte*>(&value);
-        return Collective{.kind = CollectiveKind::kAllReduce, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .send = bytes, .recv = bytes, .counts = {1}};
+        return Collective{.kind = CollectiveKind::kAllReduce,
+                          .in_dtype = DType::kFloat32,
+                          .out_dtype = DType::kFloat32,
+                          .send = bytes,
+                          .recv = bytes,
+                          .counts = {1}};
       };
       const std::vector<Collective> calls{sum(one), sum(two)};
       if (rank == 0) {
@@ -251,22 +268,21 @@ TEST(FaultyBackend, AFailureIsThrownAtTheGivenCall) {
   ASSERT_EQ(report.failures.size(), 2U) << report.text();
   EXPECT_NE(report.of(1)->text.find("planted failure"), std::string::npos) << report.text();
   // Rank 0 learns of it from the abort, or from the empty seat, whichever is first.
-  EXPECT_TRUE(report.of(0)->code == ErrorCode::kAborted || report.of(0)->code == ErrorCode::kPeerLost)
-      << report.text();
+  EXPECT_TRUE(report.of(0)->code == ErrorCode::kAborted || report.of(0)->code == ErrorCode::kPeerLost) << report.text();
 }
 
 TEST(FaultyBackend, ADroppedCallIsSeenByTheOthers) {
-  const RankReport report =
-      try_ranks(3,
-                [](int rank, const std::shared_ptr<CommBackend>& backend) {
-                  const auto faulty = std::make_shared<FaultyBackend>(
-                      backend->split(0, rank, "faulty"), FaultPlan{.drop_call = rank == 2 ? 1 : -1});
-                  const Communicator comm(faulty);
-                  std::vector<float> data(8);
-                  for (std::int32_t unit = 0; unit < 4; ++unit)
-                    comm.all_reduce(std::span(data), {.unit = unit, .label = 0});
-                },
-                {.abort_on_failure = false});
+  const RankReport report = try_ranks(3,
+                                      [](int rank, const std::shared_ptr<CommBackend>& backend) {
+                                        const auto faulty =
+                                            std::make_shared<FaultyBackend>(backend->split(0, rank, "faulty"),
+                                                                            FaultPlan{.drop_call = rank == 2 ? 1 : -1});
+                                        const Communicator comm(faulty);
+                                        std::vector<float> data(8);
+                                        for (std::int32_t unit = 0; unit < 4; ++unit)
+                                          comm.all_reduce(std::span(data), {.unit = unit, .label = 0});
+                                      },
+                                      {.abort_on_failure = false});
   ASSERT_EQ(report.failures.size(), 3U) << report.text();
   for (const test::RankFailure& failure : report.failures) {
     EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;

@@ -33,8 +33,8 @@ class Parrot {
   explicit Parrot(const std::shared_ptr<InprocHub>& hub) : exchange_(hub, "world", 1, kWorld) {}
 
   void join() {
-    segment_ = Arena::create(
-        ArenaKind::kPrivate, SharedMemoryEngine::reserved_bytes(quick_options(), true, kWorld), "parrot");
+    segment_ =
+        Arena::create(ArenaKind::kPrivate, SharedMemoryEngine::reserved_bytes(quick_options(), true, kWorld), "parrot");
     segments_ = exchange_.exchange(segment_, [] {});
   }
   void repeat(const std::function<void(CallDescriptor&)>& tamper) {
@@ -76,8 +76,8 @@ Error gather_with(const std::function<void(CallDescriptor&)>& tamper) {
   });
   Error caught(ErrorCode::kUsage, "no error");
   try {
-    const auto engine = SharedMemoryEngine::make_world(
-        std::make_unique<InprocExchange>(hub, "world", 0, kWorld), 0, kWorld, quick_options());
+    const auto engine = SharedMemoryEngine::make_world(std::make_unique<InprocExchange>(hub, "world", 0, kWorld), 0,
+                                                       kWorld, quick_options());
     const Arena arena = Arena::create(ArenaKind::kPrivate, kArenaBytes, "own");
     const PeerWindow window = engine->attach(arena, "data");
     std::vector<std::byte> out(kWorld * kArenaBytes);
@@ -104,12 +104,8 @@ void expect_mismatch(const Error& error, const std::vector<std::string>& parts) 
 
 TEST(DirectTransfer, AnArenaThatIsNotAttachedIsNamedWithItsRankAndCall) {
   expect_mismatch(gather_with([](CallDescriptor& call) { call.send_window = 7; }),
-                  {"rank 1 names an arena that is not attached",
-                   "where: comm.inproc group=world",
-                   "who: rank 0/2",
-                   "which: all_gather#1",
-                   "one of 1 attached arenas",
-                   "got: arena 7"});
+                  {"rank 1 names an arena that is not attached", "where: comm.inproc group=world", "who: rank 0/2",
+                   "which: all_gather#1", "one of 1 attached arenas", "got: arena 7"});
 }
 
 TEST(DirectTransfer, BytesOutsideAnAttachedArenaAreNamedWithTheirPlace) {
@@ -117,9 +113,7 @@ TEST(DirectTransfer, BytesOutsideAnAttachedArenaAreNamedWithTheirPlace) {
                     call.send_window = 0;
                     call.send_offset = 64;
                   }),
-                  {"rank 1 names bytes outside its attached arena",
-                   "who: rank 0/2",
-                   "arena 0, which has 32768",
+                  {"rank 1 names bytes outside its attached arena", "who: rank 0/2", "arena 0, which has 32768",
                    "got: 32768 bytes at 64"});
 }
 

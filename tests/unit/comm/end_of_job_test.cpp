@@ -1,12 +1,12 @@
 // The error of one rank on the others: what it is about comes through, however often it is passed on.
 #include "comm/control/end_of_job.h"
 
+#include <zeroth/comm/control_plane.h>
+#include <zeroth/comm/rank_watch.h>
+
 #include <gtest/gtest.h>
 
 #include <string>
-
-#include <zeroth/comm/control_plane.h>
-#include <zeroth/comm/rank_watch.h>
 
 namespace zeroth {
 namespace {
@@ -17,7 +17,8 @@ TEST(EndOfJob, AnErrorOfTheRanksOwnNamesTheRank) {
   EXPECT_STREQ(end_of_job(2, Error(ErrorCode::kIo, "full")).what(), "[ABORTED] rank 2 stopped the job: [IO] full");
   EXPECT_STREQ(end_of_job(2, Error(ErrorCode::kInternal, "planted", {.who = "rank 2"})).what(),
                "[ABORTED] rank 2 stopped the job: [INTERNAL] planted; who: rank 2");
-  EXPECT_STREQ(end_of_job(1, Error(ErrorCode::kAborted, "the data has run out")).what(), "[ABORTED] rank 1 stopped the job: [ABORTED] the data has run out");
+  EXPECT_STREQ(end_of_job(1, Error(ErrorCode::kAborted, "the data has run out")).what(),
+               "[ABORTED] rank 1 stopped the job: [ABORTED] the data has run out");
 }
 
 TEST(EndOfJob, WhatIsAboutAnotherRankStaysAsItIs) {
@@ -32,20 +33,23 @@ TEST(EndOfJob, WhatIsAboutAnotherRankStaysAsItIs) {
 }
 
 TEST(EndOfJob, AStopForALossIsTheLoss) {
-  const auto cause = [](const std::string& message) { return std::string(detail::cause_of_stop(Error(ErrorCode::kAborted, message, {.where = "x"})).what()); };
-  EXPECT_EQ(cause("rank 1 stopped the job: [PEER_LOST] rank 2 was killed; who: rank 1/4"), "[PEER_LOST] rank 2 was killed; who: rank 1/4");
-  EXPECT_EQ(cause("rank 0 stopped the job: [ABORTED] rank 1 stopped the job: [MISMATCH] different calls"), "[MISMATCH] different calls");
-  EXPECT_EQ(cause("rank 0 stopped the job: [ABORTED] rank 1 stopped the job: [MODEL] no loss"), "[ABORTED] rank 1 stopped the job: [MODEL] no loss");
+  const auto cause = [](const std::string& message) {
+    return std::string(detail::cause_of_stop(Error(ErrorCode::kAborted, message, {.where = "x"})).what());
+  };
+  EXPECT_EQ(cause("rank 1 stopped the job: [PEER_LOST] rank 2 was killed; who: rank 1/4"),
+            "[PEER_LOST] rank 2 was killed; who: rank 1/4");
+  EXPECT_EQ(cause("rank 0 stopped the job: [ABORTED] rank 1 stopped the job: [MISMATCH] different calls"),
+            "[MISMATCH] different calls");
+  EXPECT_EQ(cause("rank 0 stopped the job: [ABORTED] rank 1 stopped the job: [MODEL] no loss"),
+            "[ABORTED] rank 1 stopped the job: [MODEL] no loss");
 }
 
 TEST(EndOfJob, AStopForAnErrorOfTheRanksOwnStays) {
-  for (const std::string message : {"rank 1 stopped the job: [MODEL] no loss",
-                                    "rank 1 stopped the job: [ABORTED] the data has run out",
-                                    "rank 1 stopped the job: no code",
-                                    "rank 1 stopped the job: [NO_SUCH_CODE] text",
-                                    "rank 1 stopped the job: [PEER_LOST",
-                                    "this rank stopped the job: [PEER_LOST] rank 2 was killed",
-                                    "a call was interrupted"}) {
+  for (const std::string message :
+       {"rank 1 stopped the job: [MODEL] no loss", "rank 1 stopped the job: [ABORTED] the data has run out",
+        "rank 1 stopped the job: no code", "rank 1 stopped the job: [NO_SUCH_CODE] text",
+        "rank 1 stopped the job: [PEER_LOST", "this rank stopped the job: [PEER_LOST] rank 2 was killed",
+        "a call was interrupted"}) {
     EXPECT_EQ(detail::cause_of_stop(Error(ErrorCode::kAborted, message)).message(), message);
   }
 }

@@ -1,6 +1,6 @@
-#include <zeroth/comm/flight_recorder.h>
-
 #include "support/error_of.h"
+
+#include <zeroth/comm/flight_recorder.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,13 @@ namespace {
 using ::testing::HasSubstr;
 
 CallRecord a_call(std::uint64_t sequence) {
-  return {.sequence = sequence, .elements = 100, .group = 0, .unit = 3, .label = 9, .kind = CollectiveKind::kReduceScatter, .dtype = DType::kBFloat16};
+  return {.sequence = sequence,
+          .elements = 100,
+          .group = 0,
+          .unit = 3,
+          .label = 9,
+          .kind = CollectiveKind::kReduceScatter,
+          .dtype = DType::kBFloat16};
 }
 
 std::vector<nlohmann::json> lines_of(const FlightRecorder& recorder) {
@@ -61,7 +67,8 @@ TEST(FlightRecorder, KeepsNamesOfBarriers) {
   recorder.end(recorder.begin({.sequence = 7, .name = name}));
   EXPECT_THAT(recorder.last_call(), HasSubstr("barrier#7 \"before the export\" of world, ended"));
   EXPECT_EQ(recorder.names().at(static_cast<std::size_t>(recorder.records().at(0).name)), "before the export");
-  for (int number = 0; number < 3'000; ++number) (void)recorder.name("step " + std::to_string(number));  // a name a step does not fill the memory
+  for (int number = 0; number < 3'000; ++number)
+    (void)recorder.name("step " + std::to_string(number));  // a name a step does not fill the memory
   EXPECT_EQ(recorder.names().size(), 1'024U);
   EXPECT_EQ(recorder.names().at(static_cast<std::size_t>(recorder.name("one more"))), "...");
   EXPECT_EQ(lines_of(recorder).at(1).at("name"), "before the export");
@@ -80,7 +87,8 @@ TEST(FlightRecorder, SaysWhatCallsAndWaitsWereAbout) {
   EXPECT_EQ(recorder.records().at(0).about, call.about);
   EXPECT_EQ(recorder.records().at(0).name, -1);
   const std::vector<nlohmann::json> lines = lines_of(recorder);
-  EXPECT_EQ(lines.at(0).at("names"), (std::vector<std::string>{"the gradients of unit blocks.1", "parameters of unit root"}));
+  EXPECT_EQ(lines.at(0).at("names"),
+            (std::vector<std::string>{"the gradients of unit blocks.1", "parameters of unit root"}));
   EXPECT_EQ(lines.at(1).at("about"), 0);
   EXPECT_EQ(lines.at(2).at("about"), 1);
   EXPECT_EQ(lines.at(2).at("call"), "wait");
@@ -93,7 +101,8 @@ TEST(FlightRecorder, KeepsTheLast) {
   recorder.end(first);  // long gone: must not mark another call
   const std::vector<CallRecord> records = recorder.records();
   ASSERT_EQ(records.size(), FlightRecorder::kRecords);
-  for (std::size_t index = 0; index < records.size(); ++index) EXPECT_EQ(records[index].sequence, 2 * FlightRecorder::kRecords + index);
+  for (std::size_t index = 0; index < records.size(); ++index)
+    EXPECT_EQ(records[index].sequence, 2 * FlightRecorder::kRecords + index);
 }
 
 TEST(FlightRecorder, AReaderSeesWholeRecords) {
@@ -129,7 +138,8 @@ TEST(FlightRecorder, WritesOneObjectALine) {
   EXPECT_EQ(lines[1].at("call"), "reduce_scatter");
   EXPECT_EQ(lines[1].at("group"), "world");
   EXPECT_EQ(lines[2].at("ended_ns"), 0);
-  EXPECT_THAT(test::error_of(ErrorCode::kIo, [&] { recorder.write("/nonexistent/folder/trace", 1, 4); }), HasSubstr("/nonexistent/folder/trace"));
+  EXPECT_THAT(test::error_of(ErrorCode::kIo, [&] { recorder.write("/nonexistent/folder/trace", 1, 4); }),
+              HasSubstr("/nonexistent/folder/trace"));
 }
 
 TEST(FlightRecorder, AFileIsItsOwnersAloneAndReplacesOnlyAPlainOne) {
@@ -140,7 +150,8 @@ TEST(FlightRecorder, AFileIsItsOwnersAloneAndReplacesOnlyAPlainOne) {
   std::ofstream(path) << "of an earlier run\n";
   std::filesystem::permissions(path, std::filesystem::perms::all);
   recorder.write(path, 1, 4, {{"code", "TIMEOUT"}});
-  EXPECT_EQ(std::filesystem::status(path).permissions(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  EXPECT_EQ(std::filesystem::status(path).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
   std::string head;
   std::getline(std::ifstream(path), head);
   EXPECT_EQ(nlohmann::json::parse(head).at("failure").at("code"), "TIMEOUT");

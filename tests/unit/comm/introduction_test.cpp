@@ -1,5 +1,6 @@
 // How ranks and the hub come to believe each other: proofs, and what happens to those who have none.
 #include "comm/control/introduction.h"
+
 #include "support/error_of.h"
 
 #include <gmock/gmock.h>
@@ -28,14 +29,17 @@ using ::testing::HasSubstr;
 constexpr Milliseconds kLong{20'000};
 const std::string kHere = "127.0.0.1";
 
-HelloMessage hello_of(std::uint32_t rank, std::uint32_t size = 3) { return {.rank = rank, .size = size, .pid = 4711, .host = "h1"}; }
+HelloMessage hello_of(std::uint32_t rank, std::uint32_t size = 3) {
+  return {.rank = rank, .size = size, .pid = 4711, .host = "h1"};
+}
 
 /// One that runs in a thread until the end of the test.
 class Background {
  public:
-  explicit Background(std::function<void()> turn) : thread_([this, turn = std::move(turn)] {
-    while (!done_.load()) turn();
-  }) {}
+  explicit Background(std::function<void()> turn)
+      : thread_([this, turn = std::move(turn)] {
+          while (!done_.load()) turn();
+        }) {}
   ~Background() {
     done_.store(true);
     thread_.join();
@@ -72,7 +76,8 @@ class Talker {
   }
   ChallengeMessage challenge() {
     const std::optional<ControlMessage> first = next();
-    return first && std::holds_alternative<ChallengeMessage>(*first) ? std::get<ChallengeMessage>(*first) : ChallengeMessage{};
+    return first && std::holds_alternative<ChallengeMessage>(*first) ? std::get<ChallengeMessage>(*first)
+                                                                     : ChallengeMessage{};
   }
 
  private:
@@ -92,8 +97,15 @@ class ReceptionTest : public ::testing::Test {
     const std::optional<ControlMessage> word = talker.next();
     return word && std::holds_alternative<WelcomeMessage>(*word);
   }
-  [[nodiscard]] IntroductionSpec spec_of(std::vector<TcpAddress> hub, std::uint32_t rank, Milliseconds timeout = kLong, Milliseconds patience = kLong) const {
-    return {.hub = std::move(hub), .secret = reception_.secret(), .hello = hello_of(rank), .timeout = timeout, .patience = patience, .who = "a rank", .check = [] {}};
+  [[nodiscard]] IntroductionSpec spec_of(std::vector<TcpAddress> hub, std::uint32_t rank, Milliseconds timeout = kLong,
+                                         Milliseconds patience = kLong) const {
+    return {.hub = std::move(hub),
+            .secret = reception_.secret(),
+            .hello = hello_of(rank),
+            .timeout = timeout,
+            .patience = patience,
+            .who = "a rank",
+            .check = [] {}};
   }
   HelloMessage proven(HelloMessage hello, const ChallengeMessage& challenge) const {
     hello.proof = proof_of_rank(reception_.secret(), address(), challenge, hello);
@@ -117,7 +129,9 @@ class ReceptionTest : public ::testing::Test {
     reception_.add_polled(polled);
     (void)::poll(polled.data(), polled.size(), 5);
     const std::lock_guard lock(mutex_);
-    for (Reception::Member& member : reception_.look([this](const TcpAddress& peer, const std::string& why) { refused_ += to_text(peer) + ": " + why + "\n"; })) members_.push_back(std::move(member));
+    for (Reception::Member& member : reception_.look(
+             [this](const TcpAddress& peer, const std::string& why) { refused_ += to_text(peer) + ": " + why + "\n"; }))
+      members_.push_back(std::move(member));
   }};
 };
 
@@ -207,14 +221,17 @@ TEST_F(ReceptionTest, WhatTheHubShowsIsNoProofOfARank) {
 }
 
 TEST_F(ReceptionTest, WhoKnowsTheSecretAndIsNoRankThatCouldComeIsRefused) {
-  const auto comes = [&](HelloMessage hello) { return is_welcome([&, hello](const ChallengeMessage& challenge) { return proven(hello, challenge); }); };
+  const auto comes = [&](HelloMessage hello) {
+    return is_welcome([&, hello](const ChallengeMessage& challenge) { return proven(hello, challenge); });
+  };
   EXPECT_TRUE(comes(hello_of(1)));
   EXPECT_FALSE(comes(hello_of(1)));
   EXPECT_FALSE(comes(hello_of(0)));
   EXPECT_FALSE(comes(hello_of(3)));
   EXPECT_FALSE(comes(hello_of(2, 4)));
   EXPECT_THAT(refused(4),
-              AllOf(HasSubstr("rank 1, which has come already"), HasSubstr("rank 0, which has come already"), HasSubstr("rank 3 of 3, in a job of 3"), HasSubstr("rank 2 of 4, in a job of 3")));
+              AllOf(HasSubstr("rank 1, which has come already"), HasSubstr("rank 0, which has come already"),
+                    HasSubstr("rank 3 of 3, in a job of 3"), HasSubstr("rank 2 of 4, in a job of 3")));
 }
 
 TEST_F(ReceptionTest, WhoSpeaksBeforeItsTurnOrTooMuchIsRefused) {
@@ -243,7 +260,8 @@ TEST_F(ReceptionTest, WhatIsSaidRightBehindTheWelcomeIsHeard) {
   // Over the size that a stranger may say.
   const Background verdict([this] {
     const std::lock_guard lock(mutex_);
-    for (Reception::Member& member : members_) member.link.send(VerdictMessage{.code = ErrorCode::kIo, .message = std::string(3'000, 'x')});
+    for (Reception::Member& member : members_)
+      member.link.send(VerdictMessage{.code = ErrorCode::kIo, .message = std::string(3'000, 'x')});
     members_.clear();
     std::this_thread::sleep_for(Milliseconds{1});
   });
@@ -252,7 +270,9 @@ TEST_F(ReceptionTest, WhatIsSaidRightBehindTheWelcomeIsHeard) {
   while (!done.verdict && !deadline.passed()) {
     pollfd watched{.fd = done.link.fd(), .events = POLLIN, .revents = 0};
     (void)::poll(&watched, 1, 100);
-    ASSERT_TRUE(done.link.receive([&](const ControlMessage& message) { done.verdict = std::get<VerdictMessage>(message); })) << done.link.trouble();
+    ASSERT_TRUE(done.link.receive([&](const ControlMessage& message) {
+      done.verdict = std::get<VerdictMessage>(message);
+    })) << done.link.trouble();
   }
   EXPECT_EQ(done.verdict->message.size(), 3'000U);
 }
@@ -260,13 +280,14 @@ TEST_F(ReceptionTest, WhatIsSaidRightBehindTheWelcomeIsHeard) {
 /// Somebody else who listens, and does with each who comes what the test wants.
 class Impostor {
  public:
-  explicit Impostor(std::function<void(Talker&)> act) : listener_(listen_tcp(kHere, address_)), serving_([this, act = std::move(act)] {
-    pollfd watched{.fd = listener_.get(), .events = POLLIN, .revents = 0};
-    if (::poll(&watched, 1, 10) != 1) return;
-    TcpAddress peer;
-    talkers_.emplace_back(accept_tcp(listener_, peer));
-    act(talkers_.back());
-  }) {}
+  explicit Impostor(std::function<void(Talker&)> act)
+      : listener_(listen_tcp(kHere, address_)), serving_([this, act = std::move(act)] {
+          pollfd watched{.fd = listener_.get(), .events = POLLIN, .revents = 0};
+          if (::poll(&watched, 1, 10) != 1) return;
+          TcpAddress peer;
+          talkers_.emplace_back(accept_tcp(listener_, peer));
+          act(talkers_.back());
+        }) {}
   const TcpAddress& address() const { return address_; }
 
  private:
@@ -285,8 +306,8 @@ TEST_F(ReceptionTest, ARankGoesOnToTheFirstAddressWhereTheSecretIsKnown) {
     talker.send(VerdictMessage{.message = "the job ends"});  // which nobody may believe
   });
   const Impostor bold([](Talker& talker) { talker.send(VerdictMessage{.message = "the job ends"}); });
-  const Introduction done =
-      introduce(spec_of({silent.address(), guessing.address(), bold.address(), address()}, 1, kLong, Milliseconds{300}));
+  const Introduction done = introduce(
+      spec_of({silent.address(), guessing.address(), bold.address(), address()}, 1, kLong, Milliseconds{300}));
   EXPECT_FALSE(done.verdict.has_value());
   const std::lock_guard lock(mutex_);
   EXPECT_EQ(members_.size(), 1U);
@@ -319,13 +340,11 @@ TEST(Introduction, SaysWhatItHasFoundAtEachAddress) {
   });
   EXPECT_LT(SteadyClock::now() - begin, kLong);
   const std::string no_secret = ": who listens there does not know the job's secret";
-  EXPECT_THAT(error,
-              AllOf(HasSubstr("rank 0 cannot be reached beside the data"),
-                    HasSubstr("who: rank 1/3"),
-                    HasSubstr(to_text(guessing.address()) + no_secret),
-                    HasSubstr(to_text(mirror.address()) + no_secret),
-                    HasSubstr(to_text(silent.address()) + ": who listens there says nothing"),
-                    HasSubstr(to_text(nobody) + ": Connection refused")));
+  EXPECT_THAT(
+      error, AllOf(HasSubstr("rank 0 cannot be reached beside the data"), HasSubstr("who: rank 1/3"),
+                   HasSubstr(to_text(guessing.address()) + no_secret), HasSubstr(to_text(mirror.address()) + no_secret),
+                   HasSubstr(to_text(silent.address()) + ": who listens there says nothing"),
+                   HasSubstr(to_text(nobody) + ": Connection refused")));
 }
 
 TEST(Introduction, EndsWithWhatIsKnownOfRank0) {
@@ -335,7 +354,12 @@ TEST(Introduction, EndsWithWhatIsKnownOfRank0) {
     if (++looks == 2) throw Error(ErrorCode::kPeerLost, "rank 0 was killed");
   };
   const std::string error = test::error_of(ErrorCode::kPeerLost, [&] {
-    (void)introduce({.hub = {silent.address()}, .hello = hello_of(1), .timeout = kLong, .patience = kLong, .who = "rank 1/3", .check = check});
+    (void)introduce({.hub = {silent.address()},
+                     .hello = hello_of(1),
+                     .timeout = kLong,
+                     .patience = kLong,
+                     .who = "rank 1/3",
+                     .check = check});
   });
   EXPECT_THAT(error, HasSubstr("rank 0 was killed"));
 }
@@ -353,8 +377,9 @@ TEST_F(ReceptionTest, AProofThatWasMadeForAnotherAddressIsNotPassedOn) {
     if (welcome) to_rank.send(*welcome);
     ++passed;
   });
-  const std::string error =
-      test::error_of(ErrorCode::kResource, [&] { (void)introduce(spec_of({relay.address()}, 1, Milliseconds{100}, Milliseconds{1'000})); });
+  const std::string error = test::error_of(ErrorCode::kResource, [&] {
+    (void)introduce(spec_of({relay.address()}, 1, Milliseconds{100}, Milliseconds{1'000}));
+  });
   EXPECT_THAT(error, HasSubstr(to_text(relay.address())));
   EXPECT_GT(passed.load(), 0);
   const std::lock_guard lock(mutex_);
@@ -367,7 +392,8 @@ TEST_F(ReceptionTest, AnOlderRankIsToldApart) {
   std::string why;
   const ForkClosedFd socket = connect_tcp(address(), Deadline(kLong), why);
   ASSERT_EQ(::send(socket.get(), hello.data(), hello.size(), MSG_NOSIGNAL), static_cast<ssize_t>(hello.size()));
-  EXPECT_THAT(refused(1), HasSubstr("it speaks version 1 of the control plane, this process version 2: all ranks must run the same build of Zeroth"));
+  EXPECT_THAT(refused(1), HasSubstr("it speaks version 1 of the control plane, this process version 2: all ranks must "
+                                    "run the same build of Zeroth"));
 }
 
 }  // namespace

@@ -23,21 +23,18 @@ std::vector<std::int32_t> members(const Communicator& comm, int rank) {
 TEST(Mesh, AxesCutTheWorldLikeACArray) {
   run_ranks(12, [](int rank, const std::shared_ptr<CommBackend>& backend) {
     Mesh mesh(backend, {.axes = {{"dp", 2}, {"sp", 3}, {"tp", 2}}});
-    require(mesh.coordinate("dp") == rank / 6 && mesh.coordinate("sp") == rank / 2 % 3 &&
-                mesh.coordinate("tp") == rank % 2,
-            "coordinates");
+    require(
+        mesh.coordinate("dp") == rank / 6 && mesh.coordinate("sp") == rank / 2 % 3 && mesh.coordinate("tp") == rank % 2,
+        "coordinates");
     require(mesh.size("sp") == 3, "size");
-    require(members(mesh.axis("tp"), rank) == std::vector<std::int32_t>{rank / 2 * 2, rank / 2 * 2 + 1},
-            "tp");
+    require(members(mesh.axis("tp"), rank) == std::vector<std::int32_t>{rank / 2 * 2, rank / 2 * 2 + 1}, "tp");
     const int corner = rank / 6 * 6 + rank % 2;
-    require(members(mesh.axis("sp"), rank) == std::vector<std::int32_t>{corner, corner + 2, corner + 4},
-            "sp");
+    require(members(mesh.axis("sp"), rank) == std::vector<std::int32_t>{corner, corner + 2, corner + 4}, "sp");
     require(members(mesh.axis("dp"), rank) == std::vector<std::int32_t>{rank % 6, rank % 6 + 6}, "dp");
     // A product of axes is one flat group in world order, however the names are ordered.
     const std::vector<std::string> names{"tp", "dp"};
     const int row = rank / 2 % 3 * 2;
-    require(members(mesh.axes(names), rank) == std::vector<std::int32_t>{row, row + 1, row + 6, row + 7},
-            "dp*tp");
+    require(members(mesh.axes(names), rank) == std::vector<std::int32_t>{row, row + 1, row + 6, row + 7}, "dp*tp");
     require(&mesh.axes(names).backend() == &mesh.axes(names).backend(), "a group is made once");
     const std::vector<std::string> all{"dp", "sp", "tp"};
     require(&mesh.axes(all).backend() == backend.get(), "the whole world is the world's own seat");

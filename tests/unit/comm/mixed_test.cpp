@@ -21,7 +21,10 @@ using Row = CallTable::Row;
 using Kind = CollectiveKind;
 
 TEST(CallTable, GivesEachSizeToTheFirstRowThatHoldsIt) {
-  const CallTable table({{Kind::kAllReduce, 100, "a"}, {Kind::kBroadcast, CallTable::kNoBound, "c"}, {Kind::kAllReduce, 1'000, "b"}, {Kind::kAllReduce, CallTable::kNoBound, "a"},
+  const CallTable table({{Kind::kAllReduce, 100, "a"},
+                         {Kind::kBroadcast, CallTable::kNoBound, "c"},
+                         {Kind::kAllReduce, 1'000, "b"},
+                         {Kind::kAllReduce, CallTable::kNoBound, "a"},
                          {Kind::kSend, CallTable::kNoBound, "b"}});
   EXPECT_EQ(table.backend_of(Kind::kAllReduce, 0), "a");
   EXPECT_EQ(table.backend_of(Kind::kAllReduce, 100), "a");
@@ -33,12 +36,31 @@ TEST(CallTable, GivesEachSizeToTheFirstRowThatHoldsIt) {
 }
 
 TEST(CallTable, SizesAreThoseThatAllRanksKnow) {
-  EXPECT_EQ(table_bytes({.kind = Kind::kAllGather, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3, 0, 4}}), 28U);
+  EXPECT_EQ(
+      table_bytes(
+          {.kind = Kind::kAllGather, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3, 0, 4}}),
+      28U);
   // Ranks may give a reduction sums of either width.
-  EXPECT_EQ(table_bytes({.kind = Kind::kReduceScatter, .in_dtype = DType::kBFloat16, .out_dtype = DType::kFloat32, .counts = {3, 4}}), 28U);
-  EXPECT_EQ(table_bytes({.kind = Kind::kAllToAll, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3, 4}, .recv_counts = {1, 1}}), CallTable::kNoBound);
-  EXPECT_EQ(table_bytes({.kind = Kind::kAllToAll, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3, 3}, .recv_counts = {3, 3}, .equal_parts = true}), 24U);
-  EXPECT_EQ(table_bytes({.kind = Kind::kSend, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3}}), CallTable::kNoBound);
+  EXPECT_EQ(
+      table_bytes(
+          {.kind = Kind::kReduceScatter, .in_dtype = DType::kBFloat16, .out_dtype = DType::kFloat32, .counts = {3, 4}}),
+      28U);
+  EXPECT_EQ(table_bytes({.kind = Kind::kAllToAll,
+                         .in_dtype = DType::kFloat32,
+                         .out_dtype = DType::kFloat32,
+                         .counts = {3, 4},
+                         .recv_counts = {1, 1}}),
+            CallTable::kNoBound);
+  EXPECT_EQ(table_bytes({.kind = Kind::kAllToAll,
+                         .in_dtype = DType::kFloat32,
+                         .out_dtype = DType::kFloat32,
+                         .counts = {3, 3},
+                         .recv_counts = {3, 3},
+                         .equal_parts = true}),
+            24U);
+  EXPECT_EQ(
+      table_bytes({.kind = Kind::kSend, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .counts = {3}}),
+      CallTable::kNoBound);
 }
 
 TEST(CallTable, RowsThatCannotBeFollowedAreRefused) {
@@ -48,8 +70,10 @@ TEST(CallTable, RowsThatCannotBeFollowedAreRefused) {
   };
   const Case cases[] = {
       {{{Kind::kAllReduce, 100, "a"}}, "the last row of a call has a bound"},
-      {{{Kind::kAllReduce, 100, "a"}, {Kind::kAllReduce, 100, "b"}, {Kind::kAllReduce, CallTable::kNoBound, "a"}}, "do not go from small to large"},
-      {{{Kind::kAllReduce, CallTable::kNoBound, "a"}, {Kind::kAllReduce, CallTable::kNoBound, "b"}}, "do not go from small to large"},
+      {{{Kind::kAllReduce, 100, "a"}, {Kind::kAllReduce, 100, "b"}, {Kind::kAllReduce, CallTable::kNoBound, "a"}},
+       "do not go from small to large"},
+      {{{Kind::kAllReduce, CallTable::kNoBound, "a"}, {Kind::kAllReduce, CallTable::kNoBound, "b"}},
+       "do not go from small to large"},
       {{{Kind::kBarrier, 100, "a"}, {Kind::kBarrier, CallTable::kNoBound, "b"}}, "such calls have one row"},
       {{{Kind::kSend, 100, "a"}, {Kind::kSend, CallTable::kNoBound, "b"}}, "such calls have one row"},
       {{{Kind::kRecv, CallTable::kNoBound, "a"}}, "receives go where sends go"},
@@ -71,19 +95,22 @@ TEST(CallTable, TextsThatAreNoTableAreRefusedByTheirPlace) {
       {R"({"zeroth_calls": 2, "rows": []})", "got: 2"},
       {R"({"zeroth_calls": 1})", "has no rows"},
       {R"({"zeroth_calls": 1, "rows": [3]})", "which: row 0"},
-      {R"({"zeroth_calls": 1, "rows": [{"call": "broadcast", "backend": "a"}, {"backend": "a"}]})", "which: row 1; expected: call"},
+      {R"({"zeroth_calls": 1, "rows": [{"call": "broadcast", "backend": "a"}, {"backend": "a"}]})",
+       "which: row 1; expected: call"},
       {R"({"zeroth_calls": 1, "rows": [{"call": "all_reduce"}]})", "expected: backend"},
       {R"({"zeroth_calls": 1, "rows": [{"call": "allreduce", "backend": "a"}]})", "got: \"allreduce\""},
       {R"({"zeroth_calls": 1, "rows": [{"call": "recv", "backend": "a"}]})", "got: \"recv\""},
       {R"({"zeroth_calls": 1, "rows": [{"call": 3, "backend": "a"}]})", "got: 3"},
       {R"({"zeroth_calls": 1, "rows": [{"call": "all_reduce", "backend": ""}]})", "names no backend"},
       {R"({"zeroth_calls": 1, "rows": [{"call": "all_reduce", "backend": "a", "up_to_bytes": -1}]})", "got: -1"},
-      {R"({"zeroth_calls": 1, "rows": [{"call": "all_reduce", "backend": "a", "up_to_bytes": "1KiB"}]})", "bound that is no size"},
+      {R"({"zeroth_calls": 1, "rows": [{"call": "all_reduce", "backend": "a", "up_to_bytes": "1KiB"}]})",
+       "bound that is no size"},
       {R"({"zeroth_calls": 1, "rows": [{"call": "all_reduce", "backend": "a", "upto": 1}]})", "got: upto"},
       {std::string((std::size_t{1} << 20U) + 1, ' '), "too long"},
   };
   for (const Case& wrong : cases) {
-    EXPECT_THAT(error_of(ErrorCode::kConfig, [&] { (void)CallTable::from_json(wrong.json, "table.json"); }), AllOf(HasSubstr(wrong.text), HasSubstr("where: table.json")));
+    EXPECT_THAT(error_of(ErrorCode::kConfig, [&] { (void)CallTable::from_json(wrong.json, "table.json"); }),
+                AllOf(HasSubstr(wrong.text), HasSubstr("where: table.json")));
   }
 }
 
@@ -92,12 +119,14 @@ class TwoWorlds {
  public:
   explicit TwoWorlds(int size, std::vector<int> other_nodes = {})
       : size_(size), one_(make_inproc_hub(size)), other_(make_inproc_hub(size)), other_nodes_(std::move(other_nodes)) {}
-  [[nodiscard]] std::vector<NamedBackend> seats(int rank, std::vector<std::shared_ptr<TrafficTable>> tables = {}) const {
+  [[nodiscard]] std::vector<NamedBackend> seats(int rank,
+                                                std::vector<std::shared_ptr<TrafficTable>> tables = {}) const {
     std::vector<NamedBackend> seats;
     for (const auto& [name, hub] : {std::pair{"one", one_}, std::pair{"other", other_}}) {
       CommOptions options = quick_options();
       if (hub == other_) options.nodes = other_nodes_;
-      std::unique_ptr<CommBackend> seat = make_backend("inproc", {.rank = rank, .size = size_, .job = {}, .hub = hub, .options = options});
+      std::unique_ptr<CommBackend> seat =
+          make_backend("inproc", {.rank = rank, .size = size_, .job = {}, .hub = hub, .options = options});
       if (!tables.empty()) seat = std::make_unique<CountingBackend>(std::move(seat), tables[seats.size()]);
       seats.push_back({name, std::move(seat)});
     }
@@ -112,13 +141,15 @@ class TwoWorlds {
 };
 
 RankReport on_threads(int size, const std::function<void(int)>& body) {
-  return try_ranks(size, [&](int rank, const std::shared_ptr<CommBackend>&) { body(rank); }, {.abort_on_failure = false});
+  return try_ranks(size, [&](int rank, const std::shared_ptr<CommBackend>&) { body(rank); },
+                   {.abort_on_failure = false});
 }
 
 TEST(MixedBackend, EachCallIsMadeByTheBackendOfItsRow) {
   const TwoWorlds worlds(2);
   const RankReport report = on_threads(2, [&](int rank) {
-    const std::vector<std::shared_ptr<TrafficTable>> counted{std::make_shared<TrafficTable>(), std::make_shared<TrafficTable>()};
+    const std::vector<std::shared_ptr<TrafficTable>> counted{std::make_shared<TrafficTable>(),
+                                                             std::make_shared<TrafficTable>()};
     const CallTable table({{Kind::kAllReduce, 64, "other"},
                            {Kind::kAllReduce, CallTable::kNoBound, "one"},
                            {Kind::kBarrier, CallTable::kNoBound, "other"},
@@ -144,7 +175,8 @@ TEST(MixedBackend, EachCallIsMadeByTheBackendOfItsRow) {
     ranks.all_to_all(std::span<const float>(small), std::span(taken));
     require(calls(0, Kind::kAllToAll) == 1 && calls(1, Kind::kAllToAll) == 0, "an all_to_all of equal parts, 64 bytes");
     ranks.all_to_all(std::span<const float>(small), std::span(taken), {8, 8}, {8, 8});
-    require(calls(0, Kind::kAllToAll) == 1 && calls(1, Kind::kAllToAll) == 1, "one of whose size only two ranks know: the last row");
+    require(calls(0, Kind::kAllToAll) == 1 && calls(1, Kind::kAllToAll) == 1,
+            "one of whose size only two ranks know: the last row");
   });
   EXPECT_EQ(report.text(), "");
 }
@@ -153,8 +185,9 @@ TEST(MixedBackend, AnErrorInOneSeatEndsCallsInTheOther) {
   const TwoWorlds worlds(2);
   const auto begin = SteadyClock::now();
   const RankReport report = on_threads(2, [&](int rank) {
-    const std::shared_ptr<CommBackend> mixed =
-        make_mixed_backend(worlds.seats(rank), CallTable({{Kind::kAllReduce, 64, "other"}, {Kind::kAllReduce, CallTable::kNoBound, "one"}}));
+    const std::shared_ptr<CommBackend> mixed = make_mixed_backend(
+        worlds.seats(rank),
+        CallTable({{Kind::kAllReduce, 64, "other"}, {Kind::kAllReduce, CallTable::kNoBound, "one"}}));
     std::vector<float> data(rank == 0 ? 16 : 1'000);  // the ranks do not even come to the same seat
     if (rank == 0) std::this_thread::sleep_for(Milliseconds{100});
     if (rank == 0) mixed->abort(Error(ErrorCode::kInternal, "planted"));
@@ -169,25 +202,39 @@ TEST(MixedBackend, WhatDoesNotGoTogetherIsRefused) {
   const TwoWorlds worlds(2);
   EXPECT_THAT(on_threads(2,
                          [&](int rank) {
-                           (void)make_mixed_backend(worlds.seats(rank), CallTable({{Kind::kBarrier, CallTable::kNoBound, rank == 0 ? "one" : "other"}}));
+                           (void)make_mixed_backend(
+                               worlds.seats(rank),
+                               CallTable({{Kind::kBarrier, CallTable::kNoBound, rank == 0 ? "one" : "other"}}));
                          })
                   .text(),
-              AllOf(HasSubstr("[MISMATCH] ranks have different call tables"), HasSubstr("another one on rank 1"), HasSubstr("who: rank 0/2"), HasSubstr("who: rank 1/2")));
+              AllOf(HasSubstr("[MISMATCH] ranks have different call tables"), HasSubstr("another one on rank 1"),
+                    HasSubstr("who: rank 0/2"), HasSubstr("who: rank 1/2")));
   const TwoWorlds again(2);
-  EXPECT_THAT(on_threads(2, [&](int rank) { (void)make_mixed_backend(again.seats(rank), CallTable({{Kind::kBarrier, CallTable::kNoBound, "third"}})); }).text(),
-              AllOf(HasSubstr("names a backend that is not there"), HasSubstr("expected: one of one, other; got: third")));
+  EXPECT_THAT(
+      on_threads(2,
+                 [&](int rank) {
+                   (void)make_mixed_backend(again.seats(rank),
+                                            CallTable({{Kind::kBarrier, CallTable::kNoBound, "third"}}));
+                 })
+          .text(),
+      AllOf(HasSubstr("names a backend that is not there"), HasSubstr("expected: one of one, other; got: third")));
   const TwoWorlds nodes(2, {0, 1});
-  EXPECT_THAT(on_threads(2, [&](int rank) { (void)make_mixed_backend(nodes.seats(rank), CallTable()); }).text(), AllOf(HasSubstr("see other nodes"), HasSubstr("expected: [2], as one does; got: [1, 1]")));
+  EXPECT_THAT(on_threads(2, [&](int rank) { (void)make_mixed_backend(nodes.seats(rank), CallTable()); }).text(),
+              AllOf(HasSubstr("see other nodes"), HasSubstr("expected: [2], as one does; got: [1, 1]")));
   error_of(ErrorCode::kConfig, [] { (void)make_mixed_backend({}, CallTable()); });
-  EXPECT_THAT(error_of(ErrorCode::kConfig, [] { (void)make_backend("shm|mpi", {.rank = 0, .size = 2, .job = "x"}); }), HasSubstr("needs a table"));
-  EXPECT_THAT(error_of(ErrorCode::kConfig, [] { (void)make_backend("shm|mpj", {.rank = 0, .size = 2, .job = "x"}); }), HasSubstr("no such communication backend"));
+  EXPECT_THAT(error_of(ErrorCode::kConfig, [] { (void)make_backend("shm|mpi", {.rank = 0, .size = 2, .job = "x"}); }),
+              HasSubstr("needs a table"));
+  EXPECT_THAT(error_of(ErrorCode::kConfig, [] { (void)make_backend("shm|mpj", {.rank = 0, .size = 2, .job = "x"}); }),
+              HasSubstr("no such communication backend"));
   for (const char* name : {"nccl|mpi", "shm|nccl", "shm+mpi|nccl+mpi"}) {
     EXPECT_THAT(error_of(ErrorCode::kConfig, [&] { (void)make_backend(name, {.rank = 0, .size = 2, .job = "x"}); }),
-                AllOf(HasSubstr("a backend of devices cannot be part of a mixture"), HasSubstr("which: nccl"), HasSubstr("alone")));
+                AllOf(HasSubstr("a backend of devices cannot be part of a mixture"), HasSubstr("which: nccl"),
+                      HasSubstr("alone")));
   }
   CommOptions own_sums = quick_options();
   own_sums.reduction = Reduction::kTransport;
-  EXPECT_THAT(error_of(ErrorCode::kConfig, [&] { (void)make_backend("shm|mpi", {.rank = 0, .size = 2, .job = "x", .options = own_sums}); }),
+  EXPECT_THAT(error_of(ErrorCode::kConfig,
+                       [&] { (void)make_backend("shm|mpi", {.rank = 0, .size = 2, .job = "x", .options = own_sums}); }),
               AllOf(HasSubstr("no sums of its own; where: comm.shm"), HasSubstr("zeroth.reduction")));
 }
 
@@ -195,7 +242,9 @@ TEST(MixedBackend, WhatDoesNotGoTogetherIsRefused) {
 class Bereaved final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
-  void check_peers(const WaitContext& context) override { throw Error(ErrorCode::kPeerLost, "rank 5 left early", {.which = context.what}); }
+  void check_peers(const WaitContext& context) override {
+    throw Error(ErrorCode::kPeerLost, "rank 5 left early", {.which = context.what});
+  }
 };
 
 TEST(MixedBackend, WhoWaitsForSomethingElseSeesThePeersOfAllSeats) {

@@ -1,6 +1,7 @@
 // The transport over MPI on a table of the test's, which says what a real MPI says only in bad moments.
-#include "comm/mpi/mpi_collectives.h"
 #include "comm/mpi/mpi_transport.h"
+
+#include "comm/mpi/mpi_collectives.h"
 #include "support/error_of.h"
 
 #include <zeroth/base/error.h>
@@ -20,9 +21,9 @@
 namespace zeroth::detail {
 namespace {
 
+using test::error_of;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using test::error_of;
 
 constexpr int kLeftTag = (1 << 29) + 2;
 
@@ -38,11 +39,16 @@ struct FakeMpi {
     std::string call{};  ///< of a group: its name and how much; else a message
   };
 
-  MpiWorldFacts facts{.rank = 1, .size = 3, .size_here = 3, .threads = MpiThreads::kMultiple, .largest_tag = 1 << 30, .started_here = 1};
-  int refuse_after = -1;         ///< messages until one is refused
-  bool completes = true;         ///< test() finds messages done
-  bool cancels = true;           ///< and those that were cancelled
-  std::string note{};            ///< of rank 2, who stops the job
+  MpiWorldFacts facts{.rank = 1,
+                      .size = 3,
+                      .size_here = 3,
+                      .threads = MpiThreads::kMultiple,
+                      .largest_tag = 1 << 30,
+                      .started_here = 1};
+  int refuse_after = -1;  ///< messages until one is refused
+  bool completes = true;  ///< test() finds messages done
+  bool cancels = true;    ///< and those that were cancelled
+  std::string note{};     ///< of rank 2, who stops the job
   int test_code = 0;
   bool left_unfinished = false;
   bool left_memory = false;
@@ -54,7 +60,7 @@ struct FakeMpi {
   std::vector<Incoming> incoming{};
   int completes_after_taking = -1;  ///< messages of `incoming` until test() finds all done
   int probes_of_any = 0;
-  int calls = 0;                 ///< of anything but open()
+  int calls = 0;  ///< of anything but open()
   std::vector<Request> started{};
   std::set<Request*> living{};
 
@@ -92,7 +98,8 @@ struct FakeMpi {
             },
         .send =
             [](void* /*world*/, const void* data, int bytes, int to, int tag, void** request) {
-              const std::string text = bytes <= 64 ? std::string(static_cast<const char*>(data), static_cast<std::size_t>(bytes)) : "";
+              const std::string text =
+                  bytes <= 64 ? std::string(static_cast<const char*>(data), static_cast<std::size_t>(bytes)) : "";
               return start({.sends = true, .peer = to, .tag = tag, .bytes = bytes, .text = text}, request);
             },
         .receive =
@@ -111,7 +118,8 @@ struct FakeMpi {
               auto* const request = static_cast<Request*>(handle);
               EXPECT_TRUE(one->living.contains(request)) << "a request that is gone";
               const bool is_note = request->tag == 1 << 29;
-              const bool ends = one->completes || is_note || (request->cancelled && one->cancels) || one->test_code != 0;
+              const bool ends =
+                  one->completes || is_note || (request->cancelled && one->cancels) || one->test_code != 0;
               *done = ends ? 1 : 0;
               if (ends) {
                 one->living.erase(request);
@@ -145,19 +153,21 @@ struct FakeMpi {
         .leave_unfinished = [] { one->left_unfinished = true; },
         .leave_memory = [] { one->left_memory = true; },
         .memory_is_left = [] { return one->left_memory ? 1 : 0; },
-        .text = [](int code, char* to, int /*size*/) { std::strcpy(to, code == 7 ? "MPI_ERR_RANK: invalid rank" : ""); },
+        .text = [](int code, char* to,
+                   int /*size*/) { std::strcpy(to, code == 7 ? "MPI_ERR_RANK: invalid rank" : ""); },
         .barrier = [](void* /*group*/, void** request) { return start_call("barrier", 0, request); },
-        .broadcast = [](void* /*group*/, void* /*data*/, int bytes, int /*root*/, void** request) { return start_call("broadcast", bytes, request); },
-        .all_reduce =
-            [](void* /*group*/, const void* /*from*/, void* /*to*/, int count, MpiNumber /*number*/, void** request) {
-              return start_call("all_reduce", count, request);
-            }};
+        .broadcast = [](void* /*group*/, void* /*data*/, int bytes, int /*root*/,
+                        void** request) { return start_call("broadcast", bytes, request); },
+        .all_reduce = [](void* /*group*/, const void* /*from*/, void* /*to*/, int count, MpiNumber /*number*/,
+                         void** request) { return start_call("all_reduce", count, request); }};
     return made;
   }
 };
 FakeMpi* FakeMpi::one = nullptr;
 
-std::shared_ptr<MessageTransport> transport_of(const CommOptions& options = {}) { return make_mpi_transport(FakeMpi::table(), 1, 3, options); }
+std::shared_ptr<MessageTransport> transport_of(const CommOptions& options = {}) {
+  return make_mpi_transport(FakeMpi::table(), 1, 3, options);
+}
 
 TEST(MpiTransport, KnowsItsPlace) {
   FakeMpi mpi;
@@ -205,12 +215,9 @@ TEST(MpiTransport, WhatThreadsMayDoDependsOnWhoStartedMpi) {
     MpiThreads threads;
     bool good;
   };
-  for (const Row& row : {Row{1, MpiThreads::kMultiple, true},
-                         Row{1, MpiThreads::kSerialized, true},
-                         Row{1, MpiThreads::kFunneled, false},
-                         Row{1, MpiThreads::kSingle, false},
-                         Row{0, MpiThreads::kMultiple, true},
-                         Row{0, MpiThreads::kSerialized, false}}) {
+  for (const Row& row : {Row{1, MpiThreads::kMultiple, true}, Row{1, MpiThreads::kSerialized, true},
+                         Row{1, MpiThreads::kFunneled, false}, Row{1, MpiThreads::kSingle, false},
+                         Row{0, MpiThreads::kMultiple, true}, Row{0, MpiThreads::kSerialized, false}}) {
     mpi.facts.started_here = row.started_here;
     mpi.facts.threads = row.threads;
     if (row.good) {
@@ -247,7 +254,8 @@ TEST(MpiTransport, ARefusalNamesThePeerAndTakesBackThePieces) {
   mpi.completes = false;
   const auto transport = transport_of();
   const std::byte one{};
-  const std::string text = error_of(ErrorCode::kPeerLost, [&] { (void)transport->send(2, 0, {&one, std::size_t{3} << 29U}); });
+  const std::string text =
+      error_of(ErrorCode::kPeerLost, [&] { (void)transport->send(2, 0, {&one, std::size_t{3} << 29U}); });
   EXPECT_THAT(text, HasSubstr("a message to rank 2"));
   EXPECT_THAT(text, HasSubstr("MPI_ERR_RANK"));
   EXPECT_TRUE(mpi.living.empty()) << "the first piece";
@@ -259,7 +267,8 @@ TEST(MpiTransport, AnErrorOfAMessageIsPeerLost) {
   std::byte data[4]{};
   const auto transfer = transport->receive(0, 0, data);
   mpi.test_code = 7;
-  EXPECT_THAT(error_of(ErrorCode::kPeerLost, [&] { (void)transfer->wait(Milliseconds{10}); }), HasSubstr("MPI_ERR_RANK"));
+  EXPECT_THAT(error_of(ErrorCode::kPeerLost, [&] { (void)transfer->wait(Milliseconds{10}); }),
+              HasSubstr("MPI_ERR_RANK"));
 }
 
 TEST(MpiTransport, ADroppedMessageIsCancelled) {
@@ -289,7 +298,8 @@ TEST(MpiTransport, MemoryThatMpiKeepsEndsTheTransport) {
   EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)other->wait(Milliseconds{5}); }), HasSubstr("left unfinished"));
   error_of(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); });
   EXPECT_EQ(mpi.calls, calls) << "what is under way would move, into memory that is gone";
-  EXPECT_THAT(error_of(ErrorCode::kAborted, [] { (void)transport_of(); }), HasSubstr("MPI still has memory of a call that failed before"));
+  EXPECT_THAT(error_of(ErrorCode::kAborted, [] { (void)transport_of(); }),
+              HasSubstr("MPI still has memory of a call that failed before"));
 }
 
 TEST(MpiTransport, WhoLeavesWaitsForWhatIsUnderWayAndTakesWhatOthersHaveSent) {
@@ -304,7 +314,8 @@ TEST(MpiTransport, WhoLeavesWaitsForWhatIsUnderWayAndTakesWhatOthersHaveSent) {
   EXPECT_TRUE(mpi.incoming.empty());
   EXPECT_FALSE(mpi.left_memory);
   EXPECT_TRUE(mpi.living.empty());
-  EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transfer->wait(Milliseconds{5}); }), HasSubstr("the disk is full"));
+  EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transfer->wait(Milliseconds{5}); }),
+              HasSubstr("the disk is full"));
   EXPECT_NO_THROW((void)transport_of()) << "MPI is whole";
 }
 
@@ -313,7 +324,9 @@ TEST(MpiTransport, AMessageThatNobodyHasTakenIsNoMemoryThatMpiWrites) {
   mpi.completes = mpi.cancels = false;
   const auto transport = transport_of();
   std::byte data[4]{};
-  { const auto dropped = transport->send(0, 5, data); }
+  {
+    const auto dropped = transport->send(0, 5, data);
+  }
   EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transport->send(0, 5, data); }), HasSubstr("left unfinished"));
   EXPECT_FALSE(mpi.left_memory);
   const std::size_t before = mpi.started.size();
@@ -328,7 +341,8 @@ TEST(MpiTransport, WhoComesBackHearsFirstWhetherAnotherRankHasLeft) {
   mpi.note = "bad block 7";
   std::byte data[4]{};
   std::this_thread::sleep_for(Milliseconds{30});
-  EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); }), HasSubstr("rank 2 stopped the job: bad block 7"));
+  EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { (void)transport->receive(0, 5, data); }),
+              HasSubstr("rank 2 stopped the job: bad block 7"));
   for (const FakeMpi::Request& request : mpi.started) EXPECT_NE(request.tag, 5) << "it may never be received";
 }
 
@@ -376,7 +390,9 @@ Communicator own_calls(const CommOptions& options = {}) {
 std::vector<std::string> calls_of(const FakeMpi& mpi) {
   std::vector<std::string> calls;
   for (const FakeMpi::Request& request : mpi.started) {
-    calls.push_back(!request.call.empty() ? request.call : (request.sends ? "to " : "from ") + std::to_string(request.peer) + ": " + std::to_string(request.bytes));
+    calls.push_back(!request.call.empty() ? request.call
+                                          : (request.sends ? "to " : "from ") + std::to_string(request.peer) + ": " +
+                                                std::to_string(request.bytes));
   }
   return calls;
 }
@@ -396,7 +412,8 @@ TEST(MpiCollectives, GoInPiecesThatMpiCanCount) {
   // Together more than an int counts: messages, which go in pieces.
   std::vector<std::int64_t> counts(9, 1);
   counts[1] = std::int64_t{5} << 29;
-  comm.gather(std::span<const std::uint8_t>(&byte, static_cast<std::size_t>(counts[1])), std::span<std::uint8_t>(), counts, 0);
+  comm.gather(std::span<const std::uint8_t>(&byte, static_cast<std::size_t>(counts[1])), std::span<std::uint8_t>(),
+              counts, 0);
   EXPECT_THAT(calls_of(mpi), ElementsAre("to 0: 1073741824", "to 0: 1073741824", "to 0: 536870912"));
 }
 
@@ -407,7 +424,8 @@ TEST(MpiCollectives, ACallThatDoesNotEndIsATimeoutThatTheOthersHear) {
   options.timeout = options.first_timeout = Milliseconds{50};
   const Communicator comm = own_calls(options);
   const std::string text = error_of(ErrorCode::kTimeout, [&] { comm.barrier({.unit = 4}); });
-  for (const char* part : {"MPI did not end a call within 0.1 s", "rank 1/3", "barrier#0", "unit 4", "group=world", "zeroth.check_calls"}) {
+  for (const char* part : {"MPI did not end a call within 0.1 s", "rank 1/3", "barrier#0", "unit 4", "group=world",
+                           "zeroth.check_calls"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
   ASSERT_EQ(mpi.started.size(), 3U) << "the call, and a note to each other rank";
@@ -441,7 +459,8 @@ TEST(MpiCollectives, TheOwnPartOfAnAllToAllMustFit) {
   const Communicator comm = own_calls();
   std::vector<float> in(6);
   std::vector<float> out(7);
-  const std::string text = error_of(ErrorCode::kMismatch, [&] { comm.all_to_all(std::span<const float>(in), std::span(out), {2, 2, 2}, {2, 3, 2}); });
+  const std::string text = error_of(
+      ErrorCode::kMismatch, [&] { comm.all_to_all(std::span<const float>(in), std::span(out), {2, 2, 2}, {2, 3, 2}); });
   EXPECT_THAT(text, HasSubstr("3 elements, which rank 1 takes from rank 1"));
 }
 

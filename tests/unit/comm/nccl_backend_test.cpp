@@ -1,4 +1,5 @@
-// What the backend over NCCL gives to NCCL and CUDA, on fakes of both that move data; nccl_trouble_test.cpp has what goes wrong.
+// What the backend over NCCL gives to NCCL and CUDA, on fakes of both that move data; nccl_trouble_test.cpp has what
+// goes wrong.
 #include "comm/nccl/nccl_calls.h"
 #include "support/error_of.h"
 #include "support/nccl_ranks.h"
@@ -17,13 +18,13 @@
 namespace zeroth {
 namespace {
 
+using test::NcclRank;
+using test::NcclWorld;
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using test::NcclRank;
-using test::NcclWorld;
 
 const std::vector<std::string> kNcclCalls = {"all_", "reduce", "broadcast", "send", "recv", "group", "copy"};
 
@@ -38,8 +39,10 @@ std::vector<T> read(const T* data, std::size_t count) {
   return {data, data + count};
 }
 
-/// Runs on worlds of 1, 2 and 3 ranks, with and without comparisons before each call; nothing may go wrong, and nothing be left.
-void on_worlds(const std::function<void(NcclRank&, int size)>& body, const std::function<void(NcclWorld&)>& change = {}) {
+/// Runs on worlds of 1, 2 and 3 ranks, with and without comparisons before each call; nothing may go wrong, and nothing
+/// be left.
+void on_worlds(const std::function<void(NcclRank&, int size)>& body,
+               const std::function<void(NcclWorld&)>& change = {}) {
   for (const int size : {1, 2, 3}) {
     for (const bool check_calls : {false, true}) {
       SCOPED_TRACE(std::to_string(size) + " ranks" + (check_calls ? ", compared" : ""));
@@ -55,9 +58,12 @@ void on_worlds(const std::function<void(NcclRank&, int size)>& body, const std::
   }
 }
 
-void run(NcclRank& rank, const Collective& call) { rank.seat->submit({&call, 1}, rank.stream).wait(); }
+void run(NcclRank& rank, const Collective& call) {
+  rank.seat->submit({&call, 1}, rank.stream).wait();
+}
 
-Collective call_of(CollectiveKind kind, const float* send, float* recv, std::vector<std::int64_t> counts, int root = 0) {
+Collective call_of(CollectiveKind kind, const float* send, float* recv, std::vector<std::int64_t> counts,
+                   int root = 0) {
   return {.kind = kind,
           .in_dtype = DType::kFloat32,
           .out_dtype = DType::kFloat32,
@@ -84,7 +90,8 @@ TEST(Nccl, SaysWhatItIs) {
         EXPECT_EQ(rank.seat->memory_bytes(), transport_bytes("nccl", size, options));
       },
       [&](const NcclWorld& world) { options = world.options; });
-  EXPECT_GT(transport_bytes("nccl", 2, options), transport_bytes("nccl", 2, {})) << "the comparisons have a group of the base";
+  EXPECT_GT(transport_bytes("nccl", 2, options), transport_bytes("nccl", 2, {}))
+      << "the comparisons have a group of the base";
 }
 
 class NcclMemory : public ::testing::TestWithParam<bool> {};
@@ -151,7 +158,8 @@ TEST(Nccl, ReduceScatterOfEqualUnevenAndMovedParts) {
         for (std::size_t i = 0; i < own; ++i) {
           float expected = 0;
           for (int peer = 0; peer < size; ++peer) {
-            expected += numbers(peer, total)[static_cast<std::size_t>(offsets[static_cast<std::size_t>(rank.rank)]) + i];
+            expected +=
+                numbers(peer, total)[static_cast<std::size_t>(offsets[static_cast<std::size_t>(rank.rank)]) + i];
           }
           EXPECT_EQ(part[i], expected) << i << (even ? " even" : " uneven") << (moved ? " moved" : "");
         }
@@ -176,7 +184,8 @@ TEST(Nccl, AllReduceOfEveryDtypeAndOperation) {
                               .op = op};
         run(rank, call);
         const int expected = op == ReduceOp::kSum ? size * (size + 1) / 2 : op == ReduceOp::kMin ? 1 : size;
-        EXPECT_EQ(static_cast<float>(data[8]), static_cast<float>(expected)) << name_of(DTypeOf<T>::value) << " " << name_of(op);
+        EXPECT_EQ(static_cast<float>(data[8]), static_cast<float>(expected))
+            << name_of(DTypeOf<T>::value) << " " << name_of(op);
       }
     };
     check(double{}, true);
@@ -221,15 +230,19 @@ TEST(Nccl, BroadcastGatherAndScatter) {
 TEST(Nccl, AllToAllMovesPartsOfAnySize) {
   on_worlds([](NcclRank& rank, int size) {
     // Rank r gives 1 + 2 r + to elements to rank `to`, but rank 0 gives itself none.
-    const auto given = [](int from, int to) { return from == 0 && to == 0 ? std::int64_t{0} : std::int64_t{1} + 2 * from + to; };
+    const auto given = [](int from, int to) {
+      return from == 0 && to == 0 ? std::int64_t{0} : std::int64_t{1} + 2 * from + to;
+    };
     Collective call = call_of(CollectiveKind::kAllToAll, nullptr, nullptr, {});
     std::vector<float> send;
     std::vector<float> expected;
     for (int peer = 0; peer < size; ++peer) {
       call.counts.push_back(given(rank.rank, peer));
       call.recv_counts.push_back(given(peer, rank.rank));
-      for (std::int64_t i = 0; i < call.counts.back(); ++i) send.push_back(static_cast<float>(1000 * rank.rank + 10 * peer + i));
-      for (std::int64_t i = 0; i < call.recv_counts.back(); ++i) expected.push_back(static_cast<float>(1000 * peer + 10 * rank.rank + i));
+      for (std::int64_t i = 0; i < call.counts.back(); ++i)
+        send.push_back(static_cast<float>(1000 * rank.rank + 10 * peer + i));
+      for (std::int64_t i = 0; i < call.recv_counts.back(); ++i)
+        expected.push_back(static_cast<float>(1000 * peer + 10 * rank.rank + i));
     }
     float* const recv = rank.room<float>(expected.size() + 1);
     call.send = reinterpret_cast<const std::byte*>(rank.put(send));
@@ -252,7 +265,8 @@ TEST(Nccl, SendsAndReceivesOfOneSubmitAreOneGroup) {
     EXPECT_EQ(read(from, 5), numbers(before, 5));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
-  EXPECT_THAT(world.gpu.log(1, kNcclCalls), ElementsAre("group_start", "send 5 float32 peer=2 s0", "recv 5 float32 peer=0 s0", "group_end"));
+  EXPECT_THAT(world.gpu.log(1, kNcclCalls),
+              ElementsAre("group_start", "send 5 float32 peer=2 s0", "recv 5 float32 peer=0 s0", "group_end"));
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
@@ -260,13 +274,15 @@ TEST(Nccl, MatchedCallsOfOneSubmitAreOneGroup) {
   NcclWorld world(1);
   const auto errors = world.try_ranks([](NcclRank& rank) {
     std::vector<Collective> calls;
-    for (int i = 0; i < 3; ++i) calls.push_back(call_of(CollectiveKind::kAllGather, rank.room<float>(8), rank.room<float>(8), {8}));
+    for (int i = 0; i < 3; ++i)
+      calls.push_back(call_of(CollectiveKind::kAllGather, rank.room<float>(8), rank.room<float>(8), {8}));
     calls.push_back({.kind = CollectiveKind::kBarrier});
     rank.seat->submit(calls, rank.stream).wait();
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   const std::string one = "all_gather 8 float32 s0";
-  EXPECT_THAT(world.gpu.log(0, kNcclCalls), ElementsAre("group_start", one, one, one, "all_reduce 1 int32 max s0", "group_end"));
+  EXPECT_THAT(world.gpu.log(0, kNcclCalls),
+              ElementsAre("group_start", one, one, one, "all_reduce 1 int32 max s0", "group_end"));
 }
 
 TEST(Nccl, ABarrierMeetsAllRanks) {
@@ -282,8 +298,10 @@ TEST(Nccl, CountsBeyondTwoToThe31AreGivenWhole) {
   world.gpu.pretend(0, kSend, std::size_t{4} * kElements);
   world.gpu.pretend(0, kRecv, std::size_t{4} * kElements);
   const auto errors = world.try_ranks([](NcclRank& rank) {
-    run(rank, call_of(CollectiveKind::kAllReduce, reinterpret_cast<const float*>(kSend), reinterpret_cast<float*>(kRecv), {kElements}));
-    run(rank, call_of(CollectiveKind::kBroadcast, reinterpret_cast<const float*>(kSend), reinterpret_cast<float*>(kRecv), {kElements}));
+    run(rank, call_of(CollectiveKind::kAllReduce, reinterpret_cast<const float*>(kSend),
+                      reinterpret_cast<float*>(kRecv), {kElements}));
+    run(rank, call_of(CollectiveKind::kBroadcast, reinterpret_cast<const float*>(kSend),
+                      reinterpret_cast<float*>(kRecv), {kElements}));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_THAT(world.gpu.log(0, {"all_", "broadcast"}),
@@ -435,7 +453,8 @@ TEST(Nccl, AttachedDeviceMemoryIsRegisteredUntilTheSeatGoes) {
     EXPECT_TRUE(kept.expired());
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
-  EXPECT_THAT(world.gpu.log(1, {"register", "deregister", "finalize", "destroy", "abort"}), ElementsAre("register 4096", "deregister", "finalize", "destroy"));
+  EXPECT_THAT(world.gpu.log(1, {"register", "deregister", "finalize", "destroy", "abort"}),
+              ElementsAre("register 4096", "deregister", "finalize", "destroy"));
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
@@ -444,7 +463,8 @@ TEST(Nccl, MemoryOfADeviceIsNoWindowOfTheHost) {
   const Arena arena = Arena::over(ArenaKind::kDevice, bytes, "gradients", nullptr);
   for (const char* name : {"self", "inproc", "shm"}) {
     const auto seat = make_backend(name, {.rank = 0, .size = 1, .job = "no-window", .hub = make_inproc_hub(1)});
-    EXPECT_THAT(test::error_of(ErrorCode::kUsage, [&] { (void)seat->attach(arena, "gradients"); }), HasSubstr("arena")) << name;
+    EXPECT_THAT(test::error_of(ErrorCode::kUsage, [&] { (void)seat->attach(arena, "gradients"); }), HasSubstr("arena"))
+        << name;
   }
 }
 
@@ -494,13 +514,15 @@ TEST(Nccl, BytesAreThoseOfTheFormulaByKindAndPeer) {
   EXPECT_THAT(received({.kind = Kind::kAllGather, .counts = {5, 6, 7}}, 3), ElementsAre(20, 0, 28));
   EXPECT_THAT(received({.kind = Kind::kReduceScatter, .counts = {5, 6, 7}}, 3), ElementsAre(24, 0, 24));
   EXPECT_THAT(received({.kind = Kind::kAllReduce, .counts = {10}}, 3), ElementsAre(40, 0, 40));
-  EXPECT_THAT(received({.kind = Kind::kAllReduce, .counts = {10'000}}, 3), ElementsAre(4 * (3'334 + 3'333), 0, 4 * 2 * 3'333));
+  EXPECT_THAT(received({.kind = Kind::kAllReduce, .counts = {10'000}}, 3),
+              ElementsAre(4 * (3'334 + 3'333), 0, 4 * 2 * 3'333));
   EXPECT_THAT(received({.kind = Kind::kBroadcast, .counts = {5}, .root = 2}, 3), ElementsAre(0, 0, 20));
   EXPECT_THAT(received({.kind = Kind::kBroadcast, .counts = {5}, .root = 1}, 3), ElementsAre(0, 0, 0));
   EXPECT_THAT(received({.kind = Kind::kGather, .counts = {5, 6, 7}, .root = 1}, 3), ElementsAre(20, 0, 28));
   EXPECT_THAT(received({.kind = Kind::kGather, .counts = {5, 6, 7}, .root = 0}, 3), ElementsAre(0, 0, 0));
   EXPECT_THAT(received({.kind = Kind::kScatter, .counts = {5, 6, 7}, .root = 2}, 3), ElementsAre(0, 0, 24));
-  EXPECT_THAT(received({.kind = Kind::kAllToAll, .counts = {1, 1, 1}, .recv_counts = {2, 3, 4}}, 3), ElementsAre(8, 0, 16));
+  EXPECT_THAT(received({.kind = Kind::kAllToAll, .counts = {1, 1, 1}, .recv_counts = {2, 3, 4}}, 3),
+              ElementsAre(8, 0, 16));
   EXPECT_THAT(received({.kind = Kind::kRecv, .counts = {5}, .root = 0}, 3), ElementsAre(20, 0, 0));
   EXPECT_THAT(received({.kind = Kind::kSend, .counts = {5}, .root = 0}, 3), ElementsAre(0, 0, 0));
 }

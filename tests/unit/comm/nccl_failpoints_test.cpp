@@ -1,5 +1,5 @@
-// Failpoints of the NCCL room, on fakes of NCCL and CUDA. The ranks are threads here: which of them strikes is for the number of the hit to say, and a
-// death cannot be had.
+// Failpoints of the NCCL room, on fakes of NCCL and CUDA. The ranks are threads here: which of them strikes is for the
+// number of the hit to say, and a death cannot be had.
 #include "support/nccl_ranks.h"
 
 #include <zeroth/base/deadline.h>
@@ -14,14 +14,14 @@
 namespace zeroth {
 namespace {
 
-using ::testing::Each;
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
-using ::testing::Not;
 using test::NcclRank;
 using test::NcclWorld;
 using test::submit;
 using test::sum_of;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 /// Calls, a part and calls in it, and nobody goes before all are done; tells the others of an error, as programs do.
 void live_over_nccl(NcclRank& rank) {
@@ -53,7 +53,9 @@ TEST(NcclFailpoints, WhoeverFailsAtASiteTheOthersEndInTime) {
       const auto errors = world.try_ranks(live_over_nccl);
       disarm_failpoints();
       EXPECT_FALSE(in_time.passed());
-      const auto planted = std::ranges::count_if(errors, [&](const std::string& error) { return error.starts_with("[INTERNAL] planted failure at " + site.name); });
+      const auto planted = std::ranges::count_if(errors, [&](const std::string& error) {
+        return error.starts_with("[INTERNAL] planted failure at " + site.name);
+      });
       EXPECT_EQ(planted, 1) << ::testing::PrintToString(errors);
       EXPECT_THAT(errors, Each(Not(IsEmpty())));
       EXPECT_THAT(errors, Each(Not(HasSubstr("[TIMEOUT]"))));

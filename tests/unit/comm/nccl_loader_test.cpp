@@ -1,4 +1,5 @@
-// Which NCCL is taken, and what is said of one that will not do. Each case is a process of its own: a library that is loaded stays.
+// Which NCCL is taken, and what is said of one that will not do. Each case is a process of its own: a library that is
+// loaded stays.
 #include "comm/nccl/nccl_table.h"
 #include "device/cuda/cuda_table.h"
 #include "device/shared_library.h"
@@ -31,7 +32,9 @@ namespace {
   std::_Exit(0);
 }
 
-void set_library(const std::string& path) { ::setenv("ZEROTH_NCCL_LIBRARY", path.c_str(), 1); }
+void set_library(const std::string& path) {
+  ::setenv("ZEROTH_NCCL_LIBRARY", path.c_str(), 1);
+}
 
 #define EXPECT_SAYS(body, regex) EXPECT_EXIT(say(body), ::testing::ExitedWithCode(0), regex)
 
@@ -49,7 +52,8 @@ TEST(NcclLoader, OneThatIsTooOldIsNamedWithItsVersion) {
         set_library(ZEROTH_NCCL_OLD);
         return load_nccl().library;
       },
-      "ENVIRONMENT. this NCCL is too old; where: comm.nccl; which: .*OLD.*; expected: 2.18.0 or later.*; got: 2.13.4; hint: ");
+      "ENVIRONMENT. this NCCL is too old; where: comm.nccl; which: .*OLD.*; expected: 2.18.0 or later.*; got: 2.13.4; "
+      "hint: ");
 }
 
 TEST(NcclLoader, AFunctionThatIsMissingIsNamed) {
@@ -67,7 +71,8 @@ TEST(NcclLoader, WithoutALibraryItSaysWhatWasTried) {
         set_library("/nowhere/libnccl.so.2");
         return load_nccl().library;
       },
-      "ENVIRONMENT. NCCL was asked for, and cannot be loaded; where: comm.nccl; expected: /nowhere/libnccl.so.2, as ZEROTH_NCCL_LIBRARY says; got: "
+      "ENVIRONMENT. NCCL was asked for, and cannot be loaded; where: comm.nccl; expected: /nowhere/libnccl.so.2, as "
+      "ZEROTH_NCCL_LIBRARY says; got: "
       "/nowhere/libnccl.so.2: .*; hint: install libnccl2");
 }
 
@@ -96,7 +101,8 @@ TEST(NcclLoader, ASecondOneInAProcessIsRefused) {
         set_library(ZEROTH_NCCL_POOR);
         return load_nccl().library;
       },
-      "ENVIRONMENT. this process already has another NCCL; where: comm.nccl; expected: .*POOR.*, as ZEROTH_NCCL_LIBRARY says; got: .*OLD");
+      "ENVIRONMENT. this process already has another NCCL; where: comm.nccl; expected: .*POOR.*, as "
+      "ZEROTH_NCCL_LIBRARY says; got: .*OLD");
 }
 
 TEST(NcclLoader, TheVariableMayNameTheOneThatIsLoaded) {
@@ -117,7 +123,8 @@ TEST(NcclLoader, TheRealOneHasEveryFunction) {
         NcclId id;
         const bool made = nccl.unique_id(&id) == NcclStatus::kSuccess;
         const bool registers = nccl.register_buffer != nullptr && nccl.deregister_buffer != nullptr;
-        return nccl_version_text(nccl.version) + " of " + nccl.library + (registers == (nccl.version >= 21'900) ? ", registers" : ", WRONG") +
+        return nccl_version_text(nccl.version) + " of " + nccl.library +
+               (registers == (nccl.version >= 21'900) ? ", registers" : ", WRONG") +
                (made ? ", made an id: " : ", made no id: ") + nccl.error_string(NcclStatus::kRemoteError);
       },
       "2[.][0-9]+[.][0-9]+ of .*libnccl.so.*, registers, made an id: .*remote");
@@ -125,8 +132,9 @@ TEST(NcclLoader, TheRealOneHasEveryFunction) {
 
 TEST(CudaLoader, WithoutADeviceItSaysWhatTheDriverSays) {
   if (!there("libcudart.so.13") && !there("libcudart.so.12")) GTEST_SKIP() << "no CUDA device: nor its runtime";
-  EXPECT_SAYS([] { return "devices: " + std::to_string(count_cuda_devices(load_cuda(), "test")); },
-              "devices: [1-9]|ENVIRONMENT. there is no CUDA device; where: test; .*driver for CUDA [0-9]+, runtime 1[0-9]+");
+  EXPECT_SAYS(
+      [] { return "devices: " + std::to_string(count_cuda_devices(load_cuda(), "test")); },
+      "devices: [1-9]|ENVIRONMENT. there is no CUDA device; where: test; .*driver for CUDA [0-9]+, runtime 1[0-9]+");
 }
 
 TEST(CudaLoader, WithoutALibraryItSaysWhatWasTried) {
@@ -135,7 +143,8 @@ TEST(CudaLoader, WithoutALibraryItSaysWhatWasTried) {
         ::setenv("ZEROTH_CUDA_LIBRARY", "/nowhere/libcudart.so", 1);
         return load_cuda().library;
       },
-      "ENVIRONMENT. the CUDA runtime was asked for, and cannot be loaded; where: device.cuda; expected: /nowhere/libcudart.so, as ZEROTH_CUDA_LIBRARY says");
+      "ENVIRONMENT. the CUDA runtime was asked for, and cannot be loaded; where: device.cuda; expected: "
+      "/nowhere/libcudart.so, as ZEROTH_CUDA_LIBRARY says");
 }
 
 TEST(CudaLoader, TheRealOneHasEveryFunction) {

@@ -26,6 +26,12 @@
 namespace zeroth {
 namespace {
 
+using test::error_of;
+using test::FakeGpu;
+using test::NcclRank;
+using test::NcclWorld;
+using test::submit;
+using test::sum_of;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::Each;
@@ -33,12 +39,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
-using test::error_of;
-using test::FakeGpu;
-using test::NcclRank;
-using test::NcclWorld;
-using test::submit;
-using test::sum_of;
 
 /// What submit() throws at once.
 std::string refusal(NcclRank& rank, ErrorCode code, const std::vector<Collective>& calls) {
@@ -53,10 +53,10 @@ TEST(NcclRefuses, FloatingPointReductionsInRankOrder) {
   const auto errors = world.try_ranks([](NcclRank& rank) {
     float* const data = rank.room<float>(4);
     Collective call = sum_of(data, 4);
-    EXPECT_THAT(refusal(rank, ErrorCode::kConfig, {call}),
-                AllOf(HasSubstr("NCCL adds floating-point numbers in an order of its own, and rank order was asked for"),
-                      HasSubstr("all_reduce float32 [4]"),
-                      HasSubstr("set CommOptions::reduction to kTransport")));
+    EXPECT_THAT(
+        refusal(rank, ErrorCode::kConfig, {call}),
+        AllOf(HasSubstr("NCCL adds floating-point numbers in an order of its own, and rank order was asked for"),
+              HasSubstr("all_reduce float32 [4]"), HasSubstr("set CommOptions::reduction to kTransport")));
     call.op = ReduceOp::kMax;
     EXPECT_THAT(refusal(rank, ErrorCode::kConfig, {call}), HasSubstr("NaN"));
     // What has the same bits in any order is done.
@@ -83,7 +83,8 @@ TEST(NcclRefuses, AReductionThatChangesTheDtypeOrAddsToWhatIsThere) {
     Collective call = sum_of(rank.room<float>(4), 4);
     call.recv = reinterpret_cast<std::byte*>(rank.room<float>(4));
     call.in_dtype = DType::kBFloat16;
-    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {call}), AllOf(HasSubstr("NCCL's reductions keep the dtype"), HasSubstr("bfloat16 to float32")));
+    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {call}),
+                AllOf(HasSubstr("NCCL's reductions keep the dtype"), HasSubstr("bfloat16 to float32")));
     call.in_dtype = DType::kFloat32;
     call.kind = CollectiveKind::kReduceScatter;
     call.accumulate = true;
@@ -100,7 +101,8 @@ TEST(NcclRefuses, BuffersThatAreNotOfItsDevice) {
                 AllOf(HasSubstr("a buffer on a CUDA stream is memory of the host"), HasSubstr("send of all_reduce")));
     auto* const other = reinterpret_cast<float*>(rank.gpu.allocate(1 - rank.rank, 16));
     EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {sum_of(other, 4)}),
-                AllOf(HasSubstr("a buffer is on another device"), HasSubstr("got: memory of device " + std::to_string(1 - rank.rank))));
+                AllOf(HasSubstr("a buffer is on another device"),
+                      HasSubstr("got: memory of device " + std::to_string(1 - rank.rank))));
     EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {sum_of(nullptr, 4)}), HasSubstr("send is null"));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -112,7 +114,8 @@ TEST(NcclRefuses, MemoryOfADeviceOnAStreamOfTheHost) {
     const auto cpu = make_cpu_device();
     const Collective call = sum_of(rank.room<float>(4), 4);
     EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&call, 1}, cpu->make_stream("host")); }),
-                AllOf(HasSubstr("a buffer on a stream of the host is memory of a device"), HasSubstr("got: memory of device 0")));
+                AllOf(HasSubstr("a buffer on a stream of the host is memory of a device"),
+                      HasSubstr("got: memory of device 0")));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
@@ -130,7 +133,8 @@ TEST(NcclRefuses, CallsOfOneSubmitThatTouchEachOthersBuffers) {
                         .counts = {4}};
     };
     const std::string text = "touch each other's buffers, and NCCL runs them in any order";
-    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {moved(0, 4), moved(4, 8)}), HasSubstr(text)) << "reads what was written";
+    EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {moved(0, 4), moved(4, 8)}), HasSubstr(text))
+        << "reads what was written";
     EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {moved(0, 8), moved(4, 8)}), HasSubstr(text)) << "writes the same";
     EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {moved(0, 8), moved(4, 0)}), HasSubstr(text)) << "writes what is read";
     rank.seat->submit(std::vector<Collective>{moved(0, 8), moved(0, 12)}, rank.stream).wait();  // both read: fine
@@ -152,7 +156,8 @@ TEST(NcclOpens, AWorldThatNeverConnectsIsATimeoutThatNamesRanks) {
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("rank " + std::to_string(rank) + "/3"));
   }
-  EXPECT_THAT(errors, Contains(AllOf(StartsWith("[TIMEOUT] NCCL has not connected the ranks within 0.4 s"), HasSubstr("not yet there either: ranks "))));
+  EXPECT_THAT(errors, Contains(AllOf(StartsWith("[TIMEOUT] NCCL has not connected the ranks within 0.4 s"),
+                                     HasSubstr("not yet there either: ranks "))));
   EXPECT_EQ(world.gpu.living_comms(), 0U) << "what did not come together is aborted";
   EXPECT_THAT(world.gpu.log(0, {"init"}), Contains("init 0/3 blocking=0"));
 }
@@ -160,14 +165,16 @@ TEST(NcclOpens, AWorldThatNeverConnectsIsATimeoutThatNamesRanks) {
 TEST(NcclOpens, ARankThatCannotTellsTheOthersWhy) {
   NcclWorld world(3);
   world.before_loading = [](int rank) {
-    if (rank == 1) throw Error(ErrorCode::kEnvironment, "NCCL was asked for, and cannot be loaded", {.where = "comm.nccl"});
+    if (rank == 1)
+      throw Error(ErrorCode::kEnvironment, "NCCL was asked for, and cannot be loaded", {.where = "comm.nccl"});
   };
   const Deadline in_time(Milliseconds{5'000});
   const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a seat"; });
   EXPECT_FALSE(in_time.passed()) << "nobody waits for it";
   EXPECT_THAT(errors[1], StartsWith("[ENVIRONMENT] NCCL was asked for"));
   for (const std::size_t rank : {0U, 2U}) {
-    EXPECT_THAT(errors[rank], AllOf(StartsWith("[ENVIRONMENT] a rank cannot use NCCL"), HasSubstr("which: rank 1"), HasSubstr("cannot be loaded")));
+    EXPECT_THAT(errors[rank], AllOf(StartsWith("[ENVIRONMENT] a rank cannot use NCCL"), HasSubstr("which: rank 1"),
+                                    HasSubstr("cannot be loaded")));
   }
   EXPECT_THAT(world.gpu.log(0, {"init"}), IsEmpty());
 }
@@ -176,17 +183,20 @@ TEST(NcclOpens, WithoutADeviceItSaysWhatCudaSays) {
   NcclWorld world(1);
   world.gpu.count_status = detail::kCudaInsufficientDriver;
   EXPECT_THAT(world.try_ranks([](NcclRank&) {})[0],
-              AllOf(StartsWith("[ENVIRONMENT] there is no CUDA device"), HasSubstr("driver for CUDA 13000, runtime 13000 (a fake CUDA)")));
+              AllOf(StartsWith("[ENVIRONMENT] there is no CUDA device"),
+                    HasSubstr("driver for CUDA 13000, runtime 13000 (a fake CUDA)")));
   world.gpu.count_status = detail::kCudaSuccess;
   world.set_options = [](int, CommOptions& options) { options.device = 5; };
-  EXPECT_THAT(world.try_ranks([](NcclRank&) {})[0], AllOf(StartsWith("[CONFIG] there is no such CUDA device"), HasSubstr("expected: 0 to 0")));
+  EXPECT_THAT(world.try_ranks([](NcclRank&) {})[0],
+              AllOf(StartsWith("[CONFIG] there is no such CUDA device"), HasSubstr("expected: 0 to 0")));
 }
 
 TEST(NcclOpens, TwoRanksWithOneGpuAreNamed) {
   NcclWorld world(3);
   world.set_options = [](int rank, CommOptions& options) { options.device = rank == 2 ? 0 : rank; };
   const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a seat"; });
-  EXPECT_THAT(errors, Each(AllOf(StartsWith("[CONFIG] two ranks have the same GPU"), HasSubstr("ranks 0 and 2"), HasSubstr("0000:00:00.0 for both"))));
+  EXPECT_THAT(errors, Each(AllOf(StartsWith("[CONFIG] two ranks have the same GPU"), HasSubstr("ranks 0 and 2"),
+                                 HasSubstr("0000:00:00.0 for both"))));
 }
 
 TEST(NcclOpens, DifferentVersionsAndOrdersAreMismatches) {
@@ -194,18 +204,22 @@ TEST(NcclOpens, DifferentVersionsAndOrdersAreMismatches) {
   world.tables[1].version = 21'903;
   world.tables[1].library = "an older NCCL";
   for (const std::string& error : world.try_ranks([](NcclRank&) { FAIL() << "a seat"; })) {
-    EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks have different versions of NCCL"), HasSubstr("2.28.9 (a fake NCCL, rank 0)"), HasSubstr("2.19.3 (an older NCCL, rank 1)")));
+    EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks have different versions of NCCL"),
+                             HasSubstr("2.28.9 (a fake NCCL, rank 0)"), HasSubstr("2.19.3 (an older NCCL, rank 1)")));
   }
   world.tables[1] = world.tables[0];
   world.cudas[1].version = 12'060;
   world.cudas[1].library = "an older CUDA";
   for (const std::string& error : world.try_ranks([](NcclRank&) { FAIL() << "a seat"; })) {
-    EXPECT_THAT(error,
-                AllOf(StartsWith("[MISMATCH] ranks have different versions of the CUDA runtime"), HasSubstr("13.0 (a fake CUDA, rank 0)"), HasSubstr("12.6 (an older CUDA, rank 1)")));
+    EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks have different versions of the CUDA runtime"),
+                             HasSubstr("13.0 (a fake CUDA, rank 0)"), HasSubstr("12.6 (an older CUDA, rank 1)")));
   }
   world.cudas[1] = world.cudas[0];
-  world.set_options = [](int rank, CommOptions& options) { options.reduction = rank == 0 ? Reduction::kRankOrder : Reduction::kTransport; };
-  EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }), Each(StartsWith("[MISMATCH] ranks ask for different orders of sums")));
+  world.set_options = [](int rank, CommOptions& options) {
+    options.reduction = rank == 0 ? Reduction::kRankOrder : Reduction::kTransport;
+  };
+  EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }),
+              Each(StartsWith("[MISMATCH] ranks ask for different orders of sums")));
 }
 
 TEST(NcclOpens, WhatNcclRefusesIsSaidWithItsWords) {
@@ -213,7 +227,8 @@ TEST(NcclOpens, WhatNcclRefusesIsSaidWithItsWords) {
     NcclWorld world(1);
     world.gpu.refuse = call;
     EXPECT_THAT(world.try_ranks([](NcclRank&) {})[0],
-                AllOf(StartsWith("[RESOURCE] NCCL refused"), HasSubstr("error 2, a fake error: socket closed by a fake peer"), HasSubstr("NCCL_DEBUG=WARN")))
+                AllOf(StartsWith("[RESOURCE] NCCL refused"),
+                      HasSubstr("error 2, a fake error: socket closed by a fake peer"), HasSubstr("NCCL_DEBUG=WARN")))
         << call;
     EXPECT_EQ(world.gpu.living_comms(), 0U);
   }
@@ -226,10 +241,9 @@ TEST(NcclFails, AnErrorThatNcclFindsLaterEndsTheWaitAndTheSeat) {
     detail::NcclStatus status;
     std::string code;
   };
-  for (const Row& row : {Row{detail::NcclStatus::kRemoteError, "[PEER_LOST]"},
-                         Row{detail::NcclStatus::kSystemError, "[RESOURCE]"},
-                         Row{detail::NcclStatus::kInternalError, "[RESOURCE]"},
-                         Row{detail::NcclStatus::kInvalidUsage, "[USAGE]"}}) {
+  for (const Row& row :
+       {Row{detail::NcclStatus::kRemoteError, "[PEER_LOST]"}, Row{detail::NcclStatus::kSystemError, "[RESOURCE]"},
+        Row{detail::NcclStatus::kInternalError, "[RESOURCE]"}, Row{detail::NcclStatus::kInvalidUsage, "[USAGE]"}}) {
     NcclWorld world(2);
     std::atomic<bool> failed = false;
     const auto errors = world.try_ranks([&](NcclRank& rank) {
@@ -246,7 +260,8 @@ TEST(NcclFails, AnErrorThatNcclFindsLaterEndsTheWaitAndTheSeat) {
           throw Error(ErrorCode::kInternal, error.what());
         }
       });
-      EXPECT_THAT(text, AllOf(HasSubstr(row.code), HasSubstr("rank 0/2"), HasSubstr("comm.nccl group=world"), HasSubstr("socket closed by a fake peer")));
+      EXPECT_THAT(text, AllOf(HasSubstr(row.code), HasSubstr("rank 0/2"), HasSubstr("comm.nccl group=world"),
+                              HasSubstr("socket closed by a fake peer")));
       EXPECT_THAT(rank.gpu.log(0, {"abort"}), Contains("abort")) << "its kernels would spin for ever";
       // Again the same, from that work and from every later call.
       const auto said_by = [](const Work& done) -> std::string {
@@ -260,13 +275,16 @@ TEST(NcclFails, AnErrorThatNcclFindsLaterEndsTheWaitAndTheSeat) {
       const std::string first = said_by(work);
       EXPECT_EQ(said_by(submit(rank, sum_of(rank.room<float>(4), 4))), first);
       EXPECT_THAT(text, HasSubstr(first));
-      EXPECT_THAT(error_of(ErrorCode::kInternal, [&] {
-        try {
-          (void)rank.seat->split(0, 0, "part");
-        } catch (const Error& error) {
-          throw Error(ErrorCode::kInternal, error.what());
-        }
-      }), HasSubstr(first)) << "and no other rank is asked for anything";
+      EXPECT_THAT(error_of(ErrorCode::kInternal,
+                           [&] {
+                             try {
+                               (void)rank.seat->split(0, 0, "part");
+                             } catch (const Error& error) {
+                               throw Error(ErrorCode::kInternal, error.what());
+                             }
+                           }),
+                  HasSubstr(first))
+          << "and no other rank is asked for anything";
       failed.store(true);
     });
     EXPECT_THAT(errors, Each(IsEmpty()));
@@ -286,7 +304,8 @@ TEST(NcclFails, ACallThatNcclRefusesIsInItsWork) {
       rank.gpu.refuse.clear();
     });
     EXPECT_THAT(errors, Each(IsEmpty())) << call;
-    EXPECT_EQ(std::ranges::count(world.gpu.log(0), "group_start"), std::ranges::count(world.gpu.log(0), "group_end")) << call;
+    EXPECT_EQ(std::ranges::count(world.gpu.log(0), "group_start"), std::ranges::count(world.gpu.log(0), "group_end"))
+        << call;
   }
 }
 
@@ -295,7 +314,8 @@ TEST(NcclFails, AnErrorOfTheDeviceIsSaidWithItsWords) {
   const auto errors = world.try_ranks([](NcclRank& rank) {
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
     rank.gpu.event_status = 700;
-    EXPECT_THAT(error_of(ErrorCode::kResource, [&] { work.wait(); }), HasSubstr("error 700, an illegal memory access was encountered"));
+    EXPECT_THAT(error_of(ErrorCode::kResource, [&] { work.wait(); }),
+                HasSubstr("error 700, an illegal memory access was encountered"));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
@@ -314,7 +334,8 @@ TEST(NcclFails, ARankThatDoesNotComeIsNamedAtTheDeadline) {
     const Work work = submit(rank, sum_of(data, 4, {.unit = 3, .label = 1}));
     const Deadline in_time(Milliseconds{8'000});
     EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }),
-                AllOf(HasSubstr("rank 1 has made 1 of 2 calls"), HasSubstr("all_reduce#1 float32"), HasSubstr("which: unit 3"), Not(HasSubstr("rank 2 has"))));
+                AllOf(HasSubstr("rank 1 has made 1 of 2 calls"), HasSubstr("all_reduce#1 float32"),
+                      HasSubstr("which: unit 3"), Not(HasSubstr("rank 2 has"))));
     EXPECT_FALSE(in_time.passed());
     --left;
     stay();
@@ -333,7 +354,9 @@ TEST(NcclFails, AMessageThatNobodyTakesNamesThePeerAtTheDeadline) {
       return;
     }
     const Work work = submit(rank, Communicator::send_call(std::span<const float>(rank.room<float>(4), 4), 1));
-    EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }), AllOf(HasSubstr("every peer is alive"), HasSubstr("expected: send#0 float32, 4 elements (16 B) to rank 1")));
+    EXPECT_THAT(
+        error_of(ErrorCode::kTimeout, [&] { work.wait(); }),
+        AllOf(HasSubstr("every peer is alive"), HasSubstr("expected: send#0 float32, 4 elements (16 B) to rank 1")));
     done.store(true);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -347,7 +370,9 @@ TEST(NcclFails, DifferentCallsAreAMismatchWithBothSides) {
     submit(rank, sum_of(data, rank.rank == 0 ? 4 : 8)).wait();  // the fake hangs, as NCCL does
   });
   for (const std::string& error : errors) {
-    EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks make different calls"), HasSubstr("all_reduce#1 float32, 4 elements"), HasSubstr("all_reduce#1 float32, 8 elements")));
+    EXPECT_THAT(
+        error, AllOf(StartsWith("[MISMATCH] ranks make different calls"), HasSubstr("all_reduce#1 float32, 4 elements"),
+                     HasSubstr("all_reduce#1 float32, 8 elements")));
   }
 }
 
@@ -361,15 +386,18 @@ TEST(NcclFails, EqualShapesWithOtherTagsAreAMismatchToo) {
     // A rank that was too early to see the other one's call sees it in the next wait.
     submit(rank, sum_of(data, 4)).wait();
   });
-  EXPECT_THAT(errors, Contains(AllOf(StartsWith("[MISMATCH]"), HasSubstr("unit 0 on rank"), HasSubstr("unit 1 on rank"))));
+  EXPECT_THAT(errors,
+              Contains(AllOf(StartsWith("[MISMATCH]"), HasSubstr("unit 0 on rank"), HasSubstr("unit 1 on rank"))));
 }
 
 /// A base whose peers are lost from some moment on.
 class Losing final : public ForwardingBackend {
  public:
-  Losing(std::unique_ptr<CommBackend> base, std::atomic<bool>& lost) : ForwardingBackend(std::move(base)), lost_(lost) {}
+  Losing(std::unique_ptr<CommBackend> base, std::atomic<bool>& lost)
+      : ForwardingBackend(std::move(base)), lost_(lost) {}
   void check_peers(const WaitContext& context) override {
-    if (lost_.load()) throw Error(ErrorCode::kPeerLost, "rank 1 (pid 4711) was killed by SIGKILL", {.which = context.what});
+    if (lost_.load())
+      throw Error(ErrorCode::kPeerLost, "rank 1 (pid 4711) was killed by SIGKILL", {.which = context.what});
     inner().check_peers(context);
   }
 
@@ -381,7 +409,9 @@ TEST(NcclFails, AWaitSeesThatThePeerWasLost) {
   NcclWorld world(2);
   std::atomic<bool> lost = false;
   std::atomic<bool> done = false;
-  world.wrap_base = [&](int, std::unique_ptr<CommBackend> base) { return std::make_unique<Losing>(std::move(base), lost); };
+  world.wrap_base = [&](int, std::unique_ptr<CommBackend> base) {
+    return std::make_unique<Losing>(std::move(base), lost);
+  };
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     if (rank.rank == 1) {
       while (!done.load()) std::this_thread::yield();
@@ -390,7 +420,8 @@ TEST(NcclFails, AWaitSeesThatThePeerWasLost) {
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
     lost.store(true);
     const Deadline in_time(Milliseconds{5'000});
-    EXPECT_THAT(error_of(ErrorCode::kPeerLost, [&] { work.wait(); }), AllOf(HasSubstr("was killed by SIGKILL"), HasSubstr("all_reduce#0")));
+    EXPECT_THAT(error_of(ErrorCode::kPeerLost, [&] { work.wait(); }),
+                AllOf(HasSubstr("was killed by SIGKILL"), HasSubstr("all_reduce#0")));
     EXPECT_FALSE(in_time.passed()) << "long before the deadline";
     done.store(true);
   });
@@ -400,7 +431,9 @@ TEST(NcclFails, AWaitSeesThatThePeerWasLost) {
 TEST(NcclFails, WhatAPeerHadDoneBeforeItLeftStillCounts) {
   NcclWorld world(2);
   std::atomic<bool> lost = false;
-  world.wrap_base = [&](int, std::unique_ptr<CommBackend> base) { return std::make_unique<Losing>(std::move(base), lost); };
+  world.wrap_base = [&](int, std::unique_ptr<CommBackend> base) {
+    return std::make_unique<Losing>(std::move(base), lost);
+  };
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     rank.gpu.hold(rank.stream.native(), true);
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
@@ -419,24 +452,27 @@ TEST(NcclFails, WhatAPeerHadDoneBeforeItLeftStillCounts) {
 
 enum class Base { kWithWindows, kMessages };
 
-/// A world whose ranks compare; each test runs over a base with windows, which has a call board besides, and over one without.
+/// A world whose ranks compare; each test runs over a base with windows, which has a call board besides, and over one
+/// without.
 class NcclGate : public ::testing::TestWithParam<Base> {
  protected:
   static void set_up(NcclWorld& world) {
     world.options.check_calls = true;
     world.options.timeout = std::min(world.options.timeout, Milliseconds{10'000});
     if (GetParam() == Base::kWithWindows) return;
-    world.wrap_base = [&world, hub = std::make_shared<test::MessageHub>(world.size, true)](int rank, std::unique_ptr<CommBackend> /*with_windows*/) {
+    world.wrap_base = [&world, hub = std::make_shared<test::MessageHub>(world.size, true)](
+                          int rank, std::unique_ptr<CommBackend> /*with_windows*/) {
       return make_message_backend(hub->transport(rank), world.options);
     };
   }
 };
-INSTANTIATE_TEST_SUITE_P(Bases, NcclGate, ::testing::Values(Base::kWithWindows, Base::kMessages), [](const auto& of) {
-  return of.param == Base::kWithWindows ? "Inproc" : "Messages";
-});
+INSTANTIATE_TEST_SUITE_P(Bases, NcclGate, ::testing::Values(Base::kWithWindows, Base::kMessages),
+                         [](const auto& of) { return of.param == Base::kWithWindows ? "Inproc" : "Messages"; });
 
 /// Calls of NCCL that move data, on the rank's device.
-std::vector<std::string> moved(FakeGpu& gpu, int rank) { return gpu.log(rank, {"all_", "reduce", "broadcast", "send", "recv", "copy"}); }
+std::vector<std::string> moved(FakeGpu& gpu, int rank) {
+  return gpu.log(rank, {"all_", "reduce", "broadcast", "send", "recv", "copy"});
+}
 
 TEST_P(NcclGate, SwappedCallsOfOneRankAreRefusedOnEveryRankBeforeAnyDataMoves) {
   constexpr int kRanks = 3;
@@ -452,20 +488,25 @@ TEST_P(NcclGate, SwappedCallsOfOneRankAreRefusedOnEveryRankBeforeAnyDataMoves) {
     // Equal shapes: NCCL would add the one to the other.
     const bool swaps = rank.rank == 1;
     const Deadline in_time(Milliseconds{5'000});
-    const Work work = submit(rank, swaps ? sum_of(second, 4, {.unit = 2, .label = 0}) : sum_of(first, 4, {.unit = 1, .label = 0}));
+    const Work work =
+        submit(rank, swaps ? sum_of(second, 4, {.unit = 2, .label = 0}) : sum_of(first, 4, {.unit = 1, .label = 0}));
     const std::string text = error_of(ErrorCode::kMismatch, [&] { work.wait(); });
     EXPECT_FALSE(in_time.passed()) << "long before the deadline";
-    EXPECT_THAT(text, AllOf(HasSubstr("ranks make different calls"), HasSubstr("comm.nccl group=world"), HasSubstr("all_reduce#1 float32, 4 elements")));
+    EXPECT_THAT(text, AllOf(HasSubstr("ranks make different calls"), HasSubstr("comm.nccl group=world"),
+                            HasSubstr("all_reduce#1 float32, 4 elements")));
     const int other = swaps ? 0 : 1;
-    EXPECT_THAT(text, AllOf(HasSubstr("unit " + std::to_string(swaps ? 2 : 1) + " on rank " + std::to_string(rank.rank)),
-                            HasSubstr("unit " + std::to_string(swaps ? 1 : 2) + " on rank " + std::to_string(other))));
-    const Work again = submit(rank, swaps ? sum_of(first, 4, {.unit = 1, .label = 0}) : sum_of(second, 4, {.unit = 2, .label = 0}));
+    EXPECT_THAT(text,
+                AllOf(HasSubstr("unit " + std::to_string(swaps ? 2 : 1) + " on rank " + std::to_string(rank.rank)),
+                      HasSubstr("unit " + std::to_string(swaps ? 1 : 2) + " on rank " + std::to_string(other))));
+    const Work again =
+        submit(rank, swaps ? sum_of(first, 4, {.unit = 1, .label = 0}) : sum_of(second, 4, {.unit = 2, .label = 0}));
     EXPECT_EQ(error_of(ErrorCode::kMismatch, [&] { again.wait(); }), text);
     EXPECT_EQ(first[3], kRanks);
     EXPECT_EQ(second[3], 2);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
-  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(moved(world.gpu, rank).size(), 1U) << "rank " << rank << " gave NCCL no more than the first";
+  for (int rank = 0; rank < kRanks; ++rank)
+    EXPECT_EQ(moved(world.gpu, rank).size(), 1U) << "rank " << rank << " gave NCCL no more than the first";
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
   EXPECT_EQ(world.gpu.living_comms(), 0U);
 }
@@ -475,10 +516,11 @@ TEST_P(NcclGate, CallsOfOtherSizesDtypesAndKindsAreRefused) {
     std::string own;
     std::function<void(Collective&)> change;
   };
-  for (const Row& row : {Row{"all_reduce#0 float32, 8 elements", [](Collective& call) { call.counts = {8}; }},
-                         Row{"all_reduce#0 int32", [](Collective& call) { call.in_dtype = call.out_dtype = DType::kInt32; }},
-                         Row{"all_reduce#0 max float32", [](Collective& call) { call.op = ReduceOp::kMax; }},
-                         Row{"broadcast#0 float32", [](Collective& call) { call.kind = CollectiveKind::kBroadcast; }}}) {
+  for (const Row& row :
+       {Row{"all_reduce#0 float32, 8 elements", [](Collective& call) { call.counts = {8}; }},
+        Row{"all_reduce#0 int32", [](Collective& call) { call.in_dtype = call.out_dtype = DType::kInt32; }},
+        Row{"all_reduce#0 max float32", [](Collective& call) { call.op = ReduceOp::kMax; }},
+        Row{"broadcast#0 float32", [](Collective& call) { call.kind = CollectiveKind::kBroadcast; }}}) {
     NcclWorld world(2);
     set_up(world);
     const auto errors = world.try_ranks([&](NcclRank& rank) {
@@ -487,7 +529,8 @@ TEST_P(NcclGate, CallsOfOtherSizesDtypesAndKindsAreRefused) {
       if (rank.rank == 1) row.change(call);
       submit(rank, call).wait();
     });
-    EXPECT_THAT(errors, Each(AllOf(StartsWith("[MISMATCH] ranks make different calls"), HasSubstr("all_reduce#0 float32, 4 elements"), HasSubstr(row.own))));
+    EXPECT_THAT(errors, Each(AllOf(StartsWith("[MISMATCH] ranks make different calls"),
+                                   HasSubstr("all_reduce#0 float32, 4 elements"), HasSubstr(row.own))));
     for (const int rank : {0, 1}) EXPECT_THAT(moved(world.gpu, rank), IsEmpty()) << row.own;
   }
 }
@@ -506,7 +549,8 @@ TEST_P(NcclGate, ACallAgainstASplitOrAnAttachIsRefused) {
         (void)rank.seat->attach(Arena::create(ArenaKind::kPrivate, 4096, "test"), "part");
       });
       EXPECT_FALSE(in_time.passed()) << "long before the deadline";
-      EXPECT_THAT(text, AllOf(HasSubstr("all_reduce#0 float32, 4 elements"), HasSubstr(splits ? "\"split part\" (rank 1)" : "\"attach part\" (rank 1)")));
+      EXPECT_THAT(text, AllOf(HasSubstr("all_reduce#0 float32, 4 elements"),
+                              HasSubstr(splits ? "\"split part\" (rank 1)" : "\"attach part\" (rank 1)")));
     });
     EXPECT_THAT(errors, Each(IsEmpty()));
     EXPECT_THAT(moved(world.gpu, 0), IsEmpty());
@@ -527,7 +571,8 @@ TEST_P(NcclGate, PartsOfAnAllToAllAreComparedToo) {
     if (rank.rank == 1) call.counts[0] = 3;
     submit(rank, call).wait();
   });
-  EXPECT_THAT(errors, Each(AllOf(StartsWith("[MISMATCH]"), HasSubstr("2 elements, which rank 0 takes from rank 1"), HasSubstr("3 elements, which rank 1 gives to rank 0"))));
+  EXPECT_THAT(errors, Each(AllOf(StartsWith("[MISMATCH]"), HasSubstr("2 elements, which rank 0 takes from rank 1"),
+                                 HasSubstr("3 elements, which rank 1 gives to rank 0"))));
   for (const int rank : {0, 1}) EXPECT_THAT(moved(world.gpu, rank), IsEmpty());
 }
 
@@ -542,7 +587,8 @@ TEST_P(NcclGate, ARankThatDoesNotComeIsATimeoutBeforeTheCall) {
       return;
     }
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4, {.unit = 3, .label = 0}));
-    EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }), AllOf(HasSubstr("all_reduce#0 float32"), HasSubstr("unit 3"), HasSubstr("comm.nccl group=world")));
+    EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { work.wait(); }),
+                AllOf(HasSubstr("all_reduce#0 float32"), HasSubstr("unit 3"), HasSubstr("comm.nccl group=world")));
     done.store(true);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -642,7 +688,8 @@ TEST(NcclGateAtTheStart, RanksThatDoNotAllCompareAreRefused) {
   NcclWorld world(2);
   world.set_options = [](int rank, CommOptions& options) { options.check_calls = rank == 0; };
   EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }),
-              Each(AllOf(StartsWith("[MISMATCH] some ranks want their calls compared"), HasSubstr("true (rank 0)"), HasSubstr("false (rank 1)"))));
+              Each(AllOf(StartsWith("[MISMATCH] some ranks want their calls compared"), HasSubstr("true (rank 0)"),
+                         HasSubstr("false (rank 1)"))));
 }
 
 // Stopping.
@@ -674,7 +721,8 @@ TEST(NcclStops, OfTwoRanksThatStopTheJobBothSayTheFirst) {
     while (rank.rank == 1 && !stopped.load()) std::this_thread::yield();
     rank.seat->abort(Error(ErrorCode::kModel, "cause " + std::to_string(rank.rank)));
     stopped.store(true);
-    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { submit(rank, sum_of(rank.room<float>(4), 4)).wait(); }), HasSubstr("rank 0 stopped the job: [MODEL] cause 0"));
+    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { submit(rank, sum_of(rank.room<float>(4), 4)).wait(); }),
+                HasSubstr("rank 0 stopped the job: [MODEL] cause 0"));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
@@ -693,7 +741,8 @@ TEST(NcclStops, AnAbortFromAnotherThreadEndsTheWait) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       part->abort(Error(ErrorCode::kInternal, "planted"));
     });
-    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }), HasSubstr("rank 0 stopped the job: [INTERNAL] planted"))
+    EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }),
+                HasSubstr("rank 0 stopped the job: [INTERNAL] planted"))
         << "also where the aborted kernel has come to its end";
     other.join();
     done.store(true);

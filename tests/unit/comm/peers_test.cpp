@@ -26,16 +26,11 @@ struct Job {
                .polling = {}}};
 
   [[nodiscard]] GroupView view() const {
-    return {.where = "comm.test",
-            .group = "world",
-            .rank = 0,
-            .world_ranks = world_ranks,
-            .controls = group_pointers};
+    return {.where = "comm.test", .group = "world", .rank = 0, .world_ranks = world_ranks, .controls = group_pointers};
   }
   [[nodiscard]] Error wait_for_nothing() {
     try {
-      peers.wait(
-          view(), [] { return false; }, [] { return WaitContext{.what = "nothing"}; });
+      peers.wait(view(), [] { return false; }, [] { return WaitContext{.what = "nothing"}; });
     } catch (const Error& error) {
       return error;
     }
@@ -59,10 +54,8 @@ TEST(Peers, AnAbortByARankThatDoesNotExistIsAnErrorAndNoWildRead) {
     const Error error = job->wait_for_nothing();
     EXPECT_EQ(error.code(), ErrorCode::kAborted);
     const std::string text = error.what();
-    for (const std::string& part : {std::string("damaged"),
-                                    std::string("a rank below 2"),
-                                    "got: " + std::to_string(word - 1),
-                                    std::string("rank 0/2")}) {
+    for (const std::string& part : {std::string("damaged"), std::string("a rank below 2"),
+                                    "got: " + std::to_string(word - 1), std::string("rank 0/2")}) {
       EXPECT_NE(text.find(part), std::string::npos) << text;
     }
   }
@@ -72,8 +65,7 @@ TEST(Peers, ATextWithoutAnEndIsCutAtItsField) {
   const auto job = std::make_unique<Job>();
   std::memset(job->controls[1].abort_text, 'x', kAbortTextBytes);
   job->controls[0].first_abort.store(2);
-  EXPECT_EQ(job->wait_for_nothing().message(),
-            "rank 1 stopped the job: " + std::string(kAbortTextBytes, 'x'));
+  EXPECT_EQ(job->wait_for_nothing().message(), "rank 1 stopped the job: " + std::string(kAbortTextBytes, 'x'));
 }
 
 TEST(Peers, AWaitAsksForInterruptsAndEndsWithWhatTheCheckThrows) {
@@ -99,7 +91,8 @@ TEST(Peers, ARankThatLeftBecauseItLostAnotherIsNotTheCause) {
   const Error error = job->wait_for_nothing();
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
   EXPECT_EQ(error.message(), "in group world/dp rank 2 (pid 77) is frozen: rank 1 left early after it saw that");
-  EXPECT_STREQ(job->controls[0].loss_text, "in group world/dp rank 2 (pid 77) is frozen");  // for whoever loses this rank
+  EXPECT_STREQ(job->controls[0].loss_text,
+               "in group world/dp rank 2 (pid 77) is frozen");  // for whoever loses this rank
 }
 
 TEST(Peers, ARankThatStopsTheJobBeforeItGoesHasNotLeftEarly) {
@@ -115,7 +108,9 @@ TEST(Peers, ARankThatStopsTheJobBeforeItGoesHasNotLeftEarly) {
         });
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "[ABORTED] rank 1 stopped the job: [IO] the disk is full; where: comm.test group=world; who: rank 0/2; expected: nothing");
+    EXPECT_STREQ(error.what(),
+                 "[ABORTED] rank 1 stopped the job: [IO] the disk is full; where: comm.test group=world; who: rank "
+                 "0/2; expected: nothing");
   }
 }
 
@@ -140,8 +135,7 @@ TEST(Peers, NothingIsToldOfAPeerThatDidItsPartAndLeft) {
   const auto job = std::make_unique<Job>();
   job->groups[1].departed.store(1);
   int looks = 0;
-  job->peers.wait(
-      job->view(), [&] { return ++looks > 2; }, [] { return WaitContext{.what = "something"}; });
+  job->peers.wait(job->view(), [&] { return ++looks > 2; }, [] { return WaitContext{.what = "something"}; });
   EXPECT_EQ(job->controls[0].loss_told.load(), 0U);
 }
 

@@ -1,5 +1,12 @@
 #include "comm/private_memory.h"
 
+#include "support/fork_ranks.h"
+#include "support/private_memory.h"
+
+#include <zeroth/base/platform.h>
+#include <zeroth/comm/communicator.h>
+#include <zeroth/comm/factory.h>
+
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,20 +20,15 @@
 #include <string>
 #include <vector>
 
-#include "support/fork_ranks.h"
-#include "support/private_memory.h"
-
-#include <zeroth/base/platform.h>
-#include <zeroth/comm/communicator.h>
-#include <zeroth/comm/factory.h>
-
 namespace zeroth {
 namespace {
 
 using detail::PrivateMemory;
 using Read = test::ReadsOfProcesses::Read;
 
-std::uint64_t address_of(const void* data) { return reinterpret_cast<std::uintptr_t>(data); }
+std::uint64_t address_of(const void* data) {
+  return reinterpret_cast<std::uintptr_t>(data);
+}
 
 TEST(PrivateMemory, IsReadWholeHoweverFewBytesComeAtATime) {
   std::vector<char> theirs(100'001, 'x');
@@ -48,7 +50,8 @@ TEST(PrivateMemory, IsReadWholeHoweverFewBytesComeAtATime) {
 }
 
 TEST(PrivateMemory, SaysWhyItCannotBeRead) {
-  const PrivateMemory memory({::getpid(), [] {
+  const PrivateMemory memory({::getpid(),
+                              [] {
                                 const pid_t child = ::fork();
                                 if (child == 0) ::_exit(0);
                                 ::waitpid(child, nullptr, 0);
@@ -69,7 +72,8 @@ TEST(PrivateMemory, TheWordIsAnotherOneInEveryProcess) {
 
 constexpr std::size_t kMany = 100'000;
 
-/// Two ranks sum floats of their own memory; rank 1's reads go through `reader`, after those with which the group finds out what can be read.
+/// Two ranks sum floats of their own memory; rank 1's reads go through `reader`, after those with which the group finds
+/// out what can be read.
 test::ForkReport sum_with(const test::ReadsOfProcesses::Reader& reader) {
   const std::string job = test::unique_job();
   return test::fork_ranks(2, [&](int rank) {
@@ -80,7 +84,8 @@ test::ForkReport sum_with(const test::ReadsOfProcesses::Reader& reader) {
         return met ? reader(kernel, read) : kernel.read_process(read.pid, read.to, read.from, read.bytes);
       });
     }
-    const std::shared_ptr<CommBackend> backend = make_backend("shm", {.rank = rank, .size = 2, .job = job, .options = options});
+    const std::shared_ptr<CommBackend> backend =
+        make_backend("shm", {.rank = rank, .size = 2, .job = job, .options = options});
     met = true;
     try {
       std::vector<float> data(kMany, 1.0F);
@@ -115,7 +120,8 @@ TEST(PrivateMemoryOfRanks, ARankThatDiesWhileItIsReadIsNamed) {
 
 TEST(PrivateMemoryOfRanks, MemoryThatIsGoneIsAnErrorOnAllRanks) {
   if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: forked ranks";
-  const test::ForkReport report = sum_with([](SystemCalls& kernel, const Read& read) { return kernel.read_process(read.pid, read.to, 0x10, read.bytes); });
+  const test::ForkReport report = sum_with(
+      [](SystemCalls& kernel, const Read& read) { return kernel.read_process(read.pid, read.to, 0x10, read.bytes); });
   ASSERT_NE(report.of(1), nullptr);
   EXPECT_EQ(report.of(1)->code, ErrorCode::kResource) << report.text();
   EXPECT_NE(report.of(1)->text.find("rank 0's memory cannot be read any more"), std::string::npos) << report.text();
@@ -143,7 +149,8 @@ TEST(PrivateMemoryOfRanks, LargeMessagesAreReadOnceWhereTheyLie) {
       comm.recv(std::span(data), 0);
     }
     if (data != std::vector<float>(kMany, 3.0F)) throw std::runtime_error("another message has come");
-    if (read_bytes - before != (rank == 0 ? 0 : kMany * sizeof(float))) throw std::runtime_error(std::to_string(read_bytes - before) + " bytes were read");
+    if (read_bytes - before != (rank == 0 ? 0 : kMany * sizeof(float)))
+      throw std::runtime_error(std::to_string(read_bytes - before) + " bytes were read");
     comm.barrier();
   });
   EXPECT_TRUE(report.ok()) << report.text();

@@ -16,7 +16,9 @@
 namespace zeroth {
 namespace {
 
-WaitReport report() { return {.group = "world", .call = "barrier#1", .ranks = {1}, .timeout = Milliseconds{60'000}}; }
+WaitReport report() {
+  return {.group = "world", .call = "barrier#1", .ranks = {1}, .timeout = Milliseconds{60'000}};
+}
 
 TEST(RankWatch, AWaitIsSeenFromItsFirstLookOnWithAllThatItIsFor) {
   RankWatch watch(0, 2);
@@ -36,7 +38,9 @@ TEST(RankWatch, AWaitIsSeenFromItsFirstLookOnWithAllThatItIsFor) {
   EXPECT_EQ(seen[0].report.timeout, Milliseconds{60'000}) << "of 0 ms a quarter would be over";
 }
 
-void load_batch(RankWatch& watch) { watch.at(); }
+void load_batch(RankWatch& watch) {
+  watch.at();
+}
 
 TEST(RankWatch, ANativeProgramSaysWhereItIs) {
   RankWatch watch(0, 2);
@@ -66,7 +70,9 @@ TEST(RankWatch, AGoodbyeAsksNobody) {
 
 TEST(RankWatch, AnErrorOfThisRankSaysItsStep) {
   RankWatch watch(1, 4);
-  const auto who = [&](std::string told) { return watch.dated(Error(ErrorCode::kPeerLost, "rank 2 was killed", {.who = std::move(told)})).context().who; };
+  const auto who = [&](std::string told) {
+    return watch.dated(Error(ErrorCode::kPeerLost, "rank 2 was killed", {.who = std::move(told)})).context().who;
+  };
   EXPECT_EQ(who("rank 1/4"), "rank 1/4") << "nothing has been trained";
   watch.finish_step(119);
   watch.enter(Phase::kForward);
@@ -99,8 +105,14 @@ TEST(RankWatch, ARecordHoldsTheErrorAndWhereTheRankWas) {
   auto failure = nlohmann::json::parse(head).at("failure");
   EXPECT_EQ(failure.at("time").get<std::string>().size(), std::string("2026-11-24T12:00:00Z").size());
   failure.erase("time");
-  EXPECT_EQ(failure, (nlohmann::json{{"code", "TIMEOUT"}, {"message", "no answer"}, {"hint", "look"}, {"who", "rank 1/4"}, {"steps", "3"},
-                                     {"rank_was", "is in the forward of unit root of step 4"}, {"waited_for", "barrier#1"}, {"group", "world"}}));
+  EXPECT_EQ(failure, (nlohmann::json{{"code", "TIMEOUT"},
+                                     {"message", "no answer"},
+                                     {"hint", "look"},
+                                     {"who", "rank 1/4"},
+                                     {"steps", "3"},
+                                     {"rank_was", "is in the forward of unit root of step 4"},
+                                     {"waited_for", "barrier#1"},
+                                     {"group", "world"}}));
 }
 
 TEST(RankWatch, AVerdictIsAwaitedOnlyWhereSomebodyCouldSayOne) {

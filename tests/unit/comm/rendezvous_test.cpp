@@ -25,21 +25,17 @@ using test::unique_job;
 #define ZR_SKIP_UNDER_TSAN() \
   if (kThreadSanitizer) GTEST_SKIP() << "not under sanitizers: forked ranks"
 
-void expect_all(const ForkReport& report,
-                std::size_t failures,
-                ErrorCode code,
-                const std::vector<std::string>& texts) {
+void expect_all(const ForkReport& report, std::size_t failures, ErrorCode code, const std::vector<std::string>& texts) {
   EXPECT_EQ(report.failures.size(), failures) << report.text();
   for (const test::RankFailure& failure : report.failures) {
     EXPECT_EQ(failure.code, code) << failure.text;
-    for (const std::string& text : texts)
-      EXPECT_NE(failure.text.find(text), std::string::npos) << failure.text;
+    for (const std::string& text : texts) EXPECT_NE(failure.text.find(text), std::string::npos) << failure.text;
   }
 }
 
 void join_world(const std::string& job, int rank, int size, CommOptions options = quick_options()) {
-  const std::shared_ptr<CommBackend> backend = make_backend(
-      "shm", {.rank = rank, .size = size, .job = job, .hub = nullptr, .options = std::move(options)});
+  const std::shared_ptr<CommBackend> backend =
+      make_backend("shm", {.rank = rank, .size = size, .job = job, .hub = nullptr, .options = std::move(options)});
   Communicator(backend).barrier();
 }
 
@@ -65,8 +61,7 @@ TEST(Rendezvous, WorldSizesThatDifferAreToldToAll) {
 TEST(Rendezvous, ARankThatComesTwiceIsToldToAll) {
   ZR_SKIP_UNDER_TSAN();
   const std::string job = unique_job();
-  const ForkReport report =
-      fork_ranks(3, [&](int process) { join_world(job, process == 2 ? 1 : process, 4); });
+  const ForkReport report = fork_ranks(3, [&](int process) { join_world(job, process == 2 ? 1 : process, 4); });
   expect_all(report, 3, ErrorCode::kMismatch, {"rank 1 came twice", "pid "});
 }
 
@@ -135,24 +130,24 @@ TEST(Rendezvous, StrangersAndOtherVersionsAreToldApart) {
   ZR_SKIP_UNDER_TSAN();
   const std::string job = unique_job();
   // A stranger talks nonsense, another says nothing and a third goes away: the world meets all the same.
-  const ForkReport with_strangers = fork_ranks(
-      4,
-      [&](int process) {
-        if (process < 2) {
-          if (process == 1) std::this_thread::sleep_for(Milliseconds{200});
-          return join_world(job, process, 2);
-        }
-        try {
-          const detail::UniqueFd connection = detail::connect_to(detail::socket_name("comm", job), [] {});
-          const std::string nonsense = "GET / HTTP/1.1";
-          if (process == 2) {
-            (void)detail::send_message(connection.get(), std::as_bytes(std::span<const char>(nonsense)));
-            std::this_thread::sleep_for(Milliseconds{100});
-          }
-        } catch (const Error&) {
-        }
-      },
-      {.deadline = Milliseconds{20'000}});
+  const ForkReport with_strangers =
+      fork_ranks(4,
+                 [&](int process) {
+                   if (process < 2) {
+                     if (process == 1) std::this_thread::sleep_for(Milliseconds{200});
+                     return join_world(job, process, 2);
+                   }
+                   try {
+                     const detail::UniqueFd connection = detail::connect_to(detail::socket_name("comm", job), [] {});
+                     const std::string nonsense = "GET / HTTP/1.1";
+                     if (process == 2) {
+                       (void)detail::send_message(connection.get(), std::as_bytes(std::span<const char>(nonsense)));
+                       std::this_thread::sleep_for(Milliseconds{100});
+                     }
+                   } catch (const Error&) {
+                   }
+                 },
+                 {.deadline = Milliseconds{20'000}});
   EXPECT_TRUE(with_strangers.ok()) << with_strangers.text();
 
   // The same first message with another protocol number: see Hello in rendezvous.cpp.
@@ -227,8 +222,8 @@ TEST(Rendezvous, TheNameIsFreeAgainForTheNextWorld) {
   ZR_SKIP_UNDER_TSAN();
   const std::string job = unique_job();
   const ForkReport report = fork_ranks(3, [&](int rank) {
-    const auto first = make_backend(
-        "shm", {.rank = rank, .size = 3, .job = job, .hub = nullptr, .options = quick_options()});
+    const auto first =
+        make_backend("shm", {.rank = rank, .size = 3, .job = job, .hub = nullptr, .options = quick_options()});
     for (int world = 0; world < 5; ++world) join_world(job, rank, 3);
   });
   EXPECT_TRUE(report.ok()) << report.text();

@@ -36,8 +36,7 @@ Error exchange_with(int rank, const std::function<void(int connection)>& peer) {
     ShmExchange exchange(seat(job, rank), {}, make_system_calls(), [] {});
     const Arena arena = Arena::create(ArenaKind::kShared, kPageBytes, "offer");
     const Deadline deadline(Milliseconds{20'000});
-    (void)exchange.exchange(arena,
-                            [&] { ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "the peer is silent"); });
+    (void)exchange.exchange(arena, [&] { ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "the peer is silent"); });
   } catch (const Error& error) {
     caught = error;
   }
@@ -54,8 +53,7 @@ void expect_text(const Error& error, ErrorCode code, const std::vector<std::stri
 /// Waits for the end of the other side, so that the connection does not close before it has read.
 void wait_for_close(int connection) {
   const Deadline deadline(Milliseconds{20'000});
-  while (receive_message(
-      connection, 4096, [&] { ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "still open"); })) {
+  while (receive_message(connection, 4096, [&] { ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "still open"); })) {
   }
 }
 
@@ -68,8 +66,7 @@ TEST(ShmExchange, AnOfferOfTheWrongLengthNamesWhoSentIt) {
     EXPECT_TRUE(send_message(connection, bytes_of(nonsense)));
     wait_for_close(connection);
   });
-  expect_text(error,
-              ErrorCode::kInternal,
+  expect_text(error, ErrorCode::kInternal,
               {"where: comm.shm", "who: rank 0/2", kFromRank1, "expected: 8 bytes", "got: 3"});
 }
 
@@ -79,8 +76,7 @@ TEST(ShmExchange, AnOfferWithoutItsMemoryNamesWhoSentIt) {
     EXPECT_TRUE(send_message(connection, bytes_of(bytes)));
     wait_for_close(connection);
   });
-  expect_text(
-      error, ErrorCode::kInternal, {"who: rank 0/2", kFromRank1, "1 descriptors for 4096 bytes", "got: 0"});
+  expect_text(error, ErrorCode::kInternal, {"who: rank 0/2", kFromRank1, "1 descriptors for 4096 bytes", "got: 0"});
 }
 
 TEST(ShmExchange, AListOfOffersThatIsNoneNamesWhoSentIt) {
@@ -96,16 +92,14 @@ TEST(ShmExchange, AListOfOffersThatIsNoneNamesWhoSentIt) {
     EXPECT_TRUE(send_message(connection, bytes_of(one)));
     wait_for_close(connection);
   });
-  expect_text(
-      wrong_length, ErrorCode::kInternal, {"who: rank 1/2", kFromRank0, "expected: 1024 bytes", "got: 8"});
+  expect_text(wrong_length, ErrorCode::kInternal, {"who: rank 1/2", kFromRank0, "expected: 1024 bytes", "got: 8"});
   const Error no_memory = exchange_with(1, [&](int connection) {
     read_offer(connection);
     std::array<std::uint64_t, kMaxShmRanks> sizes{kPageBytes, kPageBytes};
     EXPECT_TRUE(send_message(connection, bytes_of(sizes)));
     wait_for_close(connection);
   });
-  expect_text(
-      no_memory, ErrorCode::kInternal, {"who: rank 1/2", kFromRank0, "expected: 2 descriptors", "got: 0"});
+  expect_text(no_memory, ErrorCode::kInternal, {"who: rank 1/2", kFromRank0, "expected: 2 descriptors", "got: 0"});
 }
 
 TEST(ShmExchange, MemoryThatCannotBeTrustedNamesItsOwner) {
@@ -117,10 +111,8 @@ TEST(ShmExchange, MemoryThatCannotBeTrustedNamesItsOwner) {
     EXPECT_TRUE(send_message(connection, bytes_of(bytes), std::span<const int>(&fd, 1)));
     wait_for_close(connection);
   });
-  expect_text(
-      error,
-      ErrorCode::kMismatch,
-      {"not sealed", "who: rank 0/2", "of rank 1 (pid " + std::to_string(::getpid()) + ")", "4.00 KiB"});
+  expect_text(error, ErrorCode::kMismatch,
+              {"not sealed", "who: rank 0/2", "of rank 1 (pid " + std::to_string(::getpid()) + ")", "4.00 KiB"});
 }
 
 }  // namespace

@@ -24,14 +24,14 @@
 namespace zeroth {
 namespace {
 
+using test::error_of;
+using test::FakeGpu;
+using test::ThreadTransport;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-using test::error_of;
-using test::FakeGpu;
-using test::ThreadTransport;
 
 constexpr int kRanks = 4;
 
@@ -52,7 +52,10 @@ struct StagedRank {
 
 struct StagedWorld {
   explicit StagedWorld(ThreadTransport over = ThreadTransport::kMemory, int devices = kRanks)
-      : gpu(devices), cuda(gpu.cuda_table()), one_device(devices == 1), seats(kRanks, over, test::nodes_of_ranks(kRanks, over == ThreadTransport::kLevels ? 2 : 0)) {
+      : gpu(devices),
+        cuda(gpu.cuda_table()),
+        one_device(devices == 1),
+        seats(kRanks, over, test::nodes_of_ranks(kRanks, over == ThreadTransport::kLevels ? 2 : 0)) {
     options.timeout = Milliseconds{20'000};
   }
 
@@ -82,7 +85,8 @@ struct StagedWorld {
                             .gpu = gpu,
                             .stream = device->make_stream("test"),
                             .ledger = ledger,
-                            .seat = detail::make_staging_backend(std::move(base), own, [&]() -> const detail::CudaTable& { return cuda; })};
+                            .seat = detail::make_staging_backend(std::move(base), own,
+                                                                 [&]() -> const detail::CudaTable& { return cuda; })};
           body(staged);
         } catch (const std::exception& error) {
           errors[static_cast<std::size_t>(rank)] = error.what();
@@ -111,8 +115,9 @@ struct Drawn {
 
 /// The same on all ranks, but for places: a call of any kind, in place where it can be.
 Drawn draw(std::mt19937& random, int rank) {
-  constexpr CollectiveKind kKinds[] = {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter, CollectiveKind::kAllReduce,
-                                       CollectiveKind::kBroadcast, CollectiveKind::kGather,        CollectiveKind::kScatter,
+  constexpr CollectiveKind kKinds[] = {CollectiveKind::kAllGather, CollectiveKind::kReduceScatter,
+                                       CollectiveKind::kAllReduce, CollectiveKind::kBroadcast,
+                                       CollectiveKind::kGather,    CollectiveKind::kScatter,
                                        CollectiveKind::kAllToAll,  CollectiveKind::kBarrier};
   const auto pick = [&](int below) { return static_cast<int>(random() % static_cast<unsigned>(below)); };
   Drawn drawn;
@@ -120,28 +125,33 @@ Drawn draw(std::mt19937& random, int rank) {
   call.kind = kKinds[pick(8)];
   if (call.kind == CollectiveKind::kBarrier) return drawn;
   const bool reduces = call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kReduceScatter;
-  call.in_dtype = call.out_dtype = std::vector{DType::kFloat32, DType::kBFloat16, DType::kInt64}[static_cast<std::size_t>(pick(3))];
+  call.in_dtype = call.out_dtype =
+      std::vector{DType::kFloat32, DType::kBFloat16, DType::kInt64}[static_cast<std::size_t>(pick(3))];
   const bool one = call.kind == CollectiveKind::kAllReduce || call.kind == CollectiveKind::kBroadcast;
   for (int part = 0; part < (one ? 1 : kRanks); ++part) call.counts.push_back(pick(4) == 0 ? 0 : pick(500));
   call.root = pick(kRanks);
   const int op = pick(3);
   if (reduces) call.op = static_cast<ReduceOp>(op);
   const bool in_place = pick(2) == 0 && call.kind != CollectiveKind::kAllToAll;
-  const bool adds = pick(2) == 0 && call.kind == CollectiveKind::kReduceScatter && call.op == ReduceOp::kSum && !in_place;
+  const bool adds =
+      pick(2) == 0 && call.kind == CollectiveKind::kReduceScatter && call.op == ReduceOp::kSum && !in_place;
   const bool widens = pick(2) == 0 && adds && call.in_dtype == DType::kBFloat16;
   call.accumulate = adds;
   if (widens) call.out_dtype = DType::kFloat32;
   if (call.kind == CollectiveKind::kAllToAll) {
     const std::vector<std::int64_t> from_zero = call.counts;  // rank r gives rank p what rank 0 gives rank (p - r)
     for (int peer = 0; peer < kRanks; ++peer) {
-      call.counts[static_cast<std::size_t>(peer)] = from_zero[static_cast<std::size_t>((peer - rank + kRanks) % kRanks)];
+      call.counts[static_cast<std::size_t>(peer)] =
+          from_zero[static_cast<std::size_t>((peer - rank + kRanks) % kRanks)];
       call.recv_counts.push_back(from_zero[static_cast<std::size_t>((rank - peer + kRanks) % kRanks)]);
     }
   }
   const CallExtent extent = extent_of(call, rank);
   const auto send = static_cast<std::size_t>(extent.send) * size_of(call.in_dtype);
   const auto recv = static_cast<std::size_t>(extent.recv) * size_of(call.out_dtype);
-  const auto before = static_cast<std::size_t>(one ? 0 : std::accumulate(call.counts.begin(), call.counts.begin() + rank, std::int64_t{0})) * size_of(call.in_dtype);
+  const auto before = static_cast<std::size_t>(
+                          one ? 0 : std::accumulate(call.counts.begin(), call.counts.begin() + rank, std::int64_t{0})) *
+                      size_of(call.in_dtype);
   if (in_place && send > 0 && recv > 0) {
     const bool gathers = call.kind == CollectiveKind::kAllGather || call.kind == CollectiveKind::kGather;
     (gathers ? drawn.send_offset : drawn.recv_offset) = before;
@@ -160,8 +170,7 @@ std::string name_of_case(const ::testing::TestParamInfo<std::pair<ThreadTranspor
   return names[static_cast<std::size_t>(info.param.first)] + (info.param.second == 1 ? "_one_gpu" : "_a_gpu_each");
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports,
-                         StagedOver,
+INSTANTIATE_TEST_SUITE_P(Transports, StagedOver,
                          ::testing::Values(std::pair(ThreadTransport::kMemory, kRanks),
                                            std::pair(ThreadTransport::kMemory, 1),
                                            std::pair(ThreadTransport::kMessages, kRanks),
@@ -185,9 +194,11 @@ TEST_P(StagedOver, EveryCallHasTheBitsOfTheHost) {
       const std::vector<Collective> same{drawn.in(on_device)};
       rank.seat->submit(calls, host).wait();
       rank.seat->submit(same, rank.stream).wait();
-      ASSERT_TRUE(std::equal(expected.begin(), expected.end(), on_device)) << "round " << round << ": " << describe(drawn.call);
+      ASSERT_TRUE(std::equal(expected.begin(), expected.end(), on_device))
+          << "round " << round << ": " << describe(drawn.call);
     }
-  }), Each(IsEmpty()));
+  }),
+              Each(IsEmpty()));
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
@@ -200,17 +211,25 @@ TEST_P(StagedOver, MessagesGoAroundARing) {
       const auto size = static_cast<std::size_t>(bytes);
       std::byte* const sent = rank.put(std::vector<std::byte>(size, static_cast<std::byte>(rank.rank + 1)));
       std::byte* const got = rank.put(std::vector<std::byte>(size));
-      const std::vector<Collective> ring{{.kind = CollectiveKind::kSend, .send = sent, .counts = {bytes}, .root = next},
-                                         {.kind = CollectiveKind::kRecv, .recv = got, .counts = {bytes}, .root = before}};
+      const std::vector<Collective> ring{
+          {.kind = CollectiveKind::kSend, .send = sent, .counts = {bytes}, .root = next},
+          {.kind = CollectiveKind::kRecv, .recv = got, .counts = {bytes}, .root = before}};
       rank.seat->submit(ring, rank.stream).wait();
-      EXPECT_EQ(std::vector<std::byte>(got, got + size), std::vector<std::byte>(size, static_cast<std::byte>(before + 1)));
+      EXPECT_EQ(std::vector<std::byte>(got, got + size),
+                std::vector<std::byte>(size, static_cast<std::byte>(before + 1)));
     }
-  }), Each(IsEmpty()));
+  }),
+              Each(IsEmpty()));
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
 Collective sum_of(std::byte* data, std::int64_t count) {
-  return {.kind = CollectiveKind::kAllReduce, .in_dtype = DType::kFloat32, .out_dtype = DType::kFloat32, .send = data, .recv = data, .counts = {count}};
+  return {.kind = CollectiveKind::kAllReduce,
+          .in_dtype = DType::kFloat32,
+          .out_dtype = DType::kFloat32,
+          .send = data,
+          .recv = data,
+          .counts = {count}};
 }
 
 TEST(Staging, ComesAfterWhatTheStreamHoldsAndBeforeWhatItGets) {
@@ -226,7 +245,8 @@ TEST(Staging, ComesAfterWhatTheStreamHoldsAndBeforeWhatItGets) {
     rank.stream.synchronize();
     EXPECT_EQ(seen, kRanks * kRanks + 1);
     EXPECT_NO_THROW(work.wait());
-  }), Each(IsEmpty()));
+  }),
+              Each(IsEmpty()));
 }
 
 TEST(Staging, FollowsCallsOfTheHostThatWereSubmittedBefore) {
@@ -241,7 +261,8 @@ TEST(Staging, FollowsCallsOfTheHostThatWereSubmittedBefore) {
     rank.seat->submit({&on_device, 1}, rank.stream).wait();  // of other counts: a rank in the wrong call would be told
     early.wait();
     EXPECT_EQ(first.front(), kRanks);
-  }), Each(IsEmpty()));
+  }),
+              Each(IsEmpty()));
 }
 
 TEST(Staging, PartsOfAGroupShareItsMemoryWhichIsCounted) {
@@ -262,7 +283,8 @@ TEST(Staging, PartsOfAGroupShareItsMemoryWhichIsCounted) {
     EXPECT_EQ(rank.seat->split(-1, 0, "none"), nullptr);
     rank.seat.reset();
     EXPECT_EQ(rank.ledger->live().total(), 4'096U) << "the part has it, too";
-  }), Each(IsEmpty()));
+  }),
+              Each(IsEmpty()));
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
@@ -271,10 +293,13 @@ TEST(Staging, RefusesBuffersThatAStreamCannotReach) {
   EXPECT_THAT(world.try_ranks([&](StagedRank& rank) {
     std::vector<std::byte> of_host(8);
     const Collective wrong = sum_of(of_host.data(), 2);
-    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&wrong, 1}, rank.stream); }),
-                AllOf(HasSubstr("a buffer on a CUDA stream is memory of the host; where: comm.inproc group=world; who: rank"), HasSubstr("send of all_reduce")));
+    EXPECT_THAT(
+        error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&wrong, 1}, rank.stream); }),
+        AllOf(HasSubstr("a buffer on a CUDA stream is memory of the host; where: comm.inproc group=world; who: rank"),
+              HasSubstr("send of all_reduce")));
     const Collective foreign = sum_of(rank.gpu.allocate((rank.rank + 1) % kRanks, 8), 2);
-    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&foreign, 1}, rank.stream); }), HasSubstr("a buffer is on another device"));
+    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&foreign, 1}, rank.stream); }),
+                HasSubstr("a buffer is on another device"));
     const Stream host = make_cpu_device()->make_stream("host");
     const Collective lost = sum_of(rank.put(of_host), 2);
     EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&lost, 1}, host); }),
@@ -285,19 +310,22 @@ TEST(Staging, RefusesBuffersThatAStreamCannotReach) {
                 AllOf(HasSubstr("arena"), HasSubstr("weights")));
     // Nothing of it has reached the others.
     Communicator(std::shared_ptr<CommBackend>(std::move(rank.seat))).barrier();
-  }), Each(IsEmpty()));
+  }),
+              Each(IsEmpty()));
 }
 
 TEST(Staging, ADeviceThatIsNotThereIsNamed) {
   StagedWorld world(ThreadTransport::kMemory, kRanks);
   world.gpu.count_status = detail::kCudaNoDevice;
   CommOptions options;
-  auto seat = detail::make_staging_backend(make_backend("self", {}), options, [&]() -> const detail::CudaTable& { return world.cuda; });
+  auto seat = detail::make_staging_backend(make_backend("self", {}), options,
+                                           [&]() -> const detail::CudaTable& { return world.cuda; });
   world.gpu.count_status = detail::kCudaSuccess;
   const auto device = detail::make_cuda_device(world.cuda, 0, Milliseconds{1'000});
   world.gpu.count_status = detail::kCudaNoDevice;
   const Collective barrier;
-  EXPECT_THAT(error_of(ErrorCode::kEnvironment, [&] { (void)seat->submit({&barrier, 1}, device->make_stream("s")); }), HasSubstr("where: comm.self group=world"));
+  EXPECT_THAT(error_of(ErrorCode::kEnvironment, [&] { (void)seat->submit({&barrier, 1}, device->make_stream("s")); }),
+              HasSubstr("where: comm.self group=world"));
 }
 
 /// What only one rank can know: the others hear it at once.
@@ -312,7 +340,8 @@ TEST(Staging, ABrokenDeviceEndsTheJobForAll) {
     rank.seat->submit({&call, 1}, rank.stream).wait();
   });
   EXPECT_THAT(errors[2], AllOf(HasSubstr("[RESOURCE]"), HasSubstr("an illegal memory access")));
-  for (const int rank : {0, 1, 3}) EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("[ABORTED] rank 2 stopped the job: [RESOURCE] CUDA"));
+  for (const int rank : {0, 1, 3})
+    EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("[ABORTED] rank 2 stopped the job: [RESOURCE] CUDA"));
 }
 
 TEST(Staging, AStreamThatNeverComesToTheCallIsATimeout) {
@@ -323,8 +352,11 @@ TEST(Staging, AStreamThatNeverComesToTheCallIsATimeout) {
     if (rank.rank == 1) rank.gpu.hold(rank.stream.native(), true);
     rank.seat->submit({&call, 1}, rank.stream).wait();
   });
-  EXPECT_THAT(errors[1], AllOf(HasSubstr("[TIMEOUT] the device did not come to the call within 0.4 s"), HasSubstr("which: all_reduce float32 [2]")));
-  for (const int rank : {0, 2, 3}) EXPECT_THAT(errors[static_cast<std::size_t>(rank)], AllOf(HasSubstr("[TIMEOUT] the device did not come"), HasSubstr("who: rank 1/4")));
+  EXPECT_THAT(errors[1], AllOf(HasSubstr("[TIMEOUT] the device did not come to the call within 0.4 s"),
+                               HasSubstr("which: all_reduce float32 [2]")));
+  for (const int rank : {0, 2, 3})
+    EXPECT_THAT(errors[static_cast<std::size_t>(rank)],
+                AllOf(HasSubstr("[TIMEOUT] the device did not come"), HasSubstr("who: rank 1/4")));
 }
 
 /// Also what a seat of a mixture, or of a transport of messages, hears that makes no call meanwhile.
@@ -354,7 +386,8 @@ TEST(Staging, WhoWaitsForItsDeviceSeesThatARankHasLeft) {
       rank.gpu.hold(rank.stream.native(), true);
       rank.seat->submit({&call, 1}, rank.stream).wait();
     });
-    for (const int rank : {0, 1, 3}) EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("[PEER_LOST]")) << static_cast<int>(over);
+    for (const int rank : {0, 1, 3})
+      EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("[PEER_LOST]")) << static_cast<int>(over);
   }
 }
 

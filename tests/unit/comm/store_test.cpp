@@ -25,9 +25,7 @@ constexpr Milliseconds kShort{50};
 struct Stores {
   std::shared_ptr<Store> server{};
   std::string name{};
-  [[nodiscard]] std::shared_ptr<Store> handle() const {
-    return name.empty() ? server : connect_store(name, kLong);
-  }
+  [[nodiscard]] std::shared_ptr<Store> handle() const { return name.empty() ? server : connect_store(name, kLong); }
 };
 
 class StoreTest : public ::testing::TestWithParam<std::string> {
@@ -38,9 +36,8 @@ class StoreTest : public ::testing::TestWithParam<std::string> {
     return {.server = serve_store(name), .name = name};
   }
 };
-INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest, ::testing::Values("inproc", "socket"), [](const auto& item) {
-  return item.param;
-});
+INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest, ::testing::Values("inproc", "socket"),
+                         [](const auto& item) { return item.param; });
 
 ErrorCode code_of(const std::function<void()>& call) {
   try {
@@ -133,8 +130,7 @@ class LateStore {
           pollfd watched{.fd = listener_.get(), .events = POLLIN, .revents = 0};
           if (::poll(&watched, 1, 20'000) <= 0) return;
           const detail::UniqueFd client = detail::accept_from(listener_.get());
-          const detail::UniqueFd store =
-              detail::connect_to(detail::socket_name("store", name), give_up_later());
+          const detail::UniqueFd store = detail::connect_to(detail::socket_name("store", name), give_up_later());
           for (bool first = true;; first = false) {
             const auto request = detail::receive_message(client.get(), 70'000, give_up_later());
             if (!request || !detail::send_message(store.get(), request->bytes)) return;
@@ -152,9 +148,7 @@ class LateStore {
  private:
   struct GiveUp {
     Deadline deadline{kLong};
-    void operator()() const {
-      ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "nobody talks to the relay");
-    }
+    void operator()() const { ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "nobody talks to the relay"); }
   };
   static GiveUp give_up_later() { return {}; }
 
@@ -187,9 +181,8 @@ TEST(SocketStore, ALateAnswerIsNotTakenForTheAnswerToTheNextQuestion) {
 std::vector<std::byte> recorded_request(const std::string& key) {
   const std::string name = test::unique_job();
   const detail::UniqueFd listener = *detail::listen_at(detail::socket_name("store", name));
-  std::thread asking([&] {
-    EXPECT_EQ(code_of([&] { (void)connect_store(name, kLong)->get(key, kLong); }), ErrorCode::kPeerLost);
-  });
+  std::thread asking(
+      [&] { EXPECT_EQ(code_of([&] { (void)connect_store(name, kLong)->get(key, kLong); }), ErrorCode::kPeerLost); });
   pollfd watched{.fd = listener.get(), .events = POLLIN, .revents = 0};
   EXPECT_EQ(::poll(&watched, 1, 20'000), 1);
   std::vector<std::byte> request;
@@ -219,8 +212,7 @@ TEST(SocketStore, AClientThatDoesNotReadHoldsNobodyUp) {
   polite->set("key", "value");
   EXPECT_EQ(polite->get("key", kLong), "value");
   int answers = 0;
-  while (detail::receive_message(rude.get(), 70'000, [] { FAIL() << "the store has not turned it away"; }))
-    ++answers;
+  while (detail::receive_message(rude.get(), 70'000, [] { FAIL() << "the store has not turned it away"; })) ++answers;
   EXPECT_LT(answers, kQuestions);
 }
 

@@ -1,4 +1,5 @@
-// Groups in two levels beside what the conformance suite holds: which groups have levels, their memory, who hears of a failure; and nodes.
+// Groups in two levels beside what the conformance suite holds: which groups have levels, their memory, who hears of a
+// failure; and nodes.
 #include "comm/levels_of_hosts.h"
 #include "support/thread_ranks.h"
 
@@ -36,7 +37,8 @@ void require_sums(const std::shared_ptr<CommBackend>& backend) {
   std::vector<std::int64_t> data(200'003, comm.rank() + 1);
   comm.all_reduce(std::span(data));
   const std::int64_t expected = static_cast<std::int64_t>(comm.size()) * (comm.size() + 1) / 2;
-  require(std::ranges::all_of(data, [&](std::int64_t value) { return value == expected; }), "a wrong sum in " + backend->group_name());
+  require(std::ranges::all_of(data, [&](std::int64_t value) { return value == expected; }),
+          "a wrong sum in " + backend->group_name());
 }
 
 TEST(TwoLevels, PartsOfAGroupHaveTheLevelsThatTheirRanksAllow) {
@@ -47,13 +49,15 @@ TEST(TwoLevels, PartsOfAGroupHaveTheLevelsThatTheirRanksAllow) {
         require(!backend->capabilities().one_sided, "no windows over both");
         // Inside a node: its own seat, with windows.
         const std::shared_ptr<CommBackend> node = backend->split(rank / 4, rank, "node");
-        require(node->kind() == "inproc" && node->capabilities().one_sided && node->size() == 4, "the part inside a node");
+        require(node->kind() == "inproc" && node->capabilities().one_sided && node->size() == 4,
+                "the part inside a node");
         require(node->group_name() == "world/node", node->group_name());
         require_sums(node);
         // Half of each node: levels again. Turned around, too: the nodes are then in the other order.
         for (const int key : {rank, -rank}) {
           const std::shared_ptr<CommBackend> half = backend->split(rank % 4 / 2, key, "half");
-          require(half->kind() == "inproc+messages" && half->size() == 4, "a part with levels is over " + std::string(half->kind()));
+          require(half->kind() == "inproc+messages" && half->size() == 4,
+                  "a part with levels is over " + std::string(half->kind()));
           require_sums(half);
         }
         // One of each node, and ranks of both nodes in turn: no level of which each byte crosses once.
@@ -116,35 +120,38 @@ TEST(TwoLevels, DifferentCallsOnDifferentNodesAreFoundAtOnce) {
   options.abort_on_failure = false;
   options.deadline = Milliseconds{20'000};  // less than the timeout of a wait
   using Step = std::function<void(const Communicator&)>;
-  const std::vector<Step> calls{
-      [](const Communicator& comm) { comm.barrier(); },
-      [](const Communicator& comm) {
-        std::vector<float> data(4);
-        comm.all_reduce(std::span(data));
-      },
-      [](const Communicator& comm) {
-        std::vector<float> data(40'000);
-        comm.all_reduce(std::span(data));
-      },
-      [](const Communicator& comm) {
-        std::vector<float> data(4);
-        comm.broadcast(std::span(data), 1);
-      },
-      [](const Communicator& comm) {
-        const float own = 1;
-        std::vector<float> all(4);
-        comm.all_gather(std::span(&own, 1), std::span(all));
-      },
-      [](const Communicator& comm) {
-        std::vector<float> data(4);
-        std::vector<float> out(4);
-        comm.all_to_all(std::span<const float>(data), std::span(out));
-      }};
+  const std::vector<Step> calls{[](const Communicator& comm) { comm.barrier(); },
+                                [](const Communicator& comm) {
+                                  std::vector<float> data(4);
+                                  comm.all_reduce(std::span(data));
+                                },
+                                [](const Communicator& comm) {
+                                  std::vector<float> data(40'000);
+                                  comm.all_reduce(std::span(data));
+                                },
+                                [](const Communicator& comm) {
+                                  std::vector<float> data(4);
+                                  comm.broadcast(std::span(data), 1);
+                                },
+                                [](const Communicator& comm) {
+                                  const float own = 1;
+                                  std::vector<float> all(4);
+                                  comm.all_gather(std::span(&own, 1), std::span(all));
+                                },
+                                [](const Communicator& comm) {
+                                  std::vector<float> data(4);
+                                  std::vector<float> out(4);
+                                  comm.all_to_all(std::span<const float>(data), std::span(out));
+                                }};
   for (std::size_t one = 0; one < calls.size(); ++one) {
     for (std::size_t other = 0; other < calls.size(); ++other) {
       if (one == other) continue;
       const RankReport report = try_ranks(
-          4, [&](int rank, const std::shared_ptr<CommBackend>& backend) { calls[rank < 2 ? one : other](Communicator(backend)); }, options);
+          4,
+          [&](int rank, const std::shared_ptr<CommBackend>& backend) {
+            calls[rank < 2 ? one : other](Communicator(backend));
+          },
+          options);
       EXPECT_EQ(report.failures.size(), 4U) << one << " against " << other << "\n" << report.text();
       for (const RankFailure& failure : report.failures) {
         EXPECT_TRUE(failure.code == ErrorCode::kMismatch || failure.code == ErrorCode::kAborted) << failure.text;
@@ -208,7 +215,8 @@ std::vector<std::string> kinds_over_hosts(const std::vector<std::vector<int>>& n
     CommOptions options = quick_options();
     options.nodes = nodes[rank];
     try {
-      const std::shared_ptr<CommBackend> backend = make_backend_over_hosts(hub->transport(static_cast<int>(rank)), options);
+      const std::shared_ptr<CommBackend> backend =
+          make_backend_over_hosts(hub->transport(static_cast<int>(rank)), options);
       require_sums(backend);
       kinds[rank] = backend->kind();
     } catch (const Error& error) {
@@ -225,7 +233,8 @@ std::vector<std::string> kinds_over_hosts(const std::vector<std::vector<int>>& n
 TEST(LevelsOfHosts, RanksOfOneNodeHaveMessagesAlone) {
   EXPECT_THAT(kinds_over_hosts({{}, {}}), ElementsAre("messages", "messages"));
   EXPECT_THAT(kinds_over_hosts({{0, 1}, {0, 1}}), ElementsAre("messages", "messages")) << "one rank on each";
-  EXPECT_THAT(kinds_over_hosts({{}, {0, 1}}), ::testing::Each(AllOf(HasSubstr("[MISMATCH]"), HasSubstr("zeroth.ranks_per_node"))));
+  EXPECT_THAT(kinds_over_hosts({{}, {0, 1}}),
+              ::testing::Each(AllOf(HasSubstr("[MISMATCH]"), HasSubstr("zeroth.ranks_per_node"))));
 }
 
 TEST(Nodes, AreHostsOrPartsOfThem) {
@@ -265,7 +274,8 @@ TEST(Nodes, ThatAreNotThoseOfTheWorldAreRefused) {
 }
 
 /// Nodes of ranks that send messages alone, each on a host of this name; or the errors.
-RankReport expect_nodes(const std::vector<std::string>& hosts, const std::function<std::vector<int>(int rank)>& wanted, const std::vector<int>& nodes) {
+RankReport expect_nodes(const std::vector<std::string>& hosts, const std::function<std::vector<int>(int rank)>& wanted,
+                        const std::vector<int>& nodes) {
   const auto size = static_cast<int>(hosts.size());
   const auto hub = std::make_shared<MessageHub>(size);
   return try_ranks(size, [&](int rank, const std::shared_ptr<CommBackend>&) {
@@ -288,8 +298,11 @@ TEST(NodesOfHosts, RanksWithOneLevelCountHostsAsTwoLevelsDo) {
   EXPECT_EQ(expect_nodes({"a", "a", "b", "b"}, nothing, {0, 0, 1, 1}).text(), "");
   EXPECT_EQ(expect_nodes({"a", "a"}, nothing, {0, 0}).text(), "");
   EXPECT_EQ(expect_nodes({"a", "b", "b"}, nothing, {0, 1, 1}).text(), "");
-  EXPECT_EQ(expect_nodes({"a", "a", "a", "a"}, [](int /*rank*/) { return std::vector<int>{0, 0, 1, 1}; }, {0, 0, 1, 1}).text(), "");
-  const RankReport odd = expect_nodes({"a", "b"}, [](int rank) { return rank == 0 ? std::vector<int>{} : std::vector<int>{0, 0}; }, {});
+  EXPECT_EQ(expect_nodes({"a", "a", "a", "a"}, [](int /*rank*/) { return std::vector<int>{0, 0, 1, 1}; }, {0, 0, 1, 1})
+                .text(),
+            "");
+  const RankReport odd =
+      expect_nodes({"a", "b"}, [](int rank) { return rank == 0 ? std::vector<int>{} : std::vector<int>{0, 0}; }, {});
   ASSERT_EQ(odd.failures.size(), 2U) << odd.text();
   EXPECT_EQ(odd.failures.front().code, ErrorCode::kMismatch) << odd.text();
   EXPECT_THAT(odd.text(), HasSubstr("zeroth.ranks_per_node"));

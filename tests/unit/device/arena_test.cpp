@@ -66,15 +66,13 @@ TEST(Arena, EmptyOnesHoldNothing) {
 
 TEST(Arena, IsZeroAlignedAndWholePages) {
   for (const ArenaKind kind : kKinds) {
-    for (const std::size_t bytes :
-         {std::size_t{1}, std::size_t{4095}, std::size_t{4097}, kHugePageBytes + 1}) {
+    for (const std::size_t bytes : {std::size_t{1}, std::size_t{4095}, std::size_t{4097}, kHugePageBytes + 1}) {
       const Arena arena = Arena::create(kind, bytes, "zeros");
       EXPECT_EQ(arena.kind(), kind);
       EXPECT_EQ(arena.capacity(), align_up(bytes, kPageBytes));
       EXPECT_EQ(address(arena.data()) % (kind == ArenaKind::kPrivate ? kHugePageBytes : kPageBytes), 0U);
-      EXPECT_TRUE(std::all_of(arena.data(), arena.data() + arena.capacity(), [](std::byte value) {
-        return value == std::byte{0};
-      }));
+      EXPECT_TRUE(std::all_of(arena.data(), arena.data() + arena.capacity(),
+                              [](std::byte value) { return value == std::byte{0}; }));
       std::memset(arena.data(), 0x5a, arena.capacity());
     }
   }
@@ -83,10 +81,8 @@ TEST(Arena, IsZeroAlignedAndWholePages) {
 TEST(Arena, AbsurdSizesAreRefused) {
   for (const ArenaKind kind : kKinds) {
     for (const std::size_t bytes : {std::numeric_limits<std::size_t>::max(),
-                                    std::numeric_limits<std::size_t>::max() - kHugePageBytes,
-                                    std::size_t{1} << 62U}) {
-      EXPECT_EQ(code_of([&] { (void)Arena::create(kind, bytes, "absurd"); }), ErrorCode::kOutOfMemory)
-          << bytes;
+                                    std::numeric_limits<std::size_t>::max() - kHugePageBytes, std::size_t{1} << 62U}) {
+      EXPECT_EQ(code_of([&] { (void)Arena::create(kind, bytes, "absurd"); }), ErrorCode::kOutOfMemory) << bytes;
     }
   }
 }
@@ -108,10 +104,8 @@ TEST(Arena, ReservesInOrderUntilItIsFull) {
 
 RC_GTEST_PROP(ArenaProperty, ReservationsAreAlignedDisjointAndInside, ()) {
   const auto sizes = *rc::gen::container<std::vector<std::size_t>>(rc::gen::inRange<std::size_t>(0, 5000));
-  const auto powers =
-      *rc::gen::container<std::vector<std::size_t>>(sizes.size(), rc::gen::inRange<std::size_t>(0, 13));
-  Arena arena =
-      Arena::create(ArenaKind::kPrivate, std::max<std::size_t>(1, sizes.size()) * 4 * kPageBytes, "rc");
+  const auto powers = *rc::gen::container<std::vector<std::size_t>>(sizes.size(), rc::gen::inRange<std::size_t>(0, 13));
+  Arena arena = Arena::create(ArenaKind::kPrivate, std::max<std::size_t>(1, sizes.size()) * 4 * kPageBytes, "rc");
   const std::byte* end = arena.data();
   for (std::size_t index = 0; index < sizes.size(); ++index) {
     const std::size_t alignment = std::size_t{1} << powers[index];
@@ -163,8 +157,7 @@ TEST(ArenaResidency, PagesCostNothingUntilTouchedAndThenExactlyThemselves) {
 TEST(ArenaResidency, NeighboursAreNotCounted) {
   std::vector<Arena> arenas;
   for (int index = 0; index < 8; ++index) {
-    arenas.push_back(
-        Arena::create(ArenaKind::kPrivate, static_cast<std::size_t>(index + 1) * kPageBytes, "twin"));
+    arenas.push_back(Arena::create(ArenaKind::kPrivate, static_cast<std::size_t>(index + 1) * kPageBytes, "twin"));
     std::memset(arenas.back().data(), 1, arenas.back().capacity());
   }
   for (const Arena& arena : arenas) EXPECT_EQ(arena.resident_bytes(), arena.capacity());
@@ -225,13 +218,11 @@ TEST(MapForeign, SeesTheSameBytesAndOutlivesTheArena) {
 
 TEST(MapForeign, RefusesWhatCouldTakeMemoryAwayLater) {
   const Arena arena = Arena::create(ArenaKind::kShared, kPageBytes, "short");
-  EXPECT_EQ(code_of([&] { (void)map_foreign(arena.fd(), kPageBytes + 1); }), ErrorCode::kMismatch)
-      << "too small";
+  EXPECT_EQ(code_of([&] { (void)map_foreign(arena.fd(), kPageBytes + 1); }), ErrorCode::kMismatch) << "too small";
   EXPECT_EQ(code_of([&] { (void)map_foreign(arena.fd(), ~std::size_t{0}); }), ErrorCode::kMismatch);
   const Fd unsealed(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(unsealed.get(), kPageBytes), 0);
-  EXPECT_EQ(code_of([&] { (void)map_foreign(unsealed.get(), kPageBytes); }), ErrorCode::kMismatch)
-      << "unsealed";
+  EXPECT_EQ(code_of([&] { (void)map_foreign(unsealed.get(), kPageBytes); }), ErrorCode::kMismatch) << "unsealed";
   const Fd file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
   EXPECT_EQ(code_of([&] { (void)map_foreign(file.get(), 1); }), ErrorCode::kMismatch) << "not a memfd";
   EXPECT_EQ(code_of([&] { (void)map_foreign(-1, 1); }), ErrorCode::kResource) << "no descriptor";
@@ -249,19 +240,15 @@ TEST(MapForeign, ErrorsSayWhereAndWhichAndHowMuch) {
   const auto expect_parts = [](const std::string& text, const std::vector<std::string>& parts) {
     for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << text;
   };
-  expect_parts(text_of(-1, 8192),
-               {"[RESOURCE] fstat", "where: device.map_foreign", "8.00 KiB behind descriptor -1"});
+  expect_parts(text_of(-1, 8192), {"[RESOURCE] fstat", "where: device.map_foreign", "8.00 KiB behind descriptor -1"});
   // More than the address space has: the file is sparse and costs nothing.
   constexpr std::size_t kTooMuch = std::size_t{1} << 48;
   const Fd large(::memfd_create("large", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(large.get(), kTooMuch), 0) << std::strerror(errno);
   ASSERT_EQ(::fcntl(large.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   expect_parts(text_of(large.get(), kTooMuch),
-               {"[OUT_OF_MEMORY] mmap",
-                "where: device.map_foreign",
-                "behind descriptor " + std::to_string(large.get()),
-                "expected: 281474976710656 bytes of address space",
-                "ulimit -v"});
+               {"[OUT_OF_MEMORY] mmap", "where: device.map_foreign", "behind descriptor " + std::to_string(large.get()),
+                "expected: 281474976710656 bytes of address space", "ulimit -v"});
 }
 
 TEST(MapForeign, NothingOfAPeerIsNothing) {
@@ -270,8 +257,7 @@ TEST(MapForeign, NothingOfAPeerIsNothing) {
 }
 
 TEST(AlignUp, RoundsToMultiples) {
-  static_assert(align_up(0, 64) == 0 && align_up(1, 64) == 64 && align_up(64, 64) == 64 &&
-                align_up(65, 64) == 128);
+  static_assert(align_up(0, 64) == 0 && align_up(1, 64) == 64 && align_up(64, 64) == 64 && align_up(65, 64) == 128);
   static_assert(align_up(7, 3) == 9);
 }
 

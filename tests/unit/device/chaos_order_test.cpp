@@ -48,8 +48,7 @@ History run_graph(std::uint64_t seed, std::uint64_t graph) {
     last[to] = task;
     if (random() % 8 == 0) {
       streams[to].synchronize();
-      EXPECT_NE(std::find(history.ran.begin(), history.ran.end(), task), history.ran.end())
-          << "seed " << seed;
+      EXPECT_NE(std::find(history.ran.begin(), history.ran.end(), task), history.ran.end()) << "seed " << seed;
     }
   }
   for (const Stream& stream : streams) stream.synchronize();

@@ -17,13 +17,13 @@
 namespace zeroth {
 namespace {
 
+using test::error_of;
+using test::FakeGpu;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-using test::error_of;
-using test::FakeGpu;
 
 class Cuda : public ::testing::Test {
  protected:
@@ -89,7 +89,8 @@ TEST_F(Cuda, AStreamIsOrderedAfterAnotherOnTheDevice) {  // whose event is free 
   gpu_.hold(first.native(), false);
   end.wait();
   EXPECT_THAT(order, ElementsAre(1, 2));
-  EXPECT_THAT(gpu_.log(1, {"event", "stream"}), ElementsAre("event_record e0 s0", "stream_wait s1 e0", "event_record e0 s1"));
+  EXPECT_THAT(gpu_.log(1, {"event", "stream"}),
+              ElementsAre("event_record e0 s0", "stream_wait s1 e0", "event_record e0 s1"));
 }
 
 TEST_F(Cuda, StreamsOfTheHostWaitOnTheHostAndTheOtherWayRound) {
@@ -128,7 +129,8 @@ TEST_F(Cuda, AWaitEndsAtTheDeadline) {
   const Stream stream = device_->make_stream("s");
   gpu_.hold(stream.native(), true);
   const Event event = stream.record();
-  EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { event.wait(); }), AllOf(HasSubstr("within 200 ms"), HasSubstr("device 1")));
+  EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { event.wait(); }),
+              AllOf(HasSubstr("within 200 ms"), HasSubstr("device 1")));
   gpu_.hold(stream.native(), false);
   EXPECT_NO_THROW(event.wait()) << "it may still come";
 }
@@ -147,7 +149,8 @@ TEST_F(Cuda, AnErrorOfTheDeviceIsInTheWait) {
   const Stream stream = device_->make_stream("s");
   const Event event = stream.record();
   gpu_.event_status = 700;
-  EXPECT_THAT(error_of(ErrorCode::kResource, [&] { event.wait(); }), AllOf(HasSubstr("error 700"), HasSubstr("CUDA_LAUNCH_BLOCKING")));
+  EXPECT_THAT(error_of(ErrorCode::kResource, [&] { event.wait(); }),
+              AllOf(HasSubstr("error 700"), HasSubstr("CUDA_LAUNCH_BLOCKING")));
   gpu_.event_status = detail::kCudaSuccess;
 }
 
@@ -161,7 +164,7 @@ TEST_F(Cuda, EventsAreUsedAgainAlsoWhileAStreamWaitsForThem) {
   bool seen = false;
   give(second, [&] { seen = done; });
   const Stream third = device_->make_stream("third");
-  third.synchronize();                 // and is recorded elsewhere
+  third.synchronize();  // and is recorded elsewhere
   EXPECT_EQ(gpu_.living_events(), 1U);
   gpu_.hold(first.native(), false);
   second.synchronize();
@@ -189,22 +192,26 @@ TEST_F(Cuda, ArenasOfTheDeviceAreItsMemory) {
     const Buffer part = arena.allocate(512, {.state = MemoryState::kBucket}, device_->ledger(), 256);
     EXPECT_EQ(part.data(), arena.data());
     EXPECT_EQ(device_->ledger().live()[MemoryState::kBucket], 512U);
-    EXPECT_THAT(error_of(ErrorCode::kInternal, [&] { (void)arena.reserve(512, 256); }), HasSubstr("an arena is smaller"));
+    EXPECT_THAT(error_of(ErrorCode::kInternal, [&] { (void)arena.reserve(512, 256); }),
+                HasSubstr("an arena is smaller"));
   }
   EXPECT_EQ(device_->make_arena(ArenaKind::kDevice, 0, "none").capacity(), 0U);
   EXPECT_EQ(device_->make_arena(ArenaKind::kPrivate, 100, "host").kind(), ArenaKind::kPrivate);
-  EXPECT_THAT(error_of(ErrorCode::kOutOfMemory, [&] { (void)device_->make_arena(ArenaKind::kDevice, std::size_t{1} << 40U, "too much"); }),
+  EXPECT_THAT(error_of(ErrorCode::kOutOfMemory,
+                       [&] { (void)device_->make_arena(ArenaKind::kDevice, std::size_t{1} << 40U, "too much"); }),
               HasSubstr("CUDA refused 1.00 TiB for too much"));
 }
 
 TEST_F(Cuda, TheHostMakesNoMemoryOfADevice) {
   EXPECT_THAT(error_of(ErrorCode::kUsage, [] { (void)make_cpu_device()->make_arena(ArenaKind::kDevice, 10, "x"); }),
               HasSubstr("memory of a device is made by that device"));
-  EXPECT_THAT(error_of(ErrorCode::kUsage, [] { (void)make_cpu_device(ExecutionMode::kDevice); }), HasSubstr("the CPU has no streams"));
+  EXPECT_THAT(error_of(ErrorCode::kUsage, [] { (void)make_cpu_device(ExecutionMode::kDevice); }),
+              HasSubstr("the CPU has no streams"));
 }
 
 TEST_F(Cuda, ADeviceThatIsNotThereIsRefused) {
-  EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)detail::make_cuda_device(cuda_, 2, Milliseconds{1}); }), HasSubstr("expected: 0 to 1"));
+  EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)detail::make_cuda_device(cuda_, 2, Milliseconds{1}); }),
+              HasSubstr("expected: 0 to 1"));
   gpu_.count_status = detail::kCudaNoDevice;
   EXPECT_THAT(error_of(ErrorCode::kEnvironment, [&] { (void)detail::make_cuda_device(cuda_, 0, Milliseconds{1}); }),
               HasSubstr("there is no CUDA device"));

@@ -45,8 +45,7 @@ TEST(ForkedChild, CannotTouchSharedArenas) {
   const ForeignMapping foreign = map_foreign(arena.fd(), arena.capacity());
   std::memset(arena.data(), 7, arena.capacity());
   for (std::byte* target : {arena.data() + kPageBytes, foreign.bytes.data()}) {
-    const int status =
-        status_of_child([target] { *static_cast<volatile std::byte*>(target) = std::byte{99}; });
+    const int status = status_of_child([target] { *static_cast<volatile std::byte*>(target) = std::byte{99}; });
     ASSERT_TRUE(WIFSIGNALED(status)) << status;
     EXPECT_EQ(WTERMSIG(status), SIGSEGV);
   }
@@ -61,7 +60,8 @@ TEST(ForkedChild, LetsGoOfSharedArenasWithoutHarmToWhatLiesThere) {
     std::vector<std::byte*> own;
     for (std::byte* address : {arena.data(), foreign.bytes.data()}) {
       // As its allocator may, where the parent's mapping is missing.
-      void* mapped = ::mmap(address, 2 * kPageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+      void* mapped = ::mmap(address, 2 * kPageBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
       if (mapped != address) ::_exit(10);
       std::memset(mapped, 5, 2 * kPageBytes);
       own.push_back(address);

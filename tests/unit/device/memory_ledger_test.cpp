@@ -40,7 +40,9 @@ TEST(MemoryLedger, CountsWhileHeld) {
 
 TEST(MemoryLedger, PeakIsTheMomentOfTheHighestTotalNotTheSumOfPeaks) {
   const auto ledger = MemoryLedger::create();
-  { const MemoryHold a = ledger->hold(kBucketTag, 100); }
+  {
+    const MemoryHold a = ledger->hold(kBucketTag, 100);
+  }
   const MemoryHold b = ledger->hold(kMasterTag, 90);
   EXPECT_EQ(ledger->at_peak()[MemoryState::kBucket], 100U);
   EXPECT_EQ(ledger->at_peak()[MemoryState::kMaster], 0U);
@@ -54,7 +56,9 @@ TEST(MemoryLedger, PeakIsTheMomentOfTheHighestTotalNotTheSumOfPeaks) {
 TEST(MemoryLedger, ResetPeakStartsFromWhatIsLive) {
   const auto ledger = MemoryLedger::create();
   const MemoryHold keep = ledger->hold(kMasterTag, 5);
-  { const MemoryHold gone = ledger->hold(kBucketTag, 1000); }
+  {
+    const MemoryHold gone = ledger->hold(kBucketTag, 1000);
+  }
   ledger->reset_peak();
   EXPECT_EQ(ledger->at_peak(), ledger->live());
   EXPECT_EQ(ledger->state_peaks().total(), 5U);

@@ -1,6 +1,7 @@
 // Staging memory, on a fake of CUDA.
-#include "device/cuda/event_cache.h"
 #include "device/cuda/pinned_slab.h"
+
+#include "device/cuda/event_cache.h"
 #include "support/error_of.h"
 #include "support/fake_gpu.h"
 
@@ -16,10 +17,10 @@
 namespace zeroth::detail {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using test::error_of;
 using test::FakeGpu;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class Pinned : public ::testing::Test {
  protected:
@@ -77,7 +78,8 @@ TEST_F(Pinned, ABlockUnderACopyComesBackWhenTheDeviceIsDone) {
   block.give_back_after(record());
   EXPECT_TRUE(block.bytes().empty());
   EXPECT_EQ(slab_->free_bytes(), 0U);
-  EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { (void)slab_->take(256, Milliseconds{20}); }), HasSubstr("within 20 ms"));
+  EXPECT_THAT(error_of(ErrorCode::kTimeout, [&] { (void)slab_->take(256, Milliseconds{20}); }),
+              HasSubstr("within 20 ms"));
   std::thread device([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     gpu_.hold(stream_, false);
@@ -90,8 +92,10 @@ TEST_F(Pinned, ABlockUnderACopyComesBackWhenTheDeviceIsDone) {
 
 TEST_F(Pinned, WhatSomebodyHoldsIsNotWaitedFor) {
   const auto held = slab_->take(900, Milliseconds{0});
-  EXPECT_THAT(error_of(ErrorCode::kOutOfMemory, [&] { (void)slab_->take(256, Milliseconds{60'000}); }), HasSubstr("none of it is on its way back"));
-  EXPECT_THAT(error_of(ErrorCode::kInternal, [&] { (void)slab_->take(1'025, Milliseconds{0}); }), HasSubstr("at most 1.00 KiB"));
+  EXPECT_THAT(error_of(ErrorCode::kOutOfMemory, [&] { (void)slab_->take(256, Milliseconds{60'000}); }),
+              HasSubstr("none of it is on its way back"));
+  EXPECT_THAT(error_of(ErrorCode::kInternal, [&] { (void)slab_->take(1'025, Milliseconds{0}); }),
+              HasSubstr("at most 1.00 KiB"));
 }
 
 TEST_F(Pinned, BlocksMoveAndKeepTheSlab) {
@@ -114,8 +118,9 @@ TEST_F(Pinned, AnErrorOfTheDeviceIsSaid) {
 }
 
 TEST_F(Pinned, TooMuchIsOutOfMemory) {
-  EXPECT_THAT(error_of(ErrorCode::kOutOfMemory, [&] { (void)PinnedSlab::create(cuda_, 0, std::size_t{1} << 40U, *ledger_); }),
-              HasSubstr("1.00 TiB of pinned memory"));
+  EXPECT_THAT(
+      error_of(ErrorCode::kOutOfMemory, [&] { (void)PinnedSlab::create(cuda_, 0, std::size_t{1} << 40U, *ledger_); }),
+      HasSubstr("1.00 TiB of pinned memory"));
   EXPECT_EQ(ledger_->live().total(), 1'024U);
 }
 

@@ -16,8 +16,8 @@ namespace {
 TEST(AvailableMemory, IsMoreThanNothingAndLessThanTheMachine) {
   const std::uint64_t available = available_memory_bytes();
   EXPECT_GT(available, std::uint64_t{1} << 20U);
-  const auto physical = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
-                        static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const auto physical =
+      static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   EXPECT_LE(available, physical);
 }
 

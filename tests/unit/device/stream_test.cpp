@@ -17,9 +17,7 @@ class Streams : public ::testing::TestWithParam<ExecutionMode> {
   std::unique_ptr<Device> device_ = make_cpu_device(GetParam(), 11);
 };
 
-INSTANTIATE_TEST_SUITE_P(Modes,
-                         Streams,
-                         ::testing::Values(ExecutionMode::kInline, ExecutionMode::kChaos),
+INSTANTIATE_TEST_SUITE_P(Modes, Streams, ::testing::Values(ExecutionMode::kInline, ExecutionMode::kChaos),
                          [](const auto& instance) {
                            return instance.param == ExecutionMode::kInline ? "inline" : "chaos";
                          });

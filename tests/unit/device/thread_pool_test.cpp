@@ -163,8 +163,7 @@ TEST(ThreadPool, SaysSoWhenThreadsCannotBeStarted) {
   const pid_t child = ::fork();
   if (child == 0) {
     ::alarm(20);
-    const rlimit limit{std::size_t{512} << 20U,
-                       std::size_t{512} << 20U};  // too little for the stacks of 1,023 threads
+    const rlimit limit{std::size_t{512} << 20U, std::size_t{512} << 20U};  // too little for the stacks of 1,023 threads
     ::setrlimit(RLIMIT_AS, &limit);
     try {
       const ThreadPool pool(1024);

@@ -36,17 +36,80 @@ struct Case {
 
 TEST(Advice, FollowsLinksAndMemory) {
   const std::vector<Case> cases{
-      {"fast links everywhere", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 400 * kGiga, .bytes_per_host = gib(640)}, 1, "zero-3"},
-      {"good links between hosts", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 50 * kGiga, .bytes_per_host = gib(640)}, 1, "zero-3"},
-      {"a slow link between hosts", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(640)}, 1, "hpz-8"},
-      {"a slow link, and gathers for each micro-step", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(640)}, 4, "hpz-8-g8"},
-      {"four hosts", {.hosts = 4, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(640)}, 1, "hpz-8"},
-      {"a slow link, but no memory for groups", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(77)}, 1, "zero-3"},
-      {"no memory for any", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(60)}, 1, "none"},
-      {"computing hides a slow link", {.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(640), .compute_s = 1000}, 1, "zero-3"},
-      {"one host", {.hosts = 1, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .bytes_per_host = gib(640)}, 1, "zero-3"},
+      {"fast links everywhere",
+       {.hosts = 2,
+        .ranks_per_host = 8,
+        .near_bytes_per_s = 100 * kGiga,
+        .far_bytes_per_s = 400 * kGiga,
+        .bytes_per_host = gib(640)},
+       1,
+       "zero-3"},
+      {"good links between hosts",
+       {.hosts = 2,
+        .ranks_per_host = 8,
+        .near_bytes_per_s = 100 * kGiga,
+        .far_bytes_per_s = 50 * kGiga,
+        .bytes_per_host = gib(640)},
+       1,
+       "zero-3"},
+      {"a slow link between hosts",
+       {.hosts = 2,
+        .ranks_per_host = 8,
+        .near_bytes_per_s = 100 * kGiga,
+        .far_bytes_per_s = 1.1 * kGiga,
+        .bytes_per_host = gib(640)},
+       1,
+       "hpz-8"},
+      {"a slow link, and gathers for each micro-step",
+       {.hosts = 2,
+        .ranks_per_host = 8,
+        .near_bytes_per_s = 100 * kGiga,
+        .far_bytes_per_s = 1.1 * kGiga,
+        .bytes_per_host = gib(640)},
+       4,
+       "hpz-8-g8"},
+      {"four hosts",
+       {.hosts = 4,
+        .ranks_per_host = 8,
+        .near_bytes_per_s = 100 * kGiga,
+        .far_bytes_per_s = 1.1 * kGiga,
+        .bytes_per_host = gib(640)},
+       1,
+       "hpz-8"},
+      {"a slow link, but no memory for groups",
+       {.hosts = 2,
+        .ranks_per_host = 8,
+        .near_bytes_per_s = 100 * kGiga,
+        .far_bytes_per_s = 1.1 * kGiga,
+        .bytes_per_host = gib(77)},
+       1,
+       "zero-3"},
+      {"no memory for any",
+       {.hosts = 2,
+        .ranks_per_host = 8,
+        .near_bytes_per_s = 100 * kGiga,
+        .far_bytes_per_s = 1.1 * kGiga,
+        .bytes_per_host = gib(60)},
+       1,
+       "none"},
+      {"computing hides a slow link",
+       {.hosts = 2,
+        .ranks_per_host = 8,
+        .near_bytes_per_s = 100 * kGiga,
+        .far_bytes_per_s = 1.1 * kGiga,
+        .bytes_per_host = gib(640),
+        .compute_s = 1000},
+       1,
+       "zero-3"},
+      {"one host",
+       {.hosts = 1, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .bytes_per_host = gib(640)},
+       1,
+       "zero-3"},
       // There is no group inside a host, and 3 micro-steps gather six times.
-      {"one rank on each host", {.hosts = 4, .ranks_per_host = 1, .far_bytes_per_s = kGiga, .bytes_per_host = gib(640)}, 3, "zero-2"},
+      {"one rank on each host",
+       {.hosts = 4, .ranks_per_host = 1, .far_bytes_per_s = kGiga, .bytes_per_host = gib(640)},
+       3,
+       "zero-2"},
       // Nothing is split, and a ring of slots holds the gradients.
       {"one rank", {.hosts = 1, .ranks_per_host = 1, .bytes_per_host = gib(640)}, 1, "zero-3"},
   };
@@ -55,14 +118,20 @@ TEST(Advice, FollowsLinksAndMemory) {
     EXPECT_EQ(name_of_chosen(advice), one.plan) << one.why;
     if (!advice.chosen) continue;
     const PlanCost& chosen = advice.plans[*advice.chosen];
-    EXPECT_LE(chosen.memory_bytes * static_cast<std::uint64_t>(one.cluster.ranks_per_host), one.cluster.bytes_per_host) << one.why;
+    EXPECT_LE(chosen.memory_bytes * static_cast<std::uint64_t>(one.cluster.ranks_per_host), one.cluster.bytes_per_host)
+        << one.why;
   }
 }
 
 TEST(Advice, CountsTheBytesOfTheEngine) {
-  // 32 repeated matrices and one beside them, 4 ranks on 2 hosts, with the engine's own functions as they are used there.
+  // 32 repeated matrices and one beside them, 4 ranks on 2 hosts, with the engine's own functions as they are used
+  // there.
   const ModelSize model{.params = 33e6, .micro_steps = 2};
-  const Cluster cluster{.hosts = 2, .ranks_per_host = 2, .near_bytes_per_s = kGiga, .far_bytes_per_s = kGiga / 10, .bytes_per_host = gib(64)};
+  const Cluster cluster{.hosts = 2,
+                        .ranks_per_host = 2,
+                        .near_bytes_per_s = kGiga,
+                        .far_bytes_per_s = kGiga / 10,
+                        .bytes_per_host = gib(64)};
   const Advice advice = advise(model, cluster);
   ASSERT_EQ(advice.plans.size(), 10U);
   std::vector<ParamSpec> params;
@@ -86,25 +155,33 @@ TEST(Advice, CountsTheBytesOfTheEngine) {
     EXPECT_EQ(advice.plans[i].far_bytes, far) << plans[i].name;
     EXPECT_EQ(advice.plans[i].memory_bytes, plan_memory(layout, plans[i], 0, 2, 2).total()) << plans[i].name;
     // Two ranks of a host share what comes from the other one.
-    EXPECT_DOUBLE_EQ(advice.plans[i].seconds, static_cast<double>(advice.plans[i].near_bytes) / kGiga + static_cast<double>(far) * 2 / (kGiga / 10));
+    EXPECT_DOUBLE_EQ(advice.plans[i].seconds, static_cast<double>(advice.plans[i].near_bytes) / kGiga +
+                                                  static_cast<double>(far) * 2 / (kGiga / 10));
   }
   // Groups inside a host: only gradients and updated parameters cross.
   EXPECT_LT(advice.plans[4].far_bytes, advice.plans[3].far_bytes);
   // Gradients cross once for both micro-steps.
-  for (std::size_t i = 2; i < 6; ++i) EXPECT_LT(advice.plans[i + 4].far_bytes, advice.plans[i].far_bytes) << advice.plans[i + 4].name;
+  for (std::size_t i = 2; i < 6; ++i)
+    EXPECT_LT(advice.plans[i + 4].far_bytes, advice.plans[i].far_bytes) << advice.plans[i + 4].name;
   EXPECT_EQ(advise({.params = 33e6}, cluster).plans.size(), 6U) << "one micro-step: there is nothing to wait for";
 }
 
 TEST(Advice, SaysTheKeysAndWhatStage3WouldCost) {
-  const Cluster slow{.hosts = 2, .ranks_per_host = 8, .near_bytes_per_s = 100 * kGiga, .far_bytes_per_s = 1.1 * kGiga, .bytes_per_host = gib(640)};
+  const Cluster slow{.hosts = 2,
+                     .ranks_per_host = 8,
+                     .near_bytes_per_s = 100 * kGiga,
+                     .far_bytes_per_s = 1.1 * kGiga,
+                     .bytes_per_host = gib(640)};
   const ModelSize model{.params = 7e9};
   const std::vector<std::string> lines = describe(advise(model, slow), model, slow);
   EXPECT_THAT(lines, Contains(HasSubstr("between hosts 1.10 GB/s for each host")));
   EXPECT_THAT(lines, Contains(R"(proposed: hpz-8, {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}})"));
   EXPECT_THAT(lines.back(), HasSubstr("stage 3 over all ranks would spend 25."));
   const ModelSize four{.params = 7e9, .micro_steps = 4};
-  EXPECT_THAT(describe(advise(four, slow), four, slow),
-              Contains(R"(proposed: hpz-8-g8, {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}, "zeroth": {"gradient_degree": 8}})"));
+  EXPECT_THAT(
+      describe(advise(four, slow), four, slow),
+      Contains(
+          R"(proposed: hpz-8-g8, {"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}, "zeroth": {"gradient_degree": 8}})"));
   const Cluster small{.hosts = 1, .ranks_per_host = 1, .bytes_per_host = gib(1)};
   EXPECT_THAT(describe(advise(model, small), model, small).back(), HasSubstr("no plan fits"));
 }

@@ -29,7 +29,13 @@ TEST(Facts, ALibraryThatCrashesOrHangsCostsOnlyItsAnswer) {
   EXPECT_EQ(ask_in_child([] { return std::string("4.1"); }, Milliseconds{10'000}), "4.1");
   EXPECT_EQ(ask_in_child([]() -> std::string { std::abort(); }, Milliseconds{10'000}), "");
   const auto begin = SteadyClock::now();
-  EXPECT_EQ(ask_in_child([]() -> std::string { std::this_thread::sleep_for(std::chrono::seconds(60)); return "late"; }, Milliseconds{200}), "");
+  EXPECT_EQ(ask_in_child(
+                []() -> std::string {
+                  std::this_thread::sleep_for(std::chrono::seconds(60));
+                  return "late";
+                },
+                Milliseconds{200}),
+            "");
   EXPECT_LT(SteadyClock::now() - begin, std::chrono::seconds(30));
   EXPECT_EQ(ask_in_child([] { return std::string(100'000, 'x'); }, Milliseconds{10'000}).size(), 4096U);
 }

@@ -1,4 +1,5 @@
 #include "doctor/options.h"
+
 #include "doctor/pretend.h"
 #include "doctor/status_lines.h"
 
@@ -32,9 +33,38 @@ TEST(Options, HaveDefaults) {
 }
 
 TEST(Options, AreRead) {
-  const Options options = parse({"doctor", "--hosts", "a:4,b:2,[fd00::1]:2", "--exclude", "b", "--params", "7e9", "--dtype", "fp32", "--layers", "80", "--micro-steps",
-                                 "4", "--compute-seconds", "0.5", "--memory-gib", "80", "--folder", "/scratch", "--disk-mib", "8", "--slow-below", "0.25",
-                                 "--max-skew-ms", "100", "--min-free-gib", "2", "--timeout", "30", "--connect-timeout", "5", "--json"})
+  const Options options = parse({"doctor",
+                                 "--hosts",
+                                 "a:4,b:2,[fd00::1]:2",
+                                 "--exclude",
+                                 "b",
+                                 "--params",
+                                 "7e9",
+                                 "--dtype",
+                                 "fp32",
+                                 "--layers",
+                                 "80",
+                                 "--micro-steps",
+                                 "4",
+                                 "--compute-seconds",
+                                 "0.5",
+                                 "--memory-gib",
+                                 "80",
+                                 "--folder",
+                                 "/scratch",
+                                 "--disk-mib",
+                                 "8",
+                                 "--slow-below",
+                                 "0.25",
+                                 "--max-skew-ms",
+                                 "100",
+                                 "--min-free-gib",
+                                 "2",
+                                 "--timeout",
+                                 "30",
+                                 "--connect-timeout",
+                                 "5",
+                                 "--json"})
                               .options.value();
   EXPECT_THAT(options.hosts, ElementsAre(launcher::HostEntry{"a", 4}, launcher::HostEntry{"fd00::1", 2}));
   EXPECT_DOUBLE_EQ(options.model->params, 7e9);
@@ -124,20 +154,24 @@ TEST(Pretend, RulesAreReadOrRefused) {
   EXPECT_DOUBLE_EQ(pretence.slow(0, 1), 0);
   EXPECT_TRUE(pretence.silent.contains(0));
   EXPECT_TRUE(parse_pretence("").versions.empty());
-  for (const char* text : {"x", "version", "version=1", "version=a:b", "version=1:", "clock=1:soon", "slow=1:5", "slow=1-1:5", "slow=1-2:-5", "slow=1-2:inf", "silent=-1", "silent=x", "other=1:2"}) {
+  for (const char* text : {"x", "version", "version=1", "version=a:b", "version=1:", "clock=1:soon", "slow=1:5",
+                           "slow=1-1:5", "slow=1-2:-5", "slow=1-2:inf", "silent=-1", "silent=x", "other=1:2"}) {
     EXPECT_THROW((void)parse_pretence(text), Error) << text;
   }
 }
 
 TEST(StatusLines, NameThoseToLeaveOut) {
-  const std::string lines = "{\"event\":\"host_refused\",\"host\":\"a\",\"text\":\"ssh failed\",\"late\":false}\n"
-                            "{\"event\":\"host_refused\",\"host\":\"b\",\"text\":\"no answer for 2 s\",\"late\":true}\n"
-                            "not json\n[1]\n{\"event\":\"end\",\"exit_code\":69,\"text\":\"2 of 3\"}\n";
-  EXPECT_THAT(culprits_of(lines), ElementsAre(Culprit{"a", "ssh failed", false}, Culprit{"b", "no answer for 2 s", true}));
+  const std::string lines =
+      "{\"event\":\"host_refused\",\"host\":\"a\",\"text\":\"ssh failed\",\"late\":false}\n"
+      "{\"event\":\"host_refused\",\"host\":\"b\",\"text\":\"no answer for 2 s\",\"late\":true}\n"
+      "not json\n[1]\n{\"event\":\"end\",\"exit_code\":69,\"text\":\"2 of 3\"}\n";
+  EXPECT_THAT(culprits_of(lines),
+              ElementsAre(Culprit{"a", "ssh failed", false}, Culprit{"b", "no answer for 2 s", true}));
   EXPECT_THAT(to_leave_out(culprits_of(lines)), ElementsAre(Culprit{"a", "ssh failed", false}));
   EXPECT_THAT(to_leave_out({{"b", "late", true}}), ElementsAre(Culprit{"b", "late", true}));
   EXPECT_EQ(end_of(lines), "2 of 3");
-  EXPECT_THAT(culprits_of("{\"event\":\"first_cause\",\"rank\":2,\"host\":\"b\",\"text\":\"rank 2\"}\n"), ElementsAre(Culprit{"b", "rank 2", false}));
+  EXPECT_THAT(culprits_of("{\"event\":\"first_cause\",\"rank\":2,\"host\":\"b\",\"text\":\"rank 2\"}\n"),
+              ElementsAre(Culprit{"b", "rank 2", false}));
   EXPECT_THAT(culprits_of("{\"event\":\"first_cause\",\"rank\":2,\"text\":\"rank 2\"}\n"), IsEmpty());
   EXPECT_THAT(culprits_of(""), IsEmpty());
 }

@@ -1,4 +1,5 @@
 #include "doctor/report.h"
+
 #include "doctor/units.h"
 
 #include <gmock/gmock.h>
@@ -18,8 +19,15 @@ TEST(Report, ReadsBackWhatItWrote) {
   report.lost = {{.rank = 1, .host = 0, .expected = "to come", .got = "nothing"}};
   report.disks = {{.folder = "/scratch", .free = 5, .error = "full"}};
   report.clocks = {{.ahead_ms = 0.25}};
-  report.links = {{.a = 0, .b = 1, .transport = "tcp", .far = true, .latency_us = 3.5, .there_bytes_per_s = 1e9, .back_bytes_per_s = 2e9}};
-  report.findings = {{.code = ErrorCode::kMismatch, .message = "another Zeroth", .context = {.where = "a", .got = "\xFF\x01"}}};
+  report.links = {{.a = 0,
+                   .b = 1,
+                   .transport = "tcp",
+                   .far = true,
+                   .latency_us = 3.5,
+                   .there_bytes_per_s = 1e9,
+                   .back_bytes_per_s = 2e9}};
+  report.findings = {
+      {.code = ErrorCode::kMismatch, .message = "another Zeroth", .context = {.where = "a", .got = "\xFF\x01"}}};
   report.advice = {"plan"};
   const std::string text = to_text(report);
   EXPECT_THAT(text, HasSubstr("\"well\": false"));
@@ -35,7 +43,8 @@ TEST(Report, ReadsBackWhatItWrote) {
 }
 
 TEST(Report, RefusesWhatIsNone) {
-  for (const char* text : {"", "{", "[]", "{}", "null", R"({"num_ranks": "two"})"}) EXPECT_THROW((void)report_from(text), Error) << text;
+  for (const char* text : {"", "{", "[]", "{}", "null", R"({"num_ranks": "two"})"})
+    EXPECT_THROW((void)report_from(text), Error) << text;
 }
 
 TEST(Units, HaveThreeDigits) {

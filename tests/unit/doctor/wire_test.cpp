@@ -1,7 +1,7 @@
 // Who is let in, and what a link between two threads measures.
-#include "doctor/probes.h"
 #include "doctor/wire.h"
 
+#include "doctor/probes.h"
 #include "launcher/sockets.h"
 
 #include <zeroth/base/error.h>
@@ -53,7 +53,8 @@ TEST(Wire, CarriesMessagesAndRefusesHugeOnes) {
 
 TEST(Door, LetsInWhoKnowsTheSecretAndSaysWhichRankItIs) {
   Door door(here(0), kSecret);
-  auto visit = std::async(std::launch::async, [&] { return knock({here(door.port())}, kSecret, 7, Deadline(kPatience)); });
+  auto visit =
+      std::async(std::launch::async, [&] { return knock({here(door.port())}, kSecret, 7, Deadline(kPatience)); });
   int rank = -1;
   Wire ours = door.admit(Deadline(kPatience), rank);
   Wire theirs = visit.get();
@@ -71,8 +72,12 @@ TEST(Door, StrangersNeitherComeInNorHoldItUp) {
   const UniqueFd babbling = launcher::connect_once(here(door.port()), kPatience, why);
   const std::string noise(4096, 'x');
   ASSERT_GT(::send(babbling.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 0);
-  auto guess = std::async(std::launch::async, [&] { return message_of([&] { (void)knock({here(door.port())}, "another secret, quite wrong", 3, Deadline(Milliseconds{500})); }); });
-  auto visit = std::async(std::launch::async, [&] { return knock({here(door.port())}, kSecret, 1, Deadline(kPatience)); });
+  auto guess = std::async(std::launch::async, [&] {
+    return message_of(
+        [&] { (void)knock({here(door.port())}, "another secret, quite wrong", 3, Deadline(Milliseconds{500})); });
+  });
+  auto visit =
+      std::async(std::launch::async, [&] { return knock({here(door.port())}, kSecret, 1, Deadline(kPatience)); });
   int rank = -1;
   const auto begin = SteadyClock::now();
   const Wire ours = door.admit(Deadline(kPatience), rank);
@@ -93,7 +98,8 @@ TEST(Door, AnotherHeadIsNotObeyed) {
     (void)other.admit(Deadline(Milliseconds{1000}), rank);
     return rank;
   });
-  const std::string message = message_of([&] { (void)knock({here(other.port())}, kSecret, 1, Deadline(Milliseconds{500})); });
+  const std::string message =
+      message_of([&] { (void)knock({here(other.port())}, kSecret, 1, Deadline(Milliseconds{500})); });
   EXPECT_THAT(message, HasSubstr("nobody of this job answers"));
   EXPECT_EQ(wait.get(), -1);
 }
@@ -101,12 +107,15 @@ TEST(Door, AnotherHeadIsNotObeyed) {
 TEST(Door, EveryAddressIsTriedAndNamed) {
   Door door(here(0), kSecret);
   const int port = door.port();
-  auto visit = std::async(std::launch::async, [&] { return knock({{.host = "no such name", .port = port}, here(port)}, kSecret, 2, Deadline(kPatience)); });
+  auto visit = std::async(std::launch::async, [&] {
+    return knock({{.host = "no such name", .port = port}, here(port)}, kSecret, 2, Deadline(kPatience));
+  });
   int rank = -1;
   (void)door.admit(Deadline(kPatience), rank);
   (void)visit.get();
   EXPECT_EQ(rank, 2);
-  const std::string message = message_of([&] { (void)knock({{.host = "no such name", .port = 1}, here(1)}, kSecret, 2, Deadline(Milliseconds{100})); });
+  const std::string message = message_of(
+      [&] { (void)knock({{.host = "no such name", .port = 1}, here(1)}, kSecret, 2, Deadline(Milliseconds{100})); });
   EXPECT_THAT(message, HasSubstr("no such name:1: "));
   EXPECT_THAT(message, HasSubstr("127.0.0.1:1: Connection refused"));
 }

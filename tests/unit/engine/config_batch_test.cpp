@@ -65,14 +65,11 @@ TEST(ConfigBatch, OffersTheNearestSizesThatWork) {
 
 TEST(ConfigBatch, AContradictionNamesEachWayOut) {
   EXPECT_THAT(refusal(with(64, 4, 2), 4),
-              AllOf(HasSubstr("micro batch 4 x 2 micro-steps x 4 data ranks = 32"),
-                    HasSubstr("train_batch_size 32"),
-                    HasSubstr("gradient_accumulation_steps 4"),
-                    HasSubstr("train_micro_batch_size_per_gpu 8")));
+              AllOf(HasSubstr("micro batch 4 x 2 micro-steps x 4 data ranks = 32"), HasSubstr("train_batch_size 32"),
+                    HasSubstr("gradient_accumulation_steps 4"), HasSubstr("train_micro_batch_size_per_gpu 8")));
   // Sizes that would not come out whole are not offered.
-  EXPECT_THAT(
-      refusal(with(33, 4, 2), 4),
-      AllOf(HasSubstr("train_batch_size 32"), ::testing::Not(HasSubstr("gradient_accumulation_steps 4"))));
+  EXPECT_THAT(refusal(with(33, 4, 2), 4),
+              AllOf(HasSubstr("train_batch_size 32"), ::testing::Not(HasSubstr("gradient_accumulation_steps 4"))));
 }
 
 TEST(ConfigBatch, SomethingMustBeGiven) {

@@ -49,16 +49,14 @@ class ConfigFile : public ::testing::Test {
 };
 
 TEST_F(ConfigFile, IsReadWithTheLineOfEachKey) {
-  const auto path =
-      write("{\n  \"zero_optimization\": {\n    \"stage\": 3\n  },\n\n  \"train_batch_size\": 8\n}\n");
+  const auto path = write("{\n  \"zero_optimization\": {\n    \"stage\": 3\n  },\n\n  \"train_batch_size\": 8\n}\n");
   const Config config = Config::from_file(path);
   EXPECT_EQ(config.zero.stage, 3);
   EXPECT_EQ(config.train_batch_size, 8);
   EXPECT_EQ(config.origin_of("/zero_optimization/stage"), path.string() + ":3");
   EXPECT_EQ(config.origin_of("/train_batch_size"), path.string() + ":6");
   EXPECT_EQ(config.origin_of("/gradient_clipping"), "default");
-  EXPECT_THAT(config.describe(),
-              ::testing::Contains("/zero_optimization/stage = 3 (" + path.string() + ":3)"));
+  EXPECT_THAT(config.describe(), ::testing::Contains("/zero_optimization/stage = 3 (" + path.string() + ":3)"));
 }
 
 TEST_F(ConfigFile, MustBeAReadableRegularFileWithinTheLimit) {
@@ -107,8 +105,7 @@ TEST(ConfigDocument, IsStrictJson) {
   };
   for (const std::string& text : texts) {
     const ConfigProblem problem = problem_of(text);
-    EXPECT_TRUE(problem.what == "this is not JSON" || problem.what == "a number is too large")
-        << problem.text();
+    EXPECT_TRUE(problem.what == "this is not JSON" || problem.what == "a number is too large") << problem.text();
     for (const char c : problem.text()) {
       EXPECT_TRUE(c >= 0x20 && c < 0x7f) << "unprintable byte in a message about " << text;
     }
@@ -162,24 +159,19 @@ TEST(ConfigDocument, AllProblemsAreReportedTogether) {
   const std::vector<ConfigProblem> problems = problems_of(text);
   std::vector<std::string> pointers;
   for (const ConfigProblem& problem : problems) pointers.push_back(problem.pointer);
-  EXPECT_THAT(pointers,
-              ::testing::UnorderedElementsAre("/train_batch_size",
-                                              "/zero_optimization/stge",
-                                              "/zero_optimization/stage",
-                                              "/fp16",
-                                              "/optimizer/type",
-                                              "/optimizer/params/lr"));
+  EXPECT_THAT(pointers, ::testing::UnorderedElementsAre("/train_batch_size", "/zero_optimization/stge",
+                                                        "/zero_optimization/stage", "/fp16", "/optimizer/type",
+                                                        "/optimizer/params/lr"));
   try {
     static_cast<void>(read(text));
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(
-        error.what(),
-        AllOf(HasSubstr("6 problems in test.json"),
-              HasSubstr("test.json:3: /zero_optimization/stge: unknown key; hint: did you mean \"stage\"?"),
-              HasSubstr("test.json:5: /optimizer/params/lr: wrong value; expected a number of at least 0.0; "
-                        "got -1"),
-              HasSubstr("did you mean \"AdamW\"?")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("6 problems in test.json"),
+                      HasSubstr("test.json:3: /zero_optimization/stge: unknown key; hint: did you mean \"stage\"?"),
+                      HasSubstr("test.json:5: /optimizer/params/lr: wrong value; expected a number of at least 0.0; "
+                                "got -1"),
+                      HasSubstr("did you mean \"AdamW\"?")));
   }
 }
 
@@ -241,9 +233,8 @@ TEST(ConfigDocument, AliasesAreReadAsTheKeyTheyStandFor) {
   const ConfigProblem twice = problem_of(R"({"bf16": {"enabled": true}, "bfloat16": {"enabled": false}})");
   EXPECT_EQ(twice.what, "the same thing is given under two names");
   const Config hint = read(R"({"zero_optimization": {"stage3_gather_fp16_weights_on_model_save": true}})");
-  EXPECT_THAT(
-      hint.hints,
-      ElementsAre(Field(&HintNote::pointer, "/zero_optimization/stage3_gather_16bit_weights_on_model_save")));
+  EXPECT_THAT(hint.hints,
+              ElementsAre(Field(&HintNote::pointer, "/zero_optimization/stage3_gather_16bit_weights_on_model_save")));
 }
 
 TEST(ConfigOverrides, WinOverTheDocumentAndKeepTheirOrigin) {
@@ -264,11 +255,10 @@ TEST(ConfigOverrides, AreHeldToTheSchema) {
   EXPECT_EQ(problem_of("{}", stage).origin, "--zero-stage");
   const std::vector<ConfigOverride> unknown{{"/zero_optimization/stge", "3", "--x"}};
   EXPECT_EQ(problem_of("{}", unknown).what, "unknown key");
-  for (const ConfigOverride& bad : {ConfigOverride{"stage", "3", "--x"},
-                                    ConfigOverride{"", "3", "--x"},
-                                    ConfigOverride{"/zero_optimization/stage", "", "--x"},
-                                    ConfigOverride{"/zero_optimization/stage", "nan", "--x"},
-                                    ConfigOverride{"/zero_optimization/stage", "{", "--x"}}) {
+  for (const ConfigOverride& bad :
+       {ConfigOverride{"stage", "3", "--x"}, ConfigOverride{"", "3", "--x"},
+        ConfigOverride{"/zero_optimization/stage", "", "--x"}, ConfigOverride{"/zero_optimization/stage", "nan", "--x"},
+        ConfigOverride{"/zero_optimization/stage", "{", "--x"}}) {
     const std::vector<ConfigOverride> one{bad};
     EXPECT_EQ(problem_of("{}", one).what, "the override cannot be used");
   }

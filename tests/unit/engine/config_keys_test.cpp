@@ -36,8 +36,7 @@ const std::string kWarmup = R"({"scheduler": {"type": "WarmupLR"}})";
 const std::string kCosine =
     R"({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 3, "total_num_steps": 90}}})";
 const std::string kStage3 = R"({"zero_optimization": {"stage": 3}})";
-const std::vector<std::string> kNotInteger{
-    "\"3\"", "true", "1.5", "[]", "{}", "1e30", "99999999999999999999", "-1"};
+const std::vector<std::string> kNotInteger{"\"3\"", "true", "1.5", "[]", "{}", "1e30", "99999999999999999999", "-1"};
 const std::vector<std::string> kNotNumber{"\"3\"", "true", "[]", "{}"};
 const std::vector<std::string> kNotFlag{"\"true\"", "1", "0", "[]", "{}"};
 
@@ -92,25 +91,10 @@ std::vector<KeyCase> cases() {
        kNotNumber + std::vector<std::string>{"-1e-9", "null"}},
       {"/optimizer/params/betas",
        "{}",
-       {{"[0.9, 0.95]",
-         [](auto& c) {
-           return c.optimizer.betas == std::array{0.9, 0.95};
-         }},
-        {"[0, 0]",
-         [](auto& c) {
-           return c.optimizer.betas == std::array{0.0, 0.0};
-         }}},
-       {"[0.9]",
-        "[0.9, 0.95, 0.99]",
-        "[0.9, 1.0]",
-        "[1, 0.9]",
-        "[-0.1, 0.9]",
-        "[0.9, \"0.9\"]",
-        "[true, false]",
-        "0.9",
-        "[]",
-        "[[0.9], 0.9]",
-        "null"}},
+       {{"[0.9, 0.95]", [](auto& c) { return c.optimizer.betas == std::array{0.9, 0.95}; }},
+        {"[0, 0]", [](auto& c) { return c.optimizer.betas == std::array{0.0, 0.0}; }}},
+       {"[0.9]", "[0.9, 0.95, 0.99]", "[0.9, 1.0]", "[1, 0.9]", "[-0.1, 0.9]", "[0.9, \"0.9\"]", "[true, false]", "0.9",
+        "[]", "[[0.9], 0.9]", "null"}},
       {"/optimizer/params/eps",
        "{}",
        {{"1e-6", [](auto& c) { return c.optimizer.eps == 1e-6; }}},
@@ -133,10 +117,7 @@ std::vector<KeyCase> cases() {
        kSgd,
        {{"0.25", [](auto& c) { return c.optimizer.dampening == 0.25; }}},
        kNotNumber},
-      {"/optimizer/params/nesterov",
-       kSgd,
-       {{"true", [](auto& c) { return c.optimizer.nesterov; }}},
-       kNotFlag},
+      {"/optimizer/params/nesterov", kSgd, {{"true", [](auto& c) { return c.optimizer.nesterov; }}}, kNotFlag},
       {"/scheduler/type",
        "{}",
        {{"\"WarmupLR\"", [](auto& c) { return c.scheduler.type == "WarmupLR"; }},
@@ -209,8 +190,7 @@ std::vector<KeyCase> cases() {
       {"/zeroth/reduction_policy",
        "{}",
        {{"\"per_step\"", [](auto& c) { return c.zero.reduction_policy == ReductionPolicy::kPerStep; }},
-        {"\"per_micro_step\"",
-         [](auto& c) { return c.zero.reduction_policy == ReductionPolicy::kPerMicroStep; }}},
+        {"\"per_micro_step\"", [](auto& c) { return c.zero.reduction_policy == ReductionPolicy::kPerMicroStep; }}},
        {"\"\"", "0", "\"per_microstep\""}},
       {"/zeroth/reshard",
        "{}",
@@ -247,7 +227,8 @@ std::vector<KeyCase> cases() {
        {"\"\"", "0", "\"mpi\"", "null"}},
       {"/zeroth/check_calls",
        "{}",
-       {{"true", [](auto& c) { return c.runtime.check_calls; }}, {"false", [](auto& c) { return !c.runtime.check_calls; }}},
+       {{"true", [](auto& c) { return c.runtime.check_calls; }},
+        {"false", [](auto& c) { return !c.runtime.check_calls; }}},
        kNotFlag},
       {"/zeroth/link_bytes_per_s",
        "{}",
@@ -265,7 +246,8 @@ std::vector<KeyCase> cases() {
        kNotInteger + std::vector<std::string>{"0", "604800001"}},
       {"/zeroth/first_timeout_ms",
        "{}",
-       {{"250", [](auto& c) { return c.runtime.first_timeout_ms == 250; }}, {"0", [](auto& c) { return c.runtime.first_timeout_ms == 0; }}},
+       {{"250", [](auto& c) { return c.runtime.first_timeout_ms == 250; }},
+        {"0", [](auto& c) { return c.runtime.first_timeout_ms == 0; }}},
        kNotInteger + std::vector<std::string>{"-1", "604800001"}},
       {"/zeroth/frozen_after_ms",
        "{}",
@@ -273,11 +255,13 @@ std::vector<KeyCase> cases() {
        kNotInteger + std::vector<std::string>{"0"}},
       {"/zeroth/end_stuck_after_ms",
        "{}",
-       {{"250", [](auto& c) { return c.runtime.end_stuck_after_ms == 250; }}, {"0", [](auto& c) { return c.runtime.end_stuck_after_ms == 0; }}},
+       {{"250", [](auto& c) { return c.runtime.end_stuck_after_ms == 250; }},
+        {"0", [](auto& c) { return c.runtime.end_stuck_after_ms == 0; }}},
        kNotInteger + std::vector<std::string>{"-1", "604800001"}},
       {"/zeroth/preemption",
        "{}",
-       {{"true", [](auto& c) { return c.runtime.preemption; }}, {"false", [](auto& c) { return !c.runtime.preemption; }}},
+       {{"true", [](auto& c) { return c.runtime.preemption; }},
+        {"false", [](auto& c) { return !c.runtime.preemption; }}},
        kNotFlag},
       {"/zeroth/max_nonfinite_steps",
        "{}",
@@ -347,8 +331,7 @@ TEST(ConfigKeys, EachHonouredKeyHasACase) {
   std::set<std::string> tested;
   for (const KeyCase& key : cases()) EXPECT_TRUE(tested.insert(key.pointer).second) << key.pointer;
   std::set<std::string> known;
-  for (const KeySpec& key : config::honoured_keys())
-    EXPECT_TRUE(known.emplace(key.pointer).second) << key.pointer;
+  for (const KeySpec& key : config::honoured_keys()) EXPECT_TRUE(known.emplace(key.pointer).second) << key.pointer;
   EXPECT_EQ(tested, known);
 }
 
@@ -375,8 +358,7 @@ TEST(ConfigKeys, AutoTellsWhereItIsResolved) {
   const ConfigProblem problem = problem_of(R"({"train_batch_size": "auto"})");
   EXPECT_EQ(problem.what, "\"auto\" is left over");
   EXPECT_THAT(problem.hint, HasSubstr("override"));
-  EXPECT_EQ(problem_of(R"({"zero_optimization": {"reduce_bucket_size": "auto"}})").what,
-            "\"auto\" is left over");
+  EXPECT_EQ(problem_of(R"({"zero_optimization": {"reduce_bucket_size": "auto"}})").what, "\"auto\" is left over");
 }
 
 TEST(ConfigKeys, WhatIsBuiltElsewhereIsNamedAsSuch) {
@@ -399,60 +381,52 @@ struct Contradiction {
 };
 
 TEST(ConfigKeys, ContradictionsBetweenKeysAreErrors) {
-  for (
-      const Contradiction& c : std::vector<Contradiction>{
-          {R"({"optimizer": {"params": {"momentum": 0.9}}})", "/optimizer/params/momentum"},
-          {R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.9]}}})", "/optimizer/params/betas"},
-          {R"({"optimizer": {"type": "SGD", "params": {"adam_w_mode": true}}})",
-           "/optimizer/params/adam_w_mode"},
-          {R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})",
-           "/optimizer/params/adam_w_mode"},
-          {R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", "/optimizer/params/nesterov"},
-          {R"({"optimizer": {"type": "SGD", "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})",
-           "/optimizer/params/nesterov"},
-          {R"({"scheduler": {"params": {"warmup_num_steps": 3}}})", "/scheduler"},
-          {R"({"scheduler": {"type": "WarmupDecayLR"}})", "/scheduler/params/total_num_steps"},
-          {R"({"scheduler": {"type": "WarmupCosineLR"}})", "/scheduler/params/total_num_steps"},
-          {R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 10}}})",
-           "/scheduler/params/total_num_steps"},
-          {R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 10}}})",
-           "/scheduler/params/total_num_steps"},
-          {R"({"scheduler": {"type": "WarmupLR", "params": {"cos_min_ratio": 0.1}}})",
-           "/scheduler/params/cos_min_ratio"},
-      }) {
+  for (const Contradiction& c : std::vector<Contradiction>{
+           {R"({"optimizer": {"params": {"momentum": 0.9}}})", "/optimizer/params/momentum"},
+           {R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.9]}}})", "/optimizer/params/betas"},
+           {R"({"optimizer": {"type": "SGD", "params": {"adam_w_mode": true}}})", "/optimizer/params/adam_w_mode"},
+           {R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})", "/optimizer/params/adam_w_mode"},
+           {R"({"optimizer": {"type": "SGD", "params": {"nesterov": true}}})", "/optimizer/params/nesterov"},
+           {R"({"optimizer": {"type": "SGD", "params": {"nesterov": true, "momentum": 0.9, "dampening": 0.1}}})",
+            "/optimizer/params/nesterov"},
+           {R"({"scheduler": {"params": {"warmup_num_steps": 3}}})", "/scheduler"},
+           {R"({"scheduler": {"type": "WarmupDecayLR"}})", "/scheduler/params/total_num_steps"},
+           {R"({"scheduler": {"type": "WarmupCosineLR"}})", "/scheduler/params/total_num_steps"},
+           {R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 10}}})",
+            "/scheduler/params/total_num_steps"},
+           {R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 10}}})",
+            "/scheduler/params/total_num_steps"},
+           {R"({"scheduler": {"type": "WarmupLR", "params": {"cos_min_ratio": 0.1}}})",
+            "/scheduler/params/cos_min_ratio"},
+       }) {
     EXPECT_EQ(problem_of(c.text).pointer, c.pointer) << c.text;
   }
   // A type that cannot be read accuses no other key.
-  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "Lamb", "params": {"momentum": 0.9}}})").pointer,
-            "/optimizer/type");
+  EXPECT_EQ(problem_of(R"({"optimizer": {"type": "Lamb", "params": {"momentum": 0.9}}})").pointer, "/optimizer/type");
 }
 
 TEST(ConfigKeys, SchedulesAreFactorsOfTheBaseRate) {
   using Kind = LearningRateSchedule::Kind;
   EXPECT_EQ(read("{}").scheduler.schedule(), LearningRateSchedule{});
   EXPECT_EQ(read("{}").scheduler.base_lr(0.5), 0.5);
-  const SchedulerConfig cosine =
-      read(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 7,
+  const SchedulerConfig cosine = read(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": 7,
       "total_num_steps": 90, "warmup_min_ratio": 0.25, "cos_min_ratio": 0.125, "warmup_type": "linear"}}})")
-          .scheduler;
-  EXPECT_EQ(cosine.schedule(),
-            (LearningRateSchedule{.kind = Kind::kWarmupCosine,
-                                  .warmup_steps = 7,
-                                  .total_steps = 90,
-                                  .warmup_start = 0.25,
-                                  .logarithmic = false,
-                                  .floor = 0.125}));
+                                     .scheduler;
+  EXPECT_EQ(cosine.schedule(), (LearningRateSchedule{.kind = Kind::kWarmupCosine,
+                                                     .warmup_steps = 7,
+                                                     .total_steps = 90,
+                                                     .warmup_start = 0.25,
+                                                     .logarithmic = false,
+                                                     .floor = 0.125}));
   EXPECT_EQ(cosine.base_lr(0.5), 0.5);
-  const SchedulerConfig linear =
-      read(R"({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 7,
+  const SchedulerConfig linear = read(R"({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 7,
       "total_num_steps": 90, "warmup_min_lr": 0.25, "warmup_max_lr": 2.0}}})")
-          .scheduler;
-  EXPECT_EQ(linear.schedule(),
-            (LearningRateSchedule{.kind = Kind::kWarmupLinear,
-                                  .warmup_steps = 7,
-                                  .total_steps = 90,
-                                  .warmup_start = 0.125,
-                                  .logarithmic = true}));
+                                     .scheduler;
+  EXPECT_EQ(linear.schedule(), (LearningRateSchedule{.kind = Kind::kWarmupLinear,
+                                                     .warmup_steps = 7,
+                                                     .total_steps = 90,
+                                                     .warmup_start = 0.125,
+                                                     .logarithmic = true}));
   EXPECT_EQ(linear.base_lr(0.5), 2.0);
 }
 
@@ -519,31 +493,25 @@ struct Refusal {
 
 TEST(ConfigKeys, RefusedSectionsAreJudgedByTheirSwitch) {
   const std::vector<std::string> switch_off{R"({"enabled": false})", "{}"};
-  const std::vector<std::string> switch_on{
-      R"({"enabled": true})", R"({"enabled": "auto"})", R"({"enabled": 1})", "true", "[]"};
+  const std::vector<std::string> switch_on{R"({"enabled": true})", R"({"enabled": "auto"})", R"({"enabled": 1})",
+                                           "true", "[]"};
   std::vector<Refusal> list{
       {"/fp16", {R"({"enabled": false, "loss_scale": "auto"})", R"({"loss_scale": 0, "hysteresis": 2})"}, {}},
       {"/zero_optimization/offload_optimizer",
        {R"({"device": "none", "pin_memory": true})", "{}", R"({"device": null})"},
        {R"({"device": "cpu"})", R"({"device": "nvme", "nvme_path": "/tmp"})", R"({"device": "auto"})"}},
-      {"/zero_optimization/offload_param",
-       {R"({"device": "none", "max_in_cpu": 1e9})"},
-       {R"({"device": "cpu"})"}},
-      {"/pipeline",
-       {R"({"stages": 1, "partition": "best"})", "{}"},
-       {R"({"stages": 2})", R"({"stages": "auto"})"}},
+      {"/zero_optimization/offload_param", {R"({"device": "none", "max_in_cpu": 1e9})"}, {R"({"device": "cpu"})"}},
+      {"/pipeline", {R"({"stages": 1, "partition": "best"})", "{}"}, {R"({"stages": 2})", R"({"stages": "auto"})"}},
       {"/tensor_parallel",
        {R"({"autotp_size": 1})", R"({"autotp_size": 0, "tp": {"tp_size": 1}})"},
        {R"({"autotp_size": 2})", R"({"autotp_size": 1, "tp": {"tp_size": 2}})"}},
       {"/compile", {R"({"deepcompile": false, "passes": null})"}, {R"({"deepcompile": true})"}},
       {"/sparse_attention", {R"({"mode": "dense"})"}, {R"({"mode": "fixed"})", "{}"}},
       {"/compression_training",
-       {"{}",
-        R"({"weight_quantization": {"shared_parameters": {"enabled": false}, "different_groups": {"a": 1}}})",
+       {"{}", R"({"weight_quantization": {"shared_parameters": {"enabled": false}, "different_groups": {"a": 1}}})",
         R"({"layer_reduction": {"enabled": false, "keep": 3}})"},
        {R"({"layer_reduction": {"enabled": true}})",
-        R"({"weight_quantization": {"shared_parameters": {"enabled": true}}})",
-        R"({"head_pruning": {"x": 1}})"}},
+        R"({"weight_quantization": {"shared_parameters": {"enabled": true}}})", R"({"head_pruning": {"x": 1}})"}},
       {"/datastates_ckpt", {"{}"}, {R"({"host_cache_size": 16})"}},
   };
   for (const KeySpec& key : config::refused_keys()) {
@@ -587,8 +555,7 @@ TEST(ConfigDegrees, NeedTheStageThatShards) {
     EXPECT_EQ(problem.what, "the key has no meaning here") << key;
     EXPECT_EQ(problem.hint, "it belongs to ZeRO stage 3") << key;
   }
-  EXPECT_EQ(problem_of(with_zero(R"("stage": 2)", R"("parameter_degree": 2)")).hint,
-            "it belongs to ZeRO stage 3");
+  EXPECT_EQ(problem_of(with_zero(R"("stage": 2)", R"("parameter_degree": 2)")).hint, "it belongs to ZeRO stage 3");
   EXPECT_EQ(problem_of(with_zero(R"("stage": 0)", R"("optimizer_degree": 2)")).hint,
             "it belongs to ZeRO stages 1 to 3");
 }
@@ -596,8 +563,7 @@ TEST(ConfigDegrees, NeedTheStageThatShards) {
 TEST(ConfigDegrees, OneSetOfKeysSaysThemAndTheyNest) {
   const std::string hpz = R"("stage": 3, "zero_hpz_partition_size": 4)";
   const std::string mics = R"("stage": 3, "mics_shard_size": 4)";
-  EXPECT_EQ(problem_of(with_zero(hpz + R"(, "mics_shard_size": 4)")).pointer,
-            "/zero_optimization/mics_shard_size");
+  EXPECT_EQ(problem_of(with_zero(hpz + R"(, "mics_shard_size": 4)")).pointer, "/zero_optimization/mics_shard_size");
   EXPECT_EQ(problem_of(with_zero(hpz, R"("parameter_degree": 4)")).pointer, "/zeroth/parameter_degree");
   EXPECT_EQ(problem_of(with_zero(mics, R"("parameter_degree": 4)")).pointer, "/zeroth/parameter_degree");
   EXPECT_EQ(problem_of(with_zero(mics, R"("optimizer_degree": 8)")).pointer, "/zeroth/optimizer_degree");
@@ -609,7 +575,8 @@ TEST(ConfigDegrees, OneSetOfKeysSaysThemAndTheyNest) {
             "/zeroth/optimizer_degree");
   for (const std::string& states : {hpz, mics, std::string(R"("stage": 3)")}) {
     for (const char* degree : {"2", "4", "8"}) {
-      EXPECT_TRUE(problems_of(with_zero(states, std::string(R"("gradient_degree": )") + degree)).empty()) << states << degree;
+      EXPECT_TRUE(problems_of(with_zero(states, std::string(R"("gradient_degree": )") + degree)).empty())
+          << states << degree;
     }
   }
   for (const std::string& states : {hpz, mics}) {
@@ -638,17 +605,18 @@ TEST(ConfigDegrees, BecomeThePlan) {
 }
 
 TEST(ConfigDegrees, MustDivideTheRanks) {
-  for (const std::string& text : {with_zero(R"("stage": 3, "zero_hpz_partition_size": 3)"),
-                                  with_zero(R"("stage": 3, "mics_shard_size": 8)"),
-                                  with_zero(R"("stage": 2)", R"("optimizer_degree": 3)"),
-                                  with_zero(R"("stage": 2)", R"("gradient_degree": 3)")}) {
+  for (const std::string& text :
+       {with_zero(R"("stage": 3, "zero_hpz_partition_size": 3)"), with_zero(R"("stage": 3, "mics_shard_size": 8)"),
+        with_zero(R"("stage": 2)", R"("optimizer_degree": 3)"),
+        with_zero(R"("stage": 2)", R"("gradient_degree": 3)")}) {
     try {
       (void)settings_of(text, 4);
       ADD_FAILURE() << text;
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kConfig);
       const bool gradients = text.find("gradient_degree") != std::string::npos;
-      EXPECT_NE(std::string(error.what()).find(gradients ? "zeroth.gradient_degree" : "zero_hpz_partition_size"), std::string::npos)
+      EXPECT_NE(std::string(error.what()).find(gradients ? "zeroth.gradient_degree" : "zero_hpz_partition_size"),
+                std::string::npos)
           << error.what();
     }
   }

@@ -17,8 +17,7 @@ inline Config read(std::string_view text, std::span<const ConfigOverride> overri
 }
 
 /// What is wrong with a text; empty if nothing is.
-inline std::vector<ConfigProblem> problems_of(std::string_view text,
-                                              std::span<const ConfigOverride> overrides = {}) {
+inline std::vector<ConfigProblem> problems_of(std::string_view text, std::span<const ConfigOverride> overrides = {}) {
   try {
     static_cast<void>(read(text, overrides));
   } catch (const ConfigError& error) {

@@ -102,13 +102,12 @@ Config any_config() {
   out.bf16 = *rc::gen::arbitrary<bool>();
   out.optimizer = any_optimizer();
   out.scheduler = any_scheduler();
-  out.zero = {
-      .stage = static_cast<int>(any_int(0, 3)),
-      .reduction_policy = *rc::gen::element(ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep),
-      .reshard = *rc::gen::element(Reshard::kDefault, Reshard::kAll, Reshard::kNone),
-      .ring_slots = static_cast<int>(any_int(2, 4096)),
-      .prefetch_units = static_cast<int>(any_int(0, 4096)),
-      .narrow_buckets = *rc::gen::arbitrary<bool>()};
+  out.zero = {.stage = static_cast<int>(any_int(0, 3)),
+              .reduction_policy = *rc::gen::element(ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep),
+              .reshard = *rc::gen::element(Reshard::kDefault, Reshard::kAll, Reshard::kNone),
+              .ring_slots = static_cast<int>(any_int(2, 4096)),
+              .prefetch_units = static_cast<int>(any_int(0, 4096)),
+              .narrow_buckets = *rc::gen::arbitrary<bool>()};
   set_degrees(out.zero);
   out.runtime = {.threads = static_cast<int>(any_int(0, 4096)),
                  .ranks_per_node = static_cast<int>(any_int(0, 4096)),
@@ -203,12 +202,10 @@ TEST(ConfigValue, DifferencesNameTheKeyAndBothValues) {
   Config there;
   there.zero.stage = 2;
   there.train_batch_size = 8;
-  EXPECT_THAT(
-      shared_differences(here.shared_json(), there.shared_json()),
-      ElementsAre("/zero_optimization/stage: 3 here, 2 there", "/train_batch_size: absent here, 8 there"));
-  EXPECT_THAT(
-      shared_differences(there.shared_json(), here.shared_json()),
-      ElementsAre("/train_batch_size: 8 here, absent there", "/zero_optimization/stage: 2 here, 3 there"));
+  EXPECT_THAT(shared_differences(here.shared_json(), there.shared_json()),
+              ElementsAre("/zero_optimization/stage: 3 here, 2 there", "/train_batch_size: absent here, 8 there"));
+  EXPECT_THAT(shared_differences(there.shared_json(), here.shared_json()),
+              ElementsAre("/train_batch_size: 8 here, absent there", "/zero_optimization/stage: 2 here, 3 there"));
   EXPECT_THAT(shared_differences(here.shared_json(), here.shared_json()), IsEmpty());
   EXPECT_THROW(static_cast<void>(shared_differences(here.shared_json(), "\xff{")), Error);
 }
@@ -332,11 +329,9 @@ TEST(ConfigSamples, AnOffloadDocumentIsRefusedByName) {
     pointers.push_back(problem.pointer);
     EXPECT_EQ(problem.what, "Zeroth cannot do this");
   }
-  EXPECT_THAT(pointers,
-              ::testing::UnorderedElementsAre("/fp16",
-                                              "/zero_optimization/offload_optimizer",
-                                              "/zero_optimization/offload_param",
-                                              "/zero_optimization/zero_quantized_weights"));
+  EXPECT_THAT(pointers, ::testing::UnorderedElementsAre("/fp16", "/zero_optimization/offload_optimizer",
+                                                        "/zero_optimization/offload_param",
+                                                        "/zero_optimization/zero_quantized_weights"));
 }
 
 TEST(ConfigReference, ListsEveryKeyOnce) {

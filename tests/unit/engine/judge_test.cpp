@@ -25,10 +25,7 @@ std::vector<Verdict> judge_all(int world, const std::function<Evidence(int)>& ev
 }
 
 class Judge : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds,
-                         Judge,
-                         ::testing::Values(1, 2, 3, 4, 7),
-                         ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Worlds, Judge, ::testing::Values(1, 2, 3, 4, 7), ::testing::PrintToStringParamName());
 
 TEST_P(Judge, AddsNormsExactly) {
   const int world = GetParam();
@@ -44,8 +41,7 @@ TEST_P(Judge, AddsNormsExactly) {
   const auto verdicts = judge_all(world, [&](int rank) {
     Evidence evidence;
     const auto part = values(rank);
-    evidence.norm.add(
-        part.data(), DType::kFloat32, static_cast<std::int64_t>(part.size()), kernels::best_isa());
+    evidence.norm.add(part.data(), DType::kFloat32, static_cast<std::int64_t>(part.size()), kernels::best_isa());
     return evidence;
   });
   for (const Verdict& verdict : verdicts) {
@@ -86,8 +82,7 @@ TEST_P(Judge, TheFirstOffenderIsOfTheEarliestMicroStepThenTheLowestRank) {
   const auto verdicts = judge_all(world, [&](int rank) {
     Evidence evidence;
     if (rank > 0) {
-      evidence.offender = {
-          .param = 100 + rank, .micro_step = micro_step(rank), .count = std::uint64_t{1} << 40U};
+      evidence.offender = {.param = 100 + rank, .micro_step = micro_step(rank), .count = std::uint64_t{1} << 40U};
     }
     return evidence;
   });
@@ -159,9 +154,8 @@ TEST(Judge, RanksThatWereAskedToMakeRoomAndUnevenBackwardsAreKnownToAll) {
     EXPECT_EQ(verdict.backwards, (std::vector<std::int64_t>{1, 1, 1, 2}));
     ASSERT_EQ(verdict.times.size(), 4U);
     EXPECT_EQ(verdict.times[0], (StepTimes{.step_us = 2}));
-    EXPECT_EQ(
-        verdict.times[3],
-        (StepTimes{.between_us = 3, .forward_us = 30, .backward_us = 60, .step_us = 2, .waited_us = 300}));
+    EXPECT_EQ(verdict.times[3],
+              (StepTimes{.between_us = 3, .forward_us = 30, .backward_us = 60, .step_us = 2, .waited_us = 300}));
   }
 }
 

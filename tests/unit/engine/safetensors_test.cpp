@@ -149,8 +149,7 @@ TEST_F(Safetensors, EntriesThatNoReaderTakesAreRefusedBeforeAnyFile) {
       {{"\xff\xfe", "U8", {1}, 1}},
   };
   for (const auto& entries : table) {
-    EXPECT_EQ(error_of([&] { const SafetensorsWriter writer(path(), entries, {}); }).code(),
-              ErrorCode::kUsage)
+    EXPECT_EQ(error_of([&] { const SafetensorsWriter writer(path(), entries, {}); }).code(), ErrorCode::kUsage)
         << entries[0].name;
     EXPECT_TRUE(files().empty());
   }
@@ -179,8 +178,7 @@ TEST_F(Safetensors, NoSuchFolderIsAnError) {
 
 TEST_F(Safetensors, AFolderThatCannotBeWrittenIsAnError) {
   // Not by permissions: root may write anywhere. /proc takes no files.
-  const Error error =
-      error_of([&] { const SafetensorsWriter writer("/proc/model.safetensors", kEntries, {}); });
+  const Error error = error_of([&] { const SafetensorsWriter writer("/proc/model.safetensors", kEntries, {}); });
   EXPECT_EQ(error.code(), ErrorCode::kIo);
 }
 

@@ -89,8 +89,7 @@ TEST(Straggler, StepsOfMicrosecondsAreNotCompared) {
 TEST(Straggler, WhoWaitsIsNotSlow) {
   StragglerDetector detector;
   for (int step = 0; step < 100; ++step) {
-    EXPECT_FALSE(
-        detector.observe(Times{{.forward_us = 10'000}, {.forward_us = 10'000, .waited_us = 50'000}}));
+    EXPECT_FALSE(detector.observe(Times{{.forward_us = 10'000}, {.forward_us = 10'000, .waited_us = 50'000}}));
   }
 }
 
@@ -104,8 +103,7 @@ TEST(Straggler, ThePhaseIsSaid) {
     }
     return text;
   };
-  const std::string begin =
-      "rank 1 is slow: it computes 1.95 times as long as the others, over 16 steps, most of it ";
+  const std::string begin = "rank 1 is slow: it computes 1.95 times as long as the others, over 16 steps, most of it ";
   const std::string end = " (10.0 ms a step more); they wait for it";
   EXPECT_EQ(names({.between_us = 11'000, .forward_us = 3'000, .backward_us = 6'000, .step_us = 500}),
             begin + "between steps" + end);

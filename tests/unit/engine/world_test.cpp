@@ -46,11 +46,7 @@ TEST(World, ReadsEveryLauncher) {
       {"alone", {{"RANK", "0"}, {"WORLD_SIZE", "1"}}, 0, 1, 0, "self", "", kTorchrun},
       {"by hand", {{"RANK", "2"}, {"WORLD_SIZE", "3"}}, 2, 3, 2, "shm", "", kTorchrun},
       {"zeroth-run",
-       {{"RANK", "1"},
-        {"WORLD_SIZE", "4"},
-        {"LOCAL_RANK", "1"},
-        {"LOCAL_WORLD_SIZE", "4"},
-        {"ZEROTH_JOB_ID", "j7"}},
+       {{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"}, {"ZEROTH_JOB_ID", "j7"}},
        1,
        4,
        1,
@@ -96,7 +92,10 @@ TEST(World, ReadsEveryLauncher) {
        "",
        kTorchrun},
       {"Open MPI on two hosts",
-       {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+       {{"OMPI_COMM_WORLD_RANK", "2"},
+        {"OMPI_COMM_WORLD_SIZE", "4"},
+        {"OMPI_COMM_WORLD_LOCAL_RANK", "0"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
        2,
        4,
        0,
@@ -104,7 +103,10 @@ TEST(World, ReadsEveryLauncher) {
        "",
        kMpi},
       {"MPI on one host by wish",
-       {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"ZEROTH_BACKEND", "mpi"}},
+       {{"OMPI_COMM_WORLD_RANK", "0"},
+        {"OMPI_COMM_WORLD_SIZE", "2"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+        {"ZEROTH_BACKEND", "mpi"}},
        0,
        2,
        0,
@@ -112,7 +114,11 @@ TEST(World, ReadsEveryLauncher) {
        "",
        kMpi},
       {"MPI under Slurm",
-       {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_STEP_NUM_NODES", "2"}, {"ZEROTH_BACKEND", "shm+mpi"}},
+       {{"SLURM_PROCID", "3"},
+        {"SLURM_NTASKS", "4"},
+        {"SLURM_LOCALID", "1"},
+        {"SLURM_STEP_NUM_NODES", "2"},
+        {"ZEROTH_BACKEND", "shm+mpi"}},
        3,
        4,
        1,
@@ -120,9 +126,20 @@ TEST(World, ReadsEveryLauncher) {
        "",
        kSlurm},
       {"MPI alone", {{"ZEROTH_BACKEND", "mpi"}}, 0, 1, 0, "mpi", "", kNobody},
-      {"a mixture by wish", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", "shm|mpi"}}, 0, 2, 0, "shm|mpi", "", kTorchrun},
+      {"a mixture by wish",
+       {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", "shm|mpi"}},
+       0,
+       2,
+       0,
+       "shm|mpi",
+       "",
+       kTorchrun},
       {"a mixture between hosts",
-       {{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}, {"SLURM_LOCALID", "1"}, {"SLURM_STEP_NUM_NODES", "2"}, {"ZEROTH_BACKEND", "shm+mpi|mpi"}},
+       {{"SLURM_PROCID", "3"},
+        {"SLURM_NTASKS", "4"},
+        {"SLURM_LOCALID", "1"},
+        {"SLURM_STEP_NUM_NODES", "2"},
+        {"ZEROTH_BACKEND", "shm+mpi|mpi"}},
        3,
        4,
        1,
@@ -188,13 +205,21 @@ TEST(World, RefusesEverythingElseByName) {
       {"local size", {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "four"}}, "LOCAL_WORLD_SIZE"},
       {"Open MPI half", {{"OMPI_COMM_WORLD_RANK", "0"}}, "OMPI_COMM_WORLD_SIZE"},
       {"Open MPI on two hosts, in shared memory by wish",
-       {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"ZEROTH_BACKEND", "shm"}},
+       {{"OMPI_COMM_WORLD_RANK", "0"},
+        {"OMPI_COMM_WORLD_SIZE", "4"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+        {"ZEROTH_BACKEND", "shm"}},
        "OMPI_COMM_WORLD_LOCAL_SIZE"},
       {"no such backend", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", "nccl"}}, "ZEROTH_BACKEND"},
-      {"a mixture with a stranger", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", "shm|tcp"}}, "ZEROTH_BACKEND"},
+      {"a mixture with a stranger",
+       {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", "shm|tcp"}},
+       "ZEROTH_BACKEND"},
       {"half a mixture", {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROTH_BACKEND", "shm|"}}, "ZEROTH_BACKEND"},
       {"a mixture with shared memory between hosts",
-       {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"ZEROTH_BACKEND", "shm|mpi"}},
+       {{"OMPI_COMM_WORLD_RANK", "0"},
+        {"OMPI_COMM_WORLD_SIZE", "4"},
+        {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+        {"ZEROTH_BACKEND", "shm|mpi"}},
        "OMPI_COMM_WORLD_LOCAL_SIZE"},
       {"Slurm half", {{"SLURM_NTASKS", "2"}}, "SLURM_PROCID"},
       {"Slurm on two hosts",
@@ -224,10 +249,14 @@ TEST(World, SaysWhoseHostsNothingJoins) {
   };
   const Variables two_hosts{{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}};
   EXPECT_EQ(seat(two_hosts), (World::Seat{.rank = 3, .size = 4}));
-  EXPECT_EQ(seat({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_NUM_NODES", "2"}}), (World::Seat{.rank = 0, .size = 4}));
+  EXPECT_EQ(seat({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_NUM_NODES", "2"}}),
+            (World::Seat{.rank = 0, .size = 4}));
   EXPECT_EQ(seat({}), std::nullopt);
-  EXPECT_EQ(seat({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}}), std::nullopt) << "memory reaches all";
-  EXPECT_EQ(seat({{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}), std::nullopt) << "MPI does";
+  EXPECT_EQ(seat({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}}), std::nullopt)
+      << "memory reaches all";
+  EXPECT_EQ(seat({{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
+            std::nullopt)
+      << "MPI does";
   Variables over_mpi = two_hosts;
   over_mpi["ZEROTH_BACKEND"] = "mpi";
   EXPECT_EQ(seat(over_mpi), std::nullopt) << "as it was asked for";
@@ -258,7 +287,8 @@ TEST(World, HowCallsAreMadeIsThatOfTheFirstEngineAndNeverChosenInSilence) {
     return "";
   };
   const World threads = World::from_hub(make_inproc_hub(1), 0, 1);
-  EXPECT_NE(refusal(threads, Reduction::kTransport, false).find("this transport has no sums of its own"), std::string::npos);
+  EXPECT_NE(refusal(threads, Reduction::kTransport, false).find("this transport has no sums of its own"),
+            std::string::npos);
   EXPECT_EQ(refusal(threads, Reduction::kRankOrder, true), "") << "it always compares";
   const World alone = world_of({});
   EXPECT_EQ(refusal(alone, Reduction::kTransport, false), "") << "there is nothing to sum";

@@ -60,8 +60,7 @@ TEST(Corpus, JoinsFilesInByteOrderOfTheirNames) {
   const Corpus corpus = load_corpus({.folder = folder.path()}, kSeq);
 
   EXPECT_THAT(names_of(corpus), ElementsAre("B.txt", "a.txt", "a/z.txt", "b.txt"));
-  EXPECT_EQ(text_of(corpus),
-            std::string(41, 'B') + std::string(43, 'a') + std::string(42, 'z') + std::string(40, 'b'));
+  EXPECT_EQ(text_of(corpus), std::string(41, 'B') + std::string(43, 'a') + std::string(42, 'z') + std::string(40, 'b'));
   EXPECT_EQ(corpus.files[2].bytes, 42U);
 }
 
@@ -89,8 +88,8 @@ TEST(Corpus, TakesSuffixesAndLeavesOutNamesAndBinaries) {
   folder.write("binary.py", std::string(50, 'x') + std::string(1, '\0') + std::string(50, 'x'));
   std::filesystem::create_symlink(folder.path() / "nowhere", folder.path() / "broken.py");
 
-  const Corpus corpus = load_corpus(
-      {.folder = folder.path(), .suffixes = {".py", ".pyi"}, .exclude = {"test", "out.py"}}, kSeq);
+  const Corpus corpus =
+      load_corpus({.folder = folder.path(), .suffixes = {".py", ".pyi"}, .exclude = {"test", "out.py"}}, kSeq);
 
   EXPECT_THAT(names_of(corpus), ElementsAre("also.pyi", "keep.py"));
   EXPECT_EQ(corpus.num_binary, 1U);
@@ -107,10 +106,8 @@ TEST(Corpus, DigestSeesNamesOrderAndContent) {
   };
   const std::string x(60, 'x');
   const std::string y(60, 'y');
-  const std::set<std::uint64_t> digests = {digest({{"a", x}, {"b", y}}),
-                                           digest({{"a", y}, {"b", x}}),
-                                           digest({{"a", x}, {"c", y}}),
-                                           digest({{"a", x + y}}),
+  const std::set<std::uint64_t> digests = {digest({{"a", x}, {"b", y}}), digest({{"a", y}, {"b", x}}),
+                                           digest({{"a", x}, {"c", y}}), digest({{"a", x + y}}),
                                            digest({{"a", x}, {"b", y + "z"}})};
   EXPECT_EQ(digests.size(), 5U);
   EXPECT_EQ(digest({{"a", x}, {"b", y}}), digest({{"b", y}, {"a", x}}));
@@ -200,7 +197,8 @@ TEST(HeldOutWindows, AreDisjointSpreadAndInside) {
     RC_ASSERT(starts.size() == std::min(count, text_bytes / (seq + 1)));
     for (std::size_t i = 0; i < starts.size(); ++i) {
       RC_ASSERT(starts[i] + seq + 1 <= text_bytes);
-      RC_ASSERT((i == 0 || starts[i] >= starts[i - 1] + seq + 1));  // rapidcheck takes || apart and evaluates both sides
+      RC_ASSERT(
+          (i == 0 || starts[i] >= starts[i - 1] + seq + 1));  // rapidcheck takes || apart and evaluates both sides
     }
   }));
   EXPECT_THAT(held_out_windows(90, 8, 5), ElementsAre(0, 18, 36, 54, 72));

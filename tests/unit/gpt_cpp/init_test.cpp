@@ -12,8 +12,8 @@ namespace gpt {
 namespace {
 
 TEST(RandomKey, DependsOnEveryNumberAndTheirOrder) {
-  const std::set<std::uint64_t> keys = {
-      key_of(1), key_of(1, 0), key_of(1, 2), key_of(2, 1), key_of(1, 2, 0), key_of(0, 1, 2)};
+  const std::set<std::uint64_t> keys = {key_of(1),    key_of(1, 0),    key_of(1, 2),
+                                        key_of(2, 1), key_of(1, 2, 0), key_of(0, 1, 2)};
   EXPECT_EQ(keys.size(), 6U);
 }
 

@@ -67,19 +67,9 @@ TEST(CommandLine, DerivesHeadsFromTheWidth) {
 }
 
 TEST(CommandLine, TheLastOfRepeatedValuesWinsAndListsGrow) {
-  const Options options = parse({"--steps",
-                                 "5",
-                                 "--suffix",
-                                 ".py",
-                                 "--batch",
-                                 "2",
-                                 "--suffix",
-                                 ".h",
-                                 "--steps",
-                                 "6",
-                                 "--batch",
-                                 "3"})
-                              .options;
+  const Options options =
+      parse({"--steps", "5", "--suffix", ".py", "--batch", "2", "--suffix", ".h", "--steps", "6", "--batch", "3"})
+          .options;
   EXPECT_EQ(options.steps, 6);
   EXPECT_EQ(options.batch, 3);
   EXPECT_THAT(options.corpus.suffixes, ElementsAre(".py", ".h"));
@@ -145,8 +135,7 @@ TEST(Settings, ArgumentsWinOverTheFileAndSaySo) {
   EXPECT_EQ(settings.dtype, "fp32");
   EXPECT_EQ(settings.config.origin_of("/optimizer/params/lr"), "--lr");
   EXPECT_THAT(settings.notes,
-              ElementsAre("--batch: /train_micro_batch_size_per_gpu = 3 replaces 8 of " +
-                              options.config_path.string(),
+              ElementsAre("--batch: /train_micro_batch_size_per_gpu = 3 replaces 8 of " + options.config_path.string(),
                           HasSubstr("/train_batch_size = 6 replaces 64"),
                           HasSubstr("--lr: /optimizer/params/lr = 0.5 replaces 0.1"),
                           HasSubstr("--dtype fp32: /bf16/enabled = false replaces true")))
@@ -156,8 +145,7 @@ TEST(Settings, ArgumentsWinOverTheFileAndSaySo) {
 TEST(Settings, ResolvesAutoAndKeepsTheRest) {
   const testing::TempFolder folder;
   Options options{.steps = 50};
-  options.config_path =
-      folder.write("c.json", R"({"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": true},
+  options.config_path = folder.write("c.json", R"({"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": true},
     "gradient_clipping": "auto", "optimizer": {"type": "Adam", "params": {"lr": "auto"}},
     "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": "auto", "warmup_num_steps": 7}}})");
 
@@ -176,27 +164,23 @@ TEST(Settings, ResolvesAutoAndKeepsTheRest) {
 
 TEST(Settings, CompletesBatchSizesThatTheFileLeavesOpen) {
   const testing::TempFolder folder;
-  const auto batch_of =
-      [&](const std::string& text, int world_size, std::vector<const char*> arguments = {}) {
-        Options options = parse(std::move(arguments)).options;
-        options.config_path = folder.write("c.json", text);
-        return make_settings(options, world_size).batch;
-      };
+  const auto batch_of = [&](const std::string& text, int world_size, std::vector<const char*> arguments = {}) {
+    Options options = parse(std::move(arguments)).options;
+    options.config_path = folder.write("c.json", text);
+    return make_settings(options, world_size).batch;
+  };
   using Sizes = zeroth::BatchSizes;
   EXPECT_EQ(batch_of(R"({"train_batch_size": 24})", 3), (Sizes{24, 8, 1}));
   EXPECT_EQ(batch_of(R"({"train_batch_size": 24, "gradient_accumulation_steps": 4})", 3), (Sizes{24, 2, 4}));
-  EXPECT_EQ(batch_of(R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2})", 3),
-            (Sizes{24, 2, 4}));
-  EXPECT_EQ(batch_of(R"({"train_batch_size": "auto", "gradient_accumulation_steps": 5})", 3),
-            (Sizes{120, 8, 5}));
+  EXPECT_EQ(batch_of(R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2})", 3), (Sizes{24, 2, 4}));
+  EXPECT_EQ(batch_of(R"({"train_batch_size": "auto", "gradient_accumulation_steps": 5})", 3), (Sizes{120, 8, 5}));
   EXPECT_EQ(batch_of(R"({"train_batch_size": 24})", 3, {"--accumulate", "2"}), (Sizes{48, 8, 2}));
   EXPECT_THROW(batch_of(R"({"train_batch_size": 25})", 3), Error);
 }
 
 TEST(Settings, LeavesWhatIsWrongToTheConfiguration) {
   const testing::TempFolder folder;
-  const auto text_of = [](const std::filesystem::path& path,
-                          std::optional<int> stage = std::nullopt) -> std::string {
+  const auto text_of = [](const std::filesystem::path& path, std::optional<int> stage = std::nullopt) -> std::string {
     Options options;
     options.config_path = path;
     options.zero_stage = stage;
@@ -210,10 +194,8 @@ TEST(Settings, LeavesWhatIsWrongToTheConfiguration) {
   EXPECT_THAT(text_of(folder.path() / "missing.json"), HasSubstr("missing.json"));
   EXPECT_THAT(text_of(folder.write("broken.json", "{\"a\": ")), HasSubstr("broken.json"));
   EXPECT_THAT(text_of(folder.write("list.json", "[1]")), HasSubstr("list.json"));
-  EXPECT_THAT(text_of(folder.write("size.json", R"({"gradient_accumulation_steps": 0})")),
-              HasSubstr("accumulation"));
-  EXPECT_THAT(text_of(folder.write("misspelt.json", "{\n\"gradient_cliping\": 1}")),
-              HasSubstr("misspelt.json:2"));
+  EXPECT_THAT(text_of(folder.write("size.json", R"({"gradient_accumulation_steps": 0})")), HasSubstr("accumulation"));
+  EXPECT_THAT(text_of(folder.write("misspelt.json", "{\n\"gradient_cliping\": 1}")), HasSubstr("misspelt.json:2"));
   EXPECT_THAT(text_of(folder.write("section.json", R"({"optimizer": 3})"), 2), HasSubstr("/optimizer"));
 }
 

@@ -36,8 +36,7 @@ TEST(Report, WritesARecordAStepAtOnceAndAFinalOne) {
   const auto path = folder.path() / "run.jsonl";
   Report report(0, path);
 
-  report.write(
-      StepRecord{.step = 1, .loss = 2.5, .grad_norm = 0.75, .lr = 1e-3, .tokens = 2048, .seconds = 0.5});
+  report.write(StepRecord{.step = 1, .loss = 2.5, .grad_norm = 0.75, .lr = 1e-3, .tokens = 2048, .seconds = 0.5});
   ASSERT_EQ(records_of(path).size(), 1U) << "a record must be readable while the run goes on";
   const json step = records_of(path)[0];
   EXPECT_EQ(step.at("step"), 1);
@@ -84,8 +83,8 @@ TEST(Report, WritesSkippedStepsAsValidJson) {
   const testing::TempFolder folder;
   const auto path = folder.path() / "run.jsonl";
   Report report(0, path);
-  report.write(StepRecord{
-      .step = 4, .loss = std::nan(""), .grad_norm = INFINITY, .committed = false, .reason = "non-finite"});
+  report.write(
+      StepRecord{.step = 4, .loss = std::nan(""), .grad_norm = INFINITY, .committed = false, .reason = "non-finite"});
   const json record = records_of(path).at(0);
   EXPECT_TRUE(record.at("loss").is_null());
   EXPECT_TRUE(record.at("grad_norm").is_null());

@@ -16,10 +16,7 @@ struct Problem {
   GuardedArray<T> param, exp_avg, exp_avg_sq, grad;
 
   explicit Problem(std::int64_t n, std::int64_t misalign = 0)
-      : param(n, misalign),
-        exp_avg(n, misalign),
-        exp_avg_sq(n, misalign),
-        grad(n, misalign) {}
+      : param(n, misalign), exp_avg(n, misalign), exp_avg_sq(n, misalign), grad(n, misalign) {}
 
   AdamWArgs args(const AdamWHyper& hyper) {
     return {.param = param.data(),
@@ -59,13 +56,7 @@ template <class T>
 }
 
 AdamWHyper usual_hyper() {
-  return {.lr = 3e-4,
-          .beta1 = 0.9,
-          .beta2 = 0.95,
-          .eps = 1e-8,
-          .weight_decay = 0.1,
-          .factor = 1.0 / 6.0,
-          .step = 7};
+  return {.lr = 3e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .factor = 1.0 / 6.0, .step = 7};
 }
 
 template <class T>
@@ -171,8 +162,8 @@ struct Oracle {
     const long double t = static_cast<long double>(h.step);
     const long double correction1 = 1 - std::pow(beta1, t);
     const long double correction2 = 1 - std::pow(beta2, t);
-    param -= lr / correction1 * exp_avg /
-             (std::sqrt(exp_avg_sq) / std::sqrt(correction2) + static_cast<long double>(h.eps));
+    param -=
+        lr / correction1 * exp_avg / (std::sqrt(exp_avg_sq) / std::sqrt(correction2) + static_cast<long double>(h.eps));
   }
 };
 
@@ -202,8 +193,7 @@ TYPED_TEST(AdamW, FollowsTheFormulaInWiderPrecisionOver50Steps) {
     for (std::int64_t i = 0; i < kN; ++i) {
       const Oracle& want = oracle[static_cast<std::size_t>(i)];
       const double bound = kSteps * (1.0 * kEps + 1e-2 * 16 * kEps);
-      ASSERT_NEAR(static_cast<double>(problem.param[i]), static_cast<double>(want.param), bound)
-          << "element " << i;
+      ASSERT_NEAR(static_cast<double>(problem.param[i]), static_cast<double>(want.param), bound) << "element " << i;
       ASSERT_NEAR(static_cast<double>(problem.exp_avg[i]), static_cast<double>(want.exp_avg), 16 * kEps) << i;
       ASSERT_LT(ulp_error(problem.exp_avg_sq[i], want.exp_avg_sq), 24.0) << i;
     }
@@ -214,8 +204,7 @@ TEST(AdamWCoefficients, BiasCorrectionsAreRoundedOnce) {
   for (const std::int64_t step : {1L, 2L, 3L, 10L, 1000L, 12345L, 1000000L}) {
     for (const double beta : {0.9, 0.95, 0.999}) {
       const AdamWCoefficients c = adamw_coefficients({.lr = 1.0, .beta1 = beta, .beta2 = beta, .step = step});
-      const long double correction =
-          1 - std::pow(static_cast<long double>(beta), static_cast<long double>(step));
+      const long double correction = 1 - std::pow(static_cast<long double>(beta), static_cast<long double>(step));
       EXPECT_LE(ulp_error(c.step_size, 1 / correction), 1.5) << beta << " ^ " << step;
       EXPECT_LE(ulp_error(c.inv_sqrt_correction2, 1 / std::sqrt(correction)), 2.0) << beta << " ^ " << step;
     }

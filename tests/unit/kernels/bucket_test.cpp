@@ -49,8 +49,7 @@ TYPED_TEST(BucketOp, StoreKeepsBitsAndCountsNonFiniteOnRandomPatterns) {
     random.fill(src);
     GuardedArray<Out> want(kChunk);
     for (std::int64_t i = 0; i < kChunk; ++i) {
-      const auto bits =
-          bits_of(widened<Out>(src[i]));  // through bits: assignment of a float could quieten a NaN
+      const auto bits = bits_of(widened<Out>(src[i]));  // through bits: assignment of a float could quieten a NaN
       std::memcpy(want.data() + i, &bits, sizeof(bits));
     }
     const std::int64_t nonfinite = count_nonfinite(src);
@@ -81,8 +80,7 @@ TYPED_TEST(BucketOp, AddRoundsOnceAndEveryInstructionSetGivesTheSameBitsOnRandom
     const std::int64_t nonfinite = count_nonfinite(src);
     for (const Isa isa : supported_isas()) {
       GuardedArray<Out> got = start;
-      ASSERT_EQ(bucket_add(got.data(), src.data(), DTypeOf<In>::value, kChunk, isa), nonfinite)
-          << name_of(isa);
+      ASSERT_EQ(bucket_add(got.data(), src.data(), DTypeOf<In>::value, kChunk, isa), nonfinite) << name_of(isa);
       ASSERT_TRUE(same_bits(want, got)) << name_of(isa) << " seed " << kSeed + 1;
     }
   }
@@ -116,13 +114,13 @@ TYPED_TEST(BucketOp, FindsOneNonFiniteElementWhereverItIs) {
   constexpr std::int64_t kN = 100;
   for (const Isa isa : supported_isas()) {
     for (std::int64_t at = 0; at < kN; ++at) {
-      for (const float bad : {std::numeric_limits<float>::infinity(),
-                              -std::numeric_limits<float>::infinity(),
+      for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
                               std::numeric_limits<float>::quiet_NaN()}) {
         GuardedArray<In> src(kN);
         GuardedArray<Out> dst(kN);
         src[at] = static_cast<In>(bad);
-        ASSERT_EQ(bucket_store(dst.data(), DTypeOf<Out>::value, src.data(), DTypeOf<In>::value, kN, isa), 1) << name_of(isa) << at;
+        ASSERT_EQ(bucket_store(dst.data(), DTypeOf<Out>::value, src.data(), DTypeOf<In>::value, kN, isa), 1)
+            << name_of(isa) << at;
         src[at] = In{};  // the sum is still not finite, the source is
         ASSERT_EQ(bucket_add(dst.data(), src.data(), DTypeOf<In>::value, kN, isa), 0) << name_of(isa) << at;
       }

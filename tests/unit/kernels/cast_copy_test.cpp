@@ -140,19 +140,8 @@ TEST(CopyStream, CopiesEverySizeAndAlignmentAndNothingElse) {
   constexpr std::int64_t kLines = kCopyLinesBytes / 2;
   constexpr std::int64_t kElements = kCopyStreamBytes / 2;
   for (const Isa isa : supported_isas()) {
-    for (std::int64_t n : {0L,
-                           1L,
-                           2L,
-                           31L,
-                           130L,
-                           kLines - 1,
-                           kLines,
-                           kLines + 1,
-                           3 * kLines + 77,
-                           kElements - 1,
-                           kElements,
-                           kElements + 1,
-                           kElements + 130}) {
+    for (std::int64_t n : {0L, 1L, 2L, 31L, 130L, kLines - 1, kLines, kLines + 1, 3 * kLines + 77, kElements - 1,
+                           kElements, kElements + 1, kElements + 130}) {
       for (const std::int64_t misalign : {0, 1, 13, 31}) {
         GuardedArray<BFloat16> src(n, (misalign * 5) % 32);
         for (std::int64_t i = 0; i < n; ++i) {
@@ -176,8 +165,7 @@ TEST(CopyStream, CopiesAnOddNumberOfBytesFromOddAddresses) {
     for (const Isa isa : supported_isas()) {
       std::vector<unsigned char> dst(src.size(), 0xee);
       copy_stream(dst.data() + 3, src.data() + 1, bytes, isa);
-      EXPECT_EQ(std::memcmp(dst.data() + 3, src.data() + 1, static_cast<std::size_t>(bytes)), 0)
-          << name_of(isa);
+      EXPECT_EQ(std::memcmp(dst.data() + 3, src.data() + 1, static_cast<std::size_t>(bytes)), 0) << name_of(isa);
       EXPECT_EQ(dst[2], 0xee);
       EXPECT_EQ(dst[static_cast<std::size_t>(bytes) + 3], 0xee);
     }

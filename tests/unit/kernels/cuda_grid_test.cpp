@@ -148,8 +148,7 @@ class GridMachine {
   ScrambledThreads threads_;
 };
 
-constexpr std::array<std::int64_t, 17> kSizes{
-    0, 1, 2, 3, 4, 5, 7, 8, 31, 32, 33, 130, 1023, 1024, 1025, 2051, 4099};
+constexpr std::array<std::int64_t, 17> kSizes{0, 1, 2, 3, 4, 5, 7, 8, 31, 32, 33, 130, 1023, 1024, 1025, 2051, 4099};
 
 /// Every size at every misalignment on grids of several widths, with edges and with ordinary numbers.
 template <int kMost = kMostSources, class Check>
@@ -159,8 +158,7 @@ void on_small_grids(const Check& check) {
       for (const std::int64_t threads : {1, 7, 129}) {
         const std::uint64_t seed = kSeed + static_cast<std::uint64_t>(n * 7 + misalign + threads / 2);
         GridMachine<kMost> machine(threads, seed);
-        ASSERT_TRUE(check(machine, Range{n, misalign, seed}))
-            << Range{n, misalign, seed} << " threads " << threads;
+        ASSERT_TRUE(check(machine, Range{n, misalign, seed})) << Range{n, misalign, seed} << " threads " << threads;
         ASSERT_EQ(machine.launches() > 0, n > 0);
       }
     }
@@ -189,15 +187,10 @@ TYPED_TEST_SUITE(UpdateOnGrid, StateTypes);
 TYPED_TEST(UpdateOnGrid, OfAdamWGivesTheBitsOfTheCpu) {
   for (const bool decoupled : {true, false}) {
     for (const bool split : {false, true}) {
-      const AdamWHyper hyper{.lr = 3e-4,
-                             .beta2 = 0.95,
-                             .weight_decay = 0.1,
-                             .decoupled = decoupled,
-                             .factor = 1.0 / 6.0,
-                             .step = 7};
-      on_small_grids([&](auto& machine, const Range& range) {
-        return adamw_matches<TypeParam>(machine, hyper, split, range);
-      });
+      const AdamWHyper hyper{
+          .lr = 3e-4, .beta2 = 0.95, .weight_decay = 0.1, .decoupled = decoupled, .factor = 1.0 / 6.0, .step = 7};
+      on_small_grids(
+          [&](auto& machine, const Range& range) { return adamw_matches<TypeParam>(machine, hyper, split, range); });
     }
   }
 }
@@ -205,17 +198,16 @@ TYPED_TEST(UpdateOnGrid, OfAdamWGivesTheBitsOfTheCpu) {
 TYPED_TEST(UpdateOnGrid, OfSgdGivesTheBitsOfTheCpu) {
   for (const SgdHyper& hyper : sgd_forms()) {
     for (const bool split : {false, true}) {
-      on_small_grids([&](auto& machine, const Range& range) {
-        return sgd_matches<TypeParam>(machine, hyper, split, range);
-      });
+      on_small_grids(
+          [&](auto& machine, const Range& range) { return sgd_matches<TypeParam>(machine, hyper, split, range); });
     }
   }
 }
 
 template <class T>
 class BucketOnGrid : public ::testing::Test {};
-using Buckets = ::testing::
-    Types<Pair<float, float>, Pair<BFloat16, float>, Pair<BFloat16, BFloat16>, Pair<double, double>>;
+using Buckets =
+    ::testing::Types<Pair<float, float>, Pair<BFloat16, float>, Pair<BFloat16, BFloat16>, Pair<double, double>>;
 TYPED_TEST_SUITE(BucketOnGrid, Buckets);
 
 TYPED_TEST(BucketOnGrid, GivesTheBitsAndTheCountOfTheCpu) {
@@ -223,8 +215,7 @@ TYPED_TEST(BucketOnGrid, GivesTheBitsAndTheCountOfTheCpu) {
   using Out = typename TypeParam::Result;
   for (const bool add : {false, true}) {
     if (add && std::is_same_v<Out, BFloat16>) continue;
-    on_small_grids(
-        [&](auto& machine, const Range& range) { return bucket_matches<In, Out>(machine, add, range); });
+    on_small_grids([&](auto& machine, const Range& range) { return bucket_matches<In, Out>(machine, add, range); });
   }
 }
 
@@ -254,8 +245,7 @@ TYPED_TEST(SumOnGrid, GivesTheBitsOfTheCpu) {
       if (mixed && !std::is_same_v<In, float>) continue;
       c.mixed = mixed;
       SCOPED_TRACE(::testing::PrintToString(c));
-      on_small_grids(
-          [&](auto& machine, const Range& range) { return sum_matches<In, Out>(machine, c, range); });
+      on_small_grids([&](auto& machine, const Range& range) { return sum_matches<In, Out>(machine, c, range); });
     }
   }
 }
@@ -269,8 +259,7 @@ TYPED_TEST(SumOnGrid, InSeveralLaunchesGivesTheBitsOfTheCpu) {
       if (mixed && !std::is_same_v<In, float>) continue;
       c.mixed = mixed;
       SCOPED_TRACE(::testing::PrintToString(c));
-      on_small_grids<3>(
-          [&](auto& machine, const Range& range) { return sum_matches<In, Out>(machine, c, range); });
+      on_small_grids<3>([&](auto& machine, const Range& range) { return sum_matches<In, Out>(machine, c, range); });
     }
   }
 }
@@ -282,10 +271,8 @@ TYPED_TEST(SumOnGrid, InPlaceOfAnySourceGivesTheBitsOfTheCpu) {
     for (int source = 0; source < 8; ++source) {
       const SumCase c{.num_sources = 8, .groups = {5, 3}, .in_place_of = source};
       SCOPED_TRACE(::testing::PrintToString(c));
-      on_small_grids(
-          [&](auto& machine, const Range& range) { return sum_matches<In, Out>(machine, c, range); });
-      on_small_grids<3>(
-          [&](auto& machine, const Range& range) { return sum_matches<In, Out>(machine, c, range); });
+      on_small_grids([&](auto& machine, const Range& range) { return sum_matches<In, Out>(machine, c, range); });
+      on_small_grids<3>([&](auto& machine, const Range& range) { return sum_matches<In, Out>(machine, c, range); });
     }
   }
 }
@@ -298,8 +285,7 @@ TEST(SumOnGridLimits, MoreSourcesThanALaunchTakes) {
       const SumCase c{.num_sources = num_sources};
       ASSERT_TRUE((sum_matches<float, float>(machine, c, {101, 0, seed}))) << num_sources;
       EXPECT_EQ(machine.launches(), (num_sources + kMostSources - 1) / kMostSources);
-      const SumCase grouped{
-          .num_sources = num_sources, .groups = {num_sources - 50, 20, 30}, .accumulate = true};
+      const SumCase grouped{.num_sources = num_sources, .groups = {num_sources - 50, 20, 30}, .accumulate = true};
       ASSERT_TRUE((sum_matches<BFloat16, BFloat16>(machine, grouped, {101, 1, seed}))) << num_sources;
     }
   }
@@ -368,8 +354,7 @@ TEST(NormAddBlocks, GivesTheWordsOfMergedBlocksWithCarriesBetween) {
 template <class T>
 class WriteCounter {
  public:
-  WriteCounter(T* first, std::int64_t n, T unlike)
-      : first_(first), n_(static_cast<std::size_t>(n)), unlike_(unlike) {}
+  WriteCounter(T* first, std::int64_t n, T unlike) : first_(first), n_(static_cast<std::size_t>(n)), unlike_(unlike) {}
 
   template <class Body>
   void operator()(const Body& body, std::int64_t useful) const {
@@ -410,16 +395,13 @@ TEST(WritesOnGrid, EveryElementIsWrittenByOneThread) {
       const WriteCounter<BFloat16> narrow_writes(narrow.data(), n, BFloat16(-1.0F));
       const WriteCounter<float> same_writes(same.data(), n, -1.0F);
       EXPECT_TRUE(cast_on_grid({wide.data(), DType::kFloat64, src.data(), DType::kFloat32, n}, wide_writes));
+      EXPECT_TRUE(cast_on_grid({narrow.data(), DType::kBFloat16, src.data(), DType::kFloat32, n}, narrow_writes));
+      EXPECT_TRUE(bucket_on_grid({same.data(), DType::kFloat32, src.data(), DType::kFloat32, n, false}, same_writes));
+      EXPECT_TRUE(bucket_on_grid({same.data(), DType::kFloat32, src.data(), DType::kFloat32, n, true}, same_writes));
       EXPECT_TRUE(
-          cast_on_grid({narrow.data(), DType::kBFloat16, src.data(), DType::kFloat32, n}, narrow_writes));
-      EXPECT_TRUE(
-          bucket_on_grid({same.data(), DType::kFloat32, src.data(), DType::kFloat32, n, false}, same_writes));
-      EXPECT_TRUE(
-          bucket_on_grid({same.data(), DType::kFloat32, src.data(), DType::kFloat32, n, true}, same_writes));
-      EXPECT_TRUE(sum_on_grid(
-          {.dst = same.data(), .sources = sources.data(), .num_sources = 3, .n = n}, nullptr, same_writes));
-      EXPECT_TRUE(extreme_on_grid(
-          {.dst = same.data(), .sources = sources.data(), .num_sources = 3, .n = n}, nullptr, same_writes));
+          sum_on_grid({.dst = same.data(), .sources = sources.data(), .num_sources = 3, .n = n}, nullptr, same_writes));
+      EXPECT_TRUE(extreme_on_grid({.dst = same.data(), .sources = sources.data(), .num_sources = 3, .n = n}, nullptr,
+                                  same_writes));
       EXPECT_TRUE(sgd_on_grid({.param = same.data(), .grad = src.data(), .n = n}, same_writes));
       EXPECT_TRUE(same.guards_intact() && wide.guards_intact() && narrow.guards_intact());
     }
@@ -493,8 +475,7 @@ TEST(RefusedOnGrid, AndNothingIsLaunched) {
     });
   }
   const std::vector<const void*> many(kMostSources + 1, &value);
-  SumSourcesArgs without_workspace{
-      .dst = &value, .sources = many.data(), .num_sources = kMostSources + 1, .n = 1};
+  SumSourcesArgs without_workspace{.dst = &value, .sources = many.data(), .num_sources = kMostSources + 1, .n = 1};
   EXPECT_FALSE(sum_on_grid(without_workspace, nullptr, kNoLaunch));
   EXPECT_EQ(sum_workspace_bytes<kMostSources>(without_workspace), 2 * 4 * 4);
   --without_workspace.num_sources;

@@ -1,11 +1,11 @@
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/error.h>
 
-#include <cstdlib>
-#include <string>
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
 
 namespace zeroth::kernels {
 namespace {
@@ -34,7 +34,8 @@ TEST(Dispatch, TheEnvironmentMayAskForLessAndNothingElse) {
       ADD_FAILURE() << '"' << wrong << "\" was taken";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::kEnvironment);
-      EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("ZEROTH_ISA"), ::testing::HasSubstr("scalar, avx2 or avx512")));
+      EXPECT_THAT(error.what(),
+                  ::testing::AllOf(::testing::HasSubstr("ZEROTH_ISA"), ::testing::HasSubstr("scalar, avx2 or avx512")));
     }
   }
   if (before == nullptr) {

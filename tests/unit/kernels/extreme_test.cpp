@@ -55,7 +55,8 @@ TYPED_TEST(ExtremeSources, HaveTheBitsOfTheFirstBestOnRandomPatterns) {
           random.fill(sources.back());
           // Many equal values, zeros of both signs among them.
           for (std::int64_t i = 0; i < n; i += 3) {
-            sources.back()[i] = static_cast<TypeParam>(static_cast<float>((i + k) % 2 == 0 ? 0.0F : (i % 2 == 0 ? -0.0F : 1.0F)));
+            sources.back()[i] =
+                static_cast<TypeParam>(static_cast<float>((i + k) % 2 == 0 ? 0.0F : (i % 2 == 0 ? -0.0F : 1.0F)));
           }
           pointers.push_back(sources.back().data());
         }
@@ -74,7 +75,8 @@ TYPED_TEST(ExtremeSources, HaveTheBitsOfTheFirstBestOnRandomPatterns) {
         ASSERT_TRUE(dst.guards_intact());
         args.dst = sources.back().data();  // in place of the last one
         extreme_sources(args);
-        ASSERT_TRUE(n == 0 || std::memcmp(sources.back().data(), want.data(), bytes) == 0) << n << " of " << num_sources;
+        ASSERT_TRUE(n == 0 || std::memcmp(sources.back().data(), want.data(), bytes) == 0)
+            << n << " of " << num_sources;
       }
     }
   }
@@ -87,7 +89,8 @@ TEST(ExtremeSourcesEdges, DenormalsAreNotZeroWhateverTheCallersEnvironment) {
   float dst = -1;
   const unsigned before = _mm_getcsr();
   _mm_setcsr(before | 0x8040U);  // flush to zero, denormals are zero
-  extreme_sources({.dst = &dst, .sources = sources, .num_sources = 2, .dtype = DType::kFloat32, .greatest = true, .n = 1});
+  extreme_sources(
+      {.dst = &dst, .sources = sources, .num_sources = 2, .dtype = DType::kFloat32, .greatest = true, .n = 1});
   const unsigned after = _mm_getcsr();
   _mm_setcsr(before);
   EXPECT_EQ(after & ~0x3fU, (before | 0x8040U) & ~0x3fU);

@@ -31,22 +31,13 @@ struct Pair {
 };
 
 /// All that sum_sources takes.
-using SumPairs = ::testing::Types<Pair<float, float>,
-                                  Pair<BFloat16, float>,
-                                  Pair<BFloat16, BFloat16>,
-                                  Pair<float, BFloat16>,
-                                  Pair<Float16, float>,
-                                  Pair<Float16, Float16>,
-                                  Pair<float, Float16>,
-                                  Pair<double, double>,
-                                  Pair<std::int64_t, std::int64_t>,
-                                  Pair<std::int32_t, std::int32_t>>;
+using SumPairs =
+    ::testing::Types<Pair<float, float>, Pair<BFloat16, float>, Pair<BFloat16, BFloat16>, Pair<float, BFloat16>,
+                     Pair<Float16, float>, Pair<Float16, Float16>, Pair<float, Float16>, Pair<double, double>,
+                     Pair<std::int64_t, std::int64_t>, Pair<std::int32_t, std::int32_t>>;
 /// All that cast_range takes.
-using CastPairs = ::testing::Types<Pair<float, BFloat16>,
-                                   Pair<BFloat16, float>,
-                                   Pair<float, double>,
-                                   Pair<BFloat16, double>,
-                                   Pair<double, float>>;
+using CastPairs = ::testing::Types<Pair<float, BFloat16>, Pair<BFloat16, float>, Pair<float, double>,
+                                   Pair<BFloat16, double>, Pair<double, float>>;
 
 /// Every instruction set of this processor, kScalar first.
 inline std::vector<Isa> supported_isas() {
@@ -228,8 +219,7 @@ template <class T>
 void fill_moderate(GuardedArray<T>& array, double scale, std::uint64_t seed) {
   std::mt19937_64 engine(seed);
   for (std::int64_t i = 0; i < array.size(); ++i) {
-    const auto centred =
-        static_cast<double>(static_cast<std::int64_t>(engine() >> 12U) - (std::int64_t{1} << 51));
+    const auto centred = static_cast<double>(static_cast<std::int64_t>(engine() >> 12U) - (std::int64_t{1} << 51));
     array[i] = static_cast<T>(centred * 0x1p-51 * scale);
   }
 }
@@ -245,8 +235,8 @@ template <class T>
   }
   for (std::int64_t i = 0; i < want.size(); ++i) {
     if (bits_of(want[i]) != bits_of(got[i])) {
-      return ::testing::AssertionFailure() << "element " << i << " of " << want.size() << ": want 0x"
-                                           << std::hex << bits_of(want[i]) << ", got 0x" << bits_of(got[i]);
+      return ::testing::AssertionFailure() << "element " << i << " of " << want.size() << ": want 0x" << std::hex
+                                           << bits_of(want[i]) << ", got 0x" << bits_of(got[i]);
     }
   }
   return ::testing::AssertionFailure() << "bytes differ";
@@ -260,8 +250,7 @@ double ulp_error(T got, long double want) {
   }
   const T rounded = std::abs(static_cast<T>(want));
   const T next = std::nextafter(rounded, std::numeric_limits<T>::infinity());
-  return static_cast<double>(std::abs(static_cast<long double>(got) - want) /
-                             static_cast<long double>(next - rounded));
+  return static_cast<double>(std::abs(static_cast<long double>(got) - want) / static_cast<long double>(next - rounded));
 }
 
 /// MXCSR with flush-to-zero, denormals-are-zero and rounding upwards for the life of the object.

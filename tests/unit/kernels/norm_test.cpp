@@ -80,10 +80,9 @@ TYPED_TEST(Norm, EveryTailLengthCountsMissingElementsAsZeros) {
     data[i] = static_cast<TypeParam>(static_cast<float>(i % 97) - 48.25F);
   }
   for (std::int64_t n = 0; n <= kNormBlock + 130; n += n < 130 || n >= kNormBlock - 2 ? 1 : 37) {
-    const double want = n <= kNormBlock
-                            ? block_sum(data.data(), n)
-                            : block_sum(data.data(), kNormBlock) +
-                                  block_sum(data.data() + kNormBlock, n - kNormBlock);  // exact here
+    const double want = n <= kNormBlock ? block_sum(data.data(), n)
+                                        : block_sum(data.data(), kNormBlock) +
+                                              block_sum(data.data() + kNormBlock, n - kNormBlock);  // exact here
     for (const Isa isa : supported_isas()) {
       const NormAccumulator norm = norm_of(data.data(), n, isa);
       ASSERT_EQ(norm.sum_of_squares(), want) << name_of(isa) << " n " << n;
@@ -111,9 +110,7 @@ TYPED_TEST(Norm, NoSplitOrderOrGroupingChangesABit) {
     std::vector<NormAccumulator> ranks(num_ranks);
     for (std::size_t k = 0; k < order.size(); ++k) {
       const std::int64_t at = order[k] * kNormBlock;
-      ranks[k % num_ranks].add(data.data() + at,
-                               DTypeOf<TypeParam>::value,
-                               std::min(kNormBlock, kN - at),
+      ranks[k % num_ranks].add(data.data() + at, DTypeOf<TypeParam>::value, std::min(kNormBlock, kN - at),
                                supported_isas().back());
     }
     NormAccumulator summed;  // as an all_reduce of the words does it
@@ -196,8 +193,7 @@ TEST(NormCarry, ManyEqualBlocksAddExactly) {
     ASSERT_EQ(norm.sum_of_squares(), want);
   }
   const std::vector<float> ones(5 * 64 * 1024, 1.0F);
-  EXPECT_EQ(norm_of(ones.data(), static_cast<std::int64_t>(ones.size()), best_isa()).sum_of_squares(),
-            5.0 * 64 * 1024);
+  EXPECT_EQ(norm_of(ones.data(), static_cast<std::int64_t>(ones.size()), best_isa()).sum_of_squares(), 5.0 * 64 * 1024);
 }
 
 TYPED_TEST(Norm, NonFiniteBlocksAreCountedApart) {

@@ -50,8 +50,7 @@ class Inputs {
     if constexpr (!std::numeric_limits<T>::is_integer) {
       for (std::int64_t i = 0; ordinary_ && i < n; ++i) {
         const auto centred = static_cast<double>(random_.next<std::int32_t>());
-        array[i] =
-            static_cast<T>(static_cast<std::conditional_t<sizeof(T) == 8, double, float>>(centred * 0x1p-27));
+        array[i] = static_cast<T>(static_cast<std::conditional_t<sizeof(T) == 8, double, float>>(centred * 0x1p-27));
       }
     }
     return array;
@@ -117,10 +116,7 @@ struct Parameters {
 };
 
 template <class T, class Machine>
-::testing::AssertionResult adamw_matches(Machine& machine,
-                                         const AdamWHyper& hyper,
-                                         bool split,
-                                         const Range& range) {
+::testing::AssertionResult adamw_matches(Machine& machine, const AdamWHyper& hyper, bool split, const Range& range) {
   using Array = typename Machine::template Array<T>;
   Inputs inputs(range.seed);
   Parameters<T, Machine> param(inputs.next<T>(range.n), split, range.misalign);
@@ -152,10 +148,7 @@ template <class T, class Machine>
 }
 
 template <class T, class Machine>
-::testing::AssertionResult sgd_matches(Machine& machine,
-                                       const SgdHyper& hyper,
-                                       bool split,
-                                       const Range& range) {
+::testing::AssertionResult sgd_matches(Machine& machine, const SgdHyper& hyper, bool split, const Range& range) {
   using Array = typename Machine::template Array<T>;
   Inputs inputs(range.seed);
   Parameters<T, Machine> param(inputs.next<T>(range.n), split, range.misalign);
@@ -211,14 +204,11 @@ template <class In, class Out, class Machine>
   const typename Machine::template Array<In> given(src, range.misalign);
   const typename Machine::template Array<Out> got(want, range.misalign);
   const typename Machine::template Array<std::int64_t> got_count(count, 0);
-  const detail::BucketArgs args{
-      got.data(), DTypeOf<Out>::value, given.data(), DTypeOf<In>::value, range.n, add};
+  const detail::BucketArgs args{got.data(), DTypeOf<Out>::value, given.data(), DTypeOf<In>::value, range.n, add};
   if (!machine.bucket(args, got_count.data())) return refused("bucket");
-  count[0] +=
-      add ? bucket_add(want.data(), src.data(), args.src_dtype, range.n, Isa::kScalar)
-          : bucket_store(want.data(), args.dst_dtype, src.data(), args.src_dtype, range.n, Isa::kScalar);
-  if (auto result = got_count.has_bits_of(count); !result)
-    return result << " in the count of non-finite elements";
+  count[0] += add ? bucket_add(want.data(), src.data(), args.src_dtype, range.n, Isa::kScalar)
+                  : bucket_store(want.data(), args.dst_dtype, src.data(), args.src_dtype, range.n, Isa::kScalar);
+  if (auto result = got_count.has_bits_of(count); !result) return result << " in the count of non-finite elements";
   if (auto result = given.has_bits_of(src); !result) return result << " in src, which is only read";
   return got.has_bits_of(want);
 }
@@ -232,8 +222,8 @@ struct SumCase {
 };
 
 inline std::ostream& operator<<(std::ostream& out, const SumCase& c) {
-  return out << "sources " << c.num_sources << " groups " << ::testing::PrintToString(c.groups)
-             << " accumulate " << c.accumulate << " mixed " << c.mixed << " in place of " << c.in_place_of;
+  return out << "sources " << c.num_sources << " groups " << ::testing::PrintToString(c.groups) << " accumulate "
+             << c.accumulate << " mixed " << c.mixed << " in place of " << c.in_place_of;
 }
 
 template <class In, class Out, class Machine>
@@ -298,8 +288,8 @@ template <class In, class Out, class Machine>
 }
 
 template <class T, class Machine>
-::testing::AssertionResult extreme_matches(
-    Machine& machine, int num_sources, bool greatest, int in_place_of, const Range& range) {
+::testing::AssertionResult extreme_matches(Machine& machine, int num_sources, bool greatest, int in_place_of,
+                                           const Range& range) {
   using Array = typename Machine::template Array<T>;
   Inputs inputs(range.seed);
   std::vector<GuardedArray<T>> sources;

@@ -122,7 +122,8 @@ TEST(SumSourcesMixed, GivesTheBitsOfWidenedSourcesOnRandomPatterns) {
             args.sources = pointers.data();
             args.src_dtypes = dtypes.data();
             sum_sources(args, isa);
-            ASSERT_TRUE(same_bits(want, got)) << name_of(isa) << " n " << n << " sources " << num_sources << " narrow " << narrow;
+            ASSERT_TRUE(same_bits(want, got))
+                << name_of(isa) << " n " << n << " sources " << num_sources << " narrow " << narrow;
           }
         }
       }
@@ -165,7 +166,8 @@ TYPED_TEST(SumSources, GroupsAreSummedFirstWithTheSameBitsOnRandomPatterns) {
   using In = typename TypeParam::Source;
   using Out = typename TypeParam::Result;
   RandomPatterns random(kSeed + 7);
-  for (const std::vector<int>& groups : {std::vector<int>{2, 2}, {1, 1, 1, 1}, {4}, {3, 1}, {1, 3}, {2, 1, 5, 4}, {8, 8}}) {
+  for (const std::vector<int>& groups :
+       {std::vector<int>{2, 2}, {1, 1, 1, 1}, {4}, {3, 1}, {1, 3}, {2, 1, 5, 4}, {8, 8}}) {
     int num_sources = 0;
     for (const int size : groups) num_sources += size;
     for (const std::int64_t n : {0L, 1L, 17L, 4095L, 4096L, 4097L, 12'289L, 140'009L}) {
@@ -180,7 +182,8 @@ TYPED_TEST(SumSources, GroupsAreSummedFirstWithTheSameBitsOnRandomPatterns) {
           args.groups = groups.data();
           args.num_groups = static_cast<int>(groups.size());
           sum_sources(args, isa);
-          ASSERT_TRUE(same_bits(want, got)) << name_of(isa) << " n " << n << " groups " << ::testing::PrintToString(groups);
+          ASSERT_TRUE(same_bits(want, got))
+              << name_of(isa) << " n " << n << " groups " << ::testing::PrintToString(groups);
         }
       }
     }
@@ -224,7 +227,8 @@ TEST(SumSourcesGroups, TakePartInTheBits) {
   float grouped = 0;
   const int groups[] = {2, 2};
   sum_sources({.dst = &flat, .sources = sources, .num_sources = 4, .n = 1}, Isa::kScalar);
-  sum_sources({.dst = &grouped, .sources = sources, .num_sources = 4, .groups = groups, .num_groups = 2, .n = 1}, Isa::kScalar);
+  sum_sources({.dst = &grouped, .sources = sources, .num_sources = 4, .groups = groups, .num_groups = 2, .n = 1},
+              Isa::kScalar);
   EXPECT_EQ(flat, 4.0F);
   EXPECT_EQ(grouped, 0.0F);
 }

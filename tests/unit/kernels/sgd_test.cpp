@@ -41,12 +41,7 @@ std::vector<SgdHyper> hypers() {
           {.lr = 0.1, .momentum = 0.9, .dampening = 0.1, .weight_decay = 0.01, .factor = 0.5},
           {.lr = 0.1, .momentum = 0.9, .dampening = 0.1, .factor = 0.5, .first_step = true},
           {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true, .factor = 0.5},
-          {.lr = 0.1,
-           .momentum = 0.9,
-           .weight_decay = 0.01,
-           .nesterov = true,
-           .factor = 0.5,
-           .first_step = true}};
+          {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = true, .factor = 0.5, .first_step = true}};
 }
 
 template <class T>
@@ -114,13 +109,11 @@ TYPED_TEST(Sgd, FollowsTorchsFormulaInWiderPrecisionOver20Steps) {
       const long double momentum = hyper.momentum;
       for (std::int64_t i = 0; i < kN; ++i) {
         const auto k = static_cast<std::size_t>(i);
-        const long double grad =
-            static_cast<long double>(problem.grad[i]) * static_cast<long double>(hyper.factor) +
-            static_cast<long double>(hyper.weight_decay) * param[k];
+        const long double grad = static_cast<long double>(problem.grad[i]) * static_cast<long double>(hyper.factor) +
+                                 static_cast<long double>(hyper.weight_decay) * param[k];
         long double direction = grad;
         if (hyper.momentum != 0.0) {
-          buffer[k] =
-              t == 1 ? grad : momentum * buffer[k] + (1 - static_cast<long double>(hyper.dampening)) * grad;
+          buffer[k] = t == 1 ? grad : momentum * buffer[k] + (1 - static_cast<long double>(hyper.dampening)) * grad;
           direction = hyper.nesterov ? grad + momentum * buffer[k] : buffer[k];
         }
         param[k] -= static_cast<long double>(hyper.lr) * direction;

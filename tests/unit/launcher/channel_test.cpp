@@ -43,7 +43,8 @@ TEST(Channel, WhatCameBeforeTheEndIsHeardWhereAWriteFindsTheEndFirst) {
     here.add_polled(polled);
     ASSERT_GT(::poll(polled.data(), polled.size(), 20'000), 0);
     here.handle(polled[0], polled[1]);
-    while (const std::optional<Frame> frame = here.next()) heard += frame->type == FrameType::kRankEnd ? frame->payload : ", gone";
+    while (const std::optional<Frame> frame = here.next())
+      heard += frame->type == FrameType::kRankEnd ? frame->payload : ", gone";
   }
   EXPECT_EQ(heard, "killed by signal 9, gone");
   EXPECT_TRUE(here.ended());

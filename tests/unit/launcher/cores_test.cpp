@@ -21,8 +21,7 @@ std::vector<Processor> machine(int nodes, int cores_per_node, int threads) {
   const int cores = nodes * cores_per_node;
   for (int number = 0; number < cores * threads; ++number) {
     const int core = number % cores;
-    result.push_back(
-        {.number = number, .node = core / cores_per_node, .package = core / cores_per_node, .core = core});
+    result.push_back({.number = number, .node = core / cores_per_node, .package = core / cores_per_node, .core = core});
   }
   return result;
 }

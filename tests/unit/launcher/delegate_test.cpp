@@ -38,9 +38,9 @@ TEST(Delegation, OnThisHost) {
 TEST(Delegation, OnSeveralHosts) {
   for (const auto& [launcher, expected] :
        {std::pair{"mpirun", "X='a b' mpirun -n 4 -H n1:2,n2:2 -x A -x X python "},
-        std::pair{
-            "srun",
-            "X='a b' ZEROTH_BACKEND=shm+mpi srun --ntasks=4 --nodes=2 --ntasks-per-node=2 --nodelist=n1,n2 --mpi=pmix --export=ALL python "}}) {
+        std::pair{"srun",
+                  "X='a b' ZEROTH_BACKEND=shm+mpi srun --ntasks=4 --nodes=2 --ntasks-per-node=2 --nodelist=n1,n2 "
+                  "--mpi=pmix --export=ALL python "}}) {
     Options options = options_for(launcher);
     options.hosts = "n1:2,n2:4";
     options.num_ranks = 4;
@@ -73,8 +73,8 @@ TEST(Delegation, BindingIsToldOnlyIfAsked) {
 }
 
 TEST(Delegation, RefusesWhatTheOtherLauncherCannotBeTold) {
-  const auto refused =
-      [](const std::string& launcher, const std::string& hosts, const std::string& include) -> std::string {
+  const auto refused = [](const std::string& launcher, const std::string& hosts,
+                          const std::string& include) -> std::string {
     Options options = options_for(launcher);
     options.hosts = hosts;
     options.include = include;

@@ -94,18 +94,12 @@ TEST(FirstCause, TheFirstDeathBySignalIsTheCauseAndNotWhatFollowsFromIt) {
   expect_causes({
       {"the others catch it and return a code of their own", {at(1, 0, 0, SIGKILL), at(0, 90, 2)}, 1},
       {"seen in one look, in the order of ranks", {at(0, 0, 2), at(1, 1, 0, SIGKILL), at(2, 2, 1)}, 1},
-      {"a segmentation fault, and lost peers",
-       {at(0, 20, 76, 0, kPeerLost), at(2, 0, 0, SIGSEGV), at(1, 21, 76)},
-       2},
+      {"a segmentation fault, and lost peers", {at(0, 20, 76, 0, kPeerLost), at(2, 0, 0, SIGSEGV), at(1, 21, 76)}, 2},
       {"the lost peers were quicker", {at(0, 0, 76, 0, kPeerLost), at(1, 150, 0, SIGKILL)}, 1},
       {"two deaths: the first", {at(0, 60, 0, SIGSEGV), at(1, 0, 0, SIGKILL)}, 1},
-      {"uncaught echoes end in abort()",
-       {at(0, 30, 0, SIGABRT), at(1, 0, 0, SIGBUS), at(2, 40, 0, SIGABRT)},
-       1},
+      {"uncaught echoes end in abort()", {at(0, 30, 0, SIGABRT), at(1, 0, 0, SIGBUS), at(2, 40, 0, SIGABRT)}, 1},
       {"somebody runs out of memory later", {at(0, 100, 71), at(1, 0, 0, SIGKILL)}, 1},
-      {"a mismatch is what it looks like to the others",
-       {at(0, 1, 76, 0, kMismatch), at(1, 2, 0, SIGBUS)},
-       1},
+      {"a mismatch is what it looks like to the others", {at(0, 1, 76, 0, kMismatch), at(1, 2, 0, SIGBUS)}, 1},
   });
 }
 
@@ -116,9 +110,7 @@ TEST(FirstCause, AnOwnFaultKeepsItsMeaningWhateverElseHappens) {
       {"in one look with a signal", {at(0, 0, 0, SIGTERM), at(1, 5, 78)}, 1},
       {"the others gave up before it got to its exit", {at(0, 0, 2), at(1, 120, 78)}, 1},
       {"the others ended in abort() before", {at(0, 0, 0, SIGABRT), at(1, 120, 78)}, 1},
-      {"the others said so before",
-       {at(0, 0, 76, 0, kAborted), at(1, 1, 76, 0, kMismatch), at(2, 190, 65)},
-       2},
+      {"the others said so before", {at(0, 0, 76, 0, kAborted), at(1, 1, 76, 0, kMismatch), at(2, 190, 65)}, 2},
       {"exit code 1 with the line of it", {at(0, 0, 2), at(1, 60, 1, 0, "ZEROTH ERROR [CONFIG] x")}, 1},
       {"two: the first", {at(0, 90, 78), at(1, 3, 74)}, 1},
       {"two at once: the lower rank", {at(2, 3, 78), at(1, 3, 74)}, 1},
@@ -159,32 +151,24 @@ TEST(FirstCause, DoesNotDependOnTheOrderOfTheRecords) {
     for (std::size_t i = 0; i < raw.size(); ++i) {
       const auto [when, kind, text] = raw[i];
       const bool by_signal = kind % 6 == 5;
-      const std::vector<std::string> lines{
-          "", "ZEROTH ERROR [MISMATCH]", "ZEROTH ERROR [TIMEOUT]", "ZEROTH ERROR [ABORTED]"};
-      records.push_back(at(static_cast<int>(i),
-                           when,
-                           by_signal ? 0 : codes[kind % 5],
-                           by_signal ? (when % 3 == 0 ? SIGABRT : SIGKILL) : 0,
-                           lines[text % 4]));
+      const std::vector<std::string> lines{"", "ZEROTH ERROR [MISMATCH]", "ZEROTH ERROR [TIMEOUT]",
+                                           "ZEROTH ERROR [ABORTED]"};
+      records.push_back(at(static_cast<int>(i), when, by_signal ? 0 : codes[kind % 5],
+                           by_signal ? (when % 3 == 0 ? SIGABRT : SIGKILL) : 0, lines[text % 4]));
     }
     RC_PRE(!records.empty());
     const int rank = records[*first_cause(records)].rank;
     std::reverse(records.begin(), records.end());
     RC_ASSERT(records[*first_cause(records)].rank == rank);
-    std::rotate(
-        records.begin(), records.begin() + static_cast<std::ptrdiff_t>(records.size() / 2), records.end());
+    std::rotate(records.begin(), records.begin() + static_cast<std::ptrdiff_t>(records.size() / 2), records.end());
     RC_ASSERT(records[*first_cause(records)].rank == rank);
   }));
 }
 
 TEST(FirstCause, OnlyTheOwnFaultOfARankIsFinal) {
   EXPECT_TRUE(is_final(FailureClass::kOwnFault));
-  for (const FailureClass other : {FailureClass::kSignal,
-                                   FailureClass::kUnexplained,
-                                   FailureClass::kMismatch,
-                                   FailureClass::kTimeout,
-                                   FailureClass::kPeerLost,
-                                   FailureClass::kAborted}) {
+  for (const FailureClass other : {FailureClass::kSignal, FailureClass::kUnexplained, FailureClass::kMismatch,
+                                   FailureClass::kTimeout, FailureClass::kPeerLost, FailureClass::kAborted}) {
     EXPECT_FALSE(is_final(other));
   }
 }
@@ -225,15 +209,13 @@ TEST(FirstCause, ALostHostExplainsWhatItsPeersSay) {
 }
 
 TEST(FirstCause, AHostThatCouldNotStartItsRanksIsItsOwnFault) {
-  const FailureRecord record{
-      .rank = 3, .exit_code = 69, .error_line = "[LAUNCH] no", .host = "h2", .num_ranks = 1};
+  const FailureRecord record{.rank = 3, .exit_code = 69, .error_line = "[LAUNCH] no", .host = "h2", .num_ranks = 1};
   EXPECT_EQ(classify(record), FailureClass::kOwnFault);
   EXPECT_EQ(describe(record), "host h2 (rank 3): [LAUNCH] no");
 }
 
 TEST(FirstCause, TheHostOfARankIsNamed) {
-  EXPECT_EQ(describe({.rank = 3, .pid = 9, .exit_code = 5, .host = "h2"}),
-            "rank 3 (pid 9 on h2) exited with code 5");
+  EXPECT_EQ(describe({.rank = 3, .pid = 9, .exit_code = 5, .host = "h2"}), "rank 3 (pid 9 on h2) exited with code 5");
 }
 
 TEST(FirstCause, CountsTheOthers) {

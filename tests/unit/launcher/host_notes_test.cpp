@@ -14,7 +14,9 @@ using ::testing::SizeIs;
 
 class HostNotesTest : public ::testing::Test {
  protected:
-  void add(const std::string& host, const std::string& text, int at_ms = 0) { notes.add(host, text, start + Milliseconds{at_ms}); }
+  void add(const std::string& host, const std::string& text, int at_ms = 0) {
+    notes.add(host, text, start + Milliseconds{at_ms});
+  }
   std::vector<std::string> taken(int at_ms) { return notes.take(start + Milliseconds{at_ms}); }
 
   HostNotes notes;
@@ -45,7 +47,8 @@ TEST_F(HostNotesTest, TheNotesOfAHostStayInOrder) {
   add("b", "second");
   add("b", "first");  // not that of a: b has said another thing before
   add("a", "first");  // again
-  EXPECT_THAT(notes.take(HostNotes::TimePoint::max()), ElementsAre("host a: first", "host b: second", "hosts b, a: first"));
+  EXPECT_THAT(notes.take(HostNotes::TimePoint::max()),
+              ElementsAre("host a: first", "host b: second", "hosts b, a: first"));
 }
 
 TEST_F(HostNotesTest, AFloodDoesNotPileUp) {

@@ -58,8 +58,7 @@ TEST(HostTasks, DevicesAreAsGivenUnlessTheFilterNamesSlots) {
 
 TEST(HostTasks, AllVariablesAreCarriedButThoseOfAHost) {
   std::vector<std::string> left_out;
-  const auto kept =
-      carried({"A=1", "SSH_AUTH_SOCK=x", "PATH=p", "_=z", "BASH_FUNC_f%%=() {", "PWD=/", "E="}, left_out);
+  const auto kept = carried({"A=1", "SSH_AUTH_SOCK=x", "PATH=p", "_=z", "BASH_FUNC_f%%=() {", "PWD=/", "E="}, left_out);
   EXPECT_THAT(kept, ElementsAre("A=1", "PATH=p", "E="));
   EXPECT_THAT(left_out, ElementsAre("BASH_FUNC_f%%", "PWD", "SSH_AUTH_SOCK", "_"));
   HostTask task{.environment = kept, .directory = "/there"};

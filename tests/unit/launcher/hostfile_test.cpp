@@ -129,12 +129,8 @@ TEST(Hostfile, ReadsWhatTheGrammarAllows) {
       "[fd00::8] slots=2\n"
       "last slots=16",  // no line end: the last line all the same
       "hosts");
-  const std::vector<HostEntry> expected{{"worker-1", 4},
-                                        {"Worker_2.example.org", 1024},
-                                        {"10.0.0.7", 1},
-                                        {"fd00::7", 2},
-                                        {"fd00::8", 2},
-                                        {"last", 16}};
+  const std::vector<HostEntry> expected{
+      {"worker-1", 4}, {"Worker_2.example.org", 1024}, {"10.0.0.7", 1}, {"fd00::7", 2}, {"fd00::8", 2}, {"last", 16}};
   EXPECT_EQ(hosts, expected);
 }
 
@@ -145,18 +141,14 @@ TEST(Hostfile, HasLimits) {
   EXPECT_THAT(refusal(ErrorCode::kConfig, [&] { (void)parse_hostfile(text + "more slots=1\n", "hosts"); }),
               HasSubstr("too many hosts; where: hosts:65537:1; expected: at most 65536"));
   const std::string large(kMaxHostfileBytes + 1, '\n');
-  EXPECT_THAT(refusal(ErrorCode::kConfig, [&] { (void)parse_hostfile(large, "hosts"); }),
-              HasSubstr("too large"));
+  EXPECT_THAT(refusal(ErrorCode::kConfig, [&] { (void)parse_hostfile(large, "hosts"); }), HasSubstr("too large"));
 }
 
 TEST(Hostfile, WhatIsReadBackIsTheSame) {
   const auto host = rc::gen::map(
-      rc::gen::pair(
-          rc::gen::nonEmpty(rc::gen::container<std::string>(rc::gen::elementOf(std::string("abz019-_")))),
-          rc::gen::inRange(1, kMaxSlots + 1)),
-      [](const std::pair<std::string, int>& pair) {
-        return HostEntry{"h" + pair.first, pair.second};
-      });
+      rc::gen::pair(rc::gen::nonEmpty(rc::gen::container<std::string>(rc::gen::elementOf(std::string("abz019-_")))),
+                    rc::gen::inRange(1, kMaxSlots + 1)),
+      [](const std::pair<std::string, int>& pair) { return HostEntry{"h" + pair.first, pair.second}; });
   EXPECT_TRUE(rc::check([&] {
     auto hosts = *rc::gen::nonEmpty(rc::gen::container<std::vector<HostEntry>>(host));
     std::set<std::string> seen;
@@ -172,9 +164,7 @@ TEST(Hostfile, AnyBytesAreReadOrRefused) {
     const std::string text = *bytes;
     for (const auto& parse : {std::function<void()>([&] { (void)parse_hostfile(text, "hosts"); }),
                               std::function<void()>([&] { (void)parse_host_list(text); }),
-                              std::function<void()>([&] {
-                                (void)select_hosts({{"a", 4}}, text, "");
-                              })}) {
+                              std::function<void()>([&] { (void)select_hosts({{"a", 4}}, text, ""); })}) {
       try {
         parse();
       } catch (const Error& error) {
@@ -298,19 +288,15 @@ TEST(HostFilter, RefusesWithColumn) {
   for (const BadText& bad : table) {
     SCOPED_TRACE(bad.text);
     for (const bool include : {true, false}) {
-      const std::string said = refusal(ErrorCode::kUsage, [&] {
-        (void)select_hosts(kThree, include ? bad.text : "", include ? "" : bad.text);
-      });
+      const std::string said = refusal(
+          ErrorCode::kUsage, [&] { (void)select_hosts(kThree, include ? bad.text : "", include ? "" : bad.text); });
       EXPECT_THAT(said, HasSubstr((include ? "where: --include:" : "where: --exclude:") + bad.place + ";"));
       for (const std::string& part : bad.said) EXPECT_THAT(said, HasSubstr(part));
     }
   }
   EXPECT_THAT(refusal(ErrorCode::kUsage, [] { (void)select_hosts(kThree, "worker-0", "worker-1"); }),
               HasSubstr("together"));
-  EXPECT_THAT(refusal(ErrorCode::kUsage,
-                      [] {
-                        (void)select_hosts({{"a", 2}}, "", "a:0,1");
-                      }),
+  EXPECT_THAT(refusal(ErrorCode::kUsage, [] { (void)select_hosts({{"a", 2}}, "", "a:0,1"); }),
               HasSubstr("no host is left"));
 }
 

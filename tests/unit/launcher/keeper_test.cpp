@@ -1,6 +1,8 @@
 // Groups of processes outlive the one that watches them only if it has said so.
 #include "launcher/keeper.h"
 
+#include <zeroth/base/deadline.h>
+
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/wait.h>
@@ -9,8 +11,6 @@
 #include <array>
 #include <csignal>
 #include <thread>
-
-#include <zeroth/base/deadline.h>
 
 namespace zeroth::launcher {
 namespace {
@@ -38,7 +38,8 @@ class Sleeper {
     const Deadline deadline(time);
     siginfo_t info{};
     while (!deadline.passed()) {
-      if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_) return true;
+      if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == pid_)
+        return true;
       std::this_thread::sleep_for(Milliseconds{5});
     }
     return false;

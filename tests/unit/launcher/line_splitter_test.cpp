@@ -52,8 +52,7 @@ TEST(LineSplitter, SplitsOnlyLinesThatAreTooLong) {
     }
   }
   const std::string full(kMaxLineBytes, 'x');
-  EXPECT_EQ(split_in_chunks(full + full + "x\n", 40000, {.prefix = "> "}),
-            "> " + full + "\n> " + full + "\n> x\n");
+  EXPECT_EQ(split_in_chunks(full + full + "x\n", 40000, {.prefix = "> "}), "> " + full + "\n> " + full + "\n> x\n");
 }
 
 TEST(LineSplitter, ChunksOfTheInputDoNotShow) {

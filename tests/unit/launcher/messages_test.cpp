@@ -126,8 +126,7 @@ TEST(Messages, AreReadBack) {
   EXPECT_EQ(end.rank, 3);
   EXPECT_EQ(end.status.signal, 9);
   EXPECT_TRUE(end.status.core_dumped);
-  const std::string payload =
-      encode(Output{.rank = 2, .stream = Stream::kErr, .bytes = std::string_view("a\0b", 3)});
+  const std::string payload = encode(Output{.rank = 2, .stream = Stream::kErr, .bytes = std::string_view("a\0b", 3)});
   EXPECT_EQ(decode_output(payload).bytes, std::string_view("a\0b", 3));
   EXPECT_EQ(decode_output(payload).stream, Stream::kErr);
   const JobEnd job = decode_job_end(encode(JobEnd{.exit_code = 7, .restart = true, .text = "why"}));
@@ -162,18 +161,16 @@ TEST(Messages, RefuseEveryBrokenField) {
   EXPECT_THAT(broken([](HostTask& task) { task.job.num_ranks = 0; }), HasSubstr("1 to 4096"));
   EXPECT_THAT(broken([](HostTask& task) { task.first_rank = 8; }), HasSubstr("0 to 7"));
   EXPECT_THAT(broken([](HostTask& task) { task.node = task.job.num_nodes; }), HasSubstr("0 to 1"));
-  EXPECT_THAT(broken([](HostTask& task) { task.directory += std::string("\0/", 2); }), HasSubstr("a NUL byte in the directory"));
+  EXPECT_THAT(broken([](HostTask& task) { task.directory += std::string("\0/", 2); }),
+              HasSubstr("a NUL byte in the directory"));
   EXPECT_THAT(broken([](HostTask& task) { task.num_ranks = 5; }), HasSubstr("1 to 4"));
   EXPECT_THAT(broken([](HostTask& task) { task.job.master_port = 65536; }), HasSubstr("0 to 65535"));
   EXPECT_THAT(broken([](HostTask& task) { task.command.emplace_back("a\0b", 3); }), HasSubstr("a NUL byte"));
-  EXPECT_THAT(broken([](HostTask& task) { task.extra.emplace_back("1x", ""); }),
-              HasSubstr("not a name of a variable"));
-  EXPECT_THAT(broken([](HostTask& task) { task.extra.emplace_back("LD_PRELOAD=x\nY", ""); }),
-              HasSubstr("not a name"));
+  EXPECT_THAT(broken([](HostTask& task) { task.extra.emplace_back("1x", ""); }), HasSubstr("not a name of a variable"));
+  EXPECT_THAT(broken([](HostTask& task) { task.extra.emplace_back("LD_PRELOAD=x\nY", ""); }), HasSubstr("not a name"));
   EXPECT_THAT(refusal([] { (void)decode_job_end(encode(JobEnd{.exit_code = 256})); }), HasSubstr("0 to 255"));
   EXPECT_THAT(refusal([] { (void)decode_signal(encode(SignalOrder{.number = 0})); }), HasSubstr("1 to 64"));
-  EXPECT_THAT(refusal([] { (void)decode_rank_end(encode(RankEnd{.rank = -1, .pid = 1})); }),
-              HasSubstr("0 to 4095"));
+  EXPECT_THAT(refusal([] { (void)decode_rank_end(encode(RankEnd{.rank = -1, .pid = 1})); }), HasSubstr("0 to 4095"));
   EXPECT_THAT(refusal([] { (void)decode_hello(encode(Hello{.node = 4096})); }), HasSubstr("-1 to 4095"));
   EXPECT_THAT(refusal([] { (void)decode_hello(encode(Hello{.version = std::string(300, 'v')})); }),
               HasSubstr("at most 256 bytes"));

@@ -10,10 +10,8 @@ namespace zeroth::launcher {
 namespace {
 
 TEST(Proof, DependsOnSideSecretAndBothNonces) {
-  const std::set<std::string> proofs{proof_of(Side::kHead, "s", "a", "b"),
-                                     proof_of(Side::kNode, "s", "a", "b"),
-                                     proof_of(Side::kHead, "t", "a", "b"),
-                                     proof_of(Side::kHead, "s", "c", "b"),
+  const std::set<std::string> proofs{proof_of(Side::kHead, "s", "a", "b"), proof_of(Side::kNode, "s", "a", "b"),
+                                     proof_of(Side::kHead, "t", "a", "b"), proof_of(Side::kHead, "s", "c", "b"),
                                      proof_of(Side::kHead, "s", "a", "c")};
   EXPECT_EQ(proofs.size(), 5U);
 }

@@ -26,8 +26,7 @@ inline std::string thrown_by(const std::function<void()>& body) {
 }
 
 /// The same training at every stage gives the same bits; returns them.
-inline Values expect_equal_at_all_stages(int world,
-                                         const std::function<Values(int stage, const World& seat)>& body) {
+inline Values expect_equal_at_all_stages(int world, const std::function<Values(int stage, const World& seat)>& body) {
   Values expected;
   for (const int stage : kStages) {
     const Values got = values_at_stage(world, [&](const World& seat) { return body(stage, seat); });

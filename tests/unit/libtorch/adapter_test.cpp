@@ -19,8 +19,7 @@ TEST(Adapter, KeepsTheUsersTensorsAndGuardsThem) {
     test::run_world(2, [&](const World& seat) {
       Net model(NetOptions{});
       std::map<std::string, c10::TensorImpl*> before;
-      for (const auto& item : model->named_parameters())
-        before[item.key()] = item.value().unsafeGetTensorImpl();
+      for (const auto& item : model->named_parameters()) before[item.key()] = item.value().unsafeGetTensorImpl();
       libtorch::Engine<NetImpl> engine(model, config_of(stage), seat, quiet());
       double inside = 0;
       model->layer(1).probe = [&](LayerImpl& layer, const Tensor&) {
@@ -32,18 +31,15 @@ TEST(Adapter, KeepsTheUsersTensorsAndGuardsThem) {
       std::size_t same = 0;
       for (const auto& item : model->named_parameters()) {
         same += before.at(item.key()) == item.value().unsafeGetTensorImpl() ? 1U : 0U;
-        test::require(item.value().numel() > 0 && item.value().requires_grad(),
-                      "shape or requires_grad is gone");
+        test::require(item.value().numel() > 0 && item.value().requires_grad(), "shape or requires_grad is gone");
       }
       test::require(same == before.size(), "a parameter is not the user's tensor any more");
 
       const torch::NoGradGuard no_grad;
       const Tensor weight = model->layer(1).weight;
-      const std::vector<std::function<void()>> touches{[&] { static_cast<void>(weight.sum()); },
-                                                       [&] { weight.zero_(); },
-                                                       [&] { weight[0][0].fill_(1.0); },
-                                                       [&] { static_cast<void>(weight.clone()); },
-                                                       [&] { static_cast<void>(weight.data_ptr()); }};
+      const std::vector<std::function<void()>> touches{
+          [&] { static_cast<void>(weight.sum()); }, [&] { weight.zero_(); }, [&] { weight[0][0].fill_(1.0); },
+          [&] { static_cast<void>(weight.clone()); }, [&] { static_cast<void>(weight.data_ptr()); }};
       for (std::size_t touch = 0; touch < touches.size(); ++touch) {
         const std::string text = stage == 3 || touch == 0 ? thrown_by(touches[touch]) : "";
         const bool named = text.find("'layer1.weight' is not gathered") != std::string::npos;
@@ -70,7 +66,8 @@ TEST(Adapter, AddressesAreStable) {
         test::require(reinterpret_cast<std::uintptr_t>(addresses[0]) % 64 == 0, "a parameter is not aligned");
       }
       // Nothing is gathered ahead: all layers share one slot of the ring.
-      test::require(stage < 3 || std::ranges::all_of(seen, [&](const auto& addresses) { return addresses[0] == seen[0][0]; }),
+      test::require(stage < 3 || std::ranges::all_of(
+                                     seen, [&](const auto& addresses) { return addresses[0] == seen[0][0]; }),
                     "units do not share the ring");
     });
   }
@@ -140,15 +137,14 @@ TEST(Adapter, ConsumesTheSameRandomNumbersAtEveryStage) {
 TEST(Adapter, FrozenUnitsAndEndsStayAsTheyAre) {
   // Only frozen units, trainable ones behind and before frozen ones, and frozen root parameters around
   // trainable units.
-  for (const NetOptions& options : {NetOptions{.layers = 4, .frozen = {1, 2}},
-                                    NetOptions{.layers = 4, .frozen = {0, 1}},
-                                    NetOptions{.layers = 4, .frozen = {0, 2, 3}, .freeze_ends = true},
-                                    NetOptions{.layers = 4, .freeze_ends = true}}) {
+  for (const NetOptions& options :
+       {NetOptions{.layers = 4, .frozen = {1, 2}}, NetOptions{.layers = 4, .frozen = {0, 1}},
+        NetOptions{.layers = 4, .frozen = {0, 2, 3}, .freeze_ends = true},
+        NetOptions{.layers = 4, .freeze_ends = true}}) {
     const Values start = plain_values(2, options, 0);
     const Values trained = plain_values(2, options, 3);
     for (const auto& [name, value] : trained) {
-      const bool frozen_layer =
-          name.starts_with("layer") && std::ranges::count(options.frozen, name[5] - '0') > 0;
+      const bool frozen_layer = name.starts_with("layer") && std::ranges::count(options.frozen, name[5] - '0') > 0;
       const bool frozen_end = options.freeze_ends && !name.starts_with("layer");
       EXPECT_EQ(value == start.at(name), frozen_layer || frozen_end) << name;
     }
@@ -171,8 +167,7 @@ TEST(Adapter, AFrozenParameterIsThereUntilTheUnitsBackwardEnds) {
 }
 
 TEST(Adapter, ParametersWithoutElements) {
-  for (const std::vector<std::int64_t>& shape :
-       {std::vector<std::int64_t>{0}, std::vector<std::int64_t>{3, 0, 2}}) {
+  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{0}, std::vector<std::int64_t>{3, 0, 2}}) {
     plain_values(3, NetOptions{.extra = shape}, 2);
   }
 }
@@ -214,9 +209,7 @@ TEST(Adapter, InitialValuesAreThoseOfRankZeroAndThatIsSaidOnce) {
   const Values expected = plain_values(2, {}, 1);
   ::testing::internal::CaptureStderr();
   const Values got = values_at_stage(2, [](const World& seat) {
-    Trainee trainee(NetOptions{.seed = seat.rank() == 0 ? 3U : 4U},
-                    config_of(3),
-                    seat,
+    Trainee trainee(NetOptions{.seed = seat.rank() == 0 ? 3U : 4U}, config_of(3), seat,
                     {.log_level = LogLevel::kWarning});
     trainee.train(0);
     return trainee.values();
@@ -270,10 +263,8 @@ TEST(Adapter, AUnitRegisteredTwiceIsOneUnit) {
       torch::nn::ModuleHolder<TwiceImpl> model(std::make_shared<TwiceImpl>());
       libtorch::Engine<TwiceImpl> engine(model, config_of(stage), seat, quiet());
       const ModelLayout& layout = engine.core().layout();
-      test::require(layout.units.size() == 2 && layout.units[1].params.size() == 2,
-                    "parameters went to the root");
-      test::require(layout.params[0].aliases == std::vector<std::string>{"again.weight"},
-                    "the other name is lost");
+      test::require(layout.units.size() == 2 && layout.units[1].params.size() == 2, "parameters went to the root");
+      test::require(layout.params[0].aliases == std::vector<std::string>{"again.weight"}, "the other name is lost");
       for (int step = 0; step < 2; ++step) {
         engine.backward(engine.forward(torch::ones({2, kWidth}, torch::kFloat64)));
         test::require(engine.step().committed, "not committed");

@@ -76,8 +76,8 @@ TEST(Autograd, SeveralForwardsAndBackwardsInOneStep) {
 }
 
 TEST(Autograd, CallsOfAllRanksServeRanksThatAreStillInBackward) {
-  // Layers share two buckets: a rank cannot go on in backward until the others have taken its gradients, and those are in the call,
-  // with their backward behind them or before them.
+  // Layers share two buckets: a rank cannot go on in backward until the others have taken its gradients, and those are
+  // in the call, with their backward behind them or before them.
   for (const bool before : {false, true}) {
     (void)expect_equal_at_all_stages(3, [before](int stage, const World& seat) {
       Config config = config_of(stage, 2);
@@ -118,7 +118,8 @@ TEST(Autograd, DifferentCallsOfAllRanksAreAMismatchAtOnce) {
         }
       });
       test::require(text.find("[MISMATCH] ranks come to different calls") != std::string::npos &&
-                        text.find("average() on rank 1") != std::string::npos && text.find("step() on rank") != std::string::npos,
+                        text.find("average() on rank 1") != std::string::npos &&
+                        text.find("step() on rank") != std::string::npos,
                     "stage " + std::to_string(stage) + ": " + text);
     });
   }
@@ -167,9 +168,7 @@ TEST(Autograd, GoesOnAfterAnExceptionInForward) {
     Trainee trainee({}, config_of(stage), seat);
     for (int step = 0; step < 3; ++step) {
       if (step == 1 && seat.rank() == 1) {
-        trainee.model->layer(1).probe = [](LayerImpl&, const Tensor&) {
-          throw std::runtime_error("user error");
-        };
+        trainee.model->layer(1).probe = [](LayerImpl&, const Tensor&) { throw std::runtime_error("user error"); };
         for (int attempt = 0; attempt < 2; ++attempt) {
           const std::string text = thrown_by([&] { static_cast<void>(trainee.loss(step)); });
           test::require(text == "user error", "got " + text);
@@ -199,12 +198,10 @@ TEST(Autograd, AnExceptionInBackwardSkipsTheStepOnAllRanks) {
       }
       const Tensor loss = trainee.loss(1);
       const std::string text = thrown_by([&] { plain ? loss.backward() : trainee.engine.backward(loss); });
-      test::require(text.find("user error") != std::string::npos ? seat.rank() == 1 : seat.rank() == 0,
-                    "got " + text);
+      test::require(text.find("user error") != std::string::npos ? seat.rank() == 1 : seat.rank() == 0, "got " + text);
       trainee.model->layer(1).probe = {};
       const StepResult result = trainee.engine.step();
-      test::require(!result.committed && result.reason == "backward failed on rank 1",
-                    "reason: " + result.reason);
+      test::require(!result.committed && result.reason == "backward failed on rank 1", "reason: " + result.reason);
       test::require(trainee.values() == before, "a skipped step changed parameters");
       test::require(trainee.train(2).committed && trainee.train(3).committed, "training does not go on");
       test::require(trainee.engine.core().committed_steps() == 3, "steps are counted wrongly");
@@ -216,14 +213,11 @@ TEST(Autograd, AnExceptionInBackwardSkipsTheStepOnAllRanks) {
 TEST(Autograd, OutputsAndInputsChangedInPlace) {
   // Views and slices of a unit's output that the user changes, and an input that a unit changes.
   using Between = std::function<Tensor(Tensor)>;
-  for (const Between& between : {Between([](Tensor h) { return h.mul_(0.5); }),
-                                 Between([](Tensor h) {
+  for (const Between& between : {Between([](Tensor h) { return h.mul_(0.5); }), Between([](Tensor h) {
                                    h.narrow(1, 0, 7).mul_(2.0);
                                    return h;
                                  }),
-                                 Between([](Tensor h) {
-                                   return h.view({-1, kWidth}).add_(1.0);
-                                 })}) {
+                                 Between([](Tensor h) { return h.view({-1, kWidth}).add_(1.0); })}) {
     expect_equal_at_all_stages(2, [&](int stage, const World& seat) {
       Trainee trainee({}, config_of(stage), seat);
       trainee.model->between = between;

@@ -1,5 +1,5 @@
-// The transport over a group of torch's, on a group whose messages go through the tests' hub: a send ends when its receive is posted, no
-// sooner.
+// The transport over a group of torch's, on a group whose messages go through the tests' hub: a send ends when its
+// receive is posted, no sooner.
 #include "support/message_hub.h"
 #include "support/thread_ranks.h"
 
@@ -59,20 +59,21 @@ class HubBackend final : public c10d::Backend {
 /// Runs `body` on every rank of a group of torch's.
 void run_over_torch(int world, const std::function<void(const Communicator&)>& body) {
   const auto hub = std::make_shared<test::MessageHub>(world);
-  const test::RankReport report = test::try_ranks(world, [&](int rank, const std::shared_ptr<CommBackend>& /*harness*/) {
-    const std::string name = "hub-" + std::to_string(world) + "-" + std::to_string(rank);
-    const auto group = c10::make_intrusive<c10d::ProcessGroup>(rank, world);
-    group->setBackend(c10::DeviceType::CPU,
-                      c10d::ProcessGroup::BackendType::CUSTOM,
-                      c10::make_intrusive<HubBackend>(hub->transport(rank)));
-    c10d::register_process_group(name, group);
-    {
-      const std::shared_ptr<CommBackend> backend = make_message_backend(make_c10d_transport(name), test::quick_options());
-      EXPECT_EQ(backend->kind(), "c10d hub");
-      body(Communicator(backend));
-    }
-    c10d::unregister_process_group(name);
-  });
+  const test::RankReport report =
+      test::try_ranks(world, [&](int rank, const std::shared_ptr<CommBackend>& /*harness*/) {
+        const std::string name = "hub-" + std::to_string(world) + "-" + std::to_string(rank);
+        const auto group = c10::make_intrusive<c10d::ProcessGroup>(rank, world);
+        group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
+                          c10::make_intrusive<HubBackend>(hub->transport(rank)));
+        c10d::register_process_group(name, group);
+        {
+          const std::shared_ptr<CommBackend> backend =
+              make_message_backend(make_c10d_transport(name), test::quick_options());
+          EXPECT_EQ(backend->kind(), "c10d hub");
+          body(Communicator(backend));
+        }
+        c10d::unregister_process_group(name);
+      });
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
@@ -84,7 +85,8 @@ TEST(C10dTransport, CallsAndMessagesInTurn) {
         const int next = (comm.rank() + 1) % comm.size();
         const int previous = (comm.rank() + comm.size() - 1) % comm.size();
         std::vector<std::int64_t> in(count);
-        const Collective calls[] = {comm.send_call(std::span<const std::int64_t>(data), next), comm.recv_call(std::span(in), previous)};
+        const Collective calls[] = {comm.send_call(std::span<const std::int64_t>(data), next),
+                                    comm.recv_call(std::span(in), previous)};
         comm.batch(calls);
         test::require(in.back() == previous + 1, "a message");
         comm.all_reduce(std::span(data));

@@ -1,6 +1,7 @@
 // Copies of parameters for the device that computes; here that device is the CPU, whose memory a test can look into.
-#include "adapter_checks.h"
 #include "libtorch/device_copies.h"
+
+#include "adapter_checks.h"
 
 #include <gtest/gtest.h>
 
@@ -35,7 +36,8 @@ const std::byte* bytes_of(const std::vector<float>& values) {
 
 TEST(DeviceCopies, EveryUnitHasAPlaceUnlessParametersAreSharded) {
   const ModelLayout layout = five_units();
-  for (int stage = 0; stage < 3; ++stage) EXPECT_EQ(DeviceCopies(at::kCPU, layout, zero_plan(stage, {"dp"})).bytes(), 5U * 64);
+  for (int stage = 0; stage < 3; ++stage)
+    EXPECT_EQ(DeviceCopies(at::kCPU, layout, zero_plan(stage, {"dp"})).bytes(), 5U * 64);
   EXPECT_EQ(DeviceCopies(at::kCPU, layout, zero_plan(3, {"dp"})).bytes(), 3U * 64) << "the root and a ring of two";
 }
 
@@ -84,7 +86,8 @@ TEST(DeviceCopies, AnEngineComputesOnThemWithTheSameBits) {
         test::require((report.compute_copies > 0) == copied, to_text(report));
         test::require(report.planned == report.measured_peak, to_text(report));
       }
-      test::require(norms[0] == norms[1] && values[0] == values[1], "stage " + std::to_string(stage) + ": other bits with copies");
+      test::require(norms[0] == norms[1] && values[0] == values[1],
+                    "stage " + std::to_string(stage) + ": other bits with copies");
     });
   }
 }

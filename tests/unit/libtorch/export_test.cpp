@@ -21,11 +21,10 @@ struct MixedImpl : torch::nn::Module {
     const auto values = [&](std::vector<std::int64_t> shape, torch::Dtype dtype) {
       return torch::randn(shape, generator, torch::kFloat64).to(dtype);
     };
-    narrow =
-        register_parameter("narrow", values({1031}, torch::kBFloat16));  // odd: what follows is not aligned
+    narrow = register_parameter("narrow", values({1031}, torch::kBFloat16));  // odd: what follows is not aligned
     wide = register_parameter("wide", values({37, 41}, torch::kFloat32).t());
-    image = register_parameter(
-        "image", values({5, 3, 2, 2}, torch::kFloat32).contiguous(torch::MemoryFormat::ChannelsLast));
+    image = register_parameter("image",
+                               values({5, 3, 2, 2}, torch::kFloat32).contiguous(torch::MemoryFormat::ChannelsLast));
     exact = register_parameter("exact", values({33}, torch::kFloat64));
     scalar = register_parameter("scalar", values({}, torch::kFloat32));
     frozen = register_parameter("frozen", values({7}, torch::kFloat32), false);
@@ -96,14 +95,11 @@ class Export : public ::testing::Test {
 
   [[nodiscard]] std::vector<std::string> files() const {
     std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(folder_))
-      names.push_back(entry.path().filename().string());
+    for (const auto& entry : fs::directory_iterator(folder_)) names.push_back(entry.path().filename().string());
     std::ranges::sort(names);
     return names;
   }
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ / name) << text;
-  }
+  void write(const std::string& name, const std::string& text) const { std::ofstream(folder_ / name) << text; }
   [[nodiscard]] std::string read(const std::string& name) const {
     std::ifstream file(folder_ / name, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
@@ -112,11 +108,9 @@ class Export : public ::testing::Test {
   std::string dump(const std::string& name, const Tensor& value) const {
     const Tensor dense = value.detach().contiguous();
     std::ofstream(folder_ / (name + ".bin"), std::ios::binary)
-        .write(static_cast<const char*>(dense.const_data_ptr()),
-               static_cast<std::streamsize>(dense.nbytes()));
+        .write(static_cast<const char*>(dense.const_data_ptr()), static_cast<std::streamsize>(dense.nbytes()));
     std::string shape;
-    for (const std::int64_t extent : value.sizes())
-      shape += (shape.empty() ? "" : ", ") + std::to_string(extent);
+    for (const std::int64_t extent : value.sizes()) shape += (shape.empty() ? "" : ", ") + std::to_string(extent);
     static const std::map<torch::Dtype, std::string> kNames{{torch::kFloat32, "torch.float32"},
                                                             {torch::kFloat64, "torch.float64"},
                                                             {torch::kBFloat16, "torch.bfloat16"},

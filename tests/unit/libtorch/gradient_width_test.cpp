@@ -150,7 +150,8 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
     const torch::NoGradGuard no_grad;
     return x + model->part->forward(std::vector<double>{256, 1});
   }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context, torch::autograd::tensor_list grads) {
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
+                                               torch::autograd::tensor_list grads) {
     auto* model = reinterpret_cast<WholeImpl*>(context->saved_data["model"].toInt());
     const torch::AutoGradMode with_grad(true);
     (model->part->forward(std::vector<double>{256, 1}) * grads[0]).sum().backward();
@@ -173,7 +174,8 @@ struct Foreign : torch::autograd::Function<Foreign> {
     context->saved_data["dtype"] = twice_as_wide;
     return x.to(torch::kFloat32);
   }
-  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context, torch::autograd::tensor_list) {
+  static torch::autograd::tensor_list backward(torch::autograd::AutogradContext* context,
+                                               torch::autograd::tensor_list) {
     return {torch::full({1}, 257.0, context->saved_data["dtype"].toBool() ? torch::kFloat64 : torch::kFloat32), {}};
   }
 };

@@ -21,7 +21,7 @@ struct Flat {
   std::uint64_t element = 4;  ///< bytes of a parameter
   std::uint64_t wide = 4;     ///< bytes of a sum or moment; a master has what the parameter lacks of them
   bool repeated = false;
-  bool vectors = false;       ///< of 16 bits, with gradients of 32
+  bool vectors = false;  ///< of 16 bits, with gradients of 32
 };
 
 Flat flat_of(const std::vector<std::uint64_t>& sizes, std::uint64_t element, bool repeated) {
@@ -72,7 +72,8 @@ std::uint64_t largest_flat(const TorchTraining& training) {
 
 /// Bytes of a gradient in its bucket: of a block that one of 16 bits, where nothing is added there.
 std::uint64_t gradient_bytes(const TorchTraining& training, const Flat& flat) {
-  const bool added = training.zero_stage == 0 || (training.policy == ReductionPolicy::kPerStep && training.micro_steps > 1);
+  const bool added =
+      training.zero_stage == 0 || (training.policy == ReductionPolicy::kPerStep && training.micro_steps > 1);
   return flat.repeated && !flat.vectors && !added ? flat.element : flat.wide;
 }
 
@@ -116,8 +117,8 @@ MemorySnapshot formula(const TorchTraining& training) {
   const std::uint64_t all_buckets = slots(training, true, kAll);
   const std::uint64_t few_buckets = slots(training, true, ring);
   const bool all_held = stage < 2 || (per_step && training.micro_steps > 1);
-  // Reduced once a step: wide sums lie in the buckets of the units that nothing comes after in their slot, which are the first in the
-  // model, as many as slots. Sums of 16-bit buckets lie beside them.
+  // Reduced once a step: wide sums lie in the buckets of the units that nothing comes after in their slot, which are
+  // the first in the model, as many as slots. Sums of 16-bit buckets lie beside them.
   const bool once = training.micro_steps == 1 || per_step;
   std::uint64_t beside_narrow = 0;
   std::uint64_t beside_ring = 0;

@@ -39,29 +39,14 @@ TEST(Refusals, ParametersThatCannotBePartitionedAreNamed) {
     const char* says;
   };
   const std::vector<Case> cases{
-      {"meta",
-       [] {
-         return torch::empty({3, 3}, torch::device(torch::kMeta));
-       },
-       true,
-       "meta tensor"},
+      {"meta", [] { return torch::empty({3, 3}, torch::device(torch::kMeta)); }, true, "meta tensor"},
       {"sparse", [] { return torch::eye(3).to_sparse(); }, true, "sparse"},
       {"compressed", [] { return torch::eye(4).to_sparse_csr(); }, true, "not strided"},
       {"integer", [] { return torch::ones({3}, torch::kInt64); }, false, "Long"},
       {"half", [] { return torch::ones({3}, torch::kHalf); }, true, "Half"},
       {"complex", [] { return torch::ones({3}, torch::kComplexFloat); }, true, "ComplexFloat"},
-      {"expanded",
-       [] {
-         return torch::ones({1, 4}).expand({3, 4});
-       },
-       true,
-       "strides [0, 1] with gaps or overlap"},
-      {"with gaps",
-       [] {
-         return torch::ones({4, 6}).slice(1, 0, 4);
-       },
-       true,
-       "strides [6, 1] with gaps or overlap"},
+      {"expanded", [] { return torch::ones({1, 4}).expand({3, 4}); }, true, "strides [0, 1] with gaps or overlap"},
+      {"with gaps", [] { return torch::ones({4, 6}).slice(1, 0, 4); }, true, "strides [6, 1] with gaps or overlap"},
   };
   for (const Case& odd : cases) {
     const std::string text = refusal(2, ErrorCode::kModel, [&](const World& seat) {
@@ -84,10 +69,8 @@ TEST(Refusals, ModelsThatDifferBetweenRanks) {
     NetOptions other;
     const char* says;
   };
-  for (const Case& different : {Case{{.layers = 4}, "layer3"},
-                                Case{{.frozen = {1}}, "layer1.weight"},
-                                Case{{.dtype = torch::kFloat32}, "first"},
-                                Case{{.extra = {2}}, "layer0.extra"}}) {
+  for (const Case& different : {Case{{.layers = 4}, "layer3"}, Case{{.frozen = {1}}, "layer1.weight"},
+                                Case{{.dtype = torch::kFloat32}, "first"}, Case{{.extra = {2}}, "layer0.extra"}}) {
     const std::string text = refusal(3, ErrorCode::kMismatch, [&](const World& seat) {
       Trainee trainee(seat.rank() == 2 ? different.other : NetOptions{}, config_of(3), seat);
     });
@@ -119,15 +102,13 @@ TEST(Refusals, LossWithoutGradient) {
       trainee.engine.backward(trainee.loss(1));
     });
     EXPECT_THAT(text, HasSubstr("no gradient can flow"));
-    EXPECT_THAT(refusal(2,
-                        ErrorCode::kModel,
+    EXPECT_THAT(refusal(2, ErrorCode::kModel,
                         [stage](const World& seat) {
                           Trainee trainee({}, config_of(stage), seat);
                           trainee.engine.backward(trainee.loss(0).detach());
                         }),
                 HasSubstr("requires_grad is false"));
-    EXPECT_THAT(refusal(2,
-                        ErrorCode::kModel,
+    EXPECT_THAT(refusal(2, ErrorCode::kModel,
                         [stage](const World& seat) {
                           Trainee trainee({}, config_of(stage), seat);
                           trainee.engine.backward(Tensor());
@@ -151,8 +132,7 @@ TEST(Refusals, ASparseGradientIsNamed) {
   struct TableImpl : torch::nn::Module {
     TableImpl() { table = register_parameter("table", torch::ones({6, 4})); }
     Tensor forward(const Tensor& x) {
-      return torch::embedding(table, x, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false, /*sparse=*/true)
-          .sum();
+      return torch::embedding(table, x, /*padding_idx=*/-1, /*scale_grad_by_freq=*/false, /*sparse=*/true).sum();
     }
     Tensor table{};
   };
@@ -182,8 +162,7 @@ TEST(NonFinite, IsSkippedOnAllRanksAndTheFirstOffenderIsNamed) {
         Trainee trainee({}, config_of(stage, /*micro_steps=*/3), seat);
         int step = 0;
         int micro = 0;
-        poison(
-            trainee.model, 3, [&] { return step == 1 && seat.rank() >= 1 && micro >= seat.rank(); }, value);
+        poison(trainee.model, 3, [&] { return step == 1 && seat.rank() >= 1 && micro >= seat.rank(); }, value);
         for (; step < 3; ++step) {
           const Values before = trainee.values();
           StepResult result;
@@ -193,12 +172,11 @@ TEST(NonFinite, IsSkippedOnAllRanksAndTheFirstOffenderIsNamed) {
           if (step != 1) continue;
           test::require(result.first_offender.has_value(), "no offender");
           const FirstOffender& offender = *result.first_offender;
-          test::require(offender.param == "layer1.bias" && offender.rank == 1 && offender.micro_step == 1 &&
-                            offender.count == 3,
-                        result.reason);
           test::require(
-              result.reason.find("layer1.bias, rank 1, micro-step 1, 3 elements") != std::string::npos,
+              offender.param == "layer1.bias" && offender.rank == 1 && offender.micro_step == 1 && offender.count == 3,
               result.reason);
+          test::require(result.reason.find("layer1.bias, rank 1, micro-step 1, 3 elements") != std::string::npos,
+                        result.reason);
         }
       });
     }
@@ -210,8 +188,7 @@ TEST(NonFinite, ASumThatOverflowsIsFoundThoughEveryPartIsFinite) {
     test::run_world(2, [&](const World& seat) {
       Trainee trainee({}, config_of(stage), seat);
       bool on = true;
-      poison(
-          trainee.model, 2, [&] { return on; }, 1.5e308);
+      poison(trainee.model, 2, [&] { return on; }, 1.5e308);
       const StepResult result = trainee.train(0);
       test::require(!result.committed && !result.first_offender, "reason " + result.reason);
       test::require(result.reason.find("each of them is") != std::string::npos, result.reason);
@@ -226,15 +203,13 @@ TEST(NonFinite, TenInARowEndTheTraining) {
     Trainee trainee({}, config_of(3), seat);
     int step = 0;
     // Five bad ones, a good one, then only bad ones.
-    poison(
-        trainee.model, 1, [&] { return seat.rank() == 1 && step != 5; }, std::nan(""));
+    poison(trainee.model, 1, [&] { return seat.rank() == 1 && step != 5; }, std::nan(""));
     for (; step < 15; ++step)
       test::require(trainee.train(step).committed == (step == 5), "step " + std::to_string(step));
     trainee.train(step);
     test::require(false, "not reached");
   });
-  EXPECT_THAT(text,
-              AllOf(HasSubstr("10 steps in a row"), HasSubstr("which: layer1.bias"), HasSubstr("rank 1")));
+  EXPECT_THAT(text, AllOf(HasSubstr("10 steps in a row"), HasSubstr("which: layer1.bias"), HasSubstr("rank 1")));
 }
 
 }  // namespace

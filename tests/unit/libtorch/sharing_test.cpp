@@ -20,8 +20,7 @@ TORCH_MODULE(Leaf);
 /// Two units with one weight: it belongs to the unit around both.
 struct PairImpl : torch::nn::Module {
   explicit PairImpl(torch::Generator& generator) {
-    const Tensor weight =
-        (torch::randn({kWidth, kWidth}, generator, torch::kFloat64) * 0.1).set_requires_grad(true);
+    const Tensor weight = (torch::randn({kWidth, kWidth}, generator, torch::kFloat64) * 0.1).set_requires_grad(true);
     one = register_module("one", libtorch::Unit<Leaf>(Leaf(weight, generator)));
     two = register_module("two", libtorch::Unit<Leaf>(Leaf(weight, generator)));
   }

@@ -35,13 +35,10 @@ struct NetOptions {
 
 /// x + tanh(x W' + b). `probe` runs in the middle of the forward.
 struct LayerImpl : torch::nn::Module {
-  LayerImpl(const NetOptions& options, torch::Generator& generator, bool trainable)
-      : dropout(options.dropout) {
-    weight = register_parameter(
-        "weight", torch::randn({kWidth, kWidth}, generator, options.dtype) * 0.1, trainable);
+  LayerImpl(const NetOptions& options, torch::Generator& generator, bool trainable) : dropout(options.dropout) {
+    weight = register_parameter("weight", torch::randn({kWidth, kWidth}, generator, options.dtype) * 0.1, trainable);
     bias = register_parameter("bias", torch::randn({kWidth}, generator, options.dtype) * 0.1, trainable);
-    if (!options.extra.empty())
-      extra = register_parameter("extra", torch::ones(options.extra, options.dtype));
+    if (!options.extra.empty()) extra = register_parameter("extra", torch::ones(options.extra, options.dtype));
   }
   Tensor forward(const Tensor& x) {
     const Tensor y = torch::linear(x, weight, bias);
@@ -58,11 +55,9 @@ TORCH_MODULE(Layer);
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(const NetOptions& options) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
-    first = register_parameter("first",
-                               torch::randn({kWidth, 5}, generator, options.dtype),
+    first = register_parameter("first", torch::randn({kWidth, 5}, generator, options.dtype),
                                !options.freeze_ends && !options.freeze_first);
-    head = register_parameter(
-        "head", torch::randn({2, kWidth}, generator, options.dtype) * 0.3, !options.freeze_ends);
+    head = register_parameter("head", torch::randn({2, kWidth}, generator, options.dtype) * 0.3, !options.freeze_ends);
     for (int layer = 0; layer < options.layers; ++layer) {
       const bool trainable = std::ranges::find(options.frozen, layer) == options.frozen.end();
       layers.push_back(register_module("layer" + std::to_string(layer),
@@ -103,9 +98,7 @@ inline Tensor batch(int rank, int step, torch::Dtype dtype = torch::kFloat64) {
 
 /// A model in its engine on one rank.
 struct Trainee {
-  Trainee(const NetOptions& options,
-          const Config& config,
-          const World& seat,
+  Trainee(const NetOptions& options, const Config& config, const World& seat,
           libtorch::EngineOptions engine_options = quiet())
       : model(options), engine(model, config, seat, std::move(engine_options)), rank(seat.rank()) {
     at::set_num_threads(1);
@@ -126,8 +119,8 @@ struct Trainee {
       engine.core().read_flat(static_cast<int>(index), whole.data());
       for (const Segment& segment : flat.segments) {
         const auto begin = whole.begin() + segment.offset * element;
-        result[layout.params[static_cast<std::size_t>(segment.param)].name].assign(
-            begin, begin + segment.numel * element);
+        result[layout.params[static_cast<std::size_t>(segment.param)].name].assign(begin,
+                                                                                   begin + segment.numel * element);
       }
     }
     engine.core().barrier();

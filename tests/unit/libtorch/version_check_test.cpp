@@ -39,9 +39,7 @@ class InstalledVersion : public ::testing::Test {
     folder_ = pattern;
   }
   void TearDown() override { std::filesystem::remove_all(folder_); }
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(folder_ / name) << text;
-  }
+  void write(const std::string& name, const std::string& text) const { std::ofstream(folder_ / name) << text; }
 
   std::filesystem::path folder_;
 };

@@ -48,14 +48,8 @@ Trial<T> make_run(const Optimizer& optimizer, std::size_t n, unsigned seed) {
 }
 
 template <class T>
-void step(const Optimizer& optimizer,
-          Trial<T>& run,
-          std::size_t begin,
-          std::size_t end,
-          std::int64_t number,
-          const GroupHyper& hyper,
-          double factor,
-          kernels::Isa isa) {
+void step(const Optimizer& optimizer, Trial<T>& run, std::size_t begin, std::size_t end, std::int64_t number,
+          const GroupHyper& hyper, double factor, kernels::Isa isa) {
   std::vector<std::byte*> states;
   for (auto& state : run.states) states.push_back(reinterpret_cast<std::byte*>(state.data() + begin));
   optimizer.step({.param = reinterpret_cast<std::byte*>(run.param.data() + begin),
@@ -69,13 +63,8 @@ void step(const Optimizer& optimizer,
                  isa);
 }
 
-constexpr GroupHyper kHyper{.lr = 0.03,
-                            .beta1 = 0.8,
-                            .beta2 = 0.95,
-                            .eps = 1e-6,
-                            .weight_decay = 0.1,
-                            .momentum = 0.9,
-                            .dampening = 0.25};
+constexpr GroupHyper kHyper{
+    .lr = 0.03, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-6, .weight_decay = 0.1, .momentum = 0.9, .dampening = 0.25};
 
 TEST(OptimizerTable, NamesAreWhatIsBuilt) {
   EXPECT_EQ(optimizer_names(), (std::vector<std::string>{"AdamW", "Adam", "SGD"}));
@@ -129,13 +118,7 @@ void check_split() {
     step(*optimizer, whole, 0, n, number, kHyper, 0.5, isa);
     for (std::size_t cut = 1; cut < cuts.size(); ++cut) {
       // Parts by the scalar kernel, the whole by the widest: neither may show.
-      step(*optimizer,
-           parts,
-           cuts[cut - 1],
-           cuts[cut],
-           number,
-           kHyper,
-           0.5,
+      step(*optimizer, parts, cuts[cut - 1], cuts[cut], number, kHyper, 0.5,
            cut % 2 == 0 ? isa : kernels::Isa::kScalar);
     }
   }
@@ -150,10 +133,7 @@ RC_GTEST_PROP(OptimizerProperty, AnySplitGivesTheSameBitsInFloat64, ()) {
 }
 
 /// Ref: Loshchilov, Hutter, arXiv 1711.05101 (AdamW); Kingma, Ba, arXiv 1412.6980 (Adam); torch.optim.SGD.
-void oracle_step(const OptimizerOptions& options,
-                 const GroupHyper& h,
-                 double factor,
-                 std::int64_t number,
+void oracle_step(const OptimizerOptions& options, const GroupHyper& h, double factor, std::int64_t number,
                  Trial<double>& run) {
   const auto t = static_cast<double>(number);
   for (std::size_t at = 0; at < run.param.size(); ++at) {
@@ -243,10 +223,12 @@ TEST(Optimizer, HalvesOfMastersFollowWholeOnes) {
     EXPECT_TRUE(whole == split) << options.type;
     for (std::size_t at = 0; at < kN; ++at) {
       const float parameter = static_cast<float>(high[at]);
-      ASSERT_LE(std::fabs(parameter - whole.param[at]), std::fabs(whole.param[at]) * 0x1p-8F) << options.type << " element " << at;
+      ASSERT_LE(std::fabs(parameter - whole.param[at]), std::fabs(whole.param[at]) * 0x1p-8F)
+          << options.type << " element " << at;
     }
     // What a parameter cannot show counts: with parameters alone small updates would be lost.
-    EXPECT_GT(std::ranges::count_if(low, [](std::int16_t bits) { return bits != 0; }), static_cast<std::ptrdiff_t>(kN / 2));
+    EXPECT_GT(std::ranges::count_if(low, [](std::int16_t bits) { return bits != 0; }),
+              static_cast<std::ptrdiff_t>(kN / 2));
   }
 }
 

@@ -112,8 +112,7 @@ TEST(Schedule, KnownPointsOfTheDecays) {
 TEST(Schedule, NoWarmupStartsAtTheTop) {
   for (const Kind kind : {Kind::kWarmup, Kind::kWarmupLinear, Kind::kWarmupCosine}) {
     for (const bool logarithmic : {false, true}) {
-      const Schedule schedule{
-          .kind = kind, .total_steps = 10, .warmup_start = 0.5, .logarithmic = logarithmic};
+      const Schedule schedule{.kind = kind, .total_steps = 10, .warmup_start = 0.5, .logarithmic = logarithmic};
       EXPECT_EQ(schedule.factor(0), 1.0) << name_of(kind);
     }
   }

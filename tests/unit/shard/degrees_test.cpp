@@ -1,3 +1,7 @@
+#include <zeroth/base/error.h>
+#include <zeroth/shard/degrees.h>
+#include <zeroth/shard/flat_layout.h>
+
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -5,10 +9,6 @@
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <zeroth/base/error.h>
-#include <zeroth/shard/degrees.h>
-#include <zeroth/shard/flat_layout.h>
 
 namespace zeroth {
 namespace {
@@ -23,7 +23,8 @@ TEST(PiecesOfRanks, KnownTables) {
 }
 
 TEST(PiecesOfRanks, AreInRankOrderWithoutDegreesBetween) {
-  for (const Ints& degrees : {Ints{}, Ints{1}, Ints{5}, Ints{1, 5}}) EXPECT_EQ(pieces_of_ranks(5, degrees), (Ints{0, 1, 2, 3, 4}));
+  for (const Ints& degrees : {Ints{}, Ints{1}, Ints{5}, Ints{1, 5}})
+    EXPECT_EQ(pieces_of_ranks(5, degrees), (Ints{0, 1, 2, 3, 4}));
 }
 
 TEST(PiecesOfRanks, DegreesThatDoNotNestAreConfigurationErrors) {
@@ -55,7 +56,8 @@ Chain any_chain() {
 
 RC_GTEST_PROP(DegreesProperty, RunsOfRanksHaveTheWholeInPartsThatNest, ()) {
   const Chain chain = any_chain();
-  const std::vector<ParamSpec> params{{.name = "w", .shape = {*rc::gen::inRange<std::int64_t>(0, 200 * kBlockElements)}}};
+  const std::vector<ParamSpec> params{
+      {.name = "w", .shape = {*rc::gen::inRange<std::int64_t>(0, 200 * kBlockElements)}}};
   const auto layouts =
       make_flat_layouts(params, {.name = "u", .params = {0}}, *rc::gen::inRange(0, 50), chain.world, chain.degrees);
   const FlatLayout& flat = layouts.at(0);
@@ -88,7 +90,8 @@ RC_GTEST_PROP(DegreesProperty, RunsOfRanksHaveTheWholeInPartsThatNest, ()) {
 
 RC_GTEST_PROP(DegreesProperty, PartsOfEveryDegreeAreEvenUpToABlock, ()) {
   const Chain chain = any_chain();
-  const std::vector<ParamSpec> params{{.name = "w", .shape = {*rc::gen::inRange<std::int64_t>(0, 99) * kBlockElements}}};
+  const std::vector<ParamSpec> params{
+      {.name = "w", .shape = {*rc::gen::inRange<std::int64_t>(0, 99) * kBlockElements}}};
   const auto layouts =
       make_flat_layouts(params, {.name = "u", .params = {0}}, *rc::gen::inRange(0, 50), chain.world, chain.degrees);
   for (const int degree : chain.degrees) {

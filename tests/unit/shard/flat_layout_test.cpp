@@ -49,8 +49,7 @@ Model any_model(bool mixed) {
     model.params.push_back(param);
     model.unit.params.push_back(index);
   }
-  std::shuffle(
-      model.unit.params.begin(), model.unit.params.end(), std::mt19937(*rc::gen::arbitrary<unsigned>()));
+  std::shuffle(model.unit.params.begin(), model.unit.params.end(), std::mt19937(*rc::gen::arbitrary<unsigned>()));
   return model;
 }
 
@@ -93,8 +92,7 @@ RC_GTEST_PROP(FlatLayoutProperty, SegmentsAreDisjointAlignedAndCoverEveryParamet
 RC_GTEST_PROP(FlatLayoutProperty, OffsetsDoNotDependOnTheWorldOrTheUnitsNumber, ()) {
   const Model model = any_model(true);
   const auto one = make_flat_layouts(model.params, model.unit, 0, 1);
-  const auto many =
-      make_flat_layouts(model.params, model.unit, *rc::gen::inRange(0, 50), *rc::gen::inRange(1, 70));
+  const auto many = make_flat_layouts(model.params, model.unit, *rc::gen::inRange(0, 50), *rc::gen::inRange(1, 70));
   RC_ASSERT(one.size() == many.size());
   for (std::size_t index = 0; index < one.size(); ++index) {
     RC_ASSERT(one[index].segments == many[index].segments);
@@ -128,8 +126,7 @@ RC_GTEST_PROP(ShardBoundariesProperty, RotationSpreadsOddBlocksOverAllRanks, ())
   std::vector<std::int64_t> sums(static_cast<std::size_t>(world), 0);
   for (int rotate = 0; rotate < world; ++rotate) {
     const auto boundaries = boundaries_of(blocks * kBlockElements, world, rotate);
-    for (std::size_t rank = 0; rank < sums.size(); ++rank)
-      sums[rank] += boundaries[rank + 1] - boundaries[rank];
+    for (std::size_t rank = 0; rank < sums.size(); ++rank) sums[rank] += boundaries[rank + 1] - boundaries[rank];
   }
   for (const std::int64_t sum : sums) RC_ASSERT(sum == blocks * kBlockElements);
 }
@@ -155,14 +152,13 @@ RC_GTEST_PROP(IntersectProperty, PartsOfASegmentOverAllShardsAreTheSegment, ()) 
 }
 
 TEST(FlatLayout, GroupsInOrderOfFirstAppearance) {
-  const std::vector<ParamSpec> params{
-      {.name = "w", .shape = {5}, .dtype = DType::kBFloat16},
-      {.name = "frozen", .shape = {5}, .dtype = DType::kBFloat16, .trainable = false},
-      {.name = "norm", .shape = {3}},
-      {.name = "b", .shape = {40}, .dtype = DType::kBFloat16},
-      {.name = "expert", .shape = {3}, .grad_factor = 0.5},
-      {.name = "matrix", .shape = {5, 1}, .dtype = DType::kBFloat16},
-      {.name = "same dtype as norm", .shape = {1, 1}}};
+  const std::vector<ParamSpec> params{{.name = "w", .shape = {5}, .dtype = DType::kBFloat16},
+                                      {.name = "frozen", .shape = {5}, .dtype = DType::kBFloat16, .trainable = false},
+                                      {.name = "norm", .shape = {3}},
+                                      {.name = "b", .shape = {40}, .dtype = DType::kBFloat16},
+                                      {.name = "expert", .shape = {3}, .grad_factor = 0.5},
+                                      {.name = "matrix", .shape = {5, 1}, .dtype = DType::kBFloat16},
+                                      {.name = "same dtype as norm", .shape = {1, 1}}};
   const auto layouts = make_flat_layouts(params, {.name = "u", .params = {0, 1, 2, 3, 4, 5, 6}}, 0, 2);
   ASSERT_EQ(layouts.size(), 5U);
   EXPECT_EQ(layouts[0].segments, (std::vector<Segment>{{0, 0, 5}, {3, 32, 40}}));
@@ -250,7 +246,8 @@ TEST(FlatLayout, RefusesIntegersAndFactorsThatAreNotFinite) {
 }
 
 TEST(ShardBoundaries, TheShortBlockGoesToWhoHasTheLast) {
-  EXPECT_EQ(boundaries_of(kBlockElements + 16, 2, 0), (std::vector<std::int64_t>{0, kBlockElements, kBlockElements + 16}));
+  EXPECT_EQ(boundaries_of(kBlockElements + 16, 2, 0),
+            (std::vector<std::int64_t>{0, kBlockElements, kBlockElements + 16}));
   EXPECT_EQ(boundaries_of(16, 3, 1), (std::vector<std::int64_t>{0, 0, 16, 16}));
 }
 

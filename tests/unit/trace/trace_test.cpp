@@ -36,14 +36,15 @@ TEST(Trace, RanksThatMadeTheSameCallsDoNotDiffer) {
 TEST(Trace, TheRankThatHasNotBegunIsNamed) {
   std::vector<RankTrace> ranks{a_rank(0, 5), a_rank(1, 4), a_rank(2, 5)};
   ranks[0].calls.back().ended_ns = ranks[2].calls.back().ended_ns = 0;
-  EXPECT_THAT(differences(ranks), ElementsAre("world#4: ranks 0, 2 have begun all_gather float32 [10] unit=1 label=0, rank 1 has not"));
+  EXPECT_THAT(differences(ranks),
+              ElementsAre("world#4: ranks 0, 2 have begun all_gather float32 [10] unit=1 label=0, rank 1 has not"));
 }
 
 TEST(Trace, CallsThatDoNotMatchAreShownWithAllSides) {
   std::vector<RankTrace> ranks{a_rank(0, 5), a_rank(1, 5)};
   ranks[1].calls[3].what = "barrier uint8 [0] unit=-1 label=2";
-  EXPECT_THAT(differences(ranks),
-              ElementsAre("world#3: ranks make different calls. rank 0: all_gather float32 [10] unit=1 label=0; rank 1: barrier uint8 [0] unit=-1 label=2"));
+  EXPECT_THAT(differences(ranks), ElementsAre("world#3: ranks make different calls. rank 0: all_gather float32 [10] "
+                                              "unit=1 label=0; rank 1: barrier uint8 [0] unit=-1 label=2"));
 }
 
 TEST(Trace, ACallThatNobodyEnds) {
@@ -55,14 +56,20 @@ TEST(Trace, ACallThatNobodyEnds) {
 TEST(Trace, WaitsOfARankAreItsOwn) {
   std::vector<RankTrace> ranks{a_rank(0, 2), a_rank(1, 2)};
   for (const std::uint64_t number : {0U, 1U}) {  // with numbers of calls
-    ranks[1].calls.push_back({.group = "world", .sequence = number, .what = "wait", .name = "wait", .about = "step() of all ranks", .begun_ns = 10 * kSecond});
+    ranks[1].calls.push_back({.group = "world",
+                              .sequence = number,
+                              .what = "wait",
+                              .name = "wait",
+                              .about = "step() of all ranks",
+                              .begun_ns = 10 * kSecond});
   }
   EXPECT_THAT(differences(ranks), IsEmpty());
   EXPECT_THAT(draw(ranks, 20.0, 20).at(1), HasSubstr(">| in wait#1 (step() of all ranks) of world for 10.0 s"));
 }
 
 TEST(Trace, NamesAreInTheFirstLineOnce) {
-  const std::string head = R"({"rank": 0, "size": 1, "host": "h", "now_ns": 5, "names": ["a", "the parameters of unit blocks.0"]})";
+  const std::string head =
+      R"({"rank": 0, "size": 1, "host": "h", "now_ns": 5, "names": ["a", "the parameters of unit blocks.0"]})";
   const auto call = [](int about) {
     return R"({"group": "world", "sequence": 3, "call": "all_gather", "dtype": "float32", "elements": 9, "unit": 1, "label": 1, "begun_ns": 1, "ended_ns": 2, "about": )" +
            std::to_string(about) + "}";
@@ -70,7 +77,8 @@ TEST(Trace, NamesAreInTheFirstLineOnce) {
   const RankTrace trace = parse(head + "\n" + call(1), "trace");
   EXPECT_EQ(trace.calls.at(0).what, "all_gather float32 [9] unit=1 label=1 (the parameters of unit blocks.0)");
   EXPECT_THAT(draw({trace}, 1.0, 10).at(0), HasSubstr("last all_gather#3 (the parameters of unit blocks.0) of world"));
-  EXPECT_THAT(test::error_of(ErrorCode::kIo, [&] { (void)parse(head + "\n" + call(2), "trace"); }), HasSubstr("trace:2"));
+  EXPECT_THAT(test::error_of(ErrorCode::kIo, [&] { (void)parse(head + "\n" + call(2), "trace"); }),
+              HasSubstr("trace:2"));
 }
 
 TEST(Trace, WhatHasLeftARingIsNotMissed) {
@@ -108,7 +116,9 @@ TEST(Trace, WhatIsNoTraceIsRefusedWithItsLine) {
   };
   refused("", "empty");
   refused("hello", "f.jsonl:1");
-  refused(R"({"rank":0,"size":1,"host":"h","now_ns":1})" "\n{}", "f.jsonl:2");
+  refused(R"({"rank":0,"size":1,"host":"h","now_ns":1})"
+          "\n{}",
+          "f.jsonl:2");
   refused(R"({"rank":5,"size":1,"host":"h","now_ns":1})", "rank 5 of 1");
   refused(R"({"rank":0,"size":99999999,"host":"h","now_ns":1})", "no such rank");
 }

@@ -60,7 +60,8 @@ std::vector<float> sum_of(const ModelLayout& model, int flat, int step, const St
       sum.resize(static_cast<std::size_t>(layout.length));
       for (const Segment& segment : layout.segments) {
         const std::vector<float> grad = gradient_of(model, segment.param, rank, step, backward);
-        for (std::size_t index = 0; index < grad.size(); ++index) sum[static_cast<std::size_t>(segment.offset) + index] += grad[index];
+        for (std::size_t index = 0; index < grad.size(); ++index)
+          sum[static_cast<std::size_t>(segment.offset) + index] += grad[index];
       }
     }
   }
@@ -74,14 +75,16 @@ void require_shard(Stores& stores, int flat, const std::vector<float>& sum, cons
   for (std::int64_t at = shard.begin; at < shard.end; ++at) {
     const float expected = sum[static_cast<std::size_t>(at)];
     if (got[at - shard.begin] == expected) continue;
-    test::require(false, where + ", element " + std::to_string(at) + ": expected " + std::to_string(expected) + ", got " + std::to_string(got[at - shard.begin]));
+    test::require(false, where + ", element " + std::to_string(at) + ": expected " + std::to_string(expected) +
+                             ", got " + std::to_string(got[at - shard.begin]));
   }
 }
 
 void require_sums(Stores& stores, int step, const Story& story) {
   for (int flat = 0; flat < static_cast<int>(stores.model.flats.size()); ++flat) {
     const FlatLayout& layout = stores.model.flat(flat);
-    if (!layout.trainable || layout.dtype != DType::kFloat32 || layout.shard(stores.memory.rank()).size() == 0) continue;
+    if (!layout.trainable || layout.dtype != DType::kFloat32 || layout.shard(stores.memory.rank()).size() == 0)
+      continue;
     const std::vector<float> sum = sum_of(stores.model, flat, step, story);
     const std::string where = story.name + ", step " + std::to_string(step) + ", flat " + std::to_string(flat);
     test::require(stores.gradients.has_sums(flat) == !sum.empty(), where + ": sums are there, or not");
@@ -95,14 +98,17 @@ const std::vector<Story> kStories{
     {"in the opposite order", [](int) { return std::vector<Backward>{{kBlock0, kBlock1, kBlock2, 0}}; }, true},
     {"each in an order of its own",
      [](int rank) {
-       return std::vector<Backward>{rank == 0 ? Backward{kBlock2, kBlock1, kBlock0, 0} : Backward{kBlock0, 0, kBlock2, kBlock1}};
+       return std::vector<Backward>{rank == 0 ? Backward{kBlock2, kBlock1, kBlock0, 0}
+                                              : Backward{kBlock0, 0, kBlock2, kBlock1}};
      },
      true},
     {"one rank alone has gradients of the first block, the others fill its slot",
-     [](int rank) { return std::vector<Backward>{rank == 0 ? Backward{kBlock2, kBlock0, 0} : Backward{kBlock2, kBlock1, 0}}; },
+     [](int rank) {
+       return std::vector<Backward>{rank == 0 ? Backward{kBlock2, kBlock0, 0} : Backward{kBlock2, kBlock1, 0}};
+     },
      true},
-    {"one rank alone has gradients at all", [](int rank) { return std::vector<Backward>{rank == 0 ? Backward{kBlock0} : Backward{}}; },
-     false},
+    {"one rank alone has gradients at all",
+     [](int rank) { return std::vector<Backward>{rank == 0 ? Backward{kBlock0} : Backward{}}; }, false},
     {"two backwards", [](int) { return std::vector<Backward>(2, {kBlock2, kBlock1, kBlock0, 0}); }, true},
     {"two backwards, the blocks in another order",
      [](int rank) {
@@ -140,12 +146,13 @@ constexpr DType kWhole = DType::kFloat32;
 
 const std::vector<NarrowStory> kNarrowStories{
     {"both as computed", [](int) { return std::vector<Arrival>{{0, kHalf}, {1, kHalf}}; }, [](int) { return false; }},
-    {"the second one wide", [](int) { return std::vector<Arrival>{{0, kHalf}, {1, kWhole}}; }, [](int) { return true; }},
+    {"the second one wide", [](int) { return std::vector<Arrival>{{0, kHalf}, {1, kWhole}}; },
+     [](int) { return true; }},
     {"the first one wide", [](int) { return std::vector<Arrival>{{0, kWhole}, {1, kHalf}}; }, [](int) { return true; }},
-    {"one twice", [](int) { return std::vector<Arrival>{{0, kHalf}, {1, kHalf}, {0, kHalf}}; }, [](int) { return true; }},
+    {"one twice", [](int) { return std::vector<Arrival>{{0, kHalf}, {1, kHalf}, {0, kHalf}}; },
+     [](int) { return true; }},
     {"one alone", [](int) { return std::vector<Arrival>{{1, kHalf}}; }, [](int) { return false; }},
-    {"wide on one rank",
-     [](int rank) { return std::vector<Arrival>{{0, kHalf}, {1, rank == 1 ? kWhole : kHalf}}; },
+    {"wide on one rank", [](int rank) { return std::vector<Arrival>{{0, kHalf}, {1, rank == 1 ? kWhole : kHalf}}; },
      [](int rank) { return rank == 1; }},
 };
 
@@ -173,10 +180,9 @@ void run_narrow_backward(Stores& stores, const NarrowStory& story, int step) {
       const std::vector<BFloat16> grad = narrow_gradient(stores.model, param, rank, step, arrival);
       const std::vector<float> wide(grad.begin(), grad.end());
       const void* const data = arrivals[arrival].dtype == kWhole ? static_cast<const void*>(wide.data()) : grad.data();
-      stores.gradients.add(param,
-                           {static_cast<const std::byte*>(data),
-                            stores.model.params[static_cast<std::size_t>(param)].shape,
-                            arrivals[arrival].dtype});
+      stores.gradients.add(
+          param, {static_cast<const std::byte*>(data), stores.model.params[static_cast<std::size_t>(param)].shape,
+                  arrivals[arrival].dtype});
     }
     stores.gradients.close_unit(block);
   }
@@ -203,17 +209,15 @@ TEST(GradientStore, BucketsOf16BitsBecomeWideForTheEventThatNeedsIt) {
     for (const int stage : {1, 2, 3}) {
       for (const int world : {2, 3}) {
         for (const NarrowStory& story : kNarrowStories) {
-          const std::string where = story.name + ", stage " + std::to_string(stage) + ", world " + std::to_string(world) + ", messages " +
-                                    std::to_string(messages);
+          const std::string where = story.name + ", stage " + std::to_string(stage) + ", world " +
+                                    std::to_string(world) + ", messages " + std::to_string(messages);
           const auto body = [&](int rank, const Backend& backend) {
             Stores stores(backend, zero_plan(stage, {"dp"}), make_narrow_model(world));
             for (int step = 0; step < 3; ++step) {
               run_narrow_backward(stores, story, step);
               stores.gradients.complete();
               for (int flat = 0; flat < 3; ++flat) {
-                require_shard(stores,
-                              flat,
-                              narrow_sum_of(stores.model, flat, step, story),
+                require_shard(stores, flat, narrow_sum_of(stores.model, flat, step, story),
                               where + ", step " + std::to_string(step) + ", flat " + std::to_string(flat));
               }
               stores.barrier();  // the judge's
@@ -221,9 +225,11 @@ TEST(GradientStore, BucketsOf16BitsBecomeWideForTheEventThatNeedsIt) {
             }
             const bool beyond = stores.device->ledger().state_peaks()[MemoryState::kOverflow] > 0;
             test::require(beyond == story.widens(rank), where + ": memory beyond the plan");
-            test::require((stores.gradients.first_wide() >= 0) == story.widens(rank), where + ": the first wide gradient is known");
+            test::require((stores.gradients.first_wide() >= 0) == story.widens(rank),
+                          where + ": the first wide gradient is known");
           };
-          test::run_ranks(world, body, {.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory});
+          test::run_ranks(world, body,
+                          {.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory});
         }
       }
     }
@@ -234,7 +240,8 @@ TEST(GradientStore, SumsAreThereHoweverRanksGoThroughTheModel) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const int ring_slots : {1, 2}) {
       for (const auto& [world, gradient_degree] : {std::pair{1, 0}, {2, 0}, {3, 0}, {4, 2}}) {
-        if (gradient_degree > 0 && (ring_slots > 1 || stage == 1 || stage == 2)) continue;  // much of the same, and slow under sanitizers
+        if (gradient_degree > 0 && (ring_slots > 1 || stage == 1 || stage == 2))
+          continue;  // much of the same, and slow under sanitizers
         for (const Story& story : kStories) {
           ShardingPlan plan = zero_plan(stage, {"dp"});
           plan.ring_slots = ring_slots;
@@ -257,8 +264,9 @@ TEST(GradientStore, SumsAreThereHoweverRanksGoThroughTheModel) {
             if (rank == 0) ring = stores.memory.bucket_table().slot_bytes.size() < 4;
           });
           const bool made = std::ranges::any_of(room, [](std::uint64_t bytes) { return bytes > 0; });
-          const std::string where = story.name + ", stage " + std::to_string(stage) + ", world " + std::to_string(world) + ", ring of " +
-                                    std::to_string(ring_slots) + ", gradients over " + std::to_string(gradient_degree);
+          const std::string where = story.name + ", stage " + std::to_string(stage) + ", world " +
+                                    std::to_string(world) + ", ring of " + std::to_string(ring_slots) +
+                                    ", gradients over " + std::to_string(gradient_degree);
           EXPECT_TRUE(!ring || made || !story.makes_room) << where;
           EXPECT_TRUE(!made || story.name != "in order") << where;
         }
@@ -267,7 +275,8 @@ TEST(GradientStore, SumsAreThereHoweverRanksGoThroughTheModel) {
   }
 }
 
-/// A rank may be long in its update, which reads other ranks' sums: those of another run, too, who could go on without it.
+/// A rank may be long in its update, which reads other ranks' sums: those of another run, too, who could go on without
+/// it.
 TEST(GradientStore, NobodyAddsToSumsThatOthersStillUpdateWith) {
   const Story story = kStories.front();
   for (const int gradient_degree : {0, 2}) {
@@ -290,8 +299,8 @@ TEST(GradientStore, NobodyAddsToSumsThatOthersStillUpdateWith) {
           const std::vector<float> sum = sum_of(stores.model, flat, 0, story);
           for (const int owner : {0, 1, 2, 3}) {
             const Range piece = layout.shard(owner);
-            const auto* got = reinterpret_cast<const float*>(
-                owner == rank ? stores.memory.reduced(flat) : stores.memory.peer_reduced(flat, owner));
+            const auto* got = reinterpret_cast<const float*>(owner == rank ? stores.memory.reduced(flat)
+                                                                           : stores.memory.peer_reduced(flat, owner));
             for (std::int64_t at = piece.begin; at < piece.end; ++at) {
               if (got[at - piece.begin] != sum[static_cast<std::size_t>(at)]) {
                 test::require(false, "the sums of rank " + std::to_string(owner) + " are those of another step");
@@ -315,9 +324,12 @@ TEST(GradientStore, NobodyAddsToSumsThatOthersStillUpdateWith) {
 /// Sums are formed over a run of ranks, over backwards, over runs: numbers that are lost in any other order.
 TEST(GradientStore, RunsOfRanksAreSummedFirstThenBackwardsThenRuns) {
   constexpr float kLarge = 0x1p25F;  // one unit in the last place is 4: next to it 1 and 2 are lost
-  // [rank][backward]; runs of two ranks. ((L + 1) + (-L + 3)) + ((1 + 1) + (1 + 1)): the first run has L and -L + 4, or -L + 2.
+  // [rank][backward]; runs of two ranks. ((L + 1) + (-L + 3)) + ((1 + 1) + (1 + 1)): the first run has L and -L + 4, or
+  // -L + 2.
   constexpr float kGradients[4][2] = {{kLarge, -kLarge}, {1.0F, 3.0F}, {1.0F, 1.0F}, {1.0F, 1.0F}};
-  const auto pairs = [&](int first, int backward) { return kGradients[first][backward] + kGradients[first + 1][backward]; };
+  const auto pairs = [&](int first, int backward) {
+    return kGradients[first][backward] + kGradients[first + 1][backward];
+  };
   const float in_runs = (pairs(0, 0) + pairs(0, 1)) + (pairs(2, 0) + pairs(2, 1));
   const auto of_all = [&](int backward) {
     return ((kGradients[0][backward] + kGradients[1][backward]) + kGradients[2][backward]) + kGradients[3][backward];
@@ -346,9 +358,9 @@ TEST(GradientStore, RunsOfRanksAreSummedFirstThenBackwardsThenRuns) {
               const auto* got = reinterpret_cast<const float*>(stores.memory.reduced(flat));
               const Range piece = intersect(stores.model.flat(flat).shard(rank), {0, spec.numel()});
               for (std::int64_t at = 0; at < piece.size(); ++at) {
-                test::require(got[at] == expected,
-                              "stage " + std::to_string(stage) + ", degree " + std::to_string(degree) + ": expected " +
-                                  std::to_string(expected) + ", got " + std::to_string(got[at]));
+                test::require(got[at] == expected, "stage " + std::to_string(stage) + ", degree " +
+                                                       std::to_string(degree) + ": expected " +
+                                                       std::to_string(expected) + ", got " + std::to_string(got[at]));
               }
               stores.barrier();  // the judge's
               stores.gradients.begin_step();

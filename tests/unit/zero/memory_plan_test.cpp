@@ -51,9 +51,7 @@ std::vector<Part> parts_of(const testing::RandomModel& model) {
       const ParamSpec& param = model.params[static_cast<std::size_t>(index)];
       const bool vectors = param.dtype == DType::kBFloat16 && param.shape.size() <= 1;
       const auto key = std::make_tuple(param.dtype, vectors, param.trainable, param.grad_factor);
-      const std::int64_t element = param.dtype == DType::kFloat64   ? 8
-                                   : param.dtype == DType::kFloat32 ? 4
-                                                                    : 2;
+      const std::int64_t element = param.dtype == DType::kFloat64 ? 8 : param.dtype == DType::kFloat32 ? 4 : 2;
       if (!found.contains(key)) {
         found[key] = parts.size();
         parts.push_back(
@@ -74,9 +72,7 @@ std::vector<Part> parts_of(const testing::RandomModel& model) {
 }
 
 /// Largest unit of each place in a ring, plus all units outside of it.
-std::uint64_t slots(const testing::RandomModel& model,
-                    const std::vector<std::uint64_t>& unit_bytes,
-                    bool ring,
+std::uint64_t slots(const testing::RandomModel& model, const std::vector<std::uint64_t>& unit_bytes, bool ring,
                     int ring_slots) {
   std::map<int, std::uint64_t> places;
   std::uint64_t single = 0;
@@ -96,13 +92,8 @@ std::uint64_t slots(const testing::RandomModel& model,
   return single;
 }
 
-MemorySnapshot formula(const testing::RandomModel& model,
-                       int stage,
-                       const ShardingPlan& plan,
-                       int rank,
-                       int world,
-                       int states,
-                       int micro_steps) {
+MemorySnapshot formula(const testing::RandomModel& model, int stage, const ShardingPlan& plan, int rank, int world,
+                       int states, int micro_steps) {
   MemorySnapshot memory;
   const auto at = [&memory](MemoryState state) -> std::uint64_t& {
     return memory.bytes[static_cast<std::size_t>(state)];
@@ -114,7 +105,8 @@ MemorySnapshot formula(const testing::RandomModel& model,
   // Gradients travel as they are computed, but where sums are gathered, or formed, in the bucket.
   const auto narrow = [&](const Part& part) {
     const bool repeated = model.units[static_cast<std::size_t>(part.unit)].repeated;
-    return part.element == 2 && world > 1 && stage > 0 && repeated && !(per_step && micro_steps > 1) && !part.stays_wide;
+    return part.element == 2 && world > 1 && stage > 0 && repeated && !(per_step && micro_steps > 1) &&
+           !part.stays_wide;
   };
   for (const Part& part : parts) {
     const std::int64_t shard = part.shard(rank, world);
@@ -131,7 +123,8 @@ MemorySnapshot formula(const testing::RandomModel& model,
   const std::uint64_t ring = slots(model, bucket, true, plan.ring_slots);
   const bool once = micro_steps == 1 || per_step;
   const auto ranks = static_cast<std::uint64_t>(world);
-  // Units with a bucket that nothing comes into after their own: all outside the ring, and in it the first of each place.
+  // Units with a bucket that nothing comes into after their own: all outside the ring, and in it the first of each
+  // place.
   std::vector<bool> last(model.units.size(), true);
   std::uint64_t beside = 0;
   std::map<int, bool> placed;
@@ -172,8 +165,8 @@ RC_GTEST_PROP(MemoryPlanProperty, EqualsTheFormulaOfTheParameters, ()) {
   expected.bytes[static_cast<std::size_t>(MemoryState::kControl)] = control_bytes(model);
   const MemorySnapshot planned = plan_memory(model, plan, rank, states, micro_steps);
   for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
-    RC_LOG() << name_of(static_cast<MemoryState>(state)) << ": formula " << expected.bytes[state]
-             << ", planned " << planned.bytes[state] << "\n";
+    RC_LOG() << name_of(static_cast<MemoryState>(state)) << ": formula " << expected.bytes[state] << ", planned "
+             << planned.bytes[state] << "\n";
   }
   RC_ASSERT(planned == expected);
 }
@@ -222,8 +215,7 @@ TEST(MemoryPlan, StatesOfOneLinearLayerAreDividedByTheirDegrees) {
       plan.parameter_degree = parameter;
       plan.optimizer_degree = optimizer;
       const ModelLayout model = make_model_layout({{.name = "w", .shape = {1024, 1024}, .dtype = dtype}},
-                                                  {{.name = "root", .params = {0}}},
-                                                  plan.degrees(8));
+                                                  {{.name = "root", .params = {0}}}, plan.degrees(8));
       const std::uint64_t element = size_of(dtype);
       const auto w = static_cast<std::uint64_t>(parameter);
       const auto o = static_cast<std::uint64_t>(optimizer);
@@ -257,8 +249,10 @@ TEST(MemoryPlan, SumsAreDividedByTheDegreeOfGradientsOrOfTheUpdateWhicheverIsLes
           make_model_layout({{.name = "w", .shape = {1024, 1024}}}, {{.name = "root", .params = {0}}}, plan.degrees(8));
       for (const int rank : {0, 5}) {
         const auto divisor = static_cast<std::uint64_t>(stage == 0 ? gradient : std::min(optimizer, gradient));
-        EXPECT_EQ(plan_memory(model, plan, rank, 2, 2)[MemoryState::kReduced], 4 * kMiB / divisor) << stage << " " << gradient;
-        EXPECT_EQ(plan_memory(model, plan, rank, 2, 1)[MemoryState::kReduced], 0U) << "in the bucket, where it is not needed again";
+        EXPECT_EQ(plan_memory(model, plan, rank, 2, 2)[MemoryState::kReduced], 4 * kMiB / divisor)
+            << stage << " " << gradient;
+        EXPECT_EQ(plan_memory(model, plan, rank, 2, 1)[MemoryState::kReduced], 0U)
+            << "in the bucket, where it is not needed again";
       }
     }
   }
@@ -280,8 +274,7 @@ RC_GTEST_PROP(MemoryPlanProperty, GroupsOfRanksAddUpToOneModelEach, ()) {
                                       {MemoryState::kOptimizer, optimizer}}) {
     for (int first = 0; first < world; first += degree) {
       std::uint64_t sum = 0;
-      for (int rank = first; rank < first + degree; ++rank)
-        sum += plan_memory(model, plan, rank, 2, 1)[state];
+      for (int rank = first; rank < first + degree; ++rank) sum += plan_memory(model, plan, rank, 2, 1)[state];
       RC_ASSERT(sum == whole[state]);
     }
   }

@@ -56,9 +56,8 @@ TEST(ModelLayout, RefusesModelsThatAreNotPartitioned) {
   EXPECT_EQ(error.code(), ErrorCode::kModel);
   EXPECT_EQ(error.context().which, "b");
 
-  error = error_of([&] {
-    (void)make_model_layout(two, {{.name = "u", .params = {0, 1}}, {.name = "v", .params = {1}}}, 2);
-  });
+  error = error_of(
+      [&] { (void)make_model_layout(two, {{.name = "u", .params = {0, 1}}, {.name = "v", .params = {1}}}, 2); });
   EXPECT_EQ(error.code(), ErrorCode::kModel);
   EXPECT_EQ(error.context().which, "b");
   EXPECT_EQ(error.context().got, "u and v");
@@ -79,11 +78,9 @@ TEST(ModelLayout, RefusesModelsThatAreNotPartitioned) {
 }
 
 TEST(ModelLayout, DescribesWhatMustAgree) {
-  const ModelLayout model =
-      make_model_layout({{.name = "w", .shape = {2, 3}, .dtype = DType::kBFloat16, .group = 1},
-                         {.name = "s", .shape = {}, .trainable = false}},
-                        {{.name = "root", .params = {0, 1}}},
-                        2);
+  const ModelLayout model = make_model_layout({{.name = "w", .shape = {2, 3}, .dtype = DType::kBFloat16, .group = 1},
+                                               {.name = "s", .shape = {}, .trainable = false}},
+                                              {{.name = "root", .params = {0, 1}}}, 2);
   EXPECT_EQ(model.describe_param(0), "w bfloat16 [2, 3] trainable group 1 unit root");
   EXPECT_EQ(model.describe_param(1), "s float32 [] frozen group 0 unit root");
 }

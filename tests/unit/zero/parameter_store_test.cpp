@@ -17,9 +17,8 @@ using test::RankReport;
 using test::try_ranks;
 
 class ParameterStoreWorlds : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, ParameterStoreWorlds, ::testing::Values(1, 2, 3), [](const auto& world) {
-  return "of" + std::to_string(world.param);
-});
+INSTANTIATE_TEST_SUITE_P(Worlds, ParameterStoreWorlds, ::testing::Values(1, 2, 3),
+                         [](const auto& world) { return "of" + std::to_string(world.param); });
 
 TEST_P(ParameterStoreWorlds, AGatherBringsTheShardsOfAllRanksInEveryVersion) {
   test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
@@ -68,8 +67,7 @@ TEST_P(ParameterStoreWorlds, LeasesAreCountedAndTheLastOneUnbinds) {
     require_equal(2, static_cast<std::uint64_t>(stores.parameters.leases(kBlock1)), "leases after a move");
     second.reset();
     second.reset();
-    require_equal(
-        1, static_cast<std::uint64_t>(stores.parameters.leases(kBlock1)), "leases after one release");
+    require_equal(1, static_cast<std::uint64_t>(stores.parameters.leases(kBlock1)), "leases after one release");
     stores.require_values(kBlock1);
     stores.parameters.release(kBlock1);
     stores.require_unbound(kBlock1);
@@ -106,13 +104,11 @@ TEST_P(ParameterStoreWorlds, TwoUnitsOfOneSlotAtOnceGetMemoryBeyondThePlan) {
     stores.parameters.release(kBlock1);
 
     require_equal(0, stores.live(MemoryState::kOverflow), "overflow bytes after the release");
-    require_equal(
-        slot_bytes, stores.device->ledger().state_peaks()[MemoryState::kOverflow], "peak of overflow bytes");
+    require_equal(slot_bytes, stores.device->ledger().state_peaks()[MemoryState::kOverflow], "peak of overflow bytes");
     require_equal(0, static_cast<std::uint64_t>(counters.live_slots), "live slots at the end");
     require_equal(0, counters.live_bytes, "live bytes at the end");
     require_equal(2, static_cast<std::uint64_t>(counters.live_slots_peak), "peak of live slots");
-    require_equal(stores.unit_bytes(kBlock1) + stores.unit_bytes(kBlock2),
-                  counters.live_bytes_peak,
+    require_equal(stores.unit_bytes(kBlock1) + stores.unit_bytes(kBlock2), counters.live_bytes_peak,
                   "peak of live bytes");
     stores.parameters.reset_peaks();
     require_equal(0, static_cast<std::uint64_t>(counters.live_slots_peak), "peak of live slots, forgotten");
@@ -175,11 +171,9 @@ void expect_mismatch_of_all(const RankReport& report, int world, const std::vect
     EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
     // Who finds another rank at fault names it; the rank at fault finds the others.
     const std::string culprit = failure.rank == 1 ? "rank 0" : "rank 1";
-    for (const std::string& text : texts)
-      EXPECT_NE(failure.text.find(text), std::string::npos) << failure.text;
+    for (const std::string& text : texts) EXPECT_NE(failure.text.find(text), std::string::npos) << failure.text;
     EXPECT_NE(failure.text.find("on " + culprit), std::string::npos) << failure.text;
-    EXPECT_NE(failure.text.find("who: rank " + std::to_string(failure.rank)), std::string::npos)
-        << failure.text;
+    EXPECT_NE(failure.text.find("who: rank " + std::to_string(failure.rank)), std::string::npos) << failure.text;
   }
 }
 
@@ -264,9 +258,7 @@ TEST(ParameterStore, AnotherLayoutOfAUnitIsAMismatchThatNamesUnitAndRank) {
         },
         alone());
     expect_mismatch_of_all(
-        report,
-        world,
-        {"different ways", "where: zero.gather", "unit blocks.1", "expected: layout ", "got: layout "});
+        report, world, {"different ways", "where: zero.gather", "unit blocks.1", "expected: layout ", "got: layout "});
   }
 }
 
@@ -291,11 +283,8 @@ TEST(ParameterStore, AShardOfAnotherVersionIsAMismatchThatNamesUnitAndRank) {
   EXPECT_EQ(report.failures.size(), 3U) << report.text();
   for (const test::RankFailure& failure : report.failures) {
     EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
-    for (const char* text : {"where: zero.gather",
-                             "unit blocks.2",
-                             "shard of rank 1",
-                             "expected: epoch 1",
-                             "got: epoch 5 on rank 1"}) {
+    for (const char* text :
+         {"where: zero.gather", "unit blocks.2", "shard of rank 1", "expected: epoch 1", "got: epoch 5 on rank 1"}) {
       EXPECT_NE(failure.text.find(text), std::string::npos) << failure.text;
     }
   }
@@ -314,14 +303,8 @@ TEST(ParameterStore, TagsDependOnEverythingThatALayoutHolds) {
       ModelMemory memory(model, plan, 2, 1, *device, *backend);
       ThreadPool pool(1);
       Bound bound;
-      const ParameterStore store(model,
-                                 plan,
-                                 memory,
-                                 *backend,
-                                 *device,
-                                 device->make_stream("gather"),
-                                 {&pool, kernels::best_isa()},
-                                 bound);
+      const ParameterStore store(model, plan, memory, *backend, *device, device->make_stream("gather"),
+                                 {&pool, kernels::best_isa()}, bound);
       tag = memory.signals(0).tag(0).load();
     });
     return tag;
@@ -368,8 +351,7 @@ TEST(GradientStore, ABucketOfAnotherLayoutIsAMismatchThatNamesUnitAndRank) {
           const ParamSpec& spec = stores.model.params[static_cast<std::size_t>(param)];
           const std::vector<float> grad(static_cast<std::size_t>(spec.numel()), 1.0F);
           try {
-            stores.gradients.add(param,
-                                 {reinterpret_cast<const std::byte*>(grad.data()), spec.shape, spec.dtype});
+            stores.gradients.add(param, {reinterpret_cast<const std::byte*>(grad.data()), spec.shape, spec.dtype});
             stores.gradients.close_backward();
             stores.gradients.complete();
           } catch (const Error&) {
@@ -379,9 +361,7 @@ TEST(GradientStore, ABucketOfAnotherLayoutIsAMismatchThatNamesUnitAndRank) {
         },
         alone());
     expect_mismatch_of_all(
-        report,
-        2,
-        {"different ways", "where: zero.reduce", "unit blocks.1", "expected: layout ", "got: layout "});
+        report, 2, {"different ways", "where: zero.reduce", "unit blocks.1", "expected: layout ", "got: layout "});
   }
 }
 

@@ -53,8 +53,7 @@ TEST(ShardingPlan, BucketsAreHeldWhereAllLocalGradientsAre) {
     EXPECT_EQ(plan.holds_all_buckets(3), stage < 2) << stage;
     plan.policy = ReductionPolicy::kPerStep;
     EXPECT_TRUE(plan.holds_all_buckets(3)) << stage;
-    EXPECT_EQ(plan.holds_all_buckets(1), stage < 2)
-        << stage << ": one micro-step is one reduction under both policies";
+    EXPECT_EQ(plan.holds_all_buckets(1), stage < 2) << stage << ": one micro-step is one reduction under both policies";
   }
 }
 
@@ -63,11 +62,9 @@ TEST(ShardingPlan, ValidateAllowsExactlyTheMeaningfulCombinations) {
   for (const P parameter : {P::kReplicate, P::kPartial, P::kFlat}) {
     for (const P gradient : {P::kReplicate, P::kPartial, P::kFlat}) {
       for (const P optimizer : {P::kReplicate, P::kPartial, P::kFlat}) {
-        const ShardingPlan plan{
-            .name = "made", .parameter = parameter, .gradient = gradient, .optimizer = optimizer};
+        const ShardingPlan plan{.name = "made", .parameter = parameter, .gradient = gradient, .optimizer = optimizer};
         bool sensible = parameter != P::kPartial && optimizer != P::kPartial;
-        if (optimizer == P::kReplicate)
-          sensible = sensible && gradient == P::kReplicate && parameter == P::kReplicate;
+        if (optimizer == P::kReplicate) sensible = sensible && gradient == P::kReplicate && parameter == P::kReplicate;
         allowed += sensible ? 1 : 0;
         try {
           plan.validate();
@@ -95,15 +92,20 @@ TEST(ShardingPlan, ValidateRefusesAbsurdNumbers) {
 }
 
 TEST(ShardingPlan, DegreesOfTheStagesAreOneOrTheWorld) {
-  EXPECT_EQ(zero_plan(0, {"dp"}).degrees(6), (Degrees{.parameter = 1, .gradient = 6, .sums = 1, .optimizer = 1, .world = 6}));
-  EXPECT_EQ(zero_plan(1, {"dp"}).degrees(6), (Degrees{.parameter = 1, .gradient = 6, .sums = 6, .optimizer = 6, .world = 6}));
-  EXPECT_EQ(zero_plan(2, {"dp"}).degrees(6), (Degrees{.parameter = 1, .gradient = 6, .sums = 6, .optimizer = 6, .world = 6}));
-  EXPECT_EQ(zero_plan(3, {"dp"}).degrees(6), (Degrees{.parameter = 6, .gradient = 6, .sums = 6, .optimizer = 6, .world = 6}));
+  EXPECT_EQ(zero_plan(0, {"dp"}).degrees(6),
+            (Degrees{.parameter = 1, .gradient = 6, .sums = 1, .optimizer = 1, .world = 6}));
+  EXPECT_EQ(zero_plan(1, {"dp"}).degrees(6),
+            (Degrees{.parameter = 1, .gradient = 6, .sums = 6, .optimizer = 6, .world = 6}));
+  EXPECT_EQ(zero_plan(2, {"dp"}).degrees(6),
+            (Degrees{.parameter = 1, .gradient = 6, .sums = 6, .optimizer = 6, .world = 6}));
+  EXPECT_EQ(zero_plan(3, {"dp"}).degrees(6),
+            (Degrees{.parameter = 6, .gradient = 6, .sums = 6, .optimizer = 6, .world = 6}));
 }
 
 TEST(ShardingPlan, PlansForSlowLinksAreDegrees) {
   for (const ShardingPlan& plan : {hsdp_plan(2, {"dp"}), mics_plan(2, {"dp"})}) {
-    EXPECT_EQ(plan.degrees(8), (Degrees{.parameter = 2, .gradient = 8, .sums = 2, .optimizer = 2, .world = 8})) << plan.name;
+    EXPECT_EQ(plan.degrees(8), (Degrees{.parameter = 2, .gradient = 8, .sums = 2, .optimizer = 2, .world = 8}))
+        << plan.name;
     EXPECT_TRUE(plan.gathers_parameters() && plan.gathers_gradients(8) && !plan.publishes_parameters(8)) << plan.name;
   }
   ShardingPlan mics = mics_plan(2, {"dp"});
@@ -129,7 +131,8 @@ TEST(ShardingPlan, DegreesThatDoNotNestInTheWorldAreConfigurationErrors) {
   struct Case {
     int parameter, optimizer, world;
   };
-  for (const auto& [parameter, optimizer, world] : {Case{3, 0, 4}, {2, 3, 6}, {4, 2, 8}, {8, 8, 4}, {2, 6, 8}, {0, 2, 4}}) {
+  for (const auto& [parameter, optimizer, world] :
+       {Case{3, 0, 4}, {2, 3, 6}, {4, 2, 8}, {8, 8, 4}, {2, 6, 8}, {0, 2, 4}}) {
     ShardingPlan plan = zero_plan(3, {"dp"});
     plan.parameter_degree = parameter;
     plan.optimizer_degree = optimizer;

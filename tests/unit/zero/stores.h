@@ -50,8 +50,7 @@ inline ShardingPlan make_plan(int ring_slots = 2) {
 
 /// The value that byte `index` of a flat must have in version `epoch`.
 inline std::byte byte_of(int flat, std::size_t index, std::uint64_t epoch) {
-  const std::uint64_t mixed =
-      (index + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(flat) * 131 + epoch * 17;
+  const std::uint64_t mixed = (index + 1) * 0x9e3779b97f4a7c15U + static_cast<std::uint64_t>(flat) * 131 + epoch * 17;
   return static_cast<std::byte>(mixed >> 40U);
 }
 
@@ -87,22 +86,10 @@ struct Stores {
         plan(std::move(chosen)),
         model(std::move(layout)),
         memory(model, plan, 2, micro_steps, *device, *backend),
-        parameters(model,
-                   plan,
-                   memory,
-                   *backend,
-                   *device,
-                   device->make_stream("gather"),
-                   {&pool, kernels::best_isa()},
+        parameters(model, plan, memory, *backend, *device, device->make_stream("gather"), {&pool, kernels::best_isa()},
                    bound),
-        gradients(model,
-                  plan,
-                  micro_steps,
-                  memory,
-                  *backend,
-                  device->make_stream("reduce"),
-                  {&pool, kernels::best_isa()},
-                  device->ledger()) {}
+        gradients(model, plan, micro_steps, memory, *backend, device->make_stream("reduce"),
+                  {&pool, kernels::best_isa()}, device->ledger()) {}
 
   /// Gives what this rank updates the values of the next version, and waits until all ranks have.
   void publish_next() {
@@ -117,8 +104,7 @@ struct Stores {
       // What is frozen travels once, to where it rests.
       const Range updated = model.flat(flat).trainable ? memory.update_range(flat) : rest;
       const std::size_t element = size_of(model.flat(flat).dtype);
-      std::byte* const at =
-          memory.parameters(flat) + static_cast<std::size_t>(updated.begin - rest.begin) * element;
+      std::byte* const at = memory.parameters(flat) + static_cast<std::size_t>(updated.begin - rest.begin) * element;
       for (std::size_t index = 0; index < static_cast<std::size_t>(updated.size()) * element; ++index) {
         at[index] = byte_of(flat, static_cast<std::size_t>(updated.begin) * element + index, next);
       }
@@ -159,8 +145,7 @@ struct Stores {
 };
 
 inline void require_equal(std::uint64_t expected, std::uint64_t got, const std::string& what) {
-  test::require(expected == got,
-                what + ": expected " + std::to_string(expected) + ", got " + std::to_string(got));
+  test::require(expected == got, what + ": expected " + std::to_string(expected) + ", got " + std::to_string(got));
 }
 
 }  // namespace zeroth::testing

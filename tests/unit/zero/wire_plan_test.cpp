@@ -63,8 +63,8 @@ RC_GTEST_PROP(WirePlanProperty, SumOverRanksIsTheFormulaExactly, ()) {
   }
   const WireBytes sum = sum_over_ranks(model, plan, micro_steps);
   RC_ASSERT(sum == expected);
-  RC_ASSERT(sum.total() == expected.gather_parameters + expected.reduce_gradients +
-                               expected.gather_gradients + expected.publish_parameters);
+  RC_ASSERT(sum.total() == expected.gather_parameters + expected.reduce_gradients + expected.gather_gradients +
+                               expected.publish_parameters);
 }
 
 ModelLayout even_model(DType dtype, int world) {
@@ -82,8 +82,7 @@ TEST(WirePlan, TwoAndThreeTimesTheModelInFloat32) {
   for (const int world : {1, 2, 3, 4, 7}) {
     const ModelLayout model = even_model(DType::kFloat32, world);
     const auto size = static_cast<std::uint64_t>(4 * world * 2 * 1024 * 4);
-    const std::uint64_t share =
-        size / static_cast<std::uint64_t>(world) * static_cast<std::uint64_t>(world - 1);
+    const std::uint64_t share = size / static_cast<std::uint64_t>(world) * static_cast<std::uint64_t>(world - 1);
     for (int rank = 0; rank < world; ++rank) {
       for (const int stage : {0, 1, 2}) {
         EXPECT_EQ(plan_wire(model, zero_plan(stage, {"dp"}), rank, 1).total(), 2 * share) << stage;
@@ -112,7 +111,8 @@ TEST(WirePlan, FourAndSixBytesAParameterInBFloat16) {
   EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 6 * share + root);
   plan.policy = ReductionPolicy::kPerStep;
   EXPECT_EQ(plan_wire(model, plan, 1, 1).total(), 6 * share + root);
-  EXPECT_EQ(plan_wire(model, plan, 1, 2).reduce_gradients, 4 * share) << "micro-steps are added in fp32 before they travel";
+  EXPECT_EQ(plan_wire(model, plan, 1, 2).reduce_gradients, 4 * share)
+      << "micro-steps are added in fp32 before they travel";
 }
 
 TEST(WirePlan, MicroStepsMultiplyWhatHappensInEach) {
@@ -135,8 +135,7 @@ constexpr std::uint64_t kEighth = 512U << 10U;
 
 ModelLayout one_layer(const ShardingPlan& plan, DType dtype = DType::kFloat32) {
   return make_model_layout({{.name = "w", .shape = {1024, 1024}, .dtype = dtype}},
-                           {{.name = "block", .params = {0}, .repeated = true}},
-                           plan.degrees(8));
+                           {{.name = "block", .params = {0}, .repeated = true}}, plan.degrees(8));
 }
 
 ShardingPlan resharding(ShardingPlan plan) {
@@ -157,8 +156,7 @@ TEST(WirePlan, DegreesMoveWhatTheyDoNotShare) {
       {hsdp_plan(4, {"dp"}), {.gather_parameters = 12, .reduce_gradients = 7, .gather_gradients = 1}},
       {hpz_plan(4, {"dp"}), {.gather_parameters = 12, .reduce_gradients = 7, .publish_parameters = 1}},
       {hpz_plan(2, {"dp"}), {.gather_parameters = 8, .reduce_gradients = 7, .publish_parameters = 3}},
-      {mixed,
-       {.gather_parameters = 8, .reduce_gradients = 7, .gather_gradients = 1, .publish_parameters = 2}}};
+      {mixed, {.gather_parameters = 8, .reduce_gradients = 7, .gather_gradients = 1, .publish_parameters = 2}}};
   for (const Row& row : rows) {
     for (int rank = 0; rank < 8; ++rank) {
       const WireBytes wire = plan_wire(one_layer(row.plan), resharding(row.plan), rank, 1);
@@ -177,17 +175,13 @@ TEST(WirePlan, BetweenNodesStageThreeMovesThreeModelsAndHybridsTwo) {
   const auto far = [&levels](const ShardingPlan& plan, int micro_steps) {
     const WireBytes bytes = plan_far_wire(one_layer(plan), resharding(plan), 6, micro_steps, levels);
     for (int rank = 0; rank < 8; ++rank) {
-      EXPECT_EQ(plan_far_wire(one_layer(plan), resharding(plan), rank, micro_steps, levels), bytes)
-          << plan.name;
+      EXPECT_EQ(plan_far_wire(one_layer(plan), resharding(plan), rank, micro_steps, levels), bytes) << plan.name;
     }
     return bytes;
   };
-  EXPECT_EQ(far(zero_plan(3, {"dp"}), 1),
-            (WireBytes{.gather_parameters = 2 * kEighth, .reduce_gradients = kEighth}));
-  EXPECT_EQ(far(hsdp_plan(4, {"dp"}), 1),
-            (WireBytes{.reduce_gradients = kEighth, .gather_gradients = kEighth}));
-  EXPECT_EQ(far(hpz_plan(4, {"dp"}), 1),
-            (WireBytes{.reduce_gradients = kEighth, .publish_parameters = kEighth}));
+  EXPECT_EQ(far(zero_plan(3, {"dp"}), 1), (WireBytes{.gather_parameters = 2 * kEighth, .reduce_gradients = kEighth}));
+  EXPECT_EQ(far(hsdp_plan(4, {"dp"}), 1), (WireBytes{.reduce_gradients = kEighth, .gather_gradients = kEighth}));
+  EXPECT_EQ(far(hpz_plan(4, {"dp"}), 1), (WireBytes{.reduce_gradients = kEighth, .publish_parameters = kEighth}));
   // Gathers inside a node cost nothing between nodes, however many micro-steps there are.
   EXPECT_EQ(far(zero_plan(3, {"dp"}), 3).total(), 9 * kEighth);
   EXPECT_EQ(far(hpz_plan(4, {"dp"}), 3).total(), 4 * kEighth);
@@ -196,14 +190,15 @@ TEST(WirePlan, BetweenNodesStageThreeMovesThreeModelsAndHybridsTwo) {
   EXPECT_EQ(far(once, 3).total(), 2 * kEighth);
   // Two ranks have the whole: three other pairs have what a rank needs of the updates, two of them far away,
   // one its counterpart.
-  EXPECT_EQ(far(hpz_plan(2, {"dp"}), 1),
-            (WireBytes{.reduce_gradients = kEighth, .publish_parameters = kEighth}));
+  EXPECT_EQ(far(hpz_plan(2, {"dp"}), 1), (WireBytes{.reduce_gradients = kEighth, .publish_parameters = kEighth}));
 }
 
 TEST(WirePlan, GradientsWithADegreeCrossBetweenNodesOnceAStep) {
   const NodeLevels levels{.node_sizes = {4, 4}, .two_levels = true};
   for (ShardingPlan plan : {zero_plan(1, {"dp"}), zero_plan(3, {"dp"}), hsdp_plan(4, {"dp"}), hpz_plan(4, {"dp"})}) {
-    const auto near = [&](int micro_steps) { return plan_wire(one_layer(plan), resharding(plan), 6, micro_steps).reduce_gradients; };
+    const auto near = [&](int micro_steps) {
+      return plan_wire(one_layer(plan), resharding(plan), 6, micro_steps).reduce_gradients;
+    };
     const auto far = [&](int micro_steps) {
       return plan_far_wire(one_layer(plan), resharding(plan), 6, micro_steps, levels).reduce_gradients;
     };
@@ -230,26 +225,22 @@ TEST(WirePlan, WithoutLevelsEveryFarRankIsAsked) {
   const auto far = [&flat](const ShardingPlan& plan) {
     return plan_far_wire(one_layer(plan), resharding(plan), 1, 1, flat);
   };
-  EXPECT_EQ(far(zero_plan(3, {"dp"})),
-            (WireBytes{.gather_parameters = 8 * kEighth, .reduce_gradients = 4 * kEighth}));
-  EXPECT_EQ(far(hsdp_plan(4, {"dp"})),
-            (WireBytes{.reduce_gradients = 4 * kEighth, .gather_gradients = kEighth}));
-  EXPECT_EQ(far(hpz_plan(4, {"dp"})),
-            (WireBytes{.reduce_gradients = 4 * kEighth, .publish_parameters = kEighth}));
-  EXPECT_EQ(far(hpz_plan(2, {"dp"})),
-            (WireBytes{.reduce_gradients = 4 * kEighth, .publish_parameters = 2 * kEighth}));
+  EXPECT_EQ(far(zero_plan(3, {"dp"})), (WireBytes{.gather_parameters = 8 * kEighth, .reduce_gradients = 4 * kEighth}));
+  EXPECT_EQ(far(hsdp_plan(4, {"dp"})), (WireBytes{.reduce_gradients = 4 * kEighth, .gather_gradients = kEighth}));
+  EXPECT_EQ(far(hpz_plan(4, {"dp"})), (WireBytes{.reduce_gradients = 4 * kEighth, .publish_parameters = kEighth}));
+  EXPECT_EQ(far(hpz_plan(2, {"dp"})), (WireBytes{.reduce_gradients = 4 * kEighth, .publish_parameters = 2 * kEighth}));
   // Groups that are larger than a node, or lie across two, are gathered from afar.
   const NodeLevels pairs{.node_sizes = {2, 2, 2, 2}};
-  EXPECT_EQ(plan_far_wire(one_layer(hsdp_plan(4, {"dp"})), resharding(hsdp_plan(4, {"dp"})), 0, 1, pairs)
-                .gather_parameters,
-            8 * kEighth);
+  EXPECT_EQ(
+      plan_far_wire(one_layer(hsdp_plan(4, {"dp"})), resharding(hsdp_plan(4, {"dp"})), 0, 1, pairs).gather_parameters,
+      8 * kEighth);
   const NodeLevels odd{.node_sizes = {3, 5}};
-  EXPECT_EQ(plan_far_wire(one_layer(hsdp_plan(4, {"dp"})), resharding(hsdp_plan(4, {"dp"})), 0, 1, odd)
-                .gather_parameters,
-            4 * kEighth);
-  EXPECT_EQ(plan_far_wire(one_layer(hsdp_plan(4, {"dp"})), resharding(hsdp_plan(4, {"dp"})), 7, 1, odd)
-                .gather_parameters,
-            0U);
+  EXPECT_EQ(
+      plan_far_wire(one_layer(hsdp_plan(4, {"dp"})), resharding(hsdp_plan(4, {"dp"})), 0, 1, odd).gather_parameters,
+      4 * kEighth);
+  EXPECT_EQ(
+      plan_far_wire(one_layer(hsdp_plan(4, {"dp"})), resharding(hsdp_plan(4, {"dp"})), 7, 1, odd).gather_parameters,
+      0U);
 }
 
 TEST(WirePlan, SumsOfNodesAreWideAndGradientsNarrow) {
@@ -300,8 +291,7 @@ TEST(WirePlan, OneNodeHasNoFarBytes) {
   for (const ShardingPlan& plan :
        {zero_plan(0, {"dp"}), zero_plan(3, {"dp"}), hsdp_plan(2, {"dp"}), hpz_plan(4, {"dp"})}) {
     for (const bool two_levels : {false, true}) {
-      EXPECT_EQ(plan_far_wire(one_layer(plan), plan, 3, 2, {.node_sizes = {8}, .two_levels = two_levels}),
-                WireBytes{})
+      EXPECT_EQ(plan_far_wire(one_layer(plan), plan, 3, 2, {.node_sizes = {8}, .two_levels = two_levels}), WireBytes{})
           << plan.name;
     }
   }
