@@ -94,7 +94,9 @@ def verdict(row: dict[str, Any]) -> str:
 def print_table(header: list[str], lines: list[list[str]]) -> None:
     widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
     for line in [header, ["-" * width for width in widths], *lines]:
-        cells = [cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths))]
+        cells = [
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths))
+        ]
         print("  ".join(cells).rstrip())
 
 

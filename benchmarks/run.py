@@ -3,8 +3,9 @@
 
   run.py [--build DIR] [--out DIR] [--quick] [--only NAME ...] [--list]
 
-A NAME may be a pattern: --only 'peers-*'. --list prints the names, their commands and about how long each takes on two quiet
-cores; --quick shortens every run until it only shows that it works. Plain Python 3; the peers need the Python that has torch.
+A NAME may be a pattern: --only 'peers-*'. --list prints the names, their commands and about how long each takes on two
+quiet cores; --quick shortens every run until it only shows that it works. Plain Python 3; the peers need the Python
+that has torch.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ PEERS = "{python} {root}/benchmarks/peers/peers.py --build {build} --python {pyt
 
 RUNS = [
     Run(name="step-25m", command=f"{LAUNCH} 2 {STEP} --cycles 20 --noise", quick=QUICK_STEP, minutes=8.5),
-    Run(name="step-25m-keep-pages", command=f"{LAUNCH} 2 {STEP} --cycles 12 --keep-pages", quick=QUICK_STEP, minutes=4.5),
+    Run(
+        name="step-25m-keep-pages", command=f"{LAUNCH} 2 {STEP} --cycles 12 --keep-pages", quick=QUICK_STEP, minutes=4.5
+    ),
     Run(
         name="step-25m-reshard-all",
         command=f"{LAUNCH} 2 {STEP} --cycles 12 --plans 3 --reshard all",
@@ -89,7 +92,12 @@ RUNS = [
         minutes=3.5,
     ),
     Run(name="unit-cost-1-rank", command="{build}/benchmarks/unit_cost_bench", quick="--cycles 2", minutes=1),
-    Run(name="unit-cost-2-ranks", command=LAUNCH + " 2 {build}/benchmarks/unit_cost_bench", quick="--cycles 2", minutes=1),
+    Run(
+        name="unit-cost-2-ranks",
+        command=LAUNCH + " 2 {build}/benchmarks/unit_cost_bench",
+        quick="--cycles 2",
+        minutes=1,
+    ),
     Run(
         name="startup",
         command="{python} {root}/benchmarks/step/startup_bench.py --build {build}",
@@ -121,7 +129,7 @@ RUNS = [
     *(
         Run(
             name=f"watch-step-{plan}",
-            command=f"{LAUNCH} 2 {{build}}/benchmarks/watch_step_bench --size 25m --plan {plan} --cycles 70 --max-seconds 560",
+            command=f"{LAUNCH} 2 {{build}}/benchmarks/watch_step_bench --size 25m --plan {plan} --cycles 70 --max-seconds 560",  # noqa: E501
             quick="--size 3m --cycles 2",
             minutes=10,
         )
@@ -144,7 +152,7 @@ RUNS = [
     *(
         Run(
             name=f"mpi-{ranks}-ranks",
-            command=f"mpirun --oversubscribe --bind-to none --mca btl self,vader -n {ranks} {{build}}/benchmarks/mpi_bench",
+            command=f"mpirun --oversubscribe --bind-to none --mca btl self,vader -n {ranks} {{build}}/benchmarks/mpi_bench",  # noqa: E501
             quick="--rounds 1 --sizes 4096 65536",
             minutes=minutes,
             on_demand=True,
@@ -161,7 +169,9 @@ RUNS = [
         )
         for ranks, minutes in ((2, 5), (4, 10))
     ),
-    Run(name="step-phase", command="{build}/benchmarks/step_phase_bench", quick="--params 8388608 --rounds 2", minutes=2),
+    Run(
+        name="step-phase", command="{build}/benchmarks/step_phase_bench", quick="--params 8388608 --rounds 2", minutes=2
+    ),
     Run(name="adamw", command="{build}/benchmarks/adamw_bench", quick="--params 8388608 --rounds 2", minutes=1),
     Run(
         name="adamw-torch",
@@ -191,7 +201,12 @@ def forget_places(path: pathlib.Path, command: str) -> None:
 def execute(run: Run, arguments: argparse.Namespace) -> bool:
     """True if the run ended well and its result fits the schema."""
     path = arguments.out / f"{run.name}.json"
-    places = {"build": arguments.build, "launcher": program(arguments.build, "zeroth-run"), "python": arguments.python, "root": ROOT}
+    places = {
+        "build": arguments.build,
+        "launcher": program(arguments.build, "zeroth-run"),
+        "python": arguments.python,
+        "root": ROOT,
+    }
     command = run.command.format(**places).split() + (run.quick.split() if arguments.quick else [])
     plain = " ".join(word.rsplit("/", 1)[-1] for word in command)
     print(f"== {run.name}: {plain}", flush=True)
@@ -221,7 +236,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--list", action="store_true")
     venv = ROOT / "build/venv/bin/python"
-    parser.add_argument("--python", default=str(venv) if venv.exists() else sys.executable, help="has torch, for the peers")
+    parser.add_argument(
+        "--python", default=str(venv) if venv.exists() else sys.executable, help="has torch, for the peers"
+    )
     arguments = parser.parse_args()
     for pattern in arguments.only or []:
         if not any(fnmatch.fnmatch(run.name, pattern) for run in RUNS):

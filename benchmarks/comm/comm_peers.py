@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Collectives of Zeroth beside those of Open MPI and of torch's gloo, in one run of ranks that mpirun starts (peers_bench.cpp).
+"""Collectives of Zeroth beside those of Open MPI and of torch's gloo, in one run of ranks that mpirun starts
+(peers_bench.cpp).
 
-  comm_peers.py --build build/release --ranks 2 --json out.json
+comm_peers.py --build build/release --ranks 2 --json out.json
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ def rank(arguments: argparse.Namespace) -> int:
     assert group is not None
     command = f"benchmarks/comm/comm_peers.py --ranks {size} --rounds {arguments.rounds} --largest {arguments.largest}"
     code: int = library.zeroth_comm_peers(
-        group.group_name.encode(), command.encode(), str(arguments.json or "").encode(), arguments.rounds, arguments.largest)
+        group.group_name.encode(),
+        command.encode(),
+        str(arguments.json or "").encode(),
+        arguments.rounds,
+        arguments.largest,
+    )
     return code
 
 
@@ -51,9 +57,27 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory() as store:
         root = ["--allow-run-as-root"] if os.getuid() == 0 else []
-        command = [mpirun, *root, "-n", str(arguments.ranks), "--oversubscribe", "--bind-to", "none", "--mca", "btl", "self,vader",
-                   sys.executable, __file__, *sys.argv[1:], "--store", store]
-        environment = {**os.environ, "ZEROTH_MPI_LIBRARY": str(arguments.build.resolve() / "benchmarks" / "libzeroth_mpi.so")}
+        command = [
+            mpirun,
+            *root,
+            "-n",
+            str(arguments.ranks),
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            "--mca",
+            "btl",
+            "self,vader",
+            sys.executable,
+            __file__,
+            *sys.argv[1:],
+            "--store",
+            store,
+        ]
+        environment = {
+            **os.environ,
+            "ZEROTH_MPI_LIBRARY": str(arguments.build.resolve() / "benchmarks" / "libzeroth_mpi.so"),
+        }
         return subprocess.run(command, env=environment, check=False).returncode
 
 

@@ -1,9 +1,10 @@
 """AdamW of adamw_bench beside torch's fused AdamW: one flat fp32 tensor, 1 and 2 threads.
 
-Page placement decides between two speeds of one process (by up to 1.5x with 2 threads), so processes of both kinds take turns and every
-turn starts afresh.
+Page placement decides between two speeds of one process (by up to 1.5x with 2 threads), so processes of both kinds take
+turns and every turn starts afresh.
 
-Run: python benchmarks/kernels/adamw_torch.py --bench BUILD/benchmarks/adamw_bench [--params N] [--turns N] [--threads 1 2] [--json FILE]
+Run: python benchmarks/kernels/adamw_torch.py --bench BUILD/benchmarks/adamw_bench [--params N] [--turns N] [--threads 1
+    2] [--json FILE]
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def main() -> None:
     parser.add_argument("--bench", type=Path, required=True, help="the adamw_bench program")
     parser.add_argument("--params", type=int, default=50_000_000)
     parser.add_argument("--turns", type=int, default=5, help="processes of each kind")
-    parser.add_argument("--steps", type=int, default=10, help="steps of a torch process, blocks of an adamw_bench process")
+    parser.add_argument(
+        "--steps", type=int, default=10, help="steps of a torch process, blocks of an adamw_bench process"
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--json", help="file for the result")
     arguments = parser.parse_args()

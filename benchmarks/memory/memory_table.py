@@ -3,9 +3,10 @@
 
   memory_table.py [--build DIR] [--ranks 2,4] [--json FILE]
 
-Planned and measured bytes are those of rank 0, from the final record of zeroth-gpt. The PSS is sampled from smaps_rollup of all
-ranks, which counts every shared page once; its peak also holds activations, torch's code and its temporary gradients, so only
-the differences between stages speak of ZeRO. Sampling costs time: no speed is reported. Plain Python 3.
+Planned and measured bytes are those of rank 0, from the final record of zeroth-gpt. The PSS is sampled from
+smaps_rollup of all ranks, which counts every shared page once; its peak also holds activations, torch's code and its
+temporary gradients, so only the differences between stages speak of ZeRO. Sampling costs time: no speed is reported.
+Plain Python 3.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ def run(stage: int, ranks: int, arguments: argparse.Namespace, folder: pathlib.P
     """The trainer's final record, with "pss_seen" (peak of the sum over ranks)."""
     records = folder / "records.json"
     records.unlink(missing_ok=True)
-    command: list[Any] = [
-        program(arguments.build, "zeroth-run"), "-n", ranks, program(arguments.build, "zeroth-gpt")
-    ]
+    command: list[Any] = [program(arguments.build, "zeroth-run"), "-n", ranks, program(arguments.build, "zeroth-gpt")]
     command += ["--data", arguments.data, "--suffix", ".py", "--layers", 8, "--d-model", 512]
     command += ["--seq", arguments.seq, "--batch", arguments.batch, "--steps", arguments.steps]
     command += ["--eval-windows", 1, "--zero-stage", stage, "--json", records]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     peak = 0
     with tempfile.TemporaryFile("w+") as output:
-        with subprocess.Popen([str(word) for word in command], stdout=output, stderr=output, env=environment) as process:
+        with subprocess.Popen(
+            [str(word) for word in command], stdout=output, stderr=output, env=environment
+        ) as process:
             while process.poll() is None:
                 peak = max(peak, sum(pss(child) for child in children(process.pid)))
                 time.sleep(arguments.interval)
@@ -96,7 +97,10 @@ def print_states(ranks: int, states: list[str], finals: dict[int, dict[str, Any]
     print(f"{ranks} ranks, MiB of rank 0, planned / measured")
     print(f"  {'':<24}" + "".join(f"{'stage ' + str(stage):>20}" for stage in finals))
     for state in states:
-        cells = [(final["planned_bytes"][state] / MIB, final["measured_bytes"].get(state, 0) / MIB) for final in finals.values()]
+        cells = [
+            (final["planned_bytes"][state] / MIB, final["measured_bytes"].get(state, 0) / MIB)
+            for final in finals.values()
+        ]
         if any(max(cell) > 0 for cell in cells):
             print(f"  {state:<24}" + "".join(f"{planned:>10.2f} /{measured:>8.2f}" for planned, measured in cells))
 

@@ -16,8 +16,8 @@ class Entry:
     group: str
     """the state that it shares out; contestants of one group take turns in one job"""
     passes: int = 2
-    """how often the whole model crosses the wire in a step, by the paper: gradients once, parameters (at stage 0 the summed
-    gradients) once, or twice if they are given back between forward and backward"""
+    """how often the whole model crosses the wire in a step, by the paper: gradients once, parameters (at stage 0 the
+    summed gradients) once, or twice if they are given back between forward and backward"""
     only_tiny: bool = False
 
 
@@ -76,7 +76,9 @@ ENTRIES = [
     Entry(name="zeroth-3", title="**Zeroth 3**", how="", group="parameters", passes=3),
 ]
 
-BARE = Entry(name="bare", title="bare processes", how="the floor without a launcher; for the start-up only", group="all")
+BARE = Entry(
+    name="bare", title="bare processes", how="the floor without a launcher; for the start-up only", group="all"
+)
 
 
 @dataclasses.dataclass(kw_only=True, frozen=True, slots=True)

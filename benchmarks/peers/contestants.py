@@ -1,5 +1,5 @@
-"""One class for each way to train. A library is imported where its contestant is made: in a process with one contestant the
-start-up and the memory are its own."""
+"""One class for each way to train. A library is imported where its contestant is made: in a process with one contestant
+the start-up and the memory are its own."""
 
 from __future__ import annotations
 
@@ -151,7 +151,11 @@ def make_fsdp2(work: Work, *, reshard: bool = True, units: bool = True) -> Conte
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     model = work.model()
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if work.bf16 else MixedPrecisionPolicy()
+    policy = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if work.bf16
+        else MixedPrecisionPolicy()
+    )
     mesh = init_device_mesh("cpu", (work.cell.ranks,))
     for module in [*(work.units(model) if units else []), model]:
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)

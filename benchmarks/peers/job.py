@@ -2,8 +2,9 @@
 
   zeroth-run -n 2 python job.py --cell JSON --contestants floor,ddp,... --report DIR
 
-Order A B C C B A, a barrier before every block, block time = slowest rank, CPU time = all ranks. Rank 0 writes DIR/blocks.json,
-and before everything that it does a line of DIR/progress: the last one says who was at work when a job ended badly.
+Order A B C C B A, a barrier before every block, block time = slowest rank, CPU time = all ranks. Rank 0 writes
+DIR/blocks.json, and before everything that it does a line of DIR/progress: the last one says who was at work when a job
+ended badly.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from work import Work
 
 WARMUP_STEPS = 2
 PHASES = ("forward", "backward", "update")
-Block = dict[str, float]  # seconds a step: "wall" of the slowest rank, "cpu" of all, each phase's wall as the mean over ranks
+Block = dict[
+    str, float
+]  # seconds a step: "wall" of the slowest rank, "cpu" of all, each phase's wall as the mean over ranks
 
 
 class Job:

@@ -1,4 +1,5 @@
-"""What a step cannot do without: bytes on the wire, bytes held, and the time that the copies take at memory speed. Plain Python 3.
+"""What a step cannot do without: bytes on the wire, bytes held, and the time that the copies take at memory speed.
+Plain Python 3.
 
 A parameter and a gradient have 4 bytes (fp32) or 2 (bf16), the optimizer's state 8, or 10 with
 what bf16 parameters lack of their fp32 masters.
@@ -54,7 +55,8 @@ def roof_ms(entry: Entry, parameters: int, dtype: str, ranks: int, results: path
 
 
 def cells_of(entry: Entry, record: dict[str, Any], results: pathlib.Path) -> list[str]:
-    """Beyond the floor in all and by phase, roof; wire, paper; held after backward and least, after the step and least."""
+    """Beyond the floor in all and by phase, roof; wire, paper; held after backward and least, after the step and
+    least."""
     settings = record["settings"]
     parameters, dtype, ranks = settings["parameters"], settings["dtype"], settings["ranks"]
     medians = {row["name"]: row["median"] for row in record["rows"]}

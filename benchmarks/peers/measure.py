@@ -133,7 +133,9 @@ class Measurement:
             folder = pathlib.Path(report)
             words = ["--contestants", ",".join(names), "--report", report]
             try:
-                ended = ranks.run(ranks.launched(self.places, self.cell, "job.py", words), self.places, folder, ["blocks.json"])
+                ended = ranks.run(
+                    ranks.launched(self.places, self.cell, "job.py", words), self.places, folder, ["blocks.json"]
+                )
             except Failed as failure:
                 culprit = ranks.at_work(folder) or "floor"
                 self._fail(culprit, "in paired blocks", failure)
@@ -155,7 +157,9 @@ class Measurement:
             words = ["--contestant", contestant, "--report", report, "--startup"]
             commands = ranks.bare if name == BARE.name else ranks.launched
             try:
-                ended = ranks.run(commands(self.places, self.cell, "solo.py", words), self.places, folder, self._rank_files())
+                ended = ranks.run(
+                    commands(self.places, self.cell, "solo.py", words), self.places, folder, self._rank_files()
+                )
             except Failed as failure:
                 self._fail(name, "start-up", failure)
                 return

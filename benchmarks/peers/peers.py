@@ -8,8 +8,8 @@
   peers.py --quick                           shows that it works, in build/; the numbers mean nothing
   peers.py --list                            the cells, and about how long each takes
 
-A contestant that fails is named in the result and in the table. DeepSpeed is installed into build/peers-venv on first use. Plain
-Python 3; the ranks run with the Python that has torch.
+A contestant that fails is named in the result and in the table. DeepSpeed is installed into build/peers-venv on first
+use. Plain Python 3; the ranks run with the Python that has torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def measure(cell: Cell, places: Places, path: pathlib.Path, only: list[str]) -> 
     measured = Measurement(cell, entries, places)
     measured.run()
     add_rows(record, measured)
-    facts: dict[str, Any] = next((solo.reports[0] for solo in measured.solo.values()), {"versions": {}, "parameters": 0})
+    facts: dict[str, Any] = next(
+        (solo.reports[0] for solo in measured.solo.values()), {"versions": {}, "parameters": 0}
+    )
     record.versions |= facts["versions"]
     record.settings = dataclasses.asdict(cell) | {
         "parameters": facts["parameters"],
@@ -46,7 +48,9 @@ def measure(cell: Cell, places: Places, path: pathlib.Path, only: list[str]) -> 
         "contestants": [entry.name for entry in entries],
         "jobs": measured.jobs,
         "bytes_by_state": {
-            name: solo.reports[0]["bytes_by_state"] for name, solo in measured.solo.items() if solo.reports[0]["bytes_by_state"]
+            name: solo.reports[0]["bytes_by_state"]
+            for name, solo in measured.solo.items()
+            if solo.reports[0]["bytes_by_state"]
         },
         "backend": "gloo",
         "threads_per_rank": 1,
@@ -66,7 +70,9 @@ def measure(cell: Cell, places: Places, path: pathlib.Path, only: list[str]) -> 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", nargs="+", choices=[cell.name for cell in CELLS], metavar="NAME")
-    parser.add_argument("--contestants", nargs="+", choices=[entry.name for entry in ENTRIES], default=[], metavar="NAME")
+    parser.add_argument(
+        "--contestants", nargs="+", choices=[entry.name for entry in ENTRIES], default=[], metavar="NAME"
+    )
     parser.add_argument("--cycles", type=int, help="instead of the cell's own")
     parser.add_argument("--startup-rounds", type=int, help="instead of the cell's own")
     parser.add_argument("--quick", action="store_true")

@@ -36,8 +36,8 @@ class Places:
         return program(self.build, "zeroth-run")
 
     def environment(self) -> dict[str, str]:
-        """Of every rank. LOCAL_SIZE is not set: DeepSpeed would write 66 MiB a rank to /dev/shm for an operation that ZeRO never
-        calls, and leave them there."""
+        """Of every rank. LOCAL_SIZE is not set: DeepSpeed would write 66 MiB a rank to /dev/shm for an operation that
+        ZeRO never calls, and leave them there."""
         inherited = {name: value for name, value in os.environ.items() if name != "LOCAL_SIZE"}
         paths = [str(self.build / "python"), *inherited.get("PYTHONPATH", "").split(os.pathsep)]
         ours = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
@@ -45,8 +45,8 @@ class Places:
 
 
 def find_places(build: pathlib.Path, base: pathlib.Path) -> Places:
-    """With the packages of `base`, a Python that has torch, and those of requirements.txt, which are installed if they are not
-    there yet. Where that fails the contestants that need them will fail, and be reported so."""
+    """With the packages of `base`, a Python that has torch, and those of requirements.txt, which are installed if they
+    are not there yet. Where that fails the contestants that need them will fail, and be reported so."""
     stamp = VENV / "installed.json"
     wanted = [str(base), REQUIREMENTS.read_text(encoding="utf-8")]
     installed = json.loads(stamp.read_text(encoding="utf-8")) if stamp.is_file() else {}
@@ -62,13 +62,25 @@ def _install(base: pathlib.Path) -> float:
     """Seconds that the first start of DeepSpeed would have compiled; 0 if it cannot be installed."""
     subprocess.run([base, "-m", "venv", "--clear", VENV], check=True)
     folders = subprocess.run(
-        [base, "-c", "import site; print(*site.getsitepackages(), sep='\\n')"], check=True, capture_output=True, text=True
+        [base, "-c", "import site; print(*site.getsitepackages(), sep='\\n')"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     (own,) = (VENV / "lib").glob("python3*/site-packages")
     (own / "base.pth").write_text(folders.stdout, encoding="utf-8")
     environment = os.environ | DEEPSPEED
     python = VENV / "bin/python"
-    pip: list[str | pathlib.Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", REQUIREMENTS]
+    pip: list[str | pathlib.Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-r",
+        REQUIREMENTS,
+    ]
     if subprocess.run(pip, env=environment, check=False).returncode != 0:
         return 0.0
     start = time.monotonic()

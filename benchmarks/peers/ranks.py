@@ -55,8 +55,9 @@ def bare(places: Places, cell: Cell, program: str, words: list[str]) -> list[lis
 def run(
     commands: list[list[str]], places: Places, folder: pathlib.Path, results: list[str], *, sample: bool = False
 ) -> Ended:
-    """Starts one process for each command, as RANK 0, 1, ... (a launcher overrides that), and waits until all have ended. Raises
-    Failed if one of `results` is not in `folder` then, or when there was no progress for STALL_SECONDS."""
+    """Starts one process for each command, as RANK 0, 1, ... (a launcher overrides that), and waits until all have
+    ended. Raises Failed if one of `results` is not in `folder` then, or when there was no progress for
+    STALL_SECONDS."""
     log = folder / "log"
     started = time.monotonic()
     with log.open("w", encoding="utf-8") as output, contextlib.ExitStack() as stack:

@@ -21,7 +21,9 @@ def add_rows(record: Record, measured: Measurement) -> None:
         if startup:
             record.add(f"{name}: start-up", "s", startup, "lower")
         if name != BARE.name and len(startup) == len(startup_bare) > 0:
-            record.add(f"{name}: start-up over bare", "s", [own - other for own, other in zip(startup, startup_bare)], "lower")
+            record.add(
+                f"{name}: start-up over bare", "s", [own - other for own, other in zip(startup, startup_bare)], "lower"
+            )
 
 
 def _add_step(record: Record, measured: Measurement, name: str) -> None:
@@ -35,14 +37,17 @@ def _add_step(record: Record, measured: Measurement, name: str) -> None:
         return
     record.add(f"{name}: step over floor", "x", [own["wall"] / floor["wall"] for own, floor in pairs], "lower")
     for field, phase in (("wall", "step"), ("forward", "forward"), ("backward", "backward"), ("update", "update")):
-        record.add(f"{name}: {phase} beyond floor", "ms", [1e3 * (own[field] - floor[field]) for own, floor in pairs], "lower")
+        record.add(
+            f"{name}: {phase} beyond floor", "ms", [1e3 * (own[field] - floor[field]) for own, floor in pairs], "lower"
+        )
     if measured.cell.work == "tiny":
         micros = [1e6 * (own["wall"] - floor["wall"]) / TINY_MODULES for own, floor in pairs]
         record.add(f"{name}: a module beyond floor", "us", micros, "lower")
 
 
 def _tracked_peak(solo: Solo, floor: Solo | None) -> int | None:
-    """The highest within a step, without the activations: by the contestant's own count, or its samples less the floor's."""
+    """The highest within a step, without the activations: by the contestant's own count, or its samples less the
+    floor's."""
     if all("tracked_peak" in report for report in solo.reports):
         return max(report["tracked_peak"] for report in solo.reports)
     if floor is None or not all("tracked_in_step" in report for report in [*solo.reports, *floor.reports]):
@@ -59,10 +64,14 @@ def _tracked_peak(solo: Solo, floor: Solo | None) -> int | None:
 def _add_solo(record: Record, solo: Solo, name: str) -> None:
     reports = solo.reports
     for row, field in (("after backward", "tracked_after_backward"), ("after step", "tracked_after_step")):
-        record.add(f"{name}: tracked {row}, largest rank", "MB", [max(report[field] for report in reports) / 1e6], "lower")
+        record.add(
+            f"{name}: tracked {row}, largest rank", "MB", [max(report[field] for report in reports) / 1e6], "lower"
+        )
     record.add(f"{name}: peak PSS, all ranks", "MiB", [solo.peak_pss / 2**20], "lower")
     if "counted" in reports[0]:
-        record.add(f"{name}: wire a step, all ranks", "MB", [sum(report["counted"] for report in reports) / 1e6], "lower")
+        record.add(
+            f"{name}: wire a step, all ranks", "MB", [sum(report["counted"] for report in reports) / 1e6], "lower"
+        )
     elif name != "floor":
         record.add(f"{name}: wire a step, all ranks", "MB", [reports[0]["loopback"] / 1e6], "lower")
     record.add(f"{name}: last loss alone, rank 0", "nats", [reports[0]["loss"]])

@@ -2,7 +2,8 @@
 
   zeroth-run -n 2 python solo.py --cell JSON --contestant NAME --report DIR [--startup]
 
-Writes DIR/rank<r>.json. With --startup it ends after step 1; times are of the clock that all processes of a machine share.
+Writes DIR/rank<r>.json. With --startup it ends after step 1; times are of the clock that all processes of a machine
+share.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def barrier() -> None:
 
 
 def wire_bytes(contestant: Contestant, work: Work, first: int) -> dict[str, float]:
-    """A step's bytes: of this rank by its own counters, or of all ranks by the loopback interface (the same on every rank)."""
+    """A step's bytes: of this rank by its own counters, or of all ranks by the loopback interface (the same on every
+    rank)."""
     contestant.wire_bytes()
     barrier()
     before = loopback_bytes()
@@ -72,8 +74,8 @@ def wire_bytes(contestant: Contestant, work: Work, first: int) -> dict[str, floa
 
 
 def tracked_in_step(contestant: Contestant, work: Work, tracker: Tracker, number: int, *, floor: bool) -> list[int]:
-    """Bytes at every sampled layer, activations among them; of the floor what is left without parameters, gradients and states, which
-    are the activations (and what else the tracker takes for one), equal for all contestants."""
+    """Bytes at every sampled layer, activations among them; of the floor what is left without parameters, gradients and
+    states, which are the activations (and what else the tracker takes for one), equal for all contestants."""
     samples: list[int] = []
 
     def sample() -> None:
@@ -112,7 +114,9 @@ def run(cell: Cell, name: str, startup: bool) -> dict[str, Any]:
     if peak is not None:
         report["tracked_peak"] = peak
     elif contestant.has_floors_activations():
-        report["tracked_in_step"] = tracked_in_step(contestant, work, tracker, cell.solo_steps + 1, floor=name == "floor")
+        report["tracked_in_step"] = tracked_in_step(
+            contestant, work, tracker, cell.solo_steps + 1, floor=name == "floor"
+        )
     report["bytes_by_state"] = contestant.bytes_by_state()
     return report | wire_bytes(contestant, work, cell.solo_steps + 2)
 

@@ -5,8 +5,8 @@
   table.py --page PAGE         writes the tables of benchmarks/results into the page, between its markers
   table.py --page PAGE --check changes nothing; exit code 1 if the page is not what it would write
 
-A table stands between "<!-- KIND NAME -->" and "<!-- end -->". KIND is contestants or behind (NAME is all), or steps, limits or
-states of the result NAME.json. Plain Python 3.
+A table stands between "<!-- KIND NAME -->" and "<!-- end -->". KIND is contestants or behind (NAME is all), or steps,
+limits or states of the result NAME.json. Plain Python 3.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ COLUMNS = [
     ("over bare, s", "start-up over bare", 2),
 ]
 
-# Columns in which a stage is compared with peers of its own, where less is better: field and digits. Tokens/s follow from the step.
+# Columns in which a stage is compared with peers of its own, where less is better: field and digits. Tokens/s follow
+# from the step.
 COMPARED = [
     ("step over floor", 3),
     ("CPU of a step, all ranks", 2),
@@ -101,7 +102,7 @@ def facts(result: Result) -> str:
     settings, machine = result["settings"], result["machine"]
     foreign = machine.get("foreign_cpu_seconds")
     return (
-        f"{settings['parameters']:,} parameters, {settings['dtype']}, {settings['ranks']} ranks, {settings['cycles']} cycles; "
+        f"{settings['parameters']:,} parameters, {settings['dtype']}, {settings['ranks']} ranks, {settings['cycles']} cycles; "  # noqa: E501
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, {result['date'][:10]}"
         + ("." if foreign is None else f"; others used {foreign:.0f} s of CPU.")
     )
@@ -122,7 +123,9 @@ def losses(result: Result) -> str:
 def limits_of(result: Result, results: pathlib.Path) -> str:
     """What was measured beside what cannot be avoided."""
     entries = [entry for entry in present(result) if entry.name != "floor"]
-    return markdown(["", *limits.HEADER], [[entry.title, *limits.cells_of(entry, result, results)] for entry in entries])
+    return markdown(
+        ["", *limits.HEADER], [[entry.title, *limits.cells_of(entry, result, results)] for entry in entries]
+    )
 
 
 def states(result: Result) -> str:
@@ -155,7 +158,10 @@ def behind(results: pathlib.Path) -> str:
                 if mine is None:
                     continue
                 theirs = [(rows[f"{peer.name}: {field}"], peer) for peer in peers if f"{peer.name}: {field}" in rows]
-                less = sorted(((row, peer) for row, peer in theirs if row["median"] < mine["median"]), key=lambda one: one[0]["median"])
+                less = sorted(
+                    ((row, peer) for row, peer in theirs if row["median"] < mine["median"]),
+                    key=lambda one: one[0]["median"],
+                )
                 if not less:
                     continue
                 most = less[-1][0]["median"]
@@ -163,7 +169,14 @@ def behind(results: pathlib.Path) -> str:
                 told = ", ".join(f"{peer.title} {row['median']:,.{shown}f}" for row, peer in less)
                 meets = any(row.get("high", row["median"]) >= mine.get("low", mine["median"]) for row, _ in less)
                 lines.append(
-                    [cell.name, own.title, f"{field}, {mine['unit']}", f"{mine['median']:,.{shown}f}", told, "yes" if meets else ""]
+                    [
+                        cell.name,
+                        own.title,
+                        f"{field}, {mine['unit']}",
+                        f"{mine['median']:,.{shown}f}",
+                        told,
+                        "yes" if meets else "",
+                    ]
                 )
     return markdown(["cell", "stage", "column", "Zeroth", "less", "intervals meet"], lines)
 
@@ -208,7 +221,10 @@ def main() -> int:
     text = arguments.page.read_text(encoding="utf-8")
     if of_page(text, arguments.results) == text:
         return 0
-    print(f"{arguments.page}: its tables are not those of {arguments.results}; --page without --check writes them", file=sys.stderr)
+    print(
+        f"{arguments.page}: its tables are not those of {arguments.results}; --page without --check writes them",
+        file=sys.stderr,
+    )
     return 1
 
 

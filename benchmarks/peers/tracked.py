@@ -24,8 +24,8 @@ def _tensors() -> Iterator[Tensor]:
 
 
 class Tracker:
-    """Counts storages, each once, by their present size. One that Python reached in an earlier call is counted for as long as it
-    lives, also if only C++ still holds it (DDP's buckets). What there was at the beginning is left out."""
+    """Counts storages, each once, by their present size. One that Python reached in an earlier call is counted for as
+    long as it lives, also if only C++ still holds it (DDP's buckets). What there was at the beginning is left out."""
 
     def __init__(self) -> None:
         self._seen: dict[int, StorageWeakRef] = {}
@@ -52,8 +52,8 @@ class Tracker:
 
 @contextlib.contextmanager
 def at_layers(sample: Callable[[], None], every: int) -> Iterator[None]:
-    """Calls `sample` where a layer with parameters of its own has ended its forward, and again where its backward begins; of such
-    layers it takes each `every`-th."""
+    """Calls `sample` where a layer with parameters of its own has ended its forward, and again where its backward
+    begins; of such layers it takes each `every`-th."""
     calls = 0
 
     def ended(layer: nn.Module, _: Any, output: Any) -> None:

@@ -13,7 +13,8 @@ CHAIN_WIDTH = 16
 
 
 class Chain(nn.Module):
-    """Tiny linears, near the identity so that values and gradients keep their size (and no denormals slow anything down)."""
+    """Tiny linears, near the identity so that values and gradients keep their size (and no denormals slow anything
+    down)."""
 
     def __init__(self) -> None:
         super().__init__()

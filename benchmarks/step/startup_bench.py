@@ -3,9 +3,9 @@
 
   startup_bench.py [--build DIR] [--rounds N] [--json FILE]
 
-The end of step 1 is the moment when its progress line comes out of `zeroth-run`. Two figures for the compute are taken off:
-step 1's own time as the trainer records it, and that of step 2, so that what only the first step pays (first touch of memory,
-lazy initialisation) shows in the difference. Plain Python 3.
+The end of step 1 is the moment when its progress line comes out of `zeroth-run`. Two figures for the compute are taken
+off: step 1's own time as the trainer records it, and that of step 2, so that what only the first step pays (first touch
+of memory, lazy initialisation) shows in the difference. Plain Python 3.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ def children(pid: int) -> list[int]:
 
 
 def pss(pid: int) -> int:
-    """Proportional set size in bytes, which counts a page that n processes share as a n-th; 0 for one that has ended."""
+    """Proportional set size in bytes, which counts a page that n processes share as a n-th; 0 for one that has
+    ended."""
     try:
         for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines():
             if line.startswith("Pss:"):

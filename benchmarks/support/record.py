@@ -56,11 +56,9 @@ class Record:
     versions: dict[str, str] = dataclasses.field(default_factory=lambda: {"python": platform.python_version()})
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
-    command: str = dataclasses.field(
-        default_factory=lambda: " ".join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]])
-    )
+    command: str = dataclasses.field(default_factory=lambda: " ".join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]))
     date: str = dataclasses.field(
-        default_factory=lambda: datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        default_factory=lambda: datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     )
     load_before: float = dataclasses.field(default_factory=lambda: os.getloadavg()[0])
     failures: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -1,5 +1,5 @@
-"""Real text as bytes: which files, which part is held out, which windows a rank sees in which step. The files, their order, the split
-and the windows are those of examples/gpt_cpp/data.h."""
+"""Real text as bytes: which files, which part is held out, which windows a rank sees in which step. The files, their
+order, the split and the windows are those of examples/gpt_cpp/data.h."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ class Corpus:
     def __str__(self) -> str:
         binary = f", {self.num_binary} binary files left out" if self.num_binary else ""
         return (
-            f"{len(self.files)} files, {format_bytes(len(self.train) + len(self.held_out))} of text (xxHash3 {self.digest:016x}), "
+            f"{len(self.files)} files, {format_bytes(len(self.train) + len(self.held_out))} of text (xxHash3 {self.digest:016x}), "  # noqa: E501
             f"{format_bytes(len(self.train))} to train on, {format_bytes(len(self.held_out))} held out{binary}"
         )
 
@@ -69,8 +69,8 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def load_corpus(folder: pathlib.Path, suffixes: Sequence[str], exclude: Sequence[str], seq: int) -> Corpus:
-    """Reads the text files below `folder` (links to folders are not followed) and splits off the last tenth, but at least
-    MIN_HELD_OUT_WINDOWS windows of `seq` + 1 bytes. `suffixes`: empty takes every file that looks like text.
+    """Reads the text files below `folder` (links to folders are not followed) and splits off the last tenth, but at
+    least MIN_HELD_OUT_WINDOWS windows of `seq` + 1 bytes. `suffixes`: empty takes every file that looks like text.
     Raises Error: IO for a folder or file that cannot be read, USAGE for no text or too little."""
     files: list[CorpusFile] = []
     contents: list[bytes] = []
@@ -103,11 +103,16 @@ def load_corpus(folder: pathlib.Path, suffixes: Sequence[str], exclude: Sequence
             hint="give --data more text or a smaller --seq",
         )
     table = b"".join(b"%s %d %016x\n" % (os.fsencode(file.name), file.num_bytes, file.digest) for file in files)
-    return Corpus(files=files, num_binary=num_binary, train=text[:num_train], held_out=text[num_train:], digest=digest64(table))
+    return Corpus(
+        files=files, num_binary=num_binary, train=text[:num_train], held_out=text[num_train:], digest=digest64(table)
+    )
 
 
-def train_windows(text_bytes: int, seq: int, batch: int, *, seed: int, step: int, micro_step: int, rank: int) -> list[int]:
-    """Starts of `batch` windows of `seq` + 1 bytes in a text of `text_bytes` (at least `seq` + 1), uniform and independent."""
+def train_windows(
+    text_bytes: int, seq: int, batch: int, *, seed: int, step: int, micro_step: int, rank: int
+) -> list[int]:
+    """Starts of `batch` windows of `seq` + 1 bytes in a text of `text_bytes` (at least `seq` + 1), uniform and
+    independent."""
     key = key_of(seed, step, micro_step, rank)
     starts = mix64_array(counters(key, 0, batch)) % np.uint64(text_bytes - seq)
     return [int(start) for start in starts]
@@ -127,8 +132,9 @@ def make_batch(text: Text, starts: Sequence[int], seq: int) -> tuple[Tensor, Ten
 
 
 def bigram_entropy(text: Text) -> float:
-    """Entropy of a byte when the byte before it is known, in nats, from the pair counts of the text itself: what a table of byte pairs
-    could reach at best. Ref: Shannon, "A Mathematical Theory of Communication", 1948, section 6 (conditional entropy)."""
+    """Entropy of a byte when the byte before it is known, in nats, from the pair counts of the text itself: what a
+    table of byte pairs could reach at best. Ref: Shannon, "A Mathematical Theory of Communication", 1948, section 6
+    (conditional entropy)."""
     pairs = text[:-1].astype(np.int64) * 256 + text[1:]
     counts = np.bincount(pairs, minlength=256 * 256).reshape(256, 256)
     total = 0.0  # of count(prev, next) * ln(count(prev) / count(prev, next))
@@ -143,11 +149,19 @@ def _list_files(folder: pathlib.Path, suffixes: Sequence[str], exclude: Sequence
     """Names below the folder, in the file system's order."""
     if not folder.exists():
         raise make_error(
-            "IO", "the data folder does not exist", which=str(folder), got="no such folder", hint="give --data a folder with text files"
+            "IO",
+            "the data folder does not exist",
+            which=str(folder),
+            got="no such folder",
+            hint="give --data a folder with text files",
         )
     if not folder.is_dir():
         raise make_error(
-            "IO", "the data folder is not a folder", which=str(folder), got="a file", hint="give --data the folder that holds it"
+            "IO",
+            "the data folder is not a folder",
+            which=str(folder),
+            got="a file",
+            hint="give --data the folder that holds it",
         )
 
     def refuse(error: OSError) -> None:
@@ -166,4 +180,6 @@ def _read(path: pathlib.Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise make_error("IO", "cannot read a file of the data folder", which=str(path), got=errno_text(error)) from error
+        raise make_error(
+            "IO", "cannot read a file of the data folder", which=str(path), got=errno_text(error)
+        ) from error

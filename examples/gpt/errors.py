@@ -15,8 +15,8 @@ def errno_text(error: OSError) -> str:
 
 
 def error_line(error: RuntimeError, who: str) -> tuple[str, int] | None:
-    """ "ZEROTH ERROR [CODE] rank=r/n: text" and the exit code; None for what is no error of Zeroth. What torch passes on
-    as a plain RuntimeError (a refusal of compiled autograd) is their text, then a stack trace."""
+    """ "ZEROTH ERROR [CODE] rank=r/n: text" and the exit code; None for what is no error of Zeroth. What torch passes
+    on as a plain RuntimeError (a refusal of compiled autograd) is their text, then a stack trace."""
     found = re.match(r"\[([A-Z_]+)\] (.*)", str(error))
     if found is None:
         return None

@@ -1,9 +1,10 @@
 """A decoder-only transformer for byte tokens: pre-norm RMSNorm, rotary positions, SwiGLU, tied embedding.
 
-The operations, their order, the names of the parameters and their initial values are those of examples/gpt_cpp/model.cpp: both
-trainers compute the same bits.
+The operations, their order, the names of the parameters and their initial values are those of
+examples/gpt_cpp/model.cpp: both trainers compute the same bits.
 
-Shape letters: B batch, T sequence, D model width, N heads, H head width (D / N), h = H / 2, F hidden width of the MLP, V vocabulary.
+Shape letters: B batch, T sequence, D model width, N heads, H head width (D / N), h = H / 2, F hidden width of the MLP,
+V vocabulary.
 """
 
 import dataclasses
@@ -39,7 +40,8 @@ class ModelOptions:
 
     @property
     def residual_deviation(self) -> float:
-        """Projections that write into the residual stream start smaller, so that its variance does not grow with the depth.
+        """Projections that write into the residual stream start smaller, so that its variance does not grow with the
+        depth.
         Ref: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, section 2.3."""
         return DEVIATION / math.sqrt(2.0 * self.layers)
 
@@ -58,7 +60,8 @@ class Projection(nn.Module):
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension. Ref: Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019, eq. 4."""
+    """x / rms(x) * weight over the last dimension. Ref: Zhang, Sennrich, "Root Mean Square Layer Normalization", 2019,
+    eq. 4."""
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -126,7 +129,8 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """The grain in which Zeroth gathers parameters and reduces gradients; embedding and last norm belong to the root unit."""
+    """The grain in which Zeroth gathers parameters and reduces gradients; embedding and last norm belong to the root
+    unit."""
 
     def __init__(self, options: ModelOptions, rotary: Rotary) -> None:
         super().__init__()
@@ -143,7 +147,8 @@ class Block(nn.Module):
 
 class Gpt(nn.Module):
     def __init__(self, options: ModelOptions) -> None:
-        """Initial values are a function of `options.seed` and the parameter's name only; no torch generator is touched."""
+        """Initial values are a function of `options.seed` and the parameter's name only; no torch generator is
+        touched."""
         super().__init__()
         self.embedding = nn.Parameter(torch.empty(options.vocab, options.d_model, dtype=options.dtype))
         rotary = Rotary(options.d_model // options.heads, options.seq, options.dtype)
@@ -155,14 +160,16 @@ class Gpt(nn.Module):
                 _fill(module.weight, name, options.seed, module.deviation)
 
     def forward(self, x_BT: Tensor, y_BT: Tensor | None = None) -> Tensor:
-        """`x_BT`: int64 tokens; `y_BT`: int64 next tokens. Returns the mean cross entropy in nats (a scalar; float32, or float64 in such
-        a model), or without y the logits [B, T, V]."""
+        """`x_BT`: int64 tokens; `y_BT`: int64 next tokens. Returns the mean cross entropy in nats (a scalar; float32,
+        or float64 in such a model), or without y the logits [B, T, V]."""
         h_BTD = F.embedding(x_BT, self.embedding)
         for block in self.blocks:
             h_BTD = block(h_BTD)
         logits_BTV = F.linear(self.last_norm(h_BTD), self.embedding)
         if logits_BTV.dtype == torch.bfloat16:
-            logits_BTV = logits_BTV.to(torch.float32)  # eight bits of mantissa are too few for a sum over the vocabulary
+            logits_BTV = logits_BTV.to(
+                torch.float32
+            )  # eight bits of mantissa are too few for a sum over the vocabulary
         return logits_BTV if y_BT is None else F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())
 
 

@@ -7,9 +7,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from errors import make_error
-
 import zeroth
+from errors import make_error
 
 MOST = 2**40
 LARGEST_SIZE = 2**20
@@ -81,7 +80,8 @@ class _Help(argparse.Action):
 
 
 def parse_command_line(arguments: Sequence[str]) -> Options:
-    """Raises Error USAGE with the argument's name: unknown, malformed, out of range, or contradicting another; HelpRequested."""
+    """Raises Error USAGE with the argument's name: unknown, malformed, out of range, or contradicting another;
+    HelpRequested."""
     parser = _Parser(
         prog="train.py",
         usage="zeroth-run -n N python train.py --data FOLDER [arguments]",
@@ -89,7 +89,9 @@ def parse_command_line(arguments: Sequence[str]) -> Options:
         allow_abbrev=False,
         add_help=False,
     )
-    parser.add_argument("-h", "--help", action=_Help, nargs=0, default=argparse.SUPPRESS, help="print this help and exit")
+    parser.add_argument(
+        "-h", "--help", action=_Help, nargs=0, default=argparse.SUPPRESS, help="print this help and exit"
+    )
     _add_data_arguments(parser)
     _add_model_arguments(parser)
     _add_run_arguments(parser)
@@ -105,7 +107,13 @@ def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("text").add_argument
     add("--data", type=pathlib.Path, required=True, help="folder with text files, read recursively")
     add("--suffix", nargs="+", action="extend", default=[], help="take only files whose names end so; may be repeated")
-    add("--exclude", nargs="+", action="extend", default=[], help="leave out files and folders of this name; may be repeated")
+    add(
+        "--exclude",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="leave out files and folders of this name; may be repeated",
+    )
     add("--list-files", action="store_true", help="print name, size and xxHash3 of every file (few are printed anyway)")
 
 
@@ -123,22 +131,55 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("run").add_argument
     count = _integer(0, MOST)
     add("--steps", type=count, default=100, help="most steps to train (default %(default)s)")
-    add("--seed", type=_integer(0, 2**64 - 1), default=1, help="of initial values, batches and the sample (default %(default)s)")
+    add(
+        "--seed",
+        type=_integer(0, 2**64 - 1),
+        default=1,
+        help="of initial values, batches and the sample (default %(default)s)",
+    )
     add("--eval-every", type=count, default=0, help="steps between validations (default: at the end only)")
-    add("--eval-windows", type=count, default=64, help="held-out sequences of a validation; 0: never (default %(default)s)")
-    add("--target", "--target-loss", help="stop when the validation loss is below this number, or below \"bigram\": the bigram entropy "
-        "of the held-out text")
+    add(
+        "--eval-windows",
+        type=count,
+        default=64,
+        help="held-out sequences of a validation; 0: never (default %(default)s)",
+    )
+    add(
+        "--target",
+        "--target-loss",
+        help='stop when the validation loss is below this number, or below "bigram": the bigram entropy '
+        "of the held-out text",
+    )
     add("--max-seconds", type=_number, default=0.0, help="stop training after this time (default: no limit)")
     add("--sample", type=count, default=0, help="bytes of text to generate at the end (default %(default)s)")
-    add("--prompt", default="def ", help="beginning of the generated text (default \"%(default)s\")")
-    add("--temperature", type=_number, default=0.8, help="of the generated text; 0: the likeliest byte (default %(default)s)")
+    add("--prompt", default="def ", help='beginning of the generated text (default "%(default)s")')
+    add(
+        "--temperature",
+        type=_number,
+        default=0.8,
+        help="of the generated text; 0: the likeliest byte (default %(default)s)",
+    )
 
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("output").add_argument
-    add("--log-every", type=_integer(0, MOST), default=10, help="steps between progress lines; 0: none (default %(default)s)")
-    add("--bar", action=argparse.BooleanOptionalAction, help="a progress bar instead of progress lines (default: on a terminal)")
-    add("--no-train-table", dest="train_table", action="store_false", help="leave out the table of memory and traffic at the end")
+    add(
+        "--log-every",
+        type=_integer(0, MOST),
+        default=10,
+        help="steps between progress lines; 0: none (default %(default)s)",
+    )
+    add(
+        "--bar",
+        action=argparse.BooleanOptionalAction,
+        help="a progress bar instead of progress lines (default: on a terminal)",
+    )
+    add(
+        "--no-train-table",
+        dest="train_table",
+        action="store_false",
+        help="leave out the table of memory and traffic at the end",
+    )
     add("--json", type=pathlib.Path, help="write one JSON record a step and a final one to this file")
     add("--plot", type=pathlib.Path, help="draw loss.png and memory.png in this folder")
     add("--export", type=pathlib.Path, help="write the trained weights to this safetensors file")

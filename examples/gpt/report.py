@@ -1,5 +1,5 @@
-"""What a run tells: lines for people on stdout, records for programs in a JSON-lines file, pictures; all from rank 0 only. The lines and
-the records are those of examples/gpt_cpp/report.h."""
+"""What a run tells: lines for people on stdout, records for programs in a JSON-lines file, pictures; all from rank 0
+only. The lines and the records are those of examples/gpt_cpp/report.h."""
 
 import contextlib
 import dataclasses
@@ -109,7 +109,8 @@ class RunSummary:
 
 class Report:
     def __init__(self, rank: int, options: Options) -> None:
-        """Opens the files, so that a path that cannot be written is an error before the training. Raises Error IO, or ENVIRONMENT."""
+        """Opens the files, so that a path that cannot be written is an error before the training. Raises Error IO, or
+        ENVIRONMENT."""
         self._speaks = rank == 0
         self._options = options
         self._losses: list[tuple[int, float]] = []
@@ -132,16 +133,17 @@ class Report:
         """Size of the model and how it is trained."""
         options = self._options
         self.line(
-            f"{summary.parameters:,} parameters: {options.layers} layers, width {options.d_model}, {options.heads} heads, "
+            f"{summary.parameters:,} parameters: {options.layers} layers, width {options.d_model}, {options.heads} heads, "  # noqa: E501
             f"sequence {options.seq}, {settings.dtype}"
         )
         self.line(
-            f"ZeRO-{summary.zero_stage}, {summary.world_size} ranks x {settings.accumulate} micro-steps x {settings.micro_batch} "
+            f"ZeRO-{summary.zero_stage}, {summary.world_size} ranks x {settings.accumulate} micro-steps x {settings.micro_batch} "  # noqa: E501
             f"sequences = {settings.batch} sequences a step, threads per rank: {threads}"
         )
 
     def step(self, record: StepRecord) -> None:
-        """Appends {step, loss, loss_hex, grad_norm, lr, tokens, seconds} (a skipped step: with "skipped") to the records."""
+        """Appends {step, loss, loss_hex, grad_norm, lr, tokens, seconds} (a skipped step: with "skipped") to the
+        records."""
         if not self._speaks:
             return
         self._losses.append((record.step, record.loss))
@@ -151,10 +153,11 @@ class Report:
             self._bar.update()
 
     def progress(self, record: StepRecord, tokens_per_second: float) -> None:
-        """ "step 20/300  loss 2.7182  5,432 tokens/s  grad norm 0.810  lr 1.00e-03"; the bar, where there is one, stands for it."""
+        """ "step 20/300  loss 2.7182  5,432 tokens/s  grad norm 0.810  lr 1.00e-03"; the bar, where there is one,
+        stands for it."""
         if self._bar is None:
             self.line(
-                f"step {record.step}/{self._options.steps}  loss {record.loss:.4f}  {int(tokens_per_second):,} tokens/s  "
+                f"step {record.step}/{self._options.steps}  loss {record.loss:.4f}  {int(tokens_per_second):,} tokens/s  "  # noqa: E501
                 f"grad norm {record.grad_norm:.3f}  lr {record.lr:.2e}"
             )
 
@@ -162,7 +165,7 @@ class Report:
         """ "step 20  validation loss 2.5012 nats/byte (bigram entropy of the held-out text: 2.3957)"."""
         self._validations.append((step, loss))
         self.line(
-            f"step {step}  validation loss {loss:.4f} nats/byte (bigram entropy of the held-out text: {bigram_entropy:.4f})"
+            f"step {step}  validation loss {loss:.4f} nats/byte (bigram entropy of the held-out text: {bigram_entropy:.4f})"  # noqa: E501
         )
 
     def sample(self, prompt: bytes, text: bytes, temperature: float) -> None:
@@ -188,7 +191,7 @@ class Report:
             row(name, f"{summary.wire_formula[name]:,}", f"{counted:,}")
         row("control", "", f"{summary.wire_control:,}")
         self.line(
-            f"  ring slots in use at a time, most: {summary.live_slots}; peak PSS of all ranks: {format_bytes(summary.pss_peak)}"
+            f"  ring slots in use at a time, most: {summary.live_slots}; peak PSS of all ranks: {format_bytes(summary.pss_peak)}"  # noqa: E501
         )
 
     def finish(self, summary: RunSummary) -> None:
@@ -201,7 +204,10 @@ class Report:
 
             with _io_errors("a picture", self._options.plot):
                 plots.draw_losses(
-                    self._options.plot / "loss.png", self._losses, self._validations, bigram_entropy=summary.bigram_entropy
+                    self._options.plot / "loss.png",
+                    self._losses,
+                    self._validations,
+                    bigram_entropy=summary.bigram_entropy,
                 )
                 plots.draw_stages(self._options.plot / "memory.png", [summary.as_json()])
             self.line(f"pictures drawn in {self._options.plot}: loss.png, memory.png")

@@ -1,5 +1,5 @@
-"""Random numbers as pure functions of a key, bit for bit those of examples/gpt_cpp/random.h: no generator state, so nothing that is
-drawn depends on what was drawn before, on the ZeRO stage or on which rank holds a parameter."""
+"""Random numbers as pure functions of a key, bit for bit those of examples/gpt_cpp/random.h: no generator state, so
+nothing that is drawn depends on what was drawn before, on the ZeRO stage or on which rank holds a parameter."""
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,11 @@ def unit_interval(bits: int) -> float:
 
 
 def scaled_uniform(count: int, key: int, deviation: float) -> npt.NDArray[np.float32]:
-    """`count` independent uniform numbers of mean 0 and standard deviation `deviation`, a function of the key and the index only."""
+    """`count` independent uniform numbers of mean 0 and standard deviation `deviation`, a function of the key and the
+    index only."""
     pairs = mix64_array(counters(key, 0, count, 2))  # two numbers of 24 bits from one mix
-    bits24 = np.stack([pairs >> np.uint64(40), (pairs >> np.uint64(16)) & np.uint64(0xFFFFFF)], axis=1).reshape(-1)[:count]
+    bits24 = np.stack([pairs >> np.uint64(40), (pairs >> np.uint64(16)) & np.uint64(0xFFFFFF)], axis=1).reshape(-1)[
+        :count
+    ]
     scale = np.float32(deviation * 1.7320508075688772) * np.float32(2.0**-23)
     return (bits24.astype(np.int32) - 2**23).astype(np.float32) * scale

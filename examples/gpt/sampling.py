@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 
 def sample_index(logits: Sequence[float], temperature: float, random: float) -> int:
-    """Draws an index from softmax(logits / temperature), in double; `random` in [0, 1) decides, so equal inputs choose equally on all
-    ranks. Temperature 0 takes the largest (the first of equals)."""
+    """Draws an index from softmax(logits / temperature), in double; `random` in [0, 1) decides, so equal inputs choose
+    equally on all ranks. Temperature 0 takes the largest (the first of equals)."""
     largest = max(logits)
     best = logits.index(largest)
     if temperature <= 0:

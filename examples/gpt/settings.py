@@ -1,15 +1,15 @@
-"""The configuration that follows from the arguments and a configuration file: arguments win, and the trainer has defaults for what
-neither says. "auto" in the file counts as not said where the trainer has a value. The same as examples/gpt_cpp/settings.cpp."""
+"""The configuration that follows from the arguments and a configuration file: arguments win, and the trainer has
+defaults for what neither says. "auto" in the file counts as not said where the trainer has a value. The same as
+examples/gpt_cpp/settings.cpp."""
 
 import dataclasses
 import json
 import pathlib
 from typing import Any
 
+import zeroth
 from errors import make_error
 from options import Options
-
-import zeroth
 
 STAGE = "/zero_optimization/stage"
 TRAIN = "/train_batch_size"
@@ -126,8 +126,8 @@ def make_settings(options: Options, world_size: int) -> Settings:
 
 
 def _merge_batch(options: Options, world_size: int, overrides: Overrides) -> None:
-    """The three sizes depend on each other. With --batch or --accumulate the product follows them; else a product in the file decides
-    about what the file leaves open."""
+    """The three sizes depend on each other. With --batch or --accumulate the product follows them; else a product in
+    the file decides about what the file leaves open."""
     train = 0 if options.batch or options.accumulate else overrides.size(TRAIN)
     micro = options.batch or overrides.size(MICRO)
     accumulate = options.accumulate or overrides.size(ACCUMULATE)

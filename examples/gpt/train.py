@@ -2,32 +2,33 @@
 
     zeroth-run -n 2 python examples/gpt/train.py --data FOLDER --suffix .py --steps 100 --sample 300 --plot FOLDER
 
-Prints the size and digest of the text, progress, the validation loss beside the byte-bigram entropy of the held-out text, a text
-sample, and what memory and traffic were planned and measured. A bare process works too, and so do ranks on several hosts:
+Prints the size and digest of the text, progress, the validation loss beside the byte-bigram entropy of the held-out
+text, a text sample, and what memory and traffic were planned and measured. A bare process works too, and so do ranks on
+several hosts:
 
     zeroth-run --hostfile hosts python examples/gpt/train.py --data FOLDER
 
-Arguments, lines and records (--json) are those of zeroth-gpt, the same trainer in C++ (examples/gpt_cpp); --bar and --plot are here
-only. From the same arguments both give the same losses, gradient norms, samples and weights, bit for bit, at every ZeRO stage: with
-the initial weights of one --init file, and without, for both draw them from --seed alike.
+Arguments, lines and records (--json) are those of zeroth-gpt, the same trainer in C++ (examples/gpt_cpp); --bar and
+--plot are here only. From the same arguments both give the same losses, gradient norms, samples and weights, bit for
+bit, at every ZeRO stage: with the initial weights of one --init file, and without, for both draw them from --seed
+alike.
 """
 
 import sys
 from collections.abc import Sequence
 
+import zeroth
 from errors import error_line
 from options import HelpRequested, parse_command_line
 from trainer import train
-
-import zeroth
 
 INTERRUPTED = 130
 """128 + SIGINT"""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code; an error of Zeroth is one line on stderr, written at once, so that ranks do not mix. What is caught here the
-    other ranks have to be told; what is not, Zeroth tells them."""
+    """Returns the exit code; an error of Zeroth is one line on stderr, written at once, so that ranks do not mix. What
+    is caught here the other ranks have to be told; what is not, Zeroth tells them."""
     who = "rank=?/?"
     world = None
     try:

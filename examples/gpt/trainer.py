@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import torch
+import zeroth
 from data import Corpus, bigram_entropy, held_out_windows, load_corpus, make_batch, train_windows
 from errors import make_error
 from model import Gpt, ModelOptions
@@ -16,8 +17,6 @@ from sampling import sample_index
 from settings import Settings, make_settings
 from weights import load_weights
 
-import zeroth
-
 MEASURED_STEPS = 3
 """steps, from 1, in which the process is measured from outside: a few, for it takes milliseconds"""
 LISTED_FILES = 32
@@ -26,7 +25,8 @@ MEMORY_STATES = ("parameters", "masters", "optimizer", "buckets", "reduced", "ga
 
 
 def train(options: Options, world: zeroth.World) -> None:
-    """Trains, validates, samples and exports as `options` say; all ranks call it. Raises zeroth.Error; torch's exceptions pass."""
+    """Trains, validates, samples and exports as `options` say; all ranks call it. Raises zeroth.Error; torch's
+    exceptions pass."""
     Trainer(options, world).run()
 
 
@@ -36,7 +36,9 @@ def use_threads(world_size: int) -> int:
     share = max(1, len(os.sched_getaffinity(0)) // world_size)
     threads = share if text is None else int(text) if text.isdecimal() else 0
     if threads <= 0:
-        raise make_error("ENVIRONMENT", "OMP_NUM_THREADS is no positive number", which="OMP_NUM_THREADS", got=text or "")
+        raise make_error(
+            "ENVIRONMENT", "OMP_NUM_THREADS is no positive number", which="OMP_NUM_THREADS", got=text or ""
+        )
     torch.set_num_threads(threads)
     return threads
 
@@ -222,8 +224,8 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> bool:
-        """Loss over the fixed held-out windows, which the ranks share; every rank runs as many forwards as the others. Returns whether
-        the target is reached."""
+        """Loss over the fixed held-out windows, which the ranks share; every rank runs as many forwards as the others.
+        Returns whether the target is reached."""
         text, seq, batch = self.corpus.held_out, self.options.seq, self.settings.micro_batch
         windows = held_out_windows(len(text), seq, self.options.eval_windows)
         mine = windows[self.world.rank :: self.world.size]

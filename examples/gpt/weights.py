@@ -15,12 +15,14 @@ SHOWN = 5
 
 @torch.no_grad()
 def load_weights(model: nn.Module, path: pathlib.Path) -> None:
-    """Fills the parameters with the file's tensors, rounded to the parameters' dtype. Raises Error with nothing changed: IO for a file
-    that cannot be read, USAGE for names, shapes or dtypes that are not those of the model."""
+    """Fills the parameters with the file's tensors, rounded to the parameters' dtype. Raises Error with nothing
+    changed: IO for a file that cannot be read, USAGE for names, shapes or dtypes that are not those of the model."""
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise make_error("IO", "the initial weights cannot be read", where="train.py --init", which=str(path), got=str(error)) from error
+        raise make_error(
+            "IO", "the initial weights cannot be read", where="train.py --init", which=str(path), got=str(error)
+        ) from error
     parameters = dict(model.named_parameters())
     problems = _problems(parameters, tensors)
     if problems:
@@ -47,7 +49,9 @@ def _problems(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -
             for name in both
             if tensors[name].shape != parameters[name].shape
         ],
-        "no floating-point numbers": [f"{name} ({tensors[name].dtype})" for name in both if not tensors[name].is_floating_point()],
+        "no floating-point numbers": [
+            f"{name} ({tensors[name].dtype})" for name in both if not tensors[name].is_floating_point()
+        ],
     }
     return [f"{what}: {_some(items)}" for what, items in findings.items() if items]
 

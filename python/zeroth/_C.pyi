@@ -35,7 +35,15 @@ class ConfigError(Error):
     """Everything that is wrong with a configuration, at once."""
 
 def make_error(
-    code: str, message: str, *, where: str = "", who: str = "", which: str = "", expected: str = "", got: str = "", hint: str = ""
+    code: str,
+    message: str,
+    *,
+    where: str = "",
+    who: str = "",
+    which: str = "",
+    expected: str = "",
+    got: str = "",
+    hint: str = "",
 ) -> Error:
     """An Error, or a ConfigError for "CONFIG", to be raised: with the text and the attributes of one that C++ throws. Raises Error
     INTERNAL for a code that there is not."""

@@ -14,7 +14,8 @@ ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str] | None
 
 
 def to_config(config: ConfigLike) -> Config:
-    """A path is read, a mapping is taken as the document; None is an empty document: all defaults. Raises ConfigError."""
+    """A path is read, a mapping is taken as the document; None is an empty document: all defaults. Raises
+    ConfigError."""
     if isinstance(config, Config):
         return config
     if config is None:

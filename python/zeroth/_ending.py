@@ -1,7 +1,8 @@
-"""How a script ends: an exception that nobody catches is told to the other ranks, and one of Zeroth's decides the exit code.
+"""How a script ends: an exception that nobody catches is told to the other ranks, and one of Zeroth's decides the exit
+code.
 
-Through sys.excepthook, after the one that was there: what it prints is printed as before. Interrupts and SystemExit stay what they are, and
-so does what a console or a notebook shows and survives."""
+Through sys.excepthook, after the one that was there: what it prints is printed as before. Interrupts and SystemExit
+stay what they are, and so does what a console or a notebook shows and survives."""
 
 import os
 import sys
@@ -23,7 +24,8 @@ os.register_at_fork(after_in_child=_worlds.clear)
 
 
 def install() -> None:
-    """Around the hook that is there now, unless that is ours. Torch sets one, too, when it makes its first group. Not in a console or a notebook."""
+    """Around the hook that is there now, unless that is ours. Torch sets one, too, when it makes its first group. Not
+    in a console or a notebook."""
     if not _is_interactive() and not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
 
@@ -65,7 +67,8 @@ def _has_ended() -> bool:
 
 
 def _told(error: BaseException, traceback: TracebackType | None) -> _C.Error:
-    """What the others are told: whose error it is, and where the user's program was. What this rank only saw of others stays as it is."""
+    """What the others are told: whose error it is, and where the user's program was. What this rank only saw of others
+    stays as it is."""
     place = _place.place_of(traceback)
     if not isinstance(error, _C.Error) or not hasattr(error, "hint"):
         return _C.make_error("USER", _text(error), where=place)
@@ -73,7 +76,14 @@ def _told(error: BaseException, traceback: TracebackType | None) -> _C.Error:
         return error
     where = " at ".join(part for part in (error.where, place) if part)
     return _C.make_error(
-        error.code, error.message, where=where, who=error.who, which=error.which, expected=error.expected, got=error.got, hint=error.hint
+        error.code,
+        error.message,
+        where=where,
+        who=error.who,
+        which=error.which,
+        expected=error.expected,
+        got=error.got,
+        hint=error.hint,
     )
 
 

@@ -46,9 +46,11 @@ register_optimizer_step_pre_hook(_refuse_foreign_step)
 
 
 class Engine:
-    """Partitions a module's parameters, gradients and optimizer state over the ranks of the job, as the configuration says.
+    """Partitions a module's parameters, gradients and optimizer state over the ranks of the job, as the configuration
+    says.
 
-    The module stays the user's: its parameters are the same objects, and calling it directly is the same as calling the engine.
+    The module stays the user's: its parameters are the same objects, and calling it directly is the same as calling the
+    engine.
     Collective: all ranks make it with the same model and configuration; rank 0's values become everybody's.
     Raises Error, with nothing changed, for what cannot be trained as asked.
     """
@@ -65,10 +67,10 @@ class Engine:
         progress_every_s: float = 1.0,
         json_log: str = "",
     ) -> None:
-        """`params`: groups as torch's optimizers take them, with "lr" and "weight_decay" of their own. `units`: modules that are
-        gathered and reduced as one, instead of those that zeroth.units(model) finds. `world`: World.from_environment() by default.
-        `progress_every_s`: rank 0 logs how far it is, at most so often; 0: never. `json_log`: a file that gets the log and every step as
-        JSON lines (default: that of ZEROTH_JSON_LOG)."""
+        """`params`: groups as torch's optimizers take them, with "lr" and "weight_decay" of their own. `units`: modules
+        that are gathered and reduced as one, instead of those that zeroth.units(model) finds. `world`:
+        World.from_environment() by default. `progress_every_s`: rank 0 logs how far it is, at most so often; 0: never.
+        `json_log`: a file that gets the log and every step as JSON lines (default: that of ZEROTH_JSON_LOG)."""
         _ending.install()
         _refuse_second(model)
         _refuse_subclasses(model)
@@ -112,11 +114,19 @@ class Engine:
         self._handles: list[RemovableHandle] = []
         for index, module in enumerate([model, *modules]):
             hooks = _C.UnitHooks(self._core, index)
-            before = hooks.before if index > 0 else functools.partial(hooks.before_root, watched, _look_again(self._require_same, self._core))
+            before = (
+                hooks.before
+                if index > 0
+                else functools.partial(hooks.before_root, watched, _look_again(self._require_same, self._core))
+            )
             self._handles.append(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True))
             self._handles.append(module.register_forward_hook(hooks.after, always_call=True))
         if self._core.gathers_parameters:
-            inside = [(path, module) for path, module in model.named_modules() if not isinstance(module, torch.jit.ScriptModule)]
+            inside = [
+                (path, module)
+                for path, module in model.named_modules()
+                if not isinstance(module, torch.jit.ScriptModule)
+            ]
             self._handles += [_refuse_state_dict(path, module) for path, module in inside]
 
     # --- training ---------------------------------------------------------------------------------------------------
@@ -143,7 +153,8 @@ class Engine:
         """Boundary of a micro-step; on the last one updates the parameters, on all ranks at once. Collective then."""
         if self._optimizer is None:
             return self._step()
-        return self._optimizer.step()  # type: ignore[no-any-return]  # through it, so that torch's schedulers see a step
+        # type: ignore[no-any-return]  # through it, so that torch's schedulers see a step
+        return self._optimizer.step()
 
     def _step(self) -> _C.StepResult:
         if self._optimizer is not None:
@@ -156,15 +167,18 @@ class Engine:
             self._scheduler.step()
         return result
 
-    def batches(self, loader: Iterable[_Batch], *, on_joined_step: Callable[[_C.StepResult], object] | None = None) -> Iterator[_Batch]:
-        """The loader's batches, for loops on all ranks in which some may run out before others. The key zeroth.uneven says what then
-        happens. "error": Error MISMATCH on all ranks, naming those that have none. "drop": all loops end with the first. "join": a rank
-        without a batch stays in its loop, takes part in what the others do with nothing of its own, and leaves it when nobody has a
-        batch any more; the gradient of a step is the mean over the micro-batches that there are (`result.batches`), and average()
-        that over the ranks that have one. Within such a loop all ranks that have a batch must do the same: forward, backward, step(),
-        zero_grad(), average(). Also for evaluation. `on_joined_step(result)` is called on a rank without a batch after each step()
-        that it took part in: there belongs what the loop does once a step, such as `scheduler.step()`. One engine is followed: where a
-        loop steps several, use "drop". Collective, once a batch."""
+    def batches(
+        self, loader: Iterable[_Batch], *, on_joined_step: Callable[[_C.StepResult], object] | None = None
+    ) -> Iterator[_Batch]:
+        """The loader's batches, for loops on all ranks in which some may run out before others. The key zeroth.uneven
+        says what then happens. "error": Error MISMATCH on all ranks, naming those that have none. "drop": all loops end
+        with the first. "join": a rank without a batch stays in its loop, takes part in what the others do with nothing
+        of its own, and leaves it when nobody has a batch any more; the gradient of a step is the mean over the
+        micro-batches that there are (`result.batches`), and average() that over the ranks that have one. Within such a
+        loop all ranks that have a batch must do the same: forward, backward, step(), zero_grad(), average(). Also for
+        evaluation. `on_joined_step(result)` is called on a rank without a batch after each step() that it took part in:
+        there belongs what the loop does once a step, such as `scheduler.step()`. One engine is followed: where a loop
+        steps several, use "drop". Collective, once a batch."""
         self._core.begin_epoch()
         batches = iter(loader)
         while True:
@@ -180,15 +194,16 @@ class Engine:
             yield batch  # type: ignore[misc]
 
     def zero_grad(self) -> None:
-        """Forgets the gradients since the last step(): of a batch that is thrown away, or what another loss left in this module. After an
-        update nothing has to be done, and without a backward since step() nothing is. Else collective: Error MISMATCH on all ranks if
-        some call step() meanwhile. Raises Error in the middle of an accumulation, whose earlier micro-steps are summed already."""
+        """Forgets the gradients since the last step(): of a batch that is thrown away, or what another loss left in
+        this module. After an update nothing has to be done, and without a backward since step() nothing is. Else
+        collective: Error MISMATCH on all ranks if some call step() meanwhile. Raises Error in the middle of an
+        accumulation, whose earlier micro-steps are summed already."""
         self._core.zero_grad()
 
     @property
     def optimizer(self) -> Optimizer:
-        """For torch.optim.lr_scheduler: its `param_groups` hold "lr" and "weight_decay", which every step() takes from there. Beside a
-        scheduler of the configuration they must not be changed."""
+        """For torch.optim.lr_scheduler: its `param_groups` hold "lr" and "weight_decay", which every step() takes from
+        there. Beside a scheduler of the configuration they must not be changed."""
         if self._optimizer is None:
             hypers = self._core.groups
             groups = [
@@ -234,8 +249,8 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
-        """Where the module's parameters were when the engine was built, and where it computes; inputs belong there. Whatever it is, the
-        engine keeps parameters, gradients and optimizer in host memory."""
+        """Where the module's parameters were when the engine was built, and where it computes; inputs belong there.
+        Whatever it is, the engine keeps parameters, gradients and optimizer in host memory."""
         return self._device
 
     @property
@@ -266,13 +281,13 @@ class Engine:
         self._core.reset_counters()
 
     def average(self, value: float, name: str = "") -> float:
-        """Mean over ranks. Collective. Ranks compare the names, as those of barriers: without one, two averages that a rank makes the other way
-        round are the wrong numbers everywhere."""
+        """Mean over ranks. Collective. Ranks compare the names, as those of barriers: without one, two averages that a
+        rank makes the other way round are the wrong numbers everywhere."""
         return self._core.average(value, name)
 
     def barrier(self, name: str = "") -> None:
-        """Waits until all ranks are here. Collective. The name is in errors and in the flight recorder; where ranks give different ones, all get
-        Error MISMATCH with both."""
+        """Waits until all ranks are here. Collective. The name is in errors and in the flight recorder; where ranks
+        give different ones, all get Error MISMATCH with both."""
         self._core.barrier(name)
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -282,9 +297,10 @@ class Engine:
         self._core.export_safetensors(path)
 
     def close(self, *, keep_parameters: bool = True) -> None:
-        """Collective with `keep_parameters`: the module gets ordinary memory back, with the values of now, and works by itself
-        again. Without, and where an engine is only dropped, its parameters are gone: reading one is an error with its name. Raises
-        Error, with the engine closed, if the module holds others than those that got the values."""
+        """Collective with `keep_parameters`: the module gets ordinary memory back, with the values of now, and works by
+        itself again. Without, and where an engine is only dropped, its parameters are gone: reading one is an error
+        with its name. Raises Error, with the engine closed, if the module holds others than those that got the
+        values."""
         self._core.close(keep_parameters=keep_parameters)
         self._world = None
         for handle in self._handles:
@@ -294,7 +310,11 @@ class Engine:
         gives_back = keep_parameters and bool(self._parameters)
         self._parameters.clear()
         if gives_back:
-            self._require_same(self._model, "python.close", "the one that the engine was built with has the values: keep the module as it is until close()")
+            self._require_same(
+                self._model,
+                "python.close",
+                "the one that the engine was built with has the values: keep the module as it is until close()",
+            )
 
     def __del__(self) -> None:
         if "_handles" in self.__dict__:
@@ -305,7 +325,9 @@ class Engine:
         def __getattr__(self, name: str) -> Any:
             """Says where it is what the user may be looking for."""
             has_it = hasattr(self.__dict__.get("_model"), name)
-            raise AttributeError(f"zeroth.Engine has no {name!r}{f', its module has: engine.module.{name}' if has_it else ''}")
+            raise AttributeError(
+                f"zeroth.Engine has no {name!r}{f', its module has: engine.module.{name}' if has_it else ''}"
+            )
 
 
 def initialize(
@@ -323,10 +345,10 @@ def initialize(
     json_log: str = "",
     **others: None,
 ) -> tuple[Engine, Optimizer, None, Any]:
-    """The shape that DeepSpeed users know: (engine, optimizer, loader, scheduler). The optimizer is engine.optimizer, the scheduler what
-    `lr_scheduler(optimizer)` made: engine.step() steps it after each update. The configuration may be `args.deepspeed_config`. The
-    optimizer's type comes from it; objects of torch's, data sets, and what else DeepSpeed takes are refused. `world`, `units`,
-    `log_level` and `json_log` are those of Engine."""
+    """The shape that DeepSpeed users know: (engine, optimizer, loader, scheduler). The optimizer is engine.optimizer,
+    the scheduler what `lr_scheduler(optimizer)` made: engine.step() steps it after each update. The configuration may
+    be `args.deepspeed_config`. The optimizer's type comes from it; objects of torch's, data sets, and what else
+    DeepSpeed takes are refused. `world`, `units`, `log_level` and `json_log` are those of Engine."""
     for name, value in {"optimizer": optimizer, "training_data": training_data, **others}.items():
         if name not in _NOT_TAKEN:
             raise TypeError(f"initialize() got an unexpected keyword argument {name!r}")
@@ -334,7 +356,9 @@ def initialize(
             raise _C.make_error("USAGE", f"{name} is not taken here", where="python.initialize", hint=_NOT_TAKEN[name])
     from_args = getattr(args, "deepspeed_config", None)
     if from_args is not None and config is not None:
-        raise _C.make_error("USAGE", "there are two configurations", where="python.initialize", which="config and args.deepspeed_config")
+        raise _C.make_error(
+            "USAGE", "there are two configurations", where="python.initialize", which="config and args.deepspeed_config"
+        )
     if lr_scheduler is not None and not callable(lr_scheduler):
         raise _C.make_error(
             "USAGE",
@@ -396,12 +420,18 @@ def _refuse_subclasses(model: nn.Module) -> None:
             )
 
 
-def _look_again(require_same: Callable[[nn.Module, str, str], None], core: _C.Engine) -> Callable[[nn.Module], _watch.Watched]:
-    """What the forward does when the module is no longer as it was. A function, not a method: the module does not know the engine, which
-    would live as long as the module does."""
+def _look_again(
+    require_same: Callable[[nn.Module, str, str], None], core: _C.Engine
+) -> Callable[[nn.Module], _watch.Watched]:
+    """What the forward does when the module is no longer as it was. A function, not a method: the module does not know
+    the engine, which would live as long as the module does."""
 
     def look_again(module: nn.Module) -> _watch.Watched:
-        require_same(module, "python.forward", "change the module before the engine is built, or close() the engine and build another one")
+        require_same(
+            module,
+            "python.forward",
+            "change the module before the engine is built, or close() the engine and build another one",
+        )
         core.set_buffers(_watch.buffers(module))
         return _watch.held(module)
 
@@ -426,7 +456,8 @@ def _refuse_state_dict(path: str, module: nn.Module) -> RemovableHandle:
 
 
 def _members(model: nn.Module, group_of: Mapping[str, int], groups: int) -> dict[int, list[nn.Parameter]]:
-    """Parameters of each group by its number; 0 is the configuration's, which has those that train where there are no others."""
+    """Parameters of each group by its number; 0 is the configuration's, which has those that train where there are no
+    others."""
     if groups == 0:
         return {0: [parameter for parameter in model.parameters() if parameter.requires_grad]}
     members: dict[int, list[nn.Parameter]] = {number: [] for number in range(1, groups + 1)}
@@ -437,7 +468,8 @@ def _members(model: nn.Module, group_of: Mapping[str, int], groups: int) -> dict
 
 
 def _refuse_another_world(world: _C.World) -> None:
-    """The environment's must be the one that torch.distributed speaks of, if that is in use. A group of it may be any part of it."""
+    """The environment's must be the one that torch.distributed speaks of, if that is in use. A group of it may be any
+    part of it."""
     if world.backend.startswith("c10d") or not dist.is_available() or not dist.is_initialized():
         return
     theirs = (dist.get_rank(), dist.get_world_size())
@@ -472,8 +504,8 @@ def _hook_dicts(model: nn.Module) -> dict[str, dict[int, Any]]:
 def _groups(
     model: nn.Module, params: ParamGroups | None
 ) -> tuple[list[tuple[float | None, float | None]], dict[str, int]]:
-    """Hyper-parameters of each group, and the group of each parameter, counted from 1. Raises Error for keys that are not known, and
-    for trainable parameters in no group or in two, and for such that are not the module's."""
+    """Hyper-parameters of each group, and the group of each parameter, counted from 1. Raises Error for keys that are
+    not known, and for trainable parameters in no group or in two, and for such that are not the module's."""
     if params is None:
         return [], {}
     entries = list(params)
@@ -501,8 +533,10 @@ def _groups(
                     "a parameter in a group is none of the module's",
                     where="python.engine",
                     which=f"group {number}, the parameter at {position}",
-                    got=f"shape {tuple(parameter.shape)}" if isinstance(parameter, torch.Tensor) else type(parameter).__name__,
-                    hint="the engine trains what is inside the module: put a loss with parameters of its own there, too",
+                    got=f"shape {tuple(parameter.shape)}"
+                    if isinstance(parameter, torch.Tensor)
+                    else type(parameter).__name__,
+                    hint="the engine trains what is inside the module: put a loss with parameters of its own there, too",  # noqa: E501
                 )
             if index_of.setdefault(id(parameter), number) != number:
                 raise _C.make_error(
@@ -516,6 +550,9 @@ def _groups(
             group_of[name] = index_of[id(parameter)]
         elif parameter.requires_grad:
             raise _C.make_error(
-                "USAGE", "a trainable parameter is in no group", which=name, hint="put it into one, or call requires_grad_(False)"
+                "USAGE",
+                "a trainable parameter is in no group",
+                which=name,
+                hint="put it into one, or call requires_grad_(False)",
             )
     return hypers, group_of

@@ -16,8 +16,9 @@ __all__ = ["Optimizer"]
 class Optimizer(torch.optim.Optimizer):
     """`engine.optimizer`: for torch.optim.lr_scheduler and whatever else writes to `param_groups`.
 
-    Each step takes "lr" and "weight_decay" of every group; all ranks must write the same (Error MISMATCH if not, and nothing is
-    updated). The state is in the engine: `state` is empty, step() is engine.step(), and state_dict() and load_state_dict() are refused.
+    Each step takes "lr" and "weight_decay" of every group; all ranks must write the same (Error MISMATCH if not, and
+    nothing is updated). The state is in the engine: `state` is empty, step() is engine.step(), and state_dict() and
+    load_state_dict() are refused.
     """
 
     def __init__(self, engine: "Engine", core: _C.Engine, groups: Sequence[tuple[int, dict[str, Any]]]) -> None:
@@ -31,7 +32,12 @@ class Optimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """engine.step(). A closure is refused: backward comes first."""
         if closure is not None:
-            raise _C.make_error("USAGE", "step() takes no closure", where="python.optimizer", hint="call engine.backward(loss) before it")
+            raise _C.make_error(
+                "USAGE",
+                "step() takes no closure",
+                where="python.optimizer",
+                hint="call engine.backward(loss) before it",
+            )
         return self._engine._step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -42,7 +48,10 @@ class Optimizer(torch.optim.Optimizer):
         """Only while it is built: the engine's groups are those that it was built with."""
         if hasattr(self, "_taken"):
             raise _C.make_error(
-                "USAGE", "an engine takes no further parameter groups", where="python.optimizer", hint="name them in Engine(..., params=...)"
+                "USAGE",
+                "an engine takes no further parameter groups",
+                where="python.optimizer",
+                hint="name them in Engine(..., params=...)",
             )
         super().add_param_group(param_group)
 
@@ -60,11 +69,12 @@ class Optimizer(torch.optim.Optimizer):
             "USAGE",
             f"an engine's optimizer {what}",
             where="python.optimizer",
-            hint="moments and masters are in the engine, and not written to files yet; engine.export_safetensors(path) writes the weights",
+            hint="moments and masters are in the engine, and not written to files yet; engine.export_safetensors(path) writes the weights",  # noqa: E501
         )
 
     def push(self) -> None:
-        """Hands changed hyper-parameters to the engine. Raises Error if they changed beside a scheduler of the configuration."""
+        """Hands changed hyper-parameters to the engine. Raises Error if they changed beside a scheduler of the
+        configuration."""
         for place, (number, group) in enumerate(zip(self._numbers, self.param_groups, strict=True)):
             wanted = (float(group["lr"]), float(group["weight_decay"]))
             if wanted != self._taken[place]:
@@ -75,7 +85,7 @@ class Optimizer(torch.optim.Optimizer):
                         where="python.optimizer",
                         which=f"group {place}",
                         expected=f"lr and weight_decay {self._taken[place]}",
-                        hint="learning rates have one master: take the scheduler out of the configuration, or leave the groups alone",
+                        hint="learning rates have one master: take the scheduler out of the configuration, or leave the groups alone",  # noqa: E501
                     )
                 self._core.set_group(number, *wanted)
                 self._taken[place] = wanted

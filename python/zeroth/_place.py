@@ -1,8 +1,8 @@
 """Where the user's program is, for ranks that wait for this one, or that it leaves with an exception.
 
-A rank that hangs may hold the GIL, so nobody can ask the interpreter. `faulthandler` can: its signal handler writes the traceback of the
-thread that gets the signal with system calls alone. The thread of the control plane sends that signal, reads the pipe, and takes the first
-line of the user's own."""
+A rank that hangs may hold the GIL, so nobody can ask the interpreter. `faulthandler` can: its signal handler writes the
+traceback of the thread that gets the signal with system calls alone. The thread of the control plane sends that signal,
+reads the pipe, and takes the first line of the user's own."""
 
 import faulthandler
 import functools
@@ -25,14 +25,22 @@ _registered: tuple[int, int, int] | None = None
 
 
 def announce(world: _C.World) -> None:
-    """Lets `world` find the line, and leave a notebook or a shell alone when the job has failed. Where no real-time signal is free, lines are not given, and phases still are."""
+    """Lets `world` find the line, and leave a notebook or a shell alone when the job has failed. Where no real-time
+    signal is free, lines are not given, and phases still are."""
     global _registered
     if world.size == 1:
         return
     if hasattr(sys, "ps1") or sys.flags.interactive:
         world.spare()
     if _registered is None:
-        number = next((number for number in range(signal.SIGRTMAX - 2, signal.SIGRTMIN, -1) if signal.getsignal(number) is signal.SIG_DFL), None)
+        number = next(
+            (
+                number
+                for number in range(signal.SIGRTMAX - 2, signal.SIGRTMIN, -1)
+                if signal.getsignal(number) is signal.SIG_DFL
+            ),
+            None,
+        )
         if number is None:
             return
         reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

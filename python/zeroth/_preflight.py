@@ -11,7 +11,7 @@ def check_torch(found: str, built: str) -> None:
     """Raises ImportError unless both are the same release; what follows a '+' is not compared."""
     if found.split("+")[0] != built.split("+")[0]:
         raise ImportError(
-            f"zeroth {VERSION} was built with torch {built}, and this is torch {found}: LibTorch has no stable C++ interface. "
+            f"zeroth {VERSION} was built with torch {built}, and this is torch {found}: LibTorch has no stable C++ interface. "  # noqa: E501
             f"Install torch=={built.split('+')[0]}, or build zeroth again beside this torch: "
             "pip install --no-build-isolation --force-reinstall zeroth"
         )

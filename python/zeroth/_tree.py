@@ -1,4 +1,5 @@
-"""Tensors in what modules take and return, where it is no tuple, list or dict: those are looked into by the C++ side."""
+"""Tensors in what modules take and return, where it is no tuple, list or dict: those are looked into by the C++
+side."""
 
 import dataclasses
 import types
@@ -23,10 +24,16 @@ def parts(value: Any) -> Collection[Any]:
         return _pytree.SUPPORTED_NODES[type(value)].flatten_fn(value)[0]
     if isinstance(value, type) or callable(value):
         return []
-    slots = [name for base in type(value).__mro__ for name, member in vars(base).items() if isinstance(member, types.MemberDescriptorType)]
+    slots = [
+        name
+        for base in type(value).__mro__
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType)
+    ]
     inside = [getattr(value, name, None) for name in slots]
     return inside + list(getattr(value, "__dict__", {}).values())
 
 
-# Under torch.compile this is no part of anybody's graph. torch.compiler.disable() says it, too, but imports all of dynamo.
+# Under torch.compile this is no part of anybody's graph. torch.compiler.disable() says it, too, but imports all of
+# dynamo.
 set_code_exec_strategy(parts.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))

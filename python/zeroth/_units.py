@@ -24,13 +24,15 @@ class Unit:
 
 
 _SMALLEST_LIST = 100
-"""a list with less than this part of the model's elements, one in so many, stays in the root: it would cost calls and save nothing"""
+"""a list with less than this part of the model's elements, one in so many, stays in the root: it would cost calls and
+save nothing"""
 
 
 def find_units(model: nn.Module) -> dict[str, nn.Module]:
-    """By path, the members of one class of each ModuleList or Sequential that has at least two of it: the blocks, of an encoder as of a
-    decoder. Else nothing, and all is root. Members of a list inside a list are the outer one's, and what lies in a unit belongs to it. Of
-    several classes in a list it is the one that is there most often, then the one with more parameters."""
+    """By path, the members of one class of each ModuleList or Sequential that has at least two of it: the blocks, of an
+    encoder as of a decoder. Else nothing, and all is root. Members of a list inside a list are the outer one's, and
+    what lies in a unit belongs to it. Of several classes in a list it is the one that is there most often, then the one
+    with more parameters."""
     found: dict[str, nn.Module] = {}
     smallest = sum(parameter.numel() for parameter in model.parameters()) / _SMALLEST_LIST
     for path, module in model.named_modules():
@@ -52,7 +54,9 @@ def _inside(path: str, units: Iterable[str]) -> bool:
 def named_units(model: nn.Module, chosen: Iterable[nn.Module]) -> dict[str, nn.Module]:
     """Paths of modules that the user chose. Raises Error for one that is not inside the model."""
     wanted = {id(module): module for module in chosen}
-    found = {name: module for name, module in model.named_modules(remove_duplicate=False) if id(module) in wanted and name}
+    found = {
+        name: module for name, module in model.named_modules(remove_duplicate=False) if id(module) in wanted and name
+    }
     missing = [module for key, module in wanted.items() if all(module is not other for other in found.values())]
     if missing:
         raise _C.make_error("MODEL", f"a unit is not a module inside the model: {type(missing[0]).__name__}")

@@ -19,7 +19,8 @@ Buffer = tuple[dict[str, Any], str, str, torch.Tensor | None, bool]
 
 
 def held(model: nn.Module) -> Watched:
-    """Parameters and modules, and how many buffers there are. A scripted module keeps them elsewhere, and does not change."""
+    """Parameters and modules, and how many buffers there are. A scripted module keeps them elsewhere, and does not
+    change."""
     watched: Watched = []
     for module in model.modules():
         for holder in (module._parameters, module._modules):
@@ -42,8 +43,9 @@ def buffers(model: nn.Module) -> list[Buffer]:
 
 
 def follow(model: nn.Module) -> Callable[[nn.Module, str, str], None]:
-    """A function that looks at the module when it may be no longer as it was: (module, where, hint). Modules may be wrapped, taken out for a
-    while and put back, and get buffers and frozen parameters; a parameter that the engine would not train, or no longer, is an Error."""
+    """A function that looks at the module when it may be no longer as it was: (module, where, hint). Modules may be
+    wrapped, taken out for a while and put back, and get buffers and frozen parameters; a parameter that the engine
+    would not train, or no longer, is an Error."""
     known = {
         id(parameter): (f"{path}.{key}" if path else key, weakref.ref(module))
         for path, module in model.named_modules()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Committed results fit the schema, docs/peers.md shows them, tables say what was measured and what failed. Plain Python 3."""
+"""Committed results fit the schema, docs/peers.md shows them, tables say what was measured and what failed. Plain
+Python 3."""
 
 from __future__ import annotations
 
@@ -36,7 +37,13 @@ def result(cell: Cell) -> dict[str, Any]:
     """Of a measurement in which zeroth-0 takes 1.1 times the floor's step and ddp fails."""
     measured = Measurement(cell, [ENTRY[name] for name in ("floor", "ddp", "zeroth-0")], PLACES)
     for name, factor in (("floor", 1.0), ("zeroth-0", 1.1)):
-        report = {"tracked_after_backward": 32e6, "tracked_after_step": 24e6, "loss": 5.5, "tokens": 512, "pss_imported": 0}
+        report = {
+            "tracked_after_backward": 32e6,
+            "tracked_after_step": 24e6,
+            "loss": 5.5,
+            "tokens": 512,
+            "pss_imported": 0,
+        }
         if name == "zeroth-0":
             report["counted"] = 8e6
         measured.solo[name] = Solo(reports=[report, report], peak_pss=2**30)
@@ -46,7 +53,10 @@ def result(cell: Cell) -> dict[str, Any]:
     measured.failures["ddp, alone"] = "exit code 1: RuntimeError: no"
     record = Record(benchmark="peers/cell")
     record.settings = {"parameters": 2_000_000, "dtype": cell.dtype, "ranks": 2, "cycles": 3, "solo_steps": 4}
-    record.settings |= {"contestants": ["floor", "ddp", "zeroth-0"], "bytes_by_state": {"zeroth-0": {"buckets": 8_000_000}}}
+    record.settings |= {
+        "contestants": ["floor", "ddp", "zeroth-0"],
+        "bytes_by_state": {"zeroth-0": {"buckets": 8_000_000}},
+    }
     record.failures = measured.failures
     add_rows(record, measured)
     record.count_foreign()
@@ -60,7 +70,9 @@ class Results(unittest.TestCase):
 
     def test_the_page_shows_the_committed_results(self) -> None:
         text = (ROOT / "docs/peers.md").read_text(encoding="utf-8")
-        self.assertEqual(text, table.of_page(text, table.RESULTS), "benchmarks/peers/table.py --page docs/peers.md writes it anew")
+        self.assertEqual(
+            text, table.of_page(text, table.RESULTS), "benchmarks/peers/table.py --page docs/peers.md writes it anew"
+        )
 
     def test_the_page_shows_every_cell(self) -> None:
         text = (ROOT / "docs/peers.md").read_text(encoding="utf-8")
@@ -103,7 +115,9 @@ class Tables(unittest.TestCase):
         made["settings"]["contestants"] = ["floor", "ddp", "zeroth-0", "zro"]
 
         def add(who: str, field: str, median: float, low: float, high: float) -> None:
-            made["rows"].append({"name": f"{who}: {field}", "unit": "MB", "median": median, "low": low, "high": high, "samples": 2})
+            made["rows"].append(
+                {"name": f"{who}: {field}", "unit": "MB", "median": median, "low": low, "high": high, "samples": 2}
+            )
 
         for who, median in (("ddp", 31.99999), ("zro", 1.0)):
             add(who, "tracked after backward, largest rank", median, median, median)
@@ -112,9 +126,13 @@ class Tables(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, f"{CELLS[0].name}.json").write_text(json.dumps(made), encoding="utf-8")
             lines = table.behind(pathlib.Path(folder)).splitlines()[2:]
-        self.assertEqual([line.split(" | ", 1)[1] for line in lines],
-                         ["**Zeroth 0** | step over floor, x | 1.100 | DDP 1.090 | yes |",
-                          "**Zeroth 0** | tracked after backward, largest rank, MB | 32.000000 | DDP 31.999990 |  |"])
+        self.assertEqual(
+            [line.split(" | ", 1)[1] for line in lines],
+            [
+                "**Zeroth 0** | step over floor, x | 1.100 | DDP 1.090 | yes |",
+                "**Zeroth 0** | tracked after backward, largest rank, MB | 32.000000 | DDP 31.999990 |  |",
+            ],
+        )
 
     def test_markers_are_filled_and_kept(self) -> None:
         page = "a\n<!-- steps nobody -->\nold\n<!-- end -->\nb\n"
@@ -128,7 +146,9 @@ class Plans(unittest.TestCase):
     def test_groups_are_jobs_and_split_where_memory_ends(self) -> None:
         entries = [ENTRY[name] for name in ("floor", "ddp", "zeroth-0", "zro", "zeroth-1")]
         sizes = {entry.name: 10 for entry in entries}
-        self.assertEqual(list(plan_jobs(entries, sizes, 30)), [["floor", "ddp", "zeroth-0"], ["floor", "zro", "zeroth-1"]])
+        self.assertEqual(
+            list(plan_jobs(entries, sizes, 30)), [["floor", "ddp", "zeroth-0"], ["floor", "zro", "zeroth-1"]]
+        )
         alone = [["floor", name] for name in ("ddp", "zeroth-0", "zro", "zeroth-1")]
         self.assertEqual(list(plan_jobs(entries, sizes, 20)), alone)
         self.assertEqual(list(plan_jobs(entries, sizes, 0)), alone, "each is tried, whatever it takes")
@@ -141,7 +161,7 @@ class Plans(unittest.TestCase):
         self.assertEqual(wire, [24_000, 36_000, 24_000])
 
     def test_the_reason_is_the_first_error_that_was_raised(self) -> None:
-        log = "step 1\nTraceback:\n[rank1]: ValueError: first in /a/b/c.py\nRuntimeError: then\nzeroth-run: rank 1 exited with 1"
+        log = "step 1\nTraceback:\n[rank1]: ValueError: first in /a/b/c.py\nRuntimeError: then\nzeroth-run: rank 1 exited with 1"  # noqa: E501
         self.assertEqual(ranks.reason(log, 1), "exit code 1: ValueError: first in c.py")
         self.assertEqual(ranks.reason("Killed\n", -9), "exit code -9: Killed")
 

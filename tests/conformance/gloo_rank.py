@@ -2,7 +2,8 @@
 
 usage: gloo_rank.py LIBRARY ARGUMENTS...
 
-LIBRARY holds a suite (gloo_suites.cpp), the arguments are GoogleTest's; rank 0 alone writes results, and tells of cases that pass.
+LIBRARY holds a suite (gloo_suites.cpp), the arguments are GoogleTest's; rank 0 alone writes results, and tells of cases
+that pass.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def main() -> int:
     dist.init_process_group("gloo")
     arguments = [__file__, *sys.argv[2:]]
     if dist.get_rank() != 0:
-        arguments = [argument for argument in arguments if not argument.startswith("--gtest_output")] + ["--gtest_brief=1"]
+        arguments = [argument for argument in arguments if not argument.startswith("--gtest_output")] + [
+            "--gtest_brief=1"
+        ]
     argv = (ctypes.c_char_p * (len(arguments) + 1))(*(argument.encode() for argument in arguments), None)
     groups = Groups()
     library = ctypes.CDLL(sys.argv[1])

@@ -3,7 +3,8 @@
 
 usage: blocks.py ROOT FOLDER
 
-Writes number N, from 1, of a page's blocks of one language as FOLDER/PAGE-N.LANGUAGE: docs/cpp-api-2.cpp. Plain Python 3.
+Writes number N, from 1, of a page's blocks of one language as FOLDER/PAGE-N.LANGUAGE: docs/cpp-api-2.cpp. Plain Python
+3.
 """
 
 from __future__ import annotations
@@ -55,7 +56,11 @@ def blocks_of(page: str, text: str) -> list[Block]:
 
 def all_blocks(root: pathlib.Path) -> list[Block]:
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
-    return [block for page in pages for block in blocks_of(page.relative_to(root).as_posix(), page.read_text(encoding="utf-8"))]
+    return [
+        block
+        for page in pages
+        for block in blocks_of(page.relative_to(root).as_posix(), page.read_text(encoding="utf-8"))
+    ]
 
 
 def main() -> None:

@@ -9,9 +9,10 @@ Rules, each named in its messages:
   short    a how-to page has fewer than 40 lines
   machine  no line names a path of somebody's machine
   fence    code fences are closed
-  block    a code block says which language it is, and a test runs it: python and json tests/python/docs_test.py, cpp and cmake the
-           file that includes it (tests/docs/blocks.py says under which name), each command of sh the test that COMMANDS names.
-           What is no code says text
+  block    a code block says which language it is, and a test runs it: python and json tests/python/docs_test.py, cpp
+  and cmake the
+           file that includes it (tests/docs/blocks.py says under which name), each command of sh the test that COMMANDS
+           names. What is no code says text
   reach    every page of docs/ is linked from docs/index.md, directly or through a page or folder that is
 Prints one line for each violation; exit code 1 if there is one.
 """
@@ -25,8 +26,10 @@ import sys
 from blocks import Block, blocks_of, without_fences
 
 HOW_TO_LINES = 40
-TOP_LEVEL = (r"(?:include|src|csrc|tests|tools|docs|examples|benchmarks|cmake|\.ci)/|"
-             r"(?:CMakeLists\.txt|CMakePresets\.json|Makefile|pyproject\.toml|LICENSE|README\.md)$")
+TOP_LEVEL = (
+    r"(?:include|src|csrc|tests|tools|docs|examples|benchmarks|cmake|\.ci)/|"
+    r"(?:CMakeLists\.txt|CMakePresets\.json|Makefile|pyproject\.toml|LICENSE|README\.md)$"
+)
 MACHINE = re.compile(r"(?<![\w./<>-])/(?:home|root|work|Users|mnt|media|opt|srv|tmp|usr|var)(?:/|\b)")
 # Files that a how-to page tells its reader to write.
 TO_BE_WRITTEN = {
@@ -35,51 +38,80 @@ TO_BE_WRITTEN = {
 }
 # A command of a shell block: the test that runs it, and what stands there.
 COMMANDS = {
-    **dict.fromkeys([
-        "make train",
-        "make test",
-        "make test-quick",
-        "make fuzz",
-        "cmake --preset core",
-        "cmake --build build/core -j 2",
-        "build/core/tests/conformance/comm_chaos --gtest_filter='Chaos.*'",
-        "benchmarks/peers/peers.py",
-        "benchmarks/peers/peers.py --cells peers-25m-2-ranks",
-        "benchmarks/run.py --only 'peers-*'",
-        "benchmarks/peers/table.py --page docs/peers.md",
-    ], ("tests/python/docs_test.py", "def test_commands")),
-    "zeroth-run -n N [options] PROGRAM [arguments...]":
-        ("tests/process/launcher/command_line_test.cpp", "Usage: zeroth-run -n N [options] PROGRAM"),
+    **dict.fromkeys(
+        [
+            "make train",
+            "make test",
+            "make test-quick",
+            "make fuzz",
+            "cmake --preset core",
+            "cmake --build build/core -j 2",
+            "build/core/tests/conformance/comm_chaos --gtest_filter='Chaos.*'",
+            "benchmarks/peers/peers.py",
+            "benchmarks/peers/peers.py --cells peers-25m-2-ranks",
+            "benchmarks/run.py --only 'peers-*'",
+            "benchmarks/peers/table.py --page docs/peers.md",
+        ],
+        ("tests/python/docs_test.py", "def test_commands"),
+    ),
+    "zeroth-run -n N [options] PROGRAM [arguments...]": (
+        "tests/process/launcher/command_line_test.cpp",
+        "Usage: zeroth-run -n N [options] PROGRAM",
+    ),
     "zeroth-run --hostfile hosts python train.py": ("tests/python/apart_test.py", "def test_ranks_of_a_hostfile_train"),
     "zeroth-run --hosts node1:8,node2:8 python train.py": ("tests/python/apart_test.py", 'how="--hosts"'),
-    **dict.fromkeys([
-        "zeroth-run -n 8 --nnodes 2 --node-rank 0 --rdzv node0:29400 --rdzv-secret-file secret python train.py",
-        "zeroth-run -n 8 --nnodes 2 --node-rank 1 --rdzv node0:29400 --rdzv-secret-file secret python train.py",
-        "zeroth-run -n 8 --nnodes 2 --node-rank $JOB_COMPLETION_INDEX --rdzv node0:29400 --rdzv-secret-file secret python train.py",
-    ], ("tests/python/apart_test.py", "def test_ranks_of_nodes_train")),
-    "zeroth-run --launcher mpirun --hostfile hosts python train.py": ("tests/process/launcher/restart_test.cpp", '"--launcher", "mpirun"'),
-    "zeroth-run --launcher srun --dry-run -n 16 python train.py": ("tests/process/launcher/restart_test.cpp", '"--launcher", "srun", "--dry-run"'),
-    "torchrun --nproc-per-node 2 --no-python ./trainer":
-        ("tests/package/package_test.sh", "torchrun --nproc-per-node 2 --no-python ./trainer"),
+    **dict.fromkeys(
+        [
+            "zeroth-run -n 8 --nnodes 2 --node-rank 0 --rdzv node0:29400 --rdzv-secret-file secret python train.py",
+            "zeroth-run -n 8 --nnodes 2 --node-rank 1 --rdzv node0:29400 --rdzv-secret-file secret python train.py",
+            "zeroth-run -n 8 --nnodes 2 --node-rank $JOB_COMPLETION_INDEX --rdzv node0:29400 --rdzv-secret-file secret python train.py",  # noqa: E501
+        ],
+        ("tests/python/apart_test.py", "def test_ranks_of_nodes_train"),
+    ),
+    "zeroth-run --launcher mpirun --hostfile hosts python train.py": (
+        "tests/process/launcher/restart_test.cpp",
+        '"--launcher", "mpirun"',
+    ),
+    "zeroth-run --launcher srun --dry-run -n 16 python train.py": (
+        "tests/process/launcher/restart_test.cpp",
+        '"--launcher", "srun", "--dry-run"',
+    ),
+    "torchrun --nproc-per-node 2 --no-python ./trainer": (
+        "tests/package/package_test.sh",
+        "torchrun --nproc-per-node 2 --no-python ./trainer",
+    ),
     "mpirun -n 2 ./trainer": ("tests/python/mpi_test.py", 'self.trained(ranks, "", per_node)'),
     "mpirun -n 8 --hostfile hosts python train.py": ("tests/python/hosts_test.py", "shared_memory_inside_it"),
     "mpirun -n 4 -x ZEROTH_BACKEND=mpi python train.py": ("tests/python/mpi_test.py", 'self.trained(ranks, "mpi")'),
-    "mpirun -n 2 zeroth-bench comm --backends shm,mpi --tune calls.json": ("tests/python/mpi_test.py", '"--backends", "shm,mpi"'),
+    "mpirun -n 2 zeroth-bench comm --backends shm,mpi --tune calls.json": (
+        "tests/python/mpi_test.py",
+        '"--backends", "shm,mpi"',
+    ),
     "zeroth-trace traces --seconds 10": ("tests/python/waits_test.py", '"--seconds", "10"'),
     "zeroth doctor": ("tests/process/launcher/doctoring.py", 'DOCTOR, "doctor"'),
-    **dict.fromkeys([
-        "zeroth doctor --hosts node1:8,node2:8",
-        "zeroth doctor --hostfile hosts --params 7e9 --dtype bf16",
-    ], ("tests/process/launcher/doctor_hosts_test.py", 'self.doctor("--params", "7e9"')),
-    "mpirun -n 16 --hostfile hosts zeroth doctor": ("tests/process/launcher/doctor_hosts_test.py", "def test_links_of_mpi"),
+    **dict.fromkeys(
+        [
+            "zeroth doctor --hosts node1:8,node2:8",
+            "zeroth doctor --hostfile hosts --params 7e9 --dtype bf16",
+        ],
+        ("tests/process/launcher/doctor_hosts_test.py", 'self.doctor("--params", "7e9"'),
+    ),
+    "mpirun -n 16 --hostfile hosts zeroth doctor": (
+        "tests/process/launcher/doctor_hosts_test.py",
+        "def test_links_of_mpi",
+    ),
     "srun --nodes 1 --ntasks 2 ./trainer": ("tests/python/slurm_test.py", '"srun", "--nodes=1", "--ntasks=2"'),
-    "ZEROTH_BACKEND=shm+mpi srun --nodes 2 --ntasks 16 --mpi=pmix python train.py":
-        ("tests/python/slurm_test.py", '"srun", "--nodes=2", "--ntasks=4", "--mpi=pmix", ZEROTH_BACKEND="shm+mpi"'),
+    "ZEROTH_BACKEND=shm+mpi srun --nodes 2 --ntasks 16 --mpi=pmix python train.py": (
+        "tests/python/slurm_test.py",
+        '"srun", "--nodes=2", "--ntasks=4", "--mpi=pmix", ZEROTH_BACKEND="shm+mpi"',
+    ),
     "tools/run-tests build/core": ("tests/process/run_tests_test.py", "def test_counts_cases_not_executables"),
     "tools/run-tests build/core:unit,conformance": ("tests/process/run_tests_test.py", "def test_only_the_labels"),
     "tools/run-tests build/core --regex comm_": ("tests/process/run_tests_test.py", "def test_only_the_name"),
-    "ZEROTH_MUTATION=leaked_buffer build/release/tests/mutations/toy_engine_test_faults":
-        ("tests/mutations/mutations_test.py", 'Guard(fault="leaked_buffer", target="toy_engine_test"'),
+    "ZEROTH_MUTATION=leaked_buffer build/release/tests/mutations/toy_engine_test_faults": (
+        "tests/mutations/mutations_test.py",
+        'Guard(fault="leaked_buffer", target="toy_engine_test"',
+    ),
     "pip install --no-build-isolation .": ("tests/python/wheel_test.py", 'pip("install", "--no-build-isolation"'),
 }
 # Folders of the files that include blocks: #include "docs/page-1.cpp", include(${BLOCKS}/docs/page-1.cmake).
@@ -96,7 +128,9 @@ def anchors_of(text: str) -> set[str]:
 def links_of(text: str) -> list[tuple[int, str]]:
     """(line, target) of every link that is no address."""
     plain = re.sub(r"`[^`\n]*`", lambda code: " " * len(code.group()), without_fences(text))
-    found = [(plain.count("\n", 0, link.start()) + 1, link.group(1)) for link in re.finditer(r"\]\(([^()\s]+)\)", plain)]
+    found = [
+        (plain.count("\n", 0, link.start()) + 1, link.group(1)) for link in re.finditer(r"\]\(([^()\s]+)\)", plain)
+    ]
     return [(line, target) for line, target in found if not re.match(r"[a-z]+:", target)]
 
 
@@ -149,16 +183,20 @@ class Checker:
                 if command not in self.commands:
                     self.report(block.page, block.line, "block", f"COMMANDS names no test that runs: {command}")
         elif block.language not in ("python", "json", "text"):
-            self.report(block.page, block.line, "block",
-                        f"the language is python, json, cpp, cmake, sh, or text for what is no code; not \"{block.language}\"")
+            self.report(
+                block.page,
+                block.line,
+                "block",
+                f'the language is python, json, cpp, cmake, sh, or text for what is no code; not "{block.language}"',
+            )
 
     def check_commands(self) -> None:
         for command, (test, text) in self.commands.items():
             file = self.root / test
             if not file.is_file() or text not in file.read_text(encoding="utf-8"):
-                self.report(test, 1, "block", f"is to run \"{command}\", and \"{text}\" is not there")
+                self.report(test, 1, "block", f'is to run "{command}", and "{text}" is not there')
             if command not in self.used:
-                self.report(test, 1, "block", f"is to run \"{command}\", which is on no page; take it out of COMMANDS")
+                self.report(test, 1, "block", f'is to run "{command}", which is on no page; take it out of COMMANDS')
 
     def resolve(self, page: str, line: int, link: str) -> str | None:
         """Where a link leads, from the root; None (and a report) if nowhere."""

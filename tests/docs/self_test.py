@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Checks that check_docs.py sees what it says that it sees: a small repository that is right, then one fault at a time."""
+"""Checks that check_docs.py sees what it says that it sees: a small repository that is right, then one fault at a
+time."""
 
 from __future__ import annotations
 
@@ -13,16 +14,16 @@ from check_docs import HOW_TO_LINES, TO_BE_WRITTEN, Checker
 PAGES = {
     "README.md": "See [the docs](docs/index.md).\n",
     "docs/index.md": "# Map\n[a](a.md#two-words), [b](how-to-add-b.md), [b](b.md), [codes](codes/)\n",
-    "docs/a.md": "# A\n## Two words\n`src/x.cpp`, `src/*.cpp`, `src/<room>/y.cpp`, `zero/stage`, `/dev/null`, `/proc/<pid>/smaps`\n"
-                 "```text\n[not a link](nowhere.md) `src/not_there.cpp`\n```\n",
+    "docs/a.md": "# A\n## Two words\n`src/x.cpp`, `src/*.cpp`, `src/<room>/y.cpp`, `zero/stage`, `/dev/null`, `/proc/<pid>/smaps`\n"  # noqa: E501
+    "```text\n[not a link](nowhere.md) `src/not_there.cpp`\n```\n",
     "docs/how-to-add-b.md": "short\n",
     "docs/codes/README.md": "[A](A.md) [web](https://example.org/x)\n",
     "docs/codes/A.md": "text\n",
     "docs/b.md": "```sh\nmake it   # now\n# and\nmake 1 && make it\n```\n"
-                 "```cpp\n1;\n```\n```cmake\n2\n```\n~~~cpp\n```\n~~~\n```python\n```\n```json\n```\n",
+    "```cpp\n1;\n```\n```cmake\n2\n```\n~~~cpp\n```\n~~~\n```python\n```\n```json\n```\n",
     "src/x.cpp": "",
     "tests/it_test.py": "make it",
-    "tests/docs/b.cpp": "#include \"docs/b-1.cpp\"\n  #include \"docs/b-2.cpp\"\n",
+    "tests/docs/b.cpp": '#include "docs/b-1.cpp"\n  #include "docs/b-2.cpp"\n',
     "tests/package/consumer/CMakeLists.txt": "include(${BLOCKS}/docs/b-1.cmake)\n",
 }
 COMMANDS = {"make it": ("tests/it_test.py", "make it"), "make 1": ("tests/it_test.py", "make")}
@@ -39,7 +40,9 @@ class CheckDocs(unittest.TestCase):
                 (root / name).write_text(text, encoding="utf-8")
             return Checker(root, commands).run()
 
-    def expect(self, changes: dict[str, str | None], place: str, commands: dict[str, tuple[str, str]] = COMMANDS) -> None:
+    def expect(
+        self, changes: dict[str, str | None], place: str, commands: dict[str, tuple[str, str]] = COMMANDS
+    ) -> None:
         found = self.violations(changes, commands)
         self.assertEqual(len(found), 1, found)
         self.assertTrue(found[0].startswith(place), found)
@@ -85,7 +88,9 @@ class CheckDocs(unittest.TestCase):
         for language in ("", "bash", "c++"):
             self.expect(self.added(f"\n```{language}\ncode\n```\n"), "docs/a.md:8: block")
         self.expect(self.added("```cpp\n```\n"), "docs/a.md:7: block")
-        self.expect({"tests/docs/b.cpp": '#include "docs/b-1.cpp"\n// #include "docs/b-2.cpp"\n'}, "docs/b.md:12: block")
+        self.expect(
+            {"tests/docs/b.cpp": '#include "docs/b-1.cpp"\n// #include "docs/b-2.cpp"\n'}, "docs/b.md:12: block"
+        )
         self.expect({"tests/package/consumer/CMakeLists.txt": None}, "docs/b.md:9: block")
         self.expect(self.added("```sh\nmake it\nmake 2  # make it\n```\n"), "docs/a.md:7: block")
 
@@ -98,8 +103,10 @@ class CheckDocs(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             (pathlib.Path(folder) / "docs").mkdir()
             (pathlib.Path(folder) / "README.md").write_text("a\n```cpp\n1;\n```\n~~~cpp\n```\n~~~\n")
-            self.assertEqual([(block.file, block.line, block.text) for block in all_blocks(pathlib.Path(folder))],
-                             [("README-1.cpp", 2, "1;\n"), ("README-2.cpp", 5, "```\n")])
+            self.assertEqual(
+                [(block.file, block.line, block.text) for block in all_blocks(pathlib.Path(folder))],
+                [("README-1.cpp", 2, "1;\n"), ("README-2.cpp", 5, "```\n")],
+            )
 
     def test_pages_without_a_link(self) -> None:
         self.expect({"docs/c.md": "alone\n"}, "docs/c.md:1: reach")

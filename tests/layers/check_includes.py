@@ -38,14 +38,16 @@ STAGE_USES = re.compile(
 )
 # Tests of the core: without torch also where torch is there.
 TORCH_FREE_TESTS = re.compile(
-    r"^tests/(conformance|layers|mutations|unit/(base|device|kernels|comm|shard|optim|zero|engine|launcher))/")
+    r"^tests/(conformance|layers|mutations|unit/(base|device|kernels|comm|shard|optim|zero|engine|launcher))/"
+)
 
 
 def code_of(text: str) -> str:
     """The text with comments and the insides of string and character literals blanked; line numbers stay."""
     pattern = re.compile(
         r'//[^\n]*|/\*.*?\*/|R"([^\s()\\]{0,16})\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<![0-9a-fA-F])\'(?:\\.|[^\'\\\n])*\'',
-        re.DOTALL)
+        re.DOTALL,
+    )
     return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
 
 
@@ -96,7 +98,12 @@ class Checker:
                 self.check_include(path, number, room, include.group(2), include.group(1) == '"')
             condition = re.match(r"\s*#\s*(if|ifdef|ifndef|elif)\b", code_lines[number - 1])
             if condition and path not in CONDITION_FILES:
-                self.report(path, number, "if", f"#{condition.group(1)} outside base/platform.h, base/planted.h and common/arch.h")
+                self.report(
+                    path,
+                    number,
+                    "if",
+                    f"#{condition.group(1)} outside base/platform.h, base/planted.h and common/arch.h",
+                )
         if room is not None and path not in STAGE_FILES:
             for use in STAGE_USES.finditer(code):
                 line = code.count("\n", 0, use.start()) + 1
@@ -119,8 +126,12 @@ class Checker:
         if other not in self.levels:
             self.report(path, line, "layer", f"<{name}> is of no room")
         elif self.levels[other] >= self.levels[room]:
-            self.report(path, line, "layer", f"{room} (level {self.levels[room]}) includes <{name}> of {other} "
-                        f"(level {self.levels[other]})")
+            self.report(
+                path,
+                line,
+                "layer",
+                f"{room} (level {self.levels[room]}) includes <{name}> of {other} (level {self.levels[other]})",
+            )
 
 
 def parse_levels(text: str) -> dict[str, int]:

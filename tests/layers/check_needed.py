@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""No program needs an MPI to start: libzeroth_mpi.so is the one file that does, and it is loaded when an MPI world is asked for.
+"""No program needs an MPI to start: libzeroth_mpi.so is the one file that does, and it is loaded when an MPI world is
+asked for.
 
 usage: check_needed.py [--readelf READELF] FILE ...
 
-Prints one line for each FILE, a program or shared library, that names a library of MPI among those that it needs; exit code 1 if there is one.
+Prints one line for each FILE, a program or shared library, that names a library of MPI among those that it needs; exit
+code 1 if there is one.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ def main() -> int:
     parser.add_argument("files", nargs="+", metavar="FILE")
     parser.add_argument("--readelf", default="readelf")
     arguments = parser.parse_args()
-    violations = [f"{file}: needs {library}" for file in arguments.files for library in needed(arguments.readelf, file) if MPI.match(library)]
+    violations = [
+        f"{file}: needs {library}"
+        for file in arguments.files
+        for library in needed(arguments.readelf, file)
+        if MPI.match(library)
+    ]
     print("\n".join(violations), end="\n" if violations else "")
     return 1 if violations else 0
 

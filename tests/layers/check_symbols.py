@@ -54,8 +54,10 @@ def check(nm: str, levels: dict[str, int], libraries: dict[str, pathlib.Path]) -
                 continue
             # A weak symbol (an inline function) of a header below may be in any archive; it is no dependency.
             names = sorted((wanted & defined[other]) - below)
-            violations += [f"{room} (level {levels[room]}): layer: wants {name} of {other} (level {levels[other]})"
-                           for name in demangled(names)]
+            violations += [
+                f"{room} (level {levels[room]}): layer: wants {name} of {other} (level {levels[other]})"
+                for name in demangled(names)
+            ]
     return violations
 
 

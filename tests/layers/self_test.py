@@ -50,8 +50,11 @@ INNOCENT = [
     ("src/engine/planted.cpp", "#include <zeroth/base/text.h>\n#include <zeroth/zero/plan.h>"),
     ("src/engine/planted.cpp", "// #include <torch/torch.h>\n/* #if 0\n#if 1 */"),
     ("src/engine/planted.cpp", '// zero_stage == 3 is decided in the plan\nauto s = "zero_stage == 3";'),
-    ("src/engine/planted.cpp", "auto r = R\"x(\n#if 1\nzero_stage > 2\n)x\";"),
-    ("src/engine/planted.cpp", "void f(C c) { out << c.zero_stage << '\\n'; auto p = zero_plan(c.zero.stage, {\"dp\"}); }"),
+    ("src/engine/planted.cpp", 'auto r = R"x(\n#if 1\nzero_stage > 2\n)x";'),
+    (
+        "src/engine/planted.cpp",
+        "void f(C c) { out << c.zero_stage << '\\n'; auto p = zero_plan(c.zero.stage, {\"dp\"}); }",
+    ),
     ("src/engine/planted.cpp", "void f(C* c) { int zero_stage = c->zero_stage; }"),
     ("src/libtorch/planted.cpp", "#include <ATen/core/Tensor.h>"),
     ("tests/unit/libtorch/planted_test.cpp", "#include <torch/torch.h>"),
@@ -101,7 +104,7 @@ class Symbols(unittest.TestCase):
     SOURCES = {
         "base": "namespace zeroth { inline int shared() { return 1; } int base() { return shared(); } }",
         "comm": "namespace zeroth { int base(); int comm() { return base(); } }",
-        "zero": "namespace zeroth { inline int shared() { return 1; } int comm(); int zero() { return comm() + shared(); } }",
+        "zero": "namespace zeroth { inline int shared() { return 1; } int comm(); int zero() { return comm() + shared(); } }",  # noqa: E501
     }
 
     def check(self, object_name: str = "{}.o", **planted: str) -> tuple[int, str]:
@@ -110,7 +113,8 @@ class Symbols(unittest.TestCase):
             libraries = []
             for room, source in self.SOURCES.items():
                 source_file, object_file, library = (
-                    folder / name.format(room) for name in ("{}.cpp", object_name, "{}.a"))
+                    folder / name.format(room) for name in ("{}.cpp", object_name, "{}.a")
+                )
                 source_file.write_text(f"{source}\n{planted.get(room, '')}\n")
                 subprocess.run([CXX, "-O0", "-c", source_file, "-o", object_file], check=True)
                 subprocess.run(["ar", "qc", library, object_file], check=True)
@@ -128,9 +132,11 @@ class Symbols(unittest.TestCase):
         self.assertIn("base (level 0): layer: wants zeroth::zero() of zero (level 5)", output)
 
     def test_a_symbol_of_torch_is_found(self) -> None:
-        planted = {"torch": "namespace torch::autograd { void run(); }  void planted() { torch::autograd::run(); }",
-                   "at": "namespace at { struct T { int f() const; }; }  int planted(at::T* t) { return t->f(); }",
-                   "c10": "namespace c10 { struct T { T(); }; }  void planted() { c10::T t; }"}
+        planted = {
+            "torch": "namespace torch::autograd { void run(); }  void planted() { torch::autograd::run(); }",
+            "at": "namespace at { struct T { int f() const; }; }  int planted(at::T* t) { return t->f(); }",
+            "c10": "namespace c10 { struct T { T(); }; }  void planted() { c10::T t; }",
+        }
         for name, source in planted.items():
             with self.subTest(name=name):
                 code, output = self.check(zero=source)
@@ -145,11 +151,33 @@ class Symbols(unittest.TestCase):
     def test_a_library_of_mpi_is_found(self) -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
-            for library, links in (("libmpi.so", []), ("libneeds.so", ["-L", folder, "-Wl,--no-as-needed", "-lmpi"]), ("libfree.so", [])):
+            for library, links in (
+                ("libmpi.so", []),
+                ("libneeds.so", ["-L", folder, "-Wl,--no-as-needed", "-lmpi"]),
+                ("libfree.so", []),
+            ):
                 soname = [f"-Wl,-soname,{library}.40"]
-                subprocess.run([CXX, "-shared", "-fPIC", "-x", "c++", "/dev/null", "-o", folder / library, *soname, "-x", "none", *links], check=True)
+                subprocess.run(
+                    [
+                        CXX,
+                        "-shared",
+                        "-fPIC",
+                        "-x",
+                        "c++",
+                        "/dev/null",
+                        "-o",
+                        folder / library,
+                        *soname,
+                        "-x",
+                        "none",
+                        *links,
+                    ],
+                    check=True,
+                )
             files = [folder / "libneeds.so", folder / "libfree.so"]
-            done = subprocess.run([sys.executable, HERE / "check_needed.py", *files], capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                [sys.executable, HERE / "check_needed.py", *files], capture_output=True, text=True, timeout=60
+            )
         self.assertEqual((done.returncode, done.stdout), (1, f"{files[0]}: needs libmpi.so.40\n"))
 
     def test_an_inline_function_in_a_wide_object_is_found(self) -> None:

@@ -46,7 +46,13 @@ class RunTests(unittest.TestCase):
         (self.build / "CMakeCache.txt").write_text("ZEROTH_SANITIZE:STRING=\n")
         (self.build / "CTestTestfile.cmake").write_text("\n".join(self.lines) + "\n")
         (self.build / "reasons.txt").write_text("no AVX2  # comment\n")
-        command = [ROOT / "tools" / "run-tests", f"{self.build}{labels}", "--reasons", self.build / "reasons.txt", *arguments]
+        command = [
+            ROOT / "tools" / "run-tests",
+            f"{self.build}{labels}",
+            "--reasons",
+            self.build / "reasons.txt",
+            *arguments,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         self.output = done.stdout + done.stderr
         return done.returncode, done.stdout.strip().split("\n")[-1]

@@ -1,5 +1,5 @@
-"""One rank of three: buffers are rank 0's at the start of each forward in training, as in torch's DistributedDataParallel, and nobody
-else's forwards wait for anybody.
+"""One rank of three: buffers are rank 0's at the start of each forward in training, as in torch's
+DistributedDataParallel, and nobody else's forwards wait for anybody.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+import zeroth
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-import zeroth
 
 STEPS = 3
 LR = 0.1
@@ -53,8 +52,8 @@ def train(
     update: Callable[[torch.Tensor], None],
     alone: Callable[[int], None] = lambda step: None,
 ) -> tuple[list[Values], list[Values], list[float]]:
-    """For each step: this rank's buffers before the forward; those with which the forward begins; the loss. Data and buffers are others on
-    every rank."""
+    """For each step: this rank's buffers before the forward; those with which the forward begins; the loss. Data and
+    buffers are others on every rank."""
     data = torch.Generator().manual_seed(rank)
     before, within, losses = [], [], []
     for step in range(STEPS):
@@ -83,7 +82,9 @@ def of_rank_0(before: list[Values]) -> list[Values]:
 def require_equal(mine: list[Values], expected: list[Values], what: str, tolerance: float = 0.0) -> None:
     for step, (some, others) in enumerate(zip(mine, expected, strict=True)):
         for one, other in zip(some, others, strict=True):
-            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}, step {step}: {text}")  # noqa: B023
+            torch.testing.assert_close(
+                one, other, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}, step {step}: {text}"
+            )  # noqa: B023
 
 
 def trained_by_torch(rank: int) -> tuple[list[Values], list[float], Values]:
@@ -147,8 +148,11 @@ def share(world: zeroth.World) -> None:
     for stage in (0, 3):
         for shared in (True, False):
             model = make(world.rank)
-            config = {"zero_optimization": {"stage": stage}, "optimizer": {"type": "SGD", "params": {"lr": LR}},
-                      "zeroth": {"broadcast_buffers": shared, "timeout_ms": 20_000}}
+            config = {
+                "zero_optimization": {"stage": stage},
+                "optimizer": {"type": "SGD", "params": {"lr": LR}},
+                "zeroth": {"broadcast_buffers": shared, "timeout_ms": 20_000},
+            }
             engine = zeroth.Engine(model, config, world=world, log_level="off")
 
             def update(loss: torch.Tensor) -> None:
@@ -169,8 +173,12 @@ def share(world: zeroth.World) -> None:
             engine.close()
             if shared:
                 require_equal(within, of_torch, f"{what}, beside torch", TOLERANCE)
-                assert all(abs(mine - theirs) <= TOLERANCE for mine, theirs in zip(losses, losses_of_torch, strict=True)), (what, losses)
-                require_equal([[parameter.detach() for parameter in model.parameters()]], [parameters_of_torch], what, TOLERANCE)
+                assert all(
+                    abs(mine - theirs) <= TOLERANCE for mine, theirs in zip(losses, losses_of_torch, strict=True)
+                ), (what, losses)
+                require_equal(
+                    [[parameter.detach() for parameter in model.parameters()]], [parameters_of_torch], what, TOLERANCE
+                )
 
 
 def main() -> None:

@@ -10,9 +10,8 @@ import sys
 import parity_rank
 import torch
 import torch.distributed as dist
-import zoo
-
 import zeroth
+import zoo
 
 
 def main() -> None:

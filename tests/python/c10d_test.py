@@ -32,8 +32,14 @@ class Levels(job.RankTest):
 
     def trained(self, **variables: str) -> tuple[str, dict[str, tuple[int, int]], str]:
         """Losses, the same on all ranks; bytes by rank and stage, in all and between nodes; and the log."""
-        done = subprocess.run(job.command(4, "mpi_rank.py"), env={**os.environ, "RANKS_PER_NODE": "2", **variables}, capture_output=True, text=True,
-                              timeout=job.TIME_LIMIT_S, check=False)
+        done = subprocess.run(
+            job.command(4, "mpi_rank.py"),
+            env={**os.environ, "RANKS_PER_NODE": "2", **variables},
+            capture_output=True,
+            text=True,
+            timeout=job.TIME_LIMIT_S,
+            check=False,
+        )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         told = re.findall(r"of 4 over (?:shm|c10d gloo), stage \d: (.*)", done.stdout)
         self.assertEqual((len(told), len(set(told))), (16, 1), done.stdout)
@@ -65,13 +71,19 @@ class Trouble(job.RankTest):
                 done = job.run(3, "c10d_trouble_rank.py", "skip", str(stage))
                 self.assertEqual(done.returncode, 1, done.stderr)
                 for rank in range(3):
-                    self.assertRegex(done.stdout, rf"rank {rank} is told: \[MISMATCH\] ranks make different calls.*unit blocks\.2 on rank")
+                    self.assertRegex(
+                        done.stdout,
+                        rf"rank {rank} is told: \[MISMATCH\] ranks make different calls.*unit blocks\.2 on rank",
+                    )
 
     def test_over_two_levels_the_other_node_is_told_too(self) -> None:
         done = job.run(4, "c10d_trouble_rank.py", "skip", "3", "2")
         self.assertEqual(done.returncode, 1, done.stderr)
         for rank in range(4):
-            self.assertRegex(done.stdout, rf"rank {rank} is told: \[MISMATCH\] ranks make different calls; where: comm\.shm .*unit blocks\.2 on rank")
+            self.assertRegex(
+                done.stdout,
+                rf"rank {rank} is told: \[MISMATCH\] ranks make different calls; where: comm\.shm .*unit blocks\.2 on rank",  # noqa: E501
+            )
 
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "c10d_trouble_rank.py", "kill")
@@ -79,14 +91,21 @@ class Trouble(job.RankTest):
         self.assertRegex(done.stderr.strip().splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
 
     def test_every_failpoint_of_the_transport_ends_both_ranks(self) -> None:
-        listed = subprocess.run([job.RUN, "--list-failpoints"], capture_output=True, text=True, timeout=30, check=True).stdout
+        listed = subprocess.run(
+            [job.RUN, "--list-failpoints"], capture_output=True, text=True, timeout=30, check=True
+        ).stdout
         sites = re.findall(r"^(c10d\.\w+)", listed, re.MULTILINE)
         self.assertEqual(sites, ["c10d.send", "c10d.recv"])
         for site in sites:
             for rank in (0, 1):
                 for action in ("kill", "throw"):
                     rule = f"{site}@rank={rank},hit=9:{action}"
-                    with self.subTest(rule), job.Family(job.command(2, "c10d_trouble_rank.py", "kill"), os.environ | {"ZEROTH_FAULTS": rule}) as family:
+                    with (
+                        self.subTest(rule),
+                        job.Family(
+                            job.command(2, "c10d_trouble_rank.py", "kill"), os.environ | {"ZEROTH_FAULTS": rule}
+                        ) as family,
+                    ):
                         done = family.end(60)
                         last = done.stderr.strip().splitlines()[-1]
                         if action == "kill":
@@ -98,7 +117,9 @@ class Trouble(job.RankTest):
     def test_a_rank_that_left_is_named(self) -> None:
         done = job.run(2, "c10d_trouble_rank.py", "leave")
         self.assertEqual(done.returncode, 76, done.stderr)
-        self.assertRegex(done.stderr, r"\[PEER_LOST\] rank 1 \(pid \d+ on \S+\) exited with code 0 before the others were done")
+        self.assertRegex(
+            done.stderr, r"\[PEER_LOST\] rank 1 \(pid \d+ on \S+\) exited with code 0 before the others were done"
+        )
 
     def test_an_exception_on_one_rank_is_named_first(self) -> None:
         self.rank_1_is_named_first("c10d_trouble_rank.py", "exception")
@@ -129,9 +150,19 @@ class Groups(job.RankTest):
         ranks = [
             subprocess.Popen(
                 program,
-                env=variables | {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-                                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                env=variables
+                | {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "LOCAL_RANK": "0",
+                    "LOCAL_WORLD_SIZE": "1",
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
             for rank in range(2)
         ]
         for rank in ranks:
@@ -142,20 +173,38 @@ class Groups(job.RankTest):
 
 class Refusals(unittest.TestCase):
     def run_python(self, text: str, **variables: str) -> str:
-        done = subprocess.run([sys.executable, "-c", "import torch, zeroth, torch.distributed as dist\n" + text],
-                              env=os.environ | variables, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", "import torch, zeroth, torch.distributed as dist\n" + text],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         self.assertNotEqual(done.returncode, 0, done.stdout)
         return re.sub(r"\s+", " ", done.stderr)
 
     def test_several_hosts_are_told_about_groups(self) -> None:
         text = self.run_python("zeroth.World.from_environment()", RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="1")
-        self.assertRegex(text, r"\[ENVIRONMENT\] the ranks are on several hosts.*MASTER_ADDR and MASTER_PORT.*init_process_group")
+        self.assertRegex(
+            text, r"\[ENVIRONMENT\] the ranks are on several hosts.*MASTER_ADDR and MASTER_PORT.*init_process_group"
+        )
 
     def test_an_address_of_rank_0_that_does_not_lead_out_is_named(self) -> None:
         for address, got in (("127.0.1.1", r"got: loopback, 127\.0\."), ("no.such.host.invalid", "got: no such host")):
-            text = self.run_python("zeroth.Engine(torch.nn.Linear(2, 2))", RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="1", MASTER_ADDR=address,
-                                   MASTER_PORT="1", GLOO_SOCKET_IFNAME="")
-            self.assertRegex(text, rf"\[ENVIRONMENT\] the ranks are on several hosts, and rank 0's address does not lead.*MASTER_ADDR={address}.*{got}")
+            text = self.run_python(
+                "zeroth.Engine(torch.nn.Linear(2, 2))",
+                RANK="0",
+                WORLD_SIZE="2",
+                LOCAL_WORLD_SIZE="1",
+                MASTER_ADDR=address,
+                MASTER_PORT="1",
+                GLOO_SOCKET_IFNAME="",
+            )
+            self.assertRegex(
+                text,
+                rf"\[ENVIRONMENT\] the ranks are on several hosts, and rank 0's address does not lead.*MASTER_ADDR={address}.*{got}",  # noqa: E501
+            )
 
     def test_a_group_that_is_there_is_the_world_of_several_hosts(self) -> None:
         variables = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0"}
@@ -163,16 +212,25 @@ class Refusals(unittest.TestCase):
         text = self.run_python(group + "raise SystemExit(repr(zeroth.World.from_environment()))", RANK="0", **variables)
         self.assertIn("zeroth.World(rank=0, size=1, backend='c10d gloo')", text)
         text = self.run_python(group + "zeroth.World.from_environment()", RANK="0", **{**variables, "WORLD_SIZE": "3"})
-        self.assertRegex(text, r"\[ENVIRONMENT\] torch\.distributed and the environment speak of different worlds.*rank 0 of 3")
+        self.assertRegex(
+            text, r"\[ENVIRONMENT\] torch\.distributed and the environment speak of different worlds.*rank 0 of 3"
+        )
 
     def test_a_group_must_be_there(self) -> None:
-        self.assertRegex(self.run_python("zeroth.World.from_group()"), r"\[USAGE\] torch\.distributed is not initialised")
+        self.assertRegex(
+            self.run_python("zeroth.World.from_group()"), r"\[USAGE\] torch\.distributed is not initialised"
+        )
 
     def test_two_worlds_are_refused(self) -> None:
         text = self.run_python(
             "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
             "zeroth.Engine(torch.nn.Linear(2, 2), {'optimizer': {'type': 'AdamW', 'params': {'lr': 1e-3}}})",
-            RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+            RANK="0",
+            WORLD_SIZE="2",
+            LOCAL_WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT="1",
+        )
         self.assertRegex(text, r"\[ENVIRONMENT\] torch\.distributed and the environment speak of different worlds")
 
 

@@ -1,4 +1,5 @@
-"""One rank over torch's gloo group that gets into trouble, or asks for what there is not. Started by zeroth-run; see c10d_test.py."""
+"""One rank over torch's gloo group that gets into trouble, or asks for what there is not. Started by zeroth-run; see
+c10d_test.py."""
 
 from __future__ import annotations
 
@@ -12,10 +13,9 @@ import time
 
 import torch
 import torch.distributed as dist
+import zeroth
 import zoo
 from torch import nn
-
-import zeroth
 
 X, Y = next(iter(zoo.batches(1, 1, 1, torch.float64)))[0][0]
 
@@ -130,7 +130,9 @@ def subgroup(world: zeroth.World) -> None:
 
 
 def wire(world: zeroth.World) -> None:
-    for name, stage, dtype in itertools.product(("plain", "root_mean_square"), (0, 1, 2, 3), (torch.float64, torch.bfloat16)):
+    for name, stage, dtype in itertools.product(
+        ("plain", "root_mean_square"), (0, 1, 2, 3), (torch.float64, torch.bfloat16)
+    ):
         engine = zeroth.Engine(zoo.make(name, dtype), config(stage, dtype), world=world, log_level="off")
         train(engine, dtype)
         engine.reset_counters()
@@ -182,8 +184,17 @@ def main() -> None:
     if sys.argv[1] == "beside":
         dist.Backend.register_backend("blind", blind_group, devices=["cuda"])
     dist.init_process_group("blind" if sys.argv[1] == "beside" else "gloo")
-    tests = {"skip": skip, "kill": kill, "leave": leave, "exception": exception, "export": export,
-             "subgroup": subgroup, "wire": wire, "wide": wide, "beside": beside}
+    tests = {
+        "skip": skip,
+        "kill": kill,
+        "leave": leave,
+        "exception": exception,
+        "export": export,
+        "subgroup": subgroup,
+        "wire": wire,
+        "wide": wide,
+        "beside": beside,
+    }
     tests[sys.argv[1]](zeroth.World.from_group(), *sys.argv[2:])
     dist.destroy_process_group()
 

@@ -8,18 +8,20 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+import zeroth
 import zoo
 from safetensors.torch import load_file
 from torch import nn
-
-import zeroth
 
 X, Y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1])
 
 
 def config(stage: int = 3) -> dict[str, object]:
-    return {"zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
-            "zeroth": {"timeout_ms": 60_000}}
+    return {
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        "zeroth": {"timeout_ms": 60_000},
+    }
 
 
 def device() -> str:

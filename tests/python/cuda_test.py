@@ -1,5 +1,6 @@
-"""Models on a CUDA device: equal bits at all stages, plain torch to 1e-12 in float64, one rank and two that share the device, over
-shared memory and over groups of torch's. Skipped where there is none; zeroth.compute_copies (parity_test.py) goes the same way on CPUs.
+"""Models on a CUDA device: equal bits at all stages, plain torch to 1e-12 in float64, one rank and two that share the
+device, over shared memory and over groups of torch's. Skipped where there is none; zeroth.compute_copies
+(parity_test.py) goes the same way on CPUs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Python blocks of README.md and docs/ run, in their order; JSON blocks train; commands of shell blocks are known to what they call; the
-examples run. tests/docs/check_docs.py says which test takes the other blocks."""
+"""Python blocks of README.md and docs/ run, in their order; JSON blocks train; commands of shell blocks are known to
+what they call; the examples run. tests/docs/check_docs.py says which test takes the other blocks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import sys
 import tempfile
 import unittest
 
+import job
 import torch
 import zeroth
-
-import job
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/docs"))
@@ -40,8 +39,8 @@ RUNS = {
     "benchmarks/run.py --only 'peers-*'": "--list",
     "benchmarks/peers/table.py --page docs/peers.md": "--check",
 }
-"""what makes a command say what it would do, and not do it: they take minutes, and some are what runs this test (gpt_test.py runs the job
-of `make train` on a small text)"""
+"""what makes a command say what it would do, and not do it: they take minutes, and some are what runs this test
+(gpt_test.py runs the job of `make train` on a small text)"""
 
 
 class DocsTest(unittest.TestCase):
@@ -51,12 +50,20 @@ class DocsTest(unittest.TestCase):
         for page in pages:
             with self.subTest(page=page), tempfile.TemporaryDirectory() as folder:
                 program = "\n".join(block.text for block in BLOCKS if (block.page, block.language) == (page, "python"))
-                done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True,
-                                      timeout=120, check=False)
+                done = subprocess.run(
+                    [sys.executable, "-c", program],
+                    cwd=folder,
+                    capture_output=True,
+                    text=True,
+                    timeout=120,
+                    check=False,
+                )
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_json_blocks(self) -> None:
-        blocks = [block for block in BLOCKS if block.language == "json" and "zeroth_calls" not in block.text]  # tables of calls: mpi_test.py
+        blocks = [
+            block for block in BLOCKS if block.language == "json" and "zeroth_calls" not in block.text
+        ]  # tables of calls: mpi_test.py
         self.assertTrue(blocks)
         for block in blocks:
             with self.subTest(file=block.file):
@@ -70,25 +77,47 @@ class DocsTest(unittest.TestCase):
                 engine.close()
 
     def test_commands(self) -> None:
-        self.assertEqual(set(RUNS), {command for command, (test, _) in COMMANDS.items() if ROOT / test == pathlib.Path(__file__).resolve()})
-        environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+        self.assertEqual(
+            set(RUNS),
+            {command for command, (test, _) in COMMANDS.items() if ROOT / test == pathlib.Path(__file__).resolve()},
+        )
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+        }
         for command, only_say in RUNS.items():
             with self.subTest(command=command):
-                done = subprocess.run(["bash", "-c", f"{command} {only_say}".replace("build/core", BUILD)], cwd=ROOT, env=environment,
-                                      capture_output=True, text=True, timeout=60, check=False)
+                done = subprocess.run(
+                    ["bash", "-c", f"{command} {only_say}".replace("build/core", BUILD)],
+                    cwd=ROOT,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=False,
+                )
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertTrue(done.stdout or "--check" in only_say)
 
     def test_the_loop_and_its_twin_differ_in_few_lines_and_in_no_digit(self) -> None:
         folder = ROOT / "examples/torch_loop"
-        plain = subprocess.run([sys.executable, str(folder / "plain.py")], capture_output=True, text=True, timeout=120, check=True)
+        plain = subprocess.run(
+            [sys.executable, str(folder / "plain.py")], capture_output=True, text=True, timeout=120, check=True
+        )
         for ranks in (1, 2):  # the same data on every rank, so the mean is that of one
-            done = subprocess.run([job.RUN, "-n", str(ranks), sys.executable, str(folder / "with_zeroth.py")],
-                                  env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False)
+            done = subprocess.run(
+                [job.RUN, "-n", str(ranks), sys.executable, str(folder / "with_zeroth.py")],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertIn(plain.stdout.strip(), done.stdout)
-        bodies = [re.sub(r'^""".*?"""\n', "", (folder / name).read_text(), flags=re.DOTALL).splitlines()
-                  for name in ("plain.py", "with_zeroth.py")]
+        bodies = [
+            re.sub(r'^""".*?"""\n', "", (folder / name).read_text(), flags=re.DOTALL).splitlines()
+            for name in ("plain.py", "with_zeroth.py")
+        ]
         changed = [line for line in difflib.ndiff(*bodies) if line[0] in "+-" and line[1:].strip()]
         self.assertEqual(len(changed), 4, changed)  # import, engine instead of optimizer, no zero_grad
 

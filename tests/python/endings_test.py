@@ -31,8 +31,9 @@ class Processes(job.RankTest):
         self.run_well(3, "buffers_rank.py")
 
     def test_backward_does_not_take_the_gil(self) -> None:
-        # Rank 1 goes on only while rank 0 does, whose GIL is taken for two seconds. A hook in Python has to wait for it: so the
-        # test would see one. Should the thread take the GIL before backward has begun, the run says nothing: hence three of them.
+        # Rank 1 goes on only while rank 0 does, whose GIL is taken for two seconds. A hook in Python has to wait for
+        # it: so the test would see one. Should the thread take the GIL before backward has begun, the run says nothing:
+        # hence three of them.
         def seconds(hook: str) -> float:
             done = job.run(2, "trouble_rank.py", "gil", hook)
             taken = re.search(r"backward took (\d+\.\d+) s", done.stdout)
@@ -45,7 +46,9 @@ class Processes(job.RankTest):
     def test_a_rank_that_gives_up_tells_the_others_why(self) -> None:
         done = job.run(3, "trouble_rank.py", "give_up")
         for rank in range(3):
-            self.assertRegex(done.stdout, rf"rank {rank} is told: \[ABORTED\].*the data has run out.*rank 1/3", done.stderr)
+            self.assertRegex(
+                done.stdout, rf"rank {rank} is told: \[ABORTED\].*the data has run out.*rank 1/3", done.stderr
+            )
 
     def test_sigterm_on_one_rank_is_agreed_on_by_all(self) -> None:
         done = job.run(3, "trouble_rank.py", "preempt")
@@ -71,7 +74,10 @@ class Processes(job.RankTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         before, after = done.stderr.split("slow from here")
         self.assertNotIn("is slow", before)
-        self.assertRegex(after, r"warning: rank 1 is slow: it computes [12]\.\d\d times as long as the others, over 16 steps, most of it between steps \(\d\d\.\d ms a step more\)")
+        self.assertRegex(
+            after,
+            r"warning: rank 1 is slow: it computes [12]\.\d\d times as long as the others, over 16 steps, most of it between steps \(\d\d\.\d ms a step more\)",  # noqa: E501
+        )
 
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "trouble_rank.py", "kill")
@@ -86,15 +92,23 @@ class Processes(job.RankTest):
         self.assertEqual(done.returncode, 128 + signal.SIGINT, done.stderr)
         lines = done.stderr.strip().splitlines()
         self.assertEqual(lines[-1], "zeroth-run: stopped by signal 2 (SIGINT); 3 ranks were ended.")
-        self.assertLessEqual(len(re.findall("Traceback", done.stderr)), 3, done.stderr)  # one a rank, where they are at different places
+        self.assertLessEqual(
+            len(re.findall("Traceback", done.stderr)), 3, done.stderr
+        )  # one a rank, where they are at different places
         self.assertNotRegex(done.stderr, "Error|lost sys.stderr|Exception ignored|During handling")
         self.assertLess(len(lines), 100, done.stderr)
 
     def test_a_bare_process_is_a_world_of_one(self) -> None:
         environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
         begin = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", "import zeroth; print(zeroth.World.from_environment())"],
-                              env=environment, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", "import zeroth; print(zeroth.World.from_environment())"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
         self.assertEqual(done.stdout.strip(), "zeroth.World(rank=0, size=1, backend='self')")
         self.assertLess(time.monotonic() - begin, 120)
 
@@ -131,12 +145,19 @@ def train(engine, factor=1.0):
         ("", 1, 'raise zeroth.Error("one that nobody has made with make_error()")'),
         ("", 3, "engine()\nsys.exit(3)"),
         ("", -signal.SIGINT, "engine()\nraise KeyboardInterrupt"),
-        ("", 0, 'it = engine()\ntry:\n    it.step()\nexcept zeroth.Error:\n    pass'),
+        ("", 0, "it = engine()\ntry:\n    it.step()\nexcept zeroth.Error:\n    pass"),
     )
 
     def end(self, program: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-        return subprocess.run([sys.executable, "-c", self.SETUP + program], env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(
+            [sys.executable, "-c", self.SETUP + program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     def test_a_script_ends_with_the_code_of_the_error_that_leaves_it(self) -> None:
         for code, exit_code, program in self.ENDINGS:
@@ -158,21 +179,39 @@ def train(engine, factor=1.0):
         called = self.end("it = engine()\n" + around + "\nit.step()")
         self.assertEqual(called.returncode, 1, called.stderr)
         self.assertRegex(called.stderr, r"(?s)^Traceback.*\[USAGE\].*\nthe hook of __main__\n$")
-        first = subprocess.run([sys.executable, "-c", "import sys\n" + own + "sys.excepthook = hook\n" + self.SETUP + fails],
-                               capture_output=True, text=True, timeout=120, check=False)
+        first = subprocess.run(
+            [sys.executable, "-c", "import sys\n" + own + "sys.excepthook = hook\n" + self.SETUP + fails],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         self.assertEqual((first.returncode, first.stderr), (64, "the hook of __main__\n"))
 
     def test_a_console_goes_on(self) -> None:
-        cell = 'import code\nconsole = code.InteractiveInterpreter({"engine": engine})\nconsole.runcode("engine().step()")\nprint("goes on")'
+        cell = 'import code\nconsole = code.InteractiveInterpreter({"engine": engine})\nconsole.runcode("engine().step()")\nprint("goes on")'  # noqa: E501
         done = self.end(cell)
         self.assertEqual((done.returncode, done.stdout), (0, "goes on\n"), done.stderr)
         self.assertIn("zeroth.Error: [USAGE]", done.stderr)
-        typed = subprocess.run([sys.executable, "-i"], input="import zeroth\nraise zeroth.make_error('USAGE', 'x')\nprint('goes on')\n",
-                               capture_output=True, text=True, timeout=120, check=False)
+        typed = subprocess.run(
+            [sys.executable, "-i"],
+            input="import zeroth\nraise zeroth.make_error('USAGE', 'x')\nprint('goes on')\n",
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
         self.assertIn("goes on\n", typed.stdout, typed.stderr)
 
 
-PLACES = {"construction": "__init__", "forward": "__call__", "backward": "backward", "step": "_step", "export": "export_safetensors", "close": "close"}
+PLACES = {
+    "construction": "__init__",
+    "forward": "__call__",
+    "backward": "backward",
+    "step": "_step",
+    "export": "export_safetensors",
+    "close": "close",
+}
 """calls that wait, and functions of the engine"""
 
 
@@ -225,9 +264,13 @@ class OverAGroup(Interrupts):
     def test_the_world_stays_broken(self) -> None:
         for where in PLACES:
             with self.subTest(where=where):
-                self.assertRegex(self.told(where, "rank 0 "), r"^is told nothing: KeyboardInterrupt|^is told: .*interrupt.*; hint: ")
+                self.assertRegex(
+                    self.told(where, "rank 0 "), r"^is told nothing: KeyboardInterrupt|^is told: .*interrupt.*; hint: "
+                )
                 why = r"\[ABORTED\] rank 0 stopped the job: .*interrupt"
-                if where == "construction":  # an engine that is not there yet tells nobody: the group hears that its rank went
+                if (
+                    where == "construction"
+                ):  # an engine that is not there yet tells nobody: the group hears that its rank went
                     why += r"|\[PEER_LOST\] torch's group lost rank 0"
                 self.assertRegex(self.told(where, "rank 1 "), rf"^is told: (?:{why})")
 
@@ -242,13 +285,18 @@ class OverMpi(unittest.TestCase):
                 continue
             with self.subTest(where=where), tempfile.TemporaryDirectory() as folder:
                 program = [sys.executable, str(job.HERE / "interrupt_rank.py"), folder, "mpi", where]
-                with job.Family([*mpi_test.MPIRUN, "--enable-recovery", "-n", "2", *program], mpi_test.variables(ZEROTH_BACKEND="mpi")) as family:
+                with job.Family(
+                    [*mpi_test.MPIRUN, "--enable-recovery", "-n", "2", *program],
+                    mpi_test.variables(ZEROTH_BACKEND="mpi"),
+                ) as family:
                     done = family.end(120)
                 found = re.search(rf"{where}: KeyboardInterrupt after (\S+) s in (\w+)", done.stdout)
                 assert found is not None, done.stdout + done.stderr
                 self.assertLessEqual(float(found[1]), 0.5)
                 self.assertEqual(found[2], place)
-                self.assertRegex(done.stdout, rf"{where}: rank 1 is told: \[ABORTED\] rank 0 stopped the job: .*interrupt")
+                self.assertRegex(
+                    done.stdout, rf"{where}: rank 1 is told: \[ABORTED\] rank 0 stopped the job: .*interrupt"
+                )
 
     def test_ctrl_c_ends_a_rank_while_mpi_opens_its_world(self) -> None:
         program = [sys.executable, str(job.HERE / "interrupt_rank.py"), "no folder", "mpi", "opening"]

@@ -16,13 +16,12 @@ import unittest
 import weakref
 
 import torch
+import zeroth
 import zoo
 from alone import BATCH, config, make, same_parameters, train
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-import zeroth
 
 
 class Module(unittest.TestCase):
@@ -33,9 +32,18 @@ class Module(unittest.TestCase):
         self.assertEqual(before, {name: id(parameter) for name, parameter in model.named_parameters()})
         weight = model.blocks[1].linear.weight
         self.assertEqual(weight.shape, (zoo.WIDTH, zoo.WIDTH))
-        for touch in (lambda: weight.sum(), lambda: weight.zero_(), lambda: weight.numpy(force=True), lambda: weight.tolist(),
-                      lambda: weight.clone(), lambda: torch.save(weight, os.devnull)):
-            with torch.no_grad(), self.assertRaisesRegex(RuntimeError, r"parameter 'blocks\.1\.linear\.weight' is not gathered"):
+        for touch in (
+            lambda: weight.sum(),
+            lambda: weight.zero_(),
+            lambda: weight.numpy(force=True),
+            lambda: weight.tolist(),
+            lambda: weight.clone(),
+            lambda: torch.save(weight, os.devnull),
+        ):
+            with (
+                torch.no_grad(),
+                self.assertRaisesRegex(RuntimeError, r"parameter 'blocks\.1\.linear\.weight' is not gathered"),
+            ):
                 touch()
 
     def test_state_dict_is_refused_where_parameters_are_sharded(self) -> None:
@@ -58,15 +66,25 @@ class Module(unittest.TestCase):
         block.register_forward_pre_hook(lambda module, args: note("pre early", module.linear.weight))
         block.register_forward_hook(lambda module, args, output: note("post early", module.linear.weight))
         block.linear.weight.register_hook(lambda grad: note("grad early"))
-        block.linear.bias.register_post_accumulate_grad_hook(lambda parameter: note("accumulated early", parameter.grad))
+        block.linear.bias.register_post_accumulate_grad_hook(
+            lambda parameter: note("accumulated early", parameter.grad)
+        )
         engine = zeroth.Engine(model, config(), log_level="off")
         block.register_forward_pre_hook(lambda module, args: note("pre late", module.linear.weight))
         block.register_forward_hook(lambda module, args, output: note("post late", output))
         block.linear.weight.register_hook(lambda grad: note("grad late"))
         block.register_full_backward_hook(lambda module, grads, outs: note("backward late"))
         train(engine)
-        for text in ("pre early True", "post early True", "grad early", "accumulated early True", "pre late True", "post late True",
-                     "grad late", "backward late"):
+        for text in (
+            "pre early True",
+            "post early True",
+            "grad early",
+            "accumulated early True",
+            "pre late True",
+            "post late True",
+            "grad late",
+            "backward late",
+        ):
             self.assertEqual(seen.count(text), 1, (text, seen))
 
     def test_a_hook_after_accumulation_that_comes_later_leaves_ours(self) -> None:
@@ -158,7 +176,9 @@ class Module(unittest.TestCase):
             for stage in (0, 3):
                 model, engine = make(stage=stage)
                 for _ in range(3):
-                    engine.backward(sum(checkpoint(engine, part, y, use_reentrant=use_reentrant) for part in (x, x * 2)))
+                    engine.backward(
+                        sum(checkpoint(engine, part, y, use_reentrant=use_reentrant) for part in (x, x * 2))
+                    )
                     self.assertTrue(engine.step().committed)
                 engine.close()
                 for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
@@ -192,11 +212,16 @@ class Module(unittest.TestCase):
         # The discriminator gets gradients in the generator's backward, and forgets them before its own.
         def trained(stage: int | None) -> list[torch.Tensor]:
             torch.manual_seed(5)
-            generator, critic = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)), nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+            generator, critic = (
+                nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)),
+                nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1)),
+            )
             models = [model.double() for model in (generator, critic)]
             if stage is None:
                 runs: list[nn.Module | zeroth.Engine] = list(models)
-                optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
+                optimizers: list[torch.optim.Optimizer] = [
+                    torch.optim.AdamW(model.parameters(), lr=0.01) for model in models
+                ]
             else:
                 runs = [zeroth.Engine(model, config(stage), log_level="off") for model in models]
                 optimizers = [run.optimizer for run in runs]
@@ -258,7 +283,9 @@ class Lifetime(unittest.TestCase):
             model, engine = make(stage=stage)
             train(engine)
             del engine  # nothing else holds it, so nothing has to be collected
-            with self.assertRaisesRegex(RuntimeError, r"parameter 'head.weight' has no values any more: .* dropped.*close\(\)"):
+            with self.assertRaisesRegex(
+                RuntimeError, r"parameter 'head.weight' has no values any more: .* dropped.*close\(\)"
+            ):
                 model.head.weight.sum()
             for dead in (model.forward, model):  # the hooks are gone, too
                 with self.assertRaisesRegex(RuntimeError, "has no values any more"):
@@ -309,7 +336,7 @@ class Lifetime(unittest.TestCase):
         model, engine = make()
 
         def hook(module: nn.Module, args: object, output: object) -> None:
-            _ = engine  # so the block knows its engine, and the engine its module
+            _ = engine  # so the block knows its engine, and the engine its module  # noqa: F821
 
         model.blocks[0].register_forward_hook(hook)
         train(engine)
@@ -367,11 +394,17 @@ class Lifetime(unittest.TestCase):
 
 class Log(unittest.TestCase):
     def test_the_world_comes_first_and_progress_at_most_so_often(self) -> None:
-        text = ("import sys, torch, zeroth\nengine = zeroth.Engine(torch.nn.Linear(2, 2), {}, progress_every_s=float(sys.argv[1]))\n"
-                "for _ in range(50):\n    engine.backward(engine(torch.ones(1, 2)).sum())\n    engine.step()\n")
+        text = (
+            "import sys, torch, zeroth\nengine = zeroth.Engine(torch.nn.Linear(2, 2), {}, progress_every_s=float(sys.argv[1]))\n"  # noqa: E501
+            "for _ in range(50):\n    engine.backward(engine(torch.ones(1, 2)).sum())\n    engine.step()\n"
+        )
         for every_s, lines in (("0", 0), ("100", 0), ("0.001", 1)):
-            done = subprocess.run([sys.executable, "-c", text, every_s], capture_output=True, text=True, timeout=120, check=True)
-            self.assertRegex(done.stderr.splitlines()[0], r"^\[zeroth 0/1\] info: 1 rank over self, says no launcher's variables$")
+            done = subprocess.run(
+                [sys.executable, "-c", text, every_s], capture_output=True, text=True, timeout=120, check=True
+            )
+            self.assertRegex(
+                done.stderr.splitlines()[0], r"^\[zeroth 0/1\] info: 1 rank over self, says no launcher's variables$"
+            )
             found = re.findall(r"step \d+: gradient norm [\d.e+-]+, lr 0.001, [\d.e+-]+ steps/s", done.stderr)
             self.assertEqual(min(len(found), 1), lines, done.stderr)
 
@@ -383,11 +416,19 @@ class Log(unittest.TestCase):
             events = [json.loads(line) for line in path.read_text().splitlines()]
             steps = [event for event in events if event["event"] == "step"]
             self.assertEqual([step["step"] for step in steps], [1, 2])
-            self.assertEqual((steps[1]["grad_norm"], steps[1]["lr"], steps[1]["committed"]), (result.grad_norm, 0.01, True))
+            self.assertEqual(
+                (steps[1]["grad_norm"], steps[1]["lr"], steps[1]["committed"]), (result.grad_norm, 0.01, True)
+            )
             texts = [event.get("text", "") for event in events]
             self.assertTrue(any("gradient clipping is off" in text for text in texts))
             # 3 blocks of 156 of 593 elements
-            self.assertTrue(any(text.startswith("units: 3 with 26 % of the parameters at most") and "root with 21 %" in text for text in texts), texts)
+            self.assertTrue(
+                any(
+                    text.startswith("units: 3 with 26 % of the parameters at most") and "root with 21 %" in text
+                    for text in texts
+                ),
+                texts,
+            )
             with self.assertRaisesRegex(zeroth.Error, "JSON log cannot be opened"):
                 zeroth.Engine(zoo.make("plain"), config(), json_log=folder + "/not/there")
 
@@ -439,7 +480,9 @@ class Results(unittest.TestCase):
             engine.close()
             self.assertEqual(set(weights), set(model.state_dict()))
             self.assertTrue(torch.equal(weights["mean"], torch.ones(4)))
-            self.assertTrue(torch.equal(weights["late"], torch.ones(3)) and torch.equal(weights["linear.later"], torch.ones(5)))
+            self.assertTrue(
+                torch.equal(weights["late"], torch.ones(3)) and torch.equal(weights["linear.later"], torch.ones(5))
+            )
 
     def test_reports(self) -> None:
         _, engine = make()
@@ -459,7 +502,8 @@ class Results(unittest.TestCase):
         self.assertEqual(report.compute_copies, report.planned["gathered"])  # the same places
 
     def test_few_models_need_memory_beyond_the_plan(self) -> None:
-        # But where blocks are computed again, or their gradients are not whole, while another one's backward is under way.
+        # But where blocks are computed again, or their gradients are not whole, while another one's backward is under
+        # way.
         several_at_once = {"checkpoint", "reused"}
         for name in zoo.MODELS:
             with self.subTest(name=name):
@@ -487,8 +531,13 @@ class Trainability(unittest.TestCase):
         model = zoo.make("plain", dtype)
         model.blocks.requires_grad_(False)
         groups = [{"params": list(model.parameters())}]
-        engine = None if stage is None else zeroth.Engine(
-            model, config(stage, bf16={"enabled": dtype == torch.bfloat16}), params=groups, log_level="off")
+        engine = (
+            None
+            if stage is None
+            else zeroth.Engine(
+                model, config(stage, bf16={"enabled": dtype == torch.bfloat16}), params=groups, log_level="off"
+            )
+        )
         optimizer = torch.optim.AdamW(groups, lr=0.01) if engine is None else None
         x, y = BATCH[0].to(dtype), BATCH[1]
         for step in range(6):
@@ -520,7 +569,9 @@ class Trainability(unittest.TestCase):
         engine = zeroth.Engine(model, config(), log_level="off")
         train(engine)
         model.blocks[1].requires_grad_(True)
-        with self.assertRaisesRegex(zeroth.Error, r"became trainable.*which: blocks\.1\.linear\.weight.*parameter group"):
+        with self.assertRaisesRegex(
+            zeroth.Error, r"became trainable.*which: blocks\.1\.linear\.weight.*parameter group"
+        ):
             engine(*BATCH)
 
 

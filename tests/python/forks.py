@@ -1,5 +1,6 @@
-"""Many jobs in one: each rank that zeroth-run has started forks a child for every case, and these are the ranks of a job of their own. So a
-case may end its rank, or leave its world in pieces, and none waits for another import of torch."""
+"""Many jobs in one: each rank that zeroth-run has started forks a child for every case, and these are the ranks of a
+job of their own. So a case may end its rank, or leave its world in pieces, and none waits for another import of
+torch."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ LIMIT_S = 30.0
 
 
 def run(cases: Mapping[str, Callable[[int], None]]) -> None:
-    """Calls each case with the rank, in its child. Exits with 1 if one raised or hung. Nothing may have been trained before: torch's threads
-    are not there in a child."""
+    """Calls each case with the rank, in its child. Exits with 1 if one raised or hung. Nothing may have been trained
+    before: torch's threads are not there in a child."""
     rank, job = int(os.environ["RANK"]), os.environ["ZEROTH_JOB_ID"]
     bad = []
     for name, case in cases.items():

@@ -1,5 +1,5 @@
-"""What stands between the user's code and torch in a forward: autocast and torch.compile work as without an engine, and of our package
-only what the boundaries of units need is called; nothing in a backward.
+"""What stands between the user's code and torch in a forward: autocast and torch.compile work as without an engine, and
+of our package only what the boundaries of units need is called; nothing in a backward.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import zeroth
 import zoo
 from alone import BATCH, config, make
 from torch import nn
 from torch._dynamo.utils import counters
-
-import zeroth
 
 STEPS = 4
 LR = 2.0**-4
@@ -50,7 +49,8 @@ class Autocast(unittest.TestCase):
         return losses, list(model.parameters())
 
     def trained_by_zeroth(self, name: str, stage: int, one_region: bool) -> Training:
-        """`one_region` around all steps: its cache of casts must not outlive an update. Else one around each forward."""
+        """`one_region` around all steps: its cache of casts must not outlive an update. Else one around each
+        forward."""
         model = zoo.make(name, torch.float32)
         engine = zeroth.Engine(model, config(stage, optimizer={"type": "SGD", "params": {"lr": LR}}), log_level="off")
 
@@ -76,7 +76,9 @@ class Autocast(unittest.TestCase):
                 with self.subTest(name, stage=stage, one_region=one_region):
                     losses, parameters = self.trained_by_zeroth(name, stage, one_region)
                     self.assertEqual(losses, expected_losses)
-                    self.assertTrue(all(torch.equal(mine, theirs) for mine, theirs in zip(parameters, expected, strict=True)))
+                    self.assertTrue(
+                        all(torch.equal(mine, theirs) for mine, theirs in zip(parameters, expected, strict=True))
+                    )
 
     def test_the_region_is_seen(self) -> None:
         engine = zeroth.Engine(zoo.make("plain", torch.float32), config(), log_level="off")
@@ -86,16 +88,19 @@ class Autocast(unittest.TestCase):
 
 
 class Compiled(unittest.TestCase):
-    """torch.compile of the whole module and of its blocks. A graph ends where a unit begins or ends, so fullgraph=True is for the inside
-    of a unit."""
+    """torch.compile of the whole module and of its blocks. A graph ends where a unit begins or ends, so fullgraph=True
+    is for the inside of a unit."""
 
     def setUp(self) -> None:
         self.enterContext(warnings.catch_warnings())
         warnings.filterwarnings("ignore", "Dynamo does not know how to trace")  # our hooks, which is how a graph ends
         self.addCleanup(torch._dynamo.reset)
 
-    def losses(self, name: str, stage: int, change: Callable[[nn.Module], nn.Module] | None, before: bool = True) -> list[float]:
-        """`change` gives the module to be called, in whose place it puts compiled ones; before the engine is built, or after it."""
+    def losses(
+        self, name: str, stage: int, change: Callable[[nn.Module], nn.Module] | None, before: bool = True
+    ) -> list[float]:
+        """`change` gives the module to be called, in whose place it puts compiled ones; before the engine is built, or
+        after it."""
         torch._dynamo.reset()
         counters.clear()
         called = model = zoo.make(name)
@@ -143,11 +148,14 @@ class Compiled(unittest.TestCase):
         for name in ("nested", "checkpoint", "normed", "slots"):
             with self.subTest(name):
                 expected = self.losses(name, 3, None)
-                self.assertEqual(self.losses(name, 3, lambda model: torch.compile(model, backend="aot_eager")), expected)
+                self.assertEqual(
+                    self.losses(name, 3, lambda model: torch.compile(model, backend="aot_eager")), expected
+                )
 
 
 class Calls(unittest.TestCase):
-    """Of our package, what Python calls while a profiler looks on: functions, and C functions that Python calls by themselves."""
+    """Of our package, what Python calls while a profiler looks on: functions, and C functions that Python calls by
+    themselves."""
 
     package = str(pathlib.Path(zeroth.__file__).parent)
 
@@ -196,7 +204,8 @@ class Calls(unittest.TestCase):
             runs = []
             for unit in zeroth.units(model):
                 module = model if unit.name == "root" else model.get_submodule(unit.name)
-                module.register_forward_hook(lambda module, args, output: runs.append(module), always_call=True)  # noqa: B023
+                # noqa: B023
+                module.register_forward_hook(lambda module, args, output: runs.append(module), always_call=True)
             with self.calls() as in_forward:
                 loss = model(*BATCH)
             runs_of_forward = len(runs)

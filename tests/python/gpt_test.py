@@ -1,5 +1,5 @@
-"""The trainer examples/gpt beside its twin in C++, as a user starts them, with small models: the same arguments, records, lines and
-bits; its own pictures and progress bar; and how bad input ends."""
+"""The trainer examples/gpt beside its twin in C++, as a user starts them, with small models: the same arguments,
+records, lines and bits; its own pictures and progress bar; and how bad input ends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from typing import Any
 
 import job
 import torch
-from safetensors.torch import load_file, save_file
-
 import zeroth
+from safetensors.torch import load_file, save_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "gpt"
@@ -81,8 +80,14 @@ class Trainers(unittest.TestCase):
         """`trainer`: "cpp" or "python"; 0 ranks: a bare process."""
         program = [CPP] if trainer == "cpp" else [sys.executable, str(TRAIN)]
         launcher = [job.RUN, "-n", str(ranks)] if ranks else []
-        return subprocess.run([*launcher, *program, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-                              capture_output=True, text=True, timeout=job.TIME_LIMIT_S, check=False)
+        return subprocess.run(
+            [*launcher, *program, *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            capture_output=True,
+            text=True,
+            timeout=job.TIME_LIMIT_S,
+            check=False,
+        )
 
     def train(self, trainer: str, *arguments: str) -> tuple[Records, str]:
         """Records and output of a run on two ranks."""
@@ -107,8 +112,21 @@ class Trainers(unittest.TestCase):
         of_stages = []
         for dtype in ("fp32", "bf16"):
             for stage in ("0", "3"):
-                arguments = ("--init", str(path), "--dtype", dtype, "--zero-stage", stage, "--steps", "4", "--accumulate", "2",
-                             "--eval-every", "2", "--no-train-table")
+                arguments = (
+                    "--init",
+                    str(path),
+                    "--dtype",
+                    dtype,
+                    "--zero-stage",
+                    stage,
+                    "--steps",
+                    "4",
+                    "--accumulate",
+                    "2",
+                    "--eval-every",
+                    "2",
+                    "--no-train-table",
+                )
                 with self.subTest(dtype=dtype, stage=stage):
                     cpp, _ = self.train("cpp", *arguments)
                     python, _ = self.train("python", *arguments)
@@ -121,7 +139,19 @@ class Trainers(unittest.TestCase):
         self.assertNotEqual(of_stages[0], of_stages[2])
 
     def test_a_seed_alone_gives_the_same_weights_lines_and_sample(self) -> None:
-        arguments = ["--seed", "9", "--steps", "6", "--log-every", "2", "--eval-every", "3", "--sample", "40", "--list-files"]
+        arguments = [
+            "--seed",
+            "9",
+            "--steps",
+            "6",
+            "--log-every",
+            "2",
+            "--eval-every",
+            "3",
+            "--sample",
+            "40",
+            "--list-files",
+        ]
         exports = {trainer: self.folder / f"{trainer}.safetensors" for trainer in ("cpp", "python")}
         cpp, cpp_output = self.train("cpp", *arguments, "--export", str(exports["cpp"]))
         pictures = self.folder / "new" / "pictures"
@@ -137,11 +167,17 @@ class Trainers(unittest.TestCase):
     def test_stages_are_compared_and_drawn(self) -> None:
         records = [self.folder / f"stage{stage}" for stage in range(4)]
         for stage, path in enumerate(records):
-            done = self.start("cpp", 2, *self.arguments, "--zero-stage", str(stage), "--steps", "2", "--json", str(path))
+            done = self.start(
+                "cpp", 2, *self.arguments, "--zero-stage", str(stage), "--steps", "2", "--json", str(path)
+            )
             self.assertEqual(done.returncode, 0, done.stderr)
         picture = self.folder / "stages.png"
-        done = subprocess.run([sys.executable, ROOT / "tools" / "compare-stages", "--plot", picture, *records], capture_output=True,
-                              text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, ROOT / "tools" / "compare-stages", "--plot", picture, *records],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertIn("the same, bit for bit", done.stdout)
         self.assert_picture(picture)
@@ -152,18 +188,46 @@ class Trainers(unittest.TestCase):
         """What `make train` runs, small: a text of which a little model learns more than pairs of bytes tell."""
         folder = self.folder / "sentences"
         folder.mkdir(exist_ok=True)
-        (folder / "sentences.py").write_text("the cat that sat on the mat sees a rat and the rat sees that the cat is fat\n" * 80)
+        (folder / "sentences.py").write_text(
+            "the cat that sat on the mat sees a rat and the rat sees that the cat is fat\n" * 80
+        )
         own = arguments.index("--")
-        common = ["--data", str(folder), "--layers", "1", "--d-model", "32", "--heads", "2", "--seq", "32", "--batch", "4", "--lr", "1e-2"]
+        common = [
+            "--data",
+            str(folder),
+            "--layers",
+            "1",
+            "--d-model",
+            "32",
+            "--heads",
+            "2",
+            "--seq",
+            "32",
+            "--batch",
+            "4",
+            "--lr",
+            "1e-2",
+        ]
         package = pathlib.Path(zeroth.__file__).parents[1]
         return subprocess.run(
-            [ROOT / "tools" / "train-main", *arguments[:own], *common, *arguments[own:]], capture_output=True, text=True, check=False,
-            timeout=job.TIME_LIMIT_S, cwd=self.folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "ZEROTH_PYTHON": sys.executable, "ZEROTH_PYTHON_DIR": str(package),
-                 "ZEROTH_BIN_DIR": str(pathlib.Path(job.RUN).parent)})
+            [ROOT / "tools" / "train-main", *arguments[:own], *common, *arguments[own:]],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=job.TIME_LIMIT_S,
+            cwd=self.folder,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "ZEROTH_PYTHON": sys.executable,
+                "ZEROTH_PYTHON_DIR": str(package),
+                "ZEROTH_BIN_DIR": str(pathlib.Path(job.RUN).parent),
+            },
+        )
 
     def check_stages(self, output: str) -> None:
-        """The table: planned bytes are the measured ones, wire bytes those of the formula, stage 0 needs most, one loss."""
+        """The table: planned bytes are the measured ones, wire bytes those of the formula, stage 0 needs most, one
+        loss."""
         rows = [line.split() for line in output.splitlines() if re.match(r" +ZeRO-\d ", line)]
         self.assertEqual([row[0] for row in rows], [f"ZeRO-{stage}" for stage in range(4)], output)
         for row in rows:
@@ -175,9 +239,14 @@ class Trainers(unittest.TestCase):
 
     def test_make_train_on_a_small_text(self) -> None:
         pictures = self.folder / "of train"
-        done = self.train_main("--pictures", str(pictures), "--", "--steps", "120", "--eval-every", "40", "--sample", "20")
+        done = self.train_main(
+            "--pictures", str(pictures), "--", "--steps", "120", "--eval-every", "40", "--sample", "20"
+        )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertRegex(done.stdout, r"ZeRO-3: validation loss 0\.\d+ nats/byte after 120 steps; the bigram entropy \d\.\d+ was passed by step \d+")
+        self.assertRegex(
+            done.stdout,
+            r"ZeRO-3: validation loss 0\.\d+ nats/byte after 120 steps; the bigram entropy \d\.\d+ was passed by step \d+",  # noqa: E501
+        )
         self.check_stages(done.stdout)
         self.assertEqual({path.name for path in pictures.iterdir()}, {"loss.png", "memory.png", "stages.png"})
         for path in pictures.iterdir():
@@ -186,22 +255,36 @@ class Trainers(unittest.TestCase):
     def test_mpirun_starts_the_ranks_of_make_train(self) -> None:
         for trainer in (("--cpp",), ("--pictures", str(self.folder / "under mpirun"))):
             with self.subTest(trainer):
-                done = self.train_main(*trainer, "--launcher", "mpirun", "--", "--steps", "120", "--eval-every", "40", "--sample", "0")
+                done = self.train_main(
+                    *trainer, "--launcher", "mpirun", "--", "--steps", "120", "--eval-every", "40", "--sample", "0"
+                )
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertIn("OMPI_COMM_WORLD_RANK", done.stdout + done.stderr)
                 self.check_stages(done.stdout)
         done = self.train_main("--launcher", "srun", "--")
-        self.assertEqual((done.returncode, done.stderr), (64, 'train-main: error: --launcher is zeroth-run or mpirun, not "srun"\n'))
+        self.assertEqual(
+            (done.returncode, done.stderr), (64, 'train-main: error: --launcher is zeroth-run or mpirun, not "srun"\n')
+        )
 
     def test_make_train_fails_where_nothing_is_learnt(self) -> None:
         done = self.train_main("--cpp", "--", "--steps", "1", "--sample", "0")
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
-        self.assertRegex(done.stderr, r"compare-stages: the validation loss \d\.\d+ is not below the bigram entropy \d\.\d+ of the held-out text")
+        self.assertRegex(
+            done.stderr,
+            r"compare-stages: the validation loss \d\.\d+ is not below the bigram entropy \d\.\d+ of the held-out text",
+        )
         self.assertNotIn("bit for bit", done.stdout)
 
     def test_the_job_of_make_train_says_what_it_takes(self) -> None:
         done = subprocess.run([ROOT / "tools" / "train-main", "--help"], capture_output=True, text=True, check=True)
-        for name in ("--cpp", "--launcher zeroth-run|mpirun", "--pictures FOLDER", "COMMON... --", "ARGUMENTS", "ZEROTH_PYTHON"):
+        for name in (
+            "--cpp",
+            "--launcher zeroth-run|mpirun",
+            "--pictures FOLDER",
+            "COMMON... --",
+            "ARGUMENTS",
+            "ZEROTH_PYTHON",
+        ):
             self.assertIn(name, done.stdout)
 
     # --- arguments --------------------------------------------------------------------------------------------------
@@ -228,7 +311,7 @@ class Trainers(unittest.TestCase):
         ]
         for code, slug, arguments in cases:
             for trainer in ("cpp", "python"):
-                with self.subTest(trainer=trainer, arguments=arguments[len(good):]):
+                with self.subTest(trainer=trainer, arguments=arguments[len(good) :]):
                     done = self.start(trainer, 1, *arguments)
                     self.assertEqual(done.returncode, code, done.stdout + done.stderr)
                     self.assertRegex(done.stderr, rf"\[0\] ZEROTH ERROR \[{slug}\] rank=0/1: ")
@@ -245,10 +328,17 @@ class Trainers(unittest.TestCase):
         other = self.folder / "other"
         other.mkdir()
         (other / "b.txt").write_text(text(9, 6000))
-        script = f'import os, sys; rank = os.environ["RANK"]; data = [{str(self.text)!r}, {str(other)!r}][int(rank)]; ' \
-                 f'os.execv(sys.executable, [sys.executable, {str(TRAIN)!r}, "--data", data, *sys.argv[1:]])'
-        done = subprocess.run([job.RUN, "-n", "2", sys.executable, "-c", script, *MODEL], capture_output=True, text=True,
-                              timeout=job.TIME_LIMIT_S, check=False)
+        script = (
+            f'import os, sys; rank = os.environ["RANK"]; data = [{str(self.text)!r}, {str(other)!r}][int(rank)]; '
+            f'os.execv(sys.executable, [sys.executable, {str(TRAIN)!r}, "--data", data, *sys.argv[1:]])'
+        )
+        done = subprocess.run(
+            [job.RUN, "-n", "2", sys.executable, "-c", script, *MODEL],
+            capture_output=True,
+            text=True,
+            timeout=job.TIME_LIMIT_S,
+            check=False,
+        )
         self.assertEqual(done.returncode, 76, done.stdout + done.stderr)
         for rank in (0, 1):
             self.assertRegex(done.stderr, rf"ZEROTH ERROR \[MISMATCH\] rank={rank}/2: the ranks differ in the text")
@@ -257,7 +347,9 @@ class Trainers(unittest.TestCase):
 
     def test_a_bar_stands_for_the_progress_lines(self) -> None:
         for flag, shown in (("--bar", True), ("--no-bar", False)):
-            done = self.start("python", 0, *self.arguments, "--steps", "3", "--log-every", "1", "--eval-every", "2", flag)
+            done = self.start(
+                "python", 0, *self.arguments, "--steps", "3", "--log-every", "1", "--eval-every", "2", flag
+            )
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual("3/3" in done.stdout and "100%" in done.stdout, shown, done.stdout)
             self.assertEqual("step 2/3  loss" in done.stdout, not shown)
@@ -295,7 +387,7 @@ class InitialWeights(unittest.TestCase):
         self.assertEqual((error.code, error.exit_code), ("USAGE", 64))
         self.assertEqual(
             error.got,
-            "missing: blocks.1.mlp.down.weight; not in the model: lm_head.weight; of another shape: last_norm.weight [7] instead of "
+            "missing: blocks.1.mlp.down.weight; not in the model: lm_head.weight; of another shape: last_norm.weight [7] instead of "  # noqa: E501
             "[32]; no floating-point numbers: blocks.0.mlp_norm.weight (torch.int64)",
         )
 
@@ -321,7 +413,9 @@ class InitialWeights(unittest.TestCase):
 
     def test_the_twin_refuses_the_same(self) -> None:
         save_file({**self.values, "lm_head.weight": torch.zeros(3)}, self.path)
-        done = subprocess.run([CPP, "--data", str(EXAMPLE), *MODEL, "--init", str(self.path)], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [CPP, "--data", str(EXAMPLE), *MODEL, "--init", str(self.path)], capture_output=True, text=True, check=False
+        )
         self.assertEqual(done.returncode, 64, done.stderr)
         self.assertIn(f"got: {self.refusal().got}; ", done.stderr)
 
@@ -351,8 +445,12 @@ class Parts(unittest.TestCase):
 
     def test_arguments_derive_what_is_not_said(self) -> None:
         self.assertEqual(self.parse("--d-model", "320").heads, 5)
-        parsed = self.parse("--steps", "5", "--suffix", ".py", ".pyi", "--steps", "6", "--suffix", ".h", "--target-loss", "2.5")
-        self.assertEqual((parsed.steps, parsed.suffix, parsed.target_loss, parsed.eval_every), (6, [".py", ".pyi", ".h"], 2.5, 10))
+        parsed = self.parse(
+            "--steps", "5", "--suffix", ".py", ".pyi", "--steps", "6", "--suffix", ".h", "--target-loss", "2.5"
+        )
+        self.assertEqual(
+            (parsed.steps, parsed.suffix, parsed.target_loss, parsed.eval_every), (6, [".py", ".pyi", ".h"], 2.5, 10)
+        )
 
     def test_a_file_an_argument_and_a_default_are_merged(self) -> None:
         def batch(document: str, world_size: int, *arguments: str) -> tuple[int, int, int]:
@@ -366,8 +464,10 @@ class Parts(unittest.TestCase):
             self.assertEqual(batch('{"train_batch_size": 24, "gradient_accumulation_steps": 4}', 3), (24, 2, 4))
             self.assertEqual(batch('{"train_batch_size": "auto", "gradient_accumulation_steps": 5}', 3), (120, 8, 5))
             self.assertEqual(batch('{"train_batch_size": 24}', 3, "--accumulate", "2"), (48, 8, 2))
-            path.write_text('{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}, "optimizer": '
-                            '{"type": "SGD", "params": {"lr": "auto"}}}')
+            path.write_text(
+                '{"zero_optimization": {"stage": 1}, "bf16": {"enabled": true}, "optimizer": '
+                '{"type": "SGD", "params": {"lr": "auto"}}}'
+            )
             merged = settings.make_settings(self.parse("--config", str(path), "--zero-stage", "2"), 1)
             self.assertEqual(merged.notes, [f"--zero-stage: /zero_optimization/stage = 2 replaces 1 of {path}"])
             self.assertEqual((merged.dtype, merged.config.zero_stage), ("bf16", 2))
@@ -378,15 +478,21 @@ class Parts(unittest.TestCase):
                     settings.make_settings(self.parse("--config", str(path), "--lr", "1"), 1)
 
     def test_numbers_are_written_as_in_c(self) -> None:
-        self.assertEqual([report.hex_float(value) for value in (0.0, 1.0, -2.5, 5e-324, float("inf"))],
-                         ["0x0p+0", "0x1p+0", "-0x1.4p+1", "0x0.0000000000001p-1022", "inf"])
-        self.assertEqual([data.format_bytes(value) for value in (0, 1023, 1536, 12 << 20, (1 << 20) - 1)],
-                         ["0 B", "1023 B", "1.50 KiB", "12.0 MiB", "1.00 MiB"])
+        self.assertEqual(
+            [report.hex_float(value) for value in (0.0, 1.0, -2.5, 5e-324, float("inf"))],
+            ["0x0p+0", "0x1p+0", "-0x1.4p+1", "0x0.0000000000001p-1022", "inf"],
+        )
+        self.assertEqual(
+            [data.format_bytes(value) for value in (0, 1023, 1536, 12 << 20, (1 << 20) - 1)],
+            ["0 B", "1023 B", "1.50 KiB", "12.0 MiB", "1.00 MiB"],
+        )
 
     def test_an_error_that_torch_passed_on_keeps_its_code(self) -> None:
         passed_on = RuntimeError("[PEER_LOST] rank 1 died; hint: look there\nException raised from step")
-        self.assertEqual(errors.error_line(passed_on, "rank=0/2"),
-                         ("ZEROTH ERROR [PEER_LOST] rank=0/2: rank 1 died; hint: look there\n", 76))
+        self.assertEqual(
+            errors.error_line(passed_on, "rank=0/2"),
+            ("ZEROTH ERROR [PEER_LOST] rank=0/2: rank 1 died; hint: look there\n", 76),
+        )
         self.assertIsNone(errors.error_line(RuntimeError("[enforce fail] somewhere"), "rank=0/2"))
 
 

@@ -1,7 +1,8 @@
 """One rank: runs examples/hf_gpt2/train.py several times in this process and compares what it prints; see hf_test.py.
 
-    hf_rank.py stages FOLDER      stages 0 and 3 and checkpointing give the same digits; the loss falls; the model is Hugging Face's again
-    hf_rank.py plain FOLDER       the same loop in plain torch, with Hugging Face's own schedule, in float64
+hf_rank.py stages FOLDER      stages 0 and 3 and checkpointing give the same digits; the loss falls; the model is
+Hugging Face's again hf_rank.py plain FOLDER       the same loop in plain torch, with Hugging Face's own schedule, in
+float64
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def example(text: str, num_steps: int, *more: str) -> tuple[list[list[float]], d
     sys.argv = [str(TRAIN), text, *sizes, *more]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         script = runpy.run_path(str(TRAIN))
-    steps = [[float(word) for word in line.split() if word[0].isdigit()][1:] for line in printed.getvalue().splitlines()]
+    steps = [
+        [float(word) for word in line.split() if word[0].isdigit()][1:] for line in printed.getvalue().splitlines()
+    ]
     assert len(steps) == (num_steps if script["engine"].rank == 0 else 0), printed.getvalue()
     return steps, script
 

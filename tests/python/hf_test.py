@@ -1,4 +1,5 @@
-"""examples/hf_gpt2: a Hugging Face model in an ordinary loop, with the same bits at every stage and the numbers of plain torch."""
+"""examples/hf_gpt2: a Hugging Face model in an ordinary loop, with the same bits at every stage and the numbers of
+plain torch."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ class HuggingFaceTest(unittest.TestCase):
         cls.folder = cls.enterClassContext(tempfile.TemporaryDirectory())
         pathlib.Path(cls.folder, "below").mkdir()
         for number in range(8):
-            pathlib.Path(cls.folder, "below" if number % 2 else "", f"{number}.txt").write_text(f"{number}. {TEXT}" * 10)
+            pathlib.Path(cls.folder, "below" if number % 2 else "", f"{number}.txt").write_text(
+                f"{number}. {TEXT}" * 10
+            )
 
     def check(self, done: subprocess.CompletedProcess[str]) -> None:
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -34,8 +37,15 @@ class HuggingFaceTest(unittest.TestCase):
         self.check(job.run(2, "hf_rank.py", "stages", self.folder))
 
     def test_a_bare_process_trains_like_plain_torch(self) -> None:
-        self.check(subprocess.run([sys.executable, str(job.HERE / "hf_rank.py"), "plain", self.folder],
-                                  capture_output=True, text=True, timeout=job.TIME_LIMIT_S, check=False))
+        self.check(
+            subprocess.run(
+                [sys.executable, str(job.HERE / "hf_rank.py"), "plain", self.folder],
+                capture_output=True,
+                text=True,
+                timeout=job.TIME_LIMIT_S,
+                check=False,
+            )
+        )
 
 
 if __name__ == "__main__":

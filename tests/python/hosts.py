@@ -1,5 +1,5 @@
-"""Several hosts on this machine: network namespaces on one bridge, each with a name and /dev/shm of its own. Needs root. Instead of ssh, mpirun
-and zeroth-run enter the namespace."""
+"""Several hosts on this machine: network namespaces on one bridge, each with a name and /dev/shm of its own. Needs
+root. Instead of ssh, mpirun and zeroth-run enter the namespace."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ while [[ $1 == -* ]]; do shift; done
 host=${1##*.}
 shift
 exec ip netns exec NAMEh$host unshare --uts --mount /bin/sh -c "hostname host-$host && mount -t tmpfs tmpfs /dev/shm && $*"
-"""
+"""  # noqa: E501
 
 
-# In place of ssh for zeroth-run: the command runs in the namespace, and its standard streams cross the network as those of ssh do. The host's own name
-# leads to loopback there, as Debian has it.
+# In place of ssh for zeroth-run: the command runs in the namespace, and its standard streams cross the network as those
+# of ssh do. The host's own name leads to loopback there, as Debian has it.
 SSH = """#!/usr/bin/env python3
 import os, socket, subprocess, sys, threading
 NAME, NET = {name!r}, {net!r}
@@ -57,16 +57,19 @@ def copy(read, write, end):
 
 threading.Thread(target=copy, args=(lambda: os.read(0, 65536), stream.sendall, lambda: stream.shutdown(socket.SHUT_WR)), daemon=True).start()
 copy(lambda: stream.recv(65536), lambda data: os.write(1, data), lambda: None)
-"""
+"""  # noqa: E501
 
 
 NUMBERS = itertools.count()
 """The kernel takes its time to forget a name."""
 
 
-LOST_OVER_A_CUT_CABLE = (r"\[PEER_LOST\] rank [23] \(pid \d+ on \S+\) (is gone|has given no sign of life).*who: rank [01]/4(, [^;]+)?; expected: .* from rank [23]; "
-                         r"got: ranks? 0.* waits? for .* at \S+mpi_rank\.py:\d+")
-"""what ranks 0 and 1 of mpi_rank.py say of the host of ranks 2 and 3: MPI and gloo do not see it, the control plane does, before their deadline"""
+LOST_OVER_A_CUT_CABLE = (
+    r"\[PEER_LOST\] rank [23] \(pid \d+ on \S+\) (is gone|has given no sign of life).*who: rank [01]/4(, [^;]+)?; expected: .* from rank [23]; "  # noqa: E501
+    r"got: ranks? 0.* waits? for .* at \S+mpi_rank\.py:\d+"
+)
+"""what ranks 0 and 1 of mpi_rank.py say of the host of ranks 2 and 3: MPI and gloo do not see it, the control plane
+does, before their deadline"""
 
 
 def verdict(family: job.Family, limit_s: float = 60) -> str:
@@ -85,7 +88,12 @@ def why_not() -> str:
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         return "not permitted: no ip or unshare"
     name = f"zt{os.getpid()}"
-    for arguments in (["netns", "add", name], ["link", "add", name, "type", "bridge"], ["link", "del", name], ["netns", "del", name]):
+    for arguments in (
+        ["netns", "add", name],
+        ["link", "add", name, "type", "bridge"],
+        ["link", "del", name],
+        ["netns", "del", name],
+    ):
         done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             return f"not permitted: ip {' '.join(arguments)}: {done.stderr.strip()}"
@@ -107,15 +115,31 @@ class Hosts:
         self.folder = tempfile.TemporaryDirectory()
         self.agent = self.program("enter", ENTER.replace("NAME", self.name))
         for host in range(1, self.count + 1):
-            names = [f"{self.net}.{other} host-{other}" if other != host else f"127.0.1.1 host-{host}" for other in range(1, self.count + 1)]
-            pathlib.Path(self.folder.name, f"etc-hosts-{host}").write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
+            names = [
+                f"{self.net}.{other} host-{other}" if other != host else f"127.0.1.1 host-{host}"
+                for other in range(1, self.count + 1)
+            ]
+            pathlib.Path(self.folder.name, f"etc-hosts-{host}").write_text(
+                "\n".join(["127.0.0.1 localhost", *names, ""])
+            )
         try:
             self.ip("link", "add", f"{self.name}b", "type", "bridge")
             self.ip("addr", "add", f"{self.net}.250/24", "dev", f"{self.name}b")
             self.ip("link", "set", f"{self.name}b", "up")
             for host in range(1, self.count + 1):
                 self.ip("netns", "add", f"{self.name}h{host}")
-                self.ip("link", "add", f"{self.name}v{host}", "type", "veth", "peer", "name", "eth0", "netns", f"{self.name}h{host}")
+                self.ip(
+                    "link",
+                    "add",
+                    f"{self.name}v{host}",
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    "eth0",
+                    "netns",
+                    f"{self.name}h{host}",
+                )
                 self.ip("link", "set", f"{self.name}v{host}", "master", f"{self.name}b", "up")
                 self.ip("-n", f"{self.name}h{host}", "addr", "add", f"{self.net}.{host}/24", "dev", "eth0")
                 for link in ("eth0", "lo"):
@@ -139,12 +163,13 @@ class Hosts:
         return path
 
     def ssh(self, *, says_address: bool = True) -> pathlib.Path:
-        """For zeroth-run --ssh, which calls the hosts NET.1, NET.2, ... or host-1, host-2, ... `says_address`: as sshd does, in SSH_CONNECTION."""
+        """For zeroth-run --ssh, which calls the hosts NET.1, NET.2, ... or host-1, host-2, ... `says_address`: as sshd
+        does, in SSH_CONNECTION."""
         return self.program("ssh", SSH.format(name=self.name, net=self.net, says_address=says_address))
 
     def inside(self, host: int) -> list[str]:
         """What a command follows that runs there, under the host's own name."""
-        script = (f"hostname host-{host} && mount -t tmpfs tmpfs /dev/shm && mount --bind {self.folder.name}/etc-hosts-{host} /etc/hosts && exec \"$@\"")
+        script = f'hostname host-{host} && mount -t tmpfs tmpfs /dev/shm && mount --bind {self.folder.name}/etc-hosts-{host} /etc/hosts && exec "$@"'  # noqa: E501
         return ["ip", "netns", "exec", f"{self.name}h{host}", "unshare", "--uts", "--mount", "sh", "-c", script, "sh"]
 
     def cut(self, host: int) -> None:
@@ -153,13 +178,50 @@ class Hosts:
 
     def throttle(self, host: int, rate: str) -> None:
         """What comes to it: "40mbit"."""
-        subprocess.run(["tc", "qdisc", "add", "dev", f"{self.name}v{host}", "root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"],
-                       check=True, capture_output=True)
+        subprocess.run(
+            [
+                "tc",
+                "qdisc",
+                "add",
+                "dev",
+                f"{self.name}v{host}",
+                "root",
+                "tbf",
+                "rate",
+                rate,
+                "burst",
+                "64kb",
+                "latency",
+                "50ms",
+            ],
+            check=True,
+            capture_output=True,
+        )
 
     def mpirun(self, mpirun: str, ranks_per_host: int, *program: str) -> list[str]:
         hosts = ",".join(f"{self.net}.{host}:{ranks_per_host}" for host in range(1, self.count + 1))
         exported = ("PYTHONPATH", "OMP_NUM_THREADS", "ZEROTH_BACKEND", "RANKS_PER_NODE")
-        return [mpirun, "--mca", "plm_rsh_agent", str(self.agent), "--mca", "btl", "self,vader,tcp",
-                "--mca", "btl_tcp_if_include", f"{self.net}.0/24", "--mca", "oob_tcp_if_include", f"{self.net}.0/24",
-                "--bind-to", "none", "-H", hosts, "-n", str(self.count * ranks_per_host),
-                *(part for name in exported for part in ("-x", name)), sys.executable, *program]
+        return [
+            mpirun,
+            "--mca",
+            "plm_rsh_agent",
+            str(self.agent),
+            "--mca",
+            "btl",
+            "self,vader,tcp",
+            "--mca",
+            "btl_tcp_if_include",
+            f"{self.net}.0/24",
+            "--mca",
+            "oob_tcp_if_include",
+            f"{self.net}.0/24",
+            "--bind-to",
+            "none",
+            "-H",
+            hosts,
+            "-n",
+            str(self.count * ranks_per_host),
+            *(part for name in exported for part in ("-x", name)),
+            sys.executable,
+            *program,
+        ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import unittest
 
@@ -23,7 +22,10 @@ class SeveralHosts(unittest.TestCase):
                     done = family.end(240)
                     self.assertEqual(family.left.text(), "")
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertIn(f"info: 4 ranks over {backend}, says OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)", done.stderr)
+            self.assertIn(
+                f"info: 4 ranks over {backend}, says OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)",
+                done.stderr,
+            )
             told = re.findall(rf"(\d) of 4 over {re.escape(backend)}, stage (\d): (.*)", done.stdout)
             self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 16, done.stdout)
             self.assertEqual({losses for _, _, losses in told}, {one_host}, backend)
@@ -31,18 +33,38 @@ class SeveralHosts(unittest.TestCase):
             self.assertEqual(between.keys(), one_host_bytes.keys(), done.stderr)
             for key, (_, far) in between.items():
                 # Over MPI alone all that crosses is counted, as on virtual nodes.
-                self.assertTrue(far == one_host_bytes[key][1] if backend == "mpi" else 0 < far < 0.6 * one_host_bytes[key][1], (backend, key, far))
+                self.assertTrue(
+                    far == one_host_bytes[key][1] if backend == "mpi" else 0 < far < 0.6 * one_host_bytes[key][1],
+                    (backend, key, far),
+                )
 
     def test_zeroth_run_starts_it_with_all_variables(self) -> None:
         with hosts.Hosts(2) as two:
-            settings = {"OMPI_MCA_plm_rsh_agent": str(two.agent), "OMPI_MCA_btl": "self,vader,tcp", "OMPI_MCA_btl_tcp_if_include": f"{two.net}.0/24",
-                        "OMPI_MCA_oob_tcp_if_include": f"{two.net}.0/24"}
+            settings = {
+                "OMPI_MCA_plm_rsh_agent": str(two.agent),
+                "OMPI_MCA_btl": "self,vader,tcp",
+                "OMPI_MCA_btl_tcp_if_include": f"{two.net}.0/24",
+                "OMPI_MCA_oob_tcp_if_include": f"{two.net}.0/24",
+            }
             path = f"{os.path.dirname(os.environ['ZEROTH_MPIRUN'])}:{os.environ['PATH']}"
-            command = [job.RUN, "--launcher", "mpirun", "--bind-cores", "off", "--hosts", f"{two.net}.1:2,{two.net}.2:2", sys.executable, mpi_test.PROGRAM]
+            command = [
+                job.RUN,
+                "--launcher",
+                "mpirun",
+                "--bind-cores",
+                "off",
+                "--hosts",
+                f"{two.net}.1:2,{two.net}.2:2",
+                sys.executable,
+                mpi_test.PROGRAM,
+            ]
             with job.Family(command, mpi_test.variables(RANKS_PER_NODE="0", PATH=path, **settings)) as family:
                 done = family.end(240)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertRegex(done.stderr, rf"zeroth-run: mpirun -n 4 --bind-to none -H {two.net}\.1:2,{two.net}\.2:2 (-x \w+ )*-x RANKS_PER_NODE ")
+        self.assertRegex(
+            done.stderr,
+            rf"zeroth-run: mpirun -n 4 --bind-to none -H {two.net}\.1:2,{two.net}\.2:2 (-x \w+ )*-x RANKS_PER_NODE ",
+        )
         told = re.findall(r"(\d) of 4 over shm\+mpi, stage (\d): (.*)", done.stdout)
         self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 16, done.stdout)
 

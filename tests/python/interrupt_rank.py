@@ -1,6 +1,6 @@
-"""One rank of two. Rank 1 comes late to each call that waits for it; rank 0 gets SIGINT there, must have a KeyboardInterrupt soon, and makes the
-call again; see endings_test.py. Arguments: a folder, and "group" for torch's gloo group instead of shared memory, or
-"mpi" and the one call, for a rank that mpirun has started."""
+"""One rank of two. Rank 1 comes late to each call that waits for it; rank 0 gets SIGINT there, must have a
+KeyboardInterrupt soon, and makes the call again; see endings_test.py. Arguments: a folder, and "group" for torch's gloo
+group instead of shared memory, or "mpi" and the one call, for a rank that mpirun has started."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def interrupt(call: Callable[[], object]) -> str:
         call()
     except KeyboardInterrupt as error:
         taken = time.monotonic() - sent[0]
-        frames = [frame.name for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith("_engine.py")]
+        frames = [
+            frame.name for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith("_engine.py")
+        ]
         return f"KeyboardInterrupt after {taken:.3f} s in {frames[-1]}"
     raise AssertionError("nothing interrupted the wait")
 
@@ -139,17 +141,26 @@ def opening(rank: int) -> None:
     if rank == 1:
         time.sleep(forks.LIMIT_S)
         return
-    engine = functools.partial(zeroth.Engine, zoo.make("plain"), CONFIG, world=zeroth.World.from_environment(), log_level="off")
+    engine = functools.partial(
+        zeroth.Engine, zoo.make("plain"), CONFIG, world=zeroth.World.from_environment(), log_level="off"
+    )
     print(f"opening: {interrupt(engine)}", flush=True)
     print(f"opening: rank 0 ends at {time.time():.3f}", flush=True)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where a shell has started us in its background
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # it is ignored where a shell has started us in its background
     torch.set_num_threads(1)
     if sys.argv[2:] == ["mpi", "opening"]:
         opening(zeroth.World.from_environment().rank)
     elif sys.argv[2:3] == ["mpi"]:
         interrupted(sys.argv[3], zeroth.World.from_environment().rank)
     else:
-        forks.run({where: functools.partial(interrupted, where) for where in ("construction", "forward", "backward", "step", "export", "close")})
+        forks.run(
+            {
+                where: functools.partial(interrupted, where)
+                for where in ("construction", "forward", "backward", "step", "export", "close")
+            }
+        )

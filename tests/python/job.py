@@ -25,7 +25,17 @@ os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 def command(ranks: int, program: str, *arguments: str, merge: bool = False) -> list[str]:
     """`program` is a file of this folder."""
-    return [RUN, "-n", str(ranks), *([] if merge else ["--no-merge"]), "--env", "OMP_NUM_THREADS=1", sys.executable, str(HERE / program), *arguments]
+    return [
+        RUN,
+        "-n",
+        str(ranks),
+        *([] if merge else ["--no-merge"]),
+        "--env",
+        "OMP_NUM_THREADS=1",
+        sys.executable,
+        str(HERE / program),
+        *arguments,
+    ]
 
 
 def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S) -> subprocess.CompletedProcess[str]:
@@ -35,8 +45,8 @@ def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S
 
 
 class Family:
-    """A process with its output in files, and all that is below it. What of them lives when the block ends is killed; what is left when the
-    process was waited for is a failure."""
+    """A process with its output in files, and all that is below it. What of them lives when the block ends is killed;
+    what is left when the process was waited for is a failure."""
 
     def __init__(self, arguments: list[str], environment: Mapping[str, str] = os.environ) -> None:
         self.arguments = arguments
@@ -50,9 +60,17 @@ class Family:
         self.left = left_behind.LeftBehind(temporary)
         with open(self.folder.name + "/out", "wb") as out, open(self.folder.name + "/err", "wb") as err:
             self.process = subprocess.Popen(
-                self.arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                env={**self.environment, "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": self.folder.name + "/torch"},
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # ignored in the background of a shell
+                self.arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={
+                    **self.environment,
+                    "TMPDIR": str(temporary),
+                    "TORCHINDUCTOR_CACHE_DIR": self.folder.name + "/torch",
+                },
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )  # ignored in the background of a shell
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,5 +1,5 @@
-"""One rank that any launcher may start: trains, and says in which world and with which losses; see launch_test.py. With "group" it does so
-again over torch's gloo group."""
+"""One rank that any launcher may start: trains, and says in which world and with which losses; see launch_test.py. With
+"group" it does so again over torch's gloo group."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ import sys
 
 import torch
 import torch.distributed as dist
+import zeroth
 import zoo
 
-import zeroth
-
 STEPS = 8
-CONFIG = {"zero_optimization": {"stage": 3}, "optimizer": {"type": "AdamW", "params": {"lr": 0.05}}, "zeroth": {"timeout_ms": 20_000}}
+CONFIG = {
+    "zero_optimization": {"stage": 3},
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.05}},
+    "zeroth": {"timeout_ms": 20_000},
+}
 
 
 def trained(world: zeroth.World, log_level: str = "info", json_log: str = "") -> list[str]:
     """Mean losses in hexadecimal, of the same batch in each step."""
     of_ranks = next(zoo.batches(world.size, 1, 1))[0]
-    engine = zeroth.Engine(zoo.make("plain"), CONFIG, world=world, log_level=log_level, progress_every_s=0, json_log=json_log)
+    engine = zeroth.Engine(
+        zoo.make("plain"), CONFIG, world=world, log_level=log_level, progress_every_s=0, json_log=json_log
+    )
     losses = []
     for _ in range(STEPS):
         loss = engine(*of_ranks[world.rank])

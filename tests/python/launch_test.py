@@ -1,4 +1,5 @@
-"""Ranks under torchrun, under zeroth-run, and with srun's variables: they train with the same bits, and the first line of the log says who started them."""
+"""Ranks under torchrun, under zeroth-run, and with srun's variables: they train with the same bits, and the first line
+of the log says who started them."""
 
 from __future__ import annotations
 
@@ -16,9 +17,8 @@ from unittest import mock
 import job
 import launch_rank
 import torch
-import zoo
-
 import zeroth
+import zoo
 
 PROGRAM = str(job.HERE / "launch_rank.py")
 
@@ -59,36 +59,84 @@ class Launchers(unittest.TestCase):
         self.assertLess(losses[-1], losses[0])
 
     def test_torchrun(self) -> None:
-        variables = {name: value for name, value in os.environ.items() if name not in ("ZEROTH_JOB_ID", "RANK", "WORLD_SIZE")}
-        with tempfile.TemporaryDirectory() as logs, job.Family(
-            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port",
-             str(job.free_port()), "--log-dir", logs, PROGRAM, "group"], {**variables, "OMP_NUM_THREADS": "1"}) as torchrun:
+        variables = {
+            name: value for name, value in os.environ.items() if name not in ("ZEROTH_JOB_ID", "RANK", "WORLD_SIZE")
+        }
+        with (
+            tempfile.TemporaryDirectory() as logs,
+            job.Family(
+                [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--nproc-per-node",
+                    "2",
+                    "--master-addr",
+                    "127.0.0.1",
+                    "--master-port",
+                    str(job.free_port()),
+                    "--log-dir",
+                    logs,
+                    PROGRAM,
+                    "group",
+                ],
+                {**variables, "OMP_NUM_THREADS": "1"},
+            ) as torchrun,
+        ):
             done = torchrun.end(120)
         losses = self.losses(done)
         self.assertEqual(list(losses), ["shm", "c10d gloo"])
         self.assertEqual(losses["shm"], losses["c10d gloo"])
         self.check(losses["shm"])
-        self.assertEqual(self.first_lines(done), ["info: 2 ranks over shm, says RANK and WORLD_SIZE (torchrun)",
-                                                  "info: 2 ranks over c10d gloo, says torch.distributed"])
+        self.assertEqual(
+            self.first_lines(done),
+            [
+                "info: 2 ranks over shm, says RANK and WORLD_SIZE (torchrun)",
+                "info: 2 ranks over c10d gloo, says torch.distributed",
+            ],
+        )
 
     def test_the_variables_of_srun(self) -> None:
-        """As Slurm sets them; a real one is in slurm_test.py. Of two hosts, with a place to meet that the user has named."""
+        """As Slurm sets them; a real one is in slurm_test.py. Of two hosts, with a place to meet that the user has
+        named."""
         self.check_srun("shm", "shm, says SLURM_PROCID and SLURM_NTASKS (srun)", SLURM_STEP_NUM_NODES="1")
-        self.check_srun("c10d gloo", "c10d gloo, says torch.distributed", SLURM_STEP_NUM_NODES="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(job.free_port()))
+        self.check_srun(
+            "c10d gloo",
+            "c10d gloo, says torch.distributed",
+            SLURM_STEP_NUM_NODES="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(job.free_port()),
+        )
 
     def check_srun(self, backend: str, said: str, **variables: str) -> None:
         own = {name: value for name, value in os.environ.items() if name not in ("ZEROTH_JOB_ID", "RANK", "WORLD_SIZE")}
-        own |= {"OMP_NUM_THREADS": "1", "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "8", "SLURM_STEP_ID": "3",
-                "SLURM_JOB_ID": f"{os.getpid()}", **variables}
-        tasks = [subprocess.Popen([sys.executable, PROGRAM], env=own | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
-                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for task in range(2)]
+        own |= {
+            "OMP_NUM_THREADS": "1",
+            "SLURM_NTASKS": "2",
+            "SLURM_NTASKS_PER_NODE": "8",
+            "SLURM_STEP_ID": "3",
+            "SLURM_JOB_ID": f"{os.getpid()}",
+            **variables,
+        }
+        tasks = [
+            subprocess.Popen(
+                [sys.executable, PROGRAM],
+                env=own | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for task in range(2)
+        ]
         try:
             texts = [task.communicate(timeout=120) for task in tasks]
         finally:
             for task in tasks:
                 task.kill()
                 task.wait()
-        done = subprocess.CompletedProcess(PROGRAM, max(task.returncode for task in tasks), *("".join(stream) for stream in zip(*texts, strict=True)))
+        done = subprocess.CompletedProcess(
+            PROGRAM, max(task.returncode for task in tasks), *("".join(stream) for stream in zip(*texts, strict=True))
+        )
         losses = self.losses(done)
         self.assertEqual(list(losses), [backend])
         self.check(losses[backend])
@@ -100,7 +148,9 @@ class Launchers(unittest.TestCase):
             with mock.patch.dict(os.environ, ZEROTH_JSON_LOG=str(by_variable)):
                 done = job.run(2, "launch_rank.py", str(by_argument))
             losses = self.losses(done)
-            records = [[json.loads(line) for line in path.read_text().splitlines()] for path in (by_variable, by_argument)]
+            records = [
+                [json.loads(line) for line in path.read_text().splitlines()] for path in (by_variable, by_argument)
+            ]
         self.assertEqual(list(losses), ["shm"])
         self.check(losses["shm"])
         first = "2 ranks over shm, says RANK and WORLD_SIZE (zeroth-run)"
@@ -110,13 +160,17 @@ class Launchers(unittest.TestCase):
 
     def check_records(self, records: list[dict[str, Any]], first: str) -> None:
         """Those of one engine."""
-        self.assertEqual({key: records[0][key] for key in ("rank", "event", "level", "text")},
-                         {"rank": 0, "event": "log", "level": "info", "text": first})
+        self.assertEqual(
+            {key: records[0][key] for key in ("rank", "event", "level", "text")},
+            {"rank": 0, "event": "log", "level": "info", "text": first},
+        )
         self.assertEqual([record["text"] for record in records if " says " in record.get("text", "")], [first])
         steps = [record for record in records if record["event"] == "step"]
         self.assertEqual([step["step"] for step in steps], list(range(1, launch_rank.STEPS + 1)))
         for step in steps:
-            self.assertEqual((step["rank"], step["committed"], step["lr"], step["clip_coefficient"]), (0, True, 0.05, 1.0))
+            self.assertEqual(
+                (step["rank"], step["committed"], step["lr"], step["clip_coefficient"]), (0, True, 0.05, 1.0)
+            )
             self.assertGreater(step["grad_norm"], 0)
             self.assertRegex(step["time"], r"^\d{4}-\d\d-\d\dT")
 

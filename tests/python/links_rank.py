@@ -1,17 +1,19 @@
-"""One of four ranks on two virtual nodes with a slow link between them: plans that are made for it bring fewer bytes over it, and have the bits of
-stage 3. Started by zeroth-run; see parity_test.py."""
+"""One of four ranks on two virtual nodes with a slow link between them: plans that are made for it bring fewer bytes
+over it, and have the bits of stage 3. Started by zeroth-run; see parity_test.py."""
 
 from __future__ import annotations
 
 import torch
-import zoo
-
 import zeroth
+import zoo
 
 MICRO_STEPS = 3
 STEPS = 3
 PLANS: dict[str, dict[str, object]] = {
-    "stage 3": {"stage": 3}, "hpZ": {"stage": 3, "zero_hpz_partition_size": 2}, "MiCS": {"stage": 3, "mics_shard_size": 2}}
+    "stage 3": {"stage": 3},
+    "hpZ": {"stage": 3, "zero_hpz_partition_size": 2},
+    "MiCS": {"stage": 3, "mics_shard_size": 2},
+}
 
 
 def trained(world: zeroth.World, plan: dict[str, object], bytes_per_s: int) -> tuple[list[str], int]:

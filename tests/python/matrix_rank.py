@@ -1,7 +1,7 @@
 """One rank: the parity matrix of the core through the Python package. Started by zeroth-run; see parity_test.py.
 
-Every stage, reshard setting and execution mode must give the bits of stage 0, for each dtype, number of micro-steps and reduction
-policy. Arguments: models, each with how much of this list it takes: late=all, foreign=some.
+Every stage, reshard setting and execution mode must give the bits of stage 0, for each dtype, number of micro-steps and
+reduction policy. Arguments: models, each with how much of this list it takes: late=all, foreign=some.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable
 
 import torch
+import zeroth
 import zoo
 from torch import nn
 from torch.nn import functional as F
-
-import zeroth
 
 STEPS = 3
 PLANS = [(0, "default"), (1, "default"), (2, "default"), (3, "default"), (3, "all"), (3, "none")]
@@ -45,7 +44,8 @@ class Late(zoo.Plain):
 
 
 class Foreign(zoo.Normed):
-    """As the C++ matrix has one: a unit with batch norm runs twice, some ranks skip one, weights are tied and frozen."""
+    """As the C++ matrix has one: a unit with batch norm runs twice, some ranks skip one, weights are tied and
+    frozen."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,9 @@ class Foreign(zoo.Normed):
 MODELS: dict[str, Callable[[], nn.Module]] = {"late": Late, "foreign": Foreign}
 
 
-def train(name: str, world: zeroth.World, dtype: torch.dtype, micro_steps: int, config: dict[str, object]) -> tuple[object, ...]:
+def train(
+    name: str, world: zeroth.World, dtype: torch.dtype, micro_steps: int, config: dict[str, object]
+) -> tuple[object, ...]:
     torch.manual_seed(7)
     model = MODELS[name]().to(dtype)
     engine = zeroth.Engine(model, config, world=world, log_level="off")
@@ -96,12 +98,20 @@ def main() -> None:
                 "gradient_clipping": 0.5,
                 "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
                 "zero_optimization": {"stage": stage},
-                "zeroth": {"threads": 1, "timeout_ms": 60_000, "reduction_policy": policy, "reshard": reshard,
-                           "execution": execution, "chaos_seed": count},
+                "zeroth": {
+                    "threads": 1,
+                    "timeout_ms": 60_000,
+                    "reduction_policy": policy,
+                    "reshard": reshard,
+                    "execution": execution,
+                    "chaos_seed": count,
+                },
             }
             numbers = train(name, world, dtype, micro_steps, config)
             expected = expected or numbers
-            what = f"{name}, {dtype}, {micro_steps} micro-steps, {policy}: stage {stage}, reshard {reshard}, {execution}"
+            what = (
+                f"{name}, {dtype}, {micro_steps} micro-steps, {policy}: stage {stage}, reshard {reshard}, {execution}"
+            )
             assert numbers == expected, what
     if world.rank == 0:
         print(f"{count} runs: ok", flush=True)

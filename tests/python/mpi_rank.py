@@ -1,5 +1,6 @@
-"""One rank that mpirun or zeroth-run starts: trains at every stage, and says over what and with which losses; or fails in the third step as the argument
-says. With GROUP in the environment over a group of torch.distributed. See mpi_test.py, apart_test.py and c10d_test.py."""
+"""One rank that mpirun or zeroth-run starts: trains at every stage, and says over what and with which losses; or fails
+in the third step as the argument says. With GROUP in the environment over a group of torch.distributed. See
+mpi_test.py, apart_test.py and c10d_test.py."""
 
 from __future__ import annotations
 
@@ -11,26 +12,37 @@ import time
 
 import torch
 import torch.distributed as dist
-import zoo
-
 import zeroth
+import zoo
 
 STEPS = 4
 
 
 # Instead of the stages, in this order, with sums of micro-steps inside pairs of ranks.
-DEGREES: list[dict[str, object]] = [{"stage": 0}, {"stage": 2}, {"stage": 3, "mics_shard_size": 2}, {"stage": 3, "zero_hpz_partition_size": 2}]
+DEGREES: list[dict[str, object]] = [
+    {"stage": 0},
+    {"stage": 2},
+    {"stage": 3, "mics_shard_size": 2},
+    {"stage": 3, "zero_hpz_partition_size": 2},
+]
 
 
 def trained(world: zeroth.World, stage: int, trouble: str) -> list[str]:
     """Mean losses in hexadecimal."""
     degrees = "DEGREES" in os.environ
     micro_steps = 2 if degrees else 1
-    config = {"zero_optimization": DEGREES[stage] if degrees else {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 0.05}},
-              "gradient_accumulation_steps": micro_steps,
-              "zeroth": {"timeout_ms": 20_000, "ranks_per_node": int(os.environ.get("RANKS_PER_NODE", "0")),
-                         "gradient_degree": 2 if degrees else 0,
-                         "reduction": os.environ.get("REDUCTION", "rank_order"), "check_calls": "CHECK_CALLS" in os.environ}}
+    config = {
+        "zero_optimization": DEGREES[stage] if degrees else {"stage": stage},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.05}},
+        "gradient_accumulation_steps": micro_steps,
+        "zeroth": {
+            "timeout_ms": 20_000,
+            "ranks_per_node": int(os.environ.get("RANKS_PER_NODE", "0")),
+            "gradient_degree": 2 if degrees else 0,
+            "reduction": os.environ.get("REDUCTION", "rank_order"),
+            "check_calls": "CHECK_CALLS" in os.environ,
+        },
+    }
     of_ranks = next(zoo.batches(world.size, 1, 1))[0]
     losses = []
     engine = zeroth.Engine(zoo.make("plain"), config, world=world, progress_every_s=0)
@@ -46,7 +58,10 @@ def trained(world: zeroth.World, stage: int, trouble: str) -> list[str]:
             assert engine.step().committed == (micro_step + 1 == micro_steps)
         losses.append(engine.average(loss.item()).hex())
     wire = engine.wire_report()
-    os.write(2, f"rank {world.rank} stage {stage} payload {wire['all_gather'] + wire['reduce_scatter']} between nodes {wire['between_nodes']}\n".encode())
+    os.write(
+        2,
+        f"rank {world.rank} stage {stage} payload {wire['all_gather'] + wire['reduce_scatter']} between nodes {wire['between_nodes']}\n".encode(),  # noqa: E501
+    )
     engine.close()
     return losses
 

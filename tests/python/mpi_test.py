@@ -1,5 +1,5 @@
-"""Ranks under a real mpirun: over shared memory and over MPI they train with the same bits at every stage; what goes wrong on one ends all, and
-nothing is left."""
+"""Ranks under a real mpirun: over shared memory and over MPI they train with the same bits at every stage; what goes
+wrong on one ends all, and nothing is left."""
 
 from __future__ import annotations
 
@@ -37,16 +37,26 @@ REFERENCES: dict[tuple[int, int], Trained] = {}
 
 def bytes_of(text: str) -> dict[tuple[int, int], tuple[int, int]]:
     """By rank and stage: in all, and between nodes."""
-    return {(int(rank), int(stage)): (int(payload), int(between)) for rank, stage, payload, between in
-            re.findall(r"rank (\d) stage (\d) payload (\d+) between nodes (\d+)", text)}
+    return {
+        (int(rank), int(stage)): (int(payload), int(between))
+        for rank, stage, payload, between in re.findall(r"rank (\d) stage (\d) payload (\d+) between nodes (\d+)", text)
+    }
 
 
 class Mpirun(unittest.TestCase):
     def run_ranks(
-        self, ranks: int, *arguments: str, backend: str, per_node: int = 0, limit_s: float = 240,
-        more: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        self,
+        ranks: int,
+        *arguments: str,
+        backend: str,
+        per_node: int = 0,
+        limit_s: float = 240,
+        more: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
         command = [*MPIRUN, "-n", str(ranks), sys.executable, PROGRAM, *arguments]
-        with job.Family(command, variables(ZEROTH_BACKEND=backend, RANKS_PER_NODE=str(per_node), **(more or {}))) as family:
+        with job.Family(
+            command, variables(ZEROTH_BACKEND=backend, RANKS_PER_NODE=str(per_node), **(more or {}))
+        ) as family:
             return family.end(limit_s)
 
     def reference(self, ranks: int, per_node: int = 0) -> Trained:
@@ -65,7 +75,9 @@ class Mpirun(unittest.TestCase):
         self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 4 * ranks, done.stdout)
         self.assertEqual(len({losses for _, _, losses in told}), 1, done.stdout)
         kind = backend or "shm"
-        self.assertIn(f"info: {ranks} ranks over {kind}, says OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)", done.stderr)
+        self.assertIn(
+            f"info: {ranks} ranks over {kind}, says OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)", done.stderr
+        )
         counted = bytes_of(done.stderr)
         self.assertEqual(len(counted), 4 * ranks, done.stderr)
         return told[0][2], counted
@@ -100,14 +112,30 @@ class Mpirun(unittest.TestCase):
 
     def test_zeroth_run_starts_it(self) -> None:
         path = f"{os.path.dirname(MPIRUN[0])}:{os.environ['PATH']}"
-        settings = variables(PATH=path, RANKS_PER_NODE="0", OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl="self,vader")
+        settings = variables(
+            PATH=path, RANKS_PER_NODE="0", OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl="self,vader"
+        )
         for backend in ("shm", "mpi"):
-            command = [job.RUN, "--launcher", "mpirun", "--bind-cores", "off", "-n", "2", "--env", f"ZEROTH_BACKEND={backend}", sys.executable, PROGRAM]
+            command = [
+                job.RUN,
+                "--launcher",
+                "mpirun",
+                "--bind-cores",
+                "off",
+                "-n",
+                "2",
+                "--env",
+                f"ZEROTH_BACKEND={backend}",
+                sys.executable,
+                PROGRAM,
+            ]
             with self.subTest(backend=backend), job.Family(command, settings) as family:
                 done = family.end(240)
                 self.assertEqual(family.left.text(), "")
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                self.assertIn(f"zeroth-run: ZEROTH_BACKEND={backend} mpirun -n 2 --bind-to none -x ZEROTH_BACKEND ", done.stderr)
+                self.assertIn(
+                    f"zeroth-run: ZEROTH_BACKEND={backend} mpirun -n 2 --bind-to none -x ZEROTH_BACKEND ", done.stderr
+                )
                 told = re.findall(rf"(\d) of 2 over {backend}, stage (\d): (.*)", done.stdout)
                 self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 8, done.stdout)
                 self.assertEqual({losses for _, _, losses in told}, {self.reference(2)[0]})
@@ -132,21 +160,40 @@ class Mpirun(unittest.TestCase):
     def test_a_rank_that_waits_for_ever_is_named(self) -> None:
         done = self.run_ranks(2, "freeze", backend="mpi")
         self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.stderr, r"\[TIMEOUT\] no answer within 20\.0 s: rank 1 \(pid \d+ on \S+\) is between steps, .*at \S+mpi_rank\.py:\d+ in have, "
-                                      r".*who: rank 0/2(, [^;]+)?; expected: rank 0 waits for ")
+        self.assertRegex(
+            done.stderr,
+            r"\[TIMEOUT\] no answer within 20\.0 s: rank 1 \(pid \d+ on \S+\) is between steps, .*at \S+mpi_rank\.py:\d+ in have, "  # noqa: E501
+            r".*who: rank 0/2(, [^;]+)?; expected: rank 0 waits for ",
+        )
 
     def test_ranks_of_another_launcher_are_no_world_of_mpi(self) -> None:
         command = [job.RUN, "-n", "2", "--no-merge", sys.executable, PROGRAM]
         with job.Family(command, variables(ZEROTH_BACKEND="mpi")) as family:
-            # Open MPI keeps files while a process runs, and zeroth-run ends the second rank, which is as wrong, right after the first.
+            # Open MPI keeps files while a process runs, and zeroth-run ends the second rank, which is as wrong, right
+            # after the first.
             done = family.end(120, may_leave="/ompi.")
         self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.stderr, r"\[MISMATCH\] MPI and the launcher's variables describe different worlds; .*start the ranks with mpirun")
+        self.assertRegex(
+            done.stderr,
+            r"\[MISMATCH\] MPI and the launcher's variables describe different worlds; .*start the ranks with mpirun",
+        )
 
     def test_a_library_that_is_not_there(self) -> None:
-        done = subprocess.run([sys.executable, "-c", "import zeroth, torch; zeroth.Engine(torch.nn.Linear(2, 2), {'optimizer': {'type': 'AdamW'}})"],
-                              env=variables(ZEROTH_BACKEND="mpi", ZEROTH_MPI_LIBRARY="/no/such/library.so"), capture_output=True, text=True, check=False)
-        self.assertRegex(done.stderr, r"\[ENVIRONMENT\] MPI was asked for, and libzeroth_mpi\.so cannot be loaded; .*/no/such/library\.so")
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import zeroth, torch; zeroth.Engine(torch.nn.Linear(2, 2), {'optimizer': {'type': 'AdamW'}})",
+            ],
+            env=variables(ZEROTH_BACKEND="mpi", ZEROTH_MPI_LIBRARY="/no/such/library.so"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.assertRegex(
+            done.stderr,
+            r"\[ENVIRONMENT\] MPI was asked for, and libzeroth_mpi\.so cannot be loaded; .*/no/such/library\.so",
+        )
 
 
 class Mixtures(unittest.TestCase):
@@ -154,25 +201,51 @@ class Mixtures(unittest.TestCase):
         bench = str(pathlib.Path(os.environ["ZEROTH_RUN"]).with_name("zeroth-bench"))
         with tempfile.TemporaryDirectory() as folder:
             table = pathlib.Path(folder, "calls.json")
-            command = [*MPIRUN, "-n", "2", bench, "comm", "--backends", "shm,mpi", "--sizes", "4KiB,64KiB", "--rounds", "3", "--tune", str(table)]
+            command = [
+                *MPIRUN,
+                "-n",
+                "2",
+                bench,
+                "comm",
+                "--backends",
+                "shm,mpi",
+                "--sizes",
+                "4KiB,64KiB",
+                "--rounds",
+                "3",
+                "--tune",
+                str(table),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables())
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertRegex(done.stdout, r"all_gather +4096 +\d+\.\d +\d+\.\d\n")
             rows = json.loads(table.read_text())["rows"]
-            self.assertEqual({row["call"] for row in rows}, {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier"})
+            self.assertEqual(
+                {row["call"] for row in rows},
+                {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "barrier"},
+            )
             self.assertLessEqual({row["backend"] for row in rows}, {"shm", "mpi"})
             # Whatever was measured: neighbours on different backends.
             both = ["shm", "mpi"]
             mixed = []
             for call in ("all_reduce", "all_gather"):
-                mixed += [{"call": call, "up_to_bytes": bound, "backend": both[index % 2]} for index, bound in enumerate((64, 512, 4096))]
+                mixed += [
+                    {"call": call, "up_to_bytes": bound, "backend": both[index % 2]}
+                    for index, bound in enumerate((64, 512, 4096))
+                ]
                 mixed.append({"call": call, "backend": "mpi"})
             mixed += [{"call": "reduce_scatter", "backend": "shm"}, {"call": "barrier", "backend": "mpi"}]
-            documented = [block.text for block in all_blocks(ROOT) if block.language == "json" and "zeroth_calls" in block.text]
+            documented = [
+                block.text for block in all_blocks(ROOT) if block.language == "json" and "zeroth_calls" in block.text
+            ]
             self.assertTrue(documented)
             alone = Mpirun().trained(2, "shm")[0]
             alternating = json.dumps({"zeroth_calls": 1, "rows": mixed})
-            for backend, text in (("shm|mpi", alternating), ("mpi|shm", alternating), *(("shm|mpi", text) for text in documented)):
+            for backend, text in (
+                ("shm|mpi", alternating),
+                ("mpi|shm", alternating),
+                *(("shm|mpi", text) for text in documented),
+            ):
                 with self.subTest(backend, text=text):
                     table.write_text(text)
                     done = self.trained(backend, str(table))
@@ -181,14 +254,20 @@ class Mixtures(unittest.TestCase):
                     self.assertEqual((len(told), set(told)), (8, {alone}), done.stdout)
 
     def test_a_table_that_is_not_there_is_named(self) -> None:
-        for table, text in (("", "a mixture of backends needs a table"), ("/does/not/exist", "the call table cannot be read; where: comm.mixed; which: /does/not/exist")):
+        for table, text in (
+            ("", "a mixture of backends needs a table"),
+            ("/does/not/exist", "the call table cannot be read; where: comm.mixed; which: /does/not/exist"),
+        ):
             with self.subTest(table):
                 done = self.trained("shm|mpi", table)
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn("[CONFIG] " + text, done.stderr)
 
     def trained(self, backend: str, table: str) -> subprocess.CompletedProcess[str]:
-        with job.Family([*MPIRUN, "-n", "2", sys.executable, PROGRAM], variables(ZEROTH_BACKEND=backend, ZEROTH_CALL_TABLE=table, RANKS_PER_NODE="0")) as family:
+        with job.Family(
+            [*MPIRUN, "-n", "2", sys.executable, PROGRAM],
+            variables(ZEROTH_BACKEND=backend, ZEROTH_CALL_TABLE=table, RANKS_PER_NODE="0"),
+        ) as family:
             return family.end(240)
 
 

@@ -1,4 +1,5 @@
-"""Cells of a notebook: one that fails inside a forward leaves its frames in sys.last_traceback, and in them the engine and its units."""
+"""Cells of a notebook: one that fails inside a forward leaves its frames in sys.last_traceback, and in them the engine
+and its units."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import sys
 import unittest
 import weakref
 
-sys.ps1 = "In: "  # as IPython and the interactive Python have it before anything is imported: sys.excepthook stays theirs
+sys.ps1 = (
+    "In: "  # as IPython and the interactive Python have it before anything is imported: sys.excepthook stays theirs
+)
 
 import zoo  # noqa: E402
 from alone import BATCH, config  # noqa: E402
@@ -95,12 +98,16 @@ class NotebookTest(unittest.TestCase):
     def test_the_same_module_goes_on_at_another_stage(self) -> None:
         another_stage = ("train(1)", "engine.close()", "del engine")
         for first, second in ((3, 0), (0, 3)):
-            expected = Notebook().run_all(f"engine = build({first})", "train(2)", *another_stage, f"engine = build({second})", "train(3)")
+            expected = Notebook().run_all(
+                f"engine = build({first})", "train(2)", *another_stage, f"engine = build({second})", "train(3)"
+            )
             self.assertEqual(len(expected), 6)
             for cell in FAILURES:
                 with self.subTest(first=first, second=second, cell=cell):
                     notebook = self.failed(first, cell)
-                    self.assertEqual(notebook.run_all(*another_stage, f"engine = build({second})", "train(3)"), expected)
+                    self.assertEqual(
+                        notebook.run_all(*another_stage, f"engine = build({second})", "train(3)"), expected
+                    )
 
     def test_a_new_module_goes_on_beside_what_the_traceback_holds(self) -> None:
         anew = ("model, losses = zoo.make('plain'), []", "engine = build(0)", "train(3)")

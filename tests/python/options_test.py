@@ -10,11 +10,10 @@ import unittest
 import warnings
 
 import torch
+import zeroth
 import zoo
 from alone import BATCH, config, make, train
 from torch import nn
-
-import zeroth
 
 
 class Configs(unittest.TestCase):
@@ -39,9 +38,11 @@ class Configs(unittest.TestCase):
 
     def test_overrides_win_and_are_named(self) -> None:
         document = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 1}}
-        overrides = [zeroth.ConfigOverride("/train_micro_batch_size_per_gpu", 4),
-                     zeroth.ConfigOverride("/zero_optimization/stage", 3, "--zero-stage"),
-                     zeroth.ConfigOverride("/optimizer", {"type": "SGD", "params": {"lr": 0.5}})]
+        overrides = [
+            zeroth.ConfigOverride("/train_micro_batch_size_per_gpu", 4),
+            zeroth.ConfigOverride("/zero_optimization/stage", 3, "--zero-stage"),
+            zeroth.ConfigOverride("/optimizer", {"type": "SGD", "params": {"lr": 0.5}}),
+        ]
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "zero.json"
             path.write_text(json.dumps(document))
@@ -51,7 +52,9 @@ class Configs(unittest.TestCase):
         self.assertEqual(json.loads(merged.to_json())["optimizer"]["type"], "SGD")
         self.assertEqual(repr(overrides[1]), "--zero-stage: /zero_optimization/stage = 3")
         with self.assertRaisesRegex(zeroth.ConfigError, r"--zero-stage.*/zero_optimization/stage"):
-            zeroth.Config.from_json("{}", overrides=[zeroth.ConfigOverride("/zero_optimization/stage", 7, "--zero-stage")])
+            zeroth.Config.from_json(
+                "{}", overrides=[zeroth.ConfigOverride("/zero_optimization/stage", 7, "--zero-stage")]
+            )
         for value in (object(), float("nan")):
             with self.assertRaisesRegex(zeroth.ConfigError, r"holds no JSON value: .*which: /gradient_clipping"):
                 zeroth.ConfigOverride("/gradient_clipping", value)
@@ -69,8 +72,9 @@ class Configs(unittest.TestCase):
     def test_initialize_takes_what_deepspeed_users_pass_or_says_where_it_belongs(self) -> None:
         arguments = argparse.Namespace(local_rank=0, deepspeed_config=config(stage=2))
         model = zoo.make("plain")
-        engine, *_ = zeroth.initialize(args=arguments, model=model, units=[model.head], world=zeroth.World.from_environment(),
-                                       log_level="off")
+        engine, *_ = zeroth.initialize(
+            args=arguments, model=model, units=[model.head], world=zeroth.World.from_environment(), log_level="off"
+        )
         self.assertEqual(engine.config.zero_stage, 2)
         self.assertEqual([name for name, _, _ in engine._core.units], ["root", "head"])
         with self.assertRaisesRegex(zeroth.Error, "two configurations"):
@@ -88,8 +92,10 @@ class Groups(unittest.TestCase):
         model, reference = zoo.make("plain"), zoo.make("plain")
 
         def groups(of: nn.Module) -> list[dict[str, object]]:
-            return [{"params": [p for p in of.parameters() if p.dim() < 2], "weight_decay": 0.0},
-                    {"params": [p for p in of.parameters() if p.dim() >= 2], "weight_decay": 0.5, "lr": 0.02}]
+            return [
+                {"params": [p for p in of.parameters() if p.dim() < 2], "weight_decay": 0.0},
+                {"params": [p for p in of.parameters() if p.dim() >= 2], "weight_decay": 0.5, "lr": 0.02},
+            ]
 
         engine = zeroth.Engine(model, config(), params=groups(model), log_level="off")
         optimizer = torch.optim.AdamW(groups(reference), lr=0.01)
@@ -109,8 +115,14 @@ class Groups(unittest.TestCase):
             ([{"params": everything[:-1]}], "trainable parameter is in no group; which: head.bias"),
             ([{"params": everything, "betas": (0, 0)}], "not known; which: group 1, 'betas'"),
             ([{"params": everything}, {"params": everything[0]}], "in two groups; which: first.weight, groups 1 and 2"),
-            ([*everything, nn.Parameter(torch.ones(3))], r"none of the module's.*group 1, the parameter at 10.*shape \(3,\)"),
-            ([{"params": everything}, {"params": ["head.bias"]}], "none of the module's.*group 2, the parameter at 0.*got: str"),
+            (
+                [*everything, nn.Parameter(torch.ones(3))],
+                r"none of the module's.*group 1, the parameter at 10.*shape \(3,\)",
+            ),
+            (
+                [{"params": everything}, {"params": ["head.bias"]}],
+                "none of the module's.*group 2, the parameter at 0.*got: str",
+            ),
         ):
             with self.assertRaisesRegex(zeroth.Error, text):
                 zeroth.Engine(model, config(), params=params, log_level="off")
@@ -126,8 +138,10 @@ class Rates(unittest.TestCase):
     def test_a_scheduler_of_torchs_drives_the_engine(self) -> None:
         for stage in (0, 3):
             plain = zoo.make("plain")
-            groups = lambda model: [{"params": model.first.parameters(), "lr": 0.02},  # noqa: E731
-                                    {"params": [*model.blocks.parameters(), *model.head.parameters()]}]
+            groups = lambda model: [  # noqa: E731
+                {"params": model.first.parameters(), "lr": 0.02},  # noqa: E731
+                {"params": [*model.blocks.parameters(), *model.head.parameters()]},
+            ]
             optimizer = torch.optim.AdamW(groups(plain), lr=0.01)
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
             model = zoo.make("plain")
@@ -150,7 +164,10 @@ class Rates(unittest.TestCase):
 
     def test_initialize_makes_and_steps_a_scheduler(self) -> None:
         engine, optimizer, _, scheduler = zeroth.initialize(
-            model=zoo.make("plain"), config=config(), lr_scheduler=lambda of: torch.optim.lr_scheduler.ExponentialLR(of, 0.5))
+            model=zoo.make("plain"),
+            config=config(),
+            lr_scheduler=lambda of: torch.optim.lr_scheduler.ExponentialLR(of, 0.5),
+        )
         self.assertIs(optimizer, engine.optimizer)
         self.assertEqual([train(engine).lr for _ in range(3)], [0.01, 0.005, 0.0025])
         self.assertEqual(scheduler.get_last_lr(), [0.00125])

@@ -1,7 +1,9 @@
-"""One rank: trains every model of the zoo at every stage and beside plain torch. Started by zeroth-run; see parity_test.py.
+"""One rank: trains every model of the zoo at every stage and beside plain torch. Started by zeroth-run; see
+parity_test.py.
 
-Fails if stages differ in a single bit, or from plain torch by more than 1e-12 in float64. So too where units compute with copies of
-the parameters, as on a GPU; with `--device cuda` as the first arguments on one. Accumulation comes with what users change between
+Fails if stages differ in a single bit, or from plain torch by more than 1e-12 in float64. So too where units compute
+with copies of the parameters, as on a GPU; with `--device cuda` as the first arguments on one. Accumulation comes with
+what users change between
 steps: parameters in groups, frozen ones that begin to train, rates from a scheduler of torch's.
 """
 
@@ -11,19 +13,18 @@ import sys
 from typing import Any
 
 import torch
+import zeroth
 import zoo
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
-
-import zeroth
 
 STEPS = 4
 LR = 1e-2
 DECAY = 0.1
 TOLERANCE = 1e-12
 WIDE = {"reused", "viewed", "checkpoint_inside_reentrant", "slots"}
-"""Models whose blocks' gradients come wide: parameters that are used twice, a part whose graph is made in backward, an object in itself
-that keeps the graph of the step before until the garbage collector comes."""
+"""Models whose blocks' gradients come wide: parameters that are used twice, a part whose graph is made in backward, an
+object in itself that keeps the graph of the step before until the garbage collector comes."""
 
 
 def config(stage: int, micro_steps: int, dtype: torch.dtype, copies: bool) -> dict[str, object]:
@@ -71,7 +72,11 @@ def trained_by_zeroth(
     model = zoo.make(name, dtype).to(device)
     changes = micro_steps > 1
     engine = zeroth.Engine(
-        model, config(stage, micro_steps, dtype, copies), params=groups_of(model) if changes else None, world=world, log_level="off"
+        model,
+        config(stage, micro_steps, dtype, copies),
+        params=groups_of(model) if changes else None,
+        world=world,
+        log_level="off",
     )
     scheduler = scheduler_of(engine.optimizer) if changes else None
     losses = []
@@ -100,7 +105,9 @@ def trained_by_zeroth(
     return losses, {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}
 
 
-def trained_by_torch(name: str, micro_steps: int, rank: int, world_size: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+def trained_by_torch(
+    name: str, micro_steps: int, rank: int, world_size: int
+) -> tuple[list[float], dict[str, torch.Tensor]]:
     """One process that goes through the batches of all ranks. The buffers at the end are those of `rank`."""
     model = zoo.make(name)
     changes = micro_steps > 1
@@ -136,7 +143,10 @@ def buffers_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def bits(losses: list[float], weights: dict[str, torch.Tensor]) -> tuple[object, ...]:
-    return (tuple(loss.hex() for loss in losses), tuple((key, value.double().numpy().tobytes()) for key, value in sorted(weights.items())))
+    return (
+        tuple(loss.hex() for loss in losses),
+        tuple((key, value.double().numpy().tobytes()) for key, value in sorted(weights.items())),
+    )
 
 
 def main() -> None:
@@ -155,7 +165,9 @@ def main() -> None:
                 losses, weights = trained_by_zeroth(name, stage, micro_steps, world, device=device)
                 what = f"{name}, stage {stage}, {micro_steps} micro-steps"
                 for mine, theirs in zip(losses, expected_losses, strict=True):
-                    assert abs(mine - theirs) <= TOLERANCE * max(1.0, abs(theirs)), f"{what}: loss {mine}, torch {theirs}"
+                    assert abs(mine - theirs) <= TOLERANCE * max(1.0, abs(theirs)), (
+                        f"{what}: loss {mine}, torch {theirs}"
+                    )
                 assert weights.keys() == expected.keys(), what
                 for key, value in weights.items():
                     worst = (value - expected[key]).abs().max().item() if value.numel() else 0.0
@@ -167,7 +179,9 @@ def main() -> None:
             for stage in (0, 3):
                 copied = bits(*trained_by_zeroth(name, stage, micro_steps, world, copies=True))
                 assert copied == first, f"{name}, stage {stage}: other bits with copies of the parameters"
-        narrow = [bits(*trained_by_zeroth(name, stage, 2, world, torch.bfloat16, device=device)) for stage in (0, 1, 2, 3)]
+        narrow = [
+            bits(*trained_by_zeroth(name, stage, 2, world, torch.bfloat16, device=device)) for stage in (0, 1, 2, 3)
+        ]
         assert all(one == narrow[0] for one in narrow), f"{name}: stages differ in bfloat16"
         if world.rank == 0:
             print(f"{name}: ok", flush=True)

@@ -1,5 +1,5 @@
-"""Models of the zoo through the Python engine: equal bits at all stages, plain torch to 1e-12 in float64. And two models through
-the matrix of plans, modes, dtypes, accumulation and policies.
+"""Models of the zoo through the Python engine: equal bits at all stages, plain torch to 1e-12 in float64. And two
+models through the matrix of plans, modes, dtypes, accumulation and policies.
 """
 
 from __future__ import annotations

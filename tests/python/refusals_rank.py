@@ -1,5 +1,6 @@
-"""One rank of two that makes the mistakes of refusals_test.py: both ranks do, then rank 1 alone. What needs no other rank is refused where it
-happens, and training goes on with the same losses; what ends an engine ends it with an Error on both ranks. Started by zeroth-run."""
+"""One rank of two that makes the mistakes of refusals_test.py: both ranks do, then rank 1 alone. What needs no other
+rank is refused where it happens, and training goes on with the same losses; what ends an engine ends it with an Error
+on both ranks. Started by zeroth-run."""
 
 from __future__ import annotations
 
@@ -13,20 +14,23 @@ from collections.abc import Callable, Iterator
 import forks
 import torch
 import torch.distributed as dist
+import zeroth
 import zoo
 from torch import nn
 from torch._dynamo import compiled_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-import zeroth
-
 LONG_MS, SHORT_MS = 20_000, 1_000
 """timeouts that must not pass, and that has to"""
 
 
 def config(stage: int, timeout_ms: int = LONG_MS) -> dict[str, object]:
-    return {"zero_optimization": {"stage": stage}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zeroth": {"timeout_ms": timeout_ms}}
+    return {
+        "zero_optimization": {"stage": stage},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        "zeroth": {"timeout_ms": timeout_ms},
+    }
 
 
 @dataclasses.dataclass
@@ -60,15 +64,22 @@ def refused(text: str, use: Callable[[], object], kind: type[Exception] = zeroth
         raise AssertionError(f"not refused: {text}")
 
 
-# --- refused where it happens --------------------------------------------------------------------------------------------
+# --- refused where it happens
+# --------------------------------------------------------------------------------------------
 
 
 def foreign_step(training: Training) -> None:
-    refused("USAGE.*steps over parameters that an engine owns.*SGD", torch.optim.SGD(training.model.parameters(), lr=0.1).step)
+    refused(
+        "USAGE.*steps over parameters that an engine owns.*SGD",
+        torch.optim.SGD(training.model.parameters(), lr=0.1).step,
+    )
 
 
 def second_engine(training: Training) -> None:
-    refused("USAGE.*in an engine already.*first.weight", lambda: zeroth.Engine(training.model, config(training.stage), log_level="off"))
+    refused(
+        "USAGE.*in an engine already.*first.weight",
+        lambda: zeroth.Engine(training.model, config(training.stage), log_level="off"),
+    )
 
 
 @contextlib.contextmanager
@@ -84,13 +95,18 @@ def world_of_one() -> Iterator[None]:
 def distributed_tensor(training: Training) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with world_of_one():
-        model[1].weight = nn.Parameter(distribute_tensor(model[1].weight.data, init_device_mesh("cpu", (1,)), [Shard(0)]))
+        model[1].weight = nn.Parameter(
+            distribute_tensor(model[1].weight.data, init_device_mesh("cpu", (1,)), [Shard(0)])
+        )
     refused(r"MODEL.*tensor subclass.*1\.weight", lambda: zeroth.Engine(model, world=training.world, log_level="off"))
 
 
 def other_world(training: Training) -> None:
     with world_of_one():
-        refused("ENVIRONMENT.*different worlds.*rank 0 of 1.*rank [01] of 2", lambda: zeroth.Engine(nn.Linear(2, 2), log_level="off"))
+        refused(
+            "ENVIRONMENT.*different worlds.*rank 0 of 1.*rank [01] of 2",
+            lambda: zeroth.Engine(nn.Linear(2, 2), log_level="off"),
+        )
 
 
 def on_another_device(training: Training) -> None:
@@ -108,12 +124,20 @@ def not_gathered(training: Training) -> None:
 
 
 def clipping(training: Training) -> None:
-    refused(r"gradient of 'first\.weight' is in the engine.*gradient_clipping",
-            lambda: nn.utils.clip_grad_norm_(training.model.parameters(), 1.0), RuntimeError)
+    refused(
+        r"gradient of 'first\.weight' is in the engine.*gradient_clipping",
+        lambda: nn.utils.clip_grad_norm_(training.model.parameters(), 1.0),
+        RuntimeError,
+    )
 
 
 def after_close(closed: Training) -> None:
-    for use in (closed.step, lambda: closed.engine.step(), lambda: closed.engine.average(1.0), lambda: closed.engine.export_safetensors("x")):
+    for use in (
+        closed.step,
+        lambda: closed.engine.step(),
+        lambda: closed.engine.average(1.0),
+        lambda: closed.engine.export_safetensors("x"),
+    ):
         refused("USAGE.*the engine is closed", use)
 
 
@@ -157,7 +181,8 @@ def failed_backward(training: Training, makes_it: bool) -> None:
     assert not result.committed and re.fullmatch("backward failed on rank [01]", result.reason), result
 
 
-# --- the end of an engine ------------------------------------------------------------------------------------------------
+# --- the end of an engine
+# ------------------------------------------------------------------------------------------------
 
 
 def cast(training: Training) -> None:

@@ -13,6 +13,7 @@ import unittest
 import job
 import torch
 import torch.distributed as dist
+import zeroth
 import zoo
 from alone import BATCH, config, make, train
 from torch import nn
@@ -20,15 +21,15 @@ from torch._dynamo import compiled_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-import zeroth
-
 
 class Refusals(unittest.TestCase):
     def test_gradients_that_somebody_looks_for_are_refused_by_name(self) -> None:
         for stage in (0, 3):
             model, engine = make(stage=stage)
             engine.backward(engine(*BATCH))
-            with self.assertRaisesRegex(RuntimeError, r"gradient of 'first\.weight' is in the engine.*gradient_clipping"):
+            with self.assertRaisesRegex(
+                RuntimeError, r"gradient of 'first\.weight' is in the engine.*gradient_clipping"
+            ):
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             with self.assertRaisesRegex(RuntimeError, r"gradient of 'head\.bias' is in the engine"):
                 model.head.bias.grad.norm()
@@ -38,7 +39,9 @@ class Refusals(unittest.TestCase):
             loss.backward()
             model.zero_grad()
             for use in (engine.step, lambda: engine(*BATCH), lambda: engine.backward(loss)):  # noqa: B023
-                with self.assertRaisesRegex(zeroth.Error, r"set or deleted.*which: first\.weight.*None.*engine\.zero_grad\(\)"):
+                with self.assertRaisesRegex(
+                    zeroth.Error, r"set or deleted.*which: first\.weight.*None.*engine\.zero_grad\(\)"
+                ):
                     use()
             engine.zero_grad()
             self.assertTrue(train(engine).committed)
@@ -114,7 +117,9 @@ class Refusals(unittest.TestCase):
             engine.backward(engine(x).sum())
             model.load_state_dict({name: torch.zeros_like(value) for name, value in model.state_dict().items()})
             for use in (engine.step, lambda: engine(x)):  # noqa: B023
-                with self.assertRaisesRegex(zeroth.Error, r"written in place, where its value is only a copy.*which: 0\.weight"):
+                with self.assertRaisesRegex(
+                    zeroth.Error, r"written in place, where its value is only a copy.*which: 0\.weight"
+                ):
                     use()
 
     def test_a_write_that_lasts_is_taken(self) -> None:
@@ -162,7 +167,9 @@ class Refusals(unittest.TestCase):
                 engine(*BATCH)
             model.head = nn.Sequential()  # for features alone, and back again
             with torch.no_grad():
-                self.assertEqual(model.head(model.through(model.first(BATCH[0]))).shape, (3, 12)) if stage == 0 else None
+                self.assertEqual(
+                    model.head(model.through(model.first(BATCH[0]))).shape, (3, 12)
+                ) if stage == 0 else None
             model.head = head
             self.assertTrue(train(engine).committed)
             model.probe = nn.Linear(2, 2).requires_grad_(False)
@@ -187,7 +194,9 @@ class Refusals(unittest.TestCase):
         train(engine)
         engine.zero_grad()  # nothing since step()
         engine.backward(engine(*BATCH))
-        with self.assertRaisesRegex(zeroth.Error, r"middle of an accumulation.*1 of 2 micro-steps.*requires_grad_\(False\)"):
+        with self.assertRaisesRegex(
+            zeroth.Error, r"middle of an accumulation.*1 of 2 micro-steps.*requires_grad_\(False\)"
+        ):
             engine.zero_grad()
         self.assertTrue(engine.step().committed)
 
@@ -209,7 +218,9 @@ class Refusals(unittest.TestCase):
             with self.assertRaisesRegex(zeroth.Error, r"replaced or removed.*which: blocks\.2\.linear\.bias"):
                 engine(*BATCH)
             # The others get their values; nobody thinks that this one has, too.
-            with self.assertRaisesRegex(zeroth.Error, r"replaced or removed.*where: python\.close; which: blocks\.2\.linear\.bias"):
+            with self.assertRaisesRegex(
+                zeroth.Error, r"replaced or removed.*where: python\.close; which: blocks\.2\.linear\.bias"
+            ):
                 engine.close()
             self.assertTrue(model.head.weight.abs().sum() > 0)
             engine.close()
@@ -225,7 +236,9 @@ class Refusals(unittest.TestCase):
 
     def test_an_input_on_another_device_is_named(self) -> None:
         _, engine = make()
-        with self.assertRaisesRegex(zeroth.Error, r"input is on another device.*input tensor 1.*expected: cpu; got: meta"):
+        with self.assertRaisesRegex(
+            zeroth.Error, r"input is on another device.*input tensor 1.*expected: cpu; got: meta"
+        ):
             engine(BATCH[0], y=BATCH[1].to("meta"))
         self.assertTrue(train(engine).committed)
 
@@ -235,7 +248,9 @@ class Refusals(unittest.TestCase):
         try:
             mesh = init_device_mesh("cpu", (1,))
             model[1].weight = nn.Parameter(distribute_tensor(model[1].weight.data, mesh, [Shard(0)]))
-            with self.assertRaisesRegex(zeroth.Error, r"tensor subclass; where: python\.engine; which: 1\.weight.*before fully_shard"):
+            with self.assertRaisesRegex(
+                zeroth.Error, r"tensor subclass; where: python\.engine; which: 1\.weight.*before fully_shard"
+            ):
                 zeroth.Engine(model, config(), log_level="off")
         finally:
             dist.destroy_process_group()
@@ -243,14 +258,20 @@ class Refusals(unittest.TestCase):
     def test_compiled_autograd_is_refused(self) -> None:
         for stage in (0, 3):
             _, engine = make(stage=stage)
-            with compiled_autograd._enable(lambda graph: graph), self.assertRaisesRegex(RuntimeError, "compiled autograd.*leave"):
+            with (
+                compiled_autograd._enable(lambda graph: graph),
+                self.assertRaisesRegex(RuntimeError, "compiled autograd.*leave"),
+            ):
                 engine.backward(engine(*BATCH))
             engine.zero_grad()  # or step(), which is skipped
             self.assertTrue(train(engine).committed)
 
     def test_an_error_inside_backward_is_the_librarys(self) -> None:
         _, engine = make(stage=3)
-        for run in (lambda loss: loss.backward(create_graph=True), lambda loss: torch.autograd.backward([loss], create_graph=True)):
+        for run in (
+            lambda loss: loss.backward(create_graph=True),
+            lambda loss: torch.autograd.backward([loss], create_graph=True),
+        ):
             with self.assertRaisesRegex(zeroth.Error, "create_graph") as caught:
                 run(engine(*BATCH))
             self.assertEqual((caught.exception.code, caught.exception.exit_code), ("MODEL", 65))
@@ -265,8 +286,14 @@ class Refusals(unittest.TestCase):
             child = os.fork()
             if child == 0:
                 told = []
-                for use in (lambda: model(*BATCH), lambda: train(engine), engine.step, engine.close, lambda: engine.average(1.0),
-                            engine.memory_report):
+                for use in (
+                    lambda: model(*BATCH),
+                    lambda: train(engine),
+                    engine.step,
+                    engine.close,
+                    lambda: engine.average(1.0),
+                    engine.memory_report,
+                ):
                     try:
                         use()
                         told.append("nothing")
@@ -307,8 +334,13 @@ class OnTwoRanks(job.RankTest):
                 self.assertRegex(alone["0"], r"^\[PEER_LOST\] rank 1 \(pid \d+ on \S+\) left early")
         for name, size in (("size, both", 3), ("size, rank 1", 2)):
             for rank in ("0", "1"):
-                self.assertRegex(told[name][rank], rf"^\[MISMATCH\] rank 1 .* says that there are 4 ranks, rank 0 .* says {size}")
-        self.assertRegex(told["world, rank 1"]["1"], r"^\[ENVIRONMENT\] torch\.distributed and the environment speak of different worlds")
+                self.assertRegex(
+                    told[name][rank], rf"^\[MISMATCH\] rank 1 .* says that there are 4 ranks, rank 0 .* says {size}"
+                )
+        self.assertRegex(
+            told["world, rank 1"]["1"],
+            r"^\[ENVIRONMENT\] torch\.distributed and the environment speak of different worlds",
+        )
         self.assertRegex(told["world, rank 1"]["0"], r"^\[TIMEOUT\] not all ranks came: missing rank 1")
         self.assertEqual({len(ranks) for ranks in told.values()}, {2})
 

@@ -1,14 +1,14 @@
-"""Two engines in one job: a teacher, and a student that learns from it; see story_test.py. Arguments: zero stages of the teacher, of
-the student, of the student after it was rebuilt, and a file for its weights. The output is the same at all stages."""
+"""Two engines in one job: a teacher, and a student that learns from it; see story_test.py. Arguments: zero stages of
+the teacher, of the student, of the student after it was rebuilt, and a file for its weights. The output is the same at
+all stages."""
 
 import sys
 
 import torch
+import zeroth
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
-
-import zeroth
 
 
 class Block(nn.Module):
@@ -27,9 +27,15 @@ def net(width: int, num_blocks: int) -> nn.Module:
 
 
 def engine_of(model: nn.Module, stage: str) -> zeroth.Engine:
-    groups = [{"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
-              {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0, "lr": 3e-3}]
-    config = {"zero_optimization": {"stage": int(stage)}, "gradient_clipping": 1.0, "optimizer": {"type": "AdamW", "params": {"lr": 5e-3}}}
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0, "lr": 3e-3},
+    ]
+    config = {
+        "zero_optimization": {"stage": int(stage)},
+        "gradient_clipping": 1.0,
+        "optimizer": {"type": "AdamW", "params": {"lr": 5e-3}},
+    }
     return zeroth.Engine(model, config, params=groups, log_level="warning")
 
 
@@ -70,7 +76,15 @@ for step in range(1, 91):
     student.step()
     if step % 30 == 0:
         losses = teacher.average(loss.item()), student.average(distilled.item())
-        print("step", step, "losses", losses, "accuracies", (accuracy(teacher, held_out), accuracy(student, held_out)), flush=True)
+        print(
+            "step",
+            step,
+            "losses",
+            losses,
+            "accuracies",
+            (accuracy(teacher, held_out), accuracy(student, held_out)),
+            flush=True,
+        )
 del teacher
 student.export_safetensors(path)
 with torch.no_grad():

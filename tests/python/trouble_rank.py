@@ -10,9 +10,8 @@ import threading
 import time
 
 import torch
-import zoo
-
 import zeroth
+import zoo
 
 X, Y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1])
 
@@ -56,7 +55,8 @@ def give_up(rank: int) -> None:
 
 
 def gil(rank: int, hook: str) -> None:
-    """A thread of rank 0 keeps the GIL for two seconds of a backward in which rank 1 needs rank 0. `hook`: one of the user's, in Python."""
+    """A thread of rank 0 keeps the GIL for two seconds of a backward in which rank 1 needs rank 0. `hook`: one of the
+    user's, in Python."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8)))
     engine = zeroth.Engine(model, config(), log_level="off")
@@ -77,9 +77,11 @@ def gil(rank: int, hook: str) -> None:
     engine.average(0.0)
     begun.set()
     begin = time.monotonic()
-    # loss.backward() without its lines in Python: the first to let the GIL go is torch's engine, when it begins. The graph is kept,
-    # because torch takes the GIL to free what a graph has saved.
-    torch.autograd.Variable._execution_engine.run_backward((loss,), (gradient,), True, False, (), allow_unreachable=True, accumulate_grad=True)
+    # loss.backward() without its lines in Python: the first to let the GIL go is torch's engine, when it begins. The
+    # graph is kept, because torch takes the GIL to free what a graph has saved.
+    torch.autograd.Variable._execution_engine.run_backward(
+        (loss,), (gradient,), True, False, (), allow_unreachable=True, accumulate_grad=True
+    )
     if rank == 1:
         print(f"backward took {time.monotonic() - begin:.2f} s", flush=True)
     engine.step()
@@ -127,7 +129,9 @@ def slow(rank: int) -> None:
         times = train(engine).times
         if step > 30:
             assert [19_000 < of.between_us < 500_000 for of in times] == [True] * 3, times[0].between_us
-            assert times[1].computed_us >= 50_000 and times[1].computed_us >= times[1].between_us + times[1].forward_us, times[1].computed_us
+            assert (
+                times[1].computed_us >= 50_000 and times[1].computed_us >= times[1].between_us + times[1].forward_us
+            ), times[1].computed_us
         if rank == 0 and step == 29:
             print("slow from here", file=sys.stderr, flush=True)
 
@@ -143,7 +147,14 @@ def forever(rank: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"exception": exception, "disagree": disagree, "gil": gil, "give_up": give_up, "kill": kill, "forever": forever, "preempt": preempt, "make_room": make_room,
-     "slow": slow}[sys.argv[1]](
-        zeroth.World.from_environment().rank, *sys.argv[2:]
-    )
+    {
+        "exception": exception,
+        "disagree": disagree,
+        "gil": gil,
+        "give_up": give_up,
+        "kill": kill,
+        "forever": forever,
+        "preempt": preempt,
+        "make_room": make_room,
+        "slow": slow,
+    }[sys.argv[1]](zeroth.World.from_environment().rank, *sys.argv[2:])

@@ -1,6 +1,6 @@
 """One rank of four with a number of batches of its own; see uneven_test.py.
 
-    uneven_rank.py WHAT[,WHAT] TRANSPORT
+uneven_rank.py WHAT[,WHAT] TRANSPORT
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import sys
 
 import torch
 import torch.distributed as dist
+import zeroth
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
-
-import zeroth
 
 COUNTS = [[3, 5, 0, 4], [2, 2, 2, 2], [1, 3, 3, 3]]
 """Batches of each rank, one row an epoch"""
@@ -77,7 +76,11 @@ def reference() -> Net:
 
 
 def engine(world: zeroth.World, stage: int, uneven: str = "join") -> zeroth.Engine:
-    config = {"optimizer": {"type": "SGD", "params": {"lr": LR}}, "zero_optimization": {"stage": stage}, "zeroth": {"uneven": uneven, "timeout_ms": 30_000}}
+    config = {
+        "optimizer": {"type": "SGD", "params": {"lr": LR}},
+        "zero_optimization": {"stage": stage},
+        "zeroth": {"uneven": uneven, "timeout_ms": 30_000},
+    }
     return zeroth.Engine(net(), config, world=world, log_level="warning")
 
 
@@ -151,8 +154,12 @@ def leave(world: zeroth.World) -> None:
 
 
 def nonfinite(world: zeroth.World) -> None:
-    """A step that is skipped is skipped on ranks without a batch, too, and what ends it ends all loops with the same error."""
-    config = {"zero_optimization": {"stage": 2}, "zeroth": {"uneven": "join", "timeout_ms": 30_000, "max_nonfinite_steps": 2}}
+    """A step that is skipped is skipped on ranks without a batch, too, and what ends it ends all loops with the same
+    error."""
+    config = {
+        "zero_optimization": {"stage": 2},
+        "zeroth": {"uneven": "join", "timeout_ms": 30_000, "max_nonfinite_steps": 2},
+    }
     trained = zeroth.Engine(net(), config, world=world, log_level="warning")
     for own, (x, y) in enumerate(trained.batches(loader(world.rank, 2, COUNTS))):
         trained.backward(trained(x * (float("nan") if own > 0 else 1.0), y))

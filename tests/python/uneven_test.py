@@ -21,7 +21,15 @@ def run(what: str, transport: str) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ)
     if transport == "mpi":
         environment = mpi_test.variables(ZEROTH_BACKEND="mpi")
-        command = [*mpi_test.MPIRUN, "-n", str(RANKS), sys.executable, str(job.HERE / "uneven_rank.py"), what, transport]
+        command = [
+            *mpi_test.MPIRUN,
+            "-n",
+            str(RANKS),
+            sys.executable,
+            str(job.HERE / "uneven_rank.py"),
+            what,
+            transport,
+        ]
     with job.Family(command, environment) as family:
         return family.end(180)
 
@@ -50,7 +58,10 @@ class Uneven(unittest.TestCase):
             with self.subTest(transport):
                 done = run("error", transport)
                 self.assertEqual(done.returncode, 76, done.stderr)
-                self.assertRegex(done.stderr, r'\[MISMATCH\] rank 0 has no batch left, ranks 1-3 have more; .*after step 1; .*zeroth\.uneven = "join"')
+                self.assertRegex(
+                    done.stderr,
+                    r'\[MISMATCH\] rank 0 has no batch left, ranks 1-3 have more; .*after step 1; .*zeroth\.uneven = "join"',  # noqa: E501
+                )
 
     def test_an_error_of_a_step_is_everybodys(self) -> None:
         done = run("nonfinite", "gloo")

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import zeroth
 import zoo
 from torch import nn
 from torch.nn import functional as F
-
-import zeroth
 
 X, Y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1])
 FAR = 600.0
@@ -66,7 +65,11 @@ def average_alone(engine: zeroth.Engine) -> None:
     engine.average(1.0)
 
 
-AVERAGES = {"all": ("the loss", "the accuracy"), "swap_averages": ("the accuracy", "the loss"), "skip_average": ("the accuracy",)}
+AVERAGES = {
+    "all": ("the loss", "the accuracy"),
+    "swap_averages": ("the accuracy", "the loss"),
+    "skip_average": ("the accuracy",),
+}
 """names of those that ranks make in a step, and what rank 1 makes of it"""
 
 
@@ -147,7 +150,12 @@ def main(how: str, transport: str, stage: str, timeout_ms: str) -> None:
     world = zeroth.World.from_group() if transport == "gloo" else zeroth.World.from_environment()
     config: dict[str, object] = {
         "zero_optimization": {"stage": int(stage)},
-        "zeroth": {"timeout_ms": int(timeout_ms), "frozen_after_ms": 2_000, "threads": 1, "ranks_per_node": 2 if transport == "shm+mpi" else 0},
+        "zeroth": {
+            "timeout_ms": int(timeout_ms),
+            "frozen_after_ms": 2_000,
+            "threads": 1,
+            "ranks_per_node": 2 if transport == "shm+mpi" else 0,
+        },
     }
     if how == "parameters":
         widen(world, config)

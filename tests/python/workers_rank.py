@@ -1,5 +1,5 @@
-"""One rank that trains from a DataLoader with forked workers beside a live engine; see workers_test.py. With "group" the engine's world is
-torch's gloo group, whose threads a worker does not have."""
+"""One rank that trains from a DataLoader with forked workers beside a live engine; see workers_test.py. With "group"
+the engine's world is torch's gloo group, whose threads a worker does not have."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import zeroth
 import zoo
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
-
-import zeroth
 
 SAMPLES = 48
 BATCH = 3
@@ -47,7 +46,9 @@ class Samples(Dataset[Sample]):
 
 def loader(engine: zeroth.Engine, killed: bool = False, **settings: Any) -> DataLoader[Sample]:
     samples = Samples(engine, killed)
-    order: DistributedSampler[Sample] = DistributedSampler(samples, engine.world_size, engine.rank, shuffle=True, seed=5)
+    order: DistributedSampler[Sample] = DistributedSampler(
+        samples, engine.world_size, engine.rank, shuffle=True, seed=5
+    )
     if settings.get("num_workers"):
         settings["multiprocessing_context"] = "fork"
     return DataLoader(samples, BATCH, sampler=order, **settings)
@@ -96,11 +97,17 @@ def main() -> None:
     for stage in (0, 3):
         expected, makers = trained(stage, world, num_workers=0)
         assert makers == {os.getpid()}
-        ways: list[dict[str, Any]] = [{"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}, {"num_workers": 2, "death": True}]
+        ways: list[dict[str, Any]] = [
+            {"num_workers": 2},
+            {"num_workers": 2, "persistent_workers": True},
+            {"num_workers": 2, "death": True},
+        ]
         for settings in ways:
             bits, makers = trained(stage, world, **settings)
             assert bits == expected, f"stage {stage}, {settings}: other bits than without workers"
-            assert len(makers) == (2 if "persistent_workers" in settings else 2 * EPOCHS) and os.getpid() not in makers, makers
+            assert (
+                len(makers) == (2 if "persistent_workers" in settings else 2 * EPOCHS) and os.getpid() not in makers
+            ), makers
             assert not multiprocessing.active_children(), f"stage {stage}, {settings}: workers live on"
             everybody |= makers
     print("processes:", *everybody, flush=True)

@@ -1,4 +1,5 @@
-"""Forked DataLoader workers beside a live engine: same bits as without them, and nothing stays, not even of one that was killed."""
+"""Forked DataLoader workers beside a live engine: same bits as without them, and nothing stays, not even of one that
+was killed."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ class WorkersTest(job.RankTest):
         processes = re.findall(r"\d+", " ".join(re.findall(r"processes: (.*)", told)))
         self.assertEqual(len(processes), 2 * (1 + 2 * 10), told)  # two ranks; at each stage 4 + 2 + 4 workers
         self.assertEqual([pid for pid in processes if pathlib.Path("/proc", pid).exists()], [])
-        left = [path.name for path in pathlib.Path("/dev/shm").iterdir() if set(re.findall(r"\d+", path.name)) & set(processes)]
+        left = [
+            path.name
+            for path in pathlib.Path("/dev/shm").iterdir()
+            if set(re.findall(r"\d+", path.name)) & set(processes)
+        ]
         self.assertEqual(left, [])
 
 

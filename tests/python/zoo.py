@@ -79,7 +79,8 @@ class Box:
 
 
 class NestedBlock(nn.Module):
-    """Takes a dataclass, a keyword and None; gives in turn a dataclass, a ModelOutput, a plain object, a tuple with a list."""
+    """Takes a dataclass, a keyword and None; gives in turn a dataclass, a ModelOutput, a plain object, a tuple with a
+    list."""
 
     def __init__(self, kind: int) -> None:
         super().__init__()
@@ -154,7 +155,9 @@ class CheckpointedInside(nn.Module):
         self.use_reentrant = use_reentrant
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + checkpoint(lambda h: torch.tanh(self.second(torch.tanh(self.linear(h)))), x, use_reentrant=self.use_reentrant)
+        return x + checkpoint(
+            lambda h: torch.tanh(self.second(torch.tanh(self.linear(h)))), x, use_reentrant=self.use_reentrant
+        )
 
 
 class Checkpointed(Plain):
@@ -206,7 +209,8 @@ class Odd(nn.Module):
 
 
 class NormedBlock(nn.Module):
-    """A convolution after batch norm; the running mean is part of what comes out, so that ranks with other buffers have other losses."""
+    """A convolution after batch norm; the running mean is part of what comes out, so that ranks with other buffers have
+    other losses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,8 +268,8 @@ class PartlyUsedBlock(Block):
 
 
 class PartlyUsed(Plain):
-    """Which parameters get no gradient depends on the batch, so it is others on every rank: of blocks, also within checkpoints, and of what lies
-    around them."""
+    """Which parameters get no gradient depends on the batch, so it is others on every rank: of blocks, also within
+    checkpoints, and of what lies around them."""
 
     def __init__(self) -> None:
         super().__init__(blocks=5, block=PartlyUsedBlock)
@@ -293,7 +297,8 @@ class ConditionedBlock(nn.Module):
 
 
 class Conditioned(nn.Module):
-    """Every block takes the output of an encoder, and a leaf: their gradients are whole only after the last block's backward."""
+    """Every block takes the output of an encoder, and a leaf: their gradients are whole only after the last block's
+    backward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -420,13 +425,18 @@ def make(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     return MODELS[name]().to(dtype)
 
 
-def batches(world: int, micro_steps: int, steps: int, dtype: torch.dtype = torch.float64) -> Iterator[list[list[tuple[torch.Tensor, torch.Tensor]]]]:
+def batches(
+    world: int, micro_steps: int, steps: int, dtype: torch.dtype = torch.float64
+) -> Iterator[list[list[tuple[torch.Tensor, torch.Tensor]]]]:
     """For each step, for each micro-step, a batch a rank: all of one size, so that means of means are means."""
     generator = torch.Generator().manual_seed(11)
     for _ in range(steps):
         yield [
             [
-                (torch.randn(3, 4, generator=generator, dtype=torch.float64).to(dtype), torch.randint(CLASSES, (3,), generator=generator))
+                (
+                    torch.randn(3, 4, generator=generator, dtype=torch.float64).to(dtype),
+                    torch.randint(CLASSES, (3,), generator=generator),
+                )
                 for _ in range(world)
             ]
             for _ in range(micro_steps)

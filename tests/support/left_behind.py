@@ -112,7 +112,8 @@ def named_sockets() -> dict[str, str]:
 
 
 def name_of(line: str) -> str:
-    """ " (its program)" for the line of a process. Not in the line itself: a process that stays may have become another program."""
+    """ " (its program)" for the line of a process. Not in the line itself: a process that stays may have become another
+    program."""
     words = line.split()
     return f" ({read(PROC / words[1] / 'comm').strip()})" if words[0] == "process" else ""
 
@@ -161,9 +162,15 @@ def run(command: Sequence[str]) -> int:
         temporary = pathlib.Path(folder, "tmp")
         temporary.mkdir()
         left = LeftBehind(temporary)
-        environment = {**os.environ, "TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}  # what torch keeps is no leaving
+        environment = {
+            **os.environ,
+            "TMPDIR": str(temporary),
+            "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch",
+        }  # what torch keeps is no leaving
         try:
-            code = subprocess.Popen(command, env=environment, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)).wait()
+            code = subprocess.Popen(
+                command, env=environment, preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            ).wait()
             text = left.text()
         finally:
             kill_descendants()

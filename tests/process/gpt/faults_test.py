@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""zeroth-run with three ranks of zeroth-gpt that are killed, frozen and interrupted while they start and while they train.
+"""zeroth-run with three ranks of zeroth-gpt that are killed, frozen and interrupted while they start and while they
+train.
 
 usage: faults_test.py ZEROTH_RUN ZEROTH_GPT
 
-Whatever happens, the job ends by itself soon, with the right exit code, a last line that names rank and signal, and nothing left.
-When exactly a signal comes is drawn from a seed that every failure prints.
+Whatever happens, the job ends by itself soon, with the right exit code, a last line that names rank and signal, and
+nothing left. When exactly a signal comes is drawn from a seed that every failure prints.
 """
 
 from __future__ import annotations
@@ -28,13 +29,28 @@ import left_behind  # noqa: E402
 
 RUN, GPT = sys.argv[1:3]
 RANKS = 3
-MODEL = ["--layers", "3", "--d-model", "32", "--heads", "2", "--seq", "32", "--batch", "2", "--eval-windows", "0",
-         "--no-train-table", "--log-every", "0"]
+MODEL = [
+    "--layers",
+    "3",
+    "--d-model",
+    "32",
+    "--heads",
+    "2",
+    "--seq",
+    "32",
+    "--batch",
+    "2",
+    "--eval-windows",
+    "0",
+    "--no-train-table",
+    "--log-every",
+    "0",
+]
 WORDS = "def return if else for in while class import from self none true false".split()
 PEER_LOST = 76  # exit code, of a timeout as well
 
-# Promised are two seconds from when the failure is noticed. This is long enough for a busy machine, and well below every timeout
-# that the job itself has: who needs longer has hung.
+# Promised are two seconds from when the failure is noticed. This is long enough for a busy machine, and well below
+# every timeout that the job itself has: who needs longer has hung.
 ENDS_WITHIN_S = 20.0
 TIMEOUT_MS = 120_000
 FROZEN_AFTER_MS = 500
@@ -42,7 +58,8 @@ FROZEN_AFTER_MS = 500
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """When to strike: a random time of at most `spread_s` after step `step` was recorded; 0: after all ranks were started."""
+    """When to strike: a random time of at most `spread_s` after step `step` was recorded; 0: after all ranks were
+    started."""
 
     name: str
     step: int
@@ -93,17 +110,39 @@ class FaultsTest(unittest.TestCase):
         """Trains without end, its output in files: a pipe that nobody reads would stop it."""
         for name in ("records", "stdout", "stderr"):
             (self.folder / name).unlink(missing_ok=True)
-        command = [RUN, "-n", str(RANKS), "--env", "OMP_NUM_THREADS=1", GPT, "--data", str(self.folder / "data"), *MODEL,
-                   "--config", str(self.folder / "zero.json"), "--zero-stage", str(stage), "--steps", "100000000",
-                   "--json", str(self.folder / "records")]
+        command = [
+            RUN,
+            "-n",
+            str(RANKS),
+            "--env",
+            "OMP_NUM_THREADS=1",
+            GPT,
+            "--data",
+            str(self.folder / "data"),
+            *MODEL,
+            "--config",
+            str(self.folder / "zero.json"),
+            "--zero-stage",
+            str(stage),
+            "--steps",
+            "100000000",
+            "--json",
+            str(self.folder / "records"),
+        ]
 
         def undo_background() -> None:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)  # a script's background has SIGINT ignored
 
         with (self.folder / "stdout").open("wb") as stdout, (self.folder / "stderr").open("wb") as stderr:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, preexec_fn=undo_background,
-                                    env={**os.environ, "TMPDIR": str(self.temporary)})
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                preexec_fn=undo_background,
+                env={**os.environ, "TMPDIR": str(self.temporary)},
+            )
 
     def output(self) -> str:
         return "".join(f"--- {name}\n{left_behind.read(self.folder / name)[-3000:]}" for name in ("stdout", "stderr"))
@@ -143,8 +182,13 @@ class FaultsTest(unittest.TestCase):
                 exit_code = launcher.wait(timeout=ENDS_WITHIN_S)
             except subprocess.TimeoutExpired:
                 raise AssertionError(f"the job goes on after {number.name}\n{self.output()}") from None
-            job = Job(exit_code=exit_code, victim=victim, pid=pids[victim], stderr=left_behind.read(self.folder / "stderr"),
-                      output=f"stage {stage}, victim rank {victim} (pid {pids[victim]}), exit code {exit_code}\n{self.output()}")
+            job = Job(
+                exit_code=exit_code,
+                victim=victim,
+                pid=pids[victim],
+                stderr=left_behind.read(self.folder / "stderr"),
+                output=f"stage {stage}, victim rank {victim} (pid {pids[victim]}), exit code {exit_code}\n{self.output()}",  # noqa: E501
+            )
             self.assertEqual(left.text(), "", job.output)
             return job
         finally:
@@ -161,8 +205,11 @@ class FaultsTest(unittest.TestCase):
                 with self.subTest(moment=moment.name, seed=seed):
                     job = self.strike(moment, signal.SIGKILL, seed)
                     self.assertEqual(job.exit_code, 128 + signal.SIGKILL, job.output)
-                    self.assertIn(f"zeroth-run: rank {job.victim} (pid {job.pid}) was killed by signal 9 (SIGKILL)", job.last_line,
-                                  job.output)
+                    self.assertIn(
+                        f"zeroth-run: rank {job.victim} (pid {job.pid}) was killed by signal 9 (SIGKILL)",
+                        job.last_line,
+                        job.output,
+                    )
 
     def test_a_frozen_rank_is_named_by_the_others(self) -> None:
         for moment in (FIRST_STEPS, LATER):
@@ -170,12 +217,17 @@ class FaultsTest(unittest.TestCase):
                 with self.subTest(moment=moment.name, seed=seed):
                     job = self.strike(moment, signal.SIGSTOP, seed)
                     self.assertEqual(job.exit_code, PEER_LOST, job.output)
-                    self.assertRegex(job.last_line, rf"ZEROTH ERROR \[PEER_LOST\] .*rank {job.victim} .*is frozen.*process state T",
-                                     job.output)
+                    self.assertRegex(
+                        job.last_line,
+                        rf"ZEROTH ERROR \[PEER_LOST\] .*rank {job.victim} .*is frozen.*process state T",
+                        job.output,
+                    )
 
     def test_a_rank_that_freezes_while_the_others_come_ends_the_job(self) -> None:
         # Whoever has not come yet gives no sign of life that could end: only the timeout helps.
-        (self.folder / "zero.json").write_text(json.dumps({"zeroth": {"timeout_ms": 2_000, "frozen_after_ms": FROZEN_AFTER_MS}}))
+        (self.folder / "zero.json").write_text(
+            json.dumps({"zeroth": {"timeout_ms": 2_000, "frozen_after_ms": FROZEN_AFTER_MS}})
+        )
         job = self.strike(STARTING, signal.SIGSTOP, 21)
         self.assertEqual(job.exit_code, PEER_LOST, job.output)
         self.assertRegex(job.last_line, r"ZEROTH ERROR \[(PEER_LOST|TIMEOUT)\]", job.output)
@@ -193,9 +245,11 @@ class FaultsTest(unittest.TestCase):
                 with self.subTest(signal=number.name, moment=moment.name):
                     job = self.strike(moment, number, 40 + number, launcher_itself=True)
                     self.assertEqual(job.exit_code, 128 + number, job.output)
-                    self.assertEqual(job.last_line,
-                                     f"zeroth-run: stopped by signal {number.value} ({number.name}); {RANKS} ranks were ended.",
-                                     job.output)
+                    self.assertEqual(
+                        job.last_line,
+                        f"zeroth-run: stopped by signal {number.value} ({number.name}); {RANKS} ranks were ended.",
+                        job.output,
+                    )
 
     def test_ranks_die_with_a_killed_launcher(self) -> None:
         job = self.strike(LATER, signal.SIGKILL, 51, launcher_itself=True)
@@ -206,8 +260,10 @@ class FaultsTest(unittest.TestCase):
     def test_what_is_left_on_purpose_is_found(self) -> None:
         left = left_behind.LeftBehind(self.temporary)
         self.assertEqual(left.text(), "")
-        code = ("import mmap, os, time; fd = os.memfd_create('zeroth:left'); os.ftruncate(fd, 4096); m = mmap.mmap(fd, 4096)\n"
-                "print(os.getpid(), flush=True); time.sleep(60)")
+        code = (
+            "import mmap, os, time; fd = os.memfd_create('zeroth:left'); os.ftruncate(fd, 4096); m = mmap.mmap(fd, 4096)\n"  # noqa: E501
+            "print(os.getpid(), flush=True); time.sleep(60)"
+        )
         orphan = self.leave_orphan(code)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(f"\0zeroth-comm-{os.getuid()}-left")

@@ -65,9 +65,20 @@ class GptTest(unittest.TestCase):
             for accumulate in ("1", "2"):
                 traces = {}
                 for stage in range(4):
-                    arguments = ["--zero-stage", str(stage), "--dtype", dtype, "--accumulate", accumulate, "--steps", "4"]
+                    arguments = [
+                        "--zero-stage",
+                        str(stage),
+                        "--dtype",
+                        dtype,
+                        "--accumulate",
+                        accumulate,
+                        "--steps",
+                        "4",
+                    ]
                     steps, final = self.train(2, *arguments)
-                    traces[stage] = [(step["loss_hex"], step["grad_norm"]) for step in steps] + [final["validation_loss"]]
+                    traces[stage] = [(step["loss_hex"], step["grad_norm"]) for step in steps] + [
+                        final["validation_loss"]
+                    ]
                 with self.subTest(dtype=dtype, accumulate=accumulate):
                     self.assertEqual(len(traces[0]), 5)
                     for stage in range(1, 4):
@@ -138,9 +149,8 @@ class GptTest(unittest.TestCase):
         self.assertLess(len(steps), 1000000)
 
     def test_exported_weights_give_the_same_loss_in_plain_pytorch(self) -> None:
-        import torch
-
         import reference_model
+        import torch
 
         path = self.folder / "weights.safetensors"
         _, final = self.train(2, "--steps", "30", "--lr", "0.01", "--zero-stage", "3", "--export", str(path))

@@ -22,7 +22,9 @@ def run(stage: Stage, *arguments: str, prefix: Sequence[str] = (), **environment
     stage.runs += 1
     command = [*prefix, DOCTOR, "doctor", "--folder", str(stage.folder), *PATIENT, *arguments]
     # Which interface gloo takes would make a finding about names a note.
-    return Run(stage.folder, f"doctor{stage.runs}", command, {**stage.environment, "GLOO_SOCKET_IFNAME": "", **environment})
+    return Run(
+        stage.folder, f"doctor{stage.runs}", command, {**stage.environment, "GLOO_SOCKET_IFNAME": "", **environment}
+    )
 
 
 def found(run: Run) -> list[str]:

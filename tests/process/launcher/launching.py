@@ -35,8 +35,14 @@ class Run:
     def __init__(self, folder: pathlib.Path, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.files = {stream: folder / f"{name}.{stream}" for stream in ("out", "err")}
         with open(self.files["out"], "wb") as out, open(self.files["err"], "wb") as err:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env={**os.environ, **environment},
-                                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**os.environ, **environment},
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )
 
     def text(self, stream: str) -> str:
         return self.files[stream].read_text(errors="replace")

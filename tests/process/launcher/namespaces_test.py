@@ -1,5 +1,5 @@
-"""Two hosts as network namespaces: ssh is replaced by a program that enters one, over the network between them; nodes find each other
-there; and a cable that is cut. Needs root."""
+"""Two hosts as network namespaces: ssh is replaced by a program that enters one, over the network between them; nodes
+find each other there; and a cable that is cut. Needs root."""
 
 from __future__ import annotations
 
@@ -27,31 +27,59 @@ class Namespaces(unittest.TestCase):
         self.ssh = self.net.ssh()
 
     def over_ssh(self, *program: str) -> Run:
-        return self.stage.run("--no-merge", "--hosts", f"{self.net.net}.1:2,{self.net.net}.2:2", "--lost-after", str(LOST_AFTER_S),
-                              "--remote-program", launching.RUN, *program, ZEROTH_SSH=str(self.ssh))
+        return self.stage.run(
+            "--no-merge",
+            "--hosts",
+            f"{self.net.net}.1:2,{self.net.net}.2:2",
+            "--lost-after",
+            str(LOST_AFTER_S),
+            "--remote-program",
+            launching.RUN,
+            *program,
+            ZEROTH_SSH=str(self.ssh),
+        )
 
     def node(self, number: int, *program: str) -> Run:
         """In its namespace."""
         enter = ("ip", "netns", "exec", f"{self.net.name}h{number + 1}", "unshare", "--uts", "--mount")
-        return self.stage.run("--no-merge", "-n", "2", "--nnodes", "2", "--node-rank", str(number), "--rdzv", f"{self.net.net}.1:29400",
-                              "--lost-after", str(LOST_AFTER_S), *program, prefix=enter, ZEROTH_RDZV_SECRET=SECRET)
+        return self.stage.run(
+            "--no-merge",
+            "-n",
+            "2",
+            "--nnodes",
+            "2",
+            "--node-rank",
+            str(number),
+            "--rdzv",
+            f"{self.net.net}.1:29400",
+            "--lost-after",
+            str(LOST_AFTER_S),
+            *program,
+            prefix=enter,
+            ZEROTH_RDZV_SECRET=SECRET,
+        )
 
     def test_ranks_over_ssh_reach_rank_zero_at_the_address_they_are_given(self) -> None:
         """MASTER_ADDR and MASTER_PORT, as torch.distributed uses them."""
-        meet = ("import os, socket\n"
-                "place = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
-                "if os.environ['RANK'] == '0':\n"
-                "    server = socket.create_server(place)\n"
-                "    print(sorted(server.accept()[0].recv(1).decode() for _ in range(3)))\n"
-                "else:\n"
-                "    import time\n"
-                "    for _ in range(100):\n"
-                "        try:\n"
-                "            socket.create_connection(place, 5).sendall(os.environ['RANK'].encode())\n"
-                "            break\n"
-                "        except ConnectionRefusedError:\n"
-                "            time.sleep(0.1)\n")
-        for runs in ([self.over_ssh(sys.executable, "-c", meet)], [self.node(0, sys.executable, "-c", meet), self.node(1, sys.executable, "-c", meet)]):
+        meet = (
+            "import os, socket\n"
+            "place = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
+            "if os.environ['RANK'] == '0':\n"
+            "    server = socket.create_server(place)\n"
+            "    print(sorted(server.accept()[0].recv(1).decode() for _ in range(3)))\n"
+            "else:\n"
+            "    import time\n"
+            "    for _ in range(100):\n"
+            "        try:\n"
+            "            socket.create_connection(place, 5).sendall(os.environ['RANK'].encode())\n"
+            "            break\n"
+            "        except ConnectionRefusedError:\n"
+            "            time.sleep(0.1)\n"
+        )
+        for runs in (
+            [self.over_ssh(sys.executable, "-c", meet)],
+            [self.node(0, sys.executable, "-c", meet), self.node(1, sys.executable, "-c", meet)],
+        ):
             self.assertEqual([run.code() for run in runs], [0] * len(runs), runs[0].err)
             self.assertEqual(runs[0].out, "[0] ['1', '2', '3']\n")
 
@@ -66,17 +94,37 @@ class Namespaces(unittest.TestCase):
         run = self.stage.run("--no-merge", *names, *say, ZEROTH_SSH=str(self.net.ssh(says_address=False)))
         self.assertEqual(run.code(), 0, run.err)
         self.assertEqual(sorted(run.out.splitlines()), ["[0] host-1", "[1] host-1"])
-        self.assertRegex(run.err, r"zeroth-run: host host-1: \[LAUNCH\] warning: MASTER_ADDR=host-1 leads to loopback here \(127\.0\.\d\.1\), .*/etc/hosts")
+        self.assertRegex(
+            run.err,
+            r"zeroth-run: host host-1: \[LAUNCH\] warning: MASTER_ADDR=host-1 leads to loopback here \(127\.0\.\d\.1\), .*/etc/hosts",  # noqa: E501
+        )
         # Node by node: where the others have come to.
-        nodes = [self.stage.run("--no-merge", "-n", "1", "--nnodes", "2", "--node-rank", str(node), "--rdzv", "host-1:29400", *say,
-                                prefix=self.net.inside(node + 1), ZEROTH_RDZV_SECRET=SECRET) for node in (0, 1)]
+        nodes = [
+            self.stage.run(
+                "--no-merge",
+                "-n",
+                "1",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                str(node),
+                "--rdzv",
+                "host-1:29400",
+                *say,
+                prefix=self.net.inside(node + 1),
+                ZEROTH_RDZV_SECRET=SECRET,
+            )
+            for node in (0, 1)
+        ]
         self.assertEqual([node.code() for node in nodes], [0, 0], nodes[0].err)
         self.assertEqual(sorted(nodes[0].out.splitlines()), [f"[0] {self.net.net}.1", "[1] host-1"])
 
     def test_a_cable_cut_under_ssh_names_the_host_and_ends_both_sides(self) -> None:
         head = self.over_ssh(PROBE, "wait", "ignore", "child")
         head.pids("READY", 4)
-        self.cut_and_expect(head, f"host {self.net.net}.2 (ranks 2-3): [PEER_LOST] no word from the host for {LOST_AFTER_S} s")
+        self.cut_and_expect(
+            head, f"host {self.net.net}.2 (ranks 2-3): [PEER_LOST] no word from the host for {LOST_AFTER_S} s"
+        )
 
     def test_a_cable_cut_between_nodes_names_the_node_and_ends_both_sides(self) -> None:
         head, other = self.node(0, PROBE, "wait", "ignore", "child"), self.node(1, PROBE, "wait", "ignore", "child")

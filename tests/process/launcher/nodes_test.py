@@ -44,7 +44,11 @@ class FalseNode:
         nonce = self.await_frame(self.CHALLENGE)
         self.stream.sendall(frame(self.PROOF, hmac.digest(SECRET.encode(), b"zeroth-run node" + nonce + own, "sha256")))
         self.await_frame(self.PROOF)
-        self.stream.sendall(frame(self.HELLO, text(version) + text(b"false") + number(0) + number(1) + number(1) + number(2) + text(b"")))
+        self.stream.sendall(
+            frame(
+                self.HELLO, text(version) + text(b"false") + number(0) + number(1) + number(1) + number(2) + text(b"")
+            )
+        )
         self.await_frame(self.TASK)
 
     def take(self, count: int) -> bytes:
@@ -73,17 +77,44 @@ class Nodes(unittest.TestCase):
         self.addCleanup(self.stage.__exit__)
         self.port = launching.free_port()
 
-    def node(self, number: int, *arguments: str, of: int = 2, ranks: int = 1, options: tuple[str, ...] = (), secret: str = SECRET,
-             **environment: str) -> Run:
-        return self.stage.run("-n", str(ranks), "--no-merge", "--nnodes", str(of), "--node-rank", str(number),
-                              "--rdzv", f"127.0.0.1:{self.port}", *options, *(arguments or (PROBE, "wait")), ZEROTH_RDZV_SECRET=secret, **environment)
+    def node(
+        self,
+        number: int,
+        *arguments: str,
+        of: int = 2,
+        ranks: int = 1,
+        options: tuple[str, ...] = (),
+        secret: str = SECRET,
+        **environment: str,
+    ) -> Run:
+        return self.stage.run(
+            "-n",
+            str(ranks),
+            "--no-merge",
+            "--nnodes",
+            str(of),
+            "--node-rank",
+            str(number),
+            "--rdzv",
+            f"127.0.0.1:{self.port}",
+            *options,
+            *(arguments or (PROBE, "wait")),
+            ZEROTH_RDZV_SECRET=secret,
+            **environment,
+        )
 
     def test_ranks_find_their_place(self) -> None:
-        say = ("sh", "-c", "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR ${ZEROTH_RDZV_SECRET-none}")
+        say = (
+            "sh",
+            "-c",
+            "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR ${ZEROTH_RDZV_SECRET-none}",
+        )
         nodes = [self.node(number, *say, of=3, ranks=ranks) for number, ranks in ((2, 1), (0, 2), (1, 3))]
         self.assertEqual([node.code() for node in nodes], [0, 0, 0], nodes[1].err)
         places = ["0/6 0/2 0", "1/6 1/2 0", "2/6 0/3 1", "3/6 1/3 1", "4/6 2/3 1", "5/6 0/1 2"]
-        self.assertEqual(sorted(nodes[1].out.splitlines()), [f"[{rank}] {place} 127.0.0.1 none" for rank, place in enumerate(places)])
+        self.assertEqual(
+            sorted(nodes[1].out.splitlines()), [f"[{rank}] {place} 127.0.0.1 none" for rank, place in enumerate(places)]
+        )
         self.assertEqual(self.stage.left(), "")
 
     def test_an_address_of_ipv6(self) -> None:
@@ -92,8 +123,23 @@ class Nodes(unittest.TestCase):
                 pass
         except OSError:
             self.skipTest("not permitted: no ::1 here")
-        nodes = [self.stage.run("-n", "1", "--nnodes", "2", "--node-rank", str(number), "--rdzv", f"[::1]:{self.port}", "sh", "-c",
-                                "echo $MASTER_ADDR", ZEROTH_RDZV_SECRET=SECRET) for number in range(2)]
+        nodes = [
+            self.stage.run(
+                "-n",
+                "1",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                str(number),
+                "--rdzv",
+                f"[::1]:{self.port}",
+                "sh",
+                "-c",
+                "echo $MASTER_ADDR",
+                ZEROTH_RDZV_SECRET=SECRET,
+            )
+            for number in range(2)
+        ]
         self.assertEqual([node.code() for node in nodes], [0, 0], nodes[0].err)
         self.assertEqual(nodes[0].out, "[ranks 0-1] ::1\n")
 
@@ -103,11 +149,18 @@ class Nodes(unittest.TestCase):
         os.kill(pids[2], signal.SIGUSR1)
         self.assertEqual((head.code(), other.code()), (7, 7))
         for run in (head, other):
-            self.assertRegex(run.err, rf"zeroth-run: rank 2 \(pid {pids[2]} on .*/node1\) exited with code 7; the other 2 ranks were ended\.\n")
+            self.assertRegex(
+                run.err,
+                rf"zeroth-run: rank 2 \(pid {pids[2]} on .*/node1\) exited with code 7; the other 2 ranks were ended\.\n",  # noqa: E501
+            )
         self.assertEqual(self.stage.left(), "")
 
     def test_a_failed_job_is_started_again_on_all_nodes(self) -> None:
-        say = ("sh", "-c", "[ $ZEROTH_RESTART_COUNT = 2 ] && echo $RANK of $WORLD_SIZE; [ $ZEROTH_RESTART_COUNT = 2 ] || exit 5")
+        say = (
+            "sh",
+            "-c",
+            "[ $ZEROTH_RESTART_COUNT = 2 ] && echo $RANK of $WORLD_SIZE; [ $ZEROTH_RESTART_COUNT = 2 ] || exit 5",
+        )
         nodes = [self.node(number, *say, of=3, options=("--max-restarts", "2")) for number in range(3)]
         self.assertEqual([node.code() for node in nodes], [0, 0, 0], nodes[0].err)
         self.assertEqual(sorted(nodes[0].out.splitlines()), ["[0] 0 of 3", "[1] 1 of 3", "[2] 2 of 3"])
@@ -132,8 +185,18 @@ class Nodes(unittest.TestCase):
         self.assertEqual(self.stage.left(), "")
 
     def test_every_failpoint_of_the_launcher_ends_both_nodes(self) -> None:
-        listed = subprocess.run([launching.RUN, "--list-failpoints"], capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout
-        comes_by = {"join": (1,), "admit": (0,), "hello": (1,), "order": (0,), "task": (1,), "spawn": (0, 1), "output": (0, 1)}
+        listed = subprocess.run(
+            [launching.RUN, "--list-failpoints"], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        ).stdout
+        comes_by = {
+            "join": (1,),
+            "admit": (0,),
+            "hello": (1,),
+            "order": (0,),
+            "task": (1,),
+            "spawn": (0, 1),
+            "output": (0, 1),
+        }
         self.assertEqual(set(re.findall(r"^launcher\.(\w+)", listed, re.MULTILINE)), set(comes_by))
         options = ("--connect-timeout", "3")
         for site, victims in comes_by.items():
@@ -142,7 +205,10 @@ class Nodes(unittest.TestCase):
                     rule = f"launcher.{site}@rank={victim}:{action}"
                     with self.subTest(rule):
                         self.port = launching.free_port()
-                        nodes = [self.node(number, PROBE, "wait", "ignore", "child", options=options, ZEROTH_FAULTS=rule) for number in (0, 1)]
+                        nodes = [
+                            self.node(number, PROBE, "wait", "ignore", "child", options=options, ZEROTH_FAULTS=rule)
+                            for number in (0, 1)
+                        ]
                         codes = [node.code() for node in nodes]
                         said = nodes[0].err + nodes[1].err
                         if action == "kill":
@@ -197,7 +263,10 @@ class Nodes(unittest.TestCase):
         other = self.node(2, of=3)
         self.assertEqual((head.code(), other.code()), (76, 76))
         for run in (head, other):
-            self.assertRegex(run.err, r"\[TIMEOUT\] the job took longer than 1\.5 s; nothing was started; where: --timeout; got: waited for node 1 for [12] s")
+            self.assertRegex(
+                run.err,
+                r"\[TIMEOUT\] the job took longer than 1\.5 s; nothing was started; where: --timeout; got: waited for node 1 for [12] s",  # noqa: E501
+            )
 
     def test_a_head_that_is_not_there_is_awaited_and_named(self) -> None:
         other = self.node(1, options=("--connect-timeout", "6"))
@@ -223,8 +292,10 @@ class Nodes(unittest.TestCase):
             other = self.node(1)
             connection, _ = false_head.accept()
             with connection:
-                challenge, proof, task = (bytes([len(payload), 0, 0, 0, kind]) + payload
-                                          for kind, payload in ((14, b"n" * 16), (15, b"p" * 32), (2, b"t" * 100)))
+                challenge, proof, task = (
+                    bytes([len(payload), 0, 0, 0, kind]) + payload
+                    for kind, payload in ((14, b"n" * 16), (15, b"p" * 32), (2, b"t" * 100))
+                )
                 connection.sendall(b"ZEROTHAG\x01\0\0\0" + challenge + proof + task)
                 self.assertEqual(other.code(), 69)
         self.assertIn("[LAUNCH] who listens at --rdzv does not know the secret", other.err)
@@ -232,16 +303,24 @@ class Nodes(unittest.TestCase):
     def test_what_a_node_may_not_say_ends_the_job_and_names_it(self) -> None:
         started = frame(FalseNode.STARTED, number(1) + number(77) + text(b"")[:4])
         ended = frame(FalseNode.RANK_END, number(1) + number(77) + number(0) * 3)
-        for speech, said in ((frame(99, b""), "a message of no known kind"),
-                             (b"\xff\xff\xff\x7f\x05", "a message is too long"),
-                             (frame(FalseNode.TASK, b""), "an agent said what only the head of a job says"),
-                             (frame(FalseNode.STARTED, number(2) + number(77) * 2 + text(b"")[:4]), "an agent has started what it was not told to"),
-                             (frame(FalseNode.STARTED, number(1 << 40)), "a number in a message is out of its limits"),
-                             (started + started, "an agent has started what it was not told to"),
-                             (started + frame(FalseNode.OUTPUT, number(0) + number(0) + b"x"), "a rank that it does not have"),
-                             (started + frame(FalseNode.OUTPUT, number(1) + number(2) + b"x"), "a number in a message is out of its limits"),
-                             (started + frame(FalseNode.RANK_END, number(1)), "a message is cut off"),
-                             (started + ended + ended, "a rank has ended twice")):
+        for speech, said in (
+            (frame(99, b""), "a message of no known kind"),
+            (b"\xff\xff\xff\x7f\x05", "a message is too long"),
+            (frame(FalseNode.TASK, b""), "an agent said what only the head of a job says"),
+            (
+                frame(FalseNode.STARTED, number(2) + number(77) * 2 + text(b"")[:4]),
+                "an agent has started what it was not told to",
+            ),
+            (frame(FalseNode.STARTED, number(1 << 40)), "a number in a message is out of its limits"),
+            (started + started, "an agent has started what it was not told to"),
+            (started + frame(FalseNode.OUTPUT, number(0) + number(0) + b"x"), "a rank that it does not have"),
+            (
+                started + frame(FalseNode.OUTPUT, number(1) + number(2) + b"x"),
+                "a number in a message is out of its limits",
+            ),
+            (started + frame(FalseNode.RANK_END, number(1)), "a message is cut off"),
+            (started + ended + ended, "a rank has ended twice"),
+        ):
             head = self.node(0)
             time.sleep(0.2)
             false = FalseNode(self.port)
@@ -253,8 +332,26 @@ class Nodes(unittest.TestCase):
 
     def test_a_node_that_sends_more_than_it_may_is_cut_off(self) -> None:
         read, write = os.pipe()  # nobody reads what the head writes
-        head = subprocess.Popen([launching.RUN, "-q", "-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", f"127.0.0.1:{self.port}", PROBE, "wait"],
-                                stdin=subprocess.DEVNULL, stdout=write, stderr=subprocess.PIPE, env={**os.environ, "ZEROTH_RDZV_SECRET": SECRET})
+        head = subprocess.Popen(
+            [
+                launching.RUN,
+                "-q",
+                "-n",
+                "1",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                "0",
+                "--rdzv",
+                f"127.0.0.1:{self.port}",
+                PROBE,
+                "wait",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=write,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "ZEROTH_RDZV_SECRET": SECRET},
+        )
         os.close(write)
         time.sleep(0.3)
         false = FalseNode(self.port)
@@ -277,8 +374,15 @@ class Nodes(unittest.TestCase):
     def test_strangers_do_not_disturb(self) -> None:
         head = self.node(0)
         time.sleep(0.3)
-        speeches = [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 3_000_000, b"ZEROTHAG\x01\0\0\0\xff\xff\xff\xff\x02", b"ZEROTHAG\x02\0\0\0",
-                    b"ZEROTHAG\x01\0\0\0\x10\0\0\0\x0e" + b"n" * 16 + b"\x20\0\0\0\x0f" + b"p" * 32, b"ZEROTH", b""]
+        speeches = [
+            b"GET / HTTP/1.1\r\n\r\n",
+            b"\0" * 3_000_000,
+            b"ZEROTHAG\x01\0\0\0\xff\xff\xff\xff\x02",
+            b"ZEROTHAG\x02\0\0\0",
+            b"ZEROTHAG\x01\0\0\0\x10\0\0\0\x0e" + b"n" * 16 + b"\x20\0\0\0\x0f" + b"p" * 32,
+            b"ZEROTH",
+            b"",
+        ]
         threads = [threading.Thread(target=self.stranger, args=(speech,)) for speech in speeches * 10]
         for thread in threads:
             thread.start()
@@ -319,7 +423,10 @@ class Nodes(unittest.TestCase):
         head, other = self.node(0, of=3), self.node(1, of=2)
         self.assertEqual((head.code(), other.code()), (69, 69))
         for run in (head, other):
-            self.assertRegex(run.err, r"a node expects another number of nodes; where: --rdzv; who: node 1 \(.*\); expected: --nnodes 3; got: --nnodes 2")
+            self.assertRegex(
+                run.err,
+                r"a node expects another number of nodes; where: --rdzv; who: node 1 \(.*\); expected: --nnodes 3; got: --nnodes 2",  # noqa: E501
+            )
 
     def test_a_second_node_of_the_same_number_is_refused(self) -> None:
         head = self.node(0, of=3)
@@ -360,12 +467,22 @@ class Nodes(unittest.TestCase):
 
     def test_secrets_that_cannot_be_used(self) -> None:
         file = pathlib.Path(self.stage.folder, "secret")
-        for text, said in ((None, "nodes need a secret"), ("short", "16 to 4096 bytes; got: 5 bytes"), ("x" * 5000, "got: 5000 bytes")):
+        for text, said in (
+            (None, "nodes need a secret"),
+            ("short", "16 to 4096 bytes; got: 5 bytes"),
+            ("x" * 5000, "got: 5000 bytes"),
+        ):
             environment = {} if text is None else {"ZEROTH_RDZV_SECRET": text}
-            run = self.stage.run("-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "127.0.0.1:1", "true", **environment)
+            run = self.stage.run(
+                "-n", "1", "--nnodes", "2", "--node-rank", "0", "--rdzv", "127.0.0.1:1", "true", **environment
+            )
             self.assertEqual(run.code(), 64)
             self.assertIn(said, run.err)
-        for path, code, said in ((str(file), 74, "No such file"), ("/dev/zero", 74, "not a regular file"), ("/", 74, "not a regular file")):
+        for path, code, said in (
+            (str(file), 74, "No such file"),
+            ("/dev/zero", 74, "not a regular file"),
+            ("/", 74, "not a regular file"),
+        ):
             run = self.node(0, options=("--rdzv-secret-file", path))
             self.assertEqual(run.code(), code)
             self.assertIn(said, run.err)

@@ -1,5 +1,5 @@
-"""zeroth-run over a real ssh: an sshd with keys of its own in each of two hosts, which are network namespaces. Needs root and Debian's openssh-server,
-which nothing installs: it would open a port of the machine."""
+"""zeroth-run over a real ssh: an sshd with keys of its own in each of two hosts, which are network namespaces. Needs
+root and Debian's openssh-server, which nothing installs: it would open a port of the machine."""
 
 from __future__ import annotations
 
@@ -63,10 +63,25 @@ class Sshd(unittest.TestCase):
     def serve(self, number: int) -> subprocess.Popen[bytes]:
         settings = self.stage.folder / f"server{number}"
         settings.write_text(SERVER.format(address=f"{self.net.net}.{number}", folder=self.stage.folder))
-        server = subprocess.Popen(["ip", "netns", "exec", f"{self.net.name}h{number}", SSHD, "-D", "-f", settings, "-E", self.stage.folder / f"log{number}"])
+        server = subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                f"{self.net.name}h{number}",
+                SSHD,
+                "-D",
+                "-f",
+                settings,
+                "-E",
+                self.stage.folder / f"log{number}",
+            ]
+        )
         self.addCleanup(self.close, server)
         end = time.monotonic() + launching.PATIENCE_S
-        while "Server listening" not in (log.read_text() if (log := self.stage.folder / f"log{number}").exists() else ""):
+        while "Server listening" not in (
+            log.read_text() if (log := self.stage.folder / f"log{number}").exists() else ""
+        ):
             self.assertLess(time.monotonic(), end, "sshd does not listen")
             time.sleep(0.02)
         return server
@@ -77,22 +92,36 @@ class Sshd(unittest.TestCase):
         server.wait()
 
     def start(self, *program: str, **variables: str) -> Run:
-        return self.stage.run("--no-merge", "--hosts", "one:1,two:2", "--remote-program", launching.RUN, *program,
-                              ZEROTH_SSH=str(self.stage.folder / "ssh"), **variables)
+        return self.stage.run(
+            "--no-merge",
+            "--hosts",
+            "one:1,two:2",
+            "--remote-program",
+            launching.RUN,
+            *program,
+            ZEROTH_SSH=str(self.stage.folder / "ssh"),
+            **variables,
+        )
 
     def test_arguments_variables_and_directory_arrive_as_they_are(self) -> None:
         """On ssh's own command line a shell of the host would have read them."""
         awkward = "two words; $(exit 3) \"'\\\n`x` *"
-        program = "import os, sys; print(os.environ['RANK'], os.environ['LOCAL_RANK'], os.getcwd(), [os.environ['AWKWARD'], sys.argv[1]])"
+        program = "import os, sys; print(os.environ['RANK'], os.environ['LOCAL_RANK'], os.getcwd(), [os.environ['AWKWARD'], sys.argv[1]])"  # noqa: E501
         run = self.start(sys.executable, "-c", program, awkward, AWKWARD=awkward)
         self.assertEqual(run.code(), 0, run.err)
         place = pathlib.Path.cwd()
-        self.assertEqual(sorted(run.out.splitlines()), [f"[{rank}] {rank} {local} {place} {[awkward, awkward]!r}" for rank, local in ((0, 0), (1, 0), (2, 1))])
+        self.assertEqual(
+            sorted(run.out.splitlines()),
+            [f"[{rank}] {rank} {local} {place} {[awkward, awkward]!r}" for rank, local in ((0, 0), (1, 0), (2, 1))],
+        )
 
     def test_a_rank_that_is_killed_on_a_host_ends_the_others(self) -> None:
         run = self.start("sh", "-c", "[ $RANK = 2 ] && kill -9 $$; sleep 100")
         self.assertEqual(run.code(), 128 + 9)
-        self.assertRegex(run.err, r"zeroth-run: rank 2 \(pid \d+ on two\) was killed by signal 9 \(SIGKILL\); the other 2 ranks were ended\.")
+        self.assertRegex(
+            run.err,
+            r"zeroth-run: rank 2 \(pid \d+ on two\) was killed by signal 9 \(SIGKILL\); the other 2 ranks were ended\.",
+        )
         self.only_servers_are_left()
 
     def test_ctrl_c_ends_ranks_behind_ssh(self) -> None:
@@ -127,7 +156,9 @@ class Sshd(unittest.TestCase):
         run = self.start(PROBE, "wait")
         self.assertEqual(run.code(), 69, run.err)
         self.assertIn("[LAUNCH] ", run.err)
-        self.assertRegex(run.err.replace("\r", ""), rf"host {host}: .* exited with code 255: [^|]*{words.replace('(', '[(]')}")
+        self.assertRegex(
+            run.err.replace("\r", ""), rf"host {host}: .* exited with code 255: [^|]*{words.replace('(', '[(]')}"
+        )
 
     def only_servers_are_left(self) -> None:
         end = time.monotonic() + 5
