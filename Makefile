@@ -72,6 +72,7 @@ fuzz: setup build/fuzz/build.ninja
 
 bench: setup build/release/build.ninja
 	$(call BUILD,release)
+	$(call BUILD,release) --target benchmarks
 	benchmarks/run.py --build build/release
 
 format:

@@ -9,23 +9,30 @@
 #   zeroth_add_program_parts(<name> SOURCES ... ROOMS ... [LIBS ...])
 #       Static library `zeroth_<name>_parts`: what a program is made of, for it, its tests and other programs.
 #   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
+#                   [TIER quick|test|long] [COST core-seconds] [LONG core-seconds]
 #                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [ONE_THREAD] [OPTIMIZED] [WAITS]
 #                   [TORCH] [NO_MAIN])
 #       One GoogleTest executable that is one ctest test. The default label is unit, the default timeout 120 s.
+#       TIER says which command runs it: quick is make test-quick and make test, test (the default) is make test, long is
+#       make test-all. COST declares its processor time on one core, default 1; tools/run-tests holds the sum within the limits
+#       of tests/budget.json. LONG: cases whose name begins with `Long` (INSTANTIATE_TEST_SUITE_P(Long, ...), TEST(Long..., ))
+#       are a ctest test <name>_long of the long tier, of that cost, and are left out of <name>.
 #       Under a sanitizer SANITIZED_FILTER says which cases are enough, and the thread sanitizer needs no test that is ONE_THREAD:
 #       nothing in it is touched by a second thread. OPTIMIZED is for tests that compute much: they run long where sanitizers watch
 #       code that is not. WAITS is for tests whose ranks sleep most of the time, until a deadline or a death is noticed: some of them
 #       run beside each other.
-#   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...])
+#   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...] [TIER ...] [COST ...])
 #       Some cases of a test once more, with variables set; a ctest test of its own.
-#   zeroth_add_mpi_test(<name> <test> RANKS n FILTER <gtest filter> [LABELS ...] [TIMEOUT seconds])
+#   zeroth_add_mpi_test(<name> <test> RANKS n FILTER <gtest filter> [LABELS ...] [TIER ...] [COST ...] [TIMEOUT seconds])
 #       Some cases of a test once more, by n ranks that mpirun starts; left out without MPI.
-#   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIMEOUT seconds] [WAITS | BESIDE])
-#       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it. BESIDE is for
+#   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIER ...] [COST ...] [LONG ...] [TIMEOUT seconds] [WAITS | BESIDE])
+#       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it. With LONG, <name>_long is the same
+#       command with ZEROTH_TIER=long in its environment: the script then runs the cases of the long tier alone. BESIDE is for
 #       tests of processes in which nothing has little time: two of them run beside each other. What a test of processes leaves, as
 #       one of mpirun, is a failure.
 #   zeroth_add_benchmark(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
-#       Google Benchmark executable under <build>/benchmarks; without benchmark::benchmark_main with NO_MAIN.
+#       Google Benchmark executable under <build>/benchmarks; without benchmark::benchmark_main with NO_MAIN. Built by the
+#       target `benchmarks`, not by `all`.
 #
 # TORCH marks a target that uses LibTorch; where torch was not found it is left out.
 
@@ -35,6 +42,16 @@ include(GNUInstallDirs)
 # Levels of the rooms: a room may depend on rooms of a lower level only. tests/layers holds the same order for includes.
 set(ZEROTH_ROOM_LEVELS
   base=0 device=1 kernels=2 comm=3 shard=4 optim=4 zero=5 engine=6 libtorch=7 launcher=7 trace=7 bench=7 doctor=8)
+
+# Files in which tests/mutations plants faults: objects of their own in every build, for its programs link others in their place.
+set(ZEROTH_MUTATED_FILES
+  csrc/kernels/adamw/adamw.cpp
+  src/comm/call_descriptor.cpp
+  src/comm/matched_calls.cpp
+  src/engine/engine.cpp
+  src/zero/layout_tag.cpp
+  src/zero/one_sided_exchange.cpp
+  src/zero/reduced_shards.cpp)
 
 # Sets ${out} to the level of a room.
 function(zeroth_room_level out room)
@@ -57,6 +74,11 @@ function(zeroth_set_options target)
     $<$<COMPILE_LANGUAGE:CXX>:-ffp-contract=off;-Wall;-Wextra;-Wpedantic;-Wshadow;-Wconversion;-Wno-restrict>)
   if(ZEROTH_WERROR)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
+  endif()
+  # Presets release, asan and tsan compile several files as one: headers are read once. Whether a file includes what it uses,
+  # the presets core and debug see. -Wsubobject-linkage takes the names of a file's own namespace for those of a header there.
+  if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
   endif()
   zeroth_set_sanitizers(${target})
 endfunction()
@@ -101,6 +123,12 @@ function(zeroth_add_room room)
   set(target zeroth_${room})
   add_library(${target} STATIC ${arg_SOURCES})
   add_library(zeroth::${room} ALIAS ${target})
+  foreach(source IN LISTS arg_SOURCES)
+    file(RELATIVE_PATH path ${PROJECT_SOURCE_DIR} ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+    if(path IN_LIST ZEROTH_MUTATED_FILES)
+      set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+  endforeach()
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${room})
   zeroth_set_options(${target})
   target_compile_features(${target} PUBLIC cxx_std_20)
@@ -153,8 +181,19 @@ function(zeroth_add_program_parts name)
   target_link_libraries(${target} PUBLIC ${arg_LIBS})
 endfunction()
 
+# Half the time to compile, and a test of ours computes little; what it tests, the rooms, keeps the build's level.
+function(zeroth_set_test_optimisation target optimized)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  if(ZEROTH_SANITIZE AND NOT optimized)
+    target_compile_options(${target} PRIVATE -O0)
+  elseif(NOT ZEROTH_SANITIZE)
+    target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:$<IF:$<BOOL:${optimized}>,-O2,-O1>>)
+  endif()
+endfunction()
+
 function(zeroth_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;OPTIMIZED;WAITS;TORCH;NO_MAIN" "TIMEOUT;SANITIZED_FILTER" "SOURCES;ROOMS;LIBS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;OPTIMIZED;WAITS;TORCH;NO_MAIN"
+    "TIER;COST;LONG;TIMEOUT;SANITIZED_FILTER" "SOURCES;ROOMS;LIBS;LABELS")
   zeroth_check_arguments(zeroth_add_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
   zeroth_leave_out(left_out "test ${name}" ${arg_TORCH})
   if(left_out OR (arg_ONE_THREAD AND ZEROTH_SANITIZE STREQUAL "thread"))
@@ -162,16 +201,10 @@ function(zeroth_add_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   zeroth_link_executable(${name} "${arg_ROOMS}" "${arg_LIBS}" ${arg_TORCH})
-  # Half the time to compile, and a test of ours computes little; what it tests, the rooms, keeps the build's level.
-  if(ZEROTH_SANITIZE AND NOT arg_OPTIMIZED)
-    target_compile_options(${name} PRIVATE -O0)
-  elseif(NOT ZEROTH_SANITIZE)
-    target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:$<IF:$<BOOL:${arg_OPTIMIZED}>,-O2,-O1>>)
-  endif()
+  zeroth_set_test_optimisation(${name} ${arg_OPTIMIZED})
   if(arg_TORCH)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON)  # torch's headers, 10 s a file, once
   endif()
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE GTest::gmock)
   if(NOT arg_NO_MAIN)
     target_link_libraries(${name} PRIVATE GTest::gtest_main)
@@ -179,26 +212,41 @@ function(zeroth_add_test name)
   # tools/run-tests finds the results by this argument and counts passed, failed and skipped cases from the file.
   set(filter)
   if(ZEROTH_SANITIZE AND arg_SANITIZED_FILTER)
-    set(filter "--gtest_filter=${arg_SANITIZED_FILTER}")
+    set(filter ${arg_SANITIZED_FILTER})
+  endif()
+  if(arg_LONG)
+    add_test(NAME ${name}_long
+      COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}_long.xml" "--gtest_filter=Long*")
+    zeroth_set_test_properties(${name}_long "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS} long "${arg_LONG}")
+    if(NOT filter)
+      set(filter "-Long*")
+    elseif(filter MATCHES "-")
+      string(APPEND filter ":Long*")
+    else()
+      string(APPEND filter "-Long*")
+    endif()
+  endif()
+  if(filter)
+    set(filter "--gtest_filter=${filter}")
   endif()
   add_test(NAME ${name}
     COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml" ${filter})
-  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS})
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS} "${arg_TIER}" "${arg_COST}")
 endfunction()
 
 # Some cases of a test once more, with variables set.
 function(zeroth_add_test_variant name test)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "FILTER" "ENVIRONMENT;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "FILTER;TIER;COST" "ENVIRONMENT;LABELS")
   zeroth_check_arguments(zeroth_add_test_variant ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_FILTER}")
   add_test(NAME ${name}
     COMMAND ${test} "--gtest_filter=${arg_FILTER}" "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml")
-  zeroth_set_test_properties(${name} "${arg_LABELS}" "" FALSE FALSE)
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "" FALSE FALSE "${arg_TIER}" "${arg_COST}")
   set_tests_properties(${name} PROPERTIES ENVIRONMENT "${arg_ENVIRONMENT}")
 endfunction()
 
 # Every rank runs the same cases; rank 0 writes the results, and an end of any other with an error is one of the whole.
 function(zeroth_add_mpi_test name test)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "RANKS;FILTER;TIMEOUT" "LABELS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "RANKS;FILTER;TIER;COST;TIMEOUT" "LABELS")
   zeroth_check_arguments(zeroth_add_mpi_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_RANKS}")
   if(NOT TARGET zeroth_mpi)
     message(STATUS "left out: test ${name} (not there: MPI)")
@@ -210,7 +258,7 @@ function(zeroth_add_mpi_test name test)
     COMMAND ${ZEROTH_LEAVES_NOTHING} ${MPIEXEC_EXECUTABLE} ${ZEROTH_MPIEXEC_FLAGS}
             -n 1 $<TARGET_FILE:${test}> "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml" ${filter}
             : -n ${others} $<TARGET_FILE:${test}> ${filter})
-  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE FALSE)
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE FALSE "${arg_TIER}" "${arg_COST}")
   set_tests_properties(${name} PROPERTIES ENVIRONMENT
     "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ZEROTH_MPI_LIBRARY=$<TARGET_FILE:zeroth_mpi>")
 endfunction()
@@ -219,16 +267,23 @@ endfunction()
 set(ZEROTH_LEAVES_NOTHING python3 -B ${PROJECT_SOURCE_DIR}/tests/support/left_behind.py)
 
 function(zeroth_add_script_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "WAITS;BESIDE" "TIMEOUT" "COMMAND;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "WAITS;BESIDE" "TIER;COST;LONG;TIMEOUT" "COMMAND;LABELS")
   zeroth_check_arguments(zeroth_add_script_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_COMMAND}")
   if("process" IN_LIST arg_LABELS)
     list(PREPEND arg_COMMAND ${ZEROTH_LEAVES_NOTHING})
   endif()
+  set(tests ${name})
   add_test(NAME ${name} COMMAND ${arg_COMMAND})
-  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE ${arg_WAITS})
-  set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" FALSE ${arg_WAITS} "${arg_TIER}" "${arg_COST}")
+  if(arg_LONG)
+    list(APPEND tests ${name}_long)
+    add_test(NAME ${name}_long COMMAND ${arg_COMMAND})
+    zeroth_set_test_properties(${name}_long "${arg_LABELS}" "${arg_TIMEOUT}" FALSE ${arg_WAITS} long "${arg_LONG}")
+    set_tests_properties(${name}_long PROPERTIES ENVIRONMENT ZEROTH_TIER=long)
+  endif()
+  set_tests_properties(${tests} PROPERTIES SKIP_RETURN_CODE 77)
   if(arg_BESIDE)
-    set_tests_properties(${name} PROPERTIES RUN_SERIAL OFF PROCESSORS 3)
+    set_tests_properties(${tests} PROPERTIES RUN_SERIAL OFF PROCESSORS 3)
   endif()
 endfunction()
 
@@ -239,8 +294,9 @@ function(zeroth_add_benchmark name)
   if(left_out)
     return()
   endif()
-  add_executable(${name} ${arg_SOURCES})
+  add_executable(${name} EXCLUDE_FROM_ALL ${arg_SOURCES})
   zeroth_link_executable(${name} "${arg_ROOMS}" "${arg_LIBS}" ${arg_TORCH})
+  add_dependencies(benchmarks ${name})
   target_link_libraries(${name} PRIVATE benchmark::benchmark)
   if(NOT arg_NO_MAIN)
     target_link_libraries(${name} PRIVATE benchmark::benchmark_main)
@@ -258,9 +314,34 @@ function(zeroth_check_arguments function name unparsed required)
   endif()
 endfunction()
 
+# The room whose share of the budget a test takes: that of its folder, or the word behind process/ and parity/.
+function(zeroth_test_room out)
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR}/tests ${CMAKE_CURRENT_SOURCE_DIR})
+  set(room docs)  # layers, docs, package, benchmarks, mutations
+  if(folder MATCHES "gpt")
+    set(room trainers)
+  elseif(folder MATCHES "^unit/(.*)$")
+    set(room ${CMAKE_MATCH_1})
+  elseif(folder MATCHES "^conformance")
+    set(room comm)
+  elseif(folder MATCHES "^process/launcher")
+    set(room launcher)
+  elseif(folder MATCHES "^(parity|process)")
+    set(room engine)
+  elseif(folder MATCHES "^python")
+    set(room python)
+  elseif(folder MATCHES "^cuda")
+    set(room kernels)
+  elseif(folder MATCHES "^fuzz")
+    set(room base)
+  endif()
+  set(${out} ${room} PARENT_SCOPE)
+endfunction()
+
 # Labels, time limits and how many thirds of a core a test takes (tools/run-tests gives ctest as many as there are). Tests that start
 # processes run alone, because what they are given a deadline for takes longer on busy cores; those that WAIT leave them idle.
-function(zeroth_set_test_properties name labels timeout torch waits)
+# What tools/run-tests has to know beside that are labels with a colon: tier:, cost:, room:, and waits.
+function(zeroth_set_test_properties name labels timeout torch waits tier cost)
   if(NOT labels)
     set(labels unit)
   endif()
@@ -272,14 +353,30 @@ function(zeroth_set_test_properties name labels timeout torch waits)
   if(NOT timeout)
     set(timeout 120)
   endif()
-  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout})
+  if(NOT tier)
+    set(tier test)
+  endif()
+  if(NOT tier MATCHES "^(quick|test|long)$")
+    message(FATAL_ERROR "test ${name}: the tiers are quick, test and long, not \"${tier}\"")
+  endif()
+  if(NOT cost)
+    set(cost 1)
+  endif()
+  if(NOT cost MATCHES "^[0-9]+$")
+    message(FATAL_ERROR "test ${name}: its cost is a whole number of core-seconds, not \"${cost}\"")
+  endif()
+  zeroth_test_room(room)
   set(thirds 3)
   if(waits)
     set(thirds 2)
   elseif(torch OR NOT labels STREQUAL "unit")
     set(thirds 6)
   endif()
-  set_tests_properties(${name} PROPERTIES PROCESSORS ${thirds})
+  list(APPEND labels tier:${tier} cost:${cost} room:${room})
+  if(waits)
+    list(APPEND labels waits)
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout} PROCESSORS ${thirds})
   if("process" IN_LIST labels AND NOT waits)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
   endif()

@@ -15,9 +15,6 @@ endif()
 
 # What a sanitized build costs is code that the compiler adds. Left out: `null` and `object-size`, whose faults the address
 # sanitizer reports too, and `vptr`, a call through a pointer to another class than it says, which needs a cast that we do not have.
-#
-# Presets asan and tsan compile several files as one (CMAKE_UNITY_BUILD): headers are read once. Whether a file includes what it
-# uses, the other presets see. -Wsubobject-linkage takes the names of a file's own namespace for those of a header there.
 function(zeroth_set_sanitizers target)
   if(NOT ZEROTH_SANITIZE)
     return()
@@ -25,9 +22,6 @@ function(zeroth_set_sanitizers target)
   set(options -fsanitize=${ZEROTH_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g1 -O1)
   if(ZEROTH_SANITIZE MATCHES undefined)
     list(APPEND options -fno-sanitize=null,object-size,vptr)
-  endif()
-  if(CMAKE_UNITY_BUILD AND NOT ZEROTH_FUZZ)
-    list(APPEND options -Wno-subobject-linkage)
   endif()
   if(ZEROTH_FUZZ)
     list(APPEND options -fsanitize=fuzzer-no-link -Wno-unknown-warning-option)
