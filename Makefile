@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: test-shim help setup train train-cpp test test-quick attributions bench format clean fuzz
+.PHONY: test-shim help setup train train-cpp test test-all test-part test-quick attributions bench format clean fuzz
 export NINJA_STATUS := [%f/%t %es]
 
 # Who starts the ranks of `make train`: zeroth-run, or mpirun.
@@ -18,8 +18,10 @@ help:
 	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes); pictures in build/train;"
 	@echo "                 LAUNCHER=mpirun starts them with mpirun"
 	@echo "make train-cpp   the same with the trainer in C++"
-	@echo "make test        prepare the machine, build, run every test (the core also under sanitizers)"
+	@echo "make test        prepare the machine, build, run the tests; a part of the core also under a sanitizer"
 	@echo "make test-quick  the unit tests of the core, without torch"
+	@echo "make test-all    every test, also the long ones, everything of the core under both sanitizers; says how long it takes"
+	@echo "make test-part   one twentieth of the long tests, by the number of commits"
 	@echo "make attributions  500 faults drawn from seeds; every rank must name the guilty one; 2 minutes"
 	@echo "make test-shim   the tests of the Python package with a shim under the address sanitizer"
 	@echo "make fuzz        the fuzz targets, a minute each; needs clang"
@@ -43,16 +45,19 @@ train-cpp: setup build/release/build.ninja
 	@$(call BUILD,release) --target zeroth-run zeroth-gpt
 	@tools/train-main --cpp --launcher $(LAUNCHER)
 
-test: setup build/release/build.ninja build/asan/build.ninja build/tsan/build.ninja
-	$(call BUILD,release)
-	$(call BUILD,asan)
-	$(call BUILD,tsan)
-	tools/run-tests build/release build/asan:unit,conformance,parity build/tsan:unit,conformance,parity
+test: setup
+	@tools/test test --jobs $(JOBS)
+
+test-all: setup
+	@tools/test all --jobs $(JOBS)
+
+# One twentieth of the long tier, by the number of commits.
+test-part: setup
+	@tools/test part --jobs $(JOBS)
 
 test-quick: export ZEROTH_SETUP_CORE := 1
-test-quick: setup build/core/build.ninja
-	$(call BUILD,core)
-	tools/run-tests build/core:unit
+test-quick: setup
+	@tools/test quick --jobs $(JOBS)
 
 attributions: export ZEROTH_SETUP_CORE := 1
 attributions: setup build/core/build.ninja

@@ -218,6 +218,7 @@ function(zeroth_add_test name)
     add_test(NAME ${name}_long
       COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}_long.xml" "--gtest_filter=Long*")
     zeroth_set_test_properties(${name}_long "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS} long "${arg_LONG}")
+    set_property(TEST ${name}_long APPEND PROPERTY LABELS target:${name})
     if(NOT filter)
       set(filter "-Long*")
     elseif(filter MATCHES "-")
@@ -232,6 +233,7 @@ function(zeroth_add_test name)
   add_test(NAME ${name}
     COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml" ${filter})
   zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS} "${arg_TIER}" "${arg_COST}")
+  set_property(TEST ${name} APPEND PROPERTY LABELS target:${name})
 endfunction()
 
 # Some cases of a test once more, with variables set.
@@ -269,6 +271,7 @@ set(ZEROTH_LEAVES_NOTHING python3 -B ${PROJECT_SOURCE_DIR}/tests/support/left_be
 function(zeroth_add_script_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "WAITS;BESIDE" "TIER;COST;LONG;TIMEOUT" "COMMAND;LABELS")
   zeroth_check_arguments(zeroth_add_script_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_COMMAND}")
+  list(GET arg_COMMAND 0 program)
   if("process" IN_LIST arg_LABELS)
     list(PREPEND arg_COMMAND ${ZEROTH_LEAVES_NOTHING})
   endif()
@@ -282,6 +285,9 @@ function(zeroth_add_script_test name)
     set_tests_properties(${name}_long PROPERTIES ENVIRONMENT ZEROTH_TIER=long)
   endif()
   set_tests_properties(${tests} PROPERTIES SKIP_RETURN_CODE 77)
+  if(TARGET ${program})
+    set_property(TEST ${tests} APPEND PROPERTY LABELS target:${program})
+  endif()
   if(arg_BESIDE)
     set_tests_properties(${tests} PROPERTIES RUN_SERIAL OFF PROCESSORS 3)
   endif()
@@ -340,7 +346,7 @@ endfunction()
 
 # Labels, time limits and how many thirds of a core a test takes (tools/run-tests gives ctest as many as there are). Tests that start
 # processes run alone, because what they are given a deadline for takes longer on busy cores; those that WAIT leave them idle.
-# What tools/run-tests has to know beside that are labels with a colon: tier:, cost:, room:, and waits.
+# What tools/run-tests has to know beside that are labels: tier:, cost:, room:, target: and waits.
 function(zeroth_set_test_properties name labels timeout torch waits tier cost)
   if(NOT labels)
     set(labels unit)
@@ -364,6 +370,11 @@ function(zeroth_set_test_properties name labels timeout torch waits tier cost)
   endif()
   if(NOT cost MATCHES "^[0-9]+$")
     message(FATAL_ERROR "test ${name}: its cost is a whole number of core-seconds, not \"${cost}\"")
+  endif()
+  if(ZEROTH_SANITIZE MATCHES "thread")
+    math(EXPR cost "4 * ${cost}")  # what sanitizers cost on the average
+  elseif(ZEROTH_SANITIZE)
+    math(EXPR cost "2 * ${cost}")
   endif()
   zeroth_test_room(room)
   set(thirds 3)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """tools/run-tests on builds made up for the purpose: nothing that goes wrong in a test may end as a pass."""
 
+import json
 import pathlib
 import re
 import subprocess
@@ -25,15 +26,17 @@ class RunTests(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.build = pathlib.Path(folder.name)
         self.lines: list[str] = []
+        self.budget = {"quick": 9, "test": 20, "slice": 9, "rooms": {"": 90, "comm": 9, "zero": 15}}
 
-    def gtest(self, name: str, cases: str | None, code: int = 0, labels: str = "unit") -> None:
+    def gtest(self, name: str, cases: str | None, code: int = 0, labels: str = "unit", properties: str = "") -> None:
         """A ctest test that writes `cases` where a GoogleTest would, or nothing for None, and exits with `code`."""
         file = self.build / "test-results" / f"{name}.xml"
         script = self.build / f"{name}.sh"
-        write = "" if cases is None else f"cat >'{file}' <<'END'\n<testsuites>{cases}</testsuites>\nEND\n"
-        script.write_text(f"{write}exit {code}\n")
+        there = "file=${1#--gtest_output=xml:}\n"
+        write = "" if cases is None else f'cat >"$file" <<END\n<testsuites>{cases}</testsuites>\nEND\n'
+        script.write_text(f"{there}{write}exit {code}\n")
         self.lines.append(f'add_test({name} "sh" "{script}" "--gtest_output=xml:{file}")')
-        self.lines.append(f'set_tests_properties({name} PROPERTIES LABELS "{labels}" TIMEOUT 1)')
+        self.lines.append(f'set_tests_properties({name} PROPERTIES LABELS "{labels}" TIMEOUT 5 {properties})')
 
     def script(self, name: str, text: str) -> None:
         script = self.build / f"{name}.sh"
@@ -46,11 +49,14 @@ class RunTests(unittest.TestCase):
         (self.build / "CMakeCache.txt").write_text("ZEROTH_SANITIZE:STRING=\n")
         (self.build / "CTestTestfile.cmake").write_text("\n".join(self.lines) + "\n")
         (self.build / "reasons.txt").write_text("no AVX2  # comment\n")
+        (self.build / "budget.json").write_text(json.dumps(self.budget))
         command = [
             ROOT / "tools" / "run-tests",
             f"{self.build}{labels}",
             "--reasons",
             self.build / "reasons.txt",
+            "--budget",
+            self.build / "budget.json",
             *arguments,
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -130,6 +136,83 @@ class RunTests(unittest.TestCase):
         self.gtest("comm_one", PASSED)
         self.gtest("two", FAILED, code=1)
         self.assertEqual(self.run_tests("", "--regex", "comm_"), (0, "1 passed, 0 failed, 0 skipped"))
+
+    def test_only_the_tier(self) -> None:
+        self.gtest("one", PASSED, labels="unit;tier:quick")
+        self.gtest("two", PASSED + PASSED, labels="unit")
+        self.gtest("three", FAILED, code=1, labels="unit;tier:long")
+        self.assertEqual(self.run_tests("", "--tier", "quick"), (0, "1 passed, 0 failed, 0 skipped"))
+        self.assertEqual(self.run_tests("", "--tier", "quick,test"), (0, "3 passed, 0 failed, 0 skipped"))
+        self.assertEqual(self.run_tests(), (1, "3 passed, 1 failed, 0 skipped"))
+
+    def test_only_the_rooms(self) -> None:
+        self.gtest("one", PASSED, labels="unit;room:comm")
+        self.gtest("two", PASSED + PASSED, labels="unit;room:zero")
+        self.assertEqual(self.run_tests(":unit:comm"), (0, "1 passed, 0 failed, 0 skipped"))
+        self.assertEqual(self.run_tests("::-comm"), (0, "2 passed, 0 failed, 0 skipped"))
+
+    def test_declared_costs_stay_within_the_budget(self) -> None:
+        self.gtest("one", PASSED, labels="unit;room:comm;cost:9")
+        self.gtest("two", PASSED, labels="unit;room:zero;cost:11")
+        self.gtest("three", PASSED, labels="unit;room:zero;cost:500;tier:long")
+        self.assertEqual(self.run_tests(), (0, "3 passed, 0 failed, 0 skipped"))
+        self.gtest("four", PASSED, labels="unit;room:comm;cost:1")
+        self.assertEqual(self.run_tests(), (1, "4 passed, 2 failed, 0 skipped"))
+        self.assertIn("make test: 21 core-seconds are declared, 20 are allowed", self.output)
+        self.assertIn("the room comm: 10 core-seconds are declared, 9 are allowed", self.output)
+
+    def test_a_room_without_a_share_fails(self) -> None:
+        self.gtest("one", PASSED, labels="unit;room:cellar")
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_a_cost_beyond_twice_its_declaration_is_told_and_does_not_fail(self) -> None:
+        self.script("one", "python3 -c 'import time\nwhile time.process_time() < 1.3: pass'")
+        self.lines.append('set_tests_properties(one PROPERTIES LABELS "cost:0")')
+        self.assertEqual(self.run_tests()[0], 0)
+        self.assertRegex(self.output, r"beyond twice their declaration.*\n.* 0 declared .*/one\n")
+
+    def test_parts_hold_every_suite_once(self) -> None:
+        names = [f"suite_{index}" for index in range(7)]
+        for index, name in enumerate(names):
+            self.gtest(name, PASSED, labels=f"unit;cost:{1 + index % 3}")
+        found = []
+        for part in range(3):
+            self.assertEqual(self.run_tests("", "--part", f"{part}/3")[0], 0)
+            found += re.findall(r"suite_\d+(?=  ok)", self.output)
+        self.assertEqual(sorted(found), names)
+
+    def test_a_dear_suite_is_cut_over_the_parts(self) -> None:
+        self.gtest("one", PASSED.replace('"a"', '"a$GTEST_SHARD_INDEX"'), labels="unit;cost:20")
+        for part in range(4):
+            self.assertEqual(self.run_tests("", "--part", f"{part}/4"), (0, "1 passed, 0 failed, 0 skipped"))
+            self.assertRegex(self.output, r"one [1-4]/4  ok")
+
+    def test_a_suite_that_waits_is_cut_and_counted_once(self) -> None:
+        one = PASSED.replace('"a"', '"a$GTEST_SHARD_INDEX"')
+        self.gtest("one", one, labels="process;waits;cost:40")
+        self.budget["test"] = 99
+        self.assertEqual(self.run_tests(), (0, "4 passed, 0 failed, 0 skipped"))
+        self.assertIn("one 4/4  ok", self.output)
+
+    def test_an_empty_shard_is_no_failure_and_an_empty_suite_is(self) -> None:
+        self.gtest("one", "$([ $GTEST_SHARD_INDEX = 0 ] && echo '" + PASSED + "')", labels="process;waits;cost:20")
+        self.budget["test"] = self.budget["rooms"][""] = 99
+        self.assertEqual(self.run_tests(), (0, "1 passed, 0 failed, 0 skipped"))
+        self.gtest("two", "", labels="process;waits;cost:20")
+        self.assertEqual(self.run_tests(), (1, "1 passed, 1 failed, 0 skipped"))
+
+    def test_costs_and_targets_are_listed(self) -> None:
+        self.gtest("one", FAILED, labels="unit;cost:5;target:one")
+        self.gtest("two", FAILED, labels="unit;cost:6;target:shared")
+        self.gtest("three", FAILED, labels="unit;cost:6;target:shared;tier:long")
+        self.assertEqual(self.run_tests("", "--cost"), (0, "17"))
+        self.run_tests("", "--targets", "--tier", "test")
+        self.assertEqual(self.output.split(), ["one", "shared"])
+
+    def test_a_suite_runs_with_its_environment(self) -> None:
+        self.script("one", '[ "$COLOUR" = "red = warm" ]')
+        self.lines.append('set_tests_properties(one PROPERTIES ENVIRONMENT "COLOUR=red = warm")')
+        self.assertEqual(self.run_tests(), (0, "1 passed, 0 failed, 0 skipped"))
 
     def test_nothing_run_fails(self) -> None:
         self.gtest("one", PASSED)
