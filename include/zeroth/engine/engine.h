@@ -145,7 +145,8 @@ class Engine {
   [[nodiscard]] bool completes_unit(int param) const;
   /// True if all expected gradients of the unit have come in this backward.
   [[nodiscard]] bool gradients_complete(int unit) const;
-  /// Publishes all open buckets and gives back all leases of the backward. Never waits for other ranks.
+  /// Publishes all open buckets and gives back all leases of the backward. It waits for other ranks only where
+  /// reductions are matched calls.
   void end_backward();
   /// Call after a forward or backward that threw: gives back all leases. After a failed backward the step is skipped on
   /// all ranks.
