@@ -146,8 +146,8 @@ class Engine:
             raise
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Calls loss.backward(), with the same result. `loss`: a scalar tensor with a graph. Blocks for other ranks at
-        stage 3. Raises Error MODEL if `loss` does not require a gradient."""
+        """Calls loss.backward(), with the same result. `loss`: a scalar tensor with a graph. May block for other
+        ranks. Raises Error MODEL if `loss` does not require a gradient."""
         seen = self._core.open_backward(loss)
         try:
             loss.backward()  # type: ignore[no-untyped-call]

@@ -80,8 +80,8 @@ class EngineBase {
   EngineBase& operator=(EngineBase&&) noexcept;
   ~EngineBase();
 
-  /// Runs loss.backward(); calling loss.backward() directly is the same. At stage 3 it may block for other ranks.
-  /// Throws kModel if `loss` does not require a gradient.
+  /// Runs loss.backward(); calling loss.backward() directly is the same. May block for other ranks. Throws kModel if
+  /// `loss` does not require a gradient.
   void backward(const at::Tensor& loss);
   /// Call it if a module has replaced a buffer by another tensor, or removed it (undefined tensor). `index`: position
   /// in ModelDescription::buffers. All ranks must make the same change.
