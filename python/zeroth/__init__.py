@@ -18,7 +18,7 @@ from zeroth._units import Unit, units
 __version__ = _preflight.VERSION
 
 EXIT_PREEMPTED = 75
-"""exit code of a job that made room, and wants to be started again"""
+"""exit code of a job that was preempted and asks to be started again"""
 
 __all__ = [
     "EXIT_PREEMPTED",

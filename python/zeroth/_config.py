@@ -14,8 +14,8 @@ ConfigLike = Config | Mapping[str, Any] | str | os.PathLike[str] | None
 
 
 def to_config(config: ConfigLike) -> Config:
-    """A path is read, a mapping is taken as the document; None is an empty document: all defaults. Raises
-    ConfigError."""
+    """Returns a Config: from a file for a path, from the document itself for a mapping, with all defaults for None.
+    Raises ConfigError with all problems of the document."""
     if isinstance(config, Config):
         return config
     if config is None:

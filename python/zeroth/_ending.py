@@ -1,8 +1,7 @@
-"""How a script ends: an exception that nobody catches is told to the other ranks, and one of Zeroth's decides the exit
-code.
+"""The end of a script: an uncaught exception is sent to the other ranks, and a zeroth.Error sets the exit code.
 
-Through sys.excepthook, after the one that was there: what it prints is printed as before. Interrupts and SystemExit
-stay what they are, and so does what a console or a notebook shows and survives."""
+This runs in sys.excepthook, after the earlier hook has printed as before. Interrupts and SystemExit are not changed.
+Consoles and notebooks are not changed either."""
 
 import os
 import sys
@@ -15,23 +14,23 @@ from zeroth import _C, _place
 __all__ = ["follow", "install"]
 
 _LONGEST = 500
-"""characters of an exception's text, for the others"""
+"""characters of an exception's text that the other ranks get, at most"""
 
 _worlds: "weakref.WeakSet[_C.World]" = weakref.WeakSet()
-"""of several ranks, with an engine; whoever holds them keeps their connections"""
+"""worlds of several ranks with an engine; a strong reference would keep their connections open"""
 
 os.register_at_fork(after_in_child=_worlds.clear)
 
 
 def install() -> None:
-    """Around the hook that is there now, unless that is ours. Torch sets one, too, when it makes its first group. Not
-    in a console or a notebook."""
+    """Wraps the current sys.excepthook, unless it is already ours. Called for each engine, because torch sets a hook
+    when it makes its first group. Does nothing in a console or a notebook."""
     if not _is_interactive() and not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
 
 
 def follow(world: _C.World) -> None:
-    """Other ranks of `world` hear of the exception that ends this one."""
+    """Registers `world`: its other ranks get the exception that ends this rank."""
     if world.size > 1:
         _worlds.add(world)
 
@@ -57,7 +56,8 @@ def _is_interactive() -> bool:
 
 
 def _has_ended() -> bool:
-    """The script, not a line in a console, or a cell that a program runs: that program is on the stack, and goes on."""
+    """True if the exception ends the script. False in a console, and for a cell that a program runs: that program is on
+    the stack and continues."""
     if _is_interactive():
         return False
     frame: FrameType = sys._getframe()
@@ -67,8 +67,8 @@ def _has_ended() -> bool:
 
 
 def _told(error: BaseException, traceback: TracebackType | None) -> _C.Error:
-    """What the others are told: whose error it is, and where the user's program was. What this rank only saw of others
-    stays as it is."""
+    """The error for the other ranks, with the line of the user's program. An error about another rank is passed on
+    unchanged."""
     place = _place.place_of(traceback)
     if not isinstance(error, _C.Error) or not hasattr(error, "hint"):
         return _C.make_error("USER", _text(error), where=place)

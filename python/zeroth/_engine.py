@@ -20,7 +20,7 @@ __all__ = ["Engine", "initialize"]
 
 _Batch = TypeVar("_Batch")
 _END = object()
-"""of a loader"""
+"""marks the end of a loader"""
 
 ParamGroups = Sequence[Mapping[str, Any]] | Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]]
 
@@ -46,13 +46,15 @@ register_optimizer_step_pre_hook(_refuse_foreign_step)
 
 
 class Engine:
-    """Partitions a module's parameters, gradients and optimizer state over the ranks of the job, as the configuration
-    says.
+    """Shards a module's parameters, gradients and optimizer state over the ranks of the job, as the configuration says.
 
-    The module stays the user's: its parameters are the same objects, and calling it directly is the same as calling the
-    engine.
-    Collective: all ranks make it with the same model and configuration; rank 0's values become everybody's.
-    Raises Error, with nothing changed, for what cannot be trained as asked.
+    Ownership: the module stays the user's and its parameters are the same objects. The engine owns their memory until
+    close(). `module(x)` is the same call as `engine(x)`.
+    Collective and blocking: all ranks build the engine with the same model and configuration. Rank 0's parameters and
+    buffers are copied to all ranks.
+    Parameters: dense float32, bfloat16 or float64, on the CPU or on one CUDA device.
+    Raises Error, with nothing changed: CONFIG, MODEL, MISMATCH, OUT_OF_MEMORY, ENVIRONMENT, USAGE, and errors of the
+    transport.
     """
 
     def __init__(
@@ -67,10 +69,12 @@ class Engine:
         progress_every_s: float = 1.0,
         json_log: str = "",
     ) -> None:
-        """`params`: groups as torch's optimizers take them, with "lr" and "weight_decay" of their own. `units`: modules
-        that are gathered and reduced as one, instead of those that zeroth.units(model) finds. `world`:
-        World.from_environment() by default. `progress_every_s`: rank 0 logs how far it is, at most so often; 0: never.
-        `json_log`: a file that gets the log and every step as JSON lines (default: that of ZEROTH_JSON_LOG)."""
+        """`model`: the module to train. `config`: a path, a dictionary, a Config, or None for all defaults.
+        `params`: parameter groups as torch's optimizers take them, each with optional "lr" and "weight_decay".
+        `units`: the modules to use as units, instead of zeroth.units(model). `world`: default
+        World.from_environment(). `log_level`: least level that is logged. `progress_every_s`: seconds between two
+        progress lines of rank 0, at least; 0: no such lines. `json_log`: path of a file to which the log and every step
+        are appended as JSON lines; "": the path in ZEROTH_JSON_LOG, if it is set."""
         _ending.install()
         _refuse_second(model)
         _refuse_subclasses(model)
@@ -132,7 +136,9 @@ class Engine:
     # --- training ---------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's own forward."""
+        """Calls the module's own forward and returns its result. Blocks for other ranks where a unit must be gathered
+        (stage 3), and in training mode where buffers are shared. Inputs must be on `device`. Raises Error, and whatever
+        the module raises."""
         try:
             return self._model(*args, **kwargs)
         except BaseException:  # torch's hooks see an Exception, but no KeyboardInterrupt
@@ -140,7 +146,8 @@ class Engine:
             raise
 
     def backward(self, loss: torch.Tensor) -> None:
-        """loss.backward(). Raises Error if no gradient can flow from `loss`."""
+        """Calls loss.backward(), with the same result. `loss`: a scalar tensor with a graph. May block for other
+        ranks. Raises Error MODEL if `loss` does not require a gradient."""
         seen = self._core.open_backward(loss)
         try:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -150,7 +157,13 @@ class Engine:
         self._core.close_backward(seen)
 
     def step(self) -> _C.StepResult:
-        """Boundary of a micro-step; on the last one updates the parameters, on all ranks at once. Collective then."""
+        """Ends a micro-step. On the last one it reduces the gradients and updates the parameters on all ranks.
+
+        Collective and blocking on the last micro-step. On an earlier one it returns at once with
+        `result.boundary == False`. A skipped step (a non-finite gradient, a failed backward) has
+        `result.committed == False` and the cause in `result.reason`.
+        Raises Error: USAGE without a backward since the last step(); NONFINITE after max_nonfinite_steps skipped steps
+        in a row; MISMATCH for different learning rates; and errors of the transport."""
         if self._optimizer is None:
             return self._step()
         # type: ignore[no-any-return]  # through it, so that torch's schedulers see a step
@@ -170,15 +183,20 @@ class Engine:
     def batches(
         self, loader: Iterable[_Batch], *, on_joined_step: Callable[[_C.StepResult], object] | None = None
     ) -> Iterator[_Batch]:
-        """The loader's batches, for loops on all ranks in which some may run out before others. The key zeroth.uneven
-        says what then happens. "error": Error MISMATCH on all ranks, naming those that have none. "drop": all loops end
-        with the first. "join": a rank without a batch stays in its loop, takes part in what the others do with nothing
-        of its own, and leaves it when nobody has a batch any more; the gradient of a step is the mean over the
-        micro-batches that there are (`result.batches`), and average() that over the ranks that have one. Within such a
-        loop all ranks that have a batch must do the same: forward, backward, step(), zero_grad(), average(). Also for
-        evaluation. `on_joined_step(result)` is called on a rank without a batch after each step() that it took part in:
-        there belongs what the loop does once a step, such as `scheduler.step()`. One engine is followed: where a loop
-        steps several, use "drop". Collective, once a batch."""
+        """Iterates over `loader`; ranks may have different numbers of batches. Collective and blocking, once per batch.
+        For training and for evaluation.
+
+        The key zeroth.uneven decides what happens when some ranks have no batch and others have:
+        "error": raises Error MISMATCH on all ranks, which names the ranks without a batch.
+        "drop": the loops of all ranks end.
+        "join": a rank without a batch stays in its loop and takes part in the other ranks' calls with weight zero. Its
+        loop ends when no rank has a batch. The gradient of a step is the mean over the existing micro-batches
+        (`result.batches`); average() is the mean over the ranks with a batch.
+
+        All ranks with a batch must make the same calls in the loop: forward, backward, step(), zero_grad(), average().
+        `on_joined_step(result)` is called on a rank without a batch after each of its step() calls. It is the place for
+        code that every rank runs once a step, such as `scheduler.step()`. A joined rank follows one engine: a loop that
+        steps several engines must use "drop"."""
         self._core.begin_epoch()
         batches = iter(loader)
         while True:
@@ -194,16 +212,17 @@ class Engine:
             yield batch  # type: ignore[misc]
 
     def zero_grad(self) -> None:
-        """Forgets the gradients since the last step(): of a batch that is thrown away, or what another loss left in
-        this module. After an update nothing has to be done, and without a backward since step() nothing is. Else
-        collective: Error MISMATCH on all ranks if some call step() meanwhile. Raises Error in the middle of an
-        accumulation, whose earlier micro-steps are summed already."""
+        """Drops all gradients since the last step(), for example those of a dropped batch or of another loss.
+
+        Collective and blocking if there was a backward since the last step(); otherwise it does nothing. Not needed
+        after an update. Raises Error: USAGE in the middle of an accumulation, because earlier micro-steps are already
+        summed; MISMATCH on all ranks if some ranks call step() instead."""
         self._core.zero_grad()
 
     @property
     def optimizer(self) -> Optimizer:
-        """For torch.optim.lr_scheduler: its `param_groups` hold "lr" and "weight_decay", which every step() takes from
-        there. Beside a scheduler of the configuration they must not be changed."""
+        """The optimizer object for torch.optim.lr_scheduler. Every step() takes "lr" and "weight_decay" from its
+        `param_groups`. If the configuration has a scheduler, they must not be changed. Owned by the engine."""
         if self._optimizer is None:
             hypers = self._core.groups
             groups = [
@@ -215,24 +234,24 @@ class Engine:
 
     @property
     def learning_rates(self) -> list[float]:
-        """What the next update takes, one a parameter group."""
+        """Learning rates of the next update, one per parameter group. Local."""
         if self._optimizer is not None:
             self._optimizer.push()
         rates = self._core.learning_rates
         return [rates[number] for number in self._group_members]
 
     def train(self, mode: bool = True) -> "Engine":
-        """The module's train()."""
+        """Calls the module's train(mode) and returns the engine."""
         self._model.train(mode)
         return self
 
     def eval(self) -> "Engine":
-        """The module's eval()."""
+        """Calls the module's eval() and returns the engine."""
         return self.train(False)
 
     @property
     def training(self) -> bool:
-        """Whether the module trains."""
+        """True if the module is in training mode."""
         return self._model.training
 
     # --- what there is ----------------------------------------------------------------------------------------------
@@ -249,58 +268,63 @@ class Engine:
 
     @property
     def device(self) -> torch.device:
-        """Where the module's parameters were when the engine was built, and where it computes; inputs belong there.
-        Whatever it is, the engine keeps parameters, gradients and optimizer in host memory."""
+        """The device of the module's parameters when the engine was built. The module computes there and takes inputs
+        there. On any device the engine keeps parameters, gradients and optimizer state in host memory."""
         return self._device
 
     @property
     def rank(self) -> int:
-        """This rank among all of the job."""
+        """This rank's number in the job, from 0."""
         return self._rank
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks in the job."""
         return self._world_size
 
     @property
     def steps(self) -> int:
-        """Committed updates so far."""
+        """Number of committed updates so far."""
         return self._steps
 
     def memory_report(self) -> _C.MemoryReport:
-        """Bytes of this rank by state: planned, and measured at their peak."""
+        """Memory of this rank in bytes, by state: planned, and measured at the peak. Local; reads smaps, so it is
+        slow."""
         return self._core.memory_report()
 
     def wire_report(self) -> dict[str, int]:
-        """Bytes received from other ranks since reset_counters(), and what the formula says of one step."""
+        """Bytes that this rank received from other ranks since reset_counters(): `all_gather`, `reduce_scatter`,
+        `between_nodes` (the part from other nodes) and `control`. `planned_all_gather` and `planned_reduce_scatter`
+        are the formula of one step. Local."""
         return self._core.wire_report()
 
     def reset_counters(self) -> None:
-        """Forgets peaks and traffic, so that a phase can be measured by itself."""
+        """Resets the peaks of memory and the counters of traffic, to measure a phase by itself. Local."""
         self._core.reset_counters()
 
     def average(self, value: float, name: str = "") -> float:
-        """Mean over ranks. Collective. Ranks compare the names, as those of barriers: without one, two averages that a
-        rank makes the other way round are the wrong numbers everywhere."""
+        """Returns the mean of `value` (a float64) over the ranks. Collective and blocking. Raises Error MISMATCH if
+        ranks give different names. Without names, two averages in a different order on one rank give wrong numbers on
+        all ranks and no error."""
         return self._core.average(value, name)
 
     def barrier(self, name: str = "") -> None:
-        """Waits until all ranks are here. Collective. The name is in errors and in the flight recorder; where ranks
-        give different ones, all get Error MISMATCH with both."""
+        """Blocks until all ranks are in this barrier. Collective. The name is in errors and in the flight recorder.
+        Raises Error MISMATCH on all ranks, with both names, if ranks give different names."""
         self._core.barrier(name)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def export_safetensors(self, path: str) -> None:
-        """Collective. All weights and buffers to one file, written by rank 0: the whole new file or none."""
+        """Writes all weights and persistent buffers to one safetensors file. Collective and blocking; rank 0 writes.
+        `path` is afterwards either the old file or the whole new one. Raises Error IO on all ranks."""
         self._core.export_safetensors(path)
 
     def close(self, *, keep_parameters: bool = True) -> None:
-        """Collective with `keep_parameters`: the module gets ordinary memory back, with the values of now, and works by
-        itself again. Without, and where an engine is only dropped, its parameters are gone: reading one is an error
-        with its name. Raises Error, with the engine closed, if the module holds others than those that got the
-        values."""
+        """Closes the engine. With `keep_parameters` the module gets ordinary memory with the current values and works
+        without the engine; this is collective and blocking, and needs memory for the whole model on every rank.
+        Otherwise, and if an engine is dropped without close(), the values are gone: reading a parameter is an error
+        with its name. Raises Error MODEL, with the engine closed, if parameters of the module were replaced."""
         self._core.close(keep_parameters=keep_parameters)
         self._world = None
         for handle in self._handles:
@@ -323,7 +347,7 @@ class Engine:
     if not TYPE_CHECKING:  # type checkers know what there is
 
         def __getattr__(self, name: str) -> Any:
-            """Says where it is what the user may be looking for."""
+            """Raises AttributeError with a hint if the module has the attribute."""
             has_it = hasattr(self.__dict__.get("_model"), name)
             raise AttributeError(
                 f"zeroth.Engine has no {name!r}{f', its module has: engine.module.{name}' if has_it else ''}"
@@ -345,10 +369,14 @@ def initialize(
     json_log: str = "",
     **others: None,
 ) -> tuple[Engine, Optimizer, None, Any]:
-    """The shape that DeepSpeed users know: (engine, optimizer, loader, scheduler). The optimizer is engine.optimizer,
-    the scheduler what `lr_scheduler(optimizer)` made: engine.step() steps it after each update. The configuration may
-    be `args.deepspeed_config`. The optimizer's type comes from it; objects of torch's, data sets, and what else
-    DeepSpeed takes are refused. `world`, `units`, `log_level` and `json_log` are those of Engine."""
+    """Builds an engine and returns DeepSpeed's tuple: (engine, engine.optimizer, None, scheduler). Collective and
+    blocking, as Engine.
+
+    `lr_scheduler`: a function that makes the scheduler from the optimizer; engine.step() steps it after each update.
+    `config` may also come from `args.deepspeed_config`. `model_parameters`: the `params` of Engine. `world`, `units`,
+    `log_level` and `json_log` are those of Engine. The configuration names the optimizer type.
+    Raises Error USAGE for optimizer objects, data sets and the other arguments of DeepSpeed; TypeError for unknown
+    arguments; and the errors of Engine."""
     for name, value in {"optimizer": optimizer, "training_data": training_data, **others}.items():
         if name not in _NOT_TAKEN:
             raise TypeError(f"initialize() got an unexpected keyword argument {name!r}")
@@ -390,7 +418,7 @@ _NOT_TAKEN = {
     "mpu": "there is data parallelism only, over world=",
     "mesh_param": "there is data parallelism only, over world=",
 }
-"""What DeepSpeed's initialize() takes beside, and where it belongs"""
+"""further arguments of DeepSpeed's initialize(), and their place in Zeroth"""
 
 
 def _refuse_second(model: nn.Module) -> None:
@@ -406,7 +434,7 @@ def _refuse_second(model: nn.Module) -> None:
 
 
 def _refuse_subclasses(model: nn.Module) -> None:
-    """Tensors that stand for others, DTensors above all: their memory is not their own."""
+    """Refuses tensor subclasses such as DTensor, which have no memory of their own."""
     for name, parameter in model.named_parameters():
         if is_traceable_wrapper_subclass(parameter) or is_traceable_wrapper_subclass(parameter.data):
             raise _C.make_error(
@@ -423,8 +451,8 @@ def _refuse_subclasses(model: nn.Module) -> None:
 def _look_again(
     require_same: Callable[[nn.Module, str, str], None], core: _C.Engine
 ) -> Callable[[nn.Module], _watch.Watched]:
-    """What the forward does when the module is no longer as it was. A function, not a method: the module does not know
-    the engine, which would live as long as the module does."""
+    """Makes the function that a forward calls after a change of the module. A function, not a method: a reference from
+    the module to the engine would keep the engine alive as long as the module."""
 
     def look_again(module: nn.Module) -> _watch.Watched:
         require_same(
@@ -439,7 +467,8 @@ def _look_again(
 
 
 def _refuse_state_dict(path: str, module: nn.Module) -> RemovableHandle:
-    """Where parameters are sharded. Copies of the module, which have its hooks, may."""
+    """Makes state_dict() of a module with sharded parameters raise. A copy of the module has the same hooks, and its
+    state_dict() works."""
     owner = weakref.ref(module)
 
     def hook(called: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -456,8 +485,8 @@ def _refuse_state_dict(path: str, module: nn.Module) -> RemovableHandle:
 
 
 def _members(model: nn.Module, group_of: Mapping[str, int], groups: int) -> dict[int, list[nn.Parameter]]:
-    """Parameters of each group by its number; 0 is the configuration's, which has those that train where there are no
-    others."""
+    """Parameters of each group, by group number. Group 0 is the configuration's: without other groups it has all
+    trainable parameters."""
     if groups == 0:
         return {0: [parameter for parameter in model.parameters() if parameter.requires_grad]}
     members: dict[int, list[nn.Parameter]] = {number: [] for number in range(1, groups + 1)}
@@ -468,8 +497,8 @@ def _members(model: nn.Module, group_of: Mapping[str, int], groups: int) -> dict
 
 
 def _refuse_another_world(world: _C.World) -> None:
-    """The environment's must be the one that torch.distributed speaks of, if that is in use. A group of it may be any
-    part of it."""
+    """Raises Error if torch.distributed is in use and its world differs from the environment's. A World.from_group()
+    may be any part of it."""
     if world.backend.startswith("c10d") or not dist.is_available() or not dist.is_initialized():
         return
     theirs = (dist.get_rank(), dist.get_world_size())
@@ -485,7 +514,8 @@ def _refuse_another_world(world: _C.World) -> None:
 
 
 def _make_hook_dict(parameter: nn.Parameter) -> None:
-    """Python's hooks after accumulation replace a C++ hook, unless their dictionary was there before it."""
+    """Creates the parameter's dictionary of Python hooks after accumulation. If torch made it later, it would replace
+    the engine's C++ hook."""
     if not parameter.is_leaf or not (parameter.is_floating_point() or parameter.is_complex()):
         return
     trains = parameter.requires_grad
@@ -495,7 +525,7 @@ def _make_hook_dict(parameter: nn.Parameter) -> None:
 
 
 def _hook_dicts(model: nn.Module) -> dict[str, dict[int, Any]]:
-    """By the parameter's name."""
+    """The dictionaries of hooks after accumulation, by parameter name."""
     named = model.named_parameters(remove_duplicate=False)
     hooks = {name: getattr(parameter, "_post_accumulate_grad_hooks", None) for name, parameter in named}
     return {name: entries for name, entries in hooks.items() if entries is not None}
@@ -504,8 +534,8 @@ def _hook_dicts(model: nn.Module) -> dict[str, dict[int, Any]]:
 def _groups(
     model: nn.Module, params: ParamGroups | None
 ) -> tuple[list[tuple[float | None, float | None]], dict[str, int]]:
-    """Hyper-parameters of each group, and the group of each parameter, counted from 1. Raises Error for keys that are
-    not known, and for trainable parameters in no group or in two, and for such that are not the module's."""
+    """Hyper-parameters of each group, and the group of each parameter, counted from 1. Raises Error USAGE for unknown
+    keys, for trainable parameters in no group or in two, and for parameters of other modules."""
     if params is None:
         return [], {}
     entries = list(params)

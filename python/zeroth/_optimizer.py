@@ -1,4 +1,4 @@
-"""The engine's optimizer as torch's schedulers see it."""
+"""The engine's optimizer, as an object for torch's schedulers."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,15 +14,15 @@ __all__ = ["Optimizer"]
 
 
 class Optimizer(torch.optim.Optimizer):
-    """`engine.optimizer`: for torch.optim.lr_scheduler and whatever else writes to `param_groups`.
+    """`engine.optimizer`, for torch.optim.lr_scheduler and other code that writes to `param_groups`.
 
-    Each step takes "lr" and "weight_decay" of every group; all ranks must write the same (Error MISMATCH if not, and
-    nothing is updated). The state is in the engine: `state` is empty, step() is engine.step(), and state_dict() and
-    load_state_dict() are refused.
+    Each step takes "lr" and "weight_decay" of every group. All ranks must write the same values: otherwise step()
+    raises Error MISMATCH and updates nothing. The engine owns the optimizer state: `state` is empty, step() is
+    engine.step(), and state_dict() and load_state_dict() raise Error USAGE.
     """
 
     def __init__(self, engine: "Engine", core: _C.Engine, groups: Sequence[tuple[int, dict[str, Any]]]) -> None:
-        """`groups`: the number of each in the engine, and what torch keeps of it."""
+        """`groups`: for each group its number in the engine and its entry for torch."""
         self._engine = engine
         self._core = core
         self._numbers = [number for number, _ in groups]
@@ -30,7 +30,7 @@ class Optimizer(torch.optim.Optimizer):
         self._taken = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """engine.step(). A closure is refused: backward comes first."""
+        """Calls engine.step() and returns its StepResult. Raises Error USAGE for a closure: backward comes first."""
         if closure is not None:
             raise _C.make_error(
                 "USAGE",
@@ -41,11 +41,11 @@ class Optimizer(torch.optim.Optimizer):
         return self._engine._step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """engine.zero_grad(), whatever `set_to_none` is."""
+        """Calls engine.zero_grad() and ignores `set_to_none`."""
         self._engine.zero_grad()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only while it is built: the engine's groups are those that it was built with."""
+        """Raises Error USAGE after construction: the engine's groups are fixed."""
         if hasattr(self, "_taken"):
             raise _C.make_error(
                 "USAGE",
@@ -56,11 +56,11 @@ class Optimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Refused: what it could say has no moments in it."""
+        """Raises Error USAGE: the moments are in the engine."""
         raise self._no_state("has no state_dict()")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Refused, as state_dict() is."""
+        """Raises Error USAGE, as state_dict() does."""
         raise self._no_state("takes no state_dict()")
 
     @staticmethod
@@ -73,8 +73,8 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def push(self) -> None:
-        """Hands changed hyper-parameters to the engine. Raises Error if they changed beside a scheduler of the
-        configuration."""
+        """Passes changed hyper-parameters to the engine. Raises Error USAGE if they changed and the configuration has a
+        scheduler."""
         for place, (number, group) in enumerate(zip(self._numbers, self.param_groups, strict=True)):
             wanted = (float(group["lr"]), float(group["weight_decay"]))
             if wanted != self._taken[place]:

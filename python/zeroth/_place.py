@@ -1,8 +1,8 @@
-"""Where the user's program is, for ranks that wait for this one, or that it leaves with an exception.
+"""The current line of the user's program, for ranks that wait for this one and for errors.
 
-A rank that hangs may hold the GIL, so nobody can ask the interpreter. `faulthandler` can: its signal handler writes the
-traceback of the thread that gets the signal with system calls alone. The thread of the control plane sends that signal,
-reads the pipe, and takes the first line of the user's own."""
+A rank that hangs may hold the GIL, so the interpreter cannot be asked. The signal handler of `faulthandler` writes the
+traceback of the interrupted thread with system calls only. The thread of the control plane sends that signal, reads the
+pipe, and takes the first line outside of libraries."""
 
 import faulthandler
 import functools
@@ -21,12 +21,12 @@ from zeroth import _C
 __all__ = ["announce", "place_of"]
 
 _registered: tuple[int, int, int] | None = None
-"""signal, and the two ends of the pipe: for the whole process, and for good"""
+"""signal and the two ends of the pipe, for the lifetime of the process"""
 
 
 def announce(world: _C.World) -> None:
-    """Lets `world` find the line, and leave a notebook or a shell alone when the job has failed. Where no real-time
-    signal is free, lines are not given, and phases still are."""
+    """Lets the control plane of `world` find the current line, and spares notebooks and shells when the job has failed.
+    Without a free real-time signal, reports have phases but no lines."""
     global _registered
     if world.size == 1:
         return
@@ -50,7 +50,7 @@ def announce(world: _C.World) -> None:
 
 
 def place_of(where: TracebackType | None) -> str:
-    """ "train.py:57 in load_batch": the innermost line of the user's own, "" where there is none."""
+    """ "train.py:57 in load_batch": the innermost line outside of libraries; "" if there is none."""
     for frame in reversed(traceback.extract_tb(where)):
         if not frame.filename.startswith(_not_the_users()):
             return f"{frame.filename.removeprefix(os.getcwd() + '/')}:{frame.lineno} in {frame.name}"
@@ -59,7 +59,7 @@ def place_of(where: TracebackType | None) -> str:
 
 @functools.cache
 def _not_the_users() -> tuple[str, ...]:
-    """How files begin that are a library's."""
+    """Path prefixes of library files."""
     libraries = {Path(path).parent for path in (__file__, torch.__file__)}
     libraries |= {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return (*sorted({str(path) + "/" for folder in libraries for path in (folder, folder.resolve())}), "<frozen")

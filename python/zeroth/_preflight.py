@@ -1,4 +1,4 @@
-"""Imports torch before our C++ side, which needs its libraries, and only the version that it was built with."""
+"""Imports torch before the native module, which needs torch's libraries, and checks the version of torch."""
 
 import torch
 
@@ -8,7 +8,7 @@ __all__ = ["VERSION", "check_torch"]
 
 
 def check_torch(found: str, built: str) -> None:
-    """Raises ImportError unless both are the same release; what follows a '+' is not compared."""
+    """Raises ImportError unless `found` and `built` are the same release; text after a '+' is not compared."""
     if found.split("+")[0] != built.split("+")[0]:
         raise ImportError(
             f"zeroth {VERSION} was built with torch {built}, and this is torch {found}: LibTorch has no stable C++ interface. "  # noqa: E501

@@ -1,5 +1,5 @@
-"""Tensors in what modules take and return, where it is no tuple, list or dict: those are looked into by the C++
-side."""
+"""Finds tensors in inputs and outputs of modules that are not tuples, lists or dicts. The native module handles those
+three."""
 
 import dataclasses
 import types
@@ -13,7 +13,7 @@ __all__ = ["parts"]
 
 
 def parts(value: Any) -> Collection[Any]:
-    """What lies directly inside `value`; empty for what holds nothing."""
+    """The values directly inside `value`; empty if it holds none."""
     if isinstance(value, Mapping):
         return list(value.values())
     if isinstance(value, (set, frozenset)):
@@ -34,6 +34,5 @@ def parts(value: Any) -> Collection[Any]:
     return inside + list(getattr(value, "__dict__", {}).values())
 
 
-# Under torch.compile this is no part of anybody's graph. torch.compiler.disable() says it, too, but imports all of
-# dynamo.
+# Keeps parts() out of the graphs of torch.compile. torch.compiler.disable() does the same, but imports all of dynamo.
 set_code_exec_strategy(parts.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))

@@ -13,26 +13,27 @@ __all__ = ["Unit", "find_units", "units"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit as the engine will see it."""
+    """A unit of the model, as the engine makes it. A frozen value."""
 
     name: str
-    """path of the module; "root" for all that lies in no other unit"""
+    """path of the module; "root" for the unit of all other parameters"""
     type: str
-    """class of the module"""
+    """class name of the module"""
     num_params: int
-    """elements of its own parameters, tied ones once"""
+    """number of elements of its own parameters; tied parameters count once"""
 
 
 _SMALLEST_LIST = 100
-"""a list with less than this part of the model's elements, one in so many, stays in the root: it would cost calls and
-save nothing"""
+"""a list with less than one hundredth of the model's elements stays in the root unit: units there would cost calls and
+save no memory"""
 
 
 def find_units(model: nn.Module) -> dict[str, nn.Module]:
-    """By path, the members of one class of each ModuleList or Sequential that has at least two of it: the blocks, of an
-    encoder as of a decoder. Else nothing, and all is root. Members of a list inside a list are the outer one's, and
-    what lies in a unit belongs to it. Of several classes in a list it is the one that is there most often, then the one
-    with more parameters."""
+    """The default units, by path: from each ModuleList or Sequential the members of one class with at least two.
+
+    Without such a list the result is empty, and all parameters belong to the root unit. Members of a list inside a list
+    count as members of the outer list. A list inside a unit makes no units. If a list has several classes, the class
+    with the most members is taken, and among equal ones the class with more parameters."""
     found: dict[str, nn.Module] = {}
     smallest = sum(parameter.numel() for parameter in model.parameters()) / _SMALLEST_LIST
     for path, module in model.named_modules():
@@ -52,7 +53,7 @@ def _inside(path: str, units: Iterable[str]) -> bool:
 
 
 def named_units(model: nn.Module, chosen: Iterable[nn.Module]) -> dict[str, nn.Module]:
-    """Paths of modules that the user chose. Raises Error for one that is not inside the model."""
+    """The user's units, by path. Raises Error MODEL for a module that is not inside the model or has no forward."""
     wanted = {id(module): module for module in chosen}
     found = {
         name: module for name, module in model.named_modules(remove_duplicate=False) if id(module) in wanted and name
@@ -75,7 +76,7 @@ def named_units(model: nn.Module, chosen: Iterable[nn.Module]) -> dict[str, nn.M
 
 
 def units(model: nn.Module) -> list[Unit]:
-    """The units that Engine(model) will make, root first."""
+    """Returns the units that Engine(model) will make, root first. Local; `model` is not changed."""
     found = find_units(model)
     owner: dict[int, str] = {}
     sizes: Counter[str] = Counter()
@@ -94,7 +95,7 @@ def units(model: nn.Module) -> list[Unit]:
 
 
 def _called(container: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Members with parameters; those of members that are containers themselves in their place."""
+    """Members with parameters. A member that is itself a container is replaced by its members."""
     for name, child in container.named_children():
         inside = f"{path}.{name}" if path else name
         if not _has_forward(child):

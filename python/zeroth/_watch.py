@@ -1,4 +1,4 @@
-"""What a module holds, and how the engine hears that it holds something else."""
+"""Records the parameters, submodules and buffers of a module, and detects later changes."""
 
 import weakref
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from zeroth import _C
 __all__ = ["Buffer", "Watched", "buffers", "follow", "held"]
 
 Watched = list[tuple[dict[str, Any], tuple[Any, ...] | int]]
-"""dictionaries of modules, each with its values, or with their number where they may change"""
+"""dictionaries of modules, each with its values, or with the number of its values if these may change"""
 
 Buffer = tuple[dict[str, Any], str, str, torch.Tensor | None, bool]
-"""where it is: the module's `_buffers` and the key; its name; what it is; whether it is part of the module's state"""
+"""a buffer: the module's `_buffers` and the key there; its name; the tensor or None; True if it is persistent"""
 
 
 def held(model: nn.Module) -> Watched:
-    """Parameters and modules, and how many buffers there are. A scripted module keeps them elsewhere, and does not
-    change."""
+    """The parameters and submodules of each module, and the number of its buffers. Scripted modules are left out: they
+    store them elsewhere and do not change."""
     watched: Watched = []
     for module in model.modules():
         for holder in (module._parameters, module._modules):
@@ -32,7 +32,7 @@ def held(model: nn.Module) -> Watched:
 
 
 def buffers(model: nn.Module) -> list[Buffer]:
-    """Those that are None for now, too."""
+    """All buffers of the module, also those that are None now."""
     found: list[Buffer] = []
     for path, module in model.named_modules(remove_duplicate=False):
         passing: set[str] = getattr(module, "_non_persistent_buffers_set", set())
@@ -43,9 +43,9 @@ def buffers(model: nn.Module) -> list[Buffer]:
 
 
 def follow(model: nn.Module) -> Callable[[nn.Module, str, str], None]:
-    """A function that looks at the module when it may be no longer as it was: (module, where, hint). Modules may be
-    wrapped, taken out for a while and put back, and get buffers and frozen parameters; a parameter that the engine
-    would not train, or no longer, is an Error."""
+    """Returns a function (module, where, hint) that checks a changed module. Allowed: wrapping modules, removing and
+    restoring them, new buffers, new frozen parameters. Raises Error MODEL if a parameter of the engine is gone, or a
+    new trainable parameter has come."""
     known = {
         id(parameter): (f"{path}.{key}" if path else key, weakref.ref(module))
         for path, module in model.named_modules()

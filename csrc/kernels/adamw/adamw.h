@@ -18,7 +18,7 @@
 
 namespace zeroth::kernels {
 
-/// Hyper-parameters of one step, as users give them.
+/// Hyper-parameters of one step, as the user sets them.
 struct AdamWHyper {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -26,12 +26,11 @@ struct AdamWHyper {
   double eps = 1e-8;
   double weight_decay = 0.0;
   bool decoupled = true;  ///< AdamW if true; else weight_decay is added to the gradient (Adam with L2)
-  double factor = 1.0;    ///< what turns the accumulated sum into the gradient: clip / (ranks * micro_steps * weights)
+  double factor = 1.0;    ///< turns the accumulated sum into the gradient: clip / (ranks * micro_steps * weights)
   std::int64_t step = 1;  ///< >= 1
 };
 
-/// What the kernel multiplies with. Computed once per step in double; each is rounded once to the dtype of
-/// the state.
+/// Coefficients of the kernel. Computed once per step in double; each is rounded once to the dtype of the state.
 struct AdamWCoefficients {
   double factor = 1.0;
   double l2 = 0.0;     ///< weight decay added to the gradient
@@ -46,11 +45,11 @@ struct AdamWCoefficients {
 
 [[nodiscard]] AdamWCoefficients adamw_coefficients(const AdamWHyper& hyper) noexcept;
 
-/// One range of n elements. The arrays do not overlap; param, exp_avg and exp_avg_sq are updated in place.
-/// Any alignment that the type itself needs is correct; multiples of 64 bytes are fast.
+/// One range of n elements. The arrays do not overlap; param, exp_avg and exp_avg_sq are updated in place. Pointers
+/// need the alignment of their type; multiples of 64 bytes are fast.
 struct AdamWArgs {
   void* param = nullptr;        ///< [n] of `dtype`; with `low` [n] BFloat16
-  std::int16_t* low = nullptr;  ///< [n] or null: what bf16 parameters lack of their masters (dtype kFloat32)
+  std::int16_t* low = nullptr;  ///< [n] or null: lower halves of the masters of bf16 parameters (dtype kFloat32)
   void* exp_avg = nullptr;      ///< [n] of `dtype`: m
   void* exp_avg_sq = nullptr;   ///< [n] of `dtype`: v
   const void* grad = nullptr;   ///< [n] of `dtype`: the accumulated sum, not yet scaled
@@ -59,9 +58,9 @@ struct AdamWArgs {
   AdamWCoefficients coefficients{};
 };
 
-/// Updates the range; runs on the calling thread. Traffic: 28 B an element in fp32, 56 B in fp64. Every split of
-/// a range into calls gives the same bits, and so do every `isa` and masters in two halves; a NaN result is the
-/// positive quiet NaN. Throws Error{kUsage}: other dtype, low with kFloat64, n < 0, unsupported isa.
+/// Updates the range on the calling thread. Memory traffic: 28 B per element in fp32, 56 B in fp64. The bits do not
+/// depend on the split of a range into calls, on `isa`, or on the storage of masters in two halves. A NaN result is the
+/// positive quiet NaN. Throws Error{kUsage} for another dtype, low with kFloat64, n < 0, or an unsupported isa.
 void adamw_step(const AdamWArgs& args, Isa isa);
 
 }  // namespace zeroth::kernels

@@ -1,9 +1,9 @@
-// AdamW on a CUDA device: the arithmetic of adamw_math.h, so the bits of the CPU variants.
+// AdamW on a CUDA device: the arithmetic of adamw_math.h, so it has the bits of the CPU variants.
 #pragma once
 
 #include <kernels/adamw/adamw.h>
 
 /// Enqueues adamw_step(args) on `stream` (a cudaStream_t); the pointers of args are device pointers. Returns a
-/// cudaError_t: 0; cudaErrorInvalidValue for what adamw_step refuses, and nothing is launched; or why the launch
-/// failed. Faults of the kernel itself surface at the stream's next synchronisation. Does not block.
+/// cudaError_t: 0; cudaErrorInvalidValue, without a launch, for arguments that adamw_step refuses; or the error of the
+/// launch. Faults of the kernel itself surface at the stream's next synchronisation. Does not block.
 extern "C" int zeroth_cuda_adamw(const zeroth::kernels::AdamWArgs* args, void* stream);

@@ -32,7 +32,7 @@ struct AdamWState {
   V param, exp_avg, exp_avg_sq;
 };
 
-/// kL2: weight decay is added to the gradient.
+/// kL2: add weight decay to the gradient.
 template <bool kL2, class V>
 ZR_HOST_DEVICE ZR_INLINE AdamWState<V> adamw_element(const AdamWFactors<V>& f, V sum, AdamWState<V> old) {
   V grad = sum * f.factor;

@@ -1,5 +1,4 @@
-// The compiled variants behind adamw_step: contract as there, without its checks and its floating-point
-// environment.
+// The compiled variants of adamw_step: the same contract, without its checks and its floating-point environment.
 #pragma once
 
 #include <kernels/adamw/adamw.h>

@@ -8,7 +8,7 @@
 namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
-/// Returns how many of the elements of its thread are infinite or NaN.
+/// Returns the number of its thread's elements that are infinite or NaN.
 template <bool kAdd, class Types, int kLanes>
 struct BucketGrid {
   typename Types::Out* dst;
@@ -31,7 +31,7 @@ struct BucketGrid {
   }
 };
 
-/// launch(body, threads) adds what the threads return to the caller's count.
+/// launch(body, threads) adds the return values of the threads to the caller's count.
 template <class Launch>
 bool bucket_on_grid(const detail::BucketArgs& args, Launch& launch) {
   if (args.n < 0 || !is_bucketed(args.src_dtype, args.dst_dtype, args.add)) {

@@ -20,7 +20,7 @@ struct BucketTypes {
   static constexpr bool kAddable = sizeof(Out) == sizeof(Sum);
 };
 
-/// body(BucketTypes<...>{}) for a pair that is_bucketed.
+/// Calls body(BucketTypes<...>{}) for a pair of types that is_bucketed.
 template <class Body>
 ZR_INLINE auto with_bucket_types(DType src, DType dst, const Body& body) {
   switch (src) {
@@ -34,7 +34,7 @@ ZR_INLINE auto with_bucket_types(DType src, DType dst, const Body& body) {
   }
 }
 
-/// What stands in the bucket when a gradient was added.
+/// The bucket's value after a gradient was added.
 template <class W>
 ZR_HOST_DEVICE ZR_INLINE W bucket_sum(W bucket, W gradient) {
   return canonical(bucket + gradient);

@@ -1,5 +1,4 @@
-// The compiled variants behind bucket_store, bucket_add and fill_zero, without checks and floating-point
-// environment.
+// The compiled variants of bucket_store, bucket_add and fill_zero, without checks and floating-point environment.
 #pragma once
 
 #include <kernels/bucket/bucket.h>

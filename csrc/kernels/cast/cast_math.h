@@ -1,5 +1,5 @@
-// Which pairs of types cast_range converts, and how. On the CPU the conversions are the loads and stores of
-// lanes and vectors.
+// The pairs of types of cast_range, and their conversions. On the CPU the loads and stores of lanes and vectors
+// convert.
 #pragma once
 
 #include <kernels/common/lane.h>
@@ -22,7 +22,7 @@ struct CastTypes {
   using In = InType;
 };
 
-/// body(CastTypes<...>{}) for a pair that is_castable.
+/// Calls body(CastTypes<...>{}) for a pair of types that is_castable.
 template <class Body>
 ZR_INLINE void with_cast_types(DType src, DType dst, const Body& body) {
   const bool to_bf16 = dst == DType::kBFloat16;
@@ -37,8 +37,8 @@ ZR_INLINE void with_cast_types(DType src, DType dst, const Body& body) {
   }
 }
 
-// A GPU's own conversions between fp32 and fp64 may change which NaN it is. x86 keeps sign and payload and
-// makes it quiet, so that is done by hand.
+// A GPU's own conversions between fp32 and fp64 may change the bits of a NaN. x86 keeps its sign and payload and makes
+// it quiet, so this code does the same by hand.
 ZR_HOST_DEVICE ZR_INLINE double widened(float x) {
   const auto bits = __builtin_bit_cast(std::uint32_t, x);
   const std::uint64_t nan = (static_cast<std::uint64_t>(bits & 0x80000000U) << 32U) | kQuietNan64 |

@@ -1,5 +1,4 @@
-// Facts about compiler and processor that the kernels need: the only header of csrc/kernels that may hold an
-// #if.
+// Facts about compiler and processor for the kernels. The only header of csrc/kernels that may contain #if.
 #pragma once
 
 #if !defined(__x86_64__)
@@ -17,8 +16,7 @@
 
 // [Note: One definition per instruction set]
 // A kernel template is compiled several times: with plain x86-64 flags, with -mavx2 -mfma -mf16c and with -mavx512*.
-// If such a file emitted an ordinary inline function, the linker would keep one copy of it for the whole
-// program, maybe the AVX-512 one, and a processor without AVX-512 would stop with SIGILL in code that never
-// asked for it. So everything that those files include and use has internal linkage: unnamed namespaces,
-// built-in functions, intrinsics; no inline function of the standard library. The test kernels_linkage reads
-// the symbol tables of the objects and holds this.
+// If such a file emitted an ordinary inline function, the linker would keep one copy of it for the whole program. If it
+// kept the AVX-512 copy, a processor without AVX-512 would stop with SIGILL in unrelated code. So everything that those
+// files include and use has internal linkage: unnamed namespaces, built-in functions, intrinsics; no inline function of
+// the standard library. The test kernels_linkage reads the symbol tables of the objects and checks this.

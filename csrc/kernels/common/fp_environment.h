@@ -5,10 +5,10 @@
 
 namespace zeroth::kernels::detail {
 
-/// Sets MXCSR to its power-on value and restores the caller's on leaving, exception flags included. Other
-/// libraries set flush-to-zero for speed (torch.set_flush_denormal, -ffast-math start-up code); the bits of a
-/// step must not depend on that. The guarded arithmetic has to sit in a function of another translation unit:
-/// the compiler knows nothing of MXCSR and could move inlined arithmetic out of the guarded region.
+/// Sets MXCSR to its power-on value, and restores the caller's value, with exception flags, in the destructor. Other
+/// libraries set flush-to-zero for speed (torch.set_flush_denormal, -ffast-math start-up code), and the bits of a step
+/// must not depend on that. The guarded arithmetic must be in a function of another translation unit: the compiler does
+/// not track MXCSR and could move inlined arithmetic out of the guarded region.
 class FpEnvironment {
  public:
   FpEnvironment() noexcept : saved_(_mm_getcsr()) { _mm_setcsr(kDefault); }

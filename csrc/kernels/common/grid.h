@@ -1,12 +1,12 @@
-// What one thread of a CUDA grid does with a range. The bodies of the kernels are written against this header
-// in <op>_grid.h, which the device and the host compile alike: <op>_cuda.cu launches them, and the test
-// cuda_grid_test runs every thread of small grids on the host and compares with the CPU kernels, so that
-// grids, packs and tails are proved where there is no GPU. Internal linkage, see arch.h.
+// The work of one thread of a CUDA grid on a range. The bodies of the kernels in <op>_grid.h use this header, and both
+// device and host compile them. <op>_cuda.cu launches them. The test cuda_grid_test runs every thread of small grids on
+// the host and compares with the CPU kernels, so grids, packs and tails are tested without a GPU. Internal linkage, see
+// arch.h.
 //
-// An op offers `bool <op>_on_grid(args, launch)`: false, and nothing launched, if the arguments are no good;
-// else it calls launch(body, threads) for every launch, in their order on a stream. A body is a value without
-// pointers into the host's memory; body(GridThread) does the work of one thread of any number of them;
-// `threads` is how many have work.
+// An op has a function `bool <op>_on_grid(args, launch)`. It returns false, without a launch, for invalid arguments.
+// Otherwise it calls launch(body, threads) for every launch, in stream order. A body is a value without pointers to
+// host memory. body(GridThread) does the work of one thread, for any number of threads. `threads` is the number of
+// threads with work.
 #pragma once
 
 #include <kernels/common/masters.h>
@@ -18,11 +18,11 @@
 namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
-/// Elements that a thread handles at once where everything is aligned: 16 bytes of fp32.
+/// Elements that a thread handles at once if all arrays are aligned: 16 bytes of fp32.
 inline constexpr int kPack = 4;
 
-/// Sources of one launch of a reduction: their addresses travel with it, within the 4 KiB that every device
-/// takes.
+/// Number of sources of one launch of a reduction. Their addresses are kernel arguments, which may have 4 KiB on every
+/// device.
 inline constexpr int kMostSources = 128;
 
 struct GridThread {
@@ -35,9 +35,9 @@ struct Count {
   static constexpr int kValue = kNumber;
 };
 
-/// body(Count<kLanes>{}, i) for the packs of this thread, body(Count<1>{}, i) for its elements behind the
-/// last pack. Neighbouring threads have neighbouring packs, so a warp reads whole lines; a thread whose turn
-/// is over goes on one grid further.
+/// Calls body(Count<kLanes>{}, i) for the packs of this thread, and body(Count<1>{}, i) for its elements after the last
+/// pack. Neighbouring threads have neighbouring packs, so a warp reads whole lines. The next pack of a thread is one
+/// grid size further.
 template <int kLanes, class Body>
 ZR_HOST_DEVICE ZR_INLINE void for_each_pack(GridThread thread, std::int64_t n, const Body& body) {
   const std::int64_t packs = n / kLanes;
@@ -51,7 +51,7 @@ ZR_HOST_DEVICE ZR_INLINE void for_each_pack(GridThread thread, std::int64_t n, c
   }
 }
 
-/// Whether packs of kPack elements may be used from `p` on. Null is.
+/// True if `p` is aligned for packs of kPack elements; also true for null.
 template <class T>
 bool is_packable(const T* p) {
   return reinterpret_cast<std::uintptr_t>(p) % alignof(Elements<T, kPack>) == 0;
@@ -64,7 +64,7 @@ inline bool is_packable(SplitMasters params) {
   return is_packable(params.high) && is_packable(params.low);
 }
 
-/// body(Count<kPack>{}), or body(Count<1>{}) where one of the arrays is not aligned for packs.
+/// Calls body(Count<kPack>{}), or body(Count<1>{}) if one of the arrays is not aligned for packs.
 template <class Body>
 void with_packs(bool packable, const Body& body) {
   if (packable) {
@@ -74,7 +74,7 @@ void with_packs(bool packable, const Body& body) {
   }
 }
 
-/// Threads that have work in for_each_pack<kLanes>: the first ones take the elements behind the packs, too.
+/// Number of threads with work in for_each_pack<kLanes>. The first threads also take the elements after the packs.
 template <int kLanes>
 constexpr std::int64_t threads_for(std::int64_t n) {
   return n / kLanes > n % kLanes ? n / kLanes : n % kLanes;

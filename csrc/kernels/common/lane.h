@@ -1,16 +1,14 @@
-// Lane<T>: one element with the interface of a SIMD vector. It is the scalar variant of every kernel, the
-// tail loop of the wide ones and the element of the CUDA kernels, so that the arithmetic of an op is written
-// once.
+// Lane<T>: one element with the interface of a SIMD vector. It is the scalar variant of every kernel, the tail loop of
+// the wide variants and the element of the CUDA kernels. So the arithmetic of an op is written once.
 //
-// Rules that make all widths give the same bits (see also [Note: One definition per instruction set] in
-// arch.h):
-// - add, subtract, multiply, divide and square root are IEEE; a fused multiply-add is written fused(a, b, c)
-// = a * b + c with one
-//   rounding; the compiler may not make others (-ffp-contract=off, nvcc -fmad=false);
-// - which NaN comes out of an operation with NaN inputs depends on operand order, which compilers change, and
-// on the processor. So
-//   every result of arithmetic goes through canonical() before it is stored: any NaN becomes the positive
-//   quiet NaN without payload.
+// Rules for the same bits at all widths (see also [Note: One definition per instruction set] in arch.h):
+// - Add, subtract, multiply, divide and square root are IEEE. A fused multiply-add is written fused(a, b, c) = a * b +
+// c
+//   with one rounding. The compiler may not make others (-ffp-contract=off, nvcc -fmad=false).
+// - The NaN that results from NaN inputs depends on the processor and on the operand order, which compilers change. So
+// every
+//   result of arithmetic goes through canonical() before it is stored: any NaN becomes the positive quiet NaN without
+//   payload.
 #pragma once
 
 #include <kernels/common/arch.h>
@@ -49,7 +47,7 @@ struct Lane<float> {
     p->bits = static_cast<std::uint16_t>((x & 0x7fffffffU) > 0x7f800000U ? quiet : rounded);
   }
   ZR_HOST_DEVICE ZR_INLINE void stream(BFloat16* p) const { store(p); }
-  /// As Float16 of zeroth/base/dtype.h does it.
+  /// The same conversion as Float16 in zeroth/base/dtype.h.
   ZR_HOST_DEVICE static ZR_INLINE Lane load(const Float16* p) {
     const std::uint32_t sign = (p->bits & 0x8000U) << 16U;
     const std::uint32_t exponent = (p->bits >> 10U) & 0x1fU;

@@ -1,4 +1,4 @@
-// Launches bodies of grid.h on a stream; included by .cu files alone.
+// Launches bodies of grid.h on a stream; only .cu files include it.
 #pragma once
 
 #include <kernels/common/grid.h>
@@ -12,7 +12,7 @@ namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
 inline constexpr int kThreads = 256;
-/// Enough blocks to fill any device several times over; longer ranges go round the grid again.
+/// Enough blocks to fill any device several times. For longer ranges each thread repeats with the next grid.
 inline constexpr std::int64_t kMaxBlocks = 16384;
 
 __device__ __forceinline__ GridThread this_thread() {
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads) run_body(const __grid_constant__ Bod
   body(this_thread());
 }
 
-/// After the first launch that fails there are no others.
+/// After the first failed launch it launches nothing more.
 class Launch {
  public:
   explicit Launch(void* stream) : stream_(static_cast<cudaStream_t>(stream)) {}
@@ -40,7 +40,7 @@ class Launch {
     run(run_body<Body>, threads, body);
   }
 
-  /// kernel(arguments...) on as many blocks as `threads` need.
+  /// Launches kernel(arguments...) with enough blocks for `threads` threads.
   template <class Kernel, class... Arguments>
   void run(Kernel kernel, std::int64_t threads, const Arguments&... arguments) {
     if (status_ == cudaSuccess) {

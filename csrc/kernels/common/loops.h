@@ -9,13 +9,13 @@
 namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
-/// Ranges of at least this many bytes are written past the caches where nobody reads them soon: below it they
-/// fit in the L2 cache, and the next reader finds them there. Measured with benchmarks/kernels/memory_bench.
+/// Ranges of at least this many bytes are written past the caches if they are not read soon. Smaller ranges fit in the
+/// L2 cache, where the next reader finds them. Measured with benchmarks/kernels/memory_bench.
 inline constexpr std::int64_t kStreamBytes = std::int64_t{256} << 10;
 inline constexpr std::int64_t kStreamAlign = 64;
 
-/// Calls body(Width<V<T>>{}, i) for every full vector of [begin, n) and body(Width<Lane<T>>{}, i) for the
-/// elements that remain.
+/// Calls body(Width<V<T>>{}, i) for every full vector of [begin, n), and body(Width<Lane<T>>{}, i) for the remaining
+/// elements.
 template <template <class> class V, class T, class Body>
 ZR_INLINE void for_each_vector(std::int64_t begin, std::int64_t n, const Body& body) {
   std::int64_t i = begin;
@@ -27,7 +27,7 @@ ZR_INLINE void for_each_vector(std::int64_t begin, std::int64_t n, const Body& b
   }
 }
 
-/// Elements of [p, p + n) before the first one at a multiple of 64 bytes, where streaming stores may start.
+/// Number of elements of [p, p + n) before the first multiple of 64 bytes, where streaming stores may start.
 template <class T>
 ZR_INLINE std::int64_t elements_until_aligned(const T* p, std::int64_t n) {
   const auto misaligned = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(p) % kStreamAlign);
@@ -36,22 +36,22 @@ ZR_INLINE std::int64_t elements_until_aligned(const T* p, std::int64_t n) {
   return elements < n ? elements : n;
 }
 
-/// True if `n` elements at `p` are worth streaming stores (and p is aligned to its own type, so that a line
-/// boundary is reached).
+/// True if streaming stores pay for `n` elements at `p` and p is aligned to its type, so that it reaches a line
+/// boundary.
 template <class T>
 ZR_INLINE bool wants_streaming(const T* p, std::int64_t n) {
   return n * static_cast<std::int64_t>(sizeof(T)) >= kStreamBytes &&
          reinterpret_cast<std::uintptr_t>(p) % sizeof(T) == 0;
 }
 
-/// Streaming stores are weakly ordered: after this fence they are visible before any later store of this
+/// A fence for streaming stores, which are weakly ordered: earlier ones become visible before any later store of this
 /// thread (an epoch, a flag).
 ZR_INLINE void stream_fence() {
   __builtin_ia32_sfence();
 }
 
-/// for_each_vector for a body that writes dst[i] alone and never reads it. The body gets a third argument
-/// whose `kStream` says whether dst + i may be written with streaming stores.
+/// for_each_vector for a body that writes only dst[i] and never reads it. `kStream` of the body's third argument is
+/// true if dst + i may be written with streaming stores.
 struct CachedStores {
   static constexpr bool kStream = false;
 };

@@ -1,4 +1,4 @@
-// Where a kernel's parameters are: whole, or masters in two halves ([Note: Masters in two halves] in
+// The storage of a kernel's parameters: whole, or masters in two halves ([Note: Masters in two halves] in
 // zeroth/base/dtype.h). Internal linkage, see arch.h.
 #pragma once
 
@@ -40,7 +40,7 @@ struct SplitMasters {
   }
 };
 
-/// body(params), for states of `dtype` (kFloat32 or kFloat64); `low` is null where parameters are whole.
+/// Calls body(params), for states of `dtype` (kFloat32 or kFloat64). `low` is null if parameters are whole.
 template <class Body>
 ZR_INLINE void with_params(DType dtype, void* param, std::int16_t* low, const Body& body) {
   if (dtype == DType::kFloat64) {

@@ -1,6 +1,6 @@
-// Pack<T, n>: n neighbouring elements with the interface of a SIMD vector. It is what one thread of a CUDA
-// kernel reads, computes and writes at once; every lane of it is a Lane<T>, so its bits are those of the
-// scalar kernels. Internal linkage, see arch.h.
+// Pack<T, n>: n neighbouring elements with the interface of a SIMD vector. One thread of a CUDA kernel reads, computes
+// and writes one pack at once. Every element is a Lane<T>, so the bits are those of the scalar kernels. Internal
+// linkage, see arch.h.
 #pragma once
 
 #include <kernels/common/lane.h>
@@ -11,7 +11,7 @@
 namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
-/// Elements in memory, aligned so that a thread moves them in words of up to 16 bytes, its widest.
+/// Elements in memory, aligned so that a thread moves them in words of up to 16 bytes, the widest words.
 template <class T, int kCount>
 struct alignas(kCount * sizeof(T) > 16 ? 16 : kCount * sizeof(T)) Elements {
   T element[kCount];

@@ -19,9 +19,8 @@ struct No {
   static constexpr bool kValue = false;
 };
 
-/// body(Yes{}) or body(No{}): turns a condition that holds for a whole range into a template argument. A
-/// branch that the compiler leaves inside a loop has cost up to a factor of two, depending on nothing but
-/// where the code came to lie.
+/// Calls body(Yes{}) or body(No{}): turns a condition that holds for a whole range into a template argument. A branch
+/// that the compiler leaves inside a loop has cost up to a factor of two, depending only on the placement of the code.
 template <class Body>
 ZR_INLINE void with_flag(bool flag, const Body& body) {
   if (flag) {

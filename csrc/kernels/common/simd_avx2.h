@@ -1,5 +1,4 @@
-// Avx2<T>: 256-bit vectors with the interface of Lane<T>. Included by the files built with -mavx2 -mfma
-// alone.
+// Avx2<T>: 256-bit vectors with the interface of Lane<T>. Only files built with -mavx2 -mfma include it.
 #pragma once
 
 #include <kernels/common/lane.h>
@@ -65,7 +64,7 @@ struct Avx2<float> {
     const __m256i wide = _mm256_blendv_epi8(even, quiet, is_nan);
     return packed(wide);
   }
-  /// Of 32-bit lanes that fit in 16 bits, unsigned.
+  /// Packs 32-bit lanes whose values fit in 16 bits, unsigned.
   static ZR_INLINE __m128i packed(__m256i wide) {
     return _mm_packus_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
   }

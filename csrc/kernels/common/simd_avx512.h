@@ -1,5 +1,4 @@
-// Avx512<T>: 512-bit vectors with the interface of Lane<T>. Included by the files built with
-// -mavx512{f,dq,bw,vl} alone.
+// Avx512<T>: 512-bit vectors with the interface of Lane<T>. Only files built with -mavx512{f,dq,bw,vl} include it.
 #pragma once
 
 #include <kernels/common/lane.h>

@@ -1,4 +1,4 @@
-// The compiled variants behind copy_stream.
+// The compiled variants of copy_stream.
 #pragma once
 
 #include <cstdint>

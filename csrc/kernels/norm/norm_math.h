@@ -8,7 +8,7 @@
 namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
-/// Independent sums of a block: enough to hide the latency of a fused multiply-add at every width.
+/// Number of independent sums of a block: enough to hide the latency of a fused multiply-add at every width.
 constexpr std::int64_t kNormLanes = 32;
 constexpr std::int64_t kNormRows = 32;
 
@@ -45,13 +45,13 @@ ZR_INLINE double norm_block(const In* block) {
   return lane[0];
 }
 
-/// a_l of one lane, for devices whose lanes are threads. `count` elements of the block are there: the missing ones
-/// would add zeros, which change no bit of a sum of squares.
+/// a_l of one lane, for devices whose lanes are threads. The block has `count` elements; missing ones would add zeros,
+/// which change no bit of a sum of squares.
 template <class In>
 ZR_HOST_DEVICE ZR_INLINE double norm_lane(const In* block, std::int64_t count, std::int64_t lane) {
   using D = Lane<double>;
   D sum = D::splat(0.0);
-  if (count == kNormLanes * kNormRows) {  // a number of turns that compilers know: loads need not wait for each other
+  if (count == kNormLanes * kNormRows) {  // a constant number of iterations: loads need not wait for each other
     for (std::int64_t row = 0; row < kNormRows; ++row) {
       sum = norm_added(sum, D::load(block + row * kNormLanes + lane));
     }
@@ -63,7 +63,7 @@ ZR_HOST_DEVICE ZR_INLINE double norm_lane(const In* block, std::int64_t count, s
   return sum.v;
 }
 
-/// Folds the lanes: above(a, half) gives a lane the `a` of the one that is `half` further on; lane 0 gets the result.
+/// Folds the lanes: above(a, half) returns the `a` of the lane `half` further on. Lane 0 gets the result.
 template <class A, class Above>
 ZR_HOST_DEVICE ZR_INLINE A norm_fold(A a, const Above& above) {
   for (int half = static_cast<int>(kNormLanes) / 2; half > 0; half /= 2) {

@@ -1,4 +1,4 @@
-// The least or greatest of the sources of a reduction, element by element.
+// Element-wise minimum or maximum of the sources of a reduction.
 #pragma once
 
 #include <zeroth/base/dtype.h>
@@ -16,12 +16,13 @@ struct ExtremeSourcesArgs {
   std::int64_t n = 0;
 };
 
-/// dst[i] = min or max over sources[k][i], on the calling thread; of equal values (0 and -0) that of the first source.
-/// One NaN among floats makes the result the positive quiet NaN. Throws Error{kUsage}: num_sources < 1, n < 0.
+/// dst[i] = minimum or maximum over sources[k][i], on the calling thread. Among equal values (0 and -0) it takes that
+/// of the first source. If any float is NaN, the result is the positive quiet NaN. Throws Error{kUsage} for num_sources
+/// < 1 or n < 0.
 void extreme_sources(const ExtremeSourcesArgs& args);
 
 namespace detail {
-/// Without checks and floating-point environment.
+/// The same without checks and floating-point environment.
 void extreme_sources_scalar(const ExtremeSourcesArgs& args);
 }  // namespace detail
 

@@ -10,13 +10,13 @@
 namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
-/// One launch. Like sums, more sources than it takes go through a workspace, not through dst: that may be one
-/// of the sources that are still to come.
+/// One launch. As for sums, more sources than one launch takes go through a workspace. They do not go through dst,
+/// because dst may be one of the later sources.
 template <class T, bool kGreatest, int kLanes, int kMost>
 struct ExtremeGrid {
   using Value = decltype(read_value(static_cast<const T*>(nullptr)));
   T* out;
-  const T* running;  ///< the best of the sources before, or null
+  const T* running;  ///< the result of earlier launches, or null
   std::int64_t n;
   int num_sources;
   const void* source[kMost];

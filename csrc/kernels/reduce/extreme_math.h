@@ -9,7 +9,7 @@
 namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
-/// bf16 and fp16 are compared as float, which holds each of their values.
+/// bf16 and fp16 are compared as float, which represents all their values.
 ZR_HOST_DEVICE ZR_INLINE float read_value(const BFloat16* p) {
   return Lane<float>::load(p).v;
 }
@@ -38,7 +38,7 @@ ZR_HOST_DEVICE ZR_INLINE void write_best(T value, T* p) {
   *p = value;
 }
 
-/// body(T{}) for the type of `dtype`; false if it is none.
+/// Calls body(T{}) for the type of `dtype`; returns false for an unknown dtype.
 template <class Body>
 ZR_INLINE bool with_extreme_type(DType dtype, const Body& body) {
   switch (dtype) {
@@ -60,7 +60,7 @@ ZR_INLINE bool with_extreme_type(DType dtype, const Body& body) {
   return false;
 }
 
-/// The best of the sources so far and the next one's value. A NaN stays: nothing is better than it.
+/// Combines the result so far with the next source's value. A NaN stays NaN.
 template <bool kGreatest, class Value>
 ZR_HOST_DEVICE ZR_INLINE Value better_of(Value best, Value next) {
   const bool better = kGreatest ? next > best : next < best;

@@ -12,10 +12,10 @@ namespace zeroth::kernels {
 namespace {  // NOLINT(google-build-namespaces): see [Note: One definition per instruction set]
 
 // [Note: Sums in several launches]
-// More than kMostSources sources are summed in several launches, which must round as one would. So a launch
-// that is not the last leaves what it has of its last group, and the sum of the groups before that, in the
-// type of the sum in a workspace, and the next one goes on from there. Not in dst: that may be narrower, or
-// one of the sources that are still to come.
+// More than kMostSources sources are summed in several launches, which must round as one launch would. So every launch
+// but the last stores two values in a workspace, in the type of the sum: the partial sum of its last group, and the sum
+// of the groups before it. The next launch continues from there. They are not stored in dst, which may be narrower, or
+// one of the later sources.
 
 /// The part of the sources that one launch sums. Ends of groups count from its first source.
 template <int kMost>
@@ -25,12 +25,12 @@ struct SumPart {
   std::uint8_t narrow[kMost];         ///< of mixed sources: 1 for bf16
   std::uint8_t group_end[kMost + 1];  ///< the first group, if resumed, may have no source here
   int num_groups;
-  bool resumes;    ///< the first group began in the launch before
-  bool has_total;  ///< launches before have summed whole groups
-  bool suspends;   ///< the last group is left to the next launch
+  bool resumes;    ///< the first group began in the previous launch
+  bool has_total;  ///< earlier launches have summed whole groups
+  bool suspends;   ///< the next launch continues the last group
 };
 
-/// each(part) for the launches, in their order.
+/// Calls each(part) for the launches, in order.
 template <int kMost, class Each>
 void for_each_sum_part(const SumSourcesArgs& args, const Each& each) {
   const auto size_of_group = [&](int group) { return args.groups != nullptr ? args.groups[group] : args.num_sources; };
@@ -62,7 +62,7 @@ void for_each_sum_part(const SumSourcesArgs& args, const Each& each) {
   }
 }
 
-/// kMixed: In is float, and the sources that are narrow are bf16.
+/// kMixed: In is float, and the narrow sources are bf16.
 template <class Types, bool kMixed, int kLanes, int kMost>
 struct SumGrid {
   using Sum = typename Types::Sum;
@@ -88,7 +88,7 @@ struct SumGrid {
     return W::load(static_cast<const typename Types::In*>(part.source[k]) + i);
   }
 
-  /// The lanes of one vector at element i. All conditions are those of the launch: a warp never parts.
+  /// The lanes of one vector at element i. All conditions depend on the launch only, so a warp never diverges.
   template <class W>
   ZR_HOST_DEVICE ZR_INLINE void sum(std::int64_t i) const {
     constexpr int kAtOnce = 4;  // loads that do not wait for each other

@@ -34,7 +34,7 @@ struct SumTypes {
   using In = InType;
 };
 
-/// body(SumTypes<...>{}) for a pair that is_summable.
+/// Calls body(SumTypes<...>{}) for a pair of types that is_summable.
 template <class Body>
 ZR_INLINE void with_sum_types(DType src, DType dst, const Body& body) {
   switch (src) {
@@ -65,7 +65,7 @@ ZR_HOST_DEVICE ZR_INLINE W add_in_order(W sum, const Source& source) {
   return sum;
 }
 
-/// What an accumulating sum leaves: the sum of the sources is added to what was there.
+/// The result of an accumulating sum: the sum of the sources is added to the old value.
 template <class W>
 ZR_HOST_DEVICE ZR_INLINE W accumulated(W old, W sum) {
   return old + sum;

@@ -1,5 +1,4 @@
-// The compiled variants behind sum_sources: contract as there, without its checks and its floating-point
-// environment.
+// The compiled variants of sum_sources: the same contract, without its checks and its floating-point environment.
 #pragma once
 
 #include <kernels/reduce/reduce.h>

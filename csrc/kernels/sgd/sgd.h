@@ -1,5 +1,4 @@
-// Fused SGD with momentum: unscale, L2 weight decay, momentum, update and 16-bit copy-out in one pass over
-// memory.
+// Fused SGD with momentum: unscale, L2 weight decay, momentum and update in one pass over memory.
 //
 // Ref: Sutskever et al.: On the importance of initialization and momentum in deep learning, ICML 2013, in
 // torch.optim.SGD's form:
@@ -22,15 +21,15 @@ struct SgdHyper {
   double dampening = 0.0;
   double weight_decay = 0.0;
   bool nesterov = false;
-  double factor = 1.0;      ///< what turns the accumulated sum into the gradient
-  bool first_step = false;  ///< the momentum buffer holds nothing yet: it becomes g'
+  double factor = 1.0;      ///< turns the accumulated sum into the gradient
+  bool first_step = false;  ///< the momentum buffer is not yet set: it becomes g'
 };
 
-/// One range of n elements. The arrays do not overlap; param and momentum are updated in place. Any alignment
-/// of the type is correct.
+/// One range of n elements. The arrays do not overlap; param and momentum are updated in place. Pointers need the
+/// alignment of their type.
 struct SgdArgs {
   void* param = nullptr;        ///< [n] of `dtype`; with `low` [n] BFloat16
-  std::int16_t* low = nullptr;  ///< [n] or null: what bf16 parameters lack of their masters (dtype kFloat32)
+  std::int16_t* low = nullptr;  ///< [n] or null: lower halves of the masters of bf16 parameters (dtype kFloat32)
   void* momentum = nullptr;     ///< [n] of `dtype`; may be null if hyper.momentum == 0; not read on the first step
   const void* grad = nullptr;   ///< [n] of `dtype`: the accumulated sum, not yet scaled
   std::int64_t n = 0;
@@ -38,10 +37,10 @@ struct SgdArgs {
   SgdHyper hyper{};               ///< each number is rounded once to `dtype`
 };
 
-/// Updates the range; runs on the calling thread. Traffic in fp32: 20 B an element with momentum, 12 B
-/// without. Every split of a range into calls gives the same bits, and so do every `isa` and masters in two halves;
-/// a NaN result is the positive quiet NaN. Throws Error{kUsage}: other dtype, low with kFloat64, momentum without a
-/// buffer, n < 0, unsupported isa.
+/// Updates the range on the calling thread. Memory traffic in fp32: 20 B per element with momentum, 12 B without. The
+/// bits do not depend on the split of a range into calls, on `isa`, or on the storage of masters in two halves. A NaN
+/// result is the positive quiet NaN. Throws Error{kUsage} for another dtype, low with kFloat64, momentum without a
+/// buffer, n < 0, or an unsupported isa.
 void sgd_step(const SgdArgs& args, Isa isa);
 
 }  // namespace zeroth::kernels

@@ -23,7 +23,7 @@ struct SgdFactors {
 
 enum class Momentum { kNone, kFirstStep, kLaterStep };
 
-/// What differs between the loops; never a branch inside one.
+/// The variants of the loop; they are template arguments, so no loop has a branch inside.
 template <Momentum kMomentumKind, bool kNesterovForm, bool kDecayOn>
 struct SgdForm {
   static constexpr Momentum kMomentum = kMomentumKind;
@@ -31,7 +31,7 @@ struct SgdForm {
   static constexpr bool kDecay = kDecayOn;
 };
 
-/// body(SgdForm<...>{}) with the form that `hyper` asks for.
+/// Calls body(SgdForm<...>{}) with the form for `hyper`.
 template <class Body>
 ZR_INLINE void with_sgd_form(const SgdHyper& hyper, const Body& body) {
   with_flag(hyper.weight_decay != 0.0, [&](auto decay) {

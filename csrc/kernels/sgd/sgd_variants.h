@@ -1,5 +1,4 @@
-// The compiled variants behind sgd_step: contract as there, without its checks and its floating-point
-// environment.
+// The compiled variants of sgd_step: the same contract, without its checks and its floating-point environment.
 #pragma once
 
 #include <kernels/sgd/sgd.h>

@@ -1,4 +1,4 @@
-// Deadlines: every wait in Zeroth has one, and looks up at least every 100 ms.
+// Deadlines: every wait in Zeroth has one, and checks its conditions at least every 100 ms.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@ namespace zeroth {
 using SteadyClock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
-/// Longest time that a wait may sleep without looking at peers, abort flags and signals.
+/// Longest sleep of a wait without a check of other ranks, abort flags and signals.
 inline constexpr Milliseconds kWaitSlice{100};
 
-/// A point in time after which a wait is an error. A value; copies are free.
+/// The point in time after which a wait is an error. A value; cheap to copy.
 class Deadline {
  public:
   explicit Deadline(Milliseconds timeout) : timeout_(timeout), end_(SteadyClock::now() + timeout) {}

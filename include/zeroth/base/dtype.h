@@ -36,7 +36,8 @@ enum class DType : std::uint8_t { kFloat64, kFloat32, kBFloat16, kFloat16, kInt6
   return dtype == DType::kFloat64 || dtype == DType::kFloat32 || dtype == DType::kBFloat16 || dtype == DType::kFloat16;
 }
 
-/// Of parameters and gradients. float16 is moved and summed; training in it would need a loss scale.
+/// True for dtypes of trained parameters and gradients. float16 can be moved and summed, but not trained: that would
+/// need a loss scale.
 [[nodiscard]] constexpr bool is_trained(DType dtype) noexcept {
   return is_floating(dtype) && dtype != DType::kFloat16;
 }
@@ -44,8 +45,7 @@ enum class DType : std::uint8_t { kFloat64, kFloat32, kBFloat16, kFloat16, kInt6
 /// "float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8".
 [[nodiscard]] std::string_view name_of(DType dtype) noexcept;
 
-/// Type in which values of `dtype` are summed and kept as master weights: fp64 for fp64, fp32 for fp32, bf16 and fp16,
-/// else itself.
+/// Dtype of sums and master weights for values of `dtype`: fp64 for fp64; fp32 for fp32, bf16 and fp16; else `dtype`.
 [[nodiscard]] constexpr DType accumulation_dtype(DType dtype) noexcept {
   return dtype == DType::kBFloat16 || dtype == DType::kFloat16 ? DType::kFloat32 : dtype;
 }
@@ -112,7 +112,7 @@ struct Float16 {
 static_assert(sizeof(Float16) == 2);
 
 // [Note: Masters in two halves]
-// The fp32 master of a bfloat16 parameter is kept as the parameter itself (high) and the 16 bits that it lacks (low).
+// The fp32 master of a bfloat16 parameter is stored as the parameter itself (high) and the remaining 16 bits (low).
 // With m the bits of the master:  high = (m + 0x8000) >> 16,  low = m mod 2^16 as a signed number,  m = (high << 16) +
 // low. The parameter is the master rounded to nearest, ties away from zero, and no bit of the master is lost:
 // infinities, denormals, zeros of both signs and masters whose parameter overflows to infinity come back, and so does
@@ -120,13 +120,13 @@ static_assert(sizeof(Float16) == 2);
 // have. Ref: Kalamkar et al.: Optimizing Deep Learning Recommender Systems' Training on CPU Cluster Architectures,
 // arXiv 2005.04680, IV-B (Split-SGD-BF16), which truncates instead of rounding.
 
-/// Any `high` with low 0 stands for its own value.
+/// The fp32 master of two halves. With low == 0 it is the value of `high`.
 [[nodiscard]] constexpr float join_master(BFloat16 high, std::int16_t low) noexcept {
   return std::bit_cast<float>((static_cast<std::uint32_t>(high.bits) << 16U) +
                               static_cast<std::uint32_t>(static_cast<std::int32_t>(low)));
 }
 
-/// Of NaNs the canonical one only.
+/// Splits an fp32 master into its two halves. `master` may be NaN only if it is the canonical NaN.
 constexpr void split_master(float master, BFloat16& high, std::int16_t& low) noexcept {
   const auto bits = std::bit_cast<std::uint32_t>(master);
   high.bits = static_cast<std::uint16_t>((bits + 0x8000U) >> 16U);

@@ -1,4 +1,4 @@
-// Errors: one type, stable codes, and a context that says where, who, which, what was expected, what came, what to do.
+// Errors: one type, stable codes, and a context: where, who, which, expected, got, hint.
 #pragma once
 
 #include <exception>
@@ -14,31 +14,31 @@ namespace zeroth {
 enum class ErrorCode {
   kUsage,        ///< the caller broke the contract of a function
   kConfig,       ///< the configuration cannot be honoured
-  kModel,        ///< the model holds something that cannot be trained as asked
+  kModel,        ///< the model cannot be trained as asked
   kMismatch,     ///< ranks do not agree: structure, order, size or kind of a call
   kPeerLost,     ///< another rank died, left early or froze
   kTimeout,      ///< a deadline passed and every peer is alive
   kNonFinite,    ///< too many steps in a row without a finite gradient
   kOutOfMemory,  ///< the plan or an allocation does not fit
-  kResource,     ///< the kernel or container refuses what is needed (memfd, pidfd, sockets, file descriptors)
+  kResource,     ///< the kernel or container refuses a resource (memfd, pidfd, sockets, descriptors)
   kIo,           ///< a file operation failed
   kLaunch,       ///< a rank could not be started
   kEnvironment,  ///< world variables, CPU features, torch version
   kAborted,      ///< another rank reported an error; this one stops with it
-  kUser,         ///< an exception of the program around Zeroth
+  kUser,         ///< an exception of the user's program
   kInternal,     ///< a bug in Zeroth
 };
 
 /// "USAGE", "CONFIG", "PEER_LOST", ...
 [[nodiscard]] std::string_view slug(ErrorCode code) noexcept;
-/// The code that has this text form; none if there is no such code.
+/// The code with this text form; none if there is no such code.
 [[nodiscard]] std::optional<ErrorCode> code_of_slug(std::string_view text) noexcept;
-/// Process exit code of a failure: 1 user, as Python ends with; else of sysexits.h: 64 usage, 65 model or non-finite,
+/// Process exit code of a failure: 1 user, as in Python; the others from sysexits.h: 64 usage, 65 model or non-finite,
 /// 69 launch, 70 internal, 71 memory or resource, 74 I/O, 76 peer lost, mismatch, timeout or aborted, 77 environment,
 /// 78 configuration.
 [[nodiscard]] int exit_code(ErrorCode code) noexcept;
 
-/// The six questions a reader of an error asks. Empty fields are left out of the text.
+/// The context of an error. Empty fields are left out of the text.
 struct ErrorContext {
   std::string where{};  ///< room, operation, group: "comm.shm all_gather#841 group=dp"
   std::string who{};    ///< "rank 3/8"
@@ -64,8 +64,8 @@ class Error : public std::runtime_error {
   ErrorContext context_;
 };
 
-/// What an exception that ends a rank is to the others: an Error as it is, std::bad_alloc kOutOfMemory, all else kUser
-/// with the first line of what() (torch appends a stack trace).
+/// The error that other ranks get for an exception that ends this rank: an Error unchanged, std::bad_alloc as
+/// kOutOfMemory, all others as kUser with the first line of what() (torch appends a stack trace).
 [[nodiscard]] Error error_of(const std::exception& exception);
 
 /// Text of errno, thread safe.
@@ -77,8 +77,8 @@ namespace detail {
 
 }  // namespace zeroth
 
-/// Always on: for all that a caller, a file, a peer or the kernel can cause. Arguments after the condition build an
-/// Error: ZR_CHECK(n > 0, ErrorCode::kUsage, "empty group", ErrorContext{.where = "comm.split"}).
+/// For errors that a caller, a file, another rank or the kernel can cause. Always on. The arguments after the condition
+/// build an Error: ZR_CHECK(n > 0, ErrorCode::kUsage, "empty group", ErrorContext{.where = "comm.split"}).
 #define ZR_CHECK(condition, ...)          \
   do {                                    \
     if (!(condition)) [[unlikely]] {      \
@@ -86,7 +86,7 @@ namespace detail {
     }                                     \
   } while (false)
 
-/// For our own bugs; always on as well (it is cheap), throws kInternal. Never put an effect inside.
+/// For bugs of Zeroth. Always on, because it is cheap. Throws kInternal. The condition must have no side effect.
 #define ZR_ASSERT(condition, note)                                              \
   do {                                                                          \
     if (!(condition)) [[unlikely]] {                                            \

@@ -1,4 +1,4 @@
-// ErrorPlace: what the texts of an error say in numbers, for programs.
+// ErrorPlace: rank, step and call of an error as values, for programs.
 #pragma once
 
 #include <zeroth/base/error.h>
@@ -9,12 +9,12 @@
 
 namespace zeroth {
 
-/// `who` is "rank 3/8", "rank 3/8, step 120 (forward)" or "rank 3/8, after step 120", or begins so.
+/// Read from the context. `who` is, or begins with, "rank 3/8", "rank 3/8, step 120 (forward)" or "rank 3/8, after step
+/// 120".
 struct ErrorPlace {
   std::optional<int> rank{};           ///< of `who`
-  std::optional<std::int64_t> step{};  ///< of `who`: the one in which it was, or the last one
-  std::string
-      op{};  ///< "all_gather#841", of `expected` or `where`: the call, numbered in its group; "" where there is none
+  std::optional<std::int64_t> step{};  ///< of `who`: the running step, or the last one
+  std::string op{};  ///< "all_gather#841", from `expected` or `where`: the call with its number in its group; "": none
   bool operator==(const ErrorPlace&) const = default;
 };
 [[nodiscard]] ErrorPlace place_of(const ErrorContext& context);

@@ -1,6 +1,5 @@
-// Every failpoint of Zeroth, in one place. A place in the code names its row; a name that is not here, or a
-// row of another file, does not compile. docs/decisions/0017-failpoints.md says why the table is here and not
-// where the sites are.
+// All failpoints of Zeroth. A site in the code names its row; an unknown name, or the row of another file, does not
+// compile. docs/decisions/0017-failpoints.md explains why the table is here and not beside the sites.
 #pragma once
 
 #include <array>
@@ -10,19 +9,18 @@
 
 namespace zeroth {
 
-/// What may happen at a site besides the end, a halt or a sleep of the process.
+/// Possible effects of a site, besides the end, a halt or a sleep of the process.
 enum class FailpointKind {
-  kThrowing,    ///< an exception may leave it
-  kNoThrow,     ///< none may: it lies in a function that is noexcept
-  kSystemCall,  ///< an exception may leave it, and the system call that it guards can be made to fail with an
-                ///< errno
+  kThrowing,    ///< an exception may leave the site
+  kNoThrow,     ///< no exception may leave it: it lies in a noexcept function
+  kSystemCall,  ///< an exception may leave it, and the system call at the site can fail with an errno
 };
 
-/// One row: one site, or several of one kind of which `members` stand for the star in the name.
+/// One row: one site, or several sites of one kind; then each of `members` replaces the star in the name.
 struct FailpointRow {
   std::string_view name{};
   std::string_view file{};
-  std::string_view what{};  ///< the moment, for people
+  std::string_view what{};  ///< the moment, as readable text
   FailpointKind kind = FailpointKind::kThrowing;
   std::span<const std::string_view> members{};
 
@@ -39,7 +37,7 @@ inline constexpr auto kMessageCalls = std::to_array<std::string_view>(
 inline constexpr auto kDirections = std::to_array<std::string_view>({"send", "recv"});
 
 inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
-    // Meeting.
+    // Rendezvous.
     {"rendezvous.listen", "src/comm/rendezvous.cpp", "rank 0, before it takes the name of the job"},
     {"rendezvous.admit", "src/comm/rendezvous.cpp", "rank 0, with a hello that it has read and not judged"},
     {"rendezvous.answer", "src/comm/rendezvous.cpp", "rank 0, when all have come and nobody has been told"},
@@ -97,7 +95,7 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
      FailpointKind::kThrowing, kDirections},
     {"levels.step", "src/comm/two_level_backend.cpp", "before one step of a call over two levels"},
     {"mixed.choose", "src/comm/mixed_backend.cpp", "the backend of a call is chosen, and has not been given it"},
-    // The control plane. Nothing may leave the threads of its own, nor what tells it of an error.
+    // The control plane. No exception may leave its own threads, nor the functions that tell it about an error.
     {"control.connect", "src/comm/control/introduction.cpp",
      "other ranks, before they look for rank 0 beside the data"},
     {"control.hello", "src/comm/control/introduction.cpp",
@@ -114,7 +112,7 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
     // The store.
     {"store.ask", "src/comm/store_socket.cpp", "a client, before its request"},
     {"store.answer", "src/comm/store_socket.cpp", "the server, with a request that it has read"},
-    // One rank tells the others of its failure, or hears of theirs: failures during failure.
+    // One rank tells the others about its failure, or gets theirs: failures during a failure.
     {"abort.tell", "src/comm/peers.cpp", "before the others can see that this rank stops the job",
      FailpointKind::kNoThrow},
     {"abort.wake", "src/comm/peers.cpp", "the others can see it, and still sleep", FailpointKind::kNoThrow},

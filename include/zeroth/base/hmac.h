@@ -1,4 +1,4 @@
-// HMAC-SHA-256: how who has a secret shows it without saying it (docs/decisions/0027-secrets-are-proved.md).
+// HMAC-SHA-256: proves knowledge of a secret without sending it (docs/decisions/0027-secrets-are-proved.md).
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ using Digest = std::array<std::uint8_t, 32>;
 /// HMAC with SHA-256. Ref: RFC 2104.
 [[nodiscard]] Digest hmac_sha256(std::string_view key, std::string_view bytes);
 
-/// Of a digest, a secret or a nonce.
+/// The bytes of a digest, a secret or a nonce as a string_view; borrows `bytes`.
 template <std::size_t Size>
 [[nodiscard]] std::string_view as_text(const std::array<std::uint8_t, Size>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), Size};

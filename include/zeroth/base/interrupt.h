@@ -1,17 +1,16 @@
-// Interrupts: how the program around Zeroth ends a wait. Python's Ctrl-C only sets a flag that the interpreter must
-// look at.
+// Interrupts: the user's program can end a wait. Python's Ctrl-C only sets a flag, which the interpreter must read.
 #pragma once
 
 namespace zeroth {
 
-/// Throws, whatever it likes, to end the wait that called it; returns to let it go on. Called on the waiting thread
-/// without any of our locks, about every 100 ms.
+/// Throws any exception to end the wait that called it, or returns to continue the wait. Called about every 100 ms on
+/// the waiting thread, which holds none of Zeroth's locks.
 using InterruptCheck = void (*)();
 
-/// For the whole process; null: none, as at the start. `check` must stay callable.
+/// Sets the check of the whole process; null, the default: none. `check` must stay callable.
 void set_interrupt_check(InterruptCheck check) noexcept;
 
-/// Every wait of a rank calls this once a slice (kWaitSlice).
+/// Calls the check. Every wait of a rank calls this once per slice (kWaitSlice).
 void check_interrupt();
 
 }  // namespace zeroth

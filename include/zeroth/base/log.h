@@ -1,4 +1,4 @@
-// Logging: rank-prefixed lines through a value that is passed along; spdlog lives in src/base/log.cpp only.
+// Logging: lines with a rank prefix, through a Logger value. Only src/base/log.cpp uses spdlog.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct LogField {
   std::variant<bool, std::int64_t, double, std::string_view> value{};
 };
 
-/// A handle to one rank's log. Cheap to copy, safe from several threads. There is no global logger.
-/// Rank 0 speaks about progress (`progress`), every rank about trouble (`warn`, `error`).
+/// A handle to one rank's log. Cheap to copy, thread safe. There is no global logger. Rank 0 logs progress
+/// (`progress`); every rank logs problems (`warn`, `error`).
 class Logger {
  public:
   /// Writes nothing.
@@ -27,16 +27,16 @@ class Logger {
   /// Lines go to stderr as "[zeroth rank/world] level: text".
   /// With `json_path` every line, whatever the level, and every record() is also appended to that file as one JSON
   /// object on a line of its own: "time" (UTC), "rank", "event" ("log" with "level" and "text", or the record's own),
-  /// then the fields. All ranks of a host may append to one file. Throws kIo if it cannot be opened; a write that fails
-  /// later is said once and ends the file.
+  /// then the fields. All ranks of a host may append to one file. Throws kIo if the file cannot be opened. A later
+  /// failed write is reported once and ends the JSON log.
   Logger(int rank, int world_size, LogLevel level = LogLevel::kInfo, const std::string& json_path = "");
 
   void debug(std::string_view text) const;
-  /// Info from rank 0 only; other ranks stay quiet.
+  /// An info line on rank 0; does nothing on other ranks.
   void progress(std::string_view text) const;
   void warn(std::string_view text) const;
   void error(std::string_view text) const;
-  /// A structured record, for the JSON log only. Numbers that are not finite are null there.
+  /// A structured record, for the JSON log only. Non-finite numbers become null.
   void record(std::string_view event, std::initializer_list<LogField> fields) const;
 
  private:

@@ -1,5 +1,5 @@
-// Planted faults, so that tests can show that they would notice one. A header of its own: few files ask, and only they
-// differ in a build that has the faults.
+// Planted faults: tests show with them that they would notice a fault. A separate header, because only the few files
+// that include it differ in a build with planted faults.
 #pragma once
 
 #include <cstdlib>
@@ -8,14 +8,14 @@
 namespace zeroth {
 
 #if defined(ZEROTH_MUTATIONS)
-/// Whether the planted fault `name` is on: the environment variable ZEROTH_MUTATION chooses it. Only tests/mutations
+/// True if the planted fault `name` is on: the environment variable ZEROTH_MUTATION names it. Only tests/mutations
 /// builds this.
 [[nodiscard]] inline bool planted(std::string_view name) noexcept {
   const char* chosen = std::getenv("ZEROTH_MUTATION");
   return chosen != nullptr && name == chosen;
 }
 #else
-/// No fault is planted in a real build, and the compiler drops what asks.
+/// A normal build has no planted faults, and the compiler removes the code that asks.
 [[nodiscard]] constexpr bool planted(std::string_view /*name*/) noexcept {
   return false;
 }

@@ -9,13 +9,14 @@
 
 namespace zeroth {
 
-/// Bytes between two objects that different ranks write, so that they never share a cache line (x86 prefetches pairs).
+/// Distance in bytes between objects of different writing ranks, so that they share no cache line (x86 prefetches
+/// pairs).
 inline constexpr std::size_t kCacheLineBytes = 128;
-/// Alignment of every parameter segment, and of every flat, shard and slot: one AVX-512 register. MKL may give other
-/// bits on other alignment, and promises the same ones from 64 bytes on ("Obtaining Numerically Reproducible Results",
+/// Alignment in bytes of every parameter segment, flat, shard and slot: one AVX-512 register. MKL may give other bits
+/// for another alignment, and promises the same bits from 64 bytes on ("Obtaining Numerically Reproducible Results",
 /// oneMKL developer guide).
 inline constexpr std::size_t kSegmentAlignBytes = 64;
-/// A small page: alignment of arenas, and of what ranks poll.
+/// Size of a small page in bytes: alignment of arenas and of polled memory.
 inline constexpr std::size_t kPageBytes = 4096;
 /// Size of a transparent huge page on x86-64; private arenas are rounded to it.
 inline constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;

@@ -1,4 +1,4 @@
-// Bytes that others must not guess.
+// Random bytes and comparison of secrets.
 #pragma once
 
 #include <zeroth/base/error.h>
@@ -9,10 +9,10 @@
 
 namespace zeroth {
 
-/// From the kernel. `purpose`: "the job id", for the kResource error where it gives none.
+/// Fills `bytes` with random bytes of the kernel. Throws kResource if it gives none, with `purpose` ("the job id").
 void fill_random(std::span<std::byte> bytes, std::string_view purpose, ErrorContext context = {});
 
-/// Takes as long for a good guess as for a bad one of the same length.
+/// Compares two secrets. The time depends on their length only.
 [[nodiscard]] bool same_secret(std::span<const std::byte> a, std::span<const std::byte> b) noexcept;
 
 }  // namespace zeroth

@@ -13,7 +13,7 @@ namespace zeroth {
 
 struct ConstTensorView {
   const std::byte* data = nullptr;
-  std::span<const std::int64_t> shape{};  ///< the caller keeps it alive
+  std::span<const std::int64_t> shape{};  ///< owned by the caller, who keeps it alive
   DType dtype = DType::kFloat32;
 
   [[nodiscard]] std::int64_t numel() const {

@@ -1,4 +1,4 @@
-// Small text helpers that several rooms need: sizes for people, nearest name for misspelt keys, joins.
+// Text helpers of several rooms: readable sizes, nearest name for misspelt keys, joins.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +9,15 @@
 
 namespace zeroth {
 
-/// "512 B", "12.3 KiB", "102.2 MiB", "1.50 GiB": three digits or more, never "1024.0" of a unit that has a next one.
+/// "512 B", "12.3 KiB", "102.2 MiB", "1.50 GiB": at least three digits, and never "1024.0" if there is a larger unit.
 [[nodiscard]] std::string format_bytes(std::uint64_t bytes);
 /// "0x1.8p+1": the exact value of a double as C hexadecimal floating-point text.
 [[nodiscard]] std::string hex_float(double value);
-/// The candidate with the least edit distance (at most a third of the longer name, but one is always
-/// allowed; the first among equals), or "" if none is near.
+/// The candidate with the least edit distance, the first among equal ones; "" if none is near. The distance may be at
+/// most a third of the longer name, and 1 is always allowed.
 [[nodiscard]] std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
 [[nodiscard]] std::string join(std::span<const std::string> parts, std::string_view separator);
-/// "rank 3", "ranks 1, 2", "ranks 0-7, 9"; sorted; of very many runs the first: "ranks 0, 2, 4, ... and 490 more".
+/// "rank 3", "ranks 1, 2", "ranks 0-7, 9"; sorted. Very many runs are shortened: "ranks 0, 2, 4, ... and 490 more".
 [[nodiscard]] std::string ranks_text(std::vector<int> ranks);
 /// 64-bit xxHash3 of a byte range: digests of structure, not security.
 [[nodiscard]] std::uint64_t digest64(std::string_view bytes, std::uint64_t seed = 0);

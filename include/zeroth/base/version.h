@@ -1,11 +1,11 @@
-// Which Zeroth this is.
+// The version of Zeroth.
 #pragma once
 
 #include <string_view>
 
 namespace zeroth {
 
-/// "0.1.0", of the build that this code is part of. Ranks compare it before they train.
+/// "0.1.0": the version of this build. Ranks compare it before they train.
 [[nodiscard]] std::string_view version_text() noexcept;
 
 }  // namespace zeroth

@@ -1,5 +1,4 @@
-// Collective: one call of a group, as a value. It can be counted, compared between ranks, delayed, failed and
-// replayed.
+// Collective: one call of a group, as a value. A decorator can count it, compare it between ranks, delay it or fail it.
 #pragma once
 
 #include <zeroth/base/dtype.h>
@@ -26,12 +25,12 @@ enum class CollectiveKind : std::uint8_t {
 };
 inline constexpr std::size_t kNumCollectiveKinds = 10;
 
-/// Between two ranks: the others of the group take no part.
+/// True for a call between two ranks; the other ranks of the group take no part.
 [[nodiscard]] constexpr bool is_point_to_point(CollectiveKind kind) noexcept {
   return kind == CollectiveKind::kSend || kind == CollectiveKind::kRecv;
 }
 
-/// Whether `root` says something about such a call.
+/// True if calls of this kind use `root`.
 [[nodiscard]] constexpr bool has_root(CollectiveKind kind) noexcept {
   return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter ||
          is_point_to_point(kind);
@@ -41,21 +40,20 @@ inline constexpr std::size_t kNumCollectiveKinds = 10;
 /// "barrier".
 [[nodiscard]] std::string_view name_of(CollectiveKind kind) noexcept;
 
-/// How a reduction joins what the ranks give.
+/// The operation of a reduction.
 enum class ReduceOp : std::uint8_t { kSum, kMin, kMax };
 
 /// "sum", "min", "max".
 [[nodiscard]] std::string_view name_of(ReduceOp op) noexcept;
 
-/// What a message is about. Ranks compare it, so that two calls of equal shape that changed places are an
-/// error, not wrong data.
+/// The subject of a call. Ranks compare it, so two swapped calls of equal shape are an error instead of wrong data.
 struct MessageTag {
   std::int32_t unit = -1;   ///< index of the unit, -1: none
   std::uint32_t label = 0;  ///< meaning is the caller's: a phase, a step
   bool operator==(const MessageTag&) const = default;
 };
 
-/// The call of a larger group that a call is a step of, as ranks compare it and errors name it.
+/// If a call is a step of a call in a larger group: that call, for comparison between ranks and for errors.
 struct WholeCall {
   CollectiveKind kind = CollectiveKind::kBarrier;
   DType in_dtype = DType::kUInt8;
@@ -68,12 +66,14 @@ struct WholeCall {
   bool operator==(const WholeCall&) const = default;
 };
 
-/// One matched call. Every rank of the group makes the same calls in the same order with the same kind,
-/// dtypes, counts, op, root, tag; in an all_to_all what a rank gives another one (its counts) is what that one takes
-/// from it (its recv_counts). A send and a recv are matched by their two ranks alone: those from one rank to another in
-/// order, and with the same dtype, count and tag. Sends and receives of one submit() run side by side: ranks that send
-/// to each other submit both together. Alone, a send is done when the receiver has taken it; on inproc and shm also
-/// before, as long as all that is on its way between the two fits 64 KiB. Over messages the transport decides.
+/// One matched call. Every rank of the group makes the same calls in the same order, with the same kind, dtypes,
+/// counts, op, root and tag. In an all_to_all, the count of rank a for rank b equals the recv_count of rank b from rank
+/// a.
+///
+/// A send and a recv are matched between their two ranks only: in order, with the same dtype, count and tag. Sends and
+/// receives of one submit() run side by side, so two ranks that send to each other submit both calls together. A single
+/// send is done when the receiver has taken it; on inproc and shm it may be done earlier, while the data in flight
+/// between the two ranks fits 64 KiB. Over messages the transport decides.
 ///
 ///   kind            counts                  send                        recv
 ///   all_gather      elements of each rank   own part, counts[rank]      all parts in rank order, sum(counts)
@@ -87,15 +87,18 @@ struct WholeCall {
 ///   recv            {n}                     -                           n
 ///   barrier         {}                      -                           -
 ///
-/// Reductions sum, if `op` says nothing else, strictly in rank order ((s0 + s1) + s2) ..., inside each node first if
-/// there are several (CommBackend::node_sizes()), in fp64 for fp64, fp32 for fp32, bf16 and fp16
-/// (one rounding at the end), wrapping for integers; all_reduce gives the bits of reduce_scatter followed by
-/// all_gather. Sums take every dtype but uint8, with out_dtype == in_dtype or fp32 on one side and bf16 or fp16 on
-/// the other; the other calls take every dtype, out_dtype == in_dtype. In a reduce_scatter to fp32 each rank gives
-/// fp32 or bf16 (not fp16), whatever the others give, with the bits of fp32 from all. A minimum or maximum takes every
-/// dtype, out_dtype == in_dtype; of equal values (0 and -0) it is the lowest rank's, and one NaN makes it NaN. In
-/// place: all_gather and gather with send at its place inside recv, reduce_scatter and scatter with recv at its place
-/// inside send, all_reduce and broadcast with send == recv. Any other overlap is an error.
+/// Sums are formed strictly in rank order ((s0 + s1) + s2) ..., and with several nodes first inside each node
+/// (CommBackend::node_sizes()). They are computed in fp64 for fp64, in fp32 for fp32, bf16 and fp16 (one rounding at
+/// the end), and wrap for integers. all_reduce has the bits of reduce_scatter followed by all_gather.
+///
+///   call             dtypes
+///   sum              every dtype but uint8; out_dtype == in_dtype, or fp32 on one side and bf16 or fp16 on the other
+///   sum of a reduce_scatter to fp32   each rank gives fp32 or bf16 (not fp16), also mixed; the bits are those of fp32
+///   minimum, maximum every dtype, out_dtype == in_dtype; among equal values (0 and -0) the lowest rank's; any NaN: NaN
+///   other calls      every dtype, out_dtype == in_dtype
+///
+/// Allowed in place: all_gather and gather with send at its place inside recv, reduce_scatter and scatter with recv at
+/// its place inside send, all_reduce and broadcast with send == recv. Any other overlap is an error.
 struct Collective {
   CollectiveKind kind = CollectiveKind::kBarrier;
   DType in_dtype = DType::kUInt8;
@@ -104,19 +107,19 @@ struct Collective {
   std::byte* recv = nullptr;
   std::vector<std::int64_t> counts{};       ///< elements
   std::vector<std::int64_t> recv_counts{};  ///< elements; all_to_all only
-  /// all_to_all only: the parts of all ranks have one size, by the program's word on all of them; ranks compare it. So
-  /// a transport and a CallTable may choose by the size.
+  /// all_to_all only: true if the parts of all ranks have one size. The program promises this on all ranks, and ranks
+  /// compare it. A transport and a CallTable may then choose by the size.
   bool equal_parts = false;
-  /// Elements; reduce_scatter only: where each rank's part begins in `send`, one after the other in any order. Empty:
-  /// in rank order.
+  /// reduce_scatter only: offset of each rank's part in `send`, in elements. The parts are adjacent, in any order.
+  /// Empty: in rank order.
   std::vector<std::int64_t> offsets{};
   ReduceOp op = ReduceOp::kSum;  ///< all_reduce, reduce_scatter
-  int root = 0;                  ///< broadcast, gather, scatter; of a send and a recv the other rank
-  bool accumulate = false;  ///< sum of a reduce_scatter only, not in place: recv = recv + sum; this rank's own matter
+  int root = 0;                  ///< broadcast, gather, scatter: the root; send, recv: the other rank
+  bool accumulate = false;       ///< sum of a reduce_scatter only, not in place: recv = recv + sum; may differ by rank
   MessageTag tag{};
   WholeCall step_of{};
-  /// Of a barrier: ranks compare it, errors and the flight recorder say it (both at least its first 45 bytes). Empty:
-  /// it has none.
+  /// Name of a barrier, for comparison between ranks, errors and the flight recorder (at least its first 45 bytes).
+  /// Empty: no name.
   std::string name{};
 };
 
@@ -126,18 +129,17 @@ struct Collective {
 /// "all_gather float32 [8, 8, 7] unit=3 label=0".
 [[nodiscard]] std::string describe(const Collective& collective);
 
-/// Elements of a rank's buffers; 0 where it does not use one.
+/// Number of elements in a rank's buffers; 0 if it does not use the buffer.
 struct CallExtent {
   std::int64_t send = 0;
   std::int64_t recv = 0;
 };
 
-/// Of a call whose counts are as many as its kind wants.
+/// The extent of a call. Its counts must have the length that its kind needs.
 [[nodiscard]] CallExtent extent_of(const Collective& collective, int rank);
 
-/// Throws kUsage with `where` for what one rank can see by itself: counts of wrong length or sign, null
-/// pointers, dtypes that do not go together, a root outside the group, overlapping buffers, pointers off
-/// their type's alignment.
+/// Checks everything that one rank can check alone. Throws kUsage with `where` for counts of wrong length or sign, null
+/// pointers, a wrong combination of dtypes, a root outside the group, overlapping buffers, and unaligned pointers.
 void validate(const Collective& collective, int rank, int size, std::string_view where);
 
 }  // namespace zeroth

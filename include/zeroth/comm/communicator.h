@@ -1,4 +1,4 @@
-// Communicator: the pleasant face of a backend. Typed spans, blocking calls and calls that return Work.
+// Communicator: the typed interface of a backend, with blocking calls and calls that return Work.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -12,12 +12,13 @@
 
 namespace zeroth {
 
-/// Cheap to copy; copies speak for the same seat. T is double, float, BFloat16, Float16, std::int64_t, std::int32_t or
-/// std::uint8_t. Sizes are checked: kUsage when spans and counts do not fit. Blocking calls throw what the
-/// Work would throw.
+/// Cheap to copy; copies share the seat. T is double, float, BFloat16, Float16, std::int64_t, std::int32_t or
+/// std::uint8_t. Throws kUsage if sizes of spans and counts do not fit. Blocking calls throw the errors of the Work.
+/// The spans of a call that returns Work must live until the Work is done. Dtypes, order of sums and received bytes:
+/// Collective and CommBackend::submit().
 class Communicator {
  public:
-  /// Blocking calls run on an inline stream of its own, or on `stream`.
+  /// Blocking calls run on `stream`, or on an own inline stream.
   explicit Communicator(std::shared_ptr<CommBackend> backend);
   Communicator(std::shared_ptr<CommBackend> backend, Stream stream);
 
@@ -42,7 +43,7 @@ class Communicator {
     const Shares shares{.counts = {static_cast<std::int64_t>(data.size())}, .op = op};
     run<T, T>(CollectiveKind::kAllReduce, std::span<const T>(data), data, shares, stream_, tag).wait();
   }
-  /// Equal parts: out is size() times shard.
+  /// Equal parts: out has size() times the elements of shard.
   template <class T>
   void all_gather(std::span<const T> shard, std::span<T> out, MessageTag tag = {}) const {
     all_gather_async(shard, out, equal_counts(shard.size()), stream_, tag).wait();
@@ -66,12 +67,12 @@ class Communicator {
                       MessageTag tag = {}) const {
     reduce_scatter_async(in, shard, std::move(counts), stream_, tag).wait();
   }
-  /// The root's data to everybody, in place.
+  /// Copies the root's data to all ranks, in place.
   template <class T>
   void broadcast(std::span<T> data, int root, MessageTag tag = {}) const {
     broadcast_async(data, root, stream_, tag).wait();
   }
-  /// Equal parts of all ranks to the root: whole is size() times part there, and empty elsewhere.
+  /// Gathers equal parts of all ranks at the root: whole has size() times the elements of part there, else none.
   template <class T>
   void gather(std::span<const T> part, std::span<T> whole, int root, MessageTag tag = {}) const {
     gather_async(part, whole, equal_counts(part.size()), root, stream_, tag).wait();
@@ -81,7 +82,7 @@ class Communicator {
               MessageTag tag = {}) const {
     gather_async(part, whole, std::move(counts), root, stream_, tag).wait();
   }
-  /// Equal parts of what the root has to all ranks: whole is size() times part there, and empty elsewhere.
+  /// Scatters equal parts of the root's data: whole has size() times the elements of part there, else none.
   template <class T>
   void scatter(std::span<const T> whole, std::span<T> part, int root, MessageTag tag = {}) const {
     scatter_async(whole, part, equal_counts(part.size()), root, stream_, tag).wait();
@@ -91,7 +92,7 @@ class Communicator {
                MessageTag tag = {}) const {
     scatter_async(whole, part, std::move(counts), root, stream_, tag).wait();
   }
-  /// Part r of `in` goes to rank r, part r of `out` comes from rank r; equal parts, size() of them in each.
+  /// Part r of `in` goes to rank r, part r of `out` comes from rank r. Both have size() equal parts.
   template <class T>
   void all_to_all(std::span<const T> in, std::span<T> out, MessageTag tag = {}) const {
     std::vector<std::int64_t> counts = equal_counts(in.size() / static_cast<std::size_t>(size()));
@@ -107,10 +108,10 @@ class Communicator {
     all_to_all_async(in, out, std::move(counts), std::move(recv_counts), stream_, tag).wait();
   }
   void barrier(MessageTag tag = {}) const { barrier({}, tag); }
-  /// With a name that ranks compare: two ranks in barriers of different names are kMismatch with both.
+  /// A barrier with a name, which ranks compare: barriers with different names throw kMismatch with both names.
   void barrier(std::string_view name, MessageTag tag = {}) const;
 
-  /// To or from one other rank, see Collective.
+  /// Sends to, or receives from, one other rank; see Collective.
   template <class T>
   void send(std::span<const T> data, int to, MessageTag tag = {}) const {
     const Collective call = send_call(data, to, tag);
@@ -141,7 +142,7 @@ class Communicator {
             .root = from,
             .tag = tag};
   }
-  /// Calls as values; sends and receives that follow each other run side by side.
+  /// Submits calls as values; consecutive sends and receives run side by side.
   void batch(std::span<const Collective> calls) const { batch_async(calls, stream_).wait(); }
   Work batch_async(std::span<const Collective> calls, const Stream& stream) const {
     return backend_->submit(calls, stream);
@@ -191,7 +192,7 @@ class Communicator {
     std::int64_t send_elements = 0;
     std::int64_t recv_elements = 0;
   };
-  /// Who has how much, and what becomes of it.
+  /// Counts, operation and root of a call.
   struct Shares {
     std::vector<std::int64_t> counts{};
     std::vector<std::int64_t> recv_counts{};

@@ -1,5 +1,5 @@
-// Decorators of CommBackend: one counts, one compares calls, one breaks things on purpose, one makes links between
-// nodes slow. They hold the seat that they wrap.
+// Decorators of CommBackend: they count, record or compare calls, plant faults, or emulate slow links. Each owns the
+// seat that it wraps.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -20,13 +20,13 @@ namespace zeroth {
 
 class ControlPlane;
 
-/// Received from other ranks, by kind.
+/// Calls, and bytes received from other ranks, of one kind of call.
 struct TrafficRow {
   std::uint64_t calls = 0;
   std::uint64_t bytes = 0;
   std::uint64_t one_sided_calls = 0;
   std::uint64_t one_sided_bytes = 0;
-  std::uint64_t far_bytes = 0;  ///< of both, from other nodes
+  std::uint64_t far_bytes = 0;  ///< part of both byte counts that came from other nodes
   TrafficRow& operator+=(const TrafficRow& other);
   bool operator==(const TrafficRow&) const = default;
 };
@@ -41,7 +41,7 @@ class TrafficTable final : public TrafficObserver {
   [[nodiscard]] TrafficRow row(CollectiveKind kind) const;
   /// Payload bytes of all groups and kinds, matched and one-sided.
   [[nodiscard]] std::uint64_t bytes() const;
-  /// Of these, what came from ranks on other nodes.
+  /// The part of bytes() that came from ranks on other nodes.
   [[nodiscard]] std::uint64_t far_bytes() const;
   [[nodiscard]] std::uint64_t control_bytes() const;
   /// One line per group and kind.
@@ -55,7 +55,7 @@ class TrafficTable final : public TrafficObserver {
   std::uint64_t control_bytes_ = 0;
 };
 
-/// Passes everything on. Base of decorators.
+/// Passes every call on. Base of the decorators.
 class ForwardingBackend : public CommBackend {
  public:
   explicit ForwardingBackend(std::unique_ptr<CommBackend> inner) : inner_(std::move(inner)) {}
@@ -95,8 +95,8 @@ class ForwardingBackend : public CommBackend {
   std::unique_ptr<CommBackend> inner_;
 };
 
-/// Counts into a table, which may outlive it. Parts made by split() count into the same table under their own
-/// group names.
+/// Counts traffic in a table, which it shares. Parts made by split() count in the same table under their own group
+/// names.
 class CountingBackend final : public ForwardingBackend {
  public:
   CountingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<TrafficTable> table);
@@ -107,12 +107,12 @@ class CountingBackend final : public ForwardingBackend {
   std::shared_ptr<TrafficTable> table_;
 };
 
-/// Writes every call, and every wait_until(), into the rank's flight recorder, and makes none once the job has been
-/// judged. A mismatch that a wait finds by itself, in memory that only this rank looked at, is told to all ranks, and
-/// so is an abort. Parts made by split() do the same.
+/// Records every call and every wait_until() in the rank's flight recorder. After the job's verdict it makes no more
+/// calls. It tells all ranks about an abort, and about a mismatch that a one-sided wait of this rank has found. Parts
+/// made by split() do the same.
 class RecordingBackend final : public ForwardingBackend {
  public:
-  /// `control` lives as long as this and its parts; null: there is nobody to tell.
+  /// `control` and `watch` are shared. Null `control`: errors are not told.
   RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch,
                    std::shared_ptr<ControlPlane> control = nullptr);
   ~RecordingBackend() override;
@@ -134,17 +134,16 @@ class RecordingBackend final : public ForwardingBackend {
   std::unordered_map<std::uint64_t, std::int32_t> abouts_;  ///< by unit and label: of FlightRecorder::names()
 };
 
-/// For transports whose calls do not carry what ranks compare (MPI's own algorithms; NCCL): before each matched call
-/// every rank hears 16 bytes of every other one over another transport, and where they differ, the whole description: a
-/// skipped, swapped, differently sized or typed call is kMismatch on every rank, with both sides, and the call is not
-/// made. The counts of an all_to_all are compared between all ranks, too. Costs two rounds of small messages a call.
-/// Sends and receives are left to the transport. As with any transport, a rank that makes no call at all is waited for
-/// until the deadline.
+/// Compares calls for transports that do not compare them (MPI's own algorithms; NCCL). Before each matched call every
+/// rank gets 16 bytes of every other rank over another transport, and the whole description if they differ. A skipped
+/// or swapped call, or one of another size or type, is kMismatch on every rank, with both sides, and the call is not
+/// made. The counts of an all_to_all are compared between all ranks too. Sends and receives are not compared. Costs two
+/// rounds of small messages per call. A rank that makes no call is awaited until the deadline, as with any transport.
 class CheckedBackend final : public ForwardingBackend {
  public:
-  /// `inner` makes its calls in tasks of the stream: a comparison fails the stream, which is what keeps them back.
-  /// (NCCL's seat does not, so it has this one as a gate that makes no calls.) `side`: a seat in a group of the same
-  /// ranks in the same order, over a transport that compares calls itself. Nobody else makes calls in it.
+  /// `inner` must make its calls in tasks of the stream: a failed comparison fails the stream, so they do not run.
+  /// (NCCL's seat does not do this and uses this class as a gate that makes no calls.) `side`: a seat in a group of the
+  /// same ranks in the same order, over a transport that compares calls; no other code may make calls on it. Owns both.
   CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side);
   [[nodiscard]] std::size_t memory_bytes() const override;
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
@@ -159,12 +158,11 @@ class CheckedBackend final : public ForwardingBackend {
   CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side,
                  std::shared_ptr<Event> last_call);
   std::shared_ptr<Comparison> comparison_;
-  std::shared_ptr<Event> last_call_;  ///< of this rank, in this group or in the parts that it was split into:
-                                      ///< comparisons have one order, too
+  std::shared_ptr<Event> last_call_;  ///< of this rank, in this group and the parts split from it: comparisons
+                                      ///< have one order
 };
 
-/// What goes wrong, and when. Probabilities are per matched call or wait; the same seed gives the same
-/// faults.
+/// Planted faults and their times. Probabilities are per matched call or wait. The same seed gives the same faults.
 struct FaultPlan {
   std::uint64_t seed = 0;
   double delay_probability = 0;  ///< sleep up to max_delay before a matched call, a wait or a ring
@@ -175,7 +173,7 @@ struct FaultPlan {
   std::chrono::milliseconds freeze{0};
 };
 
-/// Delays, fails, drops, freezes; seeded.
+/// Delays, fails, drops or freezes calls as a FaultPlan says. For tests.
 class FaultyBackend final : public ForwardingBackend {
  public:
   FaultyBackend(std::unique_ptr<CommBackend> inner, FaultPlan plan);
@@ -196,13 +194,13 @@ class FaultyBackend final : public ForwardingBackend {
 /// The link of one rank to other nodes.
 struct LinkSpeed {
   double bytes_per_second = 0;                       ///< received; 0: no limit
-  std::chrono::microseconds latency{0};              ///< once a call that receives something
-  std::size_t burst_bytes = std::size_t{64} << 10U;  ///< what a link that was idle takes at once
+  std::chrono::microseconds latency{0};              ///< once per call that receives data
+  std::size_t burst_bytes = std::size_t{64} << 10U;  ///< bytes that an idle link takes at once
 };
 
-/// Emulates slow links between nodes on one machine, virtual nodes included (CommOptions::nodes): whoever receives
-/// bytes from another node sleeps as long as they would have taken. A token bucket a rank; parts made by split() share
-/// it.
+/// Emulates slow links between nodes on one machine, also between virtual nodes (CommOptions::nodes). A rank that
+/// receives bytes from another node sleeps for the time that the link would take. Each rank has one token bucket, which
+/// parts made by split() share.
 class SlowLinkBackend final : public ForwardingBackend {
  public:
   SlowLinkBackend(std::unique_ptr<CommBackend> inner, LinkSpeed speed);

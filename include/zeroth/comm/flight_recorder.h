@@ -1,5 +1,5 @@
-// FlightRecorder: the last calls of one rank, in a ring that is always on. Read after a failure, or while the rank
-// hangs.
+// FlightRecorder: the last calls of one rank, in a ring buffer that is always on. It is read after a failure, or while
+// the rank hangs.
 #pragma once
 
 #include <zeroth/base/dtype.h>
@@ -19,55 +19,55 @@
 
 namespace zeroth {
 
-/// One call, or one wait for what others put into shared memory.
+/// One call, or one wait for data of other ranks in shared memory.
 struct CallRecord {
-  std::uint64_t sequence = 0;  ///< in its group, from 0; waits are counted by themselves
+  std::uint64_t sequence = 0;  ///< number in its group, from 0; waits have their own numbers
   std::int64_t begun_ns = 0;   ///< of a steady clock of this host
   std::int64_t ended_ns = 0;   ///< 0: has not ended, or has failed
   std::int64_t elements = 0;   ///< sum of its counts
-  std::int32_t group = 0;      ///< of groups()
-  std::int32_t name = -1;      ///< of names(): of a barrier; -1: none
-  std::int32_t about = -1;     ///< of names(): "the parameters of unit blocks.0"; -1: nobody says
+  std::int32_t group = 0;      ///< index into groups()
+  std::int32_t name = -1;      ///< index into names(), of a barrier; -1: none
+  std::int32_t about = -1;     ///< index into names(): "the parameters of unit blocks.0"; -1: none
   std::int32_t unit = -1;
   std::uint32_t label = 0;
   CollectiveKind kind = CollectiveKind::kBarrier;
   DType dtype = DType::kUInt8;
-  bool wait = false;  ///< no call: `kind` and `dtype` mean nothing
+  bool wait = false;  ///< a wait, not a call: `kind` and `dtype` have no meaning
   bool operator==(const CallRecord&) const = default;
 };
 
 /// 1,024 records of 64 bytes. Calls of one group come from one thread at a time; several groups may record at once.
-/// Readers see whole records or none: one that is being written is left out.
+/// Readers see whole records only: a record that is being written is left out.
 class FlightRecorder {
  public:
   static constexpr std::size_t kRecords = 1'024;
 
-  /// A number for the group's name; the same for the same name.
+  /// The number of a group's name; the same for the same name.
   [[nodiscard]] std::int32_t group(std::string_view name);
-  /// A number for a name, or for what a call is about. There are 1,024; later ones are all the same one, "...". Some
-  /// 100 ns.
+  /// The number of a name or of a call's subject. There are 1,024 numbers; later names share the number of "...". Costs
+  /// some 100 ns.
   [[nodiscard]] std::int32_t name(std::string_view name);
-  /// A call begins. Returns its ticket. With end() some 60 ns, most of it for two looks at a clock.
+  /// Records the begin of a call and returns its ticket. With end() it costs some 60 ns, mostly for two clock reads.
   std::uint64_t begin(const CallRecord& call) noexcept;
-  /// Its end. Does nothing once the ring has gone past it.
+  /// Records the end of a call. Does nothing if the ring has already overwritten the call.
   void end(std::uint64_t ticket) noexcept;
 
   /// Oldest first.
   [[nodiscard]] std::vector<CallRecord> records() const;
   [[nodiscard]] std::vector<std::string> groups() const;
   [[nodiscard]] std::vector<std::string> names() const;
-  /// "all_gather#40 (the parameters of unit blocks.0) of world/engine0, ended 12.3 s ago", of the newest record; "" if
-  /// there is none.
+  /// Text of the newest record: "all_gather#40 (the parameters of unit blocks.0) of world/engine0, ended 12.3 s ago";
+  /// "" if there is none.
   [[nodiscard]] std::string last_call() const;
-  /// Why it is written, by name: "code", "message", "step", ...; see RankWatch::write_record().
+  /// Facts about the failure, by name: "code", "message", "step", ...; see RankWatch::write_record().
   using Facts = std::map<std::string, std::string>;
-  /// One JSON object a line: first {"rank", "size", "host", "now_ns", "names"} and, where there are some, "failure"
-  /// with the facts, then one a record, oldest first; its "about" is the place of a name in "names". A new file that
-  /// only its owner can read, in place of a plain one of that name. Throws kIo, and then leaves none.
+  /// Writes one JSON object per line: first {"rank", "size", "host", "now_ns", "names"} and, if there are facts,
+  /// "failure"; then one per record, oldest first, where "about" is an index into "names". It makes a new file that
+  /// only its owner can read, and replaces a plain file of that name. Blocks. Throws kIo, and then leaves no file.
   void write(const std::string& path, int rank, int size, const Facts& facts = {}) const;
 
  private:
-  /// Words, so that a reader races with nobody: version (odd while written), then the record.
+  /// Atomic words, so readers and the writer do not race: a version (odd during a write), then the record.
   static constexpr std::size_t kWords = 8;
   struct alignas(64) Slot {
     std::array<std::atomic<std::uint64_t>, kWords> words{};

@@ -1,5 +1,5 @@
-// Mesh: the world's ranks as a grid with named axes. Sums over a group of it are formed along the nodes of its ranks,
-// as everywhere (CommBackend::node_sizes()).
+// Mesh: the world's ranks as a grid with named axes. Sums over a group of the mesh are formed along the nodes of its
+// ranks (CommBackend::node_sizes()).
 #pragma once
 
 #include <zeroth/comm/communicator.h>
@@ -25,8 +25,8 @@ struct MeshSpec {
   bool operator==(const MeshSpec&) const = default;
 };
 
-/// Groups of one rank. Move-only. Holds the world's seat and one seat for every axis that is not the whole
-/// world.
+/// The groups of one rank in a mesh. Move-only. Shares the world's seat and owns one seat for every axis that is
+/// smaller than the world.
 class Mesh {
  public:
   /// Matched, blocks. Throws kConfig if the sizes do not multiply to the world, or names repeat.
@@ -34,13 +34,13 @@ class Mesh {
 
   [[nodiscard]] const MeshSpec& spec() const { return spec_; }
   [[nodiscard]] int size(std::string_view axis) const;
-  /// This rank's place along the axis.
+  /// This rank's coordinate along the axis, from 0.
   [[nodiscard]] int coordinate(std::string_view axis) const;
   [[nodiscard]] Communicator world() const { return Communicator(world_); }
-  /// The ranks that differ from this one along `axis` only. Throws kUsage naming the axes there are.
+  /// The group of ranks that differ from this one along `axis` only. Throws kUsage with the names of all axes.
   [[nodiscard]] Communicator axis(std::string_view axis) const;
-  /// The ranks that differ along these axes only, as one flat group; order of ranks is that of the world. The
-  /// first call with a list is matched over the world and blocks.
+  /// The ranks that differ along these axes only, as one flat group in world order. The first call with a list is
+  /// matched over the world and blocks.
   [[nodiscard]] Communicator axes(std::span<const std::string> names);
 
  private:

@@ -1,5 +1,5 @@
-// Several backends of the same ranks, each for the calls that it is best at (MCR-DL, arXiv 2303.08374). Which one makes
-// a call follows from its kind and size alone, so that all ranks choose alike; zeroth-bench measures the table.
+// Several backends of the same ranks, each for the calls in which it is fastest (MCR-DL, arXiv 2303.08374). Only kind
+// and size of a call decide its backend, so all ranks choose the same one. zeroth-bench measures the table.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -14,22 +14,22 @@
 
 namespace zeroth {
 
-/// Bytes of a matched call, as a CallTable counts them: of all its counts, in the dtype of the result. The same on all
-/// ranks. Of an all_to_all only if it is one of equal parts: else two ranks alone know of their counts, and it is
-/// CallTable::kNoBound. So are sends and receives.
+/// Size of a matched call for a CallTable: bytes of all its counts, in the dtype of the result. The same on all ranks.
+/// It is CallTable::kNoBound for sends and receives, and for an all_to_all without equal parts, because only two ranks
+/// know such counts.
 [[nodiscard]] std::uint64_t table_bytes(const Collective& call);
 
-/// Who makes a call. A value; as JSON
+/// The backend of each call. A value; as JSON
 ///   {"zeroth_calls": 1, "rows": [{"call": "all_reduce", "up_to_bytes": 65536, "backend": "mpi"}, {"call":
 ///   "all_reduce", "backend": "shm"}]}
-/// The rows of a kind go from small to large, and the last has no bound. Kinds without rows are the first backend's.
-/// send and barrier have one row at most; that of send is also of recv, which has none.
+/// The rows of a kind go from small to large, and the last has no bound. The first backend makes calls of kinds without
+/// rows. send and barrier have at most one row. The row of send is also for recv, which has no row of its own.
 class CallTable {
  public:
   static constexpr std::uint64_t kNoBound = std::numeric_limits<std::uint64_t>::max();
   struct Row {
     CollectiveKind kind = CollectiveKind::kBarrier;
-    std::uint64_t up_to_bytes = kNoBound;  ///< table_bytes(), this included
+    std::uint64_t up_to_bytes = kNoBound;  ///< largest table_bytes() of this row
     std::string backend{};
     bool operator==(const Row&) const = default;
   };
@@ -37,12 +37,12 @@ class CallTable {
   CallTable() = default;
   /// Throws kConfig for rows that break the rules above: which, expected, got.
   explicit CallTable(std::vector<Row> rows);
-  /// Throws kConfig for anything else than such a document, with `where` it is from. At most 1 MiB.
+  /// Reads such a document of at most 1 MiB. Throws kConfig for any other text. `where`: its origin, for errors.
   [[nodiscard]] static CallTable from_json(std::string_view text, std::string_view where);
   [[nodiscard]] std::string to_json() const;
 
   [[nodiscard]] const std::vector<Row>& rows() const { return rows_; }
-  /// The name in the row of such a call, "" without one.
+  /// The backend in the row of such a call; "" if it has no row.
   [[nodiscard]] std::string_view backend_of(CollectiveKind kind, std::uint64_t bytes) const;
   [[nodiscard]] bool operator==(const CallTable&) const = default;
 
@@ -50,16 +50,16 @@ class CallTable {
   std::vector<Row> rows_;
 };
 
-/// A backend under the name that tables have for it.
+/// A backend with its name in tables.
 struct NamedBackend {
   std::string name{};
   std::unique_ptr<CommBackend> backend{};
 };
 
-/// Seats of one rank in the same group: the first one's one-sided calls, and of the matched ones those that `table`
-/// gives it; the others the rest. An error or abort of one is told to all. Collective: throws kMismatch where ranks
-/// have different tables; kConfig for a table that names none of the backends, and for backends whose ranks, groups or
-/// nodes differ (sums must have the same order).
+/// One seat over several seats of this rank in the same group. The first makes the one-sided calls; `table` gives each
+/// matched call its seat. An error or abort of one seat is passed to all. Owns the seats. Collective, blocks. Throws
+/// kMismatch if ranks have different tables. Throws kConfig if the table names an unknown backend, or if ranks, groups
+/// or nodes of the backends differ (sums must have the same order).
 [[nodiscard]] std::unique_ptr<CommBackend> make_mixed_backend(std::vector<NamedBackend> backends, CallTable table);
 
 }  // namespace zeroth

@@ -1,4 +1,4 @@
-// Calls with memory of a GPU over transports of the host.
+// Calls with GPU memory over host transports.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -9,20 +9,20 @@
 namespace zeroth {
 
 /// A seat of `base`'s ranks that also takes calls on streams of a CUDA device (Stream::native()), with buffers of that
-/// device: options.device, else the one that is current on the thread that makes the first such call. Ranks may share
-/// one GPU. make_backend() gives every seat whose transport is the host's this ability; until the first such call it
-/// costs nothing, and CUDA is not looked for.
+/// device. The device is options.device, else the current device of the thread that makes the first such call. Ranks
+/// may share one GPU. Owns `base`. make_backend() wraps every seat with a host transport in this one. Before the first
+/// such call it costs nothing, and CUDA is not loaded.
 ///
-/// Such a call is copied through pinned memory and made by `base` on the host, so it has `base`'s bits, checks, counts
-/// and errors, and sums in rank order as on the host. It comes after what its stream holds, and after all calls that
-/// were submitted before; the stream goes on behind it. Unlike over NCCL, submit() blocks until `base` has made the
-/// calls, at most options.timeout for what the stream holds (kTimeout) and `base`'s own time. Errors are in the Work,
-/// as elsewhere; one of CUDA's is kResource, and ends the job for the other ranks.
+/// Such a call is copied through pinned memory, and `base` makes it on the host. So it has `base`'s bits, checks,
+/// counts and errors, and sums in rank order. It runs after the earlier work of its stream and after all calls
+/// submitted before; later work of the stream runs after it. Unlike over NCCL, submit() blocks until `base` has made
+/// the calls: at most options.timeout for the stream's earlier work (kTimeout), plus `base`'s own time. The Work
+/// carries the errors. An error of CUDA is kResource and ends the job for the other ranks.
 ///
-/// Refused (kUsage): a buffer of the host or of another device on a CUDA stream, and, once CUDA is in use, one of a
-/// device on a stream of the host. attach() of an ArenaKind::kDevice arena: peers cannot read it. Pinned memory: as
-/// large as the largest call so far, its send and its recv, and of sends and receives the largest submit(); counted in
-/// options.ledger as kControl.
+/// Refused (kUsage): a buffer of the host or of another device on a CUDA stream; once CUDA is in use, a device buffer
+/// on a host stream; attach() of an ArenaKind::kDevice arena, which other ranks cannot read. Pinned memory: as large as
+/// send and recv of the largest call so far, or the largest submit() of sends and receives; counted in options.ledger
+/// as kControl.
 [[nodiscard]] std::unique_ptr<CommBackend> make_staging_backend(std::unique_ptr<CommBackend> base,
                                                                 const CommOptions& options);
 

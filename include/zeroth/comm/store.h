@@ -1,4 +1,4 @@
-// Store: a small table of strings that the ranks of a job share, for meeting and configuration, not for data.
+// Store: a small table of strings that the ranks of a job share, for rendezvous and configuration, not for data.
 #pragma once
 
 #include <zeroth/base/deadline.h>
@@ -11,8 +11,8 @@
 
 namespace zeroth {
 
-/// Thread safe. Keys and values are any bytes, together at most 64 KiB. Every wait has a deadline: kTimeout
-/// names what is missing.
+/// Thread safe. Keys and values are any bytes, together at most 64 KiB. Every wait has a deadline: kTimeout names the
+/// missing keys.
 class Store {
  public:
   Store() = default;
@@ -21,25 +21,24 @@ class Store {
   virtual ~Store() = default;
 
   virtual void set(std::string_view key, std::string_view value) = 0;
-  /// Blocks until the key is there.
+  /// Blocks until the key exists, and returns its value. Throws kTimeout.
   [[nodiscard]] virtual std::string get(std::string_view key, Milliseconds timeout) = 0;
-  /// Adds to a number that starts as 0, and returns the sum. The value is its decimal text. kUsage if the
-  /// value is no number.
+  /// Adds to a number that starts as 0, and returns the sum. The stored value is its decimal text. Throws kUsage if the
+  /// value is not a number.
   virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;
-  /// Blocks until all keys are there.
+  /// Blocks until all keys exist. Throws kTimeout.
   virtual void wait(std::span<const std::string> keys, Milliseconds timeout) = 0;
 };
 
 /// For ranks that are threads: share the pointer.
 [[nodiscard]] std::shared_ptr<Store> make_inproc_store();
 
-/// The process that serves; the table lives here, and a thread that ends with the object. `name` is that of
-/// an abstract unix socket
-/// ("zeroth-store-" and the user id are put before it): nothing is left in the file system. Only processes of
-/// the same user may connect. Throws kResource if the name is taken.
+/// The server. The table lives in this process, with a thread that ends with the object. `name` is the name of an
+/// abstract unix socket, after "zeroth-store-" and the user id; nothing is left in the file system. Only processes of
+/// the same user may connect. Throws kResource if the name is in use.
 [[nodiscard]] std::shared_ptr<Store> serve_store(std::string_view name);
-/// A client; tries until the deadline. Requests throw kPeerLost once the server has gone, and kTimeout if it does not
-/// answer within `timeout` (at least 1 s, at most 30 s).
+/// A client. Blocks until it is connected, at most `timeout`. Requests throw kPeerLost if the server has ended, and
+/// kTimeout if it does not answer within `timeout` (at least 1 s, at most 30 s).
 [[nodiscard]] std::shared_ptr<Store> connect_store(std::string_view name, Milliseconds timeout);
 
 }  // namespace zeroth

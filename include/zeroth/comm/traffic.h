@@ -1,4 +1,4 @@
-// Who is told about bytes that arrive from other ranks. Backends report at the copy, never from a plan.
+// Reports of bytes received from other ranks. Backends report at the copy, never from a plan.
 #pragma once
 
 #include <zeroth/comm/collective.h>
@@ -18,8 +18,7 @@ struct TrafficEvent {
   std::uint64_t control_bytes = 0;  ///< descriptions of calls read from other ranks
 };
 
-/// Called on the thread that copies; must not block or throw. A group that is split hands its observer on to
-/// its parts.
+/// Called on the copying thread; must not block or throw. Parts of a split group use the observer of the group.
 class TrafficObserver {
  public:
   TrafficObserver() = default;

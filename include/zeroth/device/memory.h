@@ -1,9 +1,8 @@
-// Tagged memory: every byte that Zeroth holds has a Tag{unit, state}, counted at acquire and at release.
+// Tagged memory: every byte that Zeroth holds has a Tag{unit, state} and is counted when it is taken and released.
 //
-// MemoryLedger  counts. Live and peak bytes by state; what the plan promises is compared with its peak, exactly.
-// Arena         one mapping, sized once: private with huge pages, or shared through a memfd whose descriptor can be
-// passed to
-//               another process. Nothing in the file system, so nothing is left after kill -9.
+// MemoryLedger  counts live and peak bytes by state. Tests compare its peak with the plan, exactly.
+// Arena         one mapping of fixed size: private with huge pages, or shared through a memfd whose descriptor can be
+//               passed to another process. It has no file, so nothing is left after kill -9.
 // Buffer        a counted part of an arena.
 #pragma once
 
@@ -21,15 +20,15 @@
 
 namespace zeroth {
 
-/// What a byte is for. The report and the plan speak these words.
+/// The purpose of a byte, in plans and reports.
 enum class MemoryState : std::uint8_t {
-  kParameter,  ///< parameters at rest, in the dtype that computes and travels
-  kMaster,     ///< what bfloat16 parameters lack of their fp32 masters
+  kParameter,  ///< parameters at rest, in the dtype of computation and communication
+  kMaster,     ///< lower halves of the fp32 masters of bfloat16 parameters
   kOptimizer,  ///< moments, momentum
   kBucket,     ///< local gradients of a unit, before reduction
   kReduced,    ///< reduced gradients (this rank's shard, or all of them at stage 0)
-  kGathered,   ///< gathered parameters of units that rest sharded
-  kOverflow,   ///< beyond the plan: gathered slots, gradients that came wide, gradients and sums that made room
+  kGathered,   ///< gathered parameters of sharded units
+  kOverflow,   ///< beyond the plan: gathered slots, wide gradients, gradients and sums that were moved away
   kControl,    ///< signals, epochs, tags, staging of the transport
   kOther,
 };
@@ -37,7 +36,7 @@ inline constexpr std::size_t kNumMemoryStates = 9;
 
 [[nodiscard]] std::string_view name_of(MemoryState state) noexcept;
 
-/// Unit index inside its engine, or -1 for what belongs to no unit.
+/// `unit`: index of the unit in its engine; -1 for memory of no unit.
 struct Tag {
   std::int32_t unit = -1;
   MemoryState state = MemoryState::kOther;
@@ -54,7 +53,7 @@ struct MemorySnapshot {
 
 class MemoryLedger;
 
-/// Possession of counted bytes; releases them when destroyed. Move-only.
+/// Owns counted bytes and releases the count when destroyed. Move-only.
 class [[nodiscard]] MemoryHold {
  public:
   MemoryHold() = default;
@@ -74,7 +73,7 @@ class [[nodiscard]] MemoryHold {
   std::size_t bytes_ = 0;
 };
 
-/// Counts live bytes by state, and the state of affairs at the moment of the highest total. Thread safe.
+/// Counts live bytes by state, now and at the moment of the highest total. Thread safe.
 class MemoryLedger : public std::enable_shared_from_this<MemoryLedger> {
  public:
   [[nodiscard]] static std::shared_ptr<MemoryLedger> create() {
@@ -84,9 +83,9 @@ class MemoryLedger : public std::enable_shared_from_this<MemoryLedger> {
   [[nodiscard]] MemoryHold hold(Tag tag, std::size_t bytes) { return {shared_from_this(), tag, bytes}; }
 
   [[nodiscard]] MemorySnapshot live() const;
-  /// By state, at the moment when the total was highest since the last reset_peak().
+  /// Bytes by state at the moment of the highest total since the last reset_peak().
   [[nodiscard]] MemorySnapshot at_peak() const;
-  /// Highest value that each state ever had, by itself.
+  /// The highest value of each single state.
   [[nodiscard]] MemorySnapshot state_peaks() const;
   void reset_peak();
 
@@ -123,21 +122,22 @@ class [[nodiscard]] Buffer {
   MemoryHold hold_;
 };
 
-/// kDevice: memory that a device computes on and the host must not touch; Device::make_arena() of that device makes it.
+/// kDevice: device memory, which the host must not touch; Device::make_arena() of that device makes it.
 enum class ArenaKind : std::uint8_t { kPrivate, kShared, kDevice };
 
-/// One anonymous mapping, or memory of a device. Pages start as zero and cost nothing until touched.
-/// Forked children do not get private arenas' writes back, and see shared arenas as not mapped (MADV_DONTFORK), so that
-/// a DataLoader worker can never write into the trainer's parameters.
+/// One anonymous mapping, or device memory. Copies share it. Pages of a mapping start as zero and use no memory until
+/// touched. Writes of a forked child to a private arena stay in the child, and a shared arena is not mapped in a child
+/// (MADV_DONTFORK). So a DataLoader worker can never write into the trainer's parameters.
 class Arena {
  public:
   Arena() = default;
 
-  /// Throws kOutOfMemory or kResource with the reason. `name` shows in /proc/<pid>/maps and smaps as "zeroth:<name>":
-  /// shared arenas always, private ones where the kernel names anonymous memory (Linux 5.17, CONFIG_ANON_VMA_NAME).
+  /// Makes an arena of `bytes` bytes. `name` appears in /proc/<pid>/maps and smaps as "zeroth:<name>": for shared
+  /// arenas always, for private ones if the kernel names anonymous memory (Linux 5.17, CONFIG_ANON_VMA_NAME). Throws
+  /// kOutOfMemory or kResource with the reason.
   [[nodiscard]] static Arena create(ArenaKind kind, std::size_t bytes, std::string_view name);
 
-  /// Over memory that somebody else has allocated and that lives as long as `keep`. fd() is -1.
+  /// An arena over memory of another owner, which lives as long as `keep`. fd() is -1.
   [[nodiscard]] static Arena over(ArenaKind kind, std::span<std::byte> bytes, std::string_view name,
                                   std::shared_ptr<void> keep);
 
@@ -149,13 +149,13 @@ class Arena {
   /// The memfd of a shared arena (owned by the arena), -1 for a private one.
   [[nodiscard]] int fd() const;
   [[nodiscard]] std::shared_ptr<void> keep_alive() const { return mapping_; }
-  /// Bytes of it that are resident in this process (Rss of exactly this mapping, on every kernel). Slow: reads smaps.
+  /// Resident bytes of this mapping in this process (Rss, on every kernel). Slow: reads smaps.
   [[nodiscard]] std::uint64_t resident_bytes() const;
 
-  /// Next `bytes` of the arena at an offset that is a multiple of `alignment`; throws kInternal when the arena was
-  /// sized too small (the plan is wrong).
+  /// Takes the next `bytes` bytes of the arena, at a multiple of `alignment` bytes. Throws kInternal if the arena is
+  /// too small (the plan is wrong).
   [[nodiscard]] std::span<std::byte> reserve(std::size_t bytes, std::size_t alignment = kPageBytes);
-  /// reserve() and count it.
+  /// reserve(), counted in `ledger` under `tag`.
   [[nodiscard]] Buffer allocate(std::size_t bytes, Tag tag, MemoryLedger& ledger, std::size_t alignment = kPageBytes);
 
  private:
@@ -166,7 +166,8 @@ class Arena {
   std::shared_ptr<Mapping> mapping_;
 };
 
-/// Maps another process's shared arena. `fd` stays the caller's. The mapping lives as long as the returned handle.
+/// The shared arena of another process, mapped here. The caller keeps ownership of `fd`. The mapping lives as long as
+/// `keep`.
 struct ForeignMapping {
   std::shared_ptr<void> keep;
   std::span<std::byte> bytes{};
@@ -177,13 +178,12 @@ struct ForeignMapping {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-/// Resident bytes (Rss) of all mappings whose name contains `name`, from /proc/self/smaps; see Arena::create for which
-/// have one.
+/// Resident bytes (Rss) of all mappings whose name contains `name`, from /proc/self/smaps. See Arena::create for names.
 [[nodiscard]] std::uint64_t resident_bytes(std::string_view name);
-/// Proportional set size of a process (smaps_rollup), 0 if it cannot be read. pid 0 is this process.
+/// Proportional set size of a process in bytes (smaps_rollup); 0 if it cannot be read. pid 0 is this process.
 [[nodiscard]] std::uint64_t pss_bytes(int pid = 0);
-/// Bytes that a new process may still use: the smallest of MemAvailable and what the cgroups of this process (v1 or v2,
-/// all levels) leave; page cache that the kernel would give up counts as free.
+/// Bytes that a new process may still use: the minimum of MemAvailable and the free memory in all cgroups of this
+/// process (v1 or v2, all levels). Page cache that the kernel can drop counts as free.
 [[nodiscard]] std::uint64_t available_memory_bytes();
 
 }  // namespace zeroth

@@ -1,4 +1,4 @@
-// The pool for CPU kernels: fixed threads, owned by one engine, joined in the destructor.
+// The thread pool for CPU kernels: fixed threads, owned by one engine. The destructor joins them.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace zeroth {
 
-/// `threads` counts the caller: ThreadPool(1) starts none and runs everything in place.
+/// `threads` includes the caller: ThreadPool(1) starts no thread and runs everything in place.
 class ThreadPool {
  public:
   explicit ThreadPool(int threads);
@@ -18,7 +18,7 @@ class ThreadPool {
   [[nodiscard]] int threads() const { return threads_; }
 
   /// Splits [0, count) into at most threads() contiguous ranges at multiples of `grain` and runs body(begin, end) on
-  /// each; blocks until all are done and rethrows the first exception. Not reentrant.
+  /// each. Blocks until all are done. Rethrows the first exception. Not reentrant.
   void parallel_for(std::size_t count, std::size_t grain, const std::function<void(std::size_t, std::size_t)>& body);
 
  private:

@@ -1,13 +1,11 @@
-// Config: one JSON document with DeepSpeed's key names wherever the thing exists there; what is ours is under
-// "zeroth".
+// Config: one JSON document. Settings that DeepSpeed has too have DeepSpeed's key names; all others are under "zeroth".
 //
-// Every key is of one of three classes (docs/configuration.md lists them all):
-//   honoured  does what it says;
-//   hint      accepted and reported once, with what Zeroth does instead; never changes a number;
-//   refused   would change what is trained, where memory lies or what is written, and is not built: an error,
-//   unless its
-//             value is the harmless one ("fp16": {"enabled": false}).
-// A key of no class is an error with the nearest name. All problems of a document are reported together.
+// Every key is in one of three classes (docs/configuration.md lists them all):
+//   honoured  it has its documented effect
+//   hint      accepted and reported once, with Zeroth's own behaviour; never changes a number
+//   refused   a feature that is not built and would change training, memory or output: an error, unless the value is
+//             the harmless one ("fp16": {"enabled": false})
+// An unknown key is an error with the nearest known name. All problems of a document are reported together.
 #pragma once
 
 #include <zeroth/base/error.h>
@@ -36,7 +34,7 @@ struct OptimizerConfig {
   double lr = 1e-3;
   std::array<double, 2> betas{0.9, 0.999};
   double eps = 1e-8;
-  std::optional<double> weight_decay{};  ///< unset: what decay() says
+  std::optional<double> weight_decay{};  ///< unset: see decay()
   bool adam_w_mode = true;  ///< Adam only: decoupled decay, as DeepSpeed's "Adam" does; false: decay in the gradient
   double momentum = 0.0;    ///< SGD
   double dampening = 0.0;   ///< SGD
@@ -59,13 +57,13 @@ struct SchedulerConfig {
   std::int64_t total_num_steps = 0;  ///< WarmupDecayLR, WarmupCosineLR; required there
   std::string warmup_type = "log";   ///< "log" or "linear"
 
-  /// The same as factors of the base learning rate.
+  /// The schedule as factors of the base learning rate.
   [[nodiscard]] LearningRateSchedule schedule() const;
-  /// The learning rate that schedule() multiplies: warmup_max_lr where the type has it, else `optimizer_lr`.
+  /// The learning rate that schedule() multiplies: warmup_max_lr if the type has it, else `optimizer_lr`.
   [[nodiscard]] double base_lr(double optimizer_lr) const;
 };
 
-/// Section "zero_optimization", and what decides about the plan in section "zeroth".
+/// Section "zero_optimization", and the keys of section "zeroth" that belong to the plan.
 struct ZeroConfig {
   int stage = 0;
   ReductionPolicy reduction_policy = ReductionPolicy::kPerMicroStep;
@@ -76,8 +74,8 @@ struct ZeroConfig {
   int parameter_degree = 0;    ///< ranks over which stage 3 splits parameters; 0: all
   int optimizer_degree = 0;    ///< ranks over which stages 1 to 3 split the optimizer; 0: all
   int gradient_degree = 0;     ///< ranks over which the gradients of a micro-step are summed; 0: all
-  int hpz_partition_size = 1;  ///< above 1 a parameter_degree by DeepSpeed's name
-  int mics_shard_size = -1;    ///< above 0 both degrees by DeepSpeed's name
+  int hpz_partition_size = 1;  ///< DeepSpeed's name of parameter_degree, if above 1
+  int mics_shard_size = -1;    ///< DeepSpeed's name of both degrees, if above 0
 };
 
 /// The rest of section "zeroth".
@@ -85,22 +83,21 @@ struct RuntimeConfig {
   int threads = 0;  ///< of CPU kernels per rank; 0: the cores of this host shared by its ranks
   int ranks_per_node =
       0;  ///< consecutive ranks that count as one node; 0: the ranks of each host over shm+mpi and mpi, else all
-  Reduction reduction = Reduction::kRankOrder;  ///< who forms sums over ranks, in which order
-  bool check_calls = false;  ///< calls of transports that do not compare them themselves are compared all the same
-  std::int64_t link_bytes_per_s = 0;  ///< emulated speed of a rank's link to other nodes; 0: as it is
-  std::int64_t timeout_ms = 300'000;  ///< longest wait for a peer that is alive
-  std::int64_t first_timeout_ms = 0;  ///< until the first step has ended; 0: twice timeout_ms
+  Reduction reduction = Reduction::kRankOrder;  ///< what forms sums over ranks, and in which order
+  bool check_calls = false;                     ///< also compare the calls of transports that do not compare them
+  std::int64_t link_bytes_per_s = 0;            ///< emulated speed of a rank's link to other nodes; 0: no emulation
+  std::int64_t timeout_ms = 300'000;            ///< longest wait for a living rank
+  std::int64_t first_timeout_ms = 0;            ///< until the first step has ended; 0: twice timeout_ms
   Uneven uneven = Uneven::kError;
-  bool preemption = false;                ///< SIGTERM is noted, and told by StepResult::preempted
-  std::int64_t frozen_after_ms = 10'000;  ///< a peer that shows no life for so long is lost
-  std::int64_t end_stuck_after_ms =
-      5'000;                      ///< a process that does not hear of the job's end for so long is ended; 0: never
-  int max_nonfinite_steps = 10;   ///< training stops after so many in a row
-  bool broadcast_buffers = true;  ///< rank 0's before each training forward
-  bool compute_copies = false;    ///< on the CPU, too, units compute with copies of the parameters
+  bool preemption = false;                  ///< SIGTERM sets StepResult::preempted instead of ending the process
+  std::int64_t frozen_after_ms = 10'000;    ///< a rank without a sign of life for this time is lost
+  std::int64_t end_stuck_after_ms = 5'000;  ///< time after the job's end at which a stuck process is ended; 0: never
+  int max_nonfinite_steps = 10;             ///< skipped steps in a row that end the training
+  bool broadcast_buffers = true;            ///< copy rank 0's buffers before each training forward
+  bool compute_copies = false;              ///< units compute on copies of the parameters, on the CPU too
   ExecutionMode execution = ExecutionMode::kInline;
   std::int64_t chaos_seed = 0;
-  std::int64_t memory_limit_bytes = 0;  ///< for the plan of one host; 0: what the host and its cgroup have
+  std::int64_t memory_limit_bytes = 0;  ///< for all plans of one host; 0: memory of the host and its cgroup
 };
 
 /// train == micro * accumulate * data ranks.
@@ -111,24 +108,24 @@ struct BatchSizes {
   bool operator==(const BatchSizes&) const = default;
 };
 
-/// A hint that a document held: accepted, not followed, told once.
+/// A key of class "hint" in a document: accepted, not followed, reported once.
 struct HintNote {
   std::string pointer{};  ///< "/zero_optimization/overlap_comm"
   std::string given{};    ///< its value as JSON
-  std::string instead{};  ///< what Zeroth does
+  std::string instead{};  ///< Zeroth's own behaviour
   std::string origin{};   ///< "zero3.json:7"
   /// "/zero_optimization/overlap_comm = true (zero3.json:7): ..."
   [[nodiscard]] std::string text() const;
 };
 
-/// A value from elsewhere than the document, say a command line. It wins over the document, "auto" included.
+/// A value from outside the document, such as a command line. It wins over the document, also over "auto".
 struct ConfigOverride {
   std::string pointer{};  ///< JSON pointer of the key
   std::string json{};     ///< the value as JSON: `3`, `"AdamW"`, `[0.9, 0.95]`
-  std::string origin{};   ///< for people: "--zero-stage"
+  std::string origin{};   ///< for messages: "--zero-stage"
 };
 
-/// One thing that is wrong.
+/// One problem of a configuration.
 struct ConfigProblem {
   std::string pointer{};  ///< JSON pointer of the key; empty for the document as a whole
   std::string origin{};   ///< "zero3.json:4"
@@ -140,10 +137,10 @@ struct ConfigProblem {
   [[nodiscard]] std::string text() const;
 };
 
-/// kConfig with everything that is wrong. what() lists up to 50 problems and counts the rest.
+/// kConfig with all problems. what() lists up to 50 of them and counts the rest.
 class ConfigError : public Error {
  public:
-  /// `total` counts also the problems that are not in the list.
+  /// `total`: number of all problems, also of those that are not in the list.
   ConfigError(std::string_view origin, std::vector<ConfigProblem> problems, std::size_t total);
   [[nodiscard]] const std::vector<ConfigProblem>& problems() const noexcept { return problems_; }
 
@@ -167,41 +164,41 @@ struct Config {
   /// Reads a regular file of at most 16 MiB. Throws ConfigError.
   [[nodiscard]] static Config from_file(const std::filesystem::path& path,
                                         std::span<const ConfigOverride> overrides = {});
-  /// `origin` names the source in messages. Strict JSON in UTF-8: no comments, no duplicate keys, nothing
-  /// after the end.
+  /// `origin` names the source in messages. The text is strict JSON in UTF-8: no comments, no duplicate keys, nothing
+  /// after the end. Throws ConfigError.
   [[nodiscard]] static Config from_json_text(std::string_view text, std::string_view origin,
                                              std::span<const ConfigOverride> overrides = {});
 
-  /// The whole configuration, defaults included, keys sorted; from_json_text() gives an equal Config back.
-  /// Hints are left out, for nothing follows them. Throws kConfig for a value that is not finite.
+  /// The whole configuration with defaults, keys sorted; from_json_text() of it gives an equal Config. Hints are left
+  /// out. Throws kConfig for a value that is not finite.
   [[nodiscard]] std::string to_json() const;
-  /// Holds a Config that a program filled in to the rules of the documents. Throws ConfigError.
+  /// Checks a Config that a program filled in, by the rules for documents. Throws ConfigError.
   void validate() const;
 
-  /// Completes the batch sizes for a world: any two give the third; one alone means one micro-step. All three
-  /// must agree. Throws kConfig with the nearest sizes that work.
+  /// Completes the batch sizes for a world. Two of them give the third; one alone means one micro-step. All three must
+  /// agree. Throws kConfig with the nearest sizes that agree.
   [[nodiscard]] BatchSizes resolve(std::int64_t data_ranks) const;
 
-  /// What must be the same on all ranks, as canonical JSON: all honoured keys but timeouts, the execution
+  /// The keys that must be equal on all ranks, as canonical JSON: all honoured keys except timeouts, the execution
   /// mode, its seed and the memory limit.
   [[nodiscard]] std::string shared_json() const;
   /// digest64 of shared_json().
   [[nodiscard]] std::uint64_t digest() const;
 
-  /// Where a value came from: "zero3.json:4", the origin of an override, or "default".
+  /// The origin of a value: "zero3.json:4", the origin of an override, or "default".
   [[nodiscard]] std::string origin_of(std::string_view pointer) const;
-  /// One line a value for the log: "/zero_optimization/stage = 3 (zero3.json:4)".
+  /// One line per value, for the log: "/zero_optimization/stage = 3 (zero3.json:4)".
   [[nodiscard]] std::vector<std::string> describe() const;
 
-  /// Same values; origins and hints may differ.
+  /// True for equal values; origins and hints are not compared.
   bool operator==(const Config& other) const;
 
  private:
   std::map<std::string, std::string, std::less<>> origins_{};
 };
 
-/// Differences between two shared_json() texts: "/zero_optimization/stage: 3 here, 2 there". For the error
-/// that names the key when ranks disagree.
+/// Differences between two shared_json() texts: "/zero_optimization/stage: 3 here, 2 there". For the error about ranks
+/// with different configurations.
 [[nodiscard]] std::vector<std::string> shared_differences(std::string_view here, std::string_view there);
 
 }  // namespace zeroth

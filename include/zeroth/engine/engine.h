@@ -1,11 +1,12 @@
 // Engine: composition root of the torch-free core. Settings -> plan -> memory -> steps.
 //
-// A front end (the LibTorch adapter, the toy models of the tests) owes it five events and implements ParameterBinder:
-//   pre_forward, post_forward, pre_backward, post_backward (unit), grad_ready (parameter); and end_backward(). Where a
-//   parameter may get no gradient, end_gradients() (unit), too, or its unit is reduced only when the backward ends.
-// One engine belongs to one thread at a time. Several engines may live in one process. While a rank waits in one of
-// them it does nothing for the others: ranks that skip units in one engine, or leave its backward out, take turns
-// between engines at the same places.
+// A front end (the LibTorch adapter, the toy models of the tests) implements ParameterBinder and reports five events:
+//   pre_forward, post_forward, pre_backward, post_backward (unit), grad_ready (parameter); and then end_backward().
+//   If a parameter may get no gradient, it also reports end_gradients() (unit). Without it the unit is reduced only at
+//   the end of the backward.
+// One engine belongs to one thread at a time. Several engines may live in one process. While a rank waits in one
+// engine, it does no work for its other engines. So if ranks skip units or a backward in one engine, all ranks must
+// switch between engines at the same places.
 #pragma once
 
 #include <zeroth/base/log.h>
@@ -39,7 +40,7 @@ enum class Meeting : std::uint8_t;
 enum class Turn : std::uint8_t;
 class Rounds;
 
-/// Everything that decides what is trained and how it is placed: resolved, no defaults left open.
+/// All settings of the training and of the placement, with all defaults resolved.
 struct EngineSettings {
   ShardingPlan plan{};
   int micro_steps = 1;
@@ -47,30 +48,30 @@ struct EngineSettings {
   OptimizerOptions optimizer{};
   std::vector<GroupHyper> groups{1};  ///< indexed by ParamSpec::group
   LearningRateSchedule schedule{};
-  int max_nonfinite_steps = 10;  ///< so many skipped steps in a row end the training
+  int max_nonfinite_steps = 10;  ///< skipped steps in a row that end the training
   Uneven uneven = Uneven::kError;
-  int threads = 1;                       ///< for kernels; the same on all ranks
-  std::uint64_t memory_limit_bytes = 0;  ///< for all ranks of this host together; 0: what the system says is available
+  int threads = 1;                       ///< of CPU kernels; the same on all ranks
+  std::uint64_t memory_limit_bytes = 0;  ///< of all ranks of this host together; 0: available memory of the system
   std::string configuration{};           ///< Config::shared_json(), compared between ranks; may be empty
   std::string version{version_text()};   ///< of Zeroth, compared between ranks
-  std::string libraries{};  ///< that the front end computes with, "torch 2.11.0", compared between ranks; may be empty
+  std::string libraries{};               ///< of the front end, "torch 2.11.0", compared between ranks; may be empty
 };
 
-/// What a rank does next; see Engine::next_batch().
+/// The next action of a rank; see Engine::next_batch().
 enum class Next : std::uint8_t {
   kBatch,         ///< train with its batch
   kEnd,           ///< end its epoch
-  kStep,          ///< it has no batch: call step(), as the others do, and then join()
-  kShareBuffers,  ///< it has no batch: share buffers, as the others do, and then join()
+  kStep,          ///< without a batch: call step(), as the other ranks do, then join()
+  kShareBuffers,  ///< without a batch: share buffers, as the other ranks do, then join()
 };
 
-/// For ranks without a batch; see Engine::next_batch().
+/// Calls that a rank without a batch makes; see Engine::next_batch().
 struct JoinedCalls {
-  std::function<void()> step{};           ///< calls Engine::step(); none: the engine does
-  std::function<void()> share_buffers{};  ///< meets for kBuffers and does what comes after it
+  std::function<void()> step{};           ///< must call Engine::step(); unset: the engine calls it
+  std::function<void()> share_buffers{};  ///< must call meet(kBuffers) and share the buffers
 };
 
-/// One use of a unit. Several forwards may be outstanding.
+/// One forward of a unit. Several forwards may be outstanding.
 struct Invocation {
   int unit = 0;
   std::uint64_t forward_seq = 0;
@@ -78,7 +79,7 @@ struct Invocation {
   bool evaluates = false;  ///< no backward follows
 };
 
-/// Planned and measured, so that they can be compared.
+/// Planned and measured memory of one rank, in bytes.
 struct MemoryReport {
   MemorySnapshot planned{};
   MemorySnapshot measured_peak{};  ///< live tagged bytes at the moment of the highest total
@@ -102,98 +103,113 @@ struct MemoryReport {
 
 class Engine {
  public:
-  /// Collective. Checks that all ranks have the same structure and settings (kMismatch names rank and parameter) and
-  /// that the plan fits (kOutOfMemory, with the table and the smallest plan that fits), before anything is allocated.
-  /// `device` and `binder` must outlive the engine.
+  /// Collective, blocks. Before it allocates, it checks that all ranks have the same structure and settings (kMismatch,
+  /// with rank and parameter) and that the plan fits (kOutOfMemory, with the table and the smallest plan that fits).
+  /// The engine shares `backend`. It borrows `device` and `binder`, which must outlive it.
   Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, EngineSettings settings, Device& device,
          std::shared_ptr<CommBackend> backend, ParameterBinder& binder, Logger logger);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
-  /// Says from now on where this rank is. Null: nobody asks.
+  /// From now on the engine reports its phase to `watch`. Null: no reports.
   void set_watch(std::shared_ptr<RankWatch> watch);
 
-  /// Collective. Brings rank 0's values to all ranks; `values(param)` is this rank's dense data. `release(unit)` is
-  /// called when the values of a unit are no longer needed. Replicated units are bound when this returns.
+  /// Collective, blocks. Copies rank 0's values to all ranks. `values(param)` returns this rank's dense data in the
+  /// parameter's dtype. The engine calls `release(unit)` when it has read the values of the unit. Units with replicated
+  /// parameters are bound when this returns.
   void initialize(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
 
-  /// Numbers an invocation. `evaluates`: no backward follows.
+  /// Makes a numbered invocation of a unit. `evaluates`: no backward follows. Never blocks.
   [[nodiscard]] Invocation begin_forward(int unit, bool evaluates = false);
+  /// Takes a lease on the unit's parameters and gathers them if needed (stage 3): may block for other ranks.
   void pre_forward(const Invocation& use);
-  /// `awaits_backward`: a backward of this use will come, so its unit may stay gathered (see Reshard).
+  /// Gives the lease back. `awaits_backward`: a backward of this use follows, so the unit may stay gathered (see
+  /// Reshard). Throws kUsage without a pre_forward().
   void post_forward(const Invocation& use, bool awaits_backward);
-  /// Instead of post_forward() for a forward that threw; does nothing if abandon() was called since.
+  /// Replaces post_forward() after a forward that threw. Does nothing if abandon() was called meanwhile.
   void drop_forward(const Invocation& use) noexcept;
+  /// Takes the unit's lease for this backward, once; may gather and block as pre_forward() does.
   void pre_backward(int unit);
-  /// Nothing of the unit is needed any more in this backward. Idempotent.
+  /// Gives the unit's leases back: this backward no longer needs its parameters. Idempotent.
   void post_backward(int unit);
-  /// `grad` is dense, of the whole parameter, in the parameter's or the accumulation dtype; free to reuse on return.
+  /// `grad`: the dense gradient of the whole parameter, in the parameter's or the accumulation dtype. It is copied, so
+  /// the caller may reuse it on return. May block for a bucket slot. The last expected gradient of a unit publishes the
+  /// unit's bucket.
   void grad_ready(int param, ConstTensorView grad);
-  /// What this use of the unit had to bring is there, though not of every parameter: it is reduced now, with zeros for
-  /// the others. Before the pre_backward() of the next unit: so ranks that leave different parameters out reduce and
-  /// gather in one order.
+  /// Closes the unit early: it is reduced now, and expected gradients that are missing count as zero. Call it before
+  /// the pre_backward() of the next unit. Then ranks that leave out different parameters reduce and gather in one
+  /// order.
   void end_gradients(int unit);
-  /// Whether the parameter's gradient would be the last that its unit awaits in this backward.
+  /// True if the parameter's gradient would be the last one that its unit expects in this backward.
   [[nodiscard]] bool completes_unit(int param) const;
-  /// True once every trainable parameter of the unit has had its gradient in this backward.
+  /// True if all expected gradients of the unit have come in this backward.
   [[nodiscard]] bool gradients_complete(int unit) const;
+  /// Publishes all open buckets and gives back all leases of the backward. It waits for other ranks only where
+  /// reductions are matched calls.
   void end_backward();
-  /// A forward or backward threw: gives back what it held. A broken backward makes the step be skipped on all ranks.
+  /// Call after a forward or backward that threw: gives back all leases. After a failed backward the step is skipped on
+  /// all ranks.
   void abandon(bool in_backward);
 
-  /// Boundary of a micro-step; on the last one judges and updates. Blocks for all ranks then. Throws kUsage without a
-  /// backward since the last step(): on the last micro-step on every rank, naming the first rank that had none, and all
-  /// gradients of the step are dropped; else on this rank at once, and nothing has changed. Throws kNonFinite after
-  /// max_nonfinite_steps skipped steps in a row, and whatever the transport reports.
+  /// Ends a micro-step. On the last one all ranks vote and then update or skip: collective, blocks. On the others it
+  /// returns at once.
+  /// Throws kUsage without a backward since the last step(). On the last micro-step it throws on every rank, names the
+  /// first rank without a backward, and drops all gradients of the step. On the others it throws on this rank only and
+  /// changes nothing. Throws kNonFinite after max_nonfinite_steps skipped steps in a row, kMismatch if the ranks'
+  /// groups differ, and the errors of the transport.
   StepResult step();
 
-  /// Forgets the gradients since the last step(), as zero_grad() does in torch. Collective, and blocks for all ranks,
-  /// where has_gradients(); else it does nothing. Throws kUsage in the middle of an accumulation, whose earlier
-  /// micro-steps are summed already, with nothing changed; kMismatch on every rank if others call step().
+  /// Drops the gradients since the last step(), as zero_grad() does in torch. Collective and blocking if
+  /// has_gradients(); otherwise it does nothing. Throws kUsage in the middle of an accumulation, because earlier
+  /// micro-steps are already summed, and changes nothing then. Throws kMismatch on every rank if some call step().
   void discard_gradients();
-  /// A backward has ended on this rank since the last step().
+  /// True if a backward has ended on this rank since the last step().
   [[nodiscard]] bool has_gradients() const noexcept { return had_backward_; }
 
-  /// Whether the backwards from now on bring a gradient of a trainable parameter; at first they do. Units whose
-  /// expected gradients are all there are reduced at once. Must be done alike on all ranks, outside backward.
+  /// Sets whether later backwards bring a gradient of this trainable parameter; the default is true. A unit is reduced
+  /// as soon as all its expected gradients have come. Call it outside backward, with the same values on all ranks.
   void expect_gradient(int param, bool expected);
-  /// Once before the first batch of an epoch: whoever is still out because the others left an epoch early comes back.
+  /// Call it once before the first batch of an epoch. It brings back ranks without a batch if the others left an epoch
+  /// early.
   void begin_epoch();
-  /// Before each batch, on all ranks: whether this rank has another one. Collective, blocks. Returns whether to go on
-  /// with it, as settings().uneven says where ranks differ. kError: throws kMismatch on all ranks, with nothing
-  /// changed. kDrop: false on all. kJoin: true for who has a batch; for who has none this returns false once nobody
-  /// has, and takes part meanwhile, with no gradients, in what the others do from batch to batch: forward and backward,
-  /// step(), discard_gradients(), average(), barrier(), and shared buffers. A step's gradient is then the mean over the
-  /// micro-batches that there were (StepResult::batches), and average() that over the ranks that have one. What needs
-  /// all ranks and is none of these throws kUsage there. Ranks out follow one engine.
+  /// Call it before each batch on all ranks, with true if this rank has another batch. Collective, blocks. Returns true
+  /// if the rank shall train on that batch. If only some ranks have a batch, settings().uneven decides:
+  ///   kError  throws kMismatch on all ranks and changes nothing
+  ///   kDrop   returns false on all ranks
+  ///   kJoin   returns true on a rank with a batch. A rank without a batch takes part, without gradients, in the other
+  ///           ranks' forward, backward, step(), discard_gradients(), average(), barrier() and shared buffers. It
+  ///           returns false when no rank has a batch. The gradient of a step is the mean over the existing
+  ///           micro-batches (StepResult::batches); average() is the mean over the ranks with a batch. Any other
+  ///           call of all ranks throws kUsage. A joined rank follows one engine.
   [[nodiscard]] bool next_batch(bool has_batch, const JoinedCalls& calls = {});
-  /// The same in parts, for front ends that make those calls by themselves: begin_batch(), and join() after each kStep
-  /// and kShareBuffers.
+  /// next_batch() in parts, for front ends that make those calls themselves: begin_batch(), then join() after each
+  /// kStep and kShareBuffers.
   [[nodiscard]] Next begin_batch(bool has_batch);
   [[nodiscard]] Next join();
 
-  /// Changes a group's hyper-parameters from the next update on. Must be done alike on all ranks: the next step throws
-  /// kMismatch if not. Throws kUsage for a group that does not exist.
+  /// Changes a group's hyper-parameters from the next update on. All ranks must set the same values: otherwise the next
+  /// step() throws kMismatch. Throws kUsage for a group that does not exist. Never blocks.
   void set_group(int group, const GroupHyper& hyper);
-  /// Learning rate that the next update takes, one a group.
+  /// Learning rates of the next update, one per group.
   [[nodiscard]] std::vector<double> learning_rates() const;
-  /// Mean over ranks. Blocking, collective. `name` is compared as a barrier's is, and costs a call more on one-sided
-  /// transports: without, two averages that one rank makes the other way round are the wrong numbers everywhere.
+  /// Mean of `value` over the ranks. Collective, blocks. Ranks compare `name`, as in barrier(); on one-sided transports
+  /// this costs one more call. Without names, two averages in a different order on one rank give wrong numbers on all
+  /// ranks and no error.
   [[nodiscard]] double average(double value, std::string_view name = {});
-  /// Whole values of a flat (flat.bytes()) as they are now, between steps. Collective; null on ranks that do not want
-  /// them. Where the transport is one-sided a rank may call it alone.
+  /// Copies the whole current flat to `out` (flat.bytes()), between steps. Collective, blocks; `out` is null on ranks
+  /// that do not need the values. On a one-sided transport a rank may call it alone.
   void read_flat(int flat, std::byte* out) { parameters_->read(flat, out); }
-  /// Blocks until all ranks are here. `name` is in errors and in the flight recorder, and is compared: ranks in
-  /// barriers of different names get kMismatch with both.
+  /// Blocks until all ranks are in this barrier. `name` appears in errors and in the flight recorder. Ranks in barriers
+  /// of different names get kMismatch with both names.
   void barrier(std::string_view name = {});
-  /// Blocks until all ranks have come to this call, and reduces gradients meanwhile. Must come before every matched
-  /// call on communicator() once training has begun: else a rank that is still in backward could wait for one that is
-  /// in that call.
+  /// Blocks until all ranks have come to this call, and reduces gradients meanwhile. Once training has begun, it must
+  /// come before every matched call on communicator(). Without it a rank in backward could wait for a rank in that
+  /// call.
   void meet(Meeting what, std::string_view name = {});
-  /// Runs a call that all ranks make together; such calls may lie in each other. What ends one and is no Error, Ctrl-C
-  /// in a wait above all, parts this rank from the others for good: they get kAborted, and so does this rank in every
-  /// such call from then on.
+  /// Runs a call that all ranks make together; such calls may be nested. An exception that is no Error (Ctrl-C in a
+  /// wait, for example) separates this rank from the others for good: they get kAborted, and every later such call on
+  /// this rank throws kAborted too.
   template <class Call>
   decltype(auto) together(Call&& call) {
     require_not_parted();
@@ -213,7 +229,7 @@ class Engine {
   [[nodiscard]] MemoryReport memory_report() const;
   [[nodiscard]] WireBytes planned_wire() const;
   [[nodiscard]] const ParameterStore::Counters& counters() const { return parameters_->counters(); }
-  /// Forgets peaks, so that a phase can be measured by itself.
+  /// Resets the peaks, to measure a phase by itself.
   void reset_peaks();
   [[nodiscard]] std::int64_t committed_steps() const { return committed_steps_; }
   [[nodiscard]] int rank() const { return communicator_.rank(); }
@@ -232,21 +248,21 @@ class Engine {
   void build_stores();
   void store_initial(int flat, const std::byte* values);
   void release_leases();
-  /// Where some ranks have no batch, and this one has: they hear what comes next.
+  /// On a rank with a batch: tells the ranks without one what comes next.
   void announce(Turn turn, int what = -1);
   void announce_backward();
-  /// On a rank that is out, until nobody has a batch, another epoch begins, or the front end is needed.
+  /// On a rank without a batch: takes part until no rank has a batch, another epoch begins, or the front end must act.
   [[nodiscard]] Next follow();
-  /// Nobody is out any more. All ranks do it at the same place.
+  /// Ends the state in which ranks have no batch. All ranks call it at the same place.
   void end_rounds();
   void take_part(Turn turn, int what);
   [[nodiscard]] double sum_over_ranks(double value, std::string_view name = {});
   void compare_names(Meeting what, std::string_view name);
-  /// Throws for what a rank without a batch cannot take part in.
+  /// Throws for a call in which a rank without a batch cannot take part.
   void require_joinable(Turn turn) const;
   [[noreturn]] void throw_uneven(const std::vector<int>& out) const;
   StepResult finish_step(bool idle);
-  /// All gradients of the step are summed, and all ranks have said what they know of it.
+  /// Completes all sums of the step, then runs the vote of all ranks.
   Verdict agree(bool idle, bool discards);
   void forget_gradients();
   void warn_of_wide_gradient();
@@ -255,7 +271,7 @@ class Engine {
   void part() noexcept;
   [[noreturn]] void throw_idle(int idle_rank) const;
   [[noreturn]] void throw_not_all_discard(const Verdict& verdict) const;
-  /// Rank 0's values into the stores, flat by flat; the first unit whose values differed here, or -1.
+  /// Copies rank 0's values into the stores, flat by flat. Returns the first unit whose values differed here, or -1.
   int take_values(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
 
   std::shared_ptr<RankWatch> watch_;
@@ -279,7 +295,7 @@ class Engine {
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<Rounds> rounds_;
   std::vector<UnitUse> uses_;
-  std::vector<bool> expected_;      ///< one a parameter: backwards bring its gradient
+  std::vector<bool> expected_;      ///< one per parameter: backwards bring its gradient
   std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr
   int kept_in_ring_ = -1;           ///< repeated unit that stays gathered in a shared slot, -1
   bool parted_ = false;             ///< see together()

@@ -1,4 +1,4 @@
-// Writing safetensors files: one tensor after the other, never torn.
+// Writes safetensors files, one tensor after the other. A reader never sees a partial file.
 // Format: https://github.com/huggingface/safetensors (8-byte little-endian header length, JSON header, data).
 #pragma once
 
@@ -22,23 +22,24 @@ struct SafetensorsEntry {
 
 [[nodiscard]] std::string safetensors_dtype(DType dtype);
 
-/// Writes to "<path>.tmp-<pid>-<random>" in the same folder; commit() syncs it, renames it to `path` and syncs the
-/// folder. Destroyed before commit(), it removes the temporary file and leaves `path` as it was.
+/// Writes to "<path>.tmp-<pid>-<random>" in the same folder. commit() syncs that file, renames it to `path` and syncs
+/// the folder. If destroyed before commit(), it removes the temporary file and leaves `path` unchanged. All calls
+/// block.
 class SafetensorsWriter {
  public:
-  /// Throws kIo if the file cannot be made; kUsage for two entries of one name, a name that is "__metadata__" or not
-  /// UTF-8, and an entry whose bytes do not fit its shape and dtype.
+  /// Throws kIo if the file cannot be created. Throws kUsage for two entries with one name, a name that is
+  /// "__metadata__" or not UTF-8, and an entry whose bytes do not fit its shape and dtype.
   SafetensorsWriter(std::string path, std::vector<SafetensorsEntry> entries,
                     const std::map<std::string, std::string>& metadata);
   SafetensorsWriter(const SafetensorsWriter&) = delete;
   SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
   ~SafetensorsWriter();
 
-  /// Appends data, in the order of the entries; pieces may be of any size. Throws kIo (disk full and the like).
+  /// Appends data in the order of the entries, in pieces of any size. Throws kIo (disk full, for example).
   void write(std::span<const std::byte> data);
-  /// Brings what has been written to the disk, so that commit() has little left to wait for. Blocks; throws kIo.
+  /// Syncs the data written so far to the disk, so that commit() is short. Throws kIo.
   void flush();
-  /// Throws kIo, or kUsage if not all data has been written or it was called before.
+  /// Makes the file visible under its name. Throws kIo, or kUsage if data is missing or it was called before.
   void commit();
 
  private:

@@ -1,4 +1,4 @@
-// From a Config to what an engine runs with.
+// From a Config to the settings of an engine.
 #pragma once
 
 #include <zeroth/comm/factory.h>
@@ -9,19 +9,19 @@
 
 namespace zeroth {
 
-/// Hyper-parameters of one parameter group as `config` gives them (learning rate before the schedule).
+/// Hyper-parameters of the configuration's group; the learning rate is the one before the schedule.
 [[nodiscard]] GroupHyper group_hyper(const Config& config);
 
 struct RankCount {
   int world = 1;
-  int on_host = 1;  ///< those that share this rank's processors
+  int on_host = 1;  ///< ranks that share this rank's processors
 };
 
-/// `groups` are the parameter groups in order; threads are config.runtime.threads, or this rank's share of its host's
-/// cores. Throws kConfig where the batch sizes do not fit the world.
+/// `groups`: the parameter groups in order. The thread count is config.runtime.threads, or this rank's share of its
+/// host's cores if that is 0. Throws kConfig if the batch sizes do not fit the world.
 [[nodiscard]] EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<GroupHyper> groups);
 
-/// `world`: ranks, which zeroth.ranks_per_node divides into nodes.
+/// Transport options. `world`: number of ranks, which zeroth.ranks_per_node divides into nodes.
 [[nodiscard]] CommOptions make_comm_options(const Config& config, int world);
 
 }  // namespace zeroth

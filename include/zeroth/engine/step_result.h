@@ -1,4 +1,4 @@
-// What a step did: the same on every rank.
+// The result of a step: the same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace zeroth {
 
-/// Where the first non-finite gradient of a step came from.
+/// The first non-finite gradient of a step.
 struct FirstOffender {
   std::string param{};  ///< "" if every local gradient was finite and only the sum over ranks was not
   int rank = -1;
@@ -16,12 +16,12 @@ struct FirstOffender {
   std::uint64_t count = 0;  ///< non-finite elements of that gradient
 };
 
-/// Where one rank's time of a step went: what it computed, by the phase it was in, and how long it waited for
-/// other ranks in all of them. Microseconds, from the judgement of one step to that of the next.
+/// The time of one rank in a step: computing time by phase, and the time of waiting for other ranks in all phases.
+/// Microseconds, from the vote of one step to the vote of the next.
 struct StepTimes {
-  std::int64_t between_us = 0;   ///< from step() to the forward: batches are loaded there, models evaluated
-  std::int64_t forward_us = 0;   ///< and the loss
-  std::int64_t backward_us = 0;  ///< and what the program does between it and step()
+  std::int64_t between_us = 0;   ///< from step() to the forward: loading of batches, evaluation
+  std::int64_t forward_us = 0;   ///< with the loss
+  std::int64_t backward_us = 0;  ///< with the program's time between it and step()
   std::int64_t step_us = 0;      ///< norm, update, publication
   std::int64_t waited_us = 0;
 
@@ -32,17 +32,17 @@ struct StepTimes {
 struct StepResult {
   bool boundary = false;          ///< false: a micro-step that is not the last one; nothing below is set
   bool committed = false;         ///< parameters were updated
-  std::string reason{};           ///< why not, if not
+  std::string reason{};           ///< the reason if not
   std::int64_t step = 0;          ///< committed steps so far
-  std::int64_t batches = 0;       ///< micro-batches of all ranks that its gradient is the mean of; fewer than ranks x
-                                  ///< micro-steps where ranks had run out
+  std::int64_t batches = 0;       ///< micro-batches of all ranks in the mean of the gradient: fewer than ranks x
+                                  ///< micro-steps if ranks had no batch
   double grad_norm = 0.0;         ///< L2 norm of the averaged, unclipped gradient; exact, see kernels/norm
-  double clip_coefficient = 1.0;  ///< what clipping multiplied the gradient with
-  double lr = 0.0;                ///< of the first parameter group
+  double clip_coefficient = 1.0;  ///< factor of clipping
+  double lr = 0.0;                ///< of the first group with a trainable parameter
   bool preempted =
       false;  ///< a rank was asked to make room (SIGTERM, see zeroth.preemption): save, and end with kExitPreempted
   std::optional<FirstOffender> first_offender{};
-  std::vector<StepTimes> times{};  ///< of every rank; zeros in the first step
+  std::vector<StepTimes> times{};  ///< one per rank; zeros in the first step
 };
 
 }  // namespace zeroth

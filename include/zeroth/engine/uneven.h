@@ -1,15 +1,15 @@
-// What becomes of an epoch in which ranks have different numbers of batches.
+// The reaction to different numbers of batches on the ranks of an epoch.
 #pragma once
 
 #include <cstdint>
 
 namespace zeroth {
 
-/// What happens where ranks run out of batches at different times; see Engine::next_batch().
+/// What happens if some ranks have no batch and others have; see Engine::next_batch().
 enum class Uneven : std::uint8_t {
-  kError,  ///< Error on all ranks, naming those that have none and those that have more
-  kDrop,   ///< all end with the first
-  kJoin,   ///< who has none takes part with weight zero until nobody has one
+  kError,  ///< kMismatch on all ranks: names the ranks without a batch and the ranks with one
+  kDrop,   ///< the loops of all ranks end
+  kJoin,   ///< a rank without a batch takes part with weight zero until no rank has one
 };
 
 }  // namespace zeroth

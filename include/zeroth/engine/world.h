@@ -1,4 +1,4 @@
-// World: who this process is among the ranks of a job, from any launcher's variables.
+// World: rank and size of this process in its job, from any launcher's variables.
 #pragma once
 
 #include <zeroth/comm/decorators.h>
@@ -15,69 +15,68 @@
 
 namespace zeroth {
 
-/// Rank and size are known at once; the connection to the other ranks is made by the first connect(). Copies share it.
+/// Rank and size are known at once. The first connect() connects to the other ranks. Copies share the connection.
 ///
 /// Reads RANK and WORLD_SIZE (zeroth-run, torchrun), else OMPI_COMM_WORLD_RANK / _SIZE (mpirun), else SLURM_PROCID /
-/// SLURM_NTASKS (srun); a bare process is a world of one. Ranks on one host meet in its
-/// shared memory. Ranks that mpirun has started on several (OMPI_COMM_WORLD_LOCAL_SIZE is less than the size) use MPI
-/// between hosts; those of other launchers are refused (LOCAL_WORLD_SIZE must equal the size, SLURM_STEP_NUM_NODES must
-/// be 1, where they are set), for there is no transport between them here: the Python package then takes a group of
-/// torch.distributed. ZEROTH_BACKEND=shm, =mpi or =shm+mpi decides instead.
+/// SLURM_NTASKS (srun). A bare process is a world of one rank.
+/// Ranks on one host use shared memory. Ranks of mpirun on several hosts (OMPI_COMM_WORLD_LOCAL_SIZE is less than the
+/// size) use MPI between hosts. Ranks of other launchers on several hosts are refused, because there is no transport
+/// between them here: LOCAL_WORLD_SIZE must equal the size and SLURM_STEP_NUM_NODES must be 1, if they are set. The
+/// Python package then uses a group of torch.distributed. ZEROTH_BACKEND=shm, =mpi or =shm+mpi decides instead.
 class World {
  public:
-  /// Throws kEnvironment for variables that make no sense: which, expected, got.
+  /// Throws kEnvironment for inconsistent variables, with which, expected and got. Never blocks.
   [[nodiscard]] static World from_environment();
-  /// For tests and embedders: `lookup` stands for getenv.
+  /// For tests and embedders: `lookup` replaces getenv.
   [[nodiscard]] static World from_variables(const std::function<std::optional<std::string>(std::string_view)>& lookup);
   struct Seat {
     int rank = 0;
     int size = 1;
     bool operator==(const Seat&) const = default;
   };
-  /// This rank's, where the variables make sense and from_environment() refuses all the same: the ranks are on several
-  /// hosts, and nothing here joins them. Who has messages between them makes their world with from_transport(). Throws
-  /// kEnvironment as from_environment() does.
+  /// This rank's seat if the variables are consistent but from_environment() refuses them, because the ranks are on
+  /// several hosts without a transport; otherwise none. A caller with messages between these ranks then uses
+  /// from_transport(). Throws kEnvironment for inconsistent variables.
   [[nodiscard]] static std::optional<Seat> without_transport();
   [[nodiscard]] static std::optional<Seat> without_transport(
       const std::function<std::optional<std::string>(std::string_view)>& lookup);
   /// Ranks that are threads of this process.
   [[nodiscard]] static World from_hub(std::shared_ptr<InprocHub> hub, int rank, int size);
 
-  /// Ranks that send each other messages: those of the transport. `origin`: who says so, for the log. Where they are
-  /// all ranks of the launcher's variables, local_rank() is what those say. Ranks of one node share its memory where
-  /// there are several (make_backend_over_hosts()).
+  /// The ranks of a message transport. `origin`: the source of the world, for the log. If these are all ranks of the
+  /// launcher's variables, local_rank() comes from the variables. With several nodes, the ranks of one node share its
+  /// memory (make_backend_over_hosts()). Shares `transport`.
   [[nodiscard]] static World from_transport(std::shared_ptr<MessageTransport> transport,
                                             std::string origin = "the caller's transport");
 
-  /// The same ranks of this host's processes, whose engines have no flight recorder, watch or control plane: nobody
-  /// says where a rank is that others wait for, and only their deadlines end that. For benchmarks, which measure what
-  /// those cost. Throws kUsage for ranks of a hub or a transport.
+  /// The same ranks, without flight recorder, watch and control plane: only deadlines end a wait, and no report says
+  /// where the awaited rank is. For benchmarks of these parts. Throws kUsage for ranks of a hub or a transport.
   [[nodiscard]] World unwatched() const;
   [[nodiscard]] bool is_watched() const;
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
   [[nodiscard]] int local_rank() const { return local_rank_; }
-  /// Ranks that share this rank's processors: what the launcher says (SLURM_STEP_NUM_NODES: their even share), else
-  /// all.
+  /// Number of ranks that share this rank's processors: from the launcher (SLURM_STEP_NUM_NODES: the even share), else
+  /// all ranks.
   [[nodiscard]] int ranks_on_host() const { return ranks_on_host_; }
   /// "self", "shm", "inproc", or the kind of the transport: "c10d gloo".
   [[nodiscard]] const std::string& backend_name() const { return backend_name_; }
   [[nodiscard]] const std::string& job() const { return job_; }
-  /// What said so: "RANK and WORLD_SIZE (zeroth-run, torchrun)", "no launcher's variables", ...
+  /// The source of rank and size: "RANK and WORLD_SIZE (zeroth-run, torchrun)", "no launcher's variables", ...
   [[nodiscard]] const std::string& origin() const { return origin_; }
 
-  /// A new group of all ranks, for one engine. Matched, blocks until all ranks are there. The first call decides the
-  /// options. Traffic of the group is counted in `table`, its calls go into watch()'s flight recorder. With the first
-  /// group a world of several ranks joins its control plane (control_plane.h), which lives as long as the world or one
-  /// of its groups.
+  /// Makes a new group of all ranks, for one engine. Matched, blocks until all ranks have come. The first call decides
+  /// the options. The group counts its traffic in `table` and records its calls in watch()'s flight recorder. With the
+  /// first group a world of several ranks joins its control plane (control_plane.h), which lives as long as the world
+  /// or one of its groups. Throws the errors of make_backend().
   [[nodiscard]] std::shared_ptr<CommBackend> connect(const CommOptions& options,
                                                      std::shared_ptr<TrafficTable> table) const;
-  /// What this rank is doing, as the others can ask it through the control plane. Shared by copies.
+  /// The record of this rank's activity, which other ranks read through the control plane. Shared by copies.
   [[nodiscard]] const std::shared_ptr<RankWatch>& watch() const;
-  /// Tells every rank that this one has failed, if it ever connected: waits of theirs throw what end_of_job() makes of
-  /// error_of(cause). For whatever leaves the program of a rank: `catch (const std::exception& cause) {
-  /// world.abort(cause); throw; }`. Blocks for half a second at most, where a transport has to pass it on. Never
+  /// Tells all ranks that this one has failed, if it is connected: their waits throw end_of_job() of error_of(cause).
+  /// Use it for exceptions that leave the program of a rank: `catch (const std::exception& cause) {
+  /// world.abort(cause); throw; }`. Blocks at most half a second, if a transport must pass the message on. Never
   /// throws.
   void abort(const std::exception& cause) const noexcept;
 

@@ -1,4 +1,4 @@
-// An existing torch.distributed group as a world of Zeroth: several hosts, whatever started the ranks.
+// Makes a world of Zeroth from an existing torch.distributed group: several hosts, any launcher.
 #pragma once
 
 #include <zeroth/comm/messages.h>
@@ -9,13 +9,13 @@
 
 namespace zeroth::libtorch {
 
-/// Sends and receives through the process group that torch has registered under `group_name` (ProcessGroup.group_name
-/// in Python). The group must stay initialised as long as an engine uses it; its own send and recv may be used beside
-/// it with tags below 2^30. Buffers are CPU memory: the group needs a backend for CPU tensors, such as gloo. Throws
-/// kUsage for a name that is not registered.
+/// A transport over the process group that torch has registered under `group_name` (ProcessGroup.group_name in Python).
+/// The group must stay initialised while an engine uses it. Other code may use its send and recv with tags below 2^30.
+/// Buffers are CPU memory: the group needs a backend for CPU tensors, such as gloo. Throws kUsage for a name that is
+/// not registered.
 ///
-/// Torch's own timeout of the group (30 minutes by default) ends waits, too, if zeroth.timeout_ms is longer.
-/// `beside`: the backend of the user's own group, if this one was made beside it; for messages and logs.
+/// If torch's timeout of the group (30 minutes by default) is shorter than zeroth.timeout_ms, it ends waits first.
+/// `beside`: backend of the user's group if this group was made beside it; used in messages and logs.
 [[nodiscard]] std::shared_ptr<MessageTransport> make_c10d_transport(const std::string& group_name,
                                                                     const std::string& beside = "");
 

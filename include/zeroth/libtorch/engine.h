@@ -4,8 +4,8 @@
 //   auto engine = zeroth::libtorch::Engine(model, zeroth::Config::from_file("zero3.json"), world);
 //   auto loss = engine.forward(batch);  engine.backward(loss);  auto result = engine.step();
 //
-// The user's tensors keep their identity: a parameter is the same object before and after, with the same shape; only
-// its storage comes and goes. While a parameter is not gathered, every access is an error with its name.
+// The user's tensors stay the same objects with the same shapes; the engine replaces only their storage. While a
+// parameter is not gathered, every access to it is an error with its name.
 #pragma once
 
 #include <zeroth/engine/config.h>
@@ -28,9 +28,9 @@
 
 namespace zeroth::libtorch {
 
-/// Parameters with hyper-parameters of their own. The first group that matches a parameter takes it; what none matches
-/// has the configuration's. A frozen parameter in a group may become trainable at any step: its moments and bucket are
-/// there from the beginning. A frozen one in no group stays frozen.
+/// Parameters with their own hyper-parameters. The first group that matches a parameter takes it. Parameters without a
+/// match use the configuration's values. A frozen parameter in a group has moments and a bucket from the beginning, so
+/// it may become trainable at any step. A frozen parameter in no group stays frozen.
 struct ParamGroup {
   std::function<bool(const std::string& name, const at::Tensor& parameter)> match{};
   std::optional<double> lr{};
@@ -40,39 +40,39 @@ struct ParamGroup {
 struct EngineOptions {
   std::vector<ParamGroup> groups{};
   LogLevel log_level = LogLevel::kInfo;
-  /// Rank 0 says how far training is, at most once in this time; 0: never.
+  /// Shortest time between two progress lines of rank 0; 0: no such lines.
   Milliseconds progress_every{0};
-  /// File for the log as JSON lines, see Logger; "": that of the variable ZEROTH_JSON_LOG, if it is set.
+  /// Path of the log as JSON lines, see Logger; "": the path in the variable ZEROTH_JSON_LOG, if it is set.
   std::string json_log{};
-  /// Between a backward and the next forward each `.grad` is not undefined but a guard: full shape, no memory, any
-  /// access an error that says where the gradient is. For languages whose habits read gradients, and would find none
-  /// without a word.
+  /// True: between a backward and the next forward each `.grad` is a guard instead of undefined. A guard has the full
+  /// shape and no memory, and any access is an error that says where the gradient is. For languages in which programs
+  /// often read gradients.
   bool guard_gradients = false;
-  /// For a parameter's name: what tells whether the hooks after accumulation that it had before have anything to do,
-  /// asked at each gradient on the thread that runs backward. None: they always run. For languages in which running
-  /// even no hook costs a lock.
+  /// Takes a parameter's name and returns a function that is true if the parameter's earlier hooks after accumulation
+  /// have work. The function runs at each gradient on the backward thread. Unset: these hooks always run. For languages
+  /// in which running hooks costs a lock even if there are none.
   std::function<std::function<bool()>(const std::string& name)> earlier_hooks{};
-  /// Called with an error that is about to leave a hook of backward. Torch's engine knows its own and Python's
-  /// exceptions and passes on the text of all others; so a front end may throw another one here, on the thread that
-  /// runs backward.
+  /// Called on the backward thread with an error that is about to leave a hook of backward. Torch's engine passes its
+  /// own and Python's exceptions on, and only the text of all others. So a front end may throw another exception here.
   std::function<void(const Error&)> rethrow{};
 };
 
-/// Bytes received from other ranks since the last reset, counted at the copy.
+/// Bytes that this rank received from other ranks since the last reset, counted at the copy.
 struct WireReport {
   WireBytes planned_per_step{};      ///< formula of one step
   std::uint64_t all_gather = 0;      ///< gathered parameters, published parameters, gathered gradients
   std::uint64_t reduce_scatter = 0;  ///< gradients
-  std::uint64_t between_nodes = 0;   ///< of all payload, what came from ranks on other nodes
-  std::uint64_t control = 0;         ///< judge, averages, initial values, descriptions of calls
+  std::uint64_t between_nodes = 0;   ///< part of the payload from ranks on other nodes
+  std::uint64_t control = 0;         ///< commit vote, averages, initial values, descriptions of calls
 };
 
-/// Everything that does not depend on the model's type. Collective where it says so.
+/// The part of the engine that does not depend on the model's type. One thread at a time.
 class EngineBase {
  public:
   EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world, EngineOptions options);
-  /// For front ends that run the forward by themselves: around each forward of unit u they keep a UnitScope(runtime(),
-  /// u, inputs) and finish() it. Groups are those of the description; `options.groups` holds their hyper-parameters.
+  /// For front ends that run the forward themselves: around each forward of unit u they make a UnitScope(runtime(), u,
+  /// inputs) and finish() it. The description gives the groups; `options.groups` holds their hyper-parameters.
+  /// Collective, blocks.
   EngineBase(ModelDescription model, Config config, const World& world, EngineOptions options);
   EngineBase(const EngineBase&) = delete;
   EngineBase& operator=(const EngineBase&) = delete;
@@ -80,56 +80,58 @@ class EngineBase {
   EngineBase& operator=(EngineBase&&) noexcept;
   ~EngineBase();
 
-  /// loss.backward() and nothing else; throws kModel if no gradient can flow. Plain loss.backward() does the same.
+  /// Runs loss.backward(); calling loss.backward() directly is the same. May block for other ranks. Throws kModel if
+  /// `loss` does not require a gradient.
   void backward(const at::Tensor& loss);
-  /// A module has another tensor in the place of a buffer, or none (undefined). `index`: in ModelDescription::buffers.
-  /// Alike on all ranks.
+  /// Call it if a module has replaced a buffer by another tensor, or removed it (undefined tensor). `index`: position
+  /// in ModelDescription::buffers. All ranks must make the same change.
   void replace_buffer(std::size_t index, at::Tensor tensor);
-  /// It has other buffers altogether. Alike on all ranks.
+  /// Replaces the whole list of buffers. All ranks must make the same change.
   void set_buffers(std::vector<NamedBuffer> buffers);
-  /// Whether share_buffers() would write to buffers now.
+  /// True if share_buffers() would write to buffers now.
   [[nodiscard]] bool shares_buffers() const;
-  /// Rank 0's buffers for all, as zeroth.broadcast_buffers says; before each forward of the whole model in training.
-  /// Collective where there are buffers; does nothing without gradients, or inside backward.
+  /// Copies rank 0's buffers to all ranks, if zeroth.broadcast_buffers is true. Call it before each forward of the
+  /// whole model in training. Collective and blocking if there are buffers. Does nothing without gradients or inside
+  /// backward.
   void share_buffers();
-  /// The two ends of backward(), for front ends whose language runs it: between them comes loss.backward(), and
-  /// fail_backward() instead of the second where that threw. `seen` is what the first returned.
+  /// backward() in parts, for front ends whose language runs loss.backward(): open_backward(), loss.backward(),
+  /// close_backward(). If loss.backward() threw, call fail_backward() instead of close_backward(). `seen`: the value
+  /// that open_backward() returned.
   [[nodiscard]] std::uint64_t open_backward(const at::Tensor& loss);
   void close_backward(std::uint64_t seen);
   void fail_backward();
-  /// Boundary of a micro-step; see zeroth::Engine::step(). Collective on the last micro-step.
+  /// Ends a micro-step; see zeroth::Engine::step(). Collective and blocking on the last micro-step.
   StepResult step();
-  /// `while (engine.next_batch(batch != loader.end())) { ...; ++batch; }` is a loop over batches in which zeroth.uneven
-  /// decides what happens where ranks run out at different times. See zeroth::Engine::next_batch(); begin_epoch() comes
-  /// before such a loop. Collective.
+  /// For loops in which ranks may have different numbers of batches; zeroth.uneven decides what happens then:
+  /// `engine.begin_epoch(); while (engine.next_batch(batch != loader.end())) { ...; ++batch; }`. Collective, blocks.
+  /// See zeroth::Engine::next_batch().
   [[nodiscard]] bool next_batch(bool has_batch);
   void begin_epoch();
-  /// next_batch() in parts, for front ends with a step() of their own: after each Next::kStep they make it, and then
-  /// join().
+  /// next_batch() in parts, for front ends with their own step(): after each Next::kStep they call it and then join().
   [[nodiscard]] Next begin_batch(bool has_batch);
   [[nodiscard]] Next join();
-  /// Forgets the gradients since the last step(); see zeroth::Engine::discard_gradients(). Gradients begin anew after
-  /// each update by themselves: this is for a batch that is thrown away, and for gradients that another loss left here.
-  /// Collective if there are any.
+  /// Drops the gradients since the last step(); see zeroth::Engine::discard_gradients(). Not needed after an update: it
+  /// is for a dropped batch, and for gradients of another loss. Collective and blocking if there are gradients.
   void zero_grad();
-  /// Mean over ranks. Collective, blocks. Where ranks give different names they get kMismatch with both.
+  /// Mean of `value` over the ranks. Collective, blocks. Throws kMismatch, with both names, if ranks give different
+  /// names.
   [[nodiscard]] double average(double value, std::string_view name = {});
-  /// Collective. Writes all weights and buffers as rank 0 has them, one unit at a time, to a temporary file that is
-  /// synced and renamed: `path` is either the old file or the whole new one. Tied weights are written once; the other
-  /// names are in the metadata. Throws kIo on every rank.
+  /// Collective, blocks. Rank 0 writes all weights and its buffers, one unit at a time, to a temporary file, which is
+  /// synced and renamed. So `path` is either the old file or the whole new one. Tied weights are written once; their
+  /// other names are in the metadata. Throws kIo on every rank.
   void export_safetensors(const std::string& path);
 
-  /// Collective, between steps, the last call before the end: every parameter gets ordinary memory of its own again,
-  /// with the values of now. Needs the memory of the whole model on every rank.
+  /// Gives every parameter ordinary memory with the current values. Collective, blocks; the last call on the engine,
+  /// between steps. Needs memory for the whole model on every rank.
   void release_parameters();
 
   [[nodiscard]] MemoryReport memory_report() const;
   [[nodiscard]] WireReport wire_report() const;
-  /// Forgets peaks and traffic, so that a phase can be measured by itself.
+  /// Resets peaks and traffic counters, to measure a phase by itself.
   void reset_counters();
   [[nodiscard]] const Config& config() const;
-  /// Where the model computes. On a CUDA device the engine keeps and updates everything in host memory, and copies
-  /// values there and gradients back.
+  /// The device on which the model computes. If it is a CUDA device, the engine stores and updates its state in host
+  /// memory, copies parameters to the device and gradients back.
   [[nodiscard]] c10::Device device() const;
   [[nodiscard]] zeroth::Engine& core();
   [[nodiscard]] int rank() const;
@@ -147,13 +149,13 @@ class Engine : public EngineBase {
  public:
   using Holder = torch::nn::ModuleHolder<Model>;
 
-  /// Collective. `model` has been built alike on all ranks; rank 0's values are everybody's. Wrapped Units become
-  /// units, all other parameters the root unit. Throws kModel, kMismatch, kOutOfMemory, kEnvironment before anything is
-  /// changed.
+  /// Collective, blocks. `model` must have the same structure on all ranks; rank 0's values are copied to all. The
+  /// engine shares the model. Wrapped Units become units; all other parameters belong to the root unit. Throws kModel,
+  /// kMismatch, kOutOfMemory and kEnvironment before it changes anything.
   Engine(Holder model, Config config, const World& world, EngineOptions options = {})
       : EngineBase(model.ptr(), std::move(config), world, std::move(options)), model_(std::move(model)) {}
 
-  /// The model's own forward, with the root unit's parameters gathered.
+  /// Calls the model's own forward with the root unit's parameters gathered. May block for other ranks.
   template <class... Args>
   auto forward(Args&&... args) {
     if (model_->is_training()) share_buffers();

@@ -1,11 +1,11 @@
-// Unit: the grain of gathering and reducing, as a wrapper around any LibTorch module (they have no forward
-// hooks).
+// Unit: the parameters that are gathered and reduced together. A wrapper around a LibTorch module, because LibTorch has
+// no forward hooks.
 //
 //   struct BlockImpl : torch::nn::Module { torch::Tensor forward(torch::Tensor x_BTD); ... };
-//   TORCH_MODULE(Block); zeroth::libtorch::Unit<Block> unit{Block(...)};      // a module holder: register
-//   it, call unit->forward(x)
+//   TORCH_MODULE(Block);
+//   zeroth::libtorch::Unit<Block> unit{Block(...)};   // a module holder: register it, call unit->forward(x)
 //
-// Without an engine a Unit only passes calls on. Parameter names stay those of the plain model.
+// Without an engine a Unit passes calls on. Parameter names stay those of the plain model.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,16 +28,16 @@ class Runtime;
 /// Name under which a Unit registers the module it wraps; the engine leaves it out of parameter names.
 inline constexpr const char* kInnerName = "zeroth_inner";
 
-/// One running forward of a unit: pre_forward when made, post_forward when finished or, after an exception,
-/// destroyed.
+/// One running forward of a unit. The constructor calls pre_forward, which may block for other ranks. finish() calls
+/// post_forward. The destructor gives the lease back if an exception came before finish().
 class UnitScope {
  public:
-  /// A null runtime makes everything here do nothing. `inputs` are the tensors that the forward takes.
+  /// `runtime`: null makes all calls do nothing. `inputs`: the tensors that the forward takes.
   UnitScope(std::shared_ptr<Runtime> runtime, int unit, std::vector<at::Tensor> inputs);
   UnitScope(const UnitScope&) = delete;
   UnitScope& operator=(const UnitScope&) = delete;
   ~UnitScope();
-  /// Attaches what must happen before and after the backward of `outputs`.
+  /// Attaches the hooks of the unit's backward to `outputs` and ends the forward.
   void finish(const std::vector<at::Tensor>& outputs);
 
  private:
@@ -45,13 +45,12 @@ class UnitScope {
   std::unique_ptr<State> state_;
 };
 
-/// What a forward takes: types that are not looked into count as holding no tensor that needs a gradient.
-/// What it returns: such types do not compile, for a tensor that is not seen would have its unit's parameters
+/// Arguments or result of a forward. In arguments, a type that is not searched counts as a type without tensors that
+/// need a gradient. In results, such a type does not compile: with a hidden tensor, the unit's parameters would be
 /// missing in backward.
 enum class TensorsOf { kArguments, kResult };
 
-/// Tensors inside the arguments or the result of a forward: tensors, optionals, pairs, tuples, vectors and
-/// maps of them.
+/// Appends to `into` the tensors inside a value: a tensor, or optionals, pairs, tuples, vectors and maps of tensors.
 template <TensorsOf kOf, class T>
 void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
@@ -76,7 +75,7 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
   }
 }
 
-/// Runs `body` as one forward of the unit.
+/// Runs `body(args...)` as one forward of the unit and returns its result. May block for other ranks.
 template <class Body, class... Args>
 auto run_as_unit(std::shared_ptr<Runtime> runtime, int unit, Body&& body, Args&&... args) {
   std::vector<at::Tensor> inputs;
@@ -89,7 +88,7 @@ auto run_as_unit(std::shared_ptr<Runtime> runtime, int unit, Body&& body, Args&&
   return result;
 }
 
-/// What the engine sees of a Unit.
+/// The engine's interface to a Unit.
 class UnitBase {
  public:
   UnitBase() = default;
@@ -97,7 +96,7 @@ class UnitBase {
   UnitBase& operator=(const UnitBase&) = delete;
   virtual ~UnitBase() = default;
 
-  /// Type of the wrapped module, to find the repeated units.
+  /// Type of the wrapped module; units of one type may be repeated units.
   [[nodiscard]] virtual const std::type_info& inner_type() const = 0;
   void connect(std::weak_ptr<Runtime> runtime, int unit) {
     runtime_ = std::move(runtime);
@@ -109,8 +108,8 @@ class UnitBase {
   int unit_ = -1;
 };
 
-/// Module that wraps `Holder` (a TORCH_MODULE holder) and has the same forward. `Holder::Impl::forward` must
-/// not be a template or overloaded; call run_as_unit() by hand for such modules.
+/// Module that wraps `Holder` (a TORCH_MODULE holder) and has the same forward. `Holder::Impl::forward` must not be a
+/// template or overloaded; for such modules call run_as_unit() directly.
 template <class Holder, class Signature = decltype(&Holder::ContainedType::forward)>
 class UnitImpl;
 

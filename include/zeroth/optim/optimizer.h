@@ -1,4 +1,4 @@
-// Optimizer: declares its states and updates ranges. It knows nothing of ranks, shards or tiers.
+// Optimizer: declares its states and updates ranges of parameters. It does not depend on ranks or shards.
 #pragma once
 
 #include <kernels/common/dispatch.h>
@@ -12,7 +12,7 @@
 
 namespace zeroth {
 
-/// Hyper-parameters of one parameter group at one step, as users give them.
+/// Hyper-parameters of one parameter group at one step, as the user sets them.
 struct GroupHyper {
   double lr = 1e-3;
   double beta1 = 0.9;
@@ -25,25 +25,25 @@ struct GroupHyper {
   bool operator==(const GroupHyper&) const = default;
 };
 
-/// A state that the optimizer keeps beside each parameter, in accumulation dtype, zero at first.
+/// A state that the optimizer keeps per parameter element, in the accumulation dtype, initially zero.
 struct StateDeclaration {
   std::string name;
 };
 
-/// Any range of one parameter: n elements of the accumulation dtype. Ranges of different blocks do not overlap.
+/// A range of n elements of the accumulation dtype. Blocks do not overlap. The caller owns all memory.
 struct StepBlock {
   std::byte* param = nullptr;  ///< [n] of `dtype`; with `low` [n] BFloat16
   std::int16_t* low =
-      nullptr;  ///< [n] or null: what bf16 parameters lack of their masters, [Note: Masters in two halves]
+      nullptr;  ///< [n] or null: lower halves of the masters of bf16 parameters, [Note: Masters in two halves]
   std::span<std::byte* const> states{};  ///< one [n] pointer per declared state, in order of declaration
   const std::byte* grad = nullptr;       ///< [n] sums over ranks and micro-steps, not scaled
   std::int64_t n = 0;
   DType dtype = DType::kFloat32;  ///< fp32 or fp64
-  double factor = 1.0;            ///< what turns the sum into the gradient: averaging, clipping, grad_factor
-  std::int64_t step = 1;          ///< updates of this parameter including this one, from 1
+  double factor = 1.0;            ///< turns the sum into the gradient: averaging, clipping, grad_factor
+  std::int64_t step = 1;          ///< number of this update of the parameter, from 1
   GroupHyper hyper{};
 
-  /// Element i to update, as T, which is `dtype`: of a bf16 parameter its master.
+  /// Element i before the update, or the master of a bf16 parameter. T is the type of `dtype`.
   template <class T>
   [[nodiscard]] T value(std::int64_t i) const {
     return low == nullptr ? reinterpret_cast<const T*>(param)[i]
@@ -68,12 +68,12 @@ class Optimizer {
 
   [[nodiscard]] virtual std::string_view name() const = 0;
   [[nodiscard]] virtual std::vector<StateDeclaration> states() const = 0;
-  /// Updates one block on the calling thread. Any split of a parameter into blocks gives the same bits.
+  /// Updates one block in place, on the calling thread. Any split of a parameter into blocks gives the same bits.
   virtual void step(const StepBlock& block, kernels::Isa isa) const = 0;
 };
 
-/// What is built: "AdamW", "Adam", "SGD". `momentum` decides whether SGD keeps a momentum buffer.
-/// Throws kConfig naming what is built for any other name.
+/// `type`: "AdamW", "Adam" or "SGD". `momentum`: SGD keeps a momentum buffer. For another type make_optimizer() throws
+/// kConfig with all names.
 struct OptimizerOptions {
   std::string type = "AdamW";
   bool momentum = false;

@@ -8,13 +8,13 @@ namespace zeroth {
 
 /// Multiplies the learning rate of each group: lr(t) = group.lr * factor(t).
 ///
-/// The curves are those that DeepSpeed's WarmupLR, WarmupDecayLR and WarmupCosineLR give to training: its schedulers
-/// step after the optimizer, so update t (from 0) runs with what iteration i = t - 1 says, and update 0 with the start
-/// of the warmup. With W = max(2, warmup_steps) and T = total_steps:
+/// The curves are those of training with DeepSpeed's WarmupLR, WarmupDecayLR and WarmupCosineLR. DeepSpeed's schedulers
+/// step after the optimizer. So update t (from 0) uses the value of iteration i = t - 1, and update 0 uses the start of
+/// the warmup. With W = max(2, warmup_steps) and T = total_steps:
 ///   i < W      warmup_start + (1 - warmup_start) * (log(i + 1) / log(W), or i / W)
 ///   linear     max(0, (T - i) / (T - W))
 ///   cosine     floor + (1 - floor) * (1 + cos(pi * (i - W + 1) / (T - W))) / 2, and `floor` from T on
-/// Unlike there, warmup_steps = 0 means no warmup at all, and the cosine does not rise again after T.
+/// Differences from DeepSpeed: warmup_steps = 0 means no warmup, and the cosine does not rise again after T.
 struct LearningRateSchedule {
   enum class Kind : std::uint8_t {
     kConstant,
@@ -29,7 +29,7 @@ struct LearningRateSchedule {
   bool logarithmic = false;   ///< warm up along a logarithm instead of a line
   double floor = 0.0;         ///< smallest factor of the cosine
 
-  /// Factor of the (t + 1)-th update, t committed before it.
+  /// Factor of the update after t committed updates.
   [[nodiscard]] double factor(std::int64_t t) const;
   bool operator==(const LearningRateSchedule&) const = default;
 };

@@ -1,12 +1,11 @@
-// FlatLayout: where each parameter of a unit lies in one flat buffer, and where ranks' shards begin. A pure value.
+// FlatLayout: the offsets of a unit's parameters in one flat buffer, and the boundaries of the ranks' shards. A value.
 //
 //   offset 0                                                             length (whole 64 bytes)
 //   | w1 ........ | pad | b1 . | pad | w2 ................ | tail padding |
 //   |<- rank 0: blocks 0..3 ->|<- rank 1: blocks 4..7 ->|<- rank 2: 8..10 ->|
 //
-// Offsets never depend on the world size; shard boundaries are multiples of the norm's block or the end, whose block
-// may be short, and nobody computes total/shards. Which rank has which piece depends on the degrees of sharding
-// (degrees.h).
+// Offsets do not depend on the world size. A shard boundary is a multiple of the norm's block or the end of the flat;
+// the last block may be short. The degrees of sharding decide which rank has which piece (degrees.h).
 #pragma once
 
 #include <zeroth/base/dtype.h>
@@ -20,7 +19,7 @@
 
 namespace zeroth {
 
-/// Elements in a block: the grain of shard boundaries and of the exact norm.
+/// Elements in a block, the unit of shard boundaries and of the exact norm.
 inline constexpr std::int64_t kBlockElements = 1024;
 
 /// Half-open range of elements.
@@ -31,7 +30,7 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-/// A parameter's place in a flat buffer, in elements.
+/// The range of one parameter in a flat buffer, in elements.
 struct Segment {
   int param = -1;
   std::int64_t offset = 0;  ///< multiple of 64 bytes in the parameter's dtype
@@ -40,8 +39,8 @@ struct Segment {
   bool operator==(const Segment&) const = default;
 };
 
-/// Parameters of one unit with one dtype, one trainability and one gradient factor; those of 16 bits are matrices or
-/// vectors.
+/// Parameters of one unit with one dtype, one trainability and one gradient factor. 16-bit parameters have one flat for
+/// matrices and one for vectors.
 struct FlatLayout {
   int unit = 0;
   DType dtype = DType::kFloat32;
@@ -55,9 +54,9 @@ struct FlatLayout {
   std::vector<int> pieces{};               ///< of each rank, see pieces_of_ranks()
 
   [[nodiscard]] int world() const { return static_cast<int>(boundaries.size()) - 1; }
-  /// The piece of a rank: its part at the degree of the world.
+  /// The piece of a rank: its part at degree world().
   [[nodiscard]] Range shard(int rank) const { return part(rank, world()); }
-  /// What a rank has of a state that is split over `degree` ranks, one of the degrees that the pieces were made for.
+  /// The part of a rank in a state of this degree, which must be one of the degrees that the pieces were made for.
   [[nodiscard]] Range part(int rank, int degree) const {
     const int run = world() / degree;
     const int first = pieces[static_cast<std::size_t>(rank)] / run * run;
@@ -73,19 +72,20 @@ struct FlatLayout {
   bool operator==(const FlatLayout&) const = default;
 };
 
-/// Pieces of whole blocks, numbers of blocks equal but for one; the last block may be short. The odd blocks go to
-/// consecutive ranks, so that parts of every degree differ by a block at most too; `rotate` turns which ranks these
-/// are, so that many small units spread over all ranks. `length` must not be negative. `pieces`: of each rank.
+/// Boundaries of pieces of whole blocks; the last block may be short. The numbers of blocks differ by at most one. The
+/// extra blocks go to consecutive ranks, so the parts of every degree also differ by at most one block. `rotate` shifts
+/// these ranks, so that many small units spread over all ranks. `length`: elements, not negative. `pieces`: the piece
+/// of each rank.
 [[nodiscard]] std::vector<std::int64_t> shard_boundaries(std::int64_t length, std::span<const int> pieces, int rotate);
 
-/// Layouts of one unit: one per (dtype, trainable, grad_factor), two for a 16-bit dtype with matrices and vectors, in
-/// order of first appearance. `unit.params` must index `params`. Throws kModel on a shape that cannot be (negative,
-/// more than 2^48 elements in a unit), a dtype that is not floating, or a gradient factor that is not finite.
-/// `degrees`: see pieces_of_ranks().
+/// Layouts of one unit in order of first appearance: one per (dtype, trainable, grad_factor), and two for a 16-bit
+/// dtype with matrices and vectors. `unit.params` must index `params`. `degrees`: see pieces_of_ranks(). Throws kModel
+/// for an impossible shape (negative, more than 2^48 elements in a unit), a dtype that is not floating, or a gradient
+/// factor that is not finite.
 [[nodiscard]] std::vector<FlatLayout> make_flat_layouts(std::span<const ParamSpec> params, const UnitSpec& unit,
                                                         int unit_index, int world, std::span<const int> degrees = {});
 
-/// What two ranges share (empty if they do not meet).
+/// The intersection of two ranges; empty if they do not meet.
 [[nodiscard]] Range intersect(const Range& one, const Range& other);
 
 }  // namespace zeroth

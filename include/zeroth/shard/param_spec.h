@@ -1,4 +1,4 @@
-// What the runtime knows of a model: parameters by name, and the units that are gathered and reduced together.
+// Description of a model: its parameters by name, and its units, which are gathered and reduced together.
 #pragma once
 
 #include <zeroth/base/dtype.h>
@@ -27,13 +27,13 @@ struct ParamSpec {
   bool operator==(const ParamSpec&) const = default;
 };
 
-/// Grain of communication: a transformer block by default. `params` index the model's ParamSpec list; every parameter
-/// belongs to exactly one unit.
+/// Parameters that are gathered and reduced together: by default those of a transformer block. `params` index the
+/// model's ParamSpec list. Every parameter belongs to exactly one unit.
 struct UnitSpec {
   std::string name{};
   std::vector<int> params{};
   bool repeated =
-      false;  ///< one of several that look alike: they share the ring of slots. Others have a slot of their own.
+      false;  ///< one of several units of the same form, which share a ring of slots; others have their own slot
   bool operator==(const UnitSpec&) const = default;
 };
 

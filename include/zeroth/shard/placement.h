@@ -1,4 +1,4 @@
-// Placement: how one state of one unit lies on the ranks of an axis. ZeRO stages are values made of these.
+// Placement: the distribution of one state of one unit over the ranks of an axis. ZeRO stages are made of these values.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ enum class Placement : std::uint8_t {
 
 [[nodiscard]] std::string_view name_of(Placement placement) noexcept;
 
-/// What has to move to get from one placement to another: the only "ZeRO algorithm".
+/// The communication that leads from one placement to another.
 enum class Transition : std::uint8_t {
   kNone,
   kAllGather,      ///< Flat -> Replicate
@@ -23,7 +23,7 @@ enum class Transition : std::uint8_t {
   kLocalSlice,     ///< Replicate -> Flat
 };
 
-/// Throws kUsage for transitions that have no meaning (anything -> Partial).
+/// Throws kUsage for meaningless transitions (anything -> Partial).
 [[nodiscard]] Transition transition(Placement from, Placement to);
 
 }  // namespace zeroth

@@ -1,4 +1,4 @@
-// The matched calls of an engine: what they are about, in the tags that ranks compare, and how those read in errors.
+// The tags of an engine's matched calls, which ranks compare, and the text of a tag in errors.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -21,11 +21,11 @@ enum class CallPurpose : std::uint8_t {
 
 [[nodiscard]] MessageTag tag_of(Meeting what);
 
-/// "the gradients of unit blocks.3", "step()"; "" for tags of other calls. Where ranks gather or sum different units, a
-/// hint what to do. `model` must outlive it.
+/// The text of each tag: "the gradients of unit blocks.3", "step()", or "" for tags of other calls. If ranks gather or
+/// sum different units, also a hint. The result borrows `model`, which must outlive it.
 [[nodiscard]] TagNames tag_names(const ModelLayout& model);
 
-/// "step()", "an export": what the ranks come together for.
+/// The name of a meeting: "step()", "an export".
 [[nodiscard]] const char* name_of(Meeting what) noexcept;
 
 }  // namespace zeroth

@@ -1,17 +1,17 @@
-// GradientStore: from local gradients to this rank's reduced shard.
+// GradientStore: reduces the local gradients of all ranks into this rank's reduced shard.
 //
 //   grad_ready -> bucket slot --publish--> GradientExchange: the sum of all ranks, in rank order -> reduced shard
 //
-// A bucket is published when all expected parameters of its unit have fired, when the unit's backward is over without
-// some of them, when its slot's ring position is needed by another unit, or at the end of backward; what was not
-// touched is zero. A later arrival opens a further event of the same backward.
+// A bucket is published in one of four cases: all expected gradients of its unit have come; the unit's backward is over
+// and some have not come; another unit needs the ring position of its slot; the backward ends. Missing gradients count
+// as zero. A later gradient opens a further event of the same backward.
 //
-// The list of events does not depend on the plan, and each sum is formed in rank order: ((g0 + g1) + g2) ..., then
-// added to what earlier events of the step left. Hence the same bits under every plan.
+// The list of events does not depend on the plan. Each sum is formed in rank order, ((g0 + g1) + g2) ..., and then
+// added to the sum of earlier events of the step. So the bits are the same under every plan.
 //
-// Where peers read each other's memory (Capabilities::one_sided), a rank may take another path through the model than
-// the others: what it does not touch counts as zero. Elsewhere every reduction is a matched call: a parameter may be
-// left out, and a path through other units is kMismatch by name.
+// If ranks read each other's memory (Capabilities::one_sided), a rank may use other units than the others: gradients
+// that it does not have count as zero. Otherwise every reduction is a matched call: a rank may leave out parameters,
+// but other units are kMismatch by name.
 #pragma once
 
 #include <kernels/norm/norm.h>
@@ -37,7 +37,7 @@ struct Offender {
   std::uint64_t count = 0;  ///< non-finite elements of that gradient
 };
 
-/// Calls of an engine that all ranks make together.
+/// The calls of an engine that all ranks make together.
 enum class Meeting : std::uint8_t { kStep, kAverage, kBarrier, kBuffers, kExport, kClose, kRound };
 
 class GradientExchange;
@@ -45,64 +45,64 @@ class ReducedShards;
 
 class GradientStore {
  public:
+  /// Borrows all references, which must outlive it.
   GradientStore(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, ModelMemory& memory,
                 CommBackend& backend, Stream reduce_stream, KernelContext kernels, MemoryLedger& ledger);
   GradientStore(const GradientStore&) = delete;
   GradientStore& operator=(const GradientStore&) = delete;
   ~GradientStore();
 
-  /// A gradient of a whole parameter has arrived: `grad` is dense, in accumulation dtype or the parameter's own. It is
-  /// copied (or added, if the parameter's bucket already holds one) before this returns. May wait for a slot. In
-  /// accumulation dtype, or added, it makes a 16-bit bucket (bucket_dtypes()) a wide one for this event, beyond the
-  /// plan.
+  /// Takes the gradient of a whole parameter: dense, in the accumulation dtype or the parameter's own. It is copied
+  /// into the bucket, or added if the bucket already holds one, before this returns. May block for a bucket slot. If
+  /// the gradient has the accumulation dtype, or is added, a 16-bit bucket (bucket_dtypes()) becomes a wide one for
+  /// this event, beyond the plan.
   void add(int param, ConstTensorView grad);
-  /// All expected gradients of the unit have arrived: publishes its bucket. Nothing to do if the bucket is not open.
+  /// Publishes the unit's bucket, because all its expected gradients have come. Does nothing if the bucket is not open.
   void close_unit(int unit);
-  /// No more comes of the unit for now, though not all that was expected has: publishes its bucket, with zeros for what
-  /// is missing, also where nothing has come of a flat in this backward that has an expected parameter (one a parameter
-  /// of the model).
+  /// Closes the unit early: gradients still missing count as zero. A flat with an expected parameter is published even
+  /// if none of its gradients has come in this backward. `expected`: one entry per parameter of the model.
   void end_unit(int unit, const std::vector<bool>& expected);
-  /// End of backward: publishes what is open, and that nothing more comes. Does not wait for peers.
+  /// Ends the backward: publishes all open buckets and the end of the backward. Waits for other ranks only where
+  /// reductions are matched calls.
   void close_backward();
-  /// Instead of add(), where reductions are matched calls: this rank's part in the flat's, with what it has of earlier
-  /// micro-steps or zeros.
+  /// For matched reductions, instead of add(): takes part in the reduction of the flat with this rank's gradients of
+  /// earlier micro-steps, or zeros. Blocks.
   void take_part(int flat);
-  /// Called with the flat before each matched call for a bucket, and not where reads_peers().
+  /// `hook` is called with the flat before each matched reduction of a bucket; never if reads_peers().
   void set_before_reduce(std::function<void(int flat)> hook) { before_reduce_ = std::move(hook); }
-  /// Which of the step's micro-steps (from 0) is running; with reduction per step only the last one publishes.
+  /// Sets the running micro-step, from 0. With kPerStep only the last micro-step publishes.
   void set_micro_step(int micro_step) { micro_step_ = micro_step; }
 
-  /// Blocks until all ranks have come to this call, and reduces meanwhile: a rank that is still in backward may need
-  /// this one to take its gradients. Comes before every matched call but that of complete(), which has its own. Throws
-  /// kMismatch if another rank comes to another call. `name` is the caller's, for errors; where calls are matched it is
-  /// compared, too.
+  /// Blocks until all ranks have come to this call, and reduces meanwhile, because a rank in backward may wait until
+  /// this one has taken its gradients. It must come before every matched call except complete(), which calls it itself.
+  /// Throws kMismatch if another rank comes to another call. `name` is for errors; with matched calls ranks compare it.
   void meet(Meeting what, std::string_view name = {});
-  /// Blocks until every reduction event of all closed backwards has arrived in the reduced shards. Ends the step's
-  /// accumulation: the next event stores instead of adding.
+  /// Blocks until all reduction events of all closed backwards are summed into the reduced shards. Ends the
+  /// accumulation of the step: the next event stores instead of adding. Collective.
   void complete();
-  /// After complete(), where gradients are replicated: makes every rank's reduced shards readable through
+  /// After complete(), if gradients are replicated: makes the reduced shards of all ranks readable through
   /// ModelMemory::peer_reduced(). Collective, blocks.
   void share_sums();
-  /// Call after the update: forgets touched parameters and offenders.
+  /// Call it after the update: clears the touched parameters and the offender.
   void begin_step();
 
-  /// The ranks that sum a micro-step read each other's gradients; else they make matched calls.
+  /// True if the ranks that sum a micro-step read each other's gradients; false if they make matched calls.
   [[nodiscard]] bool reads_peers() const { return memory_.reaches(memory_.degrees().gradient); }
-  /// Whether any gradient of the parameter arrived on this rank since begin_step().
+  /// True if a gradient of the parameter has come on this rank since begin_step().
   [[nodiscard]] bool touched(int param) const { return touched_[static_cast<std::size_t>(param)]; }
-  /// Whether this rank's reduced shard of the flat holds the sums of this step (valid after complete()).
+  /// True if this rank's reduced shard of the flat holds the sums of this step (valid after complete()).
   [[nodiscard]] bool has_sums(int flat) const;
-  /// Sum of squares of the flat's reduced shard, each times the flat's grad_factor (valid after complete(), if
-  /// has_sums()).
+  /// Sum of squares of the flat's reduced shard, each element times the flat's grad_factor. Valid after complete() if
+  /// has_sums().
   [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const;
   [[nodiscard]] const Offender& offender() const { return offender_; }
-  /// The first parameter whose gradient did not fit its 16-bit bucket, -1.
+  /// The first parameter whose gradient did not fit its 16-bit bucket; -1: none.
   [[nodiscard]] int first_wide() const { return first_wide_; }
-  /// Backwards closed since begin_step().
+  /// Number of backwards closed since begin_step().
   [[nodiscard]] std::uint64_t backwards_in_step() const;
-  /// Buckets of other ranks that were copied aside because ranks stood in each other's way.
+  /// Number of buckets of other ranks that were copied aside because ranks waited for each other's slots.
   [[nodiscard]] std::uint64_t spills() const;
-  /// Control blocks and staging of groups inside the backend's.
+  /// Bytes of control blocks and staging of the groups that were split from the backend.
   [[nodiscard]] std::size_t transport_bytes() const;
 
  private:
@@ -118,7 +118,7 @@ class GradientStore {
   /// Moves the open bucket to memory beyond the plan, in the accumulation dtype.
   void widen(int flat);
   void publish(int flat);
-  /// Blocks until nobody needs what lies in the unit's bucket slot; sums that lie there make room.
+  /// Blocks until no rank needs the content of the unit's bucket slot. Sums that lie there are moved away.
   void take_slot(int unit);
   [[nodiscard]] bool publishes_now() const;
   FlatState& state(int flat) { return flats_[static_cast<std::size_t>(flat)]; }
@@ -128,7 +128,7 @@ class GradientStore {
   int micro_steps_;
   ModelMemory& memory_;
   KernelContext kernels_;
-  std::vector<int> slot_holder_;  ///< unit whose bucket, published or not, or whose sums may still lie in the slot, -1
+  std::vector<int> slot_holder_;  ///< unit whose bucket or sums may still lie in the slot; -1: none
   std::unique_ptr<ReducedShards> shards_;
   std::unique_ptr<GradientExchange> exchange_;
   std::vector<FlatState> flats_;

@@ -14,7 +14,7 @@
 
 namespace zeroth {
 
-/// Where one parameter lies.
+/// The position of one parameter in the layout.
 struct ParamPlace {
   int unit = -1;
   int flat = -1;     ///< index into ModelLayout::flats
@@ -27,7 +27,7 @@ struct ModelLayout {
   std::vector<UnitSpec> units{};
   std::vector<FlatLayout> flats{};
   std::vector<std::vector<int>> unit_flats{};  ///< flats of each unit
-  std::vector<ParamPlace> places{};            ///< one a parameter
+  std::vector<ParamPlace> places{};            ///< one per parameter
   int world = 1;
 
   [[nodiscard]] const Segment& segment(int param) const {
@@ -35,32 +35,33 @@ struct ModelLayout {
     return flats[static_cast<std::size_t>(place.flat)].segments[static_cast<std::size_t>(place.segment)];
   }
   [[nodiscard]] const FlatLayout& flat(int index) const { return flats[static_cast<std::size_t>(index)]; }
-  /// One line a parameter: what must agree between ranks, comparable by people.
+  /// One readable line with the properties of a parameter that must be equal on all ranks.
   [[nodiscard]] std::string describe_param(int param) const;
   bool operator==(const ModelLayout&) const = default;
 };
 
-/// Checks that every parameter is in exactly one unit and that names are unique; throws kModel with the name. The
-/// layout is for plans with these degrees, those of a plan without any for all such plans.
+/// Makes the layout for plans with these degrees; a layout without degrees fits all plans without degrees. Throws
+/// kModel, with the name, unless every parameter is in exactly one unit and all names are unique.
 [[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units,
                                             const Degrees& degrees);
-/// For plans that split states over all ranks, or not at all.
+/// The layout for plans that split each state over all ranks or not at all.
 [[nodiscard]] ModelLayout make_model_layout(std::vector<ParamSpec> params, std::vector<UnitSpec> units, int world);
 
-/// A place in memory that units use in turn. Addresses are static: unit -> slot never changes.
+/// Memory slots that units use in turn. The slot of a unit never changes.
 struct SlotTable {
-  std::vector<std::size_t> slot_bytes{};   ///< one a slot, multiple of kSegmentAlignBytes
-  std::vector<int> unit_slot{};            ///< one a unit, -1 if the unit needs none
-  std::vector<std::size_t> flat_offset{};  ///< one a flat, inside its unit's slot
+  std::vector<std::size_t> slot_bytes{};   ///< one per slot, a multiple of kSegmentAlignBytes
+  std::vector<int> unit_slot{};            ///< one per unit; -1: the unit needs no slot
+  std::vector<std::size_t> flat_offset{};  ///< one per flat, bytes inside its unit's slot
 
   [[nodiscard]] std::size_t total_bytes() const;
-  /// Where the slot of `unit` begins, if slots lie one after the other.
+  /// Byte offset of the slot of `unit`, if slots lie one after the other.
   [[nodiscard]] std::size_t slot_offset(int unit) const;
   bool operator==(const SlotTable&) const = default;
 };
 
-/// Slots for `flat_bytes` (0: the flat does not take part). With `shared_ring`, repeated units share min(ring_slots,
-/// number of repeated units) slots, ring index modulo; every other unit has its own.
+/// Slots for `flat_bytes`, one size per flat (0: the flat has no memory there). With `shared_ring`, repeated units
+/// share min(ring_slots, number of repeated units) slots: unit i of them has slot i modulo that number. Every other
+/// unit has its own slot.
 [[nodiscard]] SlotTable make_slot_table(const ModelLayout& model, const std::vector<std::size_t>& flat_bytes,
                                         bool shared_ring, int ring_slots);
 

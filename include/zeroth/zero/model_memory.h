@@ -1,5 +1,4 @@
-// ModelMemory: everything that a plan keeps in memory on one rank, allocated once, and where the peers' parts of it
-// are.
+// ModelMemory: the memory of a plan on one rank, allocated once, and the addresses of the other ranks' shared parts.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -18,12 +17,12 @@ namespace zeroth {
 
 class Signals;
 
-/// Offsets inside the arena that one rank shares with the others; every rank can compute everybody's.
+/// Byte offsets inside the arena that one rank shares. Every rank can compute the offsets of all ranks.
 struct SharedLayout {
   std::size_t signals = 0;
-  std::vector<std::size_t> parameters{};    ///< one a flat; kNone if not shared
-  std::vector<std::size_t> bucket_slots{};  ///< one a bucket slot
-  std::vector<std::size_t> reduced{};       ///< one a flat; kNone if not shared, or part of the bucket
+  std::vector<std::size_t> parameters{};    ///< one per flat; kNone if not shared
+  std::vector<std::size_t> bucket_slots{};  ///< one per bucket slot
+  std::vector<std::size_t> reduced{};       ///< one per flat; kNone if not shared, or part of the bucket
   std::size_t bytes = 0;
 
   static constexpr std::size_t kNone = ~std::size_t{0};
@@ -32,77 +31,79 @@ struct SharedLayout {
 [[nodiscard]] SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& plan, int rank,
                                               int micro_steps);
 
-/// Owns the arenas. Addresses never change. Slots are counted from their first use on: a fixed arena gives nothing
-/// back.
+/// Owns the arenas. Addresses never change. The ledger counts a slot from its first use on, and never releases it.
 class ModelMemory {
  public:
-  /// Collective where ranks read each other's memory: every rank attaches its shared arena. `optimizer_states` buffers
-  /// of the update range per trainable flat.
+  /// Collective and blocking if ranks read each other's memory: every rank attaches its shared arena. Each trainable
+  /// flat gets `optimizer_states` buffers of its update range. Borrows all references, which must outlive it. Throws
+  /// kOutOfMemory, kResource, and the errors of the transport.
   ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int optimizer_states, int micro_steps, Device& device,
               CommBackend& backend);
   ModelMemory(const ModelMemory&) = delete;
   ModelMemory& operator=(const ModelMemory&) = delete;
   ~ModelMemory();
 
-  /// Parameters at rest: those of rest_range().
+  /// This rank's parameters at rest: the elements of rest_range(), in the flat's dtype.
   [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)]; }
-  /// Where the parameters of `rank`, in reach(), from `element` of the flat on are, which it has at rest, and the plan
-  /// shares.
+  /// Address of element `element` of the flat in the parameters at rest of `rank`. `rank` must be in reach() and have
+  /// the element at rest; the plan must share parameters.
   [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
-  /// Of the update range of a bfloat16 flat: 16 bits an element that its parameters lack of their fp32 masters
-  /// ([Note: Masters in two halves]); zero at first, so that masters are the initial values. Else null.
+  /// For a bfloat16 flat: the lower 16 bits of the fp32 masters, for the elements of the update range ([Note: Masters
+  /// in two halves]). They start as zero, so masters start as the initial values. Null for other flats.
   [[nodiscard]] std::int16_t* master_low(int flat) const { return reinterpret_cast<std::int16_t*>(at(masters_, flat)); }
+  /// Optimizer state number `which` for the elements of the update range, in the accumulation dtype.
   [[nodiscard]] std::byte* state(int flat, int which) const;
-  /// This rank's reduced shard, its piece of the sums (accumulation dtype): in memory of its own, or, if
-  /// sums_in_bucket(), its range of its own bucket.
+  /// This rank's reduced shard: its piece of the sums, in the accumulation dtype. It lies in separate memory, or, if
+  /// sums_in_bucket(), in its range of its own bucket.
   [[nodiscard]] std::byte* reduced(int flat) { return sums_at(flat, model_.flat(flat).shard(rank_).begin); }
-  /// What this rank sums while micro-steps accumulate: micro_step_part() of the flat. The piece lies in it.
+  /// The sums of micro_step_part() while micro-steps accumulate, in the accumulation dtype. They contain the piece.
   [[nodiscard]] std::byte* micro_step_sums(int flat) { return sums_at(flat, micro_step_part(flat).begin); }
-  /// Its part at the gradients' degree: the piece, unless the plan has a degree.
+  /// This rank's part at the gradients' degree; without a gradient degree it is the piece.
   [[nodiscard]] Range micro_step_part(int flat) const { return model_.flat(flat).part(rank_, degrees_.gradient); }
   /// See sums_in_buckets().
   [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[index(flat)]; }
-  /// Other ranks read this one's sums, after the step is judged, where its next gradients or sums will be: so nobody
-  /// opens a bucket before all have done with that.
+  /// True if other ranks read this rank's sums after the commit vote, in memory of its next gradients or sums. Then no
+  /// rank opens a bucket before all ranks have finished reading.
   [[nodiscard]] bool peers_read_sums() const { return peers_read_sums_; }
-  /// Another rank's reduced shard, after GradientStore::share_sums().
+  /// The reduced shard of another rank, after GradientStore::share_sums().
   [[nodiscard]] const std::byte* peer_reduced(int flat, int rank);
-  /// Where the sums of `rank`, in reach(), from `element` of the flat on are, which it has.
+  /// Address of element `element` of the flat in the sums of `rank`, which must be in reach() and have the element.
   [[nodiscard]] const std::byte* peer_sums(int flat, int rank, std::int64_t element) const;
-  /// Where pieces of the sums of what this rank updates come together, its own among them, if the transport is not
+  /// Memory into which the pieces of this rank's update range are gathered, its own included, if the transport is not
   /// one-sided.
   [[nodiscard]] std::byte* gathered_sums(int flat);
   /// See bucket_dtypes().
   [[nodiscard]] DType bucket_dtype(int flat) const { return bucket_dtypes_[index(flat)]; }
-  /// Start of the flat inside its bucket slot, for gradients of `dtype`: bucket_dtype(), or the accumulation dtype,
-  /// whose slot may be one beyond the plan (overflow). Counts the slot on first use.
+  /// Start of the flat inside its bucket slot, for gradients of `dtype`: bucket_dtype() or the accumulation dtype. The
+  /// slot of the latter may be beyond the plan (overflow). The slot is counted on first use.
   [[nodiscard]] std::byte* bucket(int flat, DType dtype);
+  /// The same in the memory of another rank in reach(). Not counted.
   [[nodiscard]] const std::byte* peer_bucket(int flat, int rank, DType dtype) const;
-  /// Start of the flat inside its gathered slot; counts the slot on first use.
+  /// Start of the flat inside its gathered slot. The slot is counted on first use.
   [[nodiscard]] std::byte* gathered(int flat);
 
-  /// Words of a rank in reach().
+  /// The signals of a rank in reach().
   [[nodiscard]] const Signals& signals(int rank) const;
-  /// All ranks read each other's memory.
+  /// True if all ranks read each other's memory.
   [[nodiscard]] bool one_sided() const { return one_sided_; }
-  /// The ranks whose memory this one reads: all where the transport is one-sided; those of its node where it is inside
-  /// nodes, if degrees make use of that; else this one.
+  /// The ranks whose memory this rank reads: all ranks if the transport is one-sided; the ranks of its node if the
+  /// transport is one-sided inside nodes and a degree of sharding uses that; otherwise this rank only.
   [[nodiscard]] const RankRow& reach() const { return reach_; }
-  /// Runs of `degree` ranks lie in the reach of each of their ranks. The same on all ranks.
+  /// True if the ranks of each run of `degree` ranks read each other's memory. The same on all ranks.
   [[nodiscard]] bool reaches(int degree) const { return (one_sided_ || own_seat_) && reach_.count % degree == 0; }
-  /// The seat among reach(), whose ranks count from its first: for waits and rings.
+  /// The seat in the group of reach(), for waits and rings. Rank 0 of this group is the first rank of reach().
   [[nodiscard]] CommBackend& seat() const { return *seat_; }
-  /// Of the seat, if it is not the backend.
+  /// Bytes of control blocks and staging of seat(); 0 if seat() is the backend.
   [[nodiscard]] std::size_t transport_bytes() const { return own_seat_ ? own_seat_->memory_bytes() : 0; }
   [[nodiscard]] const SlotTable& bucket_table() const { return bucket_table_; }
   [[nodiscard]] const SlotTable& gathered_table() const { return gathered_table_; }
   /// Elements that this rank's optimizer updates.
   [[nodiscard]] Range update_range(int flat) const;
-  /// Elements that a rank has at rest.
+  /// Elements of the flat's parameters that a rank has at rest.
   [[nodiscard]] Range rest_range(int flat, int rank) const;
   [[nodiscard]] const Degrees& degrees() const { return degrees_; }
   [[nodiscard]] int rank() const { return rank_; }
-  /// Of the arenas, on this rank. Slow: reads smaps.
+  /// Resident bytes of this rank's arenas. Slow: reads smaps.
   [[nodiscard]] std::uint64_t resident_bytes() const {
     return shared_.resident_bytes() + private_.resident_bytes() + wide_.resident_bytes();
   }
@@ -116,7 +117,7 @@ class ModelMemory {
   [[nodiscard]] std::byte* sums_at(int flat, std::int64_t element);
   void allocate_private(Device& device, int optimizer_states);
   void find_neighbours(CommBackend& backend);
-  /// By rank of the world; empty out of reach.
+  /// The attached arenas by world rank; empty for ranks out of reach.
   [[nodiscard]] PeerWindow window_of(const Arena& arena, std::string_view name) const;
 
   const ModelLayout& model_;

@@ -1,12 +1,13 @@
 // ParameterStore: gathered parameters of units, on leases.
 //
-// A unit that rests sharded is gathered into its slot while at least one lease on it is out; a unit that rests
-// replicated is always there and a lease costs nothing. "Gathered" is a count, not a state: several forwards may be
-// outstanding. Where peers read each other's memory (Capabilities::one_sided) a gather is a pull: wait until each
-// rank's shard has this rank's epoch, copy. No rank overwrites a shard before the judge of the step, which every rank
-// passes after its last gather. Elsewhere a gather is a matched all_gather: all ranks take the same units in the same
-// order, or hear by name what the others took. Whose shards make a whole depends on the degrees of sharding: all
-// ranks', or those of a run of them.
+// A sharded unit is gathered into its slot while at least one lease on it is out. A replicated unit is always readable,
+// and a lease costs nothing. Leases are counted, because several forwards may be outstanding.
+//
+// If ranks read each other's memory (Capabilities::one_sided), a gather is a pull: wait until each rank's shard has
+// this rank's epoch, then copy. No rank overwrites a shard before the commit vote of the step, and every rank votes
+// after its last gather. Otherwise a gather is a matched all_gather: all ranks must gather the same units in the same
+// order, or get kMismatch with the names. The gathered shards are those of all ranks, or of a run of ranks if the plan
+// has degrees of sharding.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -25,8 +26,8 @@ namespace zeroth {
 enum class CallPurpose : std::uint8_t;
 class RowPath;
 
-/// Told where the parameters of a flat are. `data` is the start of the flat buffer, or null when it may no longer be
-/// touched. Called on the caller's thread, from unshard and release.
+/// Receives the address of a flat's parameters. `data`: the start of the flat buffer, owned by the store; null when the
+/// buffer must no longer be used. Called on the caller's thread, from acquire() and release().
 class ParameterBinder {
  public:
   ParameterBinder() = default;
@@ -44,44 +45,45 @@ class ParameterStore {
   ParameterStore& operator=(const ParameterStore&) = delete;
   ~ParameterStore();
 
-  /// Takes a lease: when this returns, the unit's parameters are bound and readable. May block for peers.
+  /// Takes a lease. When this returns, the unit's parameters are bound and readable. May block for other ranks. Throws
+  /// kMismatch if ranks have called step() a different number of times, and the errors of the transport.
   void acquire(int unit);
-  /// Gives a lease back; the last one unbinds a sharded unit.
+  /// Gives a lease back. The last one unbinds a sharded unit. Never blocks for other ranks.
   void release(int unit) noexcept;
   [[nodiscard]] int leases(int unit) const { return units_[static_cast<std::size_t>(unit)].leases; }
 
-  /// Instead of acquire(), where gathers are matched calls: this rank's part in one of the unit, whose values it does
-  /// not need.
+  /// For matched gathers, instead of acquire(): takes part in the gather of a unit that this rank does not need.
+  /// Blocks.
   void take_part(int unit);
-  /// Nothing is prefetched until a step has been taken from beginning to end. For when ranks do not take the same
-  /// units: what they prefetch must be the same.
+  /// Forgets the recorded order of units: no prefetch until a whole step has been recorded again. Call it when ranks no
+  /// longer use the same units, because all ranks must prefetch the same units.
   void forget_order();
-  /// Called with the unit before each matched gather of a unit, and not where ranks read each other's parameters.
+  /// `hook` is called with the unit before each matched gather; never if ranks read each other's parameters.
   void set_before_gather(std::function<void(int unit)> hook) { before_gather_ = std::move(hook); }
 
-  /// Ends all use of the current version: gives prefetched units back. Throws kUsage if a lease of a sharded unit is
-  /// out. Must come before the judge of the step, after which peers overwrite their shards.
+  /// Ends all use of the current version: drops prefetched units. Must come before the commit vote of the step, because
+  /// ranks overwrite their shards after it. Throws kUsage if a lease of a sharded unit is out.
   void quiesce();
-  /// Marks this rank's shards as updated, and brings replicated parameters up to date where updates were sharded
-  /// (blocks).
+  /// Publishes this rank's updated shards under the next epoch. If replicated parameters had sharded updates, it also
+  /// gathers the other ranks' updates and blocks for them.
   void publish();
-  /// Version of the parameters: 1 after initialisation, +1 a step.
+  /// Version of the parameters: 1 after initialisation, then 1 more per committed step.
   [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
 
-  /// Copies the whole flat into `out` (flat.bytes()), without a lease or a slot. Blocks for peers. Collective; `out` is
-  /// null on ranks that do not want it. Where ranks read each other's parameters, the others need not call.
+  /// Copies the whole flat to `out` (flat.bytes()), without a lease or a slot. Collective, blocks; `out` is null on
+  /// ranks that do not need the values. If ranks read each other's parameters, a rank may call it alone.
   void read(int flat, std::byte* out);
 
-  /// Control blocks and staging of groups inside the backend's.
+  /// Bytes of control blocks and staging of the groups that were split from the backend.
   [[nodiscard]] std::size_t transport_bytes() const;
 
   struct Counters {
     std::uint64_t gathers = 0;           ///< units gathered
-    std::uint64_t overflow_slots = 0;    ///< gathers whose slot was taken and that got memory beyond the plan
-    std::uint64_t order_deviations = 0;  ///< units not taken in the order of the step before
+    std::uint64_t overflow_slots = 0;    ///< gathers into memory beyond the plan, because their slot was in use
+    std::uint64_t order_deviations = 0;  ///< units not used in the order of the previous step
     int live_slots = 0;                  ///< ring slots in use
     int live_slots_peak = 0;
-    std::uint64_t live_bytes = 0;  ///< parameters gathered now
+    std::uint64_t live_bytes = 0;  ///< bytes of parameters gathered now
     std::uint64_t live_bytes_peak = 0;
   };
   [[nodiscard]] const Counters& counters() const { return counters_; }
@@ -98,7 +100,7 @@ class ParameterStore {
   };
 
   void start_gather(int unit);
-  /// What the group's ranks have into `out`, which gets this rank's part at its lower degree.
+  /// Gathers the parts of the group's ranks into `out`: this rank's part at the group's lower degree.
   void bring(int flat, std::byte* out, RowPath& group, CallPurpose purpose);
   void pull(int flat, std::byte* out, const RowPath& group);
   void require_version(int flat, int rank, const RowPath& group);
@@ -117,20 +119,21 @@ class ParameterStore {
   Stream gather_stream_;
   KernelContext kernels_;
   ParameterBinder& binder_;
-  std::unique_ptr<RowPath> whole_;    ///< whose parts at rest make a whole
-  std::unique_ptr<RowPath> at_rest_;  ///< whose updates make what this rank has at rest
+  std::unique_ptr<RowPath> whole_;    ///< ranks whose parts at rest make the whole flat
+  std::unique_ptr<RowPath> at_rest_;  ///< ranks whose updates make this rank's part at rest
   std::vector<UnitState> units_;
   std::vector<int> slot_user_;   ///< unit in each gathered slot, -1
   std::vector<int> ring_;        ///< positions among the repeated units
-  std::vector<int> order_;       ///< units taken in this step
-  std::vector<int> last_order_;  ///< and in the one before
+  std::vector<int> order_;       ///< units used in this step, in order
+  std::vector<int> last_order_;  ///< the same of the previous step
   bool order_known_ = true;      ///< order_ has all of this step
   std::function<void(int unit)> before_gather_;
   std::uint64_t epoch_ = 0;
   Counters counters_;
 };
 
-/// Possession of a unit's gathered parameters. Move-only; gives back in the destructor, which never blocks.
+/// A lease on a unit's gathered parameters. Move-only. The constructor may block (acquire()); the destructor gives the
+/// lease back and never blocks.
 class [[nodiscard]] UnshardLease {
  public:
   UnshardLease() = default;
