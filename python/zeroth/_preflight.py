@@ -1,5 +1,7 @@
 """Imports torch before our C++ side, which needs its libraries, and only the version that it was built with."""
 
+import hashlib as hashlib  # the shim then uses the libcrypto of this Python, and not the other way round
+
 import torch
 
 from zeroth._build import TORCH_VERSION, VERSION

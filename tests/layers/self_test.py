@@ -32,6 +32,7 @@ PLANTED = [
     ("vendor", "include/zeroth/base/log.h", "#include <spdlog/spdlog.h>"),
     ("vendor", "include/zeroth/engine/planted.h", "#include <nlohmann/json.hpp>"),
     ("vendor", "include/zeroth/engine/planted.h", "#include <CLI/CLI.hpp>"),
+    ("vendor", "include/zeroth/base/hmac.h", "#include <openssl/evp.h>"),
     ("private", "include/zeroth/device/memory.h", '#include "device/arena.h"'),
     ("private", "src/device/planted.cpp", '#include "../base/planted.h"'),
     ("if", "src/device/planted.cpp", "#if defined(__AVX2__)"),
