@@ -4,6 +4,7 @@
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/dtype.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -24,6 +25,9 @@ struct GroupHyper {
   bool nesterov = false;
   bool operator==(const GroupHyper&) const = default;
 };
+
+/// An optimizer declares at most as many states: the engine collects their pointers for each block without allocating.
+inline constexpr std::size_t kMaxOptimizerStates = 4;
 
 /// A state that the optimizer keeps beside each parameter, in accumulation dtype, zero at first.
 struct StateDeclaration {
@@ -67,13 +71,14 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;
+  /// The same for the life of the optimizer; at most kMaxOptimizerStates.
   [[nodiscard]] virtual std::vector<StateDeclaration> states() const = 0;
   /// Updates one block on the calling thread. Any split of a parameter into blocks gives the same bits.
   virtual void step(const StepBlock& block, kernels::Isa isa) const = 0;
 };
 
 /// What is built: "AdamW", "Adam", "SGD". `momentum` decides whether SGD keeps a momentum buffer.
-/// Throws kConfig naming what is built for any other name.
+/// Throws kConfig naming what is built for any other name, and kUsage for an optimizer of too many states.
 struct OptimizerOptions {
   std::string type = "AdamW";
   bool momentum = false;
