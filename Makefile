@@ -15,8 +15,8 @@ BUILD = cmake --build build/$(1) -j $(JOBS)
 SOURCES = $$(git ls-files '*.h' '*.cpp' '*.cu')
 
 help:
-	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes); pictures in build/train;"
-	@echo "                 LAUNCHER=mpirun starts them with mpirun"
+	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes);"
+	@echo "                 pictures in build/train; LAUNCHER=mpirun starts the ranks with mpirun"
 	@echo "make train-cpp   the same with the trainer in C++"
 	@echo "make test        prepare the machine, build, run every test (the core also under sanitizers)"
 	@echo "make test-quick  the unit tests of the core, without torch"
