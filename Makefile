@@ -12,11 +12,11 @@ LAUNCHER ?= zeroth-run
 JOBS ?= $(shell nproc)
 BUILD = cmake --build build/$(1) -j $(JOBS)
 # `make format` takes our own files only.
-SOURCES = $$(git ls-files '*.h' '*.cpp' '*.cu')
+SOURCES = $$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' '*.inl')
 
 help:
-	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes); pictures in build/train;"
-	@echo "                 LAUNCHER=mpirun starts them with mpirun"
+	@echo "make train       prepare the machine, build, train a GPT with ZeRO-3 on 2 ranks (about 3 minutes);"
+	@echo "                 pictures in build/train; LAUNCHER=mpirun starts the ranks with mpirun"
 	@echo "make train-cpp   the same with the trainer in C++"
 	@echo "make test        prepare the machine, build, run the tests; a part of the core also under a sanitizer"
 	@echo "make test-quick  the unit tests of the core, without torch"
@@ -26,7 +26,7 @@ help:
 	@echo "make test-shim   the tests of the Python package with a shim under the address sanitizer"
 	@echo "make fuzz        the fuzz targets, a minute each; needs clang"
 	@echo "make bench       the benchmarks; about 50 minutes; results in build/release/benchmarks/results"
-	@echo "make format      clang-format on all sources"
+	@echo "make format      clang-format and ruff on all sources; make test holds what they write"
 	@echo "make clean       remove the builds; the virtual environment stays"
 
 setup:
@@ -80,8 +80,10 @@ bench: setup build/release/build.ninja
 	$(call BUILD,release) --target benchmarks
 	benchmarks/run.py --build build/release
 
-format:
-	clang-format -i $(SOURCES)
+format: setup
+	build/venv/bin/clang-format -i $(SOURCES)
+	build/venv/bin/ruff check --no-cache --fix --quiet .
+	build/venv/bin/ruff format --no-cache .
 
 clean:
 	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 ! -name venv -exec rm -rf {} +

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "benchmarks/support"))
 sys.path.insert(0, str(ROOT / "benchmarks/peers"))
 import compare  # noqa: E402
 from cells import CELLS  # noqa: E402
-from record import Record, program  # noqa: E402
+from record import Record, program, text_of  # noqa: E402
 
 
 @dataclasses.dataclass(kw_only=True, frozen=True)
@@ -188,14 +188,14 @@ def wrap_rows(path: pathlib.Path, run: Run, command: str, load_before: float) ->
     rows = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(rows, list):
         record = Record(benchmark=run.wrap, rows=rows, command=command, load_before=load_before)
-        path.write_text(json.dumps(record.to_dict(), indent=2) + "\n", encoding="utf-8")
+        path.write_text(text_of(record.to_dict()), encoding="utf-8")
 
 
 def forget_places(path: pathlib.Path, command: str) -> None:
     """A result names the command as anybody would type it, without this machine's folders."""
     record = json.loads(path.read_text(encoding="utf-8"))
     record["command"] = command
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    path.write_text(text_of(record), encoding="utf-8")
 
 
 def execute(run: Run, arguments: argparse.Namespace) -> bool:

@@ -40,8 +40,8 @@ function(zeroth_add_cuda_module)
   target_include_directories(zeroth_cuda PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/csrc)
   # A module may be linked with symbols missing; then it could not be loaded.
   target_link_options(zeroth_cuda PRIVATE -Wl,-z,defs)
-  # -fmad=false: the same bits as the CPU kernels, which are built with -ffp-contract=off. --no-compress: the test cuda_ptx reads the
-  # PTX that drivers of other devices will compile; the module is a quarter larger.
+  # -fmad=false: the same bits as the CPU kernels, which are built with -ffp-contract=off. --no-compress: the test
+  # cuda_ptx reads the PTX that drivers of other devices will compile; the module is a quarter larger.
   target_compile_options(zeroth_cuda PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-fmad=false;--no-compress;-Xcompiler=-ffp-contract=off,-Wall,-Wextra>)
 endfunction()

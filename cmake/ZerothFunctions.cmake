@@ -4,8 +4,8 @@
 #       Static, position independent library `zeroth_<room>` with the alias `zeroth::<room>`.
 #       DEPS are rooms and must be lower (see ZEROTH_ROOM_LEVELS); LIBS are private outside libraries.
 #   zeroth_add_program(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
-#       Executable placed in ZEROTH_BIN_DIR and installed; not built with sanitizers: programs are not the core, and their tests
-#       measure processes as they are.
+#       Executable placed in ZEROTH_BIN_DIR and installed; not built with sanitizers: programs are not the core, and
+#       their tests measure processes as they are.
 #   zeroth_add_program_parts(<name> SOURCES ... ROOMS ... [LIBS ...])
 #       Static library `zeroth_<name>_parts`: what a program is made of, for it, its tests and other programs.
 #   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
@@ -13,26 +13,29 @@
 #                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [ONE_THREAD] [OPTIMIZED] [WAITS]
 #                   [TORCH] [NO_MAIN])
 #       One GoogleTest executable that is one ctest test. The default label is unit, the default timeout 120 s.
-#       TIER says which command runs it: quick is make test-quick and make test, test (the default) is make test, long is
-#       make test-all. COST declares its processor time on one core, default 1; tools/run-tests holds the sum within the limits
-#       of tests/budget.json. LONG: cases whose name begins with `Long` (INSTANTIATE_TEST_SUITE_P(Long, ...), TEST(Long..., ))
-#       are a ctest test <name>_long of the long tier, of that cost, and are left out of <name>.
-#       Under a sanitizer SANITIZED_FILTER says which cases are enough, and the thread sanitizer needs no test that is ONE_THREAD:
-#       nothing in it is touched by a second thread. OPTIMIZED is for tests that compute much: they run long where sanitizers watch
-#       code that is not. WAITS is for tests whose ranks sleep most of the time, until a deadline or a death is noticed: some of them
-#       run beside each other.
-#   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...] [TIER ...] [COST ...])
+#       TIER says which command runs it: quick is make test-quick and make test, test (the default) is make test, long
+#       is make test-all. COST declares its processor time on one core, default 1; tools/run-tests holds the sum within
+#       the limits of tests/budget.json. LONG: cases whose name begins with `Long` (INSTANTIATE_TEST_SUITE_P(Long, ...),
+#       TEST(Long..., )) are a ctest test <name>_long of the long tier, of that cost, and are left out of <name>. Under
+#       a sanitizer SANITIZED_FILTER says which cases are enough, and the thread sanitizer needs no test that is
+#       ONE_THREAD: nothing in it is touched by a second thread. OPTIMIZED is for tests that compute much: they run long
+#       where sanitizers watch code that is not. WAITS is for tests whose ranks sleep most of the time, until a deadline
+#       or a death is noticed: some of them run beside each other.
+#   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...] [TIER ...]
+#                           [COST ...])
 #       Some cases of a test once more, with variables set; a ctest test of its own.
-#   zeroth_add_mpi_test(<name> <test> RANKS n FILTER <gtest filter> [LABELS ...] [TIER ...] [COST ...] [TIMEOUT seconds])
+#   zeroth_add_mpi_test(<name> <test> RANKS n FILTER <gtest filter> [LABELS ...] [TIER ...] [COST ...]
+#                       [TIMEOUT seconds])
 #       Some cases of a test once more, by n ranks that mpirun starts; left out without MPI.
-#   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIER ...] [COST ...] [LONG ...] [TIMEOUT seconds] [WAITS | BESIDE])
-#       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it. With LONG, <name>_long is the same
-#       command with ZEROTH_TIER=long in its environment: the script then runs the cases of the long tier alone. BESIDE is for
-#       tests of processes in which nothing has little time: two of them run beside each other. What a test of processes leaves, as
-#       one of mpirun, is a failure.
+#   zeroth_add_script_test(<name> COMMAND ... [LABELS ...] [TIER ...] [COST ...] [LONG ...] [TIMEOUT seconds]
+#                          [WAITS | BESIDE])
+#       One ctest test that is a script; exit code 77 with a line "SKIPPED: reason" skips it. With LONG, <name>_long is
+#       the same command with ZEROTH_TIER=long in its environment: the script then runs the cases of the long tier
+#       alone. BESIDE is for tests of processes in which nothing has little time: two of them run beside each other.
+#       What a test of processes leaves, as one of mpirun, is a failure.
 #   zeroth_add_benchmark(<name> SOURCES ... ROOMS ... [LIBS ...] [TORCH])
-#       Google Benchmark executable under <build>/benchmarks; without benchmark::benchmark_main with NO_MAIN. Built by the
-#       target `benchmarks`, not by `all`.
+#       Google Benchmark executable under <build>/benchmarks; without benchmark::benchmark_main with NO_MAIN. Built by
+#       the target `benchmarks`, not by `all`.
 #
 # TORCH marks a target that uses LibTorch; where torch was not found it is left out.
 
@@ -43,7 +46,8 @@ include(GNUInstallDirs)
 set(ZEROTH_ROOM_LEVELS
   base=0 device=1 kernels=2 comm=3 shard=4 optim=4 zero=5 engine=6 libtorch=7 launcher=7 trace=7 bench=7 doctor=8)
 
-# Files in which tests/mutations plants faults: objects of their own in every build, for its programs link others in their place.
+# Files in which tests/mutations plants faults: objects of their own in every build, for its programs link others in
+# their place.
 set(ZEROTH_MUTATED_FILES
   csrc/kernels/adamw/adamw.cpp
   src/comm/call_descriptor.cpp
@@ -75,8 +79,9 @@ function(zeroth_set_options target)
   if(ZEROTH_WERROR)
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Werror>)
   endif()
-  # Presets release, asan and tsan compile several files as one: headers are read once. Whether a file includes what it uses,
-  # the presets core and debug see. -Wsubobject-linkage takes the names of a file's own namespace for those of a header there.
+  # Presets release, asan and tsan compile several files as one: headers are read once. Whether a file includes what it
+  # uses, the presets core and debug see. -Wsubobject-linkage takes the names of a file's own namespace for those of a
+  # header there.
   if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
   endif()
@@ -217,7 +222,8 @@ function(zeroth_add_test name)
   if(arg_LONG)
     add_test(NAME ${name}_long
       COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}_long.xml" "--gtest_filter=Long*")
-    zeroth_set_test_properties(${name}_long "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS} long "${arg_LONG}")
+    zeroth_set_test_properties(${name}_long "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS} long
+      "${arg_LONG}")
     set_property(TEST ${name}_long APPEND PROPERTY LABELS target:${name})
     if(NOT filter)
       set(filter "-Long*")
@@ -232,7 +238,8 @@ function(zeroth_add_test name)
   endif()
   add_test(NAME ${name}
     COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}.xml" ${filter})
-  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS} "${arg_TIER}" "${arg_COST}")
+  zeroth_set_test_properties(${name} "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS} "${arg_TIER}"
+    "${arg_COST}")
   set_property(TEST ${name} APPEND PROPERTY LABELS target:${name})
 endfunction()
 
@@ -344,9 +351,10 @@ function(zeroth_test_room out)
   set(${out} ${room} PARENT_SCOPE)
 endfunction()
 
-# Labels, time limits and how many thirds of a core a test takes (tools/run-tests gives ctest as many as there are). Tests that start
-# processes run alone, because what they are given a deadline for takes longer on busy cores; those that WAIT leave them idle.
-# What tools/run-tests has to know beside that are labels: tier:, cost:, room:, target: and waits.
+# Labels, time limits and how many thirds of a core a test takes (tools/run-tests gives ctest as many as there are).
+# Tests that start processes run alone, because what they are given a deadline for takes longer on busy cores; those
+# that WAIT leave them idle. What tools/run-tests has to know beside that are labels: tier:, cost:, room:, target: and
+# waits.
 function(zeroth_set_test_properties name labels timeout torch waits tier cost)
   if(NOT labels)
     set(labels unit)

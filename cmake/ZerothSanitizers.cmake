@@ -10,11 +10,14 @@ endif()
 # Every object counts its branches for libFuzzer; the targets of tests/fuzz are linked with its main().
 option(ZEROTH_FUZZ "Fuzz targets for clang's libFuzzer" OFF)
 if(ZEROTH_FUZZ AND NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-  message(FATAL_ERROR "ZEROTH_FUZZ needs clang, which has libFuzzer (Debian: apt-get install clang); the compiler is ${CMAKE_CXX_COMPILER}")
+  message(FATAL_ERROR
+    "ZEROTH_FUZZ needs clang, which has libFuzzer (Debian: apt-get install clang); "
+    "the compiler is ${CMAKE_CXX_COMPILER}")
 endif()
 
-# What a sanitized build costs is code that the compiler adds. Left out: `null` and `object-size`, whose faults the address
-# sanitizer reports too, and `vptr`, a call through a pointer to another class than it says, which needs a cast that we do not have.
+# What a sanitized build costs is code that the compiler adds. Left out: `null` and `object-size`, whose faults the
+# address sanitizer reports too, and `vptr`, a call through a pointer to another class than it says, which needs a cast
+# that we do not have.
 function(zeroth_set_sanitizers target)
   if(NOT ZEROTH_SANITIZE)
     return()

@@ -31,11 +31,13 @@ print(p, runpy.run_path(str(p / 'version.py'))['__version__'], sep=';', end='')"
   OUTPUT_VARIABLE zeroth_torch_answer RESULT_VARIABLE zeroth_torch_status ERROR_QUIET)
 if(NOT zeroth_torch_status EQUAL 0)
   if(SKBUILD)
-    message(FATAL_ERROR "${ZEROTH_TORCH_PYTHON} has no torch: pip builds in an environment of its own, where there is none. "
+    message(FATAL_ERROR
+      "${ZEROTH_TORCH_PYTHON} has no torch: pip builds in an environment of its own, where there is none. "
       "Install with the torch that you have:\n    pip install --no-build-isolation .")
   endif()
   if(ZEROTH_TORCH STREQUAL "ON")
-    message(FATAL_ERROR "ZEROTH_TORCH is ON, but ${ZEROTH_TORCH_PYTHON} has no torch. Run tools/setup, or give the Python "
+    message(FATAL_ERROR
+      "ZEROTH_TORCH is ON, but ${ZEROTH_TORCH_PYTHON} has no torch. Run tools/setup, or give the Python "
       "that has it by -DPython_EXECUTABLE=..., or build the core alone with -DZEROTH_TORCH=OFF.")
   endif()
   message(STATUS "torch: not found by ${ZEROTH_TORCH_PYTHON}; the core is built without the LibTorch adapter")

@@ -16,6 +16,7 @@ import json
 import pathlib
 import re
 import sys
+import textwrap
 from typing import Any
 
 import limits
@@ -61,6 +62,10 @@ def markdown(header: list[str], lines: list[list[str]]) -> str:
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
+def paragraph(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
 def present(result: Result) -> list[Entry]:
     """The contestants of a result, also those that failed."""
     return [entry for entry in ENTRIES if entry.name in result["settings"]["contestants"]]
@@ -95,14 +100,15 @@ def steps(result: Result) -> str:
     bare = [BARE] if f"{BARE.name}: start-up" in rows else []
     table = markdown(["", *(title for title, _, _ in columns)], [line(entry) for entry in [*present(result), *bare]])
     reasons = "".join(f"- {who}: failed: {why}\n" for who, why in failures.items())
-    return f"{facts(result)}\n\n{table}\n{losses(result)}\n" + (f"\n{reasons}" if reasons else "")
+    return f"{paragraph(facts(result))}\n\n{table}\n{paragraph(losses(result))}\n" + (f"\n{reasons}" if reasons else "")
 
 
 def facts(result: Result) -> str:
     settings, machine = result["settings"], result["machine"]
     foreign = machine.get("foreign_cpu_seconds")
     return (
-        f"{settings['parameters']:,} parameters, {settings['dtype']}, {settings['ranks']} ranks, {settings['cycles']} cycles; "  # noqa: E501
+        f"{settings['parameters']:,} parameters, {settings['dtype']}, {settings['ranks']} ranks, "
+        f"{settings['cycles']} cycles; "
         f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']:.0f} GiB, {result['date'][:10]}"
         + ("." if foreign is None else f"; others used {foreign:.0f} s of CPU.")
     )

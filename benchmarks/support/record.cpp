@@ -87,6 +87,28 @@ nlohmann::ordered_json machine(double load_before) {
           {"load_after", load_average()}};
 }
 
+/// On one line, with the spaces of Python's json.
+std::string line_of(const nlohmann::ordered_json& value) {
+  if (!value.is_structured()) return value.dump();
+  std::string text;
+  for (const auto& [key, item] : value.items()) {
+    if (!text.empty()) text += ", ";
+    text += (value.is_object() ? nlohmann::json(key).dump() + ": " : "") + line_of(item);
+  }
+  return value.is_object() ? "{" + text + "}" : "[" + text + "]";
+}
+
+/// A line for each member; `value` is an object or an array.
+std::string lines_of(const nlohmann::ordered_json& value) {
+  std::string text;
+  for (const auto& [key, item] : value.items()) {
+    text += text.empty() ? "\n    " : ",\n    ";
+    text += (value.is_object() ? nlohmann::json(key).dump() + ": " : "") + line_of(item);
+  }
+  if (!text.empty()) text += "\n  ";
+  return value.is_object() ? "{" + text + "}" : "[" + text + "]";
+}
+
 }  // namespace
 
 Record::Record(std::string benchmark, int argc, const char* const* argv, const std::string& prefix)
@@ -140,10 +162,20 @@ nlohmann::ordered_json Record::to_json() const {
           {"settings", settings_}, {"rows", std::move(rows)},     {"notes", notes_}};
 }
 
+std::string Record::text() const {
+  const nlohmann::ordered_json result = to_json();
+  std::string text = "{";
+  for (const auto& [name, value] : result.items()) {
+    text += text.size() == 1 ? "\n  " : ",\n  ";
+    text += nlohmann::json(name).dump() + ": " + (value.is_structured() ? lines_of(value) : value.dump());
+  }
+  return text + "\n}\n";
+}
+
 void Record::write(const std::string& path) const {
   if (path.empty()) return;
   std::ofstream file(path, std::ios::trunc);
-  file << to_json().dump(2) << '\n';
+  file << text();
   file.flush();
   if (!file) throw std::runtime_error("cannot write " + path);
 }

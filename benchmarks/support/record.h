@@ -40,7 +40,9 @@ class Record {
   /// The rows as a table for people.
   [[nodiscard]] std::string table() const;
   [[nodiscard]] nlohmann::ordered_json to_json() const;
-  /// Writes to_json() to `path`; nothing for an empty path. Throws std::runtime_error where that fails.
+  /// to_json() with a line for each row; text_of() in record.py is the same.
+  [[nodiscard]] std::string text() const;
+  /// Writes text() to `path`; nothing for an empty path. Throws std::runtime_error where that fails.
   void write(const std::string& path) const;
 
  private:

@@ -48,6 +48,23 @@ def program(build: pathlib.Path, name: str) -> pathlib.Path:
     sys.exit(f"there is no {name} in {build / 'bin'} or {build.parent / 'bin'}; build it first")
 
 
+def text_of(result: dict[str, Any]) -> str:
+    """As a file: a line for each row, and for each member of what else has members. As Record::text() in C++."""
+    parts = []
+    for name, value in result.items():
+        if isinstance(value, dict):
+            lines = [f"{json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()]
+        elif isinstance(value, list):
+            lines = [json.dumps(item) for item in value]
+        else:
+            parts.append(f"  {json.dumps(name)}: {json.dumps(value)}")
+            continue
+        first, last = "{}" if isinstance(value, dict) else "[]"
+        inside = "\n    " + ",\n    ".join(lines) + "\n  " if lines else ""
+        parts.append(f"  {json.dumps(name)}: {first}{inside}{last}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
 @dataclasses.dataclass(kw_only=True)
 class Record:
     benchmark: str
@@ -118,4 +135,4 @@ class Record:
         for note in self.notes:
             print(f"note: {note}")
         if path:
-            pathlib.Path(path).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+            pathlib.Path(path).write_text(text_of(self.to_dict()), encoding="utf-8")

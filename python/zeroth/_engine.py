@@ -166,8 +166,8 @@ class Engine:
         in a row; MISMATCH for different learning rates; and errors of the transport."""
         if self._optimizer is None:
             return self._step()
-        # type: ignore[no-any-return]  # through it, so that torch's schedulers see a step
-        return self._optimizer.step()
+        # Through it, so that torch's schedulers see a step.
+        return self._optimizer.step()  # type: ignore[no-any-return]
 
     def _step(self) -> _C.StepResult:
         if self._optimizer is not None:

@@ -1,5 +1,7 @@
 """Imports torch before the native module, which needs torch's libraries, and checks the version of torch."""
 
+import hashlib as hashlib  # the shim then uses the libcrypto of this Python, and not the other way round
+
 import torch
 
 from zeroth._build import TORCH_VERSION, VERSION

@@ -1,81 +1,42 @@
+#include <zeroth/base/error.h>
 #include <zeroth/base/hmac.h>
 
-#include <bit>
-#include <string>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+#include <openssl/sha.h>
+
+#include <limits>
+#include <tuple>
 
 namespace zeroth {
 namespace {
 
-constexpr std::size_t kBlock = 64;
+const unsigned char* bytes_of(std::string_view text) {
+  return reinterpret_cast<const unsigned char*>(text.data());
+}
 
-constexpr std::array<std::uint32_t, 64> kRound{
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
-    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
-    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
-    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
-    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
-    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-
-using State = std::array<std::uint32_t, 8>;
-
-void compress(State& state, std::string_view block) {
-  std::array<std::uint32_t, 64> w{};
-  for (std::size_t i = 0; i < 16; ++i) {
-    for (std::size_t b = 0; b < 4; ++b) w[i] = (w[i] << 8) | static_cast<unsigned char>(block[4 * i + b]);
-  }
-  for (std::size_t i = 16; i < 64; ++i) {
-    const std::uint32_t s0 = std::rotr(w[i - 15], 7) ^ std::rotr(w[i - 15], 18) ^ (w[i - 15] >> 3);
-    const std::uint32_t s1 = std::rotr(w[i - 2], 17) ^ std::rotr(w[i - 2], 19) ^ (w[i - 2] >> 10);
-    w[i] = w[i - 16] + s0 + w[i - 7] + s1;
-  }
-  auto [a, b, c, d, e, f, g, h] = state;
-  for (std::size_t i = 0; i < 64; ++i) {
-    const std::uint32_t s1 = std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25);
-    const std::uint32_t t1 = h + s1 + ((e & f) ^ (~e & g)) + kRound[i] + w[i];
-    const std::uint32_t s0 = std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22);
-    const std::uint32_t t2 = s0 + ((a & b) ^ (a & c) ^ (b & c));
-    h = g;
-    g = f;
-    f = e;
-    e = d + t1;
-    d = c;
-    c = b;
-    b = a;
-    a = t1 + t2;
-  }
-  const State added{a, b, c, d, e, f, g, h};
-  for (std::size_t i = 0; i < state.size(); ++i) state[i] += added[i];
+void check(bool done) {
+  ZR_CHECK(done, ErrorCode::kEnvironment, "libcrypto does not compute SHA-256",
+           {.hint = "look which providers OPENSSL_CONF or the system's openssl.cnf loads"});
 }
 
 }  // namespace
 
 Digest sha256(std::string_view bytes) {
-  State state{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  std::string padded(bytes);
-  padded.push_back('\x80');
-  padded.resize((padded.size() + 8 + kBlock - 1) / kBlock * kBlock - 8);
-  const std::uint64_t bits = std::uint64_t{bytes.size()} * 8;
-  for (int shift = 56; shift >= 0; shift -= 8) padded.push_back(static_cast<char>(bits >> shift));
-  for (std::size_t at = 0; at < padded.size(); at += kBlock)
-    compress(state, std::string_view(padded).substr(at, kBlock));
+  static_assert(std::tuple_size_v<Digest> == SHA256_DIGEST_LENGTH);
   Digest digest{};
-  for (std::size_t i = 0; i < digest.size(); ++i)
-    digest[i] = static_cast<std::uint8_t>(state[i / 4] >> (24 - 8 * (i % 4)));
+  check(::SHA256(bytes_of(bytes), bytes.size(), digest.data()) != nullptr);
   return digest;
 }
 
 Digest hmac_sha256(std::string_view key, std::string_view bytes) {
-  std::string block(key.size() > kBlock ? std::string(as_text(sha256(key))) : std::string(key));
-  block.resize(kBlock);
-  std::string inner;
-  std::string outer;
-  for (const char c : block) {
-    inner.push_back(static_cast<char>(c ^ 0x36));
-    outer.push_back(static_cast<char>(c ^ 0x5c));
-  }
-  return sha256(outer.append(as_text(sha256(inner.append(bytes)))));
+  ZR_CHECK(key.size() <= static_cast<std::size_t>(std::numeric_limits<int>::max()), ErrorCode::kUsage,
+           "a key of more than 2 GiB");
+  if (key.empty()) key = "";  // HMAC() takes a null pointer for no key at all
+  Digest digest{};
+  check(::HMAC(::EVP_sha256(), key.data(), static_cast<int>(key.size()), bytes_of(bytes), bytes.size(), digest.data(),
+               nullptr) != nullptr);
+  return digest;
 }
 
 }  // namespace zeroth

@@ -1,8 +1,8 @@
 #include <zeroth/base/secret.h>
 
+#include <openssl/crypto.h>
 #include <sys/random.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -16,9 +16,7 @@ void fill_random(std::span<std::byte> bytes, std::string_view purpose, ErrorCont
 }
 
 bool same_secret(std::span<const std::byte> a, std::span<const std::byte> b) noexcept {
-  std::byte difference{a.size() == b.size() ? std::uint8_t{0} : std::uint8_t{1}};
-  for (std::size_t index = 0; index < std::min(a.size(), b.size()); ++index) difference |= a[index] ^ b[index];
-  return difference == std::byte{0};
+  return a.size() == b.size() && ::CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
 }  // namespace zeroth

@@ -7,26 +7,28 @@ namespace {
 
 constexpr const char* kIntroduction = R"(# Configuration
 
-This page is written by `zeroth-config-reference` from the schema in `src/engine/config_schema_*.cpp`; a test compares the two.
+This page is written by `zeroth-config-reference` from the schema in `src/engine/config_schema_*.cpp`; a test compares
+the two.
 
 A configuration is one JSON object in UTF-8 of at most 16 MiB: no comments, no duplicate keys, nothing after the closing
-brace. Where a thing exists in DeepSpeed, the key has DeepSpeed's name; what is Zeroth's own is under `zeroth`. Every key is
-of one of three classes:
+brace. Where a thing exists in DeepSpeed, the key has DeepSpeed's name; what is Zeroth's own is under `zeroth`. Every
+key is of one of three classes:
 
 - **honoured**: does what it says;
-- **hint**: tunes or prints something in DeepSpeed. Its type is checked, it is reported once at the start with what Zeroth
-  does instead, and it never changes a number;
+- **hint**: tunes or prints something in DeepSpeed. Its type is checked, it is reported once at the start with what
+  Zeroth does instead, and it never changes a number;
 - **refused**: would change what is trained, where memory lies or which files appear, and is not built. It is an error,
   unless its value asks for nothing.
 
-Any other key is an error with the nearest name. All problems are reported together, each with its line and JSON pointer;
-exit code 78.
+Any other key is an error with the nearest name. All problems are reported together, each with its line and JSON
+pointer; exit code 78.
 
 - Integers may be written as `5e8`. Names of optimizers and schedulers are compared without case.
 - `"auto"` is an error where it is left over: the program that writes it has to fill it in, in the document or by an
   override (`ConfigOverride`), before the engine is made. Zeroth's own programs override keys by command line arguments.
-- `train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data ranks`. Two of the three give the
-  third, once the world is known; one alone means one micro-step. A contradiction is an error that offers the nearest sizes.
+- `train_batch_size = train_micro_batch_size_per_gpu x gradient_accumulation_steps x data ranks`. Two of the three give
+  the third, once the world is known; one alone means one micro-step. A contradiction is an error that offers the
+  nearest sizes.
 - Ranks compare a digest of the keys that say "same on all ranks"; a difference is an error that names the key and both
   values.
 

@@ -1,5 +1,7 @@
 #include "engine/updater.h"
 
+#include <zeroth/base/error.h>
+
 #include <algorithm>
 #include <array>
 
@@ -12,7 +14,10 @@ Engine::Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, 
       memory_(memory),
       backend_(backend),
       kernels_(kernels),
-      steps_(layout.params.size(), 0) {}
+      num_states_(optimizer.states().size()),
+      steps_(layout.params.size(), 0) {
+  ZR_ASSERT(num_states_ <= kMaxOptimizerStates, "make_optimizer() refuses more");
+}
 
 std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::vector<bool>& touched) const {
   const FlatLayout& layout = layout_.flat(flat);
@@ -73,15 +78,14 @@ void Engine::Updater::update_range(int flat, const Range& updated, std::int64_t 
   const auto at = [element](auto* base, std::int64_t index) {
     return base + static_cast<std::size_t>(index) * element;
   };
-  const std::size_t num_states = optimizer_.states().size();
   kernels_.for_ranges(updated.size(), [&](std::int64_t begin, std::int64_t end) {
-    std::array<std::byte*, 4> states{};
-    for (std::size_t state = 0; state < num_states; ++state) {
+    std::array<std::byte*, kMaxOptimizerStates> states{};
+    for (std::size_t state = 0; state < num_states_; ++state) {
       states[state] = at(memory_.state(flat, static_cast<int>(state)), in_states + begin);
     }
     optimizer_.step({.param = resting + static_cast<std::size_t>(begin) * size_of(layout.dtype),
                      .low = master_low != nullptr ? master_low + in_states + begin : nullptr,
-                     .states = std::span(states.data(), num_states),
+                     .states = std::span(states).first(num_states_),
                      .grad = at(grad, begin),
                      .n = end - begin,
                      .dtype = accumulation,

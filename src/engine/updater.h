@@ -5,6 +5,7 @@
 #include <zeroth/zero/kernel_context.h>
 #include <zeroth/zero/model_memory.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -37,6 +38,7 @@ class Engine::Updater {
   ModelMemory& memory_;
   CommBackend& backend_;
   KernelContext kernels_;
+  std::size_t num_states_;
   std::vector<std::int64_t> steps_;  ///< updates so far, one a parameter
 };
 

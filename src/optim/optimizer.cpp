@@ -4,19 +4,50 @@
 #include <zeroth/base/text.h>
 #include <zeroth/optim/optimizer.h>
 
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
 namespace zeroth {
 
-std::vector<std::string> optimizer_names() {
+namespace {
+
+std::vector<std::string> names_of(std::span<const OptimizerEntry> table) {
   std::vector<std::string> names;
-  for (const OptimizerEntry& entry : kOptimizers) names.emplace_back(entry.name);
+  for (const OptimizerEntry& entry : table) names.emplace_back(entry.name);
   return names;
 }
 
+void require_states_fit(const Optimizer& optimizer) {
+  std::vector<std::string> names;
+  for (const StateDeclaration& state : optimizer.states()) names.push_back(state.name);
+  ZR_CHECK(names.size() <= kMaxOptimizerStates, ErrorCode::kUsage, "an optimizer declares too many states",
+           {.where = "optim",
+            .which = std::string(optimizer.name()),
+            .expected = "at most " + std::to_string(kMaxOptimizerStates) + " states",
+            .got = std::to_string(names.size()) + ": " + join(names, ", "),
+            .hint = "raise kMaxOptimizerStates in zeroth/optim/optimizer.h"});
+}
+
+}  // namespace
+
+std::vector<std::string> optimizer_names() {
+  return names_of(kOptimizers);
+}
+
 std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options) {
-  for (const OptimizerEntry& entry : kOptimizers) {
-    if (options.type == entry.name) return entry.make(options);
+  return make_optimizer(options, kOptimizers);
+}
+
+std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options, std::span<const OptimizerEntry> table) {
+  for (const OptimizerEntry& entry : table) {
+    if (options.type != entry.name) continue;
+    std::unique_ptr<Optimizer> optimizer = entry.make(options);
+    require_states_fit(*optimizer);
+    return optimizer;
   }
-  const std::vector<std::string> names = optimizer_names();
+  const std::vector<std::string> names = names_of(table);
   const std::string near = nearest_name(options.type, names);
   throw Error(ErrorCode::kConfig, "no such optimizer is built",
               {.where = "optim",

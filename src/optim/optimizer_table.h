@@ -4,6 +4,7 @@
 #include <zeroth/optim/optimizer.h>
 
 #include <memory>
+#include <span>
 
 namespace zeroth {
 
@@ -21,5 +22,9 @@ inline constexpr OptimizerEntry kOptimizers[] = {
     {"Adam", make_adam},
     {"SGD", make_sgd},
 };
+
+/// make_optimizer() from any table, whose names go into the errors.
+[[nodiscard]] std::unique_ptr<Optimizer> make_optimizer(const OptimizerOptions& options,
+                                                        std::span<const OptimizerEntry> table);
 
 }  // namespace zeroth

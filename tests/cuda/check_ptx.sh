@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# What the compiler made of the kernels: every operation rounds once, to nearest, with denormals; nothing was fused that the
-# source does not fuse, and no division, root, minimum or maximum is another one than that of the CPU. Read from the PTX in the
-# module, which says for each instruction how it rounds; ptxas fuses none that does.
+# What the compiler made of the kernels: every operation rounds once, to nearest, with denormals; nothing was fused that
+# the source does not fuse, and no division, root, minimum or maximum is another one than that of the CPU. Read from the
+# PTX in the module, which says for each instruction how it rounds; ptxas fuses none that does.
 # usage: check_ptx.sh MODULE   (the MODULE "none": nvcc was not found)
 set -euo pipefail
 module=$1

@@ -13,6 +13,8 @@ import sys
 import tempfile
 import unittest
 
+import check_format
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = pathlib.Path(sys.argv[1])
 CXX = sys.argv[2]
@@ -32,6 +34,7 @@ PLANTED = [
     ("vendor", "include/zeroth/base/log.h", "#include <spdlog/spdlog.h>"),
     ("vendor", "include/zeroth/engine/planted.h", "#include <nlohmann/json.hpp>"),
     ("vendor", "include/zeroth/engine/planted.h", "#include <CLI/CLI.hpp>"),
+    ("vendor", "include/zeroth/base/hmac.h", "#include <openssl/evp.h>"),
     ("private", "include/zeroth/device/memory.h", '#include "device/arena.h"'),
     ("private", "src/device/planted.cpp", '#include "../base/planted.h"'),
     ("if", "src/device/planted.cpp", "#if defined(__AVX2__)"),
@@ -188,6 +191,96 @@ class Symbols(unittest.TestCase):
     def test_std_vector_at_is_not_torch(self) -> None:
         source = "namespace own { struct B { int at(int); }; }  int planted(own::B* b) { return b->at(1); }"
         self.assertEqual(self.check(zero=source), (0, "the layers hold in 3 rooms\n"))
+
+
+LONG = "x" * 121
+WIDE = {
+    "a.cpp": ["// " + LONG, f'auto text = "{LONG}";', f'auto raw = R"(a\nb)";\nint {LONG};'],
+    "a.inl": ["// " + LONG],
+    "CMakeLists.txt": ["# " + LONG],
+    "cmake/A.cmake": [f"set(a {LONG})"],
+    "cmake/A.cmake.in": ["# " + LONG],
+    "tools/setup": [f"#!/usr/bin/env bash\n# {LONG}"],
+    "Makefile": [f"\t@echo {LONG}"],
+    "docs/a.md": [LONG, f"```text\n{LONG}\n```\n{LONG}", f"- {LONG}", f"> {LONG}"],
+}
+NARROW = {
+    "a.cpp": [f'auto raw = R"({LONG})";', f'auto raw = R"x(\n{LONG}\n)" \n)x";', "// " + "x" * 117],
+    "docs/a.md": [f"| {LONG} |", f"# {LONG}", f"```text\n{LONG}\n```", f"~~~text\n```\n{LONG}\n~~~"],
+    "a.json": [LONG],
+    "tests/fuzz/corpus/a": [LONG],
+    "build/a.cpp": ["// " + LONG],
+    "a.py": [f'"{LONG}"'],  # ruff's
+}
+
+
+class Format(unittest.TestCase):
+    """A folder without git, with stand-ins for clang-format and ruff that find fault with files named bad."""
+
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name, "project")
+        self.tools = pathlib.Path(folder.name, "bin")
+        self.write("tools/requirements.txt", "clang-format==20.1.8\nruff==0.17.6\n")
+        for name in ("clang-format", "ruff"):
+            self.stand_in(name, "20.1.8" if name == "clang-format" else "0.17.6")
+
+    def write(self, path: str, text: str) -> pathlib.Path:
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def stand_in(self, name: str, version: str) -> None:
+        self.tools.mkdir(exist_ok=True)
+        program = self.tools / name
+        program.write_text(
+            f'#!/bin/sh\n[ "$1" != --version ] || {{ echo "{name} {version}"; exit 0; }}\n'
+            f'case "$* $(ls)" in *{name}-bad*) echo "$*: not formatted"; exit 1;; esac\n'
+        )
+        program.chmod(0o755)
+
+    def check(self) -> tuple[int, str]:
+        command = [sys.executable, "-B", HERE / "check_format.py", self.root, "--tools", self.tools]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout + done.stderr
+
+    def widths(self, path: str, text: str) -> list[str]:
+        file = self.write(path, f"{text}\n")
+        found = check_format.widths(self.root, check_format.files_of(self.root))
+        file.unlink()
+        return found
+
+    def test_wide_lines_are_found(self) -> None:
+        for path, texts in WIDE.items():
+            for text in texts:
+                with self.subTest(path=path, text=text):
+                    number = text.count("\n") + 1
+                    self.assertEqual(self.widths(path, text), [f"{path}:{number}: width: more than 120 columns"])
+
+    def test_lines_without_a_limit_pass(self) -> None:
+        for path, texts in NARROW.items():
+            for text in texts:
+                with self.subTest(path=path, text=text):
+                    self.assertEqual(self.widths(path, text), [])
+
+    def test_what_the_tools_find_is_said(self) -> None:
+        for name in ("clang-format", "ruff"):
+            with self.subTest(name=name):
+                file = self.write(f"{name}-bad.h", "int x;\n")
+                code, output = self.check()
+                file.unlink()
+                self.assertEqual(code, 1)
+                self.assertIn("not formatted", output)
+
+    def test_without_the_tools_widths_alone_are_held(self) -> None:
+        self.stand_in("ruff", "0.17.60")
+        self.assertEqual(self.check(), (77, "SKIPPED: no formatters: ruff 0.17.6 is wanted, there is ruff 0.17.60\n"))
+        (self.tools / "ruff").unlink()
+        self.assertEqual(self.check(), (77, "SKIPPED: no formatters: ruff is not there\n"))
+        self.write("Makefile", f"# {LONG}\n")
+        self.assertEqual(self.check()[0], 1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs a build into a folder of its own and builds a project outside the tree against it with find_package(Zeroth).
 # usage: package_test.sh BUILD WORK CXX PYTHON|none
-# The project trains one step with the engine of the core; with a PYTHON that has torch, the code of README.md and docs/cpp-api.md
-# too, on one rank and on two, and another torch version must be refused.
+# The project trains one step with the engine of the core; with a PYTHON that has torch, the code of README.md and
+# docs/cpp-api.md too, on one rank and on two, and another torch version must be refused.
 set -euo pipefail
 build=$1 work=$2 compiler=$3 python=$4
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -39,16 +39,19 @@ if [[ $python != none ]]; then
   for launched in "./trainer" "torchrun --nproc-per-node 2 --no-python ./trainer"; do
     rm -f ./*.safetensors
     PATH="$(dirname "$python"):$PATH" OMP_NUM_THREADS=1 timeout 120 $launched >log 2>&1 || { cat log; exit 1; }
-    grep -x "consumer works" log && grep -q "^100 [0-9]" log && ls model.safetensors net.safetensors || { cat log; exit 1; }
+    grep -x "consumer works" log && grep -q "^100 [0-9]" log && ls model.safetensors net.safetensors ||
+      { cat log; exit 1; }
   done
   rm -rf "${TMPDIR:-/tmp}"/torchelastic_*  # torchrun leaves its folder of logs
 
   printf '#!/bin/sh\nprintf "/nowhere;9.9.9"\n' >"$work/other-python"
   chmod +x "$work/other-python"
-  if configure refused -DWITH_LIBTORCH=ON -DPython_EXECUTABLE="$work/other-python" -DBLOCKS="$blocks" >"$work/refused.log" 2>&1; then
+  if configure refused -DWITH_LIBTORCH=ON -DPython_EXECUTABLE="$work/other-python" -DBLOCKS="$blocks" \
+    >"$work/refused.log" 2>&1; then
     echo "FAILED: another torch version was accepted"
     exit 1
   fi
-  tr -s ' \n' '  ' <"$work/refused.log" | grep -o "Zeroth was built against torch [^ ]*, the torch found here is 9.9.9" ||
+  tr -s ' \n' '  ' <"$work/refused.log" |
+    grep -o "Zeroth was built against torch [^ ]*, the torch found here is 9.9.9" ||
     { cat "$work/refused.log"; exit 1; }
 fi

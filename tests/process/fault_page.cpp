@@ -8,17 +8,19 @@ namespace {
 
 constexpr std::string_view kHead = R"(# What the ranks say of a fault
 
-This page is written by `faults_test` (`tests/process/faults_test.cpp`), which makes each of these faults on one rank of four and holds
-every other rank to an error in less than 15 s, in less than 2 s where a rank ends or a connection does, that names the guilty rank, the call,
-and the unit or parameter:
+This page is written by `faults_test` (`tests/process/faults_test.cpp`), which makes each of these faults on one rank of
+four and holds every other rank to an error in less than 15 s, in less than 2 s where a rank ends or a connection does,
+that names the guilty rank, the call, and the unit or parameter:
 `ZEROTH_WRITE_FAULTS=docs/faults.md build/core/tests/process/faults_test`. A test compares the two.
 
-Ranks are processes on one host; each trains a small model with ZeRO stage 3 (units `root`, `blocks.0` to `blocks.2`) and makes two sums of
-its own a step, "the loss metrics" and "the token counts". Timeouts are 3 s where a rank hangs, and `zeroth.frozen_after_ms` is 2 s.
+Ranks are processes on one host; each trains a small model with ZeRO stage 3 (units `root`, `blocks.0` to `blocks.2`)
+and makes two sums of its own a step, "the loss metrics" and "the token counts". Timeouts are 3 s where a rank hangs,
+and `zeroth.frozen_after_ms` is 2 s.
 
 - The fault comes in step 4, where it is not one of the construction.
 - The line is that of the lowest other rank; all others say the same, or the same as they see it.
-- s: seconds from the fault to the end of the last other rank; from the start of the job where the fault has no moment of its own.
+- s: seconds from the fault to the end of the last other rank; from the start of the job where the fault has no moment
+  of its own.
 - Process ids, hosts, names of jobs and times inside a line are replaced.
 
 | fault | over | what the other ranks say | s |

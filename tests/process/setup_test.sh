@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# tools/setup against stand-ins for dpkg-query, apt-get, g++ and python3: what it installs, when it does nothing, and the
-# text and exit code of every refusal. Nothing is installed and nothing outside a temporary folder is written.
+# tools/setup against stand-ins for dpkg-query, apt-get, g++ and python3: what it installs, when it does nothing, and
+# the text and exit code of every refusal. Nothing is installed and nothing outside a temporary folder is written.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 work=$(mktemp -d)
@@ -41,8 +41,8 @@ END
 if [[ $1 == -m && $2 == venv ]]; then
   echo "venv" >>"$WORK/log"
   mkdir -p "$3/bin"
-  printf '#!/bin/bash\n[[ $3 != install ]] || echo "pip $*" >>"$WORK/log"\n[[ $3 != install || ! -e $WORK/pip-fails ]]\n' \
-    >"$3/bin/python"
+  printf '#!/bin/bash\n%s\n%s\n' '[[ $3 != install ]] || echo "pip $*" >>"$WORK/log"' \
+    '[[ $3 != install || ! -e $WORK/pip-fails ]]' >"$3/bin/python"
   chmod +x "$3/bin/python"
 elif [[ $1 == --version ]]; then
   echo "Python 3.11.2"

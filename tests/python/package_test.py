@@ -29,7 +29,9 @@ class Package(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             fake = pathlib.Path(folder) / "torch"
             fake.mkdir()
-            (fake / "__init__.py").write_text('__version__ = "2.99.0+cpu"\n')
+            (fake / "__init__.py").write_text(
+                '__version__ = "2.99.0+cpu"\nimport sys\nprint("_hashlib" in sys.modules)\n'
+            )
             code = (
                 "import atexit, sys; atexit.register(lambda: print(*sorted(name for name in sys.modules if name.startswith('zeroth'))))\n"  # noqa: E501
                 "import zeroth"
@@ -48,7 +50,20 @@ class Package(unittest.TestCase):
             rf"^ImportError: zeroth {zeroth.__version__} was built with torch [\d.+a-z]+, and this is "
             r"torch 2\.99\.0\+cpu.*Install torch==\d",
         )
-        self.assertEqual(done.stdout.split(), ["zeroth._build"], done.stderr)
+        # Python's libcrypto, where it has one, is there before torch, and the shim comes after torch.
+        self.assertEqual(done.stdout.split(), [str("_hashlib" in sys.modules), "zeroth._build"], done.stderr)
+
+    def test_the_process_has_one_libcrypto(self) -> None:
+        code = (
+            "import zeroth, hashlib, ssl\n"
+            "print(hashlib.sha256(b'abc').hexdigest())\n"
+            "print(open('/proc/self/maps').read())"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        digest, *maps = done.stdout.splitlines()
+        self.assertEqual(digest, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad")
+        self.assertEqual(len({line.split()[-1] for line in maps if "libcrypto.so.3" in line}), 1)
 
     def test_the_stub_names_what_is_there(self) -> None:
         module = sys.modules["zeroth._C"]

@@ -28,9 +28,8 @@ void adamw_range(const AdamWArgs& args, Params param) {
 template <template <class> class V>
 void adamw_any(const AdamWArgs& args) {
   with_flag(args.coefficients.l2 != 0.0, [&](auto l2) {
-    with_params(args.dtype, args.param, args.low, [&](auto param) {
-      adamw_range<V, decltype(l2)::kValue>(args, param);
-    });
+    with_params(args.dtype, args.param, args.low,
+                [&](auto param) { adamw_range<V, decltype(l2)::kValue>(args, param); });
   });
 }
 

@@ -30,8 +30,7 @@ void copy_any(void* dst, const void* src, std::int64_t bytes) {
   // 0.5 to 8 KiB ahead, several pages side by side), about 25 % over memcpy from 1 MiB on.
   for (; bytes >= kStreamAlign; bytes -= kStreamAlign) {
     for (std::int64_t at = 0; at < kStreamAlign; at += kVectorBytes) {
-      Vector::load(reinterpret_cast<const std::uint32_t*>(from + at))
-          .stream(reinterpret_cast<std::uint32_t*>(to + at));
+      Vector::load(reinterpret_cast<const std::uint32_t*>(from + at)).stream(reinterpret_cast<std::uint32_t*>(to + at));
     }
     to += kStreamAlign;
     from += kStreamAlign;

@@ -10,9 +10,9 @@ namespace zeroth {
 
 using Digest = std::array<std::uint8_t, 32>;
 
-/// SHA-256. Ref: FIPS 180-4.
+/// SHA-256, by libcrypto. Throws kEnvironment where that has been configured without it. Ref: FIPS 180-4.
 [[nodiscard]] Digest sha256(std::string_view bytes);
-/// HMAC with SHA-256. Ref: RFC 2104.
+/// HMAC with SHA-256; the same errors. Ref: RFC 2104.
 [[nodiscard]] Digest hmac_sha256(std::string_view key, std::string_view bytes);
 
 /// The bytes of a digest, a secret or a nonce as a string_view; borrows `bytes`.

@@ -4,6 +4,7 @@
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/dtype.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -24,6 +25,9 @@ struct GroupHyper {
   bool nesterov = false;
   bool operator==(const GroupHyper&) const = default;
 };
+
+/// An optimizer declares at most this many states: the engine collects their pointers for each block without allocating.
+inline constexpr std::size_t kMaxOptimizerStates = 4;
 
 /// A state that the optimizer keeps per parameter element, in the accumulation dtype, initially zero.
 struct StateDeclaration {
@@ -67,13 +71,14 @@ class Optimizer {
   virtual ~Optimizer() = default;
 
   [[nodiscard]] virtual std::string_view name() const = 0;
+  /// The same for the life of the optimizer; at most kMaxOptimizerStates.
   [[nodiscard]] virtual std::vector<StateDeclaration> states() const = 0;
   /// Updates one block in place, on the calling thread. Any split of a parameter into blocks gives the same bits.
   virtual void step(const StepBlock& block, kernels::Isa isa) const = 0;
 };
 
 /// `type`: "AdamW", "Adam" or "SGD". `momentum`: SGD keeps a momentum buffer. For another type make_optimizer() throws
-/// kConfig with all names.
+/// kConfig with all names, and kUsage for an optimizer of too many states.
 struct OptimizerOptions {
   std::string type = "AdamW";
   bool momentum = false;

@@ -1,7 +1,10 @@
 // Digests against the published vectors.
+#include "support/error_of.h"
+
 #include <zeroth/base/hmac.h>
 
 #include <gtest/gtest.h>
+#include <openssl/evp.h>
 
 #include <string>
 
@@ -44,6 +47,29 @@ TEST(HmacSha256, AgreesWithRfc4231) {
             "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
   EXPECT_EQ(hex(hmac_sha256(std::string(131, '\xaa'), "Test Using Larger Than Block-Size Key - Hash Key First")),
             "60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54");
+  std::string counted;
+  for (char byte = 1; byte <= 25; ++byte) counted += byte;
+  EXPECT_EQ(hex(hmac_sha256(counted, std::string(50, '\xcd'))),
+            "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b");
+  EXPECT_EQ(hex(hmac_sha256(std::string(131, '\xaa'),
+                            "This is a test using a larger than block-size key and a larger than block-size data. The "
+                            "key needs to be hashed before being used by the HMAC algorithm.")),
+            "9b09ffa71b942fcb27635fbcd5b0e944bfdc63644f0713938a7f51535c3a35e2");
+}
+
+TEST(HmacSha256, TakesAnEmptyKeyAndNoBytes) {
+  // By Python's hmac.
+  EXPECT_EQ(hex(hmac_sha256({}, {})), "b613679a0814d9ec772f95d778c35fc5ff1697c493715653c6c712144292c5ad");
+}
+
+TEST(HmacSha256, SaysThatLibcryptoHasNoDigest) {
+  ASSERT_EQ(::EVP_set_default_properties(nullptr, "provider=nobody"), 1);
+  const std::string without = test::error_of(ErrorCode::kEnvironment, [] { (void)sha256("abc"); });
+  const std::string without_key = test::error_of(ErrorCode::kEnvironment, [] { (void)hmac_sha256("key", "abc"); });
+  ASSERT_EQ(::EVP_set_default_properties(nullptr, ""), 1);
+  EXPECT_NE(without.find("libcrypto does not compute SHA-256"), std::string::npos) << without;
+  EXPECT_NE(without_key.find("OPENSSL_CONF"), std::string::npos) << without_key;
+  EXPECT_EQ(hex(sha256("")), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Holds [Note: One definition per instruction set] of csrc/kernels/common/arch.h: an object built for a wide instruction set defines no
-# weak symbol that the linker could keep for the whole program, and the scalar ones hold no wide registers.
+# Holds [Note: One definition per instruction set] of csrc/kernels/common/arch.h: an object built for a wide instruction
+# set defines no weak symbol that the linker could keep for the whole program, and the scalar ones hold no wide
+# registers.
 # usage: check_linkage.sh NM ARCHIVE
 set -eu
 nm=$1

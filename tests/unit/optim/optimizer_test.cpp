@@ -1,5 +1,8 @@
 // The table of optimizers, that any split of a parameter gives the same bits, and small runs against a double
 // oracle. The kernels behind them are tested in tests/unit/kernels.
+#include "optim/optimizer_table.h"
+#include "support/error_of.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/optim/optimizer.h>
 
@@ -10,8 +13,10 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace zeroth {
@@ -87,6 +92,34 @@ TEST(OptimizerTable, UnknownNamesAreErrorsWithTheNearest) {
       EXPECT_EQ(error.context().expected, "one of AdamW, Adam, SGD");
     }
   }
+}
+
+class ManyStates final : public Optimizer {
+ public:
+  explicit ManyStates(std::size_t num_states) : num_states_(num_states) {}
+  std::string_view name() const override { return "ManyStates"; }
+  std::vector<StateDeclaration> states() const override {
+    std::vector<StateDeclaration> states;
+    for (std::size_t state = 0; state < num_states_; ++state) states.push_back({"state" + std::to_string(state)});
+    return states;
+  }
+  void step(const StepBlock&, kernels::Isa) const override {}
+
+ private:
+  std::size_t num_states_;
+};
+
+TEST(OptimizerTable, RefusesMoreStatesThanTheEngineHasRoomFor) {
+  constexpr OptimizerEntry kTable[] = {
+      {"Four", [](const OptimizerOptions&) -> std::unique_ptr<Optimizer> { return std::make_unique<ManyStates>(4); }},
+      {"Five", [](const OptimizerOptions&) -> std::unique_ptr<Optimizer> { return std::make_unique<ManyStates>(5); }},
+  };
+  EXPECT_EQ(make_optimizer({.type = "Four"}, kTable)->states().size(), kMaxOptimizerStates);
+  const std::string text = test::error_of(ErrorCode::kUsage, [&] { (void)make_optimizer({.type = "Five"}, kTable); });
+  EXPECT_EQ(text,
+            "[USAGE] an optimizer declares too many states; where: optim; which: ManyStates; expected: at most 4 "
+            "states; got: 5: state0, state1, state2, state3, state4; hint: raise kMaxOptimizerStates in "
+            "zeroth/optim/optimizer.h");
 }
 
 TEST(Optimizer, DeclaresItsStates) {
