@@ -20,7 +20,7 @@ help:
 	@echo "make train-cpp   the same with the trainer in C++"
 	@echo "make test        prepare the machine, build, run the tests; a part of the core also under a sanitizer"
 	@echo "make test-quick  the unit tests of the core, without torch"
-	@echo "make test-all    every test, also the long ones, everything of the core under both sanitizers; says how long it takes"
+	@echo "make test-all    every test, also the long ones, and the core under both sanitizers; says how long it takes"
 	@echo "make test-part   one twentieth of the long tests, by the number of commits"
 	@echo "make attributions  500 faults drawn from seeds; every rank must name the guilty one; 2 minutes"
 	@echo "make test-shim   the tests of the Python package with a shim under the address sanitizer"

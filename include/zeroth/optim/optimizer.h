@@ -26,7 +26,8 @@ struct GroupHyper {
   bool operator==(const GroupHyper&) const = default;
 };
 
-/// An optimizer declares at most this many states: the engine collects their pointers for each block without allocating.
+/// An optimizer declares at most this many states: the engine collects their pointers for each block without
+/// allocating.
 inline constexpr std::size_t kMaxOptimizerStates = 4;
 
 /// A state that the optimizer keeps per parameter element, in the accumulation dtype, initially zero.
