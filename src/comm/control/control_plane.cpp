@@ -2,9 +2,9 @@
 #include "comm/control/coordinator.h"
 #include "comm/control/early_end.h"
 #include "comm/control/introduction.h"
-#include "comm/levels_of_hosts.h"
+#include "comm/levels/levels_of_hosts.h"
 #include "comm/own_thread.h"
-#include "comm/process_monitor.h"
+#include "comm/shm/process_monitor.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>

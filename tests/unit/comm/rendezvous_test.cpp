@@ -1,6 +1,6 @@
-#include "comm/rendezvous.h"
+#include "comm/rendezvous/rendezvous.h"
 
-#include "comm/unix_socket.h"
+#include "comm/rendezvous/unix_socket.h"
 #include "support/fork_ranks.h"
 #include "support/thread_ranks.h"
 
