@@ -1,7 +1,7 @@
 // A JSON text as a tree with the line of each key: strict, bounded in size and depth.
 #pragma once
 
-#include "engine/config_problems.h"
+#include "engine/config/problems.h"
 
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,6 @@
-#include "engine/config_document.h"
+#include "engine/config/document.h"
 
-#include "engine/config_schema.h"
+#include "engine/config/schema.h"
 
 #include <zeroth/base/text.h>
 

@@ -1,7 +1,7 @@
 // zeroth-config-reference            prints docs/configuration.md
 // zeroth-config-reference --check F  exits with 1 and the first different line if F is not what it would
 // print
-#include "engine/config_reference.h"
+#include "engine/config/reference.h"
 
 #include <exception>
 #include <fstream>

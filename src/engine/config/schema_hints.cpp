@@ -1,6 +1,6 @@
 // Hints: keys that tune how DeepSpeed works, or what it prints. They are checked for their type, so that a
 // slip is found.
-#include "engine/config_schema.h"
+#include "engine/config/schema.h"
 
 #include <array>
 

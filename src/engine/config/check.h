@@ -1,9 +1,9 @@
 // Holds a document to the schema and fills a Config from it.
 #pragma once
 
-#include "engine/config_document.h"
-#include "engine/config_problems.h"
-#include "engine/config_schema.h"
+#include "engine/config/document.h"
+#include "engine/config/problems.h"
+#include "engine/config/schema.h"
 
 namespace zeroth::config {
 

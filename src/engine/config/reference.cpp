@@ -1,13 +1,13 @@
-#include "engine/config_reference.h"
+#include "engine/config/reference.h"
 
-#include "engine/config_schema.h"
+#include "engine/config/schema.h"
 
 namespace zeroth::config {
 namespace {
 
 constexpr const char* kIntroduction = R"(# Configuration
 
-This page is written by `zeroth-config-reference` from the schema in `src/engine/config_schema_*.cpp`; a test compares the two.
+This page is written by `zeroth-config-reference` from the schema in `src/engine/config/schema_*.cpp`; a test compares the two.
 
 A configuration is one JSON object in UTF-8 of at most 16 MiB: no comments, no duplicate keys, nothing after the closing
 brace. Where a thing exists in DeepSpeed, the key has DeepSpeed's name; what is Zeroth's own is under `zeroth`. Every key is

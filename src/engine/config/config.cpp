@@ -1,4 +1,4 @@
-#include "engine/config_check.h"
+#include "engine/config/check.h"
 
 #include <zeroth/base/text.h>
 #include <zeroth/engine/config.h>

@@ -1,7 +1,7 @@
 // Refused keys: they would change what is trained, where memory lies, or which files appear, and are not
 // built. Each row says which values ask for nothing; those are accepted, because generated documents spell
 // them out.
-#include "engine/config_schema.h"
+#include "engine/config/schema.h"
 
 #include <array>
 

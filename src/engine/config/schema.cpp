@@ -1,4 +1,4 @@
-#include "engine/config_schema.h"
+#include "engine/config/schema.h"
 
 #include <cmath>
 
