@@ -1,7 +1,7 @@
 #include "doctor/facts.h"
 
+#include "base/unique_fd.h"
 #include "launcher/cores.h"
-#include "launcher/unique_fd.h"
 
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/version.h>
@@ -44,7 +44,6 @@ namespace zeroth::doctor {
 namespace {
 
 namespace fs = std::filesystem;
-using launcher::UniqueFd;
 
 /// Of each of four questions; together less than ranks have to come to the meeting.
 constexpr Milliseconds kLibraryPatience{3000};

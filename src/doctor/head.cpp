@@ -1,7 +1,7 @@
 #include "doctor/head.h"
 
+#include "base/unique_fd.h"
 #include "doctor/status_lines.h"
-#include "launcher/unique_fd.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
@@ -31,7 +31,6 @@ namespace zeroth::doctor {
 namespace {
 
 namespace fs = std::filesystem;
-using launcher::UniqueFd;
 
 /// For zeroth-run to end by itself after its own deadline.
 constexpr Milliseconds kFarewell{15'000};

@@ -1,8 +1,8 @@
 // Messages between ranks: a connection, who may make one, and what is said over it. Every call has a deadline.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launcher/option_values.h"
-#include "launcher/unique_fd.h"
 
 #include <zeroth/base/deadline.h>
 
@@ -16,7 +16,6 @@
 namespace zeroth::doctor {
 
 using launcher::Endpoint;
-using launcher::UniqueFd;
 
 /// One message, and what a rank says at once.
 inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20U;

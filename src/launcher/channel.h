@@ -2,8 +2,8 @@
 // block.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launcher/frames.h"
-#include "launcher/unique_fd.h"
 
 #include <zeroth/base/deadline.h>
 

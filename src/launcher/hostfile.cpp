@@ -1,7 +1,7 @@
 #include "launcher/hostfile.h"
 
+#include "base/unique_fd.h"
 #include "launcher/text_cursor.h"
-#include "launcher/unique_fd.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>

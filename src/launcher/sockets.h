@@ -1,9 +1,9 @@
 // TCP sockets as the rendezvous needs them.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launcher/channel.h"
 #include "launcher/option_values.h"
-#include "launcher/unique_fd.h"
 
 #include <memory>
 #include <string>

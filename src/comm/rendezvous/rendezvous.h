@@ -2,8 +2,8 @@
 // stays the broker through which descriptors travel.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "comm/function_ref.h"
-#include "comm/unique_fd.h"
 
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>

@@ -2,8 +2,8 @@
 // nothing is left.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "comm/function_ref.h"
-#include "comm/unique_fd.h"
 
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>

@@ -2,8 +2,8 @@
 // and listens to the others.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "comm/shm/peers.h"
-#include "comm/unique_fd.h"
 
 #include <zeroth/base/deadline.h>
 #include <zeroth/comm/system_calls.h>
