@@ -1,4 +1,5 @@
 #include "comm/call_descriptor.h"
+#include "comm/first_error.h"
 #include "comm/matched_calls.h"
 
 #include <zeroth/base/text.h>
@@ -9,7 +10,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -73,13 +73,7 @@ class CheckedBackend::Comparison {
   void set_tag_names(TagNames names) { tag_names_ = std::move(names); }
 
   void compare(const Collective& collective) {
-    if (broken_) std::rethrow_exception(broken_);
-    try {
-      compare_described(collective, detail::describe_call(collective, next_sequence_++));
-    } catch (...) {
-      broken_ = std::current_exception();
-      throw;
-    }
+    first_error_.guard([&] { compare_described(collective, detail::describe_call(collective, next_sequence_++)); });
   }
 
  private:
@@ -155,7 +149,7 @@ class CheckedBackend::Comparison {
   std::shared_ptr<TrafficObserver> observer_;
   TagNames tag_names_;
   std::uint64_t next_sequence_ = 0;
-  std::exception_ptr broken_;
+  detail::FirstError first_error_;
 };
 
 CheckedBackend::CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side)

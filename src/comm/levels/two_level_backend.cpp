@@ -1,4 +1,5 @@
 #include "comm/call_descriptor.h"
+#include "comm/first_error.h"
 #include "comm/matched_calls.h"
 
 #include <kernels/common/dispatch.h>
@@ -13,7 +14,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <exception>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -84,24 +84,20 @@ class TwoLevels {
  private:
   template <class Body>
   void guarded(const Body& body) {
-    if (broken_) std::rethrow_exception(broken_);
-    try {
-      body();
-    } catch (const JobVerdict& verdict) {
-      broken_ = std::current_exception();
-      stop(verdict);
-      throw;
-    } catch (const Error& error) {
-      const Error whole = named(error);
-      broken_ = std::make_exception_ptr(whole);
-      // Not every transport carries a word to the ranks of other nodes.
-      if (options_.watch && whole.code() == ErrorCode::kMismatch) options_.watch->tell(whole);
-      stop(whole);
-      throw whole;
-    } catch (...) {
-      broken_ = std::current_exception();
-      throw;
-    }
+    first_error_.guard(body, [this] {
+      try {
+        throw;
+      } catch (const JobVerdict& verdict) {
+        stop(verdict);
+        throw;
+      } catch (const Error& error) {
+        const Error whole = named(error);
+        // Not every transport carries a word to the ranks of other nodes.
+        if (options_.watch && whole.code() == ErrorCode::kMismatch) options_.watch->tell(whole);
+        stop(whole);
+        throw whole;
+      }
+    });
   }
 
   /// Who is not in the group of the call that failed does not see it.
@@ -353,7 +349,7 @@ class TwoLevels {
   std::shared_ptr<TrafficObserver> observer_;
   WholeCall whole_{};                    // the call in progress
   const CommBackend* making_ = nullptr;  // the seat that makes a step of it
-  std::exception_ptr broken_;
+  FirstError first_error_;
 };
 
 /// [Note: One order of calls] The last call of this rank in a group or in the parts that it was split into: each one

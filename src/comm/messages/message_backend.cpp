@@ -1,4 +1,5 @@
 #include "comm/call_descriptor.h"
+#include "comm/first_error.h"
 #include "comm/matched_calls.h"
 #include "comm/messages/message_links.h"
 
@@ -13,7 +14,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <exception>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -65,21 +65,19 @@ class MessageGroup {
 
   template <class Body>
   auto guarded(Body&& body) {
-    if (broken_) std::rethrow_exception(broken_);
-    try {
+    const auto unless_aborted = [&] {
       links_.throw_if_aborted();
       return body();
-    } catch (const JobVerdict&) {
-      broken_ = std::current_exception();
-      throw;
-    } catch (const Error& error) {
-      const Error dated = job().watched.dated(error);
-      broken_ = std::make_exception_ptr(dated);
-      throw dated;
-    } catch (...) {
-      broken_ = std::current_exception();
-      throw;
-    }
+    };
+    return first_error_.guard(unless_aborted, [this] {
+      try {
+        throw;
+      } catch (const JobVerdict&) {
+        throw;
+      } catch (const Error& error) {
+        throw job().watched.dated(error);
+      }
+    });
   }
 
   void run(std::span<const Collective> calls) {
@@ -488,7 +486,7 @@ class MessageGroup {
   std::shared_ptr<std::atomic<std::uint64_t>> begun_;  // next_sequence_, for others to see
   std::vector<std::byte> staging_;
   MemoryHold staging_hold_;
-  std::exception_ptr broken_;
+  FirstError first_error_;
 };
 
 class MessageBackend final : public CommBackend {

@@ -1,3 +1,4 @@
+#include "comm/first_error.h"
 #include "comm/matched_calls.h"
 
 #include <zeroth/base/error.h>
@@ -11,7 +12,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 namespace zeroth {
@@ -31,8 +31,7 @@ class Seats {
   [[nodiscard]] std::string_view kind() const { return kind_; }
 
   void run(std::span<const Collective> calls) {
-    if (broken_) std::rethrow_exception(broken_);
-    try {
+    const auto run_all = [&] {
       for (std::size_t begin = 0; begin < calls.size();) {
         CommBackend& seat = seat_of(calls[begin]);
         std::size_t end = begin + 1;
@@ -41,14 +40,15 @@ class Seats {
         seat.submit(calls.subspan(begin, end - begin), stream_).wait();
         begin = end;
       }
-    } catch (const Error& error) {
-      broken_ = std::current_exception();
-      abort(error);  // a peer may be in a call of another seat
-      throw;
-    } catch (...) {
-      broken_ = std::current_exception();
-      throw;
-    }
+    };
+    first_error_.guard(run_all, [this] {
+      try {
+        throw;
+      } catch (const Error& error) {
+        abort(error);  // a peer may be in a call of another seat
+        throw;
+      }
+    });
   }
   void abort(const Error& error) const noexcept {
     for (const NamedBackend& backend : backends_) backend.backend->abort(error);
@@ -66,7 +66,7 @@ class Seats {
   std::shared_ptr<const CallTable> table_;
   Stream stream_;
   std::string kind_;
-  std::exception_ptr broken_;
+  detail::FirstError first_error_;
 };
 
 class MixedBackend final : public CommBackend {

@@ -131,19 +131,8 @@ void SharedMemoryEngine::find_out_what_can_be_read() {
   own().reads_private.store(1);
 }
 
-template <class Body>
-auto SharedMemoryEngine::guarded(Body&& body) {
-  if (broken_) std::rethrow_exception(broken_);
-  try {
-    return body();
-  } catch (...) {
-    broken_ = std::current_exception();
-    throw;
-  }
-}
-
 void SharedMemoryEngine::run(std::span<const Collective> calls) {
-  guarded([&] {
+  first_error_.guard([&] {
     for_each_run(
         calls, [&](std::span<const Collective> points) { run_points(points); },
         [&](const Collective& call) { run_posted(call); });
@@ -374,7 +363,7 @@ PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name)
            arena.kind() == ArenaKind::kDevice ? "an arena of a device is no window of the host"
                                               : "processes can attach shared arenas only",
            {.where = where_ + ".attach", .who = fmt::format("rank {}/{}", rank_, size_), .which = std::string(name)});
-  return guarded([&] {
+  return first_error_.guard([&] {
     CallDescriptor descriptor;
     descriptor.sequence = next_sequence_;
     descriptor.kind = PostKind::kAttach;
@@ -401,7 +390,7 @@ PeerWindow SharedMemoryEngine::attach(const Arena& arena, std::string_view name)
 }
 
 std::shared_ptr<SharedMemoryEngine> SharedMemoryEngine::split(int color, int key, std::string_view name) {
-  return guarded([&]() -> std::shared_ptr<SharedMemoryEngine> {
+  return first_error_.guard([&]() -> std::shared_ptr<SharedMemoryEngine> {
     CallDescriptor descriptor;
     descriptor.sequence = next_sequence_;
     descriptor.kind = PostKind::kSplit;

@@ -16,6 +16,7 @@
 // error, nobody gets a result, because everybody waits for everybody at the end of a call.
 #pragma once
 
+#include "comm/first_error.h"
 #include "comm/matched_calls.h"
 #include "comm/shm/control_block.h"
 #include "comm/shm/part_table.h"
@@ -30,7 +31,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <initializer_list>
 #include <memory>
 #include <span>
@@ -141,8 +141,6 @@ class SharedMemoryEngine {
   /// Moves what this rank has for itself.
   void keep_own_part(const Call& call) const;
   void await_posts(const CallDescriptor& descriptor);
-  template <class Body>
-  auto guarded(Body&& body);
   /// Waits until predicate(control of rank p) holds for all other ranks.
   void wait_all(const CallDescriptor& descriptor, FunctionRef<bool(const GroupControl&)> predicate);
   void wait_for(int peer, const CallDescriptor& descriptor, FunctionRef<bool()> predicate);
@@ -246,7 +244,7 @@ class SharedMemoryEngine {
   TagNames tag_names_;
   std::uint64_t next_sequence_ = 0;
   std::uint64_t rounds_ = 0;  ///< rounds of staging so far, equal on all ranks
-  std::exception_ptr broken_;
+  FirstError first_error_;
   kernels::Isa isa_;
   pid_t owner_;  ///< the process that made this; its forked children hold a copy
 };
