@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/unique_fd.h"
-#include "launcher/option_values.h"
+#include "hosts/option_values.h"
 
 #include <zeroth/base/deadline.h>
 
@@ -14,8 +14,6 @@
 #include <vector>
 
 namespace zeroth::doctor {
-
-using launcher::Endpoint;
 
 /// One message, and what a rank says at once.
 inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20U;
@@ -46,7 +44,7 @@ class Wire {
 [[nodiscard]] std::pair<Wire, Wire> make_wires();
 
 /// The listening side greets whoever comes with a nonce and hears a proof that they know the secret of the job
-/// (launcher/secret.h), with the number of their rank; whoever does not, or takes longer than kStrangerPatience, is
+/// (hosts/secret.h), with the number of their rank; whoever does not, or takes longer than kStrangerPatience, is
 /// dropped and counted. Then it shows the same.
 class Door {
  public:

@@ -84,4 +84,7 @@ class SilenceWatch {
   SteadyClock::time_point last_turn_ = SteadyClock::now();
 };
 
+/// A channel over a connection. What is sent and not confirmed within `lost_after` breaks it.
+[[nodiscard]] Channel channel_over(UniqueFd socket, Milliseconds lost_after, std::size_t max_frame_bytes);
+
 }  // namespace zeroth::launcher

@@ -5,14 +5,14 @@
 #include <string>
 #include <string_view>
 
-namespace zeroth::launcher {
+namespace zeroth {
 
 inline constexpr std::size_t kNonceBytes = 16;
 
-enum class Side { kHead, kNode };
+enum class ProofSide { kHead, kNode };
 /// What a side shows: a function of the secret and of both sides' nonces, so that a recorded one is of no use
 /// later, nor the other side's own. The bytes of a Digest.
-[[nodiscard]] std::string proof_of(Side side, std::string_view secret, std::string_view head_nonce,
+[[nodiscard]] std::string proof_of(ProofSide side, std::string_view secret, std::string_view head_nonce,
                                    std::string_view node_nonce);
 /// Takes the same time wherever they differ.
 [[nodiscard]] bool same_proof(std::string_view a, std::string_view b);
@@ -23,4 +23,4 @@ enum class Side { kHead, kNode };
 /// kIo, kUsage (none, or not of 16 to 4096 bytes).
 [[nodiscard]] std::string read_secret(const std::string& file);
 
-}  // namespace zeroth::launcher
+}  // namespace zeroth

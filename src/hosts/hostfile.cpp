@@ -1,7 +1,7 @@
-#include "launcher/hostfile.h"
+#include "hosts/hostfile.h"
 
 #include "base/unique_fd.h"
-#include "launcher/text_cursor.h"
+#include "hosts/text_cursor.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
@@ -18,7 +18,7 @@
 #include <system_error>
 #include <unordered_map>
 
-namespace zeroth::launcher {
+namespace zeroth {
 namespace {
 
 constexpr const char* kRightFile = "is it the right file?";
@@ -255,4 +255,4 @@ std::vector<HostSelection> select_hosts(const std::vector<HostEntry>& hosts, std
   return selected;
 }
 
-}  // namespace zeroth::launcher
+}  // namespace zeroth

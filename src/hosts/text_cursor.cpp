@@ -1,4 +1,4 @@
-#include "launcher/text_cursor.h"
+#include "hosts/text_cursor.h"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -8,7 +8,7 @@
 #include <charconv>
 #include <optional>
 
-namespace zeroth::launcher {
+namespace zeroth {
 namespace {
 
 constexpr std::size_t kMostQuoted = 40;
@@ -122,4 +122,4 @@ void TextCursor::refuse(const std::string& message, const std::string& expected,
                .hint = hint});
 }
 
-}  // namespace zeroth::launcher
+}  // namespace zeroth

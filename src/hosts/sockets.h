@@ -2,13 +2,12 @@
 #pragma once
 
 #include "base/unique_fd.h"
-#include "launcher/channel.h"
-#include "launcher/option_values.h"
+#include "hosts/option_values.h"
 
 #include <memory>
 #include <string>
 
-namespace zeroth::launcher {
+namespace zeroth {
 
 /// A listening socket that does not block. Throws Error(kLaunch): the address is in use, or cannot be bound.
 [[nodiscard]] UniqueFd listen_at(const Endpoint& endpoint);
@@ -18,8 +17,6 @@ namespace zeroth::launcher {
 [[nodiscard]] std::string local_address(int socket);
 /// One attempt at every address of the endpoint, each for at most `patience`; -1 and `why` if none answers.
 [[nodiscard]] UniqueFd connect_once(const Endpoint& endpoint, Milliseconds patience, std::string& why);
-/// A channel over a connection. What is sent and not confirmed within `lost_after` breaks it.
-[[nodiscard]] Channel channel_over(UniqueFd socket, Milliseconds lost_after, std::size_t max_frame_bytes);
 [[nodiscard]] std::string text_of(const Endpoint& endpoint);
 
-}  // namespace zeroth::launcher
+}  // namespace zeroth

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zeroth::launcher {
+namespace zeroth {
 
 inline constexpr std::size_t kMaxHostfileBytes = std::size_t{16} << 20;
 inline constexpr std::size_t kMaxHosts = 65'536;
@@ -51,4 +51,4 @@ struct HostSelection {
 [[nodiscard]] std::vector<HostSelection> select_hosts(const std::vector<HostEntry>& hosts, std::string_view include,
                                                       std::string_view exclude);
 
-}  // namespace zeroth::launcher
+}  // namespace zeroth

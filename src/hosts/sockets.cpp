@@ -1,4 +1,4 @@
-#include "launcher/sockets.h"
+#include "hosts/sockets.h"
 
 #include <zeroth/base/error.h>
 
@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -14,7 +13,7 @@
 #include <cerrno>
 #include <string_view>
 
-namespace zeroth::launcher {
+namespace zeroth {
 namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
@@ -121,14 +120,4 @@ UniqueFd connect_once(const Endpoint& endpoint, Milliseconds patience, std::stri
   return UniqueFd();
 }
 
-Channel channel_over(UniqueFd socket, Milliseconds lost_after, std::size_t max_frame_bytes) {
-  set(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
-  set(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(lost_after.count()));
-  UniqueFd out(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 3));
-  if (!out.valid()) {
-    throw Error(ErrorCode::kResource, "no descriptor for a connection: " + errno_text(errno));
-  }
-  return Channel(std::move(socket), std::move(out), 0, max_frame_bytes);
-}
-
-}  // namespace zeroth::launcher
+}  // namespace zeroth

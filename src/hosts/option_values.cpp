@@ -1,34 +1,14 @@
-#include "launcher/option_values.h"
+#include "hosts/option_values.h"
 
-#include "launcher/messages.h"
-#include "launcher/text_cursor.h"
+#include "hosts/text_cursor.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 
-namespace zeroth::launcher {
-namespace {
-
-/// Variables that say who a rank is. A user's value would contradict what the launcher started.
-constexpr std::array kOwned{"RANK",
-                            "LOCAL_RANK",
-                            "WORLD_SIZE",
-                            "LOCAL_WORLD_SIZE",
-                            "GROUP_RANK",
-                            "GROUP_WORLD_SIZE",
-                            "NODE_RANK",
-                            "TORCHELASTIC_RUN_ID",
-                            "TORCHELASTIC_RESTART_COUNT",
-                            "TORCHELASTIC_MAX_RESTARTS",
-                            "ZEROTH_BOUND_CORES",
-                            "ZEROTH_JOB_ID",
-                            "ZEROTH_RESTART_COUNT"};
-
-}  // namespace
+namespace zeroth {
 
 void refuse_usage(const std::string& message, ErrorContext context) {
   if (context.hint.empty()) {
@@ -59,21 +39,6 @@ Milliseconds parse_seconds(const char* option, const std::string& text) {
   return Milliseconds{std::max<long long>(1, std::llround(seconds * 1000))};
 }
 
-std::pair<std::string, std::string> parse_assignment(const std::string& text) {
-  const std::size_t equals = text.find('=');
-  const std::string name = text.substr(0, equals);
-  if (equals == std::string::npos || !valid_variable_name(name)) {
-    refuse_usage("not an environment assignment",
-                 {.which = "--env",
-                  .expected = "NAME=VALUE, NAME of letters, digits and _ that does not start with a digit",
-                  .got = fmt::format("'{}'", text)});
-  }
-  if (std::find(kOwned.begin(), kOwned.end(), name) != kOwned.end()) {
-    refuse_usage("this variable is set by zeroth-run itself, for each rank", {.which = name});
-  }
-  return {name, text.substr(equals + 1)};
-}
-
 std::string parse_remote_program(const std::string& text) {
   const bool plain = !text.empty() && text.front() != '-' && std::ranges::all_of(text, [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -97,4 +62,4 @@ Endpoint parse_endpoint(const char* option, const std::string& text) {
   return endpoint;
 }
 
-}  // namespace zeroth::launcher
+}  // namespace zeroth

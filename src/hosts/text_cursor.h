@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace zeroth::launcher {
+namespace zeroth {
 
 /// At most 40 bytes of a text from outside in quotes, what is not printable as \xNN.
 [[nodiscard]] std::string in_quotes(std::string_view text);
@@ -48,4 +48,4 @@ class TextCursor {
   ErrorCode code_;
 };
 
-}  // namespace zeroth::launcher
+}  // namespace zeroth

@@ -1,4 +1,4 @@
-#include "launcher/secret.h"
+#include "hosts/secret.h"
 
 #include "base/unique_fd.h"
 
@@ -16,7 +16,7 @@
 #include <cstdlib>
 #include <span>
 
-namespace zeroth::launcher {
+namespace zeroth {
 namespace {
 
 constexpr std::size_t kMinSecret = 16;
@@ -24,8 +24,9 @@ constexpr std::size_t kMaxSecret = 4096;
 
 }  // namespace
 
-std::string proof_of(Side side, std::string_view secret, std::string_view head_nonce, std::string_view node_nonce) {
-  std::string text = side == Side::kHead ? "zeroth-run head" : "zeroth-run node";
+std::string proof_of(ProofSide side, std::string_view secret, std::string_view head_nonce,
+                     std::string_view node_nonce) {
+  std::string text = side == ProofSide::kHead ? "zeroth-run head" : "zeroth-run node";
   text.append(head_nonce).append(node_nonce);
   return std::string(as_text(hmac_sha256(secret, text)));
 }
@@ -70,4 +71,4 @@ std::string read_secret(const std::string& file) {
   return secret;
 }
 
-}  // namespace zeroth::launcher
+}  // namespace zeroth

@@ -5,9 +5,8 @@
 #include <zeroth/base/error.h>
 
 #include <string>
-#include <utility>
 
-namespace zeroth::launcher {
+namespace zeroth {
 
 /// Throws Error(kUsage); the hint is --help if `context` has none.
 [[noreturn]] void refuse_usage(const std::string& message, ErrorContext context = {});
@@ -16,8 +15,6 @@ namespace zeroth::launcher {
 [[nodiscard]] int parse_integer(const char* option, const std::string& text, int low, int high,
                                 const std::string& what);
 [[nodiscard]] Milliseconds parse_seconds(const char* option, const std::string& text);
-/// --env NAME=VALUE; not of the variables that say who a rank is.
-[[nodiscard]] std::pair<std::string, std::string> parse_assignment(const std::string& text);
 /// A path that a remote shell leaves alone: letters, digits and ._+/-, not '-' first.
 [[nodiscard]] std::string parse_remote_program(const std::string& text);
 
@@ -30,4 +27,4 @@ struct Endpoint {
 /// HOST:PORT or [IPv6]:PORT.
 [[nodiscard]] Endpoint parse_endpoint(const char* option, const std::string& text);
 
-}  // namespace zeroth::launcher
+}  // namespace zeroth
