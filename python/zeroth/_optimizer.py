@@ -1,14 +1,11 @@
 """The engine's optimizer as torch's schedulers see it."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from zeroth import _C
-
-if TYPE_CHECKING:
-    from zeroth._engine import Engine
 
 __all__ = ["Optimizer"]
 
@@ -21,10 +18,18 @@ class Optimizer(torch.optim.Optimizer):
     load_state_dict() are refused.
     """
 
-    def __init__(self, engine: "Engine", core: _C.Engine, groups: Sequence[tuple[int, dict[str, Any]]]) -> None:
-        """`groups`: the number of each in the engine, and what torch keeps of it."""
-        self._engine = engine
+    def __init__(
+        self,
+        core: _C.Engine,
+        groups: Sequence[tuple[int, dict[str, Any]]],
+        *,
+        step: Callable[[], _C.StepResult],
+        zero_grad: Callable[[], None],
+    ) -> None:
+        """`groups`: the number of each in the engine, and what torch keeps of it. `step`, `zero_grad`: the engine's."""
         self._core = core
+        self._engine_step = step
+        self._engine_zero_grad = zero_grad
         self._numbers = [number for number, _ in groups]
         super().__init__([group for _, group in groups], {"lr": 0.0, "weight_decay": 0.0})
         self._taken = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
@@ -38,11 +43,11 @@ class Optimizer(torch.optim.Optimizer):
                 where="python.optimizer",
                 hint="call engine.backward(loss) before it",
             )
-        return self._engine._step()
+        return self._engine_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """engine.zero_grad(), whatever `set_to_none` is."""
-        self._engine.zero_grad()
+        self._engine_zero_grad()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while it is built: the engine's groups are those that it was built with."""
