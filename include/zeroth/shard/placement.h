@@ -14,16 +14,4 @@ enum class Placement : std::uint8_t {
 
 [[nodiscard]] std::string_view name_of(Placement placement) noexcept;
 
-/// What has to move to get from one placement to another: the only "ZeRO algorithm".
-enum class Transition : std::uint8_t {
-  kNone,
-  kAllGather,      ///< Flat -> Replicate
-  kReduceScatter,  ///< Partial -> Flat
-  kAllReduce,      ///< Partial -> Replicate: reduce-scatter, then all-gather of the same shards
-  kLocalSlice,     ///< Replicate -> Flat
-};
-
-/// Throws kUsage for transitions that have no meaning (anything -> Partial).
-[[nodiscard]] Transition transition(Placement from, Placement to);
-
 }  // namespace zeroth

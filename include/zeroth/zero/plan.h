@@ -90,10 +90,6 @@ struct ShardingPlan {
   void validate() const;
   /// A gathered copy is needed to compute.
   [[nodiscard]] bool gathers_parameters() const { return parameter == Placement::kFlat; }
-  /// Updated shards travel to the others who rest them at the end of a step.
-  [[nodiscard]] bool publishes_parameters(int world) const {
-    return degrees(world).optimizer > degrees(world).parameter;
-  }
   /// Ranks take parameters from each other, one way or the other.
   [[nodiscard]] bool shares_parameters() const { return gathers_parameters() || optimizer == Placement::kFlat; }
   /// Reduced gradients travel to the others who update with them.
