@@ -1,4 +1,4 @@
-#include <zeroth/base/hmac.h>
+#include "base/hmac.h"
 
 #include <bit>
 #include <string>

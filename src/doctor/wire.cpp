@@ -1,10 +1,10 @@
 #include "doctor/wire.h"
 
+#include "base/hmac.h"
 #include "hosts/secret.h"
 #include "hosts/sockets.h"
 
 #include <zeroth/base/error.h>
-#include <zeroth/base/hmac.h>
 #include <zeroth/base/text.h>
 
 #include <fmt/format.h>

@@ -1,18 +1,18 @@
+#include "base/planted.h"
 #include "engine/agreement.h"
 #include "engine/judge.h"
 #include "engine/phase_clock.h"
 #include "engine/rounds.h"
 #include "engine/straggler.h"
 #include "engine/updater.h"
+#include "zero/call_tags.h"
+#include "zero/gradient_store.h"
 
 #include <kernels/common/dispatch.h>
 #include <zeroth/base/failpoint.h>
-#include <zeroth/base/planted.h>
 #include <zeroth/base/preemption.h>
 #include <zeroth/base/text.h>
 #include <zeroth/engine/engine.h>
-#include <zeroth/zero/call_tags.h>
-#include <zeroth/zero/gradient_store.h>
 
 #include <algorithm>
 #include <cstring>

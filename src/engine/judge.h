@@ -1,10 +1,11 @@
 // The judge: one small integer all_reduce a step, from which every rank takes the same decision.
 #pragma once
 
+#include "zero/gradient_store.h"
+
 #include <kernels/norm/norm.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/engine/step_result.h>
-#include <zeroth/zero/gradient_store.h>
 
 #include <cstdint>
 #include <optional>

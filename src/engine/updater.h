@@ -1,9 +1,10 @@
 // The update: walks this rank's ranges, finds runs of parameters that are alike, and hands blocks to the optimizer.
 #pragma once
 
+#include "zero/model_memory.h"
+
 #include <zeroth/engine/engine.h>
 #include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/model_memory.h>
 
 #include <cstdint>
 #include <vector>

@@ -1,9 +1,9 @@
 #include "hosts/secret.h"
 
+#include "base/hmac.h"
 #include "base/unique_fd.h"
 
 #include <zeroth/base/error.h>
-#include <zeroth/base/hmac.h>
 #include <zeroth/base/secret.h>
 #include <zeroth/base/surroundings.h>
 

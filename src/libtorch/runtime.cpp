@@ -8,7 +8,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/base/preemption.h>
 #include <zeroth/engine/settings.h>
-#include <zeroth/zero/gradient_store.h>
+#include <zeroth/zero/sync_point.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>

@@ -2,7 +2,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/engine/safetensors.h>
-#include <zeroth/zero/gradient_store.h>
+#include <zeroth/zero/sync_point.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>

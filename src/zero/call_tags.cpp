@@ -1,4 +1,4 @@
-#include <zeroth/zero/call_tags.h>
+#include "zero/call_tags.h"
 
 #include <algorithm>
 #include <iterator>

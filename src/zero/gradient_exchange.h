@@ -3,11 +3,11 @@
 // matched_exchange.cpp where they make matched calls. The same sums in the same order, so the same bits.
 #pragma once
 
+#include "zero/gradient_store.h"
 #include "zero/reduced_shards.h"
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
-#include <zeroth/zero/gradient_store.h>
 
 #include <cstdint>
 #include <memory>

@@ -1,7 +1,8 @@
+#include "zero/gradient_store.h"
+
 #include "zero/gradient_exchange.h"
 
 #include <kernels/bucket/bucket.h>
-#include <zeroth/zero/gradient_store.h>
 
 #include <algorithm>
 #include <atomic>
@@ -61,10 +62,6 @@ std::uint64_t GradientStore::spills() const {
 std::size_t GradientStore::transport_bytes() const {
   return exchange_->transport_bytes();
 }
-std::uint64_t GradientStore::backwards_in_step() const {
-  return backward_ & (kBackwardsPerStep - 1);
-}
-
 bool GradientStore::publishes_now() const {
   return plan_.policy == ReductionPolicy::kPerMicroStep || micro_step_ == micro_steps_ - 1;
 }

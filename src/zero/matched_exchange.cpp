@@ -1,10 +1,10 @@
 // Gradients where every rank makes the same calls: a published bucket is one reduce_scatter, in the order in which the
 // unit buckets close, which is that of the model's backward on all ranks.
+#include "zero/call_tags.h"
 #include "zero/gradient_exchange.h"
 #include "zero/matched_sums.h"
 
 #include <zeroth/base/failpoint.h>
-#include <zeroth/zero/call_tags.h>
 
 #include <cstdint>
 #include <utility>

@@ -1,6 +1,6 @@
-#include "zero/signals.h"
+#include "zero/model_memory.h"
 
-#include <zeroth/zero/model_memory.h>
+#include "zero/signals.h"
 
 #include <algorithm>
 #include <functional>

@@ -12,15 +12,15 @@
 //
 // Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way,
 // owners copy the ranges of their slots aside (spill); ranks that go through the model in one order never need it.
+#include "base/planted.h"
+#include "zero/call_tags.h"
 #include "zero/gradient_exchange.h"
 #include "zero/layout_tag.h"
 #include "zero/matched_sums.h"
 #include "zero/signals.h"
 
 #include <zeroth/base/failpoint.h>
-#include <zeroth/base/planted.h>
 #include <zeroth/shard/degrees.h>
-#include <zeroth/zero/call_tags.h>
 
 #include <algorithm>
 #include <map>

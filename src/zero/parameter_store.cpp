@@ -1,9 +1,9 @@
+#include "zero/call_tags.h"
 #include "zero/layout_tag.h"
 #include "zero/row_group.h"
 #include "zero/signals.h"
 
 #include <kernels/copy/copy.h>
-#include <zeroth/zero/call_tags.h>
 #include <zeroth/zero/parameter_store.h>
 
 #include <algorithm>

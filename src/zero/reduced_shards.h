@@ -9,9 +9,10 @@
 // sums first leave it for memory beyond the plan, and return at the end.
 #pragma once
 
+#include "zero/model_memory.h"
+
 #include <kernels/norm/norm.h>
 #include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/model_memory.h>
 
 #include <cstddef>
 #include <cstdint>

@@ -2,10 +2,11 @@
 // calls by which they do.
 #pragma once
 
+#include "zero/call_tags.h"
+#include "zero/model_memory.h"
+
 #include <zeroth/comm/backend.h>
 #include <zeroth/shard/degrees.h>
-#include <zeroth/zero/call_tags.h>
-#include <zeroth/zero/model_memory.h>
 
 #include <cstddef>
 #include <memory>

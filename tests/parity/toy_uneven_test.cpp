@@ -4,7 +4,7 @@
 #include "support/toy_model.h"
 
 #include <zeroth/base/text.h>
-#include <zeroth/zero/gradient_store.h>
+#include <zeroth/zero/sync_point.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

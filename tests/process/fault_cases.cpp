@@ -1,6 +1,6 @@
 #include "process/fault_cases.h"
 
-#include <zeroth/zero/gradient_store.h>
+#include <zeroth/zero/sync_point.h>
 
 #include <sys/socket.h>
 #include <unistd.h>

@@ -15,6 +15,11 @@
 
 namespace zeroth {
 
+class World;
+namespace detail {
+World unwatched(const World& world);
+}
+
 /// Rank and size are known at once; the connection to the other ranks is made by the first connect(). Copies share it.
 ///
 /// Reads RANK and WORLD_SIZE (zeroth-run, torchrun), else OMPI_COMM_WORLD_RANK / _SIZE (mpirun), else SLURM_PROCID /
@@ -49,10 +54,6 @@ class World {
   [[nodiscard]] static World from_transport(std::shared_ptr<MessageTransport> transport,
                                             std::string origin = "the caller's transport");
 
-  /// The same ranks of this host's processes, whose engines have no flight recorder, watch or control plane: nobody
-  /// says where a rank is that others wait for, and only their deadlines end that. For benchmarks, which measure what
-  /// those cost. Throws kUsage for ranks of a hub or a transport.
-  [[nodiscard]] World unwatched() const;
   [[nodiscard]] bool is_watched() const;
 
   [[nodiscard]] int rank() const { return rank_; }
@@ -82,6 +83,7 @@ class World {
   void abort(const std::exception& cause) const noexcept;
 
  private:
+  friend World detail::unwatched(const World& world);
   struct Connection;
   World();
   int rank_ = 0;

@@ -12,7 +12,8 @@
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
 #include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/model_memory.h>
+#include <zeroth/zero/model_layout.h>
+#include <zeroth/zero/plan.h>
 
 #include <cstdint>
 #include <functional>
@@ -23,6 +24,7 @@
 namespace zeroth {
 
 enum class CallPurpose : std::uint8_t;
+class ModelMemory;
 class RowPath;
 
 /// Told where the parameters of a flat are. `data` is the start of the flat buffer, or null when it may no longer be

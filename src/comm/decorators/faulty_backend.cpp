@@ -1,3 +1,5 @@
+#include "comm/decorators/faulty_backend.h"
+
 #include <zeroth/comm/decorators.h>
 
 #include <thread>

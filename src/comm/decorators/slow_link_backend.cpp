@@ -1,3 +1,5 @@
+#include "comm/decorators/slow_link_backend.h"
+
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/interrupt.h>
 #include <zeroth/comm/decorators.h>

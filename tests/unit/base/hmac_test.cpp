@@ -1,5 +1,5 @@
 // Digests against the published vectors.
-#include <zeroth/base/hmac.h>
+#include "base/hmac.h"
 
 #include <gtest/gtest.h>
 

@@ -14,12 +14,14 @@
 // left out, and a path through other units is kMismatch by name.
 #pragma once
 
+#include "zero/model_memory.h"
+
 #include <kernels/norm/norm.h>
 #include <zeroth/base/tensor_view.h>
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
 #include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/model_memory.h>
+#include <zeroth/zero/sync_point.h>
 
 #include <cstdint>
 #include <functional>
@@ -36,9 +38,6 @@ struct Offender {
   std::int64_t micro_step = 0;
   std::uint64_t count = 0;  ///< non-finite elements of that gradient
 };
-
-/// Calls of an engine that all ranks make together.
-enum class Meeting : std::uint8_t { kStep, kAverage, kBarrier, kBuffers, kExport, kClose, kRound };
 
 class GradientExchange;
 class ReducedShards;
@@ -98,8 +97,6 @@ class GradientStore {
   [[nodiscard]] const Offender& offender() const { return offender_; }
   /// The first parameter whose gradient did not fit its 16-bit bucket, -1.
   [[nodiscard]] int first_wide() const { return first_wide_; }
-  /// Backwards closed since begin_step().
-  [[nodiscard]] std::uint64_t backwards_in_step() const;
   /// Buckets of other ranks that were copied aside because ranks stood in each other's way.
   [[nodiscard]] std::uint64_t spills() const;
   /// Control blocks and staging of groups inside the backend's.

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <zeroth/comm/backend.h>
-#include <zeroth/zero/gradient_store.h>
 #include <zeroth/zero/model_layout.h>
+#include <zeroth/zero/sync_point.h>
 
 #include <string>
 
