@@ -1,6 +1,6 @@
 #include "base/planted.h"
 #include "engine/agreement.h"
-#include "engine/judge.h"
+#include "engine/commit_vote.h"
 #include "engine/phase_clock.h"
 #include "engine/rounds.h"
 #include "engine/straggler.h"
@@ -323,9 +323,9 @@ StepResult Engine::step() {
   enter(Phase::kStep);
   announce(Turn::kStep);
   backward_announced_ = false;
-  // Where the others wait for this rank, they hear of it from the judge.
-  const bool judged = world() > 1 && micro_step_ + 1 == settings_.micro_steps;
-  if (!had_backward_ && !judged) throw_idle(rank());
+  // Where the others wait for this rank, they hear of it from the commit vote.
+  const bool votes = world() > 1 && micro_step_ + 1 == settings_.micro_steps;
+  if (!had_backward_ && !votes) throw_idle(rank());
   const bool idle = !std::exchange(had_backward_, false);
   if (++micro_step_ < settings_.micro_steps) {
     gradients_->set_micro_step(micro_step_);
@@ -346,31 +346,31 @@ void Engine::throw_idle(int idle_rank) const {
                .hint = "call backward(loss) on every rank in every micro-step; nothing was changed"});
 }
 
-Verdict Engine::agree(bool idle, bool discards) {
+CommitVote Engine::cast_vote(bool idle, bool discards) {
   for (UnitUse& use : uses_) use.kept.reset();
   parameters_->quiesce();
   gradients_->complete();
 
   StepTimes times = clock_->take(waited());
   if (boundaries_ == 0) times = {};  // building the model is no part of a step
-  Evidence evidence{.groups = digest_of(settings_.groups),
-                    .touched = std::vector<bool>(layout_.params.size()),
-                    .offender = gradients_->offender(),
-                    .failed = backward_failed_,
-                    .idle = idle,
-                    .backwards = std::exchange(backwards_, 0),
-                    .preempted = preemption_requested(),
-                    .times = times,
-                    .joined = std::exchange(joined_, 0),
-                    .discards = discards};
+  Ballot ballot{.groups = digest_of(settings_.groups),
+                .touched = std::vector<bool>(layout_.params.size()),
+                .offender = gradients_->offender(),
+                .failed = backward_failed_,
+                .idle = idle,
+                .backwards = std::exchange(backwards_, 0),
+                .preempted = preemption_requested(),
+                .times = times,
+                .joined = std::exchange(joined_, 0),
+                .discards = discards};
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!gradients_->has_sums(static_cast<int>(flat))) continue;
-    evidence.norm.merge(gradients_->norm(static_cast<int>(flat)));
+    ballot.norm.merge(gradients_->norm(static_cast<int>(flat)));
   }
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
-    evidence.touched[param] = gradients_->touched(static_cast<int>(param));
+    ballot.touched[param] = gradients_->touched(static_cast<int>(param));
   }
-  return judge(evidence, communicator_);
+  return take_commit_vote(ballot, communicator_);
 }
 
 void Engine::forget_gradients() {
@@ -388,23 +388,23 @@ void Engine::discard_gradients() {
               " micro-steps, summed already",
        .hint =
            "gradients that another loss leaves here do not arise while these parameters have requires_grad_(False)"});
-  const Verdict verdict = together([&] {
+  const CommitVote vote = together([&] {
     announce(Turn::kDiscard);
-    return agree(/*idle=*/false, /*discards=*/true);
+    return cast_vote(/*idle=*/false, /*discards=*/true);
   });
   had_backward_ = false;
   forget_gradients();
-  if (verdict.keeping_rank >= 0) throw_not_all_discard(verdict);
+  if (vote.keeping_rank >= 0) throw_not_all_discard(vote);
 }
 
-void Engine::throw_not_all_discard(const Verdict& verdict) const {
+void Engine::throw_not_all_discard(const CommitVote& vote) const {
   const std::string of = "/" + std::to_string(world());
   throw Error(ErrorCode::kMismatch, "some ranks discard their gradients, others call step()",
-              {.where = "engine.judge",
-               .who = "rank " + std::to_string(verdict.discarding_rank) + of,
+              {.where = "engine.vote",
+               .who = "rank " + std::to_string(vote.discarding_rank) + of,
                .expected = "step() on all ranks, or zero_grad() on all",
-               .got = "zero_grad() on rank " + std::to_string(verdict.discarding_rank) + of + ", step() on rank " +
-                      std::to_string(verdict.keeping_rank) + of,
+               .got = "zero_grad() on rank " + std::to_string(vote.discarding_rank) + of + ", step() on rank " +
+                      std::to_string(vote.keeping_rank) + of,
                .hint = "whether a batch is thrown away has to be decided alike on all ranks; nothing was updated"});
 }
 
@@ -415,37 +415,37 @@ StepResult Engine::finish_step(bool idle) {
     auto* const leaked = new Buffer(arena.allocate(kLeaked, {-1, MemoryState::kReduced}, device_.ledger()));
     std::memset(leaked->data(), 1, leaked->size());
   }
-  ZR_FAILPOINT("engine.judge");
-  const Verdict verdict = agree(idle, /*discards=*/false);
-  if (verdict.discarding_rank >= 0) {
+  ZR_FAILPOINT("engine.vote");
+  const CommitVote vote = cast_vote(idle, /*discards=*/false);
+  if (vote.discarding_rank >= 0) {
     forget_gradients();
-    throw_not_all_discard(verdict);
+    throw_not_all_discard(vote);
   }
-  if (verdict.idle_rank >= 0) {
+  if (vote.idle_rank >= 0) {
     forget_gradients();
-    throw_idle(verdict.idle_rank);
+    throw_idle(vote.idle_rank);
   }
-  if (verdict.other_groups_rank >= 0) {
+  if (vote.other_groups_rank >= 0) {
     forget_gradients();
-    throw_other_groups(settings_.groups, verdict.usual_groups_rank, verdict.other_groups_rank, communicator_);
+    throw_other_groups(settings_.groups, vote.usual_groups_rank, vote.other_groups_rank, communicator_);
   }
 
-  look_at_others(verdict);
-  const std::int64_t batches = std::int64_t{world()} * settings_.micro_steps - verdict.joined;
+  look_at_others(vote);
+  const std::int64_t batches = std::int64_t{world()} * settings_.micro_steps - vote.joined;
   const double average = 1.0 / static_cast<double>(batches);
   const double lr_factor = settings_.schedule.factor(committed_steps_);
   StepResult result{.boundary = true, .step = committed_steps_, .batches = batches};
-  result.preempted = verdict.preempted_rank >= 0;
-  result.times = verdict.times;
-  result.grad_norm = verdict.norm.l2_norm() * average;
+  result.preempted = vote.preempted_rank >= 0;
+  result.times = vote.times;
+  result.grad_norm = vote.norm.l2_norm() * average;
   result.lr = settings_.groups[reported_group_].lr * lr_factor;
-  if (verdict.offender_rank >= 0) {
-    result.first_offender = FirstOffender{layout_.params[static_cast<std::size_t>(verdict.offender.param)].name,
-                                          verdict.offender_rank, verdict.offender.micro_step, verdict.offender.count};
+  if (vote.offender_rank >= 0) {
+    result.first_offender = FirstOffender{layout_.params[static_cast<std::size_t>(vote.offender.param)].name,
+                                          vote.offender_rank, vote.offender.micro_step, vote.offender.count};
   }
-  const bool finite = verdict.offender_rank < 0 && verdict.norm.nonfinite_blocks() == 0;
-  if (verdict.failed_rank >= 0) {
-    result.reason = "backward failed on rank " + std::to_string(verdict.failed_rank);
+  const bool finite = vote.offender_rank < 0 && vote.norm.nonfinite_blocks() == 0;
+  if (vote.failed_rank >= 0) {
+    result.reason = "backward failed on rank " + std::to_string(vote.failed_rank);
   } else if (!finite) {
     result.reason = result.first_offender ? "non-finite gradient: parameter " + result.first_offender->param +
                                                 ", rank " + std::to_string(result.first_offender->rank) +
@@ -458,7 +458,7 @@ StepResult Engine::finish_step(bool idle) {
     }
     if (settings_.plan.gathers_gradients(world())) gradients_->share_sums();
     ZR_FAILPOINT("engine.update");
-    updater_->update(verdict.touched, average * result.clip_coefficient, settings_.groups, lr_factor);
+    updater_->update(vote.touched, average * result.clip_coefficient, settings_.groups, lr_factor);
     ZR_FAILPOINT("engine.publish");
     parameters_->publish();
     ZR_FAILPOINT("engine.committed");
@@ -483,17 +483,17 @@ void Engine::enter(Phase phase, int unit) noexcept {
   clock_->turn(phase, waited());
 }
 
-void Engine::look_at_others(const Verdict& verdict) {
-  if (verdict.joined > 0) return;  // who has no batch does less
-  if (verdict.uneven_rank >= 0 && verdict.failed_rank < 0 && !std::exchange(warned_of_uneven_, true) && rank() == 0) {
-    const auto uneven = static_cast<std::size_t>(verdict.uneven_rank);
-    log_.warn("rank " + std::to_string(uneven) + " ran " + std::to_string(verdict.backwards[uneven]) +
+void Engine::look_at_others(const CommitVote& vote) {
+  if (vote.joined > 0) return;  // who has no batch does less
+  if (vote.uneven_rank >= 0 && vote.failed_rank < 0 && !std::exchange(warned_of_uneven_, true) && rank() == 0) {
+    const auto uneven = static_cast<std::size_t>(vote.uneven_rank);
+    log_.warn("rank " + std::to_string(uneven) + " ran " + std::to_string(vote.backwards[uneven]) +
               " backwards in step " + std::to_string(committed_steps_ + 1) + ", rank 0 ran " +
-              std::to_string(verdict.backwards[0]) +
+              std::to_string(vote.backwards[0]) +
               ": where a rank leaves out its step(), the next one takes the gradients of two batches from it");
   }
   if (boundaries_ == 0 || rank() != 0) return;  // who is slow is the same for all, and one says it
-  if (const std::optional<Straggler> slow = stragglers_->observe(verdict.times)) log_.warn(describe(*slow));
+  if (const std::optional<Straggler> slow = stragglers_->observe(vote.times)) log_.warn(describe(*slow));
 }
 
 void Engine::warn_of_wide_gradient() {

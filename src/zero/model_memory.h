@@ -62,7 +62,7 @@ class ModelMemory {
   [[nodiscard]] Range micro_step_part(int flat) const { return model_.flat(flat).part(rank_, degrees_.gradient); }
   /// See sums_in_buckets().
   [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[index(flat)]; }
-  /// Other ranks read this one's sums, after the step is judged, where its next gradients or sums will be: so nobody
+  /// Other ranks read this one's sums, after the commit vote, where its next gradients or sums will be: so nobody
   /// opens a bucket before all have done with that.
   [[nodiscard]] bool peers_read_sums() const { return peers_read_sums_; }
   /// Another rank's reduced shard, after GradientStore::share_sums().

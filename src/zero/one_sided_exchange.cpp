@@ -4,7 +4,7 @@
 //
 // One reduction event is one published bucket: reduction_code(backward, event). An owner knows for each rank whether it
 // took part in an event: it has published it, or it has published a later one, or it has closed the backward. So nobody
-// waits for a rank that takes another path through the model, until the step is judged.
+// waits for a rank that takes another path through the model, until the commit vote.
 //
 // With a degree of gradients all of this is among the ranks of a run. At the end of the step each rank says which flats
 // its run has sums of, and pulls its piece of them from the ranks of the other runs that have the same part. Where

@@ -52,7 +52,7 @@ TEST_P(OneSided, EpochsCarryData) {
         const auto expected = static_cast<std::byte>((epoch + static_cast<std::uint64_t>(peer)) % 251);
         require(board.data(peer)[0] == expected && board.data(peer)[kBytes - 1] == expected, "torn or old data");
       }
-      comm.barrier();  // the judge: nobody overwrites before all have read
+      comm.barrier();  // the commit vote: nobody overwrites before all have read
     }
   });
   EXPECT_TRUE(report.ok()) << report.text();

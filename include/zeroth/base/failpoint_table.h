@@ -132,8 +132,8 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
     {"matched.reduce", "src/zero/matched_exchange.cpp", "before a bucket is reduced by a matched call"},
     {"matched.combine", "src/zero/matched_sums.cpp", "before the sums of groups are added up"},
     // A step.
-    {"engine.judge", "src/engine/engine.cpp", "the gradients are complete, the ranks have not judged them"},
-    {"engine.update", "src/engine/engine.cpp", "judged good, no parameter has changed"},
+    {"engine.vote", "src/engine/engine.cpp", "the gradients are complete, the ranks have not voted on them"},
+    {"engine.update", "src/engine/engine.cpp", "voted for, no parameter has changed"},
     {"engine.publish", "src/engine/engine.cpp", "the own shard is updated, nobody has been told"},
     {"engine.committed", "src/engine/engine.cpp", "the step is done on this rank"},
     // The launcher, whose rank is the number of its node.

@@ -34,7 +34,7 @@ namespace zeroth {
 class GradientStore;
 class PhaseClock;
 class StragglerDetector;
-struct Verdict;
+struct CommitVote;
 enum class Meeting : std::uint8_t;
 enum class Turn : std::uint8_t;
 class Rounds;
@@ -142,7 +142,7 @@ class Engine {
   /// A forward or backward threw: gives back what it held. A broken backward makes the step be skipped on all ranks.
   void abandon(bool in_backward);
 
-  /// Boundary of a micro-step; on the last one judges and updates. Blocks for all ranks then. Throws kUsage without a
+  /// Boundary of a micro-step; on the last one votes and updates. Blocks for all ranks then. Throws kUsage without a
   /// backward since the last step(): on the last micro-step on every rank, naming the first rank that had none, and all
   /// gradients of the step are dropped; else on this rank at once, and nothing has changed. Throws kNonFinite after
   /// max_nonfinite_steps skipped steps in a row, and whatever the transport reports.
@@ -247,14 +247,14 @@ class Engine {
   [[noreturn]] void throw_uneven(const std::vector<int>& out) const;
   StepResult finish_step(bool idle);
   /// All gradients of the step are summed, and all ranks have said what they know of it.
-  Verdict agree(bool idle, bool discards);
+  CommitVote cast_vote(bool idle, bool discards);
   void forget_gradients();
   void warn_of_wide_gradient();
-  void look_at_others(const Verdict& verdict);
+  void look_at_others(const CommitVote& vote);
   void require_not_parted() const;
   void part() noexcept;
   [[noreturn]] void throw_idle(int idle_rank) const;
-  [[noreturn]] void throw_not_all_discard(const Verdict& verdict) const;
+  [[noreturn]] void throw_not_all_discard(const CommitVote& vote) const;
   /// Rank 0's values into the stores, flat by flat; the first unit whose values differed here, or -1.
   int take_values(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
 

@@ -17,7 +17,7 @@ struct FirstOffender {
 };
 
 /// Where one rank's time of a step went: what it computed, by the phase it was in, and how long it waited for
-/// other ranks in all of them. Microseconds, from the judgement of one step to that of the next.
+/// other ranks in all of them. Microseconds, from the commit vote of one step to that of the next.
 struct StepTimes {
   std::int64_t between_us = 0;   ///< from step() to the forward: batches are loaded there, models evaluated
   std::int64_t forward_us = 0;   ///< and the loss

@@ -64,7 +64,7 @@ struct WireReport {
   std::uint64_t all_gather = 0;      ///< gathered parameters, published parameters, gathered gradients
   std::uint64_t reduce_scatter = 0;  ///< gradients
   std::uint64_t between_nodes = 0;   ///< of all payload, what came from ranks on other nodes
-  std::uint64_t control = 0;         ///< judge, averages, initial values, descriptions of calls
+  std::uint64_t control = 0;         ///< commit votes, averages, initial values, descriptions of calls
 };
 
 /// Everything that does not depend on the model's type. Collective where it says so.

@@ -3,9 +3,9 @@
 // A unit that rests sharded is gathered into its slot while at least one lease on it is out; a unit that rests
 // replicated is always there and a lease costs nothing. "Gathered" is a count, not a state: several forwards may be
 // outstanding. Where peers read each other's memory (Capabilities::one_sided) a gather is a pull: wait until each
-// rank's shard has this rank's epoch, copy. No rank overwrites a shard before the judge of the step, which every rank
-// passes after its last gather. Elsewhere a gather is a matched all_gather: all ranks take the same units in the same
-// order, or hear by name what the others took. Whose shards make a whole depends on the degrees of sharding: all
+// rank's shard has this rank's epoch, copy. No rank overwrites a shard before the commit vote of the step, which every
+// rank passes after its last gather. Elsewhere a gather is a matched all_gather: all ranks take the same units in the
+// same order, or hear by name what the others took. Whose shards make a whole depends on the degrees of sharding: all
 // ranks', or those of a run of them.
 #pragma once
 
@@ -62,7 +62,7 @@ class ParameterStore {
   void set_before_gather(std::function<void(int unit)> hook) { before_gather_ = std::move(hook); }
 
   /// Ends all use of the current version: gives prefetched units back. Throws kUsage if a lease of a sharded unit is
-  /// out. Must come before the judge of the step, after which peers overwrite their shards.
+  /// out. Must come before the commit vote of the step, after which peers overwrite their shards.
   void quiesce();
   /// Marks this rank's shards as updated, and brings replicated parameters up to date where updates were sharded
   /// (blocks).

@@ -1,4 +1,4 @@
-// The judge: one small integer all_reduce a step, from which every rank takes the same decision.
+// The commit vote: one small integer all_reduce a step, from which every rank takes the same decision.
 #pragma once
 
 #include "zero/gradient_store.h"
@@ -13,8 +13,8 @@
 
 namespace zeroth {
 
-/// One rank's evidence.
-struct Evidence {
+/// What one rank says.
+struct Ballot {
   std::int64_t groups = 0;          ///< digest of the hyper-parameters that this rank would update with
   kernels::NormAccumulator norm{};  ///< over this rank's reduced shards
   std::vector<bool> touched{};      ///< one a parameter: a gradient arrived on this rank
@@ -29,7 +29,7 @@ struct Evidence {
 };
 
 /// What all ranks agree on.
-struct Verdict {
+struct CommitVote {
   kernels::NormAccumulator norm{};
   std::vector<bool> touched{};  ///< by any rank
   Offender offender{};
@@ -48,6 +48,6 @@ struct Verdict {
 };
 
 /// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), eleven words a rank.
-[[nodiscard]] Verdict judge(const Evidence& evidence, const Communicator& communicator);
+[[nodiscard]] CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator);
 
 }  // namespace zeroth

@@ -1,0 +1,86 @@
+#include "engine/commit_vote.h"
+
+#include "engine/odd_rank.h"
+
+#include <algorithm>
+
+namespace zeroth {
+namespace {
+
+constexpr std::size_t kNormWords = kernels::NormAccumulator::kWords;
+constexpr std::size_t kFieldsPerWord = 4;
+constexpr unsigned kFieldBits = 16;
+constexpr std::size_t kWordsPerRank = 11;
+constexpr std::int64_t kFailed = 1;
+constexpr std::int64_t kIdle = 2;
+constexpr std::int64_t kDiscards = 4;
+constexpr std::int64_t kPreempted = 8;
+constexpr unsigned kFlagBits = 8;  // above them: micro-steps without a batch
+
+}  // namespace
+
+CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator) {
+  const std::size_t params = ballot.touched.size();
+  const std::size_t touched_words = (params + kFieldsPerWord - 1) / kFieldsPerWord;
+  const auto world = static_cast<std::size_t>(communicator.size());
+  std::vector<std::int64_t> message(kNormWords + touched_words + world * kWordsPerRank, 0);
+  std::ranges::copy(ballot.norm.words(), message.begin());
+  for (std::size_t param = 0; param < params; ++param) {
+    if (!ballot.touched[param]) continue;
+    message[kNormWords + param / kFieldsPerWord] += std::int64_t{1} << (kFieldBits * (param % kFieldsPerWord));
+  }
+  const std::size_t ranks_begin = kNormWords + touched_words;
+  std::int64_t* own = message.data() + ranks_begin + static_cast<std::size_t>(communicator.rank()) * kWordsPerRank;
+  own[0] = ballot.offender.param + 1;
+  own[1] = ballot.offender.micro_step;
+  own[2] = static_cast<std::int64_t>(ballot.offender.count);
+  own[3] = (ballot.failed ? kFailed : 0) | (ballot.idle ? kIdle : 0) | (ballot.discards ? kDiscards : 0) |
+           (ballot.preempted ? kPreempted : 0) | (std::int64_t{ballot.joined} << kFlagBits);
+  own[4] = ballot.groups;
+  own[5] = ballot.backwards;
+  own[6] = ballot.times.between_us;
+  own[7] = ballot.times.forward_us;
+  own[8] = ballot.times.backward_us;
+  own[9] = ballot.times.step_us;
+  own[10] = ballot.times.waited_us;
+
+  communicator.all_reduce(std::span<std::int64_t>(message));
+
+  CommitVote vote;
+  std::copy_n(message.begin(), kNormWords, vote.norm.words().begin());
+  vote.touched.resize(params);
+  for (std::size_t param = 0; param < params; ++param) {
+    const auto word = static_cast<std::uint64_t>(message[kNormWords + param / kFieldsPerWord]);
+    vote.touched[param] = ((word >> (kFieldBits * (param % kFieldsPerWord))) & 0xffffU) != 0;
+  }
+  std::vector<std::int64_t> groups;
+  for (std::size_t rank = 0; rank < world; ++rank) {
+    const std::int64_t* theirs = message.data() + ranks_begin + rank * kWordsPerRank;
+    if ((theirs[3] & kFailed) != 0 && vote.failed_rank < 0) vote.failed_rank = static_cast<int>(rank);
+    if ((theirs[3] & kIdle) != 0 && vote.idle_rank < 0) vote.idle_rank = static_cast<int>(rank);
+    int& same = (theirs[3] & kDiscards) != 0 ? vote.discarding_rank : vote.keeping_rank;
+    if (same < 0) same = static_cast<int>(rank);
+    if ((theirs[3] & kPreempted) != 0 && vote.preempted_rank < 0) vote.preempted_rank = static_cast<int>(rank);
+    if (theirs[5] != message[ranks_begin + 5] && vote.uneven_rank < 0) vote.uneven_rank = static_cast<int>(rank);
+    vote.joined += theirs[3] >> kFlagBits;
+    vote.backwards.push_back(theirs[5]);
+    vote.times.push_back({.between_us = theirs[6],
+                          .forward_us = theirs[7],
+                          .backward_us = theirs[8],
+                          .step_us = theirs[9],
+                          .waited_us = theirs[10]});
+    groups.push_back(theirs[4]);
+    if (theirs[0] == 0) continue;
+    // The earliest micro-step; among equals the lowest rank.
+    if (vote.offender_rank < 0 || theirs[1] < vote.offender.micro_step) {
+      vote.offender = {static_cast<int>(theirs[0] - 1), theirs[1], static_cast<std::uint64_t>(theirs[2])};
+      vote.offender_rank = static_cast<int>(rank);
+    }
+  }
+  const OddRank odd = find_odd_rank(groups);
+  vote.usual_groups_rank = odd.usual;
+  vote.other_groups_rank = odd.odd;
+  return vote;
+}
+
+}  // namespace zeroth
