@@ -2,7 +2,16 @@
 
 #include "engine/odd_rank.h"
 
+#include <zeroth/base/error.h>
+
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <iterator>
+#include <span>
+#include <string>
+#include <string_view>
 
 namespace zeroth {
 namespace {
@@ -16,6 +25,12 @@ constexpr std::int64_t kIdle = 2;
 constexpr std::int64_t kDiscards = 4;
 constexpr std::int64_t kPreempted = 8;
 constexpr unsigned kFlagBits = 8;  // above them: micro-steps without a batch
+
+/// With as many digits as tell it from its neighbours.
+std::string shortest_text(double value) {
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
 
 }  // namespace
 
@@ -81,6 +96,36 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
   vote.usual_groups_rank = odd.usual;
   vote.other_groups_rank = odd.odd;
   return vote;
+}
+
+void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd, const Communicator& communicator) {
+  static constexpr std::string_view kNames[] = {"lr",           "beta1",    "beta2",     "eps",
+                                                "weight_decay", "momentum", "dampening", "nesterov"};
+  constexpr std::size_t kValues = std::size(kNames);
+  std::vector<double> own;
+  for (const GroupHyper& group : groups) {
+    own.insert(own.end(), {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum,
+                           group.dampening, group.nesterov ? 1.0 : 0.0});
+  }
+  std::vector<double> all(own.size() * static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span<const double>(own), std::span(all));
+  const auto values_of = [&](int rank) {
+    return std::span<const double>(all).subspan(own.size() * static_cast<std::size_t>(rank), own.size());
+  };
+  const std::span<const double> expected = values_of(usual);
+  const std::span<const double> got = values_of(odd);
+  const auto same_bits = [](double a, double b) {
+    return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+  };  // as the digests
+  const auto index = static_cast<std::size_t>(std::ranges::mismatch(expected, got, same_bits).in1 - expected.begin());
+  ZR_ASSERT(index < own.size(), "ranks' digests of their parameter groups differ but their values do not");
+  throw Error(ErrorCode::kMismatch, "ranks set different learning rates or weight decays",
+              {.where = "engine.step",
+               .who = "rank " + std::to_string(odd) + "/" + std::to_string(communicator.size()),
+               .which = std::string(kNames[index % kValues]) + " of parameter group " + std::to_string(index / kValues),
+               .expected = shortest_text(expected[index]) + " (rank " + std::to_string(usual) + ")",
+               .got = shortest_text(got[index]) + " (rank " + std::to_string(odd) + ")",
+               .hint = "change groups alike on all ranks, before step(); nothing was updated"});
 }
 
 }  // namespace zeroth

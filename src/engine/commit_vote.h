@@ -6,6 +6,7 @@
 #include <kernels/norm/norm.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/engine/step_result.h>
+#include <zeroth/optim/optimizer.h>
 
 #include <cstdint>
 #include <optional>
@@ -49,5 +50,10 @@ struct CommitVote {
 
 /// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), eleven words a rank.
 [[nodiscard]] CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator);
+
+/// Blocking. For ranks that know that `odd` would update with other hyper-parameters than `usual`: throws kMismatch
+/// with both values.
+[[noreturn]] void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd,
+                                     const Communicator& communicator);
 
 }  // namespace zeroth

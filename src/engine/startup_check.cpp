@@ -1,4 +1,4 @@
-#include "engine/agreement.h"
+#include "engine/startup_check.h"
 
 #include "engine/odd_rank.h"
 
@@ -6,10 +6,6 @@
 #include <zeroth/engine/config.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
-#include <charconv>
-#include <iterator>
 #include <limits>
 #include <sstream>
 
@@ -63,12 +59,6 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
-/// With as many digits as tell it from its neighbours.
-std::string shortest_text(double value) {
-  std::array<char, 32> text{};
-  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
-}
-
 /// Every rank's text, in rank order.
 std::vector<std::string> gather_texts(const std::string& own, const Communicator& communicator) {
   const auto world = static_cast<std::size_t>(communicator.size());
@@ -79,7 +69,7 @@ std::vector<std::string> gather_texts(const std::string& own, const Communicator
   std::int64_t total = 0;
   for (const std::int64_t size : sizes) {
     ZR_CHECK(size >= 0 && size <= kMost, ErrorCode::kMismatch, "a rank's description has an absurd size",
-             {.where = "engine.agreement",
+             {.where = "engine.startup",
               .who = "rank " + std::to_string(&size - sizes.data()) + "/" + std::to_string(world),
               .expected = "at most " + std::to_string(kMost) + " bytes",
               .got = std::to_string(size)});
@@ -154,36 +144,6 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
                  .hint = "build the same model from the same configuration on every rank"});
   }
   throw Error(ErrorCode::kInternal, "ranks' digests differ but their descriptions do not", {.where = "engine"});
-}
-
-void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd, const Communicator& communicator) {
-  static constexpr std::string_view kNames[] = {"lr",           "beta1",    "beta2",     "eps",
-                                                "weight_decay", "momentum", "dampening", "nesterov"};
-  constexpr std::size_t kValues = std::size(kNames);
-  std::vector<double> own;
-  for (const GroupHyper& group : groups) {
-    own.insert(own.end(), {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum,
-                           group.dampening, group.nesterov ? 1.0 : 0.0});
-  }
-  std::vector<double> all(own.size() * static_cast<std::size_t>(communicator.size()));
-  communicator.all_gather(std::span<const double>(own), std::span(all));
-  const auto values_of = [&](int rank) {
-    return std::span<const double>(all).subspan(own.size() * static_cast<std::size_t>(rank), own.size());
-  };
-  const std::span<const double> expected = values_of(usual);
-  const std::span<const double> got = values_of(odd);
-  const auto same_bits = [](double a, double b) {
-    return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
-  };  // as the digests
-  const auto index = static_cast<std::size_t>(std::ranges::mismatch(expected, got, same_bits).in1 - expected.begin());
-  ZR_ASSERT(index < own.size(), "ranks' digests of their parameter groups differ but their values do not");
-  throw Error(ErrorCode::kMismatch, "ranks set different learning rates or weight decays",
-              {.where = "engine.step",
-               .who = "rank " + std::to_string(odd) + "/" + std::to_string(communicator.size()),
-               .which = std::string(kNames[index % kValues]) + " of parameter group " + std::to_string(index / kValues),
-               .expected = shortest_text(expected[index]) + " (rank " + std::to_string(usual) + ")",
-               .got = shortest_text(got[index]) + " (rank " + std::to_string(odd) + ")",
-               .hint = "change groups alike on all ranks, before step(); nothing was updated"});
 }
 
 void require_plan_fits(const ModelLayout& model, const EngineSettings& settings, int optimizer_states,

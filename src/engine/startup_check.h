@@ -4,17 +4,10 @@
 #include <zeroth/comm/communicator.h>
 #include <zeroth/engine/engine.h>
 
-#include <string>
-
 namespace zeroth {
 
 /// Blocking. Throws kMismatch on every rank, naming the odd rank (see odd_rank.h), and the parameter or setting.
 void require_same_structure(const ModelLayout& model, const EngineSettings& settings, const Communicator& communicator);
-
-/// Blocking. For ranks that know that `odd` would update with other hyper-parameters than `usual`: throws kMismatch
-/// with both values.
-[[noreturn]] void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd,
-                                     const Communicator& communicator);
 
 /// Blocking. Throws kOutOfMemory on every rank if the plans of all ranks of this host together exceed what is
 /// available; the message names the rank that has least, holds the table of stages 0 to 3 and names the smallest plan
