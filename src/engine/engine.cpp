@@ -1,9 +1,9 @@
 #include "base/planted.h"
 #include "engine/commit_vote.h"
 #include "engine/phase_clock.h"
-#include "engine/rounds.h"
 #include "engine/startup_check.h"
 #include "engine/straggler.h"
+#include "engine/uneven_join.h"
 #include "engine/updater.h"
 #include "zero/call_tags.h"
 #include "zero/gradient_store.h"
@@ -33,24 +33,24 @@ std::int64_t digest_of(const std::vector<GroupHyper>& groups) {
       digest64({reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double)}) >> 1U);
 }
 
-Turn turn_of(Meeting what) {
+NextCall call_of(SyncPoint what) {
   switch (what) {
-    case Meeting::kAverage:
-      return Turn::kAverage;
-    case Meeting::kBarrier:
-      return Turn::kBarrier;
-    case Meeting::kBuffers:
-      return Turn::kBuffers;
-    case Meeting::kExport:
-      return Turn::kExport;
-    case Meeting::kClose:
-      return Turn::kClose;
-    case Meeting::kStep:
-      return Turn::kStep;
-    case Meeting::kRound:
+    case SyncPoint::kAverage:
+      return NextCall::kAverage;
+    case SyncPoint::kBarrier:
+      return NextCall::kBarrier;
+    case SyncPoint::kBuffers:
+      return NextCall::kBuffers;
+    case SyncPoint::kExport:
+      return NextCall::kExport;
+    case SyncPoint::kClose:
+      return NextCall::kClose;
+    case SyncPoint::kStep:
+      return NextCall::kStep;
+    case SyncPoint::kRound:
       break;
   }
-  return Turn::kListen;
+  return NextCall::kListen;
 }
 
 }  // namespace
@@ -119,9 +119,9 @@ void Engine::build_stores() {
   gradients_ = std::make_unique<GradientStore>(layout_, settings_.plan, settings_.micro_steps, *memory_, backend,
                                                device_.make_stream("reduce"), kernels, device_.ledger());
   updater_ = std::make_unique<Updater>(layout_, *optimizer_, *memory_, backend, kernels);
-  rounds_ = std::make_unique<Rounds>(communicator_, layout_, [this] { gradients_->meet(Meeting::kRound); });
-  parameters_->set_before_gather([this](int unit) { announce(Turn::kGather, unit); });
-  gradients_->set_before_reduce([this](int flat) { announce(Turn::kReduce, flat); });
+  uneven_join_ = std::make_unique<UnevenJoin>(communicator_, layout_, [this] { gradients_->sync(SyncPoint::kRound); });
+  parameters_->set_before_gather([this](int unit) { announce(NextCall::kGather, unit); });
+  gradients_->set_before_reduce([this](int flat) { announce(NextCall::kReduce, flat); });
   uses_.resize(layout_.units.size());
   for (std::size_t unit = 0; unit < uses_.size(); ++unit) {
     for (const int param : layout_.units[unit].params) {
@@ -321,7 +321,7 @@ void Engine::release_leases() {
 
 StepResult Engine::step() {
   enter(Phase::kStep);
-  announce(Turn::kStep);
+  announce(NextCall::kStep);
   backward_announced_ = false;
   // Where the others wait for this rank, they hear of it from the commit vote.
   const bool votes = world() > 1 && micro_step_ + 1 == settings_.micro_steps;
@@ -389,7 +389,7 @@ void Engine::discard_gradients() {
        .hint =
            "gradients that another loss leaves here do not arise while these parameters have requires_grad_(False)"});
   const CommitVote vote = together([&] {
-    announce(Turn::kDiscard);
+    announce(NextCall::kDiscard);
     return cast_vote(/*idle=*/false, /*discards=*/true);
   });
   had_backward_ = false;
@@ -524,74 +524,74 @@ std::vector<double> Engine::learning_rates() const {
   return rates;
 }
 
-void Engine::meet(Meeting what, std::string_view name) {
+void Engine::sync(SyncPoint what, std::string_view name) {
   const std::uint64_t before = watch_ ? watch_->entered() : 0;
-  enter(Phase::kMeeting);
+  enter(Phase::kSyncPoint);
   // The names of those that have a batch are in what they announce.
-  const bool all = rounds_->num_out() == 0;
-  announce(turn_of(what), name.empty() ? -1 : static_cast<int>(digest64(name) >> 33U));
-  gradients_->meet(what, all ? name : std::string_view());
+  const bool all = uneven_join_->num_out() == 0;
+  announce(call_of(what), name.empty() ? -1 : static_cast<int>(digest64(name) >> 33U));
+  gradients_->sync(what, all ? name : std::string_view());
   if (watch_) watch_->resume(before);
 }
 
-// One-sided meetings know what kind of call it is, and no more: names are compared by a matched one.
-void Engine::compare_names(Meeting what, std::string_view name) {
+// One-sided sync points know what kind of call it is, and no more: names are compared by a matched one.
+void Engine::compare_names(SyncPoint what, std::string_view name) {
   if (world() > 1 && communicator_.backend().capabilities().one_sided) communicator_.barrier(name, tag_of(what));
 }
 
 double Engine::sum_over_ranks(double value, std::string_view name) {
   together([&] {
-    meet(Meeting::kAverage, name);
-    if (!name.empty() && rounds_->num_out() == 0) compare_names(Meeting::kAverage, name);
+    sync(SyncPoint::kAverage, name);
+    if (!name.empty() && uneven_join_->num_out() == 0) compare_names(SyncPoint::kAverage, name);
     communicator_.all_reduce(std::span(&value, 1));
   });
   return value;
 }
 
 double Engine::average(double value, std::string_view name) {
-  return sum_over_ranks(value, name) / static_cast<double>(world() - rounds_->num_out());
+  return sum_over_ranks(value, name) / static_cast<double>(world() - uneven_join_->num_out());
 }
 
 void Engine::barrier(std::string_view name) {
   together([&] {
-    meet(Meeting::kBarrier, name);
-    compare_names(Meeting::kBarrier, rounds_->num_out() == 0 ? name : std::string_view());
+    sync(SyncPoint::kBarrier, name);
+    compare_names(SyncPoint::kBarrier, uneven_join_->num_out() == 0 ? name : std::string_view());
   });
 }
 
-void Engine::announce(Turn turn, int what) {
-  if (rounds_->num_out() == 0 || rounds_->is_out()) return;
-  rounds_->announce({.turn = turn, .what = what});
-  require_joinable(turn);
+void Engine::announce(NextCall call, int what) {
+  if (uneven_join_->num_out() == 0 || uneven_join_->is_out()) return;
+  uneven_join_->announce({.call = call, .what = what});
+  require_joinable(call);
 }
 
 void Engine::announce_backward() {
-  if (!std::exchange(backward_announced_, true)) announce(Turn::kBackward);
+  if (!std::exchange(backward_announced_, true)) announce(NextCall::kBackward);
 }
 
-void Engine::require_joinable(Turn turn) const {
-  if (turn != Turn::kExport && turn != Turn::kClose) return;
+void Engine::require_joinable(NextCall call) const {
+  if (call != NextCall::kExport && call != NextCall::kClose) return;
   throw Error(
       ErrorCode::kUsage, "a call of all ranks while some have no batch and wait for the others",
       {.where = "engine.next_batch",
        .who = "rank " + std::to_string(rank()) + "/" + std::to_string(world()),
-       .which = turn == Turn::kExport ? "an export" : "close()",
+       .which = call == NextCall::kExport ? "an export" : "close()",
        .expected =
            "forward, backward, step(), zero_grad(), average() or barrier() until the batches of all ranks are used up",
-       .got = ranks_text(rounds_->out()) + " without a batch",
+       .got = ranks_text(uneven_join_->out()) + " without a batch",
        .hint = "make it after the loop over the batches"});
 }
 
 void Engine::begin_epoch() {
   if (world() == 1) return;
   backward_announced_ = false;
-  if (rounds_->num_out() == 0) return;
-  together([&] { announce(Turn::kEpoch); });
-  end_rounds();
+  if (uneven_join_->num_out() == 0) return;
+  together([&] { announce(NextCall::kEpoch); });
+  end_uneven_join();
 }
 
-void Engine::end_rounds() {
-  rounds_->end();
+void Engine::end_uneven_join() {
+  uneven_join_->end();
   parameters_->forget_order();
 }
 
@@ -613,15 +613,15 @@ Next Engine::begin_batch(bool has_batch) {
   if (world() == 1) return has_batch ? Next::kBatch : Next::kEnd;
   return together([&] {
     backward_announced_ = false;
-    rounds_->begin_batch(has_batch);
-    const int out = rounds_->num_out();
+    uneven_join_->begin_batch(has_batch);
+    const int out = uneven_join_->num_out();
     if (out == 0) return Next::kBatch;
     if (out < world() && settings_.uneven == Uneven::kJoin) {
       parameters_->forget_order();
       return has_batch ? Next::kBatch : follow();
     }
-    const std::vector<int> without = rounds_->out();
-    end_rounds();
+    const std::vector<int> without = uneven_join_->out();
+    end_uneven_join();
     if (out < world() && settings_.uneven == Uneven::kError) throw_uneven(without);
     return Next::kEnd;
   });
@@ -648,52 +648,52 @@ void Engine::throw_uneven(const std::vector<int>& out) const {
 }
 
 Next Engine::follow() {
-  enter(Phase::kMeeting);
+  enter(Phase::kSyncPoint);
   for (UnitUse& use : uses_) use.kept.reset();
   parameters_->quiesce();
   while (true) {
-    const Announcement next = rounds_->listen();
-    switch (next.turn) {
-      case Turn::kNoBatch:
-      case Turn::kEpoch:
-        end_rounds();
+    const Announcement next = uneven_join_->listen();
+    switch (next.call) {
+      case NextCall::kNoBatch:
+      case NextCall::kEpoch:
+        end_uneven_join();
         enter(Phase::kBetweenSteps);
         return Next::kEnd;
-      case Turn::kStep:
+      case NextCall::kStep:
         if (!gradients_->reads_peers()) gradients_->close_backward();
         ++joined_;
         had_backward_ = true;
         return Next::kStep;
-      case Turn::kBuffers:
+      case NextCall::kBuffers:
         return Next::kShareBuffers;
       default:
-        take_part(next.turn, next.what);
+        take_part(next.call, next.what);
     }
   }
 }
 
-void Engine::take_part(Turn turn, int what) {
-  switch (turn) {
-    case Turn::kBatch:
+void Engine::take_part(NextCall call, int what) {
+  switch (call) {
+    case NextCall::kBatch:
       return parameters_->forget_order();
-    case Turn::kGather:
+    case NextCall::kGather:
       return parameters_->take_part(what);
-    case Turn::kReduce:
+    case NextCall::kReduce:
       return gradients_->take_part(what);
-    case Turn::kBackward:
+    case NextCall::kBackward:
       // One-sided: nobody has to wait for gradients of this rank. Else its part in each reduction is yet to come.
       if (gradients_->reads_peers()) gradients_->close_backward();
       return;
-    case Turn::kDiscard:
+    case NextCall::kDiscard:
       had_backward_ = true;
       return discard_gradients();
-    case Turn::kAverage:
+    case NextCall::kAverage:
       (void)sum_over_ranks(0.0);
       return;
-    case Turn::kBarrier:
+    case NextCall::kBarrier:
       return barrier();
     default:
-      return require_joinable(turn);
+      return require_joinable(call);
   }
 }
 

@@ -363,7 +363,7 @@ void Runtime::share_buffers() {
 
 void Runtime::meet_for_buffers() {
   core_->together([&] {
-    core_->meet(Meeting::kBuffers);
+    core_->sync(SyncPoint::kBuffers);
     send_buffers(model_, core_->communicator());
   });
 }
@@ -637,7 +637,7 @@ void Runtime::release_parameters() {
 }
 
 void Runtime::give_parameters_back() {
-  core_->meet(Meeting::kClose);
+  core_->sync(SyncPoint::kClose);
   const ModelLayout& layout = core_->layout();
   std::vector<at::Tensor> whole(model_.tensors.size());
   for (std::size_t index = 0; index < layout.flats.size(); ++index) {

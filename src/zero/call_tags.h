@@ -19,13 +19,13 @@ enum class CallPurpose : std::uint8_t {
   kCombineGradients
 };
 
-[[nodiscard]] MessageTag tag_of(Meeting what);
+[[nodiscard]] MessageTag tag_of(SyncPoint what);
 
 /// "the gradients of unit blocks.3", "step()"; "" for tags of other calls. Where ranks gather or sum different units, a
 /// hint what to do. `model` must outlive it.
 [[nodiscard]] TagNames tag_names(const ModelLayout& model);
 
 /// "step()", "an export": what the ranks come together for.
-[[nodiscard]] const char* name_of(Meeting what) noexcept;
+[[nodiscard]] const char* name_of(SyncPoint what) noexcept;
 
 }  // namespace zeroth

@@ -31,8 +31,8 @@ class GradientExchange {
   virtual void progress() = 0;
   /// This rank publishes nothing more in its backwards before number `next`.
   virtual void close_backward(std::uint64_t next) = 0;
-  /// See GradientStore::meet().
-  virtual void meet(Meeting what, std::string_view name) = 0;
+  /// See GradientStore::sync().
+  virtual void sync(SyncPoint what, std::string_view name) = 0;
   /// Blocks until this rank has the sums of all backwards before number `next`, of all ranks or those of its run.
   virtual void await_sums(std::uint64_t next) = 0;
   /// After that, with sums at ModelMemory::micro_step_sums(): blocks until this rank's shards hold those of all runs of

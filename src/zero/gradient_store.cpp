@@ -204,8 +204,8 @@ void GradientStore::close_backward() {
   exchange_->close_backward(++backward_);
 }
 
-void GradientStore::meet(Meeting what, std::string_view name) {
-  if (model_.world > 1) exchange_->meet(what, name);
+void GradientStore::sync(SyncPoint what, std::string_view name) {
+  if (model_.world > 1) exchange_->sync(what, name);
 }
 
 void GradientStore::complete() {
@@ -214,7 +214,7 @@ void GradientStore::complete() {
            {.where = "zero.reduce"});
   backward_ = next_step;
   exchange_->close_backward(next_step);  // first: it tells the others what this rank has no gradients for
-  meet(Meeting::kStep);
+  sync(SyncPoint::kStep);
   exchange_->await_sums(next_step);
   for (const int flat : shards_->vacated()) {
     if (!shards_->has_slot(flat)) take_slot(model_.flat(flat).unit);  // others may still be reading a bucket there

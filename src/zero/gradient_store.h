@@ -75,7 +75,7 @@ class GradientStore {
   /// this one to take its gradients. Comes before every matched call but that of complete(), which has its own. Throws
   /// kMismatch if another rank comes to another call. `name` is the caller's, for errors; where calls are matched it is
   /// compared, too.
-  void meet(Meeting what, std::string_view name = {});
+  void sync(SyncPoint what, std::string_view name = {});
   /// Blocks until every reduction event of all closed backwards has arrived in the reduced shards. Ends the step's
   /// accumulation: the next event stores instead of adding.
   void complete();

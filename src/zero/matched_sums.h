@@ -12,8 +12,8 @@
 
 namespace zeroth {
 
-/// GradientExchange::meet() as a call of all ranks.
-void matched_meeting(Meeting what, std::string_view name, CommBackend& backend, const Stream& stream);
+/// GradientExchange::sync() as a call of all ranks.
+void matched_sync(SyncPoint what, std::string_view name, CommBackend& backend, const Stream& stream);
 
 class MatchedSums {
  public:

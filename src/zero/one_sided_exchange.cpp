@@ -8,7 +8,7 @@
 //
 // With a degree of gradients all of this is among the ranks of a run. At the end of the step each rank says which flats
 // its run has sums of, and pulls its piece of them from the ranks of the other runs that have the same part. Where
-// these are out of reach, on other nodes, that is a matched call instead, as are the meetings.
+// these are out of reach, on other nodes, that is a matched call instead, as are the sync points.
 //
 // Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way,
 // owners copy the ranges of their slots aside (spill); ranks that go through the model in one order never need it.
@@ -59,7 +59,7 @@ class OneSidedExchange final : public GradientExchange {
   void publish(int flat, DType dtype) override;
   void progress() override;
   void close_backward(std::uint64_t next) override;
-  void meet(Meeting what, std::string_view name) override;
+  void sync(SyncPoint what, std::string_view name) override;
   void await_sums(std::uint64_t next) override;
   void combine_sums(std::uint64_t next) override;
   void share_sums() override {  // else they lie where peers can read them
@@ -131,7 +131,7 @@ class OneSidedExchange final : public GradientExchange {
   std::vector<std::uint8_t> summed_;  ///< one a flat: of this step, where sums of runs are matched
   std::uint64_t backward_ = 0;
   std::uint64_t spills_ = 0;
-  std::uint64_t meetings_ = 0;
+  std::uint64_t sync_points_ = 0;
   std::uint64_t steps_ = 0;
   std::map<std::tuple<int, std::uint64_t, int>, Spill> spilled_;  ///< (flat, code, source)
 };
@@ -289,7 +289,7 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
   // rank has not said yet whether it takes part in that event; or if it has come to a matched call and another stuck
   // rank has not. The largest such set: start with all that wait, drop whoever will get on. Ranks that go through the
   // model in one order are never stuck, however slow one of them is.
-  const auto calls_of = [this](int rank) { return memory_.signals(rank).meeting().load() >> 8U; };
+  const auto calls_of = [this](int rank) { return memory_.signals(rank).sync_point().load() >> 8U; };
   std::uint64_t fewest_calls = calls_of(reach_.rank(0));
   for (int index = 1; index < reach_.count; ++index)
     fewest_calls = std::min(fewest_calls, calls_of(reach_.rank(index)));
@@ -393,33 +393,35 @@ void OneSidedExchange::wait(const std::string& what, const std::function<bool()>
       {.what = what, .missing = std::move(missing)});
 }
 
-void OneSidedExchange::meet(Meeting what, std::string_view given) {
+void OneSidedExchange::sync(SyncPoint what, std::string_view given) {
   if (model_.world == 1) return;
-  const auto name = [](std::uint64_t word) { return name_of(static_cast<Meeting>(word & 0xffU)); };
+  const auto name = [](std::uint64_t word) { return name_of(static_cast<SyncPoint>(word & 0xffU)); };
   const std::string quoted = given.empty() ? "" : " \"" + std::string(given) + "\"";
-  const std::uint64_t own = (++meetings_ << 8U) | static_cast<std::uint64_t>(what);
-  announce(memory_.signals(memory_.rank()).meeting(), own);
+  const std::uint64_t own = (++sync_points_ << 8U) | static_cast<std::uint64_t>(what);
+  announce(memory_.signals(memory_.rank()).sync_point(), own);
   wait(
       std::string(name(own)) + quoted + " of all ranks",
       [&] {
         for (int index = 0; index < reach_.count; ++index) {
           const int rank = reach_.rank(index);
-          const std::uint64_t theirs = memory_.signals(rank).meeting().load();
-          if (theirs >> 8U < meetings_) return false;
-          ZR_CHECK(theirs >> 8U > meetings_ || theirs == own || planted("tag_compare"), ErrorCode::kMismatch,
+          const std::uint64_t theirs = memory_.signals(rank).sync_point().load();
+          if (theirs >> 8U < sync_points_) return false;
+          ZR_CHECK(theirs >> 8U > sync_points_ || theirs == own || planted("tag_compare"), ErrorCode::kMismatch,
                    "ranks come to different calls of the engine",
-                   {.where = "zero.meet",
+                   {.where = "zero.sync",
                     .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
-                    .which = "matched call " + std::to_string(meetings_),
+                    .which = "matched call " + std::to_string(sync_points_),
                     .expected = std::string(name(own)) + quoted + " on rank " + std::to_string(memory_.rank()),
                     .got = std::string(name(theirs)) + " on rank " + std::to_string(rank),
                     .hint = "all ranks must make the same calls in the same order"});
         }
         return true;
       },
-      [&] { return ranks_where([&](int rank) { return memory_.signals(rank).meeting().load() >> 8U < meetings_; }); });
+      [&] {
+        return ranks_where([&](int rank) { return memory_.signals(rank).sync_point().load() >> 8U < sync_points_; });
+      });
   // All in reach are here: nobody needs this rank to take gradients while it waits for the others.
-  if (!memory_.one_sided()) matched_meeting(what, given, backend_, reduce_stream_);
+  if (!memory_.one_sided()) matched_sync(what, given, backend_, reduce_stream_);
 }
 
 void OneSidedExchange::await_sums(std::uint64_t next) {

@@ -39,7 +39,7 @@ inline constexpr auto kMessageCalls = std::to_array<std::string_view>(
 inline constexpr auto kDirections = std::to_array<std::string_view>({"send", "recv"});
 
 inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
-    // Meeting.
+    // Rendezvous.
     {"rendezvous.listen", "src/comm/rendezvous/rendezvous.cpp", "rank 0, before it takes the name of the job"},
     {"rendezvous.admit", "src/comm/rendezvous/rendezvous.cpp", "rank 0, with a hello that it has read and not judged"},
     {"rendezvous.answer", "src/comm/rendezvous/rendezvous.cpp", "rank 0, when all have come and nobody has been told"},

@@ -35,9 +35,9 @@ class GradientStore;
 class PhaseClock;
 class StragglerDetector;
 struct CommitVote;
-enum class Meeting : std::uint8_t;
-enum class Turn : std::uint8_t;
-class Rounds;
+enum class SyncPoint : std::uint8_t;
+enum class NextCall : std::uint8_t;
+class UnevenJoin;
 
 /// Everything that decides what is trained and how it is placed: resolved, no defaults left open.
 struct EngineSettings {
@@ -190,7 +190,7 @@ class Engine {
   /// Blocks until all ranks have come to this call, and reduces gradients meanwhile. Must come before every matched
   /// call on communicator() once training has begun: else a rank that is still in backward could wait for one that is
   /// in that call.
-  void meet(Meeting what, std::string_view name = {});
+  void sync(SyncPoint what, std::string_view name = {});
   /// Runs a call that all ranks make together; such calls may lie in each other. What ends one and is no Error, Ctrl-C
   /// in a wait above all, parts this rank from the others for good: they get kAborted, and so does this rank in every
   /// such call from then on.
@@ -233,17 +233,17 @@ class Engine {
   void store_initial(int flat, const std::byte* values);
   void release_leases();
   /// Where some ranks have no batch, and this one has: they hear what comes next.
-  void announce(Turn turn, int what = -1);
+  void announce(NextCall call, int what = -1);
   void announce_backward();
   /// On a rank that is out, until nobody has a batch, another epoch begins, or the front end is needed.
   [[nodiscard]] Next follow();
   /// Nobody is out any more. All ranks do it at the same place.
-  void end_rounds();
-  void take_part(Turn turn, int what);
+  void end_uneven_join();
+  void take_part(NextCall call, int what);
   [[nodiscard]] double sum_over_ranks(double value, std::string_view name = {});
-  void compare_names(Meeting what, std::string_view name);
+  void compare_names(SyncPoint what, std::string_view name);
   /// Throws for what a rank without a batch cannot take part in.
-  void require_joinable(Turn turn) const;
+  void require_joinable(NextCall call) const;
   [[noreturn]] void throw_uneven(const std::vector<int>& out) const;
   StepResult finish_step(bool idle);
   /// All gradients of the step are summed, and all ranks have said what they know of it.
@@ -277,7 +277,7 @@ class Engine {
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<GradientStore> gradients_;
   std::unique_ptr<Updater> updater_;
-  std::unique_ptr<Rounds> rounds_;
+  std::unique_ptr<UnevenJoin> uneven_join_;
   std::vector<UnitUse> uses_;
   std::vector<bool> expected_;      ///< one a parameter: backwards bring its gradient
   std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr

@@ -6,6 +6,6 @@
 namespace zeroth {
 
 /// Calls of an engine that all ranks make together.
-enum class Meeting : std::uint8_t { kStep, kAverage, kBarrier, kBuffers, kExport, kClose, kRound };
+enum class SyncPoint : std::uint8_t { kStep, kAverage, kBarrier, kBuffers, kExport, kClose, kRound };
 
 }  // namespace zeroth

@@ -1,4 +1,4 @@
-// Rounds: how ranks that have run out of batches take part in what the others do.
+// UnevenJoin: how ranks that have run out of batches take part in what the others do.
 //
 // Before each batch every rank says whether it has another one. While some have none, the others say before each call
 // in which all must take part which one comes: one small all_gather a call. Ranks without a batch do nothing but
@@ -15,8 +15,8 @@
 
 namespace zeroth {
 
-/// What a rank says in a round. Those from kEpoch on: what all do next.
-enum class Turn : std::uint8_t {
+/// What a rank says comes next. Those from kEpoch on: what all do next.
+enum class NextCall : std::uint8_t {
   kListen,
   kBatch,
   kNoBatch,
@@ -34,18 +34,18 @@ enum class Turn : std::uint8_t {
 };
 
 struct Announcement {
-  Turn turn = Turn::kListen;
+  NextCall call = NextCall::kListen;
   int what = -1;  ///< unit of kGather, flat of kReduce, digest of a barrier's name
   [[nodiscard]] bool operator==(const Announcement&) const = default;
 };
 
-class Rounds {
+class UnevenJoin {
  public:
-  /// `meet` comes before each round: see Engine::meet(). Both outlive this.
-  Rounds(const Communicator& communicator, const ModelLayout& model, std::function<void()> meet)
+  /// `sync` comes before each round: see Engine::sync(). Both outlive this.
+  UnevenJoin(const Communicator& communicator, const ModelLayout& model, std::function<void()> sync)
       : communicator_(communicator),
         model_(model),
-        meet_(std::move(meet)),
+        sync_(std::move(sync)),
         out_(static_cast<std::size_t>(communicator.size()), 0) {}
 
   /// Ranks without a batch, since the last round before a batch.
@@ -70,7 +70,7 @@ class Rounds {
 
   const Communicator& communicator_;
   const ModelLayout& model_;
-  std::function<void()> meet_;
+  std::function<void()> sync_;
   std::vector<std::uint8_t> out_;
   int num_out_ = 0;
 };

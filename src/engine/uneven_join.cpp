@@ -1,4 +1,4 @@
-#include "engine/rounds.h"
+#include "engine/uneven_join.h"
 
 #include <zeroth/base/error.h>
 
@@ -9,23 +9,24 @@
 namespace zeroth {
 namespace {
 
-constexpr unsigned kTurnBits = 8;
+constexpr unsigned kCallBits = 8;
 
 std::int64_t word_of(Announcement said) {
-  return static_cast<std::int64_t>(said.turn) | (static_cast<std::int64_t>(said.what) + 1) << kTurnBits;
+  return static_cast<std::int64_t>(said.call) | (static_cast<std::int64_t>(said.what) + 1) << kCallBits;
 }
 
 Announcement announcement_of(std::int64_t word) {
-  return {.turn = static_cast<Turn>(word & ((1 << kTurnBits) - 1)), .what = static_cast<int>(word >> kTurnBits) - 1};
+  return {.call = static_cast<NextCall>(word & ((1 << kCallBits) - 1)),
+          .what = static_cast<int>(word >> kCallBits) - 1};
 }
 
 bool between_batches(Announcement said) {
-  return said.turn == Turn::kBatch || said.turn == Turn::kNoBatch;
+  return said.call == NextCall::kBatch || said.call == NextCall::kNoBatch;
 }
 
 }  // namespace
 
-std::vector<int> Rounds::out() const {
+std::vector<int> UnevenJoin::out() const {
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < out_.size(); ++rank) {
     if (out_[rank] != 0) ranks.push_back(static_cast<int>(rank));
@@ -33,7 +34,7 @@ std::vector<int> Rounds::out() const {
   return ranks;
 }
 
-std::string Rounds::describe(Announcement said) const {
+std::string UnevenJoin::describe(Announcement said) const {
   static constexpr const char* kNames[] = {"nothing",
                                            "the next batch",
                                            "the end of its batches",
@@ -48,17 +49,17 @@ std::string Rounds::describe(Announcement said) const {
                                            "a forward that shares buffers",
                                            "an export",
                                            "close()"};
-  const auto index = static_cast<std::size_t>(said.turn);
+  const auto index = static_cast<std::size_t>(said.call);
   const std::string name = index < std::size(kNames) ? kNames[index] : "an unknown call";
   if (said.what < 0) return name;
-  if (said.turn != Turn::kGather && said.turn != Turn::kReduce)
+  if (said.call != NextCall::kGather && said.call != NextCall::kReduce)
     return name + " by a name of digest " + std::to_string(said.what);
-  const int unit = said.turn == Turn::kReduce ? model_.flat(said.what).unit : said.what;
+  const int unit = said.call == NextCall::kReduce ? model_.flat(said.what).unit : said.what;
   return name + "unit " + model_.units[static_cast<std::size_t>(unit)].name;
 }
 
-Announcement Rounds::hold(Announcement own) {
-  meet_();
+Announcement UnevenJoin::hold(Announcement own) {
+  sync_();
   const std::int64_t word = word_of(own);
   std::vector<std::int64_t> words(out_.size());
   communicator_.all_gather(std::span(&word, 1), std::span(words));
@@ -68,16 +69,16 @@ Announcement Rounds::hold(Announcement own) {
   std::vector<std::uint8_t> out(out_.size(), 1);
   for (std::size_t rank = 0; rank < words.size(); ++rank) {
     const Announcement theirs = announcement_of(words[rank]);
-    if (theirs.turn == Turn::kListen) continue;
-    some_have = some_have || theirs.turn == Turn::kBatch;
-    out[rank] = theirs.turn == Turn::kNoBatch ? 1 : 0;
+    if (theirs.call == NextCall::kListen) continue;
+    some_have = some_have || theirs.call == NextCall::kBatch;
+    out[rank] = theirs.call == NextCall::kNoBatch ? 1 : 0;
     if (first < 0) {
       first = static_cast<int>(rank);
       said = theirs;
     }
     ZR_CHECK(theirs == said || (between_batches(theirs) && between_batches(said)), ErrorCode::kMismatch,
              "ranks that have a batch do not do the same with it",
-             {.where = "engine.rounds",
+             {.where = "engine.uneven_join",
               .who = "rank " + std::to_string(communicator_.rank()) + "/" + std::to_string(communicator_.size()),
               .expected = describe(said) + " on rank " + std::to_string(first),
               .got = describe(theirs) + " on rank " + std::to_string(rank),
@@ -88,22 +89,22 @@ Announcement Rounds::hold(Announcement own) {
   out_ = std::move(out);
   num_out_ = 0;
   for (const std::uint8_t is_out : out_) num_out_ += is_out;
-  return {.turn = some_have ? Turn::kBatch : Turn::kNoBatch};
+  return {.call = some_have ? NextCall::kBatch : NextCall::kNoBatch};
 }
 
-void Rounds::begin_batch(bool has_batch) {
-  (void)hold({.turn = has_batch ? Turn::kBatch : Turn::kNoBatch});
+void UnevenJoin::begin_batch(bool has_batch) {
+  (void)hold({.call = has_batch ? NextCall::kBatch : NextCall::kNoBatch});
 }
 
-void Rounds::announce(Announcement next) {
+void UnevenJoin::announce(Announcement next) {
   (void)hold(next);
 }
 
-Announcement Rounds::listen() {
+Announcement UnevenJoin::listen() {
   return hold({});
 }
 
-void Rounds::end() {
+void UnevenJoin::end() {
   out_.assign(out_.size(), 0);
   num_out_ = 0;
 }
