@@ -90,7 +90,7 @@ class ModelMemory {
   [[nodiscard]] const RankRow& reach() const { return reach_; }
   /// Runs of `degree` ranks lie in the reach of each of their ranks. The same on all ranks.
   [[nodiscard]] bool reaches(int degree) const { return (one_sided_ || own_seat_) && reach_.count % degree == 0; }
-  /// The seat among reach(), whose ranks count from its first: for waits and rings.
+  /// The seat among reach(), whose ranks count from its first: for waits and notify().
   [[nodiscard]] CommBackend& seat() const { return *seat_; }
   /// Of the seat, if it is not the backend.
   [[nodiscard]] std::size_t transport_bytes() const { return own_seat_ ? own_seat_->memory_bytes() : 0; }

@@ -263,7 +263,7 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
   }
   for (int index = 0; index < run_.count; ++index) spilled_.erase({flat, code, run_.rank(index)});
   own.news().fetch_add(1);
-  memory_.seat().ring();
+  memory_.seat().notify();
 }
 
 void OneSidedExchange::progress_all() {
@@ -357,7 +357,7 @@ void OneSidedExchange::announce(SignalWord& word, std::uint64_t value) {
   ZR_FAILPOINT("one_sided.announce");
   word.store(value);
   memory_.signals(memory_.rank()).news().fetch_add(1);  // second, so that who sees it sees the word
-  memory_.seat().ring();
+  memory_.seat().notify();
 }
 
 std::uint64_t OneSidedExchange::news() const {

@@ -219,7 +219,7 @@ void ParameterStore::publish() {
   const Signals& own = memory_.signals(memory_.rank());
   if (at_rest_->moves()) {
     own.updated().store(epoch_);
-    memory_.seat().ring();
+    memory_.seat().notify();
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
       if (!model_.flats[flat].trainable) continue;
       bring(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), *at_rest_,
@@ -229,7 +229,7 @@ void ParameterStore::publish() {
   }
   // Only now: others gather here what this rank has just taken, too.
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
-  memory_.seat().ring();
+  memory_.seat().notify();
 }
 
 void ParameterStore::read(int flat, std::byte* out) {

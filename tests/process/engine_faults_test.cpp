@@ -32,9 +32,9 @@ class TripBackend final : public ForwardingBackend {
     count();
     inner().wait_until(predicate, context);
   }
-  void ring() override {
+  void notify() override {
     count();
-    inner().ring();
+    inner().notify();
   }
 
  private:

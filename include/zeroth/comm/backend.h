@@ -7,7 +7,7 @@
 //                 both sides in it. Messages between two ranks: on the receiver, and on a sender that still waits.
 // One-sided       attach(): every rank's arena becomes readable and writable for all. Writers use seq_cst
 // stores or RMW on lock-free
-//                 atomics inside the window, then ring(); readers wait_until() and copy. Nobody else has to
+//                 atomics inside the window, then notify(); readers wait_until() and copy. Nobody else has to
 //                 take part.
 //
 // Every wait ends: at success, at the deadline (kTimeout), when an awaited rank died, left or froze
@@ -15,7 +15,7 @@
 // (kAborted with the first cause). After an error the seat is broken: every later matched call throws the
 // same error again.
 //
-// Threads: one thread at a time; abort() and ring() may be called from any thread. Matched calls of one rank
+// Threads: one thread at a time; abort() and notify() may be called from any thread. Matched calls of one rank
 // run in the order of their submission, also across streams and groups.
 #pragma once
 
@@ -110,13 +110,13 @@ class CommBackend {
   /// wrong kind, kResource if the system refuses.
   [[nodiscard]] virtual PeerWindow attach(const Arena& arena, std::string_view name) = 0;
 
-  /// Blocks until predicate() is true. The predicate may do work, and is called again after each ring() of a
+  /// Blocks until predicate() is true. The predicate may do work, and is called again after each notify() of a
   /// peer and at least every 100 ms; it should read windows with seq_cst loads. Spins shortly, then sleeps.
   /// Throws as described above, and what the predicate throws.
   virtual void wait_until(const std::function<bool()>& predicate, const WaitContext& context) = 0;
   /// Wakes peers that sleep in a wait. N loads when nobody sleeps. Call after the stores that peers may be
   /// waiting for.
-  virtual void ring() = 0;
+  virtual void notify() = 0;
 
   /// Throws kAborted if a rank has stopped the job, and kPeerLost if one of `context.ranks` (empty: any other one) is
   /// lost, as far as the seat sees that without waiting. Never blocks. For who waits for something else than the seat:

@@ -76,7 +76,7 @@ class ForwardingBackend : public CommBackend {
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
     inner_->wait_until(predicate, context);
   }
-  void ring() override { inner_->ring(); }
+  void notify() override { inner_->notify(); }
   void check_peers(const WaitContext& context) override { inner_->check_peers(context); }
   void abort(const Error& error) noexcept override { inner_->abort(error); }
   [[nodiscard]] std::span<const int> node_sizes() const override { return inner_->node_sizes(); }

@@ -41,9 +41,9 @@ void FaultyBackend::wait_until(const std::function<bool()>& predicate, const Wai
   inner().wait_until(predicate, context);
 }
 
-void FaultyBackend::ring() {
+void FaultyBackend::notify() {
   maybe_delay();
-  inner().ring();
+  inner().notify();
 }
 
 /// xorshift64*: a few bits of luck without the standard library's state of 2.5 KiB.

@@ -15,7 +15,7 @@ namespace zeroth {
 /// faults.
 struct FaultPlan {
   std::uint64_t seed = 0;
-  double delay_probability = 0;  ///< sleep up to max_delay before a matched call, a wait or a ring
+  double delay_probability = 0;  ///< sleep up to max_delay before a matched call, a wait or a notify()
   std::chrono::microseconds max_delay{200};
   std::int64_t fail_at_call = -1;    ///< the matched call with this index throws kInternal "planted failure"
   std::int64_t drop_call = -1;       ///< the matched call with this index is not made
@@ -30,7 +30,7 @@ class FaultyBackend final : public ForwardingBackend {
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
   [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override;
-  void ring() override;
+  void notify() override;
   [[nodiscard]] std::int64_t calls() const { return calls_; }
 
  private:

@@ -404,7 +404,7 @@ class TwoLevelBackend final : public CommBackend {
     throw Error(ErrorCode::kUsage, "ranks on several nodes have no memory that all of them can write",
                 {.where = levels_->where() + ".wait_until", .which = context.what});
   }
-  void ring() override {}
+  void notify() override {}
   void check_peers(const WaitContext& context) override {
     levels_->base().check_peers(context);
     levels_->node().check_peers({.what = context.what});  // whose ranks have other numbers: any of them

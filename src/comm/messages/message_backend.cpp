@@ -528,7 +528,7 @@ class MessageBackend final : public CommBackend {
     throw Error(ErrorCode::kUsage, "this transport has no memory that peers can write",
                 {.where = links().where() + ".wait_until", .which = context.what});
   }
-  void ring() override {}
+  void notify() override {}
   void check_peers(const WaitContext& /*context*/) override {
     links().throw_if_aborted();
     job().transport->check();

@@ -118,7 +118,7 @@ class MixedBackend final : public CommBackend {
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
     first().wait_until(predicate, context);
   }
-  void ring() override { first().ring(); }
+  void notify() override { first().notify(); }
   void check_peers(const WaitContext& context) override {
     for (const NamedBackend& backend : seats_->all()) backend.backend->check_peers(context);
   }

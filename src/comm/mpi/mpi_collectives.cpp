@@ -704,7 +704,7 @@ class MpiCollectives final : public CommBackend {
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
     group_->messages().wait_until(predicate, context);
   }
-  void ring() override {}
+  void notify() override {}
   void check_peers(const WaitContext& context) override { group_->messages().check_peers(context); }
   void abort(const Error& error) noexcept override { group_->messages().abort(error); }
 

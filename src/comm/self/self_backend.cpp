@@ -85,7 +85,7 @@ class SelfBackend final : public CommBackend {
     }
   }
 
-  void ring() override {}  // nobody else waits
+  void notify() override {}  // nobody else waits
   void check_peers(const WaitContext& /*context*/) override { throw_if_aborted(*job_, group_); }
 
   void abort(const Error& error) noexcept override {

@@ -235,7 +235,7 @@ void SharedMemoryEngine::await_readers(const Call& call) {
   // Only when nobody reads our buffers any more may the caller write them.
   const std::uint64_t done = call.descriptor.sequence + 1;
   own().finished.store(done);
-  ring();
+  notify();
   wait_all(call.descriptor, [done](const GroupControl& control) { return control.finished.load() >= done; });
 }
 
@@ -274,7 +274,7 @@ void SharedMemoryEngine::direct_all_reduce(Call& call) {
   reduce_direct(call, collective.recv + first * out_size, first, first_of(rank_ + 1) - first);
   const std::uint64_t done = call.descriptor.sequence + 1;
   own().reduced.store(done);
-  ring();
+  notify();
   for (int step = 1; step < size_; ++step) {
     const int peer = (rank_ + step) % size_;
     const std::int64_t theirs = first_of(peer);

@@ -258,7 +258,7 @@ std::string Peers::told_loss(int world_rank) const {
   return peer.loss_told.load() == 0 ? "" : std::string(peer.loss_text, ::strnlen(peer.loss_text, kLossTextBytes));
 }
 
-void Peers::ring(std::span<const int> world_ranks) noexcept {
+void Peers::notify(std::span<const int> world_ranks) noexcept {
   for (const int rank : world_ranks) {
     JobControl& peer = *setup_.controls[static_cast<std::size_t>(rank)];
     if (peer.waiting.load() == 0 || rank == setup_.rank) continue;

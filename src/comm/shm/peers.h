@@ -72,7 +72,7 @@ class Peers {
   /// Throws if somebody whom the context awaits is lost, or the job is aborted, or the deadline has passed.
   void check(const GroupView& view, const Deadline& deadline, FunctionRef<WaitContext()> context);
   /// Wakes sleepers among these ranks.
-  void ring(std::span<const int> world_ranks) noexcept;
+  void notify(std::span<const int> world_ranks) noexcept;
   void throw_if_aborted(const GroupView& view, FunctionRef<WaitContext()> context) const;
   void abort(const Error& error) noexcept;
 

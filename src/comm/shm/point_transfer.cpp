@@ -91,7 +91,7 @@ void SharedMemoryEngine::run_points(std::span<const Collective> calls) {
       if (point->done || std::any_of(points.begin(), point, blocks)) continue;
       moved = progress(*point) || moved;
     }
-    if (moved) peers_->ring(world_ranks);
+    if (moved) peers_->notify(world_ranks);
     return moved;
   };
   // A wait for each piece: the deadline is of one that does not come, however long the message.
@@ -162,7 +162,7 @@ void SharedMemoryEngine::compare(Point& point) {
   mine.wanted = point.own;
   mine.offered = point.header;
   mine.refused.store(1);
-  ring();
+  notify();
   peers_->watched().tell_and_throw(mismatch_error({point.own, rank_}, {point.header, point.peer()}, size_,
                                                   fmt::format("{} group={}", where_, group_), tag_names_));
 }

@@ -27,7 +27,7 @@ class SegmentBackend final : public CommBackend {
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
     engine_->wait_until(predicate, context);
   }
-  void ring() override { engine_->ring(); }
+  void notify() override { engine_->notify(); }
   void check_peers(const WaitContext& context) override { engine_->check_peers(context); }
   void abort(const Error& error) noexcept override { engine_->peers().abort(error); }
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {

@@ -191,7 +191,7 @@ void SharedMemoryEngine::post(const CallDescriptor& descriptor, std::initializer
   }
   own().posted.store(descriptor.sequence + 1);
   ++next_sequence_;
-  ring();
+  notify();
 }
 
 // Needs nobody, so it goes while the others come.
@@ -439,7 +439,7 @@ void SharedMemoryEngine::depart() noexcept {
   if (::getpid() != owner_) return;
   ZR_FAILPOINT("shm.depart");
   own().departed.store(1);
-  ring();
+  notify();
 }
 
 }  // namespace zeroth::detail

@@ -62,7 +62,7 @@ class SharedMemoryEngine {
   [[nodiscard]] std::shared_ptr<SharedMemoryEngine> split(int color, int key, std::string_view name);
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context);
   void check_peers(const WaitContext& context);
-  void ring() noexcept { peers_->ring(world_ranks_); }
+  void notify() noexcept { peers_->notify(world_ranks_); }
   void depart() noexcept;
   void set_observer(std::shared_ptr<TrafficObserver> observer) { observer_ = std::move(observer); }
   void set_tag_names(TagNames names) { tag_names_ = std::move(names); }

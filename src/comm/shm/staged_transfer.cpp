@@ -48,7 +48,7 @@ void SharedMemoryEngine::staged_rounds(const Call& call, Rounds rounds,
     }
     stage(round, staging_[static_cast<std::size_t>(rank_)] + (global % 2) * half_bytes_);
     own().staged.store(global + 1);
-    ring();
+    notify();
   };
   for (std::uint64_t round = 0; round < rounds.count; ++round) {
     if (round == 0 || !rounds.ahead) fill(round);
@@ -58,7 +58,7 @@ void SharedMemoryEngine::staged_rounds(const Call& call, Rounds rounds,
     ZR_FAILPOINT("shm.staged.round");
     consume(round);
     own().consumed.store(global + 1);
-    ring();
+    notify();
   }
 }
 
