@@ -35,16 +35,16 @@ std::string shortest_text(double value) {
 }  // namespace
 
 CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator) {
-  const std::size_t params = ballot.touched.size();
-  const std::size_t touched_words = (params + kFieldsPerWord - 1) / kFieldsPerWord;
+  const std::size_t params = ballot.has_grad.size();
+  const std::size_t has_grad_words = (params + kFieldsPerWord - 1) / kFieldsPerWord;
   const auto world = static_cast<std::size_t>(communicator.size());
-  std::vector<std::int64_t> message(kNormWords + touched_words + world * kWordsPerRank, 0);
+  std::vector<std::int64_t> message(kNormWords + has_grad_words + world * kWordsPerRank, 0);
   std::ranges::copy(ballot.norm.words(), message.begin());
   for (std::size_t param = 0; param < params; ++param) {
-    if (!ballot.touched[param]) continue;
+    if (!ballot.has_grad[param]) continue;
     message[kNormWords + param / kFieldsPerWord] += std::int64_t{1} << (kFieldBits * (param % kFieldsPerWord));
   }
-  const std::size_t ranks_begin = kNormWords + touched_words;
+  const std::size_t ranks_begin = kNormWords + has_grad_words;
   std::int64_t* own = message.data() + ranks_begin + static_cast<std::size_t>(communicator.rank()) * kWordsPerRank;
   own[0] = ballot.offender.param + 1;
   own[1] = ballot.offender.micro_step;
@@ -63,10 +63,10 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
 
   CommitVote vote;
   std::copy_n(message.begin(), kNormWords, vote.norm.words().begin());
-  vote.touched.resize(params);
+  vote.has_grad.resize(params);
   for (std::size_t param = 0; param < params; ++param) {
     const auto word = static_cast<std::uint64_t>(message[kNormWords + param / kFieldsPerWord]);
-    vote.touched[param] = ((word >> (kFieldBits * (param % kFieldsPerWord))) & 0xffffU) != 0;
+    vote.has_grad[param] = ((word >> (kFieldBits * (param % kFieldsPerWord))) & 0xffffU) != 0;
   }
   std::vector<std::int64_t> groups;
   for (std::size_t rank = 0; rank < world; ++rank) {

@@ -18,7 +18,7 @@ namespace zeroth {
 struct Ballot {
   std::int64_t groups = 0;          ///< digest of the hyper-parameters that this rank would update with
   kernels::NormAccumulator norm{};  ///< over this rank's reduced shards
-  std::vector<bool> touched{};      ///< one a parameter: a gradient arrived on this rank
+  std::vector<bool> has_grad{};     ///< one a parameter: a gradient arrived on this rank
   Offender offender{};
   bool failed = false;         ///< a backward threw on this rank
   bool idle = false;           ///< no backward ran on this rank since its last step()
@@ -32,7 +32,7 @@ struct Ballot {
 /// What all ranks agree on.
 struct CommitVote {
   kernels::NormAccumulator norm{};
-  std::vector<bool> touched{};  ///< by any rank
+  std::vector<bool> has_grad{};  ///< by any rank
   Offender offender{};
   int offender_rank = -1;
   int failed_rank = -1;
@@ -48,7 +48,8 @@ struct CommitVote {
   int keeping_rank = -1;                  ///< first rank that does not
 };
 
-/// Blocking. The message: words of the norm, touched parameters (four 16-bit counts a word), eleven words a rank.
+/// Blocking. The message: words of the norm, parameters with a gradient (four 16-bit counts a word), eleven words a
+/// rank.
 [[nodiscard]] CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator);
 
 /// Blocking. For ranks that know that `odd` would update with other hyper-parameters than `usual`: throws kMismatch

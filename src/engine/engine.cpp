@@ -354,7 +354,7 @@ CommitVote Engine::cast_vote(bool idle, bool discards) {
   StepTimes times = clock_->take(waited());
   if (boundaries_ == 0) times = {};  // building the model is no part of a step
   Ballot ballot{.groups = digest_of(settings_.groups),
-                .touched = std::vector<bool>(layout_.params.size()),
+                .has_grad = std::vector<bool>(layout_.params.size()),
                 .offender = gradients_->offender(),
                 .failed = backward_failed_,
                 .idle = idle,
@@ -368,7 +368,7 @@ CommitVote Engine::cast_vote(bool idle, bool discards) {
     ballot.norm.merge(gradients_->norm(static_cast<int>(flat)));
   }
   for (std::size_t param = 0; param < layout_.params.size(); ++param) {
-    ballot.touched[param] = gradients_->touched(static_cast<int>(param));
+    ballot.has_grad[param] = gradients_->has_grad(static_cast<int>(param));
   }
   return take_commit_vote(ballot, communicator_);
 }
@@ -458,7 +458,7 @@ StepResult Engine::finish_step(bool idle) {
     }
     if (settings_.plan.gathers_gradients(world())) gradients_->share_sums();
     ZR_FAILPOINT("engine.update");
-    updater_->update(vote.touched, average * result.clip_coefficient, settings_.groups, lr_factor);
+    updater_->update(vote.has_grad, average * result.clip_coefficient, settings_.groups, lr_factor);
     ZR_FAILPOINT("engine.publish");
     parameters_->publish();
     ZR_FAILPOINT("engine.committed");

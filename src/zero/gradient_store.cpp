@@ -39,7 +39,7 @@ GradientStore::GradientStore(const ModelLayout& model, const ShardingPlan& plan,
       flats_(model.flats.size()),
       ring_positions_(ring_positions(model)),
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
-      touched_(model.params.size(), false) {
+      has_grad_(model.params.size(), false) {
   const ExchangeContext context{model, memory, backend, std::move(reduce_stream), ledger, *shards_};
   exchange_ = reads_peers() ? make_one_sided_exchange(context) : make_matched_exchange(context);
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
@@ -70,7 +70,7 @@ void GradientStore::add(int param, ConstTensorView grad) {
   const ParamPlace& place = model_.places[static_cast<std::size_t>(param)];
   const FlatLayout& layout = model_.flat(place.flat);
   const Segment& segment = model_.segment(param);
-  touched_[static_cast<std::size_t>(param)] = true;
+  has_grad_[static_cast<std::size_t>(param)] = true;
   if (segment.numel == 0) return;
   FlatState& flat = state(place.flat);
   if (!flat.open) open(place.flat);
@@ -167,7 +167,7 @@ void GradientStore::publish(int flat) {
   FlatState& own = state(flat);
   const FlatLayout& layout = model_.flat(flat);
   std::byte* const bucket = memory_.bucket(flat, own.dtype);
-  // Zeros for what was not touched and for padding: a shared slot may still hold another unit's gradients there.
+  // Zeros for what has no gradient and for padding: a shared slot may still hold another unit's gradients there.
   std::int64_t written_end = 0;
   const auto fill_until = [&](std::int64_t end) {
     if (end <= written_end) return;
@@ -228,7 +228,7 @@ void GradientStore::share_sums() {
 }
 
 void GradientStore::begin_step() {
-  std::fill(touched_.begin(), touched_.end(), false);
+  std::fill(has_grad_.begin(), has_grad_.end(), false);
   shards_->begin_step();
   exchange_->begin_step();
   for (FlatState& flat : flats_) {

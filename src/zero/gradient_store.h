@@ -3,8 +3,8 @@
 //   grad_ready -> bucket slot --publish--> GradientExchange: the sum of all ranks, in rank order -> reduced shard
 //
 // A bucket is published when all expected parameters of its unit have fired, when the unit's backward is over without
-// some of them, when its slot's ring position is needed by another unit, or at the end of backward; what was not
-// touched is zero. A later arrival opens a further event of the same backward.
+// some of them, when its slot's ring position is needed by another unit, or at the end of backward; what has no
+// gradient is zero. A later arrival opens a further event of the same backward.
 //
 // The list of events does not depend on the plan, and each sum is formed in rank order: ((g0 + g1) + g2) ..., then
 // added to what earlier events of the step left. Hence the same bits under every plan.
@@ -82,13 +82,13 @@ class GradientStore {
   /// After complete(), where gradients are replicated: makes every rank's reduced shards readable through
   /// ModelMemory::peer_reduced(). Collective, blocks.
   void share_sums();
-  /// Call after the update: forgets touched parameters and offenders.
+  /// Call after the update: forgets which parameters have a gradient, and offenders.
   void begin_step();
 
   /// The ranks that sum a micro-step read each other's gradients; else they make matched calls.
   [[nodiscard]] bool reads_peers() const { return memory_.reaches(memory_.degrees().gradient); }
   /// Whether any gradient of the parameter arrived on this rank since begin_step().
-  [[nodiscard]] bool touched(int param) const { return touched_[static_cast<std::size_t>(param)]; }
+  [[nodiscard]] bool has_grad(int param) const { return has_grad_[static_cast<std::size_t>(param)]; }
   /// Whether this rank's reduced shard of the flat holds the sums of this step (valid after complete()).
   [[nodiscard]] bool has_sums(int flat) const;
   /// Sum of squares of the flat's reduced shard, each times the flat's grad_factor (valid after complete(), if
@@ -132,7 +132,7 @@ class GradientStore {
   std::vector<int> ring_positions_;
   std::vector<int> ring_open_;  ///< unit with an open bucket at each ring position, -1
   std::vector<int> trainable_flats_;
-  std::vector<bool> touched_;
+  std::vector<bool> has_grad_;
   std::function<void(int flat)> before_reduce_;
   Offender offender_;
   int first_wide_ = -1;

@@ -61,15 +61,15 @@ TEST_P(Judge, AParameterIsTouchedIfAnyRankTouchedIt) {
     };
     const auto votes = vote_all(world, [&](int rank) {
       Ballot ballot;
-      for (std::size_t param = 0; param < params; ++param) ballot.touched.push_back(touches(rank, param));
+      for (std::size_t param = 0; param < params; ++param) ballot.has_grad.push_back(touches(rank, param));
       return ballot;
     });
     for (const CommitVote& vote : votes) {
-      ASSERT_EQ(vote.touched.size(), params);
+      ASSERT_EQ(vote.has_grad.size(), params);
       for (std::size_t param = 0; param < params; ++param) {
         bool any = false;
         for (int rank = 0; rank < world; ++rank) any = any || touches(rank, param);
-        ASSERT_EQ(vote.touched[param], any) << param;
+        ASSERT_EQ(vote.has_grad[param], any) << param;
       }
     }
   }
@@ -163,7 +163,7 @@ TEST(JudgeMismatch, DifferentModelsAreAnErrorOnEveryRank) {
   const auto report = test::try_ranks(2,
                                       [](int rank, const std::shared_ptr<CommBackend>& backend) {
                                         Ballot ballot;
-                                        ballot.touched.assign(rank == 0 ? 4 : 40, true);
+                                        ballot.has_grad.assign(rank == 0 ? 4 : 40, true);
                                         (void)take_commit_vote(ballot, Communicator(backend));
                                       },
                                       {.abort_on_failure = false});
