@@ -33,10 +33,10 @@ class GradientExchange {
   virtual void close_backward(std::uint64_t next) = 0;
   /// See GradientStore::sync().
   virtual void sync(SyncPoint what, std::string_view name) = 0;
-  /// Blocks until this rank has the sums of all backwards before number `next`, of all ranks or those of its run.
+  /// Blocks until this rank has the sums of all backwards before number `next`, of all ranks or those of its sub-group.
   virtual void await_sums(std::uint64_t next) = 0;
-  /// After that, with sums at ModelMemory::micro_step_sums(): blocks until this rank's shards hold those of all runs of
-  /// ranks. Nobody changes his before the commit vote.
+  /// After that, with sums at ModelMemory::micro_step_sums(): blocks until this rank's shards hold those of all
+  /// sub-groups of ranks. Nobody changes his before the commit vote.
   virtual void combine_sums(std::uint64_t next) = 0;
   /// Replicated gradients: makes all shards readable through ModelMemory::peer_reduced().
   virtual void share_sums() = 0;

@@ -86,7 +86,7 @@ class GradientStore {
   void begin_step();
 
   /// The ranks that sum a micro-step read each other's gradients; else they make matched calls.
-  [[nodiscard]] bool reads_peers() const { return memory_.reaches(memory_.degrees().gradient); }
+  [[nodiscard]] bool reads_peers() const { return memory_.are_local(memory_.degrees().gradient); }
   /// Whether any gradient of the parameter arrived on this rank since begin_step().
   [[nodiscard]] bool has_grad(int param) const { return has_grad_[static_cast<std::size_t>(param)]; }
   /// Whether this rank's reduced shard of the flat holds the sums of this step (valid after complete()).

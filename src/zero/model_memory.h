@@ -46,8 +46,8 @@ class ModelMemory {
 
   /// Parameters at rest: those of rest_range().
   [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)]; }
-  /// Where the parameters of `rank`, in reach(), from `element` of the flat on are, which it has at rest, and the plan
-  /// shares.
+  /// Where the parameters of `rank`, one of local_peers(), from `element` of the flat on are, which it has at rest, and
+  /// the plan shares.
   [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
   /// Of the update range of a bfloat16 flat: 16 bits an element that its parameters lack of their fp32 masters
   /// ([Note: Masters in two halves]); zero at first, so that masters are the initial values. Else null.
@@ -67,7 +67,7 @@ class ModelMemory {
   [[nodiscard]] bool peers_read_sums() const { return peers_read_sums_; }
   /// Another rank's reduced shard, after GradientStore::share_sums().
   [[nodiscard]] const std::byte* peer_reduced(int flat, int rank);
-  /// Where the sums of `rank`, in reach(), from `element` of the flat on are, which it has.
+  /// Where the sums of `rank`, one of local_peers(), from `element` of the flat on are, which it has.
   [[nodiscard]] const std::byte* peer_sums(int flat, int rank, std::int64_t element) const;
   /// Where pieces of the sums of what this rank updates come together, its own among them, if the transport is not
   /// one-sided.
@@ -81,16 +81,18 @@ class ModelMemory {
   /// Start of the flat inside its gathered slot; counts the slot on first use.
   [[nodiscard]] std::byte* gathered(int flat);
 
-  /// Words of a rank in reach().
+  /// Words of one of local_peers().
   [[nodiscard]] const Signals& signals(int rank) const;
   /// All ranks read each other's memory.
   [[nodiscard]] bool one_sided() const { return one_sided_; }
   /// The ranks whose memory this one reads: all where the transport is one-sided; those of its node where it is inside
   /// nodes, if degrees make use of that; else this one.
-  [[nodiscard]] const RankRow& reach() const { return reach_; }
-  /// Runs of `degree` ranks lie in the reach of each of their ranks. The same on all ranks.
-  [[nodiscard]] bool reaches(int degree) const { return (one_sided_ || own_seat_) && reach_.count % degree == 0; }
-  /// The seat among reach(), whose ranks count from its first: for waits and notify().
+  [[nodiscard]] const SubGroup& local_peers() const { return local_peers_; }
+  /// Sub-groups of `degree` ranks consist of local peers. The same on all ranks.
+  [[nodiscard]] bool are_local(int degree) const {
+    return (one_sided_ || own_seat_) && local_peers_.count % degree == 0;
+  }
+  /// The group of local_peers(), whose ranks count from its first: for waits and notify().
   [[nodiscard]] CommBackend& seat() const { return *seat_; }
   /// Of the seat, if it is not the backend.
   [[nodiscard]] std::size_t transport_bytes() const { return own_seat_ ? own_seat_->memory_bytes() : 0; }
@@ -116,7 +118,7 @@ class ModelMemory {
   [[nodiscard]] std::byte* sums_at(int flat, std::int64_t element);
   void allocate_private(Device& device, int optimizer_states);
   void find_neighbours(CommBackend& backend);
-  /// By rank of the world; empty out of reach.
+  /// By rank of the world; empty for others than local peers.
   [[nodiscard]] PeerWindow window_of(const Arena& arena, std::string_view name) const;
 
   const ModelLayout& model_;
@@ -126,7 +128,7 @@ class ModelMemory {
   bool one_sided_;
   std::unique_ptr<CommBackend> own_seat_;
   CommBackend* seat_;
-  RankRow reach_;
+  SubGroup local_peers_;
   std::vector<DType> bucket_dtypes_;   // one a flat
   std::vector<bool> sums_in_buckets_;  // one a flat
   bool peers_read_sums_;
@@ -139,7 +141,7 @@ class ModelMemory {
   Arena wide_;  // address space, until a gradient comes that is wider than its bucket
   PeerWindow window_;
   PeerWindow wide_window_;
-  std::vector<Signals> signals_;  // one for each of reach()
+  std::vector<Signals> signals_;  // one for each of local_peers()
   std::vector<std::byte*> parameters_;
   std::vector<std::byte*> reduced_;
   std::vector<Buffer> masters_;

@@ -91,7 +91,7 @@ class Signals {
   /// Digest of the flat's layout, constant from the construction of the stores on and never 0 then: compared before a
   /// rank reads another rank's shard or bucket of the flat.
   [[nodiscard]] SignalWord& tag(int flat) const { return word(2, flat); }
-  /// Twice the number of the step (as in summed_all()), plus one if this rank's run of ranks has sums of the flat.
+  /// Twice the number of the step (as in summed_all()), plus one if this rank's sub-group has sums of the flat.
   [[nodiscard]] SignalWord& summed(int flat) const { return word(3, flat); }
   /// reduction_code() up to which this rank, an owner, has taken the gradients of rank `source`.
   [[nodiscard]] SignalWord& consumed(int flat, int source) const {

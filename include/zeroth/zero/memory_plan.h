@@ -74,7 +74,7 @@ struct NodeLevels {
 /// shards beside it would be no less, all ranks together.
 [[nodiscard]] std::vector<bool> sums_in_buckets(const ModelLayout& model, const ShardingPlan& plan, int micro_steps);
 
-/// Where memory of its own for a flat's sums lies in the flat, on a rank: what it sums in its run of ranks and what it
+/// Where memory of its own for a flat's sums lies in the flat, on a rank: what it sums in its sub-group and what it
 /// updates, of which one contains the other. Where the others' sums come into the buckets it is the first alone.
 [[nodiscard]] Range sums_range(const ModelLayout& model, const ShardingPlan& plan, int flat, int rank);
 

@@ -6,7 +6,7 @@
 // rank's shard has this rank's epoch, copy. No rank overwrites a shard before the commit vote of the step, which every
 // rank passes after its last gather. Elsewhere a gather is a matched all_gather: all ranks take the same units in the
 // same order, or hear by name what the others took. Whose shards make a whole depends on the degrees of sharding: all
-// ranks', or those of a run of them.
+// ranks', or those of a sub-group of them.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -25,7 +25,7 @@ namespace zeroth {
 
 enum class CallPurpose : std::uint8_t;
 class ModelMemory;
-class RowPath;
+class SubGroupPath;
 
 /// Told where the parameters of a flat are. `data` is the start of the flat buffer, or null when it may no longer be
 /// touched. Called on the caller's thread, from unshard and release.
@@ -101,9 +101,9 @@ class ParameterStore {
 
   void start_gather(int unit);
   /// What the group's ranks have into `out`, which gets this rank's part at its lower degree.
-  void bring(int flat, std::byte* out, RowPath& group, CallPurpose purpose);
-  void pull(int flat, std::byte* out, const RowPath& group);
-  void require_version(int flat, int rank, const RowPath& group);
+  void bring(int flat, std::byte* out, SubGroupPath& group, CallPurpose purpose);
+  void pull(int flat, std::byte* out, const SubGroupPath& group);
+  void require_version(int flat, int rank, const SubGroupPath& group);
   void finish(int unit);
   void drop(int unit) noexcept;
   void note_order(int unit);
@@ -119,8 +119,8 @@ class ParameterStore {
   Stream gather_stream_;
   KernelContext kernels_;
   ParameterBinder& binder_;
-  std::unique_ptr<RowPath> whole_;    ///< whose parts at rest make a whole
-  std::unique_ptr<RowPath> at_rest_;  ///< whose updates make what this rank has at rest
+  std::unique_ptr<SubGroupPath> whole_;    ///< whose parts at rest make a whole
+  std::unique_ptr<SubGroupPath> at_rest_;  ///< whose updates make what this rank has at rest
   std::vector<UnitState> units_;
   std::vector<int> slot_user_;   ///< unit in each gathered slot, -1
   std::vector<int> ring_;        ///< positions among the repeated units

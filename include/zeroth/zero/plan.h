@@ -7,15 +7,15 @@
 //   2       Replicate   Replicate                       Flat        Flat
 //   3       Flat        Flat (or Replicate: reshard)    Flat        Flat
 //
-// Flat over how many ranks is the degree of the state (shard/degrees.h): all of them, or runs of fewer, so that what is
-// gathered often comes from near. Replicate is degree 1. Where the optimizer's degree is below the number of ranks,
-// sums travel to the ranks that need them; where it is above the parameters', updated parameters do. Neither changes a
-// number: sums are formed over all ranks, piece by piece, as under every plan.
+// Flat over how many ranks is the degree of the state (shard/degrees.h): all of them, or sub-groups of fewer, so that
+// what is gathered often comes from near. Replicate is degree 1. Where the optimizer's degree is below the number of
+// ranks, sums travel to the ranks that need them; where it is above the parameters', updated parameters do. Neither
+// changes a number: sums are formed over all ranks, piece by piece, as under every plan.
 //
-// The gradients' degree does: it says over which ranks the gradients of a micro-step are summed, runs of that many. A
-// rank adds up what its run has of its part, and the sums of the runs are added once, at the end of the step. As with
-// the reduction policy, every plan of one gradient degree has the same bits, and those of another one may differ in the
-// last place.
+// The gradients' degree does: it says over which ranks the gradients of a micro-step are summed, sub-groups of that
+// many. A rank adds up what its sub-group has of its part, and the sums of the sub-groups are added once, at the end of
+// the step. As with the reduction policy, every plan of one gradient degree has the same bits, and those of another one
+// may differ in the last place.
 //
 //   plan        parameter   optimizer     for each step and rank, between nodes of k ranks
 //   hsdp k      Flat, k     Flat, k       gradients reduced, and sums gathered
@@ -59,7 +59,7 @@ struct Degrees {
   int sums = 1;      ///< reduced gradients during the update; before it the whole world
   int optimizer = 1;
   int world = 1;
-  /// The gradients of a micro-step are summed in runs of ranks, and those sums once a step.
+  /// The gradients of a micro-step are summed in sub-groups, and those sums once a step.
   [[nodiscard]] bool sums_groups() const { return gradient < world; }
   /// From one degree down to a lower one over those between: only from each to the next are parts in the order of their
   /// ranks (degrees.h).

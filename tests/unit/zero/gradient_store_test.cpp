@@ -321,7 +321,7 @@ TEST(GradientStore, NobodyAddsToSumsThatOthersStillUpdateWith) {
   }
 }
 
-/// Sums are formed over a run of ranks, over backwards, over runs: numbers that are lost in any other order.
+/// Sums are formed over a sub-group, over backwards, over runs: numbers that are lost in any other order.
 TEST(GradientStore, RunsOfRanksAreSummedFirstThenBackwardsThenRuns) {
   constexpr float kLarge = 0x1p25F;  // one unit in the last place is 4: next to it 1 and 2 are lost
   // [rank][backward]; runs of two ranks. ((L + 1) + (-L + 3)) + ((1 + 1) + (1 + 1)): the first run has L and -L + 4, or

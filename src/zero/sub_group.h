@@ -16,23 +16,23 @@
 
 namespace zeroth {
 
-/// A row of ranks and its group.
-class RowGroup {
+/// A sub-group and its calls.
+class SubGroupCalls {
  public:
-  /// Those of row_of(rank, from, to). Matched over `world`, unless the row is one rank or all of them; blocks. `model`
-  /// and `world` outlive the group.
-  RowGroup(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name);
+  /// Those of sub_group_of(rank, from, to). Matched over `world`, unless the sub-group is one rank or all of them;
+  /// blocks. `model` and `world` outlive the group.
+  SubGroupCalls(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name);
 
   [[nodiscard]] int to() const { return to_; }
   /// This rank's part at degree `from` has to be joined with others'.
-  [[nodiscard]] bool moves() const { return row_.count > 1; }
+  [[nodiscard]] bool moves() const { return sub_group_.count > 1; }
   /// Of the group's own seat, if there is one.
   [[nodiscard]] std::size_t transport_bytes() const { return own_ ? own_->memory_bytes() : 0; }
   /// An all_gather of parts at degree `from` into `whole`, which has this rank's part at degree `to`. No degree of the
   /// model lies between the two. Only if it moves(), as the next two.
   Work gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part, std::byte* whole,
               const Stream& stream);
-  /// The other way, over any degrees: `whole`, this rank's part at degree `to`, of `dtype`, on every rank of the row;
+  /// The other way, over any degrees: `whole`, this rank's part at degree `to`, of `dtype`, on every rank of it;
   /// their sum, along the nodes, into parts at degree `from`, in the flat's accumulation dtype: this rank's at `part`,
   /// which may be its own place in `whole`.
   [[nodiscard]] Collective reduction(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* whole,
@@ -40,39 +40,39 @@ class RowGroup {
   Work submit(std::span<const Collective> calls, const Stream& stream) { return group_->submit(calls, stream); }
 
  private:
-  RankRow row_;
+  SubGroup sub_group_;
   int from_;
   int to_;
   std::unique_ptr<CommBackend> own_;
   CommBackend* group_ = nullptr;
 };
 
-/// From one degree down to a lower one over those between: a row for each step, far ranks first.
-class RowPath {
+/// From one degree down to a lower one over those between: a sub-group for each step, far ranks first.
+class SubGroupPath {
  public:
-  /// Over Degrees::path(from, to). Without groups where `memory` reaches all of them; else as for a RowGroup.
-  RowPath(const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to,
-          std::string_view name);
+  /// Over Degrees::path(from, to). Without groups where all of them are local peers; else as for a SubGroupCalls.
+  SubGroupPath(const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to,
+               std::string_view name);
 
-  /// All of them: row_of(rank, from, to).
-  [[nodiscard]] const RankRow& row() const { return row_; }
+  /// All of them: sub_group_of(rank, from, to).
+  [[nodiscard]] const SubGroup& sub_group() const { return sub_group_; }
   [[nodiscard]] int from() const { return from_; }
   [[nodiscard]] int to() const { return to_; }
-  [[nodiscard]] bool moves() const { return row_.count > 1; }
+  [[nodiscard]] bool moves() const { return sub_group_.count > 1; }
   /// Ranks read each other's parts, and gather() is not there.
   [[nodiscard]] bool one_sided() const { return one_sided_; }
   [[nodiscard]] std::size_t transport_bytes() const;
-  /// RowGroup::gather() for each step; what one brings the next one gives on. One work a step.
+  /// SubGroupCalls::gather() for each step; what one brings the next one gives on. One work a step.
   std::vector<Work> gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part,
                            std::byte* whole, const Stream& stream);
 
  private:
-  RankRow row_;
+  SubGroup sub_group_;
   int from_;
   int to_;
   int rank_;
   bool one_sided_;
-  std::vector<std::unique_ptr<RowGroup>> steps_;
+  std::vector<std::unique_ptr<SubGroupCalls>> steps_;
 };
 
 }  // namespace zeroth

@@ -1,4 +1,4 @@
-#include "zero/row_group.h"
+#include "zero/sub_group.h"
 
 #include <algorithm>
 #include <string>
@@ -6,53 +6,54 @@
 
 namespace zeroth {
 
-RowGroup::RowGroup(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name)
-    : row_(row_of(world.rank(), from, to)), from_(from), to_(to) {
+SubGroupCalls::SubGroupCalls(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name)
+    : sub_group_(sub_group_of(world.rank(), from, to)), from_(from), to_(to) {
   if (!moves()) return;
   group_ = &world;
-  if (row_.count == world.size()) return;
-  own_ = world.split(row_.first, world.rank(), name);
+  if (sub_group_.count == world.size()) return;
+  own_ = world.split(sub_group_.first, world.rank(), name);
   own_->set_tag_names(tag_names(model));
   group_ = own_.get();
 }
 
-Work RowGroup::gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part, std::byte* whole,
-                      const Stream& stream) {
+Work SubGroupCalls::gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part,
+                           std::byte* whole, const Stream& stream) {
   Collective call{.kind = CollectiveKind::kAllGather,
                   .in_dtype = dtype,
                   .out_dtype = dtype,
                   .send = part,
                   .recv = whole,
                   .tag = {.unit = flat.unit, .label = static_cast<std::uint32_t>(purpose)}};
-  for (int index = 0; index < row_.count; ++index) call.counts.push_back(flat.part(row_.rank(index), from_).size());
+  for (int index = 0; index < sub_group_.count; ++index)
+    call.counts.push_back(flat.part(sub_group_.rank(index), from_).size());
   return group_->submit({&call, 1}, stream);
 }
 
-RowPath::RowPath(const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to,
-                 std::string_view name)
-    : row_(row_of(world.rank(), from, to)),
+SubGroupPath::SubGroupPath(const ModelLayout& model, CommBackend& world, const ModelMemory& memory, int from, int to,
+                           std::string_view name)
+    : sub_group_(sub_group_of(world.rank(), from, to)),
       from_(from),
       to_(to),
       rank_(world.rank()),
-      one_sided_(memory.reaches(from)) {
+      one_sided_(memory.are_local(from)) {
   if (one_sided_) return;
   const std::vector<int> path = memory.degrees().path(from, to);
   for (std::size_t step = 1; step < path.size(); ++step) {
     // The last one is what there is without degrees between.
     const std::string group =
         step + 1 == path.size() ? std::string(name) : std::string(name) + " over " + std::to_string(path[step]);
-    steps_.push_back(std::make_unique<RowGroup>(model, world, path[step - 1], path[step], group));
+    steps_.push_back(std::make_unique<SubGroupCalls>(model, world, path[step - 1], path[step], group));
   }
 }
 
-std::size_t RowPath::transport_bytes() const {
+std::size_t SubGroupPath::transport_bytes() const {
   std::size_t bytes = 0;
   for (const auto& step : steps_) bytes += step->transport_bytes();
   return bytes;
 }
 
-std::vector<Work> RowPath::gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part,
-                                  std::byte* whole, const Stream& stream) {
+std::vector<Work> SubGroupPath::gather(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* part,
+                                       std::byte* whole, const Stream& stream) {
   std::vector<Work> works;
   const std::int64_t begin = flat.part(rank_, to_).begin;
   for (const auto& step : steps_) {
@@ -64,17 +65,17 @@ std::vector<Work> RowPath::gather(CallPurpose purpose, const FlatLayout& flat, D
   return works;
 }
 
-Collective RowGroup::reduction(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* whole,
-                               std::byte* part) const {
+Collective SubGroupCalls::reduction(CallPurpose purpose, const FlatLayout& flat, DType dtype, const std::byte* whole,
+                                    std::byte* part) const {
   Collective call{.kind = CollectiveKind::kReduceScatter,
                   .in_dtype = dtype,
                   .out_dtype = flat.accumulation(),
                   .send = whole,
                   .recv = part,
                   .tag = {.unit = flat.unit, .label = static_cast<std::uint32_t>(purpose)}};
-  const std::int64_t begin = flat.part(row_.rank(0), to_).begin;
-  for (int index = 0; index < row_.count; ++index) {
-    const Range own = flat.part(row_.rank(index), from_);
+  const std::int64_t begin = flat.part(sub_group_.rank(0), to_).begin;
+  for (int index = 0; index < sub_group_.count; ++index) {
+    const Range own = flat.part(sub_group_.rank(index), from_);
     call.counts.push_back(own.size());
     call.offsets.push_back(own.begin - begin);
   }
