@@ -128,4 +128,30 @@ void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int od
                .hint = "change groups alike on all ranks, before step(); nothing was updated"});
 }
 
+void throw_idle(int idle_rank, int world) {
+  throw Error(ErrorCode::kUsage, "step() without a backward since the last step()",
+              {.where = "engine.step",
+               .who = "rank " + std::to_string(idle_rank) + "/" + std::to_string(world),
+               .hint = "call backward(loss) on every rank in every micro-step; nothing was changed"});
+}
+
+void throw_not_all_discard(const CommitVote& vote, int world) {
+  const std::string of = "/" + std::to_string(world);
+  throw Error(ErrorCode::kMismatch, "some ranks discard their gradients, others call step()",
+              {.where = "engine.vote",
+               .who = "rank " + std::to_string(vote.discarding_rank) + of,
+               .expected = "step() on all ranks, or zero_grad() on all",
+               .got = "zero_grad() on rank " + std::to_string(vote.discarding_rank) + of + ", step() on rank " +
+                      std::to_string(vote.keeping_rank) + of,
+               .hint = "whether a batch is thrown away has to be decided alike on all ranks; nothing was updated"});
+}
+
+void throw_if_refused(const CommitVote& vote, const std::vector<GroupHyper>& groups, const Communicator& communicator) {
+  if (vote.discarding_rank >= 0) throw_not_all_discard(vote, communicator.size());
+  if (vote.idle_rank >= 0) throw_idle(vote.idle_rank, communicator.size());
+  if (vote.other_groups_rank >= 0) {
+    throw_other_groups(groups, vote.usual_groups_rank, vote.other_groups_rank, communicator);
+  }
+}
+
 }  // namespace zeroth

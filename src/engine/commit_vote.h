@@ -46,6 +46,11 @@ struct CommitVote {
   std::vector<StepTimes> times{};         ///< by rank
   int discarding_rank = -1;               ///< first rank that discards
   int keeping_rank = -1;                  ///< first rank that does not
+
+  /// Some rank did not come for an update, or for another one: there is none, and the step's gradients are to be
+  /// forgotten.
+  [[nodiscard]] bool refused() const { return discarding_rank >= 0 || idle_rank >= 0 || other_groups_rank >= 0; }
+  [[nodiscard]] bool finite() const { return offender_rank < 0 && norm.nonfinite_blocks() == 0; }
 };
 
 /// Blocking. The message: words of the norm, parameters with a gradient (four 16-bit counts a word), eleven words a
@@ -56,5 +61,14 @@ struct CommitVote {
 /// with both values.
 [[noreturn]] void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd,
                                      const Communicator& communicator);
+
+/// Blocking. Throws what refused() is about; `groups` are this rank's.
+void throw_if_refused(const CommitVote& vote, const std::vector<GroupHyper>& groups, const Communicator& communicator);
+
+/// kUsage: this rank has called step() without a backward.
+[[noreturn]] void throw_idle(int idle_rank, int world);
+
+/// kMismatch: some ranks discard the step's gradients, others want an update.
+[[noreturn]] void throw_not_all_discard(const CommitVote& vote, int world);
 
 }  // namespace zeroth

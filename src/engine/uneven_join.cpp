@@ -1,9 +1,12 @@
 #include "engine/uneven_join.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 
+#include <algorithm>
 #include <iterator>
 #include <span>
+#include <string>
 #include <utility>
 
 namespace zeroth {
@@ -96,8 +99,27 @@ void UnevenJoin::begin_batch(bool has_batch) {
   (void)hold({.call = has_batch ? NextCall::kBatch : NextCall::kNoBatch});
 }
 
-void UnevenJoin::announce(Announcement next) {
-  (void)hold(next);
+void UnevenJoin::announce(NextCall call, int what) {
+  if (num_out_ == 0 || is_out()) return;
+  (void)hold({.call = call, .what = what});
+  require_joinable(call);
+}
+
+void UnevenJoin::announce_backward() {
+  if (!std::exchange(backward_announced_, true)) announce(NextCall::kBackward);
+}
+
+void UnevenJoin::require_joinable(NextCall call) const {
+  if (call != NextCall::kExport && call != NextCall::kClose) return;
+  throw Error(
+      ErrorCode::kUsage, "a call of all ranks while some have no batch and wait for the others",
+      {.where = "engine.next_batch",
+       .who = "rank " + std::to_string(communicator_.rank()) + "/" + std::to_string(communicator_.size()),
+       .which = call == NextCall::kExport ? "an export" : "close()",
+       .expected =
+           "forward, backward, step(), zero_grad(), average() or barrier() until the batches of all ranks are used up",
+       .got = ranks_text(out()) + " without a batch",
+       .hint = "make it after the loop over the batches"});
 }
 
 Announcement UnevenJoin::listen() {
@@ -107,6 +129,22 @@ Announcement UnevenJoin::listen() {
 void UnevenJoin::end() {
   out_.assign(out_.size(), 0);
   num_out_ = 0;
+}
+
+void throw_uneven(const std::vector<int>& out, std::int64_t step, const Communicator& communicator) {
+  std::vector<int> others;
+  for (int rank = 0; rank < communicator.size(); ++rank) {
+    if (std::ranges::find(out, rank) == out.end()) others.push_back(rank);
+  }
+  throw Error(ErrorCode::kMismatch,
+              ranks_text(out) + (out.size() == 1 ? " has" : " have") + " no batch left, " + ranks_text(others) +
+                  (others.size() == 1 ? " has" : " have") + " more",
+              {.where = "engine.next_batch",
+               .who = "rank " + std::to_string(communicator.rank()) + "/" + std::to_string(communicator.size()),
+               .which = "the batch after step " + std::to_string(step),
+               .expected = "as many batches on every rank",
+               .hint = "zeroth.uneven = \"join\" trains on all of them (ranks without one take part with weight zero), "
+                       "\"drop\" ends with the first"});
 }
 
 }  // namespace zeroth

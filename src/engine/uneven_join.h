@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth {
@@ -55,14 +56,26 @@ class UnevenJoin {
 
   /// Collective, blocks. Every rank is here: none is out. Says which ranks are from now on. Throws kMismatch.
   void begin_batch(bool has_batch);
-  /// On a rank with a batch, while some have none. Collective, blocks. Throws kMismatch where ranks with a batch do not
-  /// say the same.
-  void announce(Announcement next);
+  /// What this rank does next. Where it has a batch and some have none, they hear it: collective, blocks. Throws
+  /// kMismatch where ranks with a batch do not say the same, and kUsage for what a rank without one cannot take part
+  /// in.
+  void announce(NextCall call, int what = -1);
+  /// Once a batch.
+  void announce_backward();
+  /// Another batch, or step, begins.
+  void forget_backward() { backward_announced_ = false; }
+  /// Throws kUsage for what a rank without a batch cannot take part in.
+  void require_joinable(NextCall call) const;
   /// On a rank that is out: what the others say. After kBatch and kNoBatch, which stand for some and for none have one,
   /// out() is anew.
   [[nodiscard]] Announcement listen();
   /// Nobody is out any more: an epoch is over, or given up.
   void end();
+
+  /// This rank takes part in a micro-step for which it has no batch.
+  void count_joined() { ++joined_; }
+  /// Micro-steps of this step in which this rank had no batch.
+  [[nodiscard]] int take_joined() { return std::exchange(joined_, 0); }
 
  private:
   [[nodiscard]] Announcement hold(Announcement own);
@@ -73,6 +86,11 @@ class UnevenJoin {
   std::function<void()> sync_;
   std::vector<std::uint8_t> out_;
   int num_out_ = 0;
+  bool backward_announced_ = false;  ///< of this batch
+  int joined_ = 0;
 };
+
+/// Throws kMismatch: `out` have no batch left after step `step`, the others have.
+[[noreturn]] void throw_uneven(const std::vector<int>& out, std::int64_t step, const Communicator& communicator);
 
 }  // namespace zeroth

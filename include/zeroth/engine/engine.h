@@ -33,7 +33,8 @@ namespace zeroth {
 
 class GradientStore;
 class PhaseClock;
-class StragglerDetector;
+class StepWarnings;
+class UnitUses;
 struct CommitVote;
 enum class SyncPoint : std::uint8_t;
 enum class NextCall : std::uint8_t;
@@ -221,20 +222,13 @@ class Engine {
   [[nodiscard]] const Communicator& communicator() const { return communicator_; }
 
  private:
-  struct UnitUse;
   class Updater;
 
   void enter(Phase phase, int unit = -1) noexcept;
   [[nodiscard]] std::chrono::nanoseconds waited() const noexcept {
     return watch_ ? watch_->waited() : std::chrono::nanoseconds{0};
   }
-  [[nodiscard]] std::size_t position_in_unit(int param) const;
   void build_stores();
-  void store_initial(int flat, const std::byte* values);
-  void release_leases();
-  /// Where some ranks have no batch, and this one has: they hear what comes next.
-  void announce(NextCall call, int what = -1);
-  void announce_backward();
   /// On a rank that is out, until nobody has a batch, another epoch begins, or the front end is needed.
   [[nodiscard]] Next follow();
   /// Nobody is out any more. All ranks do it at the same place.
@@ -242,28 +236,18 @@ class Engine {
   void take_part(NextCall call, int what);
   [[nodiscard]] double sum_over_ranks(double value, std::string_view name = {});
   void compare_names(SyncPoint what, std::string_view name);
-  /// Throws for what a rank without a batch cannot take part in.
-  void require_joinable(NextCall call) const;
-  [[noreturn]] void throw_uneven(const std::vector<int>& out) const;
   StepResult finish_step(bool idle);
   /// All gradients of the step are summed, and all ranks have said what they know of it.
   CommitVote cast_vote(bool idle, bool discards);
   void forget_gradients();
-  void warn_of_wide_gradient();
-  void look_at_others(const CommitVote& vote);
   void require_not_parted() const;
   void part() noexcept;
-  [[noreturn]] void throw_idle(int idle_rank) const;
-  [[noreturn]] void throw_not_all_discard(const CommitVote& vote) const;
-  /// Rank 0's values into the stores, flat by flat; the first unit whose values differed here, or -1.
-  int take_values(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
 
   std::shared_ptr<RankWatch> watch_;
   int watched_as_ = -1;  ///< RankWatch::add_model()
-  std::unique_ptr<StragglerDetector> stragglers_;
+  std::unique_ptr<StepWarnings> warnings_;
   std::unique_ptr<PhaseClock> clock_;
-  std::int64_t backwards_ = 0;  ///< since the last step()
-  bool warned_of_uneven_ = false;
+  std::int64_t backwards_ = 0;   ///< since the last step()
   std::int64_t boundaries_ = 0;  ///< steps ended, committed or not
   EngineSettings settings_;
   Device& device_;
@@ -278,19 +262,13 @@ class Engine {
   std::unique_ptr<GradientStore> gradients_;
   std::unique_ptr<Updater> updater_;
   std::unique_ptr<UnevenJoin> uneven_join_;
-  std::vector<UnitUse> uses_;
-  std::vector<bool> expected_;      ///< one a parameter: backwards bring its gradient
+  std::unique_ptr<UnitUses> uses_;
   std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr
-  int kept_in_ring_ = -1;           ///< repeated unit that stays gathered in a shared slot, -1
   bool parted_ = false;             ///< see together()
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
   bool had_backward_ = false;
-  bool backward_announced_ = false;  ///< of this batch
-  int joined_ = 0;                   ///< micro-steps of this step in which this rank had no batch
   bool backward_failed_ = false;
-  bool warned_of_wide_gradient_ = false;
-  int nonfinite_in_a_row_ = 0;
   std::int64_t committed_steps_ = 0;
   std::uint64_t construction_peak_ = 0;
 };
