@@ -137,7 +137,7 @@ class Rank {
   /// What zero does: announce, wait for the others' epoch, copy their parts; no meeting.
   void pull(std::size_t part_bytes) {
     flag(comm_.rank()).store(++epoch_);
-    backend_->ring();
+    backend_->notify();
     for (int step = 1; step < comm_.size(); ++step) {
       const int peer = (comm_.rank() + step) % comm_.size();
       const std::atomic_ref<std::uint64_t> epoch = flag(peer);

@@ -1,6 +1,7 @@
-// The whole step phase of one rank, Engine::step(): exact norm, judge, AdamW, publication. Against the streaming kernel
-// of AdamW's own traffic in the same process, in paired blocks. What it takes longer is given in bytes a parameter at
-// the speed of that kernel: the norm reads the gradients once (4 B), the 16-bit copy is written once (2 B).
+// The whole step phase of one rank, Engine::step(): exact norm, commit vote, AdamW, publication. Against the streaming
+// kernel of AdamW's own traffic in the same process, in paired blocks. What it takes longer is given in bytes a
+// parameter at the speed of that kernel: the norm reads the gradients once (4 B), the 16-bit copy is written once (2
+// B).
 //
 // Run: step_phase_bench [--params N] [--units N] [--rounds N] [--threads T ...] [--json FILE]
 #include "kernels/bench_support.h"

@@ -5,6 +5,7 @@
 //
 // The floor is the engine without; a second one says how far equal things differ. The control plane's thread runs
 // beside all of them: what it takes is what a rank takes that does nothing, a row of its own.
+#include "engine/unwatched.h"
 #include "step/gpt_contestants.h"
 #include "step/job.h"
 #include "support/record.h"
@@ -41,7 +42,7 @@ void run(const Options& options, const World& world, int argc, const char* const
   Record record("step/watch", argc, argv, launcher_prefix(world));
   const Communicator communicator = make_bench_communicator(world);
   const auto batches = std::make_shared<const Batches>(options.gpt_case, world.rank());
-  const World unwatched = world.unwatched();
+  const World unwatched = detail::unwatched(world);
   std::vector<std::unique_ptr<Contestant>> contestants;
   const auto add = [&](std::string name, const World& ranks) {
     contestants.push_back(std::make_unique<EngineGpt>(options.gpt_case, options.plan, batches, ranks, std::move(name)));

@@ -79,7 +79,7 @@ class RunSummary:
     wire_formula: Bytes = dataclasses.field(default_factory=dict)
     """the plan's formula for the same steps"""
     wire_control: int = 0
-    """received in training steps beside them: judges, averages"""
+    """received in training steps beside them: commit votes, averages"""
     live_slots: int = 0
     """most ring slots in use at a time"""
 

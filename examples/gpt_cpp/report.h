@@ -48,7 +48,7 @@ struct RunSummary {
       0;              ///< each rank's highest proportional set size after a forward, backward or step; their sum
   NamedBytes wire{};  ///< received in training steps, by kind
   NamedBytes wire_formula{};       ///< the plan's formula for the same steps
-  std::uint64_t wire_control = 0;  ///< received in training steps beside them: judges, averages
+  std::uint64_t wire_control = 0;  ///< received in training steps beside them: commit votes, averages
   std::uint64_t live_slots = 0;    ///< most ring slots in use at a time
 };
 

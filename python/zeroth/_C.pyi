@@ -117,7 +117,7 @@ class FirstOffender:
     def count(self) -> int: ...
 
 class StepTimes:
-    """Where a rank's time of a step went, in microseconds, from the judgement of one step to that of the next."""
+    """Where a rank's time of a step went, in microseconds, from the commit vote of one step to that of the next."""
 
     @property
     def between_us(self) -> int:

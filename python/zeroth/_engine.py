@@ -229,7 +229,7 @@ class Engine:
                 (number, {"params": members, "lr": hypers[number][0], "weight_decay": hypers[number][1]})
                 for number, members in self._group_members.items()
             ]
-            self._optimizer = Optimizer(self, self._core, groups)
+            self._optimizer = Optimizer(self._core, groups, step=self._step, zero_grad=self.zero_grad)
         return self._optimizer
 
     @property

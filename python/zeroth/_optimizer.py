@@ -1,14 +1,11 @@
 """The engine's optimizer, as an object for torch's schedulers."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from zeroth import _C
-
-if TYPE_CHECKING:
-    from zeroth._engine import Engine
 
 __all__ = ["Optimizer"]
 
@@ -21,10 +18,19 @@ class Optimizer(torch.optim.Optimizer):
     engine.step(), and state_dict() and load_state_dict() raise Error USAGE.
     """
 
-    def __init__(self, engine: "Engine", core: _C.Engine, groups: Sequence[tuple[int, dict[str, Any]]]) -> None:
-        """`groups`: for each group its number in the engine and its entry for torch."""
-        self._engine = engine
+    def __init__(
+        self,
+        core: _C.Engine,
+        groups: Sequence[tuple[int, dict[str, Any]]],
+        *,
+        step: Callable[[], _C.StepResult],
+        zero_grad: Callable[[], None],
+    ) -> None:
+        """`groups`: for each group its number in the engine and its entry for torch. `step`, `zero_grad`: the
+        engine's."""
         self._core = core
+        self._engine_step = step
+        self._engine_zero_grad = zero_grad
         self._numbers = [number for number, _ in groups]
         super().__init__([group for _, group in groups], {"lr": 0.0, "weight_decay": 0.0})
         self._taken = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
@@ -38,11 +44,11 @@ class Optimizer(torch.optim.Optimizer):
                 where="python.optimizer",
                 hint="call engine.backward(loss) before it",
             )
-        return self._engine._step()
+        return self._engine_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Calls engine.zero_grad() and ignores `set_to_none`."""
-        self._engine.zero_grad()
+        self._engine_zero_grad()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises Error USAGE after construction: the engine's groups are fixed."""

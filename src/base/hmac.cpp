@@ -1,5 +1,6 @@
+#include "base/hmac.h"
+
 #include <zeroth/base/error.h>
-#include <zeroth/base/hmac.h>
 
 #include <openssl/evp.h>
 #include <openssl/hmac.h>

@@ -1,3 +1,5 @@
+#include "base/unique_fd.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/log.h>
 
@@ -30,14 +32,9 @@ class JsonFile {
  public:
   JsonFile(std::string path, int rank) : path_(std::move(path)), rank_(rank) {
     if (path_.empty()) return;
-    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    ZR_CHECK(descriptor_ >= 0, ErrorCode::kIo, "the JSON log cannot be opened",
+    file_.reset(::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+    ZR_CHECK(file_.valid(), ErrorCode::kIo, "the JSON log cannot be opened",
              {.where = "base.log", .which = path_, .got = std::strerror(errno)});
-  }
-  JsonFile(const JsonFile&) = delete;
-  JsonFile& operator=(const JsonFile&) = delete;
-  ~JsonFile() {
-    if (descriptor_ >= 0) ::close(descriptor_);
   }
 
   [[nodiscard]] bool wanted() const { return !path_.empty(); }
@@ -49,18 +46,18 @@ class JsonFile {
     // Whatever bytes a text holds, the line is JSON.
     const std::string line = object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
     const std::lock_guard lock(mutex_);
-    if (descriptor_ < 0) return "";
-    const ssize_t written = ::write(descriptor_, line.data(), line.size());
+    if (!file_) return "";
+    const ssize_t written = ::write(file_.get(), line.data(), line.size());
     if (written == static_cast<ssize_t>(line.size())) return "";
     const std::string why = written < 0 ? std::strerror(errno) : "only a part of a line was written";
-    ::close(std::exchange(descriptor_, -1));
+    file_.reset();
     return "the JSON log " + path_ + " ends here: " + why;
   }
 
  private:
   std::string path_;
   int rank_;
-  int descriptor_ = -1;
+  UniqueFd file_;
   std::mutex mutex_;
 };
 

@@ -1,3 +1,5 @@
+#include "base/unique_fd.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/surroundings.h>
 
@@ -70,14 +72,13 @@ std::string address_towards(const std::string& host) {
   std::string text;
   for (const addrinfo* entry = found; entry != nullptr && text.empty(); entry = entry->ai_next) {
     // Connecting a datagram socket sends nothing; it chooses the route, and with it our address.
-    const int socket = ::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const UniqueFd socket(::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     sockaddr_storage own{};
     socklen_t length = sizeof own;
-    if (socket >= 0 && ::connect(socket, entry->ai_addr, entry->ai_addrlen) == 0 &&
-        ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &length) == 0) {
+    if (socket && ::connect(socket.get(), entry->ai_addr, entry->ai_addrlen) == 0 &&
+        ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0) {
       text = numeric(reinterpret_cast<const sockaddr*>(&own));
     }
-    if (socket >= 0) ::close(socket);
   }
   return text;
 }

@@ -1,6 +1,7 @@
 #include "comm/call_descriptor.h"
 
-#include <zeroth/base/planted.h>
+#include "base/planted.h"
+
 #include <zeroth/base/text.h>
 
 #include <fmt/format.h>

@@ -1,16 +1,76 @@
-// Posting side of matched calls: from a Collective to what peers compare, and the error that prints both
-// sides.
+// What ranks say of a matched call, from a Collective to what peers compare, and the error that prints both sides.
 #pragma once
-
-#include "comm/control_block.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/comm/backend.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 namespace zeroth::detail {
+
+/// Which entry point posted a call. Values are those of CollectiveKind, then our own.
+enum class PostKind : std::uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kSend,
+  kRecv,
+  kBarrier,
+  kAttach,
+  kSplit,
+};
+
+/// A matched call as its rank describes it to the others.
+struct CallDescriptor {
+  std::uint64_t sequence = 0;
+  PostKind kind = PostKind::kBarrier;
+  std::uint8_t in_dtype = 0;
+  std::uint8_t out_dtype = 0;
+  std::uint8_t op = 0;  ///< ReduceOp; of an all_to_all kEqualParts where Collective::equal_parts is
+  std::int32_t root = 0;
+  std::int32_t unit = -1;
+  std::uint32_t label = 0;
+  std::uint64_t counts_digest = 0;  ///< of the counts, or of the name of an attached arena or a new group
+  std::int64_t elements = 0;        ///< sum of the counts; in an all_to_all this and the digest are each rank's own
+  std::uint64_t whole_digest = 0;   ///< of the call that this is a step of, 0: none
+  std::int64_t whole_elements = 0;
+  std::int32_t whole_root = 0;
+  PostKind whole_kind = PostKind::kBarrier;
+  std::uint8_t whole_in_dtype = 0;
+  std::uint8_t whole_out_dtype = 0;
+  std::uint8_t whole_op = 0;
+  // The rest differs between ranks and is not compared.
+  std::int32_t send_window =
+      -1;  ///< index of the attached arena that holds the send buffer, -1: none, or kPrivateMemory
+  std::int32_t recv_window = -1;
+  std::uint64_t send_offset = 0;
+  std::uint64_t recv_offset = 0;
+  std::int64_t given = 0;  ///< kAllToAll over messages: elements for the rank that this goes to
+  std::int64_t taken = 0;  ///< and from it
+  std::int64_t color = 0;  ///< kSplit
+  std::int64_t key = 0;
+};
+
+inline constexpr std::uint8_t kEqualParts = 1;
+
+/// [Note: Names in descriptors] A barrier has neither buffers nor parts: what describes those of other calls holds the
+/// beginning of its name, for the text of an error on other ranks. Its digest is what is compared. So names cost no
+/// bytes.
+inline constexpr std::size_t kNameBytesAt = offsetof(CallDescriptor, send_offset);
+inline constexpr std::size_t kNameBytes = sizeof(CallDescriptor) - kNameBytesAt;
+static_assert(kNameBytes == 48);
+
+/// In place of the index of an arena: the buffer is in memory of the rank's own, and its offset is an address there.
+inline constexpr std::int32_t kPrivateMemory = -2;
+
+inline constexpr std::size_t kInlineBytes = 8192;
 
 /// "all_gather", ..., "attach", "split"; "unknown call" for what is none.
 [[nodiscard]] std::string_view name_of(PostKind kind) noexcept;

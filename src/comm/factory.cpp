@@ -1,13 +1,13 @@
-#include "comm/inproc_exchange.h"
-#include "comm/levels_of_hosts.h"
+#include "comm/levels/levels_of_hosts.h"
 #include "comm/mpi/mpi_collectives.h"
 #include "comm/mpi/mpi_transport.h"
 #include "comm/nccl/nccl_backend.h"
 #include "comm/rank_facts.h"
-#include "comm/rendezvous.h"
-#include "comm/segment_backend.h"
-#include "comm/self_backend.h"
-#include "comm/shm_exchange.h"
+#include "comm/rendezvous/rendezvous.h"
+#include "comm/self/self_backend.h"
+#include "comm/shm/inproc_exchange.h"
+#include "comm/shm/segment_backend.h"
+#include "comm/shm/shm_exchange.h"
 
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/surroundings.h>

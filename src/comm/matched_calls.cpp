@@ -1,9 +1,10 @@
 #include "comm/matched_calls.h"
 
+#include "base/planted.h"
+
 #include <kernels/copy/copy.h>
 #include <kernels/reduce/extreme.h>
 #include <kernels/reduce/reduce.h>
-#include <zeroth/base/planted.h>
 
 #include <fmt/format.h>
 

@@ -2,7 +2,7 @@
 // a new group.
 #pragma once
 
-#include "comm/control_block.h"
+#include "comm/call_descriptor.h"
 #include "comm/function_ref.h"
 
 #include <kernels/common/dispatch.h>

@@ -1,3 +1,5 @@
+#include "base/unique_fd.h"
+
 #include <zeroth/base/text.h>
 #include <zeroth/device/memory.h>
 
@@ -34,7 +36,7 @@ struct Arena::Mapping {
       0;  ///< of a mapping that forked children do not get: by then something else may lie at its address there
   void* address = nullptr;
   std::size_t bytes = 0;
-  int fd = -1;
+  UniqueFd fd{};
   std::size_t used = 0;
   std::shared_ptr<void> keep{};  ///< of memory that is not mapped here
 
@@ -43,7 +45,6 @@ struct Arena::Mapping {
   Mapping& operator=(const Mapping&) = delete;
   ~Mapping() {
     if (address != nullptr && (owner == 0 || owner == ::getpid())) ::munmap(address, bytes);
-    if (fd >= 0) ::close(fd);
   }
 };
 
@@ -62,16 +63,16 @@ Arena Arena::create(ArenaKind kind, std::size_t bytes, std::string_view name) {
   const std::string label = "zeroth:" + arena.name_;
   if (kind == ArenaKind::kShared) {
     mapping->bytes = capacity;
-    mapping->fd = ::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (mapping->fd < 0) throw_memory("memfd_create", bytes, arena.name_, errno);
-    if (::ftruncate(mapping->fd, static_cast<off_t>(mapping->bytes)) != 0) {
+    mapping->fd.reset(::memfd_create(label.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    if (!mapping->fd) throw_memory("memfd_create", bytes, arena.name_, errno);
+    if (::ftruncate(mapping->fd.get(), static_cast<off_t>(mapping->bytes)) != 0) {
       throw_memory("ftruncate of a memfd", bytes, arena.name_, errno);
     }
     // A peer that could shrink the file would turn our next access into SIGBUS.
-    if (::fcntl(mapping->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    if (::fcntl(mapping->fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
       throw_memory("sealing a memfd", bytes, arena.name_, errno);
     }
-    void* address = ::mmap(nullptr, mapping->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, mapping->fd, 0);
+    void* address = ::mmap(nullptr, mapping->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, mapping->fd.get(), 0);
     if (address == MAP_FAILED) throw_memory("mmap", bytes, arena.name_, errno);
     mapping->address = address;
     base = static_cast<std::byte*>(address);
@@ -113,7 +114,7 @@ std::size_t Arena::used() const {
 }
 
 int Arena::fd() const {
-  return mapping_ ? mapping_->fd : -1;
+  return mapping_ ? mapping_->fd.get() : -1;
 }
 
 std::span<std::byte> Arena::reserve(std::size_t bytes, std::size_t alignment) {

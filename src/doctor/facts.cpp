@@ -1,7 +1,7 @@
 #include "doctor/facts.h"
 
-#include "launcher/cores.h"
-#include "launcher/unique_fd.h"
+#include "base/unique_fd.h"
+#include "hosts/processors.h"
 
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/version.h>
@@ -44,7 +44,6 @@ namespace zeroth::doctor {
 namespace {
 
 namespace fs = std::filesystem;
-using launcher::UniqueFd;
 
 /// Of each of four questions; together less than ranks have to come to the meeting.
 constexpr Milliseconds kLibraryPatience{3000};
@@ -267,8 +266,8 @@ RankFacts facts_of_this_process() {
   facts.devices = devices();
   std::set<std::pair<int, int>> cores;
   std::set<int> nodes;
-  const std::vector<launcher::Processor> processors = launcher::processors_here();
-  for (const launcher::Processor& processor : processors) {
+  const std::vector<Processor> processors = processors_here();
+  for (const Processor& processor : processors) {
     cores.insert({processor.package, processor.core});
     nodes.insert(processor.node);
   }

@@ -1,7 +1,7 @@
 #include "doctor/head.h"
 
+#include "base/unique_fd.h"
 #include "doctor/status_lines.h"
-#include "launcher/unique_fd.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
@@ -31,7 +31,6 @@ namespace zeroth::doctor {
 namespace {
 
 namespace fs = std::filesystem;
-using launcher::UniqueFd;
 
 /// For zeroth-run to end by itself after its own deadline.
 constexpr Milliseconds kFarewell{15'000};
@@ -50,9 +49,9 @@ std::string zeroth_run() {
   return ::access(beside.c_str(), X_OK) == 0 ? beside : "zeroth-run";
 }
 
-std::string host_list(const std::vector<launcher::HostEntry>& hosts) {
+std::string host_list(const std::vector<zeroth::HostEntry>& hosts) {
   std::vector<std::string> parts;
-  for (const launcher::HostEntry& host : hosts) {
+  for (const zeroth::HostEntry& host : hosts) {
     const bool is_ipv6 = host.name.find(':') != std::string::npos;
     parts.push_back(fmt::format("{}:{}", is_ipv6 ? "[" + host.name + "]" : host.name, host.num_slots));
   }
@@ -63,7 +62,7 @@ std::string seconds(Milliseconds time) {
   return fmt::format("{:.3f}", static_cast<double>(time.count()) / 1000);
 }
 
-std::vector<std::string> command_of(const Options& options, const std::vector<launcher::HostEntry>& hosts,
+std::vector<std::string> command_of(const Options& options, const std::vector<zeroth::HostEntry>& hosts,
                                     const std::string& status_file) {
   std::vector<std::string> command{zeroth_run(), "-q", "--no-prefix", "--timeout", seconds(options.timeout)};
   if (!status_file.empty()) command.insert(command.end(), {"--json", status_file});
@@ -175,7 +174,7 @@ struct Attempt {
   int wait_status = 0;
 };
 
-Attempt attempt(const Options& options, const std::vector<launcher::HostEntry>& hosts) {
+Attempt attempt(const Options& options, const std::vector<zeroth::HostEntry>& hosts) {
   const auto [status_file, status_path] = make_status_file();
   const Deadline deadline(options.timeout + (hosts.empty() ? Milliseconds{0} : options.connect_timeout) + kFarewell);
   UniqueFd out;
@@ -229,7 +228,7 @@ Cluster cluster_of(const Report& report, const Options& options) {
 }
 
 /// Hosts are called as the user has called them, also those of which nobody came.
-void name_hosts(Report& report, const std::vector<launcher::HostEntry>& hosts) {
+void name_hosts(Report& report, const std::vector<zeroth::HostEntry>& hosts) {
   int first_rank = 0;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     const int host = static_cast<int>(i);
@@ -249,7 +248,7 @@ void name_hosts(Report& report, const std::vector<launcher::HostEntry>& hosts) {
 }  // namespace
 
 Report examine(const Options& options) {
-  std::vector<launcher::HostEntry> hosts = options.hosts;
+  std::vector<zeroth::HostEntry> hosts = options.hosts;
   std::vector<Finding> refused;
   while (true) {
     Attempt now = attempt(options, hosts);
@@ -261,8 +260,7 @@ Report examine(const Options& options) {
     }
     const std::size_t before = hosts.size();
     for (const Culprit& culprit : to_leave_out(culprits_of(now.status_lines))) {
-      if (std::erase_if(hosts, [&](const launcher::HostEntry& host) { return host.name == culprit.host; }) == 0)
-        continue;
+      if (std::erase_if(hosts, [&](const zeroth::HostEntry& host) { return host.name == culprit.host; }) == 0) continue;
       refused.push_back({.code = ErrorCode::kLaunch,
                          .message = "a host cannot take part",
                          .context = {.where = culprit.host,

@@ -1,7 +1,7 @@
 #include "doctor/judge.h"
 
 #include "doctor/units.h"
-#include "launcher/line_merger.h"
+#include "hosts/rank_list.h"
 
 #include <zeroth/base/text.h>
 
@@ -153,7 +153,7 @@ void judge_lost(Report& report) {
         {.code = ErrorCode::kLaunch,
          .message = ranks.size() > 1 ? "ranks do not answer" : "a rank does not answer",
          .context = {.where = host < 0 ? "" : report.name_of_host(host),
-                     .who = (ranks.size() > 1 ? "ranks " : "rank ") + launcher::describe_ranks(ranks),
+                     .who = (ranks.size() > 1 ? "ranks " : "rank ") + describe_ranks(ranks),
                      .expected = expected,
                      .got = got,
                      .hint = report.hosts.size() > 1

@@ -1,7 +1,7 @@
 #include "doctor/options.h"
 
-#include "launcher/option_values.h"
-#include "launcher/text_cursor.h"
+#include "hosts/option_values.h"
+#include "hosts/text_cursor.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
@@ -40,7 +40,7 @@ class UsageFormatter : public CLI::Formatter {
 
 [[noreturn]] void refuse(const std::string& message, ErrorContext context = {}) {
   if (context.hint.empty()) context.hint = kHint;
-  launcher::refuse_usage(message, std::move(context));
+  refuse_usage(message, std::move(context));
 }
 
 struct Raw {
@@ -96,7 +96,7 @@ double parse_number(const char* option, const std::string& text, double low, dou
   if (error != std::errc{} || end != text.data() + text.size() || !std::isfinite(value) || value < low ||
       value > high) {
     refuse("a number is not usable",
-           {.which = option, .expected = fmt::format("{} to {}", low, high), .got = launcher::in_quotes(text)});
+           {.which = option, .expected = fmt::format("{} to {}", low, high), .got = in_quotes(text)});
   }
   return value;
 }
@@ -115,7 +115,7 @@ DType parse_dtype(const std::string& text) {
     if (text == name) return dtype;
   }
   refuse("parameters are not trained in this type",
-         {.which = "--dtype", .expected = "bf16, fp32 or fp64", .got = launcher::in_quotes(text)});
+         {.which = "--dtype", .expected = "bf16, fp32 or fp64", .got = in_quotes(text)});
 }
 
 void check_hosts(const CLI::App& app, Options& options, const Raw& raw) {
@@ -131,17 +131,16 @@ void check_hosts(const CLI::App& app, Options& options, const Raw& raw) {
   if (hosts || file) {
     if (given(app, "--ranks"))
       refuse("-n counts the ranks of this host alone", {.which = "-n", .hint = "give slots: --hosts node1:2,node2:2"});
-    const std::vector<launcher::HostEntry> all =
-        hosts ? launcher::parse_host_list(raw.hosts)
-              : launcher::parse_hostfile(launcher::read_hostfile(raw.hostfile), raw.hostfile);
-    for (const launcher::HostSelection& host : launcher::select_hosts(all, raw.include, raw.exclude)) {
+    const std::vector<zeroth::HostEntry> all =
+        hosts ? parse_host_list(raw.hosts) : parse_hostfile(read_hostfile(raw.hostfile), raw.hostfile);
+    for (const HostSelection& host : select_hosts(all, raw.include, raw.exclude)) {
       options.hosts.push_back({.name = host.name, .num_slots = static_cast<int>(host.slots.size())});
     }
   }
   options.ssh = raw.ssh;
-  if (given(app, "--remote-program")) options.remote_program = launcher::parse_remote_program(raw.remote_program);
+  if (given(app, "--remote-program")) options.remote_program = parse_remote_program(raw.remote_program);
   if (given(app, "--connect-timeout"))
-    options.connect_timeout = launcher::parse_seconds("--connect-timeout", raw.connect_timeout);
+    options.connect_timeout = parse_seconds("--connect-timeout", raw.connect_timeout);
 }
 
 void check_plan(const CLI::App& app, Options& options, const Raw& raw) {
@@ -154,11 +153,9 @@ void check_plan(const CLI::App& app, Options& options, const Raw& raw) {
   }
   ModelSize model{.params = parse_number("--params", raw.params, 1e6, 1e14)};
   if (given(app, "--dtype")) model.dtype = parse_dtype(raw.dtype);
-  if (given(app, "--layers"))
-    model.layers = launcher::parse_integer("--layers", raw.layers, 1, 4096, "the number of layers");
+  if (given(app, "--layers")) model.layers = parse_integer("--layers", raw.layers, 1, 4096, "the number of layers");
   if (given(app, "--micro-steps"))
-    model.micro_steps =
-        launcher::parse_integer("--micro-steps", raw.micro_steps, 1, 1'000'000, "the number of micro-steps");
+    model.micro_steps = parse_integer("--micro-steps", raw.micro_steps, 1, 1'000'000, "the number of micro-steps");
   if (given(app, "--compute-seconds")) options.compute_s = parse_number("--compute-seconds", raw.compute, 0, 1e6);
   if (given(app, "--memory-gib")) options.memory_bytes = parse_gib("--memory-gib", raw.memory);
   options.model = model;
@@ -167,13 +164,12 @@ void check_plan(const CLI::App& app, Options& options, const Raw& raw) {
 void check(const CLI::App& app, Options& options, const Raw& raw) {
   check_hosts(app, options, raw);
   check_plan(app, options, raw);
-  if (given(app, "--ranks"))
-    options.num_ranks = launcher::parse_integer("-n", raw.num_ranks, 1, 128, "the number of ranks");
-  if (given(app, "--timeout")) options.timeout = launcher::parse_seconds("--timeout", raw.timeout);
+  if (given(app, "--ranks")) options.num_ranks = parse_integer("-n", raw.num_ranks, 1, 128, "the number of ranks");
+  if (given(app, "--timeout")) options.timeout = parse_seconds("--timeout", raw.timeout);
   if (given(app, "--folder") && raw.folder.empty()) refuse("an empty folder name", {.which = "--folder"});
   if (given(app, "--folder")) options.folder = raw.folder;
   if (given(app, "--disk-mib"))
-    options.disk_mib = launcher::parse_integer("--disk-mib", raw.disk_mib, 1, 1024, "the size of the file");
+    options.disk_mib = parse_integer("--disk-mib", raw.disk_mib, 1, 1024, "the size of the file");
   if (raw.no_disk && (given(app, "--folder") || given(app, "--disk-mib")))
     refuse("--no-disk with a folder or a size", {.hint = "give one of the two"});
   if (raw.no_disk) options.folder.clear();
@@ -228,7 +224,7 @@ CommandLine parse_command_line(std::span<const char* const> arguments) {
   if (word == "-h" || word == "--help")
     return {.text = "Usage: zeroth doctor [options]\n       zeroth --version\n\nzeroth doctor --help says more.\n"};
   refuse(word.empty() ? "nothing to do was given" : "there is no such thing to do",
-         {.expected = "doctor", .got = word.empty() ? "" : launcher::in_quotes(word)});
+         {.expected = "doctor", .got = word.empty() ? "" : in_quotes(word)});
 }
 
 }  // namespace zeroth::doctor

@@ -3,7 +3,7 @@
 
 #include "doctor/advice.h"
 #include "doctor/judge.h"
-#include "launcher/hostfile.h"
+#include "hosts/hostfile.h"
 
 #include <zeroth/base/deadline.h>
 
@@ -15,9 +15,9 @@
 namespace zeroth::doctor {
 
 struct Options {
-  int num_ranks = 2;                         ///< on this host; not used with hosts
-  std::vector<launcher::HostEntry> hosts{};  ///< those of --hosts or --hostfile that --include and --exclude leave
-  std::string ssh{};                         ///< for zeroth-run; "": its own default
+  int num_ranks = 2;                       ///< on this host; not used with hosts
+  std::vector<zeroth::HostEntry> hosts{};  ///< those of --hosts or --hostfile that --include and --exclude leave
+  std::string ssh{};                       ///< for zeroth-run; "": its own default
   std::string remote_program{};
   Milliseconds connect_timeout{60'000};
   Milliseconds timeout{120'000};  ///< of one examination

@@ -1,7 +1,7 @@
 #include "doctor/place.h"
 
 #include "doctor/facts.h"
-#include "launcher/secret.h"
+#include "hosts/secret.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/surroundings.h>
@@ -133,7 +133,7 @@ Place place_of_world(std::optional<Door>& door, Milliseconds timeout) {
   place.local_size = count[static_cast<std::size_t>(place.host)];
   std::string offer;
   if (place.rank == 0) {
-    offer = hexadecimal(launcher::random_nonce() + launcher::random_nonce());
+    offer = hexadecimal(random_nonce() + random_nonce());
     door.emplace(Endpoint{}, offer);
     offer += fmt::format(" {}", door->port());
     for (const std::string& address : own_addresses(place.num_hosts == 1)) offer += " " + address;

@@ -2,7 +2,7 @@
 
 #include "doctor/facts.h"
 #include "doctor/participant.h"
-#include "launcher/sockets.h"
+#include "hosts/sockets.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -77,7 +77,7 @@ class Survey {
     for (int rank = 0; rank < place_->size; ++rank) {
       if (!wires_.contains(rank)) missing.push_back(rank);
     }
-    const std::string where = place_->hub.empty() ? "rank 0" : "rank 0, " + launcher::text_of(place_->hub.front());
+    const std::string where = place_->hub.empty() ? "rank 0" : "rank 0, " + text_of(place_->hub.front());
     for (const int rank : missing) {
       report_.lost.push_back(
           {.rank = rank,

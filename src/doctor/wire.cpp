@@ -1,10 +1,10 @@
 #include "doctor/wire.h"
 
-#include "launcher/secret.h"
-#include "launcher/sockets.h"
+#include "base/hmac.h"
+#include "hosts/secret.h"
+#include "hosts/sockets.h"
 
 #include <zeroth/base/error.h>
-#include <zeroth/base/hmac.h>
 #include <zeroth/base/text.h>
 
 #include <fmt/format.h>
@@ -29,7 +29,7 @@ constexpr Milliseconds kStrangerPatience{3000};
 constexpr std::size_t kMaxStrangers = 64;
 constexpr std::string_view kGreeting = "ZEROTHDR";
 constexpr std::size_t kRankBytes = 4;
-constexpr std::size_t kVisitBytes = kRankBytes + launcher::kNonceBytes + sizeof(Digest);
+constexpr std::size_t kVisitBytes = kRankBytes + kNonceBytes + sizeof(Digest);
 
 std::string number_text(std::uint32_t value) {
   std::string text(kRankBytes, '\0');
@@ -44,9 +44,9 @@ std::uint32_t number_of(std::string_view text) {
 }
 
 /// A rank's proof is bound to its number, so that nobody who listens can come as another one.
-std::string visit_proof(launcher::Side side, const std::string& secret, std::string_view own_nonce,
+std::string visit_proof(ProofSide side, const std::string& secret, std::string_view own_nonce,
                         const std::string& visit) {
-  return launcher::proof_of(side, secret, own_nonce, visit);
+  return proof_of(side, secret, own_nonce, visit);
 }
 
 void wait_for(int fd, short events, const Deadline& deadline, const char* what) {
@@ -166,7 +166,7 @@ std::pair<Wire, Wire> make_wires() {
 }
 
 Door::Door(const Endpoint& endpoint, std::string secret)
-    : secret_(std::move(secret)), socket_(launcher::listen_at(endpoint)), port_(port_of(socket_.get())) {}
+    : secret_(std::move(secret)), socket_(listen_at(endpoint)), port_(port_of(socket_.get())) {}
 
 int Door::look_at(Visitor& visitor) const {
   std::array<std::byte, kVisitBytes> bytes{};
@@ -175,10 +175,10 @@ int Door::look_at(Visitor& visitor) const {
   if (got == 0) return -2;
   visitor.heard.append(reinterpret_cast<const char*>(bytes.data()), static_cast<std::size_t>(got));
   if (visitor.heard.size() < kVisitBytes) return -1;
-  const std::string visit = visitor.heard.substr(0, kRankBytes + launcher::kNonceBytes);
+  const std::string visit = visitor.heard.substr(0, kRankBytes + kNonceBytes);
   const std::uint32_t rank = number_of(visit);
-  const bool known = launcher::same_proof(visitor.heard.substr(visit.size()),
-                                          visit_proof(launcher::Side::kNode, secret_, visitor.nonce, visit));
+  const bool known =
+      same_proof(visitor.heard.substr(visit.size()), visit_proof(ProofSide::kNode, secret_, visitor.nonce, visit));
   return known && rank <= 0x7FFFFFFFU ? static_cast<int>(rank) : -2;
 }
 
@@ -200,8 +200,8 @@ Wire Door::admit(const Deadline& deadline, int& rank) {
         break;  // `polled` no longer fits the visitors
       }
       try {
-        const std::string visit = visitor.heard.substr(0, kRankBytes + launcher::kNonceBytes);
-        visitor.wire.write_all(bytes_of(visit_proof(launcher::Side::kHead, secret_, visitor.nonce, visit)),
+        const std::string visit = visitor.heard.substr(0, kRankBytes + kNonceBytes);
+        visitor.wire.write_all(bytes_of(visit_proof(ProofSide::kHead, secret_, visitor.nonce, visit)),
                                Deadline(kStrangerPatience));
       } catch (const Error&) {
         break;  // it has gone; it may come again
@@ -210,15 +210,14 @@ Wire Door::admit(const Deadline& deadline, int& rank) {
       return std::move(visitor.wire);
     }
     std::string address;
-    UniqueFd socket = launcher::accept_one(socket_.get(), address);
+    UniqueFd socket = accept_one(socket_.get(), address);
     if (!socket.valid()) continue;
     prepare(socket.get());
     if (visitors_.size() == kMaxStrangers) {
       visitors_.erase(visitors_.begin());  // the oldest makes room
       ++strangers_;
     }
-    Visitor visitor{
-        .wire = Wire(std::move(socket)), .until = Deadline(kStrangerPatience), .nonce = launcher::random_nonce()};
+    Visitor visitor{.wire = Wire(std::move(socket)), .until = Deadline(kStrangerPatience), .nonce = random_nonce()};
     try {
       visitor.wire.write_all(bytes_of(std::string(kGreeting) + visitor.nonce), visitor.until);
       visitors_.push_back(std::move(visitor));
@@ -233,20 +232,20 @@ Wire knock(const std::vector<Endpoint>& endpoints, const std::string& secret, in
   std::vector<std::string> reasons(endpoints.size());
   while (true) {
     for (std::size_t i = 0; i < endpoints.size(); ++i) {
-      UniqueFd socket = launcher::connect_once(
-          endpoints[i], std::clamp(deadline.remaining(), Milliseconds{1}, Milliseconds{2000}), reasons[i]);
+      UniqueFd socket =
+          connect_once(endpoints[i], std::clamp(deadline.remaining(), Milliseconds{1}, Milliseconds{2000}), reasons[i]);
       if (!socket.valid()) continue;
       prepare(socket.get());
       Wire wire(std::move(socket));
       const Deadline patience(std::clamp(deadline.remaining(), Milliseconds{1}, kStrangerPatience));
       try {
-        const std::string greeting = read_text(wire, kGreeting.size() + launcher::kNonceBytes, patience);
+        const std::string greeting = read_text(wire, kGreeting.size() + kNonceBytes, patience);
         const std::string nonce = greeting.substr(kGreeting.size());
-        const std::string visit = number_text(static_cast<std::uint32_t>(rank)) + launcher::random_nonce();
+        const std::string visit = number_text(static_cast<std::uint32_t>(rank)) + random_nonce();
         if (greeting.starts_with(kGreeting)) {
-          wire.write_all(bytes_of(visit + visit_proof(launcher::Side::kNode, secret, nonce, visit)), patience);
+          wire.write_all(bytes_of(visit + visit_proof(ProofSide::kNode, secret, nonce, visit)), patience);
           const std::string proof = read_text(wire, sizeof(Digest), patience);
-          if (launcher::same_proof(proof, visit_proof(launcher::Side::kHead, secret, nonce, visit))) return wire;
+          if (same_proof(proof, visit_proof(ProofSide::kHead, secret, nonce, visit))) return wire;
         }
         reasons[i] = "somebody else listens there";
       } catch (const Error& error) {
@@ -258,7 +257,7 @@ Wire knock(const std::vector<Endpoint>& endpoints, const std::string& secret, in
   }
   std::vector<std::string> parts;
   for (std::size_t i = 0; i < endpoints.size(); ++i)
-    parts.push_back(fmt::format("{}: {}", launcher::text_of(endpoints[i]), reasons[i]));
+    parts.push_back(fmt::format("{}: {}", text_of(endpoints[i]), reasons[i]));
   throw Error(
       ErrorCode::kTimeout,
       fmt::format("nobody of this job answers for {:.0f} s", static_cast<double>(deadline.timeout().count()) / 1000),

@@ -1,8 +1,8 @@
 // Messages between ranks: a connection, who may make one, and what is said over it. Every call has a deadline.
 #pragma once
 
-#include "launcher/option_values.h"
-#include "launcher/unique_fd.h"
+#include "base/unique_fd.h"
+#include "hosts/option_values.h"
 
 #include <zeroth/base/deadline.h>
 
@@ -14,9 +14,6 @@
 #include <vector>
 
 namespace zeroth::doctor {
-
-using launcher::Endpoint;
-using launcher::UniqueFd;
 
 /// One message, and what a rank says at once.
 inline constexpr std::size_t kMaxMessageBytes = std::size_t{1} << 20U;
@@ -47,7 +44,7 @@ class Wire {
 [[nodiscard]] std::pair<Wire, Wire> make_wires();
 
 /// The listening side greets whoever comes with a nonce and hears a proof that they know the secret of the job
-/// (launcher/secret.h), with the number of their rank; whoever does not, or takes longer than kStrangerPatience, is
+/// (hosts/secret.h), with the number of their rank; whoever does not, or takes longer than kStrangerPatience, is
 /// dropped and counted. Then it shows the same.
 class Door {
  public:

@@ -25,7 +25,7 @@ std::int64_t StepTimes::* PhaseClock::part_of(Phase phase) noexcept {
     case Phase::kStarting:
     case Phase::kBetweenSteps:
       return &StepTimes::between_us;
-    case Phase::kMeeting:
+    case Phase::kSyncPoint:
       break;
   }
   return nullptr;

@@ -1,4 +1,4 @@
-// Who is slow: from the time that each rank computed in each step, which the judge's message carries.
+// Who is slow: from the time that each rank computed in each step, which the commit vote carries.
 #pragma once
 
 #include <zeroth/engine/step_result.h>

@@ -19,7 +19,7 @@ Engine::Updater::Updater(const ModelLayout& layout, const Optimizer& optimizer, 
   ZR_ASSERT(num_states_ <= kMaxOptimizerStates, "make_optimizer() refuses more");
 }
 
-std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::vector<bool>& touched) const {
+std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::vector<bool>& has_grad) const {
   const FlatLayout& layout = layout_.flat(flat);
   const Range range = memory_.update_range(flat);
   std::vector<Run> runs;
@@ -34,7 +34,7 @@ std::vector<Engine::Updater::Run> Engine::Updater::runs_of(int flat, const std::
     const Range part = intersect({segment->offset, end}, range);
     if (part.size() == 0) continue;
     const auto param = static_cast<std::size_t>(segment->param);
-    if (!touched[param]) {
+    if (!has_grad[param]) {
       joinable = false;
       continue;
     }
@@ -96,18 +96,18 @@ void Engine::Updater::update_range(int flat, const Range& updated, std::int64_t 
   });
 }
 
-void Engine::Updater::update(const std::vector<bool>& touched, double factor, const std::vector<GroupHyper>& groups,
+void Engine::Updater::update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,
                              double lr_factor) {
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!layout_.flats[flat].trainable) continue;
-    for (const Run& run : runs_of(static_cast<int>(flat), touched)) {
+    for (const Run& run : runs_of(static_cast<int>(flat), has_grad)) {
       GroupHyper hyper = groups[static_cast<std::size_t>(run.group)];
       hyper.lr *= lr_factor;
       update_run(static_cast<int>(flat), run, factor, hyper);
     }
   }
-  for (std::size_t param = 0; param < touched.size(); ++param) {
-    if (touched[param]) ++steps_[param];
+  for (std::size_t param = 0; param < has_grad.size(); ++param) {
+    if (has_grad[param]) ++steps_[param];
   }
 }
 

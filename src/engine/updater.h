@@ -1,9 +1,10 @@
 // The update: walks this rank's ranges, finds runs of parameters that are alike, and hands blocks to the optimizer.
 #pragma once
 
+#include "zero/model_memory.h"
+
 #include <zeroth/engine/engine.h>
 #include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/model_memory.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -16,11 +17,12 @@ class Engine::Updater {
   Updater(const ModelLayout& layout, const Optimizer& optimizer, ModelMemory& memory, CommBackend& backend,
           KernelContext kernels);
 
-  /// Updates every parameter with touched[param], its padding with it; the others keep value, moments and step count.
+  /// Updates every parameter with has_grad[param], its padding with it; the others keep value, moments and step count.
   /// `factor` averages and clips; learning rates are groups' times `lr_factor`.
   /// Where every rank updates everything, the sums are read in place from the ranks that own them (counted as
   /// all_gather): nobody writes its sums again before it knows of this rank's next backward.
-  void update(const std::vector<bool>& touched, double factor, const std::vector<GroupHyper>& groups, double lr_factor);
+  void update(const std::vector<bool>& has_grad, double factor, const std::vector<GroupHyper>& groups,
+              double lr_factor);
 
  private:
   struct Run {
@@ -28,7 +30,7 @@ class Engine::Updater {
     int group = 0;
     std::int64_t step = 0;
   };
-  [[nodiscard]] std::vector<Run> runs_of(int flat, const std::vector<bool>& touched) const;
+  [[nodiscard]] std::vector<Run> runs_of(int flat, const std::vector<bool>& has_grad) const;
   void update_run(int flat, const Run& run, double factor, const GroupHyper& hyper);
   void update_range(int flat, const Range& range, std::int64_t step, const std::byte* grad, double factor,
                     const GroupHyper& hyper);

@@ -1,3 +1,6 @@
+#include "comm/decorators/slow_link_backend.h"
+#include "engine/unwatched.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/base/log.h>
@@ -263,12 +266,12 @@ World World::from_transport(std::shared_ptr<MessageTransport> transport, std::st
   return world;
 }
 
-World World::unwatched() const {
-  ZR_CHECK(!hub_ && !transport_, ErrorCode::kUsage, "ranks of a hub or a transport meet once",
-           {.where = "world", .expected = "ranks that a launcher's variables describe", .got = origin_});
-  World other = *this;
+World detail::unwatched(const World& world) {
+  ZR_CHECK(!world.hub_ && !world.transport_, ErrorCode::kUsage, "ranks of a hub or a transport meet once",
+           {.where = "world", .expected = "ranks that a launcher's variables describe", .got = world.origin_});
+  World other = world;
   other.job_ += ".unwatched";
-  other.connection_ = std::make_shared<Connection>();
+  other.connection_ = std::make_shared<World::Connection>();
   other.connection_->is_watched = false;
   return other;
 }

@@ -2,12 +2,12 @@
 // if there is one.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launcher/channel.h"
 #include "launcher/line_splitter.h"
 #include "launcher/messages.h"
 #include "launcher/rank_process.h"
 #include "launcher/spawn.h"
-#include "launcher/unique_fd.h"
 
 #include <zeroth/base/error.h>
 

@@ -1,11 +1,16 @@
 #include "launcher/channel.h"
 
+#include <zeroth/base/error.h>
+
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <utility>
 
 namespace zeroth::launcher {
 namespace {
@@ -15,6 +20,10 @@ constexpr std::size_t kBlockBytes = std::size_t{64} << 10;
 void make_non_blocking(int fd) {
   const int flags = ::fcntl(fd, F_GETFL);
   ::fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+}
+
+void set_tcp(int socket, int option, int value) {
+  ::setsockopt(socket, IPPROTO_TCP, option, &value, sizeof(value));
 }
 
 }  // namespace
@@ -89,6 +98,16 @@ void SilenceWatch::turn(Channel& channel) {
   const auto now = SteadyClock::now();
   if (now - last_turn_ > 2 * kPingEvery) channel.forgive(now - last_turn_);
   last_turn_ = now;
+}
+
+Channel channel_over(UniqueFd socket, Milliseconds lost_after, std::size_t max_frame_bytes) {
+  set_tcp(socket.get(), TCP_NODELAY, 1);
+  set_tcp(socket.get(), TCP_USER_TIMEOUT, static_cast<int>(lost_after.count()));
+  UniqueFd out(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 3));
+  if (!out.valid()) {
+    throw Error(ErrorCode::kResource, "no descriptor for a connection: " + errno_text(errno));
+  }
+  return Channel(std::move(socket), std::move(out), 0, max_frame_bytes);
 }
 
 }  // namespace zeroth::launcher

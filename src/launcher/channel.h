@@ -2,8 +2,8 @@
 // block.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launcher/frames.h"
-#include "launcher/unique_fd.h"
 
 #include <zeroth/base/deadline.h>
 
@@ -83,5 +83,8 @@ class SilenceWatch {
  private:
   SteadyClock::time_point last_turn_ = SteadyClock::now();
 };
+
+/// A channel over a connection. What is sent and not confirmed within `lost_after` breaks it.
+[[nodiscard]] Channel channel_over(UniqueFd socket, Milliseconds lost_after, std::size_t max_frame_bytes);
 
 }  // namespace zeroth::launcher

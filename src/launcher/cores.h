@@ -1,26 +1,13 @@
 // Which cores each rank of a host runs on.
 #pragma once
 
+#include "hosts/processors.h"
 #include "launcher/host_task.h"
 
 #include <string>
 #include <vector>
 
 namespace zeroth::launcher {
-
-/// A logical processor and where it is.
-struct Processor {
-  int number = 0;
-  int node = 0;  ///< NUMA
-  int package = 0;
-  int core = 0;  ///< processors with the same package and core are threads of one core
-
-  bool operator==(const Processor&) const = default;
-};
-
-/// The processors of this process's affinity mask, with what the kernel says about them (nothing: all on node
-/// 0, each its own core).
-[[nodiscard]] std::vector<Processor> processors_here();
 
 /// Processors for each of `num_ranks` ranks, neighbours (NUMA node, package, core) together: whole cores if
 /// there is one for each rank, else single threads of cores. Every rank gets as many, because ranks must

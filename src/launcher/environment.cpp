@@ -1,6 +1,6 @@
 #include "launcher/environment.h"
 
-#include "launcher/unique_fd.h"
+#include "base/unique_fd.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/secret.h>

@@ -1,6 +1,6 @@
 #include "launcher/frames.h"
 
-#include "launcher/text_cursor.h"
+#include "hosts/text_cursor.h"
 
 #include <zeroth/base/error.h>
 

@@ -1,5 +1,6 @@
 #include "launcher/head.h"
 
+#include "hosts/secret.h"
 #include "launcher/addresses.h"
 #include "launcher/agent.h"
 #include "launcher/environment.h"
@@ -8,7 +9,6 @@
 #include "launcher/job_log.h"
 #include "launcher/node_job.h"
 #include "launcher/own_ranks.h"
-#include "launcher/secret.h"
 #include "launcher/supervisor.h"
 
 #include <zeroth/base/error.h>

@@ -1,8 +1,8 @@
 // A job on the hosts of --hostfile or --hosts.
 #pragma once
 
+#include "hosts/hostfile.h"
 #include "launcher/console.h"
-#include "launcher/hostfile.h"
 #include "launcher/options.h"
 #include "launcher/supervisor.h"
 

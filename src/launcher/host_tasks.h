@@ -1,8 +1,8 @@
 // Shares the ranks of a job out over its hosts.
 #pragma once
 
+#include "hosts/hostfile.h"
 #include "launcher/host_task.h"
-#include "launcher/hostfile.h"
 #include "launcher/options.h"
 
 #include <string>

@@ -1,10 +1,10 @@
 // --json FILE: what happens to a job, one JSON object a line, for programs.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launcher/first_cause.h"
 #include "launcher/host_task.h"
 #include "launcher/rank_group.h"
-#include "launcher/unique_fd.h"
 
 #include <string>
 #include <vector>

@@ -1,7 +1,7 @@
 // Who ends the ranks' processes when the launcher cannot: it was killed.
 #pragma once
 
-#include "launcher/unique_fd.h"
+#include "base/unique_fd.h"
 
 #include <sys/types.h>
 

@@ -1,5 +1,7 @@
 #include "launcher/line_merger.h"
 
+#include "hosts/rank_list.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,18 +15,6 @@ constexpr std::size_t kMostWaiting = 1024;
 constexpr std::size_t kMostWaitingBytes = std::size_t{1} << 20;
 
 }  // namespace
-
-std::string describe_ranks(const std::vector<int>& ranks) {
-  std::string text;
-  for (std::size_t begin = 0; begin < ranks.size();) {
-    std::size_t end = begin + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    text += fmt::format("{}{}", text.empty() ? "" : ",", ranks[begin]);
-    if (end - begin > 1) text += fmt::format("-{}", ranks[end - 1]);
-    begin = end;
-  }
-  return text;
-}
 
 void LineMerger::add(int rank, std::string_view line, TimePoint now) {
   if (waiting_.add(rank, line, now + kMergeWindow)) waiting_bytes_ += line.size();

@@ -14,9 +14,6 @@
 
 namespace zeroth::launcher {
 
-/// "0-3,7" for sorted ranks {0, 1, 2, 3, 7}.
-[[nodiscard]] std::string describe_ranks(const std::vector<int>& ranks);
-
 /// Lines leave as "[ranks 0-3,7] text", of one rank as "[3] text". The order of each rank's lines is kept; between
 /// ranks a line may leave up to kMergeWindow later than it came. A line of all ranks leaves at once.
 class LineMerger {

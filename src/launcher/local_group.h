@@ -1,11 +1,11 @@
 // The ranks that are children of this process.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launcher/host_task.h"
 #include "launcher/keeper.h"
 #include "launcher/rank_group.h"
 #include "launcher/signals.h"
-#include "launcher/unique_fd.h"
 
 #include <sys/resource.h>
 

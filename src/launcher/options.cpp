@@ -1,7 +1,8 @@
 #include "launcher/options.h"
 
-#include "launcher/option_values.h"
-#include "launcher/text_cursor.h"
+#include "hosts/option_values.h"
+#include "hosts/text_cursor.h"
+#include "launcher/messages.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -11,12 +12,45 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <memory>
 #include <string_view>
+#include <utility>
 
 namespace zeroth::launcher {
 namespace {
+
+/// Variables that say who a rank is. A user's value would contradict what the launcher started.
+constexpr std::array kOwned{"RANK",
+                            "LOCAL_RANK",
+                            "WORLD_SIZE",
+                            "LOCAL_WORLD_SIZE",
+                            "GROUP_RANK",
+                            "GROUP_WORLD_SIZE",
+                            "NODE_RANK",
+                            "TORCHELASTIC_RUN_ID",
+                            "TORCHELASTIC_RESTART_COUNT",
+                            "TORCHELASTIC_MAX_RESTARTS",
+                            "ZEROTH_BOUND_CORES",
+                            "ZEROTH_JOB_ID",
+                            "ZEROTH_RESTART_COUNT"};
+
+/// --env NAME=VALUE; not of the variables that say who a rank is.
+std::pair<std::string, std::string> parse_assignment(const std::string& text) {
+  const std::size_t equals = text.find('=');
+  const std::string name = text.substr(0, equals);
+  if (equals == std::string::npos || !valid_variable_name(name)) {
+    refuse_usage("not an environment assignment",
+                 {.which = "--env",
+                  .expected = "NAME=VALUE, NAME of letters, digits and _ that does not start with a digit",
+                  .got = fmt::format("'{}'", text)});
+  }
+  if (std::find(kOwned.begin(), kOwned.end(), name) != kOwned.end()) {
+    refuse_usage("this variable is set by zeroth-run itself, for each rank", {.which = name});
+  }
+  return {name, text.substr(equals + 1)};
+}
 
 constexpr const char* kDescription =
     "zeroth-run starts N ranks of a program, on this host or on several, and ends all of them when one "
@@ -45,7 +79,7 @@ class UsageFormatter : public CLI::Formatter {
 std::string list_of_failpoints() {
   std::string text;
   for (const Failpoint& site : failpoints()) {
-    text += fmt::format("{:<28}{:<42}{}{}\n", site.name, fmt::format("{}:{}", site.file, site.line), site.what,
+    text += fmt::format("{:<28}{:<44}{}{}\n", site.name, fmt::format("{}:{}", site.file, site.line), site.what,
                         site.kind == FailpointKind::kSystemCall ? " (errno=NAME)"
                         : site.kind == FailpointKind::kNoThrow  ? " (no throw)"
                                                                 : "");
@@ -219,7 +253,7 @@ void check_launcher(const CLI::App& app, const Options& options) {
   }
   if (options.launcher != "mpirun" && options.launcher != "srun") {
     refuse_usage("no such launcher",
-                 {.which = "--launcher", .expected = "mpirun or srun", .got = launcher::in_quotes(options.launcher)});
+                 {.which = "--launcher", .expected = "mpirun or srun", .got = zeroth::in_quotes(options.launcher)});
   }
   for (const char* option :
        {"--log-dir", "--stdin", "--timeout", "--grace", "--preempt-grace", "--max-restarts", "--json", "--nnodes",
@@ -234,7 +268,7 @@ void check_launcher(const CLI::App& app, const Options& options) {
 BindCores parse_bind(const std::string& text) {
   if (text != "auto" && text != "on" && text != "off") {
     refuse_usage("not a way to bind",
-                 {.which = "--bind-cores", .expected = "auto, on or off", .got = launcher::in_quotes(text)});
+                 {.which = "--bind-cores", .expected = "auto, on or off", .got = zeroth::in_quotes(text)});
   }
   return text == "on" ? BindCores::kOn : text == "off" ? BindCores::kOff : BindCores::kAuto;
 }

@@ -1,8 +1,8 @@
 // The command line of zeroth-run.
 #pragma once
 
+#include "hosts/option_values.h"
 #include "launcher/host_task.h"
-#include "launcher/option_values.h"
 
 #include <zeroth/base/deadline.h>
 

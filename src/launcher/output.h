@@ -2,8 +2,8 @@
 // standard input.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launcher/line_splitter.h"
-#include "launcher/unique_fd.h"
 
 #include <cstddef>
 #include <string>

@@ -1,8 +1,8 @@
 #include "launcher/rendezvous.h"
 
+#include "hosts/secret.h"
+#include "hosts/sockets.h"
 #include "launcher/addresses.h"
-#include "launcher/secret.h"
-#include "launcher/sockets.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -133,10 +133,11 @@ bool Rendezvous::look_at(Visitor& visitor, const Say& say) {
       if (visitor.own_nonce.empty()) {
         visitor.own_nonce = nonce_in(*frame);
       } else if (!visitor.proven) {
-        const std::string expected = proof_of(Side::kNode, spec_.secret, visitor.nonce, visitor.own_nonce);
+        const std::string expected = proof_of(ProofSide::kNode, spec_.secret, visitor.nonce, visitor.own_nonce);
         if (frame->type != FrameType::kProof || !same_proof(frame->payload, expected)) refuse("another secret");
         visitor.proven = true;
-        visitor.channel.send(FrameType::kProof, proof_of(Side::kHead, spec_.secret, visitor.nonce, visitor.own_nonce));
+        visitor.channel.send(FrameType::kProof,
+                             proof_of(ProofSide::kHead, spec_.secret, visitor.nonce, visitor.own_nonce));
       } else if (frame->type == FrameType::kHello) {
         admit(visitor, decode_hello(frame->payload), say);
         return true;
@@ -236,9 +237,9 @@ class Introduction {
     while (const auto frame = channel_->next()) {
       if (head_nonce_.empty()) {
         head_nonce_ = nonce_in(*frame);
-        channel_->send(FrameType::kProof, proof_of(Side::kNode, *secret_, head_nonce_, nonce_));
+        channel_->send(FrameType::kProof, proof_of(ProofSide::kNode, *secret_, head_nonce_, nonce_));
       } else {
-        const std::string expected = proof_of(Side::kHead, *secret_, head_nonce_, nonce_);
+        const std::string expected = proof_of(ProofSide::kHead, *secret_, head_nonce_, nonce_);
         if (frame->type != FrameType::kProof || !same_proof(frame->payload, expected)) {
           refuse("who listens at --rdzv does not know the secret", {.hint = "is it another job?"});
         }

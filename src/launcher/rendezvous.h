@@ -2,11 +2,11 @@
 // they know the secret.
 #pragma once
 
+#include "base/unique_fd.h"
+#include "hosts/option_values.h"
 #include "launcher/agent_link.h"
 #include "launcher/console.h"
-#include "launcher/option_values.h"
 #include "launcher/signals.h"
-#include "launcher/unique_fd.h"
 
 #include <zeroth/base/deadline.h>
 

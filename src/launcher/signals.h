@@ -1,7 +1,7 @@
 // Signals as data: blocked everywhere, read from one descriptor in the loop.
 #pragma once
 
-#include "launcher/unique_fd.h"
+#include "base/unique_fd.h"
 
 #include <csignal>
 #include <vector>

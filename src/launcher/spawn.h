@@ -2,9 +2,9 @@
 // begins.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "launcher/rank_process.h"
 #include "launcher/signals.h"
-#include "launcher/unique_fd.h"
 
 #include <sys/resource.h>
 

@@ -8,7 +8,7 @@
 #include <zeroth/base/error.h>
 #include <zeroth/base/preemption.h>
 #include <zeroth/engine/settings.h>
-#include <zeroth/zero/gradient_store.h>
+#include <zeroth/zero/sync_point.h>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <set>
@@ -152,7 +151,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   std::shared_ptr<Runtime> runtime(new Runtime(std::move(config), std::move(model)));
   require_dtype_of_config(runtime->config_, runtime->model_);
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level, json_log_of(options));
-  runtime->progress_every_ = options.progress_every;
+  runtime->step_log_.set_every(options.progress_every);
   runtime->rethrow_ = options.rethrow;
   if (runtime->config_.runtime.preemption) catch_preemption();
   runtime->announce(world);
@@ -185,7 +184,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   slots.take_versions();
   runtime->traffic_->reset();
   runtime->install_hooks(options);
-  if (options.guard_gradients) runtime->make_gradient_guards();
+  if (options.guard_gradients) runtime->guards_.make();
   return runtime;
 }
 
@@ -215,8 +214,7 @@ void Runtime::announce(const World& world) const {
 }
 
 void Runtime::install_hooks(const EngineOptions& options) {
-  active_uses_.assign(model_.units.size(), 0);
-  awaited_.resize(model_.units.size());
+  backwards_.follow(*core_);
   for (const at::Tensor& tensor : model_.tensors) parameters_.insert(tensor.unsafeGetTensorImpl());
   for (std::size_t param = 0; param < model_.params.size(); ++param) {
     if (!model_.params[param].trainable) continue;
@@ -224,8 +222,7 @@ void Runtime::install_hooks(const EngineOptions& options) {
     trainable_.push_back(static_cast<int>(param));
     tensor.mutable_grad().reset();
     if (model_.params[param].dtype == DType::kBFloat16) {
-      narrow_.push_back({.param = static_cast<int>(param), .grad_dtype = tensor.grad_dtype()});
-      tensor.set_grad_dtype(at::kFloat);
+      widths_.add(static_cast<int>(param));
     }
     auto previous = std::move(torch::autograd::impl::post_acc_grad_hooks(tensor));
     torch::autograd::impl::set_post_acc_grad_hooks(
@@ -233,46 +230,6 @@ void Runtime::install_hooks(const EngineOptions& options) {
                     weak_from_this(), static_cast<int>(param), std::move(previous),
                     options.earlier_hooks ? options.earlier_hooks(model_.params[param].name) : nullptr));
   }
-}
-
-void Runtime::make_gradient_guards() {
-  for (const int param : trainable_) {
-    gradient_guards_.push_back(slots_.make_guard(
-        param, "zeroth: the gradient of '" + model_.params[static_cast<std::size_t>(param)].name +
-                   "' is in the engine, not here. engine.step() clips it (gradient_clipping in the configuration), "
-                   "reports its norm "
-                   "(StepResult.grad_norm) and updates the parameter; a hook on the parameter sees it as it arrives."));
-  }
-}
-
-void Runtime::guard_gradients() {
-  if (gradient_guards_.empty()) return;
-  for (std::size_t index = 0; index < trainable_.size(); ++index) {
-    const at::Tensor& tensor = slots_.tensor(trainable_[index]);
-    if (!tensor.requires_grad()) continue;
-    tensor.mutable_grad() = gradient_guards_[index];
-    guarded_.push_back(index);
-  }
-}
-
-void Runtime::require_guards() const {
-  if (!core_->has_gradients()) return;
-  for (const std::size_t index : guarded_) {
-    const at::Tensor& tensor = slots_.tensor(trainable_[index]);
-    ZR_CHECK(tensor.grad().is_same(gradient_guards_[index]), ErrorCode::kUsage,
-             "a gradient was set or deleted after backward, but it is in the engine, not in .grad",
-             {.where = "libtorch.gradient",
-              .which = model_.params[static_cast<std::size_t>(trainable_[index])].name,
-              .expected = ".grad left alone from backward to step()",
-              .got = tensor.grad().defined() ? "another tensor" : "None, as after module.zero_grad()",
-              .hint = "engine.zero_grad() forgets the gradients, on all ranks; after step() nothing has to be done"});
-  }
-}
-
-void Runtime::clear_gradients() {
-  if (guarded_.empty()) return;
-  guarded_.clear();
-  for (const int param : trainable_) slots_.tensor(param).mutable_grad().reset();
 }
 
 Runtime::~Runtime() {
@@ -283,7 +240,7 @@ Runtime::~Runtime() {
     (void)device_.release();
     return;
   }
-  clear_gradients();
+  guards_.clear();
   for (const int param : trainable_) {
     auto& slot = torch::autograd::impl::post_acc_grad_hooks(slots_.tensor(param));
     if (auto* ours = dynamic_cast<GradientHook*>(slot.get())) {
@@ -291,7 +248,7 @@ Runtime::~Runtime() {
       slot = std::move(previous);
     }
   }
-  for (const auto& [param, grad_dtype] : narrow_) slots_.tensor(param).set_grad_dtype(grad_dtype);
+  widths_.restore();
   // The arenas go away with the engine: parameters, and what graphs saved of them, keep their shape and say so when
   // touched.
   if (core_) {
@@ -300,52 +257,26 @@ Runtime::~Runtime() {
   }
 }
 
-// [Note: Width of a gradient] Gradients of several uses of a 16-bit parameter are summed by torch, and that sum must be
-// one in fp32: a grad_dtype of float makes torch widen each term before it adds. A parameter used once has no sum, and
-// widening it early is only traffic: a temporary of twice the size, whose fresh pages cost more than the cast. So its
-// gradient comes as it was computed, and is widened where it is summed, with the same bits. Uses are edges to the
-// parameter's accumulator: known when backward begins, and never counted too low. Whoever else holds the accumulator, a
-// graph of an earlier step for one, counts as a use more: dearer, not wrong. What a checkpoint computes again has edges
-// of its own if gradients go that way (use_reentrant=True): all are counted anew when a backward within the backward
-// comes to its first unit. A part of a unit that is computed again so is in no graph when backward begins: wide.
-// Counted too low is only a parameter used once outside of such a part, and several times within before its first unit:
-// torch adds those in 16 bits.
-void Runtime::choose_widths() {
-  counted_in_ = torch::autograd::get_current_graph_task_id();
-  for (const auto& [param, _] : narrow_) {
-    const at::Tensor& tensor = slots_.tensor(param);
-    const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
-    constexpr long kOneEdge = 2;  // and `accumulator` here
-    const bool once = accumulator != nullptr && accumulator.use_count() == kOneEdge;
-    tensor.set_grad_dtype(once ? std::nullopt : std::optional(at::kFloat));
-  }
-}
-
-void Runtime::widen_all() {
-  for (const auto& [param, _] : narrow_) slots_.tensor(param).set_grad_dtype(at::kFloat);
-}
-
 std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   require_own_process();
   // Inside a backward it is a checkpoint around the whole model.
   if (unit == 0 && torch::autograd::get_current_graph_task_id() == -1) settle();
-  require_guards();
-  clear_gradients();
+  if (core_->has_gradients()) guards_.require_there();
+  guards_.clear();
   if (unit == 0 && !in_backward_) look_at_trainability();
   slots_.require_bound(unit);
   if (in_backward_) {
     const std::lock_guard lock(hooks_);
     const std::shared_ptr<torch::autograd::Node> node =
         torch::autograd::get_current_node();  // a checkpoint's, or one within it
-    finish_earlier_backwards(
-        [&node](const Running& running) { return node && running.first_node > node->sequence_nr(); });
+    backwards_.finish_younger_than(node.get());
   }
   auto use = std::make_shared<UnitUse>();
   use->computed_again = in_backward_;
   if (unit == 0)
     evaluates_ = !at::GradMode::is_enabled();  // inside, a reentrant checkpoint has none in training either
   use->invocation = core_->begin_forward(unit, evaluates_ && !at::GradMode::is_enabled() && !in_backward_);
-  last_begun_ = use->invocation.forward_seq;
+  backwards_.begin_forward(*use);
   core_->pre_forward(use->invocation);
   return use;
 }
@@ -363,7 +294,7 @@ void Runtime::share_buffers() {
 
 void Runtime::meet_for_buffers() {
   core_->together([&] {
-    core_->meet(Meeting::kBuffers);
+    core_->sync(SyncPoint::kBuffers);
     send_buffers(model_, core_->communicator());
   });
 }
@@ -387,12 +318,8 @@ Next Runtime::share_and_join() {
 }
 
 void Runtime::end(const std::shared_ptr<UnitUse>& use, bool awaits_backward) {
-  use->last_begun = last_begun_;
   core_->post_forward(use->invocation, awaits_backward);
-  if (!awaits_backward) return;
-  std::vector<std::weak_ptr<const UnitUse>>& awaited = awaited_[static_cast<std::size_t>(use->invocation.unit)];
-  std::erase_if(awaited, [](const auto& other) { return other.expired(); });
-  awaited.push_back(use);
+  backwards_.end_forward(use, awaits_backward);
 }
 
 void Runtime::drop(const UnitUse& use) noexcept {
@@ -402,9 +329,9 @@ void Runtime::drop(const UnitUse& use) noexcept {
 void Runtime::enter_backward() {
   if (in_backward_) return;
   in_backward_ = true;
-  clear_gradients();
-  ++backward_seq_;
-  choose_widths();
+  guards_.clear();
+  backwards_.begin_backward();
+  widths_.choose();
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto runtime = weak.lock()) runtime->in_hook([&] { runtime->leave_backward(); });
   });
@@ -413,20 +340,18 @@ void Runtime::enter_backward() {
 void Runtime::leave_backward() {
   if (!in_backward_) return;
   in_backward_ = false;
-  active_uses_.assign(active_uses_.size(), 0);
-  finish_uses([](const Running&) { return true; });
-  widen_all();
-  guard_gradients();
+  backwards_.finish_backward();
+  widths_.widen_all();
+  guards_.set();
   core_->end_backward();
 }
 
 void Runtime::settle() {
   if (!in_backward_) return;
   in_backward_ = false;
-  active_uses_.assign(active_uses_.size(), 0);
-  running_.clear();
+  backwards_.abandon_backward();
   for (const int param : trainable_) slots_.tensor(param).mutable_grad().reset();
-  widen_all();
+  widths_.widen_all();
   core_->abandon(/*in_backward=*/true);
 }
 
@@ -455,66 +380,11 @@ void Runtime::before_backward(UnitUse& use) {
             .got = "create_graph",
             .hint = "use a plan that keeps parameters whole (zero_optimization.stage at most 2)"});
   enter_backward();
-  if (use.active_in != backward_seq_) {
-    finish_earlier_backwards([&use](const Running& running) { return running.use.forward_seq > use.last_begun; });
-    use.active_in = backward_seq_;
-    if (use.computed_again && counted_in_ != torch::autograd::get_current_graph_task_id()) choose_widths();
-    for (UnitUse::Input& input : use.inputs) input = {.senders = input.senders, .senders_left = input.senders};
-    use.inputs_left = static_cast<int>(use.inputs.size());
-    if (use.inputs_left > 0 || use.open_ended) ++active_uses_[static_cast<std::size_t>(unit)];
-    running_.push_back({use.invocation, use.first_node, torch::autograd::get_current_graph_task_id()});
+  if (backwards_.begin(use) && use.computed_again &&
+      widths_.counted_in() != torch::autograd::get_current_graph_task_id()) {
+    widths_.choose();
   }
   core_->pre_backward(unit);
-}
-
-// [Note: Parameters without a gradient] Of a unit some of whose parameters get no gradient, nobody can tell by its
-// gradients that they are all there. Torch runs the nodes made last first, those of a backward within a backward before
-// all others: once a node is about to run that is older than a use, or belongs to a graph around the use's, nothing of
-// the use is left to run; and nothing of the unit, unless another use of it is yet to come, which parameters may be
-// waiting for. (Nodes of a GPU and of the CPU run on threads of their own, so parameters stay gathered where the use is
-// not known to have handed its inputs' gradients on.) No such node may come before the root's last gradient: uses that
-// have handed theirs on then bring nothing more, or it goes into an event of its own.
-template <class Over>
-void Runtime::finish_uses(const Over& over) {
-  for (std::size_t index = running_.size(); index-- > 0;) {
-    if (!over(running_[index])) continue;
-    const Invocation use = running_[index].use;
-    running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
-    core_->end_gradients(use.unit);
-    if (active_uses_[static_cast<std::size_t>(use.unit)] == 0) core_->post_backward(use.unit);
-  }
-}
-
-bool Runtime::awaits_earlier_use(const Invocation& use) {
-  return std::ranges::any_of(awaited_[static_cast<std::size_t>(use.unit)], [&](const auto& other) {
-    const std::shared_ptr<const UnitUse> earlier = other.lock();
-    return earlier && earlier->active_in == 0 && earlier->invocation.forward_seq < use.forward_seq;
-  });
-}
-
-template <class Younger>
-void Runtime::finish_earlier_backwards(const Younger& younger) {
-  const int task = torch::autograd::get_current_graph_task_id();
-  finish_uses([&](const Running& running) {
-    const bool over = running.graph_task > task || (running.graph_task == task && younger(running));
-    return over && !awaits_earlier_use(running.use);
-  });
-}
-
-void Runtime::input_sent(UnitUse& use, std::size_t input) {
-  if (use.active_in == backward_seq_ && --use.inputs[input].senders_left == 0) input_whole(use, input);
-}
-
-void Runtime::input_whole(UnitUse& use, std::size_t input) {
-  if (use.active_in != backward_seq_ || std::exchange(use.inputs[input].done, true) || --use.inputs_left > 0) return;
-  --active_uses_[static_cast<std::size_t>(use.invocation.unit)];
-  finish_unit(use.invocation.unit);
-}
-
-void Runtime::finish_unit(int unit) {
-  // Gathered parameters may be read until every node of the unit has run: all gradients are there, and every running
-  // use has handed its inputs' gradients on.
-  if (active_uses_[static_cast<std::size_t>(unit)] == 0 && core_->gradients_complete(unit)) core_->post_backward(unit);
 }
 
 void Runtime::gradient(int param, const at::Tensor& parameter) {
@@ -537,18 +407,11 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
     grad = dense;
   }
   const int unit = core_->layout().places[static_cast<std::size_t>(param)].unit;
-  if (core_->completes_unit(param)) {
-    for (std::size_t index = running_.size(); index-- > 0;) {
-      const Invocation& other = running_[index].use;
-      if (other.unit == unit || active_uses_[static_cast<std::size_t>(other.unit)] > 0 || awaits_earlier_use(other))
-        continue;
-      core_->end_gradients(other.unit);
-    }
-  }
+  if (core_->completes_unit(param)) backwards_.end_gradients_before(unit);
   core_->grad_ready(param,
                     {static_cast<const std::byte*>(grad.const_data_ptr()), spec.shape, dtype_of(grad, spec.name)});
   parameter.mutable_grad().reset();
-  finish_unit(unit);
+  backwards_.finish_unit(unit);
 }
 
 void Runtime::backward(const at::Tensor& loss) {
@@ -565,61 +428,40 @@ void Runtime::backward(const at::Tensor& loss) {
 std::uint64_t Runtime::open_backward(const at::Tensor& loss) {
   require_own_process();
   settle();
-  require_guards();
-  clear_gradients();
+  if (core_->has_gradients()) guards_.require_there();
+  guards_.clear();
   ZR_CHECK(loss.defined() && loss.requires_grad(), ErrorCode::kModel, "no gradient can flow from this loss",
            {.where = "libtorch.backward",
             .expected = "a tensor that requires grad",
             .got = loss.defined() ? "requires_grad is false" : "an undefined tensor",
             .hint = "compute it from the model's output, outside NoGradGuard, and do not detach() it"});
-  return backward_seq_;
+  return backwards_.number();
 }
 
 void Runtime::close_backward(std::uint64_t seen) {
   // A loss that none of the engine's parameters was part of: this rank contributes nothing.
-  if (backward_seq_ == seen) core_->end_backward();
+  if (backwards_.number() == seen) core_->end_backward();
 }
 
 void Runtime::discard_gradients() {
   require_own_process();
   settle();
-  clear_gradients();
+  guards_.clear();
   core_->discard_gradients();
 }
 
 StepResult Runtime::step() {
   require_own_process();
   settle();
-  require_guards();
+  if (core_->has_gradients()) guards_.require_there();
   slots_.require_kept();
   StepResult result = core_->step();
   if (result.committed) {
     slots_.refresh();
     slots_.bump_versions(trainable_);
   }
-  if (result.boundary && core_->rank() == 0) report(result);
+  if (result.boundary && core_->rank() == 0) step_log_.report(result);
   return result;
-}
-
-void Runtime::report(const StepResult& result) {
-  const auto now = SteadyClock::now();
-  const auto seconds = [](auto duration) { return std::chrono::duration<double>(duration).count(); };
-  log_.record("step", {{"step", result.step},
-                       {"committed", result.committed},
-                       {"reason", std::string_view(result.reason)},
-                       {"grad_norm", result.grad_norm},
-                       {"clip_coefficient", result.clip_coefficient},
-                       {"lr", result.lr},
-                       {"seconds", seconds(now - stepped_at_)}});
-  stepped_at_ = now;
-  if (progress_every_.count() == 0 || now - reported_at_ < progress_every_) return;
-  char line[160];
-  std::snprintf(line, sizeof line, "step %lld: gradient norm %.4g, lr %.4g, %.3g steps/s",
-                static_cast<long long>(result.step), result.grad_norm, result.lr,
-                static_cast<double>(result.step - reported_step_) / seconds(now - reported_at_));
-  log_.progress(line);
-  reported_at_ = now;
-  reported_step_ = result.step;
 }
 
 MemoryReport Runtime::memory_report() const {
@@ -637,7 +479,7 @@ void Runtime::release_parameters() {
 }
 
 void Runtime::give_parameters_back() {
-  core_->meet(Meeting::kClose);
+  core_->sync(SyncPoint::kClose);
   const ModelLayout& layout = core_->layout();
   std::vector<at::Tensor> whole(model_.tensors.size());
   for (std::size_t index = 0; index < layout.flats.size(); ++index) {

@@ -154,13 +154,15 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
       const std::size_t input = state->use->inputs.size();
       state->use->inputs.push_back({.senders = static_cast<int>(handing[index].size())});
       for (const std::shared_ptr<Node>& node : handing[index]) {
-        node->add_post_hook(make_hook<After>(
-            state->runtime, [use = state->use, input](Runtime& runtime) { runtime.input_sent(*use, input); }));
+        node->add_post_hook(make_hook<After>(state->runtime, [use = state->use, input](Runtime& runtime) {
+          runtime.backwards().input_sent(*use, input);
+        }));
       }
       if (!accumulates(*state->inputs[index])) {
         // A tensor's hook comes before those of the node, which may be an output of the unit before.
         state->inputs[index]->add_tensor_pre_hook(make_hook<Before>(
-            state->runtime, [use = state->use, input](Runtime& runtime) { runtime.input_whole(*use, input); }));
+            state->runtime,
+            [use = state->use, input](Runtime& runtime) { runtime.backwards().input_whole(*use, input); }));
       }
     }
     state->use->open_ended =

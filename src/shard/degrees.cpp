@@ -38,12 +38,12 @@ std::vector<int> pieces_of_ranks(int world, std::span<const int> degrees) {
   return pieces;
 }
 
-int RankRow::index_of(int rank) const {
+int SubGroup::index_of(int rank) const {
   const int distance = rank - first;
   return distance >= 0 && distance % step == 0 && distance / step < count ? distance / step : -1;
 }
 
-RankRow row_of(int rank, int from, int to) {
+SubGroup sub_group_of(int rank, int from, int to) {
   ZR_ASSERT(to >= 1 && from % to == 0, "a part is made of parts of a multiple of its degree");
   return {.first = rank / from * from + rank % to, .step = to, .count = from / to};
 }

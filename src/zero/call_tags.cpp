@@ -1,4 +1,4 @@
-#include <zeroth/zero/call_tags.h>
+#include "zero/call_tags.h"
 
 #include <algorithm>
 #include <iterator>
@@ -8,7 +8,7 @@
 namespace zeroth {
 namespace {
 
-constexpr std::uint32_t kMeetings = 0x100;  // labels from here on
+constexpr std::uint32_t kSyncPoints = 0x100;  // labels from here on
 
 bool is_unit(const ModelLayout& model, const MessageTag& tag) {
   return tag.unit >= 0 && static_cast<std::size_t>(tag.unit) < model.units.size();
@@ -29,14 +29,14 @@ bool sums(const MessageTag& tag) {
 
 }  // namespace
 
-MessageTag tag_of(Meeting what) {
-  return {.unit = -1, .label = kMeetings + static_cast<std::uint32_t>(what)};
+MessageTag tag_of(SyncPoint what) {
+  return {.unit = -1, .label = kSyncPoints + static_cast<std::uint32_t>(what)};
 }
 
 TagNames tag_names(const ModelLayout& model) {
   TagNames names;
   names.name = [&model](const MessageTag& tag) -> std::string {
-    if (tag.label >= kMeetings) return name_of(static_cast<Meeting>(tag.label - kMeetings));
+    if (tag.label >= kSyncPoints) return name_of(static_cast<SyncPoint>(tag.label - kSyncPoints));
     static constexpr const char* kPurposes[] = {"",
                                                 "the parameters of ",
                                                 "the updated parameters of ",
@@ -63,7 +63,7 @@ TagNames tag_names(const ModelLayout& model) {
   return names;
 }
 
-const char* name_of(Meeting what) noexcept {
+const char* name_of(SyncPoint what) noexcept {
   static constexpr const char* kNames[] = {"step()",    "average()", "barrier()",     "a forward that shares buffers",
                                            "an export", "close()",   "the next batch"};
   const auto index = static_cast<std::size_t>(what);

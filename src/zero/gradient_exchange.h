@@ -3,11 +3,11 @@
 // matched_exchange.cpp where they make matched calls. The same sums in the same order, so the same bits.
 #pragma once
 
+#include "zero/gradient_store.h"
 #include "zero/reduced_shards.h"
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
-#include <zeroth/zero/gradient_store.h>
 
 #include <cstdint>
 #include <memory>
@@ -31,12 +31,12 @@ class GradientExchange {
   virtual void progress() = 0;
   /// This rank publishes nothing more in its backwards before number `next`.
   virtual void close_backward(std::uint64_t next) = 0;
-  /// See GradientStore::meet().
-  virtual void meet(Meeting what, std::string_view name) = 0;
-  /// Blocks until this rank has the sums of all backwards before number `next`, of all ranks or those of its run.
+  /// See GradientStore::sync().
+  virtual void sync(SyncPoint what, std::string_view name) = 0;
+  /// Blocks until this rank has the sums of all backwards before number `next`, of all ranks or those of its sub-group.
   virtual void await_sums(std::uint64_t next) = 0;
-  /// After that, with sums at ModelMemory::micro_step_sums(): blocks until this rank's shards hold those of all runs of
-  /// ranks. Nobody changes his before the step is judged.
+  /// After that, with sums at ModelMemory::micro_step_sums(): blocks until this rank's shards hold those of all
+  /// sub-groups of ranks. Nobody changes his before the commit vote.
   virtual void combine_sums(std::uint64_t next) = 0;
   /// Replicated gradients: makes all shards readable through ModelMemory::peer_reduced().
   virtual void share_sums() = 0;

@@ -1,7 +1,8 @@
+#include "zero/gradient_store.h"
+
 #include "zero/gradient_exchange.h"
 
 #include <kernels/bucket/bucket.h>
-#include <zeroth/zero/gradient_store.h>
 
 #include <algorithm>
 #include <atomic>
@@ -38,7 +39,7 @@ GradientStore::GradientStore(const ModelLayout& model, const ShardingPlan& plan,
       flats_(model.flats.size()),
       ring_positions_(ring_positions(model)),
       ring_open_(static_cast<std::size_t>(plan.ring_slots), -1),
-      touched_(model.params.size(), false) {
+      has_grad_(model.params.size(), false) {
   const ExchangeContext context{model, memory, backend, std::move(reduce_stream), ledger, *shards_};
   exchange_ = reads_peers() ? make_one_sided_exchange(context) : make_matched_exchange(context);
   for (std::size_t flat = 0; flat < model.flats.size(); ++flat) {
@@ -61,10 +62,6 @@ std::uint64_t GradientStore::spills() const {
 std::size_t GradientStore::transport_bytes() const {
   return exchange_->transport_bytes();
 }
-std::uint64_t GradientStore::backwards_in_step() const {
-  return backward_ & (kBackwardsPerStep - 1);
-}
-
 bool GradientStore::publishes_now() const {
   return plan_.policy == ReductionPolicy::kPerMicroStep || micro_step_ == micro_steps_ - 1;
 }
@@ -73,7 +70,7 @@ void GradientStore::add(int param, ConstTensorView grad) {
   const ParamPlace& place = model_.places[static_cast<std::size_t>(param)];
   const FlatLayout& layout = model_.flat(place.flat);
   const Segment& segment = model_.segment(param);
-  touched_[static_cast<std::size_t>(param)] = true;
+  has_grad_[static_cast<std::size_t>(param)] = true;
   if (segment.numel == 0) return;
   FlatState& flat = state(place.flat);
   if (!flat.open) open(place.flat);
@@ -170,7 +167,7 @@ void GradientStore::publish(int flat) {
   FlatState& own = state(flat);
   const FlatLayout& layout = model_.flat(flat);
   std::byte* const bucket = memory_.bucket(flat, own.dtype);
-  // Zeros for what was not touched and for padding: a shared slot may still hold another unit's gradients there.
+  // Zeros for what has no gradient and for padding: a shared slot may still hold another unit's gradients there.
   std::int64_t written_end = 0;
   const auto fill_until = [&](std::int64_t end) {
     if (end <= written_end) return;
@@ -207,8 +204,8 @@ void GradientStore::close_backward() {
   exchange_->close_backward(++backward_);
 }
 
-void GradientStore::meet(Meeting what, std::string_view name) {
-  if (model_.world > 1) exchange_->meet(what, name);
+void GradientStore::sync(SyncPoint what, std::string_view name) {
+  if (model_.world > 1) exchange_->sync(what, name);
 }
 
 void GradientStore::complete() {
@@ -217,7 +214,7 @@ void GradientStore::complete() {
            {.where = "zero.reduce"});
   backward_ = next_step;
   exchange_->close_backward(next_step);  // first: it tells the others what this rank has no gradients for
-  meet(Meeting::kStep);
+  sync(SyncPoint::kStep);
   exchange_->await_sums(next_step);
   for (const int flat : shards_->vacated()) {
     if (!shards_->has_slot(flat)) take_slot(model_.flat(flat).unit);  // others may still be reading a bucket there
@@ -231,7 +228,7 @@ void GradientStore::share_sums() {
 }
 
 void GradientStore::begin_step() {
-  std::fill(touched_.begin(), touched_.end(), false);
+  std::fill(has_grad_.begin(), has_grad_.end(), false);
   shards_->begin_step();
   exchange_->begin_step();
   for (FlatState& flat : flats_) {

@@ -1,8 +1,8 @@
 #include "zero/layout_tag.h"
 
+#include "base/planted.h"
 #include "zero/signals.h"
 
-#include <zeroth/base/planted.h>
 #include <zeroth/base/text.h>
 
 #include <bit>

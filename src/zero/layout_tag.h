@@ -1,7 +1,7 @@
 // What two ranks must agree on before one reads what the other has written for a flat.
 #pragma once
 
-#include <zeroth/zero/model_memory.h>
+#include "zero/model_memory.h"
 
 #include <cstdint>
 #include <string>

@@ -1,10 +1,10 @@
 // Gradients where every rank makes the same calls: a published bucket is one reduce_scatter, in the order in which the
 // unit buckets close, which is that of the model's backward on all ranks.
+#include "zero/call_tags.h"
 #include "zero/gradient_exchange.h"
 #include "zero/matched_sums.h"
 
 #include <zeroth/base/failpoint.h>
-#include <zeroth/zero/call_tags.h>
 
 #include <cstdint>
 #include <utility>
@@ -21,7 +21,7 @@ class MatchedExchange final : public GradientExchange {
         backend_(context.backend),
         reduce_stream_(context.reduce_stream),
         shards_(context.shards),
-        run_(model_, backend_, memory_.degrees().gradient, 1, "gradients"),
+        sub_group_(model_, backend_, memory_.degrees().gradient, 1, "gradients"),
         sums_(context),
         published_(model_.flats.size()) {}
 
@@ -36,7 +36,7 @@ class MatchedExchange final : public GradientExchange {
     // their own.
     const bool in_place = memory_.bucket_dtype(flat) == accumulation;
     const Range part = memory_.micro_step_part(flat);
-    if (!run_.moves()) {
+    if (!sub_group_.moves()) {
       published_[static_cast<std::size_t>(flat)] = 1;
       reduce_stream_.enqueue([this, flat, bucket, dtype, part] {
         const Summand sum{.data = bucket + array_bytes(part.begin, dtype), .dtype = dtype, .rank = memory_.rank()};
@@ -45,10 +45,10 @@ class MatchedExchange final : public GradientExchange {
       return;
     }
     std::byte* const own = in_place ? bucket + array_bytes(part.begin, accumulation) : memory_.micro_step_sums(flat);
-    Collective reduce = run_.reduction(CallPurpose::kReduceGradients, layout, dtype, bucket, own);
+    Collective reduce = sub_group_.reduction(CallPurpose::kReduceGradients, layout, dtype, bucket, own);
     reduce.accumulate = !in_place && published_[static_cast<std::size_t>(flat)] != 0;
     published_[static_cast<std::size_t>(flat)] = 1;
-    const Work work = run_.submit({&reduce, 1}, reduce_stream_);
+    const Work work = sub_group_.submit({&reduce, 1}, reduce_stream_);
     if (part.size() == 0) return;
     reduce_stream_.enqueue([this, flat, accumulation, in_place, own, work] {
       work.wait();
@@ -62,7 +62,7 @@ class MatchedExchange final : public GradientExchange {
   void progress() override {}
   void close_backward(std::uint64_t /*next*/) override {}
 
-  void meet(Meeting what, std::string_view name) override { matched_meeting(what, name, backend_, reduce_stream_); }
+  void sync(SyncPoint what, std::string_view name) override { matched_sync(what, name, backend_, reduce_stream_); }
 
   void await_sums(std::uint64_t /*next*/) override { reduce_stream_.synchronize(); }
 
@@ -74,7 +74,7 @@ class MatchedExchange final : public GradientExchange {
   void begin_step() override { published_.assign(published_.size(), 0); }
   [[nodiscard]] std::uint64_t spills() const override { return 0; }
   [[nodiscard]] std::size_t transport_bytes() const override {
-    return run_.transport_bytes() + sums_.transport_bytes();
+    return sub_group_.transport_bytes() + sums_.transport_bytes();
   }
 
  private:
@@ -83,7 +83,7 @@ class MatchedExchange final : public GradientExchange {
   CommBackend& backend_;
   Stream reduce_stream_;
   ReducedShards& shards_;
-  RowGroup run_;  ///< whose gradients this rank sums: all, or those of its run
+  SubGroupCalls sub_group_;  ///< whose gradients this rank sums: all, or those of its sub-group
   MatchedSums sums_;
   std::vector<std::uint8_t> published_;  ///< one a flat: reduced in this step
 };

@@ -8,7 +8,7 @@
 
 namespace zeroth {
 
-void matched_meeting(Meeting what, std::string_view name, CommBackend& backend, const Stream& stream) {
+void matched_sync(SyncPoint what, std::string_view name, CommBackend& backend, const Stream& stream) {
   stream.synchronize();
   const Collective barrier{.kind = CollectiveKind::kBarrier, .tag = tag_of(what), .name = std::string(name)};
   backend.submit({&barrier, 1}, stream).wait();
@@ -25,7 +25,7 @@ MatchedSums::MatchedSums(const ExchangeContext& context)
 
 void MatchedSums::combine(std::span<std::uint8_t> summed) {
   ZR_FAILPOINT("matched.combine");
-  // Runs of ranks may have taken different paths, and a rank whose part is empty does not know: what any of them has
+  // Sub-groups may have taken different paths, and a rank whose part is empty does not know: what any of them has
   // sums of, all add up.
   const std::vector<std::uint8_t> own(summed.begin(), summed.end());
   const Collective agree{.kind = CollectiveKind::kAllReduce,

@@ -1,9 +1,9 @@
-// MatchedSums: sums that this rank has of its run of ranks, joined with those of the others by matched calls at the end
+// MatchedSums: sums that this rank has of its sub-group, joined with those of the others by matched calls at the end
 // of a step.
 #pragma once
 
 #include "zero/gradient_exchange.h"
-#include "zero/row_group.h"
+#include "zero/sub_group.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -12,18 +12,18 @@
 
 namespace zeroth {
 
-/// GradientExchange::meet() as a call of all ranks.
-void matched_meeting(Meeting what, std::string_view name, CommBackend& backend, const Stream& stream);
+/// GradientExchange::sync() as a call of all ranks.
+void matched_sync(SyncPoint what, std::string_view name, CommBackend& backend, const Stream& stream);
 
 class MatchedSums {
  public:
   /// `context` as for an exchange; blocks: groups are made.
   explicit MatchedSums(const ExchangeContext& context);
 
-  /// Whether runs have to be joined.
+  /// Whether sub-groups have to be joined.
   [[nodiscard]] bool combines() const { return others_.moves(); }
-  /// `summed`: one a flat, 1 if this rank's run has sums of it in this step, at ModelMemory::micro_step_sums();
-  /// afterwards, if any run has. Blocks until this rank's shards hold the sums of all runs.
+  /// `summed`: one a flat, 1 if this rank's sub-group has sums of it in this step, at ModelMemory::micro_step_sums();
+  /// afterwards, if any sub-group has. Blocks until this rank's shards hold the sums of all sub-groups.
   void combine(std::span<std::uint8_t> summed);
   /// Sums of `summed` flats to the ranks that update with them, see GradientExchange::share_sums(). Blocks.
   void share(std::span<const std::uint8_t> summed);
@@ -35,8 +35,8 @@ class MatchedSums {
   CommBackend& backend_;
   Stream reduce_stream_;
   ReducedShards& shards_;
-  RowGroup others_;  ///< one rank of each run, with the same part
-  RowPath updates_;  ///< whose pieces are what this rank updates
+  SubGroupCalls others_;  ///< one rank of each sub-group, with the same part
+  SubGroupPath updates_;  ///< whose pieces are what this rank updates
 };
 
 }  // namespace zeroth

@@ -41,23 +41,23 @@ WireBytes wire_of(const ModelLayout& model, const ShardingPlan& plan, int micro_
   return wire;
 }
 
-/// How many ranks of each node the row has, 0 if not everywhere as many.
-int per_node(const RankRow& row, const std::vector<int>& node_of) {
+/// How many ranks of each node the sub-group has, 0 if not everywhere as many.
+int per_node(const SubGroup& group, const std::vector<int>& node_of) {
   std::map<int, int> ranks;
-  for (int index = 0; index < row.count; ++index) ++ranks[node_of[static_cast<std::size_t>(row.rank(index))]];
+  for (int index = 0; index < group.count; ++index) ++ranks[node_of[static_cast<std::size_t>(group.rank(index))]];
   const int first = ranks.begin()->second;
   return std::ranges::all_of(ranks, [first](const auto& node) { return node.second == first; }) ? first : 0;
 }
 
-/// Ranks of the row on other nodes from which `rank` receives parts: all, or its counterparts where what
+/// Ranks of the sub-group on other nodes from which `rank` receives parts: all, or its counterparts where what
 /// crosses does so once.
-std::vector<int> far_senders(const RankRow& row, int rank, const std::vector<int>& node_of, bool two_levels) {
-  const int places = two_levels ? per_node(row, node_of) : 0;
+std::vector<int> far_senders(const SubGroup& group, int rank, const std::vector<int>& node_of, bool two_levels) {
+  const int places = two_levels ? per_node(group, node_of) : 0;
   std::vector<int> senders;
-  for (int index = 0; index < row.count; ++index) {
-    const int other = row.rank(index);
+  for (int index = 0; index < group.count; ++index) {
+    const int other = group.rank(index);
     const bool far = node_of[static_cast<std::size_t>(other)] != node_of[static_cast<std::size_t>(rank)];
-    const bool counterpart = places <= 1 || index % places == row.index_of(rank) % places;
+    const bool counterpart = places <= 1 || index % places == group.index_of(rank) % places;
     if (far && counterpart) senders.push_back(other);
   }
   return senders;
@@ -213,7 +213,7 @@ WireBytes plan_far_wire(const ModelLayout& model, const ShardingPlan& plan, int 
   for (std::size_t node = 0; node < nodes.node_sizes.size(); ++node) {
     node_of.insert(node_of.end(), static_cast<std::size_t>(nodes.node_sizes[node]), static_cast<int>(node));
   }
-  const auto senders = [&](const RankRow& row) { return far_senders(row, rank, node_of, nodes.two_levels); };
+  const auto senders = [&](const SubGroup& group) { return far_senders(group, rank, node_of, nodes.two_levels); };
   return wire_of(model, plan, micro_steps,
                  {.gather =
                       [&](const FlatLayout& flat, int from, int to) {
@@ -221,17 +221,17 @@ WireBytes plan_far_wire(const ModelLayout& model, const ShardingPlan& plan, int 
                             nodes.one_sided ? std::vector{from, to} : plan.degrees(model.world).path(from, to);
                         std::int64_t elements = 0;
                         for (std::size_t step = 1; step < path.size(); ++step) {
-                          for (const int sender : senders(row_of(rank, path[step - 1], path[step])))
+                          for (const int sender : senders(sub_group_of(rank, path[step - 1], path[step])))
                             elements += flat.part(sender, path[step - 1]).size();
                         }
                         return elements;
                       },
                   .reduce =
                       [&](const FlatLayout& flat, int from, int to, DType dtype) {
-                        const RankRow row = row_of(rank, from, to);
-                        const bool sums = nodes.two_levels && per_node(row, node_of) > 1;
+                        const SubGroup group = sub_group_of(rank, from, to);
+                        const bool sums = nodes.two_levels && per_node(group, node_of) > 1;
                         return array_bytes(flat.part(rank, from).size(), sums ? flat.accumulation() : dtype) *
-                               senders(row).size();
+                               senders(group).size();
                       }});
 }
 

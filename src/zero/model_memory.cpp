@@ -1,6 +1,6 @@
-#include "zero/signals.h"
+#include "zero/model_memory.h"
 
-#include <zeroth/zero/model_memory.h>
+#include "zero/signals.h"
 
 #include <algorithm>
 #include <functional>
@@ -52,10 +52,10 @@ ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int
       rank_(backend.rank()),
       one_sided_(backend.capabilities().one_sided),
       seat_(&backend),
-      reach_{.first = one_sided_ ? 0 : rank_, .count = one_sided_ ? model.world : 1},
+      local_peers_{.first = one_sided_ ? 0 : rank_, .count = one_sided_ ? model.world : 1},
       bucket_dtypes_(bucket_dtypes(model, plan, micro_steps)),
       sums_in_buckets_(sums_in_buckets(model, plan, micro_steps)),
-      // Without runs of ranks nobody sums the next gradients before all ranks have given theirs, and then they have
+      // Without sub-groups nobody sums the next gradients before all ranks have given theirs, and then they have
       // taken the last sums.
       peers_read_sums_(one_sided_ && plan.gathers_gradients(model.world) &&
                        (degrees_.sums_groups() || std::ranges::any_of(sums_in_buckets_, std::identity{}))),
@@ -84,8 +84,8 @@ ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int
     wide_ = device.make_arena(seat_->capabilities().window_kind, wide_table_.total_bytes(), "wide");
     wide_window_ = window_of(wide_, "zero.wide");
   }
-  for (int index = 0; index < reach_.count; ++index) {
-    const auto peer = static_cast<std::size_t>(reach_.rank(index));
+  for (int index = 0; index < local_peers_.count; ++index) {
+    const auto peer = static_cast<std::size_t>(local_peers_.rank(index));
     signals_.emplace_back(window_.ranks[peer].subspan(shared_layouts_[peer].signals, control_bytes(model)), signals);
   }
 }
@@ -102,8 +102,8 @@ PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name) con
     window.keep = std::move(attached.keep);
   }
   window.ranks.resize(static_cast<std::size_t>(model_.world));
-  for (int index = 0; index < reach_.count; ++index) {
-    window.ranks[static_cast<std::size_t>(reach_.rank(index))] = reached[static_cast<std::size_t>(index)];
+  for (int index = 0; index < local_peers_.count; ++index) {
+    window.ranks[static_cast<std::size_t>(local_peers_.rank(index))] = reached[static_cast<std::size_t>(index)];
   }
   return window;
 }
@@ -167,7 +167,7 @@ void ModelMemory::find_neighbours(CommBackend& backend) {
   ZR_ASSERT(own_seat_->capabilities().one_sided && own_seat_->size() == per_node,
             "a node is no group of ranks that read each other's memory");
   seat_ = own_seat_.get();
-  reach_ = {.first = node * per_node, .count = per_node};
+  local_peers_ = {.first = node * per_node, .count = per_node};
 }
 
 const std::byte* ModelMemory::peer_parameters(int flat, int rank, std::int64_t element) const {
@@ -243,8 +243,8 @@ std::byte* ModelMemory::gathered(int flat) {
 }
 
 const Signals& ModelMemory::signals(int rank) const {
-  const int index = reach_.index_of(rank);
-  ZR_ASSERT(index >= 0, "signals of a peer whose memory is out of reach");
+  const int index = local_peers_.index_of(rank);
+  ZR_ASSERT(index >= 0, "signals of a peer that is no local peer");
   return signals_[static_cast<std::size_t>(index)];
 }
 

@@ -4,23 +4,23 @@
 //
 // One reduction event is one published bucket: reduction_code(backward, event). An owner knows for each rank whether it
 // took part in an event: it has published it, or it has published a later one, or it has closed the backward. So nobody
-// waits for a rank that takes another path through the model, until the step is judged.
+// waits for a rank that takes another path through the model, until the commit vote.
 //
-// With a degree of gradients all of this is among the ranks of a run. At the end of the step each rank says which flats
-// its run has sums of, and pulls its piece of them from the ranks of the other runs that have the same part. Where
-// these are out of reach, on other nodes, that is a matched call instead, as are the meetings.
+// With a degree of gradients all of this is among the ranks of a sub-group. At the end of the step each rank says which
+// flats its sub-group has sums of, and pulls its piece of them from the ranks of the other sub-groups that have the
+// same part. Where these are no local peers, on other nodes, that is a matched call instead, as are the sync points.
 //
 // Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way,
 // owners copy the ranges of their slots aside (spill); ranks that go through the model in one order never need it.
+#include "base/planted.h"
+#include "zero/call_tags.h"
 #include "zero/gradient_exchange.h"
 #include "zero/layout_tag.h"
 #include "zero/matched_sums.h"
 #include "zero/signals.h"
 
 #include <zeroth/base/failpoint.h>
-#include <zeroth/base/planted.h>
 #include <zeroth/shard/degrees.h>
-#include <zeroth/zero/call_tags.h>
 
 #include <algorithm>
 #include <map>
@@ -43,9 +43,9 @@ class OneSidedExchange final : public GradientExchange {
         reduce_stream_(context.reduce_stream),
         ledger_(context.ledger),
         shards_(context.shards),
-        run_(row_of(memory_.rank(), memory_.degrees().gradient, 1)),
-        others_(row_of(memory_.rank(), model_.world, memory_.degrees().gradient)),
-        reach_(memory_.reach()),
+        sub_group_(sub_group_of(memory_.rank(), memory_.degrees().gradient, 1)),
+        others_(sub_group_of(memory_.rank(), model_.world, memory_.degrees().gradient)),
+        local_peers_(memory_.local_peers()),
         flats_(model_.flats.size()),
         summed_(model_.flats.size()) {
     if (!memory_.one_sided()) matched_.emplace(context);
@@ -59,7 +59,7 @@ class OneSidedExchange final : public GradientExchange {
   void publish(int flat, DType dtype) override;
   void progress() override;
   void close_backward(std::uint64_t next) override;
-  void meet(Meeting what, std::string_view name) override;
+  void sync(SyncPoint what, std::string_view name) override;
   void await_sums(std::uint64_t next) override;
   void combine_sums(std::uint64_t next) override;
   void share_sums() override {  // else they lie where peers can read them
@@ -93,9 +93,9 @@ class OneSidedExchange final : public GradientExchange {
 
   /// `missing`: ranks that this waits for at the moment.
   void wait(const std::string& what, const std::function<bool()>& done, std::function<std::vector<int>()> missing);
-  /// Ranks in reach but this one of which `predicate` holds, as the seat counts them.
+  /// Local peers but this one of which `predicate` holds, as the seat counts them.
   [[nodiscard]] std::vector<int> ranks_where(const std::function<bool(int)>& predicate) const;
-  [[nodiscard]] bool in_run(int rank) const { return run_.index_of(rank) >= 0; }
+  [[nodiscard]] bool in_run(int rank) const { return sub_group_.index_of(rank) >= 0; }
   void announce(SignalWord& word, std::uint64_t value);
   [[nodiscard]] std::uint64_t news() const;
   [[nodiscard]] bool consumed_by_all(int flat) const;
@@ -121,25 +121,25 @@ class OneSidedExchange final : public GradientExchange {
   Stream reduce_stream_;
   MemoryLedger& ledger_;
   ReducedShards& shards_;
-  RankRow run_;                         ///< whose gradients this rank sums: all, or those of its run
-  RankRow others_;                      ///< one rank of each run, with the same part
-  RankRow reach_;                       ///< whose memory this rank reads
-  std::optional<MatchedSums> matched_;  ///< with those out of reach
+  SubGroup sub_group_;                  ///< whose gradients this rank sums: all, or those of its sub-group
+  SubGroup others_;                     ///< one rank of each sub-group, with the same part
+  SubGroup local_peers_;                ///< whose memory this rank reads
+  std::optional<MatchedSums> matched_;  ///< with those that are no local peers
   std::vector<FlatState> flats_;
   std::vector<int> active_;  ///< owned flats that this rank has published and not yet reduced
   std::vector<int> trainable_flats_;
-  std::vector<std::uint8_t> summed_;  ///< one a flat: of this step, where sums of runs are matched
+  std::vector<std::uint8_t> summed_;  ///< one a flat: of this step, where sums of sub-groups are matched
   std::uint64_t backward_ = 0;
   std::uint64_t spills_ = 0;
-  std::uint64_t meetings_ = 0;
+  std::uint64_t sync_points_ = 0;
   std::uint64_t steps_ = 0;
   std::map<std::tuple<int, std::uint64_t, int>, Spill> spilled_;  ///< (flat, code, source)
 };
 
 bool OneSidedExchange::consumed_by_all(int flat) const {
   const std::uint64_t code = flats_[static_cast<std::size_t>(flat)].last_code;
-  for (int index = 0; code != 0 && index < run_.count; ++index) {
-    const int owner = run_.rank(index);
+  for (int index = 0; code != 0 && index < sub_group_.count; ++index) {
+    const int owner = sub_group_.rank(index);
     if (summed_part(flat, owner).size() > 0 && memory_.signals(owner).consumed(flat, memory_.rank()) < code)
       return false;
   }
@@ -215,8 +215,8 @@ void OneSidedExchange::progress(int flat) {
   while (true) {
     const std::uint64_t code = reduction_code(own.next_backward, own.next_event);
     bool any = false;
-    for (int index = 0; index < run_.count; ++index) {
-      const Part part = part_of(run_.rank(index), flat, own.next_backward, own.next_event);
+    for (int index = 0; index < sub_group_.count; ++index) {
+      const Part part = part_of(sub_group_.rank(index), flat, own.next_backward, own.next_event);
       if (part == Part::kUnknown) return;  // in the end always this rank itself, whose current backward is open
       any = any || part == Part::kPublished;
     }
@@ -228,12 +228,12 @@ void OneSidedExchange::progress(int flat) {
     // Nobody took part: everybody has closed this backward. Closed first, published second, as in part_of(): what is
     // not published by then belongs to a backward that was still open when `closed` was read.
     std::uint64_t closed = ~std::uint64_t{0};
-    for (int index = 0; index < run_.count; ++index) {
-      closed = std::min(closed, memory_.signals(run_.rank(index)).closed().load());
+    for (int index = 0; index < sub_group_.count; ++index) {
+      closed = std::min(closed, memory_.signals(sub_group_.rank(index)).closed().load());
     }
     bool later = false;
-    for (int index = 0; index < run_.count; ++index) {
-      later = later || memory_.signals(run_.rank(index)).publication(flat).code > code;
+    for (int index = 0; index < sub_group_.count; ++index) {
+      later = later || memory_.signals(sub_group_.rank(index)).publication(flat).code > code;
     }
     own.next_backward = later ? own.next_backward + 1 : std::max(own.next_backward + 1, closed);
     own.next_event = 0;
@@ -244,8 +244,8 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
   ZR_FAILPOINT("one_sided.reduce");
   std::vector<Summand> sources;
   std::vector<std::pair<int, std::size_t>> pulled;  // from whom, bytes
-  for (int index = 0; index < run_.count; ++index) {
-    const int source = run_.rank(index);
+  for (int index = 0; index < sub_group_.count; ++index) {
+    const int source = sub_group_.rank(index);
     const auto spill = spilled_.find({flat, code, source});
     if (spill != spilled_.end()) {
       sources.push_back({.data = spill->second.copy.bytes.data(), .dtype = spill->second.dtype, .rank = source});
@@ -261,9 +261,9 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
     own.consumed(flat, source).store(code);
     if (source != memory_.rank()) backend_.count_one_sided(CollectiveKind::kReduceScatter, source, bytes);
   }
-  for (int index = 0; index < run_.count; ++index) spilled_.erase({flat, code, run_.rank(index)});
+  for (int index = 0; index < sub_group_.count; ++index) spilled_.erase({flat, code, sub_group_.rank(index)});
   own.news().fetch_add(1);
-  memory_.seat().ring();
+  memory_.seat().notify();
 }
 
 void OneSidedExchange::progress_all() {
@@ -289,13 +289,13 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
   // rank has not said yet whether it takes part in that event; or if it has come to a matched call and another stuck
   // rank has not. The largest such set: start with all that wait, drop whoever will get on. Ranks that go through the
   // model in one order are never stuck, however slow one of them is.
-  const auto calls_of = [this](int rank) { return memory_.signals(rank).meeting().load() >> 8U; };
-  std::uint64_t fewest_calls = calls_of(reach_.rank(0));
-  for (int index = 1; index < reach_.count; ++index)
-    fewest_calls = std::min(fewest_calls, calls_of(reach_.rank(index)));
+  const auto calls_of = [this](int rank) { return memory_.signals(rank).sync_point().load() >> 8U; };
+  std::uint64_t fewest_calls = calls_of(local_peers_.rank(0));
+  for (int index = 1; index < local_peers_.count; ++index)
+    fewest_calls = std::min(fewest_calls, calls_of(local_peers_.rank(index)));
   std::vector<int> stuck;
-  for (int index = 0; index < reach_.count; ++index) {
-    const int rank = reach_.rank(index);
+  for (int index = 0; index < local_peers_.count; ++index) {
+    const int rank = local_peers_.rank(index);
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
     if ((pressed != 0 && pressed <= model_.units.size()) || calls_of(rank) > fewest_calls) stuck.push_back(rank);
   }
@@ -303,7 +303,8 @@ std::vector<int> OneSidedExchange::stuck_ranks() const {
     if (calls_of(rank) > calls_of(other)) return true;
     const std::uint64_t pressed = memory_.signals(rank).pressure().load();
     if (other == rank || pressed == 0 || pressed > model_.units.size()) return false;
-    if (row_of(rank, memory_.degrees().gradient, 1) != row_of(other, memory_.degrees().gradient, 1)) return false;
+    if (sub_group_of(rank, memory_.degrees().gradient, 1) != sub_group_of(other, memory_.degrees().gradient, 1))
+      return false;
     return std::ranges::any_of(model_.unit_flats[pressed - 1], [&](int flat) {
       const std::uint64_t code = memory_.signals(rank).publication(flat).code;
       if (code == 0 || !model_.flat(flat).trainable) return false;
@@ -357,19 +358,20 @@ void OneSidedExchange::announce(SignalWord& word, std::uint64_t value) {
   ZR_FAILPOINT("one_sided.announce");
   word.store(value);
   memory_.signals(memory_.rank()).news().fetch_add(1);  // second, so that who sees it sees the word
-  memory_.seat().ring();
+  memory_.seat().notify();
 }
 
 std::uint64_t OneSidedExchange::news() const {
   std::uint64_t sum = 0;
-  for (int index = 0; index < reach_.count; ++index) sum += memory_.signals(reach_.rank(index)).news().load();
+  for (int index = 0; index < local_peers_.count; ++index)
+    sum += memory_.signals(local_peers_.rank(index)).news().load();
   return sum;
 }
 
 std::vector<int> OneSidedExchange::ranks_where(const std::function<bool(int)>& predicate) const {
   std::vector<int> ranks;
-  for (int index = 0; index < reach_.count; ++index) {
-    const int rank = reach_.rank(index);
+  for (int index = 0; index < local_peers_.count; ++index) {
+    const int rank = local_peers_.rank(index);
     if (rank != memory_.rank() && predicate(rank)) ranks.push_back(index);
   }
   return ranks;
@@ -393,33 +395,35 @@ void OneSidedExchange::wait(const std::string& what, const std::function<bool()>
       {.what = what, .missing = std::move(missing)});
 }
 
-void OneSidedExchange::meet(Meeting what, std::string_view given) {
+void OneSidedExchange::sync(SyncPoint what, std::string_view given) {
   if (model_.world == 1) return;
-  const auto name = [](std::uint64_t word) { return name_of(static_cast<Meeting>(word & 0xffU)); };
+  const auto name = [](std::uint64_t word) { return name_of(static_cast<SyncPoint>(word & 0xffU)); };
   const std::string quoted = given.empty() ? "" : " \"" + std::string(given) + "\"";
-  const std::uint64_t own = (++meetings_ << 8U) | static_cast<std::uint64_t>(what);
-  announce(memory_.signals(memory_.rank()).meeting(), own);
+  const std::uint64_t own = (++sync_points_ << 8U) | static_cast<std::uint64_t>(what);
+  announce(memory_.signals(memory_.rank()).sync_point(), own);
   wait(
       std::string(name(own)) + quoted + " of all ranks",
       [&] {
-        for (int index = 0; index < reach_.count; ++index) {
-          const int rank = reach_.rank(index);
-          const std::uint64_t theirs = memory_.signals(rank).meeting().load();
-          if (theirs >> 8U < meetings_) return false;
-          ZR_CHECK(theirs >> 8U > meetings_ || theirs == own || planted("tag_compare"), ErrorCode::kMismatch,
+        for (int index = 0; index < local_peers_.count; ++index) {
+          const int rank = local_peers_.rank(index);
+          const std::uint64_t theirs = memory_.signals(rank).sync_point().load();
+          if (theirs >> 8U < sync_points_) return false;
+          ZR_CHECK(theirs >> 8U > sync_points_ || theirs == own || planted("tag_compare"), ErrorCode::kMismatch,
                    "ranks come to different calls of the engine",
-                   {.where = "zero.meet",
+                   {.where = "zero.sync",
                     .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
-                    .which = "matched call " + std::to_string(meetings_),
+                    .which = "matched call " + std::to_string(sync_points_),
                     .expected = std::string(name(own)) + quoted + " on rank " + std::to_string(memory_.rank()),
                     .got = std::string(name(theirs)) + " on rank " + std::to_string(rank),
                     .hint = "all ranks must make the same calls in the same order"});
         }
         return true;
       },
-      [&] { return ranks_where([&](int rank) { return memory_.signals(rank).meeting().load() >> 8U < meetings_; }); });
-  // All in reach are here: nobody needs this rank to take gradients while it waits for the others.
-  if (!memory_.one_sided()) matched_meeting(what, given, backend_, reduce_stream_);
+      [&] {
+        return ranks_where([&](int rank) { return memory_.signals(rank).sync_point().load() >> 8U < sync_points_; });
+      });
+  // All local peers are here: nobody needs this rank to take gradients while it waits for the others.
+  if (!memory_.one_sided()) matched_sync(what, given, backend_, reduce_stream_);
 }
 
 void OneSidedExchange::await_sums(std::uint64_t next) {
@@ -444,8 +448,8 @@ void OneSidedExchange::combine_sums(std::uint64_t next) {
     memory_.signals(memory_.rank()).summed(flat).store(next << 1U | summed_[static_cast<std::size_t>(flat)]);
   }
   announce(memory_.signals(memory_.rank()).summed_all(), next);
-  // All in reach, not the other runs alone: sums that this one has nothing to give to may come into a bucket that its
-  // ranks read till then.
+  // All local peers, not the other sub-groups alone: sums that this one has nothing to give to may come into a bucket
+  // that its ranks read till then.
   const auto is_missing = [this, next](int rank) { return memory_.signals(rank).summed_all().load() < next; };
   wait(
       "the sums of all ranks", [&] { return ranks_where(is_missing).empty(); },

@@ -1,9 +1,9 @@
+#include "zero/call_tags.h"
 #include "zero/layout_tag.h"
-#include "zero/row_group.h"
 #include "zero/signals.h"
+#include "zero/sub_group.h"
 
 #include <kernels/copy/copy.h>
-#include <zeroth/zero/call_tags.h>
 #include <zeroth/zero/parameter_store.h>
 
 #include <algorithm>
@@ -21,9 +21,9 @@ ParameterStore::ParameterStore(const ModelLayout& model, const ShardingPlan& pla
       gather_stream_(std::move(gather_stream)),
       kernels_(kernels),
       binder_(binder),
-      whole_(std::make_unique<RowPath>(model, backend, memory, memory.degrees().parameter, 1, "parameters")),
-      at_rest_(std::make_unique<RowPath>(model, backend, memory, memory.degrees().optimizer, memory.degrees().parameter,
-                                         "updates")),
+      whole_(std::make_unique<SubGroupPath>(model, backend, memory, memory.degrees().parameter, 1, "parameters")),
+      at_rest_(std::make_unique<SubGroupPath>(model, backend, memory, memory.degrees().optimizer,
+                                              memory.degrees().parameter, "updates")),
       units_(model.units.size()),
       slot_user_(memory.gathered_table().slot_bytes.size(), -1),
       ring_(ring_positions(model)) {
@@ -137,7 +137,7 @@ void ParameterStore::drop(int unit) noexcept {
   state.gathered = false;
 }
 
-void ParameterStore::bring(int flat, std::byte* out, RowPath& group, CallPurpose purpose) {
+void ParameterStore::bring(int flat, std::byte* out, SubGroupPath& group, CallPurpose purpose) {
   const FlatLayout& layout = model_.flat(flat);
   if (layout.part(memory_.rank(), group.to()).size() == 0) return;
   const Range own = layout.part(memory_.rank(), group.from());
@@ -159,14 +159,14 @@ void ParameterStore::bring(int flat, std::byte* out, RowPath& group, CallPurpose
   });
 }
 
-void ParameterStore::require_version(int flat, int rank, const RowPath& group) {
+void ParameterStore::require_version(int flat, int rank, const SubGroupPath& group) {
   const Signals& peer = memory_.signals(rank);
   SignalWord& version = &group == at_rest_.get() ? peer.updated() : peer.epoch(flat);
   if (version.load() < epoch_) {
     const auto unit = static_cast<std::size_t>(model_.flat(flat).unit);
     memory_.seat().wait_until(
         [&] { return version.load() >= epoch_; },
-        {.what = "parameters of unit " + model_.units[unit].name, .ranks = {memory_.reach().index_of(rank)}});
+        {.what = "parameters of unit " + model_.units[unit].name, .ranks = {memory_.local_peers().index_of(rank)}});
   }
   require_same_layout(model_, memory_, flat, rank, "zero.gather", "parameters", "shard");
   const std::uint64_t their_epoch = version.load();
@@ -180,11 +180,11 @@ void ParameterStore::require_version(int flat, int rank, const RowPath& group) {
               std::move(context));
 }
 
-void ParameterStore::pull(int flat, std::byte* out, const RowPath& group) {
+void ParameterStore::pull(int flat, std::byte* out, const SubGroupPath& group) {
   const FlatLayout& layout = model_.flat(flat);
   const std::int64_t begin = layout.part(memory_.rank(), group.to()).begin;
-  for (int index = 0; index < group.row().count; ++index) {
-    const int rank = group.row().rank(index);
+  for (int index = 0; index < group.sub_group().count; ++index) {
+    const int rank = group.sub_group().rank(index);
     const Range part = layout.part(rank, group.from());
     if (part.size() == 0) continue;
     require_version(flat, rank, group);
@@ -219,7 +219,7 @@ void ParameterStore::publish() {
   const Signals& own = memory_.signals(memory_.rank());
   if (at_rest_->moves()) {
     own.updated().store(epoch_);
-    memory_.seat().ring();
+    memory_.seat().notify();
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
       if (!model_.flats[flat].trainable) continue;
       bring(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), *at_rest_,
@@ -229,7 +229,7 @@ void ParameterStore::publish() {
   }
   // Only now: others gather here what this rank has just taken, too.
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
-  memory_.seat().ring();
+  memory_.seat().notify();
 }
 
 void ParameterStore::read(int flat, std::byte* out) {

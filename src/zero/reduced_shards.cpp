@@ -1,7 +1,8 @@
 #include "zero/reduced_shards.h"
 
+#include "base/planted.h"
+
 #include <kernels/reduce/reduce.h>
-#include <zeroth/base/planted.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,7 @@
 // ReducedShards: this rank's shards of the reduced gradients, and the sums that go into them.
 //
-// Where gradients have a degree (Degrees::sums_groups()), events are those of a run of ranks, a rank's sums are its
-// part at that degree, and its shard is what combine() makes of them and of other runs' at the end of the step.
+// Where gradients have a degree (Degrees::sums_groups()), events are those of a sub-group, a rank's sums are its
+// part at that degree, and its shard is what combine() makes of them and of other sub-groups' at the end of the step.
 //
 // [Note: Sums in buckets] Where nothing else of the step needs a unit's bucket (sums_in_buckets()), the sums replace
 // the local gradients in this rank's own range of its own bucket, which nobody else reads: a shard less of memory.
@@ -9,9 +9,10 @@
 // sums first leave it for memory beyond the plan, and return at the end.
 #pragma once
 
+#include "zero/model_memory.h"
+
 #include <kernels/norm/norm.h>
 #include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/model_memory.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -60,7 +61,7 @@ class ReducedShards {
   /// All events have come, no bucket is open, and nobody reads what others left in the slots of vacated(): every sum is
   /// at ModelMemory::micro_step_sums() from now on.
   void settle();
-  /// After settle(): the shard is the sum of `sources`, one from each run of ranks that has sums, in rank order. This
+  /// After settle(): the shard is the sum of `sources`, one from each sub-group that has sums, in rank order. This
   /// rank's own may be one.
   void combine(int flat, std::span<const Summand> sources);
   /// The same where the transport has left that sum at ModelMemory::reduced().

@@ -70,7 +70,7 @@ class Signals {
   /// 1 + unit whose bucket slot this rank waits for, 0 if none: owners then copy its gradients aside.
   [[nodiscard]] SignalWord& pressure() const { return words_[1]; }
   /// Number of matched calls of the engine that this rank has come to, times 256, plus the kind of the last one.
-  [[nodiscard]] SignalWord& meeting() const { return words_[2]; }
+  [[nodiscard]] SignalWord& sync_point() const { return words_[2]; }
   /// Steps whose sums this rank has done with: from then on the others may write where it read theirs.
   [[nodiscard]] SignalWord& taken() const { return words_[3]; }
   /// Version of what this rank updates of its parameters; `epoch` follows when it has the others' updates as well.
@@ -91,7 +91,7 @@ class Signals {
   /// Digest of the flat's layout, constant from the construction of the stores on and never 0 then: compared before a
   /// rank reads another rank's shard or bucket of the flat.
   [[nodiscard]] SignalWord& tag(int flat) const { return word(2, flat); }
-  /// Twice the number of the step (as in summed_all()), plus one if this rank's run of ranks has sums of the flat.
+  /// Twice the number of the step (as in summed_all()), plus one if this rank's sub-group has sums of the flat.
   [[nodiscard]] SignalWord& summed(int flat) const { return word(3, flat); }
   /// reduction_code() up to which this rank, an owner, has taken the gradients of rank `source`.
   [[nodiscard]] SignalWord& consumed(int flat, int source) const {

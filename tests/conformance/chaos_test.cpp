@@ -1,5 +1,6 @@
 // Luck against the transport: random delays, streams in chaos mode, ranks that are stopped and continued.
 // Values must hold.
+#include "comm/decorators/faulty_backend.h"
 #include "conformance/world_runner.h"
 #include "support/sanitizer.h"
 

@@ -2,8 +2,8 @@
 // devices: its buffers are memory that the fake takes for managed, and its calls are made on streams of a GPU.
 #pragma once
 
+#include "comm/decorators/staging_backend.h"
 #include "comm/nccl/nccl_backend.h"
-#include "comm/staging_backend.h"
 #include "device/cuda/cuda_device.h"
 #include "support/fake_gpu.h"
 #include "support/thread_ranks.h"

@@ -46,13 +46,13 @@ TEST_P(OneSided, EpochsCarryData) {
     for (std::uint64_t epoch = 1; epoch <= 200; ++epoch) {
       std::memset(board.data(rank), static_cast<int>((epoch + static_cast<std::uint64_t>(rank)) % 251), kBytes);
       board.flag(rank).store(epoch);
-      backend->ring();
+      backend->notify();
       for (int peer = 0; peer < comm.size(); ++peer) {
         backend->wait_until([&] { return board.flag(peer).load() >= epoch; }, {.what = "an epoch", .ranks = {peer}});
         const auto expected = static_cast<std::byte>((epoch + static_cast<std::uint64_t>(peer)) % 251);
         require(board.data(peer)[0] == expected && board.data(peer)[kBytes - 1] == expected, "torn or old data");
       }
-      comm.barrier();  // the judge: nobody overwrites before all have read
+      comm.barrier();  // the commit vote: nobody overwrites before all have read
     }
   });
   EXPECT_TRUE(report.ok()) << report.text();
@@ -72,7 +72,7 @@ TEST_P(OneSided, NoWakeUpIsLost) {
         for (std::uint64_t hop = static_cast<std::uint64_t>(rank); hop < 3000; hop += size) {
           if (hop > 0) backend->wait_until([&] { return board.flag(0).load() == hop; }, {.what = "the token"});
           board.flag(0).store(hop + 1);
-          backend->ring();
+          backend->notify();
         }
         Communicator(backend).barrier();
       },
@@ -178,7 +178,7 @@ TEST_P(OneSided, AWaitingRankSleeps) {
     if (rank == 0) {  // in a world of one nobody waits
       std::this_thread::sleep_for(Milliseconds{600});
       board.flag(0).store(1);
-      backend->ring();
+      backend->notify();
       return;
     }
     const auto cpu_ms = [] {

@@ -34,7 +34,7 @@ MACHINE = re.compile(r"(?<![\w./<>-])/(?:home|root|work|Users|mnt|media|opt|srv|
 # Files that a how-to page tells its reader to write.
 TO_BE_WRITTEN = {
     "docs/how-to-add-an-optimizer.md": {"src/optim/lion.cpp", "csrc/kernels/lion/"},
-    "docs/how-to-add-a-backend.md": {"src/comm/traced_backend.cpp"},
+    "docs/how-to-add-a-backend.md": {"src/comm/decorators/traced_backend.cpp"},
 }
 
 

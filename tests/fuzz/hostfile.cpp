@@ -1,7 +1,7 @@
 // Which hosts a job runs on: the first line is a list of hosts and a filter, the rest a hostfile. What is accepted
 // keeps the grammar and reads back as itself, a filter's two meanings share out every slot, and what is refused says
 // line and column.
-#include "launcher/hostfile.h"
+#include "hosts/hostfile.h"
 
 #include "fuzz/fuzz_target.h"
 
@@ -22,9 +22,9 @@
 
 using zeroth::Error;
 using zeroth::ErrorCode;
+using zeroth::HostEntry;
+using zeroth::HostSelection;
 using zeroth::fuzz::expect;
-using zeroth::launcher::HostEntry;
-using zeroth::launcher::HostSelection;
 
 namespace {
 
@@ -54,14 +54,14 @@ void check_hosts(const std::vector<HostEntry>& hosts) {
   std::set<std::string> seen;
   for (const HostEntry& host : hosts) {
     expect(is_name(host.name) || is_address(host.name), "a host that is neither a name nor an address", host.name);
-    expect(host.num_slots >= 1 && host.num_slots <= zeroth::launcher::kMaxSlots, "a number of slots out of its limits",
+    expect(host.num_slots >= 1 && host.num_slots <= zeroth::kMaxSlots, "a number of slots out of its limits",
            host.name);
     std::string folded = host.name;
     for (char& c : folded) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
     expect(seen.insert(folded).second, "a host twice", host.name);
   }
-  const std::string text = zeroth::launcher::format_hostfile(hosts);
-  expect(zeroth::launcher::parse_hostfile(text, "again") == hosts, "hosts that do not read back as themselves", text);
+  const std::string text = zeroth::format_hostfile(hosts);
+  expect(zeroth::parse_hostfile(text, "again") == hosts, "hosts that do not read back as themselves", text);
 }
 
 std::string list_of(const std::vector<HostEntry>& hosts) {
@@ -114,7 +114,7 @@ void check_lines(const std::vector<HostEntry>& hosts, std::string_view text) {
 /// No host where it is refused.
 std::vector<HostEntry> try_hostfile(std::string_view text) {
   try {
-    std::vector<HostEntry> hosts = zeroth::launcher::parse_hostfile(text, "hosts");
+    std::vector<HostEntry> hosts = zeroth::parse_hostfile(text, "hosts");
     check_lines(hosts, text);
     check_hosts(hosts);
     return hosts;
@@ -126,11 +126,10 @@ std::vector<HostEntry> try_hostfile(std::string_view text) {
 
 void try_host_list(std::string_view text) {
   try {
-    const std::vector<HostEntry> hosts = zeroth::launcher::parse_host_list(text);
+    const std::vector<HostEntry> hosts = zeroth::parse_host_list(text);
     expect(std::ranges::count(text, ',') + 1 == std::ssize(hosts), "not one host between two commas", text);
     check_hosts(hosts);
-    expect(zeroth::launcher::parse_host_list(list_of(hosts)) == hosts, "a list that does not read back as itself",
-           text);
+    expect(zeroth::parse_host_list(list_of(hosts)) == hosts, "a list that does not read back as itself", text);
   } catch (const Error& error) {
     check_refusal(error, ErrorCode::kUsage, "--hosts", text);
   }
@@ -140,7 +139,7 @@ void try_host_list(std::string_view text) {
 std::optional<std::vector<HostSelection>> try_filter(const std::vector<HostEntry>& hosts, std::string_view filter,
                                                      bool include) {
   try {
-    return zeroth::launcher::select_hosts(hosts, include ? filter : "", include ? "" : filter);
+    return zeroth::select_hosts(hosts, include ? filter : "", include ? "" : filter);
   } catch (const Error& error) {
     if (!include && error.context().where.empty()) {
       expect(error.message() == "no host is left" && error.code() == ErrorCode::kUsage, "refused without a place",

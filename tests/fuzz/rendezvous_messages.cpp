@@ -1,5 +1,5 @@
 // Messages of the rendezvous. The first byte says what the rest is: a hello to rank 0, or rank 0's answer.
-#include "comm/rendezvous_messages.h"
+#include "comm/rendezvous/rendezvous_messages.h"
 
 #include "fuzz/fuzz_target.h"
 

@@ -1,6 +1,6 @@
 // Messages of the store's socket, from a client to the server and back. The first byte says what the rest is: a request
 // to a server that has served others, or an answer.
-#include "comm/store_messages.h"
+#include "comm/store/store_messages.h"
 
 #include "fuzz/fuzz_target.h"
 

@@ -24,9 +24,9 @@ SUFFIXES = {".h", ".cpp", ".cu", ".cuh", ".inl"}
 TREES = ("include", "src", "csrc", "examples", "tests", "benchmarks")
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
 VENDORS = re.compile(r"^(spdlog|fmt|nlohmann|CLI|gtest|gmock|benchmark|rapidcheck|cuda|openssl)(/|\.h|_)|^xxhash")
-CONDITION_FILES = {"include/zeroth/base/platform.h", "include/zeroth/base/planted.h", "csrc/kernels/common/arch.h"}
+CONDITION_FILES = {"include/zeroth/base/platform.h", "src/base/planted.h", "csrc/kernels/common/arch.h"}
 # Where the stage may be compared: the plan; and where a configuration is read, to refuse a stage that does not exist.
-STAGE_FILES = {"src/zero/zero_plan.cpp", "src/engine/config_check.cpp", "src/engine/config_schema_honoured.cpp"}
+STAGE_FILES = {"src/zero/zero_plan.cpp", "src/engine/config/check.cpp", "src/engine/config/schema_honoured.cpp"}
 # zero_stage, my_zero_stage, config.zero.stage, zero_optimization->stage
 STAGE = r"(?:zero_stage\w*|zero\w*(?:\.|->)stage)\b(?:\(\))?"
 COMPARISON = r"(?:==|!=|<=|>=|<(?!<)|>(?!>))"

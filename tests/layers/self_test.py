@@ -18,7 +18,7 @@ import check_format
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = pathlib.Path(sys.argv[1])
 CXX = sys.argv[2]
-LEVELS = "base=0,device=1,kernels=2,comm=3,shard=4,optim=4,zero=5,engine=6,libtorch=7,launcher=7"
+LEVELS = "base=0,device=1,hosts=1,kernels=2,comm=3,shard=4,optim=4,zero=5,engine=6,libtorch=7,launcher=7"
 
 # (rule, file, line appended to it). Files that are not there are made.
 PLANTED = [
@@ -26,6 +26,7 @@ PLANTED = [
     ("layer", "src/comm/planted.cpp", "#include <zeroth/shard/flat_layout.h>"),
     ("layer", "csrc/kernels/adamw/planted.cpp", "#include <zeroth/comm/communicator.h>"),
     ("layer", "src/shard/planted.cpp", '#include "zero/planted.h"'),
+    ("layer", "src/hosts/planted.cpp", '#include "launcher/options.h"'),
     ("layer", "src/launcher/planted.cpp", "#include <zeroth/libtorch/engine.h>"),
     ("layer", "src/surprise/planted.cpp", "int x;"),
     ("torch", "src/engine/planted.cpp", "#include <ATen/core/Tensor.h>"),

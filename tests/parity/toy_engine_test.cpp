@@ -1,6 +1,7 @@
 // The engine on the toy model: what it computes, what it says, what it refuses, and what must not disturb it.
 #include "toy_engine.h"
 
+#include "comm/decorators/faulty_backend.h"
 #include "support/sanitizer.h"
 
 #include <kernels/common/dispatch.h>

@@ -330,7 +330,7 @@ TEST_P(DegreesParity, RanksOnDifferentPathsHaveTheSameBits) {
   expect_same(expected, training, plans_with_degrees(world, policy), {test::ThreadTransport::kMemory});
 }
 
-/// The same with gradients summed in runs of ranks: the degree of gradients is part of the numbers, the others are not.
+/// The same with gradients summed in sub-groups: the degree of gradients is part of the numbers, the others are not.
 class GradientDegreeParity : public ::testing::TestWithParam<NodesCase> {};
 
 /// Those of plans_with_degrees() that go together with it, and stage 0.

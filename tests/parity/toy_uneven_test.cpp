@@ -4,7 +4,7 @@
 #include "support/toy_model.h"
 
 #include <zeroth/base/text.h>
-#include <zeroth/zero/gradient_store.h>
+#include <zeroth/zero/sync_point.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -321,7 +321,7 @@ TEST_P(UnevenTransport, WhatCannotBeJoinedIsRefusedOnAllRanks) {
   training.train = [](Engine& engine, ToyModel& model, int, int batch) {
     (void)model.forward_backward(batch, 0);
     (void)engine.step();
-    if (batch == 1) engine.meet(Meeting::kExport);
+    if (batch == 1) engine.sync(SyncPoint::kExport);
   };
   const Result result = run(training);
   ASSERT_EQ(result.report.failures.size(), 4U) << result.report.text();

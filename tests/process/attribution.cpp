@@ -85,7 +85,7 @@ constexpr std::array kMomentNames{"at the beginning", "in the forward", "in the 
                                   "after step()"};
 constexpr std::array kUnits{"root", "blocks.0", "blocks.1", "blocks.2"};
 /// A rank comes by them once a step or oftener, at every stage.
-constexpr std::array<std::string_view, 4> kSites{"engine.judge", "engine.update", "engine.publish", "engine.committed"};
+constexpr std::array<std::string_view, 4> kSites{"engine.vote", "engine.update", "engine.publish", "engine.committed"};
 constexpr std::array<std::string_view, 3> kMemorySites{"shm.all_reduce.post", "shm.all_reduce.mid",
                                                        "shm.all_reduce.end"};
 constexpr std::array<std::string_view, 4> kMessageSites{"messages.all_reduce.post", "messages.all_reduce.mid",
@@ -134,7 +134,7 @@ Plot plot_of(std::uint64_t seed) {
   return plot;
 }
 
-/// How often the guilty rank comes by the site before it strikes: three sums a step, one judgement, many messages.
+/// How often the guilty rank comes by the site before it strikes: three sums a step, one commit vote, many messages.
 int hit_of(const Plot& plot) {
   if (plot.site.starts_with("engine.")) return plot.step + 1;
   return plot.site == "messages.send" ? 40 + 8 * plot.step : 3 * plot.step + 1 + static_cast<int>(plot.seed % 3);

@@ -1,6 +1,7 @@
 // A rank is killed, frozen, leaves, throws or is interrupted at the n-th call that the engine makes to its transport,
 // for n over a whole step: all ranks end in time, nothing is left. And ranks that are processes give the bits of ranks
 // that are threads.
+#include "comm/decorators/faulty_backend.h"
 #include "process/engine_ranks.h"
 #include "support/process_seats.h"
 
@@ -31,9 +32,9 @@ class TripBackend final : public ForwardingBackend {
     count();
     inner().wait_until(predicate, context);
   }
-  void ring() override {
+  void notify() override {
     count();
-    inner().ring();
+    inner().notify();
   }
 
  private:

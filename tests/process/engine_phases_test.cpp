@@ -101,9 +101,9 @@ class PhaseBackend final : public ForwardingBackend {
     enter_(rank(), Phase::kVerdict);
     return work;
   }
-  void ring() override {
+  void notify() override {
     if (std::exchange(updating_, false)) enter_(rank(), Phase::kPublish);
-    inner().ring();
+    inner().notify();
   }
 
  private:

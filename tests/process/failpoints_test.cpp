@@ -80,10 +80,10 @@ bool comes_by(const std::string& site, int rank) {
 std::string first_failure(std::string_view site, int victim, int size) {
   if (site == "control.verdict" && victim != 0) return "";
   if (site == "abort.hear" || site == "control.verdict" || site == "control.judged")
-    return "engine.judge@rank=" + std::to_string(victim == 0 ? size - 1 : 0) + ":throw;";
+    return "engine.vote@rank=" + std::to_string(victim == 0 ? size - 1 : 0) + ":throw;";
   if (site == "shm.staged.round") return "system.process_vm_readv:errno=EPERM;";  // else data is read where it lies
   if (site.starts_with("abort.") || site == "control.tell")
-    return "engine.judge@rank=" + std::to_string(victim) + ":throw;";
+    return "engine.vote@rank=" + std::to_string(victim) + ":throw;";
   return "";
 }
 
@@ -203,7 +203,7 @@ void expect_orderly(const Outcome& run, const std::string& site, const std::stri
     const test::RankFailure* failure = report.of(end.rank);
     const bool failed_first = (site == "abort.hear" || site == "control.verdict" || site == "control.judged") &&
                               failure != nullptr &&
-                              failure->text.find("planted failure at engine.judge") != std::string::npos &&
+                              failure->text.find("planted failure at engine.vote") != std::string::npos &&
                               failure->code == ErrorCode::kInternal;
     if (failed_first || (end.rank == victim && !(action == "throw" && is_swallowed(site)))) continue;
     if (failure == nullptr) {
@@ -255,7 +255,7 @@ bool is_elsewhere(std::string_view site) {
 }
 
 TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {
-  for (const char* site : {"engine.judge", "messages.send", "levels.step"}) {
+  for (const char* site : {"engine.vote", "messages.send", "levels.step"}) {
     const ExportFolder folder;
     const World world = world_of(site);
     const test::ForkReport report = run_lives(world, "", Milliseconds{30'000}, &folder, 1);

@@ -1,6 +1,6 @@
 #include "process/fault_cases.h"
 
-#include <zeroth/zero/gradient_store.h>
+#include <zeroth/zero/sync_point.h>
 
 #include <sys/socket.h>
 #include <unistd.h>
@@ -297,7 +297,7 @@ void add_calls(Cases& cases) {
       .add(
           "ExportOnOneRank", "exports the weights under `if rank == 0`", Moment::kBegin,
           [](RankHere& here) {
-            here.engine.meet(Meeting::kExport);
+            here.engine.sync(SyncPoint::kExport);
             (void)here.model.value(0);
           },
           -1, 0)

@@ -135,7 +135,7 @@ TEST(MpiFailpoints, EverySiteOfTheTransportKills) {
     if (!site.name.starts_with("mpi.") && site.name != "abort.mpi") continue;
     ++sites;
     for (int rank = 0; rank < kRanks; ++rank) {
-      expect_killed(site.name, rank, site.name == "abort.mpi" ? at("engine.judge", rank, "throw") + ";" : "");
+      expect_killed(site.name, rank, site.name == "abort.mpi" ? at("engine.vote", rank, "throw") + ";" : "");
     }
   }
   EXPECT_EQ(sites, 4);

@@ -64,7 +64,7 @@ class Crowd::Seat final : public CommBackend {
   void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& /*context*/) override {
     throw not_here();
   }
-  void ring() override {}
+  void notify() override {}
   void check_peers(const WaitContext& /*context*/) override {}
   void abort(const Error& /*error*/) noexcept override {}
   void count_one_sided(CollectiveKind /*kind*/, int /*peer*/, std::uint64_t /*bytes*/) override {}

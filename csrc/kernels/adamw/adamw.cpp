@@ -1,8 +1,9 @@
+#include "base/planted.h"
+
 #include <kernels/adamw/adamw.h>
 #include <kernels/adamw/adamw_variants.h>
 #include <kernels/common/fp_environment.h>
 #include <zeroth/base/error.h>
-#include <zeroth/base/planted.h>
 
 #include <cmath>
 #include <cstdint>

@@ -111,7 +111,7 @@ class CommBackend {
   virtual void wait_until(const std::function<bool()>& predicate, const WaitContext& context) = 0;
   /// Wakes ranks that sleep in a wait. Call it after the stores that they may wait for. Costs one load per rank if no
   /// rank sleeps.
-  virtual void ring() = 0;
+  virtual void notify() = 0;
 
   /// Throws kAborted if a rank has stopped the job, and kPeerLost if one of `context.ranks` (empty: any other rank) is
   /// lost, as far as the seat knows this without waiting. Never blocks. For code that waits for something else, such as

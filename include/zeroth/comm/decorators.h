@@ -7,7 +7,6 @@
 
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -78,7 +77,7 @@ class ForwardingBackend : public CommBackend {
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
     inner_->wait_until(predicate, context);
   }
-  void ring() override { inner_->ring(); }
+  void notify() override { inner_->notify(); }
   void check_peers(const WaitContext& context) override { inner_->check_peers(context); }
   void abort(const Error& error) noexcept override { inner_->abort(error); }
   [[nodiscard]] std::span<const int> node_sizes() const override { return inner_->node_sizes(); }
@@ -160,59 +159,6 @@ class CheckedBackend final : public ForwardingBackend {
   std::shared_ptr<Comparison> comparison_;
   std::shared_ptr<Event> last_call_;  ///< of this rank, in this group and the parts split from it: comparisons
                                       ///< have one order
-};
-
-/// Planted faults and their times. Probabilities are per matched call or wait. The same seed gives the same faults.
-struct FaultPlan {
-  std::uint64_t seed = 0;
-  double delay_probability = 0;  ///< sleep up to max_delay before a matched call, a wait or a ring
-  std::chrono::microseconds max_delay{200};
-  std::int64_t fail_at_call = -1;    ///< the matched call with this index throws kInternal "planted failure"
-  std::int64_t drop_call = -1;       ///< the matched call with this index is not made
-  std::int64_t freeze_at_call = -1;  ///< before this matched call the rank sleeps for `freeze`
-  std::chrono::milliseconds freeze{0};
-};
-
-/// Delays, fails, drops or freezes calls as a FaultPlan says. For tests.
-class FaultyBackend final : public ForwardingBackend {
- public:
-  FaultyBackend(std::unique_ptr<CommBackend> inner, FaultPlan plan);
-  Work submit(std::span<const Collective> collectives, const Stream& stream) override;
-  [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
-  void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override;
-  void ring() override;
-  [[nodiscard]] std::int64_t calls() const { return calls_; }
-
- private:
-  void maybe_delay();
-
-  FaultPlan plan_;
-  std::uint64_t state_;
-  std::int64_t calls_ = 0;
-};
-
-/// The link of one rank to other nodes.
-struct LinkSpeed {
-  double bytes_per_second = 0;                       ///< received; 0: no limit
-  std::chrono::microseconds latency{0};              ///< once per call that receives data
-  std::size_t burst_bytes = std::size_t{64} << 10U;  ///< bytes that an idle link takes at once
-};
-
-/// Emulates slow links between nodes on one machine, also between virtual nodes (CommOptions::nodes). A rank that
-/// receives bytes from another node sleeps for the time that the link would take. Each rank has one token bucket, which
-/// parts made by split() share.
-class SlowLinkBackend final : public ForwardingBackend {
- public:
-  SlowLinkBackend(std::unique_ptr<CommBackend> inner, LinkSpeed speed);
-  Work submit(std::span<const Collective> collectives, const Stream& stream) override;
-  [[nodiscard]] std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) override;
-  void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override;
-  void set_observer(std::shared_ptr<TrafficObserver> observer) override;
-
- private:
-  class Link;
-  SlowLinkBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<Link> link);
-  std::shared_ptr<Link> link_;
 };
 
 }  // namespace zeroth

@@ -34,7 +34,7 @@ enum class Phase : std::uint8_t {
   kAfterBackward,
   kStep,
   kBetweenSteps,
-  kMeeting,
+  kSyncPoint,
   kEvaluation
 };
 inline constexpr std::uint8_t kNumPhases = 8;

@@ -34,11 +34,12 @@ namespace zeroth {
 
 class GradientStore;
 class PhaseClock;
-class StragglerDetector;
-struct Verdict;
-enum class Meeting : std::uint8_t;
-enum class Turn : std::uint8_t;
-class Rounds;
+class StepWarnings;
+class UnitUses;
+struct CommitVote;
+enum class SyncPoint : std::uint8_t;
+enum class NextCall : std::uint8_t;
+class UnevenJoin;
 
 /// All settings of the training and of the placement, with all defaults resolved.
 struct EngineSettings {
@@ -206,7 +207,7 @@ class Engine {
   /// Blocks until all ranks have come to this call, and reduces gradients meanwhile. Once training has begun, it must
   /// come before every matched call on communicator(). Without it a rank in backward could wait for a rank in that
   /// call.
-  void meet(Meeting what, std::string_view name = {});
+  void sync(SyncPoint what, std::string_view name = {});
   /// Runs a call that all ranks make together; such calls may be nested. An exception that is no Error (Ctrl-C in a
   /// wait, for example) separates this rank from the others for good: they get kAborted, and every later such call on
   /// this rank throws kAborted too.
@@ -237,49 +238,32 @@ class Engine {
   [[nodiscard]] const Communicator& communicator() const { return communicator_; }
 
  private:
-  struct UnitUse;
   class Updater;
 
   void enter(Phase phase, int unit = -1) noexcept;
   [[nodiscard]] std::chrono::nanoseconds waited() const noexcept {
     return watch_ ? watch_->waited() : std::chrono::nanoseconds{0};
   }
-  [[nodiscard]] std::size_t position_in_unit(int param) const;
   void build_stores();
-  void store_initial(int flat, const std::byte* values);
-  void release_leases();
-  /// On a rank with a batch: tells the ranks without one what comes next.
-  void announce(Turn turn, int what = -1);
-  void announce_backward();
   /// On a rank without a batch: takes part until no rank has a batch, another epoch begins, or the front end must act.
   [[nodiscard]] Next follow();
   /// Ends the state in which ranks have no batch. All ranks call it at the same place.
-  void end_rounds();
-  void take_part(Turn turn, int what);
+  void end_uneven_join();
+  void take_part(NextCall call, int what);
   [[nodiscard]] double sum_over_ranks(double value, std::string_view name = {});
-  void compare_names(Meeting what, std::string_view name);
-  /// Throws for a call in which a rank without a batch cannot take part.
-  void require_joinable(Turn turn) const;
-  [[noreturn]] void throw_uneven(const std::vector<int>& out) const;
+  void compare_names(SyncPoint what, std::string_view name);
   StepResult finish_step(bool idle);
   /// Completes all sums of the step, then runs the vote of all ranks.
-  Verdict agree(bool idle, bool discards);
+  CommitVote cast_vote(bool idle, bool discards);
   void forget_gradients();
-  void warn_of_wide_gradient();
-  void look_at_others(const Verdict& verdict);
   void require_not_parted() const;
   void part() noexcept;
-  [[noreturn]] void throw_idle(int idle_rank) const;
-  [[noreturn]] void throw_not_all_discard(const Verdict& verdict) const;
-  /// Copies rank 0's values into the stores, flat by flat. Returns the first unit whose values differed here, or -1.
-  int take_values(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release);
 
   std::shared_ptr<RankWatch> watch_;
   int watched_as_ = -1;  ///< RankWatch::add_model()
-  std::unique_ptr<StragglerDetector> stragglers_;
+  std::unique_ptr<StepWarnings> warnings_;
   std::unique_ptr<PhaseClock> clock_;
-  std::int64_t backwards_ = 0;  ///< since the last step()
-  bool warned_of_uneven_ = false;
+  std::int64_t backwards_ = 0;   ///< since the last step()
   std::int64_t boundaries_ = 0;  ///< steps ended, committed or not
   EngineSettings settings_;
   Device& device_;
@@ -293,20 +277,14 @@ class Engine {
   std::unique_ptr<ParameterStore> parameters_;
   std::unique_ptr<GradientStore> gradients_;
   std::unique_ptr<Updater> updater_;
-  std::unique_ptr<Rounds> rounds_;
-  std::vector<UnitUse> uses_;
-  std::vector<bool> expected_;      ///< one per parameter: backwards bring its gradient
+  std::unique_ptr<UnevenJoin> uneven_join_;
+  std::unique_ptr<UnitUses> uses_;
   std::size_t reported_group_ = 0;  ///< the first group with a trainable parameter: the one of StepResult::lr
-  int kept_in_ring_ = -1;           ///< repeated unit that stays gathered in a shared slot, -1
   bool parted_ = false;             ///< see together()
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
   bool had_backward_ = false;
-  bool backward_announced_ = false;  ///< of this batch
-  int joined_ = 0;                   ///< micro-steps of this step in which this rank had no batch
   bool backward_failed_ = false;
-  bool warned_of_wide_gradient_ = false;
-  int nonfinite_in_a_row_ = 0;
   std::int64_t committed_steps_ = 0;
   std::uint64_t construction_peak_ = 0;
 };

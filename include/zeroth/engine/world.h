@@ -15,6 +15,11 @@
 
 namespace zeroth {
 
+class World;
+namespace detail {
+World unwatched(const World& world);
+}
+
 /// Rank and size are known at once. The first connect() connects to the other ranks. Copies share the connection.
 ///
 /// Reads RANK and WORLD_SIZE (zeroth-run, torchrun), else OMPI_COMM_WORLD_RANK / _SIZE (mpirun), else SLURM_PROCID /
@@ -49,9 +54,6 @@ class World {
   [[nodiscard]] static World from_transport(std::shared_ptr<MessageTransport> transport,
                                             std::string origin = "the caller's transport");
 
-  /// The same ranks, without flight recorder, watch and control plane: only deadlines end a wait, and no report says
-  /// where the awaited rank is. For benchmarks of these parts. Throws kUsage for ranks of a hub or a transport.
-  [[nodiscard]] World unwatched() const;
   [[nodiscard]] bool is_watched() const;
 
   [[nodiscard]] int rank() const { return rank_; }
@@ -81,6 +83,7 @@ class World {
   void abort(const std::exception& cause) const noexcept;
 
  private:
+  friend World detail::unwatched(const World& world);
   struct Connection;
   World();
   int rank_ = 0;

@@ -22,18 +22,18 @@ namespace zeroth {
 [[nodiscard]] std::vector<int> pieces_of_ranks(int world, std::span<const int> degrees);
 
 /// Ranks at equal distances: first, first + step, ...
-struct RankRow {
+struct SubGroup {
   int first = 0;
   int step = 1;
   int count = 1;
   [[nodiscard]] int rank(int index) const { return first + index * step; }
   /// Index of `rank` in the row; -1 if it is not in the row.
   [[nodiscard]] int index_of(int rank) const;
-  bool operator==(const RankRow&) const = default;
+  bool operator==(const SubGroup&) const = default;
 };
 
 /// Ranks to gather among to go from degree `from` to `to`, a divisor of it: their parts at `from` make up the part of
 /// `rank` at `to`. If no degree lies between the two, the ranks are in the order of their parts.
-[[nodiscard]] RankRow row_of(int rank, int from, int to);
+[[nodiscard]] SubGroup sub_group_of(int rank, int from, int to);
 
 }  // namespace zeroth

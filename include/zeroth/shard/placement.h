@@ -14,16 +14,4 @@ enum class Placement : std::uint8_t {
 
 [[nodiscard]] std::string_view name_of(Placement placement) noexcept;
 
-/// The communication that leads from one placement to another.
-enum class Transition : std::uint8_t {
-  kNone,
-  kAllGather,      ///< Flat -> Replicate
-  kReduceScatter,  ///< Partial -> Flat
-  kAllReduce,      ///< Partial -> Replicate: reduce-scatter, then all-gather of the same shards
-  kLocalSlice,     ///< Replicate -> Flat
-};
-
-/// Throws kUsage for meaningless transitions (anything -> Partial).
-[[nodiscard]] Transition transition(Placement from, Placement to);
-
 }  // namespace zeroth

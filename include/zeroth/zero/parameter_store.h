@@ -13,7 +13,8 @@
 #include <zeroth/comm/backend.h>
 #include <zeroth/device/device.h>
 #include <zeroth/zero/kernel_context.h>
-#include <zeroth/zero/model_memory.h>
+#include <zeroth/zero/model_layout.h>
+#include <zeroth/zero/plan.h>
 
 #include <cstdint>
 #include <functional>
@@ -24,7 +25,8 @@
 namespace zeroth {
 
 enum class CallPurpose : std::uint8_t;
-class RowPath;
+class ModelMemory;
+class SubGroupPath;
 
 /// Receives the address of a flat's parameters. `data`: the start of the flat buffer, owned by the store; null when the
 /// buffer must no longer be used. Called on the caller's thread, from acquire() and release().
@@ -101,9 +103,9 @@ class ParameterStore {
 
   void start_gather(int unit);
   /// Gathers the parts of the group's ranks into `out`: this rank's part at the group's lower degree.
-  void bring(int flat, std::byte* out, RowPath& group, CallPurpose purpose);
-  void pull(int flat, std::byte* out, const RowPath& group);
-  void require_version(int flat, int rank, const RowPath& group);
+  void bring(int flat, std::byte* out, SubGroupPath& group, CallPurpose purpose);
+  void pull(int flat, std::byte* out, const SubGroupPath& group);
+  void require_version(int flat, int rank, const SubGroupPath& group);
   void finish(int unit);
   void drop(int unit) noexcept;
   void note_order(int unit);
@@ -119,8 +121,8 @@ class ParameterStore {
   Stream gather_stream_;
   KernelContext kernels_;
   ParameterBinder& binder_;
-  std::unique_ptr<RowPath> whole_;    ///< ranks whose parts at rest make the whole flat
-  std::unique_ptr<RowPath> at_rest_;  ///< ranks whose updates make this rank's part at rest
+  std::unique_ptr<SubGroupPath> whole_;    ///< ranks whose parts at rest make the whole flat
+  std::unique_ptr<SubGroupPath> at_rest_;  ///< ranks whose updates make this rank's part at rest
   std::vector<UnitState> units_;
   std::vector<int> slot_user_;   ///< unit in each gathered slot, -1
   std::vector<int> ring_;        ///< positions among the repeated units

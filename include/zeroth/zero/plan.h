@@ -89,10 +89,6 @@ struct ShardingPlan {
   void validate() const;
   /// True if a unit must be gathered to compute.
   [[nodiscard]] bool gathers_parameters() const { return parameter == Placement::kFlat; }
-  /// True if updated shards travel at the end of a step to the ranks that have them at rest.
-  [[nodiscard]] bool publishes_parameters(int world) const {
-    return degrees(world).optimizer > degrees(world).parameter;
-  }
   /// True if ranks take parameters from each other, by gathers or by publication.
   [[nodiscard]] bool shares_parameters() const { return gathers_parameters() || optimizer == Placement::kFlat; }
   /// True if reduced gradients travel to other ranks for their update.

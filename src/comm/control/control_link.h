@@ -1,8 +1,8 @@
 // One TCP connection of the control plane: whole messages in and out, never blocking, with bounded buffers.
 #pragma once
 
+#include "base/unique_fd.h"
 #include "comm/control/control_message.h"
-#include "comm/unique_fd.h"
 
 #include <zeroth/base/deadline.h>
 

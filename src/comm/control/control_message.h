@@ -1,8 +1,9 @@
 // What ranks tell each other beside the data: a closed set of bounded messages with a fixed layout, little endian.
 #pragma once
 
+#include "base/hmac.h"
+
 #include <zeroth/base/error.h>
-#include <zeroth/base/hmac.h>
 #include <zeroth/comm/rank_watch.h>
 
 #include <array>

@@ -2,9 +2,9 @@
 #include "comm/control/coordinator.h"
 #include "comm/control/early_end.h"
 #include "comm/control/introduction.h"
-#include "comm/levels_of_hosts.h"
+#include "comm/levels/levels_of_hosts.h"
 #include "comm/own_thread.h"
-#include "comm/process_monitor.h"
+#include "comm/shm/process_monitor.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -147,7 +147,7 @@ class ControlThread : public ControlPlane {
       const std::lock_guard lock(mutex_);
       if (std::exchange(told_, true)) return;  // the first error is the cause
       to_tell_ = VerdictMessage{error.code(), error.message(), error.context()};
-      ring(bell_->get());
+      notify(bell_->get());
     } catch (...) {  // no memory to say so
     }
   }
@@ -166,7 +166,7 @@ class ControlThread : public ControlPlane {
 
   void start() {
     thread_ = start_own_thread([this] { run(); }, "the control plane", {.where = "comm.control", .who = who()});
-    watch_->set_waker([bell = bell_] { ring(bell->get()); });  // it may be called a moment after the plane has gone
+    watch_->set_waker([bell = bell_] { notify(bell->get()); });  // it may be called a moment after the plane has gone
     watch_->set_teller([this](const Error& error) { tell(error); });
   }
   /// By every destructor, while the object is whole.
@@ -178,11 +178,11 @@ class ControlThread : public ControlPlane {
     watch_->set_waker({});
     watch_->set_teller({});
     stopping_.store(true);
-    ring(bell_->get());
+    notify(bell_->get());
     if (thread_.joinable()) thread_.join();
   }
 
-  static void ring(int bell) noexcept {
+  static void notify(int bell) noexcept {
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(bell, &one, sizeof one);
   }

@@ -1,4 +1,4 @@
-#include "comm/unique_fd.h"
+#include "base/unique_fd.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/surroundings.h>
@@ -46,7 +46,7 @@ std::int64_t now_ns() {
 int write_anew(const std::string& path, std::string_view text) {
   struct stat there{};
   if (::lstat(path.c_str(), &there) == 0 && S_ISREG(there.st_mode)) ::unlink(path.c_str());
-  const detail::UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!file) return errno;
   while (!text.empty()) {
     const ssize_t put = ::write(file.get(), text.data(), text.size());

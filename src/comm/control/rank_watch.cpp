@@ -231,7 +231,7 @@ std::string describe_phase(const RankStatus& status) {
   const auto phase = static_cast<std::size_t>(status.phase);
   std::string text(kPhases[phase < kPhases.size() ? phase : 0]);
   if (!status.unit.empty()) text += " of unit " + status.unit;
-  if (status.phase == Phase::kBetweenSteps || status.phase == Phase::kEvaluation || status.phase == Phase::kMeeting) {
+  if (status.phase == Phase::kBetweenSteps || status.phase == Phase::kEvaluation || status.phase == Phase::kSyncPoint) {
     text += fmt::format(", after step {}", status.step);
   } else if (status.phase != Phase::kStarting) {
     text += fmt::format(" of step {}", status.step + 1);

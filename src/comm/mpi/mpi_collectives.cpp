@@ -2,6 +2,7 @@
 
 #include "comm/call_descriptor.h"
 #include "comm/control/watched.h"
+#include "comm/first_error.h"
 #include "comm/matched_calls.h"
 
 #include <kernels/common/dispatch.h>
@@ -17,7 +18,6 @@
 #include <array>
 #include <atomic>
 #include <climits>
-#include <exception>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -124,19 +124,8 @@ class MpiGroup {
     if (observer_) observer_->observe(event);
   }
 
-  template <class Body>
-  auto guarded(Body&& body) {
-    if (broken_) std::rethrow_exception(broken_);
-    try {
-      return body();
-    } catch (...) {
-      broken_ = std::current_exception();
-      throw;
-    }
-  }
-
   void run_all(std::span<const Collective> calls) {
-    guarded([&] {
+    first_error_.guard([&] {
       for_each_run(
           calls, [&](std::span<const Collective> points) { messages_->submit(points, stream_).wait(); },
           [&](const Collective& call) { run_matched(call); });
@@ -145,7 +134,7 @@ class MpiGroup {
 
   /// `groups_made`: by this rank so far.
   [[nodiscard]] std::shared_ptr<MpiGroup> split(int color, int key, std::string_view name, int& groups_made) {
-    return guarded([&]() -> std::shared_ptr<MpiGroup> {
+    return first_error_.guard([&]() -> std::shared_ptr<MpiGroup> {
       // All have come, and agree: so MPI's call, which knows no deadline, finds them there.
       const std::shared_ptr<CommBackend> part = messages_->split(color, key, name);
       void* const handle = seat_->split(handle_, color, key, patience());
@@ -673,7 +662,7 @@ class MpiGroup {
   Scratch staging_;
   Scratch widened_;
   Scratch sum_;
-  std::exception_ptr broken_;
+  FirstError first_error_;
 };
 
 /// What all groups of the rank share.
@@ -715,7 +704,7 @@ class MpiCollectives final : public CommBackend {
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
     group_->messages().wait_until(predicate, context);
   }
-  void ring() override {}
+  void notify() override {}
   void check_peers(const WaitContext& context) override { group_->messages().check_peers(context); }
   void abort(const Error& error) noexcept override { group_->messages().abort(error); }
 

@@ -2,7 +2,7 @@
 // nothing; a rank that waits for its device can, without meeting anybody.
 #pragma once
 
-#include "comm/control_block.h"
+#include "comm/shm/control_block.h"
 
 #include <zeroth/comm/backend.h>
 

@@ -41,7 +41,7 @@ class NoCalls final : public CommBackend {
   void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& /*context*/) override {
     refuse("wait_until()");
   }
-  void ring() override {}
+  void notify() override {}
   void check_peers(const WaitContext& /*context*/) override {}  // the base is asked
   void abort(const Error& /*error*/) noexcept override {}
   void count_one_sided(CollectiveKind /*kind*/, int /*peer*/, std::uint64_t /*bytes*/) override {}

@@ -1,7 +1,7 @@
 #include "comm/nccl/nccl_backend.h"
 
 #include "comm/device_buffers.h"
-#include "comm/levels_of_hosts.h"
+#include "comm/levels/levels_of_hosts.h"
 #include "comm/matched_calls.h"
 #include "comm/nccl/nccl_calls.h"
 #include "comm/nccl/nccl_group.h"

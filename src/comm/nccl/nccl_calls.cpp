@@ -1,6 +1,6 @@
 #include "comm/nccl/nccl_calls.h"
 
-#include "comm/control_block.h"
+#include "comm/call_descriptor.h"
 #include "comm/matched_calls.h"
 
 #include <zeroth/base/error.h>

@@ -269,7 +269,7 @@ void NcclGroup::report(const Collective& call) noexcept {
 
 void NcclGroup::finish() {
   if (last_ && !last_->done) run_until(*last_);
-  if (broken_) std::rethrow_exception(broken_);
+  first_error_.throw_again();
 }
 
 void NcclGroup::register_buffer(const Arena& arena) {
@@ -412,11 +412,10 @@ void NcclGroup::fail() {
     throw_if_aborted("");
     throw;
   } catch (...) {
-    broken_ = std::current_exception();
+    // Else its kernels would spin, and whoever waits for the device would wait for ever.
+    end(Deadline(job_->end_time()));
+    throw;
   }
-  // Else its kernels would spin, and whoever waits for the device would wait for ever.
-  end(Deadline(job_->end_time()));
-  std::rethrow_exception(broken_);
 }
 
 void NcclGroup::end(const Deadline& deadline) noexcept {
@@ -426,7 +425,7 @@ void NcclGroup::end(const Deadline& deadline) noexcept {
 void NcclGroup::leave() noexcept {
   const bool quiet = !last_ || last_->done || ready(*last_);
   const Deadline deadline(std::min(kLeaveTime, job_->options.timeout));
-  left_quietly_ = quiet && !broken_;
+  left_quietly_ = quiet && !first_error_;
   const auto how = left_quietly_ ? NcclCommunicator::End::kClean : NcclCommunicator::End::kAbort;
   if (!communicator_->end(how, deadline)) job_->leave_device();
   gate_.reset();  // a seat in the base, too

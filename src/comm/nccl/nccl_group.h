@@ -3,6 +3,7 @@
 
 #include "comm/call_descriptor.h"
 #include "comm/control/watched.h"
+#include "comm/first_error.h"
 #include "comm/function_ref.h"
 #include "comm/matched_calls.h"
 #include "comm/nccl/call_board.h"
@@ -19,7 +20,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -146,17 +146,15 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   [[nodiscard]] std::vector<int> missing(const Awaited& awaited) const;
   [[nodiscard]] WaitReport report_of(const Deadline& deadline, const Awaited& awaited) const;
   [[noreturn]] void throw_timeout(const Deadline& deadline, const Awaited& awaited) const;
-  /// Remembers the first error, ends the communicator, and throws that error.
+  /// With an error that is being handled: ends the communicator, and throws that error.
   [[noreturn]] void fail();
   template <class Body>
   void guarded(const Body& body) {
-    if (broken_) std::rethrow_exception(broken_);
-    try {
+    const auto unless_aborted = [&] {
       throw_if_aborted("");
       body();
-    } catch (...) {
-      fail();
-    }
+    };
+    first_error_.guard(unless_aborted, [this] { fail(); });
   }
 
   std::shared_ptr<NcclJob> job_;
@@ -177,7 +175,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   std::shared_ptr<std::atomic<std::uint64_t>> begun_;  ///< next_sequence_, for others to see
   std::uint64_t next_sequence_ = 0;
   std::shared_ptr<Completion> last_;
-  std::exception_ptr broken_;
+  FirstError first_error_;
   bool left_quietly_ = false;  ///< all was done when the seat went
 };
 

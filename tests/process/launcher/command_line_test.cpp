@@ -192,7 +192,7 @@ TEST(CommandLine, PrintsHelpAndVersion) {
   const JobResult listed = list.wait();
   EXPECT_EQ(listed.exit_code, 0);
   EXPECT_THAT(listed.out, ::testing::ContainsRegex(
-                              "shm.reduce_scatter.mid +src/comm/shared_memory_engine.cpp:[0-9]+ +all have posted"));
+                              "shm.reduce_scatter.mid +src/comm/shm/shared_memory_engine.cpp:[0-9]+ +all have posted"));
   EXPECT_THAT(listed.out, ::testing::HasSubstr("export.write "));
 }
 

@@ -22,7 +22,7 @@
 namespace zeroth {
 namespace {
 
-constexpr std::string_view kSite = "engine.judge";
+constexpr std::string_view kSite = "engine.vote";
 constexpr std::string_view kCallSite = "export.write";
 
 std::size_t row_of(std::string_view name) {
@@ -65,7 +65,7 @@ std::string refusal_of(std::string_view spec) {
 
 TEST_F(Failpoints, ASpecSaysSiteConditionsAndAction) {
   const auto rules = parse_failpoints(
-      "shm.reduce_scatter.mid@rank=1,hit=3:kill;export.write@p=0.25,seed=7:errno=ENOSPC;engine.judge:exit=3");
+      "shm.reduce_scatter.mid@rank=1,hit=3:kill;export.write@p=0.25,seed=7:errno=ENOSPC;engine.vote:exit=3");
   ASSERT_EQ(rules.size(), 3U);
   EXPECT_EQ(rules[0],
             (FailpointRule{.site = "shm.reduce_scatter.mid", .rank = 1, .hit = 3, .action = FailpointAction::kKill}));
@@ -74,7 +74,7 @@ TEST_F(Failpoints, ASpecSaysSiteConditionsAndAction) {
                                      .seed = 7,
                                      .action = FailpointAction::kErrno,
                                      .argument = ENOSPC}));
-  EXPECT_EQ(rules[2], (FailpointRule{.site = "engine.judge", .action = FailpointAction::kExit, .argument = 3}));
+  EXPECT_EQ(rules[2], (FailpointRule{.site = "engine.vote", .action = FailpointAction::kExit, .argument = 3}));
   EXPECT_TRUE(parse_failpoints("").empty());
 }
 
@@ -97,30 +97,30 @@ TEST_F(Failpoints, ABadSpecIsRefusedWithItsColumn) {
   };
   for (const Case& bad : {Case{"shm.reduce_scater.mid:kill", 1, "did you mean shm.reduce_scatter.mid?"},
                           {"shm.*.mid:kill", 1, "no such failpoint"},
-                          {"engine.judge", 13, "no action"},
-                          {"engine.judge:", 14, "not an action"},
-                          {"engine.judge:die", 14, "kill, stop, throw"},
-                          {"engine.judge:kill:kill", 18, "more than an action"},
-                          {"engine.judge:kill;", 19, "no such failpoint"},
-                          {";engine.judge:kill", 1, "no such failpoint"},
-                          {"engine.judge@:kill", 14, "not a condition"},
-                          {"engine.judge@rank:kill", 14, "not a condition"},
-                          {"engine.judge@rank=-1:kill", 19, "0 to 1000000"},
-                          {"engine.judge@rank=1 :kill", 19, "0 to 1000000"},
-                          {"engine.judge@rank=1,rank=2:kill", 21, "there twice"},
-                          {"engine.judge@hit=0:kill", 18, "not a usable number"},
-                          {"engine.judge@hit=2,p=0.5:kill", 1, "exclude each other"},
-                          {"engine.judge@p=0:kill", 16, "above 0"},
-                          {"engine.judge@p=1.5:kill", 16, "above 0"},
-                          {"engine.judge@p=nan:kill", 16, "above 0"},
-                          {"engine.judge@seed=1:kill", 1, "p=X beside"},
-                          {"engine.judge:exit=256", 19, "0 to 255"},
-                          {"engine.judge:exit", 14, "not an action"},
-                          {"engine.judge:sleep=3600001", 20, "0 to 3600000"},
-                          {"engine.judge:errno=EIO", 14, "at no system call"},
+                          {"engine.vote", 12, "no action"},
+                          {"engine.vote:", 13, "not an action"},
+                          {"engine.vote:die", 13, "kill, stop, throw"},
+                          {"engine.vote:kill:kill", 17, "more than an action"},
+                          {"engine.vote:kill;", 18, "no such failpoint"},
+                          {";engine.vote:kill", 1, "no such failpoint"},
+                          {"engine.vote@:kill", 13, "not a condition"},
+                          {"engine.vote@rank:kill", 13, "not a condition"},
+                          {"engine.vote@rank=-1:kill", 18, "0 to 1000000"},
+                          {"engine.vote@rank=1 :kill", 18, "0 to 1000000"},
+                          {"engine.vote@rank=1,rank=2:kill", 20, "there twice"},
+                          {"engine.vote@hit=0:kill", 17, "not a usable number"},
+                          {"engine.vote@hit=2,p=0.5:kill", 1, "exclude each other"},
+                          {"engine.vote@p=0:kill", 15, "above 0"},
+                          {"engine.vote@p=1.5:kill", 15, "above 0"},
+                          {"engine.vote@p=nan:kill", 15, "above 0"},
+                          {"engine.vote@seed=1:kill", 1, "p=X beside"},
+                          {"engine.vote:exit=256", 18, "0 to 255"},
+                          {"engine.vote:exit", 13, "not an action"},
+                          {"engine.vote:sleep=3600001", 19, "0 to 3600000"},
+                          {"engine.vote:errno=EIO", 13, "at no system call"},
                           {"export.write:errno=ENOSPAC", 20, "did you mean ENOSPC?"},
                           {"shm.depart:throw", 12, "noexcept"},
-                          {"engine.judge:kill\n", 14, "not an action"}}) {
+                          {"engine.vote:kill\n", 13, "not an action"}}) {
     const std::string text = refusal_of(bad.spec);
     EXPECT_NE(text.find("ZEROTH_FAULTS, column " + std::to_string(bad.column) + ";"), std::string::npos)
         << bad.spec << "\n"
@@ -131,20 +131,20 @@ TEST_F(Failpoints, ABadSpecIsRefusedWithItsColumn) {
 
 TEST_F(Failpoints, NothingIsArmedByDefault) {
   EXPECT_FALSE(detail::failpoints_armed.load());
-  arm_failpoints(parse_failpoints("engine.judge:throw"), 0);
+  arm_failpoints(parse_failpoints("engine.vote:throw"), 0);
   EXPECT_TRUE(detail::failpoints_armed.load());
   arm_failpoints({}, 0);
   EXPECT_FALSE(detail::failpoints_armed.load());
 }
 
 TEST_F(Failpoints, AThrowNamesTheSiteAndItsLine) {
-  arm_failpoints(parse_failpoints("engine.judge:throw"), 2);
+  arm_failpoints(parse_failpoints("engine.vote:throw"), 2);
   try {
     (void)pass(kSite);
     ADD_FAILURE() << "no error";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kInternal);
-    EXPECT_EQ(error.message(), "planted failure at engine.judge");
+    EXPECT_EQ(error.message(), "planted failure at engine.vote");
     EXPECT_EQ(error.context().where, "src/engine/engine.cpp:7");
     EXPECT_EQ(error.context().who, "rank 2");
   }
@@ -152,12 +152,12 @@ TEST_F(Failpoints, AThrowNamesTheSiteAndItsLine) {
 }
 
 TEST_F(Failpoints, RankAndHitChoose) {
-  arm_failpoints(parse_failpoints("engine.judge@rank=1,hit=3:throw"), 1);
+  arm_failpoints(parse_failpoints("engine.vote@rank=1,hit=3:throw"), 1);
   EXPECT_FALSE(throws_at(kSite));
   EXPECT_FALSE(throws_at(kSite));
   EXPECT_TRUE(throws_at(kSite));
   EXPECT_FALSE(throws_at(kSite));
-  arm_failpoints(parse_failpoints("engine.judge@rank=1:throw"), 0);
+  arm_failpoints(parse_failpoints("engine.vote@rank=1:throw"), 0);
   EXPECT_FALSE(throws_at(kSite));
 }
 
@@ -187,7 +187,7 @@ TEST_F(Failpoints, TheSameSeedGivesTheSameFaults) {
 }
 
 TEST_F(Failpoints, ASleepSleeps) {
-  arm_failpoints(parse_failpoints("engine.judge:sleep=30"), 0);
+  arm_failpoints(parse_failpoints("engine.vote:sleep=30"), 0);
   const auto start = SteadyClock::now();
   EXPECT_FALSE(throws_at(kSite));
   EXPECT_GE(SteadyClock::now() - start, Milliseconds{30});
@@ -222,11 +222,11 @@ TEST_F(Failpoints, AProcessEndsOrHaltsAsAsked) {
         },
         wait_options);
   };
-  const int killed = run("engine.judge:kill");
+  const int killed = run("engine.vote:kill");
   EXPECT_TRUE(WIFSIGNALED(killed) && WTERMSIG(killed) == SIGKILL);
-  const int left = run("engine.judge:exit=42");
+  const int left = run("engine.vote:exit=42");
   EXPECT_TRUE(WIFEXITED(left) && WEXITSTATUS(left) == 42);
-  const int stopped = run("engine.judge:stop", WUNTRACED);
+  const int stopped = run("engine.vote:stop", WUNTRACED);
   EXPECT_TRUE(WIFSTOPPED(stopped) && WSTOPSIG(stopped) == SIGSTOP);
 }
 
@@ -235,7 +235,7 @@ TEST_F(Failpoints, TheEnvironmentArmsOnceAndNamesTheRank) {
     const int status = end_of([variable] {
       for (const char* name : {"RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"}) ::unsetenv(name);
       ::setenv(variable, "3", 1);
-      ::setenv("ZEROTH_FAULTS", "engine.judge@rank=3:exit=5", 1);
+      ::setenv("ZEROTH_FAULTS", "engine.vote@rank=3:exit=5", 1);
       arm_failpoints_of_environment();
       ::setenv("ZEROTH_FAULTS", "nonsense", 1);
       arm_failpoints_of_environment();  // once: not looked at again

@@ -1,7 +1,7 @@
 // Digests against the published vectors.
-#include "support/error_of.h"
+#include "base/hmac.h"
 
-#include <zeroth/base/hmac.h>
+#include "support/error_of.h"
 
 #include <gtest/gtest.h>
 #include <openssl/evp.h>

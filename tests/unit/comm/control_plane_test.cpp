@@ -280,7 +280,7 @@ TEST(ForkClosedFd, IsClosedInAForkedChildOnly) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const int copy = ::dup(ends[0]);
-  detail::ForkClosedFd closed{detail::UniqueFd(copy)};
+  detail::ForkClosedFd closed{UniqueFd(copy)};
   const pid_t child = ::fork();
   if (child == 0) {
     const bool gone = ::fcntl(copy, F_GETFD) < 0 && ::fcntl(ends[0], F_GETFD) >= 0;

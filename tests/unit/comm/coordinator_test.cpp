@@ -368,7 +368,7 @@ TEST(Coordinator, ARankWithFewerBatchesIsNamedAsThat) {
 }
 
 TEST(Coordinator, ACallOfSomeRanksAfterTheLastStepIsNoBatch) {
-  for (const Phase phase : {Phase::kMeeting, Phase::kEvaluation, Phase::kBetweenSteps}) {
+  for (const Phase phase : {Phase::kSyncPoint, Phase::kEvaluation, Phase::kBetweenSteps}) {
     Situation job = left_after_three_steps(phase);
     job.run(Milliseconds{2'000});
     ASSERT_TRUE(job.verdict);

@@ -1,3 +1,5 @@
+#include "comm/decorators/faulty_backend.h"
+#include "comm/decorators/slow_link_backend.h"
 #include "support/thread_ranks.h"
 
 #include <zeroth/comm/communicator.h>

@@ -1,8 +1,8 @@
 // Direct transfers read where peers say that their data lies; what they say is checked before anything is
 // read.
-#include "comm/control_block.h"
-#include "comm/inproc_exchange.h"
-#include "comm/shared_memory_engine.h"
+#include "comm/shm/control_block.h"
+#include "comm/shm/inproc_exchange.h"
+#include "comm/shm/shared_memory_engine.h"
 #include "support/fork_ranks.h"
 
 #include <zeroth/comm/communicator.h>

@@ -1,4 +1,4 @@
-#include "comm/peers.h"
+#include "comm/shm/peers.h"
 
 #include <zeroth/base/interrupt.h>
 

@@ -1,4 +1,4 @@
-#include "comm/private_memory.h"
+#include "comm/shm/private_memory.h"
 
 #include "support/fork_ranks.h"
 #include "support/private_memory.h"

@@ -1,6 +1,6 @@
-#include "comm/rendezvous.h"
+#include "comm/rendezvous/rendezvous.h"
 
-#include "comm/unix_socket.h"
+#include "comm/rendezvous/unix_socket.h"
 #include "support/fork_ranks.h"
 #include "support/thread_ranks.h"
 
@@ -104,7 +104,7 @@ TEST(Rendezvous, ARankThatDiesDuringTheStartIsNamed) {
   const std::string job = unique_job();
   const ForkReport report = fork_ranks(3, [&](int rank) {
     if (rank == 1) {  // it says hello, and dies before all have come
-      const detail::UniqueFd connection = detail::connect_to(detail::socket_name("comm", job), [] {});
+      const UniqueFd connection = detail::connect_to(detail::socket_name("comm", job), [] {});
       std::thread dying([] {
         std::this_thread::sleep_for(Milliseconds{100});
         ::_exit(9);
@@ -138,7 +138,7 @@ TEST(Rendezvous, StrangersAndOtherVersionsAreToldApart) {
                      return join_world(job, process, 2);
                    }
                    try {
-                     const detail::UniqueFd connection = detail::connect_to(detail::socket_name("comm", job), [] {});
+                     const UniqueFd connection = detail::connect_to(detail::socket_name("comm", job), [] {});
                      const std::string nonsense = "GET / HTTP/1.1";
                      if (process == 2) {
                        (void)detail::send_message(connection.get(), std::as_bytes(std::span<const char>(nonsense)));
@@ -161,7 +161,7 @@ TEST(Rendezvous, StrangersAndOtherVersionsAreToldApart) {
   const std::string other = unique_job();
   const ForkReport versions = fork_ranks(2, [&](int process) {
     if (process == 0) return join_world(other, 0, 2);
-    const detail::UniqueFd connection = detail::connect_to(detail::socket_name("comm", other), [] {});
+    const UniqueFd connection = detail::connect_to(detail::socket_name("comm", other), [] {});
     const OldHello hello;
     (void)detail::send_message(connection.get(), detail::bytes_of(hello));
     (void)detail::receive_message(connection.get(), 4096, [] {});

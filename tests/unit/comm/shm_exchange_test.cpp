@@ -1,7 +1,7 @@
 // Memory is handed over by messages; what a peer of another build, or a broken one, may send must be named.
-#include "comm/shm_exchange.h"
+#include "comm/shm/shm_exchange.h"
 
-#include "comm/unix_socket.h"
+#include "comm/rendezvous/unix_socket.h"
 #include "support/fork_ranks.h"
 
 #include <zeroth/device/memory.h>

@@ -1,5 +1,5 @@
 // Calls with memory of a device over transports of the host, on a fake of CUDA whose copies are late.
-#include "comm/staging_backend.h"
+#include "comm/decorators/staging_backend.h"
 #include "device/cuda/cuda_device.h"
 #include "support/error_of.h"
 #include "support/fake_gpu.h"

@@ -1,4 +1,4 @@
-#include "comm/unix_socket.h"
+#include "comm/rendezvous/unix_socket.h"
 #include "support/fork_ranks.h"
 
 #include <zeroth/base/error.h>
@@ -129,8 +129,8 @@ class LateStore {
       : listener_(*detail::listen_at(detail::socket_name("store", outer_))), relay_([this, name, delay] {
           pollfd watched{.fd = listener_.get(), .events = POLLIN, .revents = 0};
           if (::poll(&watched, 1, 20'000) <= 0) return;
-          const detail::UniqueFd client = detail::accept_from(listener_.get());
-          const detail::UniqueFd store = detail::connect_to(detail::socket_name("store", name), give_up_later());
+          const UniqueFd client = detail::accept_from(listener_.get());
+          const UniqueFd store = detail::connect_to(detail::socket_name("store", name), give_up_later());
           for (bool first = true;; first = false) {
             const auto request = detail::receive_message(client.get(), 70'000, give_up_later());
             if (!request || !detail::send_message(store.get(), request->bytes)) return;
@@ -153,7 +153,7 @@ class LateStore {
   static GiveUp give_up_later() { return {}; }
 
   std::string outer_ = test::unique_job();
-  detail::UniqueFd listener_;
+  UniqueFd listener_;
   std::thread relay_;
 };
 
@@ -180,14 +180,14 @@ TEST(SocketStore, ALateAnswerIsNotTakenForTheAnswerToTheNextQuestion) {
 /// What a client of the store `name` sends to ask for `key`.
 std::vector<std::byte> recorded_request(const std::string& key) {
   const std::string name = test::unique_job();
-  const detail::UniqueFd listener = *detail::listen_at(detail::socket_name("store", name));
+  const UniqueFd listener = *detail::listen_at(detail::socket_name("store", name));
   std::thread asking(
       [&] { EXPECT_EQ(code_of([&] { (void)connect_store(name, kLong)->get(key, kLong); }), ErrorCode::kPeerLost); });
   pollfd watched{.fd = listener.get(), .events = POLLIN, .revents = 0};
   EXPECT_EQ(::poll(&watched, 1, 20'000), 1);
   std::vector<std::byte> request;
   {
-    const detail::UniqueFd client = detail::accept_from(listener.get());
+    const UniqueFd client = detail::accept_from(listener.get());
     const Deadline deadline(kLong);
     const auto message = detail::receive_message(
         client.get(), 70'000, [&] { ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "no request"); });
@@ -202,7 +202,7 @@ TEST(SocketStore, AClientThatDoesNotReadHoldsNobodyUp) {
   const std::string name = test::unique_job();
   const auto server = serve_store(name);
   server->set("long", std::string(60'000, 'x'));
-  const detail::UniqueFd rude = detail::connect_to(detail::socket_name("store", name), [] {});
+  const UniqueFd rude = detail::connect_to(detail::socket_name("store", name), [] {});
   constexpr int kQuestions = 20;  // their answers are more than a socket holds
   for (int question = 0; question < kQuestions; ++question) {
     if (!detail::send_message(rude.get(), request)) break;

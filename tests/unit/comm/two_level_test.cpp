@@ -1,6 +1,6 @@
 // Groups in two levels beside what the conformance suite holds: which groups have levels, their memory, who hears of a
 // failure; and nodes.
-#include "comm/levels_of_hosts.h"
+#include "comm/levels/levels_of_hosts.h"
 #include "support/thread_ranks.h"
 
 #include <zeroth/comm/communicator.h>

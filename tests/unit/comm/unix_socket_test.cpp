@@ -1,4 +1,4 @@
-#include "comm/unix_socket.h"
+#include "comm/rendezvous/unix_socket.h"
 
 #include "support/fork_ranks.h"
 

@@ -1,3 +1,4 @@
+#include "base/unique_fd.h"
 #include "support/sanitizer.h"
 
 #include <zeroth/device/device.h>
@@ -36,20 +37,6 @@ ErrorCode code_of(const std::function<void()>& body) {
 std::uintptr_t address(const void* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer);
 }
-
-class Fd {
- public:
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(const Fd&) = delete;
-  Fd& operator=(const Fd&) = delete;
-  ~Fd() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  [[nodiscard]] int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 TEST(Arena, EmptyOnesHoldNothing) {
   for (const ArenaKind kind : kKinds) {
@@ -191,7 +178,7 @@ TEST(ArenaBounds, WritingBeyondAPrivateArenaIsCaught) {
 TEST(SharedArena, CannotBeResizedOrUnsealedByAnotherOpener) {
   const Arena arena = Arena::create(ArenaKind::kShared, 2 * kPageBytes, "sealed");
   std::memset(arena.data(), 7, arena.capacity());
-  const Fd other(::open(("/proc/self/fd/" + std::to_string(arena.fd())).c_str(), O_RDWR | O_CLOEXEC));
+  const UniqueFd other(::open(("/proc/self/fd/" + std::to_string(arena.fd())).c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_GE(other.get(), 0);
   EXPECT_EQ(::ftruncate(other.get(), 0), -1);
   EXPECT_EQ(errno, EPERM);
@@ -220,10 +207,10 @@ TEST(MapForeign, RefusesWhatCouldTakeMemoryAwayLater) {
   const Arena arena = Arena::create(ArenaKind::kShared, kPageBytes, "short");
   EXPECT_EQ(code_of([&] { (void)map_foreign(arena.fd(), kPageBytes + 1); }), ErrorCode::kMismatch) << "too small";
   EXPECT_EQ(code_of([&] { (void)map_foreign(arena.fd(), ~std::size_t{0}); }), ErrorCode::kMismatch);
-  const Fd unsealed(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const UniqueFd unsealed(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(unsealed.get(), kPageBytes), 0);
   EXPECT_EQ(code_of([&] { (void)map_foreign(unsealed.get(), kPageBytes); }), ErrorCode::kMismatch) << "unsealed";
-  const Fd file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  const UniqueFd file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
   EXPECT_EQ(code_of([&] { (void)map_foreign(file.get(), 1); }), ErrorCode::kMismatch) << "not a memfd";
   EXPECT_EQ(code_of([&] { (void)map_foreign(-1, 1); }), ErrorCode::kResource) << "no descriptor";
 }
@@ -243,7 +230,7 @@ TEST(MapForeign, ErrorsSayWhereAndWhichAndHowMuch) {
   expect_parts(text_of(-1, 8192), {"[RESOURCE] fstat", "where: device.map_foreign", "8.00 KiB behind descriptor -1"});
   // More than the address space has: the file is sparse and costs nothing.
   constexpr std::size_t kTooMuch = std::size_t{1} << 48;
-  const Fd large(::memfd_create("large", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const UniqueFd large(::memfd_create("large", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(large.get(), kTooMuch), 0) << std::strerror(errno);
   ASSERT_EQ(::fcntl(large.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
   expect_parts(text_of(large.get(), kTooMuch),

@@ -66,7 +66,7 @@ TEST(Options, AreRead) {
                                  "5",
                                  "--json"})
                               .options.value();
-  EXPECT_THAT(options.hosts, ElementsAre(launcher::HostEntry{"a", 4}, launcher::HostEntry{"fd00::1", 2}));
+  EXPECT_THAT(options.hosts, ElementsAre(zeroth::HostEntry{"a", 4}, zeroth::HostEntry{"fd00::1", 2}));
   EXPECT_DOUBLE_EQ(options.model->params, 7e9);
   EXPECT_EQ(options.model->dtype, DType::kFloat32);
   EXPECT_EQ(options.model->layers, 80);

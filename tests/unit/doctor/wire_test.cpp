@@ -2,7 +2,7 @@
 #include "doctor/wire.h"
 
 #include "doctor/probes.h"
-#include "launcher/sockets.h"
+#include "hosts/sockets.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/comm/factory.h>
@@ -68,8 +68,8 @@ TEST(Door, StrangersNeitherComeInNorHoldItUp) {
   Door door(here(0), kSecret);
   std::string why;
   std::vector<UniqueFd> silent;
-  for (int i = 0; i < 70; ++i) silent.push_back(launcher::connect_once(here(door.port()), kPatience, why));
-  const UniqueFd babbling = launcher::connect_once(here(door.port()), kPatience, why);
+  for (int i = 0; i < 70; ++i) silent.push_back(connect_once(here(door.port()), kPatience, why));
+  const UniqueFd babbling = connect_once(here(door.port()), kPatience, why);
   const std::string noise(4096, 'x');
   ASSERT_GT(::send(babbling.get(), noise.data(), noise.size(), MSG_NOSIGNAL), 0);
   auto guess = std::async(std::launch::async, [&] {

@@ -1,5 +1,5 @@
 // Every key of the schema: what it reads, what it refuses, that it comes back from to_json().
-#include "engine/config_schema.h"
+#include "engine/config/schema.h"
 #include "unit/engine/config_test_support.h"
 
 #include <zeroth/engine/settings.h>

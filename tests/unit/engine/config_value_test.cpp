@@ -1,6 +1,6 @@
 // Config as a value: round trips, what ranks must share, programs that fill it in, documents as people have
 // them.
-#include "engine/config_reference.h"
+#include "engine/config/reference.h"
 #include "unit/engine/config_test_support.h"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,5 @@
+#include "engine/unwatched.h"
+
 #include <zeroth/base/error.h>
 #include <zeroth/comm/communicator.h>
 #include <zeroth/engine/settings.h>
@@ -299,7 +301,7 @@ TEST(World, HowCallsAreMadeIsThatOfTheFirstEngineAndNeverChosenInSilence) {
 
 TEST(World, UnwatchedRanksAreTheSameAndRecordNothing) {
   const World world = world_of({});
-  const World other = world.unwatched();
+  const World other = detail::unwatched(world);
   EXPECT_TRUE(world.is_watched());
   EXPECT_FALSE(other.is_watched());
   EXPECT_EQ(other.size(), world.size());
@@ -310,7 +312,7 @@ TEST(World, UnwatchedRanksAreTheSameAndRecordNothing) {
   };
   EXPECT_EQ(calls_of(world), 1U);
   EXPECT_EQ(calls_of(other), 0U);
-  EXPECT_THROW((void)World::from_hub(make_inproc_hub(1), 0, 1).unwatched(), Error);
+  EXPECT_THROW((void)detail::unwatched(World::from_hub(make_inproc_hub(1), 0, 1)), Error);
 }
 
 TEST(World, TimesOfAnEmptyConfigurationAreThoseOfTheTransports) {

@@ -1,5 +1,5 @@
 // Hostfiles, lists of hosts and filters: what is read, and what is refused at which line and column.
-#include "launcher/hostfile.h"
+#include "hosts/hostfile.h"
 
 #include <zeroth/base/error.h>
 

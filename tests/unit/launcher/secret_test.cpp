@@ -1,5 +1,5 @@
 // What a proof depends on.
-#include "launcher/secret.h"
+#include "hosts/secret.h"
 
 #include <gtest/gtest.h>
 
@@ -10,14 +10,15 @@ namespace zeroth::launcher {
 namespace {
 
 TEST(Proof, DependsOnSideSecretAndBothNonces) {
-  const std::set<std::string> proofs{proof_of(Side::kHead, "s", "a", "b"), proof_of(Side::kNode, "s", "a", "b"),
-                                     proof_of(Side::kHead, "t", "a", "b"), proof_of(Side::kHead, "s", "c", "b"),
-                                     proof_of(Side::kHead, "s", "a", "c")};
+  const std::set<std::string> proofs{
+      proof_of(ProofSide::kHead, "s", "a", "b"), proof_of(ProofSide::kNode, "s", "a", "b"),
+      proof_of(ProofSide::kHead, "t", "a", "b"), proof_of(ProofSide::kHead, "s", "c", "b"),
+      proof_of(ProofSide::kHead, "s", "a", "c")};
   EXPECT_EQ(proofs.size(), 5U);
 }
 
 TEST(Proof, IsTheSameOnlyIfEveryByteIs) {
-  const std::string proof = proof_of(Side::kHead, "s", "a", "b");
+  const std::string proof = proof_of(ProofSide::kHead, "s", "a", "b");
   EXPECT_TRUE(same_proof(proof, proof));
   EXPECT_FALSE(same_proof(proof, proof.substr(1)));
   EXPECT_FALSE(same_proof(proof, ""));

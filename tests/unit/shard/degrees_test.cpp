@@ -72,7 +72,7 @@ RC_GTEST_PROP(DegreesProperty, RunsOfRanksHaveTheWholeInPartsThatNest, ()) {
       RC_ASSERT(wider.begin <= part.begin && part.end <= wider.end);
       RC_ASSERT(part == flat.part(rank % degree, degree));
       // The ranks of the row fill the wider part, in their order.
-      const RankRow row = row_of(rank, degree, below);
+      const SubGroup row = sub_group_of(rank, degree, below);
       RC_ASSERT(row.index_of(rank) >= 0);
       std::int64_t end = wider.begin;
       for (int index = 0; index < row.count; ++index) {
@@ -102,12 +102,12 @@ RC_GTEST_PROP(DegreesProperty, PartsOfEveryDegreeAreEvenUpToABlock, ()) {
   }
 }
 
-TEST(RankRow, IsOfRanksAtEqualDistances) {
-  EXPECT_EQ(row_of(5, 2, 1), (RankRow{.first = 4, .step = 1, .count = 2}));
-  EXPECT_EQ(row_of(5, 8, 2), (RankRow{.first = 1, .step = 2, .count = 4}));
-  EXPECT_EQ(row_of(13, 8, 4), (RankRow{.first = 9, .step = 4, .count = 2}));
-  EXPECT_EQ(row_of(3, 4, 4), (RankRow{.first = 3, .step = 4, .count = 1}));
-  const RankRow row{.first = 1, .step = 2, .count = 3};
+TEST(SubGroup, IsOfRanksAtEqualDistances) {
+  EXPECT_EQ(sub_group_of(5, 2, 1), (SubGroup{.first = 4, .step = 1, .count = 2}));
+  EXPECT_EQ(sub_group_of(5, 8, 2), (SubGroup{.first = 1, .step = 2, .count = 4}));
+  EXPECT_EQ(sub_group_of(13, 8, 4), (SubGroup{.first = 9, .step = 4, .count = 2}));
+  EXPECT_EQ(sub_group_of(3, 4, 4), (SubGroup{.first = 3, .step = 4, .count = 1}));
+  const SubGroup row{.first = 1, .step = 2, .count = 3};
   EXPECT_EQ(row.rank(2), 5);
   EXPECT_EQ(row.index_of(5), 2);
   for (const int stranger : {-1, 0, 2, 7}) EXPECT_EQ(row.index_of(stranger), -1) << stranger;

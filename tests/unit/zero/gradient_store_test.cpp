@@ -220,7 +220,7 @@ TEST(GradientStore, BucketsOf16BitsBecomeWideForTheEventThatNeedsIt) {
                 require_shard(stores, flat, narrow_sum_of(stores.model, flat, step, story),
                               where + ", step " + std::to_string(step) + ", flat " + std::to_string(flat));
               }
-              stores.barrier();  // the judge's
+              stores.barrier();  // the commit vote's
               stores.gradients.begin_step();
             }
             const bool beyond = stores.device->ledger().state_peaks()[MemoryState::kOverflow] > 0;
@@ -257,7 +257,7 @@ TEST(GradientStore, SumsAreThereHoweverRanksGoThroughTheModel) {
               }
               stores.gradients.complete();
               require_sums(stores, step, story);
-              stores.barrier();  // the judge's
+              stores.barrier();  // the commit vote's
               stores.gradients.begin_step();
             }
             room[static_cast<std::size_t>(rank)] = stores.device->ledger().state_peaks()[MemoryState::kOverflow];
@@ -289,7 +289,7 @@ TEST(GradientStore, NobodyAddsToSumsThatOthersStillUpdateWith) {
       const auto backward = [&](int step) { run_backward(stores, story.backwards(rank).front(), step, 0); };
       backward(0);
       stores.gradients.complete();
-      stores.barrier();  // the judge's
+      stores.barrier();  // the commit vote's
       if (rank == 3) {
         // Time for the others to come as far as they get.
         std::this_thread::sleep_for(std::chrono::milliseconds{100});
@@ -314,14 +314,14 @@ TEST(GradientStore, NobodyAddsToSumsThatOthersStillUpdateWith) {
       backward(1);
       stores.gradients.complete();
       require_sums(stores, 1, story);
-      stores.barrier();  // the judge's
+      stores.barrier();  // the commit vote's
       stores.gradients.begin_step();
     });
     EXPECT_GT(looked.load(), 0);
   }
 }
 
-/// Sums are formed over a run of ranks, over backwards, over runs: numbers that are lost in any other order.
+/// Sums are formed over a sub-group, over backwards, over runs: numbers that are lost in any other order.
 TEST(GradientStore, RunsOfRanksAreSummedFirstThenBackwardsThenRuns) {
   constexpr float kLarge = 0x1p25F;  // one unit in the last place is 4: next to it 1 and 2 are lost
   // [rank][backward]; runs of two ranks. ((L + 1) + (-L + 3)) + ((1 + 1) + (1 + 1)): the first run has L and -L + 4, or
@@ -362,7 +362,7 @@ TEST(GradientStore, RunsOfRanksAreSummedFirstThenBackwardsThenRuns) {
                                                        std::to_string(degree) + ": expected " +
                                                        std::to_string(expected) + ", got " + std::to_string(got[at]));
               }
-              stores.barrier();  // the judge's
+              stores.barrier();  // the commit vote's
               stores.gradients.begin_step();
             },
             {.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory});

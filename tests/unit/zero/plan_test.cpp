@@ -14,12 +14,12 @@ using P = Placement;
 TEST(ZeroPlan, StagesAreThesePlacements) {
   struct Row {
     P parameter, gradient, optimizer;
-    bool gathers_parameters, publishes, gathers_gradients;
+    bool gathers_parameters, gathers_gradients;
   };
-  const Row table[] = {{P::kReplicate, P::kReplicate, P::kReplicate, false, false, true},
-                       {P::kReplicate, P::kPartial, P::kFlat, false, true, false},
-                       {P::kReplicate, P::kFlat, P::kFlat, false, true, false},
-                       {P::kFlat, P::kFlat, P::kFlat, true, false, false}};
+  const Row table[] = {{P::kReplicate, P::kReplicate, P::kReplicate, false, true},
+                       {P::kReplicate, P::kPartial, P::kFlat, false, false},
+                       {P::kReplicate, P::kFlat, P::kFlat, false, false},
+                       {P::kFlat, P::kFlat, P::kFlat, true, false}};
   for (int stage = 0; stage < 4; ++stage) {
     const ShardingPlan plan = zero_plan(stage, {"dp", "sp"});
     const Row& row = table[stage];
@@ -29,7 +29,6 @@ TEST(ZeroPlan, StagesAreThesePlacements) {
     EXPECT_EQ(plan.gradient, row.gradient) << stage;
     EXPECT_EQ(plan.optimizer, row.optimizer) << stage;
     EXPECT_EQ(plan.gathers_parameters(), row.gathers_parameters) << stage;
-    EXPECT_EQ(plan.publishes_parameters(4), row.publishes) << stage;
     EXPECT_EQ(plan.gathers_gradients(4), row.gathers_gradients) << stage;
     EXPECT_NO_THROW(plan.validate());
   }
@@ -106,14 +105,14 @@ TEST(ShardingPlan, PlansForSlowLinksAreDegrees) {
   for (const ShardingPlan& plan : {hsdp_plan(2, {"dp"}), mics_plan(2, {"dp"})}) {
     EXPECT_EQ(plan.degrees(8), (Degrees{.parameter = 2, .gradient = 8, .sums = 2, .optimizer = 2, .world = 8}))
         << plan.name;
-    EXPECT_TRUE(plan.gathers_parameters() && plan.gathers_gradients(8) && !plan.publishes_parameters(8)) << plan.name;
+    EXPECT_TRUE(plan.gathers_parameters() && plan.gathers_gradients(8)) << plan.name;
   }
   ShardingPlan mics = mics_plan(2, {"dp"});
   mics.name = hsdp_plan(2, {"dp"}).name;
   EXPECT_EQ(mics, hsdp_plan(2, {"dp"}));
   const ShardingPlan hpz = hpz_plan(2, {"dp"});
   EXPECT_EQ(hpz.degrees(8), (Degrees{.parameter = 2, .gradient = 8, .sums = 8, .optimizer = 8, .world = 8}));
-  EXPECT_TRUE(hpz.gathers_parameters() && !hpz.gathers_gradients(8) && hpz.publishes_parameters(8));
+  EXPECT_TRUE(hpz.gathers_parameters() && !hpz.gathers_gradients(8));
   EXPECT_EQ(hpz.name, "hpz-2");
   EXPECT_EQ(hsdp_plan(4, {"dp"}).name, "hsdp-4");
   EXPECT_EQ(mics_plan(4, {"dp"}).name, "mics-4");

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "support/thread_ranks.h"
+#include "zero/gradient_store.h"
 
 #include <zeroth/comm/communicator.h>
-#include <zeroth/zero/gradient_store.h>
 #include <zeroth/zero/parameter_store.h>
 
 #include <cstring>

@@ -1,0 +1,157 @@
+#include "engine/commit_vote.h"
+
+#include "engine/odd_rank.h"
+
+#include <zeroth/base/error.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <iterator>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace zeroth {
+namespace {
+
+constexpr std::size_t kNormWords = kernels::NormAccumulator::kWords;
+constexpr std::size_t kFieldsPerWord = 4;
+constexpr unsigned kFieldBits = 16;
+constexpr std::size_t kWordsPerRank = 11;
+constexpr std::int64_t kFailed = 1;
+constexpr std::int64_t kIdle = 2;
+constexpr std::int64_t kDiscards = 4;
+constexpr std::int64_t kPreempted = 8;
+constexpr unsigned kFlagBits = 8;  // above them: micro-steps without a batch
+
+/// With as many digits as tell it from its neighbours.
+std::string shortest_text(double value) {
+  std::array<char, 32> text{};
+  return {text.data(), std::to_chars(text.data(), text.data() + text.size(), value).ptr};
+}
+
+}  // namespace
+
+CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator) {
+  const std::size_t params = ballot.has_grad.size();
+  const std::size_t has_grad_words = (params + kFieldsPerWord - 1) / kFieldsPerWord;
+  const auto world = static_cast<std::size_t>(communicator.size());
+  std::vector<std::int64_t> message(kNormWords + has_grad_words + world * kWordsPerRank, 0);
+  std::ranges::copy(ballot.norm.words(), message.begin());
+  for (std::size_t param = 0; param < params; ++param) {
+    if (!ballot.has_grad[param]) continue;
+    message[kNormWords + param / kFieldsPerWord] += std::int64_t{1} << (kFieldBits * (param % kFieldsPerWord));
+  }
+  const std::size_t ranks_begin = kNormWords + has_grad_words;
+  std::int64_t* own = message.data() + ranks_begin + static_cast<std::size_t>(communicator.rank()) * kWordsPerRank;
+  own[0] = ballot.offender.param + 1;
+  own[1] = ballot.offender.micro_step;
+  own[2] = static_cast<std::int64_t>(ballot.offender.count);
+  own[3] = (ballot.failed ? kFailed : 0) | (ballot.idle ? kIdle : 0) | (ballot.discards ? kDiscards : 0) |
+           (ballot.preempted ? kPreempted : 0) | (std::int64_t{ballot.joined} << kFlagBits);
+  own[4] = ballot.groups;
+  own[5] = ballot.backwards;
+  own[6] = ballot.times.between_us;
+  own[7] = ballot.times.forward_us;
+  own[8] = ballot.times.backward_us;
+  own[9] = ballot.times.step_us;
+  own[10] = ballot.times.waited_us;
+
+  communicator.all_reduce(std::span<std::int64_t>(message));
+
+  CommitVote vote;
+  std::copy_n(message.begin(), kNormWords, vote.norm.words().begin());
+  vote.has_grad.resize(params);
+  for (std::size_t param = 0; param < params; ++param) {
+    const auto word = static_cast<std::uint64_t>(message[kNormWords + param / kFieldsPerWord]);
+    vote.has_grad[param] = ((word >> (kFieldBits * (param % kFieldsPerWord))) & 0xffffU) != 0;
+  }
+  std::vector<std::int64_t> groups;
+  for (std::size_t rank = 0; rank < world; ++rank) {
+    const std::int64_t* theirs = message.data() + ranks_begin + rank * kWordsPerRank;
+    if ((theirs[3] & kFailed) != 0 && vote.failed_rank < 0) vote.failed_rank = static_cast<int>(rank);
+    if ((theirs[3] & kIdle) != 0 && vote.idle_rank < 0) vote.idle_rank = static_cast<int>(rank);
+    int& same = (theirs[3] & kDiscards) != 0 ? vote.discarding_rank : vote.keeping_rank;
+    if (same < 0) same = static_cast<int>(rank);
+    if ((theirs[3] & kPreempted) != 0 && vote.preempted_rank < 0) vote.preempted_rank = static_cast<int>(rank);
+    if (theirs[5] != message[ranks_begin + 5] && vote.uneven_rank < 0) vote.uneven_rank = static_cast<int>(rank);
+    vote.joined += theirs[3] >> kFlagBits;
+    vote.backwards.push_back(theirs[5]);
+    vote.times.push_back({.between_us = theirs[6],
+                          .forward_us = theirs[7],
+                          .backward_us = theirs[8],
+                          .step_us = theirs[9],
+                          .waited_us = theirs[10]});
+    groups.push_back(theirs[4]);
+    if (theirs[0] == 0) continue;
+    // The earliest micro-step; among equals the lowest rank.
+    if (vote.offender_rank < 0 || theirs[1] < vote.offender.micro_step) {
+      vote.offender = {static_cast<int>(theirs[0] - 1), theirs[1], static_cast<std::uint64_t>(theirs[2])};
+      vote.offender_rank = static_cast<int>(rank);
+    }
+  }
+  const OddRank odd = find_odd_rank(groups);
+  vote.usual_groups_rank = odd.usual;
+  vote.other_groups_rank = odd.odd;
+  return vote;
+}
+
+void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd, const Communicator& communicator) {
+  static constexpr std::string_view kNames[] = {"lr",           "beta1",    "beta2",     "eps",
+                                                "weight_decay", "momentum", "dampening", "nesterov"};
+  constexpr std::size_t kValues = std::size(kNames);
+  std::vector<double> own;
+  for (const GroupHyper& group : groups) {
+    own.insert(own.end(), {group.lr, group.beta1, group.beta2, group.eps, group.weight_decay, group.momentum,
+                           group.dampening, group.nesterov ? 1.0 : 0.0});
+  }
+  std::vector<double> all(own.size() * static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span<const double>(own), std::span(all));
+  const auto values_of = [&](int rank) {
+    return std::span<const double>(all).subspan(own.size() * static_cast<std::size_t>(rank), own.size());
+  };
+  const std::span<const double> expected = values_of(usual);
+  const std::span<const double> got = values_of(odd);
+  const auto same_bits = [](double a, double b) {
+    return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b);
+  };  // as the digests
+  const auto index = static_cast<std::size_t>(std::ranges::mismatch(expected, got, same_bits).in1 - expected.begin());
+  ZR_ASSERT(index < own.size(), "ranks' digests of their parameter groups differ but their values do not");
+  throw Error(ErrorCode::kMismatch, "ranks set different learning rates or weight decays",
+              {.where = "engine.step",
+               .who = "rank " + std::to_string(odd) + "/" + std::to_string(communicator.size()),
+               .which = std::string(kNames[index % kValues]) + " of parameter group " + std::to_string(index / kValues),
+               .expected = shortest_text(expected[index]) + " (rank " + std::to_string(usual) + ")",
+               .got = shortest_text(got[index]) + " (rank " + std::to_string(odd) + ")",
+               .hint = "change groups alike on all ranks, before step(); nothing was updated"});
+}
+
+void throw_idle(int idle_rank, int world) {
+  throw Error(ErrorCode::kUsage, "step() without a backward since the last step()",
+              {.where = "engine.step",
+               .who = "rank " + std::to_string(idle_rank) + "/" + std::to_string(world),
+               .hint = "call backward(loss) on every rank in every micro-step; nothing was changed"});
+}
+
+void throw_not_all_discard(const CommitVote& vote, int world) {
+  const std::string of = "/" + std::to_string(world);
+  throw Error(ErrorCode::kMismatch, "some ranks discard their gradients, others call step()",
+              {.where = "engine.vote",
+               .who = "rank " + std::to_string(vote.discarding_rank) + of,
+               .expected = "step() on all ranks, or zero_grad() on all",
+               .got = "zero_grad() on rank " + std::to_string(vote.discarding_rank) + of + ", step() on rank " +
+                      std::to_string(vote.keeping_rank) + of,
+               .hint = "whether a batch is thrown away has to be decided alike on all ranks; nothing was updated"});
+}
+
+void throw_if_refused(const CommitVote& vote, const std::vector<GroupHyper>& groups, const Communicator& communicator) {
+  if (vote.discarding_rank >= 0) throw_not_all_discard(vote, communicator.size());
+  if (vote.idle_rank >= 0) throw_idle(vote.idle_rank, communicator.size());
+  if (vote.other_groups_rank >= 0) {
+    throw_other_groups(groups, vote.usual_groups_rank, vote.other_groups_rank, communicator);
+  }
+}
+
+}  // namespace zeroth

@@ -1,0 +1,74 @@
+// The commit vote: one small integer all_reduce a step, from which every rank takes the same decision.
+#pragma once
+
+#include "zero/gradient_store.h"
+
+#include <kernels/norm/norm.h>
+#include <zeroth/comm/communicator.h>
+#include <zeroth/engine/step_result.h>
+#include <zeroth/optim/optimizer.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace zeroth {
+
+/// What one rank says.
+struct Ballot {
+  std::int64_t groups = 0;          ///< digest of the hyper-parameters that this rank would update with
+  kernels::NormAccumulator norm{};  ///< over this rank's reduced shards
+  std::vector<bool> has_grad{};     ///< one a parameter: a gradient arrived on this rank
+  Offender offender{};
+  bool failed = false;         ///< a backward threw on this rank
+  bool idle = false;           ///< no backward ran on this rank since its last step()
+  std::int64_t backwards = 0;  ///< of this rank since its last step()
+  bool preempted = false;      ///< this rank was asked to make room
+  StepTimes times{};           ///< of this rank, since the last time
+  int joined = 0;              ///< micro-steps in which this rank had no batch
+  bool discards = false;       ///< this rank wants no update, but the step's gradients forgotten
+};
+
+/// What all ranks agree on.
+struct CommitVote {
+  kernels::NormAccumulator norm{};
+  std::vector<bool> has_grad{};  ///< by any rank
+  Offender offender{};
+  int offender_rank = -1;
+  int failed_rank = -1;
+  int idle_rank = -1;
+  int usual_groups_rank = 0;              ///< first of the ranks whose hyper-parameters most ranks have
+  int other_groups_rank = -1;             ///< first rank whose hyper-parameters differ from those
+  int preempted_rank = -1;                ///< first rank that was asked to make room
+  int uneven_rank = -1;                   ///< first rank that ran more or fewer backwards than rank 0
+  std::int64_t joined = 0;                ///< of all ranks
+  std::vector<std::int64_t> backwards{};  ///< by rank
+  std::vector<StepTimes> times{};         ///< by rank
+  int discarding_rank = -1;               ///< first rank that discards
+  int keeping_rank = -1;                  ///< first rank that does not
+
+  /// Some rank did not come for an update, or for another one: there is none, and the step's gradients are to be
+  /// forgotten.
+  [[nodiscard]] bool refused() const { return discarding_rank >= 0 || idle_rank >= 0 || other_groups_rank >= 0; }
+  [[nodiscard]] bool finite() const { return offender_rank < 0 && norm.nonfinite_blocks() == 0; }
+};
+
+/// Blocking. The message: words of the norm, parameters with a gradient (four 16-bit counts a word), eleven words a
+/// rank.
+[[nodiscard]] CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator);
+
+/// Blocking. For ranks that know that `odd` would update with other hyper-parameters than `usual`: throws kMismatch
+/// with both values.
+[[noreturn]] void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd,
+                                     const Communicator& communicator);
+
+/// Blocking. Throws what refused() is about; `groups` are this rank's.
+void throw_if_refused(const CommitVote& vote, const std::vector<GroupHyper>& groups, const Communicator& communicator);
+
+/// kUsage: this rank has called step() without a backward.
+[[noreturn]] void throw_idle(int idle_rank, int world);
+
+/// kMismatch: some ranks discard the step's gradients, others want an update.
+[[noreturn]] void throw_not_all_discard(const CommitVote& vote, int world);
+
+}  // namespace zeroth

@@ -1,0 +1,384 @@
+#include "engine/config/check.h"
+
+#include <zeroth/base/text.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <set>
+
+namespace zeroth::config {
+namespace {
+
+bool same_without_case(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) {
+    return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
+  });
+}
+
+bool equals_any(const Json& value, std::string_view json_list) {
+  const std::vector<std::string> texts = split_list(json_list);
+  return std::any_of(texts.begin(), texts.end(), [&value](const std::string& text) {
+    return value == Json::parse(text);  // 1 equals 1.0, and true does not
+  });
+}
+
+// Sections of techniques, each with its own switch: nothing is asked for if every switch is off.
+bool asks_for_nothing(const Json& value) {
+  if (value.is_null() || value == false) return true;
+  if (!value.is_object()) return false;
+  if (const auto at = value.find("enabled"); at != value.end()) return *at == false;
+  if (const auto at = value.find("shared_parameters"); at != value.end()) return asks_for_nothing(*at);
+  return std::all_of(value.begin(), value.end(), [](const Json& member) { return asks_for_nothing(member); });
+}
+
+bool holds(std::string_view condition, const Json& section) {
+  const bool absent_is_fine = condition.starts_with('?');
+  if (absent_is_fine) condition.remove_prefix(1);
+  const std::size_t equals = condition.find('=');
+  const auto member = section.find(std::string(condition.substr(0, equals)));
+  if (member == section.end()) return absent_is_fine;
+  return equals_any(*member, condition.substr(equals + 1));
+}
+
+// The value of an honoured or hint key as it is read, or null and a problem.
+class ValueCheck {
+ public:
+  ValueCheck(const KeySpec& key, const Json& value) : key_(key), value_(value) {}
+
+  [[nodiscard]] bool good() const {
+    switch (key_.kind) {
+      case KeyKind::kBool:
+        return value_.is_boolean();
+      case KeyKind::kInteger:
+        return is_integer();
+      case KeyKind::kNumber:
+        return value_.is_number() && is_within(value_.get<double>());
+      case KeyKind::kText:
+        return value_.is_string();
+      case KeyKind::kChoice:
+        return value_.is_string() && !choice().empty();
+      case KeyKind::kNumberPair:
+        return value_.is_array() && value_.size() == 2 &&
+               std::all_of(value_.begin(), value_.end(),
+                           [this](const Json& part) { return part.is_number() && is_within(part.get<double>()); });
+      case KeyKind::kSection:
+        return value_.is_object();
+      case KeyKind::kAny:
+        return true;
+    }
+    return false;
+  }
+  [[nodiscard]] Json canonical() const {
+    if (key_.kind == KeyKind::kInteger) {
+      return value_.is_number_float() ? Json(static_cast<std::int64_t>(value_.get<double>())) : value_;
+    }
+    return key_.kind == KeyKind::kChoice ? Json(choice()) : value_;
+  }
+
+ private:
+  [[nodiscard]] bool is_integer() const {
+    if (value_.is_number_unsigned()) {
+      const auto number = value_.get<std::uint64_t>();
+      return number <= static_cast<std::uint64_t>(key_.highest) && static_cast<std::int64_t>(number) >= key_.lowest;
+    }
+    if (value_.is_number_integer()) {
+      const auto number = value_.get<std::int64_t>();
+      return number >= key_.lowest && number <= key_.highest;
+    }
+    if (!value_.is_number_float()) return false;
+    constexpr double kExact = 9007199254740992.0;  // 2^53: above, a double no longer says which integer was meant
+    const double number = value_.get<double>();
+    return std::trunc(number) == number && std::abs(number) <= kExact &&
+           static_cast<std::int64_t>(number) >= key_.lowest && static_cast<std::int64_t>(number) <= key_.highest;
+  }
+  [[nodiscard]] bool is_within(double number) const {
+    const Bounds& b = key_.bounds;
+    return std::isfinite(number) && (b.low_open ? number > b.low : number >= b.low) &&
+           (b.high_open ? number < b.high : number <= b.high);
+  }
+  [[nodiscard]] std::string choice() const {
+    for (const std::string& name : split_list(key_.choices)) {
+      if (same_without_case(name, value_.get_ref<const std::string&>())) return name;
+    }
+    return {};
+  }
+
+  const KeySpec& key_;
+  const Json& value_;
+};
+
+std::string last_name(std::string_view pointer) {
+  return std::string(pointer.substr(pointer.rfind('/') + 1));
+}
+
+class Checker {
+ public:
+  Checker(const Document& document, Problems& problems) : document_(document), problems_(problems) {
+    for (const KeySpec* key : all_keys()) {
+      keys_.emplace(key->pointer, key);
+      for (std::size_t at = key->pointer.rfind('/'); at != 0; at = key->pointer.rfind('/', at - 1)) {
+        sections_.insert(key->pointer.substr(0, at));
+      }
+    }
+  }
+
+  Config run() {
+    walk(document_.root, "");
+    for (const KeySpec* key : given_) {
+      const std::string_view section = key->pointer.substr(0, key->pointer.find('/', 1));
+      if (problems_.touches(std::string(section) + "/type")) continue;
+      if (section == "/scheduler" && config_.scheduler.type.empty()) continue;  // check_together() asks for the type
+      if (key->applies != nullptr && !key->applies(config_)) {
+        add(key->pointer, "the key has no meaning here",
+            std::string("it belongs to ") + std::string(key->applies_text));
+      }
+    }
+    return std::move(config_);
+  }
+
+ private:
+  void walk(const Json& section, const std::string& pointer) {
+    for (const auto& [name, value] : section.items()) {
+      const std::string child = child_pointer(pointer, name);
+      if (const auto key = keys_.find(child); key != keys_.end()) {
+        check(*key->second, value);
+      } else if (sections_.contains(child)) {
+        if (value.is_object()) {
+          walk(value, child);
+        } else if (!value.is_null()) {
+          add(child, "wrong type", {}, "an object", printable(value.dump()));
+        }
+      } else {
+        unknown(child, pointer, name);
+      }
+    }
+  }
+
+  void check(const KeySpec& key, const Json& value) {
+    if (value.is_null() && key.nullable) return;
+    if (key.key_class == KeyClass::kRefused) return check_refused(key, value);
+    if (value == "auto" && key.kind != KeyKind::kText) {
+      return add(key.pointer, "\"auto\" is left over",
+                 "the trainer that writes \"auto\" fills it in before it makes the engine; give a value here, or "
+                 "override the key",
+                 expected_text(key), "\"auto\"");
+    }
+    const ValueCheck checked(key, value);
+    if (!checked.good()) return wrong_value(key, value);
+    if (key.kind == KeyKind::kSection && !check_members(key, value)) return;
+    if (key.key_class == KeyClass::kHint) {
+      config_.hints.push_back({.pointer = std::string(key.pointer),
+                               .given = printable(value.dump()),
+                               .instead = std::string(key.text),
+                               .origin = document_.origin_of(key.pointer, problems_.origin())});
+    } else {
+      key.read(config_, checked.canonical());
+      given_.push_back(&key);
+    }
+  }
+
+  void wrong_value(const KeySpec& key, const Json& value) {
+    std::string hint;
+    if (key.kind == KeyKind::kChoice && value.is_string()) {
+      const auto& given = value.get_ref<const std::string&>();
+      const std::vector<std::string> elsewhere = split_list(key.elsewhere);
+      const bool known = std::any_of(elsewhere.begin(), elsewhere.end(),
+                                     [&given](const std::string& name) { return same_without_case(name, given); });
+      if (known) {
+        hint = given + " is not built";
+      } else if (const std::string near = nearest(given, split_list(key.choices)); !near.empty()) {
+        hint = "did you mean \"" + near + "\"?";
+      }
+    } else if (value.is_string()) {
+      hint = "without quotation marks";
+    }
+    add(key.pointer, "wrong value", std::move(hint), expected_text(key), printable(value.dump()));
+  }
+
+  void check_refused(const KeySpec& key, const Json& value) {
+    if (key.kind == KeyKind::kSection) {
+      if (!value.is_object() && !is_off(key, value)) {
+        return add(key.pointer, "wrong type", {}, "an object", printable(value.dump()));
+      }
+      if (value.is_object() && !check_members(key, value)) return;
+    }
+    if (is_off(key, value)) return;
+    add(key.pointer, "Zeroth cannot do this", std::string(key.text), expected_text(key) + ", or leave the key out",
+        printable(value.dump()));
+  }
+
+  // Members of sections that are checked as a whole: only their names are known.
+  bool check_members(const KeySpec& key, const Json& section) {
+    const std::vector<std::string> members = split_list(key.members);
+    bool good = true;
+    for (const auto& item : section.items()) {
+      if (members.empty() || std::find(members.begin(), members.end(), item.key()) != members.end()) continue;
+      unknown(child_pointer(key.pointer, item.key()), std::string(key.pointer), item.key(), members);
+      good = false;
+    }
+    return good;
+  }
+
+  void unknown(const std::string& pointer, const std::string& parent, const std::string& name,
+               std::vector<std::string> siblings = {}) {
+    std::string hint;
+    if (problems_.lists_next()) {
+      if (siblings.empty()) siblings = names_under(parent);
+      if (const std::string near = nearest(name, siblings); !near.empty()) {
+        hint = "did you mean \"" + near + "\"?";
+      } else if (const std::string elsewhere = same_name_elsewhere(name); !elsewhere.empty()) {
+        hint = "there is " + elsewhere;
+      }
+    }
+    add(pointer, "unknown key", std::move(hint));
+  }
+
+  [[nodiscard]] static std::string nearest(const std::string& name, const std::vector<std::string>& candidates) {
+    constexpr std::size_t kLongestName = 128;  // the search takes the product of the lengths
+    return name.size() > kLongestName ? std::string() : nearest_name(name, candidates);
+  }
+  [[nodiscard]] std::vector<std::string> names_under(const std::string& parent) const {
+    std::set<std::string> names;
+    const auto add_name = [&](std::string_view pointer) {
+      if (pointer.size() <= parent.size() || !pointer.starts_with(parent + "/")) return;
+      const std::string_view rest = pointer.substr(parent.size() + 1);
+      names.emplace(rest.substr(0, rest.find('/')));
+    };
+    for (const auto& entry : keys_) add_name(entry.first);
+    for (const KeyAlias& alias : key_aliases()) add_name(alias.alias);
+    return {names.begin(), names.end()};
+  }
+  [[nodiscard]] std::string same_name_elsewhere(const std::string& name) const {
+    for (const auto& entry : keys_) {
+      if (last_name(entry.first) == name) return std::string(entry.first);
+    }
+    return {};
+  }
+
+  void add(std::string_view pointer, std::string what, std::string hint = {}, std::string expected = {},
+           std::string got = {}) {
+    problems_.add({.pointer = printable(pointer, 160),
+                   .origin = document_.origin_of(pointer, problems_.origin()),
+                   .what = std::move(what),
+                   .expected = std::move(expected),
+                   .got = std::move(got),
+                   .hint = std::move(hint)});
+  }
+
+  const Document& document_;
+  Problems& problems_;
+  std::map<std::string_view, const KeySpec*> keys_{};
+  std::set<std::string_view> sections_{};
+  std::vector<const KeySpec*> given_{};
+  Config config_{};
+};
+
+// pointer, what, expected, got, hint
+using AddProblem = std::function<void(const char*, std::string, std::string, std::string, std::string)>;
+
+void check_optimizer(const OptimizerConfig& optimizer, const AddProblem& add) {
+  if (optimizer.type == "AdamW" && !optimizer.adam_w_mode) {
+    add("/optimizer/params/adam_w_mode", "AdamW without its mode is Adam", "true", "false", "set type to \"Adam\"");
+  }
+  if (optimizer.nesterov && (optimizer.momentum <= 0.0 || optimizer.dampening != 0.0)) {
+    add("/optimizer/params/nesterov", "Nesterov momentum needs momentum and no dampening",
+        "momentum > 0 and dampening 0",
+        "momentum " + Json(optimizer.momentum).dump() + " and dampening " + Json(optimizer.dampening).dump(), {});
+  }
+}
+
+void check_scheduler(const SchedulerConfig& scheduler, bool warmup_given, const AddProblem& add) {
+  if (scheduler.type != "WarmupDecayLR" && scheduler.type != "WarmupCosineLR") return;
+  if (scheduler.total_num_steps == 0) {
+    add("/scheduler/params/total_num_steps", "the key is missing", "an integer", {}, scheduler.type + " needs it");
+  } else if (scheduler.total_num_steps < scheduler.warmup_num_steps) {
+    add("/scheduler/params/total_num_steps", "the warmup is longer than the run",
+        "at least warmup_num_steps = " + std::to_string(scheduler.warmup_num_steps),
+        std::to_string(scheduler.total_num_steps),
+        warmup_given ? "" : "warmup_num_steps is 1000 where it is not given");
+  }
+}
+
+void check_degrees(const ZeroConfig& zero, const AddProblem& add) {
+  const bool hpz = zero.hpz_partition_size > 1;
+  const bool mics = zero.mics_shard_size > 0;
+  if (zero.mics_shard_size == 0)
+    add("/zero_optimization/mics_shard_size", "wrong value", "-1, or an integer of at least 1", "0", {});
+  if (hpz && mics) {
+    add("/zero_optimization/mics_shard_size", "two keys say over how many ranks states are split", "-1",
+        std::to_string(zero.mics_shard_size), "zero_hpz_partition_size is set as well");
+  }
+  for (const auto& [pointer, degree] : {std::pair{"/zeroth/parameter_degree", zero.parameter_degree},
+                                        {"/zeroth/optimizer_degree", mics ? zero.optimizer_degree : 0}}) {
+    if (degree == 0 || !(hpz || mics)) continue;
+    add(pointer, "two keys say over how many ranks states are split", "0", std::to_string(degree),
+        std::string(hpz ? "zero_hpz_partition_size" : "mics_shard_size") + " is set as well");
+  }
+  const int parameter = hpz ? zero.hpz_partition_size : zero.parameter_degree;
+  if (zero.stage == 3 && zero.optimizer_degree > 0 && !mics &&
+      (parameter == 0 || zero.optimizer_degree % parameter != 0)) {
+    add("/zeroth/optimizer_degree", "the optimizer is split over other groups than the parameters",
+        parameter == 0 ? "a parameter_degree that divides it" : "a multiple of " + std::to_string(parameter),
+        std::to_string(zero.optimizer_degree), {});
+  }
+  for (const int other :
+       {mics ? zero.mics_shard_size : parameter, mics ? zero.mics_shard_size : zero.optimizer_degree}) {
+    const int degree = zero.gradient_degree;
+    if (degree == 0 || other <= 0 || degree % other == 0 || other % degree == 0) continue;
+    add("/zeroth/gradient_degree", "gradients are summed in other groups than states are split over",
+        "a divisor or a multiple of " + std::to_string(other), std::to_string(degree), {});
+    break;
+  }
+}
+
+}  // namespace
+
+Config check_document(const Document& document, Problems& problems) {
+  Config config = Checker(document, problems).run();
+  check_together(config, document, problems);
+  return config;
+}
+
+bool is_off(const KeySpec& key, const Json& value) {
+  if (key.kind != KeyKind::kSection) return equals_any(value, key.off);
+  if (key.off.empty() || !value.is_object()) return asks_for_nothing(value);
+  for (std::string_view rest = key.off; !rest.empty();) {
+    const std::size_t end = std::min(rest.find(';'), rest.size());
+    if (!holds(rest.substr(0, end), value)) return false;
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  return true;
+}
+
+void check_together(const Config& config, const Document& document, Problems& problems) {
+  const auto given = [&document](std::string_view pointer) {
+    const Json::json_pointer at{std::string(pointer)};
+    return document.root.contains(at) && !document.root.at(at).is_null();
+  };
+  const AddProblem add = [&](const char* pointer, std::string what, std::string expected, std::string got,
+                             std::string hint) {
+    problems.add({.pointer = pointer,
+                  .origin = document.origin_of(pointer, problems.origin()),
+                  .what = std::move(what),
+                  .expected = std::move(expected),
+                  .got = std::move(got),
+                  .hint = std::move(hint)});
+  };
+  if (!problems.touches("/optimizer")) check_optimizer(config.optimizer, add);
+  if (!problems.touches("/zero_optimization") && !problems.touches("/zeroth")) check_degrees(config.zero, add);
+  if (!problems.touches("/scheduler")) {
+    const std::span<const KeySpec> keys = honoured_keys();
+    const bool has_params = std::any_of(keys.begin(), keys.end(), [&given](const KeySpec& key) {
+      return key.pointer.starts_with("/scheduler/params/") && given(key.pointer);
+    });
+    if (config.scheduler.type.empty() && has_params) {
+      add("/scheduler", "there are params but no type", "a type", {}, "set scheduler.type, say \"WarmupCosineLR\"");
+    }
+    check_scheduler(config.scheduler, given("/scheduler/params/warmup_num_steps"), add);
+  }
+}
+
+}  // namespace zeroth::config

@@ -1,0 +1,132 @@
+// Hints: keys that tune how DeepSpeed works, or what it prints. They are checked for their type, so that a
+// slip is found.
+#include "engine/config/schema.h"
+
+#include <array>
+
+namespace zeroth::config {
+namespace {
+
+constexpr std::int64_t kMaxCount = std::numeric_limits<std::int64_t>::max();
+
+constexpr KeySpec flag(std::string_view pointer, std::string_view default_text, std::string_view instead) {
+  return {.pointer = pointer,
+          .key_class = KeyClass::kHint,
+          .text = instead,
+          .default_text = default_text,
+          .nullable = true};
+}
+constexpr KeySpec number(std::string_view pointer, std::string_view default_text, std::string_view instead) {
+  return {.pointer = pointer,
+          .key_class = KeyClass::kHint,
+          .kind = KeyKind::kInteger,
+          .text = instead,
+          .default_text = default_text,
+          .nullable = true,
+          .highest = kMaxCount};
+}
+constexpr KeySpec other(std::string_view pointer, KeyKind kind, std::string_view default_text,
+                        std::string_view instead) {
+  return {.pointer = pointer,
+          .key_class = KeyClass::kHint,
+          .kind = kind,
+          .text = instead,
+          .default_text = default_text,
+          .nullable = true};
+}
+constexpr KeySpec section(std::string_view pointer, std::string_view members, std::string_view instead) {
+  return {.pointer = pointer,
+          .key_class = KeyClass::kHint,
+          .kind = KeyKind::kSection,
+          .text = instead,
+          .default_text = "absent",
+          .nullable = true,
+          .members = members};
+}
+
+constexpr std::string_view kUnits = "a unit (by default one repeated block) is the grain of communication";
+constexpr std::string_view kAhead = "gathering ahead is set by zeroth.prefetch_units";
+constexpr std::string_view kLive = "gathered parameters live in zeroth.ring_slots fixed slots";
+constexpr std::string_view kBucket = "one bucket per unit, sized from the plan";
+constexpr std::string_view kFactor = "ranks only sum; averaging is one factor in the update";
+constexpr std::string_view kFused = "the update is always one fused pass over flat state";
+constexpr std::string_view kNoTape = "no checkpoints for resuming are written yet; weights are exported as safetensors";
+constexpr std::string_view kReport = "StepResult and the engine's report hold the figures; the program prints them";
+
+constexpr std::array kKeys{
+    number("/steps_per_print", "null", "the program prints what StepResult holds"),
+    flag("/prescale_gradients", "false", kFactor),
+    other("/gradient_predivide_factor", KeyKind::kNumber, "1.0", kFactor),
+    other("/seq_parallel_communication_data_type", KeyKind::kText, "\"fp32\"", "sequences are not split over ranks"),
+    flag("/dump_state", "false", "the engine logs each value and where it came from"),
+    flag("/memory_breakdown", "false", kReport),
+    flag("/wall_clock_breakdown", "false", kReport),
+    flag("/zero_allow_untested_optimizer", "false", "every optimizer that is built works at every stage"),
+    flag("/zero_force_ds_cpu_optimizer", "true", "the optimizer runs where the state lies"),
+    flag("/graph_harvesting", "false", "there are no CUDA graphs on the CPU"),
+    other("/log_level", KeyKind::kText, "null", "the program gives the engine its Logger"),
+    number("/vocabulary_size", "null", "the model is trained as it is; padding the vocabulary is its own matter"),
+
+    flag("/bf16/immediate_grad_update", "false", "gradients go into their bucket as soon as they are there"),
+    flag("/bf16/check_grad_overflow", "true", "non-finite gradients are found in the copy into the bucket, always"),
+
+    flag("/optimizer/legacy_fusion", "false", kFused),
+    flag("/optimizer/params/torch_adam", "false", kFused),
+    flag("/optimizer/params/fused", "null", kFused),
+    flag("/optimizer/params/foreach", "null", kFused),
+    flag("/optimizer/params/set_grad_none", "true", "the gradient of a parameter is released once it is in its bucket"),
+
+    flag("/zero_optimization/mics_hierarchical_params_gather", "false",
+         "what crosses between nodes does so once, wherever the transport has two levels"),
+    flag("/zero_optimization/contiguous_gradients", "true", "gradients are copied into flat buckets, always"),
+    flag("/zero_optimization/reduce_scatter", "true", "gradients are reduced to their owners, always"),
+    flag("/zero_optimization/use_multi_rank_bucket_allreduce", "true", "gradients are reduced to their owners, always"),
+    number("/zero_optimization/reduce_bucket_size", "500000000", kBucket),
+    number("/zero_optimization/allgather_bucket_size", "500000000", kBucket),
+    flag("/zero_optimization/allgather_partitions", "true", "updated shards are gathered in place, always"),
+    flag("/zero_optimization/overlap_comm", "null", "on the CPU, work runs inline; nothing is there to overlap with"),
+    flag("/zero_optimization/load_from_fp32_weights", "true", kNoTape),
+    flag("/zero_optimization/round_robin_gradients", "false", "buckets close in the order of the units"),
+    number("/zero_optimization/sub_group_size", "1000000000", "the update runs block by block over each shard"),
+    number("/zero_optimization/stage3_prefetch_bucket_size", "50000000", kAhead),
+    number("/zero_optimization/stage3_param_persistence_threshold", "100000", kUnits),
+    number("/zero_optimization/stage3_model_persistence_threshold", "9223372036854775807", kUnits),
+    number("/zero_optimization/stage3_max_live_parameters", "1000000000", kLive),
+    number("/zero_optimization/stage3_max_reuse_distance", "1000000000", kLive),
+    flag("/zero_optimization/stage3_gather_16bit_weights_on_model_save", "false",
+         "an export streams the weights unit by unit from rank 0"),
+    number("/zero_optimization/stage3_module_granularity_threshold", "0", kUnits),
+    flag("/zero_optimization/stage3_use_all_reduce_for_fetch_params", "false", "shards are pulled into their slot"),
+    flag("/zero_optimization/stage3_allgather_sequential", "false", "shards are pulled into their slot"),
+    flag("/zero_optimization/memory_efficient_linear", "true", "autograd sees the gathered slot; nothing is patched"),
+    flag("/zero_optimization/override_module_apply", "true", "a model is whole while it is built; nothing is patched"),
+    flag("/zero_optimization/pipeline_loading_checkpoint", "false", kNoTape),
+    flag("/zero_optimization/log_trace_cache_warnings", "false", "slots that overflow are counted in the report"),
+    flag("/zero_optimization/enable_sanity_checks", "false", "both sides of every message compare its tag, always"),
+    section("/zero_optimization/leaf_module", "classes|names|name_suffixes", "units are chosen in the program"),
+    flag("/zero_optimization/cpu_offload_use_pin_memory", "false", "nothing is offloaded"),
+
+    number("/activation_checkpointing/number_checkpoints", "null", "the model decides what it recomputes"),
+    flag("/activation_checkpointing/synchronize_checkpoint_boundary", "false", "the model decides what it recomputes"),
+    flag("/activation_checkpointing/profile", "false", kReport),
+    section("/aio", "block_size|queue_depth|intra_op_parallelism|thread_count|single_submit|overlap_events|use_gds",
+            "nothing is offloaded to files"),
+    other("/checkpoint/tag_validation", KeyKind::kText, "\"Warn\"", kNoTape),
+    flag("/checkpoint/use_node_local_storage", "false", kNoTape),
+    section("/checkpoint/parallel_write", "pipeline_stage", kNoTape),
+    flag("/checkpoint/checkpoint_serialization", "true", kNoTape),
+    section("/checkpoint/writer",
+            "type|decoupled|io_buffer_size|io_buffer_double|show_statistics|data_parallel|io_multiplier", kNoTape),
+    section("/timers", "throughput", kReport),
+    section("/comms_logger", "enabled|verbose|prof_all|debug|prof_ops", "bytes and calls are counted in the report"),
+    section("/flops_profiler",
+            "enabled|recompute_fwd_factor|profile_step|module_depth|top_modules|detailed|output_file", kReport),
+};
+
+}  // namespace
+
+std::span<const KeySpec> hint_keys() {
+  return kKeys;
+}
+
+}  // namespace zeroth::config

@@ -1,0 +1,467 @@
+#include "engine/config/schema.h"
+
+#include <zeroth/base/error.h>
+
+#include <array>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+namespace zeroth::config {
+namespace {
+
+constexpr std::int64_t kMaxInt = std::numeric_limits<int>::max();
+constexpr std::int64_t kMaxBytes = std::int64_t{1} << 62;
+constexpr std::int64_t kMaxMilliseconds = std::int64_t{7} * 24 * 3600 * 1000;
+
+// Names of the enumerators, in the order of their values; the same lists are the choices of the rows.
+template <class E>
+constexpr std::string_view kEnumNames = "";
+template <>
+constexpr std::string_view kEnumNames<ReductionPolicy> = "per_micro_step|per_step";
+template <>
+constexpr std::string_view kEnumNames<Reduction> = "rank_order|transport";
+template <>
+constexpr std::string_view kEnumNames<Reshard> = "default|all|none";
+template <>
+constexpr std::string_view kEnumNames<Uneven> = "error|drop|join";
+template <>
+constexpr std::string_view kEnumNames<ExecutionMode> = "inline|chaos";
+static_assert(static_cast<int>(ReductionPolicy::kPerMicroStep) == 0 &&
+              static_cast<int>(ReductionPolicy::kPerStep) == 1);
+static_assert(static_cast<int>(Reduction::kRankOrder) == 0 && static_cast<int>(Reduction::kTransport) == 1);
+static_assert(static_cast<int>(Reshard::kDefault) == 0 && static_cast<int>(Reshard::kAll) == 1 &&
+              static_cast<int>(Reshard::kNone) == 2);
+static_assert(static_cast<int>(Uneven::kError) == 0 && static_cast<int>(Uneven::kDrop) == 1 &&
+              static_cast<int>(Uneven::kJoin) == 2);
+static_assert(static_cast<int>(ExecutionMode::kInline) == 0 && static_cast<int>(ExecutionMode::kChaos) == 1);
+
+template <class T>
+void assign(T& field, const Json& value) {
+  if constexpr (std::is_enum_v<T>) {
+    const std::vector<std::string> names = split_list(kEnumNames<T>);
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if (value == names[i]) field = static_cast<T>(i);
+    }
+  } else {
+    field = value.get<T>();
+  }
+}
+template <class T>
+void assign(std::optional<T>& field, const Json& value) {
+  field = value.get<T>();
+}
+
+template <class T>
+Json to_value(const T& field) {
+  if constexpr (std::is_enum_v<T>) {
+    const std::vector<std::string> names = split_list(kEnumNames<T>);
+    const auto index = static_cast<std::size_t>(field);
+    // Also of what only a program can write: ExecutionMode::kDevice.
+    ZR_CHECK(index < names.size(), ErrorCode::kConfig, "a field has a value that no configuration file can name",
+             {.where = "config", .expected = std::string(kEnumNames<T>), .got = std::to_string(index)});
+    return names[index];
+  } else {
+    return field;
+  }
+}
+template <class T>
+Json to_value(const std::optional<T>& field) {
+  return field ? Json(*field) : Json();
+}
+
+// A path of members serves both directions; write may be replaced where absence has a meaning.
+template <auto... Path>
+constexpr KeySpec bind(KeySpec key) {
+  key.read = [](Config& config, const Json& value) { assign((config.*....*Path), value); };
+  if (key.write == nullptr) key.write = [](const Config& config) { return to_value((config.*....*Path)); };
+  return key;
+}
+
+constexpr bool (*kAdaptive)(const Config&) = [](const Config& c) { return c.optimizer.type != "SGD"; };
+constexpr bool (*kSgd)(const Config&) = [](const Config& c) { return c.optimizer.type == "SGD"; };
+constexpr bool (*kScheduled)(const Config&) = [](const Config& c) { return !c.scheduler.type.empty(); };
+constexpr bool (*kCosine)(const Config&) = [](const Config& c) { return c.scheduler.type == "WarmupCosineLR"; };
+constexpr bool (*kTotal)(const Config&) = [](const Config& c) {
+  return c.scheduler.type == "WarmupCosineLR" || c.scheduler.type == "WarmupDecayLR";
+};
+constexpr bool (*kAbsoluteRates)(const Config&) = [](const Config& c) {
+  return c.scheduler.type == "WarmupLR" || c.scheduler.type == "WarmupDecayLR";
+};
+
+// Values that ask for nothing may be anywhere.
+constexpr bool (*kHpz)(const Config&) = [](const Config& c) {
+  return c.zero.stage == 3 || c.zero.hpz_partition_size == 1;
+};
+constexpr bool (*kMics)(const Config&) = [](const Config& c) {
+  return c.zero.stage == 3 || c.zero.mics_shard_size == -1;
+};
+constexpr bool (*kShardedParameters)(const Config&) = [](const Config& c) {
+  return c.zero.stage == 3 || c.zero.parameter_degree == 0;
+};
+constexpr bool (*kShardedOptimizer)(const Config&) = [](const Config& c) {
+  return c.zero.stage >= 1 || c.zero.optimizer_degree == 0;
+};
+
+constexpr Bounds kNotNegative{.low = 0.0};
+constexpr Bounds kPositive{.low = 0.0, .low_open = true};
+constexpr Bounds kRatio{.low = 0.0, .high = 1.0};
+constexpr Bounds kBelowOne{.low = 0.0, .high = 1.0, .high_open = true};
+
+constexpr std::array kKeys{
+    bind<&Config::train_batch_size>(
+        {.pointer = "/train_batch_size",
+         .kind = KeyKind::kInteger,
+         .text = "Sequences per step over all ranks. Two of the three batch keys give the third; one alone means "
+                 "one micro-step; given together they must satisfy train = micro x accumulation x data ranks.",
+         .nullable = true,
+         .lowest = 1}),
+    bind<&Config::train_micro_batch_size_per_gpu>({.pointer = "/train_micro_batch_size_per_gpu",
+                                                   .kind = KeyKind::kInteger,
+                                                   .text = "Sequences per rank and micro-step.",
+                                                   .nullable = true,
+                                                   .lowest = 1}),
+    bind<&Config::gradient_accumulation_steps>({.pointer = "/gradient_accumulation_steps",
+                                                .kind = KeyKind::kInteger,
+                                                .text = "Micro-steps per step.",
+                                                .nullable = true,
+                                                .lowest = 1}),
+    bind<&Config::data_parallel_size>(
+        {.pointer = "/data_parallel_size",
+         .kind = KeyKind::kInteger,
+         .text = "The number of data ranks that the document was written for; another world is an error.",
+         .nullable = true,
+         .lowest = 1}),
+    bind<&Config::gradient_clipping>(
+        {.pointer = "/gradient_clipping",
+         .kind = KeyKind::kNumber,
+         .text = "Bound of the global gradient norm. Absent or 0 means off, and the log says so; DeepSpeed "
+                 "clips at 1.0 when the key is absent.",
+         .default_text = "off",
+         .nullable = true,
+         .bounds = kNotNegative}),
+    bind<&Config::bf16>({.pointer = "/bf16/enabled",
+                         .text = "Compute in bfloat16; masters, accumulation and reduction stay fp32. The "
+                                 "section may also be called `bfloat16`."}),
+
+    bind<&Config::optimizer, &OptimizerConfig::type>(
+        {.pointer = "/optimizer/type",
+         .kind = KeyKind::kChoice,
+         .text = "The optimizer. As in DeepSpeed, Adam means decoupled weight decay unless `adam_w_mode` is "
+                 "false.",
+         .choices = "AdamW|Adam|SGD",
+         .elsewhere = "Adagrad|Lamb|OneBitAdam|OneBitLamb|ZeroOneAdam|Lion|Muon|MuAdam|MuAdamW|MuSGD"}),
+    bind<&Config::optimizer, &OptimizerConfig::lr>(
+        {.pointer = "/optimizer/params/lr",
+         .kind = KeyKind::kNumber,
+         .text = "Learning rate. WarmupLR and WarmupDecayLR put `warmup_max_lr` in its place.",
+         .bounds = kNotNegative}),
+    bind<&Config::optimizer, &OptimizerConfig::betas>({.pointer = "/optimizer/params/betas",
+                                                       .kind = KeyKind::kNumberPair,
+                                                       .text = "Decay rates of the two moments.",
+                                                       .bounds = kBelowOne,
+                                                       .applies = kAdaptive,
+                                                       .applies_text = "optimizers AdamW and Adam"}),
+    bind<&Config::optimizer, &OptimizerConfig::eps>({.pointer = "/optimizer/params/eps",
+                                                     .kind = KeyKind::kNumber,
+                                                     .text = "Added to the root of the second moment.",
+                                                     .bounds = kPositive,
+                                                     .applies = kAdaptive,
+                                                     .applies_text = "optimizers AdamW and Adam"}),
+    bind<&Config::optimizer, &OptimizerConfig::weight_decay>(
+        {.pointer = "/optimizer/params/weight_decay",
+         .kind = KeyKind::kNumber,
+         .text = "Weight decay. The default is torch's; DeepSpeed's fused optimizers take 0 for AdamW too.",
+         .default_text = "0.01 (AdamW), 0 (Adam, SGD)",
+         .bounds = kNotNegative,
+         .write = [](const Config& c) { return Json(c.optimizer.decay()); }}),
+    bind<&Config::optimizer, &OptimizerConfig::adam_w_mode>(
+        {.pointer = "/optimizer/params/adam_w_mode",
+         .text = "Decay the weights (true) or add the decay to the gradient (false, with type Adam only).",
+         .applies = kAdaptive,
+         .applies_text = "optimizers AdamW and Adam"}),
+    bind<&Config::optimizer, &OptimizerConfig::momentum>({.pointer = "/optimizer/params/momentum",
+                                                          .kind = KeyKind::kNumber,
+                                                          .text = "Momentum.",
+                                                          .bounds = kNotNegative,
+                                                          .applies = kSgd,
+                                                          .applies_text = "optimizer SGD"}),
+    bind<&Config::optimizer, &OptimizerConfig::dampening>({.pointer = "/optimizer/params/dampening",
+                                                           .kind = KeyKind::kNumber,
+                                                           .text = "Dampening of the momentum.",
+                                                           .applies = kSgd,
+                                                           .applies_text = "optimizer SGD"}),
+    bind<&Config::optimizer, &OptimizerConfig::nesterov>(
+        {.pointer = "/optimizer/params/nesterov",
+         .text = "Nesterov momentum; needs momentum above 0 and no dampening.",
+         .applies = kSgd,
+         .applies_text = "optimizer SGD"}),
+
+    bind<&Config::scheduler, &SchedulerConfig::type>(
+        {.pointer = "/scheduler/type",
+         .kind = KeyKind::kChoice,
+         .text = "The schedule of the learning rate; absent means constant.",
+         .default_text = "constant",
+         .nullable = true,
+         .choices = "WarmupLR|WarmupDecayLR|WarmupCosineLR",
+         .elsewhere = "LRRangeTest|OneCycle",
+         .write = [](const Config& c) { return c.scheduler.type.empty() ? Json() : Json(c.scheduler.type); }}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_min_lr>(
+        {.pointer = "/scheduler/params/warmup_min_lr",
+         .kind = KeyKind::kNumber,
+         .text = "Learning rate at the first step.",
+         .bounds = kNotNegative,
+         .applies = kAbsoluteRates,
+         .applies_text = "schedulers WarmupLR and WarmupDecayLR"}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_max_lr>(
+        {.pointer = "/scheduler/params/warmup_max_lr",
+         .kind = KeyKind::kNumber,
+         .text = "Learning rate after the warmup, in place of the optimizer's.",
+         .bounds = kPositive,
+         .applies = kAbsoluteRates,
+         .applies_text = "schedulers WarmupLR and WarmupDecayLR"}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_num_steps>({.pointer = "/scheduler/params/warmup_num_steps",
+                                                                  .kind = KeyKind::kInteger,
+                                                                  .text = "Steps of the warmup.",
+                                                                  .highest = kMaxInt,
+                                                                  .applies = kScheduled,
+                                                                  .applies_text = "a scheduler with a type"}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_type>({.pointer = "/scheduler/params/warmup_type",
+                                                             .kind = KeyKind::kChoice,
+                                                             .text = "Shape of the warmup.",
+                                                             .choices = "log|linear",
+                                                             .applies = kScheduled,
+                                                             .applies_text = "a scheduler with a type"}),
+    bind<&Config::scheduler, &SchedulerConfig::total_num_steps>(
+        {.pointer = "/scheduler/params/total_num_steps",
+         .kind = KeyKind::kInteger,
+         .text = "Steps until the rate is at its end; required, and not below `warmup_num_steps`.",
+         .default_text = "required",
+         .lowest = 1,
+         .highest = kMaxInt,
+         .applies = kTotal,
+         .applies_text = "schedulers WarmupDecayLR and WarmupCosineLR"}),
+    bind<&Config::scheduler, &SchedulerConfig::warmup_min_ratio>(
+        {.pointer = "/scheduler/params/warmup_min_ratio",
+         .kind = KeyKind::kNumber,
+         .text = "Rate at the first step as a part of the optimizer's.",
+         .bounds = kRatio,
+         .applies = kCosine,
+         .applies_text = "scheduler WarmupCosineLR"}),
+    bind<&Config::scheduler, &SchedulerConfig::cos_min_ratio>(
+        {.pointer = "/scheduler/params/cos_min_ratio",
+         .kind = KeyKind::kNumber,
+         .text = "Rate at the last step as a part of the optimizer's.",
+         .bounds = kRatio,
+         .applies = kCosine,
+         .applies_text = "scheduler WarmupCosineLR"}),
+
+    bind<&Config::zero, &ZeroConfig::stage>(
+        {.pointer = "/zero_optimization/stage",
+         .kind = KeyKind::kInteger,
+         .text = "What ranks share out: nothing (0), optimizer state (1), also gradients (2), also "
+                 "parameters (3). Changes memory and traffic, never a number.",
+         .highest = 3}),
+    bind<&Config::zero, &ZeroConfig::hpz_partition_size>(
+        {.pointer = "/zero_optimization/zero_hpz_partition_size",
+         .kind = KeyKind::kInteger,
+         .text = "Parameters are gathered inside groups of so many consecutive ranks, say those of a node; 1 "
+                 "means off. The optimizer stays "
+                 "split over all ranks, which send each other updated parameters once a step. ZeRO++ keeps a "
+                 "second shard for backward; "
+                 "here the group's is the only one, and forward gathers it too.",
+         .lowest = 1,
+         .applies = kHpz,
+         .applies_text = "ZeRO stage 3"}),
+    bind<&Config::zero, &ZeroConfig::mics_shard_size>(
+        {.pointer = "/zero_optimization/mics_shard_size",
+         .kind = KeyKind::kInteger,
+         .text = "Parameters and optimizer are split inside groups of so many consecutive ranks, and each group "
+                 "has all of them (MiCS; HSDP "
+                 "is the same); -1 means off. `zero_hpz_partition_size` takes less memory and no more traffic.",
+         .lowest = -1,
+         .applies = kMics,
+         .applies_text = "ZeRO stage 3"}),
+    bind<&Config::zero, &ZeroConfig::parameter_degree>(
+        {.pointer = "/zeroth/parameter_degree",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks over which stage 3 splits parameters; each such group has all of them "
+                 "and gathers among itself. 0: all "
+                 "ranks. Changes memory and traffic, never a number.",
+         .applies = kShardedParameters,
+         .applies_text = "ZeRO stage 3"}),
+    bind<&Config::zero, &ZeroConfig::optimizer_degree>(
+        {.pointer = "/zeroth/optimizer_degree",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks over which optimizer state is split, a multiple of `parameter_degree`; "
+                 "each such group makes the whole "
+                 "update. 0: all ranks. Changes memory and traffic, never a number.",
+         .applies = kShardedOptimizer,
+         .applies_text = "ZeRO stages 1 to 3"}),
+    bind<&Config::zero, &ZeroConfig::gradient_degree>(
+        {.pointer = "/zeroth/gradient_degree",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks over which the gradients of a micro-step are summed; the sums of these groups are "
+                 "added once a step. "
+                 "With groups that are nodes, micro-steps send nothing between nodes. 0: all ranks. Part of the "
+                 "numbers, like "
+                 "`reduction_policy`."}),
+    bind<&Config::zero, &ZeroConfig::reduction_policy>(
+        {.pointer = "/zeroth/reduction_policy",
+         .kind = KeyKind::kChoice,
+         .text = "When gradients are summed over ranks while micro-steps accumulate. Part of the numbers.",
+         .choices = kEnumNames<ReductionPolicy>}),
+    bind<&Config::zero, &ZeroConfig::reshard>(
+        {.pointer = "/zeroth/reshard",
+         .kind = KeyKind::kChoice,
+         .text = "Stage 3: which units give their gathered parameters back after forward. `default` keeps the "
+                 "last repeated unit and all units that are not repeated until backward has used them.",
+         .choices = kEnumNames<Reshard>}),
+    bind<&Config::zero, &ZeroConfig::ring_slots>(
+        {.pointer = "/zeroth/ring_slots",
+         .kind = KeyKind::kInteger,
+         .text = "Slots that the repeated units share for gradient buckets, so that a unit need not wait until all "
+                 "ranks have "
+                 "taken the gradients of the one after it; and at most as many for gathered parameters.",
+         .lowest = 2,
+         .highest = 4096}),
+    bind<&Config::zero, &ZeroConfig::prefetch_units>({.pointer = "/zeroth/prefetch_units",
+                                                      .kind = KeyKind::kInteger,
+                                                      .text = "Units gathered ahead, each in a slot of its own, where "
+                                                              "the device works asynchronously; on the CPU none are.",
+                                                      .highest = 4096}),
+    bind<&Config::zero, &ZeroConfig::narrow_buckets>(
+        {.pointer = "/zeroth/narrow_buckets",
+         .text = "Gradients of 16-bit matrices lie in the buckets of repeated units, and travel, as they were "
+                 "computed; sums are "
+                 "fp32, with the same bits. One that comes in fp32 all the same (a sum of several uses) takes memory "
+                 "beyond the "
+                 "plan, and a warning names the first one. false plans for fp32."}),
+
+    bind<&Config::runtime, &RuntimeConfig::threads>(
+        {.pointer = "/zeroth/threads",
+         .kind = KeyKind::kInteger,
+         .text = "Threads of the CPU kernels per rank; 0 shares the cores of the host out among its ranks.",
+         .highest = 4096}),
+    bind<&Config::runtime, &RuntimeConfig::ranks_per_node>(
+        {.pointer = "/zeroth/ranks_per_node",
+         .kind = KeyKind::kInteger,
+         .text = "Consecutive ranks that count as one node; 0: the ranks of each host where there are several, else "
+                 "all. Sums are formed inside each node first, then over the "
+                 "nodes: the same bits wherever the ranks run. What crosses between nodes is counted apart, also on "
+                 "one host.",
+         .highest = 4096}),
+    bind<&Config::runtime, &RuntimeConfig::reduction>(
+        {.pointer = "/zeroth/reduction",
+         .kind = KeyKind::kChoice,
+         .text = "Who forms sums over ranks. `rank_order`: Zeroth, in rank order along the nodes, with the same bits "
+                 "over every transport. "
+                 "`transport`: over `mpi`, MPI's own calls; with more than 8 ranks sums are in an order of MPI's, and "
+                 "stages, sizes and MPI's "
+                 "parameters change bits. Refused where the transport has none. Part of the numbers.",
+         .choices = kEnumNames<Reduction>}),
+    bind<&Config::runtime, &RuntimeConfig::check_calls>(
+        {.pointer = "/zeroth/check_calls",
+         .text = "To find a rank that takes another path, where `reduction` is `transport`: all ranks compare each "
+                 "call before they make it, "
+                 "which costs two rounds of small messages. In `rank_order` they always do."}),
+    bind<&Config::runtime, &RuntimeConfig::link_bytes_per_s>(
+        {.pointer = "/zeroth/link_bytes_per_s",
+         .kind = KeyKind::kInteger,
+         .text = "For experiments on one machine: each rank's link to other nodes carries so many bytes a second, by "
+                 "waiting. 0: as it is. "
+                 "The numbers are the same.",
+         .highest = kMaxBytes,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::timeout_ms>(
+        {.pointer = "/zeroth/timeout_ms",
+         .kind = KeyKind::kInteger,
+         .text = "Milliseconds that a rank waits for a peer that is alive. After a quarter of it a line says who is "
+                 "missing and where that rank is.",
+         .lowest = 1,
+         .highest = kMaxMilliseconds,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::first_timeout_ms>(
+        {.pointer = "/zeroth/first_timeout_ms",
+         .kind = KeyKind::kInteger,
+         .text = "The same until the first step has ended, while everything is slow. 0: twice `timeout_ms`.",
+         .highest = kMaxMilliseconds,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::frozen_after_ms>(
+        {.pointer = "/zeroth/frozen_after_ms",
+         .kind = KeyKind::kInteger,
+         .text = "Milliseconds without a sign of life after which a peer that others wait for counts as frozen. Signs "
+                 "come from a thread of their "
+                 "own, so a rank that computes, sleeps or holds Python's lock gives them; one that a debugger has "
+                 "stopped does not. Above "
+                 "`timeout_ms` it has no effect.",
+         .lowest = 1,
+         .highest = kMaxMilliseconds,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::end_stuck_after_ms>(
+        {.pointer = "/zeroth/end_stuck_after_ms",
+         .kind = KeyKind::kInteger,
+         .text = "Where a job of several processes has failed: milliseconds until a process that sleeps, spins or "
+                 "hangs in code of its own, and so "
+                 "does not come to the call that would throw the error, writes it and ends. 0: never; so it is in an "
+                 "interactive Python, too.",
+         .highest = kMaxMilliseconds,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::preemption>(
+        {.pointer = "/zeroth/preemption",
+         .text = "The first SIGTERM does not end the process: at the next step all ranks agree that the job was asked "
+                 "to make room, and "
+                 "`result.preempted` says so. Save and end with exit code 75 then. A second SIGTERM, more than a "
+                 "second later, ends the process."}),
+    bind<&Config::runtime, &RuntimeConfig::uneven>(
+        {.pointer = "/zeroth/uneven",
+         .kind = KeyKind::kChoice,
+         .text = "Where ranks run out of batches at different times, in loops over `engine.batches(loader)`. `error`: "
+                 "an error on all ranks "
+                 "that names them. `drop`: all end with the first. `join`: ranks without a batch take part with weight "
+                 "zero until nobody "
+                 "has one; each step's gradient is the mean over the batches that there are.",
+         .choices = kEnumNames<Uneven>}),
+    bind<&Config::runtime, &RuntimeConfig::max_nonfinite_steps>(
+        {.pointer = "/zeroth/max_nonfinite_steps",
+         .kind = KeyKind::kInteger,
+         .text = "Steps in a row that may be skipped for a non-finite gradient before training stops.",
+         .lowest = 1}),
+    bind<&Config::runtime, &RuntimeConfig::broadcast_buffers>(
+        {.pointer = "/zeroth/broadcast_buffers",
+         .text = "Before each forward in training every rank takes rank 0's buffers (running statistics and the like), "
+                 "so that a model does not depend on which rank exports it."}),
+    bind<&Config::runtime, &RuntimeConfig::compute_copies>(
+        {.pointer = "/zeroth/compute_copies",
+         .text = "Units compute with copies of the parameters, as they always do on a GPU: on the CPU it takes memory "
+                 "and time "
+                 "and shows that nothing else differs. The numbers are the same.",
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::execution>(
+        {.pointer = "/zeroth/execution",
+         .kind = KeyKind::kChoice,
+         .text = "`inline`: work runs on the caller's thread. `chaos`: in a seeded legal order with delays, "
+                 "to find missing synchronisation. The numbers are the same.",
+         .choices = kEnumNames<ExecutionMode>,
+         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::chaos_seed>({.pointer = "/zeroth/chaos_seed",
+                                                        .kind = KeyKind::kInteger,
+                                                        .text = "Seed of the chaos mode.",
+                                                        .highest = std::numeric_limits<std::int64_t>::max(),
+                                                        .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::memory_limit_bytes>(
+        {.pointer = "/zeroth/memory_limit_bytes",
+         .kind = KeyKind::kInteger,
+         .text = "Bytes that the plans of all ranks of a host may take; a plan above it is an error before "
+                 "the run. 0 takes what the host and its cgroup have.",
+         .highest = kMaxBytes,
+         .shared = false}),
+};
+
+}  // namespace
+
+std::span<const KeySpec> honoured_keys() {
+  return kKeys;
+}
+
+}  // namespace zeroth::config

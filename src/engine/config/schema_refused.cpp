@@ -1,0 +1,140 @@
+// Refused keys: they would change what is trained, where memory lies, or which files appear, and are not
+// built. Each row says which values ask for nothing; those are accepted, because generated documents spell
+// them out.
+#include "engine/config/schema.h"
+
+#include <array>
+
+namespace zeroth::config {
+namespace {
+
+constexpr KeySpec value(std::string_view pointer, KeyKind kind, std::string_view off, std::string_view why) {
+  return {.pointer = pointer, .key_class = KeyClass::kRefused, .kind = kind, .text = why, .off = off};
+}
+constexpr KeySpec flag(std::string_view pointer, std::string_view why, std::string_view off = "false") {
+  return value(pointer, KeyKind::kAny, off, why);
+}
+constexpr KeySpec section(std::string_view pointer, std::string_view members, std::string_view why,
+                          std::string_view off = "?enabled=false") {
+  return {.pointer = pointer,
+          .key_class = KeyClass::kRefused,
+          .kind = KeyKind::kSection,
+          .text = why,
+          .nullable = true,
+          .members = members,
+          .off = off};
+}
+
+constexpr std::string_view kOffload = "offloading to host memory or files is not built; all state lies in host memory";
+constexpr std::string_view kLowReduction = "gradients are summed and accumulated in fp32, from what was computed";
+constexpr std::string_view kQuantized = "quantized communication is not built";
+constexpr std::string_view kMonitor = "no monitor is built; the program writes its own records";
+constexpr std::string_view kData = "the program owns its data; data schedules are not built";
+constexpr std::string_view kCompression = "compression is not built";
+constexpr std::string_view kCheckpoint = "checkpoints for resuming are not built";
+constexpr std::string_view kActivations = "Zeroth does not touch activations; recompute in the model";
+constexpr std::string_view kRule = "this variant of the update is not built";
+constexpr std::string_view kParallel = "only data parallelism is built";
+constexpr std::string_view kMasters = "masters, moments and accumulated gradients are fp32";
+
+constexpr std::array kKeys{
+    flag("/managed_gradient_accumulation", "every call of step() ends a micro-step, and the last one updates", "true"),
+    flag("/gradient_allreduce_op", "gradients are averaged over ranks and micro-steps", "\"mean\""),
+    value("/communication_data_type", KeyKind::kAny, "null|\"fp32\"", kLowReduction),
+    flag("/sparse_gradients", "sparse gradients are not built"),
+    flag("/disable_allgather", "updated parameters must reach every rank"),
+    value("/sequence_parallel_size", KeyKind::kAny, "null|1", kParallel),
+    flag("/dataloader_drop_last", "the program owns its data; it decides about the last batch"),
+    flag("/use_data_before_expert_parallelism", kParallel),
+
+    section("/fp16",
+            "enabled|auto_cast|loss_scale|initial_scale_power|loss_scale_window|hysteresis|"
+            "consecutive_hysteresis|min_loss_scale|fp16_master_weights_and_grads",
+            "training in fp16 and its loss scaling are not built; bf16 needs no scaling"),
+    flag("/bf16/bf16_master_weights_and_grads", kMasters),
+    flag("/bf16/bf16_optimizer_states", kMasters),
+    section("/torch_autocast", "enabled|dtype|lower_precision_safe_modules", "autocast is not built; use bf16.enabled"),
+    section("/amp", "", "apex is not supported; use bf16.enabled"),
+    value("/data_types/grad_accum_dtype", KeyKind::kAny, "null|\"fp32\"", kLowReduction),
+    value("/data_types/param_dtype", KeyKind::kAny, "null", "parameters have the dtype of the model, or bf16"),
+    value("/data_types/buffer_dtype", KeyKind::kAny, "null", "buffers have the dtype of the model"),
+
+    flag("/optimizer/params/bias_correction", kRule, "true"),
+    flag("/optimizer/params/amsgrad", kRule),
+    flag("/optimizer/params/maximize", kRule),
+    value("/optimizer/params/max_grad_norm", KeyKind::kAny, "null|0", "clipping is set by gradient_clipping"),
+    value("/scheduler/params/last_batch_iteration", KeyKind::kAny, "-1", "a schedule starts at the first step"),
+
+    flag("/zero_optimization/elastic_checkpoint", kCheckpoint),
+    flag("/zero_optimization/ignore_unused_parameters",
+         "an unused parameter contributes zero, on one rank as on all; making it an error is not built", "true"),
+    section("/zero_optimization/offload_param", "device|nvme_path|buffer_count|buffer_size|max_in_cpu|pin_memory",
+            kOffload, "?device=\"none\"|null"),
+    section("/zero_optimization/offload_optimizer",
+            "device|nvme_path|buffer_count|pin_memory|pipeline_read|pipeline_write|fast_init|ratio|"
+            "super_offload|cpuadam_cores_perc",
+            kOffload, "?device=\"none\"|null"),
+    value("/zero_optimization/cpu_offload", KeyKind::kAny, "null|false", kOffload),
+    value("/zero_optimization/cpu_offload_param", KeyKind::kAny, "null|false", kOffload),
+    value("/zero_optimization/zenflow", KeyKind::kAny, "null", kOffload),
+    flag("/zero_optimization/zero_quantized_weights", kQuantized),
+    flag("/zero_optimization/zero_quantized_nontrainable_weights", kQuantized),
+    flag("/zero_optimization/zero_quantized_gradients", kQuantized),
+    value("/zero_optimization/zeropp_loco_param", KeyKind::kAny, "null", kQuantized),
+    flag("/zero_optimization/save_muon_momentum_buffer_in_memory", "Muon is not built"),
+    flag("/zero_optimization/legacy_stage1", "there is one path for all stages"),
+
+    flag("/activation_checkpointing/partition_activations", kActivations),
+    flag("/activation_checkpointing/contiguous_memory_optimization", kActivations),
+    flag("/activation_checkpointing/cpu_checkpointing", kActivations),
+    flag("/checkpoint/load_universal", kCheckpoint),
+    section("/nebula", "", kCheckpoint),
+    section("/datastates_ckpt", "", kCheckpoint, ""),
+
+    section("/pipeline",
+            "stages|partition|seed_layers|activation_checkpoint_interval|pipe_partitioned|grad_partitioned|"
+            "use_reentrant",
+            kParallel, "?stages=1|null"),
+    section("/tensor_parallel",
+            "autotp_size|dtype|tp_overlap_comm|tp|partition_config|preset_model|injection_policy_tuple|"
+            "keep_module_on_host",
+            kParallel, "?autotp_size=0|1;?tp={\"tp_size\":1}|{}|null"),
+    section("/expert_parallel", "", kParallel),
+    section("/compile", "", "DeepCompile is not built", "?deepcompile=false"),
+    section("/elasticity", "", "a job keeps the ranks it started with"),
+    section("/hybrid_engine", "", "generation is not built"),
+    section("/autotuning", "", "nothing is tuned by trial runs"),
+    section("/sparse_attention", "", "attention is the model's own", "mode=\"dense\""),
+
+    section("/tensorboard", "enabled|output_path|job_name", kMonitor),
+    section("/csv_monitor", "enabled|output_path|job_name", kMonitor),
+    section("/wandb", "enabled|team|group|project", kMonitor),
+    section("/comet",
+            "enabled|samples_log_interval|project|workspace|api_key|experiment_name|experiment_key|online|mode",
+            kMonitor),
+
+    section("/data_efficiency", "", kData),
+    section("/curriculum_learning", "", kData),
+    section("/progressive_layer_drop", "", "skipping layers is not built"),
+    section("/compression_training", "", kCompression, ""),
+    section("/quantize_training", "", kCompression),
+    section("/weight_quantization", "", kCompression, ""),
+    section("/eigenvalue", "", kCompression),
+};
+
+constexpr std::array kAliases{
+    KeyAlias{"/bfloat16", "/bf16"},
+    KeyAlias{"/zero_optimization/stage3_gather_fp16_weights_on_model_save",
+             "/zero_optimization/stage3_gather_16bit_weights_on_model_save"},
+};
+
+}  // namespace
+
+std::span<const KeySpec> refused_keys() {
+  return kKeys;
+}
+std::span<const KeyAlias> key_aliases() {
+  return kAliases;
+}
+
+}  // namespace zeroth::config

@@ -1,0 +1,63 @@
+#include "engine/initial_values.h"
+
+#include <zeroth/base/text.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string_view>
+
+namespace zeroth {
+
+InitialValues::InitialValues(const ModelLayout& model, ModelMemory& memory, Device& device,
+                             const Communicator& communicator)
+    : model_(model), memory_(memory), device_(device), communicator_(communicator) {
+  for (const FlatLayout& layout : model_.flats) staging_bytes_ = std::max(staging_bytes_, layout.bytes());
+}
+
+int InitialValues::bring(const std::function<ConstTensorView(int)>& values, const std::function<void(int)>& release) {
+  int differing = -1;
+  // One for all: pages are touched once, not once a flat.
+  const Arena staging = device_.make_arena(ArenaKind::kPrivate, staging_bytes_, "construction");
+  const MemoryHold staging_hold = device_.ledger().hold({-1, MemoryState::kOther}, staging_bytes_);
+  for (std::size_t unit = 0; unit < model_.units.size(); ++unit) {
+    for (const int flat : model_.unit_flats[unit]) {
+      const FlatLayout& layout = model_.flat(flat);
+      if (layout.length == 0) continue;
+      const std::span<std::byte> whole(staging.data(), layout.bytes());
+      const std::size_t element = size_of(layout.dtype);
+      std::int64_t written = 0;
+      const auto fill_until = [&](std::int64_t end) {  // padding, over what the flat before left there
+        std::memset(whole.data() + static_cast<std::size_t>(written) * element, 0,
+                    static_cast<std::size_t>(end - written) * element);
+      };
+      for (const Segment& segment : layout.segments) {
+        if (segment.numel == 0) continue;  // it may have no address
+        const ConstTensorView value = values(segment.param);
+        fill_until(segment.offset);
+        std::memcpy(whole.data() + static_cast<std::size_t>(segment.offset) * element, value.data, value.bytes());
+        written = segment.offset + segment.numel;
+      }
+      fill_until(layout.length);
+      const std::string_view text(reinterpret_cast<const char*>(whole.data()), whole.size());
+      const std::uint64_t before = digest64(text);
+      communicator_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(whole.data()), whole.size()), 0,
+                              {.unit = layout.unit});
+      if (digest64(text) != before && differing < 0) differing = static_cast<int>(unit);
+      store(flat, whole.data());
+    }
+    release(static_cast<int>(unit));
+  }
+  return differing;
+}
+
+void InitialValues::store(int flat, const std::byte* values) {
+  const FlatLayout& layout = model_.flat(flat);
+  const std::size_t element = size_of(layout.dtype);
+  const Range rest = memory_.rest_range(flat, communicator_.rank());
+  std::memcpy(memory_.parameters(flat), values + static_cast<std::size_t>(rest.begin) * element,
+              static_cast<std::size_t>(rest.size()) * element);
+}
+
+}  // namespace zeroth

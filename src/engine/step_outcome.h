@@ -1,0 +1,27 @@
+// What a commit vote means: the step's result, the same on every rank.
+#pragma once
+
+#include "engine/commit_vote.h"
+
+#include <zeroth/engine/engine.h>
+#include <zeroth/engine/step_result.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace zeroth {
+
+struct StepTerms {
+  const ModelLayout& model;
+  const EngineSettings& settings;
+  std::int64_t committed = 0;      ///< steps before this one
+  std::size_t reported_group = 0;  ///< whose learning rate is reported
+};
+
+/// Of a vote that was not refused. Not committed yet: it has a reason why it will not be, or none.
+[[nodiscard]] StepResult outcome_of(const CommitVote& vote, const StepTerms& terms);
+
+/// What makes a sum over `batches` their mean.
+[[nodiscard]] double mean_factor(std::int64_t batches);
+
+}  // namespace zeroth

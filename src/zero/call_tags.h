@@ -1,0 +1,31 @@
+// The tags of an engine's matched calls, which ranks compare, and the text of a tag in errors.
+#pragma once
+
+#include <zeroth/comm/backend.h>
+#include <zeroth/zero/model_layout.h>
+#include <zeroth/zero/sync_point.h>
+
+#include <string>
+
+namespace zeroth {
+
+enum class CallPurpose : std::uint8_t {
+  kOther,
+  kGatherParameters,
+  kPublishParameters,
+  kReadParameters,
+  kReduceGradients,
+  kShareGradients,
+  kCombineGradients
+};
+
+[[nodiscard]] MessageTag tag_of(SyncPoint what);
+
+/// The text of each tag: "the gradients of unit blocks.3", "step()", or "" for tags of other calls. If ranks gather or
+/// sum different units, also a hint. The result borrows `model`, which must outlive it.
+[[nodiscard]] TagNames tag_names(const ModelLayout& model);
+
+/// The name of a sync point: "step()", "an export".
+[[nodiscard]] const char* name_of(SyncPoint what) noexcept;
+
+}  // namespace zeroth

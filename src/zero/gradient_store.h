@@ -1,0 +1,144 @@
+// GradientStore: reduces the local gradients of all ranks into this rank's reduced shard.
+//
+//   grad_ready -> bucket slot --publish--> GradientExchange: the sum of all ranks, in rank order -> reduced shard
+//
+// A bucket is published in one of four cases: all expected gradients of its unit have come; the unit's backward is over
+// and some have not come; another unit needs the ring position of its slot; the backward ends. Missing gradients count
+// as zero. A later gradient opens a further event of the same backward.
+//
+// The list of events does not depend on the plan. Each sum is formed in rank order, ((g0 + g1) + g2) ..., and then
+// added to the sum of earlier events of the step. So the bits are the same under every plan.
+//
+// If ranks read each other's memory (Capabilities::one_sided), a rank may use other units than the others: gradients
+// that it does not have count as zero. Otherwise every reduction is a matched call: a rank may leave out parameters,
+// but other units are kMismatch by name.
+#pragma once
+
+#include "zero/model_memory.h"
+
+#include <kernels/norm/norm.h>
+#include <zeroth/base/tensor_view.h>
+#include <zeroth/comm/backend.h>
+#include <zeroth/device/device.h>
+#include <zeroth/zero/kernel_context.h>
+#include <zeroth/zero/sync_point.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace zeroth {
+
+/// First non-finite local gradient of a step.
+struct Offender {
+  int param = -1;  ///< -1: none
+  std::int64_t micro_step = 0;
+  std::uint64_t count = 0;  ///< non-finite elements of that gradient
+};
+
+class GradientExchange;
+class ReducedShards;
+
+class GradientStore {
+ public:
+  /// Borrows all references, which must outlive it.
+  GradientStore(const ModelLayout& model, const ShardingPlan& plan, int micro_steps, ModelMemory& memory,
+                CommBackend& backend, Stream reduce_stream, KernelContext kernels, MemoryLedger& ledger);
+  GradientStore(const GradientStore&) = delete;
+  GradientStore& operator=(const GradientStore&) = delete;
+  ~GradientStore();
+
+  /// Takes the gradient of a whole parameter: dense, in the accumulation dtype or the parameter's own. It is copied
+  /// into the bucket, or added if the bucket already holds one, before this returns. May block for a bucket slot. If
+  /// the gradient has the accumulation dtype, or is added, a 16-bit bucket (bucket_dtypes()) becomes a wide one for
+  /// this event, beyond the plan.
+  void add(int param, ConstTensorView grad);
+  /// Publishes the unit's bucket, because all its expected gradients have come. Does nothing if the bucket is not open.
+  void close_unit(int unit);
+  /// Closes the unit early: gradients still missing count as zero. A flat with an expected parameter is published even
+  /// if none of its gradients has come in this backward. `expected`: one entry per parameter of the model.
+  void end_unit(int unit, const std::vector<bool>& expected);
+  /// Ends the backward: publishes all open buckets and the end of the backward. Waits for other ranks only where
+  /// reductions are matched calls.
+  void close_backward();
+  /// For matched reductions, instead of add(): takes part in the reduction of the flat with this rank's gradients of
+  /// earlier micro-steps, or zeros. Blocks.
+  void take_part(int flat);
+  /// `hook` is called with the flat before each matched reduction of a bucket; never if reads_peers().
+  void set_before_reduce(std::function<void(int flat)> hook) { before_reduce_ = std::move(hook); }
+  /// Sets the running micro-step, from 0. With kPerStep only the last micro-step publishes.
+  void set_micro_step(int micro_step) { micro_step_ = micro_step; }
+
+  /// Blocks until all ranks have come to this call, and reduces meanwhile, because a rank in backward may wait until
+  /// this one has taken its gradients. It must come before every matched call except complete(), which calls it itself.
+  /// Throws kMismatch if another rank comes to another call. `name` is for errors; with matched calls ranks compare it.
+  void sync(SyncPoint what, std::string_view name = {});
+  /// Blocks until all reduction events of all closed backwards are summed into the reduced shards. Ends the
+  /// accumulation of the step: the next event stores instead of adding. Collective.
+  void complete();
+  /// After complete(), if gradients are replicated: makes the reduced shards of all ranks readable through
+  /// ModelMemory::peer_reduced(). Collective, blocks.
+  void share_sums();
+  /// Call it after the update: forgets which parameters have a gradient, and the offender.
+  void begin_step();
+
+  /// True if the ranks that sum a micro-step read each other's gradients; false if they make matched calls.
+  [[nodiscard]] bool reads_peers() const { return memory_.are_local(memory_.degrees().gradient); }
+  /// True if a gradient of the parameter has come on this rank since begin_step().
+  [[nodiscard]] bool has_grad(int param) const { return has_grad_[static_cast<std::size_t>(param)]; }
+  /// True if this rank's reduced shard of the flat holds the sums of this step (valid after complete()).
+  [[nodiscard]] bool has_sums(int flat) const;
+  /// Sum of squares of the flat's reduced shard, each element times the flat's grad_factor. Valid after complete() if
+  /// has_sums().
+  [[nodiscard]] const kernels::NormAccumulator& norm(int flat) const;
+  [[nodiscard]] const Offender& offender() const { return offender_; }
+  /// The first parameter whose gradient did not fit its 16-bit bucket; -1: none.
+  [[nodiscard]] int first_wide() const { return first_wide_; }
+  /// Number of buckets of other ranks that were copied aside because ranks waited for each other's slots.
+  [[nodiscard]] std::uint64_t spills() const;
+  /// Bytes of control blocks and staging of the groups that were split from the backend.
+  [[nodiscard]] std::size_t transport_bytes() const;
+
+ private:
+  struct FlatState {
+    bool open = false;               ///< the bucket holds gradients that are not published
+    bool published = false;          ///< in this step
+    std::uint64_t published_in = 0;  ///< number of the backward of the last event, from 1
+    DType dtype = DType::kFloat32;   ///< of the open bucket
+    std::vector<bool> filled{};      ///< one a segment: the bucket holds a gradient of it
+  };
+
+  void open(int flat);
+  /// Moves the open bucket to memory beyond the plan, in the accumulation dtype.
+  void widen(int flat);
+  void publish(int flat);
+  /// Blocks until no rank needs the content of the unit's bucket slot. Sums that lie there are moved away.
+  void take_slot(int unit);
+  [[nodiscard]] bool publishes_now() const;
+  FlatState& state(int flat) { return flats_[static_cast<std::size_t>(flat)]; }
+
+  const ModelLayout& model_;
+  const ShardingPlan& plan_;
+  int micro_steps_;
+  ModelMemory& memory_;
+  KernelContext kernels_;
+  std::vector<int> slot_holder_;  ///< unit whose bucket or sums may still lie in the slot; -1: none
+  std::unique_ptr<ReducedShards> shards_;
+  std::unique_ptr<GradientExchange> exchange_;
+  std::vector<FlatState> flats_;
+  std::vector<int> ring_positions_;
+  std::vector<int> ring_open_;  ///< unit with an open bucket at each ring position, -1
+  std::vector<int> trainable_flats_;
+  std::vector<bool> has_grad_;
+  std::function<void(int flat)> before_reduce_;
+  Offender offender_;
+  int first_wide_ = -1;
+  bool reduced_before_ = false;  ///< an earlier backward of this step had reductions
+  std::uint64_t backward_ = 0;   ///< step << 20 | backward within the step
+  int micro_step_ = 0;
+};
+
+}  // namespace zeroth

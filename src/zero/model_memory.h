@@ -1,0 +1,159 @@
+// ModelMemory: the memory of a plan on one rank, allocated once, and the addresses of the other ranks' shared parts.
+#pragma once
+
+#include <zeroth/comm/backend.h>
+#include <zeroth/device/device.h>
+#include <zeroth/shard/degrees.h>
+#include <zeroth/zero/memory_plan.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace zeroth {
+
+class Signals;
+
+/// Byte offsets inside the arena that one rank shares. Every rank can compute the offsets of all ranks.
+struct SharedLayout {
+  std::size_t signals = 0;
+  std::vector<std::size_t> parameters{};    ///< one per flat; kNone if not shared
+  std::vector<std::size_t> bucket_slots{};  ///< one per bucket slot
+  std::vector<std::size_t> reduced{};       ///< one per flat; kNone if not shared, or part of the bucket
+  std::size_t bytes = 0;
+
+  static constexpr std::size_t kNone = ~std::size_t{0};
+};
+
+[[nodiscard]] SharedLayout make_shared_layout(const ModelLayout& model, const ShardingPlan& plan, int rank,
+                                              int micro_steps);
+
+/// Owns the arenas. Addresses never change. The ledger counts a slot from its first use on, and never releases it.
+class ModelMemory {
+ public:
+  /// Collective and blocking if ranks read each other's memory: every rank attaches its shared arena. Each trainable
+  /// flat gets `optimizer_states` buffers of its update range. Borrows all references, which must outlive it. Throws
+  /// kOutOfMemory, kResource, and the errors of the transport.
+  ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int optimizer_states, int micro_steps, Device& device,
+              CommBackend& backend);
+  ModelMemory(const ModelMemory&) = delete;
+  ModelMemory& operator=(const ModelMemory&) = delete;
+  ~ModelMemory();
+
+  /// This rank's parameters at rest: the elements of rest_range(), in the flat's dtype.
+  [[nodiscard]] std::byte* parameters(int flat) const { return parameters_[index(flat)]; }
+  /// Address of element `element` of the flat in the parameters at rest of `rank`. `rank` must be one of local_peers()
+  /// and have the element at rest; the plan must share parameters.
+  [[nodiscard]] const std::byte* peer_parameters(int flat, int rank, std::int64_t element) const;
+  /// For a bfloat16 flat: the lower 16 bits of the fp32 masters, for the elements of the update range ([Note: Masters
+  /// in two halves]). They start as zero, so masters start as the initial values. Null for other flats.
+  [[nodiscard]] std::int16_t* master_low(int flat) const { return reinterpret_cast<std::int16_t*>(at(masters_, flat)); }
+  /// Optimizer state number `which` for the elements of the update range, in the accumulation dtype.
+  [[nodiscard]] std::byte* state(int flat, int which) const;
+  /// This rank's reduced shard: its piece of the sums, in the accumulation dtype. It lies in separate memory, or, if
+  /// sums_in_bucket(), in its range of its own bucket.
+  [[nodiscard]] std::byte* reduced(int flat) { return sums_at(flat, model_.flat(flat).shard(rank_).begin); }
+  /// The sums of micro_step_part() while micro-steps accumulate, in the accumulation dtype. They contain the piece.
+  [[nodiscard]] std::byte* micro_step_sums(int flat) { return sums_at(flat, micro_step_part(flat).begin); }
+  /// This rank's part at the gradients' degree; without a gradient degree it is the piece.
+  [[nodiscard]] Range micro_step_part(int flat) const { return model_.flat(flat).part(rank_, degrees_.gradient); }
+  /// See sums_in_buckets().
+  [[nodiscard]] bool sums_in_bucket(int flat) const { return sums_in_buckets_[index(flat)]; }
+  /// True if other ranks read this rank's sums after the commit vote, in memory of its next gradients or sums. Then no
+  /// rank opens a bucket before all ranks have finished reading.
+  [[nodiscard]] bool peers_read_sums() const { return peers_read_sums_; }
+  /// The reduced shard of another rank, after GradientStore::share_sums().
+  [[nodiscard]] const std::byte* peer_reduced(int flat, int rank);
+  /// Address of element `element` of the flat in the sums of `rank`, which must be one of local_peers() and have the
+  /// element.
+  [[nodiscard]] const std::byte* peer_sums(int flat, int rank, std::int64_t element) const;
+  /// Memory into which the pieces of this rank's update range are gathered, its own included, if the transport is not
+  /// one-sided.
+  [[nodiscard]] std::byte* gathered_sums(int flat);
+  /// See bucket_dtypes().
+  [[nodiscard]] DType bucket_dtype(int flat) const { return bucket_dtypes_[index(flat)]; }
+  /// Start of the flat inside its bucket slot, for gradients of `dtype`: bucket_dtype() or the accumulation dtype. The
+  /// slot of the latter may be beyond the plan (overflow). The slot is counted on first use.
+  [[nodiscard]] std::byte* bucket(int flat, DType dtype);
+  /// The same in the memory of another of local_peers(). Not counted.
+  [[nodiscard]] const std::byte* peer_bucket(int flat, int rank, DType dtype) const;
+  /// Start of the flat inside its gathered slot. The slot is counted on first use.
+  [[nodiscard]] std::byte* gathered(int flat);
+
+  /// The signals of one of local_peers().
+  [[nodiscard]] const Signals& signals(int rank) const;
+  /// True if all ranks read each other's memory.
+  [[nodiscard]] bool one_sided() const { return one_sided_; }
+  /// The ranks whose memory this rank reads: all ranks if the transport is one-sided; the ranks of its node if the
+  /// transport is one-sided inside nodes and a degree of sharding uses that; otherwise this rank only.
+  [[nodiscard]] const SubGroup& local_peers() const { return local_peers_; }
+  /// True if the ranks of each sub-group of `degree` ranks read each other's memory. The same on all ranks.
+  [[nodiscard]] bool are_local(int degree) const {
+    return (one_sided_ || own_seat_) && local_peers_.count % degree == 0;
+  }
+  /// The group of local_peers(), for waits and notify(). Rank 0 of this group is the first of local_peers().
+  [[nodiscard]] CommBackend& seat() const { return *seat_; }
+  /// Bytes of control blocks and staging of seat(); 0 if seat() is the backend.
+  [[nodiscard]] std::size_t transport_bytes() const { return own_seat_ ? own_seat_->memory_bytes() : 0; }
+  [[nodiscard]] const SlotTable& bucket_table() const { return bucket_table_; }
+  [[nodiscard]] const SlotTable& gathered_table() const { return gathered_table_; }
+  /// Elements that this rank's optimizer updates.
+  [[nodiscard]] Range update_range(int flat) const;
+  /// Elements of the flat's parameters that a rank has at rest.
+  [[nodiscard]] Range rest_range(int flat, int rank) const;
+  [[nodiscard]] const Degrees& degrees() const { return degrees_; }
+  [[nodiscard]] int rank() const { return rank_; }
+  /// Resident bytes of this rank's arenas. Slow: reads smaps.
+  [[nodiscard]] std::uint64_t resident_bytes() const {
+    return shared_.resident_bytes() + private_.resident_bytes() + wide_.resident_bytes();
+  }
+
+ private:
+  [[nodiscard]] static std::size_t index(int flat) { return static_cast<std::size_t>(flat); }
+  [[nodiscard]] static std::byte* at(const std::vector<Buffer>& buffers, int flat) {
+    return buffers[index(flat)].data();
+  }
+  [[nodiscard]] Range sums_range(int flat, int rank) const { return zeroth::sums_range(model_, plan_, flat, rank); }
+  [[nodiscard]] std::byte* sums_at(int flat, std::int64_t element);
+  void allocate_private(Device& device, int optimizer_states);
+  void find_neighbours(CommBackend& backend);
+  /// The attached arenas by world rank; empty for all other ranks.
+  [[nodiscard]] PeerWindow window_of(const Arena& arena, std::string_view name) const;
+
+  const ModelLayout& model_;
+  const ShardingPlan& plan_;
+  Degrees degrees_;
+  int rank_;
+  bool one_sided_;
+  std::unique_ptr<CommBackend> own_seat_;
+  CommBackend* seat_;
+  SubGroup local_peers_;
+  std::vector<DType> bucket_dtypes_;   // one a flat
+  std::vector<bool> sums_in_buckets_;  // one a flat
+  bool peers_read_sums_;
+  SlotTable bucket_table_;
+  SlotTable wide_table_;
+  SlotTable gathered_table_;
+  std::vector<SharedLayout> shared_layouts_;  // one a rank
+  Arena shared_;
+  Arena private_;
+  Arena wide_;  // address space, until a gradient comes that is wider than its bucket
+  PeerWindow window_;
+  PeerWindow wide_window_;
+  std::vector<Signals> signals_;  // one for each of local_peers()
+  std::vector<std::byte*> parameters_;
+  std::vector<std::byte*> reduced_;
+  std::vector<Buffer> masters_;
+  std::vector<std::vector<Buffer>> states_;  // [flat][state]
+  std::vector<std::span<std::byte>> gathered_slots_;
+  std::vector<MemoryHold> gathered_holds_;
+  std::vector<MemoryHold> bucket_holds_;
+  std::vector<MemoryHold> wide_holds_;
+  std::vector<MemoryHold> holds_;
+  MemoryLedger& ledger_;
+};
+
+}  // namespace zeroth
