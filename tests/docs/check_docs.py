@@ -6,7 +6,7 @@ usage: check_docs.py ROOT
 Rules, each named in its messages:
   link     a relative link leads to a file or folder that is there, and its #anchor to a heading of it
   path     a `path/in/backticks` that begins like a path of the repository is there; `*` may stand for a part of a name
-  short    a how-to page has fewer than 40 lines
+  short    a how-to page has fewer than 45 lines
   machine  no line names a path of somebody's machine
   fence    code fences are closed
   block    a code block says which language it is, and a test runs it: python and json tests/python/docs_test.py, cpp
@@ -25,7 +25,7 @@ import sys
 
 from blocks import Block, blocks_of, without_fences
 
-HOW_TO_LINES = 40
+HOW_TO_LINES = 45
 TOP_LEVEL = (
     r"(?:include|src|csrc|tests|tools|docs|examples|benchmarks|cmake|\.ci)/|"
     r"(?:CMakeLists\.txt|CMakePresets\.json|Makefile|pyproject\.toml|LICENSE|README\.md)$"

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import unittest
 
-import hosts
 import job
+
+import hosts
 
 PROGRAM = str(job.HERE / "mpi_rank.py")
 TRAINER = str(job.HERE.parents[1] / "examples" / "gpt" / "train.py")

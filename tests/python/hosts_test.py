@@ -7,9 +7,10 @@ import re
 import sys
 import unittest
 
-import hosts
 import job
 import mpi_test
+
+import hosts
 
 
 class SeveralHosts(unittest.TestCase):

@@ -16,10 +16,11 @@ import time
 import unittest
 from collections.abc import Callable
 
-import hosts
 import job
 import left_behind  # job.py says where it is
 import mpi_test
+
+import hosts
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun")
 PATIENCE_S = 60
