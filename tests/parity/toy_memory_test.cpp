@@ -163,15 +163,15 @@ ToyTraining on_eight(const ShardingPlan& plan, DType dtype, int micro_steps) {
   return training;
 }
 
-/// Of all that is drawn up below, one in three: each plan with each dtype, and each transport with some plan.
+/// Of all that is drawn up below, one in six: each plan once, and each dtype over each transport with some plan.
 bool in_tier(int turn) {
-  return test::in_long_tier() || turn % 3 == 0;
+  return test::in_long_tier() || turn % 6 == 0;
 }
 
 void expect_planned_memory_with_degrees() {
   int turn = 0;
   for (const ShardingPlan& plan : plans_on_eight()) {
-    ++turn;  // else always the same transport
+    ++turn;  // else always the same dtype and transport
     for (const auto& [dtype, micro_steps] : {std::pair{DType::kFloat32, 2}, {DType::kBFloat16, 1}}) {
       for (const test::ThreadTransport transport :
            {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
@@ -202,7 +202,7 @@ TEST(LongToyEngine, WithDegreesMeasuredMemoryIsThePlannedMemory) {
 void expect_planned_wire_with_degrees() {
   int turn = 0;
   for (const ShardingPlan& plan : plans_on_eight()) {
-    ++turn;  // else always the same transport
+    ++turn;  // else always the same dtype and transport
     for (const auto& [dtype, per_node] : {std::pair{DType::kFloat32, 4}, {DType::kBFloat16, 2}}) {
       for (const test::ThreadTransport transport :
            {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
