@@ -62,7 +62,7 @@ test-quick: setup
 attributions: export ZEROTH_SETUP_CORE := 1
 attributions: setup build/core/build.ninja
 	$(call BUILD,core) --target attribution_test
-	ZEROTH_ATTRIBUTIONS=500 build/core/tests/process/attribution_test
+	build/core/tests/process/attribution_test --gtest_filter='Long*'
 
 test-shim: setup build/release/build.ninja build/asan-shim/build.ninja
 	$(call BUILD,release) --target zeroth-run

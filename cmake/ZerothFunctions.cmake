@@ -10,20 +10,22 @@
 #       Static library `zeroth_<name>_parts`: what a program is made of, for it, its tests and other programs.
 #   zeroth_add_test(<name> SOURCES ... ROOMS ... [LIBS ...] [LABELS unit|conformance|parity|process]
 #                   [TIER quick|test|long] [COST core-seconds] [LONG core-seconds]
-#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [ONE_THREAD] [OPTIMIZED] [WAITS]
+#                   [TIMEOUT seconds] [SANITIZED_FILTER <gtest filter>] [SANITIZED_LONG <gtest filter>|none]
+#                   [ONE_THREAD] [OPTIMIZED] [WAITS]
 #                   [TORCH] [NO_MAIN])
 #       One GoogleTest executable that is one ctest test. The default label is unit, the default timeout 120 s.
 #       TIER says which command runs it: quick is make test-quick and make test, test (the default) is make test, long
 #       is make test-all. COST declares its processor time on one core, default 1; tools/run-tests holds the sum within
 #       the limits of tests/budget.json. LONG: cases whose name begins with `Long` (INSTANTIATE_TEST_SUITE_P(Long, ...),
 #       TEST(Long..., )) are a ctest test <name>_long of the long tier, of that cost, and are left out of <name>. Under
-#       a sanitizer SANITIZED_FILTER says which cases are enough, and the thread sanitizer needs no test that is
-#       ONE_THREAD: nothing in it is touched by a second thread. OPTIMIZED is for tests that compute much: they run long
-#       where sanitizers watch code that is not. WAITS is for tests whose ranks sleep most of the time, until a deadline
-#       or a death is noticed: some of them run beside each other.
+#       a sanitizer SANITIZED_FILTER says which cases are enough, SANITIZED_LONG which of the long tier ("Long*" without
+#       it), and the thread sanitizer needs no test that is ONE_THREAD: nothing in it is touched by a second thread.
+#       OPTIMIZED is for tests that compute much: they run long where sanitizers watch code that is not. WAITS is for
+#       tests whose ranks sleep most of the time, until a deadline or a death is noticed: some of them run beside each
+#       other.
 #   zeroth_add_test_variant(<name> <test> FILTER <gtest filter> ENVIRONMENT VAR=value [LABELS ...] [TIER ...]
 #                           [COST ...])
-#       Some cases of a test once more, with variables set; a ctest test of its own.
+#       Some cases of a test once more, with variables set; a ctest test of its own. Not under sanitizers.
 #   zeroth_add_mpi_test(<name> <test> RANKS n FILTER <gtest filter> [LABELS ...] [TIER ...] [COST ...]
 #                       [TIMEOUT seconds])
 #       Some cases of a test once more, by n ranks that mpirun starts; left out without MPI.
@@ -199,7 +201,7 @@ endfunction()
 
 function(zeroth_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "ONE_THREAD;OPTIMIZED;WAITS;TORCH;NO_MAIN"
-    "TIER;COST;LONG;TIMEOUT;SANITIZED_FILTER" "SOURCES;ROOMS;LIBS;LABELS")
+    "TIER;COST;LONG;TIMEOUT;SANITIZED_FILTER;SANITIZED_LONG" "SOURCES;ROOMS;LIBS;LABELS")
   zeroth_check_arguments(zeroth_add_test ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_SOURCES}")
   zeroth_leave_out(left_out "test ${name}" ${arg_TORCH})
   if(left_out OR (arg_ONE_THREAD AND ZEROTH_SANITIZE STREQUAL "thread"))
@@ -221,11 +223,22 @@ function(zeroth_add_test name)
     set(filter ${arg_SANITIZED_FILTER})
   endif()
   if(arg_LONG)
-    add_test(NAME ${name}_long
-      COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}_long.xml" "--gtest_filter=Long*")
-    zeroth_set_test_properties(${name}_long "${arg_LABELS}" "${arg_TIMEOUT}" ${arg_TORCH} ${arg_WAITS} long
-      "${arg_LONG}")
-    set_property(TEST ${name}_long APPEND PROPERTY LABELS target:${name})
+    set(long "Long*")
+    if(ZEROTH_SANITIZE AND arg_SANITIZED_LONG)
+      set(long ${arg_SANITIZED_LONG})
+    endif()
+    if(NOT long STREQUAL "none")
+      set(timeout 120)
+      if(arg_TIMEOUT)
+        set(timeout ${arg_TIMEOUT})
+      endif()
+      math(EXPR timeout "3 * ${timeout}")
+      add_test(NAME ${name}_long
+        COMMAND ${name} "--gtest_output=xml:${PROJECT_BINARY_DIR}/test-results/${name}_long.xml"
+                "--gtest_filter=${long}")
+      zeroth_set_test_properties(${name}_long "${arg_LABELS}" ${timeout} ${arg_TORCH} ${arg_WAITS} long "${arg_LONG}")
+      set_property(TEST ${name}_long APPEND PROPERTY LABELS target:${name})
+    endif()
     if(NOT filter)
       set(filter "-Long*")
     elseif(filter MATCHES "-")
@@ -246,6 +259,9 @@ endfunction()
 
 # Some cases of a test once more, with variables set.
 function(zeroth_add_test_variant name test)
+  if(ZEROTH_SANITIZE)
+    return()  # what variables choose between has the same numbers, and its own tests for memory
+  endif()
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "FILTER;TIER;COST" "ENVIRONMENT;LABELS")
   zeroth_check_arguments(zeroth_add_test_variant ${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_FILTER}")
   add_test(NAME ${name}
@@ -386,6 +402,9 @@ function(zeroth_set_test_properties name labels timeout torch waits tier cost)
     math(EXPR cost "2 * ${cost}")
   endif()
   zeroth_test_room(room)
+  if(name MATCHES "^torch_")
+    set(room libtorch)
+  endif()
   set(thirds 3)
   if(waits)
     set(thirds 2)

@@ -1,8 +1,9 @@
 // Luck against the transport: random delays, streams in chaos mode, ranks that are stopped and continued.
-// Values must hold.
+// Values must hold. `make test` draws a quarter of the seeds and calls of the long tier.
 #include "comm/decorators/faulty_backend.h"
 #include "conformance/world_runner.h"
 #include "support/sanitizer.h"
+#include "support/tier.h"
 
 #include <zeroth/comm/decorators.h>
 #include <zeroth/device/device.h>
@@ -115,8 +116,7 @@ void random_calls(const std::shared_ptr<CommBackend>& backend, std::uint64_t see
   }
 }
 
-TEST(Chaos, AThousandSeedsOfThreadsWithRandomDelays) {
-  const int seeds = kThreadSanitizer ? 300 : 1000;
+void expect_values_with_random_delays(int seeds) {
   for (int seed = 0; seed < seeds; ++seed) {
     const int world = std::vector<int>{2, 3, 4, 7}[static_cast<std::size_t>(seed) % 4];
     const RankReport report = try_ranks(world, [&](int rank, const std::shared_ptr<CommBackend>& backend) {
@@ -132,16 +132,26 @@ TEST(Chaos, AThousandSeedsOfThreadsWithRandomDelays) {
   }
 }
 
-class ChaosOverTwoBackends : public ::testing::TestWithParam<WorldParam> {};
-INSTANTIATE_TEST_SUITE_P(Backends, ChaosOverTwoBackends,
-                         ::testing::ValuesIn(mpi_world_size() > 0
-                                                 ? std::vector<WorldParam>{{"shm|mpi", mpi_world_size()}}
-                                                 : std::vector<WorldParam>{{"mixed", 2}, {"mixed", 4}}),
-                         name_of_param);
+TEST(Chaos, SeedsOfThreadsWithRandomDelays) {
+  expect_values_with_random_delays(kSanitized ? 100 : 250);
+}
 
-TEST_P(ChaosOverTwoBackends, TenThousandCalls) {
-  const RankReport report = run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
-    random_calls(backend, static_cast<std::uint64_t>(backend->size()), kSanitized ? 2'000 : 10'000, 20'000);
+TEST(LongChaos, AThousandSeedsOfThreadsWithRandomDelays) {
+  expect_values_with_random_delays(1'000);
+}
+
+std::vector<WorldParam> worlds_of_two_backends() {
+  if (mpi_world_size() > 0) return {{"shm|mpi", mpi_world_size()}};
+  return {{"mixed", 2}, {"mixed", 4}};
+}
+class ChaosOverTwoBackends : public ::testing::TestWithParam<WorldParam> {};
+INSTANTIATE_TEST_SUITE_P(Backends, ChaosOverTwoBackends, ::testing::ValuesIn(worlds_of_two_backends()), name_of_param);
+INSTANTIATE_TEST_SUITE_P(Long, ChaosOverTwoBackends, ::testing::ValuesIn(worlds_of_two_backends()), name_of_param);
+
+TEST_P(ChaosOverTwoBackends, ThousandsOfCalls) {
+  const int calls = in_long_tier() ? 10'000 : (kSanitized ? 1'000 : 2'500);
+  const RankReport report = run_world(GetParam(), [calls](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+    random_calls(backend, static_cast<std::uint64_t>(backend->size()), calls, 20'000);
   });
   EXPECT_TRUE(report.ok()) << report.text();
 }
@@ -203,10 +213,12 @@ std::vector<WorldParam> worlds_of_seeds() {
 }
 class ChaosOverMessages : public ::testing::TestWithParam<WorldParam> {};
 INSTANTIATE_TEST_SUITE_P(Backends, ChaosOverMessages, ::testing::ValuesIn(worlds_of_seeds()), name_of_param);
+INSTANTIATE_TEST_SUITE_P(Long, ChaosOverMessages, ::testing::ValuesIn(worlds_of_seeds()), name_of_param);
 
-TEST_P(ChaosOverMessages, AHundredSeedsWithRandomDelays) {
-  const RankReport report = run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
-    random_calls_of_seeds(backend, 100, 12, 5000);
+TEST_P(ChaosOverMessages, SeedsWithRandomDelays) {
+  const int seeds = in_long_tier() ? 100 : 25;
+  const RankReport report = run_world(GetParam(), [seeds](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+    random_calls_of_seeds(backend, seeds, 12, 5000);
   });
   EXPECT_TRUE(report.ok()) << report.text();
 }

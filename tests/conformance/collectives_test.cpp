@@ -1,5 +1,9 @@
 // Every matched call on every backend: values against an oracle in double, bits against a sum in rank order.
+//
+// `make test` runs rows in which any two of world, call with its dtypes, count and place meet; the whole grid, and
+// large parts in every world, are of the long tier.
 #include "conformance/world_runner.h"
+#include "support/covering_array.h"
 #include "support/sanitizer.h"
 
 #include <zeroth/comm/decorators.h>
@@ -24,6 +28,14 @@ namespace {
 
 class Collectives : public ::testing::TestWithParam<WorldParam> {};
 INSTANTIATE_TEST_SUITE_P(Backends, Collectives, ::testing::ValuesIn(matched_worlds()), name_of_param);
+
+class CollectiveGrid : public Collectives {};
+INSTANTIATE_TEST_SUITE_P(Long, CollectiveGrid, ::testing::ValuesIn(matched_worlds()), name_of_param);
+
+class LargeParts : public Collectives {};
+INSTANTIATE_TEST_SUITE_P(Backends, LargeParts, ::testing::ValuesIn(one_world_a_backend(matched_worlds())),
+                         name_of_param);
+INSTANTIATE_TEST_SUITE_P(Long, LargeParts, ::testing::ValuesIn(matched_worlds()), name_of_param);
 
 /// Where the buffers of a case lie: ordinary memory is staged, attached memory is read in place.
 enum class Place { kOrdinary, kAttached };
@@ -438,8 +450,99 @@ void check_equal_all_to_all(const Communicator& comm, const Buffers& buffers, st
   }
 }
 
-template <class Check>
-void for_all_places_and_counts(const WorldParam& param, const Check& check) {
+/// One call with its dtypes, checked against the oracle.
+struct CheckedCall {
+  std::string_view call;
+  void (*check)(const Communicator& comm, const Buffers& buffers, std::int64_t count, bool in_place);
+};
+
+/// For calls in which a buffer cannot stand for both.
+template <void (*kCheck)(const Communicator&, const Buffers&, std::int64_t)>
+void never_in_place(const Communicator& comm, const Buffers& buffers, std::int64_t count, bool /*in_place*/) {
+  kCheck(comm, buffers, count);
+}
+
+void check_reduce_scatter_of_own_dtypes(const Communicator& comm, const Buffers& buffers, std::int64_t count) {
+  if (comm.rank() % 2 == 0 && !sums_in_one_dtype(comm.backend())) {
+    check_mixed_reduce_scatter<float>(comm, buffers, count);
+  } else {
+    check_mixed_reduce_scatter<BFloat16>(comm, buffers, count);
+  }
+}
+
+constexpr CheckedCall kCalls[] = {
+    {"all_reduce", check_all_reduce<float, float>},
+    {"all_reduce", check_all_reduce<double, double>},
+    {"all_reduce", check_all_reduce<BFloat16, BFloat16>},
+    {"all_reduce", check_all_reduce<BFloat16, float>},
+    {"all_reduce", check_all_reduce<float, BFloat16>},
+    {"all_reduce", check_all_reduce<Float16, Float16>},
+    {"all_reduce", check_all_reduce<Float16, float>},
+    {"all_reduce", check_all_reduce<float, Float16>},
+    {"all_reduce", check_all_reduce<std::int64_t, std::int64_t>},
+    {"all_reduce", check_all_reduce<std::int32_t, std::int32_t>},
+    {"reduce_scatter", check_reduce_scatter<float, float>},
+    {"reduce_scatter", check_reduce_scatter<double, double>},
+    {"reduce_scatter", check_reduce_scatter<BFloat16, BFloat16>},
+    {"reduce_scatter", check_reduce_scatter<BFloat16, float>},
+    {"reduce_scatter", check_reduce_scatter<float, BFloat16>},
+    {"reduce_scatter", check_reduce_scatter<Float16, Float16>},
+    {"reduce_scatter", check_reduce_scatter<float, Float16>},
+    {"reduce_scatter", check_reduce_scatter<std::int64_t, std::int64_t>},
+    {"reduce_scatter", check_reduce_scatter<std::int32_t, std::int32_t>},
+    {"reduce_scatter at offsets", check_reduce_scatter_at_offsets<float, float>},
+    {"reduce_scatter at offsets", check_reduce_scatter_at_offsets<double, double>},
+    {"reduce_scatter at offsets", check_reduce_scatter_at_offsets<BFloat16, float>},
+    {"reduce_scatter of own dtypes", never_in_place<check_reduce_scatter_of_own_dtypes>},
+    {"all_gather", check_all_gather<double>},
+    {"all_gather", check_all_gather<float>},
+    {"all_gather", check_all_gather<Float16>},
+    {"all_gather", check_all_gather<BFloat16>},
+    {"all_gather", check_all_gather<std::int64_t>},
+    {"all_gather", check_all_gather<std::int32_t>},
+    {"all_gather", check_all_gather<std::uint8_t>},
+    {"broadcast", never_in_place<check_broadcast<double>>},
+    {"broadcast", never_in_place<check_broadcast<BFloat16>>},
+    {"broadcast", never_in_place<check_broadcast<std::uint8_t>>},
+    {"extremes", check_extremes<float>},
+    {"extremes", check_extremes<double>},
+    {"extremes", check_extremes<Float16>},
+    {"extremes", check_extremes<BFloat16>},
+    {"extremes", check_extremes<std::int32_t>},
+    {"extremes", check_extremes<std::int64_t>},
+    {"extremes", check_extremes<std::uint8_t>},
+    {"gather", check_gather<double>},
+    {"gather", check_gather<BFloat16>},
+    {"gather", check_gather<std::uint8_t>},
+    {"scatter", check_scatter<double>},
+    {"scatter", check_scatter<BFloat16>},
+    {"scatter", check_scatter<std::uint8_t>},
+    {"all_to_all", never_in_place<check_all_to_all<double>>},
+    {"all_to_all", never_in_place<check_all_to_all<BFloat16>>},
+    {"all_to_all", never_in_place<check_all_to_all<std::uint8_t>>},
+    {"all_to_all", never_in_place<check_equal_all_to_all<float>>},
+};
+
+/// Under sanitizers an element costs tens of times as much: where most pieces are staged is enough of the largest.
+bool takes_too_long(std::int64_t count, Place place, bool in_place) {
+  return kSanitized && count == kCounts[std::size(kCounts) - 1] && (in_place || place == Place::kAttached);
+}
+
+void check_call(const CheckedCall& call, const Communicator& comm, const Buffers& buffers, Place place,
+                std::int64_t count, bool in_place) {
+  try {
+    call.check(comm, buffers, count, in_place);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(fmt::format("{}, number {} of all calls, {} memory, {} elements, in place {}: {}",
+                                         call.call, &call - kCalls, place == Place::kAttached ? "attached" : "ordinary",
+                                         count, in_place, error.what()));
+  }
+}
+
+/// The call of this name with all its dtypes, in all places, with all counts.
+void expect_whole_grid(const WorldParam& param, std::string_view name) {
   const RankReport report = run_world(param, [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
     const Communicator comm(backend);
     for (const Place place : {Place::kOrdinary, Place::kAttached}) {
@@ -447,18 +550,9 @@ void for_all_places_and_counts(const WorldParam& param, const Check& check) {
       const Buffers buffers(*backend, place, kBufferBytes);
       for (const std::int64_t count : kCounts) {
         for (const bool in_place : {false, true}) {
-          // Under sanitizers an element costs tens of times as much: where most pieces are staged is enough of the
-          // largest.
-          if (kSanitized && count == kCounts[std::size(kCounts) - 1] && (in_place || place == Place::kAttached))
-            continue;
-          try {
-            check(comm, buffers, count, in_place);
-          } catch (const Error&) {
-            throw;
-          } catch (const std::runtime_error& error) {
-            throw std::runtime_error(fmt::format("{} memory, {} elements, in place {}: {}",
-                                                 place == Place::kAttached ? "attached" : "ordinary", count, in_place,
-                                                 error.what()));
+          if (takes_too_long(count, place, in_place)) continue;
+          for (const CheckedCall& call : kCalls) {
+            if (call.call == name) check_call(call, comm, buffers, place, count, in_place);
           }
         }
       }
@@ -467,131 +561,102 @@ void for_all_places_and_counts(const WorldParam& param, const Check& check) {
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST_P(Collectives, AllReduceSumsInRankOrder) {
-  ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-    check_all_reduce<float, float>(comm, buffers, count, in_place);
-    check_all_reduce<double, double>(comm, buffers, count, in_place);
-    check_all_reduce<BFloat16, BFloat16>(comm, buffers, count, in_place);
-    check_all_reduce<BFloat16, float>(comm, buffers, count, in_place);
-    check_all_reduce<float, BFloat16>(comm, buffers, count, in_place);
-    check_all_reduce<Float16, Float16>(comm, buffers, count, in_place);
-    check_all_reduce<Float16, float>(comm, buffers, count, in_place);
-    check_all_reduce<float, Float16>(comm, buffers, count, in_place);
-    check_all_reduce<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
-    check_all_reduce<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
-  });
+/// Level of each factor: world, call, count, place, in place.
+const std::vector<FactorRow>& rows_of_calls() {
+  static const std::vector<FactorRow> rows =
+      covering_array({static_cast<int>(matched_worlds().size()), static_cast<int>(std::size(kCalls)),
+                      static_cast<int>(std::size(kCounts)), 2, 2},
+                     2);
+  return rows;
 }
 
-TEST_P(Collectives, ReduceScatterSumsUnevenParts) {
+TEST_P(Collectives, EveryCallMeetsEveryWorldCountAndPlace) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-    check_reduce_scatter<float, float>(comm, buffers, count, in_place);
-    check_reduce_scatter<double, double>(comm, buffers, count, in_place);
-    check_reduce_scatter<BFloat16, BFloat16>(comm, buffers, count, in_place);
-    check_reduce_scatter<BFloat16, float>(comm, buffers, count, in_place);
-    check_reduce_scatter<float, BFloat16>(comm, buffers, count, in_place);
-    check_reduce_scatter<Float16, Float16>(comm, buffers, count, in_place);
-    check_reduce_scatter<float, Float16>(comm, buffers, count, in_place);
-    check_reduce_scatter<std::int64_t, std::int64_t>(comm, buffers, count, in_place);
-    check_reduce_scatter<std::int32_t, std::int32_t>(comm, buffers, count, in_place);
+  const std::vector<WorldParam> worlds = matched_worlds();
+  const auto own = std::ranges::find_if(worlds, [](const WorldParam& world) {
+    return world.backend == GetParam().backend && world.size == GetParam().size &&
+           world.per_node == GetParam().per_node;
   });
+  std::vector<FactorRow> rows = rows_of_calls();
+  std::erase_if(rows, [&](const FactorRow& row) { return row[0] != own - worlds.begin(); });
+  ASSERT_GE(rows.size(), std::size(kCalls));
+  const RankReport report = run_world(GetParam(), [&](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
+    const Communicator comm(backend);
+    for (const Place place : {Place::kOrdinary, Place::kAttached}) {
+      // What cannot be attached to lies in ordinary memory.
+      const bool attachable = backend->capabilities().one_sided;
+      if (place == Place::kAttached && !attachable) continue;
+      const Buffers buffers(*backend, place, kBufferBytes);
+      for (const FactorRow& row : rows) {
+        if (attachable && static_cast<Place>(row[3]) != place) continue;
+        const std::int64_t count = kCounts[row[2]];
+        const bool in_place = row[4] == 1;
+        if (takes_too_long(count, place, in_place)) continue;
+        check_call(kCalls[row[1]], comm, buffers, place, count, in_place);
+      }
+    }
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST_P(Collectives, ReduceScatterSumsPartsInAnotherOrderThanTheRanks) {
+TEST_P(CollectiveGrid, AllReduceSumsInRankOrder) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-    check_reduce_scatter_at_offsets<float, float>(comm, buffers, count, in_place);
-    check_reduce_scatter_at_offsets<double, double>(comm, buffers, count, in_place);
-    check_reduce_scatter_at_offsets<BFloat16, float>(comm, buffers, count, in_place);
-  });
+  expect_whole_grid(GetParam(), "all_reduce");
 }
 
-TEST_P(Collectives, ReduceScatterTakesFromEachRankTheDtypeThatItHas) {
+TEST_P(CollectiveGrid, ReduceScatterSumsUnevenParts) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(),
-                            [](const auto& comm, const auto& buffers, std::int64_t count, bool /*in_place*/) {
-                              if (comm.rank() % 2 == 0 && !sums_in_one_dtype(comm.backend())) {
-                                check_mixed_reduce_scatter<float>(comm, buffers, count);
-                              } else {
-                                check_mixed_reduce_scatter<BFloat16>(comm, buffers, count);
-                              }
-                            });
+  expect_whole_grid(GetParam(), "reduce_scatter");
 }
 
-TEST_P(Collectives, AllGatherPutsUnevenPartsInOrder) {
+TEST_P(CollectiveGrid, ReduceScatterSumsPartsInAnotherOrderThanTheRanks) {
   ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-    check_all_gather<double>(comm, buffers, count, in_place);
-    check_all_gather<float>(comm, buffers, count, in_place);
-    check_all_gather<Float16>(comm, buffers, count, in_place);
-    check_all_gather<BFloat16>(comm, buffers, count, in_place);
-    check_all_gather<std::int64_t>(comm, buffers, count, in_place);
-    check_all_gather<std::int32_t>(comm, buffers, count, in_place);
-    check_all_gather<std::uint8_t>(comm, buffers, count, in_place);
-  });
+  expect_whole_grid(GetParam(), "reduce_scatter at offsets");
+}
+
+TEST_P(CollectiveGrid, ReduceScatterTakesFromEachRankTheDtypeThatItHas) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_whole_grid(GetParam(), "reduce_scatter of own dtypes");
+}
+
+TEST_P(CollectiveGrid, AllGatherPutsUnevenPartsInOrder) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_whole_grid(GetParam(), "all_gather");
+}
+
+TEST_P(CollectiveGrid, BroadcastFromEveryRoot) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_whole_grid(GetParam(), "broadcast");
+}
+
+TEST_P(CollectiveGrid, MinimaAndMaximaOfEveryDtype) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_whole_grid(GetParam(), "extremes");
+}
+
+TEST_P(CollectiveGrid, GatherPutsUnevenPartsInOrderAtEveryRoot) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_whole_grid(GetParam(), "gather");
+}
+
+TEST_P(CollectiveGrid, ScatterGivesUnevenPartsFromEveryRoot) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_whole_grid(GetParam(), "scatter");
+}
+
+TEST_P(CollectiveGrid, AllToAllMovesEqualAndUnequalParts) {
+  ZR_SKIP_UNDER_TSAN(GetParam());
+  expect_whole_grid(GetParam(), "all_to_all");
 }
 
 /// Transports choose another way for parts of some sizes: none may depend on what one rank alone has.
-TEST_P(Collectives, AllGatherOfPartsOfManyMegabytes) {
+TEST_P(LargeParts, AllGatherOfPartsOfManyMegabytes) {
   const std::int64_t total = GetParam().size * std::int64_t{kSanitized || GetParam().size > 4 ? 300'000 : 10'000'000};
   const RankReport report = run_world(GetParam(), [total](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
     const Buffers buffers(*backend, Place::kOrdinary, static_cast<std::size_t>(total));
     check_all_gather<std::uint8_t>(Communicator(backend), buffers, total, false);
   });
   EXPECT_TRUE(report.ok()) << report.text();
-}
-
-TEST_P(Collectives, BroadcastFromEveryRoot) {
-  ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(),
-                            [](const auto& comm, const auto& buffers, std::int64_t count, bool /*in_place*/) {
-                              check_broadcast<double>(comm, buffers, count);
-                              check_broadcast<BFloat16>(comm, buffers, count);
-                              check_broadcast<std::uint8_t>(comm, buffers, count);
-                            });
-}
-
-TEST_P(Collectives, MinimaAndMaximaOfEveryDtype) {
-  ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-    check_extremes<float>(comm, buffers, count, in_place);
-    check_extremes<double>(comm, buffers, count, in_place);
-    check_extremes<Float16>(comm, buffers, count, in_place);
-    check_extremes<BFloat16>(comm, buffers, count, in_place);
-    check_extremes<std::int32_t>(comm, buffers, count, in_place);
-    check_extremes<std::int64_t>(comm, buffers, count, in_place);
-    check_extremes<std::uint8_t>(comm, buffers, count, in_place);
-  });
-}
-
-TEST_P(Collectives, GatherPutsUnevenPartsInOrderAtEveryRoot) {
-  ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-    check_gather<double>(comm, buffers, count, in_place);
-    check_gather<BFloat16>(comm, buffers, count, in_place);
-    check_gather<std::uint8_t>(comm, buffers, count, in_place);
-  });
-}
-
-TEST_P(Collectives, ScatterGivesUnevenPartsFromEveryRoot) {
-  ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(), [](const auto& comm, const auto& buffers, std::int64_t count, bool in_place) {
-    check_scatter<double>(comm, buffers, count, in_place);
-    check_scatter<BFloat16>(comm, buffers, count, in_place);
-    check_scatter<std::uint8_t>(comm, buffers, count, in_place);
-  });
-}
-
-TEST_P(Collectives, AllToAllMovesEqualAndUnequalParts) {
-  ZR_SKIP_UNDER_TSAN(GetParam());
-  for_all_places_and_counts(GetParam(),
-                            [](const auto& comm, const auto& buffers, std::int64_t count, bool /*in_place*/) {
-                              check_all_to_all<double>(comm, buffers, count);
-                              check_all_to_all<BFloat16>(comm, buffers, count);
-                              check_all_to_all<std::uint8_t>(comm, buffers, count);
-                              check_equal_all_to_all<float>(comm, buffers, count);
-                            });
 }
 
 TEST_P(Collectives, BytesOfPartsAreThoseOfTheFormula) {

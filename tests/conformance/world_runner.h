@@ -170,6 +170,18 @@ struct WorldOptions {
   return worlds;
 }
 
+/// The first one with more than one rank of each backend, with and without nodes: for what takes long.
+[[nodiscard]] inline std::vector<WorldParam> one_world_a_backend(const std::vector<WorldParam>& worlds) {
+  std::vector<WorldParam> chosen;
+  for (const WorldParam& world : worlds) {
+    const bool known = std::ranges::any_of(chosen, [&](const WorldParam& other) {
+      return other.backend == world.backend && (other.per_node > 0) == (world.per_node > 0);
+    });
+    if (!known && (world.size > 1 || world.backend == "self")) chosen.push_back(world);
+  }
+  return chosen;
+}
+
 /// Worlds in which a rank can miss another one.
 [[nodiscard]] inline std::vector<WorldParam> several_ranks() {
   return {{"inproc", 2}, {"inproc", 3}, {"inproc", 4},        {"shm", 2},

@@ -1,5 +1,5 @@
-// The stage changes memory, never numbers, on ranks that are processes: zeroth-run starts one job a world,
-// which runs the whole list of torch_parity_list.h over shared memory.
+// The stage changes memory, never numbers, on ranks that are processes: zeroth-run starts one job, which runs rows of
+// torch_parity_list.h over shared memory; in the long tier one a world, which runs the whole grid.
 #include "parity/torch_parity_list.h"
 #include "process/launcher/job.h"
 
@@ -47,15 +47,12 @@ std::string first_difference(const std::string& expected, const std::string& got
   return "";
 }
 
-class TorchProcessParity : public ::testing::TestWithParam<int> {};
-
-TEST_P(TorchProcessParity, OneJobRunsTheWholeList) {
-  const int world = GetParam();
-  Job job(Job::probe(world, {}));
+void expect_parity(int world, const std::vector<std::string>& arguments, const std::vector<ParityGroup>& groups) {
+  Job job(Job::probe(world, arguments));
   const JobResult result = job.wait(std::chrono::minutes{4});
   std::map<int, RankOutput> ranks = by_rank(result.out);
-  const std::vector<TorchTraining> references = parity_references(world);
-  const std::size_t variants = references.size() * parity_variants(references.front()).size();
+  std::size_t variants = 0;
+  for (const ParityGroup& group : groups) variants += group.variants.size();
   std::size_t compared = 0;
   for (const auto& [rank, output] : ranks) {
     compared += output.compared;
@@ -67,15 +64,25 @@ TEST_P(TorchProcessParity, OneJobRunsTheWholeList) {
       EXPECT_EQ(first_difference(expected[index], output.references[index]), "")
           << "world " << world << ", rank 0 against rank " << rank;
     }
-    EXPECT_EQ(output.references.size(), references.size()) << "rank " << rank;
+    EXPECT_EQ(output.references.size(), groups.size()) << "rank " << rank;
   }
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(ranks.size(), static_cast<std::size_t>(world)) << result.out;
   // Every rank all variants; the references against threads once.
-  EXPECT_EQ(compared, static_cast<std::size_t>(world) * variants + references.size());
+  EXPECT_EQ(compared, static_cast<std::size_t>(world) * variants + groups.size());
 }
 
-INSTANTIATE_TEST_SUITE_P(World, TorchProcessParity, ::testing::Values(1, 2, 3, 4), ::testing::PrintToStringParamName());
+TEST(TorchProcessRows, OneJobOfThreeRanksRunsTheRows) {
+  expect_parity(3, {"rows"}, parity_rows({3}));
+}
+
+class TorchProcessParity : public ::testing::TestWithParam<int> {};
+
+TEST_P(TorchProcessParity, OneJobRunsTheWholeGrid) {
+  expect_parity(GetParam(), {}, parity_grid(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Long, TorchProcessParity, ::testing::Values(1, 2, 3, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace zeroth::testing

@@ -479,17 +479,25 @@ TEST(ToyEngine, RanksThatTakeOppositePathsNeitherWaitNorDiffer) {
   }
 }
 
-TEST(ToyEngine, RandomPathsOverAThousandStepsEqualTheReference) {
+void expect_random_paths_equal(int steps) {
   ToyTraining training{.reports_memory = false};
   training.model = {.inputs = 3, .width = 7, .blocks = 6, .batch = 1};
   training.world = 3;
-  training.steps = test::kSanitized ? 100 : 1'000;
+  training.steps = steps;
   training.skip = random_paths(20'261'123);
   const ToyOutcome expected = train_toy(training);
   for (int stage = 1; stage <= 3; ++stage) {
     training.plan = zero_plan(stage, {"dp"});
     EXPECT_EQ(difference(expected, train_toy(training)), "") << "stage " << stage;
   }
+}
+
+TEST(ToyEngine, RandomPathsOverAHundredStepsEqualTheReference) {
+  expect_random_paths_equal(100);
+}
+
+TEST(LongToyEngine, RandomPathsOverAThousandStepsEqualTheReference) {
+  expect_random_paths_equal(1'000);
 }
 
 TEST(ToyEngine, ABrokenBackwardSkipsTheStepOnAllRanks) {
@@ -542,11 +550,11 @@ void expect_bits_of_an_inline_run(std::uint64_t first_seed, std::uint64_t seeds)
   }
 }
 
-TEST(ToyEngine, AThousandSeedsOfChaosGiveTheBitsOfAnInlineRun) {
+TEST(LongToyEngine, AThousandSeedsOfChaosGiveTheBitsOfAnInlineRun) {
   expect_bits_of_an_inline_run(0, 1000);
 }
 
-TEST(ToyEngine, AHundredMoreSeedsOfChaosGiveTheBitsOfAnInlineRun) {
+TEST(ToyEngine, AHundredSeedsOfChaosGiveTheBitsOfAnInlineRun) {
   expect_bits_of_an_inline_run(1000, 100);
 }
 

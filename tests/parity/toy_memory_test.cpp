@@ -1,4 +1,5 @@
 // What the engine uses on the toy model, memory and wire, beside what its plans say; and what does not fit.
+#include "support/tier.h"
 #include "toy_engine.h"
 
 #include <zeroth/base/text.h>
@@ -162,11 +163,19 @@ ToyTraining on_eight(const ShardingPlan& plan, DType dtype, int micro_steps) {
   return training;
 }
 
-TEST(ToyEngine, WithDegreesMeasuredMemoryIsThePlannedMemory) {
+/// Of all that is drawn up below, one in six: each plan once, and each dtype over each transport with some plan.
+bool in_tier(int turn) {
+  return test::in_long_tier() || turn % 6 == 0;
+}
+
+void expect_planned_memory_with_degrees() {
+  int turn = 0;
   for (const ShardingPlan& plan : plans_on_eight()) {
+    ++turn;  // else always the same dtype and transport
     for (const auto& [dtype, micro_steps] : {std::pair{DType::kFloat32, 2}, {DType::kBFloat16, 1}}) {
       for (const test::ThreadTransport transport :
            {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
+        if (!in_tier(turn++)) continue;
         ToyTraining training = on_eight(plan, dtype, micro_steps);
         training.transport = transport;
         training.per_node = 4;
@@ -182,11 +191,22 @@ TEST(ToyEngine, WithDegreesMeasuredMemoryIsThePlannedMemory) {
   }
 }
 
-TEST(ToyEngine, WithDegreesWireBytesAreTheFormulaInAllAndBetweenNodes) {
+TEST(ToyEngine, WithDegreesMeasuredMemoryIsThePlannedMemory) {
+  expect_planned_memory_with_degrees();
+}
+
+TEST(LongToyEngine, WithDegreesMeasuredMemoryIsThePlannedMemory) {
+  expect_planned_memory_with_degrees();
+}
+
+void expect_planned_wire_with_degrees() {
+  int turn = 0;
   for (const ShardingPlan& plan : plans_on_eight()) {
+    ++turn;  // else always the same dtype and transport
     for (const auto& [dtype, per_node] : {std::pair{DType::kFloat32, 4}, {DType::kBFloat16, 2}}) {
       for (const test::ThreadTransport transport :
            {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
+        if (!in_tier(turn++)) continue;
         const NodeLevels nodes{.node_sizes = std::vector<int>(static_cast<std::size_t>(8 / per_node), per_node),
                                .two_levels = transport == test::ThreadTransport::kLevels,
                                .one_sided = transport == test::ThreadTransport::kMemory};
@@ -217,6 +237,14 @@ TEST(ToyEngine, WithDegreesWireBytesAreTheFormulaInAllAndBetweenNodes) {
       }
     }
   }
+}
+
+TEST(ToyEngine, WithDegreesWireBytesAreTheFormulaInAllAndBetweenNodes) {
+  expect_planned_wire_with_degrees();
+}
+
+TEST(LongToyEngine, WithDegreesWireBytesAreTheFormulaInAllAndBetweenNodes) {
+  expect_planned_wire_with_degrees();
 }
 
 TEST(ToyEngine, TrafficSumsToTheTextbookFactors) {

@@ -1,11 +1,17 @@
 // The stage changes memory, never numbers: the toy model on ranks that are threads, compared with ==.
+//
+// `make test` runs rows in which any three factors meet in every way that they can (PlanRows), or any two (DegreeRows);
+// the whole grids are the suites that begin with Long.
+#include "support/covering_array.h"
 #include "support/sanitizer.h"
 #include "support/toy_training.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
-#include <tuple>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,6 +31,33 @@ std::vector<ShardingPlan> all_plans(ReductionPolicy policy) {
   }
   for (ShardingPlan& plan : plans) plan.policy = policy;
   return plans;
+}
+
+constexpr ExecutionMode kModes[] = {ExecutionMode::kInline, ExecutionMode::kChaos};
+
+/// For messages: what a training was compared with the reference as.
+std::string text_of(const ToyTraining& training) {
+  constexpr std::string_view kTransports[] = {"memory", "messages", "levels", "mixed"};
+  const std::string order = training.mode == ExecutionMode::kChaos ? "chaos seed " + std::to_string(training.chaos_seed)
+                                                                   : std::string("inline");
+  return training.plan.name + " over " + std::string(kTransports[static_cast<std::size_t>(training.transport)]) + ", " +
+         order;
+}
+
+/// The training gives `expected` under each plan over each transport, in program order and in legal disorder.
+void expect_same(const ToyOutcome& expected, ToyTraining training, const std::vector<ShardingPlan>& plans,
+                 const std::vector<test::ThreadTransport>& transports) {
+  for (const test::ThreadTransport transport : transports) {
+    for (const ShardingPlan& plan : plans) {
+      for (const ExecutionMode mode : kModes) {
+        training.transport = transport;
+        training.plan = plan;
+        training.mode = mode;
+        training.chaos_seed += 1;
+        EXPECT_EQ(difference(expected, train_toy(training)), "") << text_of(training);
+      }
+    }
+  }
 }
 
 struct Case {
@@ -66,18 +99,7 @@ class ToyParity : public ::testing::TestWithParam<Case> {
   void expect_all_plans_equal(ToyTraining training) const {
     training.plan = zero_plan(0, {"dp"});
     training.plan.policy = GetParam().policy;
-    const ToyOutcome expected = train_toy(training);
-    for (const ShardingPlan& plan : all_plans(GetParam().policy)) {
-      for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
-        training.plan = plan;
-        training.mode = mode;
-        training.chaos_seed += 1;
-        const ToyOutcome got = train_toy(training);
-        EXPECT_EQ(difference(expected, got), "")
-            << plan.name
-            << (mode == ExecutionMode::kChaos ? " chaos seed " + std::to_string(training.chaos_seed) : " inline");
-      }
-    }
+    expect_same(train_toy(training), training, all_plans(GetParam().policy), {test::ThreadTransport::kMemory});
   }
 };
 
@@ -85,10 +107,12 @@ TEST_P(ToyParity, PlainModel) {
   expect_all_plans_equal(training());
 }
 
+/// Parameters of 16 bits alone have such gradients.
+class NarrowParity : public ToyParity {};
+
 /// Buckets of 16 bits at stages 1 to 3, and wide ones where a gradient is a sum; with 32 bits at stage 0 they are the
 /// same numbers.
-TEST_P(ToyParity, GradientsOf16Bits) {
-  if (GetParam().dtype != DType::kBFloat16) return;
+TEST_P(NarrowParity, GradientsOf16Bits) {
   ToyTraining narrow = training();
   narrow.model.round_gradients = true;
   expect_all_plans_equal(narrow);
@@ -125,16 +149,7 @@ class MatchedParity : public ToyParity {
     training.plan.policy = GetParam().policy;
     training.transport = test::ThreadTransport::kMemory;
     training.mode = ExecutionMode::kInline;
-    const ToyOutcome expected = train_toy(training);
-    training.transport = test::ThreadTransport::kMessages;
-    for (const ShardingPlan& plan : all_plans(GetParam().policy)) {
-      for (const ExecutionMode mode : {ExecutionMode::kInline, ExecutionMode::kChaos}) {
-        training.plan = plan;
-        training.mode = mode;
-        training.chaos_seed += 1;
-        EXPECT_EQ(difference(expected, train_toy(training)), "") << plan.name << " " << static_cast<int>(mode);
-      }
-    }
+    expect_same(train_toy(training), training, all_plans(GetParam().policy), {test::ThreadTransport::kMessages});
   }
 };
 
@@ -149,8 +164,9 @@ TEST_P(MatchedParity, MatchedCallsGiveTheBitsOfSharedMemory) {
   expect_messages_give_the_same(odd);
 }
 
-TEST_P(MatchedParity, GradientsOf16BitsAndSumsOf32FromOneRankOrAll) {
-  if (GetParam().dtype != DType::kBFloat16) return;
+class NarrowMatchedParity : public MatchedParity {};
+
+TEST_P(NarrowMatchedParity, GradientsOf16BitsAndSumsOf32FromOneRankOrAll) {
   ToyTraining narrow = training();
   narrow.model.round_gradients = true;
   narrow.passes = 2;
@@ -160,6 +176,9 @@ TEST_P(MatchedParity, GradientsOf16BitsAndSumsOf32FromOneRankOrAll) {
   narrow.model.wide_rank = 0;
   expect_messages_give_the_same(narrow);
 }
+
+const std::vector<test::ThreadTransport> kAllTransports{
+    test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels};
 
 /// A world of several nodes.
 struct NodesCase {
@@ -184,21 +203,9 @@ TEST_P(NodesParity, EveryTransportAndStageSumsAlongTheNodes) {
   training.micro_steps = 2;
   training.skip = [](int /*rank*/, std::int64_t step, int block) { return block > 0 && (step + block) % 3 == 0; };
   training.plan.policy = policy;
-  const ToyOutcome flat = train_toy(training);
   training.per_node = per_node;
   const ToyOutcome expected = train_toy(training);
-  EXPECT_NE(difference(flat, expected), "") << "the nodes take no part: this test could not fail";
-  for (const test::ThreadTransport transport :
-       {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
-    for (const ShardingPlan& plan : all_plans(policy)) {
-      training.transport = transport;
-      training.plan = plan;
-      training.mode = plan.name.size() % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
-      training.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(training)), "")
-          << plan.name << " transport " << static_cast<int>(transport);
-    }
-  }
+  expect_same(expected, training, all_plans(policy), kAllTransports);
 }
 
 /// A gradient that some ranks do not have is one of zeros, and no reason for them to come to other calls than the rest.
@@ -218,19 +225,10 @@ TEST_P(NodesParity, WhatSomeRanksLeaveOutIsZeroUnderEveryTransportAndStage) {
   whole.left_out = {};
   training.zeros_for_left_out = true;
   const ToyOutcome expected = train_toy(training);
+  // Not a matter of orders: these gradients are zero on some ranks, and are not where nothing is left out.
   EXPECT_NE(difference(train_toy(whole), expected), "") << "nothing is left out: this test could not fail";
   training.zeros_for_left_out = false;
-  for (const test::ThreadTransport transport :
-       {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
-    for (const ShardingPlan& plan : all_plans(policy)) {
-      training.transport = transport;
-      training.plan = plan;
-      training.mode = plan.name.size() % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
-      training.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(training)), "")
-          << plan.name << " transport " << static_cast<int>(transport);
-    }
-  }
+  expect_same(expected, training, all_plans(policy), kAllTransports);
 }
 
 /// Every chain of degrees that a world has, with parameters at rest split or not: among them those of
@@ -295,21 +293,6 @@ std::vector<test::ThreadTransport> transports_of(const NodesCase& value) {
   return transports;
 }
 
-/// The training gives `expected` under each plan over each transport, every other time in legal disorder.
-void expect_same(const ToyOutcome& expected, ToyTraining training, const std::vector<ShardingPlan>& plans,
-                 const std::vector<test::ThreadTransport>& transports) {
-  for (const test::ThreadTransport transport : transports) {
-    for (const ShardingPlan& plan : plans) {
-      training.transport = transport;
-      training.plan = plan;
-      training.mode = training.chaos_seed % 2 == 0 ? ExecutionMode::kChaos : ExecutionMode::kInline;
-      training.chaos_seed += 1;
-      EXPECT_EQ(difference(expected, train_toy(training)), "")
-          << plan.name << " transport " << static_cast<int>(transport) << " chaos seed " << training.chaos_seed;
-    }
-  }
-}
-
 class DegreesParity : public ::testing::TestWithParam<NodesCase> {};
 
 /// Over how many ranks a state is split is memory and traffic, wherever the groups lie in the nodes: sums are
@@ -362,22 +345,19 @@ std::vector<int> gradient_degrees(int world) {
 TEST_P(GradientDegreeParity, EveryPlanHasTheBitsOfStageZero) {
   const auto [dtype, world, per_node, policy] = GetParam();
   ToyTraining training = odd_training(GetParam());
-  const ToyOutcome of_all = train_toy(training);
-  bool other_numbers = false;
   for (const int degree : gradient_degrees(world)) {
     const std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, degree, policy);
     training.plan = plans.back();
     const ToyOutcome expected = train_toy(training);
-    other_numbers = other_numbers || !difference(of_all, expected).empty();
     expect_same(expected, training, plans, transports_of(GetParam()));
   }
-  // Once a step, sums of runs inside a node are steps of the node's.
-  EXPECT_TRUE(other_numbers || policy == ReductionPolicy::kPerStep)
-      << "the degree takes no part: this test could not fail";
 }
 
+/// In `make test` as a whole.
+class GroupsParity : public ::testing::TestWithParam<NodesCase> {};
+
 /// Once a step, groups that are nodes make the sums of nodes: the numbers without a degree.
-TEST_P(GradientDegreeParity, OneMicroStepInGroupsThatAreNodesHasTheSumsOfTheNodes) {
+TEST_P(GroupsParity, OneMicroStepInGroupsThatAreNodesHasTheSumsOfTheNodes) {
   const auto [dtype, world, per_node, policy] = GetParam();
   ToyTraining training{.reports_memory = false};
   training.model = {.width = 97, .blocks = 3, .dtype = dtype};
@@ -405,7 +385,7 @@ TEST_P(GradientDegreeParity, RanksOnDifferentPathsHaveTheSameBits) {
 }
 
 /// Groups need not go through the model alike even where calls are matched: only the ranks of a group have to.
-TEST_P(GradientDegreeParity, OverMessagesGroupsMayTakeDifferentPaths) {
+TEST_P(GroupsParity, OverMessagesGroupsMayTakeDifferentPaths) {
   const auto [dtype, world, per_node, policy] = GetParam();
   ToyTraining training{.reports_memory = false};
   training.model = {.width = 97, .blocks = 5, .dtype = dtype};
@@ -432,35 +412,39 @@ TEST_P(GradientDegreeParity, OverMessagesGroupsMayTakeDifferentPaths) {
 
 /// Two levels keep what shared memory allows inside a node: ranks of one may take different paths, if parameters and
 /// gradients are split there.
-TEST(OnNodes, RanksOfANodeMayTakeDifferentPathsWhereStatesAreSplitInsideIt) {
-  for (const auto& [world, per_node, degree] : {std::tuple{4, 2, 2}, {6, 3, 3}}) {
-    ToyTraining training{.reports_memory = false};
-    training.model = {.width = 97, .blocks = 5, .dtype = world == 6 ? DType::kBFloat16 : DType::kFloat32};
-    training.model.round_gradients = world == 6;
-    training.world = world;
-    training.per_node = per_node;
-    training.micro_steps = 2;
-    training.steps = 4;
-    training.skip = [](int rank, std::int64_t step, int block) {
-      return block > 0 && (rank * 5 + block * 3 + step * 7) % 4 == 0;
-    };
-    std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, degree, ReductionPolicy::kPerMicroStep);
-    training.plan = plans.back();
-    const ToyOutcome expected = train_toy(training);
-    std::erase_if(plans, [&, whole = world, node = per_node](const ShardingPlan& plan) {
-      return node % plan.degrees(whole).parameter != 0;
-    });
-    ASSERT_GE(plans.size(), 2U);
-    expect_same(expected, training, plans, {test::ThreadTransport::kLevels});
-  }
+void expect_different_paths_inside_nodes(int world, int per_node, int degree) {
+  ToyTraining training{.reports_memory = false};
+  training.model = {.width = 97, .blocks = 5, .dtype = world == 6 ? DType::kBFloat16 : DType::kFloat32};
+  training.model.round_gradients = world == 6;
+  training.world = world;
+  training.per_node = per_node;
+  training.micro_steps = 2;
+  training.steps = 4;
+  training.skip = [](int rank, std::int64_t step, int block) {
+    return block > 0 && (rank * 5 + block * 3 + step * 7) % 4 == 0;
+  };
+  std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, degree, ReductionPolicy::kPerMicroStep);
+  training.plan = plans.back();
+  const ToyOutcome expected = train_toy(training);
+  std::erase_if(plans, [&](const ShardingPlan& plan) { return per_node % plan.degrees(world).parameter != 0; });
+  ASSERT_GE(plans.size(), 2U);
+  expect_same(expected, training, plans, {test::ThreadTransport::kLevels});
 }
 
-TEST(OnNodes, RandomPathsOverAThousandStepsEqualTheReferenceWhereStatesAreSplitInsideANode) {
+TEST(OnNodes, RanksOfANodeMayTakeDifferentPathsWhereStatesAreSplitInsideIt) {
+  expect_different_paths_inside_nodes(4, 2, 2);
+}
+
+TEST(LongOnNodes, ThreeRanksOfANodeMayTakeDifferentPathsWhereStatesAreSplitInsideIt) {
+  expect_different_paths_inside_nodes(6, 3, 3);
+}
+
+void expect_random_paths_equal(int steps) {
   ToyTraining training{.reports_memory = false};
   training.model = {.inputs = 3, .width = 7, .blocks = 6, .batch = 1};
   training.world = 4;
   training.per_node = 2;
-  training.steps = test::kSanitized ? 100 : 1'000;
+  training.steps = steps;
   training.skip = [paths = random_paths(6)](int rank, std::int64_t step, int block) {
     return block > 0 && paths(rank, step, block);
   };
@@ -472,6 +456,14 @@ TEST(OnNodes, RandomPathsOverAThousandStepsEqualTheReferenceWhereStatesAreSplitI
   const ToyOutcome expected = train_toy(training);
   expect_same(expected, training, {plan_of(hsdp_plan(2, {"dp"})), plan_of(hpz_plan(2, {"dp"}))},
               {test::ThreadTransport::kLevels});
+}
+
+TEST(OnNodes, RandomPathsEqualTheReferenceWhereStatesAreSplitInsideANode) {
+  expect_random_paths_equal(50);
+}
+
+TEST(LongOnNodes, RandomPathsOverAThousandStepsEqualTheReferenceWhereStatesAreSplitInsideANode) {
+  expect_random_paths_equal(1'000);
 }
 
 std::vector<NodesCase> degrees_cases() {
@@ -510,12 +502,265 @@ std::string name_of_nodes_case(const ::testing::TestParamInfo<NodesCase>& info) 
          std::to_string(value.world) + "_" + std::string(name_of(value.policy));
 }
 
-INSTANTIATE_TEST_SUITE_P(AllCases, NodesParity, ::testing::ValuesIn(nodes_cases()), name_of_nodes_case);
-INSTANTIATE_TEST_SUITE_P(AllCases, DegreesParity, ::testing::ValuesIn(degrees_cases()), name_of_nodes_case);
-INSTANTIATE_TEST_SUITE_P(AllCases, GradientDegreeParity, ::testing::ValuesIn(gradient_degree_cases()),
+/// The numbers are what they are because of the order of sums, by choice: in rank order this sum is 0, in the order of
+/// runs of ranks (nodes, or groups of a degree) it is 1. `big` + 1 rounds to `big`.
+ToyModel::ChosenRule zero_unless_in_runs(const NodesCase& value, int run) {
+  const double big = value.dtype == DType::kFloat64 ? 0x1p53 : 0x1p24;
+  return [=, last = std::min(2 * run, value.world) - 1](int rank) {
+    if (rank == run - 1) return big;
+    if (rank == last - 1) return 1.0;
+    return rank == last ? -big : 0.0;
+  };
+}
+
+class OrderOfSums : public ::testing::TestWithParam<NodesCase> {
+ protected:
+  static ToyTraining training(const ToyModel::ChosenRule& chosen) {
+    ToyTraining result{.reports_memory = false};
+    result.model = {.width = 41, .blocks = 2, .dtype = GetParam().dtype};
+    result.model.round_gradients = GetParam().dtype == DType::kBFloat16;
+    result.world = GetParam().world;
+    result.steps = 2;
+    result.plan.policy = GetParam().policy;
+    result.chosen_gradients = chosen;
+    return result;
+  }
+  /// Of all gradients together, in every step.
+  static void expect_zero_norm(const ToyOutcome& outcome, bool zero) {
+    for (const StepResult& result : outcome.results) EXPECT_EQ(result.grad_norm == 0, zero) << result.grad_norm;
+  }
+};
+
+TEST_P(OrderOfSums, TheNodesTakePart) {
+  const auto [dtype, world, per_node, policy] = GetParam();
+  ToyTraining training = OrderOfSums::training(zero_unless_in_runs(GetParam(), per_node));
+  expect_zero_norm(train_toy(training), true);
+  training.per_node = per_node;
+  const ToyOutcome expected = train_toy(training);
+  expect_zero_norm(expected, false);
+  expect_same(expected, training, {all_plans(policy)[2], all_plans(policy)[3]}, kAllTransports);
+}
+
+/// The same runs as groups: a degree divides the ranks.
+class OrderOfGroups : public OrderOfSums {};
+
+TEST_P(OrderOfGroups, TheDegreeOfGradientsTakesPart) {
+  const auto [dtype, world, per_node, policy] = GetParam();
+  ToyTraining training = OrderOfSums::training(zero_unless_in_runs(GetParam(), per_node));
+  const std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, per_node, policy);
+  training.plan = plans.back();
+  const ToyOutcome expected = train_toy(training);
+  expect_zero_norm(expected, false);
+  expect_same(expected, training, {plans.front()}, {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages});
+}
+
+/// Rows for `make test`: factors, the levels of which are numbers into these lists.
+struct Ranks {
+  int world;
+  int per_node;
+};
+
+std::string name_of_ranks(const Ranks& ranks) {
+  return std::to_string(ranks.world) + "ranks" + (ranks.per_node == 0 ? "" : "on" + std::to_string(ranks.per_node));
+}
+
+constexpr DType kDtypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16};
+constexpr ReductionPolicy kPolicies[] = {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep};
+constexpr int kMicroSteps[] = {1, 3};
+
+/// Any three of what a training is made of, in every way in which they can meet.
+enum class Shape { kPlain, kOdd, kNarrow, kNarrowSums, kLeftOut };
+
+struct PlanRow {
+  Ranks ranks;
+  DType dtype;
+  int micro_steps;
+  ReductionPolicy policy;
+  ShardingPlan plan;
+  ExecutionMode mode;
+  test::ThreadTransport transport;
+  Shape shape;
+};
+
+std::ostream& operator<<(std::ostream& out, const PlanRow& row) {
+  return out << name_of(row.dtype) << ", " << name_of_ranks(row.ranks) << ", " << row.plan.name;
+}
+
+std::vector<PlanRow> plan_rows() {
+  // Under sanitizers, which look at memory and threads and not at numbers: two of the factors, and small worlds.
+  const std::vector<Ranks> ranks =
+      test::kSanitized ? std::vector<Ranks>{{2, 0}, {3, 0}, {4, 2}}
+                       : std::vector<Ranks>{{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0}, {4, 2}, {5, 2}, {5, 3}, {6, 3}};
+  const auto count = [](const auto& list) { return static_cast<int>(std::size(list)); };
+  const std::vector<int> levels{count(ranks),         count(kDtypes), count(kMicroSteps),    count(kPolicies),
+                                count(all_plans({})), count(kModes),  count(kAllTransports), 5};
+  const auto row_of = [&](const test::FactorRow& row) {
+    const auto at = [&](std::size_t factor) { return static_cast<std::size_t>(row[factor]); };
+    return PlanRow{.ranks = ranks[at(0)],
+                   .dtype = kDtypes[at(1)],
+                   .micro_steps = kMicroSteps[at(2)],
+                   .policy = kPolicies[at(3)],
+                   .plan = all_plans(kPolicies[at(3)])[at(4)],
+                   .mode = kModes[at(5)],
+                   .transport = kAllTransports[at(6)],
+                   .shape = static_cast<Shape>(row[7])};
+  };
+  const auto valid = [&](const test::FactorRow& levels_of_row) {
+    const PlanRow row = row_of(levels_of_row);
+    const bool narrow = row.shape == Shape::kNarrow || row.shape == Shape::kNarrowSums;
+    return (!narrow || row.dtype == DType::kBFloat16) &&
+           (row.transport != test::ThreadTransport::kLevels || row.ranks.per_node > 0);
+  };
+  std::vector<PlanRow> rows;
+  for (const test::FactorRow& row : test::covering_array(levels, test::kSanitized ? 2 : 3, valid))
+    rows.push_back(row_of(row));
+  return rows;
+}
+
+class PlanRows : public ::testing::TestWithParam<PlanRow> {};
+
+TEST_P(PlanRows, HasTheBitsOfStageZeroInSharedMemory) {
+  const PlanRow& row = GetParam();
+  ToyTraining training{.reports_memory = false};
+  training.model = {.width = 41, .blocks = 5, .dtype = row.dtype};
+  training.world = row.ranks.world;
+  training.per_node = row.ranks.per_node;
+  training.micro_steps = row.micro_steps;
+  training.plan.policy = row.policy;
+  const bool sums = row.shape == Shape::kOdd || row.shape == Shape::kNarrowSums;
+  training.model.reuse_last = sums;
+  training.model.tie_first_two = sums;
+  training.model.round_gradients = row.shape == Shape::kNarrow || row.shape == Shape::kNarrowSums;
+  if (row.shape == Shape::kNarrowSums) training.model.wide_rank = row.ranks.world / 2;
+  if (row.shape == Shape::kNarrow) training.passes = 2;
+  if (row.shape == Shape::kOdd) training.model.frozen_blocks = {2};
+  if (row.shape == Shape::kLeftOut) {
+    training.left_out = [](int rank, std::int64_t step, int block) {
+      return rank > 0 && (rank + step + block) % 3 == 0;
+    };
+  }
+  if (sums) {
+    // Ranks take different paths where memory is shared; in some steps a block is skipped by everybody.
+    const bool apart = row.transport == test::ThreadTransport::kMemory;
+    training.skip = [apart](int rank, std::int64_t step, int block) {
+      return block > 0 && ((step + block) % 3 == 0 || (apart && (rank + block + step) % 4 == 0));
+    };
+  }
+  const ToyOutcome expected = train_toy(training);
+  training.plan = row.plan;
+  training.mode = row.mode;
+  training.chaos_seed = 1;
+  training.transport = row.transport;
+  EXPECT_EQ(difference(expected, train_toy(training)), "") << text_of(training);
+}
+
+/// Any two of: nodes, dtype, policy, chain of degrees, degree of gradients, mode, transport, paths.
+struct DegreeRow {
+  NodesCase nodes;
+  ShardingPlan plan;
+  int gradient_degree;  ///< 0: none
+  ExecutionMode mode;
+  test::ThreadTransport transport;
+  bool different_paths;
+};
+
+std::ostream& operator<<(std::ostream& out, const DegreeRow& row) {
+  return out << name_of(row.nodes.dtype) << ", " << name_of_ranks({row.nodes.world, row.nodes.per_node}) << ", "
+             << row.plan.name;
+}
+
+std::vector<DegreeRow> degree_rows() {
+  const std::vector<Ranks> ranks = test::kSanitized
+                                       ? std::vector<Ranks>{{4, 0}, {4, 2}}
+                                       : std::vector<Ranks>{{4, 0}, {4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}};
+  const int most_plans = static_cast<int>(plans_with_degrees(ranks.back().world, {}).size());
+  const std::vector<int> levels{static_cast<int>(ranks.size()), 3, 2, most_plans, 5, 2, 3, 2};
+  const auto plans_of = [&](const test::FactorRow& row) {
+    const int world = ranks[static_cast<std::size_t>(row[0])].world;
+    const ReductionPolicy policy = kPolicies[row[2]];
+    return row[4] == 0 ? plans_with_degrees(world, policy) : plans_with_gradient_degree(world, row[4], policy);
+  };
+  const auto valid = [&](const test::FactorRow& row) {
+    const Ranks& of = ranks[static_cast<std::size_t>(row[0])];
+    const bool degree_fits = row[4] == 0 || (of.world % row[4] == 0 && row[4] < of.world);
+    const bool levels_fit =
+        kAllTransports[static_cast<std::size_t>(row[6])] != test::ThreadTransport::kLevels || of.per_node > 0;
+    const bool paths_fit =
+        row[7] == 0 || kAllTransports[static_cast<std::size_t>(row[6])] == test::ThreadTransport::kMemory;
+    return degree_fits && levels_fit && paths_fit && static_cast<std::size_t>(row[3]) < plans_of(row).size();
+  };
+  std::vector<DegreeRow> rows;
+  for (const test::FactorRow& row : test::covering_array(levels, 2, valid)) {
+    const Ranks& of = ranks[static_cast<std::size_t>(row[0])];
+    rows.push_back({.nodes = {kDtypes[row[1]], of.world, of.per_node, kPolicies[row[2]]},
+                    .plan = plans_of(row)[static_cast<std::size_t>(row[3])],
+                    .gradient_degree = row[4],
+                    .mode = kModes[row[5]],
+                    .transport = kAllTransports[static_cast<std::size_t>(row[6])],
+                    .different_paths = row[7] == 1});
+  }
+  return rows;
+}
+
+class DegreeRows : public ::testing::TestWithParam<DegreeRow> {};
+
+TEST_P(DegreeRows, HasTheBitsOfStageZeroOnTheSameNodes) {
+  const DegreeRow& row = GetParam();
+  ToyTraining training = row.different_paths ? training_on_different_paths(row.nodes) : odd_training(row.nodes);
+  training.plan.gradient_degree = row.gradient_degree;
+  const ToyOutcome expected = train_toy(training);
+  training.plan = row.plan;
+  training.mode = row.mode;
+  training.chaos_seed = 1;
+  training.transport = row.transport;
+  EXPECT_EQ(difference(expected, train_toy(training)), "") << text_of(training);
+}
+
+std::string name_of_plan_row(const ::testing::TestParamInfo<PlanRow>& info) {
+  std::string name = std::to_string(info.index) + "_" + std::string(name_of(info.param.dtype)) + "_" +
+                     name_of_ranks(info.param.ranks) + "_" + info.param.plan.name;
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+std::string name_of_degree_row(const ::testing::TestParamInfo<DegreeRow>& info) {
+  std::string name = std::to_string(info.index) + "_" + std::string(name_of(info.param.nodes.dtype)) + "_" +
+                     name_of_ranks({info.param.nodes.world, info.param.nodes.per_node}) + "_" + info.param.plan.name;
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+std::vector<NodesCase> cases_of_orders() {
+  return {{DType::kFloat32, 4, 2, ReductionPolicy::kPerMicroStep},
+          {DType::kBFloat16, 6, 3, ReductionPolicy::kPerStep},
+          {DType::kFloat64, 4, 2, ReductionPolicy::kPerStep},
+          {DType::kFloat32, 5, 3, ReductionPolicy::kPerStep},
+          {DType::kBFloat16, 5, 2, ReductionPolicy::kPerMicroStep}};
+}
+
+template <class Cases>
+Cases of_16_bits(Cases cases) {
+  std::erase_if(cases, [](const auto& value) { return value.dtype != DType::kBFloat16; });
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(Rows, PlanRows, ::testing::ValuesIn(plan_rows()), name_of_plan_row);
+INSTANTIATE_TEST_SUITE_P(Rows, DegreeRows, ::testing::ValuesIn(degree_rows()), name_of_degree_row);
+INSTANTIATE_TEST_SUITE_P(AllCases, OrderOfSums, ::testing::ValuesIn(cases_of_orders()), name_of_nodes_case);
+INSTANTIATE_TEST_SUITE_P(AllCases, OrderOfGroups, ::testing::ValuesIn([] {
+                           std::vector<NodesCase> cases = cases_of_orders();
+                           std::erase_if(cases, [](const auto& value) { return value.world % value.per_node != 0; });
+                           return cases;
+                         }()),
                          name_of_nodes_case);
-INSTANTIATE_TEST_SUITE_P(AllCases, ToyParity, ::testing::ValuesIn(all_cases()), name_of_case);
-INSTANTIATE_TEST_SUITE_P(AllCases, MatchedParity, ::testing::ValuesIn(matched_cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(AllCases, GroupsParity, ::testing::ValuesIn(gradient_degree_cases()), name_of_nodes_case);
+INSTANTIATE_TEST_SUITE_P(Long, NodesParity, ::testing::ValuesIn(nodes_cases()), name_of_nodes_case);
+INSTANTIATE_TEST_SUITE_P(Long, DegreesParity, ::testing::ValuesIn(degrees_cases()), name_of_nodes_case);
+INSTANTIATE_TEST_SUITE_P(Long, GradientDegreeParity, ::testing::ValuesIn(gradient_degree_cases()), name_of_nodes_case);
+INSTANTIATE_TEST_SUITE_P(Long, ToyParity, ::testing::ValuesIn(all_cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Long, NarrowParity, ::testing::ValuesIn(of_16_bits(all_cases())), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Long, MatchedParity, ::testing::ValuesIn(matched_cases()), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Long, NarrowMatchedParity, ::testing::ValuesIn(of_16_bits(matched_cases())), name_of_case);
 
 }  // namespace
 }  // namespace zeroth::testing

@@ -1,5 +1,5 @@
-// A thousand ranks, as processes with the control plane that jobs have: how they meet, end in order, and hear of what
-// went wrong.
+// A hundred ranks, a thousand in the long tier, as processes with the control plane that jobs have: how they meet, end
+// in order, and hear of what went wrong.
 #include "support/crowd.h"
 
 #include "support/fork_ranks.h"
@@ -23,8 +23,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int kRanks = 1'000;
-constexpr int kOdd = 567;  ///< the rank that something happens to
 constexpr Milliseconds kLong{100'000};
 
 struct Member {
@@ -35,15 +33,26 @@ struct Member {
 
 /// Every rank meets the others, joins, and runs the body; who fails stays until all have failed, as no program does: so
 /// what the others say cannot be of its end.
-class CrowdTest : public testing::Test {
+class CrowdTest : public testing::TestWithParam<int> {
  protected:
+  static int ranks() { return GetParam(); }
+  /// The rank that something happens to.
+  static int odd() { return ranks() * 567 / 1000; }
+  static std::string odd_rank() { return "rank " + std::to_string(odd()); }
+  static std::string all_others() {
+    return "ranks 0-" + std::to_string(odd() - 1) + ", " + std::to_string(odd() + 1) + "-" +
+           std::to_string(ranks() - 1);
+  }
+  /// Too few for the control plane of so many.
+  static rlim_t few_files() { return ranks() < 1'000 ? 64 : 256; }
+
   ForkReport run(const std::function<void(const Member&)>& body, Milliseconds silent_after,
                  const ForkRanksOptions& options = {.deadline = Milliseconds{120'000}}) {
     return fork_ranks(
-        kRanks,
+        ranks(),
         [&](int rank) {
           if (before_joining_) before_joining_(rank);
-          const auto watch = std::make_shared<RankWatch>(rank, kRanks);
+          const auto watch = std::make_shared<RankWatch>(rank, ranks());
           const std::unique_ptr<CommBackend> seat = crowd_.seat(rank);
           const std::unique_ptr<ControlPlane> control =
               ControlPlane::join(*seat, watch, {.timeout = kLong, .silent_after = silent_after});
@@ -63,108 +72,112 @@ class CrowdTest : public testing::Test {
   void expect_all_say(const ForkReport& report, ErrorCode code, const testing::Matcher<const std::string&>& words) {
     int others = 0;
     for (const RankFailure& failure : report.failures) {
-      if (failure.rank == kOdd) continue;
+      if (failure.rank == odd()) continue;
       ++others;
       ASSERT_EQ(failure.code, code) << failure.rank << ": " << failure.text;
       ASSERT_THAT(failure.text, words) << failure.rank;
     }
-    EXPECT_EQ(others, kRanks - 1);
+    EXPECT_EQ(others, ranks() - 1);
   }
 
   [[nodiscard]] int count_failed() {
     int failed = 0;
-    for (int rank = 0; rank < kRanks; ++rank) failed += crowd_.note(rank) > 0 ? 1 : 0;
+    for (int rank = 0; rank < ranks(); ++rank) failed += crowd_.note(rank) > 0 ? 1 : 0;
     return failed;
   }
 
-  Crowd crowd_{kRanks};
-  int expected_failures_ = kRanks - 1;
+  Crowd crowd_{ranks()};
+  int expected_failures_ = ranks() - 1;
   std::function<void(int rank)> before_joining_{};
 };
 
-TEST_F(CrowdTest, MeetsAndEndsInOrder) {
+INSTANTIATE_TEST_SUITE_P(Ranks, CrowdTest, ::testing::Values(100), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Long, CrowdTest, ::testing::Values(1'000), ::testing::PrintToStringParamName());
+
+TEST_P(CrowdTest, MeetsAndEndsInOrder) {
   // A user's limit is often 1,024 files; rank 0 holds a connection and a process of each rank.
   before_joining_ = [](int rank) {
     rlimit files{};
     ::getrlimit(RLIMIT_NOFILE, &files);
-    files.rlim_cur = 256;
+    files.rlim_cur = few_files();
     if (rank == 0 && ::setrlimit(RLIMIT_NOFILE, &files) != 0) throw std::runtime_error("setrlimit failed");
   };
   const ForkReport report = run(
       [](const Member& here) {
         here.crowd.meet(here.rank, here.watch, 0, kLong);
-        if (here.rank == kOdd) std::this_thread::sleep_for(Milliseconds{2'000});
+        if (here.rank == odd()) std::this_thread::sleep_for(Milliseconds{2'000});
         here.crowd.meet(here.rank, here.watch, 1, kLong);
       },
       Milliseconds{60'000});
   EXPECT_EQ(report.text(), "");
 }
 
-TEST_F(CrowdTest, AllHearThatRank0MayOpenTooFewFiles) {
+TEST_P(CrowdTest, AllHearThatRank0MayOpenTooFewFiles) {
   before_joining_ = [](int rank) {
-    const rlimit few{.rlim_cur = 256, .rlim_max = 256};
+    const rlimit few{.rlim_cur = few_files(), .rlim_max = few_files()};
     if (rank == 0 && ::setrlimit(RLIMIT_NOFILE, &few) != 0) throw std::runtime_error("setrlimit failed");
   };
   expected_failures_ = 0;
   const ForkReport report = run([](const Member& /*here*/) {}, Milliseconds{60'000});
-  EXPECT_NE(report.of(kOdd), nullptr);
-  expect_all_say(report, ErrorCode::kResource,
-                 AllOf(HasSubstr("rank 0 cannot listen for the control plane"),
-                       HasSubstr("too few open files are allowed for the control plane of 1000 ranks"),
-                       HasSubstr("got: 256"), HasSubstr("ulimit -Hn")));
+  EXPECT_NE(report.of(odd()), nullptr);
+  expect_all_say(
+      report, ErrorCode::kResource,
+      AllOf(HasSubstr("rank 0 cannot listen for the control plane"),
+            HasSubstr("too few open files are allowed for the control plane of " + std::to_string(ranks()) + " ranks"),
+            HasSubstr("got: " + std::to_string(few_files())), HasSubstr("ulimit -Hn")));
 }
 
-TEST_F(CrowdTest, AllHearWhoWasKilled) {
+TEST_P(CrowdTest, AllHearWhoWasKilled) {
   const ForkReport report = run(
       [](const Member& here) {
         here.crowd.meet(here.rank, here.watch, 0, kLong);
-        if (here.rank == kOdd) {
-          while (!here.crowd.all_at(1, kOdd)) std::this_thread::sleep_for(Milliseconds{20});
+        if (here.rank == odd()) {
+          while (!here.crowd.all_at(1, odd())) std::this_thread::sleep_for(Milliseconds{20});
           ::kill(::getpid(), SIGKILL);
         }
         here.crowd.meet(here.rank, here.watch, 1, kLong);
       },
       Milliseconds{60'000});
-  expect_all_say(
-      report, ErrorCode::kPeerLost,
-      AllOf(HasSubstr("rank 567 (pid"), HasSubstr("was killed by SIGKILL"), HasSubstr("place 1 from rank 567")));
+  expect_all_say(report, ErrorCode::kPeerLost,
+                 AllOf(HasSubstr(odd_rank() + " (pid"), HasSubstr("was killed by SIGKILL"),
+                       HasSubstr("place 1 from " + odd_rank())));
 }
 
-TEST_F(CrowdTest, AllHearWhoIsFrozen) {
+TEST_P(CrowdTest, AllHearWhoIsFrozen) {
   const ForkReport report = run(
       [](const Member& here) {
         here.crowd.meet(here.rank, here.watch, 0, kLong);
-        if (here.rank == kOdd) ::kill(::getpid(), SIGSTOP);
+        if (here.rank == odd()) ::kill(::getpid(), SIGSTOP);
         here.crowd.meet(here.rank, here.watch, 1, kLong);
       },
       Milliseconds{5'000},
       {.deadline = Milliseconds{120'000}, .meanwhile = [this](const std::vector<pid_t>& pids, Milliseconds /*since*/) {
          if (count_failed() < expected_failures_) return true;
-         ::kill(pids[kOdd], SIGKILL);
+         ::kill(pids[static_cast<std::size_t>(odd())], SIGKILL);
          return false;
        }});
   expect_all_say(
       report, ErrorCode::kPeerLost,
-      AllOf(HasSubstr("rank 567 (pid"), HasSubstr("has given no sign of life for"), HasSubstr("it was stopped")));
+      AllOf(HasSubstr(odd_rank() + " (pid"), HasSubstr("has given no sign of life for"), HasSubstr("it was stopped")));
 }
 
-TEST_F(CrowdTest, AllHearWhoMakesAnotherCall) {
-  expected_failures_ = kRanks;
+TEST_P(CrowdTest, AllHearWhoMakesAnotherCall) {
+  expected_failures_ = ranks();
   const ForkReport report = run(
       [](const Member& here) {
         here.crowd.meet(here.rank, here.watch, 0, kLong);
-        here.crowd.meet(here.rank, here.watch, here.rank == kOdd ? 2 : 1, kLong);
+        here.crowd.meet(here.rank, here.watch, here.rank == odd() ? 2 : 1, kLong);
       },
       Milliseconds{60'000});
   expect_all_say(report, ErrorCode::kMismatch,
-                 AllOf(HasSubstr("rank 567 waits for place 2"), HasSubstr("ranks 0-566, 568-999 wait for place 1")));
+                 AllOf(HasSubstr(odd_rank() + " waits for place 2"), HasSubstr(all_others() + " wait for place 1")));
 }
 
-TEST_F(CrowdTest, AtTheDeadlineAllHearWhoIsMissingAndWhereItIs) {
+TEST_P(CrowdTest, AtTheDeadlineAllHearWhoIsMissingAndWhereItIs) {
   const ForkReport report = run(
       [this](const Member& here) {
         here.crowd.meet(here.rank, here.watch, 0, kLong);
-        if (here.rank == kOdd) {
+        if (here.rank == odd()) {
           here.watch.at("train.cpp", 57, "load_batch");
           here.watch.enter(Phase::kBetweenSteps);
           while (count_failed() < expected_failures_) std::this_thread::sleep_for(Milliseconds{100});
@@ -175,8 +188,8 @@ TEST_F(CrowdTest, AtTheDeadlineAllHearWhoIsMissingAndWhereItIs) {
       Milliseconds{60'000});
   expect_all_say(
       report, ErrorCode::kTimeout,
-      AllOf(HasSubstr("rank 567 (pid"), HasSubstr("is between steps, after step 0, at train.cpp:57 in load_batch"),
-            HasSubstr("ranks 0-566, 568-999 wait for place 1")));
+      AllOf(HasSubstr(odd_rank() + " (pid"), HasSubstr("is between steps, after step 0, at train.cpp:57 in load_batch"),
+            HasSubstr(all_others() + " wait for place 1")));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "comm/decorators/faulty_backend.h"
 #include "process/engine_ranks.h"
 #include "support/process_seats.h"
+#include "support/tier.h"
 
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
@@ -14,6 +15,9 @@
 #include <csignal>
 #include <fstream>
 #include <iterator>
+#include <string>
+#include <tuple>
+#include <vector>
 
 namespace zeroth::testing {
 namespace {
@@ -52,7 +56,10 @@ class EngineFaults : public ::testing::TestWithParam<std::tuple<Fault, int>> {};
 
 TEST_P(EngineFaults, EveryRankEndsInTimeAndNothingIsLeft) {
   const auto [fault, stage] = GetParam();
+  int turn = static_cast<int>(fault) + stage;
   for (int at = 1; at <= 40; at += fault == Fault::kFreeze ? 9 : 3) {
+    // A quarter in `make test`: each fault at each of these calls, and each stage, in some case.
+    if (turn++ % 4 != 0 && !test::in_long_tier()) continue;
     SCOPED_TRACE("call " + std::to_string(at));
     const std::string job = test::unique_job();
     test::ForkRanksOptions options;
@@ -72,14 +79,16 @@ TEST_P(EngineFaults, EveryRankEndsInTimeAndNothingIsLeft) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllFaults, EngineFaults,
-                         ::testing::Combine(::testing::Values(Fault::kKill, Fault::kFreeze, Fault::kExit, Fault::kThrow,
-                                                              Fault::kInterrupt),
-                                            ::testing::Values(0, 1, 2, 3)),
-                         [](const auto& param_info) {
-                           return std::string(name_of(std::get<0>(param_info.param))) + "Stage" +
-                                  std::to_string(std::get<1>(param_info.param));
-                         });
+const auto kFaultsAtStages =
+    ::testing::Combine(::testing::Values(Fault::kKill, Fault::kFreeze, Fault::kExit, Fault::kThrow, Fault::kInterrupt),
+                       ::testing::Values(0, 1, 2, 3));
+
+std::string name_of_case(const ::testing::TestParamInfo<std::tuple<Fault, int>>& info) {
+  return std::string(name_of(std::get<0>(info.param))) + "Stage" + std::to_string(std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(AllFaults, EngineFaults, kFaultsAtStages, name_of_case);
+INSTANTIATE_TEST_SUITE_P(Long, EngineFaults, kFaultsAtStages, name_of_case);
 
 std::string text_of(const ToyOutcome& outcome) {
   std::string text;
@@ -115,29 +124,46 @@ std::string train_in_processes(const ToyTraining& training, test::ForkRanksOptio
   return text;
 }
 
-TEST(EngineProcesses, GiveTheBitsOfThreadsAtEveryStage) {
-  for (const int world : {1, 2, 3, 4}) {
+/// Over stages and worlds in `make test` as in toy_parity_test: what is asked here is what processes share.
+void expect_bits_of_threads(const std::vector<int>& worlds, const std::vector<int>& stages) {
+  for (const int world : worlds) {
     ToyTraining training = process_training(0);
     training.world = world;
     training.skip = [](int rank, std::int64_t step, int block) { return (rank + step + block) % 4 == 0; };
     const std::string expected = text_of(train_toy(training));
-    for (int stage = 0; stage <= 3; ++stage) {
+    for (const int stage : stages) {
       training.plan = zero_plan(stage, {"dp"});
       EXPECT_EQ(train_in_processes(training), expected) << "stage " << stage << " world " << world;
     }
   }
 }
 
-TEST(EngineProcesses, RandomPathsOverAThousandStepsEqualTheReference) {
+TEST(EngineProcesses, GiveTheBitsOfThreadsAtEveryStage) {
+  expect_bits_of_threads({3}, {0, 1, 2, 3});
+}
+
+TEST(LongEngineProcesses, GiveTheBitsOfThreadsAtEveryStageInEveryWorld) {
+  expect_bits_of_threads({1, 2, 3, 4}, {0, 1, 2, 3});
+}
+
+void expect_random_paths_equal(int steps) {
   ToyTraining training = process_training(0);
   training.world = 3;
-  training.steps = 1'000;
+  training.steps = steps;
   training.skip = random_paths(3);
   const std::string expected = text_of(train_toy(training));
   for (int stage = 1; stage <= 3; ++stage) {
     training.plan = zero_plan(stage, {"dp"});
     EXPECT_EQ(train_in_processes(training), expected) << "stage " << stage;
   }
+}
+
+TEST(EngineProcesses, RandomPathsOverAHundredStepsEqualTheReference) {
+  expect_random_paths_equal(100);
+}
+
+TEST(LongEngineProcesses, RandomPathsOverAThousandStepsEqualTheReference) {
+  expect_random_paths_equal(1'000);
 }
 
 TEST(EngineProcesses, GiveTheBitsOfThreadsAtDegreesOfSharding) {
@@ -190,11 +216,14 @@ TEST(EngineProcesses, GiveTheBitsOfThreadsOverTwoLevels) {
 }
 
 /// Ranks of the victim's node wait in shared memory, those of the other one for messages: all hear of it.
-TEST(EngineFaults, OverTwoLevelsEveryRankEndsInTimeAndNothingIsLeft) {
+/// One in `turns` of all faults, plans and calls.
+void expect_orderly_ends_over_two_levels(int turns) {
+  int turn = 0;
   for (const Fault fault : {Fault::kKill, Fault::kThrow}) {
     for (const ShardingPlan& plan : plans_on_nodes()) {
       if (plan.gradient_degree == 0 || plan.degrees(4).parameter == 4) continue;
       for (const int at : {2, 5, 9, 14, 20, 27}) {
+        if (turn++ % turns != 0) continue;
         SCOPED_TRACE(plan.name + ", call " + std::to_string(at));
         ToyTraining training = training_on_nodes();
         training.plan = plan;
@@ -217,6 +246,14 @@ TEST(EngineFaults, OverTwoLevelsEveryRankEndsInTimeAndNothingIsLeft) {
       }
     }
   }
+}
+
+TEST(EngineFaultsOverTwoLevels, EveryRankEndsInTimeAndNothingIsLeft) {
+  expect_orderly_ends_over_two_levels(5);
+}
+
+TEST(LongEngineFaultsOverTwoLevels, EveryRankEndsInTimeAndNothingIsLeft) {
+  expect_orderly_ends_over_two_levels(1);
 }
 
 TEST(EngineProcesses, AreResidentWithinTwoPagesOfThePlan) {
@@ -272,8 +309,8 @@ TEST(EngineProcesses, ResidentMemoryDoesNotGrowOverTwoHundredSteps) {
   }
 }
 
-TEST(EngineProcesses, DelaysChangeNoBit) {
-  for (std::uint64_t seed = 1; seed <= 24; ++seed) {
+void expect_no_bit_changed_by_delays(std::uint64_t seeds) {
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     ToyTraining training = process_training(3);
     training.world = 2 + static_cast<int>(seed % 3);
     training.skip = [seed](int rank, std::int64_t step, int block) {
@@ -288,6 +325,14 @@ TEST(EngineProcesses, DelaysChangeNoBit) {
     };
     EXPECT_EQ(train_in_processes(training), expected) << "seed " << seed;
   }
+}
+
+TEST(EngineProcesses, DelaysChangeNoBit) {
+  expect_no_bit_changed_by_delays(6);
+}
+
+TEST(LongEngineProcesses, DelaysOfManySeedsChangeNoBit) {
+  expect_no_bit_changed_by_delays(24);
 }
 
 TEST(EngineProcesses, SurviveShortFreezes) {

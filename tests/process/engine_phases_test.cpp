@@ -1,6 +1,7 @@
 // A rank is killed, frozen or interrupted in every phase of a step and at random moments, at every stage: the others
 // end in time with an error that names it, and nothing is left.
 #include "process/engine_ranks.h"
+#include "support/tier.h"
 
 #include <zeroth/comm/decorators.h>
 
@@ -16,6 +17,9 @@
 #include <functional>
 #include <new>
 #include <random>
+#include <string>
+#include <tuple>
+#include <vector>
 
 namespace zeroth::testing {
 namespace {
@@ -183,8 +187,11 @@ class EnginePhases : public ::testing::TestWithParam<std::tuple<Fault, int>> {
 
 TEST_P(EnginePhases, AFaultInAnyPhaseEndsEveryRankInTime) {
   const auto [fault, stage] = GetParam();
+  int turn = stage + (fault == Fault::kKill ? 0 : fault == Fault::kFreeze ? 1 : 2);
   for (const Phase phase : {Phase::kConstruction, Phase::kForward, Phase::kBackward, Phase::kReduction, Phase::kJudge,
                             Phase::kVerdict, Phase::kUpdate, Phase::kPublish, Phase::kBetween}) {
+    // A third in `make test`: each fault in each phase at some stage, and each stage in each phase by some fault.
+    if (turn++ % 3 != 0 && !test::in_long_tier()) continue;
     SCOPED_TRACE(name_of(phase));
     Phase struck = Phase::kOutside;
     // An alarm may be late on a busy machine, and then strike after the update: again.
@@ -195,13 +202,15 @@ TEST_P(EnginePhases, AFaultInAnyPhaseEndsEveryRankInTime) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(AllStages, EnginePhases,
-                         ::testing::Combine(::testing::Values(Fault::kKill, Fault::kFreeze, Fault::kInterrupt),
-                                            ::testing::Values(0, 1, 2, 3)),
-                         [](const auto& param_info) {
-                           return std::string(name_of(std::get<0>(param_info.param))) + "Stage" +
-                                  std::to_string(std::get<1>(param_info.param));
-                         });
+const auto kFaultsAtStages = ::testing::Combine(::testing::Values(Fault::kKill, Fault::kFreeze, Fault::kInterrupt),
+                                                ::testing::Values(0, 1, 2, 3));
+
+std::string name_of_case(const ::testing::TestParamInfo<std::tuple<Fault, int>>& info) {
+  return std::string(name_of(std::get<0>(info.param))) + "Stage" + std::to_string(std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(AllStages, EnginePhases, kFaultsAtStages, name_of_case);
+INSTANTIATE_TEST_SUITE_P(Long, EnginePhases, kFaultsAtStages, name_of_case);
 
 /// A job that gets a signal from outside, some microseconds after all its ranks have reached `from`.
 struct Blow {
@@ -255,24 +264,35 @@ class EngineMoments : public ::testing::TestWithParam<int> {
   std::array<int, kPhaseNames.size()> hits_{};
 };
 
+/// So many from the first one on; in `make test` a quarter, other ones at each stage, and odd ones as well as even
+/// ones.
+std::vector<std::uint64_t> seeds(std::uint64_t first, std::uint64_t count) {
+  std::vector<std::uint64_t> chosen;
+  const auto stage = static_cast<std::uint64_t>(EngineMoments::GetParam());
+  for (std::uint64_t seed = first; seed < first + count; ++seed) {
+    if (test::in_long_tier() || seed / (count < 8 ? 1 : 2) % 4 == stage) chosen.push_back(seed);
+  }
+  return chosen;
+}
+
 TEST_P(EngineMoments, AKilledRankIsNamed) {
-  for (std::uint64_t seed = 0; seed < 20; ++seed) strike_from_outside({.seed = seed});
+  for (const std::uint64_t seed : seeds(0, 20)) strike_from_outside({.seed = seed});
 }
 
 TEST_P(EngineMoments, ARankKilledWhileTheEngineIsBuiltIsNamed) {
-  for (std::uint64_t seed = 100; seed < 112; ++seed) strike_from_outside({.seed = seed, .from = Phase::kConstruction});
+  for (const std::uint64_t seed : seeds(100, 12)) strike_from_outside({.seed = seed, .from = Phase::kConstruction});
 }
 
 TEST_P(EngineMoments, AnInterruptedRankIsNamed) {
-  for (std::uint64_t seed = 200; seed < 212; ++seed) strike_from_outside({.seed = seed, .fault = Fault::kInterrupt});
+  for (const std::uint64_t seed : seeds(200, 12)) strike_from_outside({.seed = seed, .fault = Fault::kInterrupt});
 }
 
 TEST_P(EngineMoments, AFrozenRankIsNamed) {
-  for (std::uint64_t seed = 300; seed < 304; ++seed) strike_from_outside({.seed = seed, .fault = Fault::kFreeze});
+  for (const std::uint64_t seed : seeds(300, 4)) strike_from_outside({.seed = seed, .fault = Fault::kFreeze});
 }
 
 TEST_P(EngineMoments, CtrlCEndsAllRanks) {
-  for (std::uint64_t seed = 400; seed < 410; ++seed) {
+  for (const std::uint64_t seed : seeds(400, 10)) {
     strike_from_outside({.seed = seed,
                          .fault = Fault::kInterrupt,
                          .everybody = true,
@@ -281,6 +301,7 @@ TEST_P(EngineMoments, CtrlCEndsAllRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stage, EngineMoments, ::testing::Range(0, 4), ::testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Long, EngineMoments, ::testing::Range(0, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
 }  // namespace zeroth::testing

@@ -1,5 +1,6 @@
-// Strikes at every failpoint there is, with every action that ends a rank's work, on every rank of a small life: the
-// others end in time with the right code, nothing is left behind, and no site is without a run that reaches it.
+// Strikes at every failpoint there is, on a rank of a small life: the others end in time with the right code, nothing
+// is left behind, and no site is without a run that reaches it. The long tier takes every rank and every action that
+// ends a rank's work.
 #include "process/rank_life.h"
 #include "support/fork_ranks.h"
 #include "support/process_seats.h"
@@ -218,25 +219,34 @@ void expect_orderly(const Outcome& run, const std::string& site, const std::stri
 
 class Failpoints : public ::testing::Test {
  protected:
-  void expect_strikes(const std::string& site, FailpointKind kind) {
-    SCOPED_TRACE(site);
-    const World world = world_of(site);
+  static std::vector<std::string> actions_of(FailpointKind kind) {
+    return {"kill", kind == FailpointKind::kNoThrow ? "exit=3" : "throw"};
+  }
+  static void expect_strike(const std::string& site, const std::string& action, int victim) {
+    SCOPED_TRACE(site + ": " + action + " on rank " + std::to_string(victim));
     const bool exports = site.starts_with("export.");
-    for (const std::string action : {"kill", kind == FailpointKind::kNoThrow ? "exit=3" : "throw"}) {
-      for (int victim = 0; victim < world.size; ++victim) {
-        SCOPED_TRACE(action + " on rank " + std::to_string(victim));
-        const ExportFolder folder;
-        if (exports) folder.fill(victim);
-        const Outcome run = strike(site, action, victim, exports ? &folder : nullptr);
-        EXPECT_EQ(run.struck, comes_by(site, victim)) << run.report.text();
-        if (run.struck) {
-          expect_orderly(run, site, action, victim);
-        } else {
-          EXPECT_TRUE(run.report.ok()) << run.report.text();  // it does not come by, and is none the worse for it
-        }
-        if (exports) expect_whole_file(folder, site, action, victim);
-      }
+    const ExportFolder folder;
+    if (exports) folder.fill(victim);
+    const Outcome run = strike(site, action, victim, exports ? &folder : nullptr);
+    EXPECT_EQ(run.struck, comes_by(site, victim)) << run.report.text();
+    if (run.struck) {
+      expect_orderly(run, site, action, victim);
+    } else {
+      EXPECT_TRUE(run.report.ok()) << run.report.text();  // it does not come by, and is none the worse for it
     }
+    if (exports) expect_whole_file(folder, site, action, victim);
+  }
+  /// On every rank, with every action.
+  static void expect_strikes(const std::string& site, FailpointKind kind) {
+    for (const std::string& action : actions_of(kind)) {
+      for (int victim = 0; victim < world_of(site).size; ++victim) expect_strike(site, action, victim);
+    }
+  }
+  /// On one rank that comes by, with one action: by turns, so that a few sites see all of them.
+  static void expect_a_strike(const std::string& site, FailpointKind kind, int turn) {
+    int victim = turn % world_of(site).size;
+    if (!comes_by(site, victim)) victim = victim == 0 ? 1 : 0;
+    expect_strike(site, actions_of(kind)[static_cast<std::size_t>(turn) % 2], victim);
   }
 
   /// The file is the old one or the new one; what goes through an exception takes the temporary file along.
@@ -347,26 +357,40 @@ TEST_F(Failpoints, ASleepOfARankIsNoFailure) {
 }
 
 /// One case a group of sites, so that each stays short.
-class Sweep : public Failpoints, public ::testing::WithParamInterface<const char*> {};
+class Sites : public Failpoints, public ::testing::WithParamInterface<const char*> {
+ protected:
+  static std::vector<Failpoint> sites();
+};
+class Sweep : public Sites {};
 
 std::string group_of(std::string_view site) {
   return std::string(site.substr(0, site.find('.')));
 }
 
-TEST_P(Sweep, EverySiteIsReachedAndEveryRankEnds) {
-  int sites = 0;
-  for (const Failpoint& site : failpoints()) {
-    if (group_of(site.name) != GetParam() || is_elsewhere(site.name)) continue;
-    ++sites;
-    expect_strikes(site.name, site.kind);
-  }
-  EXPECT_GT(sites, 0);
+std::vector<Failpoint> Sites::sites() {
+  std::vector<Failpoint> all = failpoints();
+  std::erase_if(all,
+                [](const Failpoint& site) { return group_of(site.name) != GetParam() || is_elsewhere(site.name); });
+  return all;
+}
+
+TEST_P(Sites, EachIsReachedAndEveryRankEnds) {
+  ASSERT_FALSE(sites().empty());
+  int turn = 0;
+  for (const Failpoint& site : sites()) expect_a_strike(site.name, site.kind, turn++);
+}
+
+TEST_P(Sweep, EveryRankComesByOrIsNoneTheWorseWithEveryAction) {
+  ASSERT_FALSE(sites().empty());
+  for (const Failpoint& site : sites()) expect_strikes(site.name, site.kind);
 }
 
 constexpr const char* kGroups[] = {"rendezvous", "memory",    "system",  "unix_socket", "shm",
                                    "messages",   "levels",    "mixed",   "control",     "store",
                                    "abort",      "one_sided", "matched", "engine",      "export"};
-INSTANTIATE_TEST_SUITE_P(Groups, Sweep, ::testing::ValuesIn(kGroups),
+INSTANTIATE_TEST_SUITE_P(Groups, Sites, ::testing::ValuesIn(kGroups),
+                         [](const auto& of) { return std::string(of.param); });
+INSTANTIATE_TEST_SUITE_P(Long, Sweep, ::testing::ValuesIn(kGroups),
                          [](const auto& of) { return std::string(of.param); });
 
 TEST_F(Failpoints, TheGroupsAreAllThereAre) {

@@ -129,38 +129,72 @@ TEST(MpiFailpoints, ABadSpecIsRefusedByEveryRank) {
   EXPECT_THAT(ending.output, HasSubstr("did you mean mpi.open?"));
 }
 
-TEST(MpiFailpoints, EverySiteOfTheTransportKills) {
-  int sites = 0;
+std::vector<std::string> sites_of_the_transport() {
+  std::vector<std::string> sites;
   for (const Failpoint& site : failpoints()) {
-    if (!site.name.starts_with("mpi.") && site.name != "abort.mpi") continue;
-    ++sites;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      expect_killed(site.name, rank, site.name == "abort.mpi" ? at("engine.vote", rank, "throw") + ";" : "");
-    }
+    if (site.name.starts_with("mpi.") || site.name == "abort.mpi") sites.push_back(site.name);
   }
-  EXPECT_EQ(sites, 4);
+  return sites;
 }
+
+void expect_killed_in_the_transport(const std::string& site, int rank) {
+  expect_killed(site, rank, site == "abort.mpi" ? at("engine.vote", rank, "throw") + ";" : "");
+}
+
+/// The ranks by turns; on each of them in the long tier.
+TEST(MpiFailpoints, EverySiteOfTheTransportKills) {
+  ASSERT_EQ(sites_of_the_transport().size(), 4U);
+  int turn = 0;
+  for (const std::string& site : sites_of_the_transport()) expect_killed_in_the_transport(site, turn++ % kRanks);
+}
+
+TEST(LongMpiFailpoints, EverySiteOfTheTransportKillsEveryRank) {
+  for (const std::string& site : sites_of_the_transport()) {
+    for (int rank = 0; rank < kRanks; ++rank) expect_killed_in_the_transport(site, rank);
+  }
+}
+
+void expect_told(const std::string& site, int rank) {
+  SCOPED_TRACE(site + " throws on rank " + std::to_string(rank));
+  const test::LeftBehind left;
+  const Ending ending = mpirun(at(site, rank, "throw"), true);
+  EXPECT_TRUE(ending.in_time) << ending.output;
+  const std::string planted = "planted failure at " + site;
+  EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(rank) + " ends: [INTERNAL] " + planted));
+  EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(1 - rank) + " ends: [ABORTED] rank " +
+                                       std::to_string(rank) + " stopped the job: [INTERNAL] " + planted));
+  EXPECT_EQ(left.text(Milliseconds{5'000}), "");
+}
+
+constexpr const char* kThrowing[] = {"mpi.start", "mpi.wait", "messages.all_reduce.mid", "engine.update"};
 
 TEST(MpiFailpoints, ARankThatThrowsTellsTheOthers) {
-  for (const char* site : {"mpi.start", "mpi.wait", "messages.all_reduce.mid", "engine.update"}) {
-    for (const int rank : {0, kRanks - 1}) {
-      SCOPED_TRACE(std::string(site) + " throws on rank " + std::to_string(rank));
-      const test::LeftBehind left;
-      const Ending ending = mpirun(at(site, rank, "throw"), true);
-      EXPECT_TRUE(ending.in_time) << ending.output;
-      const std::string planted = std::string("planted failure at ") + site;
-      EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(rank) + " ends: [INTERNAL] " + planted));
-      EXPECT_THAT(ending.output, HasSubstr("rank " + std::to_string(1 - rank) + " ends: [ABORTED] rank " +
-                                           std::to_string(rank) + " stopped the job: [INTERNAL] " + planted));
-      EXPECT_EQ(left.text(Milliseconds{5'000}), "");
-    }
+  int turn = 0;
+  for (const char* site : kThrowing) expect_told(site, turn++ % kRanks);
+}
+
+TEST(LongMpiFailpoints, EveryRankThatThrowsTellsTheOthers) {
+  for (const char* site : kThrowing) {
+    for (int rank = 0; rank < kRanks; ++rank) expect_told(site, rank);
   }
 }
 
-TEST(MpiFailpoints, ARankKilledInsideAnyCallEndsTheJob) {
+std::vector<std::string> insides_of_calls() {
+  std::vector<std::string> sites;
   for (const Failpoint& site : failpoints()) {
-    if (!site.name.starts_with("messages.") || !site.name.ends_with(".mid")) continue;
-    for (int rank = 0; rank < kRanks; ++rank) expect_killed(site.name, rank);
+    if (site.name.starts_with("messages.") && site.name.ends_with(".mid")) sites.push_back(site.name);
+  }
+  return sites;
+}
+
+/// One call here: what the ranks see of each is below.
+TEST(MpiFailpoints, ARankKilledInsideACallEndsTheJob) {
+  expect_killed("messages.all_reduce.mid", 1);
+}
+
+TEST(LongMpiFailpoints, ARankKilledInsideAnyCallEndsTheJob) {
+  for (const std::string& site : insides_of_calls()) {
+    for (int rank = 0; rank < kRanks; ++rank) expect_killed(site, rank);
   }
 }
 
@@ -172,12 +206,9 @@ TEST(MpiFailpoints, ARankKilledInsideAnyCallIsNamedByAllOthers) {
     int ranks;
     std::vector<std::string> sites;
   };
-  std::vector<std::string> calls;
-  for (const Failpoint& site : failpoints()) {
-    if (site.name.starts_with("messages.") && site.name.ends_with(".mid")) calls.push_back(site.name);
-  }
-  for (const Case& of : {Case{"mpi", "calls", 3, calls}, Case{"mpi", "own-sums", 3, {"mpi.start", "mpi.wait"}},
-                         Case{"shm+mpi", "calls", 4, {"levels.step"}}}) {
+  for (const Case& of :
+       {Case{"mpi", "calls", 3, insides_of_calls()}, Case{"mpi", "own-sums", 3, {"mpi.start", "mpi.wait"}},
+        Case{"shm+mpi", "calls", 4, {"levels.step"}}}) {
     for (const std::string& site : of.sites) {
       constexpr int kVictim = 1;
       SCOPED_TRACE(std::string(of.backend) + " " + of.how + ", " + site + " kills rank 1");

@@ -172,6 +172,7 @@ void ToyModel::give(int param, const std::vector<T>& grad, bool is_sum) {
   const ParamSpec& spec = structure_.params[static_cast<std::size_t>(param)];
   if (!spec.trainable || grad.empty()) return;
   std::vector<T> given = grad;
+  if (chosen_) std::ranges::fill(given, static_cast<T>(chosen_(engine_->rank())));
   if (poison_ && poison_(engine_->rank(), step_, micro_step_, param))
     given.back() = std::numeric_limits<T>::quiet_NaN();
   if (options_.round_gradients && spec.dtype == DType::kBFloat16 && !is_sum && engine_->rank() != options_.wide_rank) {

@@ -61,6 +61,9 @@ class ToyModel final : public ParameterBinder {
   /// Gradients of parameter `param` become NaN where the rule says so.
   using PoisonRule = std::function<bool(int rank, std::int64_t step, int micro_step, int param)>;
   void set_poison(PoisonRule rule) { poison_ = std::move(rule); }
+  /// Every element of a gradient is this rank's number: where orders of sums must differ by choice, not by chance.
+  using ChosenRule = std::function<double(int rank)>;
+  void set_chosen(ChosenRule rule) { chosen_ = std::move(rule); }
   /// The bias of block `block` gets no gradient on this rank, or one of zeros.
   void set_left_out(SkipRule rule, bool gives_zeros) {
     left_out_ = std::move(rule);
@@ -88,6 +91,7 @@ class ToyModel final : public ParameterBinder {
   Engine* engine_ = nullptr;
   std::vector<std::byte*> flats_;
   PoisonRule poison_;
+  ChosenRule chosen_;
   SkipRule left_out_;
   bool gives_zeros_ = false;
   Visitor visitor_;

@@ -76,6 +76,7 @@ ToyOutcome train_toy_rank(const ToyTraining& training, std::unique_ptr<CommBacke
     const auto device = make_cpu_device(training.mode, training.chaos_seed * 131 + static_cast<std::uint64_t>(rank));
     ToyModel model(training.model, 7);
     model.set_poison(training.poison);
+    model.set_chosen(training.chosen_gradients);
     model.set_left_out(training.left_out, training.zeros_for_left_out);
     ToyStructure structure = model.structure();
     EngineSettings settings = settings_of(training);

@@ -33,6 +33,7 @@ struct ToyTraining {
   SkipRule left_out{};              ///< the block's bias gets no gradient
   bool zeros_for_left_out = false;  ///< or one of zeros
   ToyModel::PoisonRule poison{};
+  ToyModel::ChosenRule chosen_gradients{};
   /// Changes what one rank asks for, to make ranks disagree.
   std::function<void(int rank, ToyStructure&, EngineSettings&)> tamper{};
   /// Runs on every rank after each step; for what a single test wants to do or look at.

@@ -1,5 +1,6 @@
 // Planned == a closed formula that this test computes itself == measured, exactly: memory by state and bytes
 // on the wire.
+#include "support/covering_array.h"
 #include "support/torch_training.h"
 
 #include <gtest/gtest.h>
@@ -144,101 +145,104 @@ MemorySnapshot formula(const TorchTraining& training) {
   return sum;
 }
 
-TEST(TorchMemory, PlannedEqualsFormulaEqualsMeasured) {
-  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
-    for (const int stage : {0, 1, 2, 3}) {
-      for (const int micro_steps : {1, 3}) {
-        for (const ReductionPolicy policy : {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep}) {
-          for (const Reshard reshard : {Reshard::kDefault, Reshard::kAll, Reshard::kNone}) {
-            if (stage < 3 && reshard != Reshard::kDefault) continue;
-            const TorchTraining training{.dtype = dtype,
-                                         .layers = 4,
-                                         .world = 3,
-                                         .micro_steps = micro_steps,
-                                         .steps = 3,
-                                         .zero_stage = stage,
-                                         .reshard = reshard,
-                                         .policy = policy};
-            const TorchOutcome got = train_torch(training);
-            MemorySnapshot planned;
-            MemorySnapshot measured;
-            for (const MemoryReport& report : got.memory) {
-              EXPECT_EQ(report.planned, report.measured_peak) << training.text() << "\n" << to_text(report);
-              EXPECT_EQ(report.overflow_slots, 0U);
-              EXPECT_EQ(report.construction_peak, largest_flat(training)) << training.text();
-              // Everything planned was touched, and nothing else: within a page for each of the two mappings.
-              EXPECT_LE(report.resident, report.planned.total() + 2 * kPage) << training.text();
-              EXPECT_GE(report.resident + 2 * kPage, report.planned.total()) << training.text();
-              for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
-                planned.bytes[state] += report.planned.bytes[state];
-                measured.bytes[state] += report.measured_peak.bytes[state];
-              }
-            }
-            const MemorySnapshot expected = formula(training);
-            for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
-              EXPECT_EQ(expected.bytes[state], planned.bytes[state])
-                  << training.text() << ": " << name_of(static_cast<MemoryState>(state));
-            }
-            EXPECT_EQ(expected, measured) << training.text();
-          }
-        }
-      }
+void expect_planned_memory(const TorchTraining& training) {
+  const TorchOutcome got = train_torch(training);
+  MemorySnapshot planned;
+  MemorySnapshot measured;
+  for (const MemoryReport& report : got.memory) {
+    EXPECT_EQ(report.planned, report.measured_peak) << training.text() << "\n" << to_text(report);
+    EXPECT_EQ(report.overflow_slots, 0U);
+    EXPECT_EQ(report.construction_peak, largest_flat(training)) << training.text();
+    // Everything planned was touched, and nothing else: within a page for each of the two mappings.
+    EXPECT_LE(report.resident, report.planned.total() + 2 * kPage) << training.text();
+    EXPECT_GE(report.resident + 2 * kPage, report.planned.total()) << training.text();
+    for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
+      planned.bytes[state] += report.planned.bytes[state];
+      measured.bytes[state] += report.measured_peak.bytes[state];
     }
   }
+  const MemorySnapshot expected = formula(training);
+  for (std::size_t state = 0; state < kNumMemoryStates; ++state) {
+    EXPECT_EQ(expected.bytes[state], planned.bytes[state])
+        << training.text() << ": " << name_of(static_cast<MemoryState>(state));
+  }
+  EXPECT_EQ(expected, measured) << training.text();
+}
+
+void expect_planned_wire(const TorchTraining& training) {
+  const int stage = training.zero_stage;
+  const auto units = gpt_units(training);
+  // Received by all ranks together: everything but the own shard, that is world - 1 times the
+  // whole.
+  std::uint64_t gathered = 0;
+  std::uint64_t reduced = 0;
+  const auto micro = static_cast<std::uint64_t>(training.micro_steps);
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    const bool stays = training.reshard == Reshard::kNone ||
+                       (training.reshard == Reshard::kDefault && (unit == 0 || unit + 1 == units.size()));
+    for (const Flat& flat : units[unit]) {
+      const std::uint64_t parameters = flat.length * flat.element;
+      const std::uint64_t gradients = flat.length * gradient_bytes(training, flat);
+      if (stage == 0) gathered += flat.length * flat.wide;
+      if (stage == 1 || stage == 2) gathered += parameters;
+      if (stage == 3) gathered += parameters * micro * (stays ? 1 : 2);
+      reduced += gradients * (training.policy == ReductionPolicy::kPerMicroStep ? micro : 1);
+    }
+  }
+  const TorchOutcome got = train_torch(training);
+  std::uint64_t all_gather = 0;
+  std::uint64_t reduce_scatter = 0;
+  std::uint64_t planned = 0;
+  for (const TorchWire& wire : got.wire) {
+    all_gather += wire.all_gather;
+    reduce_scatter += wire.reduce_scatter;
+    planned += wire.planned.total();
+    EXPECT_EQ(wire.planned.reduce_gradients, wire.reduce_scatter) << training.text();
+    EXPECT_EQ(wire.planned.total(), wire.all_gather + wire.reduce_scatter) << training.text();
+  }
+  EXPECT_EQ(all_gather, 2 * gathered) << training.text();
+  EXPECT_EQ(reduce_scatter, 2 * reduced) << training.text();
+  EXPECT_EQ(planned, 2 * (gathered + reduced)) << training.text();
+}
+
+/// What memory and wire are made of; in `make test` rows in which any two of it meet.
+std::vector<TorchTraining> trainings(bool whole) {
+  struct Place {
+    int stage;
+    Reshard reshard;
+  };
+  constexpr Place kPlaces[] = {{0, Reshard::kDefault}, {1, Reshard::kDefault}, {2, Reshard::kDefault},
+                               {3, Reshard::kDefault}, {3, Reshard::kAll},     {3, Reshard::kNone}};
+  constexpr DType kDtypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16};
+  const std::vector<int> levels{6, 3, 2, 2};
+  std::vector<TorchTraining> all;
+  for (const test::FactorRow& row : whole ? test::whole_grid(levels) : test::covering_array(levels, 2)) {
+    all.push_back({.dtype = kDtypes[row[1]],
+                   .layers = 4,
+                   .world = 3,
+                   .micro_steps = row[2] == 0 ? 1 : 3,
+                   .steps = 3,
+                   .zero_stage = kPlaces[row[0]].stage,
+                   .reshard = kPlaces[row[0]].reshard,
+                   .policy = row[3] == 0 ? ReductionPolicy::kPerMicroStep : ReductionPolicy::kPerStep});
+  }
+  return all;
+}
+
+TEST(TorchMemory, PlannedEqualsFormulaEqualsMeasured) {
+  for (const TorchTraining& training : trainings(false)) expect_planned_memory(training);
+}
+
+TEST(LongTorchMemory, PlannedEqualsFormulaEqualsMeasured) {
+  for (const TorchTraining& training : trainings(true)) expect_planned_memory(training);
 }
 
 TEST(TorchMemory, WireEqualsFormula) {
-  for (const DType dtype : {DType::kFloat32, DType::kFloat64, DType::kBFloat16}) {
-    for (const int stage : {0, 1, 2, 3}) {
-      for (const int micro_steps : {1, 3}) {
-        for (const ReductionPolicy policy : {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep}) {
-          for (const Reshard reshard : {Reshard::kDefault, Reshard::kAll, Reshard::kNone}) {
-            if (stage < 3 && reshard != Reshard::kDefault) continue;
-            const TorchTraining training{.dtype = dtype,
-                                         .layers = 4,
-                                         .world = 3,
-                                         .micro_steps = micro_steps,
-                                         .steps = 3,
-                                         .zero_stage = stage,
-                                         .reshard = reshard,
-                                         .policy = policy};
-            const auto units = gpt_units(training);
-            // Received by all ranks together: everything but the own shard, that is world - 1 times the
-            // whole.
-            std::uint64_t gathered = 0;
-            std::uint64_t reduced = 0;
-            const auto micro = static_cast<std::uint64_t>(micro_steps);
-            for (std::size_t unit = 0; unit < units.size(); ++unit) {
-              const bool stays = reshard == Reshard::kNone ||
-                                 (reshard == Reshard::kDefault && (unit == 0 || unit + 1 == units.size()));
-              for (const Flat& flat : units[unit]) {
-                const std::uint64_t parameters = flat.length * flat.element;
-                const std::uint64_t gradients = flat.length * gradient_bytes(training, flat);
-                if (stage == 0) gathered += flat.length * flat.wide;
-                if (stage == 1 || stage == 2) gathered += parameters;
-                if (stage == 3) gathered += parameters * micro * (stays ? 1 : 2);
-                reduced += gradients * (policy == ReductionPolicy::kPerMicroStep ? micro : 1);
-              }
-            }
-            const TorchOutcome got = train_torch(training);
-            std::uint64_t all_gather = 0;
-            std::uint64_t reduce_scatter = 0;
-            std::uint64_t planned = 0;
-            for (const TorchWire& wire : got.wire) {
-              all_gather += wire.all_gather;
-              reduce_scatter += wire.reduce_scatter;
-              planned += wire.planned.total();
-              EXPECT_EQ(wire.planned.reduce_gradients, wire.reduce_scatter) << training.text();
-              EXPECT_EQ(wire.planned.total(), wire.all_gather + wire.reduce_scatter) << training.text();
-            }
-            EXPECT_EQ(all_gather, 2 * gathered) << training.text();
-            EXPECT_EQ(reduce_scatter, 2 * reduced) << training.text();
-            EXPECT_EQ(planned, 2 * (gathered + reduced)) << training.text();
-          }
-        }
-      }
-    }
-  }
+  for (const TorchTraining& training : trainings(false)) expect_planned_wire(training);
+}
+
+TEST(LongTorchMemory, WireEqualsFormula) {
+  for (const TorchTraining& training : trainings(true)) expect_planned_wire(training);
 }
 
 TEST(TorchMemory, TwentyFourLayersLiveInThreeSlots) {
