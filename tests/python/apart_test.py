@@ -12,6 +12,7 @@ import subprocess
 import sys
 import unittest
 
+import forked
 import hosts
 import job
 
@@ -55,7 +56,7 @@ class Jobs(contextlib.ExitStack):
             job.RUN,
             "--lost-after",
             "60",
-            sys.executable,
+            *forked.python(),
             *program,
         ]
         return self.enter_context(job.Family(command, variables(**more)))
@@ -68,7 +69,7 @@ class Jobs(contextlib.ExitStack):
             f"exec {job.RUN} --no-merge -n 2 --nnodes 2 --node-rank $JOB_COMPLETION_INDEX --rdzv {place or self.net.net + '.1:29400'} "  # noqa: E501
             f'--rdzv-secret-file {secret} --lost-after 60 "$@"'
         )
-        command = ["sh", "-c", line, "sh", sys.executable, *program]
+        command = ["sh", "-c", line, "sh", *forked.python(), *program]
         return [
             self.enter_context(
                 job.Family([*self.net.inside(node + 1), *command], variables(JOB_COMPLETION_INDEX=str(node), **more))
@@ -91,7 +92,7 @@ class TwoHosts(unittest.TestCase):
 
     def on_one_host(self) -> str:
         """With its ranks in the same nodes."""
-        command = [job.RUN, "-n", "4", "--no-merge", sys.executable, PROGRAM]
+        command = [job.RUN, "-n", "4", "--no-merge", *forked.python(), PROGRAM]
         return self.losses(
             subprocess.run(
                 command, env=variables(RANKS_PER_NODE="2"), capture_output=True, text=True, timeout=240, check=False
@@ -152,7 +153,7 @@ class TwoHosts(unittest.TestCase):
                 job.RUN,
                 "-n",
                 "4",
-                sys.executable,
+                *forked.python(),
                 *arguments,
                 str(folder / "host.json"),
                 "--config",

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import unittest
 
+import forked
 import job
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -43,6 +44,9 @@ class Levels(job.RankTest):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         told = re.findall(r"of 4 over (?:shm|c10d gloo), stage \d: (.*)", done.stdout)
         self.assertEqual((len(told), len(set(told))), (16, 1), done.stdout)
+        if variables.get("RANKS_PER_NODE", "2") == "2":  # 2^24 + 1 and so on: see sums_rank.py
+            sums = "{1.0}" if "DEGREES" in variables else "{2.0}"
+            self.assertEqual(re.findall(r"rank \d has sums of (.*)", done.stdout), [sums] * 4)
         found = re.findall(r"(rank \d stage \d) payload (\d+) between nodes (\d+)", done.stderr)
         return told[0], {key: (int(payload), int(between)) for key, payload, between in found}, done.stderr
 
@@ -146,7 +150,7 @@ class Groups(job.RankTest):
         # Two nodes of one rank each, as torchrun would start them on two hosts.
         variables = {name: value for name, value in os.environ.items() if name != "ZEROTH_JOB_ID"}
         port = job.free_port()
-        program = [sys.executable, str(HERE / "c10d_trouble_rank.py"), "wire"]
+        program = [*forked.python(), str(HERE / "c10d_trouble_rank.py"), "wire"]
         ranks = [
             subprocess.Popen(
                 program,
@@ -174,7 +178,7 @@ class Groups(job.RankTest):
 class Refusals(unittest.TestCase):
     def run_python(self, text: str, **variables: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", "import torch, zeroth, torch.distributed as dist\n" + text],
+            [*forked.python(), "-c", "import torch, zeroth, torch.distributed as dist\n" + text],
             env=os.environ | variables,
             capture_output=True,
             text=True,

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import unittest
 
+import forked
 import job
 import torch
 import zeroth
@@ -51,7 +52,7 @@ class DocsTest(unittest.TestCase):
             with self.subTest(page=page), tempfile.TemporaryDirectory() as folder:
                 program = "\n".join(block.text for block in BLOCKS if (block.page, block.language) == (page, "python"))
                 done = subprocess.run(
-                    [sys.executable, "-c", program],
+                    [*forked.python(), "-c", program],
                     cwd=folder,
                     capture_output=True,
                     text=True,
@@ -101,11 +102,11 @@ class DocsTest(unittest.TestCase):
     def test_the_loop_and_its_twin_differ_in_few_lines_and_in_no_digit(self) -> None:
         folder = ROOT / "examples/torch_loop"
         plain = subprocess.run(
-            [sys.executable, str(folder / "plain.py")], capture_output=True, text=True, timeout=120, check=True
+            [*forked.python(), str(folder / "plain.py")], capture_output=True, text=True, timeout=120, check=True
         )
         for ranks in (1, 2):  # the same data on every rank, so the mean is that of one
             done = subprocess.run(
-                [job.RUN, "-n", str(ranks), sys.executable, str(folder / "with_zeroth.py")],
+                [job.RUN, "-n", str(ranks), *forked.python(), str(folder / "with_zeroth.py")],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 capture_output=True,
                 text=True,

@@ -11,6 +11,7 @@ import tempfile
 import time
 import unittest
 
+import forked
 import job
 
 if os.environ.get("ZEROTH_MPIRUN"):
@@ -151,7 +152,7 @@ def train(engine, factor=1.0):
     def end(self, program: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
         return subprocess.run(
-            [sys.executable, "-c", self.SETUP + program],
+            [*forked.python(), "-c", self.SETUP + program],
             env=environment,
             capture_output=True,
             text=True,
@@ -180,7 +181,7 @@ def train(engine, factor=1.0):
         self.assertEqual(called.returncode, 1, called.stderr)
         self.assertRegex(called.stderr, r"(?s)^Traceback.*\[USAGE\].*\nthe hook of __main__\n$")
         first = subprocess.run(
-            [sys.executable, "-c", "import sys\n" + own + "sys.excepthook = hook\n" + self.SETUP + fails],
+            [*forked.python(), "-c", "import sys\n" + own + "sys.excepthook = hook\n" + self.SETUP + fails],
             capture_output=True,
             text=True,
             timeout=120,
@@ -284,7 +285,7 @@ class OverMpi(unittest.TestCase):
             if where == "construction":
                 continue
             with self.subTest(where=where), tempfile.TemporaryDirectory() as folder:
-                program = [sys.executable, str(job.HERE / "interrupt_rank.py"), folder, "mpi", where]
+                program = [*forked.python(), str(job.HERE / "interrupt_rank.py"), folder, "mpi", where]
                 with job.Family(
                     [*mpi_test.MPIRUN, "--enable-recovery", "-n", "2", *program],
                     mpi_test.variables(ZEROTH_BACKEND="mpi"),
@@ -299,7 +300,7 @@ class OverMpi(unittest.TestCase):
                 )
 
     def test_ctrl_c_ends_a_rank_while_mpi_opens_its_world(self) -> None:
-        program = [sys.executable, str(job.HERE / "interrupt_rank.py"), "no folder", "mpi", "opening"]
+        program = [*forked.python(), str(job.HERE / "interrupt_rank.py"), "no folder", "mpi", "opening"]
         with job.Family([*mpi_test.MPIRUN, "-n", "2", *program], mpi_test.variables(ZEROTH_BACKEND="mpi")) as family:
             done = family.end(60)
             ended = time.time()

@@ -400,7 +400,7 @@ class Log(unittest.TestCase):
         )
         for every_s, lines in (("0", 0), ("100", 0), ("0.001", 1)):
             done = subprocess.run(
-                [sys.executable, "-c", text, every_s], capture_output=True, text=True, timeout=120, check=True
+                [*forked.python(), "-c", text, every_s], capture_output=True, text=True, timeout=120, check=True
             )
             self.assertRegex(
                 done.stderr.splitlines()[0], r"^\[zeroth 0/1\] info: 1 rank over self, says no launcher's variables$"

@@ -27,6 +27,7 @@ import os
 import pathlib
 import runpy
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -92,6 +93,15 @@ def python() -> list[str]:
     if not _servers:
         _servers.append(Server([*PRELOADED, *_more]))
     return [sys.executable, "-I", "-S", str(HERE / "python_that_is_there.py"), _servers[0].path]
+
+
+def program() -> str:
+    """The same as one file, for who takes no more."""
+    path = pathlib.Path(python()[-1]).with_name("python")
+    if not path.exists():
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(python())} "$@"\n')
+        path.chmod(0o755)
+    return str(path)
 
 
 # --- the server's side ------------------------------------------------------------------------------------------------
@@ -249,7 +259,7 @@ def _end_well(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    LIBC.fflush(None)
+    LIBC.exit(code)  # what has been loaded since the fork wants to be told, as MPI
     os._exit(code)
 
 

@@ -14,6 +14,7 @@ import tempfile
 import unittest
 from typing import Any
 
+import forked
 import job
 import torch
 import zeroth
@@ -78,7 +79,7 @@ class Trainers(unittest.TestCase):
 
     def start(self, trainer: str, ranks: int, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """`trainer`: "cpp" or "python"; 0 ranks: a bare process."""
-        program = [CPP] if trainer == "cpp" else [sys.executable, str(TRAIN)]
+        program = [CPP] if trainer == "cpp" else [*forked.python(), str(TRAIN)]
         launcher = [job.RUN, "-n", str(ranks)] if ranks else []
         return subprocess.run(
             [*launcher, *program, *arguments],
@@ -219,7 +220,7 @@ class Trainers(unittest.TestCase):
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
-                "ZEROTH_PYTHON": sys.executable,
+                "ZEROTH_PYTHON": forked.program(),
                 "ZEROTH_PYTHON_DIR": str(package),
                 "ZEROTH_BIN_DIR": str(pathlib.Path(job.RUN).parent),
             },

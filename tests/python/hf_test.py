@@ -9,6 +9,7 @@ import sys
 import tempfile
 import unittest
 
+import forked
 import job
 
 TRAIN = job.HERE.parents[1] / "examples/hf_gpt2/train.py"
@@ -39,7 +40,7 @@ class HuggingFaceTest(unittest.TestCase):
     def test_a_bare_process_trains_like_plain_torch(self) -> None:
         self.check(
             subprocess.run(
-                [sys.executable, str(job.HERE / "hf_rank.py"), "plain", self.folder],
+                [*forked.python(), str(job.HERE / "hf_rank.py"), "plain", self.folder],
                 capture_output=True,
                 text=True,
                 timeout=job.TIME_LIMIT_S,

@@ -14,6 +14,8 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
+import forked
+
 if TYPE_CHECKING:
     import job
 
@@ -222,6 +224,6 @@ class Hosts:
             "-n",
             str(self.count * ranks_per_host),
             *(part for name in exported for part in ("-x", name)),
-            sys.executable,
+            *forked.python(),
             *program,
         ]

@@ -7,6 +7,7 @@ import re
 import sys
 import unittest
 
+import forked
 import hosts
 import job
 import mpi_test
@@ -55,7 +56,7 @@ class SeveralHosts(unittest.TestCase):
                 "off",
                 "--hosts",
                 f"{two.net}.1:2,{two.net}.2:2",
-                sys.executable,
+                *forked.python(),
                 mpi_test.PROGRAM,
             ]
             with job.Family(command, mpi_test.variables(RANKS_PER_NODE="0", PATH=path, **settings)) as family:

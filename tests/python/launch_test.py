@@ -14,6 +14,7 @@ import unittest
 from typing import Any
 from unittest import mock
 
+import forked
 import job
 import launch_rank
 import torch
@@ -120,7 +121,7 @@ class Launchers(unittest.TestCase):
         }
         tasks = [
             subprocess.Popen(
-                [sys.executable, PROGRAM],
+                [*forked.python(), PROGRAM],
                 env=own | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

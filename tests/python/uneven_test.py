@@ -8,6 +8,7 @@ import subprocess
 import sys
 import unittest
 
+import forked
 import job
 import mpi_test
 
@@ -25,7 +26,7 @@ def run(what: str, transport: str) -> subprocess.CompletedProcess[str]:
             *mpi_test.MPIRUN,
             "-n",
             str(RANKS),
-            sys.executable,
+            *forked.python(),
             str(job.HERE / "uneven_rank.py"),
             what,
             transport,

@@ -13,6 +13,7 @@ import tempfile
 import unittest
 from collections.abc import Mapping
 
+import forked
 import job
 import mpi_test
 
@@ -50,7 +51,7 @@ def run(
     output, for every rank; with `alone` only."""
     program = [
         *(SAYS_ITS_CODE if each_code else []),
-        sys.executable,
+        *forked.python(),
         str(job.HERE / "waits_rank.py"),
         how,
         transport,
