@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import re
@@ -13,17 +14,26 @@ import unittest
 
 import forked
 import job
+import tier
 
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Parity(job.RankTest):
-    def test_all_models_on_two_ranks(self) -> None:
-        self.run_well(2, "c10d_rank.py")
+    def test_every_model_and_every_two_of_world_stage_and_dtype(self) -> None:
+        for ranks in (2, 3, 4):
+            with self.subTest(ranks=ranks):
+                self.assertRegex(self.run_well(ranks, "c10d_rank.py", "--short"), r"\b[1-9]\d* trainings: ok")
 
+    @tier.long
+    def test_all_models_on_two_ranks(self) -> None:
+        self.assertIn("160 trainings: ok", self.run_well(2, "c10d_rank.py"))
+
+    @tier.long
     def test_three_ranks(self) -> None:
         self.run_well(3, "c10d_rank.py", "nested", "reused", "odd", "normed")
 
+    @tier.long
     def test_four_ranks(self) -> None:
         self.run_well(4, "c10d_rank.py", "plain", "reused", "checkpoint", "odd")
 
@@ -94,29 +104,26 @@ class Trouble(job.RankTest):
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)
         self.assertRegex(done.stderr.strip().splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
 
+    @tier.both
     def test_every_failpoint_of_the_transport_ends_both_ranks(self) -> None:
         listed = subprocess.run(
             [job.RUN, "--list-failpoints"], capture_output=True, text=True, timeout=30, check=True
         ).stdout
         sites = re.findall(r"^(c10d\.\w+)", listed, re.MULTILINE)
         self.assertEqual(sites, ["c10d.send", "c10d.recv"])
-        for site in sites:
-            for rank in (0, 1):
-                for action in ("kill", "throw"):
-                    rule = f"{site}@rank={rank},hit=9:{action}"
-                    with (
-                        self.subTest(rule),
-                        job.Family(
-                            job.command(2, "c10d_trouble_rank.py", "kill"), os.environ | {"ZEROTH_FAULTS": rule}
-                        ) as family,
-                    ):
-                        done = family.end(60)
-                        last = done.stderr.strip().splitlines()[-1]
-                        if action == "kill":
-                            self.assertRegex(last, rf"rank {rank} \(pid \d+\) was killed by signal 9")
-                        else:
-                            self.assertRegex(done.stderr, rf"\[INTERNAL\] planted failure at {re.escape(site)}")
-                            self.assertRegex(last, rf"rank {rank} \(pid \d+\) exited with code 70")
+        every = list(itertools.product(sites, (0, 1), ("kill", "throw")))
+        few = [("c10d.send", 0, "kill"), ("c10d.send", 1, "throw"), ("c10d.recv", 0, "throw"), ("c10d.recv", 1, "kill")]
+        for site, rank, action in tier.rows(every, few):
+            rule = f"{site}@rank={rank},hit=9:{action}"
+            command = job.command(2, "c10d_trouble_rank.py", "kill")
+            with self.subTest(rule), job.Family(command, os.environ | {"ZEROTH_FAULTS": rule}) as family:
+                done = family.end(60)
+                last = done.stderr.strip().splitlines()[-1]
+                if action == "kill":
+                    self.assertRegex(last, rf"rank {rank} \(pid \d+\) was killed by signal 9")
+                else:
+                    self.assertRegex(done.stderr, rf"\[INTERNAL\] planted failure at {re.escape(site)}")
+                    self.assertRegex(last, rf"rank {rank} \(pid \d+\) exited with code 70")
 
     def test_a_rank_that_left_is_named(self) -> None:
         done = job.run(2, "c10d_trouble_rank.py", "leave")
@@ -239,4 +246,4 @@ class Refusals(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()
