@@ -20,8 +20,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Parity(job.RankTest):
-    def test_every_model_and_every_two_of_world_stage_and_dtype(self) -> None:
-        for ranks in (2, 3, 4):
+    def test_every_two_of_world_stage_and_dtype(self) -> None:
+        for ranks in (2, 3):
             with self.subTest(ranks=ranks):
                 self.assertRegex(self.run_well(ranks, "c10d_rank.py", "--short"), r"\b[1-9]\d* trainings: ok")
 
