@@ -251,11 +251,15 @@ def _leave_alone(modules: list[str]) -> None:
 
 
 def _end_well(code: int) -> NoReturn:
-    """As the interpreter ends, without what would be taken down only to be gone a moment later."""
+    """As the interpreter ends: with the end of the program's objects, and without that of everything else, which would be
+    taken down only to be gone a moment later."""
     import threading
 
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    if sys.modules["__main__"] is not _server_module:
+        vars(sys.modules["__main__"]).clear()
+    gc.collect()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
@@ -286,10 +290,11 @@ if __name__ == "__main__":
         os._exit(0)
     LIBC.on_exit(ctypes.cast(LIBC._exit, ctypes.c_void_p), None)
     LIBC.__cxa_atexit(ctypes.cast(LIBC.fflush, ctypes.c_void_p), None, None)
+    _server_module, _code = sys.modules["__main__"], 0
     try:
         _process.play()
     except SystemExit as error:
-        if isinstance(error.code, int | None):
-            _end_well(error.code or 0)
-        raise
-    _end_well(0)
+        if not isinstance(error.code, int | None):
+            raise
+        _code = error.code or 0
+    _end_well(_code)  # where no traceback holds the program's frames any more
