@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tokenize
 import unittest
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
@@ -134,6 +135,12 @@ class RankTest(unittest.TestCase):
         done = run(3, program, *arguments)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertRegex(done.stderr.strip().splitlines()[-1], r"zeroth-run: rank 1 \(pid \d+\) exited with code 1")
+
+
+def statements(path: pathlib.Path) -> int:
+    """Logical lines: a formatter does not change how many there are."""
+    with open(path) as file:
+        return sum(token.type == tokenize.NEWLINE for token in tokenize.generate_tokens(file.readline))
 
 
 def free_port() -> int:

@@ -186,9 +186,7 @@ class Checks:
     def trained(
         self, name: str, stage: int, micro_steps: int, dtype: torch.dtype, copies: bool = False
     ) -> tuple[list[float], dict[str, torch.Tensor]]:
-        return trained_by_zeroth(
-            name, stage, micro_steps, self.world, dtype, copies=copies, device=self.device
-        )
+        return trained_by_zeroth(name, stage, micro_steps, self.world, dtype, copies=copies, device=self.device)
 
     def check(self, model: str, micro_steps: int, stage: int, kind: str) -> None:
         what = f"{model}, stage {stage}, {micro_steps} micro-steps, {kind}"
@@ -196,7 +194,9 @@ class Checks:
         losses, weights = self.trained(model, stage, micro_steps, dtype, kind == "copies")
         if kind == "beside torch":
             self.require_close(what, losses, weights, *self.by_torch(model, micro_steps))
-        assert bits(losses, weights) == self.at_stage_0(model, micro_steps, dtype), f"{what}: other bits than at stage 0"
+        assert bits(losses, weights) == self.at_stage_0(model, micro_steps, dtype), (
+            f"{what}: other bits than at stage 0"
+        )
 
     def require_close(
         self,

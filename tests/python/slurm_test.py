@@ -183,7 +183,9 @@ class Slurm(unittest.TestCase):
         self.assertEqual(delegated, found)
 
     def test_two_nodes_without_mpi_are_refused(self) -> None:
-        done = self.cluster.run("srun", "--nodes=2", "--ntasks=4", *forked.python(), mpi_test.PROGRAM, ZEROTH_BACKEND="")
+        done = self.cluster.run(
+            "srun", "--nodes=2", "--ntasks=4", *forked.python(), mpi_test.PROGRAM, ZEROTH_BACKEND=""
+        )
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("the ranks are on several hosts, and the shared memory of one does not reach them", done.stderr)
         self.assertIn("which: SLURM_STEP_NUM_NODES; expected: 1 host; got: 2", done.stderr)
