@@ -13,6 +13,7 @@ import unittest
 
 import forked
 import job
+import tier
 
 if os.environ.get("ZEROTH_MPIRUN"):
     import mpi_test
@@ -280,10 +281,10 @@ class OverAGroup(Interrupts):
 class OverMpi(unittest.TestCase):
     """As over a group. But who is interrupted in the construction has a thread in MPI, and can only end."""
 
+    @tier.both
     def test_ctrl_c_ends_each_wait_within_half_a_second_and_the_other_rank_hears_why(self) -> None:
-        for where, place in PLACES.items():
-            if where == "construction":
-                continue
+        every = [place for place in PLACES.items() if place[0] != "construction"]
+        for where, place in tier.rows(every, [("step", "_step")]):
             with self.subTest(where=where), tempfile.TemporaryDirectory() as folder:
                 program = [*forked.python(), str(job.HERE / "interrupt_rank.py"), folder, "mpi", where]
                 with job.Family(
@@ -318,4 +319,4 @@ del Interrupts  # only what is made of it has tests to run
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()

@@ -10,11 +10,11 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import unittest
 import weakref
 
+import forked
 import torch
 import zeroth
 import zoo

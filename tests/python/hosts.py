@@ -9,7 +9,6 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING
