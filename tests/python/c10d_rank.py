@@ -19,7 +19,6 @@ import torch.distributed as dist
 import zeroth
 import zoo
 
-
 Row = dict[str, Any]
 DTYPES = (torch.float64, torch.bfloat16)
 SHORT_LIST = pairs.beside(

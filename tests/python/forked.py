@@ -1,4 +1,4 @@
-"""A Python that has imported torch already: python() is a command like sys.executable, for processes of the test's jobs.
+"""A Python that has imported torch already: python() is a command like sys.executable, for processes of a test's jobs.
 
     launcher ── python_that_is_there.py          a small process: what the launcher sees, signals and waits for
                      :  arguments, variables, descriptors, namespaces, exit code
@@ -251,8 +251,8 @@ def _leave_alone(modules: list[str]) -> None:
 
 
 def _end_well(code: int) -> NoReturn:
-    """As the interpreter ends: with the end of the program's objects, and without that of everything else, which would be
-    taken down only to be gone a moment later."""
+    """As the interpreter ends: with the end of the program's objects, and without that of everything else, which would
+    be taken down only to be gone a moment later."""
     import threading
 
     threading._shutdown()  # type: ignore[attr-defined]

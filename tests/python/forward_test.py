@@ -71,7 +71,7 @@ class Autocast(unittest.TestCase):
     def test_every_model_has_the_bits_of_torch(self) -> None:
         for name in zoo.MODELS:
             expected_losses, expected = self.trained_by_torch(name)
-            self.assertEqual(len(set(expected_losses)), STEPS, name)
+            self.assertGreater(abs(expected_losses[-1] - expected_losses[0]), 1e-3, f"{name}: nothing is trained")
             for stage, one_region in ((0, True), (3, True), (3, False)):
                 with self.subTest(name, stage=stage, one_region=one_region):
                     losses, parameters = self.trained_by_zeroth(name, stage, one_region)
@@ -81,10 +81,13 @@ class Autocast(unittest.TestCase):
                     )
 
     def test_the_region_is_seen(self) -> None:
-        engine = zeroth.Engine(zoo.make("plain", torch.float32), config(), log_level="off")
-        plain = engine(self.x, self.y).item()
+        model = nn.Linear(1, 1, bias=False)
+        fine = 1 + 2.0**-12  # which bfloat16 does not have
+        nn.init.constant_(model.weight, fine)
+        engine = zeroth.Engine(model, config(), log_level="off")
+        self.assertEqual(engine(torch.ones(1, 1)).item(), fine)
         with torch.autocast("cpu", torch.bfloat16):
-            self.assertNotEqual(engine(self.x, self.y).item(), plain)
+            self.assertEqual(engine(torch.ones(1, 1)).item(), 1.0)
 
 
 class Compiled(unittest.TestCase):

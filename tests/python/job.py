@@ -1,5 +1,5 @@
-"""Runs rank programs under zeroth-run and looks at how they end. They are forked from a process that has imported torch;
-see forked.py."""
+"""Runs rank programs under zeroth-run and looks at how they end. They are forked from a process that has imported
+torch; see forked.py."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S
 
 class Family:
     """A process with its output in files, and all that is below it. What of them lives when the block ends is killed;
-    what is left when the process was waited for is a failure. `beside`: other jobs of this test run at the same time, so
-    a process of its own looks for what is left; it takes no signals for the job."""
+    what is left when the process was waited for is a failure. `beside`: other jobs of this test run at the same time,
+    so a process of its own looks for what is left; it takes no signals for the job."""
 
     def __init__(
         self, arguments: list[str], environment: Mapping[str, str] = os.environ, *, beside: bool = False

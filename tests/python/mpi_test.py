@@ -46,7 +46,7 @@ def bytes_of(text: str) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 NO_DEGREE, DEGREE_2 = "{2.0}", "{1.0}"
-"""what the numbers of sums_rank.py sum to: over all ranks in each micro-step; over micro-steps in pairs of ranks first"""
+"""what the numbers of sums_rank.py sum to, over all ranks in each micro-step or over micro-steps in pairs first"""
 
 
 def sums_of(text: str) -> list[str]:
@@ -221,21 +221,8 @@ class Mixtures(unittest.TestCase):
         bench = str(pathlib.Path(os.environ["ZEROTH_RUN"]).with_name("zeroth-bench"))
         with tempfile.TemporaryDirectory() as folder:
             table = pathlib.Path(folder, "calls.json")
-            command = [
-                *MPIRUN,
-                "-n",
-                "2",
-                bench,
-                "comm",
-                "--backends",
-                "shm,mpi",
-                "--sizes",
-                "4KiB,64KiB",
-                "--rounds",
-                "3",
-                "--tune",
-                str(table),
-            ]
+            asked = ["--backends", "shm,mpi", "--sizes", "4KiB,64KiB", "--rounds", "3", "--tune", str(table)]
+            command = [*MPIRUN, "-n", "2", bench, "comm", *asked]
             done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables())
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertRegex(done.stdout, r"all_gather +4096 +\d+\.\d +\d+\.\d\n")

@@ -58,9 +58,13 @@ class _Loader(unittest.TestLoader):
         return super().loadTestsFromNames(names, module)  # type: ignore[arg-type]
 
 
-def main() -> None:
-    """In place of unittest.main(). Without a case it fails, so that none is lost."""
+def run() -> int:
+    """In place of unittest.main(): the exit code. Without a case it fails, so that none is lost."""
     done = unittest.main(verbosity=2, exit=False, testLoader=_Loader())
     if done.result.testsRun == 0:
         print("FAILED: no case in this tier", file=sys.stderr)
-    sys.exit(0 if done.result.wasSuccessful() and done.result.testsRun > 0 else 1)
+    return 0 if done.result.wasSuccessful() and done.result.testsRun > 0 else 1
+
+
+def main() -> None:
+    sys.exit(run())
