@@ -153,8 +153,8 @@ class Engine:
         """Boundary of a micro-step; on the last one updates the parameters, on all ranks at once. Collective then."""
         if self._optimizer is None:
             return self._step()
-        # type: ignore[no-any-return]  # through it, so that torch's schedulers see a step
-        return self._optimizer.step()
+        # Through it, so that torch's schedulers see a step.
+        return self._optimizer.step()  # type: ignore[no-any-return]
 
     def _step(self) -> _C.StepResult:
         if self._optimizer is not None:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import unittest
 
+import tier
 import zeroth
 import zoo
 from alone import config, train
@@ -65,6 +66,7 @@ class Package(unittest.TestCase):
                 name,
             )
 
+    @tier.long
     def test_the_types_are_strict(self) -> None:
         package = pathlib.Path(zeroth.__file__).parent
         trainer = [
@@ -161,4 +163,4 @@ class Units(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()

@@ -10,6 +10,7 @@ import re
 import tempfile
 import unittest
 
+import forked
 import job
 import torch
 import torch.distributed as dist
@@ -309,6 +310,9 @@ class Refusals(unittest.TestCase):
             self.assertEqual(os.waitpid(child, 0)[1], 0)
             self.assertEqual(told, ["a forked child uses the engine of its parent"] * 6)
             self.assertTrue(train(engine).committed)
+
+
+forked.preload("torch._dynamo", "torch.distributed.tensor")
 
 
 class OnTwoRanks(job.RankTest):
