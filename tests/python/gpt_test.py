@@ -170,6 +170,7 @@ class Trainers(unittest.TestCase):
         for name in ("loss.png", "memory.png"):
             self.assert_picture(pictures / name)
 
+    @tier.long
     def test_stages_are_compared_and_drawn(self) -> None:
         records = [self.folder / f"stage{stage}" for stage in range(4)]
         for stage, path in enumerate(records):

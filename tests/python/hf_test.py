@@ -10,6 +10,7 @@ import unittest
 
 import forked
 import job
+import tier
 
 forked.preload("transformers", "transformers.models.gpt2.modeling_gpt2", "transformers.generation")
 TRAIN = job.HERE.parents[1] / "examples/hf_gpt2/train.py"
@@ -37,6 +38,7 @@ class HuggingFaceTest(unittest.TestCase):
     def test_stages_and_checkpointing_change_no_bit_on_two_ranks(self) -> None:
         self.check(job.run(2, "hf_rank.py", "stages", self.folder))
 
+    @tier.long
     def test_a_bare_process_trains_like_plain_torch(self) -> None:
         self.check(
             subprocess.run(
@@ -50,4 +52,4 @@ class HuggingFaceTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()
