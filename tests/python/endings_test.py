@@ -70,6 +70,7 @@ class Processes(job.RankTest):
         self.assertEqual(len({step for _, step in told}), 1, done.stdout)
         self.assertIn("zeroth-run: preempted: 3 of 3 ranks", done.stderr)
 
+    @tier.long
     def test_a_slow_rank_is_named_within_twenty_steps(self) -> None:
         with job.Family(job.command(3, "trouble_rank.py", "slow")) as family:
             done = family.end(120)
@@ -81,6 +82,7 @@ class Processes(job.RankTest):
             r"warning: rank 1 is slow: it computes [12]\.\d\d times as long as the others, over 16 steps, most of it between steps \(\d\d\.\d ms a step more\)",  # noqa: E501
         )
 
+    @tier.long
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "trouble_rank.py", "kill")
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)
@@ -258,6 +260,7 @@ class InMemory(Interrupts):
                 self.assertRegex(self.told(where, "rank 1 "), r"^goes on|^is told: \[(ABORTED|PEER_LOST)\] .*rank 0")
 
 
+@tier.long
 class OverAGroup(Interrupts):
     """Every call is one of all ranks there: what was cut in the middle stays broken, and the other rank hears why."""
 

@@ -53,7 +53,7 @@ class Uneven(unittest.TestCase):
 
     @tier.both
     def test_drop_ends_with_the_first_and_who_leaves_a_loop_early_can_begin_another(self) -> None:
-        for transport in tier.rows(TRANSPORTS, ["gloo"]):
+        for transport in tier.rows(TRANSPORTS, ["shm"]):
             with self.subTest(transport):
                 done = run("drop,leave", transport)
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -61,7 +61,7 @@ class Uneven(unittest.TestCase):
 
     @tier.both
     def test_error_names_who_has_none_and_who_has_more(self) -> None:
-        for transport in tier.rows(TRANSPORTS, TRANSPORTS[-1:]):
+        for transport in tier.rows(TRANSPORTS, ["gloo"]):
             with self.subTest(transport):
                 done = run("error", transport)
                 self.assertEqual(done.returncode, 76, done.stderr)
