@@ -44,6 +44,8 @@ sys.path.insert(0, str(HERE.parent / "support"))
 import left_behind  # noqa: E402
 
 PRELOADED = ("torch", "torch.distributed", "torch.utils.data", "torch.utils.checkpoint", "safetensors.torch")
+VARIABLE = "ZEROTH_TEST_FORKED"
+"""names the socket of a server that another test has started, for suites that it runs"""
 LEFT = "A PROCESS HAS LEFT"
 """begins the line for what a process leaves below it when its group has been ended; job.py looks for it"""
 NAMESPACES = ("net", "uts", "mnt")
@@ -90,9 +92,10 @@ def preload(*modules: str) -> None:
 
 def python() -> list[str]:
     """In the place of [sys.executable]. What follows is a path or "-c" and a text, and arguments."""
-    if not _servers:
+    if VARIABLE not in os.environ and not _servers:
         _servers.append(Server([*PRELOADED, *_more]))
-    return [sys.executable, "-I", "-S", str(HERE / "python_that_is_there.py"), _servers[0].path]
+    path = os.environ.get(VARIABLE) or _servers[0].path
+    return [sys.executable, "-I", "-S", str(HERE / "python_that_is_there.py"), path]
 
 
 def program() -> str:
@@ -263,7 +266,7 @@ def _end_well(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    LIBC.exit(code)  # what has been loaded since the fork wants to be told, as MPI
+    ctypes.PyDLL(None).exit(code)  # what has been loaded since the fork is told, as MPI; a destructor may need the GIL
     os._exit(code)
 
 
