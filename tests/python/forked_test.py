@@ -60,7 +60,7 @@ class Ends(unittest.TestCase):
             with self.subTest(number), job.Family([*forked.python(), "-c", text]) as family:
                 family.wait_for("ready", 1)
                 family.process.send_signal(number)
-                self.assertEqual(family.end(10).returncode, code)
+                self.assertEqual(family.end(60).returncode, code)
 
     def test_what_stays_is_found(self) -> None:
         child = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    os.closerange(0, 3)\n    time.sleep(60)"
