@@ -24,7 +24,7 @@ class Parity(job.RankTest):
 
     @tier.long
     def test_all_models_on_two_ranks(self) -> None:
-        self.assertIn("160 trainings: ok", self.run_well(2, "c10d_rank.py"))
+        self.assertIn("160 trainings: ok", self.run_well(2, "c10d_rank.py", limit_s=600))
 
     @tier.long
     def test_three_ranks(self) -> None:
