@@ -123,7 +123,8 @@ def losses(result: Result) -> str:
         if loss is not None:
             who.setdefault(f"{loss:.6f}", []).append(entry.name)
     told = "; ".join(f"{loss} ({', '.join(names)})" for loss, names in who.items())
-    return f"Loss of rank 0 in step {result['settings']['solo_steps']}: {told}."
+    text = f"Loss of rank 0 in step {result['settings']['solo_steps']}: {told}."
+    return textwrap.fill(text, 120, break_on_hyphens=False, break_long_words=False)
 
 
 def limits_of(result: Result, results: pathlib.Path) -> str:

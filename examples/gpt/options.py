@@ -7,8 +7,9 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import zeroth
 from errors import make_error
+
+import zeroth
 
 MOST = 2**40
 LARGEST_SIZE = 2**20

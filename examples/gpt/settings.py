@@ -7,9 +7,10 @@ import json
 import pathlib
 from typing import Any
 
-import zeroth
 from errors import make_error
 from options import Options
+
+import zeroth
 
 STAGE = "/zero_optimization/stage"
 TRAIN = "/train_batch_size"

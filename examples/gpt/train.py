@@ -17,10 +17,11 @@ alike.
 import sys
 from collections.abc import Sequence
 
-import zeroth
 from errors import error_line
 from options import HelpRequested, parse_command_line
 from trainer import train
+
+import zeroth
 
 INTERRUPTED = 130
 """128 + SIGINT"""

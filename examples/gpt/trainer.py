@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import torch
-import zeroth
 from data import Corpus, bigram_entropy, held_out_windows, load_corpus, make_batch, train_windows
 from errors import make_error
 from model import Gpt, ModelOptions
@@ -16,6 +15,8 @@ from rng import digest64, key_of, mix64, unit_interval
 from sampling import sample_index
 from settings import Settings, make_settings
 from weights import load_weights
+
+import zeroth
 
 MEASURED_STEPS = 3
 """steps, from 1, in which the process is measured from outside: a few, for it takes milliseconds"""

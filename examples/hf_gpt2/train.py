@@ -8,8 +8,9 @@ import argparse
 import pathlib
 
 import torch
-import zeroth
 from transformers import GPT2Config, GPT2LMHeadModel
+
+import zeroth
 
 parser = argparse.ArgumentParser()
 parser.add_argument("text", type=pathlib.Path, help="a folder; all files below it are read")

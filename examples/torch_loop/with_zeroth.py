@@ -4,8 +4,9 @@ zeroth-run -n 2 python examples/torch_loop/with_zeroth.py
 """
 
 import torch
-import zeroth
 from torch import nn
+
+import zeroth
 
 torch.manual_seed(0)
 model = nn.Sequential(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-import zeroth
 import zoo
 from torch import nn
+
+import zeroth
 
 BATCH = (torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1]))
 

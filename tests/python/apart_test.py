@@ -12,9 +12,10 @@ import subprocess
 import sys
 import unittest
 
-import job
-
+import forked
 import hosts
+import job
+import tier
 
 PROGRAM = str(job.HERE / "mpi_rank.py")
 TRAINER = str(job.HERE.parents[1] / "examples" / "gpt" / "train.py")
@@ -56,7 +57,7 @@ class Jobs(contextlib.ExitStack):
             job.RUN,
             "--lost-after",
             "60",
-            sys.executable,
+            *forked.python(),
             *program,
         ]
         return self.enter_context(job.Family(command, variables(**more)))
@@ -69,7 +70,7 @@ class Jobs(contextlib.ExitStack):
             f"exec {job.RUN} --no-merge -n 2 --nnodes 2 --node-rank $JOB_COMPLETION_INDEX --rdzv {place or self.net.net + '.1:29400'} "  # noqa: E501
             f'--rdzv-secret-file {secret} --lost-after 60 "$@"'
         )
-        command = ["sh", "-c", line, "sh", sys.executable, *program]
+        command = ["sh", "-c", line, "sh", *forked.python(), *program]
         return [
             self.enter_context(
                 job.Family([*self.net.inside(node + 1), *command], variables(JOB_COMPLETION_INDEX=str(node), **more))
@@ -92,7 +93,7 @@ class TwoHosts(unittest.TestCase):
 
     def on_one_host(self) -> str:
         """With its ranks in the same nodes."""
-        command = [job.RUN, "-n", "4", "--no-merge", sys.executable, PROGRAM]
+        command = [job.RUN, "-n", "4", "--no-merge", *forked.python(), PROGRAM]
         return self.losses(
             subprocess.run(
                 command, env=variables(RANKS_PER_NODE="2"), capture_output=True, text=True, timeout=240, check=False
@@ -110,12 +111,14 @@ class TwoHosts(unittest.TestCase):
         shared = {between for _, between in re.findall(r"payload (\d+) between nodes (\d+)", done.stderr)}
         self.assertNotIn("0", shared, "nothing is counted between the hosts")
 
+    @tier.long
     def test_ranks_of_nodes_train_with_the_bits_of_one_host(self) -> None:
         head, other = self.jobs.nodes(PROGRAM, place="host-1:29400")
         done = head.end(240)
         self.assertEqual(other.end(30).returncode, 0)
         self.assertEqual(self.losses(done, "c10d gloo"), self.on_one_host())
 
+    @tier.long
     def test_the_trainer_needs_nothing_more(self) -> None:
         folder = pathlib.Path(self.jobs.net.folder.name)
         (folder / "text.txt").write_text(
@@ -153,7 +156,7 @@ class TwoHosts(unittest.TestCase):
                 job.RUN,
                 "-n",
                 "4",
-                sys.executable,
+                *forked.python(),
                 *arguments,
                 str(folder / "host.json"),
                 "--config",
@@ -172,8 +175,10 @@ class TwoHosts(unittest.TestCase):
         self.assertEqual(len(losses[0]), 3)
         self.assertEqual(losses[0], losses[1])
 
+    @tier.both
     def test_a_cable_that_is_cut_is_named_by_the_control_plane(self) -> None:
-        for start in (lambda: self.jobs.over_ssh(PROGRAM, "for ever"), lambda: self.jobs.nodes(PROGRAM, "for ever")[0]):
+        starts = (lambda: self.jobs.over_ssh(PROGRAM, "for ever"), lambda: self.jobs.nodes(PROGRAM, "for ever")[0])
+        for start in tier.rows(starts, starts[1:]):
             with self.subTest(start):
                 self.jobs.close()
                 self.jobs = self.enterContext(Jobs())
@@ -188,8 +193,7 @@ def main() -> int:
     if reason:
         print(f"SKIPPED: {reason}")
         return 77
-    done = unittest.main(verbosity=2, exit=False)
-    return 0 if done.result.wasSuccessful() else 1
+    return tier.run()
 
 
 if __name__ == "__main__":

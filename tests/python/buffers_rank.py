@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import zeroth
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import zeroth
 
 STEPS = 3
 LR = 0.1

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import unittest
 
+import forked
 import job
+import tier
 
 HERE = pathlib.Path(__file__).resolve().parent
 
 
 class Parity(job.RankTest):
-    def test_all_models_on_two_ranks(self) -> None:
-        self.run_well(2, "c10d_rank.py")
+    def test_every_stage_with_every_dtype(self) -> None:
+        self.assertIn("8 trainings: ok", self.run_well(2, "c10d_rank.py", "--short"))
 
+    @tier.long
+    def test_all_models_on_two_ranks(self) -> None:
+        self.assertIn("160 trainings: ok", self.run_well(2, "c10d_rank.py", limit_s=600))
+
+    @tier.long
     def test_three_ranks(self) -> None:
         self.run_well(3, "c10d_rank.py", "nested", "reused", "odd", "normed")
 
+    @tier.long
     def test_four_ranks(self) -> None:
         self.run_well(4, "c10d_rank.py", "plain", "reused", "checkpoint", "odd")
 
@@ -43,11 +51,16 @@ class Levels(job.RankTest):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         told = re.findall(r"of 4 over (?:shm|c10d gloo), stage \d: (.*)", done.stdout)
         self.assertEqual((len(told), len(set(told))), (16, 1), done.stdout)
+        if variables.get("RANKS_PER_NODE", "2") == "2":  # 2^24 + 1 and so on: see sums_rank.py
+            sums = "{1.0}" if "DEGREES" in variables else "{2.0}"
+            self.assertEqual(re.findall(r"rank \d has sums of (.*)", done.stdout), [sums] * 4)
         found = re.findall(r"(rank \d stage \d) payload (\d+) between nodes (\d+)", done.stderr)
         return told[0], {key: (int(payload), int(between)) for key, payload, between in found}, done.stderr
 
+    @tier.both
     def test_they_have_the_bits_of_shared_memory_and_cross_between_nodes_once(self) -> None:
-        for more in ({}, {"DEGREES": "1"}):
+        every = ({}, {"DEGREES": "1"})
+        for more in tier.rows(every, every[:1]):
             with self.subTest(more):
                 flat, bytes_flat, _ = self.trained(**more)
                 levels, bytes_levels, log = self.trained(GROUP="1", **more)
@@ -58,6 +71,7 @@ class Levels(job.RankTest):
                     for key, (_, between) in bytes_levels.items():  # what exactly: comm_collectives
                         self.assertLess(between, 0.6 * bytes_flat[key][1], key)
 
+    @tier.long
     def test_without_nodes_one_host_has_one_level(self) -> None:
         flat, _, log = self.trained(GROUP="1", RANKS_PER_NODE="0")
         self.assertNotIn("share its memory", log)
@@ -65,8 +79,9 @@ class Levels(job.RankTest):
 
 
 class Trouble(job.RankTest):
+    @tier.both
     def test_a_unit_that_one_rank_skips_is_named_on_all(self) -> None:
-        for stage in (1, 3):
+        for stage in tier.rows((1, 3), (3,)):
             with self.subTest(stage=stage):
                 done = job.run(3, "c10d_trouble_rank.py", "skip", str(stage))
                 self.assertEqual(done.returncode, 1, done.stderr)
@@ -76,6 +91,7 @@ class Trouble(job.RankTest):
                         rf"rank {rank} is told: \[MISMATCH\] ranks make different calls.*unit blocks\.2 on rank",
                     )
 
+    @tier.long
     def test_over_two_levels_the_other_node_is_told_too(self) -> None:
         done = job.run(4, "c10d_trouble_rank.py", "skip", "3", "2")
         self.assertEqual(done.returncode, 1, done.stderr)
@@ -85,34 +101,32 @@ class Trouble(job.RankTest):
                 rf"rank {rank} is told: \[MISMATCH\] ranks make different calls; where: comm\.shm .*unit blocks\.2 on rank",  # noqa: E501
             )
 
+    @tier.long
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "c10d_trouble_rank.py", "kill")
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)
         self.assertRegex(done.stderr.strip().splitlines()[-1], r"rank 1 \(pid \d+\) was killed by signal 9")
 
+    @tier.both
     def test_every_failpoint_of_the_transport_ends_both_ranks(self) -> None:
         listed = subprocess.run(
             [job.RUN, "--list-failpoints"], capture_output=True, text=True, timeout=30, check=True
         ).stdout
         sites = re.findall(r"^(c10d\.\w+)", listed, re.MULTILINE)
         self.assertEqual(sites, ["c10d.send", "c10d.recv"])
-        for site in sites:
-            for rank in (0, 1):
-                for action in ("kill", "throw"):
-                    rule = f"{site}@rank={rank},hit=9:{action}"
-                    with (
-                        self.subTest(rule),
-                        job.Family(
-                            job.command(2, "c10d_trouble_rank.py", "kill"), os.environ | {"ZEROTH_FAULTS": rule}
-                        ) as family,
-                    ):
-                        done = family.end(60)
-                        last = done.stderr.strip().splitlines()[-1]
-                        if action == "kill":
-                            self.assertRegex(last, rf"rank {rank} \(pid \d+\) was killed by signal 9")
-                        else:
-                            self.assertRegex(done.stderr, rf"\[INTERNAL\] planted failure at {re.escape(site)}")
-                            self.assertRegex(last, rf"rank {rank} \(pid \d+\) exited with code 70")
+        every = list(itertools.product(sites, (0, 1), ("kill", "throw")))
+        few = [("c10d.send", 0, "kill"), ("c10d.recv", 1, "throw")]
+        for site, rank, action in tier.rows(every, few):
+            rule = f"{site}@rank={rank},hit=9:{action}"
+            command = job.command(2, "c10d_trouble_rank.py", "kill")
+            with self.subTest(rule), job.Family(command, os.environ | {"ZEROTH_FAULTS": rule}) as family:
+                done = family.end(60)
+                last = done.stderr.strip().splitlines()[-1]
+                if action == "kill":
+                    self.assertRegex(last, rf"rank {rank} \(pid \d+\) was killed by signal 9")
+                else:
+                    self.assertRegex(done.stderr, rf"\[INTERNAL\] planted failure at {re.escape(site)}")
+                    self.assertRegex(last, rf"rank {rank} \(pid \d+\) exited with code 70")
 
     def test_a_rank_that_left_is_named(self) -> None:
         done = job.run(2, "c10d_trouble_rank.py", "leave")
@@ -121,6 +135,7 @@ class Trouble(job.RankTest):
             done.stderr, r"\[PEER_LOST\] rank 1 \(pid \d+ on \S+\) exited with code 0 before the others were done"
         )
 
+    @tier.long
     def test_an_exception_on_one_rank_is_named_first(self) -> None:
         self.rank_1_is_named_first("c10d_trouble_rank.py", "exception")
 
@@ -146,7 +161,7 @@ class Groups(job.RankTest):
         # Two nodes of one rank each, as torchrun would start them on two hosts.
         variables = {name: value for name, value in os.environ.items() if name != "ZEROTH_JOB_ID"}
         port = job.free_port()
-        program = [sys.executable, str(HERE / "c10d_trouble_rank.py"), "wire"]
+        program = [*forked.python(), str(HERE / "c10d_trouble_rank.py"), "wire"]
         ranks = [
             subprocess.Popen(
                 program,
@@ -174,7 +189,7 @@ class Groups(job.RankTest):
 class Refusals(unittest.TestCase):
     def run_python(self, text: str, **variables: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-c", "import torch, zeroth, torch.distributed as dist\n" + text],
+            [*forked.python(), "-c", "import torch, zeroth, torch.distributed as dist\n" + text],
             env=os.environ | variables,
             capture_output=True,
             text=True,
@@ -235,4 +250,4 @@ class Refusals(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()

@@ -13,9 +13,10 @@ import time
 
 import torch
 import torch.distributed as dist
-import zeroth
 import zoo
 from torch import nn
+
+import zeroth
 
 X, Y = next(iter(zoo.batches(1, 1, 1, torch.float64)))[0][0]
 

@@ -8,10 +8,11 @@ import tempfile
 
 import torch
 import torch.distributed as dist
-import zeroth
 import zoo
 from safetensors.torch import load_file
 from torch import nn
+
+import zeroth
 
 X, Y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1])
 

@@ -3,18 +3,20 @@ what they call; the examples run. tests/docs/check_docs.py says which test takes
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 import tempfile
 import unittest
 
+import forked
 import job
 import torch
+
 import zeroth
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -51,7 +53,7 @@ class DocsTest(unittest.TestCase):
             with self.subTest(page=page), tempfile.TemporaryDirectory() as folder:
                 program = "\n".join(block.text for block in BLOCKS if (block.page, block.language) == (page, "python"))
                 done = subprocess.run(
-                    [sys.executable, "-c", program],
+                    [*forked.python(), "-c", program],
                     cwd=folder,
                     capture_output=True,
                     text=True,
@@ -101,11 +103,11 @@ class DocsTest(unittest.TestCase):
     def test_the_loop_and_its_twin_differ_in_few_lines_and_in_no_digit(self) -> None:
         folder = ROOT / "examples/torch_loop"
         plain = subprocess.run(
-            [sys.executable, str(folder / "plain.py")], capture_output=True, text=True, timeout=120, check=True
+            [*forked.python(), str(folder / "plain.py")], capture_output=True, text=True, timeout=120, check=True
         )
         for ranks in (1, 2):  # the same data on every rank, so the mean is that of one
             done = subprocess.run(
-                [job.RUN, "-n", str(ranks), sys.executable, str(folder / "with_zeroth.py")],
+                [job.RUN, "-n", str(ranks), *forked.python(), str(folder / "with_zeroth.py")],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 capture_output=True,
                 text=True,
@@ -114,10 +116,12 @@ class DocsTest(unittest.TestCase):
             )
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertIn(plain.stdout.strip(), done.stdout)
+        # Statements, one a line, however a formatter breaks them; the first is the docstring.
         bodies = [
-            re.sub(r'^""".*?"""\n', "", (folder / name).read_text(), flags=re.DOTALL).splitlines()
+            [ast.unparse(statement) for statement in ast.parse((folder / name).read_text()).body[1:]]
             for name in ("plain.py", "with_zeroth.py")
         ]
+        bodies = [[line for text in body for line in text.splitlines()] for body in bodies]
         changed = [line for line in difflib.ndiff(*bodies) if line[0] in "+-" and line[1:].strip()]
         self.assertEqual(len(changed), 4, changed)  # import, engine instead of optimizer, no zero_grad
 

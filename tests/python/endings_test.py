@@ -11,7 +11,9 @@ import tempfile
 import time
 import unittest
 
+import forked
 import job
+import tier
 
 if os.environ.get("ZEROTH_MPIRUN"):
     import mpi_test
@@ -68,6 +70,7 @@ class Processes(job.RankTest):
         self.assertEqual(len({step for _, step in told}), 1, done.stdout)
         self.assertIn("zeroth-run: preempted: 3 of 3 ranks", done.stderr)
 
+    @tier.long
     def test_a_slow_rank_is_named_within_twenty_steps(self) -> None:
         with job.Family(job.command(3, "trouble_rank.py", "slow")) as family:
             done = family.end(120)
@@ -79,6 +82,7 @@ class Processes(job.RankTest):
             r"warning: rank 1 is slow: it computes [12]\.\d\d times as long as the others, over 16 steps, most of it between steps \(\d\d\.\d ms a step more\)",  # noqa: E501
         )
 
+    @tier.long
     def test_a_killed_rank_is_named(self) -> None:
         done = job.run(2, "trouble_rank.py", "kill")
         self.assertEqual(done.returncode, 128 + signal.SIGKILL)
@@ -151,7 +155,7 @@ def train(engine, factor=1.0):
     def end(self, program: str) -> subprocess.CompletedProcess[str]:
         environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
         return subprocess.run(
-            [sys.executable, "-c", self.SETUP + program],
+            [*forked.python(), "-c", self.SETUP + program],
             env=environment,
             capture_output=True,
             text=True,
@@ -180,7 +184,7 @@ def train(engine, factor=1.0):
         self.assertEqual(called.returncode, 1, called.stderr)
         self.assertRegex(called.stderr, r"(?s)^Traceback.*\[USAGE\].*\nthe hook of __main__\n$")
         first = subprocess.run(
-            [sys.executable, "-c", "import sys\n" + own + "sys.excepthook = hook\n" + self.SETUP + fails],
+            [*forked.python(), "-c", "import sys\n" + own + "sys.excepthook = hook\n" + self.SETUP + fails],
             capture_output=True,
             text=True,
             timeout=120,
@@ -256,6 +260,7 @@ class InMemory(Interrupts):
                 self.assertRegex(self.told(where, "rank 1 "), r"^goes on|^is told: \[(ABORTED|PEER_LOST)\] .*rank 0")
 
 
+@tier.long
 class OverAGroup(Interrupts):
     """Every call is one of all ranks there: what was cut in the middle stays broken, and the other rank hears why."""
 
@@ -279,12 +284,12 @@ class OverAGroup(Interrupts):
 class OverMpi(unittest.TestCase):
     """As over a group. But who is interrupted in the construction has a thread in MPI, and can only end."""
 
+    @tier.both
     def test_ctrl_c_ends_each_wait_within_half_a_second_and_the_other_rank_hears_why(self) -> None:
-        for where, place in PLACES.items():
-            if where == "construction":
-                continue
+        every = [place for place in PLACES.items() if place[0] != "construction"]
+        for where, place in tier.rows(every, [("step", "_step")]):
             with self.subTest(where=where), tempfile.TemporaryDirectory() as folder:
-                program = [sys.executable, str(job.HERE / "interrupt_rank.py"), folder, "mpi", where]
+                program = [*forked.python(), str(job.HERE / "interrupt_rank.py"), folder, "mpi", where]
                 with job.Family(
                     [*mpi_test.MPIRUN, "--enable-recovery", "-n", "2", *program],
                     mpi_test.variables(ZEROTH_BACKEND="mpi"),
@@ -299,7 +304,7 @@ class OverMpi(unittest.TestCase):
                 )
 
     def test_ctrl_c_ends_a_rank_while_mpi_opens_its_world(self) -> None:
-        program = [sys.executable, str(job.HERE / "interrupt_rank.py"), "no folder", "mpi", "opening"]
+        program = [*forked.python(), str(job.HERE / "interrupt_rank.py"), "no folder", "mpi", "opening"]
         with job.Family([*mpi_test.MPIRUN, "-n", "2", *program], mpi_test.variables(ZEROTH_BACKEND="mpi")) as family:
             done = family.end(60)
             ended = time.time()
@@ -317,4 +322,4 @@ del Interrupts  # only what is made of it has tests to run
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()

@@ -10,18 +10,19 @@ import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import unittest
 import weakref
 
+import forked
 import torch
-import zeroth
 import zoo
 from alone import BATCH, config, make, same_parameters, train
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+import zeroth
 
 
 class Module(unittest.TestCase):
@@ -400,7 +401,7 @@ class Log(unittest.TestCase):
         )
         for every_s, lines in (("0", 0), ("100", 0), ("0.001", 1)):
             done = subprocess.run(
-                [sys.executable, "-c", text, every_s], capture_output=True, text=True, timeout=120, check=True
+                [*forked.python(), "-c", text, every_s], capture_output=True, text=True, timeout=120, check=True
             )
             self.assertRegex(
                 done.stderr.splitlines()[0], r"^\[zeroth 0/1\] info: 1 rank over self, says no launcher's variables$"

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import pathlib
 import subprocess
-import sys
 import tempfile
 import unittest
 
+import forked
 import job
+import tier
 
+forked.preload("transformers", "transformers.models.gpt2.modeling_gpt2", "transformers.generation")
 TRAIN = job.HERE.parents[1] / "examples/hf_gpt2/train.py"
 TEXT = "It was a bright cold day in April, and the clocks of all ranks were striking thirteen.\n"
 
@@ -31,15 +33,16 @@ class HuggingFaceTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_the_example_is_short(self) -> None:
-        self.assertLessEqual(len(TRAIN.read_text().splitlines()), 40)
+        self.assertLessEqual(job.statements(TRAIN), 40)
 
     def test_stages_and_checkpointing_change_no_bit_on_two_ranks(self) -> None:
         self.check(job.run(2, "hf_rank.py", "stages", self.folder))
 
+    @tier.long
     def test_a_bare_process_trains_like_plain_torch(self) -> None:
         self.check(
             subprocess.run(
-                [sys.executable, str(job.HERE / "hf_rank.py"), "plain", self.folder],
+                [*forked.python(), str(job.HERE / "hf_rank.py"), "plain", self.folder],
                 capture_output=True,
                 text=True,
                 timeout=job.TIME_LIMIT_S,
@@ -49,4 +52,4 @@ class HuggingFaceTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()

@@ -9,10 +9,11 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from typing import TYPE_CHECKING
+
+import forked
 
 if TYPE_CHECKING:
     import job
@@ -222,6 +223,6 @@ class Hosts:
             "-n",
             str(self.count * ranks_per_host),
             *(part for name in exported for part in ("-x", name)),
-            sys.executable,
+            *forked.python(),
             *program,
         ]

@@ -7,16 +7,19 @@ import re
 import sys
 import unittest
 
+import forked
+import hosts
 import job
 import mpi_test
-
-import hosts
+import tier
 
 
 class SeveralHosts(unittest.TestCase):
+    @tier.both
     def test_each_host_is_a_node_with_shared_memory_inside_it_and_over_mpi_alone(self) -> None:
         one_host, one_host_bytes = mpi_test.Mpirun().trained(4, "", per_node=2)
-        for wanted, backend in (("", "shm+mpi"), ("mpi", "mpi")):
+        every = (("", "shm+mpi"), ("mpi", "mpi"))
+        for wanted, backend in tier.rows(every, every[:1]):
             with hosts.Hosts(2) as two:
                 command = two.mpirun(os.environ["ZEROTH_MPIRUN"], 2, mpi_test.PROGRAM)
                 with job.Family(command, mpi_test.variables(ZEROTH_BACKEND=wanted, RANKS_PER_NODE="0")) as family:
@@ -39,6 +42,7 @@ class SeveralHosts(unittest.TestCase):
                     (backend, key, far),
                 )
 
+    @tier.long
     def test_zeroth_run_starts_it_with_all_variables(self) -> None:
         with hosts.Hosts(2) as two:
             settings = {
@@ -56,7 +60,7 @@ class SeveralHosts(unittest.TestCase):
                 "off",
                 "--hosts",
                 f"{two.net}.1:2,{two.net}.2:2",
-                sys.executable,
+                *forked.python(),
                 mpi_test.PROGRAM,
             ]
             with job.Family(command, mpi_test.variables(RANKS_PER_NODE="0", PATH=path, **settings)) as family:
@@ -83,8 +87,7 @@ def main() -> int:
     if reason:
         print(f"SKIPPED: {reason}")
         return 77
-    done = unittest.main(verbosity=2, exit=False)
-    return 0 if done.result.wasSuccessful() else 1
+    return tier.run()
 
 
 if __name__ == "__main__":

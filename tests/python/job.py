@@ -1,7 +1,9 @@
-"""Runs rank programs under zeroth-run and looks at how they end."""
+"""Runs rank programs under zeroth-run and looks at how they end. They are forked from a process that has imported
+torch; see forked.py."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import pathlib
 import signal
@@ -10,16 +12,22 @@ import subprocess
 import sys
 import tempfile
 import time
+import tokenize
 import unittest
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeVar
+
+import forked
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "support"))
-import left_behind  # noqa: E402
+left_behind = forked.left_behind
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 RUN = os.environ["ZEROTH_RUN"]
 """path of zeroth-run, from CMake"""
 TIME_LIMIT_S = 300
+ALONE = [sys.executable, "-I", "-S", left_behind.__file__]
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
@@ -32,7 +40,7 @@ def command(ranks: int, program: str, *arguments: str, merge: bool = False) -> l
         *([] if merge else ["--no-merge"]),
         "--env",
         "OMP_NUM_THREADS=1",
-        sys.executable,
+        *forked.python(),
         str(HERE / program),
         *arguments,
     ]
@@ -46,11 +54,15 @@ def run(ranks: int, program: str, *arguments: str, limit_s: float = TIME_LIMIT_S
 
 class Family:
     """A process with its output in files, and all that is below it. What of them lives when the block ends is killed;
-    what is left when the process was waited for is a failure."""
+    what is left when the process was waited for is a failure. `beside`: other jobs of this test run at the same time,
+    so a process of its own looks for what is left; it takes no signals for the job."""
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, arguments: list[str], environment: Mapping[str, str] = os.environ, *, beside: bool = False
+    ) -> None:
         self.arguments = arguments
         self.environment = environment
+        self.beside = beside
 
     def __enter__(self) -> Family:
         self.folder = tempfile.TemporaryDirectory()
@@ -60,7 +72,7 @@ class Family:
         self.left = left_behind.LeftBehind(temporary)
         with open(self.folder.name + "/out", "wb") as out, open(self.folder.name + "/err", "wb") as err:
             self.process = subprocess.Popen(
-                self.arguments,
+                [*(ALONE if self.beside else []), *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -71,10 +83,15 @@ class Family:
                 },
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )  # ignored in the background of a shell
+        if self.beside:
+            left_behind.STRANGERS.add(self.process.pid)
         return self
 
     def __exit__(self, *_: object) -> None:
-        left_behind.kill_descendants()
+        if self.beside:
+            self.process.terminate()
+        else:
+            left_behind.kill_descendants()
         self.process.wait()
         self.folder.cleanup()
 
@@ -93,10 +110,15 @@ class Family:
     def end(self, limit_s: float, may_leave: str = "") -> subprocess.CompletedProcess[str]:
         """Waits for it, and looks for what it has left; `may_leave`: part of a line that is another's fault."""
         code = self.process.wait(limit_s)
-        left = [line for line in self.left.text().splitlines() if not may_leave or may_leave not in line]
-        if left:
-            raise AssertionError("\n".join(["left:", *left, self.output("out"), self.output("err")]))
-        return subprocess.CompletedProcess(self.arguments, code, self.output("out"), self.output("err"))
+        out, err = self.output("out"), self.output("err")
+        left = "" if self.beside else self.left.text()
+        if self.beside and left_behind.FAILED in out:
+            out, _, left = out.partition(left_behind.FAILED)
+        lines = [line for line in left.splitlines() if not may_leave or may_leave not in line]
+        lines += [line for line in err.splitlines() if forked.LEFT in line]
+        if lines:
+            raise AssertionError("\n".join(["left:", *lines, out, err]))
+        return subprocess.CompletedProcess(self.arguments, code, out, err)
 
 
 class RankTest(unittest.TestCase):
@@ -115,8 +137,30 @@ class RankTest(unittest.TestCase):
         self.assertRegex(done.stderr.strip().splitlines()[-1], r"zeroth-run: rank 1 \(pid \d+\) exited with code 1")
 
 
+def statements(path: pathlib.Path) -> int:
+    """Logical lines: a formatter does not change how many there are."""
+    with open(path) as file:
+        return sum(token.type == tokenize.NEWLINE for token in tokenize.generate_tokens(file.readline))
+
+
 def free_port() -> int:
     """A port that nobody has at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def together(jobs: Iterable[Key], call: Callable[[Key], Value], at_once: int = 8) -> dict[Key, Value | Exception]:
+    """call(job) of each, side by side, for jobs that sleep: results, or the exception of each. Their families must be
+    `beside`."""
+
+    def result(one: Key) -> Value | Exception:
+        try:
+            return call(one)
+        except Exception as error:
+            return error
+
+    forked.python()  # started by this thread
+    every = list(jobs)
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        return dict(zip(every, pool.map(result, every), strict=True))

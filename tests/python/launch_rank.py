@@ -1,5 +1,5 @@
 """One rank that any launcher may start: trains, and says in which world and with which losses; see launch_test.py. With
-"group" it does so again over torch's gloo group."""
+"group" it does so again over torch's gloo group; with "plain" it is plain torch for two ranks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 
 import torch
 import torch.distributed as dist
-import zeroth
 import zoo
+
+import zeroth
 
 STEPS = 8
 CONFIG = {
@@ -40,8 +41,26 @@ def tell(world: zeroth.World, losses: list[str]) -> None:
     os.write(1, f"{world.rank} of {world.size} over {world.backend}: {' '.join(losses)}\n".encode())
 
 
+def by_plain_torch() -> list[str]:
+    """Losses that two ranks have."""
+    model = zoo.make("plain")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    of_ranks = next(zoo.batches(2, 1, 1))[0]
+    losses = []
+    for _ in range(STEPS):
+        loss = torch.stack([model(*batch) for batch in of_ranks]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    return losses
+
+
 def main() -> None:
     torch.set_num_threads(1)
+    if sys.argv[1:] == ["plain"]:
+        print(*by_plain_torch())
+        return
     world = zeroth.World.from_environment()
     tell(world, trained(world))
     if sys.argv[1:] == ["group"]:

@@ -3,39 +3,29 @@ of the log says who started them."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
 import re
 import subprocess
-import sys
 import tempfile
 import unittest
 from typing import Any
 from unittest import mock
 
+import forked
 import job
-import launch_rank
-import torch
-import zeroth
-import zoo
 
 PROGRAM = str(job.HERE / "launch_rank.py")
+STEPS = 8
 
 
+@functools.cache
 def by_plain_torch() -> list[float]:
     """Losses that two ranks have."""
-    model = zoo.make("plain")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    of_ranks = next(zoo.batches(2, 1, 1))[0]
-    losses = []
-    for _ in range(launch_rank.STEPS):
-        loss = torch.stack([model(*batch) for batch in of_ranks]).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    done = subprocess.run([*forked.python(), PROGRAM, "plain"], capture_output=True, text=True, timeout=120, check=True)
+    return [float.fromhex(loss) for loss in done.stdout.split()]
 
 
 class Launchers(unittest.TestCase):
@@ -66,9 +56,10 @@ class Launchers(unittest.TestCase):
             tempfile.TemporaryDirectory() as logs,
             job.Family(
                 [
-                    sys.executable,
-                    "-m",
-                    "torch.distributed.run",
+                    *forked.python(),
+                    "-c",
+                    "import torch.distributed.run as launcher; launcher.main()",
+                    "--no-python",
                     "--nproc-per-node",
                     "2",
                     "--master-addr",
@@ -77,6 +68,7 @@ class Launchers(unittest.TestCase):
                     str(job.free_port()),
                     "--log-dir",
                     logs,
+                    forked.program(),
                     PROGRAM,
                     "group",
                 ],
@@ -120,7 +112,7 @@ class Launchers(unittest.TestCase):
         }
         tasks = [
             subprocess.Popen(
-                [sys.executable, PROGRAM],
+                [*forked.python(), PROGRAM],
                 env=own | {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -166,7 +158,7 @@ class Launchers(unittest.TestCase):
         )
         self.assertEqual([record["text"] for record in records if " says " in record.get("text", "")], [first])
         steps = [record for record in records if record["event"] == "step"]
-        self.assertEqual([step["step"] for step in steps], list(range(1, launch_rank.STEPS + 1)))
+        self.assertEqual([step["step"] for step in steps], list(range(1, STEPS + 1)))
         for step in steps:
             self.assertEqual(
                 (step["rank"], step["committed"], step["lr"], step["clip_coefficient"]), (0, True, 0.05, 1.0)
@@ -175,10 +167,16 @@ class Launchers(unittest.TestCase):
             self.assertRegex(step["time"], r"^\d{4}-\d\d-\d\dT")
 
     def test_a_log_of_json_that_cannot_be_written_is_named(self) -> None:
-        with mock.patch.dict(os.environ, ZEROTH_JSON_LOG="/no/such/folder/log"):
-            with self.assertRaisesRegex(zeroth.Error, "/no/such/folder/log") as caught:
-                zeroth.Engine(zoo.make("plain"), log_level="off")
-        self.assertEqual(caught.exception.code, "IO")
+        done = subprocess.run(
+            [*forked.python(), "-c", "import torch, zeroth; zeroth.Engine(torch.nn.Linear(2, 2), log_level='off')"],
+            env={**os.environ, "ZEROTH_JSON_LOG": "/no/such/folder/log"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        self.assertEqual(done.returncode, 74, done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1], r"^zeroth\.Error: \[IO\] .*/no/such/folder/log")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ over it, and have the bits of stage 3. Started by zeroth-run; see parity_test.py
 from __future__ import annotations
 
 import torch
-import zeroth
 import zoo
+
+import zeroth
 
 MICRO_STEPS = 3
 STEPS = 3

@@ -1,20 +1,24 @@
 """One rank: the parity matrix of the core through the Python package. Started by zeroth-run; see parity_test.py.
 
 Every stage, reshard setting and execution mode must give the bits of stage 0, for each dtype, number of micro-steps and
-reduction policy. Arguments: models, each with how much of this list it takes: late=all, foreign=some.
+reduction policy. Arguments: models, each with how much of this list it takes: late=all, foreign=some; or --short for
+the rows of SHORT_LIST with as many ranks as there are.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import pairs
 import torch
-import zeroth
 import zoo
 from torch import nn
 from torch.nn import functional as F
+
+import zeroth
 
 STEPS = 3
 PLANS = [(0, "default"), (1, "default"), (2, "default"), (3, "default"), (3, "all"), (3, "none")]
@@ -82,39 +86,57 @@ def train(
     return (*numbers, *(value.double().numpy().tobytes() for _, value in sorted(model.state_dict().items())))
 
 
+Row = dict[str, Any]
+EXECUTIONS = ("inline", "chaos")
+SHORT_LIST = pairs.pairwise(
+    model=tuple(MODELS), world=(1, 2, 3, 4), dtype=DTYPES, reduction=REDUCTIONS, plan=PLANS, execution=EXECUTIONS
+)
+
+
+def grid(wanted: Sequence[str]) -> list[Row]:
+    rows = []
+    for name, part in (argument.split("=") for argument in wanted):
+        for (dtype, reduction), plan, execution in itertools.product(CASES[part], PLANS, EXECUTIONS):
+            rows.append({"model": name, "dtype": dtype, "reduction": reduction, "plan": plan, "execution": execution})
+    return rows
+
+
+def config_of(row: Row, seed: int) -> dict[str, object]:
+    (micro_steps, policy), (stage, reshard) = row["reduction"], row["plan"]
+    return {
+        "bf16": {"enabled": row["dtype"] == torch.bfloat16},
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_accumulation_steps": micro_steps,
+        "gradient_clipping": 0.5,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
+        "zero_optimization": {"stage": stage},
+        "zeroth": {
+            "threads": 1,
+            "timeout_ms": 60_000,
+            "reduction_policy": policy,
+            "reshard": reshard,
+            "execution": row["execution"],
+            "chaos_seed": seed,
+        },
+    }
+
+
 def main() -> None:
     torch.set_num_threads(1)
     world = zeroth.World.from_environment()
-    wanted = [argument.split("=") for argument in sys.argv[1:]]
-    count = 0
-    for name, (dtype, (micro_steps, policy)) in [(name, case) for name, part in wanted for case in CASES[part]]:
-        expected = None
-        for (stage, reshard), execution in itertools.product(PLANS, ("inline", "chaos")):
-            count += 1
-            config = {
-                "bf16": {"enabled": dtype == torch.bfloat16},
-                "train_micro_batch_size_per_gpu": 3,
-                "gradient_accumulation_steps": micro_steps,
-                "gradient_clipping": 0.5,
-                "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
-                "zero_optimization": {"stage": stage},
-                "zeroth": {
-                    "threads": 1,
-                    "timeout_ms": 60_000,
-                    "reduction_policy": policy,
-                    "reshard": reshard,
-                    "execution": execution,
-                    "chaos_seed": count,
-                },
-            }
-            numbers = train(name, world, dtype, micro_steps, config)
-            expected = expected or numbers
-            what = (
-                f"{name}, {dtype}, {micro_steps} micro-steps, {policy}: stage {stage}, reshard {reshard}, {execution}"
-            )
-            assert numbers == expected, what
+    short = sys.argv[1:] == ["--short"]
+    rows = [row for row in SHORT_LIST if row["world"] == world.size] if short else grid(sys.argv[1:])
+    expected: dict[tuple[object, ...], tuple[object, ...]] = {}
+    for count, row in enumerate(rows, 1):
+        numbers = []
+        of_first = (row["model"], row["dtype"], row["reduction"])
+        first = row | {"plan": PLANS[0], "execution": EXECUTIONS[0]}
+        for one in [row] if of_first in expected else [first, row]:
+            numbers = train(one["model"], world, one["dtype"], one["reduction"][0], config_of(one, count))
+            expected.setdefault(of_first, numbers)
+        assert numbers == expected[of_first], f"{row}: other bits than at stage 0"
     if world.rank == 0:
-        print(f"{count} runs: ok", flush=True)
+        print(f"{len(rows)} runs: ok", flush=True)
 
 
 if __name__ == "__main__":

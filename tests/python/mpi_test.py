@@ -13,7 +13,9 @@ import tempfile
 import time
 import unittest
 
+import forked
 import job
+import tier
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/docs"))
@@ -43,6 +45,15 @@ def bytes_of(text: str) -> dict[tuple[int, int], tuple[int, int]]:
     }
 
 
+NO_DEGREE, DEGREE_2 = "{2.0}", "{1.0}"
+"""what the numbers of sums_rank.py sum to, over all ranks in each micro-step or over micro-steps in pairs first"""
+
+
+def sums_of(text: str) -> list[str]:
+    """Of each rank."""
+    return re.findall(r"rank \d has sums of (.*)", text)
+
+
 class Mpirun(unittest.TestCase):
     def run_ranks(
         self,
@@ -53,7 +64,7 @@ class Mpirun(unittest.TestCase):
         limit_s: float = 240,
         more: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        command = [*MPIRUN, "-n", str(ranks), sys.executable, PROGRAM, *arguments]
+        command = [*MPIRUN, "-n", str(ranks), *forked.python(), PROGRAM, *arguments]
         with job.Family(
             command, variables(ZEROTH_BACKEND=backend, RANKS_PER_NODE=str(per_node), **(more or {}))
         ) as family:
@@ -78,6 +89,8 @@ class Mpirun(unittest.TestCase):
         self.assertIn(
             f"info: {ranks} ranks over {kind}, says OMPI_COMM_WORLD_RANK and OMPI_COMM_WORLD_SIZE (mpirun)", done.stderr
         )
+        if per_node == 2:
+            self.assertEqual(sums_of(done.stdout), [DEGREE_2 if "DEGREES" in (more or {}) else NO_DEGREE] * ranks)
         counted = bytes_of(done.stderr)
         self.assertEqual(len(counted), 4 * ranks, done.stderr)
         return told[0][2], counted
@@ -92,7 +105,6 @@ class Mpirun(unittest.TestCase):
     def test_degrees_of_sharding_have_the_bits_of_shared_memory_and_cross_between_nodes_less(self) -> None:
         degrees = {"DEGREES": "1"}
         flat, _ = self.trained(4, "", per_node=2, more=degrees)
-        self.assertNotEqual(flat, self.reference(4, per_node=2)[0], "the degree of gradients takes no part")
         messages, _ = self.trained(4, "mpi", per_node=2, more=degrees)
         levels, bytes_levels = self.trained(4, "shm+mpi", per_node=2, more=degrees)
         self.assertEqual(messages, flat)
@@ -101,21 +113,25 @@ class Mpirun(unittest.TestCase):
             payload, between = bytes_levels[rank, 1]
             self.assertLess(between, 0.45 * payload)
 
+    @tier.both
     def test_the_bits_are_those_of_shared_memory(self) -> None:
-        for ranks in (2, 3):
+        for ranks in tier.rows((2, 3), (3,)):
             self.assertEqual(self.trained(ranks, "mpi")[0], self.reference(ranks)[0])
 
+    @tier.both
     def test_mpis_own_calls_give_few_ranks_the_same_bits(self) -> None:
         own_calls = {"REDUCTION": "transport"}
-        for more in (own_calls, {**own_calls, "CHECK_CALLS": "1"}):
+        checked = {**own_calls, "CHECK_CALLS": "1"}
+        for more in tier.rows((own_calls, checked), (checked,)):
             self.assertEqual(self.trained(3, "mpi", more=more)[0], self.reference(3)[0])
 
+    @tier.both
     def test_zeroth_run_starts_it(self) -> None:
         path = f"{os.path.dirname(MPIRUN[0])}:{os.environ['PATH']}"
         settings = variables(
             PATH=path, RANKS_PER_NODE="0", OMPI_MCA_rmaps_base_oversubscribe="1", OMPI_MCA_btl="self,vader"
         )
-        for backend in ("shm", "mpi"):
+        for backend in tier.rows(("shm", "mpi"), ("mpi",)):
             command = [
                 job.RUN,
                 "--launcher",
@@ -126,7 +142,7 @@ class Mpirun(unittest.TestCase):
                 "2",
                 "--env",
                 f"ZEROTH_BACKEND={backend}",
-                sys.executable,
+                *forked.python(),
                 PROGRAM,
             ]
             with self.subTest(backend=backend), job.Family(command, settings) as family:
@@ -140,11 +156,13 @@ class Mpirun(unittest.TestCase):
                 self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 8, done.stdout)
                 self.assertEqual({losses for _, _, losses in told}, {self.reference(2)[0]})
 
+    @tier.long
     def test_a_rank_that_gives_up_tells_the_others_why(self) -> None:
         done = self.run_ranks(3, "tell", backend="mpi")
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.stderr, r"\[ABORTED\] rank 1 stopped the job: .*the data set has ended")
 
+    @tier.long
     def test_an_exception_on_one_rank_ends_the_job(self) -> None:
         done = self.run_ranks(3, "raise", backend="mpi")
         self.assertNotEqual(done.returncode, 0)
@@ -157,6 +175,7 @@ class Mpirun(unittest.TestCase):
         self.assertRegex(done.stderr, r"rank 1 with PID \d+ on node .* exited on signal 9")
         self.assertLess(time.monotonic() - begin, 60)
 
+    @tier.long
     def test_a_rank_that_waits_for_ever_is_named(self) -> None:
         done = self.run_ranks(2, "freeze", backend="mpi")
         self.assertNotEqual(done.returncode, 0)
@@ -167,7 +186,7 @@ class Mpirun(unittest.TestCase):
         )
 
     def test_ranks_of_another_launcher_are_no_world_of_mpi(self) -> None:
-        command = [job.RUN, "-n", "2", "--no-merge", sys.executable, PROGRAM]
+        command = [job.RUN, "-n", "2", "--no-merge", *forked.python(), PROGRAM]
         with job.Family(command, variables(ZEROTH_BACKEND="mpi")) as family:
             # Open MPI keeps files while a process runs, and zeroth-run ends the second rank, which is as wrong, right
             # after the first.
@@ -181,7 +200,7 @@ class Mpirun(unittest.TestCase):
     def test_a_library_that_is_not_there(self) -> None:
         done = subprocess.run(
             [
-                sys.executable,
+                *forked.python(),
                 "-c",
                 "import zeroth, torch; zeroth.Engine(torch.nn.Linear(2, 2), {'optimizer': {'type': 'AdamW'}})",
             ],
@@ -197,25 +216,13 @@ class Mpirun(unittest.TestCase):
 
 
 class Mixtures(unittest.TestCase):
+    @tier.both
     def test_a_measured_table_says_which_backend_makes_which_call(self) -> None:
         bench = str(pathlib.Path(os.environ["ZEROTH_RUN"]).with_name("zeroth-bench"))
         with tempfile.TemporaryDirectory() as folder:
             table = pathlib.Path(folder, "calls.json")
-            command = [
-                *MPIRUN,
-                "-n",
-                "2",
-                bench,
-                "comm",
-                "--backends",
-                "shm,mpi",
-                "--sizes",
-                "4KiB,64KiB",
-                "--rounds",
-                "3",
-                "--tune",
-                str(table),
-            ]
+            asked = ["--backends", "shm,mpi", "--sizes", "4KiB,64KiB", "--rounds", "3", "--tune", str(table)]
+            command = [*MPIRUN, "-n", "2", bench, "comm", *asked]
             done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=variables())
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertRegex(done.stdout, r"all_gather +4096 +\d+\.\d +\d+\.\d\n")
@@ -239,13 +246,11 @@ class Mixtures(unittest.TestCase):
                 block.text for block in all_blocks(ROOT) if block.language == "json" and "zeroth_calls" in block.text
             ]
             self.assertTrue(documented)
-            alone = Mpirun().trained(2, "shm")[0]
+            alone = Mpirun().reference(2)[0]
             alternating = json.dumps({"zeroth_calls": 1, "rows": mixed})
-            for backend, text in (
-                ("shm|mpi", alternating),
-                ("mpi|shm", alternating),
-                *(("shm|mpi", text) for text in documented),
-            ):
+            of_pages = [("shm|mpi", text) for text in documented]
+            every = [("shm|mpi", alternating), ("mpi|shm", alternating), *of_pages]
+            for backend, text in tier.rows(every, [("mpi|shm", alternating), *of_pages]):
                 with self.subTest(backend, text=text):
                     table.write_text(text)
                     done = self.trained(backend, str(table))
@@ -265,11 +270,11 @@ class Mixtures(unittest.TestCase):
 
     def trained(self, backend: str, table: str) -> subprocess.CompletedProcess[str]:
         with job.Family(
-            [*MPIRUN, "-n", "2", sys.executable, PROGRAM],
+            [*MPIRUN, "-n", "2", *forked.python(), PROGRAM],
             variables(ZEROTH_BACKEND=backend, ZEROTH_CALL_TABLE=table, RANKS_PER_NODE="0"),
         ) as family:
             return family.end(240)
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()

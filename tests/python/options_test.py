@@ -10,10 +10,11 @@ import unittest
 import warnings
 
 import torch
-import zeroth
 import zoo
 from alone import BATCH, config, make, train
 from torch import nn
+
+import zeroth
 
 
 class Configs(unittest.TestCase):

@@ -10,10 +10,12 @@ import sys
 import tempfile
 import unittest
 
-import zeroth
+import tier
 import zoo
 from alone import config, train
 from torch import nn
+
+import zeroth
 
 
 class Package(unittest.TestCase):
@@ -80,6 +82,7 @@ class Package(unittest.TestCase):
                 name,
             )
 
+    @tier.long
     def test_the_types_are_strict(self) -> None:
         package = pathlib.Path(zeroth.__file__).parent
         trainer = [
@@ -176,4 +179,4 @@ class Units(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()

@@ -3,20 +3,25 @@ parity_test.py.
 
 Fails if stages differ in a single bit, or from plain torch by more than 1e-12 in float64. So too where units compute
 with copies of the parameters, as on a GPU; with `--device cuda` as the first arguments on one. Accumulation comes with
-what users change between
-steps: parameters in groups, frozen ones that begin to train, rates from a scheduler of torch's.
+what users change between steps: parameters in groups, frozen ones that begin to train, rates from a scheduler of
+torch's. Models as arguments, or `--short` for the rows of SHORT_LIST with as many ranks as there are.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+import pairs
 import torch
-import zeroth
 import zoo
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, StepLR
+
+import zeroth
 
 STEPS = 4
 LR = 1e-2
@@ -149,6 +154,68 @@ def bits(losses: list[float], weights: dict[str, torch.Tensor]) -> tuple[object,
     )
 
 
+Row = dict[str, Any]
+"""model, micro_steps, stage, kind"""
+SHORT_LIST = pairs.pairwise(
+    model=tuple(zoo.MODELS),
+    world=(1, 2, 3),
+    micro_steps=(1, 2),
+    stage=(0, 1, 2, 3),
+    kind=("beside torch", "copies", "bfloat16"),
+)
+
+
+def grid(names: Sequence[str], device: str) -> list[Row]:
+    rows: list[Row] = []
+    for name in names:
+        for micro_steps, stage in itertools.product((1, 2), (0, 1, 2, 3)):
+            rows.append({"model": name, "micro_steps": micro_steps, "stage": stage, "kind": "beside torch"})
+        if device == "cpu":
+            rows += [{"model": name, "micro_steps": 2, "stage": stage, "kind": "copies"} for stage in (0, 3)]
+        rows += [{"model": name, "micro_steps": 2, "stage": stage, "kind": "bfloat16"} for stage in (0, 1, 2, 3)]
+    return rows
+
+
+class Checks:
+    """Of rows that need the same trainings."""
+
+    def __init__(self, world: zeroth.World, device: str) -> None:
+        self.world, self.device = world, device
+        self.by_torch = functools.cache(lambda name, micro: trained_by_torch(name, micro, world.rank, world.size))
+        self.at_stage_0 = functools.cache(lambda name, micro, dtype: bits(*self.trained(name, 0, micro, dtype)))
+
+    def trained(
+        self, name: str, stage: int, micro_steps: int, dtype: torch.dtype, copies: bool = False
+    ) -> tuple[list[float], dict[str, torch.Tensor]]:
+        return trained_by_zeroth(name, stage, micro_steps, self.world, dtype, copies=copies, device=self.device)
+
+    def check(self, model: str, micro_steps: int, stage: int, kind: str) -> None:
+        what = f"{model}, stage {stage}, {micro_steps} micro-steps, {kind}"
+        dtype = torch.bfloat16 if kind == "bfloat16" else torch.float64
+        losses, weights = self.trained(model, stage, micro_steps, dtype, kind == "copies")
+        if kind == "beside torch":
+            self.require_close(what, losses, weights, *self.by_torch(model, micro_steps))
+        assert bits(losses, weights) == self.at_stage_0(model, micro_steps, dtype), (
+            f"{what}: other bits than at stage 0"
+        )
+
+    def require_close(
+        self,
+        what: str,
+        losses: list[float],
+        weights: dict[str, torch.Tensor],
+        expected_losses: list[float],
+        expected: dict[str, torch.Tensor],
+    ) -> None:
+        for mine, theirs in zip(losses, expected_losses, strict=True):
+            assert abs(mine - theirs) <= TOLERANCE * max(1.0, abs(theirs)), f"{what}: loss {mine}, torch {theirs}"
+        assert weights.keys() == expected.keys(), what
+        for key, value in weights.items():
+            worst = (value - expected[key]).abs().max().item() if value.numel() else 0.0
+            assert worst <= TOLERANCE, f"{what}: {key} differs by {worst}"
+            assert value.stride() == expected[key].stride(), f"{what}: strides of {key}"
+
+
 def main() -> None:
     torch.set_num_threads(1)
     world = zeroth.World.from_environment()
@@ -157,34 +224,15 @@ def main() -> None:
     if arguments[:1] == ["--device"]:
         device, arguments = f"cuda:{world.local_rank % torch.cuda.device_count()}", arguments[2:]
         torch.cuda.set_device(device)
-    for name in arguments or zoo.MODELS:
-        for micro_steps in (1, 2):
-            expected_losses, expected = trained_by_torch(name, micro_steps, world.rank, world.size)
-            first = None
-            for stage in (0, 1, 2, 3):
-                losses, weights = trained_by_zeroth(name, stage, micro_steps, world, device=device)
-                what = f"{name}, stage {stage}, {micro_steps} micro-steps"
-                for mine, theirs in zip(losses, expected_losses, strict=True):
-                    assert abs(mine - theirs) <= TOLERANCE * max(1.0, abs(theirs)), (
-                        f"{what}: loss {mine}, torch {theirs}"
-                    )
-                assert weights.keys() == expected.keys(), what
-                for key, value in weights.items():
-                    worst = (value - expected[key]).abs().max().item() if value.numel() else 0.0
-                    assert worst <= TOLERANCE, f"{what}: {key} differs by {worst}"
-                    assert value.stride() == expected[key].stride(), f"{what}: strides of {key}"
-                first = first or bits(losses, weights)
-                assert bits(losses, weights) == first, f"{what}: other bits than at stage 0"
-        if device == "cpu":
-            for stage in (0, 3):
-                copied = bits(*trained_by_zeroth(name, stage, micro_steps, world, copies=True))
-                assert copied == first, f"{name}, stage {stage}: other bits with copies of the parameters"
-        narrow = [
-            bits(*trained_by_zeroth(name, stage, 2, world, torch.bfloat16, device=device)) for stage in (0, 1, 2, 3)
-        ]
-        assert all(one == narrow[0] for one in narrow), f"{name}: stages differ in bfloat16"
-        if world.rank == 0:
-            print(f"{name}: ok", flush=True)
+    if arguments == ["--short"]:
+        rows = [row for row in SHORT_LIST if row["world"] == world.size]
+    else:
+        rows = grid(arguments or list(zoo.MODELS), device)
+    checks = Checks(world, device)
+    for row in rows:
+        checks.check(**{name: value for name, value in row.items() if name != "world"})
+    if world.rank == 0:
+        print(f"{len(rows)} trainings: ok", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,31 @@
 """Models of the zoo through the Python engine: equal bits at all stages, plain torch to 1e-12 in float64. And two
-models through the matrix of plans, modes, dtypes, accumulation and policies.
+models through the matrix of plans, modes, dtypes, accumulation and policies. In `make test` every two values meet; the
+long tier has the whole grids.
 """
 
 from __future__ import annotations
 
-import unittest
-
 import job
+import tier
 
 
-class ParityTest(job.RankTest):
+class ShortLists(job.RankTest):
+    def test_the_matrix(self) -> None:
+        for ranks in (1, 2, 3, 4):
+            with self.subTest(ranks=ranks):
+                self.assertRegex(self.run_well(ranks, "matrix_rank.py", "--short"), r"\b[1-9]\d* runs: ok")
+
+    def test_the_zoo(self) -> None:
+        for ranks in (1, 2, 3):
+            with self.subTest(ranks=ranks):
+                self.assertRegex(self.run_well(ranks, "parity_rank.py", "--short"), r"\b[1-9]\d* trainings: ok")
+
+    def test_plans_for_slow_links_bring_fewer_bytes_between_nodes(self) -> None:
+        self.assertIn("bytes between nodes: stage 3 ", self.run_well(4, "links_rank.py"))
+
+
+@tier.long
+class Grids(job.RankTest):
     def test_the_matrix(self) -> None:
         for ranks in (2, 4):
             with self.subTest(ranks=ranks):
@@ -20,18 +36,11 @@ class ParityTest(job.RankTest):
             with self.subTest(ranks=ranks):
                 self.assertIn("72 runs: ok", self.run_well(ranks, "matrix_rank.py", "late=some", "foreign=some"))
 
-    def test_one_rank(self) -> None:
-        self.run_well(1, "parity_rank.py")
-
-    def test_two_ranks(self) -> None:
-        self.run_well(2, "parity_rank.py")
-
-    def test_three_ranks(self) -> None:
-        self.run_well(3, "parity_rank.py")
-
-    def test_plans_for_slow_links_bring_fewer_bytes_between_nodes(self) -> None:
-        self.assertIn("bytes between nodes: stage 3 ", self.run_well(4, "links_rank.py"))
+    def test_the_zoo(self) -> None:
+        for ranks in (1, 2, 3):
+            with self.subTest(ranks=ranks):
+                self.assertIn("280 trainings: ok", self.run_well(ranks, "parity_rank.py"))
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator
 import forks
 import torch
 import torch.distributed as dist
-import zeroth
 import zoo
 from torch import nn
 from torch._dynamo import compiled_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+
+import zeroth
 
 LONG_MS, SHORT_MS = 20_000, 1_000
 """timeouts that must not pass, and that has to"""

@@ -10,16 +10,18 @@ import re
 import tempfile
 import unittest
 
+import forked
 import job
 import torch
 import torch.distributed as dist
-import zeroth
 import zoo
 from alone import BATCH, config, make, train
 from torch import nn
 from torch._dynamo import compiled_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
+
+import zeroth
 
 
 class Refusals(unittest.TestCase):
@@ -309,6 +311,9 @@ class Refusals(unittest.TestCase):
             self.assertEqual(os.waitpid(child, 0)[1], 0)
             self.assertEqual(told, ["a forked child uses the engine of its parent"] * 6)
             self.assertTrue(train(engine).committed)
+
+
+forked.preload("torch._dynamo", "torch.distributed.tensor")
 
 
 class OnTwoRanks(job.RankTest):

@@ -16,11 +16,11 @@ import time
 import unittest
 from collections.abc import Callable
 
+import forked
+import hosts
 import job
 import left_behind  # job.py says where it is
 import mpi_test
-
-import hosts
 
 NEEDED = ("munged", "slurmctld", "slurmd", "srun")
 PATIENCE_S = 60
@@ -152,7 +152,7 @@ class Slurm(unittest.TestCase):
 
     def losses(self, kind: str, ranks: int, *command: str, **variables: str) -> str:
         """Of all stages, the same on all ranks."""
-        done = self.cluster.run(*command, sys.executable, mpi_test.PROGRAM, RANKS_PER_NODE="0", **variables)
+        done = self.cluster.run(*command, *forked.python(), mpi_test.PROGRAM, RANKS_PER_NODE="0", **variables)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         told = re.findall(rf"(\d) of {ranks} over {re.escape(kind)}, stage (\d): (.*)", done.stdout)
         self.assertEqual(len({(rank, stage) for rank, stage, _ in told}), 4 * ranks, done.stdout)
@@ -183,7 +183,9 @@ class Slurm(unittest.TestCase):
         self.assertEqual(delegated, found)
 
     def test_two_nodes_without_mpi_are_refused(self) -> None:
-        done = self.cluster.run("srun", "--nodes=2", "--ntasks=4", sys.executable, mpi_test.PROGRAM, ZEROTH_BACKEND="")
+        done = self.cluster.run(
+            "srun", "--nodes=2", "--ntasks=4", *forked.python(), mpi_test.PROGRAM, ZEROTH_BACKEND=""
+        )
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("the ranks are on several hosts, and the shared memory of one does not reach them", done.stderr)
         self.assertIn("which: SLURM_STEP_NUM_NODES; expected: 1 host; got: 2", done.stderr)

@@ -5,10 +5,11 @@ all stages."""
 import sys
 
 import torch
-import zeroth
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
+
+import zeroth
 
 
 class Block(nn.Module):

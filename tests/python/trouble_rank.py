@@ -10,8 +10,9 @@ import threading
 import time
 
 import torch
-import zeroth
 import zoo
+
+import zeroth
 
 X, Y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1])
 

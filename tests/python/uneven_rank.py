@@ -11,9 +11,10 @@ import sys
 
 import torch
 import torch.distributed as dist
-import zeroth
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
+
+import zeroth
 
 COUNTS = [[3, 5, 0, 4], [2, 2, 2, 2], [1, 3, 3, 3]]
 """Batches of each rank, one row an epoch"""

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import zeroth
 import zoo
 from torch import nn
 from torch.nn import functional as F
+
+import zeroth
 
 X, Y = torch.randn(3, 4, dtype=torch.float64), torch.tensor([0, 3, 1])
 FAR = 600.0

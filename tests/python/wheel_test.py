@@ -10,6 +10,8 @@ import sys
 import tempfile
 import unittest
 
+import tier
+
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ["ZEROTH_BUILD"])
 """build tree, from CMake: pip builds in a folder below it"""
@@ -34,23 +36,14 @@ def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class WheelTest(unittest.TestCase):
+    @tier.long
     def test_the_installed_package_trains(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             target = pathlib.Path(folder) / "site"
             # Warnings as errors, and CXX from CMake, as in the build tree: then its compiler cache has everything.
-            done = pip(
-                "install",
-                "--no-build-isolation",
-                "--no-deps",
-                "--no-index",
-                "--target",
-                str(target),
-                "-C",
-                f"build-dir={BUILD}/wheel",
-                "-C",
-                "cmake.define.ZEROTH_WERROR=ON",
-                str(SOURCE),
-            )
+            settings = ["-C", f"build-dir={BUILD}/wheel", "-C", "cmake.define.ZEROTH_WERROR=ON"]
+            where = ["--no-deps", "--no-index", "--target", str(target)]
+            done = pip("install", "--no-build-isolation", *where, *settings, str(SOURCE))
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             files = sorted(
                 path.relative_to(target).as_posix()
@@ -133,4 +126,4 @@ class WheelTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()

@@ -1,5 +1,5 @@
-"""One rank that trains from a DataLoader with forked workers beside a live engine; see workers_test.py. With "group"
-the engine's world is torch's gloo group, whose threads a worker does not have."""
+"""One rank that trains from a DataLoader with forked workers beside a live engine; see workers_test.py. Arguments: zero
+stages, as 0,3; with "group" the engine's world is torch's gloo group, whose threads a worker does not have."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import zeroth
 import zoo
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, get_worker_info
+
+import zeroth
 
 SAMPLES = 48
 BATCH = 3
@@ -90,11 +91,12 @@ def trained(stage: int, world: zeroth.World, death: bool = False, **settings: An
 
 def main() -> None:
     world = zeroth.World.from_environment()
-    if sys.argv[1:] == ["group"]:
+    stages = [int(stage) for stage in sys.argv[1].split(",")]
+    if sys.argv[2:] == ["group"]:
         dist.init_process_group("gloo")
         world = zeroth.World.from_group()
     everybody = {os.getpid()}
-    for stage in (0, 3):
+    for stage in stages:
         expected, makers = trained(stage, world, num_workers=0)
         assert makers == {os.getpid()}
         ways: list[dict[str, Any]] = [

@@ -5,24 +5,28 @@ from __future__ import annotations
 
 import pathlib
 import re
-import unittest
 
 import job
+import tier
 
 
 class WorkersTest(job.RankTest):
+    @tier.both
     def test_training_with_workers(self) -> None:
-        self.train("shm")
+        for stage in tier.rows((0, 3), (3,)):
+            self.train("shm", stage)
 
+    @tier.both
     def test_training_with_workers_over_a_group(self) -> None:
-        self.train("c10d gloo", "group")
+        for stage in tier.rows((0, 3), (0,)):
+            self.train("c10d gloo", stage, "group")
 
-    def train(self, backend: str, *arguments: str) -> None:
-        told = self.run_well(2, "workers_rank.py", *arguments, limit_s=120)
+    def train(self, backend: str, stage: int, *arguments: str) -> None:
+        told = self.run_well(2, "workers_rank.py", str(stage), *arguments, limit_s=120)
         self.assertEqual(re.findall(r"world: (.*)", told), [backend] * 2, told)
-        self.assertEqual(len(re.findall(r"^\[1\] torch says: DataLoader worker", told, re.MULTILINE)), 2, told)
+        self.assertEqual(len(re.findall(r"^\[1\] torch says: DataLoader worker", told, re.MULTILINE)), 1, told)
         processes = re.findall(r"\d+", " ".join(re.findall(r"processes: (.*)", told)))
-        self.assertEqual(len(processes), 2 * (1 + 2 * 10), told)  # two ranks; at each stage 4 + 2 + 4 workers
+        self.assertEqual(len(processes), 2 * (1 + 10), told)  # two ranks; 4 + 2 + 4 workers
         self.assertEqual([pid for pid in processes if pathlib.Path("/proc", pid).exists()], [])
         left = [
             path.name
@@ -33,4 +37,4 @@ class WorkersTest(job.RankTest):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    tier.main()

@@ -20,10 +20,13 @@ from collections.abc import Sequence
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE_S = 2.0
+FAILED = "FAILED: the test has left"
 PROC = pathlib.Path("/proc")
 
 
 LIBC = ctypes.CDLL(None, use_errno=True)
+STRANGERS: set[int] = set()
+"""children of this process that are part of the test, not of what it has started; they look after what is below them"""
 
 
 def prctl(option: int, value: int) -> None:
@@ -73,7 +76,7 @@ def living_descendants() -> set[int]:
                     os.waitpid(child, os.WNOHANG)
                 except ChildProcessError:
                     pass
-            elif state not in "ZX" and child not in living:
+            elif state not in "ZX" and child not in living and child not in STRANGERS:
                 living.add(child)
                 waiting.append(child)
     return living
@@ -158,6 +161,7 @@ class LeftBehind:
 def run(command: Sequence[str]) -> int:
     """Its exit code as a shell has it, 1 if it leaves something."""
     adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="zeroth-test-", ignore_cleanup_errors=True) as folder:
         temporary = pathlib.Path(folder, "tmp")
         temporary.mkdir()
@@ -175,7 +179,7 @@ def run(command: Sequence[str]) -> int:
         finally:
             kill_descendants()
     if text:
-        print(f"FAILED: the test has left\n{text}", flush=True)
+        print(f"{FAILED}\n{text}", flush=True)
         return 1
     return 128 - code if code < 0 else code
 

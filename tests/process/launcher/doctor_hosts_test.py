@@ -13,11 +13,10 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 import doctoring  # noqa: E402
+import hosts  # noqa: E402
 import launching  # noqa: E402
 from doctoring import DOCTOR, LIMIT_S, found, report  # noqa: E402
 from launching import Run, Stage  # noqa: E402
-
-import hosts  # noqa: E402
 
 NUM_HOSTS = 3
 # In place of ssh: the command runs in the namespace, with a name and mounts of its own. "prepare" is what a test wants

@@ -9,10 +9,9 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
+import hosts  # noqa: E402
 import launching  # noqa: E402
 from launching import PROBE, SECRET, Run, Stage  # noqa: E402
-
-import hosts  # noqa: E402
 
 LOST_AFTER_S = 3
 

@@ -11,11 +11,10 @@ import time
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
+import hosts  # noqa: E402
 import launching  # noqa: E402
 import left_behind  # noqa: E402
 from launching import PROBE, Run, Stage  # noqa: E402
-
-import hosts  # noqa: E402
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 SERVER = """ListenAddress {address}
