@@ -1,5 +1,7 @@
 #include "launcher/line_merger.h"
 
+#include "hosts/rank_list.h"
+
 #include <gtest/gtest.h>
 
 #include <string>
