@@ -7,13 +7,13 @@ usage: self_test.py ROOT CXX
 from __future__ import annotations
 
 import pathlib
-import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 
 import check_format
+from check_includes import TREES
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = pathlib.Path(sys.argv[1])
@@ -71,20 +71,17 @@ class Includes(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.copy = pathlib.Path(folder.name)
-        for tree in ("include", "src", "csrc"):
-            shutil.copytree(ROOT / tree, self.copy / tree)
+        for tree in TREES:
+            (self.copy / tree).mkdir()
 
     def check(self, file: str, line: str) -> tuple[int, str]:
-        path = self.copy / file
+        """Of a tree of this file alone, with the line at its end."""
+        path, real = self.copy / file, ROOT / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        before = path.read_text() if path.exists() else None
-        path.write_text((before or "") + "\n" + line + "\n")
+        path.write_text((real.read_text() if real.exists() else "") + "\n" + line + "\n")
         command = [sys.executable, HERE / "check_includes.py", self.copy, "--levels", LEVELS]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        if before is None:
-            path.unlink()
-        else:
-            path.write_text(before)
+        path.unlink()
         return done.returncode, done.stdout
 
     def test_planted_violations_are_found(self) -> None:

@@ -24,8 +24,10 @@ import tempfile
 import time
 import unittest
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "support"))
+for folder in ("support", "python"):
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / folder))
 import left_behind  # noqa: E402
+import tier  # noqa: E402
 
 RUN, GPT = sys.argv[1:3]
 RANKS = 3
@@ -199,9 +201,10 @@ class FaultsTest(unittest.TestCase):
 
     # --- signals to one rank ----------------------------------------------------------------------------------------
 
+    @tier.both
     def test_a_killed_rank_is_named_with_its_signal(self) -> None:
         for moment in MOMENTS:
-            for seed in (1, 2):
+            for seed in tier.rows((1, 2), (1,)):
                 with self.subTest(moment=moment.name, seed=seed):
                     job = self.strike(moment, signal.SIGKILL, seed)
                     self.assertEqual(job.exit_code, 128 + signal.SIGKILL, job.output)
@@ -211,9 +214,10 @@ class FaultsTest(unittest.TestCase):
                         job.output,
                     )
 
+    @tier.both
     def test_a_frozen_rank_is_named_by_the_others(self) -> None:
         for moment in (FIRST_STEPS, LATER):
-            for seed in (11, 12):
+            for seed in tier.rows((11, 12), (11,)):
                 with self.subTest(moment=moment.name, seed=seed):
                     job = self.strike(moment, signal.SIGSTOP, seed)
                     self.assertEqual(job.exit_code, PEER_LOST, job.output)
@@ -239,17 +243,18 @@ class FaultsTest(unittest.TestCase):
 
     # --- signals to the launcher ------------------------------------------------------------------------------------
 
+    @tier.both
     def test_stop_signals_to_the_launcher_end_all_ranks(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            for moment in MOMENTS:
-                with self.subTest(signal=number.name, moment=moment.name):
-                    job = self.strike(moment, number, 40 + number, launcher_itself=True)
-                    self.assertEqual(job.exit_code, 128 + number, job.output)
-                    self.assertEqual(
-                        job.last_line,
-                        f"zeroth-run: stopped by signal {number.value} ({number.name}); {RANKS} ranks were ended.",
-                        job.output,
-                    )
+        every = [(number, moment) for number in (signal.SIGINT, signal.SIGTERM) for moment in MOMENTS]
+        for number, moment in tier.rows(every, [every[0], every[4]]):
+            with self.subTest(signal=number.name, moment=moment.name):
+                job = self.strike(moment, number, 40 + number, launcher_itself=True)
+                self.assertEqual(job.exit_code, 128 + number, job.output)
+                self.assertEqual(
+                    job.last_line,
+                    f"zeroth-run: stopped by signal {number.value} ({number.name}); {RANKS} ranks were ended.",
+                    job.output,
+                )
 
     def test_ranks_die_with_a_killed_launcher(self) -> None:
         job = self.strike(LATER, signal.SIGKILL, 51, launcher_itself=True)
@@ -290,4 +295,5 @@ class FaultsTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
+    del sys.argv[1:3]
+    tier.main()
