@@ -105,13 +105,20 @@ void Engine::build_stores() {
   const int states = static_cast<int>(optimizer_->states().size());
   const KernelContext kernels{pool_.get(), kernels::best_isa()};
   memory_ = std::make_unique<ModelMemory>(layout_, settings_.plan, states, settings_.micro_steps, device_, backend);
+  const Stream reduce_stream = device_.make_stream("reduce");
   parameters_ = std::make_unique<ParameterStore>(layout_, settings_.plan, *memory_, backend, device_,
                                                  device_.make_stream("gather"), kernels, binder_);
   gradients_ = std::make_unique<GradientStore>(layout_, settings_.plan, settings_.micro_steps, *memory_, backend,
-                                               device_.make_stream("reduce"), kernels, device_.ledger());
+                                               reduce_stream, kernels, device_.ledger());
   updater_ = std::make_unique<Updater>(layout_, *optimizer_, *memory_, backend, kernels);
   uneven_join_ = std::make_unique<UnevenJoin>(communicator_, layout_, [this] { gradients_->sync(SyncPoint::kRound); });
   parameters_->set_before_gather([this](int unit) { uneven_join_->announce(NextCall::kGather, unit); });
+  if (gradients_->reads_peers()) {
+    // [Note: Matched gathers beside pulls] Where gathers are matched and reductions are not, a rank that blocks for
+    // one of them must not owe the others its part in the other. One thread may serve both streams.
+    parameters_->set_before_blocking([reduce_stream] { reduce_stream.synchronize(); });
+    gradients_->set_before_wait([this] { parameters_->settle_gathers(); });
+  }
   gradients_->set_before_reduce([this](int flat) { uneven_join_->announce(NextCall::kReduce, flat); });
   uses_ = std::make_unique<UnitUses>(layout_, settings_.plan, *parameters_);
 }

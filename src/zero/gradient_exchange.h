@@ -27,6 +27,8 @@ class GradientExchange {
   /// The flat's bucket, that of `dtype`, is full: everybody may take it. One reduction event. Other ranks' may have
   /// another dtype.
   virtual void publish(int flat, DType dtype) = 0;
+  /// `hook` is called before this rank blocks for memory or words of others; never by matched exchanges.
+  virtual void set_before_wait(std::function<void()> hook) = 0;
   /// A good moment to take what has been published: a unit is closed.
   virtual void progress() = 0;
   /// This rank publishes nothing more in its backwards before number `next`.

@@ -137,6 +137,10 @@ void GradientStore::take_slot(int unit) {
   slot_holder_[slot] = unit;
 }
 
+void GradientStore::set_before_wait(std::function<void()> hook) {
+  exchange_->set_before_wait(std::move(hook));
+}
+
 void GradientStore::close_unit(int unit) {
   if (!publishes_now()) return;
   for (const int flat : model_.unit_flats[static_cast<std::size_t>(unit)]) {

@@ -69,6 +69,8 @@ class GradientStore {
   void take_part(int flat);
   /// `hook` is called with the flat before each matched reduction of a bucket; never if reads_peers().
   void set_before_reduce(std::function<void(int flat)> hook) { before_reduce_ = std::move(hook); }
+  /// `hook` is called before this rank blocks until others have taken or published gradients; only if reads_peers().
+  void set_before_wait(std::function<void()> hook);
   /// Sets the running micro-step, from 0. With kPerStep only the last micro-step publishes.
   void set_micro_step(int micro_step) { micro_step_ = micro_step; }
 

@@ -59,6 +59,7 @@ class MatchedExchange final : public GradientExchange {
       reduce_stream_.synchronize();  // an error, if there is one, here and not at the step
   }
 
+  void set_before_wait(std::function<void()> /*hook*/) override {}
   void progress() override {}
   void close_backward(std::uint64_t /*next*/) override {}
 

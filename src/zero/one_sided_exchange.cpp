@@ -57,6 +57,7 @@ class OneSidedExchange final : public GradientExchange {
 
   void await_slot(int unit, const std::function<bool(int)>& skip) override;
   void publish(int flat, DType dtype) override;
+  void set_before_wait(std::function<void()> hook) override { before_wait_ = std::move(hook); }
   void progress() override;
   void close_backward(std::uint64_t next) override;
   void sync(SyncPoint what, std::string_view name) override;
@@ -119,6 +120,7 @@ class OneSidedExchange final : public GradientExchange {
   ModelMemory& memory_;
   CommBackend& backend_;
   Stream reduce_stream_;
+  std::function<void()> before_wait_;
   MemoryLedger& ledger_;
   ReducedShards& shards_;
   SubGroup sub_group_;                  ///< whose gradients this rank sums: all, or those of its sub-group
@@ -380,6 +382,7 @@ std::vector<int> OneSidedExchange::ranks_where(const std::function<bool(int)>& p
 void OneSidedExchange::wait(const std::string& what, const std::function<bool()>& done,
                             std::function<std::vector<int>()> missing) {
   reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
+  if (before_wait_) before_wait_();
   std::optional<std::uint64_t> seen;
   memory_.seat().wait_until(
       [&] {

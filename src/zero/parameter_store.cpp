@@ -153,6 +153,7 @@ void ParameterStore::bring(int flat, std::byte* out, SubGroupPath& group, CallPu
     gather_stream_.enqueue([this, flat, out, &group] { pull(flat, out, group); });
     return;
   }
+  if (before_blocking_) gather_stream_.enqueue(before_blocking_);
   // The call is submitted here, on the caller's thread: so all ranks submit theirs in one order.
   gather_stream_.enqueue([works = group.gather(purpose, layout, layout.dtype, part, out, gather_stream_)] {
     for (const Work& work : works) work.wait();
@@ -201,6 +202,10 @@ void ParameterStore::pull(int flat, std::byte* out, const SubGroupPath& group) {
       backend_.count_one_sided(CollectiveKind::kAllGather, rank, static_cast<std::uint64_t>(part.size()) * element);
     }
   }
+}
+
+void ParameterStore::settle_gathers() {
+  if (sharded() && !whole_->one_sided()) gather_stream_.synchronize();
 }
 
 void ParameterStore::quiesce() {

@@ -54,7 +54,11 @@ void expect_same(const ToyOutcome& expected, ToyTraining training, const std::ve
         training.plan = plan;
         training.mode = mode;
         training.chaos_seed += 1;
-        EXPECT_EQ(difference(expected, train_toy(training)), "") << text_of(training);
+        try {
+          EXPECT_EQ(difference(expected, train_toy(training)), "") << text_of(training);
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << text_of(training) << ": " << error.what();
+        }
       }
     }
   }

@@ -199,7 +199,8 @@ class Hosts:
             capture_output=True,
         )
 
-    def mpirun(self, mpirun: str, ranks_per_host: int, *program: str) -> list[str]:
+    def mpirun(self, mpirun: str, ranks_per_host: int, *program: str, python: list[str] | None = None) -> list[str]:
+        """The command; `python` runs the program in place of one that has imported torch."""
         hosts = ",".join(f"{self.net}.{host}:{ranks_per_host}" for host in range(1, self.count + 1))
         exported = ("PYTHONPATH", "OMP_NUM_THREADS", "ZEROTH_BACKEND", "RANKS_PER_NODE")
         return [
@@ -223,6 +224,6 @@ class Hosts:
             "-n",
             str(self.count * ranks_per_host),
             *(part for name in exported for part in ("-x", name)),
-            *forked.python(),
+            *(python or forked.python()),
             *program,
         ]

@@ -62,6 +62,13 @@ class ParameterStore {
   void forget_order();
   /// `hook` is called with the unit before each matched gather; never if ranks read each other's parameters.
   void set_before_gather(std::function<void(int unit)> hook) { before_gather_ = std::move(hook); }
+  /// `hook` runs in the gather stream before that stream blocks in a matched gather: a runtime with one thread for all
+  /// streams runs nothing else meanwhile, and other ranks may wait for what other streams of this rank still have to
+  /// do.
+  void set_before_blocking(std::function<void()> hook) { before_blocking_ = std::move(hook); }
+
+  /// Blocks for the matched gathers that have been started: other ranks may wait in them for this one.
+  void settle_gathers();
 
   /// Ends all use of the current version: drops prefetched units. Must come before the commit vote of the step, because
   /// ranks overwrite their shards after it. Throws kUsage if a lease of a sharded unit is out.
@@ -130,6 +137,7 @@ class ParameterStore {
   std::vector<int> last_order_;  ///< the same of the previous step
   bool order_known_ = true;      ///< order_ has all of this step
   std::function<void(int unit)> before_gather_;
+  std::function<void()> before_blocking_;
   std::uint64_t epoch_ = 0;
   Counters counters_;
 };

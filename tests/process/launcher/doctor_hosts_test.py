@@ -225,7 +225,7 @@ class DoctorOverMpi(Doctored):
             f"import os; os.execv({DOCTOR!r}, ['zeroth', 'doctor', '--no-disk', '--json', '--slow-below', '0.001'])"
         )
         library = ["-x", "ZEROTH_MPI_LIBRARY"]
-        command = self.net.mpirun(os.environ["ZEROTH_MPIRUN"], 2, "-c", program)
+        command = self.net.mpirun(os.environ["ZEROTH_MPIRUN"], 2, "-c", program, python=[sys.executable])
         at = command.index("-H")
         names = {name: "" for name in ("PYTHONPATH", "OMP_NUM_THREADS", "ZEROTH_BACKEND", "RANKS_PER_NODE")}
         run = Run(
