@@ -143,8 +143,8 @@ class Engine {
       put_buffer(index, std::move(copy), /*written=*/true);
     }
   }
-  void begin(std::size_t unit, std::vector<at::Tensor> inputs) {
-    running_[unit].push_back(std::make_unique<UnitScope>(base().runtime(), static_cast<int>(unit), std::move(inputs)));
+  void begin(std::size_t unit) {
+    running_[unit].push_back(std::make_unique<UnitScope>(base().runtime(), static_cast<int>(unit)));
   }
   void end(std::size_t unit, const std::vector<at::Tensor>& outputs) {
     if (running_[unit].empty()) return;  // dropped: its forward failed before
@@ -200,15 +200,17 @@ class UnitHooks {
   }
   void before(const py::handle& module, const py::tuple& args, const py::dict& kwargs) {
     if (engine_ == nullptr) return;
-    std::vector<at::Tensor> inputs;
-    collect(args, inputs);
-    collect(kwargs, inputs);
-    if (unit_ == 0) require_device(inputs);
+    if (unit_ == 0) {
+      std::vector<at::Tensor> inputs;
+      collect(args, inputs);
+      collect(kwargs, inputs);
+      require_device(inputs);
+    }
     const bool trains = unit_ == 0 && module.attr("training").cast<bool>();
     if (trains) engine_->own_buffers();
     const py::gil_scoped_release no_gil;
     if (trains) engine_->base().share_buffers();
-    engine_->begin(unit_, std::move(inputs));
+    engine_->begin(unit_);
   }
   void after(const py::handle& /*module*/, const py::handle& /*args*/, const py::handle& output) {
     if (engine_ == nullptr) return;
@@ -370,6 +372,8 @@ void bind_engine(py::module_& module) {
   py::register_exception_translator(&translate);
   using NoGil = py::call_guard<py::gil_scoped_release>;
 
+  py::class_<libtorch::Gathered>(module, "Gathered").def("finish", &libtorch::Gathered::finish, NoGil());
+
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init(&make_engine), py::arg("units"), py::arg("parameters"), py::arg("buffers"), py::arg("groups"),
            py::arg("group_of"), py::arg("config"), py::arg("world"), py::arg("log_level"), py::arg("progress_every_s"),
@@ -387,6 +391,12 @@ void bind_engine(py::module_& module) {
           },
           NoGil())
       .def("drop_forwards", &Engine::drop_forwards, NoGil())
+      .def(
+          "gathered",
+          [](Engine& self, const std::vector<at::Tensor>& parameters) {
+            return std::make_unique<libtorch::Gathered>(self.base().gathered(parameters));
+          },
+          py::arg("parameters"), NoGil())
       .def(
           "zero_grad",
           [](Engine& self) {

@@ -1,5 +1,6 @@
 """The engine around an nn.Module."""
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -210,6 +211,30 @@ class Engine:
             if ahead == "end":
                 return
             yield batch  # type: ignore[misc]
+
+    @contextlib.contextmanager
+    def gathered(self, *what: nn.Parameter | nn.Module) -> Iterator[None]:
+        """Gathers parameters for code outside of their units' forwards, as a context manager. `what`: parameters, and
+        modules for all of theirs. For a loss that is fused with the head's product, a penalty on weights, a look at
+        values::
+
+            with engine.gathered(model.lm_head):
+                loss = fused_loss(hidden, model.lm_head.weight, labels)
+
+        Gradients flow through what is computed inside; the backward gathers the parameters again. It gathers whole
+        units. At stages 0 to 2 parameters are whole anyway. Blocks for other ranks at stage 3; where gathers are
+        collective (docs/transports.md), all ranks must make the call. Values are for reading. Raises Error: USAGE for
+        what is not the engine's; MODEL if a parameter was written to inside, where that would be lost."""
+        parameters: list[nn.Parameter] = []
+        for one in what:
+            parameters += one.parameters() if isinstance(one, nn.Module) else [one]
+        scope = self._core.gathered(parameters)
+        try:
+            yield
+        except BaseException:
+            del scope  # without finish(), which could raise
+            raise
+        scope.finish()
 
     def zero_grad(self) -> None:
         """Drops all gradients since the last step(), for example those of a dropped batch or of another loss.

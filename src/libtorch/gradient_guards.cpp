@@ -8,11 +8,14 @@ namespace zeroth::libtorch {
 
 void GradientGuards::make() {
   for (const int param : trainable_) {
-    guards_.push_back(slots_.make_guard(
-        param, "zeroth: the gradient of '" + model_.params[static_cast<std::size_t>(param)].name +
-                   "' is in the engine, not here. engine.step() clips it (gradient_clipping in the configuration), "
-                   "reports its norm "
-                   "(StepResult.grad_norm) and updates the parameter; a hook on the parameter sees it as it arrives."));
+    const std::string& name = model_.params[static_cast<std::size_t>(param)].name;
+    guards_.push_back(slots_.guard_like(
+        param, Error(ErrorCode::kUsage, "the gradient of '" + name + "' is in the engine, not here",
+                     {.where = "libtorch.gradient",
+                      .which = name,
+                      .hint = "engine.step() clips it (gradient_clipping in the configuration), reports its norm "
+                              "(StepResult.grad_norm) and updates the parameter; a hook on the parameter sees it as it "
+                              "arrives; call engine.backward(), not loss.backward(), for every backward of a step"})));
   }
 }
 

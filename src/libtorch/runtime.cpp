@@ -153,6 +153,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
   runtime->log_ = Logger(world.rank(), world.size(), options.log_level, json_log_of(options));
   runtime->step_log_.set_every(options.progress_every);
   runtime->rethrow_ = options.rethrow;
+  runtime->slots_.set_rethrow(options.rethrow);
   if (runtime->config_.runtime.preemption) catch_preemption();
   runtime->announce(world);
   runtime->device_ = make_cpu_device(
@@ -215,7 +216,6 @@ void Runtime::announce(const World& world) const {
 
 void Runtime::install_hooks(const EngineOptions& options) {
   backwards_.follow(*core_);
-  for (const at::Tensor& tensor : model_.tensors) parameters_.insert(tensor.unsafeGetTensorImpl());
   for (std::size_t param = 0; param < model_.params.size(); ++param) {
     if (!model_.params[param].trainable) continue;
     const at::Tensor& tensor = model_.tensors[param];
@@ -265,18 +265,11 @@ std::shared_ptr<UnitUse> Runtime::begin(int unit) {
   guards_.clear();
   if (unit == 0 && !in_backward_) look_at_trainability();
   slots_.require_bound(unit);
-  if (in_backward_) {
-    const std::lock_guard lock(hooks_);
-    const std::shared_ptr<torch::autograd::Node> node =
-        torch::autograd::get_current_node();  // a checkpoint's, or one within it
-    backwards_.finish_younger_than(node.get());
-  }
   auto use = std::make_shared<UnitUse>();
   use->computed_again = in_backward_;
   if (unit == 0)
     evaluates_ = !at::GradMode::is_enabled();  // inside, a reentrant checkpoint has none in training either
   use->invocation = core_->begin_forward(unit, evaluates_ && !at::GradMode::is_enabled() && !in_backward_);
-  backwards_.begin_forward(*use);
   core_->pre_forward(use->invocation);
   return use;
 }
@@ -317,13 +310,28 @@ Next Runtime::share_and_join() {
   return next;
 }
 
-void Runtime::end(const std::shared_ptr<UnitUse>& use, bool awaits_backward) {
-  core_->post_forward(use->invocation, awaits_backward);
-  backwards_.end_forward(use, awaits_backward);
+void Runtime::end(const std::shared_ptr<UnitUse>& use, Ended ended) {
+  core_->post_forward(use->invocation, ended.awaits_backward);
+  backwards_.end_forward(use, ended.through_outputs);
 }
 
 void Runtime::drop(const UnitUse& use) noexcept {
   core_->drop_forward(use.invocation);
+}
+
+std::vector<int> Runtime::units_of(const std::vector<at::Tensor>& parameters) const {
+  std::vector<int> units;
+  for (const at::Tensor& parameter : parameters) {
+    const auto same = std::ranges::find_if(model_.tensors, [&](const at::Tensor& one) { return one.is_same(parameter); });
+    ZR_CHECK(same != model_.tensors.end(), ErrorCode::kUsage, "a tensor is no parameter of the engine's model",
+             {.where = "libtorch.gathered",
+              .which = parameter.defined() ? parameter.toString() + " " + c10::str(parameter.sizes()) : "undefined",
+              .expected = "parameters as the model holds them, no views or copies of them"});
+    units.push_back(core_->layout().places[static_cast<std::size_t>(same - model_.tensors.begin())].unit);
+  }
+  std::ranges::sort(units);
+  units.erase(std::ranges::unique(units).begin(), units.end());
+  return units;
 }
 
 void Runtime::enter_backward() {
@@ -347,6 +355,8 @@ void Runtime::leave_backward() {
 }
 
 void Runtime::settle() {
+  deferred_ = nullptr;
+  if (explained_unit_ >= 0) slots_.explain(std::exchange(explained_unit_, -1), "");
   if (!in_backward_) return;
   in_backward_ = false;
   backwards_.abandon_backward();
@@ -356,35 +366,39 @@ void Runtime::settle() {
 }
 
 void Runtime::fail_backward() {
+  const std::exception_ptr deferred = std::exchange(deferred_, nullptr);
   if (in_backward_) {
     settle();
   } else {
     core_->abandon(/*in_backward=*/true);
   }
+  if (deferred) std::rethrow_exception(deferred);
 }
 
-bool Runtime::ends_with_gradients(int unit) const {
-  // The root's nodes lie around those of all units, so its gradients tell nothing about the rest of its backward.
-  return unit != 0 && std::ranges::all_of(model_.units[static_cast<std::size_t>(unit)].params,
-                                          [this](int param) { return slots_.tensor(param).requires_grad(); });
-}
-
-void Runtime::before_backward(UnitUse& use) {
-  const int unit = use.invocation.unit;
-  // Within backward, grad mode is on only for create_graph.
-  ZR_CHECK(!at::GradMode::is_enabled() || !core_->settings().plan.gathers_parameters(), ErrorCode::kModel,
-           "backward with create_graph does not work while parameters are sharded",
-           {.where = "libtorch.backward",
-            .which = "unit " + model_.units[static_cast<std::size_t>(unit)].name,
-            .expected = "a backward without create_graph",
-            .got = "create_graph",
-            .hint = "use a plan that keeps parameters whole (zero_optimization.stage at most 2)"});
+void Runtime::before_backward(const std::shared_ptr<UnitUse>& use, std::uint64_t node) {
   enter_backward();
-  if (backwards_.begin(use) && use.computed_again &&
-      widths_.counted_in() != torch::autograd::get_current_graph_task_id()) {
-    widths_.choose();
+  backwards_.finish_younger_than(use->thread, node);
+  if (!backwards_.begin(use)) return;
+  if (use->computed_again && widths_.counted_in() != torch::autograd::get_current_graph_task_id()) widths_.choose();
+  core_->pre_backward(use->invocation.unit);
+}
+
+void Runtime::before_node(const std::shared_ptr<UnitUse>& use, std::uint64_t node) noexcept {
+  const std::lock_guard lock(hooks_);
+  if (deferred_ || ::getpid() != owner_) return;
+  try {
+    before_backward(use, node);
+  } catch (...) {
+    deferred_ = std::current_exception();
+    try {
+      std::rethrow_exception(deferred_);
+    } catch (const std::exception& error) {
+      // Torch goes on to the node, which reads what is not there: it says why.
+      explained_unit_ = use->invocation.unit;
+      slots_.explain(explained_unit_, error.what());
+    } catch (...) {  // nothing has a text
+    }
   }
-  core_->pre_backward(unit);
 }
 
 void Runtime::gradient(int param, const at::Tensor& parameter) {
@@ -406,12 +420,10 @@ void Runtime::gradient(int param, const at::Tensor& parameter) {
     dense.copy_(grad);
     grad = dense;
   }
-  const int unit = core_->layout().places[static_cast<std::size_t>(param)].unit;
-  if (core_->completes_unit(param)) backwards_.end_gradients_before(unit);
   core_->grad_ready(param,
                     {static_cast<const std::byte*>(grad.const_data_ptr()), spec.shape, dtype_of(grad, spec.name)});
   parameter.mutable_grad().reset();
-  backwards_.finish_unit(unit);
+  backwards_.finish_unit(core_->layout().places[static_cast<std::size_t>(param)].unit);
 }
 
 void Runtime::backward(const at::Tensor& loss) {

@@ -16,12 +16,13 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace zeroth::libtorch {
@@ -40,21 +41,27 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   [[nodiscard]] std::shared_ptr<UnitUse> begin(int unit);
   void require_unwritten(int unit) const { slots_.require_unwritten(unit); }  ///< since begin()
-  void end(const std::shared_ptr<UnitUse>& use, bool awaits_backward);
+  struct Ended {
+    bool awaits_backward = false;  ///< nodes were made
+    bool through_outputs = false;  ///< some of them are behind the outputs, and hold the use
+  };
+  void end(const std::shared_ptr<UnitUse>& use, Ended ended);
   void drop(const UnitUse& use) noexcept;  ///< instead of end(), for a forward that failed
   void replace_buffer(std::size_t index, at::Tensor tensor) { model_.buffers.at(index).tensor = std::move(tensor); }
   void set_buffers(std::vector<NamedBuffer> buffers) { model_.buffers = std::move(buffers); }
   [[nodiscard]] bool shares_buffers() const;  ///< share_buffers() would
   /// Collective where there are buffers: before a forward of the whole model that trains.
   void share_buffers();
-  void before_backward(UnitUse& use);  ///< the nodes of the unit's outputs are about to run
-  [[nodiscard]] UnitBackwards& backwards() { return backwards_; }
+  /// The node numbered `node`, which the use's forward made, is about to run: gathers the unit's parameters, and gives
+  /// those of the units back that are over. May block for other ranks.
+  void before_backward(const std::shared_ptr<UnitUse>& use, std::uint64_t node);
+  /// The same from where nothing can be thrown: the next hook, or the end of backward, throws the error.
+  void before_node(const std::shared_ptr<UnitUse>& use, std::uint64_t node) noexcept;
   void gradient(int param, const at::Tensor& parameter);
-  /// Whether no parameter of the unit can be read after the last gradient of its own parameters.
-  [[nodiscard]] bool ends_with_gradients(int unit) const;
   /// A backward is still open after its call returned: it threw. Ends it.
   void settle();
-  /// A backward threw, perhaps before it came to the model: the step is skipped on all ranks.
+  /// A backward threw, perhaps before it came to the model: the step is skipped on all ranks. Throws the error of
+  /// before_node(), if there was one: what backward threw is only what came of it.
   void fail_backward();
   /// Runs the body of a hook of backward; see EngineOptions::rethrow.
   template <class Body>
@@ -62,6 +69,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     try {
       // Torch runs the nodes of a GPU on a thread of their own, and those of the CPU on the caller's.
       const std::lock_guard lock(hooks_);
+      if (deferred_) std::rethrow_exception(std::exchange(deferred_, nullptr));
       body();
     } catch (const Error& error) {
       if (rethrow_) rethrow_(error);
@@ -88,9 +96,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[nodiscard]] const Config& config() const { return config_; }
   [[nodiscard]] MemoryReport memory_report() const;
   [[nodiscard]] c10::Device device() const { return slots_.device(); }
-  [[nodiscard]] bool has_parameter(const at::Tensor& tensor) const {
-    return parameters_.contains(tensor.unsafeGetTensorImpl());
-  }
+  /// The units that hold these parameters, in order, each once. Throws kUsage for another tensor.
+  [[nodiscard]] std::vector<int> units_of(const std::vector<at::Tensor>& parameters) const;
 
  private:
   Runtime(Config config, ModelDescription model);
@@ -112,13 +119,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Logger log_;
   std::function<void(const Error&)> rethrow_;
   mutable std::mutex hooks_;
+  mutable std::exception_ptr deferred_;  ///< of before_node()
+  int explained_unit_ = -1;              ///< whose parameters tell of that error when they are read
   std::unique_ptr<Device> device_;
   std::shared_ptr<TrafficTable> traffic_;
   ParameterSlots slots_;
   std::unique_ptr<zeroth::Engine> core_;
   UnitBackwards backwards_;
   std::vector<int> trainable_;
-  std::unordered_set<const at::TensorImpl*> parameters_;
   GradientWidths widths_{slots_};
   GradientGuards guards_{slots_, model_, trainable_};
   StepLog step_log_{log_};

@@ -6,14 +6,16 @@
 #include <c10/core/StorageImpl.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <memory>
+
 namespace zeroth::libtorch {
 namespace {
 
-at::Tensor tensor_on(c10::Storage storage, const at::Tensor& like, std::int64_t offset) {
+at::Tensor tensor_on(c10::Storage storage, const at::Tensor& like) {
   const c10::DispatchKey key = c10::computeDispatchKey(like.scalar_type(), at::kStrided, storage.device());
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key),
                                                          at::scalarTypeToTypeMeta(like.scalar_type()));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), offset);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
   return tensor;
 }
 
@@ -21,10 +23,11 @@ std::int64_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : tensor._version();
 }
 
-c10::Storage empty_storage(std::size_t bytes, c10::Device device) {
-  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(bytes),
-                                               at::DataPtr(nullptr, device), nullptr,
-                                               /*resizable=*/false);
+/// An address in `whole`, which it keeps.
+at::DataPtr part_of(const std::shared_ptr<at::DataPtr>& whole, std::size_t offset) {
+  using Owner = std::shared_ptr<at::DataPtr>;
+  auto* const address = static_cast<std::byte*>(whole->get()) + offset;
+  return {address, new Owner(whole), [](void* owner) { delete static_cast<Owner*>(owner); }, whole->device()};
 }
 
 }  // namespace
@@ -39,26 +42,35 @@ void ParameterSlots::set_layout(const ModelLayout& layout, bool gathered, std::u
   gathered_ = gathered;
   copies_ = std::move(copies);
   bound_.assign(layout.flats.size(), nullptr);
-  for (const FlatLayout& flat : layout.flats) storages_.push_back(empty_storage(flat.bytes(), device_));
   for (std::size_t param = 0; param < tensors_.size(); ++param) {
-    const ParamPlace& place = layout.places[param];
-    const Segment& segment = layout.segment(static_cast<int>(param));
-    views_.push_back(tensor_on(storages_[static_cast<std::size_t>(place.flat)], tensors_[param], segment.offset));
-    guards_.push_back(make_guard(
-        static_cast<int>(param),
-        "zeroth: parameter '" + specs_[param].name +
-            "' is not gathered now, so it has no memory. A call of its unit (" +
-            layout.units[static_cast<std::size_t>(place.unit)].name +
-            ") gathers it, for the unit's forward and backward; units=[...] names other units when the engine is "
-            "built. export_safetensors() and close() give values back."));
+    const Error error = not_gathered(static_cast<int>(param));
+    memory_.emplace_back(tensors_[param].nbytes(), device_, error.what());
+    views_.push_back(tensor_on(memory_[param].storage(), tensors_[param]));
+    guards_.push_back(guard_like(static_cast<int>(param), error));
   }
 }
 
-at::Tensor ParameterSlots::make_guard(int param, std::string text) const {
-  const at::Tensor& like = tensor(param);
-  c10::Storage storage = empty_storage(like.nbytes(), device_);
-  storage.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text));
-  return tensor_on(std::move(storage), like, 0);
+Error ParameterSlots::not_gathered(int param) const {
+  const std::string& name = specs_[static_cast<std::size_t>(param)].name;
+  const int unit = layout_->places[static_cast<std::size_t>(param)].unit;
+  return {ErrorCode::kUsage,
+          "parameter '" + name + "' is not gathered now, so it has no memory",
+          {.where = "libtorch.parameters",
+           .which = name,
+           .expected = "use in a call of its unit (" + layout_->units[static_cast<std::size_t>(unit)].name +
+                       "), for whose forward and backward it is gathered",
+           .hint = "engine.gathered(parameter) gathers it for other code, and gradients flow; units=[...] names other units "
+                   "when the engine is built; export_safetensors() and close() give values back"}};
+}
+
+at::Tensor ParameterSlots::guard_like(int param, const Error& error) const {
+  return make_guard(tensor(param), error, rethrow_);
+}
+
+void ParameterSlots::explain(int unit, const std::string& text) {
+  for (const int param : layout_->units[static_cast<std::size_t>(unit)].params) {
+    memory_[static_cast<std::size_t>(param)].set_text(text.empty() ? not_gathered(param).what() : text);
+  }
 }
 
 ConstTensorView ParameterSlots::initial_value(int param) {
@@ -84,17 +96,21 @@ void ParameterSlots::bind(int flat, std::byte* data) {
   if (given_back_) return;
   const at::NoGradGuard no_grad;
   const FlatLayout& layout = layout_->flat(flat);
-  c10::StorageImpl* storage = storages_[static_cast<std::size_t>(flat)].unsafeGetStorageImpl();
-  at::DataPtr pointer(nullptr, device_);
-  if (data != nullptr) pointer = copies_ ? copies_->fetch(flat, data) : at::DataPtr(data, data, [](void*) {}, at::kCPU);
-  storage->set_data_ptr_noswap(std::move(pointer));
-  if (data == nullptr && copies_ && bound_[static_cast<std::size_t>(flat)] != nullptr) copies_->release(flat);
-  bound_[static_cast<std::size_t>(flat)] = data;
-  storage->set_nbytes(data != nullptr ? layout.bytes() : 0);
+  // On another device every parameter holds the copy of its flat.
+  const auto copy = data != nullptr && copies_ ? std::make_shared<at::DataPtr>(copies_->fetch(flat, data)) : nullptr;
   for (const Segment& segment : layout.segments) {
     const auto param = static_cast<std::size_t>(segment.param);
-    tensors_[param].set_data(data != nullptr ? views_[param] : guards_[param]);
+    if (data == nullptr) {
+      tensors_[param].set_data(guards_[param]);  // first: torch's profiler looks at pointers of what changes
+      memory_[param].release();
+      continue;
+    }
+    const std::size_t offset = static_cast<std::size_t>(segment.offset) * size_of(layout.dtype);
+    memory_[param].bind(copy ? part_of(copy, offset) : at::DataPtr(data + offset, device_));
+    tensors_[param].set_data(views_[param]);
   }
+  if (data == nullptr && copies_ && bound_[static_cast<std::size_t>(flat)] != nullptr) copies_->release(flat);
+  bound_[static_cast<std::size_t>(flat)] = data;
 }
 
 void ParameterSlots::refresh() {
@@ -161,7 +177,7 @@ void ParameterSlots::require_ours(int unit) const {
     const at::Tensor& tensor = tensors_[index];
     const c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
     const bool ours =
-        storage == storages_[static_cast<std::size_t>(layout_->places[index].flat)].unsafeGetStorageImpl() ||
+        storage == memory_[index].storage().unsafeGetStorageImpl() ||
         storage == guards_[index].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
     ZR_CHECK(ours && tensor.scalar_type() == views_[index].scalar_type() && tensor.sizes() == views_[index].sizes(),
              ErrorCode::kModel, "a parameter was moved, cast or given other data after the engine was built",
@@ -182,23 +198,16 @@ void ParameterSlots::give_back(const std::vector<at::Tensor>& own) {
 void ParameterSlots::retire() {
   const at::NoGradGuard no_grad;
   if (!taken_) return;
-  for (std::size_t flat = 0; flat < storages_.size(); ++flat) {
-    const FlatLayout& layout = layout_->flats[flat];
-    if (!given_back_) {
-      for (const Segment& segment : layout.segments) {
-        const auto param = static_cast<std::size_t>(segment.param);
-        tensors_[param].set_data(make_guard(
-            segment.param, "zeroth: parameter '" + specs_[param].name +
-                               "' has no values any more: the engine that held them was dropped, or closed with "
-                               "keep_parameters false. close() gives values back."));
-      }
-    }
-    c10::StorageImpl* storage = storages_[flat].unsafeGetStorageImpl();
-    storage->set_data_ptr_noswap(at::DataPtr(nullptr, device_));
-    storage->set_nbytes(layout.bytes());
-    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
-        "zeroth: the engine that held the parameters of unit '" +
-        layout_->units[static_cast<std::size_t>(layout.unit)].name + "' is gone, so this view of them has no memory.");
+  for (std::size_t param = 0; param < memory_.size(); ++param) {
+    const std::string& name = specs_[param].name;
+    const Error error(ErrorCode::kUsage, "parameter '" + name + "' has no values any more",
+                      {.where = "libtorch.parameters",
+                       .which = name,
+                       .got = "the engine that held them was dropped, or closed with keep_parameters false",
+                       .hint = "close() gives values back"});
+    if (!given_back_) tensors_[param].set_data(guard_like(static_cast<int>(param), error));
+    memory_[param].retire("zeroth: the engine that held parameter '" + name +
+                          "' is gone, so this view of it has no memory.");
   }
 }
 

@@ -1,21 +1,22 @@
 // ParameterSlots: binds the user's parameters to flat storages that come and go.
 //
-// Every flat has one at::Storage. Gathered, it points at the slot; else at nothing, and each parameter carries a guard
-// instead: full shape, no memory, any access is an error with the parameter's name. Views that autograd saved alias the
-// storage, so nothing leaks and nothing dangles while a lease is out. See docs/life-of-a-parameter.md.
+// Every parameter has one at::Storage. Gathered, it points into the slot; else at nothing, and the parameter carries a
+// guard instead: full shape, no memory, any access is an error with the parameter's name. Views that autograd or the user
+// keeps alias the storage, so nothing leaks and nothing dangles while a lease is out. See docs/life-of-a-parameter.md.
 #pragma once
 
 #include "libtorch/device_copies.h"
+#include "libtorch/guards.h"
 
 #include <zeroth/base/tensor_view.h>
 #include <zeroth/zero/model_layout.h>
 #include <zeroth/zero/parameter_store.h>
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Storage.h>
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace zeroth::libtorch {
@@ -24,6 +25,7 @@ class ParameterSlots final : public ParameterBinder {
  public:
   /// `tensors`: one a parameter, the user's own. They are kept, and changed only by bind().
   ParameterSlots(std::vector<at::Tensor> tensors, std::vector<ParamSpec> specs);
+  void set_rethrow(Rethrow rethrow) { rethrow_ = std::move(rethrow); }  ///< before set_layout(); see make_guard()
 
   /// Call once the layout is known, before the first bind(). With `copies` storages point at these and not at the
   /// engine's memory. `gathered`: parameters at rest are shards.
@@ -59,20 +61,24 @@ class ParameterSlots final : public ParameterBinder {
   [[nodiscard]] c10::Device device() const { return device_; }
   [[nodiscard]] const DeviceCopies* copies() const { return copies_.get(); }
 
-  /// Something with the shape of a parameter and no memory: any access is an error with this text.
-  [[nodiscard]] at::Tensor make_guard(int param, std::string text) const;
+  /// Something with the shape of a parameter and no memory: any access is this error.
+  [[nodiscard]] at::Tensor guard_like(int param, const Error& error) const;
+  /// Why the unit's parameters have no memory, instead of the usual text. Views of them say so until explain("").
+  void explain(int unit, const std::string& text);
 
  private:
   /// The value that counts is not where the user writes: in a master, in shards, behind a copy.
   [[nodiscard]] bool loses_writes(std::size_t param) const;
+  [[nodiscard]] Error not_gathered(int param) const;
   void require_not_lost(std::size_t param) const;
 
   std::vector<at::Tensor> tensors_;
   std::vector<ParamSpec> specs_;
   const ModelLayout* layout_ = nullptr;
-  std::vector<c10::Storage> storages_;  // one a flat
-  std::vector<at::Tensor> views_;       // one a parameter, into its flat's storage
-  std::vector<at::Tensor> guards_;      // one a parameter
+  Rethrow rethrow_;
+  std::vector<ParameterStorage> memory_;  // one a parameter
+  std::vector<at::Tensor> views_;         // one a parameter, of all of its storage
+  std::vector<at::Tensor> guards_;        // one a parameter
   c10::Device device_;
   std::unique_ptr<DeviceCopies> copies_;
   std::vector<const std::byte*> bound_;  // one a flat: the engine's memory behind it, nullptr if it is not bound

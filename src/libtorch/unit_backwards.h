@@ -1,13 +1,11 @@
-// UnitBackwards: when the backward of a unit is over.
+// UnitBackwards: when the backward of a unit begins and when it is over.
 #pragma once
 
 #include <zeroth/engine/engine.h>
 
-#include <torch/csrc/autograd/function.h>
-
-#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <vector>
 
 namespace zeroth::libtorch {
@@ -15,29 +13,27 @@ namespace zeroth::libtorch {
 /// One forward of a unit, as its backward sees it.
 struct UnitUse {
   Invocation invocation{};
-  /// An input that needs a gradient.
-  struct Input {
-    int senders = 0;       ///< nodes of the unit that hand it one
-    int senders_left = 0;  ///< of them, those that have not yet run in the backward `active_in`
-    bool done = false;     ///< in that backward
-  };
-  std::vector<Input> inputs{};
-  bool open_ended = false;       ///< nothing tells when the unit's backward is over
   bool computed_again = false;   ///< for a checkpoint, in backward
-  std::uint64_t first_node = 0;  ///< autograd's number of the first node that the forward could make
-  std::uint64_t last_begun = 0;  ///< number of the forward of a unit that began last before this one ended
-  std::uint64_t active_in = 0;   ///< backward in which the outputs' nodes ran
-  int inputs_left = 0;           ///< inputs that are not done in that backward
+  std::uint64_t thread = 0;      ///< autograd's number of the thread that made its nodes
+  std::uint64_t first_node = 0;  ///< number of the first node that the forward could make on that thread
+  std::uint64_t active_in = 0;   ///< the last backward that ran nodes of it, 0: none did
 };
 
 /// Tells the core engine which units have had their backward. One thread at a time, see Runtime::in_hook().
+///
+/// [Note: End of a unit's backward] Of the nodes that are ready, torch runs the youngest of a thread first, and those of
+/// a backward within a backward before all others. So once a node is about to run that is older than the first node of
+/// a use, or that belongs to a backward around the use's, no node of the use is left to run, and its parameters have
+/// all gradients that they will get from it. The unit is over when that is true of all of its uses, and all its
+/// gradients are there or no use of it is yet to come for which parameters may be waiting. Should a node of it run later all the same, the unit is gathered
+/// again, and its gradients go into an event of their own. Nodes of a GPU and of the CPU run on threads of their own:
+/// a use whose nodes ran on several threads lasts until the end of backward.
 class UnitBackwards {
  public:
   /// `core` outlives this. Before anything else.
   void follow(zeroth::Engine& core);
 
-  /// Forward.
-  void begin_forward(const UnitUse& use) { last_begun_ = use.invocation.forward_seq; }
+  /// A forward of the unit has ended. `awaits_backward`: through its outputs, which hold `use`.
   void end_forward(const std::shared_ptr<UnitUse>& use, bool awaits_backward);
 
   /// Backward: numbered from 1.
@@ -46,43 +42,33 @@ class UnitBackwards {
   /// All uses that have begun are over.
   void finish_backward();
   /// It threw.
-  void abandon_backward();
+  void abandon_backward() { running_.clear(); }
 
-  /// The nodes of the use's outputs are about to run. Whether they are the first of the use in this backward.
-  [[nodiscard]] bool begin(UnitUse& use);
-  void input_sent(UnitUse& use, std::size_t input);   ///< a node of the unit that hands the input a gradient has run
-  void input_whole(UnitUse& use, std::size_t input);  ///< the input has all of its gradient
-  /// Ends the uses whose last node has run, now that the backward comes to `node`; null: to one that nobody knows.
-  void finish_younger_than(const torch::autograd::Node* node);
-  /// The last gradient of a unit comes: what others have had by now is all that they get.
-  void end_gradients_before(int unit);
+  /// A node of the use is about to run. False if that is no news.
+  [[nodiscard]] bool begin(const std::shared_ptr<UnitUse>& use);
+  /// Ends the uses that are over now that the node `node` of the thread `thread` is about to run.
+  void finish_younger_than(std::uint64_t thread, std::uint64_t node);
   /// Gives the unit's parameters back if nothing of it is left to run.
   void finish_unit(int unit);
 
  private:
   /// A use of a unit whose backward has begun and is not known to be over.
   struct Running {
-    Invocation use;
-    std::uint64_t first_node;
+    std::shared_ptr<UnitUse> use;
     int graph_task;
+    std::thread::id ran_on;
+    bool several_threads = false;
+    bool over = false;
   };
-  /// Ends those whose last node has run, now that the backward comes to a node that is older than those of
-  /// `younger(running)`.
-  template <class Younger>
-  void finish_earlier(const Younger& younger);
-  /// Ends those running uses that `over(running)` is true for, the last one first.
-  template <class Over>
-  void finish_uses(const Over& over);
+  void finish(int unit);
   [[nodiscard]] bool awaits_earlier_use(const Invocation& use) const;
-  [[nodiscard]] int& active(int unit) { return active_uses_[static_cast<std::size_t>(unit)]; }
+  [[nodiscard]] bool runs(int unit) const;  ///< a use of it that is not over
 
   zeroth::Engine* core_ = nullptr;
   std::uint64_t number_ = 0;
-  std::vector<int> active_uses_;  // per unit, in this backward
   std::vector<Running> running_;
   std::vector<std::vector<std::weak_ptr<const UnitUse>>>
-      awaited_;                   // per unit, in order, those of which no backward has begun
-  std::uint64_t last_begun_ = 0;  // number of the forward of a unit that began last
+      awaited_;  // per unit, in order, those of which no backward has begun
 };
 
 }  // namespace zeroth::libtorch

@@ -70,9 +70,9 @@ struct WireReport {
 class EngineBase {
  public:
   EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world, EngineOptions options);
-  /// For front ends that run the forward themselves: around each forward of unit u they make a UnitScope(runtime(), u,
-  /// inputs) and finish() it. The description gives the groups; `options.groups` holds their hyper-parameters.
-  /// Collective, blocks.
+  /// For front ends that run the forward themselves: around each forward of unit u they make a UnitScope(runtime(), u)
+  /// and finish() it. The description gives the groups; `options.groups` holds their hyper-parameters. Collective,
+  /// blocks.
   EngineBase(ModelDescription model, Config config, const World& world, EngineOptions options);
   EngineBase(const EngineBase&) = delete;
   EngineBase& operator=(const EngineBase&) = delete;
@@ -83,6 +83,12 @@ class EngineBase {
   /// Runs loss.backward(); calling loss.backward() directly is the same. May block for other ranks. Throws kModel if
   /// `loss` does not require a gradient.
   void backward(const at::Tensor& loss);
+  /// Gathers the units of these parameters for code that reads them outside of their units' forwards: a loss that is
+  /// fused with the head's product, a penalty on weights. Gradients flow through what is computed with them, and their
+  /// backward gathers the units again. Returns an object that gives them back: `auto weights = engine.gathered({w});
+  /// ...; weights.finish();`. May block for other ranks, and where gathers are collective all ranks must make the call.
+  /// Does nothing to parameters that are whole on every rank. Throws kUsage for other tensors.
+  [[nodiscard]] Gathered gathered(const std::vector<at::Tensor>& parameters) { return {runtime_, parameters}; }
   /// Call it if a module has replaced a buffer by another tensor, or removed it (undefined tensor). `index`: position
   /// in ModelDescription::buffers. All ranks must make the same change.
   void replace_buffer(std::size_t index, at::Tensor tensor);

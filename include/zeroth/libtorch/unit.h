@@ -32,8 +32,8 @@ inline constexpr const char* kInnerName = "zeroth_inner";
 /// post_forward. The destructor gives the lease back if an exception came before finish().
 class UnitScope {
  public:
-  /// `runtime`: null makes all calls do nothing. `inputs`: the tensors that the forward takes.
-  UnitScope(std::shared_ptr<Runtime> runtime, int unit, std::vector<at::Tensor> inputs);
+  /// `runtime`: null makes all calls do nothing.
+  UnitScope(std::shared_ptr<Runtime> runtime, int unit);
   UnitScope(const UnitScope&) = delete;
   UnitScope& operator=(const UnitScope&) = delete;
   ~UnitScope();
@@ -45,31 +45,41 @@ class UnitScope {
   std::unique_ptr<State> state_;
 };
 
-/// Arguments or result of a forward. In arguments, a type that is not searched counts as a type without tensors that
-/// need a gradient. In results, such a type does not compile: with a hidden tensor, the unit's parameters would be
-/// missing in backward.
-enum class TensorsOf { kArguments, kResult };
+/// Units whose parameters are gathered for code outside of their forwards; see EngineBase::gathered().
+class Gathered {
+ public:
+  Gathered(const std::shared_ptr<Runtime>& runtime, const std::vector<at::Tensor>& parameters);
+  Gathered(Gathered&&) noexcept = default;
+  Gathered& operator=(Gathered&&) = delete;
+  ~Gathered();
+  /// Gives the parameters back; the destructor does the same without throwing. Throws kModel if one was written to.
+  void finish();
 
-/// Appends to `into` the tensors inside a value: a tensor, or optionals, pairs, tuples, vectors and maps of tensors.
-template <TensorsOf kOf, class T>
+ private:
+  std::vector<std::unique_ptr<UnitScope>> scopes_;
+};
+
+/// Appends to `into` the tensors inside the result of a forward: a tensor, or optionals, pairs, tuples, vectors and maps
+/// of tensors. Other types that may hold a tensor do not compile.
+template <class T>
 void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
     const at::Tensor& tensor = value;
     if (tensor.defined()) into.push_back(tensor);
   } else if constexpr (requires { std::tuple_size<T>::value; }) {
-    std::apply([&into](const auto&... parts) { (collect_tensors<kOf>(parts, into), ...); }, value);
+    std::apply([&into](const auto&... parts) { (collect_tensors(parts, into), ...); }, value);
   } else if constexpr (requires {
                          value.has_value();
                          *value;
                        }) {
-    if (value.has_value()) collect_tensors<kOf>(*value, into);
+    if (value.has_value()) collect_tensors(*value, into);
   } else if constexpr (requires {
                          value.begin();
                          value.end();
                          typename T::value_type;
                        } && !std::is_same_v<T, std::string>) {
-    for (const auto& part : value) collect_tensors<kOf>(part, into);
-  } else if constexpr (kOf == TensorsOf::kResult) {
+    for (const auto& part : value) collect_tensors(part, into);
+  } else {
     static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_convertible_v<const T&, std::string_view>,
                   "a unit's forward returns tensors, or optionals, pairs, tuples, vectors or maps of them");
   }
@@ -78,12 +88,10 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
 /// Runs `body(args...)` as one forward of the unit and returns its result. May block for other ranks.
 template <class Body, class... Args>
 auto run_as_unit(std::shared_ptr<Runtime> runtime, int unit, Body&& body, Args&&... args) {
-  std::vector<at::Tensor> inputs;
-  (collect_tensors<TensorsOf::kArguments>(args, inputs), ...);
-  UnitScope scope(std::move(runtime), unit, std::move(inputs));
+  UnitScope scope(std::move(runtime), unit);
   auto result = std::forward<Body>(body)(std::forward<Args>(args)...);
   std::vector<at::Tensor> outputs;
-  collect_tensors<TensorsOf::kResult>(result, outputs);
+  collect_tensors(result, outputs);
   scope.finish(outputs);
   return result;
 }

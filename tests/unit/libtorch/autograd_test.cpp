@@ -4,6 +4,7 @@
 
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
+#include <torch/autograd.h>
 
 #include <chrono>
 #include <optional>
@@ -227,15 +228,101 @@ TEST(Autograd, OutputsAndInputsChangedInPlace) {
   }
 }
 
-TEST(Autograd, CreateGraphIsRefusedWhereParametersAreSharded) {
-  for (const int stage : kStages) {
-    test::run_world(1, [&](const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
-      const Tensor loss = trainee.loss(0);
-      const std::string text = thrown_by([&] { loss.backward({}, true, /*create_graph=*/true); });
-      test::require((text.find("create_graph does not work") != std::string::npos) == (stage == 3), text);
+TEST(Autograd, ABackwardOfABackwardGathersAgain) {
+  expect_equal_at_all_stages(2, [](int stage, const World& world) {
+    Trainee trainee({}, config_of(stage), world);
+    for (int step = 0; step < 3; ++step) {
+      const Tensor x = batch(world.rank(), step).requires_grad_(true);
+      const Tensor loss = trainee.engine.forward(x);
+      const Tensor slope = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+      trainee.engine.backward(loss + slope.square().sum());
+      test::require(trainee.engine.step().committed, "not committed");
+    }
+    return trainee.values();
+  });
+}
+
+TEST(Autograd, ALossOnWhatLeftAUnitBesideItsOutput) {
+  for (const bool alone : {false, true}) {
+    expect_equal_at_all_stages(2, [alone](int stage, const World& world) {
+      Trainee trainee({}, config_of(stage), world);
+      Tensor kept;
+      trainee.model->layer(1).probe = [&kept](LayerImpl&, const Tensor& y) { kept = y; };
+      for (int step = 0; step < 3; ++step) {
+        const Tensor loss = trainee.loss(step);
+        trainee.engine.backward(alone ? kept.square().mean() : loss + kept.square().mean());
+        test::require(trainee.engine.step().committed, "not committed");
+      }
+      return trainee.values();
     });
   }
+}
+
+TEST(Autograd, ParametersAreGatheredForCodeOutsideOfTheirUnits) {
+  expect_equal_at_all_stages(2, [](int stage, const World& world) {
+    Trainee trainee({}, config_of(stage), world);
+    for (int step = 0; step < 3; ++step) {
+      Tensor loss = trainee.loss(step);
+      {
+        const Tensor& weight = trainee.model->layer(1).weight;
+        auto weights = trainee.engine.gathered({weight, trainee.model->layer(1).bias, trainee.model->layer(2).weight});
+        loss = loss + 0.1 * weight.square().sum() + trainee.model->layer(2).weight.abs().sum();
+        weights.finish();
+      }
+      trainee.engine.backward(loss);
+      test::require(trainee.engine.step().committed, "not committed");
+    }
+    const std::string text = thrown_by([&] { (void)trainee.engine.gathered({torch::ones({2})}); });
+    test::require(text.find("[USAGE] a tensor is no parameter of the engine's model") == 0, text);
+    return trainee.values();
+  });
+}
+
+TEST(Autograd, AnAliasOfAParameterIsAnErrorWhileItHasNoMemory) {
+  test::run_world(2, [&](const World& world) {
+    Trainee trainee({}, config_of(3), world);
+    std::vector<Tensor> aliases;
+    trainee.model->layer(1).probe = [&aliases](LayerImpl& layer, const Tensor&) {
+      aliases = {layer.weight.detach(), layer.weight.t(), layer.weight.variable_data(), layer.weight.narrow(0, 1, 2)};
+    };
+    (void)trainee.train(0);
+    for (const Tensor& alias : aliases) {
+      for (const std::function<void()>& use :
+           {std::function<void()>([&] { (void)alias.sum(); }), std::function<void()>([&] { (void)alias.clone(); }),
+            std::function<void()>([&] { (void)alias.const_data_ptr(); }),
+            std::function<void()>([&] { (void)alias.mutable_data_ptr(); }),
+            std::function<void()>([&] { (void)torch::linear(torch::ones({1, alias.size(1)}, torch::kFloat64), alias); }),
+            std::function<void()>([&] { alias.detach().zero_(); })}) {
+        const std::string text = thrown_by(use);
+        test::require(text.find("parameter 'layer1.weight' is not gathered now") != std::string::npos, "got " + text);
+      }
+    }
+    // With the unit, the memory behind them is there again.
+    trainee.model->layer(1).probe = [&aliases](LayerImpl& layer, const Tensor&) {
+      test::require(torch::equal(aliases[1], layer.weight.t()), "an alias sees other values");
+    };
+    (void)trainee.train(1);
+  });
+}
+
+TEST(Autograd, AGuardSaysItsNameToEveryReaderButOneThatOnlyLooksAtItsPointer) {
+  test::run_world(2, [&](const World& world) {
+    Trainee trainee({}, config_of(3), world);
+    const Tensor& weight = trainee.model->layer(1).weight;
+    for (const std::function<void()>& use :
+         {std::function<void()>([&] { (void)weight.sum(); }), std::function<void()>([&] { (void)weight.t().clone(); }),
+          std::function<void()>([&] { (void)weight.mutable_data_ptr(); }),
+          std::function<void()>([&] { (void)weight.mutable_data_ptr(); }),  // the second time as well
+          std::function<void()>([&] { (void)torch::linear(torch::ones({1, kWidth}, torch::kFloat64), weight); }),
+          std::function<void()>([&] { (void)torch::stack({torch::zeros_like(weight), weight}); }),
+          std::function<void()>([&] { weight.detach().zero_(); })}) {
+      const std::string text = thrown_by(use);
+      test::require(text.find("[USAGE] parameter 'layer1.weight' is not gathered now") == 0, "got " + text);
+    }
+    test::require(weight.storage().data() == nullptr, "torch's profiler looks at this");
+    test::require(torch::zeros_like(weight).sum().item<double>() == 0 && weight.t().size(0) == kWidth, "shapes work");
+    trainee.engine.core().barrier();
+  });
 }
 
 }  // namespace

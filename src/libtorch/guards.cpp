@@ -1,0 +1,168 @@
+#include "libtorch/guards.h"
+
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/COWDeleter.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+namespace zeroth::libtorch {
+namespace {
+
+/// Of guards only. Torch keeps it for wrappers of tensors in its own tests and has no kernels for it; it comes before
+/// all keys of autograd, functorch and backends.
+constexpr c10::DispatchKey kGuardKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+struct Refusal {
+  Error error;
+  Rethrow rethrow;
+  [[noreturn]] void operator()() const {
+    if (rethrow) rethrow(error);
+    throw error;
+  }
+};
+
+/// Is asked for memory when somebody wants to write to a storage that is copied on write.
+class RefusingAllocator final : public c10::Allocator {
+ public:
+  explicit RefusingAllocator(Refusal refusal) : refusal_(std::move(refusal)) {}
+  at::DataPtr allocate(std::size_t /*bytes*/) override {
+    keep_copied_on_write();
+    refusal_();
+  }
+  void copy_data(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) const override { refusal_(); }
+  [[nodiscard]] const Refusal& refusal() const { return refusal_; }
+
+  /// What makes a pointer one that is copied on write. All guards share it; one reference is never given back, so that
+  /// a guard is never the last.
+  static c10::impl::cow::COWDeleterContext& shared() {
+    static auto* const context =
+        new c10::impl::cow::COWDeleterContext(std::unique_ptr<void, c10::DeleterFnPtr>(nullptr, [](void*) {}));
+    return *context;
+  }
+
+ private:
+  /// Torch gave up the storage's reference before it asked for memory.
+  static void keep_copied_on_write() { shared().increment_refcount(); }
+
+  Refusal refusal_;
+};
+
+/// The storage of a guard, which owns its allocator.
+class GuardStorage final : public c10::StorageImpl {
+ public:
+  GuardStorage(std::size_t bytes, c10::Device device, Refusal refusal)
+      : c10::StorageImpl(use_byte_size_t(), static_cast<std::int64_t>(bytes), at::DataPtr(nullptr, device), nullptr,
+                         /*resizable=*/false),
+        allocator_(std::move(refusal)) {
+    set_allocator(&allocator_);
+    RefusingAllocator::shared().increment_refcount();
+    set_data_ptr_noswap(
+        at::DataPtr(nullptr, &RefusingAllocator::shared(), &c10::impl::cow::cow_deleter, device));
+  }
+  [[nodiscard]] const Refusal& refusal() const { return allocator_.refusal(); }
+
+ private:
+  RefusingAllocator allocator_;
+};
+
+void refuse_if_guard(const c10::IValue& value) {
+  const auto refuse = [](const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.key_set().has(kGuardKey)) return;
+    const auto* storage = dynamic_cast<const GuardStorage*>(tensor.storage().unsafeGetStorageImpl());
+    if (storage != nullptr) storage->refusal()();
+  };
+  if (value.isTensor()) refuse(value.toTensor());
+  if (value.isTensorList()) std::ranges::for_each(value.toTensorVector(), refuse);
+  if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) refuse(tensor.value_or(at::Tensor()));
+  }
+}
+
+/// Operators that need no values: those made of others, which are looked at one by one; views; and those that ask for
+/// shapes.
+bool needs_no_values(const c10::OperatorHandle& op) {
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return true;
+  const std::vector<c10::Argument>& returns = op.schema().returns();
+  const bool view = !returns.empty() && std::ranges::all_of(returns, [](const c10::Argument& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+  if (view) return true;
+  const std::string& full = op.operator_name().name;
+  const std::string_view name = std::string_view(full).substr(full.find("::") + 2);
+  constexpr std::array kOfShapes = {"is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset",
+                                    "sym_is_contiguous"};
+  return name.ends_with("_like") || name.starts_with("new_") || std::ranges::find(kOfShapes, name) != kOfShapes.end();
+}
+
+void look_at(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (!needs_no_values(op)) {
+    const std::size_t arguments = op.schema().arguments().size();
+    for (std::size_t index = stack->size() - arguments; index < stack->size(); ++index) refuse_if_guard((*stack)[index]);
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kGuardKey), stack);
+}
+
+void register_look() {
+  static const c10::RegistrationHandleRAII handle = c10::Dispatcher::singleton().registerFallback(
+      kGuardKey, c10::KernelFunction::makeFromBoxedFunction<&look_at>(), "zeroth guards");
+}
+
+/// [Note: Storage without memory] A storage of torch's can be told to throw when its pointer is read, with a text, but
+/// not to stop that: the flag has a way in and none out. A parameter's memory goes and comes again, so the flag is set
+/// here, through what the language allows: names in explicit instantiations are not checked for access.
+template <bool c10::StorageImpl::*kFlag>
+struct AccessToFlag {
+  friend bool& throws_when_read(c10::StorageImpl& storage) { return storage.*kFlag; }
+};
+bool& throws_when_read(c10::StorageImpl& storage);
+template struct AccessToFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+}  // namespace
+
+at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow& rethrow) {
+  register_look();
+  c10::Storage storage(c10::make_intrusive<GuardStorage>(like.nbytes(), like.device(), Refusal{error, rethrow}));
+  const c10::DispatchKey key = c10::computeDispatchKey(like.scalar_type(), at::kStrided, like.device());
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(key).add(kGuardKey), at::scalarTypeToTypeMeta(like.scalar_type()));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
+  return tensor;
+}
+
+ParameterStorage::ParameterStorage(std::size_t bytes, c10::Device device, std::string text)
+    : storage_(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                     static_cast<std::int64_t>(bytes), at::DataPtr(nullptr, device),
+                                                     nullptr, /*resizable=*/false)),
+      device_(device) {
+  set_text(std::move(text));
+  release();
+}
+
+void ParameterStorage::set_text(std::string text) {
+  storage_.unsafeGetStorageImpl()->get_extra_meta().custom_data_ptr_error_msg_ = std::move(text);
+}
+
+void ParameterStorage::bind(at::DataPtr data) {
+  c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
+  throws_when_read(storage) = false;
+  storage.set_data_ptr_noswap(std::move(data));  // looks at the flag
+}
+
+void ParameterStorage::release() {
+  c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
+  throws_when_read(storage) = true;
+  storage.set_data_ptr_noswap(at::DataPtr(nullptr, device_));
+}
+
+void ParameterStorage::retire(std::string text) {
+  set_text(std::move(text));
+  release();
+}
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,47 @@
+// Guards: tensors with a shape and no memory, that stand where a parameter or a gradient is not.
+#pragma once
+
+#include <zeroth/base/error.h>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace zeroth::libtorch {
+
+/// Throws an Error, or another exception of the front end's that stands for it.
+using Rethrow = std::function<void(const Error&)>;
+
+/// A tensor with the sizes, strides and dtype of `like` and no memory. Whatever would read or write it throws `error`
+/// through `rethrow`; what only asks for shapes, or makes views, works. Views of a guard are guards.
+///
+/// [Note: Two ways to a guard] Operators come through torch's dispatcher: a key of the guard's own leads them to a
+/// function that throws. Other readers ask the storage for its pointer. One that may be written through is refused by
+/// the storage's allocator, which is asked for a copy of it. One that is only looked at is null, and no error: torch's
+/// profiler notes the pointer of every parameter, and an exception would end the process there.
+[[nodiscard]] at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow& rethrow = nullptr);
+
+/// Storage of one parameter, behind the parameter while it is bound and behind all views of it. What was saved for
+/// backward, or kept by the user, sees memory that comes and goes; while there is none, reading it throws c10::Error.
+class ParameterStorage {
+ public:
+  /// Released. `text`: of the error.
+  ParameterStorage(std::size_t bytes, c10::Device device, std::string text);
+  void bind(at::DataPtr data);
+  void release();
+  /// For ever, with another text.
+  void retire(std::string text);
+  /// The text of the error from now on.
+  void set_text(std::string text);
+  [[nodiscard]] const c10::Storage& storage() const { return storage_; }
+
+ private:
+  c10::Storage storage_;
+  c10::Device device_;
+};
+
+}  // namespace zeroth::libtorch

@@ -1,0 +1,160 @@
+#include "libtorch/node_owners.h"
+
+#include "libtorch/runtime.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/core/grad_mode.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+namespace zeroth::libtorch {
+namespace {
+
+/// Ranges that a thread keeps; graphs of older forwards are not followed any more: of some hundred steps.
+constexpr std::size_t kMostRanges = 65'536;
+
+std::atomic<NodeOwners*> table{nullptr};
+
+/// Nodes that the running node makes.
+class MadeByNode final : public at::ObserverContext {
+ public:
+  explicit MadeByNode(const std::vector<NodeOwners::Owner>& owners) : ids_(NodeOwners::instance().open_again(owners)) {}
+  MadeByNode(const MadeByNode&) = delete;
+  MadeByNode& operator=(const MadeByNode&) = delete;
+  ~MadeByNode() override { NodeOwners::instance().close_again(ids_); }
+
+ private:
+  std::vector<NodeOwners::Id> ids_;
+};
+
+/// Torch's callback before a node runs. Torch logs what is thrown here and goes on, so nothing is.
+std::unique_ptr<at::ObserverContext> before_node(const at::RecordFunction& function) {
+  if (function.seqNr() < 0) return nullptr;  // an accumulator of a leaf
+  const auto node = static_cast<std::uint64_t>(function.seqNr());
+  const std::vector<NodeOwners::Owner> owners = NodeOwners::instance().owners(function.forwardThreadId(), node);
+  for (const NodeOwners::Owner& owner : owners) owner.runtime->before_node(owner.use, node);
+  // Within backward, grad mode is on only for create_graph.
+  if (owners.empty() || !at::GradMode::is_enabled()) return nullptr;
+  return std::make_unique<MadeByNode>(owners);
+}
+
+}  // namespace
+
+NodeOwners& NodeOwners::instance() {
+  if (table.load(std::memory_order_acquire) == nullptr) {
+    // Threads of the parent, which may hold its lock, are not in a child. Neither table ever goes away.
+    static const bool once = [] {
+      table.store(new NodeOwners, std::memory_order_release);
+      (void)pthread_atfork(nullptr, nullptr, [] { table.store(new NodeOwners, std::memory_order_release); });
+      (void)at::addGlobalCallback(
+          at::RecordFunctionCallback(&before_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+      return true;
+    }();
+    (void)once;
+  }
+  return *table.load(std::memory_order_acquire);
+}
+
+NodeOwners::NodeOwners() = default;
+
+NodeOwners::Range* NodeOwners::find(Thread& thread, Id id) {
+  if (id == kNone || id < thread.base || id - thread.base >= thread.ranges.size()) return nullptr;
+  return &thread.ranges[id - thread.base];
+}
+
+NodeOwners::Id NodeOwners::push(Thread& thread, const std::shared_ptr<Runtime>& runtime,
+                                const std::shared_ptr<UnitUse>& use) {
+  if (thread.ranges.size() == kMostRanges) {
+    thread.ranges.pop_front();
+    ++thread.base;
+  }
+  use->thread = at::RecordFunction::currentThreadId();
+  use->first_node = at::sequence_number::peek();
+  thread.ranges.push_back({.first = use->first_node,
+                           .parent = thread.open.empty() ? kNone : thread.open.back(),
+                           .runtime = runtime,
+                           .use = use,
+                           .invocation = use->invocation});
+  const Id id = thread.base + thread.ranges.size() - 1;
+  thread.open.push_back(id);
+  return id;
+}
+
+NodeOwners::Id NodeOwners::open(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<UnitUse>& use) {
+  const std::lock_guard lock(mutex_);
+  return push(threads_[at::RecordFunction::currentThreadId()], runtime, use);
+}
+
+bool NodeOwners::close(Id id) {
+  const std::lock_guard lock(mutex_);
+  return close(threads_[at::RecordFunction::currentThreadId()], id);
+}
+
+bool NodeOwners::close(Thread& thread, Id id) {
+  std::erase(thread.open, id);
+  Range* const range = find(thread, id);
+  if (range == nullptr) return true;  // it was dropped for younger ones
+  range->last = at::sequence_number::peek();
+  if (*range->last > range->first) return true;
+  if (id + 1 == thread.base + thread.ranges.size()) thread.ranges.pop_back();
+  return false;
+}
+
+std::vector<NodeOwners::Owner> NodeOwners::owners(std::uint64_t thread_number, std::uint64_t node) {
+  std::vector<Owner> found;
+  const std::lock_guard lock(mutex_);
+  const auto entry = threads_.find(thread_number);
+  if (entry == threads_.end()) return found;
+  Thread& thread = entry->second;
+  const auto after = std::ranges::upper_bound(thread.ranges, node, {}, &Range::first);
+  if (after == thread.ranges.begin()) return found;
+  for (Id id = thread.base + static_cast<Id>(after - thread.ranges.begin()) - 1; Range* range = find(thread, id);
+       id = range->parent) {
+    if (range->last && *range->last <= node) continue;
+    std::shared_ptr<Runtime> runtime = range->runtime.lock();
+    if (!runtime) continue;
+    std::shared_ptr<UnitUse> use = range->use.lock();
+    if (!use) {
+      use = std::make_shared<UnitUse>(
+          UnitUse{.invocation = range->invocation, .thread = thread_number, .first_node = range->first});
+      range->use = use;
+    }
+    found.push_back({std::move(runtime), std::move(use)});
+  }
+  std::ranges::reverse(found);
+  return found;
+}
+
+std::vector<NodeOwners::Id> NodeOwners::open_again(const std::vector<Owner>& owners) {
+  const std::lock_guard lock(mutex_);
+  Thread& thread = threads_[at::RecordFunction::currentThreadId()];
+  std::vector<Id> ids;
+  bool same = !thread.last_again.empty() && thread.last_again.back() + 1 == thread.base + thread.ranges.size();
+  for (std::size_t index = 0; index < owners.size(); ++index) {
+    Range* const last = same && index < thread.last_again.size() ? find(thread, thread.last_again[index]) : nullptr;
+    same = last != nullptr && last->last && last->runtime.lock() == owners[index].runtime &&
+           last->invocation.forward_seq == owners[index].use->invocation.forward_seq;
+    if (same) {
+      last->last.reset();
+      thread.open.push_back(thread.last_again[index]);
+      ids.push_back(thread.last_again[index]);
+    } else {
+      const auto use = std::make_shared<UnitUse>(UnitUse{.invocation = owners[index].use->invocation});
+      ids.push_back(push(thread, owners[index].runtime, use));
+    }
+  }
+  return ids;
+}
+
+void NodeOwners::close_again(const std::vector<Id>& ids) {
+  const std::lock_guard lock(mutex_);
+  Thread& thread = threads_[at::RecordFunction::currentThreadId()];
+  for (std::size_t index = ids.size(); index-- > 0;) (void)close(thread, ids[index]);
+  thread.last_again = ids;
+  std::erase_if(thread.last_again, [&](Id id) { return find(thread, id) == nullptr; });  // no nodes: closed for good
+}
+
+}  // namespace zeroth::libtorch

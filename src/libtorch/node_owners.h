@@ -1,0 +1,80 @@
+// NodeOwners: which units' forwards made a node of autograd's graph. One table for the process.
+//
+// [Note: Nodes by number] Autograd numbers the nodes that a thread makes (at::sequence_number), and a node keeps its
+// number and its thread. So the nodes of one forward of a unit are a range of numbers. Before each node of a backward
+// runs, torch tells its number (at::RecordFunction, scope BACKWARD_FUNCTION). So the engine sees every node of a unit,
+// whatever way the backward took to it: through an output, a view of it that was written to, a tensor that left the
+// unit beside its outputs, a checkpoint, a transform of torch.func. Nodes that are made while a node runs
+// (create_graph) belong to the units of that node.
+#pragma once
+
+#include "libtorch/unit_backwards.h"
+
+#include <ATen/record_function.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+namespace zeroth::libtorch {
+
+class Runtime;
+
+class NodeOwners {
+ public:
+  /// The table of this process; a forked child has an empty one.
+  static NodeOwners& instance();
+
+  struct Owner {
+    std::shared_ptr<Runtime> runtime;
+    std::shared_ptr<UnitUse> use;
+  };
+  using Id = std::uint64_t;
+
+  /// From now on the nodes of this thread belong to `use`. Sets the use's thread and first node.
+  [[nodiscard]] Id open(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<UnitUse>& use);
+  /// On the thread of open(). Returns true if nodes were made.
+  bool close(Id id);
+
+  /// Uses in whose forward the node was made, the outermost first; without those of engines that are gone.
+  [[nodiscard]] std::vector<Owner> owners(std::uint64_t thread, std::uint64_t node);
+
+  /// While a node of `owners` runs and makes nodes for a further backward: opens ranges of the same units, or the last
+  /// ones again if they have the same owners.
+  [[nodiscard]] std::vector<Id> open_again(const std::vector<Owner>& owners);
+  void close_again(const std::vector<Id>& ids);
+
+ private:
+  NodeOwners();
+
+  static constexpr Id kNone = ~Id{0};
+
+  struct Range {
+    std::uint64_t first = 0;
+    std::optional<std::uint64_t> last{};  ///< one past the end; none: open
+    Id parent = kNone;                    ///< the range around it
+    std::weak_ptr<Runtime> runtime{};
+    std::weak_ptr<UnitUse> use{};  ///< gone with the graph behind the unit's outputs
+    Invocation invocation{};
+  };
+  /// Of one thread: ranges in the order of their beginning. `ranges[i]` has the id `base + i`.
+  struct Thread {
+    std::deque<Range> ranges{};
+    Id base = 0;
+    std::vector<Id> open{};
+    std::vector<Id> last_again{};  ///< of the last open_again()
+  };
+
+  [[nodiscard]] static Range* find(Thread& thread, Id id);
+  static Id push(Thread& thread, const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<UnitUse>& use);
+  bool close(Thread& thread, Id id);
+
+  std::mutex mutex_;
+  std::unordered_map<std::uint64_t, Thread> threads_;
+};
+
+}  // namespace zeroth::libtorch
