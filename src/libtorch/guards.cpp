@@ -62,8 +62,7 @@ class GuardStorage final : public c10::StorageImpl {
         allocator_(std::move(refusal)) {
     set_allocator(&allocator_);
     RefusingAllocator::shared().increment_refcount();
-    set_data_ptr_noswap(
-        at::DataPtr(nullptr, &RefusingAllocator::shared(), &c10::impl::cow::cow_deleter, device));
+    set_data_ptr_noswap(at::DataPtr(nullptr, &RefusingAllocator::shared(), &c10::impl::cow::cow_deleter, device));
   }
   [[nodiscard]] const Refusal& refusal() const { return allocator_.refusal(); }
 
@@ -80,7 +79,8 @@ void refuse_if_guard(const c10::IValue& value) {
   if (value.isTensor()) refuse(value.toTensor());
   if (value.isTensorList()) std::ranges::for_each(value.toTensorVector(), refuse);
   if (value.isOptionalTensorList()) {
-    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) refuse(tensor.value_or(at::Tensor()));
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector())
+      refuse(tensor.value_or(at::Tensor()));
   }
 }
 
@@ -95,15 +95,16 @@ bool needs_no_values(const c10::OperatorHandle& op) {
   if (view) return true;
   const std::string& full = op.operator_name().name;
   const std::string_view name = std::string_view(full).substr(full.find("::") + 2);
-  constexpr std::array kOfShapes = {"is_same_size", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset",
-                                    "sym_is_contiguous"};
+  constexpr std::array kOfShapes = {"is_same_size", "sym_size",           "sym_stride",
+                                    "sym_numel",    "sym_storage_offset", "sym_is_contiguous"};
   return name.ends_with("_like") || name.starts_with("new_") || std::ranges::find(kOfShapes, name) != kOfShapes.end();
 }
 
 void look_at(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   if (!needs_no_values(op)) {
     const std::size_t arguments = op.schema().arguments().size();
-    for (std::size_t index = stack->size() - arguments; index < stack->size(); ++index) refuse_if_guard((*stack)[index]);
+    for (std::size_t index = stack->size() - arguments; index < stack->size(); ++index)
+      refuse_if_guard((*stack)[index]);
   }
   op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kGuardKey), stack);
 }
@@ -116,7 +117,7 @@ void register_look() {
 /// [Note: Storage without memory] A storage of torch's can be told to throw when its pointer is read, with a text, but
 /// not to stop that: the flag has a way in and none out. A parameter's memory goes and comes again, so the flag is set
 /// here, through what the language allows: names in explicit instantiations are not checked for access.
-template <bool c10::StorageImpl::*kFlag>
+template <bool c10::StorageImpl::* kFlag>
 struct AccessToFlag {
   friend bool& throws_when_read(c10::StorageImpl& storage) { return storage.*kFlag; }
 };
@@ -129,8 +130,8 @@ at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow&
   register_look();
   c10::Storage storage(c10::make_intrusive<GuardStorage>(like.nbytes(), like.device(), Refusal{error, rethrow}));
   const c10::DispatchKey key = c10::computeDispatchKey(like.scalar_type(), at::kStrided, like.device());
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(storage), c10::DispatchKeySet(key).add(kGuardKey), at::scalarTypeToTypeMeta(like.scalar_type()));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key).add(kGuardKey),
+                                                         at::scalarTypeToTypeMeta(like.scalar_type()));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides());
   return tensor;
 }

@@ -5,6 +5,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
 #include <pthread.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <atomic>
@@ -30,15 +31,32 @@ class MadeByNode final : public at::ObserverContext {
   std::vector<NodeOwners::Id> ids_;
 };
 
+/// Nodes of which the last one that ran on this thread was one: their units know already that they run.
+struct Known {
+  int graph_task = -1;
+  std::uint64_t thread = 0, begin = 0, end = 0, generation = 0;
+};
+thread_local Known known;
+
 /// Torch's callback before a node runs. Torch logs what is thrown here and goes on, so nothing is.
 std::unique_ptr<at::ObserverContext> before_node(const at::RecordFunction& function) {
   if (function.seqNr() < 0) return nullptr;  // an accumulator of a leaf
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task == -1) return nullptr;  // called by hand, in no backward
   const auto node = static_cast<std::uint64_t>(function.seqNr());
-  const std::vector<NodeOwners::Owner> owners = NodeOwners::instance().owners(function.forwardThreadId(), node);
-  for (const NodeOwners::Owner& owner : owners) owner.runtime->before_node(owner.use, node);
+  const std::uint64_t thread = function.forwardThreadId();
+  NodeOwners& nodes = NodeOwners::instance();
   // Within backward, grad mode is on only for create_graph.
-  if (owners.empty() || !at::GradMode::is_enabled()) return nullptr;
-  return std::make_unique<MadeByNode>(owners);
+  const bool makes_nodes = at::GradMode::is_enabled();
+  if (!makes_nodes && task == known.graph_task && thread == known.thread && node >= known.begin && node < known.end &&
+      known.generation == nodes.generation()) {
+    return nullptr;
+  }
+  const NodeOwners::Owners owners = nodes.owners(thread, node);
+  for (const NodeOwners::Owner& owner : owners.list) owner.runtime->before_node(owner.use, node);
+  known = {task, thread, owners.begin, owners.end, owners.generation};
+  if (owners.list.empty() || !makes_nodes) return nullptr;
+  return std::make_unique<MadeByNode>(owners.list);
 }
 
 }  // namespace
@@ -71,6 +89,7 @@ NodeOwners::Id NodeOwners::push(Thread& thread, const std::shared_ptr<Runtime>& 
     thread.ranges.pop_front();
     ++thread.base;
   }
+  ++generation_;
   use->thread = at::RecordFunction::currentThreadId();
   use->first_node = at::sequence_number::peek();
   thread.ranges.push_back({.first = use->first_node,
@@ -94,6 +113,7 @@ bool NodeOwners::close(Id id) {
 }
 
 bool NodeOwners::close(Thread& thread, Id id) {
+  ++generation_;
   std::erase(thread.open, id);
   Range* const range = find(thread, id);
   if (range == nullptr) return true;  // it was dropped for younger ones
@@ -103,17 +123,21 @@ bool NodeOwners::close(Thread& thread, Id id) {
   return false;
 }
 
-std::vector<NodeOwners::Owner> NodeOwners::owners(std::uint64_t thread_number, std::uint64_t node) {
-  std::vector<Owner> found;
+NodeOwners::Owners NodeOwners::owners(std::uint64_t thread_number, std::uint64_t node) {
   const std::lock_guard lock(mutex_);
-  const auto entry = threads_.find(thread_number);
-  if (entry == threads_.end()) return found;
-  Thread& thread = entry->second;
+  Owners found{.begin = 0, .end = ~std::uint64_t{0}, .generation = generation()};
+  Thread& thread = threads_[thread_number];
   const auto after = std::ranges::upper_bound(thread.ranges, node, {}, &Range::first);
+  if (after != thread.ranges.end()) found.end = after->first;
   if (after == thread.ranges.begin()) return found;
   for (Id id = thread.base + static_cast<Id>(after - thread.ranges.begin()) - 1; Range* range = find(thread, id);
        id = range->parent) {
-    if (range->last && *range->last <= node) continue;
+    if (range->last && *range->last <= node) {
+      found.begin = std::max(found.begin, *range->last);
+      continue;
+    }
+    found.begin = std::max(found.begin, range->first);
+    if (range->last) found.end = std::min(found.end, *range->last);
     std::shared_ptr<Runtime> runtime = range->runtime.lock();
     if (!runtime) continue;
     std::shared_ptr<UnitUse> use = range->use.lock();
@@ -122,9 +146,9 @@ std::vector<NodeOwners::Owner> NodeOwners::owners(std::uint64_t thread_number, s
           UnitUse{.invocation = range->invocation, .thread = thread_number, .first_node = range->first});
       range->use = use;
     }
-    found.push_back({std::move(runtime), std::move(use)});
+    found.list.push_back({std::move(runtime), std::move(use)});
   }
-  std::ranges::reverse(found);
+  std::ranges::reverse(found.list);
   return found;
 }
 

@@ -12,6 +12,7 @@
 
 #include <ATen/record_function.h>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -40,8 +41,16 @@ class NodeOwners {
   /// On the thread of open(). Returns true if nodes were made.
   bool close(Id id);
 
-  /// Uses in whose forward the node was made, the outermost first; without those of engines that are gone.
-  [[nodiscard]] std::vector<Owner> owners(std::uint64_t thread, std::uint64_t node);
+  /// Uses in whose forwards the nodes `begin` to `end` of a thread were made, the outermost first; without those of
+  /// engines that are gone.
+  struct Owners {
+    std::uint64_t begin = 0, end = 0;
+    std::uint64_t generation = 0;  ///< of the table: what is said here holds for so long
+    std::vector<Owner> list{};
+  };
+  /// The most nodes around `node` that have the same owners.
+  [[nodiscard]] Owners owners(std::uint64_t thread, std::uint64_t node);
+  [[nodiscard]] std::uint64_t generation() const { return generation_.load(std::memory_order_relaxed); }
 
   /// While a node of `owners` runs and makes nodes for a further backward: opens ranges of the same units, or the last
   /// ones again if they have the same owners.
@@ -70,10 +79,11 @@ class NodeOwners {
   };
 
   [[nodiscard]] static Range* find(Thread& thread, Id id);
-  static Id push(Thread& thread, const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<UnitUse>& use);
+  Id push(Thread& thread, const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<UnitUse>& use);
   bool close(Thread& thread, Id id);
 
   std::mutex mutex_;
+  std::atomic<std::uint64_t> generation_{1};  ///< number of changes
   std::unordered_map<std::uint64_t, Thread> threads_;
 };
 

@@ -322,7 +322,8 @@ void Runtime::drop(const UnitUse& use) noexcept {
 std::vector<int> Runtime::units_of(const std::vector<at::Tensor>& parameters) const {
   std::vector<int> units;
   for (const at::Tensor& parameter : parameters) {
-    const auto same = std::ranges::find_if(model_.tensors, [&](const at::Tensor& one) { return one.is_same(parameter); });
+    const auto same =
+        std::ranges::find_if(model_.tensors, [&](const at::Tensor& one) { return one.is_same(parameter); });
     ZR_CHECK(same != model_.tensors.end(), ErrorCode::kUsage, "a tensor is no parameter of the engine's model",
              {.where = "libtorch.gathered",
               .which = parameter.defined() ? parameter.toString() + " " + c10::str(parameter.sizes()) : "undefined",

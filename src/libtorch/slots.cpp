@@ -53,14 +53,16 @@ void ParameterSlots::set_layout(const ModelLayout& layout, bool gathered, std::u
 Error ParameterSlots::not_gathered(int param) const {
   const std::string& name = specs_[static_cast<std::size_t>(param)].name;
   const int unit = layout_->places[static_cast<std::size_t>(param)].unit;
-  return {ErrorCode::kUsage,
-          "parameter '" + name + "' is not gathered now, so it has no memory",
-          {.where = "libtorch.parameters",
-           .which = name,
-           .expected = "use in a call of its unit (" + layout_->units[static_cast<std::size_t>(unit)].name +
-                       "), for whose forward and backward it is gathered",
-           .hint = "engine.gathered(parameter) gathers it for other code, and gradients flow; units=[...] names other units "
-                   "when the engine is built; export_safetensors() and close() give values back"}};
+  return {
+      ErrorCode::kUsage,
+      "parameter '" + name + "' is not gathered now, so it has no memory",
+      {.where = "libtorch.parameters",
+       .which = name,
+       .expected = "use in a call of its unit (" + layout_->units[static_cast<std::size_t>(unit)].name +
+                   "), for whose forward and backward it is gathered",
+       .hint =
+           "engine.gathered(parameter) gathers it for other code, and gradients flow; units=[...] names other units "
+           "when the engine is built; export_safetensors() and close() give values back"}};
 }
 
 at::Tensor ParameterSlots::guard_like(int param, const Error& error) const {
@@ -176,9 +178,8 @@ void ParameterSlots::require_ours(int unit) const {
     const auto index = static_cast<std::size_t>(param);
     const at::Tensor& tensor = tensors_[index];
     const c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-    const bool ours =
-        storage == memory_[index].storage().unsafeGetStorageImpl() ||
-        storage == guards_[index].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+    const bool ours = storage == memory_[index].storage().unsafeGetStorageImpl() ||
+                      storage == guards_[index].unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
     ZR_CHECK(ours && tensor.scalar_type() == views_[index].scalar_type() && tensor.sizes() == views_[index].sizes(),
              ErrorCode::kModel, "a parameter was moved, cast or given other data after the engine was built",
              {.where = "libtorch.parameters",

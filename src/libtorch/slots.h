@@ -1,8 +1,9 @@
 // ParameterSlots: binds the user's parameters to flat storages that come and go.
 //
 // Every parameter has one at::Storage. Gathered, it points into the slot; else at nothing, and the parameter carries a
-// guard instead: full shape, no memory, any access is an error with the parameter's name. Views that autograd or the user
-// keeps alias the storage, so nothing leaks and nothing dangles while a lease is out. See docs/life-of-a-parameter.md.
+// guard instead: full shape, no memory, any access is an error with the parameter's name. Views that autograd or the
+// user keeps alias the storage, so nothing leaks and nothing dangles while a lease is out. See
+// docs/life-of-a-parameter.md.
 #pragma once
 
 #include "libtorch/device_copies.h"

@@ -16,8 +16,8 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// Tells the runtime, if that is still there, that a node behind an output is about to run. NodeOwners would tell it, too,
-/// but only from here errors reach the caller of backward as they are.
+/// Tells the runtime, if that is still there, that a node behind an output is about to run. NodeOwners would tell it,
+/// too, but only from here errors reach the caller of backward as they are.
 class BeforeOutput final : public torch::autograd::FunctionPreHook {
  public:
   BeforeOutput(std::weak_ptr<Runtime> runtime, std::shared_ptr<UnitUse> use, std::uint64_t node)

@@ -19,8 +19,8 @@ void UnitBackwards::end_forward(const std::shared_ptr<UnitUse>& use, bool awaits
 }
 
 bool UnitBackwards::runs(int unit) const {
-  return std::ranges::any_of(
-      running_, [unit](const Running& one) { return one.use->invocation.unit == unit && !one.over; });
+  return std::ranges::any_of(running_,
+                             [unit](const Running& one) { return one.use->invocation.unit == unit && !one.over; });
 }
 
 void UnitBackwards::finish(int unit) {

@@ -21,13 +21,13 @@ struct UnitUse {
 
 /// Tells the core engine which units have had their backward. One thread at a time, see Runtime::in_hook().
 ///
-/// [Note: End of a unit's backward] Of the nodes that are ready, torch runs the youngest of a thread first, and those of
-/// a backward within a backward before all others. So once a node is about to run that is older than the first node of
-/// a use, or that belongs to a backward around the use's, no node of the use is left to run, and its parameters have
+/// [Note: End of a unit's backward] Of the nodes that are ready, torch runs the youngest of a thread first, and those
+/// of a backward within a backward before all others. So once a node is about to run that is older than the first node
+/// of a use, or that belongs to a backward around the use's, no node of the use is left to run, and its parameters have
 /// all gradients that they will get from it. The unit is over when that is true of all of its uses, and all its
-/// gradients are there or no use of it is yet to come for which parameters may be waiting. Should a node of it run later all the same, the unit is gathered
-/// again, and its gradients go into an event of their own. Nodes of a GPU and of the CPU run on threads of their own:
-/// a use whose nodes ran on several threads lasts until the end of backward.
+/// gradients are there or no use of it is yet to come for which parameters may be waiting. Should a node of it run
+/// later all the same, the unit is gathered again, and its gradients go into an event of their own. Nodes of a GPU and
+/// of the CPU run on threads of their own: a use whose nodes ran on several threads lasts until the end of backward.
 class UnitBackwards {
  public:
   /// `core` outlives this. Before anything else.

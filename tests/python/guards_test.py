@@ -64,7 +64,9 @@ class Guards(unittest.TestCase):
                 read(weight)
             if reader not in OF_TORCH:
                 self.assertIsInstance(caught.exception, zeroth.Error, reader)
-        self.assertEqual((weight.shape, weight.numel(), weight.dtype), (weight.t().T.shape, weight.numel(), torch.float64))
+        self.assertEqual(
+            (weight.shape, weight.numel(), weight.dtype), (weight.t().T.shape, weight.numel(), torch.float64)
+        )
         self.assertEqual(torch.zeros_like(weight).sum(), 0)
         engine.close()
 
@@ -108,7 +110,10 @@ class Guards(unittest.TestCase):
         train(engine)
         with engine.gathered(model):
             values = [p.detach().clone() for p in model.parameters()]
-        with self.assertRaisesRegex(zeroth.Error, "no parameter of the engine's model"), engine.gathered(nn.Linear(2, 2)):
+        with (
+            self.assertRaisesRegex(zeroth.Error, "no parameter of the engine's model"),
+            engine.gathered(nn.Linear(2, 2)),
+        ):
             pass
         with self.assertRaises(ZeroDivisionError), engine.gathered(model):
             _ = 1 / 0

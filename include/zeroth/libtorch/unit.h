@@ -59,8 +59,8 @@ class Gathered {
   std::vector<std::unique_ptr<UnitScope>> scopes_;
 };
 
-/// Appends to `into` the tensors inside the result of a forward: a tensor, or optionals, pairs, tuples, vectors and maps
-/// of tensors. Other types that may hold a tensor do not compile.
+/// Appends to `into` the tensors inside the result of a forward: a tensor, or optionals, pairs, tuples, vectors and
+/// maps of tensors. Other types that may hold a tensor do not compile.
 template <class T>
 void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
   if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {

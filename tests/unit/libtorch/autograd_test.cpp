@@ -290,8 +290,9 @@ TEST(Autograd, AnAliasOfAParameterIsAnErrorWhileItHasNoMemory) {
       for (const std::function<void()>& use :
            {std::function<void()>([&] { (void)alias.sum(); }), std::function<void()>([&] { (void)alias.clone(); }),
             std::function<void()>([&] { (void)alias.const_data_ptr(); }),
-            std::function<void()>([&] { (void)alias.mutable_data_ptr(); }),
-            std::function<void()>([&] { (void)torch::linear(torch::ones({1, alias.size(1)}, torch::kFloat64), alias); }),
+            std::function<void()>([&] { (void)alias.mutable_data_ptr(); }), std::function<void()>([&] {
+              (void)torch::linear(torch::ones({1, alias.size(1)}, torch::kFloat64), alias);
+            }),
             std::function<void()>([&] { alias.detach().zero_(); })}) {
         const std::string text = thrown_by(use);
         test::require(text.find("parameter 'layer1.weight' is not gathered now") != std::string::npos, "got " + text);
