@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 constexpr int kStep = 3;  // from 0: step 4 in messages
@@ -468,4 +468,4 @@ std::vector<FaultCase> fault_cases() {
   return cases.take();
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 constexpr std::size_t kSmall = 10;
@@ -119,4 +119,4 @@ void live(const RankLife& life) {
   (void)train_toy_rank(training, std::move(backend));
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 struct RankLife {
   /// Meets the others; called once.
@@ -32,4 +32,4 @@ void call_everything(const Communicator& comm, std::size_t part);
 /// Length of the file that a rank writes.
 [[nodiscard]] std::uintmax_t exported_bytes();
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 EngineSettings settings_of(const ToyTraining& training) {
@@ -37,7 +37,7 @@ struct Shared {
   ToyOutcome outcome;
 };
 
-void run_thread(const ToyTraining& training, const test::ThreadSeats& seats, int rank, Shared& shared) {
+void run_thread(const ToyTraining& training, const ThreadSeats& seats, int rank, Shared& shared) {
   try {
     CommOptions options;
     options.timeout = Milliseconds(60'000);
@@ -134,8 +134,7 @@ ToyOutcome train_toy(const ToyTraining& training) {
   shared.outcome.reduce_bytes.resize(world);
   shared.outcome.far_gather_bytes.resize(world);
   shared.outcome.far_reduce_bytes.resize(world);
-  const test::ThreadSeats seats(training.world, training.transport,
-                                test::nodes_of_ranks(training.world, training.per_node));
+  const ThreadSeats seats(training.world, training.transport, nodes_of_ranks(training.world, training.per_node));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < training.world; ++rank) {
     threads.emplace_back([&, rank] { run_thread(training, seats, rank, shared); });
@@ -169,4 +168,4 @@ std::string difference(const ToyOutcome& expected, const ToyOutcome& got) {
   return "";
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 EngineSettings settings_of(const WatchedJob& job) {
@@ -94,4 +94,4 @@ World shared_memory_world(const std::string& name, int rank, int size) {
   });
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

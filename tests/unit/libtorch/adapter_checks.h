@@ -9,7 +9,7 @@
 #include <functional>
 #include <string>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 inline constexpr int kStages[] = {0, 1, 2, 3};
 
@@ -45,4 +45,4 @@ inline Values plain_values(int world, const NetOptions& options, int steps) {
   });
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

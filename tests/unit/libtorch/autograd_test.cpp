@@ -10,12 +10,12 @@
 #include <stdexcept>
 #include <thread>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 TEST(Autograd, OutstandingGraphsHoldNoParameterMemory) {
   for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
+    run_world(2, [&](const World& seat) {
       Trainee trainee({}, config_of(stage), seat);
       trainee.train(0);
       const MemorySnapshot before = trainee.engine.memory_report().live;
@@ -25,8 +25,8 @@ TEST(Autograd, OutstandingGraphsHoldNoParameterMemory) {
         trainee.train(step);
       }
       const MemoryReport after = trainee.engine.memory_report();
-      test::require(after.live == before, "saved views hold memory");
-      test::require(after.measured_peak == after.planned, to_text(after));
+      require(after.live == before, "saved views hold memory");
+      require(after.measured_peak == after.planned, to_text(after));
       trainee.engine.core().barrier();
     });
   }
@@ -38,10 +38,10 @@ TEST(Autograd, AStaleGraphIsAnErrorAtEveryStage) {
     const Tensor stale = trainee.loss(0);
     trainee.train(1);
     const std::string text = thrown_by([&] { trainee.engine.backward(stale); });
-    test::require(text.find("modified by an inplace operation") != std::string::npos, "stale graph: " + text);
+    require(text.find("modified by an inplace operation") != std::string::npos, "stale graph: " + text);
     const StepResult skipped = trainee.engine.step();
-    test::require(!skipped.committed && skipped.reason == "backward failed on rank 0", skipped.reason);
-    test::require(trainee.train(2).committed, "the step after it is not committed");
+    require(!skipped.committed && skipped.reason == "backward failed on rank 0", skipped.reason);
+    require(trainee.train(2).committed, "the step after it is not committed");
     return trainee.values();
   });
 }
@@ -87,7 +87,7 @@ TEST(Autograd, CallsOfAllRanksServeRanksThatAreStillInBackward) {
       for (int step = 0; step < 6; ++step) {
         const auto call = [&] {
           if (step % 2 == 0) {
-            test::require(trainee.engine.average(seat.rank()) == 1, "the mean of 0, 1, 2");
+            require(trainee.engine.average(seat.rank()) == 1, "the mean of 0, 1, 2");
           } else {
             trainee.engine.core().barrier();
           }
@@ -107,7 +107,7 @@ TEST(Autograd, CallsOfAllRanksServeRanksThatAreStillInBackward) {
 
 TEST(Autograd, DifferentCallsOfAllRanksAreAMismatchAtOnce) {
   for (const int stage : kStages) {
-    test::run_world(3, [&](const World& seat) {
+    run_world(3, [&](const World& seat) {
       Trainee trainee({}, config_of(stage), seat);
       trainee.engine.backward(trainee.loss(0));
       const std::string text = thrown_by([&] {
@@ -117,17 +117,17 @@ TEST(Autograd, DifferentCallsOfAllRanksAreAMismatchAtOnce) {
           (void)trainee.engine.step();
         }
       });
-      test::require(text.find("[MISMATCH] ranks come to different calls") != std::string::npos &&
-                        text.find("average() on rank 1") != std::string::npos &&
-                        text.find("step() on rank") != std::string::npos,
-                    "stage " + std::to_string(stage) + ": " + text);
+      require(text.find("[MISMATCH] ranks come to different calls") != std::string::npos &&
+                  text.find("average() on rank 1") != std::string::npos &&
+                  text.find("step() on rank") != std::string::npos,
+              "stage " + std::to_string(stage) + ": " + text);
     });
   }
 }
 
 TEST(Autograd, BackwardTwiceOverOneGraphDoublesTheGradient) {
   for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
+    run_world(2, [&](const World& seat) {
       Trainee trainee({}, config_of(stage), seat);
       const Tensor loss = trainee.loss(0);
       loss.backward({}, /*retain_graph=*/true);
@@ -135,7 +135,7 @@ TEST(Autograd, BackwardTwiceOverOneGraphDoublesTheGradient) {
       const StepResult twice = trainee.engine.step();
       Trainee other({}, config_of(stage), seat);
       const StepResult once = other.train(0);
-      test::require(twice.grad_norm == 2 * once.grad_norm, "not twice the norm");
+      require(twice.grad_norm == 2 * once.grad_norm, "not twice the norm");
     });
   }
 }
@@ -152,7 +152,7 @@ TEST(Autograd, EvaluationBetweenForwardAndBackwardChangesNothing) {
         if (step == 1) inference.emplace();
         // Ranks evaluate different amounts.
         for (int i = 0; i <= seat.rank(); ++i)
-          test::require(!trainee.loss(100 + i).requires_grad(), "a graph under NoGradGuard");
+          require(!trainee.loss(100 + i).requires_grad(), "a graph under NoGradGuard");
       }
       trainee.engine.backward(loss);
       trainee.engine.step();
@@ -171,11 +171,11 @@ TEST(Autograd, GoesOnAfterAnExceptionInForward) {
         trainee.model->layer(1).probe = [](LayerImpl&, const Tensor&) { throw std::runtime_error("user error"); };
         for (int attempt = 0; attempt < 2; ++attempt) {
           const std::string text = thrown_by([&] { static_cast<void>(trainee.loss(step)); });
-          test::require(text == "user error", "got " + text);
+          require(text == "user error", "got " + text);
         }
         trainee.model->layer(1).probe = {};
       }
-      test::require(trainee.train(step).committed, "not committed");
+      require(trainee.train(step).committed, "not committed");
     }
     return trainee.values();
   });
@@ -198,13 +198,13 @@ TEST(Autograd, AnExceptionInBackwardSkipsTheStepOnAllRanks) {
       }
       const Tensor loss = trainee.loss(1);
       const std::string text = thrown_by([&] { plain ? loss.backward() : trainee.engine.backward(loss); });
-      test::require(text.find("user error") != std::string::npos ? seat.rank() == 1 : seat.rank() == 0, "got " + text);
+      require(text.find("user error") != std::string::npos ? seat.rank() == 1 : seat.rank() == 0, "got " + text);
       trainee.model->layer(1).probe = {};
       const StepResult result = trainee.engine.step();
-      test::require(!result.committed && result.reason == "backward failed on rank 1", "reason: " + result.reason);
-      test::require(trainee.values() == before, "a skipped step changed parameters");
-      test::require(trainee.train(2).committed && trainee.train(3).committed, "training does not go on");
-      test::require(trainee.engine.core().committed_steps() == 3, "steps are counted wrongly");
+      require(!result.committed && result.reason == "backward failed on rank 1", "reason: " + result.reason);
+      require(trainee.values() == before, "a skipped step changed parameters");
+      require(trainee.train(2).committed && trainee.train(3).committed, "training does not go on");
+      require(trainee.engine.core().committed_steps() == 3, "steps are counted wrongly");
       return trainee.values();
     });
   }
@@ -229,14 +229,14 @@ TEST(Autograd, OutputsAndInputsChangedInPlace) {
 
 TEST(Autograd, CreateGraphIsRefusedWhereParametersAreSharded) {
   for (const int stage : kStages) {
-    test::run_world(1, [&](const World& seat) {
+    run_world(1, [&](const World& seat) {
       Trainee trainee({}, config_of(stage), seat);
       const Tensor loss = trainee.loss(0);
       const std::string text = thrown_by([&] { loss.backward({}, true, /*create_graph=*/true); });
-      test::require((text.find("create_graph does not work") != std::string::npos) == (stage == 3), text);
+      require((text.find("create_graph does not work") != std::string::npos) == (stage == 3), text);
     });
   }
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

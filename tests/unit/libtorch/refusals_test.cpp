@@ -6,7 +6,7 @@
 
 #include <limits>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::AllOf;
@@ -25,9 +25,9 @@ TORCH_MODULE(Odd);
 
 /// What every rank is told; the same code on all of them.
 std::string refusal(int world, ErrorCode code, const std::function<void(const World& seat)>& body) {
-  const test::RankReport report = test::try_world(world, body, {.abort_on_failure = false});
+  const RankReport report = try_world(world, body, {.abort_on_failure = false});
   EXPECT_EQ(report.failures.size(), static_cast<std::size_t>(world)) << report.text();
-  for (const test::RankFailure& failure : report.failures) EXPECT_EQ(failure.code, code) << failure.text;
+  for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.code, code) << failure.text;
   return report.failures.empty() ? "" : report.failures[0].text;
 }
 
@@ -158,7 +158,7 @@ TEST(NonFinite, IsSkippedOnAllRanksAndTheFirstOffenderIsNamed) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (const int stage : {0, 1, 2, 3}) {
     for (const double value : {std::nan(""), kInfinity, -kInfinity}) {
-      test::run_world(3, [&](const World& seat) {
+      run_world(3, [&](const World& seat) {
         Trainee trainee({}, config_of(stage, /*micro_steps=*/3), seat);
         int step = 0;
         int micro = 0;
@@ -167,16 +167,16 @@ TEST(NonFinite, IsSkippedOnAllRanksAndTheFirstOffenderIsNamed) {
           const Values before = trainee.values();
           StepResult result;
           for (micro = 0; micro < 3; ++micro) result = trainee.train(step * 8 + micro);
-          test::require(result.boundary && result.committed == (step != 1), "committed");
-          test::require((trainee.values() == before) == (step == 1), "parameters of a skipped step");
+          require(result.boundary && result.committed == (step != 1), "committed");
+          require((trainee.values() == before) == (step == 1), "parameters of a skipped step");
           if (step != 1) continue;
-          test::require(result.first_offender.has_value(), "no offender");
+          require(result.first_offender.has_value(), "no offender");
           const FirstOffender& offender = *result.first_offender;
-          test::require(
+          require(
               offender.param == "layer1.bias" && offender.rank == 1 && offender.micro_step == 1 && offender.count == 3,
               result.reason);
-          test::require(result.reason.find("layer1.bias, rank 1, micro-step 1, 3 elements") != std::string::npos,
-                        result.reason);
+          require(result.reason.find("layer1.bias, rank 1, micro-step 1, 3 elements") != std::string::npos,
+                  result.reason);
         }
       });
     }
@@ -185,15 +185,15 @@ TEST(NonFinite, IsSkippedOnAllRanksAndTheFirstOffenderIsNamed) {
 
 TEST(NonFinite, ASumThatOverflowsIsFoundThoughEveryPartIsFinite) {
   for (const int stage : {0, 3}) {
-    test::run_world(2, [&](const World& seat) {
+    run_world(2, [&](const World& seat) {
       Trainee trainee({}, config_of(stage), seat);
       bool on = true;
       poison(trainee.model, 2, [&] { return on; }, 1.5e308);
       const StepResult result = trainee.train(0);
-      test::require(!result.committed && !result.first_offender, "reason " + result.reason);
-      test::require(result.reason.find("each of them is") != std::string::npos, result.reason);
+      require(!result.committed && !result.first_offender, "reason " + result.reason);
+      require(result.reason.find("each of them is") != std::string::npos, result.reason);
       on = false;
-      test::require(trainee.train(1).committed, "training does not go on");
+      require(trainee.train(1).committed, "training does not go on");
     });
   }
 }
@@ -204,13 +204,12 @@ TEST(NonFinite, TenInARowEndTheTraining) {
     int step = 0;
     // Five bad ones, a good one, then only bad ones.
     poison(trainee.model, 1, [&] { return seat.rank() == 1 && step != 5; }, std::nan(""));
-    for (; step < 15; ++step)
-      test::require(trainee.train(step).committed == (step == 5), "step " + std::to_string(step));
+    for (; step < 15; ++step) require(trainee.train(step).committed == (step == 5), "step " + std::to_string(step));
     trainee.train(step);
-    test::require(false, "not reached");
+    require(false, "not reached");
   });
   EXPECT_THAT(text, AllOf(HasSubstr("10 steps in a row"), HasSubstr("which: layer1.bias"), HasSubstr("rank 1")));
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 /// tanh(x W' + b), where W may be somebody else's too.
@@ -59,15 +59,15 @@ TEST(SharedWeights, BelongToTheLowestUnitAroundTheirUses) {
       if (layout.params[param].aliases.empty()) continue;
       ++shared;
       const std::string& unit = layout.units[static_cast<std::size_t>(layout.places[param].unit)].name;
-      test::require(layout.params[param].name.starts_with(unit + ".") && unit.starts_with("pair") &&
-                        unit.find('.') == std::string::npos,
-                    layout.params[param].name + " lies in unit " + unit);
+      require(layout.params[param].name.starts_with(unit + ".") && unit.starts_with("pair") &&
+                  unit.find('.') == std::string::npos,
+              layout.params[param].name + " lies in unit " + unit);
     }
-    test::require(shared == 3, std::to_string(shared) + " shared weights");
+    require(shared == 3, std::to_string(shared) + " shared weights");
     for (int step = 0; step < 4; ++step) {
       const Tensor loss = engine.forward(batch(seat.rank(), step));
       engine.backward(loss);
-      test::require(engine.step().committed, "a step was skipped");
+      require(engine.step().committed, "a step was skipped");
       const double value = engine.core().average(loss.item<double>());
       const auto* bytes = reinterpret_cast<const std::byte*>(&value);
       losses["step" + std::to_string(step)].assign(bytes, bytes + sizeof value);
@@ -86,11 +86,11 @@ TEST(ForeignLosses, ContributeNothingAndNobodyWaits) {
       } else {
         trainee.engine.backward(trainee.loss(step));
       }
-      test::require(trainee.engine.step().committed, "a step was skipped");
+      require(trainee.engine.step().committed, "a step was skipped");
     }
     return trainee.values();
   });
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 using torch::Tensor;
 
@@ -137,9 +137,9 @@ using Values = std::map<std::string, std::vector<std::byte>>;
 /// Runs body(rank's World) -> Values on `world` ranks at a stage; all ranks must return the same.
 inline Values values_at_stage(int world, const std::function<Values(const World& world)>& body) {
   std::vector<Values> all(static_cast<std::size_t>(world));
-  test::run_world(world, [&](const World& seat) { all[static_cast<std::size_t>(seat.rank())] = body(seat); });
-  for (const Values& values : all) test::require(values == all[0], "ranks hold different parameters");
+  run_world(world, [&](const World& seat) { all[static_cast<std::size_t>(seat.rank())] = body(seat); });
+  for (const Values& values : all) require(values == all[0], "ranks hold different parameters");
   return all[0];
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 using Backend = std::shared_ptr<CommBackend>;
 
@@ -116,14 +116,14 @@ struct Stores {
   void require_values(int unit) const {
     for (const int flat : model.unit_flats[static_cast<std::size_t>(unit)]) {
       const std::vector<std::byte> expected = whole_flat(model, flat, parameters.epoch());
-      test::require(bound.at(flat) != nullptr, "flat " + std::to_string(flat) + " is not bound");
-      test::require(std::memcmp(bound.at(flat), expected.data(), expected.size()) == 0,
-                    "flat " + std::to_string(flat) + " of unit " + std::to_string(unit) + " has wrong bytes");
+      require(bound.at(flat) != nullptr, "flat " + std::to_string(flat) + " is not bound");
+      require(std::memcmp(bound.at(flat), expected.data(), expected.size()) == 0,
+              "flat " + std::to_string(flat) + " of unit " + std::to_string(unit) + " has wrong bytes");
     }
   }
   void require_unbound(int unit) const {
     for (const int flat : model.unit_flats[static_cast<std::size_t>(unit)]) {
-      test::require(bound.at(flat) == nullptr, "flat " + std::to_string(flat) + " is still bound");
+      require(bound.at(flat) == nullptr, "flat " + std::to_string(flat) + " is still bound");
     }
   }
   [[nodiscard]] std::uint64_t unit_bytes(int unit) const {
@@ -145,7 +145,7 @@ struct Stores {
 };
 
 inline void require_equal(std::uint64_t expected, std::uint64_t got, const std::string& what) {
-  test::require(expected == got, what + ": expected " + std::to_string(expected) + ", got " + std::to_string(got));
+  require(expected == got, what + ": expected " + std::to_string(expected) + ", got " + std::to_string(got));
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test
