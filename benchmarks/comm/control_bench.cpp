@@ -50,10 +50,10 @@ enum Note : int { kAsked, kJoined, kQuietCpu, kWaitCpu, kThrown };
 void run_rank(test::Crowd& crowd, int rank, int victim) {
   const int size = crowd.size();
   const auto watch = std::make_shared<RankWatch>(rank, size);
-  const std::unique_ptr<CommBackend> seat = crowd.seat(rank);
+  const std::unique_ptr<CommBackend> group = crowd.group(rank);
   crowd.note(rank, kAsked) = now_ms();
   const std::unique_ptr<ControlPlane> control =
-      ControlPlane::join(*seat, watch, {.timeout = kTimeout, .silent_after = Milliseconds{60'000}});
+      ControlPlane::join(*group, watch, {.timeout = kTimeout, .silent_after = Milliseconds{60'000}});
   crowd.note(rank, kJoined) = now_ms();
   crowd.meet(rank, *watch, 0, kTimeout);
   double before = cpu_ms();

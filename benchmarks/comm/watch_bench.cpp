@@ -1,8 +1,8 @@
 // What the flight recorder, the watch over waits and the control plane cost while nothing is wrong.
 //
-// Two ranks (threads) make calls of 4 KiB in blocks, in turn through a seat as it is and through one that is recorded
-// and watched; a round gives one difference. Beside it the parts alone: a record of the recorder, and an event of the
-// engine.
+// Two ranks (threads) make calls of 4 KiB in blocks, in turn through a backend as it is and through one that is
+// recorded and watched; a round gives one difference. Beside it the parts alone: a record of the recorder, and an event
+// of the engine.
 //
 //   watch_bench --rounds 41 --json out.json
 #include "support/record.h"
@@ -57,8 +57,8 @@ Times time_calls(int rounds) {
     const auto watched = std::make_shared<RecordingBackend>(std::move(base), watch, control);
     const std::vector<float> part(kFloats / kRanks, 1.0F);
     std::vector<float> data(kFloats);
-    const auto block = [&](const std::shared_ptr<CommBackend>& seat) {
-      const Communicator ranks(seat);
+    const auto block = [&](const std::shared_ptr<CommBackend>& group) {
+      const Communicator ranks(group);
       return ns_each(kCalls, [&] {
         for (int call = 0; call < kCalls; ++call) ranks.all_gather(std::span(part), std::span(data));
       });
@@ -87,8 +87,8 @@ void run(int rounds, Record& record) {
   std::vector<double> events;
   std::vector<double> waits;
   RankWatch watch(0, 1);
-  const auto seat_watch = std::make_shared<RankWatch>(0, 1);
-  RecordingBackend seat(make_backend("self", {}), seat_watch);
+  const auto group_watch = std::make_shared<RankWatch>(0, 1);
+  RecordingBackend group(make_backend("self", {}), group_watch);
   const WaitContext context{.what = "a bucket slot held by unit blocks.2"};
   FlightRecorder& recorder = watch.recorder();
   constexpr int kEvents = 100'000;
@@ -98,7 +98,7 @@ void run(int rounds, Record& record) {
         recorder.end(recorder.begin({.sequence = static_cast<std::uint64_t>(event)}));
     }));
     waits.push_back(ns_each(kEvents, [&] {
-      for (int event = 0; event < kEvents; ++event) seat.wait_until([] { return true; }, context);
+      for (int event = 0; event < kEvents; ++event) group.wait_until([] { return true; }, context);
     }));
     events.push_back(ns_each(kEvents, [&] {
       for (int event = 0; event < kEvents; ++event) watch.enter(Phase::kForward, 0, event);

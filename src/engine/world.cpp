@@ -219,13 +219,13 @@ World World::from_variables(const Lookup& lookup) {
   return world;
 }
 
-std::optional<World::Seat> World::without_transport(const Lookup& lookup) {
+std::optional<World::RankAndSize> World::without_transport(const Lookup& lookup) {
   const std::optional<Started> started = started_by(lookup);
   if (!started || backend_of(lookup, *started->launcher, started->size)) return std::nullopt;
-  return Seat{.rank = started->rank, .size = started->size};
+  return RankAndSize{.rank = started->rank, .size = started->size};
 }
 
-std::optional<World::Seat> World::without_transport() {
+std::optional<World::RankAndSize> World::without_transport() {
   return without_transport(environment);
 }
 

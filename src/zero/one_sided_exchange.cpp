@@ -94,7 +94,7 @@ class OneSidedExchange final : public GradientExchange {
 
   /// `missing`: ranks that this waits for at the moment.
   void wait(const std::string& what, const std::function<bool()>& done, std::function<std::vector<int>()> missing);
-  /// Local peers but this one of which `predicate` holds, as the seat counts them.
+  /// Local peers but this one of which `predicate` holds, as the local group counts them.
   [[nodiscard]] std::vector<int> ranks_where(const std::function<bool(int)>& predicate) const;
   [[nodiscard]] bool in_run(int rank) const { return sub_group_.index_of(rank) >= 0; }
   void announce(SignalWord& word, std::uint64_t value);
@@ -265,7 +265,7 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
   }
   for (int index = 0; index < sub_group_.count; ++index) spilled_.erase({flat, code, sub_group_.rank(index)});
   own.news().fetch_add(1);
-  memory_.seat().notify();
+  memory_.local_group().notify();
 }
 
 void OneSidedExchange::progress_all() {
@@ -360,7 +360,7 @@ void OneSidedExchange::announce(SignalWord& word, std::uint64_t value) {
   ZR_FAILPOINT("one_sided.announce");
   word.store(value);
   memory_.signals(memory_.rank()).news().fetch_add(1);  // second, so that who sees it sees the word
-  memory_.seat().notify();
+  memory_.local_group().notify();
 }
 
 std::uint64_t OneSidedExchange::news() const {
@@ -384,7 +384,7 @@ void OneSidedExchange::wait(const std::string& what, const std::function<bool()>
   reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
   if (before_wait_) before_wait_();
   std::optional<std::uint64_t> seen;
-  memory_.seat().wait_until(
+  memory_.local_group().wait_until(
       [&] {
         // Read before the words: what changes after this look is news at the next one.
         const std::uint64_t now = news();

@@ -26,7 +26,7 @@ class SubGroupCalls {
   [[nodiscard]] int to() const { return to_; }
   /// This rank's part at degree `from` has to be joined with others'.
   [[nodiscard]] bool moves() const { return sub_group_.count > 1; }
-  /// Of the group's own seat, if there is one.
+  /// Of the sub-group's own group, if it has one.
   [[nodiscard]] std::size_t transport_bytes() const { return own_ ? own_->memory_bytes() : 0; }
   /// An all_gather of parts at degree `from` into `whole`, which has this rank's part at degree `to`. No degree of the
   /// model lies between the two. Only if it moves(), as the next two.

@@ -53,9 +53,9 @@ class CrowdTest : public testing::TestWithParam<int> {
         [&](int rank) {
           if (before_joining_) before_joining_(rank);
           const auto watch = std::make_shared<RankWatch>(rank, ranks());
-          const std::unique_ptr<CommBackend> seat = crowd_.seat(rank);
+          const std::unique_ptr<CommBackend> group = crowd_.group(rank);
           const std::unique_ptr<ControlPlane> control =
-              ControlPlane::join(*seat, watch, {.timeout = kLong, .silent_after = silent_after});
+              ControlPlane::join(*group, watch, {.timeout = kLong, .silent_after = silent_after});
           try {
             body({rank, *watch, crowd_});
             if (control->strangers() > 0) throw std::runtime_error("strangers have come");

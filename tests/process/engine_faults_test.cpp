@@ -3,7 +3,7 @@
 // that are threads.
 #include "comm/decorators/faulty_backend.h"
 #include "process/engine_ranks.h"
-#include "support/process_seats.h"
+#include "support/process_groups.h"
 #include "support/tier.h"
 
 #include <zeroth/comm/decorators.h>
@@ -103,16 +103,16 @@ CommOptions options_of(const ToyTraining& training) {
   return options;
 }
 
-/// Losses and norms of ranks that are processes, over a transport of ProcessSeats.
+/// Losses and norms of ranks that are processes, over a transport of ProcessGroups.
 std::string train_in_processes(const ToyTraining& training, ForkRanksOptions options = {},
                                const char* transport = "shm") {
-  ProcessSeats seats(transport, training.world, options_of(training));
+  ProcessGroups groups(transport, training.world, options_of(training));
   const std::string path = ::testing::TempDir() + unique_job() + ".txt";
-  options.meanwhile = seats.parted(std::move(options.meanwhile));
+  options.meanwhile = groups.parted(std::move(options.meanwhile));
   const ForkReport report = fork_ranks(
       training.world,
       [&](int rank) {
-        const ToyOutcome own = train_toy_rank(training, seats.seat(rank));
+        const ToyOutcome own = train_toy_rank(training, groups.group(rank));
         if (rank == 0) std::ofstream(path) << text_of(own);
       },
       options);
@@ -231,10 +231,10 @@ void expect_orderly_ends_over_two_levels(int turns) {
           if (of != kVictim) return inner;
           return std::make_unique<TripBackend>(std::move(inner), fault, at);
         };
-        ProcessSeats seats("shm+sockets", training.world, options_of(training));
+        ProcessGroups groups("shm+sockets", training.world, options_of(training));
         const ForkReport report =
-            fork_ranks(training.world, [&](int rank) { (void)train_toy_rank(training, seats.seat(rank)); },
-                       {.deadline = kHangs, .meanwhile = seats.parted({})});
+            fork_ranks(training.world, [&](int rank) { (void)train_toy_rank(training, groups.group(rank)); },
+                       {.deadline = kHangs, .meanwhile = groups.parted({})});
         for (const ProcessEnd& end : report.ends) {
           EXPECT_FALSE(end.killed_at_deadline) << report.text();
           if (end.rank == kVictim) continue;

@@ -3,7 +3,7 @@
 // ends a rank's work.
 #include "process/rank_life.h"
 #include "support/fork_ranks.h"
-#include "support/process_seats.h"
+#include "support/process_groups.h"
 #include "support/watched_job.h"
 
 #include <zeroth/base/failpoint.h>
@@ -152,18 +152,18 @@ ForkReport run_lives(const World& world, const std::string& spec, Milliseconds t
   options.timeout = timeout;
   for (int rank = 0; world.per_node > 0 && rank < world.size; ++rank) options.nodes.push_back(rank / world.per_node);
   if (world.kind == "watched") return run_watched(world, spec, options);
-  ProcessSeats seats(world.kind, world.size, options);
+  ProcessGroups groups(world.kind, world.size, options);
   const std::string store = world.kind == "shm" ? unique_job() : "";
   return fork_ranks(world.size,
                     [&](int rank) {
                       arm_failpoints(parse_failpoints(spec), rank);
-                      live({.seat = [&] { return seats.seat(rank); },
+                      live({.group = [&] { return groups.group(rank); },
                             .store = store,
                             .store_patience = Milliseconds{breaks_store ? 1'500 : 20'000},
                             .exports = exports != nullptr && rank == exporter ? exports->file_of(rank) : fs::path(),
                             .gradient_degree = world.gradient_degree});
                     },
-                    {.deadline = kHangs, .meanwhile = seats.parted({})});
+                    {.deadline = kHangs, .meanwhile = groups.parted({})});
 }
 
 bool was_killed(const ProcessEnd& end) {

@@ -259,17 +259,17 @@ TEST(AfterAVerdict, OnlyARankThatHasNotHeardOfItIsEnded) {
   const ForkReport report = fork_ranks(kFaultRanks, [&](int rank) {
     outputs.take(rank);
     const World world = shared_memory_world(name, rank, kFaultRanks);
-    std::shared_ptr<CommBackend> seat = world.connect(options, std::make_shared<TrafficTable>());
-    Communicator(seat).barrier();
+    std::shared_ptr<CommBackend> group = world.connect(options, std::make_shared<TrafficTable>());
+    Communicator(group).barrier();
     if (rank == 0) world.abort(Error(ErrorCode::kUsage, "the validation set is empty"));  // its own error
     if (rank == 1) {
       try {
-        Communicator(seat).barrier();
+        Communicator(group).barrier();
       } catch (const Error&) {  // it has heard, and has something left to do
       }
     }
-    if (rank == 2) seat.reset();  // it needs nobody any more
-    goes_on();                    // rank 3 does not know
+    if (rank == 2) group.reset();  // it needs nobody any more
+    goes_on();                     // rank 3 does not know
   });
   for (int rank = 0; rank < kFaultRanks; ++rank) {
     const int status = report.ends[static_cast<std::size_t>(rank)].wait_status;
@@ -326,9 +326,9 @@ CutOff cut_off(int victim, const std::function<void()>& cut, Milliseconds sleep)
   const ForkReport report = fork_ranks(kRanks, [&](int rank) {
     outputs.take(rank);
     const World world = shared_memory_world(name, rank, kRanks);
-    const std::shared_ptr<CommBackend> seat = world.connect(options, std::make_shared<TrafficTable>());
+    const std::shared_ptr<CommBackend> group = world.connect(options, std::make_shared<TrafficTable>());
     if (rank == victim) cut();
-    Communicator(seat).barrier();  // over shared memory
+    Communicator(group).barrier();  // over shared memory
     if (rank == victim) std::this_thread::sleep_for(sleep);
   });
   const int status = report.ends[static_cast<std::size_t>(victim)].wait_status;

@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
       call_in_world(words.front() == "own-sums", words.back());
       return 0;
     }
-    zeroth::test::live({.seat = [rank] {
+    zeroth::test::live({.group = [rank] {
       zeroth::CommOptions options;
       options.timeout = zeroth::Milliseconds{20'000};
       return zeroth::make_backend(

@@ -99,7 +99,7 @@ std::uintmax_t exported_bytes() {
 }
 
 void live(const RankLife& life) {
-  std::unique_ptr<CommBackend> backend = life.seat();
+  std::unique_ptr<CommBackend> backend = life.group();
   try {
     const std::shared_ptr<CommBackend> borrowed(backend.get(), [](CommBackend*) {});
     live_until_training(life, *backend, Communicator(borrowed));

@@ -16,7 +16,7 @@ namespace zeroth::test {
 
 struct RankLife {
   /// Meets the others; called once.
-  std::function<std::unique_ptr<CommBackend>()> seat{};
+  std::function<std::unique_ptr<CommBackend>()> group{};
   std::string store{};  ///< name of a store that rank 0 serves; "": none
   std::chrono::milliseconds store_patience{20'000};
   std::filesystem::path exports{};  ///< the file that this rank writes; "": none

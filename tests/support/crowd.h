@@ -25,7 +25,7 @@ class Crowd {
   [[nodiscard]] int size() const { return size_; }
   /// What ControlPlane::join() needs of a transport: all_gather and broadcast of at most 4 KiB a rank, for which every
   /// rank must be there.
-  [[nodiscard]] std::unique_ptr<CommBackend> seat(int rank);
+  [[nodiscard]] std::unique_ptr<CommBackend> group(int rank);
   /// Waits, watched, until all ranks are at this place; each place serves once. Throws what the watch throws, and
   /// kTimeout.
   void meet(int rank, RankWatch& watch, int place, Milliseconds timeout);
@@ -36,7 +36,7 @@ class Crowd {
 
  private:
   struct Shared;
-  class Seat;
+  class Group;
   Shared* shared_ = nullptr;
   int size_;
 };

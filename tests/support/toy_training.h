@@ -1,7 +1,7 @@
 // Trains the toy model on ranks that are threads, and returns everything that could differ.
 #pragma once
 
-#include "support/thread_seats.h"
+#include "support/thread_groups.h"
 #include "support/toy_model.h"
 
 #include <zeroth/engine/engine.h>

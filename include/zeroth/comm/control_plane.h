@@ -47,7 +47,7 @@ struct ControlOptions {
 
 class ControlPlane {
  public:
-  /// Collective over `base`, blocks. `base`: a seat in a group of all ranks of the job, borrowed for this call. `watch`
+  /// Collective over `base`, blocks. `base`: a group of all ranks of the job, borrowed for this call. `watch`
   /// is shared and uses the same rank numbers. The hub draws a secret and sends it through `base`. A connection without
   /// proof of the secret is dropped and counted. Throws kResource: on all ranks if the hub cannot listen; on a rank
   /// that does not reach the hub, with the result of each address.

@@ -1,5 +1,5 @@
 // Decorators of CommBackend: they count, record or compare calls, plant faults, or emulate slow links. Each owns the
-// seat that it wraps.
+// backend that it wraps.
 #pragma once
 
 #include <zeroth/comm/backend.h>
@@ -30,7 +30,7 @@ struct TrafficRow {
   bool operator==(const TrafficRow&) const = default;
 };
 
-/// Traffic by group and kind. Thread safe; may be shared by several seats.
+/// Traffic by group and kind. Thread safe; may be shared by several groups.
 class TrafficTable final : public TrafficObserver {
  public:
   void observe(const TrafficEvent& event) noexcept override;
@@ -141,7 +141,7 @@ class RecordingBackend final : public ForwardingBackend {
 class CheckedBackend final : public ForwardingBackend {
  public:
   /// `inner` must make its calls in tasks of the stream: a failed comparison fails the stream, so they do not run.
-  /// (NCCL's seat does not do this and uses this class as a gate that makes no calls.) `side`: a seat in a group of the
+  /// (The backend over NCCL does not do this and uses this class as a gate that makes no calls.) `side`: a group of the
   /// same ranks in the same order, over a transport that compares calls; no other code may make calls on it. Owns both.
   CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side);
   [[nodiscard]] std::size_t memory_bytes() const override;

@@ -1,4 +1,4 @@
-// Makes a rank's seat in the world.
+// Makes the world's group, as its ranks hold it.
 #pragma once
 
 #include <zeroth/base/deadline.h>
@@ -51,7 +51,7 @@ struct CommOptions {
   /// Speed of each rank's link to other nodes, which World::connect() emulates with a SlowLinkBackend; 0: no emulation.
   std::int64_t link_bytes_per_s = 0;
   std::string call_table{};  ///< path of a CallTable (mixed.h) that rank 0 reads; for mixtures of backends only
-  int device = -1;  ///< nccl: this rank's CUDA device; -1: the current device of the thread that makes the seat
+  int device = -1;  ///< nccl: this rank's CUDA device; -1: the current device of the thread that makes the group
   std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
   std::shared_ptr<RankWatch> watch{};      ///< of this rank: gets long waits and can end them; unset: none
   std::vector<int> watched_ranks{};        ///< the job's rank number of each rank of this world; empty: equal
@@ -73,7 +73,7 @@ struct WorldSpec {
 /// ZEROTH_JOB_ID, or MASTER_ADDR:MASTER_PORT with TORCHELASTIC_RUN_ID; throws kEnvironment if neither is set.
 [[nodiscard]] std::string job_from_environment();
 
-/// Makes this rank's seat in the world. Collective, blocks until all ranks have come. Names:
+/// Makes this rank's object of the world's group. Collective, blocks until all ranks have come. Names:
 ///   "self", "inproc", "shm"
 ///   "mpi", "shm+mpi"      both need libzeroth_mpi.so and ranks that mpirun started; shm+mpi has two levels
 ///   (two_level.h) "nccl", "nccl+mpi"    over inproc (with a hub) or shm, and over shm+mpi (nccl.h)
@@ -86,7 +86,8 @@ struct WorldSpec {
 /// Names that make_backend knows in this build.
 [[nodiscard]] std::vector<std::string> backend_names();
 
-/// memory_bytes() of a seat in a world of `size` ranks, before it is made; plus 64 KiB for each rank that it sends to.
+/// memory_bytes() of the group of a world of `size` ranks, before it is made; plus 64 KiB for each rank that it sends
+/// to.
 [[nodiscard]] std::size_t transport_bytes(std::string_view name, int size, const CommOptions& options);
 
 }  // namespace zeroth

@@ -25,7 +25,7 @@ struct MeshSpec {
   bool operator==(const MeshSpec&) const = default;
 };
 
-/// The groups of one rank in a mesh. Move-only. Shares the world's seat and owns one seat for every axis that is
+/// The groups of one rank in a mesh. Move-only. Shares the world's group and owns one group for every axis that is
 /// smaller than the world.
 class Mesh {
  public:

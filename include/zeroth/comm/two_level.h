@@ -9,7 +9,7 @@
 
 namespace zeroth {
 
-/// A group of the ranks of `base`. `node` is a seat in the group of this rank's node (CommBackend::node_sizes() of
+/// A group of the ranks of `base`. `node` is the group of this rank's node (CommBackend::node_sizes() of
 /// `base`) over a faster transport. Owns both. Matched over `base`, blocks. With O nodes of L ranks each, consecutive
 /// in `base`, a rank receives from other nodes, of S bytes:
 ///

@@ -34,16 +34,16 @@ class World {
   [[nodiscard]] static World from_environment();
   /// For tests and embedders: `lookup` replaces getenv.
   [[nodiscard]] static World from_variables(const std::function<std::optional<std::string>(std::string_view)>& lookup);
-  struct Seat {
+  struct RankAndSize {
     int rank = 0;
     int size = 1;
-    bool operator==(const Seat&) const = default;
+    bool operator==(const RankAndSize&) const = default;
   };
-  /// This rank's seat if the variables are consistent but from_environment() refuses them, because the ranks are on
-  /// several hosts without a transport; otherwise none. A caller with messages between these ranks then uses
+  /// This rank and the size, if the variables are consistent but from_environment() refuses them, because the ranks are
+  /// on several hosts without a transport; otherwise none. A caller with messages between these ranks then uses
   /// from_transport(). Throws kEnvironment for inconsistent variables.
-  [[nodiscard]] static std::optional<Seat> without_transport();
-  [[nodiscard]] static std::optional<Seat> without_transport(
+  [[nodiscard]] static std::optional<RankAndSize> without_transport();
+  [[nodiscard]] static std::optional<RankAndSize> without_transport(
       const std::function<std::optional<std::string>(std::string_view)>& lookup);
   /// Ranks that are threads of this process.
   [[nodiscard]] static World from_hub(std::shared_ptr<InprocHub> hub, int rank, int size);

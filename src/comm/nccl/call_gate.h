@@ -50,7 +50,7 @@ class NoCalls final : public CommBackend {
 
  private:
   [[noreturn]] static void refuse(std::string_view call) {
-    throw Error(ErrorCode::kInternal, "the seat behind the gate has no calls of its own",
+    throw Error(ErrorCode::kInternal, "the backend behind the gate has no calls of its own",
                 {.where = "comm.nccl", .which = std::string(call)});
   }
 

@@ -338,7 +338,7 @@ void NcclGroup::throw_if_aborted(std::string_view what) const {
 
 void NcclGroup::look_up(const Awaited& awaited) {
   throw_if_aborted(awaited.what);
-  ZR_CHECK(base_ != nullptr, ErrorCode::kAborted, "the seat was given up before its work was done",
+  ZR_CHECK(base_ != nullptr, ErrorCode::kAborted, "the group was given up before its work was done",
            {.where = where_, .who = who_});
   check_interrupt();
   if (board_) board_->compare(awaited.through, tag_names_);
@@ -428,7 +428,7 @@ void NcclGroup::leave() noexcept {
   left_quietly_ = quiet && !first_error_;
   const auto how = left_quietly_ ? NcclCommunicator::End::kClean : NcclCommunicator::End::kAbort;
   if (!communicator_->end(how, deadline)) job_->leave_device();
-  gate_.reset();  // a seat in the base, too
+  gate_.reset();  // it holds a group of the base, too
   base_ = nullptr;
   last_.reset();  // which holds this group
 }

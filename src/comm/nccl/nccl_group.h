@@ -113,7 +113,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   void run_until(Completion& completion) override;
   [[nodiscard]] bool ready(Completion& completion) override;
 
-  /// The seat goes.
+  /// This rank gives the group up.
   void leave() noexcept;
   /// Any thread.
   void end(const Deadline& deadline) noexcept;
@@ -176,7 +176,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   std::uint64_t next_sequence_ = 0;
   std::shared_ptr<Completion> last_;
   FirstError first_error_;
-  bool left_quietly_ = false;  ///< all was done when the seat went
+  bool left_quietly_ = false;  ///< all was done when this rank gave the group up
 };
 
 }  // namespace zeroth::detail

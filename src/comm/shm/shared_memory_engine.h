@@ -69,7 +69,7 @@ class SharedMemoryEngine {
   [[nodiscard]] const NodeMap& nodes() const { return nodes_; }
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) noexcept;
 
-  /// Bytes of one seat that are used in any case; the world's seat holds the job control too.
+  /// Bytes of one group that are used in any case; the world's group holds the job control too.
   [[nodiscard]] static std::size_t segment_bytes(const CommOptions& options, bool world, int size);
   /// And with the rings towards all other ranks, each of which is mere address space until something is sent there.
   [[nodiscard]] static std::size_t reserved_bytes(const CommOptions& options, bool world, int size);

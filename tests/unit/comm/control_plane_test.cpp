@@ -27,16 +27,16 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-struct Seat {
+struct Member {
   std::shared_ptr<RankWatch> watch;
   std::shared_ptr<ControlPlane> control;
   std::shared_ptr<CommBackend> backend;
 };
-using SeatBody = std::function<void(int rank, const Seat& seat)>;
+using MemberBody = std::function<void(int rank, const Member& member)>;
 
 class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
  protected:
-  RankReport run(int world, Milliseconds timeout, const SeatBody& body) {
+  RankReport run(int world, Milliseconds timeout, const MemberBody& body) {
     ThreadRanksOptions options;
     options.transport = GetParam();
     options.abort_on_failure = false;
@@ -59,10 +59,10 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
                                                                             .trace_folder = trace_folder_,
                                                                             .logger = {}});
           if (rank == 0) hub_address_ = control->address();
-          const Seat seat{watch, control,
-                          std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), watch, control)};
+          const Member member{watch, control,
+                              std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), watch, control)};
           try {
-            body(rank, seat);
+            body(rank, member);
           } catch (...) {
             // Nobody goes before all know: the transports would tell of the one that left.
             if (++failed_ == world - kept_) done_.store(true);
@@ -81,32 +81,32 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
   std::string trace_folder_{};
 };
 
-void barrier(const Seat& seat) {
-  Communicator(seat.backend).barrier();
+void barrier(const Member& member) {
+  Communicator(member.backend).barrier();
 }
 
 TEST_P(ControlPlaneTest, AnOrdinaryRunHearsNothingOfIt) {
-  const RankReport report = run(4, Milliseconds{20'000}, [&](int /*rank*/, const Seat& seat) {
+  const RankReport report = run(4, Milliseconds{20'000}, [&](int /*rank*/, const Member& member) {
     std::vector<float> data(1'000, 1.0F);
-    for (int call = 0; call < 100; ++call) Communicator(seat.backend).all_reduce(std::span(data));
-    require(seat.watch->recorder().records().size() == 100, "100 calls are recorded");
-    require(seat.watch->recorder().records().back().ended_ns != 0, "all have ended");
-    require(seat.control->strangers() == 0, "no stranger");
+    for (int call = 0; call < 100; ++call) Communicator(member.backend).all_reduce(std::span(data));
+    require(member.watch->recorder().records().size() == 100, "100 calls are recorded");
+    require(member.watch->recorder().records().back().ended_ns != 0, "all have ended");
+    require(member.control->strangers() == 0, "no stranger");
   });
   EXPECT_EQ(report.text(), "");
 }
 
 TEST_P(ControlPlaneTest, AtTheDeadlineAllRanksEndWithOneLine) {
   kept_ = 1;
-  const RankReport report = run(4, Milliseconds{1'500}, [&](int rank, const Seat& seat) {
-    seat.watch->set_locator([rank](pid_t) { return "train.py:5" + std::to_string(rank); });
-    barrier(seat);
+  const RankReport report = run(4, Milliseconds{1'500}, [&](int rank, const Member& member) {
+    member.watch->set_locator([rank](pid_t) { return "train.py:5" + std::to_string(rank); });
+    barrier(member);
     if (rank == 2) {
-      seat.watch->enter(Phase::kBetweenSteps);
+      member.watch->enter(Phase::kBetweenSteps);
       while (!done_.load()) std::this_thread::sleep_for(Milliseconds{10});
       return;
     }
-    barrier(seat);
+    barrier(member);
   });
   ASSERT_EQ(report.failures.size(), 3U) << report.text();
   for (const RankFailure& failure : report.failures) {
@@ -121,14 +121,14 @@ TEST_P(ControlPlaneTest, AtTheDeadlineAllRanksEndWithOneLine) {
 
 TEST_P(ControlPlaneTest, CallsOfSomeRanksOnlyAreFoundLongBeforeTheDeadline) {
   const auto begin = SteadyClock::now();
-  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-    const std::shared_ptr<CommBackend> some = seat.backend->split(rank == 3 ? 1 : 0, rank, "some");
-    const std::shared_ptr<CommBackend> pair = seat.backend->split(rank == 0 || rank == 3 ? 0 : 1, rank, "pair");
+  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Member& member) {
+    const std::shared_ptr<CommBackend> some = member.backend->split(rank == 3 ? 1 : 0, rank, "some");
+    const std::shared_ptr<CommBackend> pair = member.backend->split(rank == 0 || rank == 3 ? 0 : 1, rank, "pair");
     if (rank == 3) {
       Communicator(pair).barrier();  // with rank 0
     } else {
       Communicator(some).barrier();
-      Communicator(seat.backend).barrier();  // rank 0 waits for rank 3 here, and rank 3 for rank 0 there
+      Communicator(member.backend).barrier();  // rank 0 waits for rank 3 here, and rank 3 for rank 0 there
     }
   });
   EXPECT_LT(SteadyClock::now() - begin, Milliseconds{30'000});
@@ -141,10 +141,10 @@ TEST_P(ControlPlaneTest, CallsOfSomeRanksOnlyAreFoundLongBeforeTheDeadline) {
 }
 
 TEST_P(ControlPlaneTest, CallsOfDifferentSizesAreFoundWhereverTheyAreMade) {
-  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-    barrier(seat);                                      // else a rank that still makes its groups may hear of it there
+  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Member& member) {
+    barrier(member);                                    // else a rank that still makes its groups may hear of it there
     std::vector<float> data(rank == 3 ? 100'000 : 20);  // of a mixture's backends one, or the other
-    Communicator(seat.backend).all_reduce(std::span(data));
+    Communicator(member.backend).all_reduce(std::span(data));
   });
   ASSERT_EQ(report.failures.size(), 4U) << report.text();
   for (const RankFailure& failure : report.failures)
@@ -157,8 +157,8 @@ TEST_P(ControlPlaneTest, WhatTwoRanksAloneCanSeeAllHear) {
     watches_.clear();
     failed_ = 0;
     done_ = false;
-    const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-      const Communicator comm(seat.backend);
+    const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Member& member) {
+      const Communicator comm(member.backend);
       comm.barrier();  // as above
       std::vector<float> data(10);
       if (parts) {
@@ -184,12 +184,12 @@ TEST_P(ControlPlaneTest, WhatTwoRanksAloneCanSeeAllHear) {
 
 TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
   trace_folder_ = "/nonexistent/folder";  // a record that cannot be written hides nothing
-  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-    barrier(seat);
-    if (rank == 1) seat.control->tell(Error(ErrorCode::kIo, "the disk is full"));
-    barrier(seat);
+  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Member& member) {
+    barrier(member);
+    if (rank == 1) member.control->tell(Error(ErrorCode::kIo, "the disk is full"));
+    barrier(member);
     std::this_thread::sleep_for(Milliseconds{1'000});
-    barrier(seat);  // no wait at all: the check at the door
+    barrier(member);  // no wait at all: the check at the door
   });
   ASSERT_EQ(report.failures.size(), 4U) << report.text();
   for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.code, ErrorCode::kIo);
@@ -201,10 +201,10 @@ TEST_P(ControlPlaneTest, WhatARankTellsAsItEndsIsHeard) {
     watches_.clear();
     failed_ = 0;
     done_ = false;
-    const RankReport report = run(3, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-      barrier(seat);
-      if (rank == teller) return seat.control->tell(Error(ErrorCode::kPeerLost, "rank 7 was killed"));
-      barrier(seat);
+    const RankReport report = run(3, Milliseconds{60'000}, [&](int rank, const Member& member) {
+      barrier(member);
+      if (rank == teller) return member.control->tell(Error(ErrorCode::kPeerLost, "rank 7 was killed"));
+      barrier(member);
     });
     ASSERT_EQ(report.failures.size(), 2U) << report.text();
     for (const RankFailure& failure : report.failures)
@@ -226,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(Memory, ControlPlaneOnce, testing::Values(ThreadTranspo
                          [](const auto&) { return "Memory"; });
 
 TEST_P(ControlPlaneOnce, StrangersAreDroppedAndCounted) {
-  const RankReport report = run(2, Milliseconds{20'000}, [&](int rank, const Seat& seat) {
+  const RankReport report = run(2, Milliseconds{20'000}, [&](int rank, const Member& member) {
     if (rank == 0) {
       const std::size_t colon = hub_address_.rfind(':');
       const detail::TcpAddress address{hub_address_.substr(0, colon),
@@ -244,8 +244,8 @@ TEST_P(ControlPlaneOnce, StrangersAreDroppedAndCounted) {
                 "and speaks");
         ++sent;
         const Deadline deadline(Milliseconds{10'000});
-        while (seat.control->strangers() < sent && !deadline.passed()) std::this_thread::sleep_for(Milliseconds{10});
-        require(seat.control->strangers() == sent, "it is counted");
+        while (member.control->strangers() < sent && !deadline.passed()) std::this_thread::sleep_for(Milliseconds{10});
+        require(member.control->strangers() == sent, "it is counted");
         pollfd end{.fd = stranger.get(), .events = POLLIN, .revents = 0};
         std::array<char, 64> challenge{};
         const auto dropped = [&] {
@@ -254,7 +254,7 @@ TEST_P(ControlPlaneOnce, StrangersAreDroppedAndCounted) {
         require(dropped() || dropped(), "and dropped, after the challenge");
       }
     }
-    barrier(seat);  // goes on
+    barrier(member);  // goes on
   });
   EXPECT_EQ(report.text(), "");
 }

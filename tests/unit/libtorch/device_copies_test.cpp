@@ -73,13 +73,13 @@ TEST(DeviceCopies, NewValuesKeepThePlace) {
 
 TEST(DeviceCopies, AnEngineComputesOnThemWithTheSameBits) {
   for (const int stage : kStages) {
-    run_world(2, [&](const World& seat) {
+    run_world(2, [&](const World& world) {
       std::vector<double> norms[2];
       std::map<std::string, std::vector<std::byte>> values[2];
       for (const bool copied : {false, true}) {
         Config config = config_of(stage);
         config.runtime.compute_copies = copied;
-        Trainee trainee(NetOptions{.layers = 5}, config, seat);
+        Trainee trainee(NetOptions{.layers = 5}, config, world);
         for (int step = 0; step < 3; ++step) norms[copied ? 1 : 0].push_back(trainee.train(step).grad_norm);
         values[copied ? 1 : 0] = trainee.values();
         const MemoryReport report = trainee.engine.memory_report();

@@ -130,17 +130,17 @@ TEST_F(Export, LoadsInPlainPyTorchBitForBit) {
     folder_ = root_ / std::to_string(stage);
     fs::create_directory(folder_);
     command += " " + folder_.string();
-    run_world(3, [&](const World& seat) {
+    run_world(3, [&](const World& world) {
       Mixed model;
-      libtorch::Engine<MixedImpl> engine(model, config_of(stage), seat, quiet());
+      libtorch::Engine<MixedImpl> engine(model, config_of(stage), world, quiet());
       for (int step = 0; step < 2; ++step) {
-        engine.backward(engine.forward(torch::tensor(1.0F + static_cast<float>(seat.rank()))));
+        engine.backward(engine.forward(torch::tensor(1.0F + static_cast<float>(world.rank()))));
         require(engine.step().committed, "not committed");
       }
       engine.export_safetensors((folder_ / "model.safetensors").string());
       // The values as the model itself sees them, inside its forward.
       engine.core().pre_forward({.unit = 0});
-      if (seat.rank() == 0) {
+      if (world.rank() == 0) {
         std::string names;
         for (const auto& item : model->named_parameters()) {
           if (item.key() != "tied") names += (names.empty() ? "" : ", ") + dump(item.key(), item.value());
@@ -158,8 +158,8 @@ TEST_F(Export, LoadsInPlainPyTorchBitForBit) {
 TEST_F(Export, AFailureOnRankZeroIsAnErrorOnAllRanks) {
   const std::string path = (folder_ / "missing" / "model.safetensors").string();
   const RankReport report = try_world(3,
-                                      [&](const World& seat) {
-                                        Trainee trainee({}, config_of(3), seat);
+                                      [&](const World& world) {
+                                        Trainee trainee({}, config_of(3), world);
                                         trainee.train(0);
                                         trainee.engine.export_safetensors(path);
                                       },
@@ -174,9 +174,9 @@ TEST_F(Export, AFailureOnRankZeroIsAnErrorOnAllRanks) {
 
 TEST_F(Export, AFailureLeavesTheOldFileAndTrainingGoesOn) {
   write("model.safetensors", "the old file");
-  run_world(2, [&](const World& seat) {
+  run_world(2, [&](const World& world) {
     Mixed model(/*with_complex=*/true);
-    libtorch::Engine<MixedImpl> engine(model, config_of(3), seat, quiet());
+    libtorch::Engine<MixedImpl> engine(model, config_of(3), world, quiet());
     std::string text;
     try {
       engine.export_safetensors((folder_ / "model.safetensors").string());
@@ -193,8 +193,8 @@ TEST_F(Export, AFailureLeavesTheOldFileAndTrainingGoesOn) {
 
 TEST_F(Export, ReplacesTheOldFile) {
   write("model.safetensors", std::string(100'000, 'x'));
-  run_world(2, [&](const World& seat) {
-    Trainee trainee({}, config_of(2), seat);
+  run_world(2, [&](const World& world) {
+    Trainee trainee({}, config_of(2), world);
     trainee.train(0);
     trainee.engine.export_safetensors((folder_ / "model.safetensors").string());
   });

@@ -48,10 +48,10 @@ struct PairsImpl : torch::nn::Module {
 TORCH_MODULE(Pairs);
 
 TEST(SharedWeights, BelongToTheLowestUnitAroundTheirUses) {
-  (void)expect_equal_at_all_stages(2, [](int stage, const World& seat) {
+  (void)expect_equal_at_all_stages(2, [](int stage, const World& world) {
     at::set_num_threads(1);
     Pairs model;
-    libtorch::Engine<PairsImpl> engine(model, config_of(stage), seat, quiet());
+    libtorch::Engine<PairsImpl> engine(model, config_of(stage), world, quiet());
     const ModelLayout& layout = engine.core().layout();
     Values losses;
     int shared = 0;
@@ -65,7 +65,7 @@ TEST(SharedWeights, BelongToTheLowestUnitAroundTheirUses) {
     }
     require(shared == 3, std::to_string(shared) + " shared weights");
     for (int step = 0; step < 4; ++step) {
-      const Tensor loss = engine.forward(batch(seat.rank(), step));
+      const Tensor loss = engine.forward(batch(world.rank(), step));
       engine.backward(loss);
       require(engine.step().committed, "a step was skipped");
       const double value = engine.core().average(loss.item<double>());
@@ -77,11 +77,11 @@ TEST(SharedWeights, BelongToTheLowestUnitAroundTheirUses) {
 }
 
 TEST(ForeignLosses, ContributeNothingAndNobodyWaits) {
-  (void)expect_equal_at_all_stages(3, [](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
+  (void)expect_equal_at_all_stages(3, [](int stage, const World& world) {
+    Trainee trainee({}, config_of(stage), world);
     const Tensor own = torch::ones({3}, torch::TensorOptions().dtype(torch::kFloat64).requires_grad(true));
     for (int step = 0; step < 3; ++step) {
-      if (seat.rank() == 1 && step == 1) {
+      if (world.rank() == 1 && step == 1) {
         trainee.engine.backward(own.square().sum());  // nothing of the model in it
       } else {
         trainee.engine.backward(trainee.loss(step));

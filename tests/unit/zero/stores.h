@@ -79,10 +79,10 @@ class Bound final : public ParameterBinder {
 
 /// What one rank of an engine has, without the engine.
 struct Stores {
-  explicit Stores(Backend seat, ShardingPlan chosen = make_plan())
-      : Stores(seat, chosen, make_model(chosen.degrees(seat->size()))) {}
-  Stores(Backend seat, ShardingPlan chosen, ModelLayout layout, int micro_steps = 1)
-      : backend(std::move(seat)),
+  explicit Stores(Backend group, ShardingPlan chosen = make_plan())
+      : Stores(group, chosen, make_model(chosen.degrees(group->size()))) {}
+  Stores(Backend group, ShardingPlan chosen, ModelLayout layout, int micro_steps = 1)
+      : backend(std::move(group)),
         plan(std::move(chosen)),
         model(std::move(layout)),
         memory(model, plan, 2, micro_steps, *device, *backend),
