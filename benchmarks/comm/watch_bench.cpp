@@ -46,15 +46,15 @@ Times time_calls(int rounds) {
   const auto watched_hub = make_inproc_hub(kRanks);
   Times times;
   const auto run = [&](int rank) {
-    const auto watch = std::make_shared<RankWatch>(rank, kRanks);
+    const auto activity = std::make_shared<RankActivity>(rank, kRanks);
     CommOptions options;
     const std::shared_ptr<CommBackend> plain =
         make_backend("inproc", {.rank = rank, .size = kRanks, .hub = plain_hub, .options = options});
-    options.watch = watch;
+    options.activity = activity;
     std::unique_ptr<CommBackend> base =
         make_backend("inproc", {.rank = rank, .size = kRanks, .hub = watched_hub, .options = options});
-    const std::shared_ptr<ControlPlane> control = ControlPlane::join(*base, watch, {});
-    const auto watched = std::make_shared<RecordingBackend>(std::move(base), watch, control);
+    const std::shared_ptr<ControlPlane> control = ControlPlane::join(*base, activity, {});
+    const auto watched = std::make_shared<RecordingBackend>(std::move(base), activity, control);
     const std::vector<float> part(kFloats / kRanks, 1.0F);
     std::vector<float> data(kFloats);
     const auto block = [&](const std::shared_ptr<CommBackend>& group) {
@@ -86,11 +86,11 @@ void run(int rounds, Record& record) {
   std::vector<double> records;
   std::vector<double> events;
   std::vector<double> waits;
-  RankWatch watch(0, 1);
-  const auto group_watch = std::make_shared<RankWatch>(0, 1);
-  RecordingBackend group(make_backend("self", {}), group_watch);
+  RankActivity activity(0, 1);
+  const auto group_activity = std::make_shared<RankActivity>(0, 1);
+  RecordingBackend group(make_backend("self", {}), group_activity);
   const WaitContext context{.what = "a bucket slot held by unit blocks.2"};
-  FlightRecorder& recorder = watch.recorder();
+  FlightRecorder& recorder = activity.recorder();
   constexpr int kEvents = 100'000;
   for (int round = 0; round < rounds; ++round) {
     records.push_back(ns_each(kEvents, [&] {
@@ -101,7 +101,7 @@ void run(int rounds, Record& record) {
       for (int event = 0; event < kEvents; ++event) group.wait_until([] { return true; }, context);
     }));
     events.push_back(ns_each(kEvents, [&] {
-      for (int event = 0; event < kEvents; ++event) watch.enter(Phase::kForward, 0, event);
+      for (int event = 0; event < kEvents; ++event) activity.enter(Phase::kForward, 0, event);
     }));
   }
   record.add({.name = "all_gather 4 KiB, 2 ranks, as it is",

@@ -166,7 +166,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
       runtime->model_.params, runtime->model_.units, settings, *runtime->device_,
       world.connect(make_comm_options(runtime->config_, world.size()), runtime->traffic_), runtime->slots_,
       runtime->log_);
-  if (world.is_watched()) runtime->core_->set_watch(world.watch());
+  if (world.is_watched()) runtime->core_->set_activity(world.activity());
   if (runtime->core_->settings().plan.gathers_parameters()) runtime->log_.progress(units_line(runtime->model_));
   ParameterSlots& slots = runtime->slots_;
   const bool copies = !slots.device().is_cpu() || runtime->config_.runtime.compute_copies;

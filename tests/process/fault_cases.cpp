@@ -33,7 +33,7 @@ Happening at(Times& times, int rank, Moment when, Action action, int unit = -1) 
 }
 
 void hang(RankHere& here) {
-  here.world.watch()->at();  // a native program's own word
+  here.world.activity()->at();  // a native program's own word
   for (;;) std::this_thread::sleep_for(Milliseconds{1'000});
 }
 void spin(RankHere& /*here*/) {

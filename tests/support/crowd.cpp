@@ -123,10 +123,10 @@ bool Crowd::all_at(int place, int absent) const {
   return true;
 }
 
-void Crowd::meet(int rank, RankWatch& watch, int place, Milliseconds timeout) {
+void Crowd::meet(int rank, RankActivity& activity, int place, Milliseconds timeout) {
   shared_->arrived(place, rank) = true;
   const Deadline deadline(timeout);
-  WatchedWait wait(&watch);
+  WatchedWait wait(&activity);
   std::vector<int> missing;
   const auto find_missing = [&] {
     missing.clear();

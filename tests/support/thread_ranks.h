@@ -5,7 +5,7 @@
 #include "support/thread_groups.h"
 
 #include <zeroth/comm/factory.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -32,7 +32,7 @@ struct ThreadRanksOptions {
   CommOptions comm = quick_options();
   bool abort_on_failure = true;  ///< a rank that throws stops the others; false: they find out by themselves
   ThreadTransport transport = ThreadTransport::kMemory;
-  std::vector<std::shared_ptr<RankWatch>> watches{};  ///< one a rank, or none
+  std::vector<std::shared_ptr<RankActivity>> activities{};  ///< one a rank, or none
   /// The group over that of the transport; empty: that itself.
   std::function<std::unique_ptr<CommBackend>(int rank, std::unique_ptr<CommBackend> base, const CommOptions& options)>
       group_over{};
@@ -52,7 +52,7 @@ using RankBody = std::function<void(int rank, const std::shared_ptr<CommBackend>
     std::optional<RankFailure> failure;
     try {
       CommOptions comm = options.comm;
-      if (!options.watches.empty()) comm.watch = options.watches[static_cast<std::size_t>(rank)];
+      if (!options.activities.empty()) comm.activity = options.activities[static_cast<std::size_t>(rank)];
       std::unique_ptr<CommBackend> base = groups.group(rank, comm);
       const std::shared_ptr<CommBackend> backend =
           options.group_over ? options.group_over(rank, std::move(base), comm) : std::move(base);

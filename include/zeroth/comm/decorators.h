@@ -3,7 +3,7 @@
 #pragma once
 
 #include <zeroth/comm/backend.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <array>
 #include <atomic>
@@ -111,8 +111,8 @@ class CountingBackend final : public ForwardingBackend {
 /// made by split() do the same.
 class RecordingBackend final : public ForwardingBackend {
  public:
-  /// `control` and `watch` are shared. Null `control`: errors are not told.
-  RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch,
+  /// `control` and `activity` are shared. Null `control`: errors are not told.
+  RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankActivity> activity,
                    std::shared_ptr<ControlPlane> control = nullptr);
   ~RecordingBackend() override;
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
@@ -125,7 +125,7 @@ class RecordingBackend final : public ForwardingBackend {
   [[nodiscard]] std::int32_t about(const MessageTag& tag);
 
   std::shared_ptr<ControlPlane> control_;
-  std::shared_ptr<RankWatch> watch_;
+  std::shared_ptr<RankActivity> activity_;
   std::int32_t group_;
   std::uint64_t calls_ = 0;
   std::atomic<std::uint64_t> waits_{0};

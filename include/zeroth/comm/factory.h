@@ -16,7 +16,7 @@
 
 namespace zeroth {
 
-class RankWatch;
+class RankActivity;
 
 /// The code that forms the sums of reductions, and their order.
 enum class Reduction : std::uint8_t {
@@ -29,7 +29,7 @@ enum class Reduction : std::uint8_t {
 
 struct CommOptions {
   Milliseconds timeout{300'000};        ///< of every wait
-  Milliseconds first_timeout{0};        ///< of waits until `watch` has seen the first step end; 0: twice `timeout`
+  Milliseconds first_timeout{0};        ///< of waits until `activity` has seen the first step end; 0: twice `timeout`
   Milliseconds frozen_after{10'000};    ///< a stopped rank without a heartbeat for this time is lost
   Milliseconds end_stuck_after{5'000};  ///< see ControlOptions; for World::connect()
   /// Polling time before sleep. Unset: 20 us if every rank of the host has a core, else 50 us during which it yields.
@@ -52,10 +52,10 @@ struct CommOptions {
   std::int64_t link_bytes_per_s = 0;
   std::string call_table{};  ///< path of a CallTable (mixed.h) that rank 0 reads; for mixtures of backends only
   int device = -1;  ///< nccl: this rank's CUDA device; -1: the current device of the thread that makes the group
-  std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
-  std::shared_ptr<RankWatch> watch{};      ///< of this rank: gets long waits and can end them; unset: none
-  std::vector<int> watched_ranks{};        ///< the job's rank number of each rank of this world; empty: equal
-  std::shared_ptr<SystemCalls> system{};   ///< unset: the kernel; else a substitute of a test
+  std::shared_ptr<MemoryLedger> ledger{};    ///< counts control blocks and staging if given
+  std::shared_ptr<RankActivity> activity{};  ///< of this rank: gets long waits and can end them; unset: none
+  std::vector<int> watched_ranks{};          ///< the job's rank number of each rank of this world; empty: equal
+  std::shared_ptr<SystemCalls> system{};     ///< unset: the kernel; else a substitute of a test
 };
 
 /// Meeting point of ranks that are threads of one process. Pass the same hub to the backends of all ranks.

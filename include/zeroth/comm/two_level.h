@@ -23,7 +23,7 @@ namespace zeroth {
 /// windows. If nodes have different sizes, one rank each, or ranks that are not consecutive, all calls go over `base`;
 /// CommBackend::kind() shows this.
 /// A call that fails on one rank stops the job for the others (kAborted), if `base` can tell them. If only the ranks of
-/// one node see a mismatch, the control plane tells the others, if there is one (options.watch): kMismatch with both
+/// one node see a mismatch, the control plane tells the others, if there is one (options.activity): kMismatch with both
 /// sides. Memory: (O + L) pieces of options.staging_bytes, from the first sum that needs them.
 [[nodiscard]] std::unique_ptr<CommBackend> make_two_level_backend(std::unique_ptr<CommBackend> base,
                                                                   std::unique_ptr<CommBackend> node,

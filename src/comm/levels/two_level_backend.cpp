@@ -6,7 +6,7 @@
 #include <kernels/copy/copy.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/comm/decorators.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 #include <zeroth/comm/two_level.h>
 #include <zeroth/device/device.h>
 
@@ -93,7 +93,7 @@ class TwoLevels {
       } catch (const Error& error) {
         const Error whole = named(error);
         // Not every transport carries a word to the ranks of other nodes.
-        if (options_.watch && whole.code() == ErrorCode::kMismatch) options_.watch->tell(whole);
+        if (options_.activity && whole.code() == ErrorCode::kMismatch) options_.activity->tell(whole);
         stop(whole);
         throw whole;
       }

@@ -53,7 +53,8 @@ class MessageGroup {
         sent_(ranks()),
         taken_(ranks()),
         isa_(kernels::best_isa()) {
-    if (RankWatch* const watch = links_.job()->watched.watch()) begun_ = watch->calls_begun(links_.watched_as());
+    if (RankActivity* const activity = links_.job()->watched.activity())
+      begun_ = activity->calls_begun(links_.watched_as());
   }
 
   [[nodiscard]] int rank() const { return links_.rank(); }

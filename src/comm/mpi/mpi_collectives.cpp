@@ -102,7 +102,7 @@ class MpiGroup {
         number_(number),
         stream_(make_nested_stream("mpi")),
         isa_(kernels::best_isa()) {
-    if (RankWatch* const watch = watched_.watch()) begun_ = watch->calls_begun(watched_as());
+    if (RankActivity* const activity = watched_.activity()) begun_ = activity->calls_begun(watched_as());
   }
 
   [[nodiscard]] int rank() const { return messages_->rank(); }
@@ -234,7 +234,7 @@ class MpiGroup {
   }
 
   void await(MpiRequests& requests) {
-    WatchedWait watched(watched_.watch());
+    WatchedWait watched(watched_.activity());
     if (mpi_->wait(requests, Milliseconds{1}, MpiPatience::kEager)) [[likely]]
       return;
     const Deadline deadline(patience());

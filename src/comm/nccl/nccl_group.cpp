@@ -125,7 +125,7 @@ NcclGroup::NcclGroup(std::shared_ptr<NcclJob> job, CommBackend& base)
     if (job_->options.ledger) board_hold_ = job_->options.ledger->hold({-1, MemoryState::kControl}, CallBoard::bytes());
   }
   if (job_->options.check_calls) gate_ = std::make_unique<CallGate>(base);
-  if (RankWatch* const watch = job_->watched.watch()) begun_ = watch->calls_begun("nccl:" + name_);
+  if (RankActivity* const activity = job_->watched.activity()) begun_ = activity->calls_begun("nccl:" + name_);
 }
 
 void NcclGroup::set_observer(std::shared_ptr<TrafficObserver> observer) {
@@ -310,7 +310,7 @@ bool NcclGroup::ready(Completion& completion) {
 
 void NcclGroup::await(FunctionRef<bool(Milliseconds)> done, const Awaited& awaited) {
   const Deadline deadline(job_->watched.patience(job_->options.timeout));
-  WatchedWait watched(job_->watched.watch());
+  WatchedWait watched(job_->watched.activity());
   const auto report = [&] { return report_of(deadline, awaited); };
   while (!done(deadline.slice())) {
     try {

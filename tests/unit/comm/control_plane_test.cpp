@@ -28,7 +28,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 struct Member {
-  std::shared_ptr<RankWatch> watch;
+  std::shared_ptr<RankActivity> activity;
   std::shared_ptr<ControlPlane> control;
   std::shared_ptr<CommBackend> backend;
 };
@@ -45,22 +45,22 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
     if (GetParam() == ThreadTransport::kLevels || GetParam() == ThreadTransport::kSilentLevels)
       options.comm.nodes = nodes_of_ranks(world, world / 2);
     for (int rank = 0; rank < world; ++rank) {
-      watches_.push_back(std::make_shared<RankWatch>(rank, world));
-      watches_.back()->set_first_timeout(timeout);
+      activities_.push_back(std::make_shared<RankActivity>(rank, world));
+      activities_.back()->set_first_timeout(timeout);
     }
-    options.watches = watches_;
+    options.activities = activities_;
     return try_ranks(
         world,
         [&](int rank, const std::shared_ptr<CommBackend>& backend) {
-          const auto& watch = watches_[static_cast<std::size_t>(rank)];
-          const std::shared_ptr<ControlPlane> control = ControlPlane::join(*backend, watch,
+          const auto& activity = activities_[static_cast<std::size_t>(rank)];
+          const std::shared_ptr<ControlPlane> control = ControlPlane::join(*backend, activity,
                                                                            {.timeout = Milliseconds{20'000},
                                                                             .silent_after = Milliseconds{10'000},
                                                                             .trace_folder = trace_folder_,
                                                                             .logger = {}});
           if (rank == 0) hub_address_ = control->address();
-          const Member member{watch, control,
-                              std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), watch, control)};
+          const Member member{activity, control,
+                              std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), activity, control)};
           try {
             body(rank, member);
           } catch (...) {
@@ -73,7 +73,7 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
         options);
   }
 
-  std::vector<std::shared_ptr<RankWatch>> watches_;
+  std::vector<std::shared_ptr<RankActivity>> activities_;
   std::string hub_address_;
   std::atomic<int> failed_{0};
   std::atomic<bool> done_{false};
@@ -89,8 +89,8 @@ TEST_P(ControlPlaneTest, AnOrdinaryRunHearsNothingOfIt) {
   const RankReport report = run(4, Milliseconds{20'000}, [&](int /*rank*/, const Member& member) {
     std::vector<float> data(1'000, 1.0F);
     for (int call = 0; call < 100; ++call) Communicator(member.backend).all_reduce(std::span(data));
-    require(member.watch->recorder().records().size() == 100, "100 calls are recorded");
-    require(member.watch->recorder().records().back().ended_ns != 0, "all have ended");
+    require(member.activity->recorder().records().size() == 100, "100 calls are recorded");
+    require(member.activity->recorder().records().back().ended_ns != 0, "all have ended");
     require(member.control->strangers() == 0, "no stranger");
   });
   EXPECT_EQ(report.text(), "");
@@ -99,10 +99,10 @@ TEST_P(ControlPlaneTest, AnOrdinaryRunHearsNothingOfIt) {
 TEST_P(ControlPlaneTest, AtTheDeadlineAllRanksEndWithOneLine) {
   kept_ = 1;
   const RankReport report = run(4, Milliseconds{1'500}, [&](int rank, const Member& member) {
-    member.watch->set_locator([rank](pid_t) { return "train.py:5" + std::to_string(rank); });
+    member.activity->set_locator([rank](pid_t) { return "train.py:5" + std::to_string(rank); });
     barrier(member);
     if (rank == 2) {
-      member.watch->enter(Phase::kBetweenSteps);
+      member.activity->enter(Phase::kBetweenSteps);
       while (!done_.load()) std::this_thread::sleep_for(Milliseconds{10});
       return;
     }
@@ -154,7 +154,7 @@ TEST_P(ControlPlaneTest, CallsOfDifferentSizesAreFoundWhereverTheyAreMade) {
 TEST_P(ControlPlaneTest, WhatTwoRanksAloneCanSeeAllHear) {
   const auto begin = SteadyClock::now();
   for (const bool parts : {false, true}) {
-    watches_.clear();
+    activities_.clear();
     failed_ = 0;
     done_ = false;
     const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Member& member) {
@@ -198,7 +198,7 @@ TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
 TEST_P(ControlPlaneTest, WhatARankTellsAsItEndsIsHeard) {
   kept_ = 1;
   for (const int teller : {0, 2}) {
-    watches_.clear();
+    activities_.clear();
     failed_ = 0;
     done_ = false;
     const RankReport report = run(3, Milliseconds{60'000}, [&](int rank, const Member& member) {
@@ -259,21 +259,21 @@ TEST_P(ControlPlaneOnce, StrangersAreDroppedAndCounted) {
   EXPECT_EQ(report.text(), "");
 }
 
-TEST(RankWatch, WhoIsWokenByAWaitSeesWhatItIsFor) {
-  RankWatch watch(0, 2);
+TEST(RankActivity, WhoIsWokenByAWaitSeesWhatItIsFor) {
+  RankActivity activity(0, 2);
   std::vector<std::string> seen;
-  watch.set_waker([&] { seen.push_back(watch.status(false).wait.report.call); });
+  activity.set_waker([&] { seen.push_back(activity.status(false).wait.report.call); });
   const auto report = [] {
     return WaitReport{.group = "world", .call = "barrier#3", .ranks = {1}, .timeout = Milliseconds{100}};
   };
   {
-    WatchedWait wait(&watch);
+    WatchedWait wait(&activity);
     wait.look(report);
     wait.look(report);
   }
-  watch.set_waker(nullptr);
+  activity.set_waker(nullptr);
   EXPECT_EQ(seen, std::vector<std::string>{"barrier#3"});
-  EXPECT_EQ(watch.status(false).wait.id, 0U);
+  EXPECT_EQ(activity.status(false).wait.id, 0U);
 }
 
 TEST(ForkClosedFd, IsClosedInAForkedChildOnly) {
@@ -314,8 +314,8 @@ TEST_P(ControlPlaneOnce, AnInterfaceThatIsNotThereIsNamed) {
   const RankReport report = try_ranks(
       2,
       [&](int rank, const std::shared_ptr<CommBackend>& backend) {
-        const auto watch = std::make_shared<RankWatch>(rank, 2);
-        (void)ControlPlane::join(*backend, watch, {.interface = "nosuch0", .logger = {}});
+        const auto activity = std::make_shared<RankActivity>(rank, 2);
+        (void)ControlPlane::join(*backend, activity, {.interface = "nosuch0", .logger = {}});
       },
       options);
   ASSERT_EQ(report.failures.size(), 2U);

@@ -309,7 +309,7 @@ TEST(World, UnwatchedRanksAreTheSameAndRecordNothing) {
   EXPECT_NE(other.job(), world.job()) << "they meet apart from the watched ones";
   const auto calls_of = [](const World& ranks) {
     Communicator(ranks.connect({}, std::make_shared<TrafficTable>())).barrier();
-    return ranks.watch()->recorder().records().size();
+    return ranks.activity()->recorder().records().size();
   };
   EXPECT_EQ(calls_of(world), 1U);
   EXPECT_EQ(calls_of(other), 0U);
