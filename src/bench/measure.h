@@ -1,4 +1,4 @@
-// Times of matched calls on the backends that the ranks of this job have, side by side.
+// Times of collectives on the backends that the ranks of this job have, side by side.
 #pragma once
 
 #include "bench/tuning.h"

@@ -510,7 +510,7 @@ void Runtime::export_safetensors(const std::string& path) {
 WireReport Runtime::wire_report() const {
   const auto bytes = [this](CollectiveKind kind) { return traffic_->row(kind); };
   WireReport report{.planned_per_step = core_->planned_wire()};
-  // Matched calls of these kinds carry nothing else once the engine is built.
+  // Collectives of these kinds carry nothing else once the engine is built.
   report.all_gather = bytes(CollectiveKind::kAllGather).one_sided_bytes + bytes(CollectiveKind::kAllGather).bytes;
   report.reduce_scatter =
       bytes(CollectiveKind::kReduceScatter).one_sided_bytes + bytes(CollectiveKind::kReduceScatter).bytes;

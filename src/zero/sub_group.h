@@ -19,7 +19,7 @@ namespace zeroth {
 /// A sub-group and its calls.
 class SubGroupCalls {
  public:
-  /// Those of sub_group_of(rank, from, to). Matched over `world`, unless the sub-group is one rank or all of them;
+  /// Those of sub_group_of(rank, from, to). Collective over `world`, unless the sub-group is one rank or all of them;
   /// blocks. `model` and `world` outlive the group.
   SubGroupCalls(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name);
 

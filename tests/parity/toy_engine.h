@@ -18,7 +18,7 @@ namespace zeroth::test {
   return training;
 }
 
-/// Ranks, and whether they make matched calls over messages.
+/// Ranks, and whether they make collectives over messages.
 inline constexpr std::pair<int, bool> kTransports[] = {{1, false}, {2, false}, {3, false},
                                                        {1, true},  {2, true},  {3, true}};
 

@@ -157,7 +157,7 @@ class MatchedParity : public ToyParity {
   }
 };
 
-TEST_P(MatchedParity, MatchedCallsGiveTheBitsOfSharedMemory) {
+TEST_P(MatchedParity, CollectivesGiveTheBitsOfSharedMemory) {
   ToyTraining odd = training();
   odd.model.reuse_last = true;
   odd.model.tie_first_two = true;

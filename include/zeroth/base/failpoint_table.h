@@ -127,7 +127,7 @@ inline constexpr auto kFailpoints = std::to_array<FailpointRow>({
     {"one_sided.reduce", "src/zero/one_sided_exchange.cpp", "before a range is summed from the buckets of all ranks"},
     {"one_sided.combine", "src/zero/one_sided_exchange.cpp",
      "the group's sums are complete, the other groups have not been told"},
-    {"matched.reduce", "src/zero/matched_exchange.cpp", "before a bucket is reduced by a matched call"},
+    {"matched.reduce", "src/zero/matched_exchange.cpp", "before a bucket is reduced by a collective"},
     {"matched.combine", "src/zero/matched_sums.cpp", "before the sums of groups are added up"},
     // A step.
     {"engine.vote", "src/engine/engine.cpp", "the gradients are complete, the ranks have not voted on them"},

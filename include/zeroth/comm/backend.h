@@ -96,14 +96,15 @@ class CommBackend {
   /// S is at most 8 KiB; other calls receive the data for this rank.
   virtual Work submit(std::span<const Collective> collectives, const Stream& stream) = 0;
 
-  /// Matched, blocks. Ranks with the same color form a new group, ordered by (key, rank). A negative color returns
+  /// Collective, blocks. Ranks with the same color form a new group, ordered by (key, rank). A negative color returns
   /// nullptr. The new group shares the liveness checks and abort() with this one and may outlive it. `name` is appended
   /// to this group's name.
   [[nodiscard]] virtual std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) = 0;
 
-  /// Matched, blocks: all ranks attach an arena under the same name. Its kind is capabilities().window_kind; sizes may
-  /// differ and may be 0. The group shares the arena. In later matched calls, other ranks read buffers inside attached
-  /// arenas in place, without staging. Throws kUsage for an arena of the wrong kind, kResource if the system refuses.
+  /// Collective, blocks: all ranks attach an arena under the same name. Its kind is capabilities().window_kind; sizes
+  /// may differ and may be 0. The group shares the arena. In later matched calls, other ranks read buffers inside
+  /// attached arenas in place, without staging. Throws kUsage for an arena of the wrong kind, kResource if the system
+  /// refuses.
   [[nodiscard]] virtual PeerWindow attach(const Arena& arena, std::string_view name) = 0;
 
   /// Blocks until predicate() is true. The predicate is called again after each ring() of another rank and at least

@@ -133,7 +133,7 @@ class RecordingBackend final : public ForwardingBackend {
   std::unordered_map<std::uint64_t, std::int32_t> abouts_;  ///< by unit and label: of FlightRecorder::names()
 };
 
-/// Compares calls for transports that do not compare them (MPI's own algorithms; NCCL). Before each matched call every
+/// Compares calls for transports that do not compare them (MPI's own algorithms; NCCL). Before each collective every
 /// rank gets 16 bytes of every other rank over another transport, and the whole description if they differ. A skipped
 /// or swapped call, or one of another size or type, is kMismatch on every rank, with both sides, and the call is not
 /// made. The counts of an all_to_all are compared between all ranks too. Sends and receives are not compared. Costs two

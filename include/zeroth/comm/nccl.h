@@ -8,7 +8,7 @@
 
 namespace zeroth {
 
-/// A group of the ranks of `base`, each with its own GPU (options.device). Owns `base`. Matched over `base`; blocks
+/// A group of the ranks of `base`, each with its own GPU (options.device). Owns `base`. Collective over `base`; blocks
 /// until NCCL has connected the ranks, at most options.timeout. Throws
 ///   kTimeout      with the ranks that have not come, if `base` has windows to see that
 ///   kEnvironment  if NCCL, CUDA's runtime or a GPU is missing or too old: on every rank, with the text of that rank
@@ -23,7 +23,7 @@ namespace zeroth {
 ///
 /// submit() on a CUDA stream never waits for the device or for earlier calls. The calls run on a stream of their own,
 /// after the earlier work of `stream`; later work of `stream` runs after them. submit() returns when NCCL has taken the
-/// calls; for the first calls of a group this may need the other ranks. The matched calls of one submit() are one NCCL
+/// calls; for the first calls of a group this may need the other ranks. The collectives of one submit() are one NCCL
 /// group, so no call may use memory that another of them writes (kUsage). Work::wait() polls errors of NCCL, `base`'s
 /// view of the other ranks, and the deadline. An error ends the group and NCCL's communicator in bounded time, so no
 /// kernel spins for ever.
@@ -37,7 +37,7 @@ namespace zeroth {
 /// two ranks, are not compared and end at the deadline. Bytes are reported when NCCL takes a call, as the formula gives
 /// them.
 ///
-/// With options.check_calls ranks compare each matched call before NCCL gets it, over a group split from `base`, with
+/// With options.check_calls ranks compare each collective before NCCL gets it, over a group split from `base`, with
 /// or without windows. A mismatch, also of parts of an all_to_all, is kMismatch with both sides in the Work on every
 /// rank, and no rank passes the call to NCCL. split() and attach() are compared too; in errors they appear as barriers
 /// with that name. The cost: submit() on a CUDA stream blocks the host until all ranks of the group are at the same

@@ -147,7 +147,7 @@ class Engine {
   /// True if all expected gradients of the unit have come in this backward.
   [[nodiscard]] bool gradients_complete(int unit) const;
   /// Publishes all open buckets and gives back all leases of the backward. It waits for other ranks only where
-  /// reductions are matched calls.
+  /// reductions are collectives.
   void end_backward();
   /// Call after a forward or backward that threw: gives back all leases. After a failed backward the step is skipped on
   /// all ranks.

@@ -399,7 +399,7 @@ class TwoLevelBackend final : public CommBackend {
     throw Error(ErrorCode::kUsage, "ranks on several nodes have no memory that all of them can read",
                 {.where = levels_->where() + ".attach",
                  .which = std::string(name),
-                 .hint = "look at capabilities().one_sided, and make matched calls"});
+                 .hint = "look at capabilities().one_sided, and use collectives"});
   }
   void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& context) override {
     throw Error(ErrorCode::kUsage, "ranks on several nodes have no memory that all of them can write",

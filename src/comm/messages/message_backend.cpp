@@ -523,7 +523,7 @@ class MessageBackend final : public CommBackend {
     throw Error(ErrorCode::kUsage, "this transport has no memory that peers can read",
                 {.where = links().where() + ".attach",
                  .which = std::string(name),
-                 .hint = "look at capabilities().one_sided, and make matched calls"});
+                 .hint = "look at capabilities().one_sided, and use collectives"});
   }
   void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& context) override {
     throw Error(ErrorCode::kUsage, "this transport has no memory that peers can write",

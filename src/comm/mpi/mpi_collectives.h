@@ -1,4 +1,4 @@
-// Matched calls by MPI's own algorithms: Reduction::kTransport over MPI.
+// Collectives by MPI's own algorithms: Reduction::kTransport over MPI.
 #pragma once
 
 #include "comm/mpi/mpi_world.h"
@@ -10,7 +10,7 @@
 
 namespace zeroth::detail {
 
-/// A group of all ranks of MPI's world, whose matched calls are MPI's (the non-blocking ones, which a thread that
+/// A group of all ranks of MPI's world, whose collectives are MPI's (the non-blocking ones, which a thread that
 /// waits moves on). `messages`: the same ranks, over messages; it carries sends and receives, and agrees about new
 /// groups.
 ///

@@ -63,7 +63,7 @@ class NoCalls final : public CommBackend {
 /// One a rank and group; one thread at a time. Messages between two ranks do not come here.
 class CallGate {
  public:
-  /// Matched over `base`, of which it splits a group for the comparisons; blocks. `base` outlives it.
+  /// Collective over `base`, of which it splits a group for the comparisons; blocks. `base` outlives it.
   explicit CallGate(CommBackend& base)
       : base_(base),
         device_(make_cpu_device()),

@@ -36,7 +36,7 @@ std::vector<std::int32_t> world_ranks_of(CommBackend& base, std::int32_t own) {
   return all;
 }
 
-/// What one NCCL group holds: a run of matched calls, or of messages between two ranks. By kinds alone, so that all
+/// What one NCCL group holds: a run of collectives, or of messages between two ranks. By kinds alone, so that all
 /// ranks form the same ones.
 template <class Body>
 void for_each_nccl_group(std::span<const Collective> calls, const Body& body) {

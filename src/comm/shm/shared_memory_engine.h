@@ -1,6 +1,6 @@
 // SharedMemoryEngine: matched calls and one-sided windows over memory that every rank of a group has mapped.
 //
-// A matched call is posted: its description goes into this rank's slot, everybody reads everybody's and
+// A collective is posted: its description goes into this rank's slot, everybody reads everybody's and
 // compares. Then, by size and place of the data, which all ranks judge alike because they see the same posts:
 //   inline   at most 8 KiB a rank: the data lies beside the description; one phase, nobody waits twice
 //   direct   every buffer that peers read lies in an attached arena, where they read it in place, or in memory of the

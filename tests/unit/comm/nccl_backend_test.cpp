@@ -270,7 +270,7 @@ TEST(Nccl, SendsAndReceivesOfOneSubmitAreOneGroup) {
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
-TEST(Nccl, MatchedCallsOfOneSubmitAreOneGroup) {
+TEST(Nccl, CollectivesOfOneSubmitAreOneGroup) {
   NcclWorld world(1);
   const auto errors = world.try_ranks([](NcclRank& rank) {
     std::vector<Collective> calls;
