@@ -49,17 +49,17 @@ enum Note : int { kAsked, kJoined, kQuietCpu, kWaitCpu, kThrown };
 
 void run_rank(test::Crowd& crowd, int rank, int victim) {
   const int size = crowd.size();
-  const auto watch = std::make_shared<RankWatch>(rank, size);
-  const std::unique_ptr<CommBackend> seat = crowd.seat(rank);
+  const auto activity = std::make_shared<RankActivity>(rank, size);
+  const std::unique_ptr<CommBackend> group = crowd.group(rank);
   crowd.note(rank, kAsked) = now_ms();
   const std::unique_ptr<ControlPlane> control =
-      ControlPlane::join(*seat, watch, {.timeout = kTimeout, .silent_after = Milliseconds{60'000}});
+      ControlPlane::join(*group, activity, {.timeout = kTimeout, .silent_after = Milliseconds{60'000}});
   crowd.note(rank, kJoined) = now_ms();
-  crowd.meet(rank, *watch, 0, kTimeout);
+  crowd.meet(rank, *activity, 0, kTimeout);
   double before = cpu_ms();
   std::this_thread::sleep_for(kPhase);
   crowd.note(rank, kQuietCpu) = cpu_ms() - before;
-  crowd.meet(rank, *watch, 1, kTimeout);
+  crowd.meet(rank, *activity, 1, kTimeout);
   if (rank == victim) {
     while (!crowd.all_at(2, victim)) std::this_thread::sleep_for(Milliseconds{10});
     std::this_thread::sleep_for(kPhase + Milliseconds{1'000});
@@ -73,7 +73,7 @@ void run_rank(test::Crowd& crowd, int rank, int victim) {
       std::this_thread::sleep_for(kPhase);
       crowd.note(rank, kWaitCpu) = cpu_ms() - before;
     });
-    crowd.meet(rank, *watch, 2, kTimeout);
+    crowd.meet(rank, *activity, 2, kTimeout);
     throw std::runtime_error("the rank that is killed has come");
   } catch (const Error& error) {
     const bool named = error.message().find(fmt::format("rank {} (pid", victim)) != std::string::npos;

@@ -1,8 +1,8 @@
 // What the flight recorder, the watch over waits and the control plane cost while nothing is wrong.
 //
-// Two ranks (threads) make calls of 4 KiB in blocks, in turn through a seat as it is and through one that is recorded
-// and watched; a round gives one difference. Beside it the parts alone: a record of the recorder, and an event of the
-// engine.
+// Two ranks (threads) make calls of 4 KiB in blocks, in turn through a backend as it is and through one that is
+// recorded and watched; a round gives one difference. Beside it the parts alone: a record of the recorder, and an event
+// of the engine.
 //
 //   watch_bench --rounds 41 --json out.json
 #include "support/record.h"
@@ -46,19 +46,19 @@ Times time_calls(int rounds) {
   const auto watched_hub = make_inproc_hub(kRanks);
   Times times;
   const auto run = [&](int rank) {
-    const auto watch = std::make_shared<RankWatch>(rank, kRanks);
+    const auto activity = std::make_shared<RankActivity>(rank, kRanks);
     CommOptions options;
     const std::shared_ptr<CommBackend> plain =
         make_backend("inproc", {.rank = rank, .size = kRanks, .hub = plain_hub, .options = options});
-    options.watch = watch;
+    options.activity = activity;
     std::unique_ptr<CommBackend> base =
         make_backend("inproc", {.rank = rank, .size = kRanks, .hub = watched_hub, .options = options});
-    const std::shared_ptr<ControlPlane> control = ControlPlane::join(*base, watch, {});
-    const auto watched = std::make_shared<RecordingBackend>(std::move(base), watch, control);
+    const std::shared_ptr<ControlPlane> control = ControlPlane::join(*base, activity, {});
+    const auto watched = std::make_shared<RecordingBackend>(std::move(base), activity, control);
     const std::vector<float> part(kFloats / kRanks, 1.0F);
     std::vector<float> data(kFloats);
-    const auto block = [&](const std::shared_ptr<CommBackend>& seat) {
-      const Communicator ranks(seat);
+    const auto block = [&](const std::shared_ptr<CommBackend>& group) {
+      const Communicator ranks(group);
       return ns_each(kCalls, [&] {
         for (int call = 0; call < kCalls; ++call) ranks.all_gather(std::span(part), std::span(data));
       });
@@ -86,11 +86,11 @@ void run(int rounds, Record& record) {
   std::vector<double> records;
   std::vector<double> events;
   std::vector<double> waits;
-  RankWatch watch(0, 1);
-  const auto seat_watch = std::make_shared<RankWatch>(0, 1);
-  RecordingBackend seat(make_backend("self", {}), seat_watch);
+  RankActivity activity(0, 1);
+  const auto group_activity = std::make_shared<RankActivity>(0, 1);
+  RecordingBackend group(make_backend("self", {}), group_activity);
   const WaitContext context{.what = "a bucket slot held by unit blocks.2"};
-  FlightRecorder& recorder = watch.recorder();
+  FlightRecorder& recorder = activity.recorder();
   constexpr int kEvents = 100'000;
   for (int round = 0; round < rounds; ++round) {
     records.push_back(ns_each(kEvents, [&] {
@@ -98,10 +98,10 @@ void run(int rounds, Record& record) {
         recorder.end(recorder.begin({.sequence = static_cast<std::uint64_t>(event)}));
     }));
     waits.push_back(ns_each(kEvents, [&] {
-      for (int event = 0; event < kEvents; ++event) seat.wait_until([] { return true; }, context);
+      for (int event = 0; event < kEvents; ++event) group.wait_until([] { return true; }, context);
     }));
     events.push_back(ns_each(kEvents, [&] {
-      for (int event = 0; event < kEvents; ++event) watch.enter(Phase::kForward, 0, event);
+      for (int event = 0; event < kEvents; ++event) activity.enter(Phase::kForward, 0, event);
     }));
   }
   record.add({.name = "all_gather 4 KiB, 2 ranks, as it is",

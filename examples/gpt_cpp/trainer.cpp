@@ -9,7 +9,7 @@
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/text.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 #include <zeroth/device/memory.h>
 #include <zeroth/libtorch/engine.h>
 
@@ -215,13 +215,13 @@ StepRecord Trainer::train_step(std::int64_t step) {
   double loss_sum = 0.0;
   zeroth::StepResult result;
   for (std::int64_t micro_step = 0; micro_step < settings_.batch.accumulate; ++micro_step) {
-    world_.watch()
+    world_.activity()
         ->at();  // the line that is shown to ranks that wait for this one: its batch may come from a slow disk
     const BatchKey key{options_.seed, step, micro_step, world_.rank()};
     const auto starts =
         train_windows(corpus_.train().size(), seq, static_cast<std::size_t>(settings_.batch.micro), key);
     const Batch batch = make_batch(corpus_.train(), starts, options_.seq);
-    world_.watch()->at();
+    world_.activity()->at();
     const torch::Tensor loss = engine_.forward(batch.x_BT, batch.y_BT);
     sample_memory(step);  // activations are at their peak
     engine_.backward(loss);

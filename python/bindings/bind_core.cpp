@@ -88,14 +88,14 @@ void bind_core(py::module_& module) {
       .def(
           "find_places",
           [](const World& world, int signal, int pipe, std::vector<std::string> skipped, std::string here) {
-            world.watch()->set_locator(make_locator({signal, pipe, std::move(skipped), std::move(here)}));
+            world.activity()->set_locator(make_locator({signal, pipe, std::move(skipped), std::move(here)}));
           },
           py::arg("signal"), py::arg("pipe"), py::arg("skipped"), py::arg("here"))
-      .def("spare", [](const World& world) { world.watch()->spare(); })
+      .def("spare", [](const World& world) { world.activity()->spare(); })
       .def(
           "write_trace",
           [](const World& world, const std::string& path) {
-            world.watch()->recorder().write(path, world.rank(), world.size());
+            world.activity()->recorder().write(path, world.rank(), world.size());
           },
           py::arg("path"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("rank", &World::rank)

@@ -65,22 +65,23 @@ World world_from_group(py::object group) {
 }
 
 World world_from_environment() {
-  const std::optional<World::Seat> seat = World::without_transport();
+  const std::optional<World::RankAndSize> started_as = World::without_transport();
   const py::module_ distributed = py::module_::import("torch.distributed");
-  if (!seat || !distributed.attr("is_available")().cast<bool>()) return World::from_environment();
+  if (!started_as || !distributed.attr("is_available")().cast<bool>()) return World::from_environment();
   if (!distributed.attr("is_initialized")().cast<bool>()) {
     if (variable_or_empty(kMaster).empty() || variable_or_empty("MASTER_PORT").empty())
       return World::from_environment();
     if (variable_or_empty(kGlooInterface).empty())
       py::module_::import("os").attr("environ")[kGlooInterface] = interface_to_others();
-    distributed.attr("init_process_group")("gloo", py::arg("rank") = seat->rank, py::arg("world_size") = seat->size);
+    distributed.attr("init_process_group")("gloo", py::arg("rank") = started_as->rank,
+                                           py::arg("world_size") = started_as->size);
   }
   World world = world_from_group(py::none());
-  ZR_CHECK((World::Seat{.rank = world.rank(), .size = world.size()} == *seat), ErrorCode::kEnvironment,
+  ZR_CHECK((World::RankAndSize{.rank = world.rank(), .size = world.size()} == *started_as), ErrorCode::kEnvironment,
            "torch.distributed and the environment speak of different worlds",
            {.where = "python.world",
             .which = "torch.distributed: rank " + std::to_string(world.rank()) + " of " + std::to_string(world.size()),
-            .expected = "rank " + std::to_string(seat->rank) + " of " + std::to_string(seat->size) +
+            .expected = "rank " + std::to_string(started_as->rank) + " of " + std::to_string(started_as->size) +
                         ", as the variables of the launcher say",
             .hint = "start the ranks with a launcher, or pass world=zeroth.World.from_group()"});
   return world;

@@ -11,7 +11,7 @@ namespace zeroth::python {
 [[nodiscard]] World world_from_group(py::object group);
 
 /// World::from_environment(), and where that has no transport between the hosts: the default group of
-/// torch.distributed, which is made, over gloo, if there is none and torch's variables say where ranks meet. Matched
+/// torch.distributed, which is made, over gloo, if there is none and torch's variables say where ranks meet. Collective
 /// then, blocks until all ranks are there.
 [[nodiscard]] World world_from_environment();
 

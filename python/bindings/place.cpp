@@ -76,7 +76,7 @@ std::string place_of(std::string_view traceback, const PlaceFinder& finder) {
   return std::string(file) + ":" + std::string(users->line) + " in " + std::string(users->function);
 }
 
-RankWatch::Locator make_locator(PlaceFinder finder) {
+RankActivity::Locator make_locator(PlaceFinder finder) {
   return [finder = std::move(finder)](pid_t thread) -> std::string {
     (void)read_some(finder.pipe, Milliseconds{1}, Milliseconds{0});  // what came too late for the question before
     if (::syscall(SYS_tgkill, ::getpid(), thread, finder.signal) != 0) return "";

@@ -1,7 +1,7 @@
 // The user's line of Python, found without the GIL; see _place.py.
 #pragma once
 
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <string>
 #include <string_view>
@@ -20,6 +20,6 @@ struct PlaceFinder {
 /// user's; of one without, the first. "" if it has none.
 [[nodiscard]] std::string place_of(std::string_view traceback, const PlaceFinder& finder);
 
-[[nodiscard]] RankWatch::Locator make_locator(PlaceFinder finder);
+[[nodiscard]] RankActivity::Locator make_locator(PlaceFinder finder);
 
 }  // namespace zeroth::python

@@ -1,4 +1,4 @@
-// Times of matched calls on the backends that the ranks of this job have, side by side.
+// Times of collectives on the backends that the ranks of this job have, side by side.
 #pragma once
 
 #include "bench/tuning.h"
@@ -24,7 +24,7 @@ struct MeasureOptions {
   Milliseconds timeout{60'000};
 };
 
-/// Seats of this rank, one a backend. Collective, blocks.
+/// This rank's objects of the group, one a backend. Collective, blocks.
 [[nodiscard]] std::vector<NamedBackend> connect(const World& world, const MeasureOptions& options);
 
 /// Collective: the same on all ranks. `progress` is called after each call and size.

@@ -90,16 +90,16 @@ void require_same_way(const std::shared_ptr<MessageTransport>& transport, const 
 }
 
 std::unique_ptr<CommBackend> make_mpi(const WorldSpec& spec) {
-  const std::shared_ptr<detail::MpiSeat> seat =
-      detail::open_mpi_seat(detail::load_mpi(), spec.rank, spec.size, spec.options);
-  const std::shared_ptr<MessageTransport> transport = detail::make_mpi_transport(seat);
+  const std::shared_ptr<detail::MpiWorld> mpi =
+      detail::open_mpi_world(detail::load_mpi(), spec.rank, spec.size, spec.options);
+  const std::shared_ptr<MessageTransport> transport = detail::make_mpi_transport(mpi);
   require_same_way(transport, spec.options);
   CommOptions options = spec.options;
   options.nodes = detail::nodes_of_ranks(transport, options, detail::host_identity());
   std::unique_ptr<CommBackend> messages = make_message_backend(transport, options);
   if (options.reduction == Reduction::kRankOrder) return messages;
   std::unique_ptr<CommBackend> side = options.check_calls ? messages->split(0, spec.rank, "checks") : nullptr;
-  std::unique_ptr<CommBackend> own_sums = detail::make_mpi_collectives(seat, std::move(messages), options);
+  std::unique_ptr<CommBackend> own_sums = detail::make_mpi_collectives(mpi, std::move(messages), options);
   if (!side) return own_sums;
   return std::make_unique<CheckedBackend>(std::move(own_sums), std::move(side));
 }

@@ -84,7 +84,7 @@ Communicator Mesh::axes(std::span<const std::string> names) {
 }
 
 /// Ranks with equal coordinates on the axes that are not chosen form a group. A group of everybody is the
-/// world's own seat.
+/// world's own group.
 std::shared_ptr<CommBackend> Mesh::make_group(const std::vector<bool>& chosen, std::string_view name) {
   int color = 0;
   int members = 1;

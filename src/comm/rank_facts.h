@@ -11,7 +11,7 @@
 
 namespace zeroth::detail {
 
-/// A matched call of all ranks of `transport`: everybody's bytes, as many as `own` on each rank, in the order of ranks.
+/// A collective of all ranks of `transport`: everybody's bytes, as many as `own` on each rank, in the order of ranks.
 /// Nobody judges errors yet, so a rank that fails here tells the others itself.
 void gather_facts(const std::shared_ptr<MessageTransport>& transport, const CommOptions& options,
                   std::span<const std::byte> own, std::span<std::byte> all);

@@ -35,7 +35,7 @@ class Participant {
     if (what == "facts") return *facts_;
     if (what == "clock") return {{"ns", now_ns()}};
     if (what == "disk") return disk(task);
-    if (what == "seat") return seat(task);
+    if (what == "group") return group(task);
     if (what == "open") return open(task);
     if (what == "serve") return serve(task);
     if (what == "probe") return probe(task);
@@ -60,9 +60,9 @@ class Participant {
     return disk;
   }
 
-  /// A seat among the ranks of this host, or of all where the launcher brings a transport between hosts.
-  Json seat(const Json& task) {
-    const std::string name = task.at("seat").get<std::string>();
+  /// A group among the ranks of this host, or of all where the launcher brings a transport between hosts.
+  Json group(const Json& task) {
+    const std::string name = task.at("group").get<std::string>();
     if (name == "host") {
       CommOptions options;
       options.timeout = kTaskPatience;
@@ -75,7 +75,7 @@ class Participant {
                                            .options = options}));
       }
     }
-    const std::string kind{seat_of(name).backend().kind()};
+    const std::string kind{group_of(name).backend().kind()};
     return {{"kind", kind}};
   }
 
@@ -96,20 +96,20 @@ class Participant {
   }
 
   [[nodiscard]] Json messages(const Json& task) const {
-    const std::string name = task.at("seat").get<std::string>();
-    const Communicator& seat = seat_of(name);
+    const std::string name = task.at("group").get<std::string>();
+    const Communicator& group = group_of(name);
     const int peer = task.at("peer").get<int>();
     const double slow = pretence_->slow(place_->rank, task.at("rank").get<int>());
-    ZR_CHECK(peer >= 0 && peer < seat.size() && peer != seat.rank(), ErrorCode::kLaunch, "there is no such peer");
-    if (task.at("measure").get<bool>()) return figures(measure_messages(seat, peer, slow));
-    serve_messages(seat, peer, slow);
+    ZR_CHECK(peer >= 0 && peer < group.size() && peer != group.rank(), ErrorCode::kLaunch, "there is no such peer");
+    if (task.at("measure").get<bool>()) return figures(measure_messages(group, peer, slow));
+    serve_messages(group, peer, slow);
     return Json::object();
   }
 
-  [[nodiscard]] const Communicator& seat_of(const std::string& name) const {
-    const std::optional<Communicator>& seat = name == "host" ? host_ : place_->world;
-    ZR_CHECK(seat.has_value(), ErrorCode::kLaunch, "there is no such seat", {.got = name});
-    return *seat;
+  [[nodiscard]] const Communicator& group_of(const std::string& name) const {
+    const std::optional<Communicator>& group = name == "host" ? host_ : place_->world;
+    ZR_CHECK(group.has_value(), ErrorCode::kLaunch, "there is no such group", {.got = name});
+    return *group;
   }
 
   static Json figures(const LinkFigures& figures) {

@@ -92,30 +92,30 @@ Wire admit_rank(Door& door, int rank, const Deadline& deadline) {
 }
 
 template <typename T>
-void give(const Communicator& seat, int peer, std::span<const T> data) {
-  seat.send(data, peer);
+void give(const Communicator& group, int peer, std::span<const T> data) {
+  group.send(data, peer);
 }
 
 template <typename T>
-void take(const Communicator& seat, int peer, std::span<T> data, double slow_bytes_per_s) {
-  seat.recv(data, peer);
+void take(const Communicator& group, int peer, std::span<T> data, double slow_bytes_per_s) {
+  group.recv(data, peer);
   if (slow_bytes_per_s > 0)
     std::this_thread::sleep_for(Seconds(static_cast<double>(data.size_bytes()) / slow_bytes_per_s));
 }
 
 /// Sends messages of growing size, each confirmed by one byte; ends with the size 0. Returns the best rate.
-double send_growing(const Communicator& seat, int peer, double latency_us, double slow_bytes_per_s) {
+double send_growing(const Communicator& group, int peer, double latency_us, double slow_bytes_per_s) {
   std::vector<std::uint8_t> data(static_cast<std::size_t>(kLargestMessage), 1);
   std::array<std::uint8_t, 1> done{};
   double best = 0;
   int repeats = 0;
   std::int64_t size = kFirstMessage;
   while (repeats < kRepeats) {
-    give<std::int64_t>(seat, peer, std::span(&size, 1));
-    take<std::uint8_t>(seat, peer, done, slow_bytes_per_s);
+    give<std::int64_t>(group, peer, std::span(&size, 1));
+    take<std::uint8_t>(group, peer, done, slow_bytes_per_s);
     const auto begin = SteadyClock::now();
-    give<std::uint8_t>(seat, peer, std::span(data).first(static_cast<std::size_t>(size)));
-    take<std::uint8_t>(seat, peer, done, 0);
+    give<std::uint8_t>(group, peer, std::span(data).first(static_cast<std::size_t>(size)));
+    take<std::uint8_t>(group, peer, done, 0);
     const Seconds lasted = SteadyClock::now() - begin;
     best = std::max(best, static_cast<double>(size) / std::max(lasted.count() - latency_us * 1e-6, lasted.count() / 2));
     if (lasted >= kLongMessage || size == kLargestMessage) {
@@ -126,21 +126,21 @@ double send_growing(const Communicator& seat, int peer, double latency_us, doubl
     }
   }
   size = 0;
-  give<std::int64_t>(seat, peer, std::span(&size, 1));
+  give<std::int64_t>(group, peer, std::span(&size, 1));
   return best;
 }
 
-void receive_growing(const Communicator& seat, int peer, double slow_bytes_per_s) {
+void receive_growing(const Communicator& group, int peer, double slow_bytes_per_s) {
   std::vector<std::uint8_t> data(static_cast<std::size_t>(kLargestMessage));
   const std::array<std::uint8_t, 1> done{1};
   while (true) {
     std::int64_t size = 0;
-    seat.recv(std::span(&size, 1), peer);
+    group.recv(std::span(&size, 1), peer);
     if (size == 0) return;
     ZR_CHECK(size > 0 && size <= kLargestMessage, ErrorCode::kLaunch, "a peer announces a message of an absurd size");
-    give<std::uint8_t>(seat, peer, done);
-    take<std::uint8_t>(seat, peer, std::span(data).first(static_cast<std::size_t>(size)), slow_bytes_per_s);
-    give<std::uint8_t>(seat, peer, done);
+    give<std::uint8_t>(group, peer, done);
+    take<std::uint8_t>(group, peer, std::span(data).first(static_cast<std::size_t>(size)), slow_bytes_per_s);
+    give<std::uint8_t>(group, peer, done);
   }
 }
 
@@ -178,33 +178,33 @@ void serve_tcp(Door& door, int rank, const Deadline& deadline) {
   pour(back, deadline);
 }
 
-LinkFigures measure_messages(const Communicator& seat, int peer, double slow_bytes_per_s) {
+LinkFigures measure_messages(const Communicator& group, int peer, double slow_bytes_per_s) {
   LinkFigures figures;
   std::int64_t more = 1;
   const auto trip = [&] {
-    give<std::int64_t>(seat, peer, std::span(&more, 1));
+    give<std::int64_t>(group, peer, std::span(&more, 1));
     std::int64_t answer = 0;
-    take<std::int64_t>(seat, peer, std::span(&answer, 1), slow_bytes_per_s);
+    take<std::int64_t>(group, peer, std::span(&answer, 1), slow_bytes_per_s);
   };
   figures.latency_us = shortest_trip_us(trip) / 2;
   more = 0;
   trip();
-  figures.there_bytes_per_s = send_growing(seat, peer, figures.latency_us, slow_bytes_per_s);
+  figures.there_bytes_per_s = send_growing(group, peer, figures.latency_us, slow_bytes_per_s);
   // The other way round: the sender measures.
-  receive_growing(seat, peer, slow_bytes_per_s);
-  seat.recv(std::span(&figures.back_bytes_per_s, 1), peer);
+  receive_growing(group, peer, slow_bytes_per_s);
+  group.recv(std::span(&figures.back_bytes_per_s, 1), peer);
   ZR_CHECK(figures.back_bytes_per_s > 0, ErrorCode::kLaunch, "a peer measured nonsense");
   return figures;
 }
 
-void serve_messages(const Communicator& seat, int peer, double slow_bytes_per_s) {
+void serve_messages(const Communicator& group, int peer, double slow_bytes_per_s) {
   for (std::int64_t more = 1; more != 0;) {
-    take<std::int64_t>(seat, peer, std::span(&more, 1), slow_bytes_per_s);
-    give<std::int64_t>(seat, peer, std::span(&more, 1));
+    take<std::int64_t>(group, peer, std::span(&more, 1), slow_bytes_per_s);
+    give<std::int64_t>(group, peer, std::span(&more, 1));
   }
-  receive_growing(seat, peer, slow_bytes_per_s);
-  const double rate = send_growing(seat, peer, 0, slow_bytes_per_s);
-  give<double>(seat, peer, std::span(&rate, 1));
+  receive_growing(group, peer, slow_bytes_per_s);
+  const double rate = send_growing(group, peer, 0, slow_bytes_per_s);
+  give<double>(group, peer, std::span(&rate, 1));
 }
 
 }  // namespace zeroth::doctor

@@ -25,11 +25,11 @@ struct LinkFigures {
 /// The other half. Refuses ranks but `rank`.
 void serve_tcp(Door& door, int rank, const Deadline& deadline);
 
-/// Send and recv over a seat: what ranks in training have of this transport. Sizes grow until a message takes 10 ms.
-/// The deadline is that of the seat. `slow_bytes_per_s`: what arrives on this side takes at least as long as over such
+/// Send and recv over a group: what ranks in training have of this transport. Sizes grow until a message takes 10 ms.
+/// The deadline is that of the group. `slow_bytes_per_s`: what arrives on this side takes at least as long as over such
 /// a link; 0: as it is.
-[[nodiscard]] LinkFigures measure_messages(const Communicator& seat, int peer, double slow_bytes_per_s);
+[[nodiscard]] LinkFigures measure_messages(const Communicator& group, int peer, double slow_bytes_per_s);
 /// The other half.
-void serve_messages(const Communicator& seat, int peer, double slow_bytes_per_s);
+void serve_messages(const Communicator& group, int peer, double slow_bytes_per_s);
 
 }  // namespace zeroth::doctor

@@ -63,7 +63,7 @@ class Survey {
  private:
   struct Measurement {
     Link link;
-    std::string seat;  ///< "host", "world"; "" for TCP
+    std::string group;  ///< "host", "world"; "" for TCP
   };
 
   void meet() {
@@ -237,22 +237,22 @@ class Survey {
   /// Measures at once what has no end in common, and notes figures or errors.
   void measure(std::vector<Measurement>& round) {
     Tasks tasks;
-    std::map<int, int> places;  // of each rank in the seat of its host
+    std::map<int, int> places;  // of each rank in the group of its host
     for (const auto& [host, ranks] : ranks_of_hosts()) {
       for (std::size_t i = 0; i < ranks.size(); ++i) places[ranks[i]] = static_cast<int>(i);
     }
     for (const Measurement& one : round) {
       const auto& [a, b] = std::pair(one.link.a, one.link.b);
-      if (one.seat.empty()) {
+      if (one.group.empty()) {
         const int host = report_.host_of(b);
         tasks[b] = {{"do", "serve"}, {"rank", a}};
         tasks[a] = {{"do", "probe"}, {"address", address_of_host(host)}, {"port", ports_[b]}};
       } else {
-        const bool near = one.seat == "host";
+        const bool near = one.group == "host";
         tasks[b] = {
-            {"do", "messages"}, {"seat", one.seat}, {"peer", near ? places[a] : a}, {"rank", a}, {"measure", false}};
+            {"do", "messages"}, {"group", one.group}, {"peer", near ? places[a] : a}, {"rank", a}, {"measure", false}};
         tasks[a] = {
-            {"do", "messages"}, {"seat", one.seat}, {"peer", near ? places[b] : b}, {"rank", b}, {"measure", true}};
+            {"do", "messages"}, {"group", one.group}, {"peer", near ? places[b] : b}, {"rank", b}, {"measure", true}};
       }
     }
     const Tasks answers = ask(tasks);
@@ -275,7 +275,7 @@ class Survey {
 
   void near_links() {
     std::map<int, std::vector<int>> hosts;
-    Tasks seats;
+    Tasks groups;
     for (const auto& [host, ranks] : ranks_of_hosts()) {
       const auto first = std::ranges::find(report_.ranks, ranks.front(), &RankFacts::rank);
       // Where one does not answer, the others would wait for it.
@@ -284,10 +284,10 @@ class Survey {
     }
     if (place_->world ? static_cast<int>(wires_.size()) < place_->size : hosts.empty()) return;
     for (const auto& [rank, wire] : wires_) {
-      if (place_->world || hosts.contains(report_.host_of(rank))) seats[rank] = {{"do", "seat"}, {"seat", "host"}};
+      if (place_->world || hosts.contains(report_.host_of(rank))) groups[rank] = {{"do", "group"}, {"group", "host"}};
     }
     std::map<int, std::string> kinds;
-    for (const auto& [rank, answer] : ask(seats)) {
+    for (const auto& [rank, answer] : ask(groups)) {
       const std::string error = error_of(answer);
       const int host = report_.host_of(rank);
       if (error.empty()) {
@@ -308,7 +308,7 @@ class Survey {
           rounds[i].push_back({.link = {.a = ranks[static_cast<std::size_t>(a)],
                                         .b = ranks[static_cast<std::size_t>(b)],
                                         .transport = kinds[host]},
-                               .seat = "host"});
+                               .group = "host"});
         }
       }
     }
@@ -321,7 +321,7 @@ class Survey {
     if (firsts.size() < 2) return;
     for (const auto& [rank, answer] : ask_hosts({{"do", "open"}, {"like", address_of_host(place_->host)}}))
       ports_[rank] = answer.value("port", 0);
-    const auto over = [&](const std::string& transport, const std::string& seat) {
+    const auto over = [&](const std::string& transport, const std::string& group) {
       std::map<std::size_t, std::vector<Measurement>> rounds;
       const auto pairs = rounds_of(static_cast<int>(firsts.size()));
       for (std::size_t i = 0; i < pairs.size(); ++i) {
@@ -330,7 +330,7 @@ class Survey {
                                         .b = firsts[static_cast<std::size_t>(b)],
                                         .transport = transport,
                                         .far = true},
-                               .seat = seat});
+                               .group = group});
         }
       }
       run(rounds);
@@ -340,21 +340,21 @@ class Survey {
   }
 
   void run(std::map<std::size_t, std::vector<Measurement>>& rounds) {
-    std::set<int> broken;  // hosts whose seat has failed: every later call fails with it
+    std::set<int> broken;  // hosts whose group has failed: every later call fails with it
     bool world_broken = false;
     for (auto& [index, round] : rounds) {
       std::erase_if(round, [&](const Measurement& one) {
         const bool dead =
-            one.seat == "host" ? broken.contains(report_.host_of(one.link.a)) : one.seat == "world" && world_broken;
+            one.group == "host" ? broken.contains(report_.host_of(one.link.a)) : one.group == "world" && world_broken;
         return dead || !wires_.contains(one.link.a) || !wires_.contains(one.link.b);
       });
       measure(round);
       for (const Measurement& one : round) {
         report_.links.push_back(one.link);
-        seats_.push_back(one.seat);
+        groups_.push_back(one.group);
         if (one.link.error.empty()) continue;
-        if (one.seat == "host") broken.insert(report_.host_of(one.link.a));
-        world_broken = world_broken || one.seat == "world";
+        if (one.group == "host") broken.insert(report_.host_of(one.link.a));
+        world_broken = world_broken || one.group == "world";
       }
     }
   }
@@ -365,7 +365,7 @@ class Survey {
       for (const std::size_t index : odd_links(report_, options_->thresholds)) {
         Link& link = report_.links[index];
         if (!wires_.contains(link.a) || !wires_.contains(link.b)) continue;
-        std::vector<Measurement> again{{.link = link, .seat = seats_[index]}};
+        std::vector<Measurement> again{{.link = link, .group = groups_[index]}};
         measure(again);
         const Link& now = again.front().link;
         if (!now.error.empty()) {
@@ -384,7 +384,7 @@ class Survey {
   const SurveyOptions* options_;
   std::map<int, Wire> wires_;  // by rank
   std::map<int, int> ports_;
-  std::vector<std::string> seats_;  // one a link of the report
+  std::vector<std::string> groups_;  // one a link of the report
   Report report_;
 };
 

@@ -123,12 +123,12 @@ void Engine::build_stores() {
   uses_ = std::make_unique<UnitUses>(layout_, settings_.plan, *parameters_);
 }
 
-void Engine::set_watch(std::shared_ptr<RankWatch> watch) {
-  watch_ = std::move(watch);
-  if (!watch_) return;
+void Engine::set_activity(std::shared_ptr<RankActivity> activity) {
+  activity_ = std::move(activity);
+  if (!activity_) return;
   std::vector<std::string> units;
   for (const UnitSpec& unit : layout_.units) units.push_back(unit.name);
-  watched_as_ = watch_->add_model(std::move(units));
+  watched_as_ = activity_->add_model(std::move(units));
 }
 
 Engine::~Engine() {
@@ -234,7 +234,7 @@ StepResult Engine::step() {
   }
   micro_step_ = 0;
   StepResult result = together([&] { return finish_step(idle); });
-  if (watch_) watch_->finish_step(++boundaries_);
+  if (activity_) activity_->finish_step(++boundaries_);
   enter(Phase::kBetweenSteps);
   return result;
 }
@@ -325,7 +325,7 @@ StepResult Engine::finish_step(bool idle) {
 }
 
 void Engine::enter(Phase phase, int unit) noexcept {
-  if (watch_) watch_->enter(phase, watched_as_, unit);
+  if (activity_) activity_->enter(phase, watched_as_, unit);
   clock_->turn(phase, waited());
 }
 
@@ -346,13 +346,13 @@ std::vector<double> Engine::learning_rates() const {
 }
 
 void Engine::sync(SyncPoint what, std::string_view name) {
-  const std::uint64_t before = watch_ ? watch_->entered() : 0;
+  const std::uint64_t before = activity_ ? activity_->entered() : 0;
   enter(Phase::kSyncPoint);
   // The names of those that have a batch are in what they announce.
   const bool all = uneven_join_->num_out() == 0;
   uneven_join_->announce(call_of(what), name.empty() ? -1 : static_cast<int>(digest64(name) >> 33U));
   gradients_->sync(what, all ? name : std::string_view());
-  if (watch_) watch_->resume(before);
+  if (activity_) activity_->resume(before);
 }
 
 // One-sided sync points know what kind of call it is, and no more: names are compared by a matched one.

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <zeroth/base/deadline.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 #include <zeroth/engine/step_result.h>
 
 #include <chrono>

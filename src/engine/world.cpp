@@ -18,7 +18,7 @@ namespace zeroth {
 
 struct World::Connection {
   bool is_watched = true;
-  std::shared_ptr<RankWatch> watch;
+  std::shared_ptr<RankActivity> activity;
   std::unique_ptr<CommBackend> base;
   bool met_in_part = false;  ///< over a group of the user's, which keeps what was said in vain
   std::shared_ptr<ControlPlane> control;
@@ -219,13 +219,13 @@ World World::from_variables(const Lookup& lookup) {
   return world;
 }
 
-std::optional<World::Seat> World::without_transport(const Lookup& lookup) {
+std::optional<World::RankAndSize> World::without_transport(const Lookup& lookup) {
   const std::optional<Started> started = started_by(lookup);
   if (!started || backend_of(lookup, *started->launcher, started->size)) return std::nullopt;
-  return Seat{.rank = started->rank, .size = started->size};
+  return RankAndSize{.rank = started->rank, .size = started->size};
 }
 
-std::optional<World::Seat> World::without_transport() {
+std::optional<World::RankAndSize> World::without_transport() {
   return without_transport(environment);
 }
 
@@ -283,9 +283,9 @@ bool World::is_watched() const {
 std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::shared_ptr<TrafficTable> table) const {
   if (!connection_->base) {
     CommOptions watched = options;
-    watched.watch = is_watched() ? watch() : nullptr;
+    watched.activity = is_watched() ? activity() : nullptr;
     watched.call_table = variable_or_empty("ZEROTH_CALL_TABLE");
-    watch()->set_first_timeout(options.first_timeout);
+    activity()->set_first_timeout(options.first_timeout);
     ZR_CHECK(!transport_ || options.reduction == Reduction::kRankOrder, ErrorCode::kConfig,
              "this transport has no sums of its own",
              {.where = "world",
@@ -308,7 +308,7 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
     }
     if (size_ > 1 && is_watched()) {
       connection_->control = ControlPlane::join(
-          *connection_->base, watch(),
+          *connection_->base, activity(),
           {.timeout = options.timeout,
            .silent_after = options.frozen_after + std::max(options.frozen_after / 2, Milliseconds{2'000}),
            .end_stuck_after = options.end_stuck_after,
@@ -354,13 +354,13 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
     const LinkSpeed speed{.bytes_per_second = static_cast<double>(options.link_bytes_per_s)};
     group = std::make_unique<SlowLinkBackend>(std::move(group), speed);
   }
-  if (is_watched()) group = std::make_unique<RecordingBackend>(std::move(group), watch(), connection_->control);
+  if (is_watched()) group = std::make_unique<RecordingBackend>(std::move(group), activity(), connection_->control);
   return std::make_shared<CountingBackend>(std::move(group), std::move(table));
 }
 
-const std::shared_ptr<RankWatch>& World::watch() const {
-  if (!connection_->watch) connection_->watch = std::make_shared<RankWatch>(rank_, size_);
-  return connection_->watch;
+const std::shared_ptr<RankActivity>& World::activity() const {
+  if (!connection_->activity) connection_->activity = std::make_shared<RankActivity>(rank_, size_);
+  return connection_->activity;
 }
 
 void World::abort(const std::exception& cause) const noexcept {

@@ -167,7 +167,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
       runtime->model_.params, runtime->model_.units, settings, *runtime->device_,
       world.connect(make_comm_options(runtime->config_, world.size()), runtime->traffic_), runtime->slots_,
       runtime->log_);
-  if (world.is_watched()) runtime->core_->set_watch(world.watch());
+  if (world.is_watched()) runtime->core_->set_activity(world.activity());
   if (runtime->core_->settings().plan.gathers_parameters()) runtime->log_.progress(units_line(runtime->model_));
   ParameterSlots& slots = runtime->slots_;
   const bool copies = !slots.device().is_cpu() || runtime->config_.runtime.compute_copies;
@@ -523,7 +523,7 @@ void Runtime::export_safetensors(const std::string& path) {
 WireReport Runtime::wire_report() const {
   const auto bytes = [this](CollectiveKind kind) { return traffic_->row(kind); };
   WireReport report{.planned_per_step = core_->planned_wire()};
-  // Matched calls of these kinds carry nothing else once the engine is built.
+  // Collectives of these kinds carry nothing else once the engine is built.
   report.all_gather = bytes(CollectiveKind::kAllGather).one_sided_bytes + bytes(CollectiveKind::kAllGather).bytes;
   report.reduce_scatter =
       bytes(CollectiveKind::kReduceScatter).one_sided_bytes + bytes(CollectiveKind::kReduceScatter).bytes;

@@ -1,4 +1,4 @@
-// The tags of an engine's matched calls, which ranks compare, and the text of a tag in errors.
+// The tags of an engine's collectives, which ranks compare, and the text of a tag in errors.
 #pragma once
 
 #include <zeroth/comm/backend.h>

@@ -1,6 +1,6 @@
 // GradientExchange: how the buckets that ranks publish become reduced shards. Two ways, by the capability of the
 // transport among the ranks that sum a micro-step: one_sided_exchange.cpp where they read each other's memory,
-// matched_exchange.cpp where they make matched calls. The same sums in the same order, so the same bits.
+// matched_exchange.cpp where they make collectives. The same sums in the same order, so the same bits.
 #pragma once
 
 #include "zero/gradient_store.h"

@@ -10,7 +10,7 @@
 // added to the sum of earlier events of the step. So the bits are the same under every plan.
 //
 // If ranks read each other's memory (Capabilities::one_sided), a rank may use other units than the others: gradients
-// that it does not have count as zero. Otherwise every reduction is a matched call: a rank may leave out parameters,
+// that it does not have count as zero. Otherwise every reduction is a collective: a rank may leave out parameters,
 // but other units are kMismatch by name.
 #pragma once
 
@@ -62,7 +62,7 @@ class GradientStore {
   /// if none of its gradients has come in this backward. `expected`: one entry per parameter of the model.
   void end_unit(int unit, const std::vector<bool>& expected);
   /// Ends the backward: publishes all open buckets and the end of the backward. Waits for other ranks only where
-  /// reductions are matched calls.
+  /// reductions are collectives.
   void close_backward();
   /// For matched reductions, instead of add(): takes part in the reduction of the flat with this rank's gradients of
   /// earlier micro-steps, or zeros. Blocks.
@@ -75,8 +75,8 @@ class GradientStore {
   void set_micro_step(int micro_step) { micro_step_ = micro_step; }
 
   /// Blocks until all ranks have come to this call, and reduces meanwhile, because a rank in backward may wait until
-  /// this one has taken its gradients. It must come before every matched call except complete(), which calls it itself.
-  /// Throws kMismatch if another rank comes to another call. `name` is for errors; with matched calls ranks compare it.
+  /// this one has taken its gradients. It must come before every collective except complete(), which calls it itself.
+  /// Throws kMismatch if another rank comes to another call. `name` is for errors; with collectives ranks compare it.
   void sync(SyncPoint what, std::string_view name = {});
   /// Blocks until all reduction events of all closed backwards are summed into the reduced shards. Ends the
   /// accumulation of the step: the next event stores instead of adding. Collective.
@@ -87,7 +87,7 @@ class GradientStore {
   /// Call it after the update: forgets which parameters have a gradient, and the offender.
   void begin_step();
 
-  /// True if the ranks that sum a micro-step read each other's gradients; false if they make matched calls.
+  /// True if the ranks that sum a micro-step read each other's gradients; false if they make collectives.
   [[nodiscard]] bool reads_peers() const { return memory_.are_local(memory_.degrees().gradient); }
   /// True if a gradient of the parameter has come on this rank since begin_step().
   [[nodiscard]] bool has_grad(int param) const { return has_grad_[static_cast<std::size_t>(param)]; }

@@ -1,4 +1,4 @@
-// MatchedSums: sums that this rank has of its sub-group, joined with those of the others by matched calls at the end
+// MatchedSums: sums that this rank has of its sub-group, joined with those of the others by collectives at the end
 // of a step.
 #pragma once
 

@@ -51,7 +51,7 @@ ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int
       degrees_(plan.degrees(model.world)),
       rank_(backend.rank()),
       one_sided_(backend.capabilities().one_sided),
-      seat_(&backend),
+      local_group_(&backend),
       local_peers_{.first = one_sided_ ? 0 : rank_, .count = one_sided_ ? model.world : 1},
       bucket_dtypes_(bucket_dtypes(model, plan, micro_steps)),
       sums_in_buckets_(sums_in_buckets(model, plan, micro_steps)),
@@ -70,7 +70,7 @@ ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int
   }
   if (!one_sided_) find_neighbours(backend);
   const SharedLayout& own = shared_layouts_[static_cast<std::size_t>(rank_)];
-  shared_ = device.make_arena(seat_->capabilities().window_kind, own.bytes, "shared");
+  shared_ = device.make_arena(local_group_->capabilities().window_kind, own.bytes, "shared");
   const std::span<std::byte> block = shared_.reserve(own.bytes);
   holds_.push_back(ledger_.hold({-1, MemoryState::kControl}, control_bytes(model)));
   allocate_private(device, optimizer_states);
@@ -81,7 +81,7 @@ ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int
   const SignalLayout signals(static_cast<int>(model.flats.size()), model.world);
   window_ = window_of(shared_, "zero");
   if (wide_table_.total_bytes() > 0) {
-    wide_ = device.make_arena(seat_->capabilities().window_kind, wide_table_.total_bytes(), "wide");
+    wide_ = device.make_arena(local_group_->capabilities().window_kind, wide_table_.total_bytes(), "wide");
     wide_window_ = window_of(wide_, "zero.wide");
   }
   for (int index = 0; index < local_peers_.count; ++index) {
@@ -93,11 +93,11 @@ ModelMemory::ModelMemory(const ModelLayout& model, const ShardingPlan& plan, int
 ModelMemory::~ModelMemory() = default;
 
 PeerWindow ModelMemory::window_of(const Arena& arena, std::string_view name) const {
-  if (one_sided_) return seat_->attach(arena, name);
+  if (one_sided_) return local_group_->attach(arena, name);
   PeerWindow window;
   std::vector<std::span<std::byte>> reached{{arena.data(), arena.capacity()}};
-  if (own_seat_) {
-    PeerWindow attached = seat_->attach(arena, name);
+  if (node_group_) {
+    PeerWindow attached = local_group_->attach(arena, name);
     reached = std::move(attached.ranks);
     window.keep = std::move(attached.keep);
   }
@@ -163,10 +163,10 @@ void ModelMemory::find_neighbours(CommBackend& backend) {
   if (!backend.capabilities().one_sided_on_nodes || !(inside(degrees_.parameter) || inside(degrees_.gradient))) return;
   if (std::ranges::any_of(nodes, [per_node](int size) { return size != per_node; })) return;
   const int node = rank_ / per_node;
-  own_seat_ = backend.split(node, rank_, "node");
-  ZR_ASSERT(own_seat_->capabilities().one_sided && own_seat_->size() == per_node,
+  node_group_ = backend.split(node, rank_, "node");
+  ZR_ASSERT(node_group_->capabilities().one_sided && node_group_->size() == per_node,
             "a node is no group of ranks that read each other's memory");
-  seat_ = own_seat_.get();
+  local_group_ = node_group_.get();
   local_peers_ = {.first = node * per_node, .count = per_node};
 }
 

@@ -92,12 +92,12 @@ class ModelMemory {
   [[nodiscard]] const SubGroup& local_peers() const { return local_peers_; }
   /// True if the ranks of each sub-group of `degree` ranks read each other's memory. The same on all ranks.
   [[nodiscard]] bool are_local(int degree) const {
-    return (one_sided_ || own_seat_) && local_peers_.count % degree == 0;
+    return (one_sided_ || node_group_) && local_peers_.count % degree == 0;
   }
   /// The group of local_peers(), for waits and notify(). Rank 0 of this group is the first of local_peers().
-  [[nodiscard]] CommBackend& seat() const { return *seat_; }
-  /// Bytes of control blocks and staging of seat(); 0 if seat() is the backend.
-  [[nodiscard]] std::size_t transport_bytes() const { return own_seat_ ? own_seat_->memory_bytes() : 0; }
+  [[nodiscard]] CommBackend& local_group() const { return *local_group_; }
+  /// Bytes of control blocks and staging of local_group(); 0 if local_group() is the backend.
+  [[nodiscard]] std::size_t transport_bytes() const { return node_group_ ? node_group_->memory_bytes() : 0; }
   [[nodiscard]] const SlotTable& bucket_table() const { return bucket_table_; }
   [[nodiscard]] const SlotTable& gathered_table() const { return gathered_table_; }
   /// Elements that this rank's optimizer updates.
@@ -128,8 +128,8 @@ class ModelMemory {
   Degrees degrees_;
   int rank_;
   bool one_sided_;
-  std::unique_ptr<CommBackend> own_seat_;
-  CommBackend* seat_;
+  std::unique_ptr<CommBackend> node_group_;
+  CommBackend* local_group_;
   SubGroup local_peers_;
   std::vector<DType> bucket_dtypes_;   // one a flat
   std::vector<bool> sums_in_buckets_;  // one a flat

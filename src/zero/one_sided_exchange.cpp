@@ -8,7 +8,7 @@
 //
 // With a degree of gradients all of this is among the ranks of a sub-group. At the end of the step each rank says which
 // flats its sub-group has sums of, and pulls its piece of them from the ranks of the other sub-groups that have the
-// same part. Where these are no local peers, on other nodes, that is a matched call instead, as are the sync points.
+// same part. Where these are no local peers, on other nodes, that is a collective instead, as are the sync points.
 //
 // Deadlock freedom: a rank that waits for a slot says so (pressure). Where ranks that wait are in each other's way,
 // owners copy the ranges of their slots aside (spill); ranks that go through the model in one order never need it.
@@ -94,7 +94,7 @@ class OneSidedExchange final : public GradientExchange {
 
   /// `missing`: ranks that this waits for at the moment.
   void wait(const std::string& what, const std::function<bool()>& done, std::function<std::vector<int>()> missing);
-  /// Local peers but this one of which `predicate` holds, as the seat counts them.
+  /// Local peers but this one of which `predicate` holds, as the local group counts them.
   [[nodiscard]] std::vector<int> ranks_where(const std::function<bool(int)>& predicate) const;
   [[nodiscard]] bool in_run(int rank) const { return sub_group_.index_of(rank) >= 0; }
   void announce(SignalWord& word, std::uint64_t value);
@@ -265,7 +265,7 @@ void OneSidedExchange::reduce_event(int flat, std::uint64_t code) {
   }
   for (int index = 0; index < sub_group_.count; ++index) spilled_.erase({flat, code, sub_group_.rank(index)});
   own.news().fetch_add(1);
-  memory_.seat().notify();
+  memory_.local_group().notify();
 }
 
 void OneSidedExchange::progress_all() {
@@ -288,7 +288,7 @@ void OneSidedExchange::progress() {
 
 std::vector<int> OneSidedExchange::stuck_ranks() const {
   // [Note: Stuck] A rank is stuck if it waits for a slot whose bucket some owner cannot take, because another stuck
-  // rank has not said yet whether it takes part in that event; or if it has come to a matched call and another stuck
+  // rank has not said yet whether it takes part in that event; or if it has come to a collective and another stuck
   // rank has not. The largest such set: start with all that wait, drop whoever will get on. Ranks that go through the
   // model in one order are never stuck, however slow one of them is.
   const auto calls_of = [this](int rank) { return memory_.signals(rank).sync_point().load() >> 8U; };
@@ -360,7 +360,7 @@ void OneSidedExchange::announce(SignalWord& word, std::uint64_t value) {
   ZR_FAILPOINT("one_sided.announce");
   word.store(value);
   memory_.signals(memory_.rank()).news().fetch_add(1);  // second, so that who sees it sees the word
-  memory_.seat().notify();
+  memory_.local_group().notify();
 }
 
 std::uint64_t OneSidedExchange::news() const {
@@ -384,7 +384,7 @@ void OneSidedExchange::wait(const std::string& what, const std::function<bool()>
   reduce_stream_.synchronize();  // peers may be waiting for what this rank has not yet published
   if (before_wait_) before_wait_();
   std::optional<std::uint64_t> seen;
-  memory_.seat().wait_until(
+  memory_.local_group().wait_until(
       [&] {
         // Read before the words: what changes after this look is news at the next one.
         const std::uint64_t now = news();
@@ -415,7 +415,7 @@ void OneSidedExchange::sync(SyncPoint what, std::string_view given) {
                    "ranks come to different calls of the engine",
                    {.where = "zero.sync",
                     .who = "rank " + std::to_string(memory_.rank()) + "/" + std::to_string(model_.world),
-                    .which = "matched call " + std::to_string(sync_points_),
+                    .which = "collective " + std::to_string(sync_points_),
                     .expected = std::string(name(own)) + quoted + " on rank " + std::to_string(memory_.rank()),
                     .got = std::string(name(theirs)) + " on rank " + std::to_string(rank),
                     .hint = "all ranks must make the same calls in the same order"});

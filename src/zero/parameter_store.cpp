@@ -165,7 +165,7 @@ void ParameterStore::require_version(int flat, int rank, const SubGroupPath& gro
   SignalWord& version = &group == at_rest_.get() ? peer.updated() : peer.epoch(flat);
   if (version.load() < epoch_) {
     const auto unit = static_cast<std::size_t>(model_.flat(flat).unit);
-    memory_.seat().wait_until(
+    memory_.local_group().wait_until(
         [&] { return version.load() >= epoch_; },
         {.what = "parameters of unit " + model_.units[unit].name, .ranks = {memory_.local_peers().index_of(rank)}});
   }
@@ -224,7 +224,7 @@ void ParameterStore::publish() {
   const Signals& own = memory_.signals(memory_.rank());
   if (at_rest_->moves()) {
     own.updated().store(epoch_);
-    memory_.seat().notify();
+    memory_.local_group().notify();
     for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) {
       if (!model_.flats[flat].trainable) continue;
       bring(static_cast<int>(flat), memory_.parameters(static_cast<int>(flat)), *at_rest_,
@@ -234,7 +234,7 @@ void ParameterStore::publish() {
   }
   // Only now: others gather here what this rank has just taken, too.
   for (std::size_t flat = 0; flat < model_.flats.size(); ++flat) own.epoch(static_cast<int>(flat)).store(epoch_);
-  memory_.seat().notify();
+  memory_.local_group().notify();
 }
 
 void ParameterStore::read(int flat, std::byte* out) {

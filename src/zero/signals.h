@@ -69,7 +69,7 @@ class Signals {
   [[nodiscard]] SignalWord& closed() const { return words_[0]; }
   /// 1 + unit whose bucket slot this rank waits for, 0 if none: owners then copy its gradients aside.
   [[nodiscard]] SignalWord& pressure() const { return words_[1]; }
-  /// Number of matched calls of the engine that this rank has come to, times 256, plus the kind of the last one.
+  /// Number of collectives of the engine that this rank has come to, times 256, plus the kind of the last one.
   [[nodiscard]] SignalWord& sync_point() const { return words_[2]; }
   /// Steps whose sums this rank has done with: from then on the others may write where it read theirs.
   [[nodiscard]] SignalWord& taken() const { return words_[3]; }

@@ -19,14 +19,14 @@ namespace zeroth {
 /// A sub-group and its calls.
 class SubGroupCalls {
  public:
-  /// Those of sub_group_of(rank, from, to). Matched over `world`, unless the sub-group is one rank or all of them;
+  /// Those of sub_group_of(rank, from, to). Collective over `world`, unless the sub-group is one rank or all of them;
   /// blocks. `model` and `world` outlive the group.
   SubGroupCalls(const ModelLayout& model, CommBackend& world, int from, int to, std::string_view name);
 
   [[nodiscard]] int to() const { return to_; }
   /// This rank's part at degree `from` has to be joined with others'.
   [[nodiscard]] bool moves() const { return sub_group_.count > 1; }
-  /// Of the group's own seat, if there is one.
+  /// Of the sub-group's own group, if it has one.
   [[nodiscard]] std::size_t transport_bytes() const { return own_ ? own_->memory_bytes() : 0; }
   /// An all_gather of parts at degree `from` into `whole`, which has this rank's part at degree `to`. No degree of the
   /// model lies between the two. Only if it moves(), as the next two.

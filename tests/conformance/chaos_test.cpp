@@ -121,7 +121,7 @@ void expect_values_with_random_delays(int seeds) {
     const int world = std::vector<int>{2, 3, 4, 7}[static_cast<std::size_t>(seed) % 4];
     const RankReport report = try_ranks(world, [&](int rank, const std::shared_ptr<CommBackend>& backend) {
       (void)rank;
-      // The seat inside the decorator belongs to the harness: wrap a part of it.
+      // The backend inside the decorator belongs to the harness: wrap a part of it.
       const std::shared_ptr<CommBackend> faulty = std::make_shared<FaultyBackend>(
           backend->split(0, backend->rank(), "faulty"), FaultPlan{.seed = static_cast<std::uint64_t>(seed),
                                                                   .delay_probability = 0.2,

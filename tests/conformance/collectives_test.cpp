@@ -1,4 +1,4 @@
-// Every matched call on every backend: values against an oracle in double, bits against a sum in rank order.
+// Every collective on every backend: values against an oracle in double, bits against a sum in rank order.
 //
 // `make test` runs rows in which any two of world, call with its dtypes, count and place meet; the whole grid, and
 // large parts in every world, are of the long tier.

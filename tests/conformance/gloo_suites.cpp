@@ -19,7 +19,7 @@ using NewGroup = void (*)(char* name, std::size_t capacity);
 /// Exit code of this rank. `argv`: GoogleTest's, the program's name first.
 extern "C" __attribute__((visibility("default"))) int zeroth_gloo_suites(NewGroup new_group, int ranks, int argc,
                                                                          char** argv) {
-  zeroth::test::gloo_ranks() = {.size = ranks, .seat = [new_group](const zeroth::CommOptions& options) {
+  zeroth::test::gloo_ranks() = {.size = ranks, .group = [new_group](const zeroth::CommOptions& options) {
                                   std::array<char, 256> name{};
                                   new_group(name.data(), name.size());
                                   zeroth::test::require(name[0] != '\0', "Python made no group; it says why above");

@@ -13,7 +13,7 @@ namespace zeroth::test {
 /// What the library knows of torch. A test program, which has none, leaves it as it is.
 struct GlooRanks {
   int size = 0;
-  std::function<std::shared_ptr<CommBackend>(const CommOptions&)> seat{};  ///< in a new group
+  std::function<std::shared_ptr<CommBackend>(const CommOptions&)> group{};  ///< in a new group
 };
 
 [[nodiscard]] inline GlooRanks& gloo_ranks() {
@@ -29,8 +29,8 @@ struct GlooRanks {
 /// Runs body(rank, backend) on this rank; every rank has the report of all.
 [[nodiscard]] inline RankReport run_gloo_world(const RankBody& body, const CommOptions& options,
                                                bool abort_on_failure) {
-  return run_started_rank({.seat = [&] { return gloo_ranks().seat(options); },
-                           .seat_of_report = [] { return gloo_ranks().seat(quick_options()); }},
+  return run_started_rank({.group = [&] { return gloo_ranks().group(options); },
+                           .group_of_report = [] { return gloo_ranks().group(quick_options()); }},
                           body, abort_on_failure);
 }
 

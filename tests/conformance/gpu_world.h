@@ -75,25 +75,25 @@ class OnDeviceStreams final : public ForwardingBackend {
   const detail::CudaTable cuda = gpu.cuda_table();
   const detail::NcclTable nccl = gpu.nccl_table();
   std::vector<std::unique_ptr<RankDevice>> devices(static_cast<std::size_t>(size));
-  options.seat_over = [&](int rank, std::unique_ptr<CommBackend> base,
-                          CommOptions comm) -> std::unique_ptr<CommBackend> {
+  options.group_over = [&](int rank, std::unique_ptr<CommBackend> base,
+                           CommOptions comm) -> std::unique_ptr<CommBackend> {
     comm.device = over_nccl ? rank : 0;
     std::unique_ptr<RankDevice>& device = devices[static_cast<std::size_t>(rank)];
     device = std::make_unique<RankDevice>(detail::make_cuda_device(cuda, comm.device, comm.timeout));
-    std::unique_ptr<CommBackend> seat;
+    std::unique_ptr<CommBackend> group;
     if (over_nccl) {
       comm.reduction = Reduction::kTransport;
       comm.check_calls = name == "nccl_checked";
-      seat = detail::make_nccl_backend(std::move(base), comm,
-                                       [&] { return detail::NcclLibraries{.nccl = &nccl, .cuda = &cuda}; });
+      group = detail::make_nccl_backend(std::move(base), comm,
+                                        [&] { return detail::NcclLibraries{.nccl = &nccl, .cuda = &cuda}; });
     } else {
-      seat = detail::make_staging_backend(std::move(base), comm, [&]() -> const detail::CudaTable& { return cuda; });
+      group = detail::make_staging_backend(std::move(base), comm, [&]() -> const detail::CudaTable& { return cuda; });
     }
-    return std::make_unique<OnDeviceStreams>(std::move(seat), *device);
+    return std::make_unique<OnDeviceStreams>(std::move(group), *device);
   };
   RankReport report = try_ranks(size, body, options);
   devices.clear();
-  // A communicator ends on a thread of its own, which a seat that goes waits for a short time only.
+  // A communicator ends on a thread of its own, which a group that goes waits for a short time only.
   for (const Deadline deadline(Milliseconds{20'000}); gpu.living_comms() > 0 && !deadline.passed();)
     std::this_thread::sleep_for(Milliseconds{1});
   EXPECT_EQ(gpu.living_comms(), 0U);

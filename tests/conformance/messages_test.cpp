@@ -33,7 +33,7 @@ TEST(Messages, AWaitThatTakesTooLongNamesTheCallAndTheRank) {
              .hint = {}});
         const Communicator comm(backend);
         std::vector<float> data(5);
-        for (int attempt = 0; attempt < 2; ++attempt) {  // a broken seat stays broken
+        for (int attempt = 0; attempt < 2; ++attempt) {  // a broken group stays broken
           try {
             comm.all_reduce(std::span(data), {.unit = 3});
             throw std::runtime_error("a sum of one rank");

@@ -263,7 +263,7 @@ TEST_P(Mismatch, TwoRanksThatDisagreeAboutAPartOfAnAllToAllAreNamed) {
   }
 }
 
-TEST_P(Mismatch, ABrokenSeatStaysBroken) {
+TEST_P(Mismatch, ABrokenGroupStaysBroken) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const RankReport report =
       run_world(GetParam(),
@@ -282,14 +282,14 @@ TEST_P(Mismatch, ABrokenSeatStaysBroken) {
                       require(told || error.code() == ErrorCode::kMismatch, error.what());
                       continue;
                     }
-                    throw std::runtime_error("a broken seat made a call");
+                    throw std::runtime_error("a broken group made a call");
                   }
                 },
                 {.abort_on_failure = false});
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST_P(Mismatch, UsageErrorsAreLocalAndLeaveTheSeatWhole) {
+TEST_P(Mismatch, UsageErrorsAreLocalAndLeaveTheGroupWhole) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const RankReport report = run_world(GetParam(), [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
     const Communicator comm(backend);
@@ -308,7 +308,7 @@ TEST_P(Mismatch, UsageErrorsAreLocalAndLeaveTheSeatWhole) {
       require(error.code() == ErrorCode::kUsage, error.what());
     }
     comm.all_reduce(std::span(data));
-    require(data[0] == static_cast<float>(comm.size()), "the seat was harmed");
+    require(data[0] == static_cast<float>(comm.size()), "the group was harmed");
   });
   EXPECT_TRUE(report.ok()) << report.text();
 }

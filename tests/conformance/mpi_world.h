@@ -3,7 +3,7 @@
 #pragma once
 
 #include "conformance/started_ranks.h"
-#include "support/thread_seats.h"
+#include "support/thread_groups.h"
 
 #include <zeroth/comm/factory.h>
 
@@ -41,7 +41,7 @@ namespace zeroth::test {
     return std::shared_ptr<CommBackend>(
         make_backend(kind, {.rank = rank, .size = mpi_world_size(), .job = job, .hub = nullptr, .options = with}));
   };
-  const auto seat = [&] {
+  const auto group = [&] {
     if (name == "shm+mpi") return world(name, options);
     if (name != "shm|mpi") return world("mpi", options);
     const std::filesystem::path table = std::filesystem::temp_directory_path() /
@@ -52,7 +52,7 @@ namespace zeroth::test {
     std::filesystem::remove(table);
     return mixed;
   };
-  return run_started_rank({.seat = seat, .seat_of_report = [&] { return world("mpi", quick_options()); }}, body,
+  return run_started_rank({.group = group, .group_of_report = [&] { return world("mpi", quick_options()); }}, body,
                           abort_on_failure);
 }
 

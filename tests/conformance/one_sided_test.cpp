@@ -116,7 +116,7 @@ TEST_P(OneSided, WindowsMayDifferInSizeAndBeEmpty) {
   EXPECT_TRUE(report.ok()) << report.text();
 }
 
-TEST_P(OneSided, AWindowOutlivesTheSeat) {
+TEST_P(OneSided, AWindowOutlivesTheGroup) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
     std::vector<PeerWindow> kept;

@@ -355,7 +355,7 @@ TEST_P(ComparedPoints, AnotherMessageThanExpectedIsNamedOnBothSides) {
   }
 }
 
-TEST_P(Points, WhatOneRankCanSeeIsRefusedAndLeavesTheSeatWhole) {
+TEST_P(Points, WhatOneRankCanSeeIsRefusedAndLeavesTheGroupWhole) {
   ZR_SKIP_UNDER_TSAN(GetParam());
   const RankReport report = run_world(GetParam(), [](int rank, const std::shared_ptr<CommBackend>& backend) {
     const Communicator comm(backend);
@@ -371,7 +371,7 @@ TEST_P(Points, WhatOneRankCanSeeIsRefusedAndLeavesTheSeatWhole) {
       }
     }
     comm.all_reduce(std::span(data));
-    require(data[0] == static_cast<float>(comm.size()), "the seat was harmed");
+    require(data[0] == static_cast<float>(comm.size()), "the group was harmed");
   });
   EXPECT_TRUE(report.ok()) << report.text();
 }

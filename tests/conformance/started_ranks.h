@@ -18,11 +18,11 @@
 
 namespace zeroth::test {
 
-/// Seats of this rank, each in a new world of all ranks that they make together.
+/// What makes groups of all ranks, each a new world; the ranks call it together.
 struct StartedRank {
-  std::function<std::shared_ptr<CommBackend>()> seat{};  ///< for the body
+  std::function<std::shared_ptr<CommBackend>()> group{};  ///< for the body
   std::function<std::shared_ptr<CommBackend>()>
-      seat_of_report{};  ///< for what became of it, whatever that did to the body's world
+      group_of_report{};  ///< for what became of it, whatever that did to the body's world
 };
 
 /// Runs body(rank, backend) on this rank; every rank has the report of all.
@@ -40,7 +40,7 @@ struct StartedRank {
     std::strncpy(own.text.data(), text, own.text.size() - 1);
   };
   {
-    const std::shared_ptr<CommBackend> backend = started.seat();
+    const std::shared_ptr<CommBackend> backend = started.group();
     try {
       body(backend->rank(), backend);
     } catch (const Error& error) {
@@ -51,7 +51,7 @@ struct StartedRank {
       failed(error.what(), -1);
     }
   }
-  const Communicator comm(started.seat_of_report());
+  const Communicator comm(started.group_of_report());
   std::vector<Outcome> all(static_cast<std::size_t>(comm.size()));
   const auto* const bytes = reinterpret_cast<const std::uint8_t*>(&own);
   comm.all_gather(std::span(bytes, sizeof own),

@@ -6,7 +6,7 @@
 #include "conformance/mpi_world.h"
 #include "support/fork_ranks.h"
 #include "support/private_memory.h"
-#include "support/process_seats.h"
+#include "support/process_groups.h"
 #include "support/thread_ranks.h"
 
 #include <zeroth/comm/communicator.h>
@@ -104,9 +104,9 @@ struct WorldOptions {
     return try_ranks(param.size, body, threads);
   const bool staged = param.backend == "staged";
   if (staged) comm.system = kernel_without_reads();
-  ProcessSeats seats(staged ? "shm" : param.backend, param.size, comm);
+  ProcessGroups groups(staged ? "shm" : param.backend, param.size, comm);
   const auto run = [&](int rank) {
-    const std::shared_ptr<CommBackend> backend = seats.seat(rank);
+    const std::shared_ptr<CommBackend> backend = groups.group(rank);
     try {
       body(rank, backend);
     } catch (const Error& error) {
@@ -118,7 +118,7 @@ struct WorldOptions {
     }
   };
   if (param.backend != "self") {
-    return fork_ranks(param.size, run, {.deadline = options.deadline, .meanwhile = seats.parted(options.meanwhile)});
+    return fork_ranks(param.size, run, {.deadline = options.deadline, .meanwhile = groups.parted(options.meanwhile)});
   }
   RankReport report;
   try {

@@ -14,7 +14,7 @@
 namespace zeroth::kernels {
 namespace {
 
-using namespace testing;  // NOLINT(google-build-using-namespace)
+using namespace test;  // NOLINT(google-build-using-namespace)
 
 auto load_kernel() {
   return load_entry<decltype(zeroth_cuda_adamw)>("zeroth_cuda_adamw");

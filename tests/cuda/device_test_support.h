@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::kernels::testing {
+namespace zeroth::kernels::test {
 
 /// The module is loaded as a program would load it; it stays until the end.
 template <class Entry>
@@ -95,4 +95,4 @@ class DeviceArray {
   void* data_ = nullptr;
 };
 
-}  // namespace zeroth::kernels::testing
+}  // namespace zeroth::kernels::test

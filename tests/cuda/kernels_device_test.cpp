@@ -18,7 +18,7 @@
 namespace zeroth::kernels {
 namespace {
 
-using namespace testing;  // NOLINT(google-build-using-namespace)
+using namespace test;  // NOLINT(google-build-using-namespace)
 
 struct Entries {
   template <class Entry>

@@ -39,7 +39,7 @@ class NcclDevice : public ::testing::Test {
     options.timeout = Milliseconds{60'000};
     options.reduction = Reduction::kTransport;
     options.device = 0;
-    seat_ = make_backend("nccl", {.rank = 0, .size = 1, .options = options});
+    group_ = make_backend("nccl", {.rank = 0, .size = 1, .options = options});
   }
 
   void copy(void* to, const void* from, std::size_t bytes) {
@@ -52,12 +52,12 @@ class NcclDevice : public ::testing::Test {
 
   std::unique_ptr<Device> device_;
   Stream stream_;
-  std::unique_ptr<CommBackend> seat_;
+  std::unique_ptr<CommBackend> group_;
 };
 
 TEST_F(NcclDevice, OneRankMakesEveryCall) {
   Arena arena = device_->make_arena(ArenaKind::kDevice, std::size_t{1} << 20U, "buffers");
-  (void)seat_->attach(arena, "buffers");
+  (void)group_->attach(arena, "buffers");
   std::byte* const a = arena.reserve(4'096).data();
   std::byte* const b = arena.reserve(4'096).data();
   std::vector<float> values(1'024);
@@ -75,16 +75,16 @@ TEST_F(NcclDevice, OneRankMakesEveryCall) {
                     .recv = b,
                     .counts = {1'024}};
     if (kind == CollectiveKind::kAllToAll) call.recv_counts = {1'024};
-    seat_->submit({&call, 1}, stream_).wait();
+    group_->submit({&call, 1}, stream_).wait();
     copy(got.data(), b, 4'096);
     EXPECT_EQ(got, values) << name_of(kind);
   }
   const Collective barrier{.kind = CollectiveKind::kBarrier};
-  seat_->submit({&barrier, 1}, stream_).wait();
+  group_->submit({&barrier, 1}, stream_).wait();
 }
 
 TEST_F(NcclDevice, PartsAndAbortsEndInTime) {
-  const auto part = seat_->split(0, 0, "part");
+  const auto part = group_->split(0, 0, "part");
   Arena arena = device_->make_arena(ArenaKind::kDevice, 4'096, "buffers");
   const Collective call{.kind = CollectiveKind::kAllReduce,
                         .in_dtype = DType::kFloat32,
@@ -93,7 +93,7 @@ TEST_F(NcclDevice, PartsAndAbortsEndInTime) {
                         .recv = arena.data(),
                         .counts = {1'024}};
   part->submit({&call, 1}, stream_).wait();
-  seat_->abort(Error(ErrorCode::kInternal, "planted"));
+  group_->abort(Error(ErrorCode::kInternal, "planted"));
   EXPECT_THROW(part->submit({&call, 1}, stream_).wait(), Error);
 }
 

@@ -31,7 +31,7 @@ TEST(StagingDevice, RanksThatShareAGpuSumInRankOrder) {
         CommOptions options;
         options.timeout = Milliseconds{60'000};
         options.device = 0;
-        const auto seat = make_backend("inproc", {.rank = rank, .size = kRanks, .hub = hub, .options = options});
+        const auto group = make_backend("inproc", {.rank = rank, .size = kRanks, .hub = hub, .options = options});
         const auto device = make_cuda_device(0, Milliseconds{60'000});
         const Stream stream = device->make_stream("test");
         const Arena arena = device->make_arena(ArenaKind::kDevice, kElements * sizeof(float), "buffer");
@@ -51,7 +51,7 @@ TEST(StagingDevice, RanksThatShareAGpuSumInRankOrder) {
                               .send = arena.data(),
                               .recv = arena.data(),
                               .counts = {static_cast<std::int64_t>(kElements)}};
-        seat->submit({&call, 1}, stream).wait();
+        group->submit({&call, 1}, stream).wait();
         copy(values.data(), arena.data());
         stream.synchronize();
         for (std::size_t i = 0; i < kElements; ++i) {

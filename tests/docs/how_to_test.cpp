@@ -28,13 +28,13 @@ TEST(HowToAddABackend, CallsAreTracedAndMade) {
 }
 
 TEST(HowToAddAPlan, BitsAreThoseOfStage3AndMemoryIsThePlan) {
-  testing::ToyTraining training;
+  test::ToyTraining training;
   training.world = 2;
   training.plan = zero_plan(3, {"dp"});
-  const testing::ToyOutcome expected = testing::train_toy(training);
+  const test::ToyOutcome expected = test::train_toy(training);
   training.plan = wide_bucket_plan({"dp"});
-  const testing::ToyOutcome outcome = testing::train_toy(training);
-  EXPECT_EQ(testing::difference(expected, outcome), "");
+  const test::ToyOutcome outcome = test::train_toy(training);
+  EXPECT_EQ(test::difference(expected, outcome), "");
   for (std::size_t rank = 0; rank < outcome.memory.size(); ++rank) {
     const MemoryReport& report = outcome.memory[rank];
     EXPECT_EQ(report.planned, report.measured_peak) << to_text(report);

@@ -11,7 +11,7 @@
 #include <limits>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 struct ParityPlace {
   int stage;
@@ -88,7 +88,7 @@ inline std::vector<ParityGroup> parity_rows(const std::vector<int>& worlds) {
       static_cast<int>(worlds.size()), kParityNets.size(),   kParityDtypes.size(), kParityMicroSteps.size(),
       kParityPolicies.size(),          kParityPlaces.size(), kParityModes.size()};
   std::vector<ParityGroup> groups;
-  for (const test::FactorRow& row : test::covering_array(levels, 2)) {
+  for (const FactorRow& row : covering_array(levels, 2)) {
     const auto at = [&](std::size_t factor) { return static_cast<std::size_t>(row[factor]); };
     ParityGroup group{parity_reference(kParityNets[at(1)], kParityDtypes[at(2)], worlds[at(0)],
                                        kParityMicroSteps[at(3)], kParityPolicies[at(4)])};
@@ -109,4 +109,4 @@ inline std::vector<TorchOutcome> one_bit_apart(const TorchOutcome& outcome) {
   return others;
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 /// What all ranks must hold alike: losses and norms themselves, parameters as digests. One line, so that the
@@ -92,10 +92,10 @@ class Rank {
 };
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test
 
 int main(int argc, char** argv) {
-  using namespace zeroth::testing;
+  using namespace zeroth::test;
   const zeroth::World world = zeroth::World::from_environment();
   const bool rows = argc > 1 && std::string_view(argv[1]) == "rows";
   try {

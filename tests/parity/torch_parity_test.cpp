@@ -8,7 +8,7 @@
 #include <cmath>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 void expect_parity(const ParityGroup& group) {
@@ -73,7 +73,7 @@ TEST(TorchComparison, RunToRunIdentical) {
 
 /// Against plain torch in one process, which goes through all ranks' batches. A missing factor shows in float64 at
 /// 1e-12. Levels: model, numbers (float32, float64, float64 with clipping), optimizer, world, stage, mode.
-void expect_as_plain_torch(const test::FactorRow& row, int steps) {
+void expect_as_plain_torch(const FactorRow& row, int steps) {
   TorchTraining training{.net = kParityNets[static_cast<std::size_t>(row[0])],
                          .dtype = row[1] == 0 ? DType::kFloat32 : DType::kFloat64,
                          .world = row[3] + 1,
@@ -97,11 +97,11 @@ void expect_as_plain_torch(const test::FactorRow& row, int steps) {
 const std::vector<int> kReferenceLevels{2, 3, 2, 4, 4, 2};
 
 TEST(TorchReference, RowsHaveItsLosses) {
-  for (const test::FactorRow& row : test::covering_array(kReferenceLevels, 2)) expect_as_plain_torch(row, 8);
+  for (const FactorRow& row : covering_array(kReferenceLevels, 2)) expect_as_plain_torch(row, 8);
 }
 
 TEST(LongTorchReference, EverythingHasItsLosses) {
-  for (const test::FactorRow& row : test::whole_grid(kReferenceLevels)) expect_as_plain_torch(row, 20);
+  for (const FactorRow& row : whole_grid(kReferenceLevels)) expect_as_plain_torch(row, 20);
 }
 
 TEST(TorchReference, AWrongFactorWouldShow) {
@@ -113,4 +113,4 @@ TEST(TorchReference, AWrongFactorWouldShow) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

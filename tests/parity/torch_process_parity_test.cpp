@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 struct RankOutput {
@@ -85,4 +85,4 @@ TEST_P(TorchProcessParity, OneJobRunsTheWholeGrid) {
 INSTANTIATE_TEST_SUITE_P(Long, TorchProcessParity, ::testing::Values(1, 2, 3, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 [[nodiscard]] inline ToyTraining small(int zero_stage, int world) {
   ToyTraining training;
@@ -18,13 +18,13 @@ namespace zeroth::testing {
   return training;
 }
 
-/// Ranks, and whether they make matched calls over messages.
+/// Ranks, and whether they make collectives over messages.
 inline constexpr std::pair<int, bool> kTransports[] = {{1, false}, {2, false}, {3, false},
                                                        {1, true},  {2, true},  {3, true}};
 
 /// What the call throws.
 template <class Call>
-[[nodiscard]] std::string error_of(const Call& call) {
+[[nodiscard]] std::string text_thrown_by(const Call& call) {
   try {
     call();
   } catch (const Error& error) {
@@ -34,7 +34,7 @@ template <class Call>
 }
 
 [[nodiscard]] inline std::string message_of(const ToyTraining& training) {
-  return error_of([&training] { (void)train_toy(training); });
+  return text_thrown_by([&training] { (void)train_toy(training); });
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

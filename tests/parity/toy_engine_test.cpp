@@ -17,7 +17,7 @@
 #include <sstream>
 #include <string>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::AllOf;
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 TEST(ToyEngine, AUnitThatSomeRanksSkipIsNamedWhereCallsAreMatched) {
   for (const int stage : {0, 1, 3}) {
     ToyTraining training = small(stage, 3);
-    training.transport = test::ThreadTransport::kMessages;
+    training.transport = ThreadTransport::kMessages;
     training.skip = [](int rank, std::int64_t step, int block) { return rank == 1 && step == 2 && block == 3; };
     const std::string message = message_of(training);
     EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks make different calls"));
@@ -37,7 +37,7 @@ TEST(ToyEngine, AUnitThatSomeRanksSkipIsNamedWhereCallsAreMatched) {
 
 TEST(ToyEngine, ARankThatComesToAnotherCallIsNamedWhereCallsAreMatched) {
   ToyTraining training = small(1, 2);
-  training.transport = test::ThreadTransport::kMessages;
+  training.transport = ThreadTransport::kMessages;
   training.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {
     if (result.step != 2) return;
     if (engine.rank() == 0) engine.barrier();
@@ -50,7 +50,7 @@ TEST(ToyEngine, ARankThatComesToAnotherCallIsNamedWhereCallsAreMatched) {
 }
 
 TEST(ToyEngine, BarriersOfDifferentNamesAreAMismatchWithBoth) {
-  for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages}) {
+  for (const ThreadTransport transport : {ThreadTransport::kMemory, ThreadTransport::kMessages}) {
     ToyTraining training = small(1, 2);
     training.transport = transport;
     training.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {
@@ -66,7 +66,7 @@ TEST(ToyEngine, BarriersOfDifferentNamesAreAMismatchWithBoth) {
 }
 
 TEST(ToyEngine, AveragesThatOneRankSwapsAreAMismatchWithBothNames) {
-  for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages}) {
+  for (const ThreadTransport transport : {ThreadTransport::kMemory, ThreadTransport::kMessages}) {
     ToyTraining training = small(1, 2);
     training.transport = transport;
     training.after_step = [](Engine& engine, ToyModel&, const StepResult& result) {
@@ -85,7 +85,7 @@ TEST(ToyEngine, AveragesThatOneRankSwapsAreAMismatchWithBothNames) {
 }
 
 TEST(ToyEngine, AnAverageThatOneRankNamesIsAnotherCallThanOneWithoutAName) {
-  for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages}) {
+  for (const ThreadTransport transport : {ThreadTransport::kMemory, ThreadTransport::kMessages}) {
     ToyTraining training = small(1, 2);
     training.transport = transport;
     training.after_step = [](Engine& engine, ToyModel&, const StepResult&) {
@@ -285,7 +285,7 @@ TEST(ToyEngine, VersionsConfigurationAndPlanAreComparedBeforeTheFirstStep) {
       {[](EngineSettings& settings) { settings.plan = zero_plan(2, {"dp"}); },
        {"ranks do not train the same thing", "(rank 2)", "plan Replicate Flat Flat"}},
   };
-  for (const test::ThreadTransport transport : {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages}) {
+  for (const ThreadTransport transport : {ThreadTransport::kMemory, ThreadTransport::kMessages}) {
     for (const Case& expected : cases) {
       ToyTraining training = small(1, 3);
       training.transport = transport;
@@ -318,7 +318,7 @@ TEST(ToyEngine, ARankOrAWholeGroupThatSkipsAUnitIsNamedWhereCallsAreMatched) {
     for (const int first_to_skip : {3, 2}) {
       ToyTraining training = small(3, 4);
       training.plan = plan;
-      training.transport = test::ThreadTransport::kLevels;
+      training.transport = ThreadTransport::kLevels;
       training.per_node = 2;
       training.skip = [first_to_skip](int rank, std::int64_t step, int block) {
         return rank >= first_to_skip && step == 1 && block == 2;
@@ -404,7 +404,7 @@ TEST(ToyEngine, DiscardedGradientsLeaveNoTrace) {
         (void)engine.step();
         engine.discard_gradients();  // of nothing since
         (void)model.forward_backward(71, 1);
-        EXPECT_THAT(error_of([&engine] { engine.discard_gradients(); }),
+        EXPECT_THAT(text_thrown_by([&engine] { engine.discard_gradients(); }),
                     AllOf(HasSubstr("[USAGE]"), HasSubstr("1 of 3 micro-steps")));
         EXPECT_TRUE(engine.has_gradients());
         if (engine.rank() == 0) engine.abandon(/*in_backward=*/true);  // so that this step is skipped
@@ -559,4 +559,4 @@ TEST(ToyEngine, AHundredSeedsOfChaosGiveTheBitsOfAnInlineRun) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -10,7 +10,7 @@
 #include <array>
 #include <cstdint>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::AllOf;
@@ -20,7 +20,7 @@ TEST(ToyEngine, MeasuredMemoryIsThePlannedMemory) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const auto& [world, messages] : kTransports) {
       ToyTraining training = small(stage, world);
-      training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
+      training.transport = messages ? ThreadTransport::kMessages : ThreadTransport::kMemory;
       const ToyOutcome outcome = train_toy(training);
       for (const MemoryReport& report : outcome.memory) {
         EXPECT_EQ(report.planned, report.measured_peak) << "stage " << stage << " world " << world << "\n"
@@ -37,7 +37,7 @@ TEST(ToyEngine, SixteenBitBucketsTakeHalfAndSumsOfSeveralGradientsGoBeyondThePla
   for (int stage = 0; stage <= 3; ++stage) {
     for (const auto& [world, messages] : kTransports) {
       ToyTraining training = small(stage, world);
-      training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
+      training.transport = messages ? ThreadTransport::kMessages : ThreadTransport::kMemory;
       training.model.dtype = DType::kBFloat16;
       training.model.round_gradients = true;
       const ToyOutcome outcome = train_toy(training);
@@ -74,7 +74,7 @@ TEST(ToyEngine, SixteenBitBucketsTakeHalfAndSumsOfSeveralGradientsGoBeyondThePla
 TEST(ToyEngine, SumsLeaveTheirBucketsForASecondBackwardOfAStep) {
   for (const auto& [world, messages] : kTransports) {
     ToyTraining training = small(3, world);
-    training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
+    training.transport = messages ? ThreadTransport::kMessages : ThreadTransport::kMemory;
     training.passes = 2;
     training.steps = 4;
     if (!messages) {  // ranks take part in the first backward only, in the second only, in both, in none
@@ -107,7 +107,7 @@ TEST(ToyEngine, WireBytesAreTheFormula) {
       for (const int micro_steps : {1, 2}) {
         for (const ReductionPolicy policy : {ReductionPolicy::kPerMicroStep, ReductionPolicy::kPerStep}) {
           ToyTraining training = small(stage, world);
-          training.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory;
+          training.transport = messages ? ThreadTransport::kMessages : ThreadTransport::kMemory;
           training.micro_steps = micro_steps;
           training.plan.policy = policy;
           training.reports_memory = false;
@@ -165,7 +165,7 @@ ToyTraining on_eight(const ShardingPlan& plan, DType dtype, int micro_steps) {
 
 /// Of all that is drawn up below, one in six: each plan once, and each dtype over each transport with some plan.
 bool in_tier(int turn) {
-  return test::in_long_tier() || turn % 6 == 0;
+  return in_long_tier() || turn % 6 == 0;
 }
 
 void expect_planned_memory_with_degrees() {
@@ -173,8 +173,8 @@ void expect_planned_memory_with_degrees() {
   for (const ShardingPlan& plan : plans_on_eight()) {
     ++turn;  // else always the same dtype and transport
     for (const auto& [dtype, micro_steps] : {std::pair{DType::kFloat32, 2}, {DType::kBFloat16, 1}}) {
-      for (const test::ThreadTransport transport :
-           {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
+      for (const ThreadTransport transport :
+           {ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels}) {
         if (!in_tier(turn++)) continue;
         ToyTraining training = on_eight(plan, dtype, micro_steps);
         training.transport = transport;
@@ -204,12 +204,12 @@ void expect_planned_wire_with_degrees() {
   for (const ShardingPlan& plan : plans_on_eight()) {
     ++turn;  // else always the same dtype and transport
     for (const auto& [dtype, per_node] : {std::pair{DType::kFloat32, 4}, {DType::kBFloat16, 2}}) {
-      for (const test::ThreadTransport transport :
-           {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels}) {
+      for (const ThreadTransport transport :
+           {ThreadTransport::kMemory, ThreadTransport::kMessages, ThreadTransport::kLevels}) {
         if (!in_tier(turn++)) continue;
         const NodeLevels nodes{.node_sizes = std::vector<int>(static_cast<std::size_t>(8 / per_node), per_node),
-                               .two_levels = transport == test::ThreadTransport::kLevels,
-                               .one_sided = transport == test::ThreadTransport::kMemory};
+                               .two_levels = transport == ThreadTransport::kLevels,
+                               .one_sided = transport == ThreadTransport::kMemory};
         ToyTraining training = on_eight(plan, dtype, 2);
         training.transport = transport;
         training.per_node = per_node;
@@ -331,4 +331,4 @@ TEST(ToyEngine, APlanThatDoesNotFitForItsReshardSaysSo) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 std::vector<ShardingPlan> all_plans(ReductionPolicy policy) {
@@ -46,8 +46,8 @@ std::string text_of(const ToyTraining& training) {
 
 /// The training gives `expected` under each plan over each transport, in program order and in legal disorder.
 void expect_same(const ToyOutcome& expected, ToyTraining training, const std::vector<ShardingPlan>& plans,
-                 const std::vector<test::ThreadTransport>& transports) {
-  for (const test::ThreadTransport transport : transports) {
+                 const std::vector<ThreadTransport>& transports) {
+  for (const ThreadTransport transport : transports) {
     for (const ShardingPlan& plan : plans) {
       for (const ExecutionMode mode : kModes) {
         training.transport = transport;
@@ -103,7 +103,7 @@ class ToyParity : public ::testing::TestWithParam<Case> {
   void expect_all_plans_equal(ToyTraining training) const {
     training.plan = zero_plan(0, {"dp"});
     training.plan.policy = GetParam().policy;
-    expect_same(train_toy(training), training, all_plans(GetParam().policy), {test::ThreadTransport::kMemory});
+    expect_same(train_toy(training), training, all_plans(GetParam().policy), {ThreadTransport::kMemory});
   }
 };
 
@@ -151,13 +151,13 @@ class MatchedParity : public ToyParity {
  protected:
   void expect_messages_give_the_same(ToyTraining training) const {
     training.plan.policy = GetParam().policy;
-    training.transport = test::ThreadTransport::kMemory;
+    training.transport = ThreadTransport::kMemory;
     training.mode = ExecutionMode::kInline;
-    expect_same(train_toy(training), training, all_plans(GetParam().policy), {test::ThreadTransport::kMessages});
+    expect_same(train_toy(training), training, all_plans(GetParam().policy), {ThreadTransport::kMessages});
   }
 };
 
-TEST_P(MatchedParity, MatchedCallsGiveTheBitsOfSharedMemory) {
+TEST_P(MatchedParity, CollectivesGiveTheBitsOfSharedMemory) {
   ToyTraining odd = training();
   odd.model.reuse_last = true;
   odd.model.tie_first_two = true;
@@ -181,8 +181,8 @@ TEST_P(NarrowMatchedParity, GradientsOf16BitsAndSumsOf32FromOneRankOrAll) {
   expect_messages_give_the_same(narrow);
 }
 
-const std::vector<test::ThreadTransport> kAllTransports{
-    test::ThreadTransport::kMemory, test::ThreadTransport::kMessages, test::ThreadTransport::kLevels};
+const std::vector<ThreadTransport> kAllTransports{ThreadTransport::kMemory, ThreadTransport::kMessages,
+                                                  ThreadTransport::kLevels};
 
 /// A world of several nodes.
 struct NodesCase {
@@ -291,9 +291,9 @@ ToyTraining training_on_different_paths(const NodesCase& value) {
   return training;
 }
 
-std::vector<test::ThreadTransport> transports_of(const NodesCase& value) {
-  std::vector<test::ThreadTransport> transports{test::ThreadTransport::kMemory, test::ThreadTransport::kMessages};
-  if (value.per_node > 0) transports.push_back(test::ThreadTransport::kLevels);
+std::vector<ThreadTransport> transports_of(const NodesCase& value) {
+  std::vector<ThreadTransport> transports{ThreadTransport::kMemory, ThreadTransport::kMessages};
+  if (value.per_node > 0) transports.push_back(ThreadTransport::kLevels);
   return transports;
 }
 
@@ -314,7 +314,7 @@ TEST_P(DegreesParity, RanksOnDifferentPathsHaveTheSameBits) {
   ToyTraining training = training_on_different_paths(GetParam());
   training.plan.policy = policy;
   const ToyOutcome expected = train_toy(training);
-  expect_same(expected, training, plans_with_degrees(world, policy), {test::ThreadTransport::kMemory});
+  expect_same(expected, training, plans_with_degrees(world, policy), {ThreadTransport::kMemory});
 }
 
 /// The same with gradients summed in sub-groups: the degree of gradients is part of the numbers, the others are not.
@@ -384,7 +384,7 @@ TEST_P(GradientDegreeParity, RanksOnDifferentPathsHaveTheSameBits) {
     const std::vector<ShardingPlan> plans = plans_with_gradient_degree(world, degree, policy);
     training.plan = plans.back();
     const ToyOutcome expected = train_toy(training);
-    expect_same(expected, training, plans, {test::ThreadTransport::kMemory});
+    expect_same(expected, training, plans, {ThreadTransport::kMemory});
   }
 }
 
@@ -404,12 +404,12 @@ TEST_P(GroupsParity, OverMessagesGroupsMayTakeDifferentPaths) {
     training.plan = zero_plan(2, {"dp"});
     training.plan.policy = policy;
     training.plan.gradient_degree = degree;
-    training.transport = test::ThreadTransport::kMemory;
+    training.transport = ThreadTransport::kMemory;
     const ToyOutcome expected = train_toy(training);
-    training.transport = test::ThreadTransport::kMessages;
+    training.transport = ThreadTransport::kMessages;
     EXPECT_EQ(difference(expected, train_toy(training)), "") << degree;
     if (per_node == 0) continue;
-    training.transport = test::ThreadTransport::kLevels;
+    training.transport = ThreadTransport::kLevels;
     EXPECT_EQ(difference(expected, train_toy(training)), "") << degree;
   }
 }
@@ -432,7 +432,7 @@ void expect_different_paths_inside_nodes(int world, int per_node, int degree) {
   const ToyOutcome expected = train_toy(training);
   std::erase_if(plans, [&](const ShardingPlan& plan) { return per_node % plan.degrees(world).parameter != 0; });
   ASSERT_GE(plans.size(), 2U);
-  expect_same(expected, training, plans, {test::ThreadTransport::kLevels});
+  expect_same(expected, training, plans, {ThreadTransport::kLevels});
 }
 
 TEST(OnNodes, RanksOfANodeMayTakeDifferentPathsWhereStatesAreSplitInsideIt) {
@@ -459,7 +459,7 @@ void expect_random_paths_equal(int steps) {
   training.plan = plan_of(zero_plan(0, {"dp"}));
   const ToyOutcome expected = train_toy(training);
   expect_same(expected, training, {plan_of(hsdp_plan(2, {"dp"})), plan_of(hpz_plan(2, {"dp"}))},
-              {test::ThreadTransport::kLevels});
+              {ThreadTransport::kLevels});
 }
 
 TEST(OnNodes, RandomPathsEqualTheReferenceWhereStatesAreSplitInsideANode) {
@@ -555,7 +555,7 @@ TEST_P(OrderOfGroups, TheDegreeOfGradientsTakesPart) {
   training.plan = plans.back();
   const ToyOutcome expected = train_toy(training);
   expect_zero_norm(expected, false);
-  expect_same(expected, training, {plans.front()}, {test::ThreadTransport::kMemory, test::ThreadTransport::kMessages});
+  expect_same(expected, training, {plans.front()}, {ThreadTransport::kMemory, ThreadTransport::kMessages});
 }
 
 /// Rows for `make test`: factors, the levels of which are numbers into these lists.
@@ -582,7 +582,7 @@ struct PlanRow {
   ReductionPolicy policy;
   ShardingPlan plan;
   ExecutionMode mode;
-  test::ThreadTransport transport;
+  ThreadTransport transport;
   Shape shape;
 };
 
@@ -593,12 +593,12 @@ std::ostream& operator<<(std::ostream& out, const PlanRow& row) {
 std::vector<PlanRow> plan_rows() {
   // Under sanitizers, which look at memory and threads and not at numbers: two of the factors, and small worlds.
   const std::vector<Ranks> ranks =
-      test::kSanitized ? std::vector<Ranks>{{2, 0}, {3, 0}, {4, 2}}
-                       : std::vector<Ranks>{{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0}, {4, 2}, {5, 2}, {5, 3}, {6, 3}};
+      kSanitized ? std::vector<Ranks>{{2, 0}, {3, 0}, {4, 2}}
+                 : std::vector<Ranks>{{1, 0}, {2, 0}, {3, 0}, {4, 0}, {7, 0}, {4, 2}, {5, 2}, {5, 3}, {6, 3}};
   const auto count = [](const auto& list) { return static_cast<int>(std::size(list)); };
   const std::vector<int> levels{count(ranks),         count(kDtypes), count(kMicroSteps),    count(kPolicies),
                                 count(all_plans({})), count(kModes),  count(kAllTransports), 5};
-  const auto row_of = [&](const test::FactorRow& row) {
+  const auto row_of = [&](const FactorRow& row) {
     const auto at = [&](std::size_t factor) { return static_cast<std::size_t>(row[factor]); };
     return PlanRow{.ranks = ranks[at(0)],
                    .dtype = kDtypes[at(1)],
@@ -609,15 +609,14 @@ std::vector<PlanRow> plan_rows() {
                    .transport = kAllTransports[at(6)],
                    .shape = static_cast<Shape>(row[7])};
   };
-  const auto valid = [&](const test::FactorRow& levels_of_row) {
+  const auto valid = [&](const FactorRow& levels_of_row) {
     const PlanRow row = row_of(levels_of_row);
     const bool narrow = row.shape == Shape::kNarrow || row.shape == Shape::kNarrowSums;
     return (!narrow || row.dtype == DType::kBFloat16) &&
-           (row.transport != test::ThreadTransport::kLevels || row.ranks.per_node > 0);
+           (row.transport != ThreadTransport::kLevels || row.ranks.per_node > 0);
   };
   std::vector<PlanRow> rows;
-  for (const test::FactorRow& row : test::covering_array(levels, test::kSanitized ? 2 : 3, valid))
-    rows.push_back(row_of(row));
+  for (const FactorRow& row : covering_array(levels, kSanitized ? 2 : 3, valid)) rows.push_back(row_of(row));
   return rows;
 }
 
@@ -645,7 +644,7 @@ TEST_P(PlanRows, HasTheBitsOfStageZeroInSharedMemory) {
   }
   if (sums) {
     // Ranks take different paths where memory is shared; in some steps a block is skipped by everybody.
-    const bool apart = row.transport == test::ThreadTransport::kMemory;
+    const bool apart = row.transport == ThreadTransport::kMemory;
     training.skip = [apart](int rank, std::int64_t step, int block) {
       return block > 0 && ((step + block) % 3 == 0 || (apart && (rank + block + step) % 4 == 0));
     };
@@ -664,7 +663,7 @@ struct DegreeRow {
   ShardingPlan plan;
   int gradient_degree;  ///< 0: none
   ExecutionMode mode;
-  test::ThreadTransport transport;
+  ThreadTransport transport;
   bool different_paths;
 };
 
@@ -674,27 +673,25 @@ std::ostream& operator<<(std::ostream& out, const DegreeRow& row) {
 }
 
 std::vector<DegreeRow> degree_rows() {
-  const std::vector<Ranks> ranks = test::kSanitized
-                                       ? std::vector<Ranks>{{4, 0}, {4, 2}}
-                                       : std::vector<Ranks>{{4, 0}, {4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}};
+  const std::vector<Ranks> ranks = kSanitized ? std::vector<Ranks>{{4, 0}, {4, 2}}
+                                              : std::vector<Ranks>{{4, 0}, {4, 2}, {6, 2}, {6, 3}, {8, 2}, {8, 4}};
   const int most_plans = static_cast<int>(plans_with_degrees(ranks.back().world, {}).size());
   const std::vector<int> levels{static_cast<int>(ranks.size()), 3, 2, most_plans, 5, 2, 3, 2};
-  const auto plans_of = [&](const test::FactorRow& row) {
+  const auto plans_of = [&](const FactorRow& row) {
     const int world = ranks[static_cast<std::size_t>(row[0])].world;
     const ReductionPolicy policy = kPolicies[row[2]];
     return row[4] == 0 ? plans_with_degrees(world, policy) : plans_with_gradient_degree(world, row[4], policy);
   };
-  const auto valid = [&](const test::FactorRow& row) {
+  const auto valid = [&](const FactorRow& row) {
     const Ranks& of = ranks[static_cast<std::size_t>(row[0])];
     const bool degree_fits = row[4] == 0 || (of.world % row[4] == 0 && row[4] < of.world);
     const bool levels_fit =
-        kAllTransports[static_cast<std::size_t>(row[6])] != test::ThreadTransport::kLevels || of.per_node > 0;
-    const bool paths_fit =
-        row[7] == 0 || kAllTransports[static_cast<std::size_t>(row[6])] == test::ThreadTransport::kMemory;
+        kAllTransports[static_cast<std::size_t>(row[6])] != ThreadTransport::kLevels || of.per_node > 0;
+    const bool paths_fit = row[7] == 0 || kAllTransports[static_cast<std::size_t>(row[6])] == ThreadTransport::kMemory;
     return degree_fits && levels_fit && paths_fit && static_cast<std::size_t>(row[3]) < plans_of(row).size();
   };
   std::vector<DegreeRow> rows;
-  for (const test::FactorRow& row : test::covering_array(levels, 2, valid)) {
+  for (const FactorRow& row : covering_array(levels, 2, valid)) {
     const Ranks& of = ranks[static_cast<std::size_t>(row[0])];
     rows.push_back({.nodes = {kDtypes[row[1]], of.world, of.per_node, kPolicies[row[2]]},
                     .plan = plans_of(row)[static_cast<std::size_t>(row[3])],
@@ -767,4 +764,4 @@ INSTANTIATE_TEST_SUITE_P(Long, MatchedParity, ::testing::ValuesIn(matched_cases(
 INSTANTIATE_TEST_SUITE_P(Long, NarrowMatchedParity, ::testing::ValuesIn(of_16_bits(matched_cases())), name_of_case);
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

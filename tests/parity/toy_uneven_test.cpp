@@ -15,10 +15,9 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
-using test::ThreadTransport;
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
@@ -103,21 +102,21 @@ Outcome train_rank(const Training& training, const std::shared_ptr<CommBackend>&
 
 struct Result {
   std::vector<Outcome> outcomes{};  ///< by rank
-  test::RankReport report{};
+  RankReport report{};
 };
 
-test::ThreadRanksOptions options_of(int world, ThreadTransport transport) {
-  test::ThreadRanksOptions options;
+ThreadRanksOptions options_of(int world, ThreadTransport transport) {
+  ThreadRanksOptions options;
   options.abort_on_failure = false;  // each hears it by itself
   options.transport = transport;
-  if (transport == ThreadTransport::kLevels) options.comm.nodes = test::nodes_of_ranks(world, world / 2);
+  if (transport == ThreadTransport::kLevels) options.comm.nodes = nodes_of_ranks(world, world / 2);
   return options;
 }
 
 Result run(const Training& training) {
   Result result;
   result.outcomes.resize(static_cast<std::size_t>(training.world()));
-  result.report = test::try_ranks(
+  result.report = try_ranks(
       training.world(),
       [&](int rank, const std::shared_ptr<CommBackend>& backend) {
         result.outcomes[static_cast<std::size_t>(rank)] = train_rank(training, backend);
@@ -141,7 +140,7 @@ Outcome trained(const Training& training) {
 /// One rank that has the batches of all: sums of gradients, with a learning rate for their mean. SGD, one micro-step.
 std::vector<std::vector<double>> by_one_rank(const Training& training) {
   std::vector<std::vector<double>> values;
-  const test::RankReport report = test::try_ranks(1, [&](int, const std::shared_ptr<CommBackend>& backend) {
+  const RankReport report = try_ranks(1, [&](int, const std::shared_ptr<CommBackend>& backend) {
     const auto device = make_cpu_device(ExecutionMode::kInline);
     ToyModel model(training.model, 7);
     EngineSettings settings = settings_of(training);
@@ -253,7 +252,7 @@ TEST_P(UnevenTransport, ErrorNamesWhoHasNoneOnAllRanks) {
   Training training{.transport = GetParam(), .batches = {{3, 5, 3, 4}}, .uneven = Uneven::kError};
   const Result result = run(training);
   ASSERT_EQ(result.report.failures.size(), 4U) << result.report.text();
-  for (const test::RankFailure& failure : result.report.failures) {
+  for (const RankFailure& failure : result.report.failures) {
     EXPECT_THAT(failure.text, AllOf(HasSubstr("[MISMATCH] ranks 0, 2 have no batch left, ranks 1, 3 have more"),
                                     HasSubstr("after step 3"), HasSubstr("zeroth.uneven = \"join\""),
                                     HasSubstr("who: rank " + std::to_string(failure.rank) + "/4")));
@@ -270,12 +269,9 @@ TEST_P(UnevenTransport, AveragesBarriersAndDiscardedBatchesAreJoined) {
       return;
     }
     engine.barrier();
-    test::require(engine.step().batches == (batch == 0   ? 4
-                                            : batch == 2 ? 2
-                                                         : 1),
-                  "batches of step " + std::to_string(batch));
+    require(engine.step().batches == (batch == 0 ? 4 : batch == 2 ? 2 : 1), "batches of step " + std::to_string(batch));
     const double mean = engine.average(engine.rank() + 1.0);
-    test::require(mean == (batch == 0 ? 2.5 : batch == 2 ? 3.0 : 2.0), "mean " + std::to_string(mean));
+    require(mean == (batch == 0 ? 2.5 : batch == 2 ? 3.0 : 2.0), "mean " + std::to_string(mean));
   };
   EXPECT_EQ(run(training).report.text(), "");
 }
@@ -283,7 +279,7 @@ TEST_P(UnevenTransport, AveragesBarriersAndDiscardedBatchesAreJoined) {
 TEST_P(UnevenTransport, EvaluationIsJoinedAndAnEpochThatIsLeftEarlyEnds) {
   Training training{.transport = GetParam(), .batches = {{2, 5, 1, 4}, {1, 3, 3, 3}, {2, 1, 2, 1}}};
   training.plan = zero_plan(3, {"dp"});
-  const test::RankReport report = test::try_ranks(
+  const RankReport report = try_ranks(
       4,
       [&](int rank, const std::shared_ptr<CommBackend>& backend) {
         const auto device = make_cpu_device(ExecutionMode::kInline);
@@ -309,8 +305,8 @@ TEST_P(UnevenTransport, EvaluationIsJoinedAndAnEpochThatIsLeftEarlyEnds) {
             ++batch;
           }
         }
-        test::require(engine.committed_steps() == 4, "steps " + std::to_string(engine.committed_steps()));
-        test::require(trained == (rank == 0 ? 3 : rank == 2 ? 4 : 3), "trained " + std::to_string(trained));
+        require(engine.committed_steps() == 4, "steps " + std::to_string(engine.committed_steps()));
+        require(trained == (rank == 0 ? 3 : rank == 2 ? 4 : 3), "trained " + std::to_string(trained));
       },
       options_of(4, GetParam()));
   EXPECT_EQ(report.text(), "");
@@ -325,7 +321,7 @@ TEST_P(UnevenTransport, WhatCannotBeJoinedIsRefusedOnAllRanks) {
   };
   const Result result = run(training);
   ASSERT_EQ(result.report.failures.size(), 4U) << result.report.text();
-  for (const test::RankFailure& failure : result.report.failures) {
+  for (const RankFailure& failure : result.report.failures) {
     EXPECT_THAT(failure.text, AllOf(HasSubstr("[USAGE]"), HasSubstr("an export"), HasSubstr("rank 0 without a batch"),
                                     HasSubstr("after the loop")));
   }
@@ -354,4 +350,4 @@ INSTANTIATE_TEST_SUITE_P(All, UnevenTransport,
                          });
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 constexpr double kBoundSeconds = 15;
@@ -344,12 +344,12 @@ bool is_over(pid_t pid) {
   return ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == pid;
 }
 
-test::ForkReport run(const Plot& plot, Times& times) {
+ForkReport run(const Plot& plot, Times& times) {
   const WatchedJob job = job_of(plot, times);
-  std::optional<test::SocketMesh> mesh;
+  std::optional<SocketMesh> mesh;
   if (plot.over == Over::kMessages) mesh.emplace(plot.world);
-  const std::string name = test::unique_job();
-  test::ForkRanksOptions options{.deadline = kHangs};
+  const std::string name = unique_job();
+  ForkRanksOptions options{.deadline = kHangs};
   options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds) {
     if (mesh) mesh->close_all();
     if (!plot.hangs()) return false;
@@ -374,7 +374,7 @@ test::ForkReport run(const Plot& plot, Times& times) {
     }
     times.end(rank);
   };
-  return test::fork_ranks(plot.world, live, options);
+  return fork_ranks(plot.world, live, options);
 }
 
 }  // namespace
@@ -395,7 +395,7 @@ std::string describe_seed(std::uint64_t seed) {
 std::string misattribution(std::uint64_t seed) {
   const Plot plot = plot_of(seed);
   Times times;
-  const test::ForkReport report = run(plot, times);
+  const ForkReport report = run(plot, times);
   const Told told = told_of(plot);
   std::string wrong;
   const auto blame = [&](int rank, const std::string& what) {
@@ -406,7 +406,7 @@ std::string misattribution(std::uint64_t seed) {
     if (rank == plot.guilty) continue;
     if (report.ends[static_cast<std::size_t>(rank)].killed_at_deadline) blame(rank, "hangs");
     if (times.seconds(rank).value_or(0) > kBoundSeconds) blame(rank, "is too slow");
-    const test::RankFailure* failure = report.of(rank);
+    const RankFailure* failure = report.of(rank);
     if (failure == nullptr) {
       blame(rank, "ended well");
       continue;
@@ -422,4 +422,4 @@ std::string misattribution(std::uint64_t seed) {
   return wrong.empty() ? "" : describe_seed(seed) + "\n" + wrong + report.text();
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

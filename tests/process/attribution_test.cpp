@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 constexpr int kInMakeTest = 24;  // one of each kind
@@ -95,4 +95,4 @@ TEST(LongAttribution, EveryRankBlamesTheGuiltyOneOfHundreds) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

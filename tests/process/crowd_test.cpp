@@ -27,7 +27,7 @@ constexpr Milliseconds kLong{100'000};
 
 struct Member {
   int rank;
-  RankWatch& watch;
+  RankActivity& activity;
   Crowd& crowd;
 };
 
@@ -52,12 +52,12 @@ class CrowdTest : public testing::TestWithParam<int> {
         ranks(),
         [&](int rank) {
           if (before_joining_) before_joining_(rank);
-          const auto watch = std::make_shared<RankWatch>(rank, ranks());
-          const std::unique_ptr<CommBackend> seat = crowd_.seat(rank);
+          const auto activity = std::make_shared<RankActivity>(rank, ranks());
+          const std::unique_ptr<CommBackend> group = crowd_.group(rank);
           const std::unique_ptr<ControlPlane> control =
-              ControlPlane::join(*seat, watch, {.timeout = kLong, .silent_after = silent_after});
+              ControlPlane::join(*group, activity, {.timeout = kLong, .silent_after = silent_after});
           try {
-            body({rank, *watch, crowd_});
+            body({rank, *activity, crowd_});
             if (control->strangers() > 0) throw std::runtime_error("strangers have come");
           } catch (const std::exception&) {
             crowd_.note(rank) = 1;
@@ -104,9 +104,9 @@ TEST_P(CrowdTest, MeetsAndEndsInOrder) {
   };
   const ForkReport report = run(
       [](const Member& here) {
-        here.crowd.meet(here.rank, here.watch, 0, kLong);
+        here.crowd.meet(here.rank, here.activity, 0, kLong);
         if (here.rank == odd()) std::this_thread::sleep_for(Milliseconds{2'000});
-        here.crowd.meet(here.rank, here.watch, 1, kLong);
+        here.crowd.meet(here.rank, here.activity, 1, kLong);
       },
       Milliseconds{60'000});
   EXPECT_EQ(report.text(), "");
@@ -130,12 +130,12 @@ TEST_P(CrowdTest, AllHearThatRank0MayOpenTooFewFiles) {
 TEST_P(CrowdTest, AllHearWhoWasKilled) {
   const ForkReport report = run(
       [](const Member& here) {
-        here.crowd.meet(here.rank, here.watch, 0, kLong);
+        here.crowd.meet(here.rank, here.activity, 0, kLong);
         if (here.rank == odd()) {
           while (!here.crowd.all_at(1, odd())) std::this_thread::sleep_for(Milliseconds{20});
           ::kill(::getpid(), SIGKILL);
         }
-        here.crowd.meet(here.rank, here.watch, 1, kLong);
+        here.crowd.meet(here.rank, here.activity, 1, kLong);
       },
       Milliseconds{60'000});
   expect_all_say(report, ErrorCode::kPeerLost,
@@ -146,9 +146,9 @@ TEST_P(CrowdTest, AllHearWhoWasKilled) {
 TEST_P(CrowdTest, AllHearWhoIsFrozen) {
   const ForkReport report = run(
       [](const Member& here) {
-        here.crowd.meet(here.rank, here.watch, 0, kLong);
+        here.crowd.meet(here.rank, here.activity, 0, kLong);
         if (here.rank == odd()) ::kill(::getpid(), SIGSTOP);
-        here.crowd.meet(here.rank, here.watch, 1, kLong);
+        here.crowd.meet(here.rank, here.activity, 1, kLong);
       },
       Milliseconds{5'000},
       {.deadline = Milliseconds{120'000}, .meanwhile = [this](const std::vector<pid_t>& pids, Milliseconds /*since*/) {
@@ -165,8 +165,8 @@ TEST_P(CrowdTest, AllHearWhoMakesAnotherCall) {
   expected_failures_ = ranks();
   const ForkReport report = run(
       [](const Member& here) {
-        here.crowd.meet(here.rank, here.watch, 0, kLong);
-        here.crowd.meet(here.rank, here.watch, here.rank == odd() ? 2 : 1, kLong);
+        here.crowd.meet(here.rank, here.activity, 0, kLong);
+        here.crowd.meet(here.rank, here.activity, here.rank == odd() ? 2 : 1, kLong);
       },
       Milliseconds{60'000});
   expect_all_say(report, ErrorCode::kMismatch,
@@ -176,14 +176,14 @@ TEST_P(CrowdTest, AllHearWhoMakesAnotherCall) {
 TEST_P(CrowdTest, AtTheDeadlineAllHearWhoIsMissingAndWhereItIs) {
   const ForkReport report = run(
       [this](const Member& here) {
-        here.crowd.meet(here.rank, here.watch, 0, kLong);
+        here.crowd.meet(here.rank, here.activity, 0, kLong);
         if (here.rank == odd()) {
-          here.watch.at("train.cpp", 57, "load_batch");
-          here.watch.enter(Phase::kBetweenSteps);
+          here.activity.at("train.cpp", 57, "load_batch");
+          here.activity.enter(Phase::kBetweenSteps);
           while (count_failed() < expected_failures_) std::this_thread::sleep_for(Milliseconds{100});
           return;
         }
-        here.crowd.meet(here.rank, here.watch, 1, Milliseconds{6'000});
+        here.crowd.meet(here.rank, here.activity, 1, Milliseconds{6'000});
       },
       Milliseconds{60'000});
   expect_all_say(

@@ -3,7 +3,7 @@
 // that are threads.
 #include "comm/decorators/faulty_backend.h"
 #include "process/engine_ranks.h"
-#include "support/process_seats.h"
+#include "support/process_groups.h"
 #include "support/tier.h"
 
 #include <zeroth/comm/decorators.h>
@@ -19,7 +19,7 @@
 #include <tuple>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 /// Strikes at the n-th call.
@@ -59,10 +59,10 @@ TEST_P(EngineFaults, EveryRankEndsInTimeAndNothingIsLeft) {
   int turn = static_cast<int>(fault) + stage;
   for (int at = 1; at <= 40; at += fault == Fault::kFreeze ? 9 : 3) {
     // A quarter in `make test`: each fault at each of these calls, and each stage, in some case.
-    if (turn++ % 4 != 0 && !test::in_long_tier()) continue;
+    if (turn++ % 4 != 0 && !in_long_tier()) continue;
     SCOPED_TRACE("call " + std::to_string(at));
-    const std::string job = test::unique_job();
-    test::ForkRanksOptions options;
+    const std::string job = unique_job();
+    ForkRanksOptions options;
     options.deadline = kHangs;
     if (fault == Fault::kFreeze) {
       options.meanwhile = [](const std::vector<pid_t>& pids, Milliseconds) { return wait_to_wake(pids, kVictim); };
@@ -73,8 +73,7 @@ TEST_P(EngineFaults, EveryRankEndsInTimeAndNothingIsLeft) {
       if (of != kVictim) return inner;
       return std::make_unique<TripBackend>(std::move(inner), kind, at);
     };
-    const test::ForkReport report =
-        test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
+    const ForkReport report = fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
     expect_victim_is_named(report, fault, kVictim);
   }
 }
@@ -100,20 +99,20 @@ std::string text_of(const ToyOutcome& outcome) {
 /// With the training's nodes.
 CommOptions options_of(const ToyTraining& training) {
   CommOptions options = process_options();
-  options.nodes = test::nodes_of_ranks(training.world, training.per_node);
+  options.nodes = nodes_of_ranks(training.world, training.per_node);
   return options;
 }
 
-/// Losses and norms of ranks that are processes, over a transport of ProcessSeats.
-std::string train_in_processes(const ToyTraining& training, test::ForkRanksOptions options = {},
+/// Losses and norms of ranks that are processes, over a transport of ProcessGroups.
+std::string train_in_processes(const ToyTraining& training, ForkRanksOptions options = {},
                                const char* transport = "shm") {
-  test::ProcessSeats seats(transport, training.world, options_of(training));
-  const std::string path = ::testing::TempDir() + test::unique_job() + ".txt";
-  options.meanwhile = seats.parted(std::move(options.meanwhile));
-  const test::ForkReport report = test::fork_ranks(
+  ProcessGroups groups(transport, training.world, options_of(training));
+  const std::string path = ::testing::TempDir() + unique_job() + ".txt";
+  options.meanwhile = groups.parted(std::move(options.meanwhile));
+  const ForkReport report = fork_ranks(
       training.world,
       [&](int rank) {
-        const ToyOutcome own = train_toy_rank(training, seats.seat(rank));
+        const ToyOutcome own = train_toy_rank(training, groups.group(rank));
         if (rank == 0) std::ofstream(path) << text_of(own);
       },
       options);
@@ -232,14 +231,14 @@ void expect_orderly_ends_over_two_levels(int turns) {
           if (of != kVictim) return inner;
           return std::make_unique<TripBackend>(std::move(inner), fault, at);
         };
-        test::ProcessSeats seats("shm+sockets", training.world, options_of(training));
-        const test::ForkReport report =
-            test::fork_ranks(training.world, [&](int rank) { (void)train_toy_rank(training, seats.seat(rank)); },
-                             {.deadline = kHangs, .meanwhile = seats.parted({})});
-        for (const test::ProcessEnd& end : report.ends) {
+        ProcessGroups groups("shm+sockets", training.world, options_of(training));
+        const ForkReport report =
+            fork_ranks(training.world, [&](int rank) { (void)train_toy_rank(training, groups.group(rank)); },
+                       {.deadline = kHangs, .meanwhile = groups.parted({})});
+        for (const ProcessEnd& end : report.ends) {
           EXPECT_FALSE(end.killed_at_deadline) << report.text();
           if (end.rank == kVictim) continue;
-          const test::RankFailure* const failure = report.of(end.rank);
+          const RankFailure* const failure = report.of(end.rank);
           ASSERT_TRUE(failure != nullptr && failure->code.has_value()) << report.text();
           EXPECT_EQ(exit_code(*failure->code), 76) << report.text();
         }
@@ -260,8 +259,8 @@ TEST(EngineProcesses, AreResidentWithinTwoPagesOfThePlan) {
   for (int stage = 0; stage <= 3; ++stage) {
     ToyTraining training = process_training(stage);
     training.model = {.width = 200, .blocks = 6};  // some arenas above a huge page, some below
-    const std::string job = test::unique_job();
-    const test::ForkReport report = test::fork_ranks(training.world, [&](int rank) {
+    const std::string job = unique_job();
+    const ForkReport report = fork_ranks(training.world, [&](int rank) {
       const ToyOutcome own = train_toy_rank(
           training,
           make_backend("shm", {.rank = rank, .size = training.world, .job = job, .options = process_options()}));
@@ -299,12 +298,12 @@ TEST(EngineProcesses, ResidentMemoryDoesNotGrowOverTwoHundredSteps) {
       if (result.step == kWarmSteps) warm_bytes = resident_bytes_of_process();
       if (result.step != training.steps) return;
       const std::uint64_t bytes = resident_bytes_of_process();
-      test::require(bytes < warm_bytes + kLimitBytes, "resident after " + std::to_string(kWarmSteps) + " steps " +
-                                                          std::to_string(warm_bytes) + " bytes, after 200 more " +
-                                                          std::to_string(bytes));
+      require(bytes < warm_bytes + kLimitBytes, "resident after " + std::to_string(kWarmSteps) + " steps " +
+                                                    std::to_string(warm_bytes) + " bytes, after 200 more " +
+                                                    std::to_string(bytes));
     };
-    const std::string job = test::unique_job();
-    const test::ForkReport report = test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); });
+    const std::string job = unique_job();
+    const ForkReport report = fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); });
     EXPECT_TRUE(report.ok()) << "stage " << stage << "\n" << report.text();
   }
 }
@@ -340,7 +339,7 @@ TEST(EngineProcesses, SurviveShortFreezes) {
   training.steps = 300;
   const std::string expected = text_of(train_toy(training));
   training.plan = zero_plan(3, {"dp"});
-  test::ForkRanksOptions options;
+  ForkRanksOptions options;
   int turn = 0;
   options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds) {
     // Stops each rank in turn for a moment that is shorter than frozen_after.
@@ -354,4 +353,4 @@ TEST(EngineProcesses, SurviveShortFreezes) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -21,7 +21,7 @@
 #include <tuple>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 /// Named by where they begin; each lasts until the next.
@@ -170,16 +170,15 @@ class EnginePhases : public ::testing::TestWithParam<std::tuple<Fault, int>> {
     };
     const ToyTraining training = with_phases(stage, enter);
     Phase place = Phase::kOutside;
-    test::ForkRanksOptions options{.deadline = kHangs};
+    ForkRanksOptions options{.deadline = kHangs};
     if (fault == Fault::kFreeze) {
       options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds) {
         place = places.phase(kVictim);
         return wait_to_wake(pids, kVictim);
       };
     }
-    const std::string job = test::unique_job();
-    const test::ForkReport report =
-        test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
+    const std::string job = unique_job();
+    const ForkReport report = fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
     expect_victim_is_named(report, fault, kVictim);
     return fault == Fault::kFreeze ? place : places.phase(kVictim);
   }
@@ -191,7 +190,7 @@ TEST_P(EnginePhases, AFaultInAnyPhaseEndsEveryRankInTime) {
   for (const Phase phase : {Phase::kConstruction, Phase::kForward, Phase::kBackward, Phase::kReduction, Phase::kJudge,
                             Phase::kVerdict, Phase::kUpdate, Phase::kPublish, Phase::kBetween}) {
     // A third in `make test`: each fault in each phase at some stage, and each stage in each phase by some fault.
-    if (turn++ % 3 != 0 && !test::in_long_tier()) continue;
+    if (turn++ % 3 != 0 && !in_long_tier()) continue;
     SCOPED_TRACE(name_of(phase));
     Phase struck = Phase::kOutside;
     // An alarm may be late on a busy machine, and then strike after the update: again.
@@ -231,7 +230,7 @@ class EngineMoments : public ::testing::TestWithParam<int> {
     Places places;
     const ToyTraining training = with_phases(GetParam(), [&](int rank, Phase phase) { places.enter(rank, phase); });
     bool struck = false;
-    test::ForkRanksOptions options{.deadline = kHangs};
+    ForkRanksOptions options{.deadline = kHangs};
     options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds) {
       if (struck) return wait_to_wake(pids, victim);
       if (!places.all_have_reached(blow.from)) return true;
@@ -243,9 +242,8 @@ class EngineMoments : public ::testing::TestWithParam<int> {
       ++hits_[static_cast<std::size_t>(places.phase(victim))];
       return blow.fault == Fault::kFreeze;
     };
-    const std::string job = test::unique_job();
-    const test::ForkReport report =
-        test::fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
+    const std::string job = unique_job();
+    const ForkReport report = fork_ranks(kWorld, [&](int rank) { train_as_rank(training, rank, job); }, options);
     EXPECT_TRUE(struck) << report.text();
     if (blow.everybody) {
       expect_nobody_hung(report);
@@ -270,7 +268,7 @@ std::vector<std::uint64_t> seeds(std::uint64_t first, std::uint64_t count) {
   std::vector<std::uint64_t> chosen;
   const auto stage = static_cast<std::uint64_t>(EngineMoments::GetParam());
   for (std::uint64_t seed = first; seed < first + count; ++seed) {
-    if (test::in_long_tier() || seed / (count < 8 ? 1 : 2) % 4 == stage) chosen.push_back(seed);
+    if (in_long_tier() || seed / (count < 8 ? 1 : 2) % 4 == stage) chosen.push_back(seed);
   }
   return chosen;
 }
@@ -304,4 +302,4 @@ INSTANTIATE_TEST_SUITE_P(Stage, EngineMoments, ::testing::Range(0, 4), ::testing
 INSTANTIATE_TEST_SUITE_P(Long, EngineMoments, ::testing::Range(0, 4), ::testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 inline constexpr int kWorld = 3;
 
@@ -79,7 +79,7 @@ inline ToyTraining process_training(int zero_stage) {
 /// error and go on.
 inline void train_as_rank(const ToyTraining& training, int rank, const std::string& job) {
   std::signal(SIGINT, SIG_DFL);  // ignored in what a script starts in its background
-  const std::set<std::string> before = test::holdings();
+  const std::set<std::string> before = holdings();
   std::exception_ptr failure;
   try {
     const WorldSpec spec{.rank = rank, .size = training.world, .job = job, .options = process_options()};
@@ -91,8 +91,7 @@ inline void train_as_rank(const ToyTraining& training, int rank, const std::stri
   } catch (...) {
     failure = std::current_exception();
   }
-  if (const std::string held = test::still_held(before); !held.empty())
-    throw std::runtime_error("rank still holds\n" + held);
+  if (const std::string held = still_held(before); !held.empty()) throw std::runtime_error("rank still holds\n" + held);
   if (failure) std::rethrow_exception(failure);
 }
 
@@ -109,20 +108,20 @@ inline constexpr Milliseconds kHangs{15'000};
   return false;
 }
 
-inline void expect_nobody_hung(const test::ForkReport& report) {
-  for (const test::ProcessEnd& end : report.ends) {
+inline void expect_nobody_hung(const ForkReport& report) {
+  for (const ProcessEnd& end : report.ends) {
     EXPECT_FALSE(end.killed_at_deadline) << "rank " << end.rank << "\n" << report.text();
   }
 }
 
 /// Every rank ended by itself; all but the victim with an error that names the victim, a frozen victim with an error
 /// too.
-inline void expect_victim_is_named(const test::ForkReport& report, Fault fault, int victim) {
+inline void expect_victim_is_named(const ForkReport& report, Fault fault, int victim) {
   expect_nobody_hung(report);
-  for (const test::ProcessEnd& end : report.ends) {
+  for (const ProcessEnd& end : report.ends) {
     const bool survivor = end.rank != victim;
     if (!survivor && fault != Fault::kFreeze) continue;
-    const test::RankFailure* failure = report.of(end.rank);
+    const RankFailure* failure = report.of(end.rank);
     if (failure == nullptr) {
       ADD_FAILURE() << "rank " << end.rank << " ended well\n" << report.text();
       continue;
@@ -134,4 +133,4 @@ inline void expect_victim_is_named(const test::ForkReport& report, Fault fault, 
   }
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -3,7 +3,7 @@
 // ends a rank's work.
 #include "process/rank_life.h"
 #include "support/fork_ranks.h"
-#include "support/process_seats.h"
+#include "support/process_groups.h"
 #include "support/watched_job.h"
 
 #include <zeroth/base/failpoint.h>
@@ -25,7 +25,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -123,51 +123,50 @@ class ExportFolder {
 };
 
 struct Outcome {
-  test::ForkReport report{};
+  ForkReport report{};
   bool struck = false;  ///< the rank came by the site
 };
 
 /// Ranks of a world with a control plane train with `spec`.
-test::ForkReport run_watched(const World& world, const std::string& spec, const CommOptions& options) {
-  const std::string name = test::unique_job();
+ForkReport run_watched(const World& world, const std::string& spec, const CommOptions& options) {
+  const std::string name = unique_job();
   const auto last_until_a_beat = [&](RankHere& here, Moment moment, int /*unit*/) {
     if (spec.starts_with("control.beat") && moment == Moment::kBegin && here.step == 0)
       std::this_thread::sleep_for(Milliseconds{700});
   };
-  return test::fork_ranks(world.size,
-                          [&](int rank) {
-                            arm_failpoints(parse_failpoints(spec), rank);
-                            run_watched_rank(
-                                {.world = world.size, .steps = 2, .options = options, .happen = last_until_a_beat},
-                                shared_memory_world(name, rank, world.size));
-                          },
-                          {.deadline = kHangs});
+  return fork_ranks(world.size,
+                    [&](int rank) {
+                      arm_failpoints(parse_failpoints(spec), rank);
+                      run_watched_rank(
+                          {.world = world.size, .steps = 2, .options = options, .happen = last_until_a_beat},
+                          shared_memory_world(name, rank, world.size));
+                    },
+                    {.deadline = kHangs});
 }
 
 /// Ranks live with `spec`; `exports`: where one of them writes a file, if it does.
-test::ForkReport run_lives(const World& world, const std::string& spec, Milliseconds timeout,
-                           const ExportFolder* exports, int exporter) {
+ForkReport run_lives(const World& world, const std::string& spec, Milliseconds timeout, const ExportFolder* exports,
+                     int exporter) {
   const bool breaks_store = spec.starts_with("store.");
   CommOptions options;
   options.timeout = timeout;
   for (int rank = 0; world.per_node > 0 && rank < world.size; ++rank) options.nodes.push_back(rank / world.per_node);
   if (world.kind == "watched") return run_watched(world, spec, options);
-  test::ProcessSeats seats(world.kind, world.size, options);
-  const std::string store = world.kind == "shm" ? test::unique_job() : "";
-  return test::fork_ranks(
-      world.size,
-      [&](int rank) {
-        arm_failpoints(parse_failpoints(spec), rank);
-        live({.seat = [&] { return seats.seat(rank); },
-              .store = store,
-              .store_patience = Milliseconds{breaks_store ? 1'500 : 20'000},
-              .exports = exports != nullptr && rank == exporter ? exports->file_of(rank) : fs::path(),
-              .gradient_degree = world.gradient_degree});
-      },
-      {.deadline = kHangs, .meanwhile = seats.parted({})});
+  ProcessGroups groups(world.kind, world.size, options);
+  const std::string store = world.kind == "shm" ? unique_job() : "";
+  return fork_ranks(world.size,
+                    [&](int rank) {
+                      arm_failpoints(parse_failpoints(spec), rank);
+                      live({.group = [&] { return groups.group(rank); },
+                            .store = store,
+                            .store_patience = Milliseconds{breaks_store ? 1'500 : 20'000},
+                            .exports = exports != nullptr && rank == exporter ? exports->file_of(rank) : fs::path(),
+                            .gradient_degree = world.gradient_degree});
+                    },
+                    {.deadline = kHangs, .meanwhile = groups.parted({})});
 }
 
-bool was_killed(const test::ProcessEnd& end) {
+bool was_killed(const ProcessEnd& end) {
   return WIFSIGNALED(end.wait_status) && WTERMSIG(end.wait_status) == SIGKILL;
 }
 
@@ -184,8 +183,8 @@ Outcome strike(const std::string& rule, int victim, const ExportFolder* exports,
 /// Rank `victim` comes by `site` and is struck with `action`.
 Outcome strike(const std::string& site, const std::string& action, int victim, const ExportFolder* exports) {
   Outcome run = strike(site + "@rank=" + std::to_string(victim) + ":" + action, victim, exports, true);
-  const test::ProcessEnd& end = run.report.ends[static_cast<std::size_t>(victim)];
-  const test::RankFailure* const failure = run.report.of(victim);
+  const ProcessEnd& end = run.report.ends[static_cast<std::size_t>(victim)];
+  const RankFailure* const failure = run.report.of(victim);
   if (action == "kill") run.struck = was_killed(end) && !end.killed_at_deadline;
   if (action == "exit=3") run.struck = WIFEXITED(end.wait_status) && WEXITSTATUS(end.wait_status) == 3;
   if (action == "throw") {
@@ -197,11 +196,11 @@ Outcome strike(const std::string& site, const std::string& action, int victim, c
 
 /// Everybody has ended by itself and in time; who was not struck knows why.
 void expect_orderly(const Outcome& run, const std::string& site, const std::string& action, int victim) {
-  const test::ForkReport& report = run.report;
-  for (const test::ProcessEnd& end : report.ends) {
+  const ForkReport& report = run.report;
+  for (const ProcessEnd& end : report.ends) {
     EXPECT_FALSE(end.killed_at_deadline) << report.text();
     EXPECT_LT(end.after, kBound) << report.text();
-    const test::RankFailure* failure = report.of(end.rank);
+    const RankFailure* failure = report.of(end.rank);
     const bool failed_first = (site == "abort.hear" || site == "control.verdict" || site == "control.judged") &&
                               failure != nullptr &&
                               failure->text.find("planted failure at engine.vote") != std::string::npos &&
@@ -268,7 +267,7 @@ TEST_F(Failpoints, ALifeWithoutAFaultIsWhole) {
   for (const char* site : {"engine.vote", "messages.send", "levels.step"}) {
     const ExportFolder folder;
     const World world = world_of(site);
-    const test::ForkReport report = run_lives(world, "", Milliseconds{30'000}, &folder, 1);
+    const ForkReport report = run_lives(world, "", Milliseconds{30'000}, &folder, 1);
     EXPECT_TRUE(report.ok()) << report.text();
     EXPECT_TRUE(folder.is_new(1));
     EXPECT_EQ(folder.temporaries(), 0);
@@ -327,8 +326,8 @@ TEST_F(Failpoints, AFailedSystemCallIsMadeAgainOrNamed) {
       EXPECT_TRUE(run.report.ok()) << run.report.text();
       continue;
     }
-    for (const test::ProcessEnd& end : run.report.ends) {
-      const test::RankFailure* failure = run.report.of(end.rank);
+    for (const ProcessEnd& end : run.report.ends) {
+      const RankFailure* failure = run.report.of(end.rank);
       ASSERT_TRUE(failure != nullptr && failure->code.has_value()) << run.report.text();
       EXPECT_LT(end.after, kBound);
       // What the kernel refuses to one rank is said by all.
@@ -400,4 +399,4 @@ TEST_F(Failpoints, TheGroupsAreAllThereAre) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -12,7 +12,7 @@
 #include <thread>
 #include <utility>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 constexpr int kStep = 3;  // from 0: step 4 in messages
@@ -33,7 +33,7 @@ Happening at(Times& times, int rank, Moment when, Action action, int unit = -1) 
 }
 
 void hang(RankHere& here) {
-  here.world.watch()->at();  // a native program's own word
+  here.world.activity()->at();  // a native program's own word
   for (;;) std::this_thread::sleep_for(Milliseconds{1'000});
 }
 void spin(RankHere& /*here*/) {
@@ -468,4 +468,4 @@ std::vector<FaultCase> fault_cases() {
   return cases.take();
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 inline constexpr int kFaultRanks = 4;
 
@@ -102,4 +102,4 @@ inline std::ostream& operator<<(std::ostream& out, const FaultCase& fault) {
 
 [[nodiscard]] std::vector<FaultCase> fault_cases();
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -3,7 +3,7 @@
 #include <regex>
 #include <sstream>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 constexpr std::string_view kHead = R"(# What the ranks say of a fault
@@ -63,4 +63,4 @@ std::vector<FaultRow> rows_of_page(std::string_view page) {
   return rows;
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 struct FaultRow {
   std::string fault{};  ///< "rank 2 is killed in the forward of blocks.1"
@@ -21,4 +21,4 @@ struct FaultRow {
 /// The rows of a page.
 [[nodiscard]] std::vector<FaultRow> rows_of_page(std::string_view page);
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

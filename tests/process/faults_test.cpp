@@ -36,7 +36,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 constexpr Milliseconds kHangs{40'000};
@@ -65,7 +65,7 @@ class Outputs {
 };
 
 struct Outcome {
-  test::ForkReport report{};
+  ForkReport report{};
   std::array<std::optional<double>, kFaultRanks> seconds{};
   std::array<std::string, kFaultRanks> output{};
   bool struck = false;
@@ -87,10 +87,10 @@ Outcome run(const FaultCase& fault, Over over) {
   Outcome outcome;
   {
     const Outputs outputs;
-    std::optional<test::SocketMesh> mesh;
+    std::optional<SocketMesh> mesh;
     if (over == Over::kMessages) mesh.emplace(kFaultRanks);
-    const std::string name = test::unique_job();
-    test::ForkRanksOptions options{.deadline = kHangs};
+    const std::string name = unique_job();
+    ForkRanksOptions options{.deadline = kHangs};
     options.meanwhile = [&](const std::vector<pid_t>& pids, Milliseconds) {
       if (mesh) mesh->close_all();
       if (!fault.hangs) return false;
@@ -100,7 +100,7 @@ Outcome run(const FaultCase& fault, Over over) {
       ::kill(pids[static_cast<std::size_t>(fault.guilty)], SIGKILL);
       return false;
     };
-    outcome.report = test::fork_ranks(
+    outcome.report = fork_ranks(
         kFaultRanks,
         [&](int rank) {
           const rlimit none{};
@@ -133,7 +133,7 @@ bool holds(const std::string& text, const std::string& pattern) {
   return std::regex_search(text, std::regex(pattern));
 }
 
-void expect_told(const test::RankFailure* failure, const FaultCase& fault, const Told& told, const std::string& all) {
+void expect_told(const RankFailure* failure, const FaultCase& fault, const Told& told, const std::string& all) {
   if (failure == nullptr) {
     ADD_FAILURE() << "a rank ended well\n" << all;
     return;
@@ -199,7 +199,7 @@ PageWriter& writer = PageWriter::instance();
 FaultRow row_of(const FaultCase& fault, Over over, const Outcome& outcome) {
   FaultRow row{.fault = fault.what, .over = text_of(over), .said = "goes on", .seconds = "-"};
   const int speaker = fault.guilty == 0 ? 1 : 0;
-  if (const test::RankFailure* failure = outcome.report.of(speaker)) {
+  if (const RankFailure* failure = outcome.report.of(speaker)) {
     row.said = "`" + without_accidents(failure->text) + "`";
     double last = 0;
     for (int rank = 0; rank < kFaultRanks; ++rank) {
@@ -227,7 +227,7 @@ TEST_P(Faults, AreExplained) {
   EXPECT_TRUE(outcome.struck) << all;
   for (int rank = 0; rank < kFaultRanks; ++rank) {
     const auto index = static_cast<std::size_t>(rank);
-    const test::RankFailure* failure = outcome.report.of(rank);
+    const RankFailure* failure = outcome.report.of(rank);
     EXPECT_FALSE(outcome.report.ends[index].killed_at_deadline) << all;
     if (rank == fault.guilty) {
       if (fault.deaf) expect_ends_itself(outcome, fault, *told, all);
@@ -250,26 +250,26 @@ INSTANTIATE_TEST_SUITE_P(All, Faults, ::testing::ValuesIn(all_faults()), [](cons
 });
 
 TEST(AfterAVerdict, OnlyARankThatHasNotHeardOfItIsEnded) {
-  const std::string name = test::unique_job();
+  const std::string name = unique_job();
   const Outputs outputs;
   CommOptions options;
   options.timeout = Milliseconds{20'000};
   options.end_stuck_after = Milliseconds{300};
   const auto goes_on = [] { std::this_thread::sleep_for(Milliseconds{2'500}); };
-  const test::ForkReport report = test::fork_ranks(kFaultRanks, [&](int rank) {
+  const ForkReport report = fork_ranks(kFaultRanks, [&](int rank) {
     outputs.take(rank);
     const World world = shared_memory_world(name, rank, kFaultRanks);
-    std::shared_ptr<CommBackend> seat = world.connect(options, std::make_shared<TrafficTable>());
-    Communicator(seat).barrier();
+    std::shared_ptr<CommBackend> group = world.connect(options, std::make_shared<TrafficTable>());
+    Communicator(group).barrier();
     if (rank == 0) world.abort(Error(ErrorCode::kUsage, "the validation set is empty"));  // its own error
     if (rank == 1) {
       try {
-        Communicator(seat).barrier();
+        Communicator(group).barrier();
       } catch (const Error&) {  // it has heard, and has something left to do
       }
     }
-    if (rank == 2) seat.reset();  // it needs nobody any more
-    goes_on();                    // rank 3 does not know
+    if (rank == 2) group.reset();  // it needs nobody any more
+    goes_on();                     // rank 3 does not know
   });
   for (int rank = 0; rank < kFaultRanks; ++rank) {
     const int status = report.ends[static_cast<std::size_t>(rank)].wait_status;
@@ -317,18 +317,18 @@ struct CutOff {
 };
 CutOff cut_off(int victim, const std::function<void()>& cut, Milliseconds sleep) {
   constexpr int kRanks = 3;
-  const std::string name = test::unique_job();
+  const std::string name = unique_job();
   const Outputs outputs;
   CommOptions options;
   options.timeout = Milliseconds{20'000};
   options.frozen_after = Milliseconds{200};  // and two seconds more between hosts
   options.end_stuck_after = Milliseconds{300};
-  const test::ForkReport report = test::fork_ranks(kRanks, [&](int rank) {
+  const ForkReport report = fork_ranks(kRanks, [&](int rank) {
     outputs.take(rank);
     const World world = shared_memory_world(name, rank, kRanks);
-    const std::shared_ptr<CommBackend> seat = world.connect(options, std::make_shared<TrafficTable>());
+    const std::shared_ptr<CommBackend> group = world.connect(options, std::make_shared<TrafficTable>());
     if (rank == victim) cut();
-    Communicator(seat).barrier();  // over shared memory
+    Communicator(group).barrier();  // over shared memory
     if (rank == victim) std::this_thread::sleep_for(sleep);
   });
   const int status = report.ends[static_cast<std::size_t>(victim)].wait_status;
@@ -389,4 +389,4 @@ TEST(FaultsPage, HoldsEveryFaultWithWhatTheRanksMustSay) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::ContainsRegex;
@@ -89,7 +89,7 @@ std::string at(const std::string& site, int rank, const std::string& action) {
 /// The rank is killed at the site; mpirun says so, and nothing is left.
 void expect_killed(const std::string& site, int rank, const std::string& before = "") {
   SCOPED_TRACE(site + " kills rank " + std::to_string(rank));
-  const test::LeftBehind left;
+  const LeftBehind left;
   const Ending ending = mpirun(before + at(site, rank, "kill"), false);
   EXPECT_TRUE(ending.in_time) << ending.output;
   EXPECT_TRUE(WIFEXITED(ending.status) && WEXITSTATUS(ending.status) != 0) << ending.output;
@@ -109,7 +109,7 @@ TEST(MpiFailpoints, ALifeWithoutAFaultIsWhole) {
 
 /// Such a process cannot end as mpirun wants it to, so it is no test by itself.
 TEST(MpiFailpoints, ACallOfMpisThatDoesNotEndLeavesTheProcessWithoutMpi) {
-  const test::LeftBehind left;
+  const LeftBehind left;
   const Ending ending = mpirun("", true,
                                {"env", "-u", "GTEST_TOTAL_SHARDS", "-u", "GTEST_SHARD_INDEX", "ZEROTH_TEST_LOSES_MPI=1",
                                 ZEROTH_MISMATCH, "--gtest_color=no", "--gtest_filter=*ACallThatOneRankSkips*"});
@@ -156,7 +156,7 @@ TEST(LongMpiFailpoints, EverySiteOfTheTransportKillsEveryRank) {
 
 void expect_told(const std::string& site, int rank) {
   SCOPED_TRACE(site + " throws on rank " + std::to_string(rank));
-  const test::LeftBehind left;
+  const LeftBehind left;
   const Ending ending = mpirun(at(site, rank, "throw"), true);
   EXPECT_TRUE(ending.in_time) << ending.output;
   const std::string planted = "planted failure at " + site;
@@ -212,7 +212,7 @@ TEST(MpiFailpoints, ARankKilledInsideAnyCallIsNamedByAllOthers) {
     for (const std::string& site : of.sites) {
       constexpr int kVictim = 1;
       SCOPED_TRACE(std::string(of.backend) + " " + of.how + ", " + site + " kills rank 1");
-      const test::LeftBehind left;
+      const LeftBehind left;
       const Ending ending = mpirun(
           "", true,
           {"env", std::string("ZEROTH_BACKEND=") + of.backend, ZEROTH_MPI_LIFE, of.how, at(site, kVictim, "kill")},
@@ -229,4 +229,4 @@ TEST(MpiFailpoints, ARankKilledInsideAnyCallIsNamedByAllOthers) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

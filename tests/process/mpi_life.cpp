@@ -33,7 +33,7 @@ void call_in_world(bool own_sums, std::string_view spec) {
   const zeroth::Communicator comm(world.connect(options, std::make_shared<zeroth::TrafficTable>()));
   zeroth::arm_failpoints(zeroth::parse_failpoints(std::string(spec)), world.rank());
   try {
-    for (const std::size_t part : {10, 40'000}) zeroth::testing::call_everything(comm, part);
+    for (const std::size_t part : {10, 40'000}) zeroth::test::call_everything(comm, part);
     (void)comm.backend().split(0, world.rank(), "part");
     comm.barrier();
   } catch (const zeroth::Error& error) {
@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
       call_in_world(words.front() == "own-sums", words.back());
       return 0;
     }
-    zeroth::testing::live({.seat = [rank] {
+    zeroth::test::live({.group = [rank] {
       zeroth::CommOptions options;
       options.timeout = zeroth::Milliseconds{20'000};
       return zeroth::make_backend(

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 constexpr std::size_t kSmall = 10;
@@ -99,7 +99,7 @@ std::uintmax_t exported_bytes() {
 }
 
 void live(const RankLife& life) {
-  std::unique_ptr<CommBackend> backend = life.seat();
+  std::unique_ptr<CommBackend> backend = life.group();
   try {
     const std::shared_ptr<CommBackend> borrowed(backend.get(), [](CommBackend*) {});
     live_until_training(life, *backend, Communicator(borrowed));
@@ -119,4 +119,4 @@ void live(const RankLife& life) {
   (void)train_toy_rank(training, std::move(backend));
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

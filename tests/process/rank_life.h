@@ -12,11 +12,11 @@
 #include <memory>
 #include <string>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 struct RankLife {
   /// Meets the others; called once.
-  std::function<std::unique_ptr<CommBackend>()> seat{};
+  std::function<std::unique_ptr<CommBackend>()> group{};
   std::string store{};  ///< name of a store that rank 0 serves; "": none
   std::chrono::milliseconds store_patience{20'000};
   std::filesystem::path exports{};  ///< the file that this rank writes; "": none
@@ -32,4 +32,4 @@ void call_everything(const Communicator& comm, std::size_t part);
 /// Length of the file that a rank writes.
 [[nodiscard]] std::uintmax_t exported_bytes();
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

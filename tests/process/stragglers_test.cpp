@@ -15,7 +15,7 @@
 #include <string>
 #include <thread>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using std::chrono::microseconds;
@@ -24,19 +24,19 @@ constexpr int kRanks = 4;
 
 /// What rank 0 writes to stderr in a job whose ranks end well.
 std::string output_of(const WatchedJob& job, bool over_messages) {
-  const test::LeftBehind left;
+  const LeftBehind left;
   std::string text(1 << 16, '\0');
   {
-    std::optional<test::SocketMesh> mesh;
+    std::optional<SocketMesh> mesh;
     if (over_messages) mesh.emplace(kRanks);
-    const std::string name = test::unique_job();
+    const std::string name = unique_job();
     const int output = ::memfd_create("output", MFD_CLOEXEC);
-    test::ForkRanksOptions options{.deadline = Milliseconds{60'000}};
+    ForkRanksOptions options{.deadline = Milliseconds{60'000}};
     options.meanwhile = [&](const auto&, Milliseconds) {
       if (mesh) mesh->close_all();
       return false;
     };
-    const test::ForkReport report = test::fork_ranks(
+    const ForkReport report = fork_ranks(
         kRanks,
         [&](int rank) {
           if (rank == 0) ::dup2(output, STDERR_FILENO);
@@ -89,4 +89,4 @@ INSTANTIATE_TEST_SUITE_P(Over, Stragglers, ::testing::Values(false, true),
                          [](const auto& over) { return over.param ? "Messages" : "Memory"; });
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -11,7 +11,7 @@ import unittest
 from collections.abc import Callable
 
 import torch
-from alone import BATCH, config, make, train
+from alone import BATCH, make, train
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 

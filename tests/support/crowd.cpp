@@ -41,9 +41,9 @@ struct Crowd::Shared {
   alignas(64) pthread_barrier_t barrier{};
 };
 
-class Crowd::Seat final : public CommBackend {
+class Crowd::Group final : public CommBackend {
  public:
-  Seat(Shared& shared, int rank, int size) : shared_(shared), rank_(rank), size_(size) {}
+  Group(Shared& shared, int rank, int size) : shared_(shared), rank_(rank), size_(size) {}
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int size() const override { return size_; }
@@ -108,8 +108,8 @@ Crowd::~Crowd() {
   ::munmap(shared_, Shared::bytes(size_));
 }
 
-std::unique_ptr<CommBackend> Crowd::seat(int rank) {
-  return std::make_unique<Seat>(*shared_, rank, size_);
+std::unique_ptr<CommBackend> Crowd::group(int rank) {
+  return std::make_unique<Group>(*shared_, rank, size_);
 }
 
 double& Crowd::note(int rank, int which) {
@@ -123,10 +123,10 @@ bool Crowd::all_at(int place, int absent) const {
   return true;
 }
 
-void Crowd::meet(int rank, RankWatch& watch, int place, Milliseconds timeout) {
+void Crowd::meet(int rank, RankActivity& activity, int place, Milliseconds timeout) {
   shared_->arrived(place, rank) = true;
   const Deadline deadline(timeout);
-  WatchedWait wait(&watch);
+  WatchedWait wait(&activity);
   std::vector<int> missing;
   const auto find_missing = [&] {
     missing.clear();

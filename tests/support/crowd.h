@@ -4,7 +4,7 @@
 
 #include <zeroth/base/deadline.h>
 #include <zeroth/comm/backend.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <memory>
 
@@ -25,10 +25,10 @@ class Crowd {
   [[nodiscard]] int size() const { return size_; }
   /// What ControlPlane::join() needs of a transport: all_gather and broadcast of at most 4 KiB a rank, for which every
   /// rank must be there.
-  [[nodiscard]] std::unique_ptr<CommBackend> seat(int rank);
-  /// Waits, watched, until all ranks are at this place; each place serves once. Throws what the watch throws, and
+  [[nodiscard]] std::unique_ptr<CommBackend> group(int rank);
+  /// Waits, watched, until all ranks are at this place; each place serves once. Throws what the activity throws, and
   /// kTimeout.
-  void meet(int rank, RankWatch& watch, int place, Milliseconds timeout);
+  void meet(int rank, RankActivity& activity, int place, Milliseconds timeout);
   /// Whether all but `absent` wait at the place.
   [[nodiscard]] bool all_at(int place, int absent) const;
   /// Numbers of each rank, which the others can read; 0 at first. `which` is below kNotes.
@@ -36,7 +36,7 @@ class Crowd {
 
  private:
   struct Shared;
-  class Seat;
+  class Group;
   Shared* shared_ = nullptr;
   int size_;
 };

@@ -22,7 +22,7 @@ class MessageHub : public std::enable_shared_from_this<MessageHub> {
   explicit MessageHub(int size, bool tells = false) : size_(size), tells_(tells) {}
 
   [[nodiscard]] std::shared_ptr<MessageTransport> transport(int rank) {
-    return std::make_shared<Seat>(shared_from_this(), rank);
+    return std::make_shared<Transport>(shared_from_this(), rank);
   }
 
  private:
@@ -68,9 +68,9 @@ class MessageHub : public std::enable_shared_from_this<MessageHub> {
     bool sends_;
   };
 
-  class Seat final : public MessageTransport {
+  class Transport final : public MessageTransport {
    public:
-    Seat(std::shared_ptr<MessageHub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+    Transport(std::shared_ptr<MessageHub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
     [[nodiscard]] int rank() const override { return rank_; }
     [[nodiscard]] int size() const override { return hub_->size_; }
     [[nodiscard]] std::string_view kind() const override { return "messages"; }

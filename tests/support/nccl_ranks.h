@@ -25,7 +25,7 @@ struct NcclRank {
   FakeGpu& gpu;
   Device& device;
   Stream stream;  ///< of the device
-  std::unique_ptr<CommBackend> seat;
+  std::unique_ptr<CommBackend> group;
 
   /// Memory of the rank's device with these values.
   template <class T>
@@ -52,7 +52,7 @@ inline Collective sum_of(float* data, std::int64_t count, MessageTag tag = {}) {
 }
 
 inline Work submit(NcclRank& rank, const Collective& call) {
-  return rank.seat->submit({&call, 1}, rank.stream);
+  return rank.group->submit({&call, 1}, rank.stream);
 }
 
 /// How the ranks of a test come together.
@@ -105,13 +105,13 @@ struct NcclWorld {
     auto base = make_backend("inproc", {.rank = rank, .size = size, .hub = hub, .options = of_base});
     if (wrap_base) base = wrap_base(rank, std::move(base));
     const auto index = static_cast<std::size_t>(rank);
-    auto seat = detail::make_nccl_backend(std::move(base), mine, [&] {
+    auto group = detail::make_nccl_backend(std::move(base), mine, [&] {
       if (before_loading) before_loading(rank);
       return detail::NcclLibraries{.nccl = &tables[index], .cuda = &cudas[index]};
     });
     const auto device = detail::make_cuda_device(cudas[index], rank, mine.timeout);
     NcclRank own{
-        .rank = rank, .gpu = gpu, .device = *device, .stream = device->make_stream("test"), .seat = std::move(seat)};
+        .rank = rank, .gpu = gpu, .device = *device, .stream = device->make_stream("test"), .group = std::move(group)};
     body(own);
   }
 };

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "support/rank_report.h"
-#include "support/thread_seats.h"
+#include "support/thread_groups.h"
 
 #include <zeroth/comm/factory.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -32,10 +32,10 @@ struct ThreadRanksOptions {
   CommOptions comm = quick_options();
   bool abort_on_failure = true;  ///< a rank that throws stops the others; false: they find out by themselves
   ThreadTransport transport = ThreadTransport::kMemory;
-  std::vector<std::shared_ptr<RankWatch>> watches{};  ///< one a rank, or none
-  /// A rank's seat over that of the transport; empty: that itself.
+  std::vector<std::shared_ptr<RankActivity>> activities{};  ///< one a rank, or none
+  /// The group over that of the transport; empty: that itself.
   std::function<std::unique_ptr<CommBackend>(int rank, std::unique_ptr<CommBackend> base, const CommOptions& options)>
-      seat_over{};
+      group_over{};
   Milliseconds deadline{120'000};  ///< after it the test program ends with a text: a thread cannot be killed
 };
 
@@ -43,7 +43,7 @@ using RankBody = std::function<void(int rank, const std::shared_ptr<CommBackend>
 
 /// Runs body(rank, backend) on `world` threads and returns what they threw.
 [[nodiscard]] inline RankReport try_ranks(int world, const RankBody& body, const ThreadRanksOptions& options = {}) {
-  const ThreadSeats seats(world, options.transport, options.comm.nodes);
+  const ThreadGroups groups(world, options.transport, options.comm.nodes);
   RankReport report;
   std::mutex mutex;
   std::condition_variable changed;
@@ -52,10 +52,10 @@ using RankBody = std::function<void(int rank, const std::shared_ptr<CommBackend>
     std::optional<RankFailure> failure;
     try {
       CommOptions comm = options.comm;
-      if (!options.watches.empty()) comm.watch = options.watches[static_cast<std::size_t>(rank)];
-      std::unique_ptr<CommBackend> base = seats.seat(rank, comm);
+      if (!options.activities.empty()) comm.activity = options.activities[static_cast<std::size_t>(rank)];
+      std::unique_ptr<CommBackend> base = groups.group(rank, comm);
       const std::shared_ptr<CommBackend> backend =
-          options.seat_over ? options.seat_over(rank, std::move(base), comm) : std::move(base);
+          options.group_over ? options.group_over(rank, std::move(base), comm) : std::move(base);
       try {
         body(rank, backend);
       } catch (const Error& error) {

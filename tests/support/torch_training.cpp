@@ -22,7 +22,7 @@
 // Shape letters: B batch, T sequence, D width, N heads, H head width, F hidden width, V vocabulary, C
 // channels, Y and X image.
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using libtorch::Unit;
@@ -418,7 +418,7 @@ TorchOutcome train_torch(const TorchTraining& training) {
   all.memory.resize(world_size);
   all.wire.resize(world_size);
   all.buffers.resize(world_size);
-  test::run_world(training.world, [&](const World& world) {
+  run_world(training.world, [&](const World& world) {
     TorchOutcome own = train_torch_as_rank(training, world);
     const std::lock_guard lock(mutex);
     add_rank(all, std::move(own), static_cast<std::size_t>(world.rank()));
@@ -465,4 +465,4 @@ std::vector<double> train_plain_torch(const TorchTraining& training) {
   return training.net == TorchNet::kGpt ? run_plain<Gpt>(training) : run_plain<Foreign>(training);
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

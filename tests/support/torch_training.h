@@ -16,7 +16,7 @@ namespace zeroth {
 class World;
 }
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 enum class TorchNet {
   kGpt,      ///< transformer: tied embedding, dropout, SwiGLU, fp32 norms in bf16 blocks; every block is a unit
@@ -84,4 +84,4 @@ struct TorchOutcome {
 /// micro-steps' batches, clip_grad_norm_ and AdamW.
 [[nodiscard]] std::vector<double> train_plain_torch(const TorchTraining& training);
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -7,7 +7,7 @@
 #include <random>
 #include <type_traits>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 /// Deterministic values in (-1, 1) with few bits, so that every dtype holds them well.
@@ -337,4 +337,4 @@ std::vector<double> ToyModel::value(int param) {
   return values;
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

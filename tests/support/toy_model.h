@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 struct ToyOptions {
   int inputs = 5;
@@ -107,4 +107,4 @@ struct ToyBatch {
 };
 [[nodiscard]] ToyBatch toy_batch(const ToyOptions& options, int rank, std::int64_t step, int micro_step);
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -9,7 +9,7 @@
 #include <random>
 #include <thread>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 EngineSettings settings_of(const ToyTraining& training) {
@@ -37,11 +37,11 @@ struct Shared {
   ToyOutcome outcome;
 };
 
-void run_thread(const ToyTraining& training, const test::ThreadSeats& seats, int rank, Shared& shared) {
+void run_thread(const ToyTraining& training, const ThreadGroups& groups, int rank, Shared& shared) {
   try {
     CommOptions options;
     options.timeout = Milliseconds(60'000);
-    const ToyOutcome own = train_toy_rank(training, seats.seat(rank, options));
+    const ToyOutcome own = train_toy_rank(training, groups.group(rank, options));
     const std::lock_guard lock(shared.mutex);
     ToyOutcome& all = shared.outcome;
     const auto index = static_cast<std::size_t>(rank);
@@ -134,11 +134,10 @@ ToyOutcome train_toy(const ToyTraining& training) {
   shared.outcome.reduce_bytes.resize(world);
   shared.outcome.far_gather_bytes.resize(world);
   shared.outcome.far_reduce_bytes.resize(world);
-  const test::ThreadSeats seats(training.world, training.transport,
-                                test::nodes_of_ranks(training.world, training.per_node));
+  const ThreadGroups groups(training.world, training.transport, nodes_of_ranks(training.world, training.per_node));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < training.world; ++rank) {
-    threads.emplace_back([&, rank] { run_thread(training, seats, rank, shared); });
+    threads.emplace_back([&, rank] { run_thread(training, groups, rank, shared); });
   }
   for (std::thread& thread : threads) thread.join();
   if (shared.first) std::rethrow_exception(shared.first);
@@ -169,4 +168,4 @@ std::string difference(const ToyOutcome& expected, const ToyOutcome& got) {
   return "";
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -1,7 +1,7 @@
 // Trains the toy model on ranks that are threads, and returns everything that could differ.
 #pragma once
 
-#include "support/thread_seats.h"
+#include "support/thread_groups.h"
 #include "support/toy_model.h"
 
 #include <zeroth/engine/engine.h>
@@ -11,13 +11,13 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 struct ToyTraining {
   ToyOptions model{};
   ShardingPlan plan = zero_plan(0, {"dp"});
   int world = 1;
-  test::ThreadTransport transport = test::ThreadTransport::kMemory;
+  ThreadTransport transport = ThreadTransport::kMemory;
   int per_node = 0;  ///< ranks on a node; 0: all
   int micro_steps = 1;
   int passes = 1;  ///< forwards and backwards before each call of step(); `skip` sees step * passes + pass
@@ -72,4 +72,4 @@ struct ToyOutcome {
 /// First difference in words, for assertion messages.
 [[nodiscard]] std::string difference(const ToyOutcome& expected, const ToyOutcome& got);
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 EngineSettings settings_of(const WatchedJob& job) {
@@ -39,7 +39,7 @@ void train(const WatchedJob& job, const World& world) {
   model.set_poison(job.poison);
   Engine engine(model.structure().params, model.structure().units, settings, *device, backend, model,
                 Logger(world.rank(), world.size()));
-  engine.set_watch(world.watch());
+  engine.set_activity(world.activity());
   model.attach(engine);
   Communicator own(world.connect(job.options, std::make_shared<TrafficTable>()));
   own.backend().set_tag_names(names_of_sums());
@@ -94,4 +94,4 @@ World shared_memory_world(const std::string& name, int rank, int size) {
   });
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

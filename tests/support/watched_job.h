@@ -11,7 +11,7 @@
 #include <functional>
 #include <string>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 /// Where in a step the program is.
 enum class Moment : std::uint8_t {
@@ -74,4 +74,4 @@ void run_watched_rank(const WatchedJob& job, const World& world);
 /// World of a rank that is a process and meets the others in the shared memory of a job with this name.
 [[nodiscard]] World shared_memory_world(const std::string& name, int rank, int size);
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -1,4 +1,5 @@
-// CommBackend: one rank's seat in a group of ranks. All communication between ranks goes through a seat.
+// CommBackend: a group of ranks, as the object that each of its ranks holds. All communication between ranks goes
+// through such objects.
 //
 // Matched calls   submit(): every rank of the group makes the same calls in the same order. Ranks compare the calls: a
 //                 skipped or swapped call, or one of another size or type, is Error{kMismatch} on every rank, with both
@@ -11,7 +12,7 @@
 //
 // Every wait ends in one of these ways: success; the deadline (kTimeout); an awaited rank died, left or froze
 // (kPeerLost, with rank, pid, and signal or exit code if the system tells them); a rank called abort() (kAborted with
-// the first cause). After an error the seat is broken: every later matched call throws the same error.
+// the first cause). After an error the group is broken: every later matched call throws the same error.
 //
 // Threads: one thread at a time, except abort() and ring(), which any thread may call. Matched calls of one rank run in
 // the order of their submission, also across streams and groups.
@@ -86,7 +87,7 @@ class CommBackend {
   /// nodes: first inside each node, in rank order, then over the nodes. So a transport may send the sum of a node to
   /// another node, with the same bits.
   [[nodiscard]] virtual std::span<const int> node_sizes() const = 0;
-  /// Bytes of this seat's control block and staging (not of attached arenas), counted as MemoryState::kControl.
+  /// Bytes of this group's control block and staging (not of attached arenas), counted as MemoryState::kControl.
   [[nodiscard]] virtual std::size_t memory_bytes() const = 0;
 
   /// Enqueues the calls on `stream`, in order. The caller owns the buffers, which must live until the Work is done.
@@ -95,14 +96,15 @@ class CommBackend {
   /// S is at most 8 KiB; other calls receive the data for this rank.
   virtual Work submit(std::span<const Collective> collectives, const Stream& stream) = 0;
 
-  /// Matched, blocks. Ranks with the same color form a new group, ordered by (key, rank). A negative color returns
-  /// nullptr. The new seat shares the liveness checks and abort() with this one and may outlive it. `name` is appended
+  /// Collective, blocks. Ranks with the same color form a new group, ordered by (key, rank). A negative color returns
+  /// nullptr. The new group shares the liveness checks and abort() with this one and may outlive it. `name` is appended
   /// to this group's name.
   [[nodiscard]] virtual std::unique_ptr<CommBackend> split(int color, int key, std::string_view name) = 0;
 
-  /// Matched, blocks: all ranks attach an arena under the same name. Its kind is capabilities().window_kind; sizes may
-  /// differ and may be 0. The seat shares the arena. In later matched calls, other ranks read buffers inside attached
-  /// arenas in place, without staging. Throws kUsage for an arena of the wrong kind, kResource if the system refuses.
+  /// Collective, blocks: all ranks attach an arena under the same name. Its kind is capabilities().window_kind; sizes
+  /// may differ and may be 0. The group shares the arena. In later matched calls, other ranks read buffers inside
+  /// attached arenas in place, without staging. Throws kUsage for an arena of the wrong kind, kResource if the system
+  /// refuses.
   [[nodiscard]] virtual PeerWindow attach(const Arena& arena, std::string_view name) = 0;
 
   /// Blocks until predicate() is true. The predicate is called again after each ring() of another rank and at least
@@ -114,8 +116,8 @@ class CommBackend {
   virtual void notify() = 0;
 
   /// Throws kAborted if a rank has stopped the job, and kPeerLost if one of `context.ranks` (empty: any other rank) is
-  /// lost, as far as the seat knows this without waiting. Never blocks. For code that waits for something else, such as
-  /// a device.
+  /// lost, as far as the group knows this without waiting. Never blocks. For code that waits for something else, such
+  /// as a device.
   virtual void check_peers(const WaitContext& context) = 0;
 
   /// Stops the job: every wait, now or later, in any group of this job throws kAborted with the text of the first

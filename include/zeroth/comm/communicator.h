@@ -12,7 +12,7 @@
 
 namespace zeroth {
 
-/// Cheap to copy; copies share the seat. T is double, float, BFloat16, Float16, std::int64_t, std::int32_t or
+/// Cheap to copy; copies share the group. T is double, float, BFloat16, Float16, std::int64_t, std::int32_t or
 /// std::uint8_t. Throws kUsage if sizes of spans and counts do not fit. Blocking calls throw the errors of the Work.
 /// The spans of a call that returns Work must live until the Work is done. Dtypes, order of sums and received bytes:
 /// Collective and CommBackend::submit().

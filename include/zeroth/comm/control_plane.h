@@ -2,7 +2,7 @@
 // 0, the hub, and one small thread. It never carries tensors and never needs the GIL, MPI or CUDA. So it works while a
 // rank hangs in any of them.
 //
-// Results, thrown by the waits of the transports (see RankWatch::judge):
+// Results, thrown by the waits of the transports (see RankActivity::judge):
 //   after 1 to 2 s         kMismatch, if ranks wait for each other in different calls
 //   1/4 of a deadline      a warning in rank 0's log: the missing rank, its place (file, line, phase), the waiting
 //   ranks the deadline           kTimeout on all ranks, with that line
@@ -15,7 +15,7 @@
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/log.h>
 #include <zeroth/comm/backend.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <cstdint>
 #include <memory>
@@ -29,7 +29,7 @@ struct ControlOptions {
                                       ///< often, or every second (3 ms per rank in large jobs)
   /// Time after a verdict at which the control thread ends a process that hangs in its own code and has not received
   /// the verdict: one line "ZEROTH ERROR [TIMEOUT] ..." on stderr, then _exit() with the code's exit code. 0: never. It
-  /// also never ends ranks that are threads of one process, a process after RankWatch::spare(), a process that has
+  /// also never ends ranks that are threads of one process, a process after RankActivity::spare(), a process that has
   /// already received an error, and a process without a group of the job.
   Milliseconds end_stuck_after{5'000};
   std::string interface{};  ///< "eth0": the hub listens there; "": on loopback if all ranks are on one host, else see
@@ -47,11 +47,11 @@ struct ControlOptions {
 
 class ControlPlane {
  public:
-  /// Collective over `base`, blocks. `base`: a seat in a group of all ranks of the job, borrowed for this call. `watch`
+  /// Collective over `base`, blocks. `base`: a group of all ranks of the job, borrowed for this call. `activity`
   /// is shared and uses the same rank numbers. The hub draws a secret and sends it through `base`. A connection without
   /// proof of the secret is dropped and counted. Throws kResource: on all ranks if the hub cannot listen; on a rank
   /// that does not reach the hub, with the result of each address.
-  [[nodiscard]] static std::unique_ptr<ControlPlane> join(CommBackend& base, std::shared_ptr<RankWatch> watch,
+  [[nodiscard]] static std::unique_ptr<ControlPlane> join(CommBackend& base, std::shared_ptr<RankActivity> activity,
                                                           const ControlOptions& options);
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;

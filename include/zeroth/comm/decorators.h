@@ -1,9 +1,9 @@
 // Decorators of CommBackend: they count, record or compare calls, plant faults, or emulate slow links. Each owns the
-// seat that it wraps.
+// backend that it wraps.
 #pragma once
 
 #include <zeroth/comm/backend.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <array>
 #include <atomic>
@@ -30,7 +30,7 @@ struct TrafficRow {
   bool operator==(const TrafficRow&) const = default;
 };
 
-/// Traffic by group and kind. Thread safe; may be shared by several seats.
+/// Traffic by group and kind. Thread safe; may be shared by several groups.
 class TrafficTable final : public TrafficObserver {
  public:
   void observe(const TrafficEvent& event) noexcept override;
@@ -111,8 +111,8 @@ class CountingBackend final : public ForwardingBackend {
 /// made by split() do the same.
 class RecordingBackend final : public ForwardingBackend {
  public:
-  /// `control` and `watch` are shared. Null `control`: errors are not told.
-  RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch,
+  /// `control` and `activity` are shared. Null `control`: errors are not told.
+  RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankActivity> activity,
                    std::shared_ptr<ControlPlane> control = nullptr);
   ~RecordingBackend() override;
   Work submit(std::span<const Collective> collectives, const Stream& stream) override;
@@ -125,7 +125,7 @@ class RecordingBackend final : public ForwardingBackend {
   [[nodiscard]] std::int32_t about(const MessageTag& tag);
 
   std::shared_ptr<ControlPlane> control_;
-  std::shared_ptr<RankWatch> watch_;
+  std::shared_ptr<RankActivity> activity_;
   std::int32_t group_;
   std::uint64_t calls_ = 0;
   std::atomic<std::uint64_t> waits_{0};
@@ -133,7 +133,7 @@ class RecordingBackend final : public ForwardingBackend {
   std::unordered_map<std::uint64_t, std::int32_t> abouts_;  ///< by unit and label: of FlightRecorder::names()
 };
 
-/// Compares calls for transports that do not compare them (MPI's own algorithms; NCCL). Before each matched call every
+/// Compares calls for transports that do not compare them (MPI's own algorithms; NCCL). Before each collective every
 /// rank gets 16 bytes of every other rank over another transport, and the whole description if they differ. A skipped
 /// or swapped call, or one of another size or type, is kMismatch on every rank, with both sides, and the call is not
 /// made. The counts of an all_to_all are compared between all ranks too. Sends and receives are not compared. Costs two
@@ -141,7 +141,7 @@ class RecordingBackend final : public ForwardingBackend {
 class CheckedBackend final : public ForwardingBackend {
  public:
   /// `inner` must make its calls in tasks of the stream: a failed comparison fails the stream, so they do not run.
-  /// (NCCL's seat does not do this and uses this class as a gate that makes no calls.) `side`: a seat in a group of the
+  /// (The backend over NCCL does not do this and uses this class as a gate that makes no calls.) `side`: a group of the
   /// same ranks in the same order, over a transport that compares calls; no other code may make calls on it. Owns both.
   CheckedBackend(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> side);
   [[nodiscard]] std::size_t memory_bytes() const override;

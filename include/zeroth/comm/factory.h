@@ -1,4 +1,4 @@
-// Makes a rank's seat in the world.
+// Makes the world's group, as its ranks hold it.
 #pragma once
 
 #include <zeroth/base/deadline.h>
@@ -16,7 +16,7 @@
 
 namespace zeroth {
 
-class RankWatch;
+class RankActivity;
 
 /// The code that forms the sums of reductions, and their order.
 enum class Reduction : std::uint8_t {
@@ -29,7 +29,7 @@ enum class Reduction : std::uint8_t {
 
 struct CommOptions {
   Milliseconds timeout{300'000};        ///< of every wait
-  Milliseconds first_timeout{0};        ///< of waits until `watch` has seen the first step end; 0: twice `timeout`
+  Milliseconds first_timeout{0};        ///< of waits until `activity` has seen the first step end; 0: twice `timeout`
   Milliseconds frozen_after{10'000};    ///< a stopped rank without a heartbeat for this time is lost
   Milliseconds end_stuck_after{5'000};  ///< see ControlOptions; for World::connect()
   /// Polling time before sleep. Unset: 20 us if every rank of the host has a core, else 50 us during which it yields.
@@ -51,11 +51,11 @@ struct CommOptions {
   /// Speed of each rank's link to other nodes, which World::connect() emulates with a SlowLinkBackend; 0: no emulation.
   std::int64_t link_bytes_per_s = 0;
   std::string call_table{};  ///< path of a CallTable (mixed.h) that rank 0 reads; for mixtures of backends only
-  int device = -1;  ///< nccl: this rank's CUDA device; -1: the current device of the thread that makes the seat
-  std::shared_ptr<MemoryLedger> ledger{};  ///< counts control blocks and staging if given
-  std::shared_ptr<RankWatch> watch{};      ///< of this rank: gets long waits and can end them; unset: none
-  std::vector<int> watched_ranks{};        ///< the job's rank number of each rank of this world; empty: equal
-  std::shared_ptr<SystemCalls> system{};   ///< unset: the kernel; else a substitute of a test
+  int device = -1;  ///< nccl: this rank's CUDA device; -1: the current device of the thread that makes the group
+  std::shared_ptr<MemoryLedger> ledger{};    ///< counts control blocks and staging if given
+  std::shared_ptr<RankActivity> activity{};  ///< of this rank: gets long waits and can end them; unset: none
+  std::vector<int> watched_ranks{};          ///< the job's rank number of each rank of this world; empty: equal
+  std::shared_ptr<SystemCalls> system{};     ///< unset: the kernel; else a substitute of a test
 };
 
 /// Meeting point of ranks that are threads of one process. Pass the same hub to the backends of all ranks.
@@ -73,7 +73,7 @@ struct WorldSpec {
 /// ZEROTH_JOB_ID, or MASTER_ADDR:MASTER_PORT with TORCHELASTIC_RUN_ID; throws kEnvironment if neither is set.
 [[nodiscard]] std::string job_from_environment();
 
-/// Makes this rank's seat in the world. Collective, blocks until all ranks have come. Names:
+/// Makes this rank's object of the world's group. Collective, blocks until all ranks have come. Names:
 ///   "self", "inproc", "shm"
 ///   "mpi", "shm+mpi"      both need libzeroth_mpi.so and ranks that mpirun started; shm+mpi has two levels
 ///   (two_level.h) "nccl", "nccl+mpi"    over inproc (with a hub) or shm, and over shm+mpi (nccl.h)
@@ -86,7 +86,8 @@ struct WorldSpec {
 /// Names that make_backend knows in this build.
 [[nodiscard]] std::vector<std::string> backend_names();
 
-/// memory_bytes() of a seat in a world of `size` ranks, before it is made; plus 64 KiB for each rank that it sends to.
+/// memory_bytes() of the group of a world of `size` ranks, before it is made; plus 64 KiB for each rank that it sends
+/// to.
 [[nodiscard]] std::size_t transport_bytes(std::string_view name, int size, const CommOptions& options);
 
 }  // namespace zeroth

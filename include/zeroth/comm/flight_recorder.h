@@ -59,7 +59,7 @@ class FlightRecorder {
   /// Text of the newest record: "all_gather#40 (the parameters of unit blocks.0) of world/engine0, ended 12.3 s ago";
   /// "" if there is none.
   [[nodiscard]] std::string last_call() const;
-  /// Facts about the failure, by name: "code", "message", "step", ...; see RankWatch::write_record().
+  /// Facts about the failure, by name: "code", "message", "step", ...; see RankActivity::write_record().
   using Facts = std::map<std::string, std::string>;
   /// Writes one JSON object per line: first {"rank", "size", "host", "now_ns", "names"} and, if there are facts,
   /// "failure"; then one per record, oldest first, where "about" is an index into "names". It makes a new file that

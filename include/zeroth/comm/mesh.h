@@ -25,11 +25,11 @@ struct MeshSpec {
   bool operator==(const MeshSpec&) const = default;
 };
 
-/// The groups of one rank in a mesh. Move-only. Shares the world's seat and owns one seat for every axis that is
+/// The groups of one rank in a mesh. Move-only. Shares the world's group and owns one group for every axis that is
 /// smaller than the world.
 class Mesh {
  public:
-  /// Matched, blocks. Throws kConfig if the sizes do not multiply to the world, or names repeat.
+  /// Collective, blocks. Throws kConfig if the sizes do not multiply to the world, or names repeat.
   Mesh(std::shared_ptr<CommBackend> world, MeshSpec spec);
 
   [[nodiscard]] const MeshSpec& spec() const { return spec_; }
@@ -40,7 +40,7 @@ class Mesh {
   /// The group of ranks that differ from this one along `axis` only. Throws kUsage with the names of all axes.
   [[nodiscard]] Communicator axis(std::string_view axis) const;
   /// The ranks that differ along these axes only, as one flat group in world order. The first call with a list is
-  /// matched over the world and blocks.
+  /// collective over the world and blocks.
   [[nodiscard]] Communicator axes(std::span<const std::string> names);
 
  private:

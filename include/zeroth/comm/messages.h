@@ -55,12 +55,13 @@ class MessageTransport {
   virtual void check() {}
 };
 
-/// A seat over messages, for matched calls only (Capabilities::one_sided is false). Shares `transport`. Not collective.
-/// The description of a call goes to every rank of the group before its data. So a skipped, swapped or resized call is
-/// kMismatch on every rank, with both sides. (Only the receiver sees both sides of a message, and only the two ranks
-/// see both sides of a part of an all_to_all; ranks that wait for them get kPeerLost or kTimeout.) Tags: four per
-/// group, from 0 up, one of them with kAlone. Memory: 2(n-1) pieces of options.staging_bytes, from the first sum that
-/// needs them. abort() reaches the other ranks if the transport tells them; otherwise they see this rank leave.
+/// A group over messages, for matched calls only (Capabilities::one_sided is false). Shares `transport`. Not
+/// collective. The description of a call goes to every rank of the group before its data. So a skipped, swapped or
+/// resized call is kMismatch on every rank, with both sides. (Only the receiver sees both sides of a message, and only
+/// the two ranks see both sides of a part of an all_to_all; ranks that wait for them get kPeerLost or kTimeout.) Tags:
+/// four per group, from 0 up, one of them with kAlone. Memory: 2(n-1) pieces of options.staging_bytes, from the first
+/// sum that needs them. abort() reaches the other ranks if the transport tells them; otherwise they see this rank
+/// leave.
 [[nodiscard]] std::unique_ptr<CommBackend> make_message_backend(std::shared_ptr<MessageTransport> transport,
                                                                 const CommOptions& options);
 

@@ -56,8 +56,8 @@ struct NamedBackend {
   std::unique_ptr<CommBackend> backend{};
 };
 
-/// One seat over several seats of this rank in the same group. The first makes the one-sided calls; `table` gives each
-/// matched call its seat. An error or abort of one seat is passed to all. Owns the seats. Collective, blocks. Throws
+/// One group over several backends of its ranks. The first makes the one-sided calls; `table` gives each matched call
+/// its backend. An error or abort of one backend is passed to all. Owns the backends. Collective, blocks. Throws
 /// kMismatch if ranks have different tables. Throws kConfig if the table names an unknown backend, or if ranks, groups
 /// or nodes of the backends differ (sums must have the same order).
 [[nodiscard]] std::unique_ptr<CommBackend> make_mixed_backend(std::vector<NamedBackend> backends, CallTable table);

@@ -8,10 +8,10 @@
 
 namespace zeroth {
 
-/// A seat of `base`'s ranks that also takes calls on streams of a CUDA device (Stream::native()), with buffers of that
+/// A group of `base`'s ranks that also takes calls on streams of a CUDA device (Stream::native()), with buffers of that
 /// device. The device is options.device, else the current device of the thread that makes the first such call. Ranks
-/// may share one GPU. Owns `base`. make_backend() wraps every seat with a host transport in this one. Before the first
-/// such call it costs nothing, and CUDA is not loaded.
+/// may share one GPU. Owns `base`. make_backend() wraps every backend with a host transport in this one. Before the
+/// first such call it costs nothing, and CUDA is not loaded.
 ///
 /// Such a call is copied through pinned memory, and `base` makes it on the host. So it has `base`'s bits, checks,
 /// counts and errors, and sums in rank order. It runs after the earlier work of its stream and after all calls

@@ -13,7 +13,7 @@
 #include <zeroth/base/tensor_view.h>
 #include <zeroth/base/version.h>
 #include <zeroth/comm/communicator.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 #include <zeroth/device/device.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/engine/uneven.h>
@@ -113,8 +113,8 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
   ~Engine();
 
-  /// From now on the engine reports its phase to `watch`. Null: no reports.
-  void set_watch(std::shared_ptr<RankWatch> watch);
+  /// From now on the engine reports its phase to `activity`. Null: no reports.
+  void set_activity(std::shared_ptr<RankActivity> activity);
 
   /// Collective, blocks. Copies rank 0's values to all ranks. `values(param)` returns this rank's dense data in the
   /// parameter's dtype. The engine calls `release(unit)` when it has read the values of the unit. Units with replicated
@@ -147,7 +147,7 @@ class Engine {
   /// True if all expected gradients of the unit have come in this backward.
   [[nodiscard]] bool gradients_complete(int unit) const;
   /// Publishes all open buckets and gives back all leases of the backward. It waits for other ranks only where
-  /// reductions are matched calls.
+  /// reductions are collectives.
   void end_backward();
   /// Call after a forward or backward that threw: gives back all leases. After a failed backward the step is skipped on
   /// all ranks.
@@ -217,8 +217,8 @@ class Engine {
     try {
       return std::forward<Call>(call)();
     } catch (const Error& error) {
-      if (!watch_ || typeid(error) != typeid(Error)) throw;  // a verdict says it already
-      throw watch_->dated(error);
+      if (!activity_ || typeid(error) != typeid(Error)) throw;  // a verdict says it already
+      throw activity_->dated(error);
     } catch (...) {
       part();
       throw;
@@ -242,7 +242,7 @@ class Engine {
 
   void enter(Phase phase, int unit = -1) noexcept;
   [[nodiscard]] std::chrono::nanoseconds waited() const noexcept {
-    return watch_ ? watch_->waited() : std::chrono::nanoseconds{0};
+    return activity_ ? activity_->waited() : std::chrono::nanoseconds{0};
   }
   void build_stores();
   /// On a rank without a batch: takes part until no rank has a batch, another epoch begins, or the front end must act.
@@ -259,8 +259,8 @@ class Engine {
   void require_not_parted() const;
   void part() noexcept;
 
-  std::shared_ptr<RankWatch> watch_;
-  int watched_as_ = -1;  ///< RankWatch::add_model()
+  std::shared_ptr<RankActivity> activity_;
+  int watched_as_ = -1;  ///< RankActivity::add_model()
   std::unique_ptr<StepWarnings> warnings_;
   std::unique_ptr<PhaseClock> clock_;
   std::int64_t backwards_ = 0;   ///< since the last step()

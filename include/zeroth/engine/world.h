@@ -4,7 +4,7 @@
 #include <zeroth/comm/decorators.h>
 #include <zeroth/comm/factory.h>
 #include <zeroth/comm/messages.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <exception>
 #include <functional>
@@ -34,16 +34,16 @@ class World {
   [[nodiscard]] static World from_environment();
   /// For tests and embedders: `lookup` replaces getenv.
   [[nodiscard]] static World from_variables(const std::function<std::optional<std::string>(std::string_view)>& lookup);
-  struct Seat {
+  struct RankAndSize {
     int rank = 0;
     int size = 1;
-    bool operator==(const Seat&) const = default;
+    bool operator==(const RankAndSize&) const = default;
   };
-  /// This rank's seat if the variables are consistent but from_environment() refuses them, because the ranks are on
-  /// several hosts without a transport; otherwise none. A caller with messages between these ranks then uses
+  /// This rank and the size, if the variables are consistent but from_environment() refuses them, because the ranks are
+  /// on several hosts without a transport; otherwise none. A caller with messages between these ranks then uses
   /// from_transport(). Throws kEnvironment for inconsistent variables.
-  [[nodiscard]] static std::optional<Seat> without_transport();
-  [[nodiscard]] static std::optional<Seat> without_transport(
+  [[nodiscard]] static std::optional<RankAndSize> without_transport();
+  [[nodiscard]] static std::optional<RankAndSize> without_transport(
       const std::function<std::optional<std::string>(std::string_view)>& lookup);
   /// Ranks that are threads of this process.
   [[nodiscard]] static World from_hub(std::shared_ptr<InprocHub> hub, int rank, int size);
@@ -68,14 +68,14 @@ class World {
   /// The source of rank and size: "RANK and WORLD_SIZE (zeroth-run, torchrun)", "no launcher's variables", ...
   [[nodiscard]] const std::string& origin() const { return origin_; }
 
-  /// Makes a new group of all ranks, for one engine. Matched, blocks until all ranks have come. The first call decides
-  /// the options. The group counts its traffic in `table` and records its calls in watch()'s flight recorder. With the
-  /// first group a world of several ranks joins its control plane (control_plane.h), which lives as long as the world
-  /// or one of its groups. Throws the errors of make_backend().
+  /// Makes a new group of all ranks, for one engine. Collective, blocks until all ranks have come. The first call
+  /// decides the options. The group counts its traffic in `table` and records its calls in activity()'s flight
+  /// recorder. With the first group a world of several ranks joins its control plane (control_plane.h), which lives as
+  /// long as the world or one of its groups. Throws the errors of make_backend().
   [[nodiscard]] std::shared_ptr<CommBackend> connect(const CommOptions& options,
                                                      std::shared_ptr<TrafficTable> table) const;
   /// The record of this rank's activity, which other ranks read through the control plane. Shared by copies.
-  [[nodiscard]] const std::shared_ptr<RankWatch>& watch() const;
+  [[nodiscard]] const std::shared_ptr<RankActivity>& activity() const;
   /// Tells all ranks that this one has failed, if it is connected: their waits throw end_of_job() of error_of(cause).
   /// Use it for exceptions that leave the program of a rank: `catch (const std::exception& cause) {
   /// world.abort(cause); throw; }`. Blocks at most half a second, if a transport must pass the message on. Never

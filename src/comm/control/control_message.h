@@ -4,7 +4,7 @@
 #include "base/hmac.h"
 
 #include <zeroth/base/error.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <array>
 #include <cstddef>

@@ -4,7 +4,7 @@
 #include "comm/control/introduction.h"
 #include "comm/levels/levels_of_hosts.h"
 #include "comm/own_thread.h"
-#include "comm/shm/process_monitor.h"
+#include "comm/shm/process_liveness.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -128,11 +128,11 @@ class Neighbour {
   UniqueFd pidfd_{};
 };
 
-/// What the thread of every rank has: a bell, the rank's watch, an end.
+/// What the thread of every rank has: a bell, the rank's activity, an end.
 class ControlThread : public ControlPlane {
  public:
-  ControlThread(std::shared_ptr<RankWatch> watch, const ControlOptions& options)
-      : watch_(std::move(watch)),
+  ControlThread(std::shared_ptr<RankActivity> activity, const ControlOptions& options)
+      : activity_(std::move(activity)),
         options_(options),
         owner_(::getpid()),
         bell_(std::make_shared<ForkClosedFd>(UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)))) {
@@ -142,7 +142,7 @@ class ControlThread : public ControlPlane {
 
   void tell(const Error& error) noexcept override {
     ZR_FAILPOINT("control.tell");
-    watch_->hear();
+    activity_->hear();
     try {
       const std::lock_guard lock(mutex_);
       if (std::exchange(told_, true)) return;  // the first error is the cause
@@ -155,10 +155,10 @@ class ControlThread : public ControlPlane {
   [[nodiscard]] std::uint64_t strangers() const override { return 0; }
 
  protected:
-  [[nodiscard]] std::string who() const { return fmt::format("rank {}/{}", watch_->rank(), watch_->size()); }
+  [[nodiscard]] std::string who() const { return fmt::format("rank {}/{}", activity_->rank(), activity_->size()); }
   [[nodiscard]] HelloMessage hello() const {
-    return {.rank = static_cast<std::uint32_t>(watch_->rank()),
-            .size = static_cast<std::uint32_t>(watch_->size()),
+    return {.rank = static_cast<std::uint32_t>(activity_->rank()),
+            .size = static_cast<std::uint32_t>(activity_->size()),
             .pid = static_cast<std::uint32_t>(::getpid()),
             .host = host_name(),
             .host_digest = host_digest_};
@@ -166,8 +166,9 @@ class ControlThread : public ControlPlane {
 
   void start() {
     thread_ = start_own_thread([this] { run(); }, "the control plane", {.where = "comm.control", .who = who()});
-    watch_->set_waker([bell = bell_] { notify(bell->get()); });  // it may be called a moment after the plane has gone
-    watch_->set_teller([this](const Error& error) { tell(error); });
+    activity_->set_waker(
+        [bell = bell_] { notify(bell->get()); });  // it may be called a moment after the plane has gone
+    activity_->set_teller([this](const Error& error) { tell(error); });
   }
   /// By every destructor, while the object is whole.
   void stop() noexcept {
@@ -175,8 +176,8 @@ class ControlThread : public ControlPlane {
       if (thread_.joinable()) thread_.detach();  // it is not here
       return;
     }
-    watch_->set_waker({});
-    watch_->set_teller({});
+    activity_->set_waker({});
+    activity_->set_teller({});
     stopping_.store(true);
     notify(bell_->get());
     if (thread_.joinable()) thread_.join();
@@ -203,11 +204,12 @@ class ControlThread : public ControlPlane {
       unheard_ = error;
       judged_at_ = SteadyClock::now();
     }
-    const RankStatus last = watch_->status(false);
-    watch_->judge(error);
+    const RankStatus last = activity_->status(false);
+    activity_->judge(error);
     if (options_.trace_folder.empty() || std::exchange(traced_, true)) return;
     try {
-      watch_->write_record(fmt::format("{}/trace-rank{}.jsonl", options_.trace_folder, watch_->rank()), error, last);
+      activity_->write_record(fmt::format("{}/trace-rank{}.jsonl", options_.trace_folder, activity_->rank()), error,
+                              last);
     } catch (const Error& trouble) {
       options_.logger.warn(trouble.what());
     }
@@ -220,7 +222,7 @@ class ControlThread : public ControlPlane {
     if (!unheard_) return;
     if (late) judged_at_ = now;
     if (options_.end_stuck_after <= Milliseconds{0} || now - judged_at_ < options_.end_stuck_after ||
-        !watch_->is_deaf())
+        !activity_->is_deaf())
       return;
     ErrorContext context = unheard_->context();
     if (context.who.empty()) context.who = who();
@@ -228,7 +230,7 @@ class ControlThread : public ControlPlane {
                     fmt::format("{}; {} has not come to a call of Zeroth for {:.1f} s since then, and is ended "
                                 "(zeroth.end_stuck_after_ms): it {}",
                                 unheard_->message(), who(), std::chrono::duration<double>(now - judged_at_).count(),
-                                describe(watch_->status(true))),
+                                describe(activity_->status(true))),
                     std::move(context));
     const std::string line = fmt::format("ZEROTH ERROR {}\n", end.what());
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
@@ -239,14 +241,14 @@ class ControlThread : public ControlPlane {
 
   [[nodiscard]] Milliseconds ping_every() const {
     return std::clamp(options_.silent_after / 4, kBusy,
-                      std::max(kPingEvery, Milliseconds{3 * watch_->size()}));  // [Note: Many ranks]
+                      std::max(kPingEvery, Milliseconds{3 * activity_->size()}));  // [Note: Many ranks]
   }
   /// How long the thread sleeps at most.
   [[nodiscard]] Milliseconds idle() const { return std::min(kIdle, ping_every()); }
   /// Between two looks: this process itself was stopped, or starved, and must not take the others for silent.
   [[nodiscard]] Milliseconds too_long() const { return std::max(2 * idle(), options_.silent_after / 3); }
 
-  std::shared_ptr<RankWatch> watch_;
+  std::shared_ptr<RankActivity> activity_;
   ControlOptions options_;
   pid_t owner_;
   const std::uint64_t host_digest_ = digest64(host_identity());
@@ -266,11 +268,11 @@ class ControlThread : public ControlPlane {
 /// Rank 0's.
 class Hub final : public ControlThread {
  public:
-  Hub(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const std::vector<std::string>& hosts)
-      : ControlThread(std::move(watch), options),
-        coordinator_(watch_->size(), {.silent_after = options.silent_after, .ask_every = every(watch_->size())}),
-        reception_(hosts, watch_->size()),
-        links_(static_cast<std::size_t>(watch_->size())),
+  Hub(std::shared_ptr<RankActivity> activity, const ControlOptions& options, const std::vector<std::string>& hosts)
+      : ControlThread(std::move(activity), options),
+        coordinator_(activity_->size(), {.silent_after = options.silent_after, .ask_every = every(activity_->size())}),
+        reception_(hosts, activity_->size()),
+        links_(static_cast<std::size_t>(activity_->size())),
         neighbours_(links_.size()) {
     ZR_CHECK(
         !hosts.empty(), ErrorCode::kResource, "there is no address at which other hosts could reach this one",
@@ -317,7 +319,7 @@ class Hub final : public ControlThread {
     for (std::size_t rank = 1; rank < links_.size(); ++rank) serve_link(rank, SteadyClock::now());
     if (const std::optional<VerdictMessage> told = take_told()) coordinator_.told(error_of(*told), SteadyClock::now());
     if (const std::optional<Error> cause = coordinator_.last_word()) decide(*cause);
-    to_all(ByeMessage{watch_->goodbye()});
+    to_all(ByeMessage{activity_->goodbye()});
     linger();
   }
 
@@ -336,7 +338,7 @@ class Hub final : public ControlThread {
     }
     polled_.push_back({.fd = bell_->get(), .events = POLLIN, .revents = 0});
     reception_.add_polled(polled_);
-    const Milliseconds pause = coordinator_.busy() || watch_->status(false).wait.id != 0 ? kBusy : idle();
+    const Milliseconds pause = coordinator_.busy() || activity_->status(false).wait.id != 0 ? kBusy : idle();
     (void)::poll(polled_.data(), polled_.size(), static_cast<int>(pause.count()));
     hush();
   }
@@ -394,7 +396,7 @@ class Hub final : public ControlThread {
 
   void look_at_own(SteadyClock::time_point now) {
     coordinator_.heard(0, now);
-    const RankStatus own = watch_->status(false);
+    const RankStatus own = activity_->status(false);
     if (own.wait.id != 0 || own_waited_) coordinator_.answered(0, {.question = 0, .status = own}, now);
     own_waited_ = own.wait.id != 0;
   }
@@ -404,7 +406,7 @@ class Hub final : public ControlThread {
       for (std::size_t rank = 1; rank < links_.size(); ++rank) {
         if (links_[rank]) links_[rank]->send(ask->ask);
       }
-      coordinator_.answered(0, {.question = ask->ask.question, .status = watch_->status(ask->ask.with_place)},
+      coordinator_.answered(0, {.question = ask->ask.question, .status = activity_->status(ask->ask.with_place)},
                             SteadyClock::now());
     } else if (const auto* note = std::get_if<NoteAction>(&action)) {
       options_.logger.warn(note->text);
@@ -464,9 +466,9 @@ class Hub final : public ControlThread {
 class Leaf final : public ControlThread {
  public:
   /// `check` throws once it is known that rank 0 will not answer.
-  Leaf(std::shared_ptr<RankWatch> watch, const ControlOptions& options, const Invitation& invitation,
+  Leaf(std::shared_ptr<RankActivity> activity, const ControlOptions& options, const Invitation& invitation,
        std::function<void()> check)
-      : ControlThread(std::move(watch), options),
+      : ControlThread(std::move(activity), options),
         link_(introduce_to(invitation, std::move(check))),
         hub_(rank_text(0, static_cast<int>(invitation.pid), invitation.host)),
         hub_process_(invitation.pid, invitation.host_digest, host_digest_) {
@@ -494,7 +496,7 @@ class Leaf final : public ControlThread {
   void run() override {
     auto last = SteadyClock::now();
     while (!stopping_.load()) {
-      const RankStatus own = watch_->status(false);
+      const RankStatus own = activity_->status(false);
       const bool waits = own.wait.id != 0;
       std::vector<pollfd> polled{{.fd = bell_->get(), .events = POLLIN, .revents = 0}};
       if (!gone_)
@@ -518,7 +520,7 @@ class Leaf final : public ControlThread {
     }
     if (gone_) return;
     if (const std::optional<VerdictMessage> told = take_told()) link_.send(*told);
-    link_.send(ByeMessage{watch_->goodbye()});
+    link_.send(ByeMessage{activity_->goodbye()});
     const Deadline deadline(kByeTime);
     while (link_.wants_to_write() && !deadline.passed()) {
       std::this_thread::sleep_for(Milliseconds{2});
@@ -531,7 +533,7 @@ class Leaf final : public ControlThread {
     const bool open = link_.receive([&](ControlMessage message) {
       heard_ = now;
       if (const auto* ask = std::get_if<AskMessage>(&message)) {
-        link_.send(StatusMessage{ask->question, watch_->status(ask->with_place)});
+        link_.send(StatusMessage{ask->question, activity_->status(ask->with_place)});
       }
       if (const auto* verdict = std::get_if<VerdictMessage>(&message)) judge(error_of(*verdict));
       if (auto* bye = std::get_if<ByeMessage>(&message)) goodbye_ = std::move(bye->status);
@@ -545,8 +547,8 @@ class Leaf final : public ControlThread {
   /// A wait is told of its own accord: once it is worth a question, and at its deadline. And that it is over.
   void report(SteadyClock::time_point now) {
     if (gone_) return;
-    const RankStatus own = watch_->status(false);
-    if (now - reported_ >= every(watch_->size()) || !reported_wait_ || own.wait.lost != reported_lost_) {
+    const RankStatus own = activity_->status(false);
+    if (now - reported_ >= every(activity_->size()) || !reported_wait_ || own.wait.lost != reported_lost_) {
       const bool waits = own.wait.id != 0;
       if (waits || reported_wait_) {
         link_.send(StatusMessage{0, own});
@@ -566,14 +568,14 @@ class Leaf final : public ControlThread {
   /// wait for it.
   void miss_hub(SteadyClock::time_point now) {
     const auto silent = std::chrono::duration_cast<Milliseconds>(now - (gone_ ? gone_at_ : heard_));
-    const RankStatus own = watch_->status(false);
+    const RankStatus own = activity_->status(false);
     const bool waits = awaits(own.wait, 0);
     const std::string how = gone_ && !goodbye_ ? hub_process_.end() : "";
     const bool certain = (goodbye_ || !how.empty()) && own.wait.lost == 0;
     if ((goodbye_ && !waits) || (!certain && silent < (gone_ && waits ? Milliseconds{1'000} : options_.silent_after)))
       return;
     EarlyEnd end{.text = gone_ ? end_text(how, link_trouble_) : silence_text(silent), .hint = kLookThere};
-    if (goodbye_) end = early_end(*goodbye_, watch_->rank(), own);
+    if (goodbye_) end = early_end(*goodbye_, activity_->rank(), own);
     ErrorContext context{
         .where = "comm.control", .expected = "a sign of life from rank 0", .hint = std::move(end.hint)};
     if (waits) {
@@ -605,13 +607,13 @@ std::vector<std::string> listening_hosts(bool one_host, const ControlOptions& op
   return met.empty() ? all : met;
 }
 
-std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, const ControlOptions& options,
+std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankActivity>& activity, const ControlOptions& options,
                                        bool one_host, Invitation& invitation) {
   try {
-    reserve_open_files(watch->size());
+    reserve_open_files(activity->size());
     std::vector<std::string> hosts = listening_hosts(one_host, options);
     if (hosts.size() > kMostAddresses) hosts.resize(kMostAddresses);
-    auto hub = std::make_unique<Hub>(watch, options, hosts);
+    auto hub = std::make_unique<Hub>(activity, options, hosts);
     hub->invite(invitation);
     return hub;
   } catch (const Error& error) {
@@ -623,7 +625,7 @@ std::unique_ptr<ControlPlane> open_hub(const std::shared_ptr<RankWatch>& watch, 
 }  // namespace
 }  // namespace detail
 
-std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_ptr<RankWatch> watch,
+std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_ptr<RankActivity> activity,
                                                  const ControlOptions& wanted) {
   // Borrowed for these two calls.
   const Communicator ranks(std::shared_ptr<CommBackend>(&base, [](CommBackend*) {}));
@@ -632,7 +634,7 @@ std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_
   if (around.threads) options.end_stuck_after = Milliseconds{0};
   detail::Invitation invitation;
   std::unique_ptr<ControlPlane> hub;
-  if (ranks.rank() == 0) hub = detail::open_hub(watch, options, around.one_host, invitation);
+  if (ranks.rank() == 0) hub = detail::open_hub(activity, options, around.one_host, invitation);
   ranks.broadcast(detail::as_bytes_of(invitation), 0);
   ZR_CHECK(invitation.trouble[0] == '\0', ErrorCode::kResource, "rank 0 cannot listen for the control plane",
            {.where = "comm.control",
@@ -644,7 +646,7 @@ std::unique_ptr<ControlPlane> ControlPlane::join(CommBackend& base, std::shared_
     check_interrupt();
     base.check_peers({.what = "rank 0 beside the data", .names_ranks = true, .ranks = {0}});
   };
-  return std::make_unique<detail::Leaf>(std::move(watch), options, invitation, check);
+  return std::make_unique<detail::Leaf>(std::move(activity), options, invitation, check);
 }
 
 }  // namespace zeroth

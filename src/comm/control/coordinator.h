@@ -11,7 +11,7 @@
 #include "comm/control/control_message.h"
 
 #include <zeroth/base/deadline.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <cstdint>
 #include <deque>

@@ -1,7 +1,7 @@
 // What is said of a rank that has left in order while others wait for it: by what it and one of them have done.
 #pragma once
 
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <string>
 

@@ -6,53 +6,53 @@
 
 namespace zeroth {
 
-RecordingBackend::RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankWatch> watch,
+RecordingBackend::RecordingBackend(std::unique_ptr<CommBackend> inner, std::shared_ptr<RankActivity> activity,
                                    std::shared_ptr<ControlPlane> control)
     : ForwardingBackend(std::move(inner)),
       control_(std::move(control)),
-      watch_(std::move(watch)),
-      group_(watch_->recorder().group(group_name())) {
-  watch_->take_group();
+      activity_(std::move(activity)),
+      group_(activity_->recorder().group(group_name())) {
+  activity_->take_group();
 }
 
 RecordingBackend::~RecordingBackend() {
-  watch_->give_group();
+  activity_->give_group();
 }
 
 Work RecordingBackend::submit(std::span<const Collective> collectives, const Stream& stream) {
-  watch_->check();
+  activity_->check();
   std::vector<std::uint64_t> tickets;
   tickets.reserve(collectives.size());
   for (const Collective& call : collectives) {
-    tickets.push_back(
-        watch_->recorder().begin({.sequence = calls_++,
-                                  .elements = std::accumulate(call.counts.begin(), call.counts.end(), std::int64_t{0}),
-                                  .group = group_,
-                                  .name = call.name.empty() ? -1 : watch_->recorder().name(call.name),
-                                  .about = about(call.tag),
-                                  .unit = call.tag.unit,
-                                  .label = call.tag.label,
-                                  .kind = call.kind,
-                                  .dtype = call.in_dtype}));
+    tickets.push_back(activity_->recorder().begin(
+        {.sequence = calls_++,
+         .elements = std::accumulate(call.counts.begin(), call.counts.end(), std::int64_t{0}),
+         .group = group_,
+         .name = call.name.empty() ? -1 : activity_->recorder().name(call.name),
+         .about = about(call.tag),
+         .unit = call.tag.unit,
+         .label = call.tag.label,
+         .kind = call.kind,
+         .dtype = call.in_dtype}));
   }
   const Work work = inner().submit(collectives, stream);
   work.order_before(stream);  // an error is the stream's again, and leaves the records open
-  stream.enqueue([watch = watch_, tickets = std::move(tickets)] {
-    for (const std::uint64_t ticket : tickets) watch->recorder().end(ticket);
+  stream.enqueue([activity = activity_, tickets = std::move(tickets)] {
+    for (const std::uint64_t ticket : tickets) activity->recorder().end(ticket);
   });
   return {stream.record(), work.info()};
 }
 
 std::unique_ptr<CommBackend> RecordingBackend::split(int color, int key, std::string_view name) {
-  watch_->check();
+  activity_->check();
   std::unique_ptr<CommBackend> part = inner().split(color, key, name);
   if (!part) return nullptr;
-  return std::make_unique<RecordingBackend>(std::move(part), watch_, control_);
+  return std::make_unique<RecordingBackend>(std::move(part), activity_, control_);
 }
 
 void RecordingBackend::wait_until(const std::function<bool()>& predicate, const WaitContext& context) {
-  watch_->check();
-  FlightRecorder& recorder = watch_->recorder();
+  activity_->check();
+  FlightRecorder& recorder = activity_->recorder();
   const std::uint64_t ticket = recorder.begin(
       {.sequence = waits_.fetch_add(1), .group = group_, .about = recorder.name(context.what), .wait = true});
   try {
@@ -76,7 +76,7 @@ std::int32_t RecordingBackend::about(const MessageTag& tag) {
       abouts_.try_emplace(std::uint64_t{static_cast<std::uint32_t>(tag.unit)} << 32U | tag.label, -1);
   if (is_new) {
     const std::string text = tag_names_.name(tag);
-    if (!text.empty()) place->second = watch_->recorder().name(text);
+    if (!text.empty()) place->second = activity_->recorder().name(text);
   }
   return place->second;
 }
@@ -85,7 +85,7 @@ void RecordingBackend::abort(const Error& error) noexcept {
   inner().abort(error);
   if (!control_) return;
   try {
-    control_->tell(end_of_job(watch_->rank(), error));
+    control_->tell(end_of_job(activity_->rank(), error));
   } catch (...) {  // no memory to say so
   }
 }

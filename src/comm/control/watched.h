@@ -1,8 +1,8 @@
-// The rank's watch as a transport uses it.
+// The rank's activity as a transport uses it.
 #pragma once
 
 #include <zeroth/comm/factory.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <memory>
 #include <vector>
@@ -18,24 +18,24 @@ inline constexpr Milliseconds kWordOfLoss{400};
 class Watched {
  public:
   Watched() = default;
-  explicit Watched(const CommOptions& options) : watch_(options.watch), ranks_(options.watched_ranks) {}
+  explicit Watched(const CommOptions& options) : activity_(options.activity), ranks_(options.watched_ranks) {}
 
   /// Null: nobody watches.
-  [[nodiscard]] RankWatch* watch() const { return watch_.get(); }
-  /// See RankWatch::await_verdict().
+  [[nodiscard]] RankActivity* activity() const { return activity_.get(); }
+  /// See RankActivity::await_verdict().
   void await_verdict(Milliseconds patience) const {
-    if (watch_) watch_->await_verdict(patience);
+    if (activity_) activity_->await_verdict(patience);
   }
   /// What two ranks alone can see: the others hear of it where there is a control plane.
   [[noreturn]] void tell_and_throw(const Error& mismatch) const {
-    if (watch_) watch_->tell(mismatch);
+    if (activity_) activity_->tell(mismatch);
     throw Error(mismatch);
   }
-  /// See RankWatch::dated().
-  [[nodiscard]] Error dated(const Error& error) const { return watch_ ? watch_->dated(error) : error; }
+  /// See RankActivity::dated().
+  [[nodiscard]] Error dated(const Error& error) const { return activity_ ? activity_->dated(error) : error; }
   /// How long a wait may take now.
   [[nodiscard]] Milliseconds patience(Milliseconds timeout) const {
-    return watch_ ? watch_->patience(timeout) : timeout;
+    return activity_ ? activity_->patience(timeout) : timeout;
   }
   /// The job's number of a rank of this world.
   [[nodiscard]] int job_rank(int world_rank) const {
@@ -43,7 +43,7 @@ class Watched {
   }
 
  private:
-  std::shared_ptr<RankWatch> watch_;
+  std::shared_ptr<RankActivity> activity_;
   std::vector<int> ranks_;
 };
 

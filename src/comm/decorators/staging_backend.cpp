@@ -157,7 +157,7 @@ class StagingBackend final : public ForwardingBackend {
     }
   }
 
-  /// One matched call, or sends and receives side by side.
+  /// One collective, or sends and receives side by side.
   void run_together(Staging& staging, std::span<const Collective> calls, void* native) {
     const CudaTable& cuda = staging.cuda;
     std::vector<StagedCall> staged;

@@ -1,4 +1,4 @@
-// The staging seat over a table of CUDA's functions.
+// The staging backend over a table of CUDA's functions.
 #pragma once
 
 #include "device/cuda/cuda_table.h"

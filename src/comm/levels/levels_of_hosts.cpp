@@ -33,7 +33,7 @@ std::uint64_t digest_of(const std::vector<int>& nodes) {
   return digest64({reinterpret_cast<const char*>(nodes.data()), nodes.size() * sizeof(int)});
 }
 
-/// What all ranks say before there are nodes. Matched.
+/// What all ranks say before there are nodes. Collective.
 struct Introduced {
   std::vector<std::string> hosts{};
   std::string name{};  ///< that no other group has

@@ -6,7 +6,7 @@
 #include <kernels/copy/copy.h>
 #include <zeroth/base/failpoint.h>
 #include <zeroth/comm/decorators.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 #include <zeroth/comm/two_level.h>
 #include <zeroth/device/device.h>
 
@@ -53,12 +53,12 @@ class TwoLevels {
 
   void set_observer(const std::shared_ptr<TrafficObserver>& observer) {
     observer_ = observer;
-    for_each_seat([&](CommBackend& seat) { seat.set_observer(observer); });
+    for_each_group([&](CommBackend& group) { group.set_observer(observer); });
   }
 
   template <class Call>
-  void for_each_seat(const Call& call) {
-    for (CommBackend* seat : {base_.get(), node_.get(), across_.get()}) call(*seat);
+  void for_each_group(const Call& call) {
+    for (CommBackend* group : {base_.get(), node_.get(), across_.get()}) call(*group);
   }
 
   void run(std::span<const Collective> calls) {
@@ -72,7 +72,7 @@ class TwoLevels {
     });
   }
 
-  /// Before the seats are divided, one after the other.
+  /// Before the groups are divided, one after the other.
   void meet_for_split(std::string_view name) {
     guarded([&] {
       const Collective call = stand_in("split", name);
@@ -93,7 +93,7 @@ class TwoLevels {
       } catch (const Error& error) {
         const Error whole = named(error);
         // Not every transport carries a word to the ranks of other nodes.
-        if (options_.watch && whole.code() == ErrorCode::kMismatch) options_.watch->tell(whole);
+        if (options_.activity && whole.code() == ErrorCode::kMismatch) options_.activity->tell(whole);
         stop(whole);
         throw whole;
       }
@@ -135,16 +135,16 @@ class TwoLevels {
   [[nodiscard]] int rank_at(int node, int place) const { return node * per_node() + place; }
 
   /// One step, or several messages side by side.
-  void make(CommBackend& seat, std::span<Collective> calls) {
-    making_ = &seat;
+  void make(CommBackend& group, std::span<Collective> calls) {
+    making_ = &group;
     ZR_FAILPOINT("levels.step");
     for (Collective& call : calls) {
       call.step_of = whole_;
       if (!has_root(call.kind)) call.root = 0;  // the whole group's number, which says nothing
     }
-    seat.submit(calls, stream_).wait();
+    group.submit(calls, stream_).wait();
   }
-  void make(CommBackend& seat, Collective call) { make(seat, {&call, 1}); }
+  void make(CommBackend& group, Collective call) { make(group, {&call, 1}); }
 
   void run_points(std::span<const Collective> points) {
     making_ = base_.get();
@@ -180,7 +180,8 @@ class TwoLevels {
   /// every call begins with one that all ranks of a node make, and goes on with one that its ranks make between the
   /// nodes: if not of itself, with empty ones.
   void agree(const Collective& call) {
-    for (CommBackend* seat : {node_.get(), across_.get()}) make(*seat, Collective{.tag = call.tag, .name = call.name});
+    for (CommBackend* group : {node_.get(), across_.get()})
+      make(*group, Collective{.tag = call.tag, .name = call.name});
   }
 
   /// Of the ranks of one node, from what there is of all ranks.
@@ -348,7 +349,7 @@ class TwoLevels {
   MemoryHold hold_;
   std::shared_ptr<TrafficObserver> observer_;
   WholeCall whole_{};                    // the call in progress
-  const CommBackend* making_ = nullptr;  // the seat that makes a step of it
+  const CommBackend* making_ = nullptr;  // the group that makes a step of it
   FirstError first_error_;
 };
 
@@ -398,7 +399,7 @@ class TwoLevelBackend final : public CommBackend {
     throw Error(ErrorCode::kUsage, "ranks on several nodes have no memory that all of them can read",
                 {.where = levels_->where() + ".attach",
                  .which = std::string(name),
-                 .hint = "look at capabilities().one_sided, and make matched calls"});
+                 .hint = "look at capabilities().one_sided, and use collectives"});
   }
   void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& context) override {
     throw Error(ErrorCode::kUsage, "ranks on several nodes have no memory that all of them can write",
@@ -419,7 +420,7 @@ class TwoLevelBackend final : public CommBackend {
   }
   void set_observer(std::shared_ptr<TrafficObserver> observer) override { levels_->set_observer(observer); }
   void set_tag_names(TagNames names) override {
-    levels_->for_each_seat([&](CommBackend& seat) { seat.set_tag_names(names); });
+    levels_->for_each_group([&](CommBackend& group) { group.set_tag_names(names); });
   }
 
  private:
@@ -427,7 +428,7 @@ class TwoLevelBackend final : public CommBackend {
   LastCall last_call_;
 };
 
-/// Two seats of the same ranks, of which one makes the calls. The other one hears of aborts.
+/// Two backends of the same ranks, of which one makes the calls. The other one hears of aborts.
 class Beside final : public ForwardingBackend {
  public:
   Beside(std::unique_ptr<CommBackend> inner, std::unique_ptr<CommBackend> other, bool inner_is_node,
@@ -445,7 +446,7 @@ class Beside final : public ForwardingBackend {
     return work;
   }
 
-  /// Who stops the job on another node is heard by the seat that makes no calls.
+  /// Who stops the job on another node is heard by the backend that makes no calls.
   void wait_until(const std::function<bool()>& predicate, const WaitContext& context) override {
     inner().wait_until(
         [&] {

@@ -53,7 +53,8 @@ class MessageGroup {
         sent_(ranks()),
         taken_(ranks()),
         isa_(kernels::best_isa()) {
-    if (RankWatch* const watch = links_.job()->watched.watch()) begun_ = watch->calls_begun(links_.watched_as());
+    if (RankActivity* const activity = links_.job()->watched.activity())
+      begun_ = activity->calls_begun(links_.watched_as());
   }
 
   [[nodiscard]] int rank() const { return links_.rank(); }
@@ -522,7 +523,7 @@ class MessageBackend final : public CommBackend {
     throw Error(ErrorCode::kUsage, "this transport has no memory that peers can read",
                 {.where = links().where() + ".attach",
                  .which = std::string(name),
-                 .hint = "look at capabilities().one_sided, and make matched calls"});
+                 .hint = "look at capabilities().one_sided, and use collectives"});
   }
   void wait_until(const std::function<bool()>& /*predicate*/, const WaitContext& context) override {
     throw Error(ErrorCode::kUsage, "this transport has no memory that peers can write",

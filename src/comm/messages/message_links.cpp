@@ -69,7 +69,7 @@ std::unique_ptr<Transfer> MessageLinks::expect_header(int peer, CallDescriptor& 
 }
 
 MessageLinks::Waiting MessageLinks::begin_wait() const {
-  return {Deadline(patience()), WatchedWait(job_->watched.watch())};
+  return {Deadline(patience()), WatchedWait(job_->watched.activity())};
 }
 
 void MessageLinks::await(Transfers& transfers) const {

@@ -31,8 +31,8 @@ struct MessageJob {
 
 /// Messages of different kinds between the same ranks do not meet.
 enum class MessageKind : std::uint32_t {
-  kDescription,  ///< of a matched call
-  kData,         ///< of a matched call
+  kDescription,  ///< of a collective
+  kData,         ///< of a collective
   kHeader,       ///< of a message between two ranks
   kMessage,      ///< its data
 };

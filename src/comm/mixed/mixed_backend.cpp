@@ -17,10 +17,10 @@
 namespace zeroth {
 namespace {
 
-/// All seats of one group. Run by one thread at a time.
-class Seats {
+/// All backends of one group. Run by one thread at a time.
+class Backends {
  public:
-  Seats(std::vector<NamedBackend> backends, std::shared_ptr<const CallTable> table)
+  Backends(std::vector<NamedBackend> backends, std::shared_ptr<const CallTable> table)
       : backends_(std::move(backends)), table_(std::move(table)), stream_(make_nested_stream("mixed")) {
     for (const NamedBackend& backend : backends_) kind_ += (kind_.empty() ? "" : "|") + backend.name;
   }
@@ -33,11 +33,11 @@ class Seats {
   void run(std::span<const Collective> calls) {
     const auto run_all = [&] {
       for (std::size_t begin = 0; begin < calls.size();) {
-        CommBackend& seat = seat_of(calls[begin]);
+        CommBackend& backend = backend_of(calls[begin]);
         std::size_t end = begin + 1;
-        while (end < calls.size() && &seat_of(calls[end]) == &seat) ++end;
+        while (end < calls.size() && &backend_of(calls[end]) == &backend) ++end;
         ZR_FAILPOINT("mixed.choose");
-        seat.submit(calls.subspan(begin, end - begin), stream_).wait();
+        backend.submit(calls.subspan(begin, end - begin), stream_).wait();
         begin = end;
       }
     };
@@ -45,7 +45,7 @@ class Seats {
       try {
         throw;
       } catch (const Error& error) {
-        abort(error);  // a peer may be in a call of another seat
+        abort(error);  // a peer may be in a call of another backend
         throw;
       }
     });
@@ -55,10 +55,10 @@ class Seats {
   }
 
  private:
-  [[nodiscard]] CommBackend& seat_of(const Collective& call) const {
+  [[nodiscard]] CommBackend& backend_of(const Collective& call) const {
     const std::string_view name = table_->backend_of(call.kind, table_bytes(call));
     if (name.empty()) return first();
-    // There is one: looked at when the seats were put together.
+    // There is one: looked at when the backends were put together.
     return *std::ranges::find(backends_, name, &NamedBackend::name)->backend;
   }
 
@@ -72,27 +72,28 @@ class Seats {
 class MixedBackend final : public CommBackend {
  public:
   /// `last_call`: of this rank in a group or in its parts; each one begins after it, whoever makes it. Two ranks could
-  /// else be in calls of two seats, each waiting for the other one.
+  /// else be in calls of two backends, each waiting for the other one.
   MixedBackend(std::vector<NamedBackend> backends, std::shared_ptr<const CallTable> table,
                std::shared_ptr<Event> last_call)
-      : seats_(std::make_shared<Seats>(std::move(backends), std::move(table))), last_call_(std::move(last_call)) {}
+      : backends_(std::make_shared<Backends>(std::move(backends), std::move(table))),
+        last_call_(std::move(last_call)) {}
 
   [[nodiscard]] int rank() const override { return first().rank(); }
   [[nodiscard]] int size() const override { return first().size(); }
   [[nodiscard]] const std::string& group_name() const override { return first().group_name(); }
-  [[nodiscard]] std::string_view kind() const override { return seats_->kind(); }
+  [[nodiscard]] std::string_view kind() const override { return backends_->kind(); }
   [[nodiscard]] Capabilities capabilities() const override { return first().capabilities(); }
   [[nodiscard]] std::span<const int> node_sizes() const override { return first().node_sizes(); }
   [[nodiscard]] std::size_t memory_bytes() const override {
     std::size_t bytes = 0;
-    for (const NamedBackend& backend : seats_->all()) bytes += backend.backend->memory_bytes();
+    for (const NamedBackend& backend : backends_->all()) bytes += backend.backend->memory_bytes();
     return bytes;
   }
 
   Work submit(std::span<const Collective> collectives, const Stream& stream) override {
     WorkInfo info = detail::validated(collectives, rank(), size(), "comm." + std::string(kind()));
     stream.order_after(*last_call_);
-    detail::enqueue_calls(stream, collectives, seats_, &Seats::run);
+    detail::enqueue_calls(stream, collectives, backends_, &Backends::run);
     *last_call_ = stream.record();
     return {*last_call_, std::move(info)};
   }
@@ -101,14 +102,14 @@ class MixedBackend final : public CommBackend {
     last_call_->wait();
     std::vector<NamedBackend> parts;
     try {
-      for (const NamedBackend& backend : seats_->all())
+      for (const NamedBackend& backend : backends_->all())
         parts.push_back({backend.name, backend.backend->split(color, key, name)});
     } catch (const Error& error) {
       abort(error);
       throw;
     }
     if (parts.front().backend == nullptr) return nullptr;
-    return std::make_unique<MixedBackend>(std::move(parts), seats_->table(), last_call_);
+    return std::make_unique<MixedBackend>(std::move(parts), backends_->table(), last_call_);
   }
 
   [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
@@ -120,23 +121,23 @@ class MixedBackend final : public CommBackend {
   }
   void notify() override { first().notify(); }
   void check_peers(const WaitContext& context) override {
-    for (const NamedBackend& backend : seats_->all()) backend.backend->check_peers(context);
+    for (const NamedBackend& backend : backends_->all()) backend.backend->check_peers(context);
   }
-  void abort(const Error& error) noexcept override { seats_->abort(error); }
+  void abort(const Error& error) noexcept override { backends_->abort(error); }
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) override {
     first().count_one_sided(kind, peer, bytes);
   }
   void set_observer(std::shared_ptr<TrafficObserver> observer) override {
-    for (const NamedBackend& backend : seats_->all()) backend.backend->set_observer(observer);
+    for (const NamedBackend& backend : backends_->all()) backend.backend->set_observer(observer);
   }
   void set_tag_names(TagNames names) override {
-    for (const NamedBackend& backend : seats_->all()) backend.backend->set_tag_names(names);
+    for (const NamedBackend& backend : backends_->all()) backend.backend->set_tag_names(names);
   }
 
  private:
-  [[nodiscard]] CommBackend& first() const { return seats_->first(); }
+  [[nodiscard]] CommBackend& first() const { return backends_->first(); }
 
-  std::shared_ptr<Seats> seats_;
+  std::shared_ptr<Backends> backends_;
   std::shared_ptr<Event> last_call_;
 };
 

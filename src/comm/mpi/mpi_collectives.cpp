@@ -90,9 +90,9 @@ class MpiGroup {
  public:
   /// `handle`: the group as MPI knows it; `members`: ranks of the world; `number`: the same on all of them, and no
   /// other group's of a rank.
-  MpiGroup(std::shared_ptr<MpiSeat> seat, void* handle, std::shared_ptr<CommBackend> messages,
+  MpiGroup(std::shared_ptr<MpiWorld> mpi, void* handle, std::shared_ptr<CommBackend> messages,
            const CommOptions& options, std::vector<int> members, int number)
-      : seat_(std::move(seat)),
+      : mpi_(std::move(mpi)),
         handle_(handle),
         messages_(std::move(messages)),
         options_(options),
@@ -102,7 +102,7 @@ class MpiGroup {
         number_(number),
         stream_(make_nested_stream("mpi")),
         isa_(kernels::best_isa()) {
-    if (RankWatch* const watch = watched_.watch()) begun_ = watch->calls_begun(watched_as());
+    if (RankActivity* const activity = watched_.activity()) begun_ = activity->calls_begun(watched_as());
   }
 
   [[nodiscard]] int rank() const { return messages_->rank(); }
@@ -137,7 +137,7 @@ class MpiGroup {
     return first_error_.guard([&]() -> std::shared_ptr<MpiGroup> {
       // All have come, and agree: so MPI's call, which knows no deadline, finds them there.
       const std::shared_ptr<CommBackend> part = messages_->split(color, key, name);
-      void* const handle = seat_->split(handle_, color, key, patience());
+      void* const handle = mpi_->split(handle_, color, key, patience());
       if (!part) return nullptr;
       const std::array<std::int32_t, 2> own{members_[static_cast<std::size_t>(rank())], groups_made};
       std::vector<std::int32_t> all(own.size() * static_cast<std::size_t>(part->size()));
@@ -148,7 +148,7 @@ class MpiGroup {
         groups_made = std::max(groups_made, all[index + 1]);
       }
       ++groups_made;
-      auto group = std::make_shared<MpiGroup>(seat_, handle, part, options_, std::move(members), groups_made);
+      auto group = std::make_shared<MpiGroup>(mpi_, handle, part, options_, std::move(members), groups_made);
       group->observer_ = observer_;
       return group;
     });
@@ -202,7 +202,7 @@ class MpiGroup {
   /// A call of MPI, until it is done.
   template <class Start>
   void make(std::size_t bytes, const Start& start) {
-    run([&] { return seat_->start_call(name_of(call_.kind), bytes, start); }, [] {});
+    run([&] { return mpi_->start_call(name_of(call_.kind), bytes, start); }, [] {});
   }
 
   /// Starts something and waits for it. `meanwhile`: what this rank does once it has started.
@@ -224,21 +224,21 @@ class MpiGroup {
       // While the buffers are still there; afterwards nothing moves any more. Without effect where a peer's abort was
       // heard.
       const Error named = in_this_call(error);
-      seat_->abort(named.what());
+      mpi_->abort(named.what());
       if (dynamic_cast<const JobVerdict*>(&error) != nullptr) throw;
       throw named;
     } catch (...) {  // an interrupt
-      seat_->abort(fmt::format("{} was interrupted", text_of(call_)));
+      mpi_->abort(fmt::format("{} was interrupted", text_of(call_)));
       throw;
     }
   }
 
   void await(MpiRequests& requests) {
-    WatchedWait watched(watched_.watch());
-    if (seat_->wait(requests, Milliseconds{1}, MpiPatience::kEager)) [[likely]]
+    WatchedWait watched(watched_.activity());
+    if (mpi_->wait(requests, Milliseconds{1}, MpiPatience::kEager)) [[likely]]
       return;
     const Deadline deadline(patience());
-    while (!seat_->wait(requests, deadline.slice(), MpiPatience::kEager)) {
+    while (!mpi_->wait(requests, deadline.slice(), MpiPatience::kEager)) {
       check_interrupt();
       const auto report = [&] { return report_of(deadline); };
       deadline.passed() ? watched.expire(report) : watched.look(report);
@@ -251,7 +251,7 @@ class MpiGroup {
     }
   }
 
-  /// The seat knows the world; whoever reads its error also wants the call.
+  /// MpiWorld knows the world; whoever reads its error also wants the call.
   [[nodiscard]] Error in_this_call(const Error& error) const {
     ErrorContext context = error.context();
     if (context.where.empty() || context.where == "comm.mpi")
@@ -269,7 +269,7 @@ class MpiGroup {
     const std::string meaning = meaning_of(call_, tag_names_);
     std::vector<int> others;
     for (const int member : members_) {
-      if (member != seat_->rank()) others.push_back(watched_.job_rank(member));
+      if (member != mpi_->rank()) others.push_back(watched_.job_rank(member));
     }
     return {.group = messages_->group_name(),
             .call = text_of(call_) + (meaning.empty() ? "" : ", " + meaning),
@@ -357,7 +357,7 @@ class MpiGroup {
   void exchange(const Meanwhile& meanwhile) {
     to_[index()] = from_[index()] = {};
     for (int peer = 0; peer < size(); ++peer) count(peer, from_[static_cast<std::size_t>(peer)].bytes);
-    run([&] { return seat_->start_exchange(handle_, rank(), to_, from_); }, meanwhile);
+    run([&] { return mpi_->start_exchange(handle_, rank(), to_, from_); }, meanwhile);
   }
 
   /// Below it an all_gather or all_to_all is MPI's own call, which needs fewer messages than there are ranks.
@@ -442,7 +442,7 @@ class MpiGroup {
     if (given.bytes != taken.bytes) {
       const Error error = parts_error(call_, {rank(), rank(), call.counts[index()], call.recv_counts[index()]}, rank(),
                                       size(), "comm.mpi group=" + messages_->group_name(), tag_names_);
-      seat_->abort(error.what());  // the others are in this call
+      mpi_->abort(error.what());  // the others are in this call
       throw error;
     }
     if (call.equal_parts &&
@@ -593,7 +593,7 @@ class MpiGroup {
         if (peer != index()) count(static_cast<int>(peer), own_bytes);
       }
       next.requests =
-          seat_->start_exchange(handle_, rank(), next.given, next.taken);  // leaves out what this rank has for itself
+          mpi_->start_exchange(handle_, rank(), next.given, next.taken);  // leaves out what this rank has for itself
     };
     or_stop([&] {
       post(0);
@@ -639,7 +639,7 @@ class MpiGroup {
     if (bytes > 0) kernels::copy_stream(to, from, static_cast<std::int64_t>(bytes), isa_);
   }
 
-  std::shared_ptr<MpiSeat> seat_;
+  std::shared_ptr<MpiWorld> mpi_;
   void* handle_;
   std::shared_ptr<CommBackend> messages_;
   CommOptions options_;
@@ -721,12 +721,12 @@ class MpiCollectives final : public CommBackend {
 
 }  // namespace
 
-std::unique_ptr<CommBackend> make_mpi_collectives(std::shared_ptr<MpiSeat> seat, std::unique_ptr<CommBackend> messages,
+std::unique_ptr<CommBackend> make_mpi_collectives(std::shared_ptr<MpiWorld> mpi, std::unique_ptr<CommBackend> messages,
                                                   const CommOptions& options) {
-  std::vector<int> members(static_cast<std::size_t>(seat->size()));
+  std::vector<int> members(static_cast<std::size_t>(mpi->size()));
   std::iota(members.begin(), members.end(), 0);
-  void* const world = seat->world();
-  auto group = std::make_shared<MpiGroup>(std::move(seat), world, std::move(messages), options, std::move(members), 0);
+  void* const world = mpi->world();
+  auto group = std::make_shared<MpiGroup>(std::move(mpi), world, std::move(messages), options, std::move(members), 0);
   return std::make_unique<MpiCollectives>(std::move(group), std::make_shared<MpiCalls>());
 }
 

@@ -1,7 +1,7 @@
-// Matched calls by MPI's own algorithms: Reduction::kTransport over MPI.
+// Collectives by MPI's own algorithms: Reduction::kTransport over MPI.
 #pragma once
 
-#include "comm/mpi/mpi_seat.h"
+#include "comm/mpi/mpi_world.h"
 
 #include <zeroth/comm/backend.h>
 #include <zeroth/comm/factory.h>
@@ -10,7 +10,7 @@
 
 namespace zeroth::detail {
 
-/// A group of all ranks of the seat's world, whose matched calls are MPI's (the non-blocking ones, which a thread that
+/// A group of all ranks of MPI's world, whose collectives are MPI's (the non-blocking ones, which a thread that
 /// waits moves on). `messages`: the same ranks, over messages; it carries sends and receives, and agrees about new
 /// groups.
 ///
@@ -27,7 +27,7 @@ namespace zeroth::detail {
 /// Memory: size() pieces of options.staging_bytes, twice, for the sums that the kernels form; beside that, a rank that
 /// gives bf16 to a sum in fp32 keeps its buffer in fp32 meanwhile, and one that accumulates, or reduces in place, its
 /// part of the sum.
-[[nodiscard]] std::unique_ptr<CommBackend> make_mpi_collectives(std::shared_ptr<MpiSeat> seat,
+[[nodiscard]] std::unique_ptr<CommBackend> make_mpi_collectives(std::shared_ptr<MpiWorld> mpi,
                                                                 std::unique_ptr<CommBackend> messages,
                                                                 const CommOptions& options);
 

@@ -16,7 +16,7 @@
 namespace zeroth::detail {
 namespace {
 
-struct MpiWorld {
+struct MpiCommunicator {
   MPI_Comm comm = MPI_COMM_NULL;
 };
 
@@ -58,7 +58,7 @@ int open_world(MpiWorldFacts* facts, void** out) {
                    : level == MPI_THREAD_SERIALIZED ? MpiThreads::kSerialized
                    : level == MPI_THREAD_FUNNELED   ? MpiThreads::kFunneled
                                                     : MpiThreads::kSingle;
-  auto world = std::make_unique<MpiWorld>();
+  auto world = std::make_unique<MpiCommunicator>();
   if (const int code = MPI_Comm_dup(MPI_COMM_WORLD, &world->comm); code != MPI_SUCCESS) return code;
   if (const int code = MPI_Comm_set_errhandler(world->comm, MPI_ERRORS_RETURN); code != MPI_SUCCESS) return code;
   MPI_Comm_rank(world->comm, &facts->rank);
@@ -82,7 +82,7 @@ int open_world(MpiWorldFacts* facts, void** out) {
 template <class Call>
 int start(void* group, void** out, const Call& call) {
   auto request = std::make_unique<MpiRequest>();
-  const int code = call(static_cast<MpiWorld*>(group)->comm, *request);
+  const int code = call(static_cast<MpiCommunicator*>(group)->comm, *request);
   if (code == MPI_SUCCESS) *out = request.release();
   return code;
 }
@@ -115,8 +115,8 @@ int probe_message(void* world, int* tag, int* from, int* bytes) {
   int found = 0;
   MPI_Status status;
   *from = -1;
-  const int code =
-      MPI_Iprobe(MPI_ANY_SOURCE, *tag < 0 ? MPI_ANY_TAG : *tag, static_cast<MpiWorld*>(world)->comm, &found, &status);
+  const int code = MPI_Iprobe(MPI_ANY_SOURCE, *tag < 0 ? MPI_ANY_TAG : *tag, static_cast<MpiCommunicator*>(world)->comm,
+                              &found, &status);
   if (code != MPI_SUCCESS || found == 0) return code;
   *from = status.MPI_SOURCE;
   *tag = status.MPI_TAG;
@@ -151,10 +151,10 @@ int size_of_group(MPI_Comm comm) {
 }
 
 int split_group(void* group, int color, int key, void** out) {
-  auto part = std::make_unique<MpiWorld>();
+  auto part = std::make_unique<MpiCommunicator>();
   *out = nullptr;
   const int code =
-      MPI_Comm_split(static_cast<MpiWorld*>(group)->comm, color < 0 ? MPI_UNDEFINED : color, key, &part->comm);
+      MPI_Comm_split(static_cast<MpiCommunicator*>(group)->comm, color < 0 ? MPI_UNDEFINED : color, key, &part->comm);
   if (code != MPI_SUCCESS || part->comm == MPI_COMM_NULL) return code;
   if (const int set = MPI_Comm_set_errhandler(part->comm, MPI_ERRORS_RETURN); set != MPI_SUCCESS) return set;
   *out = part.release();

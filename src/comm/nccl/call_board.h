@@ -23,7 +23,7 @@ class CallBoard {
  public:
   static constexpr std::size_t kSlots = 128;
 
-  /// Matched over `base`, which has windows; blocks.
+  /// Collective over `base`, which has windows; blocks.
   CallBoard(CommBackend& base, std::string where);
   CallBoard(const CallBoard&) = delete;
   CallBoard& operator=(const CallBoard&) = delete;

@@ -50,7 +50,7 @@ class NoCalls final : public CommBackend {
 
  private:
   [[noreturn]] static void refuse(std::string_view call) {
-    throw Error(ErrorCode::kInternal, "the seat behind the gate has no calls of its own",
+    throw Error(ErrorCode::kInternal, "the backend behind the gate has no calls of its own",
                 {.where = "comm.nccl", .which = std::string(call)});
   }
 
@@ -63,7 +63,7 @@ class NoCalls final : public CommBackend {
 /// One a rank and group; one thread at a time. Messages between two ranks do not come here.
 class CallGate {
  public:
-  /// Matched over `base`, of which it splits a group for the comparisons; blocks. `base` outlives it.
+  /// Collective over `base`, of which it splits a group for the comparisons; blocks. `base` outlives it.
   explicit CallGate(CommBackend& base)
       : base_(base),
         device_(make_cpu_device()),

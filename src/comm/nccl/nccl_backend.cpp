@@ -87,9 +87,9 @@ class NcclBackend final : public ForwardingBackend {
     group_->open_part(color, key, part.get());
     if (!base) return nullptr;
     group_->job().add(part);
-    auto seat = std::make_unique<NcclBackend>(std::move(base), std::move(part));
-    seat->observer_ = observer_;
-    return seat;
+    auto backend = std::make_unique<NcclBackend>(std::move(base), std::move(part));
+    backend->observer_ = observer_;
+    return backend;
   }
 
   [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
@@ -217,9 +217,9 @@ std::unique_ptr<CommBackend> make_nccl_backend(std::unique_ptr<CommBackend> base
   auto job = std::make_shared<NcclJob>(*libraries.nccl, *libraries.cuda, device, base->rank(), options);
   auto group = std::make_shared<NcclGroup>(job, *base);
   job->add(group);
-  auto seat = std::make_unique<NcclBackend>(std::move(base), group);  // from here on it takes leave
+  auto backend = std::make_unique<NcclBackend>(std::move(base), group);  // from here on it takes leave
   group->open(all.front().id);
-  return seat;
+  return backend;
 }
 
 }  // namespace detail

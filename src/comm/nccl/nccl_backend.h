@@ -1,4 +1,4 @@
-// The seat over NCCL, with the libraries as something that tests can replace.
+// The backend over NCCL, with the libraries as something that tests can replace.
 #pragma once
 
 #include "comm/nccl/nccl_table.h"
@@ -12,7 +12,7 @@
 
 namespace zeroth::detail {
 
-/// Both outlive every seat.
+/// Both outlive every backend.
 struct NcclLibraries {
   const NcclTable* nccl = nullptr;
   const CudaTable* cuda = nullptr;
@@ -23,7 +23,7 @@ struct NcclLibraries {
                                                              const CommOptions& options,
                                                              const std::function<NcclLibraries()>& load);
 
-/// What a seat over a base with windows holds on the host beyond that of its base; with CommOptions::check_calls one
+/// What a group over a base with windows holds on the host beyond that of its base; with CommOptions::check_calls one
 /// more group of the base.
 [[nodiscard]] std::size_t nccl_board_bytes();
 

@@ -36,7 +36,7 @@ std::vector<std::int32_t> world_ranks_of(CommBackend& base, std::int32_t own) {
   return all;
 }
 
-/// What one NCCL group holds: a run of matched calls, or of messages between two ranks. By kinds alone, so that all
+/// What one NCCL group holds: a run of collectives, or of messages between two ranks. By kinds alone, so that all
 /// ranks form the same ones.
 template <class Body>
 void for_each_nccl_group(std::span<const Collective> calls, const Body& body) {
@@ -125,7 +125,7 @@ NcclGroup::NcclGroup(std::shared_ptr<NcclJob> job, CommBackend& base)
     if (job_->options.ledger) board_hold_ = job_->options.ledger->hold({-1, MemoryState::kControl}, CallBoard::bytes());
   }
   if (job_->options.check_calls) gate_ = std::make_unique<CallGate>(base);
-  if (RankWatch* const watch = job_->watched.watch()) begun_ = watch->calls_begun("nccl:" + name_);
+  if (RankActivity* const activity = job_->watched.activity()) begun_ = activity->calls_begun("nccl:" + name_);
 }
 
 void NcclGroup::set_observer(std::shared_ptr<TrafficObserver> observer) {
@@ -310,7 +310,7 @@ bool NcclGroup::ready(Completion& completion) {
 
 void NcclGroup::await(FunctionRef<bool(Milliseconds)> done, const Awaited& awaited) {
   const Deadline deadline(job_->watched.patience(job_->options.timeout));
-  WatchedWait watched(job_->watched.watch());
+  WatchedWait watched(job_->watched.activity());
   const auto report = [&] { return report_of(deadline, awaited); };
   while (!done(deadline.slice())) {
     try {
@@ -338,7 +338,7 @@ void NcclGroup::throw_if_aborted(std::string_view what) const {
 
 void NcclGroup::look_up(const Awaited& awaited) {
   throw_if_aborted(awaited.what);
-  ZR_CHECK(base_ != nullptr, ErrorCode::kAborted, "the seat was given up before its work was done",
+  ZR_CHECK(base_ != nullptr, ErrorCode::kAborted, "the group was given up before its work was done",
            {.where = where_, .who = who_});
   check_interrupt();
   if (board_) board_->compare(awaited.through, tag_names_);
@@ -428,7 +428,7 @@ void NcclGroup::leave() noexcept {
   left_quietly_ = quiet && !first_error_;
   const auto how = left_quietly_ ? NcclCommunicator::End::kClean : NcclCommunicator::End::kAbort;
   if (!communicator_->end(how, deadline)) job_->leave_device();
-  gate_.reset();  // a seat in the base, too
+  gate_.reset();  // it holds a group of the base, too
   base_ = nullptr;
   last_.reset();  // which holds this group
 }

@@ -76,7 +76,7 @@ class NcclJob {
 /// One thread at a time, but for end().
 class NcclGroup final : public CompletionSource, public std::enable_shared_from_this<NcclGroup> {
  public:
-  /// Matched over `base`, which stays until leave().
+  /// Collective over `base`, which stays until leave().
   NcclGroup(std::shared_ptr<NcclJob> job, CommBackend& base);
 
   [[nodiscard]] int rank() const { return rank_; }
@@ -98,7 +98,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   /// make theirs; blocks.
   void open_part(int color, int key, NcclGroup* part);
 
-  /// Before a matched call of the base, "attach" or "split": ranks compare it with what others give to NCCL. Does
+  /// Before a collective of the base, "attach" or "split": ranks compare it with what others give to NCCL. Does
   /// nothing without a gate.
   void pass_gate(std::string_view call, std::string_view name);
   /// Throws kUsage for calls of the base with memory that only the device can read.
@@ -113,7 +113,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   void run_until(Completion& completion) override;
   [[nodiscard]] bool ready(Completion& completion) override;
 
-  /// The seat goes.
+  /// This rank gives the group up.
   void leave() noexcept;
   /// Any thread.
   void end(const Deadline& deadline) noexcept;
@@ -125,7 +125,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   struct Awaited {
     std::string what{};
     MessageTag tag{};
-    std::uint64_t through = 0;  ///< matched calls that this rank has made then
+    std::uint64_t through = 0;  ///< collectives that this rank has made then
     int peer = -1;              ///< of a message between two ranks
     bool opens = false;         ///< the communicator, not a call
   };
@@ -176,7 +176,7 @@ class NcclGroup final : public CompletionSource, public std::enable_shared_from_
   std::uint64_t next_sequence_ = 0;
   std::shared_ptr<Completion> last_;
   FirstError first_error_;
-  bool left_quietly_ = false;  ///< all was done when the seat went
+  bool left_quietly_ = false;  ///< all was done when this rank gave the group up
 };
 
 }  // namespace zeroth::detail

@@ -61,7 +61,7 @@ class SelfBackend final : public CommBackend {
   [[nodiscard]] PeerWindow attach(const Arena& arena, std::string_view name) override {
     throw_if_aborted(*job_, group_);
     ZR_CHECK(arena.kind() != ArenaKind::kDevice, ErrorCode::kUsage, "an arena of a device is no window of the host",
-             {.where = "comm.self.attach", .which = std::string(name), .hint = "attach it to a seat over NCCL"});
+             {.where = "comm.self.attach", .which = std::string(name), .hint = "attach it to a group over NCCL"});
     return {.ranks = {{arena.data(), arena.capacity()}}, .keep = {arena.keep_alive()}};
   }
 

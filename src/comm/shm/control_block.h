@@ -62,7 +62,7 @@ struct GroupControl {
   alignas(kCacheLineBytes) SharedWord consumed;  ///< rounds of staging of the others that this rank has used
   alignas(kCacheLineBytes) SharedWord reduced;  ///< 1 + last call whose own part of an all_reduce is ready to be pulled
   alignas(kCacheLineBytes) SharedWord finished;  ///< 1 + last call whose peers' windows this rank no longer reads
-  alignas(kCacheLineBytes) SharedFlag departed;  ///< the seat was given up
+  alignas(kCacheLineBytes) SharedFlag departed;  ///< the group was given up
   /// Set before the first post, if the rank has read the next two of every other one. See [Note: Private memory].
   SharedFlag reads_private;
   std::uint64_t probe_at;     ///< where a word in private memory of the owner lies

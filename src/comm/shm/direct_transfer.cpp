@@ -4,7 +4,7 @@
 
 #include <kernels/copy/copy.h>
 #include <zeroth/base/failpoint.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <fmt/format.h>
 

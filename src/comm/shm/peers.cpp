@@ -69,7 +69,7 @@ Peers::~Peers() = default;
 void Peers::wait(const GroupView& view, FunctionRef<bool()> predicate, FunctionRef<WaitContext()> context) {
   if (predicate()) return;
   const Deadline deadline(setup_.watched.patience(setup_.timeout));
-  WatchedWait watched(setup_.watched.watch());
+  WatchedWait watched(setup_.watched.activity());
   if (setup_.polling.time.count() > 0) {
     const auto end = SteadyClock::now() + setup_.polling.time;
     do {

@@ -16,7 +16,7 @@ Work SegmentBackend::submit(std::span<const Collective> collectives, const Strea
   return {peers.last_call, std::move(info)};
 }
 
-/// attach() and split() are matched calls too: they come after what this rank has already enqueued.
+/// attach() and split() are collectives too: they come after what this rank has already enqueued.
 void SegmentBackend::finish_earlier_calls() {
   engine_->peers().last_call.wait();
 }

@@ -434,7 +434,7 @@ void SharedMemoryEngine::check_peers(const WaitContext& context) {
 }
 
 void SharedMemoryEngine::depart() noexcept {
-  // A forked child that drops its copy of the seat has not left: it never was a rank, and has no mapping of
+  // A forked child that drops its copy of the group has not left: it never was a rank, and has no mapping of
   // ours.
   if (::getpid() != owner_) return;
   ZR_FAILPOINT("shm.depart");

@@ -1,6 +1,6 @@
 // SharedMemoryEngine: matched calls and one-sided windows over memory that every rank of a group has mapped.
 //
-// A matched call is posted: its description goes into this rank's slot, everybody reads everybody's and
+// A collective is posted: its description goes into this rank's slot, everybody reads everybody's and
 // compares. Then, by size and place of the data, which all ranks judge alike because they see the same posts:
 //   inline   at most 8 KiB a rank: the data lies beside the description; one phase, nobody waits twice
 //   direct   every buffer that peers read lies in an attached arena, where they read it in place, or in memory of the
@@ -69,7 +69,7 @@ class SharedMemoryEngine {
   [[nodiscard]] const NodeMap& nodes() const { return nodes_; }
   void count_one_sided(CollectiveKind kind, int peer, std::uint64_t bytes) noexcept;
 
-  /// Bytes of one seat that are used in any case; the world's seat holds the job control too.
+  /// Bytes of one group that are used in any case; the world's group holds the job control too.
   [[nodiscard]] static std::size_t segment_bytes(const CommOptions& options, bool world, int size);
   /// And with the rings towards all other ranks, each of which is mere address space until something is sent there.
   [[nodiscard]] static std::size_t reserved_bytes(const CommOptions& options, bool world, int size);

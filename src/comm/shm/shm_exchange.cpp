@@ -1,7 +1,7 @@
 #include "comm/shm/shm_exchange.h"
 
 #include "comm/rendezvous/unix_socket.h"
-#include "comm/shm/process_monitor.h"
+#include "comm/shm/process_liveness.h"
 
 #include <zeroth/base/failpoint.h>
 
@@ -184,7 +184,7 @@ std::unique_ptr<SegmentExchange> ShmExchange::split(const SubgroupSpec& spec, Fu
 }
 
 std::unique_ptr<Liveness> ShmExchange::watch(const std::vector<JobControl*>& controls) {
-  return std::make_unique<ProcessMonitor>(spec_.rank, controls, rendezvous_.pids, options_.frozen_after, *system_);
+  return std::make_unique<ProcessLiveness>(spec_.rank, controls, rendezvous_.pids, options_.frozen_after, *system_);
 }
 
 }  // namespace zeroth::detail

@@ -17,7 +17,7 @@
 #include <system_error>
 #include <thread>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::EndsWith;
@@ -298,4 +298,4 @@ TEST(Failure, AJobInTimeDoesNotWaitForItsTimeout) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

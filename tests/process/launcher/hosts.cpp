@@ -4,7 +4,7 @@
 #include <iterator>
 #include <sstream>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 constexpr const char* kSsh = R"(#!/bin/bash
@@ -65,4 +65,4 @@ pid_t parent_of(pid_t pid) {
   return parent;
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

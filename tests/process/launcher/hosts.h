@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 class FakeHosts {
  public:
@@ -35,4 +35,4 @@ class FakeHosts {
 /// Parent of a process.
 [[nodiscard]] pid_t parent_of(pid_t pid);
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::ContainsRegex;
@@ -398,4 +398,4 @@ TEST_F(SeveralHosts, AThousandRanksOnAHundredAndTwentyFiveHosts) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -13,7 +13,7 @@
 #include <fstream>
 #include <sstream>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -238,4 +238,4 @@ bool all_gone_within(const std::map<int, pid_t>& pids, std::chrono::milliseconds
   });
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

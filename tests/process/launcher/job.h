@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 /// Generous: what is promised is two seconds.
 inline constexpr std::chrono::seconds kEndDeadline{5};
@@ -78,7 +78,7 @@ class Job {
 
   void close_outputs();
 
-  test::LeftBehind left_;
+  LeftBehind left_;
   std::chrono::milliseconds outlived_;
   pid_t pid_ = -1;
   bool ended_ = false;
@@ -97,4 +97,4 @@ class Job {
 /// Waits until none of these is alive.
 [[nodiscard]] bool all_gone_within(const std::map<int, pid_t>& pids, std::chrono::milliseconds deadline);
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -184,4 +184,4 @@ TEST(Output, AReaderThatHasGoneEndsTheJob) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -146,4 +146,4 @@ TEST(RankEnvironment, ARankThatDoesNotReadItsInputIsNoProblem) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 class Scratch {
  public:
@@ -48,4 +48,4 @@ class Scratch {
   std::filesystem::path root_;
 };
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -9,7 +9,7 @@
 #include <string>
 #include <thread>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -137,4 +137,4 @@ TEST(Signal, ASignalDuringAFailureKillsAtOnceAndKeepsTheCause) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -6,7 +6,7 @@
 #include <array>
 #include <string_view>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 struct CodeFacts {
   ErrorCode code;
@@ -32,4 +32,4 @@ inline constexpr std::array<CodeFacts, 15> kCodes{{
     {ErrorCode::kInternal, "INTERNAL", 70},
 }};
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -31,7 +31,7 @@ bool holds(const std::string& text, const std::string& part) {
 }
 
 TEST(ErrorPages, EverySlugHasAPageWithAllParts) {
-  for (const auto& facts : testing::kCodes) {
+  for (const auto& facts : test::kCodes) {
     const std::filesystem::path path = std::filesystem::path(ZEROTH_ERROR_PAGES) / (std::string(facts.slug) + ".md");
     ASSERT_TRUE(std::filesystem::is_regular_file(path)) << path;
     const std::string text = read(path);
@@ -51,14 +51,14 @@ TEST(ErrorPages, NoPageIsOfAnUnknownSlug) {
   for (const auto& entry : std::filesystem::directory_iterator(ZEROTH_ERROR_PAGES)) {
     const std::string stem = entry.path().stem().string();
     const bool known =
-        stem == "README" || std::ranges::any_of(testing::kCodes, [&](const auto& facts) { return facts.slug == stem; });
+        stem == "README" || std::ranges::any_of(test::kCodes, [&](const auto& facts) { return facts.slug == stem; });
     EXPECT_TRUE(known) << entry.path();
   }
 }
 
 TEST(ErrorPages, TheIndexLinksEveryPage) {
   const std::string index = read(std::filesystem::path(ZEROTH_ERROR_PAGES) / "README.md");
-  for (const auto& facts : testing::kCodes) {
+  for (const auto& facts : test::kCodes) {
     EXPECT_NE(index.find("(" + std::string(facts.slug) + ".md)"), std::string::npos) << facts.slug;
   }
 }
@@ -90,7 +90,7 @@ constexpr Provoking kProvoking[] = {
 
 TEST(ErrorPages, ATestProvokesEveryCode) {
   const std::filesystem::path tests = std::filesystem::path(ZEROTH_SOURCE_FOLDER) / "tests";
-  for (const auto& facts : testing::kCodes) {
+  for (const auto& facts : test::kCodes) {
     const auto* const found = std::ranges::find(kProvoking, facts.slug, &Provoking::slug);
     ASSERT_NE(found, std::end(kProvoking)) << facts.slug << ": name the test that provokes it";
     EXPECT_TRUE(holds(read(tests / found->file), found->text))

@@ -14,7 +14,7 @@
 namespace zeroth {
 namespace {
 
-using testing::kCodes;
+using test::kCodes;
 
 TEST(ErrorCode, SlugsAndExitCodesAreStable) {
   for (const auto& facts : kCodes) {

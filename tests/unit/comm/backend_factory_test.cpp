@@ -62,7 +62,7 @@ TEST(BackendFactory, InprocChecksItsHub) {
   const std::string text =
       error_of(ErrorCode::kMismatch, [&] { (void)make_backend("inproc", {.rank = 0, .size = 2, .hub = hub}); });
   EXPECT_NE(text.find("2 ranks"), std::string::npos) << text;
-  const auto seat = make_backend("inproc", {.rank = 0, .size = 1, .hub = hub});
+  const auto group = make_backend("inproc", {.rank = 0, .size = 1, .hub = hub});
   error_of(ErrorCode::kMismatch, [&] { (void)make_backend("inproc", {.rank = 0, .size = 1, .hub = hub}); });
 }
 
@@ -80,13 +80,13 @@ TEST(BackendFactory, ControlMemoryIsPlannedAndCounted) {
     options.ledger = MemoryLedger::create();
     options.staging_bytes = 100'000;
     {
-      const auto seat =
+      const auto group =
           make_backend(name, {.rank = 0, .size = 1, .job = "counted", .hub = make_inproc_hub(1), .options = options});
-      EXPECT_EQ(seat->memory_bytes(), transport_bytes(name, 1, options)) << name;
-      EXPECT_EQ(options.ledger->live()[MemoryState::kControl], seat->memory_bytes()) << name;
-      EXPECT_EQ(options.ledger->live().total(), seat->memory_bytes()) << name;
-      const auto part = seat->split(0, 0, "part");
-      EXPECT_EQ(options.ledger->live().total(), seat->memory_bytes() + part->memory_bytes()) << name;
+      EXPECT_EQ(group->memory_bytes(), transport_bytes(name, 1, options)) << name;
+      EXPECT_EQ(options.ledger->live()[MemoryState::kControl], group->memory_bytes()) << name;
+      EXPECT_EQ(options.ledger->live().total(), group->memory_bytes()) << name;
+      const auto part = group->split(0, 0, "part");
+      EXPECT_EQ(options.ledger->live().total(), group->memory_bytes() + part->memory_bytes()) << name;
     }
     EXPECT_EQ(options.ledger->live().total(), 0U) << name;
   }
@@ -148,17 +148,17 @@ TEST(BackendFactory, ALonelyWaitEndsAtItsDeadline) {
   for (const char* name : {"self", "inproc", "shm"}) {
     CommOptions options;
     options.timeout = Milliseconds{60};
-    const auto seat =
+    const auto group =
         make_backend(name, {.rank = 0, .size = 1, .job = "lonely", .hub = make_inproc_hub(1), .options = options});
     const std::string text = error_of(ErrorCode::kTimeout, [&] {
-      seat->wait_until([] { return false; }, {.what = "a miracle", .ranks = {}, .unit = "block.1", .progress = [] {
-                                                return std::string("epoch 3");
-                                              }});
+      group->wait_until([] { return false; }, {.what = "a miracle", .ranks = {}, .unit = "block.1", .progress = [] {
+                                                 return std::string("epoch 3");
+                                               }});
     });
     for (const char* part : {"a miracle", "block.1", "epoch 3"}) EXPECT_NE(text.find(part), std::string::npos) << text;
-    seat->abort(Error(ErrorCode::kModel, "over"));
+    group->abort(Error(ErrorCode::kModel, "over"));
     const std::string aborted =
-        error_of(ErrorCode::kAborted, [&] { seat->wait_until([] { return false; }, {.what = "more"}); });
+        error_of(ErrorCode::kAborted, [&] { group->wait_until([] { return false; }, {.what = "more"}); });
     EXPECT_NE(aborted.find("over"), std::string::npos) << aborted;
   }
 }

@@ -27,16 +27,16 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-struct Seat {
-  std::shared_ptr<RankWatch> watch;
+struct Member {
+  std::shared_ptr<RankActivity> activity;
   std::shared_ptr<ControlPlane> control;
   std::shared_ptr<CommBackend> backend;
 };
-using SeatBody = std::function<void(int rank, const Seat& seat)>;
+using MemberBody = std::function<void(int rank, const Member& member)>;
 
 class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
  protected:
-  RankReport run(int world, Milliseconds timeout, const SeatBody& body) {
+  RankReport run(int world, Milliseconds timeout, const MemberBody& body) {
     ThreadRanksOptions options;
     options.transport = GetParam();
     options.abort_on_failure = false;
@@ -45,24 +45,24 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
     if (GetParam() == ThreadTransport::kLevels || GetParam() == ThreadTransport::kSilentLevels)
       options.comm.nodes = nodes_of_ranks(world, world / 2);
     for (int rank = 0; rank < world; ++rank) {
-      watches_.push_back(std::make_shared<RankWatch>(rank, world));
-      watches_.back()->set_first_timeout(timeout);
+      activities_.push_back(std::make_shared<RankActivity>(rank, world));
+      activities_.back()->set_first_timeout(timeout);
     }
-    options.watches = watches_;
+    options.activities = activities_;
     return try_ranks(
         world,
         [&](int rank, const std::shared_ptr<CommBackend>& backend) {
-          const auto& watch = watches_[static_cast<std::size_t>(rank)];
-          const std::shared_ptr<ControlPlane> control = ControlPlane::join(*backend, watch,
+          const auto& activity = activities_[static_cast<std::size_t>(rank)];
+          const std::shared_ptr<ControlPlane> control = ControlPlane::join(*backend, activity,
                                                                            {.timeout = Milliseconds{20'000},
                                                                             .silent_after = Milliseconds{10'000},
                                                                             .trace_folder = trace_folder_,
                                                                             .logger = {}});
           if (rank == 0) hub_address_ = control->address();
-          const Seat seat{watch, control,
-                          std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), watch, control)};
+          const Member member{activity, control,
+                              std::make_shared<RecordingBackend>(backend->split(0, rank, "job"), activity, control)};
           try {
-            body(rank, seat);
+            body(rank, member);
           } catch (...) {
             // Nobody goes before all know: the transports would tell of the one that left.
             if (++failed_ == world - kept_) done_.store(true);
@@ -73,7 +73,7 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
         options);
   }
 
-  std::vector<std::shared_ptr<RankWatch>> watches_;
+  std::vector<std::shared_ptr<RankActivity>> activities_;
   std::string hub_address_;
   std::atomic<int> failed_{0};
   std::atomic<bool> done_{false};
@@ -81,32 +81,32 @@ class ControlPlaneTest : public testing::TestWithParam<ThreadTransport> {
   std::string trace_folder_{};
 };
 
-void barrier(const Seat& seat) {
-  Communicator(seat.backend).barrier();
+void barrier(const Member& member) {
+  Communicator(member.backend).barrier();
 }
 
 TEST_P(ControlPlaneTest, AnOrdinaryRunHearsNothingOfIt) {
-  const RankReport report = run(4, Milliseconds{20'000}, [&](int /*rank*/, const Seat& seat) {
+  const RankReport report = run(4, Milliseconds{20'000}, [&](int /*rank*/, const Member& member) {
     std::vector<float> data(1'000, 1.0F);
-    for (int call = 0; call < 100; ++call) Communicator(seat.backend).all_reduce(std::span(data));
-    require(seat.watch->recorder().records().size() == 100, "100 calls are recorded");
-    require(seat.watch->recorder().records().back().ended_ns != 0, "all have ended");
-    require(seat.control->strangers() == 0, "no stranger");
+    for (int call = 0; call < 100; ++call) Communicator(member.backend).all_reduce(std::span(data));
+    require(member.activity->recorder().records().size() == 100, "100 calls are recorded");
+    require(member.activity->recorder().records().back().ended_ns != 0, "all have ended");
+    require(member.control->strangers() == 0, "no stranger");
   });
   EXPECT_EQ(report.text(), "");
 }
 
 TEST_P(ControlPlaneTest, AtTheDeadlineAllRanksEndWithOneLine) {
   kept_ = 1;
-  const RankReport report = run(4, Milliseconds{1'500}, [&](int rank, const Seat& seat) {
-    seat.watch->set_locator([rank](pid_t) { return "train.py:5" + std::to_string(rank); });
-    barrier(seat);
+  const RankReport report = run(4, Milliseconds{1'500}, [&](int rank, const Member& member) {
+    member.activity->set_locator([rank](pid_t) { return "train.py:5" + std::to_string(rank); });
+    barrier(member);
     if (rank == 2) {
-      seat.watch->enter(Phase::kBetweenSteps);
+      member.activity->enter(Phase::kBetweenSteps);
       while (!done_.load()) std::this_thread::sleep_for(Milliseconds{10});
       return;
     }
-    barrier(seat);
+    barrier(member);
   });
   ASSERT_EQ(report.failures.size(), 3U) << report.text();
   for (const RankFailure& failure : report.failures) {
@@ -121,14 +121,14 @@ TEST_P(ControlPlaneTest, AtTheDeadlineAllRanksEndWithOneLine) {
 
 TEST_P(ControlPlaneTest, CallsOfSomeRanksOnlyAreFoundLongBeforeTheDeadline) {
   const auto begin = SteadyClock::now();
-  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-    const std::shared_ptr<CommBackend> some = seat.backend->split(rank == 3 ? 1 : 0, rank, "some");
-    const std::shared_ptr<CommBackend> pair = seat.backend->split(rank == 0 || rank == 3 ? 0 : 1, rank, "pair");
+  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Member& member) {
+    const std::shared_ptr<CommBackend> some = member.backend->split(rank == 3 ? 1 : 0, rank, "some");
+    const std::shared_ptr<CommBackend> pair = member.backend->split(rank == 0 || rank == 3 ? 0 : 1, rank, "pair");
     if (rank == 3) {
       Communicator(pair).barrier();  // with rank 0
     } else {
       Communicator(some).barrier();
-      Communicator(seat.backend).barrier();  // rank 0 waits for rank 3 here, and rank 3 for rank 0 there
+      Communicator(member.backend).barrier();  // rank 0 waits for rank 3 here, and rank 3 for rank 0 there
     }
   });
   EXPECT_LT(SteadyClock::now() - begin, Milliseconds{30'000});
@@ -141,10 +141,10 @@ TEST_P(ControlPlaneTest, CallsOfSomeRanksOnlyAreFoundLongBeforeTheDeadline) {
 }
 
 TEST_P(ControlPlaneTest, CallsOfDifferentSizesAreFoundWhereverTheyAreMade) {
-  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-    barrier(seat);                                      // else a rank that still makes its groups may hear of it there
+  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Member& member) {
+    barrier(member);                                    // else a rank that still makes its groups may hear of it there
     std::vector<float> data(rank == 3 ? 100'000 : 20);  // of a mixture's backends one, or the other
-    Communicator(seat.backend).all_reduce(std::span(data));
+    Communicator(member.backend).all_reduce(std::span(data));
   });
   ASSERT_EQ(report.failures.size(), 4U) << report.text();
   for (const RankFailure& failure : report.failures)
@@ -154,11 +154,11 @@ TEST_P(ControlPlaneTest, CallsOfDifferentSizesAreFoundWhereverTheyAreMade) {
 TEST_P(ControlPlaneTest, WhatTwoRanksAloneCanSeeAllHear) {
   const auto begin = SteadyClock::now();
   for (const bool parts : {false, true}) {
-    watches_.clear();
+    activities_.clear();
     failed_ = 0;
     done_ = false;
-    const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-      const Communicator comm(seat.backend);
+    const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Member& member) {
+      const Communicator comm(member.backend);
       comm.barrier();  // as above
       std::vector<float> data(10);
       if (parts) {
@@ -184,12 +184,12 @@ TEST_P(ControlPlaneTest, WhatTwoRanksAloneCanSeeAllHear) {
 
 TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
   trace_folder_ = "/nonexistent/folder";  // a record that cannot be written hides nothing
-  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-    barrier(seat);
-    if (rank == 1) seat.control->tell(Error(ErrorCode::kIo, "the disk is full"));
-    barrier(seat);
+  const RankReport report = run(4, Milliseconds{60'000}, [&](int rank, const Member& member) {
+    barrier(member);
+    if (rank == 1) member.control->tell(Error(ErrorCode::kIo, "the disk is full"));
+    barrier(member);
     std::this_thread::sleep_for(Milliseconds{1'000});
-    barrier(seat);  // no wait at all: the check at the door
+    barrier(member);  // no wait at all: the check at the door
   });
   ASSERT_EQ(report.failures.size(), 4U) << report.text();
   for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.code, ErrorCode::kIo);
@@ -198,13 +198,13 @@ TEST_P(ControlPlaneTest, WhatOneRankTellsAllThrow) {
 TEST_P(ControlPlaneTest, WhatARankTellsAsItEndsIsHeard) {
   kept_ = 1;
   for (const int teller : {0, 2}) {
-    watches_.clear();
+    activities_.clear();
     failed_ = 0;
     done_ = false;
-    const RankReport report = run(3, Milliseconds{60'000}, [&](int rank, const Seat& seat) {
-      barrier(seat);
-      if (rank == teller) return seat.control->tell(Error(ErrorCode::kPeerLost, "rank 7 was killed"));
-      barrier(seat);
+    const RankReport report = run(3, Milliseconds{60'000}, [&](int rank, const Member& member) {
+      barrier(member);
+      if (rank == teller) return member.control->tell(Error(ErrorCode::kPeerLost, "rank 7 was killed"));
+      barrier(member);
     });
     ASSERT_EQ(report.failures.size(), 2U) << report.text();
     for (const RankFailure& failure : report.failures)
@@ -226,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(Memory, ControlPlaneOnce, testing::Values(ThreadTranspo
                          [](const auto&) { return "Memory"; });
 
 TEST_P(ControlPlaneOnce, StrangersAreDroppedAndCounted) {
-  const RankReport report = run(2, Milliseconds{20'000}, [&](int rank, const Seat& seat) {
+  const RankReport report = run(2, Milliseconds{20'000}, [&](int rank, const Member& member) {
     if (rank == 0) {
       const std::size_t colon = hub_address_.rfind(':');
       const detail::TcpAddress address{hub_address_.substr(0, colon),
@@ -244,8 +244,8 @@ TEST_P(ControlPlaneOnce, StrangersAreDroppedAndCounted) {
                 "and speaks");
         ++sent;
         const Deadline deadline(Milliseconds{10'000});
-        while (seat.control->strangers() < sent && !deadline.passed()) std::this_thread::sleep_for(Milliseconds{10});
-        require(seat.control->strangers() == sent, "it is counted");
+        while (member.control->strangers() < sent && !deadline.passed()) std::this_thread::sleep_for(Milliseconds{10});
+        require(member.control->strangers() == sent, "it is counted");
         pollfd end{.fd = stranger.get(), .events = POLLIN, .revents = 0};
         std::array<char, 64> challenge{};
         const auto dropped = [&] {
@@ -254,26 +254,26 @@ TEST_P(ControlPlaneOnce, StrangersAreDroppedAndCounted) {
         require(dropped() || dropped(), "and dropped, after the challenge");
       }
     }
-    barrier(seat);  // goes on
+    barrier(member);  // goes on
   });
   EXPECT_EQ(report.text(), "");
 }
 
-TEST(RankWatch, WhoIsWokenByAWaitSeesWhatItIsFor) {
-  RankWatch watch(0, 2);
+TEST(RankActivity, WhoIsWokenByAWaitSeesWhatItIsFor) {
+  RankActivity activity(0, 2);
   std::vector<std::string> seen;
-  watch.set_waker([&] { seen.push_back(watch.status(false).wait.report.call); });
+  activity.set_waker([&] { seen.push_back(activity.status(false).wait.report.call); });
   const auto report = [] {
     return WaitReport{.group = "world", .call = "barrier#3", .ranks = {1}, .timeout = Milliseconds{100}};
   };
   {
-    WatchedWait wait(&watch);
+    WatchedWait wait(&activity);
     wait.look(report);
     wait.look(report);
   }
-  watch.set_waker(nullptr);
+  activity.set_waker(nullptr);
   EXPECT_EQ(seen, std::vector<std::string>{"barrier#3"});
-  EXPECT_EQ(watch.status(false).wait.id, 0U);
+  EXPECT_EQ(activity.status(false).wait.id, 0U);
 }
 
 TEST(ForkClosedFd, IsClosedInAForkedChildOnly) {
@@ -314,8 +314,8 @@ TEST_P(ControlPlaneOnce, AnInterfaceThatIsNotThereIsNamed) {
   const RankReport report = try_ranks(
       2,
       [&](int rank, const std::shared_ptr<CommBackend>& backend) {
-        const auto watch = std::make_shared<RankWatch>(rank, 2);
-        (void)ControlPlane::join(*backend, watch, {.interface = "nosuch0", .logger = {}});
+        const auto activity = std::make_shared<RankActivity>(rank, 2);
+        (void)ControlPlane::join(*backend, activity, {.interface = "nosuch0", .logger = {}});
       },
       options);
   ASSERT_EQ(report.failures.size(), 2U);

@@ -130,7 +130,7 @@ TEST(SlowLinkBackend, AnErrorIsTheWorksAndTheStreamGoesOn) {
 /// A transport that compares nothing: what is compared before a call is compared by nobody else.
 class Uncompared final : public ForwardingBackend {
  public:
-  explicit Uncompared(std::unique_ptr<CommBackend> seat) : ForwardingBackend(std::move(seat)) {}
+  explicit Uncompared(std::unique_ptr<CommBackend> group) : ForwardingBackend(std::move(group)) {}
   Work submit(std::span<const Collective> /*collectives*/, const Stream& stream) override {
     ++calls;
     return {stream.record(), {}};
@@ -138,10 +138,10 @@ class Uncompared final : public ForwardingBackend {
   int calls = 0;
 };
 
-struct CheckedSeat {
+struct CheckedGroup {
   Uncompared* inner;
   std::shared_ptr<CommBackend> backend;
-  explicit CheckedSeat(CommBackend& base) {
+  explicit CheckedGroup(CommBackend& base) {
     auto uncompared = std::make_unique<Uncompared>(base.split(0, base.rank(), "data"));
     inner = uncompared.get();
     backend = std::make_shared<CheckedBackend>(std::move(uncompared), base.split(0, base.rank(), "side"));
@@ -196,9 +196,9 @@ TEST(CheckedBackend, DifferentCallsAreAMismatchOfAllRanksWithBothSidesAndAreNotM
     const RankReport report =
         try_ranks(3,
                   [&](int rank, const std::shared_ptr<CommBackend>& base) {
-                    const CheckedSeat seat(*base);
-                    const Communicator comm(seat.backend);
-                    for (int attempt = 0; attempt < 2; ++attempt) {  // a broken seat stays broken
+                    const CheckedGroup group(*base);
+                    const Communicator comm(group.backend);
+                    for (int attempt = 0; attempt < 2; ++attempt) {  // a broken group stays broken
                       try {
                         (rank == 2 ? item.last : item.most)(comm);
                         throw std::runtime_error("different calls were made");
@@ -208,7 +208,7 @@ TEST(CheckedBackend, DifferentCallsAreAMismatchOfAllRanksWithBothSidesAndAreNotM
                           require(std::string(error.what()).find(side) != std::string::npos, error.what());
                       }
                     }
-                    require(seat.inner->calls >= item.made, "calls before the mismatch");
+                    require(group.inner->calls >= item.made, "calls before the mismatch");
                     base->split(0, rank, "end");  // the others still wait for nobody
                   },
                   {.abort_on_failure = false});
@@ -269,7 +269,7 @@ TEST(FaultyBackend, AFailureIsThrownAtTheGivenCall) {
   });
   ASSERT_EQ(report.failures.size(), 2U) << report.text();
   EXPECT_NE(report.of(1)->text.find("planted failure"), std::string::npos) << report.text();
-  // Rank 0 learns of it from the abort, or from the empty seat, whichever is first.
+  // Rank 0 learns of it from the abort, or because rank 1 has left, whichever is first.
   EXPECT_TRUE(report.of(0)->code == ErrorCode::kAborted || report.of(0)->code == ErrorCode::kPeerLost) << report.text();
 }
 

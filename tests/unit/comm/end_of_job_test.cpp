@@ -2,7 +2,7 @@
 #include "comm/control/end_of_job.h"
 
 #include <zeroth/comm/control_plane.h>
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <gtest/gtest.h>
 

@@ -37,14 +37,14 @@ TEST(Mesh, AxesCutTheWorldLikeACArray) {
     require(members(mesh.axes(names), rank) == std::vector<std::int32_t>{row, row + 1, row + 6, row + 7}, "dp*tp");
     require(&mesh.axes(names).backend() == &mesh.axes(names).backend(), "a group is made once");
     const std::vector<std::string> all{"dp", "sp", "tp"};
-    require(&mesh.axes(all).backend() == backend.get(), "the whole world is the world's own seat");
+    require(&mesh.axes(all).backend() == backend.get(), "the whole world is the world's own group");
   });
 }
 
 TEST(Mesh, OneAxisIsTheWorldItself) {
   run_ranks(3, [](int /*rank*/, const std::shared_ptr<CommBackend>& backend) {
     const Mesh mesh(backend, {.axes = {{"dp", 3}, {"tp", 1}}});
-    require(&mesh.axis("dp").backend() == backend.get(), "no seat of its own");
+    require(&mesh.axis("dp").backend() == backend.get(), "no group of its own");
     require(mesh.axis("tp").size() == 1, "an axis of one");
     require(mesh.world().size() == 3, "world");
   });

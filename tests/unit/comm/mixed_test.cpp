@@ -119,18 +119,18 @@ class TwoWorlds {
  public:
   explicit TwoWorlds(int size, std::vector<int> other_nodes = {})
       : size_(size), one_(make_inproc_hub(size)), other_(make_inproc_hub(size)), other_nodes_(std::move(other_nodes)) {}
-  [[nodiscard]] std::vector<NamedBackend> seats(int rank,
-                                                std::vector<std::shared_ptr<TrafficTable>> tables = {}) const {
-    std::vector<NamedBackend> seats;
+  [[nodiscard]] std::vector<NamedBackend> backends(int rank,
+                                                   std::vector<std::shared_ptr<TrafficTable>> tables = {}) const {
+    std::vector<NamedBackend> backends;
     for (const auto& [name, hub] : {std::pair{"one", one_}, std::pair{"other", other_}}) {
       CommOptions options = quick_options();
       if (hub == other_) options.nodes = other_nodes_;
-      std::unique_ptr<CommBackend> seat =
+      std::unique_ptr<CommBackend> backend =
           make_backend("inproc", {.rank = rank, .size = size_, .job = {}, .hub = hub, .options = options});
-      if (!tables.empty()) seat = std::make_unique<CountingBackend>(std::move(seat), tables[seats.size()]);
-      seats.push_back({name, std::move(seat)});
+      if (!tables.empty()) backend = std::make_unique<CountingBackend>(std::move(backend), tables[backends.size()]);
+      backends.push_back({name, std::move(backend)});
     }
-    return seats;
+    return backends;
   }
 
  private:
@@ -155,9 +155,9 @@ TEST(MixedBackend, EachCallIsMadeByTheBackendOfItsRow) {
                            {Kind::kBarrier, CallTable::kNoBound, "other"},
                            {Kind::kAllToAll, 64, "one"},
                            {Kind::kAllToAll, CallTable::kNoBound, "other"}});
-    // Its counting observers are those of the seats: none is set on the whole.
-    const std::shared_ptr<CommBackend> mixed = make_mixed_backend(worlds.seats(rank, counted), table);
-    const auto calls = [&](std::size_t seat, Kind kind) { return counted[seat]->row(kind).calls; };
+    // Its counting observers are those of the backends: none is set on the whole.
+    const std::shared_ptr<CommBackend> mixed = make_mixed_backend(worlds.backends(rank, counted), table);
+    const auto calls = [&](std::size_t backend, Kind kind) { return counted[backend]->row(kind).calls; };
     require(mixed->kind() == "one|other", "kind");
     const std::uint64_t before = calls(0, Kind::kAllReduce);
     std::vector<float> small(16);
@@ -181,14 +181,14 @@ TEST(MixedBackend, EachCallIsMadeByTheBackendOfItsRow) {
   EXPECT_EQ(report.text(), "");
 }
 
-TEST(MixedBackend, AnErrorInOneSeatEndsCallsInTheOther) {
+TEST(MixedBackend, AnErrorOfOneBackendEndsCallsOfTheOther) {
   const TwoWorlds worlds(2);
   const auto begin = SteadyClock::now();
   const RankReport report = on_threads(2, [&](int rank) {
     const std::shared_ptr<CommBackend> mixed = make_mixed_backend(
-        worlds.seats(rank),
+        worlds.backends(rank),
         CallTable({{Kind::kAllReduce, 64, "other"}, {Kind::kAllReduce, CallTable::kNoBound, "one"}}));
-    std::vector<float> data(rank == 0 ? 16 : 1'000);  // the ranks do not even come to the same seat
+    std::vector<float> data(rank == 0 ? 16 : 1'000);  // the ranks do not even come to the same backend
     if (rank == 0) std::this_thread::sleep_for(Milliseconds{100});
     if (rank == 0) mixed->abort(Error(ErrorCode::kInternal, "planted"));
     Communicator(mixed).all_reduce(std::span(data));
@@ -203,7 +203,7 @@ TEST(MixedBackend, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(on_threads(2,
                          [&](int rank) {
                            (void)make_mixed_backend(
-                               worlds.seats(rank),
+                               worlds.backends(rank),
                                CallTable({{Kind::kBarrier, CallTable::kNoBound, rank == 0 ? "one" : "other"}}));
                          })
                   .text(),
@@ -213,13 +213,13 @@ TEST(MixedBackend, WhatDoesNotGoTogetherIsRefused) {
   EXPECT_THAT(
       on_threads(2,
                  [&](int rank) {
-                   (void)make_mixed_backend(again.seats(rank),
+                   (void)make_mixed_backend(again.backends(rank),
                                             CallTable({{Kind::kBarrier, CallTable::kNoBound, "third"}}));
                  })
           .text(),
       AllOf(HasSubstr("names a backend that is not there"), HasSubstr("expected: one of one, other; got: third")));
   const TwoWorlds nodes(2, {0, 1});
-  EXPECT_THAT(on_threads(2, [&](int rank) { (void)make_mixed_backend(nodes.seats(rank), CallTable()); }).text(),
+  EXPECT_THAT(on_threads(2, [&](int rank) { (void)make_mixed_backend(nodes.backends(rank), CallTable()); }).text(),
               AllOf(HasSubstr("see other nodes"), HasSubstr("expected: [2], as one does; got: [1, 1]")));
   error_of(ErrorCode::kConfig, [] { (void)make_mixed_backend({}, CallTable()); });
   EXPECT_THAT(error_of(ErrorCode::kConfig, [] { (void)make_backend("shm|mpi", {.rank = 0, .size = 2, .job = "x"}); }),
@@ -247,15 +247,15 @@ class Bereaved final : public ForwardingBackend {
   }
 };
 
-TEST(MixedBackend, WhoWaitsForSomethingElseSeesThePeersOfAllSeats) {
+TEST(MixedBackend, WhoWaitsForSomethingElseSeesThePeersOfAllBackends) {
   for (const std::size_t lost : {0U, 1U, 2U}) {  // the last: of none
-    std::vector<NamedBackend> seats;
+    std::vector<NamedBackend> backends;
     for (const char* name : {"one", "other"}) {
-      std::unique_ptr<CommBackend> seat = make_backend("self", {});
-      if (seats.size() == lost) seat = std::make_unique<Bereaved>(std::move(seat));
-      seats.push_back({name, std::move(seat)});
+      std::unique_ptr<CommBackend> backend = make_backend("self", {});
+      if (backends.size() == lost) backend = std::make_unique<Bereaved>(std::move(backend));
+      backends.push_back({name, std::move(backend)});
     }
-    const auto mixed = make_mixed_backend(std::move(seats), CallTable());
+    const auto mixed = make_mixed_backend(std::move(backends), CallTable());
     const auto look = [&] { mixed->check_peers({.what = "a kernel"}); };
     if (lost == 2) {
       EXPECT_NO_THROW(look());

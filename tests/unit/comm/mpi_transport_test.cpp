@@ -381,10 +381,10 @@ TEST(MpiTransport, ATransferHearsThatAnotherRankStoppedTheJob) {
   EXPECT_TRUE(mpi.left_unfinished);
 }
 
-/// Rank 1's seat in a world that makes MPI's own calls.
+/// The world's group on rank 1, with MPI's own calls.
 Communicator own_calls(const CommOptions& options = {}) {
-  const auto seat = open_mpi_seat(FakeMpi::table(), 1, FakeMpi::one->facts.size, options);
-  return Communicator(make_mpi_collectives(seat, make_message_backend(make_mpi_transport(seat), options), options));
+  const auto mpi = open_mpi_world(FakeMpi::table(), 1, FakeMpi::one->facts.size, options);
+  return Communicator(make_mpi_collectives(mpi, make_message_backend(make_mpi_transport(mpi), options), options));
 }
 
 std::vector<std::string> calls_of(const FakeMpi& mpi) {

@@ -59,7 +59,7 @@ void on_worlds(const std::function<void(NcclRank&, int size)>& body,
 }
 
 void run(NcclRank& rank, const Collective& call) {
-  rank.seat->submit({&call, 1}, rank.stream).wait();
+  rank.group->submit({&call, 1}, rank.stream).wait();
 }
 
 Collective call_of(CollectiveKind kind, const float* send, float* recv, std::vector<std::int64_t> counts,
@@ -83,11 +83,11 @@ TEST(Nccl, SaysWhatItIs) {
   CommOptions options;
   on_worlds(
       [&](NcclRank& rank, int size) {
-        EXPECT_EQ(rank.seat->kind(), "nccl");
-        EXPECT_EQ(rank.seat->rank(), rank.rank);
-        EXPECT_EQ(rank.seat->size(), size);
-        EXPECT_EQ(rank.seat->group_name(), "world");
-        EXPECT_EQ(rank.seat->memory_bytes(), transport_bytes("nccl", size, options));
+        EXPECT_EQ(rank.group->kind(), "nccl");
+        EXPECT_EQ(rank.group->rank(), rank.rank);
+        EXPECT_EQ(rank.group->size(), size);
+        EXPECT_EQ(rank.group->group_name(), "world");
+        EXPECT_EQ(rank.group->memory_bytes(), transport_bytes("nccl", size, options));
       },
       [&](const NcclWorld& world) { options = world.options; });
   EXPECT_GT(transport_bytes("nccl", 2, options), transport_bytes("nccl", 2, {}))
@@ -104,9 +104,9 @@ TEST_P(NcclMemory, IsPlannedAndCounted) {
   world.set_options = [&](int rank, CommOptions& options) { options.ledger = ledgers[static_cast<std::size_t>(rank)]; };
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     const auto counted = [&] { return ledgers[static_cast<std::size_t>(rank.rank)]->live()[MemoryState::kControl]; };
-    EXPECT_EQ(counted(), rank.seat->memory_bytes());
-    const auto part = rank.seat->split(0, 0, "part");
-    EXPECT_EQ(counted(), rank.seat->memory_bytes() + part->memory_bytes());
+    EXPECT_EQ(counted(), rank.group->memory_bytes());
+    const auto part = rank.group->split(0, 0, "part");
+    EXPECT_EQ(counted(), rank.group->memory_bytes() + part->memory_bytes());
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   for (const auto& ledger : ledgers) EXPECT_EQ(ledger->live().total(), 0U);
@@ -261,7 +261,7 @@ TEST(Nccl, SendsAndReceivesOfOneSubmitAreOneGroup) {
     float* const from = rank.room<float>(5);
     const std::vector<Collective> calls{Communicator::send_call(std::span<const float>(to, 5), next),
                                         Communicator::recv_call(std::span<float>(from, 5), before)};
-    rank.seat->submit(calls, rank.stream).wait();
+    rank.group->submit(calls, rank.stream).wait();
     EXPECT_EQ(read(from, 5), numbers(before, 5));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -270,14 +270,14 @@ TEST(Nccl, SendsAndReceivesOfOneSubmitAreOneGroup) {
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
-TEST(Nccl, MatchedCallsOfOneSubmitAreOneGroup) {
+TEST(Nccl, CollectivesOfOneSubmitAreOneGroup) {
   NcclWorld world(1);
   const auto errors = world.try_ranks([](NcclRank& rank) {
     std::vector<Collective> calls;
     for (int i = 0; i < 3; ++i)
       calls.push_back(call_of(CollectiveKind::kAllGather, rank.room<float>(8), rank.room<float>(8), {8}));
     calls.push_back({.kind = CollectiveKind::kBarrier});
-    rank.seat->submit(calls, rank.stream).wait();
+    rank.group->submit(calls, rank.stream).wait();
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   const std::string one = "all_gather 8 float32 s0";
@@ -320,7 +320,7 @@ TEST(Nccl, CallsComeAfterWhatTheStreamHoldsAndBeforeWhatItGetsLater) {
     rank.gpu.hold(native, true);
     rank.gpu.enqueue(native, fill);  // a kernel that has not run when the call is made
     const Collective call = call_of(CollectiveKind::kAllReduce, data, data, {4});
-    const Work work = rank.seat->submit({&call, 1}, rank.stream);
+    const Work work = rank.group->submit({&call, 1}, rank.stream);
     rank.gpu.enqueue(native, [=] { std::copy(data, data + 4, seen); });  // and one that reads the result
     const Event end = rank.stream.record();
     EXPECT_FALSE(work.event().ready()) << "submit() has come back before the device has done anything";
@@ -342,8 +342,8 @@ TEST(Nccl, CallsOnTwoStreamsKeepTheOrderOfSubmission) {
     const Collective first_call = call_of(CollectiveKind::kAllReduce, a, a, {4});
     const Collective second_call = call_of(CollectiveKind::kBroadcast, rank.rank == 0 ? b : nullptr, b, {4});
     // The streams swap places from rank to rank: only the order of submission is the same.
-    const Work one = rank.seat->submit({&first_call, 1}, rank.rank == 0 ? rank.stream : second);
-    const Work two = rank.seat->submit({&second_call, 1}, rank.rank == 0 ? second : rank.stream);
+    const Work one = rank.group->submit({&first_call, 1}, rank.rank == 0 ? rank.stream : second);
+    const Work two = rank.group->submit({&second_call, 1}, rank.rank == 0 ? second : rank.stream);
     two.wait();
     one.wait();
     EXPECT_EQ(b[3], numbers(0, 4)[3]);
@@ -363,7 +363,7 @@ TEST(Nccl, AnotherStreamCanBeOrderedAfterACall) {
     rank.gpu.hold(rank.stream.native(), true);
     rank.gpu.enqueue(rank.stream.native(), [=] { *from = 7; });
     const Collective call = call_of(CollectiveKind::kAllGather, from, to, {1});
-    const Work work = rank.seat->submit({&call, 1}, rank.stream);
+    const Work work = rank.group->submit({&call, 1}, rank.stream);
     work.order_before(compute);
     rank.gpu.enqueue(compute.native(), [=] { *seen = *to; });
     const Event end = compute.record();
@@ -374,7 +374,7 @@ TEST(Nccl, AnotherStreamCanBeOrderedAfterACall) {
     // A stream of the host waits on the host.
     const auto cpu = make_cpu_device();
     const Stream host = cpu->make_stream("host");
-    rank.seat->submit({&call, 1}, rank.stream).order_before(host);
+    rank.group->submit({&call, 1}, rank.stream).order_before(host);
     EXPECT_NO_THROW(host.synchronize());
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -399,7 +399,7 @@ TEST(Nccl, CallsOnStreamsOfTheHostAreTheBasesWithBuffersOfTheHost) {
   NcclWorld world(3);
   world.options.reduction = Reduction::kRankOrder;  // the base's sums are in rank order in any case
   const auto errors = world.try_ranks([](NcclRank& rank) {
-    const Communicator comm{std::shared_ptr<CommBackend>(std::move(rank.seat))};
+    const Communicator comm{std::shared_ptr<CommBackend>(std::move(rank.group))};
     std::vector<float> data{static_cast<float>(rank.rank)};
     comm.all_reduce(std::span<float>(data));
     EXPECT_EQ(data[0], 3);
@@ -412,7 +412,7 @@ TEST(Nccl, PartsAreGroupsOfTheirOwn) {
   NcclWorld world(3);
   const auto errors = world.try_ranks([](NcclRank& rank) {
     // Rank 1 is in none; of the others the last comes first.
-    const auto part = rank.seat->split(rank.rank == 1 ? -1 : 4, -rank.rank, "ends");
+    const auto part = rank.group->split(rank.rank == 1 ? -1 : 4, -rank.rank, "ends");
     EXPECT_EQ(part == nullptr, rank.rank == 1);
     float* const data = rank.put(numbers(rank.rank, 3));
     if (part) {
@@ -436,20 +436,20 @@ TEST(Nccl, PartsAreGroupsOfTheirOwn) {
   EXPECT_THAT(world.gpu.log(2, {"split"}), ElementsAre("split color=4 key=-2"));
 }
 
-TEST(Nccl, AttachedDeviceMemoryIsRegisteredUntilTheSeatGoes) {
+TEST(Nccl, AttachedDeviceMemoryIsRegisteredUntilTheGroupGoes) {
   NcclWorld world(2);
   const auto errors = world.try_ranks([](NcclRank& rank) {
     std::weak_ptr<void> kept;
     {
       const Arena arena = rank.device.make_arena(ArenaKind::kDevice, 4096, "gradients");
-      const PeerWindow window = rank.seat->attach(arena, "gradients");
+      const PeerWindow window = rank.group->attach(arena, "gradients");
       kept = arena.keep_alive();
       ASSERT_EQ(window.ranks.size(), 2U);
       EXPECT_EQ(window.ranks[static_cast<std::size_t>(rank.rank)].data(), arena.data());
       EXPECT_TRUE(window.ranks[static_cast<std::size_t>(1 - rank.rank)].empty());
     }
     EXPECT_FALSE(kept.expired()) << "NCCL still has it";
-    rank.seat.reset();
+    rank.group.reset();
     EXPECT_TRUE(kept.expired());
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -462,8 +462,8 @@ TEST(Nccl, MemoryOfADeviceIsNoWindowOfTheHost) {
   std::byte bytes[8] = {};
   const Arena arena = Arena::over(ArenaKind::kDevice, bytes, "gradients", nullptr);
   for (const char* name : {"self", "inproc", "shm"}) {
-    const auto seat = make_backend(name, {.rank = 0, .size = 1, .job = "no-window", .hub = make_inproc_hub(1)});
-    EXPECT_THAT(test::error_of(ErrorCode::kUsage, [&] { (void)seat->attach(arena, "gradients"); }), HasSubstr("arena"))
+    const auto group = make_backend(name, {.rank = 0, .size = 1, .job = "no-window", .hub = make_inproc_hub(1)});
+    EXPECT_THAT(test::error_of(ErrorCode::kUsage, [&] { (void)group->attach(arena, "gradients"); }), HasSubstr("arena"))
         << name;
   }
 }
@@ -472,7 +472,7 @@ TEST(Nccl, MemoryThatNcclDoesNotRegisterIsNotDeregistered) {
   NcclWorld world(1);
   world.gpu.registers = false;
   const auto errors = world.try_ranks([](NcclRank& rank) {
-    (void)rank.seat->attach(rank.device.make_arena(ArenaKind::kDevice, 4096, "gradients"), "gradients");
+    (void)rank.group->attach(rank.device.make_arena(ArenaKind::kDevice, 4096, "gradients"), "gradients");
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
   EXPECT_THAT(world.gpu.log(0, {"register", "deregister"}), ElementsAre("register 4096"));
@@ -484,7 +484,7 @@ TEST(Nccl, AttachWorksWithoutRegistration) {
   world.tables[0].deregister_buffer = nullptr;
   const auto errors = world.try_ranks([](NcclRank& rank) {
     const Arena arena = rank.device.make_arena(ArenaKind::kDevice, 4096, "gradients");
-    EXPECT_EQ(rank.seat->attach(arena, "gradients").ranks[0].size(), 4096U);
+    EXPECT_EQ(rank.group->attach(arena, "gradients").ranks[0].size(), 4096U);
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
@@ -493,7 +493,7 @@ TEST(Nccl, ReportsBytesAsTheFormulaHasThem) {
   NcclWorld world(2);
   auto table = std::make_shared<TrafficTable>();
   const auto errors = world.try_ranks([&](NcclRank& rank) {
-    if (rank.rank == 0) rank.seat->set_observer(table);
+    if (rank.rank == 0) rank.group->set_observer(table);
     float* const data = rank.room<float>(8'192);
     run(rank, call_of(CollectiveKind::kAllReduce, data, data, {8'192}));
     run(rank, call_of(CollectiveKind::kAllGather, data, rank.room<float>(20), {10, 10}));

@@ -28,13 +28,13 @@ void live_over_nccl(NcclRank& rank) {
   try {
     auto* const data = rank.room<float>(4);
     submit(rank, sum_of(data, 4)).wait();
-    const auto part = rank.seat->split(0, rank.rank, "part");
+    const auto part = rank.group->split(0, rank.rank, "part");
     const Collective call = sum_of(data, 4);
     part->submit({&call, 1}, rank.stream).wait();
     const Collective barrier{.kind = CollectiveKind::kBarrier};
-    rank.seat->submit({&barrier, 1}, make_cpu_device()->make_stream("the end")).wait();
+    rank.group->submit({&barrier, 1}, make_cpu_device()->make_stream("the end")).wait();
   } catch (const Error& error) {
-    rank.seat->abort(error);
+    rank.group->abort(error);
     throw;
   }
 }

@@ -42,7 +42,7 @@ using ::testing::StartsWith;
 
 /// What submit() throws at once.
 std::string refusal(NcclRank& rank, ErrorCode code, const std::vector<Collective>& calls) {
-  return error_of(code, [&] { (void)rank.seat->submit(calls, rank.stream); });
+  return error_of(code, [&] { (void)rank.group->submit(calls, rank.stream); });
 }
 
 // What NCCL cannot do.
@@ -113,7 +113,7 @@ TEST(NcclRefuses, MemoryOfADeviceOnAStreamOfTheHost) {
   const auto errors = world.try_ranks([](NcclRank& rank) {
     const auto cpu = make_cpu_device();
     const Collective call = sum_of(rank.room<float>(4), 4);
-    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&call, 1}, cpu->make_stream("host")); }),
+    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.group->submit({&call, 1}, cpu->make_stream("host")); }),
                 AllOf(HasSubstr("a buffer on a stream of the host is memory of a device"),
                       HasSubstr("got: memory of device 0")));
   });
@@ -137,9 +137,9 @@ TEST(NcclRefuses, CallsOfOneSubmitThatTouchEachOthersBuffers) {
         << "reads what was written";
     EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {moved(0, 8), moved(4, 8)}), HasSubstr(text)) << "writes the same";
     EXPECT_THAT(refusal(rank, ErrorCode::kUsage, {moved(0, 8), moved(4, 0)}), HasSubstr(text)) << "writes what is read";
-    rank.seat->submit(std::vector<Collective>{moved(0, 8), moved(0, 12)}, rank.stream).wait();  // both read: fine
+    rank.group->submit(std::vector<Collective>{moved(0, 8), moved(0, 12)}, rank.stream).wait();  // both read: fine
     const std::vector<Collective> in_order{moved(0, 4)};
-    rank.seat->submit(in_order, rank.stream).wait();
+    rank.group->submit(in_order, rank.stream).wait();
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
 }
@@ -151,7 +151,7 @@ TEST(NcclOpens, AWorldThatNeverConnectsIsATimeoutThatNamesRanks) {
   world.options.timeout = Milliseconds{400};
   world.gpu.never_opens = true;
   const Deadline in_time(Milliseconds{5'000});
-  const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a seat"; });
+  const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a group was made"; });
   EXPECT_FALSE(in_time.passed());
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("rank " + std::to_string(rank) + "/3"));
@@ -169,7 +169,7 @@ TEST(NcclOpens, ARankThatCannotTellsTheOthersWhy) {
       throw Error(ErrorCode::kEnvironment, "NCCL was asked for, and cannot be loaded", {.where = "comm.nccl"});
   };
   const Deadline in_time(Milliseconds{5'000});
-  const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a seat"; });
+  const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a group was made"; });
   EXPECT_FALSE(in_time.passed()) << "nobody waits for it";
   EXPECT_THAT(errors[1], StartsWith("[ENVIRONMENT] NCCL was asked for"));
   for (const std::size_t rank : {0U, 2U}) {
@@ -194,7 +194,7 @@ TEST(NcclOpens, WithoutADeviceItSaysWhatCudaSays) {
 TEST(NcclOpens, TwoRanksWithOneGpuAreNamed) {
   NcclWorld world(3);
   world.set_options = [](int rank, CommOptions& options) { options.device = rank == 2 ? 0 : rank; };
-  const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a seat"; });
+  const auto errors = world.try_ranks([](NcclRank&) { FAIL() << "a group was made"; });
   EXPECT_THAT(errors, Each(AllOf(StartsWith("[CONFIG] two ranks have the same GPU"), HasSubstr("ranks 0 and 2"),
                                  HasSubstr("0000:00:00.0 for both"))));
 }
@@ -203,14 +203,14 @@ TEST(NcclOpens, DifferentVersionsAndOrdersAreMismatches) {
   NcclWorld world(2);
   world.tables[1].version = 21'903;
   world.tables[1].library = "an older NCCL";
-  for (const std::string& error : world.try_ranks([](NcclRank&) { FAIL() << "a seat"; })) {
+  for (const std::string& error : world.try_ranks([](NcclRank&) { FAIL() << "a group was made"; })) {
     EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks have different versions of NCCL"),
                              HasSubstr("2.28.9 (a fake NCCL, rank 0)"), HasSubstr("2.19.3 (an older NCCL, rank 1)")));
   }
   world.tables[1] = world.tables[0];
   world.cudas[1].version = 12'060;
   world.cudas[1].library = "an older CUDA";
-  for (const std::string& error : world.try_ranks([](NcclRank&) { FAIL() << "a seat"; })) {
+  for (const std::string& error : world.try_ranks([](NcclRank&) { FAIL() << "a group was made"; })) {
     EXPECT_THAT(error, AllOf(StartsWith("[MISMATCH] ranks have different versions of the CUDA runtime"),
                              HasSubstr("13.0 (a fake CUDA, rank 0)"), HasSubstr("12.6 (an older CUDA, rank 1)")));
   }
@@ -218,7 +218,7 @@ TEST(NcclOpens, DifferentVersionsAndOrdersAreMismatches) {
   world.set_options = [](int rank, CommOptions& options) {
     options.reduction = rank == 0 ? Reduction::kRankOrder : Reduction::kTransport;
   };
-  EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }),
+  EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a group was made"; }),
               Each(StartsWith("[MISMATCH] ranks ask for different orders of sums")));
 }
 
@@ -236,7 +236,7 @@ TEST(NcclOpens, WhatNcclRefusesIsSaidWithItsWords) {
 
 // While calls run.
 
-TEST(NcclFails, AnErrorThatNcclFindsLaterEndsTheWaitAndTheSeat) {
+TEST(NcclFails, AnErrorThatNcclFindsLaterEndsTheWaitAndTheGroup) {
   struct Row {
     detail::NcclStatus status;
     std::string code;
@@ -278,7 +278,7 @@ TEST(NcclFails, AnErrorThatNcclFindsLaterEndsTheWaitAndTheSeat) {
       EXPECT_THAT(error_of(ErrorCode::kInternal,
                            [&] {
                              try {
-                               (void)rank.seat->split(0, 0, "part");
+                               (void)rank.group->split(0, 0, "part");
                              } catch (const Error& error) {
                                throw Error(ErrorCode::kInternal, error.what());
                              }
@@ -300,7 +300,7 @@ TEST(NcclFails, ACallThatNcclRefusesIsInItsWork) {
     const auto errors = world.try_ranks([](NcclRank& rank) {
       const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
       EXPECT_THAT(error_of(ErrorCode::kResource, [&] { work.wait(); }), HasSubstr("NCCL refused"));
-      // The group of this thread was ended all the same: another seat can call.
+      // NCCL's group of this thread was ended all the same: another group of ranks can call.
       rank.gpu.refuse.clear();
     });
     EXPECT_THAT(errors, Each(IsEmpty())) << call;
@@ -479,7 +479,7 @@ TEST_P(NcclGate, SwappedCallsOfOneRankAreRefusedOnEveryRankBeforeAnyDataMoves) {
   NcclWorld world(kRanks);
   set_up(world);
   const auto errors = world.try_ranks([&](NcclRank& rank) {
-    EXPECT_EQ(rank.seat->capabilities().one_sided, GetParam() == Base::kWithWindows);
+    EXPECT_EQ(rank.group->capabilities().one_sided, GetParam() == Base::kWithWindows);
     float* const first = rank.put(std::vector<float>(4, 1));
     float* const second = rank.put(std::vector<float>(4, 2));
     submit(rank, sum_of(first, 4)).wait();
@@ -545,8 +545,8 @@ TEST_P(NcclGate, ACallAgainstASplitOrAnAttachIsRefused) {
       const Deadline in_time(Milliseconds{5'000});
       const std::string text = error_of(ErrorCode::kMismatch, [&] {
         if (rank.rank == 0) return submit(rank, sum_of(rank.room<float>(4), 4)).wait();
-        if (splits) return (void)rank.seat->split(0, 0, "part");
-        (void)rank.seat->attach(Arena::create(ArenaKind::kPrivate, 4096, "test"), "part");
+        if (splits) return (void)rank.group->split(0, 0, "part");
+        (void)rank.group->attach(Arena::create(ArenaKind::kPrivate, 4096, "test"), "part");
       });
       EXPECT_FALSE(in_time.passed()) << "long before the deadline";
       EXPECT_THAT(text, AllOf(HasSubstr("all_reduce#0 float32, 4 elements"),
@@ -599,7 +599,7 @@ TEST_P(NcclGate, PartsHaveGatesOfTheirOwn) {
   NcclWorld world(3);
   set_up(world);
   const auto errors = world.try_ranks([&](NcclRank& rank) {
-    const auto part = rank.seat->split(rank.rank == 1 ? -1 : 0, rank.rank, "ends");
+    const auto part = rank.group->split(rank.rank == 1 ? -1 : 0, rank.rank, "ends");
     float* const data = rank.room<float>(8);
     if (part) {
       const Collective call = sum_of(data, rank.rank == 0 ? 4 : 8);
@@ -619,7 +619,7 @@ TEST_P(NcclGate, RanksMayPutTheirCallsTogetherInDifferentWays) {
     float* const first = rank.put(std::vector<float>{1});
     float* const second = rank.put(std::vector<float>{2});
     if (rank.rank == 0) {
-      rank.seat->submit(std::vector<Collective>{sum_of(first, 1), sum_of(second, 1)}, rank.stream).wait();
+      rank.group->submit(std::vector<Collective>{sum_of(first, 1), sum_of(second, 1)}, rank.stream).wait();
     } else {
       submit(rank, sum_of(first, 1)).wait();  // which rank 0 must have begun before it asks for the second one
       submit(rank, sum_of(second, 1)).wait();
@@ -652,7 +652,7 @@ TEST_P(NcclGate, CallsOfTheHostThatWereSubmittedBeforeAreMadeBefore) {
       const Stream host = late->make_stream("late");
       std::vector<float> on_host{1};
       const Collective call = sum_of(on_host.data(), 1);
-      const Work of_host = rank.seat->submit({&call, 1}, host);
+      const Work of_host = rank.group->submit({&call, 1}, host);
       if (rank.rank == 0) of_host.wait();  // needs that rank 1 makes it, which else waits for rank 0 at the gate
       float* const data = rank.put(std::vector<float>{2});
       const Work of_device = submit(rank, sum_of(data, 1));
@@ -670,8 +670,8 @@ TEST_P(NcclGate, WhatRanksSayIsReportedAsControlBytesOfTheGroup) {
   set_up(world);
   const auto table = std::make_shared<TrafficTable>();
   const auto errors = world.try_ranks([&](NcclRank& rank) {
-    rank.seat->set_observer(rank.rank == 0 ? table : nullptr);
-    const auto part = rank.seat->split(0, rank.rank, "part");
+    rank.group->set_observer(rank.rank == 0 ? table : nullptr);
+    const auto part = rank.group->split(0, rank.rank, "part");
     const std::uint64_t before = table->control_bytes();
     const Collective call = sum_of(rank.room<float>(8'192), 8'192);
     part->submit({&call, 1}, rank.stream).wait();
@@ -687,7 +687,7 @@ TEST_P(NcclGate, WhatRanksSayIsReportedAsControlBytesOfTheGroup) {
 TEST(NcclGateAtTheStart, RanksThatDoNotAllCompareAreRefused) {
   NcclWorld world(2);
   world.set_options = [](int rank, CommOptions& options) { options.check_calls = rank == 0; };
-  EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a seat"; }),
+  EXPECT_THAT(world.try_ranks([](NcclRank&) { FAIL() << "a group was made"; }),
               Each(AllOf(StartsWith("[MISMATCH] some ranks want their calls compared"), HasSubstr("true (rank 0)"),
                          HasSubstr("false (rank 1)"))));
 }
@@ -700,7 +700,7 @@ TEST(NcclStops, AnAbortEndsWaitsOfAllRanksWithItsText) {
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     if (rank.rank == 1) {
       while (!waiting.load()) std::this_thread::yield();
-      rank.seat->abort(Error(ErrorCode::kNonFinite, "three steps in a row without a finite gradient"));
+      rank.group->abort(Error(ErrorCode::kNonFinite, "three steps in a row without a finite gradient"));
       EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { submit(rank, sum_of(rank.room<float>(4), 4)).wait(); }),
                   HasSubstr("rank 1 stopped the job: [NONFINITE] three steps"));
       return;
@@ -719,7 +719,7 @@ TEST(NcclStops, OfTwoRanksThatStopTheJobBothSayTheFirst) {
   std::atomic<bool> stopped = false;
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     while (rank.rank == 1 && !stopped.load()) std::this_thread::yield();
-    rank.seat->abort(Error(ErrorCode::kModel, "cause " + std::to_string(rank.rank)));
+    rank.group->abort(Error(ErrorCode::kModel, "cause " + std::to_string(rank.rank)));
     stopped.store(true);
     EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { submit(rank, sum_of(rank.room<float>(4), 4)).wait(); }),
                 HasSubstr("rank 0 stopped the job: [MODEL] cause 0"));
@@ -735,7 +735,7 @@ TEST(NcclStops, AnAbortFromAnotherThreadEndsTheWait) {
       while (!done.load()) std::this_thread::yield();
       return;
     }
-    const auto part = rank.seat.get();
+    const auto part = rank.group.get();
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
     std::thread other([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -760,23 +760,23 @@ TEST(NcclStops, AnAbortThatNcclNeverFinishesIsLeftBehind) {
     rank.gpu.hold(rank.stream.native(), true);
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
     const Deadline stopping(Milliseconds{3'000});
-    rank.seat->abort(Error(ErrorCode::kInternal, "planted"));
+    rank.group->abort(Error(ErrorCode::kInternal, "planted"));
     EXPECT_FALSE(stopping.passed());
     EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work.wait(); }), HasSubstr("planted"));
   });
   EXPECT_THAT(errors, Each(IsEmpty()));
-  EXPECT_FALSE(in_time.passed()) << "neither the abort nor the end of the seat waits for ever";
+  EXPECT_FALSE(in_time.passed()) << "neither the abort nor the end of the group waits for ever";
   world.gpu.release_aborts();
   while (world.gpu.living_comms() > 0) std::this_thread::yield();
 }
 
-TEST(NcclStops, ASeatThatGoesWithWorkUnderWayAborts) {
+TEST(NcclStops, AGroupThatGoesWithWorkUnderWayAborts) {
   NcclWorld world(1);
   std::optional<Work> work;
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     rank.gpu.hold(rank.stream.native(), true);
     work = submit(rank, sum_of(rank.room<float>(4), 4));
-    rank.seat.reset();
+    rank.group.reset();
     EXPECT_THAT(rank.gpu.log(0, {"finalize", "abort"}), ::testing::ElementsAre("abort"));
     EXPECT_THAT(error_of(ErrorCode::kAborted, [&] { work->wait(); }), HasSubstr("given up"));
     work.reset();
@@ -785,14 +785,14 @@ TEST(NcclStops, ASeatThatGoesWithWorkUnderWayAborts) {
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
-TEST(NcclStops, ASeatDoesNotWaitForeverForPeersThatDoNotFinalize) {
+TEST(NcclStops, AGroupDoesNotWaitForeverForPeersThatDoNotFinalize) {
   NcclWorld world(1);
   world.options.timeout = Milliseconds{200};
   world.gpu.finalize_blocks = true;
   const Deadline in_time(Milliseconds{3'000});
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     submit(rank, sum_of(rank.room<float>(4), 4)).wait();
-    rank.seat.reset();
+    rank.group.reset();
   });
   EXPECT_FALSE(in_time.passed());
   EXPECT_THAT(errors, Each(IsEmpty()));
@@ -800,13 +800,13 @@ TEST(NcclStops, ASeatDoesNotWaitForeverForPeersThatDoNotFinalize) {
   EXPECT_THAT(world.gpu.log(0, {"finalize", "abort", "destroy"}), ::testing::ElementsAre("finalize", "abort"));
 }
 
-TEST(NcclStops, WorkThatWasDoneWhenTheSeatWentIsGood) {
+TEST(NcclStops, WorkThatWasDoneWhenTheGroupWentIsGood) {
   NcclWorld world(2);
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     float* const data = rank.put(std::vector<float>{1});
     const Work work = submit(rank, sum_of(data, 1));
     while (!work.event().ready()) std::this_thread::yield();
-    rank.seat.reset();
+    rank.group.reset();
     EXPECT_NO_THROW(work.wait());
     EXPECT_EQ(*data, 2);
   });
@@ -814,12 +814,12 @@ TEST(NcclStops, WorkThatWasDoneWhenTheSeatWentIsGood) {
   EXPECT_THAT(world.gpu.violations(), IsEmpty());
 }
 
-TEST(NcclStops, AWorkThatOutlivesItsSeatIsStillReadable) {
+TEST(NcclStops, AWorkThatOutlivesItsGroupIsStillReadable) {
   NcclWorld world(1);
   const auto errors = world.try_ranks([&](NcclRank& rank) {
     const Work work = submit(rank, sum_of(rank.room<float>(4), 4));
     work.wait();
-    rank.seat.reset();
+    rank.group.reset();
     EXPECT_NO_THROW(work.wait());
   });
   EXPECT_THAT(errors, Each(IsEmpty()));

@@ -19,7 +19,7 @@
 namespace zeroth::detail {
 namespace {
 
-RendezvousSpec seat(const std::string& job, int rank) {
+RendezvousSpec spec_of(const std::string& job, int rank) {
   return {.job = job, .rank = rank, .size = 2, .timeout = Milliseconds{20'000}};
 }
 
@@ -28,12 +28,12 @@ RendezvousSpec seat(const std::string& job, int rank) {
 Error exchange_with(int rank, const std::function<void(int connection)>& peer) {
   const std::string job = test::unique_job();
   std::thread other([&] {
-    const Rendezvous meeting = meet(seat(job, 1 - rank), [] {});
+    const Rendezvous meeting = meet(spec_of(job, 1 - rank), [] {});
     peer(meeting.connections[rank == 0 ? 0 : 1].get());
   });
   Error caught(ErrorCode::kUsage, "no error");
   try {
-    ShmExchange exchange(seat(job, rank), {}, make_system_calls(), [] {});
+    ShmExchange exchange(spec_of(job, rank), {}, make_system_calls(), [] {});
     const Arena arena = Arena::create(ArenaKind::kShared, kPageBytes, "offer");
     const Deadline deadline(Milliseconds{20'000});
     (void)exchange.exchange(arena, [&] { ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "the peer is silent"); });

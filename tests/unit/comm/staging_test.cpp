@@ -3,7 +3,7 @@
 #include "device/cuda/cuda_device.h"
 #include "support/error_of.h"
 #include "support/fake_gpu.h"
-#include "support/thread_seats.h"
+#include "support/thread_groups.h"
 
 #include <zeroth/comm/communicator.h>
 #include <zeroth/device/device.h>
@@ -41,7 +41,7 @@ struct StagedRank {
   FakeGpu& gpu;
   Stream stream;  ///< of the device
   std::shared_ptr<MemoryLedger> ledger;
-  std::unique_ptr<CommBackend> seat;
+  std::unique_ptr<CommBackend> group;
 
   [[nodiscard]] std::byte* put(const std::vector<std::byte>& bytes) const {
     std::byte* const data = gpu.allocate(device_number, bytes.size() + 1);  // one more: no bytes have an address, too
@@ -55,14 +55,14 @@ struct StagedWorld {
       : gpu(devices),
         cuda(gpu.cuda_table()),
         one_device(devices == 1),
-        seats(kRanks, over, test::nodes_of_ranks(kRanks, over == ThreadTransport::kLevels ? 2 : 0)) {
+        groups(kRanks, over, test::nodes_of_ranks(kRanks, over == ThreadTransport::kLevels ? 2 : 0)) {
     options.timeout = Milliseconds{20'000};
   }
 
   FakeGpu gpu;
   detail::CudaTable cuda;
   bool one_device;
-  test::ThreadSeats seats;
+  test::ThreadGroups groups;
   CommOptions options{};
   Milliseconds timeout_of_rank_1{20'000};
 
@@ -77,7 +77,7 @@ struct StagedWorld {
           own.device = one_device ? 0 : rank;
           if (rank == 1) own.timeout = timeout_of_rank_1;
           const std::shared_ptr<MemoryLedger> ledger = MemoryLedger::create();
-          std::unique_ptr<CommBackend> base = seats.seat(rank, own);
+          std::unique_ptr<CommBackend> base = groups.group(rank, own);
           own.ledger = ledger;
           const auto device = detail::make_cuda_device(cuda, own.device, own.timeout);
           StagedRank staged{.rank = rank,
@@ -85,8 +85,8 @@ struct StagedWorld {
                             .gpu = gpu,
                             .stream = device->make_stream("test"),
                             .ledger = ledger,
-                            .seat = detail::make_staging_backend(std::move(base), own,
-                                                                 [&]() -> const detail::CudaTable& { return cuda; })};
+                            .group = detail::make_staging_backend(std::move(base), own,
+                                                                  [&]() -> const detail::CudaTable& { return cuda; })};
           body(staged);
         } catch (const std::exception& error) {
           errors[static_cast<std::size_t>(rank)] = error.what();
@@ -192,8 +192,8 @@ TEST_P(StagedOver, EveryCallHasTheBitsOfTheHost) {
       std::byte* const on_device = rank.put(expected);
       const std::vector<Collective> calls{drawn.in(expected.data())};
       const std::vector<Collective> same{drawn.in(on_device)};
-      rank.seat->submit(calls, host).wait();
-      rank.seat->submit(same, rank.stream).wait();
+      rank.group->submit(calls, host).wait();
+      rank.group->submit(same, rank.stream).wait();
       ASSERT_TRUE(std::equal(expected.begin(), expected.end(), on_device))
           << "round " << round << ": " << describe(drawn.call);
     }
@@ -214,7 +214,7 @@ TEST_P(StagedOver, MessagesGoAroundARing) {
       const std::vector<Collective> ring{
           {.kind = CollectiveKind::kSend, .send = sent, .counts = {bytes}, .root = next},
           {.kind = CollectiveKind::kRecv, .recv = got, .counts = {bytes}, .root = before}};
-      rank.seat->submit(ring, rank.stream).wait();
+      rank.group->submit(ring, rank.stream).wait();
       EXPECT_EQ(std::vector<std::byte>(got, got + size),
                 std::vector<std::byte>(size, static_cast<std::byte>(before + 1)));
     }
@@ -240,7 +240,7 @@ TEST(Staging, ComesAfterWhatTheStreamHoldsAndBeforeWhatItGets) {
     rank.gpu.enqueue(rank.stream.native(), [=] { data[0] = 1; });
     // Two calls of one submit(): the second takes what the first gave.
     const std::vector<Collective> twice(2, sum_of(reinterpret_cast<std::byte*>(data), 2));
-    const Work work = rank.seat->submit(twice, rank.stream);
+    const Work work = rank.group->submit(twice, rank.stream);
     rank.gpu.enqueue(rank.stream.native(), [=, &seen] { seen = data[0] + 1; });
     rank.stream.synchronize();
     EXPECT_EQ(seen, kRanks * kRanks + 1);
@@ -257,8 +257,8 @@ TEST(Staging, FollowsCallsOfTheHostThatWereSubmittedBefore) {
     std::vector<float> first(16, 1);
     const Collective on_host = sum_of(reinterpret_cast<std::byte*>(first.data()), 16);
     const Collective on_device = sum_of(rank.put(std::vector<std::byte>(8)), 2);
-    const Work early = rank.seat->submit({&on_host, 1}, late);
-    rank.seat->submit({&on_device, 1}, rank.stream).wait();  // of other counts: a rank in the wrong call would be told
+    const Work early = rank.group->submit({&on_host, 1}, late);
+    rank.group->submit({&on_device, 1}, rank.stream).wait();  // of other counts: a rank in the wrong call would be told
     early.wait();
     EXPECT_EQ(first.front(), kRanks);
   }),
@@ -269,7 +269,7 @@ TEST(Staging, PartsOfAGroupShareItsMemoryWhichIsCounted) {
   StagedWorld world;
   EXPECT_THAT(world.try_ranks([&](StagedRank& rank) {
     EXPECT_EQ(rank.ledger->live().total(), 0U) << "nothing before the first call on a device";
-    const std::unique_ptr<CommBackend> pair = rank.seat->split(rank.rank / 2, rank.rank, "pair");
+    const std::unique_ptr<CommBackend> pair = rank.group->split(rank.rank / 2, rank.rank, "pair");
     auto* const data = reinterpret_cast<float*>(rank.put(std::vector<std::byte>(4'096)));
     data[0] = 1;
     const Collective small = sum_of(reinterpret_cast<std::byte*>(data), 64);
@@ -277,11 +277,11 @@ TEST(Staging, PartsOfAGroupShareItsMemoryWhichIsCounted) {
     EXPECT_EQ(data[0], 2);
     EXPECT_EQ(rank.ledger->live()[MemoryState::kControl], 256U);
     const Collective large = sum_of(reinterpret_cast<std::byte*>(data), 1'024);
-    rank.seat->submit({&large, 1}, rank.stream).wait();
+    rank.group->submit({&large, 1}, rank.stream).wait();
     EXPECT_EQ(data[0], 8);
     EXPECT_EQ(rank.ledger->live()[MemoryState::kControl], 4'096U) << "as large as the largest call";
-    EXPECT_EQ(rank.seat->split(-1, 0, "none"), nullptr);
-    rank.seat.reset();
+    EXPECT_EQ(rank.group->split(-1, 0, "none"), nullptr);
+    rank.group.reset();
     EXPECT_EQ(rank.ledger->live().total(), 4'096U) << "the part has it, too";
   }),
               Each(IsEmpty()));
@@ -294,22 +294,22 @@ TEST(Staging, RefusesBuffersThatAStreamCannotReach) {
     std::vector<std::byte> of_host(8);
     const Collective wrong = sum_of(of_host.data(), 2);
     EXPECT_THAT(
-        error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&wrong, 1}, rank.stream); }),
+        error_of(ErrorCode::kUsage, [&] { (void)rank.group->submit({&wrong, 1}, rank.stream); }),
         AllOf(HasSubstr("a buffer on a CUDA stream is memory of the host; where: comm.inproc group=world; who: rank"),
               HasSubstr("send of all_reduce")));
     const Collective foreign = sum_of(rank.gpu.allocate((rank.rank + 1) % kRanks, 8), 2);
-    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&foreign, 1}, rank.stream); }),
+    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.group->submit({&foreign, 1}, rank.stream); }),
                 HasSubstr("a buffer is on another device"));
     const Stream host = make_cpu_device()->make_stream("host");
     const Collective lost = sum_of(rank.put(of_host), 2);
-    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->submit({&lost, 1}, host); }),
+    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.group->submit({&lost, 1}, host); }),
                 HasSubstr("a buffer on a stream of the host is memory of a device"));
     const auto device = detail::make_cuda_device(world.cuda, rank.rank, Milliseconds{1'000});
     const Arena arena = device->make_arena(ArenaKind::kDevice, 64, "weights");
-    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.seat->attach(arena, "weights"); }),
+    EXPECT_THAT(error_of(ErrorCode::kUsage, [&] { (void)rank.group->attach(arena, "weights"); }),
                 AllOf(HasSubstr("arena"), HasSubstr("weights")));
     // Nothing of it has reached the others.
-    Communicator(std::shared_ptr<CommBackend>(std::move(rank.seat))).barrier();
+    Communicator(std::shared_ptr<CommBackend>(std::move(rank.group))).barrier();
   }),
               Each(IsEmpty()));
 }
@@ -318,13 +318,13 @@ TEST(Staging, ADeviceThatIsNotThereIsNamed) {
   StagedWorld world(ThreadTransport::kMemory, kRanks);
   world.gpu.count_status = detail::kCudaNoDevice;
   CommOptions options;
-  auto seat = detail::make_staging_backend(make_backend("self", {}), options,
-                                           [&]() -> const detail::CudaTable& { return world.cuda; });
+  auto group = detail::make_staging_backend(make_backend("self", {}), options,
+                                            [&]() -> const detail::CudaTable& { return world.cuda; });
   world.gpu.count_status = detail::kCudaSuccess;
   const auto device = detail::make_cuda_device(world.cuda, 0, Milliseconds{1'000});
   world.gpu.count_status = detail::kCudaNoDevice;
   const Collective barrier;
-  EXPECT_THAT(error_of(ErrorCode::kEnvironment, [&] { (void)seat->submit({&barrier, 1}, device->make_stream("s")); }),
+  EXPECT_THAT(error_of(ErrorCode::kEnvironment, [&] { (void)group->submit({&barrier, 1}, device->make_stream("s")); }),
               HasSubstr("where: comm.self group=world"));
 }
 
@@ -333,11 +333,11 @@ TEST(Staging, ABrokenDeviceEndsTheJobForAll) {
   StagedWorld world;
   const std::vector<std::string> errors = world.try_ranks([&](StagedRank& rank) {
     const Collective call = sum_of(rank.put(std::vector<std::byte>(8)), 2);
-    rank.seat->submit({&call, 1}, rank.stream).wait();
+    rank.group->submit({&call, 1}, rank.stream).wait();
     const Collective barrier;
-    rank.seat->submit({&barrier, 1}, rank.stream).wait();
+    rank.group->submit({&barrier, 1}, rank.stream).wait();
     if (rank.rank == 2) rank.gpu.broken_device = 2;
-    rank.seat->submit({&call, 1}, rank.stream).wait();
+    rank.group->submit({&call, 1}, rank.stream).wait();
   });
   EXPECT_THAT(errors[2], AllOf(HasSubstr("[RESOURCE]"), HasSubstr("an illegal memory access")));
   for (const int rank : {0, 1, 3})
@@ -350,7 +350,7 @@ TEST(Staging, AStreamThatNeverComesToTheCallIsATimeout) {
   const std::vector<std::string> errors = world.try_ranks([&](StagedRank& rank) {
     const Collective call = sum_of(rank.put(std::vector<std::byte>(8)), 2);
     if (rank.rank == 1) rank.gpu.hold(rank.stream.native(), true);
-    rank.seat->submit({&call, 1}, rank.stream).wait();
+    rank.group->submit({&call, 1}, rank.stream).wait();
   });
   EXPECT_THAT(errors[1], AllOf(HasSubstr("[TIMEOUT] the device did not come to the call within 0.4 s"),
                                HasSubstr("which: all_reduce float32 [2]")));
@@ -359,17 +359,17 @@ TEST(Staging, AStreamThatNeverComesToTheCallIsATimeout) {
                 AllOf(HasSubstr("[TIMEOUT] the device did not come"), HasSubstr("who: rank 1/4")));
 }
 
-/// Also what a seat of a mixture, or of a transport of messages, hears that makes no call meanwhile.
+/// Also what a backend of a mixture, or of a transport of messages, hears that makes no call meanwhile.
 TEST(Staging, WhoWaitsForItsDeviceHearsThatTheJobIsOver) {
   for (const ThreadTransport over : {ThreadTransport::kMemory, ThreadTransport::kLevels, ThreadTransport::kMixed}) {
     const auto begin = SteadyClock::now();
     StagedWorld world(over);
     const std::vector<std::string> errors = world.try_ranks([&](StagedRank& rank) {
       const Collective call = sum_of(rank.put(std::vector<std::byte>(8)), 2);
-      rank.seat->submit({&call, 1}, rank.stream).wait();
-      if (rank.rank == 2) rank.seat->abort(Error(ErrorCode::kModel, "planted"));
+      rank.group->submit({&call, 1}, rank.stream).wait();
+      if (rank.rank == 2) rank.group->abort(Error(ErrorCode::kModel, "planted"));
       rank.gpu.hold(rank.stream.native(), true);
-      rank.seat->submit({&call, 1}, rank.stream).wait();
+      rank.group->submit({&call, 1}, rank.stream).wait();
     });
     EXPECT_LT(SteadyClock::now() - begin, Milliseconds{10'000});
     EXPECT_THAT(errors, Each(HasSubstr("planted"))) << static_cast<int>(over);
@@ -381,10 +381,10 @@ TEST(Staging, WhoWaitsForItsDeviceSeesThatARankHasLeft) {
     StagedWorld world(over);
     const std::vector<std::string> errors = world.try_ranks([&](StagedRank& rank) {
       const Collective call = sum_of(rank.put(std::vector<std::byte>(8)), 2);
-      rank.seat->submit({&call, 1}, rank.stream).wait();
+      rank.group->submit({&call, 1}, rank.stream).wait();
       if (rank.rank == 2) return;
       rank.gpu.hold(rank.stream.native(), true);
-      rank.seat->submit({&call, 1}, rank.stream).wait();
+      rank.group->submit({&call, 1}, rank.stream).wait();
     });
     for (const int rank : {0, 1, 3})
       EXPECT_THAT(errors[static_cast<std::size_t>(rank)], HasSubstr("[PEER_LOST]")) << static_cast<int>(over);
@@ -395,7 +395,7 @@ TEST(Staging, WhatTheHostFindsIsInTheWork) {
   StagedWorld world;
   const std::vector<std::string> errors = world.try_ranks([&](StagedRank& rank) {
     const Collective call = sum_of(rank.put(std::vector<std::byte>(16)), rank.rank == 0 ? 3 : 2);
-    const Work work = rank.seat->submit({&call, 1}, rank.stream);  // does not throw
+    const Work work = rank.group->submit({&call, 1}, rank.stream);  // does not throw
     work.wait();
   });
   EXPECT_THAT(errors, AllOf(SizeIs(kRanks), Each(HasSubstr("all_reduce"))));

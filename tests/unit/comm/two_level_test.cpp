@@ -47,7 +47,7 @@ TEST(TwoLevels, PartsOfAGroupHaveTheLevelsThatTheirRanksAllow) {
       [](int rank, const std::shared_ptr<CommBackend>& backend) {
         require(backend->kind() == "inproc+messages" && backend->node_sizes().size() == 2, "two nodes");
         require(!backend->capabilities().one_sided, "no windows over both");
-        // Inside a node: its own seat, with windows.
+        // Inside a node: its own group, with windows.
         const std::shared_ptr<CommBackend> node = backend->split(rank / 4, rank, "node");
         require(node->kind() == "inproc" && node->capabilities().one_sided && node->size() == 4,
                 "the part inside a node");

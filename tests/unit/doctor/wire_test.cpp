@@ -135,16 +135,16 @@ TEST(Probes, APeerThatDoesNotComeIsMissedInTime) {
   EXPECT_THAT(message_of([&] { serve_tcp(door, 3, Deadline(Milliseconds{200})); }), HasSubstr("rank 3 did not come"));
 }
 
-TEST(Probes, MessagesAreMeasuredOverASeatAndASlowLinkShows) {
+TEST(Probes, MessagesAreMeasuredOverAGroupAndASlowLinkShows) {
   for (const double slow : {0.0, 50e6}) {
     const std::shared_ptr<InprocHub> hub = make_inproc_hub(2);
-    const auto seat = [&hub](int rank) {
+    const auto group = [&hub](int rank) {
       CommOptions options;
       options.timeout = kPatience;
       return Communicator(make_backend("inproc", {.rank = rank, .size = 2, .hub = hub, .options = options}));
     };
-    auto other = std::async(std::launch::async, [&] { serve_messages(seat(1), 0, slow); });
-    const LinkFigures figures = measure_messages(seat(0), 1, slow);
+    auto other = std::async(std::launch::async, [&] { serve_messages(group(1), 0, slow); });
+    const LinkFigures figures = measure_messages(group(0), 1, slow);
     other.get();
     EXPECT_GT(figures.latency_us, 0);
     EXPECT_GT(figures.there_bytes_per_s, 0);

@@ -243,26 +243,27 @@ TEST(World, RefusesEverythingElseByName) {
 }
 
 TEST(World, SaysWhoseHostsNothingJoins) {
-  const auto seat = [](const Variables& variables) {
+  const auto rank_and_size = [](const Variables& variables) {
     return World::without_transport([&variables](std::string_view name) -> std::optional<std::string> {
       const auto found = variables.find(name);
       return found == variables.end() ? std::nullopt : std::optional(found->second);
     });
   };
   const Variables two_hosts{{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}};
-  EXPECT_EQ(seat(two_hosts), (World::Seat{.rank = 3, .size = 4}));
-  EXPECT_EQ(seat({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_NUM_NODES", "2"}}),
-            (World::Seat{.rank = 0, .size = 4}));
-  EXPECT_EQ(seat({}), std::nullopt);
-  EXPECT_EQ(seat({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}}), std::nullopt)
+  EXPECT_EQ(rank_and_size(two_hosts), (World::RankAndSize{.rank = 3, .size = 4}));
+  EXPECT_EQ(rank_and_size({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_NUM_NODES", "2"}}),
+            (World::RankAndSize{.rank = 0, .size = 4}));
+  EXPECT_EQ(rank_and_size({}), std::nullopt);
+  EXPECT_EQ(rank_and_size({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}}), std::nullopt)
       << "memory reaches all";
-  EXPECT_EQ(seat({{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
+  EXPECT_EQ(rank_and_size(
+                {{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
             std::nullopt)
       << "MPI does";
   Variables over_mpi = two_hosts;
   over_mpi["ZEROTH_BACKEND"] = "mpi";
-  EXPECT_EQ(seat(over_mpi), std::nullopt) << "as it was asked for";
-  EXPECT_THROW((void)seat({{"RANK", "1"}}), Error);
+  EXPECT_EQ(rank_and_size(over_mpi), std::nullopt) << "as it was asked for";
+  EXPECT_THROW((void)rank_and_size({{"RANK", "1"}}), Error);
 }
 
 TEST(World, ABareProcessConnectsToItselfManyTimes) {
@@ -308,7 +309,7 @@ TEST(World, UnwatchedRanksAreTheSameAndRecordNothing) {
   EXPECT_NE(other.job(), world.job()) << "they meet apart from the watched ones";
   const auto calls_of = [](const World& ranks) {
     Communicator(ranks.connect({}, std::make_shared<TrafficTable>())).barrier();
-    return ranks.watch()->recorder().records().size();
+    return ranks.activity()->recorder().records().size();
   };
   EXPECT_EQ(calls_of(world), 1U);
   EXPECT_EQ(calls_of(other), 0U);

@@ -50,7 +50,7 @@ std::pair<ErrorCode, std::string> error_of(const CorpusOptions& options, std::si
 }
 
 TEST(Corpus, JoinsFilesInByteOrderOfTheirNames) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   folder.write("b.txt", std::string(40, 'b'));
   folder.write("B.txt", std::string(41, 'B'));
   folder.write("a/z.txt", std::string(42, 'z'));
@@ -65,7 +65,7 @@ TEST(Corpus, JoinsFilesInByteOrderOfTheirNames) {
 }
 
 TEST(Corpus, HoldsOutTheLastTenthButAtLeastFourWindows) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   folder.write("t.txt", std::string(1003, 'x'));
 
   const Corpus large = load_corpus({.folder = folder.path()}, kSeq);
@@ -79,7 +79,7 @@ TEST(Corpus, HoldsOutTheLastTenthButAtLeastFourWindows) {
 }
 
 TEST(Corpus, TakesSuffixesAndLeavesOutNamesAndBinaries) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   folder.write("keep.py", std::string(100, 'k'));
   folder.write("also.pyi", std::string(100, 'p'));
   folder.write("no.txt", std::string(100, 'n'));
@@ -98,7 +98,7 @@ TEST(Corpus, TakesSuffixesAndLeavesOutNamesAndBinaries) {
 
 TEST(Corpus, DigestSeesNamesOrderAndContent) {
   const auto digest = [](const std::vector<std::pair<std::string, std::string>>& files) {
-    const testing::TempFolder folder;
+    const test::TempFolder folder;
     for (const auto& [name, content] : files) {
       folder.write(name, content);
     }
@@ -114,9 +114,9 @@ TEST(Corpus, DigestSeesNamesOrderAndContent) {
 }
 
 TEST(Corpus, RefusesWhatCannotBeTrainedOn) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   const auto file = folder.write("some.txt", std::string(53, 'x'));
-  const testing::TempFolder empty;
+  const test::TempFolder empty;
 
   auto [code, text] = error_of({.folder = folder.path() / "missing"}, kSeq);
   EXPECT_EQ(code, ErrorCode::kIo);
@@ -145,7 +145,7 @@ TEST(Corpus, RefusesWhatCannotBeTrainedOn) {
 }
 
 TEST(Corpus, NamesAFileThatCannotBeRead) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   folder.write("fine.txt", std::string(100, 'x'));
   // A regular file that refuses to be read, by root too; permissions would not hold root back.
   std::filesystem::create_symlink("/proc/self/mem", folder.path() / "refuses.txt");

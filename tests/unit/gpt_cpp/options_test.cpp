@@ -119,7 +119,7 @@ TEST(Settings, DefaultsAreAdamWWithCosineOnZero3) {
 }
 
 TEST(Settings, ArgumentsWinOverTheFileAndSaySo) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   Options options = parse({"--lr", "0.5", "--zero-stage", "2", "--batch", "3", "--dtype", "fp32"}).options;
   options.config_path = folder.write("c.json", R"({"zero_optimization": {"stage": 2, "overlap_comm": true},
     "train_batch_size": 64, "train_micro_batch_size_per_gpu": 8, "bf16": {"enabled": true},
@@ -143,7 +143,7 @@ TEST(Settings, ArgumentsWinOverTheFileAndSaySo) {
 }
 
 TEST(Settings, ResolvesAutoAndKeepsTheRest) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   Options options{.steps = 50};
   options.config_path = folder.write("c.json", R"({"train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": true},
     "gradient_clipping": "auto", "optimizer": {"type": "Adam", "params": {"lr": "auto"}},
@@ -163,7 +163,7 @@ TEST(Settings, ResolvesAutoAndKeepsTheRest) {
 }
 
 TEST(Settings, CompletesBatchSizesThatTheFileLeavesOpen) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   const auto batch_of = [&](const std::string& text, int world_size, std::vector<const char*> arguments = {}) {
     Options options = parse(std::move(arguments)).options;
     options.config_path = folder.write("c.json", text);
@@ -179,7 +179,7 @@ TEST(Settings, CompletesBatchSizesThatTheFileLeavesOpen) {
 }
 
 TEST(Settings, LeavesWhatIsWrongToTheConfiguration) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   const auto text_of = [](const std::filesystem::path& path, std::optional<int> stage = std::nullopt) -> std::string {
     Options options;
     options.config_path = path;

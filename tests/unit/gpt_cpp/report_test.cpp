@@ -32,7 +32,7 @@ std::vector<json> records_of(const std::filesystem::path& path) {
 }
 
 TEST(Report, WritesARecordAStepAtOnceAndAFinalOne) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   const auto path = folder.path() / "run.jsonl";
   Report report(0, path);
 
@@ -65,7 +65,7 @@ TEST(Report, WritesARecordAStepAtOnceAndAFinalOne) {
 }
 
 TEST(Report, KeepsEveryBitOfALoss) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   const auto path = folder.path() / "run.jsonl";
   Report report(0, path);
   const std::vector<double> losses = {std::nextafter(2.0, 3.0), 0x1.921fb54442d18p+1, 5e-324, 0.1};
@@ -80,7 +80,7 @@ TEST(Report, KeepsEveryBitOfALoss) {
 }
 
 TEST(Report, WritesSkippedStepsAsValidJson) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   const auto path = folder.path() / "run.jsonl";
   Report report(0, path);
   report.write(
@@ -92,7 +92,7 @@ TEST(Report, WritesSkippedStepsAsValidJson) {
 }
 
 TEST(Report, OtherRanksWriteAndSayNothing) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   const auto path = folder.path() / "run.jsonl";
   ::testing::internal::CaptureStdout();
   Report report(1, path);
@@ -105,7 +105,7 @@ TEST(Report, OtherRanksWriteAndSayNothing) {
 }
 
 TEST(Report, NamesAFileThatCannotBeWritten) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   try {
     Report report(0, folder.path() / "missing" / "run.jsonl");
     FAIL() << "nothing thrown";

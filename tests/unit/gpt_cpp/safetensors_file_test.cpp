@@ -46,7 +46,7 @@ std::pair<ErrorCode, std::string> error_of(const std::function<void()>& body) {
 }
 
 std::string refusal_of(const std::string& content) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   const auto path = folder.write("weights.safetensors", content);
   const auto [code, text] = error_of([&] { const SafetensorsFile file(path); });
   EXPECT_EQ(code, ErrorCode::kIo) << text;
@@ -55,7 +55,7 @@ std::string refusal_of(const std::string& content) {
 }
 
 TEST(SafetensorsFile, ReadsWhatTheExportWrites) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   const std::string path = folder.path() / "weights.safetensors";
   const std::array<float, 6> matrix = {1, 2, 3, 4, 5, 6};
   const std::array<std::uint16_t, 1> scalar = {0x3f80};
@@ -114,13 +114,13 @@ TEST(SafetensorsFile, RefusesWhatHasNoHeader) {
   EXPECT_THAT(refusal_of(std::string(8, '\xff')), HasSubstr("longer than the file"));
   EXPECT_THAT(refusal_of(file_of("[1]", 0)), HasSubstr("no JSON object"));
   EXPECT_THAT(refusal_of(file_of(R"({"w": )", 0)), HasSubstr("no JSON object"));
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   EXPECT_THAT(error_of([&] { const SafetensorsFile file(folder.path() / "missing"); }).second, HasSubstr("errno 2"));
   EXPECT_EQ(error_of([&] { const SafetensorsFile file(folder.path()); }).first, ErrorCode::kIo);
 }
 
 TEST(SafetensorsFile, NamesWhatIsNotOfTheModel) {
-  const testing::TempFolder folder;
+  const test::TempFolder folder;
   const SafetensorsFile file(folder.write("weights.safetensors", file_of(R"({
       "same": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
       "turned": {"dtype": "F32", "shape": [1, 2], "data_offsets": [4, 12]},

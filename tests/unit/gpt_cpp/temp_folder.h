@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace gpt::testing {
+namespace gpt::test {
 
 class TempFolder {
  public:
@@ -40,4 +40,4 @@ class TempFolder {
   std::filesystem::path path_;
 };
 
-}  // namespace gpt::testing
+}  // namespace gpt::test

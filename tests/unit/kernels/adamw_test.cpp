@@ -9,7 +9,7 @@
 namespace zeroth::kernels {
 namespace {
 
-using namespace testing;  // NOLINT(google-build-using-namespace)
+using namespace test;  // NOLINT(google-build-using-namespace)
 
 template <class T>
 struct Problem {
@@ -36,8 +36,8 @@ struct Problem {
   }
 
   void fill_moderate(std::uint64_t seed) {
-    testing::fill_moderate(param, 1.0, seed);
-    testing::fill_moderate(grad, 4.0, seed + 1);
+    test::fill_moderate(param, 1.0, seed);
+    test::fill_moderate(grad, 4.0, seed + 1);
   }
 };
 
@@ -48,7 +48,7 @@ template <class T>
     const bool second = std::string_view(name) == "exp_avg";
     const auto& a = first ? want.param : (second ? want.exp_avg : want.exp_avg_sq);
     const auto& b = first ? got.param : (second ? got.exp_avg : got.exp_avg_sq);
-    if (auto result = testing::same_bits(a, b); !result) {
+    if (auto result = test::same_bits(a, b); !result) {
       return result << " in " << name;
     }
   }
@@ -233,8 +233,8 @@ void expect_same_in_halves(Problem<float> start, const AdamWHyper& hyper, std::i
   args.low = halves.low.data();
   adamw_step(args, isa);
   ASSERT_TRUE(halves.high.guards_intact() && halves.low.guards_intact());
-  ASSERT_TRUE(testing::same_bits(want.param, halves.joined()));
-  ASSERT_TRUE(testing::same_bits(want.exp_avg, start.exp_avg) && testing::same_bits(want.exp_avg_sq, start.exp_avg_sq));
+  ASSERT_TRUE(test::same_bits(want.param, halves.joined()));
+  ASSERT_TRUE(test::same_bits(want.exp_avg, start.exp_avg) && test::same_bits(want.exp_avg_sq, start.exp_avg_sq));
 }
 
 TEST(AdamWInHalves, GivesTheBitsOfWholeMastersOnRandomPatterns) {

@@ -9,7 +9,7 @@
 namespace zeroth::kernels {
 namespace {
 
-using namespace testing;  // NOLINT(google-build-using-namespace)
+using namespace test;  // NOLINT(google-build-using-namespace)
 
 template <class Out, class In>
 void cast(GuardedArray<Out>& dst, const GuardedArray<In>& src, Isa isa) {

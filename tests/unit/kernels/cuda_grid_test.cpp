@@ -16,7 +16,7 @@
 namespace zeroth::kernels {
 namespace {
 
-using namespace testing;  // NOLINT(google-build-using-namespace)
+using namespace test;  // NOLINT(google-build-using-namespace)
 
 /// Memory of the machine that is this process: a copy at the misalignment that is asked for.
 template <class T>

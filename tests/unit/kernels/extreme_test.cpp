@@ -12,7 +12,7 @@
 namespace zeroth::kernels {
 namespace {
 
-using namespace testing;  // NOLINT(google-build-using-namespace)
+using namespace test;  // NOLINT(google-build-using-namespace)
 
 template <class T>
 class ExtremeSources : public ::testing::Test {};

@@ -19,7 +19,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace zeroth::kernels::testing {
+namespace zeroth::kernels::test {
 
 inline constexpr std::uint64_t kSeed = 20240117;
 
@@ -268,4 +268,4 @@ class HostileEnvironment {
   unsigned saved_;
 };
 
-}  // namespace zeroth::kernels::testing
+}  // namespace zeroth::kernels::test

@@ -24,7 +24,7 @@
 #include <type_traits>
 #include <vector>
 
-namespace zeroth::kernels::testing {
+namespace zeroth::kernels::test {
 
 /// How many elements, how far from where an array would be aligned, and what is in them.
 struct Range {
@@ -350,4 +350,4 @@ template <class T, class Machine>
   return sums.has_bits_of(want);
 }
 
-}  // namespace zeroth::kernels::testing
+}  // namespace zeroth::kernels::test

@@ -8,7 +8,7 @@
 namespace zeroth::kernels {
 namespace {
 
-using namespace testing;  // NOLINT(google-build-using-namespace)
+using namespace test;  // NOLINT(google-build-using-namespace)
 
 template <class T>
 struct Problem {
@@ -29,10 +29,10 @@ struct Problem {
 
 template <class T>
 ::testing::AssertionResult same_bits(const Problem<T>& want, const Problem<T>& got) {
-  if (auto result = testing::same_bits(want.param, got.param); !result) {
+  if (auto result = test::same_bits(want.param, got.param); !result) {
     return result << " in param";
   }
-  return testing::same_bits(want.momentum, got.momentum) << " (momentum)";
+  return test::same_bits(want.momentum, got.momentum) << " (momentum)";
 }
 
 std::vector<SgdHyper> hypers() {
@@ -137,7 +137,7 @@ TYPED_TEST(Sgd, FirstStepDoesNotReadTheMomentumBuffer) {
     sgd_step(problem.args(hyper), isa);
     sgd_step(poisoned.args(hyper), isa);
     EXPECT_TRUE(same_bits(problem, poisoned)) << name_of(isa);
-    EXPECT_TRUE(testing::same_bits(problem.grad, problem.momentum)) << name_of(isa);
+    EXPECT_TRUE(test::same_bits(problem.grad, problem.momentum)) << name_of(isa);
   }
 }
 
@@ -177,9 +177,9 @@ TEST(SgdInHalves, GivesTheBitsOfWholeMastersOnRandomPatterns) {
       args.param = halves.high.data();
       args.low = halves.low.data();
       sgd_step(args, isa);
-      ASSERT_TRUE(testing::same_bits(want.momentum, got.momentum)) << name_of(isa);
+      ASSERT_TRUE(test::same_bits(want.momentum, got.momentum)) << name_of(isa);
       ASSERT_TRUE(halves.high.guards_intact() && halves.low.guards_intact()) << name_of(isa);
-      ASSERT_TRUE(testing::same_bits(want.param, halves.joined())) << name_of(isa);
+      ASSERT_TRUE(test::same_bits(want.param, halves.joined())) << name_of(isa);
     }
   }
 }

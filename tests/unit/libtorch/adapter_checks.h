@@ -9,7 +9,7 @@
 #include <functional>
 #include <string>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 inline constexpr int kStages[] = {0, 1, 2, 3};
 
@@ -26,10 +26,10 @@ inline std::string thrown_by(const std::function<void()>& body) {
 }
 
 /// The same training at every stage gives the same bits; returns them.
-inline Values expect_equal_at_all_stages(int world, const std::function<Values(int stage, const World& seat)>& body) {
+inline Values expect_equal_at_all_stages(int ranks, const std::function<Values(int stage, const World& world)>& body) {
   Values expected;
   for (const int stage : kStages) {
-    const Values got = values_at_stage(world, [&](const World& seat) { return body(stage, seat); });
+    const Values got = values_at_stage(ranks, [&](const World& world) { return body(stage, world); });
     if (stage == 0) expected = got;
     EXPECT_EQ(expected == got, true) << "stage " << stage;
   }
@@ -37,12 +37,12 @@ inline Values expect_equal_at_all_stages(int world, const std::function<Values(i
 }
 
 /// Plain training, nothing unusual.
-inline Values plain_values(int world, const NetOptions& options, int steps) {
-  return expect_equal_at_all_stages(world, [&](int stage, const World& seat) {
-    Trainee trainee(options, config_of(stage), seat);
+inline Values plain_values(int ranks, const NetOptions& options, int steps) {
+  return expect_equal_at_all_stages(ranks, [&](int stage, const World& world) {
+    Trainee trainee(options, config_of(stage), world);
     for (int step = 0; step < steps; ++step) trainee.train(step);
     return trainee.values();
   });
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

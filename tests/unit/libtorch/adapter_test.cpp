@@ -9,31 +9,31 @@
 
 #include <algorithm>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::HasSubstr;
 
 TEST(Adapter, KeepsTheUsersTensorsAndGuardsThem) {
   for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
+    run_world(2, [&](const World& world) {
       Net model(NetOptions{});
       std::map<std::string, c10::TensorImpl*> before;
       for (const auto& item : model->named_parameters()) before[item.key()] = item.value().unsafeGetTensorImpl();
-      libtorch::Engine<NetImpl> engine(model, config_of(stage), seat, quiet());
+      libtorch::Engine<NetImpl> engine(model, config_of(stage), world, quiet());
       double inside = 0;
       model->layer(1).probe = [&](LayerImpl& layer, const Tensor&) {
         inside = layer.weight.detach().square().sum().item<double>();
       };
-      engine.backward(engine.forward(batch(seat.rank(), 0)));
-      test::require(engine.step().committed, "step not committed");
-      test::require(inside > 1, "parameters of a unit cannot be read inside its forward");
+      engine.backward(engine.forward(batch(world.rank(), 0)));
+      require(engine.step().committed, "step not committed");
+      require(inside > 1, "parameters of a unit cannot be read inside its forward");
       std::size_t same = 0;
       for (const auto& item : model->named_parameters()) {
         same += before.at(item.key()) == item.value().unsafeGetTensorImpl() ? 1U : 0U;
-        test::require(item.value().numel() > 0 && item.value().requires_grad(), "shape or requires_grad is gone");
+        require(item.value().numel() > 0 && item.value().requires_grad(), "shape or requires_grad is gone");
       }
-      test::require(same == before.size(), "a parameter is not the user's tensor any more");
+      require(same == before.size(), "a parameter is not the user's tensor any more");
 
       const torch::NoGradGuard no_grad;
       const Tensor weight = model->layer(1).weight;
@@ -43,8 +43,8 @@ TEST(Adapter, KeepsTheUsersTensorsAndGuardsThem) {
       for (std::size_t touch = 0; touch < touches.size(); ++touch) {
         const std::string text = stage == 3 || touch == 0 ? thrown_by(touches[touch]) : "";
         const bool named = text.find("'layer1.weight' is not gathered") != std::string::npos;
-        test::require(named == (stage == 3),
-                      "stage " + std::to_string(stage) + " access " + std::to_string(touch) + ": " + text);
+        require(named == (stage == 3),
+                "stage " + std::to_string(stage) + " access " + std::to_string(touch) + ": " + text);
       }
     });
   }
@@ -52,8 +52,8 @@ TEST(Adapter, KeepsTheUsersTensorsAndGuardsThem) {
 
 TEST(Adapter, AddressesAreStable) {
   for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
-      Trainee trainee(NetOptions{.layers = 5}, config_of(stage), seat);
+    run_world(2, [&](const World& world) {
+      Trainee trainee(NetOptions{.layers = 5}, config_of(stage), world);
       std::vector<std::vector<const void*>> seen(5);
       for (std::size_t layer = 0; layer < 5; ++layer) {
         trainee.model->layer(layer).probe = [&seen, layer](LayerImpl& of, const Tensor&) {
@@ -62,13 +62,13 @@ TEST(Adapter, AddressesAreStable) {
       }
       for (int step = 0; step < 4; ++step) trainee.train(step);
       for (const auto& addresses : seen) {
-        test::require(std::ranges::count(addresses, addresses[0]) == 4, "the storage of a slot moved");
-        test::require(reinterpret_cast<std::uintptr_t>(addresses[0]) % 64 == 0, "a parameter is not aligned");
+        require(std::ranges::count(addresses, addresses[0]) == 4, "the storage of a slot moved");
+        require(reinterpret_cast<std::uintptr_t>(addresses[0]) % 64 == 0, "a parameter is not aligned");
       }
       // Nothing is gathered ahead: all layers share one slot of the ring.
-      test::require(stage < 3 || std::ranges::all_of(
-                                     seen, [&](const auto& addresses) { return addresses[0] == seen[0][0]; }),
-                    "units do not share the ring");
+      require(stage < 3 || std::ranges::all_of(
+                               seen, [&](const auto& addresses) { return addresses[0] == seen[0][0]; }),
+              "units do not share the ring");
     });
   }
 }
@@ -81,7 +81,7 @@ struct CountingHook final : torch::autograd::PostAccumulateGradHook {
 
 TEST(Adapter, UserHooksFireBeforeDuringAndAfterTheEngine) {
   for (const int stage : {0, 3}) {
-    test::run_world(2, [&](const World& seat) {
+    run_world(2, [&](const World& world) {
       Net model(NetOptions{});
       int calls = 0;
       int gradients = 0;
@@ -89,18 +89,18 @@ TEST(Adapter, UserHooksFireBeforeDuringAndAfterTheEngine) {
       torch::autograd::impl::set_post_acc_grad_hooks(weight, std::make_unique<CountingHook>(calls));
       weight.register_hook([&gradients](const Tensor&) { ++gradients; });
       {
-        libtorch::Engine<NetImpl> engine(model, config_of(stage), seat, quiet());
+        libtorch::Engine<NetImpl> engine(model, config_of(stage), world, quiet());
         for (int step = 0; step < 3; ++step) {
-          engine.backward(engine.forward(batch(seat.rank(), step)));
+          engine.backward(engine.forward(batch(world.rank(), step)));
           engine.step();
         }
         engine.core().barrier();
       }
-      test::require(calls == 3 && gradients == 3,
-                    "hooks fired " + std::to_string(calls) + " and " + std::to_string(gradients));
+      require(calls == 3 && gradients == 3,
+              "hooks fired " + std::to_string(calls) + " and " + std::to_string(gradients));
       auto* left = torch::autograd::impl::post_acc_grad_hooks(weight).get();
-      test::require(dynamic_cast<CountingHook*>(left) != nullptr, "the user's hook is gone with the engine");
-      test::require(!weight.grad().defined(), "a gradient is left behind");
+      require(dynamic_cast<CountingHook*>(left) != nullptr, "the user's hook is gone with the engine");
+      require(!weight.grad().defined(), "a gradient is left behind");
     });
   }
 }
@@ -109,9 +109,9 @@ TEST(Adapter, ConsumesTheSameRandomNumbersAtEveryStage) {
   const auto state_after = [](int stage) {
     Tensor state;
     Values values;
-    test::run_world(1, [&](const World& seat) {
+    run_world(1, [&](const World& world) {
       torch::manual_seed(11);
-      Trainee trainee(NetOptions{.dropout = 0.3}, config_of(stage), seat);
+      Trainee trainee(NetOptions{.dropout = 0.3}, config_of(stage), world);
       for (int step = 0; step < 3; ++step) trainee.train(step);
       values = trainee.values();
       state = at::detail::getDefaultCPUGenerator().get_state();
@@ -153,13 +153,12 @@ TEST(Adapter, FrozenUnitsAndEndsStayAsTheyAre) {
 
 TEST(Adapter, AFrozenParameterIsThereUntilTheUnitsBackwardEnds) {
   // The root's head has its gradient long before the root's frozen matrix is used for that of a leaf input.
-  expect_equal_at_all_stages(2, [](int stage, const World& seat) {
-    Trainee trainee(NetOptions{.layers = 3, .frozen = {0}, .freeze_first = true}, config_of(stage), seat);
+  expect_equal_at_all_stages(2, [](int stage, const World& world) {
+    Trainee trainee(NetOptions{.layers = 3, .frozen = {0}, .freeze_first = true}, config_of(stage), world);
     for (int step = 0; step < 2; ++step) {
-      const Tensor prompt = batch(seat.rank(), step).requires_grad_();
+      const Tensor prompt = batch(world.rank(), step).requires_grad_();
       trainee.engine.backward(trainee.engine.forward(prompt));
-      test::require(prompt.grad().defined() && prompt.grad().isfinite().all().item<bool>(),
-                    "no gradient for the input");
+      require(prompt.grad().defined() && prompt.grad().isfinite().all().item<bool>(), "no gradient for the input");
       trainee.engine.step();
     }
     return trainee.values();
@@ -177,16 +176,16 @@ TEST(Adapter, TwoEnginesInOneProcessAlternate) {
     const NetOptions small{.layers = 2, .seed = 5};
     const NetOptions large{.layers = 5, .seed = 6};
     const auto alone = [&](const NetOptions& options) {
-      return values_at_stage(2, [&](const World& seat) {
-        Trainee trainee(options, config_of(stage), seat);
+      return values_at_stage(2, [&](const World& world) {
+        Trainee trainee(options, config_of(stage), world);
         for (int step = 0; step < 3; ++step) trainee.train(step);
         return trainee.values();
       });
     };
     Values first, second;
-    test::run_world(2, [&](const World& seat) {
-      Trainee one(small, config_of(stage), seat);
-      Trainee two(large, config_of(3 - stage), seat);
+    run_world(2, [&](const World& world) {
+      Trainee one(small, config_of(stage), world);
+      Trainee two(large, config_of(3 - stage), world);
       for (int step = 0; step < 3; ++step) {
         const Tensor loss = one.loss(step);
         two.train(step);
@@ -195,7 +194,7 @@ TEST(Adapter, TwoEnginesInOneProcessAlternate) {
       }
       Values values_one = one.values();
       Values values_two = two.values();
-      if (seat.rank() == 0) {
+      if (world.rank() == 0) {
         first = std::move(values_one);
         second = std::move(values_two);
       }
@@ -208,8 +207,8 @@ TEST(Adapter, TwoEnginesInOneProcessAlternate) {
 TEST(Adapter, InitialValuesAreThoseOfRankZeroAndThatIsSaidOnce) {
   const Values expected = plain_values(2, {}, 1);
   ::testing::internal::CaptureStderr();
-  const Values got = values_at_stage(2, [](const World& seat) {
-    Trainee trainee(NetOptions{.seed = seat.rank() == 0 ? 3U : 4U}, config_of(3), seat,
+  const Values got = values_at_stage(2, [](const World& world) {
+    Trainee trainee(NetOptions{.seed = world.rank() == 0 ? 3U : 4U}, config_of(3), world,
                     {.log_level = LogLevel::kWarning});
     trainee.train(0);
     return trainee.values();
@@ -233,13 +232,12 @@ TEST(Adapter, BuffersStartAsThoseOfRankZero) {
     Tensor weight{}, table{}, count{};
   };
   ::testing::internal::CaptureStderr();
-  test::run_world(3, [&](const World& seat) {
-    torch::nn::ModuleHolder<TableImpl> model(std::make_shared<TableImpl>(1.0 + seat.rank()));
+  run_world(3, [&](const World& world) {
+    torch::nn::ModuleHolder<TableImpl> model(std::make_shared<TableImpl>(1.0 + world.rank()));
     const void* address = model->table.data_ptr();
-    libtorch::Engine<TableImpl> engine(model, config_of(1), seat, {.log_level = LogLevel::kWarning});
-    test::require(model->table.eq(1.0).all().item<bool>() && model->count.item<std::int64_t>() == 1,
-                  "not rank 0's buffers");
-    test::require(model->table.data_ptr() == address, "another buffer than the user's");
+    libtorch::Engine<TableImpl> engine(model, config_of(1), world, {.log_level = LogLevel::kWarning});
+    require(model->table.eq(1.0).all().item<bool>() && model->count.item<std::int64_t>() == 1, "not rank 0's buffers");
+    require(model->table.data_ptr() == address, "another buffer than the user's");
     engine.core().barrier();
   });
   const std::string log = ::testing::internal::GetCapturedStderr();
@@ -259,15 +257,15 @@ TEST(Adapter, AUnitRegisteredTwiceIsOneUnit) {
     libtorch::Unit<Layer> layer = nullptr;
   };
   for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
+    run_world(2, [&](const World& world) {
       torch::nn::ModuleHolder<TwiceImpl> model(std::make_shared<TwiceImpl>());
-      libtorch::Engine<TwiceImpl> engine(model, config_of(stage), seat, quiet());
+      libtorch::Engine<TwiceImpl> engine(model, config_of(stage), world, quiet());
       const ModelLayout& layout = engine.core().layout();
-      test::require(layout.units.size() == 2 && layout.units[1].params.size() == 2, "parameters went to the root");
-      test::require(layout.params[0].aliases == std::vector<std::string>{"again.weight"}, "the other name is lost");
+      require(layout.units.size() == 2 && layout.units[1].params.size() == 2, "parameters went to the root");
+      require(layout.params[0].aliases == std::vector<std::string>{"again.weight"}, "the other name is lost");
       for (int step = 0; step < 2; ++step) {
         engine.backward(engine.forward(torch::ones({2, kWidth}, torch::kFloat64)));
-        test::require(engine.step().committed, "not committed");
+        require(engine.step().committed, "not committed");
       }
       engine.core().barrier();
     });
@@ -276,23 +274,23 @@ TEST(Adapter, AUnitRegisteredTwiceIsOneUnit) {
 
 TEST(Adapter, NothingOfAnEngineThatIsGoneCanBeTouched) {
   for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
+    run_world(2, [&](const World& world) {
       Net model(NetOptions{});
       Tensor loss;
       {
-        libtorch::Engine<NetImpl> engine(model, config_of(stage), seat, quiet());
-        engine.backward(engine.forward(batch(seat.rank(), 0)));
+        libtorch::Engine<NetImpl> engine(model, config_of(stage), world, quiet());
+        engine.backward(engine.forward(batch(world.rank(), 0)));
         engine.step();
-        loss = engine.forward(batch(seat.rank(), 1));
+        loss = engine.forward(batch(world.rank(), 1));
         engine.core().barrier();
       }
       const std::string of_graph = thrown_by([&] { loss.backward(); });
-      test::require(of_graph.find("is gone") != std::string::npos, "graph: " + of_graph);
+      require(of_graph.find("is gone") != std::string::npos, "graph: " + of_graph);
       const std::string of_model = thrown_by([&] { static_cast<void>(model->forward(batch(0, 0))); });
-      test::require(of_model.find("parameter 'first'") != std::string::npos, "model: " + of_model);
+      require(of_model.find("parameter 'first'") != std::string::npos, "model: " + of_model);
     });
   }
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -11,13 +11,13 @@
 #include <stdexcept>
 #include <thread>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 TEST(Autograd, OutstandingGraphsHoldNoParameterMemory) {
   for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
+    run_world(2, [&](const World& world) {
+      Trainee trainee({}, config_of(stage), world);
       trainee.train(0);
       const MemorySnapshot before = trainee.engine.memory_report().live;
       std::vector<Tensor> graphs;
@@ -26,30 +26,30 @@ TEST(Autograd, OutstandingGraphsHoldNoParameterMemory) {
         trainee.train(step);
       }
       const MemoryReport after = trainee.engine.memory_report();
-      test::require(after.live == before, "saved views hold memory");
-      test::require(after.measured_peak == after.planned, to_text(after));
+      require(after.live == before, "saved views hold memory");
+      require(after.measured_peak == after.planned, to_text(after));
       trainee.engine.core().barrier();
     });
   }
 }
 
 TEST(Autograd, AStaleGraphIsAnErrorAtEveryStage) {
-  expect_equal_at_all_stages(2, [&](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
+  expect_equal_at_all_stages(2, [&](int stage, const World& world) {
+    Trainee trainee({}, config_of(stage), world);
     const Tensor stale = trainee.loss(0);
     trainee.train(1);
     const std::string text = thrown_by([&] { trainee.engine.backward(stale); });
-    test::require(text.find("modified by an inplace operation") != std::string::npos, "stale graph: " + text);
+    require(text.find("modified by an inplace operation") != std::string::npos, "stale graph: " + text);
     const StepResult skipped = trainee.engine.step();
-    test::require(!skipped.committed && skipped.reason == "backward failed on rank 0", skipped.reason);
-    test::require(trainee.train(2).committed, "the step after it is not committed");
+    require(!skipped.committed && skipped.reason == "backward failed on rank 0", skipped.reason);
+    require(trainee.train(2).committed, "the step after it is not committed");
     return trainee.values();
   });
 }
 
 TEST(Autograd, SeveralForwardsAndBackwardsInOneStep) {
-  const auto together = expect_equal_at_all_stages(2, [](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
+  const auto together = expect_equal_at_all_stages(2, [](int stage, const World& world) {
+    Trainee trainee({}, config_of(stage), world);
     for (int step = 0; step < 3; ++step) {
       const Tensor one = trainee.loss(2 * step);
       const Tensor two = trainee.loss(2 * step + 1);
@@ -58,8 +58,8 @@ TEST(Autograd, SeveralForwardsAndBackwardsInOneStep) {
     }
     return trainee.values();
   });
-  const auto one_by_one = expect_equal_at_all_stages(2, [](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
+  const auto one_by_one = expect_equal_at_all_stages(2, [](int stage, const World& world) {
+    Trainee trainee({}, config_of(stage), world);
     for (int step = 0; step < 3; ++step) {
       const Tensor one = trainee.loss(2 * step);
       const Tensor two = trainee.loss(2 * step + 1);
@@ -80,24 +80,24 @@ TEST(Autograd, CallsOfAllRanksServeRanksThatAreStillInBackward) {
   // Layers share two buckets: a rank cannot go on in backward until the others have taken its gradients, and those are
   // in the call, with their backward behind them or before them.
   for (const bool before : {false, true}) {
-    (void)expect_equal_at_all_stages(3, [before](int stage, const World& seat) {
+    (void)expect_equal_at_all_stages(3, [before](int stage, const World& world) {
       Config config = config_of(stage, 2);
       config.runtime.timeout_ms = 10'000;
-      Trainee trainee(NetOptions{.layers = 7}, config, seat);
+      Trainee trainee(NetOptions{.layers = 7}, config, world);
       const Tensor own = torch::ones({3}, torch::TensorOptions().dtype(torch::kFloat64).requires_grad(true));
       for (int step = 0; step < 6; ++step) {
         const auto call = [&] {
           if (step % 2 == 0) {
-            test::require(trainee.engine.average(seat.rank()) == 1, "the mean of 0, 1, 2");
+            require(trainee.engine.average(world.rank()) == 1, "the mean of 0, 1, 2");
           } else {
             trainee.engine.core().barrier();
           }
         };
-        const bool calls_first = before && seat.rank() == 2;
+        const bool calls_first = before && world.rank() == 2;
         if (calls_first) call();
-        if (seat.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
         // Rank 0 has no gradients of the model: it is through at once.
-        trainee.engine.backward(seat.rank() == 0 ? own.sum() : trainee.loss(step));
+        trainee.engine.backward(world.rank() == 0 ? own.sum() : trainee.loss(step));
         if (!calls_first) call();
         (void)trainee.engine.step();
       }
@@ -108,43 +108,43 @@ TEST(Autograd, CallsOfAllRanksServeRanksThatAreStillInBackward) {
 
 TEST(Autograd, DifferentCallsOfAllRanksAreAMismatchAtOnce) {
   for (const int stage : kStages) {
-    test::run_world(3, [&](const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
+    run_world(3, [&](const World& world) {
+      Trainee trainee({}, config_of(stage), world);
       trainee.engine.backward(trainee.loss(0));
       const std::string text = thrown_by([&] {
-        if (seat.rank() == 1) {
+        if (world.rank() == 1) {
           (void)trainee.engine.average(1.0);
         } else {
           (void)trainee.engine.step();
         }
       });
-      test::require(text.find("[MISMATCH] ranks come to different calls") != std::string::npos &&
-                        text.find("average() on rank 1") != std::string::npos &&
-                        text.find("step() on rank") != std::string::npos,
-                    "stage " + std::to_string(stage) + ": " + text);
+      require(text.find("[MISMATCH] ranks come to different calls") != std::string::npos &&
+                  text.find("average() on rank 1") != std::string::npos &&
+                  text.find("step() on rank") != std::string::npos,
+              "stage " + std::to_string(stage) + ": " + text);
     });
   }
 }
 
 TEST(Autograd, BackwardTwiceOverOneGraphDoublesTheGradient) {
   for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
+    run_world(2, [&](const World& world) {
+      Trainee trainee({}, config_of(stage), world);
       const Tensor loss = trainee.loss(0);
       loss.backward({}, /*retain_graph=*/true);
       trainee.engine.backward(loss);
       const StepResult twice = trainee.engine.step();
-      Trainee other({}, config_of(stage), seat);
+      Trainee other({}, config_of(stage), world);
       const StepResult once = other.train(0);
-      test::require(twice.grad_norm == 2 * once.grad_norm, "not twice the norm");
+      require(twice.grad_norm == 2 * once.grad_norm, "not twice the norm");
     });
   }
 }
 
 TEST(Autograd, EvaluationBetweenForwardAndBackwardChangesNothing) {
   const Values expected = plain_values(2, {}, 3);
-  const Values got = expect_equal_at_all_stages(2, [](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
+  const Values got = expect_equal_at_all_stages(2, [](int stage, const World& world) {
+    Trainee trainee({}, config_of(stage), world);
     for (int step = 0; step < 3; ++step) {
       const Tensor loss = trainee.loss(step);
       {
@@ -152,8 +152,8 @@ TEST(Autograd, EvaluationBetweenForwardAndBackwardChangesNothing) {
         std::optional<c10::InferenceMode> inference;
         if (step == 1) inference.emplace();
         // Ranks evaluate different amounts.
-        for (int i = 0; i <= seat.rank(); ++i)
-          test::require(!trainee.loss(100 + i).requires_grad(), "a graph under NoGradGuard");
+        for (int i = 0; i <= world.rank(); ++i)
+          require(!trainee.loss(100 + i).requires_grad(), "a graph under NoGradGuard");
       }
       trainee.engine.backward(loss);
       trainee.engine.step();
@@ -165,18 +165,18 @@ TEST(Autograd, EvaluationBetweenForwardAndBackwardChangesNothing) {
 
 TEST(Autograd, GoesOnAfterAnExceptionInForward) {
   const Values expected = plain_values(2, {}, 3);
-  const Values got = expect_equal_at_all_stages(2, [](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
+  const Values got = expect_equal_at_all_stages(2, [](int stage, const World& world) {
+    Trainee trainee({}, config_of(stage), world);
     for (int step = 0; step < 3; ++step) {
-      if (step == 1 && seat.rank() == 1) {
+      if (step == 1 && world.rank() == 1) {
         trainee.model->layer(1).probe = [](LayerImpl&, const Tensor&) { throw std::runtime_error("user error"); };
         for (int attempt = 0; attempt < 2; ++attempt) {
           const std::string text = thrown_by([&] { static_cast<void>(trainee.loss(step)); });
-          test::require(text == "user error", "got " + text);
+          require(text == "user error", "got " + text);
         }
         trainee.model->layer(1).probe = {};
       }
-      test::require(trainee.train(step).committed, "not committed");
+      require(trainee.train(step).committed, "not committed");
     }
     return trainee.values();
   });
@@ -185,11 +185,11 @@ TEST(Autograd, GoesOnAfterAnExceptionInForward) {
 
 TEST(Autograd, AnExceptionInBackwardSkipsTheStepOnAllRanks) {
   for (const bool plain : {false, true}) {
-    expect_equal_at_all_stages(2, [plain](int stage, const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
+    expect_equal_at_all_stages(2, [plain](int stage, const World& world) {
+      Trainee trainee({}, config_of(stage), world);
       trainee.train(0);
       const Values before = trainee.values();
-      if (seat.rank() == 1) {
+      if (world.rank() == 1) {
         trainee.model->layer(1).probe = [](LayerImpl&, const Tensor& y) {
           y.register_hook([](const Tensor& grad) -> Tensor {
             if (grad.defined()) throw std::runtime_error("user error");
@@ -199,13 +199,13 @@ TEST(Autograd, AnExceptionInBackwardSkipsTheStepOnAllRanks) {
       }
       const Tensor loss = trainee.loss(1);
       const std::string text = thrown_by([&] { plain ? loss.backward() : trainee.engine.backward(loss); });
-      test::require(text.find("user error") != std::string::npos ? seat.rank() == 1 : seat.rank() == 0, "got " + text);
+      require(text.find("user error") != std::string::npos ? world.rank() == 1 : world.rank() == 0, "got " + text);
       trainee.model->layer(1).probe = {};
       const StepResult result = trainee.engine.step();
-      test::require(!result.committed && result.reason == "backward failed on rank 1", "reason: " + result.reason);
-      test::require(trainee.values() == before, "a skipped step changed parameters");
-      test::require(trainee.train(2).committed && trainee.train(3).committed, "training does not go on");
-      test::require(trainee.engine.core().committed_steps() == 3, "steps are counted wrongly");
+      require(!result.committed && result.reason == "backward failed on rank 1", "reason: " + result.reason);
+      require(trainee.values() == before, "a skipped step changed parameters");
+      require(trainee.train(2).committed && trainee.train(3).committed, "training does not go on");
+      require(trainee.engine.core().committed_steps() == 3, "steps are counted wrongly");
       return trainee.values();
     });
   }
@@ -219,8 +219,8 @@ TEST(Autograd, OutputsAndInputsChangedInPlace) {
                                    return h;
                                  }),
                                  Between([](Tensor h) { return h.view({-1, kWidth}).add_(1.0); })}) {
-    expect_equal_at_all_stages(2, [&](int stage, const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
+    expect_equal_at_all_stages(2, [&](int stage, const World& world) {
+      Trainee trainee({}, config_of(stage), world);
       trainee.model->between = between;
       for (int step = 0; step < 2; ++step) trainee.train(step);
       return trainee.values();
@@ -327,4 +327,4 @@ TEST(Autograd, AGuardSaysItsNameToEveryReaderButOneThatOnlyLooksAtItsPointer) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

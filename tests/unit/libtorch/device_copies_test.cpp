@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using libtorch::DeviceCopies;
@@ -73,24 +73,24 @@ TEST(DeviceCopies, NewValuesKeepThePlace) {
 
 TEST(DeviceCopies, AnEngineComputesOnThemWithTheSameBits) {
   for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) {
+    run_world(2, [&](const World& world) {
       std::vector<double> norms[2];
       std::map<std::string, std::vector<std::byte>> values[2];
       for (const bool copied : {false, true}) {
         Config config = config_of(stage);
         config.runtime.compute_copies = copied;
-        Trainee trainee(NetOptions{.layers = 5}, config, seat);
+        Trainee trainee(NetOptions{.layers = 5}, config, world);
         for (int step = 0; step < 3; ++step) norms[copied ? 1 : 0].push_back(trainee.train(step).grad_norm);
         values[copied ? 1 : 0] = trainee.values();
         const MemoryReport report = trainee.engine.memory_report();
-        test::require((report.compute_copies > 0) == copied, to_text(report));
-        test::require(report.planned == report.measured_peak, to_text(report));
+        require((report.compute_copies > 0) == copied, to_text(report));
+        require(report.planned == report.measured_peak, to_text(report));
       }
-      test::require(norms[0] == norms[1] && values[0] == values[1],
-                    "stage " + std::to_string(stage) + ": other bits with copies");
+      require(norms[0] == norms[1] && values[0] == values[1],
+              "stage " + std::to_string(stage) + ": other bits with copies");
     });
   }
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -130,17 +130,17 @@ TEST_F(Export, LoadsInPlainPyTorchBitForBit) {
     folder_ = root_ / std::to_string(stage);
     fs::create_directory(folder_);
     command += " " + folder_.string();
-    test::run_world(3, [&](const World& seat) {
+    run_world(3, [&](const World& world) {
       Mixed model;
-      libtorch::Engine<MixedImpl> engine(model, config_of(stage), seat, quiet());
+      libtorch::Engine<MixedImpl> engine(model, config_of(stage), world, quiet());
       for (int step = 0; step < 2; ++step) {
-        engine.backward(engine.forward(torch::tensor(1.0F + static_cast<float>(seat.rank()))));
-        test::require(engine.step().committed, "not committed");
+        engine.backward(engine.forward(torch::tensor(1.0F + static_cast<float>(world.rank()))));
+        require(engine.step().committed, "not committed");
       }
       engine.export_safetensors((folder_ / "model.safetensors").string());
       // The values as the model itself sees them, inside its forward.
       engine.core().pre_forward({.unit = 0});
-      if (seat.rank() == 0) {
+      if (world.rank() == 0) {
         std::string names;
         for (const auto& item : model->named_parameters()) {
           if (item.key() != "tied") names += (names.empty() ? "" : ", ") + dump(item.key(), item.value());
@@ -157,15 +157,15 @@ TEST_F(Export, LoadsInPlainPyTorchBitForBit) {
 
 TEST_F(Export, AFailureOnRankZeroIsAnErrorOnAllRanks) {
   const std::string path = (folder_ / "missing" / "model.safetensors").string();
-  const test::RankReport report = test::try_world(3,
-                                                  [&](const World& seat) {
-                                                    Trainee trainee({}, config_of(3), seat);
-                                                    trainee.train(0);
-                                                    trainee.engine.export_safetensors(path);
-                                                  },
-                                                  {.abort_on_failure = false});
+  const RankReport report = try_world(3,
+                                      [&](const World& world) {
+                                        Trainee trainee({}, config_of(3), world);
+                                        trainee.train(0);
+                                        trainee.engine.export_safetensors(path);
+                                      },
+                                      {.abort_on_failure = false});
   ASSERT_EQ(report.failures.size(), 3U) << report.text();
-  for (const test::RankFailure& failure : report.failures) {
+  for (const RankFailure& failure : report.failures) {
     EXPECT_EQ(failure.code, ErrorCode::kIo);
     EXPECT_THAT(failure.text, ::testing::HasSubstr(path));
   }
@@ -174,18 +174,18 @@ TEST_F(Export, AFailureOnRankZeroIsAnErrorOnAllRanks) {
 
 TEST_F(Export, AFailureLeavesTheOldFileAndTrainingGoesOn) {
   write("model.safetensors", "the old file");
-  test::run_world(2, [&](const World& seat) {
+  run_world(2, [&](const World& world) {
     Mixed model(/*with_complex=*/true);
-    libtorch::Engine<MixedImpl> engine(model, config_of(3), seat, quiet());
+    libtorch::Engine<MixedImpl> engine(model, config_of(3), world, quiet());
     std::string text;
     try {
       engine.export_safetensors((folder_ / "model.safetensors").string());
     } catch (const Error& error) {
       text = error.what();
     }
-    test::require(text.find("phase") != std::string::npos, "got: " + text);
+    require(text.find("phase") != std::string::npos, "got: " + text);
     engine.backward(engine.forward(torch::tensor(1.0F)));
-    test::require(engine.step().committed, "not committed");
+    require(engine.step().committed, "not committed");
   });
   EXPECT_EQ(read("model.safetensors"), "the old file");
   EXPECT_THAT(files(), ::testing::ElementsAre("model.safetensors"));
@@ -193,8 +193,8 @@ TEST_F(Export, AFailureLeavesTheOldFileAndTrainingGoesOn) {
 
 TEST_F(Export, ReplacesTheOldFile) {
   write("model.safetensors", std::string(100'000, 'x'));
-  test::run_world(2, [&](const World& seat) {
-    Trainee trainee({}, config_of(2), seat);
+  run_world(2, [&](const World& world) {
+    Trainee trainee({}, config_of(2), world);
     trainee.train(0);
     trainee.engine.export_safetensors((folder_ / "model.safetensors").string());
   });
@@ -203,4 +203,4 @@ TEST_F(Export, ReplacesTheOldFile) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

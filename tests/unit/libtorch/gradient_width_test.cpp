@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 /// sum of c * weight over `factors`: the weight's gradient is the sum of the factors.
@@ -49,7 +49,7 @@ Config config_at(int stage) {
 
 /// The model in its engine, and the dtypes in which gradients arrive.
 struct Wide {
-  Wide(int stage, const World& seat) : engine(model, config_at(stage), seat, quiet()) {
+  Wide(int stage, const World& world) : engine(model, config_at(stage), world, quiet()) {
     for (const auto& item : model->named_parameters()) {
       item.value().register_hook([this, own = item.key() == "own"](const Tensor& grad) {
         (own ? own_dtype : part_dtype) = grad.scalar_type();
@@ -66,24 +66,24 @@ struct Wide {
 };
 
 void expect_norm(double got, double expected, int stage, const std::string& what) {
-  test::require(got == expected, what + " at stage " + std::to_string(stage) + ": norm " + std::to_string(got));
+  require(got == expected, what + " at stage " + std::to_string(stage) + ": norm " + std::to_string(got));
 }
 
 template <class Body>
 void at_every_stage(Body body) {
   for (const int stage : kStages) {
-    test::run_world(2, [&](const World& seat) { body(stage, seat); });
+    run_world(2, [&](const World& world) { body(stage, world); });
   }
 }
 
 TEST(GradientWidth, OneUseComesAsItWasComputed) {
-  at_every_stage([](int stage, const World& seat) {
-    Wide wide(stage, seat);
+  at_every_stage([](int stage, const World& world) {
+    Wide wide(stage, world);
     for (int step = 0; step < 3; ++step) {
       wide.engine.backward(wide.engine.forward(std::vector<double>{3}, std::vector<std::vector<double>>{{4}}));
       expect_norm(wide.norm(), 5, stage, "one use each");
-      test::require(wide.own_dtype == torch::kBFloat16, "own was widened");
-      test::require(wide.part_dtype == torch::kBFloat16, "part.weight was widened");
+      require(wide.own_dtype == torch::kBFloat16, "own was widened");
+      require(wide.part_dtype == torch::kBFloat16, "part.weight was widened");
     }
   });
 }
@@ -91,32 +91,32 @@ TEST(GradientWidth, OneUseComesAsItWasComputed) {
 TEST(GradientWidth, SeveralUsesAreSummedInFp32) {
   using Factors = std::vector<double>;
   using Parts = std::vector<Factors>;
-  at_every_stage([](int stage, const World& seat) {
-    Wide wide(stage, seat);
+  at_every_stage([](int stage, const World& world) {
+    Wide wide(stage, world);
     const auto train = [&](const Factors& own, const Parts& parts) {
       wide.engine.backward(wide.engine.forward(own, parts));
       return wide.norm();
     };
     expect_norm(train({256, 1}, {}), 257, stage, "twice in the root");
-    test::require(wide.own_dtype == torch::kFloat32, "own has a narrow sum");
+    require(wide.own_dtype == torch::kFloat32, "own has a narrow sum");
     expect_norm(train({}, {{256, 1}}), 257, stage, "twice in one forward of a unit");
     expect_norm(train({}, {{256}, {1}}), 257, stage, "two forwards of a unit");
-    test::require(wide.part_dtype == torch::kFloat32, "part.weight has a narrow sum");
+    require(wide.part_dtype == torch::kFloat32, "part.weight has a narrow sum");
     expect_norm(train({}, {{257}}), 256, stage, "one use after several");  // the factor itself is rounded
-    test::require(wide.part_dtype == torch::kBFloat16, "part.weight was widened");
+    require(wide.part_dtype == torch::kBFloat16, "part.weight was widened");
   });
 }
 
 TEST(GradientWidth, UsesOutsideTheModelsForwardCount) {
-  at_every_stage([](int stage, const World& seat) {
-    Wide wide(stage, seat);
+  at_every_stage([](int stage, const World& world) {
+    Wide wide(stage, world);
     if (stage < 3) {  // at stage 3 nobody can read it there
       wide.engine.backward(wide.engine.forward(std::vector<double>{256}, std::vector<std::vector<double>>{}) +
                            uses(wide.model->own, {1}).sum());
       expect_norm(wide.norm(), 257, stage, "once inside, once outside");
       wide.engine.backward(wide.engine.forward(std::vector<double>{2}, std::vector<std::vector<double>>{}));
       expect_norm(wide.norm(), 2, stage, "once");
-      test::require(wide.own_dtype == torch::kBFloat16, "own was widened");
+      require(wide.own_dtype == torch::kBFloat16, "own was widened");
       wide.engine.backward(uses(wide.model->own, {256, 1}).sum());
       expect_norm(wide.norm(), 257, stage, "only outside, before any hook of the engine");
     }
@@ -125,8 +125,8 @@ TEST(GradientWidth, UsesOutsideTheModelsForwardCount) {
 }
 
 TEST(GradientWidth, SeveralGraphsAreSeveralUses) {
-  at_every_stage([](int stage, const World& seat) {
-    Wide wide(stage, seat);
+  at_every_stage([](int stage, const World& world) {
+    Wide wide(stage, world);
     using Factors = std::vector<double>;
     using Parts = std::vector<Factors>;
     const Tensor one = wide.engine.forward(Factors{}, Parts{{256}});
@@ -160,8 +160,8 @@ struct Recomputed : torch::autograd::Function<Recomputed> {
 };
 
 TEST(GradientWidth, WhatBackwardComputesAgainIsSummedInFp32) {
-  at_every_stage([](int stage, const World& seat) {
-    Wide wide(stage, seat);
+  at_every_stage([](int stage, const World& world) {
+    Wide wide(stage, world);
     wide.model->at_the_end = [&wide](const Tensor& x) { return Recomputed::apply(x, wide.model.get()); };
     wide.engine.backward(wide.engine.forward(std::vector<double>{0}, std::vector<std::vector<double>>{{1}}));
     expect_norm(wide.norm(), 258, stage, "a checkpoint");  // 1, and 256 + 1
@@ -181,22 +181,22 @@ struct Foreign : torch::autograd::Function<Foreign> {
 };
 
 TEST(GradientWidth, AGraphThatIsStillAliveMayCountAsAUse) {
-  test::run_world(2, [&](const World& seat) {
-    Wide wide(0, seat);
+  run_world(2, [&](const World& world) {
+    Wide wide(0, world);
     std::vector<Tensor> kept;
     for (int step = 0; step < 2; ++step) {
       kept.push_back(wide.engine.forward(std::vector<double>{3}, std::vector<std::vector<double>>{{4}}));
       wide.engine.backward(kept.back());
       expect_norm(wide.norm(), 5, 0, "losses that are kept");
     }
-    test::require(wide.own_dtype == torch::kFloat32, "own is narrow");  // dearer, with the same value
+    require(wide.own_dtype == torch::kFloat32, "own is narrow");  // dearer, with the same value
   });
 }
 
 TEST(GradientWidth, AWiderGradientKeepsItsBits) {
   for (const bool twice_as_wide : {false, true}) {
-    test::run_world(2, [&](const World& seat) {
-      Wide wide(0, seat);
+    run_world(2, [&](const World& world) {
+      Wide wide(0, world);
       wide.engine.backward(Foreign::apply(wide.model->own, twice_as_wide).sum());
       expect_norm(wide.norm(), 257, 0, "a function with a gradient of its own");
       const Tensor loss = wide.engine.forward(std::vector<double>{}, std::vector<std::vector<double>>{{0}});
@@ -207,19 +207,19 @@ TEST(GradientWidth, AWiderGradientKeepsItsBits) {
 }
 
 TEST(GradientWidth, TheUsersSettingComesBack) {
-  test::run_world(1, [&](const World& seat) {
+  run_world(1, [&](const World& world) {
     Whole model;
     const Tensor weight = model->part->inner()->weight;
     weight.set_grad_dtype(torch::kFloat32);
     {
-      libtorch::Engine<WholeImpl> engine(model, config_at(0), seat, quiet());
+      libtorch::Engine<WholeImpl> engine(model, config_at(0), world, quiet());
       engine.backward(engine.forward(std::vector<double>{3}, std::vector<std::vector<double>>{{4}}));
-      test::require(engine.step().grad_norm == 5, "norm");
+      require(engine.step().grad_norm == 5, "norm");
     }
-    test::require(model->own.grad_dtype() == torch::kBFloat16, "own");
-    test::require(weight.grad_dtype() == torch::kFloat32, "part.weight");
+    require(model->own.grad_dtype() == torch::kBFloat16, "own");
+    require(weight.grad_dtype() == torch::kFloat32, "part.weight");
   });
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

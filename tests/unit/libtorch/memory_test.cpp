@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 constexpr std::uint64_t kPage = 4096;
@@ -216,7 +216,7 @@ std::vector<TorchTraining> trainings(bool whole) {
   constexpr DType kDtypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16};
   const std::vector<int> levels{6, 3, 2, 2};
   std::vector<TorchTraining> all;
-  for (const test::FactorRow& row : whole ? test::whole_grid(levels) : test::covering_array(levels, 2)) {
+  for (const FactorRow& row : whole ? whole_grid(levels) : covering_array(levels, 2)) {
     all.push_back({.dtype = kDtypes[row[1]],
                    .layers = 4,
                    .world = 3,
@@ -302,4 +302,4 @@ TEST(TorchMemory, NothingGrowsOverTwoHundredSteps) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

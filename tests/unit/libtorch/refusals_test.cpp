@@ -6,7 +6,7 @@
 
 #include <limits>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 using ::testing::AllOf;
@@ -24,10 +24,10 @@ struct OddImpl : torch::nn::Module {
 TORCH_MODULE(Odd);
 
 /// What every rank is told; the same code on all of them.
-std::string refusal(int world, ErrorCode code, const std::function<void(const World& seat)>& body) {
-  const test::RankReport report = test::try_world(world, body, {.abort_on_failure = false});
-  EXPECT_EQ(report.failures.size(), static_cast<std::size_t>(world)) << report.text();
-  for (const test::RankFailure& failure : report.failures) EXPECT_EQ(failure.code, code) << failure.text;
+std::string refusal(int ranks, ErrorCode code, const std::function<void(const World& world)>& body) {
+  const RankReport report = try_world(ranks, body, {.abort_on_failure = false});
+  EXPECT_EQ(report.failures.size(), static_cast<std::size_t>(ranks)) << report.text();
+  for (const RankFailure& failure : report.failures) EXPECT_EQ(failure.code, code) << failure.text;
   return report.failures.empty() ? "" : report.failures[0].text;
 }
 
@@ -49,17 +49,17 @@ TEST(Refusals, ParametersThatCannotBePartitionedAreNamed) {
       {"with gaps", [] { return torch::ones({4, 6}).slice(1, 0, 4); }, true, "strides [6, 1] with gaps or overlap"},
   };
   for (const Case& odd : cases) {
-    const std::string text = refusal(2, ErrorCode::kModel, [&](const World& seat) {
+    const std::string text = refusal(2, ErrorCode::kModel, [&](const World& world) {
       Odd model(odd.make(), odd.trainable);
-      libtorch::Engine<OddImpl> engine(model, config_of(3), seat, quiet());
+      libtorch::Engine<OddImpl> engine(model, config_of(3), world, quiet());
     });
     EXPECT_THAT(text, AllOf(HasSubstr("which: odd"), HasSubstr(odd.says))) << odd.what;
   }
 }
 
 TEST(Refusals, NothingToTrain) {
-  const std::string text = refusal(2, ErrorCode::kModel, [](const World& seat) {
-    Trainee trainee(NetOptions{.layers = 2, .frozen = {0, 1}, .freeze_ends = true}, config_of(2), seat);
+  const std::string text = refusal(2, ErrorCode::kModel, [](const World& world) {
+    Trainee trainee(NetOptions{.layers = 2, .frozen = {0, 1}, .freeze_ends = true}, config_of(2), world);
   });
   EXPECT_THAT(text, HasSubstr("no trainable parameter"));
 }
@@ -71,46 +71,46 @@ TEST(Refusals, ModelsThatDifferBetweenRanks) {
   };
   for (const Case& different : {Case{{.layers = 4}, "layer3"}, Case{{.frozen = {1}}, "layer1.weight"},
                                 Case{{.dtype = torch::kFloat32}, "first"}, Case{{.extra = {2}}, "layer0.extra"}}) {
-    const std::string text = refusal(3, ErrorCode::kMismatch, [&](const World& seat) {
-      Trainee trainee(seat.rank() == 2 ? different.other : NetOptions{}, config_of(3), seat);
+    const std::string text = refusal(3, ErrorCode::kMismatch, [&](const World& world) {
+      Trainee trainee(world.rank() == 2 ? different.other : NetOptions{}, config_of(3), world);
     });
     EXPECT_THAT(text, AllOf(HasSubstr("rank 2/3"), HasSubstr(different.says)));
   }
-  const std::string text = refusal(2, ErrorCode::kMismatch, [&](const World& seat) {
+  const std::string text = refusal(2, ErrorCode::kMismatch, [&](const World& world) {
     Config config = config_of(3);
-    if (seat.rank() == 1) config.optimizer.lr = 0.5;
-    Trainee trainee({}, config, seat);
+    if (world.rank() == 1) config.optimizer.lr = 0.5;
+    Trainee trainee({}, config, world);
   });
   EXPECT_THAT(text, AllOf(HasSubstr("rank 1/2"), HasSubstr("lr")));
 }
 
 TEST(Refusals, BuffersThatDifferBetweenRanks) {
-  const std::string text = refusal(2, ErrorCode::kMismatch, [](const World& seat) {
+  const std::string text = refusal(2, ErrorCode::kMismatch, [](const World& world) {
     Odd model(torch::ones({2}), true);
-    model->register_buffer("table", torch::ones({3 + seat.rank()}));
-    libtorch::Engine<OddImpl> engine(model, config_of(3), seat, quiet());
+    model->register_buffer("table", torch::ones({3 + world.rank()}));
+    libtorch::Engine<OddImpl> engine(model, config_of(3), world, quiet());
   });
   EXPECT_THAT(text, AllOf(HasSubstr("rank 1/2"), HasSubstr("which: table")));
 }
 
 TEST(Refusals, LossWithoutGradient) {
   for (const int stage : {0, 3}) {
-    const std::string text = refusal(2, ErrorCode::kModel, [stage](const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
+    const std::string text = refusal(2, ErrorCode::kModel, [stage](const World& world) {
+      Trainee trainee({}, config_of(stage), world);
       trainee.train(0);
       const torch::NoGradGuard no_grad;
       trainee.engine.backward(trainee.loss(1));
     });
     EXPECT_THAT(text, HasSubstr("no gradient can flow"));
     EXPECT_THAT(refusal(2, ErrorCode::kModel,
-                        [stage](const World& seat) {
-                          Trainee trainee({}, config_of(stage), seat);
+                        [stage](const World& world) {
+                          Trainee trainee({}, config_of(stage), world);
                           trainee.engine.backward(trainee.loss(0).detach());
                         }),
                 HasSubstr("requires_grad is false"));
     EXPECT_THAT(refusal(2, ErrorCode::kModel,
-                        [stage](const World& seat) {
-                          Trainee trainee({}, config_of(stage), seat);
+                        [stage](const World& world) {
+                          Trainee trainee({}, config_of(stage), world);
                           trainee.engine.backward(Tensor());
                         }),
                 HasSubstr("undefined"));
@@ -119,8 +119,8 @@ TEST(Refusals, LossWithoutGradient) {
 
 TEST(Refusals, StepWithoutBackward) {
   for (const int stage : {0, 3}) {
-    const std::string text = refusal(2, ErrorCode::kUsage, [stage](const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
+    const std::string text = refusal(2, ErrorCode::kUsage, [stage](const World& world) {
+      Trainee trainee({}, config_of(stage), world);
       trainee.train(0);
       trainee.engine.step();
     });
@@ -136,9 +136,9 @@ TEST(Refusals, ASparseGradientIsNamed) {
     }
     Tensor table{};
   };
-  const std::string text = refusal(2, ErrorCode::kModel, [](const World& seat) {
+  const std::string text = refusal(2, ErrorCode::kModel, [](const World& world) {
     torch::nn::ModuleHolder<TableImpl> model(std::make_shared<TableImpl>());
-    libtorch::Engine<TableImpl> engine(model, config_of(0), seat, quiet());
+    libtorch::Engine<TableImpl> engine(model, config_of(0), world, quiet());
     engine.backward(engine.forward(torch::tensor({1, 2})));
   });
   EXPECT_THAT(text, AllOf(HasSubstr("which: table"), HasSubstr("sparse")));
@@ -158,25 +158,25 @@ TEST(NonFinite, IsSkippedOnAllRanksAndTheFirstOffenderIsNamed) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   for (const int stage : {0, 1, 2, 3}) {
     for (const double value : {std::nan(""), kInfinity, -kInfinity}) {
-      test::run_world(3, [&](const World& seat) {
-        Trainee trainee({}, config_of(stage, /*micro_steps=*/3), seat);
+      run_world(3, [&](const World& world) {
+        Trainee trainee({}, config_of(stage, /*micro_steps=*/3), world);
         int step = 0;
         int micro = 0;
-        poison(trainee.model, 3, [&] { return step == 1 && seat.rank() >= 1 && micro >= seat.rank(); }, value);
+        poison(trainee.model, 3, [&] { return step == 1 && world.rank() >= 1 && micro >= world.rank(); }, value);
         for (; step < 3; ++step) {
           const Values before = trainee.values();
           StepResult result;
           for (micro = 0; micro < 3; ++micro) result = trainee.train(step * 8 + micro);
-          test::require(result.boundary && result.committed == (step != 1), "committed");
-          test::require((trainee.values() == before) == (step == 1), "parameters of a skipped step");
+          require(result.boundary && result.committed == (step != 1), "committed");
+          require((trainee.values() == before) == (step == 1), "parameters of a skipped step");
           if (step != 1) continue;
-          test::require(result.first_offender.has_value(), "no offender");
+          require(result.first_offender.has_value(), "no offender");
           const FirstOffender& offender = *result.first_offender;
-          test::require(
+          require(
               offender.param == "layer1.bias" && offender.rank == 1 && offender.micro_step == 1 && offender.count == 3,
               result.reason);
-          test::require(result.reason.find("layer1.bias, rank 1, micro-step 1, 3 elements") != std::string::npos,
-                        result.reason);
+          require(result.reason.find("layer1.bias, rank 1, micro-step 1, 3 elements") != std::string::npos,
+                  result.reason);
         }
       });
     }
@@ -185,32 +185,31 @@ TEST(NonFinite, IsSkippedOnAllRanksAndTheFirstOffenderIsNamed) {
 
 TEST(NonFinite, ASumThatOverflowsIsFoundThoughEveryPartIsFinite) {
   for (const int stage : {0, 3}) {
-    test::run_world(2, [&](const World& seat) {
-      Trainee trainee({}, config_of(stage), seat);
+    run_world(2, [&](const World& world) {
+      Trainee trainee({}, config_of(stage), world);
       bool on = true;
       poison(trainee.model, 2, [&] { return on; }, 1.5e308);
       const StepResult result = trainee.train(0);
-      test::require(!result.committed && !result.first_offender, "reason " + result.reason);
-      test::require(result.reason.find("each of them is") != std::string::npos, result.reason);
+      require(!result.committed && !result.first_offender, "reason " + result.reason);
+      require(result.reason.find("each of them is") != std::string::npos, result.reason);
       on = false;
-      test::require(trainee.train(1).committed, "training does not go on");
+      require(trainee.train(1).committed, "training does not go on");
     });
   }
 }
 
 TEST(NonFinite, TenInARowEndTheTraining) {
-  const std::string text = refusal(2, ErrorCode::kNonFinite, [](const World& seat) {
-    Trainee trainee({}, config_of(3), seat);
+  const std::string text = refusal(2, ErrorCode::kNonFinite, [](const World& world) {
+    Trainee trainee({}, config_of(3), world);
     int step = 0;
     // Five bad ones, a good one, then only bad ones.
-    poison(trainee.model, 1, [&] { return seat.rank() == 1 && step != 5; }, std::nan(""));
-    for (; step < 15; ++step)
-      test::require(trainee.train(step).committed == (step == 5), "step " + std::to_string(step));
+    poison(trainee.model, 1, [&] { return world.rank() == 1 && step != 5; }, std::nan(""));
+    for (; step < 15; ++step) require(trainee.train(step).committed == (step == 5), "step " + std::to_string(step));
     trainee.train(step);
-    test::require(false, "not reached");
+    require(false, "not reached");
   });
   EXPECT_THAT(text, AllOf(HasSubstr("10 steps in a row"), HasSubstr("which: layer1.bias"), HasSubstr("rank 1")));
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 /// tanh(x W' + b), where W may be somebody else's too.
@@ -48,10 +48,10 @@ struct PairsImpl : torch::nn::Module {
 TORCH_MODULE(Pairs);
 
 TEST(SharedWeights, BelongToTheLowestUnitAroundTheirUses) {
-  (void)expect_equal_at_all_stages(2, [](int stage, const World& seat) {
+  (void)expect_equal_at_all_stages(2, [](int stage, const World& world) {
     at::set_num_threads(1);
     Pairs model;
-    libtorch::Engine<PairsImpl> engine(model, config_of(stage), seat, quiet());
+    libtorch::Engine<PairsImpl> engine(model, config_of(stage), world, quiet());
     const ModelLayout& layout = engine.core().layout();
     Values losses;
     int shared = 0;
@@ -59,15 +59,15 @@ TEST(SharedWeights, BelongToTheLowestUnitAroundTheirUses) {
       if (layout.params[param].aliases.empty()) continue;
       ++shared;
       const std::string& unit = layout.units[static_cast<std::size_t>(layout.places[param].unit)].name;
-      test::require(layout.params[param].name.starts_with(unit + ".") && unit.starts_with("pair") &&
-                        unit.find('.') == std::string::npos,
-                    layout.params[param].name + " lies in unit " + unit);
+      require(layout.params[param].name.starts_with(unit + ".") && unit.starts_with("pair") &&
+                  unit.find('.') == std::string::npos,
+              layout.params[param].name + " lies in unit " + unit);
     }
-    test::require(shared == 3, std::to_string(shared) + " shared weights");
+    require(shared == 3, std::to_string(shared) + " shared weights");
     for (int step = 0; step < 4; ++step) {
-      const Tensor loss = engine.forward(batch(seat.rank(), step));
+      const Tensor loss = engine.forward(batch(world.rank(), step));
       engine.backward(loss);
-      test::require(engine.step().committed, "a step was skipped");
+      require(engine.step().committed, "a step was skipped");
       const double value = engine.core().average(loss.item<double>());
       const auto* bytes = reinterpret_cast<const std::byte*>(&value);
       losses["step" + std::to_string(step)].assign(bytes, bytes + sizeof value);
@@ -77,20 +77,20 @@ TEST(SharedWeights, BelongToTheLowestUnitAroundTheirUses) {
 }
 
 TEST(ForeignLosses, ContributeNothingAndNobodyWaits) {
-  (void)expect_equal_at_all_stages(3, [](int stage, const World& seat) {
-    Trainee trainee({}, config_of(stage), seat);
+  (void)expect_equal_at_all_stages(3, [](int stage, const World& world) {
+    Trainee trainee({}, config_of(stage), world);
     const Tensor own = torch::ones({3}, torch::TensorOptions().dtype(torch::kFloat64).requires_grad(true));
     for (int step = 0; step < 3; ++step) {
-      if (seat.rank() == 1 && step == 1) {
+      if (world.rank() == 1 && step == 1) {
         trainee.engine.backward(own.square().sum());  // nothing of the model in it
       } else {
         trainee.engine.backward(trainee.loss(step));
       }
-      test::require(trainee.engine.step().committed, "a step was skipped");
+      require(trainee.engine.step().committed, "a step was skipped");
     }
     return trainee.values();
   });
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

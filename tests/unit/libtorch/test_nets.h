@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 using torch::Tensor;
 
@@ -98,9 +98,9 @@ inline Tensor batch(int rank, int step, torch::Dtype dtype = torch::kFloat64) {
 
 /// A model in its engine on one rank.
 struct Trainee {
-  Trainee(const NetOptions& options, const Config& config, const World& seat,
+  Trainee(const NetOptions& options, const Config& config, const World& world,
           libtorch::EngineOptions engine_options = quiet())
-      : model(options), engine(model, config, seat, std::move(engine_options)), rank(seat.rank()) {
+      : model(options), engine(model, config, world, std::move(engine_options)), rank(world.rank()) {
     at::set_num_threads(1);
   }
   Tensor loss(int step) { return engine.forward(batch(rank, step)); }
@@ -134,12 +134,12 @@ struct Trainee {
 
 using Values = std::map<std::string, std::vector<std::byte>>;
 
-/// Runs body(rank's World) -> Values on `world` ranks at a stage; all ranks must return the same.
-inline Values values_at_stage(int world, const std::function<Values(const World& world)>& body) {
-  std::vector<Values> all(static_cast<std::size_t>(world));
-  test::run_world(world, [&](const World& seat) { all[static_cast<std::size_t>(seat.rank())] = body(seat); });
-  for (const Values& values : all) test::require(values == all[0], "ranks hold different parameters");
+/// Runs body(rank's World) -> Values on so many ranks at a stage; all ranks must return the same.
+inline Values values_at_stage(int ranks, const std::function<Values(const World& world)>& body) {
+  std::vector<Values> all(static_cast<std::size_t>(ranks));
+  run_world(ranks, [&](const World& world) { all[static_cast<std::size_t>(world.rank())] = body(world); });
+  for (const Values& values : all) require(values == all[0], "ranks hold different parameters");
   return all[0];
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

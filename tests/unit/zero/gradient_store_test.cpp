@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
 
 /// Units in the order in which their gradients come in one backward.
@@ -75,8 +75,8 @@ void require_shard(Stores& stores, int flat, const std::vector<float>& sum, cons
   for (std::int64_t at = shard.begin; at < shard.end; ++at) {
     const float expected = sum[static_cast<std::size_t>(at)];
     if (got[at - shard.begin] == expected) continue;
-    test::require(false, where + ", element " + std::to_string(at) + ": expected " + std::to_string(expected) +
-                             ", got " + std::to_string(got[at - shard.begin]));
+    require(false, where + ", element " + std::to_string(at) + ": expected " + std::to_string(expected) + ", got " +
+                       std::to_string(got[at - shard.begin]));
   }
 }
 
@@ -87,7 +87,7 @@ void require_sums(Stores& stores, int step, const Story& story) {
       continue;
     const std::vector<float> sum = sum_of(stores.model, flat, step, story);
     const std::string where = story.name + ", step " + std::to_string(step) + ", flat " + std::to_string(flat);
-    test::require(stores.gradients.has_sums(flat) == !sum.empty(), where + ": sums are there, or not");
+    require(stores.gradients.has_sums(flat) == !sum.empty(), where + ": sums are there, or not");
     if (sum.empty()) continue;
     require_shard(stores, flat, sum, where);
   }
@@ -224,12 +224,11 @@ TEST(GradientStore, BucketsOf16BitsBecomeWideForTheEventThatNeedsIt) {
               stores.gradients.begin_step();
             }
             const bool beyond = stores.device->ledger().state_peaks()[MemoryState::kOverflow] > 0;
-            test::require(beyond == story.widens(rank), where + ": memory beyond the plan");
-            test::require((stores.gradients.first_wide() >= 0) == story.widens(rank),
-                          where + ": the first wide gradient is known");
+            require(beyond == story.widens(rank), where + ": memory beyond the plan");
+            require((stores.gradients.first_wide() >= 0) == story.widens(rank),
+                    where + ": the first wide gradient is known");
           };
-          test::run_ranks(world, body,
-                          {.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory});
+          run_ranks(world, body, {.transport = messages ? ThreadTransport::kMessages : ThreadTransport::kMemory});
         }
       }
     }
@@ -248,7 +247,7 @@ TEST(GradientStore, SumsAreThereHoweverRanksGoThroughTheModel) {
           plan.gradient_degree = gradient_degree;
           std::vector<std::uint64_t> room(static_cast<std::size_t>(world));
           bool ring = false;
-          test::run_ranks(world, [&](int rank, const Backend& backend) {
+          run_ranks(world, [&](int rank, const Backend& backend) {
             Stores stores(backend, plan);
             const std::vector<Backward> backwards = story.backwards(rank);
             for (int step = 0; step < 3; ++step) {
@@ -283,7 +282,7 @@ TEST(GradientStore, NobodyAddsToSumsThatOthersStillUpdateWith) {
     ShardingPlan plan = hsdp_plan(2, {"dp"});
     plan.gradient_degree = gradient_degree;
     std::atomic<int> looked{0};
-    test::run_ranks(4, [&](int rank, const Backend& backend) {
+    run_ranks(4, [&](int rank, const Backend& backend) {
       // Of several micro-steps, so that sums are in memory of their own.
       Stores stores(backend, plan, make_model(plan.degrees(4)), 2);
       const auto backward = [&](int step) { run_backward(stores, story.backwards(rank).front(), step, 0); };
@@ -303,7 +302,7 @@ TEST(GradientStore, NobodyAddsToSumsThatOthersStillUpdateWith) {
                                                                            : stores.memory.peer_reduced(flat, owner));
             for (std::int64_t at = piece.begin; at < piece.end; ++at) {
               if (got[at - piece.begin] != sum[static_cast<std::size_t>(at)]) {
-                test::require(false, "the sums of rank " + std::to_string(owner) + " are those of another step");
+                require(false, "the sums of rank " + std::to_string(owner) + " are those of another step");
               }
               ++looked;
             }
@@ -341,35 +340,35 @@ TEST(GradientStore, RunsOfRanksAreSummedFirstThenBackwardsThenRuns) {
         ShardingPlan plan = zero_plan(stage, {"dp"});
         plan.gradient_degree = degree;
         const float expected = degree == 0 ? of_all(0) + of_all(1) : in_runs;
-        test::run_ranks(
-            4,
-            [&](int rank, const Backend& backend) {
-              Stores stores(backend, plan);
-              const int flat = stores.model.unit_flats[kBlock1].front();
-              const int param = stores.model.flat(flat).segments.front().param;
-              const ParamSpec& spec = stores.model.params[static_cast<std::size_t>(param)];
-              for (int backward = 0; backward < 2; ++backward) {
-                const std::vector<float> grad(static_cast<std::size_t>(spec.numel()), kGradients[rank][backward]);
-                stores.gradients.add(param, {reinterpret_cast<const std::byte*>(grad.data()), spec.shape, spec.dtype});
-                stores.gradients.close_unit(kBlock1);
-                stores.gradients.close_backward();
-              }
-              stores.gradients.complete();
-              const auto* got = reinterpret_cast<const float*>(stores.memory.reduced(flat));
-              const Range piece = intersect(stores.model.flat(flat).shard(rank), {0, spec.numel()});
-              for (std::int64_t at = 0; at < piece.size(); ++at) {
-                test::require(got[at] == expected, "stage " + std::to_string(stage) + ", degree " +
+        run_ranks(4,
+                  [&](int rank, const Backend& backend) {
+                    Stores stores(backend, plan);
+                    const int flat = stores.model.unit_flats[kBlock1].front();
+                    const int param = stores.model.flat(flat).segments.front().param;
+                    const ParamSpec& spec = stores.model.params[static_cast<std::size_t>(param)];
+                    for (int backward = 0; backward < 2; ++backward) {
+                      const std::vector<float> grad(static_cast<std::size_t>(spec.numel()), kGradients[rank][backward]);
+                      stores.gradients.add(param,
+                                           {reinterpret_cast<const std::byte*>(grad.data()), spec.shape, spec.dtype});
+                      stores.gradients.close_unit(kBlock1);
+                      stores.gradients.close_backward();
+                    }
+                    stores.gradients.complete();
+                    const auto* got = reinterpret_cast<const float*>(stores.memory.reduced(flat));
+                    const Range piece = intersect(stores.model.flat(flat).shard(rank), {0, spec.numel()});
+                    for (std::int64_t at = 0; at < piece.size(); ++at) {
+                      require(got[at] == expected, "stage " + std::to_string(stage) + ", degree " +
                                                        std::to_string(degree) + ": expected " +
                                                        std::to_string(expected) + ", got " + std::to_string(got[at]));
-              }
-              stores.barrier();  // the commit vote's
-              stores.gradients.begin_step();
-            },
-            {.transport = messages ? test::ThreadTransport::kMessages : test::ThreadTransport::kMemory});
+                    }
+                    stores.barrier();  // the commit vote's
+                    stores.gradients.begin_step();
+                  },
+                  {.transport = messages ? ThreadTransport::kMessages : ThreadTransport::kMemory});
       }
     }
   }
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

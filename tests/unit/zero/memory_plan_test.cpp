@@ -43,7 +43,7 @@ struct Part {
   }
 };
 
-std::vector<Part> parts_of(const testing::RandomModel& model) {
+std::vector<Part> parts_of(const test::RandomModel& model) {
   std::vector<Part> parts;
   for (std::size_t unit = 0; unit < model.units.size(); ++unit) {
     std::map<std::tuple<DType, bool, bool, double>, std::size_t> found;
@@ -72,7 +72,7 @@ std::vector<Part> parts_of(const testing::RandomModel& model) {
 }
 
 /// Largest unit of each place in a ring, plus all units outside of it.
-std::uint64_t slots(const testing::RandomModel& model, const std::vector<std::uint64_t>& unit_bytes, bool ring,
+std::uint64_t slots(const test::RandomModel& model, const std::vector<std::uint64_t>& unit_bytes, bool ring,
                     int ring_slots) {
   std::map<int, std::uint64_t> places;
   std::uint64_t single = 0;
@@ -92,7 +92,7 @@ std::uint64_t slots(const testing::RandomModel& model, const std::vector<std::ui
   return single;
 }
 
-MemorySnapshot formula(const testing::RandomModel& model, int stage, const ShardingPlan& plan, int rank, int world,
+MemorySnapshot formula(const test::RandomModel& model, int stage, const ShardingPlan& plan, int rank, int world,
                        int states, int micro_steps) {
   MemorySnapshot memory;
   const auto at = [&memory](MemoryState state) -> std::uint64_t& {
@@ -153,12 +153,12 @@ MemorySnapshot formula(const testing::RandomModel& model, int stage, const Shard
 }
 
 RC_GTEST_PROP(MemoryPlanProperty, EqualsTheFormulaOfTheParameters, ()) {
-  const auto random = testing::any_model();
+  const auto random = test::any_model();
   const auto world = *rc::gen::inRange(1, 8);
   const auto rank = *rc::gen::inRange(0, world);
   const auto states = *rc::gen::inRange(0, 4);
   const auto micro_steps = *rc::gen::inRange(1, 4);
-  const ShardingPlan plan = testing::any_plan();
+  const ShardingPlan plan = test::any_plan();
   const int stage = plan.name.back() - '0';
   const ModelLayout model = make_model_layout(random.params, random.units, world);
   MemorySnapshot expected = formula(random, stage, plan, rank, world, states, micro_steps);
@@ -172,7 +172,7 @@ RC_GTEST_PROP(MemoryPlanProperty, EqualsTheFormulaOfTheParameters, ()) {
 }
 
 RC_GTEST_PROP(MemoryPlanProperty, ShardsOfAllRanksAddUpToOneModel, ()) {
-  const auto random = testing::any_model();
+  const auto random = test::any_model();
   const auto world = *rc::gen::inRange(1, 8);
   const ModelLayout model = make_model_layout(random.params, random.units, world);
   const ModelLayout alone = make_model_layout(random.params, random.units, 1);
@@ -189,7 +189,7 @@ RC_GTEST_PROP(MemoryPlanProperty, ShardsOfAllRanksAddUpToOneModel, ()) {
 }
 
 RC_GTEST_PROP(MemoryPlanProperty, HigherStagesNeverNeedMoreButForWhatIsGathered, ()) {
-  const auto random = testing::any_model();
+  const auto random = test::any_model();
   const auto world = *rc::gen::inRange(1, 8);
   const ModelLayout model = make_model_layout(random.params, random.units, world);
   const auto micro_steps = *rc::gen::inRange(1, 3);
@@ -259,7 +259,7 @@ TEST(MemoryPlan, SumsAreDividedByTheDegreeOfGradientsOrOfTheUpdateWhicheverIsLes
 }
 
 RC_GTEST_PROP(MemoryPlanProperty, GroupsOfRanksAddUpToOneModelEach, ()) {
-  const auto random = testing::any_model();
+  const auto random = test::any_model();
   const auto parameter = *rc::gen::inRange(1, 4);
   const auto optimizer = parameter * *rc::gen::inRange(1, 4);
   const auto world = optimizer * *rc::gen::inRange(1, 4);
@@ -336,8 +336,8 @@ TEST(MemoryPlan, GradientsLieInTheirBucketAsTheyAreComputed) {
   EXPECT_FALSE(narrow(1, 2, 1, ReductionPolicy::kPerStep)) << "such a unit may use a parameter twice";
 }
 
-testing::RandomModel eight_blocks() {
-  testing::RandomModel model;
+test::RandomModel eight_blocks() {
+  test::RandomModel model;
   for (int unit = 0; unit < 8; ++unit) {
     model.params.push_back({.name = std::to_string(unit), .shape = {4, 1024}});
     model.units.push_back({.name = std::to_string(unit), .params = {unit}, .repeated = true});

@@ -26,7 +26,7 @@ Error error_of(const std::function<void()>& body) {
 }
 
 RC_GTEST_PROP(ModelLayoutProperty, EveryParameterHasOnePlaceAndFlatsAreInOrder, ()) {
-  const auto random = testing::any_model();
+  const auto random = test::any_model();
   const auto world = *rc::gen::inRange(1, 6);
   const ModelLayout model = make_model_layout(random.params, random.units, world);
   RC_ASSERT(model.places.size() == random.params.size());
@@ -93,7 +93,7 @@ TEST(ModelLayout, NothingIsAModelToo) {
 }
 
 RC_GTEST_PROP(SlotTableProperty, SlotsFitTheirUnitsAndAreNoLargerThanTheLargest, ()) {
-  const auto random = testing::any_model();
+  const auto random = test::any_model();
   const ModelLayout model = make_model_layout(random.params, random.units, 2);
   std::vector<std::size_t> bytes;
   for (const FlatLayout& flat : model.flats) bytes.push_back(*rc::gen::arbitrary<bool>() ? flat.bytes() : 0);

@@ -10,18 +10,15 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 namespace {
-
-using test::RankReport;
-using test::try_ranks;
 
 class ParameterStoreWorlds : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, ParameterStoreWorlds, ::testing::Values(1, 2, 3),
                          [](const auto& world) { return "of" + std::to_string(world.param); });
 
 TEST_P(ParameterStoreWorlds, AGatherBringsTheShardsOfAllRanksInEveryVersion) {
-  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+  run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
     Stores stores(backend);
     for (int version = 1; version <= 3; ++version) {
       stores.publish_next();
@@ -40,13 +37,13 @@ TEST_P(ParameterStoreWorlds, AGatherBringsTheShardsOfAllRanksInEveryVersion) {
 }
 
 TEST_P(ParameterStoreWorlds, AWholeFlatIsReadWithoutALease) {
-  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+  run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
     Stores stores(backend);
     stores.publish_next();
     for (int flat = 0; flat < static_cast<int>(stores.model.flats.size()); ++flat) {
       std::vector<std::byte> out(stores.model.flat(flat).bytes());
       stores.parameters.read(flat, out.data());
-      test::require(out == whole_flat(stores.model, flat, 1), "flat " + std::to_string(flat));
+      require(out == whole_flat(stores.model, flat, 1), "flat " + std::to_string(flat));
     }
     require_equal(0, stores.live(MemoryState::kGathered), "gathered bytes");
     require_equal(0, static_cast<std::uint64_t>(stores.bound.binds), "binds");
@@ -55,7 +52,7 @@ TEST_P(ParameterStoreWorlds, AWholeFlatIsReadWithoutALease) {
 }
 
 TEST_P(ParameterStoreWorlds, LeasesAreCountedAndTheLastOneUnbinds) {
-  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+  run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
     Stores stores(backend);
     stores.publish_next();
     UnshardLease first(stores.parameters, kBlock1);
@@ -78,10 +75,10 @@ TEST_P(ParameterStoreWorlds, LeasesAreCountedAndTheLastOneUnbinds) {
 }
 
 TEST_P(ParameterStoreWorlds, TwoUnitsOfOneSlotAtOnceGetMemoryBeyondThePlan) {
-  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+  run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
     Stores stores(backend, make_plan(1));
     const SlotTable& table = stores.memory.gathered_table();
-    test::require(table.unit_slot[kBlock0] == table.unit_slot[kBlock2], "the blocks have slots of their own");
+    require(table.unit_slot[kBlock0] == table.unit_slot[kBlock2], "the blocks have slots of their own");
     const std::size_t slot_bytes = table.slot_bytes[static_cast<std::size_t>(table.unit_slot[kBlock0])];
     stores.publish_next();
     stores.parameters.acquire(kBlock0);
@@ -118,7 +115,7 @@ TEST_P(ParameterStoreWorlds, TwoUnitsOfOneSlotAtOnceGetMemoryBeyondThePlan) {
 }
 
 TEST_P(ParameterStoreWorlds, UnitsInAnotherOrderThanInTheStepBeforeAreCounted) {
-  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+  run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
     Stores stores(backend);
     const auto step = [&stores](const std::vector<int>& units) {
       for (const int unit : units) {
@@ -140,7 +137,7 @@ TEST_P(ParameterStoreWorlds, UnitsInAnotherOrderThanInTheStepBeforeAreCounted) {
 }
 
 TEST_P(ParameterStoreWorlds, TheStepCannotEndWhileAUnitIsInUse) {
-  test::run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
+  run_ranks(GetParam(), [](int /*rank*/, const Backend& backend) {
     Stores stores(backend);
     stores.publish_next();
     stores.parameters.acquire(kBlock1);
@@ -148,8 +145,8 @@ TEST_P(ParameterStoreWorlds, TheStepCannotEndWhileAUnitIsInUse) {
       stores.parameters.quiesce();
       throw std::runtime_error("quiesce() let it pass");
     } catch (const Error& error) {
-      test::require(error.code() == ErrorCode::kUsage, error.what());
-      test::require(error.context().which == "unit blocks.1", error.what());
+      require(error.code() == ErrorCode::kUsage, error.what());
+      require(error.context().which == "unit blocks.1", error.what());
     }
     stores.require_values(kBlock1);
     stores.parameters.release(kBlock1);
@@ -159,15 +156,15 @@ TEST_P(ParameterStoreWorlds, TheStepCannotEndWhileAUnitIsInUse) {
 }
 
 /// Every rank finds out by itself.
-test::ThreadRanksOptions alone() {
-  test::ThreadRanksOptions options;
+ThreadRanksOptions alone() {
+  ThreadRanksOptions options;
   options.abort_on_failure = false;
   return options;
 }
 
 void expect_mismatch_of_all(const RankReport& report, int world, const std::vector<std::string>& texts) {
   EXPECT_EQ(report.failures.size(), static_cast<std::size_t>(world)) << report.text();
-  for (const test::RankFailure& failure : report.failures) {
+  for (const RankFailure& failure : report.failures) {
     EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
     // Who finds another rank at fault names it; the rank at fault finds the others.
     const std::string culprit = failure.rank == 1 ? "rank 0" : "rank 1";
@@ -179,7 +176,7 @@ void expect_mismatch_of_all(const RankReport& report, int world, const std::vect
 
 TEST(ParameterStoreDegrees, AGatherBringsTheShardsOfAGroupWithWhatOthersHaveUpdated) {
   for (const auto& [parameter, optimizer] : {std::pair{1, 2}, {2, 2}, {2, 4}, {1, 8}, {2, 8}, {4, 8}}) {
-    test::run_ranks(8, [parameter = parameter, optimizer = optimizer](int /*rank*/, const Backend& backend) {
+    run_ranks(8, [parameter = parameter, optimizer = optimizer](int /*rank*/, const Backend& backend) {
       ShardingPlan plan = make_plan();
       plan.parameter_degree = parameter;
       plan.optimizer_degree = optimizer;
@@ -200,7 +197,7 @@ TEST(ParameterStoreDegrees, AGatherBringsTheShardsOfAGroupWithWhatOthersHaveUpda
 }
 
 TEST(ParameterStoreDegrees, AGatherInsideAGroupWaitsForNobodyElse) {
-  test::run_ranks(4, [](int rank, const Backend& backend) {
+  run_ranks(4, [](int rank, const Backend& backend) {
     Stores stores(backend, hsdp_plan(2, {"dp"}));
     stores.update();
     if (rank >= 2) stores.barrier();  // the other group has no version yet
@@ -215,7 +212,7 @@ TEST(ParameterStoreDegrees, AGatherInsideAGroupWaitsForNobodyElse) {
 
 /// A rank's epoch is that of all that it has at rest, so it comes after what others have updated.
 TEST(ParameterStoreDegrees, TheEpochWaitsForTheUpdatesOfOthers) {
-  test::run_ranks(4, [](int rank, const Backend& backend) {
+  run_ranks(4, [](int rank, const Backend& backend) {
     Stores stores(backend, hpz_plan(2, {"dp"}));
     const int flat = stores.model.unit_flats[kBlock1].front();
     stores.update();
@@ -223,10 +220,10 @@ TEST(ParameterStoreDegrees, TheEpochWaitsForTheUpdatesOfOthers) {
       // Rank 1 has all it needs but this rank's part of the update.
       const Signals& waiting = stores.memory.signals(1);
       backend->wait_until([&] { return waiting.updated().load() == 1; }, {.what = "rank 1"});
-      test::require(waiting.epoch(flat).load() == 0, "an epoch without all updates");
+      require(waiting.epoch(flat).load() == 0, "an epoch without all updates");
     }
     stores.parameters.publish();
-    test::require(stores.memory.signals(rank).epoch(flat).load() == 1, "no epoch");
+    require(stores.memory.signals(rank).epoch(flat).load() == 1, "no epoch");
     stores.barrier();
   });
 }
@@ -242,7 +239,7 @@ TEST(ParameterStore, AnotherLayoutOfAUnitIsAMismatchThatNamesUnitAndRank) {
         [](int rank, const Backend& backend) {
           Stores stores(backend);
           SignalWord& tag = stores.memory.signals(rank).tag(flat_of(stores.model, kBlock1));
-          test::require(tag.load() != 0, "a tag is 0");
+          require(tag.load() != 0, "a tag is 0");
           if (rank == 1) tag.fetch_xor(1);
           stores.publish_next();
           stores.parameters.acquire(kBlock0);  // only what differs is refused
@@ -281,7 +278,7 @@ TEST(ParameterStore, AShardOfAnotherVersionIsAMismatchThatNamesUnitAndRank) {
       },
       alone());
   EXPECT_EQ(report.failures.size(), 3U) << report.text();
-  for (const test::RankFailure& failure : report.failures) {
+  for (const RankFailure& failure : report.failures) {
     EXPECT_EQ(failure.code, ErrorCode::kMismatch) << failure.text;
     for (const char* text :
          {"where: zero.gather", "unit blocks.2", "shard of rank 1", "expected: epoch 1", "got: epoch 5 on rank 1"}) {
@@ -294,7 +291,7 @@ TEST(ParameterStore, TagsDependOnEverythingThatALayoutHolds) {
   // One rank, one tag a model: any change of what is laid out must change it.
   const auto tag_of = [](const std::vector<ParamSpec>& params, const std::string& unit) {
     std::uint64_t tag = 0;
-    test::run_ranks(1, [&](int /*rank*/, const Backend& backend) {
+    run_ranks(1, [&](int /*rank*/, const Backend& backend) {
       std::vector<int> all;
       for (std::size_t param = 0; param < params.size(); ++param) all.push_back(static_cast<int>(param));
       const ModelLayout model = make_model_layout(params, {{.name = unit, .params = all}}, 1);
@@ -366,4 +363,4 @@ TEST(GradientStore, ABucketOfAnotherLayoutIsAMismatchThatNamesUnitAndRank) {
 }
 
 }  // namespace
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 struct RandomModel {
   std::vector<ParamSpec> params;
@@ -46,4 +46,4 @@ struct RandomModel {
   return plan;
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

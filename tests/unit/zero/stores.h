@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace zeroth::testing {
+namespace zeroth::test {
 
 using Backend = std::shared_ptr<CommBackend>;
 
@@ -79,10 +79,10 @@ class Bound final : public ParameterBinder {
 
 /// What one rank of an engine has, without the engine.
 struct Stores {
-  explicit Stores(Backend seat, ShardingPlan chosen = make_plan())
-      : Stores(seat, chosen, make_model(chosen.degrees(seat->size()))) {}
-  Stores(Backend seat, ShardingPlan chosen, ModelLayout layout, int micro_steps = 1)
-      : backend(std::move(seat)),
+  explicit Stores(Backend group, ShardingPlan chosen = make_plan())
+      : Stores(group, chosen, make_model(chosen.degrees(group->size()))) {}
+  Stores(Backend group, ShardingPlan chosen, ModelLayout layout, int micro_steps = 1)
+      : backend(std::move(group)),
         plan(std::move(chosen)),
         model(std::move(layout)),
         memory(model, plan, 2, micro_steps, *device, *backend),
@@ -116,14 +116,14 @@ struct Stores {
   void require_values(int unit) const {
     for (const int flat : model.unit_flats[static_cast<std::size_t>(unit)]) {
       const std::vector<std::byte> expected = whole_flat(model, flat, parameters.epoch());
-      test::require(bound.at(flat) != nullptr, "flat " + std::to_string(flat) + " is not bound");
-      test::require(std::memcmp(bound.at(flat), expected.data(), expected.size()) == 0,
-                    "flat " + std::to_string(flat) + " of unit " + std::to_string(unit) + " has wrong bytes");
+      require(bound.at(flat) != nullptr, "flat " + std::to_string(flat) + " is not bound");
+      require(std::memcmp(bound.at(flat), expected.data(), expected.size()) == 0,
+              "flat " + std::to_string(flat) + " of unit " + std::to_string(unit) + " has wrong bytes");
     }
   }
   void require_unbound(int unit) const {
     for (const int flat : model.unit_flats[static_cast<std::size_t>(unit)]) {
-      test::require(bound.at(flat) == nullptr, "flat " + std::to_string(flat) + " is still bound");
+      require(bound.at(flat) == nullptr, "flat " + std::to_string(flat) + " is still bound");
     }
   }
   [[nodiscard]] std::uint64_t unit_bytes(int unit) const {
@@ -145,7 +145,7 @@ struct Stores {
 };
 
 inline void require_equal(std::uint64_t expected, std::uint64_t got, const std::string& what) {
-  test::require(expected == got, what + ": expected " + std::to_string(expected) + ", got " + std::to_string(got));
+  require(expected == got, what + ": expected " + std::to_string(expected) + ", got " + std::to_string(got));
 }
 
-}  // namespace zeroth::testing
+}  // namespace zeroth::test

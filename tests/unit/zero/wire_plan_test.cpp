@@ -26,10 +26,10 @@ WireBytes sum_over_ranks(const ModelLayout& model, const ShardingPlan& plan, int
 }
 
 RC_GTEST_PROP(WirePlanProperty, SumOverRanksIsTheFormulaExactly, ()) {
-  const auto random = testing::any_model();
+  const auto random = test::any_model();
   const auto world = *rc::gen::inRange(1, 8);
   const auto micro_steps = *rc::gen::inRange(1, 4);
-  const ShardingPlan plan = testing::any_plan();
+  const ShardingPlan plan = test::any_plan();
   const int stage = plan.name.back() - '0';
   const ModelLayout model = make_model_layout(random.params, random.units, world);
 
@@ -253,7 +253,7 @@ TEST(WirePlan, SumsOfNodesAreWideAndGradientsNarrow) {
 }
 
 RC_GTEST_PROP(WirePlanProperty, AtAnyDegreesAGroupMovesItsPartsOnceAndNodesOfOneRankMakeAllOfItFar, ()) {
-  const auto random = testing::any_model();
+  const auto random = test::any_model();
   const auto parameter = *rc::gen::inRange(1, 4);
   const auto optimizer = parameter * *rc::gen::inRange(1, 4);
   const auto world = optimizer * *rc::gen::inRange(1, 4);

@@ -1,4 +1,4 @@
-#include <zeroth/comm/rank_watch.h>
+#include <zeroth/comm/rank_activity.h>
 
 #include <fmt/chrono.h>
 #include <fmt/format.h>
@@ -29,49 +29,49 @@ constexpr std::uint64_t pack(Phase phase, int model, int unit) {
 
 }  // namespace
 
-int RankWatch::add_model(std::vector<std::string> units) {
+int RankActivity::add_model(std::vector<std::string> units) {
   const std::lock_guard lock(mutex_);
   models_.push_back(std::move(units));
   return static_cast<int>(models_.size()) - 1;
 }
 
-std::shared_ptr<std::atomic<std::uint64_t>> RankWatch::calls_begun(const std::string& group) {
+std::shared_ptr<std::atomic<std::uint64_t>> RankActivity::calls_begun(const std::string& group) {
   const std::lock_guard lock(mutex_);
   auto count = std::make_shared<std::atomic<std::uint64_t>>(0);
   calls_begun_[group] = count;
   return count;
 }
 
-void RankWatch::enter(Phase phase, int model, int unit) noexcept {
+void RankActivity::enter(Phase phase, int model, int unit) noexcept {
   phase_.store(pack(phase, model, unit), std::memory_order_relaxed);
 }
 
-void RankWatch::set_locator(Locator locator) {
+void RankActivity::set_locator(Locator locator) {
   const std::lock_guard lock(mutex_);
   locator_ = locator ? std::make_shared<const Locator>(std::move(locator)) : nullptr;
 }
 
-void RankWatch::at(const char* file, int line, const char* function) noexcept {
+void RankActivity::at(const char* file, int line, const char* function) noexcept {
   const std::lock_guard lock(mutex_);
   here_ = {file, line, function};
 }
 
-void RankWatch::set_waker(std::function<void()> waker) {
+void RankActivity::set_waker(std::function<void()> waker) {
   const std::lock_guard lock(mutex_);
   waker_ = waker ? std::make_shared<const std::function<void()>>(std::move(waker)) : nullptr;
 }
 
-void RankWatch::set_teller(std::function<void(const Error& error)> teller) {
+void RankActivity::set_teller(std::function<void(const Error& error)> teller) {
   const std::lock_guard lock(teller_mutex_);
   teller_ = std::move(teller);
 }
 
-void RankWatch::tell(const Error& error) const {
+void RankActivity::tell(const Error& error) const {
   const std::lock_guard lock(teller_mutex_);
   if (teller_) teller_(error);
 }
 
-RankStatus RankWatch::status(bool with_place) {
+RankStatus RankActivity::status(bool with_place) {
   RankStatus status;
   const std::uint64_t phase = phase_.load(std::memory_order_relaxed);
   status.phase = static_cast<Phase>(phase >> 56U);
@@ -106,28 +106,28 @@ RankStatus RankWatch::status(bool with_place) {
 }
 
 /// "train.cpp:57 in load_batch": as of Python, without the folders.
-std::string RankWatch::place_text(const Line& here) {
+std::string RankActivity::place_text(const Line& here) {
   if (here.line == 0) return "";
   std::string_view file = here.file;
   file.remove_prefix(file.rfind('/') + 1);
   return fmt::format("{}:{} in {}", file, here.line, here.function);
 }
 
-RankStatus RankWatch::goodbye() {
+RankStatus RankActivity::goodbye() {
   RankStatus last = status(false);
   const std::lock_guard lock(mutex_);
   last.place = place_text(here_);
   return last;
 }
 
-void RankWatch::judge(const Error& error) {
+void RankActivity::judge(const Error& error) {
   const std::lock_guard lock(mutex_);
   if (verdict_) return;
   verdict_ = error;
   judged_.store(true, std::memory_order_release);
 }
 
-void RankWatch::throw_verdict() const {
+void RankActivity::throw_verdict() const {
   hear();
   const std::lock_guard lock(mutex_);
   ErrorContext context = verdict_->context();
@@ -136,7 +136,7 @@ void RankWatch::throw_verdict() const {
   throw JobVerdict(verdict_->code(), verdict_->message(), std::move(context));
 }
 
-std::string RankWatch::step_text() const {
+std::string RankActivity::step_text() const {
   const auto phase = static_cast<Phase>(phase_.load(std::memory_order_relaxed) >> 56U);
   const std::int64_t steps = steps_.load(std::memory_order_relaxed);
   switch (phase) {
@@ -152,7 +152,7 @@ std::string RankWatch::step_text() const {
   }
 }
 
-Error RankWatch::dated(const Error& error) const {
+Error RankActivity::dated(const Error& error) const {
   ErrorContext context = error.context();
   const std::string own = fmt::format("rank {}/{}", rank_, size_);
   if (!context.who.empty() && context.who != own) return error;
@@ -160,7 +160,7 @@ Error RankWatch::dated(const Error& error) const {
   return Error(error.code(), error.message(), std::move(context));
 }
 
-void RankWatch::write_record(const std::string& path, const Error& error, const RankStatus& last) const {
+void RankActivity::write_record(const std::string& path, const Error& error, const RankStatus& last) const {
   const ErrorContext& context = error.context();
   const WaitReport& waited = last.wait.report;
   FlightRecorder::Facts facts{{"code", std::string(slug(error.code()))},
@@ -180,7 +180,7 @@ void RankWatch::write_record(const std::string& path, const Error& error, const 
   recorder_.write(path, rank_, size_, facts);
 }
 
-std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired, int lost) {
+std::uint64_t RankActivity::look(std::uint64_t id, WaitReport report, bool expired, int lost) {
   std::shared_ptr<const std::function<void()>> waker;
   {
     const std::lock_guard lock(mutex_);
@@ -202,12 +202,12 @@ std::uint64_t RankWatch::look(std::uint64_t id, WaitReport report, bool expired,
   return id;
 }
 
-void RankWatch::end_wait(std::uint64_t id) noexcept {
+void RankActivity::end_wait(std::uint64_t id) noexcept {
   const std::lock_guard lock(mutex_);
   waits_.erase(id);
 }
 
-void RankWatch::await_verdict(Milliseconds patience) const {
+void RankActivity::await_verdict(Milliseconds patience) const {
   {
     const std::lock_guard lock(mutex_);
     if (!waker_ && !verdict_) return;  // nobody would say anything

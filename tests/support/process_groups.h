@@ -1,4 +1,4 @@
-// Seats for ranks that are forked processes, over each of the transports that processes have in a test.
+// The group of ranks that are forked processes, over each of the transports that processes have in a test.
 #pragma once
 
 #include "support/fork_ranks.h"
@@ -20,15 +20,15 @@ namespace zeroth::test {
 
 /// Made before the fork. `kind`: of make_backend(), "sockets" (matched calls over messages), "shm+sockets"
 /// (shm in each node of options.nodes, messages between nodes), or "shm|sockets" (large sums over messages).
-class ProcessSeats {
+class ProcessGroups {
  public:
-  ProcessSeats(std::string kind, int world, CommOptions options)
+  ProcessGroups(std::string kind, int world, CommOptions options)
       : kind_(std::move(kind)), world_(world), options_(std::move(options)), job_(unique_job()) {
     if (kind_.ends_with("sockets")) mesh_ = std::make_unique<SocketMesh>(world);
   }
 
   /// In the rank's process; blocks until all ranks have asked for theirs.
-  [[nodiscard]] std::unique_ptr<CommBackend> seat(int rank) {
+  [[nodiscard]] std::unique_ptr<CommBackend> group(int rank) {
     if (!mesh_)
       return make_backend(kind_, {.rank = rank, .size = world_, .job = job_, .hub = nullptr, .options = options_});
     std::unique_ptr<CommBackend> base = make_message_backend(mesh_->transport(rank), options_);

@@ -1,4 +1,4 @@
-// A rank's seat in MPI's world: every call of MPI is made here, under one lock, and every wait ends.
+// MPI's world, as one rank has it: every call of MPI is made here, under one lock, and every wait ends.
 #pragma once
 
 #include "comm/mpi/mpi_table.h"
@@ -41,12 +41,12 @@ struct MpiRequests {
   std::chrono::microseconds waited{0};
 };
 
-class MpiSeat {
+class MpiWorld {
  public:
   /// `world` as MpiTable::open() gives it.
-  MpiSeat(const MpiTable& table, const MpiWorldFacts& facts, void* world, const CommOptions& options);
-  MpiSeat(const MpiSeat&) = delete;
-  MpiSeat& operator=(const MpiSeat&) = delete;
+  MpiWorld(const MpiTable& table, const MpiWorldFacts& facts, void* world, const CommOptions& options);
+  MpiWorld(const MpiWorld&) = delete;
+  MpiWorld& operator=(const MpiWorld&) = delete;
 
   [[nodiscard]] int rank() const { return facts_.rank; }
   [[nodiscard]] int size() const { return facts_.size; }
@@ -83,7 +83,7 @@ class MpiSeat {
   void forget(MpiRequests& requests) noexcept;
   /// Tells the others, and leaves. All that is under way ends within less than a second: the others leave, too, and
   /// each takes what another has still to send. What a rank has not taken by then it never will; but where MPI may
-  /// still write, no seat of this process calls it any more.
+  /// still write, nobody in this process calls it any more.
   void abort(std::string_view text) noexcept;
   /// Throws kAborted if another rank has stopped the job, as this one hears it within 10 ms. For who waits for
   /// something else than MPI.
@@ -105,7 +105,7 @@ class MpiSeat {
     void* request = nullptr;
     Kind kind = Kind::kCall;
   };
-  /// Takes what others have sent in the groups of this seat, to nowhere.
+  /// Takes what others have sent in the world's groups, to nowhere.
   class Drain;
 
   /// Before anything is started. A rank that comes from elsewhere first hears whether another one has left meanwhile:
@@ -138,7 +138,7 @@ class MpiSeat {
 /// All ranks of MPI's world, on a duplicate of it. Blocks until they have come, at most options.timeout: kTimeout.
 /// Throws kMismatch if MPI has another rank or size than `rank` and `size`, kEnvironment if it does not let threads in
 /// or has too few tags.
-[[nodiscard]] std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size,
-                                                     const CommOptions& options);
+[[nodiscard]] std::shared_ptr<MpiWorld> open_mpi_world(const MpiTable& table, int rank, int size,
+                                                       const CommOptions& options);
 
 }  // namespace zeroth::detail

@@ -1,4 +1,4 @@
-// Seats for ranks that are threads, over each of the transports that threads have.
+// The group of ranks that are threads, over each of the transports that threads have.
 #pragma once
 
 #include "support/message_hub.h"
@@ -52,9 +52,9 @@ enum class ThreadTransport {
   return nodes;
 }
 
-class ThreadSeats {
+class ThreadGroups {
  public:
-  ThreadSeats(int world, ThreadTransport transport, std::vector<int> nodes = {})
+  ThreadGroups(int world, ThreadTransport transport, std::vector<int> nodes = {})
       : world_(world),
         transport_(transport),
         nodes_(std::move(nodes)),
@@ -67,7 +67,7 @@ class ThreadSeats {
   }
 
   /// Blocks until all ranks have asked for theirs.
-  [[nodiscard]] std::unique_ptr<CommBackend> seat(int rank, CommOptions options) const {
+  [[nodiscard]] std::unique_ptr<CommBackend> group(int rank, CommOptions options) const {
     options.nodes = nodes_;
     if (transport_ == ThreadTransport::kMemory) return in_memory(rank, world_, memory_, options);
     std::unique_ptr<CommBackend> base = make_message_backend(messages_->transport(rank), options);

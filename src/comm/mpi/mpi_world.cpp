@@ -1,4 +1,4 @@
-#include "comm/mpi/mpi_seat.h"
+#include "comm/mpi/mpi_world.h"
 
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>
@@ -106,14 +106,14 @@ std::string seconds(Milliseconds time) {
 
 }  // namespace
 
-MpiSeat::MpiSeat(const MpiTable& table, const MpiWorldFacts& facts, void* world, const CommOptions& options)
+MpiWorld::MpiWorld(const MpiTable& table, const MpiWorldFacts& facts, void* world, const CommOptions& options)
     : table_(table),
       facts_(facts),
       world_(world),
       polling_(polling_of(options.spin, facts.size_here)),
       groups_{world} {}
 
-MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes) {
+MpiRequests MpiWorld::start(bool sends, int peer, std::uint32_t tag, std::byte* data, std::size_t bytes) {
   ZR_FAILPOINT("mpi.start");
   const std::lock_guard lock(mutex_);
   enter();
@@ -123,8 +123,8 @@ MpiRequests MpiSeat::start(bool sends, int peer, std::uint32_t tag, std::byte* d
   return requests;
 }
 
-MpiRequests MpiSeat::start_exchange(void* group, int rank, std::span<const MpiPiece> to,
-                                    std::span<const MpiPiece> from) {
+MpiRequests MpiWorld::start_exchange(void* group, int rank, std::span<const MpiPiece> to,
+                                     std::span<const MpiPiece> from) {
   ZR_FAILPOINT("mpi.start");
   const std::lock_guard lock(mutex_);
   enter();
@@ -144,7 +144,7 @@ MpiRequests MpiSeat::start_exchange(void* group, int rank, std::span<const MpiPi
   return requests;
 }
 
-void MpiSeat::start_locked(const Message& message, MpiRequests& requests) {
+void MpiWorld::start_locked(const Message& message, MpiRequests& requests) {
   for (std::size_t done = 0; done < message.bytes; done += kPieceBytes) {
     const int piece = static_cast<int>(std::min(kPieceBytes, message.bytes - done));
     void* request = nullptr;
@@ -161,7 +161,7 @@ void MpiSeat::start_locked(const Message& message, MpiRequests& requests) {
   requests.bytes += message.bytes;
 }
 
-void MpiSeat::enter() {
+void MpiWorld::enter() {
   throw_if_stopped();
   const std::int64_t now = coarse_ns();
   if (now - heard_at_ < kAwayNs) return;
@@ -169,7 +169,7 @@ void MpiSeat::enter() {
   listen();
 }
 
-void* MpiSeat::split(void* group, int color, int key, Milliseconds timeout) {
+void* MpiWorld::split(void* group, int color, int key, Milliseconds timeout) {
   const std::lock_guard lock(mutex_);  // nobody else calls MPI meanwhile
   throw_if_stopped();
   const auto divide = [group, color, key, &table = table_](MpiWorldFacts& /*facts*/, void*& part) {
@@ -193,7 +193,7 @@ void* MpiSeat::split(void* group, int color, int key, Milliseconds timeout) {
   return made->group;
 }
 
-bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patience) {
+bool MpiWorld::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patience) {
   ZR_FAILPOINT("mpi.wait");
   if (requests.list.empty()) return true;
   const bool has_core = patience == MpiPatience::kEager && !polling_.yields && polling_.time.count() > 0;
@@ -226,13 +226,13 @@ bool MpiSeat::wait(MpiRequests& requests, Milliseconds slice, MpiPatience patien
   }
 }
 
-void MpiSeat::forget(MpiRequests& requests) noexcept {
+void MpiWorld::forget(MpiRequests& requests) noexcept {
   const std::lock_guard lock(mutex_);
   if (stopped_.empty() && table_.memory_is_left() == 0) forget_locked(requests.list);
 }
 
 // Tells the others, and leaves.
-void MpiSeat::abort(std::string_view text) noexcept {
+void MpiWorld::abort(std::string_view text) noexcept {
   const std::lock_guard lock(mutex_);
   if (table_.memory_is_left() != 0 || std::exchange(has_told_, true)) return;
   ZR_FAILPOINT("abort.mpi");
@@ -251,23 +251,23 @@ void MpiSeat::abort(std::string_view text) noexcept {
   if (stopped_.empty()) stop(fmt::format("this rank stopped the job: {}", message));
 }
 
-void MpiSeat::hear() {
+void MpiWorld::hear() {
   const std::lock_guard lock(mutex_);
   enter();
 }
 
-bool MpiSeat::is_done(void* request) const noexcept {
+bool MpiWorld::is_done(void* request) const noexcept {
   int done = 0;
   return table_.test(request, &done) != 0 || done != 0;
 }
 
 // Moves what is under way; true once these, which nobody else waits for, are done.
-bool MpiSeat::advance(std::vector<void*>& requests) const noexcept {
+bool MpiWorld::advance(std::vector<void*>& requests) const noexcept {
   std::erase_if(requests, [&](void* request) { return is_done(request); });
   return requests.empty();
 }
 
-void MpiSeat::ended(void* request) noexcept {
+void MpiWorld::ended(void* request) noexcept {
   for (std::size_t index = under_way_.size(); index-- > 0;) {
     if (under_way_[index].request != request) continue;
     under_way_[index] = under_way_.back();
@@ -275,7 +275,7 @@ void MpiSeat::ended(void* request) noexcept {
   }
 }
 
-bool MpiSeat::look(MpiRequests& asked, bool probes) {
+bool MpiWorld::look(MpiRequests& asked, bool probes) {
   const std::lock_guard lock(mutex_);
   throw_if_stopped();
   std::vector<void*>& requests = asked.list;
@@ -299,7 +299,7 @@ bool MpiSeat::look(MpiRequests& asked, bool probes) {
 }
 
 // Has another rank stopped the job?
-void MpiSeat::listen() {
+void MpiWorld::listen() {
   int tag = kNoteTag;
   int from = -1;
   int bytes = 0;
@@ -318,7 +318,7 @@ void MpiSeat::listen() {
   throw_if_stopped();
 }
 
-void MpiSeat::forget_locked(std::vector<void*>& requests) noexcept {
+void MpiWorld::forget_locked(std::vector<void*>& requests) noexcept {
   if (requests.empty()) return;
   for (void* request : requests) (void)table_.cancel(request);
   const Deadline deadline(kCancelTime);
@@ -334,10 +334,10 @@ void MpiSeat::forget_locked(std::vector<void*>& requests) noexcept {
   if (!requests.empty()) stop("a message was left unfinished");
 }
 
-class MpiSeat::Drain {
+class MpiWorld::Drain {
  public:
-  explicit Drain(const MpiSeat& seat) : seat_(seat), left_(static_cast<std::size_t>(seat.size()), false) {
-    left_[static_cast<std::size_t>(seat.rank())] = true;
+  explicit Drain(const MpiWorld& mpi) : mpi_(mpi), left_(static_cast<std::size_t>(mpi.size()), false) {
+    left_[static_cast<std::size_t>(mpi.rank())] = true;
   }
   Drain(const Drain&) = delete;
   Drain& operator=(const Drain&) = delete;
@@ -346,8 +346,8 @@ class MpiSeat::Drain {
   }
 
   void look() noexcept {
-    for (void* const group : seat_.groups_) take_from(group);
-    std::erase_if(taken_, [this](const Taken& taken) { return seat_.is_done(taken.request); });
+    for (void* const group : mpi_.groups_) take_from(group);
+    std::erase_if(taken_, [this](const Taken& taken) { return mpi_.is_done(taken.request); });
   }
   [[nodiscard]] bool all_have_left() const {
     return std::ranges::all_of(left_, [](bool left) { return left; });
@@ -364,23 +364,23 @@ class MpiSeat::Drain {
       int tag = kAnyTag;
       int from = -1;
       int bytes = 0;
-      if (seat_.table_.probe(group, &tag, &from, &bytes) != 0 || from < 0 || bytes < 0) return;
+      if (mpi_.table_.probe(group, &tag, &from, &bytes) != 0 || from < 0 || bytes < 0) return;
       std::unique_ptr<std::byte[]> room(new (std::nothrow) std::byte[static_cast<std::size_t>(bytes) + 1]);
       void* request = nullptr;
-      if (!room || seat_.table_.receive(group, room.get(), bytes, from, tag, &request) != 0) return;
+      if (!room || mpi_.table_.receive(group, room.get(), bytes, from, tag, &request) != 0) return;
       taken_.push_back({request, std::move(room)});
       if (tag == kLeftTag) left_[static_cast<std::size_t>(from)] = true;
     }
   }
 
-  const MpiSeat& seat_;
+  const MpiWorld& mpi_;
   std::vector<bool> left_;
   std::vector<Taken> taken_;
 };
 
 // True if MPI writes nowhere any more. It does not forget a message that the other rank knows of, so whoever leaves
 // takes what comes until all others have nothing under way; a rank that is dead or has not heard of it does not say so.
-bool MpiSeat::take_back_all() noexcept {
+bool MpiWorld::take_back_all() noexcept {
   for (const UnderWay& mine : under_way_) {
     if (mine.kind != Kind::kCall) (void)table_.cancel(mine.request);
   }
@@ -401,7 +401,7 @@ bool MpiSeat::take_back_all() noexcept {
   return std::ranges::all_of(under_way_, [](const UnderWay& mine) { return mine.kind == Kind::kSend; });
 }
 
-void MpiSeat::stop(std::string why) noexcept {
+void MpiWorld::stop(std::string why) noexcept {
   table_.leave_unfinished();
   stopped_ = std::move(why);
   if (take_back_all()) return;
@@ -409,18 +409,18 @@ void MpiSeat::stop(std::string why) noexcept {
   stopped_ += "; MPI has not given memory back";
 }
 
-void MpiSeat::throw_if_stopped() const {
+void MpiWorld::throw_if_stopped() const {
   if (stopped_.empty() && table_.memory_is_left() == 0) [[likely]]
     return;
   if (stopped_.empty()) throw_memory_left(rank(), size());
   throw Error(ErrorCode::kAborted, stopped_, {.where = "comm.mpi", .who = fmt::format("rank {}/{}", rank(), size())});
 }
 
-void MpiSeat::check(int code, std::string_view call) const {
+void MpiWorld::check(int code, std::string_view call) const {
   check_code(table_, code, call, rank(), size());
 }
 
-std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size, const CommOptions& options) {
+std::shared_ptr<MpiWorld> open_mpi_world(const MpiTable& table, int rank, int size, const CommOptions& options) {
   ZR_FAILPOINT("mpi.open");
   if (table.memory_is_left() != 0) throw_memory_left(rank, size);
   const auto open = [&table](MpiWorldFacts& found, void*& world) { return table.open(&found, &world); };
@@ -467,7 +467,7 @@ std::shared_ptr<MpiSeat> open_mpi_seat(const MpiTable& table, int rank, int size
             .who = who,
             .expected = fmt::format("at least {}", kLeftTag),
             .got = fmt::format("{}", facts.largest_tag)});
-  return std::make_shared<MpiSeat>(table, facts, opening->group, options);
+  return std::make_shared<MpiWorld>(table, facts, opening->group, options);
 }
 
 }  // namespace zeroth::detail

@@ -1,4 +1,4 @@
-#include "comm/shm/process_monitor.h"
+#include "comm/shm/process_liveness.h"
 
 #include "comm/own_thread.h"
 
@@ -75,8 +75,8 @@ std::string process_end(pid_t pid, int pidfd) {
   return fmt::format("exited with code {} before the others were done", WEXITSTATUS(*status));
 }
 
-ProcessMonitor::ProcessMonitor(int rank, std::vector<JobControl*> controls, std::vector<pid_t> pids,
-                               Milliseconds frozen_after, SystemCalls& system)
+ProcessLiveness::ProcessLiveness(int rank, std::vector<JobControl*> controls, std::vector<pid_t> pids,
+                                 Milliseconds frozen_after, SystemCalls& system)
     : rank_(rank), controls_(std::move(controls)), frozen_after_(frozen_after), owner_(::getpid()) {
   for (std::size_t peer_rank = 0; peer_rank < pids.size(); ++peer_rank) {
     auto peer = std::make_unique<Peer>();
@@ -101,7 +101,7 @@ ProcessMonitor::ProcessMonitor(int rank, std::vector<JobControl*> controls, std:
   thread_ = start_own_thread([this] { run(); }, "the heartbeat", {.where = "comm.shm"});
 }
 
-ProcessMonitor::~ProcessMonitor() {
+ProcessLiveness::~ProcessLiveness() {
   if (::getpid() != owner_) {  // a forked child has the object but not the thread: waiting for it would never end
     thread_.detach();
     return;
@@ -111,16 +111,16 @@ ProcessMonitor::~ProcessMonitor() {
   thread_.join();
 }
 
-std::string ProcessMonitor::identity(int world_rank) const {
+std::string ProcessLiveness::identity(int world_rank) const {
   return fmt::format("pid {}", peers_[static_cast<std::size_t>(world_rank)]->pid);
 }
 
-std::string ProcessMonitor::death(int world_rank) const {
+std::string ProcessLiveness::death(int world_rank) const {
   const Peer& peer = *peers_[static_cast<std::size_t>(world_rank)];
   return peer.dead.load() ? peer.death : std::string();
 }
 
-std::string ProcessMonitor::freeze(int world_rank) const {
+std::string ProcessLiveness::freeze(int world_rank) const {
   const Peer& peer = *peers_[static_cast<std::size_t>(world_rank)];
   const std::int64_t silent = peer.silent_ms.load();
   if (silent < frozen_after_.count()) return {};
@@ -131,7 +131,7 @@ std::string ProcessMonitor::freeze(int world_rank) const {
                      state);
 }
 
-void ProcessMonitor::run() {
+void ProcessLiveness::run() {
   auto last = SteadyClock::now();
   Milliseconds elapsed{0};
   for (;;) {
@@ -154,7 +154,7 @@ void ProcessMonitor::run() {
   }
 }
 
-void ProcessMonitor::tick(Milliseconds elapsed) {
+void ProcessLiveness::tick(Milliseconds elapsed) {
   controls_[static_cast<std::size_t>(rank_)]->heartbeat.fetch_add(1);
   for (std::size_t rank = 0; rank < peers_.size(); ++rank) {
     Peer& peer = *peers_[rank];
@@ -168,7 +168,7 @@ void ProcessMonitor::tick(Milliseconds elapsed) {
   }
 }
 
-void ProcessMonitor::mark_dead(Peer& peer) {
+void ProcessLiveness::mark_dead(Peer& peer) {
   peer.death = process_end(peer.pid, peer.pidfd.get());
   peer.dead.store(true);
   SharedFlag& doorbell = controls_[static_cast<std::size_t>(rank_)]->doorbell;

@@ -1,4 +1,4 @@
-// ProcessMonitor: liveness of the other processes of a job. One thread per rank: it beats this rank's heart
+// ProcessLiveness: liveness of the other processes of a job. One thread per rank: it beats this rank's heart
 // and listens to the others.
 #pragma once
 
@@ -24,13 +24,13 @@ namespace zeroth::detail {
 /// for frozen. So silence is the sum of this thread's own ticks during which the peer's heartbeat stood
 /// still, each counted as at most twice its length; and a process that the kernel does not call stopped has
 /// three times as long.
-class ProcessMonitor final : public Liveness {
+class ProcessLiveness final : public Liveness {
  public:
   /// `controls` must stay mapped as long as this lives. Throws kResource if pidfd_open is refused. A
   /// process that is gone already counts as dead.
-  ProcessMonitor(int rank, std::vector<JobControl*> controls, std::vector<pid_t> pids, Milliseconds frozen_after,
-                 SystemCalls& system);
-  ~ProcessMonitor() override;
+  ProcessLiveness(int rank, std::vector<JobControl*> controls, std::vector<pid_t> pids, Milliseconds frozen_after,
+                  SystemCalls& system);
+  ~ProcessLiveness() override;
 
   [[nodiscard]] std::string identity(int world_rank) const override;
   [[nodiscard]] std::string death(int world_rank) const override;
@@ -40,7 +40,7 @@ class ProcessMonitor final : public Liveness {
   struct Peer {
     pid_t pid = 0;
     UniqueFd pidfd{};
-    std::uint64_t last_beat = 0;  // monitor thread only
+    std::uint64_t last_beat = 0;  // its thread only
     std::atomic<std::int64_t> silent_ms{0};
     std::atomic<bool> dead{false};
     std::string death{};  // written before dead

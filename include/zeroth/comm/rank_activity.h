@@ -1,5 +1,5 @@
-// RankWatch: the current activity of one rank, for questions of other ranks. The rank's threads write it. The thread of
-// its control plane reads it while they compute, wait or hang. Transports, engines and the control plane share it.
+// RankActivity: the current activity of one rank, for questions of other ranks. The rank's threads write it. The thread
+// of its control plane reads it while they compute, wait or hang. Transports, engines and the control plane share it.
 //
 // Normal cost: one store per event of the engine (enter()), less than 0.2 us per call
 // (benchmarks/comm/watch_bench.cpp), two clock reads per wait.
@@ -45,7 +45,7 @@ struct WaitReport {
   std::string call{};          ///< "all_gather#12 float32, 23 elements (92 B)", "parameters of unit block.3"
   std::vector<int> ranks{};    ///< ranks that must all come before the wait can end; empty: not known
   bool direct = false;         ///< calls of these ranks are visible at once: no message is in flight
-  std::string calls_of{};      ///< otherwise: the group in RankWatch::calls_begun(); "": not known
+  std::string calls_of{};      ///< otherwise: the group in RankActivity::calls_begun(); "": not known
   std::uint64_t sequence = 0;  ///< number of the call in that group, from 0
   Milliseconds waited{};
   Milliseconds timeout{};
@@ -79,11 +79,11 @@ class JobVerdict final : public Error {
   using Error::Error;
 };
 
-class RankWatch {
+class RankActivity {
  public:
-  RankWatch(int rank, int size) : rank_(rank), size_(size) {}
-  RankWatch(const RankWatch&) = delete;
-  RankWatch& operator=(const RankWatch&) = delete;
+  RankActivity(int rank, int size) : rank_(rank), size_(size) {}
+  RankActivity(const RankActivity&) = delete;
+  RankActivity& operator=(const RankActivity&) = delete;
 
   [[nodiscard]] int rank() const { return rank_; }
   [[nodiscard]] int size() const { return size_; }
@@ -209,51 +209,51 @@ class RankWatch {
   std::uint64_t next_wait_ = 0;
 };
 
-/// One wait of a transport. No cost until it has lasted one slice. `watch`: borrowed; null: not watched.
+/// One wait of a transport. No cost until it has lasted one slice. `activity`: borrowed; null: not watched.
 class WatchedWait {
  public:
-  explicit WatchedWait(RankWatch* watch)
-      : watch_(watch),
+  explicit WatchedWait(RankActivity* activity)
+      : activity_(activity),
         exceptions_(std::uncaught_exceptions()),
-        begun_(watch == nullptr ? SteadyClock::time_point{} : SteadyClock::now()) {}
+        begun_(activity == nullptr ? SteadyClock::time_point{} : SteadyClock::now()) {}
   WatchedWait(const WatchedWait&) = delete;
   WatchedWait& operator=(const WatchedWait&) = delete;
   ~WatchedWait() {
-    if (watch_ == nullptr) return;
-    if (id_ != 0) watch_->end_wait(id_);
-    if (std::uncaught_exceptions() > exceptions_) watch_->hear();
-    watch_->add_waited(SteadyClock::now() - begun_);
+    if (activity_ == nullptr) return;
+    if (id_ != 0) activity_->end_wait(id_);
+    if (std::uncaught_exceptions() > exceptions_) activity_->hear();
+    activity_->add_waited(SteadyClock::now() - begun_);
   }
 
   /// Call it after each slice. Throws the verdict, if there is one.
   template <class Report>
   void look(const Report& report) {
-    if (watch_ == nullptr) return;
-    watch_->check();
-    id_ = watch_->look(id_, report(), false);
+    if (activity_ == nullptr) return;
+    activity_->check();
+    id_ = activity_->look(id_, report(), false);
   }
   /// Call it when the deadline has passed: gives the control plane at most kLastWord to name the missing rank, and
   /// throws its verdict.
   template <class Report>
   void expire(const Report& report) {
-    if (watch_ == nullptr) return;
+    if (activity_ == nullptr) return;
     look(report);
-    id_ = watch_->look(id_, report(), true);
-    watch_->await_verdict(kLastWord);
+    id_ = activity_->look(id_, report(), true);
+    activity_->await_verdict(kLastWord);
   }
 
   /// Reports that `rank`, a number of the job, can no longer come. The control plane then finds the reason.
   template <class Report>
   void lose(const Report& report, int rank) {
-    if (watch_ == nullptr) return;
+    if (activity_ == nullptr) return;
     look(report);
-    id_ = watch_->look(id_, report(), false, rank);
+    id_ = activity_->look(id_, report(), false, rank);
   }
 
   static constexpr Milliseconds kLastWord{2'000};
 
  private:
-  RankWatch* watch_;
+  RankActivity* activity_;
   int exceptions_;
   SteadyClock::time_point begun_;
   std::uint64_t id_ = 0;
