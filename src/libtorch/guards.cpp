@@ -4,10 +4,17 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/Allocator.h>
+#include <torch/headeronly/version.h>
+
+// From 2.15 on torch has a hook for who wants to write to a storage, and takes back that reading one throws.
+#define ZEROTH_TORCH_HAS_MATERIALIZERS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
+#if !ZEROTH_TORCH_HAS_MATERIALIZERS
 #include <c10/core/impl/COWDeleter.h>
+#endif
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -27,48 +34,52 @@ struct Refusal {
   }
 };
 
-/// Is asked for memory when somebody wants to write to a storage that is copied on write.
-class RefusingAllocator final : public c10::Allocator {
- public:
-  explicit RefusingAllocator(Refusal refusal) : refusal_(std::move(refusal)) {}
-  at::DataPtr allocate(std::size_t /*bytes*/) override {
-    keep_copied_on_write();
-    refusal_();
-  }
-  void copy_data(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) const override { refusal_(); }
-  [[nodiscard]] const Refusal& refusal() const { return refusal_; }
-
-  /// What makes a pointer one that is copied on write. All guards share it; one reference is never given back, so that
-  /// a guard is never the last.
-  static c10::impl::cow::COWDeleterContext& shared() {
-    static auto* const context =
-        new c10::impl::cow::COWDeleterContext(std::unique_ptr<void, c10::DeleterFnPtr>(nullptr, [](void*) {}));
-    return *context;
-  }
-
- private:
-  /// Torch gave up the storage's reference before it asked for memory.
-  static void keep_copied_on_write() { shared().increment_refcount(); }
-
-  Refusal refusal_;
-};
-
-/// The storage of a guard, which owns its allocator.
+/// The storage of a guard.
 class GuardStorage final : public c10::StorageImpl {
  public:
-  GuardStorage(std::size_t bytes, c10::Device device, Refusal refusal)
-      : c10::StorageImpl(use_byte_size_t(), static_cast<std::int64_t>(bytes), at::DataPtr(nullptr, device), nullptr,
-                         /*resizable=*/false),
-        allocator_(std::move(refusal)) {
-    set_allocator(&allocator_);
-    RefusingAllocator::shared().increment_refcount();
-    set_data_ptr_noswap(at::DataPtr(nullptr, &RefusingAllocator::shared(), &c10::impl::cow::cow_deleter, device));
-  }
-  [[nodiscard]] const Refusal& refusal() const { return allocator_.refusal(); }
+  GuardStorage(std::size_t bytes, c10::Device device, Refusal refusal);
+  [[nodiscard]] const Refusal& refusal() const { return refusal_; }
 
  private:
-  RefusingAllocator allocator_;
+  Refusal refusal_;
+#if !ZEROTH_TORCH_HAS_MATERIALIZERS
+  /// Is asked for memory when somebody wants to write to a storage that is copied on write.
+  class RefusingAllocator final : public c10::Allocator {
+   public:
+    explicit RefusingAllocator(const Refusal& refusal) : refusal_(refusal) {}
+    at::DataPtr allocate(std::size_t /*bytes*/) override {
+      shared_pointer().increment_refcount();  // torch gave up the storage's reference before it asked for memory
+      refusal_();
+    }
+    void copy_data(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) const override { refusal_(); }
+
+    /// What makes a pointer one that is copied on write. All guards share it; one reference is never given back, so
+    /// that a guard is never the last.
+    static c10::impl::cow::COWDeleterContext& shared_pointer() {
+      static auto* const context =
+          new c10::impl::cow::COWDeleterContext(std::unique_ptr<void, c10::DeleterFnPtr>(nullptr, [](void*){}));
+      return *context;
+    }
+
+   private:
+    const Refusal& refusal_;
+  };
+  RefusingAllocator allocator_{refusal_};
+#endif
 };
+
+GuardStorage::GuardStorage(std::size_t bytes, c10::Device device, Refusal refusal)
+    : c10::StorageImpl(use_byte_size_t(), static_cast<std::int64_t>(bytes), at::DataPtr(nullptr, device), nullptr,
+                       /*resizable=*/false),
+      refusal_(std::move(refusal)) {
+#if ZEROTH_TORCH_HAS_MATERIALIZERS
+  set_materializer([](c10::StorageImpl* storage) { static_cast<GuardStorage*>(storage)->refusal_(); });
+#else
+  set_allocator(&allocator_);
+  RefusingAllocator::shared_pointer().increment_refcount();
+  set_data_ptr_noswap(at::DataPtr(nullptr, &RefusingAllocator::shared_pointer(), &c10::impl::cow::cow_deleter, device));
+#endif
+}
 
 void refuse_if_guard(const c10::IValue& value) {
   const auto refuse = [](const at::Tensor& tensor) {
@@ -114,15 +125,32 @@ void register_look() {
       kGuardKey, c10::KernelFunction::makeFromBoxedFunction<&look_at>(), "zeroth guards");
 }
 
+#if ZEROTH_TORCH_HAS_MATERIALIZERS
+void set_throws(c10::StorageImpl& storage, bool throws, const std::string& text) {
+  if (throws) {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(text);
+  } else {
+    storage.clear_data_ptr_access_error_msg_();
+  }
+}
+#else
 /// [Note: Storage without memory] A storage of torch's can be told to throw when its pointer is read, with a text, but
-/// not to stop that: the flag has a way in and none out. A parameter's memory goes and comes again, so the flag is set
-/// here, through what the language allows: names in explicit instantiations are not checked for access.
+/// until 2.15 not to stop that: the flag has a way in and none out. A parameter's memory goes and comes again, so the
+/// flag is cleared here, through what the language allows: names in explicit instantiations are not checked for access.
 template <bool c10::StorageImpl::* kFlag>
 struct AccessToFlag {
-  friend bool& throws_when_read(c10::StorageImpl& storage) { return storage.*kFlag; }
+  friend void set_flag(c10::StorageImpl& storage, bool value) { storage.*kFlag = value; }
 };
-bool& throws_when_read(c10::StorageImpl& storage);
+void set_flag(c10::StorageImpl& storage, bool value);
 template struct AccessToFlag<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+/// Torch looks at the flag when it is given a pointer.
+void set_throws(c10::StorageImpl& storage, bool throws, const std::string& text) {
+  std::optional<std::string>& kept = storage.get_extra_meta().custom_data_ptr_error_msg_;
+  if (kept != text) kept = text;
+  set_flag(storage, throws);
+}
+#endif
 
 }  // namespace
 
@@ -140,29 +168,32 @@ ParameterStorage::ParameterStorage(std::size_t bytes, c10::Device device, std::s
     : storage_(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
                                                      static_cast<std::int64_t>(bytes), at::DataPtr(nullptr, device),
                                                      nullptr, /*resizable=*/false)),
-      device_(device) {
-  set_text(std::move(text));
+      device_(device),
+      text_(std::move(text)) {
   release();
-}
-
-void ParameterStorage::set_text(std::string text) {
-  storage_.unsafeGetStorageImpl()->get_extra_meta().custom_data_ptr_error_msg_ = std::move(text);
 }
 
 void ParameterStorage::bind(at::DataPtr data) {
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
-  throws_when_read(storage) = false;
-  storage.set_data_ptr_noswap(std::move(data));  // looks at the flag
+  released_ = false;
+  set_throws(storage, false, text_);
+  storage.set_data_ptr_noswap(std::move(data));
 }
 
 void ParameterStorage::release() {
   c10::StorageImpl& storage = *storage_.unsafeGetStorageImpl();
-  throws_when_read(storage) = true;
+  released_ = true;
+  set_throws(storage, true, text_);
   storage.set_data_ptr_noswap(at::DataPtr(nullptr, device_));
 }
 
+void ParameterStorage::set_text(std::string text) {
+  text_ = std::move(text);
+  if (released_) release();
+}
+
 void ParameterStorage::retire(std::string text) {
-  set_text(std::move(text));
+  text_ = std::move(text);
   release();
 }
 

@@ -21,8 +21,9 @@ using Rethrow = std::function<void(const Error&)>;
 ///
 /// [Note: Two ways to a guard] Operators come through torch's dispatcher: a key of the guard's own leads them to a
 /// function that throws. Other readers ask the storage for its pointer. One that may be written through is refused by
-/// the storage's allocator, which is asked for a copy of it. One that is only looked at is null, and no error: torch's
-/// profiler notes the pointer of every parameter, and an exception would end the process there.
+/// the storage: torch asks it to make a copy first, as if its memory were copied on write. One that is only looked at
+/// is null, and no error: torch's profiler notes the pointer of every parameter, and an exception would end the process
+/// there.
 [[nodiscard]] at::Tensor make_guard(const at::Tensor& like, const Error& error, const Rethrow& rethrow = nullptr);
 
 /// Storage of one parameter, behind the parameter while it is bound and behind all views of it. What was saved for
@@ -42,6 +43,8 @@ class ParameterStorage {
  private:
   c10::Storage storage_;
   c10::Device device_;
+  std::string text_;
+  bool released_ = true;
 };
 
 }  // namespace zeroth::libtorch

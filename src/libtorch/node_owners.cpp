@@ -15,7 +15,7 @@ namespace zeroth::libtorch {
 namespace {
 
 /// Ranges that a thread keeps; graphs of older forwards are not followed any more: of some hundred steps.
-constexpr std::size_t kMostRanges = 65'536;
+constexpr std::size_t kMostRanges = 16'384;
 
 std::atomic<NodeOwners*> table{nullptr};
 

@@ -13,7 +13,6 @@
 namespace zeroth::libtorch {
 namespace {
 
-using torch::autograd::Node;
 using torch::autograd::variable_list;
 
 /// Tells the runtime, if that is still there, that a node behind an output is about to run. NodeOwners would tell it,
@@ -35,14 +34,15 @@ class BeforeOutput final : public torch::autograd::FunctionPreHook {
   std::uint64_t node_;
 };
 
-using Nodes = std::vector<std::shared_ptr<Node>>;
+using NodePointer = decltype(torch::autograd::Edge::function);  // shared, or since torch 2.15 intrusive
+using Nodes = std::vector<NodePointer>;
 
 /// The producers of tensors, each once, without those that were there before the node number `first` and accumulators.
 Nodes producers(const std::vector<at::Tensor>& tensors, std::uint64_t first) {
   Nodes nodes;
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.requires_grad()) continue;
-    std::shared_ptr<Node> node = torch::autograd::impl::gradient_edge(tensor).function;
+    NodePointer node = torch::autograd::impl::gradient_edge(tensor).function;
     if (!node || node->sequence_nr() < first || node->sequence_nr() == std::numeric_limits<std::uint64_t>::max()) {
       continue;
     }
@@ -79,7 +79,7 @@ void UnitScope::finish(const std::vector<at::Tensor>& outputs) {
   state_->runtime->require_unwritten(state_->use->invocation.unit);
   const std::unique_ptr<State> state = std::move(state_);
   const Nodes own = producers(outputs, state->use->first_node);
-  for (const std::shared_ptr<Node>& node : own) {
+  for (const NodePointer& node : own) {
     node->add_pre_hook(std::make_unique<BeforeOutput>(state->runtime, state->use, node->sequence_nr()));
   }
   const bool made_nodes = NodeOwners::instance().close(state->nodes);
