@@ -170,6 +170,14 @@ std::optional<Started> started_by(const Lookup& lookup) {
   return std::nullopt;
 }
 
+/// What to do where ranks do not come.
+std::string meeting_hint(const Launcher& launcher, bool by_hand, int size) {
+  return std::string(by_hand ? "start the other ranks, or all of them"
+                             : "look at the output of the ranks that do not come; or start all of them") +
+         " with zeroth-run -n " + std::to_string(size) + " PROGRAM; for one rank alone unset " +
+         std::string(launcher.rank) + " and " + std::string(launcher.size);
+}
+
 /// The launcher's, or else the rank.
 int local_rank_of(const Lookup& lookup, const Started& started) {
   const auto local = lookup(started.launcher->local_rank);
@@ -214,6 +222,8 @@ World World::from_variables(const Lookup& lookup) {
   const auto step = launcher.step.empty() ? std::nullopt : lookup(launcher.step);
   if (job) world.job_ = step ? *job + "." + *step : *job;
   const bool ours = launcher.job == kOwnJob && job;  // zeroth-run uses torchrun's variables, and one more
+  const bool by_hand = launcher.job == kOwnJob && !job && !lookup("TORCHELASTIC_RUN_ID");
+  world.meeting_hint_ = meeting_hint(launcher, by_hand, world.size_);
   world.origin_ = std::string(launcher.rank) + " and " + std::string(launcher.size) + " (" +
                   std::string(ours ? "zeroth-run" : launcher.name) + ")";
   return world;
@@ -299,10 +309,13 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
               .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
               .hint = "the group carries what was half said: start the job again, or make another group"});
     connection_->met_in_part = transport_ != nullptr;
-    connection_->base =
-        transport_
-            ? make_backend_over_hosts(transport_, watched)
-            : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = watched});
+    connection_->base = transport_ ? make_backend_over_hosts(transport_, watched)
+                                   : make_backend(backend_name_, {.rank = rank_,
+                                                                  .size = size_,
+                                                                  .job = job_,
+                                                                  .hub = hub_,
+                                                                  .options = watched,
+                                                                  .meeting_hint = meeting_hint_});
     if (const std::string_view kind = connection_->base->kind(); transport_ && kind != transport_->kind()) {
       Logger(rank_, size_).progress("ranks of a node share its memory: calls go over " + std::string(kind));
     }

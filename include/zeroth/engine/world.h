@@ -93,6 +93,8 @@ class World {
   std::string backend_name_ = "self";
   std::string job_;
   std::string origin_ = "no launcher's variables";
+  std::string not_taken_;
+  std::string meeting_hint_;
   std::shared_ptr<InprocHub> hub_;
   std::shared_ptr<MessageTransport> transport_;
   std::shared_ptr<Connection> connection_;

@@ -6,7 +6,9 @@
 #include <zeroth/engine/world.h>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <string>
@@ -323,6 +325,32 @@ TEST(World, TimesOfAnEmptyConfigurationAreThoseOfTheTransports) {
   EXPECT_EQ(resolved.timeout, plain.timeout);
   EXPECT_EQ(resolved.first_timeout, plain.first_timeout);
   EXPECT_EQ(resolved.end_stuck_after, plain.end_stuck_after);
+}
+
+TEST(World, ARankThatWaitsForOthersSaysWhatToDo) {
+  const auto said = [](const Variables& variables) {
+    CommOptions options;
+    options.timeout = Milliseconds{60};
+    options.meeting_notices = {.first = Milliseconds{0}, .every = Milliseconds{60'000}};
+    ::testing::internal::CaptureStderr();
+    EXPECT_THROW((void)world_of(variables).connect(options, std::make_shared<TrafficTable>()), Error);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string job = "world_test-" + std::to_string(::getpid());
+  const std::string all = " with zeroth-run -n 2 PROGRAM; for one rank alone unset RANK and WORLD_SIZE\n";
+  const std::string started = said({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"ZEROTH_JOB_ID", job}});
+  EXPECT_NE(started.find("waiting for rank 0 for "), std::string::npos) << started;
+  EXPECT_NE(started.find("hint: look at the output of the ranks that do not come; or start all of them" + all),
+            std::string::npos)
+      << started;
+  // By hand, as scripts of others do it: torch's variables alone name the job.
+  ASSERT_EQ(::setenv("MASTER_ADDR", job.c_str(), 1), 0);
+  ASSERT_EQ(::setenv("MASTER_PORT", "1", 1), 0);
+  const std::string by_hand = said({{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+  ::unsetenv("MASTER_ADDR");
+  ::unsetenv("MASTER_PORT");
+  EXPECT_NE(by_hand.find("waiting for rank 1 for "), std::string::npos) << by_hand;
+  EXPECT_NE(by_hand.find("hint: start the other ranks, or all of them" + all), std::string::npos) << by_hand;
 }
 
 TEST(World, AbortBeforeAnyConnectionIsNothing) {
