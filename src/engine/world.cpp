@@ -1,4 +1,5 @@
 #include "comm/decorators/slow_link_backend.h"
+#include "engine/launcher_variables.h"
 #include "engine/unwatched.h"
 
 #include <zeroth/base/error.h>
@@ -36,7 +37,7 @@ World::World() : connection_(std::make_shared<Connection>()) {
 
 namespace {
 
-using Lookup = std::function<std::optional<std::string>(std::string_view)>;
+using Lookup = detail::VariableLookup;
 
 constexpr int kMostRanks = 4096;
 
@@ -71,6 +72,8 @@ constexpr Launcher kLaunchers[] = {
     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_STEP_ID",
      "srun", false},
 };
+
+constexpr const Launcher& kSlurm = kLaunchers[2];
 
 constexpr std::string_view kBackendVariable = "ZEROTH_BACKEND";
 
@@ -150,6 +153,7 @@ std::optional<Started> started_by(const Lookup& lookup) {
     const auto rank = lookup(launcher.rank);
     const auto size = lookup(launcher.size);
     if (!rank && !size) continue;
+    if (&launcher == &kSlurm && !detail::is_rank_of_srun(lookup)) continue;
     ZR_CHECK(rank && size, ErrorCode::kEnvironment, "one of two world variables is missing",
              {.where = "world",
               .which = std::string(rank ? launcher.size : launcher.rank),
@@ -197,7 +201,10 @@ World World::from_variables(const Lookup& lookup) {
   World world;
   if (const std::string wanted = wanted_backend(lookup); !wanted.empty()) world.backend_name_ = wanted;
   const std::optional<Started> started = started_by(lookup);
-  if (!started) return world;
+  if (!started) {
+    world.not_taken_ = detail::variables_not_taken(lookup);
+    return world;
+  }
   const Launcher& launcher = *started->launcher;
   world.rank_ = started->rank;
   world.size_ = started->size;
