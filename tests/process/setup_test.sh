@@ -32,7 +32,8 @@ reset() {
   stand_in dpkg-query <<'END'
 #!/bin/bash
 shift 3
-for name; do grep -qx "$name" "$WORK/missing" || echo "$name installed"; done
+missing=$'\n'$(<"$WORK/missing")$'\n'
+for name; do [[ $missing == *$'\n'"$name"$'\n'* ]] || echo "$name installed"; done
 END
   stand_in apt-cache <<'END'
 #!/bin/bash
