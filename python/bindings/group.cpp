@@ -1,6 +1,8 @@
 #include "group.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/log.h>
+#include <zeroth/base/notices.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/libtorch/c10d.h>
@@ -38,6 +40,12 @@ std::string interface_to_others() {
                        "interface in spite of it"});
 }
 
+/// Torch does not say which ranks have come.
+std::string others_of(const World::RankAndSize& self) {
+  if (self.size == 2) return "rank " + std::to_string(1 - self.rank);
+  return "some of the other " + std::to_string(self.size - 1) + " ranks" + (self.rank == 0 ? "" : " (rank 0 listens)");
+}
+
 /// A group of the same ranks whose messages are CPU memory. Collective for the group's members.
 py::object gloo_beside(const py::module_& distributed, const py::object& group) {
   const py::object ranks = distributed.attr("get_process_group_ranks")(group);
@@ -73,8 +81,13 @@ World world_from_environment() {
       return World::from_environment();
     if (variable_or_empty(kGlooInterface).empty())
       py::module_::import("os").attr("environ")[kGlooInterface] = interface_to_others();
-    distributed.attr("init_process_group")("gloo", py::arg("rank") = started_as->rank,
-                                           py::arg("world_size") = started_as->size);
+    const std::string whom = "waiting for " + others_of(*started_as) + " for ";
+    const std::string where = ", at " + variable_or_empty(kMaster) + ":" + variable_or_empty("MASTER_PORT") +
+                              " (torch.distributed); hint: start the other ranks, or all of them with zeroth-run; for "
+                              "one rank alone unset the variables of the launcher";
+    const Logger log(started_as->rank, started_as->size);
+    const NoticeThread notices({}, [&](const std::string& waited) { log.warn(whom + waited + where); });
+    distributed.attr("init_process_group")("gloo", py::arg("rank") = started_as->rank, py::arg("world_size") = started_as->size);
   }
   World world = world_from_group(py::none());
   ZR_CHECK((World::RankAndSize{.rank = world.rank(), .size = world.size()} == *started_as), ErrorCode::kEnvironment,

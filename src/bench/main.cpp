@@ -3,6 +3,7 @@
 #include "bench/measure.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/log.h>
 #include <zeroth/base/text.h>
 
 #include <CLI/CLI.hpp>
@@ -81,6 +82,7 @@ void write(const std::string& path, const std::string& text) {
 
 void run(const Arguments& arguments) {
   const World world = World::from_environment();
+  if (!world.not_taken().empty()) Logger(world.rank(), world.size()).warn(world.not_taken());
   const bench::MeasureOptions options = options_of(arguments, world);
   const std::vector<NamedBackend> backends = bench::connect(world, options);
   const bool speaks = world.rank() == 0;

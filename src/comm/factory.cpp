@@ -10,6 +10,7 @@
 #include "comm/shm/shm_exchange.h"
 
 #include <zeroth/base/failpoint.h>
+#include <zeroth/base/log.h>
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 #include <zeroth/comm/communicator.h>
@@ -58,11 +59,15 @@ std::unique_ptr<CommBackend> make_shm(const WorldSpec& spec) {
   const std::shared_ptr<SystemCalls> system = spec.options.system ? spec.options.system : make_system_calls();
   const detail::Refusal refused = detail::probe_system_calls(*system);
   if (refused.call != 0 && spec.size == 1) throw detail::refusal_error(refused, spec.rank, spec.size);
-  detail::RendezvousSpec rendezvous{.job = spec.job.empty() && spec.size > 1 ? job_from_environment() : spec.job,
-                                    .rank = spec.rank,
-                                    .size = spec.size,
-                                    .timeout = spec.options.timeout,
-                                    .refused = refused};
+  detail::RendezvousSpec rendezvous{
+      .job = spec.job.empty() && spec.size > 1 ? job_from_environment() : spec.job,
+      .rank = spec.rank,
+      .size = spec.size,
+      .timeout = spec.options.timeout,
+      .refused = refused,
+      .notices = spec.options.meeting_notices,
+      .say = [logger = Logger(spec.rank, spec.size)](std::string_view text) { logger.warn(text); },
+      .hint = spec.meeting_hint};
   if (rendezvous.job.empty()) rendezvous.job = fmt::format("alone-{}", ::getpid());
   auto exchange = std::make_unique<detail::ShmExchange>(std::move(rendezvous), spec.options, system, [] {});
   return std::make_unique<detail::SegmentBackend>(

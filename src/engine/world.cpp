@@ -1,4 +1,5 @@
 #include "comm/decorators/slow_link_backend.h"
+#include "engine/launcher_variables.h"
 #include "engine/unwatched.h"
 
 #include <zeroth/base/error.h>
@@ -36,7 +37,7 @@ World::World() : connection_(std::make_shared<Connection>()) {
 
 namespace {
 
-using Lookup = std::function<std::optional<std::string>(std::string_view)>;
+using Lookup = detail::VariableLookup;
 
 constexpr int kMostRanks = 4096;
 
@@ -71,6 +72,8 @@ constexpr Launcher kLaunchers[] = {
     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", "SLURM_JOB_ID", "SLURM_STEP_ID",
      "srun", false},
 };
+
+constexpr const Launcher& kSlurm = kLaunchers[2];
 
 constexpr std::string_view kBackendVariable = "ZEROTH_BACKEND";
 
@@ -150,6 +153,7 @@ std::optional<Started> started_by(const Lookup& lookup) {
     const auto rank = lookup(launcher.rank);
     const auto size = lookup(launcher.size);
     if (!rank && !size) continue;
+    if (&launcher == &kSlurm && !detail::is_rank_of_srun(lookup)) continue;
     ZR_CHECK(rank && size, ErrorCode::kEnvironment, "one of two world variables is missing",
              {.where = "world",
               .which = std::string(rank ? launcher.size : launcher.rank),
@@ -168,6 +172,14 @@ std::optional<Started> started_by(const Lookup& lookup) {
     return started;
   }
   return std::nullopt;
+}
+
+/// What to do where ranks do not come.
+std::string meeting_hint(const Launcher& launcher, bool by_hand, int size) {
+  return std::string(by_hand ? "start the other ranks, or all of them"
+                             : "look at the output of the ranks that do not come; or start all of them") +
+         " with zeroth-run -n " + std::to_string(size) + " PROGRAM; for one rank alone unset " +
+         std::string(launcher.rank) + " and " + std::string(launcher.size);
 }
 
 /// The launcher's, or else the rank.
@@ -189,7 +201,10 @@ World World::from_variables(const Lookup& lookup) {
   World world;
   if (const std::string wanted = wanted_backend(lookup); !wanted.empty()) world.backend_name_ = wanted;
   const std::optional<Started> started = started_by(lookup);
-  if (!started) return world;
+  if (!started) {
+    world.not_taken_ = detail::variables_not_taken(lookup);
+    return world;
+  }
   const Launcher& launcher = *started->launcher;
   world.rank_ = started->rank;
   world.size_ = started->size;
@@ -214,6 +229,8 @@ World World::from_variables(const Lookup& lookup) {
   const auto step = launcher.step.empty() ? std::nullopt : lookup(launcher.step);
   if (job) world.job_ = step ? *job + "." + *step : *job;
   const bool ours = launcher.job == kOwnJob && job;  // zeroth-run uses torchrun's variables, and one more
+  const bool by_hand = launcher.job == kOwnJob && !job && !lookup("TORCHELASTIC_RUN_ID");
+  world.meeting_hint_ = meeting_hint(launcher, by_hand, world.size_);
   world.origin_ = std::string(launcher.rank) + " and " + std::string(launcher.size) + " (" +
                   std::string(ours ? "zeroth-run" : launcher.name) + ")";
   return world;
@@ -299,10 +316,13 @@ std::shared_ptr<CommBackend> World::connect(const CommOptions& options, std::sha
               .who = "rank " + std::to_string(rank_) + "/" + std::to_string(size_),
               .hint = "the group carries what was half said: start the job again, or make another group"});
     connection_->met_in_part = transport_ != nullptr;
-    connection_->base =
-        transport_
-            ? make_backend_over_hosts(transport_, watched)
-            : make_backend(backend_name_, {.rank = rank_, .size = size_, .job = job_, .hub = hub_, .options = watched});
+    connection_->base = transport_ ? make_backend_over_hosts(transport_, watched)
+                                   : make_backend(backend_name_, {.rank = rank_,
+                                                                  .size = size_,
+                                                                  .job = job_,
+                                                                  .hub = hub_,
+                                                                  .options = watched,
+                                                                  .meeting_hint = meeting_hint_});
     if (const std::string_view kind = connection_->base->kind(); transport_ && kind != transport_->kind()) {
       Logger(rank_, size_).progress("ranks of a node share its memory: calls go over " + std::string(kind));
     }

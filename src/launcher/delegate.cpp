@@ -2,6 +2,7 @@
 
 #include "launcher/environment.h"
 #include "launcher/host_tasks.h"
+#include "launcher/program.h"
 #include "launcher/spawn.h"
 
 #include <zeroth/base/error.h>
@@ -132,11 +133,14 @@ Delegation delegation_of(const Options& options, const std::vector<std::string>&
   } else {
     add_srun(delegation, options, hosts, environment);
   }
-  if (options.command.front().starts_with('-')) {
+  // The other launcher looks for no Python: its ranks have that of this host.
+  const std::vector<std::string> program =
+      runs_by_python(options.command) ? program_of(options.command, environment).arguments : options.command;
+  if (program.front().starts_with('-')) {
     refuse(options.launcher, "a program whose name begins with '-' cannot be named to another launcher",
-           options.command.front(), "write ./" + options.command.front());
+           program.front(), "write ./" + program.front());
   }
-  delegation.command.insert(delegation.command.end(), options.command.begin(), options.command.end());
+  delegation.command.insert(delegation.command.end(), program.begin(), program.end());
   return delegation;
 }
 

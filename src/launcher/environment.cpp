@@ -93,12 +93,15 @@ int chosen_threads(const HostTask& task) {
   return std::max(0, value);
 }
 
-std::string search_path_of(const std::vector<std::string>& environment) {
-  constexpr std::string_view kPath = "PATH=";
+std::optional<std::string> variable_in(const std::vector<std::string>& environment, std::string_view name) {
   for (const std::string& entry : environment) {
-    if (entry.starts_with(kPath)) return entry.substr(kPath.size());
+    if (name_of_assignment(entry) == name && entry.size() > name.size()) return entry.substr(name.size() + 1);
   }
-  return "/usr/bin:/bin";
+  return std::nullopt;
+}
+
+std::string search_path_of(const std::vector<std::string>& environment) {
+  return variable_in(environment, "PATH").value_or("/usr/bin:/bin");
 }
 
 std::vector<std::string> rank_environment(const HostTask& task, int local_rank, int num_threads) {

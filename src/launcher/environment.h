@@ -28,6 +28,9 @@ inline constexpr std::string_view kBoundVariable = "ZEROTH_BOUND_CORES";
 [[nodiscard]] std::optional<std::string> value_of(const HostTask& task, std::string_view name);
 /// The user's OMP_NUM_THREADS, 0 if there is none or it is no number.
 [[nodiscard]] int chosen_threads(const HostTask& task);
+/// A variable in an environment of "NAME=VALUE"; the first one counts.
+[[nodiscard]] std::optional<std::string> variable_in(const std::vector<std::string>& environment,
+                                                     std::string_view name);
 /// PATH in an environment.
 [[nodiscard]] std::string search_path_of(const std::vector<std::string>& environment);
 

@@ -64,6 +64,7 @@ int run_job(const Options& options, const Console& console) {
   if (is_head && !options.log_directory.empty()) make_log_directory(options.log_directory);
   JobLog log = is_head && !options.json_file.empty() ? JobLog(options.json_file) : JobLog();
   const Starter start = starter_of(options, console);
+  if (!options.ranks_note.empty() && !options.quiet) console.say(options.ranks_note);
   Attempt attempt{.log = &log};
   if (options.timeout) attempt.timeout = {.length = *options.timeout, .at = SteadyClock::now() + *options.timeout};
   for (;; ++attempt.restart) {

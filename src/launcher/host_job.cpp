@@ -11,9 +11,6 @@
 #include <zeroth/base/surroundings.h>
 #include <zeroth/base/text.h>
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -52,17 +49,6 @@ std::string master_address(const std::vector<HostSelection>& hosts,
   return "127.0.0.1";
 }
 
-/// "2 hosts x 8 ranks = 16 (hostfile hosts)".
-std::string describe_job(const Options& options, const std::vector<HostSelection>& hosts) {
-  const std::size_t ranks = hosts.front().slots.size();
-  const bool even =
-      std::ranges::all_of(hosts, [ranks](const HostSelection& host) { return host.slots.size() == ranks; });
-  const std::string count = fmt::format("{} host{}", hosts.size(), hosts.size() == 1 ? "" : "s");
-  const std::string source = options.hostfile.empty() ? "--hosts" : "hostfile " + options.hostfile;
-  return even ? fmt::format("{} x {} rank{} = {} ({})", count, ranks, ranks == 1 ? "" : "s", options.num_ranks, source)
-              : fmt::format("{}, {} ranks ({})", count, options.num_ranks, source);
-}
-
 }  // namespace
 
 JobEnd run_on_hosts(const Options& options, const std::vector<HostSelection>& hosts, const Console& console,
@@ -73,7 +59,7 @@ JobEnd run_on_hosts(const Options& options, const std::vector<HostSelection>& ho
                              .descriptors = reserve_descriptors(static_cast<int>(hosts.size()), per_host)};
   std::vector<std::unique_ptr<AgentLink>> links;
   for (const HostSelection& host : hosts) links.push_back(start_agent(host.name, program, console.inbox.inherited()));
-  if (!options.quiet && attempt.restart == 0) console.say(describe_job(options, hosts));
+  if (!options.quiet && attempt.restart == 0) console.say(describe_hosts(options, hosts));
   if (const int signal = await_agents(
           links, options.connect_timeout, attempt.timeout, console.inbox,
           [&console](std::string_view text) { console.say(text); },

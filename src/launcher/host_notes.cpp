@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kMostNamed = 4;
 /// A flood of different notes must not be searched for ever, nor held.
-constexpr std::size_t kMostWaiting = 256;
+constexpr std::size_t kMostNotes = 256;
 
 std::string line_of(const std::string& text, const std::vector<std::string>& hosts) {
   if (hosts.size() == 1) return fmt::format("host {}: {}", hosts.front(), text);
@@ -28,7 +28,7 @@ void HostNotes::add(const std::string& host, std::string_view text, TimePoint no
 
 std::vector<std::string> HostNotes::take(TimePoint now) {
   std::vector<std::string> lines;
-  while (!waiting_.empty() && (waiting_.first().due <= now || waiting_.size() > kMostWaiting)) {
+  while (!waiting_.empty() && (waiting_.first().due <= now || waiting_.size() > kMostNotes)) {
     const auto note = waiting_.take_first();
     lines.push_back(line_of(note.text, note.by));
   }

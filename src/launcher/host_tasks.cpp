@@ -62,12 +62,41 @@ std::string devices_of(const HostSelection& host, const std::optional<std::strin
   return join(chosen, ",");
 }
 
+/// As --num_gpus of DeepSpeed: the first `wanted` slots of every host.
+void use_some_of_each(std::vector<HostSelection>& hosts, std::size_t wanted) {
+  for (HostSelection& host : hosts) {
+    if (host.slots.size() < wanted) {
+      throw Error(
+          ErrorCode::kUsage, "a host has fewer slots than ranks are wanted on each",
+          {.which = "host " + host.name,
+           .expected = fmt::format("at least {} slots", wanted),
+           .got = std::to_string(host.slots.size()),
+           .hint = fmt::format("give it more (slots={0} in a hostfile, {1}:{0} in --hosts), or start fewer ranks",
+                               wanted, host.name)});
+    }
+    host.slots.resize(wanted);
+  }
+}
+
 }  // namespace
+
+std::string describe_hosts(const Options& options, const std::vector<HostSelection>& hosts) {
+  const std::size_t ranks = hosts.front().slots.size();
+  const bool even =
+      std::ranges::all_of(hosts, [ranks](const HostSelection& host) { return host.slots.size() == ranks; });
+  std::size_t total = 0;
+  for (const HostSelection& host : hosts) total += host.slots.size();
+  const std::string count = fmt::format("{} host{}", hosts.size(), hosts.size() == 1 ? "" : "s");
+  const std::string source = options.hostfile.empty() ? "--hosts" : "hostfile " + options.hostfile;
+  return even ? fmt::format("{} x {} rank{} = {} ({})", count, ranks, ranks == 1 ? "" : "s", total, source)
+              : fmt::format("{}, {} ranks ({})", count, total, source);
+}
 
 std::vector<HostSelection> hosts_of(const Options& options) {
   const auto entries = options.hostfile.empty() ? parse_host_list(options.hosts)
                                                 : parse_hostfile(read_hostfile(options.hostfile), options.hostfile);
   std::vector<HostSelection> hosts = select_hosts(entries, options.include, options.exclude);
+  if (options.ranks_per_host > 0) use_some_of_each(hosts, static_cast<std::size_t>(options.ranks_per_host));
   std::size_t slots = 0;
   for (const HostSelection& host : hosts) slots += host.slots.size();
   const std::size_t wanted = options.num_ranks == 0 ? slots : static_cast<std::size_t>(options.num_ranks);

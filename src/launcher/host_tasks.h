@@ -12,8 +12,11 @@
 namespace zeroth::launcher {
 
 /// The hosts of the options with the slots that are used: all that the filter leaves, or the first `-n` of
-/// them. Throws Error: kIo, kConfig, kUsage.
+/// them, or the first `ranks_per_host` of each. Throws Error: kIo, kConfig, kUsage.
 [[nodiscard]] std::vector<HostSelection> hosts_of(const Options& options);
+
+/// "2 hosts x 8 ranks = 16 (hostfile hosts)". At least one host.
+[[nodiscard]] std::string describe_hosts(const Options& options, const std::vector<HostSelection>& hosts);
 
 /// What each host runs, ranks in the order of the hosts. CUDA_VISIBLE_DEVICES is as given; where the filter
 /// names slots of a host, those of the devices given, or the slots themselves. Throws Error(kUsage) for a

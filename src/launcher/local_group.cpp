@@ -3,6 +3,7 @@
 #include "launcher/cores.h"
 #include "launcher/environment.h"
 #include "launcher/oom.h"
+#include "launcher/program.h"
 #include "launcher/spawn.h"
 
 #include <zeroth/base/failpoint.h>
@@ -49,8 +50,10 @@ std::vector<pid_t> children() {
 
 LocalGroup::LocalGroup(const HostTask& task, const StartContext& context, GroupListener& listener)
     : listener_(&listener), oom_kills_(count_oom_kills()), before_(children()) {
-  SpawnPlan plan{.program = find_program(task.command.front(), search_path_of(task.environment)),
-                 .arguments = task.command,
+  Program program = program_of(task.command, task.environment);
+  if (!program.note.empty()) notes_.push_back(std::move(program.note));
+  SpawnPlan plan{.program = std::move(program.file),
+                 .arguments = std::move(program.arguments),
                  .descriptors = context.descriptors};
   const int cores = count_cores();
   const int threads = threads_per_rank(task, cores);

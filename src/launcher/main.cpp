@@ -1,6 +1,8 @@
 // zeroth-run: starts the ranks of a program on this host and ends all of them when one fails.
 
 #include "launcher/delegate.h"
+#include "launcher/dry_run.h"
+#include "launcher/environment.h"
 #include "launcher/head.h"
 #include "launcher/options.h"
 #include "launcher/output.h"
@@ -73,6 +75,10 @@ int run(std::span<const char* const> arguments) {
   const Options& options = *command_line.options;
   if (!options.launcher.empty()) {
     return delegate(options);
+  }
+  if (options.dry_run) {
+    write_all(STDOUT_FILENO, describe_plan(options, current_environment()));
+    return 0;
   }
   if (const std::string faults = variable_or_empty(kFailpointVariable); !faults.empty())
     arm_failpoints(parse_failpoints(faults), options.node);

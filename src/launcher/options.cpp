@@ -2,7 +2,10 @@
 
 #include "hosts/option_values.h"
 #include "hosts/text_cursor.h"
+#include "launcher/environment.h"
+#include "launcher/foreign_options.h"
 #include "launcher/messages.h"
+#include "launcher/program.h"
 
 #include <zeroth/base/error.h>
 #include <zeroth/base/failpoint.h>
@@ -62,7 +65,8 @@ constexpr const char* kDescription =
 constexpr const char* kExamples =
     "Examples:\n"
     "  zeroth-run -n 2 ./trainer --steps 100          two ranks of a C++ trainer\n"
-    "  zeroth-run -n 4 python3 train.py               four ranks of a Python script\n"
+    "  zeroth-run -n 4 train.py                       four ranks of a Python script: VIRTUAL_ENV's Python, or PATH's\n"
+    "  zeroth-run -n 4 -m package.train --steps 100   four ranks of python -m\n"
     "  zeroth-run -n 4 --log-dir logs ./trainer       also logs/rank0.stdout.log, ...\n"
     "  zeroth-run -n 2 --env OMP_NUM_THREADS=4 ./trainer\n"
     "  zeroth-run -n 2 --timeout 600 -- ./trainer     give up after ten minutes\n"
@@ -87,6 +91,16 @@ std::string list_of_failpoints() {
   return text;
 }
 
+/// "" where there is none.
+std::string hint_for_unknown(const std::string& name, const std::vector<std::string>& known) {
+  if (std::string hint = hint_for_foreign_option(name); !hint.empty()) return hint;
+  std::string with_hyphens = name;
+  std::ranges::replace(with_hyphens, '_', '-');
+  const bool is_known = std::ranges::find(known, with_hyphens) != known.end();
+  const std::string near = is_known ? with_hyphens : nearest_name(name, known);
+  return near.empty() ? "" : "did you mean " + near + "?";
+}
+
 /// What followed the options: [--] PROGRAM [arguments...]. CLI11 puts unknown options in front of it.
 std::vector<std::string> take_command(std::vector<std::string> rest, const CLI::App& app) {
   if (!rest.empty() && rest.front() == "--") {
@@ -99,18 +113,21 @@ std::vector<std::string> take_command(std::vector<std::string> rest, const CLI::
         known.push_back("--" + long_name);
       }
     }
-    const std::string near = nearest_name(name, known);
-    refuse_usage("unknown option", {.which = name, .hint = near.empty() ? "" : "did you mean " + near + "?"});
+    refuse_usage("unknown option", {.which = name, .hint = hint_for_unknown(name, known)});
   }
-  if (rest.empty() || rest.front().empty()) {
-    refuse_usage("no program to run was given");
+  const bool is_module = app.count("-m") != 0;
+  if (rest.empty() || rest.front().empty() || (!is_module && rest == std::vector<std::string>{kModule})) {
+    refuse_usage(is_module ? "no module to run was given" : "no program to run was given");
   }
+  if (is_module) rest.insert(rest.begin(), kModule);
   return rest;
 }
 
 /// Values as they were given.
 struct Raw {
   std::string num_ranks;
+  std::string ranks_per_node;
+  std::string num_gpus;
   std::string timeout;
   std::string grace;
   std::string preempt_grace;
@@ -123,12 +140,19 @@ struct Raw {
   std::string bind;
   std::string max_restarts;
   std::vector<std::string> assignments;
+  bool is_module = false;
   bool no_prefix = false;
   bool no_merge = false;
 };
 
 void declare(CLI::App& app, Options& options, Raw& raw) {
   app.add_option("-n,--ranks", raw.num_ranks, "Number of ranks to start, 1 to 4096")->type_name("N");
+  app.add_option("--nproc-per-node,--nproc_per_node", raw.ranks_per_node,
+                 "The same, or gpu, cpu, auto; with hosts: of each of them (torchrun)")
+      ->type_name("N");
+  app.add_option("--num-gpus,--num_gpus", raw.num_gpus, "The same; with hosts: of each of them (DeepSpeed)")
+      ->type_name("N");
+  app.add_flag("-m,--module", raw.is_module, "PROGRAM is a module of Python: python -m PROGRAM");
   app.add_flag("--no-prefix", raw.no_prefix, "Do not put '[rank] ' before each line of output");
   app.add_flag("--no-merge", raw.no_merge, "Write a line that several ranks write as often as it comes");
   app.add_option("--log-dir,--tee", options.log_directory,
@@ -151,7 +175,7 @@ void declare(CLI::App& app, Options& options, Raw& raw) {
   app.add_option("--json", options.json_file, "Write status lines (JSON) to FILE")->type_name("FILE");
   app.add_option("--launcher", options.launcher, "Let mpirun or srun start the job; prints the command")
       ->type_name("NAME");
-  app.add_flag("--dry-run", options.dry_run, "With --launcher: only print the command");
+  app.add_flag("--dry-run", options.dry_run, "Only print which ranks would run where, by which command");
   app.add_flag("-q,--quiet", options.quiet, "No informational lines");
 }
 
@@ -191,6 +215,10 @@ void declare_nodes(CLI::App& app, Options& options, Raw& raw) {
   app.add_option("--rdzv-secret-file", options.secret_file, "The secret that the nodes share (ZEROTH_RDZV_SECRET)")
       ->type_name("FILE")
       ->group(group);
+}
+
+constexpr bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
 bool given(const CLI::App& app, const char* option) {
@@ -235,10 +263,12 @@ void check_nodes(const CLI::App& app, Options& options, const Raw& raw) {
   }
   options.num_nodes = parse_integer("--nnodes", raw.num_nodes, 1, kMaxRanks, "the number of nodes");
   for (const char* option : {"--node-rank", "--rdzv"}) {
-    if (!given(app, option)) refuse_usage("an option is missing beside --nnodes", {.which = option});
+    if (!given(app, option) && options.num_nodes > 1)
+      refuse_usage("an option is missing beside --nnodes", {.which = option});
   }
-  options.node = parse_integer("--node-rank", raw.node, 0, options.num_nodes - 1, "the number of this node");
-  options.rendezvous = parse_endpoint("--rdzv", raw.rendezvous);
+  if (given(app, "--node-rank"))
+    options.node = parse_integer("--node-rank", raw.node, 0, options.num_nodes - 1, "the number of this node");
+  if (given(app, "--rdzv")) options.rendezvous = parse_endpoint("--rdzv", raw.rendezvous);
   if (given(app, "--rdzv-secret-file") && options.secret_file.empty())
     refuse_usage("an empty value", {.which = "--rdzv-secret-file"});
   if (options.node > 0 && options.forward_stdin) refuse_usage("rank 0 is on node 0", {.which = "--stdin"});
@@ -248,12 +278,18 @@ void check_nodes(const CLI::App& app, Options& options, const Raw& raw) {
 /// What another launcher would not do is refused, not dropped.
 void check_launcher(const CLI::App& app, const Options& options) {
   if (!given(app, "--launcher")) {
-    if (options.dry_run) refuse_usage("--dry-run prints the command of another launcher", {.hint = "add --launcher"});
     return;
   }
   if (options.launcher != "mpirun" && options.launcher != "srun") {
+    const std::string& name = options.launcher;
     refuse_usage("no such launcher",
-                 {.which = "--launcher", .expected = "mpirun or srun", .got = zeroth::in_quotes(options.launcher)});
+                 {.which = "--launcher",
+                  .expected = "mpirun or srun",
+                  .got = zeroth::in_quotes(name),
+                  .hint = name == "openmpi"                 ? "write mpirun"
+                          : name == "slurm"                 ? "write srun"
+                          : name == "pdsh" || name == "ssh" ? "leave it out: zeroth-run starts the hosts by ssh itself"
+                                                            : ""});
   }
   for (const char* option :
        {"--log-dir", "--stdin", "--timeout", "--grace", "--preempt-grace", "--max-restarts", "--json", "--nnodes",
@@ -273,15 +309,48 @@ BindCores parse_bind(const std::string& text) {
   return text == "on" ? BindCores::kOn : text == "off" ? BindCores::kOff : BindCores::kAuto;
 }
 
+/// The option of another launcher for the ranks of each host.
+void read_ranks_per_host(const char* option, const std::string& text, Options& options) {
+  const bool is_word =
+      option == std::string_view(kRanksPerNode) && !text.empty() && std::ranges::all_of(text, is_letter);
+  if (is_word && options.several_hosts()) {
+    refuse_usage("on other hosts only their slots say how many ranks",
+                 {.which = option, .got = zeroth::in_quotes(text), .hint = "leave it out, or give a number"});
+  }
+  if (is_word) {
+    const std::vector<std::string> environment = current_environment();
+    const RanksOfWord found = ranks_of_word(text, {.cores = count_cores(), .gpus = count_gpus(environment)});
+    options.num_ranks = found.ranks;
+    options.ranks_note = found.note;
+    return;
+  }
+  const int number = parse_integer(option, text, 1, kMaxRanks, "the number of ranks of each host");
+  (options.several_hosts() ? options.ranks_per_host : options.num_ranks) = number;
+}
+
+void read_number_of_ranks(const CLI::App& app, Options& options, const Raw& raw) {
+  std::vector<std::string> said;
+  for (const char* option : {"--ranks", kRanksPerNode, kNumGpus}) {
+    if (given(app, option)) said.emplace_back(option == std::string_view("--ranks") ? "-n" : option);
+  }
+  if (said.size() > 1)
+    refuse_usage("the number of ranks twice", {.which = join(said, ", "), .hint = "give one of them"});
+  if (given(app, "--ranks")) {
+    options.num_ranks = parse_integer("-n", raw.num_ranks, 1, kMaxRanks, "the number of ranks");
+  } else if (given(app, kRanksPerNode)) {
+    read_ranks_per_host(kRanksPerNode, raw.ranks_per_node, options);
+  } else if (given(app, kNumGpus)) {
+    read_ranks_per_host(kNumGpus, raw.num_gpus, options);
+  } else if (!options.several_hosts()) {
+    refuse_usage("-n N, the number of ranks, is missing (options come before PROGRAM; or --hostfile, --hosts)");
+  }
+}
+
 void check(const CLI::App& app, Options& options, const Raw& raw) {
   check_launcher(app, options);
   check_hosts(app, options, raw);
   check_nodes(app, options, raw);
-  if (given(app, "--ranks")) {
-    options.num_ranks = parse_integer("-n", raw.num_ranks, 1, kMaxRanks, "the number of ranks");
-  } else if (!options.several_hosts()) {
-    refuse_usage("-n N, the number of ranks, is missing (options come before PROGRAM; or --hostfile, --hosts)");
-  }
+  read_number_of_ranks(app, options, raw);
   options.prefix = !raw.no_prefix;
   options.merge = options.prefix && !raw.no_merge;
   if (given(app, "--log-dir") && options.log_directory.empty()) {

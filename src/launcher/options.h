@@ -17,9 +17,11 @@ namespace zeroth::launcher {
 inline constexpr int kMaxRanks = 4096;
 
 struct Options {
-  int num_ranks = 0;   ///< 0: every slot of the hosts
-  bool prefix = true;  ///< "[rank] " before every line
-  bool merge = true;   ///< a line that several ranks write within 100 ms is written once; needs prefix and two ranks
+  int num_ranks = 0;         ///< 0: every slot of the hosts
+  int ranks_per_host = 0;    ///< --nproc-per-node, --num-gpus with hosts: so many slots of each; 0: all
+  std::string ranks_note{};  ///< how a word of --nproc-per-node has become num_ranks; "" = it was a number
+  bool prefix = true;        ///< "[rank] " before every line
+  bool merge = true;  ///< a line that several ranks write within 100 ms is written once; needs prefix and two ranks
   bool forward_stdin = false;   ///< rank 0 reads our standard input; all others read /dev/null
   bool quiet = false;           ///< no informational lines (errors stay)
   std::string log_directory{};  ///< also write each rank's output there; "" = no
@@ -39,12 +41,12 @@ struct Options {
   Milliseconds connect_timeout{60'000};  ///< with nodes 300 s
   Milliseconds lost_after{10'000};       ///< a host that is silent for so long is lost
   std::string launcher{};                ///< "mpirun" or "srun" does it; "" = we do
-  bool dry_run = false;                  ///< with launcher: only print the command
+  bool dry_run = false;                  ///< only print who would run where
   BindCores bind = BindCores::kAuto;
   int max_restarts = 0;                                            ///< starts of the whole job after the first
   std::string json_file{};                                         ///< status lines; "" = none
   std::vector<std::pair<std::string, std::string>> environment{};  ///< --env, in order; names are valid
-  std::vector<std::string> command{};                              ///< program and its arguments, at least one
+  std::vector<std::string> command{};  ///< program and its arguments, at least one; or kModule, module, arguments
 
   [[nodiscard]] bool several_hosts() const { return !hostfile.empty() || !hosts.empty(); }
 };

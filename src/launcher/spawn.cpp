@@ -17,7 +17,9 @@
 #include <csignal>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <utility>
 
 namespace zeroth::launcher {
 namespace {
@@ -50,19 +52,7 @@ ErrorCode code_of(int error_number) {
 
 constexpr const char* kFewer = "start fewer ranks, or free memory";
 
-[[noreturn]] void cannot_start(const std::string& program, int error_number, std::string hint = "check the path") {
-  throw Error(code_of(error_number), fmt::format("cannot start {}: {}", program, ::strerrordesc_np(error_number)),
-              {.hint = std::move(hint)});
-}
-
-bool is_runnable(const std::string& path) {
-  struct stat info{};
-  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
-}
-
-std::string hint_for_script(const std::string& path) {
-  return path.ends_with(".py") ? "run it with its interpreter: python3 " + path : "chmod +x, or name its interpreter";
-}
+constexpr const char* kNotExecutable = "chmod +x, or name its interpreter";
 
 /// All that the child needs, prepared before it exists: between clone and execve it shares our memory and may
 /// only make system calls.
@@ -144,6 +134,28 @@ Pipe make_pipe(const std::string& program) {
 
 }  // namespace
 
+void cannot_start(const std::string& program, int error_number, std::string hint) {
+  throw Error(code_of(error_number), fmt::format("cannot start {}: {}", program, ::strerrordesc_np(error_number)),
+              {.hint = std::move(hint)});
+}
+
+bool is_runnable(const std::string& path) {
+  struct stat info{};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && ::access(path.c_str(), X_OK) == 0;
+}
+
+std::optional<std::string> look_up(const std::string& program, const std::string& search_path) {
+  std::string_view rest = search_path;
+  for (;;) {
+    const std::size_t colon = rest.find(':');
+    const std::string directory(rest.substr(0, colon));
+    std::string path = directory.empty() ? "./" + program : directory + "/" + program;
+    if (is_runnable(path)) return path;
+    if (colon == std::string_view::npos) return std::nullopt;
+    rest.remove_prefix(colon + 1);
+  }
+}
+
 std::string find_program(const std::string& program, const std::string& search_path) {
   struct stat info{};
   if (program.find('/') != std::string::npos) {
@@ -154,29 +166,16 @@ std::string find_program(const std::string& program, const std::string& search_p
       cannot_start(program, EISDIR);
     }
     if (!is_runnable(program)) {
-      cannot_start(program, EACCES, hint_for_script(program));
+      cannot_start(program, EACCES, kNotExecutable);
     }
     return program;
   }
-  std::string_view rest = search_path;
-  for (;;) {
-    const std::size_t colon = rest.find(':');
-    const std::string directory(rest.substr(0, colon));
-    std::string path = directory.empty() ? "./" + program : directory + "/" + program;
-    if (is_runnable(path)) {
-      return path;
-    }
-    if (colon == std::string_view::npos) {
-      break;
-    }
-    rest.remove_prefix(colon + 1);
-  }
+  if (std::optional<std::string> path = look_up(program, search_path)) return *std::move(path);
   const bool here = ::stat(program.c_str(), &info) == 0 && S_ISREG(info.st_mode);
   if (!here) {
     cannot_start(program, ENOENT, "it is in no directory of PATH");
   }
-  cannot_start(program, ENOENT,
-               is_runnable("./" + program) ? "did you mean ./" + program + "?" : hint_for_script(program));
+  cannot_start(program, ENOENT, is_runnable("./" + program) ? "did you mean ./" + program + "?" : kNotExecutable);
 }
 
 rlimit reserve_descriptors(int num_ranks, int per_rank) {

@@ -9,10 +9,17 @@
 #include <sys/resource.h>
 
 #include <csignal>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace zeroth::launcher {
+
+[[nodiscard]] bool is_runnable(const std::string& path);
+/// The first executable file `program` of the directories in `search_path` (PATH).
+[[nodiscard]] std::optional<std::string> look_up(const std::string& program, const std::string& search_path);
+/// Throws Error: kUsage (no such file), kEnvironment (not executable), kResource, kLaunch, by `error_number`.
+[[noreturn]] void cannot_start(const std::string& program, int error_number, std::string hint = "check the path");
 
 /// The file that execve will get for PROGRAM: itself if it holds a '/', else the first match in `search_path`
 /// (PATH). Throws Error: kUsage (there is no such file), kEnvironment (not executable).

@@ -192,6 +192,7 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
 void Runtime::announce(const World& world) const {
   log_.progress(std::to_string(world.size()) + (world.size() == 1 ? " rank" : " ranks") + " over " +
                 world.backend_name() + ", says " + world.origin());
+  if (!world.not_taken().empty()) log_.warn(world.not_taken());
   for (const std::string& line : config_.describe()) {
     if (!line.ends_with("(default)")) log_.progress("config " + line);
   }

@@ -65,6 +65,18 @@ COMMANDS = {
         "tests/process/launcher/command_line_test.cpp",
         "Usage: zeroth-run -n N [options] PROGRAM",
     ),
+    "zeroth-run -n 2 train.py --lr 1e-3": (
+        "tests/process/launcher/command_line_test.cpp",
+        '"--nproc_per_node=2", script, "--lr"',
+    ),
+    "zeroth-run -n 2 -m package.train --lr 1e-3": (
+        "tests/process/launcher/command_line_test.cpp",
+        '"-m", "package.train"',
+    ),
+    "zeroth-run --hostfile hosts --dry-run train.py": (
+        "tests/process/launcher/hosts_test.cpp",
+        '"--hostfile", file, "--dry-run", "train.py"',
+    ),
     "zeroth-run --hostfile hosts python train.py": ("tests/python/apart_test.py", "def test_ranks_of_a_hostfile_train"),
     "zeroth-run --hosts node1:8,node2:8 python train.py": ("tests/python/apart_test.py", 'how="--hosts"'),
     **dict.fromkeys(

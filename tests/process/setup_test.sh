@@ -15,26 +15,39 @@ stand_in() {
   chmod +x "$bin/$1"
 }
 
-# A machine on which everything is there: the packages that $work/missing names are not.
+# A machine on which everything is there, but for the packages and headers that $work/missing names. apt does not have
+# those of $work/unknown.
 reset() {
-  rm -rf "$work/venv" "$work/missing" "$log"
-  touch "$work/missing" "$log"
+  rm -rf "$work/venv" "$work/missing" "$work/unknown" "$log"
+  touch "$work/missing" "$work/unknown" "$log"
   printf 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nVERSION_ID="12"\nID=debian\n' >"$work/debian"
+  printf 'PRETTY_NAME="Debian GNU/Linux 13 (trixie)"\nVERSION_ID="13"\nID=debian\n' >"$work/debian13"
+  printf 'PRETTY_NAME="Ubuntu 22.04.5 LTS"\nVERSION_ID="22.04"\nID=ubuntu\nID_LIKE=debian\n' >"$work/ubuntu22"
+  printf 'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nVERSION_ID="24.04"\nID=ubuntu\nID_LIKE=debian\n' >"$work/ubuntu24"
   printf 'PRETTY_NAME="Fedora Linux 41"\nVERSION_ID=41\nID=fedora\n' >"$work/fedora"
   export ZEROTH_SETUP_OS_RELEASE=$work/debian ZEROTH_SETUP_UID=0 ZEROTH_SETUP_VENV=$work/venv ZEROTH_SETUP_CORE=
-  export WORK=$work
-  unset PYTHON
+  export WORK=$work keep_missing=
+  unset PYTHON CXX
   # shellcheck disable=SC2016
   stand_in dpkg-query <<'END'
 #!/bin/bash
 shift 3
-for name; do grep -qx "$name" "$WORK/missing" || echo "$name installed"; done
+missing=$'\n'$(<"$WORK/missing")$'\n'
+for name; do [[ $missing == *$'\n'"$name"$'\n'* ]] || echo "$name installed"; done
+END
+  stand_in apt-cache <<'END'
+#!/bin/bash
+! grep -qx "${!#}" "$WORK/unknown"
+END
+  stand_in cmake <<'END'
+#!/bin/bash
+echo "cmake version ${CMAKE_IS:-3.25.1}"
 END
   stand_in apt-get <<'END'
 #!/bin/bash
 echo "apt-get $*" >>"$WORK/log"
 [[ ! -e $WORK/apt-fails ]] || exit 100
-[[ $1 == update ]] || : >"$WORK/missing"
+[[ $1 == update || -n $keep_missing ]] || : >"$WORK/missing"
 END
   stand_in python3 <<'END'
 #!/bin/bash
@@ -50,6 +63,7 @@ fi
 END
   stand_in g++ <<'END'
 #!/bin/bash
+[[ $1 != -dumpfullversion ]] || { echo "${GXX_IS:-12.2.0}"; exit; }
 ! grep -qF "$(sed 's/.*<\(.*\)>.*/\1/')" "$WORK/missing"
 END
 }
@@ -149,6 +163,49 @@ reset
 ZEROTH_SETUP_OS_RELEASE=$work/fedora
 setup
 check "another distribution with everything there goes on" done_well
+
+for release in debian13 ubuntu22 ubuntu24; do
+  reset
+  ZEROTH_SETUP_OS_RELEASE=$work/$release ZEROTH_SETUP_CORE=1
+  printf 'ninja-build\nlibcli11-dev\n' >"$work/missing"
+  setup
+  check "$release: the same names are installed" done_well
+  check "$release: by apt" grep -qx "apt-get install -q -y --no-install-recommends ninja-build libcli11-dev" "$log"
+
+  reset
+  ZEROTH_SETUP_OS_RELEASE=$work/$release ZEROTH_SETUP_CORE=1
+  printf 'ninja-build\nlibrapidcheck-dev\nlibxxhash-dev\nrapidcheck.h\n' >"$work/missing"
+  printf 'librapidcheck-dev\nlibxxhash-dev\n' >"$work/unknown"
+  keep_missing=1
+  setup
+  check "$release: what apt lacks is refused" refused
+  check "$release: by name, with what it is for" says "librapidcheck-dev, for the tests"
+  check "$release: unless it is there in another way" bash -c "! grep -qF libxxhash-dev '$work/out'"
+  check "$release: after the list was refreshed" did "apt-get update"
+  check "$release: and the rest was installed" did "--no-install-recommends ninja-build"
+done
+
+reset
+ZEROTH_SETUP_OS_RELEASE=$work/ubuntu24 ZEROTH_SETUP_UID=1000
+printf 'ninja-build\nlibrapidcheck-dev\n' >"$work/missing"
+echo librapidcheck-dev >"$work/unknown"
+setup
+check "without root it says what apt can install" says "  apt-get install ninja-build"
+check "and calls nothing" [ ! -s "$log" ]
+
+reset
+ZEROTH_SETUP_OS_RELEASE=$work/debian13 ZEROTH_SETUP_CORE=1
+echo libopenmpi-dev | tee "$work/missing" >"$work/unknown"
+setup
+check "what is not needed stops nothing" done_well
+check "and is named" says "goes on without libopenmpi-dev (for ranks over MPI)"
+
+reset
+ZEROTH_SETUP_OS_RELEASE=$work/ubuntu22
+CMAKE_IS=3.22.1 GXX_IS=11.4.0 setup
+check "packages that are too old are refused" refused
+check "with CMake's version" says "CMake 3.22.1; 3.25 is needed"
+check "with the compiler's" says "g++ 11.4.0; 12 is needed: apt-get install g++-12"
 
 reset
 printf 'PRETTY_NAME="Debian GNU/Linux 11"\nVERSION_ID="11"\nID=debian\n' >"$work/debian"

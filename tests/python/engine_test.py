@@ -397,9 +397,28 @@ class Log(unittest.TestCase):
             "import sys, torch, zeroth\nengine = zeroth.Engine(torch.nn.Linear(2, 2), {}, progress_every_s=float(sys.argv[1]))\n"  # noqa: E501
             "for _ in range(50):\n    engine.backward(engine(torch.ones(1, 2)).sum())\n    engine.step()\n"
         )
-        for every_s, lines in (("0", 0), ("100", 0), ("0.001", 1)):
+        # As in the script of an sbatch job of four ranks: one rank, and a line that says why.
+        bare: dict[str, str] = {}
+        batch = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+        for every_s, lines, more in (("0", 0, bare), ("100", 0, batch), ("0.001", 1, bare)):
             done = subprocess.run(
-                [*forked.python(), "-c", text, every_s], capture_output=True, text=True, timeout=120, check=True
+                [*forked.python(), "-c", text, every_s],
+                env={**os.environ, **more},
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            )
+            self.assertEqual(
+                [line for line in done.stderr.splitlines() if "not taken" in line],
+                [
+                    "[zeroth 0/1] warning: SLURM_PROCID=0, SLURM_NTASKS=4 are not taken: no SLURM_STEP_ID of srun, so "
+                    "this is the batch script of the job, which runs once. This is a world of one rank; hint: start 4 "
+                    "ranks with srun PROGRAM, or zeroth-run -n 4 PROGRAM"
+                ]
+                if more
+                else [],
+                done.stderr,
             )
             self.assertRegex(
                 done.stderr.splitlines()[0], r"^\[zeroth 0/1\] info: 1 rank over self, says no launcher's variables$"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <zeroth/base/deadline.h>
+#include <zeroth/base/notices.h>
 #include <zeroth/comm/backend.h>
 #include <zeroth/comm/system_calls.h>
 
@@ -32,6 +33,7 @@ struct CommOptions {
   Milliseconds first_timeout{0};        ///< of waits until `activity` has seen the first step end; 0: twice `timeout`
   Milliseconds frozen_after{10'000};    ///< a stopped rank without a heartbeat for this time is lost
   Milliseconds end_stuck_after{5'000};  ///< see ControlOptions; for World::connect()
+  NoticeTimes meeting_notices{};        ///< shm: when a rank that waits for others at the start says so
   /// Polling time before sleep. Unset: 20 us if every rank of the host has a core, else 50 us during which it yields.
   std::optional<std::chrono::microseconds> spin{};
   /// Bytes of staging per rank and group, at least 64 KiB: for buffers that are neither attached nor readable by other
@@ -68,6 +70,7 @@ struct WorldSpec {
   std::string job{};  ///< shm: equal on all ranks of a job, unique on the host; empty: job_from_environment()
   std::shared_ptr<InprocHub> hub{};  ///< inproc only
   CommOptions options{};
+  std::string meeting_hint{};  ///< shm: what to do where ranks do not come, for the log; empty: in general words
 };
 
 /// ZEROTH_JOB_ID, or MASTER_ADDR:MASTER_PORT with TORCHELASTIC_RUN_ID; throws kEnvironment if neither is set.

@@ -23,11 +23,12 @@ World unwatched(const World& world);
 /// Rank and size are known at once. The first connect() connects to the other ranks. Copies share the connection.
 ///
 /// Reads RANK and WORLD_SIZE (zeroth-run, torchrun), else OMPI_COMM_WORLD_RANK / _SIZE (mpirun), else SLURM_PROCID /
-/// SLURM_NTASKS (srun). A bare process is a world of one rank.
-/// Ranks on one host use shared memory. Ranks of mpirun on several hosts (OMPI_COMM_WORLD_LOCAL_SIZE is less than the
-/// size) use MPI between hosts. Ranks of other launchers on several hosts are refused, because there is no transport
-/// between them here: LOCAL_WORLD_SIZE must equal the size and SLURM_STEP_NUM_NODES must be 1, if they are set. The
-/// Python package then uses a group of torch.distributed. ZEROTH_BACKEND=shm, =mpi or =shm+mpi decides instead.
+/// SLURM_NTASKS (srun, in its steps only). A bare process is a world of one rank; so is one with variables that
+/// describe several ranks but have not made it one of them (not_taken()). Ranks on one host use shared memory. Ranks of
+/// mpirun on several hosts (OMPI_COMM_WORLD_LOCAL_SIZE is less than the size) use MPI between hosts. Ranks of other
+/// launchers on several hosts are refused, because there is no transport between them here: LOCAL_WORLD_SIZE must equal
+/// the size and SLURM_STEP_NUM_NODES must be 1, if they are set. The Python package then uses a group of
+/// torch.distributed. ZEROTH_BACKEND=shm, =mpi or =shm+mpi decides instead.
 class World {
  public:
   /// Throws kEnvironment for inconsistent variables, with which, expected and got. Never blocks.
@@ -68,10 +69,14 @@ class World {
   /// The source of rank and size: "RANK and WORLD_SIZE (zeroth-run, torchrun)", "no launcher's variables", ...
   [[nodiscard]] const std::string& origin() const { return origin_; }
 
-  /// Makes a new group of all ranks, for one engine. Collective, blocks until all ranks have come. The first call
-  /// decides the options. The group counts its traffic in `table` and records its calls in activity()'s flight
-  /// recorder. With the first group a world of several ranks joins its control plane (control_plane.h), which lives as
-  /// long as the world or one of its groups. Throws the errors of make_backend().
+  /// In a world of one rank: variables that speak of several, why they are not taken, and what to do, in one line for
+  /// the log: "SLURM_NTASKS=4 is not taken: ...". "" if there are none.
+  [[nodiscard]] const std::string& not_taken() const { return not_taken_; }
+
+  /// Makes a new group of all ranks, for one engine. Collective, blocks until all ranks have come. The first call decides
+  /// the options. The group counts its traffic in `table` and records its calls in activity()'s flight recorder. With the
+  /// first group a world of several ranks joins its control plane (control_plane.h), which lives as long as the world
+  /// or one of its groups. Throws the errors of make_backend().
   [[nodiscard]] std::shared_ptr<CommBackend> connect(const CommOptions& options,
                                                      std::shared_ptr<TrafficTable> table) const;
   /// The record of this rank's activity, which other ranks read through the control plane. Shared by copies.
@@ -93,6 +98,8 @@ class World {
   std::string backend_name_ = "self";
   std::string job_;
   std::string origin_ = "no launcher's variables";
+  std::string not_taken_;
+  std::string meeting_hint_;
   std::shared_ptr<InprocHub> hub_;
   std::shared_ptr<MessageTransport> transport_;
   std::shared_ptr<Connection> connection_;

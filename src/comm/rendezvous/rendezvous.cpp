@@ -24,6 +24,20 @@ ErrorContext context_of(const RendezvousSpec& spec) {
           .which = "job " + spec.job};
 }
 
+/// "waiting for rank 1 for 5 s, at the abstract socket zeroth-comm-0-1f... of this host (job j, rank 0 of 2); ..."
+void notice(const RendezvousSpec& spec, NoticeClock& clock, FunctionRef<std::string()> whom) {
+  if (!spec.say || !clock.due()) return;
+  spec.say(
+      fmt::format("waiting for {} for {}, at the abstract socket @{} of this host (job {}); this is rank {} of {}, "
+                  "pid {}, which gives up after {:g} s; hint: {}",
+                  whom(), clock.waited(), socket_name("comm", spec.job), spec.job, spec.rank, spec.size, ::getpid(),
+                  static_cast<double>(spec.timeout.count()) / 1000,
+                  spec.hint.empty() ? fmt::format("start the other ranks, or all of them with zeroth-run -n {} "
+                                                  "PROGRAM",
+                                                  spec.size)
+                                    : spec.hint));
+}
+
 class Host {
  public:
   Host(const RendezvousSpec& spec, FunctionRef<void()> check) : spec_(spec), check_(check) {}
@@ -42,10 +56,12 @@ class Host {
     result.pids[0] = ::getpid();
     if (spec_.refused.call != 0) refusal_ = refusal_error(spec_.refused, 0, spec_.size);
     const Deadline deadline(spec_.timeout);
+    NoticeClock clock(spec_.notices);
     for (int missing = spec_.size - 1; missing > 0;) {
       check_();
       if (deadline.passed())
         refuse(ErrorCode::kTimeout, "not all ranks came: missing " + missing_ranks(result), result);
+      notice(spec_, clock, [&] { return missing_ranks(result); });
       wait_for_guests(listener->get());
       for (UniqueFd guest = accept_if_ready(listener->get()); guest; guest = accept_if_ready(listener->get())) {
         if (identity_of(guest.get()).uid == ::getuid()) waiting_.push_back(std::move(guest));
@@ -165,12 +181,16 @@ class Host {
 
 Rendezvous join_as_guest(const RendezvousSpec& spec, FunctionRef<void()> check) {
   Deadline deadline(spec.timeout);
+  NoticeClock clock(spec.notices);
+  bool alone = true;
   const auto impatient = [&] {
     check();
+    if (alone) notice(spec, clock, [] { return std::string("rank 0"); });
     ZR_CHECK(!deadline.passed(), ErrorCode::kTimeout, "rank 0 did not gather all ranks in time", context_of(spec));
   };
   ZR_FAILPOINT("rendezvous.connect");
   UniqueFd connection = connect_to(socket_name("comm", spec.job), impatient);
+  alone = false;
   ZR_FAILPOINT("rendezvous.hello");
   // The host, who knows which ranks are missing, began before; it shall be the one to say so.
   constexpr Milliseconds kForTheAnswer{1'000};

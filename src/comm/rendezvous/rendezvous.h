@@ -7,11 +7,14 @@
 
 #include <zeroth/base/deadline.h>
 #include <zeroth/base/error.h>
+#include <zeroth/base/notices.h>
 
 #include <sys/types.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace zeroth::detail {
@@ -35,6 +38,9 @@ struct RendezvousSpec {
   int size = 1;
   Milliseconds timeout{};
   Refusal refused{};  ///< this rank cannot take part, and comes to say so
+  NoticeTimes notices{};
+  std::function<void(std::string_view)> say{};  ///< gets notices while ranks do not come; unset: it waits in silence
+  std::string hint{};                           ///< for a notice: what to do
 };
 
 struct Rendezvous {
@@ -46,7 +52,8 @@ struct Rendezvous {
 /// Blocks until all ranks are there. Strangers (other users, other protocols' bytes) are turned away in
 /// silence. A wrong world size, a rank that comes twice or another version is kMismatch on every rank that
 /// has come; a missing rank is kTimeout, a rank that went away kPeerLost; a system call that is refused to a
-/// rank is kResource on every rank, after all have come.
+/// rank is kResource on every rank, after all have come. While ranks do not come, rank 0 says which, and so do ranks
+/// that do not find rank 0.
 [[nodiscard]] Rendezvous meet(const RendezvousSpec& spec, FunctionRef<void()> check);
 
 }  // namespace zeroth::detail

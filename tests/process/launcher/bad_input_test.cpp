@@ -111,7 +111,11 @@ TEST(BadInput, CommandLines) {
       {{"-n", "2", "--include", "a", "true"}, 64, "which: --include;", "add --hostfile or --hosts"},
       {{"-n", "2", "--node-rank", "0", "true"}, 64, "which: --node-rank;", "add --nnodes"},
       {{"-n", "2", "--launcher", "jsrun", "true"}, 64, "which: --launcher;", help},
-      {{"-n", "2", "--dry-run", "true"}, 64, "--dry-run", "add --launcher"},
+      {{"-n", "2", "--rdzv_endpoint", "a:1", "true"}, 64, "which: --rdzv_endpoint;", "write --rdzv HOST:PORT"},
+      {{"-n", "2", "--nproc_per_node", "2", "true"}, 64, "which: -n, --nproc-per-node;", "give one of them"},
+      {{"--nproc_per_node", "tpu", "true"}, 64, "which: --nproc-per-node;", "write -n N"},
+      {{"--hosts", "a:1", "--num_gpus", "2", "true"}, 64, "which: host a;", "a:2 in --hosts"},
+      {{"--hosts", "a:1", "--nproc-per-node", "gpu", "true"}, 64, "which: --nproc-per-node;", "leave it out"},
       {{"--hosts", "a", "--hostfile", "b", "true"}, 64, "--hostfile and --hosts", "give one of the two"},
       {{"--hostfile", "no/hosts", "true"}, 74, "where: --hostfile; which: no/hosts;", "the working directory is /"},
       {{"--hostfile", "/no/hosts", "true"},
@@ -183,13 +187,19 @@ TEST(BadInput, Environments) {
       {{"RANK=0", "WORLD_SIZE=2", "ZEROTH_BACKEND=nccl"}, 77, "ZEROTH_BACKEND", "unset it"},
       {{"RANK=0", "WORLD_SIZE=2", "ZEROTH_BACKEND=shm|"}, 77, "ZEROTH_BACKEND", "unset it"},
       {{"OMPI_COMM_WORLD_RANK=0"}, 77, "OMPI_COMM_WORLD_SIZE", start},
-      {{"SLURM_NTASKS=2"}, 77, "SLURM_PROCID", start},
-      {{"SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_STEP_NUM_NODES=2"},
+      {{"SLURM_NTASKS=2", "SLURM_STEP_ID=0"}, 77, "SLURM_PROCID", start},
+      {{"SLURM_PROCID=1", "SLURM_NTASKS=2"}, 77, "SLURM_STEP_ID", "into a container, too"},
+      {{"SLURM_PROCID=1", "SLURM_NTASKS=4", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_TASKS=2"},
+       77,
+       "SLURM_NTASKS",
+       "--preserve-env"},
+      {{"SLURM_PROCID=0", "SLURM_NTASKS=4", "SLURM_STEP_ID=0", "SLURM_STEP_NUM_NODES=2"},
        77,
        "SLURM_STEP_NUM_NODES",
        "ZEROTH_BACKEND=shm+mpi"},
   };
   EXPECT_EQ(world_from({"RANK=1", "WORLD_SIZE=2"}), std::pair(std::string("rank 1 of 2 over shm\n"), 0));
+  EXPECT_EQ(world_from({"SLURM_NTASKS=2"}), std::pair(std::string("rank 0 of 1 over self\n"), 0));
   for (const Row& row : table) {
     SCOPED_TRACE(::testing::PrintToString(row.input));
     const auto [text, exit_code] = world_from(row.input);

@@ -109,7 +109,10 @@ TEST(CommandLine, RefusesWhatItCannotUse) {
       {{"-n", "1", "--max-restarts", "-1", "true"}, 64, {"--max-restarts", "0 to 1000", "'-1'"}},
       {{"-n", "1", "--max-restarts", "1001", "true"}, 64, {"--max-restarts", "'1001'"}},
       {{"-n", "1", "--json", "", "true"}, 64, {"--json", "empty"}},
-      {{"-n", "1", "--dry-run", "true"}, 64, {"--dry-run", "add --launcher"}},
+      {{"-n", "1", "--dry-run", "/no/such"}, 64, {"cannot start /no/such"}},
+      {{"-n", "1", "-m"}, 64, {"no module"}},
+      {{"-n", "1", "--nproc_per_node", "1", "true"}, 64, {"twice", "-n, --nproc-per-node"}},
+      {{"-n", "1", "--master_port", "1", "true"}, 64, {"unknown option", "--master_port", "--rdzv HOST:PORT"}},
       {{"-n", "1", "--env", "RANK=1", "true"}, 64, {"RANK", "set by zeroth-run"}},
       {{"-n", "1", "--env", "GROUP_WORLD_SIZE=1", "true"}, 64, {"GROUP_WORLD_SIZE", "set by zeroth-run"}},
       {{"-n", "1", "--env", "TORCHELASTIC_MAX_RESTARTS=1", "true"},
@@ -150,16 +153,37 @@ TEST(CommandLine, SaysWhereAHostfileIsWrong) {
 
 TEST(CommandLine, SaysWhyAProgramCannotStart) {
   const Scratch scratch;
-  const std::string script = scratch.file("train.py", "print()\n");
   const std::string text = scratch.file("text", "no interpreter line\n", 0755);
   const std::string lost = scratch.file("lost", "#!/no/such/interpreter\n", 0755);
   expect_refusal({{"-n", "2", "no-such-program"}, 64, {"cannot start no-such-program: No such file or directory"}});
   expect_refusal({{"-n", "2", "/no/such"}, 64, {"cannot start /no/such: No such file or directory"}});
   expect_refusal({{"-n", "2", "/dev/null/x"}, 64, {"cannot start /dev/null/x: Not a directory"}});
   expect_refusal({{"-n", "2", "/tmp"}, 77, {"[ENVIRONMENT]", "/tmp: Is a directory"}});
-  expect_refusal({{"-n", "2", script}, 77, {"[ENVIRONMENT]", "Permission denied", "python3 " + script}});
+  expect_refusal({{"-n", "2", "/no/train.py"}, 64, {"cannot start /no/train.py: No such file or directory"}});
+  expect_refusal({{"-n", "2", scratch.file("train.py", "")}, 77, {"[ENVIRONMENT]", "no Python", "VIRTUAL_ENV"}},
+                 {.environment = {{"PATH", "/none"}, {"VIRTUAL_ENV", ""}}});
   expect_refusal({{"-n", "2", text}, 77, {"Exec format error", "#!"}});
   expect_refusal({{"-n", "2", lost}, 64, {"No such file", "interpreter"}});
+}
+
+TEST(CommandLine, RunsScriptsAndModulesByTheirPython) {
+  const Scratch scratch;
+  // In place of Python: says how it was called.
+  const std::string python = scratch.file("venv/bin/python", "#!/bin/sh\necho \"$@\"\n", 0755);
+  const std::string script = scratch.file("train.py", "no program, and not executable\n");
+  const JobSetup setup{.environment = {{"VIRTUAL_ENV", scratch.path("venv")}}};
+  Job by_path({"--nproc_per_node=2", script, "--lr", "1"}, setup);
+  const JobResult result = by_path.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[1] -u " + script + " --lr 1\n"));
+  EXPECT_THAT(result.err, HasSubstr("zeroth-run: " + script + " is run by " + python + " -u (VIRTUAL_ENV)\n"));
+  Job module({"-q", "-n", "1", "-m", "package.train", "-n", "3"}, setup);
+  EXPECT_EQ(module.wait().out, "[0] -u -m package.train -n 3\n");
+  Job dry({"--num_gpus", "2", "--dry-run", script}, setup);
+  const JobResult said = dry.wait();
+  EXPECT_EQ(said.exit_code, 0) << said.err;
+  EXPECT_THAT(said.out, HasSubstr("1 host x 2 ranks; zeroth-run starts them"));
+  EXPECT_THAT(said.out, HasSubstr("): " + python + " -u " + script + "\n"));
 }
 
 TEST(CommandLine, FindsProgramsAsAShellDoes) {

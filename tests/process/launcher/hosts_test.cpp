@@ -52,6 +52,32 @@ TEST_F(SeveralHosts, EachRankFindsItsPlace) {
   EXPECT_EQ(result.err, "");
 }
 
+TEST_F(SeveralHosts, EachHostTakesItsOwnPythonForAScript) {
+  const std::string python = hosts.scratch.file("venv/bin/python", "#!/bin/sh\necho $RANK \"$@\"\n", 0755);
+  const std::string script = hosts.scratch.file("train.py", "");
+  JobSetup setup = hosts.setup();
+  setup.environment.emplace_back("VIRTUAL_ENV", hosts.scratch.path("venv"));
+  std::vector<std::string> arguments =
+      hosts.arguments({"--hosts", "h1:2,h2:2", "--nproc_per_node", "1"}, {script, "x"});
+  arguments.erase(arguments.begin());  // not -q
+  Job job(arguments, setup);
+  const JobResult result = job.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(lines_of(result.out), ElementsAre("[0] 0 -u " + script + " x", "[1] 1 -u " + script + " x"));
+  EXPECT_THAT(result.err, HasSubstr("hosts h1, h2: " + script + " is run by " + python + " -u (VIRTUAL_ENV)\n"));
+}
+
+TEST_F(SeveralHosts, ADryRunReachesNoHost) {
+  const std::string file = hosts.scratch.file("hosts", "h1 slots=2\nh2 slots=1\n");
+  Job job({"--hostfile", file, "--dry-run", "train.py"}, hosts.setup());
+  const JobResult result = job.wait();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("2 hosts, 3 ranks (hostfile " + file + "); zeroth-run starts them by "));
+  EXPECT_THAT(result.out, HasSubstr("ranks 0-1 on h1: train.py\nrank 2 on h2: train.py\nPython, on each host: "));
+  EXPECT_EQ(result.err, "");
+  EXPECT_FALSE(std::filesystem::exists(hosts.scratch.path("calls")));
+}
+
 TEST_F(SeveralHosts, TheJobHasOneNameAndOnePort) {
   Job job(hosts.probe({"--hosts", "h1,h2,localhost"}, {"env", "ZEROTH_JOB_ID", "MASTER_PORT", "OWN"}), [&] {
     JobSetup setup = hosts.setup();

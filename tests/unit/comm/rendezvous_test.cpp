@@ -8,6 +8,7 @@
 #include <zeroth/comm/factory.h>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <string>
@@ -86,6 +87,69 @@ TEST(Rendezvous, MissingRanksAreNamedByAll) {
     join_world(job, rank, 5, own);
   });
   expect_all(report, 2, ErrorCode::kTimeout, {"missing ranks 2, 3, 4"});
+}
+
+/// What a rank that meets nobody says until its time is over.
+std::vector<std::string> said_alone(const std::string& job, int rank, int size, NoticeTimes notices,
+                                    const std::string& hint = "") {
+  std::vector<std::string> lines;
+  const detail::RendezvousSpec spec{.job = job,
+                                    .rank = rank,
+                                    .size = size,
+                                    .timeout = Milliseconds{250},
+                                    .notices = notices,
+                                    .say = [&lines](std::string_view line) { lines.emplace_back(line); },
+                                    .hint = hint};
+  EXPECT_THROW((void)detail::meet(spec, [] {}), Error);
+  return lines;
+}
+
+TEST(Rendezvous, WhoeverWaitsSaysForWhomAndWhere) {
+  const std::string job = unique_job();
+  const NoticeTimes soon{.first = Milliseconds{1}, .every = Milliseconds{20}};
+  const std::vector<std::string> host = said_alone(job, 0, 3, soon, "do this");
+  ASSERT_GE(host.size(), 2U) << "again and again";
+  EXPECT_EQ(host.front().find("waiting for ranks 1, 2 for "), 0U) << host.front();
+  for (const std::string& part :
+       {"at the abstract socket @" + detail::socket_name("comm", job) + " of this host (job " + job + ")",
+        "this is rank 0 of 3, pid " + std::to_string(::getpid()), std::string("gives up after 0.25 s; hint: do this")})
+    EXPECT_NE(host.back().find(part), std::string::npos) << host.back();
+  const std::vector<std::string> guest = said_alone(job, 1, 2, soon);
+  ASSERT_GE(guest.size(), 2U);
+  EXPECT_EQ(guest.front().find("waiting for rank 0 for "), 0U) << guest.front();
+  EXPECT_NE(guest.front().find("start the other ranks, or all of them with zeroth-run -n 2 PROGRAM"),
+            std::string::npos);
+  EXPECT_TRUE(said_alone(job, 0, 2, {}).empty()) << "not before five seconds";
+}
+
+TEST(Rendezvous, TheLogOfARankSaysWhoDoesNotCome) {
+  CommOptions options;
+  options.timeout = Milliseconds{100};
+  options.meeting_notices = {.first = Milliseconds{0}, .every = Milliseconds{60'000}};
+  ::testing::internal::CaptureStderr();
+  EXPECT_THROW(join_world(unique_job(), 0, 2, options), Error);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("[zeroth 0/2] warning: waiting for rank 1 for "), std::string::npos) << log;
+}
+
+TEST(Rendezvous, ARankThatHasMetRankZeroLeavesItToSpeak) {
+  ZR_SKIP_UNDER_TSAN();
+  const std::string job = unique_job();
+  const ForkReport report = fork_ranks(2, [&](int rank) {
+    int said = 0;
+    const detail::RendezvousSpec spec{.job = job,
+                                      .rank = rank,
+                                      .size = 3,
+                                      .timeout = Milliseconds{500},
+                                      .notices = {.first = Milliseconds{200}, .every = Milliseconds{50}},
+                                      .say = [&said](std::string_view) { ++said; }};
+    try {
+      (void)detail::meet(spec, [] {});
+    } catch (const Error&) {
+    }
+    ZR_CHECK(rank == 0 ? said > 0 : said == 0, ErrorCode::kInternal, "said " + std::to_string(said), {.where = "test"});
+  });
+  EXPECT_TRUE(report.ok()) << report.text();
 }
 
 TEST(Rendezvous, NobodyAtTheMeetingPointIsATimeout) {

@@ -6,7 +6,9 @@
 #include <zeroth/engine/world.h>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <map>
 #include <optional>
 #include <string>
@@ -74,7 +76,8 @@ TEST(World, ReadsEveryLauncher) {
         {"SLURM_STEP_NUM_NODES", "1"},
         {"SLURM_NTASKS_PER_NODE", "8"},  // what the allocation allows, not what the step has
         {"SLURM_JOB_ID", "4711"},
-        {"SLURM_STEP_ID", "3"}},
+        {"SLURM_STEP_ID", "3"},
+        {"SLURM_STEP_NUM_TASKS", "2"}},
        1,
        2,
        1,
@@ -119,6 +122,7 @@ TEST(World, ReadsEveryLauncher) {
        {{"SLURM_PROCID", "3"},
         {"SLURM_NTASKS", "4"},
         {"SLURM_LOCALID", "1"},
+        {"SLURM_STEP_ID", "0"},
         {"SLURM_STEP_NUM_NODES", "2"},
         {"ZEROTH_BACKEND", "shm+mpi"}},
        3,
@@ -140,6 +144,7 @@ TEST(World, ReadsEveryLauncher) {
        {{"SLURM_PROCID", "3"},
         {"SLURM_NTASKS", "4"},
         {"SLURM_LOCALID", "1"},
+        {"SLURM_STEP_ID", "0"},
         {"SLURM_STEP_NUM_NODES", "2"},
         {"ZEROTH_BACKEND", "shm+mpi|mpi"}},
        3,
@@ -162,6 +167,73 @@ TEST(World, ReadsEveryLauncher) {
   }
 }
 
+TEST(World, IsOneRankWhereVariablesOnlyDescribeWhatASchedulerHasGiven) {
+  struct Row {
+    std::string name;
+    Variables variables;
+    std::string line;  ///< "" = nothing is said
+  };
+  const std::string one = ". This is a world of one rank; hint: start ";
+  const std::string four = "4 ranks with srun PROGRAM, or zeroth-run -n 4 PROGRAM";
+  const std::string other = "4 ranks with Open MPI's mpirun, or zeroth-run -n 4 PROGRAM";
+  const std::vector<Row> table{
+      {"a bare process", {}, ""},
+      {"a shell of salloc",
+       {{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_NUM_NODES", "2"}},
+       "SLURM_NTASKS=4 is not taken: no SLURM_STEP_ID and no SLURM_PROCID, so srun has not started this process" + one +
+           four},
+      {"the script of sbatch",
+       {{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}},
+       "SLURM_PROCID=0, SLURM_NTASKS=4 are not taken: no SLURM_STEP_ID of srun, so this is the batch script of the "
+       "job, which runs once" +
+           one + four},
+      {"the script of sbatch, where it has the number of no step",
+       {{"SLURM_STEP_ID", "4294967291"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}},
+       "SLURM_PROCID=0, SLURM_NTASKS=4 are not taken: no SLURM_STEP_ID of srun, so this is the batch script of the "
+       "job, which runs once" +
+           one + four},
+      {"a shell of salloc that is a step",
+       {{"SLURM_STEP_ID", "3"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"}},
+       "SLURM_PROCID=0, SLURM_NTASKS=4, SLURM_STEP_NUM_TASKS=1 are not taken: the step has 1 task, a shell, and the "
+       "others describe the allocation" +
+           one + four},
+      {"nodes without a number of tasks",
+       {{"SLURM_JOB_ID", "7"}, {"SLURM_JOB_NUM_NODES", "2"}},
+       "SLURM_JOB_NUM_NODES=2 is not taken: no SLURM_STEP_ID and no SLURM_PROCID, so srun has not started this "
+       "process. This is a world of one rank; hint: start the ranks with srun PROGRAM"},
+      {"a job of one task", {{"SLURM_JOB_ID", "7"}, {"SLURM_NTASKS", "1"}, {"SLURM_JOB_NUM_NODES", "1"}}, ""},
+      {"PMI",
+       {{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}},
+       "PMI_RANK=0, PMI_SIZE=4 are not taken: a launcher of PMI (MPICH, Intel MPI) is none that Zeroth knows" + one +
+           other},
+      {"PMI of one", {{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}, ""},
+      {"PBS", {{"PBS_NP", "4"}}, "PBS_NP=4 is not taken: PBS runs the script of a job once" + one + other},
+      {"LSF",
+       {{"LSB_DJOB_NUMPROC", "4"}, {"LSB_JOBID", "1"}},
+       "LSB_DJOB_NUMPROC=4 is not taken: LSF runs the command of a job once" + one + other},
+      {"an Indexed Job of Kubernetes",
+       {{"JOB_COMPLETION_INDEX", "3"}},
+       "JOB_COMPLETION_INDEX=3 is not taken: Kubernetes does not say how many pods there are" + one +
+           "zeroth-run --nnodes PODS --node-rank $JOB_COMPLETION_INDEX in each"},
+      {"torchrun's, for torchrun",
+       {{"PET_NNODES", "4"}, {"PET_NODE_RANK", "1"}},
+       "PET_NODE_RANK=1, PET_NNODES=4 are not taken: only torchrun reads them, which has not started this process" +
+           one + other},
+      {"no number", {{"SLURM_NTASKS", "x"}, {"PMI_SIZE", "many"}}, ""},
+  };
+  for (Row row : table) {
+    const World world = world_of(row.variables);
+    EXPECT_EQ(world.size(), 1) << row.name;
+    EXPECT_EQ(world.backend_name(), "self") << row.name;
+    EXPECT_EQ(world.origin(), kNobody) << row.name;
+    if (const std::size_t at = row.line.find("start zeroth-run"); at != std::string::npos)
+      row.line.insert(at, "for one job in all pods ");
+    EXPECT_EQ(world.not_taken(), row.line) << row.name;
+  }
+  EXPECT_EQ(world_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"SLURM_NTASKS", "4"}, {"PMI_SIZE", "4"}}).not_taken(), "")
+      << "a rank of somebody has nothing to explain";
+}
+
 TEST(World, KnowsWhoSharesItsProcessors) {
   const Variables four{{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "4"}};
   const auto with = [](Variables variables, const std::string& name, const std::string& value) {
@@ -172,7 +244,8 @@ TEST(World, KnowsWhoSharesItsProcessors) {
   EXPECT_EQ(world_of(four).ranks_on_host(), 4);
   EXPECT_EQ(with(four, "OMPI_COMM_WORLD_LOCAL_SIZE", "2"), 2);
   EXPECT_EQ(with(four, "OMPI_COMM_WORLD_LOCAL_SIZE", "4"), 4);
-  const Variables seven{{"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "7"}, {"ZEROTH_BACKEND", "mpi"}};
+  const Variables seven{
+      {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "7"}, {"SLURM_STEP_ID", "0"}, {"ZEROTH_BACKEND", "mpi"}};
   EXPECT_EQ(with(seven, "SLURM_STEP_NUM_NODES", "1"), 7);
   EXPECT_EQ(with(seven, "SLURM_STEP_NUM_NODES", "2"), 4);
   EXPECT_EQ(with(seven, "SLURM_STEP_NUM_NODES", "4096"), 1);
@@ -223,9 +296,14 @@ TEST(World, RefusesEverythingElseByName) {
         {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
         {"ZEROTH_BACKEND", "shm|mpi"}},
        "OMPI_COMM_WORLD_LOCAL_SIZE"},
-      {"Slurm half", {{"SLURM_NTASKS", "2"}}, "SLURM_PROCID"},
+      {"Slurm half", {{"SLURM_NTASKS", "2"}, {"SLURM_STEP_ID", "0"}}, "SLURM_PROCID"},
+      {"Slurm other half", {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}, "SLURM_NTASKS"},
+      {"a rank of Slurm that has lost its step", {{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}}, "SLURM_STEP_ID"},
+      {"a step of two with the variables of four",
+       {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "2"}},
+       "SLURM_NTASKS"},
       {"Slurm on two hosts",
-       {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_NUM_NODES", "2"}},
+       {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_NODES", "2"}},
        "SLURM_STEP_NUM_NODES"},
   };
   for (const Bad& row : table) {
@@ -251,8 +329,10 @@ TEST(World, SaysWhoseHostsNothingJoins) {
   };
   const Variables two_hosts{{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "2"}};
   EXPECT_EQ(rank_and_size(two_hosts), (World::RankAndSize{.rank = 3, .size = 4}));
-  EXPECT_EQ(rank_and_size({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_NUM_NODES", "2"}}),
-            (World::RankAndSize{.rank = 0, .size = 4}));
+  Variables step{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_NODES", "2"}};
+  EXPECT_EQ(rank_and_size(step), (World::RankAndSize{.rank = 0, .size = 4}));
+  step.erase("SLURM_STEP_ID");
+  EXPECT_EQ(rank_and_size(step), std::nullopt) << "the script of a job of two nodes";
   EXPECT_EQ(rank_and_size({}), std::nullopt);
   EXPECT_EQ(rank_and_size({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}}), std::nullopt)
       << "memory reaches all";
@@ -324,6 +404,32 @@ TEST(World, TimesOfAnEmptyConfigurationAreThoseOfTheTransports) {
   EXPECT_EQ(resolved.timeout, plain.timeout);
   EXPECT_EQ(resolved.first_timeout, plain.first_timeout);
   EXPECT_EQ(resolved.end_stuck_after, plain.end_stuck_after);
+}
+
+TEST(World, ARankThatWaitsForOthersSaysWhatToDo) {
+  const auto said = [](const Variables& variables) {
+    CommOptions options;
+    options.timeout = Milliseconds{60};
+    options.meeting_notices = {.first = Milliseconds{0}, .every = Milliseconds{60'000}};
+    ::testing::internal::CaptureStderr();
+    EXPECT_THROW((void)world_of(variables).connect(options, std::make_shared<TrafficTable>()), Error);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  const std::string job = "world_test-" + std::to_string(::getpid());
+  const std::string all = " with zeroth-run -n 2 PROGRAM; for one rank alone unset RANK and WORLD_SIZE\n";
+  const std::string started = said({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"ZEROTH_JOB_ID", job}});
+  EXPECT_NE(started.find("waiting for rank 0 for "), std::string::npos) << started;
+  EXPECT_NE(started.find("hint: look at the output of the ranks that do not come; or start all of them" + all),
+            std::string::npos)
+      << started;
+  // By hand, as scripts of others do it: torch's variables alone name the job.
+  ASSERT_EQ(::setenv("MASTER_ADDR", job.c_str(), 1), 0);
+  ASSERT_EQ(::setenv("MASTER_PORT", "1", 1), 0);
+  const std::string by_hand = said({{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+  ::unsetenv("MASTER_ADDR");
+  ::unsetenv("MASTER_PORT");
+  EXPECT_NE(by_hand.find("waiting for rank 1 for "), std::string::npos) << by_hand;
+  EXPECT_NE(by_hand.find("hint: start the other ranks, or all of them" + all), std::string::npos) << by_hand;
 }
 
 TEST(World, AbortBeforeAnyConnectionIsNothing) {

@@ -1,6 +1,8 @@
 // The command lines of other launchers.
 #include "launcher/delegate.h"
 
+#include "process/launcher/scratch.h"
+
 #include <zeroth/base/error.h>
 
 #include <gmock/gmock.h>
@@ -70,6 +72,20 @@ TEST(Delegation, BindingIsToldOnlyIfAsked) {
   options.launcher = "srun";
   options.bind = BindCores::kOn;
   EXPECT_THAT(text_for(options), HasSubstr(" --cpu-bind=cores "));
+}
+
+TEST(Delegation, APythonScriptIsRunByThePythonOfThisHost) {
+  const testing::Scratch scratch;
+  const std::string python = scratch.file("venv/bin/python", "", 0755);
+  const std::string script = scratch.file("train.py", "");
+  for (const auto& [launcher, head] :
+       {std::pair{"mpirun", "mpirun -n 4 "}, std::pair{"srun", "srun --ntasks=4 --nodes=1 --export=ALL "}}) {
+    Options options = options_for(launcher);
+    options.command = {script, "-x"};
+    EXPECT_EQ(text_for(options, {"VIRTUAL_ENV=" + scratch.path("venv")}), head + python + " -u " + script + " -x");
+    options.command = {"-m", "train"};
+    EXPECT_EQ(text_for(options, {"PATH=" + scratch.path("venv/bin")}), head + python + " -u -m train");
+  }
 }
 
 TEST(Delegation, RefusesWhatTheOtherLauncherCannotBeTold) {

@@ -28,6 +28,24 @@ TEST(HostTasks, TheFirstSlotsAreTaken) {
   EXPECT_THROW((void)hosts_of(options), Error);
 }
 
+TEST(HostTasks, SoManyOfEachHost) {
+  Options options;
+  options.hosts = "a:4,b:2";
+  options.ranks_per_host = 2;
+  const std::vector<HostSelection> expected{{"a", {0, 1}}, {"b", {0, 1}}};
+  EXPECT_EQ(hosts_of(options), expected);
+  EXPECT_EQ(describe_hosts(options, expected), "2 hosts x 2 ranks = 4 (--hosts)");
+  options.ranks_per_host = 3;
+  try {
+    (void)hosts_of(options);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    EXPECT_THAT(error.what(),
+                HasSubstr("which: host b; expected: at least 3 slots; got: 2; hint: give it more (slots=3"));
+  }
+}
+
 TEST(HostTasks, RanksAreNumberedInTheOrderOfTheHosts) {
   const auto tasks = share_out({}, {{"a", {0, 1}}, {"b", {0}}, {"c", {0, 1, 2}}}, {.num_ranks = 6}, {});
   ASSERT_EQ(tasks.size(), 3U);
