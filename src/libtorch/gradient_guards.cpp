@@ -12,7 +12,9 @@ void GradientGuards::make() {
         param, "zeroth: the gradient of '" + model_.params[static_cast<std::size_t>(param)].name +
                    "' is in the engine, not here. engine.step() clips it (gradient_clipping in the configuration), "
                    "reports its norm "
-                   "(StepResult.grad_norm) and updates the parameter; a hook on the parameter sees it as it arrives."));
+                   "(StepResult.grad_norm) and updates the parameter; a hook on the parameter sees it as it arrives. A "
+                   "further backward that does not begin at an output of the model runs through "
+                   "engine.backward(loss)."));
   }
 }
 
