@@ -12,6 +12,8 @@
 
 #include <map>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 namespace zeroth::python {
@@ -30,14 +32,16 @@ Bytes by_state(const MemorySnapshot& snapshot) {
 }
 
 ConfigOverride make_override(const std::string& pointer, const py::object& value, const std::string& origin) {
-  try {
-    const py::object text = py::module_::import("json").attr("dumps")(value, py::arg("allow_nan") = false);
-    return {.pointer = pointer, .json = text.cast<std::string>(), .origin = origin};
-  } catch (const py::error_already_set& error) {
-    const std::string why = py::str(error.value()).cast<std::string>();
-    throw ConfigError("an override", {{.pointer = pointer, .origin = origin, .what = "holds no JSON value: " + why}},
-                      1);
-  }
+  using Problem = std::tuple<std::string, std::string, std::string, std::string>;  // of zeroth._config
+  const auto [text, problems] = py::module_::import("zeroth._config")
+                                    .attr("json_text")(value)
+                                    .cast<std::pair<std::string, std::vector<Problem>>>();
+  if (problems.empty()) return {.pointer = pointer, .json = text, .origin = origin};
+  std::vector<ConfigProblem> listed;
+  for (const auto& [inside, what, expected, got] : problems)
+    listed.push_back({.pointer = pointer + inside, .origin = origin, .what = what, .expected = expected, .got = got});
+  const std::size_t total = listed.size();
+  throw ConfigError("an override", std::move(listed), total);
 }
 
 }  // namespace
@@ -66,6 +70,7 @@ void bind_core(py::module_& module) {
       .def("__eq__", [](const Config& one, const Config& other) { return one == other; })
       .def("__repr__", [](const Config& config) { return "zeroth.Config(" + config.to_json() + ")"; })
       .def_property_readonly("zero_stage", [](const Config& config) { return config.zero.stage; })
+      .def_property_readonly("optimizer_type", [](const Config& config) { return config.optimizer.type; })
       .def_property_readonly("gradient_accumulation_steps",
                              [](const Config& config) { return config.gradient_accumulation_steps; })
       .def_property_readonly("train_micro_batch_size_per_gpu",

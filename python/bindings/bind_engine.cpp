@@ -300,7 +300,38 @@ LogLevel log_level_of(const std::string& name) {
 
 using UnitTuple = std::tuple<std::string, std::uintptr_t, std::string>;  // path, id of the module, class
 using TensorTuple = std::tuple<std::string, at::Tensor>;
-using GroupTuple = std::tuple<std::optional<double>, std::optional<double>>;  // lr, weight decay
+
+/// The keys of zeroth._hypers, of which a group may leave some out.
+libtorch::ParamGroup param_group(const py::dict& values) {
+  libtorch::ParamGroup group;
+  const auto take = [&values](const char* name, auto& field) {
+    if (values.contains(name)) field = values[name].template cast<typename std::decay_t<decltype(field)>::value_type>();
+  };
+  take("lr", group.lr);
+  take("weight_decay", group.weight_decay);
+  take("betas", group.betas);
+  take("eps", group.eps);
+  take("momentum", group.momentum);
+  take("dampening", group.dampening);
+  take("nesterov", group.nesterov);
+  return group;
+}
+
+/// Those that the optimizer has, in the order of torch's.
+py::dict values_of(const GroupHyper& hyper, const std::string& optimizer) {
+  py::dict values;
+  values["lr"] = hyper.lr;
+  if (optimizer == "SGD") {
+    values["momentum"] = hyper.momentum;
+    values["dampening"] = hyper.dampening;
+    values["nesterov"] = hyper.nesterov;
+  } else {
+    values["betas"] = py::make_tuple(hyper.beta1, hyper.beta2);
+    values["eps"] = hyper.eps;
+  }
+  values["weight_decay"] = hyper.weight_decay;
+  return values;
+}
 
 /// A parameter in a group may train, now or later.
 std::vector<NamedParameter> named_parameters(std::vector<TensorTuple> tensors,
@@ -318,10 +349,11 @@ std::function<bool()> has_entries(PyObject* dictionary) {
   };
 }
 
-std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::vector<TensorTuple> parameters,
-                                    const std::vector<BufferTuple>& buffers, const std::vector<GroupTuple>& groups,
-                                    const std::map<std::string, int>& group_of, Config config, const World& world,
-                                    const std::string& log_level, double progress_every_s, std::string json_log,
+std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::string units_hint,
+                                    std::vector<TensorTuple> parameters, const std::vector<BufferTuple>& buffers,
+                                    const std::vector<py::dict>& groups, const std::map<std::string, int>& group_of,
+                                    Config config, const World& world, const std::string& log_level,
+                                    double progress_every_s, std::string json_log,
                                     const std::map<std::string, py::dict>& hooks) {
   std::vector<libtorch::UnitPath> paths;
   for (const auto& [path, identity, type] : units) {
@@ -330,6 +362,7 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::ve
   libtorch::EngineOptions options{.log_level = log_level_of(log_level),
                                   .progress_every = Milliseconds(static_cast<std::int64_t>(progress_every_s * 1000)),
                                   .json_log = std::move(json_log),
+                                  .units_hint = std::move(units_hint),
                                   .guard_gradients = true,
                                   .rethrow = &rethrow_as_python};
   std::map<std::string, PyObject*> hook_dicts;
@@ -338,7 +371,7 @@ std::shared_ptr<Engine> make_engine(const std::vector<UnitTuple>& units, std::ve
     const auto found = hook_dicts.find(name);
     return found != hook_dicts.end() ? has_entries(found->second) : nullptr;
   };
-  for (const auto& [lr, weight_decay] : groups) options.groups.push_back({.lr = lr, .weight_decay = weight_decay});
+  for (const py::dict& group : groups) options.groups.push_back(param_group(group));
   const py::gil_scoped_release no_gil;
   ModelDescription model =
       libtorch::describe_model(paths, named_parameters(std::move(parameters), group_of), named_buffers(buffers),
@@ -375,9 +408,9 @@ void bind_engine(py::module_& module) {
   py::class_<libtorch::Gathered>(module, "Gathered").def("finish", &libtorch::Gathered::finish, NoGil());
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init(&make_engine), py::arg("units"), py::arg("parameters"), py::arg("buffers"), py::arg("groups"),
-           py::arg("group_of"), py::arg("config"), py::arg("world"), py::arg("log_level"), py::arg("progress_every_s"),
-           py::arg("json_log"), py::arg("hooks"))
+      .def(py::init(&make_engine), py::arg("units"), py::arg("units_hint"), py::arg("parameters"), py::arg("buffers"),
+           py::arg("groups"), py::arg("group_of"), py::arg("config"), py::arg("world"), py::arg("log_level"),
+           py::arg("progress_every_s"), py::arg("json_log"), py::arg("hooks"))
       .def(
           "open_backward", [](Engine& self, const at::Tensor& loss) { return self.base().open_backward(loss); },
           NoGil())
@@ -463,21 +496,18 @@ void bind_engine(py::module_& module) {
       .def_property_readonly("learning_rates", [](Engine& self) { return self.base().core().learning_rates(); })
       .def(
           "set_group",
-          [](Engine& self, int group, double lr, double weight_decay) {
+          [](Engine& self, int group, const py::dict& values) {
             zeroth::Engine& core = self.base().core();
-            const std::vector<GroupHyper>& groups = core.settings().groups;
-            GroupHyper hyper = groups.at(static_cast<std::size_t>(group));
-            hyper.lr = lr;
-            hyper.weight_decay = weight_decay;
-            core.set_group(group, hyper);
+            const GroupHyper& before = core.settings().groups.at(static_cast<std::size_t>(group));
+            core.set_group(group, libtorch::hyper_of(param_group(values), before));
           },
-          py::arg("group"), py::arg("lr"), py::arg("weight_decay"))
+          py::arg("group"), py::arg("values"))
       .def_property_readonly("groups",
                              [](Engine& self) {
-                               std::vector<std::tuple<double, double>> groups;  // lr, weight decay
-                               for (const GroupHyper& hyper : self.base().core().settings().groups) {
-                                 groups.emplace_back(hyper.lr, hyper.weight_decay);
-                               }
+                               const std::string& optimizer = self.base().config().optimizer.type;
+                               py::list groups;
+                               for (const GroupHyper& hyper : self.base().core().settings().groups)
+                                 groups.append(values_of(hyper, optimizer));
                                return groups;
                              })
       .def_property_readonly("has_schedule",
@@ -485,6 +515,7 @@ void bind_engine(py::module_& module) {
                                return self.base().core().settings().schedule.kind !=
                                       LearningRateSchedule::Kind::kConstant;
                              })
+      .def_property_readonly("trains", [](Engine& self) { return self.base().core().trains(); })
       .def_property_readonly("gathers_parameters",
                              [](Engine& self) { return self.base().core().settings().plan.gathers_parameters(); })
       .def_property_readonly("units", [](Engine& self) {

@@ -9,7 +9,9 @@
 #include <exception>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 namespace zeroth::python {
 namespace {
@@ -63,6 +65,18 @@ PyObject* new_type(py::module_& module, const char* name, const char* text, PyOb
   return type;
 }
 
+/// Of a document that is not JSON yet. pointer, what, expected, got
+using ProblemTuple = std::tuple<std::string, std::string, std::string, std::string>;
+py::object make_config_error(const std::string& origin, const std::vector<ProblemTuple>& problems) {
+  constexpr std::size_t kMostListed = 50;  // as of a document
+  std::vector<ConfigProblem> listed;
+  for (const auto& [pointer, what, expected, got] : problems) {
+    if (listed.size() == kMostListed) break;
+    listed.push_back({.pointer = pointer, .origin = origin, .what = what, .expected = expected, .got = got});
+  }
+  return to_python(config_error_type, ConfigError(origin, std::move(listed), problems.size()));
+}
+
 }  // namespace
 
 std::optional<Error> error_of_python(const py::handle& object) {
@@ -90,6 +104,7 @@ void bind_errors(py::module_& module) {
   config_error_type =
       new_type(module, "ConfigError", "Everything that is wrong with a configuration, at once.", error_type);
   py::register_exception_translator(&translate);
+  module.def("make_config_error", &make_config_error, py::arg("origin"), py::arg("problems"));
   module.def(
       "make_error",
       [](const std::string& code, const std::string& message, std::string where, std::string who, std::string which,

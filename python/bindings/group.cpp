@@ -87,7 +87,8 @@ World world_from_environment() {
                               "one rank alone unset the variables of the launcher";
     const Logger log(started_as->rank, started_as->size);
     const NoticeThread notices({}, [&](const std::string& waited) { log.warn(whom + waited + where); });
-    distributed.attr("init_process_group")("gloo", py::arg("rank") = started_as->rank, py::arg("world_size") = started_as->size);
+    distributed.attr("init_process_group")("gloo", py::arg("rank") = started_as->rank,
+                                           py::arg("world_size") = started_as->size);
   }
   World world = world_from_group(py::none());
   ZR_CHECK((World::RankAndSize{.rank = world.rank(), .size = world.size()} == *started_as), ErrorCode::kEnvironment,

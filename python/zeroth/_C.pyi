@@ -48,6 +48,9 @@ def make_error(
     """An Error, or a ConfigError for "CONFIG", to be raised: with the text and the attributes of one that C++ throws. Raises Error
     INTERNAL for a code that there is not."""
 
+def make_config_error(origin: str, problems: Sequence[tuple[str, str, str, str]]) -> ConfigError:
+    """A ConfigError, to be raised: each problem has the JSON pointer of its key, what is wrong, what was expected and what there is."""
+
 class ConfigOverride:
     """A value from elsewhere than the document, say a command line. It wins over the document, "auto" included."""
 
@@ -66,6 +69,8 @@ class Config:
     def describe(self) -> list[str]: ...
     @property
     def zero_stage(self) -> int: ...
+    @property
+    def optimizer_type(self) -> str: ...
     @property
     def gradient_accumulation_steps(self) -> int | None: ...
     @property
@@ -206,9 +211,10 @@ class Engine:
     def __init__(
         self,
         units: Sequence[tuple[str, int, str]],
+        units_hint: str,
         parameters: Sequence[tuple[str, torch.Tensor]],
         buffers: Sequence[tuple[dict[str, Any], str, str, torch.Tensor | None, bool]],
-        groups: Sequence[tuple[float | None, float | None]],
+        groups: Sequence[Mapping[str, Any]],
         group_of: Mapping[str, int],
         config: Config,
         world: World,
@@ -249,11 +255,14 @@ class Engine:
     def config(self) -> Config: ...
     @property
     def learning_rates(self) -> list[float]: ...
-    def set_group(self, group: int, lr: float, weight_decay: float) -> None: ...
+    def set_group(self, group: int, values: Mapping[str, Any]) -> None: ...
     @property
-    def groups(self) -> list[tuple[float, float]]: ...
+    def groups(self) -> list[dict[str, Any]]:
+        """Hyper-parameters with the names of torch's optimizers, the configuration's group first."""
     @property
     def has_schedule(self) -> bool: ...
+    @property
+    def trains(self) -> bool: ...
     @property
     def gathers_parameters(self) -> bool: ...
     @property

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from zeroth import _C, _place
+from zeroth import _C, _guards, _place
 
 __all__ = ["follow", "install"]
 
@@ -43,6 +43,7 @@ class _Hook:
         try:
             self._before(kind, error, traceback)
         finally:
+            error = _guards.error_of(error) or error
             if not isinstance(error, KeyboardInterrupt) and _has_ended():
                 for world in list(_worlds):
                     world.abort(_told(error, traceback))

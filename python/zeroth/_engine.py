@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.hooks import RemovableHandle
 
-from zeroth import _C, _ending, _place, _units, _watch
+from zeroth import _C, _ending, _guards, _hypers, _place, _units, _watch
 from zeroth._config import ConfigLike, to_config
 from zeroth._optimizer import Optimizer
 
@@ -53,7 +53,8 @@ class Engine:
     close(). `module(x)` is the same call as `engine(x)`.
     Collective and blocking: all ranks build the engine with the same model and configuration. Rank 0's parameters and
     buffers are copied to all ranks.
-    Parameters: dense float32, bfloat16 or float64, on the CPU or on one CUDA device.
+    Parameters: dense float32, bfloat16 or float64, frozen ones of any dtype with elements of 1, 2, 4 or 8 bytes, on the
+    CPU or on one CUDA device. Without a trainable one the engine gathers and evaluates, and step() is refused.
     Raises Error, with nothing changed: CONFIG, MODEL, MISMATCH, OUT_OF_MEMORY, ENVIRONMENT, USAGE, and errors of the
     transport.
     """
@@ -71,35 +72,41 @@ class Engine:
         json_log: str = "",
     ) -> None:
         """`model`: the module to train. `config`: a path, a dictionary, a Config, or None for all defaults.
-        `params`: parameter groups as torch's optimizers take them, each with optional "lr" and "weight_decay".
+        `params`: parameter groups as torch's optimizers take them, each with its own hyper-parameters or the
+        configuration's: "lr", "weight_decay", "betas", "eps" (AdamW, Adam), "momentum", "dampening", "nesterov" (SGD).
         `units`: the modules to use as units, instead of zeroth.units(model). `world`: default
         World.from_environment(). `log_level`: least level that is logged. `progress_every_s`: seconds between two
         progress lines of rank 0, at least; 0: no such lines. `json_log`: path of a file to which the log and every step
         are appended as JSON lines; "": the path in ZEROTH_JSON_LOG, if it is set."""
         _ending.install()
+        _refuse_wrapped(model)
         _refuse_second(model)
-        _refuse_subclasses(model)
+        _refuse_subclasses("parameter", model.named_parameters())
         if world is None:
             world = _C.World.from_environment()
         _refuse_another_world(world)
+        if world.size > 1:
+            _refuse_subclasses("buffer", model.named_buffers())
         _place.announce(world)
         _ending.follow(world)
         self._world: _C.World | None = world
         self._model = model
         found = _units.find_units(model) if units is None else _units.named_units(model, units)
-        hypers, group_of = _groups(model, params)
+        settings = to_config(config)
+        hypers, group_of = _groups(model, params, settings.optimizer_type)
         for parameter in model.parameters():
             _make_hook_dict(parameter)
         watched = _watch.held(model)
         buffers = _watch.buffers(model)
         modules = list(dict.fromkeys(found.values()))  # one a unit, in the order in which C++ numbers them
         self._core: _C.Engine = _C.Engine(
-            units=[(path, id(module), type(module).__qualname__) for path, module in found.items()],
+            units=[(path, id(module), _units.kind_of(module)) for path, module in found.items()],
+            units_hint=_units.suggestion(model, found),
             parameters=list(model.named_parameters(remove_duplicate=False)),
             buffers=buffers,
             groups=hypers,
             group_of=group_of,
-            config=to_config(config),
+            config=settings,
             world=world,
             log_level=log_level,
             progress_every_s=progress_every_s,
@@ -142,18 +149,23 @@ class Engine:
         the module raises."""
         try:
             return self._model(*args, **kwargs)
-        except BaseException:  # torch's hooks see an Exception, but no KeyboardInterrupt
+        except BaseException as error:  # torch's hooks see an Exception, but no KeyboardInterrupt
             self._core.drop_forwards()
+            if (known := _guards.error_of(error)) is not None:
+                raise known from error
             raise
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Calls loss.backward(), with the same result. `loss`: a scalar tensor with a graph. May block for other
-        ranks. Raises Error MODEL if `loss` does not require a gradient."""
+    def backward(self, loss: torch.Tensor, *, gradient: torch.Tensor | None = None, retain_graph: bool = False) -> None:
+        """Calls loss.backward(gradient, retain_graph), with the same result. `loss`: a tensor with a graph, a scalar
+        unless `gradient` is given. `retain_graph`: the graph serves another backward. May block for other ranks. Raises
+        Error MODEL if `loss` does not require a gradient."""
         seen = self._core.open_backward(loss)
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
-        except BaseException:
+            loss.backward(gradient, retain_graph)  # type: ignore[no-untyped-call]
+        except BaseException as error:
             self._core.fail_backward()
+            if (known := _guards.error_of(error)) is not None:
+                raise known from error
             raise
         self._core.close_backward(seen)
 
@@ -164,7 +176,7 @@ class Engine:
         `result.boundary == False`. A skipped step (a non-finite gradient, a failed backward) has
         `result.committed == False` and the cause in `result.reason`.
         Raises Error: USAGE without a backward since the last step(); NONFINITE after max_nonfinite_steps skipped steps
-        in a row; MISMATCH for different learning rates; and errors of the transport."""
+        in a row; MISMATCH for different hyper-parameters; and errors of the transport."""
         if self._optimizer is None:
             return self._step()
         # Through it, so that torch's schedulers see a step.
@@ -246,15 +258,30 @@ class Engine:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer object for torch.optim.lr_scheduler. Every step() takes "lr" and "weight_decay" from its
-        `param_groups`. If the configuration has a scheduler, they must not be changed. Owned by the engine."""
+        """The optimizer object for torch.optim.lr_scheduler. Every step() takes the hyper-parameters from its
+        `param_groups`: lr, weight_decay, and betas and eps, or momentum, dampening and nesterov. If the configuration
+        has a scheduler, "lr" must not be changed. Owned by the engine. Raises Error USAGE if no parameter trains."""
+        if not self._core.trains:
+            raise _C.make_error(
+                "USAGE",
+                "an engine whose model has no trainable parameter has no optimizer",
+                where="python.engine",
+                hint="it gathers and evaluates; set requires_grad before the engine is built, or name parameters in "
+                "params=[...]",
+            )
         if self._optimizer is None:
             hypers = self._core.groups
             groups = [
-                (number, {"params": members, "lr": hypers[number][0], "weight_decay": hypers[number][1]})
-                for number, members in self._group_members.items()
+                (number, {"params": members, **hypers[number]}) for number, members in self._group_members.items()
             ]
-            self._optimizer = Optimizer(self._core, groups, step=self._step, zero_grad=self.zero_grad)
+            self._optimizer = Optimizer(
+                self._core,
+                groups,
+                kind=self._config.optimizer_type,
+                defaults=hypers[0],
+                step=self._step,
+                zero_grad=self.zero_grad,
+            )
         return self._optimizer
 
     @property
@@ -393,9 +420,9 @@ def initialize(
     log_level: str = "info",
     json_log: str = "",
     **others: None,
-) -> tuple[Engine, Optimizer, None, Any]:
-    """Builds an engine and returns DeepSpeed's tuple: (engine, engine.optimizer, None, scheduler). Collective and
-    blocking, as Engine.
+) -> tuple[Engine, Optimizer | None, None, Any]:
+    """Builds an engine and returns DeepSpeed's tuple: (engine, engine.optimizer, None, scheduler). Without a trainable
+    parameter, as in a reference model, the optimizer is None. Collective and blocking, as Engine.
 
     `lr_scheduler`: a function that makes the scheduler from the optimizer; engine.step() steps it after each update.
     `config` may also come from `args.deepspeed_config`. `model_parameters`: the `params` of Engine. `world`, `units`,
@@ -430,7 +457,7 @@ def initialize(
     )
     if lr_scheduler is not None:
         engine._scheduler = lr_scheduler(engine.optimizer)
-    return engine, engine.optimizer, None, engine._scheduler
+    return engine, engine.optimizer if engine._core.trains else None, None, engine._scheduler
 
 
 _NOT_TAKEN = {
@@ -458,18 +485,45 @@ def _refuse_second(model: nn.Module) -> None:
             )
 
 
-def _refuse_subclasses(model: nn.Module) -> None:
+_WRAPPERS = {
+    "DistributedDataParallel": "pass model.module: the engine sums gradients over the ranks",
+    "DataParallel": "pass model.module: a rank computes on one device",
+    "FullyShardedDataParallel": "pass the module as it is before FSDP wraps it: the engine does the sharding",
+    "FSDPModule": "pass the module as it is before fully_shard(): the engine does the sharding",
+    "DeepSpeedEngine": "pass model.module as it is before deepspeed.initialize()",
+}
+"""classes that do on their own what the engine does"""
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        for base in type(module).__mro__:
+            if base.__name__ in _WRAPPERS and base.__module__.startswith(("torch.", "deepspeed.")):
+                raise _C.make_error(
+                    "MODEL",
+                    "the module is wrapped for another kind of data parallelism",
+                    where="python.engine",
+                    which=path or "the model itself",
+                    expected="the module inside",
+                    got=base.__name__,
+                    hint=_WRAPPERS[base.__name__],
+                )
+
+
+def _refuse_subclasses(kind: str, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Refuses tensor subclasses such as DTensor, which have no memory of their own."""
-    for name, parameter in model.named_parameters():
-        if is_traceable_wrapper_subclass(parameter) or is_traceable_wrapper_subclass(parameter.data):
+    for name, tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor) or is_traceable_wrapper_subclass(tensor.data):
             raise _C.make_error(
                 "MODEL",
-                "a parameter is a tensor subclass",
+                f"a {kind} is a tensor subclass",
                 where="python.engine",
                 which=name,
-                expected="an ordinary nn.Parameter",
-                hint=f"it is a {type(parameter).__name__}: the engine does the sharding, give it the module before "
-                "fully_shard(), distribute_module() or quantisation",
+                expected="an ordinary nn.Parameter" if kind == "parameter" else "an ordinary tensor",
+                hint=f"it is a {type(tensor).__name__}: the engine does the sharding, give it the module before "
+                "fully_shard(), distribute_module() or quantisation"
+                if kind == "parameter"
+                else f"it is a {type(tensor).__name__}: keep it as an ordinary attribute, which no rank shares",
             )
 
 
@@ -557,8 +611,8 @@ def _hook_dicts(model: nn.Module) -> dict[str, dict[int, Any]]:
 
 
 def _groups(
-    model: nn.Module, params: ParamGroups | None
-) -> tuple[list[tuple[float | None, float | None]], dict[str, int]]:
+    model: nn.Module, params: ParamGroups | None, optimizer: str
+) -> tuple[list[_hypers.Hypers], dict[str, int]]:
     """Hyper-parameters of each group, and the group of each parameter, counted from 1. Raises Error USAGE for unknown
     keys, for trainable parameters in no group or in two, and for parameters of other modules."""
     if params is None:
@@ -567,18 +621,21 @@ def _groups(
     are_groups = bool(entries) and isinstance(entries[0], Mapping)
     groups: list[Mapping[str, Any]] = entries if are_groups else [{"params": entries}]  # type: ignore[assignment]
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    hypers: list[tuple[float | None, float | None]] = []
+    known = (*_hypers.names_of(optimizer), "params", "name")
+    hypers: list[_hypers.Hypers] = []
     index_of: dict[int, int] = {}
     for number, group in enumerate(groups, start=1):
-        unknown = set(group) - {"params", "lr", "weight_decay", "name"}
+        unknown = set(group) - {*known}
         if unknown:
             raise _C.make_error(
                 "USAGE",
                 "a parameter group has a key that is not known",
+                where="python.engine",
                 which=f"group {number}, {sorted(unknown)[0]!r}",
-                expected="params, lr, weight_decay, name",
+                expected=", ".join(known),
             )
-        hypers.append((group.get("lr"), group.get("weight_decay")))
+        given = {key: value for key, value in group.items() if value is not None}
+        hypers.append(_hypers.of_group(given, optimizer, f"group {number}"))
         members = group["params"]
         for position, member in enumerate([members] if isinstance(members, torch.Tensor) else members):
             parameter = member[1] if isinstance(member, tuple) else member  # as model.named_parameters() gives them

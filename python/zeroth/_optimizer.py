@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from zeroth import _C
+from zeroth import _C, _hypers
 
 __all__ = ["Optimizer"]
 
@@ -13,9 +13,10 @@ __all__ = ["Optimizer"]
 class Optimizer(torch.optim.Optimizer):
     """`engine.optimizer`, for torch.optim.lr_scheduler and other code that writes to `param_groups`.
 
-    Each step takes "lr" and "weight_decay" of every group. All ranks must write the same values: otherwise step()
-    raises Error MISMATCH and updates nothing. The engine owns the optimizer state: `state` is empty, step() is
-    engine.step(), and state_dict() and load_state_dict() raise Error USAGE.
+    Each step takes the hyper-parameters of every group: lr and weight_decay, with betas and eps (AdamW, Adam) or
+    momentum, dampening and nesterov (SGD). All ranks must write the same values: otherwise step() raises Error MISMATCH
+    and updates nothing. The engine owns the optimizer state: `state` is empty, step() is engine.step(), and
+    state_dict() and load_state_dict() raise Error USAGE.
     """
 
     def __init__(
@@ -23,17 +24,20 @@ class Optimizer(torch.optim.Optimizer):
         core: _C.Engine,
         groups: Sequence[tuple[int, dict[str, Any]]],
         *,
+        kind: str,
+        defaults: dict[str, Any],
         step: Callable[[], _C.StepResult],
         zero_grad: Callable[[], None],
     ) -> None:
-        """`groups`: for each group its number in the engine and its entry for torch. `step`, `zero_grad`: the
-        engine's."""
+        """`groups`: for each group its number in the engine and its entry for torch. `kind`: the optimizer of the
+        configuration. `defaults`: the configuration's hyper-parameters. `step`, `zero_grad`: the engine's."""
         self._core = core
         self._engine_step = step
         self._engine_zero_grad = zero_grad
         self._numbers = [number for number, _ in groups]
-        super().__init__([group for _, group in groups], {"lr": 0.0, "weight_decay": 0.0})
-        self._taken = [(group["lr"], group["weight_decay"]) for group in self.param_groups]
+        self._kind = kind
+        super().__init__([group for _, group in groups], defaults)
+        self._taken = [self._hypers(place, group) for place, group in enumerate(self.param_groups)]
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Calls engine.step() and returns its StepResult. Raises Error USAGE for a closure: backward comes first."""
@@ -79,19 +83,24 @@ class Optimizer(torch.optim.Optimizer):
         )
 
     def push(self) -> None:
-        """Passes changed hyper-parameters to the engine. Raises Error USAGE if they changed and the configuration has a
-        scheduler."""
+        """Passes changed hyper-parameters to the engine. Raises Error USAGE for values that the optimizer cannot have,
+        and for a changed learning rate where the configuration has a scheduler."""
         for place, (number, group) in enumerate(zip(self._numbers, self.param_groups, strict=True)):
-            wanted = (float(group["lr"]), float(group["weight_decay"]))
-            if wanted != self._taken[place]:
-                if self._core.has_schedule:
-                    raise _C.make_error(
-                        "USAGE",
-                        "the configuration has a scheduler, and param_groups were changed beside it",
-                        where="python.optimizer",
-                        which=f"group {place}",
-                        expected=f"lr and weight_decay {self._taken[place]}",
-                        hint="learning rates have one master: take the scheduler out of the configuration, or leave the groups alone",  # noqa: E501
-                    )
-                self._core.set_group(number, *wanted)
-                self._taken[place] = wanted
+            wanted, taken = self._hypers(place, group), self._taken[place]
+            if wanted == taken:
+                continue
+            if wanted["lr"] != taken["lr"] and self._core.has_schedule:
+                raise _C.make_error(
+                    "USAGE",
+                    "the configuration has a scheduler, and param_groups were changed beside it",
+                    where="python.optimizer",
+                    which=f"group {place}",
+                    expected=f"lr {taken['lr']}",
+                    got=f"{wanted['lr']}",
+                    hint="learning rates have one master: take the scheduler out of the configuration, or leave the groups alone",  # noqa: E501
+                )
+            self._core.set_group(number, wanted)
+            self._taken[place] = wanted
+
+    def _hypers(self, place: int, group: dict[str, Any]) -> _hypers.Hypers:
+        return _hypers.of_group(group, self._kind, f"group {place}")

@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from zeroth import _C
 
-__all__ = ["Unit", "find_units", "units"]
+__all__ = ["Unit", "find_units", "kind_of", "named_units", "suggestion", "units"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,26 +27,112 @@ class Unit:
 _SMALLEST_LIST = 100
 """a list with less than one hundredth of the model's elements stays in the root unit: units there would cost calls and
 save no memory"""
+_LARGE = 20
+"""a module with less than one twentieth of the model's elements is not named as a possible unit"""
 
 
 def find_units(model: nn.Module) -> dict[str, nn.Module]:
-    """The default units, by path: from each ModuleList or Sequential the members of one class with at least two.
+    """The default units, by path: from each ModuleList, Sequential or ModuleDict the members of one kind with at least
+    two; and of all other modules the numbered submodules (layer0, layer1, ...) that are built alike.
 
-    Without such a list the result is empty, and all parameters belong to the root unit. Members of a list inside a list
-    count as members of the outer list. A list inside a unit makes no units. If a list has several classes, the class
-    with the most members is taken, and among equal ones the class with more parameters."""
+    Without any the result is empty, and all parameters belong to the root unit. Members of a list inside a list count
+    as members of the outer list. A list inside a unit makes no units. If a list has several kinds, the kind with the
+    most members is taken, and among equal ones the kind with more parameters. Members of a ModuleDict and numbered
+    submodules must hold layers: a single layer there may be used without a call, by its weight."""
     found: dict[str, nn.Module] = {}
     smallest = sum(parameter.numel() for parameter in model.parameters()) / _SMALLEST_LIST
-    for path, module in model.named_modules():
-        if not isinstance(module, (nn.ModuleList, nn.Sequential)) or _inside(path, found):
-            continue
-        by_class: defaultdict[type, dict[str, nn.Module]] = defaultdict(dict)
-        for name, member in _called(module, path):
-            by_class[type(member)][name] = member
-        repeated = max(by_class.values(), key=lambda members: (len(members), _elements(members)), default={})
+
+    def take(groups: Iterable[dict[str, nn.Module]]) -> None:
+        repeated = max(groups, key=lambda members: (len(members), _elements(members)), default={})
         if len(repeated) >= 2 and _elements(repeated) >= smallest and found.keys().isdisjoint(repeated):
             found.update(repeated)
-    return found
+
+    for path, module in model.named_modules():
+        if _is_list(module) and not _inside(path, found):
+            members = dict(_called(module, path))
+            if isinstance(module, nn.ModuleDict):
+                members = {name: member for name, member in members.items() if _holds_layers(member)}
+            by_class = _grouped(members, lambda _, member: parametrize.type_before_parametrizations(member))
+            take(by_class if any(len(group) >= 2 for group in by_class) else _grouped(members, _structure_of))
+    for path, module in model.named_modules():
+        if not _is_list(module) and not _inside(path, found):
+            for alike in _grouped(dict(_numbered(module, path, found)), _stem_and_structure_of):
+                take([alike])
+    order = {path: number for number, (path, _) in enumerate(model.named_modules(remove_duplicate=False))}
+    return dict(sorted(found.items(), key=lambda item: order[item[0]]))
+
+
+def kind_of(module: nn.Module) -> str:
+    """The class that a module's forward comes from. One that was derived for a single module, as by parametrizations,
+    counts as its base."""
+    owner = next((base for base in type(module).__mro__ if "forward" in vars(base)), nn.Module)
+    return (type(module) if owner is nn.Module else owner).__qualname__
+
+
+def suggestion(model: nn.Module, found: Mapping[str, nn.Module]) -> str:
+    """For the log, where most of the model is in the root unit: the modules inside that could be units. "" if there is
+    nothing to say."""
+    sizes = {
+        path: sum(parameter.numel() for parameter in module.parameters(recurse=True))
+        for path, module in model.named_modules()
+        if path and _has_forward(module) and not _inside(path, found) and not _holds(path, found)
+    }
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    fitting = [path for path, size in sizes.items() if size * _LARGE >= whole and 2 * size <= whole]
+    outermost = [path for path in fitting if not any(path.startswith(f"{other}.") for other in fitting)]
+    if not outermost:
+        return ""
+    names = ", ".join([*map(_expression, outermost[:3]), *(["..."] if len(outermost) > 3 else [])])
+    return f"Engine(..., units=[{names}]) makes units of modules that the model calls"
+
+
+def _expression(path: str) -> str:
+    """ "model.body[0].linear" """
+    parts = path.split(".")
+    if not all(part.isidentifier() or part.isdigit() for part in parts):
+        return f"model.get_submodule({path!r})"
+    return "model" + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in parts)
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)) and not isinstance(
+        module, parametrize.ParametrizationList
+    )
+
+
+def _grouped(members: Mapping[str, nn.Module], key: Callable[[str, nn.Module], object]) -> list[dict[str, nn.Module]]:
+    groups: defaultdict[object, dict[str, nn.Module]] = defaultdict(dict)
+    for path, member in members.items():
+        groups[key(path, member)][path] = member
+    return list(groups.values())
+
+
+def _structure_of(path: str, module: nn.Module) -> object:
+    """Code, and the names and shapes of parameters: modules that are alike in these can take each other's place."""
+    forward = getattr(getattr(type(module), "forward", None), "__code__", None)
+    return forward, tuple((name, parameter.shape) for name, parameter in module.named_parameters())
+
+
+def _stem_and_structure_of(path: str, module: nn.Module) -> object:
+    return path.rstrip("0123456789"), _structure_of(path, module)
+
+
+def _numbered(module: nn.Module, path: str, found: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Submodules called layer0, layer1, ... that hold layers, and no unit. No lists, whose members may be called one by
+    one."""
+    for name, child in module.named_children():
+        inside = f"{path}.{name}" if path else name
+        called = _has_forward(child) and not _is_list(child)
+        if name[-1:].isdigit() and called and _holds_layers(child) and not _holds(inside, found):
+            yield inside, child
+
+
+def _holds_layers(module: nn.Module) -> bool:
+    return any(next(part.parameters(), None) is not None for part in module.children())
+
+
+def _holds(path: str, units: Iterable[str]) -> bool:
+    return any(unit.startswith(f"{path}.") for unit in units)
 
 
 def _inside(path: str, units: Iterable[str]) -> bool:

@@ -3,6 +3,7 @@
 #include "engine/odd_rank.h"
 
 #include <zeroth/base/error.h>
+#include <zeroth/base/text.h>
 
 #include <algorithm>
 #include <array>
@@ -19,7 +20,7 @@ namespace {
 constexpr std::size_t kNormWords = kernels::NormAccumulator::kWords;
 constexpr std::size_t kFieldsPerWord = 4;
 constexpr unsigned kFieldBits = 16;
-constexpr std::size_t kWordsPerRank = 11;
+constexpr std::size_t kWordsPerRank = 12;
 constexpr std::int64_t kFailed = 1;
 constexpr std::int64_t kIdle = 2;
 constexpr std::int64_t kDiscards = 4;
@@ -58,6 +59,7 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
   own[8] = ballot.times.backward_us;
   own[9] = ballot.times.step_us;
   own[10] = ballot.times.waited_us;
+  own[11] = ballot.trains;
 
   communicator.all_reduce(std::span<std::int64_t>(message));
 
@@ -69,6 +71,8 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
     vote.has_grad[param] = ((word >> (kFieldBits * (param % kFieldsPerWord))) & 0xffffU) != 0;
   }
   std::vector<std::int64_t> groups;
+  std::vector<std::int64_t> trains;
+  std::vector<int> with_batches;
   for (std::size_t rank = 0; rank < world; ++rank) {
     const std::int64_t* theirs = message.data() + ranks_begin + rank * kWordsPerRank;
     if ((theirs[3] & kFailed) != 0 && vote.failed_rank < 0) vote.failed_rank = static_cast<int>(rank);
@@ -85,6 +89,10 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
                           .step_us = theirs[9],
                           .waited_us = theirs[10]});
     groups.push_back(theirs[4]);
+    if (theirs[3] >> kFlagBits == 0) {  // one without a batch ran no forward, which would have looked
+      trains.push_back(theirs[11]);
+      with_batches.push_back(static_cast<int>(rank));
+    }
     if (theirs[0] == 0) continue;
     // The earliest micro-step; among equals the lowest rank.
     if (vote.offender_rank < 0 || theirs[1] < vote.offender.micro_step) {
@@ -95,8 +103,49 @@ CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicat
   const OddRank odd = find_odd_rank(groups);
   vote.usual_groups_rank = odd.usual;
   vote.other_groups_rank = odd.odd;
+  if (const OddRank other = trains.empty() ? OddRank{} : find_odd_rank(trains); other.odd >= 0) {
+    vote.usual_trains_rank = with_batches[static_cast<std::size_t>(other.usual)];
+    vote.other_trains_rank = with_batches[static_cast<std::size_t>(other.odd)];
+  }
   return vote;
 }
+
+std::int64_t digest_of(const std::vector<bool>& trains) {
+  std::string text;
+  for (const bool one : trains) text += one ? '1' : '0';
+  return static_cast<std::int64_t>(digest64(text) >> 1U);
+}
+
+namespace {
+
+/// kMismatch, with the first parameter that one of two ranks trains and the other does not.
+[[noreturn]] void throw_other_trainability(const CommitVote& vote, const OwnTerms& own,
+                                           const Communicator& communicator) {
+  const std::size_t params = own.trains.size();
+  std::vector<std::uint8_t> mine(own.trains.begin(), own.trains.end());
+  std::vector<std::uint8_t> all(params * static_cast<std::size_t>(communicator.size()));
+  communicator.all_gather(std::span<const std::uint8_t>(mine), std::span(all));
+  const auto of = [&](int rank) {
+    return std::span<const std::uint8_t>(all).subspan(params * static_cast<std::size_t>(rank), params);
+  };
+  const std::span<const std::uint8_t> usual = of(vote.usual_trains_rank);
+  const auto index =
+      static_cast<std::size_t>(std::ranges::mismatch(usual, of(vote.other_trains_rank)).in1 - usual.begin());
+  ZR_ASSERT(index < params, "ranks' digests of what they train differ but their lists do not");
+  const auto says = [&](int rank) {
+    return std::string(of(rank)[index] != 0 ? "trainable" : "frozen") + " (rank " + std::to_string(rank) + ")";
+  };
+  throw Error(
+      ErrorCode::kMismatch, "ranks train different parameters",
+      {.where = "engine.step",
+       .who = "rank " + std::to_string(vote.other_trains_rank) + "/" + std::to_string(communicator.size()),
+       .which = own.params[index].name,
+       .expected = says(vote.usual_trains_rank),
+       .got = says(vote.other_trains_rank),
+       .hint = "set requires_grad alike on all ranks, say with layers drawn from one seed; nothing was updated"});
+}
+
+}  // namespace
 
 void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd, const Communicator& communicator) {
   static constexpr std::string_view kNames[] = {"lr",           "beta1",    "beta2",     "eps",
@@ -119,7 +168,7 @@ void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int od
   };  // as the digests
   const auto index = static_cast<std::size_t>(std::ranges::mismatch(expected, got, same_bits).in1 - expected.begin());
   ZR_ASSERT(index < own.size(), "ranks' digests of their parameter groups differ but their values do not");
-  throw Error(ErrorCode::kMismatch, "ranks set different learning rates or weight decays",
+  throw Error(ErrorCode::kMismatch, "ranks set different hyper-parameters",
               {.where = "engine.step",
                .who = "rank " + std::to_string(odd) + "/" + std::to_string(communicator.size()),
                .which = std::string(kNames[index % kValues]) + " of parameter group " + std::to_string(index / kValues),
@@ -146,12 +195,13 @@ void throw_not_all_discard(const CommitVote& vote, int world) {
                .hint = "whether a batch is thrown away has to be decided alike on all ranks; nothing was updated"});
 }
 
-void throw_if_refused(const CommitVote& vote, const std::vector<GroupHyper>& groups, const Communicator& communicator) {
+void throw_if_refused(const CommitVote& vote, const OwnTerms& own, const Communicator& communicator) {
   if (vote.discarding_rank >= 0) throw_not_all_discard(vote, communicator.size());
   if (vote.idle_rank >= 0) throw_idle(vote.idle_rank, communicator.size());
   if (vote.other_groups_rank >= 0) {
-    throw_other_groups(groups, vote.usual_groups_rank, vote.other_groups_rank, communicator);
+    throw_other_groups(own.groups, vote.usual_groups_rank, vote.other_groups_rank, communicator);
   }
+  if (vote.other_trains_rank >= 0) throw_other_trainability(vote, own, communicator);
 }
 
 }  // namespace zeroth

@@ -7,6 +7,7 @@
 #include <zeroth/comm/communicator.h>
 #include <zeroth/engine/step_result.h>
 #include <zeroth/optim/optimizer.h>
+#include <zeroth/shard/param_spec.h>
 
 #include <cstdint>
 #include <optional>
@@ -27,6 +28,7 @@ struct Ballot {
   StepTimes times{};           ///< of this rank, since the last time
   int joined = 0;              ///< micro-steps in which this rank had no batch
   bool discards = false;       ///< this rank wants no update, but the step's gradients forgotten
+  std::int64_t trains = 0;     ///< digest of which parameters want a gradient on this rank
 };
 
 /// What all ranks agree on.
@@ -46,14 +48,18 @@ struct CommitVote {
   std::vector<StepTimes> times{};         ///< by rank
   int discarding_rank = -1;               ///< first rank that discards
   int keeping_rank = -1;                  ///< first rank that does not
+  int usual_trains_rank = 0;              ///< first of the ranks that train what most ranks train
+  int other_trains_rank = -1;             ///< first rank that trains other parameters; not of those that had no batch
 
   /// Some rank did not come for an update, or for another one: there is none, and the step's gradients are to be
   /// forgotten.
-  [[nodiscard]] bool refused() const { return discarding_rank >= 0 || idle_rank >= 0 || other_groups_rank >= 0; }
+  [[nodiscard]] bool refused() const {
+    return discarding_rank >= 0 || idle_rank >= 0 || other_groups_rank >= 0 || other_trains_rank >= 0;
+  }
   [[nodiscard]] bool finite() const { return offender_rank < 0 && norm.nonfinite_blocks() == 0; }
 };
 
-/// Blocking. The message: words of the norm, parameters with a gradient (four 16-bit counts a word), eleven words a
+/// Blocking. The message: words of the norm, parameters with a gradient (four 16-bit counts a word), twelve words a
 /// rank.
 [[nodiscard]] CommitVote take_commit_vote(const Ballot& ballot, const Communicator& communicator);
 
@@ -62,8 +68,18 @@ struct CommitVote {
 [[noreturn]] void throw_other_groups(const std::vector<GroupHyper>& groups, int usual, int odd,
                                      const Communicator& communicator);
 
-/// Blocking. Throws what refused() is about; `groups` are this rank's.
-void throw_if_refused(const CommitVote& vote, const std::vector<GroupHyper>& groups, const Communicator& communicator);
+/// What of this rank others may have otherwise.
+struct OwnTerms {
+  const std::vector<GroupHyper>& groups;
+  const std::vector<ParamSpec>& params;
+  const std::vector<bool>& trains;  ///< one a parameter: it wants a gradient
+};
+
+/// Digest for Ballot::trains.
+[[nodiscard]] std::int64_t digest_of(const std::vector<bool>& trains);
+
+/// Blocking. Throws what refused() is about.
+void throw_if_refused(const CommitVote& vote, const OwnTerms& own, const Communicator& communicator);
 
 /// kUsage: this rank has called step() without a backward.
 [[noreturn]] void throw_idle(int idle_rank, int world);

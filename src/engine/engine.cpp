@@ -89,11 +89,8 @@ Engine::Engine(std::vector<ParamSpec> params, std::vector<UnitSpec> units, Engin
   }
   reported_group_ =
       static_cast<std::size_t>(reported) < settings_.groups.size() ? static_cast<std::size_t>(reported) : 0;
-  ZR_CHECK(std::ranges::any_of(layout_.params, [](const ParamSpec& param) { return param.trainable; }),
-           ErrorCode::kModel, "the model has no trainable parameter",
-           {.where = "engine",
-            .got = std::to_string(layout_.params.size()) + " parameters, all frozen",
-            .hint = "set requires_grad on what should be trained before the engine is built"});
+  if (!trains())
+    log_.progress("the model has no trainable parameter: the engine gathers and evaluates, and has no optimizer");
   require_plan_fits(layout_, settings_, static_cast<int>(optimizer_->states().size()), communicator_);
   warnings_ = std::make_unique<StepWarnings>(layout_, settings_.max_nonfinite_steps, rank(), log_);
   build_stores();
@@ -121,6 +118,7 @@ void Engine::build_stores() {
   }
   gradients_->set_before_reduce([this](int flat) { uneven_join_->announce(NextCall::kReduce, flat); });
   uses_ = std::make_unique<UnitUses>(layout_, settings_.plan, *parameters_);
+  trained_ = uses_->expected();
 }
 
 void Engine::set_activity(std::shared_ptr<RankActivity> activity) {
@@ -180,6 +178,9 @@ void Engine::post_backward(int unit) {
 }
 
 void Engine::grad_ready(int param, ConstTensorView grad) {
+  ZR_CHECK(layout_.params[static_cast<std::size_t>(param)].trainable, ErrorCode::kUsage,
+           "a gradient of a parameter that never trains",
+           {.where = "engine.backward", .which = layout_.params[static_cast<std::size_t>(param)].name});
   uneven_join_->announce_backward();
   gradients_->add(param, grad);
   uses_->count_gradient(param);
@@ -209,6 +210,7 @@ void Engine::end_backward() {
   gradients_->close_backward();
   had_backward_ = true;
   ++backwards_;
+  trained_ = uses_->expected();
   uses_->end_backward();
 }
 
@@ -219,7 +221,17 @@ void Engine::abandon(bool in_backward) {
   end_backward();
 }
 
+bool Engine::trains() const {
+  return std::ranges::any_of(layout_.params, [](const ParamSpec& param) { return param.trainable; });
+}
+
 StepResult Engine::step() {
+  ZR_CHECK(
+      trains(), ErrorCode::kUsage, "step() of a model that has no trainable parameter",
+      {.where = "engine.step",
+       .got = std::to_string(layout_.params.size()) + " parameters, all frozen",
+       .hint = "set requires_grad on what should be trained, or name it in a parameter group, before the engine is "
+               "built"});
   enter(Phase::kStep);
   uneven_join_->announce(NextCall::kStep);
   uneven_join_->forget_backward();
@@ -255,7 +267,8 @@ CommitVote Engine::cast_vote(bool idle, bool discards) {
                 .preempted = preemption_requested(),
                 .times = times,
                 .joined = uneven_join_->take_joined(),
-                .discards = discards};
+                .discards = discards,
+                .trains = digest_of(trained_)};
   for (std::size_t flat = 0; flat < layout_.flats.size(); ++flat) {
     if (!gradients_->has_sums(static_cast<int>(flat))) continue;
     ballot.norm.merge(gradients_->norm(static_cast<int>(flat)));
@@ -300,7 +313,7 @@ StepResult Engine::finish_step(bool idle) {
   ZR_FAILPOINT("engine.vote");
   const CommitVote vote = cast_vote(idle, /*discards=*/false);
   if (vote.refused()) forget_gradients();
-  throw_if_refused(vote, settings_.groups, communicator_);
+  throw_if_refused(vote, {.groups = settings_.groups, .params = layout_.params, .trains = trained_}, communicator_);
 
   warnings_->look_at(vote, committed_steps_, boundaries_ > 0);
   StepResult result = outcome_of(
@@ -335,6 +348,14 @@ void Engine::set_group(int group, const GroupHyper& hyper) {
            {.where = "engine.set_group",
             .expected = "0 to " + std::to_string(settings_.groups.size() - 1),
             .got = std::to_string(group)});
+  ZR_CHECK(
+      hyper.momentum == 0.0 || settings_.optimizer.momentum || settings_.optimizer.type != "SGD", ErrorCode::kUsage,
+      "the optimizer keeps no momentum, and a parameter group asks for it",
+      {.where = "engine.set_group",
+       .which = "momentum of parameter group " + std::to_string(group),
+       .expected = "0",
+       .got = std::to_string(hyper.momentum),
+       .hint = "with optimizer.params.momentum above 0 in the configuration SGD keeps momenta from the beginning"});
   settings_.groups[static_cast<std::size_t>(group)] = hyper;
 }
 

@@ -46,8 +46,10 @@ EngineSettings make_settings(const Config& config, RankCount ranks, std::vector<
   settings.micro_steps =
       static_cast<int>(sized ? config.resolve(ranks.world).accumulate : config.gradient_accumulation_steps.value_or(1));
   settings.gradient_clipping = config.gradient_clipping;
-  settings.optimizer = {.type = config.optimizer.rule(), .momentum = config.optimizer.momentum != 0.0};
   settings.groups = std::move(groups);
+  settings.optimizer = {
+      .type = config.optimizer.rule(),
+      .momentum = std::ranges::any_of(settings.groups, [](const GroupHyper& group) { return group.momentum != 0.0; })};
   settings.schedule = config.scheduler.schedule();
   settings.max_nonfinite_steps = config.runtime.max_nonfinite_steps;
   settings.uneven = config.runtime.uneven;

@@ -11,6 +11,26 @@
 namespace zeroth::libtorch {
 namespace {
 
+/// What of a buffer has memory of its own: where expand() shows one element several times, that one alone.
+at::Tensor base_of(const at::Tensor& buffer) {
+  at::Tensor base = buffer;
+  for (std::int64_t dim = 0; dim < buffer.dim(); ++dim) {
+    if (buffer.stride(dim) == 0 && buffer.size(dim) > 1) base = base.narrow(dim, 0, 1);
+  }
+  return base;
+}
+
+/// Sizes of a buffer, and of what is sent of it where that is less.
+std::string extents_of(const at::Tensor& buffer) {
+  std::string text;
+  const at::Tensor base = base_of(buffer);
+  for (const std::int64_t extent : buffer.sizes()) text += " " + std::to_string(extent);
+  if (base.sizes() == buffer.sizes()) return text;
+  text += " of";
+  for (const std::int64_t extent : base.sizes()) text += " " + std::to_string(extent);
+  return text;
+}
+
 /// One digest a buffer: what must be alike, in order.
 std::vector<std::int64_t> structure_of(const ModelDescription& model) {
   std::vector<std::int64_t> digests;
@@ -19,15 +39,14 @@ std::vector<std::int64_t> structure_of(const ModelDescription& model) {
       digests.push_back(static_cast<std::int64_t>(digest64(name + " None") >> 1U));
       continue;
     }
-    ZR_CHECK((buffer.is_cpu() || buffer.is_cuda()) && buffer.layout() == at::kStrided, ErrorCode::kModel,
-             "a buffer cannot be shared between ranks",
+    ZR_CHECK((buffer.is_cpu() || buffer.is_cuda()) && buffer.layout() == at::kStrided && !buffer.is_nested(),
+             ErrorCode::kModel, "a buffer cannot be shared between ranks",
              {.where = "libtorch.buffers",
               .which = name,
               .expected = "a dense tensor on the CPU or a GPU",
-              .got = buffer.toString(),
+              .got = buffer.is_nested() ? "a nested tensor" : buffer.toString(),
               .hint = "make it dense, or keep it as an ordinary attribute, which no rank shares"});
-    std::string text = name + " " + c10::toString(buffer.scalar_type());
-    for (const std::int64_t extent : buffer.sizes()) text += " " + std::to_string(extent);
+    const std::string text = name + " " + c10::toString(buffer.scalar_type()) + extents_of(buffer);
     digests.push_back(static_cast<std::int64_t>(digest64(text) >> 1U));
   }
   return digests;
@@ -82,9 +101,13 @@ std::vector<std::uint64_t> values_of(const ModelDescription& model) {
 void require_same_now(const ModelDescription& model, const Communicator& communicator) {
   std::string look;
   for (const auto& [name, buffer, _] : model.buffers) {
-    look += buffer.defined() ? std::to_string(static_cast<int>(buffer.scalar_type())) : "-";
-    for (std::int64_t dim = 0; buffer.defined() && dim < buffer.dim(); ++dim)
-      look += "," + std::to_string(buffer.size(dim));
+    if (!buffer.defined()) {
+      look += "-;";
+      continue;
+    }
+    const bool dense = buffer.layout() == at::kStrided && !buffer.is_nested();
+    look += std::to_string(static_cast<int>(buffer.scalar_type()));
+    look += dense ? extents_of(buffer) : "?" + std::to_string(communicator.rank());  // unlike all: refused by name
     look += ";";
   }
   std::vector<std::int64_t> looks(static_cast<std::size_t>(communicator.size()));
@@ -114,9 +137,10 @@ void send_buffers(const ModelDescription& model, const Communicator& communicato
   require_same_now(model, communicator);
   for (const auto& [name, buffer, _] : model.buffers) {
     if (!buffer.defined() || buffer.nbytes() == 0) continue;
-    const at::Tensor dense = buffer.to(at::kCPU).contiguous();
+    const at::Tensor base = base_of(buffer);
+    const at::Tensor dense = base.to(at::kCPU).contiguous();
     communicator.broadcast(std::span(static_cast<std::uint8_t*>(dense.mutable_data_ptr()), dense.nbytes()), 0);
-    if (!dense.is_same(buffer)) buffer.copy_(dense);
+    if (dense.const_data_ptr() != base.const_data_ptr()) base.copy_(dense);
   }
 }
 

@@ -7,7 +7,8 @@
 namespace zeroth::libtorch {
 
 /// Collective. Throws kMismatch on every rank if names, shapes or dtypes are not alike, kModel for buffers that are not
-/// dense, or neither on the CPU nor on a GPU. One rank shares nothing, and may have any.
+/// dense (sparse, nested), or neither on the CPU nor on a GPU. Of an expanded buffer the memory behind it is shared.
+/// One rank shares nothing, and may have any.
 void require_shareable(const ModelDescription& model, const Communicator& communicator);
 
 /// Collective, after require_shareable(). Gives every rank rank 0's buffers; returns the name of the first one whose

@@ -5,6 +5,21 @@
 
 namespace zeroth::libtorch {
 
+GroupHyper hyper_of(const ParamGroup& group, GroupHyper otherwise) {
+  GroupHyper hyper = otherwise;
+  if (group.lr) hyper.lr = *group.lr;
+  if (group.weight_decay) hyper.weight_decay = *group.weight_decay;
+  if (group.betas) {
+    hyper.beta1 = (*group.betas)[0];
+    hyper.beta2 = (*group.betas)[1];
+  }
+  if (group.eps) hyper.eps = *group.eps;
+  if (group.momentum) hyper.momentum = *group.momentum;
+  if (group.dampening) hyper.dampening = *group.dampening;
+  if (group.nesterov) hyper.nesterov = *group.nesterov;
+  return hyper;
+}
+
 EngineBase::EngineBase(std::shared_ptr<torch::nn::Module> model, Config config, const World& world,
                        EngineOptions options)
     : owner_(model) {

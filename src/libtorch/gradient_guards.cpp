@@ -15,7 +15,8 @@ void GradientGuards::make() {
                       .which = name,
                       .hint = "engine.step() clips it (gradient_clipping in the configuration), reports its norm "
                               "(StepResult.grad_norm) and updates the parameter; a hook on the parameter sees it as it "
-                              "arrives; call engine.backward(), not loss.backward(), for every backward of a step"})));
+                              "arrives; a further backward that does not begin at an output of the model runs through "
+                              "engine.backward(loss)"})));
   }
 }
 

@@ -131,8 +131,46 @@ DType dtype_of(const at::Tensor& tensor, const std::string& name) {
               {.where = "libtorch.scan",
                .which = name,
                .expected = "float64, float32 or bfloat16",
-               .got = c10::toString(tensor.scalar_type())});
+               .got = c10::toString(tensor.scalar_type()),
+               .hint = "convert the model, say with model.to(torch.bfloat16), or freeze the parameter and leave it out "
+                       "of the parameter groups"});
 }
+
+namespace {
+
+/// A parameter that never trains is kept and gathered as bytes, so only the size of its elements counts.
+DType frozen_dtype_of(const at::Tensor& tensor, const std::string& name) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+    case at::kFloat:
+    case at::kBFloat16:
+      return dtype_of(tensor, name);
+    default:
+      break;
+  }
+  if (!tensor.is_quantized()) {
+    switch (tensor.element_size()) {
+      case 1:
+        return DType::kUInt8;
+      case 2:
+        return DType::kFloat16;
+      case 4:
+        return DType::kInt32;
+      case 8:
+        return DType::kInt64;
+      default:
+        break;
+    }
+  }
+  throw Error(ErrorCode::kModel, "a frozen parameter has a dtype that cannot be partitioned",
+              {.where = "libtorch.scan",
+               .which = name,
+               .expected = "elements of 1, 2, 4 or 8 bytes",
+               .got = c10::toString(tensor.scalar_type()),
+               .hint = "keep it in a buffer"});
+}
+
+}  // namespace
 
 ModelDescription describe_model(const std::vector<UnitPath>& units, const std::vector<NamedParameter>& parameters,
                                 std::vector<NamedBuffer> buffers, const GroupOf& group_of) {
@@ -189,10 +227,12 @@ ModelDescription describe_model(const std::vector<UnitPath>& units, const std::v
               .expected = model.tensors.empty() ? "" : model.tensors[0].device().str() + ", as " + model.params[0].name,
               .got = tensor.device().str(),
               .hint = "move the whole model to one device before the engine is built: one GPU a rank"});
+    // Integers cannot want a gradient, whatever group they are in.
+    const bool trainable = tensor.requires_grad() || (may_train && (tensor.is_floating_point() || tensor.is_complex()));
     model.params.push_back({.name = name,
                             .shape = shape_of(tensor),
-                            .dtype = dtype_of(tensor, name),
-                            .trainable = tensor.requires_grad() || may_train,
+                            .dtype = trainable ? dtype_of(tensor, name) : frozen_dtype_of(tensor, name),
+                            .trainable = trainable,
                             .group = group_of(name, tensor)});
     model.tensors.push_back(tensor);
     unit_of_param.push_back(unit);

@@ -37,7 +37,7 @@ void refuse_compiled_autograd() {
 namespace {
 
 /// What is gathered at once at stage 3.
-std::string units_line(const ModelDescription& model) {
+std::string units_line(const ModelDescription& model, const std::string& hint) {
   const auto elements = [&model](const UnitSpec& unit) {
     std::int64_t sum = 0;
     for (const int param : unit.params) sum += model.params[static_cast<std::size_t>(param)].numel();
@@ -56,7 +56,8 @@ std::string units_line(const ModelDescription& model) {
   if (model.units.size() > 1)
     line += " with " + percent(largest) + " of the parameters at most, gathered one after the other,";
   line += " and the root with " + percent(root) + ", gathered from the beginning of forward to the end of backward";
-  return 2 * root > all ? line + ": more or other units would need less memory" : line;
+  if (2 * root <= all) return line;
+  return line + ": more or other units would need less memory" + (hint.empty() ? "" : "; " + hint);
 }
 
 /// Runs when a parameter's gradient is complete in `.grad`; chains what was there before.
@@ -89,12 +90,7 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
 /// Two or more groups: the configuration's, then one for each of the user's.
 std::vector<GroupHyper> group_hypers(const Config& config, const std::vector<ParamGroup>& groups) {
   std::vector<GroupHyper> hypers{group_hyper(config)};
-  for (const ParamGroup& group : groups) {
-    GroupHyper hyper = hypers[0];
-    if (group.lr) hyper.lr = *group.lr;
-    if (group.weight_decay) hyper.weight_decay = *group.weight_decay;
-    hypers.push_back(hyper);
-  }
+  for (const ParamGroup& group : groups) hypers.push_back(hyper_of(group, hypers[0]));
   return hypers;
 }
 
@@ -112,7 +108,8 @@ void require_dtype_of_config(const Config& config, const ModelDescription& model
             .which = "bf16.enabled",
             .expected = "a model in bfloat16",
             .got = model.params.empty() ? "no parameters" : std::string(name_of(model.params[0].dtype)),
-            .hint = "call model->to(torch::kBFloat16) before the engine is built; masters and sums stay float32"});
+            .hint = "call model.to(torch.bfloat16) before the engine is built (in C++ model->to(torch::kBFloat16)); "
+                    "masters and sums stay float32"});
 }
 
 }  // namespace
@@ -168,7 +165,8 @@ std::shared_ptr<Runtime> Runtime::create(ModelDescription model, Config config, 
       world.connect(make_comm_options(runtime->config_, world.size()), runtime->traffic_), runtime->slots_,
       runtime->log_);
   if (world.is_watched()) runtime->core_->set_activity(world.activity());
-  if (runtime->core_->settings().plan.gathers_parameters()) runtime->log_.progress(units_line(runtime->model_));
+  if (runtime->core_->settings().plan.gathers_parameters())
+    runtime->log_.progress(units_line(runtime->model_, options.units_hint));
   ParameterSlots& slots = runtime->slots_;
   const bool copies = !slots.device().is_cpu() || runtime->config_.runtime.compute_copies;
   slots.set_layout(

@@ -16,8 +16,11 @@
 namespace zeroth::libtorch {
 namespace {
 
-std::string dtype_name(const at::Tensor& tensor, const std::string& name) {
-  switch (tensor.scalar_type()) {
+/// None: the format has no such type.
+std::optional<std::string_view> dtype_name(at::ScalarType type) {
+  switch (type) {
+    case at::kComplexFloat:
+      return "C64";
     case at::kDouble:
       return "F64";
     case at::kFloat:
@@ -26,6 +29,16 @@ std::string dtype_name(const at::Tensor& tensor, const std::string& name) {
       return "F16";
     case at::kBFloat16:
       return "BF16";
+    case at::kFloat8_e4m3fn:
+      return "F8_E4M3";
+    case at::kFloat8_e5m2:
+      return "F8_E5M2";
+    case at::kFloat8_e4m3fnuz:
+      return "F8_E4M3FNUZ";
+    case at::kFloat8_e5m2fnuz:
+      return "F8_E5M2FNUZ";
+    case at::kFloat8_e8m0fnu:
+      return "F8_E8M0";
     case at::kLong:
       return "I64";
     case at::kInt:
@@ -34,15 +47,40 @@ std::string dtype_name(const at::Tensor& tensor, const std::string& name) {
       return "I16";
     case at::kChar:
       return "I8";
+    case at::kUInt64:
+      return "U64";
+    case at::kUInt32:
+      return "U32";
+    case at::kUInt16:
+      return "U16";
     case at::kByte:
       return "U8";
     case at::kBool:
       return "BOOL";
     default:
-      break;
+      return std::nullopt;
   }
-  throw Error(ErrorCode::kModel, "a buffer has a dtype that safetensors cannot hold",
-              {.where = "libtorch.export", .which = name, .got = c10::toString(tensor.scalar_type())});
+}
+
+/// Of a tensor under `name` in the model.
+SafetensorsEntry entry_of(const std::string& name, const at::Tensor& tensor) {
+  const auto refuse = [&name](const std::string& got, const char* hint) {
+    throw Error(ErrorCode::kModel, "a tensor has no place in a safetensors file",
+                {.where = "libtorch.export",
+                 .which = name,
+                 .expected = "a dense tensor of a dtype that safetensors has",
+                 .got = got,
+                 .hint = hint});
+  };
+  if (tensor.is_nested()) refuse("a nested tensor", "register the buffer with persistent=False");
+  if (tensor.layout() != at::kStrided) refuse(tensor.toString(), "register the buffer with persistent=False");
+  const std::optional<std::string_view> dtype = dtype_name(tensor.scalar_type());
+  if (!dtype) refuse(c10::toString(tensor.scalar_type()), "convert it, or register the buffer with persistent=False");
+  return {name, std::string(dtype.value_or("")), tensor.sizes().vec(), tensor.nbytes()};
+}
+
+at::Tensor row_major(const at::Tensor& tensor) {
+  return tensor.to(at::kCPU).resolve_conj().resolve_neg().contiguous();
 }
 
 std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
@@ -59,17 +97,14 @@ void write_file(const std::string& path, zeroth::Engine& engine, const ModelDesc
   for (const FlatLayout& flat : layout.flats) {
     for (const Segment& segment : flat.segments) {
       const ParamSpec& spec = layout.params[static_cast<std::size_t>(segment.param)];
-      entries.push_back({spec.name, safetensors_dtype(spec.dtype), spec.shape,
-                         static_cast<std::uint64_t>(segment.numel) * size_of(spec.dtype)});
+      entries.push_back(entry_of(spec.name, model.tensors[static_cast<std::size_t>(segment.param)]));
       for (const std::string& alias : spec.aliases) metadata[alias] = spec.name;
     }
   }
   std::vector<NamedBuffer> buffers;
   std::ranges::copy_if(model.buffers, std::back_inserter(buffers),
                        [](const NamedBuffer& one) { return one.persistent && one.tensor.defined(); });
-  for (const auto& [name, buffer, _] : buffers) {
-    entries.push_back({name, dtype_name(buffer, name), buffer.sizes().vec(), buffer.nbytes()});
-  }
+  for (const auto& [name, buffer, _] : buffers) entries.push_back(entry_of(name, buffer));
   SafetensorsWriter writer(path, std::move(entries), metadata);
   std::vector<std::byte> staging;
   for (std::size_t index = 0; index < layout.flats.size(); ++index) {
@@ -88,7 +123,7 @@ void write_file(const std::string& path, zeroth::Engine& engine, const ModelDesc
     }
     writer.flush();
   }
-  for (const auto& [name, buffer, _] : buffers) writer.write(bytes_of(buffer.to(at::kCPU).contiguous()));
+  for (const auto& [name, buffer, _] : buffers) writer.write(bytes_of(row_major(buffer)));
   writer.commit();
 }
 

@@ -18,7 +18,7 @@ class Sgd final : public Optimizer {
   void step(const StepBlock& block, kernels::Isa isa) const override {
     kernels::sgd_step({.param = block.param,
                        .low = block.low,
-                       .momentum = momentum_ ? block.states[0] : nullptr,
+                       .momentum = momentum_ ? block.states[0] : nullptr,  // untouched where the group's is 0
                        .grad = block.grad,
                        .n = block.n,
                        .dtype = block.dtype,

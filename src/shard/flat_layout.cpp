@@ -26,7 +26,8 @@ void check_shape(const ParamSpec& param) {
              "a parameter has more elements than can be addressed", {.which = param.name});
     numel *= extent;
   }
-  ZR_CHECK(is_trained(param.dtype), ErrorCode::kModel, "parameters must be float64, float32 or bfloat16",
+  ZR_CHECK(!param.trainable || is_trained(param.dtype), ErrorCode::kModel,
+           "trainable parameters must be float64, float32 or bfloat16",
            {.which = param.name, .got = std::string(name_of(param.dtype))});
   ZR_CHECK(std::isfinite(param.grad_factor), ErrorCode::kModel, "the gradient factor of a parameter is not finite",
            {.which = param.name, .got = std::to_string(param.grad_factor)});

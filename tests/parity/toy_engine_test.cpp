@@ -105,7 +105,7 @@ TEST(ToyEngine, RanksThatSetOtherLearningRatesAreNamed) {
     engine.set_group(0, hyper);
   };
   const std::string message = message_of(training);
-  EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks set different learning rates"));
+  EXPECT_THAT(message, HasSubstr("[MISMATCH] ranks set different hyper-parameters"));
   EXPECT_THAT(message, HasSubstr("who: rank 2/3; which: lr of parameter group 0; expected: 0.01458"));
   EXPECT_THAT(message, ::testing::ContainsRegex("expected: [0-9.]+ .rank 0.; got: [0-9.]+ .rank 2.;"));
   training.after_step = [](Engine& engine, ToyModel&, const StepResult&) { engine.set_group(2, {}); };
@@ -336,12 +336,12 @@ TEST(ToyEngine, DegreesThatDoNotDivideTheRanksAreRefused) {
               AllOf(HasSubstr("[CONFIG]"), HasSubstr("hsdp-3"), HasSubstr("the 4 ranks"), HasSubstr("over 3")));
 }
 
-TEST(ToyEngine, ModelsThatCannotBeTrainedAreRefused) {
+TEST(ToyEngine, AGradientOfAFrozenParameterIsRefused) {
   ToyTraining training = small(1, 2);
   training.tamper = [](int, ToyStructure& structure, EngineSettings&) {
     for (ParamSpec& param : structure.params) param.trainable = false;
   };
-  EXPECT_THAT(message_of(training), AllOf(HasSubstr("[MODEL]"), HasSubstr("no trainable parameter")));
+  EXPECT_THAT(message_of(training), HasSubstr("[USAGE] a gradient of a parameter that never trains"));
 }
 
 TEST(ToyEngine, StepWithoutBackwardIsAnError) {

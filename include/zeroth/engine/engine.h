@@ -136,7 +136,7 @@ class Engine {
   void post_backward(int unit);
   /// `grad`: the dense gradient of the whole parameter, in the parameter's or the accumulation dtype. It is copied, so
   /// the caller may reuse it on return. May block for a bucket slot. The last expected gradient of a unit publishes the
-  /// unit's bucket.
+  /// unit's bucket. Throws kUsage for a parameter that is not trainable.
   void grad_ready(int param, ConstTensorView grad);
   /// Closes the unit early: it is reduced now, and expected gradients that are missing count as zero. Call it before
   /// the pre_backward() of the next unit. Then ranks that leave out different parameters reduce and gather in one
@@ -158,7 +158,8 @@ class Engine {
   /// Throws kUsage without a backward since the last step(). On the last micro-step it throws on every rank, names the
   /// first rank without a backward, and drops all gradients of the step. On the others it throws on this rank only and
   /// changes nothing. Throws kNonFinite after max_nonfinite_steps skipped steps in a row, kMismatch if the ranks'
-  /// groups differ, and the errors of the transport.
+  /// groups differ or the ranks trained different parameters, kUsage if no parameter can train, and the errors of the
+  /// transport.
   StepResult step();
 
   /// Drops the gradients since the last step(), as zero_grad() does in torch. Collective and blocking if
@@ -190,7 +191,8 @@ class Engine {
   [[nodiscard]] Next join();
 
   /// Changes a group's hyper-parameters from the next update on. All ranks must set the same values: otherwise the next
-  /// step() throws kMismatch. Throws kUsage for a group that does not exist. Never blocks.
+  /// step() throws kMismatch. Throws kUsage for a group that does not exist, and for momentum where the optimizer keeps
+  /// none. Never blocks.
   void set_group(int group, const GroupHyper& hyper);
   /// Learning rates of the next update, one per group.
   [[nodiscard]] std::vector<double> learning_rates() const;
@@ -225,6 +227,8 @@ class Engine {
     }
   }
 
+  /// Whether any parameter may ever train. Without one the engine gathers and evaluates, and step() throws kUsage.
+  [[nodiscard]] bool trains() const;
   [[nodiscard]] const ModelLayout& layout() const { return layout_; }
   [[nodiscard]] const EngineSettings& settings() const { return settings_; }
   [[nodiscard]] MemoryReport memory_report() const;
@@ -283,6 +287,7 @@ class Engine {
   bool parted_ = false;             ///< see together()
   std::uint64_t forward_seq_ = 0;
   int micro_step_ = 0;
+  std::vector<bool> trained_;  ///< one a parameter: it wanted a gradient in the last backward
   bool had_backward_ = false;
   bool backward_failed_ = false;
   std::int64_t committed_steps_ = 0;

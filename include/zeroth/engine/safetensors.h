@@ -15,7 +15,8 @@ namespace zeroth {
 
 struct SafetensorsEntry {
   std::string name{};
-  std::string dtype{};  ///< F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL; see safetensors_dtype()
+  /// C64 F64 F32 F16 BF16 F8_E4M3 F8_E5M2 F8_E4M3FNUZ F8_E5M2FNUZ F8_E8M0 I64 I32 I16 I8 U64 U32 U16 U8 BOOL
+  std::string dtype{};
   std::vector<std::int64_t> shape{};
   std::uint64_t bytes = 0;
 };

@@ -73,10 +73,10 @@ class World {
   /// the log: "SLURM_NTASKS=4 is not taken: ...". "" if there are none.
   [[nodiscard]] const std::string& not_taken() const { return not_taken_; }
 
-  /// Makes a new group of all ranks, for one engine. Collective, blocks until all ranks have come. The first call decides
-  /// the options. The group counts its traffic in `table` and records its calls in activity()'s flight recorder. With the
-  /// first group a world of several ranks joins its control plane (control_plane.h), which lives as long as the world
-  /// or one of its groups. Throws the errors of make_backend().
+  /// Makes a new group of all ranks, for one engine. Collective, blocks until all ranks have come. The first call
+  /// decides the options. The group counts its traffic in `table` and records its calls in activity()'s flight
+  /// recorder. With the first group a world of several ranks joins its control plane (control_plane.h), which lives as
+  /// long as the world or one of its groups. Throws the errors of make_backend().
   [[nodiscard]] std::shared_ptr<CommBackend> connect(const CommOptions& options,
                                                      std::shared_ptr<TrafficTable> table) const;
   /// The record of this rank's activity, which other ranks read through the control plane. Shared by copies.

@@ -18,6 +18,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,7 +36,15 @@ struct ParamGroup {
   std::function<bool(const std::string& name, const at::Tensor& parameter)> match{};
   std::optional<double> lr{};
   std::optional<double> weight_decay{};
+  std::optional<std::array<double, 2>> betas{};  ///< AdamW, Adam
+  std::optional<double> eps{};                   ///< AdamW, Adam
+  std::optional<double> momentum{};              ///< SGD
+  std::optional<double> dampening{};             ///< SGD
+  std::optional<bool> nesterov{};                ///< SGD
 };
+
+/// What the group says of itself, and `otherwise` for the rest.
+[[nodiscard]] GroupHyper hyper_of(const ParamGroup& group, GroupHyper otherwise);
 
 struct EngineOptions {
   std::vector<ParamGroup> groups{};
@@ -44,6 +53,8 @@ struct EngineOptions {
   Milliseconds progress_every{0};
   /// Path of the log as JSON lines, see Logger; "": the path in the variable ZEROTH_JSON_LOG, if it is set.
   std::string json_log{};
+  /// How other units are made, in the front end's language: logged where most of the model is in the root unit.
+  std::string units_hint{};
   /// True: between a backward and the next forward each `.grad` is a guard instead of undefined. A guard has the full
   /// shape and no memory, and any access is an error that says where the gradient is. For languages in which programs
   /// often read gradients.

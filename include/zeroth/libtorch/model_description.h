@@ -44,9 +44,10 @@ struct ModelDescription {
 using GroupOf = std::function<int(const std::string& name, const at::Tensor& parameter)>;
 
 /// Finds tied weights (one tensor under several names) and repeated units. A parameter belongs to the innermost unit
-/// around it; a parameter with several names belongs to the innermost unit around all of them. Throws kModel with the
-/// name for parameters that cannot be trained: sparse, meta, overlapping, of an unsupported dtype, two over one memory,
-/// on several devices, or on a device that is neither the CPU nor CUDA.
+/// around it; a parameter with several names belongs to the innermost unit around all of them. A frozen parameter may
+/// have any dtype with elements of 1, 2, 4 or 8 bytes. Throws kModel with the name for parameters that cannot be
+/// trained: sparse, meta, overlapping, of an unsupported dtype, two over one memory, on several devices, or on a device
+/// that is neither the CPU nor CUDA.
 [[nodiscard]] ModelDescription describe_model(const std::vector<UnitPath>& units,
                                               const std::vector<NamedParameter>& parameters,
                                               std::vector<NamedBuffer> buffers, const GroupOf& group_of);

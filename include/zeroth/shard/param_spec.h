@@ -13,7 +13,7 @@ namespace zeroth {
 struct ParamSpec {
   std::string name{};
   std::vector<std::int64_t> shape{};  ///< contiguous, row major; empty means a scalar
-  DType dtype = DType::kFloat32;      ///< fp64, fp32 or bf16
+  DType dtype = DType::kFloat32;      ///< fp64, fp32 or bf16; a frozen one's says no more than the size of elements
   bool trainable = true;
   int group = 0;                       ///< index into the optimizer's parameter groups
   double grad_factor = 1.0;            ///< multiplies the gradient in the update (experts and the like)

@@ -431,7 +431,8 @@ std::vector<CoordinatorAction> Coordinator::tick(TimePoint now) {
       if (!waits(rank)) continue;
       const WaitStatus& wait = at(rank).status->wait;
       if (wait.expired && expired < 0) expired = rank;
-      if (wait.report.waited * 4 >= wait.report.timeout && at(rank).noted_wait != wait.id && slow < 0) slow = rank;
+      const bool long_ago = wait.report.waited >= std::min(options_.note_after, wait.report.timeout / 4);
+      if (long_ago && at(rank).noted_wait != wait.id && slow < 0) slow = rank;
     }
     if (expired >= 0) {
       begin(Purpose::kTimeout, expired, {}, now, actions);

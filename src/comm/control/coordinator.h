@@ -1,11 +1,11 @@
 // Coordinator: what rank 0 makes of what all ranks say about themselves. No sockets, no clocks of its own: times come
 // in, actions go out.
 //
-//   a rank waits for one that is gone or silent          verdict PEER_LOST: how it ended, and what the others do
-//   meanwhile all other ranks are, and not one of them waits       verdict PEER_LOST: rank 0 is cut off ranks wait for
-//   each other in a circle                verdict MISMATCH: calls that only some of them make a wait has lasted a
-//   quarter of its deadline          a line: who is missing, where that rank is, who waits a wait has reached its
-//   deadline                      verdict TIMEOUT, with the same line
+// - A rank waits for one that is gone or silent: verdict PEER_LOST, how it ended and what the others do meanwhile.
+// - All other ranks are gone or silent, and not one of them waits: verdict PEER_LOST, rank 0 is cut off.
+// - Ranks wait for each other in a circle: verdict MISMATCH, calls that only some of them make.
+// - A wait has lasted 10 s, or a quarter of its deadline: a line, who is missing, where that rank is, who waits.
+// - A wait has reached its deadline: verdict TIMEOUT, with the same line.
 #pragma once
 
 #include "comm/control/control_message.h"
@@ -41,6 +41,7 @@ struct CoordinatorOptions {
   Milliseconds silent_after{10'000};  ///< without a sign of life for so long a rank is lost
   Milliseconds ask_every{250};
   Milliseconds suspicious_after{1'000};  ///< a wait of this length is worth a question
+  Milliseconds note_after{10'000};       ///< and this length a line; or a quarter of the wait's deadline
   Milliseconds answer_within{1'000};     ///< who has not answered by then is described without its place
   Milliseconds gather{150};              ///< causes that ranks tell within this time are compared
   Milliseconds grace{1'000};  ///< what the data plane finds out by itself within this time is told better there

@@ -100,8 +100,13 @@ class ValueCheck {
            (b.high_open ? number < b.high : number <= b.high);
   }
   [[nodiscard]] std::string choice() const {
+    const auto& given = value_.get_ref<const std::string&>();
     for (const std::string& name : split_list(key_.choices)) {
-      if (same_without_case(name, value_.get_ref<const std::string&>())) return name;
+      if (same_without_case(name, given)) return name;
+    }
+    for (const std::string& alias : split_list(key_.choice_aliases)) {
+      const std::size_t equals = alias.find('=');
+      if (same_without_case(std::string_view(alias).substr(0, equals), given)) return alias.substr(equals + 1);
     }
     return {};
   }
@@ -280,9 +285,6 @@ class Checker {
 using AddProblem = std::function<void(const char*, std::string, std::string, std::string, std::string)>;
 
 void check_optimizer(const OptimizerConfig& optimizer, const AddProblem& add) {
-  if (optimizer.type == "AdamW" && !optimizer.adam_w_mode) {
-    add("/optimizer/params/adam_w_mode", "AdamW without its mode is Adam", "true", "false", "set type to \"Adam\"");
-  }
   if (optimizer.nesterov && (optimizer.momentum <= 0.0 || optimizer.dampening != 0.0)) {
     add("/optimizer/params/nesterov", "Nesterov momentum needs momentum and no dampening",
         "momentum > 0 and dampening 0",
@@ -334,11 +336,39 @@ void check_degrees(const ZeroConfig& zero, const AddProblem& add) {
   }
 }
 
+/// Names under which DeepSpeed has another rule than torch: said once.
+void note_what_adam_means(Config& config, const Document& document, const std::string& origin) {
+  const auto given = [&document](const char* pointer) {
+    const Json::json_pointer at{pointer};
+    return document.root.contains(at) ? document.root.at(at) : Json();
+  };
+  const auto note = [&](const char* pointer, const Json& value, const char* instead) {
+    config.hints.push_back({.pointer = pointer,
+                            .given = printable(value.dump()),
+                            .instead = instead,
+                            .origin = document.origin_of(pointer, origin)});
+  };
+  const Json type = given("/optimizer/type");
+  const Json mode = given("/optimizer/params/adam_w_mode");
+  if (config.optimizer.type == "Adam" && type.is_string() && (type != "Adam" || mode.is_null())) {
+    note("/optimizer/type", type,
+         config.optimizer.adam_w_mode ? "Adam with decoupled weight decay (the rule of AdamW), as in DeepSpeed; "
+                                        "adam_w_mode = false adds the decay "
+                                        "to the gradient, as torch.optim.Adam does"
+                                      : "Adam with the weight decay added to the gradient, as torch.optim.Adam does");
+  }
+  if (config.optimizer.type == "AdamW" && mode == false) {
+    note("/optimizer/params/adam_w_mode", mode,
+         "type AdamW decouples the weight decay all the same, as in DeepSpeed; with type Adam the key has an effect");
+  }
+}
+
 }  // namespace
 
 Config check_document(const Document& document, Problems& problems) {
   Config config = Checker(document, problems).run();
   check_together(config, document, problems);
+  note_what_adam_means(config, document, problems.origin());
   return config;
 }
 

@@ -113,6 +113,13 @@ std::string reference_markdown() {
   for (const KeyAlias& alias : key_aliases()) {
     page += row({"`" + dotted(alias.alias) + "`", "`" + dotted(alias.pointer) + "`"});
   }
+  for (const KeySpec& key : honoured_keys()) {
+    for (const std::string& alias : split_list(key.choice_aliases)) {
+      const std::size_t equals = alias.find('=');
+      const std::string name = "`" + dotted(key.pointer) + "` ";
+      page += row({name + "\"" + alias.substr(0, equals) + "\"", name + "\"" + alias.substr(equals + 1) + "\""});
+    }
+  }
   return page;
 }
 

@@ -50,7 +50,8 @@ struct KeySpec {
   std::int64_t lowest = 0;                                 ///< of kInteger
   std::int64_t highest = std::numeric_limits<int>::max();  ///< of kInteger
   std::string_view choices{};
-  std::string_view elsewhere{};  ///< choices that DeepSpeed has and Zeroth has not
+  std::string_view elsewhere{};       ///< choices that DeepSpeed has and Zeroth has not
+  std::string_view choice_aliases{};  ///< "FusedAdam=Adam": other names of choices
   std::string_view members{};
 
   /// Refused keys: the values that ask for nothing, as JSON texts; or, for a section, conditions

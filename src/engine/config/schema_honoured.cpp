@@ -148,9 +148,10 @@ constexpr std::array kKeys{
         {.pointer = "/optimizer/type",
          .kind = KeyKind::kChoice,
          .text = "The optimizer. As in DeepSpeed, Adam means decoupled weight decay unless `adam_w_mode` is "
-                 "false.",
+                 "false: the rule of AdamW, with a `weight_decay` of 0 unless it is given. The log says so once.",
          .choices = "AdamW|Adam|SGD",
-         .elsewhere = "Adagrad|Lamb|OneBitAdam|OneBitLamb|ZeroOneAdam|Lion|Muon|MuAdam|MuAdamW|MuSGD"}),
+         .elsewhere = "Adagrad|Lamb|OneBitAdam|OneBitLamb|ZeroOneAdam|Lion|Muon|MuAdam|MuAdamW|MuSGD",
+         .choice_aliases = "FusedAdam=Adam|CPUAdam=Adam|DeepSpeedCPUAdam=Adam"}),
     bind<&Config::optimizer, &OptimizerConfig::lr>(
         {.pointer = "/optimizer/params/lr",
          .kind = KeyKind::kNumber,
@@ -177,7 +178,8 @@ constexpr std::array kKeys{
          .write = [](const Config& c) { return Json(c.optimizer.decay()); }}),
     bind<&Config::optimizer, &OptimizerConfig::adam_w_mode>(
         {.pointer = "/optimizer/params/adam_w_mode",
-         .text = "Decay the weights (true) or add the decay to the gradient (false, with type Adam only).",
+         .text = "Decay the weights (true) or add the decay to the gradient (false, with type Adam only: AdamW decays "
+                 "the weights, as in DeepSpeed).",
          .applies = kAdaptive,
          .applies_text = "optimizers AdamW and Adam"}),
     bind<&Config::optimizer, &OptimizerConfig::momentum>({.pointer = "/optimizer/params/momentum",
@@ -373,14 +375,15 @@ constexpr std::array kKeys{
                  "The numbers are the same.",
          .highest = kMaxBytes,
          .shared = false}),
-    bind<&Config::runtime, &RuntimeConfig::timeout_ms>(
-        {.pointer = "/zeroth/timeout_ms",
-         .kind = KeyKind::kInteger,
-         .text = "Milliseconds that a rank waits for a peer that is alive. After a quarter of it a line says who is "
-                 "missing and where that rank is.",
-         .lowest = 1,
-         .highest = kMaxMilliseconds,
-         .shared = false}),
+    bind<&Config::runtime, &RuntimeConfig::timeout_ms>({.pointer = "/zeroth/timeout_ms",
+                                                        .kind = KeyKind::kInteger,
+                                                        .text =
+                                                            "Milliseconds that a rank waits for a peer that is alive. "
+                                                            "After 10 s, or a quarter of it, a line says who is "
+                                                            "missing and where that rank is.",
+                                                        .lowest = 1,
+                                                        .highest = kMaxMilliseconds,
+                                                        .shared = false}),
     bind<&Config::runtime, &RuntimeConfig::first_timeout_ms>(
         {.pointer = "/zeroth/first_timeout_ms",
          .kind = KeyKind::kInteger,

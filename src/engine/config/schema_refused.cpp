@@ -61,6 +61,7 @@ constexpr std::array kKeys{
 
     flag("/optimizer/params/bias_correction", kRule, "true"),
     flag("/optimizer/params/amsgrad", kRule),
+    flag("/optimizer/params/fp32_optimizer_states", kMasters, "true"),
     flag("/optimizer/params/maximize", kRule),
     value("/optimizer/params/max_grad_norm", KeyKind::kAny, "null|0", "clipping is set by gradient_clipping"),
     value("/scheduler/params/last_batch_iteration", KeyKind::kAny, "-1", "a schedule starts at the first step"),
@@ -124,6 +125,7 @@ constexpr std::array kKeys{
 
 constexpr std::array kAliases{
     KeyAlias{"/bfloat16", "/bf16"},
+    KeyAlias{"/optimizer/params/adamw_mode", "/optimizer/params/adam_w_mode"},
     KeyAlias{"/zero_optimization/stage3_gather_fp16_weights_on_model_save",
              "/zero_optimization/stage3_gather_16bit_weights_on_model_save"},
 };

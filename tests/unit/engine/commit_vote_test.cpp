@@ -159,6 +159,25 @@ TEST(Judge, RanksThatWereAskedToMakeRoomAndUnevenBackwardsAreKnownToAll) {
   }
 }
 
+TEST(Judge, WhoTrainsOtherParametersIsFoundAmongThoseWithABatch) {
+  const std::vector<bool> usual{true, false, true};
+  const std::vector<bool> other{true, true, true};
+  const auto votes = [&](int joined) {
+    return vote_all(4, [&](int rank) {
+      Ballot ballot;
+      ballot.trains = digest_of(rank == 2 ? other : usual);
+      ballot.joined = rank == 2 ? joined : 0;
+      return ballot;
+    });
+  };
+  for (const CommitVote& vote : votes(0)) {
+    EXPECT_EQ(vote.usual_trains_rank, 0);
+    EXPECT_EQ(vote.other_trains_rank, 2);
+    EXPECT_TRUE(vote.refused());
+  }
+  for (const CommitVote& vote : votes(1)) EXPECT_FALSE(vote.refused()) << "what that rank had before its last batch";
+}
+
 TEST(JudgeMismatch, DifferentModelsAreAnErrorOnEveryRank) {
   const auto report = test::try_ranks(2,
                                       [](int rank, const std::shared_ptr<CommBackend>& backend) {

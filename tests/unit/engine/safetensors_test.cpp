@@ -162,7 +162,8 @@ TEST_F(Safetensors, DtypesHaveTheFormatsNames) {
   EXPECT_EQ(safetensors_dtype(DType::kInt64), "I64");
   EXPECT_EQ(safetensors_dtype(DType::kInt32), "I32");
   EXPECT_EQ(safetensors_dtype(DType::kUInt8), "U8");
-  for (const char* dtype : {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}) {
+  for (const char* dtype : {"C64", "F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ",
+                            "F8_E8M0", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"}) {
     SafetensorsWriter writer(path(), {{"none", dtype, {0}, 0}}, {});
     EXPECT_NO_THROW(writer.commit()) << dtype;
   }

@@ -33,7 +33,7 @@ struct MixedImpl : torch::nn::Module {
     register_buffer("flags", torch::tensor({true, false, true}));
     register_buffer("count", torch::tensor(5, torch::kInt64));
     register_buffer("table", values({3, 4}, torch::kFloat32).t());
-    if (with_complex) register_buffer("phase", torch::ones({2}, torch::kComplexFloat));
+    if (with_complex) register_buffer("phase", torch::ones({2}, torch::kComplexDouble));
   }
   Tensor forward(const Tensor& x) {
     return (narrow.to(torch::kFloat32).square().sum() + (wide * tied).sum() + image.square().sum() +
