@@ -1,8 +1,8 @@
-"""Torch's errors about parameters and gradients without memory, as errors of Zeroth.
+"""Errors of Zeroth that torch has made plain RuntimeErrors of, as errors of Zeroth again.
 
-A parameter that is not gathered has a storage that refuses every access with a text of Zeroth's. Torch makes a plain
-RuntimeError of it, whatever the access. Where such an error passes through a call of the engine, or ends the script, it
-becomes an Error."""
+Operators on a parameter that is not gathered raise an Error. A view that somebody kept of it refuses by a text that
+torch raises; the text is that of an Error. Where such an exception passes through a call of the engine, or ends the
+script, it becomes one."""
 
 import re
 
@@ -10,7 +10,9 @@ from zeroth import _C
 
 __all__ = ["error_of"]
 
-_TEXT = re.compile(r"zeroth: ((?:parameter|the gradient of) '([^']*)'|the engine that held)[^\n]*")
+_TEXT = re.compile(r"\[([A-Z_]+)\] ([^\n]+)")
+_FIELD = re.compile(r"; (where|who|which|expected|got|hint): ")
+_CODES = {"USAGE", "MODEL", "PEER_LOST", "TIMEOUT", "MISMATCH", "ABORTED", "INTERNAL", "RESOURCE"}
 
 
 def error_of(error: BaseException) -> _C.Error | None:
@@ -18,12 +20,10 @@ def error_of(error: BaseException) -> _C.Error | None:
     if not isinstance(error, RuntimeError) or isinstance(error, _C.Error):
         return None
     try:
-        found = _TEXT.search(str(error))
+        found = _TEXT.match(str(error))
     except Exception:  # the user's own __str__
         return None
-    if found is None:
+    if found is None or found[1] not in _CODES:
         return None
-    message, _, hint = found[0].removeprefix("zeroth: ").partition(". ")
-    return _C.make_error(
-        "USAGE", message.rstrip("."), where="libtorch.parameters", which=found[2] or "", hint=hint.rstrip(".")
-    )
+    message, *fields = _FIELD.split(found[2])
+    return _C.make_error(found[1], message, **dict(zip(fields[::2], fields[1::2], strict=True)))

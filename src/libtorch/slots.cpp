@@ -207,8 +207,10 @@ void ParameterSlots::retire() {
                        .got = "the engine that held them was dropped, or closed with keep_parameters false",
                        .hint = "close() gives values back"});
     if (!given_back_) tensors_[param].set_data(guard_like(static_cast<int>(param), error));
-    memory_[param].retire("zeroth: the engine that held parameter '" + name +
-                          "' is gone, so this view of it has no memory.");
+    memory_[param].retire(Error(ErrorCode::kUsage,
+                                "the engine that held parameter '" + name + "' is gone, so this view has no memory",
+                                {.where = "libtorch.parameters", .which = name})
+                              .what());
   }
 }
 

@@ -6,6 +6,7 @@ usage: check_docs.py ROOT
 Rules, each named in its messages:
   link     a relative link leads to a file or folder that is there, and its #anchor to a heading of it
   path     a `path/in/backticks` that begins like a path of the repository is there; `*` may stand for a part of a name
+  proof    a `path: name in backticks` names what is in that file, a test for one
   short    a how-to page has fewer than 45 lines
   machine  no line names a path of somebody's machine
   fence    code fences are closed
@@ -192,7 +193,10 @@ class Checker:
         self.links[page] = {target for line, link in links_of(text) if (target := self.resolve(page, line, link))}
         for number, line in enumerate(without_fences(text).split("\n"), 1):
             for code in re.findall(r"`([^`]+)`", line):
-                self.check_path(page, number, code)
+                if proof := re.fullmatch(r"(tests/[\w./-]+): (\w+)", code):
+                    self.check_proof(page, number, *proof.groups())
+                else:
+                    self.check_path(page, number, code)
 
     def check_block(self, block: Block) -> None:
         if block.language in ("cpp", "cmake"):
@@ -239,6 +243,11 @@ class Checker:
             self.report(page, line, "path", f"{path} is there; take it out of TO_BE_WRITTEN")
         elif not there and not planned:
             self.report(page, line, "path", f"{path} is not there")
+
+    def check_proof(self, page: str, line: int, path: str, name: str) -> None:
+        file = self.root / path
+        if not file.is_file() or not re.search(rf"\b{name}\b", file.read_text(encoding="utf-8")):
+            self.report(page, line, "proof", f"{path} has no {name}")
 
     def check_reach(self, pages: list[str]) -> None:
         reached, todo = set(), ["docs/index.md"]

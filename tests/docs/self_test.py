@@ -53,6 +53,11 @@ class CheckDocs(unittest.TestCase):
     def test_a_right_repository_has_no_violation(self) -> None:
         self.assertEqual(self.violations({}), [])
 
+    def test_proofs(self) -> None:
+        self.assertEqual(self.violations(self.added("`tests/it_test.py: make`\n")), [])
+        self.expect(self.added("`tests/it_test.py: mak`\n"), "docs/a.md:7: proof")
+        self.expect(self.added("`tests/none.py: make`\n"), "docs/a.md:7: proof")
+
     def test_links(self) -> None:
         self.expect(self.added("[x](missing.md)\n"), "docs/a.md:7: link")
         self.expect(self.added("[x](../../outside.md)\n"), "docs/a.md:7: link")
