@@ -75,7 +75,7 @@ TEST(Delegation, BindingIsToldOnlyIfAsked) {
 }
 
 TEST(Delegation, APythonScriptIsRunByThePythonOfThisHost) {
-  const testing::Scratch scratch;
+  const test::Scratch scratch;
   const std::string python = scratch.file("venv/bin/python", "", 0755);
   const std::string script = scratch.file("train.py", "");
   for (const auto& [launcher, head] :

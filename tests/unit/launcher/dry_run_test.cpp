@@ -15,7 +15,7 @@ namespace zeroth::launcher {
 namespace {
 
 TEST(DryRun, OnThisHost) {
-  const testing::Scratch scratch;
+  const test::Scratch scratch;
   const std::string python = scratch.file("bin/python3", "", 0755);
   const std::string script = scratch.file("train.py", "");
   Options options;

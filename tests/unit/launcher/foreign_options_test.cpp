@@ -70,7 +70,7 @@ TEST(ForeignOptions, WordsForTheRanksOfThisHost) {
 }
 
 TEST(ForeignOptions, GpusAreThoseThatRanksMaySee) {
-  const testing::Scratch scratch;
+  const test::Scratch scratch;
   for (const char* name : {"nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia", "other0"})
     scratch.file(name, "");
   EXPECT_EQ(count_gpus({}, scratch.path("")), 3);

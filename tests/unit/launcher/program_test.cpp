@@ -18,7 +18,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::Scratch;
+using test::Scratch;
 using Words = std::vector<std::string>;
 
 class Programs : public ::testing::Test {
