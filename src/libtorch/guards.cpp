@@ -4,13 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <c10/core/Allocator.h>
-#include <torch/headeronly/version.h>
-
-// From 2.15 on torch has a hook for who wants to write to a storage, and takes back that reading one throws.
-#define ZEROTH_TORCH_HAS_MATERIALIZERS (TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15)
-#if !ZEROTH_TORCH_HAS_MATERIALIZERS
 #include <c10/core/impl/COWDeleter.h>
-#endif
 
 #include <algorithm>
 #include <array>
@@ -42,7 +36,6 @@ class GuardStorage final : public c10::StorageImpl {
 
  private:
   Refusal refusal_;
-#if !ZEROTH_TORCH_HAS_MATERIALIZERS
   /// Is asked for memory when somebody wants to write to a storage that is copied on write.
   class RefusingAllocator final : public c10::Allocator {
    public:
@@ -57,7 +50,7 @@ class GuardStorage final : public c10::StorageImpl {
     /// that a guard is never the last.
     static c10::impl::cow::COWDeleterContext& shared_pointer() {
       static auto* const context =
-          new c10::impl::cow::COWDeleterContext(std::unique_ptr<void, c10::DeleterFnPtr>(nullptr, [](void*){}));
+          new c10::impl::cow::COWDeleterContext(std::unique_ptr<void, c10::DeleterFnPtr>(nullptr, [](void*) {}));
       return *context;
     }
 
@@ -65,20 +58,30 @@ class GuardStorage final : public c10::StorageImpl {
     const Refusal& refusal_;
   };
   RefusingAllocator allocator_{refusal_};
-#endif
 };
+
+/// Makes torch call `refuse` before it gives out a pointer to write through; false where it has no such hook, which
+/// came with 2.15.
+template <class Storage>
+bool set_materializer_of(Storage& storage, void (*refuse)(c10::StorageImpl*)) {
+  if constexpr (requires { storage.set_materializer(refuse); }) {
+    storage.set_materializer(refuse);
+    return true;
+  }
+  return false;
+}
 
 GuardStorage::GuardStorage(std::size_t bytes, c10::Device device, Refusal refusal)
     : c10::StorageImpl(use_byte_size_t(), static_cast<std::int64_t>(bytes), at::DataPtr(nullptr, device), nullptr,
                        /*resizable=*/false),
       refusal_(std::move(refusal)) {
-#if ZEROTH_TORCH_HAS_MATERIALIZERS
-  set_materializer([](c10::StorageImpl* storage) { static_cast<GuardStorage*>(storage)->refusal_(); });
-#else
+  if (set_materializer_of(static_cast<c10::StorageImpl&>(*this),
+                          [](c10::StorageImpl* storage) { static_cast<GuardStorage*>(storage)->refusal_(); })) {
+    return;
+  }
   set_allocator(&allocator_);
   RefusingAllocator::shared_pointer().increment_refcount();
   set_data_ptr_noswap(at::DataPtr(nullptr, &RefusingAllocator::shared_pointer(), &c10::impl::cow::cow_deleter, device));
-#endif
 }
 
 void refuse_if_guard(const c10::IValue& value) {
@@ -125,17 +128,8 @@ void register_look() {
       kGuardKey, c10::KernelFunction::makeFromBoxedFunction<&look_at>(), "zeroth guards");
 }
 
-#if ZEROTH_TORCH_HAS_MATERIALIZERS
-void set_throws(c10::StorageImpl& storage, bool throws, const std::string& text) {
-  if (throws) {
-    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(text);
-  } else {
-    storage.clear_data_ptr_access_error_msg_();
-  }
-}
-#else
 /// [Note: Storage without memory] A storage of torch's can be told to throw when its pointer is read, with a text, but
-/// until 2.15 not to stop that: the flag has a way in and none out. A parameter's memory goes and comes again, so the
+/// before 2.15 not to stop that: the flag has a way in and none out. A parameter's memory goes and comes again, so the
 /// flag is cleared here, through what the language allows: names in explicit instantiations are not checked for access.
 template <bool c10::StorageImpl::* kFlag>
 struct AccessToFlag {
@@ -150,7 +144,6 @@ void set_throws(c10::StorageImpl& storage, bool throws, const std::string& text)
   if (kept != text) kept = text;
   set_flag(storage, throws);
 }
-#endif
 
 }  // namespace
 

@@ -16,9 +16,9 @@
 namespace zeroth::launcher {
 namespace {
 
+using test::Scratch;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using test::Scratch;
 using Words = std::vector<std::string>;
 
 class Programs : public ::testing::Test {
