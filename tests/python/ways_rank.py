@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pairs
+import tier
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -146,15 +147,18 @@ class Net(nn.Module):
         return F.cross_entropy(logits.reshape(-1, CLASSES), y.reshape(-1))
 
 
-NETS = pairs.pairwise(
-    op=list(OPS),
-    in_place=list(IN_PLACE),
-    returns=list(RETURNS),
-    checkpoint=[None, "reentrant", "not reentrant"],
-    reshard=["default", "all", "none"],
-    compiled=[False, False, False, True],
-    forwards=[1, 2],
-    enters=[True, False],  # else the first block's input needs no gradient
+NETS = pairs.beside(
+    pairs.pairwise(
+        op=list(OPS),
+        in_place=list(IN_PLACE),
+        returns=list(RETURNS),
+        checkpoint=[None, "reentrant", "not reentrant"],
+        reshard=["default", "all", "none"],
+        forwards=[1, 2],
+        enters=[True, False],  # else the first block's input needs no gradient
+    ),
+    "compiled",
+    [False] * 8 + [True],
 )
 
 
@@ -205,6 +209,8 @@ def loss_of(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 Backward = Callable[[torch.Tensor], None]
 Way = Callable[[Plain, "zeroth.Engine | None", torch.Tensor, torch.Tensor, Backward], torch.Tensor]
 WAYS: dict[str, Way] = {}
+SLOW = {"a_linearized_model"}
+"""seven seconds a run, in torch: of the long tier"""
 
 
 def way(function: Way) -> Way:
@@ -441,6 +447,8 @@ def main() -> None:
         make, one = by_row(row)
         cases.append((f"row{number} " + " ".join(f"{k}={v}" for k, v in row.items()), make, one, row["reshard"]))
     for name, one in WAYS.items():
+        if name in SLOW and not tier.LONG and not chosen:
+            continue
         cases += [(f"{name} reshard={reshard}", Plain, one, reshard) for reshard in ("default", "all")]
     failed = 0
     ran = 0
