@@ -146,8 +146,8 @@ void require_same_structure(const ModelLayout& model, const EngineSettings& sett
   throw Error(ErrorCode::kInternal, "ranks' digests differ but their descriptions do not", {.where = "engine"});
 }
 
-void require_plan_fits(const ModelLayout& model, const EngineSettings& settings, int optimizer_states,
-                       const Communicator& communicator) {
+void require_plan_fits(const ModelLayout& model, const EngineSettings& settings,
+                       std::span<const StateDeclaration> states, const Communicator& communicator) {
   const auto world = static_cast<std::size_t>(communicator.size());
   const auto own = static_cast<std::int64_t>(
       std::min<std::uint64_t>(settings.memory_limit_bytes > 0 ? settings.memory_limit_bytes : available_memory_bytes(),
@@ -160,7 +160,7 @@ void require_plan_fits(const ModelLayout& model, const EngineSettings& settings,
   const auto need = [&](const ShardingPlan& plan) {
     std::uint64_t total = 0;
     for (int rank = 0; rank < communicator.size(); ++rank) {
-      total += plan_memory(model, plan, rank, optimizer_states, settings.micro_steps).total();
+      total += plan_memory(model, plan, rank, states, settings.micro_steps).total();
     }
     return total;
   };

@@ -47,6 +47,8 @@ struct EngineSettings {
   int micro_steps = 1;
   double gradient_clipping = 0.0;  ///< largest norm; 0: off
   OptimizerOptions optimizer{};
+  /// Makes an optimizer of the caller's own; unset: make_optimizer(). The same on all ranks.
+  std::function<std::unique_ptr<Optimizer>()> own_optimizer{};
   std::vector<GroupHyper> groups{1};  ///< indexed by ParamSpec::group
   LearningRateSchedule schedule{};
   int max_nonfinite_steps = 10;  ///< skipped steps in a row that end the training
