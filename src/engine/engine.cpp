@@ -333,7 +333,7 @@ StepResult Engine::finish_step(bool idle) {
   warnings_->look_at_wide_gradient(gradients_->first_wide());
   forget_gradients();
   if (!result.committed) log_.progress("step skipped on all ranks: " + result.reason);
-  warnings_->count(result, vote.finite());
+  warnings_->count(result);
   return result;
 }
 

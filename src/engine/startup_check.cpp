@@ -33,6 +33,7 @@ std::string describe(const ModelLayout& model, const EngineSettings& settings) {
   text << "gradient_clipping " << hex_float(settings.gradient_clipping) << "\n";
   text << "optimizer " << settings.optimizer.type << (settings.optimizer.momentum ? " with momentum" : "") << "\n";
   text << "max_nonfinite_steps " << settings.max_nonfinite_steps << "\n";
+  text << "scales_loss " << settings.scales_loss << "\n";
   text << "uneven " << static_cast<int>(settings.uneven) << "\n";
   text << "threads " << settings.threads << "\n";
   text << "schedule " << name_of(settings.schedule.kind) << " " << settings.schedule.warmup_steps << " "
